@@ -1,0 +1,62 @@
+//! How long to pause before the next try.
+
+use std::time::Duration;
+
+use rand::RngExt;
+
+/// Pauses that double up to a limit, each shortened by chance so that those who wait do not march in step.
+///
+/// A pause is drawn evenly from the upper half of its step ("equal jitter", from the study of the variants at
+/// <https://aws.amazon.com/blogs/architecture/exponential-backoff-and-jitter/>).
+#[derive(Debug)]
+pub(crate) struct Backoff {
+    first: Duration,
+    step: Duration,
+    longest: Duration,
+}
+
+impl Backoff {
+    /// For a lock that somebody holds: the first tries come quickly, since most locks are held shortly.
+    pub(crate) fn for_busy() -> Backoff {
+        Backoff::new(Duration::from_millis(1), Duration::from_millis(64))
+    }
+
+    /// For a server that cannot be reached or does not take commands now.
+    pub(crate) fn for_trouble() -> Backoff {
+        Backoff::new(Duration::from_millis(10), Duration::from_millis(500))
+    }
+
+    fn new(first: Duration, longest: Duration) -> Backoff {
+        Backoff { first, step: first, longest }
+    }
+
+    /// The next pause.
+    pub(crate) fn pause(&mut self) -> Duration {
+        let step = self.step;
+        self.step = (step * 2).min(self.longest);
+        rand::rng().random_range(step / 2..=step)
+    }
+
+    /// Starts again from the shortest pause.
+    pub(crate) fn reset(&mut self) {
+        self.step = self.first;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pauses_double_up_to_the_limit_and_start_again() {
+        let mut backoff = Backoff::for_busy();
+        let mut step = Duration::from_millis(1);
+        for _ in 0..20 {
+            let pause = backoff.pause();
+            assert!(step / 2 <= pause && pause <= step, "{pause:?} of {step:?}");
+            step = (step * 2).min(Duration::from_millis(64));
+        }
+        backoff.reset();
+        assert!(backoff.pause() <= Duration::from_millis(1));
+    }
+}

@@ -1,0 +1,151 @@
+//! How a manager is made.
+
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::error::Error;
+use crate::manager::LockManager;
+use crate::options::Settings;
+use crate::session::Session;
+use crate::store::Address;
+
+/// Makes a [`LockManager`]: by [`LockManager::builder`].
+///
+/// ```no_run
+/// use std::time::Duration;
+///
+/// # fn main() -> Result<(), relatch::Error> {
+/// let locks = relatch::LockManager::builder("redis://:secret@127.0.0.1/2")
+///     .prefix("shop:lock:")
+///     .lease(Duration::from_secs(10))
+///     .build()?;
+/// # Ok(())
+/// # }
+/// ```
+#[must_use = "a builder does nothing until it builds"]
+pub struct Builder {
+    address: Result<Address, Error>,
+    settings: Settings,
+}
+
+impl LockManager {
+    /// A manager with every option at its default, connected to the Redis at `url`:
+    /// `redis://[user:password@]host[:port][/db]`, or `unix:///path/to/socket[?db=n]`.
+    ///
+    /// Speaks to Redis once, within the connect timeout of a second.
+    ///
+    /// # Errors
+    ///
+    /// As for [`Builder::build`].
+    pub fn connect(url: &str) -> Result<LockManager, Error> {
+        LockManager::builder(url).build()
+    }
+
+    /// A manager with options of your own.
+    pub fn builder(url: &str) -> Builder {
+        Builder { address: Address::parse(url), settings: Settings::default() }
+    }
+
+    /// A manager that reaches Redis as the given client would: for TLS, and for whatever else a URL does not say.
+    ///
+    /// Only the client's connection settings are used. This is the one place where a type of the
+    /// `redis` crate is part of the interface, so it follows that crate's versions (1.x).
+    pub fn builder_with_client(client: &redis::Client) -> Builder {
+        Builder { address: Ok(Address::of_client(client)), settings: Settings::default() }
+    }
+}
+
+impl Builder {
+    /// What stands in front of every key in Redis. Defaults to `lock:`.
+    pub fn prefix(mut self, prefix: impl Into<String>) -> Builder {
+        self.settings.prefix = prefix.into();
+        self
+    }
+
+    /// The lease of every lock that does not set its own: see [`Lock::lease`](crate::Lock::lease). Defaults to 30 seconds.
+    pub fn lease(mut self, lease: Duration) -> Builder {
+        self.settings.options.lease = lease;
+        self
+    }
+
+    /// The longest lease that is let through: a typing error in a lease would lock everybody out for as
+    /// long. Defaults to 24 hours.
+    pub fn max_lease(mut self, cap: Duration) -> Builder {
+        self.settings.max_lease = cap;
+        self
+    }
+
+    /// The wait of every lock that does not set its own: see [`Lock::wait`](crate::Lock::wait). Defaults to no limit.
+    pub fn wait(mut self, wait: Duration) -> Builder {
+        self.settings.options.wait = Some(wait);
+        self
+    }
+
+    /// The most connections that are open at a time. Defaults to 8.
+    ///
+    /// One is used for as long as a command takes, so a few serve many threads; none is opened before it is needed.
+    pub fn pool_size(mut self, connections: u32) -> Builder {
+        self.settings.pool_size = connections;
+        self
+    }
+
+    /// How long opening a connection may take, login included. Between 1 ms and 1 hour; defaults to 1 second.
+    ///
+    /// Resolving a host name is up to the system, and not covered.
+    pub fn connect_timeout(mut self, limit: Duration) -> Builder {
+        self.settings.connect_timeout = limit;
+        self
+    }
+
+    /// How long an answer may take. Between 1 ms and 1 hour; defaults to 1 second.
+    ///
+    /// The limit of a release, too: no guard takes longer to drop.
+    pub fn response_timeout(mut self, limit: Duration) -> Builder {
+        self.settings.response_timeout = limit;
+        self
+    }
+
+    /// How long a wait without limit goes on while Redis gives no proper answer. Defaults to 10 seconds.
+    ///
+    /// Waits with a limit go on until their end.
+    pub fn tolerate_outage(mut self, limit: Duration) -> Builder {
+        self.settings.tolerate_outage = limit;
+        self
+    }
+
+    /// Makes the manager and speaks to Redis once (a `PING`, after connecting and logging in), so that a wrong
+    /// address, password or database shows here. Blocks for the connect timeout at most.
+    ///
+    /// # Errors
+    ///
+    /// - [`Error::InvalidOption`]: an option or the URL cannot work; nothing was sent.
+    /// - [`Error::Unavailable`]: nothing, or something that is not Redis, answers there.
+    /// - [`Error::Refused`]: Redis refused the login, the database or the `PING`.
+    pub fn build(self) -> Result<LockManager, Error> {
+        let session = self.session()?;
+        session.check()?;
+        Ok(LockManager::new(session))
+    }
+
+    /// Makes the manager without speaking to Redis: for programs that may start before it does.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::InvalidOption`]: an option or the URL cannot work.
+    pub fn build_unchecked(self) -> Result<LockManager, Error> {
+        Ok(LockManager::new(self.session()?))
+    }
+
+    fn session(self) -> Result<Arc<Session>, Error> {
+        let address = self.address?;
+        self.settings.check()?;
+        Ok(Arc::new(Session::new(address, self.settings)))
+    }
+}
+
+impl fmt::Debug for Builder {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Builder").field("address", &self.address).field("settings", &self.settings).finish()
+    }
+}

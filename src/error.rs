@@ -1,0 +1,231 @@
+//! Everything that can go wrong, one variant per thing a caller might do about it.
+
+use std::error::Error as StdError;
+use std::time::Duration;
+
+use crate::holder::Holder;
+
+/// Why an operation on a lock did not do what was asked.
+///
+/// Three answers are never mixed up: the lock is *busy* ([`Error::Timeout`], or `Ok(None)` from the `try_`
+/// methods), Redis is *unreachable* ([`Error::Unavailable`], [`Error::Refused`]), or a hold that was there is
+/// *lost* ([`Error::Lost`]). Messages name the key and the server; no message holds a password.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// The lock was still held by somebody else when the wait was over.
+    ///
+    /// Only where a wait has a limit: see [`Lock::wait`](crate::Lock::wait).
+    #[error("lock {key:?} was still busy after {waited:.1?}{}", held_by(holder.as_deref()))]
+    #[non_exhaustive]
+    Timeout {
+        /// The lock's key.
+        key: String,
+        /// How long the caller waited.
+        waited: Duration,
+        /// Who held the lock when Redis was last asked, where it was known.
+        holder: Option<Box<Holder>>,
+    },
+
+    /// The hold can no longer be trusted: somebody else may have held the lock meanwhile.
+    ///
+    /// What was done under the lock since it was lost was done without it. Set a longer
+    /// [`lease`](crate::Lock::lease), or make the work shorter.
+    #[error("lock {key:?} was lost: {cause}")]
+    #[non_exhaustive]
+    Lost {
+        /// The lock's key.
+        key: String,
+        /// What happened to it.
+        cause: LostCause,
+    },
+
+    /// The release was sent, or could not be, and no answer came: the key may stand in Redis a while longer.
+    ///
+    /// The hold was valid until the release, so the work was done under the lock. Others may have to
+    /// wait, but no longer than `at_most`.
+    #[error("the release of lock {key:?} is not confirmed, its key may stand for up to {at_most:.1?}")]
+    #[non_exhaustive]
+    Unconfirmed {
+        /// The lock's key.
+        key: String,
+        /// How long the key can still stand in Redis.
+        at_most: Duration,
+        /// What kept the answer from coming.
+        source: Box<dyn StdError + Send + Sync>,
+    },
+
+    /// Redis could not be reached, or did not answer in time.
+    ///
+    /// It was tried again, as long as the wait allowed or, for a wait without limit, for
+    /// [`tolerate_outage`](crate::Builder::tolerate_outage).
+    #[error("redis at {server} is unavailable ({action})")]
+    #[non_exhaustive]
+    Unavailable {
+        /// Host and port, or the socket's path.
+        server: String,
+        /// What was being done.
+        action: String,
+        /// What happened on the wire.
+        source: Box<dyn StdError + Send + Sync>,
+    },
+
+    /// Redis answered, and said no in a way that waiting does not change: a wrong password, a missing
+    /// right, no memory left, a wrong database.
+    #[error("redis at {server} refused ({action}): {message}")]
+    #[non_exhaustive]
+    Refused {
+        /// Host and port, or the socket's path.
+        server: String,
+        /// What was being done.
+        action: String,
+        /// The first word of the server's error, such as `NOPERM` or `OOM`.
+        code: String,
+        /// The server's whole error.
+        message: String,
+    },
+
+    /// The Redis key holds something that no lock of this crate could have put there.
+    ///
+    /// A value that is not a string, or a string that never expires and would be waited for without end.
+    /// Find out who wrote it; [`force_unlock`](crate::LockManager::force_unlock) deletes it.
+    #[error("lock {key:?} cannot be taken: redis key {redis_key:?} holds {found}")]
+    #[non_exhaustive]
+    NotALock {
+        /// The lock's key.
+        key: String,
+        /// The key in Redis: prefix and key.
+        redis_key: String,
+        /// What stands there.
+        found: String,
+    },
+
+    /// The key is not fit to be a lock's name. Nothing was sent.
+    #[error("a key of {length} bytes cannot name a lock: {reason}")]
+    #[non_exhaustive]
+    InvalidKey {
+        /// The key's length in bytes.
+        length: usize,
+        /// What is wrong with it.
+        reason: &'static str,
+    },
+
+    /// An option has a value that cannot work. Nothing was sent.
+    #[error("option `{option}` cannot be {value}: {reason}")]
+    #[non_exhaustive]
+    InvalidOption {
+        /// The setter's name.
+        option: &'static str,
+        /// The value it was given (never a password).
+        value: String,
+        /// What is wrong with it.
+        reason: &'static str,
+    },
+
+    /// This thread holds the key through another manager, so waiting would be waiting for itself.
+    #[error("this thread already holds {key:?} through another LockManager: waiting would never end")]
+    #[non_exhaustive]
+    WouldDeadlock {
+        /// The lock's key.
+        key: String,
+    },
+
+    /// The process was forked since the manager was made.
+    ///
+    /// A child holds nothing and must not touch its parent's connections: it makes a manager of its own.
+    #[error(
+        "this manager belongs to process {parent}, and this is process {child}: make a new one after fork"
+    )]
+    #[non_exhaustive]
+    Forked {
+        /// The process that made the manager.
+        parent: u32,
+        /// The process that is running.
+        child: u32,
+    },
+
+    /// The thread holds more than a million guards of one lock: some are being leaked.
+    #[error("lock {key:?} is held {depth} deep by this thread: its guards are not dropped")]
+    #[non_exhaustive]
+    DepthOverflow {
+        /// The lock's key.
+        key: String,
+        /// How deep it is held.
+        depth: u32,
+    },
+
+    /// [`relatch::with_lock`](crate::with_lock) was called before [`relatch::install`](crate::install).
+    #[error("no process-wide manager: call relatch::install(manager) first")]
+    NotInstalled,
+
+    /// [`relatch::install`](crate::install) was called twice.
+    #[error("a process-wide manager is already installed")]
+    AlreadyInstalled,
+}
+
+impl Error {
+    /// True if the lock was busy for the whole wait.
+    #[must_use]
+    pub fn is_timeout(&self) -> bool {
+        matches!(self, Error::Timeout { .. })
+    }
+
+    /// True if a hold was lost.
+    #[must_use]
+    pub fn is_lost(&self) -> bool {
+        matches!(self, Error::Lost { .. })
+    }
+
+    /// True if Redis could not be reached, did not answer, or refused.
+    #[must_use]
+    pub fn is_unavailable(&self) -> bool {
+        matches!(self, Error::Unavailable { .. } | Error::Refused { .. })
+    }
+}
+
+/// How a hold was lost, as far as it is known.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum LostCause {
+    /// The lease ran out before the lock was released.
+    #[error("its lease ran out")]
+    Expired,
+    /// The key was gone from Redis before the lease had run out: deleted, flushed or evicted, or Redis was
+    /// restarted, or its clock stepped.
+    #[error("its key was deleted")]
+    Deleted,
+    /// Somebody else's value stands at the key.
+    #[error("it was taken by somebody else")]
+    Taken,
+}
+
+fn held_by(holder: Option<&Holder>) -> String {
+    holder.map(|holder| format!(", held by {holder}")).unwrap_or_default()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn errors_are_small_and_can_be_sent() {
+        fn sendable<T: StdError + Send + Sync + 'static>() {}
+        sendable::<Error>();
+        assert!(size_of::<Error>() <= 104, "{}", size_of::<Error>());
+    }
+
+    #[test]
+    fn a_timeout_names_the_holder() {
+        let token = format!("host-1-2-{}", "a".repeat(32));
+        let holder = Holder::new(token.as_bytes(), Some(Duration::from_secs(12)));
+        let error = Error::Timeout {
+            key: "orders:42".to_owned(),
+            waited: Duration::from_secs(5),
+            holder: Some(Box::new(holder)),
+        };
+        assert_eq!(
+            error.to_string(),
+            r#"lock "orders:42" was still busy after 5.0s, held by host-1-2 (12.0s left)"#
+        );
+    }
+}

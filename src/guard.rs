@@ -1,0 +1,152 @@
+//! The guard: a hold in the caller's hands.
+
+use std::fmt;
+use std::marker::PhantomData;
+use std::sync::Arc;
+use std::time::Duration;
+
+use log::{debug, warn};
+
+use crate::clock::Moment;
+use crate::error::Error;
+use crate::hold::Hold;
+use crate::holds;
+use crate::owner::Owner;
+use crate::session::Session;
+
+/// A lock that this thread holds, until the guard is dropped or [unlocked](LockGuard::unlock).
+///
+/// A thread may have several guards of one lock: the lock is released in Redis when the last of them goes, in
+/// whatever order they go. Dropping the last one sends the release and waits for its answer, at most for the
+/// response timeout; it never panics, and what goes wrong is logged. Call [`unlock`](LockGuard::unlock) to be told.
+///
+/// A guard stays in the thread that took it: it is neither `Send` nor `Sync`.
+///
+/// ```compile_fail,E0277
+/// fn to_another_thread(guard: relatch::LockGuard) {
+///     std::thread::spawn(move || drop(guard));
+/// }
+/// ```
+///
+/// A guard that is forgotten ([`std::mem::forget`]) keeps the lock until the lease runs out, and keeps this
+/// thread from taking it again as long as the thread lives.
+#[must_use = "the lock is released as soon as the guard is dropped"]
+#[clippy::has_significant_drop]
+pub struct LockGuard {
+    session: Arc<Session>,
+    hold: Arc<Hold>,
+    /// It has been taken off its hold.
+    left: bool,
+    /// A guard counts in its thread's map, so it may not leave the thread.
+    _stays: PhantomData<*const ()>,
+}
+
+/// What [`LockGuard::unlock`] did.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Unlocked {
+    /// It was the last guard: the lock is released in Redis.
+    Released,
+    /// Other guards of this thread are alive: the lock is still held.
+    StillHeld {
+        /// How many guards are left.
+        depth: u32,
+    },
+}
+
+impl LockGuard {
+    pub(crate) fn new(session: Arc<Session>, hold: Arc<Hold>) -> LockGuard {
+        LockGuard { session, hold, left: false, _stays: PhantomData }
+    }
+
+    /// The lock's key, as it was given.
+    #[must_use]
+    pub fn key(&self) -> &str {
+        self.hold.key().name()
+    }
+
+    /// Who holds the lock: this host, process and thread.
+    #[must_use]
+    pub fn owner(&self) -> &Owner {
+        self.hold.owner()
+    }
+
+    /// The string that stands in Redis for this hold: owner and nonce. The same for all guards of a hold, and
+    /// never used again.
+    #[must_use]
+    pub fn token(&self) -> &str {
+        self.hold.token()
+    }
+
+    /// How many guards of this hold are alive in this thread.
+    #[must_use]
+    pub fn depth(&self) -> u32 {
+        holds::depth(&self.hold)
+    }
+
+    /// True while nobody else can have the lock, as far as this process knows.
+    ///
+    /// A comparison of the clock with the end of the lease: nothing is sent, nothing blocks, and it is true to
+    /// a process that was stopped and goes on. `false` is certain to come before another process can take the lock, unless
+    /// Redis lost the key early ([what is not promised](https://docs.rs/relatch)); `true` may be out of date by the time
+    /// it is acted upon.
+    #[must_use]
+    pub fn is_valid(&self) -> bool {
+        self.session.trusts(&self.hold)
+    }
+
+    /// How long the hold may still be trusted: zero once it is lost. Nothing is sent.
+    #[must_use]
+    pub fn remaining(&self) -> Duration {
+        self.hold.remaining(Moment::now())
+    }
+
+    /// Gives the guard back and tells what came of it.
+    ///
+    /// The last guard of a hold sends the compare-and-delete and waits for its answer, at most for the
+    /// [response timeout](crate::Builder::response_timeout), connecting included. Others send nothing.
+    ///
+    /// # Errors
+    ///
+    /// - [`Error::Lost`]: the hold ran out, or its key was deleted or taken, before this call.
+    /// - [`Error::Unconfirmed`]: no answer came. The hold was valid until now; the key may stand a while longer.
+    /// - [`Error::Forked`]: the process was forked since the lock was taken; nothing was sent.
+    pub fn unlock(mut self) -> Result<Unlocked, Error> {
+        match self.leave_()? {
+            0 => Ok(Unlocked::Released),
+            depth => self.session.trust(&self.hold).map(|()| Unlocked::StillHeld { depth }),
+        }
+    }
+
+    /// What `unlock` and `drop` share: how deep the lock is still held.
+    fn leave_(&mut self) -> Result<u32, Error> {
+        self.left = true;
+        self.session.leave(&self.hold)
+    }
+}
+
+impl Drop for LockGuard {
+    fn drop(&mut self) {
+        if self.left {
+            return;
+        }
+        if let Err(error) = self.leave_() {
+            match error {
+                Error::Lost { .. } => warn!("{error}"),
+                // Logged where it happened.
+                _ => debug!("dropping the guard of lock {:?}: {error}", self.key()),
+            }
+        }
+    }
+}
+
+impl fmt::Debug for LockGuard {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("LockGuard")
+            .field("key", &self.key())
+            .field("owner", &self.owner())
+            .field("depth", &self.depth())
+            .field("remaining", &self.remaining())
+            .finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,60 @@
+//! A lock's name: as the user gives it, and as it stands in Redis.
+
+use std::sync::Arc;
+
+use crate::error::Error;
+
+/// The longest key, in bytes. A lock's name is read by people; longer ones are data gone astray.
+pub(crate) const MAX_BYTES: usize = 64 * 1024;
+
+/// A key that has been looked at and is fit to be sent.
+#[derive(Clone, Debug)]
+pub(crate) struct Key {
+    name: Arc<str>,
+    in_redis: Arc<str>,
+}
+
+impl Key {
+    pub(crate) fn new(prefix: &str, name: &str) -> Result<Key, Error> {
+        if name.is_empty() {
+            return Err(Error::InvalidKey { length: 0, reason: "it is empty" });
+        }
+        if name.len() > MAX_BYTES {
+            return Err(Error::InvalidKey { length: name.len(), reason: "it is longer than 64 KiB" });
+        }
+        Ok(Key { name: name.into(), in_redis: [prefix, name].concat().into() })
+    }
+
+    /// The name as the user gave it.
+    pub(crate) fn name(&self) -> &Arc<str> {
+        &self.name
+    }
+
+    /// Prefix and name: the key that Redis knows.
+    pub(crate) fn in_redis(&self) -> &str {
+        &self.in_redis
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_are_kept_exactly() {
+        for name in ["a", "with\nnewline", "with\0nul", "\u{1f512}", &"k".repeat(MAX_BYTES)] {
+            let key = Key::new("lock:", name).unwrap();
+            assert_eq!(&**key.name(), name);
+            assert_eq!(key.in_redis(), format!("lock:{name}"));
+        }
+    }
+
+    #[test]
+    fn empty_and_overlong_names_are_refused() {
+        assert!(matches!(Key::new("lock:", ""), Err(Error::InvalidKey { length: 0, .. })));
+        let long = "k".repeat(MAX_BYTES + 1);
+        assert!(
+            matches!(Key::new("", &long), Err(Error::InvalidKey { length, .. }) if length == MAX_BYTES + 1)
+        );
+    }
+}

@@ -1,0 +1,218 @@
+//! A named lock with options of its own.
+
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use log::debug;
+
+use crate::error::Error;
+use crate::guard::LockGuard;
+use crate::hold::Hold;
+use crate::holder::Holder;
+use crate::options::Options;
+use crate::session::{Entered, Session, Wait};
+
+/// A named lock, with options of its own.
+///
+/// Made by [`LockManager::get`](crate::LockManager::get). Cheap to clone; it holds nothing by itself, and two locks of one name from one
+/// manager are the same lock.
+///
+/// ```no_run
+/// use std::time::Duration;
+///
+/// # fn report() {}
+/// # fn main() -> Result<(), relatch::Error> {
+/// let locks = relatch::LockManager::connect("redis://127.0.0.1/")?;
+/// let nightly = locks.get("nightly").lease(Duration::from_secs(60)).wait(Duration::from_secs(5));
+/// nightly.with_lock(|| report())?;
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Clone)]
+#[must_use = "a lock does nothing until it is locked"]
+pub struct Lock {
+    session: Arc<Session>,
+    name: Arc<str>,
+    options: Options,
+}
+
+impl Lock {
+    pub(crate) fn new(session: Arc<Session>, name: Arc<str>) -> Lock {
+        let options = session.settings().options;
+        Lock { session, name, options }
+    }
+
+    /// How long Redis keeps the lock for a holder that does not come back. Between 10 ms and 24 hours (see
+    /// [`max_lease`](crate::Builder::max_lease)), in whole milliseconds. Defaults to the manager's, which is 30 seconds.
+    ///
+    /// What is done under the lock must be done within the lease. It is counted from the moment the
+    /// command is sent, and trusted for 1 % and 2 ms less than it lasts.
+    pub fn lease(mut self, lease: Duration) -> Lock {
+        self.options.lease = lease;
+        self
+    }
+
+    /// How long [`lock`](Lock::lock) and [`with_lock`](Lock::with_lock) wait for a busy lock before they say
+    /// [`Error::Timeout`]. Defaults to the manager's, which is no limit. Zero means one attempt.
+    pub fn wait(mut self, wait: Duration) -> Lock {
+        self.options.wait = Some(wait);
+        self
+    }
+
+    /// The lock's key.
+    #[must_use]
+    pub fn key(&self) -> &str {
+        &self.name
+    }
+
+    /// Takes the lock, and blocks until it is free: without limit, unless [`wait`](Lock::wait) is set.
+    ///
+    /// A thread that has the lock already gets another guard of it at once, and nothing is sent.
+    /// Otherwise threads of this process get the lock in the order in which they asked, and the first of them asks
+    /// Redis: once if the lock is free (`SET key token NX PX lease`), else again and again with growing pauses of up to
+    /// 64 ms (`SET`, `GET` and `PTTL` in one round trip).
+    ///
+    /// # Errors
+    ///
+    /// - [`Error::Timeout`]: it was busy for the whole wait. Names the holder.
+    /// - [`Error::Lost`]: this thread has it already, and the hold was lost. The depth is unchanged.
+    /// - [`Error::Unavailable`], [`Error::Refused`]: Redis could not be asked, or said no.
+    /// - [`Error::NotALock`]: the Redis key holds something else, or never expires.
+    /// - [`Error::WouldDeadlock`]: this thread has it already, through another manager.
+    /// - [`Error::InvalidKey`], [`Error::InvalidOption`], [`Error::DepthOverflow`], [`Error::Forked`].
+    pub fn lock(&self) -> Result<LockGuard, Error> {
+        match self.enter(Wait::AsSet)? {
+            Entered::Held(hold) => Ok(self.guard(hold)),
+            Entered::Busy { waited, holder } => {
+                Err(Error::Timeout { key: self.name.to_string(), waited, holder: holder.map(Box::new) })
+            }
+        }
+    }
+
+    /// Takes the lock if it is free now; `Ok(None)` if it is busy.
+    ///
+    /// Sends one `SET`, and nothing if a thread of this process has the lock or waits for it. Blocks for the
+    /// answer only: at most the connect timeout and the response timeout together.
+    ///
+    /// # Errors
+    ///
+    /// As for [`lock`](Lock::lock), but for `Timeout`.
+    pub fn try_lock(&self) -> Result<Option<LockGuard>, Error> {
+        self.attempt(Wait::Try)
+    }
+
+    /// Takes the lock, waiting for `limit` at most; `Ok(None)` if it was busy for so long.
+    ///
+    /// The limit covers everything: other threads of this process, the pool, connecting, Redis. A limit of zero is
+    /// [`try_lock`](Lock::try_lock).
+    ///
+    /// # Errors
+    ///
+    /// As for [`lock`](Lock::lock), but for `Timeout`.
+    pub fn try_lock_for(&self, limit: Duration) -> Result<Option<LockGuard>, Error> {
+        self.attempt(Wait::TryFor(limit))
+    }
+
+    /// Runs a closure under the lock, and gives its result.
+    ///
+    /// The lock is released when the closure returns or panics; a panic goes on after the release.
+    ///
+    /// # Errors
+    ///
+    /// As for [`lock`](Lock::lock), and then the closure has not run. After the closure has run there is one error left,
+    /// [`Error::Lost`]: it was not under the lock the whole time. (A release without an answer is none, since the
+    /// closure was done by then; it is logged.)
+    pub fn with_lock<T>(&self, body: impl FnOnce() -> T) -> Result<T, Error> {
+        self.with_guard(|_| body())
+    }
+
+    /// Runs a closure that can fail under the lock: one error type for both.
+    ///
+    /// # Errors
+    ///
+    /// The closure's own error, whatever became of the lock; else as for [`with_lock`](Lock::with_lock).
+    pub fn with_lock_result<T, E>(&self, body: impl FnOnce() -> Result<T, E>) -> Result<T, E>
+    where
+        E: From<Error>,
+    {
+        let guard = self.lock()?;
+        let value = match body() {
+            Ok(value) => value,
+            Err(error) => {
+                if let Err(also) = guard.unlock() {
+                    debug!("after the error of a closure under lock {:?}: {also}", self.key());
+                }
+                return Err(error);
+            }
+        };
+        done(guard)?;
+        Ok(value)
+    }
+
+    /// Runs a closure under the lock that is given the guard, to ask it whether the lock is still held.
+    ///
+    /// # Errors
+    ///
+    /// As for [`with_lock`](Lock::with_lock).
+    pub fn with_guard<T>(&self, body: impl FnOnce(&LockGuard) -> T) -> Result<T, Error> {
+        let guard = self.lock()?;
+        let value = body(&guard);
+        done(guard)?;
+        Ok(value)
+    }
+
+    /// Who holds the lock now, by asking Redis: `GET` and `PTTL` in one round trip. `None` if nobody does.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::NotALock`] where the Redis key holds something else than a string; [`Error::Unavailable`],
+    /// [`Error::Refused`], [`Error::InvalidKey`], [`Error::Forked`].
+    pub fn holder(&self) -> Result<Option<Holder>, Error> {
+        self.session.holder(&self.name)
+    }
+
+    /// Deletes whatever stands at the lock's Redis key, and says what it was. For operators.
+    ///
+    /// Whoever held the lock loses it. Nobody waits for them to notice: they may still be at work.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Unavailable`] (the key may be deleted or not), [`Error::Refused`], [`Error::InvalidKey`],
+    /// [`Error::Forked`].
+    pub fn force_unlock(&self) -> Result<Option<Holder>, Error> {
+        self.session.force_unlock(&self.name)
+    }
+
+    fn attempt(&self, wait: Wait) -> Result<Option<LockGuard>, Error> {
+        match self.enter(wait)? {
+            Entered::Held(hold) => Ok(Some(self.guard(hold))),
+            Entered::Busy { .. } => Ok(None),
+        }
+    }
+
+    fn enter(&self, wait: Wait) -> Result<Entered, Error> {
+        self.session.enter(&self.name, &self.options, wait)
+    }
+
+    fn guard(&self, hold: Arc<Hold>) -> LockGuard {
+        LockGuard::new(Arc::clone(&self.session), hold)
+    }
+}
+
+/// Ends the hold of a closure that has run: an error only where it may have run without the lock.
+fn done(guard: LockGuard) -> Result<(), Error> {
+    match guard.unlock() {
+        Ok(_) | Err(Error::Unconfirmed { .. }) => Ok(()),
+        Err(error) => Err(error),
+    }
+}
+
+impl fmt::Debug for Lock {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Lock")
+            .field("key", &self.name)
+            .field("options", &self.options)
+            .finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,123 @@
+//! The handle that a program keeps.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::error::Error;
+use crate::guard::LockGuard;
+use crate::holder::Holder;
+use crate::lock::Lock;
+use crate::session::Session;
+
+/// Locks on one Redis: a pool of connections, and what this process holds there.
+///
+/// Made once by [`connect`](LockManager::connect) or [`builder`](LockManager::builder), then cloned and
+/// shared: a clone is the same manager. Locks of one key are the same lock only within one manager (and between
+/// processes); a thread that takes a key through two managers is told [`Error::WouldDeadlock`].
+///
+/// ```no_run
+/// # fn charge_card() {}
+/// # fn main() -> Result<(), relatch::Error> {
+/// let locks = relatch::LockManager::connect("redis://127.0.0.1/")?;
+/// locks.with_lock("orders:42", || charge_card())?;
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Clone, Debug)]
+pub struct LockManager {
+    session: Arc<Session>,
+}
+
+impl LockManager {
+    pub(crate) fn new(session: Arc<Session>) -> LockManager {
+        LockManager { session }
+    }
+
+    /// A named lock, whose options can be set. Sends nothing; a bad key is refused when the lock is taken.
+    pub fn get(&self, key: impl AsRef<str>) -> Lock {
+        Lock::new(Arc::clone(&self.session), key.as_ref().into())
+    }
+
+    /// [`Lock::lock`] on the named lock.
+    ///
+    /// # Errors
+    ///
+    /// See [`Lock::lock`].
+    pub fn lock(&self, key: impl AsRef<str>) -> Result<LockGuard, Error> {
+        self.get(key).lock()
+    }
+
+    /// [`Lock::try_lock`] on the named lock.
+    ///
+    /// # Errors
+    ///
+    /// See [`Lock::try_lock`].
+    pub fn try_lock(&self, key: impl AsRef<str>) -> Result<Option<LockGuard>, Error> {
+        self.get(key).try_lock()
+    }
+
+    /// [`Lock::try_lock_for`] on the named lock.
+    ///
+    /// # Errors
+    ///
+    /// See [`Lock::try_lock_for`].
+    pub fn try_lock_for(&self, key: impl AsRef<str>, limit: Duration) -> Result<Option<LockGuard>, Error> {
+        self.get(key).try_lock_for(limit)
+    }
+
+    /// [`Lock::with_lock`] on the named lock.
+    ///
+    /// # Errors
+    ///
+    /// See [`Lock::with_lock`].
+    pub fn with_lock<T>(&self, key: impl AsRef<str>, body: impl FnOnce() -> T) -> Result<T, Error> {
+        self.get(key).with_lock(body)
+    }
+
+    /// [`Lock::with_lock_result`] on the named lock.
+    ///
+    /// # Errors
+    ///
+    /// See [`Lock::with_lock_result`].
+    pub fn with_lock_result<T, E>(
+        &self,
+        key: impl AsRef<str>,
+        body: impl FnOnce() -> Result<T, E>,
+    ) -> Result<T, E>
+    where
+        E: From<Error>,
+    {
+        self.get(key).with_lock_result(body)
+    }
+
+    /// [`Lock::with_guard`] on the named lock.
+    ///
+    /// # Errors
+    ///
+    /// See [`Lock::with_guard`].
+    pub fn with_guard<T>(
+        &self,
+        key: impl AsRef<str>,
+        body: impl FnOnce(&LockGuard) -> T,
+    ) -> Result<T, Error> {
+        self.get(key).with_guard(body)
+    }
+
+    /// [`Lock::holder`] of the named lock.
+    ///
+    /// # Errors
+    ///
+    /// See [`Lock::holder`].
+    pub fn holder(&self, key: impl AsRef<str>) -> Result<Option<Holder>, Error> {
+        self.get(key).holder()
+    }
+
+    /// [`Lock::force_unlock`] on the named lock.
+    ///
+    /// # Errors
+    ///
+    /// See [`Lock::force_unlock`].
+    pub fn force_unlock(&self, key: impl AsRef<str>) -> Result<Option<Holder>, Error> {
+        self.get(key).force_unlock()
+    }
+}

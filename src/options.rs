@@ -1,0 +1,182 @@
+//! What can be set, what it is when it is not set, and what is refused.
+
+use std::time::Duration;
+
+use crate::clock::Moment;
+use crate::error::Error;
+
+/// The shortest lease: below it, an ordinary hiccup of the network is a lost lock.
+pub(crate) const MIN_LEASE: Duration = Duration::from_millis(10);
+
+/// The longest time any one network step may be given.
+const MAX_TIMEOUT: Duration = Duration::from_secs(3600);
+
+/// What a lock does: set on the manager for all of its locks, and on a lock for itself.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Options {
+    pub(crate) lease: Duration,
+    pub(crate) wait: Option<Duration>,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Options { lease: Duration::from_secs(30), wait: None }
+    }
+}
+
+impl Options {
+    /// Refuses what cannot work, before anything is sent.
+    pub(crate) fn check(&self, max_lease: Duration) -> Result<(), Error> {
+        check_lease("lease", self.lease, max_lease)
+    }
+}
+
+fn check_lease(option: &'static str, lease: Duration, max_lease: Duration) -> Result<(), Error> {
+    if lease < MIN_LEASE {
+        return Err(refuse(option, lease, "a lease is at least 10 ms"));
+    }
+    if lease > max_lease {
+        return Err(refuse(option, lease, "it is above `max_lease` (24 h unless raised)"));
+    }
+    Ok(())
+}
+
+/// What a manager is made with.
+#[derive(Clone, Debug)]
+pub(crate) struct Settings {
+    pub(crate) prefix: String,
+    pub(crate) options: Options,
+    pub(crate) max_lease: Duration,
+    pub(crate) pool_size: u32,
+    pub(crate) connect_timeout: Duration,
+    pub(crate) response_timeout: Duration,
+    pub(crate) tolerate_outage: Duration,
+}
+
+/// Every default there is, in one place.
+impl Default for Settings {
+    fn default() -> Self {
+        Settings {
+            prefix: "lock:".to_owned(),
+            options: Options::default(),
+            max_lease: Duration::from_secs(24 * 3600),
+            pool_size: 8,
+            connect_timeout: Duration::from_secs(1),
+            response_timeout: Duration::from_secs(1),
+            tolerate_outage: Duration::from_secs(10),
+        }
+    }
+}
+
+impl Settings {
+    /// Refuses what cannot work, before anything is sent.
+    pub(crate) fn check(&self) -> Result<(), Error> {
+        const LONGEST: Duration = Duration::from_secs(366 * 24 * 3600);
+
+        if self.max_lease < MIN_LEASE || self.max_lease > LONGEST {
+            return Err(refuse("max_lease", self.max_lease, "it is between 10 ms and a year"));
+        }
+        self.options.check(self.max_lease)?;
+        if self.pool_size == 0 {
+            return Err(refuse("pool_size", self.pool_size, "no command could ever be sent"));
+        }
+        for (option, timeout) in
+            [("connect_timeout", self.connect_timeout), ("response_timeout", self.response_timeout)]
+        {
+            if timeout < Duration::from_millis(1) || timeout > MAX_TIMEOUT {
+                return Err(refuse(option, timeout, "it is between 1 ms and 1 h"));
+            }
+        }
+        Ok(())
+    }
+}
+
+fn refuse(option: &'static str, value: impl std::fmt::Debug, reason: &'static str) -> Error {
+    Error::InvalidOption { option, value: format!("{value:?}"), reason }
+}
+
+/// How long a lease lasts, and how much of it may be used.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Lease(Duration);
+
+impl Lease {
+    /// Redis counts whole milliseconds, so the part below is not counted on.
+    pub(crate) fn new(asked: Duration) -> Lease {
+        Lease(Duration::from_millis(u64::try_from(asked.as_millis()).unwrap_or(u64::MAX)))
+    }
+
+    pub(crate) fn millis(self) -> u64 {
+        u64::try_from(self.0.as_millis()).unwrap_or(u64::MAX)
+    }
+
+    /// Until when a hold may be trusted that was asked for at `sent`.
+    ///
+    /// Redis starts to count when it executes the command, which is not before it was sent. What two
+    /// clocks may drift apart during one lease is left unused: one part in a hundred, and two
+    /// milliseconds for the grain of Redis's expiry. (The same allowance as in the Redlock description,
+    /// <https://redis.io/docs/latest/develop/use/patterns/distributed-locks/>.)
+    pub(crate) fn valid_until(self, sent: Moment) -> Moment {
+        let margin = self.0 / 100 + Duration::from_millis(2);
+        sent.after(self.0.saturating_sub(margin))
+    }
+
+    /// When Redis has certainly let go of a key that it took, at the latest, at `answered`.
+    pub(crate) fn gone_by(self, answered: Moment) -> Moment {
+        answered.after(self.0)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn refused(change: impl FnOnce(&mut Settings)) -> &'static str {
+        let mut settings = Settings::default();
+        change(&mut settings);
+        match settings.check() {
+            Err(Error::InvalidOption { option, .. }) => option,
+            other => panic!("expected an invalid option, got {other:?}"),
+        }
+    }
+
+    #[test]
+    fn the_defaults_pass() {
+        Settings::default().check().unwrap();
+    }
+
+    #[test]
+    fn leases_that_cannot_work_are_refused() {
+        for lease in [
+            Duration::ZERO,
+            Duration::from_micros(500),
+            Duration::from_micros(9999),
+            Duration::from_secs(25 * 3600),
+            Duration::MAX,
+        ] {
+            assert_eq!(refused(|s| s.options.lease = lease), "lease", "{lease:?}");
+        }
+        let mut raised = Settings { max_lease: Duration::from_secs(48 * 3600), ..Settings::default() };
+        raised.options.lease = Duration::from_secs(25 * 3600);
+        raised.check().unwrap();
+    }
+
+    #[test]
+    fn settings_that_cannot_work_are_refused() {
+        assert_eq!(refused(|s| s.pool_size = 0), "pool_size");
+        assert_eq!(refused(|s| s.connect_timeout = Duration::ZERO), "connect_timeout");
+        assert_eq!(refused(|s| s.response_timeout = Duration::MAX), "response_timeout");
+        assert_eq!(refused(|s| s.max_lease = Duration::MAX), "max_lease");
+        assert_eq!(refused(|s| s.max_lease = Duration::ZERO), "max_lease");
+    }
+
+    #[test]
+    fn a_lease_is_trusted_a_little_less_than_it_lasts() {
+        let sent = Moment::from_nanos(0);
+        let lease = Lease::new(Duration::from_secs(10));
+        assert_eq!(lease.valid_until(sent).since(sent), Duration::from_millis(9898));
+        assert_eq!(lease.gone_by(sent).since(sent), Duration::from_secs(10));
+        let shortest = Lease::new(Duration::from_micros(10_900));
+        assert_eq!(shortest.millis(), 10);
+        assert_eq!(shortest.valid_until(sent).since(sent), Duration::from_micros(7900));
+    }
+}

@@ -1,0 +1,281 @@
+//! Who waits for which key in this process: first come, first served.
+//!
+//! One thread of a process talks to Redis about a key; the others stand in line behind it and send nothing.
+//! The turn goes on when the holder has released, or is dropped without that; and a holder whose
+//! hold is over without a release (its thread never came back) is passed by.
+
+use std::collections::{HashMap, VecDeque};
+use std::sync::Arc;
+use std::time::Duration;
+
+use parking_lot::{Condvar, Mutex};
+
+use crate::clock::Moment;
+use crate::hold::Hold;
+use crate::holder::Holder;
+
+/// How often the first in line looks whether the hold in front of it is over.
+///
+/// Only for holds that end without a release: a guard that was forgotten, a thread that hangs. Being told of
+/// every hold would cost a switch of threads per turn.
+const GLANCE: Duration = Duration::from_secs(1);
+
+/// The lines of one manager.
+#[derive(Debug, Default)]
+pub(crate) struct Queue {
+    lines: Mutex<Lines>,
+}
+
+#[derive(Debug, Default)]
+struct Lines {
+    by_name: HashMap<Arc<str>, Line>,
+    /// Turns that were ever given.
+    turns: u64,
+}
+
+/// One key's line. It exists as long as somebody has the turn or waits for it.
+#[derive(Debug, Default)]
+struct Line {
+    front: Option<Front>,
+    waiting: VecDeque<Arc<Waiter>>,
+}
+
+/// Who has the turn: a thread that talks to Redis, or one that holds the lock.
+#[derive(Debug)]
+struct Front {
+    /// Tells the turns apart, so that one that was passed by does not end its successor's.
+    number: u64,
+    hold: Option<Arc<Hold>>,
+    seen: Option<Holder>,
+}
+
+/// A thread in line. Known by its address.
+#[derive(Debug, Default)]
+struct Waiter {
+    called: Condvar,
+}
+
+/// The right to talk to Redis about a key, and the place of the hold that comes of it. Goes on when dropped.
+#[derive(Debug)]
+pub(crate) struct Turn {
+    queue: Arc<Queue>,
+    name: Arc<str>,
+    number: u64,
+}
+
+impl Queue {
+    /// The turn, after those who came before; or, at the deadline, whoever kept the caller waiting.
+    ///
+    /// With a deadline in the past: the turn if it is free, without waiting.
+    pub(crate) fn join(self: &Arc<Queue>, name: &Arc<str>, deadline: Moment) -> Result<Turn, Option<Holder>> {
+        let mut lines = self.lines.lock();
+        if let Some(number) = lines.start_turn(name, None, Moment::now()) {
+            return Ok(self.turn(name, number));
+        }
+        let me = Arc::new(Waiter::default());
+        lines.line(name).waiting.push_back(Arc::clone(&me));
+        loop {
+            let now = Moment::now();
+            if let Some(number) = lines.start_turn(name, Some(&me), now) {
+                return Ok(self.turn(name, number));
+            }
+            if deadline <= now {
+                let (holder, next) = lines.line(name).step_out(&me, now);
+                drop(lines);
+                if let Some(next) = next {
+                    next.called.notify_one(); // It is the one who watches the front from now on.
+                }
+                return Err(holder);
+            }
+            let look_again = lines.line(name).look_again(&me, now).min(deadline);
+            // A wake-up is only a hint: the loop looks again.
+            me.called.wait_for(&mut lines, look_again.since(now));
+        }
+    }
+
+    fn turn(self: &Arc<Queue>, name: &Arc<str>, number: u64) -> Turn {
+        Turn { queue: Arc::clone(self), name: Arc::clone(name), number }
+    }
+}
+
+impl Lines {
+    fn line(&mut self, name: &Arc<str>) -> &mut Line {
+        self.by_name.entry(Arc::clone(name)).or_default()
+    }
+
+    /// Gives the turn to `waiter`, or to one who comes from outside, if it is theirs; returns its number.
+    fn start_turn(&mut self, name: &Arc<str>, waiter: Option<&Arc<Waiter>>, now: Moment) -> Option<u64> {
+        let number = self.turns + 1;
+        let line = self.line(name);
+        if !line.is_open(now) || !line.is_next(waiter) {
+            return None;
+        }
+        line.waiting.pop_front();
+        line.front = Some(Front { number, hold: None, seen: None });
+        self.turns = number;
+        Some(number)
+    }
+}
+
+impl Line {
+    /// True where the turn may be taken: nobody has it, or the one who has it lost what he held.
+    fn is_open(&self, now: Moment) -> bool {
+        self.front.as_ref().is_none_or(|front| front.hold.as_ref().is_some_and(|hold| !hold.is_valid(now)))
+    }
+
+    /// True for the first in line; with nobody in line, for anybody.
+    fn is_next(&self, waiter: Option<&Arc<Waiter>>) -> bool {
+        match (self.waiting.front(), waiter) {
+            (Some(first), Some(waiter)) => Arc::ptr_eq(first, waiter),
+            (None, _) => true,
+            (Some(_), None) => false,
+        }
+    }
+
+    /// When a waiter that nobody calls has to look again by himself.
+    fn look_again(&self, waiter: &Arc<Waiter>, now: Moment) -> Moment {
+        if !self.is_next(Some(waiter)) {
+            return Moment::NEVER;
+        }
+        let hold = self.front.as_ref().and_then(|front| front.hold.as_ref());
+        hold.map_or(Moment::NEVER, |hold| hold.valid_until()).min(now.after(GLANCE))
+    }
+
+    /// Leaves the line; returns whom it was waiting for, and who is first in line instead.
+    fn step_out(&mut self, waiter: &Arc<Waiter>, now: Moment) -> (Option<Holder>, Option<Arc<Waiter>>) {
+        let was_first = self.is_next(Some(waiter));
+        self.waiting.retain(|other| !Arc::ptr_eq(other, waiter));
+        let next = self.waiting.front().filter(|_| was_first).cloned();
+        (self.holder(now), next)
+    }
+
+    /// Who keeps the line waiting, as far as this process knows.
+    fn holder(&self, now: Moment) -> Option<Holder> {
+        let front = self.front.as_ref()?;
+        front.hold.as_ref().map(|hold| hold.as_holder(now)).or_else(|| front.seen.clone())
+    }
+}
+
+impl Turn {
+    /// The turn is used for a hold now: it lasts as long as that.
+    pub(crate) fn holds(&self, hold: &Arc<Hold>) {
+        self.with_front(|front| front.hold = Some(Arc::clone(hold)));
+    }
+
+    /// Somebody of another process has the lock: those in line may say so when their wait is over.
+    pub(crate) fn saw(&self, holder: &Holder) {
+        self.with_front(|front| front.seen = Some(holder.clone()));
+    }
+
+    fn with_front(&self, change: impl FnOnce(&mut Front)) {
+        let mut lines = self.queue.lines.lock();
+        let front = lines.by_name.get_mut(&self.name).and_then(|line| line.front.as_mut());
+        if let Some(front) = front.filter(|front| front.number == self.number) {
+            change(front);
+        }
+    }
+}
+
+impl Drop for Turn {
+    fn drop(&mut self) {
+        let mut lines = self.queue.lines.lock();
+        let Some(line) = lines.by_name.get_mut(&self.name) else {
+            return;
+        };
+        if line.front.as_ref().is_none_or(|front| front.number != self.number) {
+            return; // Passed by: the turn is somebody else's.
+        }
+        line.front = None;
+        let next = line.waiting.front().cloned();
+        if next.is_none() {
+            lines.by_name.remove(&self.name);
+        }
+        drop(lines);
+        if let Some(next) = next {
+            next.called.notify_one();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc;
+    use std::thread;
+
+    use super::*;
+    use crate::hold::tests::sample;
+
+    fn name() -> Arc<str> {
+        "key".into()
+    }
+
+    fn at_once(queue: &Arc<Queue>, name: &Arc<str>) -> Option<Turn> {
+        queue.join(name, Moment::PAST).ok()
+    }
+
+    fn soon() -> Moment {
+        Moment::now().after(Duration::from_secs(10))
+    }
+
+    #[test]
+    fn one_turn_at_a_time() {
+        let queue = Arc::new(Queue::default());
+        let turn = at_once(&queue, &name()).unwrap();
+        assert!(at_once(&queue, &name()).is_none());
+        assert!(at_once(&queue, &"other".into()).is_some());
+        assert!(queue.join(&name(), Moment::now()).is_err());
+        drop(turn);
+        drop(queue.join(&name(), Moment::PAST).unwrap());
+        assert!(queue.lines.lock().by_name.is_empty(), "nothing is kept of a key that nobody uses");
+    }
+
+    #[test]
+    fn turns_go_in_the_order_of_arrival() {
+        let queue = Arc::new(Queue::default());
+        let turn = at_once(&queue, &name()).unwrap();
+        let (told, order) = mpsc::channel();
+        let threads: Vec<_> = (0..8)
+            .map(|n| {
+                let (line, told) = (Arc::clone(&queue), told.clone());
+                let thread = thread::spawn(move || {
+                    let turn = line.join(&name(), soon()).unwrap();
+                    told.send(n).unwrap();
+                    drop(turn);
+                });
+                while queue.lines.lock().line(&name()).waiting.len() <= n {
+                    thread::yield_now();
+                }
+                thread
+            })
+            .collect();
+        drop(turn);
+        threads.into_iter().for_each(|thread| thread.join().unwrap());
+        assert_eq!(order.try_iter().collect::<Vec<_>>(), (0..8).collect::<Vec<_>>());
+        assert!(queue.lines.lock().by_name.is_empty());
+    }
+
+    #[test]
+    fn a_hold_that_ran_out_is_passed_by_and_its_turn_ends_nobody_elses() {
+        let queue = Arc::new(Queue::default());
+        let zombie = at_once(&queue, &name()).unwrap();
+        let hold = Arc::new(sample("key", Duration::from_millis(20), Moment::now()));
+        zombie.holds(&hold);
+        let turn = queue.join(&name(), soon()).unwrap();
+        assert!(!hold.is_valid(Moment::now()));
+        drop(zombie);
+        assert!(at_once(&queue, &name()).is_none(), "the turn is still taken");
+        drop(turn);
+        assert!(at_once(&queue, &name()).is_some());
+    }
+
+    #[test]
+    fn whoever_gives_up_says_who_was_in_front() {
+        let queue = Arc::new(Queue::default());
+        let turn = at_once(&queue, &name()).unwrap();
+        let hold = Arc::new(sample("key", Duration::from_secs(5), Moment::now()));
+        turn.holds(&hold);
+        let holder = queue.join(&name(), Moment::now()).unwrap_err().unwrap();
+        assert_eq!(holder.raw(), hold.token());
+        assert!(queue.lines.lock().line(&name()).waiting.is_empty());
+    }
+}

@@ -1,0 +1,136 @@
+//! Where Redis is and how to log in there, read from a URL or a client, with the password kept apart.
+
+use std::fmt;
+use std::net::ToSocketAddrs;
+
+use redis::{ConnectionAddr, ConnectionInfo, IntoConnectionInfo, RedisConnectionInfo};
+
+use crate::error::Error;
+
+/// A server, and the login and database to use on it.
+pub(crate) struct Address {
+    /// Without login and database: those are sent by the link itself, so that their errors are told apart
+    /// and their time counts against the same deadline.
+    bare: ConnectionInfo,
+    pub(super) username: Option<String>,
+    pub(super) password: Option<String>,
+    pub(super) db: i64,
+    /// Host and port, or the socket's path.
+    name: String,
+}
+
+impl Address {
+    pub(crate) fn parse(url: &str) -> Result<Address, Error> {
+        let parsed = redis::parse_redis_url(url).ok_or_else(|| {
+            // Not echoed: what does not parse cannot be cleared of its password.
+            invalid(
+                "(not shown)".to_owned(),
+                "it is not of the form redis://[user:password@]host[:port][/db]",
+            )
+        })?;
+        let mut shown = parsed.clone();
+        // Fails on URLs that cannot carry a login at all, which then hold none.
+        let _ = shown.set_username("");
+        let _ = shown.set_password(None);
+        let on_socket = parsed.scheme().contains("unix");
+        if on_socket {
+            shown.set_query(None);
+        } else if parsed.query_pairs().any(|(name, _)| name != "protocol") {
+            shown.set_query(None);
+            return Err(invalid(
+                format!("{shown}?..."),
+                "nothing but `protocol` may follow the question mark: the database is the path, /3",
+            ));
+        }
+        let info = parsed.into_connection_info().map_err(|error| {
+            let reason = if error.to_string().contains("TLS") {
+                "TLS needs a redis::Client built with it: use builder_with_client"
+            } else {
+                "it needs a host, and a whole number as database"
+            };
+            invalid(shown.to_string(), reason)
+        })?;
+        Ok(Address::from_info(info))
+    }
+
+    pub(crate) fn of_client(client: &redis::Client) -> Address {
+        Address::from_info(client.get_connection_info().clone())
+    }
+
+    fn from_info(info: ConnectionInfo) -> Address {
+        let login = info.redis_settings();
+        let username = login.username().map(str::to_owned);
+        let password = login.password().map(str::to_owned);
+        let db = login.db();
+        let name = info.addr().to_string();
+        // Without TCP_NODELAY a clean-up written behind an unanswered command would wait for that answer.
+        let tcp = info.tcp_settings().clone().set_nodelay(true);
+        let bare = info
+            .set_tcp_settings(tcp)
+            .set_redis_settings(RedisConnectionInfo::default().set_skip_set_lib_name());
+        Address { bare, username, password, db, name }
+    }
+
+    /// Host and port, or the socket's path: what messages name.
+    pub(crate) fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// The ways to reach the server, one per address that its host name stands for. (TLS needs the name.)
+    pub(super) fn ways(&self) -> std::io::Result<Vec<ConnectionInfo>> {
+        let ConnectionAddr::Tcp(host, port) = self.bare.addr() else {
+            return Ok(vec![self.bare.clone()]);
+        };
+        let ways = (host.as_str(), *port).to_socket_addrs()?;
+        Ok(ways
+            .map(|way| ConnectionAddr::Tcp(way.ip().to_string(), way.port()))
+            .map(|addr| self.bare.clone().set_addr(addr))
+            .collect())
+    }
+}
+
+impl fmt::Debug for Address {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Address").field("name", &self.name).field("db", &self.db).finish_non_exhaustive()
+    }
+}
+
+fn invalid(value: String, reason: &'static str) -> Error {
+    Error::InvalidOption { option: "url", value, reason }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_url_is_taken_apart() {
+        let address = Address::parse("redis://user:p%40ss@example.org:7000/3").unwrap();
+        assert_eq!(address.name(), "example.org:7000");
+        assert_eq!(address.username.as_deref(), Some("user"));
+        assert_eq!(address.password.as_deref(), Some("p@ss"));
+        assert_eq!(address.db, 3);
+        assert_eq!(Address::parse("redis://[::1]").unwrap().name(), "::1:6379");
+        assert_eq!(Address::parse("unix:///run/redis.sock?db=2").unwrap().db, 2);
+    }
+
+    #[test]
+    fn a_bad_url_is_refused_without_its_password() {
+        for url in [
+            "",
+            "canary",
+            "http://user:canary@example.org/",
+            "redis://user:canary@example.org/three",
+            "redis://user:canary@example.org/?db=3",
+            "redis://user:canary@0.0.0.0/",
+            "rediss://user:canary@example.org/",
+            "redis://user:canary@example.org:99999/",
+        ] {
+            let error = Address::parse(url).expect_err(url);
+            assert!(matches!(error, Error::InvalidOption { option: "url", .. }), "{error:?}");
+            assert!(!format!("{error} {error:?}").contains("canary"), "{error:?}");
+        }
+        let address = Address::parse("redis://user:canary@example.org/").unwrap();
+        assert!(!format!("{address:?}").contains("canary"));
+    }
+}

@@ -1,0 +1,276 @@
+//! Redis, as this crate sees it: a handful of commands, and small enums for what comes back.
+//!
+//! The only module that names the `redis` and `r2d2` crates (but for the one constructor that takes a client).
+
+mod address;
+mod link;
+mod pool;
+mod script;
+mod trouble;
+
+use std::fmt;
+use std::time::Duration;
+
+use redis::{Cmd, Value};
+
+use crate::clock::Moment;
+use crate::error::Error;
+use crate::holder::Holder;
+use crate::options::Settings;
+use crate::store::link::{Batch, accepted};
+use crate::store::pool::{Lent, Pool};
+use crate::store::script::{FORCE, RELEASE, Script};
+
+pub(crate) use crate::store::address::Address;
+pub(crate) use crate::store::trouble::Trouble;
+
+/// The server and the connections to it.
+pub(crate) struct Store {
+    pool: Pool,
+    scripts: Scripts,
+    response_timeout: Duration,
+}
+
+struct Scripts {
+    release: Script,
+    force: Script,
+}
+
+/// What came of an attempt to take a lock.
+#[derive(Debug)]
+pub(crate) enum Claim {
+    /// The key was free, and holds our token now.
+    Taken,
+    /// The key holds our token already: an earlier attempt, whose answer was lost, had taken it.
+    TakenBefore,
+    /// Somebody else holds it: who, where that was asked and they still did.
+    Busy(Option<Holder>),
+    /// The key holds something that is not a string.
+    NotAString,
+}
+
+/// What a compare-and-delete found.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Removal {
+    /// The token stood there, and is deleted.
+    Removed,
+    /// Nothing stood there.
+    Absent,
+    /// Something else stands there.
+    NotOurs,
+}
+
+impl Store {
+    pub(crate) fn new(address: Address, settings: &Settings) -> Store {
+        Store {
+            pool: Pool::new(address, settings.pool_size, settings.connect_timeout),
+            scripts: Scripts { release: Script::new(RELEASE), force: Script::new(FORCE) },
+            response_timeout: settings.response_timeout,
+        }
+    }
+
+    /// Borrows a connection, waiting for one and connecting where need be, until the deadline.
+    pub(crate) fn checkout(&self, deadline: Moment) -> Result<Connection<'_>, Trouble> {
+        let link = self.pool.checkout(deadline)?;
+        Ok(Connection { link, scripts: &self.scripts, response_timeout: self.response_timeout })
+    }
+
+    /// Says what went wrong in the words of the caller's error.
+    pub(crate) fn error(&self, action: String, trouble: Trouble) -> Error {
+        let server = self.pool.address().name().to_owned();
+        match trouble {
+            Trouble::Refused(refusal) if !refusal.can_pass() => {
+                Error::Refused { server, action, code: refusal.code, message: refusal.message }
+            }
+            other => Error::Unavailable { server, action, source: other.into_cause() },
+        }
+    }
+}
+
+/// A borrowed connection, and the commands that go over it.
+///
+/// Each waits for its answer at most until the deadline, and at most the response timeout.
+pub(crate) struct Connection<'a> {
+    link: Lent<'a>,
+    scripts: &'a Scripts,
+    response_timeout: Duration,
+}
+
+impl Connection<'_> {
+    fn exchange(&mut self, batch: &Batch, deadline: Moment) -> Result<Vec<Value>, Trouble> {
+        let limit = deadline.min(Moment::now().after(self.response_timeout));
+        self.link.exchange(batch, limit)
+    }
+
+    pub(crate) fn ping(&mut self, deadline: Moment) -> Result<(), Trouble> {
+        self.run(&redis::cmd("PING"), deadline).map(drop)
+    }
+
+    /// One attempt to take a lock: `SET key token NX PX lease`.
+    pub(crate) fn claim(
+        &mut self,
+        key: &str,
+        token: &str,
+        lease: u64,
+        deadline: Moment,
+    ) -> Result<Claim, Trouble> {
+        let reply = self.run(&set(key, token, lease), deadline)?;
+        if was_set(reply)? { Ok(Claim::Taken) } else { Ok(Claim::Busy(None)) }
+    }
+
+    /// An attempt that also learns, in the same round trip, who has the lock where we do not get it:
+    /// `SET key token NX PX lease`, `GET key`, `PTTL key`.
+    pub(crate) fn claim_or_look(
+        &mut self,
+        key: &str,
+        token: &str,
+        lease: u64,
+        deadline: Moment,
+    ) -> Result<Claim, Trouble> {
+        let batch = Batch::of(&set(key, token, lease)).and(&get(key)).and(&pttl(key));
+        let mut replies = self.exchange(&batch, deadline)?.into_iter();
+        if was_set(accepted(next(&mut replies))?)? {
+            return Ok(Claim::Taken);
+        }
+        Ok(match seen(next(&mut replies), next(&mut replies))? {
+            Seen::Nothing => Claim::Busy(None),
+            Seen::NotAString => Claim::NotAString,
+            Seen::Somebody(holder) if holder.raw() == token => Claim::TakenBefore,
+            Seen::Somebody(holder) => Claim::Busy(Some(holder)),
+        })
+    }
+
+    /// Compare and delete, with one more round trip where Redis has forgotten the script.
+    pub(crate) fn remove(&mut self, key: &str, token: &str, deadline: Moment) -> Result<Removal, Trouble> {
+        let script = &self.scripts.release;
+        let mut reply = self.run(&script.by_hash(key, &[token]), deadline);
+        if matches!(&reply, Err(Trouble::Refused(refusal)) if refusal.code == "NOSCRIPT") {
+            reply = self.run(&script.whole(key, &[token]), deadline);
+        }
+        match reply {
+            Ok(Value::Int(1)) => Ok(Removal::Removed),
+            Ok(Value::Int(0)) => Ok(Removal::Absent),
+            Ok(Value::Int(-1)) => Ok(Removal::NotOurs),
+            Ok(other) => Err(unexpected(&other)),
+            Err(Trouble::Refused(refusal)) if refusal.code == "WRONGTYPE" => Ok(Removal::NotOurs),
+            Err(trouble) => Err(trouble),
+        }
+    }
+
+    fn run(&mut self, command: &Cmd, deadline: Moment) -> Result<Value, Trouble> {
+        let mut replies = self.exchange(&Batch::of(command), deadline)?.into_iter();
+        accepted(next(&mut replies))
+    }
+
+    /// Gives a claim up whose answer was lost: writes the compare-and-delete behind it, on the connection
+    /// that carried it, and leaves both to Redis.
+    ///
+    /// Whole, not by hash: nobody will read an answer that says NOSCRIPT. The connection is not used again.
+    pub(crate) fn abandon(mut self, key: &str, token: &str) {
+        let batch = Batch::of(&self.scripts.release.whole(key, &[token]));
+        // Where this fails, Redis ends the key with its lease; nothing more can be done from here.
+        let _ = self.link.post(&batch, Moment::now().after(Duration::from_millis(1)));
+        self.link.condemn();
+    }
+
+    /// Who holds a key: `GET key`, `PTTL key`.
+    pub(crate) fn look(&mut self, key: &str, deadline: Moment) -> Result<Seen, Trouble> {
+        let mut replies = self.exchange(&Batch::of(&get(key)).and(&pttl(key)), deadline)?.into_iter();
+        seen(next(&mut replies), next(&mut replies))
+    }
+
+    /// Deletes whatever stands at the key, and tells what it was.
+    ///
+    /// Whole, not by hash: it is rare, and an attempt that is not repeated cannot delete twice.
+    pub(crate) fn force(&mut self, key: &str, deadline: Moment) -> Result<Option<Holder>, Trouble> {
+        let reply = self.run(&self.scripts.force.whole(key, &[]), deadline)?;
+        let Value::Array(parts) = reply else {
+            return Ok(None);
+        };
+        let mut parts = parts.into_iter();
+        let holder = match (next(&mut parts), next(&mut parts)) {
+            (Value::BulkString(value), left) => Holder::new(&value, time_left(&left)),
+            (_, left) => Holder::new(b"(not a string)", time_left(&left)),
+        };
+        Ok(Some(holder))
+    }
+}
+
+/// What stands at a key.
+#[derive(Debug)]
+pub(crate) enum Seen {
+    Nothing,
+    Somebody(Holder),
+    NotAString,
+}
+
+/// Reads the replies of `GET` and `PTTL`.
+fn seen(value: Value, left: Value) -> Result<Seen, Trouble> {
+    let value = match accepted(value) {
+        Err(Trouble::Refused(refusal)) if refusal.code == "WRONGTYPE" => return Ok(Seen::NotAString),
+        other => other?,
+    };
+    match (value, accepted(left)?) {
+        (Value::Nil, _) | (_, Value::Int(-2)) => Ok(Seen::Nothing),
+        (Value::BulkString(value), left) => Ok(Seen::Somebody(Holder::new(&value, time_left(&left)))),
+        (other, _) => Err(unexpected(&other)),
+    }
+}
+
+/// Reads the reply of `SET NX`: whether the key was set.
+fn was_set(reply: Value) -> Result<bool, Trouble> {
+    match reply {
+        Value::Okay => Ok(true),
+        Value::Nil => Ok(false),
+        other => Err(unexpected(&other)),
+    }
+}
+
+/// Whoever answers so is not Redis, or not in step with us: what became of the command is not known.
+fn unexpected(reply: &Value) -> Trouble {
+    let kind = match reply {
+        Value::Nil => "nil",
+        Value::Int(_) => "an integer",
+        Value::BulkString(_) | Value::SimpleString(_) | Value::Okay => "a string",
+        Value::Array(_) => "an array",
+        _ => "something else",
+    };
+    Trouble::Unanswered { link_stands: false, cause: format!("the reply made no sense: {kind}").into() }
+}
+
+/// `PTTL`'s answer: milliseconds, or -1 for a key that never expires.
+fn time_left(reply: &Value) -> Option<Duration> {
+    match reply {
+        Value::Int(millis) => u64::try_from(*millis).ok().map(Duration::from_millis),
+        _ => Some(Duration::ZERO),
+    }
+}
+
+fn set(key: &str, token: &str, lease: u64) -> Cmd {
+    let mut command = redis::cmd("SET");
+    command.arg(key).arg(token).arg("NX").arg("PX").arg(lease);
+    command
+}
+
+fn get(key: &str) -> Cmd {
+    let mut command = redis::cmd("GET");
+    command.arg(key);
+    command
+}
+
+fn pttl(key: &str) -> Cmd {
+    let mut command = redis::cmd("PTTL");
+    command.arg(key);
+    command
+}
+
+/// The next reply of a batch. (A link gives as many as it was asked for, or an error.)
+fn next(replies: &mut impl Iterator<Item = Value>) -> Value {
+    replies.next().unwrap_or(Value::Nil)
+}
+
+impl fmt::Debug for Store {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Store").field("address", self.pool.address()).finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,141 @@
+//! A fixed number of links, lent out one command (or one acquisition) at a time.
+//!
+//! r2d2 keeps the slots; the links in them are opened by the threads that use them. Left to itself, r2d2
+//! connects on its worker: the worker's error reaches callers as a string, a server that accepts and stays
+//! silent keeps the worker busy while callers time out, and an unreachable one is retried for ever whether
+//! or not anybody still wants it. A slot that opens on first use fails in the caller's hands: with the real
+//! cause, by the caller's deadline, and no more often than callers ask.
+
+use std::convert::Infallible;
+use std::fmt;
+use std::mem;
+use std::ops::{Deref, DerefMut};
+use std::process;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use scheduled_thread_pool::ScheduledThreadPool;
+
+use crate::clock::Moment;
+use crate::store::address::Address;
+use crate::store::link::Link;
+use crate::store::trouble::Trouble;
+
+/// r2d2 adds the time it is given to an instant, and panics where that overflows.
+const LONGEST_GET: Duration = Duration::from_secs(3600);
+
+pub(super) struct Pool {
+    slots: r2d2::Pool<Slots>,
+    address: Address,
+    connect_timeout: Duration,
+    /// When a server was last seen to close a link: the links opened before are not used again. (After a
+    /// restart of Redis, one caller finds out instead of one caller per link.)
+    closed_at: AtomicU64,
+    born: u32,
+}
+
+impl Pool {
+    pub(super) fn new(address: Address, size: u32, connect_timeout: Duration) -> Pool {
+        let worker = ScheduledThreadPool::builder().num_threads(1).thread_name_pattern("relatch-pool-{}");
+        let slots = r2d2::Pool::builder()
+            .max_size(size)
+            .min_idle(Some(0))
+            .test_on_check_out(false)
+            .thread_pool(Arc::new(worker.build()))
+            .build_unchecked(Slots);
+        Pool { slots, address, connect_timeout, closed_at: AtomicU64::new(0), born: process::id() }
+    }
+
+    pub(super) fn address(&self) -> &Address {
+        &self.address
+    }
+
+    /// Borrows a link, opening one where need be; within the deadline, and connecting within its own limit.
+    pub(super) fn checkout(&self, deadline: Moment) -> Result<Lent<'_>, Trouble> {
+        let now = Moment::now();
+        let limit = deadline.since(now).min(LONGEST_GET);
+        let mut slot = self.slots.get_timeout(limit).map_err(|_| Trouble::not_sent(PoolIsBusy))?;
+        let closed_at = Moment::from_nanos(self.closed_at.load(Ordering::Relaxed));
+        if slot.link.as_ref().is_some_and(|link| link.opened() <= closed_at) {
+            slot.link = None;
+        }
+        if slot.link.is_none() {
+            let limit = deadline.min(Moment::now().after(self.connect_timeout));
+            slot.link = Some(Link::open(&self.address, limit)?);
+        }
+        Ok(Lent { slot, closed_at: &self.closed_at })
+    }
+}
+
+impl Drop for Pool {
+    fn drop(&mut self) {
+        if process::id() != self.born {
+            // In a forked child: r2d2's worker does not exist here, and its locks may be held for ever.
+            mem::forget(self.slots.clone());
+        }
+    }
+}
+
+#[derive(Debug, thiserror::Error)]
+#[error("all connections of the pool stayed in use: a larger `pool_size` would help")]
+struct PoolIsBusy;
+
+/// A link on loan. Goes back to the pool when dropped, or is thrown away where it broke.
+pub(super) struct Lent<'a> {
+    slot: r2d2::PooledConnection<Slots>,
+    closed_at: &'a AtomicU64,
+}
+
+impl Drop for Lent<'_> {
+    fn drop(&mut self) {
+        if self.slot.link.as_ref().is_some_and(Link::is_broken) {
+            self.slot.link = None;
+            self.closed_at.fetch_max(Moment::now().as_nanos(), Ordering::Relaxed);
+        }
+    }
+}
+
+impl Deref for Lent<'_> {
+    type Target = Link;
+
+    fn deref(&self) -> &Link {
+        self.slot.link.as_ref().expect("a lent slot has a link")
+    }
+}
+
+impl DerefMut for Lent<'_> {
+    fn deref_mut(&mut self) -> &mut Link {
+        self.slot.link.as_mut().expect("a lent slot has a link")
+    }
+}
+
+/// r2d2's side: it makes slots, and drops those whose link is gone.
+struct Slots;
+
+struct Slot {
+    link: Option<Link>,
+}
+
+impl r2d2::ManageConnection for Slots {
+    type Connection = Slot;
+    type Error = Infallible;
+
+    fn connect(&self) -> Result<Slot, Infallible> {
+        Ok(Slot { link: None })
+    }
+
+    fn is_valid(&self, _: &mut Slot) -> Result<(), Infallible> {
+        Ok(())
+    }
+
+    fn has_broken(&self, slot: &mut Slot) -> bool {
+        slot.link.is_none()
+    }
+}
+
+impl fmt::Debug for Pool {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Pool").field("address", &self.address).finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,36 @@
+//! Lua scripts: sent by their hash, or whole where Redis has forgotten them.
+
+use redis::Cmd;
+
+/// A script and its hash.
+pub(super) struct Script {
+    text: &'static str,
+    hash: String,
+}
+
+/// Deletes a lock if it is still ours.
+pub(super) const RELEASE: &str = include_str!("release.lua");
+/// Deletes whatever is there and says what it was.
+pub(super) const FORCE: &str = include_str!("force.lua");
+
+impl Script {
+    pub(super) fn new(text: &'static str) -> Script {
+        Script { hash: redis::Script::new(text).get_hash().to_owned(), text }
+    }
+
+    /// `EVALSHA`: short, and answered NOSCRIPT where Redis does not know the script.
+    pub(super) fn by_hash(&self, key: &str, args: &[&str]) -> Cmd {
+        call("EVALSHA", &self.hash, key, args)
+    }
+
+    /// `EVAL`: the whole text, understood by any server, and remembered for the next `EVALSHA`.
+    pub(super) fn whole(&self, key: &str, args: &[&str]) -> Cmd {
+        call("EVAL", self.text, key, args)
+    }
+}
+
+fn call(name: &str, script: &str, key: &str, args: &[&str]) -> Cmd {
+    let mut command = redis::cmd(name);
+    command.arg(script).arg(1).arg(key).arg(args);
+    command
+}

@@ -1,0 +1,59 @@
+//! The main job, on a real Redis: lock, unlock, reentry, and what each of them sends.
+
+use std::time::Duration;
+
+use relatch::{LockManager, Owner, Unlocked};
+
+use crate::support::Server;
+
+fn locks(server: &Server) -> LockManager {
+    LockManager::connect(&server.url()).expect("connects")
+}
+
+#[test]
+fn smoke() {
+    let server = Server::start();
+    let locks = locks(&server);
+    let guard = locks.lock("a").expect("locks");
+    let token = server.get("lock:a").expect("a key");
+    assert_eq!(token, guard.token());
+    assert_eq!(Owner::parse(&token).as_ref(), Some(guard.owner()));
+    assert!((29_000..=30_000).contains(&server.pttl("lock:a")));
+    assert!(guard.is_valid());
+    assert_eq!(guard.unlock().expect("unlocks"), Unlocked::Released);
+    assert!(!server.exists("lock:a"));
+}
+
+#[test]
+fn lock_and_unlock_are_two_commands_and_reentry_is_none() {
+    let server = Server::start();
+    let locks = locks(&server);
+    drop(locks.lock("warm-up").expect("locks")); // Redis learns the script.
+    server.reset_stats();
+    for _ in 0..10 {
+        drop(locks.lock("a").expect("locks"));
+    }
+    assert_eq!((server.calls("set"), server.calls("evalsha")), (10, 10));
+    assert_eq!(server.total_calls(&["eval", "ping", "pttl", "script|load", "client|setinfo"]), 0);
+    assert_eq!(server.calls("get"), 10, "only from within the script");
+
+    let outer = locks.lock("a").expect("locks");
+    server.reset_stats();
+    let inner: Vec<_> = (0..100).map(|_| locks.lock("a").expect("locks")).collect();
+    assert_eq!(outer.depth(), 101);
+    drop(inner);
+    assert_eq!(server.total_calls(&["set", "get", "evalsha", "eval", "pttl"]), 0);
+    drop(outer);
+    assert_eq!(server.calls("evalsha"), 1);
+}
+
+#[test]
+fn try_lock_on_a_busy_lock_is_one_command() {
+    let server = Server::start();
+    let (ours, theirs) = (locks(&server), locks(&server));
+    let _held = std::thread::spawn(move || std::mem::forget(theirs.lock("a").expect("locks"))).join();
+    server.reset_stats();
+    assert!(ours.try_lock("a").expect("answers").is_none());
+    assert_eq!(server.total_calls(&["set", "get", "pttl", "eval", "evalsha"]), 1);
+    assert!(ours.try_lock_for("a", Duration::from_millis(20)).expect("answers").is_none());
+}

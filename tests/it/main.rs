@@ -1,0 +1,5 @@
+//! The one integration binary.
+mod lock;
+mod roles;
+mod support;
+mod support_works;
