@@ -10,6 +10,7 @@
 //! 3. *A token that was cleaned up is never used again*: the clean-up may run late, and would then delete
 //!    a lock that the same token has taken anew.
 
+use std::mem;
 use std::thread;
 use std::time::Duration;
 
@@ -18,7 +19,7 @@ use log::{debug, warn};
 use crate::backoff::Backoff;
 use crate::clock::Moment;
 use crate::error::Error;
-use crate::hold::{Hold, Since};
+use crate::hold::Since;
 use crate::holder::Holder;
 use crate::holds;
 use crate::key::Key;
@@ -36,6 +37,7 @@ const SHORTEST_PAUSE: Duration = Duration::from_micros(200);
 /// How long to try, and how.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Patience {
+    pub(crate) started: Moment,
     /// The instant that no wait passes, in the line, for a connection, on the wire or asleep.
     pub(crate) deadline: Moment,
     /// One answer is enough: busy is busy.
@@ -49,7 +51,8 @@ pub(crate) struct Patience {
 /// What came of it.
 #[derive(Debug)]
 pub(crate) enum Outcome {
-    Taken(Hold),
+    /// Redis holds this token for us.
+    Taken { token: String, since: Since },
     /// Somebody else has it; who, where that is known.
     Busy(Option<Holder>),
 }
@@ -64,7 +67,7 @@ pub(crate) fn acquire(
     turn: &Turn,
 ) -> Result<Outcome, Error> {
     let bid = Bid::new(store, key, owner, lease);
-    let claimant = Claimant { bid, patience, turn, last_answer: Moment::now(), troubles: 0 };
+    let claimant = Claimant { bid, patience, turn, last_answer: patience.started, troubles: 0 };
     claimant.run()
 }
 
@@ -87,7 +90,7 @@ impl Claimant<'_> {
         let mut seen = None;
         loop {
             match self.bid.attempt(look, self.patience.deadline) {
-                Ok(Answer::Taken(hold)) => return Ok(Outcome::Taken(hold)),
+                Ok(Answer::Taken { token, since }) => return Ok(Outcome::Taken { token, since }),
                 Ok(Answer::Busy(holder)) => {
                     (self.last_answer, self.troubles) = (Moment::now(), 0);
                     in_trouble.reset();
@@ -159,7 +162,7 @@ impl Claimant<'_> {
 
 /// What Redis said to an attempt.
 enum Answer {
-    Taken(Hold),
+    Taken { token: String, since: Since },
     Busy(Option<Holder>),
     NotAString,
 }
@@ -236,10 +239,8 @@ impl<'a> Bid<'a> {
     ) -> Result<Answer, Trouble> {
         let now = Moment::now();
         if now < self.lease.valid_until(since) {
-            let (key, owner) = (self.key.clone(), self.owner.clone());
-            let token = std::mem::take(&mut self.token);
-            let since = Since { sent: since, answered: now };
-            return Ok(Answer::Taken(Hold::new(key, owner, token, self.lease, since)));
+            let token = mem::take(&mut self.token);
+            return Ok(Answer::Taken { token, since: Since { sent: since, answered: now } });
         }
         // The answer took as long as the lease: that is no lock. Whatever comes of the removal, it runs before
         // anything sent later on this connection, and the token is done with.

@@ -1,7 +1,7 @@
 //! The guard: a hold in the caller's hands.
 
 use std::fmt;
-use std::marker::PhantomData;
+use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -10,7 +10,7 @@ use log::{debug, warn};
 use crate::clock::Moment;
 use crate::error::Error;
 use crate::hold::Hold;
-use crate::holds;
+use crate::holds::Held;
 use crate::owner::Owner;
 use crate::session::Session;
 
@@ -34,11 +34,10 @@ use crate::session::Session;
 #[clippy::has_significant_drop]
 pub struct LockGuard {
     session: Arc<Session>,
-    hold: Arc<Hold>,
+    /// Shared with the thread's map, and counted there without atomics: so a guard stays in its thread.
+    held: Rc<Held>,
     /// It has been taken off its hold.
     left: bool,
-    /// A guard counts in its thread's map, so it may not leave the thread.
-    _stays: PhantomData<*const ()>,
 }
 
 /// What [`LockGuard::unlock`] did.
@@ -55,33 +54,37 @@ pub enum Unlocked {
 }
 
 impl LockGuard {
-    pub(crate) fn new(session: Arc<Session>, hold: Arc<Hold>) -> LockGuard {
-        LockGuard { session, hold, left: false, _stays: PhantomData }
+    pub(crate) fn new(session: Arc<Session>, held: Rc<Held>) -> LockGuard {
+        LockGuard { session, held, left: false }
+    }
+
+    fn hold(&self) -> &Hold {
+        self.held.hold()
     }
 
     /// The lock's key, as it was given.
     #[must_use]
     pub fn key(&self) -> &str {
-        self.hold.key().name()
+        self.hold().key().name()
     }
 
     /// Who holds the lock: this host, process and thread.
     #[must_use]
     pub fn owner(&self) -> &Owner {
-        self.hold.owner()
+        self.hold().owner()
     }
 
     /// The string that stands in Redis for this hold: owner and nonce. The same for all guards of a hold, and
     /// never used again.
     #[must_use]
     pub fn token(&self) -> &str {
-        self.hold.token()
+        self.hold().token()
     }
 
     /// How many guards of this hold are alive in this thread.
     #[must_use]
     pub fn depth(&self) -> u32 {
-        holds::depth(&self.hold)
+        self.held.depth()
     }
 
     /// True while nobody else can have the lock, as far as this process knows.
@@ -92,13 +95,13 @@ impl LockGuard {
     /// it is acted upon.
     #[must_use]
     pub fn is_valid(&self) -> bool {
-        self.session.trusts(&self.hold)
+        self.session.trusts(self.hold())
     }
 
     /// How long the hold may still be trusted: zero once it is lost. Nothing is sent.
     #[must_use]
     pub fn remaining(&self) -> Duration {
-        self.hold.remaining(Moment::now())
+        self.hold().remaining(Moment::now())
     }
 
     /// Gives the guard back and tells what came of it.
@@ -114,14 +117,14 @@ impl LockGuard {
     pub fn unlock(mut self) -> Result<Unlocked, Error> {
         match self.leave_()? {
             0 => Ok(Unlocked::Released),
-            depth => self.session.trust(&self.hold).map(|()| Unlocked::StillHeld { depth }),
+            depth => self.session.trust(self.hold()).map(|()| Unlocked::StillHeld { depth }),
         }
     }
 
     /// What `unlock` and `drop` share: how deep the lock is still held.
     fn leave_(&mut self) -> Result<u32, Error> {
         self.left = true;
-        self.session.leave(&self.hold)
+        self.session.leave(&self.held)
     }
 }
 

@@ -99,7 +99,7 @@ pub(crate) mod tests {
 
     pub(crate) fn sample(name: &str, lease: Duration, sent: Moment) -> Hold {
         let key = Key::new("lock:", name).unwrap();
-        let owner = Owner::new("host", 1, 2);
+        let owner = Owner::new("host".into(), 1, 2);
         let token = format!("{owner}-{}", "0".repeat(32));
         Hold::new(key, owner, token, Lease::new(lease), Since { sent, answered: sent })
     }

@@ -1,7 +1,8 @@
 //! What this thread holds, and how deep: the thread's own map, which no other thread can see.
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
+use std::rc::Rc;
 use std::sync::Arc;
 
 use crate::clock::Moment;
@@ -18,15 +19,24 @@ thread_local! {
     ///
     /// No function here calls out while the map is borrowed. When the thread ends, what is left in it is
     /// dropped: turns go on to the next in line, and nothing is sent.
-    static HOLDS: RefCell<HashMap<Arc<str>, Vec<Held>>> = RefCell::default();
+    static HOLDS: RefCell<HashMap<Arc<str>, Vec<Entry>>> = RefCell::default();
 }
 
-/// A hold and how many guards of it are alive.
-struct Held {
+/// A hold in the thread's map, with its place in the process's queue.
+///
+/// The turn is kept apart from what the guards share, so that it ends with the thread even where a guard was
+/// forgotten.
+struct Entry {
     manager: u64,
-    hold: Arc<Hold>,
-    depth: u32,
+    held: Rc<Held>,
     turn: Turn,
+}
+
+/// A hold and how many guards of it are alive: what all of them share, within one thread.
+#[derive(Debug)]
+pub(crate) struct Held {
+    hold: Arc<Hold>,
+    depth: Cell<u32>,
 }
 
 /// What became of a hold when one of its guards went.
@@ -36,74 +46,79 @@ pub(crate) enum Left {
     Inside(u32),
     /// It was the last. The turn is the caller's to end, after the release.
     Outside(Turn),
-    /// The thread is ending and its map is gone: nothing can be said, and nothing may be sent.
-    Unknown,
+    /// The thread is ending and its map is gone: its turn is over, and nothing may be sent.
+    TooLate,
+}
+
+impl Held {
+    pub(crate) fn hold(&self) -> &Arc<Hold> {
+        &self.hold
+    }
+
+    /// How many guards are alive.
+    pub(crate) fn depth(&self) -> u32 {
+        self.depth.get()
+    }
+
+    /// Takes one guard off, and the hold out of the map with the last.
+    pub(crate) fn leave(self: &Rc<Held>) -> Left {
+        let depth = self.depth.get() - 1;
+        self.depth.set(depth);
+        if depth > 0 {
+            return Left::Inside(depth);
+        }
+        let turn = with(|holds| {
+            let name = self.hold.key().name();
+            let entries = holds.get_mut(name)?;
+            let place = entries.iter().position(|entry| Rc::ptr_eq(&entry.held, self))?;
+            let entry = entries.swap_remove(place);
+            if entries.is_empty() {
+                holds.remove(name);
+            }
+            Some(entry.turn)
+        });
+        turn.flatten().map_or(Left::TooLate, Left::Outside)
+    }
 }
 
 /// Takes a hold that this thread already has once more, if it has it.
 ///
 /// `Err(Lost)` where it can no longer be trusted; the depth is unchanged then.
-pub(crate) fn reenter(manager: u64, name: &str, now: Moment) -> Option<Result<Arc<Hold>, Error>> {
-    with(|holds| {
-        let held = holds.get_mut(name)?.iter_mut().find(|held| held.manager == manager)?;
-        if let Err(lost) = held.hold.check(now) {
-            return Some(Err(lost));
-        }
-        if held.depth == MAX_DEPTH {
-            return Some(Err(Error::DepthOverflow { key: name.to_owned(), depth: held.depth }));
-        }
-        held.depth += 1;
-        Some(Ok(Arc::clone(&held.hold)))
-    })?
+pub(crate) fn reenter(manager: u64, name: &str, now: Moment) -> Option<Result<Rc<Held>, Error>> {
+    let held = with(|holds| {
+        let entry = holds.get(name)?.iter().find(|entry| entry.manager == manager)?;
+        Some(Rc::clone(&entry.held))
+    })??;
+    let depth = held.depth.get();
+    if let Err(lost) = held.hold.check(now) {
+        return Some(Err(lost));
+    }
+    if depth == MAX_DEPTH {
+        return Some(Err(Error::DepthOverflow { key: name.to_owned(), depth }));
+    }
+    held.depth.set(depth + 1);
+    Some(Ok(held))
 }
 
 /// Enters a new hold, one deep.
-pub(crate) fn enter(manager: u64, hold: &Arc<Hold>, turn: Turn) {
+pub(crate) fn enter(manager: u64, hold: Arc<Hold>, turn: Turn) -> Rc<Held> {
+    let held = Rc::new(Held { hold, depth: Cell::new(1) });
+    let entry = Entry { manager, held: Rc::clone(&held), turn };
     // Where the thread is ending, the turn is dropped and the hold is left to its lease.
-    with(|holds| {
-        let held = Held { manager, hold: Arc::clone(hold), depth: 1, turn };
-        holds.entry(Arc::clone(hold.key().name())).or_default().push(held);
-    });
-}
-
-/// Takes one guard off a hold.
-pub(crate) fn leave(hold: &Arc<Hold>) -> Left {
-    let left = with(|holds| {
-        let name = hold.key().name();
-        let of_name = holds.get_mut(name)?;
-        let place = of_name.iter().position(|held| Arc::ptr_eq(&held.hold, hold))?;
-        of_name[place].depth -= 1;
-        if of_name[place].depth > 0 {
-            return Some(Left::Inside(of_name[place].depth));
-        }
-        let held = of_name.swap_remove(place);
-        if of_name.is_empty() {
-            holds.remove(name);
-        }
-        Some(Left::Outside(held.turn))
-    });
-    left.flatten().unwrap_or(Left::Unknown)
-}
-
-/// How many guards of a hold are alive.
-pub(crate) fn depth(hold: &Arc<Hold>) -> u32 {
-    let depth = with(|holds| {
-        let of_name = holds.get(hold.key().name())?;
-        of_name.iter().find(|held| Arc::ptr_eq(&held.hold, hold)).map(|held| held.depth)
-    });
-    depth.flatten().unwrap_or(0)
+    with(|holds| holds.entry(Arc::clone(held.hold.key().name())).or_default().push(entry));
+    held
 }
 
 /// True if a token that stands in Redis is of a hold of this thread, through whichever manager.
 pub(crate) fn is_mine(token: &str, pid: u32) -> bool {
     // A forked child finds its parent's holds in the map: not its own.
     let of_this_process = || Owner::parse(token).is_some_and(|owner| owner.pid() == pid);
-    let in_map = with(|holds| holds.values().flatten().any(|held| held.hold.token() == token));
+    let in_map = with(|holds| holds.values().flatten().any(|entry| entry.held.hold.token() == token));
     in_map.unwrap_or(false) && of_this_process()
 }
 
 /// `None` where the thread is ending and the map is gone.
-fn with<T>(use_holds: impl FnOnce(&mut HashMap<Arc<str>, Vec<Held>>) -> T) -> Option<T> {
+fn with<T>(use_holds: impl FnOnce(&mut HashMap<Arc<str>, Vec<Entry>>) -> T) -> Option<T> {
     HOLDS.try_with(|holds| use_holds(&mut holds.borrow_mut())).ok()
 }
 
@@ -116,25 +131,23 @@ mod tests {
     use crate::hold::tests::sample;
     use crate::queue::Queue;
 
-    fn entered(manager: u64, name: &str) -> Arc<Hold> {
+    fn entered(manager: u64, name: &str) -> Rc<Held> {
         let hold = Arc::new(sample(name, Duration::from_secs(30), Moment::now()));
         let turn = Arc::new(Queue::default()).join(hold.key().name(), Moment::PAST).unwrap();
-        enter(manager, &hold, turn);
-        hold
+        enter(manager, hold, turn)
     }
 
-    fn reentered(manager: u64, name: &str) -> Result<Arc<Hold>, Error> {
+    fn reentered(manager: u64, name: &str) -> Result<Rc<Held>, Error> {
         reenter(manager, name, Moment::now()).expect("held")
     }
 
     #[test]
     fn depth_counts_the_guards_of_a_hold() {
-        let hold = entered(1, "a");
-        assert!(Arc::ptr_eq(&hold, &reentered(1, "a").unwrap()));
-        assert_eq!(depth(&hold), 2);
-        assert!(matches!(leave(&hold), Left::Inside(1)));
-        assert!(matches!(leave(&hold), Left::Outside(_)));
-        assert_eq!(depth(&hold), 0);
+        let held = entered(1, "a");
+        assert!(Rc::ptr_eq(&held, &reentered(1, "a").unwrap()));
+        assert_eq!(held.depth(), 2);
+        assert!(matches!(held.leave(), Left::Inside(1)));
+        assert!(matches!(held.leave(), Left::Outside(_)));
         assert!(reenter(1, "a", Moment::now()).is_none());
         HOLDS.with(|holds| assert!(holds.borrow().is_empty(), "nothing is kept of what is not held"));
     }
@@ -143,35 +156,50 @@ mod tests {
     fn managers_keys_and_threads_are_kept_apart() {
         let one = entered(1, "a");
         let two = entered(2, "a");
-        assert!(Arc::ptr_eq(&one, &reentered(1, "a").unwrap()));
-        assert!(Arc::ptr_eq(&two, &reentered(2, "a").unwrap()));
+        assert!(Rc::ptr_eq(&one, &reentered(1, "a").unwrap()));
+        assert!(Rc::ptr_eq(&two, &reentered(2, "a").unwrap()));
         assert!(reenter(1, "b", Moment::now()).is_none());
         assert!(std::thread::spawn(|| reenter(1, "a", Moment::now()).is_none()).join().unwrap());
-        leave(&two);
-        assert_eq!((depth(&one), depth(&two)), (2, 1));
+        assert!(matches!(two.leave(), Left::Inside(1)));
+        assert_eq!((one.depth(), two.depth()), (2, 1));
     }
 
     #[test]
     fn a_lost_hold_is_not_entered_again_and_its_depth_stays() {
-        let hold = entered(1, "a");
-        let _ = hold.lose(LostCause::Deleted);
+        let held = entered(1, "a");
+        let _ = held.hold().lose(LostCause::Deleted);
         assert!(matches!(reentered(1, "a"), Err(Error::Lost { cause: LostCause::Deleted, .. })));
-        assert_eq!(depth(&hold), 1);
+        assert_eq!(held.depth(), 1);
     }
 
     #[test]
     fn the_depth_never_wraps() {
-        let hold = entered(1, "a");
-        HOLDS.with(|holds| holds.borrow_mut().get_mut("a").unwrap()[0].depth = MAX_DEPTH);
+        let held = entered(1, "a");
+        held.depth.set(MAX_DEPTH);
         assert!(matches!(reentered(1, "a"), Err(Error::DepthOverflow { depth: MAX_DEPTH, .. })));
-        assert_eq!(depth(&hold), MAX_DEPTH);
+        assert_eq!(held.depth(), MAX_DEPTH);
+    }
+
+    #[test]
+    fn a_thread_that_ends_gives_up_its_turn_even_with_a_guard_forgotten() {
+        let queue = Arc::new(Queue::default());
+        let theirs = Arc::clone(&queue);
+        let thread = std::thread::spawn(move || {
+            let hold = Arc::new(sample("a", Duration::from_secs(30), Moment::now()));
+            let turn = theirs.join(hold.key().name(), Moment::PAST).unwrap();
+            turn.holds(&hold);
+            std::mem::forget(enter(1, hold, turn));
+        });
+        thread.join().unwrap();
+        queue.join(&"a".into(), Moment::PAST).unwrap();
     }
 
     #[test]
     fn a_token_of_another_process_is_not_mine() {
-        let hold = entered(1, "a");
-        assert!(is_mine(hold.token(), 1)); // The sample's process id.
-        assert!(!is_mine(hold.token(), 2), "a forked child's copy of the map");
+        let held = entered(1, "a");
+        let token = held.hold().token();
+        assert!(is_mine(token, 1)); // The sample's process id.
+        assert!(!is_mine(token, 2), "a forked child's copy of the map");
         assert!(!is_mine("somebody-else", 1));
     }
 }

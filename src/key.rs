@@ -8,10 +8,10 @@ use crate::error::Error;
 pub(crate) const MAX_BYTES: usize = 64 * 1024;
 
 /// A key that has been looked at and is fit to be sent.
-#[derive(Clone, Debug)]
+#[derive(Debug)]
 pub(crate) struct Key {
     name: Arc<str>,
-    in_redis: Arc<str>,
+    in_redis: String,
 }
 
 impl Key {
@@ -22,7 +22,7 @@ impl Key {
         if name.len() > MAX_BYTES {
             return Err(Error::InvalidKey { length: name.len(), reason: "it is longer than 64 KiB" });
         }
-        Ok(Key { name: name.into(), in_redis: [prefix, name].concat().into() })
+        Ok(Key { name: name.into(), in_redis: [prefix, name].concat() })
     }
 
     /// The name as the user gave it.

@@ -5,6 +5,7 @@ mod installed;
 mod builder;
 mod manager;
 mod lock;
+mod request;
 mod guard;
 mod session;
 mod release;

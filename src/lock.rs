@@ -4,14 +4,12 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use log::debug;
-
 use crate::error::Error;
 use crate::guard::LockGuard;
-use crate::hold::Hold;
 use crate::holder::Holder;
 use crate::options::Options;
-use crate::session::{Entered, Session, Wait};
+use crate::request::Request;
+use crate::session::Session;
 
 /// A named lock, with options of its own.
 ///
@@ -82,12 +80,7 @@ impl Lock {
     /// - [`Error::WouldDeadlock`]: this thread has it already, through another manager.
     /// - [`Error::InvalidKey`], [`Error::InvalidOption`], [`Error::DepthOverflow`], [`Error::Forked`].
     pub fn lock(&self) -> Result<LockGuard, Error> {
-        match self.enter(Wait::AsSet)? {
-            Entered::Held(hold) => Ok(self.guard(hold)),
-            Entered::Busy { waited, holder } => {
-                Err(Error::Timeout { key: self.name.to_string(), waited, holder: holder.map(Box::new) })
-            }
-        }
+        self.request().lock()
     }
 
     /// Takes the lock if it is free now; `Ok(None)` if it is busy.
@@ -99,7 +92,7 @@ impl Lock {
     ///
     /// As for [`lock`](Lock::lock), but for `Timeout`.
     pub fn try_lock(&self) -> Result<Option<LockGuard>, Error> {
-        self.attempt(Wait::Try)
+        self.request().try_lock()
     }
 
     /// Takes the lock, waiting for `limit` at most; `Ok(None)` if it was busy for so long.
@@ -111,7 +104,7 @@ impl Lock {
     ///
     /// As for [`lock`](Lock::lock), but for `Timeout`.
     pub fn try_lock_for(&self, limit: Duration) -> Result<Option<LockGuard>, Error> {
-        self.attempt(Wait::TryFor(limit))
+        self.request().try_lock_for(limit)
     }
 
     /// Runs a closure under the lock, and gives its result.
@@ -124,7 +117,7 @@ impl Lock {
     /// [`Error::Lost`]: it was not under the lock the whole time. (A release without an answer is none, since the
     /// closure was done by then; it is logged.)
     pub fn with_lock<T>(&self, body: impl FnOnce() -> T) -> Result<T, Error> {
-        self.with_guard(|_| body())
+        self.request().with_guard(|_| body())
     }
 
     /// Runs a closure that can fail under the lock: one error type for both.
@@ -136,18 +129,7 @@ impl Lock {
     where
         E: From<Error>,
     {
-        let guard = self.lock()?;
-        let value = match body() {
-            Ok(value) => value,
-            Err(error) => {
-                if let Err(also) = guard.unlock() {
-                    debug!("after the error of a closure under lock {:?}: {also}", self.key());
-                }
-                return Err(error);
-            }
-        };
-        done(guard)?;
-        Ok(value)
+        self.request().with_lock_result(body)
     }
 
     /// Runs a closure under the lock that is given the guard, to ask it whether the lock is still held.
@@ -156,10 +138,7 @@ impl Lock {
     ///
     /// As for [`with_lock`](Lock::with_lock).
     pub fn with_guard<T>(&self, body: impl FnOnce(&LockGuard) -> T) -> Result<T, Error> {
-        let guard = self.lock()?;
-        let value = body(&guard);
-        done(guard)?;
-        Ok(value)
+        self.request().with_guard(body)
     }
 
     /// Who holds the lock now, by asking Redis: `GET` and `PTTL` in one round trip. `None` if nobody does.
@@ -184,27 +163,8 @@ impl Lock {
         self.session.force_unlock(&self.name)
     }
 
-    fn attempt(&self, wait: Wait) -> Result<Option<LockGuard>, Error> {
-        match self.enter(wait)? {
-            Entered::Held(hold) => Ok(Some(self.guard(hold))),
-            Entered::Busy { .. } => Ok(None),
-        }
-    }
-
-    fn enter(&self, wait: Wait) -> Result<Entered, Error> {
-        self.session.enter(&self.name, &self.options, wait)
-    }
-
-    fn guard(&self, hold: Arc<Hold>) -> LockGuard {
-        LockGuard::new(Arc::clone(&self.session), hold)
-    }
-}
-
-/// Ends the hold of a closure that has run: an error only where it may have run without the lock.
-fn done(guard: LockGuard) -> Result<(), Error> {
-    match guard.unlock() {
-        Ok(_) | Err(Error::Unconfirmed { .. }) => Ok(()),
-        Err(error) => Err(error),
+    fn request(&self) -> Request<'_> {
+        Request { session: &self.session, name: &self.name, options: &self.options }
     }
 }
 

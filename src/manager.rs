@@ -7,6 +7,7 @@ use crate::error::Error;
 use crate::guard::LockGuard;
 use crate::holder::Holder;
 use crate::lock::Lock;
+use crate::request::Request;
 use crate::session::Session;
 
 /// Locks on one Redis: a pool of connections, and what this process holds there.
@@ -44,7 +45,7 @@ impl LockManager {
     ///
     /// See [`Lock::lock`].
     pub fn lock(&self, key: impl AsRef<str>) -> Result<LockGuard, Error> {
-        self.get(key).lock()
+        self.request(key.as_ref()).lock()
     }
 
     /// [`Lock::try_lock`] on the named lock.
@@ -53,7 +54,7 @@ impl LockManager {
     ///
     /// See [`Lock::try_lock`].
     pub fn try_lock(&self, key: impl AsRef<str>) -> Result<Option<LockGuard>, Error> {
-        self.get(key).try_lock()
+        self.request(key.as_ref()).try_lock()
     }
 
     /// [`Lock::try_lock_for`] on the named lock.
@@ -62,7 +63,7 @@ impl LockManager {
     ///
     /// See [`Lock::try_lock_for`].
     pub fn try_lock_for(&self, key: impl AsRef<str>, limit: Duration) -> Result<Option<LockGuard>, Error> {
-        self.get(key).try_lock_for(limit)
+        self.request(key.as_ref()).try_lock_for(limit)
     }
 
     /// [`Lock::with_lock`] on the named lock.
@@ -71,7 +72,7 @@ impl LockManager {
     ///
     /// See [`Lock::with_lock`].
     pub fn with_lock<T>(&self, key: impl AsRef<str>, body: impl FnOnce() -> T) -> Result<T, Error> {
-        self.get(key).with_lock(body)
+        self.request(key.as_ref()).with_guard(|_| body())
     }
 
     /// [`Lock::with_lock_result`] on the named lock.
@@ -87,7 +88,7 @@ impl LockManager {
     where
         E: From<Error>,
     {
-        self.get(key).with_lock_result(body)
+        self.request(key.as_ref()).with_lock_result(body)
     }
 
     /// [`Lock::with_guard`] on the named lock.
@@ -100,7 +101,7 @@ impl LockManager {
         key: impl AsRef<str>,
         body: impl FnOnce(&LockGuard) -> T,
     ) -> Result<T, Error> {
-        self.get(key).with_guard(body)
+        self.request(key.as_ref()).with_guard(body)
     }
 
     /// [`Lock::holder`] of the named lock.
@@ -109,7 +110,7 @@ impl LockManager {
     ///
     /// See [`Lock::holder`].
     pub fn holder(&self, key: impl AsRef<str>) -> Result<Option<Holder>, Error> {
-        self.get(key).holder()
+        self.session.holder(key.as_ref())
     }
 
     /// [`Lock::force_unlock`] on the named lock.
@@ -118,6 +119,10 @@ impl LockManager {
     ///
     /// See [`Lock::force_unlock`].
     pub fn force_unlock(&self, key: impl AsRef<str>) -> Result<Option<Holder>, Error> {
-        self.get(key).force_unlock()
+        self.session.force_unlock(key.as_ref())
+    }
+
+    fn request<'a>(&'a self, key: &'a str) -> Request<'a> {
+        Request { session: &self.session, name: key, options: &self.session.settings().options }
     }
 }

@@ -1,6 +1,7 @@
 //! The readable part of a token: which host, process and thread holds a lock.
 
 use std::fmt;
+use std::sync::Arc;
 
 /// The longest host name a token carries.
 const MAX_HOST: usize = 64;
@@ -24,7 +25,7 @@ const NONCE_DIGITS: usize = 32;
 /// ```
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Owner {
-    host: String,
+    host: Arc<str>,
     pid: u32,
     thread: u64,
 }
@@ -43,11 +44,12 @@ impl Owner {
         let nonce_fits =
             nonce.len() == NONCE_DIGITS && nonce.bytes().all(|b| matches!(b, b'0'..=b'9' | b'a'..=b'f'));
         let host_fits = !host.is_empty() && host.len() <= MAX_HOST && host.chars().all(is_host_char);
-        (nonce_fits && host_fits).then(|| Owner { host: host.to_owned(), pid, thread })
+        (nonce_fits && host_fits).then(|| Owner { host: host.into(), pid, thread })
     }
 
-    pub(crate) fn new(host: &str, pid: u32, thread: u64) -> Owner {
-        Owner { host: clean_host(host), pid, thread }
+    /// The host's name has to be clean already: see [`host_name`].
+    pub(crate) fn new(host: Arc<str>, pid: u32, thread: u64) -> Owner {
+        Owner { host, pid, thread }
     }
 
     /// The host's name as the token carries it: at most 64 characters of `[A-Za-z0-9._-]`, any other
@@ -87,8 +89,8 @@ pub(crate) fn fresh_token(owner: &Owner) -> String {
 }
 
 /// This machine's name, fit for a token.
-pub(crate) fn host_name() -> String {
-    clean_host(&hostname::get().unwrap_or_default().to_string_lossy())
+pub(crate) fn host_name() -> Arc<str> {
+    clean_host(&hostname::get().unwrap_or_default().to_string_lossy()).into()
 }
 
 fn clean_host(raw: &str) -> String {
@@ -113,7 +115,7 @@ mod tests {
     use super::*;
 
     fn there_and_back(host: &str) -> Owner {
-        let owner = Owner::new(host, u32::MAX, u64::MAX);
+        let owner = Owner::new(clean_host(host).into(), u32::MAX, u64::MAX);
         let token = fresh_token(&owner);
         assert_eq!(Owner::parse(&token).as_ref(), Some(&owner), "{token}");
         owner
@@ -152,7 +154,7 @@ mod tests {
 
     #[test]
     fn no_two_tokens_are_alike() {
-        let owner = Owner::new("host", 1, 2);
+        let owner = Owner::new("host".into(), 1, 2);
         assert_ne!(fresh_token(&owner), fresh_token(&owner));
     }
 }

@@ -10,9 +10,9 @@ use crate::clock::Moment;
 ///
 /// Reading it is a system call (about 100 ns), as much as a whole reentrant lock and unlock may cost. But a
 /// fork takes longer than this window: the kernel has to copy the page tables before the child runs
-/// its first instruction, some 50 us even for a small program. So a thread that asked less than two
+/// its first instruction, some 50 us even for a small program. So a thread that asked less than five
 /// microseconds ago cannot have been forked since.
-const FRESH: Duration = Duration::from_micros(2);
+const FRESH: Duration = Duration::from_micros(5);
 
 thread_local! {
     static LAST_READ: Cell<(Moment, u32)> = const { Cell::new((Moment::PAST, 0)) };

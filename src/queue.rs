@@ -249,7 +249,9 @@ mod tests {
             })
             .collect();
         drop(turn);
-        threads.into_iter().for_each(|thread| thread.join().unwrap());
+        for thread in threads {
+            thread.join().unwrap();
+        }
         assert_eq!(order.try_iter().collect::<Vec<_>>(), (0..8).collect::<Vec<_>>());
         assert!(queue.lines.lock().by_name.is_empty());
     }

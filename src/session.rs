@@ -2,6 +2,7 @@
 
 use std::mem;
 use std::process;
+use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -13,7 +14,7 @@ use crate::clock::Moment;
 use crate::error::Error;
 use crate::hold::Hold;
 use crate::holder::Holder;
-use crate::holds::{self, Left};
+use crate::holds::{self, Held, Left};
 use crate::key::Key;
 use crate::options::{Lease, Options, Settings};
 use crate::owner::{Owner, host_name};
@@ -29,7 +30,7 @@ pub(crate) struct Session {
     id: u64,
     /// The process that made it: nobody else may use it.
     born: u32,
-    host: String,
+    host: Arc<str>,
     store: Store,
     queue: Arc<Queue>,
     settings: Settings,
@@ -49,7 +50,7 @@ pub(crate) enum Wait {
 /// What an attempt at a lock came to.
 #[derive(Debug)]
 pub(crate) enum Entered {
-    Held(Arc<Hold>),
+    Held(Rc<Held>),
     Busy { waited: Duration, holder: Option<Holder> },
 }
 
@@ -93,15 +94,14 @@ impl Session {
             Ok(turn) => turn,
             Err(holder) => return Ok(busy(holder)),
         };
-        let owner = Owner::new(&self.host, pid, this_process::thread_id(pid));
+        let owner = Owner::new(Arc::clone(&self.host), pid, this_process::thread_id(pid));
         let lease = Lease::new(options.lease);
         match acquire(&self.store, &key, &owner, lease, &patience, &turn)? {
             Outcome::Busy(holder) => Ok(busy(holder)),
-            Outcome::Taken(hold) => {
-                let hold = Arc::new(hold);
+            Outcome::Taken { token, since } => {
+                let hold = Arc::new(Hold::new(key, owner, token, lease, since));
                 turn.holds(&hold);
-                holds::enter(self.id, &hold, turn);
-                Ok(Entered::Held(hold))
+                Ok(Entered::Held(holds::enter(self.id, hold, turn)))
             }
         }
     }
@@ -122,6 +122,7 @@ impl Session {
             None => Moment::NEVER,
         };
         Patience {
+            started: now,
             deadline,
             once,
             name_holder: matches!(wait, Wait::AsSet),
@@ -133,17 +134,17 @@ impl Session {
     ///
     /// The hold leaves the thread's map first, whatever follows; the next thread of this process gets its turn
     /// last. Returns within the response timeout.
-    pub(crate) fn leave(&self, hold: &Arc<Hold>) -> Result<u32, Error> {
-        let turn = match holds::leave(hold) {
+    pub(crate) fn leave(&self, held: &Rc<Held>) -> Result<u32, Error> {
+        let turn = match held.leave() {
             Left::Inside(depth) => return Ok(depth),
             Left::Outside(turn) => turn,
-            Left::Unknown => return Ok(0),
+            Left::TooLate => return Ok(0),
         };
         if let Err(forked) = self.own_process(Moment::now()) {
             mem::forget(turn); // The child's copy of the queue may have been locked when it was copied.
             return Err(forked);
         }
-        let released = release(&self.store, hold, self.settings.response_timeout);
+        let released = release(&self.store, held.hold(), self.settings.response_timeout);
         drop(turn);
         released.map(|()| 0)
     }

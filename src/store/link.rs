@@ -99,11 +99,16 @@ impl Link {
     /// Errors that Redis answers are replies here, since the commands of a batch fare differently.
     pub(super) fn exchange(&mut self, batch: &Batch, deadline: Moment) -> Result<Vec<Value>, Trouble> {
         self.post(batch, deadline)?;
+        let sent = self.owed;
         let mut replies = Vec::with_capacity(batch.count);
         while self.owed > 0 {
             // Read now or, where that fails, counted as late by redis-rs itself.
             self.owed -= 1;
-            let reply = self.receive(deadline)?;
+            if self.owed + 1 < sent {
+                // The first call has the time that was set for sending, just now.
+                self.set_timeout(deadline).map_err(|error| self.lost(error))?;
+            }
+            let reply = self.connection.recv_response().map_err(|error| self.lost(error))?;
             self.broken |= trouble::comes_from_wrong_server(&reply);
             if self.owed < batch.count {
                 replies.push(reply);
@@ -132,16 +137,10 @@ impl Link {
         })
     }
 
-    fn receive(&mut self, deadline: Moment) -> Result<Value, Trouble> {
-        let received = match self.set_timeout(deadline) {
-            Ok(()) => self.connection.recv_response(),
-            Err(error) => Err(error),
-        };
-        received.map_err(|error| {
-            let link_stands = trouble::leaves_link_standing(&error);
-            self.broken |= !link_stands;
-            Trouble::Unanswered { link_stands, cause: error.into() }
-        })
+    fn lost(&mut self, error: RedisError) -> Trouble {
+        let link_stands = trouble::leaves_link_standing(&error);
+        self.broken |= !link_stands;
+        Trouble::Unanswered { link_stands, cause: error.into() }
     }
 
     /// Gives the next socket call what is left until the deadline, without a system call where that changes

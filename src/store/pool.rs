@@ -53,9 +53,10 @@ impl Pool {
 
     /// Borrows a link, opening one where need be; within the deadline, and connecting within its own limit.
     pub(super) fn checkout(&self, deadline: Moment) -> Result<Lent<'_>, Trouble> {
-        let now = Moment::now();
-        let limit = deadline.since(now).min(LONGEST_GET);
-        let mut slot = self.slots.get_timeout(limit).map_err(|_| Trouble::not_sent(PoolIsBusy))?;
+        let mut slot = match self.slots.try_get() {
+            Some(slot) => slot,
+            None => self.wait_for_slot(deadline)?,
+        };
         let closed_at = Moment::from_nanos(self.closed_at.load(Ordering::Relaxed));
         if slot.link.as_ref().is_some_and(|link| link.opened() <= closed_at) {
             slot.link = None;
@@ -65,6 +66,11 @@ impl Pool {
             slot.link = Some(Link::open(&self.address, limit)?);
         }
         Ok(Lent { slot, closed_at: &self.closed_at })
+    }
+
+    fn wait_for_slot(&self, deadline: Moment) -> Result<r2d2::PooledConnection<Slots>, Trouble> {
+        let limit = deadline.since(Moment::now()).min(LONGEST_GET);
+        self.slots.get_timeout(limit).map_err(|_| Trouble::not_sent(PoolIsBusy))
     }
 }
 

@@ -3,3 +3,4 @@ mod lock;
 mod roles;
 mod support;
 mod support_works;
+mod time;

@@ -1,0 +1,67 @@
+//! What a lock costs, side by side with the floor of the same run: `cargo bench`.
+//!
+//! The floor is one open connection that sends `SET key token NX PX` and the compare-and-delete by `EVALSHA`, and
+//! waits for each answer: the least that any lock of this kind can do. Machines wander by a factor of three from
+//! minute to minute, so floor and subject take turns in short rounds, and the medians are compared.
+
+mod support;
+
+use std::hint::black_box;
+use std::time::{Duration, Instant};
+
+use criterion::Criterion;
+use relatch::LockManager;
+
+use support::{Floor, Rounds, Server, contend};
+
+/// Lock and unlock, or floor cycles, per round.
+const CYCLES: u32 = 400;
+const ROUNDS: usize = 41;
+
+fn main() {
+    let server = Server::start();
+    let locks = LockManager::connect(&server.url()).expect("a Redis of our own");
+    let mut criterion = Criterion::default()
+        .sample_size(20)
+        .warm_up_time(Duration::from_millis(300))
+        .measurement_time(Duration::from_secs(2))
+        .configure_from_args();
+    one_by_one(&mut criterion, &server, &locks);
+    side_by_side(&server, &locks);
+    criterion.final_summary();
+}
+
+/// Each by itself, in absolute times.
+fn one_by_one(criterion: &mut Criterion, server: &Server, locks: &LockManager) {
+    let mut floor = Floor::new(server);
+    criterion.bench_function("floor: SET + EVALSHA", |b| b.iter(|| floor.cycle("lock:floor")));
+    criterion.bench_function("lock + unlock", |b| b.iter(|| drop(locks.lock("one").expect("locks"))));
+    let _outer = locks.lock("held").expect("locks");
+    criterion.bench_function("reentrant lock + unlock, by manager", |b| {
+        b.iter(|| drop(black_box(locks.lock("held").expect("held"))));
+    });
+    let held = locks.get("held");
+    criterion.bench_function("reentrant lock + unlock, by Lock", |b| {
+        b.iter(|| drop(black_box(held.lock().expect("held"))));
+    });
+    let guard = locks.lock("held").expect("held");
+    criterion.bench_function("is_valid", |b| b.iter(|| black_box(guard.is_valid())));
+}
+
+/// Floor and subject in turns, as ratios.
+fn side_by_side(server: &Server, locks: &LockManager) {
+    let mut floor = Floor::new(server);
+    let mut rounds = Rounds::new(&["floor", "lock + unlock", "8 threads, one key"]);
+    let mut longest = Duration::ZERO;
+    for _ in 0..ROUNDS {
+        rounds.time(0, CYCLES, || (0..CYCLES).for_each(|_| floor.cycle("lock:floor")));
+        rounds.time(1, CYCLES, || {
+            (0..CYCLES).for_each(|_| drop(locks.lock("one").expect("locks")));
+        });
+        let started = Instant::now();
+        longest = longest.max(contend(locks, "eight", 8, CYCLES / 8));
+        rounds.add(2, started.elapsed() / CYCLES);
+    }
+    rounds.print();
+    println!("longest wait of 8 threads on one key: {longest:.1?}");
+}

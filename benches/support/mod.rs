@@ -1,0 +1,158 @@
+//! A private server, the floor, and rounds that are compared by their medians.
+
+use std::net::TcpListener;
+use std::process::{Child, Command, Stdio};
+use std::sync::Barrier;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use relatch::LockManager;
+
+/// A redis-server of our own, on a free port, without persistence.
+pub(crate) struct Server {
+    child: Child,
+    port: u16,
+    _dir: tempfile::TempDir,
+}
+
+impl Server {
+    pub(crate) fn start() -> Server {
+        let port = TcpListener::bind("127.0.0.1:0").and_then(|l| l.local_addr()).expect("a free port").port();
+        let dir = tempfile::tempdir().expect("a temporary folder");
+        let child = Command::new("redis-server")
+            .args(["--port", &port.to_string(), "--bind", "127.0.0.1", "--save", "", "--appendonly", "no"])
+            .arg("--dir")
+            .arg(dir.path())
+            .stdout(Stdio::null())
+            .spawn()
+            .expect("redis-server is installed (examples/run.sh installs it)");
+        let server = Server { child, port, _dir: dir };
+        let deadline = Instant::now() + Duration::from_secs(10);
+        while server.client().get_connection().is_err() {
+            assert!(Instant::now() < deadline, "redis-server did not come up");
+            thread::sleep(Duration::from_millis(5));
+        }
+        server
+    }
+
+    pub(crate) fn url(&self) -> String {
+        format!("redis://127.0.0.1:{}/", self.port)
+    }
+
+    pub(crate) fn client(&self) -> redis::Client {
+        redis::Client::open(self.url()).expect("a URL")
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// One connection, two commands, two round trips.
+pub(crate) struct Floor {
+    connection: redis::Connection,
+    hash: String,
+}
+
+impl Floor {
+    pub(crate) fn new(server: &Server) -> Floor {
+        let mut connection = server.client().get_connection().expect("connects");
+        let script = include_str!("../../src/store/release.lua");
+        let hash = redis::cmd("SCRIPT").arg("LOAD").arg(script).query(&mut connection).expect("loads");
+        Floor { connection, hash }
+    }
+
+    pub(crate) fn cycle(&mut self, key: &str) {
+        let token = "host-1-2-00112233445566778899aabbccddeeff";
+        let set: redis::Value = redis::cmd("SET")
+            .arg(key)
+            .arg(token)
+            .arg("NX")
+            .arg("PX")
+            .arg(30_000)
+            .query(&mut self.connection)
+            .expect("sets");
+        assert_eq!(set, redis::Value::Okay);
+        let removed: i64 = redis::cmd("EVALSHA")
+            .arg(&self.hash)
+            .arg(1)
+            .arg(key)
+            .arg(token)
+            .query(&mut self.connection)
+            .expect("removes");
+        assert_eq!(removed, 1);
+    }
+}
+
+/// Threads that take turns on one key; returns the longest that any of them waited.
+pub(crate) fn contend(locks: &LockManager, key: &str, threads: usize, turns: u32) -> Duration {
+    let start = Barrier::new(threads);
+    thread::scope(|scope| {
+        let waits: Vec<_> = (0..threads)
+            .map(|_| {
+                scope.spawn(|| {
+                    start.wait();
+                    let wait = |_| {
+                        let asked = Instant::now();
+                        let guard = locks.lock(key).expect("locks");
+                        let waited = asked.elapsed();
+                        drop(guard);
+                        waited
+                    };
+                    (0..turns).map(wait).max().unwrap_or_default()
+                })
+            })
+            .collect();
+        waits.into_iter().map(|wait| wait.join().expect("no panic")).max().unwrap_or_default()
+    })
+}
+
+/// Times of several subjects, measured in turns.
+pub(crate) struct Rounds {
+    names: Vec<String>,
+    times: Vec<Vec<Duration>>,
+}
+
+impl Rounds {
+    pub(crate) fn new(names: &[&str]) -> Rounds {
+        Rounds {
+            names: names.iter().map(ToString::to_string).collect(),
+            times: vec![Vec::new(); names.len()],
+        }
+    }
+
+    /// Runs `work`, which does `count` operations, and notes the time of one.
+    pub(crate) fn time(&mut self, subject: usize, count: u32, work: impl FnOnce()) {
+        let started = Instant::now();
+        work();
+        self.add(subject, started.elapsed() / count);
+    }
+
+    pub(crate) fn add(&mut self, subject: usize, time: Duration) {
+        self.times[subject].push(time);
+    }
+
+    /// A line per subject: its median, and how it stands to the first one, round by round.
+    pub(crate) fn print(&self) {
+        println!(
+            "\n{:<36}{:>12}{:>14}{:>16}",
+            "median of interleaved rounds", "time", "x floor", "x throughput"
+        );
+        for (name, times) in self.names.iter().zip(&self.times) {
+            let ratios =
+                times.iter().zip(&self.times[0]).map(|(t, floor)| t.as_secs_f64() / floor.as_secs_f64());
+            let ratio = median(ratios.collect());
+            let time = median(times.iter().map(Duration::as_secs_f64).collect());
+            let time = Duration::from_secs_f64(time);
+            println!("{name:<36}{:>12}{ratio:>14.2}{:>16.2}", format!("{time:.2?}"), 1.0 / ratio);
+        }
+    }
+}
+
+fn median(mut values: Vec<f64>) -> f64 {
+    values.sort_by(f64::total_cmp);
+    values[values.len() / 2]
+}

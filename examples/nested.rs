@@ -1,0 +1,81 @@
+//! Functions that lock and call each other: each takes the locks it needs, whoever calls it.
+//!
+//! Run it with `bash examples/run.sh nested`, or `cargo run --example nested` if redis-server is installed.
+
+use std::cell::RefCell;
+use std::collections::BTreeMap;
+use std::error::Error;
+use std::time::Instant;
+
+use relatch::{LockGuard, LockManager};
+
+mod support;
+
+fn main() -> Result<(), Box<dyn Error>> {
+    let redis = support::Redis::start()?;
+    let balances = RefCell::new(BTreeMap::from([("alice", 100), ("bob", 20)]));
+    let bank = Bank { locks: LockManager::connect(redis.url())?, balances };
+    println!("A transfer locks both accounts; withdraw and deposit lock theirs again:");
+    bank.transfer("bob", "alice", 5)?;
+    println!("\nThe end of the month locks every account, and calls transfer:");
+    println!("  {} in all", bank.end_of_month()?);
+    println!("\nThe body's own error comes out as it is, and both locks are free again:");
+    match bank.transfer("alice", "bob", 500) {
+        Err(BankError::TooLittle { missing }) => println!("  alice has {missing} too little"),
+        other => other?,
+    }
+    println!("  held by: {:?}, {:?}", bank.locks.holder("alice")?, bank.locks.holder("bob")?);
+    Ok(())
+}
+
+/// What `with_lock_result` asks of an error is the `From`: so one type serves for the body and for the lock.
+#[derive(Debug, thiserror::Error)]
+enum BankError {
+    #[error(transparent)]
+    Lock(#[from] relatch::Error),
+    #[error("{missing} too little")]
+    TooLittle { missing: i64 },
+}
+
+struct Bank {
+    locks: LockManager,
+    /// Stands for a database that other processes use, too.
+    balances: RefCell<BTreeMap<&'static str, i64>>,
+}
+
+impl Bank {
+    /// Locks in the order of the names, whichever way the money goes: two transfers never wait for each other.
+    fn transfer(&self, from: &str, to: &str, amount: i64) -> Result<(), BankError> {
+        let both = || {
+            self.change("  withdraw", from, -amount)?;
+            self.change("  deposit", to, amount)
+        };
+        self.locks.with_lock_result(from.min(to), || self.locks.with_lock_result(from.max(to), both))
+    }
+
+    fn change(&self, what: &str, name: &str, amount: i64) -> Result<(), BankError> {
+        let _guard = self.lock(what, name)?;
+        let mut balances = self.balances.borrow_mut();
+        let Some(balance) = balances.get_mut(name) else { return Ok(()) };
+        if *balance + amount < 0 {
+            return Err(BankError::TooLittle { missing: -(*balance + amount) });
+        }
+        *balance += amount;
+        Ok(())
+    }
+
+    fn end_of_month(&self) -> Result<i64, BankError> {
+        let names: Vec<_> = self.balances.borrow().keys().copied().collect();
+        let _all: Vec<_> = names.iter().map(|name| self.lock("month", name)).collect::<Result<_, _>>()?;
+        self.transfer("alice", "bob", 30)?;
+        Ok(self.balances.borrow().values().sum())
+    }
+
+    fn lock(&self, what: &str, name: &str) -> Result<LockGuard, relatch::Error> {
+        let start = Instant::now();
+        let guard = self.locks.lock(name)?;
+        let (took, depth, token) = (start.elapsed(), guard.depth(), guard.token());
+        println!("  {what:<10} {name:<5}  depth {depth}  {took:>8.1?}  {token}");
+        Ok(guard)
+    }
+}

@@ -1,0 +1,83 @@
+//! Three processes compete for one lock; a chart shows that no two of them ever held it at the same time.
+//!
+//! Run it with `bash examples/run.sh`, or `cargo run --example quickstart` if redis-server is installed.
+
+use std::error::Error;
+use std::process;
+use std::thread::sleep;
+use std::time::{Duration, UNIX_EPOCH};
+
+use relatch::LockManager;
+
+mod support;
+
+const ROUNDS: u64 = 4;
+const WIDTH: u64 = 60;
+
+fn main() -> Result<(), Box<dyn Error>> {
+    let redis = support::Redis::start()?;
+    let locks = LockManager::connect(redis.url())?;
+    if let Some(name) = support::role() {
+        return worker(&locks, &name);
+    }
+    show_token(&locks)?;
+    println!("Now three processes take it, {ROUNDS} times each:\n");
+    let mut workers = support::Workers::start(redis.url(), &["A", "B", "C"], &[])?;
+    let mut holds = Vec::new();
+    for line in &mut workers.lines {
+        holds.push(parse(&line?).ok_or("a worker printed something else")?);
+    }
+    workers.finish()?;
+    holds.sort();
+    draw(&holds);
+    if holds.windows(2).any(|pair| pair[1].0 < pair[0].1) {
+        return Err("two processes held the lock at the same time".into());
+    }
+    println!("\n{} holds by three processes, and no two of them at the same time.", holds.len());
+    Ok(())
+}
+
+fn worker(locks: &LockManager, name: &str) -> Result<(), Box<dyn Error>> {
+    for round in 0..ROUNDS {
+        let (from, to) = locks.with_lock_result("till", || -> Result<_, Box<dyn Error>> {
+            let from = UNIX_EPOCH.elapsed()?.as_micros();
+            sleep(Duration::from_millis(50 + 40 * round));
+            count(locks)?;
+            Ok((from, UNIX_EPOCH.elapsed()?.as_micros()))
+        })?;
+        println!("{from} {to} {name} (pid {})", process::id());
+        sleep(Duration::from_millis(40));
+    }
+    Ok(())
+}
+
+/// Called under the lock, and takes it again: a thread never waits for itself.
+fn count(locks: &LockManager) -> Result<(), relatch::Error> {
+    locks.with_lock("till", || sleep(Duration::from_millis(40)))
+}
+
+fn show_token(locks: &LockManager) -> Result<(), relatch::Error> {
+    let _guard = locks.lock("till")?;
+    if let Some(holder) = locks.holder("till")? {
+        println!("Taken, the lock \"till\" is one string in Redis, at lock:till\n\n  {}\n", holder.raw());
+        if let Some(owner) = holder.owner() {
+            let (host, pid, thread) = (owner.host(), owner.pid(), owner.thread());
+            println!("host {host:?}, process {pid}, thread {thread}, and a number that is never used again.");
+        }
+    }
+    Ok(())
+}
+
+fn parse(line: &str) -> Option<(u64, u64, String)> {
+    let mut words = line.splitn(3, ' ');
+    Some((words.next()?.parse().ok()?, words.next()?.parse().ok()?, words.next()?.to_owned()))
+}
+
+fn draw(holds: &[(u64, u64, String)]) {
+    let (Some((start, ..)), Some((_, end, _))) = (holds.first(), holds.last()) else { return };
+    for (from, to, who) in holds {
+        let held = |column| (*from..*to).contains(&(start + column * (end - start) / WIDTH));
+        let bar: String = (0..WIDTH).map(|column| if held(column) { '█' } else { '·' }).collect();
+        println!("{:>5} - {:>4} ms  {who:<14} {bar}", (from - start) / 1000, (to - start) / 1000);
+    }
+}

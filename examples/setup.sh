@@ -1,0 +1,71 @@
+# shellcheck shell=bash
+# Sourced by examples/run.sh and tests/run.sh: sees to it that cargo and a Redis server can be run.
+#
+# Examples and tests start servers of their own on free ports. They never talk to a Redis that is running already,
+# such as the service that some packages start when they are installed.
+
+say() { printf '== %s\n' "$*"; }
+
+die() {
+    printf 'error: %s\n' "$*" >&2
+    exit 1
+}
+
+have() { command -v "$1" >/dev/null 2>&1; }
+
+have_server() { have redis-server || have valkey-server; }
+
+need_cargo() {
+    have cargo || PATH="$PATH:${CARGO_HOME:-${HOME:-/root}/.cargo}/bin"
+    have cargo && return
+    local hint='install Rust from https://rustup.rs'
+    [ -z "${SUDO_USER:-}" ] || hint="start this as $SUDO_USER, without sudo (it calls sudo where it has to), or $hint"
+    die "cargo is not on the PATH: $hint"
+}
+
+need_server() {
+    PATH="$PATH:/usr/local/sbin:/usr/sbin:/sbin"
+    have_server && return
+    local manager
+    for manager in apt-get dnf yum apk pacman zypper brew ''; do
+        [ -n "$manager" ] && have "$manager" && break
+    done
+    [ -n "$manager" ] || die 'no Redis server, and no package manager that is known here: install redis-server or valkey-server'
+    local -a as_root=()
+    if [ "$manager" != brew ] && [ "$(id -u)" -ne 0 ]; then
+        have sudo || die "no Redis server, and neither root nor sudo to install it: install redis-server or valkey-server with $manager"
+        as_root=(sudo)
+    fi
+    say "installing a Redis server with $manager, which is needed once"
+    install_server "$manager" ${as_root[@]+"${as_root[@]}"} || true
+    hash -r
+    have_server || die "$manager did not install a Redis server (see above): install redis-server or valkey-server"
+}
+
+# install_server <manager> [sudo]: the name of the package differs, so more than one is tried.
+install_server() {
+    local manager=$1 package
+    shift
+    [ "$manager" != apt-get ] || "$@" apt-get update -qq || true
+    for package in $(packages "$manager"); do
+        case $manager in
+            apt-get)
+                "$@" env DEBIAN_FRONTEND=noninteractive \
+                    apt-get install -qq -y --no-install-recommends "$package" >/dev/null
+                ;;
+            dnf | yum) "$@" "$manager" install -q -y "$package" ;;
+            apk) "$@" apk add --quiet --no-cache "$package" ;;
+            pacman) "$@" pacman -Sy --noconfirm --needed --quiet "$package" ;;
+            zypper) "$@" zypper --quiet --non-interactive install "$package" ;;
+            brew) brew install --quiet "$package" ;;
+        esac && return
+    done
+    return 1
+}
+
+packages() {
+    case $1 in
+        apt-get) echo redis-server valkey-server ;;
+        *) echo redis valkey ;;
+    esac
+}

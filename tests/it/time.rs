@@ -1,0 +1,294 @@
+//! Time: answers that come late, and a wall clock that jumps.
+
+use std::fs;
+use std::io::{BufRead, BufReader, Read, Write};
+use std::path::{Path, PathBuf};
+use std::process::{self, ChildStdin, ChildStdout, Command, Stdio};
+use std::thread;
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+use relatch::{LockGuard, LockManager};
+use tempfile::TempDir;
+
+use crate::support::{Fault, Proxy, Server, eventually, role, within};
+
+/// Longer than anything here takes.
+const LONG: Duration = Duration::from_secs(20);
+
+/// A lease that an answer can outlast.
+const LEASE: Duration = Duration::from_millis(300);
+
+/// By how much the wall clock jumps, in seconds.
+const HOUR: i64 = 3600;
+
+/// Where the child finds the server; without it, it is no child.
+const URL: &str = "RELATCH_TEST_WALL_CLOCK_URL";
+
+struct Rig {
+    locks: LockManager,
+    proxy: Proxy,
+    server: Server,
+}
+
+impl Rig {
+    fn with_lease(lease: Duration) -> Rig {
+        let server = Server::start();
+        let proxy = Proxy::start(server.port());
+        let builder = LockManager::builder(&proxy.url()).lease(lease).response_timeout(LONG);
+        let locks = builder.build().expect("connects");
+        drop(locks.lock("warm-up").expect("locks")); // Redis learns the script.
+        Rig { locks, proxy, server }
+    }
+
+    /// The tokens that were sent for `a`, in order.
+    fn tokens_sent(&self) -> Vec<String> {
+        let log = self.proxy.log_in_full();
+        log.into_iter().filter(|it| it[0] == "SET" && it[1] == "lock:a").map(|it| it[2].clone()).collect()
+    }
+
+    /// Checks a hold of `a` that came of a later attempt than the first.
+    fn assert_taken_anew(&self, guard: &LockGuard) {
+        assert!(guard.is_valid());
+        assert_eq!(self.server.get("lock:a").as_deref(), Some(guard.token()));
+        assert!(!self.tokens_sent()[..1].contains(&guard.token().to_owned()), "of the first attempt");
+    }
+}
+
+/// A lease less what is not used of it.
+fn trusted(lease: Duration) -> Duration {
+    lease - lease / 100 - Duration::from_millis(2)
+}
+
+#[test]
+fn row_03_an_answer_after_the_lease_is_no_lock() {
+    let rig = Rig::with_lease(LEASE);
+    rig.proxy.on("SET lock:a", Fault::DelayReply(2 * LEASE));
+    let start = Instant::now();
+    let guard = rig.locks.get("a").wait(LONG).lock().expect("locks within the wait");
+    assert!(start.elapsed() >= 2 * LEASE);
+    rig.assert_taken_anew(&guard);
+}
+
+#[test]
+fn row_03_a_key_set_too_late_is_removed_and_taken_anew() {
+    let rig = Rig::with_lease(LEASE);
+    // Executed late and answered at once: the key still has its whole lease.
+    rig.proxy.on("SET lock:a", Fault::DelayCommand(2 * LEASE));
+    let start = Instant::now();
+    let guard = rig.locks.try_lock_for("a", LONG).expect("answers").expect("locks within the wait");
+    assert!(start.elapsed() < 3 * LEASE - LEASE / 10, "it waited for the late key to expire");
+    rig.assert_taken_anew(&guard);
+}
+
+#[test]
+fn row_03_a_try_that_is_always_answered_too_late_takes_nothing() {
+    let rig = Rig::with_lease(LEASE);
+    rig.proxy.always("SET lock:a", Fault::DelayCommand(LEASE));
+    let error = rig.locks.try_lock("a").expect_err("no answer in time");
+    assert!(error.is_unavailable(), "{error:?}");
+    assert!(!rig.server.exists("lock:a"), "left behind");
+}
+
+#[test]
+fn row_03_a_set_that_is_executed_after_its_caller_gave_up_leaves_no_key() {
+    let rig = Rig::with_lease(LONG);
+    rig.server.reset_stats();
+    rig.proxy.on("SET lock:a", Fault::DelayCommand(2 * LEASE));
+    let taken = within(2 * LEASE, "the caller's wait", || rig.locks.try_lock_for("a", LEASE));
+    let error = taken.expect_err("no answer in time");
+    assert!(error.is_unavailable(), "{error:?}");
+    eventually(LONG, "the late SET is executed", || rig.server.calls("set") > 0);
+    eventually(Duration::from_secs(1), "its key is removed", || !rig.server.exists("lock:a"));
+}
+
+#[test]
+fn row_04_what_an_answer_takes_is_taken_off_the_lease() {
+    let lease = Duration::from_secs(3);
+    let rig = Rig::with_lease(lease);
+    rig.proxy.on("SET lock:a", Fault::DelayReply(lease * 9 / 10));
+    let guard = rig.locks.lock("a").expect("locks");
+    let remaining = guard.remaining();
+    assert!(remaining <= trusted(lease) - lease * 9 / 10, "{remaining:?}");
+    assert!(guard.is_valid() && !remaining.is_zero(), "{remaining:?}");
+    assert_eq!(rig.tokens_sent(), [guard.token()]);
+    eventually(lease, "the hold runs out by the clock", || !guard.is_valid());
+    assert!(rig.server.pttl("lock:a") != 0, "before its key does");
+}
+
+#[test]
+fn row_05_a_hold_outlives_a_jump_of_the_wall_clock() {
+    each_jump(|child, _, jump| {
+        assert_eq!(child.ask("hold"), "held");
+        child.jump(jump);
+        let looked = child.ask("look");
+        let remaining: u128 = looked.parse().expect(&looked);
+        assert!((1..20_000).contains(&remaining), "{remaining} ms of 20 s");
+        assert_eq!(child.ask("unlock"), "Ok(Released)");
+    });
+}
+
+#[test]
+fn row_05_a_hold_runs_out_on_time_whatever_the_wall_clock_says() {
+    each_jump(|child, _, jump| {
+        let start = Instant::now();
+        assert_eq!(child.ask("outlive"), "taken");
+        child.jump(jump);
+        assert_eq!(child.hear(), "over");
+        let took = start.elapsed();
+        assert!((trusted(2 * LEASE)..4 * LEASE).contains(&took), "{took:?} for a lease of {:?}", 2 * LEASE);
+    });
+}
+
+#[test]
+fn row_05_a_wait_ends_on_time_whatever_the_wall_clock_says() {
+    each_jump(|child, server, jump| {
+        let start = Instant::now();
+        assert_eq!(child.ask("wait"), "waiting");
+        let asked = server.calls("set");
+        eventually(LONG, "it asks again", || server.calls("set") > asked);
+        child.jump(jump);
+        assert_eq!(child.hear(), "timeout");
+        let took = start.elapsed();
+        assert!((2 * LEASE..4 * LEASE).contains(&took), "{took:?} for a wait of {:?}", 2 * LEASE);
+    });
+}
+
+/// The shim of the tests above reaches whatever asks the C library; this is for what does not.
+#[test]
+fn row_05_the_source_does_not_know_the_wall_clock() {
+    let mut files = vec![PathBuf::from(concat!(env!("CARGO_MANIFEST_DIR"), "/src"))];
+    while let Some(file) = files.pop() {
+        if file.is_dir() {
+            files.extend(fs::read_dir(&file).unwrap().map(|entry| entry.unwrap().path()));
+            continue;
+        }
+        let text = fs::read_to_string(&file).unwrap().to_lowercase();
+        for name in ["systemtime", "unix_epoch", "realtime"] {
+            assert!(!text.contains(name), "{} names {name}", file.display());
+        }
+    }
+}
+
+/// Runs `check` against a child whose clock is still right, for a jump in each direction.
+fn each_jump(check: impl Fn(&mut Child, &Server, i64)) {
+    let server = Server::start();
+    server.query::<()>(&["SET", "lock:busy", "somebody", "PX", "60000"]);
+    for jump in [HOUR, -HOUR] {
+        check(&mut Child::start(&server), &server, jump);
+    }
+}
+
+/// This binary run again, with a wall clock that can be set.
+struct Child {
+    process: process::Child,
+    stdin: ChildStdin,
+    stdout: BufReader<ChildStdout>,
+    dir: TempDir,
+}
+
+impl Child {
+    fn start(server: &Server) -> Child {
+        let dir = TempDir::new().expect("a temporary directory");
+        let shim = compile_wall_clock(dir.path());
+        let mut process = Command::new(std::env::current_exe().expect("the path of this binary"))
+            .args(["time::wall_clock_child", "--exact", "--nocapture", "--test-threads=1"])
+            .env("LD_PRELOAD", shim)
+            .env("WALL_CLOCK_OFFSET", dir.path().join("offset"))
+            .env(URL, server.url())
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .expect("this binary can be started");
+        let stdin = process.stdin.take().expect("a piped stdin");
+        let stdout = BufReader::new(process.stdout.take().expect("a piped stdout"));
+        let mut child = Child { process, stdin, stdout, dir };
+        assert_eq!(child.hear(), "ready");
+        child
+    }
+
+    /// Sets its wall clock off by `seconds`, and makes sure that it sees that.
+    #[track_caller]
+    fn jump(&mut self, seconds: i64) {
+        let (new, offset) = (self.dir.path().join("new"), self.dir.path().join("offset"));
+        fs::write(&new, seconds.to_string()).expect("a file can be written");
+        fs::rename(new, offset).expect("a file can be renamed");
+        let told: i64 = self.ask("wall").parse().expect("a number");
+        assert!((told - wall_clock() - seconds).abs() < 60, "the clock did not jump: {told}");
+    }
+
+    fn ask(&mut self, line: &str) -> String {
+        writeln!(self.stdin, "{line}").expect("the child listens");
+        self.hear()
+    }
+
+    fn hear(&mut self) -> String {
+        let lines = self.stdout.by_ref().lines().map_while(Result::ok);
+        let told = lines.filter_map(|line| line.strip_prefix('@').map(str::to_owned)).next();
+        told.expect("the child runs")
+    }
+}
+
+impl Drop for Child {
+    fn drop(&mut self) {
+        // Neither can fail in a way that matters here.
+        let _ = self.process.kill();
+        let _ = self.process.wait();
+    }
+}
+
+fn compile_wall_clock(dir: &Path) -> PathBuf {
+    let shim = dir.join("wall_clock.so");
+    let source = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/it/support/wall_clock.c");
+    let compiled = Command::new("cc").args(["-shared", "-fPIC", "-o"]).arg(&shim).arg(source).status();
+    assert!(compiled.expect("a C compiler, called cc, is in PATH").success(), "{source} compiles");
+    shim
+}
+
+fn wall_clock() -> i64 {
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).expect("a time after 1970");
+    i64::try_from(now.as_secs()).expect("a time in this age")
+}
+
+/// What the child does; in a run of the tests there is no address, and nothing to do.
+#[test]
+fn wall_clock_child() {
+    let Ok(url) = std::env::var(URL) else {
+        return;
+    };
+    let locks = LockManager::connect(&url).unwrap();
+    let mut held = None;
+    role::tell("ready");
+    while let Some(line) = role::hear() {
+        match line.as_str() {
+            "wall" => role::tell(&wall_clock().to_string()),
+            "hold" => {
+                held = Some(locks.get("held").lease(LONG).lock().unwrap());
+                role::tell("held");
+            }
+            "look" => {
+                let remaining = held.as_ref().filter(|it| it.is_valid()).map(LockGuard::remaining);
+                role::tell(&remaining.map_or(0, |it| it.as_millis()).to_string());
+            }
+            "unlock" => role::tell(&format!("{:?}", held.take().unwrap().unlock())),
+            "outlive" => on_its_own(&locks, |locks| {
+                let guard = locks.get("short").lease(2 * LEASE).lock().unwrap();
+                role::tell("taken");
+                eventually(LONG, "the hold is over", || !guard.is_valid());
+                role::tell("over");
+            }),
+            "wait" => on_its_own(&locks, |locks| {
+                role::tell("waiting");
+                let taken = locks.get("busy").wait(2 * LEASE).lock();
+                let timed_out = taken.is_err_and(|error| error.is_timeout());
+                role::tell(if timed_out { "timeout" } else { "something else" });
+            }),
+            other => panic!("not understood: {other}"),
+        }
+    }
+}
+
+/// Runs `action` on a thread, so that the child can be asked for the time meanwhile.
+fn on_its_own(locks: &LockManager, action: fn(&LockManager)) {
+    let locks = locks.clone();
+    drop(thread::spawn(move || action(&locks)));
+}

@@ -1,0 +1,25 @@
+#!/usr/bin/env bash
+# Everything that is checked, in the order in which it is quickest to know: bash tests/run.sh
+#
+# Installs a Redis server if there is none. Ends at the first failure, and says how to run that part only.
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+# shellcheck source=examples/setup.sh
+. examples/setup.sh
+
+part() {
+    say "$1"
+    bash -c "$1" && return
+    printf '\n== FAILED: %s\n' "$1" >&2
+    printf '   To run only this part:  cd %q && %s\n' "$PWD" "$1" >&2
+    exit 1
+}
+
+[ $# -eq 0 ] || die 'this takes no arguments; to run some tests only: cargo test --locked <part of their name>'
+need_cargo
+need_server
+part 'cargo fmt --check'
+part 'cargo clippy --locked --all-targets -- -D warnings'
+part 'cargo test --locked'
+part 'RUSTDOCFLAGS="-D warnings" cargo doc --locked --no-deps'
+say 'all is well'
