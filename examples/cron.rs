@@ -1,6 +1,7 @@
 //! The same job is scheduled in three processes every two seconds, and each time one of them runs it.
 //!
-//! Run it with `bash examples/run.sh cron [rounds]`, or `cargo run --example cron` if redis-server is installed.
+//! Run it with `bash examples/run.sh cron [rounds]`, or `cargo run --example cron [rounds]` if redis-server
+//! is installed.
 
 use std::collections::BTreeMap;
 use std::env;
@@ -46,8 +47,8 @@ fn main() -> Result<(), Box<dyn Error>> {
 }
 
 /// Every tick has a lock of its own, and whoever gets it runs the job. The guard is kept until the tick is
-/// over, long after the job is done: a process that comes late finds the tick taken. So it may be late, or its clock
-/// wrong, by nearly a whole tick. The lease is longer than that: if the process dies, the tick stays taken.
+/// over, long after the job is done: so a process finds the tick taken even if it is late, or its clock is wrong,
+/// by nearly a whole tick. The lease is longer than a tick: if the process dies, the tick stays taken.
 fn worker(locks: &LockManager, name: &str, ticks: std::ops::Range<u64>) -> Result<(), Box<dyn Error>> {
     let me = format!("{name} (pid {})", process::id());
     for tick in ticks {

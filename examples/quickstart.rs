@@ -21,7 +21,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         return worker(&locks, &name);
     }
     show_token(&locks)?;
-    println!("Now three processes take it, {ROUNDS} times each:\n");
+    println!("\nNow three processes take it {ROUNDS} times each, one line per hold:\n");
     let mut workers = support::Workers::start(redis.url(), &["A", "B", "C"], &[])?;
     let mut holds = Vec::new();
     for line in &mut workers.lines {
@@ -56,15 +56,12 @@ fn count(locks: &LockManager) -> Result<(), relatch::Error> {
     locks.with_lock("till", || sleep(Duration::from_millis(40)))
 }
 
-fn show_token(locks: &LockManager) -> Result<(), relatch::Error> {
+fn show_token(locks: &LockManager) -> Result<(), Box<dyn Error>> {
     let _guard = locks.lock("till")?;
-    if let Some(holder) = locks.holder("till")? {
-        println!("Taken, the lock \"till\" is one string in Redis, at lock:till\n\n  {}\n", holder.raw());
-        if let Some(owner) = holder.owner() {
-            let (host, pid, thread) = (owner.host(), owner.pid(), owner.thread());
-            println!("host {host:?}, process {pid}, thread {thread}, and a number that is never used again.");
-        }
-    }
+    let holder = locks.holder("till")?.ok_or("the lock is gone")?;
+    let owner = holder.owner().ok_or("not a token of this crate")?;
+    println!("A lock that is held is one string in Redis:\n\n  lock:till = {}\n", holder.raw());
+    println!("Host {}, process {}, thread {}, and a nonce.", owner.host(), owner.pid(), owner.thread());
     Ok(())
 }
 

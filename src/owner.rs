@@ -1,10 +1,13 @@
 //! The readable part of a token: which host, process and thread holds a lock.
 
-use std::fmt;
+use std::fmt::{self, Write};
 use std::sync::Arc;
 
 /// The longest host name a token carries.
 const MAX_HOST: usize = 64;
+
+/// Digits of the largest process or thread number.
+const MAX_NUMBER: usize = 20;
 
 /// Hex digits in a token's nonce: 128 bits.
 const NONCE_DIGITS: usize = 32;
@@ -85,7 +88,10 @@ impl fmt::Display for Owner {
 /// would be one owner.
 pub(crate) fn fresh_token(owner: &Owner) -> String {
     let nonce: u128 = rand::random();
-    format!("{owner}-{nonce:032x}")
+    let mut token = String::with_capacity(owner.host.len() + 2 * MAX_NUMBER + NONCE_DIGITS + 3);
+    // Writing to a string does not fail.
+    let _ = write!(token, "{owner}-{nonce:032x}");
+    token
 }
 
 /// This machine's name, fit for a token.

@@ -20,49 +20,34 @@ const START: Duration = Duration::from_secs(10);
 /// The Redis at `REDIS_URL`, or else a private one that is gone when this is dropped.
 pub(crate) struct Redis {
     url: String,
-    server: Option<Child>,
+    _server: Option<Process>,
 }
 
 impl Redis {
     pub(crate) fn start() -> Result<Redis, Box<dyn Error>> {
         if let Ok(url) = env::var("REDIS_URL") {
-            return Ok(Redis { url, server: None });
+            return Ok(Redis { url, _server: None });
         }
         let port = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?.local_addr()?.port();
         let url = format!("redis://127.0.0.1:{port}/");
-        let mut redis = Redis { server: Some(spawn_server(port)?), url };
-        redis.wait_until_ready()?;
-        Ok(redis)
+        let mut server = spawn_server(port)?;
+        let deadline = Instant::now() + START;
+        while let Err(error) = LockManager::connect(&url) {
+            if server.0.try_wait()?.is_some() || Instant::now() > deadline {
+                return Err(format!("the Redis server that was started here does not answer: {error}").into());
+            }
+            sleep(Duration::from_millis(10));
+        }
+        Ok(Redis { url, _server: Some(server) })
     }
 
     pub(crate) fn url(&self) -> &str {
         &self.url
     }
-
-    fn wait_until_ready(&mut self) -> Result<(), Box<dyn Error>> {
-        let deadline = Instant::now() + START;
-        loop {
-            let answer = LockManager::connect(&self.url);
-            if let Some(status) = self.server.as_mut().map(Child::try_wait).transpose()?.flatten() {
-                return Err(format!("the Redis server ended at once, with {status}: try again").into());
-            }
-            match answer {
-                Ok(_) => return Ok(()),
-                Err(error) if Instant::now() > deadline => return Err(error.into()),
-                Err(_) => sleep(Duration::from_millis(10)),
-            }
-        }
-    }
-}
-
-impl Drop for Redis {
-    fn drop(&mut self) {
-        self.server.iter_mut().for_each(end);
-    }
 }
 
 /// Writes nothing to disk, whatever happens: so there is nothing to clean up after a Ctrl-C either.
-fn spawn_server(port: u16) -> Result<Child, Box<dyn Error>> {
+fn spawn_server(port: u16) -> Result<Process, Box<dyn Error>> {
     for program in ["redis-server", "valkey-server"] {
         let mut command = Command::new(program);
         command.args([
@@ -79,7 +64,7 @@ fn spawn_server(port: u16) -> Result<Child, Box<dyn Error>> {
         command.current_dir(env::temp_dir()).env("LC_ALL", "C").stdin(Stdio::null()).stdout(Stdio::null());
         match command.spawn() {
             Err(error) if error.kind() == ErrorKind::NotFound => {}
-            spawned => return Ok(spawned?),
+            spawned => return Ok(Process(spawned?)),
         }
     }
     Err("neither redis-server nor valkey-server is installed: `bash examples/run.sh` installs one, \
@@ -92,9 +77,9 @@ pub(crate) fn role() -> Option<String> {
     env::var(ROLE).ok()
 }
 
-/// This program again, once per role, each in a process of its own. Whoever still runs is killed on drop.
+/// This program again, once per role, each in a process of its own.
 pub(crate) struct Workers {
-    processes: Vec<Child>,
+    processes: Vec<Process>,
     /// What they print, line by line, until the last of them ends.
     pub(crate) lines: Lines<BufReader<PipeReader>>,
 }
@@ -106,26 +91,29 @@ impl Workers {
         for role in roles {
             let mut command = Command::new(env::current_exe()?);
             command.args(args).env(ROLE, role).env("REDIS_URL", url);
-            workers.processes.push(command.stdin(Stdio::piped()).stdout(writer.try_clone()?).spawn()?);
+            command.stdin(Stdio::piped()).stdout(writer.try_clone()?);
+            workers.processes.push(Process(command.spawn()?));
         }
         Ok(workers)
     }
 
     /// Closes their standard input, waits for their end, and says whether all went well.
     pub(crate) fn finish(mut self) -> Result<(), Box<dyn Error>> {
-        let endings: Vec<_> = self.processes.iter_mut().map(Child::wait).collect::<Result<_, _>>()?;
-        if endings.iter().all(|status| status.success()) { Ok(()) } else { Err("a worker failed".into()) }
+        for worker in &mut self.processes {
+            if !worker.0.wait()?.success() {
+                return Err("a worker failed".into());
+            }
+        }
+        Ok(())
     }
 }
 
-impl Drop for Workers {
+/// A child process that is killed on drop, if it still runs.
+struct Process(Child);
+
+impl Drop for Process {
     fn drop(&mut self) {
-        self.processes.iter_mut().for_each(end);
+        let _ = self.0.kill();
+        let _ = self.0.wait();
     }
-}
-
-/// To be used where an error cannot matter any more: the process may have ended by itself.
-fn end(process: &mut Child) {
-    let _ = process.kill();
-    let _ = process.wait();
 }

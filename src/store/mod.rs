@@ -247,8 +247,8 @@ fn time_left(reply: &Value) -> Option<Duration> {
 }
 
 fn set(key: &str, token: &str, lease: u64) -> Cmd {
-    let mut command = redis::cmd("SET");
-    command.arg(key).arg(token).arg("NX").arg("PX").arg(lease);
+    let mut command = Cmd::with_capacity(6, key.len() + token.len() + 32);
+    command.arg("SET").arg(key).arg(token).arg("NX").arg("PX").arg(lease);
     command
 }
 

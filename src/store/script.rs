@@ -30,7 +30,9 @@ impl Script {
 }
 
 fn call(name: &str, script: &str, key: &str, args: &[&str]) -> Cmd {
-    let mut command = redis::cmd(name);
-    command.arg(script).arg(1).arg(key).arg(args);
+    // One key. (Room for everything at once: growing a command bit by bit costs more than encoding it.)
+    let room = name.len() + script.len() + 1 + key.len() + args.iter().map(|arg| arg.len()).sum::<usize>();
+    let mut command = Cmd::with_capacity(4 + args.len(), room);
+    command.arg(name).arg(script).arg(1).arg(key).arg(args);
     command
 }

@@ -1,6 +1,14 @@
 //! The one integration binary.
+mod exclusion;
+mod face;
+mod input;
 mod lock;
+mod network;
+mod outage;
+mod redis;
 mod roles;
+mod stalls;
 mod support;
 mod support_works;
+mod threads;
 mod time;

@@ -9,6 +9,8 @@ use crate::support::role;
 pub(crate) fn run_role(name: &str) {
     match name {
         "echo" => echo(),
+        "count" => crate::exclusion::count_as_told(),
+        "install" => crate::face::install_as_told(),
         other => panic!("no role is called {other:?}; add it to tests/it/roles.rs"),
     }
 }

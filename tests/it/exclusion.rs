@@ -1,0 +1,144 @@
+//! One at a time: an increment that is not atomic keeps its count, and every waiter gets a turn.
+
+use std::thread;
+use std::time::Duration;
+
+use redis::{Client, Connection};
+use relatch::LockManager;
+
+use crate::support::{Child, Server, role};
+
+/// Longer than anything here takes.
+const LONG: Duration = Duration::from_secs(60);
+
+/// What the increments are made on.
+const COUNTER: &str = "counter";
+
+/// How a thread does one increment.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum How {
+    Locked,
+    /// With the lock taken three times around it.
+    Reentrant,
+    /// The test of the test: without any lock.
+    Bare,
+}
+
+impl How {
+    fn parse(name: &str) -> How {
+        let all = [How::Locked, How::Reentrant, How::Bare];
+        all.into_iter().find(|how| format!("{how:?}") == name).expect("a way to count")
+    }
+
+    fn run(self, locks: &LockManager, increment: impl FnOnce()) {
+        match self {
+            How::Locked => locks.with_lock("a", increment).expect("runs"),
+            How::Reentrant => {
+                let outer = locks.lock("a").expect("locks");
+                let inner = locks.lock("a").expect("locks again");
+                drop(outer);
+                locks.with_lock("a", increment).expect("runs");
+                drop(inner);
+            }
+            How::Bare => increment(),
+        }
+    }
+}
+
+/// Adds one, in a way that loses updates if two do it at a time.
+fn increment(connection: &mut Connection) {
+    let found: Option<u64> = redis::cmd("GET").arg(COUNTER).query(connection).expect("a reply");
+    thread::yield_now();
+    let _pause: String = redis::cmd("PING").query(connection).expect("a reply");
+    let next = found.unwrap_or(0) + 1;
+    redis::cmd("SET").arg(COUNTER).arg(next).query::<()>(connection).expect("a reply");
+}
+
+/// Counts with so many threads on one manager, each so many times.
+fn count(url: &str, threads: u64, rounds: u64, how: How) {
+    let locks = LockManager::connect(url).expect("connects");
+    thread::scope(|scope| {
+        for _ in 0..threads {
+            scope.spawn(|| {
+                let client = Client::open(url).expect("a valid address");
+                let mut connection = client.get_connection().expect("connects");
+                (0..rounds).for_each(|_| how.run(&locks, || increment(&mut connection)));
+            });
+        }
+    });
+}
+
+fn total(server: &Server) -> u64 {
+    server.get(COUNTER).expect("a count").parse().expect("a number")
+}
+
+/// The role of a process that counts; it begins when it is told to.
+pub(crate) fn count_as_told() {
+    role::tell("ready");
+    role::hear();
+    count(&role::arg("url"), 2, 40, How::parse(&role::arg("how")));
+}
+
+/// The total of four processes with two threads each, of 320.
+fn total_of_processes(how: How) -> u64 {
+    let server = Server::start();
+    let url = server.url();
+    let mut children =
+        [(); 4].map(|()| Child::spawn("count", &[("url", &*url), ("how", &*format!("{how:?}"))]));
+    children.iter().for_each(|child| drop(child.expect_line("ready", LONG)));
+    children.iter_mut().for_each(|child| child.say("go"));
+    for child in &mut children {
+        assert!(child.wait(LONG).success());
+    }
+    assert!(!server.exists("lock:a"));
+    total(&server)
+}
+
+fn total_of_threads(how: How) -> u64 {
+    let server = Server::start();
+    count(&server.url(), 8, 50, how);
+    assert!(!server.exists("lock:a"));
+    total(&server)
+}
+
+#[test]
+fn threads_lose_no_update_under_the_lock() {
+    assert_eq!(total_of_threads(How::Locked), 400);
+}
+
+#[test]
+fn threads_lose_no_update_under_a_reentrant_lock() {
+    assert_eq!(total_of_threads(How::Reentrant), 400);
+}
+
+#[test]
+fn threads_lose_updates_without_the_lock() {
+    assert!(total_of_threads(How::Bare) < 400, "the other tests show nothing");
+}
+
+#[test]
+fn processes_lose_no_update_under_the_lock() {
+    assert_eq!(total_of_processes(How::Locked), 320);
+}
+
+#[test]
+fn processes_lose_no_update_under_a_reentrant_lock() {
+    assert_eq!(total_of_processes(How::Reentrant), 320);
+}
+
+#[test]
+fn processes_lose_updates_without_the_lock() {
+    assert!(total_of_processes(How::Bare) < 320, "the other tests show nothing");
+}
+
+#[test]
+fn managers_of_one_process_exclude_each_other() {
+    let server = Server::start();
+    let url = server.url();
+    thread::scope(|scope| {
+        for _ in 0..4 {
+            scope.spawn(|| count(&url, 2, 25, How::Locked));
+        }
+    });
+    assert_eq!(total(&server), 200);
+}

@@ -1,0 +1,403 @@
+//! The public interface, from the user's side.
+
+use std::fmt;
+use std::process;
+use std::sync::mpsc;
+use std::thread;
+use std::time::Duration;
+
+use relatch::{Error, LockManager, LostCause, Unlocked};
+
+use crate::support::{Child, Server, eventually, role, within};
+
+/// Longer than anything here takes.
+const LONG: Duration = Duration::from_secs(20);
+
+/// A wait that ends without the lock.
+const WAIT: Duration = Duration::from_millis(200);
+
+/// What the machine may add to a deadline.
+const SLACK: Duration = Duration::from_millis(500);
+
+/// A password that must never be seen.
+const CANARY: &str = "canary7Qx";
+
+/// Everything that asks Redis about a lock, and a connection's first words.
+const TRAFFIC: [&str; 8] = ["set", "get", "pttl", "eval", "evalsha", "ping", "del", "exists"];
+
+fn locks(server: &Server) -> LockManager {
+    LockManager::connect(&server.url()).expect("connects")
+}
+
+/// A user's error type.
+#[derive(Debug, PartialEq)]
+enum Failure {
+    OutOfPaper,
+    Lock(String),
+}
+
+impl From<Error> for Failure {
+    fn from(error: Error) -> Failure {
+        Failure::Lock(error.to_string())
+    }
+}
+
+/// Somebody else deletes the lock's key.
+fn delete(server: &Server, key: &str) {
+    assert_eq!(server.query::<i64>(&["DEL", key]), 1);
+}
+
+#[test]
+fn with_lock_runs_once_under_the_lock_and_gives_the_result() {
+    let server = Server::start();
+    let locks = locks(&server);
+    let mut runs = 0;
+    let result = locks.with_lock("a", || {
+        runs += 1;
+        (server.exists("lock:a"), String::from("done"))
+    });
+    assert_eq!(result.expect("runs"), (true, "done".to_owned()));
+    assert_eq!((runs, server.exists("lock:a")), (1, false));
+}
+
+#[test]
+fn with_lock_does_not_run_without_the_lock() {
+    let server = Server::start();
+    let (ours, theirs) = (locks(&server), locks(&server));
+    thread::scope(|scope| {
+        scope.spawn(|| std::mem::forget(theirs.lock("a").expect("locks")));
+    });
+    let lock = ours.get("a").wait(WAIT);
+    assert!(lock.with_lock(|| unreachable!()).expect_err("busy").is_timeout());
+    assert!(lock.with_guard(|_| unreachable!()).expect_err("busy").is_timeout());
+    let failed = lock.with_lock_result(|| -> Result<(), Failure> { unreachable!() });
+    assert!(matches!(failed, Err(Failure::Lock(text)) if text.contains("still busy")));
+}
+
+#[test]
+fn with_lock_tells_that_the_lock_was_lost_meanwhile() {
+    let server = Server::start();
+    let locks = locks(&server);
+    let error = locks.with_lock("a", || delete(&server, "lock:a")).expect_err("lost");
+    assert!(matches!(&error, Error::Lost { key, cause: LostCause::Deleted, .. } if key == "a"), "{error:?}");
+    let error = locks
+        .with_guard("a", |_| server.query::<()>(&["SET", "lock:a", "somebody"]))
+        .expect_err("lost");
+    assert!(matches!(&error, Error::Lost { cause: LostCause::Taken, .. }), "{error:?}");
+    assert_eq!(server.get("lock:a").as_deref(), Some("somebody"));
+}
+
+#[test]
+fn with_lock_is_done_when_only_the_release_has_no_answer() {
+    let server = Server::start();
+    let locks = LockManager::builder(&server.url()).response_timeout(WAIT).build().expect("connects");
+    let result = within(WAIT + SLACK, "the release", || locks.with_lock("a", || server.kill()));
+    result.expect("it ran under the lock");
+}
+
+#[test]
+fn with_lock_result_gives_the_closures_result_or_error() {
+    let server = Server::start();
+    let locks = locks(&server);
+    assert_eq!(locks.with_lock_result("a", || Ok::<_, Failure>(7)), Ok(7));
+    assert!(!server.exists("lock:a"));
+    let failed: Result<(), _> = locks.with_lock_result("a", || Err(Failure::OutOfPaper));
+    assert_eq!(failed, Err(Failure::OutOfPaper));
+    assert!(!server.exists("lock:a"));
+}
+
+#[test]
+fn with_lock_result_never_masks_the_closures_error() {
+    let server = Server::start();
+    let locks = LockManager::builder(&server.url()).response_timeout(WAIT).build().expect("connects");
+    let failed: Result<(), _> = locks.with_lock_result("a", || {
+        delete(&server, "lock:a");
+        Err(Failure::OutOfPaper)
+    });
+    assert_eq!(failed, Err(Failure::OutOfPaper));
+    let failed = locks.with_lock_result("a", || {
+        delete(&server, "lock:a");
+        Ok::<_, Failure>(())
+    });
+    assert_eq!(failed, Err(Failure::Lock(r#"lock "a" was lost: its key was deleted"#.to_owned())));
+    let failed: Result<(), _> = locks.with_lock_result("a", || {
+        server.kill();
+        Err(Failure::OutOfPaper)
+    });
+    assert_eq!(failed, Err(Failure::OutOfPaper));
+}
+
+#[test]
+fn with_guard_lends_the_guard() {
+    let server = Server::start();
+    let locks = locks(&server);
+    let token = locks
+        .with_guard("a", |guard| {
+            assert!(guard.is_valid());
+            assert_eq!(locks.with_guard("a", |inner| inner.depth()).expect("reenters"), 2);
+            assert_eq!(guard.depth(), 1);
+            guard.token().to_owned()
+        })
+        .expect("runs");
+    assert!(!server.exists("lock:a") && token.len() > 32);
+}
+
+#[test]
+fn a_guard_tells_about_its_hold() {
+    let server = Server::start();
+    let locks = locks(&server);
+    let guard = locks.get("a").lease(Duration::from_secs(10)).lock().expect("locks");
+    assert_eq!((guard.key(), guard.depth(), guard.is_valid()), ("a", 1, true));
+    assert!(Duration::from_secs(8) < guard.remaining() && guard.remaining() <= Duration::from_millis(9898));
+    assert_eq!(guard.owner().pid(), process::id());
+    assert_eq!(guard.owner().host(), hostname::get().expect("a name").to_string_lossy());
+    assert!(guard.token().starts_with(&format!("{}-", guard.owner())));
+    let inner = locks.lock("a").expect("locks again");
+    assert_eq!(inner.token(), guard.token());
+    drop((guard, inner));
+    let next = locks.lock("a").expect("locks");
+    let token = next.token().to_owned();
+    drop(next);
+    assert_ne!(locks.lock("a").expect("locks").token(), token, "no token is used twice");
+}
+
+#[test]
+fn try_lock_for_gets_what_becomes_free_in_time() {
+    let server = Server::start();
+    let (ours, theirs) = (locks(&server), locks(&server));
+    let held = theirs.lock("a").expect("locks");
+    thread::scope(|scope| {
+        let waiter = scope.spawn(|| ours.try_lock_for("a", LONG).expect("answers").is_some());
+        server.reset_stats();
+        eventually(LONG, "it waits", || server.calls("set") > 2);
+        drop(held);
+        assert!(waiter.join().expect("no panic"));
+    });
+}
+
+#[test]
+fn holder_names_who_and_how_long() {
+    let server = Server::start();
+    let (locks, others) = (locks(&server), locks(&server));
+    assert_eq!(locks.holder("a").expect("answers"), None);
+    let guard = others.get("a").lease(Duration::from_secs(10)).lock().expect("locks");
+    let holder = locks.holder("a").expect("answers").expect("somebody");
+    assert_eq!(holder.owner().as_ref(), Some(guard.owner()));
+    assert_eq!(holder.raw(), guard.token());
+    let left = holder.time_left().expect("a lease");
+    assert!(Duration::from_secs(5) < left && left <= Duration::from_secs(10), "{left:?}");
+    assert_eq!(holder.to_string(), format!("{} ({left:.1?} left)", guard.owner()));
+    assert_eq!(locks.get("a").holder().expect("answers").expect("somebody").raw(), guard.token());
+    drop(guard);
+    assert_eq!(locks.holder("a").expect("answers"), None);
+}
+
+#[test]
+fn force_unlock_says_whose_it_was_and_they_learn_of_it() {
+    let server = Server::start();
+    let (locks, others) = (locks(&server), locks(&server));
+    assert_eq!(locks.force_unlock("a").expect("answers"), None);
+    let guard = others.lock("a").expect("locks");
+    let deleted = locks.force_unlock("a").expect("answers").expect("somebody");
+    assert_eq!(deleted.owner().as_ref(), Some(guard.owner()));
+    assert!(deleted.time_left().is_some_and(|left| left > Duration::from_secs(20)));
+    assert!(!server.exists("lock:a"));
+    let taken = locks.lock("a").expect("free now");
+    let error = guard.unlock().expect_err("lost");
+    assert!(matches!(error, Error::Lost { cause: LostCause::Taken, .. }), "{error:?}");
+    assert_eq!(taken.unlock().expect("unlocks"), Unlocked::Released);
+}
+
+#[test]
+fn a_prefix_stands_in_front_of_every_key() {
+    let server = Server::start();
+    for (prefix, expected) in [("shop:", "shop:a"), ("", "a"), ("\u{1f512}", "\u{1f512}a")] {
+        let locks = LockManager::builder(&server.url()).prefix(prefix).build().expect("connects");
+        let guard = locks.lock("a").expect("locks");
+        assert_eq!(server.get(expected).as_deref(), Some(guard.token()));
+        assert_eq!((guard.key(), locks.get("a").key()), ("a", "a"));
+    }
+}
+
+#[test]
+fn the_builders_lease_and_wait_are_every_locks() {
+    let server = Server::start();
+    let locks = LockManager::builder(&server.url()).lease(Duration::from_secs(5)).wait(WAIT).build();
+    let locks = locks.expect("connects");
+    let guard = locks.lock("a").expect("locks");
+    assert!((4_000..=5_000).contains(&server.pttl("lock:a")));
+    thread::scope(|scope| {
+        scope.spawn(|| assert!(locks.lock("a").expect_err("busy").is_timeout()));
+    });
+    drop(guard);
+    let _own = locks.get("a").lease(Duration::from_secs(50)).lock().expect("locks");
+    assert!(server.pttl("lock:a") > 40_000, "a lock's own lease wins");
+}
+
+#[test]
+fn a_client_can_be_brought_along() {
+    let server = Server::with(&["--requirepass", CANARY]);
+    let client = redis::Client::open(format!("redis://:{CANARY}@127.0.0.1:{}/2", server.port()));
+    let builder = LockManager::builder_with_client(&client.expect("a valid address"));
+    assert_no_canary(&builder);
+    let locks = builder.build().expect("connects");
+    let _guard = locks.lock("a").expect("locks");
+    let info: String = server.query(&["INFO", "keyspace"]);
+    assert!(info.contains("db2:keys=1"), "{info}");
+}
+
+#[test]
+#[cfg(unix)]
+fn a_unix_socket_works() {
+    let dir = tempfile::tempdir().expect("a temporary directory");
+    let path = dir.path().join("redis.sock");
+    let path = path.to_str().expect("a printable path");
+    let server = Server::with(&["--unixsocket", path]);
+    let locks = LockManager::connect(&format!("unix://{path}")).expect("connects");
+    let guard = locks.lock("a").expect("locks");
+    assert!(server.exists("lock:a"));
+    assert_eq!(guard.unlock().expect("unlocks"), Unlocked::Released);
+    server.kill();
+    let error = locks.try_lock("a").expect_err("gone");
+    assert!(error.is_unavailable() && error.to_string().contains(path), "{error}");
+}
+
+#[test]
+fn build_unchecked_may_come_before_redis() {
+    let server = Server::start();
+    server.kill();
+    let locks = LockManager::builder(&server.url()).build_unchecked().expect("builds");
+    assert!(locks.try_lock("a").expect_err("not yet").is_unavailable());
+    server.restart();
+    drop(locks.lock("a").expect("locks"));
+}
+
+#[track_caller]
+fn assert_no_canary(shown: &impl fmt::Debug) {
+    let text = format!("{shown:?} {shown:#?}");
+    assert!(!text.contains(CANARY), "{text}");
+    assert!(!text.is_empty());
+}
+
+#[test]
+fn nothing_shows_the_password() {
+    let server = Server::with(&["--requirepass", CANARY]);
+    let url = format!("redis://:{CANARY}@127.0.0.1:{}/", server.port());
+    assert_no_canary(&LockManager::builder(&url));
+    let locks = LockManager::connect(&url).expect("connects");
+    let lock = locks.get("a").wait(WAIT);
+    let guard = lock.lock().expect("locks");
+    assert_no_canary(&locks);
+    assert_no_canary(&lock);
+    assert_no_canary(&guard);
+    assert_no_canary(&guard.owner());
+    assert_no_canary(&locks.holder("a"));
+    assert!(format!("{guard:?}").contains("\"a\"") && format!("{lock:?}").contains("\"a\""));
+    thread::scope(|scope| {
+        scope.spawn(|| assert_no_canary(&lock.lock().map(drop).expect_err("busy")));
+    });
+    server.kill();
+    assert_no_canary(&locks.try_lock("b").expect_err("gone"));
+    assert_no_canary(&guard.unlock().expect_err("gone"));
+}
+
+/// The role of a process that installs a manager: what can be installed once cannot be tested beside other tests.
+pub(crate) fn install_as_told() {
+    let connect = || LockManager::connect(&role::arg("url")).expect("connects");
+    assert!(matches!(relatch::installed(), Err(Error::NotInstalled)));
+    let error = relatch::with_lock("a", || unreachable!()).expect_err("none yet");
+    assert!(matches!(error, Error::NotInstalled), "{error:?}");
+    assert!(error.to_string().contains("relatch::install"), "{error}");
+    relatch::install(connect()).expect("the first");
+    assert!(matches!(relatch::install(connect()), Err(Error::AlreadyInstalled)));
+    let locks = relatch::installed().expect("installed");
+    let depth = relatch::with_lock("a", || locks.with_guard("a", |guard| guard.depth()).expect("reenters"));
+    assert_eq!(depth.expect("runs"), 2);
+    assert_eq!(locks.holder("a").expect("answers"), None);
+    role::tell("installed");
+}
+
+#[test]
+fn a_manager_can_be_installed_once_for_the_process() {
+    let server = Server::start();
+    let mut child = Child::spawn("install", &[("url", &*server.url())]);
+    child.expect_line("installed", LONG);
+    assert!(child.wait(LONG).success());
+    assert_eq!(server.calls("set"), 1);
+}
+
+#[test]
+fn a_thread_behind_another_sends_nothing() {
+    let server = Server::start();
+    let locks = locks(&server);
+    let guard = locks.lock("a").expect("locks");
+    thread::scope(|scope| {
+        server.reset_stats();
+        let waiter = scope.spawn(|| {
+            assert!(locks.try_lock("a").expect("answers").is_none());
+            assert!(locks.try_lock_for("a", WAIT).expect("answers").is_none());
+            assert!(locks.get("a").wait(WAIT).lock().expect_err("busy").is_timeout());
+        });
+        waiter.join().expect("no panic");
+        assert_eq!(server.total_calls(&TRAFFIC), 0);
+    });
+    assert_eq!(guard.depth(), 1);
+}
+
+/// Whether a thread of this process sleeps, as the system sees it.
+#[cfg(target_os = "linux")]
+fn sleeps(thread: u64) -> bool {
+    let stat = std::fs::read_to_string(format!("/proc/self/task/{thread}/stat")).expect("a thread");
+    stat.rsplit(')').next().is_some_and(|rest| rest.trim_start().starts_with('S'))
+}
+
+#[test]
+#[cfg(target_os = "linux")]
+fn threads_get_the_lock_in_the_order_in_which_they_asked() {
+    const THREADS: usize = 6;
+    let server = Server::start();
+    let locks = locks(&server);
+    let held = locks.lock("a").expect("locks");
+    let (told, order) = mpsc::channel();
+    thread::scope(|scope| {
+        for number in 0..THREADS {
+            let (asks, asking) = mpsc::channel();
+            let (locks, told) = (&locks, told.clone());
+            scope.spawn(move || {
+                let me = locks.with_guard(format!("{number}"), |guard| guard.owner().thread());
+                asks.send(me.expect("runs")).expect("awaited");
+                let guard = locks.lock("a").expect("locks");
+                told.send(number).expect("awaited");
+                drop(guard);
+            });
+            let thread = asking.recv().expect("it asks");
+            let mut looks = 0;
+            eventually(LONG, "it waits", || {
+                looks = if sleeps(thread) { looks + 1 } else { 0 };
+                looks == 5
+            });
+        }
+        drop(held);
+    });
+    assert_eq!(order.try_iter().collect::<Vec<_>>(), (0..THREADS).collect::<Vec<_>>());
+}
+
+#[test]
+fn a_pool_of_one_serves_many_threads() {
+    let server = Server::start();
+    let locks = LockManager::builder(&server.url()).pool_size(1).wait(LONG).build().expect("connects");
+    let others = LockManager::connect(&server.url()).expect("connects");
+    thread::scope(|scope| {
+        for number in 0..32 {
+            let locks = if number % 4 == 0 { &others } else { &locks };
+            scope.spawn(move || {
+                for round in 0..4 {
+                    let key = format!("{}", (number + round) % 3);
+                    locks.with_lock(key, thread::yield_now).expect("its turn comes");
+                }
+            });
+        }
+    });
+    assert!(server.connections() <= 1 + 8);
+    assert_eq!(server.query::<i64>(&["DBSIZE"]), 0);
+}

@@ -1,0 +1,324 @@
+//! Lost answers: a command was executed, or will be, and its caller is not told.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use relatch::{Builder, Error, LockGuard, LockManager, Unlocked};
+
+use crate::support::{Fault, Proxy, Server, eventually, unique_key, within};
+
+/// Longer than anything here takes.
+pub(crate) const LONG: Duration = Duration::from_secs(20);
+
+/// How long the managers here wait for a connection, and for an answer.
+pub(crate) const ANSWER: Duration = Duration::from_millis(300);
+
+/// How late a call may return.
+pub(crate) const LATE: Duration = Duration::from_millis(50);
+
+/// How soon a key that nobody holds is gone.
+pub(crate) const SOON: Duration = Duration::from_secs(1);
+
+/// The default lease: whoever waits for his own key waits this long.
+const LEASE: Duration = Duration::from_secs(30);
+
+/// A manager that reaches its server through a proxy.
+pub(crate) struct Rig {
+    pub(crate) locks: LockManager,
+    pub(crate) proxy: Proxy,
+    pub(crate) server: Server,
+}
+
+impl Rig {
+    pub(crate) fn new() -> Rig {
+        Rig::with(|builder| builder)
+    }
+
+    pub(crate) fn with(change: impl FnOnce(Builder) -> Builder) -> Rig {
+        let server = Server::start();
+        let proxy = Proxy::start(server.port());
+        let locks = change(builder(&proxy.url())).build().expect("connects");
+        drop(locks.lock("warm-up").expect("locks")); // Redis learns the script.
+        server.reset_stats();
+        Rig { locks, proxy, server }
+    }
+
+    /// What stands in Redis for a lock.
+    pub(crate) fn stands(&self, key: &str) -> Option<String> {
+        self.server.get(&format!("lock:{key}"))
+    }
+
+    /// The tokens that were sent for a lock, in order.
+    pub(crate) fn tokens_sent(&self, key: &str) -> Vec<String> {
+        let sent = self.proxy.log_in_full().into_iter();
+        sent.filter(|it| it[0] == "SET" && it[1] == format!("lock:{key}")).map(|it| it[2].clone()).collect()
+    }
+
+    /// Checks that Redis did set the key, and has it no more.
+    #[track_caller]
+    fn assert_removed(&self, key: &str, sets: u64) {
+        eventually(LONG, "the SET is executed", || self.server.calls("set") >= sets);
+        eventually(SOON, "the key that nobody holds is removed", || self.stands(key).is_none());
+    }
+
+    /// Checks that the lock can be taken and released, with its own token, and quickly.
+    #[track_caller]
+    pub(crate) fn assert_works(&self, key: &str) {
+        let guard = within(LONG / 4, "a lock that is free", || self.locks.lock(key)).expect("locks");
+        assert_eq!(self.stands(key).as_deref(), Some(guard.token()));
+        assert_eq!(guard.unlock().expect("unlocks"), Unlocked::Released);
+        assert_eq!(self.stands(key), None);
+    }
+}
+
+pub(crate) fn builder(url: &str) -> Builder {
+    LockManager::builder(url).connect_timeout(ANSWER).response_timeout(ANSWER).tolerate_outage(2 * ANSWER)
+}
+
+pub(crate) type Taken = Result<Option<LockGuard>, Error>;
+
+/// The ways to take a lock.
+pub(crate) const WAYS: [(&str, fn(&LockManager, &str) -> Taken); 3] = [
+    ("lock", |locks, key| locks.lock(key).map(Some)),
+    ("try_lock", |locks, key| locks.try_lock(key)),
+    ("try_lock_for", |locks, key| locks.try_lock_for(key, 3 * ANSWER)),
+];
+
+/// A server that breaks off, or talks nonsense, in the place of an answer to a command that was executed.
+pub(crate) fn broken_replies() -> [Fault; 4] {
+    let garbage = Fault::Replace(b"HTTP/1.1 400 Bad Request\r\n\r\n".to_vec());
+    [Fault::CutBeforeReply, Fault::HalfReply, garbage, Fault::Replace(b":1\r\n".to_vec())]
+}
+
+/// Checks that one of up to three calls takes at most `limit`, and 50 ms: the machine may be busy, a call may not.
+#[track_caller]
+pub(crate) fn returns_by(limit: Duration, what: &str, mut timed: impl FnMut() -> Duration) {
+    let mut took = Vec::new();
+    while took.len() < 3 && took.last().is_none_or(|&last| last > limit + LATE) {
+        took.push(timed());
+    }
+    assert!(took.last().is_some_and(|&last| last <= limit + LATE), "{what}: {took:?}, not by {limit:?}");
+}
+
+pub(crate) fn time<T>(action: impl FnOnce() -> T) -> (Duration, T) {
+    let start = Instant::now();
+    let value = action();
+    (start.elapsed(), value)
+}
+
+#[track_caller]
+pub(crate) fn assert_unavailable(taken: Taken) {
+    assert!(matches!(taken, Err(Error::Unavailable { .. })), "{taken:?}");
+}
+
+#[test]
+fn row_11_a_set_whose_answer_is_cut_off_is_recovered() {
+    let rig = Rig::new();
+    for (way, take) in WAYS {
+        rig.proxy.on(&format!("SET lock:{way}"), Fault::CutBeforeReply);
+        let (took, taken) = time(|| take(&rig.locks, way));
+        let guard = taken.expect(way).expect(way);
+        assert!(took < SOON, "{way} waited for its own key: {took:?}");
+        assert_eq!(rig.tokens_sent(way), [guard.token(), guard.token()], "{way}");
+        assert_eq!(rig.stands(way).as_deref(), Some(guard.token()), "{way}");
+    }
+}
+
+#[test]
+fn row_11_a_recovered_lock_is_counted_from_the_first_send() {
+    let rig = Rig::new();
+    let delay = ANSWER * 3 / 2;
+    for (way, take) in WAYS {
+        rig.proxy.on(&format!("SET lock:{way}"), Fault::DelayReply(delay));
+        let (took, taken) = time(|| take(&rig.locks, way));
+        let guard = taken.expect(way).expect(way);
+        let remaining = guard.remaining();
+        assert!(took < 3 * SOON, "{way} waited for its own key: {took:?}");
+        assert_eq!(rig.tokens_sent(way), [guard.token(), guard.token()], "{way}");
+        assert!(guard.is_valid());
+        assert!(remaining <= LEASE - LEASE / 100 - delay, "{way}: {remaining:?}");
+    }
+}
+
+#[test]
+fn row_11_an_answer_that_never_comes_is_recovered_or_removed() {
+    let rig = Rig::new();
+    for fault in [Fault::DropReply, Fault::SwallowCommand] {
+        for (way, take) in WAYS {
+            let key = unique_key(way);
+            rig.proxy.on(&format!("SET lock:{key}"), fault.clone());
+            let (took, taken) = time(|| take(&rig.locks, &key));
+            assert!(took < 3 * SOON, "{way} waited for its own key: {took:?}");
+            match taken {
+                Ok(Some(guard)) => assert_eq!(rig.stands(&key).as_deref(), Some(guard.token()), "{way}"),
+                Ok(None) => panic!("{way} was told that its own lock is busy"),
+                Err(_) => eventually(SOON, "the key is removed", || rig.stands(&key).is_none()),
+            }
+        }
+    }
+}
+
+#[test]
+fn row_11_a_waiter_whose_answer_is_lost_does_not_wait_for_itself() {
+    let rig = Rig::new();
+    rig.server.query::<()>(&["SET", "lock:a", "somebody", "PX", "60000"]);
+    let (rig, started) = (&rig, rig.server.calls("set"));
+    thread::scope(|scope| {
+        let waiter = scope.spawn(|| {
+            let guard = rig.locks.lock("a").expect("locks");
+            (guard.token().to_owned(), rig.stands("a"))
+        });
+        eventually(LONG, "it waits", || rig.server.calls("set") > started + 2);
+        rig.proxy.hold_replies(true);
+        rig.server.query::<()>(&["DEL", "lock:a"]);
+        eventually(LONG, "it takes the lock without knowing", || rig.stands("a").is_some());
+        rig.proxy.cut_all();
+        rig.proxy.hold_replies(false);
+        let (token, stood) = within(3 * SOON, "learning of it", || waiter.join()).expect("no panic");
+        assert_eq!(Some(token), stood);
+    });
+}
+
+#[test]
+fn row_11_whoever_gives_up_leaves_no_key() {
+    let rig = Rig::new();
+    for (way, take) in WAYS {
+        let sets = rig.server.calls("set");
+        rig.proxy.hold_replies(true);
+        assert_unavailable(take(&rig.locks, way));
+        rig.assert_removed(way, sets + 1);
+        rig.proxy.hold_replies(false);
+        rig.assert_works(way);
+    }
+    rig.proxy.always("SET", Fault::DropReply);
+    for limit in [ANSWER / 2, 2 * ANSWER] {
+        let sets = rig.server.calls("set");
+        assert_unavailable(rig.locks.try_lock_for("a", limit));
+        rig.assert_removed("a", sets + 1);
+    }
+}
+
+#[test]
+fn row_11_whoever_gives_up_on_a_connection_that_broke_leaves_no_key() {
+    let rig = Rig::new();
+    rig.proxy.on_times("SET", 2, Fault::CutBeforeReply);
+    assert_unavailable(rig.locks.try_lock("a"));
+    rig.assert_removed("a", 2);
+}
+
+#[test]
+fn row_11_giving_up_on_a_stopped_server_leaves_no_key() {
+    let server = Server::start();
+    let locks = builder(&server.url()).build().expect("connects");
+    for round in 1..=20 {
+        let (key, limit) = (format!("round-{round}"), Duration::from_millis(40));
+        if round % 2 == 0 {
+            locks.holder(&key).expect("a connection that is open already");
+        }
+        server.pause();
+        assert_unavailable(locks.try_lock_for(&key, limit));
+        server.resume();
+        eventually(LONG, "the SET is executed", || server.calls("set") >= round);
+        let stands = || server.exists(&format!("lock:{key}"));
+        eventually(SOON, &format!("no key after round {round}"), || !stands());
+    }
+}
+
+#[test]
+fn row_12_a_release_whose_answer_is_lost_is_never_lost() {
+    let rig = Rig::new();
+    for fault in broken_replies() {
+        let guard = rig.locks.lock("a").expect("locks");
+        rig.proxy.on("EVALSHA * 1 lock:a", fault.clone());
+        assert_eq!(guard.unlock().expect("unlocks"), Unlocked::Released, "{fault:?}");
+        assert_eq!(rig.stands("a"), None);
+    }
+}
+
+#[test]
+fn row_12_a_release_whose_answer_never_comes_is_unconfirmed() {
+    let rig = Rig::new();
+    for fault in [Fault::DropReply, Fault::SwallowCommand] {
+        returns_by(ANSWER, "unlock", || {
+            let key = unique_key("a");
+            let guard = rig.locks.get(&key).lease(2 * SOON).lock().expect("locks");
+            rig.proxy.on(&format!("EVALSHA * 1 lock:{key}"), fault.clone());
+            let (took, unlocked) = time(|| guard.unlock());
+            match unlocked {
+                Ok(Unlocked::Released) => assert_eq!(rig.stands(&key), None),
+                Err(Error::Unconfirmed { at_most, .. }) => {
+                    let stands = rig.server.pttl(&format!("lock:{key}"));
+                    assert!(i128::from(stands) <= at_most.as_millis().cast_signed(), "{stands} {at_most:?}");
+                    assert!(fault == Fault::SwallowCommand || rig.stands(&key).is_none());
+                }
+                other => panic!("{fault:?}: {other:?}"),
+            }
+            rig.proxy.cut_all();
+            took
+        });
+    }
+}
+
+#[test]
+fn row_12_a_release_whose_answer_never_comes_spoils_no_later_lock() {
+    let rig = Rig::new();
+    for (way, take) in WAYS {
+        let guard = rig.locks.lock("a").expect("locks");
+        rig.proxy.on("EVALSHA", Fault::DropReply);
+        drop(guard);
+        let guard = within(ANSWER, way, || take(&rig.locks, "b")).expect(way).expect(way);
+        assert_eq!(rig.stands("b").as_deref(), Some(guard.token()), "{way}");
+    }
+}
+
+#[test]
+fn row_12_a_repeated_release_does_not_touch_who_came_in_between() {
+    let rig = Rig::new();
+    let rig = &rig;
+    rig.proxy.on("EVALSHA", Fault::CutBeforeReply);
+    rig.proxy.on_nth("EVALSHA", 2, Fault::DelayCommand(ANSWER / 3));
+    thread::scope(|scope| {
+        let holder = scope.spawn(|| rig.locks.lock("a").expect("locks").unlock());
+        rig.proxy.wait_fired(2, LONG);
+        let taken: Option<String> = rig.server.query(&["SET", "lock:a", "theirs", "NX", "PX", "60000"]);
+        assert!(taken.is_some(), "the first release was executed");
+        let unlocked = holder.join().expect("no panic");
+        assert!(matches!(unlocked, Ok(Unlocked::Released) | Err(Error::Unconfirmed { .. })), "{unlocked:?}");
+    });
+    assert_eq!(rig.proxy.commands("EVALSHA"), 3, "warm-up, release, and again");
+    assert_eq!(rig.stands("a").as_deref(), Some("theirs"));
+}
+
+#[test]
+fn a_lost_answer_in_a_thread_does_not_disturb_others() {
+    const ROUNDS: usize = 15;
+    let rig = Rig::new();
+    let (rig, done) = (&rig, &AtomicBool::new(false));
+    let faults = broken_replies().into_iter().chain([Fault::DropReply]).cycle().take(ROUNDS);
+    thread::scope(|scope| {
+        let others = [(); 4].map(|()| {
+            scope.spawn(move || {
+                let key = unique_key("other");
+                let mut rounds = 0;
+                while !done.load(Ordering::SeqCst) {
+                    rig.assert_works(&key);
+                    rounds += 1;
+                }
+                rounds
+            })
+        });
+        let struck = scope.spawn(move || {
+            for fault in faults {
+                rig.proxy.on("SET lock:struck", fault);
+                rig.assert_works("struck");
+            }
+        });
+        let struck = struck.join();
+        done.store(true, Ordering::SeqCst);
+        let rounds = others.map(|it| it.join().expect("the others are not disturbed"));
+        struck.expect("every lost answer is settled");
+        assert!(rounds.iter().all(|&it| it > ROUNDS), "{rounds:?}");
+    });
+    assert!(rig.proxy.fired() >= ROUNDS as u64);
+}

@@ -1,0 +1,225 @@
+//! Redis that does not answer, does not answer in whole, or is not there yet.
+
+use std::thread;
+use std::time::{Duration, Instant};
+
+use relatch::{Error, LockGuard, Unlocked};
+
+use crate::network::{
+    ANSWER, LATE, LONG, Rig, SOON, Taken, WAYS, assert_unavailable, broken_replies, builder, returns_by, time,
+};
+use crate::support::{Fault, Proxy, Server, eventually, unique_key};
+
+#[test]
+fn row_13_taking_a_lock_in_a_black_hole_ends_by_its_deadline() {
+    let rig = Rig::new();
+    let waiting = rig.locks.get("a").wait(ANSWER * 3 / 2);
+    let takes: [(&str, Duration, &dyn Fn() -> Taken); 5] = [
+        ("try_lock", 2 * ANSWER, &|| rig.locks.try_lock("a")),
+        ("try_lock_for, shorter than an answer", ANSWER / 2, &|| rig.locks.try_lock_for("a", ANSWER / 2)),
+        ("try_lock_for", 4 * ANSWER, &|| rig.locks.try_lock_for("a", 4 * ANSWER)),
+        ("lock with a wait", ANSWER * 3 / 2, &|| waiting.lock().map(Some)),
+        // Two answers after the outage that is tolerated: the last attempt, and the pause before it.
+        ("lock", 4 * ANSWER, &|| rig.locks.lock("a").map(Some)),
+    ];
+    for (what, limit, take) in takes {
+        // The hole opens on a connection in use; at the second time, or the third, on one to be made.
+        drop(rig.locks.holder("a"));
+        rig.proxy.black_hole(true);
+        returns_by(limit, what, || {
+            let (took, taken) = time(take);
+            assert_unavailable(taken);
+            took
+        });
+        let (took, taken) = time(take);
+        assert_unavailable(taken);
+        assert!(took <= limit + 10 * LATE, "{what}, connecting into the hole: {took:?}");
+        rig.proxy.black_hole(false);
+        rig.proxy.cut_all();
+    }
+    rig.assert_works("b");
+}
+
+#[test]
+fn row_13_a_hole_that_was_there_first_keeps_nobody() {
+    let server = Server::start();
+    let proxy = Proxy::start(server.port());
+    proxy.black_hole(true);
+    returns_by(ANSWER, "build", || time(|| builder(&proxy.url()).build().expect_err("no answer")).0);
+    // With a login there is something to wait for before the lock's own command.
+    let url = proxy.url().replace("redis://", "redis://:secret@");
+    for url in [proxy.url(), url] {
+        let locks = builder(&url).build_unchecked().expect("sends nothing");
+        for (way, take) in WAYS {
+            let limit = if way == "try_lock" { 2 * ANSWER } else { 4 * ANSWER };
+            returns_by(limit, way, || {
+                let (took, taken) = time(|| take(&locks, "a"));
+                assert_unavailable(taken);
+                took
+            });
+        }
+    }
+}
+
+#[test]
+fn row_13_releasing_in_a_black_hole_ends_by_the_response_timeout() {
+    let rig = Rig::new();
+    let in_a_hole = |release: &dyn Fn(LockGuard)| {
+        let guard = rig.locks.lock(unique_key("a")).expect("locks");
+        rig.proxy.black_hole(true);
+        let (took, ()) = time(|| release(guard));
+        rig.proxy.black_hole(false);
+        rig.proxy.cut_all();
+        took
+    };
+    let unlock = |guard: LockGuard| {
+        let unlocked = guard.unlock();
+        assert!(matches!(unlocked, Err(Error::Unconfirmed { .. })), "{unlocked:?}");
+    };
+    returns_by(ANSWER, "unlock", || in_a_hole(&unlock));
+    returns_by(ANSWER, "drop", || in_a_hole(&|guard| drop(guard)));
+    let cut = |guard: LockGuard| {
+        rig.proxy.cut_all();
+        unlock(guard);
+    };
+    returns_by(ANSWER, "unlock, on a new connection", || in_a_hole(&cut));
+    rig.assert_works("b");
+}
+
+#[test]
+fn row_13_a_pool_of_one_in_a_black_hole_keeps_nobody() {
+    let rig = Rig::with(|builder| builder.pool_size(1));
+    let rig = &rig;
+    returns_by(4 * ANSWER, "waiting for the only connection", || {
+        let guard = rig.locks.lock(unique_key("held")).expect("locks");
+        rig.proxy.black_hole(true);
+        let too_long = thread::scope(|scope| {
+            let tries = [ANSWER / 2, ANSWER, 2 * ANSWER, 4 * ANSWER, Duration::ZERO].map(|limit| {
+                scope.spawn(move || {
+                    let (took, taken) = time(|| rig.locks.try_lock_for(unique_key("a"), limit));
+                    assert_unavailable(taken);
+                    took.saturating_sub(if limit.is_zero() { 2 * ANSWER } else { limit })
+                })
+            });
+            let (took, ()) = time(|| drop(guard));
+            let others = tries.map(|it| it.join().expect("no panic"));
+            others.into_iter().chain([took.saturating_sub(ANSWER)]).max().unwrap_or_default()
+        });
+        rig.proxy.black_hole(false);
+        rig.proxy.cut_all();
+        4 * ANSWER + too_long
+    });
+    rig.assert_works("b");
+}
+
+#[test]
+fn row_14_a_set_whose_reply_is_broken_is_settled_on_another_connection() {
+    let rig = Rig::new();
+    for fault in broken_replies().into_iter().chain([Fault::CutBeforeForward]) {
+        for (way, take) in WAYS {
+            let (ours, other) = (unique_key(way), unique_key("other"));
+            let before = rig.proxy.connections_accepted();
+            rig.proxy.on(&format!("SET lock:{ours}"), fault.clone());
+            let (took, taken) = time(|| take(&rig.locks, &ours));
+            let guard = taken.expect(way).expect(way);
+            assert!(took < SOON, "{way} waited for its own key after {fault:?}: {took:?}");
+            assert!(rig.proxy.connections_accepted() > before, "{way}: one connection after {fault:?}");
+            assert_eq!(rig.stands(&ours).as_deref(), Some(guard.token()), "{way} after {fault:?}");
+            rig.assert_works(&other);
+            assert_eq!(guard.unlock().expect("unlocks"), Unlocked::Released, "{way} after {fault:?}");
+            assert_eq!(rig.stands(&ours), None, "{way} after {fault:?}");
+        }
+    }
+}
+
+#[test]
+fn row_14_a_release_whose_reply_is_broken_is_settled_on_another_connection() {
+    let rig = Rig::new();
+    for fault in broken_replies().into_iter().chain([Fault::CutBeforeForward]) {
+        let guard = rig.locks.lock("a").expect("locks");
+        let before = rig.proxy.connections_accepted();
+        rig.proxy.on("EVALSHA", fault.clone());
+        // A reply of 1 is what a release is answered with.
+        let fault = if fault == Fault::Replace(b":1\r\n".to_vec()) { None } else { Some(fault) };
+        assert_eq!(guard.unlock().expect("unlocks"), Unlocked::Released, "{fault:?}");
+        assert!(fault.is_none() || rig.proxy.connections_accepted() > before, "one connection, {fault:?}");
+        assert_eq!(rig.stands("a"), None, "{fault:?}");
+        rig.assert_works("b");
+    }
+}
+
+#[test]
+fn row_14_a_reply_in_small_pieces_is_a_reply() {
+    let rig = Rig::new();
+    rig.server.query::<()>(&["SET", "lock:busy", "somebody", "PX", "60000"]);
+    let before = rig.proxy.connections_accepted();
+    for gap in [1, 5].map(Duration::from_millis) {
+        for command in ["SET", "GET", "PTTL", "EVALSHA"] {
+            rig.proxy.on(command, Fault::ByteByByte(gap));
+        }
+        rig.assert_works("a");
+        assert!(rig.locks.try_lock_for("busy", ANSWER).expect("answers").is_none());
+    }
+    assert_eq!(rig.proxy.connections_accepted(), before, "nothing was broken");
+}
+
+#[test]
+fn row_14_a_reply_in_small_pieces_does_not_outlast_the_deadline() {
+    let rig = Rig::new();
+    let somebody = "somebody".repeat(20);
+    rig.server.query::<()>(&["SET", "lock:busy", &somebody, "PX", "60000"]);
+    rig.proxy.always("GET", Fault::ByteByByte(ANSWER / 10));
+    for limit in [ANSWER, 2 * ANSWER] {
+        returns_by(limit, "try_lock_for", || {
+            let (took, taken) = time(|| rig.locks.try_lock_for("busy", limit));
+            assert!(!matches!(taken, Ok(Some(_))), "{taken:?}");
+            took
+        });
+    }
+    returns_by(2 * ANSWER, "holder", || time(|| rig.locks.holder("busy")).0);
+}
+
+#[test]
+fn row_15_a_lock_waits_for_redis_to_come_up() {
+    let server = Server::start();
+    let proxy = Proxy::start(server.port());
+    proxy.refuse(true);
+    let locks = builder(&proxy.url()).build_unchecked().expect("sends nothing");
+    let start = Instant::now();
+    thread::scope(|scope| {
+        let waiter = scope.spawn(|| {
+            let guard = locks.get("a").wait(5 * SOON).lock().expect("locks within the wait");
+            assert_eq!(server.get("lock:a").as_deref(), Some(guard.token()));
+            start.elapsed()
+        });
+        eventually(LONG, "a second passes", || start.elapsed() >= SOON);
+        proxy.refuse(false);
+        let took = waiter.join().expect("no panic");
+        assert!((SOON..2 * SOON).contains(&took), "{took:?}");
+    });
+    let error = builder("redis://127.0.0.1:1/").build().expect_err("nobody listens there");
+    assert!(matches!(error, Error::Unavailable { .. }), "{error:?}");
+}
+
+#[test]
+fn row_15_many_threads_that_wait_for_redis_are_no_storm() {
+    let server = Server::start();
+    let proxy = Proxy::start(server.port());
+    server.kill();
+    let locks = builder(&proxy.url()).build_unchecked().expect("sends nothing");
+    let start = Instant::now();
+    thread::scope(|scope| {
+        let waiters = [(); 8].map(|()| {
+            scope.spawn(|| {
+                let key = unique_key("a");
+                let guard = locks.get(&key).wait(5 * SOON).lock().expect("locks within the wait");
+                assert_eq!(server.get(&format!("lock:{key}")).as_deref(), Some(guard.token()));
+            })
+        });
+        eventually(LONG, "a second passes", || start.elapsed() >= SOON);
+        let attempts = proxy.connections_accepted();
+        server.restart();
+        assert!((16..200).contains(&attempts), "{attempts} connections within a second");
+        waiters.map(|it| it.join().expect("no panic"));
+    });
+}

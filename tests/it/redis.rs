@@ -1,0 +1,296 @@
+//! Redis says no, forgets or stalls: what the caller is told, and what is left behind.
+
+use std::error::Error as StdError;
+use std::iter;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use relatch::{Error, LockGuard, LockManager, Unlocked};
+
+use crate::support::{Fault, Proxy, Server, eventually, within};
+
+/// Longer than anything here takes.
+const LONG: Duration = Duration::from_secs(20);
+
+/// A wait that ends without the lock.
+const WAIT: Duration = Duration::from_millis(150);
+
+/// What the machine may add to a deadline.
+const SLACK: Duration = Duration::from_millis(400);
+
+fn locks(url: &str) -> LockManager {
+    LockManager::connect(url).expect("connects")
+}
+
+/// What each way of taking a lock says, none of which may be that it is busy.
+fn refusals(locks: &LockManager, key: &str) -> Vec<Error> {
+    let lock = locks.get(key).wait(WAIT);
+    vec![
+        within(WAIT + SLACK, "lock", || lock.lock()).expect_err("lock"),
+        within(WAIT + SLACK, "try_lock", || lock.try_lock()).expect_err("try_lock"),
+        within(WAIT + SLACK, "try_lock_for", || lock.try_lock_for(WAIT)).expect_err("try_lock_for"),
+        within(WAIT + SLACK, "with_lock", || lock.with_lock(|| unreachable!())).expect_err("with_lock"),
+    ]
+}
+
+/// An error and all its sources.
+fn chain(error: &Error) -> String {
+    let first: &dyn StdError = error;
+    let all = iter::successors(Some(first), |error| error.source());
+    all.map(ToString::to_string).collect::<Vec<_>>().join(": ")
+}
+
+#[track_caller]
+fn assert_refused(error: &Error, expected: &str) {
+    assert!(matches!(error, Error::Refused { code, .. } if code == expected), "{error:?}");
+    let text = error.to_string();
+    assert!(text.contains(expected) && text.contains("127.0.0.1:"), "{text}");
+    assert!(error.is_unavailable() && !error.is_timeout());
+}
+
+#[track_caller]
+fn assert_unavailable(error: &Error, code: &str) {
+    assert!(matches!(error, Error::Unavailable { .. }), "{error:?}");
+    assert!(error.to_string().contains("127.0.0.1:"), "{error}");
+    assert!(chain(error).contains(code), "{}", chain(error));
+    assert!(error.is_unavailable() && !error.is_timeout());
+}
+
+/// Asserts that a lock can be taken and given back, and leaves nothing behind.
+#[track_caller]
+fn assert_all_is_well(server: &Server, locks: &LockManager, key: &str) {
+    let guard = locks.get(key).wait(LONG).lock().expect("locks");
+    assert!(server.exists(&format!("lock:{key}")));
+    assert_eq!(guard.unlock().expect("unlocks"), Unlocked::Released);
+    assert!(!server.exists(&format!("lock:{key}")));
+}
+
+#[test]
+fn row_19_a_key_that_never_expires_is_named_and_not_waited_for() {
+    let server = Server::start();
+    let locks = locks(&server.url());
+    server.query::<()>(&["SET", "lock:a", "by-hand"]);
+    let lock = within(LONG, "lock", || locks.lock("a")).expect_err("lock");
+    let try_lock_for = within(LONG, "try_lock_for", || locks.try_lock_for("a", LONG)).expect_err("try_lock_for");
+    for error in [lock, try_lock_for] {
+        assert!(matches!(error, Error::NotALock { .. }), "{error:?}");
+        let text = error.to_string();
+        assert!(text.contains("\"lock:a\"") && text.contains("by-hand"), "{text}");
+        assert!(text.contains("never expires"), "{text}");
+    }
+    assert!(locks.try_lock("a").expect("answers").is_none());
+    let holder = locks.holder("a").expect("answers").expect("somebody");
+    assert_eq!((holder.raw(), holder.owner(), holder.time_left()), ("by-hand", None, None));
+    let deleted = locks.force_unlock("a").expect("answers").expect("somebody");
+    assert_eq!(deleted, holder);
+    assert_all_is_well(&server, &locks, "a");
+}
+
+#[test]
+fn row_19_a_list_is_named_and_not_waited_for() {
+    let server = Server::start();
+    let locks = locks(&server.url());
+    server.query::<()>(&["RPUSH", "lock:a", "1"]);
+    for expiry in [None, Some("60000")] {
+        if let Some(millis) = expiry {
+            server.query::<()>(&["PEXPIRE", "lock:a", millis]);
+        }
+        let lock = within(LONG, "lock", || locks.lock("a")).expect_err("lock");
+        let try_lock_for =
+            within(LONG, "try_lock_for", || locks.try_lock_for("a", LONG)).expect_err("try_lock_for");
+        for error in [lock, try_lock_for, locks.holder("a").expect_err("holder")] {
+            assert!(matches!(error, Error::NotALock { .. }), "{error:?}");
+            let text = error.to_string();
+            assert!(text.contains("\"lock:a\"") && text.contains("not a string"), "{text}");
+        }
+    }
+    assert!(locks.try_lock("a").expect("answers").is_none());
+    let deleted = locks.force_unlock("a").expect("answers").expect("something");
+    assert!(deleted.raw().contains("not a string"), "{deleted}");
+    assert_all_is_well(&server, &locks, "a");
+}
+
+#[test]
+fn row_19_a_hold_whose_key_became_a_list_is_lost() {
+    let server = Server::start();
+    let locks = locks(&server.url());
+    let guard = locks.lock("a").expect("locks");
+    server.query::<()>(&["DEL", "lock:a"]);
+    server.query::<()>(&["RPUSH", "lock:a", "1"]);
+    assert!(guard.unlock().expect_err("lost").is_lost());
+    assert_eq!(server.query::<i64>(&["LLEN", "lock:a"]), 1, "and is left alone");
+}
+
+#[test]
+fn row_20_no_memory_is_told_at_once_and_releases_work() {
+    let server = Server::with(&["--maxmemory-policy", "noeviction"]);
+    let locks = locks(&server.url());
+    let held = locks.lock("held").expect("locks");
+    server.query::<()>(&["CONFIG", "SET", "maxmemory", "1"]);
+    refusals(&locks, "a").iter().for_each(|error| assert_refused(error, "OOM"));
+    assert_refused(&within(SLACK, "no limit", || locks.lock("a")).expect_err("full"), "OOM");
+    assert_eq!(held.unlock().expect("unlocks"), Unlocked::Released);
+    server.query::<()>(&["CONFIG", "SET", "maxmemory", "0"]);
+    assert_all_is_well(&server, &locks, "a");
+}
+
+#[test]
+fn row_20_no_right_and_no_disk_are_told_at_once() {
+    let server = Server::start();
+    let proxy = Proxy::start(server.port());
+    let locks = locks(&proxy.url());
+    for (code, text) in [("MISCONF", "-MISCONF Errors writing to the AOF file\r\n"), ("NOPERM", "-NOPERM no\r\n")] {
+        proxy.always("SET", Fault::Answer(text.into()));
+        let before = proxy.commands("SET");
+        refusals(&locks, "a").iter().for_each(|error| assert_refused(error, code));
+        assert_eq!(proxy.commands("SET") - before, 4, "one attempt each");
+        proxy.clear();
+    }
+    assert_all_is_well(&server, &locks, "a");
+}
+
+#[test]
+fn row_20_a_password_set_meanwhile_is_told() {
+    let server = Server::start();
+    let old = locks(&server.url());
+    let held = old.lock("held").expect("locks");
+    server.query::<()>(&["CONFIG", "SET", "requirepass", "canary"]);
+    assert_refused(&LockManager::connect(&server.url()).expect_err("no password"), "NOAUTH");
+    let late = LockManager::builder(&server.url()).build_unchecked().expect("builds");
+    refusals(&late, "a").iter().for_each(|error| assert_refused(error, "NOAUTH"));
+    assert_refused(&late.holder("a").expect_err("no password"), "NOAUTH");
+    // Redis lets those stay who were let in.
+    assert_eq!(held.unlock().expect("unlocks"), Unlocked::Released);
+    let url = format!("redis://:canary@127.0.0.1:{}/", server.port());
+    assert_all_is_well(&server, &locks(&url), "a");
+}
+
+#[test]
+fn row_20_what_passes_is_waited_for() {
+    let server = Server::start();
+    let proxy = Proxy::start(server.port());
+    let locks = locks(&proxy.url());
+    for code in ["LOADING", "READONLY", "MASTERDOWN", "CLUSTERDOWN", "TRYAGAIN", "BUSY", "NOREPLICAS"] {
+        let answer = Fault::Answer(format!("-{code} for a while\r\n").into_bytes());
+        proxy.always("SET", answer.clone());
+        refusals(&locks, "a").iter().for_each(|error| assert_unavailable(error, code));
+        proxy.clear();
+        let armed = proxy.fired();
+        proxy.on_times("SET", 3, answer);
+        drop(locks.get("a").wait(LONG).lock().expect("it passes"));
+        proxy.wait_fired(armed + 3, LONG);
+    }
+    assert_all_is_well(&server, &locks, "a");
+}
+
+#[test]
+fn row_20_a_replica_is_not_busy_and_a_promotion_within_the_wait_is_enough() {
+    let server = Server::start();
+    let nobody = Server::start();
+    nobody.kill();
+    let locks = locks(&server.url());
+    server.query::<()>(&["REPLICAOF", "127.0.0.1", &nobody.port().to_string()]);
+    refusals(&locks, "a").iter().for_each(|error| assert_unavailable(error, "READONLY"));
+    thread::scope(|scope| {
+        let taker = scope.spawn(|| drop(locks.get("a").wait(LONG).lock().expect("taken after the promotion")));
+        let since = server.calls("set");
+        eventually(LONG, "it tries", || server.calls("set") >= since + 4);
+        assert!(!taker.is_finished());
+        server.query::<()>(&["REPLICAOF", "NO", "ONE"]);
+    });
+    assert_all_is_well(&server, &locks, "a");
+}
+
+#[test]
+fn row_20_a_release_on_a_replica_is_retried_until_its_promotion() {
+    let server = Server::start();
+    let nobody = Server::start();
+    nobody.kill();
+    let locks = LockManager::builder(&server.url()).response_timeout(LONG).build().expect("connects");
+    let guard = locks.lock("a").expect("locks");
+    server.query::<()>(&["REPLICAOF", "127.0.0.1", &nobody.port().to_string()]);
+    server.reset_stats();
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            eventually(LONG, "it tries", || server.total_calls(&["evalsha", "eval"]) >= 3);
+            server.query::<()>(&["REPLICAOF", "NO", "ONE"]);
+        });
+        assert_eq!(guard.unlock().expect("unlocks"), Unlocked::Released);
+    });
+    assert!(!server.exists("lock:a"));
+}
+
+#[test]
+fn row_20_a_replica_without_its_master_is_not_busy() {
+    let server = Server::with(&["--replica-serve-stale-data", "no"]);
+    let nobody = Server::start();
+    nobody.kill();
+    let locks = locks(&server.url());
+    server.query::<()>(&["REPLICAOF", "127.0.0.1", &nobody.port().to_string()]);
+    refusals(&locks, "a").iter().for_each(|error| assert_unavailable(error, "MASTERDOWN"));
+    assert_unavailable(&LockManager::connect(&server.url()).expect_err("no master"), "MASTERDOWN");
+    server.query::<()>(&["REPLICAOF", "NO", "ONE"]);
+    assert_all_is_well(&server, &locks, "a");
+}
+
+#[test]
+fn row_20_too_few_replicas_are_not_busy() {
+    let server = Server::start();
+    let locks = locks(&server.url());
+    server.query::<()>(&["CONFIG", "SET", "min-replicas-to-write", "1"]);
+    refusals(&locks, "a").iter().for_each(|error| assert_unavailable(error, "NOREPLICAS"));
+    server.query::<()>(&["CONFIG", "SET", "min-replicas-to-write", "0"]);
+    assert_all_is_well(&server, &locks, "a");
+}
+
+#[test]
+fn row_20_an_outage_without_limit_ends_after_what_is_tolerated() {
+    let server = Server::start();
+    let proxy = Proxy::start(server.port());
+    let locks = LockManager::builder(&proxy.url()).tolerate_outage(WAIT).build().expect("connects");
+    proxy.always("SET", Fault::Answer(b"-LOADING Redis is loading the dataset in memory\r\n".to_vec()));
+    let start = Instant::now();
+    let error = within(WAIT + 2 * SLACK, "lock", || locks.lock("a")).expect_err("loading");
+    assert!(start.elapsed() >= WAIT);
+    assert_unavailable(&error, "LOADING");
+}
+
+#[test]
+fn row_21_a_forgotten_script_costs_one_round_trip() {
+    let server = Server::start();
+    let proxy = Proxy::start(server.port());
+    let locks = locks(&proxy.url());
+    for _ in 0..2 {
+        let guard = locks.lock("a").expect("locks");
+        server.query::<()>(&["SCRIPT", "FLUSH"]);
+        let before = proxy.log().len();
+        assert_eq!(guard.unlock().expect("unlocks"), Unlocked::Released);
+        assert_eq!(proxy.log()[before..], ["EVALSHA", "EVAL"]);
+    }
+    let before = proxy.log().len();
+    assert_all_is_well(&server, &locks, "a");
+    assert_eq!(proxy.log()[before..], ["SET", "EVALSHA"], "and no more than one");
+}
+
+#[test]
+fn row_21_a_restart_between_lock_and_unlock_costs_one_round_trip() {
+    let server = Server::with(&["--appendonly", "yes", "--appendfsync", "always"]);
+    let locks = locks(&server.url());
+    let guard: LockGuard = locks.lock("a").expect("locks");
+    server.restart();
+    eventually(LONG, "loaded", || server.command(&["DBSIZE"]).is_ok());
+    assert!(server.exists("lock:a"));
+    assert_eq!(guard.unlock().expect("unlocks"), Unlocked::Released);
+    assert_eq!((server.calls("evalsha"), server.calls("eval")), (1, 1));
+    assert!(!server.exists("lock:a"));
+}
+
+#[test]
+fn row_21_a_restart_that_forgets_the_lock_loses_it() {
+    let server = Server::start();
+    let locks = locks(&server.url());
+    let guard = locks.lock("a").expect("locks");
+    server.restart();
+    assert!(guard.unlock().expect_err("lost").is_lost());
+    assert_all_is_well(&server, &locks, "a");
+}

@@ -1,0 +1,313 @@
+//! Threads, guards and panics: who holds what, how deep, and when it is released.
+
+use std::panic::{AssertUnwindSafe, catch_unwind, panic_any};
+use std::sync::Barrier;
+use std::sync::mpsc;
+use std::thread;
+use std::time::Duration;
+
+use relatch::{Error, Holder, Lock, LockGuard, LockManager, LostCause, Owner, Unlocked};
+
+use crate::support::{Proxy, Server, eventually, within};
+
+/// Longer than anything here takes.
+const LONG: Duration = Duration::from_secs(20);
+
+/// A wait that ends without the lock.
+const WAIT: Duration = Duration::from_millis(200);
+
+/// What the machine may add to a deadline.
+const SLACK: Duration = Duration::from_millis(500);
+
+/// The most guards of one hold.
+const MAX_DEPTH: u32 = 1 << 20;
+
+fn locks(server: &Server) -> LockManager {
+    LockManager::connect(&server.url()).expect("connects")
+}
+
+#[test]
+fn row_24_reentry_after_the_lease_ran_out_is_lost() {
+    let server = Server::start();
+    let proxy = Proxy::start(server.port());
+    let locks = LockManager::connect(&proxy.url()).expect("connects");
+    let brief = locks.get("a").lease(Duration::from_millis(100));
+    let outer = brief.lock().expect("locks");
+    let inner = brief.lock().expect("locks again");
+    eventually(LONG, "the lease runs out", || !outer.is_valid());
+    let sent = proxy.log().len();
+    for lost in [brief.lock().map(Some), brief.try_lock(), brief.try_lock_for(WAIT), locks.lock("a").map(Some)] {
+        assert!(matches!(lost, Err(Error::Lost { ref key, cause: LostCause::Expired, .. }) if key == "a"), "{lost:?}");
+    }
+    assert!(brief.with_lock(|| unreachable!()).expect_err("lost").is_lost());
+    assert_eq!((outer.depth(), inner.depth()), (2, 2));
+    assert_eq!(outer.remaining(), Duration::ZERO);
+    assert!(inner.unlock().expect_err("lost").is_lost());
+    assert_eq!(proxy.log().len(), sent, "nothing was sent");
+    drop(outer);
+    let again = brief.lock().expect("a new hold");
+    assert_eq!(again.depth(), 1);
+}
+
+#[test]
+fn row_24_reentry_does_not_take_what_somebody_else_has_by_now() {
+    let server = Server::start();
+    let (ours, theirs) = (locks(&server), locks(&server));
+    let outer = ours.get("a").lease(Duration::from_millis(100)).lock().expect("locks");
+    thread::scope(|scope| {
+        let (taken, is_taken) = mpsc::channel();
+        let (done, is_done) = mpsc::channel::<()>();
+        scope.spawn(move || {
+            let guard = theirs.lock("a").expect("locks after the lease");
+            taken.send(guard.token().to_owned()).expect("awaited");
+            let _ = is_done.recv();
+            assert_eq!(guard.unlock().expect("unlocks"), Unlocked::Released);
+        });
+        let token = is_taken.recv().expect("the other has it");
+        assert!(!outer.is_valid());
+        assert!(ours.lock("a").expect_err("lost").is_lost());
+        assert_eq!(outer.depth(), 1);
+        let lost = outer.unlock().expect_err("lost");
+        assert!(lost.is_lost(), "{lost}");
+        assert_eq!(server.get("lock:a"), Some(token), "the other's key is untouched");
+        drop(done);
+    });
+}
+
+#[derive(Debug, PartialEq)]
+struct Payload(u32);
+
+fn payload_of<T>(action: impl FnOnce() -> T) -> Payload {
+    let Err(payload) = catch_unwind(AssertUnwindSafe(action)) else {
+        panic!("it was to panic");
+    };
+    *payload.downcast().expect("the payload survives")
+}
+
+#[test]
+fn row_27_a_panic_in_a_closure_releases_once() {
+    let server = Server::start();
+    let locks = locks(&server);
+    locks.with_lock("a", || ()).expect("runs"); // Redis learns the script.
+    server.reset_stats();
+    let payload = payload_of(|| locks.with_lock("a", || locks.with_lock("a", || panic_any(Payload(7)))));
+    assert_eq!(payload, Payload(7));
+    assert_eq!((server.calls("set"), server.calls("evalsha")), (1, 1));
+    assert!(!server.exists("lock:a"));
+    let payload = payload_of(|| locks.with_guard("a", |_| panic_any(Payload(8))));
+    assert_eq!(payload, Payload(8));
+    let payload = payload_of(|| locks.with_lock_result("a", || -> Result<(), Error> { panic_any(Payload(9)) }));
+    assert_eq!(payload, Payload(9));
+    assert!(!server.exists("lock:a"));
+    assert_eq!(locks.lock("a").expect("locks").depth(), 1);
+}
+
+#[test]
+fn row_27_a_panic_while_redis_is_gone_is_neither_lost_nor_an_abort() {
+    let server = Server::start();
+    let locks = LockManager::builder(&server.url()).response_timeout(WAIT).build().expect("connects");
+    let payload = within(WAIT + SLACK, "unwinding", || {
+        payload_of(|| {
+            locks.with_lock("a", || {
+                server.kill();
+                panic_any(Payload(7))
+            })
+        })
+    });
+    assert_eq!(payload, Payload(7));
+    server.restart();
+    let guard = locks.get("a").wait(LONG).lock().expect("nothing stays broken");
+    assert_eq!(guard.depth(), 1);
+}
+
+/// Whether a type can be sent and shared: the inherent constants win over the trait's, where their bounds hold.
+macro_rules! is {
+    ($type:ty: $marker:path) => {{
+        trait Otherwise {
+            const HOLDS: bool = false;
+        }
+        impl<T> Otherwise for T {}
+        #[allow(dead_code, reason = "named only")]
+        struct Probe<T>(std::marker::PhantomData<T>);
+        #[allow(dead_code, reason = "used where the bound holds")]
+        impl<T: $marker> Probe<T> {
+            const HOLDS: bool = true;
+        }
+        <Probe<$type>>::HOLDS
+    }};
+}
+
+const _: () = {
+    assert!(is!(u8: Send) && !is!(*const u8: Send), "the macro can tell");
+    assert!(!is!(LockGuard: Send) && !is!(LockGuard: Sync), "a guard counts in its thread's map");
+    assert!(is!(LockManager: Send) && is!(LockManager: Sync));
+    assert!(is!(Lock: Send) && is!(Lock: Sync));
+    assert!(is!(Error: Send) && is!(Error: Sync));
+    assert!(is!(Owner: Send) && is!(Owner: Sync));
+    assert!(is!(Holder: Send) && is!(Holder: Sync));
+};
+
+#[test]
+fn row_29_a_guard_is_not_send() {
+    // Held when this is compiled, by the constant above.
+    assert!(!is!(LockGuard: Send) && !is!(LockGuard: Sync));
+}
+
+#[test]
+fn row_30_guards_may_go_in_any_order() {
+    let server = Server::start();
+    let locks = locks(&server);
+    for order in [[0, 1, 2], [0, 2, 1], [1, 0, 2], [1, 2, 0], [2, 0, 1], [2, 1, 0]] {
+        let mut guards = [(); 3].map(|()| Some(locks.lock("a").expect("locks")));
+        server.reset_stats();
+        for (at, left) in order.into_iter().zip([2, 1]) {
+            let guard = guards[at].take().expect("still there");
+            let unlocked = guard.unlock().expect("unlocks");
+            assert_eq!(unlocked, Unlocked::StillHeld { depth: left }, "{order:?}");
+            assert!(server.exists("lock:a"), "{order:?}");
+        }
+        assert_eq!(server.total_calls(&["evalsha", "eval"]), 0);
+        let last = guards[order[2]].take().expect("still there");
+        assert!(last.is_valid() && last.depth() == 1);
+        drop(last);
+        assert!(!server.exists("lock:a"), "{order:?}");
+    }
+}
+
+#[test]
+fn row_30_an_outer_guard_that_goes_first_keeps_the_lock_from_others() {
+    let server = Server::start();
+    let locks = locks(&server);
+    let outer = locks.lock("a").expect("locks");
+    let inner = locks.lock("a").expect("locks again");
+    drop(outer);
+    thread::scope(|scope| {
+        scope.spawn(|| assert!(locks.try_lock("a").expect("answers").is_none()));
+    });
+    assert_eq!(locks.lock("a").expect("reenters").depth(), 2);
+    drop(inner);
+    thread::scope(|scope| {
+        scope.spawn(|| assert!(locks.try_lock("a").expect("answers").is_some()));
+    });
+}
+
+#[test]
+fn row_31_depth_has_an_end_and_does_not_wrap() {
+    let server = Server::start();
+    let lock = locks(&server).get("a").lease(Duration::from_secs(600));
+    let first = lock.lock().expect("locks");
+    let mut guards: Vec<_> = (1..MAX_DEPTH).map(|_| lock.lock().expect("reenters")).collect();
+    assert_eq!(first.depth(), MAX_DEPTH);
+    for error in [lock.lock().map(Some), lock.try_lock(), lock.try_lock_for(WAIT)] {
+        let is_overflow = matches!(&error, Err(Error::DepthOverflow { key, depth: MAX_DEPTH, .. }) if key == "a");
+        assert!(is_overflow, "{error:?}");
+    }
+    assert_eq!(first.depth(), MAX_DEPTH);
+    drop(guards.pop());
+    guards.push(lock.lock().expect("there is room for one"));
+    drop(guards);
+    assert!(server.exists("lock:a"));
+    assert_eq!(first.unlock().expect("unlocks"), Unlocked::Released);
+    assert!(!server.exists("lock:a"));
+}
+
+/// One thread has A and wants B, the other has B and wants A: returns who had B, and what the first was told.
+fn embrace(one: &LockManager, other: &LockManager) -> (Owner, Error) {
+    let both = Barrier::new(2);
+    thread::scope(|scope| {
+        let patient = scope.spawn(|| {
+            let b = other.lock("b").expect("locks");
+            both.wait();
+            let a = other.get("a").wait(LONG).lock().expect("the other gives up");
+            drop(a);
+            b.owner().clone()
+        });
+        let hasty = scope.spawn(|| {
+            let _a = one.lock("a").expect("locks");
+            both.wait();
+            within(WAIT + SLACK, "the wait", || one.get("b").wait(WAIT).lock()).expect_err("busy")
+        });
+        let error = hasty.join().expect("no panic");
+        (patient.join().expect("no panic"), error)
+    })
+}
+
+#[track_caller]
+fn assert_names_the_holder(owner: &Owner, error: &Error) {
+    let Error::Timeout { key, waited, holder: Some(holder), .. } = error else {
+        panic!("{error:?}");
+    };
+    assert_eq!((&**key, holder.owner().as_ref()), ("b", Some(owner)));
+    assert_eq!(owner.pid(), std::process::id());
+    let left = holder.time_left().expect("a lease");
+    assert!(Duration::from_secs(20) < left && left <= Duration::from_secs(30), "{left:?}");
+    assert!(WAIT <= *waited && *waited <= WAIT + SLACK, "{waited:?}");
+    let expected = format!(r#"lock "b" was still busy after {waited:.1?}, held by {owner} ({left:.1?} left)"#);
+    assert_eq!(error.to_string(), expected);
+}
+
+#[test]
+fn row_33_a_deadlock_of_two_threads_is_broken_by_the_deadline() {
+    let server = Server::start();
+    let locks = locks(&server);
+    let (owner, error) = embrace(&locks, &locks);
+    assert_names_the_holder(&owner, &error);
+    assert_eq!(server.query::<i64>(&["DBSIZE"]), 0);
+}
+
+#[test]
+fn row_33_a_deadlock_of_two_managers_is_broken_by_the_deadline() {
+    let server = Server::start();
+    let (owner, error) = embrace(&locks(&server), &locks(&server));
+    assert_names_the_holder(&owner, &error);
+    assert_eq!(server.query::<i64>(&["DBSIZE"]), 0);
+}
+
+#[track_caller]
+fn assert_would_deadlock(result: Result<Option<LockGuard>, Error>) {
+    let error = result.expect_err("a wait for oneself");
+    assert!(matches!(&error, Error::WouldDeadlock { key, .. } if key == "a"), "{error:?}");
+    assert!(error.to_string().contains("\"a\"") && !error.is_timeout());
+}
+
+#[test]
+fn row_34_a_second_manager_of_the_same_thread_is_told_at_once() {
+    let server = Server::start();
+    let (first, second) = (locks(&server), locks(&server));
+    let guard = first.lock("a").expect("locks");
+    assert_would_deadlock(within(SLACK, "lock", || second.lock("a").map(Some)));
+    assert_would_deadlock(within(SLACK, "lock, waiting", || second.get("a").wait(LONG).lock().map(Some)));
+    assert_would_deadlock(within(SLACK, "try_lock_for", || second.try_lock_for("a", LONG)));
+    assert!(second.try_lock("a").expect("one SET tells no more").is_none());
+    thread::scope(|scope| {
+        let elsewhere = scope.spawn(|| second.get("a").wait(WAIT).lock().map(drop));
+        let error = elsewhere.join().expect("no panic").expect_err("plain busy");
+        assert!(error.is_timeout(), "{error:?}");
+    });
+    assert_eq!(guard.unlock().expect("unlocks"), Unlocked::Released);
+    drop(second.lock("a").expect("free for the second"));
+}
+
+#[test]
+fn row_34_a_second_manager_is_told_even_behind_others_who_wait_there() {
+    let server = Server::start();
+    let (first, second) = (locks(&server), locks(&server));
+    let guard = first.lock("a").expect("locks");
+    thread::scope(|scope| {
+        scope.spawn(|| drop(second.get("a").wait(LONG).lock().expect("locks in the end")));
+        server.reset_stats();
+        eventually(LONG, "the other waits", || server.calls("get") > 0);
+        let told = within(Duration::from_secs(2), "lock", || second.get("a").wait(4 * SLACK).lock().map(Some));
+        drop(guard);
+        assert_would_deadlock(told);
+    });
+}
+
+#[test]
+fn row_34_managers_with_different_prefixes_do_not_meet() {
+    let server = Server::start();
+    let other = LockManager::builder(&server.url()).prefix("other:").build().expect("connects");
+    let _guard = locks(&server).lock("a").expect("locks");
+    let _another = other.lock("a").expect("another lock");
+    assert!(server.exists("lock:a") && server.exists("other:a"));
+}
