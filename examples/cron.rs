@@ -19,12 +19,13 @@ const PERIOD: u64 = 2;
 
 fn main() -> Result<(), Box<dyn Error>> {
     let redis = support::Redis::start()?;
-    let rounds: u64 = env::args().nth(1).map_or(Ok(3), |rounds| rounds.parse())?;
+    let rounds: u64 =
+        env::args().nth(1).map_or(Ok(3), |arg| arg.parse()).map_err(|_| "usage: cron [rounds]")?;
     if let Some(name) = support::role() {
         let first: u64 = env::args().nth(2).ok_or("no first tick")?.parse()?;
         return worker(&LockManager::connect(redis.url())?, &name, first..first + rounds);
     }
-    println!("Three processes, one job, every {PERIOD} seconds, {rounds} times:");
+    println!("Three processes, one job, every {PERIOD} seconds; rounds: {rounds}");
     let first = UNIX_EPOCH.elapsed()?.as_secs() / PERIOD + 1;
     let args = [rounds.to_string(), first.to_string()];
     let mut workers = support::Workers::start(redis.url(), &["A", "B", "C"], &args)?;
@@ -42,12 +43,12 @@ fn main() -> Result<(), Box<dyn Error>> {
     if runs.len() as u64 != rounds || runs.values().any(|&times| times != 1) {
         return Err(format!("the job should have run once per tick, but ran {runs:?}").into());
     }
-    println!("\n{rounds} ticks, and the job ran exactly once in each.");
+    println!("\nIn each round exactly one of them ran the job.");
     Ok(())
 }
 
 /// Every tick has a lock of its own, and whoever gets it runs the job. The guard is kept until the tick is
-/// over, long after the job is done: so a process finds the tick taken even if it is late, or its clock is wrong,
+/// over, long after the job is done: a process finds the tick taken even if it is late, or its clock is wrong,
 /// by nearly a whole tick. The lease is longer than a tick: if the process dies, the tick stays taken.
 fn worker(locks: &LockManager, name: &str, ticks: std::ops::Range<u64>) -> Result<(), Box<dyn Error>> {
     let me = format!("{name} (pid {})", process::id());

@@ -4,14 +4,13 @@
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
-use std::error::Error;
 use std::time::Instant;
 
 use relatch::{LockGuard, LockManager};
 
 mod support;
 
-fn main() -> Result<(), Box<dyn Error>> {
+fn main() -> Result<(), Box<dyn std::error::Error>> {
     let redis = support::Redis::start()?;
     let balances = RefCell::new(BTreeMap::from([("alice", 100), ("bob", 20)]));
     let bank = Bank { locks: LockManager::connect(redis.url())?, balances };

@@ -3,7 +3,6 @@
 //! Run it with `bash examples/run.sh`, or `cargo run --example quickstart` if redis-server is installed.
 
 use std::error::Error;
-use std::process;
 use std::thread::sleep;
 use std::time::{Duration, UNIX_EPOCH};
 
@@ -45,7 +44,7 @@ fn worker(locks: &LockManager, name: &str) -> Result<(), Box<dyn Error>> {
             count(locks)?;
             Ok((from, UNIX_EPOCH.elapsed()?.as_micros()))
         })?;
-        println!("{from} {to} {name} (pid {})", process::id());
+        println!("{from} {to} {name} (pid {})", std::process::id());
         sleep(Duration::from_millis(40));
     }
     Ok(())

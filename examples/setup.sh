@@ -16,7 +16,7 @@ have() { command -v "$1" >/dev/null 2>&1; }
 have_server() { have redis-server || have valkey-server; }
 
 need_cargo() {
-    have cargo || PATH="$PATH:${CARGO_HOME:-${HOME:-/root}/.cargo}/bin"
+    have cargo || export PATH="$PATH:${CARGO_HOME:-${HOME:-/root}/.cargo}/bin"
     have cargo && return
     local hint='install Rust from https://rustup.rs'
     [ -z "${SUDO_USER:-}" ] || hint="start this as $SUDO_USER, without sudo (it calls sudo where it has to), or $hint"
@@ -24,7 +24,7 @@ need_cargo() {
 }
 
 need_server() {
-    PATH="$PATH:/usr/local/sbin:/usr/sbin:/sbin"
+    export PATH="$PATH:/usr/local/sbin:/usr/sbin:/sbin"
     have_server && return
     local manager
     for manager in apt-get dnf yum apk pacman zypper brew ''; do

@@ -91,7 +91,7 @@ impl LockGuard {
     ///
     /// A comparison of the clock with the end of the lease: nothing is sent, nothing blocks, and it is true to
     /// a process that was stopped and goes on. `false` is certain to come before another process can take the lock, unless
-    /// Redis lost the key early ([what is not promised](https://docs.rs/relatch)); `true` may be out of date by the time
+    /// Redis lost the key early ([what is not promised](crate#what-is-not-promised)); `true` may be out of date by the time
     /// it is acted upon.
     #[must_use]
     pub fn is_valid(&self) -> bool {

@@ -1,15 +1,22 @@
 //! One at a time: an increment that is not atomic keeps its count, and every waiter gets a turn.
 
+use std::sync::mpsc;
 use std::thread;
 use std::time::Duration;
 
 use redis::{Client, Connection};
 use relatch::LockManager;
 
-use crate::support::{Child, Server, role};
+use crate::support::{Child, Server, eventually, role};
 
 /// Longer than anything here takes.
 const LONG: Duration = Duration::from_secs(60);
+
+/// A wait that ends without the lock.
+const WAIT: Duration = Duration::from_millis(200);
+
+/// Everything that asks Redis about a lock, and a connection's first words.
+const TRAFFIC: [&str; 8] = ["set", "get", "pttl", "eval", "evalsha", "ping", "del", "exists"];
 
 /// What the increments are made on.
 const COUNTER: &str = "counter";
@@ -85,8 +92,12 @@ fn total_of_processes(how: How) -> u64 {
     let url = server.url();
     let mut children =
         [(); 4].map(|()| Child::spawn("count", &[("url", &*url), ("how", &*format!("{how:?}"))]));
-    children.iter().for_each(|child| drop(child.expect_line("ready", LONG)));
-    children.iter_mut().for_each(|child| child.say("go"));
+    for child in &children {
+        child.expect_line("ready", LONG);
+    }
+    for child in &mut children {
+        child.say("go");
+    }
     for child in &mut children {
         assert!(child.wait(LONG).success());
     }
@@ -141,4 +152,80 @@ fn managers_of_one_process_exclude_each_other() {
         }
     });
     assert_eq!(total(&server), 200);
+}
+
+#[test]
+fn a_thread_behind_another_sends_nothing() {
+    let server = Server::start();
+    let locks = LockManager::connect(&server.url()).expect("connects");
+    let guard = locks.lock("a").expect("locks");
+    thread::scope(|scope| {
+        server.reset_stats();
+        let waiter = scope.spawn(|| {
+            assert!(locks.try_lock("a").expect("answers").is_none());
+            assert!(locks.try_lock_for("a", WAIT).expect("answers").is_none());
+            assert!(locks.get("a").wait(WAIT).lock().expect_err("busy").is_timeout());
+        });
+        waiter.join().expect("no panic");
+        assert_eq!(server.total_calls(&TRAFFIC), 0);
+    });
+    assert_eq!(guard.depth(), 1);
+}
+
+/// Whether a thread of this process sleeps, as the system sees it.
+#[cfg(target_os = "linux")]
+fn sleeps(thread: u64) -> bool {
+    let stat = std::fs::read_to_string(format!("/proc/self/task/{thread}/stat")).expect("a thread");
+    stat.rsplit(')').next().is_some_and(|rest| rest.trim_start().starts_with('S'))
+}
+
+#[test]
+#[cfg(target_os = "linux")]
+fn threads_get_the_lock_in_the_order_in_which_they_asked() {
+    const THREADS: usize = 6;
+    let server = Server::start();
+    let locks = LockManager::connect(&server.url()).expect("connects");
+    let held = locks.lock("a").expect("locks");
+    let (told, order) = mpsc::channel();
+    thread::scope(|scope| {
+        for number in 0..THREADS {
+            let (asks, asking) = mpsc::channel();
+            let (locks, told) = (&locks, told.clone());
+            scope.spawn(move || {
+                let me = locks.with_guard(format!("{number}"), |guard| guard.owner().thread());
+                asks.send(me.expect("runs")).expect("awaited");
+                let guard = locks.lock("a").expect("locks");
+                told.send(number).expect("awaited");
+                drop(guard);
+            });
+            let thread = asking.recv().expect("it asks");
+            let mut looks = 0;
+            eventually(LONG, "it waits", || {
+                looks = if sleeps(thread) { looks + 1 } else { 0 };
+                looks == 5
+            });
+        }
+        drop(held);
+    });
+    assert_eq!(order.try_iter().collect::<Vec<_>>(), (0..THREADS).collect::<Vec<_>>());
+}
+
+#[test]
+fn a_pool_of_one_serves_many_threads() {
+    let server = Server::start();
+    let locks = LockManager::builder(&server.url()).pool_size(1).wait(LONG).build().expect("connects");
+    let others = LockManager::connect(&server.url()).expect("connects");
+    thread::scope(|scope| {
+        for number in 0..32 {
+            let locks = if number % 4 == 0 { &others } else { &locks };
+            scope.spawn(move || {
+                for round in 0..4 {
+                    let key = format!("{}", (number + round) % 3);
+                    locks.with_lock(key, thread::yield_now).expect("its turn comes");
+                }
+            });
+        }
+    });
+    assert!(server.connections() <= 1 + 8);
+    assert_eq!(server.query::<i64>(&["DBSIZE"]), 0);
 }

@@ -2,11 +2,10 @@
 
 use std::fmt;
 use std::process;
-use std::sync::mpsc;
 use std::thread;
 use std::time::Duration;
 
-use relatch::{Error, LockManager, LostCause, Unlocked};
+use relatch::{Error, LockGuard, LockManager, LostCause, Unlocked};
 
 use crate::support::{Child, Server, eventually, role, within};
 
@@ -21,9 +20,6 @@ const SLACK: Duration = Duration::from_millis(500);
 
 /// A password that must never be seen.
 const CANARY: &str = "canary7Qx";
-
-/// Everything that asks Redis about a lock, and a connection's first words.
-const TRAFFIC: [&str; 8] = ["set", "get", "pttl", "eval", "evalsha", "ping", "del", "exists"];
 
 fn locks(server: &Server) -> LockManager {
     LockManager::connect(&server.url()).expect("connects")
@@ -80,9 +76,8 @@ fn with_lock_tells_that_the_lock_was_lost_meanwhile() {
     let locks = locks(&server);
     let error = locks.with_lock("a", || delete(&server, "lock:a")).expect_err("lost");
     assert!(matches!(&error, Error::Lost { key, cause: LostCause::Deleted, .. } if key == "a"), "{error:?}");
-    let error = locks
-        .with_guard("a", |_| server.query::<()>(&["SET", "lock:a", "somebody"]))
-        .expect_err("lost");
+    let error =
+        locks.with_guard("a", |_| server.query::<()>(&["SET", "lock:a", "somebody"])).expect_err("lost");
     assert!(matches!(&error, Error::Lost { cause: LostCause::Taken, .. }), "{error:?}");
     assert_eq!(server.get("lock:a").as_deref(), Some("somebody"));
 }
@@ -134,7 +129,7 @@ fn with_guard_lends_the_guard() {
     let token = locks
         .with_guard("a", |guard| {
             assert!(guard.is_valid());
-            assert_eq!(locks.with_guard("a", |inner| inner.depth()).expect("reenters"), 2);
+            assert_eq!(locks.with_guard("a", LockGuard::depth).expect("reenters"), 2);
             assert_eq!(guard.depth(), 1);
             guard.token().to_owned()
         })
@@ -311,7 +306,7 @@ pub(crate) fn install_as_told() {
     relatch::install(connect()).expect("the first");
     assert!(matches!(relatch::install(connect()), Err(Error::AlreadyInstalled)));
     let locks = relatch::installed().expect("installed");
-    let depth = relatch::with_lock("a", || locks.with_guard("a", |guard| guard.depth()).expect("reenters"));
+    let depth = relatch::with_lock("a", || locks.with_guard("a", LockGuard::depth).expect("reenters"));
     assert_eq!(depth.expect("runs"), 2);
     assert_eq!(locks.holder("a").expect("answers"), None);
     role::tell("installed");
@@ -324,80 +319,4 @@ fn a_manager_can_be_installed_once_for_the_process() {
     child.expect_line("installed", LONG);
     assert!(child.wait(LONG).success());
     assert_eq!(server.calls("set"), 1);
-}
-
-#[test]
-fn a_thread_behind_another_sends_nothing() {
-    let server = Server::start();
-    let locks = locks(&server);
-    let guard = locks.lock("a").expect("locks");
-    thread::scope(|scope| {
-        server.reset_stats();
-        let waiter = scope.spawn(|| {
-            assert!(locks.try_lock("a").expect("answers").is_none());
-            assert!(locks.try_lock_for("a", WAIT).expect("answers").is_none());
-            assert!(locks.get("a").wait(WAIT).lock().expect_err("busy").is_timeout());
-        });
-        waiter.join().expect("no panic");
-        assert_eq!(server.total_calls(&TRAFFIC), 0);
-    });
-    assert_eq!(guard.depth(), 1);
-}
-
-/// Whether a thread of this process sleeps, as the system sees it.
-#[cfg(target_os = "linux")]
-fn sleeps(thread: u64) -> bool {
-    let stat = std::fs::read_to_string(format!("/proc/self/task/{thread}/stat")).expect("a thread");
-    stat.rsplit(')').next().is_some_and(|rest| rest.trim_start().starts_with('S'))
-}
-
-#[test]
-#[cfg(target_os = "linux")]
-fn threads_get_the_lock_in_the_order_in_which_they_asked() {
-    const THREADS: usize = 6;
-    let server = Server::start();
-    let locks = locks(&server);
-    let held = locks.lock("a").expect("locks");
-    let (told, order) = mpsc::channel();
-    thread::scope(|scope| {
-        for number in 0..THREADS {
-            let (asks, asking) = mpsc::channel();
-            let (locks, told) = (&locks, told.clone());
-            scope.spawn(move || {
-                let me = locks.with_guard(format!("{number}"), |guard| guard.owner().thread());
-                asks.send(me.expect("runs")).expect("awaited");
-                let guard = locks.lock("a").expect("locks");
-                told.send(number).expect("awaited");
-                drop(guard);
-            });
-            let thread = asking.recv().expect("it asks");
-            let mut looks = 0;
-            eventually(LONG, "it waits", || {
-                looks = if sleeps(thread) { looks + 1 } else { 0 };
-                looks == 5
-            });
-        }
-        drop(held);
-    });
-    assert_eq!(order.try_iter().collect::<Vec<_>>(), (0..THREADS).collect::<Vec<_>>());
-}
-
-#[test]
-fn a_pool_of_one_serves_many_threads() {
-    let server = Server::start();
-    let locks = LockManager::builder(&server.url()).pool_size(1).wait(LONG).build().expect("connects");
-    let others = LockManager::connect(&server.url()).expect("connects");
-    thread::scope(|scope| {
-        for number in 0..32 {
-            let locks = if number % 4 == 0 { &others } else { &locks };
-            scope.spawn(move || {
-                for round in 0..4 {
-                    let key = format!("{}", (number + round) % 3);
-                    locks.with_lock(key, thread::yield_now).expect("its turn comes");
-                }
-            });
-        }
-    });
-    assert!(server.connections() <= 1 + 8);
-    assert_eq!(server.query::<i64>(&["DBSIZE"]), 0);
 }

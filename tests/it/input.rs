@@ -32,8 +32,8 @@ fn locks(server: &Server) -> LockManager {
 /// Everything an error says about itself, to users and to developers, and its sources do.
 fn everything(error: &Error) -> String {
     let first: &dyn StdError = error;
-    let all = iter::successors(Some(first), |error| error.source());
-    all.map(|error| format!("{error}\n{error:?}\n{error:#?}\n")).collect()
+    let all = iter::successors(Some(first), |&error| error.source());
+    all.map(|error| format!("{error}\n{error:?}\n{error:#?}")).collect::<Vec<_>>().join("\n")
 }
 
 #[track_caller]
@@ -49,7 +49,8 @@ fn row_35_leases_that_cannot_work_are_refused_and_nothing_is_sent() {
     let proxy = Proxy::start(server.port());
     let locks = LockManager::connect(&proxy.url()).expect("connects");
     let sent = proxy.log().len();
-    let cases = [Duration::ZERO, Duration::from_micros(500), Duration::from_micros(9999), 25 * HOUR, Duration::MAX];
+    let cases =
+        [Duration::ZERO, Duration::from_micros(500), Duration::from_micros(9999), 25 * HOUR, Duration::MAX];
     for lease in cases {
         let lock = locks.get("a").lease(lease);
         let shown = format!("{lease:?}");
@@ -113,13 +114,17 @@ fn row_35_a_wait_without_end_is_a_wait() {
     thread::scope(|scope| {
         let waiters = [
             scope.spawn(|| ours.get("a").wait(Duration::MAX).lock().map(drop)),
-            scope.spawn(|| ours.try_lock_for("a", Duration::MAX).map(|it| drop(it.expect("not busy for ever")))),
+            scope.spawn(|| {
+                ours.try_lock_for("a", Duration::MAX).map(|it| drop(it.expect("not busy for ever")))
+            }),
         ];
         server.reset_stats();
         eventually(LONG, "they wait", || server.calls("set") > 2);
         assert!(waiters.iter().all(|waiter| !waiter.is_finished()));
         drop(held);
-        waiters.into_iter().for_each(|waiter| waiter.join().expect("no panic").expect("locks"));
+        for waiter in waiters {
+            waiter.join().expect("no panic").expect("locks");
+        }
     });
 }
 
@@ -178,11 +183,23 @@ fn row_36_keys_are_kept_exactly() {
     let server = Server::start();
     let locks = locks(&server);
     let longest = "k".repeat(64 * 1024);
-    for key in ["a", " ", "with\nnewline\r\n", "with\0nul", "\u{1f512} schl\u{fc}ssel", "{tag}:*?[]", "../..", &longest] {
+    for key in [
+        "a",
+        " ",
+        "with\nnewline\r\n",
+        "with\0nul",
+        "\u{1f512} schl\u{fc}ssel",
+        "{tag}:*?[]",
+        "../..",
+        &longest,
+    ] {
         let guard = locks.lock(key).expect("locks");
         assert_eq!(guard.key(), key);
         assert_eq!(server.get(&format!("lock:{key}")).as_deref(), Some(guard.token()), "{key:?}");
-        assert_eq!(locks.holder(key).expect("answers").expect("somebody").owner().as_ref(), Some(guard.owner()));
+        assert_eq!(
+            locks.holder(key).expect("answers").expect("somebody").owner().as_ref(),
+            Some(guard.owner())
+        );
         assert_eq!(server.query::<i64>(&["DBSIZE"]), 1);
         assert_eq!(guard.unlock().expect("unlocks"), Unlocked::Released);
         assert_eq!(server.query::<i64>(&["DBSIZE"]), 0);

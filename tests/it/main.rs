@@ -10,5 +10,6 @@ mod roles;
 mod stalls;
 mod support;
 mod support_works;
+mod tidy;
 mod threads;
 mod time;

@@ -73,22 +73,24 @@ impl Rig {
 }
 
 pub(crate) fn builder(url: &str) -> Builder {
-    LockManager::builder(url).connect_timeout(ANSWER).response_timeout(ANSWER).tolerate_outage(2 * ANSWER)
+    LockManager::builder(url).connect_timeout(ANSWER).response_timeout(ANSWER).tolerate_outage(4 * ANSWER)
 }
 
 pub(crate) type Taken = Result<Option<LockGuard>, Error>;
 
+type Take = fn(&LockManager, &str) -> Taken;
+
 /// The ways to take a lock.
-pub(crate) const WAYS: [(&str, fn(&LockManager, &str) -> Taken); 3] = [
+pub(crate) const WAYS: [(&str, Take); 3] = [
     ("lock", |locks, key| locks.lock(key).map(Some)),
     ("try_lock", |locks, key| locks.try_lock(key)),
-    ("try_lock_for", |locks, key| locks.try_lock_for(key, 3 * ANSWER)),
+    ("try_lock_for", |locks, key| locks.try_lock_for(key, 4 * ANSWER)),
 ];
 
 /// A server that breaks off, or talks nonsense, in the place of an answer to a command that was executed.
-pub(crate) fn broken_replies() -> [Fault; 4] {
+pub(crate) fn broken_replies() -> [Fault; 3] {
     let garbage = Fault::Replace(b"HTTP/1.1 400 Bad Request\r\n\r\n".to_vec());
-    [Fault::CutBeforeReply, Fault::HalfReply, garbage, Fault::Replace(b":1\r\n".to_vec())]
+    [Fault::CutBeforeReply, Fault::HalfReply, garbage]
 }
 
 /// Checks that one of up to three calls takes at most `limit`, and 50 ms: the machine may be busy, a call may not.
@@ -108,7 +110,7 @@ pub(crate) fn time<T>(action: impl FnOnce() -> T) -> (Duration, T) {
 }
 
 #[track_caller]
-pub(crate) fn assert_unavailable(taken: Taken) {
+pub(crate) fn assert_unavailable(taken: &Taken) {
     assert!(matches!(taken, Err(Error::Unavailable { .. })), "{taken:?}");
 }
 
@@ -137,7 +139,7 @@ fn row_11_a_recovered_lock_is_counted_from_the_first_send() {
         assert!(took < 3 * SOON, "{way} waited for its own key: {took:?}");
         assert_eq!(rig.tokens_sent(way), [guard.token(), guard.token()], "{way}");
         assert!(guard.is_valid());
-        assert!(remaining <= LEASE - LEASE / 100 - delay, "{way}: {remaining:?}");
+        assert!(remaining + delay <= LEASE * 99 / 100, "{way}: {remaining:?}");
     }
 }
 
@@ -153,6 +155,7 @@ fn row_11_an_answer_that_never_comes_is_recovered_or_removed() {
             match taken {
                 Ok(Some(guard)) => assert_eq!(rig.stands(&key).as_deref(), Some(guard.token()), "{way}"),
                 Ok(None) => panic!("{way} was told that its own lock is busy"),
+                Err(error) if way != "try_lock" => panic!("{way} gave up: {error:?}"),
                 Err(_) => eventually(SOON, "the key is removed", || rig.stands(&key).is_none()),
             }
         }
@@ -186,7 +189,7 @@ fn row_11_whoever_gives_up_leaves_no_key() {
     for (way, take) in WAYS {
         let sets = rig.server.calls("set");
         rig.proxy.hold_replies(true);
-        assert_unavailable(take(&rig.locks, way));
+        assert_unavailable(&take(&rig.locks, way));
         rig.assert_removed(way, sets + 1);
         rig.proxy.hold_replies(false);
         rig.assert_works(way);
@@ -194,7 +197,7 @@ fn row_11_whoever_gives_up_leaves_no_key() {
     rig.proxy.always("SET", Fault::DropReply);
     for limit in [ANSWER / 2, 2 * ANSWER] {
         let sets = rig.server.calls("set");
-        assert_unavailable(rig.locks.try_lock_for("a", limit));
+        assert_unavailable(&rig.locks.try_lock_for("a", limit));
         rig.assert_removed("a", sets + 1);
     }
 }
@@ -203,7 +206,7 @@ fn row_11_whoever_gives_up_leaves_no_key() {
 fn row_11_whoever_gives_up_on_a_connection_that_broke_leaves_no_key() {
     let rig = Rig::new();
     rig.proxy.on_times("SET", 2, Fault::CutBeforeReply);
-    assert_unavailable(rig.locks.try_lock("a"));
+    assert_unavailable(&rig.locks.try_lock("a"));
     rig.assert_removed("a", 2);
 }
 
@@ -217,11 +220,31 @@ fn row_11_giving_up_on_a_stopped_server_leaves_no_key() {
             locks.holder(&key).expect("a connection that is open already");
         }
         server.pause();
-        assert_unavailable(locks.try_lock_for(&key, limit));
+        assert_unavailable(&locks.try_lock_for(&key, limit));
         server.resume();
         eventually(LONG, "the SET is executed", || server.calls("set") >= round);
         let stands = || server.exists(&format!("lock:{key}"));
         eventually(SOON, &format!("no key after round {round}"), || !stands());
+    }
+}
+
+/// A stopped server reads the connections that it has before it accepts another: the `SET` comes last here, and so
+/// must its clean-up.
+#[test]
+fn row_11_a_clean_up_does_not_overtake_its_set() {
+    let rig = Rig::new();
+    for round in 1..=5 {
+        let key = format!("round-{round}");
+        rig.locks.holder("busy").expect("the only connection");
+        let (rig, asked) = (&rig, rig.proxy.commands("GET"));
+        rig.server.pause();
+        thread::scope(|scope| {
+            scope.spawn(|| rig.locks.holder("busy").expect_err("no answer, and an idle connection"));
+            eventually(LONG, "the connection is in use", || rig.proxy.commands("GET") > asked);
+            assert_unavailable(&rig.locks.try_lock_for(&key, ANSWER));
+        });
+        rig.server.resume();
+        rig.assert_removed(&key, round);
     }
 }
 
@@ -248,8 +271,10 @@ fn row_12_a_release_whose_answer_never_comes_is_unconfirmed() {
             match unlocked {
                 Ok(Unlocked::Released) => assert_eq!(rig.stands(&key), None),
                 Err(Error::Unconfirmed { at_most, .. }) => {
+                    // Redis counts whole milliseconds, so an answer of its may be one too high.
                     let stands = rig.server.pttl(&format!("lock:{key}"));
-                    assert!(i128::from(stands) <= at_most.as_millis().cast_signed(), "{stands} {at_most:?}");
+                    let stands = Duration::from_millis(stands.try_into().unwrap_or(0));
+                    assert!(stands <= at_most + Duration::from_millis(2), "{stands:?} of {at_most:?}");
                     assert!(fault == Fault::SwallowCommand || rig.stands(&key).is_none());
                 }
                 other => panic!("{fault:?}: {other:?}"),
@@ -295,7 +320,8 @@ fn a_lost_answer_in_a_thread_does_not_disturb_others() {
     const ROUNDS: usize = 15;
     let rig = Rig::new();
     let (rig, done) = (&rig, &AtomicBool::new(false));
-    let faults = broken_replies().into_iter().chain([Fault::DropReply]).cycle().take(ROUNDS);
+    let faults =
+        broken_replies().into_iter().chain([Fault::DropReply, Fault::SwallowCommand]).cycle().take(ROUNDS);
     thread::scope(|scope| {
         let others = [(); 4].map(|()| {
             scope.spawn(move || {

@@ -20,7 +20,7 @@ fn row_13_taking_a_lock_in_a_black_hole_ends_by_its_deadline() {
         ("try_lock_for", 4 * ANSWER, &|| rig.locks.try_lock_for("a", 4 * ANSWER)),
         ("lock with a wait", ANSWER * 3 / 2, &|| waiting.lock().map(Some)),
         // Two answers after the outage that is tolerated: the last attempt, and the pause before it.
-        ("lock", 4 * ANSWER, &|| rig.locks.lock("a").map(Some)),
+        ("lock", 6 * ANSWER, &|| rig.locks.lock("a").map(Some)),
     ];
     for (what, limit, take) in takes {
         // The hole opens on a connection in use; at the second time, or the third, on one to be made.
@@ -28,11 +28,11 @@ fn row_13_taking_a_lock_in_a_black_hole_ends_by_its_deadline() {
         rig.proxy.black_hole(true);
         returns_by(limit, what, || {
             let (took, taken) = time(take);
-            assert_unavailable(taken);
+            assert_unavailable(&taken);
             took
         });
         let (took, taken) = time(take);
-        assert_unavailable(taken);
+        assert_unavailable(&taken);
         assert!(took <= limit + 10 * LATE, "{what}, connecting into the hole: {took:?}");
         rig.proxy.black_hole(false);
         rig.proxy.cut_all();
@@ -51,10 +51,10 @@ fn row_13_a_hole_that_was_there_first_keeps_nobody() {
     for url in [proxy.url(), url] {
         let locks = builder(&url).build_unchecked().expect("sends nothing");
         for (way, take) in WAYS {
-            let limit = if way == "try_lock" { 2 * ANSWER } else { 4 * ANSWER };
+            let limit = ANSWER * if way == "try_lock" { 2 } else { 6 };
             returns_by(limit, way, || {
                 let (took, taken) = time(|| take(&locks, "a"));
-                assert_unavailable(taken);
+                assert_unavailable(&taken);
                 took
             });
         }
@@ -97,7 +97,7 @@ fn row_13_a_pool_of_one_in_a_black_hole_keeps_nobody() {
             let tries = [ANSWER / 2, ANSWER, 2 * ANSWER, 4 * ANSWER, Duration::ZERO].map(|limit| {
                 scope.spawn(move || {
                     let (took, taken) = time(|| rig.locks.try_lock_for(unique_key("a"), limit));
-                    assert_unavailable(taken);
+                    assert_unavailable(&taken);
                     took.saturating_sub(if limit.is_zero() { 2 * ANSWER } else { limit })
                 })
             });
@@ -113,38 +113,45 @@ fn row_13_a_pool_of_one_in_a_black_hole_keeps_nobody() {
 }
 
 #[test]
-fn row_14_a_set_whose_reply_is_broken_is_settled_on_another_connection() {
+fn row_14_a_broken_reply_is_settled_on_another_connection() {
     let rig = Rig::new();
     for fault in broken_replies().into_iter().chain([Fault::CutBeforeForward]) {
-        for (way, take) in WAYS {
-            let (ours, other) = (unique_key(way), unique_key("other"));
-            let before = rig.proxy.connections_accepted();
-            rig.proxy.on(&format!("SET lock:{ours}"), fault.clone());
-            let (took, taken) = time(|| take(&rig.locks, &ours));
-            let guard = taken.expect(way).expect(way);
-            assert!(took < SOON, "{way} waited for its own key after {fault:?}: {took:?}");
-            assert!(rig.proxy.connections_accepted() > before, "{way}: one connection after {fault:?}");
-            assert_eq!(rig.stands(&ours).as_deref(), Some(guard.token()), "{way} after {fault:?}");
-            rig.assert_works(&other);
-            assert_eq!(guard.unlock().expect("unlocks"), Unlocked::Released, "{way} after {fault:?}");
-            assert_eq!(rig.stands(&ours), None, "{way} after {fault:?}");
-        }
+        assert_settled_elsewhere(&rig, &fault, &fault);
     }
 }
 
 #[test]
-fn row_14_a_release_whose_reply_is_broken_is_settled_on_another_connection() {
+fn row_14_a_reply_that_makes_no_sense_is_settled_on_another_connection() {
     let rig = Rig::new();
-    for fault in broken_replies().into_iter().chain([Fault::CutBeforeForward]) {
-        let guard = rig.locks.lock("a").expect("locks");
-        let before = rig.proxy.connections_accepted();
-        rig.proxy.on("EVALSHA", fault.clone());
-        // A reply of 1 is what a release is answered with.
-        let fault = if fault == Fault::Replace(b":1\r\n".to_vec()) { None } else { Some(fault) };
-        assert_eq!(guard.unlock().expect("unlocks"), Unlocked::Released, "{fault:?}");
-        assert!(fault.is_none() || rig.proxy.connections_accepted() > before, "one connection, {fault:?}");
-        assert_eq!(rig.stands("a"), None, "{fault:?}");
-        rig.assert_works("b");
+    let replies = [(":1\r\n", "+OK\r\n"), ("*0\r\n", "*0\r\n"), ("$2\r\nOK\r\n", "$-1\r\n")];
+    for (to_set, to_evalsha) in replies {
+        let [to_set, to_evalsha] = [to_set, to_evalsha].map(|it| Fault::Replace(it.into()));
+        assert_settled_elsewhere(&rig, &to_set, &to_evalsha);
+    }
+}
+
+/// Strikes a `SET` and a release, and checks that both do what they should, and that no connection is used again
+/// that was struck.
+fn assert_settled_elsewhere(rig: &Rig, to_set: &Fault, to_evalsha: &Fault) {
+    let one_more = |accepted: u64, what: &str| {
+        assert!(rig.proxy.connections_accepted() > accepted, "{what}: the same connection after {to_set:?}");
+    };
+    for (way, take) in WAYS {
+        let key = unique_key(way);
+        let accepted = rig.proxy.connections_accepted();
+        rig.proxy.on(&format!("SET lock:{key}"), to_set.clone());
+        let (took, taken) = time(|| take(&rig.locks, &key));
+        let guard = taken.expect(way).expect(way);
+        assert!(took < SOON, "{way} waited for its own key after {to_set:?}: {took:?}");
+        assert_eq!(rig.stands(&key).as_deref(), Some(guard.token()), "{way} after {to_set:?}");
+        one_more(accepted, way);
+        rig.assert_works(&unique_key("other"));
+        let accepted = rig.proxy.connections_accepted();
+        rig.proxy.on(&format!("EVALSHA * 1 lock:{key}"), to_evalsha.clone());
+        assert_eq!(guard.unlock().expect("unlocks"), Unlocked::Released, "{way} after {to_evalsha:?}");
+        assert_eq!(rig.stands(&key), None, "{way} after {to_evalsha:?}");
+        one_more(accepted, "unlock");
+        rig.assert_works(&unique_key("other"));
     }
 }
 
@@ -220,6 +227,8 @@ fn row_15_many_threads_that_wait_for_redis_are_no_storm() {
         let attempts = proxy.connections_accepted();
         server.restart();
         assert!((16..200).contains(&attempts), "{attempts} connections within a second");
-        waiters.map(|it| it.join().expect("no panic"));
+        for waiter in waiters {
+            waiter.join().expect("no panic");
+        }
     });
 }

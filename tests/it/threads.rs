@@ -36,8 +36,13 @@ fn row_24_reentry_after_the_lease_ran_out_is_lost() {
     let inner = brief.lock().expect("locks again");
     eventually(LONG, "the lease runs out", || !outer.is_valid());
     let sent = proxy.log().len();
-    for lost in [brief.lock().map(Some), brief.try_lock(), brief.try_lock_for(WAIT), locks.lock("a").map(Some)] {
-        assert!(matches!(lost, Err(Error::Lost { ref key, cause: LostCause::Expired, .. }) if key == "a"), "{lost:?}");
+    for lost in
+        [brief.lock().map(Some), brief.try_lock(), brief.try_lock_for(WAIT), locks.lock("a").map(Some)]
+    {
+        assert!(
+            matches!(lost, Err(Error::Lost { ref key, cause: LostCause::Expired, .. }) if key == "a"),
+            "{lost:?}"
+        );
     }
     assert!(brief.with_lock(|| unreachable!()).expect_err("lost").is_lost());
     assert_eq!((outer.depth(), inner.depth()), (2, 2));
@@ -96,7 +101,8 @@ fn row_27_a_panic_in_a_closure_releases_once() {
     assert!(!server.exists("lock:a"));
     let payload = payload_of(|| locks.with_guard("a", |_| panic_any(Payload(8))));
     assert_eq!(payload, Payload(8));
-    let payload = payload_of(|| locks.with_lock_result("a", || -> Result<(), Error> { panic_any(Payload(9)) }));
+    let payload =
+        payload_of(|| locks.with_lock_result("a", || -> Result<(), Error> { panic_any(Payload(9)) }));
     assert_eq!(payload, Payload(9));
     assert!(!server.exists("lock:a"));
     assert_eq!(locks.lock("a").expect("locks").depth(), 1);
@@ -123,6 +129,7 @@ fn row_27_a_panic_while_redis_is_gone_is_neither_lost_nor_an_abort() {
 /// Whether a type can be sent and shared: the inherent constants win over the trait's, where their bounds hold.
 macro_rules! is {
     ($type:ty: $marker:path) => {{
+        #[allow(dead_code, reason = "used where the bound does not hold")]
         trait Otherwise {
             const HOLDS: bool = false;
         }
@@ -199,7 +206,8 @@ fn row_31_depth_has_an_end_and_does_not_wrap() {
     let mut guards: Vec<_> = (1..MAX_DEPTH).map(|_| lock.lock().expect("reenters")).collect();
     assert_eq!(first.depth(), MAX_DEPTH);
     for error in [lock.lock().map(Some), lock.try_lock(), lock.try_lock_for(WAIT)] {
-        let is_overflow = matches!(&error, Err(Error::DepthOverflow { key, depth: MAX_DEPTH, .. }) if key == "a");
+        let is_overflow =
+            matches!(&error, Err(Error::DepthOverflow { key, depth: MAX_DEPTH, .. }) if key == "a");
         assert!(is_overflow, "{error:?}");
     }
     assert_eq!(first.depth(), MAX_DEPTH);
@@ -242,7 +250,8 @@ fn assert_names_the_holder(owner: &Owner, error: &Error) {
     let left = holder.time_left().expect("a lease");
     assert!(Duration::from_secs(20) < left && left <= Duration::from_secs(30), "{left:?}");
     assert!(WAIT <= *waited && *waited <= WAIT + SLACK, "{waited:?}");
-    let expected = format!(r#"lock "b" was still busy after {waited:.1?}, held by {owner} ({left:.1?} left)"#);
+    let expected =
+        format!(r#"lock "b" was still busy after {waited:.1?}, held by {owner} ({left:.1?} left)"#);
     assert_eq!(error.to_string(), expected);
 }
 
@@ -297,7 +306,7 @@ fn row_34_a_second_manager_is_told_even_behind_others_who_wait_there() {
         scope.spawn(|| drop(second.get("a").wait(LONG).lock().expect("locks in the end")));
         server.reset_stats();
         eventually(LONG, "the other waits", || server.calls("get") > 0);
-        let told = within(Duration::from_secs(2), "lock", || second.get("a").wait(4 * SLACK).lock().map(Some));
+        let told = second.get("a").wait(4 * SLACK).lock().map(Some);
         drop(guard);
         assert_would_deadlock(told);
     });

@@ -1,0 +1,137 @@
+//! What can be held by a test rather than by memory: layers, sizes, versions, figures in the docs.
+
+use std::collections::HashMap;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+/// The code part of every file in `src`: without its unit tests.
+fn sources() -> Vec<(PathBuf, String)> {
+    let mut found = Vec::new();
+    let mut folders = vec![root().join("src")];
+    while let Some(folder) = folders.pop() {
+        for entry in fs::read_dir(&folder).expect("a folder") {
+            let path = entry.expect("an entry").path();
+            if path.is_dir() {
+                folders.push(path);
+            } else if path.extension().is_some_and(|ending| ending == "rs") {
+                let text = fs::read_to_string(&path).expect("a text");
+                found.push((path, text));
+            }
+        }
+    }
+    assert!(found.len() > 20, "looked in the wrong place");
+    found
+}
+
+fn root() -> &'static Path {
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+}
+
+fn without_tests(text: &str) -> &str {
+    text.split("#[cfg(test)]").next().unwrap_or(text)
+}
+
+/// `lib.rs` names the modules from the top layer to the bottom one.
+fn layers() -> HashMap<String, usize> {
+    let lib = fs::read_to_string(root().join("src/lib.rs")).expect("lib.rs");
+    let names =
+        lib.lines().filter_map(|line| line.strip_prefix("mod ")?.strip_suffix(';').map(str::to_owned));
+    names.enumerate().map(|(depth, name)| (name, depth)).collect()
+}
+
+#[test]
+fn a_file_uses_only_files_below_it() {
+    let layers = layers();
+    assert!(layers.len() > 15, "{layers:?}");
+    for (path, text) in sources() {
+        let inside = path.strip_prefix(root().join("src")).expect("inside");
+        let module = inside.iter().next().and_then(|part| part.to_str()).expect("a name");
+        let module = module.trim_end_matches(".rs");
+        if module == "lib" {
+            continue;
+        }
+        let depth = layers[module];
+        for line in without_tests(&text).lines().filter(|line| !line.trim_start().starts_with("//")) {
+            for used in line.split("crate::").skip(1) {
+                let used: String = used.chars().take_while(|c| c.is_alphanumeric() || *c == '_').collect();
+                let Some(&below) = layers.get(&used) else { continue };
+                assert!(used == module || below > depth, "{module} uses {used}, which is above it: {line}");
+            }
+        }
+    }
+}
+
+#[test]
+fn only_the_store_names_redis() {
+    for (path, text) in sources() {
+        let inside = path.strip_prefix(root().join("src")).expect("inside");
+        if inside.starts_with("store") {
+            continue;
+        }
+        let named: Vec<_> = without_tests(&text)
+            .lines()
+            .filter(|line| !line.trim_start().starts_with("//"))
+            .filter(|line| line.contains("redis::") || line.contains("r2d2::"))
+            .map(str::to_owned)
+            .collect();
+        let allowed = usize::from(inside == Path::new("builder.rs"));
+        assert!(named.len() <= allowed, "{}: {named:?}", inside.display());
+    }
+}
+
+#[test]
+fn files_stay_small_and_do_not_unwrap() {
+    for (path, text) in sources() {
+        assert!(text.lines().count() <= 400, "{} is over 400 lines", path.display());
+        let unwraps = without_tests(&text)
+            .lines()
+            .filter(|line| !line.trim_start().starts_with("//") && line.contains(".unwrap()"));
+        assert_eq!(unwraps.count(), 0, "{} unwraps", path.display());
+    }
+}
+
+#[test]
+fn the_changelog_knows_this_version() {
+    let changelog = fs::read_to_string(root().join("CHANGELOG.md")).expect("a changelog");
+    assert!(changelog.contains(&format!("\n## {}", env!("CARGO_PKG_VERSION"))));
+}
+
+#[test]
+fn the_readme_is_short_and_its_links_lead_somewhere() {
+    for file in ["README.md", "docs/architecture.md", "docs/design.md", "docs/guarantees.md"] {
+        let text = fs::read_to_string(root().join(file)).expect("a text");
+        assert!(file != "README.md" || text.lines().count() < 120);
+        let folder = root().join(file).parent().expect("a folder").to_owned();
+        for target in text.split("](").skip(1).filter_map(|rest| rest.split(')').next()) {
+            if target.starts_with("http") || target.starts_with('#') {
+                continue;
+            }
+            assert!(folder.join(target).exists(), "{file} links to {target}");
+        }
+    }
+}
+
+#[test]
+fn no_dependency_asks_for_a_newer_rust() {
+    let output = Command::new(env!("CARGO"))
+        .args(["metadata", "--format-version", "1", "--locked"])
+        .current_dir(root())
+        .output()
+        .expect("cargo runs");
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let metadata = String::from_utf8(output.stdout).expect("JSON");
+    let ours = minor(env!("CARGO_PKG_RUST_VERSION"));
+    let asked: Vec<_> = metadata
+        .split("\"rust_version\":\"")
+        .skip(1)
+        .filter_map(|rest| rest.split('"').next())
+        .map(minor)
+        .collect();
+    assert!(asked.len() > 20, "the metadata is read wrongly: {}", asked.len());
+    assert_eq!(asked.into_iter().max(), Some(ours), "the version in Cargo.toml is the lowest that will do");
+}
+
+fn minor(version: &str) -> u32 {
+    version.split('.').nth(1).and_then(|minor| minor.parse().ok()).expect("a version")
+}
