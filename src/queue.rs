@@ -6,9 +6,11 @@
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
 use std::time::Duration;
 
-use parking_lot::{Condvar, Mutex};
+use parking_lot::{Condvar, Mutex, MutexGuard};
 
 use crate::clock::Moment;
 use crate::hold::Hold;
@@ -19,6 +21,13 @@ use crate::holder::Holder;
 /// Only for holds that end without a release: a guard that was forgotten, a thread that hangs. Being told of
 /// every hold would cost a switch of threads per turn.
 const GLANCE: Duration = Duration::from_secs(1);
+
+/// How long a thread that is about to be called stays awake for it.
+///
+/// A sleeping thread takes tens of microseconds to wake up, as long as Redis takes for a command. So whoever
+/// starts a release tells the first in line to get up, and the two overlap; this is as long as a release
+/// takes when all is well.
+const AWAKE: Duration = Duration::from_micros(200);
 
 /// The lines of one manager.
 #[derive(Debug, Default)]
@@ -47,12 +56,31 @@ struct Front {
     number: u64,
     hold: Option<Arc<Hold>>,
     seen: Option<Holder>,
+    /// The release is under way.
+    ending: bool,
 }
 
 /// A thread in line. Known by its address.
 #[derive(Debug, Default)]
 struct Waiter {
     called: Condvar,
+    /// The turn in front of it is over.
+    up: AtomicBool,
+}
+
+impl Waiter {
+    fn call(&self) {
+        self.up.store(true, Ordering::Release);
+        self.called.notify_one();
+    }
+
+    /// Stays awake until it is called, for a moment.
+    fn await_call(&self) {
+        let end = Moment::now().after(AWAKE);
+        while !self.up.load(Ordering::Acquire) && Moment::now() < end {
+            thread::yield_now();
+        }
+    }
 }
 
 /// The right to talk to Redis about a key, and the place of the hold that comes of it. Goes on when dropped.
@@ -74,6 +102,7 @@ impl Queue {
         }
         let me = Arc::new(Waiter::default());
         lines.line(name).waiting.push_back(Arc::clone(&me));
+        let mut awaited = None;
         loop {
             let now = Moment::now();
             if let Some(number) = lines.start_turn(name, Some(&me), now) {
@@ -86,6 +115,12 @@ impl Queue {
                     next.called.notify_one(); // It is the one who watches the front from now on.
                 }
                 return Err(holder);
+            }
+            let ending = lines.line(name).ending(&me);
+            if ending.is_some() && ending != awaited {
+                awaited = ending;
+                MutexGuard::unlocked(&mut lines, || me.await_call());
+                continue;
             }
             let look_again = lines.line(name).look_again(&me, now).min(deadline);
             // A wake-up is only a hint: the loop looks again.
@@ -111,7 +146,7 @@ impl Lines {
             return None;
         }
         line.waiting.pop_front();
-        line.front = Some(Front { number, hold: None, seen: None });
+        line.front = Some(Front { number, hold: None, seen: None, ending: false });
         self.turns = number;
         Some(number)
     }
@@ -130,6 +165,12 @@ impl Line {
             (None, _) => true,
             (Some(_), None) => false,
         }
+    }
+
+    /// The number of the turn whose end the waiter is about to see.
+    fn ending(&self, waiter: &Arc<Waiter>) -> Option<u64> {
+        let front = self.front.as_ref().filter(|front| front.ending && self.is_next(Some(waiter)));
+        front.map(|front| front.number)
     }
 
     /// When a waiter that nobody calls has to look again by himself.
@@ -167,12 +208,20 @@ impl Turn {
         self.with_front(|front| front.seen = Some(holder.clone()));
     }
 
-    fn with_front(&self, change: impl FnOnce(&mut Front)) {
-        let mut lines = self.queue.lines.lock();
-        let front = lines.by_name.get_mut(&self.name).and_then(|line| line.front.as_mut());
-        if let Some(front) = front.filter(|front| front.number == self.number) {
-            change(front);
+    /// The hold is being released: whoever is next may get ready.
+    pub(crate) fn ends_soon(&self) {
+        let next = self.with_front(|front| front.ending = true);
+        if let Some(next) = next {
+            next.called.notify_one();
         }
+    }
+
+    /// Changes the entry of this turn, unless it was passed by; returns who is next in line.
+    fn with_front(&self, change: impl FnOnce(&mut Front)) -> Option<Arc<Waiter>> {
+        let mut lines = self.queue.lines.lock();
+        let line = lines.by_name.get_mut(&self.name)?;
+        change(line.front.as_mut().filter(|front| front.number == self.number)?);
+        line.waiting.front().cloned()
     }
 }
 
@@ -192,7 +241,7 @@ impl Drop for Turn {
         }
         drop(lines);
         if let Some(next) = next {
-            next.called.notify_one();
+            next.call();
         }
     }
 }
@@ -200,7 +249,6 @@ impl Drop for Turn {
 #[cfg(test)]
 mod tests {
     use std::sync::mpsc;
-    use std::thread;
 
     use super::*;
     use crate::hold::tests::sample;

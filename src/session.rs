@@ -144,6 +144,7 @@ impl Session {
             mem::forget(turn); // The child's copy of the queue may have been locked when it was copied.
             return Err(forked);
         }
+        turn.ends_soon();
         let released = release(&self.store, held.hold(), self.settings.response_timeout);
         drop(turn);
         released.map(|()| 0)

@@ -317,8 +317,9 @@ fn row_12_a_repeated_release_does_not_touch_who_came_in_between() {
 
 #[test]
 fn a_lost_answer_in_a_thread_does_not_disturb_others() {
-    const ROUNDS: usize = 15;
-    let rig = Rig::new();
+    const ROUNDS: usize = 5;
+    // Long enough that only an answer that was lost is late, however busy the machine.
+    let rig = Rig::with(|builder| builder.response_timeout(SOON).tolerate_outage(LONG));
     let (rig, done) = (&rig, &AtomicBool::new(false));
     let faults =
         broken_replies().into_iter().chain([Fault::DropReply, Fault::SwallowCommand]).cycle().take(ROUNDS);
