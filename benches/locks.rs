@@ -7,12 +7,12 @@
 mod support;
 
 use std::hint::black_box;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use criterion::Criterion;
 use relatch::LockManager;
 
-use support::{Floor, Rounds, Server, contend};
+use support::{Floor, Rounds, Server, contend, pin_apart};
 
 /// Lock and unlock, or floor cycles, per round.
 const CYCLES: u32 = 400;
@@ -27,8 +27,14 @@ fn main() {
         .measurement_time(Duration::from_secs(2))
         .configure_from_args();
     one_by_one(&mut criterion, &server, &locks);
-    side_by_side(&server, &locks);
     criterion.final_summary();
+    println!("\nMedians of {ROUNDS} interleaved rounds of {CYCLES} cycles:");
+    side_by_side("placed by the scheduler", &server, &locks);
+    if pin_apart(&server) {
+        // New threads of a new manager: those that were started before keep the cores that they had.
+        let locks = LockManager::connect(&server.url()).expect("a Redis of our own");
+        side_by_side("client and server on their own cores", &server, &locks);
+    }
 }
 
 /// Each by itself, in absolute times.
@@ -48,20 +54,24 @@ fn one_by_one(criterion: &mut Criterion, server: &Server, locks: &LockManager) {
     criterion.bench_function("is_valid", |b| b.iter(|| black_box(guard.is_valid())));
 }
 
-/// Floor and subject in turns, as ratios.
-fn side_by_side(server: &Server, locks: &LockManager) {
+/// Floor and subject in turns, as ratios. One subject at a time: threads that were spread over the cores in one
+/// round would change the next one's luck.
+fn side_by_side(title: &str, server: &Server, locks: &LockManager) {
     let mut floor = Floor::new(server);
-    let mut rounds = Rounds::new(&["floor", "lock + unlock", "8 threads, one key"]);
+    let mut floor_cycles = || (0..CYCLES).for_each(|_| floor.cycle("lock:floor"));
+    let mut rounds = Rounds::new(&["floor", "lock + unlock"]);
+    for _ in 0..ROUNDS {
+        rounds.time(0, CYCLES, &mut floor_cycles);
+        rounds.time(1, CYCLES, || (0..CYCLES).for_each(|_| drop(locks.lock("one").expect("locks"))));
+    }
+    rounds.print(title);
+
+    let mut rounds = Rounds::new(&["floor", "8 threads, one key"]);
     let mut longest = Duration::ZERO;
     for _ in 0..ROUNDS {
-        rounds.time(0, CYCLES, || (0..CYCLES).for_each(|_| floor.cycle("lock:floor")));
-        rounds.time(1, CYCLES, || {
-            (0..CYCLES).for_each(|_| drop(locks.lock("one").expect("locks")));
-        });
-        let started = Instant::now();
-        longest = longest.max(contend(locks, "eight", 8, CYCLES / 8));
-        rounds.add(2, started.elapsed() / CYCLES);
+        rounds.time(0, CYCLES, &mut floor_cycles);
+        rounds.time(1, CYCLES, || longest = longest.max(contend(locks, "eight", 8, CYCLES / 8)));
     }
-    rounds.print();
+    rounds.print("");
     println!("longest wait of 8 threads on one key: {longest:.1?}");
 }

@@ -26,7 +26,7 @@ use crate::key::Key;
 use crate::options::Lease;
 use crate::owner::{Owner, fresh_token};
 use crate::queue::Turn;
-use crate::store::{Claim, Connection, Store, Trouble};
+use crate::store::{Claim, Connection, Refusal, Store, Trouble};
 
 /// How often the same connection is asked about a lost answer before another one is tried.
 const ASKED_TWICE: u32 = 2;
@@ -67,7 +67,8 @@ pub(crate) fn acquire(
     turn: &Turn,
 ) -> Result<Outcome, Error> {
     let bid = Bid::new(store, key, owner, lease);
-    let claimant = Claimant { bid, patience, turn, last_answer: patience.started, troubles: 0 };
+    let claimant =
+        Claimant { bid, patience, turn, last_answer: patience.started, troubles: 0, refusal: None };
     claimant.run()
 }
 
@@ -80,6 +81,8 @@ struct Claimant<'a> {
     last_answer: Moment,
     /// Attempts that failed since.
     troubles: u32,
+    /// The last thing that Redis refused since.
+    refusal: Option<Refusal>,
 }
 
 impl Claimant<'_> {
@@ -92,7 +95,7 @@ impl Claimant<'_> {
             match self.bid.attempt(look, self.patience.deadline) {
                 Ok(Answer::Taken { token, since }) => return Ok(Outcome::Taken { token, since }),
                 Ok(Answer::Busy(holder)) => {
-                    (self.last_answer, self.troubles) = (Moment::now(), 0);
+                    (self.last_answer, self.troubles, self.refusal) = (Moment::now(), 0, None);
                     in_trouble.reset();
                     seen = self.examine(holder)?.or(seen);
                     if self.patience.once || !self.pause(while_busy.pause(), seen.as_ref()) {
@@ -104,6 +107,9 @@ impl Claimant<'_> {
                     self.troubles += 1;
                     if self.gives_up(&trouble) {
                         return Err(self.give_up(trouble));
+                    }
+                    if let Trouble::Refused(refusal) = &trouble {
+                        self.refusal = Some(refusal.clone());
                     }
                     debug!("taking lock {:?}: {trouble:?}, trying again", self.bid.key.name());
                     // The first failure may be a connection that had gone stale: the next one is not.
@@ -129,7 +135,8 @@ impl Claimant<'_> {
         if holder.time_left().is_none() {
             return Err(not_a_lock(self.bid.key, &holder.to_string()));
         }
-        self.turn.saw(&holder);
+        let of_this_process = holder.owner().is_some_and(|owner| owner.pid() == self.bid.owner.pid());
+        self.turn.saw(&holder, of_this_process);
         Ok(Some(holder))
     }
 
@@ -154,8 +161,13 @@ impl Claimant<'_> {
 
     fn give_up(self, trouble: Trouble) -> Error {
         let action = format!("taking lock {:?}", self.bid.key.name());
-        let error = self.bid.store.error(action, trouble);
-        self.bid.abandon();
+        // A last attempt that was cut short by the deadline says less than the refusal before it.
+        let cause = match trouble {
+            Trouble::Refused(_) => trouble,
+            other => self.refusal.map_or(other, Trouble::Refused),
+        };
+        let error = self.bid.store.error(action, cause);
+        self.bid.abandon(self.patience.deadline);
         error
     }
 }
@@ -282,9 +294,15 @@ impl<'a> Bid<'a> {
         (self.open_since, self.astray_since, self.unanswered) = (None, None, 0);
     }
 
-    /// Leaves nothing behind, as far as that can be done without waiting.
-    fn abandon(mut self) {
-        if let Some(connection) = self.connection.take() {
+    /// Leaves nothing behind, as far as that can be done without waiting for an answer.
+    fn abandon(mut self, deadline: Moment) {
+        let carrier = match self.connection.take() {
+            Some(connection) => Some(connection),
+            // Its connection broke: what Redis had read of it by then has been executed.
+            None if self.astray_since.is_some() => self.store.checkout(deadline).ok(),
+            None => None,
+        };
+        if let Some(connection) = carrier {
             connection.abandon(self.key.in_redis(), &self.token);
         }
     }

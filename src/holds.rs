@@ -133,7 +133,7 @@ mod tests {
 
     fn entered(manager: u64, name: &str) -> Rc<Held> {
         let hold = Arc::new(sample(name, Duration::from_secs(30), Moment::now()));
-        let turn = Arc::new(Queue::default()).join(hold.key().name(), Moment::PAST).unwrap();
+        let turn = Arc::new(Queue::default()).join(hold.key().name(), Moment::PAST, |_| false).unwrap();
         enter(manager, hold, turn)
     }
 
@@ -186,12 +186,12 @@ mod tests {
         let theirs = Arc::clone(&queue);
         let thread = std::thread::spawn(move || {
             let hold = Arc::new(sample("a", Duration::from_secs(30), Moment::now()));
-            let turn = theirs.join(hold.key().name(), Moment::PAST).unwrap();
+            let turn = theirs.join(hold.key().name(), Moment::PAST, |_| false).unwrap();
             turn.holds(&hold);
             std::mem::forget(enter(1, hold, turn));
         });
         thread.join().unwrap();
-        queue.join(&"a".into(), Moment::PAST).unwrap();
+        queue.join(&"a".into(), Moment::PAST, |_| false).unwrap();
     }
 
     #[test]

@@ -24,9 +24,10 @@ const GLANCE: Duration = Duration::from_secs(1);
 
 /// How long a thread that is about to be called stays awake for it.
 ///
-/// A sleeping thread takes tens of microseconds to wake up, as long as Redis takes for a command. So whoever
-/// starts a release tells the first in line to get up, and the two overlap; this is as long as a release
-/// takes when all is well.
+/// A sleeping thread takes tens of microseconds to wake up, as long as Redis takes for a command. So the first in
+/// line is told to get up while the turn in front of it is about to end: when its release starts or, where the turn
+/// before was over within this time, from its beginning. A lock that is held for long costs no waiter more than this,
+/// once.
 const AWAKE: Duration = Duration::from_micros(200);
 
 /// The lines of one manager.
@@ -47,6 +48,8 @@ struct Lines {
 struct Line {
     front: Option<Front>,
     waiting: VecDeque<Arc<Waiter>>,
+    /// The last turn was short, so the next may be.
+    brisk: bool,
 }
 
 /// Who has the turn: a thread that talks to Redis, or one that holds the lock.
@@ -54,9 +57,10 @@ struct Line {
 struct Front {
     /// Tells the turns apart, so that one that was passed by does not end its successor's.
     number: u64,
+    started: Moment,
     hold: Option<Arc<Hold>>,
     seen: Option<Holder>,
-    /// The release is under way.
+    /// It will be over in a moment: whoever is next may stay awake for it.
     ending: bool,
 }
 
@@ -91,11 +95,26 @@ pub(crate) struct Turn {
     number: u64,
 }
 
+/// Why there was no turn.
+#[derive(Debug)]
+pub(crate) enum NoTurn {
+    /// The wait was over; who was in front, where that is known.
+    Busy(Option<Holder>),
+    /// The caller itself holds the lock, through another manager.
+    Mine,
+}
+
 impl Queue {
     /// The turn, after those who came before; or, at the deadline, whoever kept the caller waiting.
     ///
-    /// With a deadline in the past: the turn if it is free, without waiting.
-    pub(crate) fn join(self: &Arc<Queue>, name: &Arc<str>, deadline: Moment) -> Result<Turn, Option<Holder>> {
+    /// With a deadline in the past: the turn if it is free, without waiting. `is_mine` tells whether a holder that
+    /// Redis named is the caller itself, through another manager.
+    pub(crate) fn join(
+        self: &Arc<Queue>,
+        name: &Arc<str>,
+        deadline: Moment,
+        is_mine: impl Fn(&Holder) -> bool,
+    ) -> Result<Turn, NoTurn> {
         let mut lines = self.lines.lock();
         if let Some(number) = lines.start_turn(name, None, Moment::now()) {
             return Ok(self.turn(name, number));
@@ -106,15 +125,21 @@ impl Queue {
         loop {
             let now = Moment::now();
             if let Some(number) = lines.start_turn(name, Some(&me), now) {
+                let next = lines.line(name).waiting.front().cloned();
+                drop(lines);
+                if let Some(next) = next {
+                    next.called.notify_one(); // It is first in line now, and may stay awake.
+                }
                 return Ok(self.turn(name, number));
             }
-            if deadline <= now {
+            let mine = lines.line(name).seen().is_some_and(&is_mine);
+            if mine || deadline <= now {
                 let (holder, next) = lines.line(name).step_out(&me, now);
                 drop(lines);
                 if let Some(next) = next {
                     next.called.notify_one(); // It is the one who watches the front from now on.
                 }
-                return Err(holder);
+                return Err(if mine { NoTurn::Mine } else { NoTurn::Busy(holder) });
             }
             let ending = lines.line(name).ending(&me);
             if ending.is_some() && ending != awaited {
@@ -146,7 +171,7 @@ impl Lines {
             return None;
         }
         line.waiting.pop_front();
-        line.front = Some(Front { number, hold: None, seen: None, ending: false });
+        line.front = Some(Front { number, started: now, hold: None, seen: None, ending: line.brisk });
         self.turns = number;
         Some(number)
     }
@@ -190,6 +215,11 @@ impl Line {
         (self.holder(now), next)
     }
 
+    /// Who has the lock in another process, or through another manager.
+    fn seen(&self) -> Option<&Holder> {
+        self.front.as_ref()?.seen.as_ref()
+    }
+
     /// Who keeps the line waiting, as far as this process knows.
     fn holder(&self, now: Moment) -> Option<Holder> {
         let front = self.front.as_ref()?;
@@ -203,9 +233,17 @@ impl Turn {
         self.with_front(|front| front.hold = Some(Arc::clone(hold)));
     }
 
-    /// Somebody of another process has the lock: those in line may say so when their wait is over.
-    pub(crate) fn saw(&self, holder: &Holder) {
+    /// Somebody else has the lock: those in line may say so when their wait is over.
+    ///
+    /// Where that is a thread of this process, through another manager, it may be one of them.
+    pub(crate) fn saw(&self, holder: &Holder, of_this_process: bool) {
         self.with_front(|front| front.seen = Some(holder.clone()));
+        if of_this_process {
+            let lines = self.queue.lines.lock();
+            for waiter in lines.by_name.get(&self.name).into_iter().flat_map(|line| &line.waiting) {
+                waiter.called.notify_one();
+            }
+        }
     }
 
     /// The hold is being released: whoever is next may get ready.
@@ -231,10 +269,10 @@ impl Drop for Turn {
         let Some(line) = lines.by_name.get_mut(&self.name) else {
             return;
         };
-        if line.front.as_ref().is_none_or(|front| front.number != self.number) {
+        let Some(front) = line.front.take_if(|front| front.number == self.number) else {
             return; // Passed by: the turn is somebody else's.
-        }
-        line.front = None;
+        };
+        line.brisk = Moment::now().since(front.started) < AWAKE;
         let next = line.waiting.front().cloned();
         if next.is_none() {
             lines.by_name.remove(&self.name);
@@ -258,7 +296,7 @@ mod tests {
     }
 
     fn at_once(queue: &Arc<Queue>, name: &Arc<str>) -> Option<Turn> {
-        queue.join(name, Moment::PAST).ok()
+        queue.join(name, Moment::PAST, |_| false).ok()
     }
 
     fn soon() -> Moment {
@@ -271,9 +309,9 @@ mod tests {
         let turn = at_once(&queue, &name()).unwrap();
         assert!(at_once(&queue, &name()).is_none());
         assert!(at_once(&queue, &"other".into()).is_some());
-        assert!(queue.join(&name(), Moment::now()).is_err());
+        assert!(at_once(&queue, &name()).is_none());
         drop(turn);
-        drop(queue.join(&name(), Moment::PAST).unwrap());
+        drop(at_once(&queue, &name()).unwrap());
         assert!(queue.lines.lock().by_name.is_empty(), "nothing is kept of a key that nobody uses");
     }
 
@@ -286,7 +324,7 @@ mod tests {
             .map(|n| {
                 let (line, told) = (Arc::clone(&queue), told.clone());
                 let thread = thread::spawn(move || {
-                    let turn = line.join(&name(), soon()).unwrap();
+                    let turn = line.join(&name(), soon(), |_| false).unwrap();
                     told.send(n).unwrap();
                     drop(turn);
                 });
@@ -310,7 +348,7 @@ mod tests {
         let zombie = at_once(&queue, &name()).unwrap();
         let hold = Arc::new(sample("key", Duration::from_millis(20), Moment::now()));
         zombie.holds(&hold);
-        let turn = queue.join(&name(), soon()).unwrap();
+        let turn = queue.join(&name(), soon(), |_| false).unwrap();
         assert!(!hold.is_valid(Moment::now()));
         drop(zombie);
         assert!(at_once(&queue, &name()).is_none(), "the turn is still taken");
@@ -324,8 +362,24 @@ mod tests {
         let turn = at_once(&queue, &name()).unwrap();
         let hold = Arc::new(sample("key", Duration::from_secs(5), Moment::now()));
         turn.holds(&hold);
-        let holder = queue.join(&name(), Moment::now()).unwrap_err().unwrap();
+        let Err(NoTurn::Busy(Some(holder))) = queue.join(&name(), Moment::now(), |_| false) else {
+            panic!("it is busy, and it is known with whom");
+        };
         assert_eq!(holder.raw(), hold.token());
+        assert!(queue.lines.lock().line(&name()).waiting.is_empty());
+    }
+
+    #[test]
+    fn whoever_waits_for_himself_through_another_manager_is_told() {
+        let queue = Arc::new(Queue::default());
+        let turn = at_once(&queue, &name()).unwrap();
+        let line = Arc::clone(&queue);
+        let waiter = thread::spawn(move || line.join(&name(), soon(), |holder| holder.raw() == "mine"));
+        while queue.lines.lock().line(&name()).waiting.is_empty() {
+            thread::yield_now();
+        }
+        turn.saw(&Holder::new(b"mine", None), true);
+        assert!(matches!(waiter.join().unwrap(), Err(NoTurn::Mine)));
         assert!(queue.lines.lock().line(&name()).waiting.is_empty());
     }
 }

@@ -44,7 +44,13 @@ pub(crate) fn release(store: &Store, hold: &Hold, limit: Duration) -> Result<(),
 }
 
 fn remove(store: &Store, hold: &Hold, deadline: Moment) -> Result<Removal, Trouble> {
-    store.checkout(deadline)?.remove(hold.key().in_redis(), hold.token(), deadline)
+    let mut connection = store.checkout(deadline)?;
+    let removal = connection.remove(hold.key().in_redis(), hold.token(), deadline);
+    if matches!(removal, Err(Trouble::Unanswered { .. })) {
+        // Its answer may come late or never: not the trouble of whoever uses the connection next.
+        connection.retire();
+    }
+    removal
 }
 
 /// No answer. A hold that had run out by its clock cannot claim to have been kept; a valid one was.

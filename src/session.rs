@@ -19,7 +19,7 @@ use crate::key::Key;
 use crate::options::{Lease, Options, Settings};
 use crate::owner::{Owner, host_name};
 use crate::process as this_process;
-use crate::queue::Queue;
+use crate::queue::{NoTurn, Queue};
 use crate::release::release;
 use crate::store::{Address, Connection, Seen, Store, Trouble};
 
@@ -90,9 +90,11 @@ impl Session {
         let patience = self.patience(options, wait, started);
         let busy = |holder| Entered::Busy { waited: Moment::now().since(started), holder };
         let in_line_until = if patience.once { Moment::PAST } else { patience.deadline };
-        let turn = match self.queue.join(key.name(), in_line_until) {
+        let is_mine = |holder: &Holder| holds::is_mine(holder.raw(), pid);
+        let turn = match self.queue.join(key.name(), in_line_until, is_mine) {
             Ok(turn) => turn,
-            Err(holder) => return Ok(busy(holder)),
+            Err(NoTurn::Busy(holder)) => return Ok(busy(holder)),
+            Err(NoTurn::Mine) => return Err(Error::WouldDeadlock { key: name.to_owned() }),
         };
         let owner = Owner::new(Arc::clone(&self.host), pid, this_process::thread_id(pid));
         let lease = Lease::new(options.lease);
@@ -114,10 +116,7 @@ impl Session {
         };
         let once = limit == Some(Duration::ZERO);
         let deadline = match limit {
-            // One answer, for which there is as long as connecting and answering may take.
-            Some(Duration::ZERO) => {
-                now.after(self.settings.connect_timeout).after(self.settings.response_timeout)
-            }
+            Some(Duration::ZERO) => self.one_answer(now),
             Some(limit) => now.after(limit),
             None => Moment::NEVER,
         };
@@ -128,6 +127,11 @@ impl Session {
             name_holder: matches!(wait, Wait::AsSet),
             tolerate_outage: self.settings.tolerate_outage,
         }
+    }
+
+    /// For what is asked once: as long as connecting and answering may take.
+    fn one_answer(&self, now: Moment) -> Moment {
+        now.after(self.settings.connect_timeout).after(self.settings.response_timeout)
     }
 
     /// Takes one guard off a hold, and releases the lock where it was the last: how deep it is still held.
@@ -167,7 +171,15 @@ impl Session {
     pub(crate) fn holder(&self, name: &str) -> Result<Option<Holder>, Error> {
         let key = Key::new(&self.settings.prefix, name)?;
         let question = |connection: &mut Connection<'_>, deadline| connection.look(key.in_redis(), deadline);
-        match self.ask("looking at", &key, question)? {
+        let deadline = self.one_answer(Moment::now());
+        let first = self.ask("looking at", &key, deadline, question);
+        // The connection may have gone stale: the next one has not.
+        let seen = if matches!(first, Err(Error::Unavailable { .. })) {
+            self.ask("looking at", &key, deadline, question)
+        } else {
+            first
+        };
+        match seen? {
             Seen::Nothing => Ok(None),
             Seen::Somebody(holder) => Ok(Some(holder)),
             Seen::NotAString => Err(not_a_lock(&key, NOT_A_STRING)),
@@ -178,7 +190,8 @@ impl Session {
     pub(crate) fn force_unlock(&self, name: &str) -> Result<Option<Holder>, Error> {
         let key = Key::new(&self.settings.prefix, name)?;
         let question = |connection: &mut Connection<'_>, deadline| connection.force(key.in_redis(), deadline);
-        let deleted = self.ask("force-unlocking", &key, question)?;
+        let deadline = self.one_answer(Moment::now());
+        let deleted = self.ask("force-unlocking", &key, deadline, question)?;
         if let Some(holder) = &deleted {
             warn!("lock {name:?} was force-unlocked, it was held by {holder}");
         }
@@ -189,11 +202,10 @@ impl Session {
         &self,
         action: &str,
         key: &Key,
+        deadline: Moment,
         question: impl FnOnce(&mut Connection<'_>, Moment) -> Result<T, Trouble>,
     ) -> Result<T, Error> {
-        let now = Moment::now();
-        self.own_process(now)?;
-        let deadline = now.after(self.settings.connect_timeout).after(self.settings.response_timeout);
+        self.own_process(Moment::now())?;
         let mut connection =
             self.store.checkout(deadline).map_err(|trouble| self.failed(action, key, trouble))?;
         question(&mut connection, deadline).map_err(|trouble| self.failed(action, key, trouble))

@@ -44,6 +44,30 @@ impl Server {
     }
 }
 
+/// Puts the server on one core and this process on another, as if a network lay between them: left to itself, the
+/// scheduler may put both sides of a floor on one core, and spread eight threads over all. False where that is not possible.
+pub(crate) fn pin_apart(server: &Server) -> bool {
+    #[cfg(target_os = "linux")]
+    {
+        use rustix::thread::{CpuSet, sched_setaffinity};
+
+        let only = |core| {
+            let mut set = CpuSet::new();
+            set.set(core);
+            set
+        };
+        let server = i32::try_from(server.child.id()).ok().and_then(rustix::process::Pid::from_raw);
+        thread::available_parallelism().is_ok_and(|cores| cores.get() > 1)
+            && sched_setaffinity(server, &only(1)).is_ok()
+            && sched_setaffinity(None, &only(0)).is_ok()
+    }
+    #[cfg(not(target_os = "linux"))]
+    {
+        let _ = server;
+        false
+    }
+}
+
 impl Drop for Server {
     fn drop(&mut self) {
         let _ = self.child.kill();
@@ -128,19 +152,12 @@ impl Rounds {
     pub(crate) fn time(&mut self, subject: usize, count: u32, work: impl FnOnce()) {
         let started = Instant::now();
         work();
-        self.add(subject, started.elapsed() / count);
-    }
-
-    pub(crate) fn add(&mut self, subject: usize, time: Duration) {
-        self.times[subject].push(time);
+        self.times[subject].push(started.elapsed() / count);
     }
 
     /// A line per subject: its median, and how it stands to the first one, round by round.
-    pub(crate) fn print(&self) {
-        println!(
-            "\n{:<36}{:>12}{:>14}{:>16}",
-            "median of interleaved rounds", "time", "x floor", "x throughput"
-        );
+    pub(crate) fn print(&self, title: &str) {
+        println!("\n{title:<36}{:>12}{:>14}{:>16}", "time", "x floor", "x throughput");
         for (name, times) in self.names.iter().zip(&self.times) {
             let ratios =
                 times.iter().zip(&self.times[0]).map(|(t, floor)| t.as_secs_f64() / floor.as_secs_f64());

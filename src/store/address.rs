@@ -7,6 +7,9 @@ use redis::{ConnectionAddr, ConnectionInfo, IntoConnectionInfo, RedisConnectionI
 
 use crate::error::Error;
 
+/// In place of a URL that may hold its password where none is expected.
+const NOT_SHOWN: &str = "(not shown)";
+
 /// A server, and the login and database to use on it.
 pub(crate) struct Address {
     /// Without login and database: those are sent by the link itself, so that their errors are told apart
@@ -28,6 +31,12 @@ impl Address {
                 "it is not of the form redis://[user:password@]host[:port][/db]",
             )
         })?;
+        // A password with an unescaped slash, question mark or hash spills over into what is no secret elsewhere.
+        let spilled = [Some(parsed.path()), parsed.query(), parsed.fragment()];
+        if parsed.fragment().is_some() || spilled.into_iter().flatten().any(|part| part.contains('@')) {
+            let reason = "what follows the host holds a `#` or `@`: in a password, / ? # and @ are written %2F %3F %23 %40";
+            return Err(invalid(NOT_SHOWN.to_owned(), reason));
+        }
         let mut shown = parsed.clone();
         // Fails on URLs that cannot carry a login at all, which then hold none.
         let _ = shown.set_username("");
@@ -125,6 +134,10 @@ mod tests {
             "redis://user:canary@0.0.0.0/",
             "rediss://user:canary@example.org/",
             "redis://user:canary@example.org:99999/",
+            "redis://user:/canary@example.org/",
+            "redis://user:12/canary@example.org/",
+            "redis://user:12/3?canary@example.org/",
+            "redis://user:12/3#canary@example.org/",
         ] {
             let error = Address::parse(url).expect_err(url);
             assert!(matches!(error, Error::InvalidOption { option: "url", .. }), "{error:?}");

@@ -45,7 +45,10 @@ pub(crate) struct Link {
     owed: usize,
     /// What the socket's timeout is set to.
     timeout: Duration,
+    /// Redis, or the way to it, ended the connection.
     broken: bool,
+    /// In order, but not to be used again.
+    retired: bool,
 }
 
 impl Link {
@@ -53,7 +56,8 @@ impl Link {
     pub(super) fn open(address: &Address, deadline: Moment) -> Result<Link, Trouble> {
         let opened = Moment::now();
         let connection = connect(address, deadline)?;
-        let mut link = Link { connection, opened, owed: 0, timeout: Duration::ZERO, broken: false };
+        let mut link =
+            Link { connection, opened, owed: 0, timeout: Duration::ZERO, broken: false, retired: false };
         link.log_in(address, deadline)?;
         Ok(link)
     }
@@ -89,9 +93,14 @@ impl Link {
         self.broken
     }
 
-    /// Throws the connection away when it goes back to the pool.
-    pub(super) fn condemn(&mut self) {
-        self.broken = true;
+    /// True where the connection must not be used again.
+    pub(super) fn is_over(&self) -> bool {
+        self.broken || self.retired
+    }
+
+    /// Has the connection closed, rather than lent again, when it goes back to the pool.
+    pub(super) fn retire(&mut self) {
+        self.retired = true;
     }
 
     /// Writes a batch and reads its replies.

@@ -22,7 +22,7 @@ use crate::store::pool::{Lent, Pool};
 use crate::store::script::{FORCE, RELEASE, Script};
 
 pub(crate) use crate::store::address::Address;
-pub(crate) use crate::store::trouble::Trouble;
+pub(crate) use crate::store::trouble::{Refusal, Trouble};
 
 /// The server and the connections to it.
 pub(crate) struct Store {
@@ -64,7 +64,10 @@ impl Store {
     pub(crate) fn new(address: Address, settings: &Settings) -> Store {
         Store {
             pool: Pool::new(address, settings.pool_size, settings.connect_timeout),
-            scripts: Scripts { release: Script::new(RELEASE), force: Script::new(FORCE) },
+            scripts: Scripts {
+                release: Script::new(RELEASE, "+get +del"),
+                force: Script::new(FORCE, "+pttl +get +del"),
+            },
             response_timeout: settings.response_timeout,
         }
     }
@@ -102,6 +105,19 @@ impl Connection<'_> {
         self.link.exchange(batch, limit)
     }
 
+    /// Closes the connection where what came over it made no sense.
+    fn sensible<T>(&mut self, read: Result<T, Trouble>) -> Result<T, Trouble> {
+        if let Err(Trouble::Unanswered { link_stands: false, .. }) = &read {
+            self.link.retire();
+        }
+        read
+    }
+
+    /// Closes the connection behind a command whose answer nobody will wait for.
+    pub(crate) fn retire(&mut self) {
+        self.link.retire();
+    }
+
     pub(crate) fn ping(&mut self, deadline: Moment) -> Result<(), Trouble> {
         self.run(&redis::cmd("PING"), deadline).map(drop)
     }
@@ -115,7 +131,8 @@ impl Connection<'_> {
         deadline: Moment,
     ) -> Result<Claim, Trouble> {
         let reply = self.run(&set(key, token, lease), deadline)?;
-        if was_set(reply)? { Ok(Claim::Taken) } else { Ok(Claim::Busy(None)) }
+        let was_set = self.sensible(was_set(&reply))?;
+        Ok(if was_set { Claim::Taken } else { Claim::Busy(None) })
     }
 
     /// An attempt that also learns, in the same round trip, who has the lock where we do not get it:
@@ -129,10 +146,11 @@ impl Connection<'_> {
     ) -> Result<Claim, Trouble> {
         let batch = Batch::of(&set(key, token, lease)).and(&get(key)).and(&pttl(key));
         let mut replies = self.exchange(&batch, deadline)?.into_iter();
-        if was_set(accepted(next(&mut replies))?)? {
+        let reply = accepted(next(&mut replies))?;
+        if self.sensible(was_set(&reply))? {
             return Ok(Claim::Taken);
         }
-        Ok(match seen(next(&mut replies), next(&mut replies))? {
+        Ok(match self.sensible(seen(next(&mut replies), next(&mut replies)))? {
             Seen::Nothing => Claim::Busy(None),
             Seen::NotAString => Claim::NotAString,
             Seen::Somebody(holder) if holder.raw() == token => Claim::TakenBefore,
@@ -151,9 +169,9 @@ impl Connection<'_> {
             Ok(Value::Int(1)) => Ok(Removal::Removed),
             Ok(Value::Int(0)) => Ok(Removal::Absent),
             Ok(Value::Int(-1)) => Ok(Removal::NotOurs),
-            Ok(other) => Err(unexpected(&other)),
+            Ok(other) => self.sensible(Err(unexpected(&other))),
             Err(Trouble::Refused(refusal)) if refusal.code == "WRONGTYPE" => Ok(Removal::NotOurs),
-            Err(trouble) => Err(trouble),
+            Err(trouble) => Err(script.explain(trouble)),
         }
     }
 
@@ -170,20 +188,21 @@ impl Connection<'_> {
         let batch = Batch::of(&self.scripts.release.whole(key, &[token]));
         // Where this fails, Redis ends the key with its lease; nothing more can be done from here.
         let _ = self.link.post(&batch, Moment::now().after(Duration::from_millis(1)));
-        self.link.condemn();
+        self.link.retire();
     }
 
     /// Who holds a key: `GET key`, `PTTL key`.
     pub(crate) fn look(&mut self, key: &str, deadline: Moment) -> Result<Seen, Trouble> {
         let mut replies = self.exchange(&Batch::of(&get(key)).and(&pttl(key)), deadline)?.into_iter();
-        seen(next(&mut replies), next(&mut replies))
+        self.sensible(seen(next(&mut replies), next(&mut replies)))
     }
 
     /// Deletes whatever stands at the key, and tells what it was.
     ///
     /// Whole, not by hash: it is rare, and an attempt that is not repeated cannot delete twice.
     pub(crate) fn force(&mut self, key: &str, deadline: Moment) -> Result<Option<Holder>, Trouble> {
-        let reply = self.run(&self.scripts.force.whole(key, &[]), deadline)?;
+        let script = &self.scripts.force;
+        let reply = self.run(&script.whole(key, &[]), deadline).map_err(|trouble| script.explain(trouble))?;
         let Value::Array(parts) = reply else {
             return Ok(None);
         };
@@ -218,11 +237,11 @@ fn seen(value: Value, left: Value) -> Result<Seen, Trouble> {
 }
 
 /// Reads the reply of `SET NX`: whether the key was set.
-fn was_set(reply: Value) -> Result<bool, Trouble> {
+fn was_set(reply: &Value) -> Result<bool, Trouble> {
     match reply {
         Value::Okay => Ok(true),
         Value::Nil => Ok(false),
-        other => Err(unexpected(&other)),
+        other => Err(unexpected(other)),
     }
 }
 

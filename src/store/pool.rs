@@ -95,8 +95,10 @@ pub(super) struct Lent<'a> {
 
 impl Drop for Lent<'_> {
     fn drop(&mut self) {
-        if self.slot.link.as_ref().is_some_and(Link::is_broken) {
-            self.slot.link = None;
+        let Some(link) = self.slot.link.take_if(|link| link.is_over()) else {
+            return;
+        };
+        if link.is_broken() {
             self.closed_at.fetch_max(Moment::now().as_nanos(), Ordering::Relaxed);
         }
     }

@@ -2,10 +2,13 @@
 
 use redis::Cmd;
 
-/// A script and its hash.
+use crate::store::trouble::Trouble;
+
+/// A script, its hash, and the rights that it needs besides `+evalsha +eval`.
 pub(super) struct Script {
     text: &'static str,
     hash: String,
+    rights: &'static str,
 }
 
 /// Deletes a lock if it is still ours.
@@ -14,8 +17,21 @@ pub(super) const RELEASE: &str = include_str!("release.lua");
 pub(super) const FORCE: &str = include_str!("force.lua");
 
 impl Script {
-    pub(super) fn new(text: &'static str) -> Script {
-        Script { hash: redis::Script::new(text).get_hash().to_owned(), text }
+    pub(super) fn new(text: &'static str, rights: &'static str) -> Script {
+        Script { hash: redis::Script::new(text).get_hash().to_owned(), text, rights }
+    }
+
+    /// Names the rights where one was missing inside the script: Redis 7.0 does not say which.
+    pub(super) fn explain(&self, trouble: Trouble) -> Trouble {
+        match trouble {
+            Trouble::Refused(mut refusal) if refusal.message.contains("can't run this command") => {
+                refusal.message.push_str(" (the script needs ");
+                refusal.message.push_str(self.rights);
+                refusal.message.push(')');
+                Trouble::Refused(refusal)
+            }
+            other => other,
+        }
     }
 
     /// `EVALSHA`: short, and answered NOSCRIPT where Redis does not know the script.
