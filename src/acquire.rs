@@ -1,35 +1,22 @@
-//! Taking a lock that this thread does not hold: asking, waiting, and settling lost answers.
-//!
-//! The hard part is a `SET` whose answer does not come: the lock may be ours. Three rules keep that honest.
-//!
-//! 1. *The token stays* until Redis has said what became of it. A later look that finds it standing there
-//!    means that we have had the lock since the first send whose fate was open, and no longer.
-//! 2. *The connection stays* while it stands, because Redis answers a connection in order: what is sent next
-//!    is executed after the lost command. A clean-up sent over another connection may run first, and the
-//!    lock would then be taken by nobody.
-//! 3. *A token that was cleaned up is never used again*: the clean-up may run late, and would then delete
-//!    a lock that the same token has taken anew.
+//! Taking a lock that this thread does not hold: asking, waiting, giving up.
 
-use std::mem;
 use std::thread;
 use std::time::Duration;
 
-use log::{debug, warn};
+use log::{debug, info};
 
 use crate::backoff::Backoff;
+use crate::bid::{Answer, Bid, Claimed};
 use crate::clock::Moment;
 use crate::error::Error;
 use crate::hold::Since;
 use crate::holder::Holder;
 use crate::holds;
+use crate::keeper::Keeper;
 use crate::key::Key;
-use crate::options::Lease;
-use crate::owner::{Owner, fresh_token};
+use crate::machine;
 use crate::queue::Turn;
-use crate::store::{Claim, Connection, Refusal, Store, Trouble};
-
-/// How often the same connection is asked about a lost answer before another one is tried.
-const ASKED_TWICE: u32 = 2;
+use crate::store::{Compared, Refusal, Trouble};
 
 /// The shortest pause between two looks: Redis may be a moment late in letting an expired key go.
 const SHORTEST_PAUSE: Duration = Duration::from_micros(200);
@@ -59,21 +46,20 @@ pub(crate) enum Outcome {
 
 /// Takes the lock for the thread that has the turn.
 pub(crate) fn acquire(
-    store: &Store,
-    key: &Key,
-    owner: &Owner,
-    lease: Lease,
+    keeper: &Keeper,
+    claim: Claimed<'_>,
     patience: &Patience,
     turn: &Turn,
 ) -> Result<Outcome, Error> {
-    let bid = Bid::new(store, key, owner, lease);
+    let bid = Bid::new(claim);
     let claimant =
-        Claimant { bid, patience, turn, last_answer: patience.started, troubles: 0, refusal: None };
+        Claimant { keeper, bid, patience, turn, last_answer: patience.started, troubles: 0, refusal: None };
     claimant.run()
 }
 
 /// One acquisition, over as many attempts as it takes.
 struct Claimant<'a> {
+    keeper: &'a Keeper,
     bid: Bid<'a>,
     patience: &'a Patience,
     turn: &'a Turn,
@@ -89,7 +75,8 @@ impl Claimant<'_> {
     fn run(mut self) -> Result<Outcome, Error> {
         let mut while_busy = Backoff::for_busy();
         let mut in_trouble = Backoff::for_trouble();
-        let mut look = self.patience.name_holder && self.patience.once;
+        // Asked once only, it has to be learnt at once who has the lock, where that matters.
+        let mut look = self.patience.once && (self.patience.name_holder || self.bid.claim.reclaim_dead);
         let mut seen = None;
         loop {
             match self.bid.attempt(look, self.patience.deadline) {
@@ -98,11 +85,18 @@ impl Claimant<'_> {
                     (self.last_answer, self.troubles, self.refusal) = (Moment::now(), 0, None);
                     in_trouble.reset();
                     seen = self.examine(holder)?.or(seen);
+                    if self.reclaims(seen.as_ref()) {
+                        seen = None;
+                        continue;
+                    }
+                    if !self.patience.once && !look && !self.turn.waited() {
+                        self.keeper.counters().waited.add(1);
+                    }
                     if self.patience.once || !self.pause(while_busy.pause(), seen.as_ref()) {
                         return Ok(Outcome::Busy(seen));
                     }
                 }
-                Ok(Answer::NotAString) => return Err(not_a_lock(self.bid.key, NOT_A_STRING)),
+                Ok(Answer::NotAString) => return Err(not_a_lock(self.bid.claim.key, NOT_A_STRING)),
                 Err(trouble) => {
                     self.troubles += 1;
                     if self.gives_up(&trouble) {
@@ -111,9 +105,9 @@ impl Claimant<'_> {
                     if let Trouble::Refused(refusal) = &trouble {
                         self.refusal = Some(refusal.clone());
                     }
-                    debug!("taking lock {:?}: {trouble:?}, trying again", self.bid.key.name());
+                    debug!("taking lock {:?}: {trouble:?}, trying again", self.bid.claim.key.name());
                     // The first failure may be a connection that had gone stale: the next one is not.
-                    let at_once = self.troubles == 1 || self.bid.connection.is_some();
+                    let at_once = self.troubles == 1 || self.bid.has_open_answer();
                     if !at_once && !self.pause(in_trouble.pause(), None) {
                         return Err(self.give_up(trouble));
                     }
@@ -129,15 +123,36 @@ impl Claimant<'_> {
         let Some(holder) = holder else {
             return Ok(None);
         };
-        if holds::is_mine(holder.raw(), self.bid.owner.pid()) {
-            return Err(Error::WouldDeadlock { key: self.bid.key.name().to_string() });
+        if holds::is_mine(holder.raw(), self.bid.claim.owner.pid()) {
+            return Err(Error::WouldDeadlock { key: self.bid.claim.key.name().to_string() });
         }
         if holder.time_left().is_none() {
-            return Err(not_a_lock(self.bid.key, &holder.to_string()));
+            return Err(not_a_lock(self.bid.claim.key, &holder.to_string()));
         }
-        let of_this_process = holder.owner().is_some_and(|owner| owner.pid() == self.bid.owner.pid());
+        let of_this_process = holder.owner().is_some_and(|owner| owner.pid() == self.bid.claim.owner.pid());
         self.turn.saw(&holder, of_this_process);
         Ok(Some(holder))
+    }
+
+    /// Takes a lock away from a process of this machine that is certainly dead: true where it is free now.
+    fn reclaims(&self, holder: Option<&Holder>) -> bool {
+        let Claimed { store, key, owner, machine, reclaim_dead, .. } = self.bid.claim;
+        let Some(holder) = holder.filter(|_| reclaim_dead) else {
+            return false;
+        };
+        if !machine::is_dead(holder.raw(), owner.host(), machine) {
+            return false;
+        }
+        // Exactly the dead one's token; an answer that is lost is found out by the next look.
+        let removed = store.checkout(self.patience.deadline).and_then(|mut connection| {
+            connection.remove(key.in_redis(), holder.raw(), self.patience.deadline)
+        });
+        let reclaimed = matches!(removed, Ok(Compared::Done));
+        if reclaimed {
+            self.keeper.counters().reclaimed.add(1);
+            info!("lock {:?} was taken over from {holder}, a process that is gone", key.name());
+        }
+        reclaimed
     }
 
     /// Sleeps, but not past the end of the holder's lease, and not past the deadline: false where that has
@@ -160,151 +175,15 @@ impl Claimant<'_> {
     }
 
     fn give_up(self, trouble: Trouble) -> Error {
-        let action = format!("taking lock {:?}", self.bid.key.name());
+        let action = format!("taking lock {:?}", self.bid.claim.key.name());
         // A last attempt that was cut short by the deadline says less than the refusal before it.
         let cause = match trouble {
             Trouble::Refused(_) => trouble,
             other => self.refusal.map_or(other, Trouble::Refused),
         };
-        let error = self.bid.store.error(action, cause);
-        self.bid.abandon(self.patience.deadline);
+        let error = self.bid.claim.store.error(action, cause);
+        self.bid.abandon(self.keeper);
         error
-    }
-}
-
-/// What Redis said to an attempt.
-enum Answer {
-    Taken { token: String, since: Since },
-    Busy(Option<Holder>),
-    NotAString,
-}
-
-/// A token's way into Redis, and what is known of it there.
-struct Bid<'a> {
-    store: &'a Store,
-    key: &'a Key,
-    owner: &'a Owner,
-    lease: Lease,
-    token: String,
-    /// The connection on which an answer is open, while it stands.
-    connection: Option<Connection<'a>>,
-    /// The first send on that connection whose fate is open.
-    open_since: Option<Moment>,
-    /// The same, of connections that broke: Redis may have executed it, or may yet.
-    astray_since: Option<Moment>,
-    unanswered: u32,
-}
-
-impl<'a> Bid<'a> {
-    fn new(store: &'a Store, key: &'a Key, owner: &'a Owner, lease: Lease) -> Bid<'a> {
-        Bid {
-            store,
-            key,
-            owner,
-            lease,
-            token: fresh_token(owner),
-            connection: None,
-            open_since: None,
-            astray_since: None,
-            unanswered: 0,
-        }
-    }
-
-    /// Asks Redis once.
-    fn attempt(&mut self, look: bool, deadline: Moment) -> Result<Answer, Trouble> {
-        let mut connection = match self.connection.take() {
-            Some(connection) => connection,
-            None => self.store.checkout(deadline)?,
-        };
-        let (key, lease) = (self.key.in_redis(), self.lease.millis());
-        let sent = Moment::now();
-        let claim = if look {
-            connection.claim_or_look(key, &self.token, lease, deadline)
-        } else {
-            connection.claim(key, &self.token, lease, deadline)
-        };
-        match claim {
-            Ok(Claim::Taken) => self.taken(connection, sent, deadline),
-            Ok(Claim::TakenBefore) => {
-                let since = self.astray_since.or(self.open_since).unwrap_or(sent);
-                self.taken(connection, since, deadline)
-            }
-            Ok(Claim::Busy(holder)) => {
-                // Whatever was open on this connection came before this answer, and took nothing.
-                self.open_since = None;
-                Ok(Answer::Busy(holder))
-            }
-            Ok(Claim::NotAString) => Ok(Answer::NotAString),
-            Err(trouble) => {
-                self.lost_answer(connection, sent, &trouble);
-                Err(trouble)
-            }
-        }
-    }
-
-    /// The token stands in Redis, and has since `since` at the earliest.
-    fn taken(
-        &mut self,
-        mut connection: Connection<'a>,
-        since: Moment,
-        deadline: Moment,
-    ) -> Result<Answer, Trouble> {
-        let now = Moment::now();
-        if now < self.lease.valid_until(since) {
-            let token = mem::take(&mut self.token);
-            return Ok(Answer::Taken { token, since: Since { sent: since, answered: now } });
-        }
-        // The answer took as long as the lease: that is no lock. Whatever comes of the removal, it runs before
-        // anything sent later on this connection, and the token is done with.
-        warn!("the answer for lock {:?} came after its lease: not taken", self.key.name());
-        let removal = connection.remove(self.key.in_redis(), &self.token, deadline);
-        self.start_over();
-        removal?;
-        Err(Trouble::Unanswered {
-            link_stands: true,
-            cause: "the answer came after the lease, which is shorter than a round trip now".into(),
-        })
-    }
-
-    /// Notes what may still happen in Redis.
-    fn lost_answer(&mut self, connection: Connection<'a>, sent: Moment, trouble: &Trouble) {
-        match trouble {
-            Trouble::Unanswered { link_stands, .. } => {
-                self.open_since.get_or_insert(sent);
-                self.unanswered += 1;
-                if !link_stands {
-                    self.astray_since = self.astray_since.or(self.open_since.take());
-                } else if self.unanswered < ASKED_TWICE {
-                    self.connection = Some(connection);
-                } else {
-                    // It may be this connection that is dead, not the server.
-                    connection.abandon(self.key.in_redis(), &self.token);
-                    self.start_over();
-                }
-            }
-            Trouble::NotSent(_) => self.astray_since = self.astray_since.or(self.open_since.take()),
-            // Answered, and so is everything sent before it.
-            Trouble::Refused(_) => self.open_since = None,
-        }
-    }
-
-    /// A fresh token, of which Redis knows nothing.
-    fn start_over(&mut self) {
-        self.token = fresh_token(self.owner);
-        (self.open_since, self.astray_since, self.unanswered) = (None, None, 0);
-    }
-
-    /// Leaves nothing behind, as far as that can be done without waiting for an answer.
-    fn abandon(mut self, deadline: Moment) {
-        let carrier = match self.connection.take() {
-            Some(connection) => Some(connection),
-            // Its connection broke: what Redis had read of it by then has been executed.
-            None if self.astray_since.is_some() => self.store.checkout(deadline).ok(),
-            None => None,
-        };
-        if let Some(connection) = carrier {
-            connection.abandon(self.key.in_redis(), &self.token);
-        }
     }
 }
 

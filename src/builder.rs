@@ -9,6 +9,7 @@ use crate::manager::LockManager;
 use crate::options::Settings;
 use crate::session::Session;
 use crate::store::Address;
+use crate::teller::{LostHold, OnLost};
 
 /// Makes a [`LockManager`]: by [`LockManager::builder`].
 ///
@@ -27,6 +28,7 @@ use crate::store::Address;
 pub struct Builder {
     address: Result<Address, Error>,
     settings: Settings,
+    on_lost: Option<OnLost>,
 }
 
 impl LockManager {
@@ -44,7 +46,7 @@ impl LockManager {
 
     /// A manager with options of your own.
     pub fn builder(url: &str) -> Builder {
-        Builder { address: Address::parse(url), settings: Settings::default() }
+        Builder { address: Address::parse(url), settings: Settings::default(), on_lost: None }
     }
 
     /// A manager that reaches Redis as the given client would: for TLS, and for whatever else a URL does not say.
@@ -52,7 +54,7 @@ impl LockManager {
     /// Only the client's connection settings are used. This is the one place where a type of the
     /// `redis` crate is part of the interface, so it follows that crate's versions (1.x).
     pub fn builder_with_client(client: &redis::Client) -> Builder {
-        Builder { address: Ok(Address::of_client(client)), settings: Settings::default() }
+        Builder { address: Ok(Address::of_client(client)), settings: Settings::default(), on_lost: None }
     }
 }
 
@@ -79,6 +81,47 @@ impl Builder {
     /// The wait of every lock that does not set its own: see [`Lock::wait`](crate::Lock::wait). Defaults to no limit.
     pub fn wait(mut self, wait: Duration) -> Builder {
         self.settings.options.wait = Some(wait);
+        self
+    }
+
+    /// Whether leases are pushed out while locks are held: see [`Lock::renew`](crate::Lock::renew). Defaults to yes.
+    pub fn renew(mut self, on: bool) -> Builder {
+        self.settings.options.renewal.on = on;
+        self
+    }
+
+    /// The time from one renewal to the next: see [`Lock::renew_every`](crate::Lock::renew_every). Defaults to a third of
+    /// the lease.
+    pub fn renew_every(mut self, period: Duration) -> Builder {
+        self.settings.options.renewal.every = Some(period);
+        self
+    }
+
+    /// For how long a lock is renewed at most: see [`Lock::max_hold`](crate::Lock::max_hold). Defaults to no limit.
+    pub fn max_hold(mut self, limit: Duration) -> Builder {
+        self.settings.options.renewal.max_hold = Some(limit);
+        self
+    }
+
+    /// Whether waiters take locks away from processes of this machine that are dead. Defaults to no.
+    ///
+    /// A process that was killed leaves its locks until their leases end. A waiter on the same machine can know better: where
+    /// the token names this host, this boot and this pid namespace (the nonce's first eight digits), and a process id
+    /// that no longer exists, the waiter deletes exactly that token and goes on. In any doubt it waits as ever. Linux
+    /// only; elsewhere nothing is ever certain.
+    ///
+    /// What the dead process had begun is as it left it, and a child of it may still be at work.
+    pub fn reclaim_dead(mut self, on: bool) -> Builder {
+        self.settings.options.reclaim_dead = on;
+        self
+    }
+
+    /// Calls back once for each hold that is lost, as soon as that is known.
+    ///
+    /// On a thread of its own (`relatch-on-lost`), one loss after the other: neither slowness nor a panic stops renewals.
+    /// When the last handle of the manager goes, what is still to be told is waited for, at most for the response timeout.
+    pub fn on_lost(mut self, callback: impl Fn(&LostHold) + Send + Sync + 'static) -> Builder {
+        self.on_lost = Some(Arc::new(callback));
         self
     }
 
@@ -140,12 +183,16 @@ impl Builder {
     fn session(self) -> Result<Arc<Session>, Error> {
         let address = self.address?;
         self.settings.check()?;
-        Ok(Arc::new(Session::new(address, self.settings)))
+        Ok(Arc::new(Session::new(address, self.settings, self.on_lost)))
     }
 }
 
 impl fmt::Debug for Builder {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Builder").field("address", &self.address).field("settings", &self.settings).finish()
+        f.debug_struct("Builder")
+            .field("address", &self.address)
+            .field("settings", &self.settings)
+            .field("on_lost", &self.on_lost.is_some())
+            .finish()
     }
 }

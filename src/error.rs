@@ -154,6 +154,14 @@ pub enum Error {
         depth: u32,
     },
 
+    /// The system would not start a thread, and this hold needs one (to be renewed, or watched). It was not kept.
+    #[error("the thread that keeps locks cannot be started")]
+    #[non_exhaustive]
+    NoThread {
+        /// What the system said.
+        source: std::io::Error,
+    },
+
     /// [`relatch::with_lock`](crate::with_lock) was called before [`relatch::install`](crate::install).
     #[error("no process-wide manager: call relatch::install(manager) first")]
     NotInstalled,

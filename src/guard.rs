@@ -13,6 +13,7 @@ use crate::hold::Hold;
 use crate::holds::Held;
 use crate::owner::Owner;
 use crate::session::Session;
+use crate::watch::LockWatch;
 
 /// A lock that this thread holds, until the guard is dropped or [unlocked](LockGuard::unlock).
 ///
@@ -84,7 +85,7 @@ impl LockGuard {
     /// How many guards of this hold are alive in this thread.
     #[must_use]
     pub fn depth(&self) -> u32 {
-        self.held.depth()
+        self.hold().depth()
     }
 
     /// True while nobody else can have the lock, as far as this process knows.
@@ -102,6 +103,55 @@ impl LockGuard {
     #[must_use]
     pub fn remaining(&self) -> Duration {
         self.hold().remaining(Moment::now())
+    }
+
+    /// Returns only if the hold can be trusted for at least `span` from now on: the line before the point of no return.
+    ///
+    /// Sends nothing if that much is left already; else has the lease pushed out now, and waits for the answer, at most
+    /// for the response timeout.
+    ///
+    /// # Errors
+    ///
+    /// - [`Error::Lost`]: the hold can no longer be trusted, with the first cause.
+    /// - [`Error::Unavailable`], [`Error::Refused`]: it still can, but not for that long, and Redis would not push it out.
+    /// - [`Error::InvalidOption`]: the lease, less 1 % and 2 ms, is shorter than that.
+    /// - [`Error::NoThread`], [`Error::Forked`].
+    pub fn ensure(&self, span: Duration) -> Result<(), Error> {
+        self.session.ensure(self.held.hold(), span)
+    }
+
+    /// Asks Redis whether it still knows of the hold: one round trip, `GET` and `PTTL`.
+    ///
+    /// Finds out at once what a renewal would find out later: a key that was deleted, replaced or cut short.
+    ///
+    /// # Errors
+    ///
+    /// - [`Error::Lost`]: it does not, with the first cause.
+    /// - [`Error::Unavailable`], [`Error::Refused`]: Redis did not say; the hold is as valid as it was.
+    /// - [`Error::Forked`].
+    pub fn verify(&self) -> Result<(), Error> {
+        self.session.verify(self.held.hold())
+    }
+
+    /// Gives the hold another lease, from now on: this one is pushed out at once, and renewals keep to it.
+    ///
+    /// Waits for the answer, at most for the response timeout. A shorter lease is believed from the call on, a longer one
+    /// when it was answered. Never re-creates a key.
+    ///
+    /// # Errors
+    ///
+    /// - [`Error::InvalidOption`]: a lease as short, or as long, is not let through; nothing was sent.
+    /// - [`Error::Lost`]: the hold can no longer be trusted, with the first cause.
+    /// - [`Error::Unavailable`], [`Error::Refused`]: it still can, for what is left of it. The next renewal tries again.
+    /// - [`Error::NoThread`], [`Error::Forked`].
+    pub fn extend(&self, lease: Duration) -> Result<(), Error> {
+        self.session.extend(self.held.hold(), lease)
+    }
+
+    /// An eye on the hold that another thread can keep: to stop a helper when the lock is lost.
+    #[must_use]
+    pub fn watch(&self) -> LockWatch {
+        LockWatch::new(Arc::clone(self.held.hold()), self.session.born())
     }
 
     /// Gives the guard back and tells what came of it.

@@ -1,14 +1,16 @@
 //! One thread's possession of one lock: what it may be trusted for, and until when.
 
 use std::sync::OnceLock;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::time::Duration;
+
+use parking_lot::{Condvar, Mutex};
 
 use crate::clock::Moment;
 use crate::error::{Error, LostCause};
 use crate::holder::Holder;
 use crate::key::Key;
-use crate::options::Lease;
+use crate::options::{Lease, Renewal};
 use crate::owner::Owner;
 
 /// When a lock was taken, as far as this side can tell: Redis did it in between.
@@ -20,30 +22,77 @@ pub(crate) struct Since {
 
 /// A hold, from the outermost lock to the outermost unlock.
 ///
-/// Validity is a comparison of the clock with `valid_until`, never a flag that somebody has to set in time:
-/// a process that was stopped and goes on finds the truth at its first look. Only the loss itself is a fact
-/// that is written down, once, by whoever learns of it first.
+/// Who may touch what: the thread that holds writes `depth`, and ends the hold; the keeper writes `valid_until` when
+/// a renewal was answered; anybody may find that the hold is over, and the first to do so writes down how it
+/// ended. Validity is a comparison of the clock with `valid_until`, never a flag that somebody has to set in
+/// time: a process that was stopped and goes on finds the truth at its first look. It only ever ends once:
+/// what `is_valid` has denied, no late answer brings back.
 #[derive(Debug)]
 pub(crate) struct Hold {
+    /// Tells holds apart, within the process.
+    number: u64,
     key: Key,
     owner: Owner,
     token: String,
+    taken: Moment,
+    renewal: Renewal,
+    /// How many guards are alive. Written by the holding thread alone.
+    depth: AtomicU32,
+    /// In milliseconds; changes when the holder extends it.
+    lease: AtomicU64,
+    /// Zero ([`Moment::PAST`]) once the hold is over, and never anything else again.
     valid_until: AtomicU64,
+    /// When Redis has certainly let go of the key, by what was sent so far.
     gone_by: AtomicU64,
-    lost: OnceLock<LostCause>,
+    renewals: AtomicU32,
+    /// The holding thread ended without giving the lock back.
+    abandoned: AtomicBool,
+    /// Its loss was handed on to whoever wants to know.
+    told: AtomicBool,
+    end: OnceLock<End>,
+    watched: Mutex<()>,
+    ended: Condvar,
+}
+
+/// How a hold ended.
+#[derive(Clone, Copy, Debug)]
+enum End {
+    Released,
+    Lost(LostCause),
 }
 
 impl Hold {
-    pub(crate) fn new(key: Key, owner: Owner, token: String, lease: Lease, since: Since) -> Hold {
-        let Since { sent, answered } = since;
+    pub(crate) fn new(
+        key: Key,
+        owner: Owner,
+        token: String,
+        lease: Lease,
+        renewal: Renewal,
+        since: Since,
+    ) -> Hold {
+        static NEXT: AtomicU64 = AtomicU64::new(1);
         Hold {
+            number: NEXT.fetch_add(1, Ordering::Relaxed),
             key,
             owner,
             token,
-            valid_until: AtomicU64::new(lease.valid_until(sent).as_nanos()),
-            gone_by: AtomicU64::new(lease.gone_by(answered).as_nanos()),
-            lost: OnceLock::new(),
+            taken: since.answered,
+            renewal,
+            depth: AtomicU32::new(1),
+            lease: AtomicU64::new(lease.millis()),
+            valid_until: AtomicU64::new(lease.valid_until(since.sent).as_nanos()),
+            gone_by: AtomicU64::new(lease.gone_by(since.answered).as_nanos()),
+            renewals: AtomicU32::new(0),
+            abandoned: AtomicBool::new(false),
+            told: AtomicBool::new(false),
+            end: OnceLock::new(),
+            watched: Mutex::new(()),
+            ended: Condvar::new(),
         }
+    }
+
+    pub(crate) fn number(&self) -> u64 {
+        self.number
     }
 
     pub(crate) fn key(&self) -> &Key {
@@ -58,28 +107,155 @@ impl Hold {
         &self.token
     }
 
+    pub(crate) fn taken(&self) -> Moment {
+        self.taken
+    }
+
+    pub(crate) fn lease(&self) -> Lease {
+        Lease::from_millis(self.lease.load(Ordering::Relaxed))
+    }
+
+    /// How many guards are alive.
+    pub(crate) fn depth(&self) -> u32 {
+        self.depth.load(Ordering::Relaxed)
+    }
+
+    /// Only for the holding thread.
+    pub(crate) fn set_depth(&self, depth: u32) {
+        self.depth.store(depth, Ordering::Relaxed);
+    }
+
+    pub(crate) fn renewals(&self) -> u32 {
+        self.renewals.load(Ordering::Relaxed)
+    }
+
     /// Until when the hold may be trusted, unless it is lost earlier.
     pub(crate) fn valid_until(&self) -> Moment {
         Moment::from_nanos(self.valid_until.load(Ordering::Acquire))
     }
 
     pub(crate) fn is_valid(&self, now: Moment) -> bool {
-        now < self.valid_until() && self.lost.get().is_none()
+        now < self.valid_until()
     }
 
     pub(crate) fn remaining(&self, now: Moment) -> Duration {
-        if self.lost.get().is_some() { Duration::ZERO } else { self.valid_until().since(now) }
+        self.valid_until().since(now)
     }
 
     /// How long the key can still stand in Redis if it is not deleted.
     pub(crate) fn gone_in(&self, now: Moment) -> Duration {
-        Moment::from_nanos(self.gone_by.load(Ordering::Acquire)).since(now)
+        self.gone_by().since(now)
     }
 
-    /// Writes down how the hold was lost; the first cause stays.
+    pub(crate) fn gone_by(&self) -> Moment {
+        Moment::from_nanos(self.gone_by.load(Ordering::Acquire))
+    }
+
+    /// How long to wait from one renewal to the next, where the hold is to be renewed at `now`.
+    pub(crate) fn renews_every(&self, now: Moment) -> Option<Duration> {
+        let stopped = self.abandoned.load(Ordering::Relaxed)
+            || self.renewal.max_hold.is_some_and(|limit| now.since(self.taken) >= limit);
+        if stopped { None } else { self.renewal.every(self.lease()) }
+    }
+
+    /// The thread has ended: nobody will give the lock back, so it is not renewed any more.
+    pub(crate) fn abandon(&self) {
+        self.abandoned.store(true, Ordering::Relaxed);
+    }
+
+    /// The lease from now on, whether or not Redis knows of it yet. A shorter one is believed at once.
+    pub(crate) fn set_lease(&self, lease: Lease, now: Moment) {
+        self.lease.store(lease.millis(), Ordering::Relaxed);
+        self.lives_until(lease.valid_until(now));
+    }
+
+    /// A command that pushes the lease out is about to be sent, and will not be waited for past `until`: the key
+    /// may stand for as long as it says.
+    pub(crate) fn renewing(&self, lease: Lease, until: Moment) {
+        self.gone_by.fetch_max(lease.gone_by(until).as_nanos(), Ordering::AcqRel);
+    }
+
+    /// Redis pushed the lease out, by a command that was sent at `sent`. Counts from there, and only for a hold
+    /// that is still valid at `now`.
+    pub(crate) fn renewed(&self, lease: Lease, sent: Moment, now: Moment) -> Result<(), Error> {
+        let new = lease.valid_until(sent).as_nanos();
+        let changed = self.valid_until.fetch_update(Ordering::AcqRel, Ordering::Acquire, |old| {
+            (now < Moment::from_nanos(old)).then_some(new)
+        });
+        if changed.is_err() {
+            return Err(self.lose(LostCause::Expired));
+        }
+        self.renewals.fetch_add(1, Ordering::Relaxed);
+        Ok(())
+    }
+
+    /// Redis says that the key lives for no longer than this.
+    pub(crate) fn lives_until(&self, limit: Moment) {
+        self.valid_until.fetch_min(limit.as_nanos(), Ordering::AcqRel);
+    }
+
+    /// Writes down that the hold was lost, and how; the first end stays.
     pub(crate) fn lose(&self, cause: LostCause) -> Error {
-        let cause = *self.lost.get_or_init(|| cause);
+        let cause = match self.finish(End::Lost(cause)) {
+            End::Lost(first) => first,
+            End::Released => cause,
+        };
         Error::Lost { key: self.key.name().to_string(), cause }
+    }
+
+    /// The release is about to be sent: nobody may trust the hold any more, however that ends.
+    pub(crate) fn close(&self) {
+        self.valid_until.store(0, Ordering::Release);
+    }
+
+    /// Writes down that the hold was given back; the first end stays.
+    pub(crate) fn release(&self) {
+        self.finish(End::Released);
+    }
+
+    /// True for the first who asks: its loss is told once.
+    pub(crate) fn to_be_told(&self) -> bool {
+        !self.told.swap(true, Ordering::Relaxed)
+    }
+
+    fn finish(&self, end: End) -> End {
+        let end = *self.end.get_or_init(|| end);
+        self.valid_until.store(0, Ordering::Release);
+        // Taken and given back: whoever looked before is asleep by now, and hears the call.
+        drop(self.watched.lock());
+        self.ended.notify_all();
+        end
+    }
+
+    /// How the hold was lost, if that is known already.
+    pub(crate) fn lost(&self) -> Option<LostCause> {
+        match self.end.get() {
+            Some(End::Lost(cause)) => Some(*cause),
+            Some(End::Released) | None => None,
+        }
+    }
+
+    /// Waits until the hold is over, or the deadline: how it was lost, if it was.
+    pub(crate) fn wait_lost(&self, deadline: Moment) -> Option<LostCause> {
+        let mut watched = self.watched.lock();
+        loop {
+            let now = Moment::now();
+            if self.end.get().is_some() {
+                return self.lost();
+            }
+            let valid_until = self.valid_until();
+            if Moment::PAST < valid_until && valid_until <= now {
+                drop(watched);
+                self.lose(LostCause::Expired);
+                return self.lost();
+            }
+            if deadline <= now {
+                return None;
+            }
+            // While the release is under way, its end is what is waited for.
+            let look_again = if valid_until == Moment::PAST { deadline } else { valid_until.min(deadline) };
+            self.ended.wait_for(&mut watched, look_again.since(now));
+        }
     }
 
     /// `Err(Lost)` with the first cause, where the hold can no longer be trusted.
@@ -96,21 +272,28 @@ impl Hold {
 #[cfg(test)]
 pub(crate) mod tests {
     use super::*;
+    use crate::options::Options;
 
     pub(crate) fn sample(name: &str, lease: Duration, sent: Moment) -> Hold {
         let key = Key::new("lock:", name).unwrap();
         let owner = Owner::new("host".into(), 1, 2);
         let token = format!("{owner}-{}", "0".repeat(32));
-        Hold::new(key, owner, token, Lease::new(lease), Since { sent, answered: sent })
+        let since = Since { sent, answered: sent };
+        Hold::new(key, owner, token, Lease::new(lease), Options::default().renewal, since)
+    }
+
+    const SENT: Moment = Moment::from_nanos(1_000);
+
+    fn one_second() -> (Hold, Lease) {
+        (sample("a", Duration::from_secs(1), SENT), Lease::new(Duration::from_secs(1)))
     }
 
     #[test]
     fn the_clock_alone_ends_a_hold() {
-        let sent = Moment::from_nanos(1_000);
-        let hold = sample("a", Duration::from_secs(1), sent);
-        assert!(hold.is_valid(sent));
-        assert_eq!(hold.remaining(sent), Duration::from_millis(988));
-        let end = sent.after(Duration::from_millis(988));
+        let (hold, _) = one_second();
+        assert!(hold.is_valid(SENT));
+        assert_eq!(hold.remaining(SENT), Duration::from_millis(988));
+        let end = SENT.after(Duration::from_millis(988));
         assert!(!hold.is_valid(end));
         assert_eq!(hold.remaining(end), Duration::ZERO);
         assert!(matches!(hold.check(end), Err(Error::Lost { cause: LostCause::Expired, .. })));
@@ -118,11 +301,49 @@ pub(crate) mod tests {
 
     #[test]
     fn the_first_cause_stays() {
-        let sent = Moment::from_nanos(0);
-        let hold = sample("a", Duration::from_secs(1), sent);
-        let _ = hold.lose(LostCause::Taken);
-        assert!(!hold.is_valid(sent));
-        assert!(matches!(hold.check(sent), Err(Error::Lost { cause: LostCause::Taken, .. })));
+        let (hold, _) = one_second();
+        hold.lose(LostCause::Taken);
+        assert!(!hold.is_valid(SENT));
+        assert!(matches!(hold.check(SENT), Err(Error::Lost { cause: LostCause::Taken, .. })));
         assert!(matches!(hold.lose(LostCause::Deleted), Error::Lost { cause: LostCause::Taken, .. }));
+    }
+
+    #[test]
+    fn a_renewal_counts_from_its_own_send() {
+        let (hold, lease) = one_second();
+        let (sent, answered) =
+            (SENT.after(Duration::from_millis(300)), SENT.after(Duration::from_millis(800)));
+        hold.renewed(lease, sent, answered).unwrap();
+        assert_eq!(hold.remaining(sent), Duration::from_millis(988));
+        assert_eq!(hold.renewals(), 1);
+    }
+
+    #[test]
+    fn a_renewal_that_comes_too_late_brings_nothing_back() {
+        let (hold, lease) = one_second();
+        let end = SENT.after(Duration::from_millis(988));
+        assert!(hold.renewed(lease, SENT, end).is_err());
+        assert!(!hold.is_valid(end) && !hold.is_valid(SENT));
+
+        let (released, lease) = one_second();
+        released.release();
+        assert!(released.renewed(lease, SENT, SENT).is_err());
+        assert!(!released.is_valid(SENT));
+        assert_eq!(released.lost(), None, "it was given back, not lost");
+    }
+
+    #[test]
+    fn whoever_waits_for_a_loss_is_told() {
+        let hold = std::sync::Arc::new(sample("a", Duration::from_secs(30), Moment::now()));
+        assert_eq!(hold.wait_lost(Moment::now()), None);
+        let waiter = std::thread::spawn({
+            let hold = std::sync::Arc::clone(&hold);
+            move || hold.wait_lost(Moment::NEVER)
+        });
+        hold.lose(LostCause::Deleted);
+        assert_eq!(waiter.join().unwrap(), Some(LostCause::Deleted));
+
+        let short = sample("b", Duration::from_millis(20), Moment::now());
+        assert_eq!(short.wait_lost(Moment::NEVER), Some(LostCause::Expired));
     }
 }

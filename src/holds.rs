@@ -1,6 +1,6 @@
 //! What this thread holds, and how deep: the thread's own map, which no other thread can see.
 
-use std::cell::{Cell, RefCell};
+use std::cell::RefCell;
 use std::collections::HashMap;
 use std::rc::Rc;
 use std::sync::Arc;
@@ -29,14 +29,22 @@ thread_local! {
 struct Entry {
     manager: u64,
     held: Rc<Held>,
-    turn: Turn,
+    /// Taken out by the last guard; still here where the thread ends first.
+    turn: Option<Turn>,
 }
 
-/// A hold and how many guards of it are alive: what all of them share, within one thread.
+impl Drop for Entry {
+    fn drop(&mut self) {
+        if self.turn.is_some() {
+            self.held.hold.abandon();
+        }
+    }
+}
+
+/// A hold, as the guards of its thread share it. Counted without atomics, so a guard stays in its thread.
 #[derive(Debug)]
 pub(crate) struct Held {
     hold: Arc<Hold>,
-    depth: Cell<u32>,
 }
 
 /// What became of a hold when one of its guards went.
@@ -55,15 +63,10 @@ impl Held {
         &self.hold
     }
 
-    /// How many guards are alive.
-    pub(crate) fn depth(&self) -> u32 {
-        self.depth.get()
-    }
-
     /// Takes one guard off, and the hold out of the map with the last.
     pub(crate) fn leave(self: &Rc<Held>) -> Left {
-        let depth = self.depth.get() - 1;
-        self.depth.set(depth);
+        let depth = self.hold.depth() - 1;
+        self.hold.set_depth(depth);
         if depth > 0 {
             return Left::Inside(depth);
         }
@@ -71,11 +74,11 @@ impl Held {
             let name = self.hold.key().name();
             let entries = holds.get_mut(name)?;
             let place = entries.iter().position(|entry| Rc::ptr_eq(&entry.held, self))?;
-            let entry = entries.swap_remove(place);
+            let mut entry = entries.swap_remove(place);
             if entries.is_empty() {
                 holds.remove(name);
             }
-            Some(entry.turn)
+            entry.turn.take()
         });
         turn.flatten().map_or(Left::TooLate, Left::Outside)
     }
@@ -89,21 +92,21 @@ pub(crate) fn reenter(manager: u64, name: &str, now: Moment) -> Option<Result<Rc
         let entry = holds.get(name)?.iter().find(|entry| entry.manager == manager)?;
         Some(Rc::clone(&entry.held))
     })??;
-    let depth = held.depth.get();
+    let depth = held.hold.depth();
     if let Err(lost) = held.hold.check(now) {
         return Some(Err(lost));
     }
     if depth == MAX_DEPTH {
         return Some(Err(Error::DepthOverflow { key: name.to_owned(), depth }));
     }
-    held.depth.set(depth + 1);
+    held.hold.set_depth(depth + 1);
     Some(Ok(held))
 }
 
 /// Enters a new hold, one deep.
 pub(crate) fn enter(manager: u64, hold: Arc<Hold>, turn: Turn) -> Rc<Held> {
-    let held = Rc::new(Held { hold, depth: Cell::new(1) });
-    let entry = Entry { manager, held: Rc::clone(&held), turn };
+    let held = Rc::new(Held { hold });
+    let entry = Entry { manager, held: Rc::clone(&held), turn: Some(turn) };
     // Where the thread is ending, the turn is dropped and the hold is left to its lease.
     with(|holds| holds.entry(Arc::clone(held.hold.key().name())).or_default().push(entry));
     held
@@ -145,7 +148,7 @@ mod tests {
     fn depth_counts_the_guards_of_a_hold() {
         let held = entered(1, "a");
         assert!(Rc::ptr_eq(&held, &reentered(1, "a").unwrap()));
-        assert_eq!(held.depth(), 2);
+        assert_eq!(held.hold().depth(), 2);
         assert!(matches!(held.leave(), Left::Inside(1)));
         assert!(matches!(held.leave(), Left::Outside(_)));
         assert!(reenter(1, "a", Moment::now()).is_none());
@@ -161,7 +164,7 @@ mod tests {
         assert!(reenter(1, "b", Moment::now()).is_none());
         assert!(std::thread::spawn(|| reenter(1, "a", Moment::now()).is_none()).join().unwrap());
         assert!(matches!(two.leave(), Left::Inside(1)));
-        assert_eq!((one.depth(), two.depth()), (2, 1));
+        assert_eq!((one.hold().depth(), two.hold().depth()), (2, 1));
     }
 
     #[test]
@@ -169,15 +172,15 @@ mod tests {
         let held = entered(1, "a");
         let _ = held.hold().lose(LostCause::Deleted);
         assert!(matches!(reentered(1, "a"), Err(Error::Lost { cause: LostCause::Deleted, .. })));
-        assert_eq!(held.depth(), 1);
+        assert_eq!(held.hold().depth(), 1);
     }
 
     #[test]
     fn the_depth_never_wraps() {
         let held = entered(1, "a");
-        held.depth.set(MAX_DEPTH);
+        held.hold().set_depth(MAX_DEPTH);
         assert!(matches!(reentered(1, "a"), Err(Error::DepthOverflow { depth: MAX_DEPTH, .. })));
-        assert_eq!(held.depth(), MAX_DEPTH);
+        assert_eq!(held.hold().depth(), MAX_DEPTH);
     }
 
     #[test]

@@ -78,13 +78,22 @@ mod manager;
 mod lock;
 mod request;
 mod guard;
+mod upkeep;
 mod session;
 mod release;
 mod acquire;
+mod bid;
+mod keeper;
+mod teller;
+mod watch;
+mod held_lock;
+mod leases;
 mod holds;
 mod queue;
 mod hold;
 mod store;
+mod stats;
+mod machine;
 mod backoff;
 mod options;
 mod key;
@@ -97,11 +106,15 @@ mod clock;
 pub use crate::builder::Builder;
 pub use crate::error::{Error, LostCause};
 pub use crate::guard::{LockGuard, Unlocked};
+pub use crate::held_lock::HeldLock;
 pub use crate::holder::Holder;
 pub use crate::installed::{install, installed, with_lock};
 pub use crate::lock::Lock;
 pub use crate::manager::LockManager;
 pub use crate::owner::Owner;
+pub use crate::stats::{Histogram, Stats};
+pub use crate::teller::LostHold;
+pub use crate::watch::LockWatch;
 
 /// The README's code, compiled.
 #[cfg(doctest)]

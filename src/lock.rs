@@ -44,8 +44,9 @@ impl Lock {
     /// How long Redis keeps the lock for a holder that does not come back. Between 10 ms and 24 hours (see
     /// [`max_lease`](crate::Builder::max_lease)), in whole milliseconds. Defaults to the manager's, which is 30 seconds.
     ///
-    /// What is done under the lock must be done within the lease. It is counted from the moment the
-    /// command is sent, and trusted for 1 % and 2 ms less than it lasts.
+    /// It is [renewed](Lock::renew) while the lock is held, so it need not be as long as the work: it is how long others
+    /// wait after a crash, and how long an outage of Redis a holder survives. Counted from the moment the command is sent, and
+    /// trusted for 1 % and 2 ms less than it lasts.
     pub fn lease(mut self, lease: Duration) -> Lock {
         self.options.lease = lease;
         self
@@ -55,6 +56,36 @@ impl Lock {
     /// [`Error::Timeout`]. Defaults to the manager's, which is no limit. Zero means one attempt.
     pub fn wait(mut self, wait: Duration) -> Lock {
         self.options.wait = Some(wait);
+        self
+    }
+
+    /// Whether the lease is pushed out while the lock is held. Defaults to the manager's, which is yes.
+    ///
+    /// Without renewal, what is done under the lock must be done within the lease.
+    pub fn renew(mut self, on: bool) -> Lock {
+        self.options.renewal.on = on;
+        self
+    }
+
+    /// The time from one renewal to the next: at most half the lease. Defaults to the manager's, which is a third of it.
+    pub fn renew_every(mut self, period: Duration) -> Lock {
+        self.options.renewal.every = Some(period);
+        self
+    }
+
+    /// For how long the lock is renewed at most. Defaults to the manager's, which is no limit.
+    ///
+    /// When it has passed, the lease runs out and the hold is lost like any other. Against work that hangs, and guards
+    /// that are forgotten.
+    pub fn max_hold(mut self, limit: Duration) -> Lock {
+        self.options.renewal.max_hold = Some(limit);
+        self
+    }
+
+    /// Whether a waiter takes the lock away from a process of this machine that is dead. Defaults to the manager's,
+    /// which is no. See [`Builder::reclaim_dead`](crate::Builder::reclaim_dead).
+    pub fn reclaim_dead(mut self, on: bool) -> Lock {
+        self.options.reclaim_dead = on;
         self
     }
 

@@ -5,10 +5,12 @@ use std::time::Duration;
 
 use crate::error::Error;
 use crate::guard::LockGuard;
+use crate::held_lock::HeldLock;
 use crate::holder::Holder;
 use crate::lock::Lock;
 use crate::request::Request;
 use crate::session::Session;
+use crate::stats::Stats;
 
 /// Locks on one Redis: a pool of connections, and what this process holds there.
 ///
@@ -120,6 +122,18 @@ impl LockManager {
     /// See [`Lock::force_unlock`].
     pub fn force_unlock(&self, key: impl AsRef<str>) -> Result<Option<Holder>, Error> {
         self.session.force_unlock(key.as_ref())
+    }
+
+    /// What this process holds through this manager, the oldest first. Nothing is sent.
+    #[must_use]
+    pub fn held(&self) -> Vec<HeldLock> {
+        self.session.held()
+    }
+
+    /// What this manager has done since it was made. Nothing is sent.
+    #[must_use]
+    pub fn stats(&self) -> Stats {
+        self.session.counters().read()
     }
 
     fn request<'a>(&'a self, key: &'a str) -> Request<'a> {

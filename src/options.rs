@@ -16,22 +16,64 @@ const MAX_TIMEOUT: Duration = Duration::from_secs(3600);
 pub(crate) struct Options {
     pub(crate) lease: Duration,
     pub(crate) wait: Option<Duration>,
+    pub(crate) renewal: Renewal,
+    pub(crate) reclaim_dead: bool,
 }
 
 impl Default for Options {
     fn default() -> Self {
-        Options { lease: Duration::from_secs(30), wait: None }
+        Options {
+            lease: Duration::from_secs(30),
+            wait: None,
+            renewal: Renewal { on: true, every: None, max_hold: None },
+            reclaim_dead: false,
+        }
+    }
+}
+
+/// Whether a hold's lease is pushed out while it lasts, and how.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Renewal {
+    pub(crate) on: bool,
+    /// A third of the lease, where it is not set.
+    pub(crate) every: Option<Duration>,
+    /// For how long at most.
+    pub(crate) max_hold: Option<Duration>,
+}
+
+impl Renewal {
+    /// The time from one renewal to the next. A lease that was changed meanwhile still gets two tries.
+    pub(crate) fn every(&self, lease: Lease) -> Option<Duration> {
+        let every = self.every.unwrap_or(lease.0 / 3).min(lease.0 / 2);
+        self.on.then_some(every)
     }
 }
 
 impl Options {
     /// Refuses what cannot work, before anything is sent.
     pub(crate) fn check(&self, max_lease: Duration) -> Result<(), Error> {
-        check_lease("lease", self.lease, max_lease)
+        check_lease("lease", self.lease, max_lease)?;
+        if let Some(every) = self.renewal.every
+            && (every.is_zero() || every > self.lease / 2)
+        {
+            let reason =
+                "it is above zero, and at most half the lease: one try has to be left if the first fails";
+            return Err(refuse("renew_every", every, reason));
+        }
+        if let Some(limit) = self.renewal.max_hold
+            && limit < self.lease
+        {
+            return Err(refuse(
+                "max_hold",
+                limit,
+                "it is at least the lease, which lasts that long in any case",
+            ));
+        }
+        Ok(())
     }
 }
 
-fn check_lease(option: &'static str, lease: Duration, max_lease: Duration) -> Result<(), Error> {
+pub(crate) fn check_lease(option: &'static str, lease: Duration, max_lease: Duration) -> Result<(), Error> {
     if lease < MIN_LEASE {
         return Err(refuse(option, lease, "a lease is at least 10 ms"));
     }
@@ -91,7 +133,7 @@ impl Settings {
     }
 }
 
-fn refuse(option: &'static str, value: impl std::fmt::Debug, reason: &'static str) -> Error {
+pub(crate) fn refuse(option: &'static str, value: impl std::fmt::Debug, reason: &'static str) -> Error {
     Error::InvalidOption { option, value: format!("{value:?}"), reason }
 }
 
@@ -103,6 +145,10 @@ impl Lease {
     /// Redis counts whole milliseconds, so the part below is not counted on.
     pub(crate) fn new(asked: Duration) -> Lease {
         Lease(Duration::from_millis(u64::try_from(asked.as_millis()).unwrap_or(u64::MAX)))
+    }
+
+    pub(crate) fn from_millis(millis: u64) -> Lease {
+        Lease(Duration::from_millis(millis))
     }
 
     pub(crate) fn millis(self) -> u64 {
@@ -158,6 +204,18 @@ mod tests {
         let mut raised = Settings { max_lease: Duration::from_secs(48 * 3600), ..Settings::default() };
         raised.options.lease = Duration::from_secs(25 * 3600);
         raised.check().unwrap();
+    }
+
+    #[test]
+    fn renewals_that_cannot_work_are_refused() {
+        let lease = Settings::default().options.lease;
+        let (half, little) = (lease / 2, Duration::from_millis(1));
+        assert_eq!(refused(|s| s.options.renewal.every = Some(Duration::ZERO)), "renew_every");
+        assert_eq!(refused(|s| s.options.renewal.every = Some(half + little)), "renew_every");
+        assert_eq!(refused(|s| s.options.renewal.max_hold = Some(lease - little)), "max_hold");
+        let mut settings = Settings::default();
+        settings.options.renewal = Renewal { on: true, every: Some(half), max_hold: Some(lease) };
+        settings.check().unwrap();
     }
 
     #[test]

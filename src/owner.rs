@@ -86,11 +86,13 @@ impl fmt::Display for Owner {
 /// The nonce is what makes a late release harmless: without it, the delayed release of a thread's first
 /// hold would delete the same thread's second one, and two containers with one host name and process 1
 /// would be one owner.
-pub(crate) fn fresh_token(owner: &Owner) -> String {
-    let nonce: u128 = rand::random();
+///
+/// The nonce's first eight digits are the machine's (see `machine`), the other 96 bits are random.
+pub(crate) fn fresh_token(owner: &Owner, machine: &str) -> String {
+    let nonce = rand::random::<u128>() >> u32::BITS;
     let mut token = String::with_capacity(owner.host.len() + 2 * MAX_NUMBER + NONCE_DIGITS + 3);
     // Writing to a string does not fail.
-    let _ = write!(token, "{owner}-{nonce:032x}");
+    let _ = write!(token, "{owner}-{machine}{nonce:024x}");
     token
 }
 
@@ -122,7 +124,7 @@ mod tests {
 
     fn there_and_back(host: &str) -> Owner {
         let owner = Owner::new(clean_host(host).into(), u32::MAX, u64::MAX);
-        let token = fresh_token(&owner);
+        let token = fresh_token(&owner, "0123abcd");
         assert_eq!(Owner::parse(&token).as_ref(), Some(&owner), "{token}");
         owner
     }
@@ -161,6 +163,6 @@ mod tests {
     #[test]
     fn no_two_tokens_are_alike() {
         let owner = Owner::new("host".into(), 1, 2);
-        assert_ne!(fresh_token(&owner), fresh_token(&owner));
+        assert_ne!(fresh_token(&owner, "0123abcd"), fresh_token(&owner, "0123abcd"));
     }
 }

@@ -93,6 +93,7 @@ pub(crate) struct Turn {
     queue: Arc<Queue>,
     name: Arc<str>,
     number: u64,
+    waited: bool,
 }
 
 /// Why there was no turn.
@@ -117,7 +118,7 @@ impl Queue {
     ) -> Result<Turn, NoTurn> {
         let mut lines = self.lines.lock();
         if let Some(number) = lines.start_turn(name, None, Moment::now()) {
-            return Ok(self.turn(name, number));
+            return Ok(self.turn(name, number, false));
         }
         let me = Arc::new(Waiter::default());
         lines.line(name).waiting.push_back(Arc::clone(&me));
@@ -130,7 +131,7 @@ impl Queue {
                 if let Some(next) = next {
                     next.called.notify_one(); // It is first in line now, and may stay awake.
                 }
-                return Ok(self.turn(name, number));
+                return Ok(self.turn(name, number, true));
             }
             let mine = lines.line(name).seen().is_some_and(&is_mine);
             if mine || deadline <= now {
@@ -153,8 +154,8 @@ impl Queue {
         }
     }
 
-    fn turn(self: &Arc<Queue>, name: &Arc<str>, number: u64) -> Turn {
-        Turn { queue: Arc::clone(self), name: Arc::clone(name), number }
+    fn turn(self: &Arc<Queue>, name: &Arc<str>, number: u64, waited: bool) -> Turn {
+        Turn { queue: Arc::clone(self), name: Arc::clone(name), number, waited }
     }
 }
 
@@ -228,6 +229,11 @@ impl Line {
 }
 
 impl Turn {
+    /// It was not free at once.
+    pub(crate) fn waited(&self) -> bool {
+        self.waited
+    }
+
     /// The turn is used for a hold now: it lasts as long as that.
     pub(crate) fn holds(&self, hold: &Arc<Hold>) {
         self.with_front(|front| front.hold = Some(Arc::clone(hold)));

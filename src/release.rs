@@ -9,27 +9,25 @@ use crate::backoff::Backoff;
 use crate::clock::Moment;
 use crate::error::{Error, LostCause};
 use crate::hold::Hold;
-use crate::store::{Removal, Store, Trouble};
+use crate::store::{Compared, Store, Trouble};
 
-/// Releases a hold in Redis, within `limit`.
+/// Releases a hold in Redis, within `limit`; `was_valid` says whether it could be trusted until now.
 ///
 /// Redis is the judge. *Removed* means that the token stood there until that moment, so nobody else held the
 /// lock meanwhile, whatever the local clock thought. *Not there* as the first answer means lost. After an answer
 /// that was lost it may as well mean that the first try worked: then it counts as released, if the hold was
 /// still valid when the release was first sent.
-pub(crate) fn release(store: &Store, hold: &Hold, limit: Duration) -> Result<(), Error> {
-    let started = Moment::now();
-    let deadline = started.after(limit);
-    let was_valid = hold.is_valid(started);
+pub(crate) fn release(store: &Store, hold: &Hold, was_valid: bool, limit: Duration) -> Result<(), Error> {
+    let deadline = Moment::now().after(limit);
     let mut backoff = Backoff::for_trouble();
     let mut maybe_done = false;
     loop {
         let trouble = match remove(store, hold, deadline) {
-            Ok(Removal::Removed) => return Ok(()),
-            Ok(Removal::Absent | Removal::NotOurs) if maybe_done && was_valid => return Ok(()),
-            Ok(Removal::Absent) if was_valid => return Err(hold.lose(LostCause::Deleted)),
-            Ok(Removal::Absent) => return Err(hold.lose(LostCause::Expired)),
-            Ok(Removal::NotOurs) => return Err(hold.lose(LostCause::Taken)),
+            Ok(Compared::Done) => return Ok(()),
+            Ok(Compared::Absent | Compared::NotOurs) if maybe_done && was_valid => return Ok(()),
+            Ok(Compared::Absent) if was_valid => return Err(hold.lose(LostCause::Deleted)),
+            Ok(Compared::Absent) => return Err(hold.lose(LostCause::Expired)),
+            Ok(Compared::NotOurs) => return Err(hold.lose(LostCause::Taken)),
             Err(trouble) => trouble,
         };
         debug!("releasing lock {:?}: {trouble:?}", hold.key().name());
@@ -43,7 +41,7 @@ pub(crate) fn release(store: &Store, hold: &Hold, limit: Duration) -> Result<(),
     }
 }
 
-fn remove(store: &Store, hold: &Hold, deadline: Moment) -> Result<Removal, Trouble> {
+fn remove(store: &Store, hold: &Hold, deadline: Moment) -> Result<Compared, Trouble> {
     let mut connection = store.checkout(deadline)?;
     let removal = connection.remove(hold.key().in_redis(), hold.token(), deadline);
     if matches!(removal, Err(Trouble::Unanswered { .. })) {

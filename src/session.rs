@@ -7,21 +7,27 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use log::warn;
+use log::{debug, warn};
 
 use crate::acquire::{NOT_A_STRING, Outcome, Patience, acquire, not_a_lock};
+use crate::bid::Claimed;
 use crate::clock::Moment;
 use crate::error::Error;
 use crate::hold::Hold;
 use crate::holder::Holder;
 use crate::holds::{self, Held, Left};
+use crate::keeper::Keeper;
 use crate::key::Key;
+use crate::leases::Leftover;
+use crate::machine;
 use crate::options::{Lease, Options, Settings};
 use crate::owner::{Owner, host_name};
 use crate::process as this_process;
-use crate::queue::{NoTurn, Queue};
+use crate::queue::{NoTurn, Queue, Turn};
 use crate::release::release;
+use crate::stats::Counters;
 use crate::store::{Address, Connection, Seen, Store, Trouble};
+use crate::teller::{OnLost, Teller};
 
 /// What all handles of a manager share.
 #[derive(Debug)]
@@ -31,7 +37,11 @@ pub(crate) struct Session {
     /// The process that made it: nobody else may use it.
     born: u32,
     host: Arc<str>,
-    store: Store,
+    /// What the nonces of this machine begin with.
+    machine: String,
+    store: Arc<Store>,
+    counters: Arc<Counters>,
+    keeper: Keeper,
     queue: Arc<Queue>,
     settings: Settings,
 }
@@ -55,16 +65,37 @@ pub(crate) enum Entered {
 }
 
 impl Session {
-    pub(crate) fn new(address: Address, settings: Settings) -> Session {
+    pub(crate) fn new(address: Address, settings: Settings, on_lost: Option<OnLost>) -> Session {
         static NEXT: AtomicU64 = AtomicU64::new(1);
+        let store = Arc::new(Store::new(address, &settings));
+        let counters = Arc::<Counters>::default();
+        let teller = on_lost.map(Teller::new);
+        let patience = settings.response_timeout;
+        let keeper = Keeper::new(Arc::clone(&store), Arc::clone(&counters), teller, patience);
         Session {
             id: NEXT.fetch_add(1, Ordering::Relaxed),
             born: process::id(),
             host: host_name(),
-            store: Store::new(address, &settings),
+            machine: machine::digits(),
+            store,
+            counters,
+            keeper,
             queue: Arc::new(Queue::default()),
             settings,
         }
+    }
+
+    pub(crate) fn keeper(&self) -> &Keeper {
+        &self.keeper
+    }
+
+    pub(crate) fn counters(&self) -> &Counters {
+        &self.counters
+    }
+
+    /// The process that made it.
+    pub(crate) fn born(&self) -> u32 {
+        self.born
     }
 
     pub(crate) fn settings(&self) -> &Settings {
@@ -83,12 +114,17 @@ impl Session {
         let started = Moment::now();
         let pid = self.own_process(started)?;
         if let Some(again) = holds::reenter(self.id, name, started) {
-            return again.map(Entered::Held);
+            let held = again?;
+            self.counters.reentered.add(1);
+            return Ok(Entered::Held(held));
         }
         options.check(self.settings.max_lease)?;
         let key = Key::new(&self.settings.prefix, name)?;
         let patience = self.patience(options, wait, started);
-        let busy = |holder| Entered::Busy { waited: Moment::now().since(started), holder };
+        let busy = |holder| {
+            self.counters.timed_out.add(1);
+            Entered::Busy { waited: Moment::now().since(started), holder }
+        };
         let in_line_until = if patience.once { Moment::PAST } else { patience.deadline };
         let is_mine = |holder: &Holder| holds::is_mine(holder.raw(), pid);
         let turn = match self.queue.join(key.name(), in_line_until, is_mine) {
@@ -96,16 +132,41 @@ impl Session {
             Err(NoTurn::Busy(holder)) => return Ok(busy(holder)),
             Err(NoTurn::Mine) => return Err(Error::WouldDeadlock { key: name.to_owned() }),
         };
+        if turn.waited() {
+            self.counters.waited.add(1);
+        }
         let owner = Owner::new(Arc::clone(&self.host), pid, this_process::thread_id(pid));
         let lease = Lease::new(options.lease);
-        match acquire(&self.store, &key, &owner, lease, &patience, &turn)? {
+        let claim = Claimed {
+            store: &self.store,
+            key: &key,
+            owner: &owner,
+            machine: &self.machine,
+            lease,
+            reclaim_dead: options.reclaim_dead,
+        };
+        match acquire(&self.keeper, claim, &patience, &turn)? {
             Outcome::Busy(holder) => Ok(busy(holder)),
             Outcome::Taken { token, since } => {
-                let hold = Arc::new(Hold::new(key, owner, token, lease, since));
-                turn.holds(&hold);
-                Ok(Entered::Held(holds::enter(self.id, hold, turn)))
+                let hold = Arc::new(Hold::new(key, owner, token, lease, options.renewal, since));
+                self.counters.acquired.add(1);
+                self.counters.time_waited.add(since.answered.since(started));
+                self.keep(hold, turn).map(Entered::Held)
             }
         }
+    }
+
+    /// Enters a new hold wherever it has to be known.
+    fn keep(&self, hold: Arc<Hold>, turn: Turn) -> Result<Rc<Held>, Error> {
+        if let Err(error) = self.keeper.enter(&hold) {
+            // It would not be renewed: better not to have it.
+            if let Err(also) = self.end(&hold) {
+                debug!("{also}");
+            }
+            return Err(error);
+        }
+        turn.holds(&hold);
+        Ok(holds::enter(self.id, hold, turn))
     }
 
     fn patience(&self, options: &Options, wait: Wait, now: Moment) -> Patience {
@@ -130,7 +191,7 @@ impl Session {
     }
 
     /// For what is asked once: as long as connecting and answering may take.
-    fn one_answer(&self, now: Moment) -> Moment {
+    pub(crate) fn one_answer(&self, now: Moment) -> Moment {
         now.after(self.settings.connect_timeout).after(self.settings.response_timeout)
     }
 
@@ -149,9 +210,32 @@ impl Session {
             return Err(forked);
         }
         turn.ends_soon();
-        let released = release(&self.store, held.hold(), self.settings.response_timeout);
+        let ended = self.end(held.hold());
         drop(turn);
-        released.map(|()| 0)
+        ended.map(|()| 0)
+    }
+
+    /// Ends a hold: first for this process, whatever follows, then in Redis.
+    fn end(&self, hold: &Arc<Hold>) -> Result<(), Error> {
+        let now = Moment::now();
+        let was_valid = hold.is_valid(now);
+        self.keeper.remove(hold);
+        hold.close();
+        self.counters.time_held.add(now.since(hold.taken()));
+        let released = release(&self.store, hold, was_valid, self.settings.response_timeout);
+        match &released {
+            Err(Error::Lost { .. }) => self.keeper.lost(hold),
+            Err(Error::Unconfirmed { .. }) => {
+                hold.release();
+                self.keeper.owe(Leftover {
+                    redis_key: hold.key().in_redis().to_owned(),
+                    token: hold.token().to_owned(),
+                    gone_by: hold.gone_by(),
+                });
+            }
+            _ => hold.release(),
+        }
+        released
     }
 
     /// `Err` where a hold can no longer be trusted, or is another process's.
@@ -198,7 +282,7 @@ impl Session {
         Ok(deleted)
     }
 
-    fn ask<T>(
+    pub(crate) fn ask<T>(
         &self,
         action: &str,
         key: &Key,
@@ -211,13 +295,22 @@ impl Session {
         question(&mut connection, deadline).map_err(|trouble| self.failed(action, key, trouble))
     }
 
-    fn failed(&self, action: &str, key: &Key, trouble: Trouble) -> Error {
+    pub(crate) fn failed(&self, action: &str, key: &Key, trouble: Trouble) -> Error {
         self.store.error(format!("{action} lock {:?}", key.name()), trouble)
     }
 
     /// The process id; an error in a process that was forked since.
-    fn own_process(&self, now: Moment) -> Result<u32, Error> {
+    pub(crate) fn own_process(&self, now: Moment) -> Result<u32, Error> {
         let pid = this_process::id(now);
         if pid == self.born { Ok(pid) } else { Err(Error::Forked { parent: self.born, child: pid }) }
+    }
+}
+
+impl Drop for Session {
+    /// The last handle goes: so do the threads. A forked child has none of them, nor may it wait for what they held.
+    fn drop(&mut self) {
+        if process::id() == self.born {
+            self.keeper.stop();
+        }
     }
 }

@@ -18,8 +18,8 @@ use crate::error::Error;
 use crate::holder::Holder;
 use crate::options::Settings;
 use crate::store::link::{Batch, accepted};
-use crate::store::pool::{Lent, Pool};
-use crate::store::script::{FORCE, RELEASE, Script};
+use crate::store::pool::{Carrier, Pool};
+use crate::store::script::{FORCE, RELEASE, RENEW, Script};
 
 pub(crate) use crate::store::address::Address;
 pub(crate) use crate::store::trouble::{Refusal, Trouble};
@@ -33,6 +33,7 @@ pub(crate) struct Store {
 
 struct Scripts {
     release: Script,
+    renew: Script,
     force: Script,
 }
 
@@ -49,11 +50,11 @@ pub(crate) enum Claim {
     NotAString,
 }
 
-/// What a compare-and-delete found.
+/// What a compare-and-delete or a compare-and-extend found.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Removal {
-    /// The token stood there, and is deleted.
-    Removed,
+pub(crate) enum Compared {
+    /// The token stood there, and it is done.
+    Done,
     /// Nothing stood there.
     Absent,
     /// Something else stands there.
@@ -66,6 +67,7 @@ impl Store {
             pool: Pool::new(address, settings.pool_size, settings.connect_timeout),
             scripts: Scripts {
                 release: Script::new(RELEASE, "+get +del"),
+                renew: Script::new(RENEW, "+get +pexpire"),
                 force: Script::new(FORCE, "+pttl +get +del"),
             },
             response_timeout: settings.response_timeout,
@@ -74,7 +76,13 @@ impl Store {
 
     /// Borrows a connection, waiting for one and connecting where need be, until the deadline.
     pub(crate) fn checkout(&self, deadline: Moment) -> Result<Connection<'_>, Trouble> {
-        let link = self.pool.checkout(deadline)?;
+        let link = Carrier::Lent(self.pool.checkout(deadline)?);
+        Ok(Connection { link, scripts: &self.scripts, response_timeout: self.response_timeout })
+    }
+
+    /// Opens a connection beside the pool, for a thread that must not wait for others.
+    pub(crate) fn connect(&self, deadline: Moment) -> Result<Connection<'_>, Trouble> {
+        let link = Carrier::Own(Box::new(self.pool.connect(deadline)?));
         Ok(Connection { link, scripts: &self.scripts, response_timeout: self.response_timeout })
     }
 
@@ -94,7 +102,7 @@ impl Store {
 ///
 /// Each waits for its answer at most until the deadline, and at most the response timeout.
 pub(crate) struct Connection<'a> {
-    link: Lent<'a>,
+    link: Carrier<'a>,
     scripts: &'a Scripts,
     response_timeout: Duration,
 }
@@ -111,6 +119,11 @@ impl Connection<'_> {
             self.link.retire();
         }
         read
+    }
+
+    /// True where the connection must not be used again.
+    pub(crate) fn is_over(&self) -> bool {
+        self.link.is_over()
     }
 
     /// Closes the connection behind a command whose answer nobody will wait for.
@@ -159,20 +172,30 @@ impl Connection<'_> {
     }
 
     /// Compare and delete, with one more round trip where Redis has forgotten the script.
-    pub(crate) fn remove(&mut self, key: &str, token: &str, deadline: Moment) -> Result<Removal, Trouble> {
+    pub(crate) fn remove(&mut self, key: &str, token: &str, deadline: Moment) -> Result<Compared, Trouble> {
         let script = &self.scripts.release;
         let mut reply = self.run(&script.by_hash(key, &[token]), deadline);
         if matches!(&reply, Err(Trouble::Refused(refusal)) if refusal.code == "NOSCRIPT") {
             reply = self.run(&script.whole(key, &[token]), deadline);
         }
-        match reply {
-            Ok(Value::Int(1)) => Ok(Removal::Removed),
-            Ok(Value::Int(0)) => Ok(Removal::Absent),
-            Ok(Value::Int(-1)) => Ok(Removal::NotOurs),
-            Ok(other) => self.sensible(Err(unexpected(&other))),
-            Err(Trouble::Refused(refusal)) if refusal.code == "WRONGTYPE" => Ok(Removal::NotOurs),
-            Err(trouble) => Err(script.explain(trouble)),
+        self.sensible(compared(reply).map_err(|trouble| script.explain(trouble)))
+    }
+
+    /// Compare and extend, for many locks in one round trip; with one more where Redis has forgotten the script.
+    ///
+    /// Answers come in the order of the extensions.
+    pub(crate) fn extend_all(
+        &mut self,
+        extensions: &[Extension<'_>],
+        deadline: Moment,
+    ) -> Result<Vec<Result<Compared, Trouble>>, Trouble> {
+        let script = &self.scripts.renew;
+        let mut replies = self.exchange(&extend_batch(script, extensions, false), deadline)?;
+        if matches!(replies.first(), Some(Value::ServerError(error)) if error.code() == "NOSCRIPT") {
+            replies = self.exchange(&extend_batch(script, extensions, true), deadline)?;
         }
+        let answer = |reply| compared(accepted(reply)).map_err(|trouble| script.explain(trouble));
+        Ok(replies.into_iter().map(answer).collect())
     }
 
     fn run(&mut self, command: &Cmd, deadline: Moment) -> Result<Value, Trouble> {
@@ -212,6 +235,41 @@ impl Connection<'_> {
             (_, left) => Holder::new(b"(not a string)", time_left(&left)),
         };
         Ok(Some(holder))
+    }
+}
+
+/// A lease that is to be pushed out, if the token still stands there.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Extension<'a> {
+    pub(crate) key: &'a str,
+    pub(crate) token: &'a str,
+    pub(crate) lease: u64,
+}
+
+/// Where Redis does not know the script, the first carries it whole, and teaches it for the others.
+fn extend_batch(script: &Script, extensions: &[Extension<'_>], teach: bool) -> Batch {
+    let mut batch = Batch::default();
+    for (n, extension) in extensions.iter().enumerate() {
+        let lease = extension.lease.to_string();
+        let args = [extension.token, lease.as_str()];
+        batch = batch.and(&if teach && n == 0 {
+            script.whole(extension.key, &args)
+        } else {
+            script.by_hash(extension.key, &args)
+        });
+    }
+    batch
+}
+
+/// Reads the reply of a script that compares.
+fn compared(reply: Result<Value, Trouble>) -> Result<Compared, Trouble> {
+    match reply {
+        Ok(Value::Int(1)) => Ok(Compared::Done),
+        Ok(Value::Int(0)) => Ok(Compared::Absent),
+        Ok(Value::Int(-1)) => Ok(Compared::NotOurs),
+        Ok(other) => Err(unexpected(&other)),
+        Err(Trouble::Refused(refusal)) if refusal.code == "WRONGTYPE" => Ok(Compared::NotOurs),
+        Err(trouble) => Err(trouble),
     }
 }
 

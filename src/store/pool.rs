@@ -62,10 +62,14 @@ impl Pool {
             slot.link = None;
         }
         if slot.link.is_none() {
-            let limit = deadline.min(Moment::now().after(self.connect_timeout));
-            slot.link = Some(Link::open(&self.address, limit)?);
+            slot.link = Some(Box::new(self.connect(deadline)?));
         }
         Ok(Lent { slot, closed_at: &self.closed_at })
+    }
+
+    /// Opens a link that is nobody else's, and does not count against the pool's size.
+    pub(super) fn connect(&self, deadline: Moment) -> Result<Link, Trouble> {
+        Link::open(&self.address, deadline.min(Moment::now().after(self.connect_timeout)))
     }
 
     fn wait_for_slot(&self, deadline: Moment) -> Result<r2d2::PooledConnection<Slots>, Trouble> {
@@ -87,6 +91,32 @@ impl Drop for Pool {
 #[error("all connections of the pool stayed in use: a larger `pool_size` would help")]
 struct PoolIsBusy;
 
+/// A link to send commands over, whoever it belongs to.
+pub(super) enum Carrier<'a> {
+    Lent(Lent<'a>),
+    Own(Box<Link>),
+}
+
+impl Deref for Carrier<'_> {
+    type Target = Link;
+
+    fn deref(&self) -> &Link {
+        match self {
+            Carrier::Lent(lent) => lent.slot.link.as_ref().expect("a lent slot has a link"),
+            Carrier::Own(link) => link,
+        }
+    }
+}
+
+impl DerefMut for Carrier<'_> {
+    fn deref_mut(&mut self) -> &mut Link {
+        match self {
+            Carrier::Lent(lent) => lent.slot.link.as_mut().expect("a lent slot has a link"),
+            Carrier::Own(link) => link,
+        }
+    }
+}
+
 /// A link on loan. Goes back to the pool when dropped, or is thrown away where it broke.
 pub(super) struct Lent<'a> {
     slot: r2d2::PooledConnection<Slots>,
@@ -104,25 +134,11 @@ impl Drop for Lent<'_> {
     }
 }
 
-impl Deref for Lent<'_> {
-    type Target = Link;
-
-    fn deref(&self) -> &Link {
-        self.slot.link.as_ref().expect("a lent slot has a link")
-    }
-}
-
-impl DerefMut for Lent<'_> {
-    fn deref_mut(&mut self) -> &mut Link {
-        self.slot.link.as_mut().expect("a lent slot has a link")
-    }
-}
-
 /// r2d2's side: it makes slots, and drops those whose link is gone.
 struct Slots;
 
 struct Slot {
-    link: Option<Link>,
+    link: Option<Box<Link>>,
 }
 
 impl r2d2::ManageConnection for Slots {

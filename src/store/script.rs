@@ -13,6 +13,8 @@ pub(super) struct Script {
 
 /// Deletes a lock if it is still ours.
 pub(super) const RELEASE: &str = include_str!("release.lua");
+/// Pushes a lock's lease out if it is still ours.
+pub(super) const RENEW: &str = include_str!("renew.lua");
 /// Deletes whatever is there and says what it was.
 pub(super) const FORCE: &str = include_str!("force.lua");
 

@@ -1,0 +1,173 @@
+//! A token on its way into Redis, and what is known of it there.
+//!
+//! The hard part is a `SET` whose answer does not come: the lock may be ours. Three rules keep that honest.
+//!
+//! 1. *The token stays* until Redis has said what became of it. A later look that finds it standing there
+//!    means that we have had the lock since the first send whose fate was open, and no longer.
+//! 2. *The connection stays* while it stands, because Redis answers a connection in order: what is sent next
+//!    is executed after the lost command. A clean-up sent over another connection may run first, and the
+//!    lock would then be taken by nobody.
+//! 3. *A token that was cleaned up is never used again*: the clean-up may run late, and would then delete
+//!    a lock that the same token has taken anew.
+
+use std::mem;
+
+use log::warn;
+
+use crate::clock::Moment;
+use crate::hold::Since;
+use crate::holder::Holder;
+use crate::keeper::Keeper;
+use crate::key::Key;
+use crate::leases::Leftover;
+use crate::options::Lease;
+use crate::owner::{Owner, fresh_token};
+use crate::store::{Claim, Connection, Store, Trouble};
+
+/// How often the same connection is asked about a lost answer before another one is tried.
+const ASKED_TWICE: u32 = 2;
+
+/// What is to be taken, and for whom.
+#[derive(Clone, Copy)]
+pub(crate) struct Claimed<'a> {
+    pub(crate) store: &'a Store,
+    pub(crate) key: &'a Key,
+    pub(crate) owner: &'a Owner,
+    /// This machine's digits.
+    pub(crate) machine: &'a str,
+    pub(crate) lease: Lease,
+    pub(crate) reclaim_dead: bool,
+}
+
+impl Claimed<'_> {
+    fn fresh_token(&self) -> String {
+        fresh_token(self.owner, self.machine)
+    }
+}
+
+/// What Redis said to an attempt.
+pub(crate) enum Answer {
+    Taken { token: String, since: Since },
+    Busy(Option<Holder>),
+    NotAString,
+}
+
+/// A token's way into Redis, and what is known of it there.
+pub(crate) struct Bid<'a> {
+    pub(crate) claim: Claimed<'a>,
+    token: String,
+    /// The connection on which an answer is open, while it stands.
+    connection: Option<Connection<'a>>,
+    /// The first send on that connection whose fate is open.
+    open_since: Option<Moment>,
+    /// The same, of connections that broke: Redis may have executed it, or may yet.
+    astray_since: Option<Moment>,
+    unanswered: u32,
+}
+
+impl<'a> Bid<'a> {
+    pub(crate) fn new(claim: Claimed<'a>) -> Bid<'a> {
+        let token = claim.fresh_token();
+        Bid { claim, token, connection: None, open_since: None, astray_since: None, unanswered: 0 }
+    }
+
+    /// True where the next attempt goes over the connection on which an answer is open.
+    pub(crate) fn has_open_answer(&self) -> bool {
+        self.connection.is_some()
+    }
+
+    /// Asks Redis once.
+    pub(crate) fn attempt(&mut self, look: bool, deadline: Moment) -> Result<Answer, Trouble> {
+        let mut connection = match self.connection.take() {
+            Some(connection) => connection,
+            None => self.claim.store.checkout(deadline)?,
+        };
+        let (key, lease) = (self.claim.key.in_redis(), self.claim.lease.millis());
+        let sent = Moment::now();
+        let claim = if look {
+            connection.claim_or_look(key, &self.token, lease, deadline)
+        } else {
+            connection.claim(key, &self.token, lease, deadline)
+        };
+        match claim {
+            Ok(Claim::Taken) => self.taken(connection, sent, deadline),
+            Ok(Claim::TakenBefore) => {
+                let since = self.astray_since.or(self.open_since).unwrap_or(sent);
+                self.taken(connection, since, deadline)
+            }
+            Ok(Claim::Busy(holder)) => {
+                // Whatever was open on this connection came before this answer, and took nothing.
+                self.open_since = None;
+                Ok(Answer::Busy(holder))
+            }
+            Ok(Claim::NotAString) => Ok(Answer::NotAString),
+            Err(trouble) => {
+                self.lost_answer(connection, sent, &trouble);
+                Err(trouble)
+            }
+        }
+    }
+
+    /// The token stands in Redis, and has since `since` at the earliest.
+    fn taken(
+        &mut self,
+        mut connection: Connection<'a>,
+        since: Moment,
+        deadline: Moment,
+    ) -> Result<Answer, Trouble> {
+        let now = Moment::now();
+        if now < self.claim.lease.valid_until(since) {
+            let token = mem::take(&mut self.token);
+            return Ok(Answer::Taken { token, since: Since { sent: since, answered: now } });
+        }
+        // The answer took as long as the lease: that is no lock. Whatever comes of the removal, it runs before
+        // anything sent later on this connection, and the token is done with.
+        warn!("the answer for lock {:?} came after its lease: not taken", self.claim.key.name());
+        let removal = connection.remove(self.claim.key.in_redis(), &self.token, deadline);
+        self.start_over();
+        removal?;
+        Err(Trouble::Unanswered {
+            link_stands: true,
+            cause: "the answer came after the lease, which is shorter than a round trip now".into(),
+        })
+    }
+
+    /// Notes what may still happen in Redis.
+    fn lost_answer(&mut self, connection: Connection<'a>, sent: Moment, trouble: &Trouble) {
+        match trouble {
+            Trouble::Unanswered { link_stands, .. } => {
+                self.open_since.get_or_insert(sent);
+                self.unanswered += 1;
+                if !link_stands {
+                    self.astray_since = self.astray_since.or(self.open_since.take());
+                } else if self.unanswered < ASKED_TWICE {
+                    self.connection = Some(connection);
+                } else {
+                    // It may be this connection that is dead, not the server.
+                    connection.abandon(self.claim.key.in_redis(), &self.token);
+                    self.start_over();
+                }
+            }
+            Trouble::NotSent(_) => self.astray_since = self.astray_since.or(self.open_since.take()),
+            // Answered, and so is everything sent before it.
+            Trouble::Refused(_) => self.open_since = None,
+        }
+    }
+
+    /// A fresh token, of which Redis knows nothing.
+    fn start_over(&mut self) {
+        self.token = self.claim.fresh_token();
+        (self.open_since, self.astray_since, self.unanswered) = (None, None, 0);
+    }
+
+    /// Leaves nothing behind, without waiting for an answer: what is left to do is the keeper's.
+    pub(crate) fn abandon(mut self, keeper: &Keeper) {
+        let (key, lease) = (self.claim.key.in_redis(), self.claim.lease);
+        if let Some(connection) = self.connection.take() {
+            connection.abandon(key, &self.token);
+        } else if self.astray_since.is_some() {
+            let gone_by = lease.gone_by(Moment::now());
+            keeper.owe(Leftover { redis_key: key.to_owned(), token: self.token, gone_by });
+        }
+    }
+}

@@ -1,0 +1,321 @@
+//! The thread that keeps what is held: renewals, late releases, and word of what was lost.
+//!
+//! One per manager, started by the first hold that needs it. It is the only one that pushes leases out, over a
+//! connection of its own, so that two such commands never overtake each other: a short lease that is executed behind
+//! a long one would end a hold that everybody believes in. Whoever wants a lease pushed out now asks the keeper, and waits.
+
+use std::sync::Arc;
+use std::sync::mpsc::{self, Sender};
+use std::thread::{self, JoinHandle};
+use std::time::Duration;
+
+use log::{debug, warn};
+use parking_lot::{Condvar, Mutex};
+
+use crate::clock::Moment;
+use crate::error::{Error, LostCause};
+use crate::hold::Hold;
+use crate::leases::{Due, Leases, Leftover};
+use crate::options::Lease;
+use crate::stats::Counters;
+use crate::store::{Compared, Connection, Extension, Store, Trouble};
+use crate::teller::Teller;
+
+/// How many leases are pushed out in one round trip: what is answered late holds up no more than these.
+const BATCH: usize = 1000;
+
+/// The keeper, as the session sees it.
+#[derive(Debug)]
+pub(crate) struct Keeper {
+    desk: Arc<Desk>,
+}
+
+/// What the session and the keeper's thread share.
+#[derive(Debug)]
+struct Desk {
+    store: Arc<Store>,
+    counters: Arc<Counters>,
+    teller: Option<Teller>,
+    response_timeout: Duration,
+    work: Mutex<Work>,
+    /// There is something to do sooner than the thread thinks.
+    bell: Condvar,
+}
+
+#[derive(Debug, Default)]
+struct Work {
+    leases: Leases,
+    asked: Vec<Ask>,
+    /// Until when the thread sleeps; what is due later than that need not wake it.
+    sleeps_until: Option<Moment>,
+    thread: Option<JoinHandle<()>>,
+    stop: bool,
+}
+
+/// Somebody waits for a lease to be pushed out now.
+#[derive(Debug)]
+struct Ask {
+    hold: Arc<Hold>,
+    answer: Sender<Result<(), Trouble>>,
+}
+
+impl Keeper {
+    pub(crate) fn new(
+        store: Arc<Store>,
+        counters: Arc<Counters>,
+        teller: Option<Teller>,
+        response_timeout: Duration,
+    ) -> Keeper {
+        let (work, bell) = (Mutex::default(), Condvar::new());
+        Keeper { desk: Arc::new(Desk { store, counters, teller, response_timeout, work, bell }) }
+    }
+
+    /// Keeps a hold from now on.
+    pub(crate) fn enter(&self, hold: &Arc<Hold>) -> Result<(), Error> {
+        let told = self.desk.teller.is_some();
+        self.rouse(|work| work.leases.enter(Arc::clone(hold), told, hold.taken()))
+    }
+
+    /// Lets go of a hold that is about to be released.
+    pub(crate) fn remove(&self, hold: &Hold) {
+        self.desk.work.lock().leases.remove(hold);
+    }
+
+    /// Sees to it that a key whose release got no answer goes away.
+    pub(crate) fn owe(&self, leftover: Leftover) {
+        let owed = self.rouse(|work| work.leases.owe(leftover, Moment::now()));
+        if let Err(error) = owed {
+            warn!("a key is left to its lease: {error}");
+        }
+    }
+
+    /// Pushes a hold's lease out now, and waits for the answer, at most until the deadline.
+    ///
+    /// The outer error is the thread's that could not be started.
+    pub(crate) fn push(&self, hold: &Arc<Hold>, deadline: Moment) -> Result<Result<(), Trouble>, Error> {
+        let (answer, answered) = mpsc::channel();
+        let ask = Ask { hold: Arc::clone(hold), answer };
+        self.rouse(|work| {
+            work.asked.push(ask);
+            Moment::PAST
+        })?;
+        let silence = || Trouble::Unanswered { link_stands: false, cause: "no answer in time".into() };
+        let limit = deadline.since(Moment::now());
+        Ok(answered.recv_timeout(limit).unwrap_or_else(|_| Err(silence())))
+    }
+
+    /// Hands word of a loss on, that was found out by somebody else.
+    pub(crate) fn lost(&self, hold: &Hold) {
+        self.desk.tell(hold);
+    }
+
+    pub(crate) fn counters(&self) -> &Counters {
+        &self.desk.counters
+    }
+
+    /// Everything that is held.
+    pub(crate) fn holds(&self) -> Vec<Arc<Hold>> {
+        self.desk.work.lock().leases.holds().cloned().collect()
+    }
+
+    /// Notes something to do, and wakes the thread, or starts it, if that is due before it would wake up.
+    fn rouse(&self, note: impl FnOnce(&mut Work) -> Moment) -> Result<(), Error> {
+        let mut work = self.desk.work.lock();
+        let due = note(&mut work);
+        if due == Moment::NEVER {
+            return Ok(());
+        }
+        if work.thread.is_none() && !work.stop {
+            let desk = Arc::clone(&self.desk);
+            let thread = thread::Builder::new().name("relatch-keeper".to_owned());
+            let started = thread.spawn(move || desk.run());
+            work.thread = Some(started.map_err(|error| Error::NoThread { source: error })?);
+        } else if work.sleeps_until.is_some_and(|until| due < until) {
+            work.sleeps_until = Some(due);
+            drop(work);
+            self.desk.bell.notify_one();
+        }
+        Ok(())
+    }
+
+    /// Ends the thread. In a forked child there is none.
+    pub(crate) fn stop(&self) {
+        let mut work = self.desk.work.lock();
+        work.stop = true;
+        let thread = work.thread.take();
+        drop(work);
+        self.desk.bell.notify_one();
+        if let Some(thread) = thread
+            && thread.thread().id() != thread::current().id()
+            && thread.join().is_err()
+        {
+            warn!("the keeper had panicked");
+        }
+        if let Some(teller) = &self.desk.teller {
+            teller.stop(self.desk.response_timeout);
+        }
+    }
+}
+
+impl Desk {
+    fn run(&self) {
+        let mut wire = None;
+        while let Some((due, asked)) = self.next() {
+            for hold in due.over {
+                hold.lose(LostCause::Expired);
+                self.tell(&hold);
+            }
+            if !asked.is_empty() {
+                self.push_asked(&mut wire, asked);
+            }
+            for holds in due.renew.chunks(BATCH) {
+                if let Err(trouble) = self.push(&mut wire, holds) {
+                    let count = holds.len();
+                    self.counters.renewal_errors.add(u64::try_from(count).unwrap_or(0));
+                    warn!("{count} leases were not renewed, trying again while they last: {trouble:?}");
+                }
+            }
+            for leftover in due.remove {
+                self.clean_up(&mut wire, &leftover);
+            }
+        }
+    }
+
+    /// Waits until there is something to do; `None` when it is time to stop.
+    fn next(&self) -> Option<(Due, Vec<Ask>)> {
+        let mut work = self.work.lock();
+        loop {
+            if work.stop {
+                return None;
+            }
+            let now = Moment::now();
+            let asked = std::mem::take(&mut work.asked);
+            let due = work.leases.take_due(now);
+            if !due.is_empty() || !asked.is_empty() {
+                work.sleeps_until = None;
+                return Some((due, asked));
+            }
+            let until = work.leases.next();
+            work.sleeps_until = Some(until);
+            self.bell.wait_for(&mut work, until.since(now));
+        }
+    }
+
+    /// Pushes out what somebody waits for, and tells each.
+    fn push_asked<'a>(&'a self, wire: &mut Option<Connection<'a>>, asked: Vec<Ask>) {
+        for ask in asked {
+            let answer = self.push(wire, std::slice::from_ref(&ask.hold));
+            // Nobody is left to hear it where the deadline came first.
+            let _ = ask.answer.send(answer);
+        }
+    }
+
+    /// Pushes leases out in one round trip. An error says what happened to the first that got no proper answer.
+    fn push<'a>(&'a self, wire: &mut Option<Connection<'a>>, holds: &[Arc<Hold>]) -> Result<(), Trouble> {
+        // No call may keep the keeper past the end of a hold: whoever holds it has to be told in time.
+        let deadline = Moment::now().after(self.response_timeout).min(self.work.lock().leases.first_end());
+        let leases: Vec<Lease> = holds.iter().map(|hold| hold.lease()).collect();
+        for (hold, lease) in holds.iter().zip(&leases) {
+            hold.renewing(*lease, deadline);
+        }
+        let extensions: Vec<_> =
+            holds.iter().zip(&leases).map(|(hold, lease)| extension(hold, *lease)).collect();
+        let (sent, answers) = self.over_wire(wire, deadline, |connection| {
+            let sent = Moment::now();
+            connection.extend_all(&extensions, deadline).map(|answers| (sent, answers))
+        })?;
+        let mut trouble = Ok(());
+        let mut lost = Vec::new();
+        let mut work = self.work.lock();
+        for ((hold, lease), answer) in holds.iter().zip(leases).zip(answers) {
+            match answer {
+                // Released since, or about to be: what Redis says is about the release.
+                _ if !work.leases.has(hold) => {}
+                Ok(compared) => {
+                    if settle(hold, lease, sent, compared) {
+                        self.counters.renewed.add(1);
+                        work.leases.renewed(hold, self.teller.is_some(), sent);
+                    } else {
+                        work.leases.lost(hold);
+                        lost.push(hold);
+                    }
+                }
+                Err(refused) => trouble = Err(refused),
+            }
+        }
+        drop(work);
+        for hold in lost {
+            self.tell(hold);
+        }
+        trouble
+    }
+
+    /// Deletes what an unanswered release may have left.
+    fn clean_up<'a>(&'a self, wire: &mut Option<Connection<'a>>, leftover: &Leftover) {
+        let deadline = Moment::now().after(self.response_timeout).min(self.work.lock().leases.first_end());
+        let (key, token) = (&leftover.redis_key, &leftover.token);
+        match self.over_wire(wire, deadline, |connection| connection.remove(key, token, deadline)) {
+            Ok(_) => {
+                self.counters.late_releases.add(1);
+                self.work.lock().leases.settled(leftover);
+            }
+            Err(trouble) => {
+                debug!("a late release of {key:?}: {trouble:?}, trying again while its lease lasts");
+            }
+        }
+    }
+
+    /// Uses the keeper's own connection, opening it where need be; one that failed is not used again.
+    fn over_wire<'a, T>(
+        &'a self,
+        wire: &mut Option<Connection<'a>>,
+        deadline: Moment,
+        exchange: impl FnOnce(&mut Connection<'a>) -> Result<T, Trouble>,
+    ) -> Result<T, Trouble> {
+        let mut connection = match wire.take() {
+            Some(connection) => connection,
+            None => self.store.connect(deadline)?,
+        };
+        let result = exchange(&mut connection);
+        if !matches!(result, Err(Trouble::Unanswered { .. } | Trouble::NotSent(_))) && !connection.is_over() {
+            *wire = Some(connection);
+        }
+        result
+    }
+
+    /// Hands word of a loss on, once per hold.
+    fn tell(&self, hold: &Hold) {
+        let Some(cause) = hold.lost().filter(|_| hold.to_be_told()) else {
+            return;
+        };
+        self.counters.lost.add(1);
+        warn!("lock {:?} was lost: {cause}", hold.key().name());
+        if let Some(teller) = &self.teller {
+            teller.tell(hold, cause);
+        }
+    }
+}
+
+fn extension(hold: &Hold, lease: Lease) -> Extension<'_> {
+    Extension { key: hold.key().in_redis(), token: hold.token(), lease: lease.millis() }
+}
+
+/// Takes in what Redis said to a renewal that was sent at `sent`: false where the hold is lost.
+fn settle(hold: &Hold, lease: Lease, sent: Moment, compared: Compared) -> bool {
+    let now = Moment::now();
+    match compared {
+        Compared::Done => hold.renewed(lease, sent, now).is_ok(),
+        Compared::Absent if hold.is_valid(now) => {
+            hold.lose(LostCause::Deleted);
+            false
+        }
+        Compared::Absent => {
+            hold.lose(LostCause::Expired);
+            false
+        }
+        Compared::NotOurs => {
+            hold.lose(LostCause::Taken);
+            false
+        }
+    }
+}

@@ -1,0 +1,16 @@
+-- Compare and extend: pushes a lock's lease out if it is still the caller's. Never creates a key.
+--
+-- KEYS[1]  the lock's key in Redis
+-- ARGV[1]  the token of the hold that goes on
+-- ARGV[2]  the lease in milliseconds, counted from now
+--
+-- Replies   1  the token stands there, and so it will for the lease
+--           0  there is no such key
+--          -1  another value stands there, and is left alone
+local found = redis.call('GET', KEYS[1])
+if found == ARGV[1] then
+  return redis.call('PEXPIRE', KEYS[1], ARGV[2])
+elseif found then
+  return -1
+end
+return 0

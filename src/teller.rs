@@ -1,0 +1,120 @@
+//! Who is told of losses: the program's own callback, on a thread where it can do no harm.
+
+use std::fmt;
+use std::panic::{self, AssertUnwindSafe};
+use std::sync::Arc;
+use std::sync::mpsc::{self, Receiver, Sender};
+use std::thread::{self, JoinHandle};
+use std::time::Duration;
+
+use log::error;
+use parking_lot::Mutex;
+
+use crate::clock::Moment;
+use crate::error::LostCause;
+use crate::hold::Hold;
+use crate::owner::Owner;
+
+/// A hold that was lost, as [`on_lost`](crate::Builder::on_lost) is told of it.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct LostHold {
+    /// The lock's key.
+    pub key: String,
+    /// The thread that held it.
+    pub owner: Owner,
+    /// What happened.
+    pub cause: LostCause,
+    /// For how long it had been held.
+    pub held_for: Duration,
+}
+
+pub(crate) type OnLost = Arc<dyn Fn(&LostHold) + Send + Sync>;
+
+/// Calls back, one loss after the other, on a thread that is started by the first.
+///
+/// Not on the keeper's: a slow callback must not cost the holds that are left.
+pub(crate) struct Teller {
+    on_lost: OnLost,
+    post: Mutex<Post>,
+}
+
+#[derive(Default)]
+struct Post {
+    sender: Option<Sender<LostHold>>,
+    /// Closed when the thread has ended.
+    done: Option<Receiver<()>>,
+    thread: Option<JoinHandle<()>>,
+    stopped: bool,
+}
+
+impl Teller {
+    pub(crate) fn new(on_lost: OnLost) -> Teller {
+        Teller { on_lost, post: Mutex::default() }
+    }
+
+    /// Passes word of a loss on; does not wait for the callback.
+    pub(crate) fn tell(&self, hold: &Hold, cause: LostCause) {
+        let lost = LostHold {
+            key: hold.key().name().to_string(),
+            owner: hold.owner().clone(),
+            cause,
+            held_for: Moment::now().since(hold.taken()),
+        };
+        let mut post = self.post.lock();
+        if post.sender.is_none() && !post.stopped {
+            self.start(&mut post);
+        }
+        if let Some(sender) = &post.sender {
+            // The thread takes in what comes for as long as there is a sender.
+            let _ = sender.send(lost);
+        }
+    }
+
+    fn start(&self, post: &mut Post) {
+        let (sender, losses) = mpsc::channel::<LostHold>();
+        let (alive, done) = mpsc::channel::<()>();
+        let on_lost = Arc::clone(&self.on_lost);
+        let thread = thread::Builder::new().name("relatch-on-lost".to_owned()).spawn(move || {
+            let _alive = alive;
+            for lost in losses {
+                let key = lost.key.clone();
+                if panic::catch_unwind(AssertUnwindSafe(|| on_lost(&lost))).is_err() {
+                    error!("the on_lost callback panicked, called for lock {key:?}");
+                }
+            }
+        });
+        match thread {
+            Ok(thread) => {
+                *post = Post { sender: Some(sender), done: Some(done), thread: Some(thread), stopped: false };
+            }
+            Err(error) => error!("on_lost cannot be called, no thread can be started: {error}"),
+        }
+    }
+
+    /// Lets the callback finish with what it was told, for so long at most, and ends the thread.
+    pub(crate) fn stop(&self, limit: Duration) {
+        let mut post = self.post.lock();
+        let Post { sender, done, thread, .. } = std::mem::take(&mut *post);
+        post.stopped = true;
+        drop(post);
+        drop(sender);
+        let Some((thread, done)) = thread.zip(done) else {
+            return;
+        };
+        if thread.thread().id() == thread::current().id() {
+            return; // The callback itself drops the last handle: the thread ends when it returns.
+        }
+        if done.recv_timeout(limit) == Err(mpsc::RecvTimeoutError::Disconnected) {
+            let _ = thread.join();
+        } else {
+            error!("the on_lost callback does not return, its thread is left behind");
+        }
+    }
+}
+
+impl fmt::Debug for Teller {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Teller")
+    }
+}
