@@ -43,7 +43,7 @@ fn chain(error: &Error) -> String {
 /// `stall` begins a stall, and `end` ends it or waits for its end.
 fn survives(server: &Server, stall: impl FnOnce(), end: impl FnOnce()) {
     let locks = hasty(server);
-    let short = locks.get("released").lease(Duration::from_secs(3));
+    let short = locks.get("released").lease(Duration::from_secs(3)).renew(false);
     let held = short.lock().expect("locks");
     stall();
     let error = within(WAIT + SLACK, "lock", || locks.get("a").wait(WAIT).lock()).expect_err("stalled");

@@ -31,7 +31,7 @@ fn row_24_reentry_after_the_lease_ran_out_is_lost() {
     let server = Server::start();
     let proxy = Proxy::start(server.port());
     let locks = LockManager::connect(&proxy.url()).expect("connects");
-    let brief = locks.get("a").lease(Duration::from_millis(100));
+    let brief = locks.get("a").lease(Duration::from_millis(100)).renew(false);
     let outer = brief.lock().expect("locks");
     let inner = brief.lock().expect("locks again");
     eventually(LONG, "the lease runs out", || !outer.is_valid());
@@ -58,7 +58,7 @@ fn row_24_reentry_after_the_lease_ran_out_is_lost() {
 fn row_24_reentry_does_not_take_what_somebody_else_has_by_now() {
     let server = Server::start();
     let (ours, theirs) = (locks(&server), locks(&server));
-    let outer = ours.get("a").lease(Duration::from_millis(100)).lock().expect("locks");
+    let outer = ours.get("a").lease(Duration::from_millis(100)).renew(false).lock().expect("locks");
     thread::scope(|scope| {
         let (taken, is_taken) = mpsc::channel();
         let (done, is_done) = mpsc::channel::<()>();

@@ -34,7 +34,7 @@ impl Rig {
     fn with_lease(lease: Duration) -> Rig {
         let server = Server::start();
         let proxy = Proxy::start(server.port());
-        let builder = LockManager::builder(&proxy.url()).lease(lease).response_timeout(LONG);
+        let builder = LockManager::builder(&proxy.url()).lease(lease).renew(false).response_timeout(LONG);
         let locks = builder.build().expect("connects");
         drop(locks.lock("warm-up").expect("locks")); // Redis learns the script.
         Rig { locks, proxy, server }
@@ -271,7 +271,7 @@ fn wall_clock_child() {
             }
             "unlock" => role::tell(&format!("{:?}", held.take().unwrap().unlock())),
             "outlive" => on_its_own(&locks, |locks| {
-                let guard = locks.get("short").lease(2 * LEASE).lock().unwrap();
+                let guard = locks.get("short").lease(2 * LEASE).renew(false).lock().unwrap();
                 role::tell("taken");
                 eventually(LONG, "the hold is over", || !guard.is_valid());
                 role::tell("over");
