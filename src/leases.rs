@@ -129,12 +129,15 @@ impl Leases {
             }
         }
         self.owed.retain_mut(|owed| {
+            if owed.leftover.gone_by <= now {
+                return false;
+            }
             if owed.due <= now {
                 due.remove.push(owed.leftover.clone());
                 owed.due = now.after(owed.retry);
                 owed.retry = (owed.retry * 2).min(LAST_RETRY);
             }
-            owed.leftover.gone_by > now
+            true
         });
         due
     }
@@ -170,5 +173,161 @@ fn first_due(hold: &Hold, told: bool, now: Moment) -> Moment {
         Some(every) => now.after(every).min(hold.valid_until()),
         None if told => hold.valid_until(),
         None => Moment::NEVER,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::error::LostCause;
+    use crate::hold::tests::sample;
+
+    const START: Moment = Moment::from_nanos(1_000_000);
+
+    fn after(millis: u64) -> Moment {
+        START.after(Duration::from_millis(millis))
+    }
+
+    /// A hold with a lease of 300 ms: renewed every 100 ms, valid for 295 ms.
+    fn hold() -> Arc<Hold> {
+        Arc::new(sample("a", Duration::from_millis(300), START))
+    }
+
+    fn entered(hold: &Arc<Hold>) -> Leases {
+        let mut leases = Leases::default();
+        assert_eq!(leases.enter(Arc::clone(hold), false, START), after(100));
+        leases
+    }
+
+    #[test]
+    fn a_hold_is_due_after_a_third_of_its_lease_and_again_after_each_renewal() {
+        let hold = hold();
+        let mut leases = entered(&hold);
+        assert!(leases.take_due(after(99)).is_empty());
+        assert_eq!(leases.take_due(after(100)).renew.len(), 1);
+        hold.renewed(hold.lease(), after(100), after(101)).unwrap();
+        leases.renewed(&hold, false, after(100));
+        assert_eq!(leases.next(), after(200));
+    }
+
+    #[test]
+    fn a_renewal_that_came_to_nothing_is_tried_again_until_the_end() {
+        let hold = hold();
+        let mut leases = entered(&hold);
+        let mut tries = Vec::new();
+        loop {
+            let now = leases.next();
+            let due = leases.take_due(now);
+            if due.over.len() == 1 {
+                assert_eq!(now, hold.valid_until(), "it is told at the very end");
+                break;
+            }
+            assert_eq!(due.renew.len(), 1);
+            tries.push(now);
+        }
+        assert_eq!(tries, [after(100), after(120), after(160), after(240)]);
+        assert_eq!(leases.next(), Moment::NEVER, "told once");
+        assert_eq!(leases.holds().count(), 1, "its guards are still there");
+    }
+
+    #[test]
+    fn holds_that_are_due_soon_are_taken_along() {
+        let mut leases = Leases::default();
+        for n in 0..20 {
+            let late = Arc::new(sample("a", Duration::from_millis(300), after(n)));
+            leases.enter(late, false, after(n));
+        }
+        assert_eq!(leases.take_due(after(100)).renew.len(), 13, "those due within 100/8 ms");
+        assert_eq!(leases.next(), after(113));
+    }
+
+    #[test]
+    fn what_is_not_renewed_is_due_when_it_ends_and_only_if_somebody_wants_to_know() {
+        let left = hold();
+        left.abandon();
+        let mut leases = Leases::default();
+        assert_eq!(leases.enter(Arc::clone(&left), false, START), Moment::NEVER);
+        assert_eq!(leases.enter(Arc::clone(&left), true, START), left.valid_until());
+        assert!(leases.take_due(after(290)).is_empty());
+        assert_eq!(leases.take_due(after(296)).over.len(), 1);
+    }
+
+    #[test]
+    fn an_owed_release_is_tried_until_the_key_is_gone_by_itself() {
+        let leftover = Leftover { redis_key: "lock:a".into(), token: "t".into(), gone_by: after(500) };
+        let mut leases = Leases::default();
+        leases.owe(leftover.clone(), START);
+        let mut tries = 0;
+        while leases.next() < Moment::NEVER {
+            let now = leases.next();
+            tries += leases.take_due(now).remove.len();
+        }
+        assert_eq!(tries, 5);
+        leases.owe(leftover.clone(), START);
+        leases.settled(&leftover);
+        assert_eq!(leases.next(), Moment::NEVER);
+    }
+
+    /// A Redis of one key, which has no lease once it is deleted.
+    #[derive(Default)]
+    struct Key {
+        token: Option<&'static str>,
+        pushes: u32,
+    }
+
+    /// The keeper renews while the holder releases, in every order that the scheduler can think of.
+    #[test]
+    fn nothing_is_renewed_after_the_release_has_returned_nor_lost_by_it() {
+        use shuttle::sync::Mutex;
+        use shuttle::thread;
+
+        shuttle::check_random(
+            || {
+                let hold = hold();
+                let leases = Arc::new(Mutex::new(entered(&hold)));
+                let redis = Arc::new(Mutex::new(Key { token: Some("ours"), pushes: 0 }));
+                let keeper = thread::spawn({
+                    let (hold, leases, redis) = (Arc::clone(&hold), Arc::clone(&leases), Arc::clone(&redis));
+                    move || {
+                        for now in [after(100), after(200)] {
+                            let due = leases.lock().unwrap().take_due(now);
+                            for hold in due.renew {
+                                let stood = {
+                                    let mut key = redis.lock().unwrap();
+                                    let stood = key.token == Some("ours");
+                                    key.pushes += u32::from(stood);
+                                    stood
+                                };
+                                let mut leases = leases.lock().unwrap();
+                                if !leases.has(&hold) {
+                                    continue;
+                                }
+                                if stood {
+                                    hold.renewed(hold.lease(), now, now).unwrap();
+                                    leases.renewed(&hold, false, now);
+                                } else {
+                                    hold.lose(LostCause::Deleted);
+                                }
+                            }
+                        }
+                        assert!(!hold.is_valid(after(200)) || hold.lost().is_none());
+                    }
+                });
+                leases.lock().unwrap().remove(&hold);
+                hold.close();
+                let pushed = {
+                    let mut key = redis.lock().unwrap();
+                    key.token = None;
+                    key.pushes
+                };
+                hold.release();
+                assert!(!hold.is_valid(START));
+                keeper.join().unwrap();
+                assert_eq!(redis.lock().unwrap().pushes, pushed, "a lease was pushed out after its release");
+                assert!(!hold.is_valid(START), "a released hold came back");
+                assert_eq!(hold.lost(), None, "its own release was taken for a loss");
+            },
+            2_000,
+        );
     }
 }
