@@ -108,7 +108,10 @@ pub(crate) fn enter(manager: u64, hold: Arc<Hold>, turn: Turn) -> Rc<Held> {
     let held = Rc::new(Held { hold });
     let entry = Entry { manager, held: Rc::clone(&held), turn: Some(turn) };
     // Where the thread is ending, the turn is dropped and the hold is left to its lease.
-    with(|holds| holds.entry(Arc::clone(held.hold.key().name())).or_default().push(entry));
+    with(|holds| {
+        let name = Arc::clone(held.hold.key().name());
+        holds.entry(name).or_insert_with(|| Vec::with_capacity(1)).push(entry);
+    });
     held
 }
 

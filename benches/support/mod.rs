@@ -1,4 +1,5 @@
 //! A private server, the floor, and rounds that are compared by their medians.
+#![allow(dead_code, reason = "each benchmark uses a part of it")]
 
 use std::net::TcpListener;
 use std::process::{Child, Command, Stdio};
@@ -169,7 +170,14 @@ impl Rounds {
     }
 }
 
-fn median(mut values: Vec<f64>) -> f64 {
+/// The memory that this process takes, where the system tells.
+pub(crate) fn resident_bytes() -> Option<u64> {
+    let status = std::fs::read_to_string("/proc/self/status").ok()?;
+    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"))?;
+    line.trim().trim_end_matches(" kB").parse::<u64>().ok().map(|kib| kib * 1024)
+}
+
+pub(crate) fn median(mut values: Vec<f64>) -> f64 {
     values.sort_by(f64::total_cmp);
     values[values.len() / 2]
 }
