@@ -1,61 +1,80 @@
-//! A lease runs out before the work is done, another process takes the lock, and the holder is told.
+//! A process is stopped while it holds a lock, a rival takes it, and the lock says so before the card is charged twice.
 //!
-//! Run it with `bash examples/run.sh lost`, or `cargo run --example lost` if redis-server is installed.
+//! Run it with `bash examples/run.sh lost`, or `cargo run --example lost` if redis-server is installed (not on Windows).
 
 use std::error::Error;
 use std::io;
-use std::process;
-use std::thread::sleep;
+use std::process::{self, Command};
 use std::time::{Duration, Instant};
 
-use relatch::LockManager;
+use relatch::{LockGuard, LockManager};
 
 mod support;
 
+/// Short, so that the story is: it is renewed as long as the process runs.
 const LEASE: Duration = Duration::from_millis(500);
 
 fn main() -> Result<(), Box<dyn Error>> {
     let redis = support::Redis::start()?;
-    let locks = LockManager::connect(redis.url())?;
-    if support::role().is_some() {
-        return rival(&locks);
+    let locks = LockManager::builder(redis.url()).lease(LEASE).build()?;
+    if let Some(role) = support::role() {
+        return if role == "holder" { holder(&locks) } else { rival(&locks) };
     }
     let start = Instant::now();
-    let say = |what: &str| println!("{:>4} ms  {what}", start.elapsed().as_millis());
+    let say = |what: &str| println!("{:>5} ms  {what}", start.elapsed().as_millis());
 
-    let report = locks.get("report").lease(LEASE);
-    let guard = report.lock()?;
-    say(&format!("process {} has the lock for {LEASE:?}, and works too long", process::id()));
-    let mut rivals = support::Workers::start(redis.url(), &["rival"], &[])?;
-    while guard.is_valid() {
-        sleep(guard.remaining());
+    let mut holder = support::Workers::start(redis.url(), &["holder"], &[])?;
+    let pid = holder.lines.next().ok_or("the holder did not get the lock")??;
+    say(&format!("holder {pid} has the lock, its lease of {LEASE:?} is renewed, and it prepares a payment"));
+    signal("-STOP", &pid)?;
+    say("the holder is stopped, as by a long pause of its machine: nobody renews");
+
+    let mut rival = support::Workers::start(redis.url(), &["rival"], &[])?;
+    say(&rival.lines.next().ok_or("the rival did not get the lock")??);
+    signal("-CONT", &pid)?;
+    say("the holder goes on, and does not know yet:");
+    for line in &mut holder.lines {
+        say(&format!("  {}", line?));
     }
-    say("is_valid() turned false: nothing was sent, the clock says so");
-
-    let taken = rivals.lines.next().ok_or("the rival did not get the lock")??;
-    say(&taken);
-
-    match report.lock() {
-        Err(error) if error.is_lost() => say(&format!("lock() again:   {error}")),
-        other => return Err(format!("a lost lock was entered again: {other:?}").into()),
-    }
-    match guard.unlock() {
-        Err(error) if error.is_lost() => say(&format!("guard.unlock(): {error}")),
-        other => return Err(format!("a lost lock was released: {other:?}").into()),
-    }
-
-    let holder = report.holder()?.ok_or("the rival's lock is gone")?;
-    say(&format!("none of that touched the rival's lock: it is held by {holder}"));
-    rivals.finish()?;
-    println!("\nAsk is_valid() before the point of no return, and choose a lease longer than the work.");
+    holder.finish()?;
+    let owner = locks.holder("payment")?.ok_or("the rival's lock is gone")?;
+    say(&format!("none of that touched the rival's lock: {owner}"));
+    rival.finish()?;
+    println!("\n`ensure` before the point of no return; without it, the card would have been charged twice.");
     Ok(())
 }
 
-/// Waits for the lock, and keeps it until its standard input is closed.
+fn holder(locks: &LockManager) -> Result<(), Box<dyn Error>> {
+    let guard = locks.lock("payment")?;
+    let watch = guard.watch();
+    println!("{}", process::id());
+    // Here the work would be. It is interrupted by a pause that it cannot notice.
+    let cause = watch.wait_lost(Duration::from_secs(30)).ok_or("nothing happened")?;
+    println!("is_valid() is {}: {cause}", guard.is_valid());
+    println!("ensure(100ms):  {}", charge_card(&guard).err().ok_or("charged without the lock")?);
+    println!("lock() again:   {}", locks.lock("payment").err().ok_or("a lost lock was entered again")?);
+    println!("guard.unlock(): {}", guard.unlock().err().ok_or("a lost lock was released")?);
+    Ok(())
+}
+
+fn charge_card(guard: &LockGuard) -> Result<(), relatch::Error> {
+    guard.ensure(Duration::from_millis(100))
+}
+
+/// Waits for the lock, charges the card, and keeps the lock until its standard input is closed.
 fn rival(locks: &LockManager) -> Result<(), Box<dyn Error>> {
-    let guard = locks.get("report").wait(Duration::from_secs(10)).lock()?;
-    println!("process {} has it now: {}", process::id(), guard.owner());
+    let guard = locks.get("payment").wait(Duration::from_secs(10)).lock()?;
+    charge_card(&guard)?;
+    println!("rival {} has the lock now, and charges the card: {}", process::id(), guard.owner());
     io::stdin().read_line(&mut String::new())?;
     guard.unlock()?;
     Ok(())
+}
+
+fn signal(signal: &str, pid: &str) -> Result<(), Box<dyn Error>> {
+    if Command::new("kill").args([signal, pid]).status()?.success() {
+        Ok(())
+    } else {
+        Err("kill failed".into())
+    }
 }

@@ -105,7 +105,7 @@ impl Claimant<'_> {
                     if let Trouble::Refused(refusal) = &trouble {
                         self.refusal = Some(refusal.clone());
                     }
-                    debug!("taking lock {:?}: {trouble:?}, trying again", self.bid.claim.key.name());
+                    debug!(target: "relatch::acquire", "taking lock {:?}: {trouble:?}, trying again", self.bid.claim.key.name());
                     // The first failure may be a connection that had gone stale: the next one is not.
                     let at_once = self.troubles == 1 || self.bid.has_open_answer();
                     if !at_once && !self.pause(in_trouble.pause(), None) {
@@ -150,7 +150,7 @@ impl Claimant<'_> {
         let reclaimed = matches!(removed, Ok(Compared::Done));
         if reclaimed {
             self.keeper.counters().reclaimed.add(1);
-            info!("lock {:?} was taken over from {holder}, a process that is gone", key.name());
+            info!(target: "relatch::acquire", "lock {:?} was taken over from {holder}, a process that is gone", key.name());
         }
         reclaimed
     }

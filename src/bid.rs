@@ -122,7 +122,7 @@ impl<'a> Bid<'a> {
         }
         // The answer took as long as the lease: that is no lock. Whatever comes of the removal, it runs before
         // anything sent later on this connection, and the token is done with.
-        warn!("the answer for lock {:?} came after its lease: not taken", self.claim.key.name());
+        warn!(target: "relatch::acquire", "the answer for lock {:?} came after its lease: not taken", self.claim.key.name());
         let removal = connection.remove(self.claim.key.in_redis(), &self.token, deadline);
         self.start_over();
         removal?;

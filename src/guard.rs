@@ -5,7 +5,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
 
-use log::{debug, warn};
+use log::debug;
 
 use crate::clock::Moment;
 use crate::error::Error;
@@ -184,11 +184,8 @@ impl Drop for LockGuard {
             return;
         }
         if let Err(error) = self.leave_() {
-            match error {
-                Error::Lost { .. } => warn!("{error}"),
-                // Logged where it happened.
-                _ => debug!("dropping the guard of lock {:?}: {error}", self.key()),
-            }
+            // A loss, or a release without an answer, is logged louder where it is found out.
+            debug!(target: "relatch::release", "dropping the guard of lock {:?}: {error}", self.key());
         }
     }
 }

@@ -85,7 +85,7 @@ impl Keeper {
     pub(crate) fn owe(&self, leftover: Leftover) {
         let owed = self.rouse(|work| work.leases.owe(leftover, Moment::now()));
         if let Err(error) = owed {
-            warn!("a key is left to its lease: {error}");
+            warn!(target: "relatch::release", "a key is left to its lease: {error}");
         }
     }
 
@@ -149,7 +149,7 @@ impl Keeper {
             && thread.thread().id() != thread::current().id()
             && thread.join().is_err()
         {
-            warn!("the keeper had panicked");
+            warn!(target: "relatch::keeper", "the keeper had panicked");
         }
         if let Some(teller) = &self.desk.teller {
             teller.stop(self.desk.response_timeout);
@@ -172,7 +172,7 @@ impl Desk {
                 if let Err(trouble) = self.push(&mut wire, holds) {
                     let count = holds.len();
                     self.counters.renewal_errors.add(u64::try_from(count).unwrap_or(0));
-                    warn!("{count} leases were not renewed, trying again while they last: {trouble:?}");
+                    warn!(target: "relatch::keeper", "{count} leases were not renewed, trying again while they last: {trouble:?}");
                 }
             }
             for leftover in due.remove {
@@ -260,7 +260,7 @@ impl Desk {
                 self.work.lock().leases.settled(leftover);
             }
             Err(trouble) => {
-                debug!("a late release of {key:?}: {trouble:?}, trying again while its lease lasts");
+                debug!(target: "relatch::release", "a late release of {key:?}: {trouble:?}, trying again while its lease lasts");
             }
         }
     }
@@ -289,7 +289,7 @@ impl Desk {
             return;
         };
         self.counters.lost.add(1);
-        warn!("lock {:?} was lost: {cause}", hold.key().name());
+        warn!(target: "relatch::lost", "lock {:?} was lost: {cause}", hold.key().name());
         if let Some(teller) = &self.teller {
             teller.tell(hold, cause);
         }

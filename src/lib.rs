@@ -5,12 +5,12 @@
 //!
 //! # What is not promised
 //!
-//! - A lease is a promise by Redis, not by the network. The lock lasts for the [lease](Lock::lease), 30 seconds unless
-//!   set; work that takes longer loses it. A process that was paused may wake up past the end of its lease:
-//!   ask [`LockGuard::is_valid`] before the point of no return.
+//! - A lease is a promise by Redis, not by the network. The lease is pushed out [while the lock is held](Lock::renew), but a
+//!   process that was paused, or cut off from Redis, for longer than that has lost the lock, and others may have it: use
+//!   [`LockGuard::ensure`] before the point of no return, and let the resource itself refuse latecomers where it matters.
 //! - Redis can forget: a failover to a replica that had not caught up, an eviction policy other than `noeviction`, a
-//!   flush, a restart without persistence, a step of the server's clock. The release finds out, and says
-//!   [`Error::Lost`].
+//!   flush, a restart without persistence, a step of the server's clock. The next renewal finds out, a third of a lease
+//!   later at most, and the hold is [lost](Error::Lost).
 //! - One server: this is not Redlock.
 //! - Resolving a host name is up to the system, and may block for longer than a timeout says. So may a server that sends
 //!   an answer one byte at a time: a timeout counts from the last byte.
@@ -42,20 +42,25 @@
 //! ```
 //!
 //! Where a closure does not fit, keep a guard. Dropping it releases the lock; [`LockGuard::unlock`] does the same and tells
-//! what came of it.
+//! what came of it. Before what cannot be undone, make sure that enough of the lease is left for it.
 //!
 //! ```no_run
+//! # fn prepare() {}
 //! # fn charge_card() {}
+//! # use std::time::Duration;
 //! # fn main() -> Result<(), relatch::Error> {
 //! # let locks = relatch::LockManager::connect("redis://127.0.0.1/")?;
 //! let guard = locks.lock("orders:42")?;
-//! if guard.is_valid() {
-//!     charge_card();
-//! }
+//! prepare();
+//! guard.ensure(Duration::from_secs(5))?; // `Err(Lost)` if somebody else may have the lock
+//! charge_card();
 //! guard.unlock()?;
 //! # Ok(())
 //! # }
 //! ```
+//!
+//! Ask what is held, by whom, and how it goes: [`LockManager::holder`], [`LockManager::held`], [`LockManager::stats`]; and be
+//! told of losses: [`LockGuard::watch`], [`Builder::on_lost`].
 //!
 //! # Errors
 //!
@@ -63,13 +68,24 @@
 //!
 //! # About threads
 //!
-//! A hold belongs to its thread, and so do its guards. One thread is started per manager, `relatch-pool-0`, which
-//! looks after idle connections. After a `fork`, the child holds nothing, and its operations say [`Error::Forked`].
+//! A hold belongs to its thread, and so do its guards. A thread that ends without giving a lock back leaves it to its lease,
+//! which is not renewed any more. After a `fork`, the child holds nothing, and its operations say [`Error::Forked`].
 //!
-//! # Log levels
+//! Threads of the crate's own, per manager, none before it is needed: `relatch-pool-0` looks after idle connections,
+//! `relatch-keeper` renews leases and finishes late releases (from the first hold that is renewed on), `relatch-on-lost` calls
+//! back (from the first loss on). The last two are joined when the last handle goes, guards included.
 //!
-//! Through the [`log`] crate: `warn` for what somebody should look into (a lock that was lost, a release without an
-//! answer, a forced unlock), `debug` for each failed attempt. No password, and no whole command, is ever logged.
+//! # Log targets and levels
+//!
+//! Through the [`log`](https://docs.rs/log) crate. No password, and no whole command, is ever logged.
+//!
+//! | target | `error` | `warn` | `info` | `debug` |
+//! |---|---|---|---|---|
+//! | `relatch::acquire` | | an answer that came after the lease | a lock taken over from a dead process | each failed attempt |
+//! | `relatch::keeper` | | leases that could not be renewed, at each try | | |
+//! | `relatch::lost` | a callback that panics or does not return | each hold that was lost | | |
+//! | `relatch::release` | | a release without an answer | | each failed attempt |
+//! | `relatch::force_unlock` | | whose lock was deleted | | |
 
 // The modules in reading order, which is the order of the layers: each uses only those below it.
 mod installed;

@@ -30,7 +30,7 @@ pub(crate) fn release(store: &Store, hold: &Hold, was_valid: bool, limit: Durati
             Ok(Compared::NotOurs) => return Err(hold.lose(LostCause::Taken)),
             Err(trouble) => trouble,
         };
-        debug!("releasing lock {:?}: {trouble:?}", hold.key().name());
+        debug!(target: "relatch::release", "releasing lock {:?}: {trouble:?}", hold.key().name());
         let at_once = !maybe_done && matches!(trouble, Trouble::Unanswered { .. });
         maybe_done |= matches!(trouble, Trouble::Unanswered { .. });
         let pause = if at_once { Duration::ZERO } else { backoff.pause() };
@@ -58,6 +58,6 @@ fn unconfirmed(hold: &Hold, was_valid: bool, trouble: Trouble) -> Error {
     }
     let at_most = hold.gone_in(Moment::now());
     let name = hold.key().name();
-    warn!("the release of lock {name:?} is not confirmed, its key may stand for up to {at_most:.1?}");
+    warn!(target: "relatch::release", "the release of lock {name:?} is not confirmed, its key may stand for up to {at_most:.1?}");
     Error::Unconfirmed { key: name.to_string(), at_most, source: trouble.into_cause() }
 }

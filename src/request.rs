@@ -55,7 +55,7 @@ impl Request<'_> {
             Ok(value) => value,
             Err(error) => {
                 if let Err(also) = guard.unlock() {
-                    debug!("after the error of a closure under lock {:?}: {also}", self.name);
+                    debug!(target: "relatch::release", "after the error of a closure under lock {:?}: {also}", self.name);
                 }
                 return Err(error);
             }

@@ -161,7 +161,7 @@ impl Session {
         if let Err(error) = self.keeper.enter(&hold) {
             // It would not be renewed: better not to have it.
             if let Err(also) = self.end(&hold) {
-                debug!("{also}");
+                debug!(target: "relatch::release", "{also}");
             }
             return Err(error);
         }
@@ -277,7 +277,7 @@ impl Session {
         let deadline = self.one_answer(Moment::now());
         let deleted = self.ask("force-unlocking", &key, deadline, question)?;
         if let Some(holder) = &deleted {
-            warn!("lock {name:?} was force-unlocked, it was held by {holder}");
+            warn!(target: "relatch::force_unlock", "lock {name:?} was force-unlocked, it was held by {holder}");
         }
         Ok(deleted)
     }

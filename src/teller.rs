@@ -80,7 +80,7 @@ impl Teller {
             for lost in losses {
                 let key = lost.key.clone();
                 if panic::catch_unwind(AssertUnwindSafe(|| on_lost(&lost))).is_err() {
-                    error!("the on_lost callback panicked, called for lock {key:?}");
+                    error!(target: "relatch::lost", "the on_lost callback panicked, called for lock {key:?}");
                 }
             }
         });
@@ -88,7 +88,9 @@ impl Teller {
             Ok(thread) => {
                 *post = Post { sender: Some(sender), done: Some(done), thread: Some(thread), stopped: false };
             }
-            Err(error) => error!("on_lost cannot be called, no thread can be started: {error}"),
+            Err(error) => {
+                error!(target: "relatch::lost", "on_lost cannot be called, no thread can be started: {error}");
+            }
         }
     }
 
@@ -108,7 +110,7 @@ impl Teller {
         if done.recv_timeout(limit) == Err(mpsc::RecvTimeoutError::Disconnected) {
             let _ = thread.join();
         } else {
-            error!("the on_lost callback does not return, its thread is left behind");
+            error!(target: "relatch::lost", "the on_lost callback does not return, its thread is left behind");
         }
     }
 }

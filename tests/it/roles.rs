@@ -3,7 +3,14 @@
 //! A role reads its arguments with [`role::arg`], hears its parent with [`role::hear`] and answers with
 //! [`role::tell`]; it ends by returning.
 
-use crate::support::role;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::process;
+use std::time::{Duration, Instant};
+
+use relatch::{Error, LockGuard, LockManager, Unlocked};
+use rustix::process::{WaitOptions, wait};
+
+use crate::support::{eventually, role, within};
 
 /// Runs the role named `name`, on the main test thread of a child process.
 pub(crate) fn run_role(name: &str) {
@@ -11,6 +18,8 @@ pub(crate) fn run_role(name: &str) {
         "echo" => echo(),
         "count" => crate::exclusion::count_as_told(),
         "install" => crate::face::install_as_told(),
+        "worker" => worker(),
+        "forker" => forker(),
         other => panic!("no role is called {other:?}; add it to tests/it/roles.rs"),
     }
 }
@@ -21,4 +30,114 @@ fn echo() {
     while let Some(line) = role::hear() {
         role::tell(&format!("{greeting}: {line}"));
     }
+}
+
+/// Takes the lock `a` and does with it what it is told, one word a line.
+fn worker() {
+    let lease = Duration::from_millis(role::arg("lease").parse().expect("a number"));
+    let builder = LockManager::builder(&role::arg("url")).lease(lease);
+    let locks = builder.reclaim_dead(role::arg("reclaim") == "yes").build().expect("connects");
+    let mut held = None;
+    role::tell("ready");
+    while let Some(line) = role::hear() {
+        let guard: Option<&LockGuard> = held.as_ref();
+        let told = match (line.as_str(), guard) {
+            ("lock", _) => held.insert(locks.lock("a").expect("locks")).token().to_owned(),
+            ("again", _) => format!("{:?}", locks.lock("a").map(drop)),
+            ("valid", Some(guard)) => guard.is_valid().to_string(),
+            ("remaining", Some(guard)) => guard.remaining().as_millis().to_string(),
+            ("watch", Some(guard)) => watch(guard, lease).to_string(),
+            ("unlock", _) => format!("{:?}", held.take().expect("held").unlock()),
+            ("exit", _) => process::exit(7),
+            (other, _) => panic!("not understood: {other}"),
+        };
+        role::tell(&told);
+    }
+}
+
+/// Looks at the guard without a pause, until it is not valid or a lease has passed between two looks: what it says then.
+fn watch(guard: &LockGuard, lease: Duration) -> bool {
+    role::tell("watching");
+    let mut before = Instant::now();
+    loop {
+        let now = Instant::now();
+        let valid = guard.is_valid();
+        if !valid || now - before > lease {
+            return valid;
+        }
+        before = now;
+    }
+}
+
+/// Forks, with the lock `a` held twice or not; the C library's `sync` does it (see `support/fork.c`).
+fn forker() {
+    let locks = LockManager::connect(&role::arg("url")).expect("connects");
+    let own_url = role::arg("own-url");
+    let hold = || (locks.lock("a").expect("locks"), locks.lock("a").expect("locks again"));
+    let guards = (role::arg("holding") == "yes").then(hold);
+    if let Some((guard, _)) = &guards {
+        guard.extend(Duration::from_secs(20)).expect("extends"); // The keeper has its connection.
+    }
+    drop(locks.lock("warm-up").expect("locks"));
+    role::tell("forking");
+    role::hear();
+    let parent = process::id();
+    rustix::fs::sync();
+    if process::id() != parent {
+        let forked = catch_unwind(AssertUnwindSafe(|| forked(locks, guards, &own_url)));
+        process::exit(i32::from(forked.is_err()));
+    }
+    let (_, status) = wait(WaitOptions::empty()).expect("waits").expect("there is a child");
+    role::tell(&format!("the copy: {:?}", status.exit_status()));
+    role::hear();
+    if let Some((outer, inner)) = guards {
+        assert!(outer.is_valid() && inner.is_valid());
+        assert_eq!(locks.held().len(), 1);
+        outer.extend(Duration::from_millis(300)).expect("extends");
+        eventually(Duration::from_secs(5), "it is renewed", || locks.stats().renewed >= 4);
+        assert!(outer.is_valid());
+        assert_eq!(outer.unlock().expect("unlocks"), Unlocked::StillHeld { depth: 1 });
+        assert_eq!(inner.unlock().expect("unlocks"), Unlocked::Released);
+    }
+    assert_eq!(locks.lock("a").expect("locks").unlock().expect("unlocks"), Unlocked::Released);
+    role::tell("fine");
+}
+
+/// What the copy of a process finds, with the parent's manager and guards and with a manager of its own.
+fn forked(locks: LockManager, guards: Option<(LockGuard, LockGuard)>, own_url: &str) {
+    let second = Duration::from_secs(1);
+    let is_forked = |error: Option<Error>| {
+        let copied = matches!(&error, Some(Error::Forked { child, .. }) if *child == process::id());
+        assert!(copied, "{error:?}");
+    };
+    let busy = guards.is_some();
+    if let Some((outer, inner)) = &guards {
+        assert!(!outer.is_valid() && !inner.is_valid() && !outer.watch().is_valid());
+        is_forked(outer.verify().err());
+        is_forked(outer.ensure(second).err());
+        is_forked(inner.extend(second).err());
+    }
+    for key in ["a", "b"] {
+        is_forked(locks.lock(key).err());
+        is_forked(locks.try_lock(key).err());
+        is_forked(locks.try_lock_for(key, second).err());
+        is_forked(locks.with_lock(key, || unreachable!("not held")).err());
+        is_forked(locks.holder(key).err());
+        is_forked(locks.force_unlock(key).err());
+    }
+    assert!(locks.held().is_empty());
+    within(second, "giving back what is the parent's", || {
+        if let Some((outer, inner)) = guards {
+            is_forked(outer.unlock().err());
+            drop(inner);
+        }
+        drop(locks);
+    });
+    let own = LockManager::connect(own_url).expect("connects");
+    assert_eq!(own.try_lock("a").expect("asks").is_none(), busy, "the parent's");
+    let guard = own.lock("b").expect("locks");
+    assert!(guard.is_valid() && own.held().len() == 1);
+    guard.extend(Duration::from_secs(9)).expect("there is a keeper");
+    assert_eq!(guard.unlock().expect("unlocks"), Unlocked::Released);
+    within(second, "the end of its own manager", || drop(own));
 }

@@ -31,10 +31,18 @@ pub(crate) struct Child {
 impl Child {
     /// Starts a process in `role`, where `role::arg(name)` returns what `args` says.
     pub(crate) fn spawn(role: &str, args: &[(&str, &str)]) -> Self {
+        // `env` alone runs what follows, in its own place.
+        Self::spawn_under(&["env"], role, args)
+    }
+
+    /// The same, run by another program: `launcher` is what stands in front of the command.
+    pub(crate) fn spawn_under(launcher: &[&str], role: &str, args: &[(&str, &str)]) -> Self {
         let entry = concat!(module_path!(), "::child_entry");
         let (_crate, entry) = entry.split_once("::").expect("a path with a crate");
         let binary = std::env::current_exe().expect("the path of this binary");
-        let mut process = Command::new(binary)
+        let mut process = Command::new(launcher[0])
+            .args(&launcher[1..])
+            .arg(binary)
             .args([entry, "--exact", "--nocapture", "--test-threads=1"])
             .env(ROLE, role)
             .envs(args.iter().map(|(name, value)| (variable(name), value)))
@@ -61,6 +69,13 @@ impl Child {
         if let Err(error) = writeln!(stdin, "{line}") {
             panic!("cannot say {line:?}: {error}; {}", self.printed());
         }
+    }
+
+    /// Gives it a line and returns the next that it tells.
+    #[track_caller]
+    pub(crate) fn ask(&mut self, line: &str) -> String {
+        self.say(line);
+        self.expect_line("", Duration::from_secs(20))
     }
 
     /// Waits for a line of [`role::tell`] that begins with `prefix`, skipping others, and returns it whole; panics with

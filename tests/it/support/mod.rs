@@ -3,6 +3,7 @@
 //! - [`Server`]: a `redis-server` that belongs to one test, and can be stopped, killed and started again.
 //! - [`Proxy`] and [`Fault`]: a TCP proxy that understands RESP well enough to lose exactly the reply it is told to.
 //! - [`Child`] and [`role`]: the test binary run again as another process.
+//! - [`compile_shim`]: what such a process can be made to believe.
 //! - [`eventually`] and [`within`]: the two ways of waiting; no test sleeps.
 
 #![allow(dead_code, reason = "a toolbox: which tools are in use changes with the tests")]
@@ -22,10 +23,12 @@ mod link;
 mod proxy;
 mod resp;
 mod server;
+mod shim;
 
 pub(crate) use self::child::{Child, role};
 pub(crate) use self::proxy::{Fault, Proxy};
 pub(crate) use self::server::Server;
+pub(crate) use self::shim::compile_shim;
 
 /// How often [`eventually`] looks again.
 const POLL: Duration = Duration::from_millis(2);

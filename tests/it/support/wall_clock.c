@@ -1,5 +1,5 @@
-/* A wall clock that a test can set: preloaded into a process, it adds what a file says, in seconds, to the time of
- * day. The monotonic clocks are left alone. */
+/* Clocks that a test can set: preloaded into a process, it adds what a file says, in seconds, to the time of day,
+ * and what another file says to the time since boot. The clock that stops during suspend is left alone. */
 
 #define _GNU_SOURCE
 #include <fcntl.h>
@@ -9,9 +9,9 @@
 #include <time.h>
 #include <unistd.h>
 
-static time_t offset(void) {
+static time_t offset(const char *name) {
     char text[32] = {0};
-    const char *path = getenv("WALL_CLOCK_OFFSET");
+    const char *path = getenv(name);
     int file = path ? open(path, O_RDONLY | O_CLOEXEC) : -1;
     if (file < 0) {
         return 0;
@@ -24,7 +24,10 @@ static time_t offset(void) {
 int clock_gettime(clockid_t clock, struct timespec *now) {
     int result = (int)syscall(SYS_clock_gettime, clock, now);
     if (result == 0 && (clock == CLOCK_REALTIME || clock == CLOCK_REALTIME_COARSE)) {
-        now->tv_sec += offset();
+        now->tv_sec += offset("WALL_CLOCK_OFFSET");
+    }
+    if (result == 0 && clock == CLOCK_BOOTTIME) {
+        now->tv_sec += offset("BOOT_CLOCK_OFFSET");
     }
     return result;
 }
