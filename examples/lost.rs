@@ -11,7 +11,6 @@ use relatch::{LockGuard, LockManager};
 
 mod support;
 
-/// Short, so that the story is: it is renewed as long as the process runs.
 const LEASE: Duration = Duration::from_millis(500);
 
 fn main() -> Result<(), Box<dyn Error>> {

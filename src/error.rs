@@ -132,10 +132,10 @@ pub enum Error {
 
     /// The process was forked since the manager was made.
     ///
-    /// A child holds nothing and must not touch its parent's connections: it makes a manager of its own.
-    #[error(
-        "this manager belongs to process {parent}, and this is process {child}: make a new one after fork"
-    )]
+    /// A child holds nothing and must not touch its parent's connections. Nor is it safe for it to make a manager of
+    /// its own, once its parent had one: threads that the copy does not have left their marks in it. Fork before the
+    /// first manager is made, or `exec` after the fork.
+    #[error("this manager is of process {parent}, and this is its child {child}: fork before one is made")]
     #[non_exhaustive]
     Forked {
         /// The process that made the manager.

@@ -102,7 +102,7 @@ impl LockGuard {
     /// How long the hold may still be trusted: zero once it is lost. Nothing is sent.
     #[must_use]
     pub fn remaining(&self) -> Duration {
-        self.hold().remaining(Moment::now())
+        if self.is_valid() { self.hold().remaining(Moment::now()) } else { Duration::ZERO }
     }
 
     /// Returns only if the hold can be trusted for at least `span` from now on: the line before the point of no return.

@@ -158,6 +158,11 @@ impl Hold {
         if stopped { None } else { self.renewal.every(self.lease()) }
     }
 
+    /// The thread has ended, and there is nothing left to trust: nobody will ever ask for it again.
+    pub(crate) fn is_forsaken(&self, now: Moment) -> bool {
+        self.abandoned.load(Ordering::Relaxed) && !self.is_valid(now)
+    }
+
     /// The thread has ended: nobody will give the lock back, so it is not renewed any more.
     pub(crate) fn abandon(&self) {
         self.abandoned.store(true, Ordering::Relaxed);
@@ -169,10 +174,11 @@ impl Hold {
         self.lives_until(lease.valid_until(now));
     }
 
-    /// A command that pushes the lease out is about to be sent, and will not be waited for past `until`: the key
-    /// may stand for as long as it says.
-    pub(crate) fn renewing(&self, lease: Lease, until: Moment) {
+    /// A command that sets the lease is about to be sent, and will not be waited for past `until`: the key may stand for
+    /// as long as it says, and for no longer. (A shorter lease than before counts from here, answered or not.)
+    pub(crate) fn renewing(&self, lease: Lease, now: Moment, until: Moment) {
         self.gone_by.fetch_max(lease.gone_by(until).as_nanos(), Ordering::AcqRel);
+        self.lives_until(lease.valid_until(now));
     }
 
     /// Redis pushed the lease out, by a command that was sent at `sent`. Counts from there, and only for a hold
@@ -189,9 +195,9 @@ impl Hold {
         Ok(())
     }
 
-    /// Redis says that the key lives for no longer than this.
-    pub(crate) fn lives_until(&self, limit: Moment) {
-        self.valid_until.fetch_min(limit.as_nanos(), Ordering::AcqRel);
+    /// The key lives for no longer than this: true where that is news.
+    pub(crate) fn lives_until(&self, limit: Moment) -> bool {
+        self.valid_until.fetch_min(limit.as_nanos(), Ordering::AcqRel) > limit.as_nanos()
     }
 
     /// Writes down that the hold was lost, and how; the first end stays.

@@ -24,6 +24,9 @@ use crate::teller::Teller;
 /// How many leases are pushed out in one round trip: what is answered late holds up no more than these.
 const BATCH: usize = 1000;
 
+/// With less than this left, one try gets all of it.
+const LAST_TRY: Duration = Duration::from_millis(20);
+
 /// The keeper, as the session sees it.
 #[derive(Debug)]
 pub(crate) struct Keeper {
@@ -104,6 +107,12 @@ impl Keeper {
         Ok(answered.recv_timeout(limit).unwrap_or_else(|_| Err(silence())))
     }
 
+    /// A hold has less time than was thought: looks after it sooner.
+    pub(crate) fn hasten(&self, hold: &Hold) -> Result<(), Error> {
+        let told = self.desk.teller.is_some();
+        self.rouse(|work| work.leases.hasten(hold, told, Moment::now()))
+    }
+
     /// Hands word of a loss on, that was found out by somebody else.
     pub(crate) fn lost(&self, hold: &Hold) {
         self.desk.tell(hold);
@@ -115,7 +124,7 @@ impl Keeper {
 
     /// Everything that is held.
     pub(crate) fn holds(&self) -> Vec<Arc<Hold>> {
-        self.desk.work.lock().leases.holds().cloned().collect()
+        self.desk.work.lock().leases.holds(Moment::now()).cloned().collect()
     }
 
     /// Notes something to do, and wakes the thread, or starts it, if that is due before it would wake up.
@@ -212,11 +221,10 @@ impl Desk {
 
     /// Pushes leases out in one round trip. An error says what happened to the first that got no proper answer.
     fn push<'a>(&'a self, wire: &mut Option<Connection<'a>>, holds: &[Arc<Hold>]) -> Result<(), Trouble> {
-        // No call may keep the keeper past the end of a hold: whoever holds it has to be told in time.
-        let deadline = Moment::now().after(self.response_timeout).min(self.work.lock().leases.first_end());
+        let deadline = self.deadline();
         let leases: Vec<Lease> = holds.iter().map(|hold| hold.lease()).collect();
         for (hold, lease) in holds.iter().zip(&leases) {
-            hold.renewing(*lease, deadline);
+            hold.renewing(*lease, Moment::now(), deadline);
         }
         let extensions: Vec<_> =
             holds.iter().zip(&leases).map(|(hold, lease)| extension(hold, *lease)).collect();
@@ -252,7 +260,7 @@ impl Desk {
 
     /// Deletes what an unanswered release may have left.
     fn clean_up<'a>(&'a self, wire: &mut Option<Connection<'a>>, leftover: &Leftover) {
-        let deadline = Moment::now().after(self.response_timeout).min(self.work.lock().leases.first_end());
+        let deadline = self.deadline();
         let (key, token) = (&leftover.redis_key, &leftover.token);
         match self.over_wire(wire, deadline, |connection| connection.remove(key, token, deadline)) {
             Ok(_) => {
@@ -263,6 +271,15 @@ impl Desk {
                 debug!(target: "relatch::release", "a late release of {key:?}: {trouble:?}, trying again while its lease lasts");
             }
         }
+    }
+
+    /// Until when to wait for an answer: for four fifths of what is left of the hold that ends first, so that there is
+    /// time for another try, and never past its end, where whoever holds it has to be told.
+    fn deadline(&self) -> Moment {
+        let now = Moment::now();
+        let left = self.work.lock().leases.first_end().since(now);
+        let share = if left > LAST_TRY { left / 5 * 4 } else { left };
+        now.after(self.response_timeout.min(share))
     }
 
     /// Uses the keeper's own connection, opening it where need be; one that failed is not used again.

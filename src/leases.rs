@@ -67,6 +67,10 @@ impl Due {
 impl Leases {
     /// Enters a hold; `told` says whether somebody wants to know of its loss. Returns when it is due.
     pub(crate) fn enter(&mut self, hold: Arc<Hold>, told: bool, now: Moment) -> Moment {
+        if self.by_number.len() == self.by_number.capacity() {
+            // Before it grows: what threads have left behind that ended with a guard forgotten.
+            self.by_number.retain(|_, entry| !entry.hold.is_forsaken(now));
+        }
         let due = first_due(&hold, told, now);
         self.by_number.insert(hold.number(), Entry { hold, due, retry: FIRST_RETRY });
         due
@@ -150,6 +154,20 @@ impl Leases {
         }
     }
 
+    /// A hold has less time than was thought. Returns when it is due.
+    pub(crate) fn hasten(&mut self, hold: &Hold, told: bool, now: Moment) -> Moment {
+        let Some(entry) = self.by_number.get_mut(&hold.number()) else {
+            return Moment::NEVER;
+        };
+        let sooner = match hold.renews_every(now) {
+            Some(every) => now.after(every.min(hold.remaining(now) / 3)),
+            None if told => hold.valid_until(),
+            None => Moment::NEVER,
+        };
+        entry.due = entry.due.min(sooner);
+        entry.due
+    }
+
     /// A hold was lost, and that is known: there is nothing to do for it any more.
     pub(crate) fn lost(&mut self, hold: &Hold) {
         if let Some(entry) = self.by_number.get_mut(&hold.number()) {
@@ -162,9 +180,9 @@ impl Leases {
         self.owed.retain(|owed| owed.leftover.token != leftover.token);
     }
 
-    /// Every hold there is.
-    pub(crate) fn holds(&self) -> impl Iterator<Item = &Arc<Hold>> {
-        self.by_number.values().map(|entry| &entry.hold)
+    /// Every hold that somebody may still ask for.
+    pub(crate) fn holds(&self, now: Moment) -> impl Iterator<Item = &Arc<Hold>> {
+        self.by_number.values().map(|entry| &entry.hold).filter(move |hold| !hold.is_forsaken(now))
     }
 }
 
@@ -227,7 +245,7 @@ mod tests {
         }
         assert_eq!(tries, [after(100), after(120), after(160), after(240)]);
         assert_eq!(leases.next(), Moment::NEVER, "told once");
-        assert_eq!(leases.holds().count(), 1, "its guards are still there");
+        assert_eq!(leases.holds(hold.valid_until()).count(), 1, "its guards are still there");
     }
 
     #[test]
@@ -250,6 +268,18 @@ mod tests {
         assert_eq!(leases.enter(Arc::clone(&left), true, START), left.valid_until());
         assert!(leases.take_due(after(290)).is_empty());
         assert_eq!(leases.take_due(after(296)).over.len(), 1);
+        assert_eq!((leases.holds(after(200)).count(), leases.holds(after(296)).count()), (1, 0));
+    }
+
+    #[test]
+    fn what_dead_threads_leave_behind_does_not_pile_up() {
+        let mut leases = Leases::default();
+        for n in 0..1000 {
+            let left = Arc::new(sample("a", Duration::from_millis(300), after(n * 1000)));
+            left.abandon();
+            leases.enter(left, false, after(n * 1000));
+        }
+        assert!(leases.by_number.len() < 10, "{}", leases.by_number.len());
     }
 
     #[test]

@@ -109,7 +109,7 @@ impl Lock {
     /// - [`Error::Unavailable`], [`Error::Refused`]: Redis could not be asked, or said no.
     /// - [`Error::NotALock`]: the Redis key holds something else, or never expires.
     /// - [`Error::WouldDeadlock`]: this thread has it already, through another manager.
-    /// - [`Error::InvalidKey`], [`Error::InvalidOption`], [`Error::DepthOverflow`], [`Error::Forked`].
+    /// - [`Error::InvalidKey`], [`Error::InvalidOption`], [`Error::DepthOverflow`], [`Error::Forked`], [`Error::NoThread`].
     pub fn lock(&self) -> Result<LockGuard, Error> {
         self.request().lock()
     }

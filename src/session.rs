@@ -12,7 +12,7 @@ use log::{debug, warn};
 use crate::acquire::{NOT_A_STRING, Outcome, Patience, acquire, not_a_lock};
 use crate::bid::Claimed;
 use crate::clock::Moment;
-use crate::error::Error;
+use crate::error::{Error, LostCause};
 use crate::hold::Hold;
 use crate::holder::Holder;
 use crate::holds::{self, Held, Left};
@@ -129,7 +129,10 @@ impl Session {
         let is_mine = |holder: &Holder| holds::is_mine(holder.raw(), pid);
         let turn = match self.queue.join(key.name(), in_line_until, is_mine) {
             Ok(turn) => turn,
-            Err(NoTurn::Busy(holder)) => return Ok(busy(holder)),
+            Err(NoTurn::Busy(holder)) => {
+                self.counters.waited.add(u64::from(!patience.once));
+                return Ok(busy(holder));
+            }
             Err(NoTurn::Mine) => return Err(Error::WouldDeadlock { key: name.to_owned() }),
         };
         if turn.waited() {
@@ -223,17 +226,20 @@ impl Session {
         hold.close();
         self.counters.time_held.add(now.since(hold.taken()));
         let released = release(&self.store, hold, was_valid, self.settings.response_timeout);
-        match &released {
-            Err(Error::Lost { .. }) => self.keeper.lost(hold),
-            Err(Error::Unconfirmed { .. }) => {
+        let maybe_there = match &released {
+            Ok(()) | Err(Error::Unconfirmed { .. }) => {
                 hold.release();
-                self.keeper.owe(Leftover {
-                    redis_key: hold.key().in_redis().to_owned(),
-                    token: hold.token().to_owned(),
-                    gone_by: hold.gone_by(),
-                });
+                released.is_err()
             }
-            _ => hold.release(),
+            Err(error) => {
+                self.keeper.lost(hold);
+                // A renewal without an answer may have pushed out what nobody believes in any more.
+                matches!(error, Error::Lost { cause: LostCause::Expired, .. }) && hold.gone_by() > now
+            }
+        };
+        if maybe_there {
+            let (redis_key, token) = (hold.key().in_redis().to_owned(), hold.token().to_owned());
+            self.keeper.owe(Leftover { redis_key, token, gone_by: hold.gone_by() });
         }
         released
     }

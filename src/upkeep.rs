@@ -36,6 +36,7 @@ impl Session {
         check_lease("extend", lease, self.settings().max_lease)?;
         self.trust(hold)?;
         hold.set_lease(Lease::new(lease), Moment::now());
+        self.keeper().hasten(hold)?;
         self.push(hold)
     }
 
@@ -55,9 +56,11 @@ impl Session {
         let question = |connection: &mut Connection<'_>, deadline| connection.look(key.in_redis(), deadline);
         let cause = match self.ask("verifying", key, self.one_answer(now), question)? {
             Seen::Somebody(holder) if holder.raw() == hold.token() => {
-                if let Some(left) = holder.time_left() {
-                    // Less than we thought, where the server's clock has stepped.
-                    hold.lives_until(Moment::now().after(left));
+                // Less than we thought, where the server's clock has stepped. Counted as a lease that was sent for when the
+                // question was: Redis answered it later.
+                let left = holder.time_left().map(|left| Lease::new(left).valid_until(now));
+                if left.is_some_and(|until| hold.lives_until(until)) {
+                    self.keeper().hasten(hold)?;
                 }
                 return hold.check(Moment::now());
             }

@@ -42,6 +42,10 @@ impl LockWatch {
     /// lease runs out, or as soon as a renewal finds that the key is gone.
     #[must_use = "`None` means that it was not lost"]
     pub fn wait_lost(&self, limit: Duration) -> Option<LostCause> {
-        self.hold.wait_lost(Moment::now().after(limit))
+        let now = Moment::now();
+        if process::id(now) != self.born {
+            return None; // A forked child's copy: nobody would ever wake it up.
+        }
+        self.hold.wait_lost(now.after(limit))
     }
 }

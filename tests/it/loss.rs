@@ -1,1 +1,280 @@
+//! Holds that are lost: how soon that is known, by whom, and what can be asked meanwhile.
 
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use parking_lot::Mutex;
+use relatch::{Error, LockGuard, LockManager, LockWatch, LostCause, Unlocked};
+
+use crate::network::{ANSWER, LATE, LONG, Rig, SOON, returns_by, time};
+use crate::renewal::{renewals, rig, throughout};
+use crate::support::{Server, eventually, unique_key, within};
+
+/// The time from one renewal to the next, in the rigs here.
+pub(crate) const PERIOD: Duration = Duration::from_millis(100);
+
+pub(crate) const MINUTE: Duration = Duration::from_secs(60);
+
+pub(crate) fn assert_lost<T: std::fmt::Debug>(result: &Result<T, Error>, wanted: LostCause) {
+    assert!(
+        matches!(result, Err(Error::Lost { cause, .. }) if *cause == wanted),
+        "{result:?}, not {wanted:?}"
+    );
+}
+
+type Injure = fn(&Server, &str);
+
+/// What can happen to a key, and how that is called.
+pub(crate) const INJURIES: [(&str, Injure, LostCause); 6] = [
+    ("deleted", |server, key| server.query(&["DEL", key]), LostCause::Deleted),
+    ("flushed", |server, _| server.query(&["FLUSHALL"]), LostCause::Deleted),
+    ("replaced", |server, key| server.query(&["SET", key, "other", "PX", "60000"]), LostCause::Taken),
+    (
+        "a list",
+        |server, key| {
+            server.query::<()>(&["DEL", key]);
+            server.query::<()>(&["RPUSH", key, "other"]);
+        },
+        LostCause::Taken,
+    ),
+    // What a step of the server's clock does.
+    ("cut short", |server, key| server.query(&["PEXPIRE", key, "1"]), LostCause::Deleted),
+    ("evicted", evict, LostCause::Deleted),
+];
+
+fn evict(server: &Server, key: &str) {
+    server.query::<()>(&["CONFIG", "SET", "maxmemory-policy", "allkeys-random"]);
+    server.query::<()>(&["CONFIG", "SET", "maxmemory", "1"]);
+    eventually(LONG, "the key is evicted", || !server.exists(key));
+    server.query::<()>(&["CONFIG", "SET", "maxmemory", "0"]);
+}
+
+#[test]
+fn row_06_a_key_that_is_gone_is_a_lost_lock_within_a_period() {
+    let rig = rig();
+    for (what, injure, cause) in INJURIES {
+        returns_by(PERIOD, what, || {
+            let name = unique_key("a");
+            let key = format!("lock:{name}");
+            let guard = rig.locks.lock(&name).expect("locks");
+            eventually(LONG, "it is renewed", || renewals(&rig.locks, &name) >= 1);
+            injure(&rig.server, &key);
+            let (took, ()) = time(|| eventually(LONG, "it is lost", || !guard.is_valid()));
+            assert_eq!(rig.locks.held()[0].lost, Some(cause), "{what}");
+            assert_eq!(guard.remaining(), Duration::ZERO);
+            let kind = || rig.server.query::<String>(&["TYPE", &key]);
+            eventually(LONG, "the injury is done", || cause == LostCause::Taken || kind() == "none");
+            let (stands, left) = (kind(), rig.server.pttl(&key));
+            throughout(3 * PERIOD, || {
+                assert_eq!(kind(), stands, "{what}: made again, or gone");
+                assert!(rig.server.pttl(&key) <= left, "{what}: pushed out");
+            });
+            assert_lost(&guard.unlock(), cause);
+            assert_eq!(kind(), stands, "{what}: after the unlock");
+            if stands == "string" {
+                assert_eq!(rig.stands(&name).as_deref(), Some("other"));
+            }
+            took
+        });
+    }
+}
+
+#[test]
+fn row_16_everybody_learns_that_redis_was_restarted() {
+    let rig = rig();
+    let other = LockManager::connect(&rig.server.url()).expect("connects");
+    let keys = [(); 4].map(|()| unique_key("a"));
+    let (locks, other) = (&rig.locks, &other);
+    thread::scope(|scope| {
+        let holders = keys.each_ref().map(|key| {
+            scope.spawn(move || {
+                let guard = locks.lock(key).expect("locks");
+                let cause = guard.watch().wait_lost(LONG);
+                assert!(!guard.is_valid());
+                (cause, guard.unlock())
+            })
+        });
+        eventually(LONG, "all are held", || locks.held().len() == keys.len());
+        let waiters = keys.each_ref().map(|key| {
+            [locks, other].map(|from| {
+                scope.spawn(move || match from.lock(key) {
+                    Ok(guard) => drop(guard),
+                    Err(error) => assert!(error.is_unavailable(), "{error:?}"),
+                })
+            })
+        });
+        eventually(LONG, "the others wait", || other.stats().waited == keys.len() as u64);
+        rig.server.restart();
+        within(10 * SOON, "everybody comes back", || {
+            for holder in holders {
+                let (cause, unlocked) = holder.join().expect("no panic");
+                let cause = cause.expect("lost");
+                assert_lost(&unlocked, cause);
+            }
+            waiters.into_iter().flatten().for_each(|it| it.join().expect("no panic"));
+        });
+    });
+    assert_eq!(locks.stats().lost, keys.len() as u64);
+    assert!(locks.held().is_empty() && other.held().is_empty());
+    for key in &keys {
+        rig.assert_works(key);
+        let guard = other.lock(key).expect("locks");
+        assert!(guard.verify().is_ok());
+    }
+}
+
+#[test]
+fn on_lost_is_told_of_each_loss_once() {
+    let told = Arc::new(Mutex::new(HashMap::<String, Vec<LostCause>>::new()));
+    let teller = Arc::clone(&told);
+    let rig = Rig::with(|builder| {
+        let builder = builder.lease(6 * PERIOD).renew_every(PERIOD);
+        builder.on_lost(move |lost| teller.lock().entry(lost.key.clone()).or_default().push(lost.cause))
+    });
+    let Rig { locks, server, proxy: _proxy } = rig;
+    let take = |key: &str, renew| locks.get(key).renew(renew).lock().expect("locks");
+    let delete = |key: &str| server.query::<()>(&["DEL", &format!("lock:{key}")]);
+    for renew in [true, false] {
+        let name = |what| format!("{what}, {renew}");
+        let guard = take(&name("unlock"), renew);
+        delete(&name("unlock"));
+        assert_lost(&guard.unlock(), LostCause::Deleted);
+        let guard = take(&name("verify"), renew);
+        delete(&name("verify"));
+        assert_lost(&guard.verify(), LostCause::Deleted);
+        assert_lost(&guard.ensure(PERIOD), LostCause::Deleted);
+        eventually(LONG, "the callback runs", || told.lock().contains_key(&name("verify")));
+        drop(guard);
+        let guard = take(&name("extend"), renew);
+        delete(&name("extend"));
+        assert_lost(&guard.extend(MINUTE), LostCause::Deleted);
+        drop(guard);
+        let guard = take(&name("kept"), renew);
+        assert_eq!(guard.unlock().expect("unlocks"), Unlocked::Released);
+        let guard = take(&name("by itself"), renew);
+        delete(&name("by itself"));
+        eventually(LONG, "the callback runs", || told.lock().contains_key(&name("by itself")));
+        throughout(2 * PERIOD, || assert!(!guard.is_valid()));
+        drop(guard);
+    }
+    assert_eq!(locks.stats().lost, 8);
+    drop(locks); // Has told by now.
+    let told = told.lock();
+    assert_eq!(told.len(), 8, "{told:?}");
+    for (key, causes) in &*told {
+        let cause = if key == "by itself, false" { LostCause::Expired } else { LostCause::Deleted };
+        assert_eq!(causes, &[cause], "{key}");
+    }
+}
+
+#[test]
+fn a_callback_that_is_slow_or_panics_costs_no_other_hold() {
+    let slow = Duration::from_secs(2);
+    let called = Arc::new(Mutex::new(Vec::new()));
+    let calls = Arc::clone(&called);
+    let rig = Rig::with(|builder| {
+        builder.lease(6 * PERIOD).renew_every(PERIOD).on_lost(move |lost| {
+            calls.lock().push(lost.key.clone());
+            assert!(lost.key != "panics", "on purpose");
+            throughout(slow, || {});
+        })
+    });
+    let kept = rig.locks.lock("kept").expect("locks");
+    for key in ["panics", "slow", "queued"] {
+        let guard = rig.locks.lock(key).expect("locks");
+        rig.server.query::<()>(&["DEL", &format!("lock:{key}")]);
+        assert_lost(&guard.unlock(), LostCause::Deleted);
+    }
+    eventually(LONG, "the callbacks run", || called.lock().len() == 2);
+    let before = renewals(&rig.locks, "kept");
+    eventually(LONG, "it is renewed", || renewals(&rig.locks, "kept") >= before + 8);
+    assert!(kept.is_valid());
+    assert_eq!(called.lock()[..], ["panics", "slow"], "one after the other");
+    assert_eq!(kept.unlock().expect("unlocks"), Unlocked::Released);
+    within(ANSWER + 4 * LATE, "dropping the manager", || drop(rig.locks));
+}
+
+#[test]
+fn a_watch_tells_other_threads() {
+    fn for_all_threads<T: Send + Sync + Clone + 'static>(_: &T) {}
+    let rig = rig();
+    let watched = |act: &dyn Fn(LockGuard)| {
+        let key = unique_key("a");
+        let guard = rig.locks.lock(&key).expect("locks");
+        let watch = guard.watch();
+        for_all_threads(&watch);
+        assert_eq!(watch.key(), key);
+        let (took, early) = time(|| watch.clone().wait_lost(PERIOD));
+        assert_eq!(early, None);
+        assert!(took >= PERIOD && watch.is_valid(), "{took:?}");
+        let wait = |watch: LockWatch| move || (watch.wait_lost(LONG), Instant::now());
+        let helpers = [(); 2].map(|()| thread::spawn(wait(watch.clone())));
+        act(guard);
+        let acted = Instant::now();
+        let ends = helpers.map(|it| it.join().expect("no panic"));
+        assert!(!watch.is_valid());
+        assert_eq!(ends[0].0, ends[1].0);
+        assert_eq!(watch.wait_lost(LONG), ends[0].0, "at once, from now on");
+        (ends[0].0, ends[0].1.max(ends[1].1).saturating_duration_since(acted))
+    };
+    returns_by(Duration::ZERO, "hearing of the release", || {
+        let (lost, took) = watched(&|guard| drop(guard));
+        assert_eq!(lost, None);
+        took
+    });
+    returns_by(PERIOD, "hearing of the loss", || {
+        let (lost, took) = watched(&|guard| {
+            rig.server.query::<()>(&["SET", &format!("lock:{}", guard.key()), "other", "PX", "60000"]);
+            std::mem::forget(guard); // Nobody but the keeper looks.
+        });
+        assert_eq!(lost, Some(LostCause::Taken));
+        took
+    });
+}
+
+/// Where the process that counts its threads finds the server; without it, it is no child.
+const URL: &str = "RELATCH_TEST_THREADS_URL";
+
+#[test]
+#[cfg(target_os = "linux")]
+fn the_keeper_is_one_thread_and_only_where_it_is_needed() {
+    let Ok(url) = std::env::var(URL) else {
+        let server = Server::start();
+        let mut again = std::process::Command::new(std::env::current_exe().expect("the path of this binary"));
+        again.args(["loss::the_keeper_is_one_thread_and_only_where_it_is_needed", "--exact"]);
+        let output = again.env(URL, server.url()).output().expect("this binary can be started");
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stdout));
+        assert!(server.calls("set") > 2, "it ran");
+        return;
+    };
+    let locks = LockManager::connect(&url).expect("connects");
+    assert_eq!(keepers(), 0);
+    drop(locks.get("a").renew(false).lock().expect("locks"));
+    let unrenewed = locks.get("b").renew(false).lock().expect("locks");
+    assert_eq!(keepers(), 0);
+    let guards = ["c", "d", "e"].map(|key| locks.lock(key).expect("locks"));
+    assert_eq!(keepers(), 1);
+    drop(guards);
+    drop(locks.clone());
+    assert_eq!(keepers(), 1);
+    drop(locks);
+    assert_eq!(keepers(), 1, "a guard is a handle");
+    drop(unrenewed);
+    eventually(SOON, "the thread is gone", || keepers() == 0);
+    let locks = LockManager::connect(&url).expect("connects");
+    let guard = locks.get("a").renew(false).lock().expect("locks");
+    guard.extend(MINUTE).expect("the keeper is started for it");
+    assert_eq!(keepers(), 1);
+    drop((locks, guard));
+    eventually(SOON, "the thread is gone", || keepers() == 0);
+}
+
+/// How many threads of this process are keepers; a name is cut off at 15 bytes.
+#[cfg(target_os = "linux")]
+fn keepers() -> usize {
+    let tasks = std::fs::read_dir("/proc/self/task").expect("Linux");
+    let names = tasks.filter_map(|task| std::fs::read_to_string(task.ok()?.path().join("comm")).ok());
+    names.filter(|name| "relatch-keeper".starts_with(name.trim_end())).count()
+}

@@ -57,7 +57,7 @@ fn row_07_a_renewal_counts_from_its_send() {
     let guard = rig.locks.lock("a").expect("locks");
     eventually(LONG, "it is renewed", || renewals(&rig.locks, "a") == 1);
     let remaining = guard.remaining();
-    assert!(remaining <= trusted(LEASE) - LEASE / 2, "{remaining:?}: as if counted from the answer");
+    assert!(remaining + LEASE / 2 <= trusted(LEASE), "{remaining:?}: as if counted from the answer");
     assert!(guard.is_valid(), "it counts for what is left");
     assert_eq!(guard.watch().wait_lost(LONG), Some(LostCause::Expired));
     assert_eq!(renewals(&rig.locks, "a"), 1);
@@ -88,6 +88,7 @@ fn told_after_end(cut: impl FnOnce(&Rig), restore: impl FnOnce(&Rig)) -> Duratio
     let (at, cause) = told.lock().expect("just looked");
     assert!(rig.proxy.commands(&renewal) >= 2, "tried again");
     assert_eq!((cause, renewals(&rig.locks, "a")), (LostCause::Expired, 0));
+    eventually(LONG, "the key expires", || rig.stands("a").is_none()); // Until then Redis is the judge.
     assert!(matches!(guard.unlock(), Err(Error::Lost { cause: LostCause::Expired, .. })));
     assert!(at >= end, "told before its end");
     at - end
@@ -160,7 +161,7 @@ fn row_10_renewals_stop_when_max_hold_has_passed() {
     eventually(LONG, "max_hold passes", || start.elapsed() >= limit + lease / 4);
     let sent = rig.proxy.commands(&renewal);
     assert!((2..=12).contains(&sent), "{sent} renewals");
-    assert_eq!(guard.watch().wait_lost(LONG), Some(LostCause::Expired));
+    assert_eq!(guard.watch().wait_lost(3 * SOON), Some(LostCause::Expired));
     let took = start.elapsed();
     assert!(took >= limit && took <= limit + lease + SOON / 2, "{took:?}");
     eventually(lease, "the lease runs out in Redis", || rig.stands("a").is_none());
@@ -218,13 +219,12 @@ fn row_18_a_hold_survives_a_renewal_that_fails() {
 }
 
 #[test]
-#[ignore = "bug: the keeper spends all that is left of a lease on one answer, and has no time for another try"]
 fn row_18_one_lost_answer_costs_no_hold_whose_lease_is_shorter_than_the_response_timeout() {
     let rig = Rig::with(|builder| builder.lease(LEASE).renew_every(PERIOD).response_timeout(2 * LEASE));
     rig.proxy.on(&renewals_of(&rig.server, "a"), Fault::SwallowCommand);
     let guard = rig.locks.lock("a").expect("locks");
     eventually(LONG, "it is renewed or lost", || renewals(&rig.locks, "a") >= 1 || !guard.is_valid());
-    assert_eq!(guard.unlock().expect("unlocks"), Unlocked::Released);
+    assert!(guard.is_valid(), "lost with {} tries", rig.proxy.commands(&renewals_of(&rig.server, "a")));
 }
 
 #[test]
@@ -266,6 +266,27 @@ fn row_32_nothing_is_renewed_after_its_release() {
         assert_eq!(server.get(&format!("lock:{key}")), None, "{key}");
     }
     assert!(locks.held().is_empty());
+}
+
+#[test]
+fn row_32_what_is_said_of_a_renewal_after_its_release_means_nothing() {
+    for late in [Fault::DelayReply(LEASE / 2), Fault::DelayCommand(LEASE / 2)] {
+        let rig = Rig::with(|builder| builder.lease(10 * LEASE).renew_every(PERIOD).response_timeout(SOON));
+        rig.proxy.on(&renewals_of(&rig.server, "a"), late);
+        // The release: executed at once, but its answer comes after the renewal's.
+        rig.proxy.on("EVALSHA * 1 lock:a", Fault::DelayReply(LEASE));
+        let guard = rig.locks.lock("a").expect("locks");
+        eventually(LONG, "a renewal is under way", || rig.proxy.fired() == 1);
+        let watch = guard.watch();
+        assert_eq!(guard.unlock().expect("unlocks"), Unlocked::Released);
+        throughout(LEASE, || {
+            assert!(!watch.is_valid());
+            assert_eq!(watch.wait_lost(LONG), None, "it was given back");
+            assert_eq!(rig.stands("a"), None);
+        });
+        let stats = rig.locks.stats();
+        assert_eq!((stats.lost, stats.renewed), (0, 0));
+    }
 }
 
 #[test]

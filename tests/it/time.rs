@@ -2,7 +2,7 @@
 
 use std::fs;
 use std::io::{BufRead, BufReader, Read, Write};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::{self, ChildStdin, ChildStdout, Command, Stdio};
 use std::thread;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
@@ -10,7 +10,7 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use relatch::{LockGuard, LockManager};
 use tempfile::TempDir;
 
-use crate::support::{Fault, Proxy, Server, eventually, role, within};
+use crate::support::{Fault, Proxy, Server, compile_shim, eventually, role, within};
 
 /// Longer than anything here takes.
 const LONG: Duration = Duration::from_secs(20);
@@ -189,7 +189,7 @@ struct Child {
 impl Child {
     fn start(server: &Server) -> Child {
         let dir = TempDir::new().expect("a temporary directory");
-        let shim = compile_wall_clock(dir.path());
+        let shim = compile_shim("wall_clock", dir.path());
         let mut process = Command::new(std::env::current_exe().expect("the path of this binary"))
             .args(["time::wall_clock_child", "--exact", "--nocapture", "--test-threads=1"])
             .env("LD_PRELOAD", shim)
@@ -234,14 +234,6 @@ impl Drop for Child {
         let _ = self.process.kill();
         let _ = self.process.wait();
     }
-}
-
-fn compile_wall_clock(dir: &Path) -> PathBuf {
-    let shim = dir.join("wall_clock.so");
-    let source = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/it/support/wall_clock.c");
-    let compiled = Command::new("cc").args(["-shared", "-fPIC", "-o"]).arg(&shim).arg(source).status();
-    assert!(compiled.expect("a C compiler, called cc, is in PATH").success(), "{source} compiles");
-    shim
 }
 
 fn wall_clock() -> i64 {

@@ -1,0 +1,262 @@
+//! Processes and threads that are stopped, suspended, copied, killed, or gone without a word.
+
+use std::fs;
+use std::mem::forget;
+use std::panic::resume_unwind;
+use std::sync::mpsc;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use relatch::{LockGuard, LockManager, Unlocked};
+use tempfile::TempDir;
+
+use crate::support::{Child, Proxy, Server, compile_shim, eventually, within};
+
+/// Longer than anything here takes.
+const LONG: Duration = Duration::from_secs(20);
+
+/// What the machine may add to a deadline.
+const SLACK: Duration = Duration::from_millis(500);
+
+/// A lease that a test can wait for.
+const LEASE: Duration = Duration::from_millis(600);
+
+struct Rig {
+    locks: LockManager,
+    proxy: Proxy,
+    server: Server,
+}
+
+impl Rig {
+    fn start() -> Rig {
+        let server = Server::start();
+        let proxy = Proxy::start(server.port());
+        let locks = LockManager::builder(&proxy.url()).lease(LEASE).wait(LONG / 4).build().expect("connects");
+        drop(locks.lock("warm-up").expect("locks")); // Redis learns the script.
+        Rig { locks, proxy, server }
+    }
+
+    /// Another process's manager, as far as the locks can tell.
+    fn others(&self) -> LockManager {
+        locks(&self.server)
+    }
+}
+
+fn locks(server: &Server) -> LockManager {
+    LockManager::builder(&server.url()).wait(LONG / 4).build().expect("connects")
+}
+
+/// A process that takes the lock `a` when it is told.
+fn worker(launcher: &[&str], url: &str, lease: Duration) -> Child {
+    let lease = lease.as_millis().to_string();
+    let child = Child::spawn_under(launcher, "worker", &[("url", url), ("lease", &lease), ("reclaim", "no")]);
+    child.expect_line("ready", LONG);
+    child
+}
+
+#[test]
+fn row_01_a_process_that_was_stopped_past_its_lease_knows_at_its_first_look() {
+    let server = Server::start();
+    let proxy = Proxy::start(server.port());
+    let mut child = worker(&["env"], &proxy.url(), LEASE);
+    let token = child.ask("lock");
+    eventually(LONG, "it is renewed", || proxy.commands("EVALSHA") >= 3);
+    assert_eq!(child.ask("valid"), "true");
+    child.say("watch");
+    child.expect_line("watching", LONG);
+    child.stop();
+    assert_eq!(server.get("lock:a"), Some(token));
+    let guard = within(LEASE + SLACK, "the lease", || locks(&server).lock("a")).expect("locks");
+
+    proxy.black_hole(true); // Whatever the answer needs is not to be had from Redis.
+    child.cont();
+    assert_eq!(child.expect_line("", LONG), "false");
+    assert_eq!(child.ask("valid"), "false");
+    assert!(child.ask("again").contains("Lost"));
+    proxy.black_hole(false);
+    let unlocked = child.ask("unlock");
+    assert!(unlocked.contains("Lost"), "{unlocked}");
+    assert_eq!(server.get("lock:a").as_deref(), Some(guard.token()), "the other's key is untouched");
+    assert_eq!(guard.unlock().expect("unlocks"), Unlocked::Released);
+}
+
+#[test]
+fn row_02_a_machine_that_slept_past_the_lease_knows_at_the_first_look() {
+    let server = Server::start();
+    let dir = TempDir::new().expect("a temporary directory");
+    let shim = compile_shim("wall_clock", dir.path());
+    let (new, offset) = (dir.path().join("new"), dir.path().join("offset"));
+    let sleep = |seconds: &str| {
+        fs::write(&new, seconds).expect("a file can be written");
+        fs::rename(&new, &offset).expect("a file can be renamed");
+    };
+    let preload = format!("LD_PRELOAD={}", shim.display());
+    let clock = format!("BOOT_CLOCK_OFFSET={}", offset.display());
+    let mut child = worker(&["env", &preload, &clock], &server.url(), LONG);
+    child.ask("lock");
+    assert_eq!(child.ask("valid"), "true");
+
+    sleep("5");
+    let remaining: u128 = child.ask("remaining").parse().expect("a number");
+    assert!((9_000..15_000).contains(&remaining), "{remaining} ms of 20 s, after a sleep of 5 s");
+    assert_eq!(child.ask("valid"), "true");
+
+    sleep("20");
+    // Redis, on a machine that stayed awake, has given the lock to somebody else.
+    server.query::<()>(&["SET", "lock:a", "somebody", "PX", "60000"]);
+    assert_eq!(child.ask("valid"), "false");
+    assert_eq!(child.ask("remaining"), "0");
+    let again = child.ask("again");
+    assert!(again.contains("Lost"), "{again}");
+    let unlocked = child.ask("unlock");
+    assert!(unlocked.contains("Lost"), "{unlocked}");
+    assert_eq!(server.get("lock:a").as_deref(), Some("somebody"));
+}
+
+#[test]
+fn row_25_a_copy_of_a_process_that_holds_a_lock_holds_nothing() {
+    fork("yes");
+}
+
+#[test]
+fn row_25_a_copy_of_a_process_that_holds_nothing_has_no_manager() {
+    fork("no");
+}
+
+/// What the processes find is checked in the role; here, that the copy kept off the parent's connections.
+fn fork(holding: &str) {
+    let server = Server::start();
+    let proxy = Proxy::start(server.port());
+    let dir = TempDir::new().expect("a temporary directory");
+    let preload = format!("LD_PRELOAD={}", compile_shim("fork", dir.path()).display());
+    let url = proxy.url();
+    let args = [("url", &*url), ("holding", holding)];
+    let mut child = Child::spawn_under(&["env", &preload], "forker", &args);
+    child.expect_line("forking", LONG);
+    let token = server.get("lock:a");
+    assert_eq!(token.is_some(), holding == "yes");
+    let (sent, connections) = (proxy.log_in_full(), proxy.connections_accepted());
+    child.say("fork");
+    let ended = child.expect_line("the copy", LONG);
+    assert!(ended.contains("Some(0)"), "{ended}: {}", child.wait(LONG));
+    assert_eq!(proxy.log_in_full(), sent, "over the parent's connections");
+    assert_eq!(server.get("lock:a"), token);
+    child.say("go on");
+    child.expect_line("fine", LONG);
+    assert!(child.wait(LONG).success());
+    assert_eq!(proxy.connections_accepted(), connections, "the parent's connections stood");
+    assert!(!server.exists("lock:a") && !server.exists("lock:b"));
+}
+
+#[test]
+fn row_26_a_thread_that_ends_with_a_guard_forgotten_leaves_the_lock_to_its_lease() {
+    let rig = Rig::start();
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            forget(rig.locks.lock("a").expect("locks"));
+            eventually(LONG, "it is renewed", || rig.locks.stats().renewed >= 2);
+        });
+    });
+    let (sent, renewed) = (rig.proxy.log_in_full(), rig.locks.stats().renewed);
+    let left = Duration::from_millis(rig.server.pttl("lock:a").try_into().expect("it stands yet"));
+    let start = Instant::now();
+    let guard = rig.others().lock("a").expect("locks after the lease");
+    let took = start.elapsed();
+    assert!((left.saturating_sub(LEASE / 10)..left + SLACK).contains(&took), "{took:?} for {left:?}");
+    assert_eq!(rig.proxy.log_in_full(), sent, "neither renewed nor released");
+    assert_eq!(rig.locks.stats().renewed, renewed);
+    assert!(guard.is_valid());
+}
+
+#[test]
+fn row_26_the_next_thread_gets_its_turn_when_one_ends_with_a_guard_forgotten() {
+    let rig = Rig::start();
+    let (has, is_held) = mpsc::channel();
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            forget(rig.locks.lock("a").expect("locks"));
+            has.send(()).expect("awaited");
+            // The other stands in line by the time that this thread ends.
+            eventually(LONG, "it is renewed", || rig.locks.stats().renewed >= 2);
+        });
+        is_held.recv().expect("it is held");
+        let guard = within(LEASE * 3 + SLACK, "one lease more", || rig.locks.lock("a")).expect("locks");
+        assert!(guard.is_valid());
+        assert_eq!(rig.server.get("lock:a").as_deref(), Some(guard.token()));
+        eventually(LONG, "the new hold is renewed", || rig.locks.stats().renewed >= 4);
+        assert_eq!(guard.unlock().expect("unlocks"), Unlocked::Released);
+    });
+}
+
+#[test]
+fn row_26_a_guard_that_is_forgotten_is_renewed_until_max_hold() {
+    let (lease, limit) = (Duration::from_millis(300), Duration::from_millis(700));
+    let rig = Rig::start();
+    let lock = rig.locks.get("a").lease(lease).max_hold(limit);
+    let start = Instant::now();
+    let guard = lock.lock().expect("locks");
+    let watch = guard.watch();
+    forget(guard);
+    let _ = watch.wait_lost(LONG).expect("it is lost at last");
+    let took = start.elapsed();
+    assert!((limit..limit + lease + SLACK).contains(&took), "{took:?}");
+    assert!(rig.locks.stats().renewed >= 4, "{:?}", rig.locks.stats().renewed);
+    assert!(lock.lock().expect_err("a guard is alive").is_lost());
+    let other = || rig.others().lock("a").map(drop);
+    let taken = thread::scope(|scope| within(SLACK, "Redis has let go", || scope.spawn(other).join()));
+    taken.expect("no panic").expect("locks");
+}
+
+#[test]
+fn row_26_a_process_that_exits_leaves_its_lock_to_the_lease() {
+    let server = Server::start();
+    let mut child = worker(&["env"], &server.url(), LEASE);
+    let token = child.ask("lock");
+    eventually(LONG, "it is renewed", || server.calls("pexpire") >= 2);
+    child.say("exit");
+    assert_eq!(child.wait(SLACK).code(), Some(7));
+    assert_eq!(server.get("lock:a"), Some(token), "nobody has given it back");
+    drop(within(LEASE + SLACK, "the lease", || locks(&server).lock("a")).expect("locks"));
+}
+
+#[test]
+fn row_26_a_thread_that_panics_gives_its_lock_back() {
+    let rig = Rig::start();
+    let panicked = thread::scope(|scope| {
+        let held = || -> LockGuard {
+            let (_outer, _inner) = (rig.locks.lock("a").expect("locks"), rig.locks.lock("a").expect("again"));
+            assert!(rig.server.exists("lock:a"));
+            resume_unwind(Box::new("no message"))
+        };
+        scope.spawn(move || drop(held())).join()
+    });
+    assert!(panicked.is_err());
+    assert!(!rig.server.exists("lock:a"));
+    assert!(rig.locks.held().is_empty());
+    let sent = rig.proxy.log();
+    assert!(rig.others().try_lock("a").expect("asks").is_some());
+    assert_eq!(rig.proxy.log(), sent);
+}
+
+#[test]
+fn row_28_the_lock_of_a_process_that_was_killed_is_free_after_its_lease() {
+    let lease = Duration::from_secs(1);
+    let server = Server::start();
+    let ours = locks(&server);
+    let mut child = worker(&["env"], &server.url(), lease);
+    child.ask("lock");
+    eventually(LONG, "it is renewed", || server.calls("pexpire") >= 1);
+    thread::scope(|scope| {
+        let waiter = scope.spawn(|| ours.lock("a").map(|guard| (guard.is_valid(), Instant::now())));
+        eventually(LONG, "somebody waits", || ours.stats().waited == 1);
+        child.kill();
+        let start = Instant::now();
+        let left = Duration::from_millis(server.pttl("lock:a").try_into().expect("it stands yet"));
+        let (valid, taken) = waiter.join().expect("no panic").expect("locks");
+        let took = taken - start;
+        let early = Duration::from_millis(20);
+        assert!(valid);
+        assert!(left > lease / 4 && took + early >= left, "{took:?} for a lease with {left:?} left");
+        assert!(took <= lease + Duration::from_millis(100), "{took:?}");
+    });
+}

@@ -1,0 +1,203 @@
+//! What can be asked of a hold while it lasts, and of all holds together.
+
+use std::thread;
+use std::time::Duration;
+
+use relatch::{Error, LostCause};
+
+use crate::loss::{INJURIES, MINUTE, PERIOD, assert_lost};
+use crate::network::{LATE, LONG, Rig, SOON};
+use crate::renewal::{renewals, renewals_of, rig, throughout, trusted};
+use crate::support::{Fault, eventually, unique_key};
+
+#[test]
+fn ensure_sends_only_what_is_needed() {
+    let rig = rig();
+    for renew in [true, false] {
+        let key = unique_key("a");
+        let renewal = renewals_of(&rig.server, &key);
+        let lock = rig.locks.get(&key).lease(MINUTE).renew_every(MINUTE / 2).renew(renew);
+        let guard = lock.lock().expect("locks");
+        throughout(4 * PERIOD, || {});
+        let sent = rig.proxy.log().len();
+        guard.ensure(MINUTE / 2).expect("enough is left");
+        guard.ensure(Duration::ZERO).expect("enough is left");
+        let error = guard.ensure(trusted(MINUTE) + LATE).expect_err("never that much");
+        assert!(matches!(error, Error::InvalidOption { option: "ensure", .. }), "{error:?}");
+        assert_eq!(rig.proxy.log().len(), sent);
+        let span = trusted(MINUTE).saturating_sub(3 * PERIOD);
+        assert!(guard.remaining() < span);
+        guard.ensure(span).expect("renews");
+        assert!(guard.remaining() + PERIOD > span);
+        assert_eq!((rig.proxy.commands(&renewal), renewals(&rig.locks, &key)), (1, 1));
+        rig.proxy.on(&renewal, Fault::CutBeforeForward);
+        throughout(4 * PERIOD, || {});
+        let error = guard.ensure(span).expect_err("no answer");
+        assert!(matches!(error, Error::Unavailable { .. }) && guard.is_valid(), "{error:?}");
+        rig.server.query::<()>(&["SET", &format!("lock:{key}"), "other", "PX", "60000"]);
+        assert_lost(&guard.ensure(span), LostCause::Taken);
+        assert_lost(&guard.ensure(Duration::ZERO), LostCause::Taken);
+        assert_lost(&guard.unlock(), LostCause::Taken);
+        assert_eq!(rig.stands(&key).as_deref(), Some("other"));
+    }
+}
+
+#[test]
+fn extend_gives_another_lease() {
+    let rig = rig();
+    for renew in [true, false] {
+        let key = unique_key("a");
+        let pttl = || rig.server.pttl(&format!("lock:{key}"));
+        let guard = rig.locks.get(&key).renew(renew).lock().expect("locks");
+        guard.extend(MINUTE).expect("longer");
+        assert!(pttl() > 50_000 && guard.remaining() > 5 * MINUTE / 6);
+        throughout(3 * PERIOD, || assert!(guard.is_valid()));
+        assert!(pttl() > 50_000, "renewals keep to it");
+        guard.extend(MINUTE / 2).expect("shorter");
+        assert!(pttl() <= 30_000 && guard.remaining() <= trusted(MINUTE / 2));
+        throughout(3 * PERIOD, || assert!(pttl() <= 30_000, "pushed out too far"));
+        // Refused, whatever the renewals send meanwhile.
+        let before = rig.proxy.log_in_full().len();
+        for lease in [Duration::ZERO, Duration::from_micros(9_999), 1440 * MINUTE + LATE, Duration::MAX] {
+            let error = guard.extend(lease).expect_err("refused");
+            assert!(matches!(error, Error::InvalidOption { option: "extend", .. }), "{error:?}");
+        }
+        let sent = rig.proxy.log_in_full().split_off(before);
+        assert!(sent.iter().all(|words| words.last().is_some_and(|it| it == "30000")), "{sent:?}");
+        rig.server.query::<()>(&["DEL", &format!("lock:{key}")]);
+        assert_lost(&guard.extend(MINUTE), LostCause::Deleted);
+        rig.server.query::<()>(&["SET", &format!("lock:{key}"), "other", "PX", "5000"]);
+        assert_lost(&guard.extend(MINUTE), LostCause::Deleted);
+        assert_lost(&guard.verify(), LostCause::Deleted);
+        assert!(pttl() <= 5000 && rig.stands(&key).as_deref() == Some("other"));
+        drop(guard);
+        assert_eq!(rig.stands(&key).as_deref(), Some("other"));
+    }
+}
+
+/// A shorter lease that Redis knows of, but its answer is lost, behind the late answer to a renewal with the longer one.
+#[test]
+fn a_shorter_lease_is_believed_whatever_comes_late() {
+    let rig = Rig::with(|builder| builder.lease(MINUTE).renew_every(PERIOD).response_timeout(SOON));
+    let renewal = renewals_of(&rig.server, "a");
+    rig.proxy.on(&renewal, Fault::DelayReply(3 * PERIOD));
+    rig.proxy.on(&renewal, Fault::DropReply);
+    rig.proxy.always(&renewal, Fault::SwallowCommand);
+    let guard = rig.locks.lock("a").expect("locks");
+    eventually(LONG, "a renewal is under way", || rig.proxy.commands(&renewal) == 1);
+    guard.extend(6 * PERIOD).expect_err("no answer");
+    eventually(LONG, "the key expires", || rig.stands("a").is_none());
+    assert!(!guard.is_valid(), "another can have it, and {:?} are left", guard.remaining());
+}
+
+#[test]
+fn verify_asks_redis() {
+    for (what, injure, cause) in INJURIES {
+        let rig = rig();
+        let lock = rig.locks.get("a").lease(MINUTE).renew(false);
+        let guard = lock.lock().expect("locks");
+        guard.verify().expect("it stands");
+        assert!(guard.is_valid() && guard.remaining() > 5 * MINUTE / 6);
+        injure(&rig.server, "lock:a");
+        if what == "cut short" {
+            eventually(LONG, "it expires", || !rig.server.exists("lock:a"));
+        }
+        assert!(guard.is_valid(), "nobody has looked yet");
+        assert_lost(&guard.verify(), cause);
+        assert!(!guard.is_valid(), "{what}");
+        assert_eq!(rig.locks.held()[0].lost, Some(cause));
+        assert_lost(&guard.unlock(), cause);
+    }
+}
+
+#[test]
+fn verify_believes_redis_when_less_is_left() {
+    let rig = rig();
+    let guard = rig.locks.get("a").lease(MINUTE).renew(false).lock().expect("locks");
+    rig.server.query::<()>(&["PEXPIRE", "lock:a", "400"]);
+    guard.verify().expect("it stands");
+    assert!(guard.remaining() <= Duration::from_millis(400) && guard.is_valid());
+    assert_eq!(guard.watch().wait_lost(LONG), Some(LostCause::Expired));
+    assert_lost(&guard.verify(), LostCause::Expired);
+}
+
+#[test]
+fn verify_counts_what_is_left_from_its_send() {
+    let rig = Rig::with(|builder| builder.response_timeout(SOON));
+    let guard = rig.locks.get("a").renew(false).lock().expect("locks");
+    rig.server.query::<()>(&["PEXPIRE", "lock:a", "600"]);
+    rig.proxy.on("PTTL lock:a", Fault::DelayReply(4 * PERIOD));
+    guard.verify().expect("it stood");
+    assert!(guard.remaining() <= 2 * PERIOD, "{:?}", guard.remaining());
+}
+
+#[test]
+fn a_hold_that_verify_has_shortened_is_renewed_or_told_in_time() {
+    let rig = Rig::with(|builder| builder.lease(MINUTE));
+    let guard = rig.locks.lock("a").expect("locks");
+    rig.server.query::<()>(&["PEXPIRE", "lock:a", "600"]);
+    guard.verify().expect("it stands");
+    throughout(SOON, || assert!(guard.is_valid(), "there was time enough to renew it"));
+}
+
+#[test]
+fn held_lists_what_this_process_holds() {
+    let rig = rig();
+    assert!(rig.locks.held().is_empty());
+    let first = rig.locks.lock("first").expect("locks");
+    let second = rig.locks.get("second").renew(false).lock().expect("locks");
+    let again = rig.locks.lock("first").expect("locks");
+    eventually(LONG, "it is renewed", || renewals(&rig.locks, "first") >= 2);
+    let held = rig.locks.held();
+    assert_eq!(
+        held.iter().map(|it| (it.key.as_str(), it.depth)).collect::<Vec<_>>(),
+        [("first", 2), ("second", 1)]
+    );
+    assert!(held.iter().all(|it| it.owner == *first.owner() && it.lost.is_none()));
+    assert!(held[0].held_for >= 2 * PERIOD && held[0].held_for >= held[1].held_for);
+    assert!(held[0].valid_for > Duration::ZERO && held[0].valid_for <= trusted(6 * PERIOD));
+    assert_eq!(held[1].renewals, 0);
+    drop(second);
+    drop(first);
+    assert_eq!(rig.locks.held().iter().map(|it| it.depth).collect::<Vec<_>>(), [1]);
+    rig.server.query::<()>(&["DEL", "lock:first"]);
+    eventually(LONG, "it is lost", || rig.locks.held()[0].lost == Some(LostCause::Deleted));
+    assert_eq!(rig.locks.held()[0].valid_for, Duration::ZERO);
+    drop(again);
+    assert!(rig.locks.held().is_empty());
+}
+
+#[test]
+fn stats_count() {
+    let rig = rig();
+    let locks = &rig.locks;
+    let mut expected = locks.stats();
+    assert_eq!(
+        (expected.acquired, expected.time_waited.count(), expected.time_held.count()),
+        (1, 1, 1),
+        "warm-up"
+    );
+    let guard = locks.lock("a").expect("locks");
+    drop(locks.lock("a").expect("locks"));
+    thread::scope(|scope| {
+        let busy = scope.spawn(|| locks.try_lock("a").expect("answers").is_none());
+        assert!(busy.join().expect("no panic"));
+        let waiter = scope.spawn(|| locks.lock("a").expect("locks").unlock().expect("unlocks"));
+        eventually(LONG, "it is renewed", || locks.stats().renewed >= 2);
+        throughout(PERIOD, || assert!(!waiter.is_finished()));
+        drop(guard);
+        waiter.join().expect("no panic");
+    });
+    let guard = locks.lock("b").expect("locks");
+    rig.server.query::<()>(&["DEL", "lock:b"]);
+    eventually(LONG, "it is lost", || locks.stats().lost == 1);
+    drop(guard);
+    let stats = locks.stats();
+    (expected.acquired, expected.reentered, expected.waited, expected.timed_out) = (4, 1, 1, 1);
+    (expected.lost, expected.renewed) = (1, stats.renewed);
+    expected.time_waited = stats.time_waited.clone();
+    expected.time_held = stats.time_held.clone();
+    assert_eq!(stats, expected);
+    assert_eq!((stats.time_waited.count(), stats.time_held.count()), (4, 4));
+    assert!(stats.time_held.quantile(1.0) >= Some(2 * PERIOD));
+}
