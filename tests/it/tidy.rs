@@ -113,6 +113,25 @@ fn the_readme_is_short_and_its_links_lead_somewhere() {
 }
 
 #[test]
+fn the_tests_that_the_guarantees_name_exist() {
+    let tests: String = fs::read_dir(root().join("tests/it"))
+        .expect("a folder")
+        .map(|entry| entry.expect("an entry").path())
+        .filter(|path| path.is_file())
+        .map(|path| fs::read_to_string(path).expect("a text"))
+        .collect();
+    let guarantees = fs::read_to_string(root().join("docs/guarantees.md")).expect("a text");
+    let words = guarantees.split('`').skip(1).step_by(2);
+    let named: Vec<_> =
+        words.filter(|word| word.matches('_').count() > 3 || word.starts_with("row_")).collect();
+    assert!(named.len() > 40, "{named:?}");
+    for name in named.iter().filter(|name| **name != "row_NN_...") {
+        let start = format!("fn {}", name.trim_end_matches('*'));
+        assert!(tests.contains(&start), "no test is called {name}");
+    }
+}
+
+#[test]
 fn no_dependency_asks_for_a_newer_rust() {
     let output = Command::new(env!("CARGO"))
         .args(["metadata", "--format-version", "1", "--locked"])
