@@ -12,7 +12,6 @@ use crate::error::Error;
 use crate::hold::Since;
 use crate::holder::Holder;
 use crate::holds;
-use crate::keeper::Keeper;
 use crate::key::Key;
 use crate::machine;
 use crate::queue::Turn;
@@ -24,7 +23,6 @@ const SHORTEST_PAUSE: Duration = Duration::from_micros(200);
 /// How long to try, and how.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Patience {
-    pub(crate) started: Moment,
     /// The instant that no wait passes, in the line, for a connection, on the wire or asleep.
     pub(crate) deadline: Moment,
     /// One answer is enough: busy is busy.
@@ -45,21 +43,19 @@ pub(crate) enum Outcome {
 }
 
 /// Takes the lock for the thread that has the turn.
-pub(crate) fn acquire(
-    keeper: &Keeper,
-    claim: Claimed<'_>,
-    patience: &Patience,
-    turn: &Turn,
-) -> Result<Outcome, Error> {
+pub(crate) fn acquire(claim: Claimed<'_>, patience: &Patience, turn: &Turn) -> Result<Outcome, Error> {
     let bid = Bid::new(claim);
-    let claimant =
-        Claimant { keeper, bid, patience, turn, last_answer: patience.started, troubles: 0, refusal: None };
-    claimant.run()
+    let last_answer = Moment::now();
+    let mut claimant = Claimant { bid, patience, turn, last_answer, troubles: 0, refusal: None };
+    let outcome = claimant.run();
+    if !matches!(outcome, Ok(Outcome::Taken { .. })) {
+        claimant.bid.abandon();
+    }
+    outcome
 }
 
 /// One acquisition, over as many attempts as it takes.
 struct Claimant<'a> {
-    keeper: &'a Keeper,
     bid: Bid<'a>,
     patience: &'a Patience,
     turn: &'a Turn,
@@ -72,7 +68,7 @@ struct Claimant<'a> {
 }
 
 impl Claimant<'_> {
-    fn run(mut self) -> Result<Outcome, Error> {
+    fn run(&mut self) -> Result<Outcome, Error> {
         let mut while_busy = Backoff::for_busy();
         let mut in_trouble = Backoff::for_trouble();
         // Asked once only, it has to be learnt at once who has the lock, where that matters.
@@ -90,7 +86,7 @@ impl Claimant<'_> {
                         continue;
                     }
                     if !self.patience.once && !look && !self.turn.waited() {
-                        self.keeper.counters().waited.add(1);
+                        self.bid.claim.keeper.counters().waited.add(1);
                     }
                     if self.patience.once || !self.pause(while_busy.pause(), seen.as_ref()) {
                         return Ok(Outcome::Busy(seen));
@@ -149,7 +145,7 @@ impl Claimant<'_> {
         });
         let reclaimed = matches!(removed, Ok(Compared::Done));
         if reclaimed {
-            self.keeper.counters().reclaimed.add(1);
+            self.bid.claim.keeper.counters().reclaimed.add(1);
             info!(target: "relatch::acquire", "lock {:?} was taken over from {holder}, a process that is gone", key.name());
         }
         reclaimed
@@ -174,16 +170,14 @@ impl Claimant<'_> {
             || (self.patience.once && self.troubles > 1)
     }
 
-    fn give_up(self, trouble: Trouble) -> Error {
+    fn give_up(&mut self, trouble: Trouble) -> Error {
         let action = format!("taking lock {:?}", self.bid.claim.key.name());
         // A last attempt that was cut short by the deadline says less than the refusal before it.
         let cause = match trouble {
             Trouble::Refused(_) => trouble,
-            other => self.refusal.map_or(other, Trouble::Refused),
+            other => self.refusal.take().map_or(other, Trouble::Refused),
         };
-        let error = self.bid.claim.store.error(action, cause);
-        self.bid.abandon(self.keeper);
-        error
+        self.bid.claim.store.error(action, cause)
     }
 }
 

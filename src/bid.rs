@@ -30,6 +30,7 @@ const ASKED_TWICE: u32 = 2;
 /// What is to be taken, and for whom.
 #[derive(Clone, Copy)]
 pub(crate) struct Claimed<'a> {
+    pub(crate) keeper: &'a Keeper,
     pub(crate) store: &'a Store,
     pub(crate) key: &'a Key,
     pub(crate) owner: &'a Owner,
@@ -118,12 +119,16 @@ impl<'a> Bid<'a> {
         let now = Moment::now();
         if now < self.claim.lease.valid_until(since) {
             let token = mem::take(&mut self.token);
-            return Ok(Answer::Taken { token, since: Since { sent: since, answered: now } });
+            let stray = self.astray_since.is_some();
+            return Ok(Answer::Taken { token, since: Since { sent: since, answered: now, stray } });
         }
         // The answer took as long as the lease: that is no lock. Whatever comes of the removal, it runs before
         // anything sent later on this connection, and the token is done with.
         warn!(target: "relatch::acquire", "the answer for lock {:?} came after its lease: not taken", self.claim.key.name());
         let removal = connection.remove(self.claim.key.in_redis(), &self.token, deadline);
+        if removal.is_err() {
+            self.owe();
+        }
         self.start_over();
         removal?;
         Err(Trouble::Unanswered {
@@ -145,12 +150,14 @@ impl<'a> Bid<'a> {
                 } else {
                     // It may be this connection that is dead, not the server.
                     connection.abandon(self.claim.key.in_redis(), &self.token);
+                    self.owe();
                     self.start_over();
                 }
             }
-            Trouble::NotSent(_) => self.astray_since = self.astray_since.or(self.open_since.take()),
-            // Answered, and so is everything sent before it.
-            Trouble::Refused(_) => self.open_since = None,
+            // What was sent before on this connection may have been answered too, but late, and nobody has read that.
+            Trouble::NotSent(_) | Trouble::Refused(_) => {
+                self.astray_since = self.astray_since.or(self.open_since.take());
+            }
         }
     }
 
@@ -161,13 +168,20 @@ impl<'a> Bid<'a> {
     }
 
     /// Leaves nothing behind, without waiting for an answer: what is left to do is the keeper's.
-    pub(crate) fn abandon(mut self, keeper: &Keeper) {
-        let (key, lease) = (self.claim.key.in_redis(), self.claim.lease);
-        if let Some(connection) = self.connection.take() {
-            connection.abandon(key, &self.token);
-        } else if self.astray_since.is_some() {
-            let gone_by = lease.gone_by(Moment::now());
-            keeper.owe(Leftover { redis_key: key.to_owned(), token: self.token, gone_by });
+    pub(crate) fn abandon(mut self) {
+        let connection = self.connection.take();
+        if connection.is_some() || self.astray_since.is_some() {
+            self.owe();
         }
+        if let Some(connection) = connection {
+            connection.abandon(self.claim.key.in_redis(), &self.token);
+        }
+    }
+
+    /// Has the keeper delete what this token may have left, or may yet leave. The token is not used again.
+    fn owe(&self) {
+        let (redis_key, token) = (self.claim.key.in_redis().to_owned(), self.token.clone());
+        let gone_by = self.claim.lease.gone_by(Moment::now());
+        self.claim.keeper.owe(Leftover { redis_key, token, gone_by });
     }
 }

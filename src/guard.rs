@@ -135,14 +135,16 @@ impl LockGuard {
 
     /// Gives the hold another lease, from now on: this one is pushed out at once, and renewals keep to it.
     ///
-    /// Waits for the answer, at most for the response timeout. A shorter lease is believed from the call on, a longer one
-    /// when it was answered. Never re-creates a key.
+    /// Waits for the answer, at most for the response timeout. A longer lease is believed when it was answered, a shorter one
+    /// from the call on; in Redis, a lease is never cut short, so after a crash others may still wait for what was left of the
+    /// longer one. Never re-creates a key.
     ///
     /// # Errors
     ///
     /// - [`Error::InvalidOption`]: a lease as short, or as long, is not let through; nothing was sent.
     /// - [`Error::Lost`]: the hold can no longer be trusted, with the first cause.
-    /// - [`Error::Unavailable`], [`Error::Refused`]: it still can, for what is left of it. The next renewal tries again.
+    /// - [`Error::Unavailable`], [`Error::Refused`]: it still can, for what is left of it. The next renewal, if
+    ///   there is one, tries again.
     /// - [`Error::NoThread`], [`Error::Forked`].
     pub fn extend(&self, lease: Duration) -> Result<(), Error> {
         self.session.extend(self.held.hold(), lease)

@@ -18,6 +18,8 @@ use crate::owner::Owner;
 pub(crate) struct Since {
     pub(crate) sent: Moment,
     pub(crate) answered: Moment,
+    /// Another send of the same token may still be executed, even after the release.
+    pub(crate) stray: bool,
 }
 
 /// A hold, from the outermost lock to the outermost unlock.
@@ -34,7 +36,7 @@ pub(crate) struct Hold {
     key: Key,
     owner: Owner,
     token: String,
-    taken: Moment,
+    since: Since,
     renewal: Renewal,
     /// How many guards are alive. Written by the holding thread alone.
     depth: AtomicU32,
@@ -76,7 +78,7 @@ impl Hold {
             key,
             owner,
             token,
-            taken: since.answered,
+            since,
             renewal,
             depth: AtomicU32::new(1),
             lease: AtomicU64::new(lease.millis()),
@@ -108,7 +110,11 @@ impl Hold {
     }
 
     pub(crate) fn taken(&self) -> Moment {
-        self.taken
+        self.since.answered
+    }
+
+    pub(crate) fn since(&self) -> Since {
+        self.since
     }
 
     pub(crate) fn lease(&self) -> Lease {
@@ -154,7 +160,7 @@ impl Hold {
     /// How long to wait from one renewal to the next, where the hold is to be renewed at `now`.
     pub(crate) fn renews_every(&self, now: Moment) -> Option<Duration> {
         let stopped = self.abandoned.load(Ordering::Relaxed)
-            || self.renewal.max_hold.is_some_and(|limit| now.since(self.taken) >= limit);
+            || self.renewal.max_hold.is_some_and(|limit| now.since(self.since.answered) >= limit);
         if stopped { None } else { self.renewal.every(self.lease()) }
     }
 
@@ -197,7 +203,17 @@ impl Hold {
 
     /// The key lives for no longer than this: true where that is news.
     pub(crate) fn lives_until(&self, limit: Moment) -> bool {
-        self.valid_until.fetch_min(limit.as_nanos(), Ordering::AcqRel) > limit.as_nanos()
+        let news = self.valid_until.fetch_min(limit.as_nanos(), Ordering::AcqRel) > limit.as_nanos();
+        if news {
+            self.wake_watchers();
+        }
+        news
+    }
+
+    /// Whoever looked before is asleep once the lock was had, and hears the call.
+    fn wake_watchers(&self) {
+        drop(self.watched.lock());
+        self.ended.notify_all();
     }
 
     /// Writes down that the hold was lost, and how; the first end stays.
@@ -227,10 +243,14 @@ impl Hold {
     fn finish(&self, end: End) -> End {
         let end = *self.end.get_or_init(|| end);
         self.valid_until.store(0, Ordering::Release);
-        // Taken and given back: whoever looked before is asleep by now, and hears the call.
-        drop(self.watched.lock());
-        self.ended.notify_all();
+        self.wake_watchers();
         end
+    }
+
+    /// True once it was given back or lost, or has run out. (Not while its release is under way.)
+    pub(crate) fn is_over(&self, now: Moment) -> bool {
+        let valid_until = self.valid_until();
+        self.end.get().is_some() || (Moment::PAST < valid_until && valid_until <= now)
     }
 
     /// How the hold was lost, if that is known already.
@@ -260,7 +280,8 @@ impl Hold {
             }
             // While the release is under way, its end is what is waited for.
             let look_again = if valid_until == Moment::PAST { deadline } else { valid_until.min(deadline) };
-            self.ended.wait_for(&mut watched, look_again.since(now));
+            // Not longer than this at a time: the clock counts suspend, and the wait does not.
+            self.ended.wait_for(&mut watched, look_again.since(now).min(Duration::from_secs(1)));
         }
     }
 
@@ -282,9 +303,9 @@ pub(crate) mod tests {
 
     pub(crate) fn sample(name: &str, lease: Duration, sent: Moment) -> Hold {
         let key = Key::new("lock:", name).unwrap();
-        let owner = Owner::new("host".into(), 1, 2);
+        let owner = Owner::new("host".into(), std::process::id(), 2);
         let token = format!("{owner}-{}", "0".repeat(32));
-        let since = Since { sent, answered: sent };
+        let since = Since { sent, answered: sent, stray: false };
         Hold::new(key, owner, token, Lease::new(lease), Options::default().renewal, since)
     }
 

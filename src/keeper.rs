@@ -27,6 +27,9 @@ const BATCH: usize = 1000;
 /// With less than this left, one try gets all of it.
 const LAST_TRY: Duration = Duration::from_millis(20);
 
+/// A try is given this long, even where a hold that it is not about ends meanwhile.
+const FAIR_TRY: Duration = Duration::from_millis(250);
+
 /// The keeper, as the session sees it.
 #[derive(Debug)]
 pub(crate) struct Keeper {
@@ -76,7 +79,7 @@ impl Keeper {
     /// Keeps a hold from now on.
     pub(crate) fn enter(&self, hold: &Arc<Hold>) -> Result<(), Error> {
         let told = self.desk.teller.is_some();
-        self.rouse(|work| work.leases.enter(Arc::clone(hold), told, hold.taken()))
+        self.rouse(|work| work.leases.enter(Arc::clone(hold), told, hold.since().sent))
     }
 
     /// Lets go of a hold that is about to be released.
@@ -174,20 +177,34 @@ impl Desk {
                 hold.lose(LostCause::Expired);
                 self.tell(&hold);
             }
-            if !asked.is_empty() {
-                self.push_asked(&mut wire, asked);
+            for ask in asked {
+                let answer = self.push_asked(&mut wire, &ask.hold);
+                // Nobody is left to hear it where the deadline came first.
+                let _ = ask.answer.send(answer);
             }
             for holds in due.renew.chunks(BATCH) {
+                if self.stopping() {
+                    break;
+                }
                 if let Err(trouble) = self.push(&mut wire, holds) {
                     let count = holds.len();
                     self.counters.renewal_errors.add(u64::try_from(count).unwrap_or(0));
-                    warn!(target: "relatch::keeper", "{count} leases were not renewed, trying again while they last: {trouble:?}");
+                    warn!(target: "relatch::keeper",
+                        "{count} leases were not renewed, trying again while they last: {trouble:?}");
                 }
             }
             for leftover in due.remove {
+                if self.stopping() {
+                    break;
+                }
                 self.clean_up(&mut wire, &leftover);
             }
         }
+    }
+
+    /// The last handle is gone: what is not done is left to the leases.
+    fn stopping(&self) -> bool {
+        self.work.lock().stop
     }
 
     /// Waits until there is something to do; `None` when it is time to stop.
@@ -210,18 +227,28 @@ impl Desk {
         }
     }
 
-    /// Pushes out what somebody waits for, and tells each.
-    fn push_asked<'a>(&'a self, wire: &mut Option<Connection<'a>>, asked: Vec<Ask>) {
-        for ask in asked {
-            let answer = self.push(wire, std::slice::from_ref(&ask.hold));
-            // Nobody is left to hear it where the deadline came first.
-            let _ = ask.answer.send(answer);
+    /// Pushes out what somebody waits for. The connection may have gone stale: a second try has a new one.
+    fn push_asked<'a>(&'a self, wire: &mut Option<Connection<'a>>, hold: &Arc<Hold>) -> Result<(), Trouble> {
+        let hold = std::slice::from_ref(hold);
+        match self.push(wire, hold) {
+            Err(Trouble::NotSent(_) | Trouble::Unanswered { link_stands: false, .. }) => {
+                self.push(wire, hold)
+            }
+            other => other,
         }
     }
 
     /// Pushes leases out in one round trip. An error says what happened to the first that got no proper answer.
     fn push<'a>(&'a self, wire: &mut Option<Connection<'a>>, holds: &[Arc<Hold>]) -> Result<(), Trouble> {
-        let deadline = self.deadline();
+        let holds: Vec<_> = {
+            let work = self.work.lock();
+            // Not what was released since it fell due.
+            holds.iter().filter(|hold| work.leases.has(hold)).collect()
+        };
+        if holds.is_empty() {
+            return Ok(());
+        }
+        let deadline = self.deadline(&holds);
         let leases: Vec<Lease> = holds.iter().map(|hold| hold.lease()).collect();
         for (hold, lease) in holds.iter().zip(&leases) {
             hold.renewing(*lease, Moment::now(), deadline);
@@ -260,7 +287,7 @@ impl Desk {
 
     /// Deletes what an unanswered release may have left.
     fn clean_up<'a>(&'a self, wire: &mut Option<Connection<'a>>, leftover: &Leftover) {
-        let deadline = self.deadline();
+        let deadline = self.deadline(&[]);
         let (key, token) = (&leftover.redis_key, &leftover.token);
         match self.over_wire(wire, deadline, |connection| connection.remove(key, token, deadline)) {
             Ok(_) => {
@@ -273,13 +300,16 @@ impl Desk {
         }
     }
 
-    /// Until when to wait for an answer: for four fifths of what is left of the hold that ends first, so that there is
-    /// time for another try, and never past its end, where whoever holds it has to be told.
-    fn deadline(&self) -> Moment {
+    /// Until when to wait for an answer about these holds: for four fifths of what is left of the first to end, so that
+    /// there is time for another try, and never past its end, where whoever holds it has to be told. Others that end
+    /// are told in time too, but not at the cost of these.
+    fn deadline(&self, holds: &[&Arc<Hold>]) -> Moment {
         let now = Moment::now();
-        let left = self.work.lock().leases.first_end().since(now);
+        let ends = holds.iter().map(|hold| hold.valid_until()).filter(|end| *end > Moment::PAST);
+        let left = ends.min().unwrap_or(Moment::NEVER).since(now);
         let share = if left > LAST_TRY { left / 5 * 4 } else { left };
-        now.after(self.response_timeout.min(share))
+        let others = self.work.lock().leases.first_end().since(now).max(FAIR_TRY);
+        now.after(self.response_timeout.min(share).min(others))
     }
 
     /// Uses the keeper's own connection, opening it where need be; one that failed is not used again.

@@ -10,7 +10,7 @@
 //!   [`LockGuard::ensure`] before the point of no return, and let the resource itself refuse latecomers where it matters.
 //! - Redis can forget: a failover to a replica that had not caught up, an eviction policy other than `noeviction`, a
 //!   flush, a restart without persistence, a step of the server's clock. The next renewal finds out, a third of a lease
-//!   later at most, and the hold is [lost](Error::Lost).
+//!   later unless set otherwise, and the hold is [lost](Error::Lost); without renewal, the release does.
 //! - One server: this is not Redlock.
 //! - Resolving a host name is up to the system, and may block for longer than a timeout says. So may a server that sends
 //!   an answer one byte at a time: a timeout counts from the last byte.

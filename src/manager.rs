@@ -18,6 +18,9 @@ use crate::stats::Stats;
 /// shared: a clone is the same manager. Locks of one key are the same lock only within one manager (and between
 /// processes); a thread that takes a key through two managers is told [`Error::WouldDeadlock`].
 ///
+/// Dropping the last handle, guards included, ends the manager's threads, and waits for them: for each of the two, at most
+/// for the response timeout.
+///
 /// ```no_run
 /// # fn charge_card() {}
 /// # fn main() -> Result<(), relatch::Error> {

@@ -181,7 +181,7 @@ impl Lines {
 impl Line {
     /// True where the turn may be taken: nobody has it, or the one who has it lost what he held.
     fn is_open(&self, now: Moment) -> bool {
-        self.front.as_ref().is_none_or(|front| front.hold.as_ref().is_some_and(|hold| !hold.is_valid(now)))
+        self.front.as_ref().is_none_or(|front| front.hold.as_ref().is_some_and(|hold| hold.is_over(now)))
     }
 
     /// True for the first in line; with nobody in line, for anybody.
@@ -205,7 +205,10 @@ impl Line {
             return Moment::NEVER;
         }
         let hold = self.front.as_ref().and_then(|front| front.hold.as_ref());
-        hold.map_or(Moment::NEVER, |hold| hold.valid_until()).min(now.after(GLANCE))
+        hold.map(|hold| hold.valid_until())
+            .filter(|end| *end > now)
+            .unwrap_or(Moment::NEVER)
+            .min(now.after(GLANCE))
     }
 
     /// Leaves the line; returns whom it was waiting for, and who is first in line instead.

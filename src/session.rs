@@ -141,6 +141,7 @@ impl Session {
         let owner = Owner::new(Arc::clone(&self.host), pid, this_process::thread_id(pid));
         let lease = Lease::new(options.lease);
         let claim = Claimed {
+            keeper: &self.keeper,
             store: &self.store,
             key: &key,
             owner: &owner,
@@ -148,7 +149,7 @@ impl Session {
             lease,
             reclaim_dead: options.reclaim_dead,
         };
-        match acquire(&self.keeper, claim, &patience, &turn)? {
+        match acquire(claim, &patience, &turn)? {
             Outcome::Busy(holder) => Ok(busy(holder)),
             Outcome::Taken { token, since } => {
                 let hold = Arc::new(Hold::new(key, owner, token, lease, options.renewal, since));
@@ -185,7 +186,6 @@ impl Session {
             None => Moment::NEVER,
         };
         Patience {
-            started: now,
             deadline,
             once,
             name_holder: matches!(wait, Wait::AsSet),
@@ -194,7 +194,7 @@ impl Session {
     }
 
     /// For what is asked once: as long as connecting and answering may take.
-    pub(crate) fn one_answer(&self, now: Moment) -> Moment {
+    fn one_answer(&self, now: Moment) -> Moment {
         now.after(self.settings.connect_timeout).after(self.settings.response_timeout)
     }
 
@@ -206,7 +206,7 @@ impl Session {
         let turn = match held.leave() {
             Left::Inside(depth) => return Ok(depth),
             Left::Outside(turn) => turn,
-            Left::TooLate => return Ok(0),
+            Left::TooLate => return self.leave_to_keeper(held.hold()),
         };
         if let Err(forked) = self.own_process(Moment::now()) {
             mem::forget(turn); // The child's copy of the queue may have been locked when it was copied.
@@ -237,11 +237,27 @@ impl Session {
                 matches!(error, Error::Lost { cause: LostCause::Expired, .. }) && hold.gone_by() > now
             }
         };
-        if maybe_there {
-            let (redis_key, token) = (hold.key().in_redis().to_owned(), hold.token().to_owned());
-            self.keeper.owe(Leftover { redis_key, token, gone_by: hold.gone_by() });
+        if maybe_there || hold.since().stray {
+            self.owe(hold);
         }
         released
+    }
+
+    /// Has the keeper delete what a hold may have left in Redis. (A renewal that is late may add a lease.)
+    fn owe(&self, hold: &Hold) {
+        let (redis_key, token) = (hold.key().in_redis().to_owned(), hold.token().to_owned());
+        self.keeper.owe(Leftover { redis_key, token, gone_by: hold.lease().gone_by(hold.gone_by()) });
+    }
+
+    /// Ends the hold of a thread that is ending, and may send nothing any more.
+    fn leave_to_keeper(&self, hold: &Hold) -> Result<u32, Error> {
+        let now = Moment::now();
+        self.own_process(now)?;
+        self.keeper.remove(hold);
+        hold.release();
+        self.owe(hold);
+        let source = "the thread is ending: its lock is released in the background".into();
+        Err(Error::Unconfirmed { key: hold.key().name().to_string(), at_most: hold.gone_in(now), source })
     }
 
     /// `Err` where a hold can no longer be trusted, or is another process's.
@@ -260,19 +276,20 @@ impl Session {
     /// Who holds a key.
     pub(crate) fn holder(&self, name: &str) -> Result<Option<Holder>, Error> {
         let key = Key::new(&self.settings.prefix, name)?;
-        let question = |connection: &mut Connection<'_>, deadline| connection.look(key.in_redis(), deadline);
-        let deadline = self.one_answer(Moment::now());
-        let first = self.ask("looking at", &key, deadline, question);
-        // The connection may have gone stale: the next one has not.
-        let seen = if matches!(first, Err(Error::Unavailable { .. })) {
-            self.ask("looking at", &key, deadline, question)
-        } else {
-            first
-        };
-        match seen? {
+        match self.look("looking at", &key)? {
             Seen::Nothing => Ok(None),
             Seen::Somebody(holder) => Ok(Some(holder)),
             Seen::NotAString => Err(not_a_lock(&key, NOT_A_STRING)),
+        }
+    }
+
+    /// What stands at a key. Asked again where the connection may have gone stale: the next one has not.
+    pub(crate) fn look(&self, action: &str, key: &Key) -> Result<Seen, Error> {
+        let question = |connection: &mut Connection<'_>, deadline| connection.look(key.in_redis(), deadline);
+        let deadline = self.one_answer(Moment::now());
+        match self.ask(action, key, deadline, question) {
+            Err(Error::Unavailable { .. }) => self.ask(action, key, deadline, question),
+            other => other,
         }
     }
 
@@ -288,7 +305,7 @@ impl Session {
         Ok(deleted)
     }
 
-    pub(crate) fn ask<T>(
+    fn ask<T>(
         &self,
         action: &str,
         key: &Key,

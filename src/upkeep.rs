@@ -9,7 +9,7 @@ use crate::held_lock::HeldLock;
 use crate::hold::Hold;
 use crate::options::{Lease, check_lease, refuse};
 use crate::session::Session;
-use crate::store::{Connection, Seen, Trouble};
+use crate::store::{Seen, Trouble};
 
 impl Session {
     /// Sees to it that a hold can be trusted for so long yet, by pushing its lease out where need be.
@@ -53,8 +53,7 @@ impl Session {
     pub(crate) fn verify(&self, hold: &Arc<Hold>) -> Result<(), Error> {
         self.trust(hold)?;
         let (key, now) = (hold.key(), Moment::now());
-        let question = |connection: &mut Connection<'_>, deadline| connection.look(key.in_redis(), deadline);
-        let cause = match self.ask("verifying", key, self.one_answer(now), question)? {
+        let cause = match self.look("verifying", key)? {
             Seen::Somebody(holder) if holder.raw() == hold.token() => {
                 // Less than we thought, where the server's clock has stepped. Counted as a lease that was sent for when the
                 // question was: Redis answered it later.

@@ -67,7 +67,7 @@ impl Store {
             pool: Pool::new(address, settings.pool_size, settings.connect_timeout),
             scripts: Scripts {
                 release: Script::new(RELEASE, "+get +del"),
-                renew: Script::new(RENEW, "+get +pexpire"),
+                renew: Script::new(RENEW, "+get +pttl +pexpire"),
                 force: Script::new(FORCE, "+pttl +get +del"),
             },
             response_timeout: settings.response_timeout,

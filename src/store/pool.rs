@@ -22,8 +22,9 @@ use crate::store::address::Address;
 use crate::store::link::Link;
 use crate::store::trouble::Trouble;
 
-/// r2d2 adds the time it is given to an instant, and panics where that overflows.
-const LONGEST_GET: Duration = Duration::from_secs(3600);
+/// Nobody uses a link for longer than a few commands take: after this, something is wrong, and the caller is told.
+/// (And r2d2 adds the time it is given to an instant, and panics where that overflows.)
+const LONGEST_GET: Duration = Duration::from_secs(10);
 
 pub(super) struct Pool {
     slots: r2d2::Pool<Slots>,

@@ -1,15 +1,19 @@
--- Compare and extend: pushes a lock's lease out if it is still the caller's. Never creates a key.
+-- Compare and extend: pushes a lock's lease out if it is still the caller's. Never creates a key, and never cuts a
+-- lease short: so these may be executed in any order, and the longest counts.
 --
 -- KEYS[1]  the lock's key in Redis
 -- ARGV[1]  the token of the hold that goes on
 -- ARGV[2]  the lease in milliseconds, counted from now
 --
--- Replies   1  the token stands there, and so it will for the lease
+-- Replies   1  the token stands there, and so it will for the lease at least
 --           0  there is no such key
 --          -1  another value stands there, and is left alone
 local found = redis.call('GET', KEYS[1])
 if found == ARGV[1] then
-  return redis.call('PEXPIRE', KEYS[1], ARGV[2])
+  if redis.call('PTTL', KEYS[1]) < tonumber(ARGV[2]) then
+    redis.call('PEXPIRE', KEYS[1], ARGV[2])
+  end
+  return 1
 elseif found then
   return -1
 end

@@ -30,7 +30,7 @@ fn ensure_sends_only_what_is_needed() {
         guard.ensure(span).expect("renews");
         assert!(guard.remaining() + PERIOD > span);
         assert_eq!((rig.proxy.commands(&renewal), renewals(&rig.locks, &key)), (1, 1));
-        rig.proxy.on(&renewal, Fault::CutBeforeForward);
+        rig.proxy.on_times(&renewal, 2, Fault::CutBeforeForward); // A stale connection is tried again at once.
         throughout(4 * PERIOD, || {});
         let error = guard.ensure(span).expect_err("no answer");
         assert!(matches!(error, Error::Unavailable { .. }) && guard.is_valid(), "{error:?}");
@@ -54,8 +54,10 @@ fn extend_gives_another_lease() {
         throughout(3 * PERIOD, || assert!(guard.is_valid()));
         assert!(pttl() > 50_000, "renewals keep to it");
         guard.extend(MINUTE / 2).expect("shorter");
-        assert!(pttl() <= 30_000 && guard.remaining() <= trusted(MINUTE / 2));
-        throughout(3 * PERIOD, || assert!(pttl() <= 30_000, "pushed out too far"));
+        assert!(guard.remaining() <= trusted(MINUTE / 2));
+        let longer = pttl();
+        assert!(longer > 50_000, "a lease is never cut short in Redis");
+        throughout(3 * PERIOD, || assert!(pttl() <= longer, "pushed out, though it has more than that"));
         // Refused, whatever the renewals send meanwhile.
         let before = rig.proxy.log_in_full().len();
         for lease in [Duration::ZERO, Duration::from_micros(9_999), 1440 * MINUTE + LATE, Duration::MAX] {
@@ -75,7 +77,7 @@ fn extend_gives_another_lease() {
     }
 }
 
-/// A shorter lease that Redis knows of, but its answer is lost, behind the late answer to a renewal with the longer one.
+/// A shorter lease whose answer is lost, behind the late answer to a renewal with the longer one.
 #[test]
 fn a_shorter_lease_is_believed_whatever_comes_late() {
     let rig = Rig::with(|builder| builder.lease(MINUTE).renew_every(PERIOD).response_timeout(SOON));
@@ -86,8 +88,7 @@ fn a_shorter_lease_is_believed_whatever_comes_late() {
     let guard = rig.locks.lock("a").expect("locks");
     eventually(LONG, "a renewal is under way", || rig.proxy.commands(&renewal) == 1);
     guard.extend(6 * PERIOD).expect_err("no answer");
-    eventually(LONG, "the key expires", || rig.stands("a").is_none());
-    assert!(!guard.is_valid(), "another can have it, and {:?} are left", guard.remaining());
+    eventually(10 * PERIOD, "no more is believed in than the shorter lease", || !guard.is_valid());
 }
 
 #[test]
