@@ -1,4 +1,5 @@
 //! The one integration binary.
+mod aftermath;
 mod exclusion;
 mod face;
 mod input;

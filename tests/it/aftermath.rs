@@ -1,0 +1,114 @@
+//! What is left of earlier trouble: it must not make a lock younger, nor a wait longer.
+
+use std::sync::mpsc;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use relatch::{Builder, Error, LockManager};
+
+use crate::support::{Fault, Proxy, Server, eventually, within};
+
+const ANSWER: Duration = Duration::from_millis(200);
+const LONG: Duration = Duration::from_secs(20);
+
+struct Rig {
+    locks: LockManager,
+    proxy: Proxy,
+    server: Server,
+}
+
+fn rig(set: impl FnOnce(Builder) -> Builder) -> Rig {
+    let server = Server::start();
+    let proxy = Proxy::start(server.port());
+    let builder = LockManager::builder(&proxy.url()).response_timeout(ANSWER);
+    let locks = set(builder).build().expect("connects");
+    drop(locks.lock("warm-up").expect("locks")); // Redis learns the script.
+    Rig { locks, proxy, server }
+}
+
+#[test]
+fn row_11_a_refusal_in_between_does_not_make_a_lock_younger() {
+    let lease = Duration::from_secs(10);
+    let rig = rig(|it| it.lease(lease).renew(false));
+    rig.proxy.on("SET", Fault::DelayReply(3 * ANSWER / 2)); // Executed; its answer comes too late to be read.
+    rig.proxy.on_nth("SET", 2, Fault::Answer(b"-LOADING not now\r\n".to_vec()));
+    let start = Instant::now();
+    let guard = rig.locks.get("a").wait(LONG).lock().expect("locks");
+    let took = start.elapsed();
+    assert_eq!(rig.proxy.fired(), 2);
+    assert!(took >= ANSWER && took < lease, "{took:?}");
+    assert_eq!(rig.server.get("lock:a").as_deref(), Some(guard.token()));
+    let left = Duration::from_millis(rig.server.pttl("lock:a").try_into().expect("a lease"));
+    assert!(guard.remaining() <= left, "{:?} of {left:?}", guard.remaining());
+}
+
+#[test]
+fn row_11_a_refusal_that_ends_the_wait_leaves_no_key() {
+    let rig = rig(|it| it.renew(false));
+    rig.proxy.on("SET", Fault::DelayReply(3 * ANSWER / 2));
+    rig.proxy.on_nth("SET", 2, Fault::Answer(b"-OOM no memory\r\n".to_vec()));
+    let error = rig.locks.get("a").wait(LONG).lock().expect_err("refused");
+    assert!(matches!(&error, Error::Refused { code, .. } if code == "OOM"), "{error:?}");
+    eventually(LONG, "the first SET is cleaned up", || !rig.server.exists("lock:a"));
+}
+
+#[test]
+fn a_lock_that_was_answered_late_is_renewed_in_time() {
+    let lease = Duration::from_secs(1);
+    let rig = rig(|it| it.lease(lease).response_timeout(LONG));
+    rig.proxy.on("SET", Fault::DelayReply(lease * 8 / 10));
+    let guard = rig.locks.lock("a").expect("locks");
+    assert!(guard.remaining() < lease / 5);
+    eventually(LONG, "it is renewed", || rig.locks.stats().renewed >= 2);
+    assert!(guard.is_valid());
+    guard.unlock().expect("it was held throughout");
+}
+
+#[test]
+fn time_in_line_is_no_outage() {
+    let rig = rig(|it| it.tolerate_outage(ANSWER));
+    let guard = rig.locks.lock("a").expect("locks");
+    let (asked, waits) = mpsc::channel();
+    thread::scope(|scope| {
+        let waiter = scope.spawn(|| {
+            asked.send(Instant::now()).expect("heard");
+            rig.locks.lock("a").map(drop)
+        });
+        let since = waits.recv().expect("asks");
+        eventually(LONG, "it waits for longer than an outage may take", || since.elapsed() > 2 * ANSWER);
+        rig.proxy.on("SET", Fault::CutBeforeForward); // A connection that had gone stale.
+        drop(guard);
+        waiter.join().expect("no panic").expect("locks at the second attempt");
+    });
+    assert_eq!(rig.proxy.fired(), 1);
+}
+
+#[test]
+fn ensure_is_not_put_off_by_a_connection_that_had_gone_stale() {
+    let rig = rig(|it| it.lease(Duration::from_secs(9)));
+    let guard = rig.locks.lock("a").expect("locks");
+    guard.extend(Duration::from_secs(8)).expect("extends"); // The keeper has its connection.
+    rig.server.kill();
+    rig.server.restart();
+    rig.server.query::<()>(&["SET", "lock:a", guard.token(), "PX", "5000"]);
+    guard.verify().expect("it stands, whatever became of the connections");
+    guard.ensure(Duration::from_secs(7)).expect("renews over a new one");
+}
+
+#[test]
+fn the_last_handle_does_not_wait_for_everything_that_is_owed() {
+    let rig = rig(|it| it.pool_size(32));
+    let Rig { locks, proxy, .. } = &rig;
+    thread::scope(|scope| {
+        for n in 0..24 {
+            scope.spawn(move || {
+                let guard = locks.lock(format!("owed:{n}")).expect("locks");
+                eventually(LONG, "all hold", || locks.stats().acquired > 24);
+                proxy.black_hole(true);
+                assert!(matches!(guard.unlock(), Err(Error::Unconfirmed { .. })));
+            });
+        }
+    });
+    let Rig { locks, .. } = rig;
+    within(4 * ANSWER, "the end of the manager", || drop(locks));
+}
