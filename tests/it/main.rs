@@ -4,6 +4,7 @@ mod exclusion;
 mod face;
 mod input;
 mod lock;
+mod logs;
 mod loss;
 mod network;
 mod outage;

@@ -21,6 +21,7 @@ pub(crate) fn run_role(name: &str) {
         "install" => crate::face::install_as_told(),
         "worker" => worker(),
         "forker" => forker(),
+        "logger" => crate::logs::logger(),
         other => panic!("no role is called {other:?}; add it to tests/it/roles.rs"),
     }
 }

@@ -1,0 +1,92 @@
+//! What is logged, and under which name: in a process of its own, since a process has one logger.
+
+use std::process;
+use std::sync::Mutex;
+use std::time::Duration;
+
+use log::{LevelFilter, Log, Metadata, Record};
+use relatch::LockManager;
+
+use crate::support::{Child, Fault, Proxy, Server, eventually, role};
+
+const LONG: Duration = Duration::from_secs(20);
+const CANARY: &str = "canary-7f3a";
+
+struct Lines(Mutex<Vec<String>>);
+
+static LINES: Lines = Lines(Mutex::new(Vec::new()));
+
+impl Log for Lines {
+    fn enabled(&self, _: &Metadata<'_>) -> bool {
+        true
+    }
+
+    fn log(&self, record: &Record<'_>) {
+        let line = format!("{} {} {}", record.level(), record.target(), record.args());
+        self.0.lock().expect("no panic").push(line.replace('\n', " "));
+    }
+
+    fn flush(&self) {}
+}
+
+#[test]
+fn each_concern_is_logged_under_its_name_and_no_secret_is() {
+    let server = Server::with(&["--requirepass", CANARY]);
+    let mut child = Child::spawn("logger", &[("port", &server.port().to_string())]);
+    let mut lines = Vec::new();
+    loop {
+        let line = child.expect_line("", LONG);
+        if line == "end" {
+            break;
+        }
+        lines.push(line);
+    }
+    assert!(child.wait(LONG).success());
+    for expected in [
+        "DEBUG relatch::acquire taking lock \"a\"",
+        "WARN relatch::keeper 1 leases were not renewed",
+        "WARN relatch::lost lock \"a\" was lost: its key was deleted",
+        "WARN relatch::release the release of lock \"b\" is not confirmed",
+        "WARN relatch::force_unlock lock \"a\" was force-unlocked",
+        "ERROR relatch::lost the on_lost callback panicked",
+    ] {
+        assert!(lines.iter().any(|line| line.starts_with(expected)), "no {expected:?} in {lines:#?}");
+    }
+    for line in &lines {
+        assert!(!line.contains(CANARY) && !line.contains("EVALSHA") && !line.contains("PX"), "{line}");
+    }
+}
+
+/// Runs into one trouble of each kind, and tells what was logged meanwhile.
+pub(crate) fn logger() {
+    log::set_logger(&LINES).expect("the only logger");
+    log::set_max_level(LevelFilter::Trace);
+    let proxy = Proxy::start(role::arg("port").parse().expect("a port"));
+    let builder = LockManager::builder(&proxy.url().replace("//", &format!("//:{CANARY}@")));
+    let builder = builder.lease(Duration::from_secs(1)).response_timeout(Duration::from_millis(200));
+    let locks = builder.on_lost(|_| panic!("as the test wants it")).build().expect("connects");
+    drop(locks.lock("warm-up").expect("locks"));
+
+    proxy.on("SET", Fault::CutBeforeReply);
+    let guard = locks.lock("a").expect("locks at the second attempt");
+    proxy.on("EVALSHA", Fault::CutBeforeReply);
+    eventually(LONG, "it is renewed in spite of an error", || locks.stats().renewed > 0);
+    locks.force_unlock("a").expect("deletes it");
+    eventually(LONG, "it is lost", || !guard.is_valid());
+    let other = locks.lock("b").expect("locks");
+    proxy.black_hole(true);
+    other.unlock().expect_err("no answer");
+    eventually(LONG, "the callback is called", || logged("callback panicked"));
+    proxy.black_hole(false);
+    drop(guard);
+    drop(locks);
+    for line in LINES.0.lock().expect("no panic").iter() {
+        role::tell(line);
+    }
+    role::tell("end");
+    process::exit(0);
+}
+
+fn logged(what: &str) -> bool {
+    LINES.0.lock().expect("no panic").iter().any(|line| line.contains(what))
+}
