@@ -160,7 +160,7 @@ impl Lock {
     where
         E: From<Error>,
     {
-        self.request().with_lock_result(body)
+        self.request().with_guard_result(|_| body())
     }
 
     /// Runs a closure under the lock that is given the guard, to ask it whether the lock is still held.
@@ -170,6 +170,32 @@ impl Lock {
     /// As for [`with_lock`](Lock::with_lock).
     pub fn with_guard<T>(&self, body: impl FnOnce(&LockGuard) -> T) -> Result<T, Error> {
         self.request().with_guard(body)
+    }
+
+    /// As [`with_lock_result`](Lock::with_lock_result), with a closure that is given the guard: to
+    /// [`ensure`](LockGuard::ensure) that the lock is still held before what cannot be undone.
+    ///
+    /// ```no_run
+    /// # use std::time::Duration;
+    /// # fn charge_card() {}
+    /// # fn main() -> Result<(), relatch::Error> {
+    /// # let locks = relatch::LockManager::connect("redis://127.0.0.1/")?;
+    /// locks.get("orders:42").with_guard_result(|guard| {
+    ///     guard.ensure(Duration::from_secs(5))?;
+    ///     charge_card();
+    ///     Ok::<_, relatch::Error>(())
+    /// })
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// As for [`with_lock_result`](Lock::with_lock_result).
+    pub fn with_guard_result<T, E>(&self, body: impl FnOnce(&LockGuard) -> Result<T, E>) -> Result<T, E>
+    where
+        E: From<Error>,
+    {
+        self.request().with_guard_result(body)
     }
 
     /// Who holds the lock now, by asking Redis: `GET` and `PTTL` in one round trip. `None` if nobody does.

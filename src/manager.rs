@@ -93,7 +93,7 @@ impl LockManager {
     where
         E: From<Error>,
     {
-        self.request(key.as_ref()).with_lock_result(body)
+        self.request(key.as_ref()).with_guard_result(|_| body())
     }
 
     /// [`Lock::with_guard`] on the named lock.
@@ -107,6 +107,22 @@ impl LockManager {
         body: impl FnOnce(&LockGuard) -> T,
     ) -> Result<T, Error> {
         self.request(key.as_ref()).with_guard(body)
+    }
+
+    /// [`Lock::with_guard_result`] on the named lock.
+    ///
+    /// # Errors
+    ///
+    /// See [`Lock::with_guard_result`].
+    pub fn with_guard_result<T, E>(
+        &self,
+        key: impl AsRef<str>,
+        body: impl FnOnce(&LockGuard) -> Result<T, E>,
+    ) -> Result<T, E>
+    where
+        E: From<Error>,
+    {
+        self.request(key.as_ref()).with_guard_result(body)
     }
 
     /// [`Lock::holder`] of the named lock.

@@ -46,12 +46,15 @@ impl Request<'_> {
         Ok(value)
     }
 
-    pub(crate) fn with_lock_result<T, E>(&self, body: impl FnOnce() -> Result<T, E>) -> Result<T, E>
+    pub(crate) fn with_guard_result<T, E>(
+        &self,
+        body: impl FnOnce(&LockGuard) -> Result<T, E>,
+    ) -> Result<T, E>
     where
         E: From<Error>,
     {
         let guard = self.lock()?;
-        let value = match body() {
+        let value = match body(&guard) {
             Ok(value) => value,
             Err(error) => {
                 if let Err(also) = guard.unlock() {

@@ -138,6 +138,24 @@ fn with_guard_lends_the_guard() {
 }
 
 #[test]
+fn with_guard_result_has_one_error_for_the_lock_and_the_closure() {
+    let server = Server::start();
+    let locks = locks(&server);
+    let charge = |guard: &LockGuard| -> Result<u32, Error> {
+        guard.ensure(Duration::from_secs(5))?;
+        Ok(guard.depth())
+    };
+    assert_eq!(locks.with_guard_result("a", charge).expect("runs"), 1);
+    let stolen = locks.get("a").with_guard_result(|guard| {
+        server.query::<()>(&["SET", "lock:a", "thief"]);
+        guard.verify()?;
+        charge(guard)
+    });
+    assert!(stolen.is_err_and(|error| error.is_lost()));
+    assert_eq!(server.get("lock:a").as_deref(), Some("thief"));
+}
+
+#[test]
 fn a_guard_tells_about_its_hold() {
     let server = Server::start();
     let locks = locks(&server);
