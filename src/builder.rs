@@ -143,7 +143,8 @@ impl Builder {
 
     /// How long an answer may take. Between 1 ms and 1 hour; defaults to 1 second.
     ///
-    /// The limit of a release, too: no guard takes longer to drop.
+    /// The limit of a release, too: no guard takes longer to drop, unless it is the manager's last handle, which also
+    /// waits for its threads (see [`LockManager`]).
     pub fn response_timeout(mut self, limit: Duration) -> Builder {
         self.settings.response_timeout = limit;
         self

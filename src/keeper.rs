@@ -1,8 +1,9 @@
 //! The thread that keeps what is held: renewals, late releases, and word of what was lost.
 //!
 //! One per manager, started by the first hold that needs it. It is the only one that pushes leases out, over a
-//! connection of its own, so that two such commands never overtake each other: a short lease that is executed behind
-//! a long one would end a hold that everybody believes in. Whoever wants a lease pushed out now asks the keeper, and waits.
+//! connection of its own, so that answers are taken in in the order of their sends; whoever wants a lease pushed out
+//! now asks the keeper, and waits. Where a connection broke, a command of an earlier one may still be executed behind
+//! a later one's: `renew.lua` never cuts a lease short, so that ends no hold that everybody believes in.
 
 use std::sync::Arc;
 use std::sync::mpsc::{self, Sender};

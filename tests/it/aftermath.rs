@@ -4,26 +4,16 @@ use std::sync::mpsc;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use relatch::{Builder, Error, LockManager};
+use relatch::{Builder, Error};
 
-use crate::support::{Fault, Proxy, Server, eventually, within};
+use crate::network::Rig;
+use crate::support::{Fault, eventually, within};
 
 const ANSWER: Duration = Duration::from_millis(200);
 const LONG: Duration = Duration::from_secs(20);
 
-struct Rig {
-    locks: LockManager,
-    proxy: Proxy,
-    server: Server,
-}
-
 fn rig(set: impl FnOnce(Builder) -> Builder) -> Rig {
-    let server = Server::start();
-    let proxy = Proxy::start(server.port());
-    let builder = LockManager::builder(&proxy.url()).response_timeout(ANSWER);
-    let locks = set(builder).build().expect("connects");
-    drop(locks.lock("warm-up").expect("locks")); // Redis learns the script.
-    Rig { locks, proxy, server }
+    Rig::with(|builder| set(builder.response_timeout(ANSWER)))
 }
 
 #[test]

@@ -86,7 +86,7 @@ fn row_02_a_machine_that_slept_past_the_lease_knows_at_the_first_look() {
     let dir = TempDir::new().expect("a temporary directory");
     let shim = compile_shim("wall_clock", dir.path());
     let (new, offset) = (dir.path().join("new"), dir.path().join("offset"));
-    let sleep = |seconds: &str| {
+    let suspend_for = |seconds: &str| {
         fs::write(&new, seconds).expect("a file can be written");
         fs::rename(&new, &offset).expect("a file can be renamed");
     };
@@ -96,12 +96,12 @@ fn row_02_a_machine_that_slept_past_the_lease_knows_at_the_first_look() {
     child.ask("lock");
     assert_eq!(child.ask("valid"), "true");
 
-    sleep("5");
+    suspend_for("5");
     let remaining: u128 = child.ask("remaining").parse().expect("a number");
     assert!((9_000..15_000).contains(&remaining), "{remaining} ms of 20 s, after a sleep of 5 s");
     assert_eq!(child.ask("valid"), "true");
 
-    sleep("20");
+    suspend_for("20");
     // Redis, on a machine that stayed awake, has given the lock to somebody else.
     server.query::<()>(&["SET", "lock:a", "somebody", "PX", "60000"]);
     assert_eq!(child.ask("valid"), "false");
