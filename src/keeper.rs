@@ -325,7 +325,7 @@ impl Desk {
             None => self.store.connect(deadline)?,
         };
         let result = exchange(&mut connection);
-        if !matches!(result, Err(Trouble::Unanswered { .. } | Trouble::NotSent(_))) && !connection.is_over() {
+        if !connection.is_over() {
             *wire = Some(connection);
         }
         result

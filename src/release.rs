@@ -42,13 +42,7 @@ pub(crate) fn release(store: &Store, hold: &Hold, was_valid: bool, limit: Durati
 }
 
 fn remove(store: &Store, hold: &Hold, deadline: Moment) -> Result<Compared, Trouble> {
-    let mut connection = store.checkout(deadline)?;
-    let removal = connection.remove(hold.key().in_redis(), hold.token(), deadline);
-    if matches!(removal, Err(Trouble::Unanswered { .. })) {
-        // Its answer may come late or never: not the trouble of whoever uses the connection next.
-        connection.retire();
-    }
-    removal
+    store.checkout(deadline)?.remove(hold.key().in_redis(), hold.token(), deadline)
 }
 
 /// No answer. A hold that had run out by its clock cannot claim to have been kept; a valid one was.

@@ -49,6 +49,8 @@ pub(crate) struct Link {
     broken: bool,
     /// In order, but not to be used again.
     retired: bool,
+    /// An answer is late: whoever waited for it may go on here, but it is not the trouble of anybody else.
+    behind: bool,
 }
 
 impl Link {
@@ -56,8 +58,15 @@ impl Link {
     pub(super) fn open(address: &Address, deadline: Moment) -> Result<Link, Trouble> {
         let opened = Moment::now();
         let connection = connect(address, deadline)?;
-        let mut link =
-            Link { connection, opened, owed: 0, timeout: Duration::ZERO, broken: false, retired: false };
+        let mut link = Link {
+            connection,
+            opened,
+            owed: 0,
+            timeout: Duration::ZERO,
+            broken: false,
+            retired: false,
+            behind: false,
+        };
         link.log_in(address, deadline)?;
         Ok(link)
     }
@@ -95,7 +104,7 @@ impl Link {
 
     /// True where the connection must not be used again.
     pub(super) fn is_over(&self) -> bool {
-        self.broken || self.retired
+        self.broken || self.retired || self.behind
     }
 
     /// Has the connection closed, rather than lent again, when it goes back to the pool.
@@ -123,6 +132,7 @@ impl Link {
                 replies.push(reply);
             }
         }
+        self.behind = false;
         Ok(replies)
     }
 
@@ -149,6 +159,7 @@ impl Link {
     fn lost(&mut self, error: RedisError) -> Trouble {
         let link_stands = trouble::leaves_link_standing(&error);
         self.broken |= !link_stands;
+        self.behind = true;
         Trouble::Unanswered { link_stands, cause: error.into() }
     }
 

@@ -126,11 +126,6 @@ impl Connection<'_> {
         self.link.is_over()
     }
 
-    /// Closes the connection behind a command whose answer nobody will wait for.
-    pub(crate) fn retire(&mut self) {
-        self.link.retire();
-    }
-
     pub(crate) fn ping(&mut self, deadline: Moment) -> Result<(), Trouble> {
         self.run(&redis::cmd("PING"), deadline).map(drop)
     }
