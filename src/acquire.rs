@@ -4,21 +4,33 @@ use std::thread;
 use std::time::Duration;
 
 use log::{debug, info};
+use rand::RngExt;
 
-use crate::backoff::Backoff;
+use crate::backoff::{Backoff, safety_poll};
 use crate::bid::{Answer, Bid, Claimed};
+use crate::calls::Expected;
 use crate::clock::Moment;
 use crate::error::Error;
 use crate::hold::Since;
 use crate::holder::Holder;
 use crate::holds;
 use crate::key::Key;
+use crate::line::{Handed, Wish};
 use crate::machine;
 use crate::queue::Turn;
 use crate::store::{Compared, Refusal, Trouble};
 
 /// The shortest pause between two looks: Redis may be a moment late in letting an expired key go.
 const SHORTEST_PAUSE: Duration = Duration::from_micros(200);
+
+/// How long a waiter lets others hand the lock on among themselves before it looks again.
+const GAP: Duration = Duration::from_micros(300);
+
+/// How long a process leaves the lock alone that has had it for many turns: longer than the gap, so that others come first.
+const LET_IN: Duration = Duration::from_micros(500);
+
+/// How often a waiter looks whether the holder is dead, where that matters.
+const GLANCE: Duration = Duration::from_millis(50);
 
 /// How long to try, and how.
 #[derive(Clone, Copy, Debug)]
@@ -42,11 +54,31 @@ pub(crate) enum Outcome {
     Busy(Option<Holder>),
 }
 
-/// Takes the lock for the thread that has the turn.
-pub(crate) fn acquire(claim: Claimed<'_>, patience: &Patience, turn: &Turn) -> Result<Outcome, Error> {
-    let bid = Bid::new(claim);
-    let last_answer = Moment::now();
-    let mut claimant = Claimant { bid, patience, turn, last_answer, troubles: 0, refusal: None };
+/// Takes the lock for the thread that has the turn; it may have been handed on to it already.
+pub(crate) fn acquire(
+    claim: Claimed<'_>,
+    patience: &Patience,
+    turn: &Turn,
+    wished: Option<(Wish, Handed)>,
+) -> Result<Outcome, Error> {
+    if let Some((wish, Handed::Taken { sent, answered })) = &wished
+        && Moment::now() < wish.lease.valid_until(*sent)
+    {
+        claim.keeper.counters().handed_on.add(1);
+        let since = Since { sent: *sent, answered: *answered, stray: false };
+        return Ok(Outcome::Taken { token: wish.token.clone(), since });
+    }
+    let bid = Bid::new(claim, wished);
+    let mut claimant = Claimant {
+        bid,
+        patience,
+        turn,
+        expected: None,
+        unheard: None,
+        silent_since: None,
+        troubles: 0,
+        refusal: None,
+    };
     let outcome = claimant.run();
     if !matches!(outcome, Ok(Outcome::Taken { .. })) {
         claimant.bid.abandon();
@@ -59,8 +91,12 @@ struct Claimant<'a> {
     bid: Bid<'a>,
     patience: &'a Patience,
     turn: &'a Turn,
-    /// When Redis last gave a proper answer.
-    last_answer: Moment,
+    /// From the first busy answer on: what wakes it up.
+    expected: Option<Expected<'a>>,
+    /// The listener that was silent through the last, long pause.
+    unheard: Option<u64>,
+    /// When the first attempt began that Redis has not properly answered, since the last that it did.
+    silent_since: Option<Moment>,
     /// Attempts that failed since.
     troubles: u32,
     /// The last thing that Redis refused since.
@@ -73,27 +109,49 @@ impl Claimant<'_> {
         let mut in_trouble = Backoff::for_trouble();
         // Asked once only, it has to be learnt at once who has the lock, where that matters.
         let mut look = self.patience.once && (self.patience.name_holder || self.bid.claim.reclaim_dead);
+        if self.turn.yields() {
+            self.let_others_in();
+            look = true;
+        }
+        look |= self.bid.is_astray();
         let mut seen = None;
         loop {
+            if let Some(expected) = &self.expected {
+                expected.forget();
+            }
+            let asked = Moment::now();
             match self.bid.attempt(look, self.patience.deadline) {
-                Ok(Answer::Taken { token, since }) => return Ok(Outcome::Taken { token, since }),
-                Ok(Answer::Busy(holder)) => {
-                    (self.last_answer, self.troubles, self.refusal) = (Moment::now(), 0, None);
+                Ok(Answer::Taken { token, since }) => {
+                    self.check_hearing(None, seen.as_ref());
+                    return Ok(Outcome::Taken { token, since });
+                }
+                Ok(Answer::Busy { holder, heard }) => {
+                    (self.silent_since, self.troubles, self.refusal) = (None, 0, None);
                     in_trouble.reset();
-                    seen = self.examine(holder)?.or(seen);
-                    if self.reclaims(seen.as_ref()) {
+                    let holder = self.examine(holder)?;
+                    if self.reclaims(holder.as_ref()) {
                         seen = None;
                         continue;
                     }
-                    if !self.patience.once && !look && !self.turn.waited() {
-                        self.bid.claim.keeper.counters().waited.add(1);
+                    self.check_hearing(holder.as_ref(), seen.as_ref());
+                    if self.patience.once {
+                        return Ok(Outcome::Busy(holder));
                     }
-                    if self.patience.once || !self.pause(while_busy.pause(), seen.as_ref()) {
-                        return Ok(Outcome::Busy(seen));
+                    let first = self.expected.is_none();
+                    if first {
+                        self.begin_waiting();
                     }
+                    // The first answer may not say who has it, nor be followed by word of the release: ask once more.
+                    if (look || !first)
+                        && !self.pause(while_busy.pause(), heard, holder.as_ref(), seen.as_ref())
+                    {
+                        return Ok(Outcome::Busy(holder.or(seen)));
+                    }
+                    seen = holder.or(seen);
                 }
                 Ok(Answer::NotAString) => return Err(not_a_lock(self.bid.claim.key, NOT_A_STRING)),
                 Err(trouble) => {
+                    self.silent_since.get_or_insert(asked);
                     self.troubles += 1;
                     if self.gives_up(&trouble) {
                         return Err(self.give_up(trouble));
@@ -104,7 +162,7 @@ impl Claimant<'_> {
                     debug!(target: "relatch::acquire", "taking lock {:?}: {trouble:?}, trying again", self.bid.claim.key.name());
                     // The first failure may be a connection that had gone stale: the next one is not.
                     let at_once = self.troubles == 1 || self.bid.has_open_answer();
-                    if !at_once && !self.pause(in_trouble.pause(), None) {
+                    if !at_once && !self.sleep(in_trouble.pause()) {
                         return Err(self.give_up(trouble));
                     }
                 }
@@ -112,6 +170,16 @@ impl Claimant<'_> {
             // From the second attempt on, the holder and its lease say how long to pause.
             look = true;
         }
+    }
+
+    /// Others have the lock: from now on, word of its end is worth having.
+    fn begin_waiting(&mut self) {
+        let claim = self.bid.claim;
+        if !self.turn.waited() {
+            claim.keeper.counters().waited.add(1);
+        }
+        claim.keeper.listener().start();
+        self.expected = Some(claim.keeper.listener().expect(claim.key.in_redis()));
     }
 
     /// Looks at who has the lock: waiting for some of them would never end.
@@ -130,15 +198,18 @@ impl Claimant<'_> {
         Ok(Some(holder))
     }
 
+    /// True where the holder is certainly dead, and that matters.
+    fn is_dead(&self, holder: &Holder) -> bool {
+        let Claimed { owner, machine, reclaim_dead, .. } = self.bid.claim;
+        reclaim_dead && machine::is_dead(holder.raw(), owner.host(), machine)
+    }
+
     /// Takes a lock away from a process of this machine that is certainly dead: true where it is free now.
     fn reclaims(&self, holder: Option<&Holder>) -> bool {
-        let Claimed { store, key, owner, machine, reclaim_dead, .. } = self.bid.claim;
-        let Some(holder) = holder.filter(|_| reclaim_dead) else {
+        let Claimed { store, key, .. } = self.bid.claim;
+        let Some(holder) = holder.filter(|holder| self.is_dead(holder)) else {
             return false;
         };
-        if !machine::is_dead(holder.raw(), owner.host(), machine) {
-            return false;
-        }
         // Exactly the dead one's token; an answer that is lost is found out by the next look.
         let removed = store.checkout(self.patience.deadline).and_then(|mut connection| {
             connection.remove(key.in_redis(), holder.raw(), self.patience.deadline)
@@ -151,19 +222,76 @@ impl Claimant<'_> {
         reclaimed
     }
 
-    /// Sleeps, but not past the end of the holder's lease, and not past the deadline: false where that has
+    /// Sleeps until word comes, but not past the end of the holder's lease, nor past the deadline: false where that has
     /// come. No connection is held meanwhile.
-    fn pause(&self, pause: Duration, holder: Option<&Holder>) -> bool {
-        let lease_left = holder.and_then(Holder::time_left).unwrap_or(Duration::MAX);
-        let deadline_left = self.patience.deadline.since(Moment::now());
-        thread::sleep(pause.min(lease_left).max(SHORTEST_PAUSE).min(deadline_left));
+    ///
+    /// Without a listener, for so long as `poll` says.
+    fn pause(
+        &mut self,
+        poll: Duration,
+        heard: bool,
+        holder: Option<&Holder>,
+        before: Option<&Holder>,
+    ) -> bool {
+        let Some(expected) = &self.expected else {
+            return self.sleep(poll);
+        };
+        if heard && handed_on_meanwhile(holder, before) {
+            // Threads of one process hand it on among themselves, and word of it comes each time.
+            thread::sleep(GAP.min(self.patience.deadline.since(Moment::now())));
+        }
+        let lease_left = match holder {
+            Some(holder) => holder.time_left().unwrap_or(Duration::MAX),
+            None if heard => Duration::ZERO, // It was free a moment ago.
+            None => Duration::MAX,
+        };
+        let pause = if heard { safety_poll() } else { poll };
+        let until =
+            Moment::now().after(pause.min(lease_left).max(SHORTEST_PAUSE)).min(self.patience.deadline);
+        let called = self.doze(expected, until, holder);
+        self.unheard =
+            self.bid.claim.keeper.listener().number().filter(|_| heard && !called && pause < lease_left);
         Moment::now() < self.patience.deadline
+    }
+
+    /// Sleeps until it is called, or so long, or until a holder has died that may be taken for dead: Redis does not tell of
+    /// that. True where it was the call.
+    fn doze(&self, expected: &Expected<'_>, until: Moment, holder: Option<&Holder>) -> bool {
+        loop {
+            let glance =
+                if self.bid.claim.reclaim_dead { Moment::now().after(GLANCE) } else { Moment::NEVER };
+            let called = expected.wait(until.min(glance));
+            if called || until <= Moment::now() || holder.is_some_and(|holder| self.is_dead(holder)) {
+                return called;
+            }
+        }
+    }
+
+    /// Sleeps, but not past the deadline: false where that has come.
+    fn sleep(&self, pause: Duration) -> bool {
+        thread::sleep(pause.min(self.patience.deadline.since(Moment::now())));
+        Moment::now() < self.patience.deadline
+    }
+
+    /// After a pause without word: somebody else has the lock by now, or nobody. Then the listener is deaf, and does not know.
+    fn check_hearing(&mut self, holder: Option<&Holder>, before: Option<&Holder>) {
+        if let Some(number) = self.unheard.take()
+            && holder.map(Holder::raw) != before.map(Holder::raw)
+        {
+            self.bid.claim.keeper.listener().missed(number);
+        }
+    }
+
+    /// This process has had the lock for many turns: whoever waits in another has time to take it.
+    fn let_others_in(&self) {
+        let pause = rand::rng().random_range(LET_IN..=2 * LET_IN);
+        thread::sleep(pause.min(self.patience.deadline.since(Moment::now())));
     }
 
     fn gives_up(&self, trouble: &Trouble) -> bool {
         let now = Moment::now();
         let outage = self.patience.deadline == Moment::NEVER
-            && now.since(self.last_answer) >= self.patience.tolerate_outage;
+            && self.silent_since.is_some_and(|since| now.since(since) >= self.patience.tolerate_outage);
         !trouble.can_pass()
             || now >= self.patience.deadline
             || outage
@@ -179,6 +307,15 @@ impl Claimant<'_> {
         };
         self.bid.claim.store.error(action, cause)
     }
+}
+
+/// True where the lock went from one thread of another process to the next.
+fn handed_on_meanwhile(holder: Option<&Holder>, before: Option<&Holder>) -> bool {
+    let (Some(holder), Some(before)) = (holder, before) else {
+        return false;
+    };
+    let process = |holder: &Holder| holder.owner().map(|owner| (owner.host().to_owned(), owner.pid()));
+    holder.raw() != before.raw() && process(holder).is_some() && process(holder) == process(before)
 }
 
 pub(crate) const NOT_A_STRING: &str = "a value that is not a string";

@@ -26,6 +26,11 @@ impl Backoff {
         Backoff::new(Duration::from_millis(10), Duration::from_millis(500))
     }
 
+    /// For a connection that nobody waits for.
+    pub(crate) fn for_listener() -> Backoff {
+        Backoff::new(Duration::from_millis(50), Duration::from_secs(5))
+    }
+
     fn new(first: Duration, longest: Duration) -> Backoff {
         Backoff { first, step: first, longest }
     }
@@ -41,6 +46,11 @@ impl Backoff {
     pub(crate) fn reset(&mut self) {
         self.step = self.first;
     }
+}
+
+/// How long to sleep for a lock whose end Redis will tell of, in case that it does not.
+pub(crate) fn safety_poll() -> Duration {
+    rand::rng().random_range(Duration::from_secs(10)..Duration::from_secs(15))
 }
 
 #[cfg(test)]

@@ -20,9 +20,10 @@ use crate::holder::Holder;
 use crate::keeper::Keeper;
 use crate::key::Key;
 use crate::leases::Leftover;
+use crate::line::{Handed, Wish};
 use crate::options::Lease;
 use crate::owner::{Owner, fresh_token};
-use crate::store::{Claim, Connection, Store, Trouble};
+use crate::store::{Claim, Connection, Store, Trouble, Watch};
 
 /// How often the same connection is asked about a lost answer before another one is tried.
 const ASKED_TWICE: u32 = 2;
@@ -38,6 +39,8 @@ pub(crate) struct Claimed<'a> {
     pub(crate) machine: &'a str,
     pub(crate) lease: Lease,
     pub(crate) reclaim_dead: bool,
+    /// It is worth being told when the lock may be free.
+    pub(crate) waits: bool,
 }
 
 impl Claimed<'_> {
@@ -48,8 +51,15 @@ impl Claimed<'_> {
 
 /// What Redis said to an attempt.
 pub(crate) enum Answer {
-    Taken { token: String, since: Since },
-    Busy(Option<Holder>),
+    Taken {
+        token: String,
+        since: Since,
+    },
+    Busy {
+        holder: Option<Holder>,
+        /// The listener will hear when that changes.
+        heard: bool,
+    },
     NotAString,
 }
 
@@ -67,9 +77,20 @@ pub(crate) struct Bid<'a> {
 }
 
 impl<'a> Bid<'a> {
-    pub(crate) fn new(claim: Claimed<'a>) -> Bid<'a> {
-        let token = claim.fresh_token();
-        Bid { claim, token, connection: None, open_since: None, astray_since: None, unanswered: 0 }
+    /// With the wish of the thread that waited for it, and what became of that when it was handed on.
+    pub(crate) fn new(claim: Claimed<'a>, wished: Option<(Wish, Handed)>) -> Bid<'a> {
+        let (token, astray_since) = match wished {
+            None => (claim.fresh_token(), None),
+            Some((wish, Handed::Nothing)) => (wish.token, None),
+            // Taken, but so long ago that the next look had better settle it; or perhaps not taken.
+            Some((wish, Handed::Taken { sent, .. } | Handed::Astray { sent })) => (wish.token, Some(sent)),
+        };
+        Bid { claim, token, connection: None, open_since: None, astray_since, unanswered: 0 }
+    }
+
+    /// True where Redis may hold the token already, though nobody can say.
+    pub(crate) fn is_astray(&self) -> bool {
+        self.astray_since.is_some()
     }
 
     /// True where the next attempt goes over the connection on which an answer is open.
@@ -84,28 +105,34 @@ impl<'a> Bid<'a> {
             None => self.claim.store.checkout(deadline)?,
         };
         let (key, lease) = (self.claim.key.in_redis(), self.claim.lease.millis());
+        let listener = self.claim.keeper.listener();
+        let number = if self.claim.waits { listener.number() } else { None };
         let sent = Moment::now();
-        let claim = if look {
-            connection.claim_or_look(key, &self.token, lease, deadline)
+        let answer = if look {
+            connection.claim_or_look(key, &self.token, lease, number, deadline)
         } else {
-            connection.claim(key, &self.token, lease, deadline)
+            connection.claim(key, &self.token, lease, deadline).map(|claim| (claim, Watch::Off))
+        };
+        let (claim, watch) = match answer {
+            Ok(answer) => answer,
+            Err(trouble) => {
+                self.lost_answer(connection, sent, &trouble);
+                return Err(trouble);
+            }
         };
         match claim {
-            Ok(Claim::Taken) => self.taken(connection, sent, deadline),
-            Ok(Claim::TakenBefore) => {
+            Claim::Taken => self.taken(connection, sent, deadline),
+            Claim::TakenBefore => {
                 let since = self.astray_since.or(self.open_since).unwrap_or(sent);
                 self.taken(connection, since, deadline)
             }
-            Ok(Claim::Busy(holder)) => {
+            Claim::Busy(holder) => {
                 // Whatever was open on this connection came before this answer, and took nothing.
                 self.open_since = None;
-                Ok(Answer::Busy(holder))
+                let heard = number.is_some_and(|number| listener.will_hear(number, watch));
+                Ok(Answer::Busy { holder, heard })
             }
-            Ok(Claim::NotAString) => Ok(Answer::NotAString),
-            Err(trouble) => {
-                self.lost_answer(connection, sent, &trouble);
-                Err(trouble)
-            }
+            Claim::NotAString => Ok(Answer::NotAString),
         }
     }
 

@@ -143,7 +143,10 @@ mod tests {
 
     fn entered(manager: u64, name: &str) -> Rc<Held> {
         let hold = Arc::new(sample(name, Duration::from_secs(30), Moment::now()));
-        let turn = Arc::new(Queue::default()).join(hold.key().name(), Moment::PAST, |_| false).unwrap();
+        let turn = Arc::new(Queue::default())
+            .join(hold.key().name(), Moment::PAST, |_| false, || unreachable!())
+            .unwrap()
+            .0;
         enter(manager, hold, turn)
     }
 
@@ -196,12 +199,12 @@ mod tests {
         let theirs = Arc::clone(&queue);
         let thread = std::thread::spawn(move || {
             let hold = Arc::new(sample("a", Duration::from_secs(30), Moment::now()));
-            let turn = theirs.join(hold.key().name(), Moment::PAST, |_| false).unwrap();
+            let turn = theirs.join(hold.key().name(), Moment::PAST, |_| false, || unreachable!()).unwrap().0;
             turn.holds(&hold);
             std::mem::forget(enter(1, hold, turn));
         });
         thread.join().unwrap();
-        queue.join(&"a".into(), Moment::PAST, |_| false).unwrap();
+        queue.join(&"a".into(), Moment::PAST, |_| false, || unreachable!()).unwrap();
     }
 
     #[test]

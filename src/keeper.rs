@@ -5,18 +5,19 @@
 //! now asks the keeper, and waits. Where a connection broke, a command of an earlier one may still be executed behind
 //! a later one's: `renew.lua` never cuts a lease short, so that ends no hold that everybody believes in.
 
-use std::sync::Arc;
 use std::sync::mpsc::{self, Sender};
+use std::sync::{Arc, Weak};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
 use log::{debug, warn};
-use parking_lot::{Condvar, Mutex};
+use parking_lot::{Condvar, Mutex, MutexGuard};
 
 use crate::clock::Moment;
 use crate::error::{Error, LostCause};
 use crate::hold::Hold;
 use crate::leases::{Due, Leases, Leftover};
+use crate::listener::{Audience, Listener};
 use crate::options::Lease;
 use crate::stats::Counters;
 use crate::store::{Compared, Connection, Extension, Store, Trouble};
@@ -43,6 +44,7 @@ struct Desk {
     store: Arc<Store>,
     counters: Arc<Counters>,
     teller: Option<Teller>,
+    listener: Listener,
     response_timeout: Duration,
     work: Mutex<Work>,
     /// There is something to do sooner than the thread thinks.
@@ -73,8 +75,17 @@ impl Keeper {
         teller: Option<Teller>,
         response_timeout: Duration,
     ) -> Keeper {
-        let (work, bell) = (Mutex::default(), Condvar::new());
-        Keeper { desk: Arc::new(Desk { store, counters, teller, response_timeout, work, bell }) }
+        let desk = Arc::new_cyclic(|desk: &Weak<Desk>| {
+            let listener = Listener::new(Arc::clone(&store), desk.clone());
+            let (work, bell) = (Mutex::default(), Condvar::new());
+            Desk { store, counters, teller, listener, response_timeout, work, bell }
+        });
+        Keeper { desk }
+    }
+
+    /// Who hears when keys change: for those who wait, and for the keeper itself.
+    pub(crate) fn listener(&self) -> &Listener {
+        &self.desk.listener
     }
 
     /// Keeps a hold from now on.
@@ -143,16 +154,15 @@ impl Keeper {
             let thread = thread::Builder::new().name("relatch-keeper".to_owned());
             let started = thread.spawn(move || desk.run());
             work.thread = Some(started.map_err(|error| Error::NoThread { source: error })?);
-        } else if work.sleeps_until.is_some_and(|until| due < until) {
-            work.sleeps_until = Some(due);
-            drop(work);
-            self.desk.bell.notify_one();
+        } else {
+            self.desk.wake(work, due);
         }
         Ok(())
     }
 
-    /// Ends the thread. In a forked child there is none.
-    pub(crate) fn stop(&self) {
+    /// Ends the thread and the listener's. In a forked child there is none. The key and token are for a lock of no other use.
+    pub(crate) fn stop(&self, redis_key: &str, token: &str) {
+        self.desk.listener.stop(redis_key, token);
         let mut work = self.desk.work.lock();
         work.stop = true;
         let thread = work.thread.take();
@@ -200,6 +210,15 @@ impl Desk {
                 }
                 self.clean_up(&mut wire, &leftover);
             }
+        }
+    }
+
+    /// Wakes the thread where something is due before it would wake up.
+    fn wake(&self, mut work: MutexGuard<'_, Work>, due: Moment) {
+        if work.sleeps_until.is_some_and(|until| due < until) {
+            work.sleeps_until = Some(due);
+            drop(work);
+            self.bell.notify_one();
         }
     }
 
@@ -256,10 +275,14 @@ impl Desk {
         }
         let extensions: Vec<_> =
             holds.iter().zip(&leases).map(|(hold, lease)| extension(hold, *lease)).collect();
-        let (sent, answers) = self.over_wire(wire, deadline, |connection| {
+        // What lives to be renewed is worth being told of at once when it is lost.
+        self.listener.start();
+        let number = self.listener.number();
+        let (sent, (answers, watch)) = self.over_wire(wire, deadline, |connection| {
             let sent = Moment::now();
-            connection.extend_all(&extensions, deadline).map(|answers| (sent, answers))
+            connection.extend_all(&extensions, number, deadline).map(|answers| (sent, answers))
         })?;
+        let watched = number.is_some_and(|number| self.listener.will_hear(number, watch));
         let mut trouble = Ok(());
         let mut lost = Vec::new();
         let mut work = self.work.lock();
@@ -270,7 +293,7 @@ impl Desk {
                 Ok(compared) => {
                     if settle(hold, lease, sent, compared) {
                         self.counters.renewed.add(1);
-                        work.leases.renewed(hold, self.teller.is_some(), sent);
+                        work.leases.renewed(hold, self.teller.is_some(), watched, sent);
                     } else {
                         work.leases.lost(hold);
                         lost.push(hold);
@@ -341,6 +364,21 @@ impl Desk {
         if let Some(teller) = &self.teller {
             teller.tell(hold, cause);
         }
+    }
+}
+
+impl Audience for Desk {
+    /// Whoever changed a lock's key, or deleted it: the next renewal finds out what became of it.
+    fn changed(&self, redis_key: &[u8]) {
+        let mut work = self.work.lock();
+        let due = work.leases.changed(redis_key, Moment::now());
+        self.wake(work, due);
+    }
+
+    fn anything_changed(&self) {
+        let mut work = self.work.lock();
+        let due = work.leases.anything_changed(Moment::now());
+        self.wake(work, due);
     }
 }
 

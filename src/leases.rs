@@ -20,6 +20,8 @@ const LAST_RETRY: Duration = Duration::from_millis(500);
 #[derive(Debug, Default)]
 pub(crate) struct Leases {
     by_number: HashMap<u64, Entry>,
+    /// The holds whose keys Redis tells of when they change, by key.
+    watched: HashMap<Box<[u8]>, u64>,
     owed: Vec<Owed>,
 }
 
@@ -29,6 +31,16 @@ struct Entry {
     /// When to renew it next, or to look whether it is over; never, where nobody wants to know.
     due: Moment,
     retry: Duration,
+}
+
+impl Entry {
+    /// Has it renewed now; not what is over, nor what nobody cares about.
+    fn look_after(&mut self, now: Moment) -> Moment {
+        if self.due < Moment::NEVER {
+            self.due = self.due.min(now);
+        }
+        self.due
+    }
 }
 
 /// A key that may still stand in Redis after its release: nobody's, but in everybody's way.
@@ -79,6 +91,7 @@ impl Leases {
     /// Removes a hold, before its release.
     pub(crate) fn remove(&mut self, hold: &Hold) {
         self.by_number.remove(&hold.number());
+        self.unwatch(hold);
     }
 
     /// True until the release of the hold begins: what Redis says of it later is about something else.
@@ -146,11 +159,37 @@ impl Leases {
         due
     }
 
-    /// A renewal worked: the next is a period after it was sent.
-    pub(crate) fn renewed(&mut self, hold: &Hold, told: bool, sent: Moment) {
+    /// A renewal worked: the next is a period after it was sent. `watched` says whether Redis will tell when the key changes.
+    pub(crate) fn renewed(&mut self, hold: &Hold, told: bool, watched: bool, sent: Moment) {
         if let Some(entry) = self.by_number.get_mut(&hold.number()) {
             entry.retry = FIRST_RETRY;
             entry.due = first_due(hold, told, sent);
+            if watched {
+                self.watched.insert(hold.key().in_redis().as_bytes().into(), hold.number());
+            }
+        }
+    }
+
+    /// Redis tells that a key has changed: if it is that of a hold, it is looked after now. Returns when that is due.
+    pub(crate) fn changed(&mut self, redis_key: &[u8], now: Moment) -> Moment {
+        let number = self.watched.remove(redis_key);
+        let entry = number.and_then(|number| self.by_number.get_mut(&number));
+        entry.map_or(Moment::NEVER, |entry| entry.look_after(now))
+    }
+
+    /// Any key may have changed, or word of it have been missed: all that lived to be renewed is looked after now.
+    pub(crate) fn anything_changed(&mut self, now: Moment) -> Moment {
+        self.watched.clear();
+        let renewed = self.by_number.values_mut().filter(|entry| entry.hold.renewals() > 0);
+        renewed.map(|entry| entry.look_after(now)).min().unwrap_or(Moment::NEVER)
+    }
+
+    fn unwatch(&mut self, hold: &Hold) {
+        if !self.watched.is_empty() && hold.renewals() > 0 {
+            let redis_key = hold.key().in_redis().as_bytes();
+            if self.watched.get(redis_key) == Some(&hold.number()) {
+                self.watched.remove(redis_key);
+            }
         }
     }
 
@@ -172,6 +211,7 @@ impl Leases {
     pub(crate) fn lost(&mut self, hold: &Hold) {
         if let Some(entry) = self.by_number.get_mut(&hold.number()) {
             entry.due = Moment::NEVER;
+            self.unwatch(hold);
         }
     }
 
@@ -224,7 +264,7 @@ mod tests {
         assert!(leases.take_due(after(99)).is_empty());
         assert_eq!(leases.take_due(after(100)).renew.len(), 1);
         hold.renewed(hold.lease(), after(100), after(101)).unwrap();
-        leases.renewed(&hold, false, after(100));
+        leases.renewed(&hold, false, false, after(100));
         assert_eq!(leases.next(), after(200));
     }
 
@@ -334,7 +374,7 @@ mod tests {
                                 }
                                 if stood {
                                     hold.renewed(hold.lease(), now, now).unwrap();
-                                    leases.renewed(&hold, false, now);
+                                    leases.renewed(&hold, false, false, now);
                                 } else {
                                     hold.lose(LostCause::Deleted);
                                 }

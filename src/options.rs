@@ -83,6 +83,13 @@ pub(crate) fn check_lease(option: &'static str, lease: Duration, max_lease: Dura
     Ok(())
 }
 
+/// For how many turns, and for how long, threads of one process may have a lock in a row, before others are let in.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct HandOn {
+    pub(crate) turns: u32,
+    pub(crate) time: Duration,
+}
+
 /// What a manager is made with.
 #[derive(Clone, Debug)]
 pub(crate) struct Settings {
@@ -93,6 +100,7 @@ pub(crate) struct Settings {
     pub(crate) connect_timeout: Duration,
     pub(crate) response_timeout: Duration,
     pub(crate) tolerate_outage: Duration,
+    pub(crate) hand_on: HandOn,
 }
 
 /// Every default there is, in one place.
@@ -106,6 +114,7 @@ impl Default for Settings {
             connect_timeout: Duration::from_secs(1),
             response_timeout: Duration::from_secs(1),
             tolerate_outage: Duration::from_secs(10),
+            hand_on: HandOn { turns: 64, time: Duration::from_millis(5) },
         }
     }
 }
@@ -121,6 +130,13 @@ impl Settings {
         self.options.check(self.max_lease)?;
         if self.pool_size == 0 {
             return Err(refuse("pool_size", self.pool_size, "no command could ever be sent"));
+        }
+        if self.hand_on.turns == 0 {
+            return Err(refuse(
+                "hand_on",
+                self.hand_on.turns,
+                "one turn is the least: nothing is handed on then",
+            ));
         }
         for (option, timeout) in
             [("connect_timeout", self.connect_timeout), ("response_timeout", self.response_timeout)]
@@ -222,6 +238,7 @@ mod tests {
     #[test]
     fn settings_that_cannot_work_are_refused() {
         assert_eq!(refused(|s| s.pool_size = 0), "pool_size");
+        assert_eq!(refused(|s| s.hand_on.turns = 0), "hand_on");
         assert_eq!(refused(|s| s.connect_timeout = Duration::ZERO), "connect_timeout");
         assert_eq!(refused(|s| s.response_timeout = Duration::MAX), "response_timeout");
         assert_eq!(refused(|s| s.max_lease = Duration::MAX), "max_lease");

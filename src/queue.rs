@@ -2,33 +2,19 @@
 //!
 //! One thread of a process talks to Redis about a key; the others stand in line behind it and send nothing.
 //! The turn goes on when the holder has released, or is dropped without that; and a holder whose
-//! hold is over without a release (its thread never came back) is passed by.
+//! hold is over without a release (its thread never came back) is passed by. A release may take the next one's wish along, and
+//! hand on to it what came of that.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::HashMap;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::thread;
-use std::time::Duration;
 
-use parking_lot::{Condvar, Mutex, MutexGuard};
+use parking_lot::{Mutex, MutexGuard};
 
 use crate::clock::Moment;
 use crate::hold::Hold;
 use crate::holder::Holder;
-
-/// How often the first in line looks whether the hold in front of it is over.
-///
-/// Only for holds that end without a release: a guard that was forgotten, a thread that hangs. Being told of
-/// every hold would cost a switch of threads per turn.
-const GLANCE: Duration = Duration::from_secs(1);
-
-/// How long a thread that is about to be called stays awake for it.
-///
-/// A sleeping thread takes tens of microseconds to wake up, as long as Redis takes for a command. So the first in
-/// line is told to get up while the turn in front of it is about to end: when its release starts or, where the turn
-/// before was over within this time, from its beginning. A lock that is held for long costs no waiter more than this,
-/// once.
-const AWAKE: Duration = Duration::from_micros(200);
+use crate::line::{Handed, Line, Start, Waiter, Wish};
+use crate::options::HandOn;
 
 /// The lines of one manager.
 #[derive(Debug, Default)]
@@ -43,50 +29,6 @@ struct Lines {
     turns: u64,
 }
 
-/// One key's line. It exists as long as somebody has the turn or waits for it.
-#[derive(Debug, Default)]
-struct Line {
-    front: Option<Front>,
-    waiting: VecDeque<Arc<Waiter>>,
-    /// The last turn was short, so the next may be.
-    brisk: bool,
-}
-
-/// Who has the turn: a thread that talks to Redis, or one that holds the lock.
-#[derive(Debug)]
-struct Front {
-    /// Tells the turns apart, so that one that was passed by does not end its successor's.
-    number: u64,
-    started: Moment,
-    hold: Option<Arc<Hold>>,
-    seen: Option<Holder>,
-    /// It will be over in a moment: whoever is next may stay awake for it.
-    ending: bool,
-}
-
-/// A thread in line. Known by its address.
-#[derive(Debug, Default)]
-struct Waiter {
-    called: Condvar,
-    /// The turn in front of it is over.
-    up: AtomicBool,
-}
-
-impl Waiter {
-    fn call(&self) {
-        self.up.store(true, Ordering::Release);
-        self.called.notify_one();
-    }
-
-    /// Stays awake until it is called, for a moment.
-    fn await_call(&self) {
-        let end = Moment::now().after(AWAKE);
-        while !self.up.load(Ordering::Acquire) && Moment::now() < end {
-            thread::yield_now();
-        }
-    }
-}
-
 /// The right to talk to Redis about a key, and the place of the hold that comes of it. Goes on when dropped.
 #[derive(Debug)]
 pub(crate) struct Turn {
@@ -94,6 +36,15 @@ pub(crate) struct Turn {
     name: Arc<str>,
     number: u64,
     waited: bool,
+    /// Other processes are let in first.
+    yields: bool,
+    passed: bool,
+}
+
+/// The wish of the next in line, which goes out with a release.
+#[derive(Debug)]
+pub(crate) struct Baton {
+    to: Arc<Waiter>,
 }
 
 /// Why there was no turn.
@@ -105,33 +56,43 @@ pub(crate) enum NoTurn {
     Mine,
 }
 
+/// A turn, and what of one's wish was fulfilled by whoever was in front. No wish where it was not waited for.
+pub(crate) type Joined = (Turn, Option<(Wish, Handed)>);
+
 impl Queue {
     /// The turn, after those who came before; or, at the deadline, whoever kept the caller waiting.
     ///
     /// With a deadline in the past: the turn if it is free, without waiting. `is_mine` tells whether a holder that
-    /// Redis named is the caller itself, through another manager.
+    /// Redis named is the caller itself, through another manager; `wish` is what the caller wants, if it has to wait.
     pub(crate) fn join(
         self: &Arc<Queue>,
         name: &Arc<str>,
         deadline: Moment,
         is_mine: impl Fn(&Holder) -> bool,
-    ) -> Result<Turn, NoTurn> {
+        wish: impl FnOnce() -> Wish,
+    ) -> Result<Joined, NoTurn> {
         let mut lines = self.lines.lock();
-        if let Some(number) = lines.start_turn(name, None, Moment::now()) {
-            return Ok(self.turn(name, number, false));
+        if let Some(start) = lines.start_turn(name, None, Moment::now()) {
+            return Ok((self.turn(name, &start, false), None));
         }
-        let me = Arc::new(Waiter::default());
+        if deadline == Moment::PAST {
+            let line = lines.line(name);
+            let mine = line.seen().is_some_and(&is_mine);
+            return Err(if mine { NoTurn::Mine } else { NoTurn::Busy(line.holder(Moment::now())) });
+        }
+        let me = Arc::new(Waiter::new(wish(), deadline));
         lines.line(name).waiting.push_back(Arc::clone(&me));
         let mut awaited = None;
         loop {
             let now = Moment::now();
-            if let Some(number) = lines.start_turn(name, Some(&me), now) {
+            if let Some(start) = lines.start_turn(name, Some(&me), now) {
                 let next = lines.line(name).waiting.front().cloned();
                 drop(lines);
                 if let Some(next) = next {
                     next.called.notify_one(); // It is first in line now, and may stay awake.
                 }
-                return Ok(self.turn(name, number, true));
+                let handed = (me.wish.clone(), start.handed);
+                return Ok((self.turn(name, &start, true), Some(handed)));
             }
             let mine = lines.line(name).seen().is_some_and(&is_mine);
             if mine || deadline <= now {
@@ -154,8 +115,15 @@ impl Queue {
         }
     }
 
-    fn turn(self: &Arc<Queue>, name: &Arc<str>, number: u64, waited: bool) -> Turn {
-        Turn { queue: Arc::clone(self), name: Arc::clone(name), number, waited }
+    fn turn(self: &Arc<Queue>, name: &Arc<str>, start: &Start, waited: bool) -> Turn {
+        Turn {
+            queue: Arc::clone(self),
+            name: Arc::clone(name),
+            number: start.number,
+            waited,
+            yields: start.last_of_run,
+            passed: false,
+        }
     }
 }
 
@@ -164,70 +132,12 @@ impl Lines {
         self.by_name.entry(Arc::clone(name)).or_default()
     }
 
-    /// Gives the turn to `waiter`, or to one who comes from outside, if it is theirs; returns its number.
-    fn start_turn(&mut self, name: &Arc<str>, waiter: Option<&Arc<Waiter>>, now: Moment) -> Option<u64> {
+    /// Gives the turn to `waiter`, or to one who comes from outside, if it is theirs.
+    fn start_turn(&mut self, name: &Arc<str>, waiter: Option<&Arc<Waiter>>, now: Moment) -> Option<Start> {
         let number = self.turns + 1;
-        let line = self.line(name);
-        if !line.is_open(now) || !line.is_next(waiter) {
-            return None;
-        }
-        line.waiting.pop_front();
-        line.front = Some(Front { number, started: now, hold: None, seen: None, ending: line.brisk });
-        self.turns = number;
-        Some(number)
-    }
-}
-
-impl Line {
-    /// True where the turn may be taken: nobody has it, or the one who has it lost what he held.
-    fn is_open(&self, now: Moment) -> bool {
-        self.front.as_ref().is_none_or(|front| front.hold.as_ref().is_some_and(|hold| hold.is_over(now)))
-    }
-
-    /// True for the first in line; with nobody in line, for anybody.
-    fn is_next(&self, waiter: Option<&Arc<Waiter>>) -> bool {
-        match (self.waiting.front(), waiter) {
-            (Some(first), Some(waiter)) => Arc::ptr_eq(first, waiter),
-            (None, _) => true,
-            (Some(_), None) => false,
-        }
-    }
-
-    /// The number of the turn whose end the waiter is about to see.
-    fn ending(&self, waiter: &Arc<Waiter>) -> Option<u64> {
-        let front = self.front.as_ref().filter(|front| front.ending && self.is_next(Some(waiter)));
-        front.map(|front| front.number)
-    }
-
-    /// When a waiter that nobody calls has to look again by himself.
-    fn look_again(&self, waiter: &Arc<Waiter>, now: Moment) -> Moment {
-        if !self.is_next(Some(waiter)) {
-            return Moment::NEVER;
-        }
-        let hold = self.front.as_ref().and_then(|front| front.hold.as_ref());
-        hold.map(|hold| hold.valid_until())
-            .filter(|end| *end > now)
-            .unwrap_or(Moment::NEVER)
-            .min(now.after(GLANCE))
-    }
-
-    /// Leaves the line; returns whom it was waiting for, and who is first in line instead.
-    fn step_out(&mut self, waiter: &Arc<Waiter>, now: Moment) -> (Option<Holder>, Option<Arc<Waiter>>) {
-        let was_first = self.is_next(Some(waiter));
-        self.waiting.retain(|other| !Arc::ptr_eq(other, waiter));
-        let next = self.waiting.front().filter(|_| was_first).cloned();
-        (self.holder(now), next)
-    }
-
-    /// Who has the lock in another process, or through another manager.
-    fn seen(&self) -> Option<&Holder> {
-        self.front.as_ref()?.seen.as_ref()
-    }
-
-    /// Who keeps the line waiting, as far as this process knows.
-    fn holder(&self, now: Moment) -> Option<Holder> {
-        let front = self.front.as_ref()?;
-        front.hold.as_ref().map(|hold| hold.as_holder(now)).or_else(|| front.seen.clone())
+        let start = self.line(name).start_turn(number, waiter, now)?;
+        self.turns = self.turns.max(start.number);
+        Some(start)
     }
 }
 
@@ -237,51 +147,94 @@ impl Turn {
         self.waited
     }
 
+    /// This process has had the lock for long enough: other processes are let in first.
+    pub(crate) fn yields(&self) -> bool {
+        self.yields
+    }
+
     /// The turn is used for a hold now: it lasts as long as that.
     pub(crate) fn holds(&self, hold: &Arc<Hold>) {
-        self.with_front(|front| front.hold = Some(Arc::clone(hold)));
+        let mut lines = self.queue.lines.lock();
+        if let Some(front) = lines.by_name.get_mut(&self.name).and_then(|line| line.front.as_mut())
+            && front.number == self.number
+        {
+            front.holds(hold, Moment::now());
+        }
     }
 
     /// Somebody else has the lock: those in line may say so when their wait is over.
     ///
     /// Where that is a thread of this process, through another manager, it may be one of them.
     pub(crate) fn saw(&self, holder: &Holder, of_this_process: bool) {
-        self.with_front(|front| front.seen = Some(holder.clone()));
+        let mut lines = self.queue.lines.lock();
+        let Some(line) = lines.by_name.get_mut(&self.name) else {
+            return;
+        };
+        if let Some(front) = line.front.as_mut().filter(|front| front.number == self.number) {
+            front.seen = Some(holder.clone());
+        }
         if of_this_process {
-            let lines = self.queue.lines.lock();
-            for waiter in lines.by_name.get(&self.name).into_iter().flat_map(|line| &line.waiting) {
-                waiter.called.notify_one();
-            }
+            line.waiting.iter().for_each(|waiter| _ = waiter.called.notify_one());
         }
     }
 
-    /// The hold is being released: whoever is next may get ready.
-    pub(crate) fn ends_soon(&self) {
-        let next = self.with_front(|front| front.ending = true);
+    /// The hold is being released: whoever is next may get ready, and have his wish taken along.
+    ///
+    /// Not to one whose wait may end before the answer comes, at `answer_by` at the latest.
+    pub(crate) fn hand_on(&self, limits: &HandOn, answer_by: Moment) -> Option<Baton> {
+        let mut lines = self.queue.lines.lock();
+        let line = lines.by_name.get_mut(&self.name)?;
+        let baton = line.hand_on(self.number, limits, Moment::now(), answer_by);
+        let next = line.waiting.front().cloned();
+        drop(lines);
         if let Some(next) = next {
             next.called.notify_one();
         }
+        baton.map(|to| Baton { to })
     }
 
-    /// Changes the entry of this turn, unless it was passed by; returns who is next in line.
-    fn with_front(&self, change: impl FnOnce(&mut Front)) -> Option<Arc<Waiter>> {
+    /// Ends the turn, and gives the next one what became of his wish: `Err` where he has gone meanwhile.
+    pub(crate) fn pass_on(mut self, baton: Baton, handed: Handed) -> Result<(), Wish> {
+        let Baton { to } = baton;
+        if handed == Handed::Nothing {
+            return Ok(()); // He asks for himself.
+        }
         let mut lines = self.queue.lines.lock();
-        let line = lines.by_name.get_mut(&self.name)?;
-        change(line.front.as_mut().filter(|front| front.number == self.number)?);
-        line.waiting.front().cloned()
+        let next = lines.turns + 1;
+        let passed = lines
+            .by_name
+            .get_mut(&self.name)
+            .is_some_and(|line| line.pass_on(self.number, &to, next, handed, Moment::now()));
+        if !passed {
+            drop(lines);
+            return Err(to.wish.clone());
+        }
+        lines.turns = next;
+        drop(lines);
+        self.passed = true;
+        to.call();
+        Ok(())
+    }
+}
+
+impl Baton {
+    pub(crate) fn wish(&self) -> &Wish {
+        &self.to.wish
     }
 }
 
 impl Drop for Turn {
     fn drop(&mut self) {
+        if self.passed {
+            return;
+        }
         let mut lines = self.queue.lines.lock();
         let Some(line) = lines.by_name.get_mut(&self.name) else {
             return;
         };
-        let Some(front) = line.front.take_if(|front| front.number == self.number) else {
+        if !line.end_turn(self.number, Moment::now()) {
             return; // Passed by: the turn is somebody else's.
-        };
-        line.brisk = Moment::now().since(front.started) < AWAKE;
+        }
         let next = line.waiting.front().cloned();
         if next.is_none() {
             lines.by_name.remove(&self.name);
@@ -296,16 +249,23 @@ impl Drop for Turn {
 #[cfg(test)]
 mod tests {
     use std::sync::mpsc;
+    use std::thread;
+    use std::time::Duration;
 
     use super::*;
     use crate::hold::tests::sample;
+    use crate::options::Lease;
 
     fn name() -> Arc<str> {
         "key".into()
     }
 
     fn at_once(queue: &Arc<Queue>, name: &Arc<str>) -> Option<Turn> {
-        queue.join(name, Moment::PAST, |_| false).ok()
+        queue.join(name, Moment::PAST, |_| false, wish).map(|(turn, _)| turn).ok()
+    }
+
+    fn wish() -> Wish {
+        Wish { token: "host-1-2-00".into(), lease: Lease::new(Duration::from_secs(30)) }
     }
 
     fn soon() -> Moment {
@@ -333,7 +293,7 @@ mod tests {
             .map(|n| {
                 let (line, told) = (Arc::clone(&queue), told.clone());
                 let thread = thread::spawn(move || {
-                    let turn = line.join(&name(), soon(), |_| false).unwrap();
+                    let turn = line.join(&name(), soon(), |_| false, wish).unwrap().0;
                     told.send(n).unwrap();
                     drop(turn);
                 });
@@ -357,7 +317,7 @@ mod tests {
         let zombie = at_once(&queue, &name()).unwrap();
         let hold = Arc::new(sample("key", Duration::from_millis(20), Moment::now()));
         zombie.holds(&hold);
-        let turn = queue.join(&name(), soon(), |_| false).unwrap();
+        let turn = queue.join(&name(), soon(), |_| false, wish).unwrap().0;
         assert!(!hold.is_valid(Moment::now()));
         drop(zombie);
         assert!(at_once(&queue, &name()).is_none(), "the turn is still taken");
@@ -371,7 +331,7 @@ mod tests {
         let turn = at_once(&queue, &name()).unwrap();
         let hold = Arc::new(sample("key", Duration::from_secs(5), Moment::now()));
         turn.holds(&hold);
-        let Err(NoTurn::Busy(Some(holder))) = queue.join(&name(), Moment::now(), |_| false) else {
+        let Err(NoTurn::Busy(Some(holder))) = queue.join(&name(), Moment::now(), |_| false, wish) else {
             panic!("it is busy, and it is known with whom");
         };
         assert_eq!(holder.raw(), hold.token());
@@ -383,12 +343,118 @@ mod tests {
         let queue = Arc::new(Queue::default());
         let turn = at_once(&queue, &name()).unwrap();
         let line = Arc::clone(&queue);
-        let waiter = thread::spawn(move || line.join(&name(), soon(), |holder| holder.raw() == "mine"));
+        let waiter = thread::spawn(move || {
+            line.join(&name(), soon(), |holder| holder.raw() == "mine", wish).map(drop)
+        });
         while queue.lines.lock().line(&name()).waiting.is_empty() {
             thread::yield_now();
         }
         turn.saw(&Holder::new(b"mine", None), true);
         assert!(matches!(waiter.join().unwrap(), Err(NoTurn::Mine)));
         assert!(queue.lines.lock().line(&name()).waiting.is_empty());
+    }
+
+    const LIMITS: HandOn = HandOn { turns: 3, time: Duration::from_secs(60) };
+    const SENT: Handed = Handed::Astray { sent: Moment::PAST };
+
+    /// A thread that waits in line until `until`; what it is given comes back.
+    fn waiter(queue: &Arc<Queue>, until: Moment) -> thread::JoinHandle<Result<Joined, NoTurn>> {
+        let before = queue.lines.lock().line(&name()).waiting.len();
+        let line = Arc::clone(queue);
+        let thread = thread::spawn(move || line.join(&name(), until, |_| false, wish));
+        while queue.lines.lock().line(&name()).waiting.len() == before {
+            thread::yield_now();
+        }
+        thread
+    }
+
+    #[test]
+    fn what_was_sent_for_the_next_in_line_is_handed_to_him() {
+        let queue = Arc::new(Queue::default());
+        let first = at_once(&queue, &name()).unwrap();
+        let second = waiter(&queue, soon());
+        let third = waiter(&queue, soon());
+        let baton = first.hand_on(&LIMITS, Moment::now()).expect("somebody waits");
+        assert_eq!(baton.wish().token, wish().token);
+        first.pass_on(baton, SENT).unwrap();
+        let (second, given) = second.join().unwrap().unwrap();
+        assert_eq!(given.unwrap().1, SENT);
+        assert!(at_once(&queue, &name()).is_none(), "it is the second's turn");
+        drop(second);
+        let (_third, given) = third.join().unwrap().unwrap();
+        assert_eq!(given.unwrap().1, Handed::Nothing, "a turn that ends alone hands nothing on");
+    }
+
+    #[test]
+    fn nobody_takes_the_turn_while_it_is_handed_on() {
+        let queue = Arc::new(Queue::default());
+        let first = at_once(&queue, &name()).unwrap();
+        let hold = Arc::new(sample("key", Duration::from_secs(30), Moment::now()));
+        first.holds(&hold);
+        let second = waiter(&queue, soon());
+        let baton = first.hand_on(&LIMITS, Moment::now()).unwrap();
+        hold.release();
+        assert!(at_once(&queue, &name()).is_none());
+        queue.lines.lock().line(&name()).waiting[0].called.notify_one();
+        thread::sleep(Duration::from_millis(5));
+        assert!(!second.is_finished(), "it did not pass by the hold that is over");
+        first.pass_on(baton, SENT).unwrap();
+        assert_eq!(second.join().unwrap().unwrap().1.unwrap().1, SENT);
+    }
+
+    #[test]
+    fn nothing_is_sent_for_whoever_may_be_gone_before_the_answer_comes() {
+        let queue = Arc::new(Queue::default());
+        let first = at_once(&queue, &name()).unwrap();
+        assert!(first.hand_on(&LIMITS, Moment::now()).is_none(), "nobody waits");
+        let second = waiter(&queue, Moment::now().after(Duration::from_millis(50)));
+        assert!(first.hand_on(&LIMITS, soon()).is_none());
+        let baton = first.hand_on(&LIMITS, Moment::now()).unwrap();
+        assert!(matches!(second.join().unwrap(), Err(NoTurn::Busy(_))), "its wait is over all the same");
+        let token = first.pass_on(baton, SENT).unwrap_err().token;
+        assert_eq!(token, wish().token, "what may stand in Redis for him is for others to delete");
+        assert!(at_once(&queue, &name()).is_some());
+    }
+
+    #[test]
+    fn a_run_ends_and_others_are_let_in() {
+        let queue = Arc::new(Queue::default());
+        let mut turn = at_once(&queue, &name()).unwrap();
+        for _ in 0..2 {
+            let next = waiter(&queue, soon());
+            let baton = turn.hand_on(&LIMITS, Moment::now()).unwrap();
+            turn.pass_on(baton, SENT).unwrap();
+            turn = next.join().unwrap().unwrap().0;
+            assert!(!turn.yields());
+        }
+        let next = waiter(&queue, soon());
+        assert!(turn.hand_on(&LIMITS, Moment::now()).is_none(), "this was the third turn in a row");
+        drop(turn);
+        let turn = next.join().unwrap().unwrap().0;
+        assert!(turn.yields());
+        let next = waiter(&queue, soon());
+        assert!(turn.hand_on(&LIMITS, Moment::now()).is_some(), "a new run has begun");
+        drop((turn, next));
+    }
+
+    #[test]
+    fn turns_that_are_not_handed_on_count_too_unless_others_had_the_lock_in_between() {
+        let queue = Arc::new(Queue::default());
+        for others in [false, true] {
+            let first = at_once(&queue, &name()).unwrap();
+            let second = waiter(&queue, soon());
+            assert!(first.hand_on(&LIMITS, soon().after(Duration::from_secs(60))).is_none());
+            drop(first);
+            let second = second.join().unwrap().unwrap().0;
+            if others {
+                second.saw(&Holder::new(b"theirs", None), false);
+            }
+            second.holds(&Arc::new(sample("key", Duration::from_secs(30), Moment::now())));
+            let limits = HandOn { turns: 2, ..LIMITS };
+            let third = waiter(&queue, soon());
+            assert_eq!(second.hand_on(&limits, Moment::now()).is_some(), others);
+            drop(second);
+            drop(third.join().unwrap().unwrap());
+        }
     }
 }

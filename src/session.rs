@@ -19,11 +19,12 @@ use crate::holds::{self, Held, Left};
 use crate::keeper::Keeper;
 use crate::key::Key;
 use crate::leases::Leftover;
+use crate::line::{Handed, Wish};
 use crate::machine;
 use crate::options::{Lease, Options, Settings};
-use crate::owner::{Owner, host_name};
+use crate::owner::{Owner, fresh_token, host_name};
 use crate::process as this_process;
-use crate::queue::{NoTurn, Queue, Turn};
+use crate::queue::{Baton, NoTurn, Queue, Turn};
 use crate::release::release;
 use crate::stats::Counters;
 use crate::store::{Address, Connection, Seen, Store, Trouble};
@@ -127,8 +128,11 @@ impl Session {
         };
         let in_line_until = if patience.once { Moment::PAST } else { patience.deadline };
         let is_mine = |holder: &Holder| holds::is_mine(holder.raw(), pid);
-        let turn = match self.queue.join(key.name(), in_line_until, is_mine) {
-            Ok(turn) => turn,
+        let owner = Owner::new(Arc::clone(&self.host), pid, this_process::thread_id(pid));
+        let lease = Lease::new(options.lease);
+        let wish = || Wish { token: fresh_token(&owner, &self.machine), lease };
+        let (turn, wished) = match self.queue.join(key.name(), in_line_until, is_mine, wish) {
+            Ok(joined) => joined,
             Err(NoTurn::Busy(holder)) => {
                 self.counters.waited.add(u64::from(!patience.once));
                 return Ok(busy(holder));
@@ -138,8 +142,6 @@ impl Session {
         if turn.waited() {
             self.counters.waited.add(1);
         }
-        let owner = Owner::new(Arc::clone(&self.host), pid, this_process::thread_id(pid));
-        let lease = Lease::new(options.lease);
         let claim = Claimed {
             keeper: &self.keeper,
             store: &self.store,
@@ -148,8 +150,9 @@ impl Session {
             machine: &self.machine,
             lease,
             reclaim_dead: options.reclaim_dead,
+            waits: !patience.once,
         };
-        match acquire(claim, &patience, &turn)? {
+        match acquire(claim, &patience, &turn, wished)? {
             Outcome::Busy(holder) => Ok(busy(holder)),
             Outcome::Taken { token, since } => {
                 let hold = Arc::new(Hold::new(key, owner, token, lease, options.renewal, since));
@@ -164,7 +167,7 @@ impl Session {
     fn keep(&self, hold: Arc<Hold>, turn: Turn) -> Result<Rc<Held>, Error> {
         if let Err(error) = self.keeper.enter(&hold) {
             // It would not be renewed: better not to have it.
-            if let Err(also) = self.end(&hold) {
+            if let (Err(also), _) = self.end(&hold, None) {
                 debug!(target: "relatch::release", "{also}");
             }
             return Err(error);
@@ -212,20 +215,26 @@ impl Session {
             mem::forget(turn); // The child's copy of the queue may have been locked when it was copied.
             return Err(forked);
         }
-        turn.ends_soon();
-        let ended = self.end(held.hold());
-        drop(turn);
+        let hold = held.hold();
+        let answer_by = Moment::now().after(self.settings.response_timeout);
+        let baton = turn.hand_on(&self.settings.hand_on, answer_by);
+        let (ended, handed) = self.end(hold, baton.as_ref().map(Baton::wish));
+        let passed = baton.map_or(Ok(()), |baton| turn.pass_on(baton, handed));
+        if let Err(Wish { token, lease }) = passed {
+            let (redis_key, gone_by) = (hold.key().in_redis().to_owned(), lease.gone_by(Moment::now()));
+            self.keeper.owe(Leftover { redis_key, token, gone_by });
+        }
         ended.map(|()| 0)
     }
 
-    /// Ends a hold: first for this process, whatever follows, then in Redis.
-    fn end(&self, hold: &Arc<Hold>) -> Result<(), Error> {
+    /// Ends a hold: first for this process, whatever follows, then in Redis. A wish goes out with the release.
+    fn end(&self, hold: &Arc<Hold>, wish: Option<&Wish>) -> (Result<(), Error>, Handed) {
         let now = Moment::now();
         let was_valid = hold.is_valid(now);
         self.keeper.remove(hold);
         hold.close();
         self.counters.time_held.add(now.since(hold.taken()));
-        let released = release(&self.store, hold, was_valid, self.settings.response_timeout);
+        let (released, handed) = release(&self.store, hold, was_valid, self.settings.response_timeout, wish);
         let maybe_there = match &released {
             Ok(()) | Err(Error::Unconfirmed { .. }) => {
                 hold.release();
@@ -240,7 +249,7 @@ impl Session {
         if maybe_there || hold.since().stray {
             self.owe(hold);
         }
-        released
+        (released, handed)
     }
 
     /// Has the keeper delete what a hold may have left in Redis. (A renewal that is late may add a lease.)
@@ -299,6 +308,8 @@ impl Session {
         let question = |connection: &mut Connection<'_>, deadline| connection.force(key.in_redis(), deadline);
         let deadline = self.one_answer(Moment::now());
         let deleted = self.ask("force-unlocking", &key, deadline, question)?;
+        // Redis does not tell of what was done over a connection that a waiter of this process has used.
+        self.keeper.listener().call(key.in_redis());
         if let Some(holder) = &deleted {
             warn!(target: "relatch::force_unlock", "lock {name:?} was force-unlocked, it was held by {holder}");
         }
@@ -333,7 +344,9 @@ impl Drop for Session {
     /// The last handle goes: so do the threads. A forked child has none of them, nor may it wait for what they held.
     fn drop(&mut self) {
         if process::id() == self.born {
-            self.keeper.stop();
+            let owner = Owner::new(Arc::clone(&self.host), self.born, this_process::thread_id(self.born));
+            let token = fresh_token(&owner, &self.machine);
+            self.keeper.stop(&format!("{}{token}", self.settings.prefix), &token);
         }
     }
 }

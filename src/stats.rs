@@ -11,6 +11,8 @@ use std::time::Duration;
 pub struct Stats {
     /// Locks that were taken in Redis.
     pub acquired: u64,
+    /// Of these, locks that another thread of this process handed on with its release.
+    pub handed_on: u64,
     /// Locks that a thread took once more, without Redis.
     pub reentered: u64,
     /// Locks that were busy at first, and were waited for.
@@ -127,6 +129,7 @@ impl Times {
 #[derive(Debug, Default)]
 pub(crate) struct Counters {
     pub(crate) acquired: Counter,
+    pub(crate) handed_on: Counter,
     pub(crate) reentered: Counter,
     pub(crate) waited: Counter,
     pub(crate) timed_out: Counter,
@@ -143,6 +146,7 @@ impl Counters {
     pub(crate) fn read(&self) -> Stats {
         Stats {
             acquired: self.acquired.read(),
+            handed_on: self.handed_on.read(),
             reentered: self.reentered.read(),
             waited: self.waited.read(),
             timed_out: self.timed_out.read(),

@@ -1,6 +1,9 @@
 //! A private server, the floor, and rounds that are compared by their medians.
 #![allow(dead_code, reason = "each benchmark uses a part of it")]
 
+pub(crate) mod children;
+pub(crate) mod figures;
+
 use std::net::TcpListener;
 use std::process::{Child, Command, Stdio};
 use std::sync::Barrier;
@@ -43,6 +46,11 @@ impl Server {
     pub(crate) fn client(&self) -> redis::Client {
         redis::Client::open(self.url()).expect("a URL")
     }
+
+    /// A plain connection of the `redis` crate.
+    pub(crate) fn connection(&self) -> redis::Connection {
+        self.client().get_connection().expect("connects")
+    }
 }
 
 /// Puts the server on one core and this process on another, as if a network lay between them: left to itself, the
@@ -84,7 +92,7 @@ pub(crate) struct Floor {
 
 impl Floor {
     pub(crate) fn new(server: &Server) -> Floor {
-        let mut connection = server.client().get_connection().expect("connects");
+        let mut connection = server.connection();
         let script = include_str!("../../src/store/release.lua");
         let hash = redis::cmd("SCRIPT").arg("LOAD").arg(script).query(&mut connection).expect("loads");
         Floor { connection, hash }
@@ -114,6 +122,11 @@ impl Floor {
 
 /// Threads that take turns on one key; returns the longest that any of them waited.
 pub(crate) fn contend(locks: &LockManager, key: &str, threads: usize, turns: u32) -> Duration {
+    take_turns(locks, key, threads, turns).into_iter().max().unwrap_or_default()
+}
+
+/// Threads that take turns on one key; returns how long each turn was waited for.
+pub(crate) fn take_turns(locks: &LockManager, key: &str, threads: usize, turns: u32) -> Vec<Duration> {
     let start = Barrier::new(threads);
     thread::scope(|scope| {
         let waits: Vec<_> = (0..threads)
@@ -127,11 +140,11 @@ pub(crate) fn contend(locks: &LockManager, key: &str, threads: usize, turns: u32
                         drop(guard);
                         waited
                     };
-                    (0..turns).map(wait).max().unwrap_or_default()
+                    (0..turns).map(wait).collect::<Vec<_>>()
                 })
             })
             .collect();
-        waits.into_iter().map(|wait| wait.join().expect("no panic")).max().unwrap_or_default()
+        waits.into_iter().flat_map(|wait| wait.join().expect("no panic")).collect()
     })
 }
 
@@ -149,22 +162,31 @@ impl Rounds {
         }
     }
 
-    /// Runs `work`, which does `count` operations, and notes the time of one.
-    pub(crate) fn time(&mut self, subject: usize, count: u32, work: impl FnOnce()) {
+    /// Runs `work`, which does `count` operations, and notes and returns the time of one.
+    pub(crate) fn time(&mut self, subject: usize, count: u32, work: impl FnOnce()) -> Duration {
         let started = Instant::now();
         work();
-        self.times[subject].push(started.elapsed() / count);
+        let one = started.elapsed() / count;
+        self.times[subject].push(one);
+        one
+    }
+
+    /// The median of a subject's times.
+    pub(crate) fn median(&self, subject: usize) -> Duration {
+        Duration::from_secs_f64(median(self.times[subject].iter().map(Duration::as_secs_f64).collect()))
+    }
+
+    /// How a subject's times stand to those of the first one, round by round: the median.
+    pub(crate) fn ratio(&self, subject: usize) -> f64 {
+        let pairs = self.times[subject].iter().zip(&self.times[0]);
+        median(pairs.map(|(time, floor)| time.as_secs_f64() / floor.as_secs_f64()).collect())
     }
 
     /// A line per subject: its median, and how it stands to the first one, round by round.
     pub(crate) fn print(&self, title: &str) {
         println!("\n{title:<36}{:>12}{:>14}{:>16}", "time", "x floor", "x throughput");
-        for (name, times) in self.names.iter().zip(&self.times) {
-            let ratios =
-                times.iter().zip(&self.times[0]).map(|(t, floor)| t.as_secs_f64() / floor.as_secs_f64());
-            let ratio = median(ratios.collect());
-            let time = median(times.iter().map(Duration::as_secs_f64).collect());
-            let time = Duration::from_secs_f64(time);
+        for (subject, name) in self.names.iter().enumerate() {
+            let (time, ratio) = (self.median(subject), self.ratio(subject));
             println!("{name:<36}{:>12}{ratio:>14.2}{:>16.2}", format!("{time:.2?}"), 1.0 / ratio);
         }
     }

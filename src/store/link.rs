@@ -94,6 +94,11 @@ impl Link {
         replies.into_iter().try_for_each(|reply| accepted(reply).map(drop))
     }
 
+    /// The connection alone, for other uses.
+    pub(super) fn into_connection(self) -> Connection {
+        self.connection
+    }
+
     pub(super) fn opened(&self) -> Moment {
         self.opened
     }

@@ -3,8 +3,10 @@
 //! The only module that names the `redis` and `r2d2` crates (but for the one constructor that takes a client).
 
 mod address;
+mod ear;
 mod link;
 mod pool;
+mod reply;
 mod script;
 mod trouble;
 
@@ -19,9 +21,12 @@ use crate::holder::Holder;
 use crate::options::Settings;
 use crate::store::link::{Batch, accepted};
 use crate::store::pool::{Carrier, Pool};
+use crate::store::reply::{compared, seen, time_left, was_set, watch};
 use crate::store::script::{FORCE, RELEASE, RENEW, Script};
 
 pub(crate) use crate::store::address::Address;
+pub(crate) use crate::store::ear::{Ear, Heard};
+pub(crate) use crate::store::reply::{Claim, Compared, Seen, Watch};
 pub(crate) use crate::store::trouble::{Refusal, Trouble};
 
 /// The server and the connections to it.
@@ -35,30 +40,6 @@ struct Scripts {
     release: Script,
     renew: Script,
     force: Script,
-}
-
-/// What came of an attempt to take a lock.
-#[derive(Debug)]
-pub(crate) enum Claim {
-    /// The key was free, and holds our token now.
-    Taken,
-    /// The key holds our token already: an earlier attempt, whose answer was lost, had taken it.
-    TakenBefore,
-    /// Somebody else holds it: who, where that was asked and they still did.
-    Busy(Option<Holder>),
-    /// The key holds something that is not a string.
-    NotAString,
-}
-
-/// What a compare-and-delete or a compare-and-extend found.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Compared {
-    /// The token stood there, and it is done.
-    Done,
-    /// Nothing stood there.
-    Absent,
-    /// Something else stands there.
-    NotOurs,
 }
 
 impl Store {
@@ -84,6 +65,11 @@ impl Store {
     pub(crate) fn connect(&self, deadline: Moment) -> Result<Connection<'_>, Trouble> {
         let link = Carrier::Own(Box::new(self.pool.connect(deadline)?));
         Ok(Connection { link, scripts: &self.scripts, response_timeout: self.response_timeout })
+    }
+
+    /// Opens a connection that only listens.
+    pub(crate) fn listen(&self, deadline: Moment) -> Result<Ear, Trouble> {
+        self.pool.listen(deadline)
     }
 
     /// Says what went wrong in the words of the caller's error.
@@ -145,25 +131,33 @@ impl Connection<'_> {
 
     /// An attempt that also learns, in the same round trip, who has the lock where we do not get it:
     /// `SET key token NX PX lease`, `GET key`, `PTTL key`.
+    ///
+    /// With a listener's number, Redis is asked first to tell it when the key changes that is read here: `CLIENT TRACKING ON
+    /// REDIRECT listener NOLOOP`. (Said each time: Redis answers if that listener is gone. What is changed over this same
+    /// connection is not told: an uncontended release later on costs nothing more.) The key is read after the attempt, so a
+    /// release can come before both or after both, and in between it is told.
     pub(crate) fn claim_or_look(
         &mut self,
         key: &str,
         token: &str,
         lease: u64,
+        listener: Option<u64>,
         deadline: Moment,
-    ) -> Result<Claim, Trouble> {
-        let batch = Batch::of(&set(key, token, lease)).and(&get(key)).and(&pttl(key));
+    ) -> Result<(Claim, Watch), Trouble> {
+        let batch = begin(listener).and(&set(key, token, lease)).and(&get(key)).and(&pttl(key));
         let mut replies = self.exchange(&batch, deadline)?.into_iter();
+        let watch = listener.map_or(Watch::Off, |_| watch(next(&mut replies)));
         let reply = accepted(next(&mut replies))?;
         if self.sensible(was_set(&reply))? {
-            return Ok(Claim::Taken);
+            return Ok((Claim::Taken, watch));
         }
-        Ok(match self.sensible(seen(next(&mut replies), next(&mut replies)))? {
+        let claim = match self.sensible(seen(next(&mut replies), next(&mut replies)))? {
             Seen::Nothing => Claim::Busy(None),
             Seen::NotAString => Claim::NotAString,
             Seen::Somebody(holder) if holder.raw() == token => Claim::TakenBefore,
             Seen::Somebody(holder) => Claim::Busy(Some(holder)),
-        })
+        };
+        Ok((claim, watch))
     }
 
     /// Compare and delete, with one more round trip where Redis has forgotten the script.
@@ -176,21 +170,88 @@ impl Connection<'_> {
         self.sensible(compared(reply).map_err(|trouble| script.explain(trouble)))
     }
 
+    /// Compare and delete and, behind it in the same round trip, `SET key token NX PX lease` for somebody else: whether that
+    /// was taken.
+    pub(crate) fn remove_and_claim(
+        &mut self,
+        key: &str,
+        token: &str,
+        (next_token, lease): (&str, u64),
+        deadline: Moment,
+    ) -> Result<(Result<Compared, Trouble>, bool), Trouble> {
+        let script = &self.scripts.release;
+        let claim = set(key, next_token, lease);
+        let (mut removed, mut set) = self.remove_then(&script.by_hash(key, &[token]), &claim, deadline)?;
+        if !set && matches!(&removed, Err(Trouble::Refused(refusal)) if refusal.code == "NOSCRIPT") {
+            (removed, set) = self.remove_then(&script.whole(key, &[token]), &claim, deadline)?;
+        }
+        if set && removed.is_err() {
+            // The script did not run, and the key was free all the same.
+            removed = Ok(Compared::Absent);
+        }
+        Ok((removed.map_err(|trouble| script.explain(trouble)), set))
+    }
+
+    fn remove_then(
+        &mut self,
+        removal: &Cmd,
+        claim: &Cmd,
+        deadline: Moment,
+    ) -> Result<(Result<Compared, Trouble>, bool), Trouble> {
+        let mut replies = self.exchange(&Batch::of(removal).and(claim), deadline)?.into_iter();
+        let removed = compared(accepted(next(&mut replies)));
+        let set = match accepted(next(&mut replies)) {
+            Ok(reply) => self.sensible(was_set(&reply))?,
+            Err(_) => false,
+        };
+        Ok((self.sensible(removed), set))
+    }
+
     /// Compare and extend, for many locks in one round trip; with one more where Redis has forgotten the script.
     ///
-    /// Answers come in the order of the extensions.
+    /// With a listener's number, Redis is asked to tell it when one of these keys changes; not by a renewal over this
+    /// connection. Answers come in the order of the extensions.
     pub(crate) fn extend_all(
         &mut self,
         extensions: &[Extension<'_>],
+        listener: Option<u64>,
         deadline: Moment,
-    ) -> Result<Vec<Result<Compared, Trouble>>, Trouble> {
+    ) -> Result<(Vec<Result<Compared, Trouble>>, Watch), Trouble> {
         let script = &self.scripts.renew;
-        let mut replies = self.exchange(&extend_batch(script, extensions, false), deadline)?;
-        if matches!(replies.first(), Some(Value::ServerError(error)) if error.code() == "NOSCRIPT") {
-            replies = self.exchange(&extend_batch(script, extensions, true), deadline)?;
+        let mut watched = Watch::Off;
+        let mut teach = false;
+        loop {
+            let batch = extend_batch(begin(listener), script, extensions, teach);
+            let mut replies = self.exchange(&batch, deadline)?.into_iter();
+            if listener.is_some() {
+                watched = watch(next(&mut replies));
+            }
+            let replies: Vec<_> = replies.collect();
+            let unknown =
+                matches!(replies.first(), Some(Value::ServerError(error)) if error.code() == "NOSCRIPT");
+            if teach || !unknown {
+                let answer = |reply| compared(accepted(reply)).map_err(|trouble| script.explain(trouble));
+                return Ok((replies.into_iter().map(answer).collect(), watched));
+            }
+            teach = true;
         }
-        let answer = |reply| compared(accepted(reply)).map_err(|trouble| script.explain(trouble));
-        Ok(replies.into_iter().map(answer).collect())
+    }
+
+    /// Sends word to a listener: a lock that nobody else knows of is looked at, taken and deleted.
+    ///
+    /// A listener that waits for Redis cannot be told otherwise that it is to stop.
+    pub(crate) fn nudge(
+        &mut self,
+        listener: u64,
+        key: &str,
+        token: &str,
+        deadline: Moment,
+    ) -> Result<(), Trouble> {
+        let mut track = redis::cmd("CLIENT");
+        track.arg("TRACKING").arg("ON").arg("REDIRECT").arg(listener);
+        let mut delete = redis::cmd("DEL");
+        let batch = Batch::of(&track).and(&get(key)).and(&set(key, token, 1000)).and(delete.arg(key));
+        self.exchange(&batch, deadline).map(drop)
     }
 
     fn run(&mut self, command: &Cmd, deadline: Moment) -> Result<Value, Trouble> {
@@ -242,8 +303,7 @@ pub(crate) struct Extension<'a> {
 }
 
 /// Where Redis does not know the script, the first carries it whole, and teaches it for the others.
-fn extend_batch(script: &Script, extensions: &[Extension<'_>], teach: bool) -> Batch {
-    let mut batch = Batch::default();
+fn extend_batch(mut batch: Batch, script: &Script, extensions: &[Extension<'_>], teach: bool) -> Batch {
     for (n, extension) in extensions.iter().enumerate() {
         let lease = extension.lease.to_string();
         let args = [extension.token, lease.as_str()];
@@ -256,66 +316,13 @@ fn extend_batch(script: &Script, extensions: &[Extension<'_>], teach: bool) -> B
     batch
 }
 
-/// Reads the reply of a script that compares.
-fn compared(reply: Result<Value, Trouble>) -> Result<Compared, Trouble> {
-    match reply {
-        Ok(Value::Int(1)) => Ok(Compared::Done),
-        Ok(Value::Int(0)) => Ok(Compared::Absent),
-        Ok(Value::Int(-1)) => Ok(Compared::NotOurs),
-        Ok(other) => Err(unexpected(&other)),
-        Err(Trouble::Refused(refusal)) if refusal.code == "WRONGTYPE" => Ok(Compared::NotOurs),
-        Err(trouble) => Err(trouble),
-    }
-}
-
-/// What stands at a key.
-#[derive(Debug)]
-pub(crate) enum Seen {
-    Nothing,
-    Somebody(Holder),
-    NotAString,
-}
-
-/// Reads the replies of `GET` and `PTTL`.
-fn seen(value: Value, left: Value) -> Result<Seen, Trouble> {
-    let value = match accepted(value) {
-        Err(Trouble::Refused(refusal)) if refusal.code == "WRONGTYPE" => return Ok(Seen::NotAString),
-        other => other?,
+/// The first command of a batch where Redis is to tell a listener when what is read in it changes.
+fn begin(listener: Option<u64>) -> Batch {
+    let Some(listener) = listener else {
+        return Batch::default();
     };
-    match (value, accepted(left)?) {
-        (Value::Nil, _) | (_, Value::Int(-2)) => Ok(Seen::Nothing),
-        (Value::BulkString(value), left) => Ok(Seen::Somebody(Holder::new(&value, time_left(&left)))),
-        (other, _) => Err(unexpected(&other)),
-    }
-}
-
-/// Reads the reply of `SET NX`: whether the key was set.
-fn was_set(reply: &Value) -> Result<bool, Trouble> {
-    match reply {
-        Value::Okay => Ok(true),
-        Value::Nil => Ok(false),
-        other => Err(unexpected(other)),
-    }
-}
-
-/// Whoever answers so is not Redis, or not in step with us: what became of the command is not known.
-fn unexpected(reply: &Value) -> Trouble {
-    let kind = match reply {
-        Value::Nil => "nil",
-        Value::Int(_) => "an integer",
-        Value::BulkString(_) | Value::SimpleString(_) | Value::Okay => "a string",
-        Value::Array(_) => "an array",
-        _ => "something else",
-    };
-    Trouble::Unanswered { link_stands: false, cause: format!("the reply made no sense: {kind}").into() }
-}
-
-/// `PTTL`'s answer: milliseconds, or -1 for a key that never expires.
-fn time_left(reply: &Value) -> Option<Duration> {
-    match reply {
-        Value::Int(millis) => u64::try_from(*millis).ok().map(Duration::from_millis),
-        _ => Some(Duration::ZERO),
-    }
+    let mut track = redis::cmd("CLIENT");
+    Batch::of(track.arg("TRACKING").arg("ON").arg("REDIRECT").arg(listener).arg("NOLOOP"))
 }
 
 fn set(key: &str, token: &str, lease: u64) -> Cmd {

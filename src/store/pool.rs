@@ -19,6 +19,7 @@ use scheduled_thread_pool::ScheduledThreadPool;
 
 use crate::clock::Moment;
 use crate::store::address::Address;
+use crate::store::ear::Ear;
 use crate::store::link::Link;
 use crate::store::trouble::Trouble;
 
@@ -71,6 +72,11 @@ impl Pool {
     /// Opens a link that is nobody else's, and does not count against the pool's size.
     pub(super) fn connect(&self, deadline: Moment) -> Result<Link, Trouble> {
         Link::open(&self.address, deadline.min(Moment::now().after(self.connect_timeout)))
+    }
+
+    /// Opens a connection that only listens, beside the pool.
+    pub(super) fn listen(&self, deadline: Moment) -> Result<Ear, Trouble> {
+        Ear::open(&self.address, deadline.min(Moment::now().after(self.connect_timeout)))
     }
 
     fn wait_for_slot(&self, deadline: Moment) -> Result<r2d2::PooledConnection<Slots>, Trouble> {

@@ -1,0 +1,139 @@
+//! Who is asleep until a key changes in Redis.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use parking_lot::{Condvar, Mutex};
+
+use crate::clock::Moment;
+
+/// The sleepers of one manager: one a key at most, since the others stand in line behind it.
+#[derive(Debug, Default)]
+pub(crate) struct Calls {
+    by_key: Mutex<HashMap<Box<[u8]>, Arc<Call>>>,
+}
+
+/// What wakes one sleeper. A call that comes before the sleep is not lost.
+#[derive(Debug, Default)]
+struct Call {
+    came: Mutex<bool>,
+    bell: Condvar,
+}
+
+/// A place in the table, for as long as somebody waits.
+#[derive(Debug)]
+pub(crate) struct Expected<'a> {
+    calls: &'a Calls,
+    redis_key: &'a str,
+    call: Arc<Call>,
+}
+
+impl Calls {
+    /// From now on, calls for this key are heard.
+    pub(crate) fn expect<'a>(&'a self, redis_key: &'a str) -> Expected<'a> {
+        let call = Arc::<Call>::default();
+        self.by_key.lock().insert(redis_key.as_bytes().into(), Arc::clone(&call));
+        Expected { calls: self, redis_key, call }
+    }
+
+    /// Wakes whoever waits for this key.
+    pub(crate) fn call(&self, redis_key: &[u8]) {
+        let call = self.by_key.lock().get(redis_key).cloned();
+        if let Some(call) = call {
+            call.ring();
+        }
+    }
+
+    /// Wakes everybody.
+    pub(crate) fn call_all(&self) {
+        let calls: Vec<_> = self.by_key.lock().values().cloned().collect();
+        for call in calls {
+            call.ring();
+        }
+    }
+}
+
+impl Call {
+    fn ring(&self) {
+        *self.came.lock() = true;
+        self.bell.notify_one();
+    }
+}
+
+impl Expected<'_> {
+    /// Forgets earlier calls: what is asked next is newer than what they were about.
+    pub(crate) fn forget(&self) {
+        *self.call.came.lock() = false;
+    }
+
+    /// Sleeps until the call comes, or the moment does: true where it was the call.
+    pub(crate) fn wait(&self, until: Moment) -> bool {
+        let mut came = self.call.came.lock();
+        while !*came {
+            let now = Moment::now();
+            if until <= now {
+                return false;
+            }
+            self.call.bell.wait_for(&mut came, until.since(now));
+        }
+        true
+    }
+}
+
+impl Drop for Expected<'_> {
+    fn drop(&mut self) {
+        let mut by_key = self.calls.by_key.lock();
+        let redis_key = self.redis_key.as_bytes();
+        if by_key.get(redis_key).is_some_and(|call| Arc::ptr_eq(call, &self.call)) {
+            by_key.remove(redis_key);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::thread;
+    use std::time::Duration;
+
+    use super::*;
+
+    fn soon() -> Moment {
+        Moment::now().after(Duration::from_secs(10))
+    }
+
+    #[test]
+    fn a_call_wakes_whoever_sleeps_for_that_key() {
+        let calls = Calls::default();
+        thread::scope(|scope| {
+            let one = calls.expect("one");
+            let two = calls.expect("two");
+            let asleep = scope.spawn(move || one.wait(soon()));
+            calls.call(b"one");
+            assert!(asleep.join().unwrap());
+            assert!(!two.wait(Moment::now().after(Duration::from_millis(5))));
+        });
+        assert!(calls.by_key.lock().is_empty(), "nothing is kept of who has gone");
+    }
+
+    #[test]
+    fn a_call_that_comes_first_is_kept_until_it_is_forgotten() {
+        let calls = Calls::default();
+        let expected = calls.expect("one");
+        calls.call_all();
+        assert!(expected.wait(soon()));
+        expected.forget();
+        assert!(!expected.wait(Moment::now().after(Duration::from_millis(5))));
+    }
+
+    #[test]
+    fn whoever_goes_late_does_not_take_the_next_ones_place() {
+        let calls = Calls::default();
+        let first = calls.expect("one");
+        let second = calls.expect("one");
+        drop(first);
+        calls.call(b"one");
+        assert!(second.wait(soon()));
+        drop(second);
+        assert!(calls.by_key.lock().is_empty());
+    }
+}

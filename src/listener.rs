@@ -1,0 +1,258 @@
+//! The thread that hears from Redis which keys have changed, and wakes who waits for them.
+//!
+//! One per manager, with a connection of its own, started by the first wait for a busy lock or the first renewal. What it
+//! says is a hint and no more: whoever is woken asks Redis, and nobody sleeps without an end of his own. While there is
+//! no listener (Redis is away, or does not let it listen), waiters poll as they would without.
+
+use std::fmt;
+use std::ops::ControlFlow;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Weak};
+use std::thread::{self, JoinHandle};
+use std::time::Duration;
+
+use log::{debug, info, warn};
+use parking_lot::{Condvar, Mutex};
+
+use crate::backoff::Backoff;
+use crate::calls::{Calls, Expected};
+use crate::clock::Moment;
+use crate::store::{Heard, Store, Trouble, Watch};
+
+/// How long the thread listens before it looks whether it is to stop, where it cannot be told.
+const SILENCE: Duration = Duration::from_secs(1);
+
+/// Who else wants to know, besides those who wait.
+pub(crate) trait Audience: Send + Sync {
+    /// This key has changed, or is gone.
+    fn changed(&self, redis_key: &[u8]);
+    /// Any key may have changed: everything was flushed, or word of it was missed.
+    fn anything_changed(&self);
+}
+
+/// The listener, as those who wait see it.
+#[derive(Debug)]
+pub(crate) struct Listener {
+    shared: Arc<Shared>,
+}
+
+struct Shared {
+    store: Arc<Store>,
+    audience: Weak<dyn Audience>,
+    calls: Calls,
+    /// What Redis calls the connection that listens: zero while there is none.
+    number: AtomicU64,
+    /// Something went wrong and was logged, and has not been seen to work since.
+    complained: AtomicBool,
+    state: Mutex<State>,
+    /// It is to stop.
+    bell: Condvar,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    /// It has been tried to start the thread.
+    started: bool,
+    thread: Option<JoinHandle<()>>,
+    /// The connection is of no use: Redis did not let others name it.
+    useless: bool,
+    stop: bool,
+}
+
+impl Listener {
+    pub(crate) fn new(store: Arc<Store>, audience: Weak<dyn Audience>) -> Listener {
+        let shared = Shared {
+            store,
+            audience,
+            calls: Calls::default(),
+            number: AtomicU64::new(0),
+            complained: AtomicBool::new(false),
+            state: Mutex::default(),
+            bell: Condvar::new(),
+        };
+        Listener { shared: Arc::new(shared) }
+    }
+
+    /// Starts the thread, if that has not been done. It connects by itself, and nobody waits for it.
+    pub(crate) fn start(&self) {
+        let mut state = self.shared.state.lock();
+        if state.started || state.stop {
+            return;
+        }
+        state.started = true;
+        let shared = Arc::clone(&self.shared);
+        match thread::Builder::new().name("relatch-listen".to_owned()).spawn(move || shared.run()) {
+            Ok(thread) => state.thread = Some(thread),
+            Err(error) => self.shared.complain(&error),
+        }
+    }
+
+    /// What Redis calls the connection that listens now, if there is one.
+    pub(crate) fn number(&self) -> Option<u64> {
+        Some(self.shared.number.load(Ordering::Acquire)).filter(|number| *number != 0)
+    }
+
+    /// Expects word of a key from now on.
+    pub(crate) fn expect<'a>(&'a self, redis_key: &'a str) -> Expected<'a> {
+        self.shared.calls.expect(redis_key)
+    }
+
+    /// Wakes whoever waits for a key that this process has changed itself.
+    pub(crate) fn call(&self, redis_key: &str) {
+        self.shared.calls.call(redis_key.as_bytes());
+    }
+
+    /// Takes in what Redis said when it was asked to tell `number` of changes: true if it will.
+    pub(crate) fn will_hear(&self, number: u64, watch: Watch) -> bool {
+        let refusal = match watch {
+            Watch::Off => return false,
+            Watch::On => {
+                self.shared.works();
+                // Not if the connection was lost meanwhile.
+                return self.number() == Some(number);
+            }
+            Watch::Refused(refusal) => refusal,
+        };
+        if self.give_up(number) {
+            self.shared.complain(&refusal);
+        }
+        false
+    }
+
+    /// A key changed, and there was no word of it: the connection may be dead, and nobody have noticed.
+    pub(crate) fn missed(&self, number: u64) {
+        if self.give_up(number) {
+            self.shared.complain(&"there was no word of a change");
+        }
+    }
+
+    /// Has the thread try another connection: true where it had not done so already.
+    fn give_up(&self, number: u64) -> bool {
+        if self.number() != Some(number) {
+            return false;
+        }
+        self.shared.state.lock().useless = true;
+        self.shared.deafen();
+        true
+    }
+
+    /// Ends the thread. A lock of its own, taken and let go of, is what it is woken with.
+    pub(crate) fn stop(&self, redis_key: &str, token: &str) {
+        let mut state = self.shared.state.lock();
+        state.stop = true;
+        let thread = state.thread.take();
+        drop(state);
+        self.shared.bell.notify_one();
+        let Some(thread) = thread else {
+            return;
+        };
+        if let Some(number) = self.number() {
+            let deadline = Moment::now().after(SILENCE);
+            let nudged = self
+                .shared
+                .store
+                .checkout(deadline)
+                .and_then(|mut connection| connection.nudge(number, redis_key, token, deadline));
+            if let Err(trouble) = nudged {
+                debug!(target: "relatch::listener", "it stops by itself in a moment: {trouble:?}");
+            }
+        }
+        if thread.thread().id() != thread::current().id() && thread.join().is_err() {
+            warn!(target: "relatch::listener", "the listener had panicked");
+        }
+    }
+}
+
+impl Shared {
+    fn run(&self) {
+        let mut backoff = Backoff::for_listener();
+        while !self.stopping() {
+            let heard = self.listen(&mut backoff);
+            self.deafen();
+            if self.stopping() {
+                return;
+            }
+            if let Err(trouble) = heard {
+                self.complain(&trouble.into_cause());
+            }
+            let mut state = self.state.lock();
+            state.useless = false;
+            let until = Moment::now().after(backoff.pause());
+            while !state.stop && Moment::now() < until {
+                self.bell.wait_for(&mut state, until.since(Moment::now()));
+            }
+        }
+    }
+
+    /// Listens for as long as there is a use in it.
+    fn listen(&self, backoff: &mut Backoff) -> Result<(), Trouble> {
+        let ear = self.store.listen(Moment::now().after(SILENCE))?;
+        if self.stopping() {
+            return Ok(());
+        }
+        let number = ear.id();
+        let start = || {
+            self.number.store(number, Ordering::Release);
+            // Whoever has been polling can sleep; and what happened meanwhile was not heard.
+            self.spread(Heard::Everything);
+        };
+        ear.listen(SILENCE, start, |heard| {
+            if matches!(heard, Heard::Keys(_)) {
+                backoff.reset();
+            }
+            self.spread(heard);
+            let state = self.state.lock();
+            if state.stop || state.useless { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+        })
+    }
+
+    fn spread(&self, heard: Heard) {
+        let audience = self.audience.upgrade();
+        match heard {
+            Heard::Keys(keys) => {
+                for key in &keys {
+                    self.calls.call(key);
+                    if let Some(audience) = &audience {
+                        audience.changed(key);
+                    }
+                }
+            }
+            Heard::Everything => {
+                self.calls.call_all();
+                if let Some(audience) = &audience {
+                    audience.anything_changed();
+                }
+            }
+            Heard::Silence => {}
+        }
+    }
+
+    /// There is nobody to hear any more: whoever counted on it has to poll.
+    fn deafen(&self) {
+        self.number.store(0, Ordering::Release);
+        self.calls.call_all();
+    }
+
+    fn stopping(&self) -> bool {
+        self.state.lock().stop
+    }
+
+    fn complain(&self, trouble: &dyn fmt::Display) {
+        if !self.complained.swap(true, Ordering::Relaxed) {
+            warn!(target: "relatch::listener",
+                "Redis does not wake who waits for a lock, so they poll until it does: {trouble}");
+        }
+    }
+
+    fn works(&self) {
+        if self.complained.load(Ordering::Relaxed) && self.complained.swap(false, Ordering::Relaxed) {
+            info!(target: "relatch::listener", "Redis wakes who waits for a lock again");
+        }
+    }
+}
+
+impl fmt::Debug for Shared {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Shared").field("number", &self.number).finish_non_exhaustive()
+    }
+}

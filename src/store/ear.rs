@@ -1,0 +1,93 @@
+//! A connection that only listens: Redis says on it which keys have changed.
+//!
+//! Redis calls that client-side caching: a connection that [tracks](https://redis.io/docs/latest/develop/reference/client-side-caching/)
+//! the keys that it reads has word of their changes sent to this one (`CLIENT TRACKING ON REDIRECT`), as messages of one fixed
+//! channel. Whoever changed the key and however, by a release, by hand, by expiry: there is word, once.
+
+use std::mem::ManuallyDrop;
+use std::ops::ControlFlow;
+use std::time::Duration;
+
+use redis::{Connection, Value};
+
+use crate::clock::Moment;
+use crate::store::address::Address;
+use crate::store::link::{Batch, Link, accepted};
+use crate::store::trouble::{self, Trouble};
+
+/// Where Redis says it, to whoever tracks by redirection.
+const CHANNEL: &str = "__redis__:invalidate";
+
+/// What was heard.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum Heard {
+    /// These keys have changed, or are gone.
+    Keys(Vec<Vec<u8>>),
+    /// Every key may be gone.
+    Everything,
+    /// Nothing, for a while.
+    Silence,
+}
+
+pub(crate) struct Ear {
+    connection: Connection,
+    /// What Redis calls this connection.
+    id: u64,
+    deadline: Moment,
+}
+
+impl Ear {
+    /// Connects, logs in, and asks Redis what it calls this connection.
+    pub(super) fn open(address: &Address, deadline: Moment) -> Result<Ear, Trouble> {
+        let mut link = Link::open(address, deadline)?;
+        let mut question = redis::cmd("CLIENT");
+        let replies = link.exchange(&Batch::of(question.arg("ID")), deadline)?;
+        match replies.into_iter().next().map(accepted).transpose()? {
+            Some(Value::Int(id)) if id > 0 => {
+                Ok(Ear { connection: link.into_connection(), id: id.unsigned_abs(), deadline })
+            }
+            _ => Err(Trouble::not_sent("the reply to CLIENT ID made no sense")),
+        }
+    }
+
+    pub(crate) fn id(&self) -> u64 {
+        self.id
+    }
+
+    /// Subscribes, says that it has, and hears until it is told to stop or the connection breaks.
+    ///
+    /// Tells of silence after so long without word, so that whoever hears can stop it.
+    pub(crate) fn listen(
+        mut self,
+        silence: Duration,
+        on_start: impl FnOnce(),
+        mut hear: impl FnMut(Heard) -> ControlFlow<()>,
+    ) -> Result<(), Trouble> {
+        let left = self.deadline.since(Moment::now()).max(Duration::from_millis(1));
+        self.connection.set_read_timeout(Some(left)).map_err(Trouble::not_sent)?;
+        // Not dropped: it would say goodbye to Redis, and wait for the answer. The connection is closed instead.
+        let mut channel = ManuallyDrop::new(self.connection.as_pubsub());
+        channel.subscribe(CHANNEL).map_err(trouble::from_error)?;
+        channel.set_read_timeout(Some(silence)).map_err(Trouble::not_sent)?;
+        on_start();
+        loop {
+            let heard = match channel.get_message() {
+                Ok(message) => read(message.get_payload().unwrap_or(Value::Nil)),
+                Err(error) if trouble::leaves_link_standing(&error) => Heard::Silence,
+                Err(error) => return Err(Trouble::not_sent(error)),
+            };
+            if hear(heard).is_break() {
+                return Ok(());
+            }
+        }
+    }
+}
+
+/// A list of keys; nil where the whole database went.
+fn read(payload: Value) -> Heard {
+    let Value::Array(keys) = payload else {
+        return Heard::Everything;
+    };
+    let key = |key| if let Value::BulkString(key) = key { Some(key) } else { None };
+    Heard::Keys(keys.into_iter().filter_map(key).collect())
+}
