@@ -8,7 +8,7 @@ use rand::RngExt;
 
 use crate::backoff::{Backoff, safety_poll};
 use crate::bid::{Answer, Bid, Claimed};
-use crate::calls::Expected;
+use crate::calls::{Asked, Expected, Woken};
 use crate::clock::Moment;
 use crate::error::Error;
 use crate::hold::Since;
@@ -74,6 +74,7 @@ pub(crate) fn acquire(
         patience,
         turn,
         expected: None,
+        asked: None,
         unheard: None,
         silent_since: None,
         troubles: 0,
@@ -93,6 +94,8 @@ struct Claimant<'a> {
     turn: &'a Turn,
     /// From the first busy answer on: what wakes it up.
     expected: Option<Expected<'a>>,
+    /// What Redis said to the listener, which asked in the meantime.
+    asked: Option<Asked>,
     /// The listener that was silent through the last, long pause.
     unheard: Option<u64>,
     /// When the first attempt began that Redis has not properly answered, since the last that it did.
@@ -116,11 +119,8 @@ impl Claimant<'_> {
         look |= self.bid.is_astray();
         let mut seen = None;
         loop {
-            if let Some(expected) = &self.expected {
-                expected.forget();
-            }
-            let asked = Moment::now();
-            match self.bid.attempt(look, self.patience.deadline) {
+            let began = Moment::now();
+            match self.ask(look) {
                 Ok(Answer::Taken { token, since }) => {
                     self.check_hearing(None, seen.as_ref());
                     return Ok(Outcome::Taken { token, since });
@@ -151,7 +151,7 @@ impl Claimant<'_> {
                 }
                 Ok(Answer::NotAString) => return Err(not_a_lock(self.bid.claim.key, NOT_A_STRING)),
                 Err(trouble) => {
-                    self.silent_since.get_or_insert(asked);
+                    self.silent_since.get_or_insert(began);
                     self.troubles += 1;
                     if self.gives_up(&trouble) {
                         return Err(self.give_up(trouble));
@@ -170,6 +170,17 @@ impl Claimant<'_> {
             // From the second attempt on, the holder and its lease say how long to pause.
             look = true;
         }
+    }
+
+    /// Asks Redis, unless the listener has done so.
+    fn ask(&mut self, look: bool) -> Result<Answer, Trouble> {
+        if let Some(asked) = self.asked.take() {
+            return self.bid.asked(asked);
+        }
+        if let Some(expected) = &self.expected {
+            expected.forget();
+        }
+        self.bid.attempt(look, self.patience.deadline)
     }
 
     /// Others have the lock: from now on, word of its end is worth having.
@@ -236,7 +247,8 @@ impl Claimant<'_> {
         let Some(expected) = &self.expected else {
             return self.sleep(poll);
         };
-        if heard && handed_on_meanwhile(holder, before) {
+        let in_a_run = heard && handed_on_meanwhile(holder, before);
+        if in_a_run {
             // Threads of one process hand it on among themselves, and word of it comes each time.
             thread::sleep(GAP.min(self.patience.deadline.since(Moment::now())));
         }
@@ -248,21 +260,34 @@ impl Claimant<'_> {
         let pause = if heard { safety_poll() } else { poll };
         let until =
             Moment::now().after(pause.min(lease_left).max(SHORTEST_PAUSE)).min(self.patience.deadline);
-        let called = self.doze(expected, until, holder);
-        self.unheard =
-            self.bid.claim.keeper.listener().number().filter(|_| heard && !called && pause < lease_left);
-        Moment::now() < self.patience.deadline
+        let wish = if heard && !in_a_run { self.bid.wish() } else { None };
+        match self.doze(expected, until, wish, holder) {
+            Woken::InTime if heard && pause < lease_left => {
+                self.unheard = self.bid.claim.keeper.listener().number();
+            }
+            Woken::InTime | Woken::Called => {}
+            Woken::Answered(asked) => self.asked = Some(asked),
+            Woken::Left => self.bid.give_up_token(),
+        }
+        self.asked.is_some() || Moment::now() < self.patience.deadline
     }
 
     /// Sleeps until it is called, or so long, or until a holder has died that may be taken for dead: Redis does not tell of
-    /// that. True where it was the call.
-    fn doze(&self, expected: &Expected<'_>, until: Moment, holder: Option<&Holder>) -> bool {
+    /// that.
+    fn doze(
+        &self,
+        expected: &Expected<'_>,
+        until: Moment,
+        wish: Option<Wish>,
+        holder: Option<&Holder>,
+    ) -> Woken {
         loop {
             let glance =
                 if self.bid.claim.reclaim_dead { Moment::now().after(GLANCE) } else { Moment::NEVER };
-            let called = expected.wait(until.min(glance));
-            if called || until <= Moment::now() || holder.is_some_and(|holder| self.is_dead(holder)) {
-                return called;
+            let woken = expected.wait(until.min(glance), self.patience.deadline, wish.clone());
+            let goes_on = matches!(woken, Woken::InTime) && Moment::now() < until;
+            if !goes_on || holder.is_some_and(|holder| self.is_dead(holder)) {
+                return woken;
             }
         }
     }

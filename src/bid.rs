@@ -14,6 +14,7 @@ use std::mem;
 
 use log::warn;
 
+use crate::calls::Asked;
 use crate::clock::Moment;
 use crate::hold::Since;
 use crate::holder::Holder;
@@ -105,35 +106,76 @@ impl<'a> Bid<'a> {
             None => self.claim.store.checkout(deadline)?,
         };
         let (key, lease) = (self.claim.key.in_redis(), self.claim.lease.millis());
-        let listener = self.claim.keeper.listener();
-        let number = if self.claim.waits { listener.number() } else { None };
+        let number = if self.claim.waits { self.claim.keeper.listener().number() } else { None };
         let sent = Moment::now();
         let answer = if look {
             connection.claim_or_look(key, &self.token, lease, number, deadline)
         } else {
             connection.claim(key, &self.token, lease, deadline).map(|claim| (claim, Watch::Off))
         };
-        let (claim, watch) = match answer {
-            Ok(answer) => answer,
-            Err(trouble) => {
-                self.lost_answer(connection, sent, &trouble);
-                return Err(trouble);
-            }
-        };
-        match claim {
-            Claim::Taken => self.taken(connection, sent, deadline),
-            Claim::TakenBefore => {
+        match answer {
+            Ok((Claim::Taken, _)) => self.taken(connection, sent, deadline),
+            Ok((Claim::TakenBefore, _)) => {
                 let since = self.astray_since.or(self.open_since).unwrap_or(sent);
                 self.taken(connection, since, deadline)
             }
-            Claim::Busy(holder) => {
+            Ok((Claim::Busy(holder), watch)) => {
                 // Whatever was open on this connection came before this answer, and took nothing.
                 self.open_since = None;
-                let heard = number.is_some_and(|number| listener.will_hear(number, watch));
-                Ok(Answer::Busy { holder, heard })
+                Ok(self.busy(holder, number, watch))
             }
-            Claim::NotAString => Ok(Answer::NotAString),
+            Ok((Claim::NotAString, _)) => Ok(Answer::NotAString),
+            Err(trouble) => {
+                self.lost_answer(connection, sent, &trouble);
+                Err(trouble)
+            }
         }
+    }
+
+    /// What the listener may ask in the meantime: not where something is open already.
+    pub(crate) fn wish(&self) -> Option<Wish> {
+        let settled = self.connection.is_none() && self.open_since.is_none() && self.astray_since.is_none();
+        settled.then(|| Wish { token: self.token.clone(), lease: self.claim.lease })
+    }
+
+    /// Takes in what Redis said to the listener.
+    pub(crate) fn asked(&mut self, asked: Asked) -> Result<Answer, Trouble> {
+        let sent = asked.sent;
+        match asked.answer {
+            Ok((Claim::Taken, _)) => {
+                let now = Moment::now();
+                if now < self.claim.lease.valid_until(sent) {
+                    let token = mem::take(&mut self.token);
+                    return Ok(Answer::Taken { token, since: Since { sent, answered: now, stray: false } });
+                }
+                // Too late. The next attempt finds it there, and deletes it.
+                self.astray_since = Some(sent);
+                Err(late())
+            }
+            Ok((Claim::Busy(holder), watch)) => Ok(self.busy(holder, Some(asked.listener), watch)),
+            Ok((Claim::NotAString, _)) => Ok(Answer::NotAString),
+            Ok((Claim::TakenBefore, _)) => {
+                self.give_up_token();
+                Err(late())
+            }
+            Err(trouble) => {
+                if matches!(trouble, Trouble::Unanswered { .. }) {
+                    self.give_up_token();
+                }
+                Err(trouble)
+            }
+        }
+    }
+
+    /// The token is not ours to use any more: the listener has asked for it, and has it cleaned up.
+    pub(crate) fn give_up_token(&mut self) {
+        self.owe();
+        self.start_over();
+    }
+
+    fn busy(&self, holder: Option<Holder>, number: Option<u64>, watch: Watch) -> Answer {
+        let heard = number.is_some_and(|number| self.claim.keeper.listener().will_hear(number, watch));
+        Answer::Busy { holder, heard }
     }
 
     /// The token stands in Redis, and has since `since` at the earliest.
@@ -158,10 +200,7 @@ impl<'a> Bid<'a> {
         }
         self.start_over();
         removal?;
-        Err(Trouble::Unanswered {
-            link_stands: true,
-            cause: "the answer came after the lease, which is shorter than a round trip now".into(),
-        })
+        Err(late())
     }
 
     /// Notes what may still happen in Redis.
@@ -211,4 +250,9 @@ impl<'a> Bid<'a> {
         let gone_by = self.claim.lease.gone_by(Moment::now());
         self.claim.keeper.owe(Leftover { redis_key, token, gone_by });
     }
+}
+
+fn late() -> Trouble {
+    let cause = "the answer came after the lease, which is shorter than a round trip now".into();
+    Trouble::Unanswered { link_stands: true, cause }
 }

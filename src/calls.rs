@@ -1,4 +1,4 @@
-//! Who is asleep until a key changes in Redis.
+//! Who is asleep until a key changes in Redis, and what is to be asked for them then.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -6,6 +6,8 @@ use std::sync::Arc;
 use parking_lot::{Condvar, Mutex};
 
 use crate::clock::Moment;
+use crate::line::Wish;
+use crate::store::{Claim, Trouble, Watch};
 
 /// The sleepers of one manager: one a key at most, since the others stand in line behind it.
 #[derive(Debug, Default)]
@@ -15,9 +17,43 @@ pub(crate) struct Calls {
 
 /// What wakes one sleeper. A call that comes before the sleep is not lost.
 #[derive(Debug, Default)]
-struct Call {
-    came: Mutex<bool>,
+pub(crate) struct Call {
+    state: Mutex<State>,
     bell: Condvar,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    came: bool,
+    /// What to ask Redis for before the sleeper is woken: that is a switch of threads sooner.
+    wish: Option<Wish>,
+    /// That is being asked.
+    asking: bool,
+    /// The sleeper could not stay for the answer.
+    left: bool,
+    asked: Option<Asked>,
+}
+
+/// What Redis said to a wish.
+#[derive(Debug)]
+pub(crate) struct Asked {
+    pub(crate) sent: Moment,
+    /// The listener that is told when that changes.
+    pub(crate) listener: u64,
+    pub(crate) answer: Result<(Claim, Watch), Trouble>,
+}
+
+/// Why a sleep was over.
+#[derive(Debug)]
+pub(crate) enum Woken {
+    /// The moment came.
+    InTime,
+    /// The key changed.
+    Called,
+    /// The key changed, and this is what Redis said to the wish.
+    Answered(Asked),
+    /// The deadline came while Redis was being asked: what was wished for is for whoever asks to clean up.
+    Left,
 }
 
 /// A place in the table, for as long as somebody waits.
@@ -38,10 +74,14 @@ impl Calls {
 
     /// Wakes whoever waits for this key.
     pub(crate) fn call(&self, redis_key: &[u8]) {
-        let call = self.by_key.lock().get(redis_key).cloned();
-        if let Some(call) = call {
+        if let Some(call) = self.find(redis_key) {
             call.ring();
         }
+    }
+
+    /// Whoever waits for this key.
+    pub(crate) fn find(&self, redis_key: &[u8]) -> Option<Arc<Call>> {
+        self.by_key.lock().get(redis_key).cloned()
     }
 
     /// Wakes everybody.
@@ -54,29 +94,58 @@ impl Calls {
 }
 
 impl Call {
-    fn ring(&self) {
-        *self.came.lock() = true;
+    pub(crate) fn ring(&self) {
+        self.state.lock().came = true;
         self.bell.notify_one();
+    }
+
+    /// What the sleeper wants asked, if anything: it is not woken until the answer is there.
+    pub(crate) fn take_wish(&self) -> Option<Wish> {
+        let mut state = self.state.lock();
+        let wish = state.wish.take()?;
+        state.asking = true;
+        Some(wish)
+    }
+
+    /// Wakes the sleeper with an answer: false where it is gone.
+    pub(crate) fn answer(&self, asked: Asked) -> bool {
+        let mut state = self.state.lock();
+        state.asking = false;
+        state.asked = Some(asked);
+        let stays = !state.left;
+        drop(state);
+        self.bell.notify_one();
+        stays
     }
 }
 
 impl Expected<'_> {
     /// Forgets earlier calls: what is asked next is newer than what they were about.
     pub(crate) fn forget(&self) {
-        *self.call.came.lock() = false;
+        self.call.state.lock().came = false;
     }
 
-    /// Sleeps until the call comes, or the moment does: true where it was the call.
-    pub(crate) fn wait(&self, until: Moment) -> bool {
-        let mut came = self.call.came.lock();
-        while !*came {
-            let now = Moment::now();
-            if until <= now {
-                return false;
+    /// Sleeps until the call comes, or the moment does. A wish may be asked for in between: then until the answer comes, but
+    /// not past the deadline.
+    pub(crate) fn wait(&self, until: Moment, deadline: Moment, wish: Option<Wish>) -> Woken {
+        let mut state = self.call.state.lock();
+        state.wish = wish;
+        loop {
+            if let Some(asked) = state.asked.take() {
+                return Woken::Answered(asked);
             }
-            self.call.bell.wait_for(&mut came, until.since(now));
+            let now = Moment::now();
+            let until = if state.asking { deadline } else { until.min(deadline) };
+            if until <= now && state.asking {
+                state.left = true;
+                return Woken::Left;
+            }
+            if !state.asking && (state.came || until <= now) {
+                state.wish = None;
+                return if state.came { Woken::Called } else { Woken::InTime };
+            }
+            self.call.bell.wait_for(&mut state, until.since(now));
         }
-        true
     }
 }
 
@@ -96,9 +165,22 @@ mod tests {
     use std::time::Duration;
 
     use super::*;
+    use crate::options::Lease;
 
     fn soon() -> Moment {
         Moment::now().after(Duration::from_secs(10))
+    }
+
+    fn at_once() -> Moment {
+        Moment::now().after(Duration::from_millis(5))
+    }
+
+    fn wish() -> Option<Wish> {
+        Some(Wish { token: "host-1-2-00".into(), lease: Lease::new(Duration::from_secs(30)) })
+    }
+
+    fn busy() -> Asked {
+        Asked { sent: Moment::PAST, listener: 1, answer: Ok((Claim::Busy(None), Watch::On)) }
     }
 
     #[test]
@@ -107,10 +189,10 @@ mod tests {
         thread::scope(|scope| {
             let one = calls.expect("one");
             let two = calls.expect("two");
-            let asleep = scope.spawn(move || one.wait(soon()));
+            let asleep = scope.spawn(move || one.wait(soon(), soon(), None));
             calls.call(b"one");
-            assert!(asleep.join().unwrap());
-            assert!(!two.wait(Moment::now().after(Duration::from_millis(5))));
+            assert!(matches!(asleep.join().unwrap(), Woken::Called));
+            assert!(matches!(two.wait(at_once(), soon(), None), Woken::InTime));
         });
         assert!(calls.by_key.lock().is_empty(), "nothing is kept of who has gone");
     }
@@ -120,9 +202,9 @@ mod tests {
         let calls = Calls::default();
         let expected = calls.expect("one");
         calls.call_all();
-        assert!(expected.wait(soon()));
+        assert!(matches!(expected.wait(soon(), soon(), None), Woken::Called));
         expected.forget();
-        assert!(!expected.wait(Moment::now().after(Duration::from_millis(5))));
+        assert!(matches!(expected.wait(at_once(), soon(), None), Woken::InTime));
     }
 
     #[test]
@@ -132,8 +214,58 @@ mod tests {
         let second = calls.expect("one");
         drop(first);
         calls.call(b"one");
-        assert!(second.wait(soon()));
+        assert!(matches!(second.wait(soon(), soon(), None), Woken::Called));
         drop(second);
         assert!(calls.by_key.lock().is_empty());
+    }
+
+    #[test]
+    fn a_wish_is_asked_once_and_its_answer_wakes_the_sleeper() {
+        let calls = Calls::default();
+        thread::scope(|scope| {
+            let expected = calls.expect("one");
+            let call = calls.find(b"one").unwrap();
+            // It waits for the answer even past the moment that it wanted to wake up at.
+            let asleep = scope.spawn(move || {
+                expected.wait(Moment::now().after(Duration::from_millis(100)), soon(), wish())
+            });
+            let asked = loop {
+                if let Some(wish) = call.take_wish() {
+                    break wish;
+                }
+                assert!(!asleep.is_finished());
+            };
+            assert_eq!(asked.token, wish().unwrap().token);
+            assert!(call.take_wish().is_none());
+            call.ring();
+            thread::sleep(Duration::from_millis(150));
+            assert!(!asleep.is_finished(), "the answer is on its way");
+            assert!(call.answer(busy()));
+            assert!(matches!(asleep.join().unwrap(), Woken::Answered(_)));
+        });
+    }
+
+    #[test]
+    fn a_wish_is_not_asked_for_whoever_sleeps_no_more() {
+        let calls = Calls::default();
+        let expected = calls.expect("one");
+        assert!(matches!(expected.wait(at_once(), soon(), wish()), Woken::InTime));
+        assert!(calls.find(b"one").unwrap().take_wish().is_none());
+    }
+
+    #[test]
+    fn whoever_asks_for_a_sleeper_is_told_that_it_left() {
+        let calls = Calls::default();
+        let expected = calls.expect("one");
+        let call = calls.find(b"one").unwrap();
+        thread::scope(|scope| {
+            let deadline = Moment::now().after(Duration::from_millis(100));
+            let asleep = scope.spawn(move || expected.wait(Moment::NEVER, deadline, wish()));
+            while call.take_wish().is_none() {
+                assert!(!asleep.is_finished());
+            }
+            assert!(matches!(asleep.join().unwrap(), Woken::Left));
+            assert!(!call.answer(busy()));
+        });
     }
 }

@@ -15,12 +15,15 @@ use log::{debug, info, warn};
 use parking_lot::{Condvar, Mutex};
 
 use crate::backoff::Backoff;
-use crate::calls::{Calls, Expected};
+use crate::calls::{Asked, Calls, Expected};
 use crate::clock::Moment;
-use crate::store::{Heard, Store, Trouble, Watch};
+use crate::store::{Claim, Heard, Store, Trouble, Watch};
 
 /// How long the thread listens before it looks whether it is to stop, where it cannot be told.
 const SILENCE: Duration = Duration::from_secs(1);
+
+/// How long the thread waits for an answer that a waiter wants. After that, the waiter asks for himself.
+const BRIEFLY: Duration = Duration::from_millis(100);
 
 /// Who else wants to know, besides those who wait.
 pub(crate) trait Audience: Send + Sync {
@@ -211,7 +214,7 @@ impl Shared {
         match heard {
             Heard::Keys(keys) => {
                 for key in &keys {
-                    self.calls.call(key);
+                    self.ask_or_call(key);
                     if let Some(audience) = &audience {
                         audience.changed(key);
                     }
@@ -224,6 +227,33 @@ impl Shared {
                 }
             }
             Heard::Silence => {}
+        }
+    }
+
+    /// Wakes whoever waits for a key. Where he has left word of what he wants, that is asked first, and the answer wakes him: a
+    /// thread takes as long to wake up as Redis to answer. But nobody else is kept waiting for long.
+    fn ask_or_call(&self, redis_key: &[u8]) {
+        let Some(call) = self.calls.find(redis_key) else {
+            return;
+        };
+        let connection = self.store.idle().zip(std::str::from_utf8(redis_key).ok());
+        let Some(((mut connection, key), wish)) = connection.zip(call.take_wish()) else {
+            return call.ring();
+        };
+        let listener = self.number.load(Ordering::Acquire);
+        let sent = Moment::now();
+        let (lease, deadline) = (wish.lease.millis(), sent.after(BRIEFLY));
+        let answer = connection.claim_or_look(key, &wish.token, lease, Some(listener), deadline);
+        let taken = matches!(answer, Ok((Claim::Taken, _)));
+        if matches!(answer, Err(Trouble::Unanswered { .. })) {
+            // Behind what may yet be executed, on the same connection.
+            connection.abandon(key, &wish.token);
+            call.answer(Asked { sent, listener, answer });
+        } else if !call.answer(Asked { sent, listener, answer }) && taken {
+            // Nobody is there to have it.
+            if connection.remove(key, &wish.token, Moment::now().after(BRIEFLY)).is_err() {
+                connection.abandon(key, &wish.token);
+            }
         }
     }
 

@@ -61,6 +61,12 @@ impl Store {
         Ok(Connection { link, scripts: &self.scripts, response_timeout: self.response_timeout })
     }
 
+    /// Borrows a connection that is open and idle, if there is one.
+    pub(crate) fn idle(&self) -> Option<Connection<'_>> {
+        let link = Carrier::Lent(self.pool.idle()?);
+        Some(Connection { link, scripts: &self.scripts, response_timeout: self.response_timeout })
+    }
+
     /// Opens a connection beside the pool, for a thread that must not wait for others.
     pub(crate) fn connect(&self, deadline: Moment) -> Result<Connection<'_>, Trouble> {
         let link = Carrier::Own(Box::new(self.pool.connect(deadline)?));

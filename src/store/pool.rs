@@ -59,14 +59,25 @@ impl Pool {
             Some(slot) => slot,
             None => self.wait_for_slot(deadline)?,
         };
-        let closed_at = Moment::from_nanos(self.closed_at.load(Ordering::Relaxed));
-        if slot.link.as_ref().is_some_and(|link| link.opened() <= closed_at) {
-            slot.link = None;
-        }
+        self.drop_stale(&mut slot);
         if slot.link.is_none() {
             slot.link = Some(Box::new(self.connect(deadline)?));
         }
         Ok(Lent { slot, closed_at: &self.closed_at })
+    }
+
+    /// Borrows a link that is open and idle, if there is one.
+    pub(super) fn idle(&self) -> Option<Lent<'_>> {
+        let mut slot = self.slots.try_get()?;
+        self.drop_stale(&mut slot);
+        slot.link.is_some().then_some(Lent { slot, closed_at: &self.closed_at })
+    }
+
+    fn drop_stale(&self, slot: &mut Slot) {
+        let closed_at = Moment::from_nanos(self.closed_at.load(Ordering::Relaxed));
+        if slot.link.as_ref().is_some_and(|link| link.opened() <= closed_at) {
+            slot.link = None;
+        }
     }
 
     /// Opens a link that is nobody else's, and does not count against the pool's size.
