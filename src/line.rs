@@ -64,6 +64,8 @@ impl Front {
         self.hold = Some(Arc::clone(hold));
         if self.seen.take().is_some() {
             self.run = Run::new(now);
+        } else if self.run.turns == 1 {
+            self.run.since = now; // Not counting the pause.
         }
     }
 }
@@ -90,11 +92,26 @@ pub(super) struct Front {
 struct Run {
     turns: u32,
     since: Moment,
+    /// How many times longer than the limits say it may be: others were let in before, and nobody came.
+    stretch: u32,
 }
+
+/// As far as a run is stretched: whoever comes to wait then has to wait that much longer, once.
+const MOST_STRETCHED: u32 = 8;
 
 impl Run {
     fn new(now: Moment) -> Run {
-        Run { turns: 1, since: now }
+        Run { turns: 1, since: now, stretch: 1 }
+    }
+
+    /// The run that follows when others were let in, unless it turns out that they came.
+    fn next(self, now: Moment) -> Run {
+        Run { stretch: (self.stretch * 2).min(MOST_STRETCHED), ..Run::new(now) }
+    }
+
+    fn is_over(&self, limits: &HandOn, now: Moment) -> bool {
+        self.turns >= limits.turns.saturating_mul(self.stretch)
+            || now.since(self.since) >= limits.time.saturating_mul(self.stretch)
     }
 
     fn longer(self) -> Run {
@@ -159,8 +176,12 @@ impl Line {
         }
         self.waiting.pop_front();
         let last_of_run = std::mem::take(&mut self.last_of_run);
-        let run = self.run.take().filter(|_| !last_of_run);
-        self.front = Some(self.front(number, run.map_or(Run::new(now), Run::longer), now));
+        let run = match self.run.take() {
+            None => Run::new(now),
+            Some(last) if last_of_run => last.next(now),
+            Some(last) => last.longer(),
+        };
+        self.front = Some(self.front(number, run, now));
         Some(Start { number, handed: Handed::Nothing, last_of_run })
     }
 
@@ -248,7 +269,7 @@ impl Line {
         let front = self.front.as_mut().filter(|front| front.number == number)?;
         front.ending = true;
         let next = self.waiting.front()?;
-        self.last_of_run = front.run.turns >= limits.turns || now.since(front.run.since) >= limits.time;
+        self.last_of_run = front.run.is_over(limits, now);
         if self.last_of_run || next.deadline <= answer_by {
             return None;
         }
