@@ -100,22 +100,46 @@ impl Call {
     }
 
     /// What the sleeper wants asked, if anything: it is not woken until the answer is there.
-    pub(crate) fn take_wish(&self) -> Option<Wish> {
+    pub(crate) fn take_wish(self: &Arc<Call>) -> Option<Question> {
         let mut state = self.state.lock();
         let wish = state.wish.take()?;
         state.asking = true;
-        Some(wish)
+        Some(Question { call: Arc::clone(self), wish })
+    }
+}
+
+/// What a sleeper wants asked. It waits for the answer.
+#[derive(Debug)]
+pub(crate) struct Question {
+    call: Arc<Call>,
+    pub(crate) wish: Wish,
+}
+
+impl Question {
+    /// Wakes the sleeper with an answer: false where it is gone.
+    pub(crate) fn answer(self, asked: Asked) -> bool {
+        self.settle(asked)
     }
 
-    /// Wakes the sleeper with an answer: false where it is gone.
-    pub(crate) fn answer(&self, asked: Asked) -> bool {
-        let mut state = self.state.lock();
+    fn settle(&self, asked: Asked) -> bool {
+        let mut state = self.call.state.lock();
         state.asking = false;
         state.asked = Some(asked);
         let stays = !state.left;
         drop(state);
-        self.bell.notify_one();
+        self.call.bell.notify_one();
         stays
+    }
+}
+
+impl Drop for Question {
+    /// Nobody waits for an answer that does not come, whatever became of whoever asked.
+    fn drop(&mut self) {
+        if self.call.state.lock().asking {
+            let cause = "the listener ended while it asked".into();
+            let answer = Err(Trouble::Unanswered { link_stands: false, cause });
+            self.settle(Asked { sent: Moment::now(), listener: 0, answer });
+        }
     }
 }
 
@@ -229,18 +253,18 @@ mod tests {
             let asleep = scope.spawn(move || {
                 expected.wait(Moment::now().after(Duration::from_millis(100)), soon(), wish())
             });
-            let asked = loop {
-                if let Some(wish) = call.take_wish() {
-                    break wish;
+            let question = loop {
+                if let Some(question) = call.take_wish() {
+                    break question;
                 }
                 assert!(!asleep.is_finished());
             };
-            assert_eq!(asked.token, wish().unwrap().token);
+            assert_eq!(question.wish.token, wish().unwrap().token);
             assert!(call.take_wish().is_none());
             call.ring();
             thread::sleep(Duration::from_millis(150));
             assert!(!asleep.is_finished(), "the answer is on its way");
-            assert!(call.answer(busy()));
+            assert!(question.answer(busy()));
             assert!(matches!(asleep.join().unwrap(), Woken::Answered(_)));
         });
     }
@@ -254,6 +278,18 @@ mod tests {
     }
 
     #[test]
+    fn a_question_that_is_dropped_keeps_nobody_waiting() {
+        let calls = Calls::default();
+        let expected = calls.expect("one");
+        let call = calls.find(b"one").unwrap();
+        thread::scope(|scope| {
+            let asleep = scope.spawn(move || expected.wait(Moment::NEVER, Moment::NEVER, wish()));
+            while call.take_wish().map(drop).is_none() {}
+            assert!(matches!(asleep.join().unwrap(), Woken::Answered(Asked { answer: Err(_), .. })));
+        });
+    }
+
+    #[test]
     fn whoever_asks_for_a_sleeper_is_told_that_it_left() {
         let calls = Calls::default();
         let expected = calls.expect("one");
@@ -261,11 +297,14 @@ mod tests {
         thread::scope(|scope| {
             let deadline = Moment::now().after(Duration::from_millis(100));
             let asleep = scope.spawn(move || expected.wait(Moment::NEVER, deadline, wish()));
-            while call.take_wish().is_none() {
+            let question = loop {
+                if let Some(question) = call.take_wish() {
+                    break question;
+                }
                 assert!(!asleep.is_finished());
-            }
+            };
             assert!(matches!(asleep.join().unwrap(), Woken::Left));
-            assert!(!call.answer(busy()));
+            assert!(!question.answer(busy()));
         });
     }
 }

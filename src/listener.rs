@@ -17,6 +17,7 @@ use parking_lot::{Condvar, Mutex};
 use crate::backoff::Backoff;
 use crate::calls::{Asked, Calls, Expected};
 use crate::clock::Moment;
+use crate::line::Wish;
 use crate::store::{Claim, Heard, Store, Trouble, Watch};
 
 /// How long the thread listens before it looks whether it is to stop, where it cannot be told.
@@ -83,6 +84,12 @@ impl Listener {
             return;
         }
         state.started = true;
+        let waiters = Arc::downgrade(&self.shared);
+        self.shared.store.on_close(move || {
+            if let Some(shared) = waiters.upgrade() {
+                shared.calls.call_all();
+            }
+        });
         let shared = Arc::clone(&self.shared);
         match thread::Builder::new().name("relatch-listen".to_owned()).spawn(move || shared.run()) {
             Ok(thread) => state.thread = Some(thread),
@@ -236,23 +243,27 @@ impl Shared {
         let Some(call) = self.calls.find(redis_key) else {
             return;
         };
-        let connection = self.store.idle().zip(std::str::from_utf8(redis_key).ok());
-        let Some(((mut connection, key), wish)) = connection.zip(call.take_wish()) else {
+        // The wish comes last: once it is taken, the sleeper waits for the answer.
+        let (Ok(key), Some(mut connection)) = (std::str::from_utf8(redis_key), self.store.idle()) else {
             return call.ring();
         };
+        let Some(question) = call.take_wish() else {
+            return call.ring();
+        };
+        let Wish { token, lease } = question.wish.clone();
         let listener = self.number.load(Ordering::Acquire);
         let sent = Moment::now();
-        let (lease, deadline) = (wish.lease.millis(), sent.after(BRIEFLY));
-        let answer = connection.claim_or_look(key, &wish.token, lease, Some(listener), deadline);
+        let answer =
+            connection.claim_or_look(key, &token, lease.millis(), Some(listener), sent.after(BRIEFLY));
         let taken = matches!(answer, Ok((Claim::Taken, _)));
         if matches!(answer, Err(Trouble::Unanswered { .. })) {
             // Behind what may yet be executed, on the same connection.
-            connection.abandon(key, &wish.token);
-            call.answer(Asked { sent, listener, answer });
-        } else if !call.answer(Asked { sent, listener, answer }) && taken {
+            connection.abandon(key, &token);
+            question.answer(Asked { sent, listener, answer });
+        } else if !question.answer(Asked { sent, listener, answer }) && taken {
             // Nobody is there to have it.
-            if connection.remove(key, &wish.token, Moment::now().after(BRIEFLY)).is_err() {
-                connection.abandon(key, &wish.token);
+            if connection.remove(key, &token, Moment::now().after(BRIEFLY)).is_err() {
+                connection.abandon(key, &token);
             }
         }
     }

@@ -73,6 +73,11 @@ impl Store {
         Ok(Connection { link, scripts: &self.scripts, response_timeout: self.response_timeout })
     }
 
+    /// Has `call` called when a connection of the pool broke: Redis does not tell of what was looked at over it.
+    pub(crate) fn on_close(&self, call: impl Fn() + Send + Sync + 'static) {
+        self.pool.on_close(call);
+    }
+
     /// Opens a connection that only listens.
     pub(crate) fn listen(&self, deadline: Moment) -> Result<Ear, Trouble> {
         self.pool.listen(deadline)

@@ -11,8 +11,8 @@ use std::fmt;
 use std::mem;
 use std::ops::{Deref, DerefMut};
 use std::process;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use scheduled_thread_pool::ScheduledThreadPool;
@@ -34,6 +34,8 @@ pub(super) struct Pool {
     /// When a server was last seen to close a link: the links opened before are not used again. (After a
     /// restart of Redis, one caller finds out instead of one caller per link.)
     closed_at: AtomicU64,
+    /// Wants to know when a link is closed: what Redis was to tell of over it is not told.
+    on_close: OnceLock<Box<dyn Fn() + Send + Sync>>,
     born: u32,
 }
 
@@ -43,10 +45,16 @@ impl Pool {
         let slots = r2d2::Pool::builder()
             .max_size(size)
             .min_idle(Some(0))
+            .max_lifetime(None)
             .test_on_check_out(false)
             .thread_pool(Arc::new(worker.build()))
             .build_unchecked(Slots);
-        Pool { slots, address, connect_timeout, closed_at: AtomicU64::new(0), born: process::id() }
+        let (closed_at, on_close) = (AtomicU64::new(0), OnceLock::new());
+        Pool { slots, address, connect_timeout, closed_at, on_close, born: process::id() }
+    }
+
+    pub(super) fn on_close(&self, call: impl Fn() + Send + Sync + 'static) {
+        let _ = self.on_close.set(Box::new(call)); // Set once.
     }
 
     pub(super) fn address(&self) -> &Address {
@@ -63,14 +71,14 @@ impl Pool {
         if slot.link.is_none() {
             slot.link = Some(Box::new(self.connect(deadline)?));
         }
-        Ok(Lent { slot, closed_at: &self.closed_at })
+        Ok(Lent { slot, pool: self })
     }
 
     /// Borrows a link that is open and idle, if there is one.
     pub(super) fn idle(&self) -> Option<Lent<'_>> {
         let mut slot = self.slots.try_get()?;
         self.drop_stale(&mut slot);
-        slot.link.is_some().then_some(Lent { slot, closed_at: &self.closed_at })
+        slot.link.is_some().then(|| Lent { slot, pool: self })
     }
 
     fn drop_stale(&self, slot: &mut Slot) {
@@ -138,7 +146,7 @@ impl DerefMut for Carrier<'_> {
 /// A link on loan. Goes back to the pool when dropped, or is thrown away where it broke.
 pub(super) struct Lent<'a> {
     slot: r2d2::PooledConnection<Slots>,
-    closed_at: &'a AtomicU64,
+    pool: &'a Pool,
 }
 
 impl Drop for Lent<'_> {
@@ -147,7 +155,10 @@ impl Drop for Lent<'_> {
             return;
         };
         if link.is_broken() {
-            self.closed_at.fetch_max(Moment::now().as_nanos(), Ordering::Relaxed);
+            self.pool.closed_at.fetch_max(Moment::now().as_nanos(), Ordering::Relaxed);
+        }
+        if let Some(call) = self.pool.on_close.get() {
+            call();
         }
     }
 }
