@@ -15,10 +15,10 @@ use crate::hold::Since;
 use crate::holder::Holder;
 use crate::holds;
 use crate::key::Key;
-use crate::line::{Handed, Wish};
 use crate::machine;
 use crate::queue::Turn;
 use crate::store::{Compared, Refusal, Trouble};
+use crate::wish::{Handed, Wish};
 
 /// The shortest pause between two looks: Redis may be a moment late in letting an expired key go.
 const SHORTEST_PAUSE: Duration = Duration::from_micros(200);
@@ -263,7 +263,7 @@ impl Claimant<'_> {
         let until =
             Moment::now().after(pause.min(lease_left).max(SHORTEST_PAUSE)).min(self.patience.deadline);
         let wish = if heard && !in_a_run { self.bid.wish() } else { None };
-        match self.doze(expected, until, wish, holder) {
+        match self.doze(expected, until, wish.as_ref(), holder) {
             Woken::InTime if heard && pause < lease_left => {
                 self.unheard = self.bid.claim.keeper.listener().number();
             }
@@ -297,13 +297,13 @@ impl Claimant<'_> {
         &self,
         expected: &Expected<'_>,
         until: Moment,
-        wish: Option<Wish>,
+        wish: Option<&Wish>,
         holder: Option<&Holder>,
     ) -> Woken {
         loop {
             let glance =
                 if self.bid.claim.reclaim_dead { Moment::now().after(GLANCE) } else { Moment::NEVER };
-            let woken = expected.wait(until.min(glance), self.patience.deadline, wish.clone());
+            let woken = expected.wait(until.min(glance), self.patience.deadline, wish.cloned());
             let goes_on = matches!(woken, Woken::InTime) && Moment::now() < until;
             if !goes_on || holder.is_some_and(|holder| self.is_dead(holder)) {
                 return woken;

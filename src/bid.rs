@@ -20,11 +20,11 @@ use crate::hold::Since;
 use crate::holder::Holder;
 use crate::keeper::Keeper;
 use crate::key::Key;
-use crate::leases::Leftover;
-use crate::line::{Handed, Wish};
 use crate::options::Lease;
+use crate::owed::Leftover;
 use crate::owner::{Owner, fresh_token};
 use crate::store::{Claim, Connection, Store, Trouble, Watch};
+use crate::wish::{Handed, Wish};
 
 /// How often the same connection is asked about a lost answer before another one is tried.
 const ASKED_TWICE: u32 = 2;

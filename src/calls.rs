@@ -6,8 +6,8 @@ use std::sync::Arc;
 use parking_lot::{Condvar, Mutex};
 
 use crate::clock::Moment;
-use crate::line::Wish;
 use crate::store::{Claim, Trouble, Watch};
+use crate::wish::Wish;
 
 /// The sleepers of one manager: one a key at most, since the others stand in line behind it.
 #[derive(Debug, Default)]
@@ -199,8 +199,8 @@ mod tests {
         Moment::now().after(Duration::from_millis(5))
     }
 
-    fn wish() -> Option<Wish> {
-        Some(Wish { token: "host-1-2-00".into(), lease: Lease::new(Duration::from_secs(30)) })
+    fn wish() -> Wish {
+        Wish { token: "host-1-2-00".into(), lease: Lease::new(Duration::from_secs(30)) }
     }
 
     fn busy() -> Asked {
@@ -251,7 +251,7 @@ mod tests {
             let call = calls.find(b"one").unwrap();
             // It waits for the answer even past the moment that it wanted to wake up at.
             let asleep = scope.spawn(move || {
-                expected.wait(Moment::now().after(Duration::from_millis(100)), soon(), wish())
+                expected.wait(Moment::now().after(Duration::from_millis(100)), soon(), Some(wish()))
             });
             let question = loop {
                 if let Some(question) = call.take_wish() {
@@ -259,7 +259,7 @@ mod tests {
                 }
                 assert!(!asleep.is_finished());
             };
-            assert_eq!(question.wish.token, wish().unwrap().token);
+            assert_eq!(question.wish.token, wish().token);
             assert!(call.take_wish().is_none());
             call.ring();
             thread::sleep(Duration::from_millis(150));
@@ -273,7 +273,7 @@ mod tests {
     fn a_wish_is_not_asked_for_whoever_sleeps_no_more() {
         let calls = Calls::default();
         let expected = calls.expect("one");
-        assert!(matches!(expected.wait(at_once(), soon(), wish()), Woken::InTime));
+        assert!(matches!(expected.wait(at_once(), soon(), Some(wish())), Woken::InTime));
         assert!(calls.find(b"one").unwrap().take_wish().is_none());
     }
 
@@ -283,7 +283,7 @@ mod tests {
         let expected = calls.expect("one");
         let call = calls.find(b"one").unwrap();
         thread::scope(|scope| {
-            let asleep = scope.spawn(move || expected.wait(Moment::NEVER, Moment::NEVER, wish()));
+            let asleep = scope.spawn(move || expected.wait(Moment::NEVER, Moment::NEVER, Some(wish())));
             while call.take_wish().map(drop).is_none() {}
             assert!(matches!(asleep.join().unwrap(), Woken::Answered(Asked { answer: Err(_), .. })));
         });
@@ -296,7 +296,7 @@ mod tests {
         let call = calls.find(b"one").unwrap();
         thread::scope(|scope| {
             let deadline = Moment::now().after(Duration::from_millis(100));
-            let asleep = scope.spawn(move || expected.wait(Moment::NEVER, deadline, wish()));
+            let asleep = scope.spawn(move || expected.wait(Moment::NEVER, deadline, Some(wish())));
             let question = loop {
                 if let Some(question) = call.take_wish() {
                     break question;

@@ -16,12 +16,14 @@ use parking_lot::{Condvar, Mutex, MutexGuard};
 use crate::clock::Moment;
 use crate::error::{Error, LostCause};
 use crate::hold::Hold;
-use crate::leases::{Due, Leases, Leftover};
+use crate::leases::{Due, Leases};
 use crate::listener::{Audience, Listener};
 use crate::options::Lease;
+use crate::owed::Leftover;
 use crate::stats::Counters;
-use crate::store::{Compared, Connection, Extension, Store, Trouble};
+use crate::store::{Connection, Extension, Store, Trouble};
 use crate::teller::Teller;
+use crate::verdict;
 
 /// How many leases are pushed out in one round trip: what is answered late holds up no more than these.
 const BATCH: usize = 1000;
@@ -101,7 +103,7 @@ impl Keeper {
 
     /// Sees to it that a key whose release got no answer goes away.
     pub(crate) fn owe(&self, leftover: Leftover) {
-        let owed = self.rouse(|work| work.leases.owe(leftover, Moment::now()));
+        let owed = self.rouse(|work| work.leases.owed().add(leftover, Moment::now()));
         if let Err(error) = owed {
             warn!(target: "relatch::release", "a key is left to its lease: {error}");
         }
@@ -291,7 +293,7 @@ impl Desk {
                 // Released since, or about to be: what Redis says is about the release.
                 _ if !work.leases.has(hold) => {}
                 Ok(compared) => {
-                    if settle(hold, lease, sent, compared) {
+                    if verdict::on_renewal(hold, lease, sent, compared) {
                         self.counters.renewed.add(1);
                         work.leases.renewed(hold, self.teller.is_some(), watched, sent);
                     } else {
@@ -316,7 +318,7 @@ impl Desk {
         match self.over_wire(wire, deadline, |connection| connection.remove(key, token, deadline)) {
             Ok(_) => {
                 self.counters.late_releases.add(1);
-                self.work.lock().leases.settled(leftover);
+                self.work.lock().leases.owed().settled(leftover);
             }
             Err(trouble) => {
                 debug!(target: "relatch::release", "a late release of {key:?}: {trouble:?}, trying again while its lease lasts");
@@ -384,24 +386,4 @@ impl Audience for Desk {
 
 fn extension(hold: &Hold, lease: Lease) -> Extension<'_> {
     Extension { key: hold.key().in_redis(), token: hold.token(), lease: lease.millis() }
-}
-
-/// Takes in what Redis said to a renewal that was sent at `sent`: false where the hold is lost.
-fn settle(hold: &Hold, lease: Lease, sent: Moment, compared: Compared) -> bool {
-    let now = Moment::now();
-    match compared {
-        Compared::Done => hold.renewed(lease, sent, now).is_ok(),
-        Compared::Absent if hold.is_valid(now) => {
-            hold.lose(LostCause::Deleted);
-            false
-        }
-        Compared::Absent => {
-            hold.lose(LostCause::Expired);
-            false
-        }
-        Compared::NotOurs => {
-            hold.lose(LostCause::Taken);
-            false
-        }
-    }
 }

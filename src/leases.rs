@@ -6,8 +6,9 @@ use std::time::Duration;
 
 use crate::clock::Moment;
 use crate::hold::Hold;
+use crate::owed::{Leftover, Owed};
 
-/// The first pause after a renewal or a late release that failed; doubles with each.
+/// The first pause after a renewal that failed; doubles with each.
 const FIRST_RETRY: Duration = Duration::from_millis(20);
 
 /// The longest such pause.
@@ -22,7 +23,7 @@ pub(crate) struct Leases {
     by_number: HashMap<u64, Entry>,
     /// The holds whose keys Redis tells of when they change, by key.
     watched: HashMap<Box<[u8]>, u64>,
-    owed: Vec<Owed>,
+    owed: Owed,
 }
 
 #[derive(Debug)]
@@ -41,22 +42,6 @@ impl Entry {
         }
         self.due
     }
-}
-
-/// A key that may still stand in Redis after its release: nobody's, but in everybody's way.
-#[derive(Clone, Debug)]
-pub(crate) struct Leftover {
-    pub(crate) redis_key: String,
-    pub(crate) token: String,
-    /// When Redis has certainly let go of it by itself.
-    pub(crate) gone_by: Moment,
-}
-
-#[derive(Debug)]
-struct Owed {
-    leftover: Leftover,
-    due: Moment,
-    retry: Duration,
 }
 
 /// What there is to do now.
@@ -99,18 +84,15 @@ impl Leases {
         self.by_number.contains_key(&hold.number())
     }
 
-    /// Notes a key that has to be deleted yet.
-    pub(crate) fn owe(&mut self, leftover: Leftover, now: Moment) -> Moment {
-        let due = now.after(FIRST_RETRY);
-        self.owed.push(Owed { leftover, due, retry: FIRST_RETRY });
-        due
+    /// The releases that are still owed.
+    pub(crate) fn owed(&mut self) -> &mut Owed {
+        &mut self.owed
     }
 
     /// When there is something to do next.
     pub(crate) fn next(&self) -> Moment {
         let holds = self.by_number.values().map(|entry| entry.due);
-        let owed = self.owed.iter().map(|owed| owed.due);
-        holds.chain(owed).min().unwrap_or(Moment::NEVER)
+        holds.min().unwrap_or(Moment::NEVER).min(self.owed.next())
     }
 
     /// When the first hold runs out: no call to Redis may keep the keeper past that.
@@ -145,17 +127,7 @@ impl Leases {
                 entry.due = entry.hold.valid_until();
             }
         }
-        self.owed.retain_mut(|owed| {
-            if owed.leftover.gone_by <= now {
-                return false;
-            }
-            if owed.due <= now {
-                due.remove.push(owed.leftover.clone());
-                owed.due = now.after(owed.retry);
-                owed.retry = (owed.retry * 2).min(LAST_RETRY);
-            }
-            true
-        });
+        due.remove = self.owed.take_due(now);
         due
     }
 
@@ -213,11 +185,6 @@ impl Leases {
             entry.due = Moment::NEVER;
             self.unwatch(hold);
         }
-    }
-
-    /// A leftover is gone, or not ours any more.
-    pub(crate) fn settled(&mut self, leftover: &Leftover) {
-        self.owed.retain(|owed| owed.leftover.token != leftover.token);
     }
 
     /// Every hold that somebody may still ask for.
@@ -323,19 +290,35 @@ mod tests {
     }
 
     #[test]
-    fn an_owed_release_is_tried_until_the_key_is_gone_by_itself() {
-        let leftover = Leftover { redis_key: "lock:a".into(), token: "t".into(), gone_by: after(500) };
-        let mut leases = Leases::default();
-        leases.owe(leftover.clone(), START);
-        let mut tries = 0;
-        while leases.next() < Moment::NEVER {
-            let now = leases.next();
-            tries += leases.take_due(now).remove.len();
-        }
-        assert_eq!(tries, 5);
-        leases.owe(leftover.clone(), START);
-        leases.settled(&leftover);
-        assert_eq!(leases.next(), Moment::NEVER);
+    fn word_of_a_change_has_a_watched_hold_looked_after_at_once_and_once() {
+        let hold = hold();
+        let key = hold.key().in_redis().as_bytes();
+        let mut leases = entered(&hold);
+        assert_eq!(leases.changed(key, after(1)), Moment::NEVER, "it was not renewed yet");
+        hold.renewed(hold.lease(), after(100), after(101)).unwrap();
+        leases.renewed(&hold, false, true, after(100));
+        assert_eq!(leases.changed(b"lock:other", after(110)), Moment::NEVER);
+        assert_eq!(leases.changed(key, after(110)), after(110));
+        assert_eq!(leases.take_due(after(110)).renew.len(), 1);
+        assert_eq!(leases.changed(key, after(111)), Moment::NEVER, "until it is watched again");
+        leases.renewed(&hold, false, true, after(110));
+        leases.remove(&hold);
+        assert_eq!(leases.changed(key, after(120)), Moment::NEVER, "its release is not a loss");
+        assert!(leases.watched.is_empty());
+    }
+
+    #[test]
+    fn where_anything_may_have_changed_all_that_was_renewed_is_looked_after() {
+        let [first, second] = [hold(), Arc::new(sample("b", Duration::from_millis(300), START))];
+        let mut leases = entered(&first);
+        leases.enter(Arc::clone(&second), false, START);
+        first.renewed(first.lease(), after(50), after(51)).unwrap();
+        leases.renewed(&first, false, true, after(50));
+        assert_eq!(leases.anything_changed(after(60)), after(60));
+        let due = leases.take_due(after(60)).renew;
+        assert!(due.len() == 1 && Arc::ptr_eq(&due[0], &first), "a hold that was not renewed pays nothing");
+        leases.lost(&first);
+        assert_eq!(leases.anything_changed(after(70)), Moment::NEVER);
     }
 
     /// A Redis of one key, which has no lease once it is deleted.

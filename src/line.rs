@@ -11,7 +11,9 @@ use parking_lot::Condvar;
 use crate::clock::Moment;
 use crate::hold::Hold;
 use crate::holder::Holder;
-use crate::options::{HandOn, Lease};
+use crate::options::HandOn;
+use crate::run::Run;
+use crate::wish::{Handed, Wish};
 
 /// How often the first in line looks whether the hold in front of it is over.
 ///
@@ -26,24 +28,6 @@ const GLANCE: Duration = Duration::from_secs(1);
 /// before was over within this time, from its beginning. A lock that is held for long costs no waiter more than this,
 /// once.
 const AWAKE: Duration = Duration::from_micros(200);
-
-/// What a thread in line wants Redis to hold for it.
-#[derive(Clone, Debug)]
-pub(crate) struct Wish {
-    pub(crate) token: String,
-    pub(crate) lease: Lease,
-}
-
-/// What became of a wish that went out behind the release of whoever was in front.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Handed {
-    /// It did not go out, or somebody else had the lock by then: Redis does not hold it.
-    Nothing,
-    /// Redis holds it.
-    Taken { sent: Moment, answered: Moment },
-    /// It went out and no answer came: Redis may hold it, or may yet.
-    Astray { sent: Moment },
-}
 
 /// One key's line. It exists as long as somebody has the turn or waits for it.
 #[derive(Debug, Default)]
@@ -85,38 +69,6 @@ pub(super) struct Front {
     run: Run,
     /// The turn was handed on to this waiter, who has not taken it up yet.
     handed: Option<(Arc<Waiter>, Handed)>,
-}
-
-/// Turns that followed each other without letting other processes in.
-#[derive(Clone, Copy, Debug)]
-struct Run {
-    turns: u32,
-    since: Moment,
-    /// How many times longer than the limits say it may be: others were let in before, and nobody came.
-    stretch: u32,
-}
-
-/// As far as a run is stretched: whoever comes to wait then has to wait that much longer, once.
-const MOST_STRETCHED: u32 = 8;
-
-impl Run {
-    fn new(now: Moment) -> Run {
-        Run { turns: 1, since: now, stretch: 1 }
-    }
-
-    /// The run that follows when others were let in, unless it turns out that they came.
-    fn next(self, now: Moment) -> Run {
-        Run { stretch: (self.stretch * 2).min(MOST_STRETCHED), ..Run::new(now) }
-    }
-
-    fn is_over(&self, limits: &HandOn, now: Moment) -> bool {
-        self.turns >= limits.turns.saturating_mul(self.stretch)
-            || now.since(self.since) >= limits.time.saturating_mul(self.stretch)
-    }
-
-    fn longer(self) -> Run {
-        Run { turns: self.turns + 1, ..self }
-    }
 }
 
 /// A thread in line. Known by its address.
@@ -307,5 +259,138 @@ impl Line {
         self.brisk = now.since(last.started) < AWAKE;
         self.run = Some(last.run);
         true
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::hold::tests::sample;
+    use crate::options::Lease;
+
+    const LIMITS: HandOn = HandOn { turns: 3, time: Duration::from_millis(20) };
+    const GONE: Handed = Handed::Astray { sent: Moment::PAST };
+    const SOON: Moment = Moment::from_nanos(2_000_000_000);
+
+    fn at(millis: u64) -> Moment {
+        Moment::from_nanos(1_000_000 * millis)
+    }
+
+    fn waiter() -> Arc<Waiter> {
+        let lease = Lease::new(Duration::from_secs(30));
+        Arc::new(Waiter::new(Wish { token: "host-1-2-00".into(), lease }, SOON))
+    }
+
+    fn hold() -> Arc<Hold> {
+        Arc::new(sample("key", Duration::from_secs(30), at(0)))
+    }
+
+    /// The first turn is taken, and so many wait.
+    fn line<const N: usize>() -> (Line, [Arc<Waiter>; N]) {
+        let mut line = Line::default();
+        line.start_turn(1, None, at(0)).expect("it is free");
+        let waiters = [(); N].map(|()| waiter());
+        line.waiting.extend(waiters.iter().cloned());
+        (line, waiters)
+    }
+
+    #[test]
+    fn what_was_sent_for_the_next_in_line_is_handed_to_him() {
+        let (mut line, [second, third]) = line();
+        let next = line.hand_on(1, &LIMITS, at(0), at(1)).expect("somebody waits");
+        assert!(Arc::ptr_eq(&next, &second));
+        assert!(line.pass_on(1, &second, 2, GONE, at(0)));
+        assert!(line.start_turn(3, Some(&third), at(0)).is_none(), "it is the second's turn");
+        assert!(line.start_turn(3, None, at(0)).is_none());
+        let start = line.start_turn(3, Some(&second), at(0)).unwrap();
+        assert_eq!((start.number, start.handed), (2, GONE));
+        assert!(line.start_turn(3, Some(&second), at(0)).is_none(), "once");
+        assert!(line.end_turn(2, at(0)));
+        let start = line.start_turn(3, Some(&third), at(0)).unwrap();
+        assert_eq!(start.handed, Handed::Nothing, "a turn that ends alone hands nothing on");
+    }
+
+    #[test]
+    fn nobody_takes_the_turn_while_it_is_handed_on() {
+        let (mut line, [second]) = line();
+        let hold = hold();
+        line.front.as_mut().unwrap().holds(&hold, at(0));
+        line.hand_on(1, &LIMITS, at(0), at(1)).unwrap();
+        hold.release();
+        assert!(line.start_turn(2, Some(&second), at(0)).is_none(), "though the hold is over");
+        assert!(line.pass_on(1, &second, 2, GONE, at(0)));
+        assert_eq!(line.start_turn(2, Some(&second), at(0)).unwrap().handed, GONE);
+    }
+
+    #[test]
+    fn nothing_is_sent_for_whoever_may_be_gone_before_the_answer_comes() {
+        let (mut line, [second, third]) = line();
+        assert!(line.hand_on(1, &LIMITS, at(0), SOON).is_none());
+        line.hand_on(1, &LIMITS, at(0), at(1)).unwrap();
+        let (_, next) = line.step_out(&second, at(0));
+        assert!(Arc::ptr_eq(&next.unwrap(), &third));
+        assert!(!line.pass_on(1, &second, 2, GONE, at(0)), "it has gone all the same");
+        assert!(line.end_turn(1, at(0)));
+        assert!(line.start_turn(2, Some(&third), at(0)).is_some());
+    }
+
+    #[test]
+    fn a_run_ends_after_so_many_turns_and_others_are_let_in() {
+        let (mut line, waiters) = line::<6>();
+        for number in 1..3 {
+            let next = line.hand_on(number, &LIMITS, at(0), at(1)).unwrap();
+            assert!(line.pass_on(number, &next, number + 1, GONE, at(0)));
+            assert!(!line.start_turn(9, Some(&next), at(0)).unwrap().last_of_run);
+        }
+        assert!(line.hand_on(3, &LIMITS, at(0), at(1)).is_none(), "this was the third turn in a row");
+        assert!(line.end_turn(3, at(0)));
+        assert!(line.start_turn(4, Some(&waiters[2]), at(0)).unwrap().last_of_run);
+        assert!(line.hand_on(4, &LIMITS, at(0), at(1)).is_some(), "a new run has begun");
+    }
+
+    #[test]
+    fn turns_that_are_not_handed_on_are_part_of_a_run_unless_others_had_the_lock_in_between() {
+        for others in [false, true] {
+            let (mut line, [second, _]) = line();
+            assert!(line.end_turn(1, at(0)));
+            assert!(!line.start_turn(2, Some(&second), at(0)).unwrap().last_of_run);
+            let front = line.front.as_mut().unwrap();
+            front.seen = others.then(|| Holder::new(b"theirs", None));
+            front.holds(&hold(), at(0));
+            let limits = HandOn { turns: 2, ..LIMITS };
+            assert_eq!(line.hand_on(2, &limits, at(0), at(1)).is_some(), others);
+        }
+    }
+
+    #[test]
+    fn a_process_that_is_alone_makes_longer_runs() {
+        let (mut line, waiters) = line::<9>();
+        let once = HandOn { turns: 1, ..LIMITS };
+        let mut number = 1;
+        let mut turns_of = |line: &mut Line, others: bool| {
+            let mut turns = 1;
+            loop {
+                let next = line.hand_on(number, &once, at(0), at(1));
+                number += 1;
+                match next {
+                    Some(next) => assert!(line.pass_on(number - 1, &next, number, GONE, at(0))),
+                    None => assert!(line.end_turn(number - 1, at(0))),
+                }
+                let first =
+                    waiters.iter().find(|waiter| line.start_turn(number, Some(waiter), at(0)).is_some());
+                assert!(first.is_some());
+                if line.front.as_ref().unwrap().run.turns == 1 {
+                    let front = line.front.as_mut().unwrap();
+                    front.seen = others.then(|| Holder::new(b"theirs", None));
+                    front.holds(&hold(), at(0));
+                    return turns;
+                }
+                turns += 1;
+            }
+        };
+        assert_eq!(turns_of(&mut line, false), 1);
+        assert_eq!(turns_of(&mut line, false), 2, "nobody had come");
+        assert_eq!(turns_of(&mut line, true), 4);
+        assert_eq!(turns_of(&mut line, true), 1, "somebody had");
     }
 }

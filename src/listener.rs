@@ -17,8 +17,8 @@ use parking_lot::{Condvar, Mutex};
 use crate::backoff::Backoff;
 use crate::calls::{Asked, Calls, Expected};
 use crate::clock::Moment;
-use crate::line::Wish;
 use crate::store::{Claim, Heard, Store, Trouble, Watch};
+use crate::wish::Wish;
 
 /// How long the thread listens before it looks whether it is to stop, where it cannot be told.
 const SILENCE: Duration = Duration::from_secs(1);

@@ -13,8 +13,9 @@ use parking_lot::{Mutex, MutexGuard};
 use crate::clock::Moment;
 use crate::hold::Hold;
 use crate::holder::Holder;
-use crate::line::{Handed, Line, Start, Waiter, Wish};
+use crate::line::{Line, Start, Waiter};
 use crate::options::HandOn;
+use crate::wish::{Handed, Wish};
 
 /// The lines of one manager.
 #[derive(Debug, Default)]
@@ -352,109 +353,5 @@ mod tests {
         turn.saw(&Holder::new(b"mine", None), true);
         assert!(matches!(waiter.join().unwrap(), Err(NoTurn::Mine)));
         assert!(queue.lines.lock().line(&name()).waiting.is_empty());
-    }
-
-    const LIMITS: HandOn = HandOn { turns: 3, time: Duration::from_secs(60) };
-    const SENT: Handed = Handed::Astray { sent: Moment::PAST };
-
-    /// A thread that waits in line until `until`; what it is given comes back.
-    fn waiter(queue: &Arc<Queue>, until: Moment) -> thread::JoinHandle<Result<Joined, NoTurn>> {
-        let before = queue.lines.lock().line(&name()).waiting.len();
-        let line = Arc::clone(queue);
-        let thread = thread::spawn(move || line.join(&name(), until, |_| false, wish));
-        while queue.lines.lock().line(&name()).waiting.len() == before {
-            thread::yield_now();
-        }
-        thread
-    }
-
-    #[test]
-    fn what_was_sent_for_the_next_in_line_is_handed_to_him() {
-        let queue = Arc::new(Queue::default());
-        let first = at_once(&queue, &name()).unwrap();
-        let second = waiter(&queue, soon());
-        let third = waiter(&queue, soon());
-        let baton = first.hand_on(&LIMITS, Moment::now()).expect("somebody waits");
-        assert_eq!(baton.wish().token, wish().token);
-        first.pass_on(baton, SENT).unwrap();
-        let (second, given) = second.join().unwrap().unwrap();
-        assert_eq!(given.unwrap().1, SENT);
-        assert!(at_once(&queue, &name()).is_none(), "it is the second's turn");
-        drop(second);
-        let (_third, given) = third.join().unwrap().unwrap();
-        assert_eq!(given.unwrap().1, Handed::Nothing, "a turn that ends alone hands nothing on");
-    }
-
-    #[test]
-    fn nobody_takes_the_turn_while_it_is_handed_on() {
-        let queue = Arc::new(Queue::default());
-        let first = at_once(&queue, &name()).unwrap();
-        let hold = Arc::new(sample("key", Duration::from_secs(30), Moment::now()));
-        first.holds(&hold);
-        let second = waiter(&queue, soon());
-        let baton = first.hand_on(&LIMITS, Moment::now()).unwrap();
-        hold.release();
-        assert!(at_once(&queue, &name()).is_none());
-        queue.lines.lock().line(&name()).waiting[0].called.notify_one();
-        thread::sleep(Duration::from_millis(5));
-        assert!(!second.is_finished(), "it did not pass by the hold that is over");
-        first.pass_on(baton, SENT).unwrap();
-        assert_eq!(second.join().unwrap().unwrap().1.unwrap().1, SENT);
-    }
-
-    #[test]
-    fn nothing_is_sent_for_whoever_may_be_gone_before_the_answer_comes() {
-        let queue = Arc::new(Queue::default());
-        let first = at_once(&queue, &name()).unwrap();
-        assert!(first.hand_on(&LIMITS, Moment::now()).is_none(), "nobody waits");
-        let second = waiter(&queue, Moment::now().after(Duration::from_millis(50)));
-        assert!(first.hand_on(&LIMITS, soon()).is_none());
-        let baton = first.hand_on(&LIMITS, Moment::now()).unwrap();
-        assert!(matches!(second.join().unwrap(), Err(NoTurn::Busy(_))), "its wait is over all the same");
-        let token = first.pass_on(baton, SENT).unwrap_err().token;
-        assert_eq!(token, wish().token, "what may stand in Redis for him is for others to delete");
-        assert!(at_once(&queue, &name()).is_some());
-    }
-
-    #[test]
-    fn a_run_ends_and_others_are_let_in() {
-        let queue = Arc::new(Queue::default());
-        let mut turn = at_once(&queue, &name()).unwrap();
-        for _ in 0..2 {
-            let next = waiter(&queue, soon());
-            let baton = turn.hand_on(&LIMITS, Moment::now()).unwrap();
-            turn.pass_on(baton, SENT).unwrap();
-            turn = next.join().unwrap().unwrap().0;
-            assert!(!turn.yields());
-        }
-        let next = waiter(&queue, soon());
-        assert!(turn.hand_on(&LIMITS, Moment::now()).is_none(), "this was the third turn in a row");
-        drop(turn);
-        let turn = next.join().unwrap().unwrap().0;
-        assert!(turn.yields());
-        let next = waiter(&queue, soon());
-        assert!(turn.hand_on(&LIMITS, Moment::now()).is_some(), "a new run has begun");
-        drop((turn, next));
-    }
-
-    #[test]
-    fn turns_that_are_not_handed_on_count_too_unless_others_had_the_lock_in_between() {
-        let queue = Arc::new(Queue::default());
-        for others in [false, true] {
-            let first = at_once(&queue, &name()).unwrap();
-            let second = waiter(&queue, soon());
-            assert!(first.hand_on(&LIMITS, soon().after(Duration::from_secs(60))).is_none());
-            drop(first);
-            let second = second.join().unwrap().unwrap().0;
-            if others {
-                second.saw(&Holder::new(b"theirs", None), false);
-            }
-            second.holds(&Arc::new(sample("key", Duration::from_secs(30), Moment::now())));
-            let limits = HandOn { turns: 2, ..LIMITS };
-            let third = waiter(&queue, soon());
-            assert_eq!(second.hand_on(&limits, Moment::now()).is_some(), others);
-            drop(second);
-            drop(third.join().unwrap().unwrap());
-        }
     }
 }

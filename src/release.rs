@@ -9,16 +9,14 @@ use crate::backoff::Backoff;
 use crate::clock::Moment;
 use crate::error::{Error, LostCause};
 use crate::hold::Hold;
-use crate::line::{Handed, Wish};
 use crate::store::{Compared, Store, Trouble};
+use crate::verdict;
+use crate::wish::{Handed, Wish};
 
 /// Releases a hold in Redis, within `limit`; `was_valid` says whether it could be trusted until now. A `wish` goes out
 /// behind it, for the next thread of this process, and comes back as what became of it.
 ///
-/// Redis is the judge. *Removed* means that the token stood there until that moment, so nobody else held the
-/// lock meanwhile, whatever the local clock thought. *Not there* as the first answer means lost. After an answer
-/// that was lost it may as well mean that the first try worked: then it counts as released, if the hold was
-/// still valid when the release was first sent.
+/// After an answer that was lost it is tried again, over another connection.
 pub(crate) fn release(
     store: &Store,
     hold: &Hold,
@@ -34,7 +32,7 @@ pub(crate) fn release(
         // Whoever was sent for once is not sent for again: the first time may still come.
         let wish = wish.filter(|_| handed == Handed::Nothing);
         let trouble = match remove(store, hold, wish, &mut handed, deadline) {
-            Ok(compared) => return (judge(hold, compared, was_valid, maybe_done), handed),
+            Ok(compared) => return (verdict::on_release(hold, compared, was_valid, maybe_done), handed),
             Err(trouble) => trouble,
         };
         debug!(target: "relatch::release", "releasing lock {:?}: {trouble:?}", hold.key().name());
@@ -45,16 +43,6 @@ pub(crate) fn release(
             return (Err(unconfirmed(hold, was_valid, trouble)), handed);
         }
         thread::sleep(pause);
-    }
-}
-
-fn judge(hold: &Hold, compared: Compared, was_valid: bool, maybe_done: bool) -> Result<(), Error> {
-    match compared {
-        Compared::Done => Ok(()),
-        Compared::Absent | Compared::NotOurs if maybe_done && was_valid => Ok(()),
-        Compared::Absent if was_valid => Err(hold.lose(LostCause::Deleted)),
-        Compared::Absent => Err(hold.lose(LostCause::Expired)),
-        Compared::NotOurs => Err(hold.lose(LostCause::Taken)),
     }
 }
 

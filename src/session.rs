@@ -18,10 +18,9 @@ use crate::holder::Holder;
 use crate::holds::{self, Held, Left};
 use crate::keeper::Keeper;
 use crate::key::Key;
-use crate::leases::Leftover;
-use crate::line::{Handed, Wish};
 use crate::machine;
 use crate::options::{Lease, Options, Settings};
+use crate::owed::Leftover;
 use crate::owner::{Owner, fresh_token, host_name};
 use crate::process as this_process;
 use crate::queue::{Baton, NoTurn, Queue, Turn};
@@ -29,6 +28,7 @@ use crate::release::release;
 use crate::stats::Counters;
 use crate::store::{Address, Connection, Seen, Store, Trouble};
 use crate::teller::{OnLost, Teller};
+use crate::wish::{Handed, Wish};
 
 /// What all handles of a manager share.
 #[derive(Debug)]

@@ -1,0 +1,93 @@
+//! Keys that may still stand in Redis after their release, and when to try again to delete them: a table.
+
+use std::time::Duration;
+
+use crate::clock::Moment;
+
+/// The first pause before a late release; doubles with each.
+const FIRST_RETRY: Duration = Duration::from_millis(20);
+
+/// The longest such pause.
+const LAST_RETRY: Duration = Duration::from_millis(500);
+
+/// A key that may still stand in Redis after its release: nobody's, but in everybody's way.
+#[derive(Clone, Debug)]
+pub(crate) struct Leftover {
+    pub(crate) redis_key: String,
+    pub(crate) token: String,
+    /// When Redis has certainly let go of it by itself.
+    pub(crate) gone_by: Moment,
+}
+
+/// The late releases of one manager.
+#[derive(Debug, Default)]
+pub(crate) struct Owed {
+    entries: Vec<Entry>,
+}
+
+#[derive(Debug)]
+struct Entry {
+    leftover: Leftover,
+    due: Moment,
+    retry: Duration,
+}
+
+impl Owed {
+    /// Notes a key that has to be deleted yet. Returns when that is due.
+    pub(crate) fn add(&mut self, leftover: Leftover, now: Moment) -> Moment {
+        let due = now.after(FIRST_RETRY);
+        self.entries.push(Entry { leftover, due, retry: FIRST_RETRY });
+        due
+    }
+
+    /// When there is something to do next.
+    pub(crate) fn next(&self) -> Moment {
+        self.entries.iter().map(|entry| entry.due).min().unwrap_or(Moment::NEVER)
+    }
+
+    /// What is to be deleted at `now`. Each is due again after a pause, in case nothing comes of it.
+    pub(crate) fn take_due(&mut self, now: Moment) -> Vec<Leftover> {
+        let mut remove = Vec::new();
+        self.entries.retain_mut(|entry| {
+            if entry.leftover.gone_by <= now {
+                return false;
+            }
+            if entry.due <= now {
+                remove.push(entry.leftover.clone());
+                entry.due = now.after(entry.retry);
+                entry.retry = (entry.retry * 2).min(LAST_RETRY);
+            }
+            true
+        });
+        remove
+    }
+
+    /// A leftover is gone, or not ours any more.
+    pub(crate) fn settled(&mut self, leftover: &Leftover) {
+        self.entries.retain(|entry| entry.leftover.token != leftover.token);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn after(millis: u64) -> Moment {
+        Moment::from_nanos(1_000_000 * millis)
+    }
+
+    #[test]
+    fn an_owed_release_is_tried_until_the_key_is_gone_by_itself() {
+        let leftover = Leftover { redis_key: "lock:a".into(), token: "t".into(), gone_by: after(500) };
+        let mut owed = Owed::default();
+        owed.add(leftover.clone(), after(0));
+        let mut tries = 0;
+        while owed.next() < Moment::NEVER {
+            tries += owed.take_due(owed.next()).len();
+        }
+        assert_eq!(tries, 5);
+        owed.add(leftover.clone(), after(0));
+        owed.settled(&leftover);
+        assert_eq!(owed.next(), Moment::NEVER);
+    }
+}

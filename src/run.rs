@@ -1,0 +1,71 @@
+//! How long threads of one process go on handing a lock to each other, before other processes are let in.
+
+use crate::clock::Moment;
+use crate::options::HandOn;
+
+/// As far as a run is stretched: whoever comes to wait then has to wait that much longer, once.
+const MOST_STRETCHED: u32 = 8;
+
+/// Turns that followed each other without letting other processes in.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Run {
+    pub(crate) turns: u32,
+    pub(crate) since: Moment,
+    /// How many times longer than the limits say it may be: others were let in before, and nobody came.
+    stretch: u32,
+}
+
+impl Run {
+    pub(crate) fn new(now: Moment) -> Run {
+        Run { turns: 1, since: now, stretch: 1 }
+    }
+
+    /// The run that follows when others were let in, unless it turns out that they came.
+    pub(crate) fn next(self, now: Moment) -> Run {
+        Run { stretch: (self.stretch * 2).min(MOST_STRETCHED), ..Run::new(now) }
+    }
+
+    pub(crate) fn is_over(&self, limits: &HandOn, now: Moment) -> bool {
+        self.turns >= limits.turns.saturating_mul(self.stretch)
+            || now.since(self.since) >= limits.time.saturating_mul(self.stretch)
+    }
+
+    pub(crate) fn longer(self) -> Run {
+        Run { turns: self.turns + 1, ..self }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    const LIMITS: HandOn = HandOn { turns: 3, time: Duration::from_millis(20) };
+
+    fn at(millis: u64) -> Moment {
+        Moment::from_nanos(1_000_000 * millis)
+    }
+
+    #[test]
+    fn a_run_is_over_after_so_many_turns_or_so_much_time() {
+        let run = Run::new(at(0));
+        assert!(!run.is_over(&LIMITS, at(19)));
+        assert!(run.is_over(&LIMITS, at(20)));
+        let third = run.longer().longer();
+        assert!(third.is_over(&LIMITS, at(0)));
+        assert!(!third.is_over(&HandOn { turns: u32::MAX, time: Duration::MAX }, at(0)));
+    }
+
+    #[test]
+    fn a_run_is_stretched_so_far_and_no_further() {
+        let mut run = Run::new(at(0));
+        let mut seen = Vec::new();
+        for _ in 0..5 {
+            seen.push(run.stretch);
+            run = run.next(at(0));
+        }
+        assert_eq!(seen, [1, 2, 4, 8, 8]);
+        assert!(!run.is_over(&LIMITS, at(159)) && run.is_over(&LIMITS, at(160)));
+    }
+}
