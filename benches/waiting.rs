@@ -64,17 +64,20 @@ fn connect(server: &Server) -> LockManager {
     LockManager::connect(&server.url()).expect("a Redis of our own")
 }
 
-/// From the call of `unlock` here to the return of `lock` in a process that waits; and, in turns with it, a `PING` on a plain
-/// connection that was left alone for as long.
+/// From a release here to the return of `lock` in a process that waits; and, in turns with it, a `PING` on a plain
+/// connection that was left alone for as long, and the same by hand: a release by `EVALSHA` here, and a thread there that is told
+/// of it, with nothing to do but to send its `SET`.
 fn handoff(report: &mut Report) {
     const SAMPLES: usize = 300;
     /// Not counted: connections are opened, threads are started.
     const WARM_UP: usize = 10;
 
     let server = Server::start();
-    let (locks, mut plain) = (connect(&server), server.connection());
+    let (locks, mut plain, mut floor) = (connect(&server), server.connection(), Floor::new(&server));
     let mut child = Child::start("waiter", &server.url(), "handed on");
-    let (mut pings, mut handed, mut answered) = (Vec::new(), Vec::new(), Vec::new());
+    let mut by_hand = Child::start("by hand", &server.url(), "by hand");
+    let (mut pings, mut calls, mut returns) = (Vec::new(), Vec::new(), Vec::new());
+    let (mut floor_calls, mut floor_returns) = (Vec::new(), Vec::new());
     for sample in 0..WARM_UP + SAMPLES {
         idle_for_a_while();
         let asked = now();
@@ -82,25 +85,46 @@ fn handoff(report: &mut Report) {
         let ping = now().saturating_sub(asked);
 
         let guard = locks.lock("handed on").expect("locks");
-        child.tell("lock");
-        child.expect("waiting");
-        idle_for_a_while();
-        let called = now();
-        guard.unlock().expect("unlocks");
-        let returned = now();
-        let had = Duration::from_nanos(child.numbers::<1>()[0]);
+        let ours = hand_on(&mut child, || _ = guard.unlock().expect("unlocks"));
+        floor.take("by hand");
+        let floor = hand_on(&mut by_hand, || floor.give_back("by hand"));
+        by_hand.expect("given back");
         if sample >= WARM_UP {
             pings.push(ping);
-            handed.push(had.saturating_sub(called));
-            answered.push(had.saturating_sub(returned));
+            calls.push(ours.0);
+            returns.push(ours.1);
+            floor_calls.push(floor.0);
+            floor_returns.push(floor.1);
         }
     }
-    let (pings, handed) = (Spread::of(pings), Spread::of(handed));
+    let [pings, calls, returns] = [pings, calls, returns].map(Spread::of);
+    let [floor_calls, floor_returns] = [floor_calls, floor_returns].map(Spread::of);
     report.say("PING after 20 to 40 ms of silence", &pings);
-    report.say("hand-off, from the call of unlock", &handed);
-    report.say("hand-off, from its return (0: before it)", Spread::of(answered));
-    report.must_be_within("hand-off p50", handed.p50(), pings.p50() * 2, ", 2 x PING p50");
-    report.must_be_within("hand-off p99", handed.p99(), pings.p99() * 5, ", 5 x PING p99");
+    report.say("by hand, from the call of the release", &floor_calls);
+    report.say("by hand, from its return", &floor_returns);
+    report.say("relatch, from the call of unlock", &calls);
+    report.say("relatch, from its return", &returns);
+    report.say(
+        "relatch from the call, x by hand",
+        format!("{:.2}", calls.p50().div_duration_f64(floor_calls.p50())),
+    );
+    for (name, spread) in [("from the call", &calls), ("from the return", &returns)] {
+        report.must_be_within(&format!("p50 {name}"), spread.p50(), pings.p50() * 2, ", 2 x PING p50");
+        report.must_be_within(&format!("p99 {name}"), spread.p99(), pings.p99() * 5, ", 5 x PING p99");
+    }
+}
+
+/// Has a child wait for what this process holds, and releases it: when the child had it, counted from the call of the release
+/// and from its return.
+fn hand_on(child: &mut Child, release: impl FnOnce()) -> (Duration, Duration) {
+    child.tell("lock");
+    child.expect("waiting");
+    idle_for_a_while();
+    let called = now();
+    release();
+    let returned = now();
+    let had = Duration::from_nanos(child.numbers::<1>()[0]);
+    (had.saturating_sub(called), had.saturating_sub(returned))
 }
 
 fn idle_for_a_while() {

@@ -72,6 +72,10 @@ pub(crate) fn play(arguments: &[String]) -> bool {
     if child != CHILD {
         return false;
     }
+    if role == "by hand" {
+        by_hand(url, key);
+        return true;
+    }
     let locks = LockManager::connect(url).expect("a Redis of our own");
     match role.as_str() {
         "waiter" => waiter(&locks, key),
@@ -91,6 +95,29 @@ fn waiter(locks: &LockManager, key: &str) {
         let had = now();
         drop(guard);
         answer(nanos(had));
+    }
+}
+
+/// The least that a waiter can be who is woken by Redis: one thread, which is told on one connection, and answers with a `SET`
+/// on the other.
+fn by_hand(url: &str, key: &str) {
+    let client = redis::Client::open(url).expect("a URL");
+    let [mut ear, mut connection] = [(); 2].map(|()| client.get_connection().expect("connects"));
+    let id: u64 = redis::cmd("CLIENT").arg("ID").query(&mut ear).expect("answers");
+    let mut ear = ear.as_pubsub();
+    ear.subscribe("__redis__:invalidate").expect("subscribes");
+    let mut send = |words: &[&str]| -> redis::Value {
+        redis::cmd(words[0]).arg(&words[1..]).query(&mut connection).expect("answers")
+    };
+    send(&["CLIENT", "TRACKING", "ON", "REDIRECT", &id.to_string(), "NOLOOP"]);
+    while order().is_some() {
+        send(&["GET", key]);
+        answer("waiting");
+        ear.get_message().expect("word");
+        assert_eq!(send(&["SET", key, "token", "NX", "PX", "30000"]), redis::Value::Okay);
+        answer(nanos(now()));
+        send(&["DEL", key]);
+        answer("given back");
     }
 }
 
@@ -140,6 +167,7 @@ fn once(locks: &LockManager, key: &str) {
     let gave_back = now();
     drop(guard);
     answer(format!("{} {}", nanos(had), nanos(gave_back)));
+    order(); // The manager's end is not part of it.
 }
 
 /// The next line from the parent; `None` where there is no parent any more.

@@ -84,6 +84,8 @@ impl Drop for Server {
     }
 }
 
+const TOKEN: &str = "host-1-2-00112233445566778899aabbccddeeff";
+
 /// One connection, two commands, two round trips.
 pub(crate) struct Floor {
     connection: redis::Connection,
@@ -99,21 +101,28 @@ impl Floor {
     }
 
     pub(crate) fn cycle(&mut self, key: &str) {
-        let token = "host-1-2-00112233445566778899aabbccddeeff";
+        self.take(key);
+        self.give_back(key);
+    }
+
+    pub(crate) fn take(&mut self, key: &str) {
         let set: redis::Value = redis::cmd("SET")
             .arg(key)
-            .arg(token)
+            .arg(TOKEN)
             .arg("NX")
             .arg("PX")
             .arg(30_000)
             .query(&mut self.connection)
             .expect("sets");
         assert_eq!(set, redis::Value::Okay);
+    }
+
+    pub(crate) fn give_back(&mut self, key: &str) {
         let removed: i64 = redis::cmd("EVALSHA")
             .arg(&self.hash)
             .arg(1)
             .arg(key)
-            .arg(token)
+            .arg(TOKEN)
             .query(&mut self.connection)
             .expect("removes");
         assert_eq!(removed, 1);

@@ -1,0 +1,34 @@
+//! The crate `redlock`, over one server, with its defaults: three tries, up to 200 ms apart, a connection per command.
+
+use anyhow::Result;
+use redlock::RedLock;
+
+use super::{LEASE_MS, Lock};
+
+/// It keeps no connections.
+pub(crate) struct Redlock {
+    locks: RedLock,
+}
+
+impl Redlock {
+    pub(crate) fn open(url: &str) -> Redlock {
+        Redlock { locks: RedLock::new(vec![url]) }
+    }
+}
+
+impl Lock for Redlock {
+    /// As its `acquire` does it: `lock` again and again. Here, so that the times when it gave up can be counted.
+    fn turn(&self, key: &str, inside: &mut dyn FnMut()) -> Result<u64> {
+        let mut gave_up = 0;
+        let lock = loop {
+            match self.locks.lock(key.as_bytes(), LEASE_MS as usize)? {
+                Some(lock) => break lock,
+                None => gave_up += 1,
+            }
+        };
+        inside();
+        // It has no answer.
+        self.locks.unlock(&lock);
+        Ok(gave_up)
+    }
+}
