@@ -9,8 +9,9 @@
 //!   process that was paused, or cut off from Redis, for longer than that has lost the lock, and others may have it: use
 //!   [`LockGuard::ensure`] before the point of no return, and let the resource itself refuse latecomers where it matters.
 //! - Redis can forget: a failover to a replica that had not caught up, an eviction policy other than `noeviction`, a
-//!   flush, a restart without persistence, a step of the server's clock. The next renewal finds out, a third of a lease
-//!   later unless set otherwise, and the hold is [lost](Error::Lost); without renewal, the release does.
+//!   flush, a restart without persistence, a step of the server's clock. A hold that was renewed once, which is a third of a
+//!   lease after it began unless set otherwise, is told of that within milliseconds; before, the first renewal finds out,
+//!   and without renewal the release does. The hold is [lost](Error::Lost).
 //! - One server: this is not Redlock.
 //! - Resolving a host name is up to the system, and may block for longer than a timeout says. So may a server that sends
 //!   an answer one byte at a time: a timeout counts from the last byte.
@@ -73,7 +74,19 @@
 //!
 //! Threads of the crate's own, per manager, none before it is needed: `relatch-pool-0` looks after idle connections,
 //! `relatch-keeper` renews leases and finishes late releases (from the first hold that is renewed on), `relatch-on-lost` calls
-//! back (from the first loss on). The last two are joined when the last handle goes, guards included.
+//! back (from the first loss on), and `relatch-listen` hears from Redis when a lock may be free or lost (from the first wait for
+//! a busy lock, or the first renewal, on). The last three are joined when the last handle goes, guards included.
+//!
+//! # Waiting
+//!
+//! A waiter sleeps until Redis says that the lock's key has changed, whoever changed it and however: a release, also by another
+//! library, an expiry, a `DEL` by hand, a flush. That takes Redis 6 or later and the rights `+client|id +client|tracking
+//! +subscribe &__redis__:invalidate`; without them, or while the connection for it is down, waiters ask again after 1 to 64 ms, and
+//! that is logged once. Word from Redis is a hint and no more: a waiter asks again in any case when the holder's lease
+//! ends, and every 10 to 15 seconds.
+//!
+//! Threads of one process are served in the order in which they asked. They hand a lock on to each other in one round trip, for a
+//! few milliseconds on end; then other processes are [let in](Builder::hand_on).
 //!
 //! # Log targets and levels
 //!
@@ -82,6 +95,7 @@
 //! | target | `error` | `warn` | `info` | `debug` |
 //! |---|---|---|---|---|
 //! | `relatch::acquire` | | an answer that came after the lease | a lock taken over from a dead process | each failed attempt |
+//! | `relatch::listener` | | waiters have to poll, once until it works again | it works again | |
 //! | `relatch::keeper` | | leases that could not be renewed, at each try | | |
 //! | `relatch::lost` | a callback that panics or does not return | each hold that was lost | | |
 //! | `relatch::release` | | a release without an answer | | each failed attempt |

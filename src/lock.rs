@@ -99,8 +99,9 @@ impl Lock {
     ///
     /// A thread that has the lock already gets another guard of it at once, and nothing is sent.
     /// Otherwise threads of this process get the lock in the order in which they asked, and the first of them asks
-    /// Redis: once if the lock is free (`SET key token NX PX lease`), else again and again with growing pauses of up to
-    /// 64 ms (`SET`, `GET` and `PTTL` in one round trip).
+    /// Redis: once if the lock is free (`SET key token NX PX lease`), else once more (`CLIENT TRACKING`, `SET`, `GET` and `PTTL` in
+    /// one round trip), and then each time Redis says that the key has changed, when the holder's lease ends, and
+    /// every 10 to 15 seconds. Without word from Redis (see [Waiting](crate#waiting)), with growing pauses of up to 64 ms.
     ///
     /// # Errors
     ///

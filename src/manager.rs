@@ -18,8 +18,9 @@ use crate::stats::Stats;
 /// shared: a clone is the same manager. Locks of one key are the same lock only within one manager (and between
 /// processes); a thread that takes a key through two managers is told [`Error::WouldDeadlock`].
 ///
-/// Dropping the last handle, guards included, ends the manager's threads, and waits for them: for each of the two, at most
-/// for the response timeout.
+/// Dropping the last handle, guards included, ends the manager's threads, and waits for them: for each of the three at most
+/// for the response timeout or a second, whichever is longer. Where locks were waited for or renewed, and Redis answers, the
+/// thread that listens is woken by a key that is set and deleted at once.
 ///
 /// ```no_run
 /// # fn charge_card() {}

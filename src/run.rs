@@ -4,7 +4,7 @@ use crate::clock::Moment;
 use crate::options::HandOn;
 
 /// As far as a run is stretched: whoever comes to wait then has to wait that much longer, once.
-const MOST_STRETCHED: u32 = 8;
+const MOST_STRETCHED: u32 = 16;
 
 /// Turns that followed each other without letting other processes in.
 #[derive(Clone, Copy, Debug)]
@@ -61,11 +61,11 @@ mod tests {
     fn a_run_is_stretched_so_far_and_no_further() {
         let mut run = Run::new(at(0));
         let mut seen = Vec::new();
-        for _ in 0..5 {
+        for _ in 0..6 {
             seen.push(run.stretch);
             run = run.next(at(0));
         }
-        assert_eq!(seen, [1, 2, 4, 8, 8]);
-        assert!(!run.is_over(&LIMITS, at(159)) && run.is_over(&LIMITS, at(160)));
+        assert_eq!(seen, [1, 2, 4, 8, 16, 16]);
+        assert!(!run.is_over(&LIMITS, at(319)) && run.is_over(&LIMITS, at(320)));
     }
 }
