@@ -1,5 +1,6 @@
 //! Taking a lock that this thread does not hold: asking, waiting, giving up.
 
+use std::mem;
 use std::thread;
 use std::time::Duration;
 
@@ -28,6 +29,9 @@ const GAP: Duration = Duration::from_micros(300);
 
 /// How long a process leaves the lock alone that has had it for many turns: longer than the gap, so that others come first.
 const LET_IN: Duration = Duration::from_micros(500);
+
+/// How long before the deadline a waiter looks for the last time.
+const LAST_LOOK: Duration = Duration::from_millis(500);
 
 /// How often a waiter looks whether the holder is dead, where that matters.
 const GLANCE: Duration = Duration::from_millis(50);
@@ -76,6 +80,7 @@ pub(crate) fn acquire(
         expected: None,
         asked: None,
         overtaken: 0,
+        looked_late: false,
         unheard: None,
         silent_since: None,
         troubles: 0,
@@ -99,6 +104,8 @@ struct Claimant<'a> {
     asked: Option<Asked>,
     /// How often the lock went to another process meanwhile.
     overtaken: u32,
+    /// There was a last look before the deadline, or will be.
+    looked_late: bool,
     /// The listener that was silent through the last, long pause.
     unheard: Option<u64>,
     /// When the first attempt began that Redis has not properly answered, since the last that it did.
@@ -246,6 +253,7 @@ impl Claimant<'_> {
         before: Option<&Holder>,
     ) -> bool {
         let in_a_run = heard && self.goes_on_in_one_process(holder, before);
+        let pause = if heard { safety_poll().min(self.until_last_look()) } else { poll };
         let Some(expected) = &self.expected else {
             return self.sleep(poll);
         };
@@ -259,7 +267,6 @@ impl Claimant<'_> {
             None if heard => Duration::ZERO, // It was free a moment ago.
             None => Duration::MAX,
         };
-        let pause = if heard { safety_poll() } else { poll };
         let until =
             Moment::now().after(pause.min(lease_left).max(SHORTEST_PAUSE)).min(self.patience.deadline);
         let wish = if heard && !in_a_run { self.bid.wish() } else { None };
@@ -308,6 +315,20 @@ impl Claimant<'_> {
             if !goes_on || holder.is_some_and(|holder| self.is_dead(holder)) {
                 return woken;
             }
+        }
+    }
+
+    /// How long to sleep at most, so as to look once more before the deadline: it is not enough that nobody has said that the
+    /// lock is free, Redis has to be there to say so.
+    fn until_last_look(&mut self) -> Duration {
+        let left = self.patience.deadline.since(Moment::now());
+        let looked = mem::replace(&mut self.looked_late, true);
+        if left > LAST_LOOK {
+            left - LAST_LOOK
+        } else if looked {
+            left
+        } else {
+            left / 2
         }
     }
 

@@ -81,7 +81,7 @@ impl<'a> Bid<'a> {
     /// With the wish of the thread that waited for it, and what became of that when it was handed on.
     pub(crate) fn new(claim: Claimed<'a>, wished: Option<(Wish, Handed)>) -> Bid<'a> {
         let (token, astray_since) = match wished {
-            None => (claim.fresh_token(), None),
+            None | Some((_, Handed::Spoilt)) => (claim.fresh_token(), None),
             Some((wish, Handed::Nothing)) => (wish.token, None),
             // Taken, but so long ago that the next look had better settle it; or perhaps not taken.
             Some((wish, Handed::Taken { sent, .. } | Handed::Astray { sent })) => (wish.token, Some(sent)),
@@ -248,7 +248,7 @@ impl<'a> Bid<'a> {
     fn owe(&self) {
         let (redis_key, token) = (self.claim.key.in_redis().to_owned(), self.token.clone());
         let gone_by = self.claim.lease.gone_by(Moment::now());
-        self.claim.keeper.owe(Leftover { redis_key, token, gone_by });
+        self.claim.keeper.owe(Leftover { redis_key, token, gone_by, stray: true });
     }
 }
 

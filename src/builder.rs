@@ -150,7 +150,8 @@ impl Builder {
         self
     }
 
-    /// How long a wait without limit goes on while Redis gives no proper answer. Defaults to 10 seconds.
+    /// How long a wait without limit goes on while Redis gives no proper answer. Defaults to 10 seconds, counted from the first
+    /// attempt that was not answered. (A waiter that sleeps until Redis tells it something asks every 10 to 15 seconds.)
     ///
     /// Waits with a limit go on until their end.
     pub fn tolerate_outage(mut self, limit: Duration) -> Builder {
@@ -164,7 +165,7 @@ impl Builder {
     /// While a thread waits for the lock that another thread of this manager releases, the release and the next one's `SET`
     /// go out together: one round trip a turn instead of two. Other processes would never get theirs meanwhile. So after so
     /// many turns in a row, or once they have taken so long, the next thread pauses for a moment before it asks. One turn
-    /// means that locks are never handed on.
+    /// means that locks are never handed on, and nobody pauses.
     pub fn hand_on(mut self, turns: u32, time: Duration) -> Builder {
         self.settings.hand_on = HandOn { turns, time };
         self

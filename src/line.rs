@@ -128,7 +128,9 @@ impl Line {
         }
         self.waiting.pop_front();
         let last_of_run = std::mem::take(&mut self.last_of_run);
-        let run = match self.run.take() {
+        // Of a turn that is passed by in the moment before it ends, too.
+        let last = self.run.take().or(self.front.as_ref().map(|front| front.run));
+        let run = match last {
             None => Run::new(now),
             Some(last) if last_of_run => last.next(now),
             Some(last) => last.longer(),
@@ -221,6 +223,9 @@ impl Line {
         let front = self.front.as_mut().filter(|front| front.number == number)?;
         front.ending = true;
         let next = self.waiting.front()?;
+        if limits.turns == 1 {
+            return None;
+        }
         self.last_of_run = front.run.is_over(limits, now);
         if self.last_of_run || next.deadline <= answer_by {
             return None;
@@ -327,8 +332,7 @@ mod tests {
         let (mut line, [second, third]) = line();
         assert!(line.hand_on(1, &LIMITS, at(0), SOON).is_none());
         line.hand_on(1, &LIMITS, at(0), at(1)).unwrap();
-        let (_, next) = line.step_out(&second, at(0));
-        assert!(Arc::ptr_eq(&next.unwrap(), &third));
+        line.step_out(&second, at(0));
         assert!(!line.pass_on(1, &second, 2, GONE, at(0)), "it has gone all the same");
         assert!(line.end_turn(1, at(0)));
         assert!(line.start_turn(2, Some(&third), at(0)).is_some());
@@ -364,13 +368,13 @@ mod tests {
 
     #[test]
     fn a_process_that_is_alone_makes_longer_runs() {
-        let (mut line, waiters) = line::<9>();
-        let once = HandOn { turns: 1, ..LIMITS };
+        let (mut line, waiters) = line::<40>();
+        let twice = HandOn { turns: 2, ..LIMITS };
         let mut number = 1;
         let mut turns_of = |line: &mut Line, others: bool| {
             let mut turns = 1;
             loop {
-                let next = line.hand_on(number, &once, at(0), at(1));
+                let next = line.hand_on(number, &twice, at(0), at(1));
                 number += 1;
                 match next {
                     Some(next) => assert!(line.pass_on(number - 1, &next, number, GONE, at(0))),
@@ -388,9 +392,9 @@ mod tests {
                 turns += 1;
             }
         };
-        assert_eq!(turns_of(&mut line, false), 1);
-        assert_eq!(turns_of(&mut line, false), 2, "nobody had come");
-        assert_eq!(turns_of(&mut line, true), 4);
-        assert_eq!(turns_of(&mut line, true), 1, "somebody had");
+        assert_eq!(turns_of(&mut line, false), 2);
+        assert_eq!(turns_of(&mut line, false), 4, "nobody had come");
+        assert_eq!(turns_of(&mut line, true), 8);
+        assert_eq!(turns_of(&mut line, true), 2, "somebody had");
     }
 }

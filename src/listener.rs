@@ -20,8 +20,9 @@ use crate::clock::Moment;
 use crate::store::{Claim, Heard, Store, Trouble, Watch};
 use crate::wish::Wish;
 
-/// How long the thread listens before it looks whether it is to stop, where it cannot be told.
-const SILENCE: Duration = Duration::from_secs(1);
+/// How long the thread listens before it looks whether it is to stop, where it cannot be told: the response timeout, but no
+/// shorter and no longer than this.
+const SILENCE: [Duration; 2] = [Duration::from_millis(100), Duration::from_secs(1)];
 
 /// How long the thread waits for an answer that a waiter wants. After that, the waiter asks for himself.
 const BRIEFLY: Duration = Duration::from_millis(100);
@@ -42,6 +43,7 @@ pub(crate) struct Listener {
 
 struct Shared {
     store: Arc<Store>,
+    silence: Duration,
     audience: Weak<dyn Audience>,
     calls: Calls,
     /// What Redis calls the connection that listens: zero while there is none.
@@ -64,9 +66,14 @@ struct State {
 }
 
 impl Listener {
-    pub(crate) fn new(store: Arc<Store>, audience: Weak<dyn Audience>) -> Listener {
+    pub(crate) fn new(
+        store: Arc<Store>,
+        response_timeout: Duration,
+        audience: Weak<dyn Audience>,
+    ) -> Listener {
         let shared = Shared {
             store,
+            silence: response_timeout.clamp(SILENCE[0], SILENCE[1]),
             audience,
             calls: Calls::default(),
             number: AtomicU64::new(0),
@@ -157,7 +164,7 @@ impl Listener {
             return;
         };
         if let Some(number) = self.number() {
-            let deadline = Moment::now().after(SILENCE);
+            let deadline = Moment::now().after(BRIEFLY);
             let nudged = self
                 .shared
                 .store
@@ -196,17 +203,14 @@ impl Shared {
 
     /// Listens for as long as there is a use in it.
     fn listen(&self, backoff: &mut Backoff) -> Result<(), Trouble> {
-        let ear = self.store.listen(Moment::now().after(SILENCE))?;
-        if self.stopping() {
-            return Ok(());
-        }
+        let ear = self.store.listen(Moment::now().after(self.silence))?;
         let number = ear.id();
         let start = || {
             self.number.store(number, Ordering::Release);
             // Whoever has been polling can sleep; and what happened meanwhile was not heard.
             self.spread(Heard::Everything);
         };
-        ear.listen(SILENCE, start, |heard| {
+        ear.listen(self.silence, start, |heard| {
             if matches!(heard, Heard::Keys(_)) {
                 backoff.reset();
             }

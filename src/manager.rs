@@ -19,7 +19,7 @@ use crate::stats::Stats;
 /// processes); a thread that takes a key through two managers is told [`Error::WouldDeadlock`].
 ///
 /// Dropping the last handle, guards included, ends the manager's threads, and waits for them: for each of the three at most
-/// for the response timeout or a second, whichever is longer. Where locks were waited for or renewed, and Redis answers, the
+/// for the response timeout and a tenth of a second. Where locks were waited for or renewed, and Redis answers, the
 /// thread that listens is woken by a key that is set and deleted at once.
 ///
 /// ```no_run

@@ -17,6 +17,8 @@ pub(crate) struct Leftover {
     pub(crate) token: String,
     /// When Redis has certainly let go of it by itself.
     pub(crate) gone_by: Moment,
+    /// A `SET` of this token may yet be executed: that nothing stands there now is no end of it.
+    pub(crate) stray: bool,
 }
 
 /// The late releases of one manager.
@@ -62,9 +64,13 @@ impl Owed {
         remove
     }
 
-    /// A leftover is gone, or not ours any more.
-    pub(crate) fn settled(&mut self, leftover: &Leftover) {
-        self.entries.retain(|entry| entry.leftover.token != leftover.token);
+    /// A leftover was looked for, and was `found` or not: true where that is the end of it.
+    pub(crate) fn settle(&mut self, leftover: &Leftover, found: bool) -> bool {
+        let over = found || !leftover.stray;
+        if over {
+            self.entries.retain(|entry| entry.leftover.token != leftover.token);
+        }
+        over
     }
 }
 
@@ -76,9 +82,23 @@ mod tests {
         Moment::from_nanos(1_000_000 * millis)
     }
 
+    fn leftover(stray: bool) -> Leftover {
+        Leftover { redis_key: "lock:a".into(), token: "t".into(), gone_by: after(500), stray }
+    }
+
+    #[test]
+    fn what_may_yet_come_is_looked_for_until_it_has_come() {
+        let mut owed = Owed::default();
+        owed.add(leftover(true), after(0));
+        assert!(!owed.settle(&leftover(true), false));
+        assert_eq!(owed.take_due(owed.next()).len(), 1);
+        assert!(owed.settle(&leftover(true), true));
+        assert_eq!(owed.next(), Moment::NEVER);
+    }
+
     #[test]
     fn an_owed_release_is_tried_until_the_key_is_gone_by_itself() {
-        let leftover = Leftover { redis_key: "lock:a".into(), token: "t".into(), gone_by: after(500) };
+        let leftover = leftover(false);
         let mut owed = Owed::default();
         owed.add(leftover.clone(), after(0));
         let mut tries = 0;
@@ -87,7 +107,7 @@ mod tests {
         }
         assert_eq!(tries, 5);
         owed.add(leftover.clone(), after(0));
-        owed.settled(&leftover);
+        assert!(owed.settle(&leftover, false));
         assert_eq!(owed.next(), Moment::NEVER);
     }
 }

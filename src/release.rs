@@ -68,8 +68,14 @@ fn remove(
             removed
         }
         Err(trouble) => {
-            if matches!(trouble, Trouble::Unanswered { .. }) {
-                *handed = Handed::Astray { sent };
+            match trouble {
+                Trouble::Unanswered { link_stands: true, .. } => {
+                    // It may yet be executed: so its removal goes behind it, on the same connection.
+                    connection.abandon(key, &wish.token);
+                    *handed = Handed::Spoilt;
+                }
+                Trouble::Unanswered { .. } => *handed = Handed::Astray { sent },
+                Trouble::NotSent(_) | Trouble::Refused(_) => {}
             }
             Err(trouble)
         }

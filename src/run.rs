@@ -31,7 +31,7 @@ impl Run {
     }
 
     pub(crate) fn longer(self) -> Run {
-        Run { turns: self.turns + 1, ..self }
+        Run { turns: self.turns.saturating_add(1), ..self }
     }
 }
 

@@ -222,7 +222,8 @@ impl Session {
         let passed = baton.map_or(Ok(()), |baton| turn.pass_on(baton, handed));
         if let Err(Wish { token, lease }) = passed {
             let (redis_key, gone_by) = (hold.key().in_redis().to_owned(), lease.gone_by(Moment::now()));
-            self.keeper.owe(Leftover { redis_key, token, gone_by });
+            let stray = !matches!(handed, Handed::Taken { .. });
+            self.keeper.owe(Leftover { redis_key, token, gone_by, stray });
         }
         ended.map(|()| 0)
     }
@@ -249,13 +250,18 @@ impl Session {
         if maybe_there || hold.since().stray {
             self.owe(hold);
         }
+        if !was_valid {
+            // Whoever passed it by may have asked over the same connection, and Redis does not tell of what was done there.
+            self.keeper.listener().call(hold.key().in_redis());
+        }
         (released, handed)
     }
 
     /// Has the keeper delete what a hold may have left in Redis. (A renewal that is late may add a lease.)
     fn owe(&self, hold: &Hold) {
         let (redis_key, token) = (hold.key().in_redis().to_owned(), hold.token().to_owned());
-        self.keeper.owe(Leftover { redis_key, token, gone_by: hold.lease().gone_by(hold.gone_by()) });
+        let gone_by = hold.lease().gone_by(hold.gone_by());
+        self.keeper.owe(Leftover { redis_key, token, gone_by, stray: hold.since().stray });
     }
 
     /// Ends the hold of a thread that is ending, and may send nothing any more.

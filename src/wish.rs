@@ -17,6 +17,8 @@ pub(crate) enum Handed {
     Nothing,
     /// Redis holds it.
     Taken { sent: Moment, answered: Moment },
-    /// It went out and no answer came: Redis may hold it, or may yet.
+    /// It went out and no answer came, nor will any: Redis may hold it, or may yet.
     Astray { sent: Moment },
+    /// No answer came in time, and its removal was sent behind it: the token is not to be used again.
+    Spoilt,
 }

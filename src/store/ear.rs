@@ -70,6 +70,10 @@ impl Ear {
         channel.subscribe(CHANNEL).map_err(trouble::from_error)?;
         channel.set_read_timeout(Some(silence)).map_err(Trouble::not_sent)?;
         on_start();
+        // Before it blocks: it may have been told to stop since it connected.
+        if hear(Heard::Silence).is_break() {
+            return Ok(());
+        }
         loop {
             let heard = match channel.get_message() {
                 Ok(message) => read(message.get_payload().unwrap_or(Value::Nil)),

@@ -83,8 +83,14 @@ impl Pool {
 
     fn drop_stale(&self, slot: &mut Slot) {
         let closed_at = Moment::from_nanos(self.closed_at.load(Ordering::Relaxed));
-        if slot.link.as_ref().is_some_and(|link| link.opened() <= closed_at) {
-            slot.link = None;
+        if slot.link.take_if(|link| link.opened() <= closed_at).is_some() {
+            self.closed();
+        }
+    }
+
+    fn closed(&self) {
+        if let Some(call) = self.on_close.get() {
+            call();
         }
     }
 
@@ -157,9 +163,7 @@ impl Drop for Lent<'_> {
         if link.is_broken() {
             self.pool.closed_at.fetch_max(Moment::now().as_nanos(), Ordering::Relaxed);
         }
-        if let Some(call) = self.pool.on_close.get() {
-            call();
-        }
+        self.pool.closed();
     }
 }
 
