@@ -324,7 +324,7 @@ impl Claimant<'_> {
         let left = self.patience.deadline.since(Moment::now());
         let looked = mem::replace(&mut self.looked_late, true);
         if left > LAST_LOOK {
-            left - LAST_LOOK
+            left.saturating_sub(LAST_LOOK)
         } else if looked {
             left
         } else {

@@ -3,6 +3,7 @@ mod aftermath;
 mod exclusion;
 mod face;
 mod input;
+mod late;
 mod lock;
 mod logs;
 mod loss;

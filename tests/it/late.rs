@@ -1,0 +1,86 @@
+//! Waiting when something comes too late, or not at all: an answer to a release that hands on, word from Redis, Redis itself.
+
+use std::thread;
+use std::time::{Duration, Instant};
+
+use relatch::{LockManager, Unlocked};
+
+use crate::network::{LONG, Rig, SOON};
+use crate::support::{Fault, Server, eventually, unique_key, within};
+
+/// Longer than the managers of a rig wait for an answer.
+const TOO_LATE: Duration = Duration::from_millis(1500);
+
+#[test]
+fn a_release_that_is_held_up_hands_on_nothing_that_nobody_has() {
+    let rig = Rig::with(|builder| builder.hand_on(64, LONG));
+    for threads in [1, 4] {
+        let key = unique_key("a");
+        let guard = rig.locks.lock(&key).expect("locks");
+        thread::scope(|scope| {
+            for _ in 0..threads {
+                scope.spawn(|| drop(rig.locks.lock(&key).expect("its turn comes")));
+            }
+            thread::sleep(Duration::from_millis(100)); // Until they are in line; if they are not, this shows less.
+            rig.proxy.on(&format!("EVALSHA * 1 lock:{key}"), Fault::DelayCommand(TOO_LATE));
+            let _ = guard.unlock();
+        });
+        let sent = Instant::now();
+        eventually(LONG, "what was held up has been executed", || sent.elapsed() > 2 * TOO_LATE);
+        eventually(SOON, "nobody's key is left", || rig.stands(&key).is_none());
+    }
+}
+
+#[test]
+fn whoever_passed_by_a_hold_is_woken_by_its_release() {
+    let server = Server::start();
+    let locks = LockManager::connect(&server.url()).expect("connects");
+    let guard = locks.get("a").lease(Duration::from_secs(60)).renew(false).lock().expect("locks");
+    guard.extend(Duration::from_millis(300)).expect("believed to be shorter; in Redis it is not");
+    thread::scope(|scope| {
+        let waiter = scope.spawn(|| {
+            drop(locks.lock("a").expect("locks"));
+            Instant::now()
+        });
+        eventually(LONG, "the hold is over, and passed by", || !guard.is_valid() && server.calls("pttl") > 2);
+        thread::sleep(Duration::from_millis(50)); // Until the waiter is asleep; if it is not, this shows less.
+        let released = Instant::now();
+        let _ = guard.unlock();
+        let had = waiter.join().expect("no panic");
+        assert!(had - released < SOON, "it slept beside a free lock for {:?}", had - released);
+    });
+}
+
+#[test]
+fn a_wait_that_ends_while_redis_is_silent_is_no_busy_lock() {
+    let rig = Rig::new();
+    let other = LockManager::connect(&rig.server.url()).expect("connects");
+    let guard = other.lock("a").expect("locks");
+    thread::scope(|scope| {
+        let waiter = scope.spawn(|| rig.locks.get("a").wait(Duration::from_secs(2)).lock().map(drop));
+        eventually(LONG, "it waits, and Redis will tell it", || rig.server.calls("client|tracking") > 0);
+        rig.proxy.black_hole(true);
+        let error = waiter.join().expect("no panic").expect_err("nobody let go");
+        assert!(error.is_unavailable(), "{error:?}");
+    });
+    rig.proxy.black_hole(false);
+    assert_eq!(guard.unlock().expect("unlocks"), Unlocked::Released);
+}
+
+#[test]
+fn the_last_handle_goes_within_its_timeouts_though_a_listener_hears_nothing() {
+    let server = Server::start();
+    let short = Duration::from_millis(50);
+    let builder = || LockManager::builder(&server.url()).response_timeout(short).connect_timeout(short);
+    let locks = builder().build().expect("connects");
+    let other = LockManager::connect(&server.url()).expect("connects");
+    let guard = other.lock("a").expect("locks");
+    thread::scope(|scope| {
+        scope.spawn(|| drop(locks.lock("a").expect("locks")));
+        eventually(LONG, "it listens", || server.calls("client|tracking") > 0);
+        drop(guard);
+    });
+    server.pause();
+    within(Duration::from_millis(600), "the last handle", || drop(locks));
+    server.resume();
+}
