@@ -274,8 +274,9 @@ impl Desk {
         let leases: Vec<Lease> = holds.iter().map(|hold| hold.lease()).collect();
         // What lives to be renewed is worth being told of at once when it is lost.
         self.listener.start();
-        let number = self.listener.number();
         let mut work = self.work.lock();
+        // Not sooner: whoever begins to listen after this says so after it was noted that these are sent.
+        let number = self.listener.number();
         for (hold, lease) in holds.iter().zip(&leases) {
             hold.renewing(*lease, Moment::now(), deadline);
             work.leases.sending(hold, number.is_some(), Moment::now());

@@ -172,6 +172,8 @@ impl Leases {
     /// Any key may have changed, or word of it have been missed: all that lived to be renewed is looked after now.
     pub(crate) fn anything_changed(&mut self, now: Moment) -> Moment {
         self.watched.clear();
+        // A first renewal may be under way.
+        self.by_number.values_mut().for_each(|entry| entry.suspect = true);
         let renewed = self.by_number.values_mut().filter(|entry| entry.hold.renewals() > 0);
         renewed.map(|entry| entry.look_after(now)).min().unwrap_or(Moment::NEVER)
     }

@@ -8,7 +8,7 @@ use std::mem::ManuallyDrop;
 use std::ops::ControlFlow;
 use std::time::Duration;
 
-use redis::{Connection, Value};
+use redis::{Cmd, Connection, Value};
 
 use crate::clock::Moment;
 use crate::store::address::Address;
@@ -33,28 +33,30 @@ pub(crate) struct Ear {
     connection: Connection,
     /// What Redis calls this connection.
     id: u64,
-    deadline: Moment,
 }
 
 impl Ear {
-    /// Connects, logs in, and asks Redis what it calls this connection.
+    /// Connects, logs in, asks Redis what it calls this connection, and subscribes.
+    ///
+    /// (Not with the `subscribe` of the `redis` crate, which takes a refusal for an answer.)
     pub(super) fn open(address: &Address, deadline: Moment) -> Result<Ear, Trouble> {
         let mut link = Link::open(address, deadline)?;
-        let mut question = redis::cmd("CLIENT");
-        let replies = link.exchange(&Batch::of(question.arg("ID")), deadline)?;
-        match replies.into_iter().next().map(accepted).transpose()? {
-            Some(Value::Int(id)) if id > 0 => {
-                Ok(Ear { connection: link.into_connection(), id: id.unsigned_abs(), deadline })
-            }
-            _ => Err(Trouble::not_sent("the reply to CLIENT ID made no sense")),
-        }
+        let mut ask = |command: &Cmd| {
+            let replies = link.exchange(&Batch::of(command), deadline)?;
+            replies.into_iter().next().map_or(Ok(Value::Nil), accepted)
+        };
+        let Value::Int(id @ 1..) = ask(redis::cmd("CLIENT").arg("ID"))? else {
+            return Err(Trouble::not_sent("the reply to CLIENT ID made no sense"));
+        };
+        ask(redis::cmd("SUBSCRIBE").arg(CHANNEL))?;
+        Ok(Ear { connection: link.into_connection(), id: id.unsigned_abs() })
     }
 
     pub(crate) fn id(&self) -> u64 {
         self.id
     }
 
-    /// Subscribes, says that it has, and hears until it is told to stop or the connection breaks.
+    /// Says that it begins, and hears until it is told to stop or the connection breaks.
     ///
     /// Tells of silence after so long without word, so that whoever hears can stop it.
     pub(crate) fn listen(
@@ -63,11 +65,8 @@ impl Ear {
         on_start: impl FnOnce(),
         mut hear: impl FnMut(Heard) -> ControlFlow<()>,
     ) -> Result<(), Trouble> {
-        let left = self.deadline.since(Moment::now()).max(Duration::from_millis(1));
-        self.connection.set_read_timeout(Some(left)).map_err(Trouble::not_sent)?;
         // Not dropped: it would say goodbye to Redis, and wait for the answer. The connection is closed instead.
         let mut channel = ManuallyDrop::new(self.connection.as_pubsub());
-        channel.subscribe(CHANNEL).map_err(trouble::from_error)?;
         channel.set_read_timeout(Some(silence)).map_err(Trouble::not_sent)?;
         on_start();
         // Before it blocks: it may have been told to stop since it connected.

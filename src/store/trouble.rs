@@ -73,14 +73,6 @@ impl Trouble {
     }
 }
 
-/// What a refusal or a failure is, where nothing of a lock was sent.
-pub(super) fn from_error(error: RedisError) -> Trouble {
-    match ServerError::try_from(error) {
-        Ok(refusal) => Trouble::Refused(Refusal::new(&refusal)),
-        Err(error) => Trouble::not_sent(error),
-    }
-}
-
 /// True where the error leaves the connection in order: the answer may still come, and will be skipped then.
 ///
 /// A read that was interrupted by a signal is like one that timed out: the client does not repeat it. (It

@@ -172,6 +172,17 @@ fn a_thread_behind_another_sends_nothing() {
     assert_eq!(guard.depth(), 1);
 }
 
+/// Waits until a thread of this process that takes a lock, and sends nothing for it, is in line for it.
+#[track_caller]
+#[cfg(target_os = "linux")]
+pub(crate) fn in_line(thread: u64) {
+    let mut looks = 0;
+    eventually(LONG, "it waits", || {
+        looks = if sleeps(thread) { looks + 1 } else { 0 };
+        looks == 5
+    });
+}
+
 /// Whether a thread of this process sleeps, as the system sees it.
 #[cfg(target_os = "linux")]
 fn sleeps(thread: u64) -> bool {
@@ -198,12 +209,7 @@ fn threads_get_the_lock_in_the_order_in_which_they_asked() {
                 told.send(number).expect("awaited");
                 drop(guard);
             });
-            let thread = asking.recv().expect("it asks");
-            let mut looks = 0;
-            eventually(LONG, "it waits", || {
-                looks = if sleeps(thread) { looks + 1 } else { 0 };
-                looks == 5
-            });
+            in_line(asking.recv().expect("it asks"));
         }
         drop(held);
     });

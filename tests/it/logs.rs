@@ -87,6 +87,22 @@ pub(crate) fn logger() {
     process::exit(0);
 }
 
+/// Waits for the lock `a` each time it is told to, until its input ends; `log` has it tell what the listener has logged.
+pub(crate) fn waiter() {
+    log::set_logger(&LINES).expect("the only logger");
+    log::set_max_level(LevelFilter::Info);
+    let locks = LockManager::connect(&role::arg("url")).expect("connects");
+    while let Some(line) = role::hear() {
+        if line == "log" {
+            let lines = LINES.0.lock().expect("no panic");
+            let of_listener = lines.iter().filter(|line| line.contains(" relatch::listener "));
+            role::tell(&of_listener.cloned().collect::<Vec<_>>().join("; "));
+        } else {
+            role::tell(&format!("{:?}", locks.try_lock_for("a", LONG).map(|taken| taken.is_some())));
+        }
+    }
+}
+
 fn logged(what: &str) -> bool {
     LINES.0.lock().expect("no panic").iter().any(|line| line.contains(what))
 }

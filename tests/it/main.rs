@@ -2,6 +2,8 @@
 mod aftermath;
 mod exclusion;
 mod face;
+mod handing;
+mod hearing;
 mod input;
 mod late;
 mod lock;
@@ -21,3 +23,4 @@ mod tidy;
 mod threads;
 mod time;
 mod upkeep;
+mod waiting;

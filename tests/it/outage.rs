@@ -159,9 +159,11 @@ fn assert_settled_elsewhere(rig: &Rig, to_set: &Fault, to_evalsha: &Fault) {
 fn row_14_a_reply_in_small_pieces_is_a_reply() {
     let rig = Rig::new();
     rig.server.query::<()>(&["SET", "lock:busy", "somebody", "PX", "60000"]);
+    assert!(rig.locks.try_lock_for("busy", ANSWER).expect("answers").is_none());
+    eventually(LONG, "it listens, over a connection of its own", || !rig.server.listeners().is_empty());
     let before = rig.proxy.connections_accepted();
     for gap in [1, 5].map(Duration::from_millis) {
-        for command in ["SET", "GET", "PTTL", "EVALSHA"] {
+        for command in ["CLIENT", "SET", "GET", "PTTL", "EVALSHA"] {
             rig.proxy.on(command, Fault::ByteByByte(gap));
         }
         rig.assert_works("a");

@@ -22,6 +22,7 @@ pub(crate) fn run_role(name: &str) {
         "worker" => worker(),
         "forker" => forker(),
         "logger" => crate::logs::logger(),
+        "waiter" => crate::logs::waiter(),
         other => panic!("no role is called {other:?}; add it to tests/it/roles.rs"),
     }
 }

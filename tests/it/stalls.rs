@@ -1,5 +1,6 @@
 //! Redis stalls, or lets a user do only so much: rows 22 and 23.
 
+use std::collections::HashMap;
 use std::error::Error as StdError;
 use std::iter;
 use std::thread;
@@ -20,8 +21,12 @@ const WAIT: Duration = Duration::from_millis(150);
 const SLACK: Duration = Duration::from_millis(400);
 
 /// All that a user needs.
-const LEAST_RIGHTS: [&str; 9] =
+pub(crate) const LEAST_RIGHTS: [&str; 9] =
     ["+set", "+get", "+del", "+pexpire", "+pttl", "+evalsha", "+eval", "+ping", "~lock:*"];
+
+/// What a user needs so that waits and losses are told of.
+pub(crate) const RIGHTS_TO_HEAR: [&str; 4] =
+    ["+client|id", "+client|tracking", "+subscribe", "&__redis__:invalidate"];
 
 /// A manager whose answers may take [`WAIT`].
 fn hasty(server: &Server) -> LockManager {
@@ -122,24 +127,25 @@ fn row_22_a_short_pause_is_waited_for() {
 }
 
 /// A server with a user who has these rights, and that user's address.
-fn server_for(rights: &[&str]) -> (Server, String) {
+pub(crate) fn server_for(rights: &[&str]) -> (Server, String) {
     let server = Server::start();
     allow(&server, rights);
     let url = format!("redis://worker:canary@127.0.0.1:{}/", server.port());
     (server, url)
 }
 
-fn allow(server: &Server, rights: &[&str]) {
+pub(crate) fn allow(server: &Server, rights: &[&str]) {
     let user = ["ACL", "SETUSER", "worker", "reset", "on", ">canary", "-@all"];
     server.query::<()>(&[&user, rights].concat());
 }
 
-#[test]
-fn row_23_the_least_rights_are_enough_for_everything() {
-    let (server, url) = server_for(&LEAST_RIGHTS);
+/// Does everything that can be done with a lock, as a user with these rights; returns what Redis refused meanwhile.
+fn refused_to_a_user_with(rights: &[&str]) -> Vec<String> {
+    let (server, url) = server_for(rights);
     let locks = LockManager::connect(&url).expect("connects");
     let outer = locks.lock("a").expect("locks");
     let inner = locks.lock("a").expect("locks again");
+    outer.extend(Duration::from_secs(30)).expect("extends");
     thread::scope(|scope| {
         let others = LockManager::connect(&url).expect("connects");
         scope.spawn(move || {
@@ -156,8 +162,22 @@ fn row_23_the_least_rights_are_enough_for_everything() {
     let taken_away = locks.lock("a").expect("locks");
     assert!(locks.force_unlock("a").expect("answers").is_some());
     assert!(taken_away.unlock().expect_err("lost").is_lost());
+    drop(locks);
     assert_eq!(server.query::<i64>(&["DBSIZE"]), 0);
-    assert_eq!(server.query::<Vec<redis::Value>>(&["ACL", "LOG"]), [], "nothing was refused");
+    let log: Vec<HashMap<String, redis::Value>> = server.query(&["ACL", "LOG"]);
+    let object = |entry: HashMap<_, redis::Value>| redis::from_redis_value(entry["object"].clone());
+    log.into_iter().map(|entry| object(entry).expect("a string")).collect()
+}
+
+#[test]
+fn row_23_the_least_rights_are_enough_for_everything() {
+    assert_eq!(refused_to_a_user_with(&[&LEAST_RIGHTS[..], &RIGHTS_TO_HEAR].concat()), [""; 0]);
+}
+
+#[test]
+fn row_23_without_the_rights_to_hear_everything_works_all_the_same() {
+    let refused = refused_to_a_user_with(&LEAST_RIGHTS);
+    assert!(!refused.is_empty() && refused.iter().all(|it| it == "client|id"), "{refused:?}");
 }
 
 /// What everything that can be done with a lock says to a user who lacks one right.

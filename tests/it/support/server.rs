@@ -141,6 +141,37 @@ impl Server {
         commands.iter().map(|command| self.calls(command)).sum()
     }
 
+    /// How many commands were executed since then by anybody, scripts included: all but `INFO`, which tells.
+    #[track_caller]
+    pub(crate) fn all_calls(&self) -> u64 {
+        let info: String = self.query(&["INFO", "commandstats"]);
+        let others = info.lines().filter(|line| !line.starts_with("cmdstat_info:"));
+        others.filter_map(|line| number_after(line, ":calls=")).sum()
+    }
+
+    /// How many keys there are whose next change Redis will tell somebody.
+    #[track_caller]
+    pub(crate) fn tracked_keys(&self) -> u64 {
+        let info: String = self.query(&["INFO", "stats"]);
+        number_after(&info, "tracking_total_keys:").expect("tracking_total_keys in INFO")
+    }
+
+    /// The numbers of the connections that subscribed to something: those that are told.
+    #[track_caller]
+    pub(crate) fn listeners(&self) -> Vec<u64> {
+        let clients: String = self.query(&["CLIENT", "LIST", "TYPE", "PUBSUB"]);
+        clients.lines().map(|line| number_after(line, "id=").expect("an id in CLIENT LIST")).collect()
+    }
+
+    /// Whether somebody has asked for word to be sent to a connection that is there to hear it.
+    #[track_caller]
+    pub(crate) fn is_heard(&self) -> bool {
+        let clients: String = self.query(&["CLIENT", "LIST"]);
+        let listeners = self.listeners();
+        let mut told = clients.lines().filter_map(|line| number_after(line, " redir="));
+        told.any(|number| listeners.contains(&number))
+    }
+
     /// Sets all counts to 0.
     #[track_caller]
     pub(crate) fn reset_stats(&self) {

@@ -1,0 +1,355 @@
+//! A lock that goes from one thread of a process to the next with the release: one round trip, and nothing lost by it.
+#![cfg(target_os = "linux")] // Elsewhere nobody says that a thread stands in line.
+
+use std::collections::HashSet;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::mpsc;
+use std::thread::{self, Scope, ScopedJoinHandle};
+use std::time::{Duration, Instant};
+
+use relatch::{Builder, Error, LockManager, LostCause, Owner, Unlocked};
+
+use crate::exclusion::in_line;
+use crate::loss::{MINUTE, assert_lost};
+use crate::network::{ANSWER, LONG, Rig, SOON, broken_replies, time};
+use crate::renewal::throughout;
+use crate::support::{Child, Fault, Server, eventually, unique_key};
+use crate::waiting::{LISTENING, delete};
+
+const THREADS: u64 = 8;
+const ROUNDS: u64 = 100;
+const TURNS: u64 = THREADS * ROUNDS;
+
+/// No run ends: every turn is handed on for which somebody waits.
+fn endless(builder: Builder) -> Builder {
+    builder.hand_on(u32::MAX, MINUTE)
+}
+
+/// So many threads take so many turns each with one lock, while `meanwhile` runs; returns the tokens of all turns.
+///
+/// The count of the turns is kept in a way that loses some if two threads have the lock at a time.
+fn take_turns(locks: &LockManager, meanwhile: impl FnOnce(&AtomicBool) + Send) -> HashSet<String> {
+    let (count, done) = (&AtomicU64::new(0), &AtomicBool::new(false));
+    let turns = move || {
+        let mut tokens = Vec::new();
+        for _ in 0..ROUNDS {
+            let guard = locks.lock("a").expect("locks");
+            let before = count.load(Ordering::Relaxed);
+            thread::yield_now();
+            count.store(before + 1, Ordering::Relaxed);
+            assert!(guard.is_valid());
+            assert_eq!(Owner::parse(guard.token()).as_ref(), Some(guard.owner()));
+            tokens.push(guard.token().to_owned());
+            assert_eq!(guard.unlock().expect("unlocks"), Unlocked::Released);
+        }
+        let threads: HashSet<_> =
+            tokens.iter().map(|token| Owner::parse(token).map(|owner| owner.thread())).collect();
+        assert_eq!(threads.len(), 1, "a thread has its own tokens: {threads:?}");
+        (tokens, threads)
+    };
+    let ends: Vec<_> = thread::scope(|scope| {
+        let threads: Vec<_> = (0..THREADS).map(|_| scope.spawn(turns)).collect();
+        scope.spawn(|| meanwhile(done));
+        let ends = threads.into_iter().map(ScopedJoinHandle::join).collect();
+        done.store(true, Ordering::Relaxed);
+        ends
+    });
+    let (tokens, threads): (Vec<_>, Vec<_>) = ends.into_iter().map(|it| it.expect("no panic")).unzip();
+    assert_eq!(threads.into_iter().flatten().collect::<HashSet<_>>().len(), 8, "and no other has");
+    assert_eq!(count.load(Ordering::Relaxed), TURNS);
+    let tokens: HashSet<_> = tokens.into_iter().flatten().collect();
+    assert_eq!(tokens.len() as u64, TURNS, "every turn has a token of its own");
+    tokens
+}
+
+#[test]
+fn a_turn_costs_one_set_and_one_release_whoever_sends_them() {
+    let rig = Rig::with(endless);
+    let tokens = take_turns(&rig.locks, |_| ());
+    let calls = ["set", "evalsha"].map(|it| rig.server.calls(it));
+    assert_eq!(calls, [TURNS, TURNS]);
+    assert_eq!(rig.server.calls("get"), TURNS, "those of the releases");
+    assert_eq!(rig.server.total_calls(&["eval", "pttl"]) + rig.server.total_calls(&LISTENING), 0);
+    assert_eq!(rig.tokens_sent("a").into_iter().collect::<HashSet<_>>(), tokens);
+    let stats = rig.locks.stats();
+    assert!(stats.handed_on > TURNS / 2 && stats.handed_on < TURNS, "{stats:?}");
+    assert_eq!((stats.acquired, stats.lost), (TURNS + 1, 0));
+    assert!(stats.waited >= stats.handed_on, "{stats:?}");
+    assert_eq!(rig.server.query::<i64>(&["DBSIZE"]), 0);
+}
+
+#[test]
+fn runs_end_and_that_costs_no_turn() {
+    for (turns, time) in [(1, MINUTE), (3, MINUTE), (u32::MAX, Duration::ZERO), (64, ANSWER / 60)] {
+        let rig = Rig::with(|builder| builder.hand_on(turns, time));
+        take_turns(&rig.locks, |_| ());
+        let calls = ["set", "evalsha"].map(|it| rig.server.calls(it));
+        assert_eq!(calls, [TURNS, TURNS], "{turns} turns, {time:?}");
+        let handed_on = rig.locks.stats().handed_on;
+        assert_eq!(handed_on == 0, turns == 1 || time.is_zero(), "{turns} turns, {time:?}: {handed_on}");
+        assert_eq!(rig.server.query::<i64>(&["DBSIZE"]), 0);
+    }
+}
+
+#[test]
+fn a_script_that_redis_forgets_again_and_again_is_no_trouble() {
+    let rig = Rig::with(endless);
+    take_turns(&rig.locks, |done| {
+        while !done.load(Ordering::Relaxed) {
+            rig.server.query::<()>(&["SCRIPT", "FLUSH"]);
+        }
+    });
+    assert!(rig.server.calls("eval") > 0, "it was forgotten");
+    assert!(rig.locks.stats().handed_on > 0);
+    assert_eq!(rig.locks.stats().lost, 0);
+    assert_eq!(rig.server.query::<i64>(&["DBSIZE"]), 0);
+}
+
+/// Starts a thread that waits for a lock behind another of this process, and then does something with it.
+fn behind<'s, T: Send + 's>(
+    scope: &'s Scope<'s, '_>,
+    body: impl FnOnce() -> T + Send + 's,
+) -> ScopedJoinHandle<'s, T> {
+    let (asks, asking) = mpsc::channel();
+    let thread = scope.spawn(move || {
+        asks.send(u64::try_from(rustix::thread::gettid().as_raw_nonzero().get()).expect("positive"))
+            .expect("awaited");
+        body()
+    });
+    in_line(asking.recv().expect("it asks"));
+    thread
+}
+
+#[test]
+fn whoever_came_first_is_handed_the_lock_first() {
+    let rig = Rig::with(endless);
+    let (told, order) = mpsc::channel();
+    let held = rig.locks.lock("a").expect("locks");
+    thread::scope(|scope| {
+        for number in 0..6 {
+            let (locks, told) = (&rig.locks, told.clone());
+            behind(scope, move || {
+                let guard = locks.lock("a").expect("locks");
+                told.send(number).expect("awaited");
+                drop(guard);
+            });
+        }
+        drop(held);
+    });
+    assert_eq!(order.try_iter().collect::<Vec<_>>(), (0..6).collect::<Vec<_>>());
+    assert_eq!(rig.locks.stats().handed_on, 6);
+}
+
+#[test]
+fn a_lock_that_was_lost_is_handed_on_all_the_same() {
+    let rig = Rig::with(endless);
+    let rig = &rig;
+    for taken in [false, true] {
+        let name = &unique_key("a");
+        let key = format!("lock:{name}");
+        let first = rig.locks.lock(name).expect("locks");
+        thread::scope(|scope| {
+            let second = behind(scope, || {
+                let guard = rig.locks.lock(name).expect("locks");
+                assert_eq!(rig.stands(name).as_deref(), Some(guard.token()));
+                let at = Instant::now();
+                assert_eq!(guard.unlock().expect("unlocks"), Unlocked::Released);
+                at
+            });
+            let start = Instant::now();
+            delete(&rig.server, name);
+            if taken {
+                rig.server.query::<()>(&["SET", &key, "other", "PX", "500"]);
+            }
+            let cause = if taken { LostCause::Taken } else { LostCause::Deleted };
+            assert_lost(&first.unlock(), cause);
+            let took = second.join().expect("no panic") - start;
+            let earliest = if taken { SOON * 45 / 100 } else { Duration::ZERO };
+            assert!((earliest..earliest + SOON).contains(&took), "{took:?}");
+        });
+    }
+    assert_eq!(rig.locks.stats().lost, 2);
+    assert_eq!(rig.server.query::<i64>(&["DBSIZE"]), 0);
+}
+
+/// What can happen to the two commands of a hand-on, once or twice.
+fn troubles() -> Vec<(&'static str, Fault, u64)> {
+    let faults = broken_replies().into_iter().chain([
+        Fault::DropReply,
+        Fault::SwallowCommand,
+        Fault::CutBeforeForward,
+        Fault::DelayReply(ANSWER / 2),
+        Fault::DelayReply(ANSWER * 3 / 2),
+        Fault::DelayCommand(ANSWER / 2),
+        Fault::DelayCommand(ANSWER * 3 / 2),
+        Fault::Answer(b"-ERR as the test wants it\r\n".to_vec()),
+        Fault::Answer(b"-NOSCRIPT as the test wants it\r\n".to_vec()),
+    ]);
+    let both = faults.flat_map(|fault| [("EVALSHA * 1", fault.clone()), ("SET", fault)]);
+    let troubles = both.flat_map(|(command, fault)| [1, 2].map(|times| (command, fault.clone(), times)));
+    // A refusal of the second `SET` is the answer to whoever sends it himself.
+    troubles.filter(|it| !matches!(it, ("SET", Fault::Answer(_), 2))).collect()
+}
+
+#[test]
+fn row_12_a_hand_on_whose_answer_is_lost_loses_nothing() {
+    let rig = Rig::with(endless);
+    let rig = &rig;
+    for (command, fault, times) in troubles() {
+        let what = format!("{command}: {fault:?}, {times} times");
+        let name = &unique_key("a");
+        let (released, holding) = (&AtomicBool::new(false), &AtomicU64::new(0));
+        let hold = move || {
+            let guard = rig.locks.lock(name).expect("locks");
+            assert!(released.load(Ordering::SeqCst), "before the first began to release");
+            assert_eq!(holding.fetch_add(1, Ordering::SeqCst), 0, "two at a time");
+            assert_eq!(rig.stands(name).as_deref(), Some(guard.token()));
+            assert!(guard.is_valid());
+            holding.fetch_sub(1, Ordering::SeqCst);
+            guard.unlock()
+        };
+        let first = rig.locks.lock(name).expect("locks");
+        thread::scope(|scope| {
+            let others = [(); 2].map(|()| behind(scope, hold));
+            let fired = rig.proxy.fired();
+            rig.proxy.on_times(&format!("{command} lock:{name}"), times, fault);
+            released.store(true, Ordering::SeqCst);
+            let (took, unlocked) = time(|| first.unlock());
+            let kept = matches!(unlocked, Ok(Unlocked::Released) | Err(Error::Unconfirmed { .. }));
+            assert!(kept, "{what}: {unlocked:?}");
+            assert!(took < ANSWER + SOON, "{what}: {took:?}");
+            rig.proxy.wait_fired(fired + 1, LONG);
+            let (took, ends) = time(|| others.map(|it| it.join().expect("no panic")));
+            assert!(took < 5 * SOON, "{what}: {took:?}");
+            for unlocked in ends {
+                let kept = matches!(unlocked, Ok(Unlocked::Released) | Err(Error::Unconfirmed { .. }));
+                assert!(kept, "{what}: {unlocked:?}");
+            }
+        });
+        rig.proxy.clear();
+        eventually(5 * SOON, &format!("nothing is left of {what}"), || rig.stands(name).is_none());
+        rig.assert_works(name);
+    }
+    let stats = rig.locks.stats();
+    assert!(stats.handed_on > 20 && stats.lost == 0, "{stats:?}");
+    assert!(rig.locks.held().is_empty());
+}
+
+#[test]
+fn row_13_a_hand_on_into_a_black_hole_leaves_nobody_behind() {
+    let rig = Rig::with(endless);
+    let rig = &rig;
+    for cut in [true, false] {
+        let name = &unique_key("a");
+        let first = rig.locks.lock(name).expect("locks");
+        thread::scope(|scope| {
+            let second = behind(scope, || {
+                let guard = rig.locks.get(name).wait(LONG).lock().expect("locks");
+                assert_eq!(rig.stands(name).as_deref(), Some(guard.token()));
+                guard.unlock()
+            });
+            rig.proxy.black_hole(true);
+            let unlocked = first.unlock();
+            assert!(matches!(unlocked, Err(Error::Unconfirmed { .. })), "{unlocked:?}");
+            rig.proxy.black_hole(false);
+            if cut {
+                rig.proxy.cut_all();
+            }
+            let (took, unlocked) = time(|| second.join().expect("no panic"));
+            assert_eq!(unlocked.expect("unlocks"), Unlocked::Released);
+            assert!(took < 5 * SOON, "{took:?}");
+        });
+        eventually(5 * SOON, "nothing is left", || rig.stands(name).is_none());
+    }
+    assert_eq!(rig.locks.stats().lost, 0);
+}
+
+/// What was sent for a thread is deleted where nobody learns in time what became of it.
+#[test]
+fn row_12_a_hand_on_to_a_thread_that_gives_up_leaves_no_key() {
+    let answer = ANSWER / 10;
+    let rig = Rig::with(|builder| endless(builder).response_timeout(answer));
+    let rig = &rig;
+    let mut gave_up = 0;
+    for round in 0..30 {
+        let name = &unique_key("a");
+        let first = rig.locks.lock(name).expect("locks");
+        thread::scope(|scope| {
+            let wait = ANSWER / 2;
+            let start = Instant::now();
+            let second = behind(scope, move || match rig.locks.try_lock_for(name, wait) {
+                Ok(taken) => taken.is_none(),
+                Err(error) => error.is_unavailable(),
+            });
+            let third = behind(scope, || {
+                rig.locks.try_lock_for(name, LONG).expect("answers").expect("its turn comes").unlock()
+            });
+            rig.proxy.on(&format!("EVALSHA * 1 lock:{name}"), Fault::DropReply);
+            // The release gives up just before the second does, or just after.
+            let at = start + wait.saturating_sub(answer + Duration::from_micros(500 * round));
+            while Instant::now() < at {
+                std::hint::spin_loop();
+            }
+            let unlocked = first.unlock();
+            assert!(!unlocked.is_err_and(|error| error.is_lost()));
+            let (took, unlocked) = time(|| third.join().expect("no panic"));
+            assert!(!unlocked.is_err_and(|error| error.is_lost()));
+            assert!(took < 5 * SOON, "round {round}: {took:?}");
+            gave_up += u32::from(second.join().expect("no panic"));
+        });
+        eventually(5 * SOON, "no key is left", || rig.stands(name).is_none());
+    }
+    assert!((1..30).contains(&gave_up), "{gave_up} of 30: either might have happened");
+    assert_eq!(rig.locks.stats().lost, 0);
+}
+
+/// How long others wait at most for a lock that the threads of one manager hand on among themselves.
+fn longest_wait(server: &Server, mut turn: impl FnMut()) -> Duration {
+    let locks = LockManager::connect(&server.url()).expect("connects");
+    let done = &AtomicBool::new(false);
+    let (locks, turns) = (&locks, &AtomicU64::new(0));
+    let longest = thread::scope(|scope| {
+        for _ in 0..THREADS {
+            scope.spawn(move || {
+                while !done.load(Ordering::Relaxed) {
+                    // Long enough that all the others are in line again.
+                    let body = || {
+                        turns.fetch_add(1, Ordering::Relaxed);
+                        thread::sleep(Duration::from_micros(50));
+                    };
+                    locks.with_lock("a", body).expect("runs");
+                }
+            });
+        }
+        let mut longest = Duration::ZERO;
+        for round in 1..=30 {
+            eventually(LONG, "they are at it", || turns.load(Ordering::Relaxed) > 100 * round);
+            longest = longest.max(time(&mut turn).0);
+        }
+        done.store(true, Ordering::Relaxed);
+        longest
+    });
+    assert!(locks.stats().handed_on > turns.load(Ordering::Relaxed) / 2, "{:?}", locks.stats());
+    longest
+}
+
+#[test]
+fn another_manager_gets_its_turn() {
+    let server = Server::start();
+    let others = LockManager::connect(&server.url()).expect("connects");
+    let longest = longest_wait(&server, || others.with_lock("a", || ()).expect("runs"));
+    assert!(longest < 2 * SOON, "{longest:?}");
+}
+
+#[test]
+fn another_process_gets_its_turn() {
+    let server = Server::start();
+    let mut child = Child::spawn("worker", &[("url", &server.url()), ("lease", "30000"), ("reclaim", "no")]);
+    child.expect_line("ready", LONG);
+    let longest = longest_wait(&server, || {
+        assert!(Owner::parse(&child.ask("lock")).is_some());
+        throughout(ANSWER / 60, || ());
+        assert_eq!(child.ask("unlock"), "Ok(Released)");
+    });
+    assert!(longest < 2 * SOON, "{longest:?}");
+}

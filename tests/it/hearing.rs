@@ -1,0 +1,377 @@
+//! What Redis tells a manager: its listener lost and found, refused and deaf; and losses that are told at once.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use parking_lot::Mutex;
+use relatch::{LockGuard, LockManager, LostCause, Unlocked};
+
+use crate::loss::{INJURIES, MINUTE, assert_lost};
+use crate::network::{ANSWER, LONG, Rig, SOON, time};
+use crate::renewal::{renewals, renewals_of, throughout};
+use crate::stalls::{LEAST_RIGHTS, RIGHTS_TO_HEAR, server_for};
+use crate::support::{Child, Fault, Server, eventually, unique_key};
+use crate::waiting::{asleep, delete, occupy, take};
+
+fn connect(server: &Server) -> LockManager {
+    LockManager::connect(&server.url()).expect("connects")
+}
+
+/// The only connection that listens, as soon as it is another than `before`.
+#[track_caller]
+fn listener(server: &Server, before: Option<u64>) -> u64 {
+    let mut found = None;
+    eventually(LONG, "there is a listener", || {
+        found = server.listeners().into_iter().find(|number| Some(*number) != before);
+        found.is_some()
+    });
+    found.expect("just found")
+}
+
+fn kill(server: &Server, number: u64) {
+    // It may be gone by now.
+    let _ = server.command(&["CLIENT", "KILL", "ID", &number.to_string()]);
+}
+
+/// Checks that a thread can wait for a lock without polling, and is woken.
+#[track_caller]
+fn assert_hears(server: &Server, locks: &LockManager) {
+    let name = &unique_key("heard");
+    occupy(server, name, MINUTE);
+    let tracked = server.tracked_keys();
+    thread::scope(|scope| {
+        let waiter = scope.spawn(move || take(locks, name));
+        eventually(LONG, "it waits for word", || server.tracked_keys() > tracked && server.is_heard());
+        let asked = server.calls("pttl");
+        throughout(ANSWER, || assert_eq!(server.calls("pttl"), asked, "it polls"));
+        let deleted = Instant::now();
+        delete(server, name);
+        let took = waiter.join().expect("no panic") - deleted;
+        assert!(took < SOON, "{took:?}");
+    });
+}
+
+#[test]
+fn a_waiter_outlives_its_listener() {
+    let server = Server::start();
+    let locks = connect(&server);
+    for free_at_once in [false, true, false] {
+        let name = &unique_key("a");
+        occupy(&server, name, MINUTE);
+        thread::scope(|scope| {
+            let waiter = scope.spawn(|| take(&locks, name));
+            asleep(&server, 1);
+            let was = listener(&server, None);
+            kill(&server, was);
+            if !free_at_once {
+                listener(&server, Some(was));
+            }
+            let deleted = Instant::now();
+            delete(&server, name);
+            let took = waiter.join().expect("no panic") - deleted;
+            assert!(took < SOON, "{took:?}");
+            listener(&server, Some(was));
+        });
+        assert_hears(&server, &locks);
+    }
+}
+
+#[test]
+fn a_waiter_polls_when_its_listener_cannot_come_back() {
+    let (server, url) = server_for(&[&LEAST_RIGHTS[..], &RIGHTS_TO_HEAR].concat());
+    let locks = LockManager::connect(&url).expect("connects");
+    occupy(&server, "a", MINUTE);
+    thread::scope(|scope| {
+        let waiter = scope.spawn(|| take(&locks, "a"));
+        asleep(&server, 1);
+        server.query::<()>(&["ACL", "SETUSER", "worker", "-client|id"]);
+        kill(&server, listener(&server, None));
+        let deleted = Instant::now();
+        delete(&server, "a");
+        let took = waiter.join().expect("no panic") - deleted;
+        assert!(took < SOON, "{took:?}");
+    });
+}
+
+#[test]
+fn no_waiter_hangs_while_listeners_come_and_go() {
+    const THREADS: usize = 6;
+    let server = Server::start();
+    let managers = [(); 2].map(|()| connect(&server));
+    let done = AtomicBool::new(false);
+    let longest = thread::scope(|scope| {
+        let (done, managers) = (&done, &managers);
+        let threads: [_; THREADS] = std::array::from_fn(|number| {
+            scope.spawn(move || {
+                let (mut longest, mut turns) = (Duration::ZERO, 0);
+                while !done.load(Ordering::Relaxed) {
+                    turns += 1;
+                    let locks = &managers[(number + turns) % 2];
+                    let (took, guard) = time(|| locks.try_lock_for(format!("{}", turns % 2), LONG));
+                    longest = longest.max(took);
+                    let guard = guard.expect("answers").expect("its turn comes");
+                    assert_eq!(guard.unlock().expect("unlocks"), Unlocked::Released);
+                }
+                (longest, turns)
+            })
+        });
+        throughout(3 * SOON, || server.listeners().into_iter().for_each(|number| kill(&server, number)));
+        done.store(true, Ordering::Relaxed);
+        let ends = threads.map(|it| it.join().expect("no panic"));
+        assert!(ends.iter().all(|(_, turns)| *turns > 10), "{ends:?}");
+        ends.into_iter().map(|(longest, _)| longest).max().expect("threads")
+    });
+    assert!(longest < 2 * SOON, "{longest:?}");
+    assert_eq!(server.query::<i64>(&["DBSIZE"]), 0);
+    let [first, second] = managers;
+    drop(first);
+    assert_hears(&server, &second);
+}
+
+#[test]
+fn a_waiter_outlives_a_restart_of_redis() {
+    let lease = 2 * SOON;
+    for (what, server) in
+        [("empty", Server::start()), ("with its keys", Server::with(&["--appendonly", "yes"]))]
+    {
+        let locks = connect(&server);
+        occupy(&server, "a", if what == "empty" { MINUTE } else { lease });
+        let start = Instant::now();
+        thread::scope(|scope| {
+            let waiter = scope.spawn(|| take(&locks, "a"));
+            asleep(&server, 1);
+            server.restart();
+            let free = if what == "empty" { Instant::now() } else { start + lease };
+            let took = waiter.join().expect("no panic").saturating_duration_since(free);
+            assert!(took < 2 * SOON, "{what}: {took:?}");
+        });
+        listener(&server, None);
+        assert_hears(&server, &locks);
+        drop(locks);
+        assert_eq!(server.query::<i64>(&["DBSIZE"]), 0);
+    }
+}
+
+/// A user who may do all but this: waits are polls, that is said once, and so is the end of it.
+#[track_caller]
+fn assert_polls_without(missing: &[&str]) {
+    let rights = LEAST_RIGHTS.into_iter().chain(RIGHTS_TO_HEAR);
+    let rights: Vec<_> = rights.filter(|right| !missing.contains(right)).collect();
+    let (server, url) = server_for(&rights);
+    let mut waiter = Child::spawn("waiter", &[("url", &url)]);
+    let mut waits = |ready: &dyn Fn(u64)| {
+        occupy(&server, "a", MINUTE);
+        let before = server.calls("set");
+        waiter.say("wait");
+        ready(before);
+        delete(&server, "a");
+        let (took, taken) = time(|| waiter.expect_line("", LONG));
+        assert_eq!(taken, "Ok(true)");
+        assert!(took < SOON, "without {missing:?}: {took:?}");
+        eventually(LONG, "it is given back", || !server.exists("lock:a"));
+        waiter.ask("log")
+    };
+    let complaint = "WARN relatch::listener Redis does not wake who waits for a lock";
+    for _ in 0..3 {
+        let log = waits(&|before| eventually(LONG, "it polls", || server.calls("set") >= before + 12));
+        assert!(log.starts_with(complaint) && log.contains("NOPERM"), "without {missing:?}: {log:?}");
+        assert_eq!(log.matches("relatch::listener").count(), 1, "without {missing:?}: {log:?}");
+    }
+    server.query::<()>(&[&["ACL", "SETUSER", "worker"], missing].concat());
+    for _ in 0..2 {
+        let log = waits(&|_| asleep(&server, 1));
+        assert_eq!(log.matches("relatch::listener").count(), 2, "without {missing:?}: {log:?}");
+        assert!(log.contains("; INFO relatch::listener Redis wakes who waits for a lock again"), "{log:?}");
+    }
+}
+
+#[test]
+fn row_23_without_client_id_waits_are_polls() {
+    assert_polls_without(&["+client|id"]);
+}
+
+#[test]
+fn row_23_without_client_tracking_waits_are_polls() {
+    assert_polls_without(&["+client|tracking"]);
+}
+
+#[test]
+fn row_23_without_subscribe_waits_are_polls() {
+    assert_polls_without(&["+subscribe"]);
+}
+
+#[test]
+fn row_23_without_the_channel_waits_are_polls() {
+    assert_polls_without(&["&__redis__:invalidate"]);
+}
+
+#[test]
+fn row_23_without_any_right_to_hear_waits_are_polls() {
+    assert_polls_without(&RIGHTS_TO_HEAR);
+}
+
+/// A connection that Redis believes in and nothing comes over: here, one that never subscribed.
+#[test]
+#[ignore = "takes 15 s"]
+fn a_listener_that_hears_nothing_is_found_out_and_replaced() {
+    let rig = Rig::new();
+    let subscribed = b"*3\r\n$9\r\nsubscribe\r\n$20\r\n__redis__:invalidate\r\n:1\r\n";
+    rig.proxy.on("SUBSCRIBE", Fault::Answer(subscribed.to_vec()));
+    occupy(&rig.server, "a", MINUTE);
+    thread::scope(|scope| {
+        let waiter = scope.spawn(|| take(&rig.locks, "a"));
+        asleep(&rig.server, 1);
+        delete(&rig.server, "a");
+        let (took, at) = time(|| waiter.join());
+        at.expect("no panic");
+        assert!((5 * SOON..16 * SOON).contains(&took), "{took:?}: by the safety poll");
+    });
+    listener(&rig.server, None);
+    assert_hears(&rig.server, &rig.locks);
+}
+
+/// A hold whose next renewal is far, and whose key Redis tells of.
+#[track_caller]
+fn watched(server: &Server, locks: &LockManager, name: &str) -> LockGuard {
+    let tracked = server.tracked_keys();
+    let guard = locks.get(name).lease(MINUTE).lock().expect("locks");
+    guard.extend(MINUTE).expect("extends");
+    eventually(5 * SOON, "Redis will tell of it", || server.tracked_keys() > tracked);
+    guard
+}
+
+type Injury<'a> = (&'a str, &'a dyn Fn(&Server, &str), LostCause);
+
+#[test]
+fn row_06_a_loss_is_told_at_once_after_the_first_renewal() {
+    let server = Server::start();
+    let [locks, others] = [(); 2].map(|()| connect(&server));
+    let force = |_: &Server, key: &str| {
+        let name = key.strip_prefix("lock:").expect("a lock's key");
+        others.force_unlock(name).expect("answers").expect("it was held");
+    };
+    let mut injuries: Vec<Injury<'_>> = vec![("force-unlocked", &force, LostCause::Deleted)];
+    injuries.extend(INJURIES.iter().map(|(what, injure, cause)| -> Injury<'_> { (what, injure, *cause) }));
+    for (what, injure, cause) in injuries {
+        let name = unique_key("a");
+        let guard = watched(&server, &locks, &name);
+        let watch = guard.watch();
+        injure(&server, &format!("lock:{name}"));
+        let (took, lost) = time(|| watch.wait_lost(LONG));
+        assert_eq!(lost, Some(cause), "{what}");
+        assert!(took < SOON, "{what}: {took:?}");
+        assert!(!guard.is_valid());
+        assert_lost(&guard.unlock(), cause);
+        server.query::<()>(&["FLUSHALL"]);
+    }
+}
+
+#[test]
+fn row_06_a_loss_while_nobody_listened_is_told_when_somebody_does() {
+    let server = Server::start();
+    let locks = connect(&server);
+    let guard = watched(&server, &locks, "a");
+    let number = listener(&server, None);
+    server.query::<()>(&["MULTI"]);
+    server.query::<()>(&["CLIENT", "KILL", "ID", &number.to_string()]);
+    server.query::<()>(&["DEL", "lock:a"]);
+    server.query::<()>(&["EXEC"]);
+    let (took, lost) = time(|| guard.watch().wait_lost(LONG));
+    assert_eq!(lost, Some(LostCause::Deleted));
+    assert!(took < SOON, "{took:?}");
+}
+
+#[test]
+fn row_06_a_hold_is_watched_though_its_first_renewal_was_slow() {
+    let rig = Rig::with(|builder| builder.response_timeout(SOON));
+    rig.proxy.on(&renewals_of(&rig.server, "a"), Fault::DelayReply(ANSWER));
+    let _guard = watched(&rig.server, &rig.locks, "a");
+}
+
+#[test]
+fn row_06_a_loss_while_a_renewal_is_answered_is_told_at_once() {
+    let rig = Rig::with(|builder| builder.response_timeout(SOON));
+    let renewal = renewals_of(&rig.server, "a");
+    for first in [true, false] {
+        drop(watched(&rig.server, &rig.locks, "listened for"));
+        let guard = rig.locks.get("a").lease(MINUTE).lock().expect("locks");
+        if !first {
+            guard.extend(MINUTE).expect("extends");
+        }
+        let watch = guard.watch();
+        rig.proxy.on(&renewal, Fault::DelayReply(ANSWER));
+        let fired = rig.proxy.fired();
+        thread::scope(|scope| {
+            let helper = scope.spawn(|| {
+                rig.proxy.wait_fired(fired + 1, LONG); // It was executed.
+                delete(&rig.server, "a");
+                time(|| watch.wait_lost(LONG))
+            });
+            let _ = guard.extend(MINUTE);
+            let (took, lost) = helper.join().expect("no panic");
+            assert_eq!(lost, Some(LostCause::Deleted));
+            assert!(took < SOON + ANSWER, "first renewal: {first}, {took:?}");
+        });
+    }
+}
+
+#[test]
+fn row_06_a_lease_that_is_cut_short_is_pushed_out_again_at_once() {
+    let server = Server::start();
+    let locks = connect(&server);
+    let guard = watched(&server, &locks, "a");
+    for round in 2..5 {
+        server.query::<()>(&["PEXPIRE", "lock:a", "400"]);
+        eventually(ANSWER, "it is pushed out", || server.pttl("lock:a") > 50_000);
+        eventually(SOON, "that is told again", || server.tracked_keys() == 1);
+        assert!(renewals(&locks, "a") >= round && guard.is_valid());
+    }
+    throughout(2 * ANSWER, || assert!(guard.is_valid()));
+    assert_eq!(guard.unlock().expect("unlocks"), Unlocked::Released);
+}
+
+#[test]
+fn a_hold_that_is_watched_sends_nothing_of_its_own() {
+    let server = Server::start();
+    let locks = connect(&server);
+    drop(locks.lock("warm-up").expect("locks"));
+    let guard = watched(&server, &locks, "a");
+    guard.extend(2 * MINUTE).expect("extends");
+    let sent = server.all_calls();
+    throughout(SOON, || assert_eq!(server.all_calls(), sent, "its own renewals are no news"));
+    assert_eq!(guard.unlock().expect("unlocks"), Unlocked::Released);
+    throughout(ANSWER, || assert!(server.all_calls() <= sent + 3, "nor is its release"));
+}
+
+#[test]
+fn what_a_manager_does_itself_is_no_loss() {
+    let server = Server::start();
+    let told = Arc::new(Mutex::new(Vec::new()));
+    let teller = Arc::clone(&told);
+    let builder = LockManager::builder(&server.url()).on_lost(move |lost| teller.lock().push(lost.clone()));
+    let locks = builder.lease(3 * SOON).renew_every(ANSWER / 10).build().expect("connects");
+    drop(watched(&server, &locks, "first"));
+    let rounds = 60;
+    thread::scope(|scope| {
+        for _ in 0..4 {
+            scope.spawn(|| {
+                for round in 0..rounds {
+                    let guard = locks.lock("a").expect("locks");
+                    guard.extend(3 * SOON).expect("extends");
+                    if round % 10 == 0 {
+                        throughout(ANSWER / 8, || assert!(guard.is_valid())); // Renewed by itself, too.
+                    }
+                    assert_eq!(guard.unlock().expect("unlocks"), Unlocked::Released);
+                }
+            });
+        }
+    });
+    let stats = locks.stats();
+    assert!(stats.handed_on > 0 && stats.renewed > 4 * rounds, "{stats:?}");
+    assert_eq!(stats.lost, 0);
+    drop(locks);
+    assert!(told.lock().is_empty(), "{:?}", told.lock());
+    assert_eq!(server.query::<i64>(&["DBSIZE"]), 0);
+}

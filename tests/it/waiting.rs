@@ -1,0 +1,339 @@
+//! Waiting for a lock that others have: silent until word comes, and then quick.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::process::Command;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use relatch::{LockManager, Unlocked};
+
+use crate::loss::MINUTE;
+use crate::network::{ANSWER, LATE, LONG, Rig, SOON, builder};
+use crate::renewal::throughout;
+use crate::support::{Fault, Server, eventually, unique_key, within};
+
+/// What listening takes.
+pub(crate) const LISTENING: [&str; 3] = ["client|id", "client|tracking", "subscribe"];
+
+/// A server and two managers; what each has for itself, the other does not know of.
+struct Scene {
+    server: Server,
+    locks: LockManager,
+    others: LockManager,
+}
+
+impl Scene {
+    fn new() -> Scene {
+        let server = Server::start();
+        let [locks, others] = [(); 2].map(|()| LockManager::connect(&server.url()).expect("connects"));
+        Scene { server, locks, others }
+    }
+}
+
+/// Gives a lock to somebody who knows nothing of this crate.
+#[track_caller]
+pub(crate) fn occupy(server: &Server, name: &str, lease: Duration) {
+    let millis = lease.as_millis().to_string();
+    server.query::<()>(&["SET", &format!("lock:{name}"), "somebody", "PX", &millis]);
+}
+
+#[track_caller]
+pub(crate) fn delete(server: &Server, name: &str) {
+    server.query::<()>(&["DEL", &format!("lock:{name}")]);
+}
+
+/// Waits until so many keys are waited for by threads that have asked for word of them.
+#[track_caller]
+pub(crate) fn asleep(server: &Server, keys: u64) {
+    eventually(LONG, "they wait for word", || server.tracked_keys() == keys);
+}
+
+/// Waits for a lock, and gives it back: when it was had.
+pub(crate) fn take(locks: &LockManager, name: &str) -> Instant {
+    let guard = locks.try_lock_for(name, LONG).expect("answers").expect("it becomes free");
+    let at = Instant::now();
+    assert!(matches!(guard.unlock(), Ok(Unlocked::Released)));
+    at
+}
+
+type End = fn(&Scene, &str);
+
+/// How somebody else's hold can end while nobody is there to release it.
+const ENDS: [(&str, End); 11] = [
+    ("deleted", |scene, name| delete(&scene.server, name)),
+    ("unlinked", |scene, name| scene.server.query(&["UNLINK", &format!("lock:{name}")])),
+    ("renamed", |scene, name| scene.server.query(&["RENAME", &format!("lock:{name}"), "elsewhere"])),
+    ("flushed", |scene, _| scene.server.query(&["FLUSHALL"])),
+    ("flushed in the background", |scene, _| scene.server.query(&["FLUSHDB", "ASYNC"])),
+    ("expired", |scene, name| scene.server.query(&["PEXPIREAT", &format!("lock:{name}"), "1"])),
+    ("force-unlocked", |scene, name| forced(&scene.locks, name)),
+    ("force-unlocked from elsewhere", |scene, name| forced(&scene.others, name)),
+    ("replaced, and then deleted", |scene, name| {
+        occupy(&scene.server, name, MINUTE / 2);
+        asleep(&scene.server, 1);
+        delete(&scene.server, name);
+    }),
+    ("replaced for a moment", |scene, name| occupy(&scene.server, name, ANSWER)),
+    ("cut short", |scene, name| scene.server.query(&["PEXPIRE", &format!("lock:{name}"), "300"])),
+];
+
+fn forced(locks: &LockManager, name: &str) {
+    locks.force_unlock(name).expect("answers").expect("it was held");
+}
+
+#[test]
+fn a_waiter_is_woken_however_the_hold_ends() {
+    let scene = Scene::new();
+    for (what, end) in ENDS {
+        let name = unique_key("a");
+        occupy(&scene.server, &name, MINUTE);
+        thread::scope(|scope| {
+            let waiter = scope.spawn(|| take(&scene.locks, &name));
+            asleep(&scene.server, 1);
+            let (sets, acted) = (scene.server.calls("set"), Instant::now());
+            end(&scene, &name);
+            let took = waiter.join().expect("no panic") - acted;
+            assert!(took < SOON, "{what}: {took:?}");
+            let asked = scene.server.calls("set") - sets;
+            assert!(asked <= 8, "{what}: asked {asked} times");
+        });
+        assert!(!scene.server.exists(&format!("lock:{name}")));
+    }
+}
+
+#[test]
+fn a_waiter_is_woken_by_a_release_in_another_manager() {
+    let scene = Scene::new();
+    for _ in 0..20 {
+        let name = unique_key("a");
+        let guard = scene.others.lock(&name).expect("locks");
+        thread::scope(|scope| {
+            let waiter = scope.spawn(|| take(&scene.locks, &name));
+            asleep(&scene.server, 1);
+            let sets = scene.server.calls("set");
+            let released = Instant::now();
+            assert_eq!(guard.unlock().expect("unlocks"), Unlocked::Released);
+            let took = waiter.join().expect("no panic") - released;
+            assert!(took < SOON, "{took:?}");
+            assert!(scene.server.calls("set") - sets <= 2, "asked more often than once");
+        });
+    }
+    assert_eq!(scene.server.query::<i64>(&["DBSIZE"]), 0);
+}
+
+#[test]
+fn a_lease_that_nobody_renews_is_waited_for_to_its_end_and_no_longer() {
+    let scene = Scene::new();
+    let lease = Duration::from_millis(400);
+    let start = Instant::now();
+    occupy(&scene.server, "a", lease);
+    let earliest = start + lease.saturating_sub(LATE / 10);
+    let at = take(&scene.locks, "a");
+    assert!(at >= earliest && at < start + lease + SOON, "{:?}", at - start);
+    assert!(scene.server.calls("set") <= 8, "it polled");
+}
+
+/// Runs a test of this file once more, in a process where nothing else runs: true in there.
+fn is_alone(test: &str) -> bool {
+    const ALONE: &str = "RELATCH_TEST_ALONE";
+    if std::env::var_os(ALONE).is_some() {
+        return true;
+    }
+    let mut again = Command::new(std::env::current_exe().expect("the path of this binary"));
+    again.args([&*format!("waiting::{test}"), "--exact"]).env(ALONE, "yes");
+    let output = again.output().expect("this binary can be started");
+    let told = String::from_utf8_lossy(&output.stdout);
+    assert!(output.status.success() && told.contains("1 passed"), "{told}");
+    false
+}
+
+/// How many threads of this process listen.
+#[cfg(target_os = "linux")]
+fn listening() -> usize {
+    let tasks = std::fs::read_dir("/proc/self/task").expect("Linux");
+    let names = tasks.filter_map(|task| std::fs::read_to_string(task.ok()?.path().join("comm")).ok());
+    names.filter(|name| name.trim_end() == "relatch-listen").count()
+}
+
+#[test]
+#[cfg(target_os = "linux")]
+fn nothing_is_listened_for_where_nobody_waits_for_others() {
+    if !is_alone("nothing_is_listened_for_where_nobody_waits_for_others") {
+        return;
+    }
+    let scene = Scene::new();
+    let Scene { server, locks, others } = &scene;
+    drop(locks.lock("warm-up").expect("locks"));
+    server.reset_stats();
+    for round in 1..=100 {
+        drop(locks.lock("a").expect("locks"));
+        assert_eq!((server.calls("set"), server.calls("evalsha")), (round, round));
+    }
+    assert_eq!(server.total_calls(&["get", "del"]), 200, "those of the script");
+    assert_eq!(server.all_calls() - 1, 400, "and nothing else");
+
+    occupy(server, "busy", MINUTE);
+    assert!(locks.try_lock("busy").expect("answers").is_none());
+    assert!(locks.get("busy").wait(Duration::ZERO).lock().expect_err("busy").is_timeout());
+    let guard = locks.lock("a").expect("locks");
+    thread::scope(|scope| {
+        // In line behind a thread of its own process.
+        scope.spawn(|| assert!(locks.try_lock_for("a", LATE).expect("answers").is_none()));
+    });
+    drop(guard);
+    assert_eq!((listening(), server.total_calls(&LISTENING)), (0, 0));
+
+    assert!(locks.try_lock_for("busy", LATE).expect("answers").is_none());
+    eventually(LONG, "it listens", || server.listeners().len() == 1);
+    assert!(others.try_lock_for("busy", LATE).expect("answers").is_none());
+    eventually(LONG, "both listen", || server.listeners().len() == 2);
+    assert_eq!(listening(), 2);
+    drop(scene.others);
+    assert_eq!(listening(), 1);
+    drop(scene.locks);
+    assert_eq!(listening(), 0);
+}
+
+#[test]
+#[cfg(target_os = "linux")]
+fn a_hundred_waiters_share_a_listener_and_send_nothing() {
+    const WAITERS: u64 = 100;
+    if !is_alone("a_hundred_waiters_share_a_listener_and_send_nothing") {
+        return;
+    }
+    let Scene { server, locks, others: _ } = &Scene::new();
+    (0..WAITERS).for_each(|n| occupy(server, &format!("{n}"), MINUTE));
+    thread::scope(|scope| {
+        let waiters: Vec<_> =
+            (0..WAITERS).map(|n| scope.spawn(move || take(locks, &format!("{n}")))).collect();
+        asleep(server, WAITERS);
+        assert_eq!((listening(), server.listeners().len()), (1, 1));
+        let sent = server.all_calls();
+        throughout(2 * SOON, || assert_eq!(server.all_calls(), sent, "nothing has changed"));
+        let released = Instant::now();
+        (0..WAITERS).for_each(|n| delete(server, &format!("{n}")));
+        for waiter in waiters {
+            let took = waiter.join().expect("no panic").saturating_duration_since(released);
+            assert!(took < 2 * SOON, "{took:?}");
+        }
+    });
+    assert_eq!(server.query::<i64>(&["DBSIZE"]), 0);
+}
+
+/// Word may come to a thread whose wait is just over: then it is the next one's.
+#[test]
+fn a_waiter_that_gives_up_while_it_is_woken_keeps_nobody() {
+    let Scene { server, locks, others: _ } = &Scene::new();
+    let wait = Duration::from_millis(40);
+    let mut gave_up = 0;
+    for round in 0..40 {
+        let name = &unique_key("a");
+        occupy(server, name, MINUTE);
+        thread::scope(|scope| {
+            let start = Instant::now();
+            let first = scope.spawn(move || locks.try_lock_for(name, wait).expect("answers").is_none());
+            asleep(server, 1);
+            let second = scope.spawn(move || take(locks, name));
+            // From 1 ms before its end to 1 ms after.
+            let at = start + wait.saturating_sub(LATE / 50) + Duration::from_micros(50 * round);
+            while Instant::now() < at {
+                std::hint::spin_loop();
+            }
+            let deleted = Instant::now();
+            delete(server, name);
+            let took = second.join().expect("no panic").saturating_duration_since(deleted);
+            assert!(took < SOON, "round {round}: {took:?}");
+            gave_up += u32::from(first.join().expect("no panic"));
+        });
+        eventually(SOON, "no key is left", || !server.exists(&format!("lock:{name}")));
+    }
+    assert!((1..40).contains(&gave_up), "{gave_up} of 40: either might have happened");
+}
+
+/// The listener asks on a waiter's behalf, and the answer comes when the wait is over, or never.
+#[test]
+fn what_is_taken_for_a_thread_that_has_left_is_given_back() {
+    let rig = Rig::new();
+    let (wait, rest) = (ANSWER, Duration::from_millis(20));
+    let late = [Fault::DelayCommand(3 * rest), Fault::DelayReply(3 * rest), Fault::DropReply];
+    for fault in late.into_iter().cycle().take(9) {
+        let name = &unique_key("a");
+        occupy(&rig.server, name, MINUTE);
+        thread::scope(|scope| {
+            let end = Instant::now() + wait.saturating_sub(rest);
+            let first = scope.spawn(|| rig.locks.try_lock_for(name, wait).map(|taken| taken.is_some()));
+            asleep(&rig.server, 1);
+            let second = scope.spawn(|| take(&rig.locks, name));
+            rig.proxy.on(&format!("SET lock:{name}"), fault.clone());
+            eventually(LONG, "its wait is all but over", || Instant::now() >= end);
+            delete(&rig.server, name);
+            let _ = first.join().expect("no panic");
+            let took = second.join().expect("no panic").saturating_duration_since(end);
+            assert!(took < 2 * SOON, "{fault:?}: {took:?}");
+        });
+        eventually(SOON, "nothing is left", || rig.stands(name).is_none());
+    }
+}
+
+#[test]
+fn a_waiter_that_panics_with_the_lock_keeps_nobody() {
+    let Scene { server, locks, others: _ } = &Scene::new();
+    for _ in 0..10 {
+        let name = &unique_key("a");
+        occupy(server, name, MINUTE);
+        thread::scope(|scope| {
+            let first = scope.spawn(move || {
+                let body = || locks.with_lock(name, || panic!("as the test wants it"));
+                catch_unwind(AssertUnwindSafe(body)).is_err()
+            });
+            asleep(server, 1);
+            let second = scope.spawn(move || take(locks, name));
+            let deleted = Instant::now();
+            delete(server, name);
+            assert!(first.join().expect("caught"), "its closure was run");
+            let took = second.join().expect("no panic").saturating_duration_since(deleted);
+            assert!(took < SOON, "{took:?}");
+        });
+        assert!(!server.exists(&format!("lock:{name}")));
+    }
+    assert!(locks.held().is_empty());
+}
+
+#[test]
+fn a_manager_that_waited_ends_at_once_and_leaves_nothing() {
+    let scene = Scene::new();
+    for _ in 0..3 {
+        let locks = LockManager::connect(&scene.server.url()).expect("connects");
+        occupy(&scene.server, "a", MINUTE);
+        thread::scope(|scope| {
+            let waiter = scope.spawn(|| take(&locks, "a"));
+            asleep(&scene.server, 1);
+            delete(&scene.server, "a");
+            waiter.join().expect("no panic");
+        });
+        let guard = locks.lock("b").expect("locks");
+        guard.extend(MINUTE).expect("extends"); // So that there is a keeper too.
+        drop(guard);
+        throughout(LATE, || ()); // Nothing is under way that would wake the listener.
+        within(SOON / 2, "dropping the manager", || drop(locks));
+        eventually(SOON, "its connections are closed", || scene.server.connections() == 2);
+        assert_eq!(scene.server.query::<i64>(&["DBSIZE"]), 0);
+    }
+}
+
+#[test]
+fn a_manager_that_waited_ends_by_its_deadline_when_redis_does_not_answer() {
+    for what in ["paused", "gone"] {
+        let server = Server::start();
+        let locks = builder(&server.url()).response_timeout(SOON).build().expect("connects");
+        occupy(&server, "a", MINUTE);
+        assert!(locks.try_lock_for("a", ANSWER).expect("answers").is_none());
+        assert_eq!(server.listeners().len(), 1);
+        if what == "paused" {
+            server.pause();
+        } else {
+            server.kill();
+        }
+        within(2 * SOON + 4 * LATE, what, || drop(locks));
+    }
+}
