@@ -25,10 +25,10 @@ use crate::wish::{Handed, Wish};
 const SHORTEST_PAUSE: Duration = Duration::from_micros(200);
 
 /// How long a waiter lets others hand the lock on among themselves before it looks again.
-const GAP: Duration = Duration::from_micros(300);
+const GAP: Duration = Duration::from_micros(200);
 
 /// How long a process leaves the lock alone that has had it for many turns: longer than the gap, so that others come first.
-const LET_IN: Duration = Duration::from_micros(500);
+const LET_IN: Duration = Duration::from_micros(400);
 
 /// How long before the deadline a waiter looks for the last time.
 const LAST_LOOK: Duration = Duration::from_millis(500);
@@ -349,7 +349,7 @@ impl Claimant<'_> {
 
     /// This process has had the lock for many turns: whoever waits in another has time to take it.
     fn let_others_in(&self) {
-        let pause = rand::rng().random_range(LET_IN..=2 * LET_IN);
+        let pause = rand::rng().random_range(LET_IN..=LET_IN + LET_IN / 2);
         thread::sleep(pause.min(self.patience.deadline.since(Moment::now())));
     }
 

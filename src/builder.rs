@@ -160,7 +160,7 @@ impl Builder {
     }
 
     /// How often, and for how long, threads of this process hand a lock on among themselves, before they let other processes in.
-    /// Defaults to 32 turns or 3 ms, whichever ends first; up to sixteen times that while nobody else comes.
+    /// Defaults to 64 turns or 5 ms, whichever ends first; up to sixteen times that while nobody else comes.
     ///
     /// While a thread waits for the lock that another thread of this manager releases, the release and the next one's `SET`
     /// go out together: one round trip a turn instead of two. Other processes would never get theirs meanwhile. So after so

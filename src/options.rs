@@ -114,7 +114,7 @@ impl Default for Settings {
             connect_timeout: Duration::from_secs(1),
             response_timeout: Duration::from_secs(1),
             tolerate_outage: Duration::from_secs(10),
-            hand_on: HandOn { turns: 32, time: Duration::from_millis(3) },
+            hand_on: HandOn { turns: 64, time: Duration::from_millis(5) },
         }
     }
 }
