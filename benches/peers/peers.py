@@ -32,7 +32,7 @@ class RedisPy:
     """The lock of redis-py itself: asks again every 100 ms."""
 
     def __init__(self, url):
-        self.client = redis.Redis.from_url(url)
+        self.client = redis.Redis.from_url(url, socket_timeout=None)
 
     def turn(self, key, inside):
         lock = self.client.lock(key, timeout=LEASE)
@@ -46,7 +46,7 @@ class PythonRedisLock:
     """The package python-redis-lock: waiters block in BLPOP, and a release pushes to the list."""
 
     def __init__(self, url):
-        self.client = redis.StrictRedis.from_url(url)
+        self.client = redis.StrictRedis.from_url(url, socket_timeout=None)
 
     def turn(self, key, inside):
         lock = redis_lock.Lock(self.client, key, expire=LEASE)
