@@ -27,6 +27,9 @@ const SHORTEST_PAUSE: Duration = Duration::from_micros(200);
 /// How long a waiter lets others hand the lock on among themselves before it looks again.
 const GAP: Duration = Duration::from_micros(200);
 
+/// How long a waiter lets others go first who were woken with it.
+const GIVE_WAY: Duration = Duration::from_micros(300);
+
 /// How long a process leaves the lock alone that has had it for many turns: longer than the gap, so that others come first.
 const LET_IN: Duration = Duration::from_micros(400);
 
@@ -269,11 +272,13 @@ impl Claimant<'_> {
         };
         let until =
             Moment::now().after(pause.min(lease_left).max(SHORTEST_PAUSE)).min(self.patience.deadline);
-        let wish = if heard && !in_a_run { self.bid.wish() } else { None };
+        let gives_way = heard && self.gives_way();
+        let wish = if heard && !in_a_run && !gives_way { self.bid.wish() } else { None };
         match self.doze(expected, until, wish.as_ref(), holder) {
             Woken::InTime if heard && pause < lease_left => {
                 self.unheard = self.bid.claim.keeper.listener().number();
             }
+            Woken::Called if gives_way => _ = self.sleep(GIVE_WAY),
             Woken::InTime | Woken::Called => {}
             Woken::Answered(asked) => self.asked = Some(asked),
             Woken::Left => self.bid.give_up_token(),
@@ -296,6 +301,12 @@ impl Claimant<'_> {
         };
         self.overtaken += u32::from(!same);
         same
+    }
+
+    /// Redis wakes those who wait always in the same order, that of their connections. So whoever has not been overtaken yet
+    /// lets others go first, one time in three: else the last of them would never have it, while two others take turns.
+    fn gives_way(&self) -> bool {
+        self.overtaken == 0 && rand::rng().random_ratio(1, 3)
     }
 
     /// Sleeps until it is called, or so long, or until a holder has died that may be taken for dead: Redis does not tell of

@@ -2,6 +2,7 @@
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::process::Command;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -336,4 +337,28 @@ fn a_manager_that_waited_ends_by_its_deadline_when_redis_does_not_answer() {
         }
         within(2 * SOON + 4 * LATE, what, || drop(locks));
     }
+}
+
+/// Redis wakes waiters in the order of their connections: without more ado, the third would never get its turn.
+#[test]
+fn of_three_who_wait_for_each_other_none_is_left_out() {
+    let server = Server::start();
+    let managers = [(); 3].map(|()| LockManager::connect(&server.url()).expect("connects"));
+    let done = &AtomicBool::new(false);
+    let turns = managers.map(|locks| (locks, AtomicU64::new(0)));
+    thread::scope(|scope| {
+        for (locks, turns) in &turns {
+            scope.spawn(move || {
+                while !done.load(Ordering::Relaxed) {
+                    locks.with_lock("a", || thread::sleep(Duration::from_millis(3))).expect("runs");
+                    turns.fetch_add(1, Ordering::Relaxed);
+                }
+            });
+        }
+        let all = || turns.iter().map(|(_, turns)| turns.load(Ordering::Relaxed)).sum::<u64>();
+        eventually(LONG, "they take turns", || all() >= 200);
+        done.store(true, Ordering::Relaxed);
+    });
+    let turns = turns.map(|(_, turns)| turns.load(Ordering::Relaxed));
+    assert!(turns.iter().all(|turns| *turns >= 20), "{turns:?}");
 }
