@@ -125,10 +125,11 @@ impl Claimant<'_> {
         let mut in_trouble = Backoff::for_trouble();
         // Asked once only, it has to be learnt at once who has the lock, where that matters.
         let mut look = self.patience.once && (self.patience.name_holder || self.bid.claim.reclaim_dead);
-        if self.turn.yields() || self.bid.is_astray() {
-            if self.turn.yields() {
-                self.let_others_in();
-            }
+        let yields = self.turn.yields() && !self.patience.once;
+        if yields {
+            self.let_others_in();
+        }
+        if (yields && self.turn.waited()) || self.bid.is_astray() {
             self.begin_waiting();
             look = true;
         }

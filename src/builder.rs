@@ -164,7 +164,8 @@ impl Builder {
     ///
     /// While a thread waits for the lock that another thread of this manager releases, the release and the next one's `SET`
     /// go out together: one round trip a turn instead of two. Other processes would never get theirs meanwhile. So after so
-    /// many turns in a row, or once they have taken so long, the next thread pauses for a moment before it asks. One turn
+    /// many turns in a row, or once they have taken so long, the next thread pauses for about half a millisecond before it asks. So
+    /// does a single thread that holds a lock for longer than a millisecond, and takes it again within one, again and again. One turn
     /// means that locks are never handed on, and nobody pauses.
     pub fn hand_on(mut self, turns: u32, time: Duration) -> Builder {
         self.settings.hand_on = HandOn { turns, time };

@@ -124,6 +124,7 @@ mod owed;
 mod holds;
 mod queue;
 mod line;
+mod waiter;
 mod run;
 mod calls;
 mod wish;

@@ -2,32 +2,21 @@
 
 use std::collections::VecDeque;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::thread;
 use std::time::Duration;
-
-use parking_lot::Condvar;
 
 use crate::clock::Moment;
 use crate::hold::Hold;
 use crate::holder::Holder;
 use crate::options::HandOn;
-use crate::run::Run;
-use crate::wish::{Handed, Wish};
+use crate::run::{Run, Trace};
+use crate::waiter::{AWAKE, Waiter};
+use crate::wish::Handed;
 
 /// How often the first in line looks whether the hold in front of it is over.
 ///
 /// Only for holds that end without a release: a guard that was forgotten, a thread that hangs. Being told of
 /// every hold would cost a switch of threads per turn.
 const GLANCE: Duration = Duration::from_secs(1);
-
-/// How long a thread that is about to be called stays awake for it.
-///
-/// A sleeping thread takes tens of microseconds to wake up, as long as Redis takes for a command. So the first in
-/// line is told to get up while the turn in front of it is about to end: when its release starts or, where the turn
-/// before was over within this time, from its beginning. A lock that is held for long costs no waiter more than this,
-/// once.
-const AWAKE: Duration = Duration::from_micros(200);
 
 /// One key's line. It exists as long as somebody has the turn or waits for it.
 #[derive(Debug, Default)]
@@ -71,14 +60,11 @@ pub(super) struct Front {
     handed: Option<(Arc<Waiter>, Handed)>,
 }
 
-/// A thread in line. Known by its address.
+/// A turn that has ended.
 #[derive(Debug)]
-pub(super) struct Waiter {
-    pub(super) called: Condvar,
-    /// The turn in front of it is over.
-    up: AtomicBool,
-    pub(super) wish: Wish,
-    deadline: Moment,
+pub(super) struct Ended {
+    /// For when the key is wanted again at once.
+    pub(super) trace: Option<Trace>,
 }
 
 /// A turn that starts.
@@ -87,25 +73,6 @@ pub(super) struct Start {
     pub(super) number: u64,
     pub(super) handed: Handed,
     pub(super) last_of_run: bool,
-}
-
-impl Waiter {
-    pub(super) fn new(wish: Wish, deadline: Moment) -> Waiter {
-        Waiter { called: Condvar::new(), up: AtomicBool::new(false), wish, deadline }
-    }
-
-    pub(super) fn call(&self) {
-        self.up.store(true, Ordering::Release);
-        self.called.notify_one();
-    }
-
-    /// Stays awake until it is called, for a moment.
-    pub(super) fn await_call(&self) {
-        let end = Moment::now().after(AWAKE);
-        while !self.up.load(Ordering::Acquire) && Moment::now() < end {
-            thread::yield_now();
-        }
-    }
 }
 
 impl Line {
@@ -222,11 +189,11 @@ impl Line {
     ) -> Option<Arc<Waiter>> {
         let front = self.front.as_mut().filter(|front| front.number == number)?;
         front.ending = true;
-        let next = self.waiting.front()?;
         if limits.turns == 1 {
             return None;
         }
         self.last_of_run = front.run.is_over(limits, now);
+        let next = self.waiting.front()?;
         if self.last_of_run || next.deadline <= answer_by {
             return None;
         }
@@ -256,14 +223,20 @@ impl Line {
         true
     }
 
-    /// A turn is over: false where it had been passed by, and the turn is somebody else's.
-    pub(super) fn end_turn(&mut self, number: u64, now: Moment) -> bool {
-        let Some(last) = self.front.take_if(|front| front.number == number) else {
-            return false;
-        };
+    /// A line that goes on where the last one ended a moment ago.
+    pub(super) fn after(trace: &Trace, now: Moment) -> Line {
+        match trace.followed_at(now) {
+            Some((run, last_of_run)) => Line { run: Some(run), last_of_run, ..Line::default() },
+            None => Line::default(),
+        }
+    }
+
+    /// A turn is over: what is left of it, unless it had been passed by, and the turn is somebody else's.
+    pub(super) fn end_turn(&mut self, number: u64, now: Moment) -> Option<Ended> {
+        let last = self.front.take_if(|front| front.number == number)?;
         self.brisk = now.since(last.started) < AWAKE;
         self.run = Some(last.run);
-        true
+        Some(Ended { trace: Trace::new(last.run, self.last_of_run, last.started, now) })
     }
 }
 
@@ -272,6 +245,7 @@ mod tests {
     use super::*;
     use crate::hold::tests::sample;
     use crate::options::Lease;
+    use crate::wish::Wish;
 
     const LIMITS: HandOn = HandOn { turns: 3, time: Duration::from_millis(20) };
     const GONE: Handed = Handed::Astray { sent: Moment::PAST };
@@ -310,7 +284,7 @@ mod tests {
         let start = line.start_turn(3, Some(&second), at(0)).unwrap();
         assert_eq!((start.number, start.handed), (2, GONE));
         assert!(line.start_turn(3, Some(&second), at(0)).is_none(), "once");
-        assert!(line.end_turn(2, at(0)));
+        assert!(line.end_turn(2, at(0)).is_some());
         let start = line.start_turn(3, Some(&third), at(0)).unwrap();
         assert_eq!(start.handed, Handed::Nothing, "a turn that ends alone hands nothing on");
     }
@@ -334,7 +308,7 @@ mod tests {
         line.hand_on(1, &LIMITS, at(0), at(1)).unwrap();
         line.step_out(&second, at(0));
         assert!(!line.pass_on(1, &second, 2, GONE, at(0)), "it has gone all the same");
-        assert!(line.end_turn(1, at(0)));
+        assert!(line.end_turn(1, at(0)).is_some());
         assert!(line.start_turn(2, Some(&third), at(0)).is_some());
     }
 
@@ -347,7 +321,7 @@ mod tests {
             assert!(!line.start_turn(9, Some(&next), at(0)).unwrap().last_of_run);
         }
         assert!(line.hand_on(3, &LIMITS, at(0), at(1)).is_none(), "this was the third turn in a row");
-        assert!(line.end_turn(3, at(0)));
+        assert!(line.end_turn(3, at(0)).is_some());
         assert!(line.start_turn(4, Some(&waiters[2]), at(0)).unwrap().last_of_run);
         assert!(line.hand_on(4, &LIMITS, at(0), at(1)).is_some(), "a new run has begun");
     }
@@ -356,7 +330,7 @@ mod tests {
     fn turns_that_are_not_handed_on_are_part_of_a_run_unless_others_had_the_lock_in_between() {
         for others in [false, true] {
             let (mut line, [second, _]) = line();
-            assert!(line.end_turn(1, at(0)));
+            assert!(line.end_turn(1, at(0)).is_some());
             assert!(!line.start_turn(2, Some(&second), at(0)).unwrap().last_of_run);
             let front = line.front.as_mut().unwrap();
             front.seen = others.then(|| Holder::new(b"theirs", None));
@@ -378,7 +352,7 @@ mod tests {
                 number += 1;
                 match next {
                     Some(next) => assert!(line.pass_on(number - 1, &next, number, GONE, at(0))),
-                    None => assert!(line.end_turn(number - 1, at(0))),
+                    None => assert!(line.end_turn(number - 1, at(0)).is_some()),
                 }
                 let first =
                     waiters.iter().find(|waiter| line.start_turn(number, Some(waiter), at(0)).is_some());

@@ -13,8 +13,10 @@ use parking_lot::{Mutex, MutexGuard};
 use crate::clock::Moment;
 use crate::hold::Hold;
 use crate::holder::Holder;
-use crate::line::{Line, Start, Waiter};
+use crate::line::{Line, Start};
 use crate::options::HandOn;
+use crate::run::Trace;
+use crate::waiter::Waiter;
 use crate::wish::{Handed, Wish};
 
 /// The lines of one manager.
@@ -28,6 +30,8 @@ struct Lines {
     by_name: HashMap<Arc<str>, Line>,
     /// Turns that were ever given.
     turns: u64,
+    /// The last line that came to its end.
+    last: Option<(Arc<str>, Trace)>,
 }
 
 /// The right to talk to Redis about a key, and the place of the hold that comes of it. Goes on when dropped.
@@ -130,7 +134,11 @@ impl Queue {
 
 impl Lines {
     fn line(&mut self, name: &Arc<str>) -> &mut Line {
-        self.by_name.entry(Arc::clone(name)).or_default()
+        let last = &self.last;
+        self.by_name.entry(Arc::clone(name)).or_insert_with(|| match last {
+            Some((of, trace)) if of == name => Line::after(trace, Moment::now()),
+            _ => Line::default(),
+        })
     }
 
     /// Gives the turn to `waiter`, or to one who comes from outside, if it is theirs.
@@ -233,12 +241,13 @@ impl Drop for Turn {
         let Some(line) = lines.by_name.get_mut(&self.name) else {
             return;
         };
-        if !line.end_turn(self.number, Moment::now()) {
+        let Some(ended) = line.end_turn(self.number, Moment::now()) else {
             return; // Passed by: the turn is somebody else's.
-        }
+        };
         let next = line.waiting.front().cloned();
         if next.is_none() {
             lines.by_name.remove(&self.name);
+            lines.last = ended.trace.map(|trace| (Arc::clone(&self.name), trace));
         }
         drop(lines);
         if let Some(next) = next {

@@ -1,5 +1,7 @@
 //! How long threads of one process go on handing a lock to each other, before other processes are let in.
 
+use std::time::Duration;
+
 use crate::clock::Moment;
 use crate::options::HandOn;
 
@@ -35,10 +37,32 @@ impl Run {
     }
 }
 
+/// A lock that was held for longer than this, and is wanted again within it, goes on with its run: a thread that takes it again and
+/// again would leave no time for others. (Shorter turns leave chances enough, and are not to cost more.)
+const AT_ONCE: Duration = Duration::from_millis(1);
+
+/// What is left of the last run when nobody stands in line any more.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Trace {
+    run: Run,
+    is_over: bool,
+    ended: Moment,
+}
+
+impl Trace {
+    /// Of a turn that began and ended then.
+    pub(crate) fn new(run: Run, is_over: bool, began: Moment, ended: Moment) -> Option<Trace> {
+        (ended.since(began) > AT_ONCE).then_some(Trace { run, is_over, ended })
+    }
+
+    /// The run that a turn which starts now goes on with, and whether it is over.
+    pub(crate) fn followed_at(&self, now: Moment) -> Option<(Run, bool)> {
+        (now.since(self.ended) < AT_ONCE).then_some((self.run, self.is_over))
+    }
+}
+
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
-
     use super::*;
 
     const LIMITS: HandOn = HandOn { turns: 3, time: Duration::from_millis(20) };
@@ -67,5 +91,15 @@ mod tests {
         }
         assert_eq!(seen, [1, 2, 4, 8, 16, 16]);
         assert!(!run.is_over(&LIMITS, at(319)) && run.is_over(&LIMITS, at(320)));
+    }
+
+    #[test]
+    fn a_run_goes_on_for_whoever_comes_back_at_once() {
+        let run = Run::new(at(0)).longer();
+        assert!(Trace::new(run, true, at(4), at(5)).is_none(), "not after a short turn");
+        let trace = Trace::new(run, true, at(3), at(5)).unwrap();
+        let (run, is_over) = trace.followed_at(at(5)).unwrap();
+        assert_eq!((run.turns, is_over), (2, true));
+        assert!(trace.followed_at(at(6)).is_none());
     }
 }

@@ -84,3 +84,24 @@ fn the_last_handle_goes_within_its_timeouts_though_a_listener_hears_nothing() {
     within(Duration::from_millis(600), "the last handle", || drop(locks));
     server.resume();
 }
+
+#[test]
+fn what_was_taken_for_a_thread_that_has_gone_is_deleted() {
+    let rig = Rig::with(|builder| builder.hand_on(64, LONG).response_timeout(Duration::from_millis(100)));
+    let key = unique_key("a");
+    let guard = rig.locks.lock(&key).expect("locks");
+    thread::scope(|scope| {
+        let waiter = scope.spawn(|| {
+            let taken = rig.locks.try_lock_for(&key, Duration::from_millis(250));
+            taken.expect("answers").is_some()
+        });
+        thread::sleep(Duration::from_millis(50)); // Until it is in line; if it is not, nothing is handed on.
+        // Each byte comes in time, but all of them do not.
+        let its_set = format!("SET lock:{key}");
+        rig.proxy.on(&its_set, Fault::ByteByByte(Duration::from_millis(70)));
+        assert_eq!(guard.unlock().expect("unlocks"), Unlocked::Released);
+        assert!(rig.tokens_sent(&key).len() > 1, "it was handed on");
+        assert!(!waiter.join().expect("no panic"), "its wait was over before");
+    });
+    eventually(SOON, "nobody's key is left", || rig.stands(&key).is_none());
+}
