@@ -123,6 +123,18 @@ fn row_25_a_copy_of_a_process_that_holds_nothing_has_no_manager() {
     fork("no");
 }
 
+/// Waits until nothing has been sent for a while: threads that were started a moment ago have said what they had to say.
+fn until_quiet(proxy: &Proxy) {
+    let (mut sent, mut since) = (0, Instant::now());
+    eventually(LONG, "it is quiet", || {
+        let now = proxy.log().len();
+        if now != sent {
+            (sent, since) = (now, Instant::now());
+        }
+        since.elapsed() > Duration::from_millis(200)
+    });
+}
+
 /// What the processes find is checked in the role; here, that the copy kept off the parent's connections.
 fn fork(holding: &str) {
     let server = Server::start();
@@ -135,6 +147,7 @@ fn fork(holding: &str) {
     child.expect_line("forking", LONG);
     let token = server.get("lock:a");
     assert_eq!(token.is_some(), holding == "yes");
+    until_quiet(&proxy);
     let (sent, connections) = (proxy.log_in_full(), proxy.connections_accepted());
     child.say("fork");
     let ended = child.expect_line("the copy", LONG);
