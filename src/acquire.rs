@@ -15,7 +15,7 @@ use crate::error::Error;
 use crate::hold::Since;
 use crate::holder::Holder;
 use crate::holds;
-use crate::key::Key;
+use crate::key::NOT_A_STRING;
 use crate::machine;
 use crate::queue::Turn;
 use crate::store::{Compared, Refusal, Trouble};
@@ -35,6 +35,9 @@ const LET_IN: Duration = Duration::from_micros(400);
 
 /// How long before the deadline a waiter looks for the last time.
 const LAST_LOOK: Duration = Duration::from_millis(500);
+
+/// An attempt that has less time than this before the deadline proves nothing.
+const FAIR_TRY: Duration = Duration::from_millis(100);
 
 /// How often a waiter looks whether the holder is dead, where that matters.
 const GLANCE: Duration = Duration::from_millis(50);
@@ -161,12 +164,13 @@ impl Claimant<'_> {
                     }
                     seen = holder.or(seen);
                 }
-                Ok(Answer::NotAString) => return Err(not_a_lock(self.bid.claim.key, NOT_A_STRING)),
+                Ok(Answer::NotAString) => return Err(self.bid.claim.key.not_a_lock(NOT_A_STRING)),
                 Err(trouble) => {
                     self.silent_since.get_or_insert(began);
                     self.troubles += 1;
                     if self.gives_up(&trouble) {
-                        return Err(self.give_up(trouble));
+                        let cut_short = seen.is_some() && self.is_cut_short(&trouble);
+                        return if cut_short { Ok(Outcome::Busy(seen)) } else { Err(self.give_up(trouble)) };
                     }
                     if let Trouble::Refused(refusal) = &trouble {
                         self.refusal = Some(refusal.clone());
@@ -214,7 +218,7 @@ impl Claimant<'_> {
             return Err(Error::WouldDeadlock { key: self.bid.claim.key.name().to_string() });
         }
         if holder.time_left().is_none() {
-            return Err(not_a_lock(self.bid.claim.key, &holder.to_string()));
+            return Err(self.bid.claim.key.not_a_lock(&holder.to_string()));
         }
         let of_this_process = holder.owner().is_some_and(|owner| owner.pid() == self.bid.claim.owner.pid());
         self.turn.saw(&holder, of_this_process);
@@ -375,6 +379,14 @@ impl Claimant<'_> {
             || (self.patience.once && self.troubles > 1)
     }
 
+    /// True where only the last attempts got no answer, and the deadline left them too little time for it to say anything of
+    /// Redis.
+    fn is_cut_short(&self, trouble: &Trouble) -> bool {
+        let now = Moment::now();
+        let silence = self.silent_since.map_or(Duration::ZERO, |since| now.since(since));
+        !matches!(trouble, Trouble::Refused(_)) && self.patience.deadline <= now && silence < FAIR_TRY
+    }
+
     fn give_up(&mut self, trouble: Trouble) -> Error {
         let action = format!("taking lock {:?}", self.bid.claim.key.name());
         // A last attempt that was cut short by the deadline says less than the refusal before it.
@@ -383,15 +395,5 @@ impl Claimant<'_> {
             other => self.refusal.take().map_or(other, Trouble::Refused),
         };
         self.bid.claim.store.error(action, cause)
-    }
-}
-
-pub(crate) const NOT_A_STRING: &str = "a value that is not a string";
-
-pub(crate) fn not_a_lock(key: &Key, found: &str) -> Error {
-    Error::NotALock {
-        key: key.name().to_string(),
-        redis_key: key.in_redis().to_owned(),
-        found: found.to_owned(),
     }
 }

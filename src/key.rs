@@ -7,6 +7,9 @@ use crate::error::Error;
 /// The longest key, in bytes. A lock's name is read by people; longer ones are data gone astray.
 pub(crate) const MAX_BYTES: usize = 64 * 1024;
 
+/// What `not_a_lock` found, where Redis does not say more.
+pub(crate) const NOT_A_STRING: &str = "a value that is not a string";
+
 /// A key that has been looked at and is fit to be sent.
 #[derive(Debug)]
 pub(crate) struct Key {
@@ -33,6 +36,15 @@ impl Key {
     /// Prefix and name: the key that Redis knows.
     pub(crate) fn in_redis(&self) -> &str {
         &self.in_redis
+    }
+
+    /// What stands there is no lock.
+    pub(crate) fn not_a_lock(&self, found: &str) -> Error {
+        Error::NotALock {
+            key: self.name.to_string(),
+            redis_key: self.in_redis.clone(),
+            found: found.to_owned(),
+        }
     }
 }
 

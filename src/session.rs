@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use log::{debug, warn};
 
-use crate::acquire::{NOT_A_STRING, Outcome, Patience, acquire, not_a_lock};
+use crate::acquire::{Outcome, Patience, acquire};
 use crate::bid::Claimed;
 use crate::clock::Moment;
 use crate::error::{Error, LostCause};
@@ -17,7 +17,7 @@ use crate::hold::Hold;
 use crate::holder::Holder;
 use crate::holds::{self, Held, Left};
 use crate::keeper::Keeper;
-use crate::key::Key;
+use crate::key::{Key, NOT_A_STRING};
 use crate::machine;
 use crate::options::{Lease, Options, Settings};
 use crate::owed::Leftover;
@@ -294,7 +294,7 @@ impl Session {
         match self.look("looking at", &key)? {
             Seen::Nothing => Ok(None),
             Seen::Somebody(holder) => Ok(Some(holder)),
-            Seen::NotAString => Err(not_a_lock(&key, NOT_A_STRING)),
+            Seen::NotAString => Err(key.not_a_lock(NOT_A_STRING)),
         }
     }
 
