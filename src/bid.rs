@@ -195,7 +195,7 @@ impl<'a> Bid<'a> {
         // anything sent later on this connection, and the token is done with.
         warn!(target: "relatch::acquire", "the answer for lock {:?} came after its lease: not taken", self.claim.key.name());
         let removal = connection.remove(self.claim.key.in_redis(), &self.token, deadline);
-        if removal.is_err() {
+        if removal.is_err() || self.astray_since.is_some() {
             self.owe();
         }
         self.start_over();

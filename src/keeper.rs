@@ -323,8 +323,9 @@ impl Desk {
         let (key, token) = (&leftover.redis_key, &leftover.token);
         match self.over_wire(wire, deadline, |connection| connection.remove(key, token, deadline)) {
             Ok(compared) => {
-                let over = self.work.lock().leases.owed().settle(leftover, compared == Compared::Done);
-                self.counters.late_releases.add(u64::from(over));
+                self.work.lock().leases.owed().settle(leftover);
+                let done = compared == Compared::Done || !leftover.stray;
+                self.counters.late_releases.add(u64::from(done));
             }
             Err(trouble) => {
                 debug!(target: "relatch::release", "a late release of {key:?}: {trouble:?}, trying again while its lease lasts");

@@ -17,7 +17,7 @@ pub(crate) struct Leftover {
     pub(crate) token: String,
     /// When Redis has certainly let go of it by itself.
     pub(crate) gone_by: Moment,
-    /// A `SET` of this token may yet be executed: that nothing stands there now is no end of it.
+    /// A `SET` of this token may yet be executed, perhaps not the only one: what is found there now, or not, is no end of it.
     pub(crate) stray: bool,
 }
 
@@ -64,13 +64,11 @@ impl Owed {
         remove
     }
 
-    /// A leftover was looked for, and was `found` or not: true where that is the end of it.
-    pub(crate) fn settle(&mut self, leftover: &Leftover, found: bool) -> bool {
-        let over = found || !leftover.stray;
-        if over {
+    /// A leftover was deleted, or not found. That is the end of it, unless it may come again.
+    pub(crate) fn settle(&mut self, leftover: &Leftover) {
+        if !leftover.stray {
             self.entries.retain(|entry| entry.leftover.token != leftover.token);
         }
-        over
     }
 }
 
@@ -87,12 +85,12 @@ mod tests {
     }
 
     #[test]
-    fn what_may_yet_come_is_looked_for_until_it_has_come() {
+    fn what_may_yet_come_is_looked_for_as_long_as_it_may() {
         let mut owed = Owed::default();
         owed.add(leftover(true), after(0));
-        assert!(!owed.settle(&leftover(true), false));
+        owed.settle(&leftover(true));
         assert_eq!(owed.take_due(owed.next()).len(), 1);
-        assert!(owed.settle(&leftover(true), true));
+        assert!(owed.take_due(after(500)).is_empty());
         assert_eq!(owed.next(), Moment::NEVER);
     }
 
@@ -107,7 +105,7 @@ mod tests {
         }
         assert_eq!(tries, 5);
         owed.add(leftover.clone(), after(0));
-        assert!(owed.settle(&leftover, false));
+        owed.settle(&leftover);
         assert_eq!(owed.next(), Moment::NEVER);
     }
 }
