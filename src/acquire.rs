@@ -28,7 +28,7 @@ const SHORTEST_PAUSE: Duration = Duration::from_micros(200);
 const GAP: Duration = Duration::from_micros(200);
 
 /// How long a waiter lets others go first who were woken with it.
-const GIVE_WAY: Duration = Duration::from_micros(300);
+const GIVE_WAY: Duration = Duration::from_micros(200);
 
 /// How long a process leaves the lock alone that has had it for many turns: longer than the gap, so that others come first.
 const LET_IN: Duration = Duration::from_micros(400);
@@ -309,9 +309,9 @@ impl Claimant<'_> {
     }
 
     /// Redis wakes those who wait always in the same order, that of their connections. So whoever has not been overtaken yet
-    /// lets others go first, one time in three: else the last of them would never have it, while two others take turns.
+    /// lets others go first, one time in four: else the last of them would never have it, while two others take turns.
     fn gives_way(&self) -> bool {
-        self.overtaken == 0 && rand::rng().random_ratio(1, 3)
+        self.overtaken == 0 && rand::rng().random_ratio(1, 4)
     }
 
     /// Sleeps until it is called, or so long, or until a holder has died that may be taken for dead: Redis does not tell of
