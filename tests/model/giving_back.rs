@@ -1,0 +1,75 @@
+//! A thread that gives the lock back, and hands it on.
+
+use crate::model::{Mutation, Protocol};
+use crate::state::{Command, Handed, Hold, Link, Release, State, Step, Token};
+
+impl Protocol {
+    /// Begins to release, with the wish of the next in line, if it is to be handed on.
+    pub(crate) fn release(state: &mut State, thread: usize, hold: Hold, wish: Option<Token>) {
+        // It has left the table: nobody reads what is said of a renewal.
+        state.leave(hold.renewal.map(|(_, link)| link).unwrap_or_default());
+        let mut link = Link::with(&[Command::Delete(hold.token)]);
+        link.commands.extend(wish.map(Command::Set));
+        state.steps[thread] = Step::Releasing(Release {
+            token: hold.token,
+            was_valid: hold.valid > 0,
+            stray: hold.stray,
+            maybe_done: false,
+            link: Some(link),
+            wish: wish.map(|token| (token, 0)),
+            handed: Handed::Nothing,
+        });
+    }
+
+    /// Tries once more, over another connection.
+    pub(crate) fn release_again(release: &mut Release) {
+        release.link = Some(Link::with(&[Command::Delete(release.token)]));
+    }
+
+    /// The answer to a release has come.
+    pub(crate) fn hear_release(&self, state: &mut State, thread: usize, mut release: Release) {
+        let said = release.link.take().unwrap_or_default().said;
+        if let Some((_, age)) = release.wish
+            && said.set
+        {
+            release.handed = Handed::Taken { age };
+        }
+        state.wrongly_released |= said.removed && !said.stood && !release.maybe_done;
+        self.finish_release(state, thread, &release, true);
+    }
+
+    /// The answer to a release does not come.
+    pub(crate) fn lose_release(release: &mut Release, link_stands: bool) -> Link {
+        let mut link = release.link.take().unwrap_or_default();
+        if let Some((wish, age)) = release.wish
+            && release.handed == Handed::Nothing
+        {
+            if link_stands {
+                link.commands.push(Command::Delete(wish));
+                release.handed = Handed::Spoilt;
+            } else {
+                release.handed = Handed::Astray { age };
+            }
+        }
+        release.maybe_done = true;
+        link
+    }
+
+    /// The release is over, answered or not: the next in line has what was handed on.
+    pub(crate) fn finish_release(&self, state: &mut State, thread: usize, release: &Release, answered: bool) {
+        if !answered || release.stray && !self.is(Mutation::ForgetsStrays) {
+            state.owe(release.token, release.stray);
+        }
+        state.steps[thread] = Step::Idle;
+        let Some((wish, _)) = release.wish else { return };
+        let mut peers = self.peers(thread);
+        if let Some(peer) = peers.find(|peer| state.steps[*peer] == Step::InLine(wish)) {
+            state.steps[peer] = Step::Called(wish, release.handed);
+            if release.handed == Handed::Spoilt && !self.is(Mutation::OwesNothing) {
+                state.owe(wish, true);
+            }
+        } else if !self.is(Mutation::OwesNothing) {
+            state.owe(wish, !matches!(release.handed, Handed::Taken { .. }));
+        }
+    }
+}

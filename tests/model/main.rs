@@ -1,0 +1,119 @@
+//! The lock protocol as a model, and every order of events in it, within bounds.
+//!
+//! This is not the code of the crate. It is its rules written down a second time, and what is shown here is shown of the rules.
+//!
+//! # What is in it
+//!
+//! One key in Redis, with a lease of three ticks, of which a holder trusts two. Commands are executed one at a time, in order per
+//! connection, with anything in between. An answer may come at any time after that, or get lost, with or without its connection. What
+//! was sent over a connection that nobody reads any more is executed at any time later, or never. Time passes at any moment, and a
+//! thread's clock may miss a tick. A thread bids with `SET` and `GET` as `bid` does, gives up, holds, is renewed, releases, tries
+//! again after a lost answer or leaves it at that, and hands the lock on to the next in line of its process as `release` and `line`
+//! do. The keeper of a process looks for what is owed once a tick, and is always answered.
+//!
+//! # What is not
+//!
+//! - Bounds: two or three threads, one or two tokens each, one or two lost answers, one renewal, one missed tick.
+//! - `SET` without a look, the listener and what it asks for sleepers, the pauses, deadlines as such (a thread gives up whenever it
+//!   likes), the pool, `extend`, `reclaim_dead`, `force_unlock`, refusals, forks, and a Redis that forgets.
+//! - What is only promised if things go on: that somebody gets the lock in the end. Nothing here says so.
+//! - An answer after its lease: the removal is written behind it and is owed as well. The program owes it only if the removal is not
+//!   answered, or another `SET` of the token went astray.
+//! - A `SET` that is executed when the lease it asks for would have been over for long: nobody looks for it any more.
+//!
+//! Each rule is also broken once, to see that the model notices.
+mod client;
+mod giving_back;
+mod model;
+mod server;
+mod state;
+
+use std::time::Instant;
+
+use stateright::{Checker, HasDiscoveries, Model};
+
+use model::{EXCLUSION, Mutation, NO_KEY_LEFT, NOT_HIMSELF, PROMPT, Protocol, RELEASED};
+use state::Budget;
+
+/// Two processes of one thread each.
+fn two(nonces: u8, losses: u8, renewals: u8, missed: u8) -> Protocol {
+    let budget = Budget { losses, renewals, missed };
+    Protocol { threads: vec![0, 1], nonces, budget, mutation: None }
+}
+
+/// A process of one thread, and somebody else.
+fn one(nonces: u8, losses: u8) -> Protocol {
+    Protocol { threads: vec![0, PROMPT], ..two(nonces, losses, 0, 0) }
+}
+
+/// A process of two threads, and somebody else.
+fn a_pair(nonces: u8, losses: u8, renewals: u8) -> Protocol {
+    let budget = Budget { losses, renewals, missed: 0 };
+    Protocol { threads: vec![0, 0, PROMPT], nonces, budget, mutation: None }
+}
+
+fn check(protocol: &Protocol) {
+    let start = Instant::now();
+    let checker = protocol.clone().checker().threads(2).spawn_bfs().join();
+    println!(
+        "{} states, {} steps deep, in {:.1?}: {protocol:?}",
+        checker.unique_state_count(),
+        checker.max_depth(),
+        start.elapsed()
+    );
+    checker.assert_properties();
+}
+
+fn caught(protocol: Protocol, mutation: Mutation, by: &'static str) {
+    let start = Instant::now();
+    let protocol = Protocol { mutation: Some(mutation), ..protocol };
+    let wanted = HasDiscoveries::AnyOf([by].into());
+    let checker = protocol.checker().threads(2).finish_when(wanted).spawn_bfs().join();
+    println!("{mutation:?}: {} states in {:.1?}", checker.unique_state_count(), start.elapsed());
+    let path = checker.discovery(by).expect("the mutation is caught");
+    println!("  {:?}", path.into_actions());
+}
+
+#[test]
+fn the_protocol_keeps_its_properties() {
+    check(&two(1, 1, 1, 1));
+    check(&two(1, 2, 0, 0));
+    check(&Protocol { threads: vec![0, PROMPT], ..two(2, 1, 1, 1) });
+    check(&Protocol { threads: vec![0, 1, 2], ..two(1, 0, 0, 0) });
+    check(&a_pair(1, 1, 0));
+}
+
+#[test]
+#[ignore = "takes half a minute"]
+fn the_protocol_keeps_its_properties_within_wider_bounds() {
+    check(&two(2, 1, 0, 0));
+    check(&a_pair(1, 1, 1));
+    check(&a_pair(1, 2, 0));
+}
+
+macro_rules! mutants {
+    ($($name:ident: $bounds:expr, $mutation:ident, $by:expr;)*) => {
+        $(#[test]
+        fn $name() {
+            caught($bounds, Mutation::$mutation, $by);
+        })*
+    };
+}
+
+mutants! {
+    a_model_without_counting_from_the_send_is_caught: two(1, 0, 0, 0), CountsFromTheAnswer, EXCLUSION;
+    a_handed_lock_that_counts_from_the_answer_is_caught: a_pair(1, 0, 0), CountsHandedFromTheAnswer, EXCLUSION;
+    a_model_without_margin_is_caught: two(1, 0, 0, 1), NoMargin, EXCLUSION;
+    a_model_without_nonces_is_caught: one(2, 1), NoNonce, EXCLUSION;
+    a_model_without_comparing_is_caught: two(2, 0, 0, 0), DeletesWithoutComparing, EXCLUSION;
+    a_model_without_comparing_is_caught_by_what_it_says: two(2, 0, 0, 0), DeletesWithoutComparing, RELEASED;
+    a_flag_instead_of_the_clock_is_caught: two(1, 0, 0, 0), TrustsAFlag, EXCLUSION;
+    a_token_that_is_used_after_its_clean_up_is_caught: one(1, 2), ReusesItsToken, EXCLUSION;
+    a_spoilt_token_that_is_used_is_caught: a_pair(1, 1, 0), UsesASpoiltToken, EXCLUSION;
+    a_clean_up_over_another_connection_is_caught: two(1, 2, 0, 0), CleansUpElsewhere, NO_KEY_LEFT;
+    a_renewal_that_creates_a_key_is_caught: two(1, 1, 1, 0), RenewalCreates, NO_KEY_LEFT;
+    a_model_without_looking_is_caught: two(1, 1, 0, 0), NeverLooks, NOT_HIMSELF;
+    a_model_without_debts_is_caught: two(1, 1, 0, 0), OwesNothing, NO_KEY_LEFT;
+    a_release_that_forgets_a_stray_is_caught: two(1, 1, 0, 0), ForgetsStrays, NO_KEY_LEFT;
+    a_debt_that_ends_with_a_find_is_caught: two(1, 1, 0, 0), TakesAFindForTheEnd, NO_KEY_LEFT;
+}

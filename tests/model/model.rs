@@ -1,0 +1,345 @@
+//! What can happen next, and what must hold whatever happens.
+
+use stateright::{Model, Property};
+
+use crate::state::{Budget, How, Link, Release, State, Step, Token};
+
+/// A part of the protocol that is left out or done wrongly.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Mutation {
+    CountsFromTheAnswer,
+    CountsHandedFromTheAnswer,
+    NoMargin,
+    NoNonce,
+    DeletesWithoutComparing,
+    TrustsAFlag,
+    ReusesItsToken,
+    UsesASpoiltToken,
+    CleansUpElsewhere,
+    RenewalCreates,
+    NeverLooks,
+    OwesNothing,
+    ForgetsStrays,
+    /// That a leftover was found is taken for proof that no other `SET` of its token is under way.
+    TakesAFindForTheEnd,
+}
+
+/// The protocol, within bounds.
+#[derive(Clone, Debug)]
+pub(crate) struct Protocol {
+    /// The process of each thread.
+    pub(crate) threads: Vec<u8>,
+    /// How many tokens a thread may use.
+    pub(crate) nonces: u8,
+    pub(crate) budget: Budget,
+    pub(crate) mutation: Option<Mutation>,
+}
+
+/// The process of a thread whose commands are executed and answered at once: somebody else, of whom nothing is to be shown.
+pub(crate) const PROMPT: u8 = 9;
+
+/// A connection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum At {
+    Own(usize),
+    Keeper(usize),
+    Stray(usize),
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Action {
+    Start(usize),
+    TakeTurn(usize),
+    Attempt(usize),
+    GiveUp(usize),
+    Renew(usize),
+    Release(usize, Option<Token>),
+    ReleaseAgain(usize),
+    ReleaseUnconfirmed(usize),
+    Execute(At),
+    Hear(At),
+    Lose(At, bool),
+    Tick(Option<usize>),
+}
+
+impl Protocol {
+    pub(crate) fn is(&self, mutation: Mutation) -> bool {
+        self.mutation == Some(mutation)
+    }
+
+    /// The other threads of its process.
+    pub(crate) fn peers(&self, thread: usize) -> impl Iterator<Item = usize> + use<'_> {
+        (0..self.threads.len())
+            .filter(move |peer| *peer != thread && self.threads[*peer] == self.threads[thread])
+    }
+
+    /// Nobody of its process keeps the thread in line.
+    fn is_open(&self, state: &State, thread: usize) -> bool {
+        self.peers(thread).all(|peer| match &state.steps[peer] {
+            Step::Idle | Step::InLine(_) => true,
+            Step::Called(..) | Step::Bidding(_) => false,
+            Step::Holding(hold) => hold.valid == 0,
+            Step::Releasing(release) => release.wish.is_none(),
+        })
+    }
+
+    fn actions_of(&self, state: &State, thread: usize, actions: &mut Vec<Action>) {
+        match &state.steps[thread] {
+            Step::Idle if state.nonces[thread] < self.nonces => actions.push(Action::Start(thread)),
+            Step::Idle => {}
+            Step::InLine(_) => {
+                actions.push(Action::GiveUp(thread));
+                if self.is_open(state, thread) {
+                    actions.push(Action::TakeTurn(thread));
+                }
+            }
+            Step::Called(..) => actions.push(Action::TakeTurn(thread)),
+            Step::Bidding(bid) if bid.sent.is_none() => {
+                actions.extend([Action::Attempt(thread), Action::GiveUp(thread)]);
+            }
+            Step::Bidding(bid) => wire(state, At::Own(thread), bid.link.as_ref(), actions),
+            Step::Holding(hold) => {
+                let waiting = self.peers(thread).find_map(|peer| match state.steps[peer] {
+                    Step::InLine(wish) => Some(wish),
+                    _ => None,
+                });
+                actions.push(Action::Release(thread, None));
+                actions.extend(waiting.map(|wish| Action::Release(thread, Some(wish))));
+                if hold.renewal.is_none() && hold.valid > 0 && state.budget.renewals > 0 {
+                    actions.push(Action::Renew(thread));
+                }
+                wire(state, At::Keeper(thread), hold.renewal.as_ref().map(|(_, link)| link), actions);
+            }
+            Step::Releasing(Release { link: None, .. }) => {
+                actions.extend([Action::ReleaseAgain(thread), Action::ReleaseUnconfirmed(thread)]);
+            }
+            Step::Releasing(release) => wire(state, At::Own(thread), release.link.as_ref(), actions),
+        }
+    }
+
+    fn execute_at(&self, state: &mut State, at: At) {
+        let link = match at {
+            At::Stray(number) => {
+                let mut link = state.strays.remove(number);
+                self.execute(&mut state.key, &mut link);
+                return state.leave(link);
+            }
+            At::Own(thread) | At::Keeper(thread) => match &mut state.steps[thread] {
+                Step::Bidding(bid) => bid.link.as_mut(),
+                Step::Holding(hold) => hold.renewal.as_mut().map(|(_, link)| link),
+                Step::Releasing(release) => release.link.as_mut(),
+                Step::Idle | Step::InLine(_) | Step::Called(..) => None,
+            },
+        };
+        if let Some(link) = link {
+            self.execute(&mut state.key, link);
+        }
+    }
+
+    fn hear(&self, state: &mut State, at: At) {
+        let (At::Own(thread) | At::Keeper(thread) | At::Stray(thread)) = at;
+        match &mut state.steps[thread] {
+            Step::Holding(hold) => self.hear_renewal(hold),
+            Step::Bidding(bid) => {
+                let bid = bid.clone();
+                self.hear_attempt(state, thread, bid);
+            }
+            Step::Releasing(release) => {
+                let release = release.clone();
+                self.hear_release(state, thread, release);
+            }
+            Step::Idle | Step::InLine(_) | Step::Called(..) => {}
+        }
+    }
+
+    fn lose(&self, state: &mut State, at: At, link_stands: bool) {
+        state.budget.losses -= 1;
+        let (At::Own(thread) | At::Keeper(thread) | At::Stray(thread)) = at;
+        match &mut state.steps[thread] {
+            Step::Holding(hold) => {
+                let link = hold.renewal.take().map(|(_, link)| link).unwrap_or_default();
+                state.leave(link);
+            }
+            Step::Bidding(bid) => {
+                let bid = bid.clone();
+                self.lose_attempt(state, thread, bid, link_stands);
+            }
+            Step::Releasing(release) => {
+                let link = Protocol::lose_release(release, link_stands);
+                state.leave(link);
+            }
+            Step::Idle | Step::InLine(_) | Step::Called(..) => {}
+        }
+    }
+
+    /// Executes what the thread has sent, and hears the answer.
+    fn be_prompt(&self, state: &mut State, thread: usize) {
+        let mut next = Vec::new();
+        loop {
+            next.clear();
+            self.actions_of(state, thread, &mut next);
+            match next.first() {
+                Some(Action::Execute(at)) => self.execute_at(state, *at),
+                Some(Action::Hear(at)) => self.hear(state, *at),
+                _ => return,
+            }
+        }
+    }
+
+    fn act(&self, state: &mut State, thread: usize, action: Action) {
+        match (action, &mut state.steps[thread]) {
+            (Action::Start(_), _) => self.start(state, thread),
+            (Action::TakeTurn(_), _) => self.take_turn(state, thread),
+            (Action::GiveUp(_), _) => self.give_up(state, thread),
+            (Action::Attempt(_), Step::Bidding(bid)) => self.attempt(bid),
+            (Action::Renew(_), Step::Holding(hold)) => {
+                state.budget.renewals -= 1;
+                Protocol::renew(hold);
+            }
+            (Action::Release(_, wish), Step::Holding(hold)) => {
+                let hold = hold.clone();
+                Protocol::release(state, thread, hold, wish);
+            }
+            (Action::ReleaseAgain(_), Step::Releasing(release)) => Protocol::release_again(release),
+            (Action::ReleaseUnconfirmed(_), Step::Releasing(release)) => {
+                let release = release.clone();
+                self.finish_release(state, thread, &release, false);
+            }
+            _ => {}
+        }
+    }
+}
+
+/// What can happen to a batch whose answer is awaited.
+fn wire(state: &State, at: At, link: Option<&Link>, actions: &mut Vec<Action>) {
+    let Some(link) = link else { return };
+    actions.push(if link.commands.is_empty() { Action::Hear(at) } else { Action::Execute(at) });
+    if state.budget.losses > 0 {
+        actions.push(Action::Lose(at, false));
+        if matches!(at, At::Own(_)) {
+            actions.push(Action::Lose(at, true));
+        }
+    }
+}
+
+impl Model for Protocol {
+    type State = State;
+    type Action = Action;
+
+    fn init_states(&self) -> Vec<State> {
+        vec![State {
+            key: None,
+            steps: vec![Step::Idle; self.threads.len()],
+            nonces: vec![0; self.threads.len()],
+            strays: Vec::new(),
+            owed: Vec::new(),
+            budget: self.budget.clone(),
+            wrongly_released: false,
+        }]
+    }
+
+    fn actions(&self, state: &State, actions: &mut Vec<Action>) {
+        for thread in 0..self.threads.len() {
+            self.actions_of(state, thread, actions);
+        }
+        actions.extend((0..state.strays.len()).map(|number| Action::Execute(At::Stray(number))));
+        actions.push(Action::Tick(None));
+        if state.budget.missed > 0 {
+            let holding = |thread: &usize| state.steps[*thread] != Step::Idle;
+            actions.extend((0..self.threads.len()).filter(holding).map(|thread| Action::Tick(Some(thread))));
+        }
+    }
+
+    fn next_state(&self, last: &State, action: Action) -> Option<State> {
+        let mut state = last.clone();
+        match action {
+            Action::Execute(at) => self.execute_at(&mut state, at),
+            Action::Hear(at) => self.hear(&mut state, at),
+            Action::Lose(at, link_stands) => self.lose(&mut state, at, link_stands),
+            Action::Tick(missed_by) => {
+                state.budget.missed -= u8::from(missed_by.is_some());
+                self.tick(&mut state, missed_by);
+            }
+            Action::Start(thread)
+            | Action::TakeTurn(thread)
+            | Action::Attempt(thread)
+            | Action::GiveUp(thread)
+            | Action::Renew(thread)
+            | Action::Release(thread, _)
+            | Action::ReleaseAgain(thread)
+            | Action::ReleaseUnconfirmed(thread) => {
+                self.act(&mut state, thread, action);
+                if self.threads[thread] == PROMPT {
+                    self.be_prompt(&mut state, thread);
+                }
+            }
+        }
+        // A mutant may use a token again, or create a key without `SET`: then nothing is void.
+        if self.mutation.is_none() {
+            state.forget_what_is_void();
+        }
+        (state != *last).then_some(state)
+    }
+
+    fn properties(&self) -> Vec<Property<Protocol>> {
+        let mut properties = vec![
+            Property::always(EXCLUSION, |_, state| believers(state) <= 1),
+            Property::always(RELEASED, |_, state: &State| !state.wrongly_released),
+            Property::always(NOT_HIMSELF, |_, state| !somebody_waits_for_himself(state)),
+            Property::always(NO_KEY_LEFT, |_, state: &State| {
+                state.key.is_none_or(|(token, _)| is_known(state, token))
+            }),
+        ];
+        if self.budget.losses > 0 {
+            let recovered = |_: &Protocol, state: &State| came_by_it(state, How::Found);
+            properties.push(Property::sometimes("a lost answer is recovered", recovered));
+        }
+        if self.threads.iter().enumerate().any(|(thread, _)| self.peers(thread).next().is_some()) {
+            properties.push(Property::sometimes("a lock is handed on", |_, state: &State| {
+                came_by_it(state, How::HandedOn)
+            }));
+        }
+        let held = [("the first holds", 0), ("the second holds", 1), ("the third holds", 2)];
+        let conditions: [fn(&Protocol, &State) -> bool; 3] =
+            [|_, state| holds(state, 0), |_, state| holds(state, 1), |_, state| holds(state, 2)];
+        for (name, thread) in held.into_iter().take(self.threads.len()) {
+            properties.push(Property::sometimes(name, conditions[thread]));
+        }
+        properties
+    }
+}
+
+pub(crate) const EXCLUSION: &str = "at most one thread believes that it holds the lock";
+pub(crate) const RELEASED: &str = "what is released at the first answer stood there";
+pub(crate) const NOT_HIMSELF: &str = "nobody waits for himself";
+pub(crate) const NO_KEY_LEFT: &str = "whatever stands in Redis is known to somebody";
+
+fn holds(state: &State, thread: usize) -> bool {
+    matches!(&state.steps[thread], Step::Holding(hold) if hold.valid > 0)
+}
+
+fn came_by_it(state: &State, how: How) -> bool {
+    state.steps.iter().any(|step| matches!(step, Step::Holding(hold) if hold.how == how))
+}
+
+fn believers(state: &State) -> usize {
+    (0..state.steps.len()).filter(|thread| holds(state, *thread)).count()
+}
+
+/// A thread takes its token for one that Redis knows nothing of, and it stands there.
+fn somebody_waits_for_himself(state: &State) -> bool {
+    let Some((found, _)) = state.key else { return false };
+    state.steps.iter().any(|step| match step {
+        Step::Bidding(bid) => {
+            let settled = bid.sent.is_none() && bid.open.is_none() && bid.astray.is_none();
+            settled && bid.token == found
+        }
+        _ => false,
+    })
+}
+
+/// Somebody uses the token, or owes it, or has left it to its lease; or its removal is on its way, behind it.
+fn is_known(state: &State, token: Token) -> bool {
+    state.steps.iter().any(|step| step.uses(token))
+        || state.owed.iter().any(|leftover| leftover.token == token)
+}
