@@ -106,7 +106,7 @@ fn a_script_that_redis_forgets_again_and_again_is_no_trouble() {
 }
 
 /// Starts a thread that waits for a lock behind another of this process, and then does something with it.
-fn behind<'s, T: Send + 's>(
+pub(crate) fn behind<'s, T: Send + 's>(
     scope: &'s Scope<'s, '_>,
     body: impl FnOnce() -> T + Send + 's,
 ) -> ScopedJoinHandle<'s, T> {

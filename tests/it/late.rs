@@ -5,8 +5,10 @@ use std::time::{Duration, Instant};
 
 use relatch::{LockManager, Unlocked};
 
+use crate::handing::behind;
 use crate::network::{LONG, Rig, SOON};
 use crate::support::{Fault, Server, eventually, unique_key, within};
+use crate::waiting::asleep;
 
 /// Longer than the managers of a rig wait for an answer.
 const TOO_LATE: Duration = Duration::from_millis(1500);
@@ -19,9 +21,8 @@ fn a_release_that_is_held_up_hands_on_nothing_that_nobody_has() {
         let guard = rig.locks.lock(&key).expect("locks");
         thread::scope(|scope| {
             for _ in 0..threads {
-                scope.spawn(|| drop(rig.locks.lock(&key).expect("its turn comes")));
+                behind(scope, || drop(rig.locks.lock(&key).expect("its turn comes")));
             }
-            thread::sleep(Duration::from_millis(100)); // Until they are in line; if they are not, this shows less.
             rig.proxy.on(&format!("EVALSHA * 1 lock:{key}"), Fault::DelayCommand(TOO_LATE));
             let _ = guard.unlock();
         });
@@ -42,8 +43,8 @@ fn whoever_passed_by_a_hold_is_woken_by_its_release() {
             drop(locks.lock("a").expect("locks"));
             Instant::now()
         });
-        eventually(LONG, "the hold is over, and passed by", || !guard.is_valid() && server.calls("pttl") > 2);
-        thread::sleep(Duration::from_millis(50)); // Until the waiter is asleep; if it is not, this shows less.
+        eventually(LONG, "the hold is over", || !guard.is_valid());
+        asleep(&server, 1);
         let released = Instant::now();
         let _ = guard.unlock();
         let had = waiter.join().expect("no panic");
@@ -91,11 +92,10 @@ fn what_was_taken_for_a_thread_that_has_gone_is_deleted() {
     let key = unique_key("a");
     let guard = rig.locks.lock(&key).expect("locks");
     thread::scope(|scope| {
-        let waiter = scope.spawn(|| {
+        let waiter = behind(scope, || {
             let taken = rig.locks.try_lock_for(&key, Duration::from_millis(250));
             taken.expect("answers").is_some()
         });
-        thread::sleep(Duration::from_millis(50)); // Until it is in line; if it is not, nothing is handed on.
         // Each byte comes in time, but all of them do not.
         let its_set = format!("SET lock:{key}");
         rig.proxy.on(&its_set, Fault::ByteByByte(Duration::from_millis(70)));
