@@ -15,7 +15,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
-use scheduled_thread_pool::ScheduledThreadPool;
+use scheduled_thread_pool::{OnPoolDropBehavior, ScheduledThreadPool};
 
 use crate::clock::Moment;
 use crate::store::address::Address;
@@ -41,7 +41,11 @@ pub(super) struct Pool {
 
 impl Pool {
     pub(super) fn new(address: Address, size: u32, connect_timeout: Duration) -> Pool {
-        let worker = ScheduledThreadPool::builder().num_threads(1).thread_name_pattern("relatch-pool-{}");
+        // Its thread ends with the pool, and not with the next of r2d2's rounds, which are half a minute apart.
+        let worker = ScheduledThreadPool::builder()
+            .num_threads(1)
+            .on_drop_behavior(OnPoolDropBehavior::DiscardPendingScheduled)
+            .thread_name_pattern("relatch-pool-{}");
         let slots = r2d2::Pool::builder()
             .max_size(size)
             .min_idle(Some(0))

@@ -17,6 +17,7 @@ use std::time::{Duration, Instant};
 
 use parking_lot::{Condvar, Mutex};
 
+use super::journal::Open;
 use super::proxy::{Fault, Shared, Verdict};
 use super::resp::{Splitter, is_unsolicited, replies_to, words};
 
@@ -37,6 +38,8 @@ struct Lane {
     server: Option<Arc<TcpStream>>,
     expected: VecDeque<Expected>,
     replies: VecDeque<Vec<u8>>,
+    /// The places in the journal that the server's next replies belong to.
+    open: VecDeque<Open>,
     server_ended: bool,
     closed: bool,
 }
@@ -134,6 +137,8 @@ impl Link {
             return false;
         };
         // Before the command, whose reply may be here sooner than this thread.
+        let mut open = shared.journal().note(words);
+        self.lane.lock().open.extend((0..replies_to(words)).map(|_| open.take()));
         self.expect((0..replies_to(words)).map(|_| Expected::Reply(fault.take())));
         // If it cannot be written, then `down` finds the same and ends the connection.
         let _ = (&*server).write_all(command);
@@ -154,7 +159,7 @@ impl Link {
         }
         lane.server = Some(Arc::clone(&server));
         let (link, from) = (Arc::clone(self), Arc::clone(&server));
-        shared.spawn("proxy-down", move |_| link.pump_down(&from));
+        shared.spawn("proxy-down", move |shared| link.pump_down(&from, shared));
         Some(server)
     }
 
@@ -173,12 +178,19 @@ impl Link {
     }
 
     /// Server to queue, until the server ends its side.
-    fn pump_down(&self, mut server: &TcpStream) {
+    fn pump_down(&self, mut server: &TcpStream, shared: &Shared) {
         let mut splitter = Splitter::default();
         let mut buffer = [0; 16 * 1024];
         while let Ok(read @ 1..) = server.read(&mut buffer) {
             splitter.push(&buffer[..read]);
-            self.lane.lock().replies.extend(splitter.by_ref());
+            let mut lane = self.lane.lock();
+            for reply in splitter.by_ref() {
+                if !is_unsolicited(&reply) {
+                    shared.journal().answer(lane.open.pop_front().flatten(), &reply);
+                }
+                lane.replies.push_back(reply);
+            }
+            drop(lane);
             self.changed.notify_all();
         }
         self.lane.lock().server_ended = true;

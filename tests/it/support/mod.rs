@@ -19,6 +19,7 @@ use rand::RngExt;
 use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, kill_process, waitid};
 
 mod child;
+mod journal;
 mod link;
 mod proxy;
 mod resp;
@@ -26,6 +27,7 @@ mod server;
 mod shim;
 
 pub(crate) use self::child::{Child, role};
+pub(crate) use self::journal::{Deed, now};
 pub(crate) use self::proxy::{Fault, Proxy};
 pub(crate) use self::server::Server;
 pub(crate) use self::shim::compile_shim;

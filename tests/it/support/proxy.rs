@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 
 use parking_lot::{Condvar, Mutex};
 
+use super::journal::{Deed, Journal};
 use super::link::Link;
 use super::{eventually, listen};
 
@@ -70,6 +71,7 @@ pub(crate) struct Shared {
     accepted: AtomicU64,
     rules: Mutex<Vec<Rule>>,
     seen: Mutex<Vec<Vec<String>>>,
+    journal: Journal,
     fired: Mutex<u64>,
     fired_changed: Condvar,
     links: Mutex<Vec<Weak<Link>>>,
@@ -107,6 +109,7 @@ impl Proxy {
             accepted: AtomicU64::new(0),
             rules: Mutex::default(),
             seen: Mutex::default(),
+            journal: Journal::default(),
             fired: Mutex::new(0),
             fired_changed: Condvar::new(),
             links: Mutex::default(),
@@ -205,6 +208,11 @@ impl Proxy {
         self.shared.seen.lock().clone()
     }
 
+    /// What the server was sent since the start that can change a lock, and what it answered.
+    pub(crate) fn journal(&self) -> Vec<Deed> {
+        self.shared.journal.deeds()
+    }
+
     /// How often a fault has happened since the start.
     pub(crate) fn fired(&self) -> u64 {
         *self.shared.fired.lock()
@@ -279,6 +287,11 @@ impl Shared {
     /// The port of the server.
     pub(crate) fn target(&self) -> u16 {
         self.target
+    }
+
+    /// Where is noted what the server is asked.
+    pub(crate) fn journal(&self) -> &Journal {
+        &self.journal
     }
 
     /// Whether nothing passes.

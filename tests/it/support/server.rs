@@ -34,6 +34,7 @@ const ANSWER: Duration = Duration::from_secs(5);
 pub(crate) struct Server {
     port: u16,
     args: Vec<String>,
+    env: Vec<(String, String)>,
     process: Mutex<Child>,
     private: Mutex<Option<Connection>>,
     dir: TempDir,
@@ -49,15 +50,22 @@ impl Server {
     ///
     /// Given `--requirepass`, the private connection uses that password; [`url`](Self::url) does not contain it.
     pub(crate) fn with(args: &[&str]) -> Self {
+        Self::in_env(args, &[])
+    }
+
+    /// The same, with further environment variables.
+    pub(crate) fn in_env(args: &[&str], env: &[(&str, &str)]) -> Self {
+        let env: Vec<_> = env.iter().map(|&(name, value)| (name.to_owned(), value.to_owned())).collect();
         loop {
             let dir = TempDir::new().expect("a temporary directory");
             let port = listen().local_addr().expect("a bound listener").port();
             let args: Vec<String> = args.iter().map(|&arg| arg.to_owned()).collect();
             let server = Self {
                 port,
-                process: Mutex::new(spawn(port, dir.path(), &args)),
+                process: Mutex::new(spawn(port, dir.path(), &args, &env)),
                 private: Mutex::new(None),
                 args,
+                env: env.clone(),
                 dir,
             };
             if server.becomes_ready() {
@@ -209,7 +217,7 @@ impl Server {
     /// it answers. With data to load, the first answers may be `LOADING` errors.
     pub(crate) fn restart(&self) {
         self.kill();
-        *self.process.lock() = spawn(self.port, self.dir.path(), &self.args);
+        *self.process.lock() = spawn(self.port, self.dir.path(), &self.args, &self.env);
         assert!(self.becomes_ready(), "port {} was taken", self.port);
     }
 
@@ -275,7 +283,7 @@ impl Drop for Server {
     }
 }
 
-fn spawn(port: u16, dir: &Path, args: &[String]) -> Child {
+fn spawn(port: u16, dir: &Path, args: &[String], env: &[(String, String)]) -> Child {
     for program in PROGRAMS {
         let log = File::create(dir.join("log")).expect("a log file");
         let spawned = Command::new(program)
@@ -284,6 +292,7 @@ fn spawn(port: u16, dir: &Path, args: &[String]) -> Child {
             .args(["--enable-debug-command", "yes", "--dir"])
             .arg(dir)
             .args(args)
+            .envs(env.iter().map(|(name, value)| (name, value)))
             .stdin(Stdio::null())
             .stdout(log.try_clone().expect("a second handle of the log"))
             .stderr(log)

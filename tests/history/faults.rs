@@ -1,0 +1,247 @@
+//! The weather: what goes wrong while the workers work, by a seed.
+
+use std::fs;
+use std::path::PathBuf;
+use std::thread;
+use std::time::Duration;
+
+use rand::RngExt;
+use rand::rngs::StdRng;
+use tempfile::TempDir;
+
+use crate::roles::{ANSWER, WAIT};
+use crate::support::{Child, Fault, Proxy, Server, compile_shim, now};
+
+/// How many processes take locks.
+const PROCESSES: u64 = 3;
+
+/// Longer than a process takes to start, and to finish what it is at.
+const LONG: Duration = Duration::from_secs(30);
+
+/// The file with what the server's clock is ahead.
+const AHEAD: &str = "ahead";
+
+/// What goes wrong, over and over.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Weather {
+    /// Commands and replies are held up, now and then for longer than the lease.
+    Delays,
+    /// Commands and replies are lost.
+    Losses,
+    /// Connections end, before, in the middle of and instead of a reply.
+    Cuts,
+    /// Nothing passes for a while.
+    BlackHoles,
+    /// The server is stopped, and goes on.
+    Pauses,
+    /// The server is killed, and started again without its keys.
+    Restarts,
+    /// A process is stopped, and goes on.
+    Stops,
+    /// A process is killed.
+    Kills,
+    /// Keys are evicted, deleted, flushed, replaced.
+    Evictions,
+    /// The server's clock steps.
+    Clocks,
+}
+
+impl Weather {
+    /// The server itself gives locks away.
+    pub(crate) fn gives_away(self) -> bool {
+        matches!(self, Weather::Restarts | Weather::Evictions | Weather::Clocks)
+    }
+
+    /// Long enough, where locks are given away, that being told is not the same as the end of the lease.
+    pub(crate) fn lease(self) -> Duration {
+        Duration::from_millis(if self.gives_away() { 3000 } else { 300 })
+    }
+}
+
+/// Workers, a proxy, a server, and what happens to them.
+pub(crate) struct Scene {
+    weather: Weather,
+    rng: StdRng,
+    pub(crate) server: Server,
+    pub(crate) proxy: Proxy,
+    workers: Vec<Child>,
+    seeds: u64,
+    pub(crate) records: TempDir,
+    /// Where it is written how many seconds the server's clock is ahead.
+    clock: TempDir,
+    pub(crate) stops: Vec<(u32, Duration, Duration)>,
+    pub(crate) faults: u64,
+}
+
+impl Scene {
+    pub(crate) fn new(weather: Weather, mut rng: StdRng) -> Scene {
+        let [records, clock] = [(); 2].map(|()| TempDir::new().expect("a temporary directory"));
+        let server = if weather == Weather::Clocks {
+            let path = |path: PathBuf| path.to_str().expect("UTF-8").to_owned();
+            let shim = path(compile_shim("wall_clock", clock.path()));
+            let ahead = path(clock.path().join(AHEAD));
+            Server::in_env(&[], &[("LD_PRELOAD", &shim), ("WALL_CLOCK_OFFSET", &ahead)])
+        } else {
+            Server::start()
+        };
+        let proxy = Proxy::start(server.port());
+        let seeds = rng.random();
+        let (workers, stops) = (Vec::new(), Vec::new());
+        let mut scene =
+            Scene { weather, rng, server, proxy, workers, seeds, records, clock, stops, faults: 0 };
+        for _ in 0..PROCESSES {
+            scene.add_worker();
+        }
+        for worker in &scene.workers {
+            worker.expect_line("ready", LONG);
+        }
+        scene
+    }
+
+    fn add_worker(&mut self) {
+        self.seeds = self.seeds.wrapping_add(1);
+        let lease = self.weather.lease().as_millis().to_string();
+        let dir = self.records.path().to_str().expect("UTF-8");
+        let (url, seed) = (self.proxy.url(), self.seeds.to_string());
+        let args = [("url", &*url), ("seed", &*seed), ("lease", &*lease), ("dir", dir)];
+        self.workers.push(Child::spawn("worker", &args));
+    }
+
+    /// Lets things go wrong for so long, and then no more.
+    pub(crate) fn rage(&mut self, span: Duration) {
+        let end = now() + span;
+        while now() < end {
+            thread::sleep(self.millis(5, 60));
+            self.strike();
+            self.faults += 1;
+        }
+        self.proxy.clear();
+    }
+
+    /// Lets the workers finish, and checks that they leave nothing behind.
+    pub(crate) fn end(&mut self) {
+        for worker in &mut self.workers {
+            worker.say("stop");
+        }
+        for worker in &self.workers {
+            worker.expect_line("stopped", LONG);
+        }
+    }
+
+    /// Has the managers dropped: whoever leaves a thread or a file behind fails.
+    pub(crate) fn leave(&mut self) {
+        for worker in &mut self.workers {
+            assert_eq!(worker.ask("end"), "clean");
+            assert!(worker.wait(LONG).success());
+        }
+    }
+
+    fn strike(&mut self) {
+        match self.weather {
+            Weather::Delays => {
+                let fault = self.delay();
+                self.spoil(fault);
+            }
+            Weather::Losses => {
+                let fault = self.lose();
+                self.spoil(fault);
+            }
+            Weather::Cuts if self.rng.random_ratio(1, 8) => self.proxy.cut_all(),
+            Weather::Cuts => {
+                let fault = self.cut();
+                self.spoil(fault);
+            }
+            Weather::BlackHoles => {
+                self.proxy.black_hole(true);
+                thread::sleep(self.millis(20, 300));
+                self.proxy.black_hole(false);
+                thread::sleep(self.millis(50, 300));
+            }
+            Weather::Pauses => {
+                self.server.pause();
+                thread::sleep(self.millis(10, 400));
+                self.server.resume();
+                thread::sleep(self.millis(50, 300));
+            }
+            Weather::Restarts => {
+                self.server.kill();
+                thread::sleep(self.millis(1, 300));
+                self.server.restart();
+                thread::sleep(self.millis(200, 600));
+            }
+            Weather::Stops => self.stop(),
+            Weather::Kills => {
+                let place = self.rng.random_range(0..self.workers.len());
+                self.workers.swap_remove(place).kill();
+                self.add_worker();
+                self.workers.last().expect("just added").expect_line("ready", LONG);
+                thread::sleep(self.millis(50, 200));
+            }
+            Weather::Evictions => self.take_keys_away(),
+            Weather::Clocks => {
+                let ahead = self.rng.random_range(-90..90).to_string();
+                fs::write(self.clock.path().join(AHEAD), ahead).expect("a file that can be written to");
+                thread::sleep(self.millis(50, 500));
+            }
+        }
+    }
+
+    /// Spoils one of the next commands of the protocol.
+    fn spoil(&mut self, fault: Fault) {
+        let commands = ["SET", "SET", "EVALSHA", "EVALSHA", "EVALSHA * 1 * * *", "GET", "*"];
+        self.proxy.on(commands[self.rng.random_range(0..commands.len())], fault);
+    }
+
+    fn delay(&mut self) -> Fault {
+        let most = if self.rng.random_ratio(1, 10) { 400 } else { 90 };
+        let delay = self.millis(1, most);
+        if self.rng.random() { Fault::DelayReply(delay) } else { Fault::DelayCommand(delay) }
+    }
+
+    fn lose(&mut self) -> Fault {
+        if self.rng.random() { Fault::DropReply } else { Fault::SwallowCommand }
+    }
+
+    fn cut(&mut self) -> Fault {
+        match self.rng.random_range(0..7) {
+            0..3 => Fault::CutBeforeForward,
+            3..6 => Fault::CutBeforeReply,
+            _ => Fault::HalfReply,
+        }
+    }
+
+    /// Stops a process, often for longer than its leases.
+    fn stop(&mut self) {
+        let worker = &self.workers[self.rng.random_range(0..self.workers.len())];
+        let since = now();
+        worker.stop();
+        thread::sleep(Duration::from_millis(self.rng.random_range(10..500)));
+        worker.cont();
+        self.stops.push((worker.pid(), since, now()));
+    }
+
+    fn take_keys_away(&mut self) {
+        let key = format!("lock:k{}", self.rng.random_range(0..4));
+        match self.rng.random_range(0..6) {
+            0 => self.server.query::<()>(&["FLUSHALL"]),
+            1 => self.server.query::<()>(&["SET", &key, "somebody", "PX", "50"]),
+            2 => {
+                self.server.query::<()>(&["CONFIG", "SET", "maxmemory-policy", "allkeys-random"]);
+                self.server.query::<()>(&["CONFIG", "SET", "maxmemory", "1"]);
+                thread::sleep(self.millis(1, 20));
+                self.server.query::<()>(&["CONFIG", "SET", "maxmemory", "0"]);
+            }
+            _ => self.server.query::<()>(&["DEL", &key]),
+        }
+        thread::sleep(self.millis(10, 100));
+    }
+
+    fn millis(&mut self, least: u64, most: u64) -> Duration {
+        Duration::from_millis(self.rng.random_range(least..most))
+    }
+}
+
+/// How long a release may take: its answers and connections, again and again until its limit.
+pub(crate) fn longest_release() -> Duration {
+    WAIT.max(4 * ANSWER)
+}

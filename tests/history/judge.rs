@@ -1,0 +1,228 @@
+//! Whether what the workers claimed can all be true, given what the server was asked and what it answered.
+//!
+//! Everything that is called a violation here is one for certain: where a time is not known exactly, the checker takes the
+//! end of it that speaks for the lock.
+
+use std::collections::{BTreeMap, HashMap};
+use std::fmt;
+use std::time::Duration;
+
+use crate::record::Claim;
+use crate::support::Deed;
+
+/// How late a call may return: the machine is busy, and everything on it runs on two cores.
+const LATE: Duration = Duration::from_secs(1);
+
+/// What the checker has to know of the world besides.
+#[derive(Default)]
+pub(crate) struct World {
+    /// Processes that were stopped, and when.
+    pub(crate) stops: Vec<(u32, Duration, Duration)>,
+    /// Where the server gave locks away: how soon a hold that is renewed was told.
+    pub(crate) told_within: Option<Duration>,
+    /// How long a release may take.
+    pub(crate) release: Duration,
+}
+
+/// What was found.
+#[derive(Debug, Default)]
+pub(crate) struct Verdict {
+    pub(crate) acquisitions: usize,
+    pub(crate) refused: usize,
+    pub(crate) lost: usize,
+    pub(crate) unconfirmed: usize,
+    /// The longest that two believed in the same lock, where the server gave it away.
+    pub(crate) told_after: Duration,
+    pub(crate) violations: Vec<String>,
+}
+
+pub(crate) fn judge(claims: &[Claim], journal: &[Deed], world: &World) -> Verdict {
+    let mut verdict = Verdict::default();
+    let deeds = by_token(journal);
+    let mut tokens: HashMap<&str, &Claim> = HashMap::new();
+    for claim in claims {
+        verdict.check_times(claim, world);
+        let Some(token) = claim.token.as_deref() else {
+            verdict.refused += usize::from(claim.refused.is_some());
+            continue;
+        };
+        verdict.acquisitions += 1;
+        let how = claim.ended.as_ref().map(|(_, how)| &**how);
+        verdict.lost += usize::from(how == Some("Lost"));
+        verdict.unconfirmed += usize::from(how == Some("Unconfirmed"));
+        if let Some(before) = tokens.insert(token, claim) {
+            verdict.add("a token was used twice", claim, Some(before));
+        }
+        let done = deeds.get(token).map_or(&[][..], Vec::as_slice);
+        verdict.check_truth(claim, done, world);
+        verdict.check_release(claim, done);
+    }
+    verdict.check_exclusion(claims, world);
+    verdict
+}
+
+impl fmt::Display for Verdict {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Verdict { acquisitions, refused, lost, unconfirmed, told_after, .. } = self;
+        write!(f, "{acquisitions} | {refused} | {lost} | {unconfirmed} | {} ms", told_after.as_millis())
+    }
+}
+
+impl Verdict {
+    /// Takes in another round.
+    pub(crate) fn add_up(&mut self, other: &Verdict) {
+        self.acquisitions += other.acquisitions;
+        self.refused += other.refused;
+        self.lost += other.lost;
+        self.unconfirmed += other.unconfirmed;
+        self.told_after = self.told_after.max(other.told_after);
+    }
+
+    fn add(&mut self, what: &str, claim: &Claim, other: Option<&Claim>) {
+        let other = other.map(|it| format!("\n    and {it:?}")).unwrap_or_default();
+        self.violations.push(format!("{what}:\n    {claim:?}{other}"));
+    }
+
+    /// Every wait ends by its deadline, and every release by its limit; not counted while the process is stopped.
+    fn check_times(&mut self, claim: &Claim, world: &World) {
+        let stopped = |from: Duration, to: Duration| -> Duration {
+            let of_it = world.stops.iter().filter(|(pid, ..)| *pid == claim.by.0);
+            of_it.map(|&(_, start, end)| end.min(to).saturating_sub(start.max(from))).sum()
+        };
+        if let Some(answered) = claim.answered
+            && answered - claim.asked > claim.wait + LATE + stopped(claim.asked, answered)
+        {
+            self.add("a wait did not end by its deadline", claim, None);
+        }
+        if let (Some(released), Some((ended, _))) = (claim.released, &claim.ended)
+            && *ended - released > world.release + LATE + stopped(released, *ended)
+        {
+            self.add("a release took longer than it may", claim, None);
+        }
+    }
+
+    /// No claim outlives what the server promised, nor the key.
+    fn check_truth(&mut self, claim: &Claim, done: &[&Deed], world: &World) {
+        let Some((at, until)) = claim.valid else {
+            return;
+        };
+        let before = || done.iter().filter(|deed| deed.sent <= at);
+        let promised = before().filter_map(|deed| promise(deed)).max();
+        match promised {
+            None => self.add("no server ever had its token", claim, None),
+            Some(promised) if until > promised => {
+                self.add(&format!("it outlives its key, which ends at {promised:?}"), claim, None);
+            }
+            Some(_) => {}
+        }
+        let gone = |deed: &&&Deed| has_deleted(deed) && deed.answered.as_ref().is_some_and(|it| it.0 < at);
+        if world.told_within.is_none() && before().any(|deed| gone(&deed)) {
+            self.add("valid, after its key was deleted", claim, None);
+        }
+    }
+
+    /// What a release says is what happened.
+    fn check_release(&mut self, claim: &Claim, done: &[&Deed]) {
+        let (Some(released), Some((_, how))) = (claim.released, &claim.ended) else {
+            return;
+        };
+        let sent = || done.iter().filter(|deed| is_release(deed) && deed.sent >= released);
+        match how.as_str() {
+            "Released" if !sent().any(|deed| has_deleted(deed) || deed.answered.is_none()) => {
+                self.add("said to be released, but nobody deleted it", claim, None);
+            }
+            // What was over by the clock is allowed to be called lost, though nobody else had it.
+            "Lost" if claim.valid.is_some_and(|(_, until)| until > released) => {
+                if sent().any(|deed| has_deleted(deed)) {
+                    self.add("said to be lost, but it was released", claim, None);
+                }
+            }
+            _ => {}
+        }
+    }
+
+    /// No two at a time. Where the server gives locks away, no two for long.
+    fn check_exclusion(&mut self, claims: &[Claim], world: &World) {
+        let mut by_key: BTreeMap<&str, Vec<(Duration, Duration, &Claim)>> = BTreeMap::new();
+        for claim in claims {
+            if let Some((start, end)) = belief(claim, world.told_within.is_some()) {
+                by_key.entry(&claim.key).or_default().push((start, end, claim));
+            }
+        }
+        for mut beliefs in by_key.into_values() {
+            beliefs.sort_by_key(|belief| belief.0);
+            let mut longest: Option<(Duration, &Claim)> = None;
+            for (start, end, claim) in beliefs {
+                if let Some((until, other)) = longest.filter(|(until, _)| *until > start) {
+                    let overlap = until - start;
+                    match world.told_within {
+                        None => self.add(&format!("two at a time for {overlap:?}"), other, Some(claim)),
+                        // Without renewals nobody asks, and the lease is its limit.
+                        Some(_) if !other.renewed => {}
+                        Some(limit) => {
+                            self.told_after = self.told_after.max(overlap);
+                            if overlap > limit {
+                                self.add(&format!("not told for {overlap:?}"), other, Some(claim));
+                            }
+                        }
+                    }
+                }
+                if longest.is_none_or(|(until, _)| until < end) {
+                    longest = Some((end, claim));
+                }
+            }
+        }
+    }
+}
+
+/// From when until when a worker could believe in its lock: until it was told otherwise, where the server gives locks
+/// away; else for as long as it was promised.
+fn belief(claim: &Claim, given_away: bool) -> Option<(Duration, Duration)> {
+    let (start, (at, until)) = (claim.answered?, claim.valid?);
+    let end = if given_away { at } else { until.min(claim.released.unwrap_or(until)) };
+    Some((start, end))
+}
+
+fn by_token(journal: &[Deed]) -> HashMap<&str, Vec<&Deed>> {
+    let mut deeds: HashMap<&str, Vec<&Deed>> = HashMap::new();
+    for deed in journal {
+        let place = if is_set(deed) { 2 } else { 4 };
+        if let Some(token) = deed.words.get(place) {
+            deeds.entry(token).or_default().push(deed);
+        }
+    }
+    deeds
+}
+
+fn is_set(deed: &Deed) -> bool {
+    deed.words[0].eq_ignore_ascii_case("SET")
+}
+
+/// `EVALSHA hash 1 key token`: a renewal has the lease behind it.
+fn is_release(deed: &Deed) -> bool {
+    !is_set(deed) && deed.words.len() == 5
+}
+
+fn has_deleted(deed: &Deed) -> bool {
+    is_release(deed) && deed.answered.as_ref().is_some_and(|(_, reply)| reply.starts_with(b":1\r"))
+}
+
+/// Until when the key stands at the latest because of this: for ever, where nobody knows when it was executed.
+fn promise(deed: &Deed) -> Option<Duration> {
+    let renewal = !is_set(deed) && deed.words.len() == 6;
+    if is_release(deed) || (!is_set(deed) && !renewal) {
+        return None;
+    }
+    let lease = if renewal {
+        deed.words.last()
+    } else {
+        let px = deed.words.iter().position(|word| word.eq_ignore_ascii_case("PX"))?;
+        deed.words.get(px + 1)
+    };
+    let lease = Duration::from_millis(lease?.parse().ok()?);
+    match &deed.answered {
+        None => Some(Duration::MAX),
+        Some((at, reply)) if reply.starts_with(b"+OK") || reply.starts_with(b":1\r") => Some(*at + lease),
+        Some(_) => None,
+    }
+}

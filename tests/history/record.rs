@@ -1,0 +1,138 @@
+//! What a worker claims: a line for each thing it does, written at once, so that a process that is killed has said so far
+//! what it did.
+
+use std::fs::{self, File};
+use std::io::Write;
+use std::path::Path;
+use std::time::Duration;
+
+use crate::support::now;
+
+/// Where one thread writes.
+pub(crate) struct Record(File);
+
+/// What one thread said of one lock: from the question to what came of the release.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Claim {
+    /// The process, and the thread in it.
+    pub(crate) by: (u32, u32),
+    pub(crate) key: String,
+    pub(crate) asked: Duration,
+    /// How long it was ready to wait.
+    pub(crate) wait: Duration,
+    /// When the question was answered: without the lock, if there is no token.
+    pub(crate) answered: Option<Duration>,
+    /// Why there is no lock.
+    pub(crate) refused: Option<String>,
+    pub(crate) token: Option<String>,
+    pub(crate) renewed: bool,
+    /// The last time it was said to be valid, just before that was asked; and until when, as was said then.
+    pub(crate) valid: Option<(Duration, Duration)>,
+    pub(crate) released: Option<Duration>,
+    /// When the release returned, and with what.
+    pub(crate) ended: Option<(Duration, String)>,
+}
+
+impl Record {
+    pub(crate) fn create(dir: &Path, process: u32, thread: u32) -> Record {
+        Record(File::create(dir.join(format!("{process}.{thread}"))).expect("a file to write to"))
+    }
+
+    /// A lock is about to be asked for.
+    pub(crate) fn asks(&mut self, key: &str, wait: Duration) {
+        self.line(&format!("asks {} {key} {}", now().as_nanos(), wait.as_nanos()));
+    }
+
+    /// It was not had.
+    pub(crate) fn refused(&mut self, why: &str) {
+        self.line(&format!("refused {} {why}", now().as_nanos()));
+    }
+
+    /// It was had.
+    pub(crate) fn has(&mut self, token: &str, renewed: bool) {
+        self.line(&format!("has {} {token} {renewed}", now().as_nanos()));
+    }
+
+    /// It was valid at a time, until another.
+    pub(crate) fn valid(&mut self, (at, until): (Duration, Duration)) {
+        self.line(&format!("valid {} {}", at.as_nanos(), until.as_nanos()));
+    }
+
+    /// It is about to be released.
+    pub(crate) fn releases(&mut self) {
+        self.line(&format!("releases {}", now().as_nanos()));
+    }
+
+    /// What came of that.
+    pub(crate) fn ended(&mut self, how: &str) {
+        self.line(&format!("ended {} {how}", now().as_nanos()));
+    }
+
+    fn line(&mut self, line: &str) {
+        // One write: whoever is killed has written it whole, or not at all.
+        self.0.write_all(format!("{line}\n").as_bytes()).expect("a file that can be written to");
+    }
+}
+
+/// Reads what all threads wrote, each claim once.
+pub(crate) fn read(dir: &Path) -> Vec<Claim> {
+    let mut claims = Vec::new();
+    for entry in fs::read_dir(dir).expect("the directory of the records") {
+        let path = entry.expect("an entry").path();
+        let name = path.file_name().and_then(|name| name.to_str()).expect("a name");
+        let (process, thread) = name.split_once('.').expect("process.thread");
+        let by = (process.parse().expect("a number"), thread.parse().expect("a number"));
+        claims.extend(parse(by, &fs::read_to_string(&path).expect("a record")));
+    }
+    claims
+}
+
+fn parse(by: (u32, u32), text: &str) -> Vec<Claim> {
+    let mut claims: Vec<Claim> = Vec::new();
+    for line in text.lines() {
+        let words: Vec<&str> = line.split(' ').collect();
+        let time = |place: usize| Duration::from_nanos(words[place].parse().expect("nanoseconds"));
+        let at = time(1);
+        if words[0] == "asks" {
+            let (key, wait) = (words[2].to_owned(), time(3));
+            claims.push(Claim { by, key, asked: at, wait, ..Claim::default() });
+            continue;
+        }
+        let claim = claims.last_mut().expect("asked before");
+        match words[0] {
+            "refused" => (claim.answered, claim.refused) = (Some(at), Some(words[2].to_owned())),
+            "has" => {
+                (claim.answered, claim.token) = (Some(at), Some(words[2].to_owned()));
+                claim.renewed = words[3] == "true";
+            }
+            "valid" => claim.valid = Some((at, time(2))),
+            "releases" => claim.released = Some(at),
+            "ended" => claim.ended = Some((at, words[2].to_owned())),
+            other => panic!("{other:?} in a record"),
+        }
+    }
+    claims
+}
+
+#[test]
+fn what_was_written_reads_back() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let second = Duration::from_secs(1);
+    let mut record = Record::create(dir.path(), 7, 1);
+    record.asks("a", second);
+    record.refused("Timeout");
+    record.asks("b", 2 * second);
+    record.has("token", true);
+    record.valid((second, 2 * second));
+    record.releases();
+    record.ended("Released");
+    let claims = read(dir.path());
+    assert_eq!(claims.len(), 2);
+    assert_eq!((claims[0].refused.as_deref(), &claims[0].token), (Some("Timeout"), &None));
+    let last = &claims[1];
+    assert_eq!((last.by, &*last.key, last.wait), ((7, 1), "b", 2 * second));
+    assert_eq!((last.token.as_deref(), last.renewed), (Some("token"), true));
+    assert_eq!(last.valid, Some((second, 2 * second)));
+    assert!(last.asked <= last.answered.expect("answered") && last.answered <= last.released);
+    assert_eq!(last.ended.as_ref().map(|(_, how)| &**how), Some("Released"));
+}

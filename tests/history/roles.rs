@@ -1,0 +1,203 @@
+//! A process that takes locks, and writes down what it is told.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+use std::time::Duration;
+
+use rand::rngs::StdRng;
+use rand::{RngExt, SeedableRng};
+use relatch::{Error, LockGuard, LockManager};
+
+use crate::record::Record;
+use crate::support::{now, role};
+
+/// How long the managers here wait for a connection, and for an answer.
+pub(crate) const ANSWER: Duration = Duration::from_millis(100);
+
+/// The longest that a lock is waited for.
+pub(crate) const WAIT: Duration = Duration::from_millis(800);
+
+/// How many locks there are.
+const KEYS: u32 = 4;
+
+/// How many threads a process has that take them.
+const THREADS: u32 = 3;
+
+/// How soon what a manager has started is gone with it.
+const SOON: Duration = Duration::from_secs(5);
+
+/// Runs the role named `name`, on the main test thread of a child process.
+pub(crate) fn run_role(name: &str) {
+    match name {
+        "worker" => worker(),
+        other => panic!("no role is called {other:?}"),
+    }
+}
+
+/// What a process has of the system: threads and open files, connections among them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Has {
+    threads: usize,
+    files: usize,
+}
+
+impl Has {
+    fn now() -> Has {
+        let count = |dir| fs::read_dir(dir).expect("Linux").count();
+        Has { threads: count("/proc/self/task"), files: count("/proc/self/fd") }
+    }
+}
+
+/// The names of all threads.
+fn names() -> Vec<String> {
+    let tasks = fs::read_dir("/proc/self/task").expect("Linux");
+    let names = tasks.map(|task| fs::read_to_string(task.expect("a thread").path().join("comm")));
+    names.filter_map(Result::ok).collect()
+}
+
+/// Works until it is told to stop; then waits until it is told to end, and says what it leaves behind.
+fn worker() {
+    let seed: u64 = role::arg("seed").parse().expect("a number");
+    let lease = Duration::from_millis(role::arg("lease").parse().expect("a number"));
+    let dir = PathBuf::from(role::arg("dir"));
+    let before = Has::now();
+    let builder = LockManager::builder(&role::arg("url")).lease(lease).pool_size(THREADS + 1);
+    let builder = builder.connect_timeout(ANSWER).response_timeout(ANSWER);
+    let locks = builder.build_unchecked().expect("a valid address");
+    let done = AtomicBool::new(false);
+    thread::scope(|scope| {
+        for number in 0..THREADS {
+            let (locks, dir, done) = (&locks, &dir, &done);
+            scope.spawn(move || Worker::new(locks, lease, dir, seed, number).work(done));
+        }
+        role::tell("ready");
+        role::hear();
+        done.store(true, Ordering::Relaxed);
+    });
+    let with = Has::now();
+    // The keeper, the listener, and the threads of the pool; the connections of all these.
+    let bound = Has { threads: before.threads + 6, files: before.files + 8 };
+    assert!(with.threads <= bound.threads && with.files <= bound.files, "{before:?}, at rest {with:?}");
+    assert!(locks.held().is_empty(), "{:?}", locks.held());
+    role::tell("stopped");
+    role::hear();
+    drop(locks);
+    let end = now() + SOON;
+    while Has::now() != before && now() < end {
+        thread::sleep(Duration::from_millis(5));
+    }
+    assert_eq!(Has::now(), before, "left behind: {:?}", names());
+    role::tell("clean");
+}
+
+/// One thread of it.
+struct Worker<'a> {
+    locks: &'a LockManager,
+    lease: Duration,
+    rng: StdRng,
+    record: Record,
+}
+
+impl Worker<'_> {
+    fn new<'a>(locks: &'a LockManager, lease: Duration, dir: &Path, seed: u64, number: u32) -> Worker<'a> {
+        let rng = StdRng::seed_from_u64(seed ^ u64::from(number) << 32);
+        Worker { locks, lease, rng, record: Record::create(dir, std::process::id(), number) }
+    }
+
+    fn work(&mut self, done: &AtomicBool) {
+        while !done.load(Ordering::Relaxed) {
+            let key = format!("k{}", self.rng.random_range(0..KEYS));
+            let renewed = self.rng.random_ratio(3, 4);
+            match self.take(&key, renewed) {
+                Ok(Some(guard)) => {
+                    self.record.has(guard.token(), renewed);
+                    self.hold(&guard);
+                    self.give_back(guard);
+                }
+                Ok(None) => self.record.refused("busy"),
+                Err(error) => {
+                    self.record.refused(name(&error));
+                    thread::sleep(Duration::from_millis(1)); // Nothing is taken by storm here.
+                }
+            }
+        }
+    }
+
+    /// Asks for the lock in one of three ways.
+    fn take(&mut self, key: &str, renewed: bool) -> Result<Option<LockGuard>, Error> {
+        let lock = self.locks.get(key).renew(renewed);
+        let wait = WAIT.mul_f64(self.rng.random_range(0.01..1.0));
+        let way = self.rng.random_range(0..4);
+        // Without a wait there are two tries, each of which may have to connect first.
+        self.record.asks(key, if way == 0 { 4 * ANSWER } else { wait });
+        match way {
+            0 => lock.try_lock(),
+            1 => lock.try_lock_for(wait),
+            _ => match lock.wait(wait).lock() {
+                Err(error) if error.is_timeout() => Ok(None),
+                other => other.map(Some),
+            },
+        }
+    }
+
+    /// Looks whether the hold is valid, for a while, and notes when it was for the last time.
+    fn hold(&mut self, guard: &LockGuard) {
+        let mut last = None;
+        let end = now() + self.how_long();
+        loop {
+            let at = now();
+            if !guard.is_valid() {
+                break;
+            }
+            last = Some((at, at + guard.remaining()));
+            if now() >= end {
+                break;
+            }
+            if self.rng.random_ratio(1, 4) {
+                // It may be lost by now; if not, it is the same hold.
+                if let Ok(inner) = self.locks.lock(guard.key()) {
+                    assert_eq!((inner.token(), inner.depth()), (guard.token(), 2));
+                }
+            }
+            thread::sleep(Duration::from_micros(self.rng.random_range(100..1000)));
+        }
+        if let Some(last) = last {
+            self.record.valid(last);
+        }
+    }
+
+    /// Mostly not at all, sometimes for a while, and once in a while for longer than the lease.
+    fn how_long(&mut self) -> Duration {
+        match self.rng.random_range(0..400) {
+            0 => self.lease.mul_f64(self.rng.random_range(0.5..1.5)),
+            1..20 => Duration::from_micros(self.rng.random_range(500..5000)),
+            _ => Duration::ZERO,
+        }
+    }
+
+    fn give_back(&mut self, guard: LockGuard) {
+        self.record.releases();
+        if self.rng.random_ratio(1, 16) {
+            drop(guard);
+            return self.record.ended("dropped");
+        }
+        match guard.unlock() {
+            Ok(unlocked) => self.record.ended(&format!("{unlocked:?}")),
+            Err(error) => self.record.ended(name(&error)),
+        }
+    }
+}
+
+/// What kind of error it is; a panic where it is none of those that the world can be the cause of.
+fn name(error: &Error) -> &'static str {
+    match error {
+        Error::Timeout { .. } => "Timeout",
+        Error::Lost { .. } => "Lost",
+        Error::Unconfirmed { .. } => "Unconfirmed",
+        Error::Unavailable { .. } => "Unavailable",
+        Error::Refused { .. } => "Refused",
+        other => panic!("{other}"),
+    }
+}
