@@ -8,6 +8,7 @@ use parking_lot::{Condvar, Mutex};
 
 use crate::clock::Moment;
 use crate::error::{Error, LostCause};
+use crate::flaw;
 use crate::holder::Holder;
 use crate::key::Key;
 use crate::options::{Lease, Renewal};
@@ -73,6 +74,7 @@ impl Hold {
         since: Since,
     ) -> Hold {
         static NEXT: AtomicU64 = AtomicU64::new(1);
+        let counts_from = if flaw::is_in("counts from the answer") { since.answered } else { since.sent };
         Hold {
             number: NEXT.fetch_add(1, Ordering::Relaxed),
             key,
@@ -82,7 +84,7 @@ impl Hold {
             renewal,
             depth: AtomicU32::new(1),
             lease: AtomicU64::new(lease.millis()),
-            valid_until: AtomicU64::new(lease.valid_until(since.sent).as_nanos()),
+            valid_until: AtomicU64::new(lease.valid_until(counts_from).as_nanos()),
             gone_by: AtomicU64::new(lease.gone_by(since.answered).as_nanos()),
             renewals: AtomicU32::new(0),
             abandoned: AtomicBool::new(false),
@@ -141,7 +143,8 @@ impl Hold {
     }
 
     pub(crate) fn is_valid(&self, now: Moment) -> bool {
-        now < self.valid_until()
+        let clock = if flaw::is_in("trusts a flag") { Moment::from_nanos(1) } else { now };
+        clock < self.valid_until()
     }
 
     pub(crate) fn remaining(&self, now: Moment) -> Duration {

@@ -140,6 +140,7 @@ mod holder;
 mod owner;
 mod process;
 mod clock;
+mod flaw;
 
 pub use crate::builder::Builder;
 pub use crate::error::{Error, LostCause};

@@ -17,12 +17,13 @@ use redis::{Cmd, Value};
 
 use crate::clock::Moment;
 use crate::error::Error;
+use crate::flaw;
 use crate::holder::Holder;
 use crate::options::Settings;
 use crate::store::link::{Batch, accepted};
 use crate::store::pool::{Carrier, Pool};
 use crate::store::reply::{compared, seen, time_left, was_set, watch};
-use crate::store::script::{FORCE, RELEASE, RENEW, Script};
+use crate::store::script::{DELETE, FORCE, RELEASE, RENEW, Script};
 
 pub(crate) use crate::store::address::Address;
 pub(crate) use crate::store::ear::{Ear, Heard};
@@ -44,10 +45,11 @@ struct Scripts {
 
 impl Store {
     pub(crate) fn new(address: Address, settings: &Settings) -> Store {
+        let release = if flaw::is_in("deletes without comparing") { DELETE } else { RELEASE };
         Store {
             pool: Pool::new(address, settings.pool_size, settings.connect_timeout),
             scripts: Scripts {
-                release: Script::new(RELEASE, "+get +del"),
+                release: Script::new(release, "+get +del"),
                 renew: Script::new(RENEW, "+get +pttl +pexpire"),
                 force: Script::new(FORCE, "+pttl +get +del"),
             },

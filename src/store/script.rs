@@ -13,6 +13,8 @@ pub(super) struct Script {
 
 /// Deletes a lock if it is still ours.
 pub(super) const RELEASE: &str = include_str!("release.lua");
+/// Deletes it whoever has it: a mistake (see `flaw`).
+pub(super) const DELETE: &str = "return redis.call('DEL', KEYS[1])";
 /// Pushes a lock's lease out if it is still ours.
 pub(super) const RENEW: &str = include_str!("renew.lua");
 /// Deletes whatever is there and says what it was.

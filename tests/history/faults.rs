@@ -66,6 +66,7 @@ pub(crate) struct Scene {
     pub(crate) proxy: Proxy,
     workers: Vec<Child>,
     seeds: u64,
+    flaw: String,
     pub(crate) records: TempDir,
     /// Where it is written how many seconds the server's clock is ahead.
     clock: TempDir,
@@ -74,7 +75,7 @@ pub(crate) struct Scene {
 }
 
 impl Scene {
-    pub(crate) fn new(weather: Weather, mut rng: StdRng) -> Scene {
+    pub(crate) fn new(weather: Weather, mut rng: StdRng, flaw: &str) -> Scene {
         let [records, clock] = [(); 2].map(|()| TempDir::new().expect("a temporary directory"));
         let server = if weather == Weather::Clocks {
             let path = |path: PathBuf| path.to_str().expect("UTF-8").to_owned();
@@ -86,9 +87,9 @@ impl Scene {
         };
         let proxy = Proxy::start(server.port());
         let seeds = rng.random();
-        let (workers, stops) = (Vec::new(), Vec::new());
+        let (workers, stops, flaw) = (Vec::new(), Vec::new(), flaw.to_owned());
         let mut scene =
-            Scene { weather, rng, server, proxy, workers, seeds, records, clock, stops, faults: 0 };
+            Scene { weather, rng, server, proxy, workers, seeds, flaw, records, clock, stops, faults: 0 };
         for _ in 0..PROCESSES {
             scene.add_worker();
         }
@@ -103,7 +104,7 @@ impl Scene {
         let lease = self.weather.lease().as_millis().to_string();
         let dir = self.records.path().to_str().expect("UTF-8");
         let (url, seed) = (self.proxy.url(), self.seeds.to_string());
-        let args = [("url", &*url), ("seed", &*seed), ("lease", &*lease), ("dir", dir)];
+        let args = [("url", &*url), ("seed", &*seed), ("lease", &*lease), ("dir", dir), ("flaw", &self.flaw)];
         self.workers.push(Child::spawn("worker", &args));
     }
 

@@ -55,6 +55,9 @@ pub(crate) fn judge(claims: &[Claim], journal: &[Deed], world: &World) -> Verdic
         }
         let done = deeds.get(token).map_or(&[][..], Vec::as_slice);
         verdict.check_truth(claim, done, world);
+        if world.told_within.is_none() {
+            verdict.check_deletions(claim, done);
+        }
         verdict.check_release(claim, done);
     }
     verdict.check_exclusion(claims, world);
@@ -90,12 +93,12 @@ impl Verdict {
             of_it.map(|&(_, start, end)| end.min(to).saturating_sub(start.max(from))).sum()
         };
         if let Some(answered) = claim.answered
-            && answered - claim.asked > claim.wait + LATE + stopped(claim.asked, answered)
+            && answered.saturating_sub(claim.asked) > claim.wait + LATE + stopped(claim.asked, answered)
         {
             self.add("a wait did not end by its deadline", claim, None);
         }
         if let (Some(released), Some((ended, _))) = (claim.released, &claim.ended)
-            && *ended - released > world.release + LATE + stopped(released, *ended)
+            && ended.saturating_sub(released) > world.release + LATE + stopped(released, *ended)
         {
             self.add("a release took longer than it may", claim, None);
         }
@@ -121,6 +124,17 @@ impl Verdict {
         }
     }
 
+    /// Nobody deletes a key that is not its own: after its own has certainly run out, there is none.
+    fn check_deletions(&mut self, claim: &Claim, done: &[&Deed]) {
+        for deletion in done.iter().filter(|deed| has_deleted(deed)) {
+            let before = done.iter().filter(|deed| deed.sent <= deletion.sent);
+            let end = before.filter_map(|deed| promise(deed)).max();
+            if end.is_none_or(|end| end < deletion.sent) {
+                self.add("it deleted what was not its own", claim, None);
+            }
+        }
+    }
+
     /// What a release says is what happened.
     fn check_release(&mut self, claim: &Claim, done: &[&Deed]) {
         let (Some(released), Some((_, how))) = (claim.released, &claim.ended) else {
@@ -131,11 +145,12 @@ impl Verdict {
             "Released" if !sent().any(|deed| has_deleted(deed) || deed.answered.is_none()) => {
                 self.add("said to be released, but nobody deleted it", claim, None);
             }
-            // What was over by the clock is allowed to be called lost, though nobody else had it.
-            "Lost" if claim.valid.is_some_and(|(_, until)| until > released) => {
-                if sent().any(|deed| has_deleted(deed)) {
-                    self.add("said to be lost, but it was released", claim, None);
-                }
+            // (What was over by the clock may be called lost, though nobody else had it.)
+            "Lost"
+                if claim.valid.is_some_and(|(_, until)| until > released)
+                    && sent().any(|deed| has_deleted(deed)) =>
+            {
+                self.add("said to be lost, but it was released", claim, None);
             }
             _ => {}
         }
@@ -154,7 +169,7 @@ impl Verdict {
             let mut longest: Option<(Duration, &Claim)> = None;
             for (start, end, claim) in beliefs {
                 if let Some((until, other)) = longest.filter(|(until, _)| *until > start) {
-                    let overlap = until - start;
+                    let overlap = until.saturating_sub(start);
                     match world.told_within {
                         None => self.add(&format!("two at a time for {overlap:?}"), other, Some(claim)),
                         // Without renewals nobody asks, and the lease is its limit.

@@ -1,1 +1,168 @@
-//! The checker finds what it is there to find, in histories made up for it.
+//! The checker finds what it is there to find, and nothing else, in histories made up for it. Times are milliseconds.
+
+use std::time::Duration;
+
+use crate::judge::{World, judge};
+use crate::record::Claim;
+use crate::support::Deed;
+
+const LEASE: u64 = 300;
+
+fn at(millis: u64) -> Duration {
+    Duration::from_millis(millis)
+}
+
+/// A claim that was valid until just before its release, and then released.
+fn claim(token: &str, from: u64, to: u64) -> Claim {
+    Claim {
+        by: (1, 1),
+        key: "a".to_owned(),
+        asked: at(from - 10),
+        wait: at(500),
+        answered: Some(at(from)),
+        token: Some(token.to_owned()),
+        renewed: true,
+        valid: Some((at(to - 1), at(from - 5 + LEASE))),
+        released: Some(at(to)),
+        ended: Some((at(to + 1), "Released".to_owned())),
+        ..Claim::default()
+    }
+}
+
+fn deed(words: &str, sent: u64, reply: &str) -> Deed {
+    let words = words.split(' ').map(str::to_owned).collect();
+    let answered = (!reply.is_empty()).then(|| (at(sent + 2), format!("{reply}\r\n").into_bytes()));
+    Deed { words, sent: at(sent), answered }
+}
+
+fn set(token: &str, sent: u64, reply: &str) -> Deed {
+    deed(&format!("SET lock:a {token} NX PX {LEASE}"), sent, reply)
+}
+
+fn release(token: &str, sent: u64, reply: &str) -> Deed {
+    deed(&format!("EVALSHA hash 1 lock:a {token}"), sent, reply)
+}
+
+/// Two holds, one after the other, as they should be.
+fn in_order() -> (Vec<Claim>, Vec<Deed>) {
+    let claims = vec![claim("x", 100, 150), claim("y", 200, 250)];
+    let (first, second) = (set("x", 95, "+OK"), release("x", 150, ":1"));
+    (claims, vec![first, second, set("y", 195, "+OK"), release("y", 250, ":1")])
+}
+
+fn world() -> World {
+    World { release: at(100), ..World::default() }
+}
+
+/// Checks that this is found once something was changed; nothing, where nothing is expected.
+#[track_caller]
+fn found(expected: &str, world: &World, change: impl FnOnce(&mut Vec<Claim>, &mut Vec<Deed>)) {
+    let (mut claims, mut journal) = in_order();
+    change(&mut claims, &mut journal);
+    let violations = judge(&claims, &journal, world).violations;
+    match expected {
+        "" => assert!(violations.is_empty(), "{violations:?}"),
+        // What cannot be true is often so in more than one way.
+        _ => assert!(violations.iter().any(|it| it.starts_with(expected)), "{violations:?}"),
+    }
+}
+
+#[test]
+fn what_is_in_order_is_not_found_fault_with() {
+    found("", &world(), |_, _| {});
+    // An answer that was lost: nobody knows.
+    found("", &world(), |_, journal| journal[1] = release("x", 150, ""));
+    found("", &world(), |_, journal| journal[0] = set("x", 95, ""));
+    // Over by the clock, and so called lost: Redis would have had it a moment longer.
+    found("", &world(), |claims, _| {
+        claims[0].valid = Some((at(140), at(145)));
+        claims[0].ended = Some((at(151), "Lost".to_owned()));
+    });
+}
+
+#[test]
+fn two_at_a_time_are_found() {
+    found("two at a time for 1ms", &world(), |claims, _| {
+        claims[0].valid = Some((at(199), at(395)));
+        claims[0].released = Some(at(201));
+    });
+    // It had not been told yet, but it believed in it no longer.
+    found("", &world(), |claims, _| claims[0].valid = Some((at(140), at(145))));
+}
+
+#[test]
+fn a_token_that_is_used_twice_is_found() {
+    found("a token was used twice", &world(), |claims, journal| {
+        claims[1].token = Some("x".to_owned());
+        journal[2] = set("x", 195, "+OK");
+        journal[3] = release("x", 250, ":1");
+    });
+}
+
+#[test]
+fn a_claim_that_outlives_its_key_is_found() {
+    found("it outlives its key", &world(), |claims, _| claims[0].valid = Some((at(149), at(398))));
+    found("no server ever had its token", &world(), |_, journal| journal[0] = set("x", 95, "$-1"));
+    found("valid, after its key was deleted", &world(), |_, journal| {
+        journal.push(release("y", 230, ":1"));
+    });
+}
+
+#[test]
+fn a_renewal_is_a_promise() {
+    let renewed = |reply: &'static str| {
+        move |claims: &mut Vec<Claim>, journal: &mut Vec<Deed>| {
+            claims[0].valid = Some((at(149), at(430)));
+            journal.push(deed(&format!("EVALSHA hash 1 lock:a x {LEASE}"), 130, reply));
+        }
+    };
+    found("", &world(), renewed(":1"));
+    found("it outlives its key", &world(), renewed(":0"));
+}
+
+#[test]
+fn a_release_that_says_what_is_not_so_is_found() {
+    found("said to be released", &world(), |_, journal| journal[1] = release("x", 150, ":0"));
+    found("said to be lost", &world(), |claims, _| {
+        claims[0].ended = Some((at(151), "Lost".to_owned()));
+    });
+    found("it deleted what was not its own", &world(), |_, journal| {
+        journal.push(release("x", 500, ":1"));
+    });
+}
+
+#[test]
+fn whoever_keeps_his_caller_waiting_is_found() {
+    let late = |claims: &mut Vec<Claim>, _: &mut Vec<Deed>| claims[1].wait = Duration::ZERO;
+    let asked = |claims: &mut Vec<Claim>, journal: &mut Vec<Deed>| {
+        late(claims, journal);
+        claims[1].asked = Duration::ZERO;
+        let later = at(1100);
+        claims[1].answered = Some(later);
+        (claims[1].valid, claims[1].token) = (None, None);
+    };
+    found("", &world(), late);
+    found("a wait did not end by its deadline", &world(), asked);
+    let stopped = World { stops: vec![(1, at(50), at(950))], ..world() };
+    found("", &stopped, asked);
+    found("a release took longer", &world(), |claims, _| {
+        claims[1].ended = Some((at(1400), "Released".to_owned()));
+    });
+}
+
+#[test]
+fn where_locks_are_given_away_being_told_late_is_found() {
+    let told = |limit: u64| World { told_within: Some(at(limit)), ..world() };
+    let overlap = |renewed: bool| {
+        move |claims: &mut Vec<Claim>, journal: &mut Vec<Deed>| {
+            claims[0].valid = Some((at(220), at(395)));
+            claims[0].released = Some(at(240));
+            claims[0].ended = Some((at(241), "Lost".to_owned()));
+            claims[0].renewed = renewed;
+            journal[1] = release("x", 240, ":0");
+        }
+    };
+    found("", &told(30), overlap(true));
+    found("not told for 20ms", &told(15), overlap(true));
+    found("", &told(15), overlap(false));
+}

@@ -172,7 +172,7 @@ impl Worker<'_> {
     fn how_long(&mut self) -> Duration {
         match self.rng.random_range(0..400) {
             0 => self.lease.mul_f64(self.rng.random_range(0.5..1.5)),
-            1..20 => Duration::from_micros(self.rng.random_range(500..5000)),
+            1..60 => Duration::from_micros(self.rng.random_range(500..5000)),
             _ => Duration::ZERO,
         }
     }

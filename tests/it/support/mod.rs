@@ -6,7 +6,7 @@
 //! - [`compile_shim`]: what such a process can be made to believe.
 //! - [`eventually`] and [`within`]: the two ways of waiting; no test sleeps.
 
-#![allow(dead_code, reason = "a toolbox: which tools are in use changes with the tests")]
+#![allow(dead_code, unused_imports, reason = "a toolbox: which tools are in use changes with the tests")]
 
 use std::collections::HashSet;
 use std::net::{Ipv4Addr, TcpListener};

@@ -1,0 +1,52 @@
+//! The checker finds what is wrong with locks that are made as many are: the test of the tests in `weathers`.
+
+use std::panic::catch_unwind;
+use std::time::{Duration, Instant};
+
+use serial_test::serial;
+
+use crate::faults::Weather;
+use crate::round;
+
+/// How soon.
+const LIMIT: Duration = Duration::from_secs(60);
+
+/// Runs rounds with a mistake compiled in until it is found: `expected` is the beginning of what has to be said.
+fn is_found(flaw: &str, weather: Weather, expected: &str) {
+    let start = Instant::now();
+    for seed in 0.. {
+        assert!(start.elapsed() < LIMIT, "{flaw}: not found in {seed} rounds");
+        // A worker may notice it, too, and panic.
+        let Ok((verdict, _)) = catch_unwind(|| round(weather, seed, flaw)) else { continue };
+        if let Some(found) = verdict.violations.iter().find(|it| it.starts_with(expected)) {
+            let (count, took) = (verdict.violations.len(), start.elapsed());
+            println!("history | {flaw} | {weather:?} | found after {took:.1?}, {count} times: {found}");
+            return;
+        }
+        println!("{flaw}: {:?}", verdict.violations);
+    }
+}
+
+#[test]
+#[serial]
+fn a_lock_without_a_nonce_is_found_out() {
+    is_found("no nonce", Weather::Losses, "a token was used twice");
+}
+
+#[test]
+#[serial]
+fn a_lease_that_counts_from_the_answer_is_found_out() {
+    is_found("counts from the answer", Weather::Delays, "it outlives its key");
+}
+
+#[test]
+#[serial]
+fn a_release_that_does_not_compare_is_found_out() {
+    is_found("deletes without comparing", Weather::Stops, "it deleted what was not its own");
+}
+
+#[test]
+#[serial]
+fn a_flag_instead_of_the_clock_is_found_out() {
+    is_found("trusts a flag", Weather::Stops, "two at a time");
+}

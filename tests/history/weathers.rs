@@ -1,0 +1,91 @@
+//! Whatever goes wrong: no two have a lock at a time, and where the server itself gives one away, its holder is soon told.
+
+use std::env;
+
+use serial_test::serial;
+
+use crate::faults::Weather;
+use crate::judge::Verdict;
+use crate::round;
+
+fn number(variable: &str) -> Option<u64> {
+    let value = env::var(variable).ok()?;
+    Some(value.parse().unwrap_or_else(|_| panic!("{variable} is not a number: {value:?}")))
+}
+
+/// Rounds until there were enough acquisitions; panics at the first violation.
+fn holds_in(weather: Weather) {
+    let wanted = number("RELATCH_ACQUISITIONS").unwrap_or(1);
+    let first = number("RELATCH_SEED").unwrap_or_else(|| u64::from(rand::random::<u32>()));
+    let (mut seed, mut total, mut faults) = (first, Verdict::default(), 0);
+    while (total.acquisitions as u64) < wanted {
+        println!("{weather:?}: RELATCH_SEED={seed}");
+        let (verdict, struck) = round(weather, seed, "none");
+        let found = &verdict.violations;
+        assert!(found.is_empty(), "{weather:?}, RELATCH_SEED={seed}: {}\n{}", found.len(), found.join("\n"));
+        assert!(verdict.acquisitions > 0 && struck > 0, "{weather:?}: {verdict:?}, {struck} faults");
+        total.add_up(&verdict);
+        (seed, faults) = (seed + 1, faults + struck);
+    }
+    println!("history | {weather:?} | {first}..{seed} | {faults} | {total}");
+}
+
+#[test]
+#[serial]
+fn locks_hold_while_messages_are_delayed() {
+    holds_in(Weather::Delays);
+}
+
+#[test]
+#[serial]
+fn locks_hold_while_messages_are_lost() {
+    holds_in(Weather::Losses);
+}
+
+#[test]
+#[serial]
+fn locks_hold_while_connections_are_cut() {
+    holds_in(Weather::Cuts);
+}
+
+#[test]
+#[serial]
+fn locks_hold_while_nothing_passes_for_a_while() {
+    holds_in(Weather::BlackHoles);
+}
+
+#[test]
+#[serial]
+fn locks_hold_while_the_server_pauses() {
+    holds_in(Weather::Pauses);
+}
+
+#[test]
+#[serial]
+fn losses_are_told_while_the_server_restarts_without_its_keys() {
+    holds_in(Weather::Restarts);
+}
+
+#[test]
+#[serial]
+fn locks_hold_while_processes_are_stopped() {
+    holds_in(Weather::Stops);
+}
+
+#[test]
+#[serial]
+fn locks_hold_while_processes_are_killed() {
+    holds_in(Weather::Kills);
+}
+
+#[test]
+#[serial]
+fn losses_are_told_while_keys_are_taken_away() {
+    holds_in(Weather::Evictions);
+}
+
+#[test]
+#[serial]
+fn losses_are_told_while_the_servers_clock_steps() {
+    holds_in(Weather::Clocks);
+}
