@@ -20,7 +20,8 @@ fn is_found(flaw: &str, weather: Weather, expected: &str) {
         let Ok((verdict, _)) = catch_unwind(|| round(weather, seed, flaw)) else { continue };
         if let Some(found) = verdict.violations.iter().find(|it| it.starts_with(expected)) {
             let (count, took) = (verdict.violations.len(), start.elapsed());
-            println!("history | {flaw} | {weather:?} | found after {took:.1?}, {count} times: {found}");
+            println!("flaw | {flaw}: after {took:.1?}, by {count} violations in {weather:?}");
+            println!("{found}");
             return;
         }
         println!("{flaw}: {:?}", verdict.violations);

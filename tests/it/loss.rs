@@ -1,6 +1,8 @@
 //! Holds that are lost: how soon that is known, by whom, and what can be asked meanwhile.
 
 use std::collections::HashMap;
+use std::fs;
+use std::path::Path;
 use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
@@ -10,7 +12,7 @@ use relatch::{Error, LockGuard, LockManager, LockWatch, LostCause, Unlocked};
 
 use crate::network::{ANSWER, LATE, LONG, Rig, SOON, returns_by, time};
 use crate::renewal::{renewals, rig, throughout};
-use crate::support::{Server, eventually, unique_key, within};
+use crate::support::{Server, compile_shim, eventually, unique_key, within};
 
 /// The time from one renewal to the next, in the rigs here.
 pub(crate) const PERIOD: Duration = Duration::from_millis(100);
@@ -79,6 +81,28 @@ fn row_06_a_key_that_is_gone_is_a_lost_lock_within_a_period() {
             took
         });
     }
+}
+
+#[test]
+fn row_06_a_step_of_the_servers_clock_is_a_lost_lock_within_a_period() {
+    let dir = tempfile::tempdir().expect("a temporary directory");
+    let (shim, ahead) = (compile_shim("wall_clock", dir.path()), dir.path().join("ahead"));
+    let path = |path: &Path| path.to_str().expect("UTF-8").to_owned();
+    let env = [("LD_PRELOAD", &*path(&shim)), ("WALL_CLOCK_OFFSET", &*path(&ahead))];
+    let server = Server::in_env(&[], &env);
+    let builder = LockManager::builder(&server.url()).lease(MINUTE / 2).renew_every(PERIOD);
+    let locks = builder.build().expect("connects");
+    let mut seconds = 0;
+    returns_by(PERIOD, "the server's clock is a minute ahead", || {
+        let guard = locks.lock("a").expect("locks");
+        eventually(LONG, "it is renewed", || renewals(&locks, "a") >= 1);
+        seconds += 60;
+        fs::write(&ahead, seconds.to_string()).expect("a file that can be written to");
+        let (took, ()) = time(|| eventually(LONG, "it is lost", || !guard.is_valid()));
+        assert!(!server.exists("lock:a"), "made again");
+        assert_lost(&guard.unlock(), LostCause::Deleted);
+        took
+    });
 }
 
 #[test]

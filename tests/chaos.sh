@@ -1,0 +1,75 @@
+#!/usr/bin/env bash
+# What takes too long for every run of the tests. See `usage`.
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+# shellcheck source=examples/setup.sh
+. examples/setup.sh
+
+usage() {
+    cat <<'EOF'
+usage: bash tests/chaos.sh [acquisitions]
+
+Everything that takes too long for tests/run.sh, in less than half an hour:
+
+  - the tests that are marked as slow, and the wider bounds of the model
+  - the whole integration suite as a user with the least rights
+  - histories: in each kind of bad weather, locks are taken so many times (100000 unless said otherwise),
+    and what was claimed is compared with what the server did
+  - the same with mistakes compiled in, which have to be found
+
+Goes on after a failure, ends with a table, and fails if anything did.
+EOF
+}
+
+case ${1:-} in
+    -h | --help)
+        usage
+        exit
+        ;;
+    *[!0-9]*) die "not a number of acquisitions: $1 (bash tests/chaos.sh --help)" ;;
+esac
+
+# In seconds, for everything.
+limit=1800
+acquisitions=${1:-100000}
+need_cargo
+need_server
+have timeout || die 'the command timeout is not on the PATH: install coreutils'
+
+log=$(mktemp)
+trap 'rm -f "$log"' EXIT
+results=()
+failed=0
+
+# part <name> <command>...: runs it within what is left of the time.
+part() {
+    local name=$1 start=$SECONDS result=ok
+    shift
+    say "$name: $*"
+    timeout --kill-after=10 $((limit - SECONDS > 1 ? limit - SECONDS : 1)) "$@" 2>&1 | tee -a "$log" || {
+        failed=1
+        result=FAILED
+        [ $SECONDS -lt $limit ] || result='OUT OF TIME'
+        printf '\n== FAILED: %s\n   To run only this part:  cd %q && %s\n' "$name" "$PWD" "$*" >&2
+    }
+    results+=("$(printf '%-12s %5d s  %s' "$result" $((SECONDS - start)) "$name")")
+}
+
+part 'to build everything' cargo test --quiet --locked --workspace --no-run
+part 'slow tests' cargo test --quiet --locked --test it -- --ignored
+part 'the model, wider' cargo test --quiet --locked --test model -- --ignored
+part 'with the least rights' bash tests/rights.sh
+part 'mistakes that have to be found' cargo test --quiet --locked -p relatch-flawed -- --nocapture
+part 'histories' env "RELATCH_ACQUISITIONS=$acquisitions" \
+    cargo test --quiet --locked --test history -- --nocapture --test-threads=1
+
+say 'parts'
+printf '%s\n' "${results[@]}"
+say 'mistakes, and when they were found'
+sed -n 's/^.*flaw | //p' "$log"
+say 'histories'
+{
+    echo 'weather | seeds | faults | locks taken | not taken | lost | unconfirmed | told within'
+    sed -n 's/^.*history | //p' "$log"
+} | awk -F ' [|] ' '{ printf "%-12s %-24s %7s %12s %10s %6s %12s %12s\n", $1, $2, $3, $4, $5, $6, $7, $8 }'
+exit $failed
