@@ -28,7 +28,7 @@ use anyhow::{Context, Result};
 use clap::{Parser, Subcommand};
 
 use crate::plan::Plan;
-use crate::protocol::{Pair, Together};
+use crate::protocol::{Place, Together};
 use crate::stage::Stage;
 
 /// Measures relatch and other locks on Redis side by side, and writes a report with charts.
@@ -68,7 +68,7 @@ enum Work {
     Reentry(Together),
     /// One side of a hand-off between processes.
     #[command(hide = true)]
-    Pair(Pair),
+    Pair(Place),
 }
 
 fn main() -> Result<()> {
@@ -77,7 +77,7 @@ fn main() -> Result<()> {
         Some(Work::Cycles(order)) => worker::cycles(&order),
         Some(Work::Turns(order)) => worker::turns(&order),
         Some(Work::Reentry(order)) => worker::reentry(&order),
-        Some(Work::Pair(order)) => worker::pair(&order),
+        Some(Work::Pair(place)) => worker::pair(&place),
         None => measure(&options),
     }
 }

@@ -18,15 +18,22 @@ use serde::{Deserialize, Serialize};
 
 use crate::peer::Peer;
 
-/// How to take turns.
+/// Which lock, of whom.
 #[derive(Debug, Args)]
-pub(crate) struct Together {
+pub(crate) struct Place {
     #[arg(long)]
     pub(crate) url: String,
     #[arg(long)]
     pub(crate) peer: Peer,
     #[arg(long)]
     pub(crate) key: String,
+}
+
+/// How to take turns.
+#[derive(Debug, Args)]
+pub(crate) struct Together {
+    #[command(flatten)]
+    pub(crate) place: Place,
     #[arg(long, default_value_t = 1)]
     pub(crate) threads: usize,
     /// No turn is begun after that.
@@ -38,17 +45,6 @@ impl Together {
     pub(crate) fn time(&self) -> Duration {
         Duration::from_secs_f64(self.seconds)
     }
-}
-
-/// What a side of a hand-off needs to know.
-#[derive(Debug, Args)]
-pub(crate) struct Pair {
-    #[arg(long)]
-    pub(crate) url: String,
-    #[arg(long)]
-    pub(crate) peer: Peer,
-    #[arg(long)]
-    pub(crate) key: String,
 }
 
 /// What a worker did.

@@ -12,14 +12,14 @@ use relatch::LockManager;
 
 use crate::clock;
 use crate::locks::{self, Lock};
-use crate::protocol::{Pair, Tally, Together, Turns};
+use crate::protocol::{Place, Tally, Together, Turns};
 
 /// Reentries that are timed together: one alone is too short for the clock.
 const BATCH: u32 = 1000;
 
 /// Threads take turns on one key, and hold it for as long as nothing takes.
 pub(crate) fn turns(order: &Together) -> Result<()> {
-    let lock = locks::open(order.peer, &order.url)?;
+    let lock = locks::open(order.place.peer, &order.place.url)?;
     let (ready, go) = (Barrier::new(order.threads + 1), Barrier::new(order.threads + 1));
     let room = Room::default();
     let threads = thread::scope(|scope| {
@@ -28,7 +28,8 @@ pub(crate) fn turns(order: &Together) -> Result<()> {
         let each = |number| {
             let mut turns = Turns::default();
             // So that opening connections is no part of it.
-            turns.failures += u64::from(lock.turn(&format!("{}:{number}", order.key), &mut || {}).is_err());
+            turns.failures +=
+                u64::from(lock.turn(&format!("{}:{number}", order.place.key), &mut || {}).is_err());
             ready.wait();
             go.wait();
             take_turns(lock, order, room, &mut turns);
@@ -69,7 +70,7 @@ fn take_turns(lock: &dyn Lock, order: &Together, room: &Room, turns: &mut Turns)
             return;
         }
         let mut taken = None;
-        let outcome = lock.turn(&order.key, &mut || {
+        let outcome = lock.turn(&order.place.key, &mut || {
             taken = Some(Instant::now());
             room.visit();
         });
@@ -87,8 +88,8 @@ fn take_turns(lock: &dyn Lock, order: &Together, room: &Room, turns: &mut Turns)
 
 /// One thread that nobody disturbs, for as long as it is told `go`.
 pub(crate) fn cycles(order: &Together) -> Result<()> {
-    let lock = locks::open(order.peer, &order.url)?;
-    lock.turn(&order.key, &mut || {})?;
+    let lock = locks::open(order.place.peer, &order.place.url)?;
+    lock.turn(&order.place.key, &mut || {})?;
     slices(|| {
         let mut turns = Turns::default();
         take_turns(&*lock, order, &Room::default(), &mut turns);
@@ -98,15 +99,15 @@ pub(crate) fn cycles(order: &Together) -> Result<()> {
 
 /// Takes a lock again that the thread has already. Only relatch can.
 pub(crate) fn reentry(order: &Together) -> Result<()> {
-    let locks = LockManager::connect(&order.url)?;
-    let _outer = locks.lock(&order.key)?;
+    let locks = LockManager::connect(&order.place.url)?;
+    let _outer = locks.lock(&order.place.key)?;
     slices(|| {
         let mut turns = Turns::default();
         let end = Instant::now() + order.time();
         while Instant::now() < end {
             let began = Instant::now();
             for _ in 0..BATCH {
-                drop(black_box(locks.lock(&order.key)?));
+                drop(black_box(locks.lock(&order.place.key)?));
             }
             turns.cycles.push(nanoseconds(began.elapsed() / BATCH));
         }
@@ -124,15 +125,15 @@ fn slices(mut slice: impl FnMut() -> Result<Turns>) -> Result<()> {
 }
 
 /// Does what it is told, line by line, as one side of a hand-off.
-pub(crate) fn pair(order: &Pair) -> Result<()> {
-    let lock = locks::open(order.peer, &order.url)?;
-    lock.turn(&format!("{}:warm", order.key), &mut || {})?;
+pub(crate) fn pair(place: &Place) -> Result<()> {
+    let lock = locks::open(place.peer, &place.url)?;
+    lock.turn(&format!("{}:warm", place.key), &mut || {})?;
     say("ready")?;
     while let Some(command) = hear()? {
         let done = match command.as_str() {
-            "take" => take(&*lock, &order.key),
-            "wait" => wait(&*lock, &order.key),
-            "time" => time(&*lock, &order.key),
+            "take" => take(&*lock, &place.key),
+            "wait" => wait(&*lock, &place.key),
+            "time" => time(&*lock, &place.key),
             other => bail!("unknown command: {other}"),
         };
         say(&done.unwrap_or_else(|error| format!("failed {error:#}")))?;
