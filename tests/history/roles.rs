@@ -64,7 +64,7 @@ fn worker() {
     let dir = PathBuf::from(role::arg("dir"));
     let before = Has::now();
     let builder = LockManager::builder(&role::arg("url")).lease(lease).pool_size(THREADS + 1);
-    let builder = builder.connect_timeout(ANSWER).response_timeout(ANSWER);
+    let builder = builder.connect_timeout(ANSWER).response_timeout(ANSWER).reclaim_dead(seed % 2 == 0);
     let locks = builder.build_unchecked().expect("a valid address");
     let done = AtomicBool::new(false);
     thread::scope(|scope| {
@@ -154,6 +154,9 @@ impl Worker<'_> {
             last = Some((at, at + guard.remaining()));
             if now() >= end {
                 break;
+            }
+            if self.rng.random_ratio(1, 8) {
+                let _ = guard.extend(self.lease); // It may be lost by now, or Redis away.
             }
             if self.rng.random_ratio(1, 4) {
                 // It may be lost by now; if not, it is the same hold.
