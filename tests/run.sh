@@ -19,6 +19,8 @@ part() {
 [ $# -eq 0 ] || die 'this takes no arguments; to run some tests only: cargo test --locked <part of their name>'
 need_cargo
 need_server
+# Most tests wait most of the time.
+export RUST_TEST_THREADS="${RUST_TEST_THREADS:-4}"
 part 'cargo fmt --all --check'
 part 'cargo clippy --locked --all-targets -- -D warnings'
 part 'cargo clippy --locked --package relatch-flawed --test controls -- -D warnings'

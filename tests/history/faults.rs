@@ -146,6 +146,7 @@ impl Scene {
             Weather::Losses => {
                 let fault = self.lose();
                 self.spoil(fault);
+                thread::sleep(self.millis(20, 120)); // Each costs somebody a response timeout.
             }
             Weather::Cuts if self.rng.random_ratio(1, 8) => self.proxy.cut_all(),
             Weather::Cuts => {
@@ -154,9 +155,9 @@ impl Scene {
             }
             Weather::BlackHoles => {
                 self.proxy.black_hole(true);
-                thread::sleep(self.millis(20, 300));
+                thread::sleep(self.millis(20, 250));
                 self.proxy.black_hole(false);
-                thread::sleep(self.millis(50, 300));
+                thread::sleep(self.millis(100, 400));
             }
             Weather::Pauses => {
                 self.server.pause();
