@@ -15,6 +15,7 @@ mod processes;
 mod reclaim;
 mod redis;
 mod renewal;
+mod rights;
 mod roles;
 mod stalls;
 mod support;
