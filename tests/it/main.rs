@@ -17,6 +17,7 @@ mod redis;
 mod renewal;
 mod rights;
 mod roles;
+mod secrets;
 mod stalls;
 mod support;
 mod support_works;

@@ -24,6 +24,7 @@ pub(crate) fn run_role(name: &str) {
         "logger" => crate::logs::logger(),
         "waiter" => crate::logs::waiter(),
         "holder" => crate::logs::holder(),
+        "spiller" => crate::secrets::spill(),
         other => panic!("no role is called {other:?}; add it to tests/it/roles.rs"),
     }
 }

@@ -132,7 +132,8 @@ impl Child {
         status.expect("just set")
     }
 
-    fn printed(&self) -> String {
+    /// All that it printed so far.
+    pub(crate) fn printed(&self) -> String {
         format!("it printed:\n{}", self.printed.lock())
     }
 }
