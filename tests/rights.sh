@@ -22,10 +22,31 @@ trap 'rm -f "$printed"' EXIT
 
 # Before the time is taken: building has no limit.
 cargo test --locked --test it --no-run
+
+# as_the_user <threads> [names]: runs those tests, or all, and returns what `timeout` does.
+as_the_user() {
+    local threads=$1
+    shift
+    RUST_BACKTRACE=0 RELATCH_TEST_LEAST_RIGHTS=$password \
+        timeout --kill-after=10 "$limit" \
+        cargo test --locked --test it -- --nocapture "--test-threads=$threads" "$@" >>"$printed" 2>&1
+}
+
+# The names at the end of what was printed. (Children print such a list, too.)
+failures() { tac "$printed" | sed -n '/^failures:$/q; s/^    \([a-z0-9_:]*\)$/\1/p'; }
+
 say "the integration tests, as a user with the least rights (at most $limit s)"
 status=0
-RELATCH_TEST_LEAST_RIGHTS=$password \
-    timeout --kill-after=10 "$limit" cargo test --locked --test it -- --nocapture --test-threads=6 >"$printed" 2>&1 || status=$?
+as_the_user 6 || status=$?
+if [ "$status" -eq 101 ]; then
+    # Many tests take the time, and the machine may be busy. A right that is missing is missing once more.
+    mapfile -t again < <(failures)
+    if [ "${#again[@]}" -gt 0 ]; then
+        say "by themselves, those that failed: ${again[*]}"
+        status=0
+        as_the_user 1 --exact "${again[@]}" || status=$?
+    fi
+fi
 
 if grep -Fq "$password" "$printed"; then
     grep -Fn "$password" "$printed" | head -20 >&2
@@ -36,10 +57,10 @@ if [ "$status" -eq 124 ] || [ "$status" -eq 137 ]; then
     die "the tests were not done within $limit s; above is what was printed last"
 fi
 if [ "$status" -ne 0 ]; then
-    # What failed is repeated at the end; what it said, before. With the log of all that passed, nobody finds it.
-    grep -A3 -E '^thread .* panicked at' "$printed" | tail -n 80 >&2 || true
-    sed -n '/^failures:$/,$p' "$printed" >&2
-    die "the tests failed; to run one: RELATCH_TEST_LEAST_RIGHTS=$password cargo test --locked --test it <part of its name>"
+    tail -n 40 "$printed" >&2
+    trap - EXIT
+    printf 'All that was printed: %s\nTo run one of them: RELATCH_TEST_LEAST_RIGHTS=%s cargo test --locked --test it <its name>\n' "$printed" "$password" >&2
+    die "the tests failed: $(failures | tr '\n' ' ')"
 fi
 if grep -F 'refused to the user with the least rights:' "$printed" | sort | uniq -c >&2; then
     die 'a right is missing in docs/operations.md, or something is sent that it does not allow'
