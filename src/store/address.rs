@@ -26,10 +26,7 @@ impl Address {
     pub(crate) fn parse(url: &str) -> Result<Address, Error> {
         let parsed = redis::parse_redis_url(url).ok_or_else(|| {
             // Not echoed: what does not parse cannot be cleared of its password.
-            invalid(
-                "(not shown)".to_owned(),
-                "it is not of the form redis://[user:password@]host[:port][/db]",
-            )
+            invalid(NOT_SHOWN.to_owned(), "it is not of the form redis://[user:password@]host[:port][/db]")
         })?;
         // A password with an unescaped slash, question mark or hash spills over into what is no secret elsewhere.
         let spilled = [Some(parsed.path()), parsed.query(), parsed.fragment()];
@@ -37,19 +34,14 @@ impl Address {
             let reason = "what follows the host holds a `#` or `@`: in a password, / ? # and @ are written %2F %3F %23 %40";
             return Err(invalid(NOT_SHOWN.to_owned(), reason));
         }
-        let mut shown = parsed.clone();
-        // Fails on URLs that cannot carry a login at all, which then hold none.
-        let _ = shown.set_username("");
-        let _ = shown.set_password(None);
+        // What follows an unescaped `@` in a password looks like host and path: not even those, where there is a login.
+        let has_login = !parsed.username().is_empty() || parsed.password().is_some();
+        let up_to_query = parsed.as_str().split('?').next().unwrap_or_default();
+        let shown = if has_login { NOT_SHOWN } else { up_to_query }.to_owned();
         let on_socket = parsed.scheme().contains("unix");
-        if on_socket {
-            shown.set_query(None);
-        } else if parsed.query_pairs().any(|(name, _)| name != "protocol") {
-            shown.set_query(None);
-            return Err(invalid(
-                format!("{shown}?..."),
-                "nothing but `protocol` may follow the question mark: the database is the path, /3",
-            ));
+        if !on_socket && parsed.query_pairs().any(|(name, _)| name != "protocol") {
+            let reason = "nothing but `protocol` may follow the question mark: the database is the path, /3";
+            return Err(invalid(shown, reason));
         }
         let info = parsed.into_connection_info().map_err(|error| {
             let reason = if error.to_string().contains("TLS") {
@@ -57,7 +49,7 @@ impl Address {
             } else {
                 "it needs a host, and a whole number as database"
             };
-            invalid(shown.to_string(), reason)
+            invalid(shown, reason)
         })?;
         Ok(Address::from_info(info))
     }
@@ -138,6 +130,8 @@ mod tests {
             "redis://user:12/canary@example.org/",
             "redis://user:12/3?canary@example.org/",
             "redis://user:12/3#canary@example.org/",
+            "redis://user:12@host/canary",
+            "redis://example.org/?password=canary",
         ] {
             let error = Address::parse(url).expect_err(url);
             assert!(matches!(error, Error::InvalidOption { option: "url", .. }), "{error:?}");

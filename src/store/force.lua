@@ -10,8 +10,11 @@ if left == -2 then
   return nil
 end
 local found = redis.pcall('GET', KEYS[1])
-redis.call('DEL', KEYS[1])
 if type(found) == 'table' then
+  if string.sub(found.err, 1, 9) ~= 'WRONGTYPE' then
+    return found -- Such as a right that is missing: nothing is deleted unseen.
+  end
   found = false
 end
+redis.call('DEL', KEYS[1])
 return {found, left}

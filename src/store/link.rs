@@ -91,7 +91,8 @@ impl Link {
             Trouble::Unanswered { cause, .. } => Trouble::NotSent(cause),
             other => other,
         })?;
-        replies.into_iter().try_for_each(|reply| accepted(reply).map(drop))
+        let accepted = replies.into_iter().try_for_each(|reply| accepted(reply).map(drop));
+        accepted.map_err(|trouble| trouble.without(address.password.as_deref()))
     }
 
     /// The connection alone, for other uses.

@@ -41,6 +41,21 @@ impl Refusal {
         Refusal { code, message }
     }
 
+    /// Leaves out the words of a login that were repeated; and, where the password is there all the same, all but the code.
+    fn conceal(&mut self, password: &str) {
+        if let Some(end) = self.message.find(", with args beginning with") {
+            self.message.truncate(end);
+        }
+        if password.is_empty() || !self.message.contains(password) {
+            return;
+        }
+        if self.code.contains(password) {
+            "ERR".clone_into(&mut self.code);
+        }
+        // Not just with the password cut out: a short one could be told from the gaps.
+        self.message = format!("{} (not shown: the answer to the login holds the password)", self.code);
+    }
+
     /// True for what the server gets over by itself: loading, failing over, running a long script.
     pub(crate) fn can_pass(&self) -> bool {
         matches!(
@@ -63,6 +78,15 @@ impl Trouble {
             Trouble::NotSent(_) | Trouble::Unanswered { .. } => true,
             Trouble::Refused(refusal) => refusal.can_pass(),
         }
+    }
+
+    /// Takes out of a refused login what must not be seen. A server to which `AUTH` is unknown, because it was renamed or
+    /// because it is no Redis, repeats what it was sent: whole, or the beginning of it.
+    pub(super) fn without(mut self, password: Option<&str>) -> Trouble {
+        if let (Trouble::Refused(refusal), Some(password)) = (&mut self, password) {
+            refusal.conceal(password);
+        }
+        self
     }
 
     pub(crate) fn into_cause(self) -> Cause {
@@ -89,4 +113,29 @@ pub(super) fn leaves_link_standing(error: &RedisError) -> bool {
 /// for it on a new connection.
 pub(super) fn comes_from_wrong_server(reply: &Value) -> bool {
     matches!(reply, Value::ServerError(error) if matches!(error.code(), "READONLY" | "MASTERDOWN" | "MOVED"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_login_that_is_repeated_is_left_out() {
+        let concealed = |message: &str, password| {
+            let code = message.split(' ').next().unwrap().to_owned();
+            let mut refusal = Refusal { code, message: message.to_owned() };
+            refusal.conceal(password);
+            assert!(refusal.message.starts_with(&refusal.code));
+            refusal.message
+        };
+        let unknown = "ERR unknown command 'AUTH', with args beginning with: 'worker' 'canar";
+        assert_eq!(concealed(unknown, "canary"), "ERR unknown command 'AUTH'");
+        let not_shown = "(not shown: the answer to the login holds the password)";
+        assert_eq!(concealed("ERR what is canary?", "canary"), format!("ERR {not_shown}"));
+        assert_eq!(concealed("canary is unknown", "canary"), format!("ERR {not_shown}"));
+        let wrong = "WRONGPASS invalid username-password pair or user is disabled.";
+        assert_eq!(concealed(wrong, "canary"), wrong);
+        assert_eq!(concealed(wrong, ""), wrong);
+        assert_eq!(concealed(wrong, "password"), format!("WRONGPASS {not_shown}"));
+    }
 }

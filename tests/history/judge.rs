@@ -20,6 +20,8 @@ pub(crate) struct World {
     pub(crate) stops: Vec<(u32, Duration, Duration)>,
     /// Where the server gave locks away: how soon a hold that is renewed was told.
     pub(crate) told_within: Option<Duration>,
+    /// Keys are lost together with answers. (Then a release may call released what went another way: see "not promised".)
+    pub(crate) restarts: bool,
     /// How long a release may take.
     pub(crate) release: Duration,
 }
@@ -58,7 +60,7 @@ pub(crate) fn judge(claims: &[Claim], journal: &[Deed], world: &World) -> Verdic
         if world.told_within.is_none() {
             verdict.check_deletions(claim, done);
         }
-        verdict.check_release(claim, done);
+        verdict.check_release(claim, done, world);
     }
     verdict.check_exclusion(claims, world);
     verdict
@@ -136,13 +138,15 @@ impl Verdict {
     }
 
     /// What a release says is what happened.
-    fn check_release(&mut self, claim: &Claim, done: &[&Deed]) {
+    fn check_release(&mut self, claim: &Claim, done: &[&Deed], world: &World) {
         let (Some(released), Some((_, how))) = (claim.released, &claim.ended) else {
             return;
         };
         let sent = || done.iter().filter(|deed| is_release(deed) && deed.sent >= released);
         match how.as_str() {
-            "Released" if !sent().any(|deed| has_deleted(deed) || deed.answered.is_none()) => {
+            "Released"
+                if !world.restarts && !sent().any(|deed| has_deleted(deed) || deed.answered.is_none()) =>
+            {
                 self.add("said to be released, but nobody deleted it", claim, None);
             }
             // (What was over by the clock may be called lost, though nobody else had it.)

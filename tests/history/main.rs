@@ -45,6 +45,7 @@ fn round(weather: Weather, seed: u64, flaw: &str) -> (Verdict, u64) {
     scene.leave();
     eventually(SLACK, "no connection is left", || scene.server.connections() == 0);
     let told_within = weather.gives_away().then(|| lease / 3 + Duration::from_millis(50) + SLACK);
-    let world = World { stops: scene.stops.clone(), told_within, release: longest_release() };
+    let restarts = weather == Weather::Restarts;
+    let world = World { stops: scene.stops.clone(), told_within, restarts, release: longest_release() };
     (judge(&record::read(scene.records.path()), &scene.proxy.journal(), &world), scene.faults)
 }

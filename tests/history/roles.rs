@@ -64,7 +64,8 @@ fn worker() {
     let dir = PathBuf::from(role::arg("dir"));
     let before = Has::now();
     let builder = LockManager::builder(&role::arg("url")).lease(lease).pool_size(THREADS + 1);
-    let builder = builder.connect_timeout(ANSWER).response_timeout(ANSWER).reclaim_dead(seed % 2 == 0);
+    let builder =
+        builder.connect_timeout(ANSWER).response_timeout(ANSWER).reclaim_dead(seed.is_multiple_of(2));
     let locks = builder.build_unchecked().expect("a valid address");
     let done = AtomicBool::new(false);
     thread::scope(|scope| {

@@ -87,7 +87,7 @@ fn ensure_is_not_put_off_by_a_connection_that_had_gone_stale() {
 
 #[test]
 fn the_last_handle_does_not_wait_for_everything_that_is_owed() {
-    let rig = rig(|it| it.pool_size(32));
+    let rig = Rig::without_login(|it| it.response_timeout(ANSWER).pool_size(32));
     let Rig { locks, proxy, .. } = &rig;
     thread::scope(|scope| {
         for n in 0..24 {

@@ -18,8 +18,8 @@ const WAIT: Duration = Duration::from_millis(200);
 /// Everything that asks Redis about a lock, and a connection's first words.
 const TRAFFIC: [&str; 8] = ["set", "get", "pttl", "eval", "evalsha", "ping", "del", "exists"];
 
-/// What the increments are made on.
-const COUNTER: &str = "counter";
+/// What the increments are made on: among the locks' keys, so that whoever may lock may count.
+const COUNTER: &str = "lock:counter";
 
 /// How a thread does one increment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

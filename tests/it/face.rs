@@ -225,7 +225,7 @@ fn force_unlock_says_whose_it_was_and_they_learn_of_it() {
 fn a_prefix_stands_in_front_of_every_key() {
     let server = Server::start();
     for (prefix, expected) in [("shop:", "shop:a"), ("", "a"), ("\u{1f512}", "\u{1f512}a")] {
-        let locks = LockManager::builder(&server.url()).prefix(prefix).build().expect("connects");
+        let locks = LockManager::builder(&server.bare_url()).prefix(prefix).build().expect("connects");
         let guard = locks.lock("a").expect("locks");
         assert_eq!(server.get(expected).as_deref(), Some(guard.token()));
         assert_eq!((guard.key(), locks.get("a").key()), ("a", "a"));

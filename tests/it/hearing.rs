@@ -11,8 +11,8 @@ use relatch::{LockGuard, LockManager, LostCause, Unlocked};
 use crate::loss::{INJURIES, MINUTE, assert_lost};
 use crate::network::{ANSWER, LONG, Rig, SOON, time};
 use crate::renewal::{renewals, renewals_of, throughout};
-use crate::stalls::{LEAST_RIGHTS, RIGHTS_TO_HEAR, server_for};
-use crate::support::{Child, Fault, Server, eventually, unique_key};
+use crate::rights::{name_of, server_for, without};
+use crate::support::{Child, Fault, Server, eventually, least_rights, rights_to_hear, unique_key};
 use crate::waiting::{asleep, delete, occupy, take};
 
 fn connect(server: &Server) -> LockManager {
@@ -80,7 +80,7 @@ fn a_waiter_outlives_its_listener() {
 
 #[test]
 fn a_waiter_polls_when_its_listener_cannot_come_back() {
-    let (server, url) = server_for(&[&LEAST_RIGHTS[..], &RIGHTS_TO_HEAR].concat());
+    let (server, url) = server_for(&least_rights());
     let locks = LockManager::connect(&url).expect("connects");
     occupy(&server, "a", MINUTE);
     thread::scope(|scope| {
@@ -156,10 +156,8 @@ fn a_waiter_outlives_a_restart_of_redis() {
 
 /// A user who may do all but this: waits are polls, that is said once, and so is the end of it.
 #[track_caller]
-fn assert_polls_without(missing: &[&str]) {
-    let rights = LEAST_RIGHTS.into_iter().chain(RIGHTS_TO_HEAR);
-    let rights: Vec<_> = rights.filter(|right| !missing.contains(right)).collect();
-    let (server, url) = server_for(&rights);
+pub(crate) fn assert_polls_without(missing: &[&str]) {
+    let (server, url) = server_for(&without(missing));
     let mut waiter = Child::spawn("waiter", &[("url", &url)]);
     let mut waits = |ready: &dyn Fn(u64)| {
         occupy(&server, "a", MINUTE);
@@ -177,6 +175,10 @@ fn assert_polls_without(missing: &[&str]) {
     for _ in 0..3 {
         let log = waits(&|before| eventually(LONG, "it polls", || server.calls("set") >= before + 12));
         assert!(log.starts_with(complaint) && log.contains("NOPERM"), "without {missing:?}: {log:?}");
+        assert!(
+            missing.iter().any(|right| log.contains(name_of(right))),
+            "does not name {missing:?}: {log:?}"
+        );
         assert_eq!(log.matches("relatch::listener").count(), 1, "without {missing:?}: {log:?}");
     }
     server.query::<()>(&[&["ACL", "SETUSER", "worker"], missing].concat());
@@ -188,28 +190,13 @@ fn assert_polls_without(missing: &[&str]) {
 }
 
 #[test]
-fn row_23_without_client_id_waits_are_polls() {
-    assert_polls_without(&["+client|id"]);
-}
-
-#[test]
 fn row_23_without_client_tracking_waits_are_polls() {
     assert_polls_without(&["+client|tracking"]);
 }
 
 #[test]
-fn row_23_without_subscribe_waits_are_polls() {
-    assert_polls_without(&["+subscribe"]);
-}
-
-#[test]
-fn row_23_without_the_channel_waits_are_polls() {
-    assert_polls_without(&["&__redis__:invalidate"]);
-}
-
-#[test]
 fn row_23_without_any_right_to_hear_waits_are_polls() {
-    assert_polls_without(&RIGHTS_TO_HEAR);
+    assert_polls_without(&rights_to_hear());
 }
 
 /// A connection that Redis believes in and nothing comes over: here, one that never subscribed.

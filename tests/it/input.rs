@@ -290,10 +290,10 @@ fn a_wrong_login_is_refused_without_the_password() {
 #[test]
 fn a_database_that_is_not_there_is_refused() {
     let server = Server::start();
-    let error = LockManager::connect(&format!("{}99", server.url())).expect_err("refused");
+    let error = LockManager::connect(&format!("{}99", server.bare_url())).expect_err("refused");
     assert!(matches!(&error, Error::Refused { message, .. } if message.contains("DB")), "{error:?}");
     assert!(error.to_string().contains(&format!("127.0.0.1:{}", server.port())), "{error}");
-    let third = LockManager::connect(&format!("{}3", server.url())).expect("connects");
+    let third = LockManager::connect(&format!("{}3", server.bare_url())).expect("connects");
     let _guard = third.lock("a").expect("locks");
     assert!(!server.exists("lock:a"), "the helper looks at the first");
     let info: String = server.query(&["INFO", "keyspace"]);

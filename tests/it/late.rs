@@ -110,8 +110,8 @@ fn what_was_taken_for_a_thread_that_has_gone_is_deleted() {
 fn a_wait_whose_last_attempt_is_cut_short_ended_because_the_lock_was_busy() {
     let rig = Rig::new();
     rig.server.query::<()>(&["SET", "lock:a", "somebody", "PX", "60000"]);
-    rig.proxy.always("PTTL", Fault::DelayReply(Duration::from_millis(30)));
-    for wait in 70..90 {
+    rig.proxy.always("PTTL", Fault::DelayReply(Duration::from_millis(50)));
+    for wait in 110..130 {
         let taken = rig.locks.try_lock_for("a", Duration::from_millis(wait));
         assert!(taken.expect("Redis is there, though not in a hurry").is_none());
     }

@@ -62,7 +62,7 @@ pub(crate) fn logger() {
     log::set_logger(&LINES).expect("the only logger");
     log::set_max_level(LevelFilter::Trace);
     let proxy = Proxy::start(role::arg("port").parse().expect("a port"));
-    let builder = LockManager::builder(&proxy.url().replace("//", &format!("//:{CANARY}@")));
+    let builder = LockManager::builder(&proxy.bare_url().replace("//", &format!("//:{CANARY}@")));
     let builder = builder.lease(Duration::from_secs(1)).response_timeout(Duration::from_millis(200));
     let locks = builder.on_lost(|_| panic!("as the test wants it")).build().expect("connects");
     drop(locks.lock("warm-up").expect("locks"));
@@ -100,6 +100,23 @@ pub(crate) fn waiter() {
         } else {
             role::tell(&format!("{:?}", locks.try_lock_for("a", LONG).map(|taken| taken.is_some())));
         }
+    }
+}
+
+/// Holds the lock `a`, and tells what is logged, until it is lost.
+pub(crate) fn holder() {
+    log::set_logger(&LINES).expect("the only logger");
+    log::set_max_level(LevelFilter::Info);
+    let lease = Duration::from_secs(1);
+    let builder = LockManager::builder(&role::arg("url")).lease(lease).renew_every(lease / 10);
+    let locks = builder.build().expect("connects");
+    let guard = locks.lock("a").expect("locks");
+    eventually(LONG, "it is renewed", || locks.stats().renewed > 0);
+    role::tell("renewed");
+    assert!(guard.watch().wait_lost(LONG).is_some(), "it is lost");
+    eventually(LONG, "that is logged", || logged("relatch::lost"));
+    for line in LINES.0.lock().expect("no panic").iter() {
+        role::tell(line);
     }
 }
 

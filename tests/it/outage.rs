@@ -47,8 +47,8 @@ fn row_13_a_hole_that_was_there_first_keeps_nobody() {
     proxy.black_hole(true);
     returns_by(ANSWER, "build", || time(|| builder(&proxy.url()).build().expect_err("no answer")).0);
     // With a login there is something to wait for before the lock's own command.
-    let url = proxy.url().replace("redis://", "redis://:secret@");
-    for url in [proxy.url(), url] {
+    let url = proxy.bare_url().replace("redis://", "redis://:secret@");
+    for url in [proxy.bare_url(), url] {
         let locks = builder(&url).build_unchecked().expect("sends nothing");
         for (way, take) in WAYS {
             let limit = ANSWER * if way == "try_lock" { 2 } else { 6 };

@@ -194,11 +194,11 @@ fn row_20_no_right_and_no_disk_are_told_at_once() {
 #[test]
 fn row_20_a_password_set_meanwhile_is_told() {
     let server = Server::start();
-    let old = locks(&server.url());
+    let old = locks(&server.bare_url());
     let held = old.lock("held").expect("locks");
     server.query::<()>(&["CONFIG", "SET", "requirepass", "canary"]);
-    assert_refused(&LockManager::connect(&server.url()).expect_err("no password"), "NOAUTH");
-    let late = LockManager::builder(&server.url()).build_unchecked().expect("builds");
+    assert_refused(&LockManager::connect(&server.bare_url()).expect_err("no password"), "NOAUTH");
+    let late = LockManager::builder(&server.bare_url()).build_unchecked().expect("builds");
     for error in refusals(&late, "a") {
         assert_refused(&error, "NOAUTH");
     }

@@ -67,7 +67,7 @@ fn row_07_a_renewal_counts_from_its_send() {
 fn told_after_end(cut: impl FnOnce(&Rig), restore: impl FnOnce(&Rig)) -> Duration {
     let told = Arc::new(Mutex::new(None));
     let teller = Arc::clone(&told);
-    let rig = Rig::with(|builder| {
+    let rig = Rig::without_login(|builder| {
         let builder = builder.lease(LEASE).renew_every(PERIOD).response_timeout(LEASE / 3);
         builder.on_lost(move |lost| *teller.lock() = Some((Instant::now(), lost.cause)))
     });

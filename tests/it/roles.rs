@@ -23,6 +23,8 @@ pub(crate) fn run_role(name: &str) {
         "forker" => forker(),
         "logger" => crate::logs::logger(),
         "waiter" => crate::logs::waiter(),
+        "holder" => crate::logs::holder(),
+        "spiller" => crate::secrets::spill(),
         other => panic!("no role is called {other:?}; add it to tests/it/roles.rs"),
     }
 }

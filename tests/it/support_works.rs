@@ -47,7 +47,7 @@ fn server_and_proxy() -> (Server, Proxy) {
 fn a_server_answers() {
     let server = Server::start();
     assert!(server.is_running());
-    let mut connection = connect(&server.url());
+    let mut connection = connect(&server.bare_url());
     assert_eq!(set(&mut connection, "a").as_deref(), Ok("OK"));
     assert_eq!(server.get("a").as_deref(), Some("1"));
     assert_eq!(server.get("b"), None);
@@ -63,7 +63,7 @@ fn a_server_answers() {
 fn a_server_counts_calls_and_connections() {
     let server = Server::start();
     assert_eq!(server.calls("set"), 0);
-    let mut connection = connect(&server.url());
+    let mut connection = connect(&server.bare_url());
     eventually(LONG, "one client", || server.connections() == 1);
     set(&mut connection, "a").expect("a reply");
     set(&mut connection, "a").expect("a reply");
@@ -83,7 +83,7 @@ fn a_server_takes_arguments() {
     let server = Server::with(&["--requirepass", "secret", "--maxmemory", "64mb"]);
     let setting: Vec<String> = server.query(&["CONFIG", "GET", "maxmemory"]);
     assert_eq!(setting[1], (64 << 20).to_string());
-    let mut stranger = connect(&server.url());
+    let mut stranger = connect(&server.bare_url());
     let error = ping(&mut stranger).expect_err("no password was given");
     assert_eq!(error.code(), Some("NOAUTH"));
 }
@@ -106,12 +106,12 @@ fn a_taken_port_is_told_from_a_failed_start() {
 #[test]
 fn a_paused_server_goes_on_where_it_was() {
     let server = Server::start();
-    let mut connection = connect_hasty(&server.url());
+    let mut connection = connect_hasty(&server.bare_url());
     server.pause();
     assert!(server.is_running());
     assert!(ping(&mut connection).expect_err("paused").is_timeout());
     server.resume();
-    assert_eq!(ping(&mut connect(&server.url())).as_deref(), Ok("PONG"));
+    assert_eq!(ping(&mut connect(&server.bare_url())).as_deref(), Ok("PONG"));
 }
 
 #[test]
@@ -125,7 +125,7 @@ fn a_paused_server_ends_with_its_test() {
 fn a_killed_server_comes_back_empty_on_its_port() {
     let server = Server::start();
     let (port, pid) = (server.port(), server.pid());
-    let mut connection = connect(&server.url());
+    let mut connection = connect(&server.bare_url());
     set(&mut connection, "a").expect("a reply");
     server.kill();
     assert!(!server.is_running());
@@ -135,7 +135,7 @@ fn a_killed_server_comes_back_empty_on_its_port() {
     assert_eq!(server.port(), port);
     assert_ne!(server.pid(), pid);
     assert!(!server.exists("a"));
-    assert!(ping(&mut connect(&server.url())).is_ok());
+    assert!(ping(&mut connect(&server.bare_url())).is_ok());
 }
 
 #[test]
@@ -150,7 +150,7 @@ fn a_persistent_server_remembers() {
 #[test]
 fn a_proxy_passes_everything_on() {
     let (server, proxy) = server_and_proxy();
-    let mut connection = connect(&proxy.url());
+    let mut connection = connect(&proxy.bare_url());
     assert_eq!(set(&mut connection, "a").as_deref(), Ok("OK"));
     assert!(server.exists("a"));
     let value = "x".repeat(3 << 20);
@@ -174,7 +174,7 @@ fn a_proxy_passes_everything_on() {
 #[test]
 fn a_proxy_passes_messages_between_replies() {
     let (server, proxy) = server_and_proxy();
-    let mut connection = connect(&proxy.url());
+    let mut connection = connect(&proxy.bare_url());
     let mut subscriber = connection.as_pubsub();
     subscriber.subscribe(&["a", "b"]).expect("two replies");
     for number in 0..3 {
@@ -189,7 +189,7 @@ fn a_proxy_passes_messages_between_replies() {
 #[test]
 fn a_client_learns_that_the_server_behind_the_proxy_is_gone() {
     let (server, proxy) = server_and_proxy();
-    let mut connection = connect(&proxy.url());
+    let mut connection = connect(&proxy.bare_url());
     ping(&mut connection).expect("a reply");
     server.kill();
     let error = ping(&mut connection).expect_err("no server");
@@ -200,13 +200,13 @@ fn a_client_learns_that_the_server_behind_the_proxy_is_gone() {
     stream.read_to_end(&mut reply).expect("the end");
     assert!(reply.is_empty());
     server.restart();
-    assert!(ping(&mut connect(&proxy.url())).is_ok());
+    assert!(ping(&mut connect(&proxy.bare_url())).is_ok());
 }
 
 #[test]
 fn the_server_learns_that_the_client_behind_the_proxy_is_gone() {
     let (server, proxy) = server_and_proxy();
-    let mut connection = connect(&proxy.url());
+    let mut connection = connect(&proxy.bare_url());
     ping(&mut connection).expect("a reply");
     assert_eq!(server.connections(), 1);
     drop(connection);
@@ -216,20 +216,20 @@ fn the_server_learns_that_the_client_behind_the_proxy_is_gone() {
 #[test]
 fn drop_reply_executes_and_says_nothing() {
     let (server, proxy) = server_and_proxy();
-    let mut connection = connect_hasty(&proxy.url());
+    let mut connection = connect_hasty(&proxy.bare_url());
     proxy.on("set", Fault::DropReply);
     let error = set(&mut connection, "a").expect_err("no reply");
     assert!(error.is_timeout(), "{error}");
     proxy.wait_fired(1, LONG);
     assert!(server.exists("a"));
     assert_eq!(server.connections(), 1, "the connection is open");
-    assert!(set(&mut connect(&proxy.url()), "b").is_ok(), "only once");
+    assert!(set(&mut connect(&proxy.bare_url()), "b").is_ok(), "only once");
 }
 
 #[test]
 fn cut_before_reply_executes_and_ends_the_connection() {
     let (server, proxy) = server_and_proxy();
-    let mut connection = connect(&proxy.url());
+    let mut connection = connect(&proxy.bare_url());
     proxy.on("SET", Fault::CutBeforeReply);
     let error = set(&mut connection, "a").expect_err("no reply");
     assert!(error.is_connection_dropped(), "{error}");
@@ -251,7 +251,7 @@ fn half_reply_ends_within_the_reply() {
 #[test]
 fn swallow_command_keeps_it_from_the_server() {
     let (server, proxy) = server_and_proxy();
-    let mut connection = connect_hasty(&proxy.url());
+    let mut connection = connect_hasty(&proxy.bare_url());
     proxy.on("SET", Fault::SwallowCommand);
     assert!(set(&mut connection, "a").expect_err("no reply").is_timeout());
     proxy.wait_fired(1, LONG);
@@ -262,7 +262,7 @@ fn swallow_command_keeps_it_from_the_server() {
 #[test]
 fn cut_before_forward_keeps_it_from_the_server() {
     let (server, proxy) = server_and_proxy();
-    let mut connection = connect(&proxy.url());
+    let mut connection = connect(&proxy.bare_url());
     proxy.on("SET", Fault::CutBeforeForward);
     let error = set(&mut connection, "a").expect_err("no reply");
     assert!(error.is_connection_dropped(), "{error}");
@@ -272,7 +272,7 @@ fn cut_before_forward_keeps_it_from_the_server() {
 #[test]
 fn delay_reply_executes_at_once() {
     let (server, proxy) = server_and_proxy();
-    let mut connection = connect(&proxy.url());
+    let mut connection = connect(&proxy.bare_url());
     proxy.on("SET", Fault::DelayReply(2 * SHORT));
     let start = Instant::now();
     thread::scope(|scope| {
@@ -287,7 +287,7 @@ fn delay_reply_executes_at_once() {
 #[test]
 fn a_delayed_command_arrives_after_its_client_has_left() {
     let (server, proxy) = server_and_proxy();
-    let mut connection = connect_hasty(&proxy.url());
+    let mut connection = connect_hasty(&proxy.bare_url());
     proxy.on("SET", Fault::DelayCommand(3 * SHORT));
     let start = Instant::now();
     assert!(set(&mut connection, "a").expect_err("no reply").is_timeout());
@@ -299,7 +299,7 @@ fn a_delayed_command_arrives_after_its_client_has_left() {
 #[test]
 fn byte_by_byte_takes_its_time() {
     let (_server, proxy) = server_and_proxy();
-    let mut connection = connect(&proxy.url());
+    let mut connection = connect(&proxy.bare_url());
     proxy.on("SET", Fault::ByteByByte(SHORT / 4));
     let start = Instant::now();
     assert_eq!(set(&mut connection, "a").as_deref(), Ok("OK"));
@@ -310,7 +310,7 @@ fn byte_by_byte_takes_its_time() {
 #[test]
 fn replace_executes_and_answer_does_not() {
     let (server, proxy) = server_and_proxy();
-    let mut connection = connect(&proxy.url());
+    let mut connection = connect(&proxy.bare_url());
     proxy.on("SET", Fault::Replace(b"+DONE\r\n".to_vec()));
     proxy.on("SET", Fault::Answer(b"-READONLY You can't write\r\n".to_vec()));
     assert_eq!(set(&mut connection, "a").as_deref(), Ok("DONE"));
@@ -323,7 +323,7 @@ fn replace_executes_and_answer_does_not() {
 #[test]
 fn a_pipeline_has_its_replies_in_order() {
     let (server, proxy) = server_and_proxy();
-    let mut connection = connect(&proxy.url());
+    let mut connection = connect(&proxy.bare_url());
     proxy.on("SET a", Fault::DelayReply(SHORT));
     proxy.on("SET b", Fault::Answer(b"+forged\r\n".to_vec()));
     proxy.on("SET d", Fault::Replace(b"+lied\r\n".to_vec()));
@@ -340,7 +340,7 @@ fn a_pipeline_has_its_replies_in_order() {
 #[test]
 fn rules_fire_as_often_as_they_were_armed() {
     let (_server, proxy) = server_and_proxy();
-    let mut connection = connect(&proxy.url());
+    let mut connection = connect(&proxy.bare_url());
     let answer = |text: &str| Fault::Answer(format!("+{text}\r\n").into_bytes());
     proxy.always("PING", answer("always"));
     proxy.on_nth("PING", 4, answer("fourth"));
@@ -367,7 +367,7 @@ fn waiting_for_a_fault_has_an_end() {
 #[test]
 fn a_black_hole_lets_nothing_through() {
     let (server, proxy) = server_and_proxy();
-    let mut old = connect_hasty(&proxy.url());
+    let mut old = connect_hasty(&proxy.bare_url());
     ping(&mut old).expect("a reply");
     proxy.on("SET", Fault::CutBeforeForward);
     proxy.black_hole(true);
@@ -384,7 +384,7 @@ fn a_black_hole_lets_nothing_through() {
     proxy.clear();
     eventually(LONG, "the server knows", || server.connections() == 0);
     assert_eq!(server.calls("set"), 0);
-    assert_eq!(ping(&mut connect(&proxy.url())).as_deref(), Ok("PONG"));
+    assert_eq!(ping(&mut connect(&proxy.bare_url())).as_deref(), Ok("PONG"));
     new.write_all(b"SET c 1\r\n").expect("sent");
     eventually(LONG, "the old connection works", || server.exists("c"));
 }
@@ -392,7 +392,7 @@ fn a_black_hole_lets_nothing_through() {
 #[test]
 fn the_end_of_the_server_is_lost_in_a_black_hole() {
     let (server, proxy) = server_and_proxy();
-    let mut connection = connect_hasty(&proxy.url());
+    let mut connection = connect_hasty(&proxy.bare_url());
     ping(&mut connection).expect("a reply");
     proxy.black_hole(true);
     server.kill();
@@ -403,7 +403,7 @@ fn the_end_of_the_server_is_lost_in_a_black_hole() {
 #[test]
 fn refused_connects_are_accepted_again_on_the_same_port() {
     let (_server, proxy) = server_and_proxy();
-    let mut connection = connect(&proxy.url());
+    let mut connection = connect(&proxy.bare_url());
     for _ in 0..3 {
         proxy.refuse(true);
         proxy.refuse(true);
@@ -412,7 +412,7 @@ fn refused_connects_are_accepted_again_on_the_same_port() {
         assert!(ping(&mut connection).is_ok(), "the old one stays");
         proxy.refuse(false);
         proxy.refuse(false);
-        assert!(ping(&mut connect(&proxy.url())).is_ok());
+        assert!(ping(&mut connect(&proxy.bare_url())).is_ok());
     }
     assert_eq!(proxy.connections_accepted(), 4);
 }
@@ -420,7 +420,7 @@ fn refused_connects_are_accepted_again_on_the_same_port() {
 #[test]
 fn cut_all_ends_every_connection() {
     let (server, proxy) = server_and_proxy();
-    let mut connections = [(); 3].map(|()| connect(&proxy.url()));
+    let mut connections = [(); 3].map(|()| connect(&proxy.bare_url()));
     for connection in &mut connections {
         ping(connection).expect("a reply");
     }
@@ -430,13 +430,13 @@ fn cut_all_ends_every_connection() {
         assert!(error.is_connection_dropped(), "{error}");
     }
     eventually(LONG, "no client", || server.connections() == 0);
-    assert!(ping(&mut connect(&proxy.url())).is_ok());
+    assert!(ping(&mut connect(&proxy.bare_url())).is_ok());
 }
 
 #[test]
 fn held_replies_come_in_order_afterwards() {
     let (server, proxy) = server_and_proxy();
-    let mut connection = connect(&proxy.url());
+    let mut connection = connect(&proxy.bare_url());
     proxy.hold_replies(true);
     thread::scope(|scope| {
         let client = scope.spawn(|| {
@@ -455,7 +455,7 @@ fn held_replies_come_in_order_afterwards() {
 #[test]
 fn a_proxy_ends_whatever_it_is_doing() {
     let (server, proxy) = server_and_proxy();
-    let mut connections = [(); 4].map(|()| connect(&proxy.url()));
+    let mut connections = [(); 4].map(|()| connect(&proxy.bare_url()));
     proxy.on_nth("SET", 1, Fault::DelayReply(2 * LONG));
     proxy.on_nth("SET", 2, Fault::DelayCommand(2 * LONG));
     proxy.on_nth("SET", 3, Fault::ByteByByte(2 * LONG));

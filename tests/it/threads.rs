@@ -315,7 +315,7 @@ fn row_34_a_second_manager_is_told_even_behind_others_who_wait_there() {
 #[test]
 fn row_34_managers_with_different_prefixes_do_not_meet() {
     let server = Server::start();
-    let other = LockManager::builder(&server.url()).prefix("other:").build().expect("connects");
+    let other = LockManager::builder(&server.bare_url()).prefix("other:").build().expect("connects");
     let _guard = locks(&server).lock("a").expect("locks");
     let _another = other.lock("a").expect("another lock");
     assert!(server.exists("lock:a") && server.exists("other:a"));

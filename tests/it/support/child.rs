@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 
-use super::{Sig, eventually, freeze, signal};
+use super::{Sig, eventually, freeze, rights, signal};
 use crate::roles::run_role;
 
 /// The variable that tells a process which role it has.
@@ -132,7 +132,8 @@ impl Child {
         status.expect("just set")
     }
 
-    fn printed(&self) -> String {
+    /// All that it printed so far.
+    pub(crate) fn printed(&self) -> String {
         format!("it printed:\n{}", self.printed.lock())
     }
 }
@@ -202,6 +203,7 @@ fn collect(
         for line in BufReader::new(stream).lines().map_while(Result::ok) {
             // A `String` can always be written to, and the test may have stopped listening.
             let _ = writeln!(printed.lock(), "{line}");
+            rights::note_printed(&line);
             if let (Some(line), Some(marked)) = (line.strip_prefix(MARK), &marked) {
                 let _ = marked.send(line.to_owned());
             }

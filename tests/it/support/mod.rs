@@ -3,6 +3,7 @@
 //! - [`Server`]: a `redis-server` that belongs to one test, and can be stopped, killed and started again.
 //! - [`Proxy`] and [`Fault`]: a TCP proxy that understands RESP well enough to lose exactly the reply it is told to.
 //! - [`Child`] and [`role`]: the test binary run again as another process.
+//! - [`least_rights`]: what the user needs as whom all tests can be run.
 //! - [`compile_shim`]: what such a process can be made to believe.
 //! - [`eventually`] and [`within`]: the two ways of waiting; no test sleeps.
 
@@ -23,12 +24,14 @@ mod journal;
 mod link;
 mod proxy;
 mod resp;
+mod rights;
 mod server;
 mod shim;
 
 pub(crate) use self::child::{Child, role};
 pub(crate) use self::journal::{Deed, now};
 pub(crate) use self::proxy::{Fault, Proxy};
+pub(crate) use self::rights::{least_rights, rights_to_hear, rights_to_work};
 pub(crate) use self::server::Server;
 pub(crate) use self::shim::compile_shim;
 

@@ -10,7 +10,7 @@ use parking_lot::{Condvar, Mutex};
 
 use super::journal::{Deed, Journal};
 use super::link::Link;
-use super::{eventually, listen};
+use super::{eventually, listen, rights};
 
 /// What happens to one command or its reply.
 ///
@@ -119,8 +119,13 @@ impl Proxy {
         Self { shared, port, door }
     }
 
-    /// The address for a client.
+    /// The address for a manager, as whom it is to log in included.
     pub(crate) fn url(&self) -> String {
+        format!("redis://{}127.0.0.1:{}/", rights::login(), self.port)
+    }
+
+    /// The address for what the least rights do not cover: see [`Server::bare_url`](super::Server::bare_url).
+    pub(crate) fn bare_url(&self) -> String {
         format!("redis://127.0.0.1:{}/", self.port)
     }
 

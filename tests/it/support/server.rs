@@ -1,17 +1,19 @@
 //! A Redis server of a test's own.
 
+use std::collections::HashMap;
 use std::fs::{self, File};
 use std::io::{self, Read, Write};
 use std::net::{Ipv4Addr, SocketAddr, TcpStream};
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
+use std::thread;
 use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 use redis::{Client, Connection, FromRedisValue, IntoConnectionInfo, RedisResult, Value};
 use tempfile::TempDir;
 
-use super::{Sig, eventually, freeze, listen, signal};
+use super::{Sig, eventually, freeze, listen, rights, signal};
 
 /// What there is to try, in this order.
 const PROGRAMS: [&str; 2] = ["redis-server", "valkey-server"];
@@ -48,7 +50,7 @@ impl Server {
 
     /// Starts a server with further arguments, such as `["--maxmemory", "1mb"]`; they win over the usual ones.
     ///
-    /// Given `--requirepass`, the private connection uses that password; [`url`](Self::url) does not contain it.
+    /// Given `--requirepass`, the private connection uses that password; [`bare_url`](Self::bare_url) does not contain it.
     pub(crate) fn with(args: &[&str]) -> Self {
         Self::in_env(args, &[])
     }
@@ -74,8 +76,13 @@ impl Server {
         }
     }
 
-    /// The address for a client, without a password.
+    /// The address for a manager, as whom it is to log in included: usually nobody in particular.
     pub(crate) fn url(&self) -> String {
+        format!("redis://{}127.0.0.1:{}/", rights::login(), self.port)
+    }
+
+    /// The address alone, for what the least rights do not cover: other keys, prefixes and databases, and tests of logins.
+    pub(crate) fn bare_url(&self) -> String {
         format!("redis://127.0.0.1:{}/", self.port)
     }
 
@@ -193,6 +200,14 @@ impl Server {
         number_after(&info, "connected_clients:").expect("connected_clients in INFO") - 1
     }
 
+    /// What the server refused for want of a right, the last first: the user, and the command, key or channel.
+    #[track_caller]
+    pub(crate) fn refused(&self) -> Vec<(String, String)> {
+        let log: Vec<HashMap<String, Value>> = self.query(&["ACL", "LOG"]);
+        let word = |value: &Value| redis::from_redis_value(value.clone()).expect("a string");
+        log.iter().map(|entry| (word(&entry["username"]), word(&entry["object"]))).collect()
+    }
+
     /// Stops the process: connections stay, connects succeed, nothing is answered. Returns when it has stopped.
     #[track_caller]
     pub(crate) fn pause(&self) {
@@ -234,7 +249,7 @@ impl Server {
     }
 
     fn connect(&self) -> RedisResult<Connection> {
-        let info = self.url().into_connection_info()?;
+        let info = self.bare_url().into_connection_info()?;
         let mut login = info.redis_settings().clone().set_skip_set_lib_name();
         if let Some(at) = self.args.iter().position(|arg| arg == "--requirepass") {
             login = login.set_password(&self.args[at + 1]);
@@ -276,6 +291,9 @@ impl Server {
 
 impl Drop for Server {
     fn drop(&mut self) {
+        if !thread::panicking() && self.is_running() && answers(self.port) {
+            rights::note_refused(|| self.refused());
+        }
         // Neither can fail in a way that matters here, and a panic in a drop would hide the one that led to it.
         let process = self.process.get_mut();
         let _ = process.kill();
@@ -291,6 +309,7 @@ fn spawn(port: u16, dir: &Path, args: &[String], env: &[(String, String)]) -> Ch
             .args(["--save", "", "--appendonly", "no"])
             .args(["--enable-debug-command", "yes", "--dir"])
             .arg(dir)
+            .args(rights::server_args())
             .args(args)
             .envs(env.iter().map(|(name, value)| (name, value)))
             .stdin(Stdio::null())

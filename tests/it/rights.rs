@@ -1,0 +1,200 @@
+//! What a user may do, and what those are told who may do less: row 23.
+
+use std::error::Error as StdError;
+use std::iter;
+use std::thread;
+use std::time::Duration;
+
+use relatch::{Error, LockManager, Unlocked};
+
+use crate::hearing::assert_polls_without;
+use crate::support::{Child, Server, least_rights, rights_to_hear, rights_to_work, within};
+
+/// Longer than anything here takes.
+const LONG: Duration = Duration::from_secs(20);
+
+/// A wait that ends without the lock.
+const WAIT: Duration = Duration::from_millis(150);
+
+/// How long anything may take that Redis refuses: it is told at once, or at the end of the wait.
+const SLACK: Duration = Duration::from_secs(1);
+
+/// What cannot be done without each right. Those that are not here are for hearing, and everything can be done without them.
+const NEEDED_BY: [(&str, &[&str]); 9] = [
+    ("~lock:*", &["lock", "wait", "holder", "verify", "extend", "unlock", "unlock, taught", "force_unlock"]),
+    ("+set", &["lock", "wait"]),
+    ("+get", &["wait", "holder", "verify", "extend", "unlock", "unlock, taught", "force_unlock"]),
+    ("+del", &["unlock", "unlock, taught", "force_unlock"]),
+    ("+pexpire", &["extend"]),
+    ("+pttl", &["wait", "holder", "verify", "extend", "force_unlock"]),
+    ("+eval", &["unlock, taught", "force_unlock"]),
+    ("+evalsha", &["extend", "unlock", "unlock, taught"]),
+    ("+ping", &["connect"]),
+];
+
+/// A server with a user who has these rights, and that user's address.
+pub(crate) fn server_for(rights: &[&str]) -> (Server, String) {
+    let server = Server::start();
+    allow(&server, rights);
+    let url = format!("redis://worker:canary@127.0.0.1:{}/", server.port());
+    (server, url)
+}
+
+fn allow(server: &Server, rights: &[&str]) {
+    let user = ["ACL", "SETUSER", "worker", "reset", "on", ">canary", "-@all"];
+    server.query::<()>(&[&user, rights].concat());
+}
+
+/// The least rights but these.
+pub(crate) fn without(missing: &[&str]) -> Vec<&'static str> {
+    least_rights().into_iter().filter(|right| !missing.contains(right)).collect()
+}
+
+/// What Redis calls that for which the right is.
+pub(crate) fn name_of(right: &str) -> &str {
+    match right.split_at(1) {
+        ("+", command) => command,
+        ("~", _) => "keys",
+        ("&", _) => "channels",
+        _ => panic!("what kind of right is {right}?"),
+    }
+}
+
+fn chain(error: &Error) -> String {
+    let first: &dyn StdError = error;
+    let all = iter::successors(Some(first), |&error| error.source());
+    all.map(ToString::to_string).collect::<Vec<_>>().join(": ")
+}
+
+/// Does everything that can be done with a lock, as a user with these rights; returns what Redis refused meanwhile.
+fn refused_to_a_user_with(rights: &[&str]) -> Vec<String> {
+    let (server, url) = server_for(rights);
+    let locks = LockManager::connect(&url).expect("connects");
+    let outer = locks.lock("a").expect("locks");
+    let inner = locks.lock("a").expect("locks again");
+    outer.extend(Duration::from_secs(30)).expect("extends");
+    thread::scope(|scope| {
+        let others = LockManager::connect(&url).expect("connects");
+        scope.spawn(move || {
+            assert!(others.try_lock("a").expect("answers").is_none());
+            assert!(others.try_lock_for("a", WAIT).expect("answers").is_none());
+            assert!(others.get("a").wait(WAIT).lock().expect_err("busy").is_timeout());
+            assert!(others.holder("a").expect("answers").is_some());
+            others.with_lock("b", || ()).expect("runs");
+        });
+    });
+    drop(inner);
+    server.query::<()>(&["SCRIPT", "FLUSH"]);
+    assert_eq!(outer.unlock().expect("unlocks"), Unlocked::Released);
+    let taken_away = locks.lock("a").expect("locks");
+    assert!(locks.force_unlock("a").expect("answers").is_some());
+    assert!(taken_away.unlock().expect_err("lost").is_lost());
+    drop(locks);
+    assert_eq!(server.query::<i64>(&["DBSIZE"]), 0);
+    server.refused().into_iter().map(|(_, what)| what).collect()
+}
+
+#[test]
+fn row_23_the_least_rights_are_enough_for_everything() {
+    assert_eq!(refused_to_a_user_with(&least_rights()), [""; 0]);
+}
+
+#[test]
+fn row_23_without_the_rights_to_hear_everything_works_all_the_same() {
+    let refused = refused_to_a_user_with(&rights_to_work());
+    assert!(!refused.is_empty() && refused.iter().all(|it| it == "client|id"), "{refused:?}");
+}
+
+/// What everything that can be done with a lock says to a user from whom a right was taken: what was done, and the error.
+fn complaints_without(right: &str) -> Vec<(&'static str, Error)> {
+    let (server, url) = server_for(&least_rights());
+    let locks = LockManager::connect(&url).expect("connects");
+    let others = LockManager::connect(&server.bare_url()).expect("connects");
+    thread::scope(|scope| {
+        scope.spawn(|| std::mem::forget(others.get("taken").lock().expect("locks")));
+    });
+    let [first, second] = ["first", "second"].map(|key| locks.lock(key).expect("locks"));
+    first.extend(Duration::from_secs(30)).expect("extends");
+    drop(locks.lock("script").expect("locks"));
+    allow(&server, &without(&[right]));
+
+    let mut complaints = Vec::new();
+    let mut note = |what: &'static str, done: &dyn Fn() -> Option<Error>| {
+        complaints.extend(within(WAIT + SLACK, what, done).map(|error| (what, error)));
+    };
+    note("connect", &|| LockManager::connect(&url).err());
+    note("lock", &|| locks.get("free").wait(WAIT).lock().err());
+    note("lock", &|| locks.try_lock("tried").err());
+    note("wait", &|| locks.get("taken").wait(WAIT).lock().err());
+    note("holder", &|| locks.holder("taken").err());
+    note("verify", &|| first.verify().err());
+    note("extend", &|| first.extend(Duration::from_secs(60)).err());
+    let (first, second) = (std::cell::Cell::new(Some(first)), std::cell::Cell::new(Some(second)));
+    note("unlock", &|| first.take()?.unlock().err());
+    server.query::<()>(&["SCRIPT", "FLUSH"]);
+    note("unlock, taught", &|| second.take()?.unlock().err());
+    note("force_unlock", &|| locks.force_unlock("taken").err());
+    // Its listener cannot be told to stop, and looks up once in a second.
+    within(2 * SLACK, "the end of the manager", || drop(locks));
+    complaints.retain(|(_, error)| !error.is_timeout());
+    complaints
+}
+
+/// The rights come from the page, so a new one is missed here until it is known what it is for.
+#[test]
+fn row_23_each_right_that_is_missing_is_named() {
+    for right in rights_to_work() {
+        let needed = NEEDED_BY.iter().find(|(it, _)| *it == right);
+        let (_, needed_by) = needed.unwrap_or_else(|| panic!("nobody needs {right}"));
+        let complaints = complaints_without(right);
+        for (what, error) in &complaints {
+            assert!(matches!(error, Error::Refused { .. } | Error::Unconfirmed { .. }), "{error:?}");
+            let text = chain(error);
+            let mut words = text.split(|c: char| !c.is_ascii_lowercase());
+            assert!(words.any(|word| word == name_of(right)), "{what} does not name {right}: {text}");
+        }
+        let mut complained: Vec<_> = complaints.into_iter().map(|(what, _)| what).collect();
+        complained.dedup();
+        assert_eq!(complained, *needed_by, "who missed {right}");
+    }
+    for right in rights_to_hear() {
+        assert_eq!(complaints_without(right).len(), 0, "without {right}");
+        assert_polls_without(&[right]);
+    }
+}
+
+#[test]
+fn row_23_a_renewal_that_lacks_a_right_is_logged_and_names_it() {
+    for right in ["~lock:*", "+evalsha", "+get", "+pttl", "+pexpire"] {
+        let (server, url) = server_for(&least_rights());
+        let mut holder = Child::spawn("holder", &[("url", &*url)]);
+        holder.expect_line("renewed", LONG);
+        allow(&server, &without(&[right]));
+        let logged = holder.expect_line("WARN relatch::keeper", LONG);
+        assert!(logged.contains(name_of(right)), "does not name {right}: {logged}");
+        // Nothing can be renewed, so it is lost when its lease is over: told, not hung.
+        holder.expect_line("WARN relatch::lost", LONG);
+        assert!(holder.wait(LONG).success());
+    }
+}
+
+#[test]
+fn row_23_another_database_needs_the_right_to_select_it() {
+    let (server, url) = server_for(&least_rights());
+    let url = format!("{url}3");
+    let error = LockManager::connect(&url).expect_err("no right");
+    assert!(matches!(&error, Error::Refused { code, .. } if code == "NOPERM"), "{error:?}");
+    assert!(error.to_string().contains("select"), "{error}");
+    server.query::<()>(&["ACL", "SETUSER", "worker", "+select"]);
+    let locks = LockManager::connect(&url).expect("connects");
+    locks.with_lock("a", || ()).expect("runs");
+}
+
+#[test]
+fn row_23_no_right_to_the_key_is_named() {
+    let (_server, url) = server_for(&least_rights());
+    let locks = LockManager::builder(&url).prefix("elsewhere:").build().expect("connects");
+    let error = locks.lock("a").expect_err("no right");
+    assert!(matches!(&error, Error::Refused { code, .. } if code == "NOPERM"), "{error:?}");
+    assert!(error.to_string().contains("keys"), "{error}");
+}

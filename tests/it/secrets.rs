@@ -1,0 +1,318 @@
+//! The password, which nobody may see: not in an error, a `Debug`, a log line or a panic. A process of its own goes through all of
+//! them with a logger at the finest level, and its parent looks at everything that it printed.
+
+use std::any::type_name;
+use std::error::Error as StdError;
+use std::fmt::Debug;
+use std::fs;
+use std::iter;
+use std::net::TcpListener;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::thread;
+use std::time::Duration;
+
+use log::{LevelFilter, Log, Metadata, Record};
+use relatch::{Error, LockGuard, LockManager, LostHold};
+
+use crate::support::{Child, Fault, Proxy, Server, eventually, role};
+
+const LONG: Duration = Duration::from_secs(20);
+
+/// How long an answer may take that does not come.
+const ANSWER: Duration = Duration::from_millis(100);
+
+/// The password, and how it is written in a URL.
+const PASSWORD: &str = "pa7Qx@wd/9Zk";
+const IN_URL: &str = "pa7Qx%40wd%2F9Zk";
+
+/// Pieces of it, the same however it is written, that occur in nothing else.
+const PIECES: [&str; 2] = ["7Qx", "9Zk"];
+
+/// URLs that cannot work, with a password in the right place or not.
+const BAD_URLS: [&str; 18] = [
+    "P",
+    "u:P@127.0.0.1",
+    "//u:P@127.0.0.1/",
+    "redis:u:P@127.0.0.1/",
+    "redis://u:P",
+    "redis://u:P/",
+    "redis://u:P@",
+    "redis://:P@/",
+    "redis://u:P@127.0.0.1:99999/",
+    "redis://u:P@127.0.0.1/three",
+    "redis://u:P@127.0.0.1/?db=3",
+    "redis://u:P@127.0.0.1/3#P",
+    "redis://127.0.0.1/?password=P",
+    "redis://u:P%FF@127.0.0.1/three",
+    "redis://u%FF:P@127.0.0.1/",
+    "http://u:P@127.0.0.1/",
+    "rediss://u:P@127.0.0.1/",
+    "unix:///nowhere.sock?db=three&user=u&pass=P",
+];
+
+/// Prints every log line, whoever's.
+struct Printer;
+
+impl Log for Printer {
+    fn enabled(&self, _: &Metadata<'_>) -> bool {
+        true
+    }
+
+    fn log(&self, record: &Record<'_>) {
+        println!("{} {} {}", record.level(), record.target(), record.args());
+    }
+
+    fn flush(&self) {}
+}
+
+/// Prints a value of a public type, and tells which type it is.
+fn show<T: Debug>(value: &T) {
+    println!("{value:?}\n{value:#?}");
+    role::tell(&format!("type {}", type_name::<T>().rsplit("::").next().expect("a name")));
+}
+
+/// Prints an error with its sources, has it be the message of a panic, and tells what it is.
+fn show_error(what: &str, error: &Error) {
+    let first: &dyn StdError = error;
+    let all = iter::successors(Some(first), |&error| error.source());
+    all.for_each(|error| println!("{error}\n{error:?}\n{error:#?}"));
+    show(error);
+    let variant = format!("{error:?}");
+    let variant = variant.split([' ', '{']).next().expect("a name").to_owned();
+    let code = if let Error::Refused { code, .. } = error { code } else { "" };
+    role::tell(&format!("{what}: {variant} {code}"));
+    // What `expect` makes of it.
+    panics(|| panic!("as the test wants it: {error:?}"));
+}
+
+fn panics(action: impl FnOnce()) {
+    catch_unwind(AssertUnwindSafe(action)).expect_err("a panic, whose message is printed");
+}
+
+/// Tries a URL in every way there is, and shows what is shown before it is tried and what comes of it.
+fn try_url(what: &str, url: &str) {
+    show(&LockManager::builder(url));
+    let hasty = || LockManager::builder(url).connect_timeout(ANSWER).response_timeout(ANSWER);
+    show_error(what, &hasty().build().expect_err(what));
+    match hasty().build_unchecked() {
+        Err(error) => show_error(what, &error),
+        Ok(locks) => {
+            show(&locks);
+            let lock = locks.get("a").wait(ANSWER);
+            show(&lock);
+            for error in
+                [lock.lock().err(), lock.try_lock().err(), lock.holder().err(), lock.force_unlock().err()]
+            {
+                show_error(what, &error.expect(what));
+            }
+        }
+    }
+    // And as a client, where the crate that makes it takes the URL.
+    if let Ok(client) = redis::Client::open(url) {
+        let builder = LockManager::builder_with_client(&client).connect_timeout(ANSWER);
+        show(&builder);
+        show_error(what, &builder.response_timeout(ANSWER).build().expect_err(what));
+    }
+}
+
+/// The role of the process that is looked at.
+pub(crate) fn spill() {
+    log::set_logger(&Printer).expect("the only logger");
+    log::set_max_level(LevelFilter::Trace);
+    show_urls();
+    show_logins();
+    show_silence();
+    let proxy = Proxy::start(port("good"));
+    let url = url("worker", IN_URL, proxy.port());
+    show_values(&url);
+    show_trouble(&proxy, &url);
+    role::tell("end");
+}
+
+fn port(name: &str) -> u16 {
+    role::arg(name).parse().expect("a port")
+}
+
+fn url(user: &str, password: &str, port: u16) -> String {
+    format!("redis://{user}:{password}@127.0.0.1:{port}/")
+}
+
+fn show_urls() {
+    for url in BAD_URLS {
+        for password in [PASSWORD, IN_URL] {
+            let url = url.replace('P', password);
+            show(&LockManager::builder(&url));
+            for built in [LockManager::connect(&url), LockManager::builder(&url).build_unchecked()] {
+                // Some are only wrong for those who wrote them: a password that is a path, with nobody there.
+                if let Err(error) = built {
+                    show_error("a bad url", &error);
+                }
+            }
+        }
+    }
+}
+
+fn show_logins() {
+    let good = port("good");
+    try_url("a wrong password", &url("worker", &format!("{IN_URL}-not"), good));
+    try_url("an unknown user", &url("nobody", IN_URL, good));
+    try_url("no password", &format!("redis://{IN_URL}@127.0.0.1:{good}/"));
+    try_url("no right", &url("nothing", IN_URL, good));
+    try_url("no database", &format!("{}99", url("worker", IN_URL, good)));
+    // Redis repeats what it does not know: the first 128 bytes of it.
+    try_url("no AUTH", &url("worker", IN_URL, port("unknowing")));
+    try_url("no AUTH", &url("worker", &IN_URL.repeat(20), port("unknowing")));
+    let proxy = Proxy::start(good);
+    let url = url("worker", IN_URL, proxy.port());
+    for (what, fault) in [
+        ("an echo", Fault::Answer(format!("-{PASSWORD} is no command\r\n").into_bytes())),
+        ("an echo", Fault::Answer(format!("-ERR worker {PASSWORD}?\r\n").into_bytes())),
+        ("a broken answer", Fault::Answer(format!("{PASSWORD}?\r\n\r\n").into_bytes())),
+        ("a broken answer", Fault::HalfReply),
+        ("a broken answer", Fault::CutBeforeReply),
+        ("no answer", Fault::DropReply),
+    ] {
+        proxy.clear();
+        proxy.always("AUTH", fault);
+        try_url(what, &url);
+    }
+}
+
+fn show_silence() {
+    try_url("a closed port", &url("worker", IN_URL, port("closed")));
+    let mute = TcpListener::bind("127.0.0.1:0").expect("a port");
+    try_url("a mute port", &url("worker", IN_URL, mute.local_addr().expect("bound").port()));
+    try_url("no socket", &format!("unix:///nowhere.sock?user=worker&pass={IN_URL}"));
+}
+
+fn show_values(url: &str) {
+    let on_lost = |lost: &LostHold| {
+        show(lost);
+        panic!("{lost:?}");
+    };
+    let locks = LockManager::builder(url).on_lost(on_lost).build().expect("connects");
+    let lock = locks.get("a");
+    let guard = lock.lock().expect("locks");
+    show(&locks);
+    show(&lock);
+    show(&guard);
+    show(guard.owner());
+    show(&guard.watch());
+    show(&locks.held().pop().expect("held"));
+    show(&locks.holder("a").expect("answers").expect("held"));
+    println!("{} {}", guard.owner(), locks.holder("a").expect("answers").expect("held"));
+    show(&locks.stats());
+    show(&locks.stats().time_waited);
+    thread::scope(|scope| {
+        let busy = scope.spawn(|| locks.get("a").wait(ANSWER).lock().map(drop).expect_err("busy"));
+        show_error("a wait", &busy.join().expect("no panic"));
+    });
+    panics(|| locks.with_lock("b", || panic!("{locks:?}")).expect("not reached"));
+    show_error("an option", &locks.get("d").lease(Duration::ZERO).lock().expect_err("no lease"));
+    show_error("a key", &locks.lock("").expect_err("no key"));
+    locks.force_unlock("a").expect("answers").expect("held");
+    show_error("a loss", &guard.verify().expect_err("lost"));
+    show(&guard.watch().wait_lost(LONG).expect("lost"));
+    show(&locks.lock("c").expect("locks").unlock().expect("unlocks"));
+    show_error("no manager", &relatch::with_lock("a", || ()).expect_err("none"));
+    relatch::install(locks.clone()).expect("the first");
+    show(&relatch::installed().expect("installed"));
+    show_error("a second manager", &relatch::install(locks).expect_err("the second"));
+    drop(guard);
+}
+
+fn show_trouble(proxy: &Proxy, url: &str) {
+    let builder = LockManager::builder(url).connect_timeout(ANSWER).response_timeout(ANSWER);
+    let locks = builder.lease(Duration::from_secs(1)).tolerate_outage(ANSWER).build().expect("connects");
+    let broken = || locks.get("a").wait(ANSWER).lock().map(drop).expect_err("no proper answer");
+    let garbage = b"HTTP/1.1 400 Bad Request\r\n\r\n".to_vec();
+    for fault in
+        [Fault::Replace(garbage), Fault::HalfReply, Fault::DropReply, Fault::Answer(b":7\r\n".to_vec())]
+    {
+        proxy.always("SET", fault);
+        show_error("trouble", &broken());
+        proxy.clear();
+    }
+    let take = |key: &str| -> LockGuard { locks.get(key).wait(LONG).lock().expect("locks") };
+    let renewed = take("renewed");
+    proxy.on("EVALSHA * 1 lock:renewed", Fault::CutBeforeReply);
+    let errors = locks.stats().renewal_errors;
+    eventually(LONG, "a renewal fails", || locks.stats().renewal_errors > errors);
+    drop(renewed);
+    let (guard, dropped) = (take("unlocked"), take("dropped"));
+    proxy.black_hole(true);
+    show_error("a hole", &broken());
+    show_error("a release", &guard.unlock().expect_err("no answer"));
+    drop(dropped);
+    proxy.black_hole(false);
+}
+
+/// A server with users who have the password: one who may lock, and one who may do nothing.
+fn guarded() -> Server {
+    let server = Server::with(&["--requirepass", "another"]);
+    for (user, rights) in [("worker", "+@all"), ("nothing", "-@all")] {
+        let password = format!(">{PASSWORD}");
+        server.query::<()>(&["ACL", "SETUSER", user, "on", &password, "~lock:*", "&*", rights]);
+    }
+    server
+}
+
+/// The types that `lib.rs` exports, by name.
+fn public_types() -> Vec<String> {
+    let lib = fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/src/lib.rs")).expect("lib.rs");
+    let lines = lib.lines().filter(|line| line.starts_with("pub use"));
+    let words = lines.flat_map(|line| line.split(|c: char| !c.is_alphanumeric() && c != '_'));
+    words.filter(|word| word.starts_with(char::is_uppercase)).map(str::to_owned).collect()
+}
+
+#[test]
+fn the_password_is_in_nothing_that_is_ever_printed() {
+    let (good, unknowing) = (guarded(), Server::with(&["--rename-command", "AUTH", ""]));
+    let closed = Server::start();
+    closed.kill();
+    let ports = [&good, &unknowing, &closed].map(|server| server.port().to_string());
+    let mut child =
+        Child::spawn("spiller", &[("good", &*ports[0]), ("unknowing", &*ports[1]), ("closed", &*ports[2])]);
+    let told: Vec<_> =
+        iter::repeat_with(|| child.expect_line("", LONG)).take_while(|line| line != "end").collect();
+    assert!(child.wait(LONG).success(), "{}", child.printed());
+
+    // It has been everywhere ...
+    for expected in [
+        "a bad url: InvalidOption",
+        "a wrong password: Refused WRONGPASS",
+        "an unknown user: Refused WRONGPASS",
+        "no password: Refused NOAUTH",
+        "no right: Refused NOPERM",
+        "no database: Refused ",
+        "no AUTH: Refused ERR",
+        "an echo: Refused ERR",
+        "a broken answer: Unavailable",
+        "no answer: Unavailable",
+        "a closed port: Unavailable",
+        "a mute port: Unavailable",
+        "no socket: Unavailable",
+        "a wait: Timeout",
+        "a loss: Lost",
+        "trouble: Unavailable",
+        "a hole: Unavailable",
+        "a release: Unconfirmed",
+    ] {
+        assert!(told.iter().any(|line| line.starts_with(expected)), "no {expected:?} in {told:#?}");
+    }
+    let types = public_types();
+    assert!(types.len() > 12, "{types:?}");
+    for name in types {
+        assert!(told.contains(&format!("type {name}")), "no {name} was shown");
+    }
+    let printed = child.printed();
+    for logged in
+        ["DEBUG relatch::acquire", "WARN relatch::release", "WARN relatch::lost", "as the test wants it"]
+    {
+        assert!(printed.contains(logged), "no {logged:?} in {printed}");
+    }
+    // ... and nowhere was it seen.
+    let leaks: Vec<_> =
+        printed.lines().filter(|line| PIECES.iter().any(|piece| line.contains(piece))).collect();
+    assert!(leaks.is_empty(), "{leaks:#?}");
+}

@@ -1,0 +1,70 @@
+#!/usr/bin/env bash
+# The integration tests, as the user that docs/operations.md describes, who may do no more than that: bash tests/rights.sh
+#
+# His password is one that occurs nowhere else. It must not be seen in anything that is printed: by the tests, by the processes
+# that they start, by a panic, or by a logger at trace level; and no command of ours may be refused without a test wanting so.
+# The tests' own doing is in tests/it/support/rights.rs.
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+# shellcheck source=examples/setup.sh
+. examples/setup.sh
+
+limit=300 # Seconds for the tests; they take about 70.
+
+[ $# -eq 0 ] || die 'this takes no arguments'
+need_cargo
+need_server
+have timeout || die 'timeout (of coreutils) is not on the PATH'
+
+password="canary-$$-$RANDOM$RANDOM"
+printed=$(mktemp)
+trap 'rm -f "$printed"' EXIT
+
+# Before the time is taken: building has no limit.
+cargo test --locked --test it --no-run
+
+# as_the_user <threads> [names]: runs those tests, or all, and returns what `timeout` does.
+as_the_user() {
+    local threads=$1
+    shift
+    RUST_BACKTRACE=0 RELATCH_TEST_LEAST_RIGHTS=$password \
+        timeout --kill-after=10 "$limit" \
+        cargo test --locked --test it -- --nocapture "--test-threads=$threads" "$@" >>"$printed" 2>&1
+}
+
+# The names at the end of what was printed. (Children print such a list, too.)
+failures() { tac "$printed" | sed -n '/^failures:$/q; s/^    \([a-z0-9_:]*\)$/\1/p'; }
+
+say "the integration tests, as a user with the least rights (at most $limit s)"
+status=0
+as_the_user 6 || status=$?
+if [ "$status" -eq 101 ]; then
+    # Many tests take the time, and the machine may be busy. A right that is missing is missing once more.
+    mapfile -t again < <(failures)
+    if [ "${#again[@]}" -gt 0 ] && [ "${#again[@]}" -le 10 ]; then
+        say "by themselves, those that failed: ${again[*]}"
+        status=0
+        as_the_user 1 --exact "${again[@]}" || status=$?
+    fi
+fi
+
+if grep -Fq "$password" "$printed"; then
+    grep -Fn "$password" "$printed" | head -20 >&2
+    die 'the password was printed, see above'
+fi
+if [ "$status" -eq 124 ] || [ "$status" -eq 137 ]; then
+    tail -n 40 "$printed" >&2
+    die "the tests were not done within $limit s; above is what was printed last"
+fi
+if [ "$status" -ne 0 ]; then
+    tail -n 40 "$printed" >&2
+    trap - EXIT
+    printf 'All that was printed: %s\nTo run one of them: RELATCH_TEST_LEAST_RIGHTS=%s cargo test --locked --test it <its name>\n' "$printed" "$password" >&2
+    die "the tests failed: $(failures | tr '\n' ' ')"
+fi
+if grep -F 'refused to the user with the least rights:' "$printed" | sort | uniq -c >&2; then
+    die 'a right is missing in docs/operations.md, or something is sent that it does not allow'
+fi
+# If nothing was logged, nothing was looked at.
+grep -q '^WARN relatch::lost ' "$printed" || die 'the tests logged nothing: was there a user at all?'
+say "all is well: $(grep -c '^test .* \.\.\. ok$' "$printed" || true) tests passed, and among the $(wc -l <"$printed") lines that they printed is no password"
