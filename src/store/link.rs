@@ -7,7 +7,8 @@ use redis::{Cmd, Connection, RedisError, Value};
 
 use crate::clock::Moment;
 use crate::store::address::Address;
-use crate::store::trouble::{self, Refusal, Trouble};
+use crate::store::reply::agreed;
+use crate::store::trouble::{self, Trouble};
 
 /// Redis counts the time of a socket call, not of a command, so every call gets what is left; but no
 /// shorter than this, since zero would mean for ever.
@@ -86,12 +87,14 @@ impl Link {
         if batch.count == 0 {
             return Ok(());
         }
-        let replies = self.exchange(&batch, deadline).map_err(|trouble| match trouble {
-            // No lock's command was under way yet, whatever became of the login.
-            Trouble::Unanswered { cause, .. } => Trouble::NotSent(cause),
-            other => other,
-        })?;
-        replies.into_iter().try_for_each(|reply| accepted(reply).map(drop))
+        let replies = self.exchange(&batch, deadline);
+        replies.and_then(|replies| replies.into_iter().try_for_each(agreed)).map_err(
+            |trouble| match trouble {
+                // No lock's command was under way yet, whatever became of the login.
+                Trouble::Unanswered { cause, .. } => Trouble::NotSent(cause),
+                other => other,
+            },
+        )
     }
 
     /// The connection alone, for other uses.
@@ -199,12 +202,4 @@ fn connect(address: &Address, deadline: Moment) -> Result<Connection, Trouble> {
     Err(last.unwrap_or_else(|| {
         Trouble::not_sent(io::Error::new(io::ErrorKind::TimedOut, "no time was left to connect"))
     }))
-}
-
-/// The reply, unless it is an error.
-pub(super) fn accepted(reply: Value) -> Result<Value, Trouble> {
-    match reply {
-        Value::ServerError(error) => Err(Trouble::Refused(Refusal::new(&error))),
-        other => Ok(other),
-    }
 }

@@ -6,6 +6,9 @@ use std::sync::Arc;
 
 use redis::{RedisError, ServerError, Value};
 
+/// How much of an error is kept that Redis answered, in characters: its own are shorter.
+const LONGEST_MESSAGE: usize = 500;
+
 /// Why a command has no result.
 #[derive(Debug)]
 pub(crate) enum Trouble {
@@ -33,12 +36,17 @@ pub(crate) struct Refusal {
 
 impl Refusal {
     pub(super) fn new(error: &ServerError) -> Refusal {
-        let code = error.code().to_owned();
+        let code = legible(error.code());
         let message = match error.details() {
-            Some(details) => format!("{code} {details}"),
+            Some(details) => legible(&format!("{} {details}", error.code())),
             None => code.clone(),
         };
         Refusal { code, message }
+    }
+
+    /// For what is no answer to the question.
+    pub(super) fn nonsense(kind: &str) -> Refusal {
+        Refusal { code: String::new(), message: format!("the reply made no sense: {kind}") }
     }
 
     /// True for what the server gets over by itself: loading, failing over, running a long script.
@@ -71,6 +79,17 @@ impl Trouble {
             Trouble::Refused(refusal) => refusal.into(),
         }
     }
+}
+
+/// A server's words, as they may stand in a message and in a log: on one line, and no longer than anybody reads.
+fn legible(text: &str) -> String {
+    let mut rest = text.chars();
+    let plain = |c: char| if c.is_control() { ' ' } else { c };
+    let mut shown: String = rest.by_ref().take(LONGEST_MESSAGE).map(plain).collect();
+    if rest.next().is_some() {
+        shown.push_str("...");
+    }
+    shown
 }
 
 /// True where the error leaves the connection in order: the answer may still come, and will be skipped then.
