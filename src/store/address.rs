@@ -187,8 +187,8 @@ mod tests {
             port in 1..=u16::MAX,
             db in 0..16_i64,
         ) {
-            let escaped: String = password.bytes().map(|byte| format!("%{byte:02X}")).collect();
-            let address = Address::parse(&format!("redis://{user}:{escaped}@{host}:{port}/{db}"));
+            let escaped: Vec<_> = password.bytes().map(|byte| format!("%{byte:02X}")).collect();
+            let address = Address::parse(&format!("redis://{user}:{}@{host}:{port}/{db}", escaped.concat()));
             let address = address.map_err(|error| TestCaseError::fail(error.to_string()))?;
             prop_assert_eq!(address.name(), format!("{host}:{port}"));
             prop_assert_eq!(address.username.as_deref(), Some(user.as_str()));

@@ -235,11 +235,12 @@ mod tests {
             let is_on = matches!(watch(value.clone()), Watch::On);
             prop_assert_eq!(is_on, matches!(value, Value::Okay));
 
-            let sensible = match (&value, &left) {
-                (Value::ServerError(_), _) | (_, Value::ServerError(_)) | (Value::Nil, _) => true,
-                (Value::BulkString(_), Value::Int(-2..)) => true,
-                _ => false,
-            };
+            let sensible = matches!(
+                (&value, &left),
+                (Value::ServerError(_) | Value::Nil, _)
+                    | (_, Value::ServerError(_))
+                    | (Value::BulkString(_), Value::Int(-2..))
+            );
             prop_assert_eq!(makes_no_sense(&seen(value, left)), !sensible);
         }
 

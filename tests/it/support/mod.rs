@@ -2,6 +2,7 @@
 //!
 //! - [`Server`]: a `redis-server` that belongs to one test, and can be stopped, killed and started again.
 //! - [`Proxy`] and [`Fault`]: a TCP proxy that understands RESP well enough to lose exactly the reply it is told to.
+//! - [`Fake`] and [`Say`]: a server that is none, and says whatever it is told to.
 //! - [`Child`] and [`role`]: the test binary run again as another process.
 //! - [`compile_shim`]: what such a process can be made to believe.
 //! - [`eventually`] and [`within`]: the two ways of waiting; no test sleeps.
@@ -19,6 +20,7 @@ use rand::RngExt;
 use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, kill_process, waitid};
 
 mod child;
+mod fake;
 mod link;
 mod proxy;
 mod resp;
@@ -26,6 +28,7 @@ mod server;
 mod shim;
 
 pub(crate) use self::child::{Child, role};
+pub(crate) use self::fake::{Fake, Say};
 pub(crate) use self::proxy::{Fault, Proxy};
 pub(crate) use self::server::Server;
 pub(crate) use self::shim::compile_shim;
