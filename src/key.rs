@@ -50,6 +50,8 @@ impl Key {
 
 #[cfg(test)]
 mod tests {
+    use proptest::prelude::*;
+
     use super::*;
 
     #[test]
@@ -68,5 +70,25 @@ mod tests {
         assert!(
             matches!(Key::new("", &long), Err(Error::InvalidKey { length, .. }) if length == MAX_BYTES + 1)
         );
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
+
+        #[test]
+        fn any_name_is_kept_exactly_or_refused(prefix in any::<String>(), name in any::<String>(), times in 0..2000_usize) {
+            let name = name.repeat(times);
+            match Key::new(&prefix, &name) {
+                Ok(key) => {
+                    prop_assert_eq!(&**key.name(), &name);
+                    prop_assert_eq!(key.in_redis().strip_prefix(prefix.as_str()), Some(name.as_str()));
+                }
+                Err(error) => {
+                    prop_assert!(name.is_empty() || name.len() > MAX_BYTES);
+                    let fits = matches!(error, Error::InvalidKey { length, .. } if length == name.len());
+                    prop_assert!(fits, "{:?}", error);
+                }
+            }
+        }
     }
 }

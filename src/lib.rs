@@ -14,7 +14,7 @@
 //!   and without renewal the release does. The hold is [lost](Error::Lost).
 //! - One server: this is not Redlock.
 //! - Resolving a host name is up to the system, and may block for longer than a timeout says. So may a server that sends
-//!   an answer one byte at a time: a timeout counts from the last byte.
+//!   an answer one byte at a time: a timeout counts from the last byte. One that never ends its answer takes memory, too.
 //!
 //! # A program, step by step
 //!

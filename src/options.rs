@@ -190,6 +190,8 @@ impl Lease {
 
 #[cfg(test)]
 mod tests {
+    use proptest::prelude::*;
+
     use super::*;
 
     fn refused(change: impl FnOnce(&mut Settings)) -> &'static str {
@@ -254,5 +256,74 @@ mod tests {
         let shortest = Lease::new(Duration::from_micros(10_900));
         assert_eq!(shortest.millis(), 10);
         assert_eq!(shortest.valid_until(sent).since(sent), Duration::from_micros(7900));
+    }
+
+    /// Spans of every size, and those at which something changes.
+    fn any_span() -> impl Strategy<Value = Duration> {
+        let sizes = (0..64_u32, any::<u64>()).prop_map(|(shift, nanos)| Duration::from_nanos(nanos >> shift));
+        let seconds =
+            (any::<u64>(), 0..1_000_000_000_u32).prop_map(|(secs, nanos)| Duration::new(secs, nanos));
+        let edges =
+            [0, 1, 10, 1000, 30_000, 3_600_000, 86_400_000, 366 * 86_400_000].map(Duration::from_millis);
+        prop_oneof![4 => sizes, 1 => seconds, 2 => prop::sample::select(edges.to_vec()), 1 => Just(Duration::MAX)]
+    }
+
+    prop_compose! {
+        fn any_settings()(
+            (lease, max_lease, tolerate_outage) in (any_span(), any_span(), any_span()),
+            (wait, every, max_hold) in prop::option::of(any_span()).prop_flat_map(|it| (Just(it), prop::option::of(any_span()), prop::option::of(any_span()))),
+            (on, pool_size, turns) in (any::<bool>(), 0..5_u32, 0..5_u32),
+            (connect_timeout, response_timeout, time) in (any_span(), any_span(), any_span()),
+        ) -> Settings {
+            let renewal = Renewal { on, every, max_hold };
+            let options = Options { lease, wait, renewal, reclaim_dead: false };
+            let hand_on = HandOn { turns, time };
+            Settings { options, max_lease, pool_size, connect_timeout, response_timeout, tolerate_outage, hand_on, ..Settings::default() }
+        }
+    }
+
+    fn value_of(settings: &Settings, option: &str) -> String {
+        let Settings { options, max_lease, pool_size, connect_timeout, response_timeout, hand_on, .. } =
+            settings;
+        match option {
+            "lease" => format!("{:?}", options.lease),
+            "renew_every" => format!("{:?}", options.renewal.every.expect("it was set")),
+            "max_hold" => format!("{:?}", options.renewal.max_hold.expect("it was set")),
+            "max_lease" => format!("{max_lease:?}"),
+            "pool_size" => format!("{pool_size:?}"),
+            "connect_timeout" => format!("{connect_timeout:?}"),
+            "response_timeout" => format!("{response_timeout:?}"),
+            "hand_on" => format!("{:?}", hand_on.turns),
+            other => panic!("no option is called {other}"),
+        }
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
+
+        #[test]
+        fn any_settings_pass_or_the_one_that_does_not_is_named(settings in any_settings()) {
+            let error = match settings.check() {
+                Ok(()) => return Ok(()),
+                Err(error) => error,
+            };
+            let text = error.to_string();
+            let Error::InvalidOption { option, value, .. } = error else {
+                return Err(TestCaseError::fail(text));
+            };
+            prop_assert_eq!(&value, &value_of(&settings, option));
+            prop_assert!(text.contains(option) && text.contains(&value), "{}", text);
+        }
+
+        /// Leases that pass, and those of a foreign server, whatever the clock says.
+        #[test]
+        fn no_lease_is_too_long_or_too_late_to_count_with(asked in any_span(), at: u64, every in any_span()) {
+            let (lease, sent) = (Lease::new(asked), Moment::from_nanos(at));
+            prop_assert!(lease.valid_until(sent) >= sent);
+            prop_assert!(lease.valid_until(sent) <= lease.gone_by(sent));
+            prop_assert!(Duration::from_millis(lease.millis()) <= asked);
+            let renewal = Renewal { on: true, every: Some(every), max_hold: None };
+            prop_assert!(renewal.every(lease).is_some_and(|every| sent.after(every) <= lease.gone_by(sent)));
+        }
     }
 }

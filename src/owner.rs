@@ -122,6 +122,8 @@ fn number(digits: &str) -> Option<u64> {
 
 #[cfg(test)]
 mod tests {
+    use proptest::prelude::*;
+
     use super::*;
 
     fn there_and_back(host: &str) -> Owner {
@@ -166,5 +168,26 @@ mod tests {
     fn no_two_tokens_are_alike() {
         let owner = Owner::new("host".into(), 1, 2);
         assert_ne!(fresh_token(&owner, "0123abcd"), fresh_token(&owner, "0123abcd"));
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
+
+        #[test]
+        fn any_owner_reads_back_from_its_token(host in any::<String>(), pid: u32, thread: u64, machine in "[0-9a-f]{8}") {
+            let owner = Owner::new(clean_host(&host).into(), pid, thread);
+            prop_assert_eq!(Owner::parse(&fresh_token(&owner, &machine)), Some(owner));
+        }
+
+        /// What is read is what was written: no two texts are the token of one owner and nonce.
+        #[test]
+        fn any_text_is_no_token_or_reads_back_as_it_is(
+            text in prop_oneof![any::<String>(), "[a-c.\u{e9} -]{0,70}-[-+0-9]{0,12}-[-+0-9]{0,22}-[0-9a-fA-F]{31,33}"],
+        ) {
+            if let Some(owner) = Owner::parse(&text) {
+                let nonce = &text[text.len() - NONCE_DIGITS..];
+                prop_assert_eq!(format!("{owner}-{nonce}"), text);
+            }
+        }
     }
 }

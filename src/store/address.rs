@@ -102,6 +102,8 @@ fn invalid(value: String, reason: &'static str) -> Error {
 
 #[cfg(test)]
 mod tests {
+    use proptest::prelude::*;
+
     use super::*;
 
     #[test]
@@ -139,5 +141,53 @@ mod tests {
         }
         let address = Address::parse("redis://user:canary@example.org/").unwrap();
         assert!(!format!("{address:?}").contains("canary"));
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
+
+        #[test]
+        fn any_text_is_an_address_or_refused(
+            url in prop_oneof![any::<String>(), "(redis|rediss|unix|redis\\+unix|valkey)://.{0,40}"],
+        ) {
+            if let Err(error) = Address::parse(&url) {
+                let is_option = matches!(error, Error::InvalidOption { option: "url", .. });
+                prop_assert!(is_option, "{:?}", error);
+            }
+        }
+
+        /// Whatever stands around it, and however wrong the rest is.
+        #[test]
+        fn no_message_holds_a_password(
+            scheme in "redis|rediss|unix|redis\\+unix|valkey|http",
+            user in "[a-z]{0,3}",
+            before in "[!-~\t ]{0,4}",
+            after in "[!-~\t ]{0,4}",
+            rest in "[!-~]{0,12}",
+        ) {
+            let url = format!("{scheme}://{user}:{before}canary{after}@{rest}");
+            let shown = match Address::parse(&url) {
+                Ok(address) => format!("{address:?} {}", address.name()),
+                Err(error) => format!("{error} {error:?}"),
+            };
+            prop_assert!(!shown.contains("canary"), "{} shows {}", url, shown);
+        }
+
+        #[test]
+        fn a_valid_url_keeps_its_parts(
+            user in "[a-zA-Z0-9]{1,8}",
+            password in any::<String>().prop_filter("not empty", |it| !it.is_empty()),
+            host in "[a-z]{1,8}(\\.[a-z]{1,8}){0,2}",
+            port in 1..=u16::MAX,
+            db in 0..16_i64,
+        ) {
+            let escaped: Vec<_> = password.bytes().map(|byte| format!("%{byte:02X}")).collect();
+            let address = Address::parse(&format!("redis://{user}:{}@{host}:{port}/{db}", escaped.concat()));
+            let address = address.map_err(|error| TestCaseError::fail(error.to_string()))?;
+            prop_assert_eq!(address.name(), format!("{host}:{port}"));
+            prop_assert_eq!(address.username.as_deref(), Some(user.as_str()));
+            prop_assert_eq!(address.password.as_deref(), Some(password.as_str()));
+            prop_assert_eq!(address.db, db);
+        }
     }
 }

@@ -12,7 +12,8 @@ use redis::{Cmd, Connection, Value};
 
 use crate::clock::Moment;
 use crate::store::address::Address;
-use crate::store::link::{Batch, Link, accepted};
+use crate::store::link::{Batch, Link};
+use crate::store::reply::accepted;
 use crate::store::trouble::{self, Trouble};
 
 /// Where Redis says it, to whoever tracks by redirection.
@@ -48,7 +49,9 @@ impl Ear {
         let Value::Int(id @ 1..) = ask(redis::cmd("CLIENT").arg("ID"))? else {
             return Err(Trouble::not_sent("the reply to CLIENT ID made no sense"));
         };
-        ask(redis::cmd("SUBSCRIBE").arg(CHANNEL))?;
+        let Value::Array(_) = ask(redis::cmd("SUBSCRIBE").arg(CHANNEL))? else {
+            return Err(Trouble::not_sent("the reply to SUBSCRIBE made no sense"));
+        };
         Ok(Ear { connection: link.into_connection(), id: id.unsigned_abs() })
     }
 

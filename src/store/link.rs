@@ -7,7 +7,8 @@ use redis::{Cmd, Connection, RedisError, Value};
 
 use crate::clock::Moment;
 use crate::store::address::Address;
-use crate::store::trouble::{self, Refusal, Trouble};
+use crate::store::reply::agreed;
+use crate::store::trouble::{self, Trouble};
 
 /// Redis counts the time of a socket call, not of a command, so every call gets what is left; but no
 /// shorter than this, since zero would mean for ever.
@@ -91,8 +92,11 @@ impl Link {
             Trouble::Unanswered { cause, .. } => Trouble::NotSent(cause),
             other => other,
         })?;
-        let accepted = replies.into_iter().try_for_each(|reply| accepted(reply).map(drop));
-        accepted.map_err(|trouble| trouble.without(address.password.as_deref()))
+        let agreed = replies.into_iter().try_for_each(agreed);
+        agreed.map_err(|trouble| match trouble {
+            Trouble::Unanswered { cause, .. } => Trouble::NotSent(cause),
+            other => other.without(address.password.as_deref()),
+        })
     }
 
     /// The connection alone, for other uses.
@@ -200,12 +204,4 @@ fn connect(address: &Address, deadline: Moment) -> Result<Connection, Trouble> {
     Err(last.unwrap_or_else(|| {
         Trouble::not_sent(io::Error::new(io::ErrorKind::TimedOut, "no time was left to connect"))
     }))
-}
-
-/// The reply, unless it is an error.
-pub(super) fn accepted(reply: Value) -> Result<Value, Trouble> {
-    match reply {
-        Value::ServerError(error) => Err(Trouble::Refused(Refusal::new(&error))),
-        other => Ok(other),
-    }
 }

@@ -20,9 +20,9 @@ use crate::error::Error;
 use crate::flaw;
 use crate::holder::Holder;
 use crate::options::Settings;
-use crate::store::link::{Batch, accepted};
+use crate::store::link::Batch;
 use crate::store::pool::{Carrier, Pool};
-use crate::store::reply::{compared, seen, time_left, was_set, watch};
+use crate::store::reply::{accepted, alive, compared, deleted, seen, was_set, watch};
 use crate::store::script::{DELETE, FORCE, RELEASE, RENEW, Script};
 
 pub(crate) use crate::store::address::Address;
@@ -126,7 +126,8 @@ impl Connection<'_> {
     }
 
     pub(crate) fn ping(&mut self, deadline: Moment) -> Result<(), Trouble> {
-        self.run(&redis::cmd("PING"), deadline).map(drop)
+        let reply = self.run(&redis::cmd("PING"), deadline)?;
+        self.sensible(alive(&reply))
     }
 
     /// One attempt to take a lock: `SET key token NX PX lease`.
@@ -295,15 +296,7 @@ impl Connection<'_> {
     pub(crate) fn force(&mut self, key: &str, deadline: Moment) -> Result<Option<Holder>, Trouble> {
         let script = &self.scripts.force;
         let reply = self.run(&script.whole(key, &[]), deadline).map_err(|trouble| script.explain(trouble))?;
-        let Value::Array(parts) = reply else {
-            return Ok(None);
-        };
-        let mut parts = parts.into_iter();
-        let holder = match (next(&mut parts), next(&mut parts)) {
-            (Value::BulkString(value), left) => Holder::new(&value, time_left(&left)),
-            (_, left) => Holder::new(b"(not a string)", time_left(&left)),
-        };
-        Ok(Some(holder))
+        self.sensible(deleted(reply))
     }
 }
 

@@ -5,7 +5,6 @@ use std::time::Duration;
 use redis::Value;
 
 use crate::holder::Holder;
-use crate::store::link::accepted;
 use crate::store::trouble::{Refusal, Trouble};
 
 /// What came of an attempt to take a lock.
@@ -51,6 +50,14 @@ pub(crate) enum Watch {
     Refused(Refusal),
 }
 
+/// The reply, unless it is an error.
+pub(super) fn accepted(reply: Value) -> Result<Value, Trouble> {
+    match reply {
+        Value::ServerError(error) => Err(Trouble::Refused(Refusal::new(&error))),
+        other => Ok(other),
+    }
+}
+
 /// Reads the reply of a script that compares.
 pub(super) fn compared(reply: Result<Value, Trouble>) -> Result<Compared, Trouble> {
     match reply {
@@ -70,9 +77,23 @@ pub(super) fn seen(value: Value, left: Value) -> Result<Seen, Trouble> {
         other => other?,
     };
     match (value, accepted(left)?) {
-        (Value::Nil, _) | (_, Value::Int(-2)) => Ok(Seen::Nothing),
-        (Value::BulkString(value), left) => Ok(Seen::Somebody(Holder::new(&value, time_left(&left)))),
+        (Value::Nil, _) | (Value::BulkString(_), Value::Int(-2)) => Ok(Seen::Nothing),
+        (Value::BulkString(value), left) => Ok(Seen::Somebody(Holder::new(&value, time_left(&left)?))),
         (other, _) => Err(unexpected(&other)),
+    }
+}
+
+/// Reads the reply of the script that deletes whatever stands at a key.
+pub(super) fn deleted(reply: Value) -> Result<Option<Holder>, Trouble> {
+    let parts = match reply {
+        Value::Nil => return Ok(None),
+        Value::Array(parts) => parts,
+        other => return Err(unexpected(&other)),
+    };
+    match parts.as_slice() {
+        [Value::BulkString(value), left] => Ok(Some(Holder::new(value, time_left(left)?))),
+        [Value::Nil, left] => Ok(Some(Holder::new(b"(not a string)", time_left(left)?))),
+        _ => Err(unexpected(&Value::Array(parts))),
     }
 }
 
@@ -88,27 +109,180 @@ pub(super) fn was_set(reply: &Value) -> Result<bool, Trouble> {
 /// Reads the reply of `CLIENT TRACKING`.
 pub(super) fn watch(reply: Value) -> Watch {
     match reply {
+        Value::Okay => Watch::On,
         Value::ServerError(error) => Watch::Refused(Refusal::new(&error)),
-        _ => Watch::On,
+        // Whoever counted on it would sleep for long.
+        other => Watch::Refused(Refusal::nonsense(kind(&other))),
+    }
+}
+
+/// Reads the reply of `AUTH` and `SELECT`.
+pub(super) fn agreed(reply: Value) -> Result<(), Trouble> {
+    match accepted(reply)? {
+        Value::Okay => Ok(()),
+        other => Err(unexpected(&other)),
+    }
+}
+
+/// Reads the reply of `PING`.
+pub(super) fn alive(reply: &Value) -> Result<(), Trouble> {
+    match reply {
+        Value::SimpleString(pong) if pong == "PONG" => Ok(()),
+        other => Err(unexpected(other)),
     }
 }
 
 /// `PTTL`'s answer: milliseconds, or -1 for a key that never expires.
-pub(super) fn time_left(reply: &Value) -> Option<Duration> {
+fn time_left(reply: &Value) -> Result<Option<Duration>, Trouble> {
     match reply {
-        Value::Int(millis) => u64::try_from(*millis).ok().map(Duration::from_millis),
-        _ => Some(Duration::ZERO),
+        Value::Int(-1) => Ok(None),
+        Value::Int(millis @ 0..) => Ok(Some(Duration::from_millis(millis.unsigned_abs()))),
+        other => Err(unexpected(other)),
     }
 }
 
 /// Whoever answers so is not Redis, or not in step with us: what became of the command is not known.
 fn unexpected(reply: &Value) -> Trouble {
-    let kind = match reply {
+    Trouble::Unanswered { link_stands: false, cause: Refusal::nonsense(kind(reply)).into() }
+}
+
+fn kind(reply: &Value) -> &'static str {
+    match reply {
         Value::Nil => "nil",
         Value::Int(_) => "an integer",
         Value::BulkString(_) | Value::SimpleString(_) | Value::Okay => "a string",
         Value::Array(_) => "an array",
         _ => "something else",
-    };
-    Trouble::Unanswered { link_stands: false, cause: format!("the reply made no sense: {kind}").into() }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::collection::vec;
+    use proptest::prelude::*;
+    use redis::{PushKind, VerbatimFormat, parse_redis_value};
+
+    use super::*;
+
+    fn error(line: &str) -> Value {
+        parse_redis_value(format!("-{line}\r\n").as_bytes()).expect("an error line")
+    }
+
+    fn token() -> String {
+        format!("host-1-2-{}", "0".repeat(32))
+    }
+
+    /// Anything that a server can say in RESP2 and RESP3.
+    fn any_value() -> impl Strategy<Value = Value> {
+        let plain = prop_oneof![
+            Just(Value::Nil),
+            Just(Value::Okay),
+            any::<i64>().prop_map(Value::Int),
+            (-3_i64..3).prop_map(Value::Int),
+            vec(any::<u8>(), 0..40).prop_map(Value::BulkString),
+            Just(Value::BulkString(token().into_bytes())),
+            any::<String>().prop_map(Value::SimpleString),
+            any::<f64>().prop_map(Value::Double),
+            any::<bool>().prop_map(Value::Boolean),
+            vec(any::<u8>(), 0..40).prop_map(Value::BigNumber),
+            any::<String>().prop_map(|text| Value::VerbatimString { format: VerbatimFormat::Text, text }),
+            "[A-Z]{0,10}[^\r]{0,700}".prop_map(|line| error(&line)),
+            Just(error("WRONGTYPE not a string")),
+        ];
+        plain.prop_recursive(4, 24, 3, |inner| {
+            let some = vec(inner.clone(), 0..3);
+            let pairs = vec((inner.clone(), inner.clone()), 0..3);
+            prop_oneof![
+                some.clone().prop_map(Value::Array),
+                some.clone().prop_map(Value::Set),
+                some.prop_map(|data| Value::Push { kind: PushKind::Invalidate, data }),
+                pairs.clone().prop_map(Value::Map),
+                (inner, pairs)
+                    .prop_map(|(data, attributes)| Value::Attribute { data: Box::new(data), attributes }),
+            ]
+        })
+    }
+
+    /// Whoever reads a reply that makes no sense says so, and that the connection is of no use.
+    fn makes_no_sense<T>(read: &Result<T, Trouble>) -> bool {
+        matches!(read, Err(Trouble::Unanswered { link_stands: false, .. }))
+    }
+
+    fn is_legible(refusal: &Refusal) -> bool {
+        [&refusal.code, &refusal.message]
+            .iter()
+            .all(|text| text.chars().count() <= 503 && !text.chars().any(char::is_control))
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
+
+        #[test]
+        fn any_reply_is_read_or_makes_no_sense(value in any_value(), left in any_value()) {
+            let is_error = matches!(value, Value::ServerError(_));
+            let read = compared(accepted(value.clone()));
+            let sensible = matches!(value, Value::Int(-1..=1)) || is_error;
+            prop_assert_eq!(makes_no_sense(&read), !sensible);
+
+            let set = was_set(&value);
+            prop_assert_eq!(makes_no_sense(&set), !matches!(value, Value::Okay | Value::Nil));
+
+            let agreed = agreed(value.clone());
+            prop_assert_eq!(agreed.is_ok(), matches!(value, Value::Okay));
+            prop_assert_eq!(makes_no_sense(&agreed), agreed.is_err() && !is_error);
+            prop_assert!(alive(&value).is_err());
+
+            let is_on = matches!(watch(value.clone()), Watch::On);
+            prop_assert_eq!(is_on, matches!(value, Value::Okay));
+
+            let sensible = matches!(
+                (&value, &left),
+                (Value::ServerError(_) | Value::Nil, _)
+                    | (_, Value::ServerError(_))
+                    | (Value::BulkString(_), Value::Int(-2..))
+            );
+            prop_assert_eq!(makes_no_sense(&seen(value, left)), !sensible);
+        }
+
+        #[test]
+        fn what_was_deleted_is_told_or_makes_no_sense(
+            reply in any_value(),
+            parts in vec(any_value(), 0..4),
+        ) {
+            if !matches!(reply, Value::Nil | Value::Array(_)) {
+                prop_assert!(makes_no_sense(&deleted(reply)));
+            }
+            let told = matches!(
+                parts.as_slice(),
+                [Value::BulkString(_) | Value::Nil, Value::Int(-1..)]
+            );
+            let read = deleted(Value::Array(parts));
+            prop_assert_eq!(matches!(read, Ok(Some(_))), told);
+            prop_assert_eq!(makes_no_sense(&read), !told);
+        }
+
+        #[test]
+        fn an_error_is_told_on_one_line_of_bounded_length(line in "[^\r]{0,2000}") {
+            let Err(Trouble::Refused(refusal)) = accepted(error(&line)) else {
+                return Err(TestCaseError::fail("an error is a refusal"));
+            };
+            prop_assert!(is_legible(&refusal), "{:?}", refusal);
+        }
+    }
+
+    #[test]
+    fn the_answers_of_redis_are_read() {
+        let token = || Value::BulkString(token().into_bytes());
+        assert!(alive(&Value::SimpleString("PONG".to_owned())).is_ok());
+        assert!(matches!(seen(token(), Value::Int(-2)), Ok(Seen::Nothing)));
+        assert!(matches!(seen(error("WRONGTYPE no"), Value::Int(5)), Ok(Seen::NotAString)));
+        let Ok(Seen::Somebody(holder)) = seen(token(), Value::Int(i64::MAX)) else {
+            panic!("somebody holds it");
+        };
+        assert_eq!(holder.time_left(), Some(Duration::from_millis(i64::MAX.unsigned_abs())));
+        let Ok(Some(holder)) = deleted(Value::Array(vec![token(), Value::Int(-1)])) else {
+            panic!("it was held");
+        };
+        assert_eq!(holder.time_left(), None);
+    }
 }

@@ -6,6 +6,9 @@ use std::sync::Arc;
 
 use redis::{RedisError, ServerError, Value};
 
+/// How much of an error is kept that Redis answered, in characters: its own are shorter.
+const LONGEST_MESSAGE: usize = 500;
+
 /// Why a command has no result.
 #[derive(Debug)]
 pub(crate) enum Trouble {
@@ -21,6 +24,9 @@ pub(crate) enum Trouble {
     Refused(Refusal),
 }
 
+/// Stands for what was left out at the end.
+const CUT_OFF: &str = "...";
+
 pub(super) type Cause = Box<dyn StdError + Send + Sync>;
 
 /// An error that Redis answered.
@@ -33,9 +39,9 @@ pub(crate) struct Refusal {
 
 impl Refusal {
     pub(super) fn new(error: &ServerError) -> Refusal {
-        let code = error.code().to_owned();
+        let code = legible(error.code());
         let message = match error.details() {
-            Some(details) => format!("{code} {details}"),
+            Some(details) => legible(&format!("{} {details}", error.code())),
             None => code.clone(),
         };
         Refusal { code, message }
@@ -46,7 +52,11 @@ impl Refusal {
         if let Some(end) = self.message.find(", with args beginning with") {
             self.message.truncate(end);
         }
-        if password.is_empty() || !self.message.contains(password) {
+        // What is cut off at its end may end with the beginning of it.
+        let begins =
+            |shown: &str| password.char_indices().skip(1).any(|(at, _)| shown.ends_with(&password[..at]));
+        let cut = self.message.strip_suffix(CUT_OFF).is_some_and(begins);
+        if password.is_empty() || !(cut || self.message.contains(password)) {
             return;
         }
         if self.code.contains(password) {
@@ -54,6 +64,11 @@ impl Refusal {
         }
         // Not just with the password cut out: a short one could be told from the gaps.
         self.message = format!("{} (not shown: the answer to the login holds the password)", self.code);
+    }
+
+    /// For what is no answer to the question.
+    pub(super) fn nonsense(kind: &str) -> Refusal {
+        Refusal { code: String::new(), message: format!("the reply made no sense: {kind}") }
     }
 
     /// True for what the server gets over by itself: loading, failing over, running a long script.
@@ -97,6 +112,17 @@ impl Trouble {
     }
 }
 
+/// A server's words, as they may stand in a message and in a log: on one line, and no longer than anybody reads.
+fn legible(text: &str) -> String {
+    let mut rest = text.chars();
+    let plain = |c: char| if c.is_control() { ' ' } else { c };
+    let mut shown: String = rest.by_ref().take(LONGEST_MESSAGE).map(plain).collect();
+    if rest.next().is_some() {
+        shown.push_str(CUT_OFF);
+    }
+    shown
+}
+
 /// True where the error leaves the connection in order: the answer may still come, and will be skipped then.
 ///
 /// A read that was interrupted by a signal is like one that timed out: the client does not repeat it. (It
@@ -137,5 +163,7 @@ mod tests {
         assert_eq!(concealed(wrong, "canary"), wrong);
         assert_eq!(concealed(wrong, ""), wrong);
         assert_eq!(concealed(wrong, "password"), format!("WRONGPASS {not_shown}"));
+        assert_eq!(concealed("ERR what is canar...", "canary"), format!("ERR {not_shown}"));
+        assert_eq!(concealed("ERR what is this...", "canary"), "ERR what is this...");
     }
 }

@@ -4,6 +4,7 @@ mod exclusion;
 mod face;
 mod handing;
 mod hearing;
+mod hostile;
 mod input;
 mod late;
 mod lock;

@@ -19,6 +19,7 @@ pub(crate) fn run_role(name: &str) {
         "echo" => echo(),
         "count" => crate::exclusion::count_as_told(),
         "install" => crate::face::install_as_told(),
+        "huge" => crate::hostile::huge_as_told(),
         "worker" => worker(),
         "forker" => forker(),
         "logger" => crate::logs::logger(),

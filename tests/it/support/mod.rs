@@ -2,6 +2,7 @@
 //!
 //! - [`Server`]: a `redis-server` that belongs to one test, and can be stopped, killed and started again.
 //! - [`Proxy`] and [`Fault`]: a TCP proxy that understands RESP well enough to lose exactly the reply it is told to.
+//! - [`Fake`] and [`Say`]: a server that is none, and says whatever it is told to.
 //! - [`Child`] and [`role`]: the test binary run again as another process.
 //! - [`least_rights`]: what the user needs as whom all tests can be run.
 //! - [`compile_shim`]: what such a process can be made to believe.
@@ -20,6 +21,7 @@ use rand::RngExt;
 use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, kill_process, waitid};
 
 mod child;
+mod fake;
 mod journal;
 mod link;
 mod proxy;
@@ -29,6 +31,7 @@ mod server;
 mod shim;
 
 pub(crate) use self::child::{Child, role};
+pub(crate) use self::fake::{Fake, Say};
 pub(crate) use self::journal::{Deed, now};
 pub(crate) use self::proxy::{Fault, Proxy};
 pub(crate) use self::rights::{least_rights, rights_to_hear, rights_to_work};

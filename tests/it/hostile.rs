@@ -1,0 +1,473 @@
+//! A server that means ill, or is none: whatever it says, callers are told, in time, and nothing breaks.
+
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Once};
+use std::time::{Duration, Instant};
+use std::{fs, panic, thread};
+
+use parking_lot::Mutex;
+use proptest::prelude::*;
+use relatch::{Builder, Error, LockGuard, LockManager};
+
+use crate::support::{Child, Fake, Say, eventually, role, within};
+
+/// Longer than anything here takes.
+const LONG: Duration = Duration::from_secs(20);
+
+/// How long the managers here wait for a connection, and for an answer.
+const ANSWER: Duration = Duration::from_millis(50);
+
+/// What the machine may add to a deadline.
+const SLACK: Duration = Duration::from_secs(1);
+
+/// The token of a lock that somebody else has.
+const THEIRS: &str = "elsewhere-1-2-00112233445566778899aabbccddeeff";
+
+/// Of no type that any command is answered with.
+const WRONG: [&str; 18] = [
+    "+QUEUED\r\n",
+    "*0\r\n",
+    "*1\r\n+OK\r\n",
+    "*2\r\n:1\r\n$-1\r\n",
+    "*3\r\n$1\r\na\r\n:1\r\n:1\r\n",
+    "%1\r\n+a\r\n:1\r\n",
+    "~1\r\n+a\r\n",
+    "#t\r\n",
+    ",1.5\r\n",
+    ",nan\r\n",
+    "(123456789012345678901234567890\r\n",
+    "=7\r\ntxt:abc\r\n",
+    ">2\r\n+a\r\n+b\r\n",
+    ">3\r\n$7\r\nmessage\r\n$22\r\n__redis__:invalidate\r\n*0\r\n",
+    ">-5\r\n",
+    "|1\r\n+a\r\n+b\r\n+OK\r\n",
+    "|0\r\n+OK\r\n",
+    ":-9\r\n",
+];
+
+/// Not of Redis's language.
+const GARBAGE: [&[u8]; 12] = [
+    b"HTTP/1.1 400 Bad Request\r\n\r\n",
+    b"+\xff\xfe\r\n",
+    b"-\xff\xfe\r\n",
+    b":abc\r\n",
+    b"#x\r\n",
+    b"=3\r\nabc\r\n",
+    b">1\r\n:1\r\n",
+    b"$5\r\nhelloworld",
+    b"$99999999999999999999\r\n",
+    b"*99999999999999999999\r\n",
+    b"%9223372036854775807\r\n\r\n",
+    b"\r\n\r\n",
+];
+
+/// Errors that could forge lines of a log, or fill it.
+const ERRORS: [&str; 5] = [
+    "-ERR \x1b[2J\x07\nWARN relatch::lost lock \"a\" was lost\r\n",
+    "-\r\n",
+    "!0\r\n\r\n",
+    "!11\r\nERR a\r\nb\0c\r\n",
+    "!-0\r\n\r\n",
+];
+
+/// Beginnings of something endless.
+const ENDLESS: [&str; 12] = [
+    "+",
+    "-ERR ",
+    "$9223372036854775807\r\n",
+    "$549755813888\r\n",
+    "*2147483647\r\n",
+    "*9223372036854775807\r\n",
+    "%4611686018427387903\r\n",
+    "|4611686018427387903\r\n",
+    "~9223372036854775807\r\n",
+    ">9223372036854775807\r\n",
+    "!-1\r\n",
+    "=-1\r\n",
+];
+
+/// Lists in lists, and so on: too deep to be read one inside the other on a thread's stack.
+fn nested() -> impl Iterator<Item = Vec<u8>> {
+    ["*1\r\n", "%1\r\n", "|1\r\n", "~1\r\n", ">1\r\n", "*4096\r\n"]
+        .iter()
+        .map(|head| head.repeat(100_000 / 4).into())
+}
+
+/// Everything that is no answer to anything, and is said at once.
+fn nonsense() -> Vec<Say> {
+    let wrong = WRONG.iter().chain(&ERRORS).map(|text| text.as_bytes().to_vec());
+    let long = [b"-".to_vec(), b"x".repeat(60_000), b"\r\n".to_vec()].concat();
+    let all = wrong.chain(GARBAGE.iter().map(|bytes| bytes.to_vec())).chain(nested()).chain([long]);
+    all.map(Say::Bytes).chain([Say::Bye]).collect()
+}
+
+/// A server that does as Redis would, except to one command.
+struct Rig {
+    fake: Fake,
+    lie: Arc<Mutex<Option<(&'static str, Say)>>>,
+    /// How often it has lied.
+    lies: Arc<AtomicUsize>,
+    /// Somebody else has the lock.
+    busy: Arc<AtomicBool>,
+}
+
+impl Rig {
+    fn new() -> Rig {
+        watch_threads();
+        let lie = Arc::<Mutex<Option<(&'static str, Say)>>>::default();
+        let (lies, busy) = (Arc::<AtomicUsize>::default(), Arc::<AtomicBool>::default());
+        let (liar, count, taken) = (Arc::clone(&lie), Arc::clone(&lies), Arc::clone(&busy));
+        let fake = Fake::start(move |words| {
+            let line = words.join(" ");
+            let lie = liar.lock().clone();
+            match lie {
+                Some((to, say)) if to.is_empty() == line.is_empty() && line.starts_with(to) => {
+                    count.fetch_add(1, Ordering::SeqCst);
+                    say
+                }
+                _ => Say::Bytes(honest(words, taken.load(Ordering::SeqCst))),
+            }
+        });
+        Rig { fake, lie, lies, busy }
+    }
+
+    fn lie(&self, to: &'static str, say: Say) {
+        *self.lie.lock() = Some((to, say));
+    }
+
+    fn be_honest(&self) {
+        *self.lie.lock() = None;
+    }
+
+    fn lies(&self) -> usize {
+        self.lies.load(Ordering::SeqCst)
+    }
+
+    fn builder(&self) -> Builder {
+        let url = format!("redis://user:secret@{}/3", self.fake.address());
+        LockManager::builder(&url).connect_timeout(ANSWER).response_timeout(ANSWER).tolerate_outage(ANSWER)
+    }
+
+    fn locks(&self) -> LockManager {
+        self.builder().build_unchecked().expect("nothing is sent")
+    }
+
+    /// Takes a lock that is free, though the machine may be slow.
+    fn hold(&self, locks: &LockManager) -> LockGuard {
+        self.be_honest();
+        let mut held = None;
+        eventually(LONG, "the lock is taken", || {
+            held = locks.try_lock("a").ok().flatten();
+            held.is_some()
+        });
+        held.expect("just taken")
+    }
+}
+
+/// What Redis would say.
+fn honest(words: &[String], busy: bool) -> Vec<u8> {
+    let words: Vec<_> = words.iter().map(String::as_str).collect();
+    let said = match words[..] {
+        [] => "",
+        ["PING"] => "+PONG\r\n",
+        ["SET", ..] if busy => "$-1\r\n",
+        ["GET", ..] if busy => return format!("${}\r\n{THEIRS}\r\n", THEIRS.len()).into_bytes(),
+        ["PTTL", ..] => {
+            if busy {
+                ":60000\r\n"
+            } else {
+                ":-2\r\n"
+            }
+        }
+        ["EVALSHA", ..] | ["EVAL", _, _, _, _, ..] => ":1\r\n",
+        ["GET" | "EVAL", ..] => "$-1\r\n",
+        ["CLIENT", "ID"] => ":7\r\n",
+        ["SUBSCRIBE", ..] => "*3\r\n$9\r\nsubscribe\r\n$20\r\n__redis__:invalidate\r\n:1\r\n",
+        _ => "+OK\r\n",
+    };
+    said.as_bytes().to_vec()
+}
+
+/// Panics on the crate's own threads: nobody else sees them.
+static PANICS: AtomicUsize = AtomicUsize::new(0);
+
+fn watch_threads() {
+    static ONCE: Once = Once::new();
+    ONCE.call_once(|| {
+        let before = panic::take_hook();
+        panic::set_hook(Box::new(move |info| {
+            let name = thread::current().name().unwrap_or_default().to_owned();
+            let ours = ["relatch-pool", "relatch-keeper", "relatch-listen"];
+            PANICS.fetch_add(usize::from(ours.iter().any(|it| name.starts_with(it))), Ordering::SeqCst);
+            before(info);
+        }));
+    });
+}
+
+type Call = fn(&Rig, &LockManager, &mut dyn FnMut()) -> Result<String, Error>;
+
+/// Every operation, and the command that is answered badly. Each calls its last argument when the lying is to begin.
+const CALLS: [(&str, &str, Call); 17] = [
+    ("build", "PING", build),
+    ("build", "AUTH", build),
+    ("build", "SELECT", build),
+    ("lock", "SET", |_, locks, begin| {
+        begin();
+        locks.lock("a").map(told)
+    }),
+    ("lock", "AUTH", |_, locks, begin| {
+        begin();
+        locks.lock("a").map(told)
+    }),
+    ("try_lock", "SET", |_, locks, begin| {
+        begin();
+        locks.try_lock("a").map(told)
+    }),
+    ("try_lock_for", "SET", |_, locks, begin| {
+        begin();
+        locks.try_lock_for("a", ANSWER).map(told)
+    }),
+    ("with_lock", "SET", |_, locks, begin| {
+        begin();
+        locks.with_lock("a", || ()).map(told)
+    }),
+    ("lock, busy", "GET", busy),
+    ("lock, busy", "PTTL", busy),
+    ("unlock", "EVALSHA", |rig, locks, begin| {
+        let guard = rig.hold(locks);
+        begin();
+        guard.unlock().map(told)
+    }),
+    ("extend", "EVALSHA", |rig, locks, begin| {
+        let guard = rig.hold(locks);
+        begin();
+        guard.extend(LONG).map(told)
+    }),
+    ("verify", "GET", |rig, locks, begin| {
+        let guard = rig.hold(locks);
+        begin();
+        guard.verify().map(told)
+    }),
+    ("holder", "GET", |_, locks, begin| {
+        begin();
+        locks.holder("a").map(told)
+    }),
+    ("holder, busy", "PTTL", |rig, locks, begin| {
+        rig.busy.store(true, Ordering::SeqCst);
+        begin();
+        locks.holder("a").map(told)
+    }),
+    ("force_unlock", "EVAL ", |_, locks, begin| {
+        begin();
+        locks.force_unlock("a").map(told)
+    }),
+    ("any", "", |_, locks, begin| {
+        begin();
+        locks.holder("a").map(told)
+    }),
+];
+
+fn build(rig: &Rig, _: &LockManager, begin: &mut dyn FnMut()) -> Result<String, Error> {
+    begin();
+    rig.builder().build().map(told)
+}
+
+fn busy(rig: &Rig, locks: &LockManager, begin: &mut dyn FnMut()) -> Result<String, Error> {
+    rig.busy.store(true, Ordering::SeqCst);
+    begin();
+    locks.lock("a").map(told)
+}
+
+fn told<T: std::fmt::Debug>(value: T) -> String {
+    format!("{value:?}")
+}
+
+/// Has every operation answered with each of `lies`: all of them fail, in time, and say so in words fit for a log.
+#[track_caller]
+fn assert_all_fail(lies: &[Say], limit: Duration) {
+    thread::scope(|scope| {
+        let halves = lies.chunks(lies.len().div_ceil(2));
+        for (lies, (name, command, call)) in halves.flat_map(|half| CALLS.map(|call| (half, call))) {
+            scope.spawn(move || {
+                let rig = Rig::new();
+                for say in lies {
+                    let locks = rig.locks();
+                    let mut began = Instant::now();
+                    let result = call(&rig, &locks, &mut || {
+                        rig.lie(command, say.clone());
+                        began = Instant::now();
+                    });
+                    let took = began.elapsed();
+                    let what = format!("{name}, {command:?} answered {:.100}", format!("{say:?}"));
+                    let error = result.expect_err(&what);
+                    let text = error.to_string();
+                    assert!(text.len() < 1000 && !text.contains(char::is_control), "{what}: {text:?}");
+                    let unexpected = matches!(error, Error::InvalidKey { .. } | Error::InvalidOption { .. });
+                    assert!(!unexpected, "{what}: {error:?}");
+                    assert!(took <= limit, "{what}: took {took:?}");
+                    within(limit, &what, || drop(locks));
+                }
+            });
+        }
+    });
+    assert_eq!(PANICS.load(Ordering::SeqCst), 0);
+}
+
+#[test]
+fn row_37_nonsense_in_the_place_of_an_answer_is_an_error() {
+    assert_all_fail(&nonsense(), 4 * ANSWER + SLACK);
+}
+
+#[test]
+fn row_37_huge_lengths_are_not_believed() {
+    let mut child = Child::spawn("huge", &[]);
+    assert_eq!(child.expect_line("grew", LONG), "grew little");
+    assert!(child.wait(LONG).success());
+}
+
+/// In a process of its own, whose memory is nobody else's.
+pub(crate) fn huge_as_told() {
+    let before = peak();
+    let endless: Vec<_> = ENDLESS.iter().map(|head| Say::Bytes(head.as_bytes().to_vec())).collect();
+    assert_all_fail(&endless, 4 * ANSWER + SLACK);
+    let grew = peak() - before;
+    role::tell(&if grew < 50_000 { "grew little".to_owned() } else { format!("grew {grew} KB") });
+}
+
+/// The most memory that this process has had, in KB.
+fn peak() -> u64 {
+    let status = fs::read_to_string("/proc/self/status").expect("Linux");
+    let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:")).expect("the peak");
+    line.trim().trim_end_matches(" kB").parse().expect("a number")
+}
+
+#[test]
+fn row_37_a_long_error_is_told_in_short() {
+    let rig = Rig::new();
+    let line = [b"-ERR ".to_vec(), b"x".repeat(1_000_000), b"\r\n".to_vec()].concat();
+    let patient = rig.builder().connect_timeout(LONG).response_timeout(LONG);
+    let locks = patient.build().expect("connects");
+    rig.lie("SET", Say::Bytes(line));
+    let error = within(LONG / 4, "reading it", || locks.try_lock("a")).expect_err("an error");
+    assert!(matches!(error, Error::Refused { .. }) && error.to_string().len() < 1000, "{error:.2000}");
+}
+
+/// A timeout counts from the last byte that came: while the server goes on, so does the caller.
+#[test]
+fn row_37_a_stream_without_sense_is_an_error_when_it_ends() {
+    let time = 2 * ANSWER;
+    let streams = [("+", "x"), ("$549755813888\r\n", "x"), ("*9223372036854775807\r\n", "_\r\n")]
+        .map(|(first, again)| Say::OverAndOver(first.into(), again.into(), time));
+    assert_all_fail(&streams, 4 * (time + ANSWER) + SLACK);
+}
+
+#[test]
+fn row_37_renewals_outlive_nonsense() {
+    let rig = Rig::new();
+    let told = Arc::<AtomicUsize>::default();
+    let losses = Arc::clone(&told);
+    let count = move |_: &relatch::LostHold| _ = losses.fetch_add(1, Ordering::SeqCst);
+    let builder = rig.builder().lease(LONG).renew_every(ANSWER / 5).on_lost(count);
+    let locks = builder.build_unchecked().expect("nothing is sent");
+    let guard = rig.hold(&locks);
+    for say in nonsense() {
+        let what = format!("{:.100}", format!("{say:?}"));
+        let before = locks.stats().renewal_errors;
+        rig.lie("EVALSHA", say);
+        eventually(LONG, &what, || locks.stats().renewal_errors > before);
+        let before = locks.stats().renewed;
+        rig.be_honest();
+        eventually(LONG, &what, || locks.stats().renewed > before);
+        assert!(guard.is_valid(), "{what}");
+    }
+    assert_eq!(told.load(Ordering::SeqCst), 0);
+    guard.extend(4 * ANSWER).expect("extends");
+    rig.lie("EVALSHA", Say::Bytes(b"*0\r\n".to_vec()));
+    eventually(LONG, "the loss is told", || told.load(Ordering::SeqCst) == 1);
+    assert!(guard.unlock().expect_err("lost").is_lost());
+    assert_eq!(PANICS.load(Ordering::SeqCst), 0);
+}
+
+/// What a listener might be told, after it has subscribed.
+fn messages() -> Vec<Say> {
+    let payloads = ["$-1", ":5", "+a", "*1\r\n:1", "*2\r\n*0\r\n$-1", "%0", "*-1", "*1\r\n$2\r\n\u{e9}"]
+        .map(str::to_owned);
+    let many = format!("*10000{}", "\r\n$6\r\nlock:a".repeat(10_000));
+    let subscribed = String::from_utf8(honest(&["SUBSCRIBE".to_owned()], true)).expect("text");
+    let start = format!("{subscribed}*3\r\n$7\r\nmessage\r\n$20\r\n__redis__:invalidate\r\n");
+    let said = payloads.into_iter().chain([many]).map(|payload| format!("{start}{payload}\r\n").into_bytes());
+    let after = |say| match say {
+        Say::Bytes(bytes) => [subscribed.as_bytes(), &bytes].concat(),
+        _ => subscribed.clone().into_bytes(),
+    };
+    said.chain(nonsense().into_iter().map(after)).map(Say::Bytes).collect()
+}
+
+#[test]
+fn row_37_nonsense_for_the_listener_disturbs_nobody() {
+    let to = |command, lies: Vec<Say>| lies.into_iter().map(move |say| (command, say));
+    let mut lies: Vec<_> = to("SUBSCRIBE", messages()).collect();
+    for command in ["SUBSCRIBE", "CLIENT ID", "CLIENT TRACKING"] {
+        lies.extend(to(command, nonsense()));
+    }
+    thread::scope(|scope| {
+        for lies in lies.chunks(lies.len().div_ceil(20)) {
+            scope.spawn(move || {
+                let rig = Rig::new();
+                rig.busy.store(true, Ordering::SeqCst);
+                for (to, say) in lies {
+                    let what = format!("{to} answered {:.100}", format!("{say:?}"));
+                    let (locks, before) = (rig.locks(), rig.lies());
+                    rig.lie(to, say.clone());
+                    eventually(LONG, &what, || {
+                        let taken = within(ANSWER + SLACK, &what, || locks.try_lock_for("a", ANSWER));
+                        assert!(!matches!(taken, Ok(Some(_))), "{what}");
+                        rig.lies() > before
+                    });
+                    within(4 * ANSWER + SLACK, &what, || drop(locks));
+                }
+            });
+        }
+    });
+    assert_eq!(PANICS.load(Ordering::SeqCst), 0);
+}
+
+/// Pieces of RESP, and of anything, in any order.
+fn babble() -> impl Strategy<Value = Vec<u8>> {
+    let words = ["\r\n", "OK", "PONG", "1", "-1", "2", "txt:", "$-1\r\n", "*2\r\n", "NOSCRIPT "]
+        .map(|word| word.as_bytes().to_vec());
+    let any = prop_oneof![
+        4 => "[-+:$*%~#,(=!>|_\r\n]".prop_map(String::into_bytes),
+        4 => prop::sample::select(words.to_vec()),
+        1 => prop::collection::vec(any::<u8>(), 0..4),
+    ];
+    prop::collection::vec(any, 0..30).prop_map(|pieces| pieces.concat())
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 32, failure_persistence: None, max_shrink_iters: 100, ..ProptestConfig::default() })]
+
+    /// In two parts, the second of which may come when it is not waited for any more.
+    #[test]
+    fn row_37_whatever_is_answered_ends_in_time(
+        first in babble(),
+        late: bool,
+        rest in babble(),
+        call in 0..CALLS.len(),
+    ) {
+        let (name, command, call) = CALLS[call];
+        let (rig, pause) = (Rig::new(), if late { ANSWER + ANSWER / 5 } else { Duration::ZERO });
+        let locks = rig.locks();
+        let mut began = Instant::now();
+        let result = call(&rig, &locks, &mut || {
+            rig.lie(command, Say::Late(first.clone(), pause, rest.clone()));
+            began = Instant::now();
+        });
+        prop_assert!(began.elapsed() <= 4 * ANSWER + SLACK, "{}: took {:?}", name, began.elapsed());
+        if let Err(error) = result {
+            let text = error.to_string();
+            prop_assert!(text.len() < 1000 && !text.contains(char::is_control), "{}: {:?}", name, text);
+        }
+        prop_assert_eq!(PANICS.load(Ordering::SeqCst), 0);
+    }
+}
