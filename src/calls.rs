@@ -3,10 +3,9 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use parking_lot::{Condvar, Mutex};
-
 use crate::clock::Moment;
 use crate::store::{Claim, Trouble, Watch};
+use crate::sync::{Condvar, Mutex};
 use crate::wish::Wish;
 
 /// The sleepers of one manager: one a key at most, since the others stand in line behind it.

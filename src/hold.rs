@@ -1,10 +1,7 @@
 //! One thread's possession of one lock: what it may be trusted for, and until when.
 
 use std::sync::OnceLock;
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::time::Duration;
-
-use parking_lot::{Condvar, Mutex};
 
 use crate::clock::Moment;
 use crate::error::{Error, LostCause};
@@ -13,6 +10,8 @@ use crate::holder::Holder;
 use crate::key::Key;
 use crate::options::{Lease, Renewal};
 use crate::owner::Owner;
+use crate::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use crate::sync::{Condvar, Mutex};
 
 /// When a lock was taken, as far as this side can tell: Redis did it in between.
 #[derive(Clone, Copy, Debug)]

@@ -118,6 +118,12 @@ mod listener;
 mod teller;
 mod watch;
 mod held_lock;
+#[cfg(test)]
+mod orders_in_line;
+#[cfg(test)]
+mod orders_of_renewal;
+#[cfg(test)]
+mod orders_of_word;
 mod verdict;
 mod leases;
 mod owed;
@@ -141,6 +147,7 @@ mod owner;
 mod process;
 mod clock;
 mod flaw;
+mod sync;
 
 pub use crate::builder::Builder;
 pub use crate::error::{Error, LostCause};

@@ -8,14 +8,13 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use parking_lot::{Mutex, MutexGuard};
-
 use crate::clock::Moment;
 use crate::hold::Hold;
 use crate::holder::Holder;
 use crate::line::{Line, Start};
 use crate::options::HandOn;
 use crate::run::Trace;
+use crate::sync::{Mutex, MutexGuard};
 use crate::waiter::Waiter;
 use crate::wish::{Handed, Wish};
 

@@ -1,12 +1,10 @@
 //! A thread that stands in line: how it is called, and how long it stays awake for that.
 
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::thread;
 use std::time::Duration;
 
-use parking_lot::Condvar;
-
 use crate::clock::Moment;
+use crate::sync::atomic::{AtomicBool, Ordering};
+use crate::sync::{Condvar, thread};
 use crate::wish::Wish;
 
 /// How long a thread that is about to be called stays awake for it.

@@ -1,0 +1,316 @@
+//! The line of a key, in many orders of what its threads do: the real queue, and a Redis of one key beside it.
+//!
+//! What a thread does here with its turn is what the session does: claim, hold, hand on, release, pass on.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use shuttle::thread::{self, JoinHandle};
+
+use crate::clock::Moment;
+use crate::hold::{Hold, tests::sample};
+use crate::holder::Holder;
+use crate::options::{HandOn, Lease};
+use crate::queue::{NoTurn, Queue, Turn};
+use crate::sync::Mutex;
+use crate::sync::orders::{below, by_chance, in_many_orders, pass, step};
+use crate::wish::{Handed, Wish};
+
+/// Longer than any run, unless time is let pass.
+const LONG: Duration = Duration::from_secs(30);
+
+/// Of holds that end by themselves.
+const SHORT: Duration = Duration::from_millis(30);
+
+/// How long a release may take, by what is promised to the next in line.
+const ANSWER: Duration = Duration::from_millis(4);
+
+fn millis(millis: u64) -> Duration {
+    Duration::from_millis(millis)
+}
+
+fn micros_below(most: u64) -> Duration {
+    Duration::from_micros(below(most))
+}
+
+/// A Redis of one key: whose token stands there, and until when.
+#[derive(Default)]
+struct Redis {
+    key: Mutex<Option<(u64, Moment)>>,
+}
+
+impl Redis {
+    /// `SET NX PX`.
+    fn claim(&self, token: u64, lease: Duration) -> bool {
+        let mut key = self.key.lock();
+        let now = Moment::now();
+        let free = key.is_none_or(|(_, until)| until <= now);
+        if free {
+            *key = Some((token, now.after(lease)));
+        }
+        free
+    }
+
+    /// Compare and delete.
+    fn remove(&self, token: u64) {
+        self.key.lock().take_if(|(stands, _)| *stands == token);
+    }
+
+    fn token(&self) -> Option<u64> {
+        let key = self.key.lock();
+        key.filter(|(_, until)| Moment::now() < *until).map(|(token, _)| token)
+    }
+}
+
+/// One key, those who want it, and what is written down of them.
+struct Scene {
+    queue: Arc<Queue>,
+    redis: Redis,
+    lease: Duration,
+    /// Not to be kept locked through a step.
+    log: parking_lot::Mutex<Log>,
+}
+
+#[derive(Default)]
+struct Log {
+    /// Who came to stand in line, and who of them had the turn, each in order.
+    arrived: Vec<u64>,
+    served: Vec<u64>,
+    /// Whose wish was passed on with the turn, and who heard what came of his.
+    passed_on: Vec<u64>,
+    heard: Vec<u64>,
+    /// Turns that nobody will give back, of guards that were forgotten.
+    lost: Vec<Turn>,
+    front: Option<Front>,
+}
+
+/// Who has the turn.
+struct Front {
+    who: u64,
+    hold: Option<(Arc<Hold>, Moment)>,
+    handing: bool,
+}
+
+impl Scene {
+    fn new(lease: Duration) -> Arc<Scene> {
+        let (queue, redis, log) = (Arc::default(), Redis::default(), parking_lot::Mutex::default());
+        Arc::new(Scene { queue, redis, lease, log })
+    }
+
+    /// Joins the line, and with the turn takes the lock, has it for a while, and gives it back: false if there was no turn.
+    fn visit(&self, me: u64, deadline: Moment) -> bool {
+        let wish = || {
+            self.log.lock().arrived.push(me);
+            Wish { token: me.to_string(), lease: Lease::new(self.lease) }
+        };
+        let (turn, handed) = match self.queue.join(&"key".into(), deadline, |_| false, wish) {
+            Ok((turn, wished)) => (turn, wished.map_or(Handed::Nothing, |(_, handed)| handed)),
+            Err(NoTurn::Mine) => panic!("it is nobody's own"),
+            Err(NoTurn::Busy(_)) => {
+                assert!(deadline <= Moment::now(), "it gave up too early");
+                return false;
+            }
+        };
+        self.begin(me, &turn, handed);
+        let token = self.take(me, handed);
+        let hold = Arc::new(sample("key", self.lease, Moment::now()));
+        let until = hold.valid_until();
+        turn.holds(&hold);
+        if let Some(front) = self.log.lock().front.as_mut().filter(|front| front.who == me) {
+            front.hold = Some((Arc::clone(&hold), until));
+        }
+        pass(micros_below(800));
+        step();
+        match self.lease {
+            SHORT if by_chance(3) => self.log.lock().lost.push(turn),
+            SHORT if by_chance(2) => {
+                pass(SHORT);
+                step();
+                self.leave(me, turn, &hold, token);
+            }
+            _ => self.leave(me, turn, &hold, token),
+        }
+        true
+    }
+
+    /// Nobody has the turn but who begins.
+    fn begin(&self, me: u64, turn: &Turn, handed: Handed) {
+        let before = self.log.lock().front.replace(Front { who: me, hold: None, handing: false });
+        if let Some(before) = before {
+            assert!(!before.handing, "the turn was taken while it was handed on");
+            let (hold, until) = before.hold.expect("two have the turn");
+            // Or was, before its release began.
+            let over = hold.is_over(Moment::now()) || until <= Moment::now();
+            assert!(over, "the turn was taken from one who holds");
+        }
+        let mut log = self.log.lock();
+        if turn.waited() {
+            log.served.push(me);
+        }
+        if handed != Handed::Nothing {
+            log.heard.push(me);
+        }
+    }
+
+    /// Takes the lock, as far as that is not done: by which token.
+    fn take(&self, me: u64, handed: Handed) -> u64 {
+        let stands = self.redis.token();
+        let token = match handed {
+            Handed::Taken { .. } | Handed::Astray { .. } if stands == Some(me) => return me,
+            Handed::Taken { .. } if self.lease == LONG => panic!("what was handed on is not there"),
+            Handed::Spoilt => me + 1000,
+            _ => me,
+        };
+        while !self.redis.claim(token, self.lease) {
+            assert_ne!(self.redis.token(), Some(token), "somebody asked for what is not his");
+            pass(millis(1)); // A key runs out, or is being cleaned up.
+            thread::yield_now();
+        }
+        token
+    }
+
+    /// Gives the lock back, as `Session::leave` does.
+    fn leave(&self, me: u64, turn: Turn, hold: &Hold, token: u64) {
+        let turns = if by_chance(4) { 1 } else { 3 };
+        let baton = turn.hand_on(&HandOn { turns, time: LONG }, Moment::now().after(ANSWER));
+        if let Some(front) = self.log.lock().front.as_mut().filter(|front| front.who == me) {
+            front.handing = baton.is_some();
+        }
+        hold.close();
+        self.redis.remove(token);
+        let next = baton.as_ref().map(|baton| baton.wish().token.parse().expect("a number"));
+        let handed = next.map_or(Handed::Nothing, |next| self.hand(next));
+        pass(micros_below(4_000));
+        hold.release();
+        self.log.lock().front.take_if(|front| front.who == me);
+        let gone = baton.and_then(|baton| turn.pass_on(baton, handed).err());
+        let Some(next) = next.filter(|_| handed != Handed::Nothing) else {
+            return;
+        };
+        if gone.is_none() {
+            self.log.lock().passed_on.push(next);
+        }
+        if gone.is_some() || handed == Handed::Spoilt {
+            self.redis.remove(next);
+        }
+    }
+
+    /// Sends for the next in line: the answer comes, or does not.
+    fn hand(&self, next: u64) -> Handed {
+        let sent = Moment::now();
+        let sends = by_chance(2);
+        match below(4) {
+            0 => Handed::Nothing,
+            1 => {
+                assert!(self.redis.claim(next, self.lease), "the key was deleted just before");
+                Handed::Taken { sent, answered: Moment::now() }
+            }
+            lost => {
+                _ = sends && self.redis.claim(next, self.lease);
+                if lost == 2 { Handed::Astray { sent } } else { Handed::Spoilt }
+            }
+        }
+    }
+
+    /// Everybody has gone, and left nothing. Those who stood in line had the turn in the order in which they came.
+    fn end(&self) {
+        pass(SHORT);
+        assert_eq!(self.redis.token(), None, "a token was left behind");
+        let free = self.queue.join(&"key".into(), Moment::PAST, |_| false, || unreachable!());
+        assert!(matches!(free, Ok((_, None))));
+        let log = &mut *self.log.lock();
+        let mut arrived = log.arrived.iter();
+        assert!(
+            log.served.iter().all(|one| arrived.any(|other| one == other)),
+            "{:?} came, and {:?} had the turn",
+            log.arrived,
+            log.served
+        );
+        log.passed_on.sort_unstable();
+        log.heard.sort_unstable();
+        assert_eq!(log.passed_on, log.heard, "passed on to one, and heard by another");
+    }
+}
+
+fn spawn(scene: &Arc<Scene>, visits: impl FnOnce(&Scene) + Send + 'static) -> JoinHandle<()> {
+    let scene = Arc::clone(scene);
+    thread::spawn(move || visits(&scene))
+}
+
+fn join(threads: impl IntoIterator<Item = JoinHandle<()>>) {
+    for thread in threads {
+        thread.join().expect("it ends");
+    }
+}
+
+/// No wait ends by itself here: if somebody is not called, nobody goes on.
+#[test]
+fn everybody_in_line_has_the_turn_once_alone_and_in_the_order_of_arrival() {
+    in_many_orders(1_000, Duration::ZERO, || {
+        let scene = Scene::new(LONG);
+        let visitor = |n: u64| {
+            spawn(&scene, move |scene| {
+                assert!(scene.visit(n, Moment::NEVER));
+                assert!(scene.visit(n + 10, Moment::NEVER));
+            })
+        };
+        let threads: Vec<_> = (0..3).map(visitor).collect();
+        join(threads);
+        scene.end();
+        let log = scene.log.lock();
+        assert_eq!(log.arrived, log.served);
+    });
+}
+
+/// Of those who wait, some have a deadline, which may come at any moment. The others are called, or nobody goes on.
+#[test]
+fn whoever_gives_up_keeps_nobody_and_what_was_handed_to_him_is_cleaned_up() {
+    in_many_orders(1_000, millis(100), || {
+        let scene = Scene::new(LONG);
+        let patient = |n| spawn(&scene, move |scene| assert!(scene.visit(n, Moment::NEVER)));
+        let hasty = |n| {
+            spawn(&scene, move |scene| {
+                scene.visit(n, Moment::now().after(micros_below(20_000)));
+                scene.visit(n + 10, Moment::PAST);
+            })
+        };
+        let threads = [patient(0), hasty(1), hasty(2), patient(3)];
+        join(threads);
+        scene.end();
+    });
+}
+
+/// Holds that run out, and turns that come back late or never: while they are passed by, or after.
+#[test]
+fn a_hold_that_is_over_is_passed_by_and_its_late_end_is_nobody_elses() {
+    in_many_orders(1_000, Duration::from_secs(2), || {
+        let scene = Scene::new(SHORT);
+        let patient = |n| spawn(&scene, move |scene| assert!(scene.visit(n, Moment::NEVER)));
+        let hasty = spawn(&scene, |scene| _ = scene.visit(1, Moment::now().after(micros_below(20_000))));
+        let threads = [patient(0), hasty, patient(2), patient(3)];
+        join(threads);
+        scene.end();
+    });
+}
+
+/// The lock is this thread's own, through another manager: as long as it waits, nobody lets go.
+#[test]
+fn whoever_waits_for_himself_is_told_wherever_he_stands() {
+    in_many_orders(800, Duration::ZERO, || {
+        let scene = Scene::new(LONG);
+        let (turn, _) =
+            scene.queue.join(&"key".into(), Moment::PAST, |_| false, || unreachable!()).expect("free");
+        let other = spawn(&scene, |scene| assert!(scene.visit(1, Moment::NEVER)));
+        let himself = spawn(&scene, |scene| {
+            let wish = || Wish { token: String::new(), lease: Lease::new(LONG) };
+            let joined =
+                scene.queue.join(&"key".into(), Moment::NEVER, |holder| holder.raw() == "mine", wish);
+            assert!(matches!(joined, Err(NoTurn::Mine)));
+        });
+        turn.saw(&Holder::new(b"mine", None), true);
+        join([himself]);
+        drop(turn);
+        join([other]);
+        scene.end();
+    });
+}
