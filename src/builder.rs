@@ -51,7 +51,7 @@ impl LockManager {
 
     /// A manager that reaches Redis as the given client would: for TLS, and for whatever else a URL does not say.
     ///
-    /// Only the client's connection settings are used. This is the one place where a type of the
+    /// Of the client, its address, its login, its database and its TLS settings are used. This is the one place where a type of the
     /// `redis` crate is part of the interface, so it follows that crate's versions (1.x).
     pub fn builder_with_client(client: &redis::Client) -> Builder {
         Builder { address: Ok(Address::of_client(client)), settings: Settings::default(), on_lost: None }

@@ -4,17 +4,17 @@
 //! the keys that it reads has word of their changes sent to this one (`CLIENT TRACKING ON REDIRECT`), as messages of one fixed
 //! channel. Whoever changed the key and however, by a release, by hand, by expiry: there is word, once.
 
-use std::mem::ManuallyDrop;
 use std::ops::ControlFlow;
 use std::time::Duration;
 
-use redis::{Cmd, Connection, Value};
+use redis::{Cmd, Value};
 
 use crate::clock::Moment;
 use crate::store::address::Address;
 use crate::store::link::{Batch, Link};
 use crate::store::reply::accepted;
 use crate::store::trouble::{self, Trouble};
+use crate::store::wire::Wire;
 
 /// Where Redis says it, to whoever tracks by redirection.
 const CHANNEL: &str = "__redis__:invalidate";
@@ -31,7 +31,7 @@ pub(crate) enum Heard {
 }
 
 pub(crate) struct Ear {
-    connection: Connection,
+    wire: Wire,
     /// What Redis calls this connection.
     id: u64,
 }
@@ -52,7 +52,7 @@ impl Ear {
         let Value::Array(_) = ask(redis::cmd("SUBSCRIBE").arg(CHANNEL))? else {
             return Err(Trouble::not_sent("the reply to SUBSCRIBE made no sense"));
         };
-        Ok(Ear { connection: link.into_connection(), id: id.unsigned_abs() })
+        Ok(Ear { wire: link.into_wire(), id: id.unsigned_abs() })
     }
 
     pub(crate) fn id(&self) -> u64 {
@@ -68,17 +68,14 @@ impl Ear {
         on_start: impl FnOnce(),
         mut hear: impl FnMut(Heard) -> ControlFlow<()>,
     ) -> Result<(), Trouble> {
-        // Not dropped: it would say goodbye to Redis, and wait for the answer. The connection is closed instead.
-        let mut channel = ManuallyDrop::new(self.connection.as_pubsub());
-        channel.set_read_timeout(Some(silence)).map_err(Trouble::not_sent)?;
         on_start();
         // Before it blocks: it may have been told to stop since it connected.
         if hear(Heard::Silence).is_break() {
             return Ok(());
         }
         loop {
-            let heard = match channel.get_message() {
-                Ok(message) => read(message.get_payload().unwrap_or(Value::Nil)),
+            let heard = match self.wire.message(Moment::now().after(silence)) {
+                Ok(message) => read(message),
                 Err(error) if trouble::leaves_link_standing(&error) => Heard::Silence,
                 Err(error) => return Err(Trouble::not_sent(error)),
             };

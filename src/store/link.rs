@@ -1,18 +1,14 @@
 //! One connection: opened, logged in and answered within a deadline, and never trusted after it broke.
 
 use std::io;
-use std::time::Duration;
 
-use redis::{Cmd, Connection, RedisError, Value};
+use redis::{Cmd, RedisError, Value};
 
 use crate::clock::Moment;
 use crate::store::address::Address;
 use crate::store::reply::agreed;
 use crate::store::trouble::{self, Trouble};
-
-/// Redis counts the time of a socket call, not of a command, so every call gets what is left; but no
-/// shorter than this, since zero would mean for ever.
-const SHORTEST: Duration = Duration::from_millis(1);
+use crate::store::wire::{SHORTEST, Wire};
 
 /// One or more commands, ready to be written.
 #[derive(Default)]
@@ -40,12 +36,10 @@ impl Batch {
 /// counted and skipped, and what is sent next is executed after what was sent before. That order is what
 /// settles a lost answer, and what makes a clean-up sure to come after the command it cleans up.
 pub(crate) struct Link {
-    connection: Connection,
+    wire: Wire,
     opened: Moment,
-    /// Replies of earlier batches that nobody read and redis-rs does not count as late itself.
+    /// Replies of earlier batches that nobody tried to read.
     owed: usize,
-    /// What the socket's timeout is set to.
-    timeout: Duration,
     /// Redis, or the way to it, ended the connection.
     broken: bool,
     /// In order, but not to be used again.
@@ -58,16 +52,8 @@ impl Link {
     /// Connects and logs in.
     pub(super) fn open(address: &Address, deadline: Moment) -> Result<Link, Trouble> {
         let opened = Moment::now();
-        let connection = connect(address, deadline)?;
-        let mut link = Link {
-            connection,
-            opened,
-            owed: 0,
-            timeout: Duration::ZERO,
-            broken: false,
-            retired: false,
-            behind: false,
-        };
+        let wire = connect(address, deadline)?;
+        let mut link = Link { wire, opened, owed: 0, broken: false, retired: false, behind: false };
         link.log_in(address, deadline)?;
         Ok(link)
     }
@@ -99,9 +85,9 @@ impl Link {
         })
     }
 
-    /// The connection alone, for other uses.
-    pub(super) fn into_connection(self) -> Connection {
-        self.connection
+    /// The connection alone, to listen on.
+    pub(super) fn into_wire(self) -> Wire {
+        self.wire
     }
 
     pub(super) fn opened(&self) -> Moment {
@@ -127,16 +113,11 @@ impl Link {
     /// Errors that Redis answers are replies here, since the commands of a batch fare differently.
     pub(super) fn exchange(&mut self, batch: &Batch, deadline: Moment) -> Result<Vec<Value>, Trouble> {
         self.post(batch, deadline)?;
-        let sent = self.owed;
         let mut replies = Vec::with_capacity(batch.count);
         while self.owed > 0 {
-            // Read now or, where that fails, counted as late by redis-rs itself.
+            // Read now or, where that fails, late, and skipped when it comes.
             self.owed -= 1;
-            if self.owed + 1 < sent {
-                // The first call has the time that was set for sending, just now.
-                self.set_timeout(deadline).map_err(|error| self.lost(error))?;
-            }
-            let reply = self.connection.recv_response().map_err(|error| self.lost(error))?;
+            let reply = self.wire.receive(deadline).map_err(|error| self.lost(error))?;
             self.broken |= trouble::comes_from_wrong_server(&reply);
             if self.owed < batch.count {
                 replies.push(reply);
@@ -154,8 +135,7 @@ impl Link {
     }
 
     fn send(&mut self, batch: &Batch, deadline: Moment) -> Result<(), Trouble> {
-        self.set_timeout(deadline).map_err(Trouble::not_sent)?;
-        self.connection.send_packed_command(&batch.bytes).map_err(|error| {
+        self.wire.send(&batch.bytes, deadline).map_err(|error| {
             self.broken = true;
             if batch.count == 1 {
                 Trouble::not_sent(error)
@@ -172,22 +152,9 @@ impl Link {
         self.behind = true;
         Trouble::Unanswered { link_stands, cause: error.into() }
     }
-
-    /// Gives the next socket call what is left until the deadline, without a system call where that changes
-    /// little: an ordinary command finds the full response timeout already set.
-    fn set_timeout(&mut self, deadline: Moment) -> Result<(), RedisError> {
-        let left = deadline.since(Moment::now()).max(SHORTEST);
-        if left.abs_diff(self.timeout) < SHORTEST {
-            return Ok(());
-        }
-        self.connection.set_read_timeout(Some(left))?;
-        self.connection.set_write_timeout(Some(left))?;
-        self.timeout = left;
-        Ok(())
-    }
 }
 
-fn connect(address: &Address, deadline: Moment) -> Result<Connection, Trouble> {
+fn connect(address: &Address, deadline: Moment) -> Result<Wire, Trouble> {
     let ways = address.ways().map_err(Trouble::not_sent)?;
     let mut last = None;
     for way in ways {
@@ -195,9 +162,8 @@ fn connect(address: &Address, deadline: Moment) -> Result<Connection, Trouble> {
         if left < SHORTEST {
             break;
         }
-        let client = redis::Client::open(way).map_err(Trouble::not_sent)?;
-        match client.get_connection_with_timeout(left) {
-            Ok(connection) => return Ok(connection),
+        match Wire::open(&way, left) {
+            Ok(wire) => return Ok(wire),
             Err(error) => last = Some(Trouble::not_sent(error)),
         }
     }

@@ -9,6 +9,7 @@ mod pool;
 mod reply;
 mod script;
 mod trouble;
+mod wire;
 
 use std::fmt;
 use std::time::Duration;

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use relatch::{LockManager, Unlocked};
 
 use crate::handing::behind;
-use crate::network::{LONG, Rig, SOON};
+use crate::network::{LONG, Rig, SOON, time};
 use crate::support::{Fault, Server, eventually, unique_key, within};
 use crate::waiting::asleep;
 
@@ -87,21 +87,20 @@ fn the_last_handle_goes_within_its_timeouts_though_a_listener_hears_nothing() {
 }
 
 #[test]
-fn what_was_taken_for_a_thread_that_has_gone_is_deleted() {
+fn row_14_a_hand_on_whose_answer_drips_leaves_no_key() {
     let rig = Rig::with(|builder| builder.hand_on(64, LONG).response_timeout(Duration::from_millis(100)));
     let key = unique_key("a");
     let guard = rig.locks.lock(&key).expect("locks");
     thread::scope(|scope| {
-        let waiter = behind(scope, || {
-            let taken = rig.locks.try_lock_for(&key, Duration::from_millis(250));
-            taken.expect("answers").is_some()
-        });
+        let waiter = behind(scope, || rig.locks.try_lock_for(&key, SOON).expect("answers").map(drop));
         // Each byte comes in time, but all of them do not.
         let its_set = format!("SET lock:{key}");
         rig.proxy.on(&its_set, Fault::ByteByByte(Duration::from_millis(70)));
-        assert_eq!(guard.unlock().expect("unlocks"), Unlocked::Released);
+        let (took, unlocked) = time(|| guard.unlock());
+        assert!(!unlocked.is_err_and(|error| error.is_lost()));
+        assert!(took < SOON / 2, "{took:?}");
         assert!(rig.tokens_sent(&key).len() > 1, "it was handed on");
-        assert!(!waiter.join().expect("no panic"), "its wait was over before");
+        assert!(waiter.join().expect("no panic").is_some(), "its turn comes");
     });
     eventually(SOON, "nobody's key is left", || rig.stands(&key).is_none());
 }
@@ -112,7 +111,11 @@ fn a_wait_whose_last_attempt_is_cut_short_ended_because_the_lock_was_busy() {
     rig.server.query::<()>(&["SET", "lock:a", "somebody", "PX", "60000"]);
     rig.proxy.always("PTTL", Fault::DelayReply(Duration::from_millis(50)));
     for wait in 110..130 {
-        let taken = rig.locks.try_lock_for("a", Duration::from_millis(wait));
-        assert!(taken.expect("Redis is there, though not in a hurry").is_none());
+        // Up to three times: an attempt that the machine itself held up for long says something else.
+        let mut tries = (0..3).map(|_| rig.locks.try_lock_for("a", Duration::from_millis(wait)));
+        assert!(
+            tries.any(|taken| matches!(taken, Ok(None))),
+            "{wait} ms: Redis is there, though not in a hurry"
+        );
     }
 }

@@ -172,6 +172,27 @@ fn row_14_a_reply_in_small_pieces_is_a_reply() {
     assert_eq!(rig.proxy.connections_accepted(), before, "nothing was broken");
 }
 
+/// Each byte comes in time, but the reply does not.
+#[test]
+fn row_14_a_reply_that_drips_ends_by_the_deadline() {
+    let rig = Rig::new();
+    let takes: [(&str, Duration, &dyn Fn() -> Taken); 2] = [
+        ("try_lock", 2 * ANSWER, &|| rig.locks.try_lock("a")),
+        ("try_lock_for", ANSWER * 3 / 2, &|| rig.locks.try_lock_for("a", ANSWER * 3 / 2)),
+    ];
+    for (what, limit, take) in takes {
+        rig.proxy.always("SET", Fault::ByteByByte(ANSWER * 2 / 3));
+        returns_by(limit, what, || time(take).0);
+        rig.proxy.clear();
+    }
+    eventually(LONG, "nobody's key is left", || rig.stands("a").is_none());
+    let guard = rig.locks.lock("a").expect("locks");
+    rig.proxy.always("EVALSHA", Fault::ByteByByte(ANSWER * 2 / 3));
+    let (took, unlocked) = time(|| guard.unlock());
+    assert!(took <= ANSWER + LATE, "{took:?}");
+    assert!(matches!(unlocked, Err(Error::Unconfirmed { .. })), "{unlocked:?}");
+}
+
 #[test]
 fn row_15_a_lock_waits_for_redis_to_come_up() {
     let server = Server::start();

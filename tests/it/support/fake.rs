@@ -12,9 +12,6 @@ use parking_lot::Mutex;
 use super::listen;
 use super::resp::{Splitter, words};
 
-/// How long a stream pauses after every few kilobytes: longer than it takes to read them, shorter than any timeout.
-const DRIP: Duration = Duration::from_millis(5);
-
 /// What is said in the place of an answer.
 #[derive(Clone, Debug)]
 pub(crate) enum Say {
@@ -22,7 +19,7 @@ pub(crate) enum Say {
     Bytes(Vec<u8>),
     /// These bytes, and the others after a while.
     Late(Vec<u8>, Duration, Vec<u8>),
-    /// The first bytes, then the others over and over for so long, a little at a time; then the connection ends.
+    /// The first bytes, then the others over and over for so long, as fast as they are taken; then the connection ends.
     OverAndOver(Vec<u8>, Vec<u8>, Duration),
     /// The end of the connection.
     Bye,
@@ -108,7 +105,6 @@ impl Shared {
                 let mut goes_on = stream.write_all(&first).is_ok();
                 while goes_on && Instant::now() < end && !self.shut.load(Ordering::SeqCst) {
                     goes_on = stream.write_all(&block).is_ok();
-                    thread::sleep(DRIP);
                 }
                 false
             }
