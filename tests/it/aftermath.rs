@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 use relatch::{Builder, Error};
 
 use crate::network::Rig;
+use crate::renewal::renewals_of;
 use crate::support::{Fault, eventually, within};
 
 const ANSWER: Duration = Duration::from_millis(200);
@@ -104,4 +105,19 @@ fn the_last_handle_does_not_wait_for_everything_that_is_owed() {
     eventually(LONG, "the keeper is at it", || proxy.commands("EVALSHA") >= before + 8);
     let Rig { locks, proxy: _proxy, .. } = rig;
     within(4 * ANSWER, "the end of the manager", || drop(locks));
+}
+
+#[test]
+fn a_lease_that_was_pushed_out_for_a_hold_that_ended_is_cut_short() {
+    let rig = rig(|it| it.lease(Duration::from_secs(2)).renew_every(ANSWER));
+    rig.proxy.always(&renewals_of(&rig.server, "a"), Fault::DropReply); // Executed, and nobody knows.
+    let guard = rig.locks.lock("a").expect("locks");
+    eventually(LONG, "its renewals come to nothing", || !guard.is_valid());
+    assert!(rig.server.pttl("lock:a") > 500, "it was pushed out");
+    rig.proxy.clear();
+    rig.proxy.black_hole(true);
+    assert!(guard.unlock().expect_err("no answer, and too late").is_lost());
+    rig.proxy.black_hole(false);
+    rig.proxy.cut_all();
+    eventually(LONG, "the key is deleted in the background", || rig.locks.stats().late_releases == 1);
 }
