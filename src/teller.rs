@@ -120,3 +120,41 @@ impl fmt::Debug for Teller {
         f.write_str("Teller")
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::hold::tests::sample;
+
+    const LONG: Duration = Duration::from_secs(10);
+
+    fn tell(teller: &Teller, name: &str) {
+        teller.tell(&sample(name, Duration::from_secs(1), Moment::now()), LostCause::Deleted);
+    }
+
+    #[test]
+    fn a_callback_that_does_not_return_is_left_behind_and_nobody_is_told_any_more() {
+        let (go, may_go) = mpsc::channel::<()>();
+        let (called, calls) = mpsc::channel();
+        let may_go = Mutex::new(may_go);
+        let teller = Arc::new(Teller::new(Arc::new(move |lost| {
+            called.send(lost.key.clone()).unwrap();
+            let _ = may_go.lock().recv();
+        })));
+        tell(&teller, "a");
+        assert_eq!(calls.recv_timeout(LONG).unwrap(), "a");
+        let (stopped, stops) = mpsc::channel();
+        thread::spawn({
+            let teller = Arc::clone(&teller);
+            move || {
+                teller.stop(Duration::from_millis(10));
+                tell(&teller, "b");
+                drop(teller);
+                stopped.send(()).unwrap();
+            }
+        });
+        stops.recv_timeout(LONG).expect("it is not waited for");
+        drop((go, teller));
+        assert!(calls.recv().is_err(), "told after the end");
+    }
+}
