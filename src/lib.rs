@@ -133,6 +133,7 @@ mod store;
 mod stats;
 mod machine;
 mod backoff;
+mod rivals;
 mod options;
 mod key;
 mod error;
