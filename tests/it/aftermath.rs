@@ -44,6 +44,17 @@ fn row_11_a_refusal_that_ends_the_wait_leaves_no_key() {
 }
 
 #[test]
+fn row_11_the_rest_of_a_late_answer_is_not_taken_for_the_next_one() {
+    let rig = rig(|it| it);
+    rig.server.query::<()>(&["SET", "lock:a", "somebody", "PX", "60000"]);
+    // The replies to `GET` and `PTTL` come late; those to what was sent before them were read.
+    rig.proxy.on("GET lock:a", Fault::DelayReply(3 * ANSWER / 2));
+    let taken = rig.locks.try_lock_for("a", 5 * ANSWER);
+    assert!(taken.expect("Redis is there").is_none(), "somebody has it");
+    assert_eq!(rig.proxy.fired(), 1);
+}
+
+#[test]
 fn a_lock_that_was_answered_late_is_renewed_in_time() {
     let lease = Duration::from_secs(1);
     let rig = rig(|it| it.lease(lease).response_timeout(LONG));
