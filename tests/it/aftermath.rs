@@ -86,6 +86,22 @@ fn time_in_line_is_no_outage() {
 }
 
 #[test]
+fn a_single_attempt_is_not_put_off_by_connections_that_had_all_gone_stale() {
+    const IDLE: u64 = 3;
+    let rig = rig(|it| it.renew(false));
+    rig.proxy.on_times("SET", IDLE, Fault::DelayReply(ANSWER / 4)); // So that each needs a connection of its own.
+    thread::scope(|scope| {
+        for n in 0..IDLE {
+            let locks = &rig.locks;
+            scope.spawn(move || drop(locks.lock(format!("busy:{n}")).expect("locks")));
+        }
+    });
+    rig.proxy.cut_all();
+    let guard = rig.locks.try_lock("a").expect("the second connection is a new one").expect("free");
+    drop(guard);
+}
+
+#[test]
 fn ensure_is_not_put_off_by_a_connection_that_had_gone_stale() {
     let rig = rig(|it| it.lease(Duration::from_secs(9)));
     let guard = rig.locks.lock("a").expect("locks");
