@@ -67,6 +67,19 @@ fn a_lock_that_was_answered_late_is_renewed_in_time() {
 }
 
 #[test]
+fn a_hold_that_has_run_out_is_passed_by_at_its_end() {
+    let rig = rig(|it| it.lease(ANSWER).renew(false));
+    let start = Instant::now();
+    let guard = rig.locks.lock("a").expect("locks");
+    thread::scope(|scope| {
+        let next = scope.spawn(|| rig.locks.lock("a").map(drop));
+        next.join().expect("no panic").expect("its turn comes");
+    });
+    assert!(start.elapsed() < 9 * ANSWER / 2, "it looked after {:?}", start.elapsed());
+    assert!(guard.unlock().expect_err("its lease is over").is_lost());
+}
+
+#[test]
 fn time_in_line_is_no_outage() {
     let rig = rig(|it| it.tolerate_outage(ANSWER));
     let guard = rig.locks.lock("a").expect("locks");
