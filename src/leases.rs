@@ -376,4 +376,17 @@ mod tests {
         leases.remove(&hold);
         assert_eq!(leases.hasten(&hold, true, after(5)), Moment::NEVER);
     }
+
+    #[test]
+    fn word_of_a_key_is_for_whoever_holds_it_now() {
+        let [before, now] = [hold(), hold()];
+        let mut leases = entered(&before);
+        leases.enter(Arc::clone(&now), false, START);
+        leases.sending(&before, true, after(100));
+        leases.sending(&now, true, after(101));
+        leases.remove(&before);
+        assert_eq!(leases.watched.len(), 1, "the other is not its own");
+        leases.remove(&now);
+        assert!(leases.watched.is_empty(), "nothing is kept of what was released");
+    }
 }
