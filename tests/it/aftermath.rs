@@ -80,6 +80,16 @@ fn a_hold_that_has_run_out_is_passed_by_at_its_end() {
 }
 
 #[test]
+fn the_answers_to_one_question_share_its_time() {
+    let rig = rig(|it| it.connect_timeout(ANSWER));
+    // It is asked twice: the first connection might have gone stale.
+    rig.proxy.on_times("GET lock:a", 2, Fault::DelayReply(3 * ANSWER / 4));
+    rig.proxy.on_times("PTTL lock:a", 2, Fault::DelayReply(3 * ANSWER / 2));
+    let answer = within(3 * ANSWER, "two questions", || rig.locks.holder("a"));
+    assert!(answer.expect_err("the second answer came too late").is_unavailable());
+}
+
+#[test]
 fn time_in_line_is_no_outage() {
     let rig = rig(|it| it.tolerate_outage(ANSWER));
     let guard = rig.locks.lock("a").expect("locks");
