@@ -369,7 +369,7 @@ pub(crate) mod tests {
         let every = hold.renews_every(SENT);
         assert_eq!(every, Some(Duration::from_secs(1) / 3));
         hold.renewal.max_hold = Some(limit);
-        assert_eq!(hold.renews_every(SENT.after(limit - Duration::from_nanos(1))), every);
+        assert_eq!(hold.renews_every(SENT.after(Duration::from_millis(4999))), every);
         assert_eq!(hold.renews_every(SENT.after(limit)), None);
         hold.abandon();
         assert_eq!(hold.renews_every(SENT), None);

@@ -159,7 +159,9 @@ mod tests {
     #[test]
     fn a_callback_that_returns_is_waited_for() {
         let (teller, go, calls) = slow();
-        ["a", "b"].iter().for_each(|name| tell(&teller, name));
+        for name in ["a", "b"] {
+            tell(&teller, name);
+        }
         let stops = stop(teller, LONG);
         assert!(stops.recv_timeout(Duration::from_millis(50)).is_err(), "it was not told all yet");
         drop(go);

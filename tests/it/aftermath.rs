@@ -4,10 +4,10 @@ use std::sync::mpsc;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use relatch::{Builder, Error};
+use relatch::{Builder, Error, LockManager};
 
 use crate::network::Rig;
-use crate::renewal::renewals_of;
+use crate::renewal::{renewals_of, throughout};
 use crate::support::{Fault, eventually, within};
 
 const ANSWER: Duration = Duration::from_millis(200);
@@ -134,6 +134,26 @@ fn ensure_is_not_put_off_by_a_connection_that_had_gone_stale() {
     rig.server.query::<()>(&["SET", "lock:a", guard.token(), "PX", "5000"]);
     guard.verify().expect("it stands, whatever became of the connections");
     guard.ensure(Duration::from_secs(7)).expect("renews over a new one");
+}
+
+#[test]
+fn whoever_is_woken_with_the_lock_has_nothing_to_clean_up_later() {
+    let rig = rig(|it| it.renew(false));
+    let Rig { locks, server, .. } = &rig;
+    let others = LockManager::connect(&server.url()).expect("connects");
+    for n in 0..8 {
+        let name = format!("a:{n}");
+        let guard = others.lock(&name).expect("locks");
+        let tracked = server.tracked_keys();
+        thread::scope(|scope| {
+            let waiter = scope.spawn(|| locks.lock(&name).map(drop));
+            eventually(LONG, "it waits for word", || server.tracked_keys() > tracked);
+            drop(guard);
+            waiter.join().expect("no panic").expect("locks");
+        });
+    }
+    let sent = server.calls("evalsha");
+    throughout(ANSWER, || assert_eq!(server.calls("evalsha"), sent, "something is looked after yet"));
 }
 
 #[test]
