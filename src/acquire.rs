@@ -18,14 +18,12 @@ use crate::holds;
 use crate::key::NOT_A_STRING;
 use crate::machine;
 use crate::queue::Turn;
+use crate::rivals::Rivals;
 use crate::store::{Compared, Refusal, Trouble};
 use crate::wish::{Handed, Wish};
 
 /// The shortest pause between two looks: Redis may be a moment late in letting an expired key go.
 const SHORTEST_PAUSE: Duration = Duration::from_micros(200);
-
-/// How long a waiter lets others hand the lock on among themselves before it looks again.
-const GAP: Duration = Duration::from_micros(200);
 
 /// How long a waiter lets others go first who were woken with it.
 const GIVE_WAY: Duration = Duration::from_micros(200);
@@ -85,7 +83,7 @@ pub(crate) fn acquire(
         turn,
         expected: None,
         asked: None,
-        overtaken: 0,
+        rivals: Rivals::default(),
         looked_late: false,
         unheard: None,
         silent_since: None,
@@ -108,8 +106,8 @@ struct Claimant<'a> {
     expected: Option<Expected<'a>>,
     /// What Redis said to the listener, which asked in the meantime.
     asked: Option<Asked>,
-    /// How often the lock went to another process meanwhile.
-    overtaken: u32,
+    /// What it has seen of other processes meanwhile.
+    rivals: Rivals,
     /// There was a last look before the deadline, or will be.
     looked_late: bool,
     /// The listener that was silent through the last, long pause.
@@ -260,15 +258,14 @@ impl Claimant<'_> {
         holder: Option<&Holder>,
         before: Option<&Holder>,
     ) -> bool {
-        let in_a_run = heard && self.goes_on_in_one_process(holder, before);
+        let in_a_run = heard && self.rivals.hand_on(holder, before);
         let pause = if heard { safety_poll().min(self.until_last_look()) } else { poll };
         let Some(expected) = &self.expected else {
             return self.sleep(poll);
         };
         if in_a_run {
-            // Word of it comes each time. Whoever has been overtaken often looks sooner.
-            let gap = GAP / (1 + self.overtaken / 4);
-            thread::sleep(gap.min(self.patience.deadline.since(Moment::now())));
+            // Word of it comes each time.
+            thread::sleep(self.rivals.gap().min(self.patience.deadline.since(Moment::now())));
         }
         let lease_left = match holder {
             Some(holder) => holder.time_left().unwrap_or(Duration::MAX),
@@ -277,7 +274,7 @@ impl Claimant<'_> {
         };
         let until =
             Moment::now().after(pause.min(lease_left).max(SHORTEST_PAUSE)).min(self.patience.deadline);
-        let gives_way = heard && self.gives_way();
+        let gives_way = heard && self.rivals.come_first();
         let wish = if heard && !in_a_run && !gives_way { self.bid.wish() } else { None };
         match self.doze(expected, until, wish.as_ref(), holder) {
             Woken::InTime if heard && pause < lease_left => {
@@ -289,29 +286,6 @@ impl Claimant<'_> {
             Woken::Left => self.bid.give_up_token(),
         }
         self.asked.is_some() || Moment::now() < self.patience.deadline
-    }
-
-    /// True where the lock went from one thread of another process to the next. Where it went to another process, this one
-    /// was overtaken.
-    fn goes_on_in_one_process(&mut self, holder: Option<&Holder>, before: Option<&Holder>) -> bool {
-        let (Some(holder), Some(before)) = (holder, before) else {
-            return false;
-        };
-        if holder.raw() == before.raw() {
-            return false;
-        }
-        let same = match (holder.owner(), before.owner()) {
-            (Some(one), Some(other)) => one.host() == other.host() && one.pid() == other.pid(),
-            _ => false,
-        };
-        self.overtaken += u32::from(!same);
-        same
-    }
-
-    /// Redis wakes those who wait always in the same order, that of their connections. So whoever has not been overtaken yet
-    /// lets others go first, one time in four: else the last of them would never have it, while two others take turns.
-    fn gives_way(&self) -> bool {
-        self.overtaken == 0 && rand::rng().random_ratio(1, 4)
     }
 
     /// Sleeps until it is called, or so long, or until a holder has died that may be taken for dead: Redis does not tell of

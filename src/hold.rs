@@ -362,6 +362,21 @@ pub(crate) mod tests {
     }
 
     #[test]
+    fn a_hold_is_renewed_for_so_long_and_only_while_its_thread_is_there() {
+        let (mut hold, _) = one_second();
+        let limit = Duration::from_secs(5);
+        let every = hold.renews_every(SENT);
+        assert_eq!(every, Some(Duration::from_secs(1) / 3));
+        hold.renewal.max_hold = Some(limit);
+        assert_eq!(hold.renews_every(SENT.after(Duration::from_millis(4999))), every);
+        assert_eq!(hold.renews_every(SENT.after(limit)), None);
+        hold.abandon();
+        assert_eq!(hold.renews_every(SENT), None);
+        assert!(!hold.is_forsaken(SENT), "the key still stands");
+        assert!(hold.is_forsaken(hold.valid_until()));
+    }
+
+    #[test]
     fn whoever_waits_for_a_loss_is_told() {
         let hold = std::sync::Arc::new(sample("a", Duration::from_secs(30), Moment::now()));
         assert_eq!(hold.wait_lost(Moment::now()), None);

@@ -347,4 +347,46 @@ mod tests {
         leases.lost(&first);
         assert_eq!(leases.anything_changed(after(70)), Moment::NEVER);
     }
+
+    #[test]
+    fn what_is_over_is_told_once_whatever_else_is_due() {
+        let [first, second] = [hold(), Arc::new(sample("b", Duration::from_millis(600), START))];
+        first.abandon();
+        let mut leases = Leases::default();
+        leases.enter(Arc::clone(&first), true, START);
+        leases.enter(Arc::clone(&second), false, START);
+        assert_eq!(leases.first_end(), first.valid_until());
+        assert_eq!(leases.take_due(after(300)).over.len(), 1);
+        assert_eq!(leases.first_end(), second.valid_until(), "the first has ended");
+        let due = leases.take_due(after(500));
+        assert_eq!((due.over.len(), due.renew.len()), (0, 1));
+        second.close();
+        assert_eq!(leases.first_end(), Moment::NEVER, "its release is under way");
+    }
+
+    #[test]
+    fn a_hold_that_has_less_time_than_was_thought_is_renewed_sooner() {
+        let hold = hold();
+        let mut leases = entered(&hold);
+        assert_eq!(leases.hasten(&hold, false, START), START.after(hold.valid_until().since(START) / 3));
+        hold.lives_until(after(95));
+        assert_eq!(leases.hasten(&hold, false, after(5)), after(35), "there is time for three tries");
+        hold.abandon();
+        assert_eq!(leases.hasten(&hold, true, after(5)), after(35), "never later than before");
+        leases.remove(&hold);
+        assert_eq!(leases.hasten(&hold, true, after(5)), Moment::NEVER);
+    }
+
+    #[test]
+    fn word_of_a_key_is_for_whoever_holds_it_now() {
+        let [before, now] = [hold(), hold()];
+        let mut leases = entered(&before);
+        leases.enter(Arc::clone(&now), false, START);
+        leases.sending(&before, true, after(100));
+        leases.sending(&now, true, after(101));
+        leases.remove(&before);
+        assert_eq!(leases.watched.len(), 1, "the other is not its own");
+        leases.remove(&now);
+        assert!(leases.watched.is_empty(), "nothing is kept of what was released");
+    }
 }

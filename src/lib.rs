@@ -139,6 +139,7 @@ mod store;
 mod stats;
 mod machine;
 mod backoff;
+mod rivals;
 mod options;
 mod key;
 mod error;

@@ -248,6 +248,30 @@ mod tests {
     }
 
     #[test]
+    fn the_limits_themselves_pass() {
+        let year = Duration::from_secs(366 * 24 * 3600);
+        for max_lease in [MIN_LEASE, year] {
+            let options = Options { lease: max_lease, ..Options::default() };
+            Settings { options, max_lease, ..Settings::default() }.check().unwrap();
+        }
+        for timeout in [Duration::from_millis(1), Duration::from_secs(3600)] {
+            let settings =
+                Settings { connect_timeout: timeout, response_timeout: timeout, ..Settings::default() };
+            settings.check().unwrap();
+        }
+    }
+
+    #[test]
+    fn a_lease_that_was_changed_is_renewed_after_half_of_it_at_the_latest() {
+        let lease = Lease::new(Duration::from_secs(12));
+        let every = |every| Renewal { on: true, every, max_hold: None }.every(lease);
+        assert_eq!(every(None), Some(Duration::from_secs(4)));
+        assert_eq!(every(Some(Duration::from_secs(5))), Some(Duration::from_secs(5)));
+        assert_eq!(every(Some(Duration::from_secs(10))), Some(Duration::from_secs(6)));
+        assert_eq!(Renewal { on: false, every: None, max_hold: None }.every(lease), None);
+    }
+
+    #[test]
     fn a_lease_is_trusted_a_little_less_than_it_lasts() {
         let sent = Moment::from_nanos(0);
         let lease = Lease::new(Duration::from_secs(10));

@@ -64,6 +64,7 @@ impl Trace {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::line::Line;
 
     const LIMITS: HandOn = HandOn { turns: 3, time: Duration::from_millis(20) };
 
@@ -101,5 +102,17 @@ mod tests {
         let (run, is_over) = trace.followed_at(at(5)).unwrap();
         assert_eq!((run.turns, is_over), (2, true));
         assert!(trace.followed_at(at(6)).is_none());
+    }
+
+    #[test]
+    fn whoever_comes_back_at_once_after_the_last_turn_of_a_run_lets_others_in() {
+        let trace = |is_over| Trace::new(Run::new(at(3)), is_over, at(3), at(5)).unwrap();
+        let lets_in = |is_over, now| {
+            let start = Line::after(&trace(is_over), now).start_turn(1, None, now);
+            start.expect("nobody has the turn").last_of_run
+        };
+        assert!(lets_in(true, at(5)));
+        assert!(!lets_in(true, at(7)), "others had time enough");
+        assert!(!lets_in(false, at(5)), "the run goes on");
     }
 }

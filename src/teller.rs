@@ -120,3 +120,63 @@ impl fmt::Debug for Teller {
         f.write_str("Teller")
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::hold::tests::sample;
+
+    const LONG: Duration = Duration::from_secs(10);
+
+    /// A teller whose callback says what it is told, and then waits until it may go on.
+    fn slow() -> (Arc<Teller>, mpsc::Sender<()>, Receiver<String>) {
+        let (go, may_go) = mpsc::channel();
+        let (called, calls) = mpsc::channel();
+        let may_go = Mutex::new(may_go);
+        let teller = Teller::new(Arc::new(move |lost| {
+            called.send(lost.key.clone()).unwrap();
+            let _ = may_go.lock().recv();
+        }));
+        (Arc::new(teller), go, calls)
+    }
+
+    fn tell(teller: &Teller, name: &str) {
+        teller.tell(&sample(name, Duration::from_secs(1), Moment::now()), LostCause::Deleted);
+    }
+
+    /// Says when it is stopped; and tells of another loss then, which is too late.
+    fn stop(teller: Arc<Teller>, limit: Duration) -> Receiver<()> {
+        let (stopped, stops) = mpsc::channel();
+        thread::spawn(move || {
+            teller.stop(limit);
+            tell(&teller, "late");
+            drop(teller);
+            let _ = stopped.send(());
+        });
+        stops
+    }
+
+    #[test]
+    fn a_callback_that_returns_is_waited_for() {
+        let (teller, go, calls) = slow();
+        for name in ["a", "b"] {
+            tell(&teller, name);
+        }
+        let stops = stop(teller, LONG);
+        assert!(stops.recv_timeout(Duration::from_millis(50)).is_err(), "it was not told all yet");
+        drop(go);
+        stops.recv_timeout(LONG).expect("it is stopped");
+        assert_eq!(calls.iter().collect::<Vec<_>>(), ["a", "b"]);
+    }
+
+    #[test]
+    fn a_callback_that_does_not_return_is_left_behind() {
+        let (teller, go, calls) = slow();
+        tell(&teller, "a");
+        assert_eq!(calls.recv_timeout(LONG).unwrap(), "a");
+        let stops = stop(teller, Duration::from_millis(10));
+        stops.recv_timeout(LONG).expect("it is not waited for");
+        drop(go);
+        assert!(calls.recv().is_err(), "told after the end");
+    }
+}

@@ -49,3 +49,40 @@ impl LockWatch {
         self.hold.wait_lost(now.after(limit))
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::hold::tests::sample;
+
+    const SENT: Moment = Moment::from_nanos(1_000);
+
+    fn one_second() -> Hold {
+        sample("a", Duration::from_secs(1), SENT)
+    }
+
+    #[test]
+    fn only_news_of_a_shorter_life_is_news() {
+        let hold = one_second();
+        let end = hold.valid_until();
+        assert!(!hold.lives_until(end));
+        let sooner = SENT.after(Duration::from_millis(500));
+        assert!(hold.lives_until(sooner));
+        assert!(!hold.lives_until(end) && !hold.lives_until(sooner));
+        assert_eq!(hold.valid_until(), sooner);
+    }
+
+    #[test]
+    fn a_hold_is_over_when_it_has_ended_but_not_while_it_is_released() {
+        let hold = one_second();
+        let end = hold.valid_until();
+        assert!(!hold.is_over(SENT));
+        assert!(hold.is_over(end) && hold.is_over(end.after(Duration::from_secs(1))));
+        hold.close();
+        assert!(!hold.is_over(SENT) && !hold.is_over(end));
+        assert_eq!(hold.wait_lost(Moment::now()), None);
+        assert_eq!(hold.lost(), None, "that is for the release to say");
+        hold.release();
+        assert!(hold.is_over(SENT));
+    }
+}

@@ -286,3 +286,26 @@ mod tests {
         assert_eq!(holder.time_left(), None);
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_reply_that_makes_no_sense_is_named_and_settles_nothing() {
+        for (reply, name) in [
+            (Value::Nil, "nil"),
+            (Value::Int(7), "an integer"),
+            (Value::Okay, "a string"),
+            (Value::BulkString(b"secret".to_vec()), "a string"),
+            (Value::Array(Vec::new()), "an array"),
+            (Value::Boolean(true), "something else"),
+        ] {
+            let Err(Trouble::Unanswered { link_stands: false, cause }) = compared(Ok(reply)) else {
+                panic!("{name} says nothing of the command");
+            };
+            assert_eq!(cause.to_string(), format!("the reply made no sense: {name}"));
+        }
+        assert!(was_set(&Value::Int(1)).is_err(), "`SET` does not count");
+    }
+}

@@ -4,9 +4,10 @@ use std::sync::mpsc;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use relatch::{Builder, Error};
+use relatch::{Builder, Error, LockManager};
 
 use crate::network::Rig;
+use crate::renewal::{renewals_of, throughout};
 use crate::support::{Fault, eventually, within};
 
 const ANSWER: Duration = Duration::from_millis(200);
@@ -43,6 +44,17 @@ fn row_11_a_refusal_that_ends_the_wait_leaves_no_key() {
 }
 
 #[test]
+fn row_11_the_rest_of_a_late_answer_is_not_taken_for_the_next_one() {
+    let rig = rig(|it| it);
+    rig.server.query::<()>(&["SET", "lock:a", "somebody", "PX", "60000"]);
+    // The replies to `GET` and `PTTL` come late; those to what was sent before them were read.
+    rig.proxy.on("GET lock:a", Fault::DelayReply(3 * ANSWER / 2));
+    let taken = rig.locks.try_lock_for("a", 5 * ANSWER);
+    assert!(taken.expect("Redis is there").is_none(), "somebody has it");
+    assert_eq!(rig.proxy.fired(), 1);
+}
+
+#[test]
 fn a_lock_that_was_answered_late_is_renewed_in_time() {
     let lease = Duration::from_secs(1);
     let rig = rig(|it| it.lease(lease).response_timeout(LONG));
@@ -52,6 +64,29 @@ fn a_lock_that_was_answered_late_is_renewed_in_time() {
     eventually(LONG, "it is renewed", || rig.locks.stats().renewed >= 2);
     assert!(guard.is_valid());
     guard.unlock().expect("it was held throughout");
+}
+
+#[test]
+fn a_hold_that_has_run_out_is_passed_by_at_its_end() {
+    let rig = rig(|it| it.lease(ANSWER).renew(false));
+    let start = Instant::now();
+    let guard = rig.locks.lock("a").expect("locks");
+    thread::scope(|scope| {
+        let next = scope.spawn(|| rig.locks.lock("a").map(drop));
+        next.join().expect("no panic").expect("its turn comes");
+    });
+    assert!(start.elapsed() < 9 * ANSWER / 2, "it looked after {:?}", start.elapsed());
+    assert!(guard.unlock().expect_err("its lease is over").is_lost());
+}
+
+#[test]
+fn the_answers_to_one_question_share_its_time() {
+    let rig = rig(|it| it.connect_timeout(ANSWER));
+    // It is asked twice: the first connection might have gone stale.
+    rig.proxy.on_times("GET lock:a", 2, Fault::DelayReply(3 * ANSWER / 4));
+    rig.proxy.on_times("PTTL lock:a", 2, Fault::DelayReply(3 * ANSWER / 2));
+    let answer = within(3 * ANSWER, "two questions", || rig.locks.holder("a"));
+    assert!(answer.expect_err("the second answer came too late").is_unavailable());
 }
 
 #[test]
@@ -74,6 +109,22 @@ fn time_in_line_is_no_outage() {
 }
 
 #[test]
+fn a_single_attempt_is_not_put_off_by_connections_that_had_all_gone_stale() {
+    const IDLE: u64 = 3;
+    let rig = rig(|it| it.renew(false));
+    rig.proxy.on_times("SET", IDLE, Fault::DelayReply(ANSWER / 4)); // So that each needs a connection of its own.
+    thread::scope(|scope| {
+        for n in 0..IDLE {
+            let locks = &rig.locks;
+            scope.spawn(move || drop(locks.lock(format!("busy:{n}")).expect("locks")));
+        }
+    });
+    rig.proxy.cut_all();
+    let guard = rig.locks.try_lock("a").expect("the second connection is a new one").expect("free");
+    drop(guard);
+}
+
+#[test]
 fn ensure_is_not_put_off_by_a_connection_that_had_gone_stale() {
     let rig = rig(|it| it.lease(Duration::from_secs(9)));
     let guard = rig.locks.lock("a").expect("locks");
@@ -83,6 +134,26 @@ fn ensure_is_not_put_off_by_a_connection_that_had_gone_stale() {
     rig.server.query::<()>(&["SET", "lock:a", guard.token(), "PX", "5000"]);
     guard.verify().expect("it stands, whatever became of the connections");
     guard.ensure(Duration::from_secs(7)).expect("renews over a new one");
+}
+
+#[test]
+fn whoever_is_woken_with_the_lock_has_nothing_to_clean_up_later() {
+    let rig = rig(|it| it.renew(false));
+    let Rig { locks, server, .. } = &rig;
+    let others = LockManager::connect(&server.url()).expect("connects");
+    for n in 0..8 {
+        let name = format!("a:{n}");
+        let guard = others.lock(&name).expect("locks");
+        let tracked = server.tracked_keys();
+        thread::scope(|scope| {
+            let waiter = scope.spawn(|| locks.lock(&name).map(drop));
+            eventually(LONG, "it waits for word", || server.tracked_keys() > tracked);
+            drop(guard);
+            waiter.join().expect("no panic").expect("locks");
+        });
+    }
+    let sent = server.calls("evalsha");
+    throughout(ANSWER, || assert_eq!(server.calls("evalsha"), sent, "something is looked after yet"));
 }
 
 #[test]
@@ -104,4 +175,19 @@ fn the_last_handle_does_not_wait_for_everything_that_is_owed() {
     eventually(LONG, "the keeper is at it", || proxy.commands("EVALSHA") >= before + 8);
     let Rig { locks, proxy: _proxy, .. } = rig;
     within(4 * ANSWER, "the end of the manager", || drop(locks));
+}
+
+#[test]
+fn a_lease_that_was_pushed_out_for_a_hold_that_ended_is_cut_short() {
+    let rig = rig(|it| it.lease(Duration::from_secs(2)).renew_every(ANSWER));
+    rig.proxy.always(&renewals_of(&rig.server, "a"), Fault::DropReply); // Executed, and nobody knows.
+    let guard = rig.locks.lock("a").expect("locks");
+    eventually(LONG, "its renewals come to nothing", || !guard.is_valid());
+    assert!(rig.server.pttl("lock:a") > 500, "it was pushed out");
+    rig.proxy.clear();
+    rig.proxy.black_hole(true);
+    assert!(guard.unlock().expect_err("no answer, and too late").is_lost());
+    rig.proxy.black_hole(false);
+    rig.proxy.cut_all();
+    eventually(LONG, "the key is deleted in the background", || rig.locks.stats().late_releases == 1);
 }

@@ -206,6 +206,18 @@ fn holder_names_who_and_how_long() {
 }
 
 #[test]
+fn a_lock_is_force_unlocked_by_its_name_or_by_itself() {
+    let server = Server::start();
+    let locks = locks(&server);
+    for force in [|it: &LockManager| it.force_unlock("a"), |it: &LockManager| it.get("a").force_unlock()] {
+        let guard = locks.lock("a").expect("locks");
+        assert_eq!(force(&locks).expect("answers").expect("somebody").raw(), guard.token());
+        assert!(!server.exists("lock:a"));
+        assert!(guard.unlock().expect_err("lost").is_lost());
+    }
+}
+
+#[test]
 fn force_unlock_says_whose_it_was_and_they_learn_of_it() {
     let server = Server::start();
     let (locks, others) = (locks(&server), locks(&server));

@@ -1,6 +1,6 @@
 //! The main job, on a real Redis: lock, unlock, reentry, and what each of them sends.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use relatch::{LockManager, Owner, Unlocked};
 
@@ -56,4 +56,19 @@ fn try_lock_on_a_busy_lock_is_one_command() {
     assert!(ours.try_lock("a").expect("answers").is_none());
     assert_eq!(server.total_calls(&["set", "get", "pttl", "eval", "evalsha"]), 1);
     assert!(ours.try_lock_for("a", Duration::from_millis(20)).expect("answers").is_none());
+}
+
+#[test]
+fn a_lock_that_nobody_else_wants_is_had_without_a_pause() {
+    let server = Server::start();
+    let locks = locks(&server);
+    let times = (0..200).map(|_| {
+        let start = Instant::now();
+        let guard = locks.lock("a").expect("locks");
+        let took = start.elapsed();
+        drop(guard);
+        took
+    });
+    let best = times.min().expect("many");
+    assert!(best < Duration::from_micros(400), "{best:?}: as if others were let in each time");
 }

@@ -93,6 +93,15 @@ fn a_single_attempt_takes_the_lock_of_a_killed_process() {
 }
 
 #[test]
+fn whoever_looks_out_for_the_dead_asks_redis_no_more_often_for_that() {
+    let server = Server::start();
+    put(&server, "a", "somebody");
+    let ours = locks(&server, true);
+    assert!(ours.try_lock_for("a", 4 * WAIT).expect("asks").is_none());
+    assert!(server.calls("pttl") < 10, "asked {} times in {:?}", server.calls("pttl"), 4 * WAIT);
+}
+
+#[test]
 fn a_worker_that_was_restarted_gets_its_lock_back() {
     let server = Server::start();
     let times = (0..3).map(|_| {
