@@ -285,11 +285,6 @@ mod tests {
         };
         assert_eq!(holder.time_left(), None);
     }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
 
     #[test]
     fn a_reply_that_makes_no_sense_is_named_and_settles_nothing() {
