@@ -103,41 +103,43 @@ impl Call {
         let mut state = self.state.lock();
         let wish = state.wish.take()?;
         state.asking = true;
-        Some(Question { call: Arc::clone(self), wish })
+        Some(Question { call: Some(Arc::clone(self)), wish })
+    }
+
+    /// Wakes the sleeper with an answer: false where it is gone.
+    fn settle(&self, asked: Asked) -> bool {
+        let mut state = self.state.lock();
+        state.asking = false;
+        state.asked = Some(asked);
+        let stays = !state.left;
+        drop(state);
+        self.bell.notify_one();
+        stays
     }
 }
 
 /// What a sleeper wants asked. It waits for the answer.
 #[derive(Debug)]
 pub(crate) struct Question {
-    call: Arc<Call>,
+    /// Until it is answered.
+    call: Option<Arc<Call>>,
     pub(crate) wish: Wish,
 }
 
 impl Question {
     /// Wakes the sleeper with an answer: false where it is gone.
-    pub(crate) fn answer(self, asked: Asked) -> bool {
-        self.settle(asked)
-    }
-
-    fn settle(&self, asked: Asked) -> bool {
-        let mut state = self.call.state.lock();
-        state.asking = false;
-        state.asked = Some(asked);
-        let stays = !state.left;
-        drop(state);
-        self.call.bell.notify_one();
-        stays
+    pub(crate) fn answer(mut self, asked: Asked) -> bool {
+        self.call.take().is_some_and(|call| call.settle(asked))
     }
 }
 
 impl Drop for Question {
     /// Nobody waits for an answer that does not come, whatever became of whoever asked.
     fn drop(&mut self) {
-        if self.call.state.lock().asking {
+        if let Some(call) = self.call.take() {
             let cause = "the listener ended while it asked".into();
             let answer = Err(Trouble::Unanswered { link_stands: false, cause });
-            self.settle(Asked { sent: Moment::now(), listener: 0, answer });
+            call.settle(Asked { sent: Moment::now(), listener: 0, answer });
         }
     }
 }

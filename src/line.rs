@@ -31,18 +31,6 @@ pub(super) struct Line {
     last_of_run: bool,
 }
 
-impl Front {
-    /// The turn is used for a hold now. Where others had the lock in between, a new run begins.
-    pub(super) fn holds(&mut self, hold: &Arc<Hold>, now: Moment) {
-        self.hold = Some(Arc::clone(hold));
-        if self.seen.take().is_some() {
-            self.run = Run::new(now);
-        } else if self.run.turns == 1 {
-            self.run.since = now; // Not counting the pause.
-        }
-    }
-}
-
 /// Who has the turn: a thread that talks to Redis, or one that holds the lock.
 #[derive(Debug)]
 pub(super) struct Front {
@@ -58,6 +46,18 @@ pub(super) struct Front {
     run: Run,
     /// The turn was handed on to this waiter, who has not taken it up yet.
     handed: Option<(Arc<Waiter>, Handed)>,
+}
+
+impl Front {
+    /// The turn is used for a hold now. Where others had the lock in between, a new run begins.
+    pub(super) fn holds(&mut self, hold: &Arc<Hold>, now: Moment) {
+        self.hold = Some(Arc::clone(hold));
+        if self.seen.take().is_some() {
+            self.run = Run::new(now);
+        } else if self.run.turns == 1 {
+            self.run.since = now; // Not counting the pause.
+        }
+    }
 }
 
 /// A turn that has ended.
