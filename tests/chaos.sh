@@ -61,7 +61,7 @@ part 'the model, wider' cargo test --quiet --locked --test model -- --ignored
 part 'with the least rights' bash tests/rights.sh
 part 'mistakes that have to be found' cargo test --quiet --locked -p relatch-flawed -- --nocapture
 part 'histories' env "RELATCH_ACQUISITIONS=$acquisitions" \
-    cargo test --quiet --locked --test history -- --nocapture --test-threads=1
+    cargo test --quiet --locked --test history -- --nocapture --test-threads=2
 
 say 'parts'
 printf '%s\n' "${results[@]}"

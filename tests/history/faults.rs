@@ -9,7 +9,7 @@ use rand::RngExt;
 use rand::rngs::StdRng;
 use tempfile::TempDir;
 
-use crate::roles::{ANSWER, WAIT};
+use crate::roles::{ANSWER, KEYS, WAIT};
 use crate::support::{Child, Fault, Proxy, Server, compile_shim, now};
 
 /// How many processes take locks.
@@ -223,7 +223,7 @@ impl Scene {
     }
 
     fn take_keys_away(&mut self) {
-        let key = format!("lock:k{}", self.rng.random_range(0..4));
+        let key = format!("lock:k{}", self.rng.random_range(0..KEYS));
         match self.rng.random_range(0..6) {
             0 => self.server.query::<()>(&["FLUSHALL"]),
             1 => self.server.query::<()>(&["SET", &key, "somebody", "PX", "50"]),

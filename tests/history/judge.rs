@@ -54,6 +54,7 @@ pub(crate) fn judge(claims: &[Claim], journal: &[Deed], world: &World) -> Verdic
         verdict.unconfirmed += usize::from(how == Some("Unconfirmed"));
         if let Some(before) = tokens.insert(token, claim) {
             verdict.add("a token was used twice", claim, Some(before));
+            continue; // What was done with it says nothing of either.
         }
         let done = deeds.get(token).map_or(&[][..], Vec::as_slice);
         verdict.check_truth(claim, done, world);

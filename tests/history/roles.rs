@@ -20,10 +20,10 @@ pub(crate) const ANSWER: Duration = Duration::from_millis(100);
 pub(crate) const WAIT: Duration = Duration::from_millis(800);
 
 /// How many locks there are.
-const KEYS: u32 = 4;
+pub(crate) const KEYS: u32 = 6;
 
 /// How many threads a process has that take them.
-const THREADS: u32 = 3;
+const THREADS: u32 = 4;
 
 /// How soon what a manager has started is gone with it.
 const SOON: Duration = Duration::from_secs(5);

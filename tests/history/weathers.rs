@@ -1,4 +1,6 @@
 //! Whatever goes wrong: no two have a lock at a time, and where the server itself gives one away, its holder is soon told.
+//!
+//! Two kinds of weather at a time: with more, it is the machine that is looked at.
 
 use std::env;
 
@@ -35,61 +37,61 @@ fn holds_in(weather: Weather) {
 }
 
 #[test]
-#[serial]
+#[serial(one)]
 fn locks_hold_while_messages_are_delayed() {
     holds_in(Weather::Delays);
 }
 
 #[test]
-#[serial]
+#[serial(one)]
 fn locks_hold_while_messages_are_lost() {
     holds_in(Weather::Losses);
 }
 
 #[test]
-#[serial]
+#[serial(one)]
 fn locks_hold_while_connections_are_cut() {
     holds_in(Weather::Cuts);
 }
 
 #[test]
-#[serial]
+#[serial(other)]
 fn locks_hold_while_nothing_passes_for_a_while() {
     holds_in(Weather::BlackHoles);
 }
 
 #[test]
-#[serial]
+#[serial(other)]
 fn locks_hold_while_the_server_pauses() {
     holds_in(Weather::Pauses);
 }
 
 #[test]
-#[serial]
+#[serial(one)]
 fn losses_are_told_while_the_server_restarts_without_its_keys() {
     holds_in(Weather::Restarts);
 }
 
 #[test]
-#[serial]
+#[serial(other)]
 fn locks_hold_while_processes_are_stopped() {
     holds_in(Weather::Stops);
 }
 
 #[test]
-#[serial]
+#[serial(other)]
 fn locks_hold_while_processes_are_killed() {
     holds_in(Weather::Kills);
 }
 
 #[test]
-#[serial]
+#[serial(other)]
 fn losses_are_told_while_keys_are_taken_away() {
     holds_in(Weather::Evictions);
 }
 
 #[test]
-#[serial]
+#[serial(one)]
 fn losses_are_told_while_the_servers_clock_steps() {
     holds_in(Weather::Clocks);
 }
