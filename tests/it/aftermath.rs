@@ -55,6 +55,31 @@ fn row_11_the_rest_of_a_late_answer_is_not_taken_for_the_next_one() {
 }
 
 #[test]
+fn a_connection_that_was_silent_twice_is_given_up_and_its_token_with_it() {
+    let rig = rig(|it| it.renew(false));
+    rig.proxy.black_hole(true);
+    let guard = thread::scope(|scope| {
+        let waiter = scope.spawn(|| rig.locks.get("a").wait(LONG).lock().map(|it| it.token().to_owned()));
+        eventually(LONG, "it is asked twice", || rig.tokens_sent("a").len() >= 2);
+        rig.proxy.black_hole(false);
+        waiter.join().expect("no panic").expect("locks")
+    });
+    let tokens = rig.tokens_sent("a");
+    assert!(tokens[0] == tokens[1] && tokens[1] != tokens[2], "{tokens:?}");
+    assert_eq!(tokens.last(), Some(&guard));
+}
+
+#[test]
+fn a_listener_that_is_refused_tries_again_ever_more_rarely() {
+    let rig = rig(|it| it);
+    rig.proxy.always("SUBSCRIBE", Fault::Answer(b"-NOPERM no\r\n".to_vec()));
+    rig.server.query::<()>(&["SET", "lock:a", "somebody", "PX", "60000"]);
+    assert!(rig.locks.try_lock_for("a", 5 * ANSWER).expect("answers").is_none());
+    let tries = rig.proxy.commands("SUBSCRIBE");
+    assert!((1..8).contains(&tries), "{tries} in {:?}", 5 * ANSWER);
+}
+
+#[test]
 fn a_lock_that_was_answered_late_is_renewed_in_time() {
     let lease = Duration::from_secs(1);
     let rig = rig(|it| it.lease(lease).response_timeout(LONG));
