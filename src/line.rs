@@ -371,4 +371,18 @@ mod tests {
         assert_eq!(turns_of(&mut line, true), 8);
         assert_eq!(turns_of(&mut line, true), 2, "somebody had");
     }
+
+    #[test]
+    fn only_the_first_in_line_stays_awake_for_the_end_of_a_turn() {
+        let (mut line, [second, third]) = line();
+        assert_eq!(line.ending(&second), None);
+        line.hand_on(1, &LIMITS, at(0), at(1)).unwrap();
+        assert_eq!((line.ending(&second), line.ending(&third)), (Some(1), None));
+        line.end_turn(1, at(0)).unwrap();
+        line.start_turn(2, Some(&second), at(0)).unwrap();
+        assert_eq!(line.ending(&third), Some(2), "the last turn was short");
+        line.end_turn(2, at(1)).unwrap();
+        line.start_turn(3, Some(&third), at(1)).unwrap();
+        assert!(!line.front.as_ref().unwrap().ending, "the last turn was long");
+    }
 }

@@ -362,4 +362,17 @@ mod tests {
         assert!(matches!(waiter.join().unwrap(), Err(NoTurn::Mine)));
         assert!(queue.lines.lock().line(&name()).waiting.is_empty());
     }
+
+    #[test]
+    fn a_key_does_not_go_on_with_the_run_of_another() {
+        let run = crate::run::Run::new(Moment::now());
+        let began = Moment::now();
+        let ended = began.after(Duration::from_secs(10));
+        let trace = Trace::new(run, true, began, ended);
+        let queue = Arc::new(Queue::default());
+        queue.lines.lock().last = trace.map(|trace| (name(), trace));
+        let other = at_once(&queue, &"other".into()).unwrap();
+        assert!(!other.yields());
+        assert!(at_once(&queue, &name()).unwrap().yields());
+    }
 }
