@@ -229,3 +229,78 @@ impl Write for By<'_> {
 fn is_message(kind: &Value) -> bool {
     matches!(kind, Value::BulkString(kind) if kind == b"message")
 }
+
+#[cfg(test)]
+mod tests {
+    use std::net::{Ipv4Addr, TcpListener};
+
+    use redis::{IntoConnectionInfo, RedisConnectionInfo};
+
+    use super::*;
+
+    const LONG: Duration = Duration::from_secs(10);
+    const SHORT: Duration = Duration::from_millis(20);
+
+    /// A wire of either kind, over TCP both of them, and its other end.
+    fn wires() -> [(Wire, TcpStream); 2] {
+        [false, true].map(|sealed| {
+            let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+            let way = format!("redis://{}", listener.local_addr().unwrap()).into_connection_info().unwrap();
+            let way = way.set_redis_settings(RedisConnectionInfo::default().set_skip_set_lib_name());
+            let wire = if sealed {
+                let connection = redis::Client::open(way).unwrap().get_connection_with_timeout(LONG).unwrap();
+                Wire::Sealed(Box::new(Sealed { connection, timeout: Duration::ZERO }))
+            } else {
+                Wire::open(&way, LONG).unwrap()
+            };
+            (wire, listener.accept().unwrap().0)
+        })
+    }
+
+    fn within(span: Duration) -> Moment {
+        Moment::now().after(span)
+    }
+
+    fn word(reply: RedisResult<Value>) -> String {
+        match reply.unwrap() {
+            Value::SimpleString(word) => word,
+            Value::BulkString(word) => String::from_utf8(word).unwrap(),
+            other => panic!("{other:?}"),
+        }
+    }
+
+    #[test]
+    fn a_reply_that_was_given_up_on_is_skipped_when_it_comes() {
+        for (mut wire, mut redis) in wires() {
+            wire.send(b"*1\r\n$4\r\nPING\r\n", within(LONG)).unwrap();
+            let mut sent = [0; 14];
+            redis.read_exact(&mut sent).unwrap();
+            redis.write_all(b"+the first").unwrap();
+            assert!(wire.receive(within(SHORT)).unwrap_err().is_timeout());
+            redis.write_all(b" reply\r\n+the second\r\n").unwrap();
+            assert_eq!(word(wire.receive(within(LONG))), "the second");
+            drop(redis);
+            assert!(!wire.receive(within(LONG)).unwrap_err().is_timeout(), "that is its end");
+        }
+    }
+
+    #[test]
+    fn a_message_may_come_after_silence() {
+        for (mut wire, mut redis) in wires() {
+            assert!(wire.message(within(SHORT)).unwrap_err().is_timeout());
+            redis.write_all(b"*3\r\n$7\r\nmessage\r\n$1\r\nc\r\n$1\r\nx\r\n").unwrap();
+            assert_eq!(word(wire.message(within(LONG))), "x");
+        }
+    }
+
+    #[test]
+    fn what_never_ends_is_no_reply() {
+        let [(mut wire, mut redis), _] = wires();
+        let deadline = within(SHORT);
+        let drip = std::thread::spawn(move || while redis.write_all(b"+").is_ok() {});
+        assert!(wire.receive(deadline).is_err());
+        assert!(Moment::now() < deadline.after(LONG), "or when there is too much of it");
+        drop(wire);
+        drip.join().unwrap();
+    }
+}

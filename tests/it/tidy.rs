@@ -107,19 +107,33 @@ fn the_readme_is_short_and_its_links_lead_somewhere() {
             if target.starts_with("http") || target.starts_with('#') {
                 continue;
             }
+            let target = target.split('#').next().unwrap_or(target);
             assert!(folder.join(target).exists(), "{file} links to {target}");
         }
     }
 }
 
+/// The text of all tests.
+fn tests() -> String {
+    let folders =
+        ["tests/it", "tests/history"].map(|folder| fs::read_dir(root().join(folder)).expect("a folder"));
+    let paths = folders.into_iter().flatten().map(|entry| entry.expect("an entry").path());
+    paths.filter(|path| path.is_file()).map(|path| fs::read_to_string(path).expect("a text")).collect()
+}
+
+#[test]
+fn every_fault_of_the_guarantees_has_a_test() {
+    let (tests, guarantees) =
+        (tests(), fs::read_to_string(root().join("docs/guarantees.md")).expect("a text"));
+    for number in 1..=37 {
+        assert!(guarantees.contains(&format!("\n| {number} | ")), "row {number} is not told");
+        assert!(tests.contains(&format!("fn row_{number:02}_")), "row {number} is not tested");
+    }
+}
+
 #[test]
 fn the_tests_that_the_guarantees_name_exist() {
-    let tests: String = fs::read_dir(root().join("tests/it"))
-        .expect("a folder")
-        .map(|entry| entry.expect("an entry").path())
-        .filter(|path| path.is_file())
-        .map(|path| fs::read_to_string(path).expect("a text"))
-        .collect();
+    let tests = tests();
     let guarantees = fs::read_to_string(root().join("docs/guarantees.md")).expect("a text");
     let words = guarantees.split('`').skip(1).step_by(2);
     let named: Vec<_> =
