@@ -189,10 +189,11 @@ fn nothing_is_listened_for_where_nobody_waits_for_others() {
     assert!(others.try_lock_for("busy", LATE).expect("answers").is_none());
     eventually(LONG, "both listen", || server.listeners().len() == 2);
     assert_eq!(listening(), 2);
+    // A thread that was joined is listed by the system for a moment yet.
     drop(scene.others);
-    assert_eq!(listening(), 1);
+    eventually(SOON, "one has ended", || listening() == 1);
     drop(scene.locks);
-    assert_eq!(listening(), 0);
+    eventually(SOON, "both have ended", || listening() == 0);
 }
 
 #[test]
