@@ -71,6 +71,7 @@ pub(crate) struct Scene {
     /// Where it is written how many seconds the server's clock is ahead.
     clock: TempDir,
     pub(crate) stops: Vec<(u32, Duration, Duration)>,
+    pub(crate) deaths: Vec<(u32, Duration)>,
     pub(crate) faults: u64,
 }
 
@@ -87,9 +88,21 @@ impl Scene {
         };
         let proxy = Proxy::start(server.port());
         let seeds = rng.random();
-        let (workers, stops, flaw) = (Vec::new(), Vec::new(), flaw.to_owned());
-        let mut scene =
-            Scene { weather, rng, server, proxy, workers, seeds, flaw, records, clock, stops, faults: 0 };
+        let (workers, stops, deaths, flaw) = (Vec::new(), Vec::new(), Vec::new(), flaw.to_owned());
+        let mut scene = Scene {
+            weather,
+            rng,
+            server,
+            proxy,
+            workers,
+            seeds,
+            flaw,
+            records,
+            clock,
+            stops,
+            deaths,
+            faults: 0,
+        };
         for _ in 0..PROCESSES {
             scene.add_worker();
         }
@@ -174,7 +187,9 @@ impl Scene {
             Weather::Stops => self.stop(),
             Weather::Kills => {
                 let place = self.rng.random_range(0..self.workers.len());
-                self.workers.swap_remove(place).kill();
+                let mut worker = self.workers.swap_remove(place);
+                self.deaths.push((worker.pid(), now()));
+                worker.kill();
                 self.add_worker();
                 self.workers.last().expect("just added").expect_line("ready", LONG);
                 thread::sleep(self.millis(50, 200));

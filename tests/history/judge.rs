@@ -18,6 +18,8 @@ const LATE: Duration = Duration::from_secs(1);
 pub(crate) struct World {
     /// Processes that were stopped, and when.
     pub(crate) stops: Vec<(u32, Duration, Duration)>,
+    /// Processes that were killed, and just before when: who is dead believes nothing, and may be taken over from.
+    pub(crate) deaths: Vec<(u32, Duration)>,
     /// Where the server gave locks away: how soon a hold that is renewed was told.
     pub(crate) told_within: Option<Duration>,
     /// Keys are lost together with answers. (Then a release may call released what went another way: see "not promised".)
@@ -165,7 +167,7 @@ impl Verdict {
     fn check_exclusion(&mut self, claims: &[Claim], world: &World) {
         let mut by_key: BTreeMap<&str, Vec<(Duration, Duration, &Claim)>> = BTreeMap::new();
         for claim in claims {
-            if let Some((start, end)) = belief(claim, world.told_within.is_some()) {
+            if let Some((start, end)) = belief(claim, world) {
                 by_key.entry(&claim.key).or_default().push((start, end, claim));
             }
         }
@@ -195,12 +197,13 @@ impl Verdict {
     }
 }
 
-/// From when until when a worker could believe in its lock: until it was told otherwise, where the server gives locks
+/// From when until when a worker could believe in its lock, at most for its life: until it was told otherwise, where the server gives locks
 /// away; else for as long as it was promised.
-fn belief(claim: &Claim, given_away: bool) -> Option<(Duration, Duration)> {
+fn belief(claim: &Claim, world: &World) -> Option<(Duration, Duration)> {
     let (start, (at, until)) = (claim.answered?, claim.valid?);
-    let end = if given_away { at } else { until.min(claim.released.unwrap_or(until)) };
-    Some((start, end))
+    let end = if world.told_within.is_some() { at } else { until.min(claim.released.unwrap_or(until)) };
+    let death = world.deaths.iter().find(|(pid, _)| *pid == claim.by.0).map(|&(_, at)| at);
+    Some((start, death.map_or(end, |death| end.min(death))))
 }
 
 fn by_token(journal: &[Deed]) -> HashMap<&str, Vec<&Deed>> {

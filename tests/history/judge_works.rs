@@ -86,6 +86,14 @@ fn two_at_a_time_are_found() {
         claims[0].valid = Some((at(199), at(395)));
         claims[0].released = Some(at(201));
     });
+    // The dead believe nothing.
+    let dead = World { deaths: vec![(1, at(190))], ..world() };
+    found("", &dead, |claims, journal| {
+        (claims[0].released, claims[0].ended) = (None, None);
+        claims[0].valid = Some((at(149), at(395)));
+        claims[1].by = (2, 1);
+        journal[1] = release("x", 192, ":1");
+    });
     // It had not been told yet, but it believed in it no longer.
     found("", &world(), |claims, _| claims[0].valid = Some((at(140), at(145))));
 }

@@ -46,6 +46,7 @@ fn round(weather: Weather, seed: u64, flaw: &str) -> (Verdict, u64) {
     eventually(SLACK, "no connection is left", || scene.server.connections() == 0);
     let told_within = weather.gives_away().then(|| lease / 3 + Duration::from_millis(50) + SLACK);
     let restarts = weather == Weather::Restarts;
-    let world = World { stops: scene.stops.clone(), told_within, restarts, release: longest_release() };
+    let (stops, deaths) = (scene.stops.clone(), scene.deaths.clone());
+    let world = World { stops, deaths, told_within, restarts, release: longest_release() };
     (judge(&record::read(scene.records.path()), &scene.proxy.journal(), &world), scene.faults)
 }
