@@ -85,6 +85,7 @@ pub(crate) fn acquire(
         asked: None,
         rivals: Rivals::default(),
         looked_late: false,
+        vanished: false,
         unheard: None,
         silent_since: None,
         troubles: 0,
@@ -110,6 +111,8 @@ struct Claimant<'a> {
     rivals: Rivals,
     /// There was a last look before the deadline, or will be.
     looked_late: bool,
+    /// The last look found nobody there, though the lock was busy.
+    vanished: bool,
     /// The listener that was silent through the last, long pause.
     unheard: Option<u64>,
     /// When the first attempt began that Redis has not properly answered, since the last that it did.
@@ -267,8 +270,10 @@ impl Claimant<'_> {
             // Word of it comes each time.
             thread::sleep(self.rivals.gap().min(self.patience.deadline.since(Moment::now())));
         }
+        let again = mem::replace(&mut self.vanished, holder.is_none());
         let lease_left = match holder {
             Some(holder) => holder.time_left().unwrap_or(Duration::MAX),
+            None if heard && again => poll, // Hardly by chance: a server that says so is not asked as often as it answers.
             None if heard => Duration::ZERO, // It was free a moment ago.
             None => Duration::MAX,
         };

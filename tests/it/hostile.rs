@@ -363,6 +363,19 @@ fn row_37_a_long_error_is_told_in_short() {
     }
 }
 
+/// Busy, but nobody's; and what comes behind it breaks the connection.
+#[test]
+fn row_37_a_lock_that_is_nobodys_and_yet_busy_is_asked_for_ever_more_rarely() {
+    let rig = Rig::new();
+    rig.busy.store(true, Ordering::SeqCst);
+    rig.lie("GET", Say::Bytes(b"$-1\r\n$-1\r\n:$-1\r\n".to_vec()));
+    let wait = Duration::from_secs(1);
+    let taken = within(wait + SLACK, "a wait", || rig.locks().try_lock_for("a", wait));
+    assert!(!matches!(taken, Ok(Some(_))));
+    // Pauses of up to 64 ms, and a second look at once after each connection that broke.
+    assert!((10..150).contains(&rig.lies()), "{} looks in a second", rig.lies());
+}
+
 #[test]
 fn row_37_renewals_outlive_nonsense() {
     let rig = Rig::new();
@@ -465,7 +478,8 @@ proptest! {
     ) {
         let (name, command, call) = CALLS[call];
         let (rig, pause) = (Rig::new(), if late { ANSWER + ANSWER / 5 } else { Duration::ZERO });
-        let locks = rig.locks();
+        // With a limit: to say that the lock is busy is no lie that anybody could see through.
+        let locks = rig.builder().wait(4 * ANSWER).build_unchecked().expect("nothing is sent");
         let mut began = Instant::now();
         let result = call(&rig, &locks, &mut || {
             rig.lie(command, Say::Late(first.clone(), pause, rest.clone()));
