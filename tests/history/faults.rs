@@ -9,7 +9,7 @@ use rand::RngExt;
 use rand::rngs::StdRng;
 use tempfile::TempDir;
 
-use crate::roles::{ANSWER, KEYS, WAIT};
+use crate::roles::KEYS;
 use crate::support::{Child, Fault, Proxy, Server, compile_shim, now};
 
 /// How many processes take locks.
@@ -125,7 +125,7 @@ impl Scene {
     pub(crate) fn rage(&mut self, span: Duration) {
         let end = now() + span;
         while now() < end {
-            thread::sleep(self.millis(5, 60));
+            self.lasts(5, 60);
             self.strike();
             self.faults += 1;
         }
@@ -159,7 +159,7 @@ impl Scene {
             Weather::Losses => {
                 let fault = self.lose();
                 self.spoil(fault);
-                thread::sleep(self.millis(20, 120)); // Each costs somebody a response timeout.
+                self.lasts(20, 120); // Each costs somebody a response timeout.
             }
             Weather::Cuts if self.rng.random_ratio(1, 8) => self.proxy.cut_all(),
             Weather::Cuts => {
@@ -168,21 +168,21 @@ impl Scene {
             }
             Weather::BlackHoles => {
                 self.proxy.black_hole(true);
-                thread::sleep(self.millis(20, 250));
+                self.lasts(20, 250);
                 self.proxy.black_hole(false);
-                thread::sleep(self.millis(100, 400));
+                self.lasts(100, 400);
             }
             Weather::Pauses => {
                 self.server.pause();
-                thread::sleep(self.millis(10, 400));
+                self.lasts(10, 400);
                 self.server.resume();
-                thread::sleep(self.millis(50, 300));
+                self.lasts(50, 300);
             }
             Weather::Restarts => {
                 self.server.kill();
-                thread::sleep(self.millis(1, 300));
+                self.lasts(1, 300);
                 self.server.restart();
-                thread::sleep(self.millis(200, 600));
+                self.lasts(200, 600);
             }
             Weather::Stops => self.stop(),
             Weather::Kills => {
@@ -192,13 +192,13 @@ impl Scene {
                 worker.kill();
                 self.add_worker();
                 self.workers.last().expect("just added").expect_line("ready", LONG);
-                thread::sleep(self.millis(50, 200));
+                self.lasts(50, 200);
             }
             Weather::Evictions => self.take_keys_away(),
             Weather::Clocks => {
                 let ahead = self.rng.random_range(-90..90).to_string();
                 fs::write(self.clock.path().join(AHEAD), ahead).expect("a file that can be written to");
-                thread::sleep(self.millis(50, 500));
+                self.lasts(50, 500);
             }
         }
     }
@@ -229,10 +229,11 @@ impl Scene {
 
     /// Stops a process, often for longer than its leases.
     fn stop(&mut self) {
-        let worker = &self.workers[self.rng.random_range(0..self.workers.len())];
+        let place = self.rng.random_range(0..self.workers.len());
         let since = now();
-        worker.stop();
-        thread::sleep(Duration::from_millis(self.rng.random_range(10..500)));
+        self.workers[place].stop();
+        self.lasts(10, 500);
+        let worker = &self.workers[place];
         worker.cont();
         self.stops.push((worker.pid(), since, now()));
     }
@@ -245,20 +246,21 @@ impl Scene {
             2 => {
                 self.server.query::<()>(&["CONFIG", "SET", "maxmemory-policy", "allkeys-random"]);
                 self.server.query::<()>(&["CONFIG", "SET", "maxmemory", "1"]);
-                thread::sleep(self.millis(1, 20));
+                self.lasts(1, 20);
                 self.server.query::<()>(&["CONFIG", "SET", "maxmemory", "0"]);
             }
             _ => self.server.query::<()>(&["DEL", &key]),
         }
-        thread::sleep(self.millis(10, 100));
+        self.lasts(10, 100);
+    }
+
+    /// Leaves things as they are for so many milliseconds: how long a fault lasts, or how long it is fine in between. Nothing is waited
+    /// for here.
+    fn lasts(&mut self, least: u64, most: u64) {
+        thread::sleep(self.millis(least, most));
     }
 
     fn millis(&mut self, least: u64, most: u64) -> Duration {
         Duration::from_millis(self.rng.random_range(least..most))
     }
-}
-
-/// How long a release may take: its answers and connections, again and again until its limit.
-pub(crate) fn longest_release() -> Duration {
-    WAIT.max(4 * ANSWER)
 }

@@ -17,7 +17,7 @@ use crate::support::{now, role};
 pub(crate) const ANSWER: Duration = Duration::from_millis(100);
 
 /// The longest that a lock is waited for.
-pub(crate) const WAIT: Duration = Duration::from_millis(800);
+const WAIT: Duration = Duration::from_millis(800);
 
 /// How many locks there are.
 pub(crate) const KEYS: u32 = 6;
