@@ -64,7 +64,7 @@ impl Address {
         let password = login.password().map(str::to_owned);
         let db = login.db();
         let name = info.addr().to_string();
-        // Without TCP_NODELAY a clean-up written behind an unanswered command would wait for that answer.
+        // For TLS; other connections are opened by `wire`.
         let tcp = info.tcp_settings().clone().set_nodelay(true);
         let bare = info
             .set_tcp_settings(tcp)

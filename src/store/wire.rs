@@ -77,7 +77,7 @@ impl Wire {
                 let ip: IpAddr =
                     host.parse().map_err(|error| io::Error::new(ErrorKind::InvalidInput, error))?;
                 let stream = TcpStream::connect_timeout(&SocketAddr::from((ip, *port)), limit)?;
-                // Else a clean-up written behind an unanswered command would wait for that answer.
+                // Else a clean-up that is written behind an unanswered command would wait for that answer.
                 stream.set_nodelay(true)?;
                 Box::new(stream)
             }

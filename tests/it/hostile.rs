@@ -9,6 +9,7 @@ use parking_lot::Mutex;
 use proptest::prelude::*;
 use relatch::{Builder, Error, LockGuard, LockManager};
 
+use crate::nonsense::{ENDLESS, SUBSCRIBED, babble, messages, nonsense, streams};
 use crate::support::{Child, Fake, Say, eventually, role, within};
 
 /// Longer than anything here takes.
@@ -22,84 +23,6 @@ const SLACK: Duration = Duration::from_secs(3);
 
 /// The token of a lock that somebody else has.
 const THEIRS: &str = "elsewhere-1-2-00112233445566778899aabbccddeeff";
-
-/// Of no type that any command is answered with.
-const WRONG: [&str; 18] = [
-    "+QUEUED\r\n",
-    "*0\r\n",
-    "*1\r\n+OK\r\n",
-    "*2\r\n:1\r\n$-1\r\n",
-    "*3\r\n$1\r\na\r\n:1\r\n:1\r\n",
-    "%1\r\n+a\r\n:1\r\n",
-    "~1\r\n+a\r\n",
-    "#t\r\n",
-    ",1.5\r\n",
-    ",nan\r\n",
-    "(123456789012345678901234567890\r\n",
-    "=7\r\ntxt:abc\r\n",
-    ">2\r\n+a\r\n+b\r\n",
-    ">3\r\n$7\r\nmessage\r\n$22\r\n__redis__:invalidate\r\n*0\r\n",
-    ">-5\r\n",
-    "|1\r\n+a\r\n+b\r\n+OK\r\n",
-    "|0\r\n+OK\r\n",
-    ":-9\r\n",
-];
-
-/// Not of Redis's language.
-const GARBAGE: [&[u8]; 12] = [
-    b"HTTP/1.1 400 Bad Request\r\n\r\n",
-    b"+\xff\xfe\r\n",
-    b"-\xff\xfe\r\n",
-    b":abc\r\n",
-    b"#x\r\n",
-    b"=3\r\nabc\r\n",
-    b">1\r\n:1\r\n",
-    b"$5\r\nhelloworld",
-    b"$99999999999999999999\r\n",
-    b"*99999999999999999999\r\n",
-    b"%9223372036854775807\r\n\r\n",
-    b"\r\n\r\n",
-];
-
-/// Errors that could forge lines of a log, or fill it.
-const ERRORS: [&str; 5] = [
-    "-ERR \x1b[2J\x07\nWARN relatch::lost lock \"a\" was lost\r\n",
-    "-\r\n",
-    "!0\r\n\r\n",
-    "!11\r\nERR a\r\nb\0c\r\n",
-    "!-0\r\n\r\n",
-];
-
-/// Beginnings of something endless.
-const ENDLESS: [&str; 12] = [
-    "+",
-    "-ERR ",
-    "$9223372036854775807\r\n",
-    "$549755813888\r\n",
-    "*2147483647\r\n",
-    "*9223372036854775807\r\n",
-    "%4611686018427387903\r\n",
-    "|4611686018427387903\r\n",
-    "~9223372036854775807\r\n",
-    ">9223372036854775807\r\n",
-    "!-1\r\n",
-    "=-1\r\n",
-];
-
-/// Lists in lists, and so on: too deep to be read one inside the other on a thread's stack.
-fn nested() -> impl Iterator<Item = Vec<u8>> {
-    ["*1\r\n", "%1\r\n", "|1\r\n", "~1\r\n", ">1\r\n", "*4096\r\n"]
-        .iter()
-        .map(|head| head.repeat(100_000 / 4).into())
-}
-
-/// Everything that is no answer to anything, and is said at once.
-fn nonsense() -> Vec<Say> {
-    let wrong = WRONG.iter().chain(&ERRORS).map(|text| text.as_bytes().to_vec());
-    let long = [b"-".to_vec(), b"x".repeat(60_000), b"\r\n".to_vec()].concat();
-    let all = wrong.chain(GARBAGE.iter().map(|bytes| bytes.to_vec())).chain(nested()).chain([long]);
-    all.map(Say::Bytes).chain([Say::Bye]).collect()
-}
 
 /// A server that does as Redis would, except to one command.
 struct Rig {
@@ -182,7 +105,7 @@ fn honest(words: &[String], busy: bool) -> Vec<u8> {
         ["EVALSHA", ..] | ["EVAL", _, _, _, _, ..] => ":1\r\n",
         ["GET" | "EVAL", ..] => "$-1\r\n",
         ["CLIENT", "ID"] => ":7\r\n",
-        ["SUBSCRIBE", ..] => "*3\r\n$9\r\nsubscribe\r\n$20\r\n__redis__:invalidate\r\n:1\r\n",
+        ["SUBSCRIBE", ..] => SUBSCRIBED,
         _ => "+OK\r\n",
     };
     said.as_bytes().to_vec()
@@ -334,12 +257,6 @@ pub(crate) fn huge_as_told() {
     role::tell(&if grew < 50_000 { "grew little".to_owned() } else { format!("grew {grew} KB") });
 }
 
-/// Replies that go on for longer than anybody waits.
-fn streams() -> [Say; 4] {
-    [("+", "x"), ("$549755813888\r\n", "x"), ("*9223372036854775807\r\n", "$-1\r\n"), ("+a\r\n", "+a\r\n")]
-        .map(|(first, again)| Say::OverAndOver(first.into(), again.into(), LONG))
-}
-
 /// The most memory that this process has had, in KB.
 fn peak() -> u64 {
     let status = fs::read_to_string("/proc/self/status").expect("Linux");
@@ -403,27 +320,6 @@ fn row_37_renewals_outlive_nonsense() {
     assert_eq!(PANICS.load(Ordering::SeqCst), 0);
 }
 
-/// What a listener might be told, after it has subscribed.
-fn messages() -> Vec<Say> {
-    let payloads = ["$-1", ":5", "+a", "*1\r\n:1", "*2\r\n*0\r\n$-1", "%0", "*-1", "*1\r\n$2\r\n\u{e9}"]
-        .map(str::to_owned);
-    let many = format!("*10000{}", "\r\n$6\r\nlock:a".repeat(10_000));
-    let subscribed = String::from_utf8(honest(&["SUBSCRIBE".to_owned()], true)).expect("text");
-    let start = format!("{subscribed}*3\r\n$7\r\nmessage\r\n$20\r\n__redis__:invalidate\r\n");
-    let said = payloads.into_iter().chain([many]).map(|payload| format!("{start}{payload}\r\n").into_bytes());
-    let after = |say| match say {
-        Say::Bytes(bytes) => [subscribed.as_bytes(), &bytes].concat(),
-        _ => subscribed.clone().into_bytes(),
-    };
-    let endless = streams().map(|say| match say {
-        Say::OverAndOver(first, again, time) => {
-            Say::OverAndOver([subscribed.as_bytes(), &first].concat(), again, time)
-        }
-        other => other,
-    });
-    said.chain(nonsense().into_iter().map(after)).map(Say::Bytes).chain(endless).collect()
-}
-
 #[test]
 fn row_37_nonsense_for_the_listener_disturbs_nobody() {
     let to = |command, lies: Vec<Say>| lies.into_iter().map(move |say| (command, say));
@@ -451,18 +347,6 @@ fn row_37_nonsense_for_the_listener_disturbs_nobody() {
         }
     });
     assert_eq!(PANICS.load(Ordering::SeqCst), 0);
-}
-
-/// Pieces of RESP, and of anything, in any order.
-fn babble() -> impl Strategy<Value = Vec<u8>> {
-    let words = ["\r\n", "OK", "PONG", "1", "-1", "2", "txt:", "$-1\r\n", "*2\r\n", "NOSCRIPT "]
-        .map(|word| word.as_bytes().to_vec());
-    let any = prop_oneof![
-        4 => "[-+:$*%~#,(=!>|_\r\n]".prop_map(String::into_bytes),
-        4 => prop::sample::select(words.to_vec()),
-        1 => prop::collection::vec(any::<u8>(), 0..4),
-    ];
-    prop::collection::vec(any, 0..30).prop_map(|pieces| pieces.concat())
 }
 
 proptest! {
