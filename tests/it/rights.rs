@@ -8,7 +8,8 @@ use std::time::Duration;
 use relatch::{Error, LockManager, Unlocked};
 
 use crate::hearing::assert_polls_without;
-use crate::support::{Child, Server, least_rights, rights_to_hear, rights_to_work, within};
+use crate::support::{Child, Server, eventually, least_rights, rights_to_hear, rights_to_work, user, within};
+use crate::support_works::connect;
 
 /// Longer than anything here takes.
 const LONG: Duration = Duration::from_secs(20);
@@ -197,4 +198,31 @@ fn row_23_no_right_to_the_key_is_named() {
     let error = locks.lock("a").expect_err("no right");
     assert!(matches!(&error, Error::Refused { code, .. } if code == "NOPERM"), "{error:?}");
     assert!(error.to_string().contains("keys"), "{error}");
+}
+
+/// Else the tests of `tests/rights.sh` would show nothing: all connections, the keeper's and the listener's too.
+#[test]
+fn managers_log_in_as_the_user_that_the_environment_says() {
+    let server = Server::start();
+    let locks = LockManager::connect(&server.url()).expect("connects");
+    let guard = locks.lock("a").expect("locks");
+    guard.extend(Duration::from_secs(60)).expect("extends");
+    eventually(LONG, "it listens", || !server.listeners().is_empty());
+    assert_eq!(server.users(), [user(); 3]);
+    let expected = std::env::var("RELATCH_TEST_LEAST_RIGHTS").map_or("default", |_| "locks");
+    assert_eq!(user(), expected);
+}
+
+#[test]
+fn a_server_tells_of_more_refusals_than_a_few() {
+    let (server, url) = server_for(&["+get"]);
+    let mut connection = connect(&url);
+    for number in 0..30 {
+        let key = format!("key-{number}");
+        redis::cmd("GET").arg(key).query::<()>(&mut connection).expect_err("no right to the key");
+    }
+    let refused = server.refused();
+    assert_eq!(refused[0], ("worker".to_owned(), "key-29".to_owned()));
+    let keys = refused.iter().filter(|(_, what)| what.starts_with("key-"));
+    assert_eq!(keys.count(), 30, "{refused:?}");
 }

@@ -34,7 +34,7 @@ pub(crate) use self::child::{Child, role};
 pub(crate) use self::fake::{Fake, Say};
 pub(crate) use self::journal::{Deed, now};
 pub(crate) use self::proxy::{Fault, Proxy};
-pub(crate) use self::rights::{least_rights, rights_to_hear, rights_to_work};
+pub(crate) use self::rights::{least_rights, rights_to_hear, rights_to_work, user};
 pub(crate) use self::server::Server;
 pub(crate) use self::shim::compile_shim;
 

@@ -37,6 +37,11 @@ pub(crate) fn rights_to_work() -> Vec<&'static str> {
     least_rights().into_iter().filter(|right| !to_hear.contains(right)).collect()
 }
 
+/// As whom managers log in, as Redis says.
+pub(crate) fn user() -> &'static str {
+    password().map_or("default", |_| USER)
+}
+
 /// What stands in front of the host in a URL.
 pub(super) fn login() -> String {
     password().map_or_else(String::new, |password| format!("{USER}:{password}@"))

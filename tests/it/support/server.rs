@@ -200,10 +200,22 @@ impl Server {
         number_after(&info, "connected_clients:").expect("connected_clients in INFO") - 1
     }
 
-    /// What the server refused for want of a right, the last first: the user, and the command, key or channel.
+    /// As whom each client has logged in, besides the one this asks with.
+    #[track_caller]
+    pub(crate) fn users(&self) -> Vec<String> {
+        let this = format!("id={} ", self.query::<u64>(&["CLIENT", "ID"]));
+        let clients: String = self.query(&["CLIENT", "LIST"]);
+        let others = clients.lines().filter(|line| !line.starts_with(&this));
+        let user =
+            |line: &str| line.split(' ').find_map(|word| word.strip_prefix("user=").map(str::to_owned));
+        others.filter_map(user).collect()
+    }
+
+    /// What the server refused for want of a right, the last first (and no more than 128): the user, and the command, key or
+    /// channel.
     #[track_caller]
     pub(crate) fn refused(&self) -> Vec<(String, String)> {
-        let log: Vec<HashMap<String, Value>> = self.query(&["ACL", "LOG"]);
+        let log: Vec<HashMap<String, Value>> = self.query(&["ACL", "LOG", "128"]);
         let word = |value: &Value| redis::from_redis_value(value.clone()).expect("a string");
         log.iter().map(|entry| (word(&entry["username"]), word(&entry["object"]))).collect()
     }
