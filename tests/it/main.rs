@@ -7,6 +7,7 @@ mod hearing;
 mod hostile;
 mod input;
 mod late;
+mod liar;
 mod lock;
 mod logs;
 mod loss;

@@ -1,0 +1,128 @@
+//! A server that does as Redis would, and lies now and then.
+
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Once};
+use std::time::Duration;
+use std::{panic, thread};
+
+use parking_lot::Mutex;
+use relatch::{Builder, LockGuard, LockManager};
+
+use crate::nonsense::SUBSCRIBED;
+use crate::support::{Fake, Say, eventually};
+
+/// Longer than anything here takes.
+pub(crate) const LONG: Duration = Duration::from_secs(20);
+
+/// How long the managers here wait for a connection, and for an answer.
+pub(crate) const ANSWER: Duration = Duration::from_millis(50);
+
+/// The token of a lock that somebody else has.
+const THEIRS: &str = "elsewhere-1-2-00112233445566778899aabbccddeeff";
+
+/// A server that does as Redis would, except to one command.
+pub(crate) struct Rig {
+    fake: Fake,
+    lie: Arc<Mutex<Option<(&'static str, Say)>>>,
+    /// How often it has lied.
+    lies: Arc<AtomicUsize>,
+    /// Somebody else has the lock.
+    pub(crate) busy: Arc<AtomicBool>,
+}
+
+impl Rig {
+    pub(crate) fn new() -> Rig {
+        watch_threads();
+        let lie = Arc::<Mutex<Option<(&'static str, Say)>>>::default();
+        let (lies, busy) = (Arc::<AtomicUsize>::default(), Arc::<AtomicBool>::default());
+        let (liar, count, taken) = (Arc::clone(&lie), Arc::clone(&lies), Arc::clone(&busy));
+        let stands = Mutex::new(String::new());
+        let fake = Fake::start(move |words| {
+            let line = words.join(" ");
+            let lie = liar.lock().clone();
+            match lie {
+                Some((to, say)) if to.is_empty() == line.is_empty() && line.starts_with(to) => {
+                    count.fetch_add(1, Ordering::SeqCst);
+                    say
+                }
+                _ => Say::Bytes(honest(words, taken.load(Ordering::SeqCst), &mut stands.lock())),
+            }
+        });
+        Rig { fake, lie, lies, busy }
+    }
+
+    pub(crate) fn lie(&self, to: &'static str, say: Say) {
+        *self.lie.lock() = Some((to, say));
+    }
+
+    pub(crate) fn be_honest(&self) {
+        *self.lie.lock() = None;
+    }
+
+    pub(crate) fn lies(&self) -> usize {
+        self.lies.load(Ordering::SeqCst)
+    }
+
+    pub(crate) fn builder(&self) -> Builder {
+        let url = format!("redis://user:secret@{}/3", self.fake.address());
+        LockManager::builder(&url).connect_timeout(ANSWER).response_timeout(ANSWER).tolerate_outage(ANSWER)
+    }
+
+    pub(crate) fn locks(&self) -> LockManager {
+        self.builder().build_unchecked().expect("nothing is sent")
+    }
+
+    /// Takes a lock that is free, though the machine may be slow.
+    pub(crate) fn hold(&self, locks: &LockManager) -> LockGuard {
+        self.be_honest();
+        let mut held = None;
+        eventually(LONG, "the lock is taken", || {
+            held = locks.try_lock("a").ok().flatten();
+            held.is_some()
+        });
+        held.expect("just taken")
+    }
+}
+
+/// What Redis would say, if there were one key, and `stands` stood there; a lock that somebody else has is not to be had.
+fn honest(words: &[String], busy: bool, stands: &mut String) -> Vec<u8> {
+    let words: Vec<_> = words.iter().map(String::as_str).collect();
+    match words[..] {
+        _ if busy => THEIRS.clone_into(stands),
+        ["SET", _, token, ..] => token.clone_into(stands),
+        ["EVALSHA" | "EVAL", _, _, _, _] => stands.clear(),
+        _ => {}
+    }
+    let said = match words[..] {
+        [] => "",
+        ["PING"] => "+PONG\r\n",
+        ["SET", ..] if busy => "$-1\r\n",
+        ["GET", ..] if !stands.is_empty() => {
+            return format!("${}\r\n{stands}\r\n", stands.len()).into_bytes();
+        }
+        ["PTTL", ..] if stands.is_empty() => ":-2\r\n",
+        ["PTTL", ..] => ":60000\r\n",
+        ["EVALSHA", ..] | ["EVAL", _, _, _, _, ..] => ":1\r\n",
+        ["GET" | "EVAL", ..] => "$-1\r\n",
+        ["CLIENT", "ID"] => ":7\r\n",
+        ["SUBSCRIBE", ..] => SUBSCRIBED,
+        _ => "+OK\r\n",
+    };
+    said.as_bytes().to_vec()
+}
+
+/// Panics on the crate's own threads: nobody else sees them.
+pub(crate) static PANICS: AtomicUsize = AtomicUsize::new(0);
+
+fn watch_threads() {
+    static ONCE: Once = Once::new();
+    ONCE.call_once(|| {
+        let before = panic::take_hook();
+        panic::set_hook(Box::new(move |info| {
+            let name = thread::current().name().unwrap_or_default().to_owned();
+            let ours = ["relatch-pool", "relatch-keeper", "relatch-listen"];
+            PANICS.fetch_add(usize::from(ours.iter().any(|it| name.starts_with(it))), Ordering::SeqCst);
+            before(info);
+        }));
+    });
+}
