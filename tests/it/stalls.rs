@@ -40,8 +40,8 @@ fn chain(error: &Error) -> String {
 /// `stall` begins a stall, and `end` ends it or waits for its end.
 fn survives(server: &Server, stall: impl FnOnce(), end: impl FnOnce()) {
     let locks = hasty(server);
-    let short = locks.get("released").lease(Duration::from_secs(3)).renew(false);
-    let held = short.lock().expect("locks");
+    // A lease that is not over by the time that its key is to be gone.
+    let held = locks.get("released").lease(3 * LONG).renew(false).lock().expect("locks");
     stall();
     let error = within(WAIT + SLACK, "lock", || locks.get("a").wait(WAIT).lock()).expect_err("stalled");
     assert!(matches!(error, Error::Unavailable { .. }), "{error:?}");
