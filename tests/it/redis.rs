@@ -315,6 +315,33 @@ fn row_21_a_forgotten_script_costs_one_round_trip() {
 }
 
 #[test]
+fn row_21_a_forgotten_script_costs_a_renewal_one_round_trip() {
+    let server = Server::start();
+    let proxy = Proxy::start(server.port());
+    let locks = locks(&proxy.url());
+    // With a listener, each of the two would begin with a `CLIENT TRACKING`; and it renews when it begins to listen.
+    proxy.always("SUBSCRIBE", Fault::Answer(b"-NOPERM no\r\n".to_vec()));
+    let lease = Duration::from_secs(60);
+    let guard = locks.lock("a").expect("locks");
+    let renewals = || {
+        let sent = proxy.log_in_full().into_iter().filter(|words| words.iter().any(|word| word == "lock:a"));
+        sent.map(|words| words[0].clone()).skip(1).collect::<Vec<_>>()
+    };
+    guard.extend(lease).expect("extends");
+    assert_eq!(renewals(), ["EVALSHA", "EVAL"]);
+    for round in 2..4 {
+        server.query::<()>(&["SCRIPT", "FLUSH"]);
+        guard.extend(round * lease).expect("extends");
+        let left = Duration::from_millis(server.pttl("lock:a").try_into().expect("it stands"));
+        assert!(left > (round - 1) * lease && guard.remaining() > (round - 1) * lease, "{left:?}");
+    }
+    assert_eq!(renewals(), ["EVALSHA", "EVAL"].repeat(3));
+    guard.extend(lease).expect("extends");
+    assert_eq!(renewals()[6..], ["EVALSHA"], "and no more than one");
+    assert_eq!(guard.unlock().expect("unlocks"), Unlocked::Released);
+}
+
+#[test]
 fn row_21_a_restart_between_lock_and_unlock_costs_one_round_trip() {
     let server = Server::with(&["--appendonly", "yes", "--appendfsync", "always"]);
     let locks = locks(&server.url());
