@@ -12,7 +12,7 @@ use relatch::{Error, LockGuard, LockManager, LockWatch, LostCause, Unlocked};
 
 use crate::network::{ANSWER, LATE, LONG, Rig, SOON, returns_by, time};
 use crate::renewal::{renewals, rig, throughout};
-use crate::support::{Server, compile_shim, eventually, unique_key, within};
+use crate::support::{Fault, Server, compile_shim, eventually, unique_key, within};
 
 /// The time from one renewal to the next, in the rigs here.
 pub(crate) const PERIOD: Duration = Duration::from_millis(100);
@@ -42,7 +42,7 @@ pub(crate) const INJURIES: [(&str, Injure, LostCause); 6] = [
         LostCause::Taken,
     ),
     // What a step of the server's clock does.
-    ("cut short", |server, key| server.query(&["PEXPIREAT", key, "1"]), LostCause::Deleted),
+    ("expired early", |server, key| server.query(&["PEXPIREAT", key, "1"]), LostCause::Deleted),
     ("evicted", evict, LostCause::Deleted),
 ];
 
@@ -53,9 +53,9 @@ fn evict(server: &Server, key: &str) {
     server.query::<()>(&["CONFIG", "SET", "maxmemory", "0"]);
 }
 
-#[test]
-fn row_06_a_key_that_is_gone_is_a_lost_lock_within_a_period() {
-    let rig = rig();
+/// Checks that a hold is lost within a period of each injury, and that its key is left as it is.
+#[track_caller]
+fn assert_lost_within_a_period(rig: &Rig) {
     for (what, injure, cause) in INJURIES {
         returns_by(PERIOD, what, || {
             let name = unique_key("a");
@@ -81,6 +81,20 @@ fn row_06_a_key_that_is_gone_is_a_lost_lock_within_a_period() {
             took
         });
     }
+}
+
+#[test]
+fn row_06_a_key_that_is_gone_is_a_lost_lock_within_a_period() {
+    assert_lost_within_a_period(&rig());
+}
+
+/// A listener would tell sooner.
+#[test]
+fn row_06_without_a_listener_the_next_renewal_finds_out() {
+    let rig = rig();
+    rig.proxy.always("SUBSCRIBE", Fault::Answer(b"-NOPERM no\r\n".to_vec()));
+    assert_lost_within_a_period(&rig);
+    assert!(rig.proxy.commands("SUBSCRIBE") > 0 && rig.server.calls("client|tracking") == 0);
 }
 
 #[test]

@@ -106,7 +106,7 @@ fn verify_asks_redis() {
         guard.verify().expect("it stands");
         assert!(guard.is_valid() && guard.remaining() > 5 * MINUTE / 6);
         injure(&rig.server, "lock:a");
-        if what == "cut short" {
+        if what == "expired early" {
             eventually(LONG, "it expires", || !rig.server.exists("lock:a"));
         }
         assert!(guard.is_valid(), "nobody has looked yet");
