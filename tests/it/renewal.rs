@@ -6,7 +6,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
-use relatch::{Error, LockManager, LostCause, Unlocked};
+use relatch::{Error, LockGuard, LockManager, LostCause, Unlocked};
 
 use crate::network::{ANSWER, LONG, Rig, SOON, returns_by, time};
 use crate::support::{Fault, Proxy, Server, eventually, unique_key};
@@ -63,6 +63,22 @@ fn row_07_a_renewal_counts_from_its_send() {
     assert_eq!(renewals(&rig.locks, "a"), 1);
 }
 
+/// Waits for the end of a hold's lease, and checks that it is valid until then and no longer; returns when that was, at the
+/// earliest. Looks every 2 ms at what else there is to look at, too.
+fn ends_exactly(guard: &LockGuard, mut look: impl FnMut()) -> Instant {
+    let (before, remaining, after) = (Instant::now(), guard.remaining(), Instant::now());
+    let (earliest, latest) = (before + remaining, after + remaining);
+    eventually(LONG, "the lease runs out", || {
+        look();
+        let before = Instant::now();
+        let valid = guard.is_valid();
+        assert!(valid || Instant::now() >= earliest, "lost before its end");
+        assert!(!valid || before <= latest + Duration::from_micros(100), "valid after its end");
+        !valid
+    });
+    earliest
+}
+
 /// How long after the end of its lease the loss of `a` is told, when `cut` keeps renewals from being answered.
 fn told_after_end(cut: impl FnOnce(&Rig), restore: impl FnOnce(&Rig)) -> Duration {
     let told = Arc::new(Mutex::new(None));
@@ -73,20 +89,19 @@ fn told_after_end(cut: impl FnOnce(&Rig), restore: impl FnOnce(&Rig)) -> Duratio
     });
     let renewal = renewals_of(&rig.server, "a");
     let guard = rig.locks.lock("a").expect("locks");
-    let (now, remaining) = (Instant::now(), guard.remaining());
-    let end = now + remaining;
     cut(&rig);
-    eventually(LONG, "the lease runs out", || {
-        let before = Instant::now();
-        let valid = guard.is_valid();
-        assert!(valid || Instant::now() >= end, "lost before its end");
-        assert!(!valid || before <= end + Duration::from_micros(100), "valid after its end");
-        !valid
+    let (mut sent, mut last) = (0, None);
+    let end = ends_exactly(&guard, || {
+        let seen = rig.proxy.commands(&renewal);
+        if seen > sent {
+            (sent, last) = (seen, Some(Instant::now()));
+        }
     });
     eventually(LONG, "it is told", || told.lock().is_some());
     restore(&rig);
     let (at, cause) = told.lock().expect("just looked");
-    assert!(rig.proxy.commands(&renewal) >= 2, "tried again");
+    assert!(sent >= 2, "tried again");
+    assert!(last.is_some_and(|last| last + PERIOD >= end), "{sent} tries, and then no more");
     assert_eq!((cause, renewals(&rig.locks, "a")), (LostCause::Expired, 0));
     eventually(LONG, "the key expires", || rig.stands("a").is_none()); // Until then Redis is the judge.
     assert!(matches!(guard.unlock(), Err(Error::Lost { cause: LostCause::Expired, .. })));
@@ -125,9 +140,7 @@ fn row_09_a_closure_that_overruns_its_lease_is_lost_if_redis_says_so() {
     let lock = rig.locks.get("a").renew(false).lease(LEASE / 4);
     let overrun = |then: &dyn Fn()| {
         lock.with_guard(|guard| {
-            let end = Instant::now() + guard.remaining();
-            eventually(LONG, "the lease runs out", || !guard.is_valid());
-            assert!(Instant::now() >= end);
+            ends_exactly(guard, || ());
             then();
         })
     };
@@ -144,7 +157,7 @@ fn row_09_a_closure_that_overruns_its_lease_is_lost_if_redis_says_so() {
     // Redis is the judge: its clock had stepped, and nobody else could have the lock.
     let kept = lock.with_guard(|guard| {
         rig.server.query::<()>(&["PEXPIRE", "lock:a", "60000"]);
-        eventually(LONG, "the lease runs out", || !guard.is_valid());
+        ends_exactly(guard, || ());
     });
     assert!(kept.is_ok(), "{kept:?}");
     assert_eq!(rig.stands("a"), None);
