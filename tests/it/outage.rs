@@ -3,11 +3,13 @@
 use std::thread;
 use std::time::{Duration, Instant};
 
-use relatch::{Error, LockGuard, Unlocked};
+use relatch::{Error, LockGuard, LockManager, Unlocked};
 
+use crate::loss::{MINUTE, PERIOD};
 use crate::network::{
     ANSWER, LATE, LONG, Rig, SOON, Taken, WAYS, assert_unavailable, broken_replies, builder, returns_by, time,
 };
+use crate::renewal::{renewals_of, trusted};
 use crate::support::{Fault, Proxy, Server, eventually, unique_key};
 
 #[test]
@@ -22,22 +24,71 @@ fn row_13_taking_a_lock_in_a_black_hole_ends_by_its_deadline() {
         // Two answers after the outage that is tolerated: the last attempt, and the pause before it.
         ("lock", 6 * ANSWER, &|| rig.locks.lock("a").map(Some)),
     ];
-    for (what, limit, take) in takes {
-        // The hole opens on a connection in use; at the second time, or the third, on one to be made.
-        drop(rig.locks.holder("a"));
+    let in_a_hole = |take: &dyn Fn() -> Taken| {
         rig.proxy.black_hole(true);
-        returns_by(limit, what, || {
-            let (took, taken) = time(take);
-            assert_unavailable(&taken);
-            took
-        });
         let (took, taken) = time(take);
         assert_unavailable(&taken);
-        assert!(took <= limit + 10 * LATE, "{what}, connecting into the hole: {took:?}");
+        took
+    };
+    let end = || {
         rig.proxy.black_hole(false);
         rig.proxy.cut_all();
+    };
+    for (what, limit, take) in takes {
+        returns_by(limit, what, || {
+            drop(rig.locks.holder("a"));
+            let took = in_a_hole(take);
+            end();
+            took
+        });
+        returns_by(limit, &format!("{what}, connecting into the hole"), || {
+            // Whoever was there before has given up the connection that the hole opened on.
+            in_a_hole(&|| rig.locks.try_lock_for("a", ANSWER / 2));
+            let connections = rig.proxy.connections_accepted();
+            let took = in_a_hole(take);
+            assert!(rig.proxy.connections_accepted() > connections, "{what}: over the same connection");
+            end();
+            took
+        });
     }
     rig.assert_works("b");
+}
+
+type Ask = fn(&LockManager, &LockGuard) -> Result<(), Error>;
+
+/// What can be asked besides, and how many answers it waits for at most.
+const ASKS: [(&str, u32, Ask); 5] = [
+    ("extend", 1, |_, guard| guard.extend(2 * MINUTE)),
+    ("ensure", 1, |_, guard| guard.ensure(trusted(MINUTE))),
+    // Of these, a connection may have gone stale: they ask again, over another.
+    ("verify", 2, |_, guard| guard.verify()),
+    ("holder", 2, |locks, guard| locks.holder(guard.key()).map(drop)),
+    ("force_unlock", 1, |locks, guard| locks.force_unlock(guard.key()).map(drop)),
+];
+
+#[test]
+fn row_13_asking_in_a_black_hole_ends_by_the_response_timeout() {
+    for every in [MINUTE / 2, PERIOD] {
+        let rig = Rig::without_login(|builder| builder.lease(MINUTE).renew_every(every));
+        for (what, answers, ask) in ASKS {
+            returns_by(answers * ANSWER, &format!("{what}, renewed every {every:?}"), || {
+                let guard = rig.locks.lock(unique_key("a")).expect("locks");
+                let renewal = renewals_of(&rig.server, guard.key());
+                rig.proxy.black_hole(true);
+                let before = rig.proxy.commands(&renewal);
+                let is_renewed = || every > PERIOD || rig.proxy.commands(&renewal) > before;
+                eventually(LONG, "a renewal is under way", is_renewed);
+                let (took, asked) = time(|| ask(&rig.locks, &guard));
+                assert!(matches!(asked, Err(Error::Unavailable { .. })), "{what}: {asked:?}");
+                assert!(guard.is_valid(), "{what}");
+                rig.proxy.black_hole(false);
+                rig.proxy.cut_all();
+                assert_eq!(guard.unlock().expect("unlocks"), Unlocked::Released, "{what}");
+                took
+            });
+        }
+        rig.assert_works("b");
+    }
 }
 
 #[test]
