@@ -185,6 +185,7 @@ fn row_14_a_reply_that_makes_no_sense_is_settled_on_another_connection() {
 /// that was struck.
 fn assert_settled_elsewhere(rig: &Rig, to_set: &Fault, to_evalsha: &Fault) {
     let one_more = |accepted: u64, what: &str| {
+        assert_eq!(rig.proxy.commands_after_faults(), 0, "{what}: a struck connection, after {to_set:?}");
         assert!(rig.proxy.connections_accepted() > accepted, "{what}: the same connection after {to_set:?}");
     };
     for (way, take) in WAYS {

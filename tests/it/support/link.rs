@@ -13,6 +13,7 @@ use std::collections::VecDeque;
 use std::io::{Read, Write};
 use std::net::{Ipv4Addr, Shutdown, SocketAddr, TcpStream};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use parking_lot::{Condvar, Mutex};
@@ -27,6 +28,8 @@ const CONNECT: Duration = Duration::from_secs(5);
 /// A client's connection and, once there was a command to forward, the one to the server that belongs to it.
 pub(crate) struct Link {
     client: TcpStream,
+    /// A fault has struck one of its commands.
+    struck: AtomicBool,
     lane: Mutex<Lane>,
     /// Notified when the lane changes, and when one of the proxy's switches does.
     changed: Condvar,
@@ -55,7 +58,12 @@ enum Expected {
 impl Link {
     /// Serves `client` on threads of its own.
     pub(crate) fn open(client: TcpStream, shared: &Arc<Shared>) -> Arc<Self> {
-        let link = Arc::new(Self { client, lane: Mutex::default(), changed: Condvar::new() });
+        let link = Arc::new(Self {
+            client,
+            struck: AtomicBool::new(false),
+            lane: Mutex::default(),
+            changed: Condvar::new(),
+        });
         let (up, out) = (Arc::clone(&link), Arc::clone(&link));
         shared.spawn("proxy-up", move |shared| up.pump_up(shared));
         shared.spawn("proxy-out", move |shared| out.pump_out(shared));
@@ -99,11 +107,15 @@ impl Link {
     /// Deals with one command; returns false when the connection has ended with it.
     fn pass_on(self: &Arc<Self>, command: &[u8], shared: &Arc<Shared>) -> bool {
         let words = words(command);
+        if self.struck.load(Ordering::SeqCst) {
+            shared.count_after_fault();
+        }
         let fault = match shared.judge(&words) {
             Verdict::Discard => return true,
             Verdict::Forward => None,
             Verdict::Spoil(fault) => Some(fault),
         };
+        self.struck.fetch_or(fault.is_some(), Ordering::SeqCst);
         match fault {
             Some(Fault::SwallowCommand) => shared.count_fired(),
             Some(Fault::CutBeforeForward) => {

@@ -74,6 +74,7 @@ pub(crate) struct Shared {
     journal: Journal,
     fired: Mutex<u64>,
     fired_changed: Condvar,
+    after_faults: AtomicU64,
     links: Mutex<Vec<Weak<Link>>>,
     threads: Mutex<Vec<JoinHandle<()>>>,
 }
@@ -112,6 +113,7 @@ impl Proxy {
             journal: Journal::default(),
             fired: Mutex::new(0),
             fired_changed: Condvar::new(),
+            after_faults: AtomicU64::new(0),
             links: Mutex::default(),
             threads: Mutex::default(),
         });
@@ -221,6 +223,11 @@ impl Proxy {
     /// How often a fault has happened since the start.
     pub(crate) fn fired(&self) -> u64 {
         *self.shared.fired.lock()
+    }
+
+    /// How many commands arrived since the start over a connection on which a fault had struck one before.
+    pub(crate) fn commands_after_faults(&self) -> u64 {
+        self.shared.after_faults.load(Ordering::SeqCst)
     }
 
     /// Waits until a fault has happened `count` times since the start; panics after `limit`.
@@ -333,6 +340,11 @@ impl Shared {
     pub(crate) fn count_fired(&self) {
         *self.fired.lock() += 1;
         self.fired_changed.notify_all();
+    }
+
+    /// Notes a command that arrived over a connection on which a fault had struck.
+    pub(crate) fn count_after_fault(&self) {
+        self.after_faults.fetch_add(1, Ordering::SeqCst);
     }
 
     /// Runs `body` on a thread that is joined when the proxy is dropped, if not before.
