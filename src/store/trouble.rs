@@ -39,7 +39,7 @@ pub(crate) struct Refusal {
 
 impl Refusal {
     pub(super) fn new(error: &ServerError) -> Refusal {
-        let code = legible(error.code());
+        let code = legible(code_of(error));
         let message = match error.details() {
             Some(details) => legible(&format!("{} {details}", error.code())),
             None => code.clone(),
@@ -53,6 +53,8 @@ impl Refusal {
             self.message.truncate(end);
         }
         // What is cut off at its end may end with the beginning of it.
+        let shown_as = legible(password);
+        let password = shown_as.as_str();
         let begins =
             |shown: &str| password.char_indices().skip(1).any(|(at, _)| shown.ends_with(&password[..at]));
         let cut = self.message.strip_suffix(CUT_OFF).is_some_and(begins);
@@ -104,6 +106,18 @@ impl Trouble {
         self
     }
 
+    /// The same for somebody else who waited for it: of the cause, the words.
+    pub(crate) fn retold(&self) -> Trouble {
+        let words = |cause: &Cause| Cause::from(cause.to_string());
+        match self {
+            Trouble::NotSent(cause) => Trouble::NotSent(words(cause)),
+            Trouble::Unanswered { link_stands, cause } => {
+                Trouble::Unanswered { link_stands: *link_stands, cause: words(cause) }
+            }
+            Trouble::Refused(refusal) => Trouble::Refused(refusal.clone()),
+        }
+    }
+
     pub(crate) fn into_cause(self) -> Cause {
         match self {
             Trouble::NotSent(cause) | Trouble::Unanswered { cause, .. } => cause,
@@ -138,7 +152,17 @@ pub(super) fn leaves_link_standing(error: &RedisError) -> bool {
 /// True where the server is not, or no longer, the one that takes writes: the next command had better look
 /// for it on a new connection.
 pub(super) fn comes_from_wrong_server(reply: &Value) -> bool {
-    matches!(reply, Value::ServerError(error) if matches!(error.code(), "READONLY" | "MASTERDOWN" | "MOVED"))
+    matches!(reply, Value::ServerError(error) if matches!(code_of(error), "READONLY" | "MASTERDOWN" | "MOVED"))
+}
+
+/// The code of an error. Before Redis 7, that of an error inside a script is in the middle of the message:
+/// `ERR Error running script (call to f_...): @user_script:1: -READONLY You can't write ...`.
+fn code_of(error: &ServerError) -> &str {
+    let of_script = error.details().and_then(|it| it.strip_prefix("Error running script"));
+    let is_code = |word: &&str| word.len() > 2 && word.bytes().all(|byte| byte.is_ascii_uppercase());
+    let inside =
+        of_script.and_then(|it| it.split(' ').map(|word| word.trim_start_matches('-')).find(is_code));
+    inside.unwrap_or(error.code())
 }
 
 #[cfg(test)]
@@ -165,5 +189,10 @@ mod tests {
         assert_eq!(concealed(wrong, "password"), format!("WRONGPASS {not_shown}"));
         assert_eq!(concealed("ERR what is canar...", "canary"), format!("ERR {not_shown}"));
         assert_eq!(concealed("ERR what is this...", "canary"), "ERR what is this...");
+        assert_eq!(
+            concealed("ERR what is can ary?", "can\tary"),
+            format!("ERR {not_shown}"),
+            "as it is shown"
+        );
     }
 }

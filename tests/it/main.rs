@@ -13,6 +13,7 @@ mod logs;
 mod loss;
 mod network;
 mod nonsense;
+mod older;
 mod outage;
 mod processes;
 mod proxy_works;

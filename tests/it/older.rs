@@ -1,0 +1,65 @@
+//! What servers before Redis 7 say of an error inside a script: its code is in the middle of the message.
+
+use std::time::Duration;
+
+use relatch::{Error, LostCause, Unlocked};
+
+use crate::loss::assert_lost;
+use crate::network::{LONG, Rig};
+use crate::support::{Fault, eventually};
+
+/// The answer to a script in which a command failed with these words.
+fn failed(words: &str) -> Fault {
+    let error =
+        "-ERR Error running script (call to f_7b891bcf6f40bba3b5d8eb0f7b2f4aaa21fb0ec8): @user_script:4:";
+    Fault::Answer(format!("{error} {words}\r\n").into_bytes())
+}
+
+const WRONG_TYPE: &str = "WRONGTYPE Operation against a key holding the wrong kind of value";
+
+const READ_ONLY: &str = "@user_script: 4: -READONLY You can't write against a read only replica.";
+
+#[test]
+fn a_lock_whose_key_holds_a_list_is_lost() {
+    let rig = Rig::with(|builder| builder.renew(false));
+    let guard = rig.locks.lock("a").expect("locks");
+    rig.proxy.on("EVALSHA", failed(WRONG_TYPE));
+    assert_lost(&guard.unlock(), LostCause::Taken);
+}
+
+#[test]
+fn a_renewal_of_a_lock_whose_key_holds_a_list_finds_out() {
+    let rig = Rig::new();
+    let guard = rig.locks.lock("a").expect("locks");
+    rig.proxy.always("EVALSHA", failed(WRONG_TYPE));
+    assert_lost(&guard.extend(Duration::from_secs(60)), LostCause::Taken);
+    assert!(!guard.is_valid());
+}
+
+#[test]
+fn row_20_a_release_that_a_replica_refuses_is_tried_elsewhere() {
+    let rig = Rig::with(|builder| builder.renew(false));
+    let guard = rig.locks.lock("a").expect("locks");
+    let connections = rig.proxy.connections_accepted();
+    rig.proxy.on("EVALSHA", failed(READ_ONLY));
+    assert_eq!(guard.unlock().expect("another connection leads to the primary"), Unlocked::Released);
+    assert!(rig.proxy.connections_accepted() > connections);
+    assert_eq!(rig.stands("a"), None);
+}
+
+#[test]
+fn row_20_renewals_that_a_replica_refuses_are_tried_elsewhere() {
+    let rig = Rig::with(|builder| builder.lease(LONG).renew_every(Duration::from_millis(100)));
+    let guard = rig.locks.lock("a").expect("locks");
+    eventually(LONG, "the keeper has its connection", || rig.locks.stats().renewed > 0);
+    let connections = rig.proxy.connections_accepted();
+    rig.proxy.on("EVALSHA", failed(READ_ONLY));
+    rig.proxy.wait_fired(1, LONG);
+    let before = rig.locks.stats().renewed;
+    eventually(LONG, "it is renewed", || rig.locks.stats().renewed > before);
+    assert!(rig.proxy.connections_accepted() > connections);
+    assert!(guard.is_valid());
+    rig.proxy.always("EVALSHA", failed("-OOM command not allowed when used memory > 'maxmemory'."));
+    let refused = guard.extend(LONG).expect_err("refused");
+    assert!(matches!(&refused, Error::Refused { code, .. } if code == "OOM"), "{refused:?}");
+}
