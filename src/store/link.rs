@@ -148,7 +148,8 @@ impl Link {
 
     fn lost(&mut self, error: RedisError) -> Trouble {
         let link_stands = trouble::leaves_link_standing(&error);
-        self.broken |= !link_stands;
+        // (What makes no sense, or never ends, says something of this connection only.)
+        self.broken |= error.is_connection_dropped();
         self.behind = true;
         Trouble::Unanswered { link_stands, cause: error.into() }
     }

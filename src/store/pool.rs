@@ -27,6 +27,10 @@ use crate::store::trouble::Trouble;
 /// (And r2d2 adds the time it is given to an instant, and panics where that overflows.)
 const LONGEST_GET: Duration = Duration::from_secs(10);
 
+/// How often a thread that waits for a slot looks whether there is room for another: r2d2 wakes it when one is given back, but not when
+/// one is thrown away.
+const GLANCE: Duration = Duration::from_millis(20);
+
 pub(super) struct Pool {
     slots: r2d2::Pool<Slots>,
     address: Address,
@@ -109,8 +113,15 @@ impl Pool {
     }
 
     fn wait_for_slot(&self, deadline: Moment) -> Result<r2d2::PooledConnection<Slots>, Trouble> {
-        let limit = deadline.since(Moment::now()).min(LONGEST_GET);
-        self.slots.get_timeout(limit).map_err(|_| Trouble::not_sent(PoolIsBusy))
+        let end = deadline.min(Moment::now().after(LONGEST_GET));
+        loop {
+            let left = end.since(Moment::now());
+            match self.slots.get_timeout(left.min(GLANCE)) {
+                Ok(slot) => return Ok(slot),
+                Err(_) if left > GLANCE => {}
+                Err(_) => return Err(Trouble::not_sent(PoolIsBusy)),
+            }
+        }
     }
 }
 

@@ -1,6 +1,6 @@
 //! What is left of earlier trouble: it must not make a lock younger, nor a wait longer.
 
-use std::sync::mpsc;
+use std::sync::{Barrier, mpsc};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -134,6 +134,24 @@ fn time_in_line_is_no_outage() {
 }
 
 #[test]
+fn who_waits_for_a_connection_is_woken_when_one_is_thrown_away() {
+    let rig = rig(|it| it.pool_size(1).renew(false));
+    let guard = rig.locks.lock("a").expect("locks");
+    rig.proxy.on("EVALSHA", Fault::SwallowCommand);
+    thread::scope(|scope| {
+        let waiter = scope.spawn(|| {
+            rig.proxy.wait_fired(1, LONG);
+            let start = Instant::now();
+            (rig.locks.lock("b").map(drop), start.elapsed())
+        });
+        assert!(matches!(guard.unlock(), Err(Error::Unconfirmed { .. })));
+        let (locked, took) = waiter.join().expect("no panic");
+        locked.expect("the pool has room");
+        assert!(took < 5 * ANSWER, "{took:?}");
+    });
+}
+
+#[test]
 fn a_single_attempt_is_not_put_off_by_connections_that_had_all_gone_stale() {
     const IDLE: u64 = 3;
     let rig = rig(|it| it.renew(false));
@@ -147,6 +165,28 @@ fn a_single_attempt_is_not_put_off_by_connections_that_had_all_gone_stale() {
     rig.proxy.cut_all();
     let guard = rig.locks.try_lock("a").expect("the second connection is a new one").expect("free");
     drop(guard);
+}
+
+#[test]
+fn a_value_that_is_too_long_to_be_read_costs_its_own_connections_only() {
+    let rig = rig(|it| it.renew(false));
+    let all = Barrier::new(3);
+    thread::scope(|scope| {
+        for name in ["a", "b", "c"] {
+            let (locks, all) = (&rig.locks, &all);
+            rig.proxy.on(&format!("SET lock:{name}"), Fault::DelayReply(ANSWER / 2));
+            scope.spawn(move || {
+                all.wait();
+                drop(locks.lock(name).expect("locks"));
+            });
+        }
+    });
+    rig.server.query::<()>(&["SET", "lock:long", &"x".repeat(300_000)]);
+    let error = rig.locks.holder("long").expect_err("too long, twice");
+    assert!(error.is_unavailable() && format!("{error:?}").contains("more than 262144 bytes"), "{error:?}");
+    let connections = rig.proxy.connections_accepted();
+    drop(rig.locks.lock("d").expect("locks"));
+    assert_eq!(rig.proxy.connections_accepted(), connections, "the third is in order");
 }
 
 #[test]
