@@ -114,6 +114,8 @@ mod release;
 mod acquire;
 mod bid;
 mod keeper;
+mod errands;
+mod desk;
 mod listener;
 mod teller;
 mod watch;

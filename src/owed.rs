@@ -10,6 +10,9 @@ const FIRST_RETRY: Duration = Duration::from_millis(20);
 /// The longest such pause.
 const LAST_RETRY: Duration = Duration::from_millis(500);
 
+/// The longest pause between two looks for what may yet come: it is looked for as often as it has been late already, twice.
+const LAST_LOOK: Duration = Duration::from_secs(10);
+
 /// A key that may still stand in Redis after its release: nobody's, but in everybody's way.
 #[derive(Clone, Debug)]
 pub(crate) struct Leftover {
@@ -31,14 +34,17 @@ pub(crate) struct Owed {
 struct Entry {
     leftover: Leftover,
     due: Moment,
+    /// The pause after a try that is not answered.
     retry: Duration,
+    /// The pause after a look that was answered.
+    calm: Duration,
 }
 
 impl Owed {
     /// Notes a key that has to be deleted yet. Returns when that is due.
     pub(crate) fn add(&mut self, leftover: Leftover, now: Moment) -> Moment {
         let due = now.after(FIRST_RETRY);
-        self.entries.push(Entry { leftover, due, retry: FIRST_RETRY });
+        self.entries.push(Entry { leftover, due, retry: FIRST_RETRY, calm: FIRST_RETRY });
         due
     }
 
@@ -64,11 +70,16 @@ impl Owed {
         remove
     }
 
-    /// A leftover was deleted, or not found. That is the end of it, unless it may come again.
-    pub(crate) fn settle(&mut self, leftover: &Leftover) {
-        if !leftover.stray {
-            self.entries.retain(|entry| entry.leftover.token != leftover.token);
-        }
+    /// A leftover was deleted, or not found. That is the end of it, unless it may come again: then it is looked for ever more
+    /// rarely.
+    pub(crate) fn settle(&mut self, leftover: &Leftover, now: Moment) {
+        self.entries.retain_mut(|entry| {
+            if entry.leftover.token == leftover.token {
+                entry.calm = (entry.calm * 2).min(LAST_LOOK);
+                (entry.due, entry.retry) = (now.after(entry.calm), FIRST_RETRY);
+            }
+            entry.leftover.stray || entry.leftover.token != leftover.token
+        });
     }
 }
 
@@ -88,10 +99,30 @@ mod tests {
     fn what_may_yet_come_is_looked_for_as_long_as_it_may() {
         let mut owed = Owed::default();
         owed.add(leftover(true), after(0));
-        owed.settle(&leftover(true));
+        owed.settle(&leftover(true), after(20));
         assert_eq!(owed.take_due(owed.next()).len(), 1);
         assert!(owed.take_due(after(500)).is_empty());
         assert_eq!(owed.next(), Moment::NEVER);
+    }
+
+    #[test]
+    fn what_may_yet_come_is_looked_for_ever_more_rarely_but_not_while_nobody_answers() {
+        let day = Leftover { gone_by: after(86_400_000), ..leftover(true) };
+        let mut owed = Owed::default();
+        owed.add(day.clone(), after(0));
+        let mut looks = Vec::new();
+        while looks.len() < 12 {
+            let now = owed.next();
+            assert_eq!(owed.take_due(now).len(), 1);
+            owed.settle(&day, now);
+            looks.push(owed.next().since(now));
+        }
+        assert!(looks.is_sorted() && looks[0] == 2 * FIRST_RETRY && looks[11] == LAST_LOOK, "{looks:?}");
+        for pause in [FIRST_RETRY, 2 * FIRST_RETRY] {
+            let now = owed.next();
+            assert_eq!(owed.take_due(now).len(), 1);
+            assert_eq!(owed.next(), now.after(pause), "it may stand there while nobody answers");
+        }
     }
 
     #[test]
@@ -105,7 +136,7 @@ mod tests {
         }
         assert_eq!(tries, 5);
         owed.add(leftover.clone(), after(0));
-        owed.settle(&leftover);
+        owed.settle(&leftover, after(0));
         assert_eq!(owed.next(), Moment::NEVER);
     }
 }

@@ -185,6 +185,23 @@ impl Connection<'_> {
         self.sensible(compared(reply).map_err(|trouble| script.explain(trouble)))
     }
 
+    /// Compare and delete, for many locks in one round trip; with one more where Redis has forgotten the script. Answers come in
+    /// the order of the keys and tokens.
+    pub(crate) fn remove_all(
+        &mut self,
+        removals: &[(&str, &str)],
+        deadline: Moment,
+    ) -> Result<Vec<Result<Compared, Trouble>>, Trouble> {
+        let script = &self.scripts.release;
+        let fill = |mut batch: Batch, teach: bool| {
+            for (n, (key, token)) in removals.iter().enumerate() {
+                batch = batch.and(&script.command(teach && n == 0, key, &[token]));
+            }
+            batch
+        };
+        Ok(self.run_all(script, None, fill, deadline)?.0)
+    }
+
     /// Compare and delete and, behind it in the same round trip, `SET key token NX PX lease` for somebody else: whether that
     /// was taken.
     pub(crate) fn remove_and_claim(
@@ -233,10 +250,30 @@ impl Connection<'_> {
         deadline: Moment,
     ) -> Result<(Vec<Result<Compared, Trouble>>, Watch), Trouble> {
         let script = &self.scripts.renew;
+        let fill = |mut batch: Batch, teach: bool| {
+            for (n, extension) in extensions.iter().enumerate() {
+                let lease = extension.lease.to_string();
+                let args = [extension.token, lease.as_str()];
+                batch = batch.and(&script.command(teach && n == 0, extension.key, &args));
+            }
+            batch
+        };
+        self.run_all(script, listener, fill, deadline)
+    }
+
+    /// Runs a script that compares, for as many keys as `fill` puts into a batch; and once more where Redis does not know it: then the
+    /// first command carries it whole, and teaches it for the others.
+    fn run_all(
+        &mut self,
+        script: &Script,
+        listener: Option<u64>,
+        fill: impl Fn(Batch, bool) -> Batch,
+        deadline: Moment,
+    ) -> Result<(Vec<Result<Compared, Trouble>>, Watch), Trouble> {
         let mut watched = Watch::Off;
         let mut teach = false;
         loop {
-            let batch = extend_batch(begin(listener), script, extensions, teach);
+            let batch = fill(begin(listener), teach);
             let mut replies = self.exchange(&batch, deadline)?.into_iter();
             if listener.is_some() {
                 watched = watch(next(&mut replies));
@@ -245,7 +282,9 @@ impl Connection<'_> {
             let unknown =
                 matches!(replies.first(), Some(Value::ServerError(error)) if error.code() == "NOSCRIPT");
             if teach || !unknown {
-                let answer = |reply| compared(accepted(reply)).map_err(|trouble| script.explain(trouble));
+                let answer = |reply| {
+                    self.sensible(compared(accepted(reply)).map_err(|trouble| script.explain(trouble)))
+                };
                 return Ok((replies.into_iter().map(answer).collect(), watched));
             }
             teach = true;
@@ -307,20 +346,6 @@ pub(crate) struct Extension<'a> {
     pub(crate) key: &'a str,
     pub(crate) token: &'a str,
     pub(crate) lease: u64,
-}
-
-/// Where Redis does not know the script, the first carries it whole, and teaches it for the others.
-fn extend_batch(mut batch: Batch, script: &Script, extensions: &[Extension<'_>], teach: bool) -> Batch {
-    for (n, extension) in extensions.iter().enumerate() {
-        let lease = extension.lease.to_string();
-        let args = [extension.token, lease.as_str()];
-        batch = batch.and(&if teach && n == 0 {
-            script.whole(extension.key, &args)
-        } else {
-            script.by_hash(extension.key, &args)
-        });
-    }
-    batch
 }
 
 /// The first command of a batch where Redis is to tell a listener when what is read in it changes.

@@ -38,6 +38,11 @@ impl Script {
         }
     }
 
+    /// Either of these two.
+    pub(super) fn command(&self, whole: bool, key: &str, args: &[&str]) -> Cmd {
+        if whole { self.whole(key, args) } else { self.by_hash(key, args) }
+    }
+
     /// `EVALSHA`: short, and answered NOSCRIPT where Redis does not know the script.
     pub(super) fn by_hash(&self, key: &str, args: &[&str]) -> Cmd {
         call("EVALSHA", &self.hash, key, args)

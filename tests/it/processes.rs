@@ -115,6 +115,21 @@ fn row_02_a_machine_that_slept_past_the_lease_knows_at_the_first_look() {
 }
 
 #[test]
+fn row_02_a_machine_that_slept_for_a_part_of_the_lease_renews_when_it_wakes_up() {
+    let server = Server::start();
+    let dir = TempDir::new().expect("a temporary directory");
+    let (shim, offset) = (compile_shim("wall_clock", dir.path()), dir.path().join("offset"));
+    let (preload, clock) =
+        (format!("LD_PRELOAD={}", shim.display()), format!("BOOT_CLOCK_OFFSET={}", offset.display()));
+    let mut child = worker(&["env", &preload, &clock], &server.url(), LONG);
+    child.ask("lock");
+    // The next renewal is due by now, but not by a clock that stands still in sleep: that has 6 s to go.
+    fs::write(&offset, "10").expect("a file can be written");
+    eventually(Duration::from_secs(3), "it is renewed", || server.calls("pexpire") >= 1);
+    assert_eq!(child.ask("valid"), "true");
+}
+
+#[test]
 fn row_25_a_copy_of_a_process_that_holds_a_lock_holds_nothing() {
     fork("yes");
 }

@@ -1,0 +1,117 @@
+//! What the session and the keeper's thread share: what is held, owed and asked, and when that is due.
+
+use std::sync::Arc;
+use std::sync::mpsc::Sender;
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use log::warn;
+use parking_lot::{Condvar, Mutex, MutexGuard};
+
+use crate::clock::Moment;
+use crate::hold::Hold;
+use crate::leases::{Due, Leases};
+use crate::listener::{Audience, Listener};
+use crate::stats::Counters;
+use crate::store::{Store, Trouble};
+use crate::teller::Teller;
+
+/// The longest sleep while something is due: the bell's clock stands still while the machine is suspended, that of the leases
+/// does not.
+const DOZE: Duration = Duration::from_secs(1);
+
+/// The keeper's: whoever has something for it notes that here.
+#[derive(Debug)]
+pub(crate) struct Desk {
+    pub(crate) store: Arc<Store>,
+    pub(crate) counters: Arc<Counters>,
+    pub(crate) teller: Option<Teller>,
+    pub(crate) listener: Listener,
+    pub(crate) response_timeout: Duration,
+    pub(crate) work: Mutex<Work>,
+    /// There is something to do sooner than the thread thinks.
+    pub(crate) bell: Condvar,
+}
+
+#[derive(Debug, Default)]
+pub(crate) struct Work {
+    pub(crate) leases: Leases,
+    pub(crate) asked: Vec<Ask>,
+    /// Until when the thread sleeps; what is due later than that need not wake it.
+    pub(crate) sleeps_until: Option<Moment>,
+    pub(crate) thread: Option<JoinHandle<()>>,
+    pub(crate) stop: bool,
+}
+
+/// Somebody waits for a lease to be pushed out now.
+#[derive(Debug)]
+pub(crate) struct Ask {
+    pub(crate) hold: Arc<Hold>,
+    /// How long he waits.
+    pub(crate) deadline: Moment,
+    pub(crate) answer: Sender<Result<(), Trouble>>,
+}
+
+impl Desk {
+    /// Wakes the thread where something is due before it would wake up.
+    pub(crate) fn wake(&self, mut work: MutexGuard<'_, Work>, due: Moment) {
+        if work.sleeps_until.is_some_and(|until| due < until) {
+            work.sleeps_until = Some(due);
+            drop(work);
+            self.bell.notify_one();
+        }
+    }
+
+    /// The last handle is gone: what is not done is left to the leases.
+    pub(crate) fn stopping(&self) -> bool {
+        self.work.lock().stop
+    }
+
+    /// Waits until there is something to do; `None` when it is time to stop.
+    pub(crate) fn next(&self) -> Option<(Due, Vec<Ask>)> {
+        let mut work = self.work.lock();
+        loop {
+            if work.stop {
+                return None;
+            }
+            let now = Moment::now();
+            let asked = std::mem::take(&mut work.asked);
+            let due = work.leases.take_due(now);
+            if !due.is_empty() || !asked.is_empty() {
+                work.sleeps_until = None;
+                return Some((due, asked));
+            }
+            let until = work.leases.next();
+            work.sleeps_until = Some(until);
+            let sleep = until.since(now);
+            self.bell.wait_for(&mut work, if until == Moment::NEVER { sleep } else { sleep.min(DOZE) });
+        }
+    }
+
+    /// Hands word of a loss on, once per hold.
+    pub(crate) fn tell(&self, hold: &Hold) {
+        let Some(cause) = hold.lost().filter(|_| hold.to_be_told()) else {
+            return;
+        };
+        self.counters.lost.add(1);
+        warn!(target: "relatch::lost", "lock {:?} was lost: {cause}", hold.key().name());
+        if let Some(teller) = &self.teller {
+            teller.tell(hold, cause);
+        }
+    }
+}
+
+impl Audience for Desk {
+    /// Whoever changed a lock's key, or deleted it: the next renewal finds out what became of it.
+    fn changed(&self, redis_key: &[u8]) {
+        let mut work = self.work.lock();
+        let due = work.leases.changed(redis_key, Moment::now());
+        self.wake(work, due);
+    }
+
+    fn anything_changed(&self) {
+        let mut work = self.work.lock();
+        let due = work.leases.anything_changed(Moment::now());
+        self.wake(work, due);
+    }
+}

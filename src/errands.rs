@@ -1,0 +1,188 @@
+//! What the keeper has to say to Redis: leases to push out, keys to delete.
+//!
+//! All of it goes over one connection that is nobody else's, so that answers are taken in in the order of their sends. Where that
+//! broke, a command of an earlier one may still be executed behind a later one's: `renew.lua` never cuts a lease short, so that ends
+//! no hold that everybody believes in.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use log::debug;
+
+use crate::clock::Moment;
+use crate::desk::{Ask, Desk};
+use crate::hold::Hold;
+use crate::options::Lease;
+use crate::owed::Leftover;
+use crate::store::{Compared, Connection, Extension, Trouble};
+use crate::verdict;
+
+/// With less than this left, one try gets all of it.
+const LAST_TRY: Duration = Duration::from_millis(20);
+
+/// A try is given this long, even where a hold that it is not about ends meanwhile.
+const FAIR_TRY: Duration = Duration::from_millis(250);
+
+/// The keeper's way to Redis.
+pub(crate) struct Errands<'a> {
+    desk: &'a Desk,
+    /// Open from the first time that it is used until it fails.
+    wire: Option<Connection<'a>>,
+}
+
+impl<'a> Errands<'a> {
+    pub(crate) fn new(desk: &'a Desk) -> Errands<'a> {
+        Errands { desk, wire: None }
+    }
+
+    /// Pushes out what is waited for, all of it in one round trip: nobody is to wait for the others as well.
+    ///
+    /// The connection may have gone stale, or a hold that is about to end have left the others little time: so there is a second
+    /// try, for those who still wait.
+    pub(crate) fn push_asked(&mut self, mut asked: Vec<Ask>) {
+        for last in [false, true] {
+            asked.retain(|ask| Moment::now() < ask.deadline);
+            let holds: Vec<_> = asked.iter().map(|ask| Arc::clone(&ask.hold)).collect();
+            let pushed = self.push(&holds);
+            if pushed.is_err() && !last {
+                continue;
+            }
+            for ask in asked.drain(..) {
+                let trouble = match &pushed {
+                    Ok(refused) => refused.get(&ask.hold.number()),
+                    Err(trouble) => Some(trouble),
+                };
+                // Nobody is left to hear it where the deadline came first.
+                let _ = ask.answer.send(trouble.map_or(Ok(()), |trouble| Err(trouble.retold())));
+            }
+        }
+    }
+
+    /// Pushes leases out in one round trip: what was refused, by the number of the hold; or why there is no answer to any.
+    pub(crate) fn push(&mut self, holds: &[Arc<Hold>]) -> Result<HashMap<u64, Trouble>, Trouble> {
+        let holds: Vec<_> = {
+            let work = self.desk.work.lock();
+            // Not what was released since it fell due.
+            holds.iter().filter(|hold| work.leases.has(hold)).collect()
+        };
+        let mut refused = HashMap::new();
+        if holds.is_empty() {
+            return Ok(refused);
+        }
+        let deadline = self.deadline(&holds);
+        let leases: Vec<Lease> = holds.iter().map(|hold| hold.lease()).collect();
+        // What lives to be renewed is worth being told of at once when it is lost.
+        self.desk.listener.start();
+        let mut work = self.desk.work.lock();
+        // Not sooner: whoever begins to listen after this says so after it was noted that these are sent.
+        let number = self.desk.listener.number();
+        for (hold, lease) in holds.iter().zip(&leases) {
+            hold.renewing(*lease, Moment::now(), deadline);
+            work.leases.sending(hold, number.is_some(), Moment::now());
+        }
+        drop(work);
+        let extensions: Vec<_> =
+            holds.iter().zip(&leases).map(|(hold, lease)| extension(hold, *lease)).collect();
+        let (sent, (answers, watch)) = self.over_wire(deadline, |connection| {
+            let sent = Moment::now();
+            connection.extend_all(&extensions, number, deadline).map(|answers| (sent, answers))
+        })?;
+        if let Some(number) = number {
+            self.desk.listener.will_hear(number, watch);
+        }
+        let mut lost = Vec::new();
+        let mut work = self.desk.work.lock();
+        for ((hold, lease), answer) in holds.iter().zip(leases).zip(answers) {
+            match answer {
+                // Released since, or about to be: what Redis says is about the release.
+                _ if !work.leases.has(hold) => {}
+                Ok(compared) => {
+                    if verdict::on_renewal(hold, lease, sent, compared) {
+                        self.desk.counters.renewed.add(1);
+                        work.leases.renewed(hold, self.desk.teller.is_some(), sent);
+                    } else {
+                        work.leases.lost(hold);
+                        lost.push(hold);
+                    }
+                }
+                Err(trouble) => _ = refused.insert(hold.number(), trouble),
+            }
+        }
+        drop(work);
+        for hold in lost {
+            self.desk.tell(hold);
+        }
+        Ok(refused)
+    }
+
+    /// Deletes what unanswered releases may have left, in one round trip: false where there was no answer, or no time for it.
+    pub(crate) fn clean_up(&mut self, leftovers: &[Leftover]) -> bool {
+        let now = Moment::now();
+        // Not at the cost of those who hold something, and have to be told when it ends.
+        let left = self.desk.work.lock().leases.first_end().since(now);
+        if left < LAST_TRY {
+            return false;
+        }
+        let deadline = now.after(self.desk.response_timeout.min(left));
+        let removals: Vec<_> = leftovers.iter().map(|it| (&*it.redis_key, &*it.token)).collect();
+        match self.over_wire(deadline, |connection| connection.remove_all(&removals, deadline)) {
+            Ok(answers) => {
+                for (leftover, answer) in leftovers.iter().zip(answers) {
+                    match answer {
+                        Ok(compared) => {
+                            self.desk.work.lock().leases.owed().settle(leftover, Moment::now());
+                            let done = compared == Compared::Done || !leftover.stray;
+                            self.desk.counters.late_releases.add(u64::from(done));
+                        }
+                        Err(trouble) => not_released(leftover, &trouble),
+                    }
+                }
+                true
+            }
+            Err(trouble) => {
+                for leftover in leftovers {
+                    not_released(leftover, &trouble);
+                }
+                false
+            }
+        }
+    }
+
+    /// Until when to wait for an answer about these holds: for four fifths of what is left of the first to end, so that
+    /// there is time for another try, and never past its end, where whoever holds it has to be told. Others that end
+    /// are told in time too, but not at the cost of these.
+    fn deadline(&self, holds: &[&Arc<Hold>]) -> Moment {
+        let now = Moment::now();
+        let ends = holds.iter().map(|hold| hold.valid_until()).filter(|end| *end > Moment::PAST);
+        let left = ends.min().unwrap_or(Moment::NEVER).since(now);
+        let share = if left > LAST_TRY { left / 5 * 4 } else { left };
+        let others = self.desk.work.lock().leases.first_end().since(now).max(FAIR_TRY);
+        now.after(self.desk.response_timeout.min(share).min(others))
+    }
+
+    /// Uses the keeper's own connection, opening it where need be; one that failed is not used again.
+    fn over_wire<T>(
+        &mut self,
+        deadline: Moment,
+        exchange: impl FnOnce(&mut Connection<'a>) -> Result<T, Trouble>,
+    ) -> Result<T, Trouble> {
+        let mut connection = match self.wire.take() {
+            Some(connection) => connection,
+            None => self.desk.store.connect(deadline)?,
+        };
+        let result = exchange(&mut connection);
+        if !connection.is_over() {
+            self.wire = Some(connection);
+        }
+        result
+    }
+}
+
+fn not_released(leftover: &Leftover, trouble: &Trouble) {
+    debug!(target: "relatch::release", "a late release of {:?}: {trouble:?}, trying again while its lease lasts", leftover.redis_key);
+}
+
+fn extension(hold: &Hold, lease: Lease) -> Extension<'_> {
+    Extension { key: hold.key().in_redis(), token: hold.token(), lease: lease.millis() }
+}

@@ -1,0 +1,134 @@
+//! What the keeper has to say to Redis goes out together, and keeps nobody else waiting.
+
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::mpsc;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use crate::network::{ANSWER, LONG, Rig, SOON, assert_unavailable, returns_by};
+use crate::support::{Fault, eventually};
+
+/// How many threads there are.
+const MANY: usize = 24;
+
+/// Of a lock that ends soon.
+const LEASE: Duration = Duration::from_secs(1);
+
+/// Each thread takes this long to give up.
+const WAIT: Duration = Duration::from_millis(100);
+
+/// The names of as many locks.
+fn names() -> impl Iterator<Item = String> {
+    (0..MANY).map(|number| format!("many-{number}"))
+}
+
+/// Has as many threads give up on a `SET` that is not answered: the keeper has to look for all of these.
+fn give_up(rig: &Rig) {
+    thread::scope(|scope| {
+        for name in names() {
+            scope.spawn(move || assert_unavailable(&rig.locks.try_lock_for(name, WAIT)));
+        }
+    });
+}
+
+/// Has as many threads hold a lock and then, after `before`, ask for more of it at the same time; `meanwhile` runs then.
+fn ask_for_more(rig: &Rig, answered: bool, before: impl FnOnce(), meanwhile: impl FnOnce()) {
+    let (held, go) = (AtomicUsize::new(0), AtomicBool::new(false));
+    thread::scope(|scope| {
+        for name in names() {
+            let (held, go) = (&held, &go);
+            scope.spawn(move || {
+                let guard = rig.locks.lock(name).expect("locks");
+                held.fetch_add(1, Ordering::SeqCst);
+                eventually(LONG, "all begin", || go.load(Ordering::SeqCst));
+                assert_eq!(guard.extend(LONG).is_ok(), answered);
+            });
+        }
+        eventually(LONG, "all hold a lock", || held.load(Ordering::SeqCst) == MANY);
+        before();
+        go.store(true, Ordering::SeqCst);
+        meanwhile();
+    });
+}
+
+/// How long after the end of a lease that is told which runs out in a black hole, beside what `trouble` makes.
+fn told_after_end(trouble: impl FnOnce(&Rig)) -> Duration {
+    let (told, hears) = mpsc::channel();
+    let rig = Rig::with(|builder| {
+        let builder = builder.pool_size(u32::try_from(MANY).expect("a few") + 1);
+        builder.on_lost(move |lost| _ = told.send((lost.key.clone(), Instant::now())))
+    });
+    let lock = rig.locks.get("short").lease(LEASE);
+    let guard = lock.lock().expect("locks");
+    let end = Instant::now() + guard.remaining();
+    trouble(&rig);
+    let (key, at) = hears.recv_timeout(LONG).expect("it is told");
+    assert_eq!(key, "short");
+    assert!(!guard.is_valid());
+    rig.proxy.black_hole(false);
+    rig.proxy.cut_all();
+    at.saturating_duration_since(end)
+}
+
+#[test]
+fn word_of_a_loss_does_not_wait_for_what_is_owed() {
+    returns_by(Duration::ZERO, "word of a loss", || {
+        told_after_end(|rig| {
+            rig.proxy.black_hole(true);
+            give_up(rig);
+        })
+    });
+}
+
+#[test]
+fn word_of_a_loss_does_not_wait_for_all_who_ask() {
+    // For one try, and its repetition, it does.
+    returns_by(Duration::from_millis(500), "word of a loss", || {
+        told_after_end(|rig| {
+            ask_for_more(rig, false, || rig.proxy.black_hole(true), || ());
+        })
+    });
+}
+
+/// With the keeper held up by `first` for a while, and then by each answer: `many` are sent all the same, if they go out together.
+fn assert_go_out_together(first: impl FnOnce(&Rig) + Send, many: impl FnOnce(&Rig, &dyn Fn())) {
+    let pool = u32::try_from(MANY).expect("a few") + 1;
+    let rig = Rig::with(|builder| builder.response_timeout(LONG).pool_size(pool));
+    let all_sent = || {
+        let sent = || names().map(|name| rig.proxy.commands(&format!("EVALSHA * 1 lock:{name}")));
+        eventually(SOON + 2 * ANSWER, "all are sent", || sent().all(|times| times > 0));
+        rig.proxy.clear();
+        rig.proxy.cut_all();
+    };
+    rig.proxy.on("EVALSHA * 1 lock:first", Fault::DelayReply(2 * ANSWER));
+    thread::scope(|scope| {
+        scope.spawn(|| first(&rig));
+        rig.proxy.wait_fired(1, LONG);
+        rig.proxy.always("EVALSHA", Fault::DelayReply(4 * SOON));
+        many(&rig, &all_sent);
+    });
+}
+
+#[test]
+fn what_is_owed_goes_out_together() {
+    let refuse = |rig: &Rig| rig.proxy.always("SET", Fault::SwallowCommand);
+    let first = |rig: &Rig| {
+        rig.proxy.on("SET lock:first", Fault::CutBeforeReply);
+        rig.proxy.on_nth("SET lock:first", 2, Fault::CutBeforeReply);
+        assert_unavailable(&rig.locks.try_lock("first"));
+    };
+    assert_go_out_together(first, |rig, all_sent| {
+        refuse(rig);
+        give_up(rig);
+        all_sent();
+    });
+}
+
+#[test]
+fn what_is_asked_for_goes_out_together() {
+    let first = |rig: &Rig| {
+        let guard = rig.locks.lock("first").expect("locks");
+        guard.extend(LONG).expect("extends");
+    };
+    assert_go_out_together(first, |rig, all_sent| ask_for_more(rig, true, || (), all_sent));
+}
