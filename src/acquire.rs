@@ -86,6 +86,7 @@ pub(crate) fn acquire(
         rivals: Rivals::default(),
         looked_late: false,
         vanished: false,
+        reclaimed: None,
         unheard: None,
         silent_since: None,
         troubles: 0,
@@ -113,6 +114,8 @@ struct Claimant<'a> {
     looked_late: bool,
     /// The last look found nobody there, though the lock was busy.
     vanished: bool,
+    /// The token that was last taken away from the dead.
+    reclaimed: Option<String>,
     /// The listener that was silent through the last, long pause.
     unheard: Option<u64>,
     /// When the first attempt began that Redis has not properly answered, since the last that it did.
@@ -232,8 +235,9 @@ impl Claimant<'_> {
         reclaim_dead && machine::is_dead(holder.raw(), owner.host(), machine)
     }
 
-    /// Takes a lock away from a process of this machine that is certainly dead: true where it is free now.
-    fn reclaims(&self, holder: Option<&Holder>) -> bool {
+    /// Takes a lock away from a process of this machine that is certainly dead: true where it is free now. (Once: whoever comes
+    /// back from the dead, again and again, is waited for like anybody.)
+    fn reclaims(&mut self, holder: Option<&Holder>) -> bool {
         let Claimed { store, key, .. } = self.bid.claim;
         let Some(holder) = holder.filter(|holder| self.is_dead(holder)) else {
             return false;
@@ -247,7 +251,8 @@ impl Claimant<'_> {
             self.bid.claim.keeper.counters().reclaimed.add(1);
             info!(target: "relatch::acquire", "lock {:?} was taken over from {holder}, a process that is gone", key.name());
         }
-        reclaimed
+        let token = holder.raw().to_owned();
+        reclaimed && self.reclaimed.replace(token.clone()) != Some(token)
     }
 
     /// Sleeps until word comes, but not past the end of the holder's lease, nor past the deadline: false where that has

@@ -206,6 +206,21 @@ fn a_token_that_leaves_any_doubt_is_not_taken_over() {
 }
 
 #[test]
+fn whoever_comes_back_from_the_dead_is_waited_for_like_anybody() {
+    let server = Server::start();
+    let proxy = Proxy::start(server.port());
+    let ours = LockManager::builder(&proxy.url()).reclaim_dead(true).build().expect("connects");
+    let token = dead_token(&server);
+    // Said to be deleted, and there all the same.
+    proxy.always("EVALSHA", Fault::Answer(b":1\r\n".to_vec()));
+    assert!(within(WAIT, "try_lock", || ours.try_lock("a")).expect("asks").is_none());
+    assert!(within(2 * WAIT, "try_lock_for", || ours.try_lock_for("a", WAIT)).expect("asks").is_none());
+    assert_eq!(server.get("lock:a").as_deref(), Some(&*token));
+    let tries = ours.stats().reclaimed;
+    assert!((2..20).contains(&tries), "{tries} in {WAIT:?}");
+}
+
+#[test]
 fn only_the_dead_token_is_deleted() {
     let server = Server::start();
     let proxy = Proxy::start(server.port());
