@@ -67,7 +67,7 @@ impl Lock {
         self
     }
 
-    /// The time from one renewal to the next: at most half the lease. Defaults to the manager's, which is a third of it.
+    /// The time from one renewal to the next: 1 ms to half the lease. Defaults to the manager's, which is a third of it.
     pub fn renew_every(mut self, period: Duration) -> Lock {
         self.options.renewal.every = Some(period);
         self
@@ -117,12 +117,14 @@ impl Lock {
 
     /// Takes the lock if it is free now; `Ok(None)` if it is busy.
     ///
-    /// Sends one `SET`, and nothing if a thread of this process has the lock or waits for it. Blocks for the
-    /// answer only: at most the connect timeout and the response timeout together.
+    /// Sends one `SET`, and nothing if a thread of this process has the lock or waits for it. (To find out whether the
+    /// holder is [dead](Lock::reclaim_dead), also a `GET` and a `PTTL`.) Blocks for the answer only: at most the connect timeout and
+    /// the response timeout together.
     ///
     /// # Errors
     ///
-    /// As for [`lock`](Lock::lock), but for `Timeout`.
+    /// As for [`lock`](Lock::lock), but for `Timeout`. A `SET` does not tell who has the lock, so a key that holds something
+    /// else and a lock that this thread has through another manager are just busy.
     pub fn try_lock(&self) -> Result<Option<LockGuard>, Error> {
         self.request().try_lock()
     }
@@ -201,6 +203,8 @@ impl Lock {
 
     /// Who holds the lock now, by asking Redis: `GET` and `PTTL` in one round trip. `None` if nobody does.
     ///
+    /// Waits for the answer, at most the connect timeout and the response timeout together.
+    ///
     /// # Errors
     ///
     /// [`Error::NotALock`] where the Redis key holds something else than a string; [`Error::Unavailable`],
@@ -211,7 +215,8 @@ impl Lock {
 
     /// Deletes whatever stands at the lock's Redis key, and says what it was. For operators.
     ///
-    /// Whoever held the lock loses it. Nobody waits for them to notice: they may still be at work.
+    /// Whoever held the lock loses it. Nobody waits for them to notice: they may still be at work. Waits for the answer, at most the
+    /// connect timeout and the response timeout together.
     ///
     /// # Errors
     ///

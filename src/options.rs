@@ -8,6 +8,9 @@ use crate::error::Error;
 /// The shortest lease: below it, an ordinary hiccup of the network is a lost lock.
 pub(crate) const MIN_LEASE: Duration = Duration::from_millis(10);
 
+/// The shortest time from one renewal to the next.
+const MIN_PERIOD: Duration = Duration::from_millis(1);
+
 /// The longest time any one network step may be given.
 const MAX_TIMEOUT: Duration = Duration::from_secs(3600);
 
@@ -54,10 +57,10 @@ impl Options {
     pub(crate) fn check(&self, max_lease: Duration) -> Result<(), Error> {
         check_lease("lease", self.lease, max_lease)?;
         if let Some(every) = self.renewal.every
-            && (every.is_zero() || every > self.lease / 2)
+            && (every < MIN_PERIOD || every > self.lease / 2)
         {
             let reason =
-                "it is above zero, and at most half the lease: one try has to be left if the first fails";
+                "it is at least 1 ms, and at most half the lease: one try has to be left if the first fails";
             return Err(refuse("renew_every", every, reason));
         }
         if let Some(limit) = self.renewal.max_hold
@@ -230,6 +233,7 @@ mod tests {
         let (half, little) = (lease / 2, Duration::from_millis(1));
         let less = Duration::from_secs(29);
         assert_eq!(refused(|s| s.options.renewal.every = Some(Duration::ZERO)), "renew_every");
+        assert_eq!(refused(|s| s.options.renewal.every = Some(Duration::from_micros(999))), "renew_every");
         assert_eq!(refused(|s| s.options.renewal.every = Some(half + little)), "renew_every");
         assert_eq!(refused(|s| s.options.renewal.max_hold = Some(less)), "max_hold");
         let mut settings = Settings::default();
