@@ -56,6 +56,12 @@ impl Weather {
     pub(crate) fn lease(self) -> Duration {
         Duration::from_millis(if self.gives_away() { 3000 } else { 300 })
     }
+
+    /// The lease of one of the keys: longer than a round where nobody has to wait for its end, so that a key which is
+    /// forgotten is still there when all is over.
+    fn long_lease(self) -> Duration {
+        if self.gives_away() || self == Weather::Kills { self.lease() } else { Duration::from_secs(60) }
+    }
 }
 
 /// Workers, a proxy, a server, and what happens to them.
@@ -72,7 +78,7 @@ pub(crate) struct Scene {
     clock: TempDir,
     pub(crate) stops: Vec<(u32, Duration, Duration)>,
     pub(crate) deaths: Vec<(u32, Duration)>,
-    pub(crate) faults: u64,
+    strikes: u64,
 }
 
 impl Scene {
@@ -101,7 +107,7 @@ impl Scene {
             clock,
             stops,
             deaths,
-            faults: 0,
+            strikes: 0,
         };
         for _ in 0..PROCESSES {
             scene.add_worker();
@@ -114,10 +120,12 @@ impl Scene {
 
     fn add_worker(&mut self) {
         self.seeds = self.seeds.wrapping_add(1);
-        let lease = self.weather.lease().as_millis().to_string();
+        let [lease, long] =
+            [self.weather.lease(), self.weather.long_lease()].map(|it| it.as_millis().to_string());
         let dir = self.records.path().to_str().expect("UTF-8");
         let (url, seed) = (self.proxy.url(), self.seeds.to_string());
-        let args = [("url", &*url), ("seed", &*seed), ("lease", &*lease), ("dir", dir), ("flaw", &self.flaw)];
+        let args = [("url", &*url), ("seed", &*seed), ("lease", &*lease), ("long", &*long), ("dir", dir)];
+        let args = [&args[..], &[("flaw", &self.flaw)]].concat();
         self.workers.push(Child::spawn("worker", &args));
     }
 
@@ -127,9 +135,15 @@ impl Scene {
         while now() < end {
             self.lasts(5, 60);
             self.strike();
-            self.faults += 1;
+            self.strikes += 1;
         }
         self.proxy.clear();
+    }
+
+    /// How often something went wrong: a message has to come by to be spoilt.
+    pub(crate) fn faults(&self) -> u64 {
+        let of_messages = matches!(self.weather, Weather::Delays | Weather::Losses | Weather::Cuts);
+        if of_messages { self.proxy.fired() } else { self.strikes }
     }
 
     /// Lets the workers finish, and checks that they leave nothing behind.

@@ -32,6 +32,8 @@ pub(crate) struct World {
 #[derive(Debug, Default)]
 pub(crate) struct Verdict {
     pub(crate) acquisitions: usize,
+    /// Those that were valid when they were first looked at.
+    pub(crate) believed: usize,
     pub(crate) refused: usize,
     pub(crate) lost: usize,
     pub(crate) unconfirmed: usize,
@@ -51,6 +53,7 @@ pub(crate) fn judge(claims: &[Claim], journal: &[Deed], world: &World) -> Verdic
             continue;
         };
         verdict.acquisitions += 1;
+        verdict.believed += usize::from(claim.valid.is_some());
         let how = claim.ended.as_ref().map(|(_, how)| &**how);
         verdict.lost += usize::from(how == Some("Lost"));
         verdict.unconfirmed += usize::from(how == Some("Unconfirmed"));
@@ -80,6 +83,7 @@ impl Verdict {
     /// Takes in another round.
     pub(crate) fn add_up(&mut self, other: &Verdict) {
         self.acquisitions += other.acquisitions;
+        self.believed += other.believed;
         self.refused += other.refused;
         self.lost += other.lost;
         self.unconfirmed += other.unconfirmed;
@@ -142,7 +146,7 @@ impl Verdict {
 
     /// What a release says is what happened.
     fn check_release(&mut self, claim: &Claim, done: &[&Deed], world: &World) {
-        let (Some(released), Some((_, how))) = (claim.released, &claim.ended) else {
+        let (Some(released), Some((ended, how))) = (claim.released, &claim.ended) else {
             return;
         };
         let sent = || done.iter().filter(|deed| is_release(deed) && deed.sent >= released);
@@ -151,6 +155,9 @@ impl Verdict {
                 if !world.restarts && !sent().any(|deed| has_deleted(deed) || deed.answered.is_none()) =>
             {
                 self.add("said to be released, but nobody deleted it", claim, None);
+            }
+            "Lost" if world.told_within.is_none() && claim.valid.is_some_and(|(_, until)| until > *ended) => {
+                self.add("said to be lost, but nobody took it away", claim, None);
             }
             // (What was over by the clock may be called lost, though nobody else had it.)
             "Lost"
@@ -179,8 +186,6 @@ impl Verdict {
                     let overlap = until.saturating_sub(start);
                     match world.told_within {
                         None => self.add(&format!("two at a time for {overlap:?}"), other, Some(claim)),
-                        // Without renewals nobody asks, and the lease is its limit.
-                        Some(_) if !other.renewed => {}
                         Some(limit) => {
                             self.told_after = self.told_after.max(overlap);
                             if overlap > limit {
@@ -189,7 +194,9 @@ impl Verdict {
                         }
                     }
                 }
-                if longest.is_none_or(|(until, _)| until < end) {
+                // Where the server gives locks away, nobody asks without renewals: the lease is the limit.
+                let counts = world.told_within.is_none() || claim.renewed;
+                if counts && longest.is_none_or(|(until, _)| until < end) {
                     longest = Some((end, claim));
                 }
             }

@@ -131,9 +131,12 @@ fn a_renewal_is_a_promise() {
 #[test]
 fn a_release_that_says_what_is_not_so_is_found() {
     found("said to be released", &world(), |_, journal| journal[1] = release("x", 150, ":0"));
-    found("said to be lost", &world(), |claims, _| {
+    let lost = |claims: &mut Vec<Claim>, _: &mut Vec<Deed>| {
         claims[0].ended = Some((at(151), "Lost".to_owned()));
-    });
+    };
+    found("said to be lost, but nobody took it away", &world(), lost);
+    let gives_away = World { told_within: Some(at(100)), ..world() };
+    found("said to be lost, but it was released", &gives_away, lost);
     found("it deleted what was not its own", &world(), |_, journal| {
         journal.push(release("x", 500, ":1"));
     });
@@ -173,4 +176,12 @@ fn where_locks_are_given_away_being_told_late_is_found() {
     found("", &told(30), overlap(true));
     found("not told for 20ms", &told(15), overlap(true));
     found("", &told(15), overlap(false));
+    // One that is not told hides no other that should have been.
+    found("not told for 20ms", &told(15), |claims, journal| {
+        overlap(true)(claims, journal);
+        let mut unrenewed = claim("z", 90, 300);
+        unrenewed.renewed = false;
+        claims.push(unrenewed);
+        journal.extend([set("z", 85, "+OK"), release("z", 300, ":0")]);
+    });
 }

@@ -44,10 +44,9 @@ fn round(weather: Weather, seed: u64, flaw: &str) -> (Verdict, u64) {
         scene.server.query::<Vec<String>>(&["KEYS", "lock:*"]).is_empty()
     });
     scene.leave();
-    eventually(SLACK, "no connection is left", || scene.server.connections() == 0);
     let told_within = weather.gives_away().then(|| lease / 3 + Duration::from_millis(50) + SLACK);
     let restarts = weather == Weather::Restarts;
     let (stops, deaths) = (scene.stops.clone(), scene.deaths.clone());
     let world = World { stops, deaths, told_within, restarts, release: ANSWER };
-    (judge(&record::read(scene.records.path()), &scene.proxy.journal(), &world), scene.faults)
+    (judge(&record::read(scene.records.path()), &scene.proxy.journal(), &world), scene.faults())
 }

@@ -53,7 +53,7 @@ impl Record {
         self.line(&format!("has {} {token} {renewed}", now().as_nanos()));
     }
 
-    /// It was valid at a time, until another.
+    /// It is valid at a time, until another. The last one counts.
     pub(crate) fn valid(&mut self, (at, until): (Duration, Duration)) {
         self.line(&format!("valid {} {}", at.as_nanos(), until.as_nanos()));
     }
@@ -123,6 +123,7 @@ fn what_was_written_reads_back() {
     record.refused("Timeout");
     record.asks("b", 2 * second);
     record.has("token", true);
+    record.valid((second / 2, second));
     record.valid((second, 2 * second));
     record.releases();
     record.ended("Released");

@@ -60,7 +60,8 @@ fn names() -> Vec<String> {
 /// Works until it is told to stop; then waits until it is told to end, and says what it leaves behind.
 fn worker() {
     let seed: u64 = role::arg("seed").parse().expect("a number");
-    let lease = Duration::from_millis(role::arg("lease").parse().expect("a number"));
+    let [lease, long] =
+        ["lease", "long"].map(|name| Duration::from_millis(role::arg(name).parse().expect("a number")));
     let dir = PathBuf::from(role::arg("dir"));
     let before = Has::now();
     let builder = LockManager::builder(&role::arg("url")).lease(lease).pool_size(THREADS + 1);
@@ -71,7 +72,7 @@ fn worker() {
     thread::scope(|scope| {
         for number in 0..THREADS {
             let (locks, dir, done) = (&locks, &dir, &done);
-            scope.spawn(move || Worker::new(locks, lease, dir, seed, number).work(done));
+            scope.spawn(move || Worker::new(locks, [lease, long], dir, seed, number).work(done));
         }
         role::tell("ready");
         role::hear();
@@ -97,14 +98,26 @@ fn worker() {
 struct Worker<'a> {
     locks: &'a LockManager,
     lease: Duration,
+    /// That of the first key.
+    long: Duration,
     rng: StdRng,
     record: Record,
 }
 
 impl Worker<'_> {
-    fn new<'a>(locks: &'a LockManager, lease: Duration, dir: &Path, seed: u64, number: u32) -> Worker<'a> {
+    fn new<'a>(
+        locks: &'a LockManager,
+        [lease, long]: [Duration; 2],
+        dir: &Path,
+        seed: u64,
+        number: u32,
+    ) -> Worker<'a> {
         let rng = StdRng::seed_from_u64(seed ^ u64::from(number) << 32);
-        Worker { locks, lease, rng, record: Record::create(dir, std::process::id(), number) }
+        Worker { locks, lease, long, rng, record: Record::create(dir, std::process::id(), number) }
+    }
+
+    fn lease_of(&self, key: &str) -> Duration {
+        if key == "k0" { self.long } else { self.lease }
     }
 
     fn work(&mut self, done: &AtomicBool) {
@@ -128,11 +141,11 @@ impl Worker<'_> {
 
     /// Asks for the lock in one of three ways.
     fn take(&mut self, key: &str, renewed: bool) -> Result<Option<LockGuard>, Error> {
-        let lock = self.locks.get(key).renew(renewed);
+        let lock = self.locks.get(key).renew(renewed).lease(self.lease_of(key));
         let wait = WAIT.mul_f64(self.rng.random_range(0.01..1.0));
         let way = self.rng.random_range(0..4);
-        // Without a wait there are two tries, each of which may have to connect first.
-        self.record.asks(key, if way == 0 { 4 * ANSWER } else { wait });
+        // Without a wait, it may take a connection and an answer.
+        self.record.asks(key, if way == 0 { 2 * ANSWER } else { wait });
         match way {
             0 => lock.try_lock(),
             1 => lock.try_lock_for(wait),
@@ -143,21 +156,20 @@ impl Worker<'_> {
         }
     }
 
-    /// Looks whether the hold is valid, for a while, and notes when it was for the last time.
+    /// Looks whether the hold is valid, for a while, and notes when it was.
     fn hold(&mut self, guard: &LockGuard) {
-        let mut last = None;
         let end = now() + self.how_long();
         loop {
             let at = now();
             if !guard.is_valid() {
                 break;
             }
-            last = Some((at, at + guard.remaining()));
+            self.record.valid((at, at + guard.remaining()));
             if now() >= end {
                 break;
             }
             if self.rng.random_ratio(1, 8) {
-                let _ = guard.extend(self.lease); // It may be lost by now, or Redis away.
+                let _ = guard.extend(self.lease_of(guard.key())); // It may be lost by now, or Redis away.
             }
             if self.rng.random_ratio(1, 4) {
                 // It may be lost by now; if not, it is the same hold.
@@ -166,9 +178,6 @@ impl Worker<'_> {
                 }
             }
             thread::sleep(Duration::from_micros(self.rng.random_range(100..1000)));
-        }
-        if let Some(last) = last {
-            self.record.valid(last);
         }
     }
 
