@@ -154,7 +154,8 @@ pub enum Error {
         depth: u32,
     },
 
-    /// The system would not start a thread, and this hold needs one (to be renewed, or watched). It was not kept.
+    /// The system would not start a thread, and this hold needs one (to be renewed, or watched). A lock that was being
+    /// taken was given back; a hold that was there is there still.
     #[error("the thread that keeps locks cannot be started")]
     #[non_exhaustive]
     NoThread {

@@ -122,13 +122,14 @@ impl LockGuard {
 
     /// Asks Redis whether it still knows of the hold: one round trip, `GET` and `PTTL`.
     ///
-    /// Finds out at once what a renewal would find out later: a key that was deleted, replaced or cut short.
+    /// Finds out at once what a renewal would find out later: a key that was deleted, replaced or cut short. Waits for the answer, at
+    /// most the connect timeout and the response timeout together.
     ///
     /// # Errors
     ///
     /// - [`Error::Lost`]: it does not, with the first cause.
     /// - [`Error::Unavailable`], [`Error::Refused`]: Redis did not say; the hold is as valid as it was.
-    /// - [`Error::Forked`].
+    /// - [`Error::NoThread`], [`Error::Forked`].
     pub fn verify(&self) -> Result<(), Error> {
         self.session.verify(self.held.hold())
     }

@@ -72,8 +72,8 @@
 //! A hold belongs to its thread, and so do its guards. A thread that ends without giving a lock back leaves it to its lease,
 //! which is not renewed any more. After a `fork`, the child holds nothing, and its operations say [`Error::Forked`].
 //!
-//! Threads of the crate's own, per manager, none before it is needed: `relatch-pool-0` looks after idle connections,
-//! `relatch-keeper` renews leases and finishes late releases (from the first hold that is renewed on), `relatch-on-lost` calls
+//! Threads of the crate's own, per manager: `relatch-pool-0` looks after idle connections (from the start),
+//! `relatch-keeper` renews leases and finishes late releases (from the first hold on that is renewed, extended or told of), `relatch-on-lost` calls
 //! back (from the first loss on), and `relatch-listen` hears from Redis when a lock may be free or lost (from the first wait for
 //! a busy lock, or the first renewal, on). The last three are joined when the last handle goes, guards included.
 //!
@@ -95,10 +95,10 @@
 //! | target | `error` | `warn` | `info` | `debug` |
 //! |---|---|---|---|---|
 //! | `relatch::acquire` | | an answer that came after the lease | a lock taken over from a dead process | each failed attempt |
-//! | `relatch::listener` | | waiters have to poll, once until it works again | it works again | |
-//! | `relatch::keeper` | | leases that could not be renewed, at each try | | |
+//! | `relatch::listener` | | waiters have to poll, once until it works again; it had panicked | it works again | it cannot be told to stop |
+//! | `relatch::keeper` | | leases that could not be renewed, at each try; it had panicked | | |
 //! | `relatch::lost` | a callback that panics or does not return | each hold that was lost | | |
-//! | `relatch::release` | | a release without an answer | | each failed attempt |
+//! | `relatch::release` | | a release without an answer; a key that is left to its lease | | each failed attempt |
 //! | `relatch::force_unlock` | | whose lock was deleted | | |
 
 // The modules in reading order, which is the order of the layers: each uses only those below it.

@@ -16,10 +16,10 @@ use crate::stats::Stats;
 ///
 /// Made once by [`connect`](LockManager::connect) or [`builder`](LockManager::builder), then cloned and
 /// shared: a clone is the same manager. Locks of one key are the same lock only within one manager (and between
-/// processes); a thread that takes a key through two managers is told [`Error::WouldDeadlock`].
+/// processes); a thread that waits for a key that it has through another manager is told [`Error::WouldDeadlock`].
 ///
 /// Dropping the last handle, guards included, ends the manager's threads, and waits for them: for each of the three at most
-/// for the response timeout and a tenth of a second. Where locks were waited for or renewed, and Redis answers, the
+/// for the response timeout (but not less than a tenth of a second) and a tenth of a second more. Where locks were waited for or renewed, and Redis answers, the
 /// thread that listens is woken by a key that is set and deleted at once.
 ///
 /// ```no_run

@@ -26,7 +26,7 @@ case ${1:-} in
         usage
         exit
         ;;
-    *[!0-9]*) die "not a number of acquisitions: $1 (bash tests/chaos.sh --help)" ;;
+    *[!0-9]* | 0*) die "not a number of acquisitions: $1 (bash tests/chaos.sh --help)" ;;
 esac
 
 # In seconds, for everything.

@@ -42,7 +42,7 @@ pub(crate) fn server_for(rights: &[&str]) -> (Server, String) {
 }
 
 fn allow(server: &Server, rights: &[&str]) {
-    let user = ["ACL", "SETUSER", "worker", "reset", "on", ">canary", "-@all"];
+    let user = ["ACL", "SETUSER", "worker", "reset", "on", ">canary", "resetchannels", "-@all"];
     server.query::<()>(&[&user, rights].concat());
 }
 

@@ -19,7 +19,7 @@ const REFUSED: &str = "refused to the user with the least rights:";
 pub(crate) fn least_rights() -> Vec<&'static str> {
     let page = include_str!("../../../docs/operations.md");
     let mut lines = page.lines();
-    let rights = lines.find_map(|line| line.strip_prefix("ACL SETUSER locks on >password "));
+    let rights = lines.find_map(|line| line.strip_prefix("ACL SETUSER locks on >password resetchannels "));
     let rights = rights.expect("docs/operations.md says how the user is made").split(' ');
     rights.filter(|right| *right != "-@all").collect()
 }
@@ -53,7 +53,7 @@ pub(super) fn server_args() -> Vec<String> {
         return Vec::new();
     };
     log_everything();
-    let words = ["--user", USER, "on", &format!(">{password}"), "-@all"].map(str::to_owned);
+    let words = ["--user", USER, "on", &format!(">{password}"), "resetchannels", "-@all"].map(str::to_owned);
     words.into_iter().chain(least_rights().into_iter().map(str::to_owned)).collect()
 }
 
