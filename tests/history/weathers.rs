@@ -20,7 +20,9 @@ fn holds_in(weather: Weather) {
     let wanted = number("RELATCH_ACQUISITIONS").unwrap_or(1);
     let first = number("RELATCH_SEED").unwrap_or_else(|| u64::from(rand::random::<u32>()));
     let (mut seed, mut total, mut faults) = (first, Verdict::default(), 0);
-    while (total.acquisitions as u64) < wanted {
+    while (total.acquisitions as u64) < wanted || !was_noticed(weather, &total) {
+        let goes_on = was_noticed(weather, &total) || seed < first + 5;
+        assert!(goes_on, "{weather:?}: nobody noticed in five rounds: {total:?}");
         println!("{weather:?}: RELATCH_SEED={seed}");
         let (verdict, struck) = round(weather, seed, "none");
         let (count, first) = (verdict.violations.len(), verdict.violations.iter().take(5));
@@ -36,11 +38,15 @@ fn holds_in(weather: Weather) {
     println!("history | {weather:?} | {first}..{seed} | {faults} | {total}");
 }
 
+/// Where locks are given away, somebody has to have lost one. (In one round it may be nobody.)
+fn was_noticed(weather: Weather, total: &Verdict) -> bool {
+    !weather.gives_away() || total.lost + total.unconfirmed > 0
+}
+
 /// Had nothing gone wrong, or had nobody believed in a lock, then nothing would have been looked at.
 fn assert_was_bad(weather: Weather, verdict: &Verdict, struck: u64) {
-    let Verdict { acquisitions, believed, lost, unconfirmed, .. } = *verdict;
-    let noticed = !weather.gives_away() || lost + unconfirmed > 0;
-    assert!(acquisitions > 0 && struck > 0 && noticed, "{weather:?}: {verdict:?}, {struck} faults");
+    let Verdict { acquisitions, believed, .. } = *verdict;
+    assert!(acquisitions > 0 && struck > 0, "{weather:?}: {verdict:?}, {struck} faults");
     assert!(believed >= acquisitions - acquisitions / 10, "{weather:?}: hardly ever valid: {verdict:?}");
 }
 
