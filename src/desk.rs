@@ -52,6 +52,12 @@ pub(crate) struct Ask {
     pub(crate) answer: Sender<Result<(), Trouble>>,
 }
 
+impl Ask {
+    pub(crate) fn time_left(&self) -> Duration {
+        self.deadline.since(Moment::now())
+    }
+}
+
 impl Desk {
     /// Wakes the thread where something is due before it would wake up.
     pub(crate) fn wake(&self, mut work: MutexGuard<'_, Work>, due: Moment) {

@@ -21,6 +21,9 @@ use crate::verdict;
 /// With less than this left, one try gets all of it.
 const LAST_TRY: Duration = Duration::from_millis(20);
 
+/// With less than this, an open connection is of no use either.
+const ONE_TRIP: Duration = Duration::from_millis(1);
+
 /// A try is given this long, even where a hold that it is not about ends meanwhile.
 const FAIR_TRY: Duration = Duration::from_millis(250);
 
@@ -39,16 +42,15 @@ impl<'a> Errands<'a> {
     /// Pushes out what is waited for, all of it in one round trip: nobody is to wait for the others as well.
     ///
     /// The connection may have gone stale, or a hold that is about to end have left the others little time: so there is a second
-    /// try, for those who still wait.
+    /// try, for those who still have time.
     pub(crate) fn push_asked(&mut self, mut asked: Vec<Ask>) {
         for last in [false, true] {
-            asked.retain(|ask| Moment::now() < ask.deadline);
+            asked.retain(|ask| ask.time_left() > Duration::ZERO);
             let holds: Vec<_> = asked.iter().map(|ask| Arc::clone(&ask.hold)).collect();
             let pushed = self.push(&holds);
-            if pushed.is_err() && !last {
-                continue;
-            }
-            for ask in asked.drain(..) {
+            let fair = asked.iter().map(Ask::time_left).max().unwrap_or_default().min(FAIR_TRY) / 2;
+            let again = |ask: &mut Ask| pushed.is_err() && !last && ask.time_left() >= fair;
+            for ask in asked.extract_if(.., |ask| !again(ask)) {
                 let trouble = match &pushed {
                     Ok(refused) => refused.get(&ask.hold.number()),
                     Err(trouble) => Some(trouble),
@@ -119,9 +121,10 @@ impl<'a> Errands<'a> {
     /// Deletes what unanswered releases may have left, in one round trip: false where there was no answer, or no time for it.
     pub(crate) fn clean_up(&mut self, leftovers: &[Leftover]) -> bool {
         let now = Moment::now();
-        // Not at the cost of those who hold something, and have to be told when it ends.
-        let left = self.desk.work.lock().leases.first_end().since(now);
-        if left < LAST_TRY {
+        // Not at the cost of those who hold something: they have to be renewed, or told when it ends.
+        let left = self.desk.work.lock().leases.first_end().since(now) / 5 * 4;
+        let least = if self.wire.is_some() { ONE_TRIP } else { LAST_TRY };
+        if left < least {
             return false;
         }
         let deadline = now.after(self.desk.response_timeout.min(left));

@@ -152,13 +152,17 @@ fn run(desk: &Desk) {
             desk.tell(&hold);
         }
         errands.push_asked(asked);
+        let mut silent = false;
         for holds in due.renew.chunks(BATCH) {
             if desk.stopping() {
                 break;
             }
             let (count, trouble) = match errands.push(holds) {
                 Ok(refused) => (refused.len(), refused.into_values().next()),
-                Err(trouble) => (holds.len(), Some(trouble)),
+                Err(trouble) => {
+                    silent = true;
+                    (holds.len(), Some(trouble))
+                }
             };
             if let Some(trouble) = trouble {
                 desk.counters.renewal_errors.add(u64::try_from(count).unwrap_or(0));
@@ -167,8 +171,9 @@ fn run(desk: &Desk) {
             }
         }
         for leftovers in due.remove.chunks(BATCH) {
-            // Without an answer to these there is none to the others: all come again.
-            if desk.stopping() || !errands.clean_up(leftovers) {
+            // Where there was no answer there will be none to these, and leases are more urgent: all come again.
+            silent = silent || desk.stopping() || !errands.clean_up(leftovers);
+            if silent {
                 break;
             }
         }

@@ -6,6 +6,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use crate::network::{ANSWER, LONG, Rig, SOON, assert_unavailable, returns_by};
+use crate::renewal::renewals;
 use crate::support::{Fault, eventually};
 
 /// How many threads there are.
@@ -131,4 +132,70 @@ fn what_is_asked_for_goes_out_together() {
         guard.extend(LONG).expect("extends");
     };
     assert_go_out_together(first, |rig, all_sent| ask_for_more(rig, true, || (), all_sent));
+}
+
+/// Has a lock asked for that is owed then.
+fn owe(rig: &Rig, name: &str) {
+    rig.proxy.always(&format!("SET lock:{name}"), Fault::SwallowCommand);
+    assert_unavailable(&rig.locks.try_lock_for(name, WAIT));
+}
+
+#[test]
+fn a_clean_up_that_is_not_answered_costs_no_hold() {
+    let rig = Rig::with(|builder| builder.response_timeout(LONG));
+    rig.proxy.on("EVALSHA * 1 lock:owed", Fault::SwallowCommand);
+    let guard = rig.locks.get("held").lease(2 * LEASE).lock().expect("locks");
+    owe(&rig, "owed");
+    eventually(LONG, "it is renewed all the same", || renewals(&rig.locks, "held") > 0);
+    assert!(rig.proxy.commands("EVALSHA * 1 lock:owed") > 0, "the clean-up came first");
+    assert!(guard.is_valid());
+}
+
+#[test]
+fn what_is_owed_is_done_beside_the_shortest_leases() {
+    let rig = Rig::new();
+    let done = AtomicBool::new(false);
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            let short = rig.locks.get("short").lease(Duration::from_millis(20));
+            while !done.load(Ordering::SeqCst) {
+                // It may be lost, where the machine is busy.
+                let Ok(guard) = short.lock() else { continue };
+                eventually(LONG, "its end", || !guard.is_valid() || done.load(Ordering::SeqCst));
+            }
+        });
+        eventually(LONG, "it is renewed", || rig.locks.stats().renewed > 10);
+        owe(&rig, "owed");
+        let cleaned = || rig.proxy.commands("EVALSHA * 1 lock:owed") > 0;
+        let start = Instant::now();
+        eventually(LONG, "the clean-up, or a long time", || cleaned() || start.elapsed() > SOON);
+        done.store(true, Ordering::SeqCst);
+        assert!(cleaned());
+    });
+}
+
+#[test]
+fn whoever_has_little_time_left_takes_none_from_others() {
+    let rig = Rig::with(|builder| builder.response_timeout(LONG));
+    // Answered when the short hold is over, but in time for the long one.
+    rig.proxy.on("EVALSHA * 1 lock:first", Fault::DelayReply(ANSWER));
+    rig.proxy.always("EVALSHA", Fault::DelayReply(ANSWER));
+    let extend = |name: &'static str, lease: Duration| {
+        let rig = &rig;
+        move || {
+            let guard = rig.locks.get(name).renew(false).lease(lease).lock().expect("locks");
+            let extended = guard.extend(lease);
+            (extended, guard.is_valid())
+        }
+    };
+    thread::scope(|scope| {
+        let first = scope.spawn(extend("first", 2 * LONG));
+        rig.proxy.wait_fired(1, LONG);
+        let short = scope.spawn(extend("short", ANSWER * 3 / 2));
+        let long = scope.spawn(extend("long", 2 * LONG));
+        assert!(first.join().expect("no panic").0.is_ok());
+        let (extended, _) = long.join().expect("no panic");
+        assert!(extended.is_ok(), "{extended:?}");
+        assert!(short.join().expect("no panic").0.is_err());
+    });
 }
