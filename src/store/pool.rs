@@ -27,10 +27,6 @@ use crate::store::trouble::Trouble;
 /// (And r2d2 adds the time it is given to an instant, and panics where that overflows.)
 const LONGEST_GET: Duration = Duration::from_secs(10);
 
-/// How often a thread that waits for a slot looks whether there is room for another: r2d2 wakes it when one is given back, but not when
-/// one is thrown away.
-const GLANCE: Duration = Duration::from_millis(20);
-
 pub(super) struct Pool {
     slots: r2d2::Pool<Slots>,
     address: Address,
@@ -71,7 +67,7 @@ impl Pool {
 
     /// Borrows a link, opening one where need be; within the deadline, and connecting within its own limit.
     pub(super) fn checkout(&self, deadline: Moment) -> Result<Lent<'_>, Trouble> {
-        let mut slot = match self.slots.try_get() {
+        let mut slot = match self.free_slot() {
             Some(slot) => slot,
             None => self.wait_for_slot(deadline)?,
         };
@@ -84,9 +80,22 @@ impl Pool {
 
     /// Borrows a link that is open and idle, if there is one.
     pub(super) fn idle(&self) -> Option<Lent<'_>> {
-        let mut slot = self.slots.try_get()?;
-        self.drop_stale(&mut slot);
+        let slot = self.free_slot()?;
         slot.link.is_some().then(|| Lent { slot, pool: self })
+    }
+
+    /// A slot that nobody uses: one with a link, if there is one. (r2d2 hands out the one that came back last, and that may have
+    /// lost its link.)
+    fn free_slot(&self) -> Option<r2d2::PooledConnection<Slots>> {
+        let mut empty = Vec::new();
+        while let Some(mut slot) = self.slots.try_get() {
+            self.drop_stale(&mut slot);
+            if slot.link.is_some() {
+                return Some(slot);
+            }
+            empty.push(slot);
+        }
+        empty.pop()
     }
 
     fn drop_stale(&self, slot: &mut Slot) {
@@ -113,15 +122,8 @@ impl Pool {
     }
 
     fn wait_for_slot(&self, deadline: Moment) -> Result<r2d2::PooledConnection<Slots>, Trouble> {
-        let end = deadline.min(Moment::now().after(LONGEST_GET));
-        loop {
-            let left = end.since(Moment::now());
-            match self.slots.get_timeout(left.min(GLANCE)) {
-                Ok(slot) => return Ok(slot),
-                Err(_) if left > GLANCE => {}
-                Err(_) => return Err(Trouble::not_sent(PoolIsBusy)),
-            }
-        }
+        let limit = deadline.since(Moment::now()).min(LONGEST_GET);
+        self.slots.get_timeout(limit).map_err(|_| Trouble::not_sent(PoolIsBusy))
     }
 }
 
@@ -182,7 +184,7 @@ impl Drop for Lent<'_> {
     }
 }
 
-/// r2d2's side: it makes slots, and drops those whose link is gone.
+/// r2d2's side: it makes slots. Those whose link is gone are kept: when r2d2 drops one, it wakes nobody who waits for one.
 struct Slots;
 
 struct Slot {
@@ -201,8 +203,8 @@ impl r2d2::ManageConnection for Slots {
         Ok(())
     }
 
-    fn has_broken(&self, slot: &mut Slot) -> bool {
-        slot.link.is_none()
+    fn has_broken(&self, _: &mut Slot) -> bool {
+        false
     }
 }
 
