@@ -86,7 +86,7 @@ pub(crate) fn acquire(
         rivals: Rivals::default(),
         looked_late: false,
         vanished: false,
-        reclaimed: None,
+        reclaimed: false,
         unheard: None,
         silent_since: None,
         troubles: 0,
@@ -114,8 +114,8 @@ struct Claimant<'a> {
     looked_late: bool,
     /// The last look found nobody there, though the lock was busy.
     vanished: bool,
-    /// The token that was last taken away from the dead.
-    reclaimed: Option<String>,
+    /// It took the lock away from the dead once.
+    reclaimed: bool,
     /// The listener that was silent through the last, long pause.
     unheard: Option<u64>,
     /// When the first attempt began that Redis has not properly answered, since the last that it did.
@@ -235,8 +235,8 @@ impl Claimant<'_> {
         reclaim_dead && machine::is_dead(holder.raw(), owner.host(), machine)
     }
 
-    /// Takes a lock away from a process of this machine that is certainly dead: true where it is free now. (Once: whoever comes
-    /// back from the dead, again and again, is waited for like anybody.)
+    /// Takes a lock away from a process of this machine that is certainly dead: true where it is free now. (Once:
+    /// if there is always another, they are waited for like anybody.)
     fn reclaims(&mut self, holder: Option<&Holder>) -> bool {
         let Claimed { store, key, .. } = self.bid.claim;
         let Some(holder) = holder.filter(|holder| self.is_dead(holder)) else {
@@ -251,8 +251,7 @@ impl Claimant<'_> {
             self.bid.claim.keeper.counters().reclaimed.add(1);
             info!(target: "relatch::acquire", "lock {:?} was taken over from {holder}, a process that is gone", key.name());
         }
-        let token = holder.raw().to_owned();
-        reclaimed && self.reclaimed.replace(token.clone()) != Some(token)
+        reclaimed && !mem::replace(&mut self.reclaimed, true)
     }
 
     /// Sleeps until word comes, but not past the end of the holder's lease, nor past the deadline: false where that has
@@ -287,7 +286,7 @@ impl Claimant<'_> {
         let gives_way = heard && self.rivals.come_first();
         let wish = if heard && !in_a_run && !gives_way { self.bid.wish() } else { None };
         match self.doze(expected, until, wish.as_ref(), holder) {
-            Woken::InTime if heard && pause < lease_left => {
+            Woken::InTime if heard && pause < lease_left && until <= Moment::now() => {
                 self.unheard = self.bid.claim.keeper.listener().number();
             }
             Woken::Called if gives_way => _ = self.sleep(GIVE_WAY),
