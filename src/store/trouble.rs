@@ -156,18 +156,39 @@ pub(super) fn comes_from_wrong_server(reply: &Value) -> bool {
 }
 
 /// The code of an error. Before Redis 7, that of an error inside a script is in the middle of the message:
-/// `ERR Error running script (call to f_...): @user_script:1: -READONLY You can't write ...`.
+/// `ERR Error running script (call to f_...): @user_script:1: WRONGTYPE Operation ...`, or `@user_script: 1: -READONLY You ...`.
 fn code_of(error: &ServerError) -> &str {
-    let of_script = error.details().and_then(|it| it.strip_prefix("Error running script"));
-    let is_code = |word: &&str| word.len() > 2 && word.bytes().all(|byte| byte.is_ascii_uppercase());
-    let inside =
-        of_script.and_then(|it| it.split(' ').map(|word| word.trim_start_matches('-')).find(is_code));
-    inside.unwrap_or(error.code())
+    let inside = error.details().filter(|it| it.starts_with("Error running script")).and_then(|it| {
+        let (_, said) = it.rsplit_once("@user_script")?;
+        let said = said.trim_start_matches(|c: char| c == ':' || c == ' ' || c.is_ascii_digit());
+        said.trim_start_matches('-').split(' ').next()
+    });
+    let is_code = |word: &&str| word.len() > 1 && word.bytes().all(|byte| byte.is_ascii_uppercase());
+    inside.filter(is_code).unwrap_or(error.code())
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn an_error_inside_a_script_has_its_own_code() {
+        let code = |message: &str| {
+            let Ok(Value::ServerError(error)) =
+                redis::parse_redis_value(format!("-{message}\r\n").as_bytes())
+            else {
+                panic!("{message}")
+            };
+            Refusal::new(&error).code
+        };
+        let failed = |words: &str| code(&format!("ERR Error running script (call to f_0a1B): {words}"));
+        assert_eq!(failed("@user_script:1: WRONGTYPE Operation against a key"), "WRONGTYPE");
+        assert_eq!(failed("@user_script:7: @user_script: 7: -READONLY You can't write"), "READONLY");
+        assert_eq!(failed("@user_script:1: Script killed by user with SCRIPT KILL"), "ERR");
+        assert_eq!(failed("@user_script"), "ERR");
+        assert_eq!(code("ERR no such thing as a @user_script:1: WRONGTYPE"), "ERR");
+        assert_eq!(code("WRONGTYPE Operation against a key script: x"), "WRONGTYPE");
+    }
 
     #[test]
     fn a_login_that_is_repeated_is_left_out() {
