@@ -186,7 +186,7 @@ impl By<'_> {
         loop {
             let left = self.deadline.since(Moment::now());
             if self.begun && left.is_zero() {
-                return Err(ErrorKind::TimedOut.into());
+                return Err(too_late());
             }
             self.begun = true;
             let timeout = left.max(SHORTEST);
@@ -196,6 +196,8 @@ impl By<'_> {
             }
             match call(&mut *self.stream.socket) {
                 Err(error) if error.kind() == ErrorKind::Interrupted => {}
+                // The system's own words for it are "resource temporarily unavailable".
+                Err(error) if error.kind() == ErrorKind::WouldBlock => return Err(too_late()),
                 other => return other,
             }
         }
@@ -223,6 +225,10 @@ impl Write for By<'_> {
     fn flush(&mut self) -> io::Result<()> {
         self.call(|socket| socket.flush())
     }
+}
+
+fn too_late() -> io::Error {
+    io::Error::new(ErrorKind::TimedOut, "there was no answer in time")
 }
 
 /// What the first part of a message is.
