@@ -21,6 +21,12 @@ pub(crate) fn rustc() -> String {
     version.split_whitespace().nth(1).unwrap_or("unknown").to_owned()
 }
 
+/// The commit that this was built from, as far as git knows.
+pub(crate) fn commit() -> String {
+    let commit = said_by("git", &["-C", env!("CARGO_MANIFEST_DIR"), "rev-parse", "--short", "HEAD"]);
+    if commit.is_empty() { "unknown".to_owned() } else { commit }
+}
+
 /// Year, month, day, in UTC.
 pub(crate) fn today() -> String {
     said_by("date", &["-u", "+%Y-%m-%d"])

@@ -55,6 +55,7 @@ fn conditions(stage: &Stage, plan: &Plan) -> String {
     let mut table = Table::of_words(&["", ""]);
     let mut row = |name: &str, value: String| table.row([name.to_owned(), value]);
     row("date", machine::today());
+    row("commit", machine::commit());
     row("machine", machine::describe());
     row("placement", "left to the scheduler; server and clients share the cores".to_owned());
     row("Redis", format!("{}, on the same machine, without persistence", stage.redis));
