@@ -42,7 +42,8 @@ impl<'a> Errands<'a> {
     /// Pushes out what is waited for, all of it in one round trip: nobody is to wait for the others as well.
     ///
     /// The connection may have gone stale, or a hold that is about to end have left the others little time: so there is a second
-    /// try, for those who still have time.
+    /// try, for those who still have time. (What was executed and not answered is executed twice then: a lease is pushed out, and
+    /// pushed out again.)
     pub(crate) fn push_asked(&mut self, mut asked: Vec<Ask>) {
         for last in [false, true] {
             asked.retain(|ask| ask.time_left() > Duration::ZERO);
@@ -119,6 +120,9 @@ impl<'a> Errands<'a> {
     }
 
     /// Deletes what unanswered releases may have left, in one round trip: false where there was no answer, or no time for it.
+    ///
+    /// Where the answer is lost, all of it is sent again later. Executed twice, or late, it finds nothing: these tokens are not
+    /// used again.
     pub(crate) fn clean_up(&mut self, leftovers: &[Leftover]) -> bool {
         let now = Moment::now();
         // Not at the cost of those who hold something: they have to be renewed, or told when it ends.

@@ -10,7 +10,8 @@ const FIRST_RETRY: Duration = Duration::from_millis(20);
 /// The longest such pause.
 const LAST_RETRY: Duration = Duration::from_millis(500);
 
-/// The longest pause between two looks for what may yet come: it is looked for as often as it has been late already, twice.
+/// The longest pause between two looks for what may yet come. Until then each is twice the last: what comes late is found when it is
+/// twice as late.
 const LAST_LOOK: Duration = Duration::from_secs(10);
 
 /// A key that may still stand in Redis after its release: nobody's, but in everybody's way.
@@ -73,13 +74,13 @@ impl Owed {
     /// A leftover was deleted, or not found. That is the end of it, unless it may come again: then it is looked for ever more
     /// rarely.
     pub(crate) fn settle(&mut self, leftover: &Leftover, now: Moment) {
-        self.entries.retain_mut(|entry| {
-            if entry.leftover.token == leftover.token {
-                entry.calm = (entry.calm * 2).min(LAST_LOOK);
-                (entry.due, entry.retry) = (now.after(entry.calm), FIRST_RETRY);
-            }
-            entry.leftover.stray || entry.leftover.token != leftover.token
-        });
+        if !leftover.stray {
+            return self.entries.retain(|entry| entry.leftover.token != leftover.token);
+        }
+        for entry in self.entries.iter_mut().filter(|entry| entry.leftover.token == leftover.token) {
+            entry.calm = (entry.calm * 2).min(LAST_LOOK);
+            (entry.due, entry.retry) = (now.after(entry.calm), FIRST_RETRY);
+        }
     }
 }
 

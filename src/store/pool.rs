@@ -71,7 +71,6 @@ impl Pool {
             Some(slot) => slot,
             None => self.wait_for_slot(deadline)?,
         };
-        self.drop_stale(&mut slot);
         if slot.link.is_none() {
             slot.link = Some(Box::new(self.connect(deadline)?));
         }
@@ -123,7 +122,9 @@ impl Pool {
 
     fn wait_for_slot(&self, deadline: Moment) -> Result<r2d2::PooledConnection<Slots>, Trouble> {
         let limit = deadline.since(Moment::now()).min(LONGEST_GET);
-        self.slots.get_timeout(limit).map_err(|_| Trouble::not_sent(PoolIsBusy))
+        let mut slot = self.slots.get_timeout(limit).map_err(|_| Trouble::not_sent(PoolIsBusy))?;
+        self.drop_stale(&mut slot);
+        Ok(slot)
     }
 }
 
