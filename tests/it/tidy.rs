@@ -83,10 +83,10 @@ fn only_the_store_names_redis() {
 #[test]
 fn files_stay_small_and_do_not_unwrap() {
     for (path, text) in sources() {
-        assert!(text.lines().count() <= 400, "{} is over 400 lines", path.display());
-        let unwraps = without_tests(&text)
-            .lines()
-            .filter(|line| !line.trim_start().starts_with("//") && line.contains(".unwrap()"));
+        let code = without_tests(&text);
+        assert!(code.lines().count() <= 400, "{} is over 400 lines without its tests", path.display());
+        let unwraps =
+            code.lines().filter(|line| !line.trim_start().starts_with("//") && line.contains(".unwrap()"));
         assert_eq!(unwraps.count(), 0, "{} unwraps", path.display());
     }
 }
