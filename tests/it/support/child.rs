@@ -4,13 +4,13 @@ use std::fmt::Write as _;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::process::{self, Command, ExitStatus, Stdio};
 use std::sync::Arc;
-use std::sync::mpsc::{self, Receiver, Sender};
-use std::thread::{Builder, JoinHandle};
+use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};
+use std::thread::{self, Builder, JoinHandle};
 use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 
-use super::{Sig, eventually, freeze, rights, signal};
+use super::{POLL, Sig, eventually, freeze, rights, signal};
 use crate::roles::run_role;
 
 /// The variable that tells a process which role it has.
@@ -88,7 +88,12 @@ impl Child {
             match self.lines.recv_timeout(left) {
                 Ok(line) if line.starts_with(prefix) => return line,
                 Ok(_other) => {}
-                Err(error) => panic!("no line {prefix:?} within {limit:?}: {error}; {}", self.printed()),
+                Err(error) => {
+                    if error == RecvTimeoutError::Disconnected {
+                        self.hear_it_out();
+                    }
+                    panic!("no line {prefix:?} within {limit:?}: {error}; {}", self.printed());
+                }
             }
         }
     }
@@ -130,6 +135,15 @@ impl Child {
             status.is_some()
         });
         status.expect("just set")
+    }
+
+    /// Waits until both of its streams have ended, or for 5 s: its errors may be read later than the end of its output,
+    /// and what a process prints last says why it ended.
+    fn hear_it_out(&self) {
+        let end = Instant::now() + Duration::from_secs(5);
+        while !self.readers.iter().all(JoinHandle::is_finished) && Instant::now() < end {
+            thread::sleep(POLL);
+        }
     }
 
     /// All that it printed so far.

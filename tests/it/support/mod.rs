@@ -12,7 +12,7 @@
 
 use std::collections::HashSet;
 use std::net::{Ipv4Addr, TcpListener};
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -35,7 +35,7 @@ pub(crate) use self::fake::{Fake, Say};
 pub(crate) use self::journal::{Deed, now};
 pub(crate) use self::proxy::{Fault, Proxy};
 pub(crate) use self::rights::{least_rights, rights_to_hear, rights_to_work, user};
-pub(crate) use self::server::Server;
+pub(crate) use self::server::{Server, server_version};
 pub(crate) use self::shim::compile_shim;
 
 /// How often [`eventually`] looks again.
@@ -65,6 +65,18 @@ pub(crate) fn eventually(limit: Duration, what: &str, mut ready: impl FnMut() ->
     while !ready() {
         assert!(Instant::now() < end, "not within {limit:?}: {what}");
         thread::sleep(POLL);
+    }
+}
+
+/// Sets a flag when it is dropped, also by a panic.
+///
+/// A thread of a scope that works until the flag is set would else outlive a panic of the scope's closure: the scope
+/// waits for that thread, and the test hangs with its message.
+pub(crate) struct SetOnDrop<'a>(pub(crate) &'a AtomicBool);
+
+impl Drop for SetOnDrop<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::SeqCst);
     }
 }
 

@@ -6,6 +6,7 @@ use std::io::{self, Read, Write};
 use std::net::{Ipv4Addr, SocketAddr, TcpStream};
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
+use std::sync::OnceLock;
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -15,7 +16,10 @@ use tempfile::TempDir;
 
 use super::{Sig, eventually, freeze, listen, rights, signal};
 
-/// What there is to try, in this order.
+/// The variable that says which server the tests run against: the path of its program.
+const PROGRAM: &str = "RELATCH_TEST_SERVER";
+
+/// What there is to try, in this order, where that variable is not set.
 const PROGRAMS: [&str; 2] = ["redis-server", "valkey-server"];
 
 /// How long a server may take until it answers.
@@ -142,7 +146,8 @@ impl Server {
     }
 
     /// How often `command` was called since the start or [`reset_stats`](Self::reset_stats), by anybody, scripts and
-    /// this helper included. A subcommand is written `client|id`; a command with subcommands has no count of its own.
+    /// this helper included. A subcommand is written `client|id`; a command with subcommands has no count
+    /// of its own. (Before Redis 7 it is the other way round: a subcommand has none. See [`is_heard`](Self::is_heard).)
     #[track_caller]
     pub(crate) fn calls(&self, command: &str) -> u64 {
         let info: String = self.query(&["INFO", "commandstats"]);
@@ -314,30 +319,60 @@ impl Drop for Server {
 }
 
 fn spawn(port: u16, dir: &Path, args: &[String], env: &[(String, String)]) -> Child {
-    for program in PROGRAMS {
-        let log = File::create(dir.join("log")).expect("a log file");
-        let spawned = Command::new(program)
-            .args(["--port", &port.to_string(), "--bind", "127.0.0.1"])
-            .args(["--save", "", "--appendonly", "no"])
-            .args(["--enable-debug-command", "yes", "--dir"])
-            .arg(dir)
-            .args(rights::server_args())
-            .args(args)
-            .envs(env.iter().map(|(name, value)| (name, value)))
-            .stdin(Stdio::null())
-            .stdout(log.try_clone().expect("a second handle of the log"))
-            .stderr(log)
-            .spawn();
-        match spawned {
-            Ok(child) => return child,
-            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
-            Err(error) => panic!("cannot start {program}: {error}"),
+    let (program, version) = program();
+    // Servers before 7 do not know the option, and have the command without it.
+    let debug = if *version >= (7, 0) { &["--enable-debug-command", "yes"][..] } else { &[] };
+    let log = File::create(dir.join("log")).expect("a log file");
+    let spawned = Command::new(program)
+        .args(["--port", &port.to_string(), "--bind", "127.0.0.1"])
+        .args(["--save", "", "--appendonly", "no"])
+        .args(debug)
+        .arg("--dir")
+        .arg(dir)
+        .args(rights::server_args())
+        .args(args)
+        .envs(env.iter().map(|(name, value)| (name, value)))
+        .stdin(Stdio::null())
+        .stdout(log.try_clone().expect("a second handle of the log"))
+        .stderr(log)
+        .spawn();
+    spawned.unwrap_or_else(|error| panic!("cannot start {program}: {error}"))
+}
+
+/// The server's version, major and minor: for tests of what differs between servers.
+pub(crate) fn server_version() -> (u32, u32) {
+    program().1
+}
+
+/// The server's program and its version.
+fn program() -> &'static (String, (u32, u32)) {
+    static FOUND: OnceLock<(String, (u32, u32))> = OnceLock::new();
+    FOUND.get_or_init(|| {
+        let named = std::env::var(PROGRAM);
+        let programs = named.map_or_else(|_| PROGRAMS.map(str::to_owned).to_vec(), |named| vec![named]);
+        for program in programs {
+            match Command::new(&program).arg("--version").output() {
+                Ok(output) => {
+                    let said = String::from_utf8_lossy(&output.stdout).into_owned();
+                    let version = version_in(&said);
+                    return (program, version.unwrap_or_else(|| panic!("no version in {said:?}")));
+                }
+                Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+                Err(error) => panic!("cannot start {program}: {error}"),
+            }
         }
-    }
-    panic!(
-        "none of {PROGRAMS:?} is in PATH: the integration tests need a real server. \
-         Install Redis 7 or newer (apt-get install redis-server, brew install redis) or Valkey"
-    );
+        panic!(
+            "there is no server: neither in {PROGRAM}, nor one of {PROGRAMS:?} in PATH. The integration tests need \
+             a real one. Install Redis 6.2 or newer (apt-get install redis-server, brew install redis) or Valkey"
+        );
+    })
+}
+
+/// Reads `Redis server v=6.2.14 sha=...`.
+fn version_in(said: &str) -> Option<(u32, u32)> {
+    let major = number_after(said, " v=")?;
+    let minor = number_after(said, &format!(" v={major}."))?;
+    Some((major.try_into().ok()?, minor.try_into().ok()?))
 }
 
 /// Whether anything answers PING at `port`, be it with an error.
