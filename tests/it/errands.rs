@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use crate::network::{ANSWER, LONG, Rig, SOON, assert_unavailable, returns_by};
 use crate::renewal::renewals;
-use crate::support::{Fault, eventually};
+use crate::support::{Fault, SetOnDrop, eventually};
 
 /// How many threads there are.
 const MANY: usize = 24;
@@ -156,6 +156,7 @@ fn what_is_owed_is_done_beside_the_shortest_leases() {
     let rig = Rig::new();
     let done = AtomicBool::new(false);
     thread::scope(|scope| {
+        let _end = SetOnDrop(&done);
         scope.spawn(|| {
             let short = rig.locks.get("short").lease(Duration::from_millis(20));
             while !done.load(Ordering::SeqCst) {
@@ -169,7 +170,6 @@ fn what_is_owed_is_done_beside_the_shortest_leases() {
         let cleaned = || rig.proxy.commands("EVALSHA * 1 lock:owed") > 0;
         let start = Instant::now();
         eventually(LONG, "the clean-up, or a long time", || cleaned() || start.elapsed() > SOON);
-        done.store(true, Ordering::SeqCst);
         assert!(cleaned());
     });
 }

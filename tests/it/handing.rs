@@ -13,7 +13,7 @@ use crate::exclusion::in_line;
 use crate::loss::{MINUTE, assert_lost};
 use crate::network::{ANSWER, LONG, Rig, SOON, broken_replies, time};
 use crate::renewal::throughout;
-use crate::support::{Child, Fault, Server, eventually, unique_key};
+use crate::support::{Child, Fault, Server, SetOnDrop, eventually, unique_key};
 use crate::waiting::{LISTENING, delete};
 
 const THREADS: u64 = 8;
@@ -309,6 +309,7 @@ fn longest_wait(server: &Server, mut turn: impl FnMut()) -> Duration {
     let done = &AtomicBool::new(false);
     let (locks, turns) = (&locks, &AtomicU64::new(0));
     let longest = thread::scope(|scope| {
+        let _end = SetOnDrop(done);
         for _ in 0..THREADS {
             scope.spawn(move || {
                 while !done.load(Ordering::Relaxed) {
@@ -326,11 +327,16 @@ fn longest_wait(server: &Server, mut turn: impl FnMut()) -> Duration {
             eventually(LONG, "they are at it", || turns.load(Ordering::Relaxed) > 100 * round);
             longest = longest.max(time(&mut turn).0);
         }
-        done.store(true, Ordering::Relaxed);
         longest
     });
     assert!(locks.stats().handed_on > turns.load(Ordering::Relaxed) / 2, "{:?}", locks.stats());
     longest
+}
+
+#[test]
+#[should_panic(expected = "the turn went wrong")]
+fn a_panic_of_one_turn_is_seen_while_others_take_turns() {
+    longest_wait(&Server::start(), || panic!("the turn went wrong"));
 }
 
 #[test]
