@@ -1,5 +1,5 @@
 # shellcheck shell=bash
-# Sourced by examples/run.sh and tests/run.sh: sees to it that cargo and a Redis server can be run.
+# Sourced by examples/run.sh and the scripts in tests: sees to it that cargo and a Redis server can be run.
 #
 # Examples and tests start servers of their own on free ports. They never talk to a Redis that is running already,
 # such as the service that some packages start when they are installed.
@@ -14,6 +14,29 @@ die() {
 have() { command -v "$1" >/dev/null 2>&1; }
 
 have_server() { have redis-server || have valkey-server; }
+
+# limited <seconds> <command>...: ends it and all that it started when the time is over, and returns 124 or 137 then.
+limited() {
+    have timeout || die 'the command timeout is not on the PATH: install coreutils'
+    timeout -k 10 "$@"
+}
+
+# show_failures: passes on what `cargo test` prints, and says at once which test failed and how it is run alone.
+# (What that test printed comes when all have run: libtest keeps it until then.)
+show_failures() {
+    local line test
+    while IFS= read -r line || [ -n "$line" ]; do
+        printf '%s\n' "$line"
+        case $line in
+            'test '*' ... FAILED')
+                test=${line#test }
+                test=${test% ... FAILED}
+                test=${test% - should panic}
+                printf '== FAILED: %s\n   To run only this test:  cargo test --locked --workspace %q\n' "$test" "$test"
+                ;;
+        esac
+    done
+}
 
 need_cargo() {
     have cargo || export PATH="$PATH:${CARGO_HOME:-${HOME:-/root}/.cargo}/bin"

@@ -34,7 +34,6 @@ limit=1800
 acquisitions=${1:-100000}
 need_cargo
 need_server
-have timeout || die 'the command timeout is not on the PATH: install coreutils'
 
 log=$(mktemp)
 trap 'rm -f "$log"' EXIT
@@ -46,7 +45,7 @@ part() {
     local name=$1 start=$SECONDS result=ok
     shift
     say "$name: $*"
-    timeout --kill-after=10 $((limit - SECONDS > 1 ? limit - SECONDS : 1)) "$@" 2>&1 | tee -a "$log" || {
+    limited $((limit - SECONDS > 1 ? limit - SECONDS : 1)) "$@" 2>&1 | tee -a "$log" | show_failures || {
         failed=1
         result=FAILED
         [ $SECONDS -lt $limit ] || result='OUT OF TIME'

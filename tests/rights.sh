@@ -14,7 +14,6 @@ limit=300 # Seconds for the tests; they take about 70.
 [ $# -eq 0 ] || die 'this takes no arguments'
 need_cargo
 need_server
-have timeout || die 'timeout (of coreutils) is not on the PATH'
 
 password="canary-$$-$RANDOM$RANDOM"
 printed=$(mktemp)
@@ -23,12 +22,12 @@ trap 'rm -f "$printed"' EXIT
 # Before the time is taken: building has no limit.
 cargo test --locked --test it --no-run
 
-# as_the_user <threads> [names]: runs those tests, or all, and returns what `timeout` does.
+# as_the_user <threads> [names]: runs those tests, or all, and returns what `limited` does.
 as_the_user() {
     local threads=$1
     shift
     RUST_BACKTRACE=0 RELATCH_TEST_LEAST_RIGHTS=$password \
-        timeout --kill-after=10 "$limit" \
+        limited "$limit" \
         cargo test --locked --test it -- --nocapture "--test-threads=$threads" "$@" >>"$printed" 2>&1
 }
 

