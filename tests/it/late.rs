@@ -108,14 +108,13 @@ fn row_14_a_hand_on_whose_answer_drips_leaves_no_key() {
 #[test]
 fn a_wait_whose_last_attempt_is_cut_short_ended_because_the_lock_was_busy() {
     let rig = Rig::new();
-    rig.server.query::<()>(&["SET", "lock:a", "somebody", "PX", "60000"]);
+    rig.server.query::<()>(&["SET", "lock:a", "somebody", "PX", "6000000"]);
     rig.proxy.always("PTTL", Fault::DelayReply(Duration::from_millis(50)));
     for wait in 110..130 {
-        // Up to three times: an attempt that the machine itself held up for long says something else.
-        let mut tries = (0..3).map(|_| rig.locks.try_lock_for("a", Duration::from_millis(wait)));
-        assert!(
-            tries.any(|taken| matches!(taken, Ok(None))),
-            "{wait} ms: Redis is there, though not in a hurry"
-        );
+        // Again, where the machine held up the first look for the rest of the wait, or the last for 100 ms: then Redis had not
+        // answered, and it is right to say so. (On a core shared with dozens of threads that happened three times in a row.)
+        eventually(LONG, &format!("{wait} ms: Redis is there, though not in a hurry"), || {
+            matches!(rig.locks.try_lock_for("a", Duration::from_millis(wait)), Ok(None))
+        });
     }
 }

@@ -14,7 +14,7 @@ use crate::support::{Fake, Say, eventually};
 /// Longer than anything here takes.
 pub(crate) const LONG: Duration = Duration::from_secs(20);
 
-/// How long the managers here wait for a connection, and for an answer.
+/// How long the managers here wait for a connection, and for an answer, unless a test says otherwise.
 pub(crate) const ANSWER: Duration = Duration::from_millis(50);
 
 /// The token of a lock that somebody else has.
@@ -28,10 +28,17 @@ pub(crate) struct Rig {
     lies: Arc<AtomicUsize>,
     /// Somebody else has the lock.
     pub(crate) busy: Arc<AtomicBool>,
+    /// How long the managers here wait for a connection, and for an answer.
+    pub(crate) answer: Duration,
 }
 
 impl Rig {
     pub(crate) fn new() -> Rig {
+        Rig::waiting(ANSWER)
+    }
+
+    /// With managers that wait so long for a connection, and for an answer.
+    pub(crate) fn waiting(answer: Duration) -> Rig {
         watch_threads();
         let lie = Arc::<Mutex<Option<(&'static str, Say)>>>::default();
         let (lies, busy) = (Arc::<AtomicUsize>::default(), Arc::<AtomicBool>::default());
@@ -48,7 +55,7 @@ impl Rig {
                 _ => Say::Bytes(honest(words, taken.load(Ordering::SeqCst), &mut stands.lock())),
             }
         });
-        Rig { fake, lie, lies, busy }
+        Rig { fake, lie, lies, busy, answer }
     }
 
     pub(crate) fn lie(&self, to: &'static str, say: Say) {
@@ -65,7 +72,8 @@ impl Rig {
 
     pub(crate) fn builder(&self) -> Builder {
         let url = format!("redis://user:secret@{}/3", self.fake.address());
-        LockManager::builder(&url).connect_timeout(ANSWER).response_timeout(ANSWER).tolerate_outage(ANSWER)
+        let builder = LockManager::builder(&url).connect_timeout(self.answer);
+        builder.response_timeout(self.answer).tolerate_outage(self.answer)
     }
 
     pub(crate) fn locks(&self) -> LockManager {
