@@ -170,6 +170,20 @@ mod tests {
     }
 
     #[test]
+    fn a_callback_that_drops_the_last_handle_does_not_wait_for_itself() {
+        let last = Arc::new(Mutex::new(None::<Arc<Teller>>));
+        let (stopped, stops) = mpsc::channel();
+        let handle = Arc::clone(&last);
+        let teller = Arc::new(Teller::new(Arc::new(move |_| {
+            handle.lock().take().unwrap().stop(LONG);
+            stopped.send(()).unwrap();
+        })));
+        *last.lock() = Some(Arc::clone(&teller));
+        tell(&teller, "a");
+        stops.recv_timeout(LONG / 2).expect("it is stopped by itself");
+    }
+
+    #[test]
     fn a_callback_that_does_not_return_is_left_behind() {
         let (teller, go, calls) = slow();
         tell(&teller, "a");

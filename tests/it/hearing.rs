@@ -80,6 +80,26 @@ fn a_waiter_outlives_its_listener() {
     }
 }
 
+/// Redis tells nobody of what was looked at over a connection that has ended: so whoever may have asked over it asks again.
+#[test]
+fn a_waiter_asks_again_when_a_connection_of_its_pool_breaks() {
+    let server = Server::start();
+    let locks = connect(&server);
+    occupy(&server, "a", MINUTE);
+    thread::scope(|scope| {
+        let waiter = scope.spawn(|| take(&locks, "a"));
+        asleep(&server, 1);
+        server.query::<u64>(&["CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes"]);
+        let asked = server.calls("pttl");
+        drop(locks.lock("other").expect("locks, over another connection"));
+        eventually(LONG, "it asks again", || server.calls("pttl") > asked && server.is_heard());
+        let deleted = Instant::now();
+        delete(&server, "a");
+        let took = waiter.join().expect("no panic") - deleted;
+        assert!(took < SOON, "{took:?}: woken too late: a wake-up was lost?");
+    });
+}
+
 #[test]
 fn a_waiter_polls_when_its_listener_cannot_come_back() {
     let (server, url) = server_for(&least_rights());

@@ -8,7 +8,7 @@ use relatch::{LockManager, Unlocked};
 use crate::handing::behind;
 use crate::network::{LONG, Rig, SOON, time};
 use crate::support::{Fault, Server, eventually, unique_key, within};
-use crate::waiting::asleep;
+use crate::waiting::{asleep, delete};
 
 /// Longer than the managers of a rig wait for an answer.
 const TOO_LATE: Duration = Duration::from_millis(1500);
@@ -103,6 +103,29 @@ fn row_14_a_hand_on_whose_answer_drips_leaves_no_key() {
         assert!(waiter.join().expect("no panic").is_some(), "its turn comes");
     });
     eventually(SOON, "nobody's key is left", || rig.stands(&key).is_none());
+}
+
+/// Asked for by the listener, when the key was deleted, and answered after the waiter had gone.
+#[test]
+fn what_redis_gives_to_a_waiter_who_has_gone_is_given_back() {
+    let rig = Rig::new();
+    let wait = Duration::from_millis(300);
+    for before_the_end in [10, 20, 30, 40, 50] {
+        let key = unique_key("a");
+        rig.server.query::<()>(&["SET", &format!("lock:{key}"), "somebody", "PX", "60000"]);
+        thread::scope(|scope| {
+            let start = Instant::now();
+            let waiter = scope.spawn(|| rig.locks.try_lock_for(&key, wait).expect("answers").map(drop));
+            eventually(LONG, "it waits for the last time", || {
+                start.elapsed() > wait - Duration::from_millis(before_the_end)
+            });
+            rig.proxy.on(&format!("SET lock:{key}"), Fault::DelayReply(Duration::from_millis(80)));
+            delete(&rig.server, &key);
+            let _ = waiter.join().expect("no panic");
+        });
+        eventually(SOON, "nobody's key is left", || rig.stands(&key).is_none());
+        rig.proxy.clear();
+    }
 }
 
 #[test]

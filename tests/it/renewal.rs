@@ -63,6 +63,21 @@ fn row_07_a_renewal_counts_from_its_send() {
     assert_eq!(renewals(&rig.locks, "a"), 1);
 }
 
+/// Else the time that answers take would be added to each period, and be missing at the end of the lease.
+#[test]
+fn row_07_the_next_renewal_is_due_a_period_after_the_last_was_sent() {
+    const ROUNDS: u32 = 5;
+    let (period, late) = (Duration::from_millis(550), Duration::from_millis(500));
+    let rig = Rig::with(|builder| builder.renew_every(period).response_timeout(LONG));
+    rig.proxy.always(&renewals_of(&rig.server, "a"), Fault::DelayReply(late));
+    let _guard = rig.locks.lock("a").expect("locks");
+    let start = Instant::now();
+    eventually(LONG, "it is renewed", || renewals(&rig.locks, "a") == ROUNDS);
+    let took = start.elapsed();
+    let from_answers = ROUNDS * (period + late);
+    assert!(took + late * 2 < from_answers, "{took:?}: a period was counted from an answer?");
+}
+
 /// Waits for the end of a hold's lease, and checks that it is valid until then and no longer; returns when that was, at the
 /// earliest. Looks every 2 ms at what else there is to look at, too.
 fn ends_exactly(guard: &LockGuard, mut look: impl FnMut()) -> Instant {
