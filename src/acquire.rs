@@ -4,8 +4,8 @@ use std::mem;
 use std::thread;
 use std::time::Duration;
 
+use crate::random::between;
 use log::{debug, info};
-use rand::RngExt;
 
 use crate::backoff::{Backoff, safety_poll};
 use crate::bid::{Answer, Bid, Claimed};
@@ -67,9 +67,9 @@ pub(crate) fn acquire(
     claim: Claimed<'_>,
     patience: &Patience,
     turn: &Turn,
-    wished: Option<(Wish, Handed)>,
+    wished: (Wish, Handed),
 ) -> Result<Outcome, Error> {
-    if let Some((wish, Handed::Taken { sent, answered })) = &wished
+    if let (wish, Handed::Taken { sent, answered }) = &wished
         && Moment::now() < wish.lease.valid_until(*sent)
     {
         claim.keeper.counters().handed_on.add(1);
@@ -348,7 +348,7 @@ impl Claimant<'_> {
 
     /// This process has had the lock for many turns: whoever waits in another has time to take it.
     fn let_others_in(&self) {
-        let pause = rand::rng().random_range(LET_IN..=LET_IN + LET_IN / 2);
+        let pause = between(LET_IN, LET_IN + LET_IN / 2);
         thread::sleep(pause.min(self.patience.deadline.since(Moment::now())));
     }
 

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use rand::RngExt;
+use crate::random::between;
 
 /// Pauses that double up to a limit, each shortened by chance so that those who wait do not march in step.
 ///
@@ -39,7 +39,7 @@ impl Backoff {
     pub(crate) fn pause(&mut self) -> Duration {
         let step = self.step;
         self.step = (step * 2).min(self.longest);
-        rand::rng().random_range(step / 2..=step)
+        between(step / 2, step)
     }
 
     /// Starts again from the shortest pause.
@@ -50,7 +50,7 @@ impl Backoff {
 
 /// How long to sleep for a lock whose end Redis will tell of, in case that it does not.
 pub(crate) fn safety_poll() -> Duration {
-    rand::rng().random_range(Duration::from_secs(10)..Duration::from_secs(15))
+    between(Duration::from_secs(10), Duration::from_secs(15))
 }
 
 #[cfg(test)]

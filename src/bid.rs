@@ -45,8 +45,8 @@ pub(crate) struct Claimed<'a> {
 }
 
 impl Claimed<'_> {
-    fn fresh_token(&self) -> String {
-        fresh_token(self.owner, self.machine)
+    fn fresh_token(&self) -> Result<String, Trouble> {
+        fresh_token(self.owner, self.machine).map_err(Trouble::not_sent)
     }
 }
 
@@ -67,6 +67,7 @@ pub(crate) enum Answer {
 /// A token's way into Redis, and what is known of it there.
 pub(crate) struct Bid<'a> {
     pub(crate) claim: Claimed<'a>,
+    /// Empty where a fresh one is to be drawn first.
     token: String,
     /// The connection on which an answer is open, while it stands.
     connection: Option<Connection<'a>>,
@@ -79,12 +80,12 @@ pub(crate) struct Bid<'a> {
 
 impl<'a> Bid<'a> {
     /// With the wish of the thread that waited for it, and what became of that when it was handed on.
-    pub(crate) fn new(claim: Claimed<'a>, wished: Option<(Wish, Handed)>) -> Bid<'a> {
-        let (token, astray_since) = match wished {
-            None | Some((_, Handed::Spoilt)) => (claim.fresh_token(), None),
-            Some((wish, Handed::Nothing)) => (wish.token, None),
+    pub(crate) fn new(claim: Claimed<'a>, (wish, handed): (Wish, Handed)) -> Bid<'a> {
+        let (token, astray_since) = match handed {
+            Handed::Spoilt => (String::new(), None),
+            Handed::Nothing => (wish.token, None),
             // Taken, but so long ago that the next look had better settle it; or perhaps not taken.
-            Some((wish, Handed::Taken { sent, .. } | Handed::Astray { sent })) => (wish.token, Some(sent)),
+            Handed::Taken { sent, .. } | Handed::Astray { sent } => (wish.token, Some(sent)),
         };
         Bid { claim, token, connection: None, open_since: None, astray_since, unanswered: 0 }
     }
@@ -101,6 +102,9 @@ impl<'a> Bid<'a> {
 
     /// Asks Redis once.
     pub(crate) fn attempt(&mut self, look: bool, deadline: Moment) -> Result<Answer, Trouble> {
+        if self.token.is_empty() {
+            self.token = self.claim.fresh_token()?;
+        }
         let mut connection = match self.connection.take() {
             Some(connection) => connection,
             None => self.claim.store.checkout(deadline)?,
@@ -135,7 +139,8 @@ impl<'a> Bid<'a> {
     /// What the listener may ask in the meantime: not where something is open already.
     pub(crate) fn wish(&self) -> Option<Wish> {
         let settled = self.connection.is_none() && self.open_since.is_none() && self.astray_since.is_none();
-        settled.then(|| Wish { token: self.token.clone(), lease: self.claim.lease })
+        (settled && !self.token.is_empty())
+            .then(|| Wish { token: self.token.clone(), lease: self.claim.lease })
     }
 
     /// Takes in what Redis said to the listener.
@@ -229,7 +234,7 @@ impl<'a> Bid<'a> {
 
     /// A fresh token, of which Redis knows nothing.
     fn start_over(&mut self) {
-        self.token = self.claim.fresh_token();
+        self.token.clear();
         (self.open_since, self.astray_since, self.unanswered) = (None, None, 0);
     }
 

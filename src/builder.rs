@@ -178,6 +178,7 @@ impl Builder {
     /// # Errors
     ///
     /// - [`Error::InvalidOption`]: an option or the URL cannot work; nothing was sent.
+    /// - [`Error::NoThread`], [`Error::NoRandomness`]: the system would not start a thread, or gave no random bits; nothing was sent.
     /// - [`Error::Unavailable`]: nothing, or something that is not Redis, answers there.
     /// - [`Error::Refused`]: Redis refused the login, the database or the `PING`.
     pub fn build(self) -> Result<LockManager, Error> {
@@ -190,7 +191,8 @@ impl Builder {
     ///
     /// # Errors
     ///
-    /// [`Error::InvalidOption`]: an option or the URL cannot work.
+    /// - [`Error::InvalidOption`]: an option or the URL cannot work.
+    /// - [`Error::NoThread`], [`Error::NoRandomness`]: the system would not start a thread, or gave no random bits.
     pub fn build_unchecked(self) -> Result<LockManager, Error> {
         Ok(LockManager::new(self.session()?))
     }
@@ -198,7 +200,7 @@ impl Builder {
     fn session(self) -> Result<Arc<Session>, Error> {
         let address = self.address?;
         self.settings.check()?;
-        Ok(Arc::new(Session::new(address, self.settings, self.on_lost)))
+        Session::new(address, self.settings, self.on_lost).map(Arc::new)
     }
 }
 

@@ -12,6 +12,7 @@ use crate::clock::Moment;
 use crate::hold::Hold;
 use crate::leases::{Due, Leases};
 use crate::listener::{Audience, Listener};
+use crate::process::Inside;
 use crate::stats::Counters;
 use crate::store::{Store, Trouble};
 use crate::teller::Teller;
@@ -31,6 +32,8 @@ pub(crate) struct Desk {
     pub(crate) work: Mutex<Work>,
     /// There is something to do sooner than the thread thinks.
     pub(crate) bell: Condvar,
+    /// The thread that works here.
+    pub(crate) keeper: Inside,
 }
 
 #[derive(Debug, Default)]

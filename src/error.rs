@@ -154,11 +154,19 @@ pub enum Error {
         depth: u32,
     },
 
-    /// The system would not start a thread, and this hold needs one (to be renewed, or watched). A lock that was being
-    /// taken was given back; a hold that was there is there still.
-    #[error("the thread that keeps locks cannot be started")]
+    /// The system would not start a thread, which a manager needs to be made, and a hold to be renewed or watched. A lock that was
+    /// being taken was given back; a hold that was there is there still.
+    #[error("a thread that the lock manager needs cannot be started")]
     #[non_exhaustive]
     NoThread {
+        /// What the system said.
+        source: std::io::Error,
+    },
+
+    /// The system had no random bits for a token. Nothing was sent.
+    #[error("the system gives no random bits, and without them no lock can be told from another")]
+    #[non_exhaustive]
+    NoRandomness {
         /// What the system said.
         source: std::io::Error,
     },

@@ -18,6 +18,7 @@ use crate::error::{Error, LostCause};
 use crate::hold::Hold;
 use crate::listener::Listener;
 use crate::owed::Leftover;
+use crate::process::Inside;
 use crate::stats::Counters;
 use crate::store::{Store, Trouble};
 use crate::teller::Teller;
@@ -40,8 +41,8 @@ impl Keeper {
     ) -> Keeper {
         let desk = Arc::new_cyclic(|desk: &Weak<Desk>| {
             let listener = Listener::new(Arc::clone(&store), response_timeout, desk.clone());
-            let (work, bell) = (Mutex::default(), Condvar::new());
-            Desk { store, counters, teller, listener, response_timeout, work, bell }
+            let (work, bell, keeper) = (Mutex::default(), Condvar::new(), Inside::default());
+            Desk { store, counters, teller, listener, response_timeout, work, bell, keeper }
         });
         Keeper { desk }
     }
@@ -132,7 +133,7 @@ impl Keeper {
         drop(work);
         self.desk.bell.notify_one();
         if let Some(thread) = thread
-            && thread.thread().id() != thread::current().id()
+            && !self.desk.keeper.is_here()
             && thread.join().is_err()
         {
             warn!(target: "relatch::keeper", "the keeper had panicked");
@@ -145,6 +146,7 @@ impl Keeper {
 
 /// The thread's work, until it is told to stop.
 fn run(desk: &Desk) {
+    desk.keeper.enter();
     let mut errands = Errands::new(desk);
     while let Some((due, asked)) = desk.next() {
         for hold in due.over {

@@ -147,6 +147,7 @@ mod key;
 mod error;
 mod holder;
 mod owner;
+mod random;
 mod process;
 mod clock;
 mod flaw;

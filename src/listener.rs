@@ -17,6 +17,7 @@ use parking_lot::{Condvar, Mutex};
 use crate::backoff::Backoff;
 use crate::calls::{Asked, Calls, Expected};
 use crate::clock::Moment;
+use crate::process::Inside;
 use crate::store::{Claim, Heard, Store, Trouble, Watch};
 use crate::wish::Wish;
 
@@ -53,6 +54,8 @@ struct Shared {
     state: Mutex<State>,
     /// It is to stop.
     bell: Condvar,
+    /// The thread.
+    inside: Inside,
 }
 
 #[derive(Debug, Default)]
@@ -80,6 +83,7 @@ impl Listener {
             complained: AtomicBool::new(false),
             state: Mutex::default(),
             bell: Condvar::new(),
+            inside: Inside::default(),
         };
         Listener { shared: Arc::new(shared) }
     }
@@ -174,7 +178,7 @@ impl Listener {
                 debug!(target: "relatch::listener", "it stops by itself in a moment: {trouble:?}");
             }
         }
-        if thread.thread().id() != thread::current().id() && thread.join().is_err() {
+        if !self.shared.inside.is_here() && thread.join().is_err() {
             warn!(target: "relatch::listener", "the listener had panicked");
         }
     }
@@ -182,6 +186,7 @@ impl Listener {
 
 impl Shared {
     fn run(&self) {
+        self.inside.enter();
         let mut backoff = Backoff::for_listener();
         while !self.stopping() {
             let heard = self.listen(&mut backoff);

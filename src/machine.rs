@@ -4,12 +4,16 @@
 //! the same process here. They are a hash of the boot id and of the pid namespace's inode, both of which Linux
 //! makes known in `/proc`. An inode number may be used again when a namespace is gone, but then so are all of its processes.
 
+use std::io;
+
 use crate::owner::Owner;
+use crate::random;
 
 /// This process's machine, as eight hex digits; random where the system does not tell, and so like no other's.
-pub(crate) fn digits() -> String {
-    let known = known().unwrap_or_else(rand::random);
-    format!("{known:08x}")
+pub(crate) fn digits() -> io::Result<String> {
+    let known = known()
+        .map_or_else(|| random::bits().map(|bits| bits & u128::from(u32::MAX)), |known| Ok(known.into()))?;
+    Ok(format!("{known:08x}"))
 }
 
 #[cfg(target_os = "linux")]
@@ -64,8 +68,8 @@ mod tests {
     #[cfg(target_os = "linux")]
     #[test]
     fn only_a_process_of_this_machine_that_is_gone_is_dead() {
-        let here = digits();
-        assert_eq!(here, digits());
+        let here = digits().unwrap();
+        assert_eq!(here, digits().unwrap());
         let token = |pid: u32, digits: &str| format!("host-{pid}-1-{digits}{}", "0".repeat(24));
         let mut child = std::process::Command::new("true").spawn().unwrap();
         assert!(!is_dead(&token(child.id(), &here), "host", &here), "not waited for: still there");

@@ -14,6 +14,10 @@ const MIN_PERIOD: Duration = Duration::from_millis(1);
 /// The longest time any one network step may be given.
 const MAX_TIMEOUT: Duration = Duration::from_secs(3600);
 
+/// The most connections of a pool: as many clients as Redis takes by default (`maxclients`). The pool makes room for all of them
+/// when it is made.
+const MOST_CONNECTIONS: u32 = 10_000;
+
 /// What a lock does: set on the manager for all of its locks, and on a lock for itself.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Options {
@@ -134,6 +138,10 @@ impl Settings {
         if self.pool_size == 0 {
             return Err(refuse("pool_size", self.pool_size, "no command could ever be sent"));
         }
+        if self.pool_size > MOST_CONNECTIONS {
+            let reason = "it is at most 10,000: Redis takes no more clients unless it is told to, and room for all is made at once";
+            return Err(refuse("pool_size", self.pool_size, reason));
+        }
         if self.hand_on.turns == 0 {
             return Err(refuse(
                 "hand_on",
@@ -244,6 +252,8 @@ mod tests {
     #[test]
     fn settings_that_cannot_work_are_refused() {
         assert_eq!(refused(|s| s.pool_size = 0), "pool_size");
+        assert_eq!(refused(|s| s.pool_size = MOST_CONNECTIONS + 1), "pool_size");
+        assert_eq!(refused(|s| s.pool_size = u32::MAX), "pool_size");
         assert_eq!(refused(|s| s.hand_on.turns = 0), "hand_on");
         assert_eq!(refused(|s| s.connect_timeout = Duration::ZERO), "connect_timeout");
         assert_eq!(refused(|s| s.response_timeout = Duration::MAX), "response_timeout");
@@ -257,6 +267,9 @@ mod tests {
         for max_lease in [MIN_LEASE, year] {
             let options = Options { lease: max_lease, ..Options::default() };
             Settings { options, max_lease, ..Settings::default() }.check().unwrap();
+        }
+        for pool_size in [1, MOST_CONNECTIONS] {
+            Settings { pool_size, ..Settings::default() }.check().unwrap();
         }
         for timeout in [Duration::from_millis(1), Duration::from_secs(3600)] {
             let settings =

@@ -1,9 +1,11 @@
 //! The readable part of a token: which host, process and thread holds a lock.
 
 use std::fmt::{self, Write};
+use std::io;
 use std::sync::Arc;
 
 use crate::flaw;
+use crate::random;
 
 /// The longest host name a token carries.
 const MAX_HOST: usize = 64;
@@ -90,12 +92,15 @@ impl fmt::Display for Owner {
 /// would be one owner.
 ///
 /// The nonce's first eight digits are the machine's (see `machine`), the other 96 bits are random.
-pub(crate) fn fresh_token(owner: &Owner, machine: &str) -> String {
-    let nonce = if flaw::is_in("no nonce") { 0 } else { rand::random::<u128>() >> u32::BITS };
+///
+/// Each nonce comes from the system itself: a generator in this process would give the copies of it (a fork, a snapshot of the
+/// machine) the same. Where the system has no random bits to give, there is no token.
+pub(crate) fn fresh_token(owner: &Owner, machine: &str) -> io::Result<String> {
+    let nonce = if flaw::is_in("no nonce") { 0 } else { random::bits()? >> u32::BITS };
     let mut token = String::with_capacity(owner.host.len() + 2 * MAX_NUMBER + NONCE_DIGITS + 3);
     // Writing to a string does not fail.
     let _ = write!(token, "{owner}-{machine}{nonce:024x}");
-    token
+    Ok(token)
 }
 
 /// This machine's name, fit for a token.
@@ -128,7 +133,7 @@ mod tests {
 
     fn there_and_back(host: &str) -> Owner {
         let owner = Owner::new(clean_host(host).into(), u32::MAX, u64::MAX);
-        let token = fresh_token(&owner, "0123abcd");
+        let token = fresh_token(&owner, "0123abcd").unwrap();
         assert_eq!(Owner::parse(&token).as_ref(), Some(&owner), "{token}");
         owner
     }
@@ -167,7 +172,8 @@ mod tests {
     #[test]
     fn no_two_tokens_are_alike() {
         let owner = Owner::new("host".into(), 1, 2);
-        assert_ne!(fresh_token(&owner, "0123abcd"), fresh_token(&owner, "0123abcd"));
+        let token = || fresh_token(&owner, "0123abcd").unwrap();
+        assert_ne!(token(), token());
     }
 
     proptest! {
@@ -176,7 +182,7 @@ mod tests {
         #[test]
         fn any_owner_reads_back_from_its_token(host in any::<String>(), pid: u32, thread: u64, machine in "[0-9a-f]{8}") {
             let owner = Owner::new(clean_host(&host).into(), pid, thread);
-            prop_assert_eq!(Owner::parse(&fresh_token(&owner, &machine)), Some(owner));
+            prop_assert_eq!(Owner::parse(&fresh_token(&owner, &machine).unwrap()), Some(owner));
         }
 
         /// What is read is what was written: no two texts are the token of one owner and nonce.

@@ -2,6 +2,7 @@
 
 use std::cell::Cell;
 use std::process;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use crate::clock::Moment;
@@ -17,6 +18,24 @@ const FRESH: Duration = Duration::from_micros(5);
 thread_local! {
     static LAST_READ: Cell<(Moment, u32)> = const { Cell::new((Moment::PAST, 0)) };
     static THREAD: Cell<(u32, u64)> = const { Cell::new((0, 0)) };
+}
+
+/// Knows the thread that has entered it again: so that nobody waits for the end of the thread in which he runs.
+///
+/// `std::thread::current` would do, but it panics in a destructor of a thread's locals.
+#[derive(Debug, Default)]
+pub(crate) struct Inside(AtomicU64);
+
+impl Inside {
+    /// Called by the thread itself, as the first thing that it does.
+    pub(crate) fn enter(&self) {
+        self.0.store(thread_id(process::id()), Ordering::Release);
+    }
+
+    /// True in that thread.
+    pub(crate) fn is_here(&self) -> bool {
+        self.0.load(Ordering::Acquire) == thread_id(process::id())
+    }
 }
 
 /// This process's id, as of `now`.
@@ -53,8 +72,6 @@ fn read_thread_id() -> u64 {
 
 #[cfg(not(any(target_os = "linux", target_os = "android")))]
 fn read_thread_id() -> u64 {
-    use std::sync::atomic::{AtomicU64, Ordering};
-
     static NEXT: AtomicU64 = AtomicU64::new(1);
     NEXT.fetch_add(1, Ordering::Relaxed)
 }
@@ -70,6 +87,21 @@ mod tests {
         assert_eq!(here, thread_id(pid));
         let there = std::thread::spawn(move || thread_id(pid)).join().unwrap();
         assert_ne!(here, there);
+    }
+
+    #[test]
+    fn a_thread_knows_where_it_is() {
+        let inside = Inside::default();
+        assert!(!inside.is_here());
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                inside.enter();
+                assert!(inside.is_here());
+            });
+        });
+        assert!(!inside.is_here());
+        inside.enter();
+        assert!(inside.is_here());
     }
 
     #[test]

@@ -2,9 +2,8 @@
 
 use std::time::Duration;
 
-use rand::RngExt;
-
 use crate::holder::Holder;
+use crate::random::one_in;
 
 /// How long a waiter lets others hand the lock on among themselves before it looks again.
 const GAP: Duration = Duration::from_micros(200);
@@ -43,7 +42,7 @@ impl Rivals {
     /// has not been overtaken yet gives way, one time in four: else the last of them would never have it, while two others
     /// take turns.
     pub(crate) fn come_first(&self) -> bool {
-        self.overtaken == 0 && rand::rng().random_ratio(1, 4)
+        self.overtaken == 0 && one_in(4)
     }
 }
 

@@ -1,5 +1,6 @@
 //! Where the thread's map, the process's queue and Redis meet: one outermost lock, many inner ones, one release.
 
+use std::io;
 use std::mem;
 use std::process;
 use std::rc::Rc;
@@ -40,6 +41,8 @@ pub(crate) struct Session {
     host: Arc<str>,
     /// What the nonces of this machine begin with.
     machine: String,
+    /// For the lock with which the listener is woken in the end: drawn early, since the last handle may go where nothing should fail.
+    last_token: String,
     store: Arc<Store>,
     counters: Arc<Counters>,
     keeper: Keeper,
@@ -66,24 +69,32 @@ pub(crate) enum Entered {
 }
 
 impl Session {
-    pub(crate) fn new(address: Address, settings: Settings, on_lost: Option<OnLost>) -> Session {
+    pub(crate) fn new(
+        address: Address,
+        settings: Settings,
+        on_lost: Option<OnLost>,
+    ) -> Result<Session, Error> {
         static NEXT: AtomicU64 = AtomicU64::new(1);
-        let store = Arc::new(Store::new(address, &settings));
+        let store = Arc::new(Store::new(address, &settings)?);
         let counters = Arc::<Counters>::default();
         let teller = on_lost.map(Teller::new);
         let patience = settings.response_timeout;
         let keeper = Keeper::new(Arc::clone(&store), Arc::clone(&counters), teller, patience);
-        Session {
+        let (born, host, machine) = (process::id(), host_name(), machine::digits().map_err(no_randomness)?);
+        let owner = Owner::new(Arc::clone(&host), born, this_process::thread_id(born));
+        let last_token = fresh_token(&owner, &machine).map_err(no_randomness)?;
+        Ok(Session {
             id: NEXT.fetch_add(1, Ordering::Relaxed),
-            born: process::id(),
-            host: host_name(),
-            machine: machine::digits(),
+            born,
+            host,
+            machine,
+            last_token,
             store,
             counters,
             keeper,
             queue: Arc::new(Queue::default()),
             settings,
-        }
+        })
     }
 
     pub(crate) fn keeper(&self) -> &Keeper {
@@ -130,7 +141,10 @@ impl Session {
         let is_mine = |holder: &Holder| holds::is_mine(holder.raw(), pid);
         let owner = Owner::new(Arc::clone(&self.host), pid, this_process::thread_id(pid));
         let lease = Lease::new(options.lease);
-        let wish = || Wish { token: fresh_token(&owner, &self.machine), lease };
+        // The first token, whether it is asked for by this thread or for it.
+        let token = fresh_token(&owner, &self.machine).map_err(no_randomness)?;
+        let first = Wish { token, lease };
+        let wish = || first.clone();
         let (turn, wished) = match self.queue.join(key.name(), in_line_until, is_mine, wish) {
             Ok(joined) => joined,
             Err(NoTurn::Busy(holder)) => {
@@ -152,7 +166,7 @@ impl Session {
             reclaim_dead: options.reclaim_dead,
             waits: !patience.once,
         };
-        match acquire(claim, &patience, &turn, wished)? {
+        match acquire(claim, &patience, &turn, wished.unwrap_or((first, Handed::Nothing)))? {
             Outcome::Busy(holder) => Ok(busy(holder)),
             Outcome::Taken { token, since } => {
                 let hold = Arc::new(Hold::new(key, owner, token, lease, options.renewal, since));
@@ -348,13 +362,16 @@ impl Session {
     }
 }
 
+fn no_randomness(source: io::Error) -> Error {
+    Error::NoRandomness { source }
+}
+
 impl Drop for Session {
     /// The last handle goes: so do the threads. A forked child has none of them, nor may it wait for what they held.
     fn drop(&mut self) {
         if process::id() == self.born {
-            let owner = Owner::new(Arc::clone(&self.host), self.born, this_process::thread_id(self.born));
-            let token = fresh_token(&owner, &self.machine);
-            self.keeper.stop(&format!("{}{token}", self.settings.prefix), &token);
+            let token = &self.last_token;
+            self.keeper.stop(&format!("{}{token}", self.settings.prefix), token);
         }
     }
 }

@@ -14,6 +14,7 @@ use crate::clock::Moment;
 use crate::error::LostCause;
 use crate::hold::Hold;
 use crate::owner::Owner;
+use crate::process::Inside;
 
 /// A hold that was lost, as [`on_lost`](crate::Builder::on_lost) is told of it.
 #[derive(Clone, Debug)]
@@ -37,6 +38,8 @@ pub(crate) type OnLost = Arc<dyn Fn(&LostHold) + Send + Sync>;
 pub(crate) struct Teller {
     on_lost: OnLost,
     post: Mutex<Post>,
+    /// The thread.
+    inside: Arc<Inside>,
 }
 
 #[derive(Default)]
@@ -50,7 +53,7 @@ struct Post {
 
 impl Teller {
     pub(crate) fn new(on_lost: OnLost) -> Teller {
-        Teller { on_lost, post: Mutex::default() }
+        Teller { on_lost, post: Mutex::default(), inside: Arc::default() }
     }
 
     /// Passes word of a loss on; does not wait for the callback.
@@ -74,8 +77,9 @@ impl Teller {
     fn start(&self, post: &mut Post) {
         let (sender, losses) = mpsc::channel::<LostHold>();
         let (alive, done) = mpsc::channel::<()>();
-        let on_lost = Arc::clone(&self.on_lost);
+        let (on_lost, inside) = (Arc::clone(&self.on_lost), Arc::clone(&self.inside));
         let thread = thread::Builder::new().name("relatch-on-lost".to_owned()).spawn(move || {
+            inside.enter();
             let _alive = alive;
             for lost in losses {
                 let key = lost.key.clone();
@@ -104,7 +108,7 @@ impl Teller {
         let Some((thread, done)) = thread.zip(done) else {
             return;
         };
-        if thread.thread().id() == thread::current().id() {
+        if self.inside.is_here() {
             return; // The callback itself drops the last handle: the thread ends when it returns.
         }
         if done.recv_timeout(limit) == Err(mpsc::RecvTimeoutError::Disconnected) {

@@ -45,17 +45,17 @@ struct Scripts {
 }
 
 impl Store {
-    pub(crate) fn new(address: Address, settings: &Settings) -> Store {
+    pub(crate) fn new(address: Address, settings: &Settings) -> Result<Store, Error> {
         let release = if flaw::is_in("deletes without comparing") { DELETE } else { RELEASE };
-        Store {
-            pool: Pool::new(address, settings.pool_size, settings.connect_timeout),
+        Ok(Store {
+            pool: Pool::new(address, settings.pool_size, settings.connect_timeout)?,
             scripts: Scripts {
                 release: Script::new(release, "+get +del"),
                 renew: Script::new(RENEW, "+get +pttl +pexpire"),
                 force: Script::new(FORCE, "+pttl +get +del"),
             },
             response_timeout: settings.response_timeout,
-        }
+        })
     }
 
     /// Borrows a connection, waiting for one and connecting where need be, until the deadline.

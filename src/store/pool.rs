@@ -8,16 +8,20 @@
 
 use std::convert::Infallible;
 use std::fmt;
+use std::io;
 use std::mem;
 use std::ops::{Deref, DerefMut};
+use std::panic::{self, AssertUnwindSafe};
 use std::process;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
+use std::thread;
 use std::time::Duration;
 
 use scheduled_thread_pool::{OnPoolDropBehavior, ScheduledThreadPool};
 
 use crate::clock::Moment;
+use crate::error::Error;
 use crate::store::address::Address;
 use crate::store::ear::Ear;
 use crate::store::link::Link;
@@ -40,21 +44,22 @@ pub(super) struct Pool {
 }
 
 impl Pool {
-    pub(super) fn new(address: Address, size: u32, connect_timeout: Duration) -> Pool {
+    pub(super) fn new(address: Address, size: u32, connect_timeout: Duration) -> Result<Pool, Error> {
         // Its thread ends with the pool, and not with the next of r2d2's rounds, which are half a minute apart.
         let worker = ScheduledThreadPool::builder()
             .num_threads(1)
             .on_drop_behavior(OnPoolDropBehavior::DiscardPendingScheduled)
             .thread_name_pattern("relatch-pool-{}");
+        let worker = start(|| worker.build())?;
         let slots = r2d2::Pool::builder()
             .max_size(size)
             .min_idle(Some(0))
             .max_lifetime(None)
             .test_on_check_out(false)
-            .thread_pool(Arc::new(worker.build()))
+            .thread_pool(Arc::new(worker))
             .build_unchecked(Slots);
         let (closed_at, on_close) = (AtomicU64::new(0), OnceLock::new());
-        Pool { slots, address, connect_timeout, closed_at, on_close, born: process::id() }
+        Ok(Pool { slots, address, connect_timeout, closed_at, on_close, born: process::id() })
     }
 
     pub(super) fn on_close(&self, call: impl Fn() + Send + Sync + 'static) {
@@ -135,6 +140,16 @@ impl Drop for Pool {
             mem::forget(self.slots.clone());
         }
     }
+}
+
+/// Starts something that panics where the system will not start a thread: one that is started before, and ends at once, finds that
+/// out. (It may be refused all the same, by the time that it is that thread's turn.)
+fn start<T>(start: impl FnOnce() -> T) -> Result<T, Error> {
+    let no_thread = |source| Error::NoThread { source };
+    let probe = thread::Builder::new().name("relatch-probe".to_owned()).spawn(|| ()).map_err(no_thread)?;
+    let _ = probe.join();
+    let refused = |_| no_thread(io::Error::other("the pool could not start its own"));
+    panic::catch_unwind(AssertUnwindSafe(start)).map_err(refused)
 }
 
 #[derive(Debug, thiserror::Error)]

@@ -85,7 +85,7 @@ impl Refusal {
 impl Trouble {
     /// Nothing of the command reached Redis, as far as executing it goes: a command whose bytes were not
     /// all written is not a command yet.
-    pub(super) fn not_sent(cause: impl Into<Cause>) -> Trouble {
+    pub(crate) fn not_sent(cause: impl Into<Cause>) -> Trouble {
         Trouble::NotSent(cause.into())
     }
 

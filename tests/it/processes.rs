@@ -7,11 +7,11 @@ use std::sync::mpsc;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use relatch::{LockGuard, LockManager, Unlocked};
+use relatch::{Error, LockGuard, LockManager, Unlocked};
 use tempfile::TempDir;
 
 use crate::network::returns_by;
-use crate::support::{Child, Proxy, Server, compile_shim, eventually, within};
+use crate::support::{Child, Proxy, Server, compile_shim, eventually, role, within};
 
 /// Longer than anything here takes.
 const LONG: Duration = Duration::from_secs(20);
@@ -137,6 +137,59 @@ fn row_25_a_copy_of_a_process_that_holds_a_lock_holds_nothing() {
 #[test]
 fn row_25_a_copy_of_a_process_that_holds_nothing_has_no_manager() {
     fork("no");
+}
+
+#[test]
+fn two_copies_of_a_process_draw_different_tokens() {
+    let server = Server::start();
+    let dir = TempDir::new().expect("a temporary directory");
+    let preload = format!("LD_PRELOAD={}", compile_shim("fork", dir.path()).display());
+    let mut child = Child::spawn_under(&["env", &preload], "drawer", &[("url", &server.url())]);
+    let nonces = [(); 2].map(|()| {
+        let token = child.expect_line("", LONG);
+        token.rsplit('-').next().expect("a nonce").to_owned()
+    });
+    assert!(child.wait(LONG).success());
+    // In a copy of the whole machine, host, process and thread are the same as well.
+    assert_ne!(nonces[0], nonces[1], "the same token, but for the process id");
+}
+
+/// Makes a manager where the system starts so many threads and no more, and then where it starts all.
+pub(crate) fn build_as_told() {
+    let (url, left) = (role::arg("url"), std::env::var("THREADS_LEFT").expect("a path"));
+    let locks = || LockManager::builder(&url);
+    fs::write(&left, role::arg("left")).expect("a file can be written");
+    let refused = match role::arg("left").as_str() {
+        // The one that is tried first, and the pool's own.
+        "0" | "1" => vec![locks().build().map(drop), locks().build_unchecked().map(drop)],
+        // The keeper's.
+        _ => vec![locks().build().expect("connects").lock("a").map(drop)],
+    };
+    fs::remove_file(&left).expect("it can be removed");
+    for error in refused.into_iter().map(|it| it.expect_err("refused")) {
+        let source = std::error::Error::source(&error).expect("what the system said").to_string();
+        assert!(matches!(error, Error::NoThread { .. }), "{error:?}");
+        role::tell(&source);
+    }
+    let guard = locks().build().expect("connects").lock("a").expect("locks");
+    assert_eq!(guard.unlock().expect("unlocks"), Unlocked::Released);
+}
+
+#[test]
+fn a_manager_that_cannot_have_its_threads_is_refused() {
+    let dir = TempDir::new().expect("a temporary directory");
+    let shim = compile_shim("no_threads", dir.path());
+    for left in ["0", "1", "2"] {
+        let server = Server::start();
+        let file = dir.path().join(left);
+        let preload = format!("LD_PRELOAD={}", shim.display());
+        let threads = format!("THREADS_LEFT={}", file.display());
+        let args = [("url", &*server.url()), ("left", left)];
+        let mut child = Child::spawn_under(&["env", &preload, &threads], "builder", &args);
+        let status = child.wait(LONG);
+        assert!(status.success(), "{left} threads: {status}; {}", child.printed());
+        assert!(!server.exists("lock:a"), "{left} threads: the lock is given back");
+    }
 }
 
 /// Waits until nothing has been sent for a while: threads that were started a moment ago have said what they had to say.

@@ -25,6 +25,9 @@ pub(crate) fn run_role(name: &str) {
         "logger" => crate::logs::logger(),
         "waiter" => crate::logs::waiter(),
         "holder" => crate::logs::holder(),
+        "drawer" => drawer(),
+        "builder" => crate::processes::build_as_told(),
+        "ender" => crate::endings::end_as_told(),
         "spiller" => crate::secrets::spill(),
         other => panic!("no role is called {other:?}; add it to tests/it/roles.rs"),
     }
@@ -108,6 +111,26 @@ fn forker() {
     }
     assert_eq!(locks.lock("a").expect("locks").unlock().expect("unlocks"), Unlocked::Released);
     role::tell("fine");
+}
+
+/// Forks where it has drawn a token and has no manager, and says what token either process draws next.
+fn drawer() {
+    let url = role::arg("url");
+    let draw = |key: &str| {
+        let locks = LockManager::connect(&url).expect("connects");
+        locks.lock(key).expect("locks").token().to_owned()
+    };
+    draw("before");
+    let parent = process::id();
+    rustix::fs::sync();
+    let copy = process::id() != parent;
+    let drawn = catch_unwind(|| draw(if copy { "copy" } else { "original" }));
+    role::tell(&drawn.expect("no panic"));
+    if copy {
+        process::exit(0);
+    }
+    let (_, status) = wait(WaitOptions::empty()).expect("waits").expect("there is a child");
+    assert_eq!(status.exit_status(), Some(0));
 }
 
 /// What the copy of a process finds, with the parent's manager and guards.

@@ -80,6 +80,17 @@ fn only_the_store_names_redis() {
     }
 }
 
+/// A generator's state in the process would be copied with it, and a thread-local one be gone where destructors run. (The tests have
+/// one, so the compiler does not notice.)
+#[test]
+fn random_numbers_come_from_the_system() {
+    for (path, text) in sources() {
+        for generator in ["rand::rng(", "rand::random", "ThreadRng", "StdRng", "SmallRng"] {
+            assert!(!without_tests(&text).contains(generator), "{} uses {generator}", path.display());
+        }
+    }
+}
+
 #[test]
 fn files_stay_small_and_do_not_unwrap() {
     for (path, text) in sources() {

@@ -1,0 +1,203 @@
+//! What runs when a thread is over: managers and guards that a thread-local holds, and locks that one takes as it is dropped.
+//!
+//! A thread's locals are dropped one after the other, the last that was used first. So a local of the program may be dropped before
+//! the map in which relatch keeps the thread's holds, or after it; and after those of other libraries, which panic when they are used
+//! then. A panic there aborts the process.
+
+use std::cell::RefCell;
+use std::process;
+use std::thread;
+use std::time::Duration;
+
+use relatch::{LockGuard, LockManager};
+
+use crate::support::{Child, Server, eventually, role};
+
+/// Longer than anything here takes.
+const LONG: Duration = Duration::from_secs(20);
+
+/// What Redis keeps where the key is left to its lease.
+const LEASE: Duration = Duration::from_millis(900);
+
+/// When the program's local is used for the first time: before the thread's map of relatch, which is gone then when it is dropped; or
+/// after it.
+const ORDERS: [&str; 2] = ["before", "after"];
+
+/// A thread that returns, and one that ends the process, which is how the main thread ends.
+const ENDS: [&str; 2] = ["returns", "exits"];
+
+/// Does something when the thread's locals are dropped.
+struct Last(Option<Box<dyn FnOnce()>>);
+
+impl Drop for Last {
+    fn drop(&mut self) {
+        if let Some(deed) = self.0.take() {
+            deed();
+        }
+    }
+}
+
+thread_local! {
+    static LAST: RefCell<Last> = const { RefCell::new(Last(None)) };
+}
+
+/// A process whose thread ends, with something to do as it does.
+pub(crate) fn end_as_told() {
+    if role::arg("end") == "returns" {
+        return thread::spawn(prepare).join().expect("no panic");
+    }
+    prepare();
+    process::exit(0); // Drops the locals of the thread that calls it.
+}
+
+fn prepare() {
+    if role::arg("order") == "before" {
+        LAST.with(|_| ());
+    }
+    let builder = LockManager::builder(&role::arg("url")).lease(LEASE).wait(LONG);
+    let builder = builder.on_lost(|_| role::tell("told of a loss"));
+    let locks = builder.build().expect("connects");
+    let guard = locks.lock("a").expect("locks");
+    if role::arg("threads") == "all" {
+        eventually(LONG, "the keeper and the listener run", || locks.stats().renewed > 0);
+        let lost = locks.lock("lost").expect("locks");
+        let _ = locks.force_unlock("lost").expect("deletes");
+        let watch = lost.watch();
+        let _ = lost.verify().expect_err("it is deleted");
+        let _ = watch.wait_lost(LONG).expect("it is lost");
+    }
+    let deed = deed(&role::arg("deed"), locks, guard);
+    LAST.with(|last| last.borrow_mut().0 = Some(deed));
+    role::tell("prepared");
+}
+
+fn deed(name: &str, locks: LockManager, guard: LockGuard) -> Box<dyn FnOnce()> {
+    match name {
+        "drop both" => Box::new(move || drop((guard, locks))),
+        "drop the manager first" => Box::new(move || drop((locks, guard))),
+        "drop the guard" => Box::new(move || {
+            drop(guard);
+            eventually(LONG, "it is released", || locks.holder("a").expect("answers").is_none());
+        }),
+        "drop the manager" => {
+            drop(guard);
+            Box::new(move || drop(locks))
+        }
+        "unlock" => {
+            Box::new(move || role::tell(&format!("{:?}", guard.unlock().map_err(|it| it.to_string()))))
+        }
+        "reenter" => Box::new(move || {
+            let again = locks.get("a").wait(Duration::ZERO).lock();
+            role::tell(&format!("{:?}", again.map(|it| it.depth()).map_err(|it| it.is_timeout())));
+            drop(guard);
+        }),
+        "lock others" => Box::new(move || {
+            drop(locks.lock("b").expect("locks"));
+            drop(locks.try_lock("c").expect("asks"));
+            drop(locks.try_lock_for("d", LONG).expect("asks"));
+            assert_eq!(locks.with_lock("e", || 5).expect("locks"), 5);
+            let long = locks.lock("f").expect("locks");
+            assert!(long.is_valid() && long.remaining() > Duration::ZERO);
+            long.ensure(LEASE / 3).expect("it is there");
+            long.extend(2 * LEASE).expect("it is there");
+            long.verify().expect("it is there");
+            drop(long);
+            drop(guard);
+            eventually(LONG, "all are released", || {
+                ["a", "b", "c", "d", "e", "f"].iter().all(|key| locks.holder(key).expect("answers").is_none())
+            });
+        }),
+        "wait" => Box::new(move || {
+            // Another process's, as far as this manager can tell.
+            drop(locks.lock("foreign").expect("locks when its lease is over"));
+            drop(guard);
+        }),
+        "force" => Box::new(move || {
+            let _ = locks.force_unlock("a").expect("answers").expect("it was held");
+            drop(guard);
+        }),
+        other => panic!("no such deed: {other}"),
+    }
+}
+
+fn keys(server: &Server) -> Vec<String> {
+    server.query(&["KEYS", "*"])
+}
+
+/// Runs a deed in a thread that ends, in both orders and both ways: what it told, by the order.
+fn end(deed: &str, threads: &str, mut check: impl FnMut(&Server, &str, &Child)) {
+    for order in ORDERS {
+        for end in ENDS {
+            let server = Server::start();
+            let url = server.url();
+            if deed == "wait" {
+                let millis = (2 * LEASE).as_millis().to_string();
+                server.query::<()>(&["SET", "lock:foreign", "somebody", "PX", &millis]);
+            }
+            let args = [("url", &*url), ("deed", deed), ("order", order), ("end", end), ("threads", threads)];
+            let mut child = Child::spawn("ender", &args);
+            child.expect_line("prepared", LONG);
+            let status = child.wait(LONG);
+            assert!(status.success(), "{deed}, {order}, {end}: {status}; {}", child.printed());
+            check(&server, order, &child);
+            eventually(LONG, "no key outlasts its lease", || keys(&server).is_empty());
+        }
+    }
+}
+
+#[test]
+fn a_manager_whose_last_handle_goes_with_a_thread_stops_its_threads() {
+    end("drop the manager", "all", |server, _, _| assert!(!server.exists("lock:a")));
+}
+
+#[test]
+fn a_guard_that_goes_with_its_thread_is_released() {
+    end("drop the guard", "few", |server, _, _| assert!(!server.exists("lock:a")));
+    end("drop the guard", "all", |server, _, _| assert!(!server.exists("lock:a")));
+}
+
+#[test]
+fn a_guard_and_its_manager_go_with_their_thread() {
+    for threads in ["few", "all"] {
+        for deed in ["drop both", "drop the manager first"] {
+            end(deed, threads, |server, order, _| {
+                // Where the map of the thread's holds is gone, the keeper releases; and the keeper goes, too.
+                assert!(order == "before" || !server.exists("lock:a"));
+            });
+        }
+    }
+}
+
+#[test]
+fn what_unlock_says_in_a_thread_that_ends() {
+    end("unlock", "few", |_, order, child| {
+        let said = child.expect_line("", LONG);
+        let expected = if order == "after" { "Ok(Released)" } else { "not confirmed" };
+        assert!(said.contains(expected), "{order}: {said}");
+    });
+}
+
+#[test]
+fn a_thread_local_that_takes_locks_as_it_is_dropped_has_them() {
+    end("lock others", "few", |server, _, _| assert!(keys(server).is_empty()));
+    end("lock others", "all", |server, _, _| assert!(keys(server).is_empty()));
+}
+
+#[test]
+fn a_thread_local_that_waits_for_a_lock_as_it_is_dropped_has_it() {
+    end("wait", "few", |server, _, _| assert!(server.get("lock:foreign").as_deref() != Some("somebody")));
+}
+
+#[test]
+fn a_thread_local_that_deletes_its_own_lock_as_it_is_dropped_ends_in_order() {
+    end("force", "all", |server, _, _| assert!(!server.exists("lock:a")));
+}
+
+#[test]
+fn a_thread_local_takes_a_lock_once_more_only_while_the_map_is_there() {
+    end("reenter", "few", |_, order, child| {
+        let said = child.expect_line("", LONG);
+        let expected = if order == "after" { "Ok(2)" } else { "Err(true)" };
+        assert_eq!(said, expected, "{order}");
+    });
+}
