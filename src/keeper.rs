@@ -172,12 +172,10 @@ fn run(desk: &Desk) {
                         "{count} leases were not renewed, trying again while they last: {trouble:?}");
             }
         }
-        for leftovers in due.remove.chunks(BATCH) {
+        if !due.remove.is_empty() {
             // Where there was no answer there will be none to these, and leases are more urgent: all come again.
-            silent = silent || desk.stopping() || !errands.clean_up(leftovers);
-            if silent {
-                break;
-            }
+            let answered = !silent && !desk.stopping() && errands.clean_up(&due.remove);
+            desk.work.lock().leases.owed().answered(answered, Moment::now());
         }
     }
 }

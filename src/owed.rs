@@ -1,5 +1,7 @@
 //! Keys that may still stand in Redis after their release, and when to try again to delete them: a table.
 
+use std::collections::{BTreeSet, HashMap};
+use std::sync::Arc;
 use std::time::Duration;
 
 use crate::clock::Moment;
@@ -25,10 +27,17 @@ pub(crate) struct Leftover {
     pub(crate) stray: bool,
 }
 
+/// The most that are handed out at a time: so that renewals which fall due meanwhile go first.
+const BATCH: usize = 1000;
+
 /// The late releases of one manager.
 #[derive(Debug, Default)]
 pub(crate) struct Owed {
-    entries: Vec<Entry>,
+    by_token: HashMap<Arc<str>, Entry>,
+    /// The same, by when they are due.
+    by_due: BTreeSet<(Moment, Arc<str>)>,
+    /// While Redis does not answer: the pause until the next try, and its end.
+    silence: Option<(Duration, Moment)>,
 }
 
 #[derive(Debug)]
@@ -43,43 +52,58 @@ struct Entry {
 
 impl Owed {
     /// Notes a key that has to be deleted yet. Returns when that is due.
-    pub(crate) fn add(&mut self, leftover: Leftover, now: Moment) -> Moment {
-        let due = now.after(FIRST_RETRY);
-        self.entries.push(Entry { leftover, due, retry: FIRST_RETRY, calm: FIRST_RETRY });
-        due
+    pub(crate) fn add(&mut self, mut leftover: Leftover, now: Moment) -> Moment {
+        let (token, due) = (Arc::from(&*leftover.token), now.after(FIRST_RETRY));
+        if let Some(before) = self.by_token.remove(&token) {
+            self.by_due.remove(&(before.due, Arc::clone(&token)));
+            leftover.gone_by = leftover.gone_by.max(before.leftover.gone_by);
+            leftover.stray |= before.leftover.stray;
+        }
+        self.by_due.insert((due, Arc::clone(&token)));
+        self.by_token.insert(token, Entry { leftover, due, retry: FIRST_RETRY, calm: FIRST_RETRY });
+        self.next()
     }
 
     /// When there is something to do next.
     pub(crate) fn next(&self) -> Moment {
-        self.entries.iter().map(|entry| entry.due).min().unwrap_or(Moment::NEVER)
+        let due = self.by_due.first().map_or(Moment::NEVER, |(due, _)| *due);
+        self.silence.map_or(due, |(_, end)| due.max(end))
     }
 
-    /// What is to be deleted at `now`. Each is due again after a pause, in case nothing comes of it.
+    /// What is to be deleted at `now`, but no more than a batch. Each is due again after a pause, in case nothing comes of it.
     pub(crate) fn take_due(&mut self, now: Moment) -> Vec<Leftover> {
         let mut remove = Vec::new();
-        self.entries.retain_mut(|entry| {
+        while self.next() <= now && remove.len() < BATCH {
+            let Some((_, token)) = self.by_due.pop_first() else { break };
+            let Some(entry) = self.by_token.get_mut(&token) else { continue };
             if entry.leftover.gone_by <= now {
-                return false;
+                self.by_token.remove(&token);
+                continue;
             }
-            if entry.due <= now {
-                remove.push(entry.leftover.clone());
-                entry.due = now.after(entry.retry);
-                entry.retry = (entry.retry * 2).min(LAST_RETRY);
-            }
-            true
-        });
+            remove.push(entry.leftover.clone());
+            entry.due = now.after(entry.retry);
+            entry.retry = (entry.retry * 2).min(LAST_RETRY);
+            self.by_due.insert((entry.due, token));
+        }
         remove
+    }
+
+    /// What was handed out last was answered, or not: if not, nothing is handed out for a while, since the rest would not be either.
+    pub(crate) fn answered(&mut self, answered: bool, now: Moment) {
+        let pause = self.silence.map_or(FIRST_RETRY, |(pause, _)| (pause * 2).min(LAST_RETRY));
+        self.silence = (!answered).then(|| (pause, now.after(pause)));
     }
 
     /// A leftover was deleted, or not found. That is the end of it, unless it may come again: then it is looked for ever more
     /// rarely.
     pub(crate) fn settle(&mut self, leftover: &Leftover, now: Moment) {
-        if !leftover.stray {
-            return self.entries.retain(|entry| entry.leftover.token != leftover.token);
-        }
-        for entry in self.entries.iter_mut().filter(|entry| entry.leftover.token == leftover.token) {
+        let Some((token, mut entry)) = self.by_token.remove_entry(&*leftover.token) else { return };
+        self.by_due.remove(&(entry.due, Arc::clone(&token)));
+        if leftover.stray {
             entry.calm = (entry.calm * 2).min(LAST_LOOK);
             (entry.due, entry.retry) = (now.after(entry.calm), FIRST_RETRY);
+            self.by_due.insert((entry.due, Arc::clone(&token)));
+            self.by_token.insert(token, entry);
         }
     }
 }
@@ -123,6 +147,73 @@ mod tests {
             let now = owed.next();
             assert_eq!(owed.take_due(now).len(), 1);
             assert_eq!(owed.next(), now.after(pause), "it may stand there while nobody answers");
+        }
+    }
+
+    /// As many, with tokens of their own.
+    fn many(count: usize) -> Owed {
+        let mut owed = Owed::default();
+        for number in 0..count {
+            owed.add(Leftover { token: number.to_string(), ..leftover(false) }, after(0));
+        }
+        owed
+    }
+
+    #[test]
+    fn many_are_handed_out_in_batches_and_each_once() {
+        let mut owed = many(2 * BATCH + 1);
+        let mut seen = std::collections::HashSet::new();
+        for size in [BATCH, BATCH, 1, 0] {
+            let batch = owed.take_due(after(20));
+            assert_eq!(batch.len(), size);
+            assert!(batch.into_iter().all(|leftover| seen.insert(leftover.token)));
+        }
+        assert_eq!(owed.next(), after(40), "they are due again");
+    }
+
+    /// A hundred thousand take as long as a hundred times a thousand; if each cost a look at all, they would take minutes.
+    #[test]
+    fn settling_one_costs_the_same_however_many_there_are() {
+        let start = std::time::Instant::now();
+        let mut owed = many(100_000);
+        while owed.next() < Moment::NEVER {
+            for leftover in owed.take_due(after(20)) {
+                owed.settle(&leftover, after(20));
+            }
+        }
+        assert!(start.elapsed() < Duration::from_secs(10), "{:?}", start.elapsed());
+    }
+
+    #[test]
+    fn nothing_is_handed_out_for_a_while_when_there_was_no_answer() {
+        let mut owed = many(BATCH + 1);
+        assert_eq!(owed.take_due(after(20)).len(), BATCH);
+        owed.answered(false, after(20));
+        assert!(owed.take_due(after(39)).is_empty());
+        assert_eq!(owed.take_due(owed.next()).len(), BATCH);
+        let mut pauses = Vec::new();
+        for _ in 0..6 {
+            owed.answered(false, after(100));
+            pauses.push(owed.next().since(after(100)));
+        }
+        assert!(pauses.is_sorted() && *pauses.last().unwrap() == LAST_RETRY, "{pauses:?}");
+        owed.answered(true, after(100));
+        assert!(owed.next() <= after(100));
+    }
+
+    #[test]
+    fn a_token_that_is_owed_twice_is_owed_for_as_long_as_either() {
+        for turned in [false, true] {
+            let mut owed = Owed::default();
+            let mut both = [leftover(true), Leftover { gone_by: after(700), ..leftover(false) }];
+            if turned {
+                both.reverse();
+            }
+            for it in both {
+                owed.add(it, after(0));
+            }
+            let taken = owed.take_due(after(20));
+            assert!(taken.len() == 1 && taken[0].stray && taken[0].gone_by == after(700), "{taken:?}");
         }
     }
 

@@ -5,6 +5,8 @@ use std::sync::mpsc;
 use std::thread;
 use std::time::{Duration, Instant};
 
+use relatch::{Error, LockGuard};
+
 use crate::network::{ANSWER, LONG, Rig, SOON, assert_unavailable, returns_by};
 use crate::renewal::renewals;
 use crate::support::{Fault, SetOnDrop, eventually};
@@ -149,6 +151,35 @@ fn a_clean_up_that_is_not_answered_costs_no_hold() {
     eventually(LONG, "it is renewed all the same", || renewals(&rig.locks, "held") > 0);
     assert!(rig.proxy.commands("EVALSHA * 1 lock:owed") > 0, "the clean-up came first");
     assert!(guard.is_valid());
+}
+
+/// More than are sent together, and more than a table can be searched for one by one.
+const VERY_MANY: usize = 20_000;
+
+#[test]
+fn twenty_thousand_late_releases_cost_no_hold_of_a_second() {
+    let rig = Rig::with(|builder| builder.response_timeout(LONG));
+    let release = redis::Script::new(include_str!("../../src/store/release.lua"));
+    let all_releases = format!("EVALSHA {}", release.get_hash());
+    rig.proxy.always(&all_releases, Fault::Answer(b"-NOPERM not now\r\n".to_vec()));
+    thread::scope(|scope| {
+        for thread in 0..8 {
+            let rig = &rig;
+            scope.spawn(move || {
+                for number in 0..VERY_MANY / 8 {
+                    let lock = rig.locks.get(format!("owed-{thread}-{number}")).renew(false);
+                    let owed = lock.lock().expect("locks").unlock();
+                    assert!(matches!(owed, Err(Error::Unconfirmed { .. })), "{owed:?}");
+                }
+            });
+        }
+    });
+    let held: Vec<_> = names().map(|name| rig.locks.get(name).lease(LEASE).lock().expect("locks")).collect();
+    rig.proxy.clear();
+    let before = rig.locks.stats().renewed;
+    eventually(2 * LONG, "all are released", || rig.server.query::<usize>(&["DBSIZE"]) == MANY);
+    eventually(LONG, "all are renewed twice", || rig.locks.stats().renewed >= before + 2 * MANY as u64);
+    assert!(held.iter().all(LockGuard::is_valid), "lost: {}", rig.locks.stats().lost);
 }
 
 #[test]
