@@ -54,7 +54,7 @@ impl LockManager {
     /// Of the client, its address, its login, its database and its TLS settings are used. This is the one place where a type of the
     /// `redis` crate is part of the interface, so it follows that crate's versions (1.x).
     pub fn builder_with_client(client: &redis::Client) -> Builder {
-        Builder { address: Ok(Address::of_client(client)), settings: Settings::default(), on_lost: None }
+        Builder { address: Address::of_client(client), settings: Settings::default(), on_lost: None }
     }
 }
 

@@ -43,6 +43,13 @@ impl Address {
             let reason = "nothing but `protocol` may follow the question mark: the database is the path, /3";
             return Err(invalid(shown, reason));
         }
+        let of_old = |name: &str, value: &str| name != "protocol" || matches!(value, "2" | "resp2");
+        if !parsed.query_pairs().all(|(name, value)| of_old(&name, &value)) {
+            return Err(invalid(
+                shown,
+                "no protocol but `resp2` is spoken: it is enough for all that is used here",
+            ));
+        }
         let info = parsed.into_connection_info().map_err(|error| {
             let reason = if error.to_string().contains("TLS") {
                 "TLS needs a redis::Client built with it: use builder_with_client"
@@ -51,15 +58,21 @@ impl Address {
             };
             invalid(shown, reason)
         })?;
-        Ok(Address::from_info(info))
+        Address::from_info("url", info)
     }
 
-    pub(crate) fn of_client(client: &redis::Client) -> Address {
-        Address::from_info(client.get_connection_info().clone())
+    pub(crate) fn of_client(client: &redis::Client) -> Result<Address, Error> {
+        Address::from_info("client", client.get_connection_info().clone())
     }
 
-    fn from_info(info: ConnectionInfo) -> Address {
+    fn from_info(option: &'static str, info: ConnectionInfo) -> Result<Address, Error> {
         let login = info.redis_settings();
+        if login.username().is_some() && login.password().is_none() {
+            // The user may be a password whose colon was forgotten.
+            let reason =
+                "it has a user and no password, so nobody would log in: it is user:password@, or :password@";
+            return Err(Error::InvalidOption { option, value: NOT_SHOWN.to_owned(), reason });
+        }
         let username = login.username().map(str::to_owned);
         let password = login.password().map(str::to_owned);
         let db = login.db();
@@ -69,7 +82,7 @@ impl Address {
         let bare = info
             .set_tcp_settings(tcp)
             .set_redis_settings(RedisConnectionInfo::default().set_skip_set_lib_name());
-        Address { bare, username, password, db, name }
+        Ok(Address { bare, username, password, db, name })
     }
 
     /// Host and port, or the socket's path: what messages name.
@@ -134,6 +147,16 @@ mod tests {
             "redis://user:12/3#canary@example.org/",
             "redis://user:12@host/canary",
             "redis://example.org/?password=canary",
+            "redis://canary@example.org/",
+            "redis://canary:@example.org/",
+            "redis://canary@example.org/three",
+            "redis://canary@example.org/?db=3",
+            "redis://canary@example.org:99999/",
+            "redis://canary@/3",
+            "rediss://canary@example.org/",
+            "redis://canary@example.org/?protocol=resp3",
+            "http://canary@example.org/",
+            "unix:///run/redis.sock?user=canary",
         ] {
             let error = Address::parse(url).expect_err(url);
             assert!(matches!(error, Error::InvalidOption { option: "url", .. }), "{error:?}");
@@ -141,6 +164,34 @@ mod tests {
         }
         let address = Address::parse("redis://user:canary@example.org/").unwrap();
         assert!(!format!("{address:?}").contains("canary"));
+    }
+
+    #[test]
+    fn a_protocol_that_is_not_spoken_is_refused() {
+        for url in [
+            "redis://example.org/?protocol=resp3",
+            "redis://example.org/?protocol=3",
+            "unix:///run/redis.sock?protocol=3",
+        ] {
+            let error = Address::parse(url).expect_err(url).to_string();
+            assert!(error.contains("resp2") && error.contains(url.split('?').next().unwrap()), "{error}");
+        }
+        for url in ["redis://example.org/?protocol=resp2", "redis://example.org/?protocol=2"] {
+            Address::parse(url).expect(url);
+        }
+    }
+
+    #[test]
+    fn a_user_without_a_password_is_refused() {
+        let client = redis::Client::open("redis://canary@example.org/").unwrap();
+        for (error, named) in [
+            (Address::parse("redis://canary@example.org/").unwrap_err(), "url"),
+            (Address::of_client(&client).unwrap_err(), "client"),
+        ] {
+            let text = error.to_string();
+            assert!(text.contains(named) && text.contains("password@") && !text.contains("canary"), "{text}");
+        }
+        Address::parse("redis://:secret@example.org/").unwrap();
     }
 
     proptest! {
@@ -165,12 +216,17 @@ mod tests {
             after in "[!-~\t ]{0,4}",
             rest in "[!-~]{0,12}",
         ) {
-            let url = format!("{scheme}://{user}:{before}canary{after}@{rest}");
-            let shown = match Address::parse(&url) {
-                Ok(address) => format!("{address:?} {}", address.name()),
-                Err(error) => format!("{error} {error:?}"),
-            };
-            prop_assert!(!shown.contains("canary"), "{} shows {}", url, shown);
+            // The second has a password where the user belongs.
+            for url in [
+                format!("{scheme}://{user}:{before}canary{after}@{rest}"),
+                format!("{scheme}://{before}canary{after}@{rest}"),
+            ] {
+                let shown = match Address::parse(&url) {
+                    Ok(address) => format!("{address:?} {}", address.name()),
+                    Err(error) => format!("{error} {error:?}"),
+                };
+                prop_assert!(!shown.contains("canary"), "{} shows {}", url, shown);
+            }
         }
 
         #[test]

@@ -5,6 +5,8 @@
 -- Replies  nil          there was no such key
 --          {value, ms}  the value that was deleted (false where it was not a string), and how long it
 --                       would still have lived in milliseconds (-1: for ever)
+-- Before Redis 7 a server may be set to replicate scripts as they are, and then refuses a write behind `PTTL`.
+if redis.replicate_commands then redis.replicate_commands() end
 local left = redis.call('PTTL', KEYS[1])
 if left == -2 then
   return nil

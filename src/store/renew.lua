@@ -11,6 +11,8 @@
 -- Replies   1  the token stands there, and so it will for the lease at least
 --           0  there is no such key
 --          -1  another value stands there, and is left alone
+-- Before Redis 7 a server may be set to replicate scripts as they are, and then refuses a write behind `PTTL`.
+if redis.replicate_commands then redis.replicate_commands() end
 local found = redis.call('GET', KEYS[1])
 if found == ARGV[1] then
   if redis.call('PTTL', KEYS[1]) < tonumber(ARGV[2]) then

@@ -2,11 +2,11 @@
 
 use std::time::Duration;
 
-use relatch::{Error, LostCause, Unlocked};
+use relatch::{Error, LockManager, LostCause, Unlocked};
 
 use crate::loss::assert_lost;
 use crate::network::{LONG, Rig};
-use crate::support::{Fault, eventually};
+use crate::support::{Fault, Server, eventually};
 
 /// The answer to a script in which a command failed with these words.
 fn failed(words: &str) -> Fault {
@@ -62,4 +62,18 @@ fn row_20_renewals_that_a_replica_refuses_are_tried_elsewhere() {
     rig.proxy.always("EVALSHA", failed("-OOM command not allowed when used memory > 'maxmemory'."));
     let refused = guard.extend(LONG).expect_err("refused");
     assert!(matches!(&refused, Error::Refused { code, .. } if code == "OOM"), "{refused:?}");
+}
+
+/// Before Redis 7, a server can be set to replicate scripts as they are written, and then refuses a write after a read that is not
+/// the same on every server. (A later one takes the setting, and does as ever.)
+#[test]
+fn scripts_work_where_they_are_replicated_as_they_are() {
+    let server = Server::with(&["--lua-replicate-commands", "no"]);
+    let locks = LockManager::connect(&server.url()).expect("connects");
+    let guard = locks.get("a").lease(LONG).lock().expect("locks");
+    guard.extend(2 * LONG).expect("extends");
+    assert!(server.pttl("lock:a") > i64::try_from(LONG.as_millis()).expect("small"));
+    assert!(locks.force_unlock("a").expect("deletes").is_some());
+    assert!(!server.exists("lock:a"));
+    assert_lost(&guard.unlock(), LostCause::Deleted);
 }
