@@ -2,10 +2,13 @@
 
 use std::time::Duration;
 
+#[cfg(any(target_os = "linux", target_os = "android", target_vendor = "apple"))]
+use rustix::time::ClockId;
+
 /// An instant on this machine's clock, in nanoseconds.
 ///
 /// A plain number rather than [`std::time::Instant`], because validity is kept in an atomic and read
-/// without a lock, and because `Instant` stands still while a Linux machine is suspended: a laptop that
+/// without a lock, and because `Instant` stands still while a Linux machine or a Mac is suspended: a laptop that
 /// slept for an hour would come back believing in a lease of thirty seconds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Moment(u64);
@@ -42,16 +45,24 @@ impl Moment {
     }
 }
 
+/// The clock that counts suspend.
 #[cfg(any(target_os = "linux", target_os = "android"))]
+const CLOCK: ClockId = ClockId::Boottime;
+
+/// It counts suspend there, which `Instant` (`CLOCK_UPTIME_RAW`) does not.
+#[cfg(target_vendor = "apple")]
+const CLOCK: ClockId = ClockId::Monotonic;
+
+#[cfg(any(target_os = "linux", target_os = "android", target_vendor = "apple"))]
 fn read() -> u64 {
-    let time = rustix::time::clock_gettime(rustix::time::ClockId::Boottime);
+    let time = rustix::time::clock_gettime(CLOCK);
     // Never negative: the clock starts at zero when the machine does.
     let seconds = u64::try_from(time.tv_sec).unwrap_or(0);
     let nanos = u64::try_from(time.tv_nsec).unwrap_or(0);
     seconds * 1_000_000_000 + nanos
 }
 
-#[cfg(not(any(target_os = "linux", target_os = "android")))]
+#[cfg(not(any(target_os = "linux", target_os = "android", target_vendor = "apple")))]
 fn read() -> u64 {
     use std::sync::LazyLock;
     use std::time::Instant;
