@@ -5,6 +5,8 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
+use tempfile::TempDir;
+
 /// The code part of every file in `src`: without its unit tests.
 fn sources() -> Vec<(PathBuf, String)> {
     let mut found = Vec::new();
@@ -179,6 +181,44 @@ fn no_dependency_asks_for_a_newer_rust() {
         .collect();
     assert!(asked.len() > 20, "the metadata is read wrongly: {}", asked.len());
     assert_eq!(asked.into_iter().max(), Some(ours), "the version in Cargo.toml is the lowest that will do");
+}
+
+/// Our lock file is no help to a program that depends on the crate: it gets the newest versions that our `Cargo.toml` lets through.
+/// (Needs the registry, or a cargo that knows it already.)
+#[test]
+fn no_dependency_asks_for_a_newer_rust_of_a_program_that_depends_on_this() {
+    let dir = TempDir::new().expect("a temporary directory");
+    let manifest = format!(
+        "[package]\nname = \"dependant\"\nedition = \"2024\"\n\n[dependencies]\nrelatch = {{ path = {:?} }}\n\n[workspace]\n",
+        root()
+    );
+    fs::write(dir.path().join("Cargo.toml"), manifest).expect("a file can be written");
+    fs::create_dir(dir.path().join("src")).expect("a folder can be made");
+    fs::write(dir.path().join("src/main.rs"), "fn main() {}").expect("a file can be written");
+    let output = Command::new(env!("CARGO"))
+        .args(["metadata", "--format-version", "1"])
+        .current_dir(dir.path())
+        .env("CARGO_RESOLVER_INCOMPATIBLE_RUST_VERSIONS", "allow") // As a program has it that does not say which Rust it is for.
+        .output()
+        .expect("cargo runs");
+    let told = String::from_utf8_lossy(&output.stderr);
+    assert!(
+        output.status.success(),
+        "the dependencies cannot be resolved; is the registry out of reach? {told}"
+    );
+    let metadata = String::from_utf8(output.stdout).expect("JSON");
+    let ours = minor(env!("CARGO_PKG_RUST_VERSION"));
+    let packages: Vec<_> = metadata.split("\"manifest_path\":\"").skip(1).collect();
+    assert!(packages.len() > 20, "the metadata is read wrongly: {}", packages.len());
+    let newer: Vec<_> = packages
+        .iter()
+        .filter_map(|package| {
+            let asked = package.split("\"rust_version\":\"").nth(1)?.split('"').next()?;
+            let name = package.split("/Cargo.toml").next()?.rsplit('/').next()?;
+            (minor(asked) > ours).then(|| format!("{name} asks for {asked}"))
+        })
+        .collect();
+    assert!(newer.is_empty(), "with Rust 1.{ours}, a new program does not build: {newer:?}");
 }
 
 fn minor(version: &str) -> u32 {
