@@ -272,6 +272,53 @@ fn row_33_a_deadlock_of_two_managers_is_broken_by_the_deadline() {
     assert_eq!(server.query::<i64>(&["DBSIZE"]), 0);
 }
 
+/// Two threads that take two locks in different orders, without a limit: what they come to, once `end` has run.
+fn deadlock(locks: &LockManager, end: impl FnOnce()) -> [Result<Result<bool, Error>, Error>; 2] {
+    let both_hold = Barrier::new(2);
+    let take = |first: &str, second: &str| {
+        locks.with_guard(first, |outer| {
+            both_hold.wait();
+            locks.with_lock(second, || outer.is_valid())
+        })
+    };
+    thread::scope(|scope| {
+        let threads = [scope.spawn(|| take("a", "b")), scope.spawn(|| take("b", "a"))];
+        end();
+        threads.map(|thread| thread.join().expect("no panic"))
+    })
+}
+
+#[test]
+fn row_33_a_deadlock_without_a_limit_lasts_while_both_are_renewed() {
+    let server = Server::start();
+    let builder = LockManager::builder(&server.url()).lease(Duration::from_millis(300));
+    let locks = builder.build().expect("connects");
+    let results = deadlock(&locks, || {
+        eventually(LONG, "several leases pass", || locks.stats().renewed >= 30);
+        assert_eq!((locks.held().len(), locks.stats().acquired), (2, 2), "neither has both");
+        let _ = locks.force_unlock("a").expect("answers").expect("it is held");
+    });
+    // Whoever held `a` is told that it was not under the lock; the other has had both.
+    let [first, second] = results;
+    assert!(matches!(first, Err(Error::Lost { .. })), "{first:?}");
+    assert!(matches!(second, Ok(Ok(true))), "{second:?}");
+}
+
+#[test]
+fn row_33_a_deadlock_ends_with_max_hold_and_the_outer_locks_are_lost() {
+    let server = Server::start();
+    let lease = Duration::from_millis(300);
+    let builder = LockManager::builder(&server.url()).lease(lease).max_hold(2 * lease);
+    let locks = builder.build().expect("connects");
+    let results = deadlock(&locks, || ());
+    // Both have had both, one after the other; but the outer lock was lost before that, of one of them at least.
+    let lost = results.iter().filter(|it| matches!(it, Err(Error::Lost { .. }))).count();
+    assert!(lost > 0, "{results:?}");
+    assert!(results.iter().flatten().all(Result::is_ok), "{results:?}");
+    assert_eq!(locks.stats().acquired, 4, "whoever has lost the outer lock had the inner one all the same");
+    assert_eq!(server.query::<i64>(&["DBSIZE"]), 0);
+}
+
 #[track_caller]
 fn assert_would_deadlock(result: Result<Option<LockGuard>, Error>) {
     let error = result.expect_err("a wait for oneself");
