@@ -51,7 +51,7 @@ impl LockManager {
 
     /// A manager that reaches Redis as the given client would: for TLS, and for whatever else a URL does not say.
     ///
-    /// Of the client, its address, its login, its database and its TLS settings are used. This is the one place where a type of the
+    /// Of the client, its address, its login, its database and its TLS settings are used, and not its protocol: RESP2 is spoken. This is the one place where a type of the
     /// `redis` crate is part of the interface, so it follows that crate's versions (1.x).
     pub fn builder_with_client(client: &redis::Client) -> Builder {
         Builder { address: Address::of_client(client), settings: Settings::default(), on_lost: None }
@@ -111,6 +111,10 @@ impl Builder {
     /// only; elsewhere nothing is ever certain.
     ///
     /// What the dead process had begun is as it left it, and a child of it may still be at work.
+    ///
+    /// Leave it off where processes or machines are copied while they run (snapshots of virtual machines, CRIU). A copy has the same
+    /// host name, boot and pid namespace as its original, but not the same processes: one that lives in the one, and has ended in the
+    /// other or never began there, looks dead to that.
     pub fn reclaim_dead(mut self, on: bool) -> Builder {
         self.settings.options.reclaim_dead = on;
         self
@@ -125,7 +129,7 @@ impl Builder {
         self
     }
 
-    /// The most connections that are open at a time. Defaults to 8.
+    /// The most connections that are open at a time, up to 10,000 (as many as Redis takes by default). Defaults to 8.
     ///
     /// One is used for as long as a command takes, so a few serve many threads; none is opened before it is needed.
     pub fn pool_size(mut self, connections: u32) -> Builder {

@@ -1,4 +1,4 @@
-//! The clock that leases are measured by: it never steps, and it counts suspend where the system can.
+//! The clock that leases are measured by: it never steps, and it counts suspend on Linux, Android and Apple's systems.
 
 use std::time::Duration;
 

@@ -29,8 +29,9 @@ use crate::watch::LockWatch;
 /// }
 /// ```
 ///
-/// A guard that is forgotten ([`std::mem::forget`]) keeps the lock until the lease runs out, and keeps this
-/// thread from taking it again as long as the thread lives.
+/// A guard that is forgotten ([`std::mem::forget`]) keeps the lock for as long as its thread lives, and a lease longer: the hold is
+/// renewed like any other, until [`max_hold`](crate::Lock::max_hold) if that is set. Without renewal, it keeps the lock for a lease. When
+/// that is over, this thread is told [`Error::Lost`] if it takes the lock again, as long as it lives.
 #[must_use = "the lock is released as soon as the guard is dropped"]
 #[clippy::has_significant_drop]
 pub struct LockGuard {
@@ -105,10 +106,11 @@ impl LockGuard {
         if self.is_valid() { self.hold().remaining(Moment::now()) } else { Duration::ZERO }
     }
 
-    /// Returns only if the hold can be trusted for at least `span` from now on: the line before the point of no return.
+    /// Returns only if at least `span` of the lease is left, by this process's clock: the line before the point of no return.
     ///
     /// Sends nothing if that much is left already; else has the lease pushed out now, and waits for the answer, at most
-    /// for the response timeout.
+    /// for the response timeout. Where nothing is sent, a key that Redis has lost meanwhile (a flush, a failover) goes unnoticed:
+    /// [`verify`](LockGuard::verify) asks.
     ///
     /// # Errors
     ///

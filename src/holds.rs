@@ -58,7 +58,7 @@ pub(crate) enum Left {
     Inside(u32),
     /// It was the last. The turn is the caller's to end, after the release.
     Outside(Turn),
-    /// The thread is ending and its map is gone: its turn is over, and nothing may be sent.
+    /// The thread is ending and its map is gone: its turn is over, and the release is the keeper's.
     TooLate,
 }
 

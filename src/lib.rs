@@ -43,7 +43,8 @@
 //! ```
 //!
 //! Where a closure does not fit, keep a guard. Dropping it releases the lock; [`LockGuard::unlock`] does the same and tells
-//! what came of it. Before what cannot be undone, make sure that enough of the lease is left for it.
+//! what came of it. Before what cannot be undone, make sure that enough of the lease is left for it. That is a look at the clock; what
+//! Redis has lost meanwhile, [`LockGuard::verify`] asks.
 //!
 //! ```no_run
 //! # fn prepare() {}
@@ -53,7 +54,8 @@
 //! # let locks = relatch::LockManager::connect("redis://127.0.0.1/")?;
 //! let guard = locks.lock("orders:42")?;
 //! prepare();
-//! guard.ensure(Duration::from_secs(5))?; // `Err(Lost)` if somebody else may have the lock
+//! guard.ensure(Duration::from_secs(5))?; // by the clock, so much of the lease is left, or it is renewed
+//! guard.verify()?; // Redis still knows of it
 //! charge_card();
 //! guard.unlock()?;
 //! # Ok(())
@@ -71,6 +73,12 @@
 //!
 //! A hold belongs to its thread, and so do its guards. A thread that ends without giving a lock back leaves it to its lease,
 //! which is not renewed any more. After a `fork`, the child holds nothing, and its operations say [`Error::Forked`].
+//!
+//! A thread's locals are dropped when it ends, and one of them may hold a guard or the manager, or take a lock as it is dropped: all of
+//! that works, and sends what it has to. But the map in which the thread's holds are kept is such a local itself, and may be gone
+//! before. From then on a lock that the thread has is not taken once more but waited for; a lock that it takes is not renewed; and the
+//! release of either is [`Error::Unconfirmed`]: the keeper's thread deletes the key or, where the manager goes at the same time, it
+//! stands until its lease ends.
 //!
 //! Threads of the crate's own, per manager: `relatch-pool-0` looks after idle connections (from the start),
 //! `relatch-keeper` renews leases and finishes late releases (from the first hold on that is renewed, extended or told of), `relatch-on-lost` calls

@@ -76,7 +76,7 @@ impl Lock {
     /// For how long the lock is renewed at most. Defaults to the manager's, which is no limit.
     ///
     /// When it has passed, the lease runs out and the hold is lost like any other. Against work that hangs, and guards
-    /// that are forgotten.
+    /// that are forgotten. It ends a deadlock, too, but by taking locks away: a [`wait`](Lock::wait) with a limit takes none.
     pub fn max_hold(mut self, limit: Duration) -> Lock {
         self.options.renewal.max_hold = Some(limit);
         self
@@ -103,6 +103,9 @@ impl Lock {
     /// one round trip), and then each time Redis says that the key has changed, when the holder's lease ends, and
     /// every 10 to 15 seconds. Without word from Redis (see [Waiting](crate#waiting)), with growing pauses of up to 64 ms.
     ///
+    /// Two threads that each hold a lock and wait for the other's wait for ever, since both are renewed: unless one of these waits has
+    /// a [limit](Lock::wait), or [`max_hold`](Lock::max_hold) is set.
+    ///
     /// # Errors
     ///
     /// - [`Error::Timeout`]: it was busy for the whole wait. Names the holder.
@@ -110,7 +113,8 @@ impl Lock {
     /// - [`Error::Unavailable`], [`Error::Refused`]: Redis could not be asked, or said no.
     /// - [`Error::NotALock`]: the Redis key holds something else, or never expires.
     /// - [`Error::WouldDeadlock`]: this thread has it already, through another manager.
-    /// - [`Error::InvalidKey`], [`Error::InvalidOption`], [`Error::DepthOverflow`], [`Error::Forked`], [`Error::NoThread`].
+    /// - [`Error::InvalidKey`], [`Error::InvalidOption`], [`Error::DepthOverflow`], [`Error::Forked`], [`Error::NoThread`],
+    ///   [`Error::NoRandomness`].
     pub fn lock(&self) -> Result<LockGuard, Error> {
         self.request().lock()
     }

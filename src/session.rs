@@ -280,7 +280,7 @@ impl Session {
         self.keeper.owe(Leftover { redis_key, token, gone_by, stray: hold.since().stray });
     }
 
-    /// Ends the hold of a thread that is ending, and may send nothing any more.
+    /// Ends the hold of a thread whose map is gone, and whose turn may be another thread's by now: the keeper releases it.
     fn leave_to_keeper(&self, hold: &Hold) -> Result<u32, Error> {
         let now = Moment::now();
         self.own_process(now)?;

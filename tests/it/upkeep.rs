@@ -48,6 +48,17 @@ fn ensure_sends_only_what_is_needed() {
 }
 
 #[test]
+fn ensure_looks_at_the_clock_and_verify_asks() {
+    let rig = rig();
+    let guard = rig.locks.get("a").lease(MINUTE).renew(false).lock().expect("locks");
+    rig.server.query::<()>(&["DEL", "lock:a"]);
+    guard.ensure(MINUTE / 2).expect("enough is left by the clock");
+    assert!(guard.is_valid());
+    assert_lost(&guard.verify(), LostCause::Deleted);
+    assert_lost(&guard.ensure(Duration::ZERO), LostCause::Deleted);
+}
+
+#[test]
 fn extend_gives_another_lease() {
     let rig = rig();
     for renew in [true, false] {
