@@ -43,15 +43,16 @@ pub enum Error {
     /// The release was sent, or could not be, and no answer came: the key may stand in Redis a while longer.
     ///
     /// The hold was valid until the release, so the work was done under the lock. Others may have to
-    /// wait, but no longer than `at_most`.
-    #[error("the release of lock {key:?} is not confirmed, its key may stand for up to {at_most:.1?}")]
+    /// wait, but no longer than `at_most`. That is zero where the lease ran out while the release was on its way, and Redis
+    /// says that the key is gone or another's by then.
+    #[error("the release of lock {key:?} is not confirmed, {}", may_stand(*at_most))]
     #[non_exhaustive]
     Unconfirmed {
         /// The lock's key.
         key: String,
         /// How long the key can still stand in Redis.
         at_most: Duration,
-        /// What kept the answer from coming.
+        /// What kept the answer from coming, or from saying anything.
         source: Box<dyn StdError + Send + Sync>,
     },
 
@@ -216,6 +217,13 @@ pub enum LostCause {
     Taken,
 }
 
+fn may_stand(at_most: Duration) -> String {
+    if at_most.is_zero() {
+        return "its lease is over by now".to_owned();
+    }
+    format!("its key may stand for up to {at_most:.1?}")
+}
+
 fn held_by(holder: Option<&Holder>) -> String {
     holder.map(|holder| format!(", held by {holder}")).unwrap_or_default()
 }
@@ -229,6 +237,17 @@ mod tests {
         fn sendable<T: StdError + Send + Sync + 'static>() {}
         sendable::<Error>();
         assert!(size_of::<Error>() <= 104, "{}", size_of::<Error>());
+    }
+
+    #[test]
+    fn a_release_that_is_not_confirmed_says_for_how_long_the_key_may_stand() {
+        let error = |at_most| {
+            let source = "no answer".into();
+            Error::Unconfirmed { key: "a".to_owned(), at_most, source }.to_string()
+        };
+        let begins = "the release of lock \"a\" is not confirmed, ";
+        assert_eq!(error(Duration::from_secs(3)), format!("{begins}its key may stand for up to 3.0s"));
+        assert_eq!(error(Duration::ZERO), format!("{begins}its lease is over by now"));
     }
 
     #[test]

@@ -27,8 +27,10 @@ pub(crate) struct Since {
 /// Who may touch what: the thread that holds writes `depth`, and ends the hold; the keeper writes `valid_until` when
 /// a renewal was answered; anybody may find that the hold is over, and the first to do so writes down how it
 /// ended. Validity is a comparison of the clock with `valid_until`, never a flag that somebody has to set in
-/// time: a process that was stopped and goes on finds the truth at its first look. It only ever ends once:
-/// what `is_valid` has denied, no late answer brings back.
+/// time: a process that was stopped and goes on finds the truth at its first look.
+///
+/// A hold ends once, and its written `end` is the truth: a look that finds the lease over writes that down before
+/// it answers, so no late answer to a renewal brings the hold back.
 #[derive(Debug)]
 pub(crate) struct Hold {
     /// Tells holds apart, within the process.
@@ -42,7 +44,7 @@ pub(crate) struct Hold {
     depth: AtomicU32,
     /// In milliseconds; changes when the holder extends it.
     lease: AtomicU64,
-    /// Zero ([`Moment::PAST`]) once the hold is over, and never anything else again.
+    /// Zero ([`Moment::PAST`]) while the hold is released and once it is over.
     valid_until: AtomicU64,
     /// When Redis has certainly let go of the key, by what was sent so far.
     gone_by: AtomicU64,
@@ -143,11 +145,29 @@ impl Hold {
 
     pub(crate) fn is_valid(&self, now: Moment) -> bool {
         let clock = if flaw::is_in("trusts a flag") { Moment::from_nanos(1) } else { now };
-        clock < self.valid_until()
+        self.left(clock).is_some()
     }
 
     pub(crate) fn remaining(&self, now: Moment) -> Duration {
-        self.valid_until().since(now)
+        self.left(now).unwrap_or_default()
+    }
+
+    /// How long the hold may be trusted from `now` on, if at all.
+    ///
+    /// A denial by the clock is written down before it is given. The keeper may have read the clock a moment earlier, and be
+    /// about to write that a renewal worked: `renewed` looks at the end after that. (Nobody is woken here: watchers and
+    /// waiters sleep until `valid_until` at most.)
+    fn left(&self, now: Moment) -> Option<Duration> {
+        let until = self.valid_until();
+        if now < until && self.end.get().is_none() {
+            return Some(until.since(now));
+        }
+        if until > Moment::PAST {
+            // Where an end is written already, that one stays.
+            let _ = self.end.set(End::Lost(LostCause::Expired));
+            self.valid_until.store(0, Ordering::Release);
+        }
+        None
     }
 
     /// How long the key can still stand in Redis if it is not deleted.
@@ -190,13 +210,13 @@ impl Hold {
     }
 
     /// Redis pushed the lease out, by a command that was sent at `sent`. Counts from there, and only for a hold
-    /// that is still valid at `now`.
+    /// that is still valid at `now`, and that nobody has found to be over since.
     pub(crate) fn renewed(&self, lease: Lease, sent: Moment, now: Moment) -> Result<(), Error> {
         let new = lease.valid_until(sent).as_nanos();
         let changed = self.valid_until.fetch_update(Ordering::AcqRel, Ordering::Acquire, |old| {
             (now < Moment::from_nanos(old)).then_some(new)
         });
-        if changed.is_err() {
+        if changed.is_err() || self.end.get().is_some() {
             return Err(self.lose(LostCause::Expired));
         }
         self.renewals.fetch_add(1, Ordering::Relaxed);
@@ -227,9 +247,12 @@ impl Hold {
         Error::Lost { key: self.key.name().to_string(), cause }
     }
 
-    /// The release is about to be sent: nobody may trust the hold any more, however that ends.
-    pub(crate) fn close(&self) {
-        self.valid_until.store(0, Ordering::Release);
+    /// The release is about to be sent: nobody may trust the hold any more, however that ends. Returns until when it could be
+    /// trusted, where it still can be at `now`.
+    pub(crate) fn close(&self, now: Moment) -> Option<Moment> {
+        let until = Moment::from_nanos(self.valid_until.swap(0, Ordering::AcqRel));
+        // Where it is over, Redis may know better how it was lost.
+        Some(until).filter(|until| now < *until && self.end.get().is_none())
     }
 
     /// Writes down that the hold was given back; the first end stays.
@@ -251,8 +274,7 @@ impl Hold {
 
     /// True once it was given back or lost, or has run out. (Not while its release is under way.)
     pub(crate) fn is_over(&self, now: Moment) -> bool {
-        let valid_until = self.valid_until();
-        self.end.get().is_some() || (Moment::PAST < valid_until && valid_until <= now)
+        self.left(now).is_none() && self.end.get().is_some()
     }
 
     /// How the hold was lost, if that is known already.
@@ -268,13 +290,9 @@ impl Hold {
         let mut watched = self.watched.lock();
         loop {
             let now = Moment::now();
-            if self.end.get().is_some() {
-                return self.lost();
-            }
+            // Read before the look: who finds the hold over after it wakes nobody.
             let valid_until = self.valid_until();
-            if Moment::PAST < valid_until && valid_until <= now {
-                drop(watched);
-                self.lose(LostCause::Expired);
+            if self.is_over(now) {
                 return self.lost();
             }
             if deadline <= now {
@@ -325,6 +343,7 @@ pub(crate) mod tests {
         let end = SENT.after(Duration::from_millis(988));
         assert!(!hold.is_valid(end));
         assert_eq!(hold.remaining(end), Duration::ZERO);
+        assert_eq!(hold.lost(), Some(LostCause::Expired));
         assert!(matches!(hold.check(end), Err(Error::Lost { cause: LostCause::Expired, .. })));
     }
 
@@ -359,6 +378,41 @@ pub(crate) mod tests {
         assert!(released.renewed(lease, SENT, SENT).is_err());
         assert!(!released.is_valid(SENT));
         assert_eq!(released.lost(), None, "it was given back, not lost");
+    }
+
+    /// The keeper reads the clock, and sleeps before it writes: whoever looks meanwhile is right for good.
+    #[test]
+    fn what_a_look_has_denied_no_renewal_brings_back() {
+        let looks: [fn(&Hold, Moment) -> bool; 4] = [
+            |hold, now| !hold.is_valid(now),
+            |hold, now| hold.remaining(now).is_zero(),
+            |hold, now| hold.is_over(now),
+            |hold, now| hold.check(now).is_err(),
+        ];
+        for (number, denies) in looks.into_iter().enumerate() {
+            let (hold, lease) = one_second();
+            let end = hold.valid_until();
+            let just_before = Moment::from_nanos(end.as_nanos() - 1);
+            assert!(!denies(&hold, just_before) && denies(&hold, end), "look {number}");
+            assert!(hold.renewed(lease, just_before, just_before).is_err(), "look {number}");
+            assert!(!hold.is_valid(just_before), "look {number}: it came back");
+            assert_eq!((hold.remaining(just_before), hold.renewals()), (Duration::ZERO, 0), "look {number}");
+        }
+    }
+
+    #[test]
+    fn a_hold_that_is_being_released_is_neither_valid_nor_lost() {
+        let (hold, _) = one_second();
+        let end = hold.valid_until();
+        assert_eq!(hold.close(SENT), Some(end));
+        assert!(!hold.is_valid(SENT) && !hold.is_valid(end) && !hold.is_over(end));
+        assert_eq!((hold.remaining(SENT), hold.lost()), (Duration::ZERO, None));
+        hold.release();
+        assert!(hold.is_over(SENT) && hold.lost().is_none());
+
+        let (late, _) = one_second();
+        assert_eq!(late.close(end), None);
+        assert_eq!(late.lost(), None, "that is for Redis to say");
     }
 
     #[test]

@@ -58,9 +58,10 @@ impl Keeper {
         self.rouse(|work| work.leases.enter(Arc::clone(hold), told, hold.since().sent))
     }
 
-    /// Lets go of a hold that is about to be released.
-    pub(crate) fn remove(&self, hold: &Hold) {
-        self.desk.work.lock().leases.remove(hold);
+    /// Lets go of a hold that is about to be released, and closes it: until when it could be trusted, where it still can be
+    /// at `now`.
+    pub(crate) fn close(&self, hold: &Hold, now: Moment) -> Option<Moment> {
+        self.desk.work.lock().leases.close(hold, now)
     }
 
     /// Sees to it that a key whose release got no answer goes away.

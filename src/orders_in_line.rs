@@ -176,7 +176,7 @@ impl Scene {
         if let Some(front) = self.log.lock().front.as_mut().filter(|front| front.who == me) {
             front.handing = baton.is_some();
         }
-        hold.close();
+        hold.close(Moment::now());
         self.redis.remove(token);
         let next = baton.as_ref().map(|baton| baton.wish().token.parse().expect("a number"));
         let handed = next.map_or(Handed::Nothing, |next| self.hand(next));

@@ -14,9 +14,10 @@ use crate::hold::{Hold, tests::sample};
 use crate::leases::Leases;
 use crate::options::Lease;
 use crate::orders_of_word::{KEY, Redis};
+use crate::store::Compared;
 use crate::sync::orders::{below, by_chance, in_many_orders, pass, step};
 use crate::sync::{Condvar, Mutex};
-use crate::verdict;
+use crate::verdict::{self, Release};
 
 const LEASE: Duration = Duration::from_millis(300);
 
@@ -152,15 +153,14 @@ impl Desk {
 
     /// As `Session::end` does it.
     fn release(&self) {
-        let was_valid = self.hold.is_valid(Moment::now());
-        self.leases.lock().remove(&self.hold);
-        self.hold.close();
+        let valid_until = self.leases.lock().close(&self.hold, Moment::now());
         self.bell.notify_one();
         let compared = self.redis.remove(Some(self.hold.token()));
         on_the_way();
         assert!(!self.hold.is_valid(Moment::now()), "it is trusted while its release is under way");
         let pushes = self.redis.pushes();
-        let released = verdict::on_release(&self.hold, compared, was_valid, false);
+        let release = Release { valid_until, answered: Moment::now(), maybe_done: false };
+        let released = verdict::on_release(&self.hold, compared, release);
         if released.is_ok() {
             self.hold.release();
             step();
@@ -232,6 +232,32 @@ fn a_deleted_lock_is_lost_once_and_not_released() {
     keeps(500, true, true);
 }
 
+/// The keeper has read the clock in time, and writes a moment later that the renewal worked.
+#[test]
+fn what_was_denied_once_does_not_come_back_with_a_renewal() {
+    in_many_orders(1_000, LEASE, || {
+        let sent = Moment::now();
+        let hold = Arc::new(sample("a", LEASE, sent));
+        let left = hold.valid_until().since(Moment::now());
+        pass(left.saturating_sub(Duration::from_nanos(below(1_500))));
+        let reader = thread::spawn({
+            let hold = Arc::clone(&hold);
+            move || {
+                let mut denied = false;
+                for _ in 0..6 {
+                    let valid = hold.is_valid(Moment::now());
+                    assert!(!(denied && valid), "what was denied came back");
+                    denied |= !valid;
+                }
+                denied
+            }
+        });
+        let renewed = verdict::on_renewal(&hold, hold.lease(), sent.after(LEASE / 2), Compared::Done);
+        let denied = reader.join().expect("it ends");
+        assert!(!(denied && hold.is_valid(Moment::now())), "what was denied came back, renewed: {renewed}");
+    });
+}
+
 /// No wait ends by itself here but that for the end of a lease.
 #[test]
 fn whoever_watches_a_hold_is_told_of_its_end() {
@@ -243,7 +269,7 @@ fn whoever_watches_a_hold_is_told_of_its_end() {
         });
         let lost = match below(3) {
             0 => {
-                hold.close();
+                hold.close(Moment::now());
                 hold.release();
                 None
             }

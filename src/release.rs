@@ -10,20 +10,30 @@ use crate::clock::Moment;
 use crate::error::{Error, LostCause};
 use crate::hold::Hold;
 use crate::store::{Compared, Store, Trouble};
-use crate::verdict;
+use crate::verdict::{self, Release};
 use crate::wish::{Handed, Wish};
 
-/// Releases a hold in Redis, within `limit`; `was_valid` says whether it could be trusted until now. A `wish` goes out
-/// behind it, for the next thread of this process, and comes back as what became of it.
+/// What came of a release.
+#[derive(Debug)]
+pub(crate) struct Answer {
+    pub(crate) released: Result<(), Error>,
+    /// What came of the wish.
+    pub(crate) handed: Handed,
+    /// Redis did not say what became of the key: it may stand there yet.
+    pub(crate) silent: bool,
+}
+
+/// Releases a hold in Redis, within `limit`; it could be trusted until `valid_until`, if it still could when it was closed. A
+/// `wish` goes out behind it, for the next thread of this process, and comes back as what became of it.
 ///
 /// After an answer that was lost it is tried again, over another connection.
 pub(crate) fn release(
     store: &Store,
     hold: &Hold,
-    was_valid: bool,
+    valid_until: Option<Moment>,
     limit: Duration,
     wish: Option<&Wish>,
-) -> (Result<(), Error>, Handed) {
+) -> Answer {
     let deadline = Moment::now().after(limit);
     let mut backoff = Backoff::for_trouble();
     let mut maybe_done = false;
@@ -32,7 +42,11 @@ pub(crate) fn release(
         // Whoever was sent for once is not sent for again: the first time may still come.
         let wish = wish.filter(|_| handed == Handed::Nothing);
         let trouble = match remove(store, hold, wish, &mut handed, deadline) {
-            Ok(compared) => return (verdict::on_release(hold, compared, was_valid, maybe_done), handed),
+            Ok(compared) => {
+                let release = Release { valid_until, answered: Moment::now(), maybe_done };
+                let released = verdict::on_release(hold, compared, release);
+                return Answer { released, handed, silent: false };
+            }
             Err(trouble) => trouble,
         };
         debug!(target: "relatch::release", "releasing lock {:?}: {trouble:?}", hold.key().name());
@@ -40,7 +54,8 @@ pub(crate) fn release(
         maybe_done |= matches!(trouble, Trouble::Unanswered { .. });
         let pause = if at_once { Duration::ZERO } else { backoff.pause() };
         if !trouble.can_pass() || Moment::now().after(pause) >= deadline {
-            return (Err(unconfirmed(hold, was_valid, trouble)), handed);
+            let released = Err(unconfirmed(hold, valid_until.is_some(), trouble));
+            return Answer { released, handed, silent: true };
         }
         thread::sleep(pause);
     }
@@ -82,9 +97,9 @@ fn remove(
     }
 }
 
-/// No answer. A hold that had run out by its clock cannot claim to have been kept; a valid one was.
+/// No answer. A hold that had run out by its clock, or was found lost, cannot claim to have been kept; a valid one was.
 fn unconfirmed(hold: &Hold, was_valid: bool, trouble: Trouble) -> Error {
-    if !was_valid {
+    if !was_valid || hold.lost().is_some() {
         return hold.lose(LostCause::Expired);
     }
     let at_most = hold.gone_in(Moment::now());

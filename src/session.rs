@@ -25,7 +25,7 @@ use crate::owed::Leftover;
 use crate::owner::{Owner, fresh_token, host_name};
 use crate::process as this_process;
 use crate::queue::{Baton, NoTurn, Queue, Turn};
-use crate::release::release;
+use crate::release::{Answer, release};
 use crate::stats::Counters;
 use crate::store::{Address, Connection, Seen, Store, Trouble};
 use crate::teller::{OnLost, Teller};
@@ -247,15 +247,14 @@ impl Session {
     /// Ends a hold: first for this process, whatever follows, then in Redis. A wish goes out with the release.
     fn end(&self, hold: &Arc<Hold>, wish: Option<&Wish>) -> (Result<(), Error>, Handed) {
         let now = Moment::now();
-        let was_valid = hold.is_valid(now);
-        self.keeper.remove(hold);
-        hold.close();
+        let valid_until = self.keeper.close(hold, now);
         self.counters.time_held.add(now.since(hold.taken()));
-        let (released, handed) = release(&self.store, hold, was_valid, self.settings.response_timeout, wish);
+        let limit = self.settings.response_timeout;
+        let Answer { released, handed, silent } = release(&self.store, hold, valid_until, limit, wish);
         let maybe_there = match &released {
             Ok(()) | Err(Error::Unconfirmed { .. }) => {
                 hold.release();
-                released.is_err()
+                silent
             }
             Err(error) => {
                 self.keeper.lost(hold);
@@ -266,7 +265,7 @@ impl Session {
         if maybe_there || hold.since().stray {
             self.owe(hold);
         }
-        if !was_valid {
+        if valid_until.is_none() {
             // Whoever passed it by may have asked over the same connection, and Redis does not tell of what was done there.
             self.keeper.listener().call(hold.key().in_redis());
         }
@@ -284,7 +283,7 @@ impl Session {
     fn leave_to_keeper(&self, hold: &Hold) -> Result<u32, Error> {
         let now = Moment::now();
         self.own_process(now)?;
-        self.keeper.remove(hold);
+        self.keeper.close(hold, now);
         hold.release();
         self.owe(hold);
         let source = "the thread is ending: its lock is released in the background".into();

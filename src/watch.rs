@@ -77,12 +77,12 @@ mod tests {
         let hold = one_second();
         let end = hold.valid_until();
         assert!(!hold.is_over(SENT));
-        assert!(hold.is_over(end) && hold.is_over(end.after(Duration::from_secs(1))));
-        hold.close();
+        hold.close(SENT);
         assert!(!hold.is_over(SENT) && !hold.is_over(end));
         assert_eq!(hold.wait_lost(Moment::now()), None);
         assert_eq!(hold.lost(), None, "that is for the release to say");
         hold.release();
         assert!(hold.is_over(SENT));
+        assert!(one_second().is_over(end) && one_second().is_over(end.after(Duration::from_secs(1))));
     }
 }
