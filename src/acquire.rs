@@ -181,7 +181,7 @@ impl Claimant<'_> {
                     }
                     debug!(target: "relatch::acquire", "taking lock {:?}: {trouble:?}, trying again", self.bid.claim.key.name());
                     // The first failure may be a connection that had gone stale: the next one is not.
-                    let at_once = self.troubles == 1 || self.bid.has_open_answer();
+                    let at_once = self.troubles == 1;
                     if !at_once && !self.sleep(in_trouble.pause()) {
                         return Err(self.give_up(trouble));
                     }

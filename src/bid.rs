@@ -2,13 +2,14 @@
 //!
 //! The hard part is a `SET` whose answer does not come: the lock may be ours. Three rules keep that honest.
 //!
-//! 1. *The token stays* until Redis has said what became of it. A later look that finds it standing there
-//!    means that we have had the lock since the first send whose fate was open, and no longer.
-//! 2. *The connection stays* while it stands, because Redis answers a connection in order: what is sent next
-//!    is executed after the lost command. A clean-up sent over another connection may run first, and the
-//!    lock would then be taken by nobody.
-//! 3. *A token that was cleaned up is never used again*: the clean-up may run late, and would then delete
+//! 1. *A connection has one answer to give.* Where it stays silent for a response timeout, the clean-up of the token is
+//!    written behind the `SET`, on the same connection: Redis executes one connection's commands in order. (A clean-up
+//!    over another connection may run first, and nobody would then hold the lock that the `SET` takes.) The next
+//!    attempt goes over another connection: perhaps only this one is dead, and Redis is well.
+//! 2. *A token that was cleaned up is never used again*: the clean-up may run late, and would then delete
 //!    a lock that the same token has taken anew.
+//! 3. *A token whose connection broke stays*, since nothing can be written behind it. A later look that finds the token
+//!    means that we have had the lock since the first send that went astray, and no longer.
 
 use std::mem;
 
@@ -25,9 +26,6 @@ use crate::owed::Leftover;
 use crate::owner::{Owner, fresh_token};
 use crate::store::{Claim, Connection, Store, Trouble, Watch};
 use crate::wish::{Handed, Wish};
-
-/// How often the same connection is asked about a lost answer before another one is tried.
-const ASKED_TWICE: u32 = 2;
 
 /// What is to be taken, and for whom.
 #[derive(Clone, Copy)]
@@ -69,13 +67,10 @@ pub(crate) struct Bid<'a> {
     pub(crate) claim: Claimed<'a>,
     /// Empty where a fresh one is to be drawn first.
     token: String,
-    /// The connection on which an answer is open, while it stands.
-    connection: Option<Connection<'a>>,
-    /// The first send on that connection whose fate is open.
-    open_since: Option<Moment>,
-    /// The same, of connections that broke: Redis may have executed it, or may yet.
+    /// The first send of the token whose connection broke: Redis may have executed it, or may yet.
     astray_since: Option<Moment>,
-    unanswered: u32,
+    /// The last token that was given up. Where it is what keeps the lock busy, nobody has the lock.
+    given_up: Option<String>,
 }
 
 impl<'a> Bid<'a> {
@@ -87,7 +82,7 @@ impl<'a> Bid<'a> {
             // Taken, but so long ago that the next look had better settle it; or perhaps not taken.
             Handed::Taken { sent, .. } | Handed::Astray { sent } => (wish.token, Some(sent)),
         };
-        Bid { claim, token, connection: None, open_since: None, astray_since, unanswered: 0 }
+        Bid { claim, token, astray_since, given_up: None }
     }
 
     /// True where Redis may hold the token already, though nobody can say.
@@ -95,20 +90,12 @@ impl<'a> Bid<'a> {
         self.astray_since.is_some()
     }
 
-    /// True where the next attempt goes over the connection on which an answer is open.
-    pub(crate) fn has_open_answer(&self) -> bool {
-        self.connection.is_some()
-    }
-
     /// Asks Redis once.
     pub(crate) fn attempt(&mut self, look: bool, deadline: Moment) -> Result<Answer, Trouble> {
         if self.token.is_empty() {
             self.token = self.claim.fresh_token()?;
         }
-        let mut connection = match self.connection.take() {
-            Some(connection) => connection,
-            None => self.claim.store.checkout(deadline)?,
-        };
+        let mut connection = self.claim.store.checkout(deadline)?;
         let (key, lease) = (self.claim.key.in_redis(), self.claim.lease.millis());
         let number = if self.claim.waits { self.claim.keeper.listener().number() } else { None };
         let sent = Moment::now();
@@ -119,15 +106,21 @@ impl<'a> Bid<'a> {
         };
         match answer {
             Ok((Claim::Taken, _)) => self.taken(connection, sent, deadline),
+            Ok((Claim::TakenBefore, _)) if self.astray_since.is_none() => {
+                let trouble = self.found_without_sending();
+                Err(self.remove_given_up(connection, deadline).unwrap_or(trouble))
+            }
             Ok((Claim::TakenBefore, _)) => {
-                let since = self.astray_since.or(self.open_since).unwrap_or(sent);
+                let since = self.astray_since.unwrap_or(sent);
                 self.taken(connection, since, deadline)
             }
-            Ok((Claim::Busy(holder), watch)) => {
-                // Whatever was open on this connection came before this answer, and took nothing.
-                self.open_since = None;
-                Ok(self.busy(holder, number, watch))
+            Ok((Claim::Busy(Some(holder)), _)) if self.given_up.as_deref() == Some(holder.raw()) => {
+                let cause =
+                    "an earlier attempt of this thread, which was not answered, had taken the lock".into();
+                let trouble = Trouble::Unanswered { link_stands: true, cause };
+                Err(self.remove_given_up(connection, deadline).unwrap_or(trouble))
             }
+            Ok((Claim::Busy(holder), watch)) => Ok(self.busy(holder, number, watch)),
             Ok((Claim::NotAString, _)) => Ok(Answer::NotAString),
             Err(trouble) => {
                 self.lost_answer(connection, sent, &trouble);
@@ -138,9 +131,8 @@ impl<'a> Bid<'a> {
 
     /// What the listener may ask in the meantime: not where something is open already.
     pub(crate) fn wish(&self) -> Option<Wish> {
-        let settled = self.connection.is_none() && self.open_since.is_none() && self.astray_since.is_none();
-        (settled && !self.token.is_empty())
-            .then(|| Wish { token: self.token.clone(), lease: self.claim.lease })
+        let settled = self.astray_since.is_none() && !self.token.is_empty();
+        settled.then(|| Wish { token: self.token.clone(), lease: self.claim.lease })
     }
 
     /// Takes in what Redis said to the listener.
@@ -159,10 +151,7 @@ impl<'a> Bid<'a> {
             }
             Ok((Claim::Busy(holder), watch)) => Ok(self.busy(holder, Some(asked.listener), watch)),
             Ok((Claim::NotAString, _)) => Ok(Answer::NotAString),
-            Ok((Claim::TakenBefore, _)) => {
-                self.give_up_token();
-                Err(late())
-            }
+            Ok((Claim::TakenBefore, _)) => Err(self.found_without_sending()),
             Err(trouble) => {
                 if matches!(trouble, Trouble::Unanswered { .. }) {
                     self.give_up_token();
@@ -170,6 +159,12 @@ impl<'a> Bid<'a> {
                 Err(trouble)
             }
         }
+    }
+
+    /// Removes the token that was given up, so that the next attempt finds the lock free: what went wrong with that, if anything.
+    fn remove_given_up(&self, mut connection: Connection<'a>, deadline: Moment) -> Option<Trouble> {
+        let token = self.given_up.as_deref()?;
+        connection.remove(self.claim.key.in_redis(), token, deadline).err()
     }
 
     /// The token is not ours to use any more: the listener has asked for it, and has it cleaned up.
@@ -208,44 +203,36 @@ impl<'a> Bid<'a> {
         Err(late())
     }
 
+    /// The token stands in Redis, though Redis has said of each of its sends that it took nothing. Nobody knows since when, or
+    /// who put it there: it is not a lock that can be believed in.
+    fn found_without_sending(&mut self) -> Trouble {
+        self.give_up_token();
+        let cause = "the token stands in Redis, which has said that it did not take it".into();
+        Trouble::Unanswered { link_stands: true, cause }
+    }
+
     /// Notes what may still happen in Redis.
     fn lost_answer(&mut self, connection: Connection<'a>, sent: Moment, trouble: &Trouble) {
         match trouble {
-            Trouble::Unanswered { link_stands, .. } => {
-                self.open_since.get_or_insert(sent);
-                self.unanswered += 1;
-                if !link_stands {
-                    self.astray_since = self.astray_since.or(self.open_since.take());
-                } else if self.unanswered < ASKED_TWICE {
-                    self.connection = Some(connection);
-                } else {
-                    // It may be this connection that is dead, not the server.
-                    connection.abandon(self.claim.key.in_redis(), &self.token);
-                    self.owe();
-                    self.start_over();
-                }
+            Trouble::Unanswered { link_stands: true, .. } => {
+                connection.abandon(self.claim.key.in_redis(), &self.token);
+                self.give_up_token();
             }
-            // What was sent before on this connection may have been answered too, but late, and nobody has read that.
-            Trouble::NotSent(_) | Trouble::Refused(_) => {
-                self.astray_since = self.astray_since.or(self.open_since.take());
-            }
+            Trouble::Unanswered { .. } => _ = self.astray_since.get_or_insert(sent),
+            Trouble::NotSent(_) | Trouble::Refused(_) => {}
         }
     }
 
-    /// A fresh token, of which Redis knows nothing.
+    /// The next attempt draws a fresh token, of which Redis knows nothing.
     fn start_over(&mut self) {
-        self.token.clear();
-        (self.open_since, self.astray_since, self.unanswered) = (None, None, 0);
+        self.given_up = Some(mem::take(&mut self.token));
+        self.astray_since = None;
     }
 
     /// Leaves nothing behind, without waiting for an answer: what is left to do is the keeper's.
-    pub(crate) fn abandon(mut self) {
-        let connection = self.connection.take();
-        if connection.is_some() || self.astray_since.is_some() {
+    pub(crate) fn abandon(self) {
+        if self.astray_since.is_some() {
             self.owe();
-        }
-        if let Some(connection) = connection {
-            connection.abandon(self.claim.key.in_redis(), &self.token);
         }
     }
 

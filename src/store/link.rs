@@ -44,6 +44,8 @@ pub(crate) struct Link {
     broken: bool,
     /// In order, but not to be used again.
     retired: bool,
+    /// The last answer since it was lent: only then is it known that the other end is there.
+    answered: Option<Moment>,
     /// An answer is late: whoever waited for it may go on here, but it is not the trouble of anybody else.
     behind: bool,
 }
@@ -53,7 +55,15 @@ impl Link {
     pub(super) fn open(address: &Address, deadline: Moment) -> Result<Link, Trouble> {
         let opened = Moment::now();
         let wire = connect(address, deadline)?;
-        let mut link = Link { wire, opened, owed: 0, broken: false, retired: false, behind: false };
+        let mut link = Link {
+            wire,
+            opened,
+            owed: 0,
+            broken: false,
+            retired: false,
+            answered: Some(opened),
+            behind: false,
+        };
         link.log_in(address, deadline)?;
         Ok(link)
     }
@@ -103,6 +113,16 @@ impl Link {
         self.broken || self.retired || self.behind
     }
 
+    /// When it was last answered, or opened, since it was lent.
+    pub(super) fn answered(&self) -> Option<Moment> {
+        self.answered
+    }
+
+    /// It goes back to the pool: by the time it is lent again, the other end may be gone.
+    pub(super) fn doubt(&mut self) {
+        self.answered = None;
+    }
+
     /// Has the connection closed, rather than lent again, when it goes back to the pool.
     pub(super) fn retire(&mut self) {
         self.retired = true;
@@ -124,6 +144,7 @@ impl Link {
             }
         }
         self.behind = false;
+        self.answered = Some(Moment::now());
         Ok(replies)
     }
 

@@ -31,6 +31,10 @@ pub(crate) use crate::store::ear::{Ear, Heard};
 pub(crate) use crate::store::reply::{Claim, Compared, Seen, Watch};
 pub(crate) use crate::store::trouble::{Refusal, Trouble};
 
+/// The shortest time that proves something: an attempt with less time than this may fail on a busy machine, though Redis is
+/// well.
+pub(crate) const FAIR_TRY: Duration = Duration::from_millis(20);
+
 /// The server and the connections to it.
 pub(crate) struct Store {
     pool: Pool,
@@ -100,7 +104,9 @@ impl Store {
 
 /// A borrowed connection, and the commands that go over it.
 ///
-/// Each waits for its answer at most until the deadline, and at most the response timeout.
+/// Each waits for its answer at most until the deadline, and at most the response timeout. The first over a connection that has
+/// been lent before waits for half of that only: the connection may be dead, though Redis is well, and the other half is for
+/// a fresh one.
 pub(crate) struct Connection<'a> {
     link: Carrier<'a>,
     scripts: &'a Scripts,
@@ -109,8 +115,10 @@ pub(crate) struct Connection<'a> {
 
 impl Connection<'_> {
     fn exchange(&mut self, batch: &Batch, deadline: Moment) -> Result<Vec<Value>, Trouble> {
-        let limit = deadline.min(Moment::now().after(self.response_timeout));
-        self.link.exchange(batch, limit)
+        let now = Moment::now();
+        let left = deadline.since(now);
+        let share = if self.link.answered().is_some() { left } else { (left / 2).max(FAIR_TRY.min(left)) };
+        self.link.exchange(batch, now.after(share.min(self.response_timeout)))
     }
 
     /// Closes the connection where what came over it made no sense.

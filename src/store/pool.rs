@@ -191,6 +191,9 @@ pub(super) struct Lent<'a> {
 impl Drop for Lent<'_> {
     fn drop(&mut self) {
         let Some(link) = self.slot.link.take_if(|link| link.is_over()) else {
+            if let Some(link) = &mut self.slot.link {
+                link.doubt();
+            }
             return;
         };
         if link.is_broken() {

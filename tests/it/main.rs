@@ -5,6 +5,7 @@ mod errands;
 mod exclusion;
 mod face;
 mod handing;
+mod half_open;
 mod hearing;
 mod hostile;
 mod input;

@@ -1,7 +1,7 @@
 //! A thread that takes the lock: its turn, its bid, and lost answers.
 
 use crate::model::{Mutation, Protocol};
-use crate::state::{ASKED_TWICE, Bid, Command, Handed, Hold, How, LEASE, Link, MARGIN, State, Step, Token};
+use crate::state::{Bid, Command, Handed, Hold, How, LEASE, Link, MARGIN, State, Step, Token};
 
 impl Protocol {
     /// A fresh token; none where the bound of the model is reached.
@@ -68,12 +68,15 @@ impl Protocol {
     pub(crate) fn hear_attempt(&self, state: &mut State, thread: usize, mut bid: Bid) {
         let (Some(sent), Some(link)) = (bid.sent.take(), bid.link.take()) else { return };
         if !link.said.set && !link.said.found_own {
-            bid.open = None;
+            if self.is(Mutation::NeverLooks) {
+                bid.astray = None; // Busy is taken for an answer to what went astray, too.
+            }
             state.steps[thread] = Step::Bidding(bid);
             return;
         }
-        let since = if link.said.set { sent } else { bid.astray.or(bid.open).unwrap_or(sent) };
-        let valid = self.validity(since);
+        // A token that stands there though nothing of it went astray is not believed in.
+        let since = if link.said.set { Some(sent) } else { bid.astray };
+        let valid = since.map_or(0, |since| self.validity(since));
         if valid == 0 {
             // Too late. (In the program, an answer to the removal makes the debt unnecessary.)
             bid.link = Some(link);
@@ -86,15 +89,12 @@ impl Protocol {
 
     /// The answer to an attempt does not come.
     pub(crate) fn lose_attempt(&self, state: &mut State, thread: usize, mut bid: Bid, link_stands: bool) {
-        bid.open = bid.open.or(bid.sent);
-        bid.sent = None;
-        bid.unanswered = ASKED_TWICE.min(bid.unanswered + 1);
-        if !link_stands {
-            bid.astray = bid.astray.or(bid.open.take());
-            state.leave(bid.link.take().unwrap_or_default());
-        } else if bid.unanswered >= ASKED_TWICE {
+        let sent = bid.sent.take();
+        if link_stands {
             return self.clean_up_behind(state, thread, bid);
         }
+        bid.astray = bid.astray.or(sent);
+        state.leave(bid.link.take().unwrap_or_default());
         state.steps[thread] = Step::Bidding(bid);
     }
 
@@ -143,5 +143,5 @@ impl Protocol {
 }
 
 fn bidding(token: Token, astray: Option<u8>) -> Step {
-    Step::Bidding(Bid { token, sent: None, link: None, open: None, astray, unanswered: 0 })
+    Step::Bidding(Bid { token, sent: None, link: None, astray })
 }

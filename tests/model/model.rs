@@ -331,7 +331,7 @@ fn somebody_waits_for_himself(state: &State) -> bool {
     let Some((found, _)) = state.key else { return false };
     state.steps.iter().any(|step| match step {
         Step::Bidding(bid) => {
-            let settled = bid.sent.is_none() && bid.open.is_none() && bid.astray.is_none();
+            let settled = bid.sent.is_none() && bid.astray.is_none();
             settled && bid.token == found
         }
         _ => false,

@@ -66,7 +66,7 @@ impl Protocol {
                 Handed::Nothing | Handed::Spoilt => {}
             },
             Step::Bidding(bid) => {
-                bid.sent.iter_mut().chain(&mut bid.open).chain(&mut bid.astray).for_each(older);
+                bid.sent.iter_mut().chain(&mut bid.astray).for_each(older);
             }
             Step::Holding(hold) => {
                 if !self.is(Mutation::TrustsAFlag) {

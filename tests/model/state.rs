@@ -6,9 +6,6 @@ pub(crate) const LEASE: u8 = 3;
 /// How much sooner a holder stops trusting it.
 pub(crate) const MARGIN: u8 = 1;
 
-/// How often the same connection is asked about a lost answer before another one is tried.
-pub(crate) const ASKED_TWICE: u8 = 2;
-
 /// Whose it is, and its nonce.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(crate) struct Token {
@@ -70,9 +67,7 @@ pub(crate) struct Bid {
     /// The attempt whose answer is awaited.
     pub(crate) sent: Option<u8>,
     pub(crate) link: Option<Link>,
-    pub(crate) open: Option<u8>,
     pub(crate) astray: Option<u8>,
-    pub(crate) unanswered: u8,
 }
 
 /// How a thread came by its hold.

@@ -30,6 +30,8 @@ pub(crate) struct Link {
     client: TcpStream,
     /// A fault has struck one of its commands.
     struck: AtomicBool,
+    /// Nothing passes any more, on this connection alone.
+    stranded: AtomicBool,
     lane: Mutex<Lane>,
     /// Notified when the lane changes, and when one of the proxy's switches does.
     changed: Condvar,
@@ -61,6 +63,7 @@ impl Link {
         let link = Arc::new(Self {
             client,
             struck: AtomicBool::new(false),
+            stranded: AtomicBool::new(false),
             lane: Mutex::default(),
             changed: Condvar::new(),
         });
@@ -80,6 +83,17 @@ impl Link {
             let _ = server.shutdown(Shutdown::Both);
         }
         self.changed.notify_all();
+    }
+
+    /// From now on nothing passes, not even the end of the connection.
+    pub(crate) fn strand(&self) {
+        self.stranded.store(true, Ordering::SeqCst);
+        self.wake();
+    }
+
+    /// Whether nothing passes, for all connections or for this one.
+    fn is_hole(&self, shared: &Shared) -> bool {
+        shared.is_black_hole() || self.stranded.load(Ordering::SeqCst)
     }
 
     /// Makes the threads look at the proxy's switches again.
@@ -112,6 +126,7 @@ impl Link {
         }
         let fault = match shared.judge(&words) {
             Verdict::Discard => return true,
+            _ if self.is_hole(shared) => return true,
             Verdict::Forward => None,
             Verdict::Spoil(fault) => Some(fault),
         };
@@ -178,7 +193,7 @@ impl Link {
     /// Tells the server that the client has ended, as soon as there is no black hole to keep it from knowing.
     fn end_upstream(&self, shared: &Shared) {
         let mut lane = self.lane.lock();
-        while shared.is_black_hole() && !lane.closed {
+        while self.is_hole(shared) && !lane.closed {
             self.changed.wait(&mut lane);
         }
         let Some(server) = &lane.server else {
@@ -212,7 +227,7 @@ impl Link {
     /// Queue to client, until there is nothing more to come.
     fn pump_out(&self, shared: &Shared) {
         while let Some((reply, fault)) = self.next_reply(shared) {
-            if !shared.is_black_hole() {
+            if !self.is_hole(shared) {
                 self.deliver(&reply, fault, shared);
             }
         }
@@ -230,7 +245,7 @@ impl Link {
                 if let Some(next) = lane.take_next() {
                     return Some(next);
                 }
-                if lane.server_ended && !shared.is_black_hole() {
+                if lane.server_ended && !self.is_hole(shared) {
                     return None;
                 }
             }

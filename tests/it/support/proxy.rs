@@ -170,6 +170,12 @@ impl Proxy {
         self.shared.for_each_link(Link::wake);
     }
 
+    /// From now on nothing passes over the connections that are open, in either direction, not even their end: as after a
+    /// firewall has dropped them. New connections work.
+    pub(crate) fn strand_all(&self) {
+        self.shared.for_each_link(Link::strand);
+    }
+
     /// While on, nothing listens, so that connects are refused; present connections stay. Returns when it is so.
     pub(crate) fn refuse(&self, on: bool) {
         let mut door = self.door.lock();

@@ -1,0 +1,62 @@
+//! Connections of which the other end is gone, and nobody was told: a firewall dropped them, and Redis is well.
+
+use std::time::Duration;
+
+use relatch::LockManager;
+
+use crate::network::{SOON, Taken, time};
+use crate::support::{Fault, Proxy, Server, unique_key};
+
+/// One way to take a lock of this name.
+type Take<'a> = &'a dyn Fn(&str) -> Taken;
+
+/// A manager with the default timeouts, and the proxy that it goes through.
+fn default_manager(server: &Server) -> (LockManager, Proxy) {
+    let proxy = Proxy::start(server.port());
+    let locks = LockManager::connect(&proxy.url()).expect("connects");
+    (locks, proxy)
+}
+
+#[track_caller]
+fn assert_taken(server: &Server, key: &str, what: &str, taken: Taken) {
+    let guard = taken.expect(what).expect(what);
+    assert_eq!(server.get(&format!("lock:{key}")).as_deref(), Some(guard.token()), "{what}");
+}
+
+#[test]
+fn a_half_open_connection_costs_a_timeout_and_no_lock() {
+    let server = Server::start();
+    let (locks, proxy) = default_manager(&server);
+    let takes: [(&str, Take<'_>); 3] = [
+        ("try_lock", &|key| locks.try_lock(key)),
+        ("try_lock_for", &|key| locks.try_lock_for(key, Duration::from_millis(500))),
+        ("lock", &|key| locks.lock(key).map(Some)),
+    ];
+    for (what, take) in takes {
+        let key = unique_key("a");
+        let connections = proxy.connections_accepted();
+        proxy.strand_all();
+        assert_taken(&server, &key, what, take(&key));
+        assert!(proxy.connections_accepted() > connections, "{what}: over a connection that works");
+    }
+}
+
+#[test]
+fn a_slow_redis_is_no_half_open_connection() {
+    let server = Server::start();
+    let (locks, proxy) = default_manager(&server);
+    let takes: [(&str, Take<'_>); 3] = [
+        ("try_lock", &|key| locks.try_lock(key)),
+        ("lock", &|key| locks.lock(key).map(Some)),
+        ("try_lock_for", &|key| locks.try_lock_for(key, 3 * SOON)),
+    ];
+    for (what, take) in takes {
+        let key = unique_key("a");
+        let connections = proxy.connections_accepted();
+        proxy.on(&format!("SET lock:{key}"), Fault::DelayReply(SOON * 3 / 4));
+        let (took, taken) = time(|| take(&key));
+        assert_taken(&server, &key, what, taken);
+        assert!(took >= SOON * 3 / 4, "{what}: the answer was waited for");
+        assert_eq!(proxy.connections_accepted(), connections, "{what}: it was waited for where it came");
+    }
+}
