@@ -105,6 +105,22 @@ fn row_14_a_hand_on_whose_answer_drips_leaves_no_key() {
     eventually(SOON, "nobody's key is left", || rig.stands(&key).is_none());
 }
 
+/// The first send of a token may be under way, though the second was answered, and the lock held and released since. Here the
+/// test sends it in its place.
+#[test]
+fn row_11_a_set_that_is_executed_after_the_release_leaves_no_key() {
+    let rig = Rig::new();
+    rig.proxy.on("SET lock:a", Fault::CutBeforeForward);
+    let guard = rig.locks.lock("a").expect("the second send is answered");
+    let token = guard.token().to_owned();
+    assert_eq!(rig.tokens_sent("a"), [&*token, &*token]);
+    assert_eq!(guard.unlock().expect("unlocks"), Unlocked::Released);
+    for _ in 0..3 {
+        rig.server.query::<()>(&["SET", "lock:a", &token, "NX", "PX", "30000"]);
+        eventually(SOON, "nobody's key is left", || rig.stands("a").is_none());
+    }
+}
+
 /// Asked for by the listener, when the key was deleted, and answered after the waiter had gone.
 #[test]
 fn what_redis_gives_to_a_waiter_who_has_gone_is_given_back() {
