@@ -104,15 +104,17 @@ impl Verdict {
             let of_it = world.stops.iter().filter(|(pid, ..)| *pid == claim.by.0);
             of_it.map(|&(_, start, end)| end.min(to).saturating_sub(start.max(from))).sum()
         };
-        if let Some(answered) = claim.answered
-            && answered.saturating_sub(claim.asked) > claim.wait + LATE + stopped(claim.asked, answered)
-        {
-            self.add("a wait did not end by its deadline", claim, None);
+        let late = |from: Duration, to: Duration, limit: Duration| {
+            let late = to.saturating_sub(from).saturating_sub(limit + stopped(from, to));
+            (late > LATE).then(|| format!("{late:?} late, where {LATE:?} is the machine's"))
+        };
+        if let Some(late) = claim.answered.and_then(|answered| late(claim.asked, answered, claim.wait)) {
+            self.add(&format!("a wait did not end by its deadline: {late}"), claim, None);
         }
         if let (Some(released), Some((ended, _))) = (claim.released, &claim.ended)
-            && ended.saturating_sub(released) > world.release + LATE + stopped(released, *ended)
+            && let Some(late) = late(released, *ended, world.release)
         {
-            self.add("a release took longer than it may", claim, None);
+            self.add(&format!("a release took longer than it may: {late}"), claim, None);
         }
     }
 
@@ -124,15 +126,25 @@ impl Verdict {
         let before = || done.iter().filter(|deed| deed.sent <= at);
         let promised = before().filter_map(|deed| promise(deed)).max();
         match promised {
-            None => self.add("no server ever had its token", claim, None),
+            None => {
+                let what = format!("no server ever had its token, believed in until {until:?}");
+                self.add(&what, claim, None);
+            }
             Some(promised) if until > promised => {
-                self.add(&format!("it outlives its key, which ends at {promised:?}"), claim, None);
+                let by = until.saturating_sub(promised);
+                let what = format!(
+                    "it outlives its key by {by:?}: believed in until {until:?}, and gone by {promised:?}"
+                );
+                self.add(&what, claim, None);
             }
             Some(_) => {}
         }
-        let gone = |deed: &&&Deed| has_deleted(deed) && deed.answered.as_ref().is_some_and(|it| it.0 < at);
-        if world.told_within.is_none() && before().any(|deed| gone(&deed)) {
-            self.add("valid, after its key was deleted", claim, None);
+        let deletions = before().filter(|deed| has_deleted(deed));
+        let deleted = deletions.filter_map(|deed| deed.answered.as_ref()).map(|answer| answer.0).min();
+        if let Some(deleted) = deleted.filter(|deleted| world.told_within.is_none() && *deleted < at) {
+            let by = at.saturating_sub(deleted);
+            let what = format!("valid, after its key was deleted: believed in {by:?} later, until {until:?}");
+            self.add(&what, claim, None);
         }
     }
 
@@ -142,7 +154,10 @@ impl Verdict {
             let before = done.iter().filter(|deed| deed.sent <= deletion.sent);
             let end = before.filter_map(|deed| promise(deed)).max();
             if end.is_none_or(|end| end.saturating_add(GRAIN) < deletion.sent) {
-                self.add("it deleted what was not its own", claim, None);
+                let own = end.map_or("it never had one".to_owned(), |end| {
+                    format!("its own key had ended {:?} before", deletion.sent.saturating_sub(end))
+                });
+                self.add(&format!("it deleted what was not its own: {own}"), claim, None);
             }
         }
     }
@@ -187,12 +202,17 @@ impl Verdict {
             for (start, end, claim) in beliefs {
                 if let Some((until, other)) = longest.filter(|(until, _)| *until > start) {
                     let overlap = until.saturating_sub(start);
+                    let believed = format!("one believed in it until {until:?}, the other from {start:?} on");
                     match world.told_within {
-                        None => self.add(&format!("two at a time for {overlap:?}"), other, Some(claim)),
+                        None => {
+                            let what = format!("two at a time for {overlap:?}: {believed}");
+                            self.add(&what, other, Some(claim));
+                        }
                         Some(limit) => {
                             self.told_after = self.told_after.max(overlap);
                             if overlap > limit {
-                                self.add(&format!("not told for {overlap:?}"), other, Some(claim));
+                                let what = format!("not told for {overlap:?}, {limit:?} allowed: {believed}");
+                                self.add(&what, other, Some(claim));
                             }
                         }
                     }

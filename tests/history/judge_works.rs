@@ -82,7 +82,7 @@ fn what_is_in_order_is_not_found_fault_with() {
 
 #[test]
 fn two_at_a_time_are_found() {
-    found("two at a time for 1ms", &world(), |claims, _| {
+    found("two at a time for 1ms: one believed in it until ", &world(), |claims, _| {
         claims[0].valid = Some((at(199), at(395)));
         claims[0].released = Some(at(201));
     });
@@ -109,7 +109,9 @@ fn a_token_that_is_used_twice_is_found() {
 
 #[test]
 fn a_claim_that_outlives_its_key_is_found() {
-    found("it outlives its key", &world(), |claims, _| claims[0].valid = Some((at(149), at(398))));
+    found("it outlives its key by 1ms: believed in until 398ms", &world(), |claims, _| {
+        claims[0].valid = Some((at(149), at(398)));
+    });
     found("no server ever had its token", &world(), |_, journal| journal[0] = set("x", 95, "$-1"));
     found("valid, after its key was deleted", &world(), |_, journal| {
         journal.push(release("y", 230, ":1"));

@@ -164,6 +164,27 @@ fn the_tests_that_the_guarantees_name_exist() {
 }
 
 #[test]
+fn every_invariant_of_the_architecture_names_its_tests() {
+    let unit_tests: String = sources().into_iter().map(|(_, text)| text).collect();
+    let model = fs::read_to_string(root().join("tests/model/main.rs")).expect("a text");
+    let tests = [tests(), unit_tests, model].concat();
+    let page = fs::read_to_string(root().join("docs/architecture.md")).expect("a text");
+    let (_, part) = page.split_once("\n## Invariants\n").expect("the part");
+    let part = part.split("\n## ").next().expect("a first part");
+    let invariants: Vec<_> = part.split("\n- ").skip(1).collect();
+    assert!(invariants.len() > 10, "{invariants:?}");
+    for invariant in invariants {
+        let (_, names) =
+            invariant.split_once("Tests: ").unwrap_or_else(|| panic!("no test holds: {invariant}"));
+        let names: Vec<_> = names.split('`').skip(1).step_by(2).collect();
+        assert!(!names.is_empty(), "no test holds: {invariant}");
+        for name in names {
+            assert!(tests.contains(&format!("fn {name}()")), "no test is called {name}: {invariant}");
+        }
+    }
+}
+
+#[test]
 fn no_dependency_asks_for_a_newer_rust() {
     let output = Command::new(env!("CARGO"))
         .args(["metadata", "--format-version", "1", "--locked"])
