@@ -220,7 +220,7 @@ fn row_12_a_hand_on_whose_answer_is_lost_loses_nothing() {
             assert!(took < ANSWER + SOON, "{what}: {took:?}");
             rig.proxy.wait_fired(fired + 1, LONG);
             let (took, ends) = time(|| others.map(|it| it.join().expect("no panic")));
-            assert!(took < 5 * SOON, "{what}: {took:?}");
+            assert!(took < 5 * SOON, "{what}: {took:?}: its turn came too late: a wake-up was lost?");
             for unlocked in ends {
                 let kept = matches!(unlocked, Ok(Unlocked::Released) | Err(Error::Unconfirmed { .. }));
                 assert!(kept, "{what}: {unlocked:?}");
@@ -257,7 +257,7 @@ fn row_13_a_hand_on_into_a_black_hole_leaves_nobody_behind() {
             }
             let (took, unlocked) = time(|| second.join().expect("no panic"));
             assert_eq!(unlocked.expect("unlocks"), Unlocked::Released);
-            assert!(took < 5 * SOON, "{took:?}");
+            assert!(took < 5 * SOON, "{took:?}: its turn came too late: a wake-up was lost?");
         });
         eventually(5 * SOON, "nothing is left", || rig.stands(name).is_none());
     }
@@ -294,7 +294,7 @@ fn row_12_a_hand_on_to_a_thread_that_gives_up_leaves_no_key() {
             assert!(!unlocked.is_err_and(|error| error.is_lost()));
             let (took, unlocked) = time(|| third.join().expect("no panic"));
             assert!(!unlocked.is_err_and(|error| error.is_lost()));
-            assert!(took < 5 * SOON, "round {round}: {took:?}");
+            assert!(took < 5 * SOON, "round {round}: {took:?}: its turn came too late: a wake-up was lost?");
             gave_up += u32::from(second.join().expect("no panic"));
         });
         eventually(5 * SOON, "no key is left", || rig.stands(name).is_none());
@@ -344,7 +344,7 @@ fn another_manager_gets_its_turn() {
     let server = Server::start();
     let others = LockManager::connect(&server.url()).expect("connects");
     let longest = longest_wait(&server, || others.with_lock("a", || ()).expect("runs"));
-    assert!(longest < 2 * SOON, "{longest:?}");
+    assert!(longest < 2 * SOON, "{longest:?}: nobody else was let in");
 }
 
 #[test]
@@ -357,5 +357,5 @@ fn another_process_gets_its_turn() {
         throughout(ANSWER / 60, || ());
         assert_eq!(child.ask("unlock"), "Ok(Released)");
     });
-    assert!(longest < 2 * SOON, "{longest:?}");
+    assert!(longest < 2 * SOON, "{longest:?}: nobody else was let in");
 }

@@ -51,7 +51,7 @@ fn assert_hears(server: &Server, locks: &LockManager) {
         let deleted = Instant::now();
         delete(server, name);
         let took = waiter.join().expect("no panic") - deleted;
-        assert!(took < SOON, "{took:?}");
+        assert!(took < SOON, "{took:?}: woken too late: a wake-up was lost?");
     });
 }
 
@@ -73,7 +73,7 @@ fn a_waiter_outlives_its_listener() {
             let deleted = Instant::now();
             delete(&server, name);
             let took = waiter.join().expect("no panic") - deleted;
-            assert!(took < SOON, "{took:?}");
+            assert!(took < SOON, "{took:?}: woken too late: a wake-up was lost?");
             listener(&server, Some(was));
         });
         assert_hears(&server, &locks);
@@ -115,7 +115,7 @@ fn a_waiter_polls_when_its_listener_cannot_come_back() {
         let deleted = Instant::now();
         delete(&server, "a");
         let took = waiter.join().expect("no panic") - deleted;
-        assert!(took < SOON, "{took:?}");
+        assert!(took < SOON, "{took:?}: woken too late: a wake-up was lost?");
     });
 }
 
@@ -148,7 +148,7 @@ fn no_waiter_hangs_while_listeners_come_and_go() {
         assert!(ends.iter().all(|(_, turns)| *turns > 10), "{ends:?}");
         ends.into_iter().map(|(longest, _)| longest).max().expect("threads")
     });
-    assert!(longest < 2 * SOON, "{longest:?}");
+    assert!(longest < 2 * SOON, "{longest:?}: woken too late: a wake-up was lost?");
     assert_eq!(server.query::<i64>(&["DBSIZE"]), 0);
     let [first, second] = managers;
     drop(first);
@@ -192,7 +192,7 @@ pub(crate) fn assert_polls_without(missing: &[&str]) {
         delete(&server, "a");
         let (took, taken) = time(|| waiter.expect_line("", LONG));
         assert_eq!(taken, "Ok(true)");
-        assert!(took < SOON, "without {missing:?}: {took:?}");
+        assert!(took < SOON, "without {missing:?}: {took:?}: woken too late: a wake-up was lost?");
         eventually(LONG, "it is given back", || !server.exists("lock:a"));
         waiter.ask("log")
     };
@@ -271,7 +271,7 @@ fn row_06_a_loss_is_told_at_once_after_the_first_renewal() {
             injure(&server, &format!("lock:{name}"));
             let (took, lost) = time(|| watch.wait_lost(LONG));
             assert_eq!(lost, Some(cause), "{what}");
-            assert!(took < SOON, "{what}: {took:?}");
+            assert!(took < SOON, "{what}: {took:?}: told too late: word of the change was lost?");
             assert!(!guard.is_valid());
             assert_lost(&guard.unlock(), cause);
             server.query::<()>(&["FLUSHALL"]);
@@ -292,7 +292,7 @@ fn row_06_a_loss_while_nobody_listened_is_told_when_somebody_does() {
     server.query::<()>(&["EXEC"]);
     let (took, lost) = time(|| guard.watch().wait_lost(LONG));
     assert_eq!(lost, Some(LostCause::Deleted));
-    assert!(took < SOON, "{took:?}");
+    assert!(took < SOON, "{took:?}: told too late: word of the change was lost?");
 }
 
 #[test]
@@ -324,7 +324,10 @@ fn row_06_a_loss_while_a_renewal_is_answered_is_told_at_once() {
             let _ = guard.extend(MINUTE);
             let (took, lost) = helper.join().expect("no panic");
             assert_eq!(lost, Some(LostCause::Deleted));
-            assert!(took < SOON + ANSWER, "first renewal: {first}, {took:?}");
+            assert!(
+                took < SOON + ANSWER,
+                "first renewal: {first}, {took:?}: told too late: word of the change was lost?"
+            );
         });
     }
 }

@@ -95,7 +95,7 @@ fn a_waiter_is_woken_however_the_hold_ends() {
             let (sets, acted) = (scene.server.calls("set"), Instant::now());
             end(&scene, &name);
             let took = waiter.join().expect("no panic") - acted;
-            assert!(took < SOON, "{what}: {took:?}");
+            assert!(took < SOON, "{what}: {took:?}: woken too late: a wake-up was lost?");
             let asked = scene.server.calls("set") - sets;
             assert!(asked <= 8, "{what}: asked {asked} times");
         });
@@ -116,7 +116,7 @@ fn a_waiter_is_woken_by_a_release_in_another_manager() {
             let released = Instant::now();
             assert_eq!(guard.unlock().expect("unlocks"), Unlocked::Released);
             let took = waiter.join().expect("no panic") - released;
-            assert!(took < SOON, "{took:?}");
+            assert!(took < SOON, "{took:?}: woken too late: a wake-up was lost?");
             assert!(scene.server.calls("set") - sets <= 2, "asked more often than once");
         });
     }
@@ -217,7 +217,7 @@ fn a_hundred_waiters_share_a_listener_and_send_nothing() {
         (0..WAITERS).for_each(|n| delete(server, &format!("{n}")));
         for waiter in waiters {
             let took = waiter.join().expect("no panic").saturating_duration_since(released);
-            assert!(took < 2 * SOON, "{took:?}");
+            assert!(took < 2 * SOON, "{took:?}: woken too late: a wake-up was lost?");
         }
     });
     assert_eq!(server.query::<i64>(&["DBSIZE"]), 0);
@@ -245,7 +245,7 @@ fn a_waiter_that_gives_up_while_it_is_woken_keeps_nobody() {
             let deleted = Instant::now();
             delete(server, name);
             let took = second.join().expect("no panic").saturating_duration_since(deleted);
-            assert!(took < SOON, "round {round}: {took:?}");
+            assert!(took < SOON, "round {round}: {took:?}: woken too late: a wake-up was lost?");
             gave_up += u32::from(first.join().expect("no panic"));
         });
         eventually(SOON, "no key is left", || !server.exists(&format!("lock:{name}")));
@@ -272,7 +272,7 @@ fn what_is_taken_for_a_thread_that_has_left_is_given_back() {
             delete(&rig.server, name);
             let _ = first.join().expect("no panic");
             let took = second.join().expect("no panic").saturating_duration_since(end);
-            assert!(took < 2 * SOON, "{fault:?}: {took:?}");
+            assert!(took < 2 * SOON, "{fault:?}: {took:?}: woken too late: a wake-up was lost?");
         });
         eventually(SOON, "nothing is left", || rig.stands(name).is_none());
     }
@@ -295,7 +295,7 @@ fn a_waiter_that_panics_with_the_lock_keeps_nobody() {
             delete(server, name);
             assert!(first.join().expect("caught"), "its closure was run");
             let took = second.join().expect("no panic").saturating_duration_since(deleted);
-            assert!(took < SOON, "{took:?}");
+            assert!(took < SOON, "{took:?}: woken too late: a wake-up was lost?");
         });
         assert!(!server.exists(&format!("lock:{name}")));
     }
