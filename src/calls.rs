@@ -284,9 +284,11 @@ mod tests {
         let expected = calls.expect("one");
         let call = calls.find(b"one").unwrap();
         thread::scope(|scope| {
-            let asleep = scope.spawn(move || expected.wait(Moment::NEVER, Moment::NEVER, Some(wish())));
+            let end = soon();
+            let asleep = scope.spawn(move || expected.wait(end, end, Some(wish())));
             while call.take_wish().map(drop).is_none() {}
             assert!(matches!(asleep.join().unwrap(), Woken::Answered(Asked { answer: Err(_), .. })));
+            assert!(Moment::now() < end, "woken too late: a wake-up was lost?");
         });
     }
 

@@ -68,7 +68,7 @@ fn row_07_a_renewal_counts_from_its_send() {
 fn row_07_the_next_renewal_is_due_a_period_after_the_last_was_sent() {
     const ROUNDS: u32 = 5;
     let (period, late) = (Duration::from_millis(550), Duration::from_millis(500));
-    let rig = Rig::with(|builder| builder.renew_every(period).response_timeout(LONG));
+    let rig = Rig::with(|builder| builder.renew_every(period).connect_timeout(LONG).response_timeout(LONG));
     rig.proxy.always(&renewals_of(&rig.server, "a"), Fault::DelayReply(late));
     let _guard = rig.locks.lock("a").expect("locks");
     let start = Instant::now();
@@ -319,7 +319,7 @@ fn row_32_what_is_said_of_a_renewal_after_its_release_means_nothing() {
 
 #[test]
 fn a_closure_of_ten_leases_keeps_its_lock() {
-    let rig = Rig::new();
+    let rig = Rig::with(|builder| builder.connect_timeout(LONG).response_timeout(LONG));
     // Where the machine runs nothing of ours from one renewal until the end of the lease, the lock is lost, and that is right:
     // 400 ms of this lease, where it was 130 of a shorter one.
     let lease = Duration::from_millis(600);
