@@ -282,7 +282,7 @@ fn the_password_is_in_nothing_that_is_ever_printed() {
         "a bad url: InvalidOption",
         "a wrong password: Refused WRONGPASS",
         "an unknown user: Refused WRONGPASS",
-        "no password: Refused NOAUTH",
+        "no password: InvalidOption",
         "no right: Refused NOPERM",
         "no database: Refused ",
         "no AUTH: Refused ERR",
