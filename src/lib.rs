@@ -13,6 +13,8 @@
 //!   lease after it began unless set otherwise, is told of that within milliseconds; before, the first renewal finds out,
 //!   and without renewal the release does. The hold is [lost](Error::Lost).
 //! - One server: this is not Redlock.
+//! - Time that the machine sleeps counts against a lease on Linux, Android and Apple's systems. Elsewhere the clock may stand still
+//!   meanwhile, and a hold be trusted for too long.
 //! - Resolving a host name is up to the system, and may block for longer than a timeout says. So may, over TLS, a server that
 //!   sends an answer one byte at a time: there, a timeout counts from the last byte.
 //!

@@ -163,10 +163,10 @@ fn twenty_thousand_late_releases_cost_no_hold_of_a_second() {
     let all_releases = format!("EVALSHA {}", release.get_hash());
     rig.proxy.always(&all_releases, Fault::Answer(b"-NOPERM not now\r\n".to_vec()));
     thread::scope(|scope| {
-        for thread in 0..8 {
+        for thread in 0..4 {
             let rig = &rig;
             scope.spawn(move || {
-                for number in 0..VERY_MANY / 8 {
+                for number in 0..VERY_MANY / 4 {
                     let lock = rig.locks.get(format!("owed-{thread}-{number}")).renew(false);
                     let owed = lock.lock().expect("locks").unlock();
                     assert!(matches!(owed, Err(Error::Unconfirmed { .. })), "{owed:?}");
