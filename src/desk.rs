@@ -13,6 +13,7 @@ use crate::hold::Hold;
 use crate::leases::{Due, Leases};
 use crate::listener::{Audience, Listener};
 use crate::process::Inside;
+use crate::queue::Queue;
 use crate::stats::Counters;
 use crate::store::{Store, Trouble};
 use crate::teller::Teller;
@@ -27,6 +28,8 @@ pub(crate) struct Desk {
     pub(crate) store: Arc<Store>,
     pub(crate) counters: Arc<Counters>,
     pub(crate) teller: Option<Teller>,
+    /// Who waits in this process for what may be lost.
+    pub(crate) queue: Arc<Queue>,
     pub(crate) listener: Listener,
     pub(crate) response_timeout: Duration,
     pub(crate) work: Mutex<Work>,
@@ -97,7 +100,7 @@ impl Desk {
         }
     }
 
-    /// Hands word of a loss on, once per hold.
+    /// Hands word of a loss on, once per hold; whoever is first in line for the lock can ask for it now.
     pub(crate) fn tell(&self, hold: &Hold) {
         let Some(cause) = hold.lost().filter(|_| hold.to_be_told()) else {
             return;
@@ -107,6 +110,7 @@ impl Desk {
         if let Some(teller) = &self.teller {
             teller.tell(hold, cause);
         }
+        self.queue.call_first(hold.key().name());
     }
 }
 

@@ -22,6 +22,9 @@ pub(crate) struct Since {
     pub(crate) stray: bool,
 }
 
+/// Written in place of the end of a lease that a look has found to be over: earlier than any clock says.
+const DENIED: Moment = Moment::from_nanos(1);
+
 /// A hold, from the outermost lock to the outermost unlock.
 ///
 /// Who may touch what: the thread that holds writes `depth`, and ends the hold; the keeper writes `valid_until` when
@@ -29,8 +32,8 @@ pub(crate) struct Since {
 /// ended. Validity is a comparison of the clock with `valid_until`, never a flag that somebody has to set in
 /// time: a process that was stopped and goes on finds the truth at its first look.
 ///
-/// A hold ends once, and its written `end` is the truth: a look that finds the lease over writes that down before
-/// it answers, so no late answer to a renewal brings the hold back.
+/// It only ever ends once: a look that finds the lease over writes that down before it says so, so no late answer to a
+/// renewal brings the hold back.
 #[derive(Debug)]
 pub(crate) struct Hold {
     /// Tells holds apart, within the process.
@@ -44,7 +47,8 @@ pub(crate) struct Hold {
     depth: AtomicU32,
     /// In milliseconds; changes when the holder extends it.
     lease: AtomicU64,
-    /// Zero ([`Moment::PAST`]) while the hold is released and once it is over.
+    /// Zero ([`Moment::PAST`]) while the hold is released and once it has ended; [`DENIED`] where the clock has ended it, and
+    /// nobody has written down how yet.
     valid_until: AtomicU64,
     /// When Redis has certainly let go of the key, by what was sent so far.
     gone_by: AtomicU64,
@@ -154,20 +158,21 @@ impl Hold {
 
     /// How long the hold may be trusted from `now` on, if at all.
     ///
-    /// A denial by the clock is written down before it is given. The keeper may have read the clock a moment earlier, and be
-    /// about to write that a renewal worked: `renewed` looks at the end after that. (Nobody is woken here: watchers and
-    /// waiters sleep until `valid_until` at most.)
+    /// A denial by the clock is written down before it is given: the keeper may have read the clock a moment earlier, and be
+    /// about to write that a renewal worked. Whoever writes first is right. (Nobody is woken here: watchers and waiters
+    /// sleep until `valid_until` at most.)
     fn left(&self, now: Moment) -> Option<Duration> {
-        let until = self.valid_until();
-        if now < until && self.end.get().is_none() {
-            return Some(until.since(now));
+        loop {
+            let until = self.valid_until();
+            if now < until {
+                return self.end.get().is_none().then(|| until.since(now));
+            }
+            let (old, new) = (until.as_nanos(), DENIED.as_nanos());
+            let deny = || self.valid_until.compare_exchange(old, new, Ordering::AcqRel, Ordering::Acquire);
+            if until <= DENIED || deny().is_ok() {
+                return None;
+            }
         }
-        if until > Moment::PAST {
-            // Where an end is written already, that one stays.
-            let _ = self.end.set(End::Lost(LostCause::Expired));
-            self.valid_until.store(0, Ordering::Release);
-        }
-        None
     }
 
     /// How long the key can still stand in Redis if it is not deleted.
@@ -251,7 +256,6 @@ impl Hold {
     /// trusted, where it still can be at `now`.
     pub(crate) fn close(&self, now: Moment) -> Option<Moment> {
         let until = Moment::from_nanos(self.valid_until.swap(0, Ordering::AcqRel));
-        // Where it is over, Redis may know better how it was lost.
         Some(until).filter(|until| now < *until && self.end.get().is_none())
     }
 
@@ -274,7 +278,7 @@ impl Hold {
 
     /// True once it was given back or lost, or has run out. (Not while its release is under way.)
     pub(crate) fn is_over(&self, now: Moment) -> bool {
-        self.left(now).is_none() && self.end.get().is_some()
+        self.left(now).is_none() && (self.end.get().is_some() || self.valid_until() > Moment::PAST)
     }
 
     /// How the hold was lost, if that is known already.
@@ -290,9 +294,13 @@ impl Hold {
         let mut watched = self.watched.lock();
         loop {
             let now = Moment::now();
-            // Read before the look: who finds the hold over after it wakes nobody.
+            if self.end.get().is_some() {
+                return self.lost();
+            }
             let valid_until = self.valid_until();
-            if self.is_over(now) {
+            if Moment::PAST < valid_until && valid_until <= now {
+                drop(watched);
+                self.lose(LostCause::Expired);
                 return self.lost();
             }
             if deadline <= now {
@@ -343,7 +351,6 @@ pub(crate) mod tests {
         let end = SENT.after(Duration::from_millis(988));
         assert!(!hold.is_valid(end));
         assert_eq!(hold.remaining(end), Duration::ZERO);
-        assert_eq!(hold.lost(), Some(LostCause::Expired));
         assert!(matches!(hold.check(end), Err(Error::Lost { cause: LostCause::Expired, .. })));
     }
 

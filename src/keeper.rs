@@ -19,6 +19,7 @@ use crate::hold::Hold;
 use crate::listener::Listener;
 use crate::owed::Leftover;
 use crate::process::Inside;
+use crate::queue::Queue;
 use crate::stats::Counters;
 use crate::store::{Store, Trouble};
 use crate::teller::Teller;
@@ -37,12 +38,13 @@ impl Keeper {
         store: Arc<Store>,
         counters: Arc<Counters>,
         teller: Option<Teller>,
+        queue: Arc<Queue>,
         response_timeout: Duration,
     ) -> Keeper {
         let desk = Arc::new_cyclic(|desk: &Weak<Desk>| {
             let listener = Listener::new(Arc::clone(&store), response_timeout, desk.clone());
             let (work, bell, keeper) = (Mutex::default(), Condvar::new(), Inside::default());
-            Desk { store, counters, teller, listener, response_timeout, work, bell, keeper }
+            Desk { store, counters, teller, queue, listener, response_timeout, work, bell, keeper }
         });
         Keeper { desk }
     }
@@ -96,6 +98,25 @@ impl Keeper {
     /// Hands word of a loss on, that was found out by somebody else.
     pub(crate) fn lost(&self, hold: &Hold) {
         self.desk.tell(hold);
+    }
+
+    /// This process has had Redis delete what stood there by this token. A hold of its own is lost by that.
+    pub(crate) fn deleted(&self, token: &str) {
+        let mut work = self.desk.work.lock();
+        // A hold whose release has begun is not in the table any more: Redis tells that release what it found.
+        let Some(hold) = work.leases.by_token(token).cloned() else {
+            return;
+        };
+        hold.lose(LostCause::Deleted);
+        work.leases.lost(&hold);
+        drop(work);
+        self.desk.tell(&hold);
+    }
+
+    /// Keeps the keeper from its work, until this is dropped.
+    #[cfg(test)]
+    pub(crate) fn held_up(&self) -> impl Drop + '_ {
+        self.desk.work.lock()
     }
 
     pub(crate) fn counters(&self) -> &Counters {

@@ -101,6 +101,11 @@ impl Leases {
         self.by_number.contains_key(&hold.number())
     }
 
+    /// The hold whose token this is.
+    pub(crate) fn by_token(&self, token: &str) -> Option<&Arc<Hold>> {
+        self.by_number.values().map(|entry| &entry.hold).find(|hold| hold.token() == token)
+    }
+
     /// The releases that are still owed.
     pub(crate) fn owed(&mut self) -> &mut Owed {
         &mut self.owed

@@ -173,7 +173,8 @@ impl Line {
     /// Who keeps the line waiting, as far as this process knows.
     pub(super) fn holder(&self, now: Moment) -> Option<Holder> {
         let front = self.front.as_ref()?;
-        front.hold.as_ref().map(|hold| hold.as_holder(now)).or_else(|| front.seen.clone())
+        let hold = front.hold.as_ref().filter(|hold| !hold.is_over(now));
+        hold.map(|hold| hold.as_holder(now)).or_else(|| front.seen.clone())
     }
 
     /// The release of a turn begins: whose wish goes out behind it, if anybody's.

@@ -8,6 +8,7 @@ use std::time::Duration;
 use shuttle::thread::{self, JoinHandle};
 
 use crate::clock::Moment;
+use crate::error::LostCause;
 use crate::hold::{Hold, tests::sample};
 use crate::holder::Holder;
 use crate::options::{HandOn, Lease};
@@ -289,6 +290,25 @@ fn a_hold_that_is_over_is_passed_by_and_its_late_end_is_nobody_elses() {
         let hasty = spawn(&scene, |scene| _ = scene.visit(1, Moment::now().after(micros_below(20_000))));
         let threads = [patient(0), hasty, patient(2), patient(3)];
         join(threads);
+        scene.end();
+    });
+}
+
+/// A lock is deleted, its holder does not notice, and the keeper tells of the loss. No wait ends by itself here.
+#[test]
+fn whoever_is_first_in_line_is_called_when_the_hold_in_front_is_lost() {
+    in_many_orders(800, Duration::ZERO, || {
+        let scene = Scene::new(LONG);
+        let (turn, _) =
+            scene.queue.join(&"key".into(), Moment::PAST, |_| false, || unreachable!()).expect("free");
+        let hold = Arc::new(sample("key", LONG, Moment::now()));
+        turn.holds(&hold);
+        let waiters = [1, 2].map(|n| spawn(&scene, move |scene| assert!(scene.visit(n, Moment::NEVER))));
+        step();
+        hold.lose(LostCause::Deleted);
+        scene.queue.call_first("key");
+        join(waiters);
+        drop(turn);
         scene.end();
     });
 }

@@ -79,7 +79,9 @@ impl Session {
         let counters = Arc::<Counters>::default();
         let teller = on_lost.map(Teller::new);
         let patience = settings.response_timeout;
-        let keeper = Keeper::new(Arc::clone(&store), Arc::clone(&counters), teller, patience);
+        let queue = Arc::<Queue>::default();
+        let keeper =
+            Keeper::new(Arc::clone(&store), Arc::clone(&counters), teller, Arc::clone(&queue), patience);
         let (born, host, machine) = (process::id(), host_name(), machine::digits().map_err(no_randomness)?);
         let owner = Owner::new(Arc::clone(&host), born, this_process::thread_id(born));
         let last_token = fresh_token(&owner, &machine).map_err(no_randomness)?;
@@ -92,7 +94,7 @@ impl Session {
             store,
             counters,
             keeper,
-            queue: Arc::new(Queue::default()),
+            queue,
             settings,
         })
     }
@@ -179,6 +181,8 @@ impl Session {
 
     /// Enters a new hold wherever it has to be known.
     fn keep(&self, hold: Arc<Hold>, turn: Turn) -> Result<Rc<Held>, Error> {
+        // Before a loss can be told: the first in line looks at this hold then.
+        turn.holds(&hold);
         if let Err(error) = self.keeper.enter(&hold) {
             // It would not be renewed: better not to have it.
             if let (Err(also), _) = self.end(&hold, None) {
@@ -186,7 +190,6 @@ impl Session {
             }
             return Err(error);
         }
-        turn.holds(&hold);
         Ok(holds::enter(self.id, hold, turn))
     }
 
@@ -329,6 +332,9 @@ impl Session {
         let question = |connection: &mut Connection<'_>, deadline| connection.force(key.in_redis(), deadline);
         let deadline = self.one_answer(Moment::now());
         let deleted = self.ask("force-unlocking", &key, deadline, question)?;
+        if let Some(holder) = &deleted {
+            self.keeper.deleted(holder.raw());
+        }
         // Redis does not tell of what was done over a connection that a waiter of this process has used.
         self.keeper.listener().call(key.in_redis());
         if let Some(holder) = &deleted {
@@ -372,5 +378,44 @@ impl Drop for Session {
             let token = &self.last_token;
             self.keeper.stop(&format!("{}{token}", self.settings.prefix), token);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::thread;
+
+    use super::*;
+    use crate::hold::tests::sample;
+
+    /// A session whose Redis is not there.
+    fn alone() -> Session {
+        let limit = Duration::from_millis(50);
+        let settings = Settings { connect_timeout: limit, response_timeout: limit, ..Settings::default() };
+        Session::new(Address::parse("redis://127.0.0.1:1/").unwrap(), settings, None)
+    }
+
+    /// A hold that is closed and still in the keeper's table would be taken for one that ran out, and told as lost.
+    #[test]
+    fn a_hold_is_not_closed_before_the_keeper_has_let_go_of_it() {
+        let session = alone();
+        let hold = Arc::new(sample("a", Duration::from_secs(30), Moment::now()));
+        session.keeper.enter(&hold).unwrap();
+        thread::scope(|scope| {
+            let held_up = session.keeper.held_up();
+            let release = scope.spawn(|| match session.end(&hold, None).0 {
+                Err(Error::Unconfirmed { .. }) => {}
+                other => panic!("{other:?}, and Redis is not there"),
+            });
+            let end = Moment::now().after(Duration::from_millis(100));
+            while Moment::now() < end {
+                assert!(hold.is_valid(Moment::now()), "it was closed first");
+                thread::yield_now();
+            }
+            drop(held_up);
+            release.join().unwrap();
+        });
+        assert!(!hold.is_valid(Moment::now()) && hold.lost().is_none());
+        assert_eq!(session.keeper.counters().read().lost, 0);
     }
 }
