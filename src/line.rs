@@ -244,6 +244,7 @@ impl Line {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::error::LostCause;
     use crate::hold::tests::sample;
     use crate::options::Lease;
     use crate::wish::Wish;
@@ -300,6 +301,16 @@ mod tests {
         assert!(line.start_turn(2, Some(&second), at(0)).is_none(), "though the hold is over");
         assert!(line.pass_on(1, &second, 2, GONE, at(0)));
         assert_eq!(line.start_turn(2, Some(&second), at(0)).unwrap().handed, GONE);
+    }
+
+    #[test]
+    fn a_hold_that_is_lost_is_not_named_as_what_keeps_the_line_waiting() {
+        let (mut line, [_]) = line();
+        let hold = hold();
+        line.front.as_mut().unwrap().holds(&hold, at(0));
+        assert_eq!(line.holder(at(1)).unwrap().raw(), hold.token());
+        hold.lose(LostCause::Deleted);
+        assert_eq!(line.holder(at(1)).map(|holder| holder.raw().to_owned()), None);
     }
 
     #[test]

@@ -1,0 +1,96 @@
+//! A lock that is taken away from this very manager: who waits behind the hold goes on at once.
+
+use std::sync::Arc;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use parking_lot::Mutex;
+use relatch::{LockGuard, LostCause};
+
+use crate::loss::{PERIOD, assert_lost};
+use crate::network::{LATE, LONG, Rig, SOON, returns_by};
+use crate::renewal::{renewals, throughout};
+use crate::support::{eventually, unique_key};
+use crate::waiting::{delete, take};
+
+/// Well below the second after which the first in line looks by itself.
+const AT_ONCE: Duration = SOON.checked_div(2).expect("not by zero");
+
+/// What is done to a hold before its key is deleted, and how that is done.
+struct Case {
+    what: &'static str,
+    renew: bool,
+    renewed: bool,
+    by_hand: bool,
+}
+
+const CASES: [Case; 4] = [
+    Case { what: "force-unlocked before its first renewal", renew: true, renewed: false, by_hand: false },
+    Case { what: "force-unlocked after a renewal", renew: true, renewed: true, by_hand: false },
+    Case { what: "force-unlocked, and not renewed", renew: false, renewed: false, by_hand: false },
+    Case { what: "deleted by hand after a renewal", renew: true, renewed: true, by_hand: true },
+];
+
+impl Case {
+    /// With the default lease, which nothing ends here.
+    fn hold(&self, rig: &Rig, name: &str) -> LockGuard {
+        let lock = rig.locks.get(name).renew(self.renew);
+        let lock = if self.renewed { lock.renew_every(PERIOD) } else { lock };
+        let guard = lock.lock().expect("locks");
+        eventually(LONG, "it is renewed", || !self.renewed || renewals(&rig.locks, name) > 0);
+        guard
+    }
+
+    fn end(&self, rig: &Rig, guard: &LockGuard) {
+        if self.by_hand {
+            return delete(&rig.server, guard.key());
+        }
+        let deleted = rig.locks.force_unlock(guard.key()).expect("answers").expect("it was held");
+        assert_eq!(deleted.raw(), guard.token());
+        assert!(!guard.is_valid(), "{}: it is lost at once", self.what);
+        assert_eq!(guard.watch().wait_lost(LONG), Some(LostCause::Deleted));
+    }
+}
+
+#[test]
+fn whoever_waits_behind_a_hold_that_is_deleted_has_the_lock_at_once() {
+    let told = Arc::new(Mutex::new(Vec::new()));
+    let tells = Arc::clone(&told);
+    let rig = &Rig::with(|builder| builder.on_lost(move |lost| tells.lock().push(lost.key.clone())));
+    for case in CASES {
+        let mut rounds = 0;
+        returns_by(AT_ONCE, case.what, || {
+            rounds += 1;
+            let (name, lost) = (&unique_key("a"), rig.locks.stats().lost);
+            let guard = case.hold(rig, name);
+            let took = thread::scope(|scope| {
+                let waiter = scope.spawn(|| take(&rig.locks, name));
+                throughout(2 * LATE, || assert!(!waiter.is_finished(), "{}: it waits", case.what));
+                let ended = Instant::now();
+                case.end(rig, &guard);
+                waiter.join().expect("no panic") - ended
+            });
+            assert_lost(&guard.unlock(), LostCause::Deleted);
+            assert_eq!(rig.locks.stats().lost, lost + 1, "{}", case.what);
+            eventually(LONG, "on_lost is called", || told.lock().last() == Some(name));
+            took
+        });
+        assert_eq!(told.lock().len(), rounds, "{}: told once each", case.what);
+        told.lock().clear();
+    }
+}
+
+#[test]
+fn a_lock_that_was_force_unlocked_is_free_at_once_for_a_single_try() {
+    let rig = &Rig::new();
+    for case in CASES.into_iter().filter(|case| !case.by_hand) {
+        let name = &unique_key("a");
+        let guard = case.hold(rig, name);
+        case.end(rig, &guard);
+        let other = || rig.locks.try_lock(name).expect("answers").map(|guard| guard.token().to_owned());
+        let taken = thread::scope(|scope| scope.spawn(other).join()).expect("no panic");
+        assert!(taken.is_some(), "{}: it is busy", case.what);
+        assert_ne!(taken.as_deref(), Some(guard.token()));
+        assert_lost(&guard.unlock(), LostCause::Deleted);
+    }
+}

@@ -1,0 +1,151 @@
+//! What is said of a hold where Redis's answer and the clock disagree: releases that come late, keys that come back, renewals
+//! that are refused.
+
+use std::error::Error as StdError;
+use std::sync::Arc;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use parking_lot::Mutex;
+use relatch::{Error, LockGuard, LostCause};
+
+use crate::loss::{MINUTE, assert_lost};
+use crate::network::{LONG, Rig, SOON};
+use crate::renewal::{renewals, renewals_of, rig, throughout};
+use crate::support::{Fault, eventually, unique_key};
+use crate::waiting::{delete, occupy};
+
+/// Long enough that a release begins in time.
+const LEASE: Duration = Duration::from_millis(700);
+
+type Act<'a> = &'a (dyn Fn(&Rig) + Sync);
+
+/// Holds that are valid when they are given back, and whose lease runs out before Redis hears of it: `stall` begins what keeps
+/// the release on its way, and `end` ends it.
+fn run_out_on_the_way(stall: Act<'_>, end: Act<'_>, others: &[bool]) {
+    let rig = &Rig::with(|builder| builder.pool_size(1).response_timeout(LONG));
+    for (taken, by_closure) in others.iter().flat_map(|taken| [(*taken, false), (*taken, true)]) {
+        let name = &unique_key("a");
+        let lock = rig.locks.get(name).renew(false).lease(LEASE);
+        let started = Instant::now();
+        thread::scope(|scope| {
+            let meanwhile = move || {
+                throughout(LEASE, || ());
+                if taken {
+                    eventually(LONG, "the key is gone", || !rig.server.exists(&format!("lock:{name}")));
+                    occupy(&rig.server, name, MINUTE);
+                }
+                end(rig);
+            };
+            let begin = |guard: &LockGuard| {
+                scope.spawn(meanwhile);
+                stall(rig);
+                assert!(guard.is_valid(), "after {:?}", started.elapsed());
+            };
+            if by_closure {
+                lock.with_guard(begin).expect("the closure ran under the lock");
+            } else {
+                let guard = lock.lock().expect("locks");
+                begin(&guard);
+                let error = guard.unlock().expect_err("nobody can know");
+                let source = error.source().map(ToString::to_string).unwrap_or_default();
+                let at_most = match &error {
+                    Error::Unconfirmed { at_most, .. } => *at_most,
+                    other => panic!("taken by another: {taken}: {other:?}"),
+                };
+                assert_eq!(at_most, Duration::ZERO, "{error}");
+                assert!(error.to_string().ends_with("its lease is over by now"), "{error}");
+                assert!(source.contains("while the release was on its way"), "{source}");
+            }
+        });
+        assert!(started.elapsed() >= LEASE);
+        assert_eq!(rig.stands(name).as_deref(), taken.then_some("somebody"));
+        delete(&rig.server, name);
+    }
+    assert_eq!(rig.locks.stats().lost, 0);
+}
+
+#[test]
+fn a_lease_that_runs_out_while_its_release_is_on_the_wire_is_no_loss() {
+    let stall: Act<'_> = &|rig| rig.proxy.on("EVALSHA", Fault::DelayCommand(2 * LEASE));
+    run_out_on_the_way(stall, &|_| (), &[false, true]);
+}
+
+#[test]
+fn a_lease_that_runs_out_while_the_server_is_stopped_is_no_loss() {
+    let end: Act<'_> = &|rig| rig.server.resume();
+    run_out_on_the_way(&|rig| rig.server.pause(), end, &[false]);
+}
+
+#[test]
+fn a_lease_that_runs_out_while_its_release_waits_for_a_connection_is_no_loss() {
+    let stall: Act<'_> = &|rig| {
+        let (locks, fired) = (rig.locks.clone(), rig.proxy.fired());
+        rig.proxy.on("GET lock:other", Fault::DelayReply(2 * LEASE));
+        drop(thread::spawn(move || locks.holder("other")));
+        rig.proxy.wait_fired(fired + 1, LONG);
+    };
+    run_out_on_the_way(stall, &|_| (), &[false, true]);
+}
+
+#[test]
+fn a_lease_that_runs_out_while_connecting_is_refused_is_no_loss() {
+    let stall: Act<'_> = &|rig| {
+        rig.proxy.refuse(true);
+        rig.proxy.cut_all();
+        // Finds out that the connection it has is closed: the release is never sent over that.
+        rig.locks.holder("other").expect_err("refused");
+    };
+    run_out_on_the_way(stall, &|rig| rig.proxy.refuse(false), &[false, true]);
+}
+
+/// The lock's address moved to another server and back, or a key was renamed by hand.
+#[test]
+fn what_redis_has_denied_once_is_not_released() {
+    let told = Arc::new(Mutex::new(Vec::new()));
+    let tells = Arc::clone(&told);
+    let period = Duration::from_millis(100);
+    let rig = &Rig::with(|builder| {
+        let builder = builder.lease(MINUTE).renew_every(period);
+        builder.on_lost(move |lost| tells.lock().push((lost.key.clone(), lost.cause)))
+    });
+    for (taken, cause) in [(false, LostCause::Deleted), (true, LostCause::Taken)] {
+        for by_closure in [false, true] {
+            let name = &unique_key("a");
+            let (key, away) = (format!("lock:{name}"), format!("lock:{name}:away"));
+            let goes_and_comes_back = |guard: &LockGuard| {
+                eventually(LONG, "it is renewed", || renewals(&rig.locks, name) > 0);
+                let script = "redis.call('RENAME', KEYS[1], KEYS[2]) \
+                    if ARGV[1] == 'true' then redis.call('SET', KEYS[1], 'somebody', 'PX', 60000) end";
+                rig.server.query::<()>(&["EVAL", script, "2", &key, &away, &taken.to_string()]);
+                assert_eq!(guard.watch().wait_lost(LONG), Some(cause));
+                rig.server.query::<()>(&["RENAME", &away, &key]);
+                assert_eq!(rig.stands(name).as_deref(), Some(guard.token()), "it is there again");
+            };
+            if by_closure {
+                assert_lost(&rig.locks.with_guard(name, goes_and_comes_back), cause);
+            } else {
+                let guard = rig.locks.lock(name).expect("locks");
+                goes_and_comes_back(&guard);
+                assert_lost(&guard.unlock(), cause);
+            }
+            assert_eq!(rig.stands(name), None, "it is given back all the same");
+            let expected = (name.clone(), cause);
+            eventually(LONG, "on_lost is called", || told.lock().last() == Some(&expected));
+        }
+    }
+    assert_eq!(rig.locks.stats().lost, 4);
+}
+
+#[test]
+fn a_renewal_that_is_refused_is_no_renewal() {
+    let rig = rig();
+    let loading = Fault::Answer(b"-LOADING Redis is loading the dataset in memory\r\n".to_vec());
+    rig.proxy.always(&renewals_of(&rig.server, "a"), loading);
+    let guard = rig.locks.lock("a").expect("locks");
+    assert_eq!(guard.watch().wait_lost(6 * SOON), Some(LostCause::Expired), "it is trusted past its lease");
+    assert!(!guard.is_valid());
+    let stats = rig.locks.stats();
+    assert_eq!((renewals(&rig.locks, "a"), stats.renewed), (0, 0));
+    assert!(stats.renewal_errors > 0);
+}
