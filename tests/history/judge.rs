@@ -168,13 +168,18 @@ impl Verdict {
             return;
         };
         let sent = || done.iter().filter(|deed| is_release(deed) && deed.sent >= released);
+        let begun = || sent().map(|deed| deed.sent).min().unwrap_or(*ended);
         match how.as_str() {
             "Released"
                 if !world.restarts && !sent().any(|deed| has_deleted(deed) || deed.answered.is_none()) =>
             {
                 self.add("said to be released, but nobody deleted it", claim, None);
             }
-            "Lost" if world.told_within.is_none() && claim.valid.is_some_and(|(_, until)| until > *ended) => {
+            // What was valid when its release was sent, at the latest, was valid when it was given back. Where nobody takes locks
+            // away, it can only have run out on the way, which is no loss.
+            "Lost"
+                if world.told_within.is_none() && claim.valid.is_some_and(|(_, until)| until > begun()) =>
+            {
                 self.add("said to be lost, but nobody took it away", claim, None);
             }
             // (What was over by the clock may be called lost, though nobody else had it.)

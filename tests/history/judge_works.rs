@@ -137,6 +137,17 @@ fn a_release_that_says_what_is_not_so_is_found() {
         claims[0].ended = Some((at(151), "Lost".to_owned()));
     };
     found("said to be lost, but nobody took it away", &world(), lost);
+    // It was valid when its release was sent, and ran out before that was answered.
+    let ran_out = |sent| {
+        move |claims: &mut Vec<Claim>, journal: &mut Vec<Deed>| {
+            claims[0].valid = Some((at(149), at(155)));
+            claims[0].ended = Some((at(161), "Lost".to_owned()));
+            journal[1] = release("x", sent, ":0");
+        }
+    };
+    found("said to be lost, but nobody took it away", &world(), ran_out(151));
+    // It may have been held up before it looked at the clock.
+    found("", &world(), ran_out(156));
     let gives_away = World { told_within: Some(at(100)), ..world() };
     found("said to be lost, but it was released", &gives_away, lost);
     let deleted =

@@ -12,7 +12,7 @@ impl Protocol {
         link.commands.extend(wish.map(Command::Set));
         state.steps[thread] = Step::Releasing(Release {
             token: hold.token,
-            was_valid: hold.valid > 0,
+            valid: (hold.valid, hold.valid),
             stray: hold.stray,
             maybe_done: false,
             link: Some(link),
@@ -35,6 +35,11 @@ impl Protocol {
             release.handed = Handed::Taken { age };
         }
         state.wrongly_released |= said.removed && !said.stood && !release.maybe_done;
+        let (when_given_back, now) = release.valid;
+        // A token that is not there proves a loss only before the hold's own end; later, it is not confirmed.
+        let proves = now > 0 || self.is(Mutation::TakesALateAnswerForALoss);
+        let is_told_lost = !said.removed && !release.maybe_done && proves;
+        state.wrongly_lost |= is_told_lost && when_given_back > 0;
         self.finish_release(state, thread, &release, true);
     }
 

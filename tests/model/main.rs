@@ -32,7 +32,7 @@ use std::time::Instant;
 
 use stateright::{Checker, HasDiscoveries, Model};
 
-use model::{EXCLUSION, Mutation, NO_KEY_LEFT, NOT_HIMSELF, PROMPT, Protocol, RELEASED};
+use model::{EXCLUSION, LOST, Mutation, NO_KEY_LEFT, NOT_HIMSELF, PROMPT, Protocol, RELEASED};
 use state::Budget;
 
 /// Two processes of one thread each.
@@ -115,5 +115,6 @@ mutants! {
     a_model_without_looking_is_caught: two(1, 1, 0, 0), NeverLooks, NOT_HIMSELF;
     a_model_without_debts_is_caught: two(1, 1, 0, 0), OwesNothing, NO_KEY_LEFT;
     a_release_that_forgets_a_stray_is_caught: two(1, 1, 0, 0), ForgetsStrays, NO_KEY_LEFT;
+    a_late_answer_that_is_taken_for_a_loss_is_caught: two(1, 0, 0, 0), TakesALateAnswerForALoss, LOST;
     a_debt_that_ends_with_a_find_is_caught: two(1, 1, 0, 0), TakesAFindForTheEnd, NO_KEY_LEFT;
 }

@@ -20,6 +20,7 @@ pub(crate) enum Mutation {
     NeverLooks,
     OwesNothing,
     ForgetsStrays,
+    TakesALateAnswerForALoss,
     /// That a leftover was found is taken for proof that no other `SET` of its token is under way.
     TakesAFindForTheEnd,
 }
@@ -235,6 +236,7 @@ impl Model for Protocol {
             owed: Vec::new(),
             budget: self.budget.clone(),
             wrongly_released: false,
+            wrongly_lost: false,
         }]
     }
 
@@ -285,6 +287,7 @@ impl Model for Protocol {
         let mut properties = vec![
             Property::always(EXCLUSION, |_, state| believers(state) <= 1),
             Property::always(RELEASED, |_, state: &State| !state.wrongly_released),
+            Property::always(LOST, |_, state: &State| !state.wrongly_lost),
             Property::always(NOT_HIMSELF, |_, state| !somebody_waits_for_himself(state)),
             Property::always(NO_KEY_LEFT, |_, state: &State| {
                 state.key.is_none_or(|(token, _)| is_known(state, token))
@@ -311,6 +314,8 @@ impl Model for Protocol {
 
 pub(crate) const EXCLUSION: &str = "at most one thread believes that it holds the lock";
 pub(crate) const RELEASED: &str = "what is released at the first answer stood there";
+pub(crate) const LOST: &str =
+    "what was valid when it was given back is not told as lost, where Redis forgets nothing";
 pub(crate) const NOT_HIMSELF: &str = "nobody waits for himself";
 pub(crate) const NO_KEY_LEFT: &str = "whatever stands in Redis is known to somebody";
 

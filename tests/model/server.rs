@@ -75,6 +75,7 @@ impl Protocol {
                 hold.renewal.iter_mut().for_each(|(age, _)| older(age));
             }
             Step::Releasing(release) => {
+                release.valid.1 = release.valid.1.saturating_sub(1);
                 release.wish.iter_mut().for_each(|(_, age)| older(age));
                 if let Handed::Taken { age } | Handed::Astray { age } = &mut release.handed {
                     older(age);

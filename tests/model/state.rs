@@ -104,7 +104,8 @@ pub(crate) enum Handed {
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Release {
     pub(crate) token: Token,
-    pub(crate) was_valid: bool,
+    /// Ticks left by its own clock when it was given back, and now.
+    pub(crate) valid: (u8, u8),
     pub(crate) stray: bool,
     pub(crate) maybe_done: bool,
     /// A try under way.
@@ -172,6 +173,7 @@ pub(crate) struct State {
     pub(crate) budget: Budget,
     /// A release was reported as such after a first answer, and its token had not stood there.
     pub(crate) wrongly_released: bool,
+    pub(crate) wrongly_lost: bool,
 }
 
 impl State {
