@@ -12,7 +12,7 @@ use redis::{Cmd, Value};
 use crate::clock::Moment;
 use crate::store::address::Address;
 use crate::store::link::{Batch, Link};
-use crate::store::reply::accepted;
+use crate::store::reply::allowed;
 use crate::store::trouble::{self, Trouble};
 use crate::store::wire::Wire;
 
@@ -44,7 +44,7 @@ impl Ear {
         let mut link = Link::open(address, deadline)?;
         let mut ask = |command: &Cmd| {
             let replies = link.exchange(&Batch::of(command), deadline)?;
-            replies.into_iter().next().map_or(Ok(Value::Nil), accepted)
+            replies.into_iter().next().map_or(Ok(Value::Nil), allowed)
         };
         let Value::Int(id @ 1..) = ask(redis::cmd("CLIENT").arg("ID"))? else {
             return Err(Trouble::not_sent("the reply to CLIENT ID made no sense"));

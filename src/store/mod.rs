@@ -135,8 +135,8 @@ impl Connection<'_> {
     }
 
     pub(crate) fn ping(&mut self, deadline: Moment) -> Result<(), Trouble> {
-        let reply = self.run(&redis::cmd("PING"), deadline)?;
-        self.sensible(alive(&reply))
+        let mut replies = self.exchange(&Batch::of(&redis::cmd("PING")), deadline)?.into_iter();
+        self.sensible(alive(next(&mut replies)))
     }
 
     /// One attempt to take a lock: `SET key token NX PX lease`.
@@ -170,8 +170,8 @@ impl Connection<'_> {
         let batch = begin(listener).and(&set(key, token, lease)).and(&get(key)).and(&pttl(key));
         let mut replies = self.exchange(&batch, deadline)?.into_iter();
         let watch = listener.map_or(Watch::Off, |_| watch(next(&mut replies)));
-        let reply = accepted(next(&mut replies))?;
-        if self.sensible(was_set(&reply))? {
+        let was_set = accepted(next(&mut replies)).and_then(|reply| was_set(&reply));
+        if self.sensible(was_set)? {
             return Ok((Claim::Taken, watch));
         }
         let claim = match self.sensible(seen(next(&mut replies), next(&mut replies)))? {
@@ -225,7 +225,7 @@ impl Connection<'_> {
         if !set && matches!(&removed, Err(Trouble::Refused(refusal)) if refusal.code == "NOSCRIPT") {
             (removed, set) = self.remove_then(&script.whole(key, &[token]), &claim, deadline)?;
         }
-        if set && removed.is_err() {
+        if set && matches!(removed, Err(Trouble::Refused(_))) {
             // The script did not run, and the key was free all the same.
             removed = Ok(Compared::Absent);
         }
@@ -240,9 +240,10 @@ impl Connection<'_> {
     ) -> Result<(Result<Compared, Trouble>, bool), Trouble> {
         let mut replies = self.exchange(&Batch::of(removal).and(claim), deadline)?.into_iter();
         let removed = compared(accepted(next(&mut replies)));
-        let set = match accepted(next(&mut replies)) {
-            Ok(reply) => self.sensible(was_set(&reply))?,
-            Err(_) => false,
+        let set = accepted(next(&mut replies)).and_then(|reply| was_set(&reply));
+        let set = match self.sensible(set) {
+            Err(Trouble::Refused(_)) => false,
+            other => other?,
         };
         Ok((self.sensible(removed), set))
     }
@@ -318,7 +319,7 @@ impl Connection<'_> {
 
     fn run(&mut self, command: &Cmd, deadline: Moment) -> Result<Value, Trouble> {
         let mut replies = self.exchange(&Batch::of(command), deadline)?.into_iter();
-        accepted(next(&mut replies))
+        self.sensible(accepted(next(&mut replies)))
     }
 
     /// Gives a claim up whose answer was lost: writes the compare-and-delete behind it, on the connection

@@ -50,8 +50,22 @@ pub(crate) enum Watch {
     Refused(Refusal),
 }
 
-/// The reply, unless it is an error.
+/// The reply to a lock's command, unless it is an error.
+///
+/// Only an error that Redis is known to answer in place of executing the command counts as "did nothing". A proxy answers errors
+/// of its own after it has forwarded the command, so any other error is an answer that did not come. Behind such a proxy the
+/// order of one connection proves nothing either, so the connection is not used again.
 pub(super) fn accepted(reply: Value) -> Result<Value, Trouble> {
+    match allowed(reply) {
+        Err(Trouble::Refused(refusal)) if !refusal.did_nothing() => {
+            Err(Trouble::Unanswered { link_stands: false, cause: refusal.into() })
+        }
+        other => other,
+    }
+}
+
+/// The reply to a command that changes no lock, unless it is an error: whatever the error says, nothing was done.
+pub(super) fn allowed(reply: Value) -> Result<Value, Trouble> {
     match reply {
         Value::ServerError(error) => Err(Trouble::Refused(Refusal::new(&error))),
         other => Ok(other),
@@ -118,17 +132,17 @@ pub(super) fn watch(reply: Value) -> Watch {
 
 /// Reads the reply of `AUTH` and `SELECT`.
 pub(super) fn agreed(reply: Value) -> Result<(), Trouble> {
-    match accepted(reply)? {
+    match allowed(reply)? {
         Value::Okay => Ok(()),
         other => Err(unexpected(&other)),
     }
 }
 
 /// Reads the reply of `PING`.
-pub(super) fn alive(reply: &Value) -> Result<(), Trouble> {
-    match reply {
+pub(super) fn alive(reply: Value) -> Result<(), Trouble> {
+    match allowed(reply)? {
         Value::SimpleString(pong) if pong == "PONG" => Ok(()),
-        other => Err(unexpected(other)),
+        other => Err(unexpected(&other)),
     }
 }
 
@@ -220,8 +234,9 @@ mod tests {
         #[test]
         fn any_reply_is_read_or_makes_no_sense(value in any_value(), left in any_value()) {
             let is_error = matches!(value, Value::ServerError(_));
+            let is_refusal = |value: &Value| matches!(accepted(value.clone()), Err(Trouble::Refused(_)));
             let read = compared(accepted(value.clone()));
-            let sensible = matches!(value, Value::Int(-1..=1)) || is_error;
+            let sensible = matches!(value, Value::Int(-1..=1)) || is_refusal(&value);
             prop_assert_eq!(makes_no_sense(&read), !sensible);
 
             let set = was_set(&value);
@@ -230,17 +245,21 @@ mod tests {
             let agreed = agreed(value.clone());
             prop_assert_eq!(agreed.is_ok(), matches!(value, Value::Okay));
             prop_assert_eq!(makes_no_sense(&agreed), agreed.is_err() && !is_error);
-            prop_assert!(alive(&value).is_err());
+            let alive = alive(value.clone());
+            prop_assert_eq!(makes_no_sense(&alive), alive.is_err() && !is_error);
 
             let is_on = matches!(watch(value.clone()), Watch::On);
             prop_assert_eq!(is_on, matches!(value, Value::Okay));
 
             let sensible = matches!(
                 (&value, &left),
-                (Value::ServerError(_) | Value::Nil, _)
-                    | (_, Value::ServerError(_))
-                    | (Value::BulkString(_), Value::Int(-2..))
+                (Value::Nil, _) | (Value::BulkString(_), Value::Int(-2..))
             );
+            let sensible = match (is_error, matches!(left, Value::ServerError(_))) {
+                (true, _) => is_refusal(&value),
+                (false, true) => is_refusal(&left),
+                (false, false) => sensible,
+            };
             prop_assert_eq!(makes_no_sense(&seen(value, left)), !sensible);
         }
 
@@ -263,7 +282,7 @@ mod tests {
 
         #[test]
         fn an_error_is_told_on_one_line_of_bounded_length(line in "[^\r]{0,2000}") {
-            let Err(Trouble::Refused(refusal)) = accepted(error(&line)) else {
+            let Err(Trouble::Refused(refusal)) = allowed(error(&line)) else {
                 return Err(TestCaseError::fail("an error is a refusal"));
             };
             prop_assert!(is_legible(&refusal), "{:?}", refusal);
@@ -273,7 +292,7 @@ mod tests {
     #[test]
     fn the_answers_of_redis_are_read() {
         let token = || Value::BulkString(token().into_bytes());
-        assert!(alive(&Value::SimpleString("PONG".to_owned())).is_ok());
+        assert!(alive(Value::SimpleString("PONG".to_owned())).is_ok());
         assert!(matches!(seen(token(), Value::Int(-2)), Ok(Seen::Nothing)));
         assert!(matches!(seen(error("WRONGTYPE no"), Value::Int(5)), Ok(Seen::NotAString)));
         let Ok(Seen::Somebody(holder)) = seen(token(), Value::Int(i64::MAX)) else {
@@ -284,6 +303,27 @@ mod tests {
             panic!("it was held");
         };
         assert_eq!(holder.time_left(), None);
+    }
+
+    #[test]
+    fn an_error_that_may_follow_the_command_is_no_answer() {
+        for line in [
+            "upstream failure",
+            "no upstream host",
+            "ERR Connection timed out",
+            "ERR Connection refused",
+            "ERR backend closed the connection",
+            "ERR",
+            "",
+            "UNKNOWN nobody knows",
+            "oom in small letters",
+        ] {
+            let Err(Trouble::Unanswered { link_stands: false, cause }) = accepted(error(line)) else {
+                panic!("{line:?} says nothing of what became of the command")
+            };
+            assert_eq!(cause.to_string(), line.trim_end());
+            assert!(matches!(agreed(error(line)), Err(Trouble::Refused(_))), "a login changes no lock");
+        }
     }
 
     #[test]

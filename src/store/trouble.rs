@@ -24,6 +24,56 @@ pub(crate) enum Trouble {
     Refused(Refusal),
 }
 
+/// The codes of the errors that Redis and Valkey answer *instead of* executing a command that a lock sends.
+const DID_NOTHING: [&str; 22] = [
+    "ASK",
+    "BUSY",
+    "CLUSTERDOWN",
+    "CROSSSLOT",
+    "DENIED",
+    "EXECABORT",
+    "LOADING",
+    "MASTERDOWN",
+    "MISCONF",
+    "MOVED",
+    "NOAUTH",
+    "NOGOODSLAVE",
+    "NOPERM",
+    "NOPROTO",
+    "NOREPLICAS",
+    "NOSCRIPT",
+    "OOM",
+    "READONLY",
+    "REDIRECT",
+    "TRYAGAIN",
+    "WRONGPASS",
+    "WRONGTYPE",
+];
+
+/// The same for errors with the code `ERR`, which says nothing: how their message begins. A script of this crate writes last, so a
+/// script that failed has changed nothing.
+const DID_NOTHING_ERR: [&str; 19] = [
+    "ACL failure in script",
+    "Error compiling script",
+    "Error running script",
+    "Number of keys can't be",
+    "Protocol error",
+    "Script attempted to access",
+    "Script killed by user",
+    "The user executing the script can't",
+    "This Redis command is not allowed from script",
+    "Unknown Redis command called from script",
+    "Write commands are not allowed",
+    "invalid expire time",
+    "max number of clients",
+    "operation not permitted",
+    "syntax error",
+    "unknown command",
+    "unknown subcommand",
+    "value is not an integer",
+    "wrong number of arguments",
+];
+
 /// Stands for what was left out at the end.
 const CUT_OFF: &str = "...";
 
@@ -71,6 +121,12 @@ impl Refusal {
     /// For what is no answer to the question.
     pub(super) fn nonsense(kind: &str) -> Refusal {
         Refusal { code: String::new(), message: format!("the reply made no sense: {kind}") }
+    }
+
+    /// True for an error that is known to be answered instead of executing the command.
+    pub(super) fn did_nothing(&self) -> bool {
+        let said = self.message.strip_prefix("ERR ").unwrap_or_default();
+        DID_NOTHING.contains(&self.code.as_str()) || DID_NOTHING_ERR.iter().any(|it| said.starts_with(it))
     }
 
     /// True for what the server gets over by itself: loading, failing over, running a long script.
@@ -188,6 +244,51 @@ mod tests {
         assert_eq!(failed("@user_script"), "ERR");
         assert_eq!(code("ERR no such thing as a @user_script:1: WRONGTYPE"), "ERR");
         assert_eq!(code("WRONGTYPE Operation against a key script: x"), "WRONGTYPE");
+    }
+
+    /// The words of Redis 6.2 and 7.0 and of Valkey.
+    #[test]
+    fn errors_that_redis_answers_in_place_of_a_command_are_known() {
+        for message in [
+            "OOM command not allowed when used memory > 'maxmemory'.",
+            "READONLY You can't write against a read only replica.",
+            "LOADING Redis is loading the dataset in memory",
+            "MASTERDOWN Link with MASTER is down and replica-serve-stale-data is set to 'no'.",
+            "NOAUTH Authentication required.",
+            "NOPERM this user has no permissions to run the 'set' command",
+            "NOPERM ACL failure in script: User worker has no permissions to run the 'get' command",
+            "WRONGTYPE Operation against a key holding the wrong kind of value",
+            "MISCONF Redis is configured to save RDB snapshots, but it's currently unable to persist to disk.",
+            "BUSY Redis is busy running a script. You can only call SCRIPT KILL or SHUTDOWN NOSAVE.",
+            "NOREPLICAS Not enough good replicas to write.",
+            "CLUSTERDOWN Hash slot not served",
+            "MOVED 3999 127.0.0.1:6381",
+            "NOSCRIPT No matching script. Please use EVAL.",
+            "DENIED Redis is running in protected mode because protected mode is enabled",
+            "ERR unknown command 'SET', with args beginning with: 'lock:a' 'x'",
+            "ERR unknown command `EVALSHA`, with args beginning with: `a`, `b`, ",
+            "ERR wrong number of arguments for 'set' command",
+            "ERR syntax error",
+            "ERR invalid expire time in 'set' command",
+            "ERR invalid expire time in set",
+            "ERR value is not an integer or out of range",
+            "ERR max number of clients reached",
+            "ERR max number of clients + cluster connections reached",
+            "ERR Protocol error: invalid multibulk length",
+            "ERR The user executing the script can't run this command or subcommand script: f_1, on @user_script:1.",
+            "ERR Error running script (call to f_1): @user_script:1: Script killed by user with SCRIPT KILL...",
+            "ERR Error running script (call to f_1): @user_script: 1: -READONLY You can't write",
+            "ERR Script killed by user with SCRIPT KILL. script: f_1, on @user_script:1.",
+            "ERR Script attempted to access a non local key in a cluster node script: f_1",
+            "ERR operation not permitted",
+        ] {
+            let Ok(Value::ServerError(error)) =
+                redis::parse_redis_value(format!("-{message}\r\n").as_bytes())
+            else {
+                panic!("{message}")
+            };
+            assert!(Refusal::new(&error).did_nothing(), "{message}");
+        }
     }
 
     #[test]

@@ -191,7 +191,7 @@ fn row_37_a_long_error_is_told_in_short() {
     let patient = rig.builder().connect_timeout(LONG).response_timeout(LONG);
     let locks = patient.build().expect("connects");
     for length in [200_000, 1_000_000] {
-        let line = [b"-ERR ".to_vec(), b"x".repeat(length), b"\r\n".to_vec()].concat();
+        let line = [b"-OOM ".to_vec(), b"x".repeat(length), b"\r\n".to_vec()].concat();
         rig.lie("SET", Say::Bytes(line));
         let error = within(LONG / 4, "reading it", || locks.try_lock("a")).expect_err("an error");
         let too_long = length > 256 * 1024;

@@ -5,6 +5,7 @@ mod errands;
 mod exclusion;
 mod face;
 mod forced;
+mod forwarded;
 mod handing;
 mod half_open;
 mod hearing;

@@ -1,0 +1,100 @@
+//! A proxy that answers an error of its own after it has forwarded the command: Redis may have executed it.
+
+use std::thread;
+
+use relatch::{Error, Unlocked};
+
+use crate::handing::behind;
+use crate::loss::MINUTE;
+use crate::network::{ANSWER, LONG, Rig, SOON, WAYS, assert_unavailable};
+use crate::renewal::throughout;
+use crate::support::{Fault, eventually, unique_key};
+
+/// What Envoy and twemproxy say where the server behind them did not answer in time.
+const WORDS: [&str; 2] = ["-upstream failure\r\n", "-ERR Connection timed out\r\n"];
+
+fn faults() -> impl Iterator<Item = Fault> {
+    WORDS.iter().map(|words| Fault::Replace(words.as_bytes().to_vec()))
+}
+
+#[test]
+fn a_set_that_a_proxy_answers_with_an_error_is_recovered_or_removed() {
+    let rig = Rig::new();
+    for fault in faults() {
+        for (what, take) in WAYS {
+            let key = unique_key("a");
+            rig.proxy.on(&format!("SET lock:{key}"), fault.clone());
+            let taken = take(&rig.locks, &key);
+            let guard =
+                taken.unwrap_or_else(|error| panic!("{what}: {error:?}")).expect("nobody else has it");
+            assert_eq!(rig.stands(&key).as_deref(), Some(guard.token()), "{what}");
+            assert_eq!(guard.unlock().expect("unlocks"), Unlocked::Released);
+
+            rig.proxy.always(&format!("SET lock:{key}"), fault.clone());
+            let taken = take(&rig.locks, &key);
+            rig.proxy.clear();
+            assert_unavailable(&taken);
+            let told = format!("{:?}", taken.expect_err("unavailable"));
+            assert!(told.contains("upstream failure") || told.contains("Connection timed out"), "{told}");
+            eventually(5 * SOON, &format!("{what}: no key is left"), || rig.stands(&key).is_none());
+        }
+    }
+}
+
+#[test]
+fn a_release_that_a_proxy_answers_with_an_error_is_asked_about_again() {
+    let rig = Rig::new();
+    for fault in faults() {
+        let guard = rig.locks.lock("a").expect("locks");
+        rig.proxy.on("EVALSHA", fault.clone());
+        assert_eq!(guard.unlock().expect("released"), Unlocked::Released, "{fault:?}");
+        let guard = rig.locks.lock("a").expect("locks");
+        rig.proxy.always("EVALSHA", fault.clone());
+        let unlocked = guard.unlock();
+        rig.proxy.clear();
+        assert!(matches!(unlocked, Err(Error::Unconfirmed { .. })), "{fault:?}: {unlocked:?}");
+        rig.assert_works("a");
+    }
+}
+
+/// The next thread cannot believe in the lock for longer than Redis keeps the key.
+#[test]
+fn a_hand_on_that_a_proxy_answers_with_an_error_counts_from_its_send() {
+    let rig = Rig::with(|builder| {
+        let builder = builder.hand_on(u32::MAX, MINUTE).response_timeout(10 * ANSWER);
+        builder.lease(MINUTE / 10).renew(false)
+    });
+    let rig = &rig;
+    for fault in faults() {
+        for command in ["SET", "EVALSHA"] {
+            let key = unique_key("a");
+            let first = rig.locks.lock(&key).expect("locks");
+            thread::scope(|scope| {
+                let next = behind(scope, || {
+                    let guard = rig.locks.get(&key).wait(LONG).lock().expect("locks");
+                    // In this order: what Redis says is older than what is compared with it.
+                    let left = rig.server.pttl(&format!("lock:{key}"));
+                    let believed = guard.remaining().as_millis();
+                    assert_eq!(rig.stands(&key).as_deref(), Some(guard.token()));
+                    assert_eq!(guard.unlock().expect("unlocks"), Unlocked::Released);
+                    (believed, left)
+                });
+                let pattern = if command == "SET" { format!("SET lock:{key}") } else { command.to_owned() };
+                rig.proxy.on(&pattern, fault.clone());
+                let sets = rig.server.calls("set");
+                rig.proxy.hold_replies(true);
+                let answers_come = scope.spawn(move || {
+                    eventually(LONG, "it is handed on", || rig.server.calls("set") > sets);
+                    throughout(2 * ANSWER, || ());
+                    rig.proxy.hold_replies(false);
+                });
+                assert_eq!(first.unlock().expect("kept"), Unlocked::Released, "{command}: {fault:?}");
+                answers_come.join().expect("no panic");
+                let (believed, left) = next.join().expect("no panic");
+                let left = u128::try_from(left).expect("it stands");
+                assert!(believed <= left, "{command}, {fault:?}: {believed} ms, {left} ms in Redis");
+            });
+            assert_eq!(rig.stands(&key), None);
+        }
+    }
+}
