@@ -7,6 +7,7 @@
 use std::fmt;
 use std::ops::ControlFlow;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::mpsc::{self, Receiver, RecvTimeoutError};
 use std::sync::{Arc, Weak};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
@@ -21,8 +22,8 @@ use crate::process::Inside;
 use crate::store::{Claim, Heard, Store, Trouble, Watch};
 use crate::wish::Wish;
 
-/// How long the thread listens before it looks whether it is to stop, where it cannot be told: the response timeout, but no
-/// shorter and no longer than this.
+/// How long the thread listens before it looks whether it is to stop, where it cannot be told, and whether connections of the
+/// pool have ended: the response timeout, but no shorter and no longer than this.
 const SILENCE: [Duration; 2] = [Duration::from_millis(100), Duration::from_secs(1)];
 
 /// How long the thread waits for an answer that a waiter wants. After that, the waiter asks for himself.
@@ -44,7 +45,7 @@ pub(crate) struct Listener {
 
 struct Shared {
     store: Arc<Store>,
-    silence: Duration,
+    response_timeout: Duration,
     audience: Weak<dyn Audience>,
     calls: Calls,
     /// What Redis calls the connection that listens: zero while there is none.
@@ -63,6 +64,8 @@ struct State {
     /// It has been tried to start the thread.
     started: bool,
     thread: Option<JoinHandle<()>>,
+    /// Closed when the thread has ended.
+    done: Option<Receiver<()>>,
     /// The connection is of no use: Redis did not let others name it.
     useless: bool,
     stop: bool,
@@ -76,7 +79,7 @@ impl Listener {
     ) -> Listener {
         let shared = Shared {
             store,
-            silence: response_timeout.clamp(SILENCE[0], SILENCE[1]),
+            response_timeout,
             audience,
             calls: Calls::default(),
             number: AtomicU64::new(0),
@@ -102,8 +105,13 @@ impl Listener {
             }
         });
         let shared = Arc::clone(&self.shared);
-        match thread::Builder::new().name("relatch-listen".to_owned()).spawn(move || shared.run()) {
-            Ok(thread) => state.thread = Some(thread),
+        let (alive, done) = mpsc::channel::<()>();
+        let run = move || {
+            let _alive = alive;
+            shared.run();
+        };
+        match thread::Builder::new().name("relatch-listen".to_owned()).spawn(run) {
+            Ok(thread) => (state.thread, state.done) = (Some(thread), Some(done)),
             Err(error) => self.shared.complain(&error),
         }
     }
@@ -158,13 +166,16 @@ impl Listener {
     }
 
     /// Ends the thread. A lock of its own, taken and let go of, is what it is woken with.
+    ///
+    /// Nothing wakes it while it connects, which may take as long as the connect timeout: it is then left behind, and ends by
+    /// itself.
     pub(crate) fn stop(&self, redis_key: &str, token: &str) {
         let mut state = self.shared.state.lock();
         state.stop = true;
-        let thread = state.thread.take();
+        let thread = state.thread.take().zip(state.done.take());
         drop(state);
         self.shared.bell.notify_one();
-        let Some(thread) = thread else {
+        let Some((thread, done)) = thread else {
             return;
         };
         if let Some(number) = self.number() {
@@ -178,7 +189,13 @@ impl Listener {
                 debug!(target: "relatch::listener", "it stops by itself in a moment: {trouble:?}");
             }
         }
-        if !self.shared.inside.is_here() && thread.join().is_err() {
+        if self.shared.inside.is_here() {
+            return;
+        }
+        let limit = self.shared.response_timeout.max(SILENCE[0]).saturating_add(BRIEFLY);
+        if done.recv_timeout(limit) != Err(RecvTimeoutError::Disconnected) {
+            warn!(target: "relatch::listener", "the listener still connects: its thread is left behind, and ends by itself");
+        } else if thread.join().is_err() {
             warn!(target: "relatch::listener", "the listener had panicked");
         }
     }
@@ -208,14 +225,20 @@ impl Shared {
 
     /// Listens for as long as there is a use in it.
     fn listen(&self, backoff: &mut Backoff) -> Result<(), Trouble> {
-        let ear = self.store.listen(Moment::now().after(self.silence))?;
+        let ear = self.store.listen()?;
         let number = ear.id();
         let start = || {
             self.number.store(number, Ordering::Release);
             // Whoever has been polling can sleep; and what happened meanwhile was not heard.
             self.spread(Heard::Everything);
         };
-        ear.listen(self.silence, start, |heard| {
+        let silence = self.response_timeout.clamp(SILENCE[0], SILENCE[1]);
+        let mut sweep_at = Moment::now().after(silence);
+        ear.listen((silence, self.response_timeout), start, |heard| {
+            if sweep_at <= Moment::now() {
+                self.store.sweep();
+                sweep_at = Moment::now().after(silence);
+            }
             if matches!(heard, Heard::Keys(_)) {
                 backoff.reset();
             }

@@ -392,7 +392,7 @@ mod tests {
     fn alone() -> Session {
         let limit = Duration::from_millis(50);
         let settings = Settings { connect_timeout: limit, response_timeout: limit, ..Settings::default() };
-        Session::new(Address::parse("redis://127.0.0.1:1/").unwrap(), settings, None)
+        Session::new(Address::parse("redis://127.0.0.1:1/").unwrap(), settings, None).unwrap()
     }
 
     /// A hold that is closed and still in the keeper's table would be taken for one that ran out, and told as lost.

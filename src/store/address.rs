@@ -3,9 +3,11 @@
 use std::fmt;
 use std::net::ToSocketAddrs;
 
+use parking_lot::Mutex;
 use redis::{ConnectionAddr, ConnectionInfo, IntoConnectionInfo, RedisConnectionInfo};
 
 use crate::error::Error;
+use crate::store::wire;
 
 /// In place of a URL that may hold its password where none is expected.
 const NOT_SHOWN: &str = "(not shown)";
@@ -20,6 +22,8 @@ pub(crate) struct Address {
     pub(super) db: i64,
     /// Host and port, or the socket's path.
     name: String,
+    /// Of several addresses that the host name stands for, the one that took the last connection.
+    worked: Mutex<Option<ConnectionAddr>>,
 }
 
 impl Address {
@@ -78,11 +82,11 @@ impl Address {
         let db = login.db();
         let name = info.addr().to_string();
         // For TLS; other connections are opened by `wire`.
-        let tcp = info.tcp_settings().clone().set_nodelay(true);
+        let tcp = info.tcp_settings().clone().set_nodelay(true).set_keepalive(wire::keepalive());
         let bare = info
             .set_tcp_settings(tcp)
             .set_redis_settings(RedisConnectionInfo::default().set_skip_set_lib_name());
-        Ok(Address { bare, username, password, db, name })
+        Ok(Address { bare, username, password, db, name, worked: Mutex::default() })
     }
 
     /// Host and port, or the socket's path: what messages name.
@@ -90,16 +94,30 @@ impl Address {
         &self.name
     }
 
-    /// The ways to reach the server, one per address that its host name stands for. (TLS needs the name.)
+    /// The ways to reach the server, one per address that its host name stands for; first the one that worked last. (TLS needs
+    /// the name.)
     pub(super) fn ways(&self) -> std::io::Result<Vec<ConnectionInfo>> {
         let ConnectionAddr::Tcp(host, port) = self.bare.addr() else {
             return Ok(vec![self.bare.clone()]);
         };
-        let ways = (host.as_str(), *port).to_socket_addrs()?;
-        Ok(ways
+        let addresses = (host.as_str(), *port).to_socket_addrs()?;
+        let ways = addresses
             .map(|way| ConnectionAddr::Tcp(way.ip().to_string(), way.port()))
             .map(|addr| self.bare.clone().set_addr(addr))
-            .collect())
+            .collect();
+        Ok(self.in_order(ways))
+    }
+
+    /// First the one that worked last.
+    fn in_order(&self, mut ways: Vec<ConnectionInfo>) -> Vec<ConnectionInfo> {
+        let worked = self.worked.lock();
+        ways.sort_by_key(|way| worked.as_ref() != Some(way.addr()));
+        ways
+    }
+
+    /// A connection was made this way.
+    pub(super) fn worked(&self, way: &ConnectionInfo) {
+        *self.worked.lock() = Some(way.addr().clone());
     }
 }
 
@@ -128,6 +146,19 @@ mod tests {
         assert_eq!(address.db, 3);
         assert_eq!(Address::parse("redis://[::1]").unwrap().name(), "::1:6379");
         assert_eq!(Address::parse("unix:///run/redis.sock?db=2").unwrap().db, 2);
+    }
+
+    #[test]
+    fn the_address_that_worked_last_is_tried_first() {
+        let address = Address::parse("redis://localhost:7000").unwrap();
+        let ways =
+            ["redis://[::1]:7000", "redis://127.0.0.1:7000"].map(|it| it.into_connection_info().unwrap());
+        let first = || address.in_order(ways.to_vec())[0].addr().clone();
+        assert_eq!(&first(), ways[0].addr(), "as the system has them");
+        address.worked(&ways[1]);
+        assert_eq!(&first(), ways[1].addr());
+        address.worked(&ways[0]);
+        assert_eq!(&first(), ways[0].addr());
     }
 
     #[test]

@@ -14,10 +14,15 @@ use crate::store::address::Address;
 use crate::store::link::{Batch, Link};
 use crate::store::reply::allowed;
 use crate::store::trouble::{self, Trouble};
-use crate::store::wire::Wire;
+use crate::store::wire::{Message, Wire};
 
 /// Where Redis says it, to whoever tracks by redirection.
 const CHANNEL: &str = "__redis__:invalidate";
+
+/// After so long without a message, Redis is asked for a sign of life.
+const QUIET: Duration = Duration::from_secs(3);
+
+const PING: &[u8] = b"*1\r\n$4\r\nPING\r\n";
 
 /// What was heard.
 #[derive(Debug, PartialEq, Eq)]
@@ -61,10 +66,12 @@ impl Ear {
 
     /// Says that it begins, and hears until it is told to stop or the connection breaks.
     ///
-    /// Tells of silence after so long without word, so that whoever hears can stop it.
+    /// Tells of silence after so long without a message, so that `hear` can stop it. A connection that is quiet for longer is asked
+    /// for a sign of life, and is dead where none comes within `patience`: a firewall may have forgotten it, or the server have
+    /// gone without a word.
     pub(crate) fn listen(
         mut self,
-        silence: Duration,
+        (silence, patience): (Duration, Duration),
         on_start: impl FnOnce(),
         mut hear: impl FnMut(Heard) -> ControlFlow<()>,
     ) -> Result<(), Trouble> {
@@ -73,11 +80,33 @@ impl Ear {
         if hear(Heard::Silence).is_break() {
             return Ok(());
         }
+        let asks = self.wire.shows_life();
+        let (mut quiet_since, mut asked_at) = (Moment::now(), None::<Moment>);
         loop {
-            let heard = match self.wire.message(Moment::now().after(silence)) {
-                Ok(message) => read(message),
-                Err(error) if trouble::leaves_link_standing(&error) => Heard::Silence,
-                Err(error) => return Err(Trouble::not_sent(error)),
+            let now = Moment::now();
+            if asks && asked_at.is_none() && quiet_since.after(QUIET) <= now {
+                self.wire.send(PING, now.after(patience)).map_err(Trouble::not_sent)?;
+                asked_at = Some(now);
+            }
+            let dead_at = asked_at.map_or(Moment::NEVER, |at| at.max(quiet_since).after(patience));
+            let ask_at = if asks && asked_at.is_none() { quiet_since.after(QUIET) } else { Moment::NEVER };
+            let heard = match self.wire.message(now.after(silence).min(ask_at).min(dead_at)) {
+                Ok(Message::Payload(message)) => {
+                    quiet_since = Moment::now();
+                    read(message)
+                }
+                Ok(Message::Life) if asked_at.take().is_some() => {
+                    quiet_since = Moment::now();
+                    continue;
+                }
+                Ok(Message::Life) => {
+                    return Err(Trouble::not_sent("the answer to a question that nobody asked"));
+                }
+                Err(error) if !trouble::leaves_link_standing(&error) => return Err(Trouble::not_sent(error)),
+                Err(_) if dead_at <= Moment::now() => {
+                    return Err(Trouble::not_sent("its connection gives no sign of life"));
+                }
+                Err(_) => Heard::Silence,
             };
             if hear(heard).is_break() {
                 return Ok(());

@@ -2,7 +2,7 @@
 
 use std::io;
 
-use redis::{Cmd, RedisError, Value};
+use redis::{Cmd, ConnectionInfo, RedisError, Value};
 
 use crate::clock::Moment;
 use crate::store::address::Address;
@@ -37,15 +37,16 @@ impl Batch {
 /// settles a lost answer, and what makes a clean-up sure to come after the command it cleans up.
 pub(crate) struct Link {
     wire: Wire,
-    opened: Moment,
+    /// When it last answered, or began to be opened.
+    answered: Moment,
     /// Replies of earlier batches that nobody tried to read.
     owed: usize,
     /// Redis, or the way to it, ended the connection.
     broken: bool,
     /// In order, but not to be used again.
     retired: bool,
-    /// The last answer since it was lent: only then is it known that the other end is there.
-    answered: Option<Moment>,
+    /// When it was given back last: whether the other end has been there since is not known before it answers.
+    given_back: Moment,
     /// An answer is late: whoever waited for it may go on here, but it is not the trouble of anybody else.
     behind: bool,
 }
@@ -53,15 +54,17 @@ pub(crate) struct Link {
 impl Link {
     /// Connects and logs in.
     pub(super) fn open(address: &Address, deadline: Moment) -> Result<Link, Trouble> {
-        let opened = Moment::now();
-        let wire = connect(address, deadline)?;
+        let answered = Moment::now();
+        let ways = address.ways().map_err(Trouble::not_sent)?;
+        let (wire, way) = connect(&ways, deadline)?;
+        address.worked(way);
         let mut link = Link {
             wire,
-            opened,
+            answered,
             owed: 0,
             broken: false,
             retired: false,
-            answered: Some(opened),
+            given_back: Moment::PAST,
             behind: false,
         };
         link.log_in(address, deadline)?;
@@ -100,8 +103,14 @@ impl Link {
         self.wire
     }
 
-    pub(super) fn opened(&self) -> Moment {
-        self.opened
+    pub(super) fn answered(&self) -> Moment {
+        self.answered
+    }
+
+    /// True where it is seen, without waiting, that the idle connection has ended.
+    pub(super) fn has_ended(&mut self) -> bool {
+        self.broken |= self.wire.has_ended();
+        self.broken
     }
 
     pub(super) fn is_broken(&self) -> bool {
@@ -113,14 +122,14 @@ impl Link {
         self.broken || self.retired || self.behind
     }
 
-    /// When it was last answered, or opened, since it was lent.
-    pub(super) fn answered(&self) -> Option<Moment> {
-        self.answered
+    /// False until the first answer after it was lent again.
+    pub(super) fn is_proven(&self) -> bool {
+        self.answered > self.given_back
     }
 
     /// It goes back to the pool: by the time it is lent again, the other end may be gone.
     pub(super) fn doubt(&mut self) {
-        self.answered = None;
+        self.given_back = Moment::now();
     }
 
     /// Has the connection closed, rather than lent again, when it goes back to the pool.
@@ -144,7 +153,7 @@ impl Link {
             }
         }
         self.behind = false;
-        self.answered = Some(Moment::now());
+        self.answered = Moment::now();
         Ok(replies)
     }
 
@@ -176,20 +185,62 @@ impl Link {
     }
 }
 
-fn connect(address: &Address, deadline: Moment) -> Result<Wire, Trouble> {
-    let ways = address.ways().map_err(Trouble::not_sent)?;
+/// Connects in the first way that works. Each has an even share of the time that is left: one that is dead leaves time for the
+/// others.
+fn connect(ways: &[ConnectionInfo], deadline: Moment) -> Result<(Wire, &ConnectionInfo), Trouble> {
     let mut last = None;
-    for way in ways {
+    for (way, to_try) in ways.iter().zip((1..=ways.len()).rev()) {
         let left = deadline.since(Moment::now());
         if left < SHORTEST {
             break;
         }
-        match Wire::open(&way, left) {
-            Ok(wire) => return Ok(wire),
+        let share = left / u32::try_from(to_try).unwrap_or(u32::MAX);
+        match Wire::open(way, share.max(SHORTEST)) {
+            Ok(wire) => return Ok((wire, way)),
             Err(error) => last = Some(Trouble::not_sent(error)),
         }
     }
     Err(last.unwrap_or_else(|| {
         Trouble::not_sent(io::Error::new(io::ErrorKind::TimedOut, "no time was left to connect"))
     }))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
+    use std::time::Duration;
+
+    use redis::IntoConnectionInfo;
+    use redis::io::tcp::socket2::{Domain, Socket, Type};
+
+    use super::*;
+
+    fn way(port: u16) -> ConnectionInfo {
+        format!("redis://127.0.0.1:{port}").into_connection_info().unwrap()
+    }
+
+    /// An address at which a connection is neither taken nor refused: others wait to be accepted there already.
+    fn dead_end() -> (u16, Socket, Vec<TcpStream>) {
+        let socket = Socket::new(Domain::IPV4, Type::STREAM, None).unwrap();
+        socket.bind(&SocketAddr::from((Ipv4Addr::LOCALHOST, 0)).into()).unwrap();
+        socket.listen(0).unwrap();
+        let address = socket.local_addr().unwrap().as_socket().unwrap();
+        let mut waiting = Vec::new();
+        while let Ok(stream) = TcpStream::connect_timeout(&address, Duration::from_millis(200)) {
+            waiting.push(stream);
+        }
+        (address.port(), socket, waiting)
+    }
+
+    #[test]
+    fn an_address_that_is_dead_leaves_time_for_the_next() {
+        let (dead, _socket, _waiting) = dead_end();
+        let good = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+        let ways = [way(dead), way(dead), way(good.local_addr().unwrap().port())];
+        let deadline = Moment::now().after(Duration::from_secs(2));
+        let (_wire, worked) = connect(&ways, deadline).expect("connects to the third");
+        assert_eq!(worked.addr(), ways[2].addr());
+        assert!(Moment::now() < deadline);
+        assert!(connect(&ways[..2], Moment::now().after(Duration::from_millis(50))).is_err());
+    }
 }

@@ -85,9 +85,14 @@ impl Store {
         self.pool.on_close(call);
     }
 
+    /// Looks at the idle connections of the pool, without waiting, and drops those that are of no use any more.
+    pub(crate) fn sweep(&self) {
+        self.pool.sweep();
+    }
+
     /// Opens a connection that only listens.
-    pub(crate) fn listen(&self, deadline: Moment) -> Result<Ear, Trouble> {
-        self.pool.listen(deadline)
+    pub(crate) fn listen(&self) -> Result<Ear, Trouble> {
+        self.pool.listen()
     }
 
     /// Says what went wrong in the words of the caller's error.
@@ -117,7 +122,7 @@ impl Connection<'_> {
     fn exchange(&mut self, batch: &Batch, deadline: Moment) -> Result<Vec<Value>, Trouble> {
         let now = Moment::now();
         let left = deadline.since(now);
-        let share = if self.link.answered().is_some() { left } else { (left / 2).max(FAIR_TRY.min(left)) };
+        let share = if self.link.is_proven() { left } else { (left / 2).max(FAIR_TRY.min(left)) };
         self.link.exchange(batch, now.after(share.min(self.response_timeout)))
     }
 

@@ -18,26 +18,31 @@ use std::sync::{Arc, OnceLock};
 use std::thread;
 use std::time::Duration;
 
+use redis::Value;
 use scheduled_thread_pool::{OnPoolDropBehavior, ScheduledThreadPool};
 
 use crate::clock::Moment;
 use crate::error::Error;
+use crate::store::FAIR_TRY;
 use crate::store::address::Address;
 use crate::store::ear::Ear;
-use crate::store::link::Link;
+use crate::store::link::{Batch, Link};
 use crate::store::trouble::Trouble;
 
 /// Nobody uses a link for longer than a few commands take: after this, something is wrong, and the caller is told.
 /// (And r2d2 adds the time it is given to an instant, and panics where that overflows.)
 const LONGEST_GET: Duration = Duration::from_secs(10);
 
+/// A link that nobody has used for so long is closed. (As r2d2 does, which takes the sweeps for use.)
+const LONGEST_IDLE: Duration = Duration::from_secs(600);
+
 pub(super) struct Pool {
     slots: r2d2::Pool<Slots>,
     address: Address,
     connect_timeout: Duration,
-    /// When a server was last seen to close a link: the links opened before are not used again. (After a
-    /// restart of Redis, one caller finds out instead of one caller per link.)
-    closed_at: AtomicU64,
+    /// The links that have not answered since then are not used again. After a restart of Redis, or where a firewall has
+    /// forgotten the links that were idle, one caller finds out instead of one caller per link.
+    condemned: AtomicU64,
     /// Wants to know when a link is closed: what Redis was to tell of over it is not told.
     on_close: OnceLock<Box<dyn Fn() + Send + Sync>>,
     born: u32,
@@ -58,8 +63,8 @@ impl Pool {
             .test_on_check_out(false)
             .thread_pool(Arc::new(worker))
             .build_unchecked(Slots);
-        let (closed_at, on_close) = (AtomicU64::new(0), OnceLock::new());
-        Ok(Pool { slots, address, connect_timeout, closed_at, on_close, born: process::id() })
+        let (condemned, on_close) = (AtomicU64::new(0), OnceLock::new());
+        Ok(Pool { slots, address, connect_timeout, condemned, on_close, born: process::id() })
     }
 
     pub(super) fn on_close(&self, call: impl Fn() + Send + Sync + 'static) {
@@ -103,8 +108,38 @@ impl Pool {
     }
 
     fn drop_stale(&self, slot: &mut Slot) {
-        let closed_at = Moment::from_nanos(self.closed_at.load(Ordering::Relaxed));
-        if slot.link.take_if(|link| link.opened() <= closed_at).is_some() {
+        if slot.link.take_if(|link| self.is_condemned(link)).is_some() {
+            self.closed();
+        }
+    }
+
+    fn is_condemned(&self, link: &Link) -> bool {
+        link.answered() <= Moment::from_nanos(self.condemned.load(Ordering::Relaxed))
+    }
+
+    /// Says that links which have not answered since then may be dead.
+    fn condemn(&self, since: Moment) {
+        self.condemned.fetch_max(since.as_nanos(), Ordering::Relaxed);
+    }
+
+    /// Drops the idle links that have ended, that may be dead, or that nobody has used for long. Does not wait.
+    ///
+    /// A waiter may have registered over such a link, and Redis does not tell of a change over a link that it has closed.
+    pub(super) fn sweep(&self) {
+        // All at once: r2d2 would lend the same one again and again.
+        let mut idle = Vec::new();
+        let mut dropped = false;
+        while let Some(mut slot) = self.slots.try_get() {
+            let is_stale = |link: &mut Box<Link>| {
+                let unused = Moment::now().since(link.answered());
+                self.is_condemned(link) || unused > LONGEST_IDLE || link.has_ended()
+            };
+            dropped |= slot.link.take_if(is_stale).is_some();
+            idle.push(slot);
+        }
+        // The one that came back last is lent first again.
+        idle.into_iter().rev().for_each(drop);
+        if dropped {
             self.closed();
         }
     }
@@ -121,8 +156,8 @@ impl Pool {
     }
 
     /// Opens a connection that only listens, beside the pool.
-    pub(super) fn listen(&self, deadline: Moment) -> Result<Ear, Trouble> {
-        Ear::open(&self.address, deadline.min(Moment::now().after(self.connect_timeout)))
+    pub(super) fn listen(&self) -> Result<Ear, Trouble> {
+        Ear::open(&self.address, Moment::now().after(self.connect_timeout))
     }
 
     fn wait_for_slot(&self, deadline: Moment) -> Result<r2d2::PooledConnection<Slots>, Trouble> {
@@ -162,6 +197,21 @@ pub(super) enum Carrier<'a> {
     Own(Box<Link>),
 }
 
+impl Carrier<'_> {
+    /// As the link does. Where no answer comes over a lent one, those that have not answered since may be as dead.
+    pub(super) fn exchange(&mut self, batch: &Batch, deadline: Moment) -> Result<Vec<Value>, Trouble> {
+        let sent = Moment::now();
+        let result = self.deref_mut().exchange(batch, deadline);
+        if let (Carrier::Lent(lent), Err(Trouble::Unanswered { link_stands: true, .. })) = (&*self, &result)
+            // Where the caller had less time than that, the silence proves nothing.
+            && Moment::now().since(sent) >= FAIR_TRY
+        {
+            lent.pool.condemn(sent);
+        }
+        result
+    }
+}
+
 impl Deref for Carrier<'_> {
     type Target = Link;
 
@@ -197,7 +247,7 @@ impl Drop for Lent<'_> {
             return;
         };
         if link.is_broken() {
-            self.pool.closed_at.fetch_max(Moment::now().as_nanos(), Ordering::Relaxed);
+            self.pool.condemn(Moment::now());
         }
         self.pool.closed();
     }

@@ -11,6 +11,7 @@ use std::net::{IpAddr, SocketAddr, TcpStream};
 use std::os::unix::net::UnixStream;
 use std::time::Duration;
 
+use redis::io::tcp::socket2::{SockRef, TcpKeepalive};
 use redis::{Connection, ConnectionAddr, ConnectionInfo, Parser, RedisResult, Value};
 
 use crate::clock::Moment;
@@ -21,12 +22,25 @@ pub(super) const SHORTEST: Duration = Duration::from_millis(1);
 /// What Redis may say at once. A token is a hundred bytes, a key at most 64 KiB.
 const LONGEST_REPLY: usize = 256 * 1024;
 
+/// When a connection has been silent for so long, the system asks the other end whether it is there, and how often it asks: a
+/// firewall keeps the flow that it would have dropped for being idle, and a connection whose other end is gone ends.
+const ASKED_AFTER: Duration = Duration::from_secs(30);
+const ASKED_EVERY: Duration = Duration::from_secs(10);
+const ASKED_TIMES: u32 = 3;
+
 /// A connection, as far as it carries bytes.
 pub(super) enum Wire {
     /// TCP or a unix socket.
     Plain(Box<Plain>),
     /// TLS.
     Sealed(Box<Sealed>),
+}
+
+/// What comes on a connection that has subscribed.
+pub(super) enum Message {
+    Payload(Value),
+    /// The reply to a `PING`, be it an error.
+    Life,
 }
 
 pub(super) struct Plain {
@@ -49,15 +63,28 @@ pub(super) struct Sealed {
     timeout: Duration,
 }
 
+/// How the system looks after a connection over TCP.
+pub(super) fn keepalive() -> TcpKeepalive {
+    let keepalive = TcpKeepalive::new().with_time(ASKED_AFTER);
+    #[cfg(any(target_os = "linux", target_os = "android", target_vendor = "apple"))]
+    let keepalive = keepalive.with_interval(ASKED_EVERY).with_retries(ASKED_TIMES);
+    keepalive
+}
+
 /// What TCP and unix sockets have in common.
 trait Socket: Read + Write + Send {
     fn set_timeout(&self, timeout: Duration) -> io::Result<()>;
+    fn set_nonblocking(&self, on: bool) -> io::Result<()>;
 }
 
 impl Socket for TcpStream {
     fn set_timeout(&self, timeout: Duration) -> io::Result<()> {
         self.set_read_timeout(Some(timeout))?;
         self.set_write_timeout(Some(timeout))
+    }
+
+    fn set_nonblocking(&self, on: bool) -> io::Result<()> {
+        self.set_nonblocking(on)
     }
 }
 
@@ -66,6 +93,10 @@ impl Socket for UnixStream {
     fn set_timeout(&self, timeout: Duration) -> io::Result<()> {
         self.set_read_timeout(Some(timeout))?;
         self.set_write_timeout(Some(timeout))
+    }
+
+    fn set_nonblocking(&self, on: bool) -> io::Result<()> {
+        self.set_nonblocking(on)
     }
 }
 
@@ -79,6 +110,7 @@ impl Wire {
                 let stream = TcpStream::connect_timeout(&SocketAddr::from((ip, *port)), limit)?;
                 // Else a clean-up that is written behind an unanswered command would wait for that answer.
                 stream.set_nodelay(true)?;
+                SockRef::from(&stream).set_tcp_keepalive(&keepalive())?;
                 Box::new(stream)
             }
             #[cfg(unix)]
@@ -120,20 +152,38 @@ impl Wire {
         }
     }
 
-    /// The next message on a connection that has subscribed: its payload. It may as well come later.
-    pub(super) fn message(&mut self, deadline: Moment) -> RedisResult<Value> {
+    /// True where the connection has ended or says what nobody asked for; found out without waiting. (Not over TLS.)
+    pub(super) fn has_ended(&mut self) -> bool {
+        match self {
+            Wire::Plain(plain) => plain.stream.has_ended(),
+            Wire::Sealed(_) => false,
+        }
+    }
+
+    /// True where [`message`](Self::message) returns the reply to a `PING`, too. (Over TLS, the `redis` crate skips it.)
+    pub(super) fn shows_life(&self) -> bool {
+        matches!(self, Wire::Plain(_))
+    }
+
+    /// What comes next on a connection that has subscribed. It may as well come later.
+    pub(super) fn message(&mut self, deadline: Moment) -> RedisResult<Message> {
         match self {
             Wire::Plain(plain) => match plain.receive(deadline)? {
-                Value::Array(mut parts) if parts.len() == 3 && is_message(&parts[0]) => {
-                    Ok(parts.pop().unwrap_or(Value::Nil))
+                Value::Array(mut parts) if parts.len() == 3 && is(&parts[0], "message") => {
+                    Ok(Message::Payload(parts.pop().unwrap_or(Value::Nil)))
                 }
+                Value::Array(parts) if parts.len() == 2 && is(&parts[0], "pong") => Ok(Message::Life),
+                // Such as LOADING: Redis is there.
+                Value::ServerError(_) => Ok(Message::Life),
+                // A connection that has not subscribed says PONG in another way.
                 _ => Err(io::Error::new(ErrorKind::InvalidData, "what came is no message").into()),
             },
             Wire::Sealed(sealed) => {
                 sealed.set_timeout(deadline)?;
                 // Not dropped: it would say goodbye to Redis, and wait for the answer.
                 let mut channel = std::mem::ManuallyDrop::new(sealed.connection.as_pubsub());
-                channel.get_message().map(|message| message.get_payload().unwrap_or(Value::Nil))
+                let message = channel.get_message()?;
+                Ok(Message::Payload(message.get_payload().unwrap_or(Value::Nil)))
             }
         }
     }
@@ -165,6 +215,13 @@ impl Plain {
 }
 
 impl Stream {
+    /// (What is read here is lost: a connection that says something unasked is of no use either way.)
+    fn has_ended(&mut self) -> bool {
+        let looked = self.socket.set_nonblocking(true).and_then(|()| self.socket.read(&mut [0]));
+        let is_quiet = matches!(&looked, Err(error) if error.kind() == ErrorKind::WouldBlock);
+        self.socket.set_nonblocking(false).is_err() || !is_quiet
+    }
+
     fn by(&mut self, deadline: Moment) -> By<'_> {
         By { stream: self, deadline, begun: false }
     }
@@ -231,9 +288,9 @@ fn too_late() -> io::Error {
     io::Error::new(ErrorKind::TimedOut, "there was no answer in time")
 }
 
-/// What the first part of a message is.
-fn is_message(kind: &Value) -> bool {
-    matches!(kind, Value::BulkString(kind) if kind == b"message")
+/// Whether the first part of what comes on a connection that has subscribed is this word.
+fn is(kind: &Value, word: &str) -> bool {
+    matches!(kind, Value::BulkString(kind) if kind == word.as_bytes())
 }
 
 #[cfg(test)]
@@ -291,11 +348,46 @@ mod tests {
     }
 
     #[test]
+    fn the_end_of_a_connection_is_seen_without_waiting() {
+        let [(mut quiet, redis), _] = wires();
+        assert!(!quiet.has_ended());
+        drop(redis);
+        assert!(quiet.has_ended(), "it is closed");
+        let [(mut talks, mut redis), _] = wires();
+        talks.send(b"x", within(LONG)).unwrap();
+        redis.write_all(b"+the reply\r\n").unwrap();
+        assert_eq!(word(talks.receive(within(LONG))), "the reply");
+        assert!(!talks.has_ended());
+        redis.write_all(b"+unasked\r\n").unwrap();
+        let deadline = within(LONG);
+        while !talks.has_ended() {
+            assert!(Moment::now() < deadline, "what nobody asked for is noticed");
+        }
+    }
+
+    #[test]
+    #[cfg(any(target_os = "linux", target_os = "android"))]
+    fn the_system_asks_whether_the_other_end_of_an_idle_connection_is_there() {
+        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+        let way = format!("redis://{}", listener.local_addr().unwrap()).into_connection_info().unwrap();
+        let _wire = Wire::open(&way, LONG).unwrap();
+        let timers = std::fs::read_to_string("/proc/net/tcp").unwrap();
+        let remote = format!("0100007F:{:04X} 01 ", listener.local_addr().unwrap().port());
+        let line = timers.lines().find(|line| line.contains(&remote)).expect("the connection");
+        // The kind of timer (2 is keepalive), and when it goes off, in hundredths of a second.
+        let timer = line.split_whitespace().nth(5).unwrap();
+        let (kind, after) = timer.split_once(':').unwrap();
+        assert_eq!(kind, "02", "{line}");
+        assert!(u64::from_str_radix(after, 16).unwrap() <= 3000, "{line}");
+    }
+
+    #[test]
     fn a_message_may_come_after_silence() {
         for (mut wire, mut redis) in wires() {
-            assert!(wire.message(within(SHORT)).unwrap_err().is_timeout());
+            assert!(wire.message(within(SHORT)).is_err_and(|error| error.is_timeout()));
             redis.write_all(b"*3\r\n$7\r\nmessage\r\n$1\r\nc\r\n$1\r\nx\r\n").unwrap();
-            assert_eq!(word(wire.message(within(LONG))), "x");
+            let Ok(Message::Payload(payload)) = wire.message(within(LONG)) else { panic!("no message") };
+            assert_eq!(word(Ok(payload)), "x");
         }
     }
 
@@ -308,6 +400,18 @@ mod tests {
             assert_eq!(word(wire.receive(within(LONG))).len(), LONGEST_REPLY / 2);
         }
         says.join().unwrap();
+    }
+
+    #[test]
+    fn a_sign_of_life_is_what_a_subscriber_is_answered_with() {
+        let [(mut wire, mut redis), _] = wires();
+        assert!(wire.shows_life());
+        redis.write_all(b"*2\r\n$4\r\npong\r\n$0\r\n\r\n-LOADING Redis is loading\r\n+PONG\r\n").unwrap();
+        for _ in 0..2 {
+            assert!(matches!(wire.message(within(LONG)), Ok(Message::Life)));
+        }
+        let error = wire.message(within(LONG)).err().expect("it has not subscribed");
+        assert!(!error.is_timeout());
     }
 
     #[test]

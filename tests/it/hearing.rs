@@ -223,7 +223,6 @@ fn row_23_without_any_right_to_hear_waits_are_polls() {
 
 /// A connection that Redis believes in and nothing comes over: here, one that never subscribed.
 #[test]
-#[ignore = "takes 15 s"]
 fn a_listener_that_hears_nothing_is_found_out_and_replaced() {
     let rig = Rig::new();
     let subscribed = b"*3\r\n$9\r\nsubscribe\r\n$20\r\n__redis__:invalidate\r\n:1\r\n";
@@ -235,7 +234,7 @@ fn a_listener_that_hears_nothing_is_found_out_and_replaced() {
         delete(&rig.server, "a");
         let (took, at) = time(|| waiter.join());
         at.expect("no panic");
-        assert!((5 * SOON..16 * SOON).contains(&took), "{took:?}: by the safety poll");
+        assert!(took < 7 * SOON, "{took:?}: it was not asked for a sign of life");
     });
     listener(&rig.server, None);
     assert_hears(&rig.server, &rig.locks);
@@ -243,7 +242,7 @@ fn a_listener_that_hears_nothing_is_found_out_and_replaced() {
 
 /// A hold whose next renewal is far, and whose key Redis tells of.
 #[track_caller]
-fn watched(server: &Server, locks: &LockManager, name: &str) -> LockGuard {
+pub(crate) fn watched(server: &Server, locks: &LockManager, name: &str) -> LockGuard {
     let tracked = server.tracked_keys();
     let guard = locks.get(name).lease(MINUTE).lock().expect("locks");
     guard.extend(MINUTE).expect("extends");

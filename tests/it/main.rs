@@ -1,5 +1,6 @@
 //! The one integration binary.
 mod aftermath;
+mod dead_links;
 mod endings;
 mod errands;
 mod exclusion;

@@ -183,6 +183,14 @@ impl Server {
         clients.lines().map(|line| number_after(line, "id=").expect("an id in CLIENT LIST")).collect()
     }
 
+    /// The numbers of the connections of which `CLIENT LIST` says this, such as `cmd=evalsha`.
+    #[track_caller]
+    pub(crate) fn clients_with(&self, word: &str) -> Vec<u64> {
+        let clients: String = self.query(&["CLIENT", "LIST"]);
+        let found = clients.lines().filter(|line| line.split(' ').any(|it| it == word));
+        found.map(|line| number_after(line, "id=").expect("an id in CLIENT LIST")).collect()
+    }
+
     /// Whether somebody has asked for word to be sent to a connection that is there to hear it.
     #[track_caller]
     pub(crate) fn is_heard(&self) -> bool {

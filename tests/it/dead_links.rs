@@ -1,0 +1,183 @@
+//! Connections that are gone though nobody has said so, while Redis is well: forgotten by a firewall, closed while idle.
+
+use std::sync::Barrier;
+use std::thread;
+use std::time::Duration;
+
+use relatch::{LockGuard, LockManager, LostCause, Unlocked};
+
+use crate::hearing::watched;
+use crate::loss::MINUTE;
+use crate::network::{ANSWER, LONG, Rig, SOON, builder, time};
+use crate::support::{Fault, Proxy, Server, eventually, within};
+use crate::waiting::{asleep, delete, occupy, take};
+
+/// How many connections the pool has.
+const POOL: usize = 8;
+
+/// How long after a change it is noticed at the latest that the listener's connection is dead: it is asked after three
+/// seconds.
+const NOTICED: Duration = Duration::from_secs(7);
+
+/// A manager whose connections are open, all of them, and idle.
+fn with_idle_connections() -> Rig {
+    let rig = Rig::with(|builder| builder.response_timeout(SOON).connect_timeout(SOON));
+    open_all(&rig);
+    rig
+}
+
+fn open_all(rig: &Rig) {
+    use_at_once(rig, POOL);
+}
+
+/// Has so many connections of the pool lent at the same time.
+fn use_at_once(rig: &Rig, connections: usize) {
+    let all = Barrier::new(connections);
+    rig.proxy.hold_replies(true);
+    let before = rig.proxy.commands("SET");
+    thread::scope(|scope| {
+        for number in 0..connections {
+            let all = &all;
+            scope.spawn(move || {
+                let guard = rig.locks.lock(format!("{number}")).expect("locks");
+                all.wait();
+                assert_eq!(guard.unlock().expect("unlocks"), Unlocked::Released);
+            });
+        }
+        let sent = before + u64::try_from(connections).expect("a few");
+        eventually(LONG, "each asks over a connection of its own", || rig.proxy.commands("SET") >= sent);
+        rig.proxy.hold_replies(false);
+    });
+}
+
+fn release(guard: LockGuard) {
+    assert_eq!(guard.unlock().expect("released"), Unlocked::Released);
+}
+
+type Take = fn(&LockManager) -> LockGuard;
+
+#[test]
+fn connections_that_a_firewall_forgot_cost_one_timeout_in_all() {
+    let takes: [(&str, Take); 3] = [
+        ("try_lock", |locks| locks.try_lock("a").expect("answers").expect("free")),
+        ("lock", |locks| locks.lock("a").expect("locks")),
+        ("try_lock_for", |locks| locks.try_lock_for("a", 4 * SOON).expect("answers").expect("free")),
+    ];
+    for (what, take) in takes {
+        let rig = with_idle_connections();
+        rig.proxy.strand_all();
+        let (took, guard) = time(|| take(&rig.locks));
+        assert!(took < 4 * SOON, "{what}: {took:?}");
+        let (took, ()) = time(|| {
+            release(guard);
+            open_all(&rig);
+        });
+        assert!(took < SOON, "{what}: one of the others was used, {took:?}");
+    }
+}
+
+#[test]
+fn a_release_over_a_connection_that_a_firewall_forgot_is_confirmed() {
+    let rig = with_idle_connections();
+    let guards = ["a", "b", "c"].map(|name| rig.locks.lock(name).expect("locks"));
+    rig.proxy.strand_all();
+    let (took, ()) = time(|| guards.into_iter().for_each(release));
+    assert!(took < 3 * SOON, "{took:?}");
+    assert_eq!(rig.server.query::<i64>(&["DBSIZE"]), 0);
+}
+
+/// The timeout of one command says nothing of connections that have answered since it was sent.
+#[test]
+fn a_command_that_is_not_answered_costs_no_connection_that_answers() {
+    let rig = Rig::with(|builder| builder.response_timeout(4 * SOON));
+    open_all(&rig);
+    let guard = rig.locks.lock("a").expect("locks");
+    let before = rig.proxy.connections_accepted();
+    rig.proxy.on("EVALSHA", Fault::SwallowCommand);
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            rig.proxy.wait_fired(1, LONG);
+            use_at_once(&rig, 4);
+        });
+        release(guard);
+    });
+    use_at_once(&rig, 4);
+    let opened = rig.proxy.connections_accepted() - before;
+    assert!(opened <= 1, "{opened}, and not just one in place of the one that was silent");
+}
+
+#[test]
+fn a_waiter_is_woken_though_a_firewall_forgot_the_listener() {
+    let rig = Rig::with(|builder| builder.response_timeout(SOON));
+    occupy(&rig.server, "a", MINUTE);
+    thread::scope(|scope| {
+        let waiter = scope.spawn(|| take(&rig.locks, "a"));
+        asleep(&rig.server, 1);
+        rig.proxy.strand_all();
+        delete(&rig.server, "a");
+        let (took, at) = time(|| waiter.join());
+        at.expect("no panic");
+        assert!(took < NOTICED, "{took:?}: the dead listener was not noticed");
+    });
+}
+
+#[test]
+fn a_loss_is_told_though_a_firewall_forgot_every_connection() {
+    let rig = Rig::with(|builder| builder.response_timeout(SOON));
+    let guard = watched(&rig.server, &rig.locks, "a");
+    rig.proxy.strand_all();
+    delete(&rig.server, "a");
+    let (took, lost) = time(|| guard.watch().wait_lost(LONG));
+    assert_eq!(lost, Some(LostCause::Deleted), "after {took:?}");
+    assert!(took < NOTICED, "{took:?}: not before the next renewal");
+}
+
+fn kill(server: &Server, numbers: &[u64]) {
+    assert!(!numbers.is_empty());
+    for number in numbers {
+        server.query::<()>(&["CLIENT", "KILL", "ID", &number.to_string()]);
+    }
+}
+
+#[test]
+fn a_waiter_is_woken_though_the_connection_that_it_asked_over_was_closed() {
+    let server = Server::start();
+    let locks = LockManager::connect(&server.url()).expect("connects");
+    occupy(&server, "a", MINUTE);
+    thread::scope(|scope| {
+        let waiter = scope.spawn(|| take(&locks, "a"));
+        asleep(&server, 1);
+        eventually(LONG, "it listens", || server.is_heard());
+        let listener = server.listeners()[0];
+        kill(&server, &server.clients_with(&format!("redir={listener}")));
+        delete(&server, "a");
+        let (took, at) = time(|| waiter.join());
+        at.expect("no panic");
+        assert!(took < 4 * SOON, "{took:?}: asleep, and nobody had a reason to wake it");
+    });
+}
+
+#[test]
+fn a_listener_has_as_long_to_connect_as_any_connection() {
+    let rig = Rig::with(|builder| builder.connect_timeout(5 * SOON).response_timeout(ANSWER));
+    rig.proxy.always("CLIENT ID", Fault::DelayReply(4 * ANSWER));
+    occupy(&rig.server, "a", MINUTE);
+    thread::scope(|scope| {
+        let waiter = scope.spawn(|| take(&rig.locks, "a"));
+        asleep(&rig.server, 1);
+        delete(&rig.server, "a");
+        waiter.join().expect("no panic");
+    });
+}
+
+#[test]
+fn a_listener_that_still_connects_does_not_keep_the_last_handle() {
+    let server = Server::start();
+    let proxy = Proxy::start(server.port());
+    let locks = builder(&proxy.url()).connect_timeout(MINUTE / 2).build().expect("connects");
+    proxy.on("CLIENT ID", Fault::SwallowCommand);
+    occupy(&server, "a", MINUTE);
+    assert!(locks.try_lock_for("a", 2 * ANSWER).expect("answers").is_none());
+    proxy.wait_fired(1, LONG);
+    within(4 * SOON, "the last handle goes", || drop(locks));
+}
