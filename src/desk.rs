@@ -80,8 +80,11 @@ impl Desk {
     }
 
     /// Waits until there is something to do; `None` when it is time to stop.
+    ///
+    /// Returns with nothing to do after each sleep, so that the connection is looked at.
     pub(crate) fn next(&self) -> Option<(Due, Vec<Ask>)> {
         let mut work = self.work.lock();
+        let mut has_slept = false;
         loop {
             if work.stop {
                 return None;
@@ -89,7 +92,7 @@ impl Desk {
             let now = Moment::now();
             let asked = std::mem::take(&mut work.asked);
             let due = work.leases.take_due(now);
-            if !due.is_empty() || !asked.is_empty() {
+            if has_slept || !due.is_empty() || !asked.is_empty() {
                 work.sleeps_until = None;
                 return Some((due, asked));
             }
@@ -97,6 +100,7 @@ impl Desk {
             work.sleeps_until = Some(until);
             let sleep = until.since(now);
             self.bell.wait_for(&mut work, if until == Moment::NEVER { sleep } else { sleep.min(DOZE) });
+            has_slept = true;
         }
     }
 

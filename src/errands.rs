@@ -87,7 +87,7 @@ impl<'a> Errands<'a> {
         drop(work);
         let extensions: Vec<_> =
             holds.iter().zip(&leases).map(|(hold, lease)| extension(hold, *lease)).collect();
-        let (sent, (answers, watch)) = self.over_wire(deadline, |connection| {
+        let (sent, (answers, watch)) = self.over_wire(deadline, |connection, deadline| {
             let sent = Moment::now();
             connection.extend_all(&extensions, number, deadline).map(|answers| (sent, answers))
         })?;
@@ -133,7 +133,7 @@ impl<'a> Errands<'a> {
         }
         let deadline = now.after(self.desk.response_timeout.min(left));
         let removals: Vec<_> = leftovers.iter().map(|it| (&*it.redis_key, &*it.token)).collect();
-        match self.over_wire(deadline, |connection| connection.remove_all(&removals, deadline)) {
+        match self.over_wire(deadline, |connection, deadline| connection.remove_all(&removals, deadline)) {
             Ok(answers) => {
                 for (leftover, answer) in leftovers.iter().zip(answers) {
                     match answer {
@@ -169,20 +169,40 @@ impl<'a> Errands<'a> {
     }
 
     /// Uses the keeper's own connection, opening it where need be; one that failed is not used again.
+    ///
+    /// A connection that was used before may be dead, though Redis is well: it gets half of the time, and the other half is left
+    /// for another try over a fresh one.
     fn over_wire<T>(
         &mut self,
         deadline: Moment,
-        exchange: impl FnOnce(&mut Connection<'a>) -> Result<T, Trouble>,
+        exchange: impl FnOnce(&mut Connection<'a>, Moment) -> Result<T, Trouble>,
     ) -> Result<T, Trouble> {
-        let mut connection = match self.wire.take() {
-            Some(connection) => connection,
-            None => self.desk.store.connect(deadline)?,
+        let now = Moment::now();
+        let (mut connection, limit, is_used) = match self.wire.take() {
+            Some(connection) => (connection, now.after(deadline.since(now) / 2), true),
+            None => (self.desk.store.connect(deadline)?, deadline, false),
         };
-        let result = exchange(&mut connection);
+        let result = exchange(&mut connection, limit);
         if !connection.is_over() {
             self.wire = Some(connection);
+        } else if is_used {
+            self.lost_sight();
         }
         result
+    }
+
+    /// Looks, without waiting, whether Redis has closed the connection while nothing was sent over it.
+    pub(crate) fn look_at_wire(&mut self) {
+        if self.wire.as_mut().is_some_and(Connection::has_ended) {
+            self.wire = None;
+            self.lost_sight();
+        }
+    }
+
+    /// The connection is gone over which Redis was asked to tell of changes: it tells no more, and of what happened meanwhile it
+    /// may not have told. So every hold that was renewed is looked at again.
+    fn lost_sight(&self) {
+        self.desk.work.lock().leases.anything_changed(Moment::now());
     }
 }
 

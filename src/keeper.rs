@@ -171,6 +171,7 @@ fn run(desk: &Desk) {
     desk.keeper.enter();
     let mut errands = Errands::new(desk);
     while let Some((due, asked)) = desk.next() {
+        errands.look_at_wire();
         for hold in due.over {
             hold.lose(LostCause::Expired);
             desk.tell(&hold);

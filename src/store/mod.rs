@@ -139,6 +139,11 @@ impl Connection<'_> {
         self.link.is_over()
     }
 
+    /// True where it is seen, without waiting, that the connection has ended while nothing was sent over it.
+    pub(crate) fn has_ended(&mut self) -> bool {
+        self.link.has_ended()
+    }
+
     pub(crate) fn ping(&mut self, deadline: Moment) -> Result<(), Trouble> {
         let mut replies = self.exchange(&Batch::of(&redis::cmd("PING")), deadline)?.into_iter();
         self.sensible(alive(next(&mut replies)))

@@ -9,6 +9,7 @@ use relatch::{LockGuard, LockManager, LostCause, Unlocked};
 use crate::hearing::watched;
 use crate::loss::MINUTE;
 use crate::network::{ANSWER, LONG, Rig, SOON, builder, time};
+use crate::renewal::{renewals, renewals_of, throughout};
 use crate::support::{Fault, Proxy, Server, eventually, within};
 use crate::waiting::{asleep, delete, occupy, take};
 
@@ -86,6 +87,19 @@ fn a_release_over_a_connection_that_a_firewall_forgot_is_confirmed() {
     assert_eq!(rig.server.query::<i64>(&["DBSIZE"]), 0);
 }
 
+#[test]
+fn extend_and_ensure_outlive_a_connection_that_a_firewall_forgot() {
+    let rig = Rig::with(|builder| builder.response_timeout(SOON).lease(MINUTE));
+    let guard = rig.locks.lock("a").expect("locks");
+    guard.extend(MINUTE).expect("extends");
+    rig.proxy.strand_all();
+    guard.extend(MINUTE / 2).expect("over another connection");
+    rig.proxy.strand_all();
+    throughout(ANSWER, || ());
+    guard.ensure(guard.remaining() + ANSWER / 10).expect("over another connection");
+    release(guard);
+}
+
 /// The timeout of one command says nothing of connections that have answered since it was sent.
 #[test]
 fn a_command_that_is_not_answered_costs_no_connection_that_answers() {
@@ -137,6 +151,33 @@ fn kill(server: &Server, numbers: &[u64]) {
     for number in numbers {
         server.query::<()>(&["CLIENT", "KILL", "ID", &number.to_string()]);
     }
+}
+
+#[test]
+fn a_loss_is_told_though_the_connection_of_the_renewals_was_closed() {
+    let server = Server::start();
+    let locks = LockManager::connect(&server.url()).expect("connects");
+    let guard = watched(&server, &locks, "a");
+    kill(&server, &server.clients_with("cmd=evalsha"));
+    delete(&server, "a");
+    let (took, lost) = time(|| guard.watch().wait_lost(LONG));
+    assert_eq!(lost, Some(LostCause::Deleted), "after {took:?}");
+    assert!(took < 4 * SOON, "{took:?}: not before the next renewal");
+}
+
+/// Redis tells of a key for as long as the connection stands over which it was asked to.
+#[test]
+fn a_renewal_that_costs_the_connection_has_every_hold_looked_at_again() {
+    let rig = Rig::with(|builder| builder.response_timeout(SOON));
+    let [first, second] = ["a", "b"].map(|name| watched(&rig.server, &rig.locks, name));
+    let before = renewals(&rig.locks, "b");
+    rig.proxy.on(&renewals_of(&rig.server, "a"), Fault::SwallowCommand);
+    first.extend(MINUTE).expect("over another connection");
+    eventually(5 * SOON, "the other is looked at", || renewals(&rig.locks, "b") > before);
+    delete(&rig.server, "b");
+    let (took, lost) = time(|| second.watch().wait_lost(LONG));
+    assert_eq!(lost, Some(LostCause::Deleted), "after {took:?}");
+    assert!(took < SOON, "{took:?}: not before the next renewal");
 }
 
 #[test]
