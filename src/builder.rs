@@ -139,7 +139,8 @@ impl Builder {
 
     /// How long opening a connection may take, login included. Between 1 ms and 1 hour; defaults to 1 second.
     ///
-    /// Resolving a host name is up to the system, and not covered.
+    /// Resolving a host name is up to the system, and not covered. Where it stands for several
+    /// addresses, each has a share of this time.
     pub fn connect_timeout(mut self, limit: Duration) -> Builder {
         self.settings.connect_timeout = limit;
         self

@@ -170,8 +170,8 @@ impl<'a> Errands<'a> {
 
     /// Uses the keeper's own connection, opening it where need be; one that failed is not used again.
     ///
-    /// A connection that was used before may be dead, though Redis is well: it gets half of the time, and the other half is left
-    /// for another try over a fresh one.
+    /// A connection that was used before may be dead, though Redis is well: it gets half of the
+    /// time, and the other half is left for another try over a fresh one.
     fn over_wire<T>(
         &mut self,
         deadline: Moment,
@@ -191,7 +191,8 @@ impl<'a> Errands<'a> {
         result
     }
 
-    /// Looks, without waiting, whether Redis has closed the connection while nothing was sent over it.
+    /// Looks, without waiting, whether Redis has closed the connection while nothing was sent over
+    /// it.
     pub(crate) fn look_at_wire(&mut self) {
         if self.wire.as_mut().is_some_and(Connection::has_ended) {
             self.wire = None;
@@ -199,8 +200,9 @@ impl<'a> Errands<'a> {
         }
     }
 
-    /// The connection is gone over which Redis was asked to tell of changes: it tells no more, and of what happened meanwhile it
-    /// may not have told. So every hold that was renewed is looked at again.
+    /// The connection is gone over which Redis was asked to tell of changes: it tells no more, and
+    /// of what happened meanwhile it may not have told. So every hold that was renewed is looked at
+    /// again.
     fn lost_sight(&self) {
         self.desk.work.lock().leases.anything_changed(Moment::now());
     }

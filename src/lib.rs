@@ -105,7 +105,7 @@
 //! | target | `error` | `warn` | `info` | `debug` |
 //! |---|---|---|---|---|
 //! | `relatch::acquire` | | an answer that came after the lease | a lock taken over from a dead process | each failed attempt |
-//! | `relatch::listener` | | waiters have to poll, once until it works again; it had panicked | it works again | it cannot be told to stop |
+//! | `relatch::listener` | | waiters have to poll, once until it works again; it had panicked; it still connects when the last handle goes | it works again | it cannot be told to stop |
 //! | `relatch::keeper` | | leases that could not be renewed, at each try; it had panicked | | |
 //! | `relatch::lost` | a callback that panics or does not return | each hold that was lost | | |
 //! | `relatch::release` | | a release without an answer; a key that is left to its lease | | each failed attempt |

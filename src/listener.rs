@@ -22,8 +22,9 @@ use crate::process::Inside;
 use crate::store::{Claim, Heard, Store, Trouble, Watch};
 use crate::wish::Wish;
 
-/// How long the thread listens before it looks whether it is to stop, where it cannot be told, and whether connections of the
-/// pool have ended: the response timeout, but no shorter and no longer than this.
+/// How long the thread listens before it looks whether it is to stop, where it cannot be told, and
+/// whether connections of the pool have ended: the response timeout, but no shorter and no longer
+/// than this.
 const SILENCE: [Duration; 2] = [Duration::from_millis(100), Duration::from_secs(1)];
 
 /// How long the thread waits for an answer that a waiter wants. After that, the waiter asks for himself.
@@ -167,8 +168,8 @@ impl Listener {
 
     /// Ends the thread. A lock of its own, taken and let go of, is what it is woken with.
     ///
-    /// Nothing wakes it while it connects, which may take as long as the connect timeout: it is then left behind, and ends by
-    /// itself.
+    /// Nothing wakes it while it connects, which may take as long as the connect timeout: it is
+    /// then left behind, and ends by itself.
     pub(crate) fn stop(&self, redis_key: &str, token: &str) {
         let mut state = self.shared.state.lock();
         state.stop = true;

@@ -94,8 +94,8 @@ impl Address {
         &self.name
     }
 
-    /// The ways to reach the server, one per address that its host name stands for; first the one that worked last. (TLS needs
-    /// the name.)
+    /// The ways to reach the server, one per address that its host name stands for; first the one
+    /// that worked last. (TLS needs the name.)
     pub(super) fn ways(&self) -> std::io::Result<Vec<ConnectionInfo>> {
         let ConnectionAddr::Tcp(host, port) = self.bare.addr() else {
             return Ok(vec![self.bare.clone()]);

@@ -66,9 +66,9 @@ impl Ear {
 
     /// Says that it begins, and hears until it is told to stop or the connection breaks.
     ///
-    /// Tells of silence after so long without a message, so that `hear` can stop it. A connection that is quiet for longer is asked
-    /// for a sign of life, and is dead where none comes within `patience`: a firewall may have forgotten it, or the server have
-    /// gone without a word.
+    /// Tells of silence after so long without a message, so that `hear` can stop it. A connection
+    /// that is quiet for longer is asked for a sign of life, and is dead where none comes within
+    /// `patience`: a firewall may have forgotten it, or the server have gone without a word.
     pub(crate) fn listen(
         mut self,
         (silence, patience): (Duration, Duration),

@@ -45,7 +45,8 @@ pub(crate) struct Link {
     broken: bool,
     /// In order, but not to be used again.
     retired: bool,
-    /// When it was given back last: whether the other end has been there since is not known before it answers.
+    /// The last answer before it was given back: whether the other end has been there since is not
+    /// known before there is another.
     given_back: Moment,
     /// An answer is late: whoever waited for it may go on here, but it is not the trouble of anybody else.
     behind: bool,
@@ -129,7 +130,7 @@ impl Link {
 
     /// It goes back to the pool: by the time it is lent again, the other end may be gone.
     pub(super) fn doubt(&mut self) {
-        self.given_back = Moment::now();
+        self.given_back = self.answered;
     }
 
     /// Has the connection closed, rather than lent again, when it goes back to the pool.
@@ -185,8 +186,8 @@ impl Link {
     }
 }
 
-/// Connects in the first way that works. Each has an even share of the time that is left: one that is dead leaves time for the
-/// others.
+/// Connects in the first way that works. Each has an even share of the time that is left: one that
+/// is dead leaves time for the others.
 fn connect(ways: &[ConnectionInfo], deadline: Moment) -> Result<(Wire, &ConnectionInfo), Trouble> {
     let mut last = None;
     for (way, to_try) in ways.iter().zip((1..=ways.len()).rev()) {
@@ -219,7 +220,8 @@ mod tests {
         format!("redis://127.0.0.1:{port}").into_connection_info().unwrap()
     }
 
-    /// An address at which a connection is neither taken nor refused: others wait to be accepted there already.
+    /// An address at which a connection is neither taken nor refused: others wait to be accepted
+    /// there already.
     fn dead_end() -> (u16, Socket, Vec<TcpStream>) {
         let socket = Socket::new(Domain::IPV4, Type::STREAM, None).unwrap();
         socket.bind(&SocketAddr::from((Ipv4Addr::LOCALHOST, 0)).into()).unwrap();

@@ -3,6 +3,7 @@
 //! The only module that names the `redis` and `r2d2` crates (but for the one constructor that takes a client).
 
 mod address;
+mod commands;
 mod ear;
 mod link;
 mod pool;
@@ -21,6 +22,7 @@ use crate::error::Error;
 use crate::flaw;
 use crate::holder::Holder;
 use crate::options::Settings;
+use crate::store::commands::{begin, get, pttl, set};
 use crate::store::link::Batch;
 use crate::store::pool::{Carrier, Pool};
 use crate::store::reply::{accepted, alive, compared, deleted, seen, was_set, watch};
@@ -85,7 +87,8 @@ impl Store {
         self.pool.on_close(call);
     }
 
-    /// Looks at the idle connections of the pool, without waiting, and drops those that are of no use any more.
+    /// Looks at the idle connections of the pool, without waiting, and drops those that are of no
+    /// use any more.
     pub(crate) fn sweep(&self) {
         self.pool.sweep();
     }
@@ -139,7 +142,8 @@ impl Connection<'_> {
         self.link.is_over()
     }
 
-    /// True where it is seen, without waiting, that the connection has ended while nothing was sent over it.
+    /// True where it is seen, without waiting, that the connection has ended while nothing was sent
+    /// over it.
     pub(crate) fn has_ended(&mut self) -> bool {
         self.link.has_ended()
     }
@@ -365,33 +369,6 @@ pub(crate) struct Extension<'a> {
     pub(crate) key: &'a str,
     pub(crate) token: &'a str,
     pub(crate) lease: u64,
-}
-
-/// The first command of a batch where Redis is to tell a listener when what is read in it changes.
-fn begin(listener: Option<u64>) -> Batch {
-    let Some(listener) = listener else {
-        return Batch::default();
-    };
-    let mut track = redis::cmd("CLIENT");
-    Batch::of(track.arg("TRACKING").arg("ON").arg("REDIRECT").arg(listener).arg("NOLOOP"))
-}
-
-fn set(key: &str, token: &str, lease: u64) -> Cmd {
-    let mut command = Cmd::with_capacity(6, key.len() + token.len() + 32);
-    command.arg("SET").arg(key).arg(token).arg("NX").arg("PX").arg(lease);
-    command
-}
-
-fn get(key: &str) -> Cmd {
-    let mut command = redis::cmd("GET");
-    command.arg(key);
-    command
-}
-
-fn pttl(key: &str) -> Cmd {
-    let mut command = redis::cmd("PTTL");
-    command.arg(key);
-    command
 }
 
 /// The next reply of a batch. (A link gives as many as it was asked for, or an error.)

@@ -33,15 +33,17 @@ use crate::store::trouble::Trouble;
 /// (And r2d2 adds the time it is given to an instant, and panics where that overflows.)
 const LONGEST_GET: Duration = Duration::from_secs(10);
 
-/// A link that nobody has used for so long is closed. (As r2d2 does, which takes the sweeps for use.)
+/// A link that nobody has used for so long is closed. (As r2d2 does, which takes the sweeps for
+/// use.)
 const LONGEST_IDLE: Duration = Duration::from_secs(600);
 
 pub(super) struct Pool {
     slots: r2d2::Pool<Slots>,
     address: Address,
     connect_timeout: Duration,
-    /// The links that have not answered since then are not used again. After a restart of Redis, or where a firewall has
-    /// forgotten the links that were idle, one caller finds out instead of one caller per link.
+    /// The links that have not answered since then are not used again. After a restart of Redis, or
+    /// where a firewall has forgotten the links that were idle, one caller finds out instead of one
+    /// caller per link.
     condemned: AtomicU64,
     /// Wants to know when a link is closed: what Redis was to tell of over it is not told.
     on_close: OnceLock<Box<dyn Fn() + Send + Sync>>,
@@ -122,9 +124,11 @@ impl Pool {
         self.condemned.fetch_max(since.as_nanos(), Ordering::Relaxed);
     }
 
-    /// Drops the idle links that have ended, that may be dead, or that nobody has used for long. Does not wait.
+    /// Drops the idle links that have ended, that may be dead, or that nobody has used for long.
+    /// Does not wait.
     ///
-    /// A waiter may have registered over such a link, and Redis does not tell of a change over a link that it has closed.
+    /// A waiter may have registered over such a link, and Redis does not tell of a change over a
+    /// link that it has closed.
     pub(super) fn sweep(&self) {
         // All at once: r2d2 would lend the same one again and again.
         let mut idle = Vec::new();
@@ -198,7 +202,8 @@ pub(super) enum Carrier<'a> {
 }
 
 impl Carrier<'_> {
-    /// As the link does. Where no answer comes over a lent one, those that have not answered since may be as dead.
+    /// As the link does. Where no answer comes over a lent one, those that have not answered since
+    /// may be as dead.
     pub(super) fn exchange(&mut self, batch: &Batch, deadline: Moment) -> Result<Vec<Value>, Trouble> {
         let sent = Moment::now();
         let result = self.deref_mut().exchange(batch, deadline);

@@ -52,9 +52,10 @@ pub(crate) enum Watch {
 
 /// The reply to a lock's command, unless it is an error.
 ///
-/// Only an error that Redis is known to answer in place of executing the command counts as "did nothing". A proxy answers errors
-/// of its own after it has forwarded the command, so any other error is an answer that did not come. Behind such a proxy the
-/// order of one connection proves nothing either, so the connection is not used again.
+/// Only an error that Redis is known to answer in place of executing the command counts as "did
+/// nothing". A proxy answers errors of its own after it has forwarded the command, so any other
+/// error is an answer that did not come. Behind such a proxy the order of one connection proves
+/// nothing either, so the connection is not used again.
 pub(super) fn accepted(reply: Value) -> Result<Value, Trouble> {
     match allowed(reply) {
         Err(Trouble::Refused(refusal)) if !refusal.did_nothing() => {
@@ -64,7 +65,8 @@ pub(super) fn accepted(reply: Value) -> Result<Value, Trouble> {
     }
 }
 
-/// The reply to a command that changes no lock, unless it is an error: whatever the error says, nothing was done.
+/// The reply to a command that changes no lock, unless it is an error: whatever the error says,
+/// nothing was done.
 pub(super) fn allowed(reply: Value) -> Result<Value, Trouble> {
     match reply {
         Value::ServerError(error) => Err(Trouble::Refused(Refusal::new(&error))),

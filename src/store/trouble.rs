@@ -24,7 +24,8 @@ pub(crate) enum Trouble {
     Refused(Refusal),
 }
 
-/// The codes of the errors that Redis and Valkey answer *instead of* executing a command that a lock sends.
+/// The codes of the errors that Redis and Valkey answer *instead of* executing a command that a
+/// lock sends.
 const DID_NOTHING: [&str; 22] = [
     "ASK",
     "BUSY",
@@ -50,8 +51,8 @@ const DID_NOTHING: [&str; 22] = [
     "WRONGTYPE",
 ];
 
-/// The same for errors with the code `ERR`, which says nothing: how their message begins. A script of this crate writes last, so a
-/// script that failed has changed nothing.
+/// The same for errors with the code `ERR`, which says nothing: how their message begins. A script
+/// of this crate writes last, so a script that failed has changed nothing.
 const DID_NOTHING_ERR: [&str; 19] = [
     "ACL failure in script",
     "Error compiling script",

@@ -22,8 +22,9 @@ pub(super) const SHORTEST: Duration = Duration::from_millis(1);
 /// What Redis may say at once. A token is a hundred bytes, a key at most 64 KiB.
 const LONGEST_REPLY: usize = 256 * 1024;
 
-/// When a connection has been silent for so long, the system asks the other end whether it is there, and how often it asks: a
-/// firewall keeps the flow that it would have dropped for being idle, and a connection whose other end is gone ends.
+/// When a connection has been silent for so long, the system asks the other end whether it is
+/// there, and how often it asks: a firewall keeps the flow that it would have dropped for being
+/// idle, and a connection whose other end is gone ends.
 const ASKED_AFTER: Duration = Duration::from_secs(30);
 const ASKED_EVERY: Duration = Duration::from_secs(10);
 const ASKED_TIMES: u32 = 3;
@@ -152,7 +153,8 @@ impl Wire {
         }
     }
 
-    /// True where the connection has ended or says what nobody asked for; found out without waiting. (Not over TLS.)
+    /// True where the connection has ended or says what nobody asked for; found out without
+    /// waiting. (Not over TLS.)
     pub(super) fn has_ended(&mut self) -> bool {
         match self {
             Wire::Plain(plain) => plain.stream.has_ended(),
@@ -160,7 +162,8 @@ impl Wire {
         }
     }
 
-    /// True where [`message`](Self::message) returns the reply to a `PING`, too. (Over TLS, the `redis` crate skips it.)
+    /// True where [`message`](Self::message) returns the reply to a `PING`, too. (Over TLS, the
+    /// `redis` crate skips it.)
     pub(super) fn shows_life(&self) -> bool {
         matches!(self, Wire::Plain(_))
     }
@@ -215,7 +218,8 @@ impl Plain {
 }
 
 impl Stream {
-    /// (What is read here is lost: a connection that says something unasked is of no use either way.)
+    /// (What is read here is lost: a connection that says something unasked is of no use either
+    /// way.)
     fn has_ended(&mut self) -> bool {
         let looked = self.socket.set_nonblocking(true).and_then(|()| self.socket.read(&mut [0]));
         let is_quiet = matches!(&looked, Err(error) if error.kind() == ErrorKind::WouldBlock);

@@ -1,4 +1,5 @@
-//! Connections that are gone though nobody has said so, while Redis is well: forgotten by a firewall, closed while idle.
+//! Connections that are gone though nobody has said so, while Redis is well: forgotten by a
+//! firewall, closed while idle.
 
 use std::sync::Barrier;
 use std::thread;
@@ -16,8 +17,8 @@ use crate::waiting::{asleep, delete, occupy, take};
 /// How many connections the pool has.
 const POOL: usize = 8;
 
-/// How long after a change it is noticed at the latest that the listener's connection is dead: it is asked after three
-/// seconds.
+/// How long after a change it is noticed at the latest that the listener's connection is dead: it
+/// is asked after three seconds.
 const NOTICED: Duration = Duration::from_secs(7);
 
 /// A manager whose connections are open, all of them, and idle.

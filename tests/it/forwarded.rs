@@ -1,4 +1,5 @@
-//! A proxy that answers an error of its own after it has forwarded the command: Redis may have executed it.
+//! A proxy that answers an error of its own after it has forwarded the command: Redis may have
+//! executed it.
 
 use std::thread;
 

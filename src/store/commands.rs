@@ -1,0 +1,32 @@
+//! The commands that are no scripts, ready to be sent.
+
+use redis::Cmd;
+
+use crate::store::link::Batch;
+
+/// The first command of a batch where Redis is to tell a listener when what is read in it changes.
+pub(super) fn begin(listener: Option<u64>) -> Batch {
+    let Some(listener) = listener else {
+        return Batch::default();
+    };
+    let mut track = redis::cmd("CLIENT");
+    Batch::of(track.arg("TRACKING").arg("ON").arg("REDIRECT").arg(listener).arg("NOLOOP"))
+}
+
+pub(super) fn set(key: &str, token: &str, lease: u64) -> Cmd {
+    let mut command = Cmd::with_capacity(6, key.len() + token.len() + 32);
+    command.arg("SET").arg(key).arg(token).arg("NX").arg("PX").arg(lease);
+    command
+}
+
+pub(super) fn get(key: &str) -> Cmd {
+    let mut command = redis::cmd("GET");
+    command.arg(key);
+    command
+}
+
+pub(super) fn pttl(key: &str) -> Cmd {
+    let mut command = redis::cmd("PTTL");
+    command.arg(key);
+    command
+}
