@@ -285,8 +285,8 @@ fn row_12_a_hand_on_to_a_thread_that_gives_up_leaves_no_key() {
                 rig.locks.try_lock_for(name, LONG).expect("answers").expect("its turn comes").unlock()
             });
             rig.proxy.on(&format!("EVALSHA * 1 lock:{name}"), Fault::DropReply);
-            // The release gives up just before the second does, or just after.
-            let at = start + wait.saturating_sub(answer + Duration::from_micros(500 * round));
+            // The first try of the release ends just before the second thread gives up, or just after.
+            let at = start + wait.saturating_sub(answer / 2 + Duration::from_millis(round));
             while Instant::now() < at {
                 std::hint::spin_loop();
             }
