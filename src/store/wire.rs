@@ -398,8 +398,8 @@ mod tests {
     #[test]
     fn a_connection_has_room_for_any_number_of_replies() {
         let [(mut wire, mut redis), _] = wires();
-        let half = [b"+", &[b'x'; LONGEST_REPLY / 2][..], b"\r\n"].concat();
-        let says = std::thread::spawn(move || (0..5).for_each(|_| redis.write_all(&half).unwrap()));
+        let half = format!("+{}\r\n", "x".repeat(LONGEST_REPLY / 2));
+        let says = std::thread::spawn(move || (0..5).for_each(|_| redis.write_all(half.as_bytes()).unwrap()));
         for _ in 0..5 {
             assert_eq!(word(wire.receive(within(LONG))).len(), LONGEST_REPLY / 2);
         }

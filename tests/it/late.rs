@@ -134,7 +134,7 @@ fn what_redis_gives_to_a_waiter_who_has_gone_is_given_back() {
             // Whatever it is told: that is not what is looked at here.
             let waiter = scope.spawn(|| drop(rig.locks.try_lock_for(&key, wait)));
             eventually(LONG, "it waits for the last time", || {
-                start.elapsed() > wait - Duration::from_millis(before_the_end)
+                start.elapsed() + Duration::from_millis(before_the_end) > wait
             });
             rig.proxy.on(&format!("SET lock:{key}"), Fault::DelayReply(Duration::from_millis(80)));
             delete(&rig.server, &key);
