@@ -1,5 +1,6 @@
 //! Taking a lock that this thread does not hold: asking, waiting, giving up.
 
+use std::error::Error as StdError;
 use std::mem;
 use std::thread;
 use std::time::Duration;
@@ -17,9 +18,10 @@ use crate::holder::Holder;
 use crate::holds;
 use crate::key::NOT_A_STRING;
 use crate::machine;
+use crate::patience::{Attempts, Kind, Patience, Unending, Verdict};
 use crate::queue::Turn;
 use crate::rivals::Rivals;
-use crate::store::{Compared, Refusal, Trouble};
+use crate::store::{Compared, Trouble};
 use crate::wish::{Handed, Wish};
 
 /// The shortest pause between two looks: Redis may be a moment late in letting an expired key go.
@@ -34,32 +36,32 @@ const LET_IN: Duration = Duration::from_micros(400);
 /// How long before the deadline a waiter looks for the last time.
 const LAST_LOOK: Duration = Duration::from_millis(500);
 
-/// An attempt that has less time than this before the deadline proves nothing.
-const FAIR_TRY: Duration = Duration::from_millis(100);
-
 /// How often a waiter looks whether the holder is dead, where that matters.
 const GLANCE: Duration = Duration::from_millis(50);
 
-/// How long to try, and how.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Patience {
-    /// The instant that no wait passes, in the line, for a connection, on the wire or asleep.
-    pub(crate) deadline: Moment,
-    /// One answer is enough: busy is busy.
-    pub(crate) once: bool,
-    /// The caller will want to be told who has the lock.
-    pub(crate) name_holder: bool,
-    /// How long Redis may stay away where there is no deadline.
-    pub(crate) tolerate_outage: Duration,
-}
+/// Why something took too long, in the words of whatever did.
+pub(crate) type Cause = Box<dyn StdError + Send + Sync>;
 
 /// What came of it.
 #[derive(Debug)]
 pub(crate) enum Outcome {
     /// Redis holds this token for us.
     Taken { token: String, since: Since },
-    /// Somebody else has it; who, where that is known.
-    Busy(Option<Holder>),
+    /// Somebody else has it; who, where that is known. Or the time was over before that was found out, for this cause.
+    Busy { holder: Option<Holder>, cause: Option<Cause> },
+}
+
+type End = Result<Outcome, Error>;
+
+/// What an attempt asks Redis.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Ask {
+    /// For the lock: the answer does not say who has it.
+    Claim,
+    /// For the lock, and who has it.
+    ClaimOrLook,
+    /// Who has it.
+    Look,
 }
 
 /// Takes the lock for the thread that has the turn; it may have been handed on to it already.
@@ -88,9 +90,8 @@ pub(crate) fn acquire(
         vanished: false,
         reclaimed: false,
         unheard: None,
-        silent_since: None,
-        troubles: 0,
-        refusal: None,
+        unending: Unending::default(),
+        attempts: turn.attempts(),
     };
     let outcome = claimant.run();
     if !matches!(outcome, Ok(Outcome::Taken { .. })) {
@@ -118,89 +119,91 @@ struct Claimant<'a> {
     reclaimed: bool,
     /// The listener that was silent through the last, long pause.
     unheard: Option<u64>,
-    /// When the first attempt began that Redis has not properly answered, since the last that it did.
-    silent_since: Option<Moment>,
-    /// Attempts that failed since.
-    troubles: u32,
-    /// The last thing that Redis refused since.
-    refusal: Option<Refusal>,
+    /// What the last look found without expiry.
+    unending: Unending,
+    /// What they say of Redis.
+    attempts: Attempts,
 }
 
 impl Claimant<'_> {
     fn run(&mut self) -> Result<Outcome, Error> {
         let mut while_busy = Backoff::for_busy();
         let mut in_trouble = Backoff::for_trouble();
-        // Asked once only, it has to be learnt at once who has the lock, where that matters.
-        let mut look = self.patience.once && (self.patience.name_holder || self.bid.claim.reclaim_dead);
+        let (mut ask, mut told) = (Ask::Claim, false);
         let yields = self.turn.yields() && !self.patience.once;
         if yields {
             self.let_others_in();
         }
         if (yields && self.turn.waited()) || self.bid.is_astray() {
             self.begin_waiting();
-            look = true;
+            ask = Ask::ClaimOrLook;
         }
         let mut seen = None;
         loop {
-            let began = Moment::now();
-            match self.ask(look) {
+            match self.ask(ask) {
                 Ok(Answer::Taken { token, since }) => {
                     self.check_hearing(None, seen.as_ref());
                     return Ok(Outcome::Taken { token, since });
                 }
                 Ok(Answer::Busy { holder, heard }) => {
-                    (self.silent_since, self.troubles, self.refusal) = (None, 0, None);
+                    self.hear();
                     in_trouble.reset();
                     let holder = self.examine(holder)?;
                     if self.reclaims(holder.as_ref()) {
-                        seen = None;
+                        (seen, ask, told) = (None, Ask::ClaimOrLook, false);
                         continue;
                     }
                     self.check_hearing(holder.as_ref(), seen.as_ref());
-                    if self.patience.once {
-                        return Ok(Outcome::Busy(holder));
-                    }
-                    if self.expected.is_none() {
-                        // The first answer does not say who has it, nor will there be word of the release: asked once more, at once.
+                    let goes_on = if self.patience.once {
+                        let until = self.unending.left(Moment::now());
+                        ask == Ask::Claim || until.is_some_and(|until| self.sleep(until))
+                    } else if self.expected.is_none() {
+                        // Nor will there be word of the release: asked once more, at once.
                         self.begin_waiting();
-                    } else if !self.pause(while_busy.pause(), heard, holder.as_ref(), seen.as_ref()) {
-                        return Ok(Outcome::Busy(holder.or(seen)));
+                        true
+                    } else {
+                        self.pause(while_busy.pause(), heard, holder.as_ref(), seen.as_ref())
+                    };
+                    (seen, told) = (holder.or(seen), true);
+                    if !goes_on {
+                        return Ok(Outcome::Busy { holder: seen, cause: None });
                     }
-                    seen = holder.or(seen);
                 }
-                Ok(Answer::NotAString) => return Err(self.bid.claim.key.not_a_lock(NOT_A_STRING)),
+                Ok(Answer::NotAString) => {
+                    self.hear();
+                    return Err(self.bid.claim.key.not_a_lock(NOT_A_STRING));
+                }
                 Err(trouble) => {
-                    self.silent_since.get_or_insert(began);
-                    self.troubles += 1;
-                    if self.gives_up(&trouble) {
-                        let cut_short = seen.is_some() && self.is_cut_short(&trouble);
-                        return if cut_short { Ok(Outcome::Busy(seen)) } else { Err(self.give_up(trouble)) };
-                    }
-                    if let Trouble::Refused(refusal) = &trouble {
-                        self.refusal = Some(refusal.clone());
-                    }
-                    debug!(target: "relatch::acquire", "taking lock {:?}: {trouble:?}, trying again", self.bid.claim.key.name());
-                    // The first failure may be a connection that had gone stale: the next one is not.
-                    let at_once = self.troubles == 1;
-                    if !at_once && !self.sleep(in_trouble.pause()) {
-                        return Err(self.give_up(trouble));
+                    if let Some(end) = self.failed(trouble, &mut in_trouble, &mut seen) {
+                        return end;
                     }
                 }
             }
             // From the second attempt on, the holder and its lease say how long to pause.
-            look = true;
+            let only_look = self.patience.once && told && self.bid.has_left_nothing();
+            ask = if only_look { Ask::Look } else { Ask::ClaimOrLook };
+            self.turn.asks();
         }
     }
 
+    /// Redis has answered.
+    fn hear(&mut self) {
+        self.attempts.hear();
+        self.turn.answered();
+    }
+
     /// Asks Redis, unless the listener has done so.
-    fn ask(&mut self, look: bool) -> Result<Answer, Trouble> {
+    fn ask(&mut self, ask: Ask) -> Result<Answer, Trouble> {
         if let Some(asked) = self.asked.take() {
             return self.bid.asked(asked);
         }
         if let Some(expected) = &self.expected {
             expected.forget();
         }
-        self.bid.attempt(look, self.patience.deadline)
+        match ask {
+            Ask::Look => self.bid.look(self.patience.deadline),
+            _ => self.bid.attempt(ask == Ask::ClaimOrLook, self.patience.deadline),
+        }
     }
 
     /// Others have the lock: from now on, word of its end is heard. (Before it is asked for: it may come at once.)
@@ -214,19 +217,25 @@ impl Claimant<'_> {
     }
 
     /// Looks at who has the lock: waiting for some of them would never end.
-    fn examine(&self, holder: Option<Holder>) -> Result<Option<Holder>, Error> {
+    fn examine(&mut self, holder: Option<Holder>) -> Result<Option<Holder>, Error> {
         let Some(holder) = holder else {
             return Ok(None);
         };
         if holds::is_mine(holder.raw(), self.bid.claim.owner.pid()) {
             return Err(Error::WouldDeadlock { key: self.bid.claim.key.name().to_string() });
         }
-        if holder.time_left().is_none() {
+        self.unending.saw(&holder, Moment::now());
+        if self.until_no_lock().is_zero() {
             return Err(self.bid.claim.key.not_a_lock(&holder.to_string()));
         }
         let of_this_process = holder.owner().is_some_and(|owner| owner.pid() == self.bid.claim.owner.pid());
         self.turn.saw(&holder, of_this_process);
         Ok(Some(holder))
+    }
+
+    /// When what stands there without expiry is called no lock; never where there is no such thing.
+    fn until_no_lock(&self) -> Duration {
+        self.unending.left(Moment::now()).unwrap_or(Duration::MAX)
     }
 
     /// True where the holder is certainly dead, and that matters.
@@ -276,7 +285,7 @@ impl Claimant<'_> {
         }
         let again = mem::replace(&mut self.vanished, holder.is_none());
         let lease_left = match holder {
-            Some(holder) => holder.time_left().unwrap_or(Duration::MAX),
+            Some(holder) => holder.time_left().unwrap_or_else(|| self.until_no_lock()),
             None if heard && again => poll, // Hardly by chance: a server that says so is not asked as often as it answers.
             None if heard => Duration::ZERO, // It was free a moment ago.
             None => Duration::MAX,
@@ -352,31 +361,39 @@ impl Claimant<'_> {
         thread::sleep(pause.min(self.patience.deadline.since(Moment::now())));
     }
 
-    fn gives_up(&self, trouble: &Trouble) -> bool {
-        let now = Moment::now();
-        let outage = self.patience.deadline == Moment::NEVER
-            && self.silent_since.is_some_and(|since| now.since(since) >= self.patience.tolerate_outage);
-        !trouble.can_pass()
-            || now >= self.patience.deadline
-            || outage
-            || (self.patience.once && self.troubles > 1)
-    }
-
-    /// True where only the last attempts got no answer, and the deadline left them too little time for it to say anything of
-    /// Redis.
-    fn is_cut_short(&self, trouble: &Trouble) -> bool {
-        let now = Moment::now();
-        let silence = self.silent_since.map_or(Duration::ZERO, |since| now.since(since));
-        !matches!(trouble, Trouble::Refused(_)) && self.patience.deadline <= now && silence < FAIR_TRY
-    }
-
-    fn give_up(&mut self, trouble: Trouble) -> Error {
-        let action = format!("taking lock {:?}", self.bid.claim.key.name());
-        // A last attempt that was cut short by the deadline says less than the refusal before it.
-        let cause = match trouble {
-            Trouble::Refused(_) => trouble,
-            other => self.refusal.take().map_or(other, Trouble::Refused),
-        };
-        self.bid.claim.store.error(action, cause)
+    /// Takes in that an attempt failed: what the wait ends with, if it is over.
+    fn failed(
+        &mut self,
+        trouble: Trouble,
+        in_trouble: &mut Backoff,
+        seen: &mut Option<Holder>,
+    ) -> Option<End> {
+        let kind = self.attempts.fail(&trouble, self.bid.tried_since());
+        if kind != Kind::OutOfTime {
+            self.turn.failed(&trouble.retold().into_cause().to_string(), kind == Kind::Down);
+        }
+        let mut verdict = self.attempts.judge(self.patience, kind);
+        // The first failure may be a connection that had gone stale: the next one is not.
+        let pauses = verdict == Verdict::TryAgain && !self.attempts.is_first();
+        if pauses && !self.sleep(in_trouble.pause()) {
+            verdict = self.attempts.judge(self.patience, kind);
+        }
+        match verdict {
+            Verdict::TryAgain => {
+                debug!(target: "relatch::acquire", "taking lock {:?}: {trouble:?}, trying again", self.bid.claim.key.name());
+                None
+            }
+            Verdict::Busy => {
+                self.turn.proved_nothing();
+                Some(Ok(Outcome::Busy { holder: seen.take(), cause: Some(trouble.into_cause()) }))
+            }
+            Verdict::GiveUp => {
+                if kind == Kind::Final {
+                    self.turn.answered();
+                }
+                let action = format!("taking lock {:?}", self.bid.claim.key.name());
+                Some(Err(self.bid.claim.store.error(action, self.attempts.cause(trouble))))
+            }
+        }
     }
 }

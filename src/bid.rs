@@ -24,7 +24,7 @@ use crate::key::Key;
 use crate::options::Lease;
 use crate::owed::Leftover;
 use crate::owner::{Owner, fresh_token};
-use crate::store::{Claim, Connection, Store, Trouble, Watch};
+use crate::store::{Claim, Connection, Seen, Store, Trouble, Watch};
 use crate::wish::{Handed, Wish};
 
 /// What is to be taken, and for whom.
@@ -71,6 +71,8 @@ pub(crate) struct Bid<'a> {
     astray_since: Option<Moment>,
     /// The last token that was given up. Where it is what keeps the lock busy, nobody has the lock.
     given_up: Option<String>,
+    /// When the last attempt began, not counting the time in which Redis answered others.
+    tried_since: Moment,
 }
 
 impl<'a> Bid<'a> {
@@ -82,7 +84,7 @@ impl<'a> Bid<'a> {
             // Taken, but so long ago that the next look had better settle it; or perhaps not taken.
             Handed::Taken { sent, .. } | Handed::Astray { sent } => (wish.token, Some(sent)),
         };
-        Bid { claim, token, astray_since, given_up: None }
+        Bid { claim, token, astray_since, given_up: None, tried_since: Moment::now() }
     }
 
     /// True where Redis may hold the token already, though nobody can say.
@@ -90,15 +92,24 @@ impl<'a> Bid<'a> {
         self.astray_since.is_some()
     }
 
+    pub(crate) fn tried_since(&self) -> Moment {
+        self.tried_since
+    }
+
     /// Asks Redis once.
     pub(crate) fn attempt(&mut self, look: bool, deadline: Moment) -> Result<Answer, Trouble> {
         if self.token.is_empty() {
             self.token = self.claim.fresh_token()?;
         }
+        let began = Moment::now();
+        self.tried_since = began;
         let mut connection = self.claim.store.checkout(deadline)?;
         let (key, lease) = (self.claim.key.in_redis(), self.claim.lease.millis());
         let number = if self.claim.waits { self.claim.keeper.listener().number() } else { None };
         let sent = Moment::now();
+        if self.claim.store.answered_since(began) {
+            self.tried_since = sent;
+        }
         let answer = if look {
             connection.claim_or_look(key, &self.token, lease, number, deadline)
         } else {
@@ -133,6 +144,21 @@ impl<'a> Bid<'a> {
     pub(crate) fn wish(&self) -> Option<Wish> {
         let settled = self.astray_since.is_none() && !self.token.is_empty();
         settled.then(|| Wish { token: self.token.clone(), lease: self.claim.lease })
+    }
+
+    /// Looks at who has the lock, and asks for nothing.
+    pub(crate) fn look(&self, deadline: Moment) -> Result<Answer, Trouble> {
+        let mut connection = self.claim.store.checkout(deadline)?;
+        Ok(match connection.look(self.claim.key.in_redis(), deadline)? {
+            Seen::Nothing => Answer::Busy { holder: None, heard: false },
+            Seen::Somebody(holder) => Answer::Busy { holder: Some(holder), heard: false },
+            Seen::NotAString => Answer::NotAString,
+        })
+    }
+
+    /// True where no token of this thread can be what keeps the lock busy.
+    pub(crate) fn has_left_nothing(&self) -> bool {
+        self.astray_since.is_none() && self.given_up.is_none()
     }
 
     /// Takes in what Redis said to the listener.
@@ -219,7 +245,7 @@ impl<'a> Bid<'a> {
                 self.give_up_token();
             }
             Trouble::Unanswered { .. } => _ = self.astray_since.get_or_insert(sent),
-            Trouble::NotSent(_) | Trouble::Refused(_) => {}
+            Trouble::NotSent(_) | Trouble::Refused(_) | Trouble::OutOfTime(_) => {}
         }
     }
 

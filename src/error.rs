@@ -13,10 +13,11 @@ use crate::holder::Holder;
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// The lock was still held by somebody else when the wait was over.
+    /// The lock was not to be had before the wait was over: somebody else held it or, where there is a `source`, the limit
+    /// was too short to find that out.
     ///
     /// Only where a wait has a limit: see [`Lock::wait`](crate::Lock::wait).
-    #[error("lock {key:?} was still busy after {waited:.1?}{}", held_by(holder.as_deref()))]
+    #[error("{}", timed_out(key, *waited, holder.as_deref(), source.is_some()))]
     #[non_exhaustive]
     Timeout {
         /// The lock's key.
@@ -25,6 +26,8 @@ pub enum Error {
         waited: Duration,
         /// Who held the lock when Redis was last asked, where it was known.
         holder: Option<Box<Holder>>,
+        /// What took the time, where Redis was not asked in time or had no time to answer.
+        source: Option<Box<dyn StdError + Send + Sync>>,
     },
 
     /// The hold can no longer be trusted: somebody else may have held the lock meanwhile.
@@ -224,8 +227,12 @@ fn may_stand(at_most: Duration) -> String {
     format!("its key may stand for up to {at_most:.1?}")
 }
 
-fn held_by(holder: Option<&Holder>) -> String {
-    holder.map(|holder| format!(", held by {holder}")).unwrap_or_default()
+fn timed_out(key: &str, waited: Duration, holder: Option<&Holder>, cut_short: bool) -> String {
+    match holder {
+        Some(holder) => format!("lock {key:?} was still busy after {waited:.1?}, held by {holder}"),
+        None if cut_short => format!("lock {key:?} was not taken within {waited:.1?}"),
+        None => format!("lock {key:?} was still busy after {waited:.1?}"),
+    }
 }
 
 #[cfg(test)]
@@ -258,10 +265,21 @@ mod tests {
             key: "orders:42".to_owned(),
             waited: Duration::from_secs(5),
             holder: Some(Box::new(holder)),
+            source: None,
         };
         assert_eq!(
             error.to_string(),
             r#"lock "orders:42" was still busy after 5.0s, held by host-1-2 (12.0s left)"#
         );
+    }
+
+    #[test]
+    fn a_timeout_does_not_claim_to_know_what_was_not_found_out() {
+        let (key, waited) = ("a".to_owned(), Duration::from_millis(5));
+        let error =
+            Error::Timeout { key, waited, holder: None, source: Some("no connection was free".into()) };
+        assert_eq!(error.to_string(), r#"lock "a" was not taken within 5.0ms"#);
+        assert_eq!(error.source().expect("a source").to_string(), "no connection was free");
+        assert!(error.is_timeout() && !error.is_unavailable());
     }
 }

@@ -139,12 +139,13 @@ mod tests {
     use super::*;
     use crate::error::LostCause;
     use crate::hold::tests::sample;
+    use crate::patience::tests::until;
     use crate::queue::Queue;
 
     fn entered(manager: u64, name: &str) -> Rc<Held> {
         let hold = Arc::new(sample(name, Duration::from_secs(30), Moment::now()));
         let turn = Arc::new(Queue::default())
-            .join(hold.key().name(), Moment::PAST, |_| false, || unreachable!())
+            .join(hold.key().name(), &until(Moment::PAST), |_| false, |_| true, || unreachable!())
             .unwrap()
             .0;
         enter(manager, hold, turn)
@@ -199,12 +200,15 @@ mod tests {
         let theirs = Arc::clone(&queue);
         let thread = std::thread::spawn(move || {
             let hold = Arc::new(sample("a", Duration::from_secs(30), Moment::now()));
-            let turn = theirs.join(hold.key().name(), Moment::PAST, |_| false, || unreachable!()).unwrap().0;
+            let turn = theirs
+                .join(hold.key().name(), &until(Moment::PAST), |_| false, |_| true, || unreachable!())
+                .unwrap()
+                .0;
             turn.holds(&hold);
             std::mem::forget(enter(1, hold, turn));
         });
         thread.join().unwrap();
-        queue.join(&"a".into(), Moment::PAST, |_| false, || unreachable!()).unwrap();
+        queue.join(&"a".into(), &until(Moment::PAST), |_| false, |_| true, || unreachable!()).unwrap();
     }
 
     #[test]

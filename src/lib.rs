@@ -147,6 +147,7 @@ mod run;
 mod calls;
 mod wish;
 mod hold;
+mod patience;
 mod store;
 mod stats;
 mod machine;

@@ -8,6 +8,7 @@ use crate::clock::Moment;
 use crate::hold::Hold;
 use crate::holder::Holder;
 use crate::options::HandOn;
+use crate::patience::{Attempts, Silence};
 use crate::run::{Run, Trace};
 use crate::waiter::{AWAKE, Waiter};
 use crate::wish::Handed;
@@ -29,6 +30,10 @@ pub(super) struct Line {
     run: Option<Run>,
     /// The last turn was the last of its run: other processes are let in first.
     last_of_run: bool,
+    /// The front gets no answer from Redis. Passes on with the turn: an outage does not begin anew with each thread.
+    silence: Option<Silence>,
+    /// Redis has answered a thread of this line.
+    answered: bool,
 }
 
 /// Who has the turn: a thread that talks to Redis, or one that holds the lock.
@@ -73,6 +78,8 @@ pub(super) struct Start {
     pub(super) number: u64,
     pub(super) handed: Handed,
     pub(super) last_of_run: bool,
+    /// What the threads before it had found out of Redis.
+    pub(super) attempts: Attempts,
 }
 
 impl Line {
@@ -85,7 +92,12 @@ impl Line {
     ) -> Option<Start> {
         let handed_on = self.front.as_mut().and_then(|front| {
             let (_, handed) = front.handed.take_if(|(to, _)| waiter.is_some_and(|me| Arc::ptr_eq(to, me)))?;
-            Some(Start { number: front.number, handed, last_of_run: false })
+            Some(Start {
+                number: front.number,
+                handed,
+                last_of_run: false,
+                attempts: Attempts::after(None, true),
+            })
         });
         if handed_on.is_some() {
             return handed_on;
@@ -103,7 +115,9 @@ impl Line {
             Some(last) => last.longer(),
         };
         self.front = Some(self.front(number, run, now));
-        Some(Start { number, handed: Handed::Nothing, last_of_run })
+        let attempts = Attempts::after(self.silence.clone(), self.answered);
+        self.asks(number, now);
+        Some(Start { number, handed: Handed::Nothing, last_of_run, attempts })
     }
 
     fn front(&self, number: u64, run: Run, now: Moment) -> Front {
@@ -163,6 +177,46 @@ impl Line {
         self.waiting.retain(|other| !Arc::ptr_eq(other, waiter));
         let next = self.waiting.front().filter(|_| was_first).cloned();
         (self.holder(now), next)
+    }
+
+    /// The front asks Redis. Noted before it does, since it may never be answered.
+    pub(super) fn asks(&mut self, number: u64, now: Moment) {
+        if self.has_turn(number) {
+            let answered = self.answered;
+            self.silence.get_or_insert_with(|| Silence::new(now, answered));
+        }
+    }
+
+    /// Redis has answered the front.
+    pub(super) fn answered(&mut self, number: u64) {
+        if self.has_turn(number) {
+            (self.silence, self.answered) = (None, true);
+        }
+    }
+
+    /// An attempt of the front failed. Where `down`, it is certain that Redis cannot be had.
+    pub(super) fn failed(&mut self, number: u64, words: Arc<str>, down: bool) {
+        if self.has_turn(number)
+            && let Some(silence) = &mut self.silence
+        {
+            silence.words = Some(words);
+            silence.fair = if down { Duration::ZERO } else { silence.fair };
+        }
+    }
+
+    /// The front gives up, and had too little time to say anything of Redis.
+    pub(super) fn proved_nothing(&mut self, number: u64) {
+        if self.has_turn(number) {
+            self.silence = None;
+        }
+    }
+
+    pub(super) fn silence(&self) -> Option<&Silence> {
+        self.silence.as_ref()
+    }
+
+    fn has_turn(&self, number: u64) -> bool {
+        self.front.as_ref().is_some_and(|front| front.number == number)
     }
 
     /// Who has the lock in another process, or through another manager.
@@ -396,5 +450,44 @@ mod tests {
         line.end_turn(2, at(1)).unwrap();
         line.start_turn(3, Some(&third), at(1)).unwrap();
         assert!(!line.front.as_ref().unwrap().ending, "the last turn was long");
+    }
+
+    /// When the front began to be silent, in milliseconds.
+    fn silent_since(line: &Line) -> Option<u64> {
+        line.silence().map(|silence| silence.since.as_nanos() / 1_000_000)
+    }
+
+    #[test]
+    fn a_silence_passes_on_with_the_turn_until_redis_answers() {
+        let (mut line, [second, third]) = line();
+        assert_eq!(silent_since(&line), Some(0), "from before the first attempt");
+        line.failed(1, "no answer".into(), false);
+        line.end_turn(1, at(50)).unwrap();
+        let start = line.start_turn(2, Some(&second), at(50)).unwrap();
+        assert_eq!(silent_since(&line), Some(0), "it is the same outage");
+        assert!(start.attempts.silence.is_some());
+        line.answered(1);
+        assert_eq!(silent_since(&line), Some(0), "that turn is over");
+        line.answered(2);
+        assert_eq!(silent_since(&line), None);
+        line.asks(2, at(60));
+        assert_eq!(silent_since(&line), Some(60));
+        line.proved_nothing(2);
+        line.end_turn(2, at(70)).unwrap();
+        let start = line.start_turn(3, Some(&third), at(80)).unwrap();
+        assert!(start.attempts.silence.is_none(), "what was cut short is not held against Redis");
+        assert_eq!(silent_since(&line), Some(80));
+    }
+
+    #[test]
+    fn certain_trouble_is_an_outage_at_once() {
+        let (mut line, []) = line();
+        let fair = |line: &Line| line.silence().unwrap().fair;
+        let before = fair(&line);
+        line.failed(1, "no answer".into(), false);
+        assert_eq!(fair(&line), before);
+        line.failed(1, "refused".into(), true);
+        assert_eq!(fair(&line), Duration::ZERO);
+        assert_eq!(line.silence().unwrap().words.as_deref(), Some("refused"));
     }
 }

@@ -108,10 +108,11 @@ impl Lock {
     ///
     /// # Errors
     ///
-    /// - [`Error::Timeout`]: it was busy for the whole wait. Names the holder.
+    /// - [`Error::Timeout`]: it was busy for the whole wait. Names the holder. (Or the limit was too short to find that out:
+    ///   then it has a source.)
     /// - [`Error::Lost`]: this thread has it already, and the hold was lost. The depth is unchanged.
     /// - [`Error::Unavailable`], [`Error::Refused`]: Redis could not be asked, or said no.
-    /// - [`Error::NotALock`]: the Redis key holds something else, or never expires.
+    /// - [`Error::NotALock`]: the Redis key holds something else, or stays without expiry for a quarter of a second.
     /// - [`Error::WouldDeadlock`]: this thread has it already, through another manager.
     /// - [`Error::InvalidKey`], [`Error::InvalidOption`], [`Error::DepthOverflow`], [`Error::Forked`], [`Error::NoThread`],
     ///   [`Error::NoRandomness`].
@@ -121,14 +122,14 @@ impl Lock {
 
     /// Takes the lock if it is free now; `Ok(None)` if it is busy.
     ///
-    /// Sends one `SET`, and nothing if a thread of this process has the lock or waits for it. (To find out whether the
-    /// holder is [dead](Lock::reclaim_dead), also a `GET` and a `PTTL`.) Blocks for the answer only: at most the connect timeout and
-    /// the response timeout together.
+    /// Sends one `SET` and, where the lock is busy, a `GET` and a `PTTL` that say who has it. Sends nothing if a thread of this
+    /// process has the lock or waits for it. Blocks for the answers only: at most the connect timeout and the response timeout
+    /// together. (A key that stands there without expiry is looked at again after a quarter of a second: perhaps its holder is
+    /// about to put that right.)
     ///
     /// # Errors
     ///
-    /// As for [`lock`](Lock::lock), but for `Timeout`. A `SET` does not tell who has the lock, so a key that holds something
-    /// else and a lock that this thread has through another manager are just busy.
+    /// As for [`lock`](Lock::lock), but for `Timeout`.
     pub fn try_lock(&self) -> Result<Option<LockGuard>, Error> {
         self.request().try_lock()
     }

@@ -12,6 +12,7 @@ use crate::error::LostCause;
 use crate::hold::{Hold, tests::sample};
 use crate::holder::Holder;
 use crate::options::{HandOn, Lease};
+use crate::patience::tests::until;
 use crate::queue::{NoTurn, Queue, Turn};
 use crate::sync::Mutex;
 use crate::sync::orders::{below, by_chance, in_many_orders, pass, step};
@@ -104,9 +105,10 @@ impl Scene {
             self.log.lock().arrived.push(me);
             Wish { token: me.to_string(), lease: Lease::new(self.lease) }
         };
-        let (turn, handed) = match self.queue.join(&"key".into(), deadline, |_| false, wish) {
+        let (turn, handed) = match self.queue.join(&"key".into(), &until(deadline), |_| false, |_| true, wish)
+        {
             Ok((turn, wished)) => (turn, wished.map_or(Handed::Nothing, |(_, handed)| handed)),
-            Err(NoTurn::Mine) => panic!("it is nobody's own"),
+            Err(NoTurn::Mine | NoTurn::Outage(_)) => panic!("it is nobody's own, and Redis answers"),
             Err(NoTurn::Busy(_)) => {
                 assert!(deadline <= Moment::now(), "it gave up too early");
                 return false;
@@ -217,7 +219,8 @@ impl Scene {
     fn end(&self) {
         pass(SHORT);
         assert_eq!(self.redis.token(), None, "a token was left behind");
-        let free = self.queue.join(&"key".into(), Moment::PAST, |_| false, || unreachable!());
+        let free =
+            self.queue.join(&"key".into(), &until(Moment::PAST), |_| false, |_| true, || unreachable!());
         assert!(matches!(free, Ok((_, None))));
         let log = &mut *self.log.lock();
         let mut arrived = log.arrived.iter();
@@ -299,8 +302,10 @@ fn a_hold_that_is_over_is_passed_by_and_its_late_end_is_nobody_elses() {
 fn whoever_is_first_in_line_is_called_when_the_hold_in_front_is_lost() {
     in_many_orders(800, Duration::ZERO, || {
         let scene = Scene::new(LONG);
-        let (turn, _) =
-            scene.queue.join(&"key".into(), Moment::PAST, |_| false, || unreachable!()).expect("free");
+        let (turn, _) = scene
+            .queue
+            .join(&"key".into(), &until(Moment::PAST), |_| false, |_| true, || unreachable!())
+            .expect("free");
         let hold = Arc::new(sample("key", LONG, Moment::now()));
         turn.holds(&hold);
         let waiters = [1, 2].map(|n| spawn(&scene, move |scene| assert!(scene.visit(n, Moment::NEVER))));
@@ -318,13 +323,20 @@ fn whoever_is_first_in_line_is_called_when_the_hold_in_front_is_lost() {
 fn whoever_waits_for_himself_is_told_wherever_he_stands() {
     in_many_orders(800, Duration::ZERO, || {
         let scene = Scene::new(LONG);
-        let (turn, _) =
-            scene.queue.join(&"key".into(), Moment::PAST, |_| false, || unreachable!()).expect("free");
+        let (turn, _) = scene
+            .queue
+            .join(&"key".into(), &until(Moment::PAST), |_| false, |_| true, || unreachable!())
+            .expect("free");
         let other = spawn(&scene, |scene| assert!(scene.visit(1, Moment::NEVER)));
         let himself = spawn(&scene, |scene| {
             let wish = || Wish { token: String::new(), lease: Lease::new(LONG) };
-            let joined =
-                scene.queue.join(&"key".into(), Moment::NEVER, |holder| holder.raw() == "mine", wish);
+            let joined = scene.queue.join(
+                &"key".into(),
+                &until(Moment::NEVER),
+                |holder| holder.raw() == "mine",
+                |_| true,
+                wish,
+            );
             assert!(matches!(joined, Err(NoTurn::Mine)));
         });
         turn.saw(&Holder::new(b"mine", None), true);

@@ -13,6 +13,7 @@ use crate::hold::Hold;
 use crate::holder::Holder;
 use crate::line::{Line, Start};
 use crate::options::HandOn;
+use crate::patience::{Attempts, Patience};
 use crate::run::Trace;
 use crate::sync::{Mutex, MutexGuard};
 use crate::waiter::Waiter;
@@ -42,6 +43,8 @@ pub(crate) struct Turn {
     waited: bool,
     /// Other processes are let in first.
     yields: bool,
+    /// What the threads before it had found out of Redis.
+    attempts: Attempts,
     passed: bool,
 }
 
@@ -58,6 +61,8 @@ pub(crate) enum NoTurn {
     Busy(Option<Holder>),
     /// The caller itself holds the lock, through another manager.
     Mine,
+    /// The wait was over, and the thread in front gets no answer from Redis: in its words, where there are any.
+    Outage(Option<Arc<str>>),
 }
 
 /// A turn, and what of one's wish was fulfilled by whoever was in front. No wish where it was not waited for.
@@ -66,25 +71,27 @@ pub(crate) type Joined = (Turn, Option<(Wish, Handed)>);
 impl Queue {
     /// The turn, after those who came before; or, at the deadline, whoever kept the caller waiting.
     ///
-    /// With a deadline in the past: the turn if it is free, without waiting. `is_mine` tells whether a holder that
-    /// Redis named is the caller itself, through another manager; `wish` is what the caller wants, if it has to wait.
+    /// Where one answer is enough: the turn if it is free, without waiting. `is_mine` tells whether a holder that
+    /// Redis named is the caller itself, through another manager; `answered_since`, whether Redis has answered anybody
+    /// since; `wish` is what the caller wants, if it has to wait.
     pub(crate) fn join(
         self: &Arc<Queue>,
         name: &Arc<str>,
-        deadline: Moment,
+        patience: &Patience,
         is_mine: impl Fn(&Holder) -> bool,
+        answered_since: impl Fn(Moment) -> bool,
         wish: impl FnOnce() -> Wish,
     ) -> Result<Joined, NoTurn> {
         let mut lines = self.lines.lock();
         if let Some(start) = lines.start_turn(name, None, Moment::now()) {
-            return Ok((self.turn(name, &start, false), None));
+            return Ok((self.turn(name, start, false), None));
         }
-        if deadline == Moment::PAST {
+        if patience.once {
             let line = lines.line(name);
             let mine = line.seen().is_some_and(&is_mine);
             return Err(if mine { NoTurn::Mine } else { NoTurn::Busy(line.holder(Moment::now())) });
         }
-        let me = Arc::new(Waiter::new(wish(), deadline));
+        let me = Arc::new(Waiter::new(wish(), patience.deadline));
         lines.line(name).waiting.push_back(Arc::clone(&me));
         let mut awaited = None;
         loop {
@@ -96,16 +103,24 @@ impl Queue {
                     next.called.notify_one(); // It is first in line now, and may stay awake.
                 }
                 let handed = (me.wish.clone(), start.handed);
-                return Ok((self.turn(name, &start, true), Some(handed)));
+                return Ok((self.turn(name, start, true), Some(handed)));
             }
             let mine = lines.line(name).seen().is_some_and(&is_mine);
-            if mine || deadline <= now {
+            let silence = lines.line(name).silence().cloned();
+            // A thread that waits for its answer knows less than others that have theirs.
+            let silence = silence.filter(|it| it.words.is_some() || !answered_since(it.since));
+            let outage = silence.as_ref().filter(|silence| patience.is_outage(silence, now));
+            if mine || outage.is_some() || patience.deadline <= now {
                 let (holder, next) = lines.line(name).step_out(&me, now);
                 drop(lines);
                 if let Some(next) = next {
                     next.called.notify_one(); // It is the one who watches the front from now on.
                 }
-                return Err(if mine { NoTurn::Mine } else { NoTurn::Busy(holder) });
+                return Err(match outage {
+                    _ if mine => NoTurn::Mine,
+                    Some(silence) => NoTurn::Outage(silence.words.clone()),
+                    None => NoTurn::Busy(holder),
+                });
             }
             let ending = lines.line(name).ending(&me);
             if ending.is_some() && ending != awaited {
@@ -113,7 +128,8 @@ impl Queue {
                 MutexGuard::unlocked(&mut lines, || me.await_call());
                 continue;
             }
-            let look_again = lines.line(name).look_again(&me, now).min(deadline);
+            let look_again =
+                lines.line(name).look_again(&me, now).min(patience.look_again(silence.as_ref(), now));
             // A wake-up is only a hint: the loop looks again.
             me.called.wait_for(&mut lines, look_again.since(now));
         }
@@ -129,13 +145,14 @@ impl Queue {
         }
     }
 
-    fn turn(self: &Arc<Queue>, name: &Arc<str>, start: &Start, waited: bool) -> Turn {
+    fn turn(self: &Arc<Queue>, name: &Arc<str>, start: Start, waited: bool) -> Turn {
         Turn {
             queue: Arc::clone(self),
             name: Arc::clone(name),
             number: start.number,
             waited,
             yields: start.last_of_run,
+            attempts: start.attempts,
             passed: false,
         }
     }
@@ -177,6 +194,40 @@ impl Turn {
             && front.number == self.number
         {
             front.holds(hold, Moment::now());
+        }
+        if let Some(line) = lines.by_name.get_mut(&self.name) {
+            line.answered(self.number);
+        }
+    }
+
+    /// What is known of Redis at its beginning.
+    pub(crate) fn attempts(&self) -> Attempts {
+        self.attempts.clone()
+    }
+
+    /// Redis is asked now.
+    pub(crate) fn asks(&self) {
+        self.note(|line| line.asks(self.number, Moment::now()));
+    }
+
+    /// Redis has answered.
+    pub(crate) fn answered(&self) {
+        self.note(|line| line.answered(self.number));
+    }
+
+    /// An attempt failed. Where `down`, it is certain that Redis cannot be had.
+    pub(crate) fn failed(&self, words: &str, down: bool) {
+        self.note(|line| line.failed(self.number, words.into(), down));
+    }
+
+    /// The thread gives up, and had too little time to say anything of Redis.
+    pub(crate) fn proved_nothing(&self) {
+        self.note(|line| line.proved_nothing(self.number));
+    }
+
+    fn note(&self, note: impl FnOnce(&mut Line)) {
+        if let Some(line) = self.queue.lines.lock().by_name.get_mut(&self.name) {
+            note(line);
         }
     }
 
@@ -274,13 +325,14 @@ mod tests {
     use super::*;
     use crate::hold::tests::sample;
     use crate::options::Lease;
+    use crate::patience::tests::until;
 
     fn name() -> Arc<str> {
         "key".into()
     }
 
     fn at_once(queue: &Arc<Queue>, name: &Arc<str>) -> Option<Turn> {
-        queue.join(name, Moment::PAST, |_| false, wish).map(|(turn, _)| turn).ok()
+        queue.join(name, &until(Moment::PAST), |_| false, |_| true, wish).map(|(turn, _)| turn).ok()
     }
 
     fn wish() -> Wish {
@@ -312,7 +364,7 @@ mod tests {
             .map(|n| {
                 let (line, told) = (Arc::clone(&queue), told.clone());
                 let thread = thread::spawn(move || {
-                    let turn = line.join(&name(), soon(), |_| false, wish).unwrap().0;
+                    let turn = line.join(&name(), &until(soon()), |_| false, |_| true, wish).unwrap().0;
                     told.send(n).unwrap();
                     drop(turn);
                 });
@@ -336,7 +388,7 @@ mod tests {
         let zombie = at_once(&queue, &name()).unwrap();
         let hold = Arc::new(sample("key", Duration::from_millis(20), Moment::now()));
         zombie.holds(&hold);
-        let turn = queue.join(&name(), soon(), |_| false, wish).unwrap().0;
+        let turn = queue.join(&name(), &until(soon()), |_| false, |_| true, wish).unwrap().0;
         assert!(!hold.is_valid(Moment::now()));
         drop(zombie);
         assert!(at_once(&queue, &name()).is_none(), "the turn is still taken");
@@ -350,7 +402,9 @@ mod tests {
         let turn = at_once(&queue, &name()).unwrap();
         let hold = Arc::new(sample("key", Duration::from_secs(5), Moment::now()));
         turn.holds(&hold);
-        let Err(NoTurn::Busy(Some(holder))) = queue.join(&name(), Moment::now(), |_| false, wish) else {
+        let Err(NoTurn::Busy(Some(holder))) =
+            queue.join(&name(), &until(Moment::now()), |_| false, |_| true, wish)
+        else {
             panic!("it is busy, and it is known with whom");
         };
         assert_eq!(holder.raw(), hold.token());
@@ -363,7 +417,7 @@ mod tests {
         let turn = at_once(&queue, &name()).unwrap();
         let line = Arc::clone(&queue);
         let waiter = thread::spawn(move || {
-            line.join(&name(), soon(), |holder| holder.raw() == "mine", wish).map(drop)
+            line.join(&name(), &until(soon()), |holder| holder.raw() == "mine", |_| true, wish).map(drop)
         });
         while queue.lines.lock().line(&name()).waiting.is_empty() {
             thread::yield_now();
@@ -384,5 +438,37 @@ mod tests {
         let other = at_once(&queue, &"other".into()).unwrap();
         assert!(!other.yields());
         assert!(at_once(&queue, &name()).unwrap().yields());
+    }
+
+    #[test]
+    fn a_thread_behind_a_silent_one_is_told_of_the_outage_unless_redis_answers_others() {
+        let queue = Arc::new(Queue::default());
+        let front = at_once(&queue, &name()).unwrap();
+        let told = |answered: bool| {
+            let now = Moment::now();
+            let patience = Patience { began: now, ..until(now.after(Duration::from_millis(30))) };
+            queue.join(&name(), &patience, |_| false, |_| answered, wish).unwrap_err()
+        };
+        assert!(matches!(told(false), NoTurn::Outage(None)));
+        assert!(matches!(told(true), NoTurn::Busy(None)), "the front waits for something else");
+        front.failed("refused", true);
+        assert!(matches!(told(true), NoTurn::Outage(Some(words)) if &*words == "refused"));
+        front.answered();
+        assert!(matches!(told(false), NoTurn::Busy(None)));
+        assert!(queue.lines.lock().line(&name()).waiting.is_empty());
+    }
+
+    #[test]
+    fn a_thread_without_limit_gives_up_in_line_when_the_outage_has_lasted_too_long() {
+        let queue = Arc::new(Queue::default());
+        let front = at_once(&queue, &name()).unwrap();
+        let tolerate_outage = Duration::from_millis(50);
+        let began = Moment::now();
+        let patience = Patience { began, tolerate_outage, ..until(Moment::NEVER) };
+        let told = queue.join(&name(), &patience, |_| false, |_| false, wish).unwrap_err();
+        assert!(matches!(told, NoTurn::Outage(None)));
+        assert!(Moment::now().since(began) >= tolerate_outage);
+        drop(front);
+        assert!(queue.lines.lock().by_name.is_empty());
     }
 }

@@ -90,7 +90,7 @@ fn remove(
                     *handed = Handed::Spoilt;
                 }
                 Trouble::Unanswered { .. } => *handed = Handed::Astray { sent },
-                Trouble::NotSent(_) | Trouble::Refused(_) => {}
+                Trouble::NotSent(_) | Trouble::Refused(_) | Trouble::OutOfTime(_) => {}
             }
             Err(trouble)
         }

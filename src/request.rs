@@ -25,8 +25,9 @@ impl Request<'_> {
     pub(crate) fn lock(&self) -> Result<LockGuard, Error> {
         match self.enter(Wait::AsSet)? {
             Entered::Held(held) => Ok(self.guard(held)),
-            Entered::Busy { waited, holder } => {
-                Err(Error::Timeout { key: self.name.to_owned(), waited, holder: holder.map(Box::new) })
+            Entered::Busy { waited, holder, cause } => {
+                let (key, holder) = (self.name.to_owned(), holder.map(Box::new));
+                Err(Error::Timeout { key, waited, holder, source: cause })
             }
         }
     }

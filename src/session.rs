@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use log::{debug, warn};
 
-use crate::acquire::{Outcome, Patience, acquire};
+use crate::acquire::{Cause, Outcome, acquire};
 use crate::bid::Claimed;
 use crate::clock::Moment;
 use crate::error::{Error, LostCause};
@@ -23,6 +23,7 @@ use crate::machine;
 use crate::options::{Lease, Options, Settings};
 use crate::owed::Leftover;
 use crate::owner::{Owner, fresh_token, host_name};
+use crate::patience::Patience;
 use crate::process as this_process;
 use crate::queue::{Baton, NoTurn, Queue, Turn};
 use crate::release::{Answer, release};
@@ -65,7 +66,12 @@ pub(crate) enum Wait {
 #[derive(Debug)]
 pub(crate) enum Entered {
     Held(Rc<Held>),
-    Busy { waited: Duration, holder: Option<Holder> },
+    /// `cause` says what took the time, where it was too short to find out that somebody else has the lock.
+    Busy {
+        waited: Duration,
+        holder: Option<Holder>,
+        cause: Option<Cause>,
+    },
 }
 
 impl Session {
@@ -135,11 +141,11 @@ impl Session {
         options.check(self.settings.max_lease)?;
         let key = Key::new(&self.settings.prefix, name)?;
         let patience = self.patience(options, wait, started);
-        let busy = |holder| {
+        let busy = |holder, cause| {
             self.counters.timed_out.add(1);
-            Entered::Busy { waited: Moment::now().since(started), holder }
+            Entered::Busy { waited: Moment::now().since(started), holder, cause }
         };
-        let in_line_until = if patience.once { Moment::PAST } else { patience.deadline };
+        let answered_since = |moment| self.store.answered_since(moment);
         let is_mine = |holder: &Holder| holds::is_mine(holder.raw(), pid);
         let owner = Owner::new(Arc::clone(&self.host), pid, this_process::thread_id(pid));
         let lease = Lease::new(options.lease);
@@ -147,11 +153,17 @@ impl Session {
         let token = fresh_token(&owner, &self.machine).map_err(no_randomness)?;
         let first = Wish { token, lease };
         let wish = || first.clone();
-        let (turn, wished) = match self.queue.join(key.name(), in_line_until, is_mine, wish) {
+        let (turn, wished) = match self.queue.join(key.name(), &patience, is_mine, answered_since, wish) {
             Ok(joined) => joined,
             Err(NoTurn::Busy(holder)) => {
                 self.counters.waited.add(u64::from(!patience.once));
-                return Ok(busy(holder));
+                let untold = || "another thread of this process is about to take it".into();
+                let cause = holder.is_none().then(untold);
+                return Ok(busy(holder, cause));
+            }
+            Err(NoTurn::Outage(words)) => {
+                self.counters.waited.add(1);
+                return Err(self.failed("taking", &key, behind_an_outage(words.as_deref())));
             }
             Err(NoTurn::Mine) => return Err(Error::WouldDeadlock { key: name.to_owned() }),
         };
@@ -169,7 +181,7 @@ impl Session {
             waits: !patience.once,
         };
         match acquire(claim, &patience, &turn, wished.unwrap_or((first, Handed::Nothing)))? {
-            Outcome::Busy(holder) => Ok(busy(holder)),
+            Outcome::Busy { holder, cause } => Ok(busy(holder, cause)),
             Outcome::Taken { token, since } => {
                 let hold = Arc::new(Hold::new(key, owner, token, lease, options.renewal, since));
                 self.counters.acquired.add(1);
@@ -188,6 +200,7 @@ impl Session {
             if let (Err(also), _) = self.end(&hold, None) {
                 debug!(target: "relatch::release", "{also}");
             }
+            turn.answered();
             return Err(error);
         }
         Ok(holds::enter(self.id, hold, turn))
@@ -205,12 +218,7 @@ impl Session {
             Some(limit) => now.after(limit),
             None => Moment::NEVER,
         };
-        Patience {
-            deadline,
-            once,
-            name_holder: matches!(wait, Wait::AsSet),
-            tolerate_outage: self.settings.tolerate_outage,
-        }
+        Patience { began: now, deadline, once, tolerate_outage: self.settings.tolerate_outage }
     }
 
     /// For what is asked once: as long as connecting and answering may take.
@@ -369,6 +377,12 @@ impl Session {
 
 fn no_randomness(source: io::Error) -> Error {
     Error::NoRandomness { source }
+}
+
+/// What a thread in line is told of the thread in front of it.
+fn behind_an_outage(words: Option<&str>) -> Trouble {
+    let front = "the thread in front of it in line has no answer";
+    Trouble::NotSent(words.map_or_else(|| front.into(), |words| format!("{front}: {words}").into()))
 }
 
 impl Drop for Session {

@@ -1,6 +1,7 @@
 //! One connection: opened, logged in and answered within a deadline, and never trusted after it broke.
 
 use std::io;
+use std::time::Duration;
 
 use redis::{Cmd, ConnectionInfo, RedisError, Value};
 
@@ -9,6 +10,10 @@ use crate::store::address::Address;
 use crate::store::reply::agreed;
 use crate::store::trouble::{self, Trouble};
 use crate::store::wire::{SHORTEST, Wire};
+
+/// The shortest time that proves something: an attempt with less time than this may fail on a busy machine, though Redis is
+/// well.
+pub(crate) const FAIR_TRY: Duration = Duration::from_millis(20);
 
 /// One or more commands, ready to be written.
 #[derive(Default)]
@@ -30,6 +35,17 @@ impl Batch {
     }
 }
 
+/// Whether the other end of a link is there.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Proof {
+    /// It was there when the link was opened, just now.
+    Opened,
+    /// It has answered.
+    Answered,
+    /// It may be gone by now.
+    Nothing,
+}
+
 /// A connection to Redis.
 ///
 /// After a lost answer the connection may live on, because Redis answers in order: the late reply is
@@ -45,9 +61,8 @@ pub(crate) struct Link {
     broken: bool,
     /// In order, but not to be used again.
     retired: bool,
-    /// The last answer before it was given back: whether the other end has been there since is not
-    /// known before there is another.
-    given_back: Moment,
+    /// What is known of the other end since the link was lent.
+    proof: Proof,
     /// An answer is late: whoever waited for it may go on here, but it is not the trouble of anybody else.
     behind: bool,
 }
@@ -65,7 +80,7 @@ impl Link {
             owed: 0,
             broken: false,
             retired: false,
-            given_back: Moment::PAST,
+            proof: Proof::Opened,
             behind: false,
         };
         link.log_in(address, deadline)?;
@@ -123,14 +138,25 @@ impl Link {
         self.broken || self.retired || self.behind
     }
 
-    /// False until the first answer after it was lent again.
-    pub(super) fn is_proven(&self) -> bool {
-        self.answered > self.given_back
+    /// When it last answered since it was lent.
+    pub(super) fn answered_to_borrower(&self) -> Option<Moment> {
+        (self.proof == Proof::Answered).then_some(self.answered)
+    }
+
+    /// Until when the next exchange may wait for its answer.
+    ///
+    /// The first since the link was lent again gets half of the time that is left: the link may be dead, though Redis is
+    /// well, and the other half is for a fresh one.
+    pub(super) fn limit(&self, deadline: Moment, response_timeout: Duration) -> Moment {
+        let now = Moment::now();
+        let left = deadline.since(now);
+        let share = if self.proof == Proof::Nothing { (left / 2).max(FAIR_TRY.min(left)) } else { left };
+        now.after(share.min(response_timeout))
     }
 
     /// It goes back to the pool: by the time it is lent again, the other end may be gone.
     pub(super) fn doubt(&mut self) {
-        self.given_back = self.answered;
+        self.proof = Proof::Nothing;
     }
 
     /// Has the connection closed, rather than lent again, when it goes back to the pool.
@@ -154,7 +180,7 @@ impl Link {
             }
         }
         self.behind = false;
-        self.answered = Moment::now();
+        (self.answered, self.proof) = (Moment::now(), Proof::Answered);
         Ok(replies)
     }
 
@@ -202,14 +228,13 @@ fn connect(ways: &[ConnectionInfo], deadline: Moment) -> Result<(Wire, &Connecti
         }
     }
     Err(last.unwrap_or_else(|| {
-        Trouble::not_sent(io::Error::new(io::ErrorKind::TimedOut, "no time was left to connect"))
+        Trouble::OutOfTime(io::Error::new(io::ErrorKind::TimedOut, "no time was left to connect").into())
     }))
 }
 
 #[cfg(test)]
 mod tests {
     use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
-    use std::time::Duration;
 
     use redis::IntoConnectionInfo;
     use redis::io::tcp::socket2::{Domain, Socket, Type};

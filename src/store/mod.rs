@@ -30,12 +30,9 @@ use crate::store::script::{DELETE, FORCE, RELEASE, RENEW, Script};
 
 pub(crate) use crate::store::address::Address;
 pub(crate) use crate::store::ear::{Ear, Heard};
+pub(crate) use crate::store::link::FAIR_TRY;
 pub(crate) use crate::store::reply::{Claim, Compared, Seen, Watch};
 pub(crate) use crate::store::trouble::{Refusal, Trouble};
-
-/// The shortest time that proves something: an attempt with less time than this may fail on a busy machine, though Redis is
-/// well.
-pub(crate) const FAIR_TRY: Duration = Duration::from_millis(20);
 
 /// The server and the connections to it.
 pub(crate) struct Store {
@@ -76,6 +73,11 @@ impl Store {
         Some(Connection { link, scripts: &self.scripts, response_timeout: self.response_timeout })
     }
 
+    /// True where Redis has answered over a connection of the pool since then.
+    pub(crate) fn answered_since(&self, moment: Moment) -> bool {
+        self.pool.answered_since(moment)
+    }
+
     /// Opens a connection beside the pool, for a thread that must not wait for others.
     pub(crate) fn connect(&self, deadline: Moment) -> Result<Connection<'_>, Trouble> {
         let link = Carrier::Own(Box::new(self.pool.connect(deadline)?));
@@ -112,9 +114,7 @@ impl Store {
 
 /// A borrowed connection, and the commands that go over it.
 ///
-/// Each waits for its answer at most until the deadline, and at most the response timeout. The first over a connection that has
-/// been lent before waits for half of that only: the connection may be dead, though Redis is well, and the other half is for
-/// a fresh one.
+/// Each waits for its answer at most until the deadline, and at most the response timeout; the first may wait for less (`Link::limit`).
 pub(crate) struct Connection<'a> {
     link: Carrier<'a>,
     scripts: &'a Scripts,
@@ -123,10 +123,8 @@ pub(crate) struct Connection<'a> {
 
 impl Connection<'_> {
     fn exchange(&mut self, batch: &Batch, deadline: Moment) -> Result<Vec<Value>, Trouble> {
-        let now = Moment::now();
-        let left = deadline.since(now);
-        let share = if self.link.is_proven() { left } else { (left / 2).max(FAIR_TRY.min(left)) };
-        self.link.exchange(batch, now.after(share.min(self.response_timeout)))
+        let limit = self.link.limit(deadline, self.response_timeout);
+        self.link.exchange(batch, limit)
     }
 
     /// Closes the connection where what came over it made no sense.

@@ -23,10 +23,9 @@ use scheduled_thread_pool::{OnPoolDropBehavior, ScheduledThreadPool};
 
 use crate::clock::Moment;
 use crate::error::Error;
-use crate::store::FAIR_TRY;
 use crate::store::address::Address;
 use crate::store::ear::Ear;
-use crate::store::link::{Batch, Link};
+use crate::store::link::{Batch, FAIR_TRY, Link};
 use crate::store::trouble::Trouble;
 
 /// Nobody uses a link for longer than a few commands take: after this, something is wrong, and the caller is told.
@@ -45,6 +44,8 @@ pub(super) struct Pool {
     /// where a firewall has forgotten the links that were idle, one caller finds out instead of one
     /// caller per link.
     condemned: AtomicU64,
+    /// The last answer over a link that has come back: whether Redis is there while somebody waits for a link.
+    answered_at: AtomicU64,
     /// Wants to know when a link is closed: what Redis was to tell of over it is not told.
     on_close: OnceLock<Box<dyn Fn() + Send + Sync>>,
     born: u32,
@@ -65,8 +66,9 @@ impl Pool {
             .test_on_check_out(false)
             .thread_pool(Arc::new(worker))
             .build_unchecked(Slots);
-        let (condemned, on_close) = (AtomicU64::new(0), OnceLock::new());
-        Ok(Pool { slots, address, connect_timeout, condemned, on_close, born: process::id() })
+        let (condemned, answered_at) = (AtomicU64::new(0), AtomicU64::new(0));
+        let (on_close, born) = (OnceLock::new(), process::id());
+        Ok(Pool { slots, address, connect_timeout, condemned, answered_at, on_close, born })
     }
 
     pub(super) fn on_close(&self, call: impl Fn() + Send + Sync + 'static) {
@@ -79,12 +81,31 @@ impl Pool {
 
     /// Borrows a link, opening one where need be; within the deadline, and connecting within its own limit.
     pub(super) fn checkout(&self, deadline: Moment) -> Result<Lent<'_>, Trouble> {
+        let began = Moment::now();
+        self.borrow(deadline).map_err(|trouble| match trouble {
+            // Where Redis answers nobody for a fair time, the links are not busy: they are stuck.
+            Trouble::OutOfTime(_) if deadline.since(began) >= FAIR_TRY && !self.answered_since(began) => {
+                Trouble::not_sent(PoolIsStuck)
+            }
+            other => other,
+        })
+    }
+
+    fn borrow(&self, deadline: Moment) -> Result<Lent<'_>, Trouble> {
         let mut slot = match self.free_slot() {
             Some(slot) => slot,
             None => self.wait_for_slot(deadline)?,
         };
         if slot.link.is_none() {
-            slot.link = Some(Box::new(self.connect(deadline)?));
+            let left = deadline.since(Moment::now());
+            let opened = self.connect(deadline).map_err(|trouble| match trouble {
+                // Nobody knows whether it would have been opened within a fair time.
+                Trouble::NotSent(cause) if left < FAIR_TRY && deadline <= Moment::now() => {
+                    Trouble::OutOfTime(cause)
+                }
+                other => other,
+            });
+            slot.link = Some(Box::new(opened?));
         }
         Ok(Lent { slot, pool: self })
     }
@@ -154,6 +175,11 @@ impl Pool {
         }
     }
 
+    /// True where Redis has answered over a link that came back since then.
+    pub(super) fn answered_since(&self, moment: Moment) -> bool {
+        self.answered_at.load(Ordering::Relaxed) >= moment.as_nanos()
+    }
+
     /// Opens a link that is nobody else's, and does not count against the pool's size.
     pub(super) fn connect(&self, deadline: Moment) -> Result<Link, Trouble> {
         Link::open(&self.address, deadline.min(Moment::now().after(self.connect_timeout)))
@@ -166,7 +192,7 @@ impl Pool {
 
     fn wait_for_slot(&self, deadline: Moment) -> Result<r2d2::PooledConnection<Slots>, Trouble> {
         let limit = deadline.since(Moment::now()).min(LONGEST_GET);
-        let mut slot = self.slots.get_timeout(limit).map_err(|_| Trouble::not_sent(PoolIsBusy))?;
+        let mut slot = self.slots.get_timeout(limit).map_err(|_| Trouble::OutOfTime(PoolIsBusy.into()))?;
         self.drop_stale(&mut slot);
         Ok(slot)
     }
@@ -194,6 +220,10 @@ fn start<T>(start: impl FnOnce() -> T) -> Result<T, Error> {
 #[derive(Debug, thiserror::Error)]
 #[error("all connections of the pool stayed in use: a larger `pool_size` would help")]
 struct PoolIsBusy;
+
+#[derive(Debug, thiserror::Error)]
+#[error("no connection was to be had, and Redis answered nobody meanwhile")]
+struct PoolIsStuck;
 
 /// A link to send commands over, whoever it belongs to.
 pub(super) enum Carrier<'a> {
@@ -245,6 +275,9 @@ pub(super) struct Lent<'a> {
 
 impl Drop for Lent<'_> {
     fn drop(&mut self) {
+        if let Some(answered) = self.slot.link.as_ref().and_then(|link| link.answered_to_borrower()) {
+            self.pool.answered_at.fetch_max(answered.as_nanos(), Ordering::Relaxed);
+        }
         let Some(link) = self.slot.link.take_if(|link| link.is_over()) else {
             if let Some(link) = &mut self.slot.link {
                 link.doubt();

@@ -22,6 +22,8 @@ pub(crate) enum Trouble {
     },
     /// Redis answered with an error, and did nothing.
     Refused(Refusal),
+    /// The time ran out in this process, before Redis was asked: that says nothing of Redis.
+    OutOfTime(Cause),
 }
 
 /// The codes of the errors that Redis and Valkey answer *instead of* executing a command that a
@@ -149,7 +151,7 @@ impl Trouble {
     /// True for what is worth another try within the wait.
     pub(crate) fn can_pass(&self) -> bool {
         match self {
-            Trouble::NotSent(_) | Trouble::Unanswered { .. } => true,
+            Trouble::NotSent(_) | Trouble::Unanswered { .. } | Trouble::OutOfTime(_) => true,
             Trouble::Refused(refusal) => refusal.can_pass(),
         }
     }
@@ -172,12 +174,13 @@ impl Trouble {
                 Trouble::Unanswered { link_stands: *link_stands, cause: words(cause) }
             }
             Trouble::Refused(refusal) => Trouble::Refused(refusal.clone()),
+            Trouble::OutOfTime(cause) => Trouble::OutOfTime(words(cause)),
         }
     }
 
     pub(crate) fn into_cause(self) -> Cause {
         match self {
-            Trouble::NotSent(cause) | Trouble::Unanswered { cause, .. } => cause,
+            Trouble::NotSent(cause) | Trouble::Unanswered { cause, .. } | Trouble::OutOfTime(cause) => cause,
             Trouble::Refused(refusal) => refusal.into(),
         }
     }

@@ -13,6 +13,7 @@ mod hearing;
 mod hostile;
 mod input;
 mod late;
+mod limits;
 mod liar;
 mod lock;
 mod logs;

@@ -2,6 +2,7 @@
 
 use std::error::Error as StdError;
 use std::iter;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc;
 use std::thread;
 use std::time::{Duration, Instant};
@@ -117,7 +118,9 @@ fn row_19_a_key_that_never_expires_is_named_and_not_waited_for() {
         assert!(text.contains("\"lock:a\"") && text.contains("by-hand"), "{text}");
         assert!(text.contains("never expires"), "{text}");
     }
-    assert!(locks.try_lock("a").expect("answers").is_none());
+    let error = locks.try_lock("a").expect_err("it can never be free");
+    assert!(matches!(error, Error::NotALock { .. }), "{error:?}");
+    assert!(locks.try_lock_for("a", WAIT).expect("answers").is_none(), "too soon to tell");
     let holder = locks.holder("a").expect("answers").expect("somebody");
     assert_eq!((holder.raw(), holder.owner(), holder.time_left()), ("by-hand", None, None));
     let deleted = locks.force_unlock("a").expect("answers").expect("somebody");
@@ -140,10 +143,44 @@ fn row_19_a_list_is_named_and_not_waited_for() {
             assert!(text.contains("\"lock:a\"") && text.contains("not a string"), "{text}");
         }
     }
-    assert!(locks.try_lock("a").expect("answers").is_none());
+    let error = locks.try_lock("a").expect_err("it can never be free");
+    assert!(matches!(error, Error::NotALock { .. }), "{error:?}");
     let deleted = locks.force_unlock("a").expect("answers").expect("something");
     assert!(deleted.raw().contains("not a string"), "{deleted}");
     assert_all_is_well(&server, &locks, "a");
+}
+
+/// An operator's `PERSIST` takes the expiry off a key that somebody holds, who puts it back as soon as he hears of it.
+#[test]
+fn row_19_a_lock_whose_key_lost_its_expiry_is_waited_for() {
+    let server = Server::start();
+    let (ours, theirs) = (locks(&server.url()), locks(&server.url()));
+    for key in ["a", "b", "c"] {
+        let guard = theirs.get(key).renew_every(WAIT / 3).lock().expect("locks");
+        eventually(LONG, "it is renewed, and heard of", || server.is_heard() && theirs.stats().renewed > 0);
+        let done = AtomicBool::new(false);
+        thread::scope(|scope| {
+            let waiter = scope.spawn(|| ours.get(key).lock().map(drop));
+            let tries = scope.spawn(|| {
+                while !done.load(Ordering::SeqCst) {
+                    assert!(ours.try_lock_for(key, WAIT / 10).expect("it is a lock").is_none());
+                    let other = LockManager::connect(&server.url()).expect("connects");
+                    assert!(other.try_lock(key).expect("it is a lock").is_none());
+                }
+            });
+            eventually(LONG, "it waits, and will hear of it", || server.tracked_keys() > 0);
+            let redis_key = format!("lock:{key}");
+            assert_eq!(server.query::<i64>(&["PERSIST", &redis_key]), 1);
+            eventually(LONG, "its holder repairs it", || server.pttl(&redis_key) > 0);
+            let (repaired, renewed) = (Instant::now(), theirs.stats().renewed);
+            let passed = || repaired.elapsed() > 3 * WAIT && theirs.stats().renewed > renewed;
+            eventually(LONG, "those who looked meanwhile look again", passed);
+            done.store(true, Ordering::SeqCst);
+            tries.join().expect("no panic");
+            guard.unlock().expect("it was held throughout");
+            waiter.join().expect("no panic").expect("its turn comes");
+        });
+    }
 }
 
 #[test]

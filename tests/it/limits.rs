@@ -1,0 +1,152 @@
+//! What is said at the end of a wait: busy, or an outage; and when an outage is over, for those who stand in line.
+
+use std::error::Error as StdError;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use relatch::{Error, LockManager};
+
+use crate::handing::behind;
+use crate::network::{ANSWER, LONG, Rig, SOON, assert_unavailable, builder, time};
+use crate::support::{Fault, Proxy, Server, eventually, unique_key, within};
+
+/// Redis is well all the time: a short limit may end for want of a connection, or of time, but that is no outage.
+#[test]
+fn a_limit_that_runs_out_in_this_process_is_no_outage() {
+    const THREADS: u32 = 20;
+    const CALLS: u32 = 150;
+    let server = Server::start();
+    let locks = LockManager::builder(&server.url()).pool_size(8).build().expect("connects");
+    let (taken, over) = (AtomicU32::new(0), AtomicU32::new(0));
+    thread::scope(|scope| {
+        for thread in 0..THREADS {
+            let (locks, taken, over) = (&locks, &taken, &over);
+            scope.spawn(move || {
+                let own = unique_key("own");
+                for call in 0..CALLS {
+                    let limit = Duration::from_millis(u64::from((thread + call) % 9 + 1));
+                    let key = if call % 4 == 0 { "shared" } else { &own };
+                    match locks.try_lock_for(key, limit) {
+                        Ok(Some(_)) => taken.fetch_add(1, Ordering::Relaxed),
+                        Ok(None) => over.fetch_add(1, Ordering::Relaxed),
+                        Err(error) => panic!("{limit:?}, {key}: {error:?}"),
+                    };
+                }
+            });
+        }
+    });
+    assert!(taken.into_inner() > THREADS, "some are taken; {over:?} were not");
+}
+
+#[test]
+fn a_timeout_says_what_took_the_time() {
+    let rig = Rig::new();
+    rig.proxy.always("SET", Fault::DelayReply(ANSWER / 3));
+    let lock = rig.locks.get("a").wait(Duration::from_millis(5));
+    let error = lock.lock().expect_err("there was no time");
+    assert!(matches!(&error, Error::Timeout { holder: None, .. }), "{error:?}");
+    assert!(error.source().is_some(), "{error:?}");
+    assert!(error.to_string().starts_with("lock \"a\" was not taken within"), "{error}");
+}
+
+/// All the connections there are stuck: that is not busy, for whoever waits behind them.
+#[test]
+fn a_pool_whose_connections_are_stuck_is_an_outage() {
+    let rig = Rig::with(|builder| builder.pool_size(1).response_timeout(5 * ANSWER));
+    rig.proxy.black_hole(true);
+    thread::scope(|scope| {
+        let first = scope.spawn(|| rig.locks.try_lock_for("a", 4 * ANSWER).map(drop));
+        eventually(LONG, "the only connection is in use", || rig.proxy.commands("SET lock:a") > 0);
+        assert_unavailable(&rig.locks.try_lock_for("b", ANSWER));
+        assert_unavailable(&first.join().expect("no panic").map(|()| None));
+    });
+}
+
+#[test]
+fn behind_a_thread_in_a_black_hole_is_not_busy() {
+    let rig = Rig::new();
+    rig.proxy.black_hole(true);
+    thread::scope(|scope| {
+        let first = scope.spawn(|| rig.locks.lock("a").map(drop));
+        eventually(LONG, "the first asks", || rig.proxy.commands("SET lock:a") > 0);
+        let (took, second) = time(|| rig.locks.try_lock_for("a", ANSWER / 3));
+        assert_unavailable(&second);
+        assert!(took < SOON, "{took:?}");
+        assert_unavailable(&first.join().expect("no panic").map(|()| None));
+    });
+}
+
+/// The turn comes so late that Redis cannot answer in time: nothing is wrong with it.
+#[test]
+fn a_turn_that_comes_too_late_is_no_outage() {
+    let rig = Rig::new();
+    let (rest, before) = (ANSWER / 10, ANSWER * 9 / 10);
+    // Up to three times, where the machine itself held something up for long.
+    let mut tries = (0..3).map(|_| {
+        let key = unique_key("a");
+        let guard = rig.locks.lock(&key).expect("locks");
+        rig.proxy.always(&format!("SET lock:{key}"), Fault::DelayReply(2 * rest));
+        thread::scope(|scope| {
+            let start = Instant::now();
+            let second =
+                behind(scope, || rig.locks.try_lock_for(&key, before + rest).map(|taken| taken.is_some()));
+            eventually(LONG, "its wait is all but over", || start.elapsed() >= before);
+            guard.unlock().expect("unlocks");
+            second.join().expect("no panic")
+        })
+    });
+    assert!(tries.any(|taken| matches!(taken, Ok(false))), "Redis is there, though not in a hurry");
+}
+
+/// Fifty threads in line are not told of an outage one after the other.
+#[test]
+fn an_outage_is_over_for_all_in_line_at_once() {
+    for what in ["refused", "black hole"] {
+        let server = Server::start();
+        let proxy = Proxy::start(server.port());
+        let locks = builder(&proxy.url()).tolerate_outage(SOON).build().expect("connects");
+        if what == "refused" {
+            proxy.refuse(true);
+            proxy.cut_all();
+        } else {
+            proxy.black_hole(true);
+        }
+        let attempts = || proxy.commands("SET lock:a");
+        within(2 * SOON, &format!("{what}: the last thread is told"), || {
+            thread::scope(|scope| {
+                let threads = [(); 50].map(|()| scope.spawn(|| locks.lock("a").map(drop)));
+                for thread in threads {
+                    let told = thread.join().expect("no panic");
+                    assert_unavailable(&told.map(|()| None));
+                }
+            });
+        });
+        assert!(attempts() < 50, "{what}: {} attempts", attempts());
+        proxy.black_hole(false);
+        proxy.refuse(false);
+        drop(locks.lock("a").expect("nothing is kept of the outage"));
+    }
+}
+
+/// The limit is of the whole wait: in line, and then for a lock that somebody else has.
+#[test]
+fn a_wait_does_not_begin_anew_when_its_turn_comes() {
+    let part = SOON * 3 / 5;
+    let server = Server::start();
+    let locks = LockManager::connect(&server.url()).expect("connects");
+    let guard = locks.lock("a").expect("locks");
+    thread::scope(|scope| {
+        let (locks, start) = (&locks, Instant::now());
+        let second = behind(scope, move || {
+            let taken = locks.try_lock_for("a", 2 * part).expect("answers").is_some();
+            (taken, start.elapsed())
+        });
+        eventually(LONG, "half of its limit is over", || start.elapsed() >= part);
+        server.query::<()>(&["SET", "lock:a", "somebody", "PX", "60000"]);
+        assert!(guard.unlock().expect_err("somebody else has it").is_lost());
+        let (taken, took) = second.join().expect("no panic");
+        assert!(!taken);
+        assert!(took < part * 5 / 2, "it waited for {took:?}, and its limit was {:?}", 2 * part);
+    });
+}
