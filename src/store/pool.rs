@@ -32,6 +32,9 @@ use crate::store::trouble::Trouble;
 /// (And r2d2 adds the time it is given to an instant, and panics where that overflows.)
 const LONGEST_GET: Duration = Duration::from_secs(10);
 
+/// A silence that is shorter than this condemns no other link: Redis may have been busy.
+const LONG_SILENCE: Duration = Duration::from_millis(100);
+
 /// A link that nobody has used for so long is closed. (As r2d2 does, which takes the sweeps for
 /// use.)
 const LONGEST_IDLE: Duration = Duration::from_secs(600);
@@ -238,8 +241,7 @@ impl Carrier<'_> {
         let sent = Moment::now();
         let result = self.deref_mut().exchange(batch, deadline);
         if let (Carrier::Lent(lent), Err(Trouble::Unanswered { link_stands: true, .. })) = (&*self, &result)
-            // Where the caller had less time than that, the silence proves nothing.
-            && Moment::now().since(sent) >= FAIR_TRY
+            && Moment::now().since(sent) >= LONG_SILENCE
         {
             lent.pool.condemn(sent);
         }
