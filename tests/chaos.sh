@@ -55,7 +55,6 @@ part() {
 }
 
 part 'to build everything' cargo test --quiet --locked --workspace --no-run
-part 'slow tests' cargo test --quiet --locked --test it -- --ignored
 part 'the model, wider' cargo test --quiet --locked --test model -- --ignored
 part 'with the least rights' bash tests/rights.sh
 part 'mistakes that have to be found' cargo test --quiet --locked -p relatch-flawed -- --nocapture
