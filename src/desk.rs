@@ -104,7 +104,7 @@ impl Desk {
         }
     }
 
-    /// Hands word of a loss on, once per hold; whoever is first in line for the lock can ask for it now.
+    /// Hands word of a loss on, once per hold, and calls the first waiter in line.
     pub(crate) fn tell(&self, hold: &Hold) {
         let Some(cause) = hold.lost().filter(|_| hold.to_be_told()) else {
             return;

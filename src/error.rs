@@ -45,9 +45,9 @@ pub enum Error {
 
     /// The release was sent, or could not be, and no answer came: the key may stand in Redis a while longer.
     ///
-    /// The hold was valid until the release, so the work was done under the lock. Others may have to
-    /// wait, but no longer than `at_most`. That is zero where the lease ran out while the release was on its way, and Redis
-    /// says that the key is gone or another's by then.
+    /// The hold was valid until the release, so the work was done under the lock. Others may have
+    /// to wait, but no longer than `at_most`. That is zero where the lease ran out while the
+    /// release was on its way, and Redis says that the key is gone or another's by then.
     #[error("the release of lock {key:?} is not confirmed, {}", may_stand(*at_most))]
     #[non_exhaustive]
     Unconfirmed {

@@ -167,8 +167,8 @@ impl LockGuard {
     /// # Errors
     ///
     /// - [`Error::Lost`]: the hold ran out before this call, or its key was deleted or taken.
-    /// - [`Error::Unconfirmed`]: no answer came, or the lease ran out while the release was on its way. The hold was valid until
-    ///   now; the key may stand a while longer.
+    /// - [`Error::Unconfirmed`]: no answer came, or the lease ran out while the release was on its
+    ///   way. The hold was valid until now; the key may stand a while longer.
     /// - [`Error::Forked`]: the process was forked since the lock was taken; nothing was sent.
     pub fn unlock(mut self) -> Result<Unlocked, Error> {
         match self.leave_()? {

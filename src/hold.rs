@@ -22,7 +22,8 @@ pub(crate) struct Since {
     pub(crate) stray: bool,
 }
 
-/// Written in place of the end of a lease that a look has found to be over: earlier than any clock says.
+/// Written in place of the end of a lease that a look has found to be over: earlier than any clock
+/// says.
 const DENIED: Moment = Moment::from_nanos(1);
 
 /// A hold, from the outermost lock to the outermost unlock.
@@ -32,8 +33,8 @@ const DENIED: Moment = Moment::from_nanos(1);
 /// ended. Validity is a comparison of the clock with `valid_until`, never a flag that somebody has to set in
 /// time: a process that was stopped and goes on finds the truth at its first look.
 ///
-/// It only ever ends once: a look that finds the lease over writes that down before it says so, so no late answer to a
-/// renewal brings the hold back.
+/// It only ever ends once: a look that finds the lease over writes that down before it says so, so
+/// no late answer to a renewal brings the hold back.
 #[derive(Debug)]
 pub(crate) struct Hold {
     /// Tells holds apart, within the process.
@@ -47,8 +48,8 @@ pub(crate) struct Hold {
     depth: AtomicU32,
     /// In milliseconds; changes when the holder extends it.
     lease: AtomicU64,
-    /// Zero ([`Moment::PAST`]) while the hold is released and once it has ended; [`DENIED`] where the clock has ended it, and
-    /// nobody has written down how yet.
+    /// Zero ([`Moment::PAST`]) while the hold is released and once it has ended; [`DENIED`] where
+    /// the clock has ended it, and nobody has written down how yet.
     valid_until: AtomicU64,
     /// When Redis has certainly let go of the key, by what was sent so far.
     gone_by: AtomicU64,
@@ -158,9 +159,9 @@ impl Hold {
 
     /// How long the hold may be trusted from `now` on, if at all.
     ///
-    /// A denial by the clock is written down before it is given: the keeper may have read the clock a moment earlier, and be
-    /// about to write that a renewal worked. Whoever writes first is right. (Nobody is woken here: watchers and waiters
-    /// sleep until `valid_until` at most.)
+    /// A denial by the clock is written down before it is given: the keeper may have read the clock
+    /// a moment earlier, and be about to write that a renewal worked. The first of the
+    /// two to write is right. (Nobody is woken here: watchers and waiters sleep until `valid_until` at most.)
     fn left(&self, now: Moment) -> Option<Duration> {
         loop {
             let until = self.valid_until();
@@ -252,8 +253,8 @@ impl Hold {
         Error::Lost { key: self.key.name().to_string(), cause }
     }
 
-    /// The release is about to be sent: nobody may trust the hold any more, however that ends. Returns until when it could be
-    /// trusted, where it still can be at `now`.
+    /// The release is about to be sent: nobody may trust the hold any more, however that ends.
+    /// Returns until when it could be trusted, where it still can be at `now`.
     pub(crate) fn close(&self, now: Moment) -> Option<Moment> {
         let until = Moment::from_nanos(self.valid_until.swap(0, Ordering::AcqRel));
         Some(until).filter(|until| now < *until && self.end.get().is_none())
@@ -387,7 +388,8 @@ pub(crate) mod tests {
         assert_eq!(released.lost(), None, "it was given back, not lost");
     }
 
-    /// The keeper reads the clock, and sleeps before it writes: whoever looks meanwhile is right for good.
+    /// The keeper reads the clock, and writes later: a denial in between
+    /// stays.
     #[test]
     fn what_a_look_has_denied_no_renewal_brings_back() {
         let looks: [fn(&Hold, Moment) -> bool; 4] = [

@@ -60,8 +60,8 @@ impl Keeper {
         self.rouse(|work| work.leases.enter(Arc::clone(hold), told, hold.since().sent))
     }
 
-    /// Lets go of a hold that is about to be released, and closes it: until when it could be trusted, where it still can be
-    /// at `now`.
+    /// Lets go of a hold that is about to be released, and closes it: until when it could be
+    /// trusted, where it still can be at `now`.
     pub(crate) fn close(&self, hold: &Hold, now: Moment) -> Option<Moment> {
         self.desk.work.lock().leases.close(hold, now)
     }
@@ -100,10 +100,12 @@ impl Keeper {
         self.desk.tell(hold);
     }
 
-    /// This process has had Redis delete what stood there by this token. A hold of its own is lost by that.
+    /// This process has had Redis delete what stood there by this token. A hold of its own is lost
+    /// by that.
     pub(crate) fn deleted(&self, token: &str) {
         let mut work = self.desk.work.lock();
-        // A hold whose release has begun is not in the table any more: Redis tells that release what it found.
+        // A hold whose release has begun is not in the table any more: Redis tells that release
+        // what it found.
         let Some(hold) = work.leases.by_token(token).cloned() else {
             return;
         };

@@ -82,10 +82,11 @@ impl Leases {
         due
     }
 
-    /// Removes a hold that is about to be released, and closes it: until when it could be trusted, where it still can be
-    /// at `now`.
+    /// Removes a hold that is about to be released, and closes it: until when it could be trusted,
+    /// where it still can be at `now`.
     ///
-    /// Both in one step: where the keeper found it closed and still in the table, it would take the hold for one that ran out.
+    /// Both in one step: where the keeper found it closed and still in the table, it would take the
+    /// hold for one that ran out.
     pub(crate) fn close(&mut self, hold: &Hold, now: Moment) -> Option<Moment> {
         self.remove(hold);
         hold.close(now)

@@ -220,10 +220,11 @@ impl Lock {
 
     /// Deletes whatever stands at the lock's Redis key, and says what it was. For operators.
     ///
-    /// Whoever held the lock loses it. Nobody waits for them to notice: they may still be at work. A hold of this manager is lost
-    /// when this returns, and the next thread in line has the lock; a hold of another manager is lost within milliseconds if it was
-    /// renewed once, and at its next renewal otherwise. Waits for the answer, at most the connect timeout and the response timeout
-    /// together.
+    /// The holder loses the lock. Nobody waits for it to notice: it may still be at work.
+    /// A hold of this manager is lost when this returns, and the next thread in line has the lock;
+    /// a hold of another manager is lost within milliseconds if it was renewed once, and at its
+    /// next renewal otherwise. Waits for the answer, at most the connect timeout and the response
+    /// timeout together.
     ///
     /// # Errors
     ///

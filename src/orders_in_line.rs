@@ -297,9 +297,10 @@ fn a_hold_that_is_over_is_passed_by_and_its_late_end_is_nobody_elses() {
     });
 }
 
-/// A lock is deleted, its holder does not notice, and the keeper tells of the loss. No wait ends by itself here.
+/// A lock is deleted, its holder does not notice, and the keeper tells of the loss. No wait ends by
+/// itself here.
 #[test]
-fn whoever_is_first_in_line_is_called_when_the_hold_in_front_is_lost() {
+fn the_first_in_line_is_called_when_the_hold_in_front_is_lost() {
     in_many_orders(800, Duration::ZERO, || {
         let scene = Scene::new(LONG);
         let (turn, _) = scene

@@ -23,8 +23,9 @@ pub(crate) struct Answer {
     pub(crate) silent: bool,
 }
 
-/// Releases a hold in Redis, within `limit`; it could be trusted until `valid_until`, if it still could when it was closed. A
-/// `wish` goes out behind it, for the next thread of this process, and comes back as what became of it.
+/// Releases a hold in Redis, within `limit`; it could be trusted until `valid_until`, if it still
+/// could when it was closed. A `wish` goes out behind it, for the next thread of this process, and
+/// comes back as what became of it.
 ///
 /// After an answer that was lost it is tried again, over another connection.
 pub(crate) fn release(
@@ -97,7 +98,8 @@ fn remove(
     }
 }
 
-/// No answer. A hold that had run out by its clock, or was found lost, cannot claim to have been kept; a valid one was.
+/// No answer. A hold that had run out by its clock, or was found lost, cannot claim to have been
+/// kept; a valid one was.
 fn unconfirmed(hold: &Hold, was_valid: bool, trouble: Trouble) -> Error {
     if !was_valid || hold.lost().is_some() {
         return hold.lose(LostCause::Expired);

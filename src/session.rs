@@ -409,7 +409,8 @@ mod tests {
         Session::new(Address::parse("redis://127.0.0.1:1/").unwrap(), settings, None).unwrap()
     }
 
-    /// A hold that is closed and still in the keeper's table would be taken for one that ran out, and told as lost.
+    /// A hold that is closed and still in the keeper's table would be taken for one that ran out,
+    /// and told as lost.
     #[test]
     fn a_hold_is_not_closed_before_the_keeper_has_let_go_of_it() {
         let session = alone();

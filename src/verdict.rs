@@ -11,20 +11,23 @@ use crate::store::Compared;
 /// What is known of a release besides Redis's answer.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Release {
-    /// Until when the hold could be trusted; `None` where it could not be trusted any more when it was given back.
+    /// Until when the hold could be trusted; `None` where it could not be trusted any more when it
+    /// was given back.
     pub(crate) valid_until: Option<Moment>,
     pub(crate) answered: Moment,
     /// An earlier try got no answer: it may be the one that removed the key.
     pub(crate) maybe_done: bool,
 }
 
-/// Redis is the judge of a release. *Removed* means that the token stood there until that moment, so nobody else held the
-/// lock meanwhile, whatever the local clock thought. But where Redis itself has said before that the token was gone, somebody
-/// else may have had the lock in between: that stays a loss.
+/// Redis is the judge of a release. *Removed* means that the token stood there until that moment,
+/// so nobody else held the lock meanwhile, whatever the local clock thought. But where Redis itself
+/// has said before that the token was gone, somebody else may have had the lock in between: that
+/// stays a loss.
 ///
-/// A key that is absent or another's proves a loss only if the answer came before the hold's own end. Later, the lease may
-/// just have run out while the release was on its way, and nobody can know that. After an answer that was lost
-/// (`maybe_done`), it may as well mean that the first try worked: then it counts as released.
+/// A key that is absent or another's proves a loss only if the answer came before the hold's own
+/// end. Later, the lease may just have run out while the release was on its way, and nobody can
+/// know that. After an answer that was lost (`maybe_done`), it may as well mean that the first try
+/// worked: then it counts as released.
 pub(crate) fn on_release(hold: &Hold, compared: Compared, release: Release) -> Result<(), Error> {
     if let Some(cause @ (LostCause::Deleted | LostCause::Taken)) = hold.lost() {
         return Err(hold.lose(cause));
@@ -107,7 +110,8 @@ mod tests {
     }
     use Stood::{InTime, Over, ValidButAnsweredLate};
 
-    /// Asks for a verdict on a hold that nobody has found lost, or that was lost before in this way.
+    /// Asks for a verdict on a hold that nobody has found lost, or that was lost before in this
+    /// way.
     fn release(compared: Compared, stood: Stood, maybe_done: bool, lost_before: Option<LostCause>) -> Told {
         let sent = Moment::from_nanos(1_000);
         let hold = sample("a", LEASE, sent);
@@ -116,7 +120,8 @@ mod tests {
             hold.lose(cause);
         }
         let valid_until = hold.close(if stood == Over { end } else { sent });
-        // What was lost before cannot be trusted when it is given back, unless that is learned in the very moment.
+        // What was lost before cannot be trusted when it is given back, unless that is learned in
+        // the very moment.
         let valid_until = valid_until.or((stood != Over).then_some(end));
         let answered = if stood == InTime { Moment::from_nanos(end.as_nanos() - 1) } else { end };
         told(&on_release(&hold, compared, Release { valid_until, answered, maybe_done }))
@@ -125,7 +130,8 @@ mod tests {
     #[test]
     fn what_a_release_is_told() {
         let table = [
-            // What Redis said, how the hold stood, and what is told: at the first answer, and after an answer was lost.
+            // What Redis said, how the hold stood, and what is told: at the first answer, and after
+            // an answer was lost.
             (Compared::Done, InTime, [Released, Released]),
             (Compared::Done, ValidButAnsweredLate, [Released, Released]),
             (Compared::Done, Over, [Released, Released]),
@@ -171,7 +177,8 @@ mod tests {
     #[test]
     fn what_a_renewal_says_of_a_hold() {
         let table = [
-            // What Redis said; a hold that is valid yet, whether it goes on, and how it was lost; the same of one that ran out.
+            // What Redis said; a hold that is valid yet, whether it goes on, and how it was lost;
+            // the same of one that ran out.
             (Compared::Done, (true, None), (false, Some(Expired))),
             (Compared::Absent, (false, Some(Deleted)), (false, Some(Expired))),
             (Compared::NotOurs, (false, Some(Taken)), (false, Some(Taken))),

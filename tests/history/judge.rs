@@ -175,8 +175,9 @@ impl Verdict {
             {
                 self.add("said to be released, but nobody deleted it", claim, None);
             }
-            // What was valid when its release was sent, at the latest, was valid when it was given back. Where nobody takes locks
-            // away, it can only have run out on the way, which is no loss.
+            // What was valid when its release was sent, at the latest, was valid when it was given
+            // back. Where nobody takes locks away, it can only have run out on the way, which is no
+            // loss.
             "Lost"
                 if world.told_within.is_none() && claim.valid.is_some_and(|(_, until)| until > begun()) =>
             {

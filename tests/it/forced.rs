@@ -53,7 +53,7 @@ impl Case {
 }
 
 #[test]
-fn whoever_waits_behind_a_hold_that_is_deleted_has_the_lock_at_once() {
+fn a_waiter_behind_a_hold_that_is_deleted_has_the_lock_at_once() {
     let told = Arc::new(Mutex::new(Vec::new()));
     let tells = Arc::clone(&told);
     let rig = &Rig::with(|builder| builder.on_lost(move |lost| tells.lock().push(lost.key.clone())));

@@ -1,5 +1,5 @@
-//! What is said of a hold where Redis's answer and the clock disagree: releases that come late, keys that come back, renewals
-//! that are refused.
+//! What is said of a hold where Redis's answer and the clock disagree: releases that come late,
+//! keys that come back, renewals that are refused.
 
 use std::error::Error as StdError;
 use std::sync::Arc;
@@ -20,8 +20,8 @@ const LEASE: Duration = Duration::from_millis(700);
 
 type Act<'a> = &'a (dyn Fn(&Rig) + Sync);
 
-/// Holds that are valid when they are given back, and whose lease runs out before Redis hears of it: `stall` begins what keeps
-/// the release on its way, and `end` ends it.
+/// Holds that are valid when they are given back, and whose lease runs out before Redis hears of
+/// it: `stall` begins what keeps the release on its way, and `end` ends it.
 fn run_out_on_the_way(stall: Act<'_>, end: Act<'_>, others: &[bool]) {
     let rig = &Rig::with(|builder| builder.pool_size(1).response_timeout(LONG));
     for (taken, by_closure) in others.iter().flat_map(|taken| [(*taken, false), (*taken, true)]) {

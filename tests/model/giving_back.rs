@@ -36,7 +36,8 @@ impl Protocol {
         }
         state.wrongly_released |= said.removed && !said.stood && !release.maybe_done;
         let (when_given_back, now) = release.valid;
-        // A token that is not there proves a loss only before the hold's own end; later, it is not confirmed.
+        // A token that is not there proves a loss only before the hold's own end; later, it is not
+        // confirmed.
         let proves = now > 0 || self.is(Mutation::TakesALateAnswerForALoss);
         let is_told_lost = !said.removed && !release.maybe_done && proves;
         state.wrongly_lost |= is_told_lost && when_given_back > 0;
