@@ -262,6 +262,15 @@ impl Turn {
         baton.map(|to| Baton { to })
     }
 
+    /// Ends the turn as [`pass_on`](Turn::pass_on) does, and returns the wish whose token has to be cleaned up, if there is one:
+    /// it may stand in Redis, and nobody will use it. True with it where a `SET` of the token may yet be executed.
+    #[must_use = "the token may stand in Redis until its lease is over"]
+    pub(crate) fn settle(self, baton: Baton, handed: Handed) -> Option<(Wish, bool)> {
+        let spoilt = (handed == Handed::Spoilt).then(|| baton.wish().clone());
+        let gone = self.pass_on(baton, handed).err();
+        spoilt.or(gone).map(|wish| (wish, !matches!(handed, Handed::Taken { .. })))
+    }
+
     /// Ends the turn, and gives the next one what became of his wish: `Err` where he has gone meanwhile.
     pub(crate) fn pass_on(mut self, baton: Baton, handed: Handed) -> Result<(), Wish> {
         let Baton { to } = baton;
@@ -470,5 +479,42 @@ mod tests {
         assert!(Moment::now().since(began) >= tolerate_outage);
         drop(front);
         assert!(queue.lines.lock().by_name.is_empty());
+    }
+
+    #[test]
+    fn what_was_handed_on_and_nobody_uses_is_to_be_cleaned_up() {
+        let sent = Moment::PAST;
+        let limits = crate::options::HandOn { turns: 64, time: Duration::from_secs(10) };
+        let taken = Handed::Taken { sent, answered: sent };
+        // What became of the wish, and what is to be cleaned up where the next in line has gone, and where it is there.
+        let table = [
+            (Handed::Nothing, None, None),
+            (taken, Some(false), None),
+            (Handed::Astray { sent }, Some(true), None),
+            (Handed::Spoilt, Some(true), Some(true)),
+        ];
+        for (handed, where_gone, where_there) in table {
+            for (wait, cleaned_up) in [(10, where_gone), (10_000, where_there)] {
+                let queue = Arc::new(Queue::default());
+                let turn = at_once(&queue, &name()).unwrap();
+                let line = Arc::clone(&queue);
+                let deadline = Moment::now().after(Duration::from_millis(wait));
+                let next = thread::spawn(move || {
+                    line.join(&name(), &until(deadline), |_| false, |_| true, wish).is_ok()
+                });
+                while queue.lines.lock().line(&name()).waiting.is_empty() && !next.is_finished() {
+                    thread::yield_now();
+                }
+                let Some(baton) = turn.hand_on(&limits, Moment::PAST) else {
+                    continue; // It was gone before that.
+                };
+                while wait == 10 && !next.is_finished() {
+                    thread::yield_now();
+                }
+                let left = turn.settle(baton, handed);
+                assert_eq!(left.map(|(_, stray)| stray), cleaned_up, "{handed:?}, {wait} ms");
+                assert_eq!(next.join().unwrap(), wait > 10);
+            }
+        }
     }
 }

@@ -244,12 +244,8 @@ impl Session {
         let answer_by = Moment::now().after(self.settings.response_timeout);
         let baton = turn.hand_on(&self.settings.hand_on, answer_by);
         let (ended, handed) = self.end(hold, baton.as_ref().map(Baton::wish));
-        // A token that is not to be used again, and may stand there all the same.
-        let spoilt = baton.as_ref().filter(|_| handed == Handed::Spoilt).map(|baton| baton.wish().clone());
-        let passed = baton.map_or(Ok(()), |baton| turn.pass_on(baton, handed));
-        if let Some(Wish { token, lease }) = spoilt.or(passed.err()) {
+        if let Some((Wish { token, lease }, stray)) = baton.and_then(|baton| turn.settle(baton, handed)) {
             let (redis_key, gone_by) = (hold.key().in_redis().to_owned(), lease.gone_by(Moment::now()));
-            let stray = !matches!(handed, Handed::Taken { .. });
             self.keeper.owe(Leftover { redis_key, token, gone_by, stray });
         }
         ended.map(|()| 0)
