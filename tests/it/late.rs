@@ -8,7 +8,7 @@ use relatch::{LockManager, Unlocked};
 use crate::handing::behind;
 use crate::network::{LONG, Rig, SOON, time};
 use crate::support::{Fault, Server, eventually, unique_key, within};
-use crate::waiting::{asleep, delete};
+use crate::waiting::asleep;
 
 /// Longer than the managers of a rig wait for an answer.
 const TOO_LATE: Duration = Duration::from_millis(1500);
@@ -118,30 +118,6 @@ fn row_11_a_set_that_is_executed_after_the_release_leaves_no_key() {
     for _ in 0..3 {
         rig.server.query::<()>(&["SET", "lock:a", &token, "NX", "PX", "30000"]);
         eventually(SOON, "nobody's key is left", || rig.stands("a").is_none());
-    }
-}
-
-/// Asked for by the listener, when the key was deleted, and answered after the waiter had gone.
-#[test]
-fn what_redis_gives_to_a_waiter_who_has_gone_is_given_back() {
-    let rig = Rig::new();
-    let wait = Duration::from_millis(300);
-    for before_the_end in [10, 20, 30, 40, 50] {
-        let key = unique_key("a");
-        rig.server.query::<()>(&["SET", &format!("lock:{key}"), "somebody", "PX", "60000"]);
-        thread::scope(|scope| {
-            let start = Instant::now();
-            // Whatever it is told: that is not what is looked at here.
-            let waiter = scope.spawn(|| drop(rig.locks.try_lock_for(&key, wait)));
-            eventually(LONG, "it waits for the last time", || {
-                start.elapsed() + Duration::from_millis(before_the_end) > wait
-            });
-            rig.proxy.on(&format!("SET lock:{key}"), Fault::DelayReply(Duration::from_millis(80)));
-            delete(&rig.server, &key);
-            waiter.join().expect("no panic");
-        });
-        eventually(SOON, "nobody's key is left", || rig.stands(&key).is_none());
-        rig.proxy.clear();
     }
 }
 
