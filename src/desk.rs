@@ -104,6 +104,13 @@ impl Desk {
         }
     }
 
+    /// Has a hold renewed for the first time, where somebody has waited for it for a while.
+    pub(crate) fn look_after(&self, hold: &Hold) {
+        let mut work = self.work.lock();
+        let due = work.leases.look_after(hold, Moment::now());
+        self.wake(work, due);
+    }
+
     /// Hands word of a loss on, once per hold, and calls the first waiter in line.
     pub(crate) fn tell(&self, hold: &Hold) {
         let Some(cause) = hold.lost().filter(|_| hold.to_be_told()) else {

@@ -183,6 +183,14 @@ impl Leases {
         entry.map_or(Moment::NEVER, |entry| entry.look_after(now))
     }
 
+    /// Has a hold that is to be renewed sooner or later renewed for the first time now: from then on, Redis tells of its key.
+    /// Returns when that is due.
+    pub(crate) fn look_after(&mut self, hold: &Hold, now: Moment) -> Moment {
+        let renewed = hold.renews_every(now).is_some() && hold.renewals() == 0;
+        let entry = self.by_number.get_mut(&hold.number()).filter(|_| renewed);
+        entry.map_or(Moment::NEVER, |entry| entry.look_after(now))
+    }
+
     /// Any key may have changed, or word of it have been missed: all that lived to be renewed is looked after now.
     pub(crate) fn anything_changed(&mut self, now: Moment) -> Moment {
         self.watched.clear();
@@ -347,6 +355,19 @@ mod tests {
         leases.remove(&hold);
         assert_eq!(leases.changed(key, after(120)), Moment::NEVER, "its release is not a loss");
         assert!(leases.watched.is_empty());
+    }
+
+    #[test]
+    fn a_hold_that_somebody_waits_for_is_renewed_for_the_first_time_at_once() {
+        let hold = hold();
+        let mut leases = entered(&hold);
+        assert_eq!(leases.look_after(&hold, after(50)), after(50));
+        assert_eq!(leases.take_due(after(50)).renew.len(), 1);
+        hold.renewed(hold.lease(), after(50), after(51)).unwrap();
+        leases.renewed(&hold, false, after(50));
+        assert_eq!(leases.look_after(&hold, after(60)), Moment::NEVER, "once");
+        leases.close(&hold, after(60));
+        assert_eq!(leases.look_after(&hold, after(60)), Moment::NEVER);
     }
 
     #[test]

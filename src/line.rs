@@ -167,6 +167,12 @@ impl Line {
             .min(now.after(GLANCE))
     }
 
+    /// The hold in front of the first in line, where Redis was not asked about it since it was taken.
+    pub(super) fn unseen_hold(&self, waiter: &Arc<Waiter>) -> Option<Arc<Hold>> {
+        let hold = self.front.as_ref().filter(|_| self.is_next(Some(waiter)))?.hold.as_ref()?;
+        (hold.renewals() == 0).then(|| Arc::clone(hold))
+    }
+
     /// Leaves the line; returns whom it was waiting for, and who is first in line instead.
     pub(super) fn step_out(
         &mut self,

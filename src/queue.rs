@@ -6,7 +6,8 @@
 //! hand on to it what came of that.
 
 use std::collections::HashMap;
-use std::sync::Arc;
+use std::fmt;
+use std::sync::{Arc, OnceLock};
 
 use crate::clock::Moment;
 use crate::hold::Hold;
@@ -19,10 +20,14 @@ use crate::sync::{Mutex, MutexGuard};
 use crate::waiter::Waiter;
 use crate::wish::{Handed, Wish};
 
+type LookAfter = Box<dyn Fn(&Hold) + Send + Sync>;
+
 /// The lines of one manager.
-#[derive(Debug, Default)]
+#[derive(Default)]
 pub(crate) struct Queue {
     lines: Mutex<Lines>,
+    /// Has a hold looked at in Redis that has kept a waiter for a while.
+    look_after: OnceLock<LookAfter>,
 }
 
 #[derive(Debug, Default)]
@@ -69,6 +74,12 @@ pub(crate) enum NoTurn {
 pub(crate) type Joined = (Turn, Option<(Wish, Handed)>);
 
 impl Queue {
+    /// Has `call` called with a hold that has kept the first in line waiting for a while, and that nobody has looked at in
+    /// Redis since it was taken: if its key was deleted by hand, no other in this process would learn of that.
+    pub(crate) fn on_long_wait(&self, call: impl Fn(&Hold) + Send + Sync + 'static) {
+        let _ = self.look_after.set(Box::new(call)); // Set once.
+    }
+
     /// The turn, after those who came before; or, at the deadline, whoever kept the caller waiting.
     ///
     /// Where one answer is enough: the turn if it is free, without waiting. `is_mine` tells whether a holder that
@@ -93,7 +104,7 @@ impl Queue {
         }
         let me = Arc::new(Waiter::new(wish(), patience.deadline));
         lines.line(name).waiting.push_back(Arc::clone(&me));
-        let mut awaited = None;
+        let (mut awaited, mut look_again) = (None, Moment::NEVER);
         loop {
             let now = Moment::now();
             if let Some(start) = lines.start_turn(name, Some(&me), now) {
@@ -128,8 +139,13 @@ impl Queue {
                 MutexGuard::unlocked(&mut lines, || me.await_call());
                 continue;
             }
-            let look_again =
+            let unseen = lines.line(name).unseen_hold(&me).filter(|_| look_again <= now);
+            look_again =
                 lines.line(name).look_again(&me, now).min(patience.look_again(silence.as_ref(), now));
+            if let (Some(hold), Some(look_after)) = (unseen, self.look_after.get()) {
+                MutexGuard::unlocked(&mut lines, || look_after(&hold));
+                continue;
+            }
             // A wake-up is only a hint: the loop looks again.
             me.called.wait_for(&mut lines, look_again.since(now));
         }
@@ -322,6 +338,12 @@ impl Drop for Turn {
         if let Some(next) = next {
             next.call();
         }
+    }
+}
+
+impl fmt::Debug for Queue {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Queue").field("lines", &self.lines).finish_non_exhaustive()
     }
 }
 

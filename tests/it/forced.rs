@@ -94,3 +94,28 @@ fn a_lock_that_was_force_unlocked_is_free_at_once_for_a_single_try() {
         assert_lost(&guard.unlock(), LostCause::Deleted);
     }
 }
+
+/// Nobody in this process has heard of the key yet: the hold is young, and its first renewal is ten seconds away.
+#[test]
+fn a_waiter_behind_a_young_hold_that_is_deleted_by_hand_has_the_lock_soon() {
+    let rig = &Rig::new();
+    for before_the_wait in [false, true] {
+        let name = &unique_key("a");
+        let guard = rig.locks.lock(name).expect("locks");
+        if before_the_wait {
+            delete(&rig.server, name);
+        }
+        thread::scope(|scope| {
+            let waiter = scope.spawn(|| take(&rig.locks, name));
+            if !before_the_wait {
+                eventually(LONG, "the hold is looked at", || renewals(&rig.locks, name) > 0);
+                delete(&rig.server, name);
+            }
+            let deleted = Instant::now();
+            let taken = waiter.join().expect("no panic");
+            let took = taken.saturating_duration_since(deleted);
+            assert!(took < 4 * SOON, "{took:?}: woken too late: the loss was not noticed?");
+        });
+        assert_lost(&guard.unlock(), LostCause::Deleted);
+    }
+}
