@@ -359,3 +359,31 @@ fn another_process_gets_its_turn() {
     });
     assert!(longest < 2 * SOON, "{longest:?}: nobody else was let in");
 }
+
+/// Runs of two turns are stretched to 32 at most while nobody else comes, so two hundred turns have six ends of runs at
+/// least. After each, the next `SET` of this process comes a pause later, so that another process can come first. The
+/// pause is a sleep, which is never shorter than it says.
+#[test]
+fn a_process_pauses_at_the_end_of_a_run_so_that_others_come_first() {
+    const PAUSE: Duration = Duration::from_micros(400);
+    let rig = &Rig::with(|builder| builder.hand_on(2, MINUTE));
+    thread::scope(|scope| {
+        for _ in 0..4 {
+            scope.spawn(|| {
+                for _ in 0..50 {
+                    rig.locks.with_lock("a", || throughout(PAUSE, || ())).expect("runs");
+                }
+            });
+        }
+    });
+    let (mut released, mut gaps) = (None, Vec::new());
+    for deed in rig.proxy.journal() {
+        match (&*deed.words[0], deed.answered) {
+            ("EVALSHA", Some((answered, _))) => released = Some(answered),
+            ("SET", _) => gaps.extend(released.and_then(|released| deed.sent.checked_sub(released))),
+            _ => {}
+        }
+    }
+    let pauses = gaps.iter().filter(|gap| **gap >= PAUSE).count();
+    assert!(pauses >= 5, "{pauses} pauses in {gaps:?}: nobody else is let in");
+}
