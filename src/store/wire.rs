@@ -242,7 +242,8 @@ impl By<'_> {
     /// Calls the socket with what is left until the deadline: once in any case, so that what is here already can be had. A signal
     /// is no answer.
     ///
-    /// Without a system call for the timeout where that changes little: an ordinary command finds the full response timeout set.
+    /// The timeout of the socket may be shorter than what is left: then it is called again. So that
+    /// costs no system call for most commands, though their deadlines differ.
     fn call<T>(&mut self, mut call: impl FnMut(&mut dyn Socket) -> io::Result<T>) -> io::Result<T> {
         loop {
             let left = self.deadline.since(Moment::now());
@@ -251,14 +252,15 @@ impl By<'_> {
             }
             self.begun = true;
             let timeout = left.max(SHORTEST);
-            if timeout.abs_diff(self.stream.timeout) >= SHORTEST {
+            let set = self.stream.timeout;
+            if set > timeout.saturating_add(SHORTEST) || set < timeout / 4 {
                 self.stream.socket.set_timeout(timeout)?;
                 self.stream.timeout = timeout;
             }
             match call(&mut *self.stream.socket) {
                 Err(error) if error.kind() == ErrorKind::Interrupted => {}
-                // The system's own words for it are "resource temporarily unavailable".
-                Err(error) if error.kind() == ErrorKind::WouldBlock => return Err(too_late()),
+                // Nothing came for as long as the socket was told to wait: the deadline is looked at again.
+                Err(error) if error.kind() == ErrorKind::WouldBlock => {}
                 other => return other,
             }
         }
@@ -300,6 +302,8 @@ fn is(kind: &Value, word: &str) -> bool {
 #[cfg(test)]
 mod tests {
     use std::net::{Ipv4Addr, TcpListener};
+    use std::sync::Arc;
+    use std::sync::atomic::{AtomicUsize, Ordering};
 
     use redis::{IntoConnectionInfo, RedisConnectionInfo};
 
@@ -416,6 +420,61 @@ mod tests {
         }
         let error = wire.message(within(LONG)).err().expect("it has not subscribed");
         assert!(!error.is_timeout());
+    }
+
+    /// A socket that counts how often its timeout is set.
+    struct Counting(TcpStream, Arc<AtomicUsize>);
+
+    impl Read for Counting {
+        fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+            self.0.read(buffer)
+        }
+    }
+
+    impl Write for Counting {
+        fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+            self.0.write(bytes)
+        }
+
+        fn flush(&mut self) -> io::Result<()> {
+            self.0.flush()
+        }
+    }
+
+    impl Socket for Counting {
+        fn set_timeout(&self, timeout: Duration) -> io::Result<()> {
+            self.1.fetch_add(1, Ordering::Relaxed);
+            Socket::set_timeout(&self.0, timeout)
+        }
+
+        fn set_nonblocking(&self, on: bool) -> io::Result<()> {
+            self.0.set_nonblocking(on)
+        }
+    }
+
+    /// A lock waits for its answer for a second, its release for half of that.
+    #[test]
+    fn deadlines_that_differ_a_little_set_no_timeout_and_are_kept_all_the_same() {
+        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+        let near = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let mut far = listener.accept().unwrap().0;
+        let sets = Arc::<AtomicUsize>::default();
+        let socket = Box::new(Counting(near, Arc::clone(&sets)));
+        let mut stream = Stream { socket, timeout: Duration::ZERO, room: LONGEST_REPLY };
+        let mut reads = |limit| stream.by(within(limit)).read(&mut [0; 1]);
+        for _ in 0..10 {
+            for limit in [LONG, LONG / 2] {
+                far.write_all(b"x").unwrap();
+                assert_eq!(reads(limit).unwrap(), 1);
+            }
+        }
+        assert!(sets.load(Ordering::Relaxed) <= 2);
+        for limit in [SHORT, 3 * SHORT] {
+            let begun = Moment::now();
+            assert_eq!(reads(limit).unwrap_err().kind(), ErrorKind::TimedOut);
+            let waited = Moment::now().since(begun);
+            assert!(limit <= waited && waited < LONG / 2, "{waited:?}");
+        }
     }
 
     #[test]
