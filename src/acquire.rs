@@ -151,6 +151,7 @@ impl Claimant<'_> {
                     let holder = self.examine(holder)?;
                     if self.reclaims(holder.as_ref()) {
                         (seen, ask, told) = (None, Ask::ClaimOrLook, false);
+                        self.turn.asks();
                         continue;
                     }
                     self.check_hearing(holder.as_ref(), seen.as_ref());
@@ -224,7 +225,8 @@ impl Claimant<'_> {
         if holds::is_mine(holder.raw(), self.bid.claim.owner.pid()) {
             return Err(Error::WouldDeadlock { key: self.bid.claim.key.name().to_string() });
         }
-        self.unending.saw(&holder, Moment::now());
+        let lease = if self.patience.once { Duration::ZERO } else { self.bid.claim.lease.time() };
+        self.unending.saw(&holder, lease, Moment::now());
         if self.until_no_lock().is_zero() {
             return Err(self.bid.claim.key.not_a_lock(&holder.to_string()));
         }
@@ -369,8 +371,8 @@ impl Claimant<'_> {
         seen: &mut Option<Holder>,
     ) -> Option<End> {
         let kind = self.attempts.fail(&trouble, self.bid.tried_since());
-        if kind != Kind::OutOfTime {
-            self.turn.failed(&trouble.retold().into_cause().to_string(), kind == Kind::Down);
+        if let Some(silence) = &self.attempts.silence {
+            self.turn.failed(silence);
         }
         let mut verdict = self.attempts.judge(self.patience, kind);
         // The first failure may be a connection that had gone stale: the next one is not.

@@ -78,13 +78,13 @@ pub(crate) struct Bid<'a> {
 impl<'a> Bid<'a> {
     /// With the wish of the thread that waited for it, and what became of that when it was handed on.
     pub(crate) fn new(claim: Claimed<'a>, (wish, handed): (Wish, Handed)) -> Bid<'a> {
-        let (token, astray_since) = match handed {
-            Handed::Spoilt => (String::new(), None),
-            Handed::Nothing => (wish.token, None),
+        let (token, astray_since, given_up) = match handed {
+            Handed::Spoilt => (String::new(), None, Some(wish.token)),
+            Handed::Nothing => (wish.token, None, None),
             // Taken, but so long ago that the next look had better settle it; or perhaps not taken.
-            Handed::Taken { sent, .. } | Handed::Astray { sent } => (wish.token, Some(sent)),
+            Handed::Taken { sent, .. } | Handed::Astray { sent } => (wish.token, Some(sent), None),
         };
-        Bid { claim, token, astray_since, given_up: None, tried_since: Moment::now() }
+        Bid { claim, token, astray_since, given_up, tried_since: Moment::now() }
     }
 
     /// True where Redis may hold the token already, though nobody can say.

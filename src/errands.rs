@@ -87,7 +87,7 @@ impl<'a> Errands<'a> {
         drop(work);
         let extensions: Vec<_> =
             holds.iter().zip(&leases).map(|(hold, lease)| extension(hold, *lease)).collect();
-        let (sent, (answers, watch)) = self.over_wire(deadline, |connection, deadline| {
+        let (sent, (answers, watch)) = self.over_wire(deadline, |connection| {
             let sent = Moment::now();
             connection.extend_all(&extensions, number, deadline).map(|answers| (sent, answers))
         })?;
@@ -133,7 +133,7 @@ impl<'a> Errands<'a> {
         }
         let deadline = now.after(self.desk.response_timeout.min(left));
         let removals: Vec<_> = leftovers.iter().map(|it| (&*it.redis_key, &*it.token)).collect();
-        match self.over_wire(deadline, |connection, deadline| connection.remove_all(&removals, deadline)) {
+        match self.over_wire(deadline, |connection| connection.remove_all(&removals, deadline)) {
             Ok(answers) => {
                 for (leftover, answer) in leftovers.iter().zip(answers) {
                     match answer {
@@ -175,14 +175,16 @@ impl<'a> Errands<'a> {
     fn over_wire<T>(
         &mut self,
         deadline: Moment,
-        exchange: impl FnOnce(&mut Connection<'a>, Moment) -> Result<T, Trouble>,
+        exchange: impl FnOnce(&mut Connection<'a>) -> Result<T, Trouble>,
     ) -> Result<T, Trouble> {
-        let now = Moment::now();
-        let (mut connection, limit, is_used) = match self.wire.take() {
-            Some(connection) => (connection, now.after(deadline.since(now) / 2), true),
-            None => (self.desk.store.connect(deadline)?, deadline, false),
+        let (mut connection, is_used) = match self.wire.take() {
+            Some(mut connection) => {
+                connection.doubt();
+                (connection, true)
+            }
+            None => (self.desk.store.connect(deadline)?, false),
         };
-        let result = exchange(&mut connection, limit);
+        let result = exchange(&mut connection);
         if !connection.is_over() {
             self.wire = Some(connection);
         } else if is_used {

@@ -56,6 +56,8 @@ pub(crate) struct Hold {
     renewals: AtomicU32,
     /// The holding thread ended without giving the lock back.
     abandoned: AtomicBool,
+    /// Redis has said that the token does not stand there.
+    denied: AtomicBool,
     /// Its loss was handed on to whoever wants to know.
     told: AtomicBool,
     end: OnceLock<End>,
@@ -94,6 +96,7 @@ impl Hold {
             gone_by: AtomicU64::new(lease.gone_by(since.answered).as_nanos()),
             renewals: AtomicU32::new(0),
             abandoned: AtomicBool::new(false),
+            denied: AtomicBool::new(false),
             told: AtomicBool::new(false),
             end: OnceLock::new(),
             watched: Mutex::new(()),
@@ -246,11 +249,23 @@ impl Hold {
 
     /// Writes down that the hold was lost, and how; the first end stays.
     pub(crate) fn lose(&self, cause: LostCause) -> Error {
+        if cause != LostCause::Expired {
+            self.deny();
+        }
         let cause = match self.finish(End::Lost(cause)) {
             End::Lost(first) => first,
             End::Released => cause,
         };
         Error::Lost { key: self.key.name().to_string(), cause }
+    }
+
+    /// Redis has said that the token does not stand there. If it does later on, somebody else may have had the lock meanwhile.
+    pub(crate) fn deny(&self) {
+        self.denied.store(true, Ordering::Relaxed);
+    }
+
+    pub(crate) fn is_denied(&self) -> bool {
+        self.denied.load(Ordering::Relaxed)
     }
 
     /// The release is about to be sent: nobody may trust the hold any more, however that ends.
@@ -336,6 +351,11 @@ pub(crate) mod tests {
         let token = format!("{owner}-{}", "0".repeat(32));
         let since = Since { sent, answered: sent, stray: false };
         Hold::new(key, owner, token, Lease::new(lease), Options::default().renewal, since)
+    }
+
+    /// With a lease of a second.
+    pub(crate) fn sample_of(since: Since) -> Hold {
+        Hold { since, ..sample("a", Duration::from_secs(1), since.sent) }
     }
 
     const SENT: Moment = Moment::from_nanos(1_000);

@@ -92,15 +92,17 @@ impl Line {
     ) -> Option<Start> {
         let handed_on = self.front.as_mut().and_then(|front| {
             let (_, handed) = front.handed.take_if(|(to, _)| waiter.is_some_and(|me| Arc::ptr_eq(to, me)))?;
-            Some(Start {
-                number: front.number,
-                handed,
-                last_of_run: false,
-                attempts: Attempts::after(None, true),
-            })
+            Some((front.number, handed))
         });
-        if handed_on.is_some() {
-            return handed_on;
+        if let Some((number, handed)) = handed_on {
+            // The release was not answered, nor what went out with it.
+            match handed {
+                Handed::Astray { sent } => self.asks(number, sent),
+                Handed::Spoilt => self.asks(number, now),
+                Handed::Nothing | Handed::Taken { .. } => {}
+            }
+            let attempts = Attempts::after(self.silence.clone(), true);
+            return Some(Start { number, handed, last_of_run: false, attempts });
         }
         if !self.is_open(now) || !self.is_next(waiter) {
             return None;
@@ -200,13 +202,10 @@ impl Line {
         }
     }
 
-    /// An attempt of the front failed. Where `down`, it is certain that Redis cannot be had.
-    pub(super) fn failed(&mut self, number: u64, words: Arc<str>, down: bool) {
-        if self.has_turn(number)
-            && let Some(silence) = &mut self.silence
-        {
-            silence.words = Some(words);
-            silence.fair = if down { Duration::ZERO } else { silence.fair };
+    /// An attempt of the front failed, and Redis has been silent for so long.
+    pub(super) fn failed(&mut self, number: u64, silence: &Silence) {
+        if self.has_turn(number) {
+            self.silence = Some(silence.clone());
         }
     }
 
@@ -467,7 +466,7 @@ mod tests {
     fn a_silence_passes_on_with_the_turn_until_redis_answers() {
         let (mut line, [second, third]) = line();
         assert_eq!(silent_since(&line), Some(0), "from before the first attempt");
-        line.failed(1, "no answer".into(), false);
+        line.failed(1, &Silence { words: Some("no answer".into()), ..Silence::new(at(0), false) });
         line.end_turn(1, at(50)).unwrap();
         let start = line.start_turn(2, Some(&second), at(50)).unwrap();
         assert_eq!(silent_since(&line), Some(0), "it is the same outage");
@@ -486,14 +485,17 @@ mod tests {
     }
 
     #[test]
-    fn certain_trouble_is_an_outage_at_once() {
-        let (mut line, []) = line();
-        let fair = |line: &Line| line.silence().unwrap().fair;
-        let before = fair(&line);
-        line.failed(1, "no answer".into(), false);
-        assert_eq!(fair(&line), before);
-        line.failed(1, "refused".into(), true);
-        assert_eq!(fair(&line), Duration::ZERO);
-        assert_eq!(line.silence().unwrap().words.as_deref(), Some("refused"));
+    fn what_was_handed_on_without_an_answer_is_part_of_the_silence() {
+        let astray = Handed::Astray { sent: at(30) };
+        let taken = Handed::Taken { sent: at(30), answered: at(31) };
+        for (handed, since) in [(astray, Some(30)), (Handed::Spoilt, Some(50)), (taken, None)] {
+            let (mut line, [second]) = line();
+            line.answered(1);
+            line.hand_on(1, &LIMITS, at(10), at(11)).unwrap();
+            assert!(line.pass_on(1, &second, 2, handed, at(40)));
+            let start = line.start_turn(3, Some(&second), at(50)).unwrap();
+            assert_eq!(silent_since(&line), since, "{handed:?}");
+            assert_eq!(start.attempts.silence.is_some(), since.is_some());
+        }
     }
 }

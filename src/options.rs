@@ -178,6 +178,10 @@ impl Lease {
         Lease(Duration::from_millis(millis))
     }
 
+    pub(crate) fn time(self) -> Duration {
+        self.0
+    }
+
     pub(crate) fn millis(self) -> u64 {
         u64::try_from(self.0.as_millis()).unwrap_or(u64::MAX)
     }

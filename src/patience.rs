@@ -24,6 +24,8 @@ pub(crate) struct Patience {
     pub(crate) once: bool,
     /// How long Redis may stay away where there is no deadline.
     pub(crate) tolerate_outage: Duration,
+    /// How long an attempt may take that succeeds.
+    pub(crate) an_attempt: Duration,
 }
 
 /// A time without a proper answer of Redis to the threads that want one lock.
@@ -99,7 +101,7 @@ impl Patience {
     pub(crate) fn is_outage(&self, silence: &Silence, now: Moment) -> bool {
         let lasted = now.min(self.deadline).since(silence.since.max(self.began));
         if self.is_endless() {
-            lasted >= self.tolerate_outage
+            lasted >= self.tolerated(silence)
         } else {
             self.deadline <= now && lasted >= silence.fair
         }
@@ -109,10 +111,16 @@ impl Patience {
     pub(crate) fn look_again(&self, silence: Option<&Silence>, now: Moment) -> Moment {
         match silence {
             _ if !self.is_endless() => self.deadline,
-            Some(silence) => silence.since.max(self.began).after(self.tolerate_outage),
+            Some(silence) => silence.since.max(self.began).after(self.tolerated(silence)),
             // A silence that begins after this moment cannot be too long before that one.
             None => now.after(self.tolerate_outage.max(GLANCE)),
         }
+    }
+
+    /// As long as nothing has failed, an attempt is given its time: it may yet be answered.
+    fn tolerated(&self, silence: &Silence) -> Duration {
+        let pending = if silence.words.is_none() { self.an_attempt } else { Duration::ZERO };
+        self.tolerate_outage.max(pending)
     }
 
     fn is_endless(&self) -> bool {
@@ -124,22 +132,27 @@ impl Patience {
 /// somebody's `PERSIST`, which is tens of milliseconds.
 const WITHOUT_EXPIRY: Duration = Duration::from_millis(250);
 
-/// What stands at the key without expiry, and since when that has been seen.
+/// What stands at the key without expiry, and when it is called no lock if it still stands there.
 #[derive(Debug, Default)]
 pub(crate) struct Unending(Option<(String, Moment)>);
 
 impl Unending {
-    /// Takes in what was found there.
-    pub(crate) fn saw(&mut self, holder: &Holder, now: Moment) {
+    /// Takes in what was found there, by a waiter that would take the lock for so long.
+    ///
+    /// The holder of a token repairs its key at once if Redis has told it, and else with its next renewal: after half of
+    /// its lease at the latest. Nobody else knows that lease, so it is taken to be as long as the waiter's own.
+    pub(crate) fn saw(&mut self, holder: &Holder, lease: Duration, now: Moment) {
         let before = self.0.take().filter(|(value, _)| value == holder.raw());
         if holder.time_left().is_none() {
-            self.0 = before.or_else(|| Some((holder.raw().to_owned(), now)));
+            let repaired = if holder.owner().is_some() { lease / 2 } else { Duration::ZERO };
+            let end = now.after(WITHOUT_EXPIRY.max(repaired));
+            self.0 = before.or_else(|| Some((holder.raw().to_owned(), end)));
         }
     }
 
     /// How long it has yet to stand there before it is called no lock; `None` where there is no such thing.
     pub(crate) fn left(&self, now: Moment) -> Option<Duration> {
-        self.0.as_ref().map(|(_, since)| since.after(WITHOUT_EXPIRY).since(now))
+        self.0.as_ref().map(|(_, end)| end.since(now))
     }
 }
 
@@ -171,7 +184,11 @@ impl Attempts {
         let kind = Kind::of(trouble);
         if kind != Kind::OutOfTime {
             let answered = self.answered;
-            self.silence.get_or_insert_with(|| Silence::new(since, answered));
+            let silence = self.silence.get_or_insert_with(|| Silence::new(since, answered));
+            silence.words = Some(trouble.words().into());
+            if kind == Kind::Down {
+                silence.fair = Duration::ZERO;
+            }
         }
         if let Trouble::Refused(refusal) = trouble {
             self.refusal = Some(refusal.clone());
@@ -211,7 +228,13 @@ pub(crate) mod tests {
     /// Of a caller that asked at the beginning of all time.
     pub(crate) fn until(deadline: Moment) -> Patience {
         let once = deadline == Moment::PAST;
-        Patience { began: Moment::PAST, deadline, once, tolerate_outage: Duration::from_secs(30) }
+        Patience {
+            began: Moment::PAST,
+            deadline,
+            once,
+            tolerate_outage: Duration::from_secs(30),
+            an_attempt: Duration::from_secs(2),
+        }
     }
 
     fn at(millis: u64) -> Moment {
@@ -229,7 +252,13 @@ pub(crate) mod tests {
     /// A caller that asked after a second, and how long it waits.
     fn limit(millis: u64) -> Patience {
         let (began, deadline) = (at(1000), at(1000 + millis));
-        Patience { began, deadline, once: false, tolerate_outage: TOLERATED }
+        Patience {
+            began,
+            deadline,
+            once: false,
+            tolerate_outage: TOLERATED,
+            an_attempt: Duration::from_millis(100),
+        }
     }
 
     fn once() -> Patience {
@@ -302,7 +331,7 @@ pub(crate) mod tests {
         let left = |seen: &[(u64, &str, Option<Duration>)]| {
             let mut unending = Unending::default();
             for (now, value, time_left) in seen {
-                unending.saw(&Holder::new(value.as_bytes(), *time_left), at(*now));
+                unending.saw(&Holder::new(value.as_bytes(), *time_left), Duration::from_secs(30), at(*now));
             }
             unending.left(at(seen.last().unwrap().0))
         };
@@ -314,6 +343,32 @@ pub(crate) mod tests {
         assert_eq!(left(&[(0, "a", None), (100, "a", minute)]), None, "it was repaired");
         assert_eq!(left(&[(0, "a", None), (100, "a", minute), (300, "a", None)]), Some(millis(250)));
         assert_eq!(left(&[(0, "a", None), (300, "b", None)]), Some(millis(250)), "that is another one");
+        let token = format!("host-1-2-{}", "0".repeat(32));
+        assert_eq!(left(&[(0, &token, None)]), Some(millis(15_000)), "its holder may repair it");
+    }
+
+    #[test]
+    fn an_attempt_that_is_under_way_is_no_outage_before_it_could_have_failed() {
+        let impatient = Patience { tolerate_outage: Duration::ZERO, ..endless() };
+        let pending = silent(1000);
+        let failed = Silence { words: Some("no answer".into()), ..silent(1000) };
+        assert!(!impatient.is_outage(&pending, at(1099)) && impatient.is_outage(&pending, at(1100)));
+        assert!(impatient.is_outage(&failed, at(1001)));
+        assert_eq!(impatient.look_again(Some(&pending), at(1001)), at(1100));
+    }
+
+    #[test]
+    fn what_redis_refused_before_says_more_than_an_attempt_that_was_cut_short() {
+        let unanswered = || Trouble::Unanswered { link_stands: true, cause: "late".into() };
+        let loading = Refusal { code: "LOADING".into(), message: "LOADING".into() };
+        let mut attempts = Attempts::after(None, false);
+        assert_eq!(attempts.fail(&unanswered(), at(0)), Kind::Silent);
+        assert_eq!(attempts.fail(&Trouble::Refused(loading), at(1)), Kind::Down);
+        assert_eq!(attempts.silence.as_ref().unwrap().fair, Duration::ZERO);
+        assert_eq!(attempts.fail(&unanswered(), at(2)), Kind::Down);
+        assert_eq!(attempts.silence.as_ref().unwrap().since, at(0), "from the first of them on");
+        attempts.hear();
+        assert_eq!(attempts.fail(&unanswered(), at(3)), Kind::Silent);
     }
 
     #[test]

@@ -14,7 +14,7 @@ use crate::hold::Hold;
 use crate::holder::Holder;
 use crate::line::{Line, Start};
 use crate::options::HandOn;
-use crate::patience::{Attempts, Patience};
+use crate::patience::{Attempts, Patience, Silence};
 use crate::run::Trace;
 use crate::sync::{Mutex, MutexGuard};
 use crate::waiter::Waiter;
@@ -231,9 +231,9 @@ impl Turn {
         self.note(|line| line.answered(self.number));
     }
 
-    /// An attempt failed. Where `down`, it is certain that Redis cannot be had.
-    pub(crate) fn failed(&self, words: &str, down: bool) {
-        self.note(|line| line.failed(self.number, words.into(), down));
+    /// An attempt failed, and Redis has been silent for so long.
+    pub(crate) fn failed(&self, silence: &Silence) {
+        self.note(|line| line.failed(self.number, silence));
     }
 
     /// The thread gives up, and had too little time to say anything of Redis.
@@ -482,7 +482,12 @@ mod tests {
         };
         assert!(matches!(told(false), NoTurn::Outage(None)));
         assert!(matches!(told(true), NoTurn::Busy(None)), "the front waits for something else");
-        front.failed("refused", true);
+        let refused = Silence {
+            words: Some("refused".into()),
+            fair: Duration::ZERO,
+            ..Silence::new(Moment::PAST, true)
+        };
+        front.failed(&refused);
         assert!(matches!(told(true), NoTurn::Outage(Some(words)) if &*words == "refused"));
         front.answered();
         assert!(matches!(told(false), NoTurn::Busy(None)));
@@ -496,8 +501,9 @@ mod tests {
         let tolerate_outage = Duration::from_millis(50);
         let began = Moment::now();
         let patience = Patience { began, tolerate_outage, ..until(Moment::NEVER) };
-        let told = queue.join(&name(), &patience, |_| false, |_| false, wish).unwrap_err();
-        assert!(matches!(told, NoTurn::Outage(None)));
+        let told = || queue.join(&name(), &patience, |_| false, |_| false, wish).unwrap_err();
+        front.failed(&Silence { words: Some("no answer".into()), ..Silence::new(began, true) });
+        assert!(matches!(told(), NoTurn::Outage(Some(words)) if &*words == "no answer"));
         assert!(Moment::now().since(began) >= tolerate_outage);
         drop(front);
         assert!(queue.lines.lock().by_name.is_empty());

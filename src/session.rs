@@ -218,7 +218,8 @@ impl Session {
             Some(limit) => now.after(limit),
             None => Moment::NEVER,
         };
-        Patience { began: now, deadline, once, tolerate_outage: self.settings.tolerate_outage }
+        let an_attempt = self.one_answer(now).since(now);
+        Patience { began: now, deadline, once, tolerate_outage: self.settings.tolerate_outage, an_attempt }
     }
 
     /// For what is asked once: as long as connecting and answering may take.
@@ -265,8 +266,10 @@ impl Session {
             }
             Err(error) => {
                 self.keeper.lost(hold);
-                // A renewal without an answer may have pushed out what nobody believes in any more.
-                matches!(error, Error::Lost { cause: LostCause::Expired, .. }) && hold.gone_by() > now
+                // A renewal without an answer may have pushed out what nobody believes in any more. And what was gone may be
+                // there again.
+                silent
+                    || matches!(error, Error::Lost { cause: LostCause::Expired, .. }) && hold.gone_by() > now
             }
         };
         if maybe_there || hold.since().stray {
@@ -330,12 +333,15 @@ impl Session {
         }
     }
 
-    /// Deletes whatever stands at a key; asked once only, since a second time might be somebody else's.
+    /// Deletes whatever stands at a key; asked once only, since a second time might be somebody else's. So it is asked over
+    /// a fresh connection: one that was used before may be dead.
     pub(crate) fn force_unlock(&self, name: &str) -> Result<Option<Holder>, Error> {
         let key = Key::new(&self.settings.prefix, name)?;
-        let question = |connection: &mut Connection<'_>, deadline| connection.force(key.in_redis(), deadline);
+        self.own_process(Moment::now())?;
         let deadline = self.one_answer(Moment::now());
-        let deleted = self.ask("force-unlocking", &key, deadline, question)?;
+        let connection = self.store.connect(deadline);
+        let deleted = connection.and_then(|mut connection| connection.force(key.in_redis(), deadline));
+        let deleted = deleted.map_err(|trouble| self.failed("force-unlocking", &key, trouble))?;
         if let Some(holder) = &deleted {
             self.keeper.deleted(holder.raw());
         }

@@ -63,6 +63,7 @@ impl Session {
                 }
                 return hold.check(Moment::now());
             }
+            Seen::Nothing if !hold.is_valid(Moment::now()) => LostCause::Expired,
             Seen::Nothing => LostCause::Deleted,
             Seen::Somebody(_) | Seen::NotAString => LostCause::Taken,
         };

@@ -29,11 +29,13 @@ pub(crate) struct Release {
 /// know that. After an answer that was lost (`maybe_done`), it may as well mean that the first try
 /// worked: then it counts as released.
 pub(crate) fn on_release(hold: &Hold, compared: Compared, release: Release) -> Result<(), Error> {
-    if let Some(cause @ (LostCause::Deleted | LostCause::Taken)) = hold.lost() {
-        return Err(hold.lose(cause));
+    if hold.is_denied() {
+        return Err(hold.lose(LostCause::Expired)); // Where another cause is written down, that one stays.
     }
     let Release { valid_until, answered, maybe_done } = release;
     let cause = match (compared, valid_until) {
+        // Another `SET` of the token may have been executed since the lease ended, and somebody else have had the lock.
+        (Compared::Done, None) if hold.since().stray => LostCause::Expired,
         (Compared::Done, _) => return Ok(()),
         (_, Some(until)) if until <= answered => return Err(ran_out_on_the_way(hold)),
         (_, Some(_)) if maybe_done => return Ok(()),
@@ -54,6 +56,9 @@ fn ran_out_on_the_way(hold: &Hold) -> Error {
 /// Takes in what Redis said to a renewal that was sent at `sent`: false where the hold is lost.
 pub(crate) fn on_renewal(hold: &Hold, lease: Lease, sent: Moment, compared: Compared) -> bool {
     let now = Moment::now();
+    if compared != Compared::Done {
+        hold.deny();
+    }
     match compared {
         Compared::Done => hold.renewed(lease, sent, now).is_ok(),
         Compared::Absent if hold.is_valid(now) => {
@@ -74,7 +79,8 @@ pub(crate) fn on_renewal(hold: &Hold, lease: Lease, sent: Moment, compared: Comp
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::hold::tests::sample;
+    use crate::hold::Since;
+    use crate::hold::tests::{sample, sample_of};
 
     const LEASE: Duration = Duration::from_secs(1);
     const ALL: [Compared; 3] = [Compared::Done, Compared::Absent, Compared::NotOurs];
@@ -160,6 +166,32 @@ mod tests {
                     }
                 }
             }
+        }
+    }
+
+    #[test]
+    fn a_token_that_may_come_again_proves_nothing_once_the_lease_is_over() {
+        let sent = Moment::from_nanos(1_000);
+        for stray in [false, true] {
+            let hold = sample_of(Since { sent, answered: sent, stray });
+            let end = hold.valid_until();
+            let late = Release { valid_until: None, answered: end, maybe_done: false };
+            let in_time = Release { valid_until: Some(end), ..late };
+            assert_eq!(told(&on_release(&hold, Compared::Done, in_time)), Released);
+            let expected = if stray { Lost(Expired) } else { Released };
+            assert_eq!(told(&on_release(&hold, Compared::Done, late)), expected);
+        }
+    }
+
+    #[test]
+    fn what_a_renewal_has_denied_after_the_lease_stays_denied() {
+        for compared in [Compared::Absent, Compared::NotOurs] {
+            let hold = sample("a", LEASE, Moment::from_nanos(1_000));
+            assert!(!hold.is_valid(Moment::now()));
+            hold.lose(Expired);
+            assert!(!on_renewal(&hold, Lease::new(LEASE), Moment::now(), compared));
+            let release = Release { valid_until: None, answered: Moment::now(), maybe_done: false };
+            assert_eq!(told(&on_release(&hold, Compared::Done, release)), Lost(Expired), "{compared:?}");
         }
     }
 

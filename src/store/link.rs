@@ -63,6 +63,8 @@ pub(crate) struct Link {
     retired: bool,
     /// What is known of the other end since the link was lent.
     proof: Proof,
+    /// How long the last answer took.
+    took: Duration,
     /// An answer is late: whoever waited for it may go on here, but it is not the trouble of anybody else.
     behind: bool,
 }
@@ -81,6 +83,7 @@ impl Link {
             broken: false,
             retired: false,
             proof: Proof::Opened,
+            took: Duration::ZERO,
             behind: false,
         };
         link.log_in(address, deadline)?;
@@ -146,12 +149,14 @@ impl Link {
     /// Until when the next exchange may wait for its answer.
     ///
     /// The first since the link was lent again gets half of the time that is left: the link may be dead, though Redis is
-    /// well, and the other half is for a fresh one.
+    /// well, and the other half is for a fresh one. But it gets twice the time that the last answer took: a Redis that is
+    /// far away, or slow, is not dead.
     pub(super) fn limit(&self, deadline: Moment, response_timeout: Duration) -> Moment {
         let now = Moment::now();
         let left = deadline.since(now);
-        let share = if self.proof == Proof::Nothing { (left / 2).max(FAIR_TRY.min(left)) } else { left };
-        now.after(share.min(response_timeout))
+        let share =
+            if self.proof == Proof::Nothing { (left / 2).max(FAIR_TRY).max(2 * self.took) } else { left };
+        now.after(share.min(left).min(response_timeout))
     }
 
     /// It goes back to the pool: by the time it is lent again, the other end may be gone.
@@ -168,6 +173,7 @@ impl Link {
     ///
     /// Errors that Redis answers are replies here, since the commands of a batch fare differently.
     pub(super) fn exchange(&mut self, batch: &Batch, deadline: Moment) -> Result<Vec<Value>, Trouble> {
+        let began = Moment::now();
         self.post(batch, deadline)?;
         let mut replies = Vec::with_capacity(batch.count);
         while self.owed > 0 {
@@ -181,6 +187,7 @@ impl Link {
         }
         self.behind = false;
         (self.answered, self.proof) = (Moment::now(), Proof::Answered);
+        self.took = self.answered.since(began);
         Ok(replies)
     }
 

@@ -127,6 +127,11 @@ impl Connection<'_> {
         self.link.exchange(batch, limit)
     }
 
+    /// It was not used for a while: the other end may be gone by now.
+    pub(crate) fn doubt(&mut self) {
+        self.link.doubt();
+    }
+
     /// Closes the connection where what came over it made no sense.
     fn sensible<T>(&mut self, read: Result<T, Trouble>) -> Result<T, Trouble> {
         if let Err(Trouble::Unanswered { link_stands: false, .. }) = &read {

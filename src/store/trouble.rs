@@ -165,6 +165,16 @@ impl Trouble {
         self
     }
 
+    /// What happened, in words.
+    pub(crate) fn words(&self) -> String {
+        match self {
+            Trouble::NotSent(cause) | Trouble::Unanswered { cause, .. } | Trouble::OutOfTime(cause) => {
+                cause.to_string()
+            }
+            Trouble::Refused(refusal) => refusal.to_string(),
+        }
+    }
+
     /// The same for somebody else who waited for it: of the cause, the words.
     pub(crate) fn retold(&self) -> Trouble {
         let words = |cause: &Cause| Cause::from(cause.to_string());
