@@ -6,9 +6,11 @@ use std::time::{Duration, Instant};
 
 use relatch::{Builder, Error, LockManager};
 
+use crate::loss::MINUTE;
 use crate::network::Rig;
 use crate::renewal::{renewals_of, throughout};
 use crate::support::{Fault, eventually, within};
+use crate::waiting::{asleep, delete, occupy};
 
 const ANSWER: Duration = Duration::from_millis(200);
 const LONG: Duration = Duration::from_secs(20);
@@ -256,4 +258,24 @@ fn a_lease_that_was_pushed_out_for_a_hold_that_ended_is_cut_short() {
     rig.proxy.black_hole(false);
     rig.proxy.cut_all();
     eventually(LONG, "the key is deleted in the background", || rig.locks.stats().late_releases == 1);
+}
+
+/// Asked for by the listener, which is told that it was not taken, and then finds it there: nobody knows since when.
+#[test]
+fn row_11_a_token_that_the_listener_finds_though_it_was_not_taken_is_not_believed_in() {
+    let rig = rig(|it| it);
+    occupy(&rig.server, "a", MINUTE);
+    thread::scope(|scope| {
+        let waiter =
+            scope.spawn(|| rig.locks.get("a").wait(LONG).lock().map(|guard| guard.token().to_owned()));
+        asleep(&rig.server, 1);
+        let asked = rig.proxy.commands("SET lock:a");
+        rig.proxy.on("SET lock:a", Fault::Replace(b"$-1\r\n".into()));
+        delete(&rig.server, "a");
+        let token = waiter.join().expect("no panic").expect("locks");
+        let sent = rig.tokens_sent("a");
+        let asked = usize::try_from(asked).expect("a few");
+        assert_ne!(sent[asked], token, "what Redis denied to have taken is believed in: {sent:?}");
+    });
+    eventually(LONG, "nobody's key is left", || rig.stands("a").is_none());
 }
