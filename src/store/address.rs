@@ -136,6 +136,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
+    use crate::store::link::Link;
 
     #[test]
     fn a_url_is_taken_apart() {
@@ -159,6 +160,19 @@ mod tests {
         assert_eq!(&first(), ways[1].addr());
         address.worked(&ways[0]);
         assert_eq!(&first(), ways[0].addr());
+    }
+
+    #[test]
+    fn the_address_that_takes_a_connection_is_remembered() {
+        let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let good = listener.local_addr().unwrap();
+        let address = Address::parse(&format!("redis://{good}")).unwrap();
+        let ways = ["127.0.0.2:1", "127.0.0.1:1"].map(|other| format!("redis://{other}"));
+        let ways = ways.into_iter().chain([format!("redis://{good}")]);
+        let ways: Vec<_> = ways.map(|way| way.into_connection_info().unwrap()).collect();
+        let deadline = crate::clock::Moment::now().after(std::time::Duration::from_secs(10));
+        let _link = Link::open(&address, deadline).unwrap();
+        assert_eq!(address.in_order(ways.clone())[0].addr(), ways[2].addr());
     }
 
     #[test]
