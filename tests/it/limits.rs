@@ -1,7 +1,7 @@
 //! What is said at the end of a wait: busy, or an outage; and when an outage is over, for those who stand in line.
 
 use std::error::Error as StdError;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -9,7 +9,7 @@ use relatch::{Error, LockManager};
 
 use crate::handing::behind;
 use crate::network::{ANSWER, LONG, Rig, SOON, assert_unavailable, builder, time};
-use crate::support::{Fault, Proxy, Server, eventually, unique_key, within};
+use crate::support::{Fault, Proxy, Server, SetOnDrop, eventually, unique_key, within};
 
 /// Redis is well all the time: a short limit may end for want of a connection, or of time, but that is no outage.
 #[test]
@@ -37,6 +37,47 @@ fn a_limit_that_runs_out_in_this_process_is_no_outage() {
         }
     });
     assert!(taken.into_inner() > THREADS, "some are taken; {over:?} were not");
+}
+
+/// Nobody knows whether it would have been opened within a fair time.
+#[test]
+fn a_limit_that_ends_while_a_connection_is_opened_is_no_outage() {
+    let server = Server::start();
+    let proxy = Proxy::start(server.port());
+    let url = format!("{}1", proxy.bare_url());
+    let locks = builder(&url).build_unchecked().expect("nothing is sent");
+    proxy.always("SELECT", Fault::DelayReply(ANSWER));
+    for limit in [5, 10, 15].map(Duration::from_millis) {
+        let taken = locks.try_lock_for("a", limit);
+        assert!(matches!(taken, Ok(None)), "{limit:?}: {taken:?}");
+    }
+    proxy.clear();
+    drop(locks.lock("a").expect("Redis is there"));
+}
+
+/// More threads than connections, and Redis answers those who have one.
+#[test]
+fn a_pool_whose_connections_are_in_use_is_no_outage() {
+    const THREADS: u32 = 12;
+    let rig = &Rig::with(|builder| builder.pool_size(1).response_timeout(LONG));
+    let done = &AtomicBool::new(false);
+    rig.proxy.always("SET", Fault::DelayReply(ANSWER / 10));
+    thread::scope(|scope| {
+        let _end = SetOnDrop(done);
+        for thread in 0..THREADS {
+            scope.spawn(move || {
+                while !done.load(Ordering::Relaxed) {
+                    drop(rig.locks.get(format!("own-{thread}")).wait(LONG).lock().expect("locks"));
+                }
+            });
+        }
+        let sets = || rig.proxy.commands("SET");
+        let before = sets();
+        eventually(LONG, "they are at it", || sets() > before + u64::from(THREADS));
+        // Again, where the machine held all of them up for the whole of it.
+        let mut tries = (0..3).map(|_| rig.locks.try_lock_for("a", ANSWER / 3));
+        assert!(tries.any(|taken| matches!(taken, Ok(None))), "it waited behind those who were answered");
+    });
 }
 
 #[test]
