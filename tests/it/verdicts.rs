@@ -138,6 +138,29 @@ fn what_redis_has_denied_once_is_not_released() {
     assert_eq!(rig.locks.stats().lost, 4);
 }
 
+/// That the release has no answer makes it no better.
+#[test]
+fn what_redis_has_denied_is_lost_though_its_release_is_not_answered() {
+    let rig = rig();
+    for by_closure in [false, true] {
+        let name = &unique_key("a");
+        let is_denied = |guard: &LockGuard| {
+            eventually(LONG, "it is renewed", || renewals(&rig.locks, name) > 0);
+            delete(&rig.server, name);
+            assert_eq!(guard.watch().wait_lost(LONG), Some(LostCause::Deleted));
+            rig.proxy.always("EVALSHA", Fault::SwallowCommand);
+        };
+        if by_closure {
+            assert_lost(&rig.locks.with_guard(name, is_denied), LostCause::Deleted);
+        } else {
+            let guard = rig.locks.lock(name).expect("locks");
+            is_denied(&guard);
+            assert_lost(&guard.unlock(), LostCause::Deleted);
+        }
+        rig.proxy.clear();
+    }
+}
+
 #[test]
 fn a_renewal_that_is_refused_is_no_renewal() {
     let rig = rig();
