@@ -8,8 +8,10 @@ use std::time::{Duration, Instant};
 use relatch::{Error, LockManager};
 
 use crate::handing::behind;
+use crate::loss::MINUTE;
 use crate::network::{ANSWER, LONG, Rig, SOON, assert_unavailable, builder, time};
 use crate::support::{Fault, Proxy, Server, SetOnDrop, eventually, unique_key, within};
+use crate::waiting::{asleep, occupy};
 
 /// Redis is well all the time: a short limit may end for want of a connection, or of time, but that is no outage.
 #[test]
@@ -167,6 +169,34 @@ fn an_outage_is_over_for_all_in_line_at_once() {
         proxy.black_hole(false);
         proxy.refuse(false);
         drop(locks.lock("a").expect("nothing is kept of the outage"));
+    }
+}
+
+/// Redis has answered the thread in front, which sleeps since then: the outage begins later than the wait.
+#[test]
+fn an_outage_that_begins_while_the_first_in_line_sleeps_is_told_to_all() {
+    for limit in [None, Some(SOON)] {
+        let rig = &Rig::with(|builder| builder.tolerate_outage(SOON));
+        occupy(&rig.server, "a", MINUTE);
+        thread::scope(|scope| {
+            let first = scope.spawn(|| rig.locks.lock("a").map(drop));
+            asleep(&rig.server, 1);
+            let second = behind(scope, || {
+                match limit {
+                    None => rig.locks.lock("a").map(Some),
+                    Some(limit) => rig.locks.try_lock_for("a", limit),
+                }
+                .map(drop)
+            });
+            rig.proxy.refuse(true);
+            rig.proxy.cut_all();
+            let outage = Instant::now();
+            for thread in [second, first] {
+                assert_unavailable(&thread.join().expect("no panic").map(|()| None));
+            }
+            let took = outage.elapsed();
+            assert!(took < 2 * SOON, "{limit:?}, {took:?}: the outage began anew with the second");
+        });
     }
 }
 
