@@ -279,3 +279,18 @@ fn row_11_a_token_that_the_listener_finds_though_it_was_not_taken_is_not_believe
     });
     eventually(LONG, "nobody's key is left", || rig.stands("a").is_none());
 }
+
+/// The connection died with the clean-up on it: what is left there is nobody's lock.
+#[test]
+fn row_11_a_token_that_was_given_up_is_not_told_as_busy() {
+    let rig = rig(|it| it.renew(false));
+    for _ in 0..5 {
+        rig.proxy.on("SET lock:a", Fault::DropReply);
+        rig.proxy.always("EVAL", Fault::SwallowCommand);
+        let taken = rig.locks.try_lock("a");
+        assert!(!matches!(taken, Ok(None)), "nobody else has it");
+        drop(taken);
+        rig.proxy.clear();
+        eventually(LONG, "nobody's key is left", || rig.stands("a").is_none());
+    }
+}
