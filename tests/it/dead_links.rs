@@ -154,6 +154,22 @@ fn a_waiter_is_woken_though_a_firewall_forgot_the_listener() {
     });
 }
 
+/// It is silent because nothing happens, and answers when it is asked.
+#[test]
+fn a_listener_that_shows_life_is_kept() {
+    let rig = Rig::new();
+    occupy(&rig.server, "a", MINUTE);
+    thread::scope(|scope| {
+        let waiter = scope.spawn(|| take(&rig.locks, "a"));
+        asleep(&rig.server, 1);
+        let (listeners, asked) = (rig.server.listeners(), rig.proxy.commands("PING"));
+        eventually(LONG, "it is asked for a sign of life", || rig.proxy.commands("PING") > asked);
+        throughout(3 * ANSWER, || assert_eq!(rig.server.listeners(), listeners, "it was replaced"));
+        delete(&rig.server, "a");
+        waiter.join().expect("no panic");
+    });
+}
+
 #[test]
 fn a_loss_is_told_though_a_firewall_forgot_every_connection() {
     let rig = Rig::with(|builder| builder.response_timeout(SOON));
