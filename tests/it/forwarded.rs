@@ -58,6 +58,23 @@ fn a_release_that_a_proxy_answers_with_an_error_is_asked_about_again() {
     }
 }
 
+/// The lease may have been pushed out or not: it is believed in for as long as before.
+#[test]
+fn a_lease_that_a_proxy_answers_with_an_error_is_not_taken_for_pushed_out() {
+    let rig = Rig::with(|builder| builder.renew(false));
+    for fault in faults() {
+        let guard = rig.locks.lock("a").expect("locks");
+        rig.proxy.always("EVALSHA", fault.clone());
+        let extended = guard.extend(2 * MINUTE);
+        rig.proxy.clear();
+        assert!(matches!(extended, Err(Error::Unavailable { .. })), "{fault:?}: {extended:?}");
+        assert!(guard.is_valid() && guard.remaining() < MINUTE, "{fault:?}: {:?}", guard.remaining());
+        guard.extend(2 * MINUTE).expect("over another connection");
+        assert!(guard.remaining() > MINUTE);
+        assert_eq!(guard.unlock().expect("unlocks"), Unlocked::Released);
+    }
+}
+
 /// The next thread cannot believe in the lock for longer than Redis keeps the key.
 #[test]
 fn a_hand_on_that_a_proxy_answers_with_an_error_counts_from_its_send() {
