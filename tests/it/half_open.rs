@@ -1,11 +1,13 @@
 //! Connections of which the other end is gone, and nobody was told: a firewall dropped them, and Redis is well.
 
+use std::thread;
 use std::time::Duration;
 
-use relatch::LockManager;
+use relatch::{LockManager, Unlocked};
 
 use crate::network::{SOON, Taken, time};
 use crate::support::{Fault, Proxy, Server, unique_key};
+use crate::waiting::asleep;
 
 /// One way to take a lock of this name.
 type Take<'a> = &'a dyn Fn(&str) -> Taken;
@@ -59,4 +61,48 @@ fn a_slow_redis_is_no_half_open_connection() {
         assert!(took >= SOON * 3 / 4, "{what}: the answer was waited for");
         assert_eq!(proxy.connections_accepted(), connections, "{what}: it was waited for where it came");
     }
+}
+
+#[test]
+fn a_redis_that_takes_most_of_the_response_timeout_confirms_releases() {
+    let server = Server::start();
+    let proxy = Proxy::start(server.port());
+    let locks = LockManager::builder(&proxy.url()).response_timeout(SOON).build().expect("connects");
+    locks.with_lock("a", || ()).expect("Redis knows the script");
+    for command in ["SET", "EVALSHA"] {
+        proxy.always(command, Fault::DelayReply(6 * SOON / 10));
+    }
+    let before = proxy.connections_accepted();
+    for _ in 0..2 {
+        let guard = locks.lock("a").expect("locks");
+        assert_eq!(guard.unlock().expect("answered in time"), Unlocked::Released);
+    }
+    assert!(
+        proxy.connections_accepted() <= before + 1,
+        "at most the first answer comes too late for its link"
+    );
+}
+
+/// The listener asks for the waiter, and has little time for that.
+#[test]
+fn a_hand_off_over_a_long_way_costs_no_connection() {
+    let server = Server::start();
+    let (ours, proxy) = default_manager(&server);
+    let theirs = LockManager::connect(&server.url()).expect("connects");
+    proxy.always("SET", Fault::DelayReply(Duration::from_millis(70)));
+    drop(ours.lock("a").expect("locks"));
+    let mut before = 0;
+    for round in 0..5 {
+        let guard = theirs.lock("a").expect("locks");
+        thread::scope(|scope| {
+            let waiter = scope.spawn(|| ours.lock("a").map(drop));
+            asleep(&server, 1);
+            guard.unlock().expect("it was held");
+            waiter.join().expect("no panic").expect("its turn comes");
+        });
+        if round == 0 {
+            before = proxy.connections_accepted();
+        }
+    }
+    assert!(proxy.connections_accepted() <= before + 1, "{} after {before}", proxy.connections_accepted());
 }

@@ -221,3 +221,42 @@ fn a_wait_does_not_begin_anew_when_its_turn_comes() {
         assert!(took < part * 5 / 2, "it waited for {took:?}, and its limit was {:?}", 2 * part);
     });
 }
+
+/// What nobody has patience with is an outage, not an answer that takes a while.
+#[test]
+fn a_short_tolerance_of_outages_fails_nobody_while_redis_answers() {
+    let server = Server::start();
+    let proxy = Proxy::start(server.port());
+    for tolerated in [Duration::ZERO, ANSWER / 6] {
+        let locks = LockManager::builder(&proxy.url()).tolerate_outage(tolerated).build().expect("connects");
+        let key = unique_key("a");
+        let fired = proxy.fired();
+        proxy.on(&format!("SET lock:{key}"), Fault::DelayReply(ANSWER));
+        thread::scope(|scope| {
+            let first = scope.spawn(|| locks.lock(&key).map(drop));
+            proxy.wait_fired(fired + 1, LONG);
+            let second = locks.lock(&key).map(drop);
+            first.join().expect("no panic").expect("it is answered");
+            second.expect("nothing is wrong with Redis");
+        });
+    }
+}
+
+/// The thread in front was handed the lock by a release that nobody answered, and gets no answer either.
+#[test]
+fn behind_a_hand_on_into_a_black_hole_is_not_busy() {
+    let rig = &Rig::with(|builder| builder.response_timeout(SOON).hand_on(64, MINUTE));
+    let guard = rig.locks.lock("a").expect("locks");
+    thread::scope(|scope| {
+        let wait = |limit| move || rig.locks.try_lock_for("a", limit).map(|guard| guard.is_some());
+        let second = behind(scope, wait(4 * SOON));
+        let third = behind(scope, wait(17 * SOON / 10));
+        rig.proxy.black_hole(true);
+        let unlocked = guard.unlock();
+        assert!(matches!(unlocked, Err(Error::Unconfirmed { .. })), "{unlocked:?}");
+        for waiter in [third, second] {
+            let told = waiter.join().expect("no panic");
+            assert!(matches!(told, Err(Error::Unavailable { .. })), "{told:?}");
+        }
+    });
+}

@@ -151,6 +151,24 @@ fn row_19_a_list_is_named_and_not_waited_for() {
 }
 
 /// An operator's `PERSIST` takes the expiry off a key that somebody holds, who puts it back as soon as he hears of it.
+/// Redis tells nobody of its key yet, and its first renewal is ten seconds away.
+#[test]
+fn row_19_a_young_lock_whose_key_lost_its_expiry_is_waited_for() {
+    let server = Server::start();
+    let (ours, theirs) = (LockManager::connect(&server.url()), LockManager::connect(&server.url()));
+    let (ours, theirs) = (ours.expect("connects"), theirs.expect("connects"));
+    let guard = theirs.lock("a").expect("locks");
+    assert_eq!(server.query::<i64>(&["PERSIST", "lock:a"]), 1);
+    thread::scope(|scope| {
+        let waiter = scope.spawn(|| ours.lock("a").map(drop));
+        let begun = Instant::now();
+        eventually(LONG, "a foreign value were no lock by now", || begun.elapsed() > 6 * WAIT);
+        assert!(!waiter.is_finished());
+        guard.unlock().expect("it was held");
+        waiter.join().expect("no panic").expect("it is a lock, and its holder lives");
+    });
+}
+
 #[test]
 fn row_19_a_lock_whose_key_lost_its_expiry_is_waited_for() {
     let server = Server::start();
