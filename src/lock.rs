@@ -112,7 +112,8 @@ impl Lock {
     ///   then it has a source.)
     /// - [`Error::Lost`]: this thread has it already, and the hold was lost. The depth is unchanged.
     /// - [`Error::Unavailable`], [`Error::Refused`]: Redis could not be asked, or said no.
-    /// - [`Error::NotALock`]: the Redis key holds something else, or stays without expiry for a quarter of a second.
+    /// - [`Error::NotALock`]: the Redis key holds something else, or stays without expiry for a quarter of a second. (A token of this
+    ///   crate, which its holder may yet repair: for half of this lock's lease.)
     /// - [`Error::WouldDeadlock`]: this thread has it already, through another manager.
     /// - [`Error::InvalidKey`], [`Error::InvalidOption`], [`Error::DepthOverflow`], [`Error::Forked`], [`Error::NoThread`],
     ///   [`Error::NoRandomness`].

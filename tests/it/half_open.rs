@@ -6,6 +6,7 @@ use std::time::Duration;
 use relatch::{LockManager, Unlocked};
 
 use crate::network::{SOON, Taken, time};
+use crate::renewal::throughout;
 use crate::support::{Fault, Proxy, Server, unique_key};
 use crate::waiting::asleep;
 
@@ -90,13 +91,15 @@ fn a_hand_off_over_a_long_way_costs_no_connection() {
     let (ours, proxy) = default_manager(&server);
     let theirs = LockManager::connect(&server.url()).expect("connects");
     proxy.always("SET", Fault::DelayReply(Duration::from_millis(70)));
-    drop(ours.lock("a").expect("locks"));
+    drop(ours.lock("warm").expect("locks"));
     let mut before = 0;
     for round in 0..5 {
         let guard = theirs.lock("a").expect("locks");
         thread::scope(|scope| {
             let waiter = scope.spawn(|| ours.lock("a").map(drop));
             asleep(&server, 1);
+            // It is registered; it sleeps once it has the answer, too.
+            throughout(SOON / 4, || assert!(!waiter.is_finished()));
             guard.unlock().expect("it was held");
             waiter.join().expect("no panic").expect("its turn comes");
         });

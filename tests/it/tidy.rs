@@ -246,3 +246,14 @@ fn no_dependency_asks_for_a_newer_rust_of_a_program_that_depends_on_this() {
 fn minor(version: &str) -> u32 {
     version.split('.').nth(1).and_then(|minor| minor.parse().ok()).expect("a version")
 }
+
+#[test]
+fn the_servers_that_are_claimed_are_those_that_the_tests_run_with() {
+    let text = |path: &str| fs::read_to_string(root().join(path)).expect("a text");
+    assert!(text("README.md").contains("Redis 6.2 or 7.0, or Valkey 9.1:"));
+    assert!(text("docs/guarantees.md").contains("Redis 6.2.14, Redis 7.0.15 and Valkey 9.1.2"));
+    let script = text("tests/servers.sh");
+    for server in ["redis-6.2", "system", "valkey-9.1"] {
+        assert!(script.contains(server), "{server}");
+    }
+}
