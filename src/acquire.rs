@@ -227,17 +227,12 @@ impl Claimant<'_> {
         }
         let lease = if self.patience.once { Duration::ZERO } else { self.bid.claim.lease.time() };
         self.unending.saw(&holder, lease, Moment::now());
-        if self.until_no_lock().is_zero() {
+        if self.unending.is_no_lock(Moment::now()) {
             return Err(self.bid.claim.key.not_a_lock(&holder.to_string()));
         }
         let of_this_process = holder.owner().is_some_and(|owner| owner.pid() == self.bid.claim.owner.pid());
         self.turn.saw(&holder, of_this_process);
         Ok(Some(holder))
-    }
-
-    /// When what stands there without expiry is called no lock; never where there is no such thing.
-    fn until_no_lock(&self) -> Duration {
-        self.unending.left(Moment::now()).unwrap_or(Duration::MAX)
     }
 
     /// True where the holder is certainly dead, and that matters.
@@ -287,7 +282,7 @@ impl Claimant<'_> {
         }
         let again = mem::replace(&mut self.vanished, holder.is_none());
         let lease_left = match holder {
-            Some(holder) => holder.time_left().unwrap_or_else(|| self.until_no_lock()),
+            Some(holder) => holder.time_left().or(self.unending.left(Moment::now())).unwrap_or(Duration::MAX),
             None if heard && again => poll, // Hardly by chance: a server that says so is not asked as often as it answers.
             None if heard => Duration::ZERO, // It was free a moment ago.
             None => Duration::MAX,

@@ -154,6 +154,11 @@ impl Unending {
     pub(crate) fn left(&self, now: Moment) -> Option<Duration> {
         self.0.as_ref().map(|(_, end)| end.since(now))
     }
+
+    /// True where it has stood there for so long that nobody will repair it.
+    pub(crate) fn is_no_lock(&self, now: Moment) -> bool {
+        self.left(now).is_some_and(|left| left.is_zero())
+    }
 }
 
 /// The attempts of one thread that failed since the last that Redis answered.
