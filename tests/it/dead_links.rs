@@ -35,7 +35,8 @@ fn open_all(rig: &Rig) {
 /// Has so many connections of the pool lent at the same time.
 fn use_at_once(rig: &Rig, connections: usize) {
     let all = Barrier::new(connections);
-    rig.proxy.hold_replies(true);
+    // Not the answers to a login: each has to get as far as that.
+    rig.proxy.always("SET", Fault::DelayReply(SOON / 3));
     let before = rig.proxy.commands("SET");
     thread::scope(|scope| {
         for number in 0..connections {
@@ -48,7 +49,7 @@ fn use_at_once(rig: &Rig, connections: usize) {
         }
         let sent = before + u64::try_from(connections).expect("a few");
         eventually(LONG, "each asks over a connection of its own", || rig.proxy.commands("SET") >= sent);
-        rig.proxy.hold_replies(false);
+        rig.proxy.clear();
     });
 }
 
