@@ -26,7 +26,7 @@ part() {
 need_cargo
 need_server
 # Most tests wait most of the time.
-export RUST_TEST_THREADS="${RUST_TEST_THREADS:-4}"
+export RUST_TEST_THREADS="${RUST_TEST_THREADS:-6}"
 part 60 'cargo fmt --all --check'
 part 900 'cargo clippy --locked --all-targets -- -D warnings'
 part 600 'cargo clippy --locked --package relatch-flawed --test controls -- -D warnings'

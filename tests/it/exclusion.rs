@@ -183,10 +183,11 @@ pub(crate) fn in_line(thread: u64) {
     });
 }
 
-/// Whether a thread of this process sleeps, as the system sees it.
+/// Whether a thread of this process sleeps, as the system sees it, or is over.
 #[cfg(target_os = "linux")]
 fn sleeps(thread: u64) -> bool {
-    let stat = std::fs::read_to_string(format!("/proc/self/task/{thread}/stat")).expect("a thread");
+    // One that is over has waited as long as it would.
+    let Ok(stat) = std::fs::read_to_string(format!("/proc/self/task/{thread}/stat")) else { return true };
     stat.rsplit(')').next().is_some_and(|rest| rest.trim_start().starts_with('S'))
 }
 
