@@ -366,7 +366,9 @@ impl Claimant<'_> {
         seen: &mut Option<Holder>,
     ) -> Option<End> {
         let kind = self.attempts.fail(&trouble, self.bid.tried_since());
-        if let Some(silence) = &self.attempts.silence {
+        if kind == Kind::OutOfTime {
+            self.attempts.refute(|since| self.bid.claim.store.answered_since(since));
+        } else if let Some(silence) = &self.attempts.silence {
             self.turn.failed(silence);
         }
         let mut verdict = self.attempts.judge(self.patience, kind);

@@ -147,7 +147,8 @@ impl<'a> Bid<'a> {
     }
 
     /// Looks at who has the lock, and asks for nothing.
-    pub(crate) fn look(&self, deadline: Moment) -> Result<Answer, Trouble> {
+    pub(crate) fn look(&mut self, deadline: Moment) -> Result<Answer, Trouble> {
+        self.tried_since = Moment::now();
         let mut connection = self.claim.store.checkout(deadline)?;
         Ok(match connection.look(self.claim.key.in_redis(), deadline)? {
             Seen::Nothing => Answer::Busy { holder: None, heard: false },
@@ -164,6 +165,7 @@ impl<'a> Bid<'a> {
     /// Takes in what Redis said to the listener.
     pub(crate) fn asked(&mut self, asked: Asked) -> Result<Answer, Trouble> {
         let sent = asked.sent;
+        self.tried_since = sent;
         match asked.answer {
             Ok((Claim::Taken, _)) => {
                 let now = Moment::now();

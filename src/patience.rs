@@ -8,7 +8,7 @@ use crate::holder::Holder;
 use crate::store::{FAIR_TRY, Refusal, Trouble};
 
 /// What a Redis may take that has answered before: it is there, though it may be slow.
-const SLOW_ANSWER: Duration = Duration::from_millis(100);
+pub(crate) const SLOW_ANSWER: Duration = Duration::from_millis(100);
 
 /// The least time between two looks at a line in which nothing is wrong.
 const GLANCE: Duration = Duration::from_secs(1);
@@ -37,12 +37,20 @@ pub(crate) struct Silence {
     pub(crate) fair: Duration,
     /// What went wrong, where that is known: a thread that still waits for its answer does not know.
     pub(crate) words: Option<Arc<str>>,
+    /// When that went wrong.
+    pub(crate) latest: Moment,
 }
 
 impl Silence {
     /// `answered` says that Redis had answered before.
     pub(crate) fn new(since: Moment, answered: bool) -> Silence {
-        Silence { since, fair: if answered { SLOW_ANSWER } else { FAIR_TRY }, words: None }
+        let fair = if answered { SLOW_ANSWER } else { FAIR_TRY };
+        Silence { since, fair, words: None, latest: since }
+    }
+
+    /// True where Redis has answered somebody else of this process since, and refused nobody: it is there.
+    pub(crate) fn is_refuted(&self, answered_since: impl Fn(Moment) -> bool) -> bool {
+        !self.fair.is_zero() && answered_since(self.latest)
     }
 }
 
@@ -186,23 +194,28 @@ impl Attempts {
     /// An attempt failed that began at `since`.
     pub(crate) fn fail(&mut self, trouble: &Trouble, since: Moment) -> Kind {
         self.failed += 1;
-        let kind = Kind::of(trouble);
-        if kind != Kind::OutOfTime {
-            let answered = self.answered;
-            let silence = self.silence.get_or_insert_with(|| Silence::new(since, answered));
-            silence.words = Some(trouble.words().into());
-            if kind == Kind::Down {
-                silence.fair = Duration::ZERO;
-            }
-        }
         if let Trouble::Refused(refusal) = trouble {
             self.refusal = Some(refusal.clone());
         }
-        match kind {
+        let kind = match Kind::of(trouble) {
             Kind::Final => Kind::Final,
             // What Redis refused before says more than an attempt that was cut short after it.
             _ if self.refusal.is_some() => Kind::Down,
             other => other,
+        };
+        if kind != Kind::OutOfTime {
+            let new = Silence::new(since, self.answered);
+            let silence = self.silence.get_or_insert_with(|| new.clone());
+            silence.fair = if kind == Kind::Down { Duration::ZERO } else { new.fair };
+            (silence.words, silence.latest) = (Some(trouble.words().into()), Moment::now());
+        }
+        kind
+    }
+
+    /// Forgets a silence that others know to be over.
+    pub(crate) fn refute(&mut self, answered_since: impl Fn(Moment) -> bool) {
+        if self.silence.as_ref().is_some_and(|silence| silence.is_refuted(answered_since)) {
+            self.silence = None;
         }
     }
 
@@ -374,6 +387,29 @@ pub(crate) mod tests {
         assert_eq!(attempts.silence.as_ref().unwrap().since, at(0), "from the first of them on");
         attempts.hear();
         assert_eq!(attempts.fail(&unanswered(), at(3)), Kind::Silent);
+    }
+
+    #[test]
+    fn a_connection_that_is_refused_once_does_not_make_an_outage_of_what_follows() {
+        let mut attempts = Attempts::after(None, true);
+        assert_eq!(attempts.fail(&Trouble::not_sent("refused"), at(0)), Kind::Down);
+        let cut_short = Trouble::Unanswered { link_stands: true, cause: "late".into() };
+        assert_eq!(attempts.fail(&cut_short, at(1)), Kind::Silent);
+        assert_eq!(attempts.silence.as_ref().unwrap().fair, SLOW_ANSWER);
+    }
+
+    #[test]
+    fn a_silence_is_over_where_redis_answers_others_but_not_where_it_refuses() {
+        let cut_short = Trouble::Unanswered { link_stands: true, cause: "late".into() };
+        for (trouble, over) in [(cut_short, true), (Trouble::not_sent("refused"), false)] {
+            let mut attempts = Attempts::after(None, true);
+            attempts.fail(&trouble, at(0));
+            let failed = attempts.silence.as_ref().unwrap().latest;
+            attempts.refute(|since| since < failed);
+            assert!(attempts.silence.is_some(), "the answer was before that");
+            attempts.refute(|since| since <= failed);
+            assert_eq!(attempts.silence.is_none(), over, "{trouble:?}");
+        }
     }
 
     #[test]

@@ -14,7 +14,7 @@ use crate::hold::Hold;
 use crate::holder::Holder;
 use crate::line::{Line, Start};
 use crate::options::HandOn;
-use crate::patience::{Attempts, Patience, Silence};
+use crate::patience::{Attempts, Patience, SLOW_ANSWER, Silence};
 use crate::run::Trace;
 use crate::sync::{Mutex, MutexGuard};
 use crate::waiter::Waiter;
@@ -117,10 +117,12 @@ impl Queue {
                 return Ok((self.turn(name, start, true), Some(handed)));
             }
             let mine = lines.line(name).seen().is_some_and(&is_mine);
-            let silence = lines.line(name).silence().cloned();
-            // A thread that waits for its answer knows less than others that have theirs.
-            let silence = silence.filter(|it| it.words.is_some() || !answered_since(it.since));
+            // A thread that has no answer knows less than others that have theirs.
+            let silence = lines.line(name).silence().filter(|it| !it.is_refuted(&answered_since)).cloned();
+            // Where the whole process was stopped, the answer may be there for the thread in front to read.
+            let overslept = now.since(look_again) > SLOW_ANSWER;
             let outage = silence.as_ref().filter(|silence| patience.is_outage(silence, now));
+            let outage = outage.filter(|silence| silence.words.is_some() || !overslept);
             if mine || outage.is_some() || patience.deadline <= now {
                 let (holder, next) = lines.line(name).step_out(&me, now);
                 drop(lines);
@@ -142,6 +144,9 @@ impl Queue {
             let unseen = lines.line(name).unseen_hold(&me).filter(|_| look_again <= now);
             look_again =
                 lines.line(name).look_again(&me, now).min(patience.look_again(silence.as_ref(), now));
+            if overslept {
+                look_again = look_again.max(now.after(SLOW_ANSWER)).min(patience.deadline);
+            }
             if let (Some(hold), Some(look_after)) = (unseen, self.look_after.get()) {
                 MutexGuard::unlocked(&mut lines, || look_after(&hold));
                 continue;
@@ -482,6 +487,9 @@ mod tests {
         };
         assert!(matches!(told(false), NoTurn::Outage(None)));
         assert!(matches!(told(true), NoTurn::Busy(None)), "the front waits for something else");
+        front.failed(&Silence { words: Some("no answer".into()), ..Silence::new(Moment::PAST, false) });
+        assert!(matches!(told(false), NoTurn::Outage(Some(words)) if &*words == "no answer"));
+        assert!(matches!(told(true), NoTurn::Busy(None)), "others have answers");
         let refused = Silence {
             words: Some("refused".into()),
             fair: Duration::ZERO,

@@ -67,6 +67,7 @@ impl Session {
             Seen::Nothing => LostCause::Deleted,
             Seen::Somebody(_) | Seen::NotAString => LostCause::Taken,
         };
+        hold.deny();
         let lost = hold.lose(cause);
         self.keeper().lost(hold);
         Err(lost)

@@ -10,8 +10,9 @@ use relatch::{Error, LockManager};
 use crate::handing::behind;
 use crate::loss::MINUTE;
 use crate::network::{ANSWER, LONG, Rig, SOON, assert_unavailable, builder, time};
+use crate::renewal::throughout;
 use crate::support::{Fault, Proxy, Server, SetOnDrop, eventually, unique_key, within};
-use crate::waiting::{asleep, occupy};
+use crate::waiting::{asleep, delete, occupy};
 
 /// Redis is well all the time: a short limit may end for want of a connection, or of time, but that is no outage.
 #[test]
@@ -258,5 +259,24 @@ fn behind_a_hand_on_into_a_black_hole_is_not_busy() {
             let told = waiter.join().expect("no panic");
             assert!(matches!(told, Err(Error::Unavailable { .. })), "{told:?}");
         }
+    });
+}
+
+/// Redis answers all the time, but for one question: that of the listener, long after the waiter's own.
+#[test]
+fn an_answer_that_is_late_once_ends_no_long_wait() {
+    let rig = &Rig::with(|builder| builder.tolerate_outage(SOON));
+    occupy(&rig.server, "a", MINUTE);
+    thread::scope(|scope| {
+        let waiter = scope.spawn(|| rig.locks.lock("a").map(drop));
+        asleep(&rig.server, 1);
+        throughout(3 * SOON / 2, || assert!(!waiter.is_finished(), "it waits"));
+        let asked = rig.proxy.fired();
+        rig.proxy.on("SET lock:a", Fault::DelayReply(ANSWER));
+        rig.server.query::<i64>(&["PEXPIRE", "lock:a", "60000"]);
+        rig.proxy.wait_fired(asked + 1, LONG);
+        throughout(2 * ANSWER, || ());
+        delete(&rig.server, "a");
+        waiter.join().expect("no panic").expect("Redis was there");
     });
 }
