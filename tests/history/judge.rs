@@ -170,6 +170,8 @@ impl Verdict {
         let sent = || done.iter().filter(|deed| is_release(deed) && deed.sent >= released);
         let begun = || sent().map(|deed| deed.sent).min().unwrap_or(*ended);
         match how.as_str() {
+            // Where keys are lost, the answer to the first try may come too late to be read, and say so. (See "not promised".)
+            "Released" if world.told_within.is_some() && sent().count() > 1 => {}
             "Released"
                 if !world.restarts && !sent().any(|deed| has_deleted(deed) || deed.answered.is_none()) =>
             {

@@ -133,6 +133,13 @@ fn a_renewal_is_a_promise() {
 #[test]
 fn a_release_that_says_what_is_not_so_is_found() {
     found("said to be released", &world(), |_, journal| journal[1] = release("x", 150, ":0"));
+    let twice = |_: &mut Vec<Claim>, journal: &mut Vec<Deed>| {
+        journal[1] = release("x", 150, ":0");
+        journal.push(release("x", 160, ":0"));
+    };
+    found("said to be released", &world(), twice);
+    // The server had given it away before, and the first answer came too late to say so.
+    found("", &World { told_within: Some(Duration::from_millis(50)), ..world() }, twice);
     let lost = |claims: &mut Vec<Claim>, _: &mut Vec<Deed>| {
         claims[0].ended = Some((at(151), "Lost".to_owned()));
     };
