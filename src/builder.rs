@@ -146,7 +146,9 @@ impl Builder {
         self
     }
 
-    /// How long an answer may take. Between 1 ms and 1 hour; defaults to 1 second.
+    /// How long an answer may take. The first command over a connection that was used before waits for half of the
+    /// caller's limit at most (for twice the last answer's time, if that is more, up to three quarters): where
+    /// that connection is dead, the rest is for a fresh one. Between 1 ms and 1 hour; defaults to 1 second.
     ///
     /// The limit of a release, too: no guard takes longer to drop, unless it is the manager's last handle, which also
     /// waits for its threads (see [`LockManager`]).
@@ -158,7 +160,9 @@ impl Builder {
     /// How long a wait without limit goes on while Redis gives no proper answer. Defaults to 10 seconds, counted from the first
     /// attempt that was not answered. (A waiter that sleeps until Redis tells it something asks every 10 to 15 seconds.)
     ///
-    /// Waits with a limit go on until their end.
+    /// Threads in line behind another count the same outage, each from its own beginning at the earliest, and
+    /// give up without an attempt of their own. An attempt that is under way has its time, however short this
+    /// is: the connect timeout and the response timeout. Waits with a limit go on until their end.
     pub fn tolerate_outage(mut self, limit: Duration) -> Builder {
         self.settings.tolerate_outage = limit;
         self
