@@ -146,9 +146,11 @@ impl Builder {
         self
     }
 
-    /// How long an answer may take. The first command over a connection that was used before waits for half of the
-    /// caller's limit at most (for twice the last answer's time, if that is more, up to three quarters): where
-    /// that connection is dead, the rest is for a fresh one. Between 1 ms and 1 hour; defaults to 1 second.
+    /// How long an answer may take. Between 1 ms and 1 hour; defaults to 1 second.
+    ///
+    /// The first command over a connection that was used before waits for half of the caller's limit at most (for
+    /// twice the last answer's time, if that is more, up to three quarters): where that connection is dead, the
+    /// rest is for a fresh one.
     ///
     /// The limit of a release, too: no guard takes longer to drop, unless it is the manager's last handle, which also
     /// waits for its threads (see [`LockManager`]).
