@@ -128,7 +128,12 @@ impl Refusal {
 
     /// True for an error that is known to be answered instead of executing the command.
     pub(super) fn did_nothing(&self) -> bool {
-        let said = self.message.strip_prefix("ERR ").unwrap_or_default();
+        // Before Redis 7, an error that a script passes on begins with its place: `@user_script: 14: The user ...`.
+        let in_script = || {
+            let said = self.message.strip_prefix("@user_script")?;
+            Some(said.trim_start_matches(|c: char| c == ':' || c == ' ' || c.is_ascii_digit()))
+        };
+        let said = self.message.strip_prefix("ERR ").or_else(in_script).unwrap_or_default();
         DID_NOTHING.contains(&self.code.as_str()) || DID_NOTHING_ERR.iter().any(|it| said.starts_with(it))
     }
 
@@ -295,6 +300,7 @@ mod tests {
             "ERR Script killed by user with SCRIPT KILL. script: f_1, on @user_script:1.",
             "ERR Script attempted to access a non local key in a cluster node script: f_1",
             "ERR operation not permitted",
+            "@user_script: 14: The user executing the script can't run this command or subcommand",
         ] {
             let Ok(Value::ServerError(error)) =
                 redis::parse_redis_value(format!("-{message}\r\n").as_bytes())
