@@ -67,7 +67,7 @@ pub(crate) struct Bid<'a> {
     pub(crate) claim: Claimed<'a>,
     /// Empty where a fresh one is to be drawn first.
     token: String,
-    /// The first send of the token whose connection broke: Redis may have executed it, or may yet.
+    /// The first send of the token whose connection broke: Redis may still execute it.
     astray_since: Option<Moment>,
     /// The last token that was given up. Where it is what keeps the lock busy, nobody has the lock.
     given_up: Option<String>,
@@ -189,7 +189,8 @@ impl<'a> Bid<'a> {
         }
     }
 
-    /// Removes the token that was given up, so that the next attempt finds the lock free: what went wrong with that, if anything.
+    /// Removes the token that was given up, so that the next attempt finds the lock free: what went
+    /// wrong with that, if anything.
     fn remove_given_up(&self, mut connection: Connection<'a>, deadline: Moment) -> Option<Trouble> {
         let token = self.given_up.as_deref()?;
         connection.remove(self.claim.key.in_redis(), token, deadline).err()
@@ -231,8 +232,8 @@ impl<'a> Bid<'a> {
         Err(late())
     }
 
-    /// The token stands in Redis, though Redis has said of each of its sends that it took nothing. Nobody knows since when, or
-    /// who put it there: it is not a lock that can be believed in.
+    /// The token stands in Redis, though Redis has said of each of its sends that it took nothing.
+    /// Nobody knows since when, or who put it there: it is not a lock that can be believed in.
     fn found_without_sending(&mut self) -> Trouble {
         self.give_up_token();
         let cause = "the token stands in Redis, which has said that it did not take it".into();

@@ -51,7 +51,8 @@ impl LockManager {
 
     /// A manager that reaches Redis as the given client would: for TLS, and for whatever else a URL does not say.
     ///
-    /// Of the client, its address, its login, its database and its TLS settings are used, and not its protocol: RESP2 is spoken. This is the one place where a type of the
+    /// Of the client, its address, its login, its database and its TLS settings are used, and not
+    /// its protocol: RESP2 is spoken. This is the one place where a type of the
     /// `redis` crate is part of the interface, so it follows that crate's versions (1.x).
     pub fn builder_with_client(client: &redis::Client) -> Builder {
         Builder { address: Address::of_client(client), settings: Settings::default(), on_lost: None }
@@ -112,9 +113,10 @@ impl Builder {
     ///
     /// What the dead process had begun is as it left it, and a child of it may still be at work.
     ///
-    /// Leave it off where processes or machines are copied while they run (snapshots of virtual machines, CRIU). A copy has the same
-    /// host name, boot and pid namespace as its original, but not the same processes: one that lives in the one, and has ended in the
-    /// other or never began there, looks dead to that.
+    /// Leave it off where processes or machines are copied while they run (snapshots of virtual
+    /// machines, CRIU). A copy has the same host name, boot and pid namespace as its original, but
+    /// not the same processes: one that lives in the one, and has ended in the other or never began
+    /// there, looks dead to that.
     pub fn reclaim_dead(mut self, on: bool) -> Builder {
         self.settings.options.reclaim_dead = on;
         self
@@ -129,7 +131,8 @@ impl Builder {
         self
     }
 
-    /// The most connections that are open at a time, up to 10,000 (as many as Redis takes by default). Defaults to 8.
+    /// The most connections that are open at a time, up to 10,000 (as many as Redis takes by
+    /// default). Defaults to 8.
     ///
     /// One is used for as long as a command takes, so a few serve many threads; none is opened before it is needed.
     pub fn pool_size(mut self, connections: u32) -> Builder {
@@ -148,9 +151,9 @@ impl Builder {
 
     /// How long an answer may take. Between 1 ms and 1 hour; defaults to 1 second.
     ///
-    /// The first command over a connection that was used before waits for half of the caller's limit at most (for
-    /// twice the last answer's time, if that is more, up to three quarters): where that connection is dead, the
-    /// rest is for a fresh one.
+    /// The first command over a connection that was used before waits for half of the caller's
+    /// limit at most (for twice the last answer's time, if that is more, up to three quarters):
+    /// where that connection is dead, the rest is for a fresh one.
     ///
     /// The limit of a release, too: no guard takes longer to drop, unless it is the manager's last handle, which also
     /// waits for its threads (see [`LockManager`]).
@@ -162,9 +165,10 @@ impl Builder {
     /// How long a wait without limit goes on while Redis gives no proper answer. Defaults to 10 seconds, counted from the first
     /// attempt that was not answered. (A waiter that sleeps until Redis tells it something asks every 10 to 15 seconds.)
     ///
-    /// Threads in line behind another count the same outage, each from its own beginning at the earliest, and
-    /// give up without an attempt of their own. An attempt that is under way has its time, however short this
-    /// is: the connect timeout and the response timeout. Waits with a limit go on until their end.
+    /// Threads in line behind another count the same outage, each from its own beginning at the
+    /// earliest, and give up without an attempt of their own. An attempt that is under way has its
+    /// time, however short this is: the connect timeout and the response timeout. Waits with a
+    /// limit go on until their end.
     pub fn tolerate_outage(mut self, limit: Duration) -> Builder {
         self.settings.tolerate_outage = limit;
         self

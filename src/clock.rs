@@ -1,4 +1,5 @@
-//! The clock that leases are measured by: it never steps, and it counts suspend on Linux, Android and Apple's systems.
+//! The clock that leases are measured by: it never steps, and it counts suspend on Linux, Android
+//! and Apple's systems.
 
 use std::time::Duration;
 
@@ -7,9 +8,10 @@ use rustix::time::ClockId;
 
 /// An instant on this machine's clock, in nanoseconds.
 ///
-/// A plain number rather than [`std::time::Instant`], because validity is kept in an atomic and read
-/// without a lock, and because `Instant` stands still while a Linux machine or a Mac is suspended: a laptop that
-/// slept for an hour would come back believing in a lease of thirty seconds.
+/// A plain number rather than [`std::time::Instant`], because validity is kept in an atomic and
+/// read without a lock, and because `Instant` stands still while a Linux machine or a Mac is
+/// suspended: a laptop that slept for an hour would come back believing in a lease of thirty
+/// seconds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Moment(u64);
 

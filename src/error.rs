@@ -13,8 +13,8 @@ use crate::holder::Holder;
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// The lock was not to be had before the wait was over: somebody else held it or, where there is a `source`, the limit
-    /// was too short to find that out.
+    /// The lock was not to be had before the wait was over: somebody else held it or, where there
+    /// is a `source`, the limit was too short to find that out.
     ///
     /// Only where a wait has a limit: see [`Lock::wait`](crate::Lock::wait).
     #[error("{}", timed_out(key, *waited, holder.as_deref(), source.is_some()))]
@@ -158,8 +158,9 @@ pub enum Error {
         depth: u32,
     },
 
-    /// The system would not start a thread, which a manager needs to be made, and a hold to be renewed or watched. A lock that was
-    /// being taken was given back; a hold that was there is there still.
+    /// The system would not start a thread, which a manager needs to be made, and a hold to be
+    /// renewed or watched. A lock that was being taken was given back; a hold that was there is
+    /// there still.
     #[error("a thread that the lock manager needs cannot be started")]
     #[non_exhaustive]
     NoThread {

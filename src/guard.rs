@@ -106,11 +106,12 @@ impl LockGuard {
         if self.is_valid() { self.hold().remaining(Moment::now()) } else { Duration::ZERO }
     }
 
-    /// Returns only if at least `span` of the lease is left, by this process's clock: the line before the point of no return.
+    /// Returns only if at least `span` of the lease is left, by this process's clock: the line
+    /// before the point of no return.
     ///
-    /// Sends nothing if that much is left already; else has the lease pushed out now, and waits for the answer, at most
-    /// for the response timeout. Where nothing is sent, a key that Redis has lost meanwhile (a flush, a failover) goes unnoticed:
-    /// [`verify`](LockGuard::verify) asks.
+    /// Sends nothing if that much is left already; else has the lease pushed out now, and waits for
+    /// the answer, at most for the response timeout. Where nothing is sent, a key that Redis has
+    /// lost meanwhile (a flush, a failover) goes unnoticed: [`verify`](LockGuard::verify) asks.
     ///
     /// # Errors
     ///

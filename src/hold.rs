@@ -163,8 +163,8 @@ impl Hold {
     /// How long the hold may be trusted from `now` on, if at all.
     ///
     /// A denial by the clock is written down before it is given: the keeper may have read the clock
-    /// a moment earlier, and be about to write that a renewal worked. The first of the
-    /// two to write is right. (Nobody is woken here: watchers and waiters sleep until `valid_until` at most.)
+    /// a moment earlier, and be about to write that a renewal worked. The first of the two to write
+    /// is right. (Nobody is woken here: watchers and waiters sleep until `valid_until` at most.)
     fn left(&self, now: Moment) -> Option<Duration> {
         loop {
             let until = self.valid_until();
@@ -259,7 +259,8 @@ impl Hold {
         Error::Lost { key: self.key.name().to_string(), cause }
     }
 
-    /// Redis has said that the token does not stand there. If it does later on, somebody else may have had the lock meanwhile.
+    /// Redis has said that the token does not stand there. If it does later on, somebody else may
+    /// have had the lock meanwhile.
     pub(crate) fn deny(&self) {
         self.denied.store(true, Ordering::Relaxed);
     }

@@ -183,8 +183,8 @@ impl Leases {
         entry.map_or(Moment::NEVER, |entry| entry.look_after(now))
     }
 
-    /// Has a hold that is to be renewed sooner or later renewed for the first time now: from then on, Redis tells of its key.
-    /// Returns when that is due.
+    /// Has a hold that is to be renewed sooner or later renewed for the first time now: from then
+    /// on, Redis tells of its key. Returns when that is due.
     pub(crate) fn look_after(&mut self, hold: &Hold, now: Moment) -> Moment {
         let renewed = hold.renews_every(now).is_some() && hold.renewals() == 0;
         let entry = self.by_number.get_mut(&hold.number()).filter(|_| renewed);

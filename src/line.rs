@@ -30,7 +30,8 @@ pub(super) struct Line {
     run: Option<Run>,
     /// The last turn was the last of its run: other processes are let in first.
     last_of_run: bool,
-    /// The front gets no answer from Redis. Passes on with the turn: an outage does not begin anew with each thread.
+    /// The front gets no answer from Redis. Passes on with the turn: an outage does not begin anew
+    /// with each thread.
     silence: Option<Silence>,
     /// Redis has answered a thread of this line.
     answered: bool,
@@ -169,7 +170,8 @@ impl Line {
             .min(now.after(GLANCE))
     }
 
-    /// The hold in front of the first in line, where Redis was not asked about it since it was taken.
+    /// The hold in front of the first in line, where Redis was not asked about it since it was
+    /// taken.
     pub(super) fn unseen_hold(&self, waiter: &Arc<Waiter>) -> Option<Arc<Hold>> {
         let hold = self.front.as_ref().filter(|_| self.is_next(Some(waiter)))?.hold.as_ref()?;
         (hold.renewals() == 0).then(|| Arc::clone(hold))

@@ -75,8 +75,9 @@ impl Lock {
 
     /// For how long the lock is renewed at most. Defaults to the manager's, which is no limit.
     ///
-    /// When it has passed, the lease runs out and the hold is lost like any other. Against work that hangs, and guards
-    /// that are forgotten. It ends a deadlock, too, but by taking locks away: a [`wait`](Lock::wait) with a limit takes none.
+    /// When it has passed, the lease runs out and the hold is lost like any other. Against work
+    /// that hangs, and guards that are forgotten. It ends a deadlock, too, but by taking locks
+    /// away: a [`wait`](Lock::wait) with a limit takes none.
     pub fn max_hold(mut self, limit: Duration) -> Lock {
         self.options.renewal.max_hold = Some(limit);
         self
@@ -103,8 +104,9 @@ impl Lock {
     /// one round trip), and then each time Redis says that the key has changed, when the holder's lease ends, and
     /// every 10 to 15 seconds. Without word from Redis (see [Waiting](crate#waiting)), with growing pauses of up to 64 ms.
     ///
-    /// Two threads that each hold a lock and wait for the other's wait for ever, since both are renewed: unless one of these waits has
-    /// a [limit](Lock::wait), or [`max_hold`](Lock::max_hold) is set.
+    /// Two threads that each hold a lock and wait for the other's wait for ever, since both are
+    /// renewed: unless one of these waits has a [limit](Lock::wait), or
+    /// [`max_hold`](Lock::max_hold) is set.
     ///
     /// # Errors
     ///
@@ -123,9 +125,10 @@ impl Lock {
 
     /// Takes the lock if it is free now; `Ok(None)` if it is busy.
     ///
-    /// Sends one `SET` and, where the lock is busy, a `GET` and a `PTTL` that say who has it. Sends nothing if a thread of this
-    /// process has the lock or waits for it. Blocks for the answers only: at most the connect timeout and the response timeout
-    /// together. (A key that stands there without expiry is looked at again after a quarter of a second: perhaps its holder is
+    /// Sends one `SET` and, where the lock is busy, a `GET` and a `PTTL` that say who has it. Sends
+    /// nothing if a thread of this process has the lock or waits for it. Blocks for the answers
+    /// only: at most the connect timeout and the response timeout together. (A key that stands
+    /// there without expiry is looked at again after a quarter of a second: perhaps its holder is
     /// about to put that right.)
     ///
     /// # Errors

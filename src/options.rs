@@ -14,8 +14,8 @@ const MIN_PERIOD: Duration = Duration::from_millis(1);
 /// The longest time any one network step may be given.
 const MAX_TIMEOUT: Duration = Duration::from_secs(3600);
 
-/// The most connections of a pool: as many clients as Redis takes by default (`maxclients`). The pool makes room for all of them
-/// when it is made.
+/// The most connections of a pool: as many clients as Redis takes by default (`maxclients`). The
+/// pool makes room for all of them when it is made.
 const MOST_CONNECTIONS: u32 = 10_000;
 
 /// What a lock does: set on the manager for all of its locks, and on a lock for itself.

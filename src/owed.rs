@@ -70,7 +70,8 @@ impl Owed {
         self.silence.map_or(due, |(_, end)| due.max(end))
     }
 
-    /// What is to be deleted at `now`, but no more than a batch. Each is due again after a pause, in case nothing comes of it.
+    /// What is to be deleted at `now`, but no more than a batch. Each is due again after a pause,
+    /// in case nothing comes of it.
     pub(crate) fn take_due(&mut self, now: Moment) -> Vec<Leftover> {
         let mut remove = Vec::new();
         while self.next() <= now && remove.len() < BATCH {
@@ -88,7 +89,8 @@ impl Owed {
         remove
     }
 
-    /// What was handed out last was answered, or not: if not, nothing is handed out for a while, since the rest would not be either.
+    /// What was handed out last was answered, or not: if not, nothing is handed out for a while,
+    /// since the rest would not be either.
     pub(crate) fn answered(&mut self, answered: bool, now: Moment) {
         let pause = self.silence.map_or(FIRST_RETRY, |(pause, _)| (pause * 2).min(LAST_RETRY));
         self.silence = (!answered).then(|| (pause, now.after(pause)));
@@ -171,7 +173,8 @@ mod tests {
         assert_eq!(owed.next(), after(40), "they are due again");
     }
 
-    /// A hundred thousand take as long as a hundred times a thousand; if each cost a look at all, they would take minutes.
+    /// A hundred thousand take as long as a hundred times a thousand; if each cost a look at all,
+    /// they would take minutes.
     #[test]
     fn settling_one_costs_the_same_however_many_there_are() {
         let start = std::time::Instant::now();

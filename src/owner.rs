@@ -93,8 +93,9 @@ impl fmt::Display for Owner {
 ///
 /// The nonce's first eight digits are the machine's (see `machine`), the other 96 bits are random.
 ///
-/// Each nonce comes from the system itself: a generator in this process would give the copies of it (a fork, a snapshot of the
-/// machine) the same. Where the system has no random bits to give, there is no token.
+/// Each nonce comes from the system itself: a generator in this process would give the copies of it
+/// (a fork, a snapshot of the machine) the same. Where the system has no random bits to give, there
+/// is no token.
 pub(crate) fn fresh_token(owner: &Owner, machine: &str) -> io::Result<String> {
     let nonce = if flaw::is_in("no nonce") { 0 } else { random::bits()? >> u32::BITS };
     let mut token = String::with_capacity(owner.host.len() + 2 * MAX_NUMBER + NONCE_DIGITS + 3);

@@ -1,4 +1,5 @@
-//! How long to try to take a lock, and what it means that Redis does not answer: busy, or an outage.
+//! How long to try to take a lock, and what it means that Redis does not answer: busy, or an
+//! outage.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -35,7 +36,8 @@ pub(crate) struct Silence {
     pub(crate) since: Moment,
     /// As long as this, and it is an outage; a deadline that comes sooner proves nothing.
     pub(crate) fair: Duration,
-    /// What went wrong, where that is known: a thread that still waits for its answer does not know.
+    /// What went wrong, where that is known: a thread that still waits for its answer does not
+    /// know.
     pub(crate) words: Option<Arc<str>>,
     /// When that went wrong.
     pub(crate) latest: Moment,
@@ -48,7 +50,8 @@ impl Silence {
         Silence { since, fair, words: None, latest: since }
     }
 
-    /// True where Redis has answered somebody else of this process since, and refused nobody: it is there.
+    /// True where Redis has answered somebody else of this process since, and refused nobody: it is
+    /// there.
     pub(crate) fn is_refuted(&self, answered_since: impl Fn(Moment) -> bool) -> bool {
         !self.fair.is_zero() && answered_since(self.latest)
     }
@@ -104,8 +107,9 @@ impl Patience {
         }
     }
 
-    /// True where a silence has lasted too long: at the deadline, as long as is fair; without one, as long as an outage is
-    /// tolerated. It counts from when this caller asked for the lock, at the earliest.
+    /// True where a silence has lasted too long: at the deadline, as long as is fair; without one,
+    /// as long as an outage is tolerated. It counts from when this caller asked for the lock, at
+    /// the earliest.
     pub(crate) fn is_outage(&self, silence: &Silence, now: Moment) -> bool {
         let lasted = now.min(self.deadline).since(silence.since.max(self.began));
         if self.is_endless() {
@@ -115,7 +119,8 @@ impl Patience {
         }
     }
 
-    /// When a thread in line, which nobody calls, has to look whether a silence has become an outage.
+    /// When a thread in line, which nobody calls, has to look whether a silence has become an
+    /// outage.
     pub(crate) fn look_again(&self, silence: Option<&Silence>, now: Moment) -> Moment {
         match silence {
             _ if !self.is_endless() => self.deadline,
@@ -136,8 +141,8 @@ impl Patience {
     }
 }
 
-/// How long a key has to stand without expiry before it is called no lock: longer than a live holder takes to repair it after
-/// somebody's `PERSIST`, which is tens of milliseconds.
+/// How long a key has to stand without expiry before it is called no lock: longer than a live
+/// holder takes to repair it after somebody's `PERSIST`, which is tens of milliseconds.
 const WITHOUT_EXPIRY: Duration = Duration::from_millis(250);
 
 /// What stands at the key without expiry, and when it is called no lock if it still stands there.
@@ -147,8 +152,9 @@ pub(crate) struct Unending(Option<(String, Moment)>);
 impl Unending {
     /// Takes in what was found there, by a waiter that would take the lock for so long.
     ///
-    /// The holder of a token repairs its key at once if Redis has told it, and else with its next renewal: after half of
-    /// its lease at the latest. Nobody else knows that lease, so it is taken to be as long as the waiter's own.
+    /// The holder of a token repairs its key at once if Redis has told it, and else with its next
+    /// renewal: after half of its lease at the latest. Nobody else knows that lease, so it is taken
+    /// to be as long as the waiter's own.
     pub(crate) fn saw(&mut self, holder: &Holder, lease: Duration, now: Moment) {
         let before = self.0.take().filter(|(value, _)| value == holder.raw());
         if holder.time_left().is_none() {
@@ -158,7 +164,8 @@ impl Unending {
         }
     }
 
-    /// How long it has yet to stand there before it is called no lock; `None` where there is no such thing.
+    /// How long it has yet to stand there before it is called no lock; `None` where there is no
+    /// such thing.
     pub(crate) fn left(&self, now: Moment) -> Option<Duration> {
         self.0.as_ref().map(|(_, end)| end.since(now))
     }
@@ -328,7 +335,8 @@ pub(crate) mod tests {
             (once(), 1002, Down, Some(silent(1000)), 2, GiveUp),
             (once(), 3000, Silent, Some(silent(1000)), 1, GiveUp),
             (once(), 3000, OutOfTime, None, 1, Busy),
-            // No limit: as long as an outage is tolerated, from when it began or, if later, the caller came.
+            // No limit: as long as an outage is tolerated, from when it began or, if later, the
+            // caller came.
             (endless(), 10_999, Silent, Some(silent(1000)), 9, TryAgain),
             (endless(), 11_000, Silent, Some(silent(1000)), 9, GiveUp),
             (endless(), 11_000, Down, Some(silent(1000)), 9, GiveUp),

@@ -20,7 +20,8 @@ thread_local! {
     static THREAD: Cell<(u32, u64)> = const { Cell::new((0, 0)) };
 }
 
-/// Knows the thread that has entered it again: so that nobody waits for the end of the thread in which he runs.
+/// Knows the thread that has entered it again: so that nobody waits for the end of the thread in
+/// which he runs.
 ///
 /// `std::thread::current` would do, but it panics in a destructor of a thread's locals.
 #[derive(Debug, Default)]

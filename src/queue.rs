@@ -66,7 +66,8 @@ pub(crate) enum NoTurn {
     Busy(Option<Holder>),
     /// The caller itself holds the lock, through another manager.
     Mine,
-    /// The wait was over, and the thread in front gets no answer from Redis: in its words, where there are any.
+    /// The wait was over, and the thread in front gets no answer from Redis: in its words, where
+    /// there are any.
     Outage(Option<Arc<str>>),
 }
 
@@ -74,17 +75,19 @@ pub(crate) enum NoTurn {
 pub(crate) type Joined = (Turn, Option<(Wish, Handed)>);
 
 impl Queue {
-    /// Has `call` called with a hold that has kept the first in line waiting for a while, and that nobody has looked at in
-    /// Redis since it was taken: if its key was deleted by hand, no other in this process would learn of that.
+    /// Has `call` called with a hold that has kept the first in line waiting for a while, and that
+    /// nobody has looked at in Redis since it was taken: if its key was deleted by hand, no other
+    /// in this process would learn of that.
     pub(crate) fn on_long_wait(&self, call: impl Fn(&Hold) + Send + Sync + 'static) {
         let _ = self.look_after.set(Box::new(call)); // Set once.
     }
 
     /// The turn, after those who came before; or, at the deadline, whoever kept the caller waiting.
     ///
-    /// Where one answer is enough: the turn if it is free, without waiting. `is_mine` tells whether a holder that
-    /// Redis named is the caller itself, through another manager; `answered_since`, whether Redis has answered anybody
-    /// since; `wish` is what the caller wants, if it has to wait.
+    /// Where one answer is enough: the turn if it is free, without waiting. `is_mine` tells whether
+    /// a holder that Redis named is the caller itself, through another manager; `answered_since`,
+    /// whether Redis has answered anybody since; `wish` is what the caller wants, if it has to
+    /// wait.
     pub(crate) fn join(
         self: &Arc<Queue>,
         name: &Arc<str>,
@@ -119,7 +122,8 @@ impl Queue {
             let mine = lines.line(name).seen().is_some_and(&is_mine);
             // A thread that has no answer knows less than others that have theirs.
             let silence = lines.line(name).silence().filter(|it| !it.is_refuted(&answered_since)).cloned();
-            // Where the whole process was stopped, the answer may be there for the thread in front to read.
+            // Where the whole process was stopped, the answer may be there for the thread in front
+            // to read.
             let overslept = now.since(look_again) > SLOW_ANSWER;
             let outage = silence.as_ref().filter(|silence| patience.is_outage(silence, now));
             let outage = outage.filter(|silence| silence.words.is_some() || !overslept);
@@ -283,8 +287,9 @@ impl Turn {
         baton.map(|to| Baton { to })
     }
 
-    /// Ends the turn as [`pass_on`](Turn::pass_on) does, and returns the wish whose token has to be cleaned up, if there is one:
-    /// it may stand in Redis, and nobody will use it. True with it where a `SET` of the token may yet be executed.
+    /// Ends the turn as [`pass_on`](Turn::pass_on) does, and returns the wish whose token has to be
+    /// cleaned up, if there is one: it may stand in Redis, and nobody will use it. True with it
+    /// where a `SET` of the token may yet be executed.
     #[must_use = "the token may stand in Redis until its lease is over"]
     pub(crate) fn settle(self, baton: Baton, handed: Handed) -> Option<(Wish, bool)> {
         let spoilt = (handed == Handed::Spoilt).then(|| baton.wish().clone());
@@ -522,7 +527,8 @@ mod tests {
         let sent = Moment::PAST;
         let limits = crate::options::HandOn { turns: 64, time: Duration::from_secs(10) };
         let taken = Handed::Taken { sent, answered: sent };
-        // What became of the wish, and what is to be cleaned up where the next in line has gone, and where it is there.
+        // What became of the wish, and what is to be cleaned up where the next in line has gone,
+        // and where it is there.
         let table = [
             (Handed::Nothing, None, None),
             (taken, Some(false), None),

@@ -1,7 +1,8 @@
 //! Random numbers, each asked of the system.
 //!
-//! No state of a generator is kept in the process, so two copies of a process (a fork, a snapshot of its machine) do not draw the
-//! same numbers. Nor is there a thread-local, which would be gone where a destructor of the thread's locals uses it.
+//! No state of a generator is kept in the process, so two copies of a process (a fork, a snapshot
+//! of its machine) do not draw the same numbers. Nor is there a thread-local, which would be gone
+//! where a destructor of the thread's locals uses it.
 
 use std::io;
 use std::time::Duration;
@@ -16,7 +17,8 @@ pub(crate) fn bits() -> io::Result<u128> {
     Ok(u128::from_ne_bytes(bytes))
 }
 
-/// A span between these two. (The middle, where the system has no random bits to give: it is only that waiters march in step.)
+/// A span between these two. (The middle, where the system has no random bits to give: it is only
+/// that waiters march in step.)
 pub(crate) fn between(shortest: Duration, longest: Duration) -> Duration {
     let most = longest.saturating_sub(shortest);
     shortest + most.mul_f64(fraction())

@@ -381,7 +381,7 @@ fn no_randomness(source: io::Error) -> Error {
     Error::NoRandomness { source }
 }
 
-/// What a thread in line is told of the thread in front of it.
+/// The error of a thread in line behind another that has no answer.
 fn behind_an_outage(words: Option<&str>) -> Trouble {
     let front = "the thread in front of it in line has no answer";
     Trouble::NotSent(words.map_or_else(|| front.into(), |words| format!("{front}: {words}").into()))

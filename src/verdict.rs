@@ -34,7 +34,8 @@ pub(crate) fn on_release(hold: &Hold, compared: Compared, release: Release) -> R
     }
     let Release { valid_until, answered, maybe_done } = release;
     let cause = match (compared, valid_until) {
-        // Another `SET` of the token may have been executed since the lease ended, and somebody else have had the lock.
+        // Another `SET` of the token may have been executed since the lease ended, and somebody
+        // else have had the lock.
         (Compared::Done, None) if hold.since().stray => LostCause::Expired,
         (Compared::Done, _) => return Ok(()),
         (_, Some(until)) if until <= answered => return Err(ran_out_on_the_way(hold)),

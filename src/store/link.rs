@@ -11,8 +11,8 @@ use crate::store::reply::agreed;
 use crate::store::trouble::{self, Trouble};
 use crate::store::wire::{SHORTEST, Wire};
 
-/// The shortest time that proves something: an attempt with less time than this may fail on a busy machine, though Redis is
-/// well.
+/// The shortest time that proves something: an attempt with less time than this may fail on a busy
+/// machine, though Redis is well.
 pub(crate) const FAIR_TRY: Duration = Duration::from_millis(20);
 
 /// One or more commands, ready to be written.
@@ -148,9 +148,10 @@ impl Link {
 
     /// Until when the next exchange may wait for its answer.
     ///
-    /// The first since the link was lent again gets half of the time that is left: the link may be dead, though Redis is
-    /// well, and the other half is for a fresh one. But it gets twice the time that the last answer took, and three quarters
-    /// at most: a Redis that is far away, or slow, is not dead.
+    /// The first since the link was lent again gets half of the time that is left: the link may be
+    /// dead, though Redis is well, and the other half is for a fresh one. But it gets twice the
+    /// time that the last answer took, and three quarters at most: a Redis that is far away, or
+    /// slow, is not dead.
     pub(super) fn limit(&self, deadline: Moment, response_timeout: Duration) -> Moment {
         let now = Moment::now();
         let left = deadline.since(now);

@@ -114,7 +114,8 @@ impl Store {
 
 /// A borrowed connection, and the commands that go over it.
 ///
-/// Each waits for its answer at most until the deadline, and at most the response timeout; the first may wait for less (`Link::limit`).
+/// Each waits for its answer at most until the deadline, and at most the response timeout; the
+/// first may wait for less (`Link::limit`).
 pub(crate) struct Connection<'a> {
     link: Carrier<'a>,
     scripts: &'a Scripts,

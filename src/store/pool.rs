@@ -47,7 +47,8 @@ pub(super) struct Pool {
     /// where a firewall has forgotten the links that were idle, one caller finds out instead of one
     /// caller per link.
     condemned: AtomicU64,
-    /// The last answer over a link that has come back: whether Redis is there while somebody waits for a link.
+    /// The last answer over a link that has come back: whether Redis is there while somebody waits
+    /// for a link.
     answered_at: AtomicU64,
     /// Wants to know when a link is closed: what Redis was to tell of over it is not told.
     on_close: OnceLock<Box<dyn Fn() + Send + Sync>>,
@@ -210,8 +211,9 @@ impl Drop for Pool {
     }
 }
 
-/// Starts something that panics where the system will not start a thread: one that is started before, and ends at once, finds that
-/// out. (It may be refused all the same, by the time that it is that thread's turn.)
+/// Starts something that panics where the system will not start a thread: one that is started
+/// before, and ends at once, finds that out. (It may be refused all the same, by the time that it
+/// is that thread's turn.)
 fn start<T>(start: impl FnOnce() -> T) -> Result<T, Error> {
     let no_thread = |source| Error::NoThread { source };
     let probe = thread::Builder::new().name("relatch-probe".to_owned()).spawn(|| ()).map_err(no_thread)?;

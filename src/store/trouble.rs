@@ -128,7 +128,8 @@ impl Refusal {
 
     /// True for an error that is known to be answered instead of executing the command.
     pub(super) fn did_nothing(&self) -> bool {
-        // Before Redis 7, an error that a script passes on begins with its place: `@user_script: 14: The user ...`.
+        // Before Redis 7, an error that a script passes on begins with its place: `@user_script:
+        // 14: The user ...`.
         let in_script = || {
             let said = self.message.strip_prefix("@user_script")?;
             Some(said.trim_start_matches(|c: char| c == ':' || c == ' ' || c.is_ascii_digit()))

@@ -259,7 +259,8 @@ impl By<'_> {
             }
             match call(&mut *self.stream.socket) {
                 Err(error) if error.kind() == ErrorKind::Interrupted => {}
-                // Nothing came for as long as the socket was told to wait: the deadline is looked at again.
+                // Nothing came for as long as the socket was told to wait: the deadline is looked
+                // at again.
                 Err(error) if error.kind() == ErrorKind::WouldBlock => {}
                 other => return other,
             }
