@@ -203,8 +203,10 @@ fn keeps(times: usize, releases: bool, deleted: bool) {
             on_the_way();
         }
         if deleted {
-            desk.log.lock().deleted = true;
             desk.redis.remove(None);
+            // Not sooner: the listener may yet hear of an earlier change, and a renewal that follows
+            // from that may find the key there.
+            desk.log.lock().deleted = true;
         }
         let found = (deleted && by_chance(2)).then(|| desk.find_out());
         if releases {
