@@ -10,7 +10,7 @@ use log::{debug, info};
 
 use crate::backoff::{Backoff, safety_poll};
 use crate::bid::{Answer, Bid, Claimed};
-use crate::calls::{Asked, Expected, Woken};
+use crate::calls::Expected;
 use crate::clock::Moment;
 use crate::error::Error;
 use crate::hold::Since;
@@ -84,7 +84,6 @@ pub(crate) fn acquire(
         patience,
         turn,
         expected: None,
-        asked: None,
         rivals: Rivals::default(),
         looked_late: false,
         vanished: false,
@@ -107,8 +106,6 @@ struct Claimant<'a> {
     turn: &'a Turn,
     /// From the first busy answer on: what wakes it up.
     expected: Option<Expected<'a>>,
-    /// What Redis said to the listener, which asked in the meantime.
-    asked: Option<Asked>,
     /// What it has seen of other processes meanwhile.
     rivals: Rivals,
     /// There was a last look before the deadline, or will be.
@@ -193,11 +190,7 @@ impl Claimant<'_> {
         self.turn.answered();
     }
 
-    /// Asks Redis, unless the listener has done so.
     fn ask(&mut self, ask: Ask) -> Result<Answer, Trouble> {
-        if let Some(asked) = self.asked.take() {
-            return self.bid.asked(asked);
-        }
         if let Some(expected) = &self.expected {
             expected.forget();
         }
@@ -290,35 +283,25 @@ impl Claimant<'_> {
         let until =
             Moment::now().after(pause.min(lease_left).max(SHORTEST_PAUSE)).min(self.patience.deadline);
         let gives_way = heard && self.rivals.come_first();
-        let wish = if heard && !in_a_run && !gives_way { self.bid.wish() } else { None };
-        match self.doze(expected, until, wish.as_ref(), holder) {
-            Woken::InTime if heard && pause < lease_left && until <= Moment::now() => {
-                self.unheard = self.bid.claim.keeper.listener().number();
-            }
-            Woken::Called if gives_way => _ = self.sleep(GIVE_WAY),
-            Woken::InTime | Woken::Called => {}
-            Woken::Answered(asked) => self.asked = Some(asked),
-            Woken::Left => self.bid.give_up_token(),
+        let called = self.doze(expected, until, holder);
+        if called && gives_way {
+            self.sleep(GIVE_WAY);
+        } else if !called && heard && pause < lease_left && until <= Moment::now() {
+            self.unheard = self.bid.claim.keeper.listener().number();
         }
-        self.asked.is_some() || Moment::now() < self.patience.deadline
+        Moment::now() < self.patience.deadline
     }
 
     /// Sleeps until it is called, or so long, or until a holder has died that may be taken for dead: Redis does not tell of
-    /// that.
-    fn doze(
-        &self,
-        expected: &Expected<'_>,
-        until: Moment,
-        wish: Option<&Wish>,
-        holder: Option<&Holder>,
-    ) -> Woken {
+    /// that. True where it was called.
+    fn doze(&self, expected: &Expected<'_>, until: Moment, holder: Option<&Holder>) -> bool {
         loop {
             let glance =
                 if self.bid.claim.reclaim_dead { Moment::now().after(GLANCE) } else { Moment::NEVER };
-            let woken = expected.wait(until.min(glance), self.patience.deadline, wish.cloned());
-            let goes_on = matches!(woken, Woken::InTime) && Moment::now() < until;
+            let called = expected.wait(until.min(glance));
+            let goes_on = !called && Moment::now() < until;
             if !goes_on || holder.is_some_and(|holder| self.is_dead(holder)) {
-                return woken;
+                return called;
             }
         }
     }

@@ -15,7 +15,6 @@ use std::mem;
 
 use log::warn;
 
-use crate::calls::Asked;
 use crate::clock::Moment;
 use crate::hold::Since;
 use crate::holder::Holder;
@@ -140,12 +139,6 @@ impl<'a> Bid<'a> {
         }
     }
 
-    /// What the listener may ask in the meantime: not where something is open already.
-    pub(crate) fn wish(&self) -> Option<Wish> {
-        let settled = self.astray_since.is_none() && !self.token.is_empty();
-        settled.then(|| Wish { token: self.token.clone(), lease: self.claim.lease })
-    }
-
     /// Looks at who has the lock, and asks for nothing.
     pub(crate) fn look(&mut self, deadline: Moment) -> Result<Answer, Trouble> {
         self.tried_since = Moment::now();
@@ -162,33 +155,6 @@ impl<'a> Bid<'a> {
         self.astray_since.is_none() && self.given_up.is_none()
     }
 
-    /// Takes in what Redis said to the listener.
-    pub(crate) fn asked(&mut self, asked: Asked) -> Result<Answer, Trouble> {
-        let sent = asked.sent;
-        self.tried_since = sent;
-        match asked.answer {
-            Ok((Claim::Taken, _)) => {
-                let now = Moment::now();
-                if now < self.claim.lease.valid_until(sent) {
-                    let token = mem::take(&mut self.token);
-                    return Ok(Answer::Taken { token, since: Since { sent, answered: now, stray: false } });
-                }
-                // Too late. The next attempt finds it there, and deletes it.
-                self.astray_since = Some(sent);
-                Err(late())
-            }
-            Ok((Claim::Busy(holder), watch)) => Ok(self.busy(holder, Some(asked.listener), watch)),
-            Ok((Claim::NotAString, _)) => Ok(Answer::NotAString),
-            Ok((Claim::TakenBefore, _)) => Err(self.found_without_sending()),
-            Err(trouble) => {
-                if matches!(trouble, Trouble::Unanswered { .. }) {
-                    self.give_up_token();
-                }
-                Err(trouble)
-            }
-        }
-    }
-
     /// Removes the token that was given up, so that the next attempt finds the lock free: what went
     /// wrong with that, if anything.
     fn remove_given_up(&self, mut connection: Connection<'a>, deadline: Moment) -> Option<Trouble> {
@@ -196,8 +162,8 @@ impl<'a> Bid<'a> {
         connection.remove(self.claim.key.in_redis(), token, deadline).err()
     }
 
-    /// The token is not ours to use any more: the listener has asked for it, and has it cleaned up.
-    pub(crate) fn give_up_token(&mut self) {
+    /// The token is not ours to use any more: Redis may hold it, or may yet.
+    fn give_up_token(&mut self) {
         self.owe();
         self.start_over();
     }

@@ -16,18 +16,17 @@ use log::{debug, info, warn};
 use parking_lot::{Condvar, Mutex};
 
 use crate::backoff::Backoff;
-use crate::calls::{Asked, Calls, Expected};
+use crate::calls::{Calls, Expected};
 use crate::clock::Moment;
 use crate::process::Inside;
-use crate::store::{Claim, Heard, Store, Trouble, Watch};
-use crate::wish::Wish;
+use crate::store::{Heard, Store, Trouble, Watch};
 
 /// How long the thread listens before it looks whether it is to stop, where it cannot be told, and
 /// whether connections of the pool have ended: the response timeout, but no shorter and no longer
 /// than this.
 const SILENCE: [Duration; 2] = [Duration::from_millis(100), Duration::from_secs(1)];
 
-/// How long the thread waits for an answer that a waiter wants. After that, the waiter asks for himself.
+/// How long Redis may take to wake the thread, when it is to stop.
 const BRIEFLY: Duration = Duration::from_millis(100);
 
 /// Who else wants to know, besides those who wait.
@@ -254,7 +253,7 @@ impl Shared {
         match heard {
             Heard::Keys(keys) => {
                 for key in &keys {
-                    self.ask_or_call(key);
+                    self.calls.call(key);
                     if let Some(audience) = &audience {
                         audience.changed(key);
                     }
@@ -267,37 +266,6 @@ impl Shared {
                 }
             }
             Heard::Silence => {}
-        }
-    }
-
-    /// Wakes whoever waits for a key. Where he has left word of what he wants, that is asked first, and the answer wakes him: a
-    /// thread takes as long to wake up as Redis to answer. But nobody else is kept waiting for long.
-    fn ask_or_call(&self, redis_key: &[u8]) {
-        let Some(call) = self.calls.find(redis_key) else {
-            return;
-        };
-        // The wish comes last: once it is taken, the sleeper waits for the answer.
-        let (Ok(key), Some(mut connection)) = (std::str::from_utf8(redis_key), self.store.idle()) else {
-            return call.ring();
-        };
-        let Some(question) = call.take_wish() else {
-            return call.ring();
-        };
-        let Wish { token, lease } = question.wish.clone();
-        let listener = self.number.load(Ordering::Acquire);
-        let sent = Moment::now();
-        let answer =
-            connection.claim_or_look(key, &token, lease.millis(), Some(listener), sent.after(BRIEFLY));
-        let taken = matches!(answer, Ok((Claim::Taken, _)));
-        if matches!(answer, Err(Trouble::Unanswered { .. })) {
-            // Behind what may yet be executed, on the same connection.
-            connection.abandon(key, &token);
-            question.answer(Asked { sent, listener, answer });
-        } else if !question.answer(Asked { sent, listener, answer }) && taken {
-            // Nobody is there to have it.
-            if connection.remove(key, &token, Moment::now().after(BRIEFLY)).is_err() {
-                connection.abandon(key, &token);
-            }
         }
     }
 

@@ -1,24 +1,22 @@
-//! Word of a key that has changed, in many orders of what the listener and one who sleeps for it do.
+//! A key changes in Redis, in many orders of what the listener and a thread that waits for it do.
 //!
-//! The place of the sleeper is the real one. Beside it: a Redis of one key, and what claimant and listener do with it, as briefly
-//! as that goes.
+//! The place of the waiter is the real one. Beside it: a Redis of one key, and what claimant and
+//! listener do with it, in brief.
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use shuttle::thread;
 
-use crate::calls::{Asked, Calls, Expected, Woken};
+use crate::calls::Calls;
 use crate::clock::Moment;
-use crate::options::Lease;
-use crate::store::{Claim, Compared, Trouble, Watch};
+use crate::store::Compared;
 use crate::sync::orders::{by_chance, in_many_orders, step};
 use crate::sync::{Condvar, Mutex};
-use crate::wish::Wish;
 
 pub(crate) const KEY: &str = "lock:a";
 
-/// A token that is not ours.
+const OURS: &str = "ours";
 const THEIRS: &str = "theirs";
 
 /// A Redis of one key: the token that stands there, and whom it tells of changes.
@@ -37,7 +35,6 @@ struct State {
     /// Word that nobody has read yet.
     words: u32,
     silent: bool,
-    claimed: Vec<String>,
     pushes: u32,
 }
 
@@ -49,7 +46,6 @@ impl Redis {
         let free = state.token.is_none();
         if free {
             state.token = Some(token.to_owned());
-            state.claimed.push(token.to_owned());
         }
         state.tracked |= !free;
         free
@@ -121,104 +117,38 @@ impl Redis {
     }
 }
 
-/// One who sleeps for a key, and the listener.
+/// A thread that waits for the key, the listener, and others that have the lock meanwhile.
 #[derive(Default)]
 struct Scene {
     calls: Calls,
     redis: Redis,
-    log: parking_lot::Mutex<Log>,
-}
-
-/// How the questions ended, for whoever asked and for the sleeper.
-#[derive(Debug, Default)]
-struct Log {
-    stayed: u32,
-    had_left: u32,
-    dropped: u32,
-    answered: u32,
-    left: u32,
 }
 
 impl Scene {
-    /// As `Claimant::run` does it: the token by which it has the lock in the end.
-    fn wait(&self, deadline: Moment) -> Option<String> {
+    /// As `Claimant::run` does it: whether it has the lock in the end.
+    fn wait(&self, deadline: Moment) -> bool {
         let expected = self.calls.expect(KEY);
-        let mut fresh = (0..).map(|n| format!("ours-{n}"));
-        let mut token = fresh.next()?;
-        let mut asked = None;
         loop {
-            let answer = asked.take().unwrap_or_else(|| {
-                expected.forget();
-                Ok(self.redis.claim(&token))
-            });
-            match answer {
-                Ok(true) => return Some(token),
-                Ok(false) => asked = self.sleep(&expected, &token, deadline),
-                Err(()) => token = fresh.next()?, // Whoever asked has cleaned up behind.
+            expected.forget();
+            if self.redis.claim(OURS) {
+                return true;
             }
-            if asked.is_none() && deadline <= Moment::now() {
-                return None;
+            let wakes_itself = deadline < Moment::NEVER && by_chance(3);
+            let soon = Moment::now().after(Duration::from_millis(2));
+            let until = if wakes_itself { soon.min(deadline) } else { deadline };
+            if !expected.wait(until) && deadline <= Moment::now() {
+                return false;
             }
         }
-    }
-
-    /// What came of the wish, if anything did.
-    fn sleep(&self, expected: &Expected<'_>, token: &str, deadline: Moment) -> Option<Result<bool, ()>> {
-        let until = if by_chance(3) { Moment::now().after(Duration::from_millis(2)) } else { Moment::NEVER };
-        let until = if deadline == Moment::NEVER { Moment::NEVER } else { until };
-        let wish = Wish { token: token.to_owned(), lease: Lease::new(Duration::from_secs(30)) };
-        let wish = (!by_chance(4)).then_some(wish);
-        let asked = match expected.wait(until, deadline, wish) {
-            Woken::InTime | Woken::Called => return None,
-            Woken::Left => {
-                self.log.lock().left += 1;
-                return None;
-            }
-            Woken::Answered(asked) => asked,
-        };
-        self.log.lock().answered += 1;
-        Some(match asked.answer {
-            Ok((Claim::Taken, _)) => Ok(true),
-            Ok(_) => Ok(false),
-            Err(_) => Err(()),
-        })
     }
 
     /// As `Shared::spread` does it.
     fn hear(&self) {
         if by_chance(8) {
-            return self.calls.call_all();
+            self.calls.call_all();
+        } else {
+            self.calls.call(KEY.as_bytes());
         }
-        let Some(call) = self.calls.find(KEY.as_bytes()) else {
-            return;
-        };
-        if by_chance(4) {
-            return call.ring(); // There is no connection to ask over.
-        }
-        let Some(question) = call.take_wish() else {
-            return call.ring();
-        };
-        let token = question.wish.token.clone();
-        if by_chance(8) {
-            self.log.lock().dropped += 1;
-            return drop(question); // Whatever became of the listener.
-        }
-        let taken = self.redis.claim(&token);
-        let lost = by_chance(4);
-        let answer = match taken {
-            _ if lost => Err(Trouble::Unanswered { link_stands: true, cause: "no answer".into() }),
-            true => Ok((Claim::Taken, Watch::On)),
-            false => Ok((Claim::Busy(None), Watch::On)),
-        };
-        if lost {
-            self.redis.remove(Some(&token)); // Behind it, on the same connection.
-        }
-        let stays = question.answer(Asked { sent: Moment::now(), listener: 1, answer });
-        if !stays && taken && !lost {
-            assert_eq!(self.redis.remove(Some(&token)), Compared::Done, "it was cleaned up twice");
-        }
-        let mut log = self.log.lock();
-        *(if stays { &mut log.stayed } else { &mut log.had_left }) += 1;
     }
 
     /// The lock is another process's, once more, and then nobody's.
@@ -234,7 +164,7 @@ impl Scene {
     }
 }
 
-fn one_sleeps_while_others_come_and_go(times: usize, longest: Duration, patience: Option<Duration>) {
+fn one_waits_while_others_come_and_go(times: usize, longest: Duration, patience: Option<Duration>) {
     in_many_orders(times, longest, move || {
         let scene = Arc::new(Scene::default());
         assert!(scene.redis.claim(THEIRS));
@@ -249,29 +179,27 @@ fn one_sleeps_while_others_come_and_go(times: usize, longest: Duration, patience
             }
         });
         let deadline = patience.map_or(Moment::NEVER, |patience| Moment::now().after(patience));
-        let token = scene.wait(deadline);
-        assert!(token.is_some() || patience.is_some());
-        if let Some(token) = token {
-            assert_eq!(scene.redis.remove(Some(&token)), Compared::Done, "it was not there");
+        let has_it = scene.wait(deadline);
+        assert!(has_it || patience.is_some());
+        if has_it {
+            assert_eq!(scene.redis.remove(Some(OURS)), Compared::Done, "it was not there");
         }
         others.join().expect("it ends");
         scene.redis.no_more_words();
         listener.join().expect("it ends");
         assert_eq!(scene.redis.state.lock().token, None, "a token was left behind");
-        assert!(scene.calls.find(KEY.as_bytes()).is_none());
-        let log = scene.log.lock();
-        assert!(log.stayed <= log.answered && log.had_left <= log.left, "{log:?}");
-        assert_eq!(log.answered + log.left, log.stayed + log.had_left + log.dropped, "{log:?}");
+        assert!(scene.calls.is_empty());
     });
 }
 
-/// No sleep ends by itself here: if word is lost between the look and the sleep, the sleeper never wakes up.
+/// No sleep ends by itself here: if a call is lost between the look and the sleep, the waiter never
+/// wakes up.
 #[test]
-fn word_that_comes_between_the_look_and_the_sleep_is_not_lost() {
-    one_sleeps_while_others_come_and_go(1_500, Duration::ZERO, None);
+fn a_call_that_comes_between_the_look_and_the_sleep_is_not_lost() {
+    one_waits_while_others_come_and_go(1_500, Duration::ZERO, None);
 }
 
 #[test]
-fn a_question_is_answered_or_left_and_what_was_taken_for_one_who_left_is_cleaned_up() {
-    one_sleeps_while_others_come_and_go(1_500, Duration::from_millis(10), Some(Duration::from_millis(5)));
+fn a_waiter_that_is_called_as_its_time_ends_has_the_lock_or_leaves_nothing() {
+    one_waits_while_others_come_and_go(1_500, Duration::from_millis(10), Some(Duration::from_millis(5)));
 }

@@ -67,12 +67,6 @@ impl Store {
         Ok(Connection { link, scripts: &self.scripts, response_timeout: self.response_timeout })
     }
 
-    /// Borrows a connection that is open and idle, if there is one.
-    pub(crate) fn idle(&self) -> Option<Connection<'_>> {
-        let link = Carrier::Lent(self.pool.idle()?);
-        Some(Connection { link, scripts: &self.scripts, response_timeout: self.response_timeout })
-    }
-
     /// True where Redis has answered over a connection of the pool since then.
     pub(crate) fn answered_since(&self, moment: Moment) -> bool {
         self.pool.answered_since(moment)

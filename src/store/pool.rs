@@ -114,12 +114,6 @@ impl Pool {
         Ok(Lent { slot, pool: self })
     }
 
-    /// Borrows a link that is open and idle, if there is one.
-    pub(super) fn idle(&self) -> Option<Lent<'_>> {
-        let slot = self.free_slot()?;
-        slot.link.is_some().then(|| Lent { slot, pool: self })
-    }
-
     /// A slot that nobody uses: one with a link, if there is one. (r2d2 hands out the one that came back last, and that may have
     /// lost its link.)
     fn free_slot(&self) -> Option<r2d2::PooledConnection<Slots>> {
