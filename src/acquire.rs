@@ -5,7 +5,6 @@ use std::mem;
 use std::thread;
 use std::time::Duration;
 
-use crate::random::between;
 use log::{debug, info};
 
 use crate::backoff::{Backoff, safety_poll};
@@ -20,18 +19,11 @@ use crate::key::NOT_A_STRING;
 use crate::machine;
 use crate::patience::{Attempts, Kind, Patience, Unending, Verdict};
 use crate::queue::Turn;
-use crate::rivals::Rivals;
 use crate::store::{Compared, Trouble};
 use crate::wish::{Handed, Wish};
 
 /// The shortest pause between two looks: Redis may be a moment late in letting an expired key go.
 const SHORTEST_PAUSE: Duration = Duration::from_micros(200);
-
-/// How long a waiter lets others go first who were woken with it.
-const GIVE_WAY: Duration = Duration::from_micros(200);
-
-/// How long a process leaves the lock alone that has had it for many turns: longer than the gap, so that others come first.
-const LET_IN: Duration = Duration::from_micros(400);
 
 /// How long before the deadline a waiter looks for the last time.
 const LAST_LOOK: Duration = Duration::from_millis(500);
@@ -75,28 +67,22 @@ pub(crate) fn acquire(
         && Moment::now() < wish.lease.valid_until(*sent)
     {
         claim.keeper.counters().handed_on.add(1);
-        let since = Since { sent: *sent, answered: *answered, stray: false };
+        let since = Since { sent: *sent, answered: *answered };
         return Ok(Outcome::Taken { token: wish.token.clone(), since });
     }
     let bid = Bid::new(claim, wished);
-    let mut claimant = Claimant {
+    let claimant = Claimant {
         bid,
         patience,
         turn,
         expected: None,
-        rivals: Rivals::default(),
         looked_late: false,
-        vanished: false,
         reclaimed: false,
         unheard: None,
         unending: Unending::default(),
         attempts: turn.attempts(),
     };
-    let outcome = claimant.run();
-    if !matches!(outcome, Ok(Outcome::Taken { .. })) {
-        claimant.bid.abandon();
-    }
-    outcome
+    claimant.run()
 }
 
 /// One acquisition, over as many attempts as it takes.
@@ -106,12 +92,8 @@ struct Claimant<'a> {
     turn: &'a Turn,
     /// From the first busy answer on: what wakes it up.
     expected: Option<Expected<'a>>,
-    /// What it has seen of other processes meanwhile.
-    rivals: Rivals,
     /// There was a last look before the deadline, or will be.
     looked_late: bool,
-    /// The last look found nobody there, though the lock was busy.
-    vanished: bool,
     /// It took the lock away from the dead once.
     reclaimed: bool,
     /// The listener that was silent through the last, long pause.
@@ -123,16 +105,14 @@ struct Claimant<'a> {
 }
 
 impl Claimant<'_> {
-    fn run(&mut self) -> Result<Outcome, Error> {
+    fn run(mut self) -> Result<Outcome, Error> {
         let mut while_busy = Backoff::for_busy();
         let mut in_trouble = Backoff::for_trouble();
         let (mut ask, mut told) = (Ask::Claim, false);
-        let yields = self.turn.yields() && !self.patience.once;
-        if yields {
-            self.let_others_in();
-        }
-        if (yields && self.turn.waited()) || self.bid.is_astray() {
-            self.begin_waiting();
+        let nap = if self.patience.once { Duration::ZERO } else { self.turn.first_nap() };
+        if !nap.is_zero() {
+            self.nap(nap);
+            self.expect();
             ask = Ask::ClaimOrLook;
         }
         let mut seen = None;
@@ -152,15 +132,19 @@ impl Claimant<'_> {
                         continue;
                     }
                     self.check_hearing(holder.as_ref(), seen.as_ref());
+                    if !(told || self.patience.once || self.turn.waited()) {
+                        self.bid.claim.keeper.counters().waited.add(1);
+                    }
                     let goes_on = if self.patience.once {
                         let until = self.unending.left(Moment::now());
                         ask == Ask::Claim || until.is_some_and(|until| self.sleep(until))
                     } else if self.expected.is_none() {
-                        // Nor will there be word of the release: asked once more, at once.
-                        self.begin_waiting();
+                        // The answer does not say who has the lock, nor will Redis tell of its end:
+                        // asked once more, at once.
+                        self.expect();
                         true
                     } else {
-                        self.pause(while_busy.pause(), heard, holder.as_ref(), seen.as_ref())
+                        self.pause(while_busy.pause(), heard, holder.as_ref())
                     };
                     (seen, told) = (holder.or(seen), true);
                     if !goes_on {
@@ -200,12 +184,10 @@ impl Claimant<'_> {
         }
     }
 
-    /// Others have the lock: from now on, word of its end is heard. (Before it is asked for: it may come at once.)
-    fn begin_waiting(&mut self) {
+    /// From now on, the listener's call is heard. (Before Redis is asked to tell of a change: that
+    /// may come at once.)
+    fn expect(&mut self) {
         let claim = self.bid.claim;
-        if !self.turn.waited() {
-            claim.keeper.counters().waited.add(1);
-        }
         claim.keeper.listener().start();
         self.expected = Some(claim.keeper.listener().expect(claim.key.in_redis()));
     }
@@ -224,7 +206,8 @@ impl Claimant<'_> {
             return Err(self.bid.claim.key.not_a_lock(&holder.to_string()));
         }
         let of_this_process = holder.owner().is_some_and(|owner| owner.pid() == self.bid.claim.owner.pid());
-        self.turn.saw(&holder, of_this_process);
+        let took = Moment::now().since(self.bid.tried_since());
+        self.turn.saw(&holder, took, of_this_process);
         Ok(Some(holder))
     }
 
@@ -256,38 +239,24 @@ impl Claimant<'_> {
     /// Sleeps until word comes, but not past the end of the holder's lease, nor past the deadline: false where that has
     /// come. No connection is held meanwhile.
     ///
-    /// Without a listener, for so long as `poll` says.
-    fn pause(
-        &mut self,
-        poll: Duration,
-        heard: bool,
-        holder: Option<&Holder>,
-        before: Option<&Holder>,
-    ) -> bool {
-        let in_a_run = heard && self.rivals.hand_on(holder, before);
+    /// Without a listener, for so long as `poll` says. With one, other processes are left some time after that.
+    fn pause(&mut self, poll: Duration, heard: bool, holder: Option<&Holder>) -> bool {
         let pause = if heard { safety_poll().min(self.until_last_look()) } else { poll };
         let Some(expected) = &self.expected else {
             return self.sleep(poll);
         };
-        if in_a_run {
-            // Word of it comes each time.
-            thread::sleep(self.rivals.gap().min(self.patience.deadline.since(Moment::now())));
-        }
-        let again = mem::replace(&mut self.vanished, holder.is_none());
-        let lease_left = match holder {
-            Some(holder) => holder.time_left().or(self.unending.left(Moment::now())).unwrap_or(Duration::MAX),
-            None if heard && again => poll, // Hardly by chance: a server that says so is not asked as often as it answers.
-            None if heard => Duration::ZERO, // It was free a moment ago.
-            None => Duration::MAX,
-        };
-        let until =
-            Moment::now().after(pause.min(lease_left).max(SHORTEST_PAUSE)).min(self.patience.deadline);
-        let gives_way = heard && self.rivals.come_first();
+        let now = Moment::now();
+        let lease_left = holder.map(|it| it.time_left().or(self.unending.left(now)).unwrap_or(Duration::MAX));
+        // A server that names nobody, and yet says that the lock is busy, is asked like one that
+        // cannot tell of changes.
+        let lease_left = lease_left.unwrap_or(poll);
+        let until = now.after(pause.min(lease_left).max(SHORTEST_PAUSE)).min(self.patience.deadline);
         let called = self.doze(expected, until, holder);
-        if called && gives_way {
-            self.sleep(GIVE_WAY);
-        } else if !called && heard && pause < lease_left && until <= Moment::now() {
+        if !called && heard && pause < lease_left && until <= Moment::now() {
             self.unheard = self.bid.claim.keeper.listener().number();
+        }
+        if heard {
+            self.nap(self.turn.nap());
         }
         Moment::now() < self.patience.deadline
     }
@@ -335,10 +304,9 @@ impl Claimant<'_> {
         }
     }
 
-    /// This process has had the lock for many turns: whoever waits in another has time to take it.
-    fn let_others_in(&self) {
-        let pause = between(LET_IN, LET_IN + LET_IN / 2);
-        thread::sleep(pause.min(self.patience.deadline.since(Moment::now())));
+    /// Leaves the lock to other processes for so long; but looks once more before the deadline.
+    fn nap(&self, nap: Duration) {
+        self.sleep(nap.min(self.patience.deadline.since(Moment::now()) / 2));
     }
 
     /// Takes in that an attempt failed: what the wait ends with, if it is over.

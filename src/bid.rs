@@ -1,17 +1,18 @@
 //! A token on its way into Redis, and what is known of it there.
 //!
-//! The hard part is a `SET` whose answer does not come: the lock may be ours. Three rules keep that honest.
+//! The hard part is a `SET` whose answer does not come: the lock may be ours, or may yet be. Two
+//! rules keep that honest.
 //!
-//! 1. *A connection has one answer to give.* Where it stays silent for a response timeout, the clean-up of the token is
-//!    written behind the `SET`, on the same connection: Redis executes one connection's commands in order. (A clean-up
-//!    over another connection may run first, and nobody would then hold the lock that the `SET` takes.) The next
-//!    attempt goes over another connection: perhaps only this one is dead, and Redis is well.
-//! 2. *A token that was cleaned up is never used again*: the clean-up may run late, and would then delete
-//!    a lock that the same token has taken anew.
-//! 3. *A token whose connection broke stays*, since nothing can be written behind it. A later look that finds the token
-//!    means that we have had the lock since the first send that went astray, and no longer.
-
-use std::mem;
+//! 1. *A token without an answer is given up*, and the next attempt draws a fresh one. So nobody has
+//!    to know since when the old one stands there, and a clean-up that runs late deletes nothing that
+//!    is used.
+//! 2. *What was given up is cleaned up twice.* Where the connection stands, the clean-up is written
+//!    behind the `SET` on the same connection, since Redis executes one connection's commands in
+//!    order: over another connection it may run first, and leave a key that nobody holds. And the
+//!    keeper sends it again until it has deleted the token, or until its lease is over. An attempt
+//!    that finds such a token in its way removes it.
+//!
+//! The next attempt goes over another connection: perhaps only this one is dead, and Redis is well.
 
 use log::warn;
 
@@ -61,13 +62,11 @@ pub(crate) enum Answer {
     NotAString,
 }
 
-/// A token's way into Redis, and what is known of it there.
+/// Tokens on their way into Redis, and what is known of them there.
 pub(crate) struct Bid<'a> {
     pub(crate) claim: Claimed<'a>,
-    /// Empty where a fresh one is to be drawn first.
-    token: String,
-    /// The first send of the token whose connection broke: Redis may still execute it.
-    astray_since: Option<Moment>,
+    /// What the next attempt asks with; a fresh one is drawn where there is none.
+    token: Option<String>,
     /// The last token that was given up. Where it is what keeps the lock busy, nobody has the lock.
     given_up: Option<String>,
     /// When the last attempt began, not counting the time in which Redis answered others.
@@ -75,65 +74,70 @@ pub(crate) struct Bid<'a> {
 }
 
 impl<'a> Bid<'a> {
-    /// With the wish of the thread that waited for it, and what became of that when it was handed on.
+    /// With the wish of the thread that waited for it, and what became of that when it was handed
+    /// on, unless the lock was.
     pub(crate) fn new(claim: Claimed<'a>, (wish, handed): (Wish, Handed)) -> Bid<'a> {
-        let (token, astray_since, given_up) = match handed {
-            Handed::Spoilt => (String::new(), None, Some(wish.token)),
-            Handed::Nothing => (wish.token, None, None),
-            // Taken, but so long ago that the next look had better settle it; or perhaps not taken.
-            Handed::Taken { sent, .. } | Handed::Astray { sent } => (wish.token, Some(sent), None),
-        };
-        Bid { claim, token, astray_since, given_up, tried_since: Moment::now() }
-    }
-
-    /// True where Redis may hold the token already, though nobody can say.
-    pub(crate) fn is_astray(&self) -> bool {
-        self.astray_since.is_some()
+        let mut bid = Bid { claim, token: None, given_up: None, tried_since: Moment::now() };
+        match handed {
+            Handed::Nothing => bid.token = Some(wish.token),
+            // The thread in front has had it cleaned up.
+            Handed::Spoilt { .. } => bid.given_up = Some(wish.token),
+            Handed::Taken { .. } => bid.give_up(wish.token),
+        }
+        bid
     }
 
     pub(crate) fn tried_since(&self) -> Moment {
         self.tried_since
     }
 
-    /// Asks Redis once.
+    /// Asks Redis once for the lock. With `look`, the answer says who has it.
     pub(crate) fn attempt(&mut self, look: bool, deadline: Moment) -> Result<Answer, Trouble> {
-        if self.token.is_empty() {
-            self.token = self.claim.fresh_token()?;
-        }
+        let token = self.token.take().map_or_else(|| self.claim.fresh_token(), Ok)?;
         let began = Moment::now();
         self.tried_since = began;
-        let mut connection = self.claim.store.checkout(deadline)?;
+        let mut connection = match self.claim.store.checkout(deadline) {
+            Ok(connection) => connection,
+            Err(trouble) => {
+                self.token = Some(token);
+                return Err(trouble);
+            }
+        };
         let (key, lease) = (self.claim.key.in_redis(), self.claim.lease.millis());
         let number = if self.claim.waits { self.claim.keeper.listener().number() } else { None };
         let sent = Moment::now();
         if self.claim.store.answered_since(began) {
             self.tried_since = sent;
         }
-        let answer = if look {
-            connection.claim_or_look(key, &self.token, lease, number, deadline)
+        let mut answer = if look {
+            connection.claim_or_look(key, &token, lease, number, deadline)
         } else {
-            connection.claim(key, &self.token, lease, deadline).map(|claim| (claim, Watch::Off))
+            connection.claim(key, &token, lease, deadline).map(|claim| (claim, Watch::Off))
         };
+        if let (Ok((Claim::Busy(Some(holder)), _)), Some(given_up)) = (&answer, &self.given_up)
+            && holder.raw() == given_up
+        {
+            answer = connection
+                .remove(key, given_up, deadline)
+                .and_then(|_| connection.claim_or_look(key, &token, lease, number, deadline));
+        }
         match answer {
-            Ok((Claim::Taken, _)) => self.taken(connection, sent, deadline),
-            Ok((Claim::TakenBefore, _)) if self.astray_since.is_none() => {
-                let trouble = self.found_without_sending();
-                Err(self.remove_given_up(connection, deadline).unwrap_or(trouble))
-            }
+            Ok((Claim::Taken, _)) => self.taken(connection, token, sent, deadline),
             Ok((Claim::TakenBefore, _)) => {
-                let since = self.astray_since.unwrap_or(sent);
-                self.taken(connection, since, deadline)
+                // Redis has said of each send of it that it took nothing: nobody knows since when
+                // it stands there. The next attempt removes it.
+                self.give_up(token);
+                Err(unanswered("the token stands in Redis, which has said that it did not take it"))
             }
-            Ok((Claim::Busy(Some(holder)), _)) if self.given_up.as_deref() == Some(holder.raw()) => {
-                let cause =
-                    "an earlier attempt of this thread, which was not answered, had taken the lock".into();
-                let trouble = Trouble::Unanswered { link_stands: true, cause };
-                Err(self.remove_given_up(connection, deadline).unwrap_or(trouble))
+            Ok((Claim::Busy(holder), watch)) => {
+                self.token = Some(token);
+                let listener = self.claim.keeper.listener();
+                let heard = number.is_some_and(|number| listener.will_hear(number, watch));
+                Ok(Answer::Busy { holder, heard })
             }
-            Ok((Claim::Busy(holder), watch)) => Ok(self.busy(holder, number, watch)),
             Ok((Claim::NotAString, _)) => Ok(Answer::NotAString),
             Err(trouble) => {
-                self.lost_answer(connection, sent, &trouble);
+                self.lost_answer(connection, token, &trouble);
                 Err(trouble)
             }
         }
@@ -152,94 +156,55 @@ impl<'a> Bid<'a> {
 
     /// True where no token of this thread can be what keeps the lock busy.
     pub(crate) fn has_left_nothing(&self) -> bool {
-        self.astray_since.is_none() && self.given_up.is_none()
+        self.given_up.is_none()
     }
 
-    /// Removes the token that was given up, so that the next attempt finds the lock free: what went
-    /// wrong with that, if anything.
-    fn remove_given_up(&self, mut connection: Connection<'a>, deadline: Moment) -> Option<Trouble> {
-        let token = self.given_up.as_deref()?;
-        connection.remove(self.claim.key.in_redis(), token, deadline).err()
-    }
-
-    /// The token is not ours to use any more: Redis may hold it, or may yet.
-    fn give_up_token(&mut self) {
-        self.owe();
-        self.start_over();
-    }
-
-    fn busy(&self, holder: Option<Holder>, number: Option<u64>, watch: Watch) -> Answer {
-        let heard = number.is_some_and(|number| self.claim.keeper.listener().will_hear(number, watch));
-        Answer::Busy { holder, heard }
-    }
-
-    /// The token stands in Redis, and has since `since` at the earliest.
+    /// The token stands in Redis, and has since `sent` at the earliest.
     fn taken(
         &mut self,
         mut connection: Connection<'a>,
-        since: Moment,
+        token: String,
+        sent: Moment,
         deadline: Moment,
     ) -> Result<Answer, Trouble> {
         let now = Moment::now();
-        if now < self.claim.lease.valid_until(since) {
-            let token = mem::take(&mut self.token);
-            let stray = self.astray_since.is_some();
-            return Ok(Answer::Taken { token, since: Since { sent: since, answered: now, stray } });
+        if now < self.claim.lease.valid_until(sent) {
+            return Ok(Answer::Taken { token, since: Since { sent, answered: now } });
         }
         // The answer took as long as the lease: that is no lock. Whatever comes of the removal, it runs before
         // anything sent later on this connection, and the token is done with.
         warn!(target: "relatch::acquire", "the answer for lock {:?} came after its lease: not taken", self.claim.key.name());
-        let removal = connection.remove(self.claim.key.in_redis(), &self.token, deadline);
-        if removal.is_err() || self.astray_since.is_some() {
-            self.owe();
+        match connection.remove(self.claim.key.in_redis(), &token, deadline) {
+            Ok(_) => self.given_up = Some(token),
+            Err(trouble) => {
+                self.give_up(token);
+                return Err(trouble);
+            }
         }
-        self.start_over();
-        removal?;
-        Err(late())
-    }
-
-    /// The token stands in Redis, though Redis has said of each of its sends that it took nothing.
-    /// Nobody knows since when, or who put it there: it is not a lock that can be believed in.
-    fn found_without_sending(&mut self) -> Trouble {
-        self.give_up_token();
-        let cause = "the token stands in Redis, which has said that it did not take it".into();
-        Trouble::Unanswered { link_stands: true, cause }
+        Err(unanswered("the answer came after the lease, which is shorter than a round trip now"))
     }
 
     /// Notes what may still happen in Redis.
-    fn lost_answer(&mut self, connection: Connection<'a>, sent: Moment, trouble: &Trouble) {
-        match trouble {
-            Trouble::Unanswered { link_stands: true, .. } => {
-                connection.abandon(self.claim.key.in_redis(), &self.token);
-                self.give_up_token();
+    fn lost_answer(&mut self, connection: Connection<'a>, token: String, trouble: &Trouble) {
+        if let Trouble::Unanswered { link_stands, .. } = trouble {
+            if *link_stands {
+                connection.abandon(self.claim.key.in_redis(), &token);
             }
-            Trouble::Unanswered { .. } => _ = self.astray_since.get_or_insert(sent),
-            Trouble::NotSent(_) | Trouble::Refused(_) | Trouble::OutOfTime(_) => {}
+            self.give_up(token);
+        } else {
+            self.token = Some(token);
         }
     }
 
-    /// The next attempt draws a fresh token, of which Redis knows nothing.
-    fn start_over(&mut self) {
-        self.given_up = Some(mem::take(&mut self.token));
-        self.astray_since = None;
-    }
-
-    /// Leaves nothing behind, without waiting for an answer: what is left to do is the keeper's.
-    pub(crate) fn abandon(self) {
-        if self.astray_since.is_some() {
-            self.owe();
-        }
-    }
-
-    /// Has the keeper delete what this token may have left, or may yet leave. The token is not used again.
-    fn owe(&self) {
-        let (redis_key, token) = (self.claim.key.in_redis().to_owned(), self.token.clone());
-        let gone_by = self.claim.lease.gone_by(Moment::now());
-        self.claim.keeper.owe(Leftover { redis_key, token, gone_by, stray: true });
+    /// The token is not used again: Redis may hold it, or may yet, and the keeper deletes it.
+    fn give_up(&mut self, token: String) {
+        let (redis_key, gone_by) =
+            (self.claim.key.in_redis().to_owned(), self.claim.lease.gone_by(Moment::now()));
+        self.claim.keeper.owe(Leftover { redis_key, token: token.clone(), gone_by, stray: true });
+        self.given_up = Some(token);
     }
 }
 
-fn late() -> Trouble {
-    let cause = "the answer came after the lease, which is shorter than a round trip now".into();
-    Trouble::Unanswered { link_stands: true, cause }
+fn unanswered(cause: &'static str) -> Trouble {
+    Trouble::Unanswered { link_stands: true, cause: cause.into() }
 }

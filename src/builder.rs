@@ -175,13 +175,15 @@ impl Builder {
     }
 
     /// How often, and for how long, threads of this process hand a lock on among themselves, before they let other processes in.
-    /// Defaults to 64 turns or 5 ms, whichever ends first; up to sixteen times that while nobody else comes.
+    /// Defaults to 64 turns or 5 ms, whichever ends first. Then the lock is left free for about a
+    /// millisecond, or, where no other process was seen lately, one time in four.
     ///
     /// While a thread waits for the lock that another thread of this manager releases, the release and the next one's `SET`
-    /// go out together: one round trip a turn instead of two. Other processes would never get theirs meanwhile. So after so
-    /// many turns in a row, or once they have taken so long, the next thread pauses for about half a millisecond before it asks. So
-    /// does a single thread that holds a lock for longer than a millisecond, and takes it again within one, again and again. One turn
-    /// means that locks are never handed on, and nobody pauses.
+    /// go out together: one round trip a turn instead of two. Other processes would never get theirs
+    /// meanwhile. So after so many turns in a row, or once they have had the lock for so long, the
+    /// next thread pauses before it asks. So does a single thread that takes a lock again within a
+    /// millisecond, again and again, once it has had it for so long. One turn means that locks are
+    /// never handed on, and that threads pause only for rivals which they have seen.
     pub fn hand_on(mut self, turns: u32, time: Duration) -> Builder {
         self.settings.hand_on = HandOn { turns, time };
         self

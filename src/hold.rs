@@ -18,8 +18,6 @@ use crate::sync::{Condvar, Mutex};
 pub(crate) struct Since {
     pub(crate) sent: Moment,
     pub(crate) answered: Moment,
-    /// Another send of the same token may still be executed, even after the release.
-    pub(crate) stray: bool,
 }
 
 /// Written in place of the end of a lease that a look has found to be over: earlier than any clock
@@ -350,13 +348,8 @@ pub(crate) mod tests {
         let key = Key::new("lock:", name).unwrap();
         let owner = Owner::new("host".into(), std::process::id(), 2);
         let token = format!("{owner}-{}", "0".repeat(32));
-        let since = Since { sent, answered: sent, stray: false };
+        let since = Since { sent, answered: sent };
         Hold::new(key, owner, token, Lease::new(lease), Options::default().renewal, since)
-    }
-
-    /// With a lease of a second.
-    pub(crate) fn sample_of(since: Since) -> Hold {
-        Hold { since, ..sample("a", Duration::from_secs(1), since.sent) }
     }
 
     const SENT: Moment = Moment::from_nanos(1_000);

@@ -1,6 +1,7 @@
 //! One key's line in this process: who has the turn, who is next, and what one hands on to the other.
 
 use std::collections::VecDeque;
+use std::mem;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -9,7 +10,9 @@ use crate::hold::Hold;
 use crate::holder::Holder;
 use crate::options::HandOn;
 use crate::patience::{Attempts, Silence};
-use crate::run::{Run, Trace};
+use crate::random::{between, fraction, one_in};
+use crate::rivals::Rivals;
+use crate::run::Run;
 use crate::waiter::{AWAKE, Waiter};
 use crate::wish::Handed;
 
@@ -19,22 +22,38 @@ use crate::wish::Handed;
 /// every hold would cost a switch of threads per turn.
 const GLANCE: Duration = Duration::from_secs(1);
 
-/// One key's line. It exists as long as somebody has the turn or waits for it.
+/// How long a process leaves the lock free at the end of a run, so that others can take it: a
+/// waiter that polls, or one that Redis wakes up late. (Longer where Redis is far away.)
+const LET_IN: [Duration; 2] = [Duration::from_micros(750), Duration::from_millis(1)];
+
+/// A process that knows of no rival leaves the lock free at the end of one run in so many.
+const ALONE: u32 = 4;
+
+/// One key's line. It exists as long as a thread has the turn or waits for it.
 #[derive(Debug, Default)]
 pub(super) struct Line {
     pub(super) front: Option<Front>,
     pub(super) waiting: VecDeque<Arc<Waiter>>,
     /// The last turn was short, so the next may be.
     brisk: bool,
-    /// The run that the last turn was part of.
-    run: Option<Run>,
-    /// The last turn was the last of its run: other processes are let in first.
-    last_of_run: bool,
+    /// What the last turn left to the next.
+    past: Past,
     /// The front gets no answer from Redis. Passes on with the turn: an outage does not begin anew
     /// with each thread.
     silence: Option<Silence>,
     /// Redis has answered a thread of this line.
     answered: bool,
+}
+
+/// What one turn leaves to the next, also where the line ends in between.
+#[derive(Debug, Default)]
+pub(super) struct Past {
+    /// The run that the last turn was part of.
+    run: Option<Run>,
+    /// That turn was the last of its run.
+    run_is_over: bool,
+    /// The other processes that want the lock.
+    rivals: Rivals,
 }
 
 /// Who has the turn: a thread that talks to Redis, or one that holds the lock.
@@ -54,31 +73,13 @@ pub(super) struct Front {
     handed: Option<(Arc<Waiter>, Handed)>,
 }
 
-impl Front {
-    /// The turn is used for a hold now. Where others had the lock in between, a new run begins.
-    pub(super) fn holds(&mut self, hold: &Arc<Hold>, now: Moment) {
-        self.hold = Some(Arc::clone(hold));
-        if self.seen.take().is_some() {
-            self.run = Run::new(now);
-        } else if self.run.turns == 1 {
-            self.run.since = now; // Not counting the pause.
-        }
-    }
-}
-
-/// A turn that has ended.
-#[derive(Debug)]
-pub(super) struct Ended {
-    /// For when the key is wanted again at once.
-    pub(super) trace: Option<Trace>,
-}
-
 /// A turn that starts.
 #[derive(Debug)]
 pub(super) struct Start {
     pub(super) number: u64,
     pub(super) handed: Handed,
-    pub(super) last_of_run: bool,
+    /// How long to leave the lock to other processes before it asks.
+    pub(super) nap: Duration,
     /// What the threads before it had found out of Redis.
     pub(super) attempts: Attempts,
 }
@@ -98,29 +99,65 @@ impl Line {
         if let Some((number, handed)) = handed_on {
             // The release was not answered, nor what went out with it.
             match handed {
-                Handed::Astray { sent } => self.asks(number, sent),
-                Handed::Spoilt => self.asks(number, now),
+                Handed::Spoilt { sent } => self.asks(number, sent),
                 Handed::Nothing | Handed::Taken { .. } => {}
             }
             let attempts = Attempts::after(self.silence.clone(), true);
-            return Some(Start { number, handed, last_of_run: false, attempts });
+            return Some(Start { number, handed, nap: Duration::ZERO, attempts });
         }
         if !self.is_open(now) || !self.is_next(waiter) {
             return None;
         }
         self.waiting.pop_front();
-        let last_of_run = std::mem::take(&mut self.last_of_run);
         // Of a turn that is passed by in the moment before it ends, too.
-        let last = self.run.take().or(self.front.as_ref().map(|front| front.run));
-        let run = match last {
-            None => Run::new(now),
-            Some(last) if last_of_run => last.next(now),
-            Some(last) => last.longer(),
-        };
+        let last = self.past.run.take().or(self.front.as_ref().map(|front| front.run));
+        let is_over = mem::take(&mut self.past.run_is_over);
+        let run = last.filter(|_| !is_over).map_or(Run::new(now), |last| last.at(now));
         self.front = Some(self.front(number, run, now));
         let attempts = Attempts::after(self.silence.clone(), self.answered);
-        self.asks(number, now);
-        Some(Start { number, handed: Handed::Nothing, last_of_run, attempts })
+        let nap = self.first_nap(is_over, now);
+        // Not sooner: a thread in line behind it would take the nap for a Redis that is silent.
+        self.asks(number, now.after(nap));
+        Some(Start { number, handed: Handed::Nothing, nap, attempts })
+    }
+
+    /// How long a turn that begins leaves the lock to other processes.
+    fn first_nap(&mut self, run_is_over: bool, now: Moment) -> Duration {
+        self.past.rivals.begin(now);
+        let nap = self.past.rivals.nap(fraction);
+        if run_is_over && (self.past.rivals.rivals() > 0.0 || one_in(ALONE)) {
+            nap.max(between(LET_IN[0], LET_IN[1])).max(self.past.rivals.turn())
+        } else {
+            nap
+        }
+    }
+
+    /// How long the front leaves the lock to other processes before it looks again.
+    pub(super) fn nap(&mut self, number: u64) -> Duration {
+        if self.has_turn(number) { self.past.rivals.nap(fraction) } else { Duration::ZERO }
+    }
+
+    /// The front has looked, which took so long, and another process has the lock.
+    pub(super) fn saw(&mut self, number: u64, holder: &Holder, took: Duration) {
+        if let Some(front) = self.front.as_mut().filter(|front| front.number == number) {
+            front.seen = Some(holder.clone());
+            self.past.rivals.took(took);
+            self.past.rivals.saw(holder);
+        }
+    }
+
+    /// The front has the lock now.
+    pub(super) fn holds(&mut self, number: u64, hold: &Arc<Hold>, now: Moment) {
+        if let Some(front) = self.front.as_mut().filter(|front| front.number == number) {
+            front.hold = Some(Arc::clone(hold));
+            front.seen = None;
+            // (What was handed on was won by the first turn of the run.)
+            if front.run.holds(now) && self.past.rivals.won() {
+                front.run = Run::new(now);
+                front.run.holds(now);
+            }
+        }
+        self.answered(number);
     }
 
     fn front(&self, number: u64, run: Run, now: Moment) -> Front {
@@ -251,12 +288,11 @@ impl Line {
     ) -> Option<Arc<Waiter>> {
         let front = self.front.as_mut().filter(|front| front.number == number)?;
         front.ending = true;
-        if limits.turns == 1 {
-            return None;
-        }
-        self.last_of_run = front.run.is_over(limits, now);
+        front.run.gives_back(now);
+        // One turn means that nothing is handed on, and that the process need not pause for that.
+        self.past.run_is_over = limits.turns > 1 && front.run.is_over(limits);
         let next = self.waiting.front()?;
-        if self.last_of_run || next.deadline <= answer_by {
+        if limits.turns == 1 || self.past.run_is_over || next.deadline <= answer_by {
             return None;
         }
         front.handing = true;
@@ -280,25 +316,30 @@ impl Line {
         };
         self.waiting.pop_front();
         self.brisk = now.since(last.started) < AWAKE;
-        let front = self.front(next, last.run.longer(), now);
+        let front = self.front(next, last.run.handed_on(), now);
         self.front = Some(Front { handed: Some((Arc::clone(to), handed)), ..front });
         true
     }
 
-    /// A line that goes on where the last one ended a moment ago.
-    pub(super) fn after(trace: &Trace, now: Moment) -> Line {
-        match trace.followed_at(now) {
-            Some((run, last_of_run)) => Line { run: Some(run), last_of_run, ..Line::default() },
-            None => Line::default(),
-        }
+    /// A line that goes on where the last one of this key ended.
+    pub(super) fn after(past: Past) -> Line {
+        Line { past, ..Line::default() }
     }
 
-    /// A turn is over: what is left of it, unless it had been passed by, and the turn is somebody else's.
-    pub(super) fn end_turn(&mut self, number: u64, now: Moment) -> Option<Ended> {
-        let last = self.front.take_if(|front| front.number == number)?;
+    /// A turn is over; false where it had been passed by, and the turn is another thread's.
+    pub(super) fn end_turn(&mut self, number: u64, now: Moment) -> bool {
+        let Some(last) = self.front.take_if(|front| front.number == number) else {
+            return false;
+        };
         self.brisk = now.since(last.started) < AWAKE;
-        self.run = Some(last.run);
-        Some(Ended { trace: Trace::new(last.run, self.last_of_run, last.started, now) })
+        self.past.run = Some(last.run);
+        self.past.rivals.ended(now);
+        true
+    }
+
+    /// What is left of a line that ends.
+    pub(super) fn end(self) -> Past {
+        self.past
     }
 }
 
@@ -311,7 +352,7 @@ mod tests {
     use crate::wish::Wish;
 
     const LIMITS: HandOn = HandOn { turns: 3, time: Duration::from_millis(20) };
-    const GONE: Handed = Handed::Astray { sent: Moment::PAST };
+    const GONE: Handed = Handed::Spoilt { sent: Moment::PAST };
     const SOON: Moment = Moment::from_nanos(2_000_000_000);
 
     fn at(millis: u64) -> Moment {
@@ -347,7 +388,7 @@ mod tests {
         let start = line.start_turn(3, Some(&second), at(0)).unwrap();
         assert_eq!((start.number, start.handed), (2, GONE));
         assert!(line.start_turn(3, Some(&second), at(0)).is_none(), "once");
-        assert!(line.end_turn(2, at(0)).is_some());
+        assert!(line.end_turn(2, at(0)));
         let start = line.start_turn(3, Some(&third), at(0)).unwrap();
         assert_eq!(start.handed, Handed::Nothing, "a turn that ends alone hands nothing on");
     }
@@ -356,7 +397,7 @@ mod tests {
     fn nobody_takes_the_turn_while_it_is_handed_on() {
         let (mut line, [second]) = line();
         let hold = hold();
-        line.front.as_mut().unwrap().holds(&hold, at(0));
+        line.holds(1, &hold, at(0));
         line.hand_on(1, &LIMITS, at(0), at(1)).unwrap();
         hold.release();
         assert!(line.start_turn(2, Some(&second), at(0)).is_none(), "though the hold is over");
@@ -368,7 +409,7 @@ mod tests {
     fn a_hold_that_is_lost_is_not_named_as_what_keeps_the_line_waiting() {
         let (mut line, [_]) = line();
         let hold = hold();
-        line.front.as_mut().unwrap().holds(&hold, at(0));
+        line.holds(1, &hold, at(0));
         assert_eq!(line.holder(at(1)).unwrap().raw(), hold.token());
         hold.lose(LostCause::Deleted);
         assert_eq!(line.holder(at(1)).map(|holder| holder.raw().to_owned()), None);
@@ -381,68 +422,81 @@ mod tests {
         line.hand_on(1, &LIMITS, at(0), at(1)).unwrap();
         line.step_out(&second, at(0));
         assert!(!line.pass_on(1, &second, 2, GONE, at(0)), "it has gone all the same");
-        assert!(line.end_turn(1, at(0)).is_some());
+        assert!(line.end_turn(1, at(0)));
         assert!(line.start_turn(2, Some(&third), at(0)).is_some());
     }
 
+    /// A look of the front finds another process there.
+    fn sees(line: &mut Line, number: u64) {
+        line.saw(number, &Holder::new(b"theirs", None), Duration::from_micros(50));
+    }
+
     #[test]
-    fn a_run_ends_after_so_many_turns_and_others_are_let_in() {
+    fn a_run_ends_after_so_many_turns_and_the_lock_is_left_to_known_rivals() {
         let (mut line, waiters) = line::<6>();
+        sees(&mut line, 1);
+        line.holds(1, &hold(), at(0));
         for number in 1..3 {
             let next = line.hand_on(number, &LIMITS, at(0), at(1)).unwrap();
             assert!(line.pass_on(number, &next, number + 1, GONE, at(0)));
-            assert!(!line.start_turn(9, Some(&next), at(0)).unwrap().last_of_run);
+            assert_eq!(line.start_turn(9, Some(&next), at(0)).unwrap().nap, Duration::ZERO);
         }
         assert!(line.hand_on(3, &LIMITS, at(0), at(1)).is_none(), "this was the third turn in a row");
-        assert!(line.end_turn(3, at(0)).is_some());
-        assert!(line.start_turn(4, Some(&waiters[2]), at(0)).unwrap().last_of_run);
+        assert!(line.end_turn(3, at(0)));
+        assert!(line.start_turn(4, Some(&waiters[2]), at(0)).unwrap().nap >= LET_IN[0]);
         assert!(line.hand_on(4, &LIMITS, at(0), at(1)).is_some(), "a new run has begun");
     }
 
     #[test]
-    fn turns_that_are_not_handed_on_are_part_of_a_run_unless_others_had_the_lock_in_between() {
-        for others in [false, true] {
-            let (mut line, [second, _]) = line();
-            assert!(line.end_turn(1, at(0)).is_some());
-            assert!(!line.start_turn(2, Some(&second), at(0)).unwrap().last_of_run);
-            let front = line.front.as_mut().unwrap();
-            front.seen = others.then(|| Holder::new(b"theirs", None));
-            front.holds(&hold(), at(0));
-            let limits = HandOn { turns: 2, ..LIMITS };
-            assert_eq!(line.hand_on(2, &limits, at(0), at(1)).is_some(), others);
+    fn a_process_that_knows_of_no_rival_leaves_the_lock_free_now_and_then() {
+        let naps = |times: u64| {
+            let (mut line, _) = line::<0>();
+            (1..=times).filter(move |number| {
+                line.hand_on(*number, &HandOn { time: Duration::ZERO, ..LIMITS }, at(0), at(1));
+                assert!(line.end_turn(*number, at(0)));
+                line.start_turn(number + 1, None, at(0)).unwrap().nap >= LET_IN[0]
+            })
+        };
+        let free = naps(2_000).count();
+        assert!((300..800).contains(&free), "{free} times of 2000");
+    }
+
+    #[test]
+    fn where_nothing_is_handed_on_no_run_ends() {
+        let (mut line, _) = line::<0>();
+        for number in 1..100 {
+            line.hand_on(number, &HandOn { turns: 1, time: Duration::ZERO }, at(0), at(1));
+            assert!(line.end_turn(number, at(0)));
+            assert_eq!(line.start_turn(number + 1, None, at(0)).unwrap().nap, Duration::ZERO);
         }
     }
 
     #[test]
-    fn a_process_that_is_alone_makes_longer_runs() {
-        let (mut line, waiters) = line::<40>();
-        let twice = HandOn { turns: 2, ..LIMITS };
-        let mut number = 1;
-        let mut turns_of = |line: &mut Line, others: bool| {
-            let mut turns = 1;
-            loop {
-                let next = line.hand_on(number, &twice, at(0), at(1));
-                number += 1;
-                match next {
-                    Some(next) => assert!(line.pass_on(number - 1, &next, number, GONE, at(0))),
-                    None => assert!(line.end_turn(number - 1, at(0)).is_some()),
-                }
-                let first =
-                    waiters.iter().find(|waiter| line.start_turn(number, Some(waiter), at(0)).is_some());
-                assert!(first.is_some());
-                if line.front.as_ref().unwrap().run.turns == 1 {
-                    let front = line.front.as_mut().unwrap();
-                    front.seen = others.then(|| Holder::new(b"theirs", None));
-                    front.holds(&hold(), at(0));
-                    return turns;
-                }
-                turns += 1;
+    fn turns_that_are_not_handed_on_are_part_of_a_run_unless_others_had_the_lock_in_between() {
+        let limits = HandOn { turns: 9, time: Duration::from_millis(5) };
+        for others in [false, true] {
+            let (mut line, [second, _]) = line();
+            line.holds(1, &hold(), at(0));
+            line.hand_on(1, &limits, at(3), SOON);
+            assert!(line.end_turn(1, at(3)));
+            line.start_turn(2, Some(&second), at(3)).unwrap();
+            if others {
+                sees(&mut line, 2);
             }
-        };
-        assert_eq!(turns_of(&mut line, false), 2);
-        assert_eq!(turns_of(&mut line, false), 4, "nobody had come");
-        assert_eq!(turns_of(&mut line, true), 8);
-        assert_eq!(turns_of(&mut line, true), 2, "somebody had");
+            line.holds(2, &hold(), at(4));
+            assert_eq!(line.hand_on(2, &limits, at(6), at(7)).is_some(), others, "5 ms with the lock");
+        }
+    }
+
+    #[test]
+    fn what_is_left_of_a_line_is_taken_up_by_the_next_of_its_key() {
+        let (mut line, _) = line::<0>();
+        sees(&mut line, 1);
+        line.holds(1, &hold(), at(0));
+        line.hand_on(1, &HandOn { time: Duration::ZERO, ..LIMITS }, at(0), at(0));
+        assert!(line.end_turn(1, at(0)));
+        let mut next = Line::after(line.end());
+        assert!(next.start_turn(2, None, at(0)).unwrap().nap >= LET_IN[0], "the run was over");
     }
 
     #[test]
@@ -451,10 +505,10 @@ mod tests {
         assert_eq!(line.ending(&second), None);
         line.hand_on(1, &LIMITS, at(0), at(1)).unwrap();
         assert_eq!((line.ending(&second), line.ending(&third)), (Some(1), None));
-        line.end_turn(1, at(0)).unwrap();
+        assert!(line.end_turn(1, at(0)));
         line.start_turn(2, Some(&second), at(0)).unwrap();
         assert_eq!(line.ending(&third), Some(2), "the last turn was short");
-        line.end_turn(2, at(1)).unwrap();
+        assert!(line.end_turn(2, at(1)));
         line.start_turn(3, Some(&third), at(1)).unwrap();
         assert!(!line.front.as_ref().unwrap().ending, "the last turn was long");
     }
@@ -469,7 +523,7 @@ mod tests {
         let (mut line, [second, third]) = line();
         assert_eq!(silent_since(&line), Some(0), "from before the first attempt");
         line.failed(1, &Silence { words: Some("no answer".into()), ..Silence::new(at(0), false) });
-        line.end_turn(1, at(50)).unwrap();
+        assert!(line.end_turn(1, at(50)));
         let start = line.start_turn(2, Some(&second), at(50)).unwrap();
         assert_eq!(silent_since(&line), Some(0), "it is the same outage");
         assert!(start.attempts.silence.is_some());
@@ -480,17 +534,29 @@ mod tests {
         line.asks(2, at(60));
         assert_eq!(silent_since(&line), Some(60));
         line.proved_nothing(2);
-        line.end_turn(2, at(70)).unwrap();
+        assert!(line.end_turn(2, at(70)));
         let start = line.start_turn(3, Some(&third), at(80)).unwrap();
         assert!(start.attempts.silence.is_none(), "what was cut short is not held against Redis");
         assert_eq!(silent_since(&line), Some(80));
     }
 
     #[test]
+    fn a_front_that_naps_is_not_silent() {
+        let (mut line, [second]) = line();
+        sees(&mut line, 1);
+        line.holds(1, &hold(), at(0));
+        line.hand_on(1, &HandOn { time: Duration::ZERO, ..LIMITS }, at(0), at(0));
+        assert!(line.end_turn(1, at(0)));
+        let nap = line.start_turn(2, Some(&second), at(10)).unwrap().nap;
+        assert!(nap >= LET_IN[0]);
+        assert_eq!(line.silence().unwrap().since, at(10).after(nap));
+    }
+
+    #[test]
     fn what_was_handed_on_without_an_answer_is_part_of_the_silence() {
-        let astray = Handed::Astray { sent: at(30) };
+        let spoilt = Handed::Spoilt { sent: at(30) };
         let taken = Handed::Taken { sent: at(30), answered: at(31) };
-        for (handed, since) in [(astray, Some(30)), (Handed::Spoilt, Some(50)), (taken, None)] {
+        for (handed, since) in [(spoilt, Some(30)), (taken, None)] {
             let (mut line, [second]) = line();
             line.answered(1);
             line.hand_on(1, &LIMITS, at(10), at(11)).unwrap();

@@ -159,9 +159,9 @@ impl Scene {
     fn take(&self, me: u64, handed: Handed) -> u64 {
         let stands = self.redis.token();
         let token = match handed {
-            Handed::Taken { .. } | Handed::Astray { .. } if stands == Some(me) => return me,
+            Handed::Taken { .. } if stands == Some(me) => return me,
             Handed::Taken { .. } if self.lease == LONG => panic!("what was handed on is not there"),
-            Handed::Spoilt => me + 1000,
+            Handed::Spoilt { .. } => me + 1000,
             _ => me,
         };
         while !self.redis.claim(token, self.lease) {
@@ -193,7 +193,7 @@ impl Scene {
         if gone.is_none() {
             self.log.lock().passed_on.push(next);
         }
-        if gone.is_some() || handed == Handed::Spoilt {
+        if gone.is_some() || matches!(handed, Handed::Spoilt { .. }) {
             self.redis.remove(next);
         }
     }
@@ -208,9 +208,9 @@ impl Scene {
                 assert!(self.redis.claim(next, self.lease), "the key was deleted just before");
                 Handed::Taken { sent, answered: Moment::now() }
             }
-            lost => {
+            _ => {
                 _ = sends && self.redis.claim(next, self.lease);
-                if lost == 2 { Handed::Astray { sent } } else { Handed::Spoilt }
+                Handed::Spoilt { sent }
             }
         }
     }
@@ -340,7 +340,7 @@ fn whoever_waits_for_himself_is_told_wherever_he_stands() {
             );
             assert!(matches!(joined, Err(NoTurn::Mine)));
         });
-        turn.saw(&Holder::new(b"mine", None), true);
+        turn.saw(&Holder::new(b"mine", None), Duration::ZERO, true);
         join([himself]);
         drop(turn);
         join([other]);

@@ -5,20 +5,23 @@
 //! hold is over without a release (its thread never came back) is passed by. A release may take the next one's wish along, and
 //! hand on to it what came of that.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::fmt;
 use std::sync::{Arc, OnceLock};
+use std::time::Duration;
 
 use crate::clock::Moment;
 use crate::hold::Hold;
 use crate::holder::Holder;
-use crate::line::{Line, Start};
+use crate::line::{Line, Past, Start};
 use crate::options::HandOn;
 use crate::patience::{Attempts, Patience, SLOW_ANSWER, Silence};
-use crate::run::Trace;
 use crate::sync::{Mutex, MutexGuard};
-use crate::waiter::Waiter;
+use crate::waiter::{Cores, Waiter};
 use crate::wish::{Handed, Wish};
+
+/// Of how many keys a manager remembers the past, when nobody in this process wants them any more.
+const REMEMBERED: usize = 8;
 
 type LookAfter = Box<dyn Fn(&Hold) + Send + Sync>;
 
@@ -26,6 +29,7 @@ type LookAfter = Box<dyn Fn(&Hold) + Send + Sync>;
 #[derive(Default)]
 pub(crate) struct Queue {
     lines: Mutex<Lines>,
+    cores: Cores,
     /// Has a hold looked at in Redis that has kept a waiter for a while.
     look_after: OnceLock<LookAfter>,
 }
@@ -35,8 +39,8 @@ struct Lines {
     by_name: HashMap<Arc<str>, Line>,
     /// Turns that were ever given.
     turns: u64,
-    /// The last line that came to its end.
-    last: Option<(Arc<str>, Trace)>,
+    /// The last lines that came to their end, the latest last.
+    ended: VecDeque<(Arc<str>, Past)>,
 }
 
 /// The right to talk to Redis about a key, and the place of the hold that comes of it. Goes on when dropped.
@@ -46,8 +50,8 @@ pub(crate) struct Turn {
     name: Arc<str>,
     number: u64,
     waited: bool,
-    /// Other processes are let in first.
-    yields: bool,
+    /// How long to leave the lock to other processes first.
+    nap: Duration,
     /// What the threads before it had found out of Redis.
     attempts: Attempts,
     passed: bool,
@@ -140,9 +144,9 @@ impl Queue {
                 });
             }
             let ending = lines.line(name).ending(&me);
-            if ending.is_some() && ending != awaited {
+            if ending.is_some() && ending != awaited && self.cores.are_free(now) {
                 awaited = ending;
-                MutexGuard::unlocked(&mut lines, || me.await_call());
+                MutexGuard::unlocked(&mut lines, || self.cores.await_call(&me));
                 continue;
             }
             let unseen = lines.line(name).unseen_hold(&me).filter(|_| look_again <= now);
@@ -176,7 +180,7 @@ impl Queue {
             name: Arc::clone(name),
             number: start.number,
             waited,
-            yields: start.last_of_run,
+            nap: start.nap,
             attempts: start.attempts,
             passed: false,
         }
@@ -185,11 +189,22 @@ impl Queue {
 
 impl Lines {
     fn line(&mut self, name: &Arc<str>) -> &mut Line {
-        let last = &self.last;
-        self.by_name.entry(Arc::clone(name)).or_insert_with(|| match last {
-            Some((of, trace)) if of == name => Line::after(trace, Moment::now()),
-            _ => Line::default(),
+        let ended = &mut self.ended;
+        self.by_name.entry(Arc::clone(name)).or_insert_with(|| {
+            let before = ended.iter().position(|(ended, _)| ended == name);
+            let past = before.and_then(|place| ended.remove(place)).map(|(_, past)| past);
+            Line::after(past.unwrap_or_default())
         })
+    }
+
+    /// Ends a line. What is left of it is remembered for a while.
+    fn end(&mut self, name: &Arc<str>) {
+        if let Some(line) = self.by_name.remove(name) {
+            if self.ended.len() == REMEMBERED {
+                self.ended.pop_front();
+            }
+            self.ended.push_back((Arc::clone(name), line.end()));
+        }
     }
 
     /// Gives the turn to `waiter`, or to one who comes from outside, if it is theirs.
@@ -207,22 +222,20 @@ impl Turn {
         self.waited
     }
 
-    /// This process has had the lock for long enough: other processes are let in first.
-    pub(crate) fn yields(&self) -> bool {
-        self.yields
+    /// How long to leave the lock to other processes before Redis is asked for the first time.
+    pub(crate) fn first_nap(&self) -> Duration {
+        self.nap
+    }
+
+    /// How long to leave the lock to other processes before Redis is asked again.
+    pub(crate) fn nap(&self) -> Duration {
+        let mut lines = self.queue.lines.lock();
+        lines.by_name.get_mut(&self.name).map_or(Duration::ZERO, |line| line.nap(self.number))
     }
 
     /// The turn is used for a hold now: it lasts as long as that.
     pub(crate) fn holds(&self, hold: &Arc<Hold>) {
-        let mut lines = self.queue.lines.lock();
-        if let Some(front) = lines.by_name.get_mut(&self.name).and_then(|line| line.front.as_mut())
-            && front.number == self.number
-        {
-            front.holds(hold, Moment::now());
-        }
-        if let Some(line) = lines.by_name.get_mut(&self.name) {
-            line.answered(self.number);
-        }
+        self.note(|line| line.holds(self.number, hold, Moment::now()));
     }
 
     /// What is known of Redis at its beginning.
@@ -256,20 +269,17 @@ impl Turn {
         }
     }
 
-    /// Somebody else has the lock: those in line may say so when their wait is over.
+    /// A look, which took so long, found that another process has the lock: the threads in line may
+    /// say so when their wait is over.
     ///
     /// Where that is a thread of this process, through another manager, it may be one of them.
-    pub(crate) fn saw(&self, holder: &Holder, of_this_process: bool) {
-        let mut lines = self.queue.lines.lock();
-        let Some(line) = lines.by_name.get_mut(&self.name) else {
-            return;
-        };
-        if let Some(front) = line.front.as_mut().filter(|front| front.number == self.number) {
-            front.seen = Some(holder.clone());
-        }
-        if of_this_process {
-            line.waiting.iter().for_each(|waiter| _ = waiter.called.notify_one());
-        }
+    pub(crate) fn saw(&self, holder: &Holder, took: Duration, of_this_process: bool) {
+        self.note(|line| {
+            line.saw(self.number, holder, took);
+            if of_this_process {
+                line.waiting.iter().for_each(|waiter| _ = waiter.called.notify_one());
+            }
+        });
     }
 
     /// The hold is being released: whoever is next may get ready, and have his wish taken along.
@@ -292,7 +302,7 @@ impl Turn {
     /// where a `SET` of the token may yet be executed.
     #[must_use = "the token may stand in Redis until its lease is over"]
     pub(crate) fn settle(self, baton: Baton, handed: Handed) -> Option<(Wish, bool)> {
-        let spoilt = (handed == Handed::Spoilt).then(|| baton.wish().clone());
+        let spoilt = matches!(handed, Handed::Spoilt { .. }).then(|| baton.wish().clone());
         let gone = self.pass_on(baton, handed).err();
         spoilt.or(gone).map(|wish| (wish, !matches!(handed, Handed::Taken { .. })))
     }
@@ -301,7 +311,7 @@ impl Turn {
     pub(crate) fn pass_on(mut self, baton: Baton, handed: Handed) -> Result<(), Wish> {
         let Baton { to } = baton;
         if handed == Handed::Nothing {
-            return Ok(()); // He asks for himself.
+            return Ok(()); // The next thread asks for itself.
         }
         let mut lines = self.queue.lines.lock();
         let next = lines.turns + 1;
@@ -336,13 +346,12 @@ impl Drop for Turn {
         let Some(line) = lines.by_name.get_mut(&self.name) else {
             return;
         };
-        let Some(ended) = line.end_turn(self.number, Moment::now()) else {
-            return; // Passed by: the turn is somebody else's.
-        };
+        if !line.end_turn(self.number, Moment::now()) {
+            return; // Passed by: the turn is another thread's.
+        }
         let next = line.waiting.front().cloned();
         if next.is_none() {
-            lines.by_name.remove(&self.name);
-            lines.last = ended.trace.map(|trace| (Arc::clone(&self.name), trace));
+            lines.end(&self.name);
         }
         drop(lines);
         if let Some(next) = next {
@@ -361,7 +370,6 @@ impl fmt::Debug for Queue {
 mod tests {
     use std::sync::mpsc;
     use std::thread;
-    use std::time::Duration;
 
     use super::*;
     use crate::hold::tests::sample;
@@ -463,22 +471,33 @@ mod tests {
         while queue.lines.lock().line(&name()).waiting.is_empty() {
             thread::yield_now();
         }
-        turn.saw(&Holder::new(b"mine", None), true);
+        turn.saw(&Holder::new(b"mine", None), Duration::ZERO, true);
         assert!(matches!(waiter.join().unwrap(), Err(NoTurn::Mine)));
         assert!(queue.lines.lock().line(&name()).waiting.is_empty());
     }
 
     #[test]
-    fn a_key_does_not_go_on_with_the_run_of_another() {
-        let run = crate::run::Run::new(Moment::now());
-        let began = Moment::now();
-        let ended = began.after(Duration::from_secs(10));
-        let trace = Trace::new(run, true, began, ended);
+    fn a_key_goes_on_with_its_own_run_and_not_with_that_of_another() {
+        let over = HandOn { turns: 64, time: Duration::ZERO };
         let queue = Arc::new(Queue::default());
-        queue.lines.lock().last = trace.map(|trace| (name(), trace));
+        let turn = at_once(&queue, &name()).unwrap();
+        turn.saw(&Holder::new(b"theirs", None), Duration::from_micros(50), false);
+        assert!(turn.hand_on(&over, Moment::PAST).is_none(), "nobody waits");
+        drop(turn);
         let other = at_once(&queue, &"other".into()).unwrap();
-        assert!(!other.yields());
-        assert!(at_once(&queue, &name()).unwrap().yields());
+        assert_eq!(other.first_nap(), Duration::ZERO);
+        drop(other);
+        assert!(at_once(&queue, &name()).unwrap().first_nap() > Duration::ZERO);
+    }
+
+    #[test]
+    fn the_past_of_a_few_keys_is_remembered_and_of_no_more() {
+        let queue = Arc::new(Queue::default());
+        for n in 0..3 * REMEMBERED {
+            drop(at_once(&queue, &n.to_string().into()).unwrap());
+            drop(at_once(&queue, &"0".into()).unwrap());
+        }
+        assert_eq!(queue.lines.lock().ended.len(), REMEMBERED);
     }
 
     #[test]
@@ -525,15 +544,14 @@ mod tests {
     #[test]
     fn what_was_handed_on_and_nobody_uses_is_to_be_cleaned_up() {
         let sent = Moment::PAST;
-        let limits = crate::options::HandOn { turns: 64, time: Duration::from_secs(10) };
+        let limits = HandOn { turns: 64, time: Duration::from_secs(10) };
         let taken = Handed::Taken { sent, answered: sent };
         // What became of the wish, and what is to be cleaned up where the next in line has gone,
         // and where it is there.
         let table = [
             (Handed::Nothing, None, None),
             (taken, Some(false), None),
-            (Handed::Astray { sent }, Some(true), None),
-            (Handed::Spoilt, Some(true), Some(true)),
+            (Handed::Spoilt { sent }, Some(true), Some(true)),
         ];
         for (handed, where_gone, where_there) in table {
             for (wait, cleaned_up) in [(10, where_gone), (10_000, where_there)] {

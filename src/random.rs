@@ -30,7 +30,7 @@ pub(crate) fn one_in(times: u32) -> bool {
 }
 
 /// Between zero and one.
-fn fraction() -> f64 {
+pub(crate) fn fraction() -> f64 {
     SysRng.try_next_u32().map_or(0.5, |bits| f64::from(bits) / (f64::from(u32::MAX) + 1.0))
 }
 

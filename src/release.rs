@@ -84,14 +84,12 @@ fn remove(
             removed
         }
         Err(trouble) => {
-            match trouble {
-                Trouble::Unanswered { link_stands: true, .. } => {
+            if let Trouble::Unanswered { link_stands, .. } = trouble {
+                if link_stands {
                     // It may yet be executed: so its removal goes behind it, on the same connection.
                     connection.abandon(key, &wish.token);
-                    *handed = Handed::Spoilt;
                 }
-                Trouble::Unanswered { .. } => *handed = Handed::Astray { sent },
-                Trouble::NotSent(_) | Trouble::Refused(_) | Trouble::OutOfTime(_) => {}
+                *handed = Handed::Spoilt { sent };
             }
             Err(trouble)
         }

@@ -1,70 +1,64 @@
-//! How long threads of one process go on handing a lock to each other, before other processes are let in.
+//! How long threads of one process go on handing a lock to each other, before they leave it free
+//! for other processes.
 
 use std::time::Duration;
 
 use crate::clock::Moment;
 use crate::options::HandOn;
 
-/// As far as a run is stretched: whoever comes to wait then has to wait that much longer, once.
-const MOST_STRETCHED: u32 = 16;
+/// A lock that was left free for so long was there for others to take.
+const LONG_FREE: Duration = Duration::from_millis(1);
 
-/// Turns that followed each other without letting other processes in.
+/// Turns of one process that followed each other and left other processes no chance.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Run {
-    pub(crate) turns: u32,
-    pub(crate) since: Moment,
-    /// How many times longer than the limits say it may be: others were let in before, and nobody came.
-    stretch: u32,
+    turns: u32,
+    /// When it began, moved on by the time for which the lock was free meanwhile.
+    since: Moment,
+    /// The process has the lock no more, or not yet.
+    free_since: Option<Moment>,
 }
 
 impl Run {
     pub(crate) fn new(now: Moment) -> Run {
-        Run { turns: 1, since: now, stretch: 1 }
+        Run { turns: 1, since: now, free_since: Some(now) }
     }
 
-    /// The run that follows when others were let in, unless it turns out that they came.
-    pub(crate) fn next(self, now: Moment) -> Run {
-        Run { stretch: (self.stretch * 2).min(MOST_STRETCHED), ..Run::new(now) }
+    /// The run that a turn belongs to which asks Redis at `now`: where the lock was free for a
+    /// while, a new one.
+    pub(crate) fn at(self, now: Moment) -> Run {
+        let was_free = self.free_since.is_some_and(|since| now.since(since) >= LONG_FREE);
+        if was_free { Run::new(now) } else { self }
     }
 
-    pub(crate) fn is_over(&self, limits: &HandOn, now: Moment) -> bool {
-        self.turns >= limits.turns.saturating_mul(self.stretch)
-            || now.since(self.since) >= limits.time.saturating_mul(self.stretch)
+    /// The process has the lock: true where it was free, or another's, in between.
+    pub(crate) fn holds(&mut self, now: Moment) -> bool {
+        let free_since = self.free_since.take();
+        let free = free_since.map_or(Duration::ZERO, |since| now.since(since));
+        self.since = self.since.after(free);
+        free_since.is_some()
     }
 
-    pub(crate) fn longer(self) -> Run {
-        Run { turns: self.turns.saturating_add(1), ..self }
-    }
-}
-
-/// A lock that was held for longer than this, and is wanted again within it, goes on with its run: a thread that takes it again and
-/// again would leave no time for others. (Shorter turns leave chances enough, and are not to cost more.)
-const AT_ONCE: Duration = Duration::from_millis(1);
-
-/// What is left of the last run when nobody stands in line any more.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Trace {
-    run: Run,
-    is_over: bool,
-    ended: Moment,
-}
-
-impl Trace {
-    /// Of a turn that began and ended then.
-    pub(crate) fn new(run: Run, is_over: bool, began: Moment, ended: Moment) -> Option<Trace> {
-        (ended.since(began) > AT_ONCE).then_some(Trace { run, is_over, ended })
+    /// A turn gives the lock back.
+    pub(crate) fn gives_back(&mut self, now: Moment) {
+        self.free_since.get_or_insert(now);
     }
 
-    /// The run that a turn which starts now goes on with, and whether it is over.
-    pub(crate) fn followed_at(&self, now: Moment) -> Option<(Run, bool)> {
-        (now.since(self.ended) < AT_ONCE).then_some((self.run, self.is_over))
+    /// It was handed on, and not free at all.
+    #[must_use]
+    pub(crate) fn handed_on(self) -> Run {
+        Run { turns: self.turns.saturating_add(1), free_since: None, ..self }
+    }
+
+    pub(crate) fn is_over(&self, limits: &HandOn) -> bool {
+        let held = self.free_since.unwrap_or(self.since).since(self.since);
+        self.turns >= limits.turns || held >= limits.time
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::line::Line;
 
     const LIMITS: HandOn = HandOn { turns: 3, time: Duration::from_millis(20) };
 
@@ -72,47 +66,44 @@ mod tests {
         Moment::from_nanos(1_000_000 * millis)
     }
 
-    #[test]
-    fn a_run_is_over_after_so_many_turns_or_so_much_time() {
-        let run = Run::new(at(0));
-        assert!(!run.is_over(&LIMITS, at(19)));
-        assert!(run.is_over(&LIMITS, at(20)));
-        let third = run.longer().longer();
-        assert!(third.is_over(&LIMITS, at(0)));
-        assert!(!third.is_over(&HandOn { turns: u32::MAX, time: Duration::MAX }, at(0)));
-    }
-
-    #[test]
-    fn a_run_is_stretched_so_far_and_no_further() {
+    /// A run whose first turn asks at 0, has the lock at 1 and gives it back then.
+    fn held_until(millis: u64) -> Run {
         let mut run = Run::new(at(0));
-        let mut seen = Vec::new();
-        for _ in 0..6 {
-            seen.push(run.stretch);
-            run = run.next(at(0));
-        }
-        assert_eq!(seen, [1, 2, 4, 8, 16, 16]);
-        assert!(!run.is_over(&LIMITS, at(319)) && run.is_over(&LIMITS, at(320)));
+        run.holds(at(1));
+        run.gives_back(at(millis));
+        run
     }
 
     #[test]
-    fn a_run_goes_on_for_whoever_comes_back_at_once() {
-        let run = Run::new(at(0)).longer();
-        assert!(Trace::new(run, true, at(4), at(5)).is_none(), "not after a short turn");
-        let trace = Trace::new(run, true, at(3), at(5)).unwrap();
-        let (run, is_over) = trace.followed_at(at(5)).unwrap();
-        assert_eq!((run.turns, is_over), (2, true));
-        assert!(trace.followed_at(at(6)).is_none());
+    fn a_run_is_over_after_so_many_turns_or_so_much_time_with_the_lock() {
+        assert!(!held_until(20).is_over(&LIMITS));
+        assert!(held_until(21).is_over(&LIMITS), "the time for which it asked does not count");
+        let second = held_until(2).handed_on();
+        assert!(!second.is_over(&LIMITS));
+        assert!(second.handed_on().is_over(&LIMITS));
+        assert!(!second.handed_on().is_over(&HandOn { turns: u32::MAX, time: Duration::MAX }));
     }
 
     #[test]
-    fn whoever_comes_back_at_once_after_the_last_turn_of_a_run_lets_others_in() {
-        let trace = |is_over| Trace::new(Run::new(at(3)), is_over, at(3), at(5)).unwrap();
-        let lets_in = |is_over, now| {
-            let start = Line::after(&trace(is_over), now).start_turn(1, None, now);
-            start.expect("nobody has the turn").last_of_run
-        };
-        assert!(lets_in(true, at(5)));
-        assert!(!lets_in(true, at(7)), "others had time enough");
-        assert!(!lets_in(false, at(5)), "the run goes on");
+    fn what_is_handed_on_is_not_free_in_between() {
+        let mut run = held_until(11).handed_on();
+        run.gives_back(at(21));
+        assert!(run.is_over(&LIMITS));
+    }
+
+    #[test]
+    fn a_turn_that_asks_at_once_goes_on_with_the_run_and_the_time_between_does_not_count() {
+        let asks = Moment::from_nanos(at(12).as_nanos() - 1);
+        let mut run = held_until(11).at(asks);
+        run.holds(at(15));
+        run.gives_back(at(24));
+        assert!(!run.is_over(&LIMITS), "19 ms");
+        run.gives_back(at(30));
+        assert!(!run.is_over(&LIMITS), "it was given back before");
+        let mut run = held_until(11).at(asks);
+        run.holds(at(15));
+        run.gives_back(at(25));
+        assert!(run.is_over(&LIMITS), "20 ms");
+        assert!(!held_until(30).at(at(31)).is_over(&LIMITS), "others had time to take it");
     }
 }

@@ -272,7 +272,7 @@ impl Session {
                     || matches!(error, Error::Lost { cause: LostCause::Expired, .. }) && hold.gone_by() > now
             }
         };
-        if maybe_there || hold.since().stray {
+        if maybe_there {
             self.owe(hold);
         }
         if valid_until.is_none() {
@@ -286,7 +286,7 @@ impl Session {
     fn owe(&self, hold: &Hold) {
         let (redis_key, token) = (hold.key().in_redis().to_owned(), hold.token().to_owned());
         let gone_by = hold.lease().gone_by(hold.gone_by());
-        self.keeper.owe(Leftover { redis_key, token, gone_by, stray: hold.since().stray });
+        self.keeper.owe(Leftover { redis_key, token, gone_by, stray: false });
     }
 
     /// Ends the hold of a thread whose map is gone, and whose turn may be another thread's by now: the keeper releases it.

@@ -34,9 +34,6 @@ pub(crate) fn on_release(hold: &Hold, compared: Compared, release: Release) -> R
     }
     let Release { valid_until, answered, maybe_done } = release;
     let cause = match (compared, valid_until) {
-        // Another `SET` of the token may have been executed since the lease ended, and somebody
-        // else have had the lock.
-        (Compared::Done, None) if hold.since().stray => LostCause::Expired,
         (Compared::Done, _) => return Ok(()),
         (_, Some(until)) if until <= answered => return Err(ran_out_on_the_way(hold)),
         (_, Some(_)) if maybe_done => return Ok(()),
@@ -80,8 +77,7 @@ pub(crate) fn on_renewal(hold: &Hold, lease: Lease, sent: Moment, compared: Comp
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::hold::Since;
-    use crate::hold::tests::{sample, sample_of};
+    use crate::hold::tests::sample;
 
     const LEASE: Duration = Duration::from_secs(1);
     const ALL: [Compared; 3] = [Compared::Done, Compared::Absent, Compared::NotOurs];
@@ -167,20 +163,6 @@ mod tests {
                     }
                 }
             }
-        }
-    }
-
-    #[test]
-    fn a_token_that_may_come_again_proves_nothing_once_the_lease_is_over() {
-        let sent = Moment::from_nanos(1_000);
-        for stray in [false, true] {
-            let hold = sample_of(Since { sent, answered: sent, stray });
-            let end = hold.valid_until();
-            let late = Release { valid_until: None, answered: end, maybe_done: false };
-            let in_time = Release { valid_until: Some(end), ..late };
-            assert_eq!(told(&on_release(&hold, Compared::Done, in_time)), Released);
-            let expected = if stray { Lost(Expired) } else { Released };
-            assert_eq!(told(&on_release(&hold, Compared::Done, late)), expected);
         }
     }
 

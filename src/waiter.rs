@@ -1,5 +1,6 @@
 //! A thread that stands in line: how it is called, and how long it stays awake for that.
 
+use std::sync::atomic::AtomicU64;
 use std::time::Duration;
 
 use crate::clock::Moment;
@@ -14,6 +15,12 @@ use crate::wish::Wish;
 /// before was over within this time, from its beginning. A lock that is held for long costs no waiter more than this,
 /// once.
 pub(crate) const AWAKE: Duration = Duration::from_micros(200);
+
+/// A thread that yields its core and gets it back this late has given it to other work.
+const GIVEN_AWAY: Duration = Duration::from_millis(1);
+
+/// For how long no thread stays awake then.
+const ASLEEP: Duration = Duration::from_millis(20);
 
 /// A thread in line. Known by its address.
 #[derive(Debug)]
@@ -34,12 +41,35 @@ impl Waiter {
         self.up.store(true, Ordering::Release);
         self.called.notify_one();
     }
+}
 
-    /// Stays awake until it is called, for a moment.
-    pub(crate) fn await_call(&self) {
-        let end = Moment::now().after(AWAKE);
-        while !self.up.load(Ordering::Acquire) && Moment::now() < end {
+/// Whether the cores have other work: then a thread that stays awake loses more than it wins.
+///
+/// A thread that yields to other work has its core back after a whole slice of the scheduler, some
+/// milliseconds; one that sleeps and is called has it back at once. So after a yield that took a
+/// millisecond, all threads in line sleep for the next twenty.
+#[derive(Debug, Default)]
+pub(crate) struct Cores {
+    busy_until: AtomicU64,
+}
+
+impl Cores {
+    pub(crate) fn are_free(&self, now: Moment) -> bool {
+        Moment::from_nanos(self.busy_until.load(Ordering::Relaxed)) <= now
+    }
+
+    /// Stays awake until a waiter is called, for a moment.
+    pub(crate) fn await_call(&self, waiter: &Waiter) {
+        let mut now = Moment::now();
+        let end = now.after(AWAKE);
+        while !waiter.up.load(Ordering::Acquire) && now < end {
             thread::yield_now();
+            let back = Moment::now();
+            if back.since(now) >= GIVEN_AWAY {
+                self.busy_until.fetch_max(back.after(ASLEEP).as_nanos(), Ordering::Relaxed);
+                return;
+            }
+            now = back;
         }
     }
 }

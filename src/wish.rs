@@ -1,4 +1,5 @@
-//! What a thread that waits wants Redis to hold for it: so that somebody else can ask for it in the meantime.
+//! What a thread that waits wants Redis to hold for it: the thread in front may ask for it with its
+//! release.
 
 use crate::clock::Moment;
 use crate::options::Lease;
@@ -10,15 +11,14 @@ pub(crate) struct Wish {
     pub(crate) lease: Lease,
 }
 
-/// What became of a wish that went out behind the release of whoever was in front.
+/// What became of a wish that went out behind the release of the thread in front.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Handed {
     /// It did not go out, or somebody else had the lock by then: Redis does not hold it.
     Nothing,
     /// Redis holds it.
     Taken { sent: Moment, answered: Moment },
-    /// It went out and no answer came, nor will any: Redis may hold it, or may yet.
-    Astray { sent: Moment },
-    /// No answer came in time, and its removal was sent behind it: the token is not to be used again.
-    Spoilt,
+    /// It went out at this moment and had no answer: Redis may hold it, or may yet. The token is
+    /// not to be used again, and has to be cleaned up.
+    Spoilt { sent: Moment },
 }

@@ -361,9 +361,8 @@ fn another_process_gets_its_turn() {
     assert!(longest < 2 * SOON, "{longest:?}: nobody else was let in");
 }
 
-/// Runs of two turns are stretched to 32 at most while nobody else comes, so two hundred turns have six ends of runs at
-/// least. After each, the next `SET` of this process comes a pause later, so that another process can come first. The
-/// pause is a sleep, which is never shorter than it says.
+/// Two hundred turns have a hundred ends of runs of two, and a process that knows of no rival leaves the lock free after one in four
+/// of them: the next `SET` comes a pause later. The pause is a sleep, which is never shorter than it says.
 #[test]
 fn a_process_pauses_at_the_end_of_a_run_so_that_others_come_first() {
     const PAUSE: Duration = Duration::from_micros(400);

@@ -20,9 +20,6 @@ pub(crate) const LATE: Duration = Duration::from_millis(50);
 /// How soon a key that nobody holds is gone.
 pub(crate) const SOON: Duration = Duration::from_secs(1);
 
-/// The default lease: whoever waits for his own key waits this long.
-const LEASE: Duration = Duration::from_secs(30);
-
 /// A manager that reaches its server through a proxy.
 pub(crate) struct Rig {
     pub(crate) locks: LockManager,
@@ -133,25 +130,12 @@ fn row_11_a_set_whose_answer_is_cut_off_is_recovered() {
         let (took, taken) = time(|| take(&rig.locks, way));
         let guard = taken.expect(way).expect(way);
         assert!(took < SOON, "{way} waited for its own key: {took:?}");
-        assert_eq!(rig.tokens_sent(way), [guard.token(), guard.token()], "{way}");
+        assert_ne!(
+            rig.tokens_sent(way)[0],
+            guard.token(),
+            "{way}: nobody knows since when that one stood there"
+        );
         assert_eq!(rig.stands(way).as_deref(), Some(guard.token()), "{way}");
-    }
-}
-
-#[test]
-fn row_11_a_recovered_lock_is_counted_from_the_first_send() {
-    let rig = Rig::new();
-    let delay = ANSWER / 2;
-    for (way, take) in WAYS {
-        rig.proxy.on(&format!("SET lock:{way}"), Fault::CutBeforeReply);
-        rig.proxy.on_nth(&format!("SET lock:{way}"), 2, Fault::DelayReply(delay));
-        let (took, taken) = time(|| take(&rig.locks, way));
-        let guard = taken.expect(way).expect(way);
-        let remaining = guard.remaining();
-        assert!(took < 3 * SOON, "{way} waited for its own key: {took:?}");
-        assert_eq!(rig.tokens_sent(way), [guard.token(), guard.token()], "{way}");
-        assert!(guard.is_valid());
-        assert!(remaining + delay <= LEASE * 99 / 100, "{way}: {remaining:?}");
     }
 }
 
