@@ -25,8 +25,8 @@ use crate::options::Settings;
 use crate::store::commands::{begin, get, pttl, set};
 use crate::store::link::Batch;
 use crate::store::pool::{Carrier, Pool};
-use crate::store::reply::{accepted, alive, compared, deleted, seen, was_set, watch};
-use crate::store::script::{DELETE, FORCE, RELEASE, RENEW, Script};
+use crate::store::reply::{accepted, alive, claimed, compared, deleted, seen, was_set, watch};
+use crate::store::script::{CLAIM, DELETE, FORCE, RELEASE, RENEW, Script};
 
 pub(crate) use crate::store::address::Address;
 pub(crate) use crate::store::ear::{Ear, Heard};
@@ -42,6 +42,7 @@ pub(crate) struct Store {
 }
 
 struct Scripts {
+    claim: Script,
     release: Script,
     renew: Script,
     force: Script,
@@ -53,6 +54,7 @@ impl Store {
         Ok(Store {
             pool: Pool::new(address, settings.pool_size, settings.connect_timeout)?,
             scripts: Scripts {
+                claim: Script::new(CLAIM, "+set +get +pttl"),
                 release: Script::new(release, "+get +del"),
                 renew: Script::new(RENEW, "+get +pttl +pexpire"),
                 force: Script::new(FORCE, "+pttl +get +del"),
@@ -164,13 +166,12 @@ impl Connection<'_> {
         Ok(if was_set { Claim::Taken } else { Claim::Busy(None) })
     }
 
-    /// An attempt that also learns, in the same round trip, who has the lock where we do not get it:
-    /// `SET key token NX PX lease`, `GET key`, `PTTL key`.
+    /// An attempt that also learns who has the lock where we do not get it: one script, and one more
+    /// round trip where Redis has forgotten it.
     ///
     /// With a listener's number, Redis is asked first to tell it when the key changes that is read here: `CLIENT TRACKING ON
     /// REDIRECT listener NOLOOP`. (Said each time: Redis answers if that listener is gone. What is changed over this same
-    /// connection is not told: an uncontended release later on costs nothing more.) The key is read after the attempt, so a
-    /// release can come before both or after both, and in between it is told.
+    /// connection is not told: an uncontended release later on costs nothing more.)
     pub(crate) fn claim_or_look(
         &mut self,
         key: &str,
@@ -179,19 +180,12 @@ impl Connection<'_> {
         listener: Option<u64>,
         deadline: Moment,
     ) -> Result<(Claim, Watch), Trouble> {
-        let batch = begin(listener).and(&set(key, token, lease)).and(&get(key)).and(&pttl(key));
-        let mut replies = self.exchange(&batch, deadline)?.into_iter();
-        let watch = listener.map_or(Watch::Off, |_| watch(next(&mut replies)));
-        let was_set = accepted(next(&mut replies)).and_then(|reply| was_set(&reply));
-        if self.sensible(was_set)? {
-            return Ok((Claim::Taken, watch));
-        }
-        let claim = match self.sensible(seen(next(&mut replies), next(&mut replies)))? {
-            Seen::Nothing => Claim::Busy(None),
-            Seen::NotAString => Claim::NotAString,
-            Seen::Somebody(holder) if holder.raw() == token => Claim::TakenBefore,
-            Seen::Somebody(holder) => Claim::Busy(Some(holder)),
-        };
+        let script = &self.scripts.claim;
+        let lease = lease.to_string();
+        let fill = |batch: Batch, teach| batch.and(&script.command(teach, key, &[token, &lease]));
+        let (replies, watch) = self.run_all(listener, fill, deadline)?;
+        let reply = accepted(next(&mut replies.into_iter()));
+        let claim = self.sensible(claimed(reply, token).map_err(|trouble| script.explain(trouble)))?;
         Ok((claim, watch))
     }
 
@@ -219,7 +213,8 @@ impl Connection<'_> {
             }
             batch
         };
-        Ok(self.run_all(script, None, fill, deadline)?.0)
+        let (replies, _) = self.run_all(None, fill, deadline)?;
+        Ok(self.comparisons(script, replies))
     }
 
     /// Compare and delete and, behind it in the same round trip, `SET key token NX PX lease` for somebody else: whether that
@@ -279,18 +274,18 @@ impl Connection<'_> {
             }
             batch
         };
-        self.run_all(script, listener, fill, deadline)
+        let (replies, watch) = self.run_all(listener, fill, deadline)?;
+        Ok((self.comparisons(script, replies), watch))
     }
 
-    /// Runs a script that compares, for as many keys as `fill` puts into a batch; and once more where Redis does not know it: then the
+    /// Runs a script for as many keys as `fill` puts into a batch; and once more where Redis does not know it: then the
     /// first command carries it whole, and teaches it for the others.
     fn run_all(
         &mut self,
-        script: &Script,
         listener: Option<u64>,
         fill: impl Fn(Batch, bool) -> Batch,
         deadline: Moment,
-    ) -> Result<(Vec<Result<Compared, Trouble>>, Watch), Trouble> {
+    ) -> Result<(Vec<Value>, Watch), Trouble> {
         let mut watched = Watch::Off;
         let mut teach = false;
         loop {
@@ -303,13 +298,17 @@ impl Connection<'_> {
             let unknown =
                 matches!(replies.first(), Some(Value::ServerError(error)) if error.code() == "NOSCRIPT");
             if teach || !unknown {
-                let answer = |reply| {
-                    self.sensible(compared(accepted(reply)).map_err(|trouble| script.explain(trouble)))
-                };
-                return Ok((replies.into_iter().map(answer).collect(), watched));
+                return Ok((replies, watched));
             }
             teach = true;
         }
+    }
+
+    /// Reads the replies of a script that compares.
+    fn comparisons(&mut self, script: &Script, replies: Vec<Value>) -> Vec<Result<Compared, Trouble>> {
+        let answer =
+            |reply| self.sensible(compared(accepted(reply)).map_err(|trouble| script.explain(trouble)));
+        replies.into_iter().map(answer).collect()
     }
 
     /// Sends word to a listener: a lock that nobody else knows of is looked at, taken and deleted.

@@ -86,6 +86,22 @@ pub(super) fn compared(reply: Result<Value, Trouble>) -> Result<Compared, Troubl
     }
 }
 
+/// Reads the reply of the script that takes a lock with this token, or looks who has it.
+pub(super) fn claimed(reply: Result<Value, Trouble>, token: &str) -> Result<Claim, Trouble> {
+    let parts = match reply {
+        Ok(Value::Okay) => return Ok(Claim::Taken),
+        Ok(Value::Array(parts)) => parts,
+        Ok(other) => return Err(unexpected(&other)),
+        Err(Trouble::Refused(refusal)) if refusal.code == "WRONGTYPE" => return Ok(Claim::NotAString),
+        Err(trouble) => return Err(trouble),
+    };
+    let [Value::BulkString(value), left] = parts.as_slice() else {
+        return Err(unexpected(&Value::Array(parts)));
+    };
+    let holder = Holder::new(value, time_left(left)?);
+    Ok(if holder.raw() == token { Claim::TakenBefore } else { Claim::Busy(Some(holder)) })
+}
+
 /// Reads the replies of `GET` and `PTTL`.
 pub(super) fn seen(value: Value, left: Value) -> Result<Seen, Trouble> {
     let value = match accepted(value) {
@@ -241,6 +257,10 @@ mod tests {
             let sensible = matches!(value, Value::Int(-1..=1)) || is_refusal(&value);
             prop_assert_eq!(makes_no_sense(&read), !sensible);
 
+            let parts = Value::Array(vec![value.clone(), left.clone()]);
+            let sensible = matches!((&value, &left), (Value::BulkString(_), Value::Int(-1..)));
+            prop_assert_eq!(makes_no_sense(&claimed(accepted(parts), &token())), !sensible);
+
             let set = was_set(&value);
             prop_assert_eq!(makes_no_sense(&set), !matches!(value, Value::Okay | Value::Nil));
 
@@ -289,6 +309,26 @@ mod tests {
             };
             prop_assert!(is_legible(&refusal), "{:?}", refusal);
         }
+    }
+
+    #[test]
+    fn an_attempt_by_script_is_read() {
+        let read = |reply| claimed(accepted(reply), &token());
+        let busy = |value: &str, left| {
+            read(Value::Array(vec![Value::BulkString(value.as_bytes().to_vec()), Value::Int(left)]))
+        };
+        assert!(matches!(read(Value::Okay), Ok(Claim::Taken)));
+        assert!(matches!(busy(&token(), 5), Ok(Claim::TakenBefore)));
+        let Ok(Claim::Busy(Some(holder))) = busy("other", -1) else { panic!("somebody else has it") };
+        assert_eq!((holder.raw(), holder.time_left()), ("other", None));
+        assert!(matches!(read(error("WRONGTYPE no")), Ok(Claim::NotAString)));
+        assert!(matches!(read(error("OOM no")), Err(Trouble::Refused(_))));
+        // A look that finds nobody, though the lock was not to be had: the script cannot say that.
+        let nobody = Value::Array(vec![Value::Nil, Value::Int(-2)]);
+        for nonsense in [nobody, Value::Nil, Value::Int(1), Value::Array(vec![]), error("upstream failure")] {
+            assert!(makes_no_sense(&read(nonsense.clone())), "{nonsense:?}");
+        }
+        assert!(makes_no_sense(&busy("other", -2)));
     }
 
     #[test]

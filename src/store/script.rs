@@ -11,6 +11,8 @@ pub(super) struct Script {
     rights: &'static str,
 }
 
+/// Takes a lock if it is free, and else says who has it.
+pub(super) const CLAIM: &str = include_str!("claim.lua");
 /// Deletes a lock if it is still ours.
 pub(super) const RELEASE: &str = include_str!("release.lua");
 /// Deletes it whoever has it: a mistake (see `flaw`).

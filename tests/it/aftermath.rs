@@ -49,8 +49,8 @@ fn row_11_a_refusal_that_ends_the_wait_leaves_no_key() {
 fn row_11_the_rest_of_a_late_answer_is_not_taken_for_the_next_one() {
     let rig = rig(|it| it);
     rig.server.query::<()>(&["SET", "lock:a", "somebody", "PX", "60000"]);
-    // The replies to `GET` and `PTTL` come late; those to what was sent before them were read.
-    rig.proxy.on("GET lock:a", Fault::DelayReply(3 * ANSWER / 2));
+    // The reply to the look comes late; that to what was sent before it was read.
+    rig.proxy.on_nth("SET lock:a", 2, Fault::DelayReply(3 * ANSWER / 2));
     let taken = rig.locks.try_lock_for("a", 5 * ANSWER);
     assert!(taken.expect("Redis is there").is_none(), "somebody has it");
     assert_eq!(rig.proxy.fired(), 1);
@@ -260,9 +260,9 @@ fn a_lease_that_was_pushed_out_for_a_hold_that_ended_is_cut_short() {
     eventually(LONG, "the key is deleted in the background", || rig.locks.stats().late_releases == 1);
 }
 
-/// Asked for by the listener, which is told that it was not taken, and then finds it there: nobody knows since when.
+/// The answer says that somebody else has the lock, and then the token stands there: nobody knows since when.
 #[test]
-fn row_11_a_token_that_the_listener_finds_though_it_was_not_taken_is_not_believed_in() {
+fn row_11_a_token_that_a_look_finds_though_it_was_not_taken_is_not_believed_in() {
     let rig = rig(|it| it);
     occupy(&rig.server, "a", MINUTE);
     thread::scope(|scope| {
@@ -270,7 +270,7 @@ fn row_11_a_token_that_the_listener_finds_though_it_was_not_taken_is_not_believe
             scope.spawn(|| rig.locks.get("a").wait(LONG).lock().map(|guard| guard.token().to_owned()));
         asleep(&rig.server, 1);
         let asked = rig.proxy.commands("SET lock:a");
-        rig.proxy.on("SET lock:a", Fault::Replace(b"$-1\r\n".into()));
+        rig.proxy.on("SET lock:a", Fault::Replace(b"*2\r\n$8\r\nsomebody\r\n:300\r\n".into()));
         delete(&rig.server, "a");
         let token = waiter.join().expect("no panic").expect("locks");
         let sent = rig.tokens_sent("a");

@@ -9,7 +9,7 @@ use parking_lot::Mutex;
 use relatch::{Builder, LockGuard, LockManager};
 
 use crate::nonsense::SUBSCRIBED;
-use crate::support::{Fake, Say, eventually};
+use crate::support::{CLAIM, Fake, Say, by_deed, claim_hash, eventually};
 
 /// Longer than anything here takes.
 pub(crate) const LONG: Duration = Duration::from_secs(20);
@@ -45,10 +45,13 @@ impl Rig {
         let (liar, count, taken) = (Arc::clone(&lie), Arc::clone(&lies), Arc::clone(&busy));
         let stands = Mutex::new(String::new());
         let fake = Fake::start(move |words| {
-            let line = words.join(" ");
+            // An attempt by script may be meant as what it is, or as the `SET` that it does.
+            let lines = [words.join(" "), by_deed(words.to_vec()).join(" ")];
+            let meant =
+                |to: &str| lines.iter().any(|line| to.is_empty() == line.is_empty() && line.starts_with(to));
             let lie = liar.lock().clone();
             match lie {
-                Some((to, say)) if to.is_empty() == line.is_empty() && line.starts_with(to) => {
+                Some((to, say)) if meant(to) => {
                     count.fetch_add(1, Ordering::SeqCst);
                     say
                 }
@@ -98,6 +101,7 @@ fn honest(words: &[String], busy: bool, stands: &mut String) -> Vec<u8> {
     match words[..] {
         _ if busy => THEIRS.clone_into(stands),
         ["SET", _, token, ..] => token.clone_into(stands),
+        ["EVALSHA" | "EVAL", script, _, _, token, _] if claims(script) => token.clone_into(stands),
         ["EVALSHA" | "EVAL", _, _, _, _] => stands.clear(),
         _ => {}
     }
@@ -105,6 +109,10 @@ fn honest(words: &[String], busy: bool, stands: &mut String) -> Vec<u8> {
         [] => "",
         ["PING"] => "+PONG\r\n",
         ["SET", ..] if busy => "$-1\r\n",
+        ["EVALSHA" | "EVAL", script, ..] if claims(script) && busy => {
+            return format!("*2\r\n${}\r\n{stands}\r\n:60000\r\n", stands.len()).into_bytes();
+        }
+        ["EVALSHA" | "EVAL", script, ..] if claims(script) => "+OK\r\n",
         ["GET", ..] if !stands.is_empty() => {
             return format!("${}\r\n{stands}\r\n", stands.len()).into_bytes();
         }
@@ -117,6 +125,10 @@ fn honest(words: &[String], busy: bool, stands: &mut String) -> Vec<u8> {
         _ => "+OK\r\n",
     };
     said.as_bytes().to_vec()
+}
+
+fn claims(script: &str) -> bool {
+    [CLAIM, claim_hash()].contains(&script)
 }
 
 /// Panics on the crate's own threads: nobody else sees them.

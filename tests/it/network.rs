@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use relatch::{Builder, Error, LockGuard, LockManager, Unlocked};
 
-use crate::support::{Fault, Proxy, Server, eventually, unique_key, within};
+use crate::support::{CLAIM, Fault, Proxy, Server, eventually, unique_key, within};
 
 /// Longer than anything here takes.
 pub(crate) const LONG: Duration = Duration::from_secs(20);
@@ -47,7 +47,8 @@ impl Rig {
         let locks = change(builder(&url(&proxy))).build_unchecked().expect("options that can work");
         // The limits are short here, and the machine may be busy.
         eventually(LONG, "it connects", || locks.holder("warm-up").is_ok());
-        drop(locks.lock("warm-up").expect("locks")); // Redis learns the script.
+        drop(locks.lock("warm-up").expect("locks")); // Redis learns how to release,
+        server.query::<String>(&["SCRIPT", "LOAD", CLAIM]); // and how to ask and look.
         server.reset_stats();
         Rig { locks, proxy, server }
     }

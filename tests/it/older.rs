@@ -1,12 +1,15 @@
 //! What servers before Redis 7 say of an error inside a script: its code is in the middle of the message.
 
+use std::thread;
 use std::time::Duration;
 
 use relatch::{Error, LockManager, LostCause, Unlocked};
 
+use crate::loss::MINUTE;
 use crate::loss::assert_lost;
-use crate::network::{LONG, Rig};
+use crate::network::{ANSWER, LONG, Rig};
 use crate::support::{Fault, Server, eventually};
+use crate::waiting::occupy;
 
 /// The answer to a script in which a command failed with these words.
 fn failed(words: &str) -> Fault {
@@ -18,6 +21,34 @@ fn failed(words: &str) -> Fault {
 const WRONG_TYPE: &str = "WRONGTYPE Operation against a key holding the wrong kind of value";
 
 const READ_ONLY: &str = "@user_script: 4: -READONLY You can't write against a read only replica.";
+
+/// What a waiter asks with, from its second attempt on.
+const LOOK: &str = "SET lock:a * 30000";
+
+const NO_MEMORY: &str = "@user_script: 4: -OOM command not allowed when used memory > 'maxmemory'.";
+
+#[test]
+fn a_waiter_is_told_why_its_look_is_refused() {
+    let rig = Rig::new();
+    occupy(&rig.server, "a", MINUTE);
+    rig.proxy.on(LOOK, failed(WRONG_TYPE));
+    let error = rig.locks.lock("a").expect_err("a list is no lock");
+    assert!(matches!(error, Error::NotALock { .. }), "{error:?}");
+    rig.proxy.on(LOOK, failed(NO_MEMORY));
+    let error = rig.locks.lock("a").expect_err("nothing can be set");
+    assert!(matches!(&error, Error::Refused { code, .. } if code == "OOM"), "{error:?}");
+}
+
+#[test]
+fn row_20_a_look_that_a_replica_refuses_is_tried_elsewhere() {
+    let rig = Rig::new();
+    occupy(&rig.server, "a", ANSWER);
+    let connections = rig.proxy.connections_accepted();
+    rig.proxy.on(LOOK, failed(READ_ONLY));
+    drop(rig.locks.try_lock_for("a", LONG).expect("another connection leads to the primary").expect("free"));
+    assert_eq!(rig.proxy.fired(), 1);
+    assert!(rig.proxy.connections_accepted() > connections);
+}
 
 #[test]
 fn a_lock_whose_key_holds_a_list_is_lost() {
@@ -72,6 +103,12 @@ fn scripts_work_where_they_are_replicated_as_they_are() {
     let locks = LockManager::connect(&server.url()).expect("connects");
     let guard = locks.get("a").lease(LONG).lock().expect("locks");
     guard.extend(2 * LONG).expect("extends");
+    thread::scope(|scope| {
+        let waiter = scope.spawn(|| locks.get("b").wait(ANSWER).lock().map(drop));
+        waiter.join().expect("no panic").expect("free");
+        occupy(&server, "b", ANSWER);
+        drop(locks.try_lock_for("b", LONG).expect("answers").expect("its lease ends"));
+    });
     assert!(server.pttl("lock:a") > i64::try_from(LONG.as_millis()).expect("small"));
     assert!(locks.force_unlock("a").expect("deletes").is_some());
     assert!(!server.exists("lock:a"));

@@ -30,8 +30,8 @@ const NEEDED_BY: [(&str, &[&str]); 9] = [
     ("+del", &["unlock", "unlock, taught", "force_unlock"]),
     ("+pexpire", &["extend"]),
     ("+pttl", &["wait", "holder", "verify", "extend", "force_unlock"]),
-    ("+eval", &["unlock, taught", "force_unlock"]),
-    ("+evalsha", &["extend", "unlock", "unlock, taught"]),
+    ("+eval", &["wait", "unlock, taught", "force_unlock"]),
+    ("+evalsha", &["wait", "extend", "unlock", "unlock, taught"]),
     ("+ping", &["connect"]),
 ];
 

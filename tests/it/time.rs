@@ -10,7 +10,7 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use relatch::{LockGuard, LockManager};
 use tempfile::TempDir;
 
-use crate::support::{Fault, Proxy, Server, compile_shim, eventually, role, within};
+use crate::support::{CLAIM, Fault, Proxy, Server, compile_shim, eventually, role, within};
 
 /// Longer than anything here takes.
 const LONG: Duration = Duration::from_secs(20);
@@ -36,7 +36,8 @@ impl Rig {
         let proxy = Proxy::start(server.port());
         let builder = LockManager::builder(&proxy.url()).lease(lease).renew(false).response_timeout(LONG);
         let locks = builder.build().expect("connects");
-        drop(locks.lock("warm-up").expect("locks")); // Redis learns the script.
+        drop(locks.lock("warm-up").expect("locks")); // Redis learns how to release,
+        server.query::<String>(&["SCRIPT", "LOAD", CLAIM]); // and how to ask and look.
         Rig { locks, proxy, server }
     }
 

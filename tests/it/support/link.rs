@@ -20,7 +20,7 @@ use parking_lot::{Condvar, Mutex};
 
 use super::journal::Open;
 use super::proxy::{Fault, Shared, Verdict};
-use super::resp::{Splitter, is_unsolicited, replies_to, words};
+use super::resp::{Splitter, by_deed, is_unsolicited, replies_to, words};
 
 /// How long connecting to the server may take.
 const CONNECT: Duration = Duration::from_secs(5);
@@ -120,7 +120,7 @@ impl Link {
 
     /// Deals with one command; returns false when the connection has ended with it.
     fn pass_on(self: &Arc<Self>, command: &[u8], shared: &Arc<Shared>) -> bool {
-        let words = words(command);
+        let words = by_deed(words(command));
         if self.struck.load(Ordering::SeqCst) {
             shared.count_after_fault();
         }

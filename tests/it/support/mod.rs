@@ -34,6 +34,7 @@ pub(crate) use self::child::{Child, role};
 pub(crate) use self::fake::{Fake, Say};
 pub(crate) use self::journal::{Deed, now};
 pub(crate) use self::proxy::{Fault, Proxy};
+pub(crate) use self::resp::{CLAIM, by_deed, claim_hash};
 pub(crate) use self::rights::{least_rights, rights_to_hear, rights_to_work, user};
 pub(crate) use self::server::{Server, server_version};
 pub(crate) use self::shim::compile_shim;

@@ -45,6 +45,7 @@ pub(crate) enum Fault {
 ///
 /// A rule's `command` is one or more words, such as `SET` or `EVALSHA 6b1bf486`: it matches a command that begins with
 /// these, whatever their case; `*` matches any word. `SET` does not match `SETEX`, nor `EVALSHA 6b` a longer digest.
+/// A waiter's attempt, which is a script, is a `SET` here.
 ///
 /// All settings are for connections present and future. Each rule sees every command; if several want to fire for the
 /// same one, the one armed first does, and those of [`always`](Self::always) come after all others.

@@ -3,6 +3,8 @@
 //! Only the lengths are understood, not the values: what comes out are the very bytes that went in. Commands and
 //! replies are the same to it, since a command is an array of bulk strings. RESP3 is understood too.
 
+use std::sync::OnceLock;
+
 /// An incremental splitter: bytes go in as they arrive, whole frames come out.
 #[derive(Debug, Default)]
 pub(crate) struct Splitter {
@@ -40,6 +42,26 @@ pub(crate) fn words(frame: &[u8]) -> Vec<String> {
         let (line, body) = split_line(element).unwrap_or((element, &[]));
         words.push(text(if body.is_empty() { line } else { &body[..body.len() - 2] }));
         rest = after;
+    }
+    words
+}
+
+/// The script by which a waiter asks for a lock and looks who has it.
+pub(crate) const CLAIM: &str = include_str!("../../../src/store/claim.lua");
+
+/// Its hash.
+pub(crate) fn claim_hash() -> &'static str {
+    static HASH: OnceLock<String> = OnceLock::new();
+    HASH.get_or_init(|| redis::Script::new(CLAIM).get_hash().to_owned())
+}
+
+/// Returns the words of a command, with an attempt by script as the `SET` that it is: rules and tests that speak of
+/// attempts mean both kinds.
+pub(crate) fn by_deed(mut words: Vec<String>) -> Vec<String> {
+    let is_claim = words.len() == 6 && [CLAIM, claim_hash()].contains(&words[1].as_str());
+    if is_claim {
+        words.drain(1..3);
+        "SET".clone_into(&mut words[0]);
     }
     words
 }
@@ -98,7 +120,7 @@ fn text(bytes: &[u8]) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::{Splitter, is_unsolicited, replies_to, words};
+    use super::{CLAIM, Splitter, by_deed, claim_hash, is_unsolicited, replies_to, words};
 
     const FRAMES: [&[u8]; 9] = [
         b"*3\r\n$3\r\nSET\r\n$1\r\na\r\n$4\r\n\r\n\r\n\r\n",
@@ -131,6 +153,15 @@ mod tests {
         assert_eq!(words(FRAMES[0]), ["SET", "a", "\r\n\r\n"]);
         assert_eq!(words(b"*2\r\n$3\r\nGET\r\n$0\r\n\r\n"), ["GET", ""]);
         assert_eq!(words(b"PING twice\r\n"), ["PING", "twice"]);
+    }
+
+    #[test]
+    fn an_attempt_by_script_is_a_set() {
+        let command =
+            |script: &str| by_deed(["EVAL", script, "1", "a", "token", "10"].map(String::from).into());
+        assert_eq!(command(claim_hash()), ["SET", "a", "token", "10"]);
+        assert_eq!(command(CLAIM), ["SET", "a", "token", "10"]);
+        assert_eq!(command("other").len(), 6);
     }
 
     #[test]
