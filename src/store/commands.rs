@@ -4,7 +4,8 @@ use redis::Cmd;
 
 use crate::store::link::Batch;
 
-/// The first command of a batch where Redis is to tell a listener when what is read in it changes.
+/// The first command of a batch where Redis is to tell a listener when something changes that is
+/// read over this connection, from now on.
 pub(super) fn begin(listener: Option<u64>) -> Batch {
     let Some(listener) = listener else {
         return Batch::default();

@@ -67,6 +67,8 @@ pub(crate) struct Link {
     took: Duration,
     /// An answer is late: whoever waited for it may go on here, but it is not the trouble of anybody else.
     behind: bool,
+    /// The listener to which Redis tells changes of what is read here, once it has agreed to.
+    tells: Option<u64>,
 }
 
 impl Link {
@@ -85,6 +87,7 @@ impl Link {
             proof: Proof::Opened,
             took: Duration::ZERO,
             behind: false,
+            tells: None,
         };
         link.log_in(address, deadline)?;
         Ok(link)
@@ -159,6 +162,16 @@ impl Link {
         let half = (left / 2).max(FAIR_TRY).max(slow);
         let share = if self.proof == Proof::Nothing { half } else { left };
         now.after(share.min(left).min(response_timeout))
+    }
+
+    /// True where Redis has agreed to tell this listener when something changes that is read here.
+    pub(super) fn tells(&self, listener: u64) -> bool {
+        self.tells == Some(listener)
+    }
+
+    /// Redis has agreed to that, for as long as the connection stands.
+    pub(super) fn will_tell(&mut self, listener: u64) {
+        self.tells = Some(listener);
     }
 
     /// It goes back to the pool: by the time it is lent again, the other end may be gone.

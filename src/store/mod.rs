@@ -169,9 +169,7 @@ impl Connection<'_> {
     /// An attempt that also learns who has the lock where we do not get it: one script, and one more
     /// round trip where Redis has forgotten it.
     ///
-    /// With a listener's number, Redis is asked first to tell it when the key changes that is read here: `CLIENT TRACKING ON
-    /// REDIRECT listener NOLOOP`. (Said each time: Redis answers if that listener is gone. What is changed over this same
-    /// connection is not told: an uncontended release later on costs nothing more.)
+    /// With a listener's number, Redis tells it when the key changes that is read here.
     pub(crate) fn claim_or_look(
         &mut self,
         key: &str,
@@ -280,19 +278,27 @@ impl Connection<'_> {
 
     /// Runs a script for as many keys as `fill` puts into a batch; and once more where Redis does not know it: then the
     /// first command carries it whole, and teaches it for the others.
+    ///
+    /// With a listener's number, Redis is asked first to tell it when a key changes that is read over this connection: `CLIENT
+    /// TRACKING ON REDIRECT listener NOLOOP`, once for a connection and a listener. (What is changed over this same
+    /// connection is not told: an uncontended release later on costs nothing more.)
     fn run_all(
         &mut self,
         listener: Option<u64>,
         fill: impl Fn(Batch, bool) -> Batch,
         deadline: Moment,
     ) -> Result<(Vec<Value>, Watch), Trouble> {
-        let mut watched = Watch::Off;
+        let mut watched = if listener.is_some() { Watch::On } else { Watch::Off };
+        let mut to_ask = listener.filter(|listener| !self.link.tells(*listener));
         let mut teach = false;
         loop {
-            let batch = fill(begin(listener), teach);
+            let batch = fill(begin(to_ask), teach);
             let mut replies = self.exchange(&batch, deadline)?.into_iter();
-            if listener.is_some() {
+            if let Some(listener) = to_ask.take() {
                 watched = watch(next(&mut replies));
+                if matches!(watched, Watch::On) {
+                    self.link.will_tell(listener);
+                }
             }
             let replies: Vec<_> = replies.collect();
             let unknown =

@@ -80,6 +80,30 @@ fn a_waiter_outlives_its_listener() {
     }
 }
 
+/// `CLIENT TRACKING` holds for a connection until it ends: a look, or a renewal, is one command.
+#[test]
+fn redis_is_asked_once_per_connection_to_tell_of_changes() {
+    let rig = Rig::new();
+    let guard = watched(&rig.server, &rig.locks, "renewed");
+    occupy(&rig.server, "a", MINUTE);
+    thread::scope(|scope| {
+        let waiter = scope.spawn(|| take(&rig.locks, "a"));
+        asleep(&rig.server, 2);
+        let sent = rig.proxy.log().len();
+        for round in 1..=5 {
+            let looks = rig.proxy.commands("SET lock:a");
+            occupy(&rig.server, "a", MINUTE);
+            eventually(LONG, "it looks again", || rig.proxy.commands("SET lock:a") > looks);
+            asleep(&rig.server, 2);
+            guard.extend((1 + round) * MINUTE).expect("extends");
+        }
+        let log = rig.proxy.log();
+        assert!(!log[sent..].contains(&"CLIENT".to_owned()), "asked again: {log:?}");
+        delete(&rig.server, "a");
+        waiter.join().expect("no panic");
+    });
+}
+
 /// Redis tells nobody of what was looked at over a connection that has ended: so whoever may have asked over it asks again.
 #[test]
 fn a_waiter_asks_again_when_a_connection_of_its_pool_breaks() {
