@@ -132,7 +132,7 @@ impl<'a> Bid<'a> {
             Ok((Claim::Busy(holder), watch)) => {
                 self.token = Some(token);
                 let listener = self.claim.keeper.listener();
-                let heard = number.is_some_and(|number| listener.will_hear(number, watch));
+                let heard = number.is_some_and(|number| listener.will_wake(key, number, watch));
                 Ok(Answer::Busy { holder, heard })
             }
             Ok((Claim::NotAString, _)) => Ok(Answer::NotAString),

@@ -15,8 +15,15 @@ pub(crate) struct Calls {
 /// What wakes one sleeper. A call that comes before the sleep is not lost.
 #[derive(Debug, Default)]
 struct Call {
-    came: Mutex<bool>,
+    state: Mutex<State>,
     bell: Condvar,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    came: bool,
+    /// The connection over which the sleeper looked last, if Redis tells of changes over it.
+    looked_over: Option<u64>,
 }
 
 /// A place in the table, for as long as somebody waits.
@@ -51,6 +58,23 @@ impl Calls {
         }
     }
 
+    /// The sleeper for this key has looked over this connection, which it still has.
+    pub(crate) fn looked_over(&self, redis_key: &[u8], link: u64) {
+        let call = self.by_key.lock().get(redis_key).cloned();
+        if let Some(call) = call {
+            call.state.lock().looked_over = Some(link);
+        }
+    }
+
+    /// Wakes those that looked over this connection last: it is closed, and Redis tells of nothing
+    /// that was looked at over it.
+    pub(crate) fn call_over(&self, link: u64) {
+        let calls: Vec<_> = self.by_key.lock().values().cloned().collect();
+        for call in calls.iter().filter(|call| call.state.lock().looked_over == Some(link)) {
+            call.ring();
+        }
+    }
+
     /// True where nobody waits for any key.
     #[cfg(test)]
     pub(crate) fn is_empty(&self) -> bool {
@@ -60,7 +84,7 @@ impl Calls {
 
 impl Call {
     fn ring(&self) {
-        *self.came.lock() = true;
+        self.state.lock().came = true;
         self.bell.notify_one();
     }
 }
@@ -68,18 +92,18 @@ impl Call {
 impl Expected<'_> {
     /// Forgets earlier calls: what is asked next is newer than what they were about.
     pub(crate) fn forget(&self) {
-        *self.call.came.lock() = false;
+        self.call.state.lock().came = false;
     }
 
     /// Sleeps until the call comes, or the moment does: true where the call came.
     pub(crate) fn wait(&self, until: Moment) -> bool {
-        let mut came = self.call.came.lock();
+        let mut state = self.call.state.lock();
         loop {
             let now = Moment::now();
-            if *came || until <= now {
-                return *came;
+            if state.came || until <= now {
+                return state.came;
             }
-            self.call.bell.wait_for(&mut came, until.since(now));
+            self.call.bell.wait_for(&mut state, until.since(now));
         }
     }
 }
@@ -121,6 +145,22 @@ mod tests {
             assert!(!two.wait(at_once()));
         });
         assert!(calls.is_empty(), "nothing is kept of who has gone");
+    }
+
+    #[test]
+    fn a_connection_that_is_closed_calls_those_that_looked_over_it_last() {
+        let calls = Calls::default();
+        let [one, two, three] = ["one", "two", "three"].map(|key| calls.expect(key));
+        for (key, link) in [("one", 1), ("two", 1), ("two", 2), ("gone", 1)] {
+            calls.looked_over(key.as_bytes(), link);
+        }
+        calls.call_over(1);
+        assert!(one.wait(soon()));
+        assert!(!two.wait(at_once()), "it has looked over another since");
+        assert!(!three.wait(at_once()), "it has not looked");
+        one.forget();
+        calls.call_over(2);
+        assert!(two.wait(soon()) && !one.wait(at_once()));
     }
 
     #[test]

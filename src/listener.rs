@@ -99,9 +99,9 @@ impl Listener {
         }
         state.started = true;
         let waiters = Arc::downgrade(&self.shared);
-        self.shared.store.on_close(move || {
+        self.shared.store.on_close(move |link| {
             if let Some(shared) = waiters.upgrade() {
-                shared.calls.call_all();
+                shared.calls.call_over(link);
             }
         });
         let shared = Arc::clone(&self.shared);
@@ -135,7 +135,7 @@ impl Listener {
     pub(crate) fn will_hear(&self, number: u64, watch: Watch) -> bool {
         let refusal = match watch {
             Watch::Off => return false,
-            Watch::On => {
+            Watch::On { .. } => {
                 self.shared.works();
                 // Not if the connection was lost meanwhile.
                 return self.number() == Some(number);
@@ -146,6 +146,15 @@ impl Listener {
             self.shared.complain(&refusal);
         }
         false
+    }
+
+    /// The same for a waiter, which is woken when the connection ends that it looked over. (It still has that connection: so
+    /// that cannot have ended before this is noted.)
+    pub(crate) fn will_wake(&self, redis_key: &str, number: u64, watch: Watch) -> bool {
+        if let Watch::On { link } = watch {
+            self.shared.calls.looked_over(redis_key.as_bytes(), link);
+        }
+        self.will_hear(number, watch)
     }
 
     /// A key changed, and there was no word of it: the connection may be dead, and nobody have noticed.

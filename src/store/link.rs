@@ -1,6 +1,7 @@
 //! One connection: opened, logged in and answered within a deadline, and never trusted after it broke.
 
 use std::io;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use redis::{Cmd, ConnectionInfo, RedisError, Value};
@@ -14,6 +15,9 @@ use crate::store::wire::{SHORTEST, Wire};
 /// The shortest time that proves something: an attempt with less time than this may fail on a busy
 /// machine, though Redis is well.
 pub(crate) const FAIR_TRY: Duration = Duration::from_millis(20);
+
+/// How many links were opened.
+static COUNT: AtomicU64 = AtomicU64::new(0);
 
 /// One or more commands, ready to be written.
 #[derive(Default)]
@@ -53,6 +57,8 @@ enum Proof {
 /// settles a lost answer, and what makes a clean-up sure to come after the command it cleans up.
 pub(crate) struct Link {
     wire: Wire,
+    /// No other link of this process has the same.
+    id: u64,
     /// When it last answered, or began to be opened.
     answered: Moment,
     /// Replies of earlier batches that nobody tried to read.
@@ -80,6 +86,7 @@ impl Link {
         address.worked(way);
         let mut link = Link {
             wire,
+            id: COUNT.fetch_add(1, Ordering::Relaxed),
             answered,
             owed: 0,
             broken: false,
@@ -162,6 +169,10 @@ impl Link {
         let half = (left / 2).max(FAIR_TRY).max(slow);
         let share = if self.proof == Proof::Nothing { half } else { left };
         now.after(share.min(left).min(response_timeout))
+    }
+
+    pub(super) fn id(&self) -> u64 {
+        self.id
     }
 
     /// True where Redis has agreed to tell this listener when something changes that is read here.

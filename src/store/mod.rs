@@ -80,8 +80,9 @@ impl Store {
         Ok(Connection { link, scripts: &self.scripts, response_timeout: self.response_timeout })
     }
 
-    /// Has `call` called when a connection of the pool broke: Redis does not tell of what was looked at over it.
-    pub(crate) fn on_close(&self, call: impl Fn() + Send + Sync + 'static) {
+    /// Has `call` called when a connection of the pool is closed, by its number: Redis does not tell of what was looked at
+    /// over it.
+    pub(crate) fn on_close(&self, call: impl Fn(u64) + Send + Sync + 'static) {
         self.pool.on_close(call);
     }
 
@@ -288,15 +289,16 @@ impl Connection<'_> {
         fill: impl Fn(Batch, bool) -> Batch,
         deadline: Moment,
     ) -> Result<(Vec<Value>, Watch), Trouble> {
-        let mut watched = if listener.is_some() { Watch::On } else { Watch::Off };
+        let link = self.link.id();
+        let mut watched = if listener.is_some() { Watch::On { link } } else { Watch::Off };
         let mut to_ask = listener.filter(|listener| !self.link.tells(*listener));
         let mut teach = false;
         loop {
             let batch = fill(begin(to_ask), teach);
             let mut replies = self.exchange(&batch, deadline)?.into_iter();
             if let Some(listener) = to_ask.take() {
-                watched = watch(next(&mut replies));
-                if matches!(watched, Watch::On) {
+                watched = watch(next(&mut replies), link);
+                if matches!(watched, Watch::On { .. }) {
                     self.link.will_tell(listener);
                 }
             }

@@ -51,7 +51,7 @@ pub(super) struct Pool {
     /// for a link.
     answered_at: AtomicU64,
     /// Wants to know when a link is closed: what Redis was to tell of over it is not told.
-    on_close: OnceLock<Box<dyn Fn() + Send + Sync>>,
+    on_close: OnceLock<Box<dyn Fn(u64) + Send + Sync>>,
     born: u32,
 }
 
@@ -75,7 +75,7 @@ impl Pool {
         Ok(Pool { slots, address, connect_timeout, condemned, answered_at, on_close, born })
     }
 
-    pub(super) fn on_close(&self, call: impl Fn() + Send + Sync + 'static) {
+    pub(super) fn on_close(&self, call: impl Fn(u64) + Send + Sync + 'static) {
         let _ = self.on_close.set(Box::new(call)); // Set once.
     }
 
@@ -129,8 +129,8 @@ impl Pool {
     }
 
     fn drop_stale(&self, slot: &mut Slot) {
-        if slot.link.take_if(|link| self.is_condemned(link)).is_some() {
-            self.closed();
+        if let Some(link) = slot.link.take_if(|link| self.is_condemned(link)) {
+            self.closed(&link);
         }
     }
 
@@ -151,25 +151,25 @@ impl Pool {
     pub(super) fn sweep(&self) {
         // All at once: r2d2 would lend the same one again and again.
         let mut idle = Vec::new();
-        let mut dropped = false;
+        let mut dropped = Vec::new();
         while let Some(mut slot) = self.slots.try_get() {
             let is_stale = |link: &mut Box<Link>| {
                 let unused = Moment::now().since(link.answered());
                 self.is_condemned(link) || unused > LONGEST_IDLE || link.has_ended()
             };
-            dropped |= slot.link.take_if(is_stale).is_some();
+            dropped.extend(slot.link.take_if(is_stale));
             idle.push(slot);
         }
         // The one that came back last is lent first again.
         idle.into_iter().rev().for_each(drop);
-        if dropped {
-            self.closed();
+        for link in &dropped {
+            self.closed(link);
         }
     }
 
-    fn closed(&self) {
+    fn closed(&self, link: &Link) {
         if let Some(call) = self.on_close.get() {
-            call();
+            call(link.id());
         }
     }
 
@@ -285,7 +285,7 @@ impl Drop for Lent<'_> {
         if link.is_broken() {
             self.pool.condemn(Moment::now());
         }
-        self.pool.closed();
+        self.pool.closed(&link);
     }
 }
 

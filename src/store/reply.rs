@@ -44,8 +44,8 @@ pub(crate) enum Seen {
 pub(crate) enum Watch {
     /// It was not asked to.
     Off,
-    /// It will, once.
-    On,
+    /// It will, once, for as long as the connection stands over which it was looked at.
+    On { link: u64 },
     /// It will not.
     Refused(Refusal),
 }
@@ -138,10 +138,10 @@ pub(super) fn was_set(reply: &Value) -> Result<bool, Trouble> {
     }
 }
 
-/// Reads the reply of `CLIENT TRACKING`.
-pub(super) fn watch(reply: Value) -> Watch {
+/// Reads the reply of `CLIENT TRACKING` on a link.
+pub(super) fn watch(reply: Value, link: u64) -> Watch {
     match reply {
-        Value::Okay => Watch::On,
+        Value::Okay => Watch::On { link },
         Value::ServerError(error) => Watch::Refused(Refusal::new(&error)),
         // Whoever counted on it would sleep for long.
         other => Watch::Refused(Refusal::nonsense(kind(&other))),
@@ -270,7 +270,7 @@ mod tests {
             let alive = alive(value.clone());
             prop_assert_eq!(makes_no_sense(&alive), alive.is_err() && !is_error);
 
-            let is_on = matches!(watch(value.clone()), Watch::On);
+            let is_on = matches!(watch(value.clone(), 7), Watch::On { link: 7 });
             prop_assert_eq!(is_on, matches!(value, Value::Okay));
 
             let sensible = matches!(

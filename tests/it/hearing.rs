@@ -125,6 +125,42 @@ fn a_waiter_asks_again_when_a_connection_of_its_pool_breaks() {
 }
 
 #[test]
+fn a_connection_that_breaks_wakes_only_the_waiters_that_looked_over_it() {
+    let rig = Rig::with(|builder| builder.response_timeout(4 * SOON));
+    let (server, locks) = (&rig.server, &rig.locks);
+    for key in ["a", "b"] {
+        occupy(server, key, MINUTE);
+    }
+    let looks = |key: &str| rig.proxy.commands(&format!("SET lock:{key}"));
+    thread::scope(|scope| {
+        let wait = |key| scope.spawn(move || take(locks, key));
+        let first = wait("a");
+        asleep(&rig.server, 1);
+        let listener = listener(&rig.server, None);
+        let tracking = || rig.server.clients_with(&format!("redir={listener}"));
+        let [number] = tracking()[..] else { panic!("it looked over one connection") };
+        // While that is in use, the other one looks over another.
+        rig.proxy.on("GET lock:slow", Fault::DelayReply(SOON));
+        let slow = scope.spawn(|| rig.locks.holder("slow"));
+        eventually(LONG, "it is in use", || rig.proxy.commands("GET lock:slow") > 0);
+        let second = wait("b");
+        asleep(&rig.server, 3); // Redis counts what was read over the first one, too.
+        slow.join().expect("no panic").expect("answers");
+        assert_eq!(tracking().len(), 2);
+        let (first_looked, second_looked) = (looks("a"), looks("b"));
+        kill(&rig.server, number);
+        eventually(LONG, "it looks again", || looks("a") > first_looked);
+        throughout(ANSWER, || assert_eq!(looks("b"), second_looked, "woken for nothing"));
+        let deleted = Instant::now();
+        for (key, waiter) in [("a", first), ("b", second)] {
+            delete(server, key);
+            let took = waiter.join().expect("no panic") - deleted;
+            assert!(took < SOON, "{took:?}: woken too late: a wake-up was lost?");
+        }
+    });
+}
+
+#[test]
 fn a_waiter_polls_when_its_listener_cannot_come_back() {
     let (server, url) = server_for(&least_rights());
     let locks = LockManager::connect(&url).expect("connects");
