@@ -6,9 +6,9 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use log::warn;
-use parking_lot::{Condvar, Mutex, MutexGuard};
 
 use crate::clock::Moment;
+use crate::error::LostCause;
 use crate::hold::Hold;
 use crate::leases::{Due, Leases};
 use crate::listener::{Audience, Listener};
@@ -16,6 +16,7 @@ use crate::process::Inside;
 use crate::queue::Queue;
 use crate::stats::Counters;
 use crate::store::{Store, Trouble};
+use crate::sync::{Condvar, Mutex, MutexGuard};
 use crate::teller::Teller;
 
 /// The longest sleep while something is due: the bell's clock stands still while the machine is suspended, that of the leases
@@ -109,6 +110,14 @@ impl Desk {
         let mut work = self.work.lock();
         let due = work.leases.look_after(hold, Moment::now());
         self.wake(work, due);
+    }
+
+    /// Has holds end that are over by the clock.
+    pub(crate) fn end(&self, over: &[Arc<Hold>]) {
+        for hold in over {
+            hold.lose(LostCause::Expired);
+            self.tell(hold);
+        }
     }
 
     /// Hands word of a loss on, once per hold, and calls the first waiter in line.

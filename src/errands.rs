@@ -64,59 +64,26 @@ impl<'a> Errands<'a> {
 
     /// Pushes leases out in one round trip: what was refused, by the number of the hold; or why there is no answer to any.
     pub(crate) fn push(&mut self, holds: &[Arc<Hold>]) -> Result<HashMap<u64, Trouble>, Trouble> {
-        let holds: Vec<_> = {
-            let work = self.desk.work.lock();
-            // Not what was released since it fell due.
-            holds.iter().filter(|hold| work.leases.has(hold)).collect()
-        };
-        let mut refused = HashMap::new();
-        if holds.is_empty() {
-            return Ok(refused);
+        let listener = &self.desk.listener;
+        if !holds.is_empty() {
+            // What lives to be renewed is worth being told of at once when it is lost.
+            listener.start();
         }
-        let deadline = self.deadline(&holds);
-        let leases: Vec<Lease> = holds.iter().map(|hold| hold.lease()).collect();
-        // What lives to be renewed is worth being told of at once when it is lost.
-        self.desk.listener.start();
-        let mut work = self.desk.work.lock();
-        // Not sooner: whoever begins to listen after this says so after it was noted that these are sent.
-        let number = self.desk.listener.number();
-        for (hold, lease) in holds.iter().zip(&leases) {
-            hold.renewing(*lease, Moment::now(), deadline);
-            work.leases.sending(hold, number.is_some(), Moment::now());
-        }
-        drop(work);
-        let extensions: Vec<_> =
-            holds.iter().zip(&leases).map(|(hold, lease)| extension(hold, *lease)).collect();
-        let (sent, (answers, watch)) = self.over_wire(deadline, |connection| {
-            let sent = Moment::now();
-            connection.extend_all(&extensions, number, deadline).map(|answers| (sent, answers))
-        })?;
-        if let Some(number) = number {
-            self.desk.listener.will_hear(number, watch);
-        }
-        let mut lost = Vec::new();
-        let mut work = self.desk.work.lock();
-        for ((hold, lease), answer) in holds.iter().zip(leases).zip(answers) {
-            match answer {
-                // Released since, or about to be: what Redis says is about the release.
-                _ if !work.leases.has(hold) => {}
-                Ok(compared) => {
-                    if verdict::on_renewal(hold, lease, sent, compared) {
-                        self.desk.counters.renewed.add(1);
-                        work.leases.renewed(hold, self.desk.teller.is_some(), sent);
-                    } else {
-                        work.leases.lost(hold);
-                        lost.push(hold);
-                    }
+        push(
+            self.desk,
+            holds,
+            || listener.number(),
+            |extensions, number, deadline| {
+                let (sent, (answers, watch)) = self.over_wire(deadline, |connection| {
+                    let sent = Moment::now();
+                    connection.extend_all(extensions, number, deadline).map(|answers| (sent, answers))
+                })?;
+                if let Some(number) = number {
+                    listener.will_hear(number, watch);
                 }
-                Err(trouble) => _ = refused.insert(hold.number(), trouble),
-            }
-        }
-        drop(work);
-        for hold in lost {
-            self.desk.tell(hold);
-        }
-        Ok(refused)
+                Ok((sent, answers))
+            },
+        )
     }
 
     /// Deletes what unanswered releases may have left, in one round trip: false where there was no answer, or no time for it.
@@ -154,18 +121,6 @@ impl<'a> Errands<'a> {
                 false
             }
         }
-    }
-
-    /// Until when to wait for an answer about these holds: for four fifths of what is left of the first to end, so that
-    /// there is time for another try, and never past its end, where whoever holds it has to be told. Others that end
-    /// are told in time too, but not at the cost of these.
-    fn deadline(&self, holds: &[&Arc<Hold>]) -> Moment {
-        let now = Moment::now();
-        let ends = holds.iter().map(|hold| hold.valid_until()).filter(|end| *end > Moment::PAST);
-        let left = ends.min().unwrap_or(Moment::NEVER).since(now);
-        let share = if left > LAST_TRY { left / 5 * 4 } else { left };
-        let others = self.desk.work.lock().leases.first_end().since(now).max(FAIR_TRY);
-        now.after(self.desk.response_timeout.min(share).min(others))
     }
 
     /// Uses the keeper's own connection, opening it where need be; one that failed is not used again.
@@ -208,6 +163,76 @@ impl<'a> Errands<'a> {
     fn lost_sight(&self) {
         self.desk.work.lock().leases.anything_changed(Moment::now());
     }
+}
+
+/// The steps of [`Errands::push`], where `ask` is what asks Redis: when it was sent, and what came of it. `number` is whom Redis is to
+/// tell of changes.
+pub(crate) fn push(
+    desk: &Desk,
+    holds: &[Arc<Hold>],
+    number: impl FnOnce() -> Option<u64>,
+    ask: impl FnOnce(
+        &[Extension<'_>],
+        Option<u64>,
+        Moment,
+    ) -> Result<(Moment, Vec<Result<Compared, Trouble>>), Trouble>,
+) -> Result<HashMap<u64, Trouble>, Trouble> {
+    let holds: Vec<_> = {
+        let work = desk.work.lock();
+        // Not what was released since it fell due.
+        holds.iter().filter(|hold| work.leases.has(hold)).collect()
+    };
+    let mut refused = HashMap::new();
+    if holds.is_empty() {
+        return Ok(refused);
+    }
+    let deadline = deadline(desk, &holds);
+    let leases: Vec<Lease> = holds.iter().map(|hold| hold.lease()).collect();
+    let mut work = desk.work.lock();
+    // Not sooner: whoever begins to listen after this says so after it was noted that these are sent.
+    let number = number();
+    for (hold, lease) in holds.iter().zip(&leases) {
+        hold.renewing(*lease, Moment::now(), deadline);
+        work.leases.sending(hold, number.is_some(), Moment::now());
+    }
+    drop(work);
+    let extensions: Vec<_> = holds.iter().zip(&leases).map(|(hold, lease)| extension(hold, *lease)).collect();
+    let (sent, answers) = ask(&extensions, number, deadline)?;
+    let mut lost = Vec::new();
+    let mut work = desk.work.lock();
+    for ((hold, lease), answer) in holds.iter().zip(leases).zip(answers) {
+        match answer {
+            // Released since, or about to be: what Redis says is about the release.
+            _ if !work.leases.has(hold) => {}
+            Ok(compared) => {
+                if verdict::on_renewal(hold, lease, sent, compared) {
+                    desk.counters.renewed.add(1);
+                    work.leases.renewed(hold, desk.teller.is_some(), sent);
+                } else {
+                    work.leases.lost(hold);
+                    lost.push(hold);
+                }
+            }
+            Err(trouble) => _ = refused.insert(hold.number(), trouble),
+        }
+    }
+    drop(work);
+    for hold in lost {
+        desk.tell(hold);
+    }
+    Ok(refused)
+}
+
+/// Until when to wait for an answer about these holds: for four fifths of what is left of the first to end, so that
+/// there is time for another try, and never past its end, where whoever holds it has to be told. Others that end
+/// are told in time too, but not at the cost of these.
+fn deadline(desk: &Desk, holds: &[&Arc<Hold>]) -> Moment {
+    let now = Moment::now();
+    let ends = holds.iter().map(|hold| hold.valid_until()).filter(|end| *end > Moment::PAST);
+    let left = ends.min().unwrap_or(Moment::NEVER).since(now);
+    let share = if left > LAST_TRY { left / 5 * 4 } else { left };
+    let others = desk.work.lock().leases.first_end().since(now).max(FAIR_TRY);
+    now.after(desk.response_timeout.min(share).min(others))
 }
 
 fn not_released(leftover: &Leftover, trouble: &Trouble) {

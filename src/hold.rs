@@ -352,6 +352,11 @@ pub(crate) mod tests {
         Hold::new(key, owner, token, Lease::new(lease), Options::default().renewal, since)
     }
 
+    /// By a token of its own.
+    pub(crate) fn sample_by(token: &str, lease: Duration) -> Hold {
+        Hold { token: token.to_owned(), ..sample("key", lease, Moment::now()) }
+    }
+
     const SENT: Moment = Moment::from_nanos(1_000);
 
     fn one_second() -> (Hold, Lease) {

@@ -9,7 +9,6 @@ use std::thread;
 use std::time::Duration;
 
 use log::warn;
-use parking_lot::{Condvar, Mutex};
 
 use crate::clock::Moment;
 use crate::desk::{Ask, Desk, Work};
@@ -22,6 +21,7 @@ use crate::process::Inside;
 use crate::queue::Queue;
 use crate::stats::Counters;
 use crate::store::{Store, Trouble};
+use crate::sync::{Condvar, Mutex};
 use crate::teller::Teller;
 
 /// How many leases are pushed out in one round trip: what is answered late holds up no more than these.
@@ -121,12 +121,6 @@ impl Keeper {
         self.desk.tell(&hold);
     }
 
-    /// Keeps the keeper from its work, until this is dropped.
-    #[cfg(test)]
-    pub(crate) fn held_up(&self) -> impl Drop + '_ {
-        self.desk.work.lock()
-    }
-
     pub(crate) fn counters(&self) -> &Counters {
         &self.desk.counters
     }
@@ -180,10 +174,7 @@ fn run(desk: &Desk) {
     let mut errands = Errands::new(desk);
     while let Some((due, asked)) = desk.next() {
         errands.look_at_wire();
-        for hold in due.over {
-            hold.lose(LostCause::Expired);
-            desk.tell(&hold);
-        }
+        desk.end(&due.over);
         errands.push_asked(asked);
         let mut silent = false;
         for holds in due.renew.chunks(BATCH) {
@@ -208,5 +199,32 @@ fn run(desk: &Desk) {
             let answered = !silent && !desk.stopping() && errands.clean_up(&due.remove);
             desk.work.lock().leases.owed().answered(answered, Moment::now());
         }
+    }
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use std::sync::LazyLock;
+
+    use super::*;
+    use crate::options::Settings;
+    use crate::store::Address;
+
+    impl Keeper {
+        pub(crate) fn desk(&self) -> &Arc<Desk> {
+            &self.desk
+        }
+    }
+
+    /// A keeper without a Redis, whose thread is up to the test.
+    pub(crate) fn unmanned(queue: &Arc<Queue>) -> Keeper {
+        static NOWHERE: LazyLock<Arc<Store>> = LazyLock::new(|| {
+            let address = Address::parse("redis://127.0.0.1:1/").unwrap();
+            Arc::new(Store::new(address, &Settings::default()).unwrap())
+        });
+        let (counters, queue) = (Arc::default(), Arc::clone(queue));
+        let keeper = Keeper::new(Arc::clone(&NOWHERE), counters, None, queue, Duration::from_millis(50));
+        keeper.desk.work.lock().thread = Some(thread::spawn(|| ()));
+        keeper
     }
 }

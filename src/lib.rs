@@ -120,6 +120,12 @@ mod request;
 mod guard;
 mod upkeep;
 mod session;
+#[cfg(test)]
+mod orders_in_line;
+#[cfg(test)]
+mod orders_of_renewal;
+#[cfg(test)]
+mod orders_of_word;
 mod release;
 mod acquire;
 mod bid;
@@ -130,12 +136,6 @@ mod listener;
 mod teller;
 mod watch;
 mod held_lock;
-#[cfg(test)]
-mod orders_in_line;
-#[cfg(test)]
-mod orders_of_renewal;
-#[cfg(test)]
-mod orders_of_word;
 mod verdict;
 mod leases;
 mod owed;

@@ -1,6 +1,5 @@
-//! The line of a key, in many orders of what its threads do: the real queue, and a Redis of one key beside it.
-//!
-//! What a thread does here with its turn is what the session does: claim, hold, hand on, release, pass on.
+//! The line of a key, in many orders of what its threads do: the real queue and the real steps of a release, and a Redis of one key
+//! beside them.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -8,12 +7,15 @@ use std::time::Duration;
 use shuttle::thread::{self, JoinHandle};
 
 use crate::clock::Moment;
-use crate::error::LostCause;
-use crate::hold::{Hold, tests::sample};
+use crate::error::{Error, LostCause};
+use crate::hold::{Hold, tests::sample_by};
 use crate::holder::Holder;
+use crate::keeper::{Keeper, tests::unmanned};
 use crate::options::{HandOn, Lease};
 use crate::patience::tests::until;
 use crate::queue::{NoTurn, Queue, Turn};
+use crate::release::give_back;
+use crate::store::{Compared, Trouble};
 use crate::sync::Mutex;
 use crate::sync::orders::{below, by_chance, in_many_orders, pass, step};
 use crate::wish::{Handed, Wish};
@@ -27,6 +29,9 @@ const SHORT: Duration = Duration::from_millis(30);
 /// How long a release may take, by what is promised to the next in line.
 const ANSWER: Duration = Duration::from_millis(4);
 
+/// What is owed is due by then.
+const SOON: Duration = Duration::from_millis(20);
+
 fn millis(millis: u64) -> Duration {
     Duration::from_millis(millis)
 }
@@ -38,35 +43,43 @@ fn micros_below(most: u64) -> Duration {
 /// A Redis of one key: whose token stands there, and until when.
 #[derive(Default)]
 struct Redis {
-    key: Mutex<Option<(u64, Moment)>>,
+    key: Mutex<Option<(String, Moment)>>,
 }
 
 impl Redis {
     /// `SET NX PX`.
-    fn claim(&self, token: u64, lease: Duration) -> bool {
+    fn claim(&self, token: &str, lease: Duration) -> bool {
         let mut key = self.key.lock();
         let now = Moment::now();
-        let free = key.is_none_or(|(_, until)| until <= now);
+        let free = key.as_ref().is_none_or(|(_, until)| *until <= now);
         if free {
-            *key = Some((token, now.after(lease)));
+            *key = Some((token.to_owned(), now.after(lease)));
         }
         free
     }
 
     /// Compare and delete.
-    fn remove(&self, token: u64) {
-        self.key.lock().take_if(|(stands, _)| *stands == token);
+    fn remove(&self, token: &str) -> Compared {
+        let mut key = self.key.lock();
+        let now = Moment::now();
+        key.take_if(|(_, until)| *until <= now);
+        match key.take_if(|(stands, _)| stands == token) {
+            Some(_) => Compared::Done,
+            None if key.is_some() => Compared::NotOurs,
+            None => Compared::Absent,
+        }
     }
 
-    fn token(&self) -> Option<u64> {
+    fn token(&self) -> Option<String> {
         let key = self.key.lock();
-        key.filter(|(_, until)| Moment::now() < *until).map(|(token, _)| token)
+        key.as_ref().filter(|(_, until)| Moment::now() < *until).map(|(token, _)| token.clone())
     }
 }
 
 /// One key, those who want it, and what is written down of them.
 struct Scene {
     queue: Arc<Queue>,
+    keeper: Keeper,
     redis: Redis,
     lease: Duration,
     /// Not to be kept locked through a step.
@@ -78,9 +91,12 @@ struct Log {
     /// Who came to stand in line, and who of them had the turn, each in order.
     arrived: Vec<u64>,
     served: Vec<u64>,
-    /// Whose wish was passed on with the turn, and who heard what came of his.
-    passed_on: Vec<u64>,
+    /// Whose wish went out with a release, who heard what came of his, and who was gone by then.
+    sent_for: Vec<u64>,
     heard: Vec<u64>,
+    gone: Vec<u64>,
+    /// How many were told of a loss.
+    losses: u64,
     /// Turns that nobody will give back, of guards that were forgotten.
     lost: Vec<Turn>,
     front: Option<Front>,
@@ -96,7 +112,7 @@ struct Front {
 impl Scene {
     fn new(lease: Duration) -> Arc<Scene> {
         let (queue, redis, log) = (Arc::default(), Redis::default(), parking_lot::Mutex::default());
-        Arc::new(Scene { queue, redis, lease, log })
+        Arc::new(Scene { keeper: unmanned(&queue), queue, redis, lease, log })
     }
 
     /// Joins the line, and with the turn takes the lock, has it for a while, and gives it back: false if there was no turn.
@@ -111,17 +127,19 @@ impl Scene {
             Err(NoTurn::Mine | NoTurn::Outage(_)) => panic!("it is nobody's own, and Redis answers"),
             Err(NoTurn::Busy(_)) => {
                 assert!(deadline <= Moment::now(), "it gave up too early");
+                self.log.lock().gone.push(me);
                 return false;
             }
         };
         self.begin(me, &turn, handed);
         let token = self.take(me, handed);
-        let hold = Arc::new(sample("key", self.lease, Moment::now()));
+        let hold = Arc::new(sample_by(&token, self.lease));
         let until = hold.valid_until();
         turn.holds(&hold);
         if let Some(front) = self.log.lock().front.as_mut().filter(|front| front.who == me) {
             front.hold = Some((Arc::clone(&hold), until));
         }
+        self.keeper.enter(&hold).expect("no thread is started");
         pass(micros_below(800));
         step();
         match self.lease {
@@ -129,9 +147,9 @@ impl Scene {
             SHORT if by_chance(2) => {
                 pass(SHORT);
                 step();
-                self.leave(me, turn, &hold, token);
+                self.leave(me, turn, &hold);
             }
-            _ => self.leave(me, turn, &hold, token),
+            _ => self.leave(me, turn, &hold),
         }
         true
     }
@@ -156,68 +174,88 @@ impl Scene {
     }
 
     /// Takes the lock, as far as that is not done: by which token.
-    fn take(&self, me: u64, handed: Handed) -> u64 {
-        let stands = self.redis.token();
+    fn take(&self, me: u64, handed: Handed) -> String {
+        let (wish, stands) = (me.to_string(), self.redis.token());
         let token = match handed {
-            Handed::Taken { .. } if stands == Some(me) => return me,
+            Handed::Taken { .. } if stands.as_ref() == Some(&wish) => return wish,
             Handed::Taken { .. } if self.lease == LONG => panic!("what was handed on is not there"),
-            Handed::Spoilt { .. } => me + 1000,
-            _ => me,
+            Handed::Spoilt { .. } => format!("{me} again"),
+            _ => wish,
         };
-        while !self.redis.claim(token, self.lease) {
-            assert_ne!(self.redis.token(), Some(token), "somebody asked for what is not his");
+        while !self.redis.claim(&token, self.lease) {
+            assert_ne!(self.redis.token().as_ref(), Some(&token), "somebody asked for what is not his");
             pass(millis(1)); // A key runs out, or is being cleaned up.
+            self.clean_up();
             thread::yield_now();
         }
         token
     }
 
-    /// Gives the lock back, as `Session::leave` does.
-    fn leave(&self, me: u64, turn: Turn, hold: &Hold, token: u64) {
-        let turns = if by_chance(4) { 1 } else { 3 };
-        let baton = turn.hand_on(&HandOn { turns, time: LONG }, Moment::now().after(ANSWER));
-        if let Some(front) = self.log.lock().front.as_mut().filter(|front| front.who == me) {
-            front.handing = baton.is_some();
-        }
-        hold.close(Moment::now());
-        self.redis.remove(token);
-        let next = baton.as_ref().map(|baton| baton.wish().token.parse().expect("a number"));
-        let handed = next.map_or(Handed::Nothing, |next| self.hand(next));
-        pass(micros_below(4_000));
-        hold.release();
-        self.log.lock().front.take_if(|front| front.who == me);
-        let gone = baton.and_then(|baton| turn.pass_on(baton, handed).err());
-        let Some(next) = next.filter(|_| handed != Handed::Nothing) else {
-            return;
-        };
-        if gone.is_none() {
-            self.log.lock().passed_on.push(next);
-        }
-        if gone.is_some() || matches!(handed, Handed::Spoilt { .. }) {
-            self.redis.remove(next);
+    /// As the keeper does it.
+    fn clean_up(&self) {
+        let soon = Moment::now().after(SOON);
+        let owed = self.keeper.desk().work.lock().leases.owed().take_due(soon);
+        for leftover in owed {
+            self.redis.remove(&leftover.token);
         }
     }
 
-    /// Sends for the next in line: the answer comes, or does not.
-    fn hand(&self, next: u64) -> Handed {
+    /// Gives the lock back.
+    fn leave(&self, me: u64, turn: Turn, hold: &Hold) {
+        let hand_on = HandOn { turns: if by_chance(4) { 1 } else { 3 }, time: LONG };
+        let handing = |is_handing| {
+            if let Some(front) = self.log.lock().front.as_mut().filter(|front| front.who == me) {
+                front.handing = is_handing;
+            }
+        };
+        let released = give_back(&self.keeper, hold, turn, &hand_on, ANSWER, |wish, handed, _| {
+            assert!(!hold.is_valid(Moment::now()), "it is trusted while its release is under way");
+            handing(wish.is_some());
+            let compared = self.ask(hold, wish, handed);
+            handing(false);
+            compared
+        });
+        let is_lost = matches!(released, Err(Error::Lost { .. }));
+        assert_eq!(hold.lost().is_some(), is_lost, "{released:?}");
+        assert!(hold.is_over(Moment::now()), "{released:?}");
+        let mut log = self.log.lock();
+        log.front.take_if(|front| front.who == me);
+        log.losses += u64::from(is_lost);
+    }
+
+    /// One try of a release: it arrives or does not, and so does the answer.
+    fn ask(&self, hold: &Hold, wish: Option<&Wish>, handed: &mut Handed) -> Result<Compared, Trouble> {
         let sent = Moment::now();
-        let sends = by_chance(2);
-        match below(4) {
-            0 => Handed::Nothing,
-            1 => {
-                assert!(self.redis.claim(next, self.lease), "the key was deleted just before");
-                Handed::Taken { sent, answered: Moment::now() }
+        let answer = (!by_chance(4)).then(|| {
+            let compared = self.redis.remove(hold.token());
+            (compared, wish.is_some_and(|wish| !by_chance(4) && self.redis.claim(&wish.token, self.lease)))
+        });
+        pass(micros_below(3_000));
+        step();
+        let answer = answer.filter(|_| !by_chance(4));
+        match (wish, &answer) {
+            (Some(wish), None) => {
+                *handed = Handed::Spoilt { sent };
+                if by_chance(2) {
+                    self.redis.remove(&wish.token); // Behind it, on the same connection.
+                }
             }
-            _ => {
-                _ = sends && self.redis.claim(next, self.lease);
-                Handed::Spoilt { sent }
-            }
+            (Some(_), Some((_, true))) => *handed = Handed::Taken { sent, answered: Moment::now() },
+            _ => {}
         }
+        if let Some(wish) = wish.filter(|_| *handed != Handed::Nothing) {
+            self.log.lock().sent_for.push(wish.token.parse().expect("a number"));
+        }
+        let lost = || Trouble::Unanswered { link_stands: false, cause: "no answer".into() };
+        answer.map(|(compared, _)| compared).ok_or_else(lost)
     }
 
     /// Everybody has gone, and left nothing. Those who stood in line had the turn in the order in which they came.
     fn end(&self) {
-        pass(SHORT);
+        self.clean_up();
+        if self.lease == SHORT {
+            pass(SHORT);
+        }
         assert_eq!(self.redis.token(), None, "a token was left behind");
         let free =
             self.queue.join(&"key".into(), &until(Moment::PAST), |_| false, |_| true, || unreachable!());
@@ -230,9 +268,10 @@ impl Scene {
             log.arrived,
             log.served
         );
-        log.passed_on.sort_unstable();
-        log.heard.sort_unstable();
-        assert_eq!(log.passed_on, log.heard, "passed on to one, and heard by another");
+        assert!(log.heard.iter().all(|one| log.sent_for.contains(one)), "it was heard by another");
+        let reached = |one: &u64| log.heard.contains(one) || log.gone.contains(one);
+        assert!(log.sent_for.iter().all(reached), "what was sent for was not passed on");
+        assert_eq!(self.keeper.counters().read().lost, log.losses, "a loss is told once, and no release");
     }
 }
 
@@ -307,12 +346,13 @@ fn the_first_in_line_is_called_when_the_hold_in_front_is_lost() {
             .queue
             .join(&"key".into(), &until(Moment::PAST), |_| false, |_| true, || unreachable!())
             .expect("free");
-        let hold = Arc::new(sample("key", LONG, Moment::now()));
+        let hold = Arc::new(sample_by("deleted", LONG));
         turn.holds(&hold);
         let waiters = [1, 2].map(|n| spawn(&scene, move |scene| assert!(scene.visit(n, Moment::NEVER))));
         step();
         hold.lose(LostCause::Deleted);
-        scene.queue.call_first("key");
+        scene.keeper.lost(&hold);
+        scene.log.lock().losses += 1;
         join(waiters);
         drop(turn);
         scene.end();

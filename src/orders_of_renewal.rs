@@ -1,7 +1,6 @@
 //! Renewals, the release and word of a loss, in many orders of what the keeper, the holder and the listener do.
 //!
-//! The renewal table, the hold and the verdicts are the real ones. Beside them: a Redis of one key, and what those three do with
-//! it, as briefly as that goes.
+//! The keeper's desk, the steps of a renewal and of a release are the real ones. Beside them: a Redis of one key.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -9,24 +8,28 @@ use std::time::Duration;
 use shuttle::thread;
 
 use crate::clock::Moment;
+use crate::errands::push;
 use crate::error::{Error, LostCause};
 use crate::hold::{Hold, tests::sample};
-use crate::leases::Leases;
-use crate::options::Lease;
+use crate::keeper::{Keeper, tests::unmanned};
+use crate::listener::Audience;
+use crate::options::{HandOn, Lease};
 use crate::orders_of_word::{KEY, Redis};
+use crate::patience::tests::until;
+use crate::queue::Queue;
+use crate::release::give_back;
 use crate::store::Compared;
-use crate::sync::orders::{below, by_chance, in_many_orders, pass, step};
-use crate::sync::{Condvar, Mutex};
-use crate::verdict::{self, Release};
+use crate::sync::orders::{below, by_chance, in_many_orders, pass};
+use crate::verdict;
 
 const LEASE: Duration = Duration::from_millis(300);
 
 /// One hold, its keeper and its holder.
-struct Desk {
+struct Scene {
     began: Moment,
     hold: Arc<Hold>,
-    leases: Mutex<Leases>,
-    bell: Condvar,
+    queue: Arc<Queue>,
+    keeper: Keeper,
     redis: Redis,
     log: parking_lot::Mutex<Findings>,
 }
@@ -41,79 +44,48 @@ struct Findings {
     released: bool,
 }
 
-impl Desk {
-    fn new() -> Arc<Desk> {
-        let now = Moment::now();
-        let hold = Arc::new(sample("a", LEASE, now));
-        let mut leases = Leases::default();
-        leases.enter(Arc::clone(&hold), true, now);
-        let (leases, bell, redis) = (Mutex::new(leases), Condvar::new(), Redis::default());
+impl Scene {
+    fn new() -> Arc<Scene> {
+        let (began, queue, redis) = (Moment::now(), Arc::default(), Redis::default());
+        let (hold, keeper) = (Arc::new(sample("a", LEASE, began)), unmanned(&queue));
+        keeper.enter(&hold).expect("no thread is started");
         redis.claim(hold.token());
-        Arc::new(Desk { began: now, hold, leases, bell, redis, log: parking_lot::Mutex::default() })
+        Arc::new(Scene { began, hold, queue, keeper, redis, log: parking_lot::Mutex::default() })
     }
 
-    /// As the keeper's `run` and `push` do it, until the hold is over.
+    /// The keeper's thread, until the hold is lost or it is told to stop.
     fn keep(&self) {
-        loop {
-            let mut leases = self.leases.lock();
-            let due = loop {
-                let due = leases.take_due(Moment::now());
-                let next = leases.next();
-                if !due.is_empty() {
-                    break due;
-                }
-                if next == Moment::NEVER {
-                    return;
-                }
-                self.bell.wait_for(&mut leases, next.since(Moment::now()));
-            };
-            drop(leases);
+        let desk = self.keeper.desk();
+        while let Some((due, _)) = desk.next() {
             assert!(due.over.is_empty() || self.hold.lost().is_some(), "nobody renewed it in time");
-            if due.renew.is_empty() || !self.push() {
+            desk.end(&due.over);
+            let refused = push(
+                desk,
+                &due.renew,
+                || Some(1),
+                |extensions, _, _| {
+                    let sent = Moment::now();
+                    let compared = self.redis.extend(extensions[0].token);
+                    on_the_way();
+                    Ok((sent, vec![Ok(compared)]))
+                },
+            );
+            assert!(refused.expect("an answer").is_empty());
+            if self.keeper.counters().read().lost > 0 {
+                // Unless the release has found it.
+                let found = desk.work.lock().leases.has(&self.hold).then(Moment::now);
+                self.log.lock().lost = found;
                 return;
             }
         }
     }
 
-    /// One renewal: false where there will be no other.
-    fn push(&self) -> bool {
-        let hold = &self.hold;
-        let mut leases = self.leases.lock();
-        if !leases.has(hold) {
-            return false;
-        }
-        let lease = hold.lease();
-        hold.renewing(lease, Moment::now(), Moment::now().after(Duration::from_millis(50)));
-        leases.sending(hold, true, Moment::now());
-        drop(leases);
-        let sent = Moment::now();
-        let compared = self.redis.extend(hold.token());
-        on_the_way();
-        let mut leases = self.leases.lock();
-        if !leases.has(hold) {
-            return false;
-        }
-        if verdict::on_renewal(hold, lease, sent, compared) {
-            leases.renewed(hold, true, sent);
-            return true;
-        }
-        leases.lost(hold);
-        self.log.lock().lost = Some(Moment::now());
-        false
-    }
-
     /// As the listener tells the keeper.
     fn hear(&self) {
-        let mut leases = self.leases.lock();
-        let now = Moment::now();
-        let due = if by_chance(3) {
-            leases.anything_changed(now) // The connection broke, and there is another.
+        if by_chance(3) {
+            self.keeper.desk().anything_changed(); // The connection broke, and there is another.
         } else {
-            leases.changed(KEY.as_bytes(), now)
-        };
-        drop(leases);
-        if due < Moment::NEVER {
-            self.bell.notify_one();
+            self.keeper.desk().changed(KEY.as_bytes());
         }
         let mut log = self.log.lock();
         if log.told.is_none() && log.deleted {
@@ -126,9 +98,12 @@ impl Desk {
         assert_eq!(hold.valid_until(), Moment::PAST, "what is over came back");
         if log.released {
             assert!(!log.deleted && log.lost.is_none() && hold.lost().is_none(), "taken for a loss");
+            assert!(hold.is_over(Moment::now()), "it was given back");
         } else {
             assert!(hold.lost().is_some());
         }
+        let lost = self.keeper.counters().read().lost;
+        assert_eq!(lost, u64::from(!log.released), "a loss is told once, and no release");
         if let Some(Error::Lost { cause, .. }) = found {
             assert_eq!(hold.lost(), Some(*cause), "one end was told, and another written down");
         }
@@ -151,23 +126,23 @@ impl Desk {
         lost
     }
 
-    /// As `Session::end` does it.
     fn release(&self) {
-        let valid_until = self.leases.lock().close(&self.hold, Moment::now());
-        self.bell.notify_one();
-        let compared = self.redis.remove(Some(self.hold.token()));
-        on_the_way();
-        assert!(!self.hold.is_valid(Moment::now()), "it is trusted while its release is under way");
-        let pushes = self.redis.pushes();
-        let release = Release { valid_until, answered: Moment::now(), maybe_done: false };
-        let released = verdict::on_release(&self.hold, compared, release);
-        if released.is_ok() {
-            self.hold.release();
-            step();
-            assert_eq!(self.redis.pushes(), pushes, "pushed out after its release");
-        }
-        assert!(!self.hold.is_valid(Moment::now()));
+        let (hold, wait) = (&self.hold, until(Moment::PAST));
+        let turn = self.queue.join(hold.key().name(), &wait, |_| false, |_| true, || unreachable!());
+        let (turn, _) = turn.expect("nobody else wants it");
+        let alone = HandOn { turns: 1, time: LEASE };
+        let released = give_back(&self.keeper, hold, turn, &alone, LEASE, |_, _, _| {
+            assert!(!hold.is_valid(Moment::now()), "it is trusted while its release is under way");
+            let compared = self.redis.remove(Some(hold.token()));
+            on_the_way();
+            assert!(!hold.is_valid(Moment::now()), "it is trusted while its release is under way");
+            Ok(compared)
+        });
+        assert!(!hold.is_valid(Moment::now()));
         self.log.lock().released = released.is_ok();
+        on_the_way();
+        self.keeper.desk().work.lock().stop = true;
+        self.keeper.desk().bell.notify_one();
     }
 }
 
@@ -183,39 +158,39 @@ fn on_the_way() {
 /// is gone.
 fn keeps(times: usize, releases: bool, deleted: bool) {
     in_many_orders(times, LEASE, move || {
-        let desk = Desk::new();
-        let spawn = |part: fn(&Desk)| {
-            let desk = Arc::clone(&desk);
-            thread::spawn(move || part(&desk))
+        let scene = Scene::new();
+        let spawn = |part: fn(&Scene)| {
+            let scene = Arc::clone(&scene);
+            thread::spawn(move || part(&scene))
         };
-        let keeper = spawn(Desk::keep);
-        let listener = spawn(|desk| {
-            while desk.redis.word() {
-                desk.hear();
+        let keeper = spawn(Scene::keep);
+        let listener = spawn(|scene| {
+            while scene.redis.word() {
+                scene.hear();
             }
         });
         let touches = below(4);
         for _ in 0..touches {
             on_the_way();
-            desk.redis.touch();
+            scene.redis.touch();
         }
         for _ in 0..below(8) {
             on_the_way();
         }
         if deleted {
-            desk.redis.remove(None);
+            scene.redis.remove(None);
             // Not sooner: the listener may yet hear of an earlier change, and a renewal that follows
             // from that may find the key there.
-            desk.log.lock().deleted = true;
+            scene.log.lock().deleted = true;
         }
-        let found = (deleted && by_chance(2)).then(|| desk.find_out());
+        let found = (deleted && by_chance(2)).then(|| scene.find_out());
         if releases {
-            desk.release();
+            scene.release();
         }
         keeper.join().expect("it ends");
-        desk.redis.no_more_words();
+        scene.redis.no_more_words();
         listener.join().expect("it ends");
-        desk.end(touches, found.as_ref());
+        scene.end(touches, found.as_ref());
     });
 }
 

@@ -1,6 +1,5 @@
-//! Giving a lock back: compare and delete, and what its answers mean.
+//! Giving a lock back: the order of its steps, compare and delete, and what its answers mean.
 
-use std::thread;
 use std::time::Duration;
 
 use log::{debug, warn};
@@ -9,44 +8,85 @@ use crate::backoff::Backoff;
 use crate::clock::Moment;
 use crate::error::{Error, LostCause};
 use crate::hold::Hold;
+use crate::keeper::Keeper;
+use crate::options::HandOn;
+use crate::owed::Leftover;
+use crate::queue::{Baton, Turn};
 use crate::store::{Compared, Store, Trouble};
+use crate::sync::thread;
 use crate::verdict::{self, Release};
 use crate::wish::{Handed, Wish};
 
-/// What came of a release.
-#[derive(Debug)]
-pub(crate) struct Answer {
-    pub(crate) released: Result<(), Error>,
-    /// What came of the wish.
-    pub(crate) handed: Handed,
-    /// Redis did not say what became of the key: it may stand there yet.
-    pub(crate) silent: bool,
+/// Gives a lock back: first for this process, whatever follows, then in Redis, which is asked by `ask`; and last the turn goes on,
+/// with what became of the next one's wish. Takes `limit` at most.
+pub(crate) fn give_back(
+    keeper: &Keeper,
+    hold: &Hold,
+    turn: Turn,
+    hand_on: &HandOn,
+    limit: Duration,
+    ask: impl FnMut(Option<&Wish>, &mut Handed, Moment) -> Result<Compared, Trouble>,
+) -> Result<(), Error> {
+    let baton = turn.hand_on(hand_on, Moment::now().after(limit));
+    let now = Moment::now();
+    let valid_until = keeper.close(hold, now);
+    keeper.counters().time_held.add(now.since(hold.taken()));
+    let mut handed = Handed::Nothing;
+    let wish = baton.as_ref().map(Baton::wish);
+    let (released, silent) = release(hold, valid_until, now.after(limit), wish, &mut handed, ask);
+    let maybe_there = match &released {
+        Ok(()) | Err(Error::Unconfirmed { .. }) => {
+            hold.release();
+            silent
+        }
+        Err(error) => {
+            keeper.lost(hold);
+            // A renewal without an answer may have pushed out what nobody believes in any more. And what was gone may be
+            // there again.
+            silent || matches!(error, Error::Lost { cause: LostCause::Expired, .. }) && hold.gone_by() > now
+        }
+    };
+    if maybe_there {
+        owe(keeper, hold);
+    }
+    if valid_until.is_none() {
+        // Whoever passed it by may have asked over the same connection, and Redis does not tell of what was done there.
+        keeper.listener().call(hold.key().in_redis());
+    }
+    if let Some((Wish { token, lease }, stray)) = baton.and_then(|baton| turn.settle(baton, handed)) {
+        let (redis_key, gone_by) = (hold.key().in_redis().to_owned(), lease.gone_by(Moment::now()));
+        keeper.owe(Leftover { redis_key, token, gone_by, stray });
+    }
+    released
 }
 
-/// Releases a hold in Redis, within `limit`; it could be trusted until `valid_until`, if it still
-/// could when it was closed. A `wish` goes out behind it, for the next thread of this process, and
-/// comes back as what became of it.
+/// Has the keeper delete what a hold may have left in Redis. (A renewal that is late may add a lease.)
+pub(crate) fn owe(keeper: &Keeper, hold: &Hold) {
+    let (redis_key, token) = (hold.key().in_redis().to_owned(), hold.token().to_owned());
+    let gone_by = hold.lease().gone_by(hold.gone_by());
+    keeper.owe(Leftover { redis_key, token, gone_by, stray: false });
+}
+
+/// Asks Redis until it answers, or the deadline: what came of it, and whether the key may stand there yet, since Redis did not say.
 ///
 /// After an answer that was lost it is tried again, over another connection.
-pub(crate) fn release(
-    store: &Store,
+fn release(
     hold: &Hold,
     valid_until: Option<Moment>,
-    limit: Duration,
+    deadline: Moment,
     wish: Option<&Wish>,
-) -> Answer {
-    let deadline = Moment::now().after(limit);
+    handed: &mut Handed,
+    mut ask: impl FnMut(Option<&Wish>, &mut Handed, Moment) -> Result<Compared, Trouble>,
+) -> (Result<(), Error>, bool) {
     let mut backoff = Backoff::for_trouble();
     let mut maybe_done = false;
-    let mut handed = Handed::Nothing;
     loop {
         // Whoever was sent for once is not sent for again: the first time may still come.
-        let wish = wish.filter(|_| handed == Handed::Nothing);
-        let trouble = match remove(store, hold, wish, &mut handed, deadline) {
+        let wish = wish.filter(|_| *handed == Handed::Nothing);
+        let trouble = match ask(wish, handed, deadline) {
             Ok(compared) => {
                 let release = Release { valid_until, answered: Moment::now(), maybe_done };
-                let released = verdict::on_release(hold, compared, release);
-                return Answer { released, handed, silent: false };
+                return (verdict::on_release(hold, compared, release), false);
             }
             Err(trouble) => trouble,
         };
@@ -55,15 +95,15 @@ pub(crate) fn release(
         maybe_done |= matches!(trouble, Trouble::Unanswered { .. });
         let pause = if at_once { Duration::ZERO } else { backoff.pause() };
         if !trouble.can_pass() || Moment::now().after(pause) >= deadline {
-            let released = Err(unconfirmed(hold, valid_until.is_some(), trouble));
-            return Answer { released, handed, silent: true };
+            return (Err(unconfirmed(hold, valid_until.is_some(), trouble)), true);
         }
         thread::sleep(pause);
     }
 }
 
-/// One try. Redis executes the removal first, so a wish that was taken was taken after it.
-fn remove(
+/// One try: compare and delete. A `wish` goes out behind it, for the next thread of this process, and comes back as what became of
+/// it: Redis executes the removal first, so a wish that was taken was taken after it.
+pub(crate) fn remove(
     store: &Store,
     hold: &Hold,
     wish: Option<&Wish>,

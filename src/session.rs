@@ -13,7 +13,7 @@ use log::{debug, warn};
 use crate::acquire::{Cause, Outcome, acquire};
 use crate::bid::Claimed;
 use crate::clock::Moment;
-use crate::error::{Error, LostCause};
+use crate::error::Error;
 use crate::hold::Hold;
 use crate::holder::Holder;
 use crate::holds::{self, Held, Left};
@@ -21,12 +21,11 @@ use crate::keeper::Keeper;
 use crate::key::{Key, NOT_A_STRING};
 use crate::machine;
 use crate::options::{Lease, Options, Settings};
-use crate::owed::Leftover;
 use crate::owner::{Owner, fresh_token, host_name};
 use crate::patience::Patience;
 use crate::process as this_process;
-use crate::queue::{Baton, NoTurn, Queue, Turn};
-use crate::release::{Answer, release};
+use crate::queue::{NoTurn, Queue, Turn};
+use crate::release;
 use crate::stats::Counters;
 use crate::store::{Address, Connection, Seen, Store, Trouble};
 use crate::teller::{OnLost, Teller};
@@ -197,10 +196,9 @@ impl Session {
         turn.holds(&hold);
         if let Err(error) = self.keeper.enter(&hold) {
             // It would not be renewed: better not to have it.
-            if let (Err(also), _) = self.end(&hold, None) {
+            if let Err(also) = self.give_back(&hold, turn) {
                 debug!(target: "relatch::release", "{also}");
             }
-            turn.answered();
             return Err(error);
         }
         Ok(holds::enter(self.id, hold, turn))
@@ -241,52 +239,14 @@ impl Session {
             mem::forget(turn); // The child's copy of the queue may have been locked when it was copied.
             return Err(forked);
         }
-        let hold = held.hold();
-        let answer_by = Moment::now().after(self.settings.response_timeout);
-        let baton = turn.hand_on(&self.settings.hand_on, answer_by);
-        let (ended, handed) = self.end(hold, baton.as_ref().map(Baton::wish));
-        if let Some((Wish { token, lease }, stray)) = baton.and_then(|baton| turn.settle(baton, handed)) {
-            let (redis_key, gone_by) = (hold.key().in_redis().to_owned(), lease.gone_by(Moment::now()));
-            self.keeper.owe(Leftover { redis_key, token, gone_by, stray });
-        }
-        ended.map(|()| 0)
+        self.give_back(held.hold(), turn).map(|()| 0)
     }
 
-    /// Ends a hold: first for this process, whatever follows, then in Redis. A wish goes out with the release.
-    fn end(&self, hold: &Arc<Hold>, wish: Option<&Wish>) -> (Result<(), Error>, Handed) {
-        let now = Moment::now();
-        let valid_until = self.keeper.close(hold, now);
-        self.counters.time_held.add(now.since(hold.taken()));
-        let limit = self.settings.response_timeout;
-        let Answer { released, handed, silent } = release(&self.store, hold, valid_until, limit, wish);
-        let maybe_there = match &released {
-            Ok(()) | Err(Error::Unconfirmed { .. }) => {
-                hold.release();
-                silent
-            }
-            Err(error) => {
-                self.keeper.lost(hold);
-                // A renewal without an answer may have pushed out what nobody believes in any more. And what was gone may be
-                // there again.
-                silent
-                    || matches!(error, Error::Lost { cause: LostCause::Expired, .. }) && hold.gone_by() > now
-            }
-        };
-        if maybe_there {
-            self.owe(hold);
-        }
-        if valid_until.is_none() {
-            // Whoever passed it by may have asked over the same connection, and Redis does not tell of what was done there.
-            self.keeper.listener().call(hold.key().in_redis());
-        }
-        (released, handed)
-    }
-
-    /// Has the keeper delete what a hold may have left in Redis. (A renewal that is late may add a lease.)
-    fn owe(&self, hold: &Hold) {
-        let (redis_key, token) = (hold.key().in_redis().to_owned(), hold.token().to_owned());
-        let gone_by = hold.lease().gone_by(hold.gone_by());
-        self.keeper.owe(Leftover { redis_key, token, gone_by, stray: false });
+    fn give_back(&self, hold: &Hold, turn: Turn) -> Result<(), Error> {
+        let Settings { hand_on, response_timeout, .. } = &self.settings;
+        release::give_back(&self.keeper, hold, turn, hand_on, *response_timeout, |wish, handed, deadline| {
+            release::remove(&self.store, hold, wish, handed, deadline)
+        })
     }
 
     /// Ends the hold of a thread whose map is gone, and whose turn may be another thread's by now: the keeper releases it.
@@ -295,7 +255,7 @@ impl Session {
         self.own_process(now)?;
         self.keeper.close(hold, now);
         hold.release();
-        self.owe(hold);
+        release::owe(&self.keeper, hold);
         let source = "the thread is ending: its lock is released in the background".into();
         Err(Error::Unconfirmed { key: hold.key().name().to_string(), at_most: hold.gone_in(now), source })
     }
@@ -403,6 +363,7 @@ mod tests {
 
     use super::*;
     use crate::hold::tests::sample;
+    use crate::patience::tests::until;
 
     /// A session whose Redis is not there.
     fn alone() -> Session {
@@ -418,9 +379,12 @@ mod tests {
         let session = alone();
         let hold = Arc::new(sample("a", Duration::from_secs(30), Moment::now()));
         session.keeper.enter(&hold).unwrap();
+        let wait = until(Moment::PAST);
+        let (turn, _) =
+            session.queue.join(hold.key().name(), &wait, |_| false, |_| true, || unreachable!()).unwrap();
         thread::scope(|scope| {
-            let held_up = session.keeper.held_up();
-            let release = scope.spawn(|| match session.end(&hold, None).0 {
+            let held_up = session.keeper.desk().work.lock();
+            let release = scope.spawn(|| match session.give_back(&hold, turn) {
                 Err(Error::Unconfirmed { .. }) => {}
                 other => panic!("{other:?}, and Redis is not there"),
             });

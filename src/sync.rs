@@ -236,6 +236,15 @@ pub(crate) mod orders {
     }
 
     pub(crate) mod thread {
+        pub(crate) fn sleep(span: std::time::Duration) {
+            if super::inside() {
+                super::pass(span);
+                shuttle::thread::yield_now();
+            } else {
+                std::thread::sleep(span);
+            }
+        }
+
         pub(crate) fn yield_now() {
             if super::inside() {
                 super::pass(super::YIELD);
