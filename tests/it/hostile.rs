@@ -206,7 +206,7 @@ fn row_37_a_long_error_is_told_in_short() {
 fn row_37_a_lock_that_is_nobodys_and_yet_busy_is_asked_for_ever_more_rarely() {
     let rig = Rig::new();
     rig.busy.store(true, Ordering::SeqCst);
-    rig.lie("EVALSHA", Say::Bytes(b"*2\r\n$-1\r\n:-2\r\n".to_vec()));
+    rig.lie("SET", Say::Bytes(b"*2\r\n$-1\r\n:-2\r\n".to_vec()));
     let wait = Duration::from_secs(1);
     let taken = within(wait + SLACK, "a wait", || rig.locks().try_lock_for("a", wait));
     assert!(!matches!(taken, Ok(Some(_))));

@@ -69,7 +69,9 @@ pub(crate) fn logger() {
 
     proxy.on("SET", Fault::CutBeforeReply);
     let guard = locks.lock("a").expect("locks at the second attempt");
-    proxy.on("EVALSHA", Fault::CutBeforeReply);
+    proxy.always("EVALSHA", Fault::CutBeforeReply);
+    eventually(LONG, "a renewal has no answer", || logged("were not renewed"));
+    proxy.clear();
     eventually(LONG, "it is renewed in spite of an error", || locks.stats().renewed > 0);
     locks.force_unlock("a").expect("deletes it");
     eventually(LONG, "it is lost", || !guard.is_valid());
