@@ -58,16 +58,10 @@ pub(crate) struct Hold {
     denied: AtomicBool,
     /// Its loss was handed on to whoever wants to know.
     told: AtomicBool,
-    end: OnceLock<End>,
+    /// How it ended: it was lost or, with `None`, given back.
+    end: OnceLock<Option<LostCause>>,
     watched: Mutex<()>,
     ended: Condvar,
-}
-
-/// How a hold ended.
-#[derive(Clone, Copy, Debug)]
-enum End {
-    Released,
-    Lost(LostCause),
 }
 
 impl Hold {
@@ -250,10 +244,7 @@ impl Hold {
         if cause != LostCause::Expired {
             self.deny();
         }
-        let cause = match self.finish(End::Lost(cause)) {
-            End::Lost(first) => first,
-            End::Released => cause,
-        };
+        let cause = self.finish(Some(cause)).unwrap_or(cause);
         Error::Lost { key: self.key.name().to_string(), cause }
     }
 
@@ -276,7 +267,7 @@ impl Hold {
 
     /// Writes down that the hold was given back; the first end stays.
     pub(crate) fn release(&self) {
-        self.finish(End::Released);
+        self.finish(None);
     }
 
     /// True for the first who asks: its loss is told once.
@@ -284,7 +275,7 @@ impl Hold {
         !self.told.swap(true, Ordering::Relaxed)
     }
 
-    fn finish(&self, end: End) -> End {
+    fn finish(&self, end: Option<LostCause>) -> Option<LostCause> {
         let end = *self.end.get_or_init(|| end);
         self.valid_until.store(0, Ordering::Release);
         self.wake_watchers();
@@ -298,10 +289,7 @@ impl Hold {
 
     /// How the hold was lost, if that is known already.
     pub(crate) fn lost(&self) -> Option<LostCause> {
-        match self.end.get() {
-            Some(End::Lost(cause)) => Some(*cause),
-            Some(End::Released) | None => None,
-        }
+        self.end.get().copied().flatten()
     }
 
     /// Waits until the hold is over, or the deadline: how it was lost, if it was.

@@ -54,24 +54,15 @@ fn ran_out_on_the_way(hold: &Hold) -> Error {
 /// Takes in what Redis said to a renewal that was sent at `sent`: false where the hold is lost.
 pub(crate) fn on_renewal(hold: &Hold, lease: Lease, sent: Moment, compared: Compared) -> bool {
     let now = Moment::now();
-    if compared != Compared::Done {
-        hold.deny();
-    }
-    match compared {
-        Compared::Done => hold.renewed(lease, sent, now).is_ok(),
-        Compared::Absent if hold.is_valid(now) => {
-            hold.lose(LostCause::Deleted);
-            false
-        }
-        Compared::Absent => {
-            hold.lose(LostCause::Expired);
-            false
-        }
-        Compared::NotOurs => {
-            hold.lose(LostCause::Taken);
-            false
-        }
-    }
+    let cause = match compared {
+        Compared::Done => return hold.renewed(lease, sent, now).is_ok(),
+        Compared::Absent if hold.is_valid(now) => LostCause::Deleted,
+        Compared::Absent => LostCause::Expired,
+        Compared::NotOurs => LostCause::Taken,
+    };
+    hold.deny();
+    hold.lose(cause);
+    false
 }
 
 #[cfg(test)]
