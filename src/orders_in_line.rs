@@ -244,7 +244,9 @@ impl Scene {
             _ => {}
         }
         if let Some(wish) = wish.filter(|_| *handed != Handed::Nothing) {
-            self.log.lock().sent_for.push(wish.token.parse().expect("a number"));
+            let (mut log, next) = (self.log.lock(), wish.token.parse().expect("a number"));
+            assert!(!log.sent_for.contains(&next), "it was sent for twice");
+            log.sent_for.push(next);
         }
         let lost = || Trouble::Unanswered { link_stands: false, cause: "no answer".into() };
         answer.map(|(compared, _)| compared).ok_or_else(lost)
