@@ -135,7 +135,7 @@ impl Lock {
     ///
     /// As for [`lock`](Lock::lock), but for `Timeout`.
     pub fn try_lock(&self) -> Result<Option<LockGuard>, Error> {
-        self.request().try_lock()
+        self.request().try_lock_for(Duration::ZERO)
     }
 
     /// Takes the lock, waiting for `limit` at most; `Ok(None)` if it was busy for so long.

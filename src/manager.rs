@@ -60,7 +60,7 @@ impl LockManager {
     ///
     /// See [`Lock::try_lock`].
     pub fn try_lock(&self, key: impl AsRef<str>) -> Result<Option<LockGuard>, Error> {
-        self.request(key.as_ref()).try_lock()
+        self.request(key.as_ref()).try_lock_for(Duration::ZERO)
     }
 
     /// [`Lock::try_lock_for`] on the named lock.

@@ -13,7 +13,7 @@ use crate::error::Error;
 use crate::guard::LockGuard;
 use crate::holds::Held;
 use crate::options::Options;
-use crate::session::{Entered, Session, Wait};
+use crate::session::{Entered, Session};
 
 pub(crate) struct Request<'a> {
     pub(crate) session: &'a Arc<Session>,
@@ -23,7 +23,7 @@ pub(crate) struct Request<'a> {
 
 impl Request<'_> {
     pub(crate) fn lock(&self) -> Result<LockGuard, Error> {
-        match self.enter(Wait::AsSet)? {
+        match self.session.enter(self.name, self.options, self.options.wait)? {
             Entered::Held(held) => Ok(self.guard(held)),
             Entered::Busy { waited, holder, cause } => {
                 let (key, holder) = (self.name.to_owned(), holder.map(Box::new));
@@ -32,19 +32,15 @@ impl Request<'_> {
         }
     }
 
-    pub(crate) fn try_lock(&self) -> Result<Option<LockGuard>, Error> {
-        self.attempt(Wait::Try)
-    }
-
     pub(crate) fn try_lock_for(&self, limit: Duration) -> Result<Option<LockGuard>, Error> {
-        self.attempt(Wait::TryFor(limit))
+        match self.session.enter(self.name, self.options, Some(limit))? {
+            Entered::Held(held) => Ok(Some(self.guard(held))),
+            Entered::Busy { .. } => Ok(None),
+        }
     }
 
     pub(crate) fn with_guard<T>(&self, body: impl FnOnce(&LockGuard) -> T) -> Result<T, Error> {
-        let guard = self.lock()?;
-        let value = body(&guard);
-        done(guard)?;
-        Ok(value)
+        self.with_guard_result(|guard| Ok(body(guard)))
     }
 
     pub(crate) fn with_guard_result<T, E>(
@@ -64,30 +60,14 @@ impl Request<'_> {
                 return Err(error);
             }
         };
-        done(guard)?;
-        Ok(value)
-    }
-
-    fn attempt(&self, wait: Wait) -> Result<Option<LockGuard>, Error> {
-        match self.enter(wait)? {
-            Entered::Held(held) => Ok(Some(self.guard(held))),
-            Entered::Busy { .. } => Ok(None),
+        match guard.unlock() {
+            Ok(_) | Err(Error::Unconfirmed { .. }) => Ok(value),
+            // It may have run without the lock.
+            Err(error) => Err(error.into()),
         }
-    }
-
-    fn enter(&self, wait: Wait) -> Result<Entered, Error> {
-        self.session.enter(self.name, self.options, wait)
     }
 
     fn guard(&self, held: Rc<Held>) -> LockGuard {
         LockGuard::new(Arc::clone(self.session), held)
-    }
-}
-
-/// Ends the hold of a closure that has run: an error only where it may have run without the lock.
-fn done(guard: LockGuard) -> Result<(), Error> {
-    match guard.unlock() {
-        Ok(_) | Err(Error::Unconfirmed { .. }) => Ok(()),
-        Err(error) => Err(error),
     }
 }

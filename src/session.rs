@@ -27,7 +27,7 @@ use crate::process as this_process;
 use crate::queue::{NoTurn, Queue, Turn};
 use crate::release;
 use crate::stats::Counters;
-use crate::store::{Address, Connection, Seen, Store, Trouble};
+use crate::store::{Address, Seen, Store, Trouble};
 use crate::teller::{OnLost, Teller};
 use crate::wish::{Handed, Wish};
 
@@ -48,17 +48,6 @@ pub(crate) struct Session {
     keeper: Keeper,
     queue: Arc<Queue>,
     settings: Settings,
-}
-
-/// What a caller asked for.
-#[derive(Clone, Copy, Debug)]
-pub(crate) enum Wait {
-    /// One answer.
-    Try,
-    /// Until the lock is free, or so long; busy is an answer.
-    TryFor(Duration),
-    /// As the options say; busy is an error.
-    AsSet,
 }
 
 /// What an attempt at a lock came to.
@@ -128,8 +117,14 @@ impl Session {
         answer.map_err(|trouble| self.store.error("connecting".to_owned(), trouble))
     }
 
-    /// Takes a lock, or takes it once more where this thread has it.
-    pub(crate) fn enter(&self, name: &str, options: &Options, wait: Wait) -> Result<Entered, Error> {
+    /// Takes a lock, or takes it once more where this thread has it. Without a limit it waits for ever, and with none left for
+    /// one answer.
+    pub(crate) fn enter(
+        &self,
+        name: &str,
+        options: &Options,
+        limit: Option<Duration>,
+    ) -> Result<Entered, Error> {
         let started = Moment::now();
         let pid = self.own_process(started)?;
         if let Some(again) = holds::reenter(self.id, name, started) {
@@ -139,7 +134,7 @@ impl Session {
         }
         options.check(self.settings.max_lease)?;
         let key = Key::new(&self.settings.prefix, name)?;
-        let patience = self.patience(options, wait, started);
+        let patience = self.patience(limit, started);
         let busy = |holder, cause| {
             self.counters.timed_out.add(1);
             Entered::Busy { waited: Moment::now().since(started), holder, cause }
@@ -204,20 +199,12 @@ impl Session {
         Ok(holds::enter(self.id, hold, turn))
     }
 
-    fn patience(&self, options: &Options, wait: Wait, now: Moment) -> Patience {
-        let limit = match wait {
-            Wait::Try => Some(Duration::ZERO),
-            Wait::TryFor(limit) => Some(limit),
-            Wait::AsSet => options.wait,
-        };
+    fn patience(&self, limit: Option<Duration>, began: Moment) -> Patience {
         let once = limit == Some(Duration::ZERO);
-        let deadline = match limit {
-            Some(Duration::ZERO) => self.one_answer(now),
-            Some(limit) => now.after(limit),
-            None => Moment::NEVER,
-        };
-        let an_attempt = self.one_answer(now).since(now);
-        Patience { began: now, deadline, once, tolerate_outage: self.settings.tolerate_outage, an_attempt }
+        let attempted = self.one_answer(began);
+        let deadline = if once { attempted } else { limit.map_or(Moment::NEVER, |limit| began.after(limit)) };
+        let (an_attempt, tolerate_outage) = (attempted.since(began), self.settings.tolerate_outage);
+        Patience { began, deadline, once, tolerate_outage, an_attempt }
     }
 
     /// For what is asked once: as long as connecting and answering may take.
@@ -285,12 +272,11 @@ impl Session {
 
     /// What stands at a key. Asked again where the connection may have gone stale: the next one has not.
     pub(crate) fn look(&self, action: &str, key: &Key) -> Result<Seen, Error> {
-        let question = |connection: &mut Connection<'_>, deadline| connection.look(key.in_redis(), deadline);
+        self.own_process(Moment::now())?;
         let deadline = self.one_answer(Moment::now());
-        match self.ask(action, key, deadline, question) {
-            Err(Error::Unavailable { .. }) => self.ask(action, key, deadline, question),
-            other => other,
-        }
+        let ask = || self.store.checkout(deadline)?.look(key.in_redis(), deadline);
+        let answer = ask().or_else(|trouble| if trouble.can_pass() { ask() } else { Err(trouble) });
+        answer.map_err(|trouble| self.failed(action, key, trouble))
     }
 
     /// Deletes whatever stands at a key; asked once only, since a second time might be somebody else's. So it is asked over
@@ -311,19 +297,6 @@ impl Session {
             warn!(target: "relatch::force_unlock", "lock {name:?} was force-unlocked, it was held by {holder}");
         }
         Ok(deleted)
-    }
-
-    fn ask<T>(
-        &self,
-        action: &str,
-        key: &Key,
-        deadline: Moment,
-        question: impl FnOnce(&mut Connection<'_>, Moment) -> Result<T, Trouble>,
-    ) -> Result<T, Error> {
-        self.own_process(Moment::now())?;
-        let mut connection =
-            self.store.checkout(deadline).map_err(|trouble| self.failed(action, key, trouble))?;
-        question(&mut connection, deadline).map_err(|trouble| self.failed(action, key, trouble))
     }
 
     pub(crate) fn failed(&self, action: &str, key: &Key, trouble: Trouble) -> Error {
