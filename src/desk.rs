@@ -126,11 +126,11 @@ impl Desk {
             return;
         };
         self.counters.lost.add(1);
-        warn!(target: "relatch::lost", "lock {:?} was lost: {cause}", hold.key().name());
+        warn!(target: "relatch::lost", "lock {:?} was lost: {cause}", hold.key.name());
         if let Some(teller) = &self.teller {
             teller.tell(hold, cause);
         }
-        self.queue.call_first(hold.key().name());
+        self.queue.call_first(hold.key.name());
     }
 }
 

@@ -53,7 +53,7 @@ impl<'a> Errands<'a> {
             let again = |ask: &mut Ask| pushed.is_err() && !last && ask.time_left() >= fair;
             for ask in asked.extract_if(.., |ask| !again(ask)) {
                 let trouble = match &pushed {
-                    Ok(refused) => refused.get(&ask.hold.number()),
+                    Ok(refused) => refused.get(&ask.hold.number),
                     Err(trouble) => Some(trouble),
                 };
                 // Nobody is left to hear it where the deadline came first.
@@ -213,7 +213,7 @@ pub(crate) fn push(
                     lost.push(hold);
                 }
             }
-            Err(trouble) => _ = refused.insert(hold.number(), trouble),
+            Err(trouble) => _ = refused.insert(hold.number, trouble),
         }
     }
     drop(work);
@@ -240,5 +240,5 @@ fn not_released(leftover: &Leftover, trouble: &Trouble) {
 }
 
 fn extension(hold: &Hold, lease: Lease) -> Extension<'_> {
-    Extension { key: hold.key().in_redis(), token: hold.token(), lease: lease.millis() }
+    Extension { key: hold.key.in_redis(), token: &hold.token, lease: lease.millis() }
 }

@@ -61,26 +61,26 @@ impl LockGuard {
     }
 
     fn hold(&self) -> &Hold {
-        self.held.hold()
+        &self.held.hold
     }
 
     /// The lock's key, as it was given.
     #[must_use]
     pub fn key(&self) -> &str {
-        self.hold().key().name()
+        self.hold().key.name()
     }
 
     /// Who holds the lock: this host, process and thread.
     #[must_use]
     pub fn owner(&self) -> &Owner {
-        self.hold().owner()
+        &self.hold().owner
     }
 
     /// The string that stands in Redis for this hold: owner and nonce. The same for all guards of a hold, and
     /// never used again.
     #[must_use]
     pub fn token(&self) -> &str {
-        self.hold().token()
+        &self.hold().token
     }
 
     /// How many guards of this hold are alive in this thread.
@@ -120,7 +120,7 @@ impl LockGuard {
     /// - [`Error::InvalidOption`]: the lease, less 1 % and 2 ms, is shorter than that.
     /// - [`Error::NoThread`], [`Error::Forked`].
     pub fn ensure(&self, span: Duration) -> Result<(), Error> {
-        self.session.ensure(self.held.hold(), span)
+        self.session.ensure(&self.held.hold, span)
     }
 
     /// Asks Redis whether it still knows of the hold: one round trip, `GET` and `PTTL`.
@@ -134,7 +134,7 @@ impl LockGuard {
     /// - [`Error::Unavailable`], [`Error::Refused`]: Redis did not say; the hold is as valid as it was.
     /// - [`Error::NoThread`], [`Error::Forked`].
     pub fn verify(&self) -> Result<(), Error> {
-        self.session.verify(self.held.hold())
+        self.session.verify(&self.held.hold)
     }
 
     /// Gives the hold another lease, from now on: this one is pushed out at once, and renewals keep to it.
@@ -151,13 +151,13 @@ impl LockGuard {
     ///   there is one, tries again.
     /// - [`Error::NoThread`], [`Error::Forked`].
     pub fn extend(&self, lease: Duration) -> Result<(), Error> {
-        self.session.extend(self.held.hold(), lease)
+        self.session.extend(&self.held.hold, lease)
     }
 
     /// An eye on the hold that another thread can keep: to stop a helper when the lock is lost.
     #[must_use]
     pub fn watch(&self) -> LockWatch {
-        LockWatch::new(Arc::clone(self.held.hold()), self.session.born())
+        LockWatch::new(Arc::clone(&self.held.hold), self.session.born())
     }
 
     /// Gives the guard back and tells what came of it.

@@ -30,10 +30,10 @@ pub struct HeldLock {
 impl HeldLock {
     pub(crate) fn new(hold: &Hold, now: Moment) -> HeldLock {
         HeldLock {
-            key: hold.key().name().to_string(),
-            owner: hold.owner().clone(),
+            key: hold.key.name().to_string(),
+            owner: hold.owner.clone(),
             depth: hold.depth(),
-            held_for: now.since(hold.taken()),
+            held_for: now.since(hold.since.answered),
             valid_for: hold.remaining(now),
             renewals: hold.renewals(),
             lost: hold.lost(),

@@ -36,11 +36,11 @@ const DENIED: Moment = Moment::from_nanos(1);
 #[derive(Debug)]
 pub(crate) struct Hold {
     /// Tells holds apart, within the process.
-    number: u64,
-    key: Key,
-    owner: Owner,
-    token: String,
-    since: Since,
+    pub(crate) number: u64,
+    pub(crate) key: Key,
+    pub(crate) owner: Owner,
+    pub(crate) token: String,
+    pub(crate) since: Since,
     renewal: Renewal,
     /// How many guards are alive. Written by the holding thread alone.
     depth: AtomicU32,
@@ -94,30 +94,6 @@ impl Hold {
             watched: Mutex::new(()),
             ended: Condvar::new(),
         }
-    }
-
-    pub(crate) fn number(&self) -> u64 {
-        self.number
-    }
-
-    pub(crate) fn key(&self) -> &Key {
-        &self.key
-    }
-
-    pub(crate) fn owner(&self) -> &Owner {
-        &self.owner
-    }
-
-    pub(crate) fn token(&self) -> &str {
-        &self.token
-    }
-
-    pub(crate) fn taken(&self) -> Moment {
-        self.since.answered
-    }
-
-    pub(crate) fn since(&self) -> Since {
-        self.since
     }
 
     pub(crate) fn lease(&self) -> Lease {

@@ -38,7 +38,7 @@ impl Drop for Entry {
     fn drop(&mut self) {
         if let Some(turn) = self.turn.take() {
             self.held.hold.abandon();
-            if self.held.hold.owner().pid() != std::process::id() {
+            if self.held.hold.owner.pid() != std::process::id() {
                 mem::forget(turn); // A forked child's copy of the queue may have been locked when it was copied.
             }
         }
@@ -48,7 +48,7 @@ impl Drop for Entry {
 /// A hold, as the guards of its thread share it. Counted without atomics, so a guard stays in its thread.
 #[derive(Debug)]
 pub(crate) struct Held {
-    hold: Arc<Hold>,
+    pub(crate) hold: Arc<Hold>,
 }
 
 /// What became of a hold when one of its guards went.
@@ -63,10 +63,6 @@ pub(crate) enum Left {
 }
 
 impl Held {
-    pub(crate) fn hold(&self) -> &Arc<Hold> {
-        &self.hold
-    }
-
     /// Takes one guard off, and the hold out of the map with the last.
     pub(crate) fn leave(self: &Rc<Held>) -> Left {
         let depth = self.hold.depth() - 1;
@@ -75,7 +71,7 @@ impl Held {
             return Left::Inside(depth);
         }
         let turn = with(|holds| {
-            let name = self.hold.key().name();
+            let name = self.hold.key.name();
             let entries = holds.get_mut(name)?;
             let place = entries.iter().position(|entry| Rc::ptr_eq(&entry.held, self))?;
             let mut entry = entries.swap_remove(place);
@@ -113,7 +109,7 @@ pub(crate) fn enter(manager: u64, hold: Arc<Hold>, turn: Turn) -> Rc<Held> {
     let entry = Entry { manager, held: Rc::clone(&held), turn: Some(turn) };
     // Where the thread is ending, the turn is dropped and the hold is left to its lease.
     with(|holds| {
-        let name = Arc::clone(held.hold.key().name());
+        let name = Arc::clone(held.hold.key.name());
         holds.entry(name).or_insert_with(|| Vec::with_capacity(1)).push(entry);
     });
     held
@@ -123,7 +119,7 @@ pub(crate) fn enter(manager: u64, hold: Arc<Hold>, turn: Turn) -> Rc<Held> {
 pub(crate) fn is_mine(token: &str, pid: u32) -> bool {
     // A forked child finds its parent's holds in the map: not its own.
     let of_this_process = || Owner::parse(token).is_some_and(|owner| owner.pid() == pid);
-    let in_map = with(|holds| holds.values().flatten().any(|entry| entry.held.hold.token() == token));
+    let in_map = with(|holds| holds.values().flatten().any(|entry| entry.held.hold.token == token));
     in_map.unwrap_or(false) && of_this_process()
 }
 
@@ -145,7 +141,7 @@ mod tests {
     fn entered(manager: u64, name: &str) -> Rc<Held> {
         let hold = Arc::new(sample(name, Duration::from_secs(30), Moment::now()));
         let turn = Arc::new(Queue::default())
-            .join(hold.key().name(), &until(Moment::PAST), |_| false, |_| true, || unreachable!())
+            .join(hold.key.name(), &until(Moment::PAST), |_| false, |_| true, || unreachable!())
             .unwrap()
             .0;
         enter(manager, hold, turn)
@@ -159,7 +155,7 @@ mod tests {
     fn depth_counts_the_guards_of_a_hold() {
         let held = entered(1, "a");
         assert!(Rc::ptr_eq(&held, &reentered(1, "a").unwrap()));
-        assert_eq!(held.hold().depth(), 2);
+        assert_eq!(held.hold.depth(), 2);
         assert!(matches!(held.leave(), Left::Inside(1)));
         assert!(matches!(held.leave(), Left::Outside(_)));
         assert!(reenter(1, "a", Moment::now()).is_none());
@@ -175,23 +171,23 @@ mod tests {
         assert!(reenter(1, "b", Moment::now()).is_none());
         assert!(std::thread::spawn(|| reenter(1, "a", Moment::now()).is_none()).join().unwrap());
         assert!(matches!(two.leave(), Left::Inside(1)));
-        assert_eq!((one.hold().depth(), two.hold().depth()), (2, 1));
+        assert_eq!((one.hold.depth(), two.hold.depth()), (2, 1));
     }
 
     #[test]
     fn a_lost_hold_is_not_entered_again_and_its_depth_stays() {
         let held = entered(1, "a");
-        let _ = held.hold().lose(LostCause::Deleted);
+        let _ = held.hold.lose(LostCause::Deleted);
         assert!(matches!(reentered(1, "a"), Err(Error::Lost { cause: LostCause::Deleted, .. })));
-        assert_eq!(held.hold().depth(), 1);
+        assert_eq!(held.hold.depth(), 1);
     }
 
     #[test]
     fn the_depth_never_wraps() {
         let held = entered(1, "a");
-        held.hold().set_depth(MAX_DEPTH);
+        held.hold.set_depth(MAX_DEPTH);
         assert!(matches!(reentered(1, "a"), Err(Error::DepthOverflow { depth: MAX_DEPTH, .. })));
-        assert_eq!(held.hold().depth(), MAX_DEPTH);
+        assert_eq!(held.hold.depth(), MAX_DEPTH);
     }
 
     #[test]
@@ -201,7 +197,7 @@ mod tests {
         let thread = std::thread::spawn(move || {
             let hold = Arc::new(sample("a", Duration::from_secs(30), Moment::now()));
             let turn = theirs
-                .join(hold.key().name(), &until(Moment::PAST), |_| false, |_| true, || unreachable!())
+                .join(hold.key.name(), &until(Moment::PAST), |_| false, |_| true, || unreachable!())
                 .unwrap()
                 .0;
             turn.holds(&hold);
@@ -214,7 +210,7 @@ mod tests {
     #[test]
     fn a_token_of_another_process_is_not_mine() {
         let held = entered(1, "a");
-        let token = held.hold().token();
+        let token = &held.hold.token;
         let pid = std::process::id();
         assert!(is_mine(token, pid));
         assert!(!is_mine(token, pid + 1), "a forked child's copy of the map");

@@ -63,7 +63,7 @@ impl Keeper {
     /// Keeps a hold from now on.
     pub(crate) fn enter(&self, hold: &Arc<Hold>) -> Result<(), Error> {
         let told = self.desk.teller.is_some();
-        self.rouse(|work| work.leases.enter(Arc::clone(hold), told, hold.since().sent))
+        self.rouse(|work| work.leases.enter(Arc::clone(hold), told, hold.since.sent))
     }
 
     /// Lets go of a hold that is about to be released, and closes it: until when it could be

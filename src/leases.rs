@@ -78,7 +78,7 @@ impl Leases {
         }
         let due = first_due(&hold, told, now);
         let entry = Entry { hold, due, retry: FIRST_RETRY, sent: Moment::PAST, suspect: false };
-        self.by_number.insert(entry.hold.number(), entry);
+        self.by_number.insert(entry.hold.number, entry);
         due
     }
 
@@ -93,18 +93,18 @@ impl Leases {
     }
 
     fn remove(&mut self, hold: &Hold) {
-        self.by_number.remove(&hold.number());
+        self.by_number.remove(&hold.number);
         self.unwatch(hold);
     }
 
     /// True until the release of the hold begins: what Redis says of it later is about something else.
     pub(crate) fn has(&self, hold: &Hold) -> bool {
-        self.by_number.contains_key(&hold.number())
+        self.by_number.contains_key(&hold.number)
     }
 
     /// The hold whose token this is.
     pub(crate) fn by_token(&self, token: &str) -> Option<&Arc<Hold>> {
-        self.by_number.values().map(|entry| &entry.hold).find(|hold| hold.token() == token)
+        self.by_number.values().map(|entry| &entry.hold).find(|hold| hold.token == token)
     }
 
     /// The releases that are still owed.
@@ -157,17 +157,17 @@ impl Leases {
     /// A hold is about to be sent for; `watched` says whether Redis is asked to tell when its key changes. (Noted before:
     /// word may come sooner than the answer.)
     pub(crate) fn sending(&mut self, hold: &Hold, watched: bool, now: Moment) {
-        if let Some(entry) = self.by_number.get_mut(&hold.number()) {
+        if let Some(entry) = self.by_number.get_mut(&hold.number) {
             (entry.sent, entry.suspect) = (now, false);
             if watched {
-                self.watched.insert(hold.key().in_redis().as_bytes().into(), hold.number());
+                self.watched.insert(hold.key.in_redis().as_bytes().into(), hold.number);
             }
         }
     }
 
     /// A renewal worked: the next is a period after it was sent, but soon if there was word of the key meanwhile.
     pub(crate) fn renewed(&mut self, hold: &Hold, told: bool, sent: Moment) {
-        if let Some(entry) = self.by_number.get_mut(&hold.number()) {
+        if let Some(entry) = self.by_number.get_mut(&hold.number) {
             entry.retry = FIRST_RETRY;
             entry.due = first_due(hold, told, sent);
             if entry.suspect {
@@ -187,7 +187,7 @@ impl Leases {
     /// on, Redis tells of its key. Returns when that is due.
     pub(crate) fn look_after(&mut self, hold: &Hold, now: Moment) -> Moment {
         let renewed = hold.renews_every(now).is_some() && hold.renewals() == 0;
-        let entry = self.by_number.get_mut(&hold.number()).filter(|_| renewed);
+        let entry = self.by_number.get_mut(&hold.number).filter(|_| renewed);
         entry.map_or(Moment::NEVER, |entry| entry.look_after(now))
     }
 
@@ -202,8 +202,8 @@ impl Leases {
 
     fn unwatch(&mut self, hold: &Hold) {
         if !self.watched.is_empty() {
-            let redis_key = hold.key().in_redis().as_bytes();
-            if self.watched.get(redis_key) == Some(&hold.number()) {
+            let redis_key = hold.key.in_redis().as_bytes();
+            if self.watched.get(redis_key) == Some(&hold.number) {
                 self.watched.remove(redis_key);
             }
         }
@@ -211,7 +211,7 @@ impl Leases {
 
     /// A hold has less time than was thought. Returns when it is due.
     pub(crate) fn hasten(&mut self, hold: &Hold, told: bool, now: Moment) -> Moment {
-        let Some(entry) = self.by_number.get_mut(&hold.number()) else {
+        let Some(entry) = self.by_number.get_mut(&hold.number) else {
             return Moment::NEVER;
         };
         let sooner = match hold.renews_every(now) {
@@ -225,7 +225,7 @@ impl Leases {
 
     /// A hold was lost, and that is known: there is nothing to do for it any more.
     pub(crate) fn lost(&mut self, hold: &Hold) {
-        if let Some(entry) = self.by_number.get_mut(&hold.number()) {
+        if let Some(entry) = self.by_number.get_mut(&hold.number) {
             entry.due = Moment::NEVER;
             self.unwatch(hold);
         }
@@ -337,7 +337,7 @@ mod tests {
     #[test]
     fn word_of_a_change_has_a_watched_hold_looked_after_at_once_and_once() {
         let hold = hold();
-        let key = hold.key().in_redis().as_bytes();
+        let key = hold.key.in_redis().as_bytes();
         let mut leases = entered(&hold);
         assert_eq!(leases.changed(key, after(1)), Moment::NEVER, "it was not renewed yet");
         hold.renewed(hold.lease(), after(100), after(101)).unwrap();

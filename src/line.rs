@@ -410,7 +410,7 @@ mod tests {
         let (mut line, [_]) = line();
         let hold = hold();
         line.holds(1, &hold, at(0));
-        assert_eq!(line.holder(at(1)).unwrap().raw(), hold.token());
+        assert_eq!(line.holder(at(1)).unwrap().raw(), hold.token);
         hold.lose(LostCause::Deleted);
         assert_eq!(line.holder(at(1)).map(|holder| holder.raw().to_owned()), None);
     }

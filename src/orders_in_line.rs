@@ -227,7 +227,7 @@ impl Scene {
     fn ask(&self, hold: &Hold, wish: Option<&Wish>, handed: &mut Handed) -> Result<Compared, Trouble> {
         let sent = Moment::now();
         let answer = (!by_chance(4)).then(|| {
-            let compared = self.redis.remove(hold.token());
+            let compared = self.redis.remove(&hold.token);
             (compared, wish.is_some_and(|wish| !by_chance(4) && self.redis.claim(&wish.token, self.lease)))
         });
         pass(micros_below(3_000));

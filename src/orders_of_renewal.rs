@@ -49,7 +49,7 @@ impl Scene {
         let (began, queue, redis) = (Moment::now(), Arc::default(), Redis::default());
         let (hold, keeper) = (Arc::new(sample("a", LEASE, began)), unmanned(&queue));
         keeper.enter(&hold).expect("no thread is started");
-        redis.claim(hold.token());
+        redis.claim(&hold.token);
         Arc::new(Scene { began, hold, queue, keeper, redis, log: parking_lot::Mutex::default() })
     }
 
@@ -128,12 +128,12 @@ impl Scene {
 
     fn release(&self) {
         let (hold, wait) = (&self.hold, until(Moment::PAST));
-        let turn = self.queue.join(hold.key().name(), &wait, |_| false, |_| true, || unreachable!());
+        let turn = self.queue.join(hold.key.name(), &wait, |_| false, |_| true, || unreachable!());
         let (turn, _) = turn.expect("nobody else wants it");
         let alone = HandOn { turns: 1, time: LEASE };
         let released = give_back(&self.keeper, hold, turn, &alone, LEASE, |_, _, _| {
             assert!(!hold.is_valid(Moment::now()), "it is trusted while its release is under way");
-            let compared = self.redis.remove(Some(hold.token()));
+            let compared = self.redis.remove(Some(&hold.token));
             on_the_way();
             assert!(!hold.is_valid(Moment::now()), "it is trusted while its release is under way");
             Ok(compared)

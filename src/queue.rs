@@ -456,7 +456,7 @@ mod tests {
         else {
             panic!("it is busy, and it is known with whom");
         };
-        assert_eq!(holder.raw(), hold.token());
+        assert_eq!(holder.raw(), hold.token);
         assert!(queue.lines.lock().line(&name()).waiting.is_empty());
     }
 

@@ -30,7 +30,7 @@ pub(crate) fn give_back(
     let baton = turn.hand_on(hand_on, Moment::now().after(limit));
     let now = Moment::now();
     let valid_until = keeper.close(hold, now);
-    keeper.counters().time_held.add(now.since(hold.taken()));
+    keeper.counters().time_held.add(now.since(hold.since.answered));
     let mut handed = Handed::Nothing;
     let wish = baton.as_ref().map(Baton::wish);
     let (released, silent) = release(hold, valid_until, now.after(limit), wish, &mut handed, ask);
@@ -51,10 +51,10 @@ pub(crate) fn give_back(
     }
     if valid_until.is_none() {
         // Whoever passed it by may have asked over the same connection, and Redis does not tell of what was done there.
-        keeper.listener().call(hold.key().in_redis());
+        keeper.listener().call(hold.key.in_redis());
     }
     if let Some((Wish { token, lease }, stray)) = baton.and_then(|baton| turn.settle(baton, handed)) {
-        let (redis_key, gone_by) = (hold.key().in_redis().to_owned(), lease.gone_by(Moment::now()));
+        let (redis_key, gone_by) = (hold.key.in_redis().to_owned(), lease.gone_by(Moment::now()));
         keeper.owe(Leftover { redis_key, token, gone_by, stray });
     }
     released
@@ -62,7 +62,7 @@ pub(crate) fn give_back(
 
 /// Has the keeper delete what a hold may have left in Redis. (A renewal that is late may add a lease.)
 pub(crate) fn owe(keeper: &Keeper, hold: &Hold) {
-    let (redis_key, token) = (hold.key().in_redis().to_owned(), hold.token().to_owned());
+    let (redis_key, token) = (hold.key.in_redis().to_owned(), hold.token.clone());
     let gone_by = hold.lease().gone_by(hold.gone_by());
     keeper.owe(Leftover { redis_key, token, gone_by, stray: false });
 }
@@ -90,7 +90,7 @@ fn release(
             }
             Err(trouble) => trouble,
         };
-        debug!(target: "relatch::release", "releasing lock {:?}: {trouble:?}", hold.key().name());
+        debug!(target: "relatch::release", "releasing lock {:?}: {trouble:?}", hold.key.name());
         let at_once = !maybe_done && matches!(trouble, Trouble::Unanswered { .. });
         maybe_done |= matches!(trouble, Trouble::Unanswered { .. });
         let pause = if at_once { Duration::ZERO } else { backoff.pause() };
@@ -111,7 +111,7 @@ pub(crate) fn remove(
     deadline: Moment,
 ) -> Result<Compared, Trouble> {
     let mut connection = store.checkout(deadline)?;
-    let (key, token) = (hold.key().in_redis(), hold.token());
+    let (key, token) = (hold.key.in_redis(), &hold.token);
     let Some(wish) = wish else {
         return connection.remove(key, token, deadline);
     };
@@ -143,7 +143,7 @@ fn unconfirmed(hold: &Hold, was_valid: bool, trouble: Trouble) -> Error {
         return hold.lose(LostCause::Expired);
     }
     let at_most = hold.gone_in(Moment::now());
-    let name = hold.key().name();
+    let name = hold.key.name();
     warn!(target: "relatch::release", "the release of lock {name:?} is not confirmed, its key may stand for up to {at_most:.1?}");
     Error::Unconfirmed { key: name.to_string(), at_most, source: trouble.into_cause() }
 }

@@ -220,13 +220,13 @@ impl Session {
         let turn = match held.leave() {
             Left::Inside(depth) => return Ok(depth),
             Left::Outside(turn) => turn,
-            Left::TooLate => return self.leave_to_keeper(held.hold()),
+            Left::TooLate => return self.leave_to_keeper(&held.hold),
         };
         if let Err(forked) = self.own_process(Moment::now()) {
             mem::forget(turn); // The child's copy of the queue may have been locked when it was copied.
             return Err(forked);
         }
-        self.give_back(held.hold(), turn).map(|()| 0)
+        self.give_back(&held.hold, turn).map(|()| 0)
     }
 
     fn give_back(&self, hold: &Hold, turn: Turn) -> Result<(), Error> {
@@ -244,7 +244,7 @@ impl Session {
         hold.release();
         release::owe(&self.keeper, hold);
         let source = "the thread is ending: its lock is released in the background".into();
-        Err(Error::Unconfirmed { key: hold.key().name().to_string(), at_most: hold.gone_in(now), source })
+        Err(Error::Unconfirmed { key: hold.key.name().to_string(), at_most: hold.gone_in(now), source })
     }
 
     /// `Err` where a hold can no longer be trusted, or is another process's.
@@ -354,7 +354,7 @@ mod tests {
         session.keeper.enter(&hold).unwrap();
         let wait = until(Moment::PAST);
         let (turn, _) =
-            session.queue.join(hold.key().name(), &wait, |_| false, |_| true, || unreachable!()).unwrap();
+            session.queue.join(hold.key.name(), &wait, |_| false, |_| true, || unreachable!()).unwrap();
         thread::scope(|scope| {
             let held_up = session.keeper.desk().work.lock();
             let release = scope.spawn(|| match session.give_back(&hold, turn) {

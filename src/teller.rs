@@ -59,10 +59,10 @@ impl Teller {
     /// Passes word of a loss on; does not wait for the callback.
     pub(crate) fn tell(&self, hold: &Hold, cause: LostCause) {
         let lost = LostHold {
-            key: hold.key().name().to_string(),
-            owner: hold.owner().clone(),
+            key: hold.key.name().to_string(),
+            owner: hold.owner.clone(),
             cause,
-            held_for: Moment::now().since(hold.taken()),
+            held_for: Moment::now().since(hold.since.answered),
         };
         let mut post = self.post.lock();
         if post.sender.is_none() && !post.stopped {

@@ -28,7 +28,7 @@ impl Session {
         }
         let late =
             Trouble::NotSent("the answer took so long that less than that is left of the lease".into());
-        Err(self.failed("renewing", hold.key(), late))
+        Err(self.failed("renewing", &hold.key, late))
     }
 
     /// Gives a hold another lease, from now on.
@@ -46,15 +46,15 @@ impl Session {
         let pushed = self.keeper().push(hold, deadline)?;
         // First of all, whether it is lost; then, why nothing came of it.
         hold.check(Moment::now())?;
-        pushed.map_err(|trouble| self.failed("renewing", hold.key(), trouble))
+        pushed.map_err(|trouble| self.failed("renewing", &hold.key, trouble))
     }
 
     /// Asks Redis whether the hold still stands there.
     pub(crate) fn verify(&self, hold: &Arc<Hold>) -> Result<(), Error> {
         self.trust(hold)?;
-        let (key, now) = (hold.key(), Moment::now());
+        let (key, now) = (&hold.key, Moment::now());
         let cause = match self.look("verifying", key)? {
-            Seen::Somebody(holder) if holder.raw() == hold.token() => {
+            Seen::Somebody(holder) if holder.raw() == hold.token => {
                 // Less than we thought, where the server's clock has stepped. Counted as a lease that was sent for when the
                 // question was: Redis answered it later.
                 let left = holder.time_left().map(|left| Lease::new(left).valid_until(now));
@@ -80,7 +80,7 @@ impl Session {
             return Vec::new();
         }
         let mut holds = self.keeper().holds();
-        holds.sort_by_key(|hold| hold.taken());
+        holds.sort_by_key(|hold| hold.since.answered);
         holds.iter().map(|hold| HeldLock::new(hold, now)).collect()
     }
 }

@@ -48,7 +48,7 @@ pub(crate) fn on_release(hold: &Hold, compared: Compared, release: Release) -> R
 
 fn ran_out_on_the_way(hold: &Hold) -> Error {
     let source = "the lease ran out while the release was on its way".into();
-    Error::Unconfirmed { key: hold.key().name().to_string(), at_most: Duration::ZERO, source }
+    Error::Unconfirmed { key: hold.key.name().to_string(), at_most: Duration::ZERO, source }
 }
 
 /// Takes in what Redis said to a renewal that was sent at `sent`: false where the hold is lost.

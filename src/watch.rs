@@ -26,7 +26,7 @@ impl LockWatch {
     /// The lock's key.
     #[must_use]
     pub fn key(&self) -> &str {
-        self.hold.key().name()
+        self.hold.key.name()
     }
 
     /// As [`LockGuard::is_valid`](crate::LockGuard::is_valid): false too once the lock is being released.
