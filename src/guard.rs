@@ -157,7 +157,7 @@ impl LockGuard {
     /// An eye on the hold that another thread can keep: to stop a helper when the lock is lost.
     #[must_use]
     pub fn watch(&self) -> LockWatch {
-        LockWatch::new(Arc::clone(&self.held.hold), self.session.born())
+        LockWatch::new(Arc::clone(&self.held.hold), self.session.born)
     }
 
     /// Gives the guard back and tells what came of it.

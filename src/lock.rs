@@ -37,7 +37,7 @@ pub struct Lock {
 
 impl Lock {
     pub(crate) fn new(session: Arc<Session>, name: Arc<str>) -> Lock {
-        let options = session.settings().options;
+        let options = session.settings.options;
         Lock { session, name, options }
     }
 

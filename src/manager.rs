@@ -153,10 +153,10 @@ impl LockManager {
     /// What this manager has done since it was made. Nothing is sent.
     #[must_use]
     pub fn stats(&self) -> Stats {
-        self.session.counters().read()
+        self.session.counters.read()
     }
 
     fn request<'a>(&'a self, key: &'a str) -> Request<'a> {
-        Request { session: &self.session, name: key, options: &self.session.settings().options }
+        Request { session: &self.session, name: key, options: &self.session.settings.options }
     }
 }

@@ -37,17 +37,17 @@ pub(crate) struct Session {
     /// Tells managers apart in a thread's map.
     id: u64,
     /// The process that made it: nobody else may use it.
-    born: u32,
+    pub(crate) born: u32,
     host: Arc<str>,
     /// What the nonces of this machine begin with.
     machine: String,
     /// For the lock with which the listener is woken in the end: drawn early, since the last handle may go where nothing should fail.
     last_token: String,
     store: Arc<Store>,
-    counters: Arc<Counters>,
-    keeper: Keeper,
+    pub(crate) counters: Arc<Counters>,
+    pub(crate) keeper: Keeper,
     queue: Arc<Queue>,
-    settings: Settings,
+    pub(crate) settings: Settings,
 }
 
 /// What an attempt at a lock came to.
@@ -91,23 +91,6 @@ impl Session {
             queue,
             settings,
         })
-    }
-
-    pub(crate) fn keeper(&self) -> &Keeper {
-        &self.keeper
-    }
-
-    pub(crate) fn counters(&self) -> &Counters {
-        &self.counters
-    }
-
-    /// The process that made it.
-    pub(crate) fn born(&self) -> u32 {
-        self.born
-    }
-
-    pub(crate) fn settings(&self) -> &Settings {
-        &self.settings
     }
 
     /// Speaks to Redis once, so that what is wrong with the address or the login shows now.

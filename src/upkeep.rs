@@ -33,17 +33,17 @@ impl Session {
 
     /// Gives a hold another lease, from now on.
     pub(crate) fn extend(&self, hold: &Arc<Hold>, lease: Duration) -> Result<(), Error> {
-        check_lease("extend", lease, self.settings().max_lease)?;
+        check_lease("extend", lease, self.settings.max_lease)?;
         self.trust(hold)?;
         hold.set_lease(Lease::new(lease), Moment::now());
-        self.keeper().hasten(hold)?;
+        self.keeper.hasten(hold)?;
         self.push(hold)
     }
 
     /// Has the lease pushed out now, and waits for the answer.
     fn push(&self, hold: &Arc<Hold>) -> Result<(), Error> {
-        let deadline = Moment::now().after(self.settings().response_timeout).min(hold.valid_until());
-        let pushed = self.keeper().push(hold, deadline)?;
+        let deadline = Moment::now().after(self.settings.response_timeout).min(hold.valid_until());
+        let pushed = self.keeper.push(hold, deadline)?;
         // First of all, whether it is lost; then, why nothing came of it.
         hold.check(Moment::now())?;
         pushed.map_err(|trouble| self.failed("renewing", &hold.key, trouble))
@@ -59,7 +59,7 @@ impl Session {
                 // question was: Redis answered it later.
                 let left = holder.time_left().map(|left| Lease::new(left).valid_until(now));
                 if left.is_some_and(|until| hold.lives_until(until)) {
-                    self.keeper().hasten(hold)?;
+                    self.keeper.hasten(hold)?;
                 }
                 return hold.check(Moment::now());
             }
@@ -69,7 +69,7 @@ impl Session {
         };
         hold.deny();
         let lost = hold.lose(cause);
-        self.keeper().lost(hold);
+        self.keeper.lost(hold);
         Err(lost)
     }
 
@@ -79,7 +79,7 @@ impl Session {
         if self.own_process(now).is_err() {
             return Vec::new();
         }
-        let mut holds = self.keeper().holds();
+        let mut holds = self.keeper.holds();
         holds.sort_by_key(|hold| hold.since.answered);
         holds.iter().map(|hold| HeldLock::new(hold, now)).collect()
     }
