@@ -31,100 +31,101 @@ impl Protocol {
 
     /// The thread's turn has come.
     pub(crate) fn take_turn(&self, state: &mut State, thread: usize) {
-        state.steps[thread] = match state.steps[thread].clone() {
-            Step::Called(token, handed) => match handed {
-                Handed::Taken { age } if self.validity_handed(age) > 0 => Step::Holding(Hold {
-                    token,
-                    valid: self.validity_handed(age),
-                    stray: false,
-                    how: How::HandedOn,
-                    renewal: None,
-                }),
-                Handed::Taken { age } | Handed::Astray { age } => bidding(token, Some(age)),
-                Handed::Nothing => bidding(token, None),
-                Handed::Spoilt if self.is(Mutation::UsesASpoiltToken) => bidding(token, None),
-                Handed::Spoilt => {
-                    self.fresh_token(state, thread).map_or(Step::Idle, |token| bidding(token, None))
-                }
-            },
-            Step::InLine(token) => bidding(token, None),
-            other => other,
-        };
+        match state.steps[thread].clone() {
+            Step::Called(token, Handed::Taken { age }) if self.validity_handed(age) > 0 => {
+                let valid = self.validity_handed(age);
+                state.steps[thread] = Step::Holding(Hold { token, valid, how: How::HandedOn, renewal: None });
+            }
+            Step::Called(token, Handed::Taken { .. }) => {
+                self.owe_given_up(state, token);
+                self.start_over(state, thread, token);
+            }
+            Step::Called(token, Handed::Spoilt) if !self.is(Mutation::UsesASpoiltToken) => {
+                self.start_over(state, thread, token);
+            }
+            Step::Called(token, _) | Step::InLine(token) => state.steps[thread] = bidding(token, None),
+            _ => {}
+        }
     }
 
     fn validity_handed(&self, age: u8) -> u8 {
         self.validity(if self.is(Mutation::CountsHandedFromTheAnswer) { 0 } else { age })
     }
 
-    /// Asks Redis once.
-    pub(crate) fn attempt(&self, bid: &mut Bid) {
-        let batch = [Command::Set(bid.token), Command::Get(bid.token)];
-        let batch = if self.is(Mutation::NeverLooks) { &batch[..1] } else { &batch };
-        bid.link.get_or_insert_default().post(batch);
-        bid.sent = Some(0);
+    /// Asks Redis once. What the listener called before is forgotten: this look is newer.
+    pub(crate) fn attempt(&self, state: &mut State, thread: usize) {
+        let listener = self.listener(state, thread);
+        let Step::Bidding(bid) = &mut state.steps[thread] else { return };
+        (bid.sent, bid.listener, bid.called) = (Some(0), listener, false);
+        self.look(bid);
+    }
+
+    fn look(&self, bid: &mut Bid) {
+        let token = bid.token;
+        let told =
+            if self.is(Mutation::KeepsToItsFirstListener) { bid.listener.and(Some(0)) } else { bid.listener };
+        let batch = match bid.given_up.filter(|_| bid.link.is_some()) {
+            Some(given_up) => vec![Command::Delete(given_up), Command::Look(token, told)],
+            None if self.is(Mutation::RegistersAfterItLooks) => {
+                vec![Command::Look(token, None), Command::Register(token.thread, told)]
+            }
+            None => vec![Command::Look(token, told)],
+        };
+        bid.link.get_or_insert_default().post(&batch);
     }
 
     /// The answer to an attempt has come.
     pub(crate) fn hear_attempt(&self, state: &mut State, thread: usize, mut bid: Bid) {
-        let (Some(sent), Some(link)) = (bid.sent.take(), bid.link.take()) else { return };
-        if !link.said.set && !link.said.found_own {
-            if self.is(Mutation::NeverLooks) {
-                bid.astray = None; // Busy is taken for an answer to what went astray, too.
-            }
+        let Some(sent) = bid.sent else { return };
+        let said = bid.link.as_ref().map(|link| link.said).unwrap_or_default();
+        if said.set && self.validity(sent) > 0 {
+            let valid = self.validity(sent);
+            let hold = Hold { token: bid.token, how: How::Asked, valid, renewal: None };
+            state.steps[thread] = Step::Holding(hold);
+        } else if said.set || said.found == Some(bid.token) {
+            // Too late, or nobody knows since when. (In the program, an answer to the removal makes
+            // the debt unnecessary.)
+            self.clean_up_behind(state, thread, bid, true);
+        } else if said.found == bid.given_up && !self.is(Mutation::OverlooksWhatItGaveUp) {
+            self.look(&mut bid);
             state.steps[thread] = Step::Bidding(bid);
-            return;
+        } else {
+            let heard = bid.listener.is_some() && bid.listener == self.listener(state, thread);
+            bid.asleep = heard && (!bid.called || self.is(Mutation::ForgetsWhenItFallsAsleep));
+            (bid.sent, bid.link, bid.listener, bid.called) = (None, None, None, false);
+            state.steps[thread] = Step::Bidding(bid);
         }
-        // A token that stands there though nothing of it went astray is not believed in.
-        let since = if link.said.set { Some(sent) } else { bid.astray };
-        let valid = since.map_or(0, |since| self.validity(since));
-        if valid == 0 {
-            // Too late. (In the program, an answer to the removal makes the debt unnecessary.)
-            bid.link = Some(link);
-            return self.clean_up_behind(state, thread, bid);
-        }
-        let how = if link.said.set { How::Asked } else { How::Found };
-        let stray = bid.astray.is_some();
-        state.steps[thread] = Step::Holding(Hold { token: bid.token, valid, stray, how, renewal: None });
     }
 
     /// The answer to an attempt does not come.
-    pub(crate) fn lose_attempt(&self, state: &mut State, thread: usize, mut bid: Bid, link_stands: bool) {
-        let sent = bid.sent.take();
-        if link_stands {
-            return self.clean_up_behind(state, thread, bid);
-        }
-        bid.astray = bid.astray.or(sent);
-        state.leave(bid.link.take().unwrap_or_default());
-        state.steps[thread] = Step::Bidding(bid);
+    pub(crate) fn lose_attempt(&self, state: &mut State, thread: usize, bid: Bid, link_stands: bool) {
+        self.clean_up_behind(state, thread, bid, link_stands);
     }
 
-    /// Writes the clean-up behind what is open, and goes on with a fresh token.
-    fn clean_up_behind(&self, state: &mut State, thread: usize, bid: Bid) {
+    /// Writes the clean-up behind what is open, where there is a connection for it, and goes on with
+    /// a fresh token.
+    fn clean_up_behind(&self, state: &mut State, thread: usize, bid: Bid, link_stands: bool) {
         let token = bid.token;
-        self.abandon(state, bid);
+        let mut link = bid.link.unwrap_or_default();
+        if link_stands && !self.is(Mutation::CleansUpElsewhere) {
+            link.commands.push(Command::Delete(token));
+        }
+        state.leave(link);
+        self.owe_given_up(state, token);
+        self.start_over(state, thread, token);
+    }
+
+    fn owe_given_up(&self, state: &mut State, token: Token) {
+        if !self.is(Mutation::OwesNothing) {
+            state.owe(token, !self.is(Mutation::CleansUpElsewhere));
+        }
+    }
+
+    /// Goes on with a fresh token, or gives up where there is none.
+    fn start_over(&self, state: &mut State, thread: usize, given_up: Token) {
         let fresh =
-            if self.is(Mutation::ReusesItsToken) { Some(token) } else { self.fresh_token(state, thread) };
-        state.steps[thread] = fresh.map_or(Step::Idle, |token| bidding(token, None));
-    }
-
-    /// Leaves nothing behind.
-    fn abandon(&self, state: &mut State, bid: Bid) {
-        if (bid.link.is_some() || bid.astray.is_some()) && !self.is(Mutation::OwesNothing) {
-            state.owe(bid.token, !self.is(Mutation::CleansUpElsewhere));
-        }
-        if let Some(mut link) = bid.link {
-            if !self.is(Mutation::CleansUpElsewhere) {
-                link.commands.push(Command::Delete(bid.token));
-            }
-            state.leave(link);
-        }
-    }
-
-    /// A thread that waits loses patience.
-    pub(crate) fn give_up(&self, state: &mut State, thread: usize) {
-        if let Step::Bidding(bid) = std::mem::replace(&mut state.steps[thread], Step::Idle) {
-            self.abandon(state, bid);
-        }
+            if self.is(Mutation::ReusesItsToken) { Some(given_up) } else { self.fresh_token(state, thread) };
+        state.steps[thread] = fresh.map_or(Step::Idle, |token| bidding(token, Some(given_up)));
     }
 
     /// The keeper has an answer to its renewal.
@@ -142,6 +143,7 @@ impl Protocol {
     }
 }
 
-fn bidding(token: Token, astray: Option<u8>) -> Step {
-    Step::Bidding(Bid { token, sent: None, link: None, astray })
+fn bidding(token: Token, given_up: Option<Token>) -> Step {
+    let (sent, link, listener) = (None, None, None);
+    Step::Bidding(Bid { token, given_up, sent, link, listener, called: false, asleep: false })
 }

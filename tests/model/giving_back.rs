@@ -13,7 +13,6 @@ impl Protocol {
         state.steps[thread] = Step::Releasing(Release {
             token: hold.token,
             valid: (hold.valid, hold.valid),
-            stray: hold.stray,
             maybe_done: false,
             link: Some(link),
             wish: wish.map(|token| (token, 0)),
@@ -47,15 +46,13 @@ impl Protocol {
     /// The answer to a release does not come.
     pub(crate) fn lose_release(release: &mut Release, link_stands: bool) -> Link {
         let mut link = release.link.take().unwrap_or_default();
-        if let Some((wish, age)) = release.wish
+        if let Some((wish, _)) = release.wish
             && release.handed == Handed::Nothing
         {
             if link_stands {
                 link.commands.push(Command::Delete(wish));
-                release.handed = Handed::Spoilt;
-            } else {
-                release.handed = Handed::Astray { age };
             }
+            release.handed = Handed::Spoilt;
         }
         release.maybe_done = true;
         link
@@ -63,10 +60,14 @@ impl Protocol {
 
     /// The release is over, answered or not: the next in line has what was handed on.
     pub(crate) fn finish_release(&self, state: &mut State, thread: usize, release: &Release, answered: bool) {
-        if !answered || release.stray && !self.is(Mutation::ForgetsStrays) {
-            state.owe(release.token, release.stray);
+        if !answered {
+            state.owe(release.token, false);
         }
         state.steps[thread] = Step::Idle;
+        if release.valid.0 == 0 && !self.is(Mutation::ReleasesQuietly) {
+            // A peer has passed it by, and may have looked over the same connection.
+            self.call(state, self.threads[thread].into());
+        }
         let Some((wish, _)) = release.wish else { return };
         let mut peers = self.peers(thread);
         if let Some(peer) = peers.find(|peer| state.steps[*peer] == Step::InLine(wish)) {

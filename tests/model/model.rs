@@ -2,7 +2,8 @@
 
 use stateright::{Model, Property};
 
-use crate::state::{Budget, How, Link, Release, State, Step, Token};
+use crate::state::{Budget, Ear, How, Link, Redis, Release, State, Step, Token};
+use crate::waiting::{self, Heard};
 
 /// A part of the protocol that is left out or done wrongly.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -17,12 +18,26 @@ pub(crate) enum Mutation {
     UsesASpoiltToken,
     CleansUpElsewhere,
     RenewalCreates,
-    NeverLooks,
+    /// What it gave up, and finds in its way, it takes for somebody else's.
+    OverlooksWhatItGaveUp,
     OwesNothing,
-    ForgetsStrays,
     TakesALateAnswerForALoss,
-    /// That a leftover was found is taken for proof that no other `SET` of its token is under way.
-    TakesAFindForTheEnd,
+    /// That a leftover is not there is taken for proof that its `SET` is not under way.
+    TakesAMissForTheEnd,
+    /// The look and the registration are two commands.
+    RegistersAfterItLooks,
+    /// A call that comes while it looks is forgotten.
+    ForgetsWhenItFallsAsleep,
+    /// Its connection to Redis names the listener that it has named first.
+    KeepsToItsFirstListener,
+    /// The listener wakes nobody when its connection is gone, nor when there is another.
+    LosesItsListenerQuietly,
+    /// Nobody is woken when the connection is gone that a look went over.
+    OverlooksACutLink,
+    /// A release of what a peer has passed by wakes nobody in its own process.
+    ReleasesQuietly,
+    /// A hold that was valid when it was given back counts as over while Redis is asked.
+    PassesByARelease,
 }
 
 /// The protocol, within bounds.
@@ -32,6 +47,8 @@ pub(crate) struct Protocol {
     pub(crate) threads: Vec<u8>,
     /// How many tokens a thread may use.
     pub(crate) nonces: u8,
+    /// Waiters sleep until their listener calls; or else they poll.
+    pub(crate) sleeps: bool,
     pub(crate) budget: Budget,
     pub(crate) mutation: Option<Mutation>,
 }
@@ -61,6 +78,9 @@ pub(crate) enum Action {
     Hear(At),
     Lose(At, bool),
     Tick(Option<usize>),
+    /// The connection of a process's listener is lost, or that of a look.
+    Cut(usize, bool),
+    Listen(usize, Heard),
 }
 
 impl Protocol {
@@ -80,7 +100,10 @@ impl Protocol {
             Step::Idle | Step::InLine(_) => true,
             Step::Called(..) | Step::Bidding(_) => false,
             Step::Holding(hold) => hold.valid == 0,
-            Step::Releasing(release) => release.wish.is_none(),
+            // A hold that was valid when it was given back is not over until Redis has answered.
+            Step::Releasing(release) => {
+                release.wish.is_none() && (release.valid.0 == 0 || self.is(Mutation::PassesByARelease))
+            }
         })
     }
 
@@ -95,6 +118,7 @@ impl Protocol {
                 }
             }
             Step::Called(..) => actions.push(Action::TakeTurn(thread)),
+            Step::Bidding(bid) if bid.asleep => actions.push(Action::GiveUp(thread)),
             Step::Bidding(bid) if bid.sent.is_none() => {
                 actions.extend([Action::Attempt(thread), Action::GiveUp(thread)]);
             }
@@ -122,7 +146,7 @@ impl Protocol {
         let link = match at {
             At::Stray(number) => {
                 let mut link = state.strays.remove(number);
-                self.execute(&mut state.key, &mut link);
+                self.execute(&mut state.redis, &mut link, None);
                 return state.leave(link);
             }
             At::Own(thread) | At::Keeper(thread) => match &mut state.steps[thread] {
@@ -132,8 +156,12 @@ impl Protocol {
                 Step::Idle | Step::InLine(_) | Step::Called(..) => None,
             },
         };
+        let by = match at {
+            At::Own(thread) => Some(self.threads[thread].into()),
+            At::Keeper(_) | At::Stray(_) => None,
+        };
         if let Some(link) = link {
-            self.execute(&mut state.key, link);
+            self.execute(&mut state.redis, link, by);
         }
     }
 
@@ -191,8 +219,9 @@ impl Protocol {
         match (action, &mut state.steps[thread]) {
             (Action::Start(_), _) => self.start(state, thread),
             (Action::TakeTurn(_), _) => self.take_turn(state, thread),
-            (Action::GiveUp(_), _) => self.give_up(state, thread),
-            (Action::Attempt(_), Step::Bidding(bid)) => self.attempt(bid),
+            // Whatever it has left is owed already.
+            (Action::GiveUp(_), step) => *step = Step::Idle,
+            (Action::Attempt(_), _) => self.attempt(state, thread),
             (Action::Renew(_), Step::Holding(hold)) => {
                 state.budget.renewals -= 1;
                 Protocol::renew(hold);
@@ -229,7 +258,7 @@ impl Model for Protocol {
 
     fn init_states(&self) -> Vec<State> {
         vec![State {
-            key: None,
+            redis: Redis { key: None, ears: vec![Ear::NEW; self.listeners()] },
             steps: vec![Step::Idle; self.threads.len()],
             nonces: vec![0; self.threads.len()],
             strays: Vec::new(),
@@ -245,6 +274,9 @@ impl Model for Protocol {
             self.actions_of(state, thread, actions);
         }
         actions.extend((0..state.strays.len()).map(|number| Action::Execute(At::Stray(number))));
+        for (process, ear) in state.redis.ears.iter().copied().enumerate() {
+            waiting::actions(process, ear, state.budget.cuts > 0, actions);
+        }
         actions.push(Action::Tick(None));
         if state.budget.missed > 0 {
             let holding = |thread: &usize| state.steps[*thread] != Step::Idle;
@@ -258,6 +290,8 @@ impl Model for Protocol {
             Action::Execute(at) => self.execute_at(&mut state, at),
             Action::Hear(at) => self.hear(&mut state, at),
             Action::Lose(at, link_stands) => self.lose(&mut state, at, link_stands),
+            Action::Cut(process, of_listener) => Protocol::cut(&mut state, process, of_listener),
+            Action::Listen(process, heard) => self.listen(&mut state, process, heard),
             Action::Tick(missed_by) => {
                 state.budget.missed -= u8::from(missed_by.is_some());
                 self.tick(&mut state, missed_by);
@@ -288,14 +322,20 @@ impl Model for Protocol {
             Property::always(EXCLUSION, |_, state| believers(state) <= 1),
             Property::always(RELEASED, |_, state: &State| !state.wrongly_released),
             Property::always(LOST, |_, state: &State| !state.wrongly_lost),
-            Property::always(NOT_HIMSELF, |_, state| !somebody_waits_for_himself(state)),
+            Property::always(NOT_ITSELF, |model: &Protocol, state: &State| {
+                (0..state.steps.len()).all(|thread| !model.waits_for_itself(state, thread))
+            }),
             Property::always(NO_KEY_LEFT, |_, state: &State| {
-                state.key.is_none_or(|(token, _)| is_known(state, token))
+                state.redis.key.is_none_or(|(token, _)| is_known(state, token))
             }),
         ];
-        if self.budget.losses > 0 {
-            let recovered = |_: &Protocol, state: &State| came_by_it(state, How::Found);
-            properties.push(Property::sometimes("a lost answer is recovered", recovered));
+        if self.sleeps {
+            properties.push(Property::always(WOKEN, |model: &Protocol, state: &State| {
+                (0..state.steps.len()).all(|thread| model.has_something_to_come(state, thread))
+            }));
+            properties.push(Property::sometimes("a waiter sleeps", |_, state: &State| {
+                state.steps.iter().any(|step| matches!(step, Step::Bidding(bid) if bid.asleep))
+            }));
         }
         if self.threads.iter().enumerate().any(|(thread, _)| self.peers(thread).next().is_some()) {
             properties.push(Property::sometimes("a lock is handed on", |_, state: &State| {
@@ -316,7 +356,8 @@ pub(crate) const EXCLUSION: &str = "at most one thread believes that it holds th
 pub(crate) const RELEASED: &str = "what is released at the first answer stood there";
 pub(crate) const LOST: &str =
     "what was valid when it was given back is not told as lost, where Redis forgets nothing";
-pub(crate) const NOT_HIMSELF: &str = "nobody waits for himself";
+pub(crate) const NOT_ITSELF: &str = "no thread waits for what it gave up";
+pub(crate) const WOKEN: &str = "a waiter that sleeps will be called";
 pub(crate) const NO_KEY_LEFT: &str = "whatever stands in Redis is known to somebody";
 
 fn holds(state: &State, thread: usize) -> bool {
@@ -329,18 +370,6 @@ fn came_by_it(state: &State, how: How) -> bool {
 
 fn believers(state: &State) -> usize {
     (0..state.steps.len()).filter(|thread| holds(state, *thread)).count()
-}
-
-/// A thread takes its token for one that Redis knows nothing of, and it stands there.
-fn somebody_waits_for_himself(state: &State) -> bool {
-    let Some((found, _)) = state.key else { return false };
-    state.steps.iter().any(|step| match step {
-        Step::Bidding(bid) => {
-            let settled = bid.sent.is_none() && bid.astray.is_none();
-            settled && bid.token == found
-        }
-        _ => false,
-    })
 }
 
 /// Somebody uses the token, or owes it, or has left it to its lease; or its removal is on its way, behind it.

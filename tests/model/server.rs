@@ -1,55 +1,74 @@
 //! Redis: one key, commands as one step each, and time.
 
 use crate::model::{Mutation, Protocol};
-use crate::state::{Command, Handed, LEASE, Leftover, Link, Said, State, Step, Token};
+use crate::state::{Command, Connected, Handed, LEASE, Leftover, Link, Redis, Said, State, Step, Token};
 
 impl Protocol {
-    /// Executes a link's next command.
-    pub(crate) fn execute(&self, key: &mut Option<(Token, u8)>, link: &mut Link) {
-        let said = self.run(key, link.commands.remove(0));
+    /// Executes a link's next command, of a process that is not told of what it does itself.
+    pub(crate) fn execute(&self, redis: &mut Redis, link: &mut Link, by: Option<usize>) {
+        let said = self.run(redis, link.commands.remove(0), by);
         if link.old > 0 {
             link.old -= 1;
             return;
         }
         let so_far = &mut link.said;
         so_far.set |= said.set;
-        so_far.found_own |= said.found_own;
+        so_far.found = so_far.found.or(said.found);
         so_far.removed |= said.removed;
         so_far.extended |= said.extended;
         so_far.stood |= said.stood;
     }
 
-    fn run(&self, key: &mut Option<(Token, u8)>, command: Command) -> Said {
+    fn run(&self, redis: &mut Redis, command: Command, by: Option<usize>) -> Said {
         let mut said = Said::default();
         match command {
-            Command::Set(token) => {
-                said.set = key.is_none();
-                key.get_or_insert((token, LEASE));
+            Command::Set(token) | Command::Look(token, _) if redis.key.is_none() => {
+                said.set = true;
+                redis.key = Some((token, LEASE));
+                redis.changed(by);
             }
-            Command::Get(token) => said.found_own = stands(key.as_ref(), token),
+            Command::Set(_) => {}
+            Command::Look(token, listener) => {
+                said.found = redis.key.map(|(found, _)| found);
+                self.register(redis, token.thread, listener);
+            }
+            Command::Register(thread, listener) => self.register(redis, thread, listener),
             Command::Delete(token) => {
-                said.stood = stands(key.as_ref(), token);
-                said.removed = said.stood || self.is(Mutation::DeletesWithoutComparing) && key.is_some();
+                said.stood = stands(redis.key.as_ref(), token);
+                said.removed =
+                    said.stood || self.is(Mutation::DeletesWithoutComparing) && redis.key.is_some();
                 if said.removed {
-                    *key = None;
+                    redis.key = None;
+                    redis.changed(by);
                 }
             }
             Command::Renew(token) => {
-                if self.is(Mutation::RenewalCreates) && key.is_none() {
-                    *key = Some((token, LEASE));
+                if self.is(Mutation::RenewalCreates) && redis.key.is_none() {
+                    redis.key = Some((token, LEASE));
                 }
-                if stands(key.as_ref(), token) {
+                if stands(redis.key.as_ref(), token) {
                     said.extended = true;
-                    *key = Some((token, LEASE));
+                    redis.key = Some((token, LEASE));
+                    redis.changed(by);
                 }
             }
         }
         said
     }
 
+    /// The listener of that number is told of the next change, if it is still there.
+    fn register(&self, redis: &mut Redis, thread: u8, listener: Option<u8>) {
+        let Some(ear) = redis.ears.get_mut(usize::from(self.threads[usize::from(thread)])) else { return };
+        ear.registered |= ear.connected == Connected::Yes && listener == Some(ear.number);
+    }
+
     /// A tick passes. One thread's clock may miss it.
     pub(crate) fn tick(&self, state: &mut State, missed_by: Option<usize>) {
-        state.key = state.key.and_then(|(token, left)| (left > 1).then(|| (token, left - 1)));
+        let key = state.redis.key.and_then(|(token, left)| (left > 1).then(|| (token, left - 1)));
+        if state.redis.key.is_some() && key.is_none() {
+            state.redis.changed(None);
+        }
+        state.redis.key = key;
         for (thread, step) in state.steps.iter_mut().enumerate() {
             if missed_by != Some(thread) {
                 self.grow_older(step);
@@ -62,11 +81,11 @@ impl Protocol {
         match step {
             Step::Idle | Step::InLine(_) => {}
             Step::Called(_, handed) => match handed {
-                Handed::Taken { age } | Handed::Astray { age } => older(age),
+                Handed::Taken { age } => older(age),
                 Handed::Nothing | Handed::Spoilt => {}
             },
             Step::Bidding(bid) => {
-                bid.sent.iter_mut().chain(&mut bid.astray).for_each(older);
+                bid.sent.iter_mut().for_each(older);
             }
             Step::Holding(hold) => {
                 if !self.is(Mutation::TrustsAFlag) {
@@ -77,7 +96,7 @@ impl Protocol {
             Step::Releasing(release) => {
                 release.valid.1 = release.valid.1.saturating_sub(1);
                 release.wish.iter_mut().for_each(|(_, age)| older(age));
-                if let Handed::Taken { age } | Handed::Astray { age } = &mut release.handed {
+                if let Handed::Taken { age } = &mut release.handed {
                     older(age);
                 }
             }
@@ -86,13 +105,14 @@ impl Protocol {
 
     /// The keepers delete what they owe, over connections of their own.
     ///
-    /// As in the program, a debt is settled by the first find. If another `SET` of the token is still under way, its key is
-    /// left to its lease: that is noted by a debt with no time left.
+    /// A token is sent once without an answer, so a debt ends with the first find. What is not there
+    /// may yet come: where that takes longer than the lease, it is left to its lease, which is noted
+    /// by a debt with no time left.
     fn clean_up(&self, state: &mut State) {
         for mut leftover in std::mem::take(&mut state.owed) {
             if leftover.left > 0 {
-                let said = self.run(&mut state.key, Command::Delete(leftover.token));
-                if !leftover.stray || said.removed && self.is(Mutation::TakesAFindForTheEnd) {
+                let said = self.run(&mut state.redis, Command::Delete(leftover.token), None);
+                if said.removed || !leftover.stray || self.is(Mutation::TakesAMissForTheEnd) {
                     continue;
                 }
                 leftover.left -= 1;
@@ -106,7 +126,8 @@ impl Protocol {
 
 fn may_come(state: &State, leftover: &Leftover) -> bool {
     let set = Command::Set(leftover.token);
-    stands(state.key.as_ref(), leftover.token) || state.strays.iter().any(|link| link.commands.contains(&set))
+    stands(state.redis.key.as_ref(), leftover.token)
+        || state.strays.iter().any(|link| link.commands.contains(&set))
 }
 
 fn stands(key: Option<&(Token, u8)>, token: Token) -> bool {

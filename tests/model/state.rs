@@ -16,10 +16,13 @@ pub(crate) struct Token {
 /// A command that Redis executes as one step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(crate) enum Command {
-    /// `SET key token NX PX lease`.
+    /// `SET key token NX PX lease`, as it goes out behind a release.
     Set(Token),
-    /// `GET key`, by whoever wants to know whether this token stands there.
-    Get(Token),
+    /// The same, and where somebody else has the lock, who that is: one script. The listener of
+    /// this number is told of the next change then.
+    Look(Token, Option<u8>),
+    /// Has the thread's listener told of the next change: only a mutant asks for that by itself.
+    Register(u8, Option<u8>),
     /// Compare and delete.
     Delete(Token),
     /// Compare and extend.
@@ -31,7 +34,8 @@ pub(crate) enum Command {
 #[expect(clippy::struct_excessive_bools, reason = "one per command of a batch")]
 pub(crate) struct Said {
     pub(crate) set: bool,
-    pub(crate) found_own: bool,
+    /// What a look found.
+    pub(crate) found: Option<Token>,
     pub(crate) removed: bool,
     pub(crate) extended: bool,
     /// Not said, but so: the token that was removed stood there.
@@ -64,18 +68,74 @@ impl Link {
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Bid {
     pub(crate) token: Token,
+    /// The last one of this bid that was given up: Redis may hold it.
+    pub(crate) given_up: Option<Token>,
     /// The attempt whose answer is awaited.
     pub(crate) sent: Option<u8>,
     pub(crate) link: Option<Link>,
-    pub(crate) astray: Option<u8>,
+    /// The listener that was to be told by this attempt.
+    pub(crate) listener: Option<u8>,
+    /// The listener has called since this attempt began.
+    pub(crate) called: bool,
+    /// It sleeps until the listener calls. Where it does not, it looks again at any time, or never:
+    /// it may nap, or have to poll.
+    pub(crate) asleep: bool,
+}
+
+/// What a process hears through.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum Connected {
+    Yes,
+    /// The connection is gone, and the process has not noticed.
+    Lost,
+    No,
+}
+
+/// A process's listener, and what Redis is to tell it of the key.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct Ear {
+    pub(crate) connected: Connected,
+    /// Of its connection, the last one where there is none.
+    pub(crate) number: u8,
+    /// It will be told of the next change, once.
+    pub(crate) registered: bool,
+    /// An invalidation is under way to it.
+    pub(crate) word: bool,
+    /// The connection that the look went over is gone, and Redis has forgotten the look. The
+    /// process has not noticed.
+    pub(crate) cut: bool,
+}
+
+impl Ear {
+    pub(crate) const NEW: Ear =
+        Ear { connected: Connected::Yes, number: 0, registered: false, word: false, cut: false };
+}
+
+/// What Redis knows.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct Redis {
+    /// What stands there, and for how many ticks.
+    pub(crate) key: Option<(Token, u8)>,
+    /// By process. None where the waiters poll.
+    pub(crate) ears: Vec<Ear>,
+}
+
+impl Redis {
+    /// The key has changed. A connection is not told of what it has changed itself, so a process
+    /// that may have looked over it is not, either.
+    pub(crate) fn changed(&mut self, by: Option<usize>) {
+        for (process, ear) in self.ears.iter_mut().enumerate() {
+            if std::mem::take(&mut ear.registered) && by != Some(process) {
+                ear.word |= ear.connected == Connected::Yes;
+            }
+        }
+    }
 }
 
 /// How a thread came by its hold.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum How {
     Asked,
-    /// It had lost an answer, and found its token there.
-    Found,
     HandedOn,
 }
 
@@ -86,8 +146,6 @@ pub(crate) struct Hold {
     pub(crate) how: How,
     /// Ticks left by its own clock.
     pub(crate) valid: u8,
-    /// A `SET` of this token may yet be executed.
-    pub(crate) stray: bool,
     /// The age of a renewal under way, and its link.
     pub(crate) renewal: Option<(u8, Link)>,
 }
@@ -97,7 +155,6 @@ pub(crate) struct Hold {
 pub(crate) enum Handed {
     Nothing,
     Taken { age: u8 },
-    Astray { age: u8 },
     Spoilt,
 }
 
@@ -106,7 +163,6 @@ pub(crate) struct Release {
     pub(crate) token: Token,
     /// Ticks left by its own clock when it was given back, and now.
     pub(crate) valid: (u8, u8),
-    pub(crate) stray: bool,
     pub(crate) maybe_done: bool,
     /// A try under way.
     pub(crate) link: Option<Link>,
@@ -147,6 +203,7 @@ pub(crate) struct Leftover {
     pub(crate) token: Token,
     /// Zero: what stands there, or may still come, is left to its lease.
     pub(crate) left: u8,
+    /// A `SET` of it may yet be executed: that it is not there is no end of it.
     pub(crate) stray: bool,
 }
 
@@ -158,12 +215,13 @@ pub(crate) struct Budget {
     pub(crate) renewals: u8,
     /// Ticks that a clock misses.
     pub(crate) missed: u8,
+    /// Connections that are lost, of a listener or under a look.
+    pub(crate) cuts: u8,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct State {
-    /// What stands in Redis, and for how many ticks.
-    pub(crate) key: Option<(Token, u8)>,
+    pub(crate) redis: Redis,
     pub(crate) steps: Vec<Step>,
     /// The next nonce of each thread.
     pub(crate) nonces: Vec<u8>,
@@ -179,9 +237,15 @@ pub(crate) struct State {
 impl State {
     /// Leaves a link to Redis, with nobody who reads it.
     ///
-    /// Nobody hears what is read: it is left out.
+    /// Nobody hears what is read: it is left out. (That a listener is told is, too: it calls once
+    /// too often then.)
     pub(crate) fn leave(&mut self, mut link: Link) {
-        link.commands.retain(|command| !matches!(command, Command::Get(_)));
+        link.commands.retain(|command| !matches!(command, Command::Register(..)));
+        for command in &mut link.commands {
+            if let Command::Look(token, _) = *command {
+                *command = Command::Set(token);
+            }
+        }
         if !link.commands.is_empty() {
             (link.old, link.said) = (link.commands.len(), Said::default());
             self.strays.push(link);
@@ -193,10 +257,9 @@ impl State {
     pub(crate) fn forget_what_is_void(&mut self) {
         for link in std::mem::take(&mut self.strays) {
             let alive = link.commands.iter().any(|command| match command {
-                Command::Set(_) => true,
-                Command::Get(token) | Command::Delete(token) | Command::Renew(token) => {
-                    self.may_matter(*token)
-                }
+                Command::Set(_) | Command::Look(..) => true,
+                Command::Register(..) => false,
+                Command::Delete(token) | Command::Renew(token) => self.may_matter(*token),
             });
             if alive {
                 self.strays.push(link);
@@ -205,7 +268,7 @@ impl State {
     }
 
     fn may_matter(&self, token: Token) -> bool {
-        self.key.is_some_and(|(found, _)| found == token)
+        self.redis.key.is_some_and(|(found, _)| found == token)
             || self.steps.iter().any(|step| step.uses(token))
             || self.strays.iter().any(|link| link.commands.contains(&Command::Set(token)))
     }
