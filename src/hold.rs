@@ -321,6 +321,10 @@ pub(crate) mod tests {
         Hold { token: token.to_owned(), ..sample("key", lease, Moment::now()) }
     }
 
+    pub(crate) fn sample_of(since: Since) -> Hold {
+        Hold { since, ..sample("a", Duration::from_secs(30), since.sent) }
+    }
+
     const SENT: Moment = Moment::from_nanos(1_000);
 
     fn one_second() -> (Hold, Lease) {

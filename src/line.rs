@@ -10,7 +10,7 @@ use crate::hold::Hold;
 use crate::holder::Holder;
 use crate::options::HandOn;
 use crate::patience::{Attempts, Silence};
-use crate::random::{between, fraction, one_in};
+use crate::random::{between, fraction};
 use crate::rivals::Rivals;
 use crate::run::Run;
 use crate::waiter::{AWAKE, Waiter};
@@ -22,12 +22,9 @@ use crate::wish::Handed;
 /// every hold would cost a switch of threads per turn.
 const GLANCE: Duration = Duration::from_secs(1);
 
-/// How long a process leaves the lock free at the end of a run, so that others can take it: a
-/// waiter that polls, or one that Redis wakes up late. (Longer where Redis is far away.)
+/// How long a process that knows of rivals leaves the lock free at least at the end of a run: they
+/// may poll, or be woken up late.
 const LET_IN: [Duration; 2] = [Duration::from_micros(750), Duration::from_millis(1)];
-
-/// A process that knows of no rival leaves the lock free at the end of one run in so many.
-const ALONE: u32 = 4;
 
 /// One key's line. It exists as long as a thread has the turn or waits for it.
 #[derive(Debug, Default)]
@@ -124,12 +121,13 @@ impl Line {
     /// How long a turn that begins leaves the lock to other processes.
     fn first_nap(&mut self, run_is_over: bool, now: Moment) -> Duration {
         self.past.rivals.begin(now);
-        let nap = self.past.rivals.nap(fraction);
-        if run_is_over && (self.past.rivals.rivals() > 0.0 || one_in(ALONE)) {
-            nap.max(between(LET_IN[0], LET_IN[1])).max(self.past.rivals.turn())
-        } else {
-            nap
+        let (nap, turn) = (self.past.rivals.nap(fraction), self.past.rivals.turn());
+        if !run_is_over {
+            return nap;
         }
+        // Long enough for a waiter that Redis wakes up to come first.
+        let free = between(turn, turn * 3 / 2);
+        if self.past.rivals.rivals() > 0.0 { nap.max(free).max(between(LET_IN[0], LET_IN[1])) } else { free }
     }
 
     /// How long the front leaves the lock to other processes before it looks again.
@@ -152,9 +150,12 @@ impl Line {
             front.hold = Some(Arc::clone(hold));
             front.seen = None;
             // (What was handed on was won by the first turn of the run.)
-            if front.run.holds(now) && self.past.rivals.won() {
-                front.run = Run::new(now);
-                front.run.holds(now);
+            if front.run.holds(now) {
+                self.past.rivals.took(hold.since.answered.since(hold.since.sent));
+                if self.past.rivals.won() {
+                    front.run = Run::new(now);
+                    front.run.holds(now);
+                }
             }
         }
         self.answered(number);
@@ -347,7 +348,8 @@ impl Line {
 mod tests {
     use super::*;
     use crate::error::LostCause;
-    use crate::hold::tests::sample;
+    use crate::hold::Since;
+    use crate::hold::tests::{sample, sample_of};
     use crate::options::Lease;
     use crate::wish::Wish;
 
@@ -448,27 +450,13 @@ mod tests {
     }
 
     #[test]
-    fn a_process_that_knows_of_no_rival_leaves_the_lock_free_now_and_then() {
-        let naps = |times: u64| {
-            let (mut line, _) = line::<0>();
-            (1..=times).filter(move |number| {
-                line.hand_on(*number, &HandOn { time: Duration::ZERO, ..LIMITS }, at(0), at(1));
-                assert!(line.end_turn(*number, at(0)));
-                line.start_turn(number + 1, None, at(0)).unwrap().nap >= LET_IN[0]
-            })
-        };
-        let free = naps(2_000).count();
-        assert!((300..800).contains(&free), "{free} times of 2000");
-    }
-
-    #[test]
-    fn where_nothing_is_handed_on_no_run_ends() {
+    fn a_process_that_knows_of_no_rival_leaves_the_lock_free_for_a_waiter_that_is_woken() {
         let (mut line, _) = line::<0>();
-        for number in 1..100 {
-            line.hand_on(number, &HandOn { turns: 1, time: Duration::ZERO }, at(0), at(1));
-            assert!(line.end_turn(number, at(0)));
-            assert_eq!(line.start_turn(number + 1, None, at(0)).unwrap().nap, Duration::ZERO);
-        }
+        line.holds(1, &Arc::new(sample_of(Since { sent: at(0), answered: at(2) })), at(2));
+        line.hand_on(1, &HandOn { time: Duration::ZERO, ..LIMITS }, at(3), at(4));
+        assert!(line.end_turn(1, at(3)));
+        let nap = line.start_turn(2, None, at(3)).unwrap().nap;
+        assert!(Duration::from_millis(7) <= nap && nap <= Duration::from_millis(11), "{nap:?}");
     }
 
     #[test]

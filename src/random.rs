@@ -24,11 +24,6 @@ pub(crate) fn between(shortest: Duration, longest: Duration) -> Duration {
     shortest + most.mul_f64(fraction())
 }
 
-/// True one time in so many.
-pub(crate) fn one_in(times: u32) -> bool {
-    fraction() * f64::from(times) < 1.0
-}
-
 /// Between zero and one.
 pub(crate) fn fraction() -> f64 {
     SysRng.try_next_u32().map_or(0.5, |bits| f64::from(bits) / (f64::from(u32::MAX) + 1.0))
@@ -49,12 +44,6 @@ mod tests {
             assert!(some, "nothing from {from:?} on");
         }
         assert_eq!(between(longest, longest), longest);
-    }
-
-    #[test]
-    fn one_in_four_is_about_one_in_four() {
-        let times = (0..4000).filter(|_| one_in(4)).count();
-        assert!((700..1300).contains(&times), "{times} of 4000");
     }
 
     #[test]
