@@ -6,13 +6,7 @@ use std::time::Duration;
 
 use crate::clock::Moment;
 use crate::hold::Hold;
-use crate::owed::{Leftover, Owed};
-
-/// The first pause after a renewal that failed; doubles with each.
-const FIRST_RETRY: Duration = Duration::from_millis(20);
-
-/// The longest such pause.
-const LAST_RETRY: Duration = Duration::from_millis(500);
+use crate::owed::{FIRST_RETRY, LAST_RETRY, Leftover, Owed};
 
 /// However often a key is changed by others, its hold is not sent for more often than this because of it.
 const QUICKEST: Duration = Duration::from_millis(10);

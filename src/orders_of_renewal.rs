@@ -73,7 +73,10 @@ impl Scene {
             assert!(refused.expect("an answer").is_empty());
             if self.keeper.counters().read().lost > 0 {
                 // Unless the release has found it.
-                let found = desk.work.lock().leases.has(&self.hold).then(Moment::now);
+                let work = desk.work.lock();
+                let found = work.leases.has(&self.hold).then(Moment::now);
+                assert!(found.is_none() || work.leases.next() == Moment::NEVER, "what is lost is due again");
+                drop(work);
                 self.log.lock().lost = found;
                 return;
             }

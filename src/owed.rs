@@ -6,11 +6,11 @@ use std::time::Duration;
 
 use crate::clock::Moment;
 
-/// The first pause before a late release; doubles with each.
-const FIRST_RETRY: Duration = Duration::from_millis(20);
+/// The first pause after a renewal that failed, or before a late release; doubles with each.
+pub(crate) const FIRST_RETRY: Duration = Duration::from_millis(20);
 
 /// The longest such pause.
-const LAST_RETRY: Duration = Duration::from_millis(500);
+pub(crate) const LAST_RETRY: Duration = Duration::from_millis(500);
 
 /// The longest pause between two looks for what may yet come. Until then each is twice the last: what comes late is found when it is
 /// twice as late.
