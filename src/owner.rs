@@ -1,6 +1,6 @@
 //! The readable part of a token: which host, process and thread holds a lock.
 
-use std::fmt::{self, Write};
+use std::fmt;
 use std::io;
 use std::sync::Arc;
 
@@ -9,9 +9,6 @@ use crate::random;
 
 /// The longest host name a token carries.
 const MAX_HOST: usize = 64;
-
-/// Digits of the largest process or thread number.
-const MAX_NUMBER: usize = 20;
 
 /// Hex digits in a token's nonce: 128 bits.
 const NONCE_DIGITS: usize = 32;
@@ -98,10 +95,7 @@ impl fmt::Display for Owner {
 /// is no token.
 pub(crate) fn fresh_token(owner: &Owner, machine: &str) -> io::Result<String> {
     let nonce = if flaw::is_in("no nonce") { 0 } else { random::bits()? >> u32::BITS };
-    let mut token = String::with_capacity(owner.host.len() + 2 * MAX_NUMBER + NONCE_DIGITS + 3);
-    // Writing to a string does not fail.
-    let _ = write!(token, "{owner}-{machine}{nonce:024x}");
-    Ok(token)
+    Ok(format!("{owner}-{machine}{nonce:024x}"))
 }
 
 /// This machine's name, fit for a token.
