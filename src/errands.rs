@@ -100,27 +100,21 @@ impl<'a> Errands<'a> {
         }
         let deadline = now.after(self.desk.response_timeout.min(left));
         let removals: Vec<_> = leftovers.iter().map(|it| (&*it.redis_key, &*it.token)).collect();
-        match self.over_wire(deadline, |connection| connection.remove_all(&removals, deadline)) {
-            Ok(answers) => {
-                for (leftover, answer) in leftovers.iter().zip(answers) {
-                    match answer {
-                        Ok(compared) => {
-                            self.desk.work.lock().leases.owed().settle(leftover, Moment::now());
-                            let done = compared == Compared::Done || !leftover.stray;
-                            self.desk.counters.late_releases.add(u64::from(done));
-                        }
-                        Err(trouble) => not_released(leftover, &trouble),
-                    }
+        let answers = self.over_wire(deadline, |connection| connection.remove_all(&removals, deadline));
+        for (n, leftover) in leftovers.iter().enumerate() {
+            match answers.as_ref().and_then(|answers| answers[n].as_ref()) {
+                Ok(compared) => {
+                    self.desk.work.lock().leases.owed().settle(leftover, Moment::now());
+                    let done = *compared == Compared::Done || !leftover.stray;
+                    self.desk.counters.late_releases.add(u64::from(done));
                 }
-                true
-            }
-            Err(trouble) => {
-                for leftover in leftovers {
-                    not_released(leftover, &trouble);
+                Err(trouble) => {
+                    debug!(target: "relatch::release",
+                        "a late release of {:?}: {trouble:?}, trying again while its lease lasts", leftover.redis_key);
                 }
-                false
             }
         }
+        answers.is_ok()
     }
 
     /// Uses the keeper's own connection, opening it where need be; one that failed is not used again.
@@ -233,10 +227,6 @@ fn deadline(desk: &Desk, holds: &[&Arc<Hold>]) -> Moment {
     let share = if left > LAST_TRY { left / 5 * 4 } else { left };
     let others = desk.work.lock().leases.first_end().since(now).max(FAIR_TRY);
     now.after(desk.response_timeout.min(share).min(others))
-}
-
-fn not_released(leftover: &Leftover, trouble: &Trouble) {
-    debug!(target: "relatch::release", "a late release of {:?}: {trouble:?}, trying again while its lease lasts", leftover.redis_key);
 }
 
 fn extension(hold: &Hold, lease: Lease) -> Extension<'_> {
