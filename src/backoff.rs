@@ -31,6 +31,11 @@ impl Backoff {
         Backoff::new(Duration::from_millis(50), Duration::from_secs(5))
     }
 
+    /// For a server that does not tell of changes: that hardly ever passes.
+    pub(crate) fn for_deafness() -> Backoff {
+        Backoff::new(Duration::from_secs(5), Duration::from_secs(600))
+    }
+
     fn new(first: Duration, longest: Duration) -> Backoff {
         Backoff { first, step: first, longest }
     }

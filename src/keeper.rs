@@ -35,14 +35,13 @@ pub(crate) struct Keeper {
 
 impl Keeper {
     pub(crate) fn new(
-        store: Arc<Store>,
-        counters: Arc<Counters>,
+        (store, counters, queue): (Arc<Store>, Arc<Counters>, Arc<Queue>),
         teller: Option<Teller>,
-        queue: Arc<Queue>,
         response_timeout: Duration,
+        probe: String,
     ) -> Keeper {
         let desk = Arc::new_cyclic(|desk: &Weak<Desk>| {
-            let listener = Listener::new(Arc::clone(&store), response_timeout, desk.clone());
+            let listener = Listener::new(Arc::clone(&store), response_timeout, probe, desk.clone());
             let (work, bell, keeper) = (Mutex::default(), Condvar::new(), Inside::default());
             let sight = desk.clone();
             queue.on_long_wait(move |hold| {
@@ -148,9 +147,9 @@ impl Keeper {
         Ok(())
     }
 
-    /// Ends the thread and the listener's. In a forked child there is none. The key and token are for a lock of no other use.
-    pub(crate) fn stop(&self, redis_key: &str, token: &str) {
-        self.desk.listener.stop(redis_key, token);
+    /// Ends the thread and the listener's. In a forked child there is none.
+    pub(crate) fn stop(&self) {
+        self.desk.listener.stop();
         let mut work = self.desk.work.lock();
         work.stop = true;
         let thread = work.thread.take();

@@ -92,7 +92,8 @@
 //! A waiter sleeps until Redis says that the lock's key has changed, whoever changed it and however: a release, also by another
 //! library, an expiry, a `DEL` by hand, a flush. That takes Redis 6 or later and the rights `+client|id +client|tracking
 //! +subscribe &__redis__:invalidate`; without them, or while the connection for it is down, waiters ask again after 1 to 64 ms, and
-//! that is logged once. Word from Redis is a hint and no more: a waiter asks again in any case when the holder's lease
+//! that is logged once. So it is where a proxy keeps these messages back: before a manager relies on them, it has Redis tell of a
+//! change of its own. Word from Redis is a hint and no more: a waiter asks again in any case when the holder's lease
 //! ends, and every 10 to 15 seconds.
 //!
 //! Threads of one process are served in the order in which they asked. They hand a lock on to each other in one round trip, for a
@@ -105,7 +106,7 @@
 //! | target | `error` | `warn` | `info` | `debug` |
 //! |---|---|---|---|---|
 //! | `relatch::acquire` | | an answer that came after the lease | a lock taken over from a dead process | each failed attempt |
-//! | `relatch::listener` | | waiters have to poll, once until it works again; it had panicked; it still connects when the last handle goes | it works again | it cannot be told to stop |
+//! | `relatch::listener` | | waiters have to poll, once until it works again; it had panicked; it still connects when the last handle goes | it works again | |
 //! | `relatch::keeper` | | leases that could not be renewed, at each try; it had panicked | | |
 //! | `relatch::lost` | a callback that panics or does not return | each hold that was lost | | |
 //! | `relatch::release` | | a release without an answer; a key that is left to its lease | | each failed attempt |

@@ -12,21 +12,21 @@ use std::sync::{Arc, Weak};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
-use log::{debug, info, warn};
+use log::{info, warn};
 use parking_lot::{Condvar, Mutex};
 
 use crate::backoff::Backoff;
 use crate::calls::{Calls, Expected};
 use crate::clock::Moment;
 use crate::process::Inside;
-use crate::store::{Heard, Store, Trouble, Watch};
+use crate::store::{Ender, Heard, Store, Trouble, Watch};
 
 /// How long the thread listens before it looks whether it is to stop, where it cannot be told, and
 /// whether connections of the pool have ended: the response timeout, but no shorter and no longer
 /// than this.
 const SILENCE: [Duration; 2] = [Duration::from_millis(100), Duration::from_secs(1)];
 
-/// How long Redis may take to wake the thread, when it is to stop.
+/// What the thread may take beyond a timeout to end, when it is to stop.
 const BRIEFLY: Duration = Duration::from_millis(100);
 
 /// Who else wants to know, besides those who wait.
@@ -46,6 +46,8 @@ pub(crate) struct Listener {
 struct Shared {
     store: Arc<Store>,
     response_timeout: Duration,
+    /// A key that nobody else knows of.
+    probe: String,
     audience: Weak<dyn Audience>,
     calls: Calls,
     /// What Redis calls the connection that listens: zero while there is none.
@@ -59,13 +61,15 @@ struct Shared {
     inside: Inside,
 }
 
-#[derive(Debug, Default)]
+#[derive(Default)]
 struct State {
     /// It has been tried to start the thread.
     started: bool,
     thread: Option<JoinHandle<()>>,
     /// Closed when the thread has ended.
     done: Option<Receiver<()>>,
+    /// What ends the connection, while there is one.
+    ender: Option<Ender>,
     /// The connection is of no use: Redis did not let others name it.
     useless: bool,
     stop: bool,
@@ -75,11 +79,13 @@ impl Listener {
     pub(crate) fn new(
         store: Arc<Store>,
         response_timeout: Duration,
+        probe: String,
         audience: Weak<dyn Audience>,
     ) -> Listener {
         let shared = Shared {
             store,
             response_timeout,
+            probe,
             audience,
             calls: Calls::default(),
             number: AtomicU64::new(0),
@@ -135,11 +141,8 @@ impl Listener {
     pub(crate) fn will_hear(&self, number: u64, watch: Watch) -> bool {
         let refusal = match watch {
             Watch::Off => return false,
-            Watch::On { .. } => {
-                self.shared.works();
-                // Not if the connection was lost meanwhile.
-                return self.number() == Some(number);
-            }
+            // Not if the connection was lost meanwhile.
+            Watch::On { .. } => return self.number() == Some(number),
             Watch::Refused(refusal) => refusal,
         };
         if self.give_up(number) {
@@ -174,30 +177,23 @@ impl Listener {
         true
     }
 
-    /// Ends the thread. A lock of its own, taken and let go of, is what it is woken with.
+    /// Ends the thread, by ending its connection. (Over TLS it looks whether it is to stop, every second at least.)
     ///
     /// Nothing wakes it while it connects, which may take as long as the connect timeout: it is
     /// then left behind, and ends by itself.
-    pub(crate) fn stop(&self, redis_key: &str, token: &str) {
+    pub(crate) fn stop(&self) {
         let mut state = self.shared.state.lock();
         state.stop = true;
         let thread = state.thread.take().zip(state.done.take());
+        let ender = state.ender.take();
         drop(state);
         self.shared.bell.notify_one();
+        if let Some(end) = ender {
+            end();
+        }
         let Some((thread, done)) = thread else {
             return;
         };
-        if let Some(number) = self.number() {
-            let deadline = Moment::now().after(BRIEFLY);
-            let nudged = self
-                .shared
-                .store
-                .checkout(deadline)
-                .and_then(|mut connection| connection.nudge(number, redis_key, token, deadline));
-            if let Err(trouble) = nudged {
-                debug!(target: "relatch::listener", "it stops by itself in a moment: {trouble:?}");
-            }
-        }
         if self.shared.inside.is_here() {
             return;
         }
@@ -213,18 +209,20 @@ impl Listener {
 impl Shared {
     fn run(&self) {
         self.inside.enter();
-        let mut backoff = Backoff::for_listener();
+        let (mut while_away, mut while_deaf) = (Backoff::for_listener(), Backoff::for_deafness());
         while !self.stopping() {
-            let heard = self.listen(&mut backoff);
+            let heard = self.listen(&mut while_away, &mut while_deaf);
             self.deafen();
             if self.stopping() {
                 return;
             }
+            let is_deaf = matches!(&heard, Err(Trouble::Refused(refusal)) if !refusal.can_pass());
             if let Err(trouble) = heard {
                 self.complain(&trouble.into_cause());
             }
             let mut state = self.state.lock();
-            state.useless = false;
+            (state.useless, state.ender) = (false, None);
+            let backoff = if is_deaf { &mut while_deaf } else { &mut while_away };
             let until = Moment::now().after(backoff.pause());
             while !state.stop && Moment::now() < until {
                 self.bell.wait_for(&mut state, until.since(Moment::now()));
@@ -233,23 +231,26 @@ impl Shared {
     }
 
     /// Listens for as long as there is a use in it.
-    fn listen(&self, backoff: &mut Backoff) -> Result<(), Trouble> {
-        let ear = self.store.listen()?;
-        let number = ear.id();
-        let start = || {
-            self.number.store(number, Ordering::Release);
-            // Whoever has been polling can sleep; and what happened meanwhile was not heard.
-            self.spread(Heard::Everything);
-        };
+    fn listen(&self, while_away: &mut Backoff, while_deaf: &mut Backoff) -> Result<(), Trouble> {
+        let ear = self.store.listen(&self.probe)?;
+        self.state.lock().ender = ear.ender();
+        if self.stopping() {
+            return Ok(());
+        }
+        while_deaf.reset();
+        self.works();
+        self.number.store(ear.id(), Ordering::Release);
+        // Waiters that have been polling can sleep; and what happened meanwhile was not heard.
+        self.spread(Heard::Everything);
         let silence = self.response_timeout.clamp(SILENCE[0], SILENCE[1]);
         let mut sweep_at = Moment::now().after(silence);
-        ear.listen((silence, self.response_timeout), start, |heard| {
+        ear.listen((silence, self.response_timeout), |heard| {
             if sweep_at <= Moment::now() {
                 self.store.sweep();
                 sweep_at = Moment::now().after(silence);
             }
             if matches!(heard, Heard::Keys(_)) {
-                backoff.reset();
+                while_away.reset();
             }
             self.spread(heard);
             let state = self.state.lock();
@@ -278,10 +279,11 @@ impl Shared {
         }
     }
 
-    /// There is nobody to hear any more: whoever counted on it has to poll.
+    /// There is nobody to hear any more: the waiters that counted on it have to poll.
     fn deafen(&self) {
-        self.number.store(0, Ordering::Release);
-        self.calls.call_all();
+        if self.number.swap(0, Ordering::AcqRel) != 0 {
+            self.calls.call_all();
+        }
     }
 
     fn stopping(&self) -> bool {

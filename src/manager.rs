@@ -19,8 +19,7 @@ use crate::stats::Stats;
 /// processes); a thread that waits for a key that it has through another manager is told [`Error::WouldDeadlock`].
 ///
 /// Dropping the last handle, guards included, ends the manager's threads, and waits for them: for each of the three at most
-/// for the response timeout (but not less than a tenth of a second) and a tenth of a second more. Where locks were waited for or renewed, and Redis answers, the
-/// thread that listens is woken by a key that is set and deleted at once.
+/// for the response timeout (but not less than a tenth of a second) and a tenth of a second more.
 ///
 /// ```no_run
 /// # fn charge_card() {}

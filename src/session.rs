@@ -41,8 +41,6 @@ pub(crate) struct Session {
     host: Arc<str>,
     /// What the nonces of this machine begin with.
     machine: String,
-    /// For the lock with which the listener is woken in the end: drawn early, since the last handle may go where nothing should fail.
-    last_token: String,
     store: Arc<Store>,
     pub(crate) counters: Arc<Counters>,
     pub(crate) keeper: Keeper,
@@ -70,21 +68,19 @@ impl Session {
     ) -> Result<Session, Error> {
         static NEXT: AtomicU64 = AtomicU64::new(1);
         let store = Arc::new(Store::new(address, &settings)?);
-        let counters = Arc::<Counters>::default();
+        let (counters, queue) = (Arc::<Counters>::default(), Arc::<Queue>::default());
         let teller = on_lost.map(Teller::new);
-        let patience = settings.response_timeout;
-        let queue = Arc::<Queue>::default();
-        let keeper =
-            Keeper::new(Arc::clone(&store), Arc::clone(&counters), teller, Arc::clone(&queue), patience);
         let (born, host, machine) = (process::id(), host_name(), machine::digits().map_err(no_randomness)?);
         let owner = Owner::new(Arc::clone(&host), born, this_process::thread_id(born));
-        let last_token = fresh_token(&owner, &machine).map_err(no_randomness)?;
+        let unknown = fresh_token(&owner, &machine).map_err(no_randomness)?;
+        let probe = settings.prefix.clone() + &unknown;
+        let shared = (Arc::clone(&store), Arc::clone(&counters), Arc::clone(&queue));
+        let keeper = Keeper::new(shared, teller, settings.response_timeout, probe);
         Ok(Session {
             id: NEXT.fetch_add(1, Ordering::Relaxed),
             born,
             host,
             machine,
-            last_token,
             store,
             counters,
             keeper,
@@ -307,8 +303,7 @@ impl Drop for Session {
     /// The last handle goes: so do the threads. A forked child has none of them, nor may it wait for what they held.
     fn drop(&mut self) {
         if process::id() == self.born {
-            let token = &self.last_token;
-            self.keeper.stop(&format!("{}{token}", self.settings.prefix), token);
+            self.keeper.stop();
         }
     }
 }

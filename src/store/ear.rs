@@ -14,7 +14,7 @@ use crate::store::address::Address;
 use crate::store::link::{Batch, Link};
 use crate::store::reply::allowed;
 use crate::store::trouble::{self, Trouble};
-use crate::store::wire::{Message, Wire};
+use crate::store::wire::{Ender, Message, Wire};
 
 /// Where Redis says it, to whoever tracks by redirection.
 const CHANNEL: &str = "__redis__:invalidate";
@@ -64,7 +64,29 @@ impl Ear {
         self.id
     }
 
-    /// Says that it begins, and hears until it is told to stop or the connection breaks.
+    /// What another thread can end the connection with.
+    pub(crate) fn ender(&self) -> Option<Ender> {
+        self.wire.ender()
+    }
+
+    /// Waits until it hears that this key has changed: false where that does not come in time.
+    pub(super) fn hears(&mut self, key: &str, deadline: Moment) -> Result<bool, Trouble> {
+        while Moment::now() < deadline {
+            match self.wire.message(deadline) {
+                Ok(Message::Payload(message)) => match read(message) {
+                    Heard::Keys(keys) if !keys.iter().any(|it| it == key.as_bytes()) => {}
+                    // Where everything was flushed meanwhile, Redis does not tell of this key.
+                    _ => return Ok(true),
+                },
+                Ok(Message::Life) => {}
+                Err(error) if trouble::leaves_link_standing(&error) => {}
+                Err(error) => return Err(Trouble::not_sent(error)),
+            }
+        }
+        Ok(false)
+    }
+
+    /// Hears until it is told to stop or the connection breaks.
     ///
     /// Tells of silence after so long without a message, so that `hear` can stop it. A connection
     /// that is quiet for longer is asked for a sign of life, and is dead where none comes within
@@ -72,10 +94,8 @@ impl Ear {
     pub(crate) fn listen(
         mut self,
         (silence, patience): (Duration, Duration),
-        on_start: impl FnOnce(),
         mut hear: impl FnMut(Heard) -> ControlFlow<()>,
     ) -> Result<(), Trouble> {
-        on_start();
         // Before it blocks: it may have been told to stop since it connected.
         if hear(Heard::Silence).is_break() {
             return Ok(());

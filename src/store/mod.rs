@@ -25,7 +25,7 @@ use crate::options::Settings;
 use crate::store::commands::{begin, get, pttl, set};
 use crate::store::link::Batch;
 use crate::store::pool::{Carrier, Pool};
-use crate::store::reply::{accepted, alive, claimed, compared, deleted, seen, was_set, watch};
+use crate::store::reply::{accepted, alive, allowed, claimed, compared, deleted, seen, was_set, watch};
 use crate::store::script::{CLAIM, DELETE, FORCE, RELEASE, RENEW, Script};
 
 pub(crate) use crate::store::address::Address;
@@ -33,6 +33,7 @@ pub(crate) use crate::store::ear::{Ear, Heard};
 pub(crate) use crate::store::link::FAIR_TRY;
 pub(crate) use crate::store::reply::{Claim, Compared, Seen, Watch};
 pub(crate) use crate::store::trouble::{Refusal, Trouble};
+pub(crate) use crate::store::wire::Ender;
 
 /// The server and the connections to it.
 pub(crate) struct Store {
@@ -92,9 +93,20 @@ impl Store {
         self.pool.sweep();
     }
 
-    /// Opens a connection that only listens.
-    pub(crate) fn listen(&self) -> Result<Ear, Trouble> {
-        self.pool.listen()
+    /// Opens a connection that only listens, and makes sure that it hears: over a second connection, Redis is asked to
+    /// tell it when `probe` changes, a key that nobody else knows of, and then that is changed.
+    ///
+    /// Refused where Redis does not tell of changes: it lacks a right, or does not know how, or something in between (which
+    /// may give connections other numbers) takes it for done.
+    pub(crate) fn listen(&self, probe: &str) -> Result<Ear, Trouble> {
+        let mut ear = self.pool.listen()?;
+        let mut other = self.connect(Moment::NEVER)?;
+        other.change(probe, ear.id(), Moment::now().after(self.response_timeout))?;
+        if ear.hears(probe, Moment::now().after(self.response_timeout))? {
+            Ok(ear)
+        } else {
+            Err(Trouble::Refused(Refusal::untold()))
+        }
     }
 
     /// Says what went wrong in the words of the caller's error.
@@ -319,21 +331,19 @@ impl Connection<'_> {
         replies.into_iter().map(answer).collect()
     }
 
-    /// Sends word to a listener: a lock that nobody else knows of is looked at, taken and deleted.
+    /// Has a listener told of a change: a key that nobody else knows of is looked at, set and deleted.
     ///
-    /// A listener that waits for Redis cannot be told otherwise that it is to stop.
-    pub(crate) fn nudge(
-        &mut self,
-        listener: u64,
-        key: &str,
-        token: &str,
-        deadline: Moment,
-    ) -> Result<(), Trouble> {
+    /// A refusal is that of `CLIENT TRACKING`. Where anything else is refused, nothing is known of that.
+    fn change(&mut self, key: &str, listener: u64, deadline: Moment) -> Result<(), Trouble> {
         let mut track = redis::cmd("CLIENT");
         track.arg("TRACKING").arg("ON").arg("REDIRECT").arg(listener);
         let mut delete = redis::cmd("DEL");
-        let batch = Batch::of(&track).and(&get(key)).and(&set(key, token, 1000)).and(delete.arg(key));
-        self.exchange(&batch, deadline).map(drop)
+        let batch = Batch::of(&track).and(&get(key)).and(&set(key, "-", 1000)).and(delete.arg(key));
+        let mut replies = self.exchange(&batch, deadline)?.into_iter();
+        if let Watch::Refused(refusal) = watch(next(&mut replies), self.link.id()) {
+            return Err(Trouble::Refused(refusal));
+        }
+        replies.try_for_each(|reply| allowed(reply).map(drop)).map_err(|it| Trouble::NotSent(it.into_cause()))
     }
 
     fn run(&mut self, command: &Cmd, deadline: Moment) -> Result<Value, Trouble> {

@@ -126,6 +126,12 @@ impl Refusal {
         Refusal { code: String::new(), message: format!("the reply made no sense: {kind}") }
     }
 
+    /// For a change that Redis was to tell of, and did not.
+    pub(super) fn untold() -> Refusal {
+        let message = "`CLIENT TRACKING` was accepted, but a change that was made to try it was not told";
+        Refusal { code: String::new(), message: message.to_owned() }
+    }
+
     /// True for an error that is known to be answered instead of executing the command.
     pub(super) fn did_nothing(&self) -> bool {
         // Before Redis 7, an error that a script passes on begins with its place: `@user_script:

@@ -6,7 +6,7 @@
 //! where both stay as they are there.
 
 use std::io::{self, ErrorKind, Read, Write};
-use std::net::{IpAddr, SocketAddr, TcpStream};
+use std::net::{IpAddr, Shutdown, SocketAddr, TcpStream};
 #[cfg(unix)]
 use std::os::unix::net::UnixStream;
 use std::time::Duration;
@@ -72,13 +72,22 @@ pub(super) fn keepalive() -> TcpKeepalive {
     keepalive
 }
 
+/// Ends a connection, whatever another thread does with it.
+pub(crate) type Ender = Box<dyn FnOnce() + Send>;
+
 /// What TCP and unix sockets have in common.
 trait Socket: Read + Write + Send {
+    fn ender(&self) -> io::Result<Ender>;
     fn set_timeout(&self, timeout: Duration) -> io::Result<()>;
     fn set_nonblocking(&self, on: bool) -> io::Result<()>;
 }
 
 impl Socket for TcpStream {
+    fn ender(&self) -> io::Result<Ender> {
+        let twin = self.try_clone()?;
+        Ok(Box::new(move || _ = twin.shutdown(Shutdown::Both)))
+    }
+
     fn set_timeout(&self, timeout: Duration) -> io::Result<()> {
         self.set_read_timeout(Some(timeout))?;
         self.set_write_timeout(Some(timeout))
@@ -91,6 +100,11 @@ impl Socket for TcpStream {
 
 #[cfg(unix)]
 impl Socket for UnixStream {
+    fn ender(&self) -> io::Result<Ender> {
+        let twin = self.try_clone()?;
+        Ok(Box::new(move || _ = twin.shutdown(Shutdown::Both)))
+    }
+
     fn set_timeout(&self, timeout: Duration) -> io::Result<()> {
         self.set_read_timeout(Some(timeout))?;
         self.set_write_timeout(Some(timeout))
@@ -159,6 +173,14 @@ impl Wire {
         match self {
             Wire::Plain(plain) => plain.stream.has_ended(),
             Wire::Sealed(_) => false,
+        }
+    }
+
+    /// What another thread can end the connection with. (Not over TLS.)
+    pub(super) fn ender(&self) -> Option<Ender> {
+        match self {
+            Wire::Plain(plain) => plain.stream.socket.ender().ok(),
+            Wire::Sealed(_) => None,
         }
     }
 
@@ -443,6 +465,10 @@ mod tests {
     }
 
     impl Socket for Counting {
+        fn ender(&self) -> io::Result<Ender> {
+            Socket::ender(&self.0)
+        }
+
         fn set_timeout(&self, timeout: Duration) -> io::Result<()> {
             self.1.fetch_add(1, Ordering::Relaxed);
             Socket::set_timeout(&self.0, timeout)

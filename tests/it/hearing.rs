@@ -15,6 +15,7 @@ use crate::rights::{names, server_for, without};
 use crate::support::{
     Child, Fault, Server, SetOnDrop, eventually, least_rights, rights_to_hear, server_version, unique_key,
 };
+use crate::support_works;
 use crate::waiting::{asleep, delete, occupy, take};
 
 fn connect(server: &Server) -> LockManager {
@@ -279,6 +280,61 @@ fn row_23_without_client_tracking_waits_are_polls() {
 #[test]
 fn row_23_without_any_right_to_hear_waits_are_polls() {
     assert_polls_without(&rights_to_hear());
+}
+
+/// What would be the same each time is not tried again and again; and what was renewed is not looked at each time.
+#[test]
+fn row_23_a_listener_that_may_not_be_told_tries_again_rarely_and_renews_nothing() {
+    let (server, url) = server_for(&without(&["+client|tracking"]));
+    let locks = LockManager::connect(&url).expect("connects");
+    let guard = locks.get("renewed").lease(MINUTE).lock().expect("locks");
+    guard.extend(MINUTE).expect("extends");
+    occupy(&server, "a", MINUTE);
+    thread::scope(|scope| {
+        let waiter = scope.spawn(|| take(&locks, "a"));
+        eventually(LONG, "it polls", || server.calls("set") >= 12 && server.calls("subscribe") > 0);
+        let (tries, renewed) = (server.calls("subscribe"), renewals(&locks, "renewed"));
+        throughout(3 * SOON, || {
+            let more = server.calls("subscribe") - tries;
+            assert!(more <= 1, "tried {more} times more");
+            assert_eq!(renewals(&locks, "renewed"), renewed, "renewed for nothing");
+        });
+        delete(&server, "a");
+        waiter.join().expect("no panic");
+    });
+}
+
+/// As behind a proxy that gives connections numbers of its own: Redis agrees to tell another connection.
+#[test]
+fn row_23_where_redis_agrees_to_tell_of_changes_and_nothing_comes_waits_are_polls() {
+    let rig = Rig::new();
+    let mut other = support_works::connect(&rig.server.bare_url());
+    let number: u64 = redis::cmd("CLIENT").arg("ID").query(&mut other).expect("a number");
+    rig.proxy.always("CLIENT ID", Fault::Replace(format!(":{number}\r\n").into_bytes()));
+    let mut waiter = Child::spawn("waiter", &[("url", &rig.proxy.url())]);
+    for round in 1..=2 {
+        occupy(&rig.server, "a", MINUTE);
+        let before = rig.proxy.commands("SET lock:a");
+        waiter.say("wait");
+        eventually(LONG, "it is found out", || rig.proxy.fired() > 0);
+        throughout(2 * SOON, || ());
+        assert!(rig.proxy.commands("SET lock:a") >= before + 12, "round {round}: it does not poll");
+        delete(&rig.server, "a");
+        let (took, taken) = time(|| waiter.expect_line("", LONG));
+        assert_eq!(taken, "Ok(true)");
+        assert!(took < SOON, "{took:?}: woken too late: a wake-up was lost?");
+        eventually(LONG, "it is given back", || !rig.server.exists("lock:a"));
+        let log = waiter.ask("log");
+        assert_eq!(log.matches("relatch::listener").count(), 1, "{log:?}");
+        assert!(log.contains("was not told"), "{log:?}");
+    }
+    rig.proxy.clear();
+    occupy(&rig.server, "a", MINUTE);
+    waiter.say("wait");
+    asleep(&rig.server, 1);
+    delete(&rig.server, "a");
+    assert_eq!(waiter.expect_line("", SOON), "Ok(true)");
+    assert!(waiter.ask("log").contains("; INFO relatch::listener Redis wakes who waits for a lock again"));
 }
 
 /// A connection that Redis believes in and nothing comes over: here, one that never subscribed.
