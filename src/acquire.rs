@@ -106,7 +106,7 @@ struct Claimant<'a> {
 
 impl Claimant<'_> {
     fn run(mut self) -> Result<Outcome, Error> {
-        let mut while_busy = Backoff::for_busy();
+        let mut while_busy = Backoff::for_busy(self.bid.claim.poll_every);
         let mut in_trouble = Backoff::for_trouble();
         let (mut ask, mut told) = (Ask::Claim, false);
         let nap = if self.patience.once { Duration::ZERO } else { self.turn.first_nap() };

@@ -17,8 +17,8 @@ pub(crate) struct Backoff {
 
 impl Backoff {
     /// For a lock that somebody holds: the first tries come quickly, since most locks are held shortly.
-    pub(crate) fn for_busy() -> Backoff {
-        Backoff::new(Duration::from_millis(1), Duration::from_millis(64))
+    pub(crate) fn for_busy(longest: Duration) -> Backoff {
+        Backoff::new(Duration::from_millis(1), longest)
     }
 
     /// For a server that cannot be reached or does not take commands now.
@@ -64,7 +64,7 @@ mod tests {
 
     #[test]
     fn pauses_double_up_to_the_limit_and_start_again() {
-        let mut backoff = Backoff::for_busy();
+        let mut backoff = Backoff::for_busy(Duration::from_millis(64));
         let mut step = Duration::from_millis(1);
         for _ in 0..20 {
             let pause = backoff.pause();

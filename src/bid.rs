@@ -14,6 +14,8 @@
 //!
 //! The next attempt goes over another connection: perhaps only this one is dead, and Redis is well.
 
+use std::time::Duration;
+
 use log::warn;
 
 use crate::clock::Moment;
@@ -38,6 +40,8 @@ pub(crate) struct Claimed<'a> {
     pub(crate) machine: &'a str,
     pub(crate) lease: Lease,
     pub(crate) reclaim_dead: bool,
+    /// The longest pause between two looks, while Redis does not tell of changes.
+    pub(crate) poll_every: Duration,
     /// It is worth being told when the lock may be free.
     pub(crate) waits: bool,
 }

@@ -174,6 +174,25 @@ impl Builder {
         self
     }
 
+    /// Whether waiters sleep until Redis says that a lock's key has changed, and renewed locks are told of their loss at once
+    /// (see [Waiting](crate#waiting)). Defaults to yes.
+    ///
+    /// Switched off, no connection for that is opened, waiters [ask again and again](Builder::poll_every), and a loss
+    /// is found out by the next renewal. That saves its attempts where it is known not to work.
+    pub fn client_tracking(mut self, on: bool) -> Builder {
+        self.settings.client_tracking = on;
+        self
+    }
+
+    /// The longest pause of a waiter between two looks, while Redis does not tell it of changes. Between 1 ms and 1 hour; defaults
+    /// to 64 ms.
+    ///
+    /// The first pause is a millisecond, each is twice the one before, and each is shortened by chance, to half at most.
+    pub fn poll_every(mut self, longest: Duration) -> Builder {
+        self.settings.poll_every = longest;
+        self
+    }
+
     /// How often, and for how long, threads of this process hand a lock on among themselves, before they let other processes in.
     /// Defaults to 64 turns or 5 ms, whichever ends first. Then the lock is left free for a
     /// moment: for about a millisecond where other processes were seen lately, and else for as long as

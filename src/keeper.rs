@@ -38,7 +38,7 @@ impl Keeper {
         (store, counters, queue): (Arc<Store>, Arc<Counters>, Arc<Queue>),
         teller: Option<Teller>,
         response_timeout: Duration,
-        probe: String,
+        probe: Option<String>,
     ) -> Keeper {
         let desk = Arc::new_cyclic(|desk: &Weak<Desk>| {
             let listener = Listener::new(Arc::clone(&store), response_timeout, probe, desk.clone());

@@ -46,8 +46,8 @@ pub(crate) struct Listener {
 struct Shared {
     store: Arc<Store>,
     response_timeout: Duration,
-    /// A key that nobody else knows of.
-    probe: String,
+    /// A key that nobody else knows of: none where there is to be no listener.
+    probe: Option<String>,
     audience: Weak<dyn Audience>,
     calls: Calls,
     /// What Redis calls the connection that listens: zero while there is none.
@@ -79,7 +79,7 @@ impl Listener {
     pub(crate) fn new(
         store: Arc<Store>,
         response_timeout: Duration,
-        probe: String,
+        probe: Option<String>,
         audience: Weak<dyn Audience>,
     ) -> Listener {
         let shared = Shared {
@@ -103,6 +103,9 @@ impl Listener {
         if state.started || state.stop {
             return;
         }
+        let Some(probe) = self.shared.probe.clone() else {
+            return;
+        };
         state.started = true;
         let waiters = Arc::downgrade(&self.shared);
         self.shared.store.on_close(move |link| {
@@ -114,7 +117,7 @@ impl Listener {
         let (alive, done) = mpsc::channel::<()>();
         let run = move || {
             let _alive = alive;
-            shared.run();
+            shared.run(&probe);
         };
         match thread::Builder::new().name("relatch-listen".to_owned()).spawn(run) {
             Ok(thread) => (state.thread, state.done) = (Some(thread), Some(done)),
@@ -207,11 +210,11 @@ impl Listener {
 }
 
 impl Shared {
-    fn run(&self) {
+    fn run(&self, probe: &str) {
         self.inside.enter();
         let (mut while_away, mut while_deaf) = (Backoff::for_listener(), Backoff::for_deafness());
         while !self.stopping() {
-            let heard = self.listen(&mut while_away, &mut while_deaf);
+            let heard = self.listen(probe, &mut while_away, &mut while_deaf);
             self.deafen();
             if self.stopping() {
                 return;
@@ -231,8 +234,8 @@ impl Shared {
     }
 
     /// Listens for as long as there is a use in it.
-    fn listen(&self, while_away: &mut Backoff, while_deaf: &mut Backoff) -> Result<(), Trouble> {
-        let ear = self.store.listen(&self.probe)?;
+    fn listen(&self, probe: &str, while_away: &mut Backoff, while_deaf: &mut Backoff) -> Result<(), Trouble> {
+        let ear = self.store.listen(probe)?;
         self.state.lock().ender = ear.ender();
         if self.stopping() {
             return Ok(());

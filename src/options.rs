@@ -11,7 +11,7 @@ pub(crate) const MIN_LEASE: Duration = Duration::from_millis(10);
 /// The shortest time from one renewal to the next.
 const MIN_PERIOD: Duration = Duration::from_millis(1);
 
-/// The longest time any one network step may be given.
+/// The longest time any one network step may be given, and the longest pause before the next.
 const MAX_TIMEOUT: Duration = Duration::from_secs(3600);
 
 /// The most connections of a pool: as many clients as Redis takes by default (`maxclients`). The
@@ -108,6 +108,8 @@ pub(crate) struct Settings {
     pub(crate) response_timeout: Duration,
     pub(crate) tolerate_outage: Duration,
     pub(crate) hand_on: HandOn,
+    pub(crate) client_tracking: bool,
+    pub(crate) poll_every: Duration,
 }
 
 /// Every default there is, in one place.
@@ -122,6 +124,8 @@ impl Default for Settings {
             response_timeout: Duration::from_secs(1),
             tolerate_outage: Duration::from_secs(10),
             hand_on: HandOn { turns: 64, time: Duration::from_millis(5) },
+            client_tracking: true,
+            poll_every: Duration::from_millis(64),
         }
     }
 }
@@ -149,9 +153,11 @@ impl Settings {
                 "one turn is the least: nothing is handed on then",
             ));
         }
-        for (option, timeout) in
-            [("connect_timeout", self.connect_timeout), ("response_timeout", self.response_timeout)]
-        {
+        for (option, timeout) in [
+            ("connect_timeout", self.connect_timeout),
+            ("response_timeout", self.response_timeout),
+            ("poll_every", self.poll_every),
+        ] {
             if timeout < Duration::from_millis(1) || timeout > MAX_TIMEOUT {
                 return Err(refuse(option, timeout, "it is between 1 ms and 1 h"));
             }
@@ -261,6 +267,8 @@ mod tests {
         assert_eq!(refused(|s| s.hand_on.turns = 0), "hand_on");
         assert_eq!(refused(|s| s.connect_timeout = Duration::ZERO), "connect_timeout");
         assert_eq!(refused(|s| s.response_timeout = Duration::MAX), "response_timeout");
+        assert_eq!(refused(|s| s.poll_every = Duration::from_micros(999)), "poll_every");
+        assert_eq!(refused(|s| s.poll_every = Duration::from_millis(3_600_001)), "poll_every");
         assert_eq!(refused(|s| s.max_lease = Duration::MAX), "max_lease");
         assert_eq!(refused(|s| s.max_lease = Duration::ZERO), "max_lease");
     }
@@ -276,8 +284,8 @@ mod tests {
             Settings { pool_size, ..Settings::default() }.check().unwrap();
         }
         for timeout in [Duration::from_millis(1), Duration::from_secs(3600)] {
-            let settings =
-                Settings { connect_timeout: timeout, response_timeout: timeout, ..Settings::default() };
+            let (connect_timeout, response_timeout, poll_every) = (timeout, timeout, timeout);
+            let settings = Settings { connect_timeout, response_timeout, poll_every, ..Settings::default() };
             settings.check().unwrap();
         }
     }
@@ -318,18 +326,26 @@ mod tests {
             (lease, max_lease, tolerate_outage) in (any_span(), any_span(), any_span()),
             (wait, every, max_hold) in prop::option::of(any_span()).prop_flat_map(|it| (Just(it), prop::option::of(any_span()), prop::option::of(any_span()))),
             (on, pool_size, turns) in (any::<bool>(), 0..5_u32, 0..5_u32),
-            (connect_timeout, response_timeout, time) in (any_span(), any_span(), any_span()),
+            (connect_timeout, response_timeout, poll_every, time) in (any_span(), any_span(), any_span(), any_span()),
         ) -> Settings {
             let renewal = Renewal { on, every, max_hold };
             let options = Options { lease, wait, renewal, reclaim_dead: false };
             let hand_on = HandOn { turns, time };
-            Settings { options, max_lease, pool_size, connect_timeout, response_timeout, tolerate_outage, hand_on, ..Settings::default() }
+            Settings { options, max_lease, pool_size, connect_timeout, response_timeout, tolerate_outage, hand_on, poll_every, ..Settings::default() }
         }
     }
 
     fn value_of(settings: &Settings, option: &str) -> String {
-        let Settings { options, max_lease, pool_size, connect_timeout, response_timeout, hand_on, .. } =
-            settings;
+        let Settings {
+            options,
+            max_lease,
+            pool_size,
+            connect_timeout,
+            response_timeout,
+            hand_on,
+            poll_every,
+            ..
+        } = settings;
         match option {
             "lease" => format!("{:?}", options.lease),
             "renew_every" => format!("{:?}", options.renewal.every.expect("it was set")),
@@ -338,6 +354,7 @@ mod tests {
             "pool_size" => format!("{pool_size:?}"),
             "connect_timeout" => format!("{connect_timeout:?}"),
             "response_timeout" => format!("{response_timeout:?}"),
+            "poll_every" => format!("{poll_every:?}"),
             "hand_on" => format!("{:?}", hand_on.turns),
             other => panic!("no option is called {other}"),
         }

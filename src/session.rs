@@ -73,7 +73,7 @@ impl Session {
         let (born, host, machine) = (process::id(), host_name(), machine::digits().map_err(no_randomness)?);
         let owner = Owner::new(Arc::clone(&host), born, this_process::thread_id(born));
         let unknown = fresh_token(&owner, &machine).map_err(no_randomness)?;
-        let probe = settings.prefix.clone() + &unknown;
+        let probe = settings.client_tracking.then(|| settings.prefix.clone() + &unknown);
         let shared = (Arc::clone(&store), Arc::clone(&counters), Arc::clone(&queue));
         let keeper = Keeper::new(shared, teller, settings.response_timeout, probe);
         Ok(Session {
@@ -151,6 +151,7 @@ impl Session {
             machine: &self.machine,
             lease,
             reclaim_dead: options.reclaim_dead,
+            poll_every: self.settings.poll_every,
             waits: !patience.once,
         };
         match acquire(claim, &patience, &turn, wished.unwrap_or((first, Handed::Nothing)))? {

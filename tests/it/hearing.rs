@@ -16,7 +16,7 @@ use crate::support::{
     Child, Fault, Server, SetOnDrop, eventually, least_rights, rights_to_hear, server_version, unique_key,
 };
 use crate::support_works;
-use crate::waiting::{asleep, delete, occupy, take};
+use crate::waiting::{LISTENING, asleep, delete, occupy, take};
 
 fn connect(server: &Server) -> LockManager {
     LockManager::connect(&server.url()).expect("connects")
@@ -280,6 +280,35 @@ fn row_23_without_client_tracking_waits_are_polls() {
 #[test]
 fn row_23_without_any_right_to_hear_waits_are_polls() {
     assert_polls_without(&rights_to_hear());
+}
+
+#[test]
+fn where_tracking_is_switched_off_nobody_listens_and_waiters_poll_as_often_as_they_are_told() {
+    let server = Server::start();
+    let off = || LockManager::builder(&server.url()).client_tracking(false);
+    for longest in [Duration::from_millis(1), SOON] {
+        let locks = off().poll_every(longest).build().expect("connects");
+        let guard = locks.get("renewed").lease(MINUTE).lock().expect("locks");
+        guard.extend(MINUTE).expect("extends");
+        occupy(&server, "a", MINUTE);
+        server.reset_stats();
+        let polls = || server.calls("pttl");
+        thread::scope(|scope| {
+            let waiter = scope.spawn(|| take(&locks, "a"));
+            if longest < SOON {
+                eventually(LONG, "it polls often", || polls() > 1000);
+            } else {
+                eventually(LONG, "it polls", || polls() >= 8);
+                let before = polls();
+                throughout(2 * SOON, || ());
+                assert!(polls() <= before + 8, "{} polls in {:?}", polls() - before, 2 * SOON);
+            }
+            delete(&server, "a");
+            waiter.join().expect("no panic");
+        });
+        assert_eq!(server.total_calls(&LISTENING), 0);
+        assert_eq!(guard.unlock().expect("unlocks"), Unlocked::Released);
+    }
 }
 
 /// What would be the same each time is not tried again and again; and what was renewed is not looked at each time.

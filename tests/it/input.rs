@@ -87,13 +87,14 @@ fn row_35_settings_that_cannot_work_are_refused_and_nothing_is_sent() {
     type Change = fn(Builder) -> Builder;
     let server = Server::start();
     let proxy = Proxy::start(server.port());
-    let cases: [(&str, &str, Change); 8] = [
+    let cases: [(&str, &str, Change); 9] = [
         ("pool_size", "0", |it| it.pool_size(0)),
         ("connect_timeout", "0ns", |it| it.connect_timeout(Duration::ZERO)),
         ("connect_timeout", "2h", |it| it.connect_timeout(Duration::MAX)),
         ("response_timeout", "0ns", |it| it.response_timeout(Duration::ZERO)),
         ("response_timeout", "500µs", |it| it.response_timeout(Duration::from_micros(500))),
         ("response_timeout", "", |it| it.response_timeout(Duration::MAX)),
+        ("poll_every", "999µs", |it| it.poll_every(Duration::from_micros(999))),
         ("max_lease", "0ns", |it| it.max_lease(Duration::ZERO)),
         ("max_lease", "", |it| it.max_lease(Duration::MAX)),
     ];
