@@ -61,7 +61,7 @@ pub(crate) struct Link {
     id: u64,
     /// When it last answered, or began to be opened.
     answered: Moment,
-    /// Replies of earlier batches that nobody tried to read.
+    /// Replies that are still to come. Those of earlier batches are read before the next one's, and left out.
     owed: usize,
     /// Redis, or the way to it, ended the connection.
     broken: bool,
@@ -80,14 +80,20 @@ pub(crate) struct Link {
 impl Link {
     /// Connects and logs in.
     pub(super) fn open(address: &Address, deadline: Moment) -> Result<Link, Trouble> {
-        let answered = Moment::now();
+        let began = Moment::now();
         let ways = address.ways().map_err(Trouble::not_sent)?;
         let (wire, way) = connect(&ways, deadline)?;
         address.worked(way);
-        let mut link = Link {
+        let mut link = Link::new(wire, began);
+        link.log_in(address, deadline)?;
+        Ok(link)
+    }
+
+    fn new(wire: Wire, began: Moment) -> Link {
+        Link {
             wire,
             id: COUNT.fetch_add(1, Ordering::Relaxed),
-            answered,
+            answered: began,
             owed: 0,
             broken: false,
             retired: false,
@@ -95,9 +101,7 @@ impl Link {
             took: Duration::ZERO,
             behind: false,
             tells: None,
-        };
-        link.log_in(address, deadline)?;
-        Ok(link)
+        }
     }
 
     fn log_in(&mut self, address: &Address, deadline: Moment) -> Result<(), Trouble> {
@@ -203,9 +207,8 @@ impl Link {
         self.post(batch, deadline)?;
         let mut replies = Vec::with_capacity(batch.count);
         while self.owed > 0 {
-            // Read now or, where that fails, late, and skipped when it comes.
-            self.owed -= 1;
             let reply = self.wire.receive(deadline).map_err(|error| self.lost(error))?;
+            self.owed -= 1;
             self.broken |= trouble::comes_from_wrong_server(&reply);
             if self.owed < batch.count {
                 replies.push(reply);
@@ -238,6 +241,7 @@ impl Link {
 
     fn lost(&mut self, error: RedisError) -> Trouble {
         let link_stands = trouble::leaves_link_standing(&error);
+        self.owed -= usize::from(self.wire.skips_late_replies());
         // (What makes no sense, or never ends, says something of this connection only.)
         self.broken |= error.is_connection_dropped();
         self.behind = true;
@@ -267,12 +271,14 @@ fn connect(ways: &[ConnectionInfo], deadline: Moment) -> Result<(Wire, &Connecti
 
 #[cfg(test)]
 mod tests {
+    use std::io::Write;
     use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
 
     use redis::IntoConnectionInfo;
     use redis::io::tcp::socket2::{Domain, Socket, Type};
 
     use super::*;
+    use crate::store::wire::tests::wires;
 
     fn way(port: u16) -> ConnectionInfo {
         format!("redis://127.0.0.1:{port}").into_connection_info().unwrap()
@@ -290,6 +296,32 @@ mod tests {
             waiting.push(stream);
         }
         (address.port(), socket, waiting)
+    }
+
+    /// Of a batch, one reply or two come too late, and half of one comes in time.
+    #[test]
+    fn replies_that_were_given_up_on_are_left_out_when_they_come() {
+        let soon = || Moment::now().after(Duration::from_millis(20));
+        let long = || Moment::now().after(Duration::from_secs(10));
+        let ping = || Batch::of(&redis::cmd("PING"));
+        let word = |text: &str| Value::SimpleString(text.to_owned());
+        for (wire, mut redis) in wires() {
+            let mut link = Link::new(wire, Moment::now());
+            redis.write_all(b"+the first").unwrap();
+            let trouble = link.exchange(&ping(), soon()).unwrap_err();
+            assert!(matches!(trouble, Trouble::Unanswered { link_stands: true, .. }), "{trouble:?}");
+            redis.write_all(b" reply\r\n+the second\r\n").unwrap();
+            assert_eq!(link.exchange(&ping(), long()).unwrap(), [word("the second")]);
+            redis.write_all(b"+in time\r\n").unwrap();
+            link.exchange(&ping().and(&redis::cmd("PING")).and(&redis::cmd("PING")), soon()).unwrap_err();
+            link.post(&ping(), long()).unwrap();
+            redis.write_all(b"+late\r\n+late\r\n+not read\r\n+a\r\n+b\r\n").unwrap();
+            let both = link.exchange(&ping().and(&redis::cmd("PING")), long()).unwrap();
+            assert_eq!(both, [word("a"), word("b")]);
+            drop(redis);
+            let trouble = link.exchange(&ping(), long()).unwrap_err();
+            assert!(!matches!(trouble, Trouble::Unanswered { link_stands: true, .. }), "that is its end");
+        }
     }
 
     #[test]
