@@ -34,6 +34,7 @@ pub struct LockManager {
     session: Arc<Session>,
 }
 
+#[expect(clippy::missing_errors_doc, reason = "they are those of the methods of `Lock`, and told there")]
 impl LockManager {
     pub(crate) fn new(session: Arc<Session>) -> LockManager {
         LockManager { session }
@@ -44,47 +45,27 @@ impl LockManager {
         Lock::new(Arc::clone(&self.session), key.as_ref().into())
     }
 
-    /// [`Lock::lock`] on the named lock.
-    ///
-    /// # Errors
-    ///
-    /// See [`Lock::lock`].
+    /// [`Lock::lock`] on the named lock, its errors included.
     pub fn lock(&self, key: impl AsRef<str>) -> Result<LockGuard, Error> {
         self.request(key.as_ref()).lock()
     }
 
-    /// [`Lock::try_lock`] on the named lock.
-    ///
-    /// # Errors
-    ///
-    /// See [`Lock::try_lock`].
+    /// [`Lock::try_lock`] on the named lock, its errors included.
     pub fn try_lock(&self, key: impl AsRef<str>) -> Result<Option<LockGuard>, Error> {
         self.request(key.as_ref()).try_lock_for(Duration::ZERO)
     }
 
-    /// [`Lock::try_lock_for`] on the named lock.
-    ///
-    /// # Errors
-    ///
-    /// See [`Lock::try_lock_for`].
+    /// [`Lock::try_lock_for`] on the named lock, its errors included.
     pub fn try_lock_for(&self, key: impl AsRef<str>, limit: Duration) -> Result<Option<LockGuard>, Error> {
         self.request(key.as_ref()).try_lock_for(limit)
     }
 
-    /// [`Lock::with_lock`] on the named lock.
-    ///
-    /// # Errors
-    ///
-    /// See [`Lock::with_lock`].
+    /// [`Lock::with_lock`] on the named lock, its errors included.
     pub fn with_lock<T>(&self, key: impl AsRef<str>, body: impl FnOnce() -> T) -> Result<T, Error> {
         self.request(key.as_ref()).with_guard(|_| body())
     }
 
-    /// [`Lock::with_lock_result`] on the named lock.
-    ///
-    /// # Errors
-    ///
-    /// See [`Lock::with_lock_result`].
+    /// [`Lock::with_lock_result`] on the named lock, its errors included.
     pub fn with_lock_result<T, E>(
         &self,
         key: impl AsRef<str>,
@@ -96,11 +77,7 @@ impl LockManager {
         self.request(key.as_ref()).with_guard_result(|_| body())
     }
 
-    /// [`Lock::with_guard`] on the named lock.
-    ///
-    /// # Errors
-    ///
-    /// See [`Lock::with_guard`].
+    /// [`Lock::with_guard`] on the named lock, its errors included.
     pub fn with_guard<T>(
         &self,
         key: impl AsRef<str>,
@@ -109,11 +86,7 @@ impl LockManager {
         self.request(key.as_ref()).with_guard(body)
     }
 
-    /// [`Lock::with_guard_result`] on the named lock.
-    ///
-    /// # Errors
-    ///
-    /// See [`Lock::with_guard_result`].
+    /// [`Lock::with_guard_result`] on the named lock, its errors included.
     pub fn with_guard_result<T, E>(
         &self,
         key: impl AsRef<str>,
@@ -125,20 +98,12 @@ impl LockManager {
         self.request(key.as_ref()).with_guard_result(body)
     }
 
-    /// [`Lock::holder`] of the named lock.
-    ///
-    /// # Errors
-    ///
-    /// See [`Lock::holder`].
+    /// [`Lock::holder`] of the named lock, its errors included.
     pub fn holder(&self, key: impl AsRef<str>) -> Result<Option<Holder>, Error> {
         self.session.holder(key.as_ref())
     }
 
-    /// [`Lock::force_unlock`] on the named lock.
-    ///
-    /// # Errors
-    ///
-    /// See [`Lock::force_unlock`].
+    /// [`Lock::force_unlock`] on the named lock, its errors included.
     pub fn force_unlock(&self, key: impl AsRef<str>) -> Result<Option<Holder>, Error> {
         self.session.force_unlock(key.as_ref())
     }
