@@ -169,10 +169,7 @@ impl Lock {
     /// # Errors
     ///
     /// The closure's own error, whatever became of the lock; else as for [`with_lock`](Lock::with_lock).
-    pub fn with_lock_result<T, E>(&self, body: impl FnOnce() -> Result<T, E>) -> Result<T, E>
-    where
-        E: From<Error>,
-    {
+    pub fn with_lock_result<T, E: From<Error>>(&self, body: impl FnOnce() -> Result<T, E>) -> Result<T, E> {
         self.request().with_guard_result(|_| body())
     }
 
@@ -204,10 +201,10 @@ impl Lock {
     /// # Errors
     ///
     /// As for [`with_lock_result`](Lock::with_lock_result).
-    pub fn with_guard_result<T, E>(&self, body: impl FnOnce(&LockGuard) -> Result<T, E>) -> Result<T, E>
-    where
-        E: From<Error>,
-    {
+    pub fn with_guard_result<T, E: From<Error>>(
+        &self,
+        body: impl FnOnce(&LockGuard) -> Result<T, E>,
+    ) -> Result<T, E> {
         self.request().with_guard_result(body)
     }
 

@@ -66,14 +66,11 @@ impl LockManager {
     }
 
     /// [`Lock::with_lock_result`] on the named lock, its errors included.
-    pub fn with_lock_result<T, E>(
+    pub fn with_lock_result<T, E: From<Error>>(
         &self,
         key: impl AsRef<str>,
         body: impl FnOnce() -> Result<T, E>,
-    ) -> Result<T, E>
-    where
-        E: From<Error>,
-    {
+    ) -> Result<T, E> {
         self.request(key.as_ref()).with_guard_result(|_| body())
     }
 
@@ -87,14 +84,11 @@ impl LockManager {
     }
 
     /// [`Lock::with_guard_result`] on the named lock, its errors included.
-    pub fn with_guard_result<T, E>(
+    pub fn with_guard_result<T, E: From<Error>>(
         &self,
         key: impl AsRef<str>,
         body: impl FnOnce(&LockGuard) -> Result<T, E>,
-    ) -> Result<T, E>
-    where
-        E: From<Error>,
-    {
+    ) -> Result<T, E> {
         self.request(key.as_ref()).with_guard_result(body)
     }
 

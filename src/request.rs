@@ -43,13 +43,10 @@ impl Request<'_> {
         self.with_guard_result(|guard| Ok(body(guard)))
     }
 
-    pub(crate) fn with_guard_result<T, E>(
+    pub(crate) fn with_guard_result<T, E: From<Error>>(
         &self,
         body: impl FnOnce(&LockGuard) -> Result<T, E>,
-    ) -> Result<T, E>
-    where
-        E: From<Error>,
-    {
+    ) -> Result<T, E> {
         let guard = self.lock()?;
         let value = match body(&guard) {
             Ok(value) => value,
