@@ -161,9 +161,9 @@ impl<'a> Errands<'a> {
 
 /// The steps of [`Errands::push`], where `ask` is what asks Redis: when it was sent, and what came of it. `number` is whom Redis is to
 /// tell of changes.
-pub(crate) fn push(
+pub(crate) fn push<'h>(
     desk: &Desk,
-    holds: &[Arc<Hold>],
+    holds: &'h [Arc<Hold>],
     number: impl FnOnce() -> Option<u64>,
     ask: impl FnOnce(
         &[Extension<'_>],
@@ -171,34 +171,33 @@ pub(crate) fn push(
         Moment,
     ) -> Result<(Moment, Vec<Result<Compared, Trouble>>), Trouble>,
 ) -> Result<HashMap<u64, Trouble>, Trouble> {
-    let holds: Vec<_> = {
-        let work = desk.work.lock();
-        // Not what was released since it fell due.
-        holds.iter().filter(|hold| work.leases.has(hold)).collect()
-    };
     let mut refused = HashMap::new();
+    let mut work = desk.work.lock();
+    // Not what was released since it fell due.
+    let holds: Vec<_> = holds.iter().filter(|hold| work.leases.has(hold)).collect();
     if holds.is_empty() {
         return Ok(refused);
     }
-    let deadline = deadline(desk, &holds);
-    let leases: Vec<Lease> = holds.iter().map(|hold| hold.lease()).collect();
-    let mut work = desk.work.lock();
+    let deadline = deadline(desk.response_timeout, &holds, work.leases.first_end());
     // Not sooner: whoever begins to listen after this says so after it was noted that these are sent.
     let number = number();
-    for (hold, lease) in holds.iter().zip(&leases) {
-        hold.renewing(*lease, Moment::now(), deadline);
+    let sending = |hold: &&'h Arc<Hold>| {
+        let lease = hold.lease();
+        hold.renewing(lease, Moment::now(), deadline);
         work.leases.sending(hold, number.is_some(), Moment::now());
-    }
+        Extension { key: hold.key.in_redis(), token: &hold.token, lease: lease.millis() }
+    };
+    let extensions: Vec<_> = holds.iter().map(sending).collect();
     drop(work);
-    let extensions: Vec<_> = holds.iter().zip(&leases).map(|(hold, lease)| extension(hold, *lease)).collect();
     let (sent, answers) = ask(&extensions, number, deadline)?;
     let mut lost = Vec::new();
     let mut work = desk.work.lock();
-    for ((hold, lease), answer) in holds.iter().zip(leases).zip(answers) {
+    for ((hold, extension), answer) in holds.into_iter().zip(extensions).zip(answers) {
         match answer {
             // Released since, or about to be: what Redis says is about the release.
             _ if !work.leases.has(hold) => {}
             Ok(compared) => {
+                let lease = Lease::from_millis(extension.lease);
                 if verdict::on_renewal(hold, lease, sent, compared) {
                     desk.counters.renewed.add(1);
                     work.leases.renewed(hold, desk.teller.is_some(), sent);
@@ -220,15 +219,10 @@ pub(crate) fn push(
 /// Until when to wait for an answer about these holds: for four fifths of what is left of the first to end, so that
 /// there is time for another try, and never past its end, where whoever holds it has to be told. Others that end
 /// are told in time too, but not at the cost of these.
-fn deadline(desk: &Desk, holds: &[&Arc<Hold>]) -> Moment {
+fn deadline(limit: Duration, holds: &[&Arc<Hold>], first_end: Moment) -> Moment {
     let now = Moment::now();
     let ends = holds.iter().map(|hold| hold.valid_until()).filter(|end| *end > Moment::PAST);
     let left = ends.min().unwrap_or(Moment::NEVER).since(now);
     let share = if left > LAST_TRY { left / 5 * 4 } else { left };
-    let others = desk.work.lock().leases.first_end().since(now).max(FAIR_TRY);
-    now.after(desk.response_timeout.min(share).min(others))
-}
-
-fn extension(hold: &Hold, lease: Lease) -> Extension<'_> {
-    Extension { key: hold.key.in_redis(), token: &hold.token, lease: lease.millis() }
+    now.after(limit.min(share).min(first_end.since(now).max(FAIR_TRY)))
 }
