@@ -89,7 +89,7 @@ impl Pool {
         self.borrow(deadline).map_err(|trouble| match trouble {
             // Where Redis answers nobody for a fair time, the links are not busy: they are stuck.
             Trouble::OutOfTime(_) if deadline.since(began) >= FAIR_TRY && !self.answered_since(began) => {
-                Trouble::not_sent(PoolIsStuck)
+                Trouble::not_sent("no connection was to be had, and Redis answered nobody meanwhile")
             }
             other => other,
         })
@@ -190,7 +190,8 @@ impl Pool {
 
     fn wait_for_slot(&self, deadline: Moment) -> Result<r2d2::PooledConnection<Slots>, Trouble> {
         let limit = deadline.since(Moment::now()).min(LONGEST_GET);
-        let mut slot = self.slots.get_timeout(limit).map_err(|_| Trouble::OutOfTime(PoolIsBusy.into()))?;
+        let busy = "all connections of the pool stayed in use: a larger `pool_size` would help";
+        let mut slot = self.slots.get_timeout(limit).map_err(|_| Trouble::OutOfTime(busy.into()))?;
         self.drop_stale(&mut slot);
         Ok(slot)
     }
@@ -215,14 +216,6 @@ fn start<T>(start: impl FnOnce() -> T) -> Result<T, Error> {
     let refused = |_| no_thread(io::Error::other("the pool could not start its own"));
     panic::catch_unwind(AssertUnwindSafe(start)).map_err(refused)
 }
-
-#[derive(Debug, thiserror::Error)]
-#[error("all connections of the pool stayed in use: a larger `pool_size` would help")]
-struct PoolIsBusy;
-
-#[derive(Debug, thiserror::Error)]
-#[error("no connection was to be had, and Redis answered nobody meanwhile")]
-struct PoolIsStuck;
 
 /// A link to send commands over, whoever it belongs to.
 pub(super) enum Carrier<'a> {

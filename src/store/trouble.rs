@@ -28,30 +28,10 @@ pub(crate) enum Trouble {
 
 /// The codes of the errors that Redis and Valkey answer *instead of* executing a command that a
 /// lock sends.
-const DID_NOTHING: [&str; 22] = [
-    "ASK",
-    "BUSY",
-    "CLUSTERDOWN",
-    "CROSSSLOT",
-    "DENIED",
-    "EXECABORT",
-    "LOADING",
-    "MASTERDOWN",
-    "MISCONF",
-    "MOVED",
-    "NOAUTH",
-    "NOGOODSLAVE",
-    "NOPERM",
-    "NOPROTO",
-    "NOREPLICAS",
-    "NOSCRIPT",
-    "OOM",
-    "READONLY",
-    "REDIRECT",
-    "TRYAGAIN",
-    "WRONGPASS",
-    "WRONGTYPE",
-];
+const DID_NOTHING: &str = "
+    ASK BUSY CLUSTERDOWN CROSSSLOT DENIED EXECABORT LOADING MASTERDOWN MISCONF MOVED NOAUTH
+    NOGOODSLAVE NOPERM NOPROTO NOREPLICAS NOSCRIPT OOM READONLY REDIRECT TRYAGAIN WRONGPASS
+    WRONGTYPE";
 
 /// The same for errors with the code `ERR`, which says nothing: how their message begins. A script
 /// of this crate writes last, so a script that failed has changed nothing.
@@ -141,7 +121,8 @@ impl Refusal {
             Some(said.trim_start_matches(|c: char| c == ':' || c == ' ' || c.is_ascii_digit()))
         };
         let said = self.message.strip_prefix("ERR ").or_else(in_script).unwrap_or_default();
-        DID_NOTHING.contains(&self.code.as_str()) || DID_NOTHING_ERR.iter().any(|it| said.starts_with(it))
+        DID_NOTHING.split_ascii_whitespace().any(|it| it == self.code)
+            || DID_NOTHING_ERR.iter().any(|it| said.starts_with(it))
     }
 
     /// True for what the server gets over by itself: loading, failing over, running a long script.
