@@ -221,8 +221,8 @@ pub(crate) mod tests {
             let address = Address::parse("redis://127.0.0.1:1/").unwrap();
             Arc::new(Store::new(address, &Settings::default()).unwrap())
         });
-        let (counters, queue) = (Arc::default(), Arc::clone(queue));
-        let keeper = Keeper::new(Arc::clone(&NOWHERE), counters, None, queue, Duration::from_millis(50));
+        let parts = (Arc::clone(&NOWHERE), Arc::default(), Arc::clone(queue));
+        let keeper = Keeper::new(parts, None, Duration::from_millis(50), None);
         keeper.desk.work.lock().thread = Some(thread::spawn(|| ()));
         keeper
     }
