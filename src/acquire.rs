@@ -66,7 +66,7 @@ pub(crate) fn acquire(
     if let (wish, Handed::Taken { sent, answered }) = &wished
         && Moment::now() < wish.lease.valid_until(*sent)
     {
-        claim.keeper.counters().handed_on.add(1);
+        claim.keeper.counters.handed_on.add(1);
         let since = Since { sent: *sent, answered: *answered };
         return Ok(Outcome::Taken { token: wish.token.clone(), since });
     }
@@ -133,7 +133,7 @@ impl Claimant<'_> {
                     }
                     self.check_hearing(holder.as_ref(), seen.as_ref());
                     if !(told || self.patience.once || self.turn.waited()) {
-                        self.bid.claim.keeper.counters().waited.add(1);
+                        self.bid.claim.keeper.counters.waited.add(1);
                     }
                     let goes_on = if self.patience.once {
                         let until = self.unending.left(Moment::now());
@@ -188,8 +188,8 @@ impl Claimant<'_> {
     /// may come at once.)
     fn expect(&mut self) {
         let claim = self.bid.claim;
-        claim.keeper.listener().start();
-        self.expected = Some(claim.keeper.listener().expect(claim.key.in_redis()));
+        claim.keeper.listener.start();
+        self.expected = Some(claim.keeper.listener.expect(claim.key.in_redis()));
     }
 
     /// Looks at who has the lock: waiting for some of them would never end.
@@ -230,7 +230,7 @@ impl Claimant<'_> {
         });
         let reclaimed = matches!(removed, Ok(Compared::Done));
         if reclaimed {
-            self.bid.claim.keeper.counters().reclaimed.add(1);
+            self.bid.claim.keeper.counters.reclaimed.add(1);
             info!(target: "relatch::acquire", "lock {:?} was taken over from {holder}, a process that is gone", key.name());
         }
         reclaimed && !mem::replace(&mut self.reclaimed, true)
@@ -253,7 +253,7 @@ impl Claimant<'_> {
         let until = now.after(pause.min(lease_left).max(SHORTEST_PAUSE)).min(self.patience.deadline);
         let called = self.doze(expected, until, holder);
         if !called && heard && pause < lease_left && until <= Moment::now() {
-            self.unheard = self.bid.claim.keeper.listener().number();
+            self.unheard = self.bid.claim.keeper.listener.number();
         }
         if heard {
             self.nap(self.turn.nap());
@@ -300,7 +300,7 @@ impl Claimant<'_> {
         if let Some(number) = self.unheard.take()
             && holder.map(Holder::raw) != before.map(Holder::raw)
         {
-            self.bid.claim.keeper.listener().missed(number);
+            self.bid.claim.keeper.listener.missed(number);
         }
     }
 

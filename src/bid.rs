@@ -108,7 +108,7 @@ impl<'a> Bid<'a> {
             }
         };
         let (key, lease) = (self.claim.key.in_redis(), self.claim.lease.millis());
-        let number = if self.claim.waits { self.claim.keeper.listener().number() } else { None };
+        let number = if self.claim.waits { self.claim.keeper.listener.number() } else { None };
         let sent = Moment::now();
         if self.claim.store.answered_since(began) {
             self.tried_since = sent;
@@ -135,7 +135,7 @@ impl<'a> Bid<'a> {
             }
             Ok((Claim::Busy(holder), watch)) => {
                 self.token = Some(token);
-                let listener = self.claim.keeper.listener();
+                let listener = &self.claim.keeper.listener;
                 let heard = number.is_some_and(|number| listener.will_wake(key, number, watch));
                 Ok(Answer::Busy { holder, heard })
             }

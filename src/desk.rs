@@ -27,7 +27,7 @@ const DOZE: Duration = Duration::from_secs(1);
 #[derive(Debug)]
 pub(crate) struct Desk {
     pub(crate) store: Arc<Store>,
-    pub(crate) counters: Arc<Counters>,
+    pub(crate) counters: Counters,
     pub(crate) teller: Option<Teller>,
     /// Who waits in this process for what may be lost.
     pub(crate) queue: Arc<Queue>,

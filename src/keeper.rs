@@ -28,19 +28,17 @@ use crate::teller::Teller;
 const BATCH: usize = 1000;
 
 /// The keeper, as the session sees it.
-#[derive(Debug)]
-pub(crate) struct Keeper {
-    desk: Arc<Desk>,
-}
+pub(crate) type Keeper = Arc<Desk>;
 
-impl Keeper {
+impl Desk {
     pub(crate) fn new(
-        (store, counters, queue): (Arc<Store>, Arc<Counters>, Arc<Queue>),
+        store: Arc<Store>,
         teller: Option<Teller>,
         response_timeout: Duration,
         probe: Option<String>,
     ) -> Keeper {
-        let desk = Arc::new_cyclic(|desk: &Weak<Desk>| {
+        let (queue, counters) = (Arc::<Queue>::default(), Counters::default());
+        Arc::new_cyclic(|desk: &Weak<Desk>| {
             let listener = Listener::new(Arc::clone(&store), response_timeout, probe, desk.clone());
             let (work, bell, keeper) = (Mutex::default(), Condvar::new(), Inside::default());
             let sight = desk.clone();
@@ -50,29 +48,23 @@ impl Keeper {
                 }
             });
             Desk { store, counters, teller, queue, listener, response_timeout, work, bell, keeper }
-        });
-        Keeper { desk }
-    }
-
-    /// Who hears when keys change: for those who wait, and for the keeper itself.
-    pub(crate) fn listener(&self) -> &Listener {
-        &self.desk.listener
+        })
     }
 
     /// Keeps a hold from now on.
-    pub(crate) fn enter(&self, hold: &Arc<Hold>) -> Result<(), Error> {
-        let told = self.desk.teller.is_some();
+    pub(crate) fn enter(self: &Keeper, hold: &Arc<Hold>) -> Result<(), Error> {
+        let told = self.teller.is_some();
         self.rouse(|work| work.leases.enter(Arc::clone(hold), told, hold.since.sent))
     }
 
     /// Lets go of a hold that is about to be released, and closes it: until when it could be
     /// trusted, where it still can be at `now`.
     pub(crate) fn close(&self, hold: &Hold, now: Moment) -> Option<Moment> {
-        self.desk.work.lock().leases.close(hold, now)
+        self.work.lock().leases.close(hold, now)
     }
 
     /// Sees to it that a key whose release got no answer goes away.
-    pub(crate) fn owe(&self, leftover: Leftover) {
+    pub(crate) fn owe(self: &Keeper, leftover: Leftover) {
         let owed = self.rouse(|work| work.leases.owed().add(leftover, Moment::now()));
         if let Err(error) = owed {
             warn!(target: "relatch::release", "a key is left to its lease: {error}");
@@ -82,7 +74,11 @@ impl Keeper {
     /// Pushes a hold's lease out now, and waits for the answer, at most until the deadline.
     ///
     /// The outer error is the thread's that could not be started.
-    pub(crate) fn push(&self, hold: &Arc<Hold>, deadline: Moment) -> Result<Result<(), Trouble>, Error> {
+    pub(crate) fn push(
+        self: &Keeper,
+        hold: &Arc<Hold>,
+        deadline: Moment,
+    ) -> Result<Result<(), Trouble>, Error> {
         let (answer, answered) = mpsc::channel();
         let ask = Ask { hold: Arc::clone(hold), deadline, answer };
         self.rouse(|work| {
@@ -95,20 +91,15 @@ impl Keeper {
     }
 
     /// A hold has less time than was thought: looks after it sooner.
-    pub(crate) fn hasten(&self, hold: &Hold) -> Result<(), Error> {
-        let told = self.desk.teller.is_some();
+    pub(crate) fn hasten(self: &Keeper, hold: &Hold) -> Result<(), Error> {
+        let told = self.teller.is_some();
         self.rouse(|work| work.leases.hasten(hold, told, Moment::now()))
-    }
-
-    /// Hands word of a loss on, that was found out by somebody else.
-    pub(crate) fn lost(&self, hold: &Hold) {
-        self.desk.tell(hold);
     }
 
     /// This process has had Redis delete what stood there by this token. A hold of its own is lost
     /// by that.
     pub(crate) fn deleted(&self, token: &str) {
-        let mut work = self.desk.work.lock();
+        let mut work = self.work.lock();
         // A hold whose release has begun is not in the table any more: Redis tells that release
         // what it found.
         let Some(hold) = work.leases.by_token(token).cloned() else {
@@ -117,52 +108,48 @@ impl Keeper {
         hold.lose(LostCause::Deleted);
         work.leases.lost(&hold);
         drop(work);
-        self.desk.tell(&hold);
-    }
-
-    pub(crate) fn counters(&self) -> &Counters {
-        &self.desk.counters
+        self.tell(&hold);
     }
 
     /// Everything that is held.
     pub(crate) fn holds(&self) -> Vec<Arc<Hold>> {
-        self.desk.work.lock().leases.holds(Moment::now()).cloned().collect()
+        self.work.lock().leases.holds(Moment::now()).cloned().collect()
     }
 
     /// Notes something to do, and wakes the thread, or starts it, if that is due before it would wake up.
-    fn rouse(&self, note: impl FnOnce(&mut Work) -> Moment) -> Result<(), Error> {
-        let mut work = self.desk.work.lock();
+    fn rouse(self: &Keeper, note: impl FnOnce(&mut Work) -> Moment) -> Result<(), Error> {
+        let mut work = self.work.lock();
         let due = note(&mut work);
         if due == Moment::NEVER {
             return Ok(());
         }
         if work.thread.is_none() && !work.stop {
-            let desk = Arc::clone(&self.desk);
+            let desk = Arc::clone(self);
             let thread = thread::Builder::new().name("relatch-keeper".to_owned());
             let started = thread.spawn(move || run(&desk));
             work.thread = Some(started.map_err(|error| Error::NoThread { source: error })?);
         } else {
-            self.desk.wake(work, due);
+            self.wake(work, due);
         }
         Ok(())
     }
 
     /// Ends the thread and the listener's. In a forked child there is none.
     pub(crate) fn stop(&self) {
-        self.desk.listener.stop();
-        let mut work = self.desk.work.lock();
+        self.listener.stop();
+        let mut work = self.work.lock();
         work.stop = true;
         let thread = work.thread.take();
         drop(work);
-        self.desk.bell.notify_one();
+        self.bell.notify_one();
         if let Some(thread) = thread
-            && !self.desk.keeper.is_here()
+            && !self.keeper.is_here()
             && thread.join().is_err()
         {
             warn!(target: "relatch::keeper", "the keeper had panicked");
         }
-        if let Some(teller) = &self.desk.teller {
-            teller.stop(self.desk.response_timeout);
+        if let Some(teller) = &self.teller {
+            teller.stop(self.response_timeout);
         }
     }
 }
@@ -209,21 +196,14 @@ pub(crate) mod tests {
     use crate::options::Settings;
     use crate::store::Address;
 
-    impl Keeper {
-        pub(crate) fn desk(&self) -> &Arc<Desk> {
-            &self.desk
-        }
-    }
-
     /// A keeper without a Redis, whose thread is up to the test.
-    pub(crate) fn unmanned(queue: &Arc<Queue>) -> Keeper {
+    pub(crate) fn unmanned() -> Keeper {
         static NOWHERE: LazyLock<Arc<Store>> = LazyLock::new(|| {
             let address = Address::parse("redis://127.0.0.1:1/").unwrap();
             Arc::new(Store::new(address, &Settings::default()).unwrap())
         });
-        let parts = (Arc::clone(&NOWHERE), Arc::default(), Arc::clone(queue));
-        let keeper = Keeper::new(parts, None, Duration::from_millis(50), None);
-        keeper.desk.work.lock().thread = Some(thread::spawn(|| ()));
+        let keeper = Desk::new(Arc::clone(&NOWHERE), None, Duration::from_millis(50), None);
+        keeper.work.lock().thread = Some(thread::spawn(|| ()));
         keeper
     }
 }

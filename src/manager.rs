@@ -111,7 +111,7 @@ impl LockManager {
     /// What this manager has done since it was made. Nothing is sent.
     #[must_use]
     pub fn stats(&self) -> Stats {
-        self.session.counters.read()
+        self.session.keeper.counters.read()
     }
 
     fn request<'a>(&'a self, key: &'a str) -> Request<'a> {

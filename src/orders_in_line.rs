@@ -13,7 +13,7 @@ use crate::holder::Holder;
 use crate::keeper::{Keeper, tests::unmanned};
 use crate::options::{HandOn, Lease};
 use crate::patience::tests::until;
-use crate::queue::{NoTurn, Queue, Turn};
+use crate::queue::{NoTurn, Turn};
 use crate::release::give_back;
 use crate::store::{Compared, Trouble};
 use crate::sync::Mutex;
@@ -78,7 +78,6 @@ impl Redis {
 
 /// One key, those who want it, and what is written down of them.
 struct Scene {
-    queue: Arc<Queue>,
     keeper: Keeper,
     redis: Redis,
     lease: Duration,
@@ -111,8 +110,8 @@ struct Front {
 
 impl Scene {
     fn new(lease: Duration) -> Arc<Scene> {
-        let (queue, redis, log) = (Arc::default(), Redis::default(), parking_lot::Mutex::default());
-        Arc::new(Scene { keeper: unmanned(&queue), queue, redis, lease, log })
+        let (keeper, redis, log) = (unmanned(), Redis::default(), parking_lot::Mutex::default());
+        Arc::new(Scene { keeper, redis, lease, log })
     }
 
     /// Joins the line, and with the turn takes the lock, has it for a while, and gives it back: false if there was no turn.
@@ -121,16 +120,16 @@ impl Scene {
             self.log.lock().arrived.push(me);
             Wish { token: me.to_string(), lease: Lease::new(self.lease) }
         };
-        let (turn, handed) = match self.queue.join(&"key".into(), &until(deadline), |_| false, |_| true, wish)
-        {
-            Ok((turn, wished)) => (turn, wished.map_or(Handed::Nothing, |(_, handed)| handed)),
-            Err(NoTurn::Mine | NoTurn::Outage(_)) => panic!("it is nobody's own, and Redis answers"),
-            Err(NoTurn::Busy(_)) => {
-                assert!(deadline <= Moment::now(), "it gave up too early");
-                self.log.lock().gone.push(me);
-                return false;
-            }
-        };
+        let (turn, handed) =
+            match self.keeper.queue.join(&"key".into(), &until(deadline), |_| false, |_| true, wish) {
+                Ok((turn, wished)) => (turn, wished.map_or(Handed::Nothing, |(_, handed)| handed)),
+                Err(NoTurn::Mine | NoTurn::Outage(_)) => panic!("it is nobody's own, and Redis answers"),
+                Err(NoTurn::Busy(_)) => {
+                    assert!(deadline <= Moment::now(), "it gave up too early");
+                    self.log.lock().gone.push(me);
+                    return false;
+                }
+            };
         self.begin(me, &turn, handed);
         let token = self.take(me, handed);
         let hold = Arc::new(sample_by(&token, self.lease));
@@ -194,7 +193,7 @@ impl Scene {
     /// As the keeper does it.
     fn clean_up(&self) {
         let soon = Moment::now().after(SOON);
-        let owed = self.keeper.desk().work.lock().leases.owed().take_due(soon);
+        let owed = self.keeper.work.lock().leases.owed().take_due(soon);
         for leftover in owed {
             self.redis.remove(&leftover.token);
         }
@@ -259,8 +258,13 @@ impl Scene {
             pass(SHORT);
         }
         assert_eq!(self.redis.token(), None, "a token was left behind");
-        let free =
-            self.queue.join(&"key".into(), &until(Moment::PAST), |_| false, |_| true, || unreachable!());
+        let free = self.keeper.queue.join(
+            &"key".into(),
+            &until(Moment::PAST),
+            |_| false,
+            |_| true,
+            || unreachable!(),
+        );
         assert!(matches!(free, Ok((_, None))));
         let log = &mut *self.log.lock();
         let mut arrived = log.arrived.iter();
@@ -273,7 +277,7 @@ impl Scene {
         assert!(log.heard.iter().all(|one| log.sent_for.contains(one)), "it was heard by another");
         let reached = |one: &u64| log.heard.contains(one) || log.gone.contains(one);
         assert!(log.sent_for.iter().all(reached), "what was sent for was not passed on");
-        assert_eq!(self.keeper.counters().read().lost, log.losses, "a loss is told once, and no release");
+        assert_eq!(self.keeper.counters.read().lost, log.losses, "a loss is told once, and no release");
     }
 }
 
@@ -345,6 +349,7 @@ fn the_first_in_line_is_called_when_the_hold_in_front_is_lost() {
     in_many_orders(800, Duration::ZERO, || {
         let scene = Scene::new(LONG);
         let (turn, _) = scene
+            .keeper
             .queue
             .join(&"key".into(), &until(Moment::PAST), |_| false, |_| true, || unreachable!())
             .expect("free");
@@ -353,7 +358,7 @@ fn the_first_in_line_is_called_when_the_hold_in_front_is_lost() {
         let waiters = [1, 2].map(|n| spawn(&scene, move |scene| assert!(scene.visit(n, Moment::NEVER))));
         step();
         hold.lose(LostCause::Deleted);
-        scene.keeper.lost(&hold);
+        scene.keeper.tell(&hold);
         scene.log.lock().losses += 1;
         join(waiters);
         drop(turn);
@@ -367,13 +372,14 @@ fn whoever_waits_for_himself_is_told_wherever_he_stands() {
     in_many_orders(800, Duration::ZERO, || {
         let scene = Scene::new(LONG);
         let (turn, _) = scene
+            .keeper
             .queue
             .join(&"key".into(), &until(Moment::PAST), |_| false, |_| true, || unreachable!())
             .expect("free");
         let other = spawn(&scene, |scene| assert!(scene.visit(1, Moment::NEVER)));
         let himself = spawn(&scene, |scene| {
             let wish = || Wish { token: String::new(), lease: Lease::new(LONG) };
-            let joined = scene.queue.join(
+            let joined = scene.keeper.queue.join(
                 &"key".into(),
                 &until(Moment::NEVER),
                 |holder| holder.raw() == "mine",

@@ -16,7 +16,6 @@ use crate::listener::Audience;
 use crate::options::{HandOn, Lease};
 use crate::orders_of_word::{KEY, Redis};
 use crate::patience::tests::until;
-use crate::queue::Queue;
 use crate::release::give_back;
 use crate::store::Compared;
 use crate::sync::orders::{below, by_chance, in_many_orders, pass};
@@ -28,7 +27,6 @@ const LEASE: Duration = Duration::from_millis(300);
 struct Scene {
     began: Moment,
     hold: Arc<Hold>,
-    queue: Arc<Queue>,
     keeper: Keeper,
     redis: Redis,
     log: parking_lot::Mutex<Findings>,
@@ -46,16 +44,16 @@ struct Findings {
 
 impl Scene {
     fn new() -> Arc<Scene> {
-        let (began, queue, redis) = (Moment::now(), Arc::default(), Redis::default());
-        let (hold, keeper) = (Arc::new(sample("a", LEASE, began)), unmanned(&queue));
+        let (began, redis) = (Moment::now(), Redis::default());
+        let (hold, keeper) = (Arc::new(sample("a", LEASE, began)), unmanned());
         keeper.enter(&hold).expect("no thread is started");
         redis.claim(&hold.token);
-        Arc::new(Scene { began, hold, queue, keeper, redis, log: parking_lot::Mutex::default() })
+        Arc::new(Scene { began, hold, keeper, redis, log: parking_lot::Mutex::default() })
     }
 
     /// The keeper's thread, until the hold is lost or it is told to stop.
     fn keep(&self) {
-        let desk = self.keeper.desk();
+        let desk = &self.keeper;
         while let Some((due, _)) = desk.next() {
             assert!(due.over.is_empty() || self.hold.lost().is_some(), "nobody renewed it in time");
             desk.end(&due.over);
@@ -71,7 +69,7 @@ impl Scene {
                 },
             );
             assert!(refused.expect("an answer").is_empty());
-            if self.keeper.counters().read().lost > 0 {
+            if self.keeper.counters.read().lost > 0 {
                 // Unless the release has found it.
                 let work = desk.work.lock();
                 let found = work.leases.has(&self.hold).then(Moment::now);
@@ -86,9 +84,9 @@ impl Scene {
     /// As the listener tells the keeper.
     fn hear(&self) {
         if by_chance(3) {
-            self.keeper.desk().anything_changed(); // The connection broke, and there is another.
+            self.keeper.anything_changed(); // The connection broke, and there is another.
         } else {
-            self.keeper.desk().changed(KEY.as_bytes());
+            self.keeper.changed(KEY.as_bytes());
         }
         let mut log = self.log.lock();
         if log.told.is_none() && log.deleted {
@@ -105,7 +103,7 @@ impl Scene {
         } else {
             assert!(hold.lost().is_some());
         }
-        let lost = self.keeper.counters().read().lost;
+        let lost = self.keeper.counters.read().lost;
         assert_eq!(lost, u64::from(!log.released), "a loss is told once, and no release");
         if let Some(Error::Lost { cause, .. }) = found {
             assert_eq!(hold.lost(), Some(*cause), "one end was told, and another written down");
@@ -131,7 +129,7 @@ impl Scene {
 
     fn release(&self) {
         let (hold, wait) = (&self.hold, until(Moment::PAST));
-        let turn = self.queue.join(hold.key.name(), &wait, |_| false, |_| true, || unreachable!());
+        let turn = self.keeper.queue.join(hold.key.name(), &wait, |_| false, |_| true, || unreachable!());
         let (turn, _) = turn.expect("nobody else wants it");
         let alone = HandOn { turns: 1, time: LEASE };
         let released = give_back(&self.keeper, hold, turn, &alone, LEASE, |_, _, _| {
@@ -144,8 +142,8 @@ impl Scene {
         assert!(!hold.is_valid(Moment::now()));
         self.log.lock().released = released.is_ok();
         on_the_way();
-        self.keeper.desk().work.lock().stop = true;
-        self.keeper.desk().bell.notify_one();
+        self.keeper.work.lock().stop = true;
+        self.keeper.bell.notify_one();
     }
 }
 

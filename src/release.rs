@@ -30,7 +30,7 @@ pub(crate) fn give_back(
     let baton = turn.hand_on(hand_on, Moment::now().after(limit));
     let now = Moment::now();
     let valid_until = keeper.close(hold, now);
-    keeper.counters().time_held.add(now.since(hold.since.answered));
+    keeper.counters.time_held.add(now.since(hold.since.answered));
     let mut handed = Handed::Nothing;
     let wish = baton.as_ref().map(Baton::wish);
     let (released, silent) = release(hold, valid_until, now.after(limit), wish, &mut handed, ask);
@@ -40,7 +40,7 @@ pub(crate) fn give_back(
             silent
         }
         Err(error) => {
-            keeper.lost(hold);
+            keeper.tell(hold);
             // A renewal without an answer may have pushed out what nobody believes in any more. And what was gone may be
             // there again.
             silent || matches!(error, Error::Lost { cause: LostCause::Expired, .. }) && hold.gone_by() > now
@@ -51,7 +51,7 @@ pub(crate) fn give_back(
     }
     if valid_until.is_none() {
         // Whoever passed it by may have asked over the same connection, and Redis does not tell of what was done there.
-        keeper.listener().call(hold.key.in_redis());
+        keeper.listener.call(hold.key.in_redis());
     }
     if let Some((Wish { token, lease }, stray)) = baton.and_then(|baton| turn.settle(baton, handed)) {
         let (redis_key, gone_by) = (hold.key.in_redis().to_owned(), lease.gone_by(Moment::now()));

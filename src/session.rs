@@ -13,6 +13,7 @@ use log::{debug, warn};
 use crate::acquire::{Cause, Outcome, acquire};
 use crate::bid::Claimed;
 use crate::clock::Moment;
+use crate::desk::Desk;
 use crate::error::Error;
 use crate::hold::Hold;
 use crate::holder::Holder;
@@ -24,9 +25,8 @@ use crate::options::{Lease, Options, Settings};
 use crate::owner::{Owner, fresh_token, host_name};
 use crate::patience::Patience;
 use crate::process as this_process;
-use crate::queue::{NoTurn, Queue, Turn};
+use crate::queue::{NoTurn, Turn};
 use crate::release;
-use crate::stats::Counters;
 use crate::store::{Address, Seen, Store, Trouble};
 use crate::teller::{OnLost, Teller};
 use crate::wish::{Handed, Wish};
@@ -41,10 +41,7 @@ pub(crate) struct Session {
     host: Arc<str>,
     /// What the nonces of this machine begin with.
     machine: String,
-    store: Arc<Store>,
-    pub(crate) counters: Arc<Counters>,
     pub(crate) keeper: Keeper,
-    queue: Arc<Queue>,
     pub(crate) settings: Settings,
 }
 
@@ -68,32 +65,20 @@ impl Session {
     ) -> Result<Session, Error> {
         static NEXT: AtomicU64 = AtomicU64::new(1);
         let store = Arc::new(Store::new(address, &settings)?);
-        let (counters, queue) = (Arc::<Counters>::default(), Arc::<Queue>::default());
-        let teller = on_lost.map(Teller::new);
         let (born, host, machine) = (process::id(), host_name(), machine::digits().map_err(no_randomness)?);
         let owner = Owner::new(Arc::clone(&host), born, this_process::thread_id(born));
         let unknown = fresh_token(&owner, &machine).map_err(no_randomness)?;
         let probe = settings.client_tracking.then(|| settings.prefix.clone() + &unknown);
-        let shared = (Arc::clone(&store), Arc::clone(&counters), Arc::clone(&queue));
-        let keeper = Keeper::new(shared, teller, settings.response_timeout, probe);
-        Ok(Session {
-            id: NEXT.fetch_add(1, Ordering::Relaxed),
-            born,
-            host,
-            machine,
-            store,
-            counters,
-            keeper,
-            queue,
-            settings,
-        })
+        let keeper = Desk::new(store, on_lost.map(Teller::new), settings.response_timeout, probe);
+        Ok(Session { id: NEXT.fetch_add(1, Ordering::Relaxed), born, host, machine, keeper, settings })
     }
 
     /// Speaks to Redis once, so that what is wrong with the address or the login shows now.
     pub(crate) fn check(&self) -> Result<(), Error> {
         let deadline = Moment::now().after(self.settings.connect_timeout);
-        let answer = self.store.checkout(deadline).and_then(|mut connection| connection.ping(deadline));
-        answer.map_err(|trouble| self.store.error("connecting".to_owned(), trouble))
+        let answer =
+            self.keeper.store.checkout(deadline).and_then(|mut connection| connection.ping(deadline));
+        answer.map_err(|trouble| self.keeper.store.error("connecting".to_owned(), trouble))
     }
 
     /// Takes a lock, or takes it once more where this thread has it. Without a limit it waits for ever, and with none left for
@@ -108,17 +93,17 @@ impl Session {
         let pid = self.own_process(started)?;
         if let Some(again) = holds::reenter(self.id, name, started) {
             let held = again?;
-            self.counters.reentered.add(1);
+            self.keeper.counters.reentered.add(1);
             return Ok(Entered::Held(held));
         }
         options.check(self.settings.max_lease)?;
         let key = Key::new(&self.settings.prefix, name)?;
         let patience = self.patience(limit, started);
         let busy = |holder, cause| {
-            self.counters.timed_out.add(1);
+            self.keeper.counters.timed_out.add(1);
             Entered::Busy { waited: Moment::now().since(started), holder, cause }
         };
-        let answered_since = |moment| self.store.answered_since(moment);
+        let answered_since = |moment| self.keeper.store.answered_since(moment);
         let is_mine = |holder: &Holder| holds::is_mine(holder.raw(), pid);
         let owner = Owner::new(Arc::clone(&self.host), pid, this_process::thread_id(pid));
         let lease = Lease::new(options.lease);
@@ -126,26 +111,27 @@ impl Session {
         let token = fresh_token(&owner, &self.machine).map_err(no_randomness)?;
         let first = Wish { token, lease };
         let wish = || first.clone();
-        let (turn, wished) = match self.queue.join(key.name(), &patience, is_mine, answered_since, wish) {
-            Ok(joined) => joined,
-            Err(NoTurn::Busy(holder)) => {
-                self.counters.waited.add(u64::from(!patience.once));
-                let untold = || "another thread of this process is about to take it".into();
-                let cause = holder.is_none().then(untold);
-                return Ok(busy(holder, cause));
-            }
-            Err(NoTurn::Outage(words)) => {
-                self.counters.waited.add(1);
-                return Err(self.failed("taking", &key, behind_an_outage(words.as_deref())));
-            }
-            Err(NoTurn::Mine) => return Err(Error::WouldDeadlock { key: name.to_owned() }),
-        };
+        let (turn, wished) =
+            match self.keeper.queue.join(key.name(), &patience, is_mine, answered_since, wish) {
+                Ok(joined) => joined,
+                Err(NoTurn::Busy(holder)) => {
+                    self.keeper.counters.waited.add(u64::from(!patience.once));
+                    let untold = || "another thread of this process is about to take it".into();
+                    let cause = holder.is_none().then(untold);
+                    return Ok(busy(holder, cause));
+                }
+                Err(NoTurn::Outage(words)) => {
+                    self.keeper.counters.waited.add(1);
+                    return Err(self.failed("taking", &key, behind_an_outage(words.as_deref())));
+                }
+                Err(NoTurn::Mine) => return Err(Error::WouldDeadlock { key: name.to_owned() }),
+            };
         if turn.waited() {
-            self.counters.waited.add(1);
+            self.keeper.counters.waited.add(1);
         }
         let claim = Claimed {
             keeper: &self.keeper,
-            store: &self.store,
+            store: &self.keeper.store,
             key: &key,
             owner: &owner,
             machine: &self.machine,
@@ -158,8 +144,8 @@ impl Session {
             Outcome::Busy { holder, cause } => Ok(busy(holder, cause)),
             Outcome::Taken { token, since } => {
                 let hold = Arc::new(Hold::new(key, owner, token, lease, options.renewal, since));
-                self.counters.acquired.add(1);
-                self.counters.time_waited.add(since.answered.since(started));
+                self.keeper.counters.acquired.add(1);
+                self.keeper.counters.time_waited.add(since.answered.since(started));
                 self.keep(hold, turn).map(Entered::Held)
             }
         }
@@ -212,7 +198,7 @@ impl Session {
     fn give_back(&self, hold: &Hold, turn: Turn) -> Result<(), Error> {
         let Settings { hand_on, response_timeout, .. } = &self.settings;
         release::give_back(&self.keeper, hold, turn, hand_on, *response_timeout, |wish, handed, deadline| {
-            release::remove(&self.store, hold, wish, handed, deadline)
+            release::remove(&self.keeper.store, hold, wish, handed, deadline)
         })
     }
 
@@ -254,7 +240,7 @@ impl Session {
     pub(crate) fn look(&self, action: &str, key: &Key) -> Result<Seen, Error> {
         self.own_process(Moment::now())?;
         let deadline = self.one_answer(Moment::now());
-        let ask = || self.store.checkout(deadline)?.look(key.in_redis(), deadline);
+        let ask = || self.keeper.store.checkout(deadline)?.look(key.in_redis(), deadline);
         let answer = ask().or_else(|trouble| if trouble.can_pass() { ask() } else { Err(trouble) });
         answer.map_err(|trouble| self.failed(action, key, trouble))
     }
@@ -265,14 +251,14 @@ impl Session {
         let key = Key::new(&self.settings.prefix, name)?;
         self.own_process(Moment::now())?;
         let deadline = self.one_answer(Moment::now());
-        let connection = self.store.connect(deadline);
+        let connection = self.keeper.store.connect(deadline);
         let deleted = connection.and_then(|mut connection| connection.force(key.in_redis(), deadline));
         let deleted = deleted.map_err(|trouble| self.failed("force-unlocking", &key, trouble))?;
         if let Some(holder) = &deleted {
             self.keeper.deleted(holder.raw());
         }
         // Redis does not tell of what was done over a connection that a waiter of this process has used.
-        self.keeper.listener().call(key.in_redis());
+        self.keeper.listener.call(key.in_redis());
         if let Some(holder) = &deleted {
             warn!(target: "relatch::force_unlock", "lock {name:?} was force-unlocked, it was held by {holder}");
         }
@@ -280,7 +266,7 @@ impl Session {
     }
 
     pub(crate) fn failed(&self, action: &str, key: &Key, trouble: Trouble) -> Error {
-        self.store.error(format!("{action} lock {:?}", key.name()), trouble)
+        self.keeper.store.error(format!("{action} lock {:?}", key.name()), trouble)
     }
 
     /// The process id; an error in a process that was forked since.
@@ -332,10 +318,13 @@ mod tests {
         let hold = Arc::new(sample("a", Duration::from_secs(30), Moment::now()));
         session.keeper.enter(&hold).unwrap();
         let wait = until(Moment::PAST);
-        let (turn, _) =
-            session.queue.join(hold.key.name(), &wait, |_| false, |_| true, || unreachable!()).unwrap();
+        let (turn, _) = session
+            .keeper
+            .queue
+            .join(hold.key.name(), &wait, |_| false, |_| true, || unreachable!())
+            .unwrap();
         thread::scope(|scope| {
-            let held_up = session.keeper.desk().work.lock();
+            let held_up = session.keeper.work.lock();
             let release = scope.spawn(|| match session.give_back(&hold, turn) {
                 Err(Error::Unconfirmed { .. }) => {}
                 other => panic!("{other:?}, and Redis is not there"),
@@ -349,6 +338,6 @@ mod tests {
             release.join().unwrap();
         });
         assert!(!hold.is_valid(Moment::now()) && hold.lost().is_none());
-        assert_eq!(session.keeper.counters().read().lost, 0);
+        assert_eq!(session.keeper.counters.read().lost, 0);
     }
 }

@@ -69,7 +69,7 @@ impl Session {
         };
         hold.deny();
         let lost = hold.lose(cause);
-        self.keeper.lost(hold);
+        self.keeper.tell(hold);
         Err(lost)
     }
 
