@@ -104,7 +104,7 @@ impl<'a> Errands<'a> {
         for (n, leftover) in leftovers.iter().enumerate() {
             match answers.as_ref().and_then(|answers| answers[n].as_ref()) {
                 Ok(compared) => {
-                    self.desk.work.lock().leases.owed().settle(leftover, Moment::now());
+                    self.desk.work.lock().leases.owed.settle(leftover, Moment::now());
                     let done = *compared == Compared::Done || !leftover.stray;
                     self.desk.counters.late_releases.add(u64::from(done));
                 }

@@ -57,15 +57,9 @@ impl Desk {
         self.rouse(|work| work.leases.enter(Arc::clone(hold), told, hold.since.sent))
     }
 
-    /// Lets go of a hold that is about to be released, and closes it: until when it could be
-    /// trusted, where it still can be at `now`.
-    pub(crate) fn close(&self, hold: &Hold, now: Moment) -> Option<Moment> {
-        self.work.lock().leases.close(hold, now)
-    }
-
     /// Sees to it that a key whose release got no answer goes away.
     pub(crate) fn owe(self: &Keeper, leftover: Leftover) {
-        let owed = self.rouse(|work| work.leases.owed().add(leftover, Moment::now()));
+        let owed = self.rouse(|work| work.leases.owed.add(leftover, Moment::now()));
         if let Err(error) = owed {
             warn!(target: "relatch::release", "a key is left to its lease: {error}");
         }
@@ -109,11 +103,6 @@ impl Desk {
         work.leases.lost(&hold);
         drop(work);
         self.tell(&hold);
-    }
-
-    /// Everything that is held.
-    pub(crate) fn holds(&self) -> Vec<Arc<Hold>> {
-        self.work.lock().leases.holds(Moment::now()).cloned().collect()
     }
 
     /// Notes something to do, and wakes the thread, or starts it, if that is due before it would wake up.
@@ -183,7 +172,7 @@ fn run(desk: &Desk) {
         if !due.remove.is_empty() {
             // Where there was no answer there will be none to these, and leases are more urgent: all come again.
             let answered = !silent && !desk.stopping() && errands.clean_up(&due.remove);
-            desk.work.lock().leases.owed().answered(answered, Moment::now());
+            desk.work.lock().leases.owed.answered(answered, Moment::now());
         }
     }
 }

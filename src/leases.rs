@@ -20,7 +20,8 @@ pub(crate) struct Leases {
     by_number: HashMap<u64, Entry>,
     /// The holds whose keys Redis tells of when they change, by key.
     watched: HashMap<Box<[u8]>, u64>,
-    owed: Owed,
+    /// The releases that are still owed.
+    pub(crate) owed: Owed,
 }
 
 #[derive(Debug)]
@@ -99,11 +100,6 @@ impl Leases {
     /// The hold whose token this is.
     pub(crate) fn by_token(&self, token: &str) -> Option<&Arc<Hold>> {
         self.by_number.values().map(|entry| &entry.hold).find(|hold| hold.token == token)
-    }
-
-    /// The releases that are still owed.
-    pub(crate) fn owed(&mut self) -> &mut Owed {
-        &mut self.owed
     }
 
     /// When there is something to do next.

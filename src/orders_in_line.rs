@@ -193,7 +193,7 @@ impl Scene {
     /// As the keeper does it.
     fn clean_up(&self) {
         let soon = Moment::now().after(SOON);
-        let owed = self.keeper.work.lock().leases.owed().take_due(soon);
+        let owed = self.keeper.work.lock().leases.owed.take_due(soon);
         for leftover in owed {
             self.redis.remove(&leftover.token);
         }

@@ -29,7 +29,7 @@ pub(crate) fn give_back(
 ) -> Result<(), Error> {
     let baton = turn.hand_on(hand_on, Moment::now().after(limit));
     let now = Moment::now();
-    let valid_until = keeper.close(hold, now);
+    let valid_until = keeper.work.lock().leases.close(hold, now);
     keeper.counters.time_held.add(now.since(hold.since.answered));
     let mut handed = Handed::Nothing;
     let wish = baton.as_ref().map(Baton::wish);

@@ -206,7 +206,7 @@ impl Session {
     fn leave_to_keeper(&self, hold: &Hold) -> Result<u32, Error> {
         let now = Moment::now();
         self.own_process(now)?;
-        self.keeper.close(hold, now);
+        self.keeper.work.lock().leases.close(hold, now);
         hold.release();
         release::owe(&self.keeper, hold);
         let source = "the thread is ending: its lock is released in the background".into();

@@ -79,7 +79,7 @@ impl Session {
         if self.own_process(now).is_err() {
             return Vec::new();
         }
-        let mut holds = self.keeper.holds();
+        let mut holds: Vec<_> = self.keeper.work.lock().leases.holds(now).cloned().collect();
         holds.sort_by_key(|hold| hold.since.answered);
         holds.iter().map(|hold| HeldLock::new(hold, now)).collect()
     }
