@@ -256,12 +256,10 @@ impl Session {
         let deleted = deleted.map_err(|trouble| self.failed("force-unlocking", &key, trouble))?;
         if let Some(holder) = &deleted {
             self.keeper.deleted(holder.raw());
+            warn!(target: "relatch::force_unlock", "lock {name:?} was force-unlocked, it was held by {holder}");
         }
         // Redis does not tell of what was done over a connection that a waiter of this process has used.
         self.keeper.listener.call(key.in_redis());
-        if let Some(holder) = &deleted {
-            warn!(target: "relatch::force_unlock", "lock {name:?} was force-unlocked, it was held by {holder}");
-        }
         Ok(deleted)
     }
 
