@@ -17,7 +17,7 @@ use crate::options::{HandOn, Lease};
 use crate::orders_of_word::{KEY, Redis};
 use crate::patience::tests::until;
 use crate::release::give_back;
-use crate::store::Compared;
+use crate::store::{Compared, Extension, Trouble};
 use crate::sync::orders::{below, by_chance, in_many_orders, pass};
 use crate::verdict;
 
@@ -29,6 +29,8 @@ struct Scene {
     hold: Arc<Hold>,
     keeper: Keeper,
     redis: Redis,
+    /// Redis does not answer the keeper.
+    silent: bool,
     log: parking_lot::Mutex<Findings>,
 }
 
@@ -43,32 +45,30 @@ struct Findings {
 }
 
 impl Scene {
-    fn new() -> Arc<Scene> {
+    fn new(silent: bool) -> Arc<Scene> {
         let (began, redis) = (Moment::now(), Redis::default());
         let (hold, keeper) = (Arc::new(sample("a", LEASE, began)), unmanned());
         keeper.enter(&hold).expect("no thread is started");
         redis.claim(&hold.token);
-        Arc::new(Scene { began, hold, keeper, redis, log: parking_lot::Mutex::default() })
+        Arc::new(Scene { began, hold, keeper, redis, silent, log: parking_lot::Mutex::default() })
     }
 
     /// The keeper's thread, until the hold is lost or it is told to stop.
     fn keep(&self) {
         let desk = &self.keeper;
         while let Some((due, _)) = desk.next() {
-            assert!(due.over.is_empty() || self.hold.lost().is_some(), "nobody renewed it in time");
+            let in_time = due.over.is_empty() || self.hold.lost().is_some();
+            assert!(in_time || self.silent, "nobody renewed it in time");
             desk.end(&due.over);
-            let refused = push(
-                desk,
-                &due.renew,
-                || Some(1),
-                |extensions, _, _| {
-                    let sent = Moment::now();
-                    let compared = self.redis.extend(extensions[0].token);
-                    on_the_way();
-                    Ok((sent, vec![Ok(compared)]))
-                },
-            );
-            assert!(refused.expect("an answer").is_empty());
+            let ask = |extensions: &[Extension<'_>], _, _| {
+                let sent = Moment::now();
+                let compared = self.redis.extend(extensions[0].token);
+                on_the_way();
+                let lost = || Trouble::Unanswered { link_stands: true, cause: "no answer".into() };
+                if self.silent { Err(lost()) } else { Ok((sent, vec![Ok(compared)])) }
+            };
+            let refused = push(desk, &due.renew, || Some(1), ask);
+            assert!(self.silent || refused.is_ok_and(|refused| refused.is_empty()));
             if self.keeper.counters.read().lost > 0 {
                 // Unless the release has found it.
                 let work = desk.work.lock();
@@ -159,7 +159,7 @@ fn on_the_way() {
 /// is gone.
 fn keeps(times: usize, releases: bool, deleted: bool) {
     in_many_orders(times, LEASE, move || {
-        let scene = Scene::new();
+        let scene = Scene::new(false);
         let spawn = |part: fn(&Scene)| {
             let scene = Arc::clone(&scene);
             thread::spawn(move || part(&scene))
@@ -208,6 +208,23 @@ fn a_lock_that_is_deleted_is_lost_as_soon_as_there_is_word() {
 #[test]
 fn a_deleted_lock_is_lost_once_and_not_released() {
     keeps(500, true, true);
+}
+
+#[test]
+fn a_hold_whose_renewals_are_not_answered_is_lost_at_its_end_and_that_is_told_once() {
+    in_many_orders(100, LEASE, || {
+        let scene = Scene::new(true);
+        let keeper = thread::spawn({
+            let scene = Arc::clone(&scene);
+            move || scene.keep()
+        });
+        on_the_way();
+        scene.hear();
+        keeper.join().expect("it ends");
+        assert!(Moment::now() >= scene.began.after(LEASE * 9 / 10), "too early");
+        scene.end(2, None);
+        assert_eq!(scene.hold.lost(), Some(LostCause::Expired));
+    });
 }
 
 /// The keeper has read the clock in time, and writes a moment later that the renewal worked.
