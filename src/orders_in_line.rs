@@ -181,7 +181,10 @@ impl Scene {
             Handed::Spoilt { .. } => format!("{me} again"),
             _ => wish,
         };
+        let mut tries = 0;
         while !self.redis.claim(&token, self.lease) {
+            tries += 1;
+            assert!(tries < 5_000, "a token that nobody uses keeps the lock");
             assert_ne!(self.redis.token().as_ref(), Some(&token), "somebody asked for what is not his");
             pass(millis(1)); // A key runs out, or is being cleaned up.
             self.clean_up();
