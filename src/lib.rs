@@ -99,6 +99,11 @@
 //! Threads of one process are served in the order in which they asked. They hand a lock on to each other in one round trip, for a
 //! few milliseconds on end; then other processes are [let in](Builder::hand_on).
 //!
+//! Where many processes want one lock, a waiter estimates how many from the holders that it has seen,
+//! and sleeps for a few round trips for each of them before it asks, up to a quarter of a second at a
+//! time: else each release would cost as many commands as processes wait. A process that has seen one
+//! other at most asks at once, three times out of four. Order between processes is not promised.
+//!
 //! # Log targets and levels
 //!
 //! Through the [`log`](https://docs.rs/log) crate. No password, and no whole command, is ever logged.
