@@ -23,7 +23,7 @@ const WRONG_TYPE: &str = "WRONGTYPE Operation against a key holding the wrong ki
 const READ_ONLY: &str = "@user_script: 4: -READONLY You can't write against a read only replica.";
 
 /// What a waiter asks with, from its second attempt on.
-const LOOK: &str = "SET lock:a * 30000";
+const LOOK: &str = "SET lock:a * PX";
 
 const NO_MEMORY: &str = "@user_script: 4: -OOM command not allowed when used memory > 'maxmemory'.";
 

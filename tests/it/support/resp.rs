@@ -62,6 +62,7 @@ pub(crate) fn by_deed(mut words: Vec<String>) -> Vec<String> {
     if is_claim {
         words.drain(1..3);
         "SET".clone_into(&mut words[0]);
+        words.insert(3, "PX".to_owned());
     }
     words
 }
@@ -159,8 +160,8 @@ mod tests {
     fn an_attempt_by_script_is_a_set() {
         let command =
             |script: &str| by_deed(["EVAL", script, "1", "a", "token", "10"].map(String::from).into());
-        assert_eq!(command(claim_hash()), ["SET", "a", "token", "10"]);
-        assert_eq!(command(CLAIM), ["SET", "a", "token", "10"]);
+        assert_eq!(command(claim_hash()), ["SET", "a", "token", "PX", "10"]);
+        assert_eq!(command(CLAIM), ["SET", "a", "token", "PX", "10"]);
         assert_eq!(command("other").len(), 6);
     }
 
