@@ -1,19 +1,24 @@
-//! Processes that take part in a benchmark: this program again, with a role as its argument. Lines on their
-//! pipes say what to do and what was done.
+//! Processes that take part in a benchmark: this program again, with a role as its argument. Lines
+//! on their pipes say what to do and what was done.
 
 use std::env;
 use std::fmt::Display;
 use std::io::{self, BufRead, BufReader, Write};
-use std::process::{Child as Process, ChildStdin, ChildStdout, Command, Stdio};
+use std::process::{self, Child as Process, ChildStdin, ChildStdout, Command, Stdio};
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use relatch::LockManager;
 
 use super::figures::now;
+use super::turns::{Kind, Polling, Relatch, Taker, Tally, take_turns_for};
 
 /// The argument that makes a process a child.
 const CHILD: &str = "child";
+
+/// For how long a child lives at most, even if it hangs: its parent then reads the end of its
+/// answers.
+const LIFETIME: Duration = Duration::from_secs(240);
 
 /// A child, as its parent sees it. It is ended when this goes.
 pub(crate) struct Child {
@@ -36,8 +41,24 @@ impl Child {
         Child { process, orders, answers }
     }
 
+    /// Starts so many, a few at a time, and waits for the first word of each.
+    pub(crate) fn start_all(count: usize, role: &str, url: &str, key: &str, word: &str) -> Vec<Child> {
+        const AT_ONCE: usize = 20;
+
+        let mut children: Vec<Child> = Vec::new();
+        while children.len() < count {
+            let ready = children.len();
+            children.extend((ready..count.min(ready + AT_ONCE)).map(|_| Child::start(role, url, key)));
+            for child in &mut children[ready..] {
+                child.expect(word);
+            }
+        }
+        children
+    }
+
+    /// Sends an order. A child that is gone shows in its answers.
     pub(crate) fn tell(&mut self, order: impl Display) {
-        writeln!(self.orders, "{order}").expect("the child listens");
+        let _ = writeln!(self.orders, "{order}");
     }
 
     /// Waits for a line of these words.
@@ -47,9 +68,30 @@ impl Child {
 
     /// Waits for a line of so many numbers.
     pub(crate) fn numbers<const N: usize>(&mut self) -> [u64; N] {
+        self.try_numbers().unwrap_or_else(|line| panic!("{N} numbers, not {line:?}"))
+    }
+
+    /// Waits for a line of so many numbers; the line, where it is another one.
+    pub(crate) fn try_numbers<const N: usize>(&mut self) -> Result<[u64; N], String> {
         let line = self.line();
         let numbers: Vec<u64> = line.split(' ').flat_map(str::parse).collect();
-        numbers.try_into().unwrap_or_else(|_| panic!("{N} numbers, not {line:?}"))
+        numbers.try_into().map_err(|_| line)
+    }
+
+    /// Tells a child that takes turns to begin.
+    pub(crate) fn begin_turns(&mut self, threads: usize, span: Duration, hold: Duration) {
+        self.tell(format_args!("{threads} {} {}", nanos(span), nanos(hold)));
+    }
+
+    /// What came of its turns. A child that is gone counts as one turn that failed.
+    pub(crate) fn tally(&mut self, span: Duration) -> Tally {
+        let numbers = self.try_numbers::<6>().unwrap_or_else(|line| {
+            eprintln!("waiting: process {} said {line:?} in place of what it did", self.process.id());
+            [0, 0, 0, 0, 1, 0]
+        });
+        let [turns, waited, longest, cpu, failed, overlapped] = numbers;
+        let [waited, longest, cpu] = [waited, longest, cpu].map(Duration::from_nanos);
+        Tally { turns, span, waited, longest, cpu, failed, overlapped }
     }
 
     fn line(&mut self) -> String {
@@ -72,17 +114,26 @@ pub(crate) fn play(arguments: &[String]) -> bool {
     if child != CHILD {
         return false;
     }
-    if role == "by hand" {
-        by_hand(url, key);
-        return true;
-    }
-    let locks = LockManager::connect(url).expect("a Redis of our own");
+    thread::spawn(|| {
+        thread::sleep(LIFETIME);
+        process::exit(1);
+    });
     match role.as_str() {
-        "waiter" => waiter(&locks, key),
-        "crowd" => crowd(&locks, key),
-        "holder" => holder(&locks, key),
-        "once" => once(&locks, key),
-        other => panic!("no role {other:?}"),
+        "told by hand" => by_hand(url, key),
+        "by hand turns" => turns(|| Polling::open(url, key, Kind::Pooled)),
+        "by hand, bare turns" => turns(|| Polling::open(url, key, Kind::Bare)),
+        "by hand once" => once(&mut Polling::open(url, key, Kind::Pooled)),
+        "busy" => busy(),
+        _ => {
+            let locks = &LockManager::connect(url).expect("a Redis of our own");
+            match role.as_str() {
+                "waiter" => waiter(locks, key),
+                "holder" => holder(locks, key),
+                "relatch turns" => turns(|| Relatch { locks, key }),
+                "relatch once" => once(&mut Relatch { locks, key }),
+                other => panic!("no role {other:?}"),
+            }
+        }
     }
     true
 }
@@ -98,8 +149,8 @@ fn waiter(locks: &LockManager, key: &str) {
     }
 }
 
-/// The least that a waiter can be who is woken by Redis: one thread, which is told on one connection, and answers with a `SET`
-/// on the other.
+/// The least that a waiter can be that Redis wakes: one thread, which hears of the release on one
+/// connection, and sends its `SET` on the other.
 fn by_hand(url: &str, key: &str) {
     let client = redis::Client::open(url).expect("a URL");
     let [mut ear, mut connection] = [(); 2].map(|()| client.get_connection().expect("connects"));
@@ -121,28 +172,30 @@ fn by_hand(url: &str, key: &str) {
     }
 }
 
-/// Two threads that take the lock and give it back for so many milliseconds; says how often in all, and how long the
-/// longest wait was.
-fn crowd(locks: &LockManager, key: &str) {
+/// Takes turns with others, once for each order.
+fn turns<T: Taker>(open: impl Fn() -> T) {
+    let mut takers = vec![open()];
     answer("ready");
-    let Some(span) = order().and_then(|order| order.parse().ok()).map(Duration::from_millis) else { return };
-    let started = Instant::now();
-    let take_turns = || {
-        let (mut turns, mut longest) = (0_u64, Duration::ZERO);
-        while started.elapsed() < span {
-            let asked = Instant::now();
-            let guard = locks.lock(key).expect("locks");
-            longest = longest.max(asked.elapsed());
-            drop(guard);
-            turns += 1;
-        }
-        (turns, longest)
-    };
-    let (one, other) = thread::scope(|scope| {
-        let other = scope.spawn(take_turns);
-        (take_turns(), other.join().expect("no panic"))
+    while let Some(order) = order() {
+        let numbers: Vec<u64> = order.split(' ').flat_map(str::parse).collect();
+        let [threads, span, hold] = numbers[..] else { panic!("no order: {order:?}") };
+        takers.resize_with(usize::try_from(threads).expect("a few threads"), &open);
+        let tally = take_turns_for(&mut takers, Duration::from_nanos(span), Duration::from_nanos(hold));
+        let [waited, longest, cpu] = [tally.waited, tally.longest, tally.cpu].map(nanos);
+        answer(format!("{} {waited} {longest} {cpu} {} {}", tally.turns, tally.failed, tally.overlapped));
+    }
+}
+
+/// Keeps a core busy until the parent is gone.
+fn busy() {
+    answer("busy");
+    thread::spawn(|| {
+        order();
+        process::exit(0);
     });
-    answer(format!("{} {}", one.0 + other.0, nanos(one.1.max(other.1))));
+    loop {
+        std::hint::spin_loop();
+    }
 }
 
 /// Holds as many keys as it is told, until the next order. Nothing is renewed meanwhile.
@@ -158,15 +211,20 @@ fn holder(locks: &LockManager, keys: &str) {
     drop(guards);
 }
 
-/// Takes the lock, has it for a millisecond, and ends; says when it had it and when it gave it back.
-fn once(locks: &LockManager, key: &str) {
+/// Takes the lock, has it for a millisecond, and ends; says when it had it and when it gave it
+/// back.
+fn once(taker: &mut impl Taker) {
     answer("waiting");
-    let guard = locks.lock(key).expect("locks");
-    let had = now();
-    thread::sleep(Duration::from_millis(1));
-    let gave_back = now();
-    drop(guard);
-    answer(format!("{} {}", nanos(had), nanos(gave_back)));
+    let (mut had, mut gave_back) = (Duration::ZERO, Duration::ZERO);
+    let turn = taker.turn(&mut || {
+        had = now();
+        thread::sleep(Duration::from_millis(1));
+        gave_back = now();
+    });
+    match turn {
+        Ok(()) => answer(format!("{} {}", nanos(had), nanos(gave_back))),
+        Err(error) => answer(error.replace('\n', " ")),
+    }
     order(); // The manager's end is not part of it.
 }
 

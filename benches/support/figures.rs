@@ -1,7 +1,10 @@
-//! Figures: where they come from, how they are summed up, and how they are printed next to their bounds.
+//! Figures: where they come from, how they are summed up, and how they are printed next to their
+//! bounds.
 
 use std::collections::BTreeMap;
 use std::fmt::{self, Display};
+use std::fs::File;
+use std::io::Write;
 use std::time::Duration;
 
 use rustix::time::{ClockId, clock_gettime};
@@ -23,7 +26,7 @@ fn clock(which: ClockId) -> Duration {
 }
 
 /// How many threads of this process bear that name, where the system tells.
-pub(crate) fn threads_named(name: &str) -> Option<usize> {
+pub(crate) fn threads_named(name: &str) -> Option<u64> {
     /// Linux keeps no more of a name.
     const KEPT: usize = 15;
 
@@ -31,7 +34,7 @@ pub(crate) fn threads_named(name: &str) -> Option<usize> {
     let tasks = std::fs::read_dir("/proc/self/task").ok()?;
     // A thread that ended meanwhile has no name any more.
     let names = tasks.flatten().flat_map(|task| std::fs::read_to_string(task.path().join("comm")));
-    Some(names.filter(|found| found.trim_end() == name).count())
+    u64::try_from(names.filter(|found| found.trim_end() == name).count()).ok()
 }
 
 /// Times of one kind, in order.
@@ -80,7 +83,8 @@ impl Gauge {
         Gauge { connection: server.connection() }
     }
 
-    /// The commands that were executed so far, those inside scripts included, our own questions left out.
+    /// The commands that were executed so far, those inside scripts included, our own questions
+    /// left out.
     pub(crate) fn commands(&mut self) -> Commands {
         let text = self.info("commandstats");
         let calls = text.lines().filter_map(|line| {
@@ -100,6 +104,13 @@ impl Gauge {
             figure.trim().parse::<f64>().ok()
         });
         Duration::from_secs_f64(seconds.sum())
+    }
+
+    /// How many connections have tracking on.
+    pub(crate) fn tracking(&mut self) -> u64 {
+        let text = self.info("clients");
+        let figure = text.lines().find_map(|line| line.strip_prefix("tracking_clients:"));
+        figure.and_then(|figure| figure.trim().parse().ok()).unwrap_or_default()
     }
 
     fn info(&mut self, section: &str) -> String {
@@ -131,6 +142,14 @@ impl Commands {
     }
 }
 
+impl FromIterator<String> for Commands {
+    fn from_iter<I: IntoIterator<Item = String>>(names: I) -> Commands {
+        let mut calls = BTreeMap::new();
+        names.into_iter().for_each(|name| *calls.entry(name).or_default() += 1);
+        Commands(calls)
+    }
+}
+
 impl Display for Commands {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}", self.total())?;
@@ -141,29 +160,88 @@ impl Display for Commands {
     }
 }
 
+/// What is printed, and its value in seconds or as a plain number, where there is one.
+pub(crate) struct Figure {
+    shown: String,
+    value: Option<f64>,
+}
+
+impl Figure {
+    /// A number that is shown with so many decimals, and what follows it.
+    pub(crate) fn number(value: f64, decimals: usize, unit: &str) -> Figure {
+        Figure { shown: format!("{value:.decimals$}{unit}"), value: Some(value) }
+    }
+}
+
+impl From<String> for Figure {
+    fn from(shown: String) -> Figure {
+        Figure { shown, value: None }
+    }
+}
+
+impl From<usize> for Figure {
+    fn from(count: usize) -> Figure {
+        Figure::from(count as u64)
+    }
+}
+
+impl From<u64> for Figure {
+    fn from(count: u64) -> Figure {
+        Figure { shown: count.to_string(), value: Some(ratio(count, 1)) }
+    }
+}
+
+impl From<Duration> for Figure {
+    fn from(time: Duration) -> Figure {
+        Figure { shown: format!("{time:.1?}"), value: Some(time.as_secs_f64()) }
+    }
+}
+
+impl From<&Spread> for Figure {
+    fn from(spread: &Spread) -> Figure {
+        Figure { shown: spread.to_string(), value: Some(spread.p50().as_secs_f64()) }
+    }
+}
+
+impl From<&Commands> for Figure {
+    fn from(commands: &Commands) -> Figure {
+        Figure { shown: commands.to_string(), value: Some(ratio(commands.total(), 1)) }
+    }
+}
+
 /// What is printed, and what was missed.
 #[derive(Default)]
 pub(crate) struct Report {
+    /// Where every figure goes too, as a line of part, figure, value, bound and verdict, with tabs
+    /// between them.
+    table: Option<File>,
     part: String,
     missed: Vec<String>,
 }
 
 impl Report {
+    pub(crate) fn new(table: Option<File>) -> Report {
+        Report { table, ..Report::default() }
+    }
+
     pub(crate) fn part(&mut self, name: &str, title: &str) {
         name.clone_into(&mut self.part);
         println!("\n{name}: {title}");
     }
 
     /// A figure that is not held to anything.
-    #[allow(clippy::unused_self, reason = "reads as `must` does")]
-    pub(crate) fn say(&self, what: &str, figure: impl Display) {
-        println!("  {what:<42} {figure}");
+    pub(crate) fn say(&self, what: &str, figure: impl Into<Figure>) {
+        let figure = figure.into();
+        println!("  {what:<42} {}", figure.shown);
+        self.note(what, &figure, "", "");
     }
 
     /// A figure next to its bound.
-    pub(crate) fn must(&mut self, what: &str, figure: impl Display, bound: impl Display, holds: bool) {
+    pub(crate) fn must(&mut self, what: &str, figure: impl Into<Figure>, bound: impl Display, holds: bool) {
+        let (figure, bound) = (figure.into(), bound.to_string());
         let verdict = if holds { "ok" } else { "MISSED" };
-        println!("  {what:<42} {:<14} must hold: {:<26} {verdict}", figure.to_string(), bound.to_string());
+        println!("  {what:<42} {:<14} must hold: {bound:<26} {verdict}", figure.shown);
+        self.note(what, &figure, &bound, verdict);
         if !holds {
             self.missed.push(format!("{}: {what}", self.part));
         }
@@ -171,7 +249,18 @@ impl Report {
 
     /// A time that must not be above its bound.
     pub(crate) fn must_be_within(&mut self, what: &str, time: Duration, bound: Duration, why: &str) {
-        self.must(what, format!("{time:.1?}"), format!("<= {bound:.1?}{why}"), time <= bound);
+        self.must(what, time, format!("<= {bound:.1?}{why}"), time <= bound);
+    }
+
+    /// A count of what must not happen.
+    pub(crate) fn must_be_none(&mut self, what: &str, count: u64) {
+        self.must(what, count, 0, count == 0);
+    }
+
+    fn note(&self, what: &str, figure: &Figure, bound: &str, verdict: &str) {
+        if let (Some(mut table), Some(value)) = (self.table.as_ref(), figure.value) {
+            writeln!(table, "{}\t{what}\t{value}\t{bound}\t{verdict}", self.part).expect("the table grows");
+        }
     }
 
     /// All that was missed, once more.
@@ -181,4 +270,9 @@ impl Report {
             missed => println!("\nMISSED, {} in all:\n  {}", missed.len(), missed.join("\n  ")),
         }
     }
+}
+
+#[expect(clippy::cast_precision_loss, reason = "counts of a few minutes")]
+pub(crate) fn ratio(part: u64, whole: u64) -> f64 {
+    part as f64 / whole as f64
 }

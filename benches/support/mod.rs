@@ -3,6 +3,8 @@
 
 pub(crate) mod children;
 pub(crate) mod figures;
+pub(crate) mod turns;
+pub(crate) mod watch;
 
 use std::net::TcpListener;
 use std::process::{Child, Command, Stdio};
@@ -40,7 +42,11 @@ impl Server {
     }
 
     pub(crate) fn url(&self) -> String {
-        format!("redis://127.0.0.1:{}/", self.port)
+        format!("redis://{}/", self.address())
+    }
+
+    pub(crate) fn address(&self) -> String {
+        format!("127.0.0.1:{}", self.port)
     }
 
     pub(crate) fn client(&self) -> redis::Client {
@@ -53,9 +59,20 @@ impl Server {
     }
 }
 
-/// Puts the server on one core and this process on another, as if a network lay between them: left to itself, the
-/// scheduler may put both sides of a floor on one core, and spread eight threads over all. False where that is not possible.
+/// Puts the server on one core, this thread and the threads that it starts on another, as if a
+/// network lay between them: left to itself, the scheduler may put both sides of a floor on one
+/// core, and spread eight threads over all. False where that is not possible.
 pub(crate) fn pin_apart(server: &Server) -> bool {
+    thread::available_parallelism().is_ok_and(|cores| cores.get() > 1) && pin(server, 1)
+}
+
+/// Puts the server, this thread and the threads that it starts on one core. False where that is not
+/// possible.
+pub(crate) fn pin_together(server: &Server) -> bool {
+    pin(server, 0)
+}
+
+fn pin(server: &Server, core: usize) -> bool {
     #[cfg(target_os = "linux")]
     {
         use rustix::thread::{CpuSet, sched_setaffinity};
@@ -66,13 +83,11 @@ pub(crate) fn pin_apart(server: &Server) -> bool {
             set
         };
         let server = i32::try_from(server.child.id()).ok().and_then(rustix::process::Pid::from_raw);
-        thread::available_parallelism().is_ok_and(|cores| cores.get() > 1)
-            && sched_setaffinity(server, &only(1)).is_ok()
-            && sched_setaffinity(None, &only(0)).is_ok()
+        sched_setaffinity(server, &only(core)).is_ok() && sched_setaffinity(None, &only(0)).is_ok()
     }
     #[cfg(not(target_os = "linux"))]
     {
-        let _ = server;
+        let _ = (server, core);
         false
     }
 }
@@ -82,6 +97,15 @@ impl Drop for Server {
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
+}
+
+/// What the locks in other programs send.
+pub(crate) const COMPARE_AND_DELETE: &str =
+    "if redis.call('get', KEYS[1]) == ARGV[1] then return redis.call('del', KEYS[1]) else return 0 end";
+
+/// Has Redis keep a script; returns its hash.
+pub(crate) fn load(connection: &mut redis::Connection, script: &str) -> String {
+    redis::cmd("SCRIPT").arg("LOAD").arg(script).query(connection).expect("loads")
 }
 
 const TOKEN: &str = "host-1-2-00112233445566778899aabbccddeeff";
@@ -95,8 +119,7 @@ pub(crate) struct Floor {
 impl Floor {
     pub(crate) fn new(server: &Server) -> Floor {
         let mut connection = server.connection();
-        let script = include_str!("../../src/store/release.lua");
-        let hash = redis::cmd("SCRIPT").arg("LOAD").arg(script).query(&mut connection).expect("loads");
+        let hash = load(&mut connection, include_str!("../../src/store/release.lua"));
         Floor { connection, hash }
     }
 
@@ -183,6 +206,11 @@ impl Rounds {
     /// The median of a subject's times.
     pub(crate) fn median(&self, subject: usize) -> Duration {
         Duration::from_secs_f64(median(self.times[subject].iter().map(Duration::as_secs_f64).collect()))
+    }
+
+    /// The shortest of a subject's times.
+    pub(crate) fn quietest(&self, subject: usize) -> Duration {
+        self.times[subject].iter().copied().min().unwrap_or_default()
     }
 
     /// How a subject's times stand to those of the first one, round by round: the median.
