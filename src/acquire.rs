@@ -220,17 +220,17 @@ impl Claimant<'_> {
     /// Takes a lock away from a process of this machine that is certainly dead: true where it is free now. (Once:
     /// if there is always another, they are waited for like anybody.)
     fn reclaims(&mut self, holder: Option<&Holder>) -> bool {
-        let Claimed { store, key, .. } = self.bid.claim;
+        let Claimed { keeper, key, .. } = self.bid.claim;
         let Some(holder) = holder.filter(|holder| self.is_dead(holder)) else {
             return false;
         };
         // Exactly the dead one's token; an answer that is lost is found out by the next look.
-        let removed = store.checkout(self.patience.deadline).and_then(|mut connection| {
+        let removed = keeper.store.checkout(self.patience.deadline).and_then(|mut connection| {
             connection.remove(key.in_redis(), holder.raw(), self.patience.deadline)
         });
         let reclaimed = matches!(removed, Ok(Compared::Done));
         if reclaimed {
-            self.bid.claim.keeper.counters.reclaimed.add(1);
+            keeper.counters.reclaimed.add(1);
             info!(target: "relatch::acquire", "lock {:?} was taken over from {holder}, a process that is gone", key.name());
         }
         reclaimed && !mem::replace(&mut self.reclaimed, true)
@@ -318,7 +318,7 @@ impl Claimant<'_> {
     ) -> Option<End> {
         let kind = self.attempts.fail(&trouble, self.bid.tried_since());
         if kind == Kind::OutOfTime {
-            self.attempts.refute(|since| self.bid.claim.store.answered_since(since));
+            self.attempts.refute(|since| self.bid.claim.keeper.store.answered_since(since));
         } else if let Some(silence) = &self.attempts.silence {
             self.turn.failed(silence);
         }
@@ -342,7 +342,7 @@ impl Claimant<'_> {
                     self.turn.answered();
                 }
                 let action = format!("taking lock {:?}", self.bid.claim.key.name());
-                Some(Err(self.bid.claim.store.error(action, self.attempts.cause(trouble))))
+                Some(Err(self.bid.claim.keeper.store.error(action, self.attempts.cause(trouble))))
             }
         }
     }

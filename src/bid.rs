@@ -26,14 +26,13 @@ use crate::key::Key;
 use crate::options::Lease;
 use crate::owed::Leftover;
 use crate::owner::{Owner, fresh_token};
-use crate::store::{Claim, Connection, Seen, Store, Trouble, Watch};
+use crate::store::{Claim, Connection, Seen, Trouble, Watch};
 use crate::wish::{Handed, Wish};
 
 /// What is to be taken, and for whom.
 #[derive(Clone, Copy)]
 pub(crate) struct Claimed<'a> {
     pub(crate) keeper: &'a Keeper,
-    pub(crate) store: &'a Store,
     pub(crate) key: &'a Key,
     pub(crate) owner: &'a Owner,
     /// This machine's digits.
@@ -100,7 +99,7 @@ impl<'a> Bid<'a> {
         let token = self.token.take().map_or_else(|| self.claim.fresh_token(), Ok)?;
         let began = Moment::now();
         self.tried_since = began;
-        let mut connection = match self.claim.store.checkout(deadline) {
+        let mut connection = match self.claim.keeper.store.checkout(deadline) {
             Ok(connection) => connection,
             Err(trouble) => {
                 self.token = Some(token);
@@ -110,7 +109,7 @@ impl<'a> Bid<'a> {
         let (key, lease) = (self.claim.key.in_redis(), self.claim.lease.millis());
         let number = if self.claim.waits { self.claim.keeper.listener.number() } else { None };
         let sent = Moment::now();
-        if self.claim.store.answered_since(began) {
+        if self.claim.keeper.store.answered_since(began) {
             self.tried_since = sent;
         }
         let mut answer = if look {
@@ -150,7 +149,7 @@ impl<'a> Bid<'a> {
     /// Looks at who has the lock, and asks for nothing.
     pub(crate) fn look(&mut self, deadline: Moment) -> Result<Answer, Trouble> {
         self.tried_since = Moment::now();
-        let mut connection = self.claim.store.checkout(deadline)?;
+        let mut connection = self.claim.keeper.store.checkout(deadline)?;
         Ok(match connection.look(self.claim.key.in_redis(), deadline)? {
             Seen::Nothing => Answer::Busy { holder: None, heard: false },
             Seen::Somebody(holder) => Answer::Busy { holder: Some(holder), heard: false },

@@ -131,7 +131,6 @@ impl Session {
         }
         let claim = Claimed {
             keeper: &self.keeper,
-            store: &self.keeper.store,
             key: &key,
             owner: &owner,
             machine: &self.machine,
