@@ -172,7 +172,8 @@ fn held_lists_what_this_process_holds() {
         [("first", 2), ("second", 1)]
     );
     assert!(held.iter().all(|it| it.owner == *first.owner() && it.lost.is_none()));
-    assert!(held[0].held_for >= PERIOD && held[0].held_for >= held[1].held_for);
+    // (A lease may be pushed out an eighth of its period early, and once more when the listener is there.)
+    assert!(held[0].held_for >= PERIOD * 7 / 8 && held[0].held_for >= held[1].held_for);
     assert!(held[0].valid_for > Duration::ZERO && held[0].valid_for <= trusted(6 * PERIOD));
     assert_eq!(held[1].renewals, 0);
     drop(second);
