@@ -112,6 +112,9 @@ impl Claimant<'_> {
         let nap = if self.patience.once { Duration::ZERO } else { self.turn.first_nap() };
         if !nap.is_zero() {
             self.nap(nap);
+        }
+        let crowded = !nap.is_zero() && self.bid.claim.keeper.listener.number().is_some();
+        if crowded || !self.bid.has_left_nothing() {
             self.expect();
             ask = Ask::ClaimOrLook;
         }
@@ -128,23 +131,20 @@ impl Claimant<'_> {
                     let holder = self.examine(holder)?;
                     if self.reclaims(holder.as_ref()) {
                         (seen, ask, told) = (None, Ask::ClaimOrLook, false);
-                        self.turn.asks();
                         continue;
                     }
                     self.check_hearing(holder.as_ref(), seen.as_ref());
-                    if !(told || self.patience.once || self.turn.waited()) {
-                        self.bid.claim.keeper.counters.waited.add(1);
-                    }
+                    self.waits(told);
                     let goes_on = if self.patience.once {
                         let until = self.unending.left(Moment::now());
                         ask == Ask::Claim || until.is_some_and(|until| self.sleep(until))
-                    } else if self.expected.is_none() {
+                    } else if let (Some(holder), true) = (&holder, self.expected.is_some()) {
+                        self.pause(while_busy.pause(), heard, holder)
+                    } else {
                         // The answer does not say who has the lock, nor will Redis tell of its end:
                         // asked once more, at once.
                         self.expect();
                         true
-                    } else {
-                        self.pause(while_busy.pause(), heard, holder.as_ref())
                     };
                     (seen, told) = (holder.or(seen), true);
                     if !goes_on {
@@ -164,7 +164,6 @@ impl Claimant<'_> {
             // From the second attempt on, the holder and its lease say how long to pause.
             let only_look = self.patience.once && told && self.bid.has_left_nothing();
             ask = if only_look { Ask::Look } else { Ask::ClaimOrLook };
-            self.turn.asks();
         }
     }
 
@@ -175,8 +174,9 @@ impl Claimant<'_> {
     }
 
     fn ask(&mut self, ask: Ask) -> Result<Answer, Trouble> {
-        if let Some(expected) = &self.expected {
-            expected.forget();
+        self.turn.asks();
+        if self.expected.as_ref().is_some_and(Expected::forget) {
+            self.unheard = None; // The call came since.
         }
         match ask {
             Ask::Look => self.bid.look(self.patience.deadline),
@@ -184,12 +184,20 @@ impl Claimant<'_> {
         }
     }
 
+    /// The lock is busy: where that is waited for, a listener is worth while.
+    fn waits(&self, told: bool) {
+        let keeper = self.bid.claim.keeper;
+        if !self.patience.once {
+            keeper.listener.start();
+            keeper.counters.waited.add(u64::from(!told && !self.turn.waited()));
+        }
+    }
+
     /// From now on, the listener's call is heard. (Before Redis is asked to tell of a change: that
     /// may come at once.)
     fn expect(&mut self) {
         let claim = self.bid.claim;
-        claim.keeper.listener.start();
-        self.expected = Some(claim.keeper.listener.expect(claim.key.in_redis()));
+        self.expected.get_or_insert_with(|| claim.keeper.listener.expect(claim.key.in_redis()));
     }
 
     /// Looks at who has the lock: waiting for some of them would never end.
@@ -240,18 +248,12 @@ impl Claimant<'_> {
     /// come. No connection is held meanwhile.
     ///
     /// Without a listener, for so long as `poll` says. With one, other processes are left some time after that.
-    fn pause(&mut self, poll: Duration, heard: bool, holder: Option<&Holder>) -> bool {
-        let pause = if heard { safety_poll().min(self.until_last_look()) } else { poll };
-        let Some(expected) = &self.expected else {
-            return self.sleep(poll);
-        };
+    fn pause(&mut self, poll: Duration, heard: bool, holder: &Holder) -> bool {
+        let pause = if heard { safety_poll() } else { poll }.min(self.until_last_look());
         let now = Moment::now();
-        let lease_left = holder.map(|it| it.time_left().or(self.unending.left(now)).unwrap_or(Duration::MAX));
-        // A server that names nobody, and yet says that the lock is busy, is asked like one that
-        // cannot tell of changes.
-        let lease_left = lease_left.unwrap_or(poll);
+        let lease_left = holder.time_left().or(self.unending.left(now)).unwrap_or(Duration::MAX);
         let until = now.after(pause.min(lease_left).max(SHORTEST_PAUSE)).min(self.patience.deadline);
-        let called = self.doze(expected, until, holder);
+        let called = self.doze(until, holder);
         if !called && heard && pause < lease_left && until <= Moment::now() {
             self.unheard = self.bid.claim.keeper.listener.number();
         }
@@ -263,13 +265,12 @@ impl Claimant<'_> {
 
     /// Sleeps until it is called, or so long, or until a holder has died that may be taken for dead: Redis does not tell of
     /// that. True where it was called.
-    fn doze(&self, expected: &Expected<'_>, until: Moment, holder: Option<&Holder>) -> bool {
+    fn doze(&self, until: Moment, holder: &Holder) -> bool {
         loop {
             let glance =
                 if self.bid.claim.reclaim_dead { Moment::now().after(GLANCE) } else { Moment::NEVER };
-            let called = expected.wait(until.min(glance));
-            let goes_on = !called && Moment::now() < until;
-            if !goes_on || holder.is_some_and(|holder| self.is_dead(holder)) {
+            let called = self.expected.as_ref().is_some_and(|expected| expected.wait(until.min(glance)));
+            if called || until <= Moment::now() || self.is_dead(holder) {
                 return called;
             }
         }

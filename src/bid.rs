@@ -6,11 +6,11 @@
 //! 1. *A token without an answer is given up*, and the next attempt draws a fresh one. So nobody has
 //!    to know since when the old one stands there, and a clean-up that runs late deletes nothing that
 //!    is used.
-//! 2. *What was given up is cleaned up twice.* Where the connection stands, the clean-up is written
-//!    behind the `SET` on the same connection, since Redis executes one connection's commands in
-//!    order: over another connection it may run first, and leave a key that nobody holds. And the
-//!    keeper sends it again until it has deleted the token, or until its lease is over. An attempt
-//!    that finds such a token in its way removes it.
+//! 2. *What was given up is cleaned up.* Where the connection stands, the clean-up is written behind
+//!    the `SET` on the same connection, since Redis executes one connection's commands in order: over
+//!    another connection it may run first, and leave a key that nobody holds. The keeper looks for the
+//!    token, too, until its lease is over. An attempt that finds the last such token in its way
+//!    removes it.
 //!
 //! The next attempt goes over another connection: perhaps only this one is dead, and Redis is well.
 
@@ -120,9 +120,11 @@ impl<'a> Bid<'a> {
         if let (Ok((Claim::Busy(Some(holder)), _)), Some(given_up)) = (&answer, &self.given_up)
             && holder.raw() == given_up
         {
-            answer = connection
-                .remove(key, given_up, deadline)
-                .and_then(|_| connection.claim_or_look(key, &token, lease, number, deadline));
+            if let Err(trouble) = connection.remove(key, given_up, deadline) {
+                self.token = Some(token); // Redis has answered that it did not take this one.
+                return Err(trouble);
+            }
+            answer = connection.claim_or_look(key, &token, lease, number, deadline);
         }
         match answer {
             Ok((Claim::Taken, _)) => self.taken(connection, token, sent, deadline),

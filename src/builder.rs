@@ -201,8 +201,8 @@ impl Builder {
     /// While a thread waits for the lock that another thread of this manager releases, the release and the next one's `SET`
     /// go out together: one round trip a turn instead of two. Other processes would never get theirs
     /// meanwhile. So after so many turns in a row, or once they have had the lock for so long, the
-    /// next thread pauses before it asks. So does a single thread that takes a lock again within a
-    /// millisecond, again and again, once it has had it for so long. One turn means that locks are
+    /// next thread pauses before it asks. So does a single thread that takes a lock again and
+    /// again, once it has had it for so long; what the lock was free for in between counts. One turn means that locks are
     /// never handed on, and that threads pause only for rivals which they have seen.
     pub fn hand_on(mut self, turns: u32, time: Duration) -> Builder {
         self.settings.hand_on = HandOn { turns, time };

@@ -1,6 +1,7 @@
 //! Who is asleep until a key changes in Redis.
 
 use std::collections::HashMap;
+use std::mem;
 use std::sync::Arc;
 
 use crate::clock::Moment;
@@ -90,9 +91,10 @@ impl Call {
 }
 
 impl Expected<'_> {
-    /// Forgets earlier calls: what is asked next is newer than what they were about.
-    pub(crate) fn forget(&self) {
-        self.call.state.lock().came = false;
+    /// Forgets earlier calls: what is asked next is newer than what they were about. True where there
+    /// was one.
+    pub(crate) fn forget(&self) -> bool {
+        mem::take(&mut self.call.state.lock().came)
     }
 
     /// Sleeps until the call comes, or the moment does: true where the call came.
@@ -169,7 +171,8 @@ mod tests {
         let expected = calls.expect("one");
         calls.call_all();
         assert!(expected.wait(soon()));
-        expected.forget();
+        assert!(expected.forget());
+        assert!(!expected.forget(), "it is forgotten");
         assert!(!expected.wait(at_once()));
     }
 

@@ -11,7 +11,7 @@ use crate::holder::Holder;
 use crate::options::HandOn;
 use crate::patience::{Attempts, Silence};
 use crate::random::{between, fraction};
-use crate::rivals::Rivals;
+use crate::rivals::{LONGEST, Rivals};
 use crate::run::Run;
 use crate::waiter::{AWAKE, Waiter};
 use crate::wish::Handed;
@@ -112,22 +112,23 @@ impl Line {
         let run = last.filter(|_| !is_over).map_or(Run::new(now), |last| last.at(now));
         self.front = Some(self.front(number, run, now));
         let attempts = Attempts::after(self.silence.clone(), self.answered);
-        let nap = self.first_nap(is_over, now);
-        // Not sooner: a thread in line behind it would take the nap for a Redis that is silent.
-        self.asks(number, now.after(nap));
+        let nap = self.first_nap(is_over, last.map_or(Duration::MAX, |last| last.free_for(now)), now);
         Some(Start { number, handed: Handed::Nothing, nap, attempts })
     }
 
-    /// How long a turn that begins leaves the lock to other processes.
-    fn first_nap(&mut self, run_is_over: bool, now: Moment) -> Duration {
-        self.past.rivals.begin(now);
-        let (nap, turn) = (self.past.rivals.nap(fraction), self.past.rivals.turn());
+    /// How long a turn that begins leaves the lock to other processes: after a run, for as long as
+    /// they need, but for what it has been free already.
+    fn first_nap(&mut self, run_is_over: bool, free_for: Duration, now: Moment) -> Duration {
+        let rivals = &mut self.past.rivals;
+        rivals.begin(now);
+        let nap = rivals.nap(fraction);
         if !run_is_over {
             return nap;
         }
         // Long enough for a waiter that Redis wakes up to come first.
-        let free = between(turn, turn * 3 / 2);
-        if self.past.rivals.rivals() > 0.0 { nap.max(free).max(between(LET_IN[0], LET_IN[1])) } else { free }
+        let turn = rivals.turn();
+        let least = if rivals.rivals() > 0.0 { between(LET_IN[0], LET_IN[1]) } else { Duration::ZERO };
+        nap.max(between(turn, turn * 3 / 2).max(least).min(LONGEST).saturating_sub(free_for))
     }
 
     /// How long the front leaves the lock to other processes before it looks again.
@@ -138,9 +139,12 @@ impl Line {
     /// The front has looked, which took so long, and another process has the lock.
     pub(super) fn saw(&mut self, number: u64, holder: &Holder, took: Duration) {
         if let Some(front) = self.front.as_mut().filter(|front| front.number == number) {
-            front.seen = Some(holder.clone());
             self.past.rivals.took(took);
-            self.past.rivals.saw(holder);
+            // (A hold that is seen again, since it was renewed, says nothing of others.)
+            let before = front.seen.replace(holder.clone());
+            if before.is_none_or(|before| before.raw() != holder.raw()) {
+                self.past.rivals.saw(holder);
+            }
         }
     }
 
@@ -333,7 +337,7 @@ impl Line {
             return false;
         };
         self.brisk = now.since(last.started) < AWAKE;
-        self.past.run = Some(last.run);
+        self.past.run = Some(last.run.gave_back(now));
         self.past.rivals.ended(now);
         true
     }
@@ -509,6 +513,8 @@ mod tests {
     #[test]
     fn a_silence_passes_on_with_the_turn_until_redis_answers() {
         let (mut line, [second, third]) = line();
+        assert_eq!(silent_since(&line), None);
+        line.asks(1, at(0));
         assert_eq!(silent_since(&line), Some(0), "from before the first attempt");
         line.failed(1, &Silence { words: Some("no answer".into()), ..Silence::new(at(0), false) });
         assert!(line.end_turn(1, at(50)));
@@ -525,19 +531,66 @@ mod tests {
         assert!(line.end_turn(2, at(70)));
         let start = line.start_turn(3, Some(&third), at(80)).unwrap();
         assert!(start.attempts.silence.is_none(), "what was cut short is not held against Redis");
-        assert_eq!(silent_since(&line), Some(80));
     }
 
     #[test]
-    fn a_front_that_naps_is_not_silent() {
+    fn a_front_is_silent_from_when_it_asks_and_not_while_it_naps() {
         let (mut line, [second]) = line();
         sees(&mut line, 1);
         line.holds(1, &hold(), at(0));
         line.hand_on(1, &HandOn { time: Duration::ZERO, ..LIMITS }, at(0), at(0));
         assert!(line.end_turn(1, at(0)));
-        let nap = line.start_turn(2, Some(&second), at(10)).unwrap().nap;
-        assert!(nap >= LET_IN[0]);
-        assert_eq!(line.silence().unwrap().since, at(10).after(nap));
+        assert!(line.start_turn(2, Some(&second), at(0)).unwrap().nap >= LET_IN[0]);
+        assert_eq!(silent_since(&line), None);
+        line.asks(2, at(20));
+        line.asks(2, at(30));
+        assert_eq!(silent_since(&line), Some(20));
+    }
+
+    /// A run of six milliseconds, whose lock took so long to be had, and whose release, too.
+    fn after_a_run(answer: Duration, others: bool) -> (Line, Moment) {
+        let (mut line, _) = line::<0>();
+        if others {
+            sees(&mut line, 1);
+        }
+        let answered = at(0).after(answer);
+        line.holds(1, &Arc::new(sample_of(Since { sent: at(0), answered })), answered);
+        let given_back = answered.after(Duration::from_millis(6));
+        let limits = HandOn { turns: 9, time: Duration::from_millis(5) };
+        line.hand_on(1, &limits, given_back, given_back);
+        let free = given_back.after(answer);
+        assert!(line.end_turn(1, free));
+        (line, free)
+    }
+
+    #[test]
+    fn a_pause_after_a_run_is_no_longer_than_a_nap_and_not_for_a_lock_that_was_free() {
+        for others in [false, true] {
+            let (mut line, free) = after_a_run(Duration::from_secs(20), others);
+            assert_eq!(line.start_turn(2, None, free).unwrap().nap, LONGEST, "one slow answer");
+            let (mut line, free) = after_a_run(Duration::from_millis(2), false);
+            let later = free.after(Duration::from_millis(11));
+            assert_eq!(line.start_turn(2, None, later).unwrap().nap, Duration::ZERO, "it was free");
+        }
+    }
+
+    #[test]
+    fn however_far_away_redis_is_a_run_that_is_over_is_followed_by_a_pause() {
+        for answer in [100, 1_000, 10_000] {
+            let (mut line, free) = after_a_run(Duration::from_micros(answer), false);
+            let nap = line.start_turn(2, None, free).unwrap().nap;
+            assert!(nap >= 3 * Duration::from_micros(answer), "{answer} us: {nap:?}");
+        }
+    }
+
+    #[test]
+    fn a_hold_that_is_seen_again_is_one_sighting() {
+        let (mut line, _) = line::<0>();
+        for number in [1, 1, 1, 2, 3, 4] {
+            let token = format!("host-{number}-1-{number:032x}");
+            line.saw(1, &Holder::new(token.as_bytes(), None), Duration::from_micros(50));
+        }
+        assert!(line.past.rivals.rivals() > 10.0, "four of four were different");
     }
 
     #[test]

@@ -182,8 +182,8 @@ impl Listener {
 
     /// Ends the thread, by ending its connection. (Over TLS it looks whether it is to stop, every second at least.)
     ///
-    /// Nothing wakes it while it connects, which may take as long as the connect timeout: it is
-    /// then left behind, and ends by itself.
+    /// Nothing wakes it while it connects and tries whether Redis tells of changes, which may take a
+    /// connect timeout and a response timeout, each twice: it is then left behind, and ends by itself.
     pub(crate) fn stop(&self) {
         let mut state = self.shared.state.lock();
         state.stop = true;
@@ -219,7 +219,9 @@ impl Shared {
             if self.stopping() {
                 return;
             }
-            let is_deaf = matches!(&heard, Err(Trouble::Refused(refusal)) if !refusal.can_pass());
+            // (A login that is refused may be right again soon.)
+            let is_deaf = matches!(&heard, Err(Trouble::Refused(refusal))
+                if !refusal.can_pass() && !["NOAUTH", "WRONGPASS"].contains(&&*refusal.code));
             if let Err(trouble) = heard {
                 self.complain(&trouble.into_cause());
             }

@@ -12,10 +12,6 @@ pub(crate) const FIRST_RETRY: Duration = Duration::from_millis(20);
 /// The longest such pause.
 pub(crate) const LAST_RETRY: Duration = Duration::from_millis(500);
 
-/// The longest pause between two looks for what may yet come. Until then each is twice the last: what comes late is found when it is
-/// twice as late.
-const LAST_LOOK: Duration = Duration::from_secs(10);
-
 /// A key that may still stand in Redis after its release: nobody's, but in everybody's way.
 #[derive(Clone, Debug)]
 pub(crate) struct Leftover {
@@ -102,7 +98,7 @@ impl Owed {
         let Some((token, mut entry)) = self.by_token.remove_entry(&*leftover.token) else { return };
         self.by_due.remove(&(entry.due, Arc::clone(&token)));
         if leftover.stray {
-            entry.calm = (entry.calm * 2).min(LAST_LOOK);
+            entry.calm *= 2;
             (entry.due, entry.retry) = (now.after(entry.calm), FIRST_RETRY);
             self.by_due.insert((entry.due, Arc::clone(&token)));
             self.by_token.insert(token, entry);
@@ -144,7 +140,9 @@ mod tests {
             owed.settle(&day, now);
             looks.push(owed.next().since(now));
         }
-        assert!(looks.is_sorted() && looks[0] == 2 * FIRST_RETRY && looks[11] == LAST_LOOK, "{looks:?}");
+        for (number, look) in (1..).zip(&looks) {
+            assert_eq!(*look, 2_u32.pow(number) * FIRST_RETRY, "{looks:?}");
+        }
         for pause in [FIRST_RETRY, 2 * FIRST_RETRY] {
             let now = owed.next();
             assert_eq!(owed.take_due(now).len(), 1);

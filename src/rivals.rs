@@ -50,7 +50,7 @@ const AT_ONCE: f64 = 0.75;
 
 /// The longest sleep before a look. Neither a quarter of it nor four times as much matters, but a
 /// Redis that was slow once must not keep a waiter for long.
-const LONGEST: Duration = Duration::from_millis(250);
+pub(crate) const LONGEST: Duration = Duration::from_millis(250);
 
 /// A process that has left the key alone for so long knows nothing of its rivals any more. (From its
 /// last sighting on, that would be wrong: it would know nothing after each longer hold of its own,
@@ -102,9 +102,10 @@ impl Rivals {
         self.look.unwrap_or_default().mul_f64(LOOKS)
     }
 
-    /// A look has taken so long.
+    /// A look has taken so long. One that took more than twice the mean counts as twice the mean: a
+    /// Redis, or a machine, that paused once is not slow.
     pub(crate) fn took(&mut self, look: Duration) {
-        self.look = Some(self.look.map_or(look, |mean| (mean + look) / 2));
+        self.look = Some(self.look.map_or(look, |mean| (mean + look.min(2 * mean)) / 2));
     }
 
     /// It found the lock held.
@@ -143,7 +144,12 @@ impl Rivals {
 /// many they are.
 fn process_of(holder: &Holder) -> u64 {
     let mut hash = DefaultHasher::new();
-    holder.owner().map(|owner| (owner.host().to_owned(), owner.pid())).hash(&mut hash);
+    // Containers may share a host name, and each be process 1: what a nonce begins with tells them
+    // apart.
+    if let Some(owner) = holder.owner() {
+        let nonce = holder.raw().rsplit('-').next().unwrap_or_default();
+        (owner.host(), owner.pid(), nonce.get(..8)).hash(&mut hash);
+    }
     hash.finish()
 }
 
@@ -198,6 +204,7 @@ mod tests {
             (token("host-1-1", nonce), token("host-1-2", nonce + 1), true),
             (token("host-1-1", nonce), token("host-2-1", nonce), false),
             (token("host-1-1", nonce), token("other-1-1", nonce), false),
+            (token("host-1-1", nonce), format!("host-1-1-{:08x}{nonce:024x}", 1), false),
             ("e7a1".to_owned(), "93b2".to_owned(), true),
             ("e7a1".to_owned(), token("host-1-1", nonce), false),
         ] {
@@ -235,6 +242,9 @@ mod tests {
         rivals.took(micros(500));
         assert_eq!(rivals.nap(|| 1.0), micros(3500));
         rivals.took(Duration::from_secs(3600));
+        rivals.begin(at(0));
+        assert_eq!(rivals.nap(|| 1.0), micros(5250), "one that was slow counts as twice the mean");
+        (0..40).for_each(|_| rivals.took(Duration::from_secs(3600)));
         rivals.begin(at(0));
         assert_eq!(rivals.nap(|| 1.0), LONGEST);
         let mut many = after_seeing(1..=16);

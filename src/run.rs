@@ -6,7 +6,7 @@ use std::time::Duration;
 use crate::clock::Moment;
 use crate::options::HandOn;
 
-/// A lock that was left free for so long was there for others to take.
+/// A lock that was free for so long after a turn was there for others to take.
 const LONG_FREE: Duration = Duration::from_millis(1);
 
 /// Turns of one process that followed each other and left other processes no chance.
@@ -15,7 +15,7 @@ pub(crate) struct Run {
     turns: u32,
     /// When it began, moved on by the time for which the lock was free meanwhile.
     since: Moment,
-    /// The process has the lock no more, or not yet.
+    /// The process does not have the lock, or is giving it back.
     free_since: Option<Moment>,
 }
 
@@ -27,21 +27,32 @@ impl Run {
     /// The run that a turn belongs to which asks Redis at `now`: where the lock was free for a
     /// while, a new one.
     pub(crate) fn at(self, now: Moment) -> Run {
-        let was_free = self.free_since.is_some_and(|since| now.since(since) >= LONG_FREE);
-        if was_free { Run::new(now) } else { self }
+        if self.free_for(now) >= LONG_FREE { Run::new(now) } else { self }
     }
 
     /// The process has the lock: true where it was free, or another's, in between.
     pub(crate) fn holds(&mut self, now: Moment) -> bool {
-        let free_since = self.free_since.take();
-        let free = free_since.map_or(Duration::ZERO, |since| now.since(since));
-        self.since = self.since.after(free);
-        free_since.is_some()
+        let was_free = self.free_since.is_some();
+        self.since = self.since.after(self.free_for(now));
+        self.free_since = None;
+        was_free
     }
 
-    /// A turn gives the lock back.
+    /// A turn gives the lock back: from here on, the run is no longer.
     pub(crate) fn gives_back(&mut self, now: Moment) {
         self.free_since.get_or_insert(now);
+    }
+
+    /// Redis has answered that: from here on, the lock is free for others to take.
+    #[must_use]
+    pub(crate) fn gave_back(mut self, now: Moment) -> Run {
+        self.holds(now);
+        Run { free_since: Some(now), ..self }
+    }
+
+    /// For how long the lock has been free.
+    pub(crate) fn free_for(&self, now: Moment) -> Duration {
+        self.free_since.map_or(Duration::ZERO, |since| now.since(since))
     }
 
     /// It was handed on, and not free at all.
@@ -82,6 +93,21 @@ mod tests {
         assert!(!second.is_over(&LIMITS));
         assert!(second.handed_on().is_over(&LIMITS));
         assert!(!second.handed_on().is_over(&HandOn { turns: u32::MAX, time: Duration::MAX }));
+    }
+
+    #[test]
+    fn the_time_that_a_release_takes_neither_counts_nor_leaves_the_lock_free() {
+        let slow = held_until(11).gave_back(at(100));
+        assert_eq!(slow.free_for(at(100)), Duration::ZERO);
+        let mut run = slow.at(at(100));
+        run.holds(at(105));
+        run.gives_back(at(114));
+        assert!(!run.is_over(&LIMITS), "10 ms and 9");
+        let mut run = slow.at(at(100));
+        run.holds(at(105));
+        run.gives_back(at(115));
+        assert!(run.is_over(&LIMITS));
+        assert_eq!(slow.free_for(at(107)), Duration::from_millis(7));
     }
 
     #[test]

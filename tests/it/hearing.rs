@@ -536,3 +536,25 @@ fn what_a_manager_does_itself_is_no_loss() {
     assert!(told.lock().is_empty(), "{:?}", told.lock());
     assert_eq!(server.query::<i64>(&["DBSIZE"]), 0);
 }
+
+/// It looks ever more rarely, and half a second before its deadline once more.
+#[test]
+fn a_waiter_that_polls_rarely_looks_once_more_before_its_deadline() {
+    let server = Server::start();
+    let rarely = LockManager::builder(&server.url()).client_tracking(false).poll_every(MINUTE);
+    let locks = &rarely.build().expect("connects");
+    let wait = Duration::from_secs(3);
+    let start = Instant::now();
+    thread::scope(|scope| {
+        let names = ["a", "b", "c", "d"];
+        names.iter().for_each(|name| occupy(&server, name, MINUTE));
+        let waiters =
+            names.map(|name| scope.spawn(move || locks.try_lock_for(name, wait).map(|it| it.is_some())));
+        // Most of their pauses would not end before the deadline.
+        thread::sleep(wait.saturating_sub(Duration::from_millis(700)).saturating_sub(start.elapsed()));
+        names.iter().for_each(|name| delete(&server, name));
+        for waiter in waiters {
+            assert!(waiter.join().expect("no panic").expect("answers"), "it was free for 700 ms");
+        }
+    });
+}

@@ -180,6 +180,10 @@ fn nothing_is_listened_for_where_nobody_waits_for_others() {
     assert_eq!(server.total_calls(&["get", "del"]), 200, "those of the script");
     assert_eq!(server.all_calls() - 1, 400, "and nothing else");
 
+    // One after the other, each had for as long as a run may last.
+    for _ in 0..3 {
+        locks.with_lock("a", || throughout(Duration::from_millis(6), || ())).expect("runs");
+    }
     occupy(server, "busy", MINUTE);
     assert!(locks.try_lock("busy").expect("answers").is_none());
     assert!(locks.get("busy").wait(Duration::ZERO).lock().expect_err("busy").is_timeout());
