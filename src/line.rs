@@ -481,6 +481,45 @@ mod tests {
     }
 
     #[test]
+    fn a_turn_that_is_handed_on_says_nothing_of_rivals() {
+        let (mut line, [second, third]) = line();
+        // More than are forgotten at one win.
+        (0..6).for_each(|_| sees(&mut line, 1));
+        assert!(line.end_turn(1, at(0)));
+        line.start_turn(2, Some(&second), at(0)).unwrap();
+        line.holds(2, &hold(), at(0));
+        line.hand_on(2, &LIMITS, at(0), at(1)).unwrap();
+        assert!(line.pass_on(2, &third, 3, Handed::Taken { sent: at(0), answered: at(0) }, at(0)));
+        line.start_turn(9, Some(&third), at(0)).unwrap();
+        assert!(line.past.rivals.rivals() > 0.0);
+        line.holds(3, &hold(), at(0));
+        assert!(line.past.rivals.rivals() > 0.0, "nobody else could have had it");
+    }
+
+    #[test]
+    fn where_nothing_is_handed_on_no_run_ends_with_a_pause() {
+        let (mut line, [second]) = line();
+        line.holds(1, &Arc::new(sample_of(Since { sent: at(0), answered: at(2) })), at(2));
+        assert!(line.hand_on(1, &HandOn { turns: 1, ..LIMITS }, at(30), at(31)).is_none());
+        assert!(line.end_turn(1, at(30)));
+        assert_eq!(line.start_turn(2, Some(&second), at(30)).unwrap().nap, Duration::ZERO);
+    }
+
+    #[test]
+    fn rivals_of_a_key_that_was_left_alone_for_long_are_forgotten() {
+        for (millis, remembers) in [(1000, true), (1001, false)] {
+            let (mut line, [second]) = line();
+            for process in 1..=2 {
+                let holder = Holder::new(format!("host-{process}-1-{process:032x}").as_bytes(), None);
+                line.saw(1, &holder, Duration::from_micros(50));
+            }
+            assert!(line.end_turn(1, at(0)));
+            let nap = line.start_turn(2, Some(&second), at(millis)).unwrap().nap;
+            assert_eq!(nap > Duration::ZERO, remembers, "after {millis} ms: {nap:?}");
+        }
+    }
+
+    #[test]
     fn what_is_left_of_a_line_is_taken_up_by_the_next_of_its_key() {
         let (mut line, _) = line::<0>();
         sees(&mut line, 1);
