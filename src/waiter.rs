@@ -73,3 +73,18 @@ impl Cores {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn nobody_stays_awake_for_a_while_after_a_core_was_given_away() {
+        let at = |nanos| Moment::from_nanos(nanos);
+        let cores = Cores::default();
+        assert!(cores.are_free(at(1)));
+        cores.busy_until.store(5, Ordering::Relaxed);
+        assert!(!cores.are_free(at(4)));
+        assert!(cores.are_free(at(5)));
+    }
+}
