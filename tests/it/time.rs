@@ -81,6 +81,17 @@ fn row_03_a_key_set_too_late_is_removed_and_taken_anew() {
     rig.assert_taken_anew(&guard);
 }
 
+/// The removal of a key that was set too late has no answer: what stands there is nobody's lock.
+#[test]
+fn row_03_a_key_set_too_late_is_not_told_as_busy_though_its_removal_has_no_answer() {
+    let rig = Rig::with_lease(LEASE);
+    rig.proxy.on("SET lock:a", Fault::DelayCommand(2 * LEASE));
+    rig.proxy.on("EVALSHA * 1 lock:a", Fault::CutBeforeForward);
+    let taken = rig.locks.try_lock("a");
+    assert_eq!(rig.proxy.fired(), 2);
+    assert!(matches!(taken, Ok(Some(_))), "{taken:?}, and nobody else has it");
+}
+
 #[test]
 fn row_03_a_try_that_is_always_answered_too_late_takes_nothing() {
     let rig = Rig::with_lease(LEASE);
