@@ -305,6 +305,24 @@ fn row_12_a_hand_on_to_a_thread_that_gives_up_leaves_no_key() {
     assert_eq!(rig.locks.stats().lost, 0);
 }
 
+/// Nobody knows what became of what was sent for the next in line.
+#[test]
+fn a_token_that_was_sent_with_a_release_and_not_answered_is_not_used_again() {
+    let rig = Rig::with(endless);
+    for fault in [Fault::CutBeforeForward, Fault::CutBeforeReply, Fault::DropReply] {
+        let name = unique_key("a");
+        let first = rig.locks.lock(&name).expect("locks");
+        thread::scope(|scope| {
+            let second = behind(scope, || rig.locks.get(&name).wait(LONG).lock().map(drop));
+            rig.proxy.on(&format!("SET lock:{name}"), fault);
+            let _ = first.unlock();
+            second.join().expect("no panic").expect("its turn comes");
+        });
+        let sent = rig.tokens_sent(&name);
+        assert!(sent.len() > 2 && !sent[2..].contains(&sent[1]), "{sent:?}");
+    }
+}
+
 /// How long others wait at most for a lock that the threads of one manager hand on among themselves.
 fn longest_wait(server: &Server, mut turn: impl FnMut()) -> Duration {
     let locks = LockManager::connect(&server.url()).expect("connects");
