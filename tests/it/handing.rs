@@ -305,6 +305,24 @@ fn row_12_a_hand_on_to_a_thread_that_gives_up_leaves_no_key() {
     assert_eq!(rig.locks.stats().lost, 0);
 }
 
+/// The next in line hears too late that the lock was taken for it: its lease is over by then.
+#[test]
+fn what_was_handed_on_is_not_believed_in_after_its_lease() {
+    let lease = ANSWER;
+    let rig = Rig::with(|builder| endless(builder).lease(lease).renew(false).response_timeout(LONG / 4));
+    let first = rig.locks.lock("a").expect("locks");
+    thread::scope(|scope| {
+        let second = behind(scope, || {
+            let guard = rig.locks.get("a").wait(LONG).lock().expect("locks");
+            guard.token().to_owned()
+        });
+        rig.proxy.on("SET lock:a", Fault::DelayReply(2 * lease));
+        let _ = first.unlock();
+        let token = second.join().expect("no panic");
+        assert_ne!(rig.tokens_sent("a")[1], token, "sent with the release");
+    });
+}
+
 /// Nobody knows what became of what was sent for the next in line.
 #[test]
 fn a_token_that_was_sent_with_a_release_and_not_answered_is_not_used_again() {
