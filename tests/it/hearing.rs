@@ -81,6 +81,20 @@ fn a_waiter_outlives_its_listener() {
     }
 }
 
+/// The pauses between its connections do not add up over all the times that it had one.
+#[test]
+fn a_listener_that_has_heard_something_comes_back_soon() {
+    let server = Server::start();
+    let locks = connect(&server);
+    for round in 1..=9 {
+        assert_hears(&server, &locks);
+        let was = listener(&server, None);
+        kill(&server, was);
+        let (took, _) = time(|| listener(&server, Some(was)));
+        assert!(took < 2 * SOON, "{took:?} for the {round}. time");
+    }
+}
+
 /// `CLIENT TRACKING` holds for a connection until it ends: a look, or a renewal, is one command.
 #[test]
 fn redis_is_asked_once_per_connection_to_tell_of_changes() {
@@ -366,6 +380,20 @@ fn row_23_where_redis_agrees_to_tell_of_changes_and_nothing_comes_waits_are_poll
     delete(&rig.server, "a");
     assert_eq!(waiter.expect_line("", SOON), "Ok(true)");
     assert!(waiter.ask("log").contains("; INFO relatch::listener Redis wakes who waits for a lock again"));
+}
+
+#[test]
+fn that_waits_are_polls_is_logged_once_however_often_the_listener_tries() {
+    let rig = Rig::new();
+    rig.proxy.always("SUBSCRIBE", Fault::Answer(b"+no\r\n".to_vec()));
+    occupy(&rig.server, "a", MINUTE);
+    let mut waiter = Child::spawn("waiter", &[("url", &rig.proxy.url())]);
+    waiter.say("wait");
+    eventually(LONG, "it tries again and again", || rig.proxy.commands("SUBSCRIBE") > 3);
+    delete(&rig.server, "a");
+    assert_eq!(waiter.expect_line("", LONG), "Ok(true)");
+    let log = waiter.ask("log");
+    assert_eq!(log.matches("relatch::listener").count(), 1, "{log:?}");
 }
 
 /// A connection that Redis believes in and nothing comes over: here, one that never subscribed.
