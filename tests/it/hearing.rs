@@ -382,6 +382,59 @@ fn row_23_where_redis_agrees_to_tell_of_changes_and_nothing_comes_waits_are_poll
     assert!(waiter.ask("log").contains("; INFO relatch::listener Redis wakes who waits for a lock again"));
 }
 
+/// Redis agrees to tell of what is read over one connection, and does not: here, it was never asked.
+#[test]
+fn a_waiter_that_was_told_of_no_change_has_the_listener_try_another_connection() {
+    for replaced in [false, true] {
+        let rig = Rig::new();
+        rig.proxy.on("CLIENT TRACKING ON REDIRECT * NOLOOP", Fault::Answer(b"+OK\r\n".to_vec()));
+        occupy(&rig.server, "a", MINUTE);
+        thread::scope(|scope| {
+            let waiter = scope.spawn(|| rig.locks.try_lock_for("a", 4 * SOON).map(|it| it.is_some()));
+            eventually(LONG, "it looks, and relies on the listener", || {
+                let mut log = rig.proxy.log_in_full().into_iter();
+                log.by_ref().any(|words| words.last().is_some_and(|word| word == "NOLOOP"))
+                    && log.any(|words| words.starts_with(&["SET".into(), "lock:a".into()]))
+            });
+            let was = listener(&rig.server, None);
+            let looks = rig.proxy.commands("SET lock:a");
+            throughout(ANSWER, || assert_eq!(rig.proxy.commands("SET lock:a"), looks, "it polls"));
+            if replaced {
+                rig.server.query::<()>(&["SET", "lock:a", "another", "PX", "60000"]);
+            } else {
+                delete(&rig.server, "a");
+            }
+            assert_eq!(waiter.join().expect("no panic").expect("answers"), !replaced);
+            listener(&rig.server, Some(was));
+        });
+        assert_hears(&rig.server, &rig.locks);
+    }
+}
+
+/// The right to be told is taken away when the listener has found that it works.
+#[test]
+fn row_23_where_redis_refuses_later_to_tell_of_changes_that_is_logged() {
+    let (server, url) = server_for(&least_rights());
+    let mut waiter = Child::spawn("waiter", &[("url", &url)]);
+    occupy(&server, "a", MINUTE);
+    waiter.say("wait");
+    asleep(&server, 1);
+    let right = if server_version() >= (7, 0) { "-client|tracking" } else { "-client" };
+    server.query::<()>(&["ACL", "SETUSER", "worker", right]);
+    // The next look is made over a fresh connection, and Redis refuses to tell of it.
+    server.query::<u64>(&["CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes"]);
+    delete(&server, "a");
+    assert_eq!(waiter.expect_line("", LONG), "Ok(true)");
+    occupy(&server, "a", MINUTE);
+    waiter.say("wait");
+    let before = server.calls("set");
+    eventually(LONG, "it polls", || server.calls("set") >= before + 12);
+    delete(&server, "a");
+    assert_eq!(waiter.expect_line("", LONG), "Ok(true)");
+    let log = waiter.ask("log");
+    assert!(log.contains("Redis does not wake who waits for a lock") && log.contains("NOPERM"), "{log:?}");
+}
+
 #[test]
 fn that_waits_are_polls_is_logged_once_however_often_the_listener_tries() {
     let rig = Rig::new();
