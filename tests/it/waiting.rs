@@ -6,10 +6,10 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use relatch::{LockManager, Unlocked};
+use relatch::{Error, LockManager, Unlocked};
 
 use crate::loss::MINUTE;
-use crate::network::{ANSWER, LATE, LONG, Rig, SOON, builder};
+use crate::network::{ANSWER, LATE, LONG, Rig, SOON, builder, returns_by, time};
 use crate::renewal::throughout;
 use crate::support::{Fault, Server, SetOnDrop, eventually, unique_key, within};
 
@@ -349,6 +349,53 @@ fn a_manager_that_waited_ends_by_its_deadline_when_redis_does_not_answer() {
         }
         within(2 * SOON + 4 * LATE, what, || drop(locks));
     }
+}
+
+/// A manager that has seen many holders, each of another process, in slow looks: it leaves them a
+/// sixteenth of a second at least before it looks.
+fn beside_many_rivals() -> Rig {
+    let poll = Duration::from_millis(1);
+    let rig = Rig::with(|builder| builder.client_tracking(false).poll_every(poll).response_timeout(SOON));
+    rig.proxy.always("SET lock:a", Fault::DelayReply(Duration::from_millis(30)));
+    occupy(&rig.server, "a", MINUTE);
+    thread::scope(|scope| {
+        let waiter = scope.spawn(|| take(&rig.locks, "a"));
+        for number in 1..=8 {
+            let holder = format!("host-{number}-1-{number:032x}");
+            rig.server.query::<()>(&["SET", "lock:a", &holder, "PX", "60000"]);
+            let looks = rig.proxy.commands("SET lock:a");
+            eventually(LONG, "it looks", || rig.proxy.commands("SET lock:a") > looks + 1);
+        }
+        delete(&rig.server, "a");
+        waiter.join().expect("no panic");
+    });
+    occupy(&rig.server, "a", MINUTE);
+    rig
+}
+
+#[test]
+fn a_wait_that_is_shorter_than_the_sleep_for_rivals_ends_on_time() {
+    let rig = beside_many_rivals();
+    rig.proxy.clear();
+    let wait = ANSWER / 10;
+    returns_by(wait, "a wait beside many rivals", || {
+        let (took, taken) = time(|| rig.locks.get("a").wait(wait).lock());
+        assert!(taken.expect_err("somebody has it").is_timeout());
+        took
+    });
+}
+
+/// A lock is not known to be busy before Redis has said so.
+#[test]
+fn a_wait_that_is_shorter_than_the_sleep_for_rivals_ends_with_a_look() {
+    let rig = beside_many_rivals();
+    let wait = ANSWER / 4;
+    // Up to three times, where the machine itself held up the look.
+    let has_looked = || {
+        let taken = rig.locks.get("a").wait(wait).lock();
+        matches!(taken, Err(Error::Timeout { holder: Some(_), .. }))
+    };
+    assert!((0..3).any(|_| has_looked()), "it slept until its end");
 }
 
 /// Redis wakes waiters in the order of their connections: without more ado, the third would never get its turn.
