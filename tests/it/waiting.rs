@@ -373,6 +373,49 @@ fn beside_many_rivals() -> Rig {
     rig
 }
 
+/// A waiter that is woken leaves the lock to the rivals that it has seen, and looks then; so does a
+/// newcomer, which relies on Redis from its first look on.
+#[test]
+fn a_waiter_that_has_seen_rivals_leaves_them_time_before_it_looks() {
+    let rig = Rig::with(|builder| builder.response_timeout(SOON));
+    rig.proxy.always("SET lock:a", Fault::DelayReply(Duration::from_millis(30)));
+    let looks = || rig.proxy.commands("SET lock:a");
+    // How long after it has the lock it is seen with it.
+    let holds = |number: u32| {
+        let holder = format!("host-{number}-1-{number:032x}");
+        let (before, start) = (looks(), Instant::now());
+        rig.server.query::<()>(&["SET", "lock:a", &holder, "PX", "60000"]);
+        eventually(LONG, "it looks", || looks() > before);
+        let took = start.elapsed();
+        asleep(&rig.server, 1);
+        took
+    };
+    occupy(&rig.server, "a", MINUTE);
+    thread::scope(|scope| {
+        let waiter = scope.spawn(|| take(&rig.locks, "a"));
+        asleep(&rig.server, 1);
+        // Looks at once take 30 ms each, for the answer before. A rival's turn is worth 105 ms, and
+        // of all that it knows of, it has slept for half at least. (Nobody sleeps too short.)
+        let took: Duration = (1..=8).map(holds).sum();
+        assert!(took >= Duration::from_millis(400), "{took:?}: it looks at once");
+        delete(&rig.server, "a");
+        waiter.join().expect("no panic");
+        // Up to three times, where the machine was so slow that the rivals were forgotten meanwhile.
+        let looks_once = || {
+            occupy(&rig.server, "a", MINUTE);
+            let before = looks();
+            let newcomer = scope.spawn(|| take(&rig.locks, "a"));
+            asleep(&rig.server, 1);
+            throughout(ANSWER / 3, || ());
+            let looked = looks() - before;
+            delete(&rig.server, "a");
+            newcomer.join().expect("no panic");
+            looked == 1
+        };
+        assert!((0..3).any(|_| looks_once()), "it looked twice");
+    });
+}
+
 #[test]
 fn a_wait_that_is_shorter_than_the_sleep_for_rivals_ends_on_time() {
     let rig = beside_many_rivals();
