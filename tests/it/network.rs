@@ -140,6 +140,18 @@ fn row_11_a_set_whose_answer_is_cut_off_is_recovered() {
     }
 }
 
+/// The `SET` is executed when nobody is there any more to send its clean-up again.
+#[test]
+fn row_11_whoever_gives_up_and_ends_leaves_no_key() {
+    let rig = Rig::new();
+    rig.proxy.always("SET lock:a", Fault::DelayCommand(6 * ANSWER));
+    assert!(rig.locks.try_lock("a").is_err(), "no answer");
+    let Rig { locks, proxy, server } = rig;
+    drop(locks);
+    eventually(LONG, "it is executed", || server.calls("set") == proxy.commands("SET lock:a"));
+    eventually(SOON, "nobody's key is left", || !server.exists("lock:a"));
+}
+
 /// Redis says that it did not take the token, and then shows it: nobody knows since when.
 #[test]
 fn row_11_a_token_that_stands_there_though_it_was_not_taken_is_not_believed_in() {
