@@ -5,13 +5,13 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
-use relatch::{LockGuard, LostCause};
+use relatch::{LockGuard, LockManager, LostCause};
 
-use crate::loss::{PERIOD, assert_lost};
+use crate::loss::{MINUTE, PERIOD, assert_lost};
 use crate::network::{LATE, LONG, Rig, SOON, returns_by};
 use crate::renewal::{renewals, throughout};
-use crate::support::{eventually, unique_key};
-use crate::waiting::{delete, take};
+use crate::support::{Server, eventually, unique_key};
+use crate::waiting::{delete, occupy, take};
 
 /// Well below the second after which the first in line looks by itself.
 const AT_ONCE: Duration = SOON.checked_div(2).expect("not by zero");
@@ -93,6 +93,23 @@ fn a_lock_that_was_force_unlocked_is_free_at_once_for_a_single_try() {
         assert_ne!(taken.as_deref(), Some(guard.token()));
         assert_lost(&guard.unlock(), LostCause::Deleted);
     }
+}
+
+/// Redis need not tell a process what it has done itself.
+#[test]
+fn a_waiter_that_polls_has_the_lock_at_once_when_its_own_process_deletes_it() {
+    let server = Server::start();
+    let builder = LockManager::builder(&server.url()).client_tracking(false).poll_every(LONG);
+    let locks = builder.build().expect("connects");
+    occupy(&server, "a", MINUTE);
+    thread::scope(|scope| {
+        let waiter = scope.spawn(|| take(&locks, "a"));
+        eventually(LONG, "its pause is a second at least", || server.calls("pttl") >= 12);
+        let ended = Instant::now();
+        locks.force_unlock("a").expect("answers").expect("it was held");
+        let took = waiter.join().expect("no panic") - ended;
+        assert!(took < AT_ONCE, "{took:?}: woken too late: it was not called");
+    });
 }
 
 /// Nobody in this process has heard of the key yet: the hold is young, and its first renewal is ten seconds away.
