@@ -83,6 +83,21 @@ fn a_pool_whose_connections_are_in_use_is_no_outage() {
     });
 }
 
+/// Redis has answered somebody else while the thread waited for a connection.
+#[test]
+fn a_wait_for_a_connection_is_no_part_of_an_outage() {
+    let rig =
+        Rig::with(|it| it.pool_size(1).connect_timeout(LONG).response_timeout(LONG).tolerate_outage(SOON));
+    rig.proxy.on("GET lock:slow", Fault::DelayReply(3 * SOON));
+    thread::scope(|scope| {
+        let slow = scope.spawn(|| rig.locks.holder("slow").map(drop));
+        eventually(LONG, "it has the connection", || rig.proxy.commands("GET lock:slow") > 0);
+        rig.proxy.on("SET lock:a", Fault::CutBeforeReply);
+        drop(rig.locks.lock("a").expect("one lost answer is no outage"));
+        slow.join().expect("no panic").expect("answers");
+    });
+}
+
 #[test]
 fn a_timeout_says_what_took_the_time() {
     let rig = Rig::new();
