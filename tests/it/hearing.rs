@@ -435,6 +435,21 @@ fn row_23_where_redis_refuses_later_to_tell_of_changes_that_is_logged() {
     assert!(log.contains("Redis does not wake who waits for a lock") && log.contains("NOPERM"), "{log:?}");
 }
 
+/// The same where only renewals ask for that: it is of no use to listen on.
+#[test]
+fn row_23_where_redis_refuses_to_tell_of_a_renewed_lock_nobody_listens_on() {
+    let (server, url) = server_for(&least_rights());
+    let locks = LockManager::connect(&url).expect("connects");
+    let guard = watched(&server, &locks, "a");
+    let was = listener(&server, None);
+    let right = if server_version() >= (7, 0) { "-client|tracking" } else { "-client" };
+    server.query::<()>(&["ACL", "SETUSER", "worker", right]);
+    // The next renewal goes over a fresh connection.
+    server.query::<u64>(&["CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes"]);
+    guard.extend(MINUTE).expect("extends");
+    eventually(LONG, "it gives its connection up", || !server.listeners().contains(&was));
+}
+
 #[test]
 fn that_waits_are_polls_is_logged_once_however_often_the_listener_tries() {
     let rig = Rig::new();
