@@ -239,6 +239,14 @@ fn a_waiter_that_gives_up_while_it_is_woken_keeps_nobody() {
     let Scene { server, locks, others: _ } = &Scene::new();
     let wait = Duration::from_millis(40);
     let mut gave_up = 0;
+    // The listener is there before the waits begin: they are short.
+    occupy(server, "first", MINUTE);
+    thread::scope(|scope| {
+        let waiter = scope.spawn(|| take(locks, "first"));
+        asleep(server, 1);
+        delete(server, "first");
+        waiter.join().expect("no panic");
+    });
     for round in 0..40 {
         let name = &unique_key("a");
         occupy(server, name, MINUTE);
