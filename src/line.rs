@@ -484,7 +484,10 @@ mod tests {
     fn a_turn_that_is_handed_on_says_nothing_of_rivals() {
         let (mut line, [second, third]) = line();
         // More than are forgotten at one win.
-        (0..6).for_each(|_| sees(&mut line, 1));
+        for number in 0..6 {
+            let holder = Holder::new(format!("theirs {number}").as_bytes(), None);
+            line.saw(1, &holder, Duration::from_micros(50));
+        }
         assert!(line.end_turn(1, at(0)));
         line.start_turn(2, Some(&second), at(0)).unwrap();
         line.holds(2, &hold(), at(0));
@@ -587,11 +590,8 @@ mod tests {
     }
 
     /// A run of six milliseconds, whose lock took so long to be had, and whose release, too.
-    fn after_a_run(answer: Duration, others: bool) -> (Line, Moment) {
+    fn after_a_run(answer: Duration) -> (Line, Moment) {
         let (mut line, _) = line::<0>();
-        if others {
-            sees(&mut line, 1);
-        }
         let answered = at(0).after(answer);
         line.holds(1, &Arc::new(sample_of(Since { sent: at(0), answered })), answered);
         let given_back = answered.after(Duration::from_millis(6));
@@ -604,19 +604,17 @@ mod tests {
 
     #[test]
     fn a_pause_after_a_run_is_no_longer_than_a_nap_and_not_for_a_lock_that_was_free() {
-        for others in [false, true] {
-            let (mut line, free) = after_a_run(Duration::from_secs(20), others);
-            assert_eq!(line.start_turn(2, None, free).unwrap().nap, LONGEST, "one slow answer");
-            let (mut line, free) = after_a_run(Duration::from_millis(2), false);
-            let later = free.after(Duration::from_millis(11));
-            assert_eq!(line.start_turn(2, None, later).unwrap().nap, Duration::ZERO, "it was free");
-        }
+        let (mut line, free) = after_a_run(Duration::from_secs(20));
+        assert_eq!(line.start_turn(2, None, free).unwrap().nap, LONGEST, "one slow answer");
+        let (mut line, free) = after_a_run(Duration::from_millis(2));
+        let later = free.after(Duration::from_millis(11));
+        assert_eq!(line.start_turn(2, None, later).unwrap().nap, Duration::ZERO, "it was free");
     }
 
     #[test]
     fn however_far_away_redis_is_a_run_that_is_over_is_followed_by_a_pause() {
         for answer in [100, 1_000, 10_000] {
-            let (mut line, free) = after_a_run(Duration::from_micros(answer), false);
+            let (mut line, free) = after_a_run(Duration::from_micros(answer));
             let nap = line.start_turn(2, None, free).unwrap().nap;
             assert!(nap >= 3 * Duration::from_micros(answer), "{answer} us: {nap:?}");
         }

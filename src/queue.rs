@@ -509,6 +509,8 @@ mod tests {
             let patience = Patience { began: now, ..until(now.after(Duration::from_millis(30))) };
             queue.join(&name(), &patience, |_| false, |_| answered, wish).unwrap_err()
         };
+        assert!(matches!(told(false), NoTurn::Busy(None)), "it has not asked yet");
+        front.asks();
         assert!(matches!(told(false), NoTurn::Outage(None)));
         assert!(matches!(told(true), NoTurn::Busy(None)), "the front waits for something else");
         front.failed(&Silence { words: Some("no answer".into()), ..Silence::new(Moment::PAST, false) });

@@ -644,12 +644,16 @@ fn a_waiter_that_polls_rarely_looks_once_more_before_its_deadline() {
     let start = Instant::now();
     thread::scope(|scope| {
         let names = ["a", "b", "c", "d"];
-        names.iter().for_each(|name| occupy(&server, name, MINUTE));
+        for name in names {
+            occupy(&server, name, MINUTE);
+        }
         let waiters =
             names.map(|name| scope.spawn(move || locks.try_lock_for(name, wait).map(|it| it.is_some())));
         // Most of their pauses would not end before the deadline.
         thread::sleep(wait.saturating_sub(Duration::from_millis(700)).saturating_sub(start.elapsed()));
-        names.iter().for_each(|name| delete(&server, name));
+        for name in names {
+            delete(&server, name);
+        }
         for waiter in waiters {
             assert!(waiter.join().expect("no panic").expect("answers"), "it was free for 700 ms");
         }
