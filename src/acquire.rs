@@ -113,7 +113,7 @@ impl Claimant<'_> {
         if !nap.is_zero() {
             self.nap(nap);
         }
-        let crowded = !nap.is_zero() && self.bid.claim.keeper.listener.number().is_some();
+        let crowded = self.turn.is_crowded() && !self.patience.once;
         if crowded || !self.bid.has_left_nothing() {
             self.expect();
             ask = Ask::ClaimOrLook;

@@ -77,6 +77,8 @@ pub(super) struct Start {
     pub(super) handed: Handed,
     /// How long to leave the lock to other processes before it asks.
     pub(super) nap: Duration,
+    /// Other processes were seen lately.
+    pub(super) crowded: bool,
     /// What the threads before it had found out of Redis.
     pub(super) attempts: Attempts,
 }
@@ -100,7 +102,7 @@ impl Line {
                 Handed::Nothing | Handed::Taken { .. } => {}
             }
             let attempts = Attempts::after(self.silence.clone(), true);
-            return Some(Start { number, handed, nap: Duration::ZERO, attempts });
+            return Some(Start { number, handed, nap: Duration::ZERO, crowded: false, attempts });
         }
         if !self.is_open(now) || !self.is_next(waiter) {
             return None;
@@ -113,7 +115,8 @@ impl Line {
         self.front = Some(self.front(number, run, now));
         let attempts = Attempts::after(self.silence.clone(), self.answered);
         let nap = self.first_nap(is_over, last.map_or(Duration::MAX, |last| last.free_for(now)), now);
-        Some(Start { number, handed: Handed::Nothing, nap, attempts })
+        let crowded = self.past.rivals.rivals() > 0.0;
+        Some(Start { number, handed: Handed::Nothing, nap, crowded, attempts })
     }
 
     /// How long a turn that begins leaves the lock to other processes: after a run, for as long as

@@ -52,6 +52,7 @@ pub(crate) struct Turn {
     waited: bool,
     /// How long to leave the lock to other processes first.
     nap: Duration,
+    crowded: bool,
     /// What the threads before it had found out of Redis.
     attempts: Attempts,
     passed: bool,
@@ -181,6 +182,7 @@ impl Queue {
             number: start.number,
             waited,
             nap: start.nap,
+            crowded: start.crowded,
             attempts: start.attempts,
             passed: false,
         }
@@ -225,6 +227,11 @@ impl Turn {
     /// How long to leave the lock to other processes before Redis is asked for the first time.
     pub(crate) fn first_nap(&self) -> Duration {
         self.nap
+    }
+
+    /// Other processes were seen lately: the lock is hardly free.
+    pub(crate) fn is_crowded(&self) -> bool {
+        self.crowded
     }
 
     /// How long to leave the lock to other processes before Redis is asked again.
