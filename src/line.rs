@@ -26,6 +26,11 @@ const GLANCE: Duration = Duration::from_secs(1);
 /// may poll, or be woken up late.
 const LET_IN: [Duration; 2] = [Duration::from_micros(750), Duration::from_millis(1)];
 
+/// A run lasts for as long as so many turns of a rival at least, where the process knows of none. The
+/// pause after it takes a turn to one and a half: a twentieth of the time at most, however far away
+/// Redis is.
+const ALONE: u32 = 30;
+
 /// One key's line. It exists as long as a thread has the turn or waits for it.
 #[derive(Debug, Default)]
 pub(super) struct Line {
@@ -115,6 +120,9 @@ impl Line {
         self.front = Some(self.front(number, run, now));
         let attempts = Attempts::after(self.silence.clone(), self.answered);
         let nap = self.first_nap(is_over, last.map_or(Duration::MAX, |last| last.free_for(now)), now);
+        if let Some(front) = self.front.as_mut().filter(|_| !nap.is_zero()) {
+            front.ending = false; // The next in line need not stay awake for a thread that sleeps.
+        }
         let crowded = self.past.rivals.rivals() > 0.0;
         Some(Start { number, handed: Handed::Nothing, nap, crowded, attempts })
     }
@@ -298,7 +306,10 @@ impl Line {
         front.ending = true;
         front.run.gives_back(now);
         // One turn means that nothing is handed on, and that the process need not pause for that.
-        self.past.run_is_over = limits.turns > 1 && front.run.is_over(limits);
+        let rivals = &self.past.rivals;
+        let at_least =
+            if rivals.rivals() > 0.0 { Duration::ZERO } else { ALONE * rivals.turn().min(LONGEST) };
+        self.past.run_is_over = limits.turns > 1 && front.run.is_over(limits, at_least);
         let next = self.waiting.front()?;
         if limits.turns == 1 || self.past.run_is_over || next.deadline <= answer_by {
             return None;
@@ -460,9 +471,9 @@ mod tests {
     fn a_process_that_knows_of_no_rival_leaves_the_lock_free_for_a_waiter_that_is_woken() {
         let (mut line, _) = line::<0>();
         line.holds(1, &Arc::new(sample_of(Since { sent: at(0), answered: at(2) })), at(2));
-        line.hand_on(1, &HandOn { time: Duration::ZERO, ..LIMITS }, at(3), at(4));
-        assert!(line.end_turn(1, at(3)));
-        let nap = line.start_turn(2, None, at(3)).unwrap().nap;
+        line.hand_on(1, &HandOn { time: Duration::ZERO, ..LIMITS }, at(212), at(213));
+        assert!(line.end_turn(1, at(212)));
+        let nap = line.start_turn(2, None, at(212)).unwrap().nap;
         assert!(Duration::from_millis(7) <= nap && nap <= Duration::from_millis(11), "{nap:?}");
     }
 
@@ -592,12 +603,12 @@ mod tests {
         assert_eq!(silent_since(&line), Some(20));
     }
 
-    /// A run of six milliseconds, whose lock took so long to be had, and whose release, too.
-    fn after_a_run(answer: Duration) -> (Line, Moment) {
+    /// After a run of that length, whose lock took so long to be had, and whose release, too.
+    fn after_a_run(answer: Duration, length: Duration) -> (Line, Moment) {
         let (mut line, _) = line::<0>();
         let answered = at(0).after(answer);
         line.holds(1, &Arc::new(sample_of(Since { sent: at(0), answered })), answered);
-        let given_back = answered.after(Duration::from_millis(6));
+        let given_back = answered.after(length);
         let limits = HandOn { turns: 9, time: Duration::from_millis(5) };
         line.hand_on(1, &limits, given_back, given_back);
         let free = given_back.after(answer);
@@ -607,19 +618,37 @@ mod tests {
 
     #[test]
     fn a_pause_after_a_run_is_no_longer_than_a_nap_and_not_for_a_lock_that_was_free() {
-        let (mut line, free) = after_a_run(Duration::from_secs(20));
+        let (mut line, free) = after_a_run(Duration::from_secs(20), ALONE * LONGEST);
         assert_eq!(line.start_turn(2, None, free).unwrap().nap, LONGEST, "one slow answer");
-        let (mut line, free) = after_a_run(Duration::from_millis(2));
+        let (mut line, free) = after_a_run(Duration::from_millis(2), Duration::from_millis(210));
         let later = free.after(Duration::from_millis(11));
         assert_eq!(line.start_turn(2, None, later).unwrap().nap, Duration::ZERO, "it was free");
     }
 
     #[test]
-    fn however_far_away_redis_is_a_run_that_is_over_is_followed_by_a_pause() {
-        for answer in [100, 1_000, 10_000] {
-            let (mut line, free) = after_a_run(Duration::from_micros(answer));
+    fn however_far_away_redis_is_pauses_take_a_twentieth_of_the_time_of_a_process_that_is_alone() {
+        for answer in [100, 1_000, 10_000].map(Duration::from_micros) {
+            let turn = answer * 7 / 2;
+            let (mut line, free) = after_a_run(answer, 29 * turn);
+            assert_eq!(line.start_turn(2, None, free).unwrap().nap, Duration::ZERO, "{answer:?}");
+            let (mut line, free) = after_a_run(answer, 30 * turn);
             let nap = line.start_turn(2, None, free).unwrap().nap;
-            assert!(nap >= 3 * Duration::from_micros(answer), "{answer} us: {nap:?}");
+            assert!(turn <= nap && 20 * nap <= 30 * turn, "{answer:?}: {nap:?}");
+        }
+    }
+
+    #[test]
+    fn no_thread_stays_awake_for_the_end_of_a_turn_that_begins_with_a_pause() {
+        for pauses in [false, true] {
+            let (mut line, [second, third]) = line();
+            line.holds(1, &Arc::new(sample_of(Since { sent: at(0), answered: at(0) })), at(0));
+            if pauses {
+                sees(&mut line, 1);
+            }
+            line.hand_on(1, &HandOn { time: Duration::ZERO, ..LIMITS }, at(0), at(0));
+            assert!(line.end_turn(1, at(0)));
+            let start = line.start_turn(2, Some(&second), at(0)).unwrap();
+            assert_eq!((!start.nap.is_zero(), line.ending(&third).is_none()), (pauses, pauses));
         }
     }
 

@@ -61,9 +61,10 @@ impl Run {
         Run { turns: self.turns.saturating_add(1), free_since: None, ..self }
     }
 
-    pub(crate) fn is_over(&self, limits: &HandOn) -> bool {
+    /// It has reached one of its limits, and the process has had the lock for `at_least` so long.
+    pub(crate) fn is_over(&self, limits: &HandOn, at_least: Duration) -> bool {
         let held = self.free_since.unwrap_or(self.since).since(self.since);
-        self.turns >= limits.turns || held >= limits.time
+        (self.turns >= limits.turns || held >= limits.time) && held >= at_least
     }
 }
 
@@ -87,12 +88,24 @@ mod tests {
 
     #[test]
     fn a_run_is_over_after_so_many_turns_or_so_much_time_with_the_lock() {
-        assert!(!held_until(20).is_over(&LIMITS));
-        assert!(held_until(21).is_over(&LIMITS), "the time for which it asked does not count");
+        assert!(!held_until(20).is_over(&LIMITS, Duration::ZERO));
+        assert!(
+            held_until(21).is_over(&LIMITS, Duration::ZERO),
+            "the time for which it asked does not count"
+        );
         let second = held_until(2).handed_on();
-        assert!(!second.is_over(&LIMITS));
-        assert!(second.handed_on().is_over(&LIMITS));
-        assert!(!second.handed_on().is_over(&HandOn { turns: u32::MAX, time: Duration::MAX }));
+        assert!(!second.is_over(&LIMITS, Duration::ZERO));
+        assert!(second.handed_on().is_over(&LIMITS, Duration::ZERO));
+        assert!(
+            !second.handed_on().is_over(&HandOn { turns: u32::MAX, time: Duration::MAX }, Duration::ZERO)
+        );
+    }
+
+    #[test]
+    fn a_run_that_has_reached_its_limits_goes_on_for_as_long_as_it_has_to() {
+        let limits = HandOn { turns: 1, time: Duration::from_millis(20) };
+        assert!(!held_until(30).is_over(&limits, Duration::from_millis(30)), "29 ms");
+        assert!(held_until(31).is_over(&limits, Duration::from_millis(30)));
     }
 
     #[test]
@@ -102,11 +115,11 @@ mod tests {
         let mut run = slow.at(at(100));
         run.holds(at(105));
         run.gives_back(at(114));
-        assert!(!run.is_over(&LIMITS), "10 ms and 9");
+        assert!(!run.is_over(&LIMITS, Duration::ZERO), "10 ms and 9");
         let mut run = slow.at(at(100));
         run.holds(at(105));
         run.gives_back(at(115));
-        assert!(run.is_over(&LIMITS));
+        assert!(run.is_over(&LIMITS, Duration::ZERO));
         assert_eq!(slow.free_for(at(107)), Duration::from_millis(7));
     }
 
@@ -114,7 +127,7 @@ mod tests {
     fn what_is_handed_on_is_not_free_in_between() {
         let mut run = held_until(11).handed_on();
         run.gives_back(at(21));
-        assert!(run.is_over(&LIMITS));
+        assert!(run.is_over(&LIMITS, Duration::ZERO));
     }
 
     #[test]
@@ -123,13 +136,13 @@ mod tests {
         let mut run = held_until(11).at(asks);
         run.holds(at(15));
         run.gives_back(at(24));
-        assert!(!run.is_over(&LIMITS), "19 ms");
+        assert!(!run.is_over(&LIMITS, Duration::ZERO), "19 ms");
         run.gives_back(at(30));
-        assert!(!run.is_over(&LIMITS), "it was given back before");
+        assert!(!run.is_over(&LIMITS, Duration::ZERO), "it was given back before");
         let mut run = held_until(11).at(asks);
         run.holds(at(15));
         run.gives_back(at(25));
-        assert!(run.is_over(&LIMITS), "20 ms");
-        assert!(!held_until(30).at(at(31)).is_over(&LIMITS), "others had time to take it");
+        assert!(run.is_over(&LIMITS, Duration::ZERO), "20 ms");
+        assert!(!held_until(30).at(at(31)).is_over(&LIMITS, Duration::ZERO), "others had time to take it");
     }
 }
