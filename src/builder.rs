@@ -194,9 +194,8 @@ impl Builder {
     }
 
     /// How often, and for how long, threads of this process hand a lock on among themselves, before they let other processes in.
-    /// Defaults to 64 turns or 5 ms, whichever ends first. Then the lock is left free for a
-    /// moment: for about a millisecond where other processes were seen lately, and else for as long as
-    /// four answers of Redis take.
+    /// Defaults to 64 turns or 5 ms, whichever ends first; but to 20 ms at least where no other
+    /// process was seen lately. Then the lock is left free for about a millisecond.
     ///
     /// While a thread waits for the lock that another thread of this manager releases, the release and the next one's `SET`
     /// go out together: one round trip a turn instead of two. Other processes would never get theirs

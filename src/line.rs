@@ -11,7 +11,7 @@ use crate::holder::Holder;
 use crate::options::HandOn;
 use crate::patience::{Attempts, Silence};
 use crate::random::{between, fraction};
-use crate::rivals::{LONGEST, Rivals};
+use crate::rivals::Rivals;
 use crate::run::Run;
 use crate::waiter::{AWAKE, Waiter};
 use crate::wish::Handed;
@@ -22,14 +22,14 @@ use crate::wish::Handed;
 /// every hold would cost a switch of threads per turn.
 const GLANCE: Duration = Duration::from_secs(1);
 
-/// How long a process that knows of rivals leaves the lock free at least at the end of a run: they
-/// may poll, or be woken up late.
+/// How long a process leaves the lock free at the end of a run: long enough for a waiter that Redis
+/// wakes up, or that polls, to come first. (However far away Redis is: the way there and back is as
+/// long for the process that pauses.)
 const LET_IN: [Duration; 2] = [Duration::from_micros(750), Duration::from_millis(1)];
 
-/// A run lasts for as long as so many turns of a rival at least, where the process knows of none. The
-/// pause after it takes a turn to one and a half: a twentieth of the time at most, however far away
-/// Redis is.
-const ALONE: u32 = 30;
+/// How long the run of a process lasts at least that knows of no rival: so the pause after it takes a
+/// twentieth of its time.
+const ALONE: Duration = Duration::from_millis(20);
 
 /// One key's line. It exists as long as a thread has the turn or waits for it.
 #[derive(Debug, Default)]
@@ -133,13 +133,8 @@ impl Line {
         let rivals = &mut self.past.rivals;
         rivals.begin(now);
         let nap = rivals.nap(fraction);
-        if !run_is_over {
-            return nap;
-        }
-        // Long enough for a waiter that Redis wakes up to come first.
-        let turn = rivals.turn();
-        let least = if rivals.rivals() > 0.0 { between(LET_IN[0], LET_IN[1]) } else { Duration::ZERO };
-        nap.max(between(turn, turn * 3 / 2).max(least).min(LONGEST).saturating_sub(free_for))
+        let let_in = if run_is_over { between(LET_IN[0], LET_IN[1]) } else { Duration::ZERO };
+        nap.max(let_in.saturating_sub(free_for))
     }
 
     /// How long the front leaves the lock to other processes before it looks again.
@@ -306,9 +301,7 @@ impl Line {
         front.ending = true;
         front.run.gives_back(now);
         // One turn means that nothing is handed on, and that the process need not pause for that.
-        let rivals = &self.past.rivals;
-        let at_least =
-            if rivals.rivals() > 0.0 { Duration::ZERO } else { ALONE * rivals.turn().min(LONGEST) };
+        let at_least = if self.past.rivals.rivals() > 0.0 { Duration::ZERO } else { ALONE };
         self.past.run_is_over = limits.turns > 1 && front.run.is_over(limits, at_least);
         let next = self.waiting.front()?;
         if limits.turns == 1 || self.past.run_is_over || next.deadline <= answer_by {
@@ -471,26 +464,26 @@ mod tests {
     fn a_process_that_knows_of_no_rival_leaves_the_lock_free_for_a_waiter_that_is_woken() {
         let (mut line, _) = line::<0>();
         line.holds(1, &Arc::new(sample_of(Since { sent: at(0), answered: at(2) })), at(2));
-        line.hand_on(1, &HandOn { time: Duration::ZERO, ..LIMITS }, at(212), at(213));
-        assert!(line.end_turn(1, at(212)));
-        let nap = line.start_turn(2, None, at(212)).unwrap().nap;
-        assert!(Duration::from_millis(7) <= nap && nap <= Duration::from_millis(11), "{nap:?}");
+        line.hand_on(1, &LIMITS, at(22), at(23));
+        assert!(line.end_turn(1, at(22)));
+        let nap = line.start_turn(2, None, at(22)).unwrap().nap;
+        assert!(LET_IN[0] <= nap && nap <= LET_IN[1], "{nap:?}");
     }
 
     #[test]
     fn turns_that_are_not_handed_on_are_part_of_a_run_unless_others_had_the_lock_in_between() {
-        let limits = HandOn { turns: 9, time: Duration::from_millis(5) };
+        let limits = HandOn { turns: 9, time: Duration::from_millis(20) };
         for others in [false, true] {
             let (mut line, [second, _]) = line();
             line.holds(1, &hold(), at(0));
-            line.hand_on(1, &limits, at(3), SOON);
-            assert!(line.end_turn(1, at(3)));
-            line.start_turn(2, Some(&second), at(3)).unwrap();
+            line.hand_on(1, &limits, at(12), SOON);
+            assert!(line.end_turn(1, at(12)));
+            line.start_turn(2, Some(&second), at(12)).unwrap();
             if others {
                 sees(&mut line, 2);
             }
-            line.holds(2, &hold(), at(4));
-            assert_eq!(line.hand_on(2, &limits, at(6), at(7)).is_some(), others, "5 ms with the lock");
+            line.holds(2, &hold(), at(13));
+            assert_eq!(line.hand_on(2, &limits, at(21), at(22)).is_some(), others, "20 ms with the lock");
         }
     }
 
@@ -603,37 +596,28 @@ mod tests {
         assert_eq!(silent_since(&line), Some(20));
     }
 
-    /// After a run of that length, whose lock took so long to be had, and whose release, too.
-    fn after_a_run(answer: Duration, length: Duration) -> (Line, Moment) {
+    /// After a run of that length.
+    fn after_a_run(millis: u64) -> Line {
         let (mut line, _) = line::<0>();
-        let answered = at(0).after(answer);
-        line.holds(1, &Arc::new(sample_of(Since { sent: at(0), answered })), answered);
-        let given_back = answered.after(length);
-        let limits = HandOn { turns: 9, time: Duration::from_millis(5) };
-        line.hand_on(1, &limits, given_back, given_back);
-        let free = given_back.after(answer);
-        assert!(line.end_turn(1, free));
-        (line, free)
+        line.holds(1, &Arc::new(sample_of(Since { sent: at(0), answered: at(0) })), at(0));
+        line.hand_on(1, &HandOn { turns: 9, time: Duration::from_millis(5) }, at(millis), at(millis));
+        assert!(line.end_turn(1, at(millis)));
+        line
     }
 
     #[test]
-    fn a_pause_after_a_run_is_no_longer_than_a_nap_and_not_for_a_lock_that_was_free() {
-        let (mut line, free) = after_a_run(Duration::from_secs(20), ALONE * LONGEST);
-        assert_eq!(line.start_turn(2, None, free).unwrap().nap, LONGEST, "one slow answer");
-        let (mut line, free) = after_a_run(Duration::from_millis(2), Duration::from_millis(210));
-        let later = free.after(Duration::from_millis(11));
-        assert_eq!(line.start_turn(2, None, later).unwrap().nap, Duration::ZERO, "it was free");
+    fn a_pause_after_a_run_is_not_for_a_lock_that_was_free() {
+        for (free, pauses) in [(0, true), (1, false)] {
+            let nap = after_a_run(20).start_turn(2, None, at(20 + free)).unwrap().nap;
+            assert_eq!(!nap.is_zero(), pauses, "{nap:?}");
+        }
     }
 
     #[test]
-    fn however_far_away_redis_is_pauses_take_a_twentieth_of_the_time_of_a_process_that_is_alone() {
-        for answer in [100, 1_000, 10_000].map(Duration::from_micros) {
-            let turn = answer * 7 / 2;
-            let (mut line, free) = after_a_run(answer, 29 * turn);
-            assert_eq!(line.start_turn(2, None, free).unwrap().nap, Duration::ZERO, "{answer:?}");
-            let (mut line, free) = after_a_run(answer, 30 * turn);
-            let nap = line.start_turn(2, None, free).unwrap().nap;
-            assert!(turn <= nap && 20 * nap <= 30 * turn, "{answer:?}: {nap:?}");
+    fn the_run_of_a_process_that_knows_of_no_rival_goes_on_for_a_while() {
+        for (run, pauses) in [(19, false), (20, true)] {
+            let nap = after_a_run(run).start_turn(2, None, at(run)).unwrap().nap;
+            assert_eq!(!nap.is_zero(), pauses, "after {run} ms: {nap:?}");
         }
     }
 

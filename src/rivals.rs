@@ -50,7 +50,7 @@ const AT_ONCE: f64 = 0.75;
 
 /// The longest sleep before a look. Neither a quarter of it nor four times as much matters, but a
 /// Redis that was slow once must not keep a waiter for long.
-pub(crate) const LONGEST: Duration = Duration::from_millis(250);
+const LONGEST: Duration = Duration::from_millis(250);
 
 /// A process that has left the key alone for so long knows nothing of its rivals any more. (From its
 /// last sighting on, that would be wrong: it would know nothing after each longer hold of its own,
@@ -96,9 +96,8 @@ impl Rivals {
         nap
     }
 
-    /// How long a rival needs for a turn, apart from its hold: also what a process has to leave the
-    /// key free for, if a waiter that looks at once is to come first.
-    pub(crate) fn turn(&self) -> Duration {
+    /// How long a rival needs for a turn, apart from its hold.
+    fn turn(&self) -> Duration {
         self.look.unwrap_or_default().mul_f64(LOOKS)
     }
 
