@@ -22,14 +22,18 @@ use crate::wish::Handed;
 /// every hold would cost a switch of threads per turn.
 const GLANCE: Duration = Duration::from_secs(1);
 
-/// How long a process leaves the lock free at the end of a run: long enough for a waiter that Redis
-/// wakes up, or that polls, to come first. (However far away Redis is: the way there and back is as
-/// long for the process that pauses.)
-const LET_IN: [Duration; 2] = [Duration::from_micros(750), Duration::from_millis(1)];
+/// After a run, a process leaves the lock free for this part of the time for which it had it, so that
+/// others come to it though Redis tells them of it only then; within the two bounds below.
+const PART: u32 = 24;
 
-/// How long the run of a process lasts at least that knows of no rival: so the pause after it takes a
-/// twentieth of its time.
-const ALONE: Duration = Duration::from_millis(20);
+/// Long enough for a waiter that Redis wakes up to come first, however far away Redis is: the way there
+/// and back is as long for the process that pauses. Three times as long where the process knows of
+/// rivals, which may poll, or be woken up late.
+const SHORTEST: Duration = Duration::from_micros(250);
+
+/// Long enough for most waiters that are farther from Redis than this process is. With less, such a
+/// waiter would come too late after each long hold, and never have the lock.
+const LONGEST: Duration = Duration::from_millis(5);
 
 /// One key's line. It exists as long as a thread has the turn or waits for it.
 #[derive(Debug, Default)]
@@ -119,7 +123,7 @@ impl Line {
         let run = last.filter(|_| !is_over).map_or(Run::new(now), |last| last.at(now));
         self.front = Some(self.front(number, run, now));
         let attempts = Attempts::after(self.silence.clone(), self.answered);
-        let nap = self.first_nap(is_over, last.map_or(Duration::MAX, |last| last.free_for(now)), now);
+        let nap = self.first_nap(last.filter(|_| is_over), now);
         if let Some(front) = self.front.as_mut().filter(|_| !nap.is_zero()) {
             front.ending = false; // The next in line need not stay awake for a thread that sleeps.
         }
@@ -129,12 +133,15 @@ impl Line {
 
     /// How long a turn that begins leaves the lock to other processes: after a run, for as long as
     /// they need, but for what it has been free already.
-    fn first_nap(&mut self, run_is_over: bool, free_for: Duration, now: Moment) -> Duration {
+    fn first_nap(&mut self, over: Option<Run>, now: Moment) -> Duration {
         let rivals = &mut self.past.rivals;
         rivals.begin(now);
-        let nap = rivals.nap(fraction);
-        let let_in = if run_is_over { between(LET_IN[0], LET_IN[1]) } else { Duration::ZERO };
-        nap.max(let_in.saturating_sub(free_for))
+        let let_in = over.map_or(Duration::ZERO, |run| {
+            let shortest = if rivals.rivals() > 0.0 { 3 * SHORTEST } else { SHORTEST };
+            let least = (run.held() / PART).clamp(shortest, LONGEST);
+            between(least, least * 4 / 3).saturating_sub(run.free_for(now))
+        });
+        rivals.nap(fraction).max(let_in)
     }
 
     /// How long the front leaves the lock to other processes before it looks again.
@@ -301,7 +308,8 @@ impl Line {
         front.ending = true;
         front.run.gives_back(now);
         // One turn means that nothing is handed on, and that the process need not pause for that.
-        let at_least = if self.past.rivals.rivals() > 0.0 { Duration::ZERO } else { ALONE };
+        let at_least =
+            if self.past.rivals.rivals() > 0.0 { Duration::ZERO } else { (PART * SHORTEST).min(limits.time) };
         self.past.run_is_over = limits.turns > 1 && front.run.is_over(limits, at_least);
         let next = self.waiting.front()?;
         if limits.turns == 1 || self.past.run_is_over || next.deadline <= answer_by {
@@ -456,7 +464,7 @@ mod tests {
         }
         assert!(line.hand_on(3, &LIMITS, at(0), at(1)).is_none(), "this was the third turn in a row");
         assert!(line.end_turn(3, at(0)));
-        assert!(line.start_turn(4, Some(&waiters[2]), at(0)).unwrap().nap >= LET_IN[0]);
+        assert!(line.start_turn(4, Some(&waiters[2]), at(0)).unwrap().nap >= 3 * SHORTEST);
         assert!(line.hand_on(4, &LIMITS, at(0), at(1)).is_some(), "a new run has begun");
     }
 
@@ -464,10 +472,10 @@ mod tests {
     fn a_process_that_knows_of_no_rival_leaves_the_lock_free_for_a_waiter_that_is_woken() {
         let (mut line, _) = line::<0>();
         line.holds(1, &Arc::new(sample_of(Since { sent: at(0), answered: at(2) })), at(2));
-        line.hand_on(1, &LIMITS, at(22), at(23));
-        assert!(line.end_turn(1, at(22)));
-        let nap = line.start_turn(2, None, at(22)).unwrap().nap;
-        assert!(LET_IN[0] <= nap && nap <= LET_IN[1], "{nap:?}");
+        line.hand_on(1, &HandOn { time: Duration::ZERO, ..LIMITS }, at(8), at(8));
+        assert!(line.end_turn(1, at(8)));
+        let nap = line.start_turn(2, None, at(8)).unwrap().nap;
+        assert!(SHORTEST <= nap && nap <= SHORTEST * 4 / 3, "{nap:?}");
     }
 
     #[test]
@@ -537,7 +545,7 @@ mod tests {
         line.hand_on(1, &HandOn { time: Duration::ZERO, ..LIMITS }, at(0), at(0));
         assert!(line.end_turn(1, at(0)));
         let mut next = Line::after(line.end());
-        assert!(next.start_turn(2, None, at(0)).unwrap().nap >= LET_IN[0], "the run was over");
+        assert!(next.start_turn(2, None, at(0)).unwrap().nap >= SHORTEST, "the run was over");
     }
 
     #[test]
@@ -589,7 +597,7 @@ mod tests {
         line.holds(1, &hold(), at(0));
         line.hand_on(1, &HandOn { time: Duration::ZERO, ..LIMITS }, at(0), at(0));
         assert!(line.end_turn(1, at(0)));
-        assert!(line.start_turn(2, Some(&second), at(0)).unwrap().nap >= LET_IN[0]);
+        assert!(line.start_turn(2, Some(&second), at(0)).unwrap().nap >= SHORTEST);
         assert_eq!(silent_since(&line), None);
         line.asks(2, at(20));
         line.asks(2, at(30));
@@ -608,16 +616,32 @@ mod tests {
     #[test]
     fn a_pause_after_a_run_is_not_for_a_lock_that_was_free() {
         for (free, pauses) in [(0, true), (1, false)] {
-            let nap = after_a_run(20).start_turn(2, None, at(20 + free)).unwrap().nap;
+            let nap = after_a_run(6).start_turn(2, None, at(6 + free)).unwrap().nap;
             assert_eq!(!nap.is_zero(), pauses, "{nap:?}");
         }
     }
 
     #[test]
-    fn the_run_of_a_process_that_knows_of_no_rival_goes_on_for_a_while() {
-        for (run, pauses) in [(19, false), (20, true)] {
-            let nap = after_a_run(run).start_turn(2, None, at(run)).unwrap().nap;
-            assert_eq!(!nap.is_zero(), pauses, "after {run} ms: {nap:?}");
+    fn the_run_of_a_process_that_knows_of_no_rival_may_have_more_turns_for_a_while() {
+        for (turns, time, run, over) in [(1, 9, 5, false), (1, 9, 6, true), (9, 9, 6, false), (1, 5, 5, true)]
+        {
+            let (mut line, _) = line::<1>();
+            line.holds(1, &Arc::new(sample_of(Since { sent: at(0), answered: at(0) })), at(0));
+            let limits = HandOn { turns: turns + 1, time: Duration::from_millis(time) };
+            let next = line.hand_on(1, &limits, at(0), at(0)).unwrap();
+            assert!(line.pass_on(1, &next, 2, Handed::Taken { sent: at(0), answered: at(0) }, at(0)));
+            line.start_turn(2, Some(&next), at(0)).unwrap();
+            line.hand_on(2, &limits, at(run), at(run));
+            assert_eq!(line.past.run_is_over, over, "{turns} turns, {time} ms, {run} ms");
+        }
+    }
+
+    #[test]
+    fn a_pause_is_a_part_of_the_time_for_which_the_process_had_the_lock() {
+        for (held, millis) in [(48, 2), (120, 5), (9000, 5)] {
+            let (least, nap) =
+                (Duration::from_millis(millis), after_a_run(held).start_turn(2, None, at(held)).unwrap().nap);
+            assert!(least <= nap && nap <= least * 4 / 3, "{held} ms: {nap:?}");
         }
     }
 
@@ -626,10 +650,8 @@ mod tests {
         for pauses in [false, true] {
             let (mut line, [second, third]) = line();
             line.holds(1, &Arc::new(sample_of(Since { sent: at(0), answered: at(0) })), at(0));
-            if pauses {
-                sees(&mut line, 1);
-            }
-            line.hand_on(1, &HandOn { time: Duration::ZERO, ..LIMITS }, at(0), at(0));
+            let time = if pauses { Duration::ZERO } else { LIMITS.time };
+            line.hand_on(1, &HandOn { time, ..LIMITS }, at(0), at(0));
             assert!(line.end_turn(1, at(0)));
             let start = line.start_turn(2, Some(&second), at(0)).unwrap();
             assert_eq!((!start.nap.is_zero(), line.ending(&third).is_none()), (pauses, pauses));

@@ -61,10 +61,14 @@ impl Run {
         Run { turns: self.turns.saturating_add(1), free_since: None, ..self }
     }
 
+    /// For how long the process had the lock, where it has given it back or is about to.
+    pub(crate) fn held(&self) -> Duration {
+        self.free_since.unwrap_or(self.since).since(self.since)
+    }
+
     /// It has reached one of its limits, and the process has had the lock for `at_least` so long.
     pub(crate) fn is_over(&self, limits: &HandOn, at_least: Duration) -> bool {
-        let held = self.free_since.unwrap_or(self.since).since(self.since);
-        (self.turns >= limits.turns || held >= limits.time) && held >= at_least
+        (self.turns >= limits.turns || self.held() >= limits.time) && self.held() >= at_least
     }
 }
 
