@@ -333,7 +333,7 @@ impl Connection<'_> {
 
     /// Has a listener told of a change: a key that nobody else knows of is looked at, set and deleted.
     ///
-    /// A refusal is that of `CLIENT TRACKING`. Where anything else is refused, nothing is known of that.
+    /// A refusal is that of `CLIENT TRACKING`, or of the key. Where anything else is refused, nothing is known of that.
     fn change(&mut self, key: &str, listener: u64, deadline: Moment) -> Result<(), Trouble> {
         let mut track = redis::cmd("CLIENT");
         track.arg("TRACKING").arg("ON").arg("REDIRECT").arg(listener);
@@ -343,7 +343,7 @@ impl Connection<'_> {
         if let Watch::Refused(refusal) = watch(next(&mut replies), self.link.id()) {
             return Err(Trouble::Refused(refusal));
         }
-        replies.try_for_each(|reply| allowed(reply).map(drop)).map_err(|it| Trouble::NotSent(it.into_cause()))
+        replies.try_for_each(|reply| allowed(reply).map(drop)).map_err(Trouble::of_a_trial)
     }
 
     fn run(&mut self, command: &Cmd, deadline: Moment) -> Result<Value, Trouble> {

@@ -158,6 +158,17 @@ impl Trouble {
         self
     }
 
+    /// Of a key that was to try something. Where it is not this user's, or not this server's, it is
+    /// refused each time; any other refusal may pass.
+    pub(super) fn of_a_trial(self) -> Trouble {
+        match self {
+            Trouble::Refused(refusal) if !matches!(&*refusal.code, "NOPERM" | "MOVED") => {
+                Trouble::NotSent(refusal.into())
+            }
+            other => other,
+        }
+    }
+
     /// What happened, in words.
     pub(crate) fn words(&self) -> String {
         match self {

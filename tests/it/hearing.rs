@@ -350,6 +350,26 @@ fn row_23_a_listener_that_may_not_be_told_tries_again_rarely_and_renews_nothing(
     });
 }
 
+/// A user who may use some keys only: not the one that the listener is tried with.
+#[test]
+fn row_23_a_listener_whose_own_key_is_refused_tries_again_rarely() {
+    let rights: Vec<_> = without(&["~lock:*"]).into_iter().chain(["~lock:a"]).collect();
+    let (server, url) = server_for(&rights);
+    let locks = LockManager::connect(&url).expect("connects");
+    occupy(&server, "a", MINUTE);
+    thread::scope(|scope| {
+        let waiter = scope.spawn(|| take(&locks, "a"));
+        eventually(LONG, "it polls", || server.calls("set") >= 12 && server.calls("subscribe") > 0);
+        let tries = server.calls("subscribe");
+        throughout(3 * SOON, || {
+            let more = server.calls("subscribe") - tries;
+            assert!(more <= 1, "tried {more} times more");
+        });
+        delete(&server, "a");
+        waiter.join().expect("no panic");
+    });
+}
+
 /// As behind a proxy that gives connections numbers of its own: Redis agrees to tell another connection.
 #[test]
 fn row_23_where_redis_agrees_to_tell_of_changes_and_nothing_comes_waits_are_polls() {
