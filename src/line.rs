@@ -124,9 +124,6 @@ impl Line {
         self.front = Some(self.front(number, run, now));
         let attempts = Attempts::after(self.silence.clone(), self.answered);
         let nap = self.first_nap(last.filter(|_| is_over), now);
-        if let Some(front) = self.front.as_mut().filter(|_| !nap.is_zero()) {
-            front.ending = false; // The next in line need not stay awake for a thread that sleeps.
-        }
         let crowded = self.past.rivals.rivals() > 0.0;
         Some(Start { number, handed: Handed::Nothing, nap, crowded, attempts })
     }
@@ -137,7 +134,7 @@ impl Line {
         let rivals = &mut self.past.rivals;
         rivals.begin(now);
         let let_in = over.map_or(Duration::ZERO, |run| {
-            let shortest = if rivals.rivals() > 0.0 { 3 * SHORTEST } else { SHORTEST };
+            let shortest = if rivals.is_alone(now) { SHORTEST } else { 3 * SHORTEST };
             let least = (run.held() / PART).clamp(shortest, LONGEST);
             between(least, least * 4 / 3).saturating_sub(run.free_for(now))
         });
@@ -150,13 +147,13 @@ impl Line {
     }
 
     /// The front has looked, which took so long, and another process has the lock.
-    pub(super) fn saw(&mut self, number: u64, holder: &Holder, took: Duration) {
+    pub(super) fn saw(&mut self, number: u64, holder: &Holder, took: Duration, now: Moment) {
         if let Some(front) = self.front.as_mut().filter(|front| front.number == number) {
             self.past.rivals.took(took);
             // (A hold that is seen again, since it was renewed, says nothing of others.)
             let before = front.seen.replace(holder.clone());
             if before.is_none_or(|before| before.raw() != holder.raw()) {
-                self.past.rivals.saw(holder);
+                self.past.rivals.saw(holder, now);
             }
         }
     }
@@ -309,7 +306,7 @@ impl Line {
         front.run.gives_back(now);
         // One turn means that nothing is handed on, and that the process need not pause for that.
         let at_least =
-            if self.past.rivals.rivals() > 0.0 { Duration::ZERO } else { (PART * SHORTEST).min(limits.time) };
+            if self.past.rivals.is_alone(now) { (PART * SHORTEST).min(limits.time) } else { Duration::ZERO };
         self.past.run_is_over = limits.turns > 1 && front.run.is_over(limits, at_least);
         let next = self.waiting.front()?;
         if limits.turns == 1 || self.past.run_is_over || next.deadline <= answer_by {
@@ -449,7 +446,7 @@ mod tests {
 
     /// A look of the front finds another process there.
     fn sees(line: &mut Line, number: u64) {
-        line.saw(number, &Holder::new(b"theirs", None), Duration::from_micros(50));
+        line.saw(number, &Holder::new(b"theirs", None), Duration::from_micros(50), at(0));
     }
 
     #[test]
@@ -501,7 +498,7 @@ mod tests {
         // More than are forgotten at one win.
         for number in 0..6 {
             let holder = Holder::new(format!("theirs {number}").as_bytes(), None);
-            line.saw(1, &holder, Duration::from_micros(50));
+            line.saw(1, &holder, Duration::from_micros(50), at(0));
         }
         assert!(line.end_turn(1, at(0)));
         line.start_turn(2, Some(&second), at(0)).unwrap();
@@ -529,7 +526,7 @@ mod tests {
             let (mut line, [second]) = line();
             for process in 1..=2 {
                 let holder = Holder::new(format!("host-{process}-1-{process:032x}").as_bytes(), None);
-                line.saw(1, &holder, Duration::from_micros(50));
+                line.saw(1, &holder, Duration::from_micros(50), at(0));
             }
             assert!(line.end_turn(1, at(0)));
             let nap = line.start_turn(2, Some(&second), at(millis)).unwrap().nap;
@@ -646,24 +643,11 @@ mod tests {
     }
 
     #[test]
-    fn no_thread_stays_awake_for_the_end_of_a_turn_that_begins_with_a_pause() {
-        for pauses in [false, true] {
-            let (mut line, [second, third]) = line();
-            line.holds(1, &Arc::new(sample_of(Since { sent: at(0), answered: at(0) })), at(0));
-            let time = if pauses { Duration::ZERO } else { LIMITS.time };
-            line.hand_on(1, &HandOn { time, ..LIMITS }, at(0), at(0));
-            assert!(line.end_turn(1, at(0)));
-            let start = line.start_turn(2, Some(&second), at(0)).unwrap();
-            assert_eq!((!start.nap.is_zero(), line.ending(&third).is_none()), (pauses, pauses));
-        }
-    }
-
-    #[test]
     fn a_hold_that_is_seen_again_is_one_sighting() {
         let (mut line, _) = line::<0>();
         for number in [1, 1, 1, 2, 3, 4] {
             let token = format!("host-{number}-1-{number:032x}");
-            line.saw(1, &Holder::new(token.as_bytes(), None), Duration::from_micros(50));
+            line.saw(1, &Holder::new(token.as_bytes(), None), Duration::from_micros(50), at(0));
         }
         assert!(line.past.rivals.rivals() > 10.0, "four of four were different");
     }

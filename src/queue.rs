@@ -282,7 +282,7 @@ impl Turn {
     /// Where that is a thread of this process, through another manager, it may be one of them.
     pub(crate) fn saw(&self, holder: &Holder, took: Duration, of_this_process: bool) {
         self.note(|line| {
-            line.saw(self.number, holder, took);
+            line.saw(self.number, holder, took, Moment::now());
             if of_this_process {
                 line.waiting.iter().for_each(|waiter| _ = waiter.called.notify_one());
             }

@@ -52,9 +52,9 @@ const AT_ONCE: f64 = 0.75;
 /// Redis that was slow once must not keep a waiter for long.
 const LONGEST: Duration = Duration::from_millis(250);
 
-/// A process that has left the key alone for so long knows nothing of its rivals any more. (From its
-/// last sighting on, that would be wrong: it would know nothing after each longer hold of its own,
-/// look at once, and come before all who wait.)
+/// A process that has seen nobody for so long is alone, and one that has left the key alone for so
+/// long knows nothing of its rivals any more. (If it forgot them so long after its last sighting, it
+/// would know nothing after each longer hold of its own, look at once, and come before all who wait.)
 const MEMORY: Duration = Duration::from_secs(1);
 
 /// What a process has seen of its rivals for one key, and how it waits for it.
@@ -62,6 +62,8 @@ const MEMORY: Duration = Duration::from_secs(1);
 pub(crate) struct Rivals {
     /// Whom it saw holding the lock, each by a hash; the latest comes last.
     seen: Vec<u64>,
+    /// When it last saw one.
+    last_seen: Option<Moment>,
     /// When it last left the key alone.
     ended: Option<Moment>,
     /// How long a look takes: the mean of the last and the mean before it.
@@ -108,12 +110,18 @@ impl Rivals {
     }
 
     /// It found the lock held.
-    pub(crate) fn saw(&mut self, holder: &Holder) {
+    pub(crate) fn saw(&mut self, holder: &Holder, now: Moment) {
         if self.seen.len() == SIGHTINGS {
             self.seen.remove(0);
         }
         self.seen.push(process_of(holder));
-        self.met = true;
+        (self.last_seen, self.met) = (Some(now), true);
+    }
+
+    /// True where no other process was seen for so long that none may want the lock. (How many are
+    /// expected says less: who comes first again after a short pause expects fewer.)
+    pub(crate) fn is_alone(&self, now: Moment) -> bool {
+        self.last_seen.is_none_or(|seen| now.since(seen) > MEMORY)
     }
 
     /// It found the lock free, and has it: true where another process had it in this wait.
@@ -180,7 +188,7 @@ mod tests {
         let mut rivals = Rivals::default();
         rivals.begin(at(0));
         rivals.took(micros(1000));
-        holders.into_iter().for_each(|number| rivals.saw(&process(number)));
+        holders.into_iter().for_each(|number| rivals.saw(&process(number), at(0)));
         rivals
     }
 
@@ -210,6 +218,17 @@ mod tests {
             let [one, other] = [one, other].map(|raw| process_of(&Holder::new(raw.as_bytes(), None)));
             assert_eq!(one == other, same);
         }
+    }
+
+    #[test]
+    fn a_process_is_alone_a_second_after_it_has_seen_somebody_and_not_sooner() {
+        assert!(Rivals::default().is_alone(at(0)));
+        let mut rivals = after_seeing([1]);
+        assert!(rivals.won());
+        rivals.begin(at(1));
+        assert!(!rivals.won() && rivals.rivals() == 0.0);
+        assert!(!rivals.is_alone(at(1_000_000)), "it came first again, but others may wait");
+        assert!(rivals.is_alone(at(1_000_001)));
     }
 
     #[test]
@@ -385,7 +404,7 @@ mod tests {
                     let holder = self.processes[by].name.clone();
                     let me = &mut self.processes[who];
                     me.rivals.took(micros(now - me.asked));
-                    me.rivals.saw(&holder);
+                    me.rivals.saw(&holder, at(now));
                     me.run = 0;
                 }
                 Event::Won(who) => {
