@@ -58,12 +58,6 @@ pub(crate) struct Turn {
     passed: bool,
 }
 
-/// The wish of the next in line, which goes out with a release.
-#[derive(Debug)]
-pub(crate) struct Baton {
-    to: Arc<Waiter>,
-}
-
 /// Why there was no turn.
 #[derive(Debug)]
 pub(crate) enum NoTurn {
@@ -289,58 +283,41 @@ impl Turn {
         });
     }
 
-    /// The hold is being released: whoever is next may get ready, and have his wish taken along.
+    /// The hold is being released: the next in line may get ready. Where it is returned, its wish
+    /// goes out with the release.
     ///
-    /// Not to one whose wait may end before the answer comes, at `answer_by` at the latest.
-    pub(crate) fn hand_on(&self, limits: &HandOn, answer_by: Moment) -> Option<Baton> {
+    /// Not that of a thread whose wait may end before the answer comes, at `answer_by` at the latest.
+    pub(crate) fn hand_on(&self, limits: &HandOn, answer_by: Moment) -> Option<Arc<Waiter>> {
         let mut lines = self.queue.lines.lock();
         let line = lines.by_name.get_mut(&self.name)?;
-        let baton = line.hand_on(self.number, limits, Moment::now(), answer_by);
+        let to = line.hand_on(self.number, limits, Moment::now(), answer_by);
         let next = line.waiting.front().cloned();
         drop(lines);
         if let Some(next) = next {
             next.called.notify_one();
         }
-        baton.map(|to| Baton { to })
+        to
     }
 
-    /// Ends the turn as [`pass_on`](Turn::pass_on) does, and returns the wish whose token has to be
-    /// cleaned up, if there is one: it may stand in Redis, and nobody will use it. True with it
-    /// where a `SET` of the token may yet be executed.
+    /// Ends the turn, and tells the next thread what became of its wish. Returns the wish whose
+    /// token has to be cleaned up, if there is one: it may stand in Redis, and nobody will use it.
+    /// True with it where a `SET` of the token may yet be executed.
     #[must_use = "the token may stand in Redis until its lease is over"]
-    pub(crate) fn settle(self, baton: Baton, handed: Handed) -> Option<(Wish, bool)> {
-        let spoilt = matches!(handed, Handed::Spoilt { .. }).then(|| baton.wish().clone());
-        let gone = self.pass_on(baton, handed).err();
-        spoilt.or(gone).map(|wish| (wish, !matches!(handed, Handed::Taken { .. })))
-    }
-
-    /// Ends the turn, and gives the next one what became of his wish: `Err` where he has gone meanwhile.
-    pub(crate) fn pass_on(mut self, baton: Baton, handed: Handed) -> Result<(), Wish> {
-        let Baton { to } = baton;
+    pub(crate) fn settle(mut self, to: &Arc<Waiter>, handed: Handed) -> Option<(Wish, bool)> {
         if handed == Handed::Nothing {
-            return Ok(()); // The next thread asks for itself.
+            return None; // The next thread asks for itself.
         }
         let mut lines = self.queue.lines.lock();
-        let next = lines.turns + 1;
-        let passed = lines
-            .by_name
-            .get_mut(&self.name)
-            .is_some_and(|line| line.pass_on(self.number, &to, next, handed, Moment::now()));
-        if !passed {
+        let (now, next) = (Moment::now(), lines.turns + 1);
+        let line = lines.by_name.get_mut(&self.name);
+        self.passed = line.is_some_and(|line| line.pass_on(self.number, to, next, handed, now));
+        if self.passed {
+            lines.turns = next;
             drop(lines);
-            return Err(to.wish.clone());
+            to.call();
         }
-        lines.turns = next;
-        drop(lines);
-        self.passed = true;
-        to.call();
-        Ok(())
-    }
-}
-
-impl Baton {
-    pub(crate) fn wish(&self) -> &Wish {
-        &self.to.wish
+        let spoilt = matches!(handed, Handed::Spoilt { .. });
+        (spoilt || !self.passed).then(|| (to.wish.clone(), spoilt))
     }
 }
 
@@ -574,13 +551,13 @@ mod tests {
                 while queue.lines.lock().line(&name()).waiting.is_empty() && !next.is_finished() {
                     thread::yield_now();
                 }
-                let Some(baton) = turn.hand_on(&limits, Moment::PAST) else {
+                let Some(to) = turn.hand_on(&limits, Moment::PAST) else {
                     continue; // It was gone before that.
                 };
                 while wait == 10 && !next.is_finished() {
                     thread::yield_now();
                 }
-                let left = turn.settle(baton, handed);
+                let left = turn.settle(&to, handed);
                 assert_eq!(left.map(|(_, stray)| stray), cleaned_up, "{handed:?}, {wait} ms");
                 assert_eq!(next.join().unwrap(), wait > 10);
             }

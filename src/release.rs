@@ -11,7 +11,7 @@ use crate::hold::Hold;
 use crate::keeper::Keeper;
 use crate::options::HandOn;
 use crate::owed::Leftover;
-use crate::queue::{Baton, Turn};
+use crate::queue::Turn;
 use crate::store::{Compared, Store, Trouble};
 use crate::sync::thread;
 use crate::verdict::{self, Release};
@@ -27,12 +27,12 @@ pub(crate) fn give_back(
     limit: Duration,
     ask: impl FnMut(Option<&Wish>, &mut Handed, Moment) -> Result<Compared, Trouble>,
 ) -> Result<(), Error> {
-    let baton = turn.hand_on(hand_on, Moment::now().after(limit));
+    let next = turn.hand_on(hand_on, Moment::now().after(limit));
     let now = Moment::now();
     let valid_until = keeper.work.lock().leases.close(hold, now);
     keeper.counters.time_held.add(now.since(hold.since.answered));
     let mut handed = Handed::Nothing;
-    let wish = baton.as_ref().map(Baton::wish);
+    let wish = next.as_ref().map(|next| &next.wish);
     let (released, silent) = release(hold, valid_until, now.after(limit), wish, &mut handed, ask);
     let maybe_there = match &released {
         Ok(()) | Err(Error::Unconfirmed { .. }) => {
@@ -53,7 +53,7 @@ pub(crate) fn give_back(
         // Whoever passed it by may have asked over the same connection, and Redis does not tell of what was done there.
         keeper.listener.call(hold.key.in_redis());
     }
-    if let Some((Wish { token, lease }, stray)) = baton.and_then(|baton| turn.settle(baton, handed)) {
+    if let Some((Wish { token, lease }, stray)) = next.and_then(|next| turn.settle(&next, handed)) {
         let (redis_key, gone_by) = (hold.key.in_redis().to_owned(), lease.gone_by(Moment::now()));
         keeper.owe(Leftover { redis_key, token, gone_by, stray });
     }
