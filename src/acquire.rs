@@ -80,7 +80,7 @@ pub(crate) fn acquire(
         reclaimed: false,
         unheard: None,
         unending: Unending::default(),
-        attempts: turn.attempts(),
+        attempts: turn.start.attempts.clone(),
     };
     claimant.run()
 }
@@ -109,11 +109,11 @@ impl Claimant<'_> {
         let mut while_busy = Backoff::for_busy(self.bid.claim.poll_every);
         let mut in_trouble = Backoff::for_trouble();
         let (mut ask, mut told) = (Ask::Claim, false);
-        let nap = if self.patience.once { Duration::ZERO } else { self.turn.first_nap() };
+        let nap = if self.patience.once { Duration::ZERO } else { self.turn.start.nap };
         if !nap.is_zero() {
             self.nap(nap);
         }
-        let crowded = self.turn.is_crowded() && !self.patience.once;
+        let crowded = self.turn.start.crowded && !self.patience.once;
         if crowded || !self.bid.has_left_nothing() {
             self.expect();
             ask = Ask::ClaimOrLook;
@@ -189,7 +189,7 @@ impl Claimant<'_> {
         let keeper = self.bid.claim.keeper;
         if !self.patience.once {
             keeper.listener.start();
-            keeper.counters.waited.add(u64::from(!told && !self.turn.waited()));
+            keeper.counters.waited.add(u64::from(!told && !self.turn.waited));
         }
     }
 

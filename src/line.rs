@@ -81,12 +81,12 @@ pub(super) struct Front {
 
 /// A turn that starts.
 #[derive(Debug)]
-pub(super) struct Start {
+pub(crate) struct Start {
     pub(super) number: u64,
     pub(super) handed: Handed,
     /// How long to leave the lock to other processes before it asks.
     pub(super) nap: Duration,
-    /// Other processes were seen lately.
+    /// Other processes were seen lately: the lock is hardly free.
     pub(super) crowded: bool,
     /// What the threads before it had found out of Redis.
     pub(super) attempts: Attempts,

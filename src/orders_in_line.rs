@@ -164,7 +164,7 @@ impl Scene {
             assert!(over, "the turn was taken from one who holds");
         }
         let mut log = self.log.lock();
-        if turn.waited() {
+        if turn.waited {
             log.served.push(me);
         }
         if handed != Handed::Nothing {

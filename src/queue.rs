@@ -15,7 +15,7 @@ use crate::hold::Hold;
 use crate::holder::Holder;
 use crate::line::{Line, Past, Start};
 use crate::options::HandOn;
-use crate::patience::{Attempts, Patience, SLOW_ANSWER, Silence};
+use crate::patience::{Patience, SLOW_ANSWER, Silence};
 use crate::sync::{Mutex, MutexGuard};
 use crate::waiter::{Cores, Waiter};
 use crate::wish::{Handed, Wish};
@@ -48,13 +48,9 @@ struct Lines {
 pub(crate) struct Turn {
     queue: Arc<Queue>,
     name: Arc<str>,
-    number: u64,
-    waited: bool,
-    /// How long to leave the lock to other processes first.
-    nap: Duration,
-    crowded: bool,
-    /// What the threads before it had found out of Redis.
-    attempts: Attempts,
+    pub(crate) start: Start,
+    /// It was not free at once.
+    pub(crate) waited: bool,
     passed: bool,
 }
 
@@ -170,16 +166,7 @@ impl Queue {
     }
 
     fn turn(self: &Arc<Queue>, name: &Arc<str>, start: Start, waited: bool) -> Turn {
-        Turn {
-            queue: Arc::clone(self),
-            name: Arc::clone(name),
-            number: start.number,
-            waited,
-            nap: start.nap,
-            crowded: start.crowded,
-            attempts: start.attempts,
-            passed: false,
-        }
+        Turn { queue: Arc::clone(self), name: Arc::clone(name), start, waited, passed: false }
     }
 }
 
@@ -213,55 +200,35 @@ impl Lines {
 }
 
 impl Turn {
-    /// It was not free at once.
-    pub(crate) fn waited(&self) -> bool {
-        self.waited
-    }
-
-    /// How long to leave the lock to other processes before Redis is asked for the first time.
-    pub(crate) fn first_nap(&self) -> Duration {
-        self.nap
-    }
-
-    /// Other processes were seen lately: the lock is hardly free.
-    pub(crate) fn is_crowded(&self) -> bool {
-        self.crowded
-    }
-
     /// How long to leave the lock to other processes before Redis is asked again.
     pub(crate) fn nap(&self) -> Duration {
         let mut lines = self.queue.lines.lock();
-        lines.by_name.get_mut(&self.name).map_or(Duration::ZERO, |line| line.nap(self.number))
+        lines.by_name.get_mut(&self.name).map_or(Duration::ZERO, |line| line.nap(self.start.number))
     }
 
     /// The turn is used for a hold now: it lasts as long as that.
     pub(crate) fn holds(&self, hold: &Arc<Hold>) {
-        self.note(|line| line.holds(self.number, hold, Moment::now()));
-    }
-
-    /// What is known of Redis at its beginning.
-    pub(crate) fn attempts(&self) -> Attempts {
-        self.attempts.clone()
+        self.note(|line| line.holds(self.start.number, hold, Moment::now()));
     }
 
     /// Redis is asked now.
     pub(crate) fn asks(&self) {
-        self.note(|line| line.asks(self.number, Moment::now()));
+        self.note(|line| line.asks(self.start.number, Moment::now()));
     }
 
     /// Redis has answered.
     pub(crate) fn answered(&self) {
-        self.note(|line| line.answered(self.number));
+        self.note(|line| line.answered(self.start.number));
     }
 
     /// An attempt failed, and Redis has been silent for so long.
     pub(crate) fn failed(&self, silence: &Silence) {
-        self.note(|line| line.failed(self.number, silence));
+        self.note(|line| line.failed(self.start.number, silence));
     }
 
     /// The thread gives up, and had too little time to say anything of Redis.
     pub(crate) fn proved_nothing(&self) {
-        self.note(|line| line.proved_nothing(self.number));
+        self.note(|line| line.proved_nothing(self.start.number));
     }
 
     fn note(&self, note: impl FnOnce(&mut Line)) {
@@ -276,7 +243,7 @@ impl Turn {
     /// Where that is a thread of this process, through another manager, it may be one of them.
     pub(crate) fn saw(&self, holder: &Holder, took: Duration, of_this_process: bool) {
         self.note(|line| {
-            line.saw(self.number, holder, took, Moment::now());
+            line.saw(self.start.number, holder, took, Moment::now());
             if of_this_process {
                 line.waiting.iter().for_each(|waiter| _ = waiter.called.notify_one());
             }
@@ -290,7 +257,7 @@ impl Turn {
     pub(crate) fn hand_on(&self, limits: &HandOn, answer_by: Moment) -> Option<Arc<Waiter>> {
         let mut lines = self.queue.lines.lock();
         let line = lines.by_name.get_mut(&self.name)?;
-        let to = line.hand_on(self.number, limits, Moment::now(), answer_by);
+        let to = line.hand_on(self.start.number, limits, Moment::now(), answer_by);
         let next = line.waiting.front().cloned();
         drop(lines);
         if let Some(next) = next {
@@ -310,7 +277,7 @@ impl Turn {
         let mut lines = self.queue.lines.lock();
         let (now, next) = (Moment::now(), lines.turns + 1);
         let line = lines.by_name.get_mut(&self.name);
-        self.passed = line.is_some_and(|line| line.pass_on(self.number, to, next, handed, now));
+        self.passed = line.is_some_and(|line| line.pass_on(self.start.number, to, next, handed, now));
         if self.passed {
             lines.turns = next;
             drop(lines);
@@ -330,7 +297,7 @@ impl Drop for Turn {
         let Some(line) = lines.by_name.get_mut(&self.name) else {
             return;
         };
-        if !line.end_turn(self.number, Moment::now()) {
+        if !line.end_turn(self.start.number, Moment::now()) {
             return; // Passed by: the turn is another thread's.
         }
         let next = line.waiting.front().cloned();
@@ -469,9 +436,9 @@ mod tests {
         assert!(turn.hand_on(&over, Moment::PAST).is_none(), "nobody waits");
         drop(turn);
         let other = at_once(&queue, &"other".into()).unwrap();
-        assert_eq!(other.first_nap(), Duration::ZERO);
+        assert_eq!(other.start.nap, Duration::ZERO);
         drop(other);
-        assert!(at_once(&queue, &name()).unwrap().first_nap() > Duration::ZERO);
+        assert!(at_once(&queue, &name()).unwrap().start.nap > Duration::ZERO);
     }
 
     #[test]

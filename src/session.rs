@@ -126,7 +126,7 @@ impl Session {
                 }
                 Err(NoTurn::Mine) => return Err(Error::WouldDeadlock { key: name.to_owned() }),
             };
-        if turn.waited() {
+        if turn.waited {
             self.keeper.counters.waited.add(1);
         }
         let claim = Claimed {
