@@ -141,7 +141,7 @@ mod tests {
     fn entered(manager: u64, name: &str) -> Rc<Held> {
         let hold = Arc::new(sample(name, Duration::from_secs(30), Moment::now()));
         let turn = Arc::new(Queue::default())
-            .join(hold.key.name(), &until(Moment::PAST), |_| false, |_| true, || unreachable!())
+            .join(hold.key.name(), &until(Moment::PAST), |_| false, |_| true, |_| (), || unreachable!())
             .unwrap()
             .0;
         enter(manager, hold, turn)
@@ -197,14 +197,16 @@ mod tests {
         let thread = std::thread::spawn(move || {
             let hold = Arc::new(sample("a", Duration::from_secs(30), Moment::now()));
             let turn = theirs
-                .join(hold.key.name(), &until(Moment::PAST), |_| false, |_| true, || unreachable!())
+                .join(hold.key.name(), &until(Moment::PAST), |_| false, |_| true, |_| (), || unreachable!())
                 .unwrap()
                 .0;
             turn.holds(&hold);
             std::mem::forget(enter(1, hold, turn));
         });
         thread.join().unwrap();
-        queue.join(&"a".into(), &until(Moment::PAST), |_| false, |_| true, || unreachable!()).unwrap();
+        queue
+            .join(&"a".into(), &until(Moment::PAST), |_| false, |_| true, |_| (), || unreachable!())
+            .unwrap();
     }
 
     #[test]

@@ -41,12 +41,6 @@ impl Desk {
         Arc::new_cyclic(|desk: &Weak<Desk>| {
             let listener = Listener::new(Arc::clone(&store), response_timeout, probe, desk.clone());
             let (work, bell, keeper) = (Mutex::default(), Condvar::new(), Inside::default());
-            let sight = desk.clone();
-            queue.on_long_wait(move |hold| {
-                if let Some(desk) = sight.upgrade() {
-                    desk.look_after(hold);
-                }
-            });
             Desk { store, counters, teller, queue, listener, response_timeout, work, bell, keeper }
         })
     }

@@ -120,16 +120,22 @@ impl Scene {
             self.log.lock().arrived.push(me);
             Wish { token: me.to_string(), lease: Lease::new(self.lease) }
         };
-        let (turn, handed) =
-            match self.keeper.queue.join(&"key".into(), &until(deadline), |_| false, |_| true, wish) {
-                Ok((turn, wished)) => (turn, wished.map_or(Handed::Nothing, |(_, handed)| handed)),
-                Err(NoTurn::Mine | NoTurn::Outage(_)) => panic!("it is nobody's own, and Redis answers"),
-                Err(NoTurn::Busy(_)) => {
-                    assert!(deadline <= Moment::now(), "it gave up too early");
-                    self.log.lock().gone.push(me);
-                    return false;
-                }
-            };
+        let (turn, handed) = match self.keeper.queue.join(
+            &"key".into(),
+            &until(deadline),
+            |_| false,
+            |_| true,
+            |hold| self.keeper.look_after(hold),
+            wish,
+        ) {
+            Ok((turn, wished)) => (turn, wished.map_or(Handed::Nothing, |(_, handed)| handed)),
+            Err(NoTurn::Mine | NoTurn::Outage(_)) => panic!("it is nobody's own, and Redis answers"),
+            Err(NoTurn::Busy(_)) => {
+                assert!(deadline <= Moment::now(), "it gave up too early");
+                self.log.lock().gone.push(me);
+                return false;
+            }
+        };
         self.begin(me, &turn, handed);
         let token = self.take(me, handed);
         let hold = Arc::new(sample_by(&token, self.lease));
@@ -254,6 +260,14 @@ impl Scene {
         answer.map(|(compared, _)| compared).ok_or_else(lost)
     }
 
+    /// The turn, where nobody has it and nobody waits for it.
+    fn free_turn(&self) -> Turn {
+        let (queue, wait) = (&self.keeper.queue, until(Moment::PAST));
+        let free = queue.join(&"key".into(), &wait, |_| false, |_| true, |_| (), || unreachable!());
+        let Ok((turn, None)) = free else { panic!("it is not free") };
+        turn
+    }
+
     /// Everybody has gone, and left nothing. Those who stood in line had the turn in the order in which they came.
     fn end(&self) {
         self.clean_up();
@@ -261,14 +275,7 @@ impl Scene {
             pass(SHORT);
         }
         assert_eq!(self.redis.token(), None, "a token was left behind");
-        let free = self.keeper.queue.join(
-            &"key".into(),
-            &until(Moment::PAST),
-            |_| false,
-            |_| true,
-            || unreachable!(),
-        );
-        assert!(matches!(free, Ok((_, None))));
+        drop(self.free_turn());
         let log = &mut *self.log.lock();
         let mut arrived = log.arrived.iter();
         assert!(
@@ -351,11 +358,7 @@ fn a_hold_that_is_over_is_passed_by_and_its_late_end_is_nobody_elses() {
 fn the_first_in_line_is_called_when_the_hold_in_front_is_lost() {
     in_many_orders(800, Duration::ZERO, || {
         let scene = Scene::new(LONG);
-        let (turn, _) = scene
-            .keeper
-            .queue
-            .join(&"key".into(), &until(Moment::PAST), |_| false, |_| true, || unreachable!())
-            .expect("free");
+        let turn = scene.free_turn();
         let hold = Arc::new(sample_by("deleted", LONG));
         turn.holds(&hold);
         let waiters = [1, 2].map(|n| spawn(&scene, move |scene| assert!(scene.visit(n, Moment::NEVER))));
@@ -374,11 +377,7 @@ fn the_first_in_line_is_called_when_the_hold_in_front_is_lost() {
 fn whoever_waits_for_himself_is_told_wherever_he_stands() {
     in_many_orders(800, Duration::ZERO, || {
         let scene = Scene::new(LONG);
-        let (turn, _) = scene
-            .keeper
-            .queue
-            .join(&"key".into(), &until(Moment::PAST), |_| false, |_| true, || unreachable!())
-            .expect("free");
+        let turn = scene.free_turn();
         let other = spawn(&scene, |scene| assert!(scene.visit(1, Moment::NEVER)));
         let himself = spawn(&scene, |scene| {
             let wish = || Wish { token: String::new(), lease: Lease::new(LONG) };
@@ -387,6 +386,7 @@ fn whoever_waits_for_himself_is_told_wherever_he_stands() {
                 &until(Moment::NEVER),
                 |holder| holder.raw() == "mine",
                 |_| true,
+                |hold| scene.keeper.look_after(hold),
                 wish,
             );
             assert!(matches!(joined, Err(NoTurn::Mine)));

@@ -129,7 +129,8 @@ impl Scene {
 
     fn release(&self) {
         let (hold, wait) = (&self.hold, until(Moment::PAST));
-        let turn = self.keeper.queue.join(hold.key.name(), &wait, |_| false, |_| true, || unreachable!());
+        let turn =
+            self.keeper.queue.join(hold.key.name(), &wait, |_| false, |_| true, |_| (), || unreachable!());
         let (turn, _) = turn.expect("nobody else wants it");
         let alone = HandOn { turns: 1, time: LEASE };
         let released = give_back(&self.keeper, hold, turn, &alone, LEASE, |_, _, _| {

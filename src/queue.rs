@@ -6,8 +6,7 @@
 //! hand on to it what came of that.
 
 use std::collections::{HashMap, VecDeque};
-use std::fmt;
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
 use std::time::Duration;
 
 use crate::clock::Moment;
@@ -23,15 +22,11 @@ use crate::wish::{Handed, Wish};
 /// Of how many keys a manager remembers the past, when nobody in this process wants them any more.
 const REMEMBERED: usize = 8;
 
-type LookAfter = Box<dyn Fn(&Hold) + Send + Sync>;
-
 /// The lines of one manager.
-#[derive(Default)]
+#[derive(Debug, Default)]
 pub(crate) struct Queue {
     lines: Mutex<Lines>,
     cores: Cores,
-    /// Has a hold looked at in Redis that has kept a waiter for a while.
-    look_after: OnceLock<LookAfter>,
 }
 
 #[derive(Debug, Default)]
@@ -70,25 +65,21 @@ pub(crate) enum NoTurn {
 pub(crate) type Joined = (Turn, Option<(Wish, Handed)>);
 
 impl Queue {
-    /// Has `call` called with a hold that has kept the first in line waiting for a while, and that
-    /// nobody has looked at in Redis since it was taken: if its key was deleted by hand, no other
-    /// in this process would learn of that.
-    pub(crate) fn on_long_wait(&self, call: impl Fn(&Hold) + Send + Sync + 'static) {
-        let _ = self.look_after.set(Box::new(call)); // Set once.
-    }
-
     /// The turn, after those who came before; or, at the deadline, whoever kept the caller waiting.
     ///
     /// Where one answer is enough: the turn if it is free, without waiting. `is_mine` tells whether
     /// a holder that Redis named is the caller itself, through another manager; `answered_since`,
     /// whether Redis has answered anybody since; `wish` is what the caller wants, if it has to
-    /// wait.
+    /// wait. `look_after` is called with a hold that has kept the first in line waiting for a
+    /// while, and that nobody has looked at in Redis since it was taken: if its key was deleted by
+    /// hand, no other in this process would learn of that.
     pub(crate) fn join(
         self: &Arc<Queue>,
         name: &Arc<str>,
         patience: &Patience,
         is_mine: impl Fn(&Holder) -> bool,
         answered_since: impl Fn(Moment) -> bool,
+        look_after: impl Fn(&Hold),
         wish: impl FnOnce() -> Wish,
     ) -> Result<Joined, NoTurn> {
         let mut lines = self.lines.lock();
@@ -146,7 +137,7 @@ impl Queue {
             if overslept {
                 look_again = look_again.max(now.after(SLOW_ANSWER)).min(patience.deadline);
             }
-            if let (Some(hold), Some(look_after)) = (unseen, self.look_after.get()) {
+            if let Some(hold) = unseen {
                 MutexGuard::unlocked(&mut lines, || look_after(&hold));
                 continue;
             }
@@ -311,12 +302,6 @@ impl Drop for Turn {
     }
 }
 
-impl fmt::Debug for Queue {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Queue").field("lines", &self.lines).finish_non_exhaustive()
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use std::sync::mpsc;
@@ -332,7 +317,7 @@ mod tests {
     }
 
     fn at_once(queue: &Arc<Queue>, name: &Arc<str>) -> Option<Turn> {
-        queue.join(name, &until(Moment::PAST), |_| false, |_| true, wish).map(|(turn, _)| turn).ok()
+        queue.join(name, &until(Moment::PAST), |_| false, |_| true, |_| (), wish).map(|(turn, _)| turn).ok()
     }
 
     fn wish() -> Wish {
@@ -364,7 +349,8 @@ mod tests {
             .map(|n| {
                 let (line, told) = (Arc::clone(&queue), told.clone());
                 let thread = thread::spawn(move || {
-                    let turn = line.join(&name(), &until(soon()), |_| false, |_| true, wish).unwrap().0;
+                    let turn =
+                        line.join(&name(), &until(soon()), |_| false, |_| true, |_| (), wish).unwrap().0;
                     told.send(n).unwrap();
                     drop(turn);
                 });
@@ -388,7 +374,7 @@ mod tests {
         let zombie = at_once(&queue, &name()).unwrap();
         let hold = Arc::new(sample("key", Duration::from_millis(20), Moment::now()));
         zombie.holds(&hold);
-        let turn = queue.join(&name(), &until(soon()), |_| false, |_| true, wish).unwrap().0;
+        let turn = queue.join(&name(), &until(soon()), |_| false, |_| true, |_| (), wish).unwrap().0;
         assert!(!hold.is_valid(Moment::now()));
         drop(zombie);
         assert!(at_once(&queue, &name()).is_none(), "the turn is still taken");
@@ -403,7 +389,7 @@ mod tests {
         let hold = Arc::new(sample("key", Duration::from_secs(5), Moment::now()));
         turn.holds(&hold);
         let Err(NoTurn::Busy(Some(holder))) =
-            queue.join(&name(), &until(Moment::now()), |_| false, |_| true, wish)
+            queue.join(&name(), &until(Moment::now()), |_| false, |_| true, |_| (), wish)
         else {
             panic!("it is busy, and it is known with whom");
         };
@@ -417,7 +403,8 @@ mod tests {
         let turn = at_once(&queue, &name()).unwrap();
         let line = Arc::clone(&queue);
         let waiter = thread::spawn(move || {
-            line.join(&name(), &until(soon()), |holder| holder.raw() == "mine", |_| true, wish).map(drop)
+            line.join(&name(), &until(soon()), |holder| holder.raw() == "mine", |_| true, |_| (), wish)
+                .map(drop)
         });
         while queue.lines.lock().line(&name()).waiting.is_empty() {
             thread::yield_now();
@@ -458,7 +445,7 @@ mod tests {
         let told = |answered: bool| {
             let now = Moment::now();
             let patience = Patience { began: now, ..until(now.after(Duration::from_millis(30))) };
-            queue.join(&name(), &patience, |_| false, |_| answered, wish).unwrap_err()
+            queue.join(&name(), &patience, |_| false, |_| answered, |_| (), wish).unwrap_err()
         };
         assert!(matches!(told(false), NoTurn::Busy(None)), "it has not asked yet");
         front.asks();
@@ -486,7 +473,7 @@ mod tests {
         let tolerate_outage = Duration::from_millis(50);
         let began = Moment::now();
         let patience = Patience { began, tolerate_outage, ..until(Moment::NEVER) };
-        let told = || queue.join(&name(), &patience, |_| false, |_| false, wish).unwrap_err();
+        let told = || queue.join(&name(), &patience, |_| false, |_| false, |_| (), wish).unwrap_err();
         front.failed(&Silence { words: Some("no answer".into()), ..Silence::new(began, true) });
         assert!(matches!(told(), NoTurn::Outage(Some(words)) if &*words == "no answer"));
         assert!(Moment::now().since(began) >= tolerate_outage);
@@ -513,7 +500,7 @@ mod tests {
                 let line = Arc::clone(&queue);
                 let deadline = Moment::now().after(Duration::from_millis(wait));
                 let next = thread::spawn(move || {
-                    line.join(&name(), &until(deadline), |_| false, |_| true, wish).is_ok()
+                    line.join(&name(), &until(deadline), |_| false, |_| true, |_| (), wish).is_ok()
                 });
                 while queue.lines.lock().line(&name()).waiting.is_empty() && !next.is_finished() {
                     thread::yield_now();

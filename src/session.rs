@@ -104,6 +104,7 @@ impl Session {
             Entered::Busy { waited: Moment::now().since(started), holder, cause }
         };
         let answered_since = |moment| self.keeper.store.answered_since(moment);
+        let look_after = |hold: &Hold| self.keeper.look_after(hold);
         let is_mine = |holder: &Holder| holds::is_mine(holder.raw(), pid);
         let owner = Owner::new(Arc::clone(&self.host), pid, this_process::thread_id(pid));
         let lease = Lease::new(options.lease);
@@ -112,7 +113,7 @@ impl Session {
         let first = Wish { token, lease };
         let wish = || first.clone();
         let (turn, wished) =
-            match self.keeper.queue.join(key.name(), &patience, is_mine, answered_since, wish) {
+            match self.keeper.queue.join(key.name(), &patience, is_mine, answered_since, look_after, wish) {
                 Ok(joined) => joined,
                 Err(NoTurn::Busy(holder)) => {
                     self.keeper.counters.waited.add(u64::from(!patience.once));
@@ -318,7 +319,7 @@ mod tests {
         let (turn, _) = session
             .keeper
             .queue
-            .join(hold.key.name(), &wait, |_| false, |_| true, || unreachable!())
+            .join(hold.key.name(), &wait, |_| false, |_| true, |_| (), || unreachable!())
             .unwrap();
         thread::scope(|scope| {
             let held_up = session.keeper.work.lock();
