@@ -320,8 +320,8 @@ impl Claimant<'_> {
         let kind = self.attempts.fail(&trouble, self.bid.tried_since());
         if kind == Kind::OutOfTime {
             self.attempts.refute(|since| self.bid.claim.keeper.store.answered_since(since));
-        } else if let Some(silence) = &self.attempts.silence {
-            self.turn.failed(silence);
+        } else {
+            self.turn.failed(self.attempts.silence.as_ref());
         }
         let mut verdict = self.attempts.judge(self.patience, kind);
         // The first failure may be a connection that had gone stale: the next one is not.
@@ -335,7 +335,7 @@ impl Claimant<'_> {
                 None
             }
             Verdict::Busy => {
-                self.turn.proved_nothing();
+                self.turn.failed(None); // It had too little time to say anything of Redis.
                 Some(Ok(Outcome::Busy { holder: seen.take(), cause: Some(trouble.into_cause()) }))
             }
             Verdict::GiveUp => {

@@ -46,7 +46,7 @@ pub(super) struct Line {
     past: Past,
     /// The front gets no answer from Redis. Passes on with the turn: an outage does not begin anew
     /// with each thread.
-    silence: Option<Silence>,
+    pub(super) silence: Option<Silence>,
     /// Redis has answered a thread of this line.
     answered: bool,
 }
@@ -256,22 +256,11 @@ impl Line {
         }
     }
 
-    /// An attempt of the front failed, and Redis has been silent for so long.
-    pub(super) fn failed(&mut self, number: u64, silence: &Silence) {
+    /// An attempt of the front failed, and Redis has been silent for so long, if it is known.
+    pub(super) fn failed(&mut self, number: u64, silence: Option<&Silence>) {
         if self.has_turn(number) {
-            self.silence = Some(silence.clone());
+            self.silence = silence.cloned();
         }
-    }
-
-    /// The front gives up, and had too little time to say anything of Redis.
-    pub(super) fn proved_nothing(&mut self, number: u64) {
-        if self.has_turn(number) {
-            self.silence = None;
-        }
-    }
-
-    pub(super) fn silence(&self) -> Option<&Silence> {
-        self.silence.as_ref()
     }
 
     fn has_turn(&self, number: u64) -> bool {
@@ -561,7 +550,7 @@ mod tests {
 
     /// When the front began to be silent, in milliseconds.
     fn silent_since(line: &Line) -> Option<u64> {
-        line.silence().map(|silence| silence.since.as_nanos() / 1_000_000)
+        line.silence.as_ref().map(|silence| silence.since.as_nanos() / 1_000_000)
     }
 
     #[test]
@@ -570,7 +559,7 @@ mod tests {
         assert_eq!(silent_since(&line), None);
         line.asks(1, at(0));
         assert_eq!(silent_since(&line), Some(0), "from before the first attempt");
-        line.failed(1, &Silence { words: Some("no answer".into()), ..Silence::new(at(0), false) });
+        line.failed(1, Some(&Silence { words: Some("no answer".into()), ..Silence::new(at(0), false) }));
         assert!(line.end_turn(1, at(50)));
         let start = line.start_turn(2, Some(&second), at(50)).unwrap();
         assert_eq!(silent_since(&line), Some(0), "it is the same outage");
@@ -581,7 +570,7 @@ mod tests {
         assert_eq!(silent_since(&line), None);
         line.asks(2, at(60));
         assert_eq!(silent_since(&line), Some(60));
-        line.proved_nothing(2);
+        line.failed(2, None);
         assert!(line.end_turn(2, at(70)));
         let start = line.start_turn(3, Some(&third), at(80)).unwrap();
         assert!(start.attempts.silence.is_none(), "what was cut short is not held against Redis");

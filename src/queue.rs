@@ -107,7 +107,8 @@ impl Queue {
             }
             let mine = lines.line(name).seen().is_some_and(&is_mine);
             // A thread that has no answer knows less than others that have theirs.
-            let silence = lines.line(name).silence().filter(|it| !it.is_refuted(&answered_since)).cloned();
+            let silence =
+                lines.line(name).silence.as_ref().filter(|it| !it.is_refuted(&answered_since)).cloned();
             // Where the whole process was stopped, the answer may be there for the thread in front
             // to read.
             let overslept = now.since(look_again) > SLOW_ANSWER;
@@ -212,14 +213,10 @@ impl Turn {
         self.note(|line| line.answered(self.start.number));
     }
 
-    /// An attempt failed, and Redis has been silent for so long.
-    pub(crate) fn failed(&self, silence: &Silence) {
+    /// An attempt failed, and Redis has been silent for so long; nothing is said of Redis by a
+    /// thread that gives up and had too little time.
+    pub(crate) fn failed(&self, silence: Option<&Silence>) {
         self.note(|line| line.failed(self.start.number, silence));
-    }
-
-    /// The thread gives up, and had too little time to say anything of Redis.
-    pub(crate) fn proved_nothing(&self) {
-        self.note(|line| line.proved_nothing(self.start.number));
     }
 
     fn note(&self, note: impl FnOnce(&mut Line)) {
@@ -451,7 +448,7 @@ mod tests {
         front.asks();
         assert!(matches!(told(false), NoTurn::Outage(None)));
         assert!(matches!(told(true), NoTurn::Busy(None)), "the front waits for something else");
-        front.failed(&Silence { words: Some("no answer".into()), ..Silence::new(Moment::PAST, false) });
+        front.failed(Some(&Silence { words: Some("no answer".into()), ..Silence::new(Moment::PAST, false) }));
         assert!(matches!(told(false), NoTurn::Outage(Some(words)) if &*words == "no answer"));
         assert!(matches!(told(true), NoTurn::Busy(None)), "others have answers");
         let refused = Silence {
@@ -459,7 +456,7 @@ mod tests {
             fair: Duration::ZERO,
             ..Silence::new(Moment::PAST, true)
         };
-        front.failed(&refused);
+        front.failed(Some(&refused));
         assert!(matches!(told(true), NoTurn::Outage(Some(words)) if &*words == "refused"));
         front.answered();
         assert!(matches!(told(false), NoTurn::Busy(None)));
@@ -474,7 +471,7 @@ mod tests {
         let began = Moment::now();
         let patience = Patience { began, tolerate_outage, ..until(Moment::NEVER) };
         let told = || queue.join(&name(), &patience, |_| false, |_| false, |_| (), wish).unwrap_err();
-        front.failed(&Silence { words: Some("no answer".into()), ..Silence::new(began, true) });
+        front.failed(Some(&Silence { words: Some("no answer".into()), ..Silence::new(began, true) }));
         assert!(matches!(told(), NoTurn::Outage(Some(words)) if &*words == "no answer"));
         assert!(Moment::now().since(began) >= tolerate_outage);
         drop(front);
