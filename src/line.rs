@@ -43,7 +43,7 @@ pub(super) struct Line {
     /// The last turn was short, so the next may be.
     brisk: bool,
     /// What the last turn left to the next.
-    past: Past,
+    pub(super) past: Past,
     /// The front gets no answer from Redis. Passes on with the turn: an outage does not begin anew
     /// with each thread.
     pub(super) silence: Option<Silence>,
@@ -229,16 +229,11 @@ impl Line {
         (hold.renewals() == 0).then(|| Arc::clone(hold))
     }
 
-    /// Leaves the line; returns whom it was waiting for, and who is first in line instead.
-    pub(super) fn step_out(
-        &mut self,
-        waiter: &Arc<Waiter>,
-        now: Moment,
-    ) -> (Option<Holder>, Option<Arc<Waiter>>) {
+    /// Leaves the line; returns whom it was waiting for, and whether it was the first.
+    pub(super) fn step_out(&mut self, waiter: &Arc<Waiter>, now: Moment) -> (Option<Holder>, bool) {
         let was_first = self.is_next(Some(waiter));
         self.waiting.retain(|other| !Arc::ptr_eq(other, waiter));
-        let next = self.waiting.front().filter(|_| was_first).cloned();
-        (self.holder(now), next)
+        (self.holder(now), was_first)
     }
 
     /// The front asks Redis. Noted before it does, since it may never be answered.
@@ -341,11 +336,6 @@ impl Line {
         self.past.run = Some(last.run.gave_back(now));
         self.past.rivals.ended(now);
         true
-    }
-
-    /// What is left of a line that ends.
-    pub(super) fn end(self) -> Past {
-        self.past
     }
 }
 
@@ -530,7 +520,7 @@ mod tests {
         line.holds(1, &hold(), at(0));
         line.hand_on(1, &HandOn { time: Duration::ZERO, ..LIMITS }, at(0), at(0));
         assert!(line.end_turn(1, at(0)));
-        let mut next = Line::after(line.end());
+        let mut next = Line::after(line.past);
         assert!(next.start_turn(2, None, at(0)).unwrap().nap >= SHORTEST, "the run was over");
     }
 

@@ -97,11 +97,7 @@ impl Queue {
         loop {
             let now = Moment::now();
             if let Some(start) = lines.start_turn(name, Some(&me), now) {
-                let next = lines.line(name).waiting.front().cloned();
-                drop(lines);
-                if let Some(next) = next {
-                    next.called.notify_one(); // It is first in line now, and may stay awake.
-                }
+                notify_first(lines, name); // It may stay awake.
                 let handed = (me.wish.clone(), start.handed);
                 return Ok((self.turn(name, start, true), Some(handed)));
             }
@@ -115,10 +111,9 @@ impl Queue {
             let outage = silence.as_ref().filter(|silence| patience.is_outage(silence, now));
             let outage = outage.filter(|silence| silence.words.is_some() || !overslept);
             if mine || outage.is_some() || patience.deadline <= now {
-                let (holder, next) = lines.line(name).step_out(&me, now);
-                drop(lines);
-                if let Some(next) = next {
-                    next.called.notify_one(); // It is the one who watches the front from now on.
+                let (holder, was_first) = lines.line(name).step_out(&me, now);
+                if was_first {
+                    notify_first(lines, name); // It is the one that watches the front from now on.
                 }
                 return Err(match outage {
                     _ if mine => NoTurn::Mine,
@@ -149,12 +144,7 @@ impl Queue {
 
     /// A hold of this process is lost: the first in line looks now, and not at its next glance.
     pub(crate) fn call_first(&self, name: &str) {
-        let lines = self.lines.lock();
-        let first = lines.by_name.get(name).and_then(|line| line.waiting.front().cloned());
-        drop(lines);
-        if let Some(first) = first {
-            first.called.notify_one();
-        }
+        notify_first(self.lines.lock(), name);
     }
 
     fn turn(self: &Arc<Queue>, name: &Arc<str>, start: Start, waited: bool) -> Turn {
@@ -178,7 +168,7 @@ impl Lines {
             if self.ended.len() == REMEMBERED {
                 self.ended.pop_front();
             }
-            self.ended.push_back((Arc::clone(name), line.end()));
+            self.ended.push_back((Arc::clone(name), line.past));
         }
     }
 
@@ -188,6 +178,15 @@ impl Lines {
         let start = self.line(name).start_turn(number, waiter, now)?;
         self.turns = self.turns.max(start.number);
         Some(start)
+    }
+}
+
+/// Has the first in line look again.
+fn notify_first(lines: MutexGuard<'_, Lines>, name: &str) {
+    let first = lines.by_name.get(name).and_then(|line| line.waiting.front().cloned());
+    drop(lines);
+    if let Some(first) = first {
+        first.called.notify_one();
     }
 }
 
@@ -246,11 +245,7 @@ impl Turn {
         let mut lines = self.queue.lines.lock();
         let line = lines.by_name.get_mut(&self.name)?;
         let to = line.hand_on(self.start.number, limits, Moment::now(), answer_by);
-        let next = line.waiting.front().cloned();
-        drop(lines);
-        if let Some(next) = next {
-            next.called.notify_one();
-        }
+        notify_first(lines, &self.name);
         to
     }
 
