@@ -45,24 +45,19 @@ impl Calls {
 
     /// Wakes the thread that waits for this key, if there is one.
     pub(crate) fn call(&self, redis_key: &[u8]) {
-        let call = self.by_key.lock().get(redis_key).cloned();
-        if let Some(call) = call {
+        if let Some(call) = self.by_key.lock().get(redis_key) {
             call.ring();
         }
     }
 
     /// Wakes everybody.
     pub(crate) fn call_all(&self) {
-        let calls: Vec<_> = self.by_key.lock().values().cloned().collect();
-        for call in calls {
-            call.ring();
-        }
+        self.by_key.lock().values().for_each(|call| call.ring());
     }
 
     /// The sleeper for this key has looked over this connection, which it still has.
     pub(crate) fn looked_over(&self, redis_key: &[u8], link: u64) {
-        let call = self.by_key.lock().get(redis_key).cloned();
-        if let Some(call) = call {
+        if let Some(call) = self.by_key.lock().get(redis_key) {
             call.state.lock().looked_over = Some(link);
         }
     }
@@ -70,8 +65,7 @@ impl Calls {
     /// Wakes those that looked over this connection last: it is closed, and Redis tells of nothing
     /// that was looked at over it.
     pub(crate) fn call_over(&self, link: u64) {
-        let calls: Vec<_> = self.by_key.lock().values().cloned().collect();
-        for call in calls.iter().filter(|call| call.state.lock().looked_over == Some(link)) {
+        for call in self.by_key.lock().values().filter(|call| call.state.lock().looked_over == Some(link)) {
             call.ring();
         }
     }
