@@ -20,14 +20,9 @@ pub(super) fn set(key: &str, token: &str, lease: u64) -> Cmd {
     command
 }
 
-pub(super) fn get(key: &str) -> Cmd {
-    let mut command = redis::cmd("GET");
-    command.arg(key);
-    command
-}
-
-pub(super) fn pttl(key: &str) -> Cmd {
-    let mut command = redis::cmd("PTTL");
+/// A command with one argument.
+pub(super) fn of_key(name: &str, key: &str) -> Cmd {
+    let mut command = redis::cmd(name);
     command.arg(key);
     command
 }

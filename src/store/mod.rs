@@ -22,7 +22,7 @@ use crate::error::Error;
 use crate::flaw;
 use crate::holder::Holder;
 use crate::options::Settings;
-use crate::store::commands::{begin, get, pttl, set};
+use crate::store::commands::{begin, of_key, set};
 use crate::store::link::Batch;
 use crate::store::pool::{Carrier, Pool};
 use crate::store::reply::{accepted, alive, allowed, claimed, compared, deleted, seen, was_set, watch};
@@ -337,8 +337,8 @@ impl Connection<'_> {
     fn change(&mut self, key: &str, listener: u64, deadline: Moment) -> Result<(), Trouble> {
         let mut track = redis::cmd("CLIENT");
         track.arg("TRACKING").arg("ON").arg("REDIRECT").arg(listener);
-        let mut delete = redis::cmd("DEL");
-        let batch = Batch::of(&track).and(&get(key)).and(&set(key, "-", 1000)).and(delete.arg(key));
+        let [get, delete] = ["GET", "DEL"].map(|name| of_key(name, key));
+        let batch = Batch::of(&track).and(&get).and(&set(key, "-", 1000)).and(&delete);
         let mut replies = self.exchange(&batch, deadline)?.into_iter();
         if let Watch::Refused(refusal) = watch(next(&mut replies), self.link.id()) {
             return Err(Trouble::Refused(refusal));
@@ -364,7 +364,8 @@ impl Connection<'_> {
 
     /// Who holds a key: `GET key`, `PTTL key`.
     pub(crate) fn look(&mut self, key: &str, deadline: Moment) -> Result<Seen, Trouble> {
-        let mut replies = self.exchange(&Batch::of(&get(key)).and(&pttl(key)), deadline)?.into_iter();
+        let mut replies =
+            self.exchange(&Batch::of(&of_key("GET", key)).and(&of_key("PTTL", key)), deadline)?.into_iter();
         self.sensible(seen(next(&mut replies), next(&mut replies)))
     }
 
