@@ -244,7 +244,7 @@ impl Shared {
         }
         while_deaf.reset();
         self.works();
-        self.number.store(ear.id(), Ordering::Release);
+        self.number.store(ear.id, Ordering::Release);
         // Waiters that have been polling can sleep; and what happened meanwhile was not heard.
         self.spread(Heard::Everything);
         let silence = self.response_timeout.clamp(SILENCE[0], SILENCE[1]);

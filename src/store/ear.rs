@@ -38,7 +38,7 @@ pub(crate) enum Heard {
 pub(crate) struct Ear {
     wire: Wire,
     /// What Redis calls this connection.
-    id: u64,
+    pub(crate) id: u64,
 }
 
 impl Ear {
@@ -57,11 +57,7 @@ impl Ear {
         let Value::Array(_) = ask(redis::cmd("SUBSCRIBE").arg(CHANNEL))? else {
             return Err(Trouble::not_sent("the reply to SUBSCRIBE made no sense"));
         };
-        Ok(Ear { wire: link.into_wire(), id: id.unsigned_abs() })
-    }
-
-    pub(crate) fn id(&self) -> u64 {
-        self.id
+        Ok(Ear { wire: link.wire, id: id.unsigned_abs() })
     }
 
     /// What another thread can end the connection with.

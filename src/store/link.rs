@@ -56,15 +56,15 @@ enum Proof {
 /// counted and skipped, and what is sent next is executed after what was sent before. That order is what
 /// settles a lost answer, and what makes a clean-up sure to come after the command it cleans up.
 pub(crate) struct Link {
-    wire: Wire,
+    pub(super) wire: Wire,
     /// No other link of this process has the same.
-    id: u64,
+    pub(super) id: u64,
     /// When it last answered, or began to be opened.
-    answered: Moment,
+    pub(super) answered: Moment,
     /// Replies that are still to come. Those of earlier batches are read before the next one's, and left out.
     owed: usize,
     /// Redis, or the way to it, ended the connection.
-    broken: bool,
+    pub(super) broken: bool,
     /// In order, but not to be used again.
     retired: bool,
     /// What is known of the other end since the link was lent.
@@ -131,22 +131,9 @@ impl Link {
         })
     }
 
-    /// The connection alone, to listen on.
-    pub(super) fn into_wire(self) -> Wire {
-        self.wire
-    }
-
-    pub(super) fn answered(&self) -> Moment {
-        self.answered
-    }
-
     /// True where it is seen, without waiting, that the idle connection has ended.
     pub(super) fn has_ended(&mut self) -> bool {
         self.broken |= self.wire.has_ended();
-        self.broken
-    }
-
-    pub(super) fn is_broken(&self) -> bool {
         self.broken
     }
 
@@ -173,10 +160,6 @@ impl Link {
         let half = (left / 2).max(FAIR_TRY).max(slow);
         let share = if self.proof == Proof::Nothing { half } else { left };
         now.after(share.min(left).min(response_timeout))
-    }
-
-    pub(super) fn id(&self) -> u64 {
-        self.id
     }
 
     /// True where Redis has agreed to tell this listener when something changes that is read here.

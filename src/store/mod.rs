@@ -99,9 +99,9 @@ impl Store {
     /// Refused where Redis does not tell of changes: it lacks a right, or does not know how, or something in between (which
     /// may give connections other numbers) takes it for done.
     pub(crate) fn listen(&self, probe: &str) -> Result<Ear, Trouble> {
-        let mut ear = self.pool.listen()?;
+        let mut ear = Ear::open(&self.pool.address, Moment::now().after(self.pool.connect_timeout))?;
         let mut other = self.connect(Moment::NEVER)?;
-        other.change(probe, ear.id(), Moment::now().after(self.response_timeout))?;
+        other.change(probe, ear.id, Moment::now().after(self.response_timeout))?;
         if ear.hears(probe, Moment::now().after(self.response_timeout))? {
             Ok(ear)
         } else {
@@ -111,7 +111,7 @@ impl Store {
 
     /// Says what went wrong in the words of the caller's error.
     pub(crate) fn error(&self, action: String, trouble: Trouble) -> Error {
-        let server = self.pool.address().name().to_owned();
+        let server = self.pool.address.name().to_owned();
         match trouble {
             Trouble::Refused(refusal) if !refusal.can_pass() => {
                 Error::Refused { server, action, code: refusal.code, message: refusal.message }
@@ -301,7 +301,7 @@ impl Connection<'_> {
         fill: impl Fn(Batch, bool) -> Batch,
         deadline: Moment,
     ) -> Result<(Vec<Value>, Watch), Trouble> {
-        let link = self.link.id();
+        let link = self.link.id;
         let mut watched = if listener.is_some() { Watch::On { link } } else { Watch::Off };
         let mut to_ask = listener.filter(|listener| !self.link.tells(*listener));
         let mut teach = false;
@@ -340,7 +340,7 @@ impl Connection<'_> {
         let [get, delete] = ["GET", "DEL"].map(|name| of_key(name, key));
         let batch = Batch::of(&track).and(&get).and(&set(key, "-", 1000)).and(&delete);
         let mut replies = self.exchange(&batch, deadline)?.into_iter();
-        if let Watch::Refused(refusal) = watch(next(&mut replies), self.link.id()) {
+        if let Watch::Refused(refusal) = watch(next(&mut replies), self.link.id) {
             return Err(Trouble::Refused(refusal));
         }
         replies.try_for_each(|reply| allowed(reply).map(drop)).map_err(Trouble::of_a_trial)
@@ -394,6 +394,6 @@ fn next(replies: &mut impl Iterator<Item = Value>) -> Value {
 
 impl fmt::Debug for Store {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Store").field("address", self.pool.address()).finish_non_exhaustive()
+        f.debug_struct("Store").field("address", &self.pool.address).finish_non_exhaustive()
     }
 }

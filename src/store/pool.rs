@@ -24,7 +24,6 @@ use scheduled_thread_pool::{OnPoolDropBehavior, ScheduledThreadPool};
 use crate::clock::Moment;
 use crate::error::Error;
 use crate::store::address::Address;
-use crate::store::ear::Ear;
 use crate::store::link::{Batch, FAIR_TRY, Link};
 use crate::store::trouble::Trouble;
 
@@ -41,8 +40,8 @@ const LONGEST_IDLE: Duration = Duration::from_secs(600);
 
 pub(super) struct Pool {
     slots: r2d2::Pool<Slots>,
-    address: Address,
-    connect_timeout: Duration,
+    pub(super) address: Address,
+    pub(super) connect_timeout: Duration,
     /// The links that have not answered since then are not used again. After a restart of Redis, or
     /// where a firewall has forgotten the links that were idle, one caller finds out instead of one
     /// caller per link.
@@ -77,10 +76,6 @@ impl Pool {
 
     pub(super) fn on_close(&self, call: impl Fn(u64) + Send + Sync + 'static) {
         let _ = self.on_close.set(Box::new(call)); // Set once.
-    }
-
-    pub(super) fn address(&self) -> &Address {
-        &self.address
     }
 
     /// Borrows a link, opening one where need be; within the deadline, and connecting within its own limit.
@@ -135,7 +130,7 @@ impl Pool {
     }
 
     fn is_condemned(&self, link: &Link) -> bool {
-        link.answered() <= Moment::from_nanos(self.condemned.load(Ordering::Relaxed))
+        link.answered <= Moment::from_nanos(self.condemned.load(Ordering::Relaxed))
     }
 
     /// Says that links which have not answered since then may be dead.
@@ -154,7 +149,7 @@ impl Pool {
         let mut dropped = Vec::new();
         while let Some(mut slot) = self.slots.try_get() {
             let is_stale = |link: &mut Box<Link>| {
-                let unused = Moment::now().since(link.answered());
+                let unused = Moment::now().since(link.answered);
                 self.is_condemned(link) || unused > LONGEST_IDLE || link.has_ended()
             };
             dropped.extend(slot.link.take_if(is_stale));
@@ -169,7 +164,7 @@ impl Pool {
 
     fn closed(&self, link: &Link) {
         if let Some(call) = self.on_close.get() {
-            call(link.id());
+            call(link.id);
         }
     }
 
@@ -181,11 +176,6 @@ impl Pool {
     /// Opens a link that is nobody else's, and does not count against the pool's size.
     pub(super) fn connect(&self, deadline: Moment) -> Result<Link, Trouble> {
         Link::open(&self.address, deadline.min(Moment::now().after(self.connect_timeout)))
-    }
-
-    /// Opens a connection that only listens, beside the pool.
-    pub(super) fn listen(&self) -> Result<Ear, Trouble> {
-        Ear::open(&self.address, Moment::now().after(self.connect_timeout))
     }
 
     fn wait_for_slot(&self, deadline: Moment) -> Result<r2d2::PooledConnection<Slots>, Trouble> {
@@ -275,7 +265,7 @@ impl Drop for Lent<'_> {
             }
             return;
         };
-        if link.is_broken() {
+        if link.broken {
             self.pool.condemn(Moment::now());
         }
         self.pool.closed(&link);
