@@ -128,7 +128,7 @@ impl<'a> Bid<'a> {
         }
         match answer {
             Ok((Claim::Taken, _)) => self.taken(connection, token, sent, deadline),
-            Ok((Claim::TakenBefore, _)) => {
+            Ok((Claim::Busy(Some(holder)), _)) if holder.raw() == token => {
                 // Redis has said of each send of it that it took nothing: nobody knows since when
                 // it stands there. The next attempt removes it.
                 self.give_up(token);

@@ -196,7 +196,7 @@ impl Connection<'_> {
         let fill = |batch: Batch, teach| batch.and(&script.command(teach, key, &[token, &lease]));
         let (replies, watch) = self.run_all(listener, fill, deadline)?;
         let reply = accepted(next(&mut replies.into_iter()));
-        let claim = self.sensible(claimed(reply, token).map_err(|trouble| script.explain(trouble)))?;
+        let claim = self.sensible(claimed(reply).map_err(|trouble| script.explain(trouble)))?;
         Ok((claim, watch))
     }
 

@@ -12,9 +12,8 @@ use crate::store::trouble::{Refusal, Trouble};
 pub(crate) enum Claim {
     /// The key was free, and holds our token now.
     Taken,
-    /// The key holds our token already: an earlier attempt, whose answer was lost, had taken it.
-    TakenBefore,
-    /// Somebody else holds it: who, where that was asked and they still did.
+    /// A token stands there already; which, where that was asked. It is our own where an earlier
+    /// attempt, whose answer was lost, had taken the lock.
     Busy(Option<Holder>),
     /// The key holds something that is not a string.
     NotAString,
@@ -86,8 +85,8 @@ pub(super) fn compared(reply: Result<Value, Trouble>) -> Result<Compared, Troubl
     }
 }
 
-/// Reads the reply of the script that takes a lock with this token, or looks who has it.
-pub(super) fn claimed(reply: Result<Value, Trouble>, token: &str) -> Result<Claim, Trouble> {
+/// Reads the reply of the script that takes a lock, or looks who has it.
+pub(super) fn claimed(reply: Result<Value, Trouble>) -> Result<Claim, Trouble> {
     let parts = match reply {
         Ok(Value::Okay) => return Ok(Claim::Taken),
         Ok(Value::Array(parts)) => parts,
@@ -98,8 +97,7 @@ pub(super) fn claimed(reply: Result<Value, Trouble>, token: &str) -> Result<Clai
     let [Value::BulkString(value), left] = parts.as_slice() else {
         return Err(unexpected(&Value::Array(parts)));
     };
-    let holder = Holder::new(value, time_left(left)?);
-    Ok(if holder.raw() == token { Claim::TakenBefore } else { Claim::Busy(Some(holder)) })
+    Ok(Claim::Busy(Some(Holder::new(value, time_left(left)?))))
 }
 
 /// Reads the replies of `GET` and `PTTL`.
@@ -259,7 +257,7 @@ mod tests {
 
             let parts = Value::Array(vec![value.clone(), left.clone()]);
             let sensible = matches!((&value, &left), (Value::BulkString(_), Value::Int(-1..)));
-            prop_assert_eq!(makes_no_sense(&claimed(accepted(parts), &token())), !sensible);
+            prop_assert_eq!(makes_no_sense(&claimed(accepted(parts))), !sensible);
 
             let set = was_set(&value);
             prop_assert_eq!(makes_no_sense(&set), !matches!(value, Value::Okay | Value::Nil));
@@ -313,12 +311,12 @@ mod tests {
 
     #[test]
     fn an_attempt_by_script_is_read() {
-        let read = |reply| claimed(accepted(reply), &token());
+        let read = |reply| claimed(accepted(reply));
         let busy = |value: &str, left| {
             read(Value::Array(vec![Value::BulkString(value.as_bytes().to_vec()), Value::Int(left)]))
         };
         assert!(matches!(read(Value::Okay), Ok(Claim::Taken)));
-        assert!(matches!(busy(&token(), 5), Ok(Claim::TakenBefore)));
+        assert!(matches!(busy(&token(), 5), Ok(Claim::Busy(Some(own))) if own.raw() == token()));
         let Ok(Claim::Busy(Some(holder))) = busy("other", -1) else { panic!("somebody else has it") };
         assert_eq!((holder.raw(), holder.time_left()), ("other", None));
         assert!(matches!(read(error("WRONGTYPE no")), Ok(Claim::NotAString)));
