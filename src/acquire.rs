@@ -43,8 +43,6 @@ pub(crate) enum Outcome {
     Busy { holder: Option<Holder>, cause: Option<Cause> },
 }
 
-type End = Result<Outcome, Error>;
-
 /// What an attempt asks Redis.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Ask {
@@ -210,11 +208,11 @@ impl Claimant<'_> {
         }
         let lease = if self.patience.once { Duration::ZERO } else { self.bid.claim.lease.time() };
         self.unending.saw(&holder, lease, Moment::now());
-        if self.unending.is_no_lock(Moment::now()) {
+        if self.unending.left(Moment::now()) == Some(Duration::ZERO) {
             return Err(self.bid.claim.key.not_a_lock(&holder.to_string()));
         }
         let of_this_process = holder.owner().is_some_and(|owner| owner.pid() == self.bid.claim.owner.pid());
-        let took = Moment::now().since(self.bid.tried_since());
+        let took = Moment::now().since(self.bid.tried_since);
         self.turn.saw(&holder, took, of_this_process);
         Ok(Some(holder))
     }
@@ -316,8 +314,8 @@ impl Claimant<'_> {
         trouble: Trouble,
         in_trouble: &mut Backoff,
         seen: &mut Option<Holder>,
-    ) -> Option<End> {
-        let kind = self.attempts.fail(&trouble, self.bid.tried_since());
+    ) -> Option<Result<Outcome, Error>> {
+        let kind = self.attempts.fail(&trouble, self.bid.tried_since);
         if kind == Kind::OutOfTime {
             self.attempts.refute(|since| self.bid.claim.keeper.store.answered_since(since));
         } else {
@@ -325,7 +323,7 @@ impl Claimant<'_> {
         }
         let mut verdict = self.attempts.judge(self.patience, kind);
         // The first failure may be a connection that had gone stale: the next one is not.
-        let pauses = verdict == Verdict::TryAgain && !self.attempts.is_first();
+        let pauses = verdict == Verdict::TryAgain && self.attempts.failed != 1;
         if pauses && !self.sleep(in_trouble.pause()) {
             verdict = self.attempts.judge(self.patience, kind);
         }

@@ -45,12 +45,6 @@ pub(crate) struct Claimed<'a> {
     pub(crate) waits: bool,
 }
 
-impl Claimed<'_> {
-    fn fresh_token(&self) -> Result<String, Trouble> {
-        fresh_token(self.owner, self.machine).map_err(Trouble::not_sent)
-    }
-}
-
 /// What Redis said to an attempt.
 pub(crate) enum Answer {
     Taken {
@@ -73,7 +67,7 @@ pub(crate) struct Bid<'a> {
     /// The last token that was given up. Where it is what keeps the lock busy, nobody has the lock.
     given_up: Option<String>,
     /// When the last attempt began, not counting the time in which Redis answered others.
-    tried_since: Moment,
+    pub(crate) tried_since: Moment,
 }
 
 impl<'a> Bid<'a> {
@@ -90,13 +84,10 @@ impl<'a> Bid<'a> {
         bid
     }
 
-    pub(crate) fn tried_since(&self) -> Moment {
-        self.tried_since
-    }
-
     /// Asks Redis once for the lock. With `look`, the answer says who has it.
     pub(crate) fn attempt(&mut self, look: bool, deadline: Moment) -> Result<Answer, Trouble> {
-        let token = self.token.take().map_or_else(|| self.claim.fresh_token(), Ok)?;
+        let fresh = || fresh_token(self.claim.owner, self.claim.machine).map_err(Trouble::not_sent);
+        let token = self.token.take().map_or_else(fresh, Ok)?;
         let began = Moment::now();
         self.tried_since = began;
         let mut connection = match self.claim.keeper.store.checkout(deadline) {

@@ -29,16 +29,12 @@ const FAIR_TRY: Duration = Duration::from_millis(250);
 
 /// The keeper's way to Redis.
 pub(crate) struct Errands<'a> {
-    desk: &'a Desk,
+    pub(crate) desk: &'a Desk,
     /// Open from the first time that it is used until it fails.
-    wire: Option<Connection<'a>>,
+    pub(crate) wire: Option<Connection<'a>>,
 }
 
 impl<'a> Errands<'a> {
-    pub(crate) fn new(desk: &'a Desk) -> Errands<'a> {
-        Errands { desk, wire: None }
-    }
-
     /// Pushes out what is waited for, all of it in one round trip: nobody is to wait for the others as well.
     ///
     /// The connection may have gone stale, or a hold that is about to end have left the others little time: so there is a second

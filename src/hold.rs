@@ -147,11 +147,7 @@ impl Hold {
         }
     }
 
-    /// How long the key can still stand in Redis if it is not deleted.
-    pub(crate) fn gone_in(&self, now: Moment) -> Duration {
-        self.gone_by().since(now)
-    }
-
+    /// Until when the key can stand in Redis if it is not deleted.
     pub(crate) fn gone_by(&self) -> Moment {
         Moment::from_nanos(self.gone_by.load(Ordering::Acquire))
     }
@@ -299,7 +295,7 @@ impl Hold {
 
     /// The hold as others would see it in Redis, for a message.
     pub(crate) fn as_holder(&self, now: Moment) -> Holder {
-        Holder::new(self.token.as_bytes(), Some(self.gone_in(now)))
+        Holder::new(self.token.as_bytes(), Some(self.gone_by().since(now)))
     }
 }
 

@@ -140,7 +140,7 @@ impl Desk {
 /// The thread's work, until it is told to stop.
 fn run(desk: &Desk) {
     desk.keeper.enter();
-    let mut errands = Errands::new(desk);
+    let mut errands = Errands { desk, wire: None };
     while let Some((due, asked)) = desk.next() {
         errands.look_at_wire();
         desk.end(&due.over);

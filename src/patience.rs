@@ -164,15 +164,10 @@ impl Unending {
         }
     }
 
-    /// How long it has yet to stand there before it is called no lock; `None` where there is no
-    /// such thing.
+    /// How long it has yet to stand there before it is called no lock: zero where nobody will
+    /// repair it. `None` where there is no such thing.
     pub(crate) fn left(&self, now: Moment) -> Option<Duration> {
         self.0.as_ref().map(|(_, end)| end.since(now))
-    }
-
-    /// True where it has stood there for so long that nobody will repair it.
-    pub(crate) fn is_no_lock(&self, now: Moment) -> bool {
-        self.left(now).is_some_and(|left| left.is_zero())
     }
 }
 
@@ -180,7 +175,7 @@ impl Unending {
 #[derive(Clone, Debug)]
 pub(crate) struct Attempts {
     pub(crate) silence: Option<Silence>,
-    failed: u32,
+    pub(crate) failed: u32,
     /// The last thing that Redis refused.
     refusal: Option<Refusal>,
     /// Redis has answered before.
@@ -224,11 +219,6 @@ impl Attempts {
         if self.silence.as_ref().is_some_and(|silence| silence.is_refuted(answered_since)) {
             self.silence = None;
         }
-    }
-
-    /// True after the first that failed.
-    pub(crate) fn is_first(&self) -> bool {
-        self.failed == 1
     }
 
     pub(crate) fn judge(&self, patience: &Patience, kind: Kind) -> Verdict {

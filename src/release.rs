@@ -142,7 +142,7 @@ fn unconfirmed(hold: &Hold, was_valid: bool, trouble: Trouble) -> Error {
     if !was_valid || hold.lost().is_some() {
         return hold.lose(LostCause::Expired);
     }
-    let at_most = hold.gone_in(Moment::now());
+    let at_most = hold.gone_by().since(Moment::now());
     let name = hold.key.name();
     warn!(target: "relatch::release", "the release of lock {name:?} is not confirmed, its key may stand for up to {at_most:.1?}");
     Error::Unconfirmed { key: name.to_string(), at_most, source: trouble.into_cause() }

@@ -209,8 +209,9 @@ impl Session {
         self.keeper.work.lock().leases.close(hold, now);
         hold.release();
         release::owe(&self.keeper, hold);
+        let (key, at_most) = (hold.key.name().to_string(), hold.gone_by().since(now));
         let source = "the thread is ending: its lock is released in the background".into();
-        Err(Error::Unconfirmed { key: hold.key.name().to_string(), at_most: hold.gone_in(now), source })
+        Err(Error::Unconfirmed { key, at_most, source })
     }
 
     /// `Err` where a hold can no longer be trusted, or is another process's.
