@@ -75,41 +75,20 @@ pub(crate) type Ender = Box<dyn FnOnce() + Send>;
 
 /// What TCP and unix sockets have in common.
 trait Socket: Read + Write + Send {
-    fn ender(&self) -> io::Result<Ender>;
-    fn set_timeout(&self, timeout: Duration) -> io::Result<()>;
-    fn set_nonblocking(&self, on: bool) -> io::Result<()>;
+    /// The same, to set what the system does with it.
+    fn raw(&self) -> SockRef<'_>;
 }
 
 impl Socket for TcpStream {
-    fn ender(&self) -> io::Result<Ender> {
-        let twin = self.try_clone()?;
-        Ok(Box::new(move || _ = twin.shutdown(Shutdown::Both)))
-    }
-
-    fn set_timeout(&self, timeout: Duration) -> io::Result<()> {
-        self.set_read_timeout(Some(timeout))?;
-        self.set_write_timeout(Some(timeout))
-    }
-
-    fn set_nonblocking(&self, on: bool) -> io::Result<()> {
-        self.set_nonblocking(on)
+    fn raw(&self) -> SockRef<'_> {
+        SockRef::from(self)
     }
 }
 
 #[cfg(unix)]
 impl Socket for UnixStream {
-    fn ender(&self) -> io::Result<Ender> {
-        let twin = self.try_clone()?;
-        Ok(Box::new(move || _ = twin.shutdown(Shutdown::Both)))
-    }
-
-    fn set_timeout(&self, timeout: Duration) -> io::Result<()> {
-        self.set_read_timeout(Some(timeout))?;
-        self.set_write_timeout(Some(timeout))
-    }
-
-    fn set_nonblocking(&self, on: bool) -> io::Result<()> {
-        self.set_nonblocking(on)
+    fn raw(&self) -> SockRef<'_> {
+        SockRef::from(self)
     }
 }
 
@@ -176,7 +155,10 @@ impl Wire {
     /// What another thread can end the connection with. (Not over TLS.)
     pub(super) fn ender(&self) -> Option<Ender> {
         match self {
-            Wire::Plain(plain) => plain.stream.socket.ender().ok(),
+            Wire::Plain(plain) => {
+                let twin = plain.stream.socket.raw().try_clone().ok()?;
+                Some(Box::new(move || _ = twin.shutdown(Shutdown::Both)))
+            }
             Wire::Sealed(_) => None,
         }
     }
@@ -235,9 +217,9 @@ impl Stream {
     /// (What is read here is lost: a connection that says something unasked is of no use either
     /// way.)
     fn has_ended(&mut self) -> bool {
-        let looked = self.socket.set_nonblocking(true).and_then(|()| self.socket.read(&mut [0]));
+        let looked = self.socket.raw().set_nonblocking(true).and_then(|()| self.socket.read(&mut [0]));
         let is_quiet = matches!(&looked, Err(error) if error.kind() == ErrorKind::WouldBlock);
-        self.socket.set_nonblocking(false).is_err() || !is_quiet
+        self.socket.raw().set_nonblocking(false).is_err() || !is_quiet
     }
 
     fn by(&mut self, deadline: Moment) -> By<'_> {
@@ -268,7 +250,9 @@ impl By<'_> {
             let timeout = left.max(SHORTEST);
             let set = self.stream.timeout;
             if set > timeout.saturating_add(SHORTEST) || set < timeout / 4 {
-                self.stream.socket.set_timeout(timeout)?;
+                let socket = self.stream.socket.raw();
+                socket.set_read_timeout(Some(timeout))?;
+                socket.set_write_timeout(Some(timeout))?;
                 self.stream.timeout = timeout;
             }
             match call(&mut *self.stream.socket) {
@@ -422,7 +406,7 @@ pub(super) mod tests {
         assert!(!error.is_timeout());
     }
 
-    /// A socket that counts how often its timeout is set.
+    /// A socket that counts how often it is set up: reading needs that for its timeout alone.
     struct Counting(TcpStream, Arc<AtomicUsize>);
 
     impl Read for Counting {
@@ -442,17 +426,9 @@ pub(super) mod tests {
     }
 
     impl Socket for Counting {
-        fn ender(&self) -> io::Result<Ender> {
-            Socket::ender(&self.0)
-        }
-
-        fn set_timeout(&self, timeout: Duration) -> io::Result<()> {
+        fn raw(&self) -> SockRef<'_> {
             self.1.fetch_add(1, Ordering::Relaxed);
-            Socket::set_timeout(&self.0, timeout)
-        }
-
-        fn set_nonblocking(&self, on: bool) -> io::Result<()> {
-            self.0.set_nonblocking(on)
+            self.0.raw()
         }
     }
 
