@@ -195,7 +195,7 @@ impl Claimant<'_> {
     /// may come at once.)
     fn expect(&mut self) {
         let claim = self.bid.claim;
-        self.expected.get_or_insert_with(|| claim.keeper.listener.expect(claim.key.in_redis()));
+        self.expected.get_or_insert_with(|| claim.keeper.listener.calls.expect(claim.key.in_redis()));
     }
 
     /// Looks at who has the lock: waiting for some of them would never end.

@@ -31,7 +31,7 @@ pub(crate) struct Desk {
     pub(crate) teller: Option<Teller>,
     /// Who waits in this process for what may be lost.
     pub(crate) queue: Arc<Queue>,
-    pub(crate) listener: Listener,
+    pub(crate) listener: Arc<Listener>,
     pub(crate) response_timeout: Duration,
     pub(crate) work: Mutex<Work>,
     /// There is something to do sooner than the thread thinks.

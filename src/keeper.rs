@@ -39,7 +39,7 @@ impl Desk {
     ) -> Keeper {
         let (queue, counters) = (Arc::<Queue>::default(), Counters::default());
         Arc::new_cyclic(|desk: &Weak<Desk>| {
-            let listener = Listener::new(Arc::clone(&store), response_timeout, probe, desk.clone());
+            let listener = Arc::new(Listener::new(Arc::clone(&store), response_timeout, probe, desk.clone()));
             let (work, bell, keeper) = (Mutex::default(), Condvar::new(), Inside::default());
             Desk { store, counters, teller, queue, listener, response_timeout, work, bell, keeper }
         })

@@ -16,7 +16,7 @@ use log::{info, warn};
 use parking_lot::{Condvar, Mutex};
 
 use crate::backoff::Backoff;
-use crate::calls::{Calls, Expected};
+use crate::calls::Calls;
 use crate::clock::Moment;
 use crate::process::Inside;
 use crate::store::{Ender, Heard, Store, Trouble, Watch};
@@ -37,19 +37,14 @@ pub(crate) trait Audience: Send + Sync {
     fn anything_changed(&self);
 }
 
-/// The listener, as those who wait see it.
-#[derive(Debug)]
+/// The listener: what its thread shares with those who wait.
 pub(crate) struct Listener {
-    shared: Arc<Shared>,
-}
-
-struct Shared {
     store: Arc<Store>,
     response_timeout: Duration,
     /// A key that nobody else knows of: none where there is to be no listener.
     probe: Option<String>,
     audience: Weak<dyn Audience>,
-    calls: Calls,
+    pub(crate) calls: Calls,
     /// What Redis calls the connection that listens: zero while there is none.
     number: AtomicU64,
     /// Something went wrong and was logged, and has not been seen to work since.
@@ -82,7 +77,7 @@ impl Listener {
         probe: Option<String>,
         audience: Weak<dyn Audience>,
     ) -> Listener {
-        let shared = Shared {
+        Listener {
             store,
             response_timeout,
             probe,
@@ -93,51 +88,40 @@ impl Listener {
             state: Mutex::default(),
             bell: Condvar::new(),
             inside: Inside::default(),
-        };
-        Listener { shared: Arc::new(shared) }
+        }
     }
 
     /// Starts the thread, if that has not been done. It connects by itself, and nobody waits for it.
-    pub(crate) fn start(&self) {
-        let mut state = self.shared.state.lock();
+    pub(crate) fn start(self: &Arc<Listener>) {
+        let mut state = self.state.lock();
         if state.started || state.stop {
             return;
         }
-        let Some(probe) = self.shared.probe.clone() else {
+        let Some(probe) = self.probe.clone() else {
             return;
         };
         state.started = true;
-        let waiters = Arc::downgrade(&self.shared);
-        self.shared.store.on_close(move |link| {
-            if let Some(shared) = waiters.upgrade() {
-                shared.calls.call_over(link);
+        let waiters = Arc::downgrade(self);
+        self.store.on_close(move |link| {
+            if let Some(listener) = waiters.upgrade() {
+                listener.calls.call_over(link);
             }
         });
-        let shared = Arc::clone(&self.shared);
+        let listener = Arc::clone(self);
         let (alive, done) = mpsc::channel::<()>();
         let run = move || {
             let _alive = alive;
-            shared.run(&probe);
+            listener.run(&probe);
         };
         match thread::Builder::new().name("relatch-listen".to_owned()).spawn(run) {
             Ok(thread) => (state.thread, state.done) = (Some(thread), Some(done)),
-            Err(error) => self.shared.complain(&error),
+            Err(error) => self.complain(&error),
         }
     }
 
     /// What Redis calls the connection that listens now, if there is one.
     pub(crate) fn number(&self) -> Option<u64> {
-        Some(self.shared.number.load(Ordering::Acquire)).filter(|number| *number != 0)
-    }
-
-    /// Expects word of a key from now on.
-    pub(crate) fn expect<'a>(&'a self, redis_key: &'a str) -> Expected<'a> {
-        self.shared.calls.expect(redis_key)
-    }
-
-    /// Wakes whoever waits for a key that this process has changed itself.
-    pub(crate) fn call(&self, redis_key: &str) {
-        self.shared.calls.call(redis_key.as_bytes());
+        Some(self.number.load(Ordering::Acquire)).filter(|number| *number != 0)
     }
 
     /// Takes in what Redis said when it was asked to tell `number` of changes: true if it will.
@@ -149,7 +133,7 @@ impl Listener {
             Watch::Refused(refusal) => refusal,
         };
         if self.give_up(number) {
-            self.shared.complain(&refusal);
+            self.complain(&refusal);
         }
         false
     }
@@ -158,7 +142,7 @@ impl Listener {
     /// that cannot have ended before this is noted.)
     pub(crate) fn will_wake(&self, redis_key: &str, number: u64, watch: Watch) -> bool {
         if let Watch::On { link } = watch {
-            self.shared.calls.looked_over(redis_key.as_bytes(), link);
+            self.calls.looked_over(redis_key.as_bytes(), link);
         }
         self.will_hear(number, watch)
     }
@@ -166,7 +150,7 @@ impl Listener {
     /// A key changed, and there was no word of it: the connection may be dead, and nobody have noticed.
     pub(crate) fn missed(&self, number: u64) {
         if self.give_up(number) {
-            self.shared.complain(&"there was no word of a change");
+            self.complain(&"there was no word of a change");
         }
     }
 
@@ -175,8 +159,8 @@ impl Listener {
         if self.number() != Some(number) {
             return false;
         }
-        self.shared.state.lock().useless = true;
-        self.shared.deafen();
+        self.state.lock().useless = true;
+        self.deafen();
         true
     }
 
@@ -185,31 +169,29 @@ impl Listener {
     /// Nothing wakes it while it connects and tries whether Redis tells of changes, which may take a
     /// connect timeout and a response timeout, each twice: it is then left behind, and ends by itself.
     pub(crate) fn stop(&self) {
-        let mut state = self.shared.state.lock();
+        let mut state = self.state.lock();
         state.stop = true;
         let thread = state.thread.take().zip(state.done.take());
         let ender = state.ender.take();
         drop(state);
-        self.shared.bell.notify_one();
+        self.bell.notify_one();
         if let Some(end) = ender {
             end();
         }
         let Some((thread, done)) = thread else {
             return;
         };
-        if self.shared.inside.is_here() {
+        if self.inside.is_here() {
             return;
         }
-        let limit = self.shared.response_timeout.max(SILENCE[0]).saturating_add(BRIEFLY);
+        let limit = self.response_timeout.max(SILENCE[0]).saturating_add(BRIEFLY);
         if done.recv_timeout(limit) != Err(RecvTimeoutError::Disconnected) {
             warn!(target: "relatch::listener", "the listener still connects: its thread is left behind, and ends by itself");
         } else if thread.join().is_err() {
             warn!(target: "relatch::listener", "the listener had panicked");
         }
     }
-}
 
-impl Shared {
     fn run(&self, probe: &str) {
         self.inside.enter();
         let (mut while_away, mut while_deaf) = (Backoff::for_listener(), Backoff::for_deafness());
@@ -309,8 +291,8 @@ impl Shared {
     }
 }
 
-impl fmt::Debug for Shared {
+impl fmt::Debug for Listener {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Shared").field("number", &self.number).finish_non_exhaustive()
+        f.debug_struct("Listener").field("number", &self.number).finish_non_exhaustive()
     }
 }

@@ -142,7 +142,7 @@ impl Scene {
         }
     }
 
-    /// As `Shared::spread` does it.
+    /// As `Listener::spread` does it.
     fn hear(&self) {
         if by_chance(8) {
             self.calls.call_all();

@@ -51,7 +51,7 @@ pub(crate) fn give_back(
     }
     if valid_until.is_none() {
         // Whoever passed it by may have asked over the same connection, and Redis does not tell of what was done there.
-        keeper.listener.call(hold.key.in_redis());
+        keeper.listener.calls.call(hold.key.in_redis().as_bytes());
     }
     if let Some((Wish { token, lease }, stray)) = next.and_then(|next| turn.settle(&next, handed)) {
         let (redis_key, gone_by) = (hold.key.in_redis().to_owned(), lease.gone_by(Moment::now()));

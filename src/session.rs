@@ -260,7 +260,7 @@ impl Session {
             warn!(target: "relatch::force_unlock", "lock {name:?} was force-unlocked, it was held by {holder}");
         }
         // Redis does not tell of what was done over a connection that a waiter of this process has used.
-        self.keeper.listener.call(key.in_redis());
+        self.keeper.listener.calls.call(key.in_redis().as_bytes());
         Ok(deleted)
     }
 
