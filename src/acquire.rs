@@ -317,7 +317,7 @@ impl Claimant<'_> {
     ) -> Option<Result<Outcome, Error>> {
         let kind = self.attempts.fail(&trouble, self.bid.tried_since);
         if kind == Kind::OutOfTime {
-            self.attempts.refute(|since| self.bid.claim.keeper.store.answered_since(since));
+            self.attempts.refute(|since| self.bid.claim.keeper.store.pool.answered_since(since));
         } else {
             self.turn.failed(self.attempts.silence.as_ref());
         }

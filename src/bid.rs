@@ -100,7 +100,7 @@ impl<'a> Bid<'a> {
         let (key, lease) = (self.claim.key.in_redis(), self.claim.lease.millis());
         let number = if self.claim.waits { self.claim.keeper.listener.number() } else { None };
         let sent = Moment::now();
-        if self.claim.keeper.store.answered_since(began) {
+        if self.claim.keeper.store.pool.answered_since(began) {
             self.tried_since = sent;
         }
         let mut answer = if look {

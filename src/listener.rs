@@ -102,7 +102,7 @@ impl Listener {
         };
         state.started = true;
         let waiters = Arc::downgrade(self);
-        self.store.on_close(move |link| {
+        self.store.pool.on_close(move |link| {
             if let Some(listener) = waiters.upgrade() {
                 listener.calls.call_over(link);
             }
@@ -233,7 +233,7 @@ impl Listener {
         let mut sweep_at = Moment::now().after(silence);
         ear.listen((silence, self.response_timeout), |heard| {
             if sweep_at <= Moment::now() {
-                self.store.sweep();
+                self.store.pool.sweep();
                 sweep_at = Moment::now().after(silence);
             }
             if matches!(heard, Heard::Keys(_)) {

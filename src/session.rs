@@ -103,7 +103,7 @@ impl Session {
             self.keeper.counters.timed_out.add(1);
             Entered::Busy { waited: Moment::now().since(started), holder, cause }
         };
-        let answered_since = |moment| self.keeper.store.answered_since(moment);
+        let answered_since = |moment| self.keeper.store.pool.answered_since(moment);
         let look_after = |hold: &Hold| self.keeper.look_after(hold);
         let is_mine = |holder: &Holder| holds::is_mine(holder.raw(), pid);
         let owner = Owner::new(Arc::clone(&self.host), pid, this_process::thread_id(pid));

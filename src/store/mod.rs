@@ -37,7 +37,7 @@ pub(crate) use crate::store::wire::Ender;
 
 /// The server and the connections to it.
 pub(crate) struct Store {
-    pool: Pool,
+    pub(crate) pool: Pool,
     scripts: Scripts,
     response_timeout: Duration,
 }
@@ -70,27 +70,10 @@ impl Store {
         Ok(Connection { link, scripts: &self.scripts, response_timeout: self.response_timeout })
     }
 
-    /// True where Redis has answered over a connection of the pool since then.
-    pub(crate) fn answered_since(&self, moment: Moment) -> bool {
-        self.pool.answered_since(moment)
-    }
-
     /// Opens a connection beside the pool, for a thread that must not wait for others.
     pub(crate) fn connect(&self, deadline: Moment) -> Result<Connection<'_>, Trouble> {
         let link = Carrier::Own(Box::new(self.pool.connect(deadline)?));
         Ok(Connection { link, scripts: &self.scripts, response_timeout: self.response_timeout })
-    }
-
-    /// Has `call` called when a connection of the pool is closed, by its number: Redis does not tell of what was looked at
-    /// over it.
-    pub(crate) fn on_close(&self, call: impl Fn(u64) + Send + Sync + 'static) {
-        self.pool.on_close(call);
-    }
-
-    /// Looks at the idle connections of the pool, without waiting, and drops those that are of no
-    /// use any more.
-    pub(crate) fn sweep(&self) {
-        self.pool.sweep();
     }
 
     /// Opens a connection that only listens, and makes sure that it hears: over a second connection, Redis is asked to

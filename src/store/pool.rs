@@ -38,7 +38,7 @@ const LONG_SILENCE: Duration = Duration::from_millis(100);
 /// use.)
 const LONGEST_IDLE: Duration = Duration::from_secs(600);
 
-pub(super) struct Pool {
+pub(crate) struct Pool {
     slots: r2d2::Pool<Slots>,
     pub(super) address: Address,
     pub(super) connect_timeout: Duration,
@@ -74,7 +74,8 @@ impl Pool {
         Ok(Pool { slots, address, connect_timeout, condemned, answered_at, on_close, born })
     }
 
-    pub(super) fn on_close(&self, call: impl Fn(u64) + Send + Sync + 'static) {
+    /// Has `call` called when a link is closed, by its number.
+    pub(crate) fn on_close(&self, call: impl Fn(u64) + Send + Sync + 'static) {
         let _ = self.on_close.set(Box::new(call)); // Set once.
     }
 
@@ -143,7 +144,7 @@ impl Pool {
     ///
     /// A waiter may have registered over such a link, and Redis does not tell of a change over a
     /// link that it has closed.
-    pub(super) fn sweep(&self) {
+    pub(crate) fn sweep(&self) {
         // All at once: r2d2 would lend the same one again and again.
         let mut idle = Vec::new();
         let mut dropped = Vec::new();
@@ -169,7 +170,7 @@ impl Pool {
     }
 
     /// True where Redis has answered over a link that came back since then.
-    pub(super) fn answered_since(&self, moment: Moment) -> bool {
+    pub(crate) fn answered_since(&self, moment: Moment) -> bool {
         self.answered_at.load(Ordering::Relaxed) >= moment.as_nanos()
     }
 
