@@ -1,6 +1,5 @@
 //! Taking a lock that this thread does not hold: asking, waiting, giving up.
 
-use std::error::Error as StdError;
 use std::mem;
 use std::thread;
 use std::time::Duration;
@@ -19,7 +18,7 @@ use crate::key::NOT_A_STRING;
 use crate::machine;
 use crate::patience::{Attempts, Kind, Patience, Unending, Verdict};
 use crate::queue::Turn;
-use crate::store::{Compared, Trouble};
+use crate::store::{Cause, Compared, Trouble};
 use crate::wish::{Handed, Wish};
 
 /// The shortest pause between two looks: Redis may be a moment late in letting an expired key go.
@@ -30,9 +29,6 @@ const LAST_LOOK: Duration = Duration::from_millis(500);
 
 /// How often a waiter looks whether the holder is dead, where that matters.
 const GLANCE: Duration = Duration::from_millis(50);
-
-/// Why something took too long, in the words of whatever did.
-pub(crate) type Cause = Box<dyn StdError + Send + Sync>;
 
 /// What came of it.
 #[derive(Debug)]

@@ -70,11 +70,8 @@ impl Options {
         if let Some(limit) = self.renewal.max_hold
             && limit < self.lease
         {
-            return Err(refuse(
-                "max_hold",
-                limit,
-                "it is at least the lease, which lasts that long in any case",
-            ));
+            let reason = "it is at least the lease, which lasts that long in any case";
+            return Err(refuse("max_hold", limit, reason));
         }
         Ok(())
     }
@@ -147,11 +144,8 @@ impl Settings {
             return Err(refuse("pool_size", self.pool_size, reason));
         }
         if self.hand_on.turns == 0 {
-            return Err(refuse(
-                "hand_on",
-                self.hand_on.turns,
-                "one turn is the least: nothing is handed on then",
-            ));
+            let reason = "one turn is the least: nothing is handed on then";
+            return Err(refuse("hand_on", self.hand_on.turns, reason));
         }
         for (option, timeout) in [
             ("connect_timeout", self.connect_timeout),

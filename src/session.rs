@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use log::{debug, warn};
 
-use crate::acquire::{Cause, Outcome, acquire};
+use crate::acquire::{Outcome, acquire};
 use crate::bid::Claimed;
 use crate::clock::Moment;
 use crate::desk::Desk;
@@ -27,7 +27,7 @@ use crate::patience::Patience;
 use crate::process as this_process;
 use crate::queue::{NoTurn, Turn};
 use crate::release;
-use crate::store::{Address, Seen, Store, Trouble};
+use crate::store::{Address, Cause, Seen, Store, Trouble};
 use crate::teller::{OnLost, Teller};
 use crate::wish::{Handed, Wish};
 

@@ -32,7 +32,7 @@ pub(crate) use crate::store::address::Address;
 pub(crate) use crate::store::ear::{Ear, Heard};
 pub(crate) use crate::store::link::FAIR_TRY;
 pub(crate) use crate::store::reply::{Claim, Compared, Seen, Watch};
-pub(crate) use crate::store::trouble::{Refusal, Trouble};
+pub(crate) use crate::store::trouble::{Cause, Refusal, Trouble};
 pub(crate) use crate::store::wire::Ender;
 
 /// The server and the connections to it.

@@ -60,7 +60,7 @@ const DID_NOTHING_ERR: [&str; 19] = [
 /// Stands for what was left out at the end.
 const CUT_OFF: &str = "...";
 
-pub(super) type Cause = Box<dyn StdError + Send + Sync>;
+pub(crate) type Cause = Box<dyn StdError + Send + Sync>;
 
 /// An error that Redis answered.
 #[derive(Debug, Clone, thiserror::Error)]
