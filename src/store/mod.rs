@@ -19,14 +19,13 @@ use redis::{Cmd, Value};
 
 use crate::clock::Moment;
 use crate::error::Error;
-use crate::flaw;
 use crate::holder::Holder;
 use crate::options::Settings;
 use crate::store::commands::{begin, of_key, set};
 use crate::store::link::Batch;
 use crate::store::pool::{Carrier, Pool};
 use crate::store::reply::{accepted, alive, allowed, claimed, compared, deleted, seen, was_set, watch};
-use crate::store::script::{CLAIM, DELETE, FORCE, RELEASE, RENEW, Script};
+use crate::store::script::{CLAIM, FORCE, RELEASE, RENEW, Script};
 
 pub(crate) use crate::store::address::Address;
 pub(crate) use crate::store::ear::{Ear, Heard};
@@ -38,28 +37,13 @@ pub(crate) use crate::store::wire::Ender;
 /// The server and the connections to it.
 pub(crate) struct Store {
     pub(crate) pool: Pool,
-    scripts: Scripts,
     response_timeout: Duration,
-}
-
-struct Scripts {
-    claim: Script,
-    release: Script,
-    renew: Script,
-    force: Script,
 }
 
 impl Store {
     pub(crate) fn new(address: Address, settings: &Settings) -> Result<Store, Error> {
-        let release = if flaw::is_in("deletes without comparing") { DELETE } else { RELEASE };
         Ok(Store {
             pool: Pool::new(address, settings.pool_size, settings.connect_timeout)?,
-            scripts: Scripts {
-                claim: Script::new(CLAIM, "+set +get +pttl"),
-                release: Script::new(release, "+get +del"),
-                renew: Script::new(RENEW, "+get +pttl +pexpire"),
-                force: Script::new(FORCE, "+pttl +get +del"),
-            },
             response_timeout: settings.response_timeout,
         })
     }
@@ -67,13 +51,13 @@ impl Store {
     /// Borrows a connection, waiting for one and connecting where need be, until the deadline.
     pub(crate) fn checkout(&self, deadline: Moment) -> Result<Connection<'_>, Trouble> {
         let link = Carrier::Lent(self.pool.checkout(deadline)?);
-        Ok(Connection { link, scripts: &self.scripts, response_timeout: self.response_timeout })
+        Ok(Connection { link, response_timeout: self.response_timeout })
     }
 
     /// Opens a connection beside the pool, for a thread that must not wait for others.
     pub(crate) fn connect(&self, deadline: Moment) -> Result<Connection<'_>, Trouble> {
         let link = Carrier::Own(Box::new(self.pool.connect(deadline)?));
-        Ok(Connection { link, scripts: &self.scripts, response_timeout: self.response_timeout })
+        Ok(Connection { link, response_timeout: self.response_timeout })
     }
 
     /// Opens a connection that only listens, and makes sure that it hears: over a second connection, Redis is asked to
@@ -110,7 +94,6 @@ impl Store {
 /// first may wait for less (`Link::limit`).
 pub(crate) struct Connection<'a> {
     link: Carrier<'a>,
-    scripts: &'a Scripts,
     response_timeout: Duration,
 }
 
@@ -174,7 +157,7 @@ impl Connection<'_> {
         listener: Option<u64>,
         deadline: Moment,
     ) -> Result<(Claim, Watch), Trouble> {
-        let script = &self.scripts.claim;
+        let script = &*CLAIM;
         let lease = lease.to_string();
         let fill = |batch: Batch, teach| batch.and(&script.command(teach, key, &[token, &lease]));
         let (replies, watch) = self.run_all(listener, fill, deadline)?;
@@ -185,7 +168,7 @@ impl Connection<'_> {
 
     /// Compare and delete, with one more round trip where Redis has forgotten the script.
     pub(crate) fn remove(&mut self, key: &str, token: &str, deadline: Moment) -> Result<Compared, Trouble> {
-        let script = &self.scripts.release;
+        let script = &*RELEASE;
         let mut reply = self.run(&script.by_hash(key, &[token]), deadline);
         if matches!(&reply, Err(Trouble::Refused(refusal)) if refusal.code == "NOSCRIPT") {
             reply = self.run(&script.whole(key, &[token]), deadline);
@@ -200,7 +183,7 @@ impl Connection<'_> {
         removals: &[(&str, &str)],
         deadline: Moment,
     ) -> Result<Vec<Result<Compared, Trouble>>, Trouble> {
-        let script = &self.scripts.release;
+        let script = &*RELEASE;
         let fill = |mut batch: Batch, teach: bool| {
             for (n, (key, token)) in removals.iter().enumerate() {
                 batch = batch.and(&script.command(teach && n == 0, key, &[token]));
@@ -220,7 +203,7 @@ impl Connection<'_> {
         (next_token, lease): (&str, u64),
         deadline: Moment,
     ) -> Result<(Result<Compared, Trouble>, bool), Trouble> {
-        let script = &self.scripts.release;
+        let script = &*RELEASE;
         let claim = set(key, next_token, lease);
         let (mut removed, mut set) = self.remove_then(&script.by_hash(key, &[token]), &claim, deadline)?;
         if !set && matches!(&removed, Err(Trouble::Refused(refusal)) if refusal.code == "NOSCRIPT") {
@@ -259,7 +242,7 @@ impl Connection<'_> {
         listener: Option<u64>,
         deadline: Moment,
     ) -> Result<(Vec<Result<Compared, Trouble>>, Watch), Trouble> {
-        let script = &self.scripts.renew;
+        let script = &*RENEW;
         let fill = |mut batch: Batch, teach: bool| {
             for (n, extension) in extensions.iter().enumerate() {
                 let lease = extension.lease.to_string();
@@ -339,7 +322,7 @@ impl Connection<'_> {
     ///
     /// Whole, not by hash: nobody will read an answer that says NOSCRIPT. The connection is not used again.
     pub(crate) fn abandon(mut self, key: &str, token: &str) {
-        let batch = Batch::of(&self.scripts.release.whole(key, &[token]));
+        let batch = Batch::of(&RELEASE.whole(key, &[token]));
         // Where this fails, Redis ends the key with its lease; nothing more can be done from here.
         let _ = self.link.post(&batch, Moment::now().after(Duration::from_millis(1)));
         self.link.retire();
@@ -356,7 +339,7 @@ impl Connection<'_> {
     ///
     /// Whole, not by hash: it is rare, and an attempt that is not repeated cannot delete twice.
     pub(crate) fn force(&mut self, key: &str, deadline: Moment) -> Result<Option<Holder>, Trouble> {
-        let script = &self.scripts.force;
+        let script = &*FORCE;
         let reply = self.run(&script.whole(key, &[]), deadline).map_err(|trouble| script.explain(trouble))?;
         self.sensible(deleted(reply))
     }

@@ -1,7 +1,10 @@
 //! Lua scripts: sent by their hash, or whole where Redis has forgotten them.
 
+use std::sync::LazyLock;
+
 use redis::Cmd;
 
+use crate::flaw;
 use crate::store::trouble::Trouble;
 
 /// A script, its hash, and the rights that it needs besides `+evalsha +eval`.
@@ -12,18 +15,23 @@ pub(super) struct Script {
 }
 
 /// Takes a lock if it is free, and else says who has it.
-pub(super) const CLAIM: &str = include_str!("claim.lua");
+pub(super) static CLAIM: LazyLock<Script> =
+    LazyLock::new(|| Script::new(include_str!("claim.lua"), "+set +get +pttl"));
 /// Deletes a lock if it is still ours.
-pub(super) const RELEASE: &str = include_str!("release.lua");
-/// Deletes it whoever has it: a mistake (see `flaw`).
-pub(super) const DELETE: &str = "return redis.call('DEL', KEYS[1])";
+pub(super) static RELEASE: LazyLock<Script> = LazyLock::new(|| {
+    let comparing = !flaw::is_in("deletes without comparing");
+    let text = if comparing { include_str!("release.lua") } else { "return redis.call('DEL', KEYS[1])" };
+    Script::new(text, "+get +del")
+});
 /// Pushes a lock's lease out if it is still ours.
-pub(super) const RENEW: &str = include_str!("renew.lua");
+pub(super) static RENEW: LazyLock<Script> =
+    LazyLock::new(|| Script::new(include_str!("renew.lua"), "+get +pttl +pexpire"));
 /// Deletes whatever is there and says what it was.
-pub(super) const FORCE: &str = include_str!("force.lua");
+pub(super) static FORCE: LazyLock<Script> =
+    LazyLock::new(|| Script::new(include_str!("force.lua"), "+pttl +get +del"));
 
 impl Script {
-    pub(super) fn new(text: &'static str, rights: &'static str) -> Script {
+    fn new(text: &'static str, rights: &'static str) -> Script {
         Script { hash: redis::Script::new(text).get_hash().to_owned(), text, rights }
     }
 
