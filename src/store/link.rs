@@ -119,13 +119,10 @@ impl Link {
         if batch.count == 0 {
             return Ok(());
         }
-        let replies = self.exchange(&batch, deadline).map_err(|trouble| match trouble {
-            // No lock's command was under way yet, whatever became of the login.
-            Trouble::Unanswered { cause, .. } => Trouble::NotSent(cause),
-            other => other,
-        })?;
-        let agreed = replies.into_iter().try_for_each(agreed);
+        let replies = self.exchange(&batch, deadline);
+        let agreed = replies.and_then(|replies| replies.into_iter().try_for_each(agreed));
         agreed.map_err(|trouble| match trouble {
+            // No lock's command was under way yet, whatever became of the login.
             Trouble::Unanswered { cause, .. } => Trouble::NotSent(cause),
             other => other.without(address.password.as_deref()),
         })

@@ -7,7 +7,6 @@
 //! cause, by the caller's deadline, and no more often than callers ask.
 
 use std::convert::Infallible;
-use std::fmt;
 use std::io;
 use std::mem;
 use std::ops::{Deref, DerefMut};
@@ -294,11 +293,5 @@ impl r2d2::ManageConnection for Slots {
 
     fn has_broken(&self, _: &mut Slot) -> bool {
         false
-    }
-}
-
-impl fmt::Debug for Pool {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Pool").field("address", &self.address).finish_non_exhaustive()
     }
 }

@@ -244,7 +244,7 @@ impl By<'_> {
         loop {
             let left = self.deadline.since(Moment::now());
             if self.begun && left.is_zero() {
-                return Err(too_late());
+                return Err(io::Error::new(ErrorKind::TimedOut, "there was no answer in time"));
             }
             self.begun = true;
             let timeout = left.max(SHORTEST);
@@ -287,10 +287,6 @@ impl Write for By<'_> {
     fn flush(&mut self) -> io::Result<()> {
         self.call(|socket| socket.flush())
     }
-}
-
-fn too_late() -> io::Error {
-    io::Error::new(ErrorKind::TimedOut, "there was no answer in time")
 }
 
 /// Whether the first part of what comes on a connection that has subscribed is this word.
