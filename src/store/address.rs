@@ -89,7 +89,6 @@ impl Address {
         Ok(Address { bare, username, password, db, name, worked: Mutex::default() })
     }
 
-    /// Host and port, or the socket's path: what messages name.
     pub(crate) fn name(&self) -> &str {
         &self.name
     }
@@ -108,14 +107,12 @@ impl Address {
         Ok(self.in_order(ways))
     }
 
-    /// First the one that worked last.
     fn in_order(&self, mut ways: Vec<ConnectionInfo>) -> Vec<ConnectionInfo> {
         let worked = self.worked.lock();
         ways.sort_by_key(|way| worked.as_ref() != Some(way.addr()));
         ways
     }
 
-    /// A connection was made this way.
     pub(super) fn worked(&self, way: &ConnectionInfo) {
         *self.worked.lock() = Some(way.addr().clone());
     }

@@ -20,7 +20,6 @@ pub(super) fn set(key: &str, token: &str, lease: u64) -> Cmd {
     command
 }
 
-/// A command with one argument.
 pub(super) fn of_key(name: &str, key: &str) -> Cmd {
     let mut command = redis::cmd(name);
     command.arg(key);

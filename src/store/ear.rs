@@ -24,7 +24,6 @@ const QUIET: Duration = Duration::from_secs(3);
 
 const PING: &[u8] = b"*1\r\n$4\r\nPING\r\n";
 
-/// What was heard.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Heard {
     /// These keys have changed, or are gone.
@@ -60,7 +59,6 @@ impl Ear {
         Ok(Ear { wire: link.wire, id: id.unsigned_abs() })
     }
 
-    /// What another thread can end the connection with.
     pub(crate) fn ender(&self) -> Option<Ender> {
         self.wire.ender()
     }

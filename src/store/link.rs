@@ -44,7 +44,6 @@ impl Batch {
 enum Proof {
     /// It was there when the link was opened, just now.
     Opened,
-    /// It has answered.
     Answered,
     /// It may be gone by now.
     Nothing,
@@ -78,7 +77,6 @@ pub(crate) struct Link {
 }
 
 impl Link {
-    /// Connects and logs in.
     pub(super) fn open(address: &Address, deadline: Moment) -> Result<Link, Trouble> {
         let began = Moment::now();
         let ways = address.ways().map_err(Trouble::not_sent)?;
@@ -147,9 +145,8 @@ impl Link {
     /// Until when the next exchange may wait for its answer.
     ///
     /// The first since the link was lent again gets half of the time that is left: the link may be
-    /// dead, though Redis is well, and the other half is for a fresh one. But it gets twice the
-    /// time that the last answer took, and three quarters at most: a Redis that is far away, or
-    /// slow, is not dead.
+    /// dead, and the other half is for a fresh one. But it gets twice the time that the last answer
+    /// took, and three quarters at most: a Redis that is far away, or slow, is not dead.
     pub(super) fn limit(&self, deadline: Moment, response_timeout: Duration) -> Moment {
         let now = Moment::now();
         let left = deadline.since(now);
@@ -159,12 +156,10 @@ impl Link {
         now.after(share.min(left).min(response_timeout))
     }
 
-    /// True where Redis has agreed to tell this listener when something changes that is read here.
     pub(super) fn tells(&self, listener: u64) -> bool {
         self.tells == Some(listener)
     }
 
-    /// Redis has agreed to that, for as long as the connection stands.
     pub(super) fn will_tell(&mut self, listener: u64) {
         self.tells = Some(listener);
     }
@@ -179,9 +174,7 @@ impl Link {
         self.retired = true;
     }
 
-    /// Writes a batch and reads its replies.
-    ///
-    /// Errors that Redis answers are replies here, since the commands of a batch fare differently.
+    /// Writes a batch and reads its replies, errors among them: the commands of a batch fare differently.
     pub(super) fn exchange(&mut self, batch: &Batch, deadline: Moment) -> Result<Vec<Value>, Trouble> {
         let began = Moment::now();
         self.post(batch, deadline)?;

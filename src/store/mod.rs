@@ -60,11 +60,9 @@ impl Store {
         Ok(Connection { link, response_timeout: self.response_timeout })
     }
 
-    /// Opens a connection that only listens, and makes sure that it hears: over a second connection, Redis is asked to
-    /// tell it when `probe` changes, a key that nobody else knows of, and then that is changed.
-    ///
-    /// Refused where Redis does not tell of changes: it lacks a right, or does not know how, or something in between (which
-    /// may give connections other numbers) takes it for done.
+    /// Opens a connection that only listens, and makes sure that it hears: over a second one, Redis
+    /// is asked to tell it of changes of `probe`, a key that nobody else knows of, which is then
+    /// changed. Refused where it is not told: a proxy may have accepted that, and not done it.
     pub(crate) fn listen(&self, probe: &str) -> Result<Ear, Trouble> {
         let mut ear = Ear::open(&self.pool.address, Moment::now().after(self.pool.connect_timeout))?;
         let mut other = self.connect(Moment::NEVER)?;
@@ -103,7 +101,6 @@ impl Connection<'_> {
         self.link.exchange(batch, limit)
     }
 
-    /// It was not used for a while: the other end may be gone by now.
     pub(crate) fn doubt(&mut self) {
         self.link.doubt();
     }
@@ -116,13 +113,10 @@ impl Connection<'_> {
         read
     }
 
-    /// True where the connection must not be used again.
     pub(crate) fn is_over(&self) -> bool {
         self.link.is_over()
     }
 
-    /// True where it is seen, without waiting, that the connection has ended while nothing was sent
-    /// over it.
     pub(crate) fn has_ended(&mut self) -> bool {
         self.link.has_ended()
     }
@@ -145,10 +139,8 @@ impl Connection<'_> {
         Ok(if was_set { Claim::Taken } else { Claim::Busy(None) })
     }
 
-    /// An attempt that also learns who has the lock where we do not get it: one script, and one more
-    /// round trip where Redis has forgotten it.
-    ///
-    /// With a listener's number, Redis tells it when the key changes that is read here.
+    /// An attempt that also learns who has the lock where we do not get it. With a listener's
+    /// number, Redis tells it when the key changes that is read here.
     pub(crate) fn claim_or_look(
         &mut self,
         key: &str,
@@ -176,8 +168,7 @@ impl Connection<'_> {
         self.sensible(compared(reply).map_err(|trouble| script.explain(trouble)))
     }
 
-    /// Compare and delete, for many locks in one round trip; with one more where Redis has forgotten the script. Answers come in
-    /// the order of the keys and tokens.
+    /// The same for many locks in one round trip. Answers come in the order of the removals.
     pub(crate) fn remove_all(
         &mut self,
         removals: &[(&str, &str)],
@@ -232,10 +223,8 @@ impl Connection<'_> {
         Ok((self.sensible(removed), set))
     }
 
-    /// Compare and extend, for many locks in one round trip; with one more where Redis has forgotten the script.
-    ///
-    /// With a listener's number, Redis is asked to tell it when one of these keys changes; not by a renewal over this
-    /// connection. Answers come in the order of the extensions.
+    /// Compare and extend, for many locks in one round trip. With a listener's number, Redis tells it
+    /// when one of these keys changes. Answers come in the order of the extensions.
     pub(crate) fn extend_all(
         &mut self,
         extensions: &[Extension<'_>],
@@ -290,7 +279,6 @@ impl Connection<'_> {
         }
     }
 
-    /// Reads the replies of a script that compares.
     fn comparisons(&mut self, script: &Script, replies: Vec<Value>) -> Vec<Result<Compared, Trouble>> {
         let answer =
             |reply| self.sensible(compared(accepted(reply)).map_err(|trouble| script.explain(trouble)));
@@ -353,7 +341,7 @@ pub(crate) struct Extension<'a> {
     pub(crate) lease: u64,
 }
 
-/// The next reply of a batch. (A link gives as many as it was asked for, or an error.)
+/// (A link gives as many replies as it was asked for, or an error.)
 fn next(replies: &mut impl Iterator<Item = Value>) -> Value {
     replies.next().unwrap_or(Value::Nil)
 }

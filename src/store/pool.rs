@@ -1,10 +1,9 @@
 //! A fixed number of links, lent out one command (or one acquisition) at a time.
 //!
-//! r2d2 keeps the slots; the links in them are opened by the threads that use them. Left to itself, r2d2
-//! connects on its worker: the worker's error reaches callers as a string, a server that accepts and stays
-//! silent keeps the worker busy while callers time out, and an unreachable one is retried for ever whether
-//! or not anybody still wants it. A slot that opens on first use fails in the caller's hands: with the real
-//! cause, by the caller's deadline, and no more often than callers ask.
+//! r2d2 keeps the slots; the threads that use them open the links in them. So what fails, fails in
+//! the caller's hands: with the real cause, by the caller's deadline, and no more often than callers
+//! ask. r2d2's own worker would pass the cause on as a string, be kept busy by a server that stays
+//! silent, and try an unreachable one for ever.
 
 use std::convert::Infallible;
 use std::io;
@@ -26,11 +25,11 @@ use crate::store::address::Address;
 use crate::store::link::{Batch, FAIR_TRY, Link};
 use crate::store::trouble::Trouble;
 
-/// Nobody uses a link for longer than a few commands take: after this, something is wrong, and the caller is told.
-/// (And r2d2 adds the time it is given to an instant, and panics where that overflows.)
+/// Nobody uses a link for longer than a few commands take. (And r2d2 panics where an instant
+/// overflows.)
 const LONGEST_GET: Duration = Duration::from_secs(10);
 
-/// A silence that is shorter than this condemns no other link: Redis may have been busy.
+/// A shorter silence condemns no other link: Redis may have been busy.
 const LONG_SILENCE: Duration = Duration::from_millis(100);
 
 /// A link that nobody has used for so long is closed. (As r2d2 does, which takes the sweeps for
@@ -133,16 +132,12 @@ impl Pool {
         link.answered <= Moment::from_nanos(self.condemned.load(Ordering::Relaxed))
     }
 
-    /// Says that links which have not answered since then may be dead.
     fn condemn(&self, since: Moment) {
         self.condemned.fetch_max(since.as_nanos(), Ordering::Relaxed);
     }
 
-    /// Drops the idle links that have ended, that may be dead, or that nobody has used for long.
-    /// Does not wait.
-    ///
-    /// A waiter may have registered over such a link, and Redis does not tell of a change over a
-    /// link that it has closed.
+    /// Drops the idle links that have ended, that may be dead, or that nobody has used for long,
+    /// without waiting. A waiter may have looked over such a link: Redis tells it of nothing.
     pub(crate) fn sweep(&self) {
         // All at once: r2d2 would lend the same one again and again.
         let mut idle = Vec::new();

@@ -24,13 +24,10 @@ pub(crate) enum Claim {
 pub(crate) enum Compared {
     /// The token stood there, and it is done.
     Done,
-    /// Nothing stood there.
     Absent,
-    /// Something else stands there.
     NotOurs,
 }
 
-/// What stands at a key.
 #[derive(Debug)]
 pub(crate) enum Seen {
     Nothing,
@@ -44,8 +41,9 @@ pub(crate) enum Watch {
     /// It was not asked to.
     Off,
     /// It will, once, for as long as the connection stands over which it was looked at.
-    On { link: u64 },
-    /// It will not.
+    On {
+        link: u64,
+    },
     Refused(Refusal),
 }
 

@@ -14,19 +14,15 @@ pub(super) struct Script {
     rights: &'static str,
 }
 
-/// Takes a lock if it is free, and else says who has it.
 pub(super) static CLAIM: LazyLock<Script> =
     LazyLock::new(|| Script::new(include_str!("claim.lua"), "+set +get +pttl"));
-/// Deletes a lock if it is still ours.
 pub(super) static RELEASE: LazyLock<Script> = LazyLock::new(|| {
     let comparing = !flaw::is_in("deletes without comparing");
     let text = if comparing { include_str!("release.lua") } else { "return redis.call('DEL', KEYS[1])" };
     Script::new(text, "+get +del")
 });
-/// Pushes a lock's lease out if it is still ours.
 pub(super) static RENEW: LazyLock<Script> =
     LazyLock::new(|| Script::new(include_str!("renew.lua"), "+get +pttl +pexpire"));
-/// Deletes whatever is there and says what it was.
 pub(super) static FORCE: LazyLock<Script> =
     LazyLock::new(|| Script::new(include_str!("force.lua"), "+pttl +get +del"));
 
@@ -48,7 +44,6 @@ impl Script {
         }
     }
 
-    /// Either of these two.
     pub(super) fn command(&self, whole: bool, key: &str, args: &[&str]) -> Cmd {
         if whole { self.whole(key, args) } else { self.by_hash(key, args) }
     }

@@ -12,7 +12,8 @@ const LONGEST_MESSAGE: usize = 500;
 /// Why a command has no result.
 #[derive(Debug)]
 pub(crate) enum Trouble {
-    /// Redis did not get the command: no connection, or it could not be written whole.
+    /// Redis did not get the command: no connection, or it could not be written whole, and is no
+    /// command then.
     NotSent(Cause),
     /// The command was sent and no answer came: Redis may have executed it, or may yet.
     Unanswered {
@@ -57,7 +58,6 @@ const DID_NOTHING_ERR: [&str; 19] = [
     "wrong number of arguments",
 ];
 
-/// Stands for what was left out at the end.
 const CUT_OFF: &str = "...";
 
 pub(crate) type Cause = Box<dyn StdError + Send + Sync>;
@@ -135,8 +135,6 @@ impl Refusal {
 }
 
 impl Trouble {
-    /// Nothing of the command reached Redis, as far as executing it goes: a command whose bytes were not
-    /// all written is not a command yet.
     pub(crate) fn not_sent(cause: impl Into<Cause>) -> Trouble {
         Trouble::NotSent(cause.into())
     }
@@ -169,7 +167,6 @@ impl Trouble {
         }
     }
 
-    /// What happened, in words.
     pub(crate) fn words(&self) -> String {
         match self {
             Trouble::NotSent(cause) | Trouble::Unanswered { cause, .. } | Trouble::OutOfTime(cause) => {

@@ -1,9 +1,8 @@
 //! The bytes of a connection, sent and received by a deadline.
 //!
-//! The connection of the `redis` crate bounds each call of the socket, so whoever sends a byte now and then keeps its caller for as
-//! long as he likes; and it holds whatever comes until a reply is whole. Here, a reply is whole by the deadline and
-//! within [`LONGEST_REPLY`], or there is an error. Of that crate, only the parser is used: but for TLS, which is its own, and
-//! where both stay as they are there.
+//! A reply is whole by the deadline and within [`LONGEST_REPLY`], or there is an error. The `redis`
+//! crate bounds each call of the socket instead, and no reply: so only its parser is used, but for
+//! TLS, where all is as it is there.
 
 use std::io::{self, ErrorKind, Read, Write};
 use std::net::{IpAddr, Shutdown, SocketAddr, TcpStream};
@@ -22,9 +21,8 @@ pub(super) const SHORTEST: Duration = Duration::from_millis(1);
 /// What Redis may say at once. A token is a hundred bytes, a key at most 64 KiB.
 const LONGEST_REPLY: usize = 256 * 1024;
 
-/// When a connection has been silent for so long, the system asks the other end whether it is
-/// there, and how often it asks: a firewall keeps the flow that it would have dropped for being
-/// idle, and a connection whose other end is gone ends.
+/// When the system asks the other end of a silent connection whether it is there, and how often: so
+/// that no firewall drops the flow for being idle, and a connection whose other end is gone ends.
 const ASKED_AFTER: Duration = Duration::from_secs(30);
 const ASKED_EVERY: Duration = Duration::from_secs(10);
 const ASKED_TIMES: u32 = 3;
@@ -227,7 +225,6 @@ impl Stream {
     }
 }
 
-/// A stream, until a deadline.
 struct By<'a> {
     stream: &'a mut Stream,
     deadline: Moment,
@@ -289,7 +286,6 @@ impl Write for By<'_> {
     }
 }
 
-/// Whether the first part of what comes on a connection that has subscribed is this word.
 fn is(kind: &Value, word: &str) -> bool {
     matches!(kind, Value::BulkString(kind) if kind == word.as_bytes())
 }
