@@ -94,7 +94,6 @@ struct Claimant<'a> {
     unheard: Option<u64>,
     /// What the last look found without expiry.
     unending: Unending,
-    /// What they say of Redis.
     attempts: Attempts,
 }
 
@@ -161,7 +160,6 @@ impl Claimant<'_> {
         }
     }
 
-    /// Redis has answered.
     fn hear(&mut self) {
         self.attempts.hear();
         self.turn.answered();
@@ -238,10 +236,8 @@ impl Claimant<'_> {
         reclaimed && !mem::replace(&mut self.reclaimed, true)
     }
 
-    /// Sleeps until word comes, but not past the end of the holder's lease, nor past the deadline: false where that has
-    /// come. No connection is held meanwhile.
-    ///
-    /// Without a listener, for so long as `poll` says. With one, other processes are left some time after that.
+    /// Sleeps until word comes or, without a listener, for as long as `poll` says; but not past the
+    /// end of the holder's lease, nor past the deadline: false where that has come.
     fn pause(&mut self, poll: Duration, heard: bool, holder: &Holder) -> bool {
         let pause = if heard { safety_poll() } else { poll }.min(self.until_last_look());
         let now = Moment::now();

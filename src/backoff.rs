@@ -40,14 +40,12 @@ impl Backoff {
         Backoff { first, step: first, longest }
     }
 
-    /// The next pause.
     pub(crate) fn pause(&mut self) -> Duration {
         let step = self.step;
         self.step = (step * 2).min(self.longest);
         between(step / 2, step)
     }
 
-    /// Starts again from the shortest pause.
     pub(crate) fn reset(&mut self) {
         self.step = self.first;
     }

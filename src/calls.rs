@@ -50,7 +50,6 @@ impl Calls {
         }
     }
 
-    /// Wakes everybody.
     pub(crate) fn call_all(&self) {
         self.by_key.lock().values().for_each(|call| call.ring());
     }

@@ -47,7 +47,6 @@ impl Moment {
     }
 }
 
-/// The clock that counts suspend.
 #[cfg(any(target_os = "linux", target_os = "android"))]
 const CLOCK: ClockId = ClockId::Boottime;
 

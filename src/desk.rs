@@ -36,7 +36,6 @@ pub(crate) struct Desk {
     pub(crate) work: Mutex<Work>,
     /// There is something to do sooner than the thread thinks.
     pub(crate) bell: Condvar,
-    /// The thread that works here.
     pub(crate) keeper: Inside,
 }
 
@@ -54,7 +53,6 @@ pub(crate) struct Work {
 #[derive(Debug)]
 pub(crate) struct Ask {
     pub(crate) hold: Arc<Hold>,
-    /// How long he waits.
     pub(crate) deadline: Moment,
     pub(crate) answer: Sender<Result<(), Trouble>>,
 }

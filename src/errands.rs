@@ -1,8 +1,8 @@
 //! What the keeper has to say to Redis: leases to push out, keys to delete.
 //!
-//! All of it goes over one connection that is nobody else's, so that answers are taken in in the order of their sends. Where that
-//! broke, a command of an earlier one may still be executed behind a later one's: `renew.lua` never cuts a lease short, so that ends
-//! no hold that everybody believes in.
+//! All of it goes over one connection of its own, so that answers are taken in in the order of their
+//! sends. Where that broke, Redis may execute an earlier command behind a later one: `renew.lua`
+//! never cuts a lease short, so that ends no hold that is trusted.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -35,11 +35,11 @@ pub(crate) struct Errands<'a> {
 }
 
 impl<'a> Errands<'a> {
-    /// Pushes out what is waited for, all of it in one round trip: nobody is to wait for the others as well.
+    /// Pushes out what is waited for, all of it in one round trip.
     ///
-    /// The connection may have gone stale, or a hold that is about to end have left the others little time: so there is a second
-    /// try, for those who still have time. (What was executed and not answered is executed twice then: a lease is pushed out, and
-    /// pushed out again.)
+    /// The connection may have gone stale, or a hold that is about to end have left the others
+    /// little time: so there is a second try, for those that still have time. (A lease may be pushed
+    /// out twice then.)
     pub(crate) fn push_asked(&mut self, mut asked: Vec<Ask>) {
         for last in [false, true] {
             asked.retain(|ask| ask.time_left() > Duration::ZERO);
@@ -82,10 +82,9 @@ impl<'a> Errands<'a> {
         )
     }
 
-    /// Deletes what unanswered releases may have left, in one round trip: false where there was no answer, or no time for it.
-    ///
-    /// Where the answer is lost, all of it is sent again later. Executed twice, or late, it finds nothing: these tokens are not
-    /// used again.
+    /// Deletes what unanswered releases may have left, in one round trip: false where there was no
+    /// answer, or no time for it. All of it is sent again then: these tokens are not used again, so
+    /// a removal that is executed twice, or late, finds nothing.
     pub(crate) fn clean_up(&mut self, leftovers: &[Leftover]) -> bool {
         let now = Moment::now();
         // Not at the cost of those who hold something: they have to be renewed, or told when it ends.
@@ -138,8 +137,7 @@ impl<'a> Errands<'a> {
         result
     }
 
-    /// Looks, without waiting, whether Redis has closed the connection while nothing was sent over
-    /// it.
+    /// Looks, without waiting, whether Redis has closed the connection meanwhile.
     pub(crate) fn look_at_wire(&mut self) {
         if self.wire.as_mut().is_some_and(Connection::has_ended) {
             self.wire = None;
@@ -147,9 +145,8 @@ impl<'a> Errands<'a> {
         }
     }
 
-    /// The connection is gone over which Redis was asked to tell of changes: it tells no more, and
-    /// of what happened meanwhile it may not have told. So every hold that was renewed is looked at
-    /// again.
+    /// The connection is gone over which Redis was asked to tell of changes, and it may have missed
+    /// some: so every hold that was renewed is looked at again.
     fn lost_sight(&self) {
         self.desk.work.lock().leases.anything_changed(Moment::now());
     }

@@ -36,7 +36,6 @@ use crate::watch::LockWatch;
 #[clippy::has_significant_drop]
 pub struct LockGuard {
     session: Arc<Session>,
-    /// Shared with the thread's map, and counted there without atomics: so a guard stays in its thread.
     held: Rc<Held>,
     /// It has been taken off its hold.
     left: bool,

@@ -26,13 +26,10 @@ const DENIED: Moment = Moment::from_nanos(1);
 
 /// A hold, from the outermost lock to the outermost unlock.
 ///
-/// Who may touch what: the thread that holds writes `depth`, and ends the hold; the keeper writes `valid_until` when
-/// a renewal was answered; anybody may find that the hold is over, and the first to do so writes down how it
-/// ended. Validity is a comparison of the clock with `valid_until`, never a flag that somebody has to set in
-/// time: a process that was stopped and goes on finds the truth at its first look.
-///
-/// It only ever ends once: a look that finds the lease over writes that down before it says so, so
-/// no late answer to a renewal brings the hold back.
+/// The thread that holds writes `depth`, and ends the hold; the keeper writes `valid_until` when a
+/// renewal was answered; any thread may find that the hold is over, and the first writes down how it
+/// ended. Validity is a comparison of the clock with `valid_until`, never a flag that has to be set
+/// in time: a process that was stopped and goes on finds the truth at its first look.
 #[derive(Debug)]
 pub(crate) struct Hold {
     /// Tells holds apart, within the process.
@@ -52,11 +49,8 @@ pub(crate) struct Hold {
     /// When Redis has certainly let go of the key, by what was sent so far.
     gone_by: AtomicU64,
     renewals: AtomicU32,
-    /// The holding thread ended without giving the lock back.
     abandoned: AtomicBool,
-    /// Redis has said that the token does not stand there.
     denied: AtomicBool,
-    /// Its loss was handed on to whoever wants to know.
     told: AtomicBool,
     /// How it ended: it was lost or, with `None`, given back.
     end: OnceLock<Option<LostCause>>,
@@ -100,7 +94,6 @@ impl Hold {
         Lease::from_millis(self.lease.load(Ordering::Relaxed))
     }
 
-    /// How many guards are alive.
     pub(crate) fn depth(&self) -> u32 {
         self.depth.load(Ordering::Relaxed)
     }
@@ -147,7 +140,6 @@ impl Hold {
         }
     }
 
-    /// Until when the key can stand in Redis if it is not deleted.
     pub(crate) fn gone_by(&self) -> Moment {
         Moment::from_nanos(self.gone_by.load(Ordering::Acquire))
     }
@@ -293,7 +285,6 @@ impl Hold {
         if self.is_valid(now) { Ok(()) } else { Err(self.lose(LostCause::Expired)) }
     }
 
-    /// The hold as others would see it in Redis, for a message.
     pub(crate) fn as_holder(&self, now: Moment) -> Holder {
         Holder::new(self.token.as_bytes(), Some(self.gone_by().since(now)))
     }

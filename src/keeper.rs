@@ -45,7 +45,6 @@ impl Desk {
         })
     }
 
-    /// Keeps a hold from now on.
     pub(crate) fn enter(self: &Keeper, hold: &Arc<Hold>) -> Result<(), Error> {
         let told = self.teller.is_some();
         self.rouse(|work| work.leases.enter(Arc::clone(hold), told, hold.since.sent))
@@ -137,7 +136,6 @@ impl Desk {
     }
 }
 
-/// The thread's work, until it is told to stop.
 fn run(desk: &Desk) {
     desk.keeper.enter();
     let mut errands = Errands { desk, wire: None };

@@ -28,7 +28,6 @@ impl Key {
         Ok(Key { name: name.into(), in_redis: [prefix, name].concat() })
     }
 
-    /// The name as the user gave it.
     pub(crate) fn name(&self) -> &Arc<str> {
         &self.name
     }
@@ -38,7 +37,6 @@ impl Key {
         &self.in_redis
     }
 
-    /// What stands there is no lock.
     pub(crate) fn not_a_lock(&self, found: &str) -> Error {
         Error::NotALock {
             key: self.name.to_string(),

@@ -20,7 +20,6 @@ pub(crate) struct Leases {
     by_number: HashMap<u64, Entry>,
     /// The holds whose keys Redis tells of when they change, by key.
     watched: HashMap<Box<[u8]>, u64>,
-    /// The releases that are still owed.
     pub(crate) owed: Owed,
 }
 
@@ -47,7 +46,6 @@ impl Entry {
     }
 }
 
-/// What there is to do now.
 #[derive(Debug, Default)]
 pub(crate) struct Due {
     /// To be renewed, in one pipeline.

@@ -50,9 +50,7 @@ pub(crate) struct Listener {
     /// Something went wrong and was logged, and has not been seen to work since.
     complained: AtomicBool,
     state: Mutex<State>,
-    /// It is to stop.
     bell: Condvar,
-    /// The thread.
     inside: Inside,
 }
 
@@ -119,7 +117,6 @@ impl Listener {
         }
     }
 
-    /// What Redis calls the connection that listens now, if there is one.
     pub(crate) fn number(&self) -> Option<u64> {
         Some(self.number.load(Ordering::Acquire)).filter(|number| *number != 0)
     }
@@ -166,8 +163,8 @@ impl Listener {
 
     /// Ends the thread, by ending its connection. (Over TLS it looks whether it is to stop, every second at least.)
     ///
-    /// Nothing wakes it while it connects and tries whether Redis tells of changes, which may take a
-    /// connect timeout and a response timeout, each twice: it is then left behind, and ends by itself.
+    /// Nothing wakes it while it connects and tries whether Redis tells of changes: it is then left
+    /// behind, and ends by itself.
     pub(crate) fn stop(&self) {
         let mut state = self.state.lock();
         state.stop = true;

@@ -8,7 +8,6 @@ use crate::error::Error;
 /// The shortest lease: below it, an ordinary hiccup of the network is a lost lock.
 pub(crate) const MIN_LEASE: Duration = Duration::from_millis(10);
 
-/// The shortest time from one renewal to the next.
 const MIN_PERIOD: Duration = Duration::from_millis(1);
 
 /// The longest time any one network step may be given, and the longest pause before the next.
@@ -44,7 +43,6 @@ pub(crate) struct Renewal {
     pub(crate) on: bool,
     /// A third of the lease, where it is not set.
     pub(crate) every: Option<Duration>,
-    /// For how long at most.
     pub(crate) max_hold: Option<Duration>,
 }
 
@@ -128,7 +126,6 @@ impl Default for Settings {
 }
 
 impl Settings {
-    /// Refuses what cannot work, before anything is sent.
     pub(crate) fn check(&self) -> Result<(), Error> {
         const LONGEST: Duration = Duration::from_secs(366 * 24 * 3600);
 

@@ -7,7 +7,6 @@ use std::sync::Arc;
 use crate::flaw;
 use crate::random;
 
-/// The longest host name a token carries.
 const MAX_HOST: usize = 64;
 
 /// Hex digits in a token's nonce: 128 bits.
@@ -84,15 +83,9 @@ impl fmt::Display for Owner {
 
 /// What stands in Redis for one outermost acquisition: owner and nonce. Never used twice.
 ///
-/// The nonce is what makes a late release harmless: without it, the delayed release of a thread's first
-/// hold would delete the same thread's second one, and two containers with one host name and process 1
-/// would be one owner.
-///
-/// The nonce's first eight digits are the machine's (see `machine`), the other 96 bits are random.
-///
-/// Each nonce comes from the system itself: a generator in this process would give the copies of it
-/// (a fork, a snapshot of the machine) the same. Where the system has no random bits to give, there
-/// is no token.
+/// Without the nonce, the delayed release of a thread's first hold would delete the same thread's
+/// second one, and two containers with one host name and process 1 would be one owner. Its first
+/// eight digits are the machine's (see `machine`), the other 96 bits are random (see `random`).
 pub(crate) fn fresh_token(owner: &Owner, machine: &str) -> io::Result<String> {
     let nonce = if flaw::is_in("no nonce") { 0 } else { random::bits()? >> u32::BITS };
     Ok(format!("{owner}-{machine}{nonce:024x}"))

@@ -14,7 +14,6 @@ pub(crate) const SLOW_ANSWER: Duration = Duration::from_millis(100);
 /// The least time between two looks at a line in which nothing is wrong.
 const GLANCE: Duration = Duration::from_secs(1);
 
-/// How long to try, and how.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Patience {
     /// When the caller asked for the lock.
@@ -81,7 +80,6 @@ impl Kind {
     }
 }
 
-/// What an attempt that failed leads to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Verdict {
     TryAgain,
@@ -153,8 +151,7 @@ impl Unending {
     /// Takes in what was found there, by a waiter that would take the lock for so long.
     ///
     /// The holder of a token repairs its key at once if Redis has told it, and else with its next
-    /// renewal: after half of its lease at the latest. Nobody else knows that lease, so it is taken
-    /// to be as long as the waiter's own.
+    /// renewal: after half of its lease at most, which is taken to be as long as the waiter's own.
     pub(crate) fn saw(&mut self, holder: &Holder, lease: Duration, now: Moment) {
         let before = self.0.take().filter(|(value, _)| value == holder.raw());
         if holder.time_left().is_none() {
@@ -188,7 +185,6 @@ impl Attempts {
         Attempts { silence, failed: 0, refusal: None, answered }
     }
 
-    /// Redis has answered.
     pub(crate) fn hear(&mut self) {
         *self = Attempts::after(None, true);
     }

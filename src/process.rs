@@ -33,7 +33,6 @@ impl Inside {
         self.0.store(thread_id(process::id()), Ordering::Release);
     }
 
-    /// True in that thread.
     pub(crate) fn is_here(&self) -> bool {
         self.0.load(Ordering::Acquire) == thread_id(process::id())
     }

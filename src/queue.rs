@@ -1,9 +1,8 @@
 //! Who waits for which key in this process: first come, first served.
 //!
-//! One thread of a process talks to Redis about a key; the others stand in line behind it and send nothing.
-//! The turn goes on when the holder has released, or is dropped without that; and a holder whose
-//! hold is over without a release (its thread never came back) is passed by. A release may take the next one's wish along, and
-//! hand on to it what came of that.
+//! One thread of a process talks to Redis about a key; the others stand in line behind it and send
+//! nothing. The turn goes on when it is dropped, which is after the release; a hold that is over
+//! without one is passed by. A release may take the next thread's wish along.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
@@ -172,7 +171,6 @@ impl Lines {
         }
     }
 
-    /// Gives the turn to `waiter`, or to one who comes from outside, if it is theirs.
     fn start_turn(&mut self, name: &Arc<str>, waiter: Option<&Arc<Waiter>>, now: Moment) -> Option<Start> {
         let number = self.turns + 1;
         let start = self.line(name).start_turn(number, waiter, now)?;
@@ -191,7 +189,6 @@ fn notify_first(lines: MutexGuard<'_, Lines>, name: &str) {
 }
 
 impl Turn {
-    /// How long to leave the lock to other processes before Redis is asked again.
     pub(crate) fn nap(&self) -> Duration {
         let mut lines = self.queue.lines.lock();
         lines.by_name.get_mut(&self.name).map_or(Duration::ZERO, |line| line.nap(self.start.number))
@@ -202,12 +199,10 @@ impl Turn {
         self.note(|line| line.holds(self.start.number, hold, Moment::now()));
     }
 
-    /// Redis is asked now.
     pub(crate) fn asks(&self) {
         self.note(|line| line.asks(self.start.number, Moment::now()));
     }
 
-    /// Redis has answered.
     pub(crate) fn answered(&self) {
         self.note(|line| line.answered(self.start.number));
     }

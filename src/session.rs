@@ -45,7 +45,6 @@ pub(crate) struct Session {
     pub(crate) settings: Settings,
 }
 
-/// What an attempt at a lock came to.
 #[derive(Debug)]
 pub(crate) enum Entered {
     Held(Rc<Held>),
@@ -227,7 +226,6 @@ impl Session {
         hold.is_valid(now) && this_process::id(now) == self.born
     }
 
-    /// Who holds a key.
     pub(crate) fn holder(&self, name: &str) -> Result<Option<Holder>, Error> {
         let key = Key::new(&self.settings.prefix, name)?;
         match self.look("looking at", &key)? {
@@ -279,7 +277,6 @@ fn no_randomness(source: io::Error) -> Error {
     Error::NoRandomness { source }
 }
 
-/// The error of a thread in line behind another that has no answer.
 fn behind_an_outage(words: Option<&str>) -> Trouble {
     let front = "the thread in front of it in line has no answer";
     Trouble::NotSent(words.map_or_else(|| front.into(), |words| format!("{front}: {words}").into()))

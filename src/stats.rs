@@ -92,7 +92,6 @@ fn bucket(time: Duration) -> usize {
     bits.min(BUCKETS - 1)
 }
 
-/// One number that only grows.
 #[derive(Debug, Default)]
 pub(crate) struct Counter(AtomicU64);
 
@@ -125,7 +124,6 @@ impl Times {
     }
 }
 
-/// The counters behind [`Stats`].
 #[derive(Debug, Default)]
 pub(crate) struct Counters {
     pub(crate) acquired: Counter,

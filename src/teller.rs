@@ -38,7 +38,6 @@ pub(crate) type OnLost = Arc<dyn Fn(&LostHold) + Send + Sync>;
 pub(crate) struct Teller {
     on_lost: OnLost,
     post: Mutex<Post>,
-    /// The thread.
     inside: Arc<Inside>,
 }
 
