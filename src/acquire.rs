@@ -291,7 +291,7 @@ impl Claimant<'_> {
         if let Some(number) = self.unheard.take()
             && holder.map(Holder::raw) != before.map(Holder::raw)
         {
-            self.bid.claim.keeper.listener.missed(number);
+            self.bid.claim.keeper.listener.give_up(number, &"there was no word of a change");
         }
     }
 

@@ -123,16 +123,15 @@ impl Listener {
 
     /// Takes in what Redis said when it was asked to tell `number` of changes: true if it will.
     pub(crate) fn will_hear(&self, number: u64, watch: Watch) -> bool {
-        let refusal = match watch {
-            Watch::Off => return false,
+        match watch {
+            Watch::Off => false,
             // Not if the connection was lost meanwhile.
-            Watch::On { .. } => return self.number() == Some(number),
-            Watch::Refused(refusal) => refusal,
-        };
-        if self.give_up(number) {
-            self.complain(&refusal);
+            Watch::On { .. } => self.number() == Some(number),
+            Watch::Refused(refusal) => {
+                self.give_up(number, &refusal);
+                false
+            }
         }
-        false
     }
 
     /// The same for a waiter, which is woken when the connection ends that it looked over. (It still has that connection: so
@@ -144,21 +143,13 @@ impl Listener {
         self.will_hear(number, watch)
     }
 
-    /// A key changed, and there was no word of it: the connection may be dead, and nobody have noticed.
-    pub(crate) fn missed(&self, number: u64) {
-        if self.give_up(number) {
-            self.complain(&"there was no word of a change");
+    /// Has the thread try another connection, for this reason, if it has not done so already.
+    pub(crate) fn give_up(&self, number: u64, reason: &dyn fmt::Display) {
+        if self.number() == Some(number) {
+            self.state.lock().useless = true;
+            self.deafen();
+            self.complain(reason);
         }
-    }
-
-    /// Has the thread try another connection: true where it had not done so already.
-    fn give_up(&self, number: u64) -> bool {
-        if self.number() != Some(number) {
-            return false;
-        }
-        self.state.lock().useless = true;
-        self.deafen();
-        true
     }
 
     /// Ends the thread, by ending its connection. (Over TLS it looks whether it is to stop, every second at least.)
