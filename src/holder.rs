@@ -43,26 +43,17 @@ impl Holder {
 impl fmt::Display for Holder {
     /// `worker-7-4242-4243 (12.3 s left)`; a foreign value is quoted and cut short.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        const SHOWN: usize = 60;
         match self.owner() {
             Some(owner) => write!(f, "{owner}")?,
-            None => write!(f, "{}", Excerpt(&self.raw))?,
+            None => match self.raw.char_indices().nth(SHOWN) {
+                Some((end, _)) => write!(f, "{:?}...", &self.raw[..end])?,
+                None => write!(f, "{:?}", self.raw)?,
+            },
         }
         match self.time_left {
             Some(left) => write!(f, " ({left:.1?} left)"),
             None => f.write_str(" (never expires)"),
-        }
-    }
-}
-
-/// Somebody else's value, quoted and short enough for a message.
-struct Excerpt<'a>(&'a str);
-
-impl fmt::Display for Excerpt<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        const SHOWN: usize = 60;
-        match self.0.char_indices().nth(SHOWN) {
-            Some((end, _)) => write!(f, "{:?}...", &self.0[..end]),
-            None => write!(f, "{:?}", self.0),
         }
     }
 }

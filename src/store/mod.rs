@@ -149,23 +149,21 @@ impl Connection<'_> {
         listener: Option<u64>,
         deadline: Moment,
     ) -> Result<(Claim, Watch), Trouble> {
-        let script = &*CLAIM;
         let lease = lease.to_string();
-        let fill = |batch: Batch, teach| batch.and(&script.command(teach, key, &[token, &lease]));
+        let fill = |batch: Batch, teach| batch.and(&CLAIM.command(teach, key, &[token, &lease]));
         let (replies, watch) = self.run_all(listener, fill, deadline)?;
         let reply = accepted(next(&mut replies.into_iter()));
-        let claim = self.sensible(claimed(reply).map_err(|trouble| script.explain(trouble)))?;
+        let claim = self.sensible(claimed(reply).map_err(|trouble| CLAIM.explain(trouble)))?;
         Ok((claim, watch))
     }
 
     /// Compare and delete, with one more round trip where Redis has forgotten the script.
     pub(crate) fn remove(&mut self, key: &str, token: &str, deadline: Moment) -> Result<Compared, Trouble> {
-        let script = &*RELEASE;
-        let mut reply = self.run(&script.by_hash(key, &[token]), deadline);
+        let mut reply = self.run(&RELEASE.by_hash(key, &[token]), deadline);
         if matches!(&reply, Err(Trouble::Refused(refusal)) if refusal.code == "NOSCRIPT") {
-            reply = self.run(&script.whole(key, &[token]), deadline);
+            reply = self.run(&RELEASE.whole(key, &[token]), deadline);
         }
-        self.sensible(compared(reply).map_err(|trouble| script.explain(trouble)))
+        self.sensible(compared(reply).map_err(|trouble| RELEASE.explain(trouble)))
     }
 
     /// The same for many locks in one round trip. Answers come in the order of the removals.
@@ -174,15 +172,14 @@ impl Connection<'_> {
         removals: &[(&str, &str)],
         deadline: Moment,
     ) -> Result<Vec<Result<Compared, Trouble>>, Trouble> {
-        let script = &*RELEASE;
         let fill = |mut batch: Batch, teach: bool| {
             for (n, (key, token)) in removals.iter().enumerate() {
-                batch = batch.and(&script.command(teach && n == 0, key, &[token]));
+                batch = batch.and(&RELEASE.command(teach && n == 0, key, &[token]));
             }
             batch
         };
         let (replies, _) = self.run_all(None, fill, deadline)?;
-        Ok(self.comparisons(script, replies))
+        Ok(self.comparisons(&RELEASE, replies))
     }
 
     /// Compare and delete and, behind it in the same round trip, `SET key token NX PX lease` for somebody else: whether that
@@ -194,17 +191,16 @@ impl Connection<'_> {
         (next_token, lease): (&str, u64),
         deadline: Moment,
     ) -> Result<(Result<Compared, Trouble>, bool), Trouble> {
-        let script = &*RELEASE;
         let claim = set(key, next_token, lease);
-        let (mut removed, mut set) = self.remove_then(&script.by_hash(key, &[token]), &claim, deadline)?;
+        let (mut removed, mut set) = self.remove_then(&RELEASE.by_hash(key, &[token]), &claim, deadline)?;
         if !set && matches!(&removed, Err(Trouble::Refused(refusal)) if refusal.code == "NOSCRIPT") {
-            (removed, set) = self.remove_then(&script.whole(key, &[token]), &claim, deadline)?;
+            (removed, set) = self.remove_then(&RELEASE.whole(key, &[token]), &claim, deadline)?;
         }
         if set && matches!(removed, Err(Trouble::Refused(_))) {
             // The script did not run, and the key was free all the same.
             removed = Ok(Compared::Absent);
         }
-        Ok((removed.map_err(|trouble| script.explain(trouble)), set))
+        Ok((removed.map_err(|trouble| RELEASE.explain(trouble)), set))
     }
 
     fn remove_then(
@@ -231,17 +227,16 @@ impl Connection<'_> {
         listener: Option<u64>,
         deadline: Moment,
     ) -> Result<(Vec<Result<Compared, Trouble>>, Watch), Trouble> {
-        let script = &*RENEW;
         let fill = |mut batch: Batch, teach: bool| {
             for (n, extension) in extensions.iter().enumerate() {
                 let lease = extension.lease.to_string();
                 let args = [extension.token, lease.as_str()];
-                batch = batch.and(&script.command(teach && n == 0, extension.key, &args));
+                batch = batch.and(&RENEW.command(teach && n == 0, extension.key, &args));
             }
             batch
         };
         let (replies, watch) = self.run_all(listener, fill, deadline)?;
-        Ok((self.comparisons(script, replies), watch))
+        Ok((self.comparisons(&RENEW, replies), watch))
     }
 
     /// Runs a script for as many keys as `fill` puts into a batch; and once more where Redis does not know it: then the
@@ -327,8 +322,7 @@ impl Connection<'_> {
     ///
     /// Whole, not by hash: it is rare, and an attempt that is not repeated cannot delete twice.
     pub(crate) fn force(&mut self, key: &str, deadline: Moment) -> Result<Option<Holder>, Trouble> {
-        let script = &*FORCE;
-        let reply = self.run(&script.whole(key, &[]), deadline).map_err(|trouble| script.explain(trouble))?;
+        let reply = self.run(&FORCE.whole(key, &[]), deadline).map_err(|trouble| FORCE.explain(trouble))?;
         self.sensible(deleted(reply))
     }
 }
