@@ -55,16 +55,16 @@ pub(crate) fn acquire(
     claim: Claimed<'_>,
     patience: &Patience,
     turn: &Turn,
-    wished: (Wish, Handed),
+    wish: Wish,
 ) -> Result<Outcome, Error> {
-    if let (wish, Handed::Taken { sent, answered }) = &wished
-        && Moment::now() < wish.lease.valid_until(*sent)
+    let handed = turn.start.handed;
+    if let Handed::Taken { sent, answered } = handed
+        && Moment::now() < wish.lease.valid_until(sent)
     {
         claim.keeper.counters.handed_on.add(1);
-        let since = Since { sent: *sent, answered: *answered };
-        return Ok(Outcome::Taken { token: wish.token.clone(), since });
+        return Ok(Outcome::Taken { token: wish.token, since: Since { sent, answered } });
     }
-    let bid = Bid::new(claim, wished);
+    let bid = Bid::new(claim, wish, handed);
     let claimant = Claimant {
         bid,
         patience,

@@ -73,7 +73,7 @@ pub(crate) struct Bid<'a> {
 impl<'a> Bid<'a> {
     /// With the wish of the thread that waited for it, and what became of that when it was handed
     /// on, unless the lock was.
-    pub(crate) fn new(claim: Claimed<'a>, (wish, handed): (Wish, Handed)) -> Bid<'a> {
+    pub(crate) fn new(claim: Claimed<'a>, wish: Wish, handed: Handed) -> Bid<'a> {
         let mut bid = Bid { claim, token: None, given_up: None, tried_since: Moment::now() };
         match handed {
             Handed::Nothing => bid.token = Some(wish.token),

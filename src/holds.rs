@@ -142,8 +142,7 @@ mod tests {
         let hold = Arc::new(sample(name, Duration::from_secs(30), Moment::now()));
         let turn = Arc::new(Queue::default())
             .join(hold.key.name(), &until(Moment::PAST), |_| false, |_| true, |_| (), || unreachable!())
-            .unwrap()
-            .0;
+            .unwrap();
         enter(manager, hold, turn)
     }
 
@@ -198,8 +197,7 @@ mod tests {
             let hold = Arc::new(sample("a", Duration::from_secs(30), Moment::now()));
             let turn = theirs
                 .join(hold.key.name(), &until(Moment::PAST), |_| false, |_| true, |_| (), || unreachable!())
-                .unwrap()
-                .0;
+                .unwrap();
             turn.holds(&hold);
             std::mem::forget(enter(1, hold, turn));
         });

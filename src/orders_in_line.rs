@@ -120,7 +120,7 @@ impl Scene {
             self.log.lock().arrived.push(me);
             Wish { token: me.to_string(), lease: Lease::new(self.lease) }
         };
-        let (turn, handed) = match self.keeper.queue.join(
+        let turn = match self.keeper.queue.join(
             &"key".into(),
             &until(deadline),
             |_| false,
@@ -128,7 +128,7 @@ impl Scene {
             |hold| self.keeper.look_after(hold),
             wish,
         ) {
-            Ok((turn, wished)) => (turn, wished.map_or(Handed::Nothing, |(_, handed)| handed)),
+            Ok(turn) => turn,
             Err(NoTurn::Mine | NoTurn::Outage(_)) => panic!("it is nobody's own, and Redis answers"),
             Err(NoTurn::Busy(_)) => {
                 assert!(deadline <= Moment::now(), "it gave up too early");
@@ -136,6 +136,7 @@ impl Scene {
                 return false;
             }
         };
+        let handed = turn.start.handed;
         self.begin(me, &turn, handed);
         let token = self.take(me, handed);
         let hold = Arc::new(sample_by(&token, self.lease));
@@ -264,8 +265,7 @@ impl Scene {
     fn free_turn(&self) -> Turn {
         let (queue, wait) = (&self.keeper.queue, until(Moment::PAST));
         let free = queue.join(&"key".into(), &wait, |_| false, |_| true, |_| (), || unreachable!());
-        let Ok((turn, None)) = free else { panic!("it is not free") };
-        turn
+        free.expect("nobody has it")
     }
 
     /// Everybody has gone, and left nothing. Those who stood in line had the turn in the order in which they came.

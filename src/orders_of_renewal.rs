@@ -131,7 +131,7 @@ impl Scene {
         let (hold, wait) = (&self.hold, until(Moment::PAST));
         let turn =
             self.keeper.queue.join(hold.key.name(), &wait, |_| false, |_| true, |_| (), || unreachable!());
-        let (turn, _) = turn.expect("nobody else wants it");
+        let turn = turn.expect("nobody else wants it");
         let alone = HandOn { turns: 1, time: LEASE };
         let released = give_back(&self.keeper, hold, turn, &alone, LEASE, |_, _, _| {
             assert!(!hold.is_valid(Moment::now()), "it is trusted while its release is under way");

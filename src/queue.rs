@@ -60,9 +60,6 @@ pub(crate) enum NoTurn {
     Outage(Option<Arc<str>>),
 }
 
-/// A turn, and what of one's wish was fulfilled by whoever was in front. No wish where it was not waited for.
-pub(crate) type Joined = (Turn, Option<(Wish, Handed)>);
-
 impl Queue {
     /// The turn, after those who came before; or, at the deadline, whoever kept the caller waiting.
     ///
@@ -80,10 +77,10 @@ impl Queue {
         answered_since: impl Fn(Moment) -> bool,
         look_after: impl Fn(&Hold),
         wish: impl FnOnce() -> Wish,
-    ) -> Result<Joined, NoTurn> {
+    ) -> Result<Turn, NoTurn> {
         let mut lines = self.lines.lock();
         if let Some(start) = lines.start_turn(name, None, Moment::now()) {
-            return Ok((self.turn(name, start, false), None));
+            return Ok(self.turn(name, start, false));
         }
         if patience.once {
             let line = lines.line(name);
@@ -97,8 +94,7 @@ impl Queue {
             let now = Moment::now();
             if let Some(start) = lines.start_turn(name, Some(&me), now) {
                 notify_first(lines, name); // It may stay awake.
-                let handed = (me.wish.clone(), start.handed);
-                return Ok((self.turn(name, start, true), Some(handed)));
+                return Ok(self.turn(name, start, true));
             }
             let mine = lines.line(name).seen().is_some_and(&is_mine);
             // A thread that has no answer knows less than others that have theirs.
@@ -304,7 +300,7 @@ mod tests {
     }
 
     fn at_once(queue: &Arc<Queue>, name: &Arc<str>) -> Option<Turn> {
-        queue.join(name, &until(Moment::PAST), |_| false, |_| true, |_| (), wish).map(|(turn, _)| turn).ok()
+        queue.join(name, &until(Moment::PAST), |_| false, |_| true, |_| (), wish).ok()
     }
 
     fn wish() -> Wish {
@@ -336,8 +332,7 @@ mod tests {
             .map(|n| {
                 let (line, told) = (Arc::clone(&queue), told.clone());
                 let thread = thread::spawn(move || {
-                    let turn =
-                        line.join(&name(), &until(soon()), |_| false, |_| true, |_| (), wish).unwrap().0;
+                    let turn = line.join(&name(), &until(soon()), |_| false, |_| true, |_| (), wish).unwrap();
                     told.send(n).unwrap();
                     drop(turn);
                 });
@@ -361,7 +356,7 @@ mod tests {
         let zombie = at_once(&queue, &name()).unwrap();
         let hold = Arc::new(sample("key", Duration::from_millis(20), Moment::now()));
         zombie.holds(&hold);
-        let turn = queue.join(&name(), &until(soon()), |_| false, |_| true, |_| (), wish).unwrap().0;
+        let turn = queue.join(&name(), &until(soon()), |_| false, |_| true, |_| (), wish).unwrap();
         assert!(!hold.is_valid(Moment::now()));
         drop(zombie);
         assert!(at_once(&queue, &name()).is_none(), "the turn is still taken");

@@ -29,7 +29,7 @@ use crate::queue::{NoTurn, Turn};
 use crate::release;
 use crate::store::{Address, Cause, Seen, Store, Trouble};
 use crate::teller::{OnLost, Teller};
-use crate::wish::{Handed, Wish};
+use crate::wish::Wish;
 
 /// What all handles of a manager share.
 #[derive(Debug)]
@@ -111,9 +111,9 @@ impl Session {
         let token = fresh_token(&owner, &self.machine).map_err(no_randomness)?;
         let first = Wish { token, lease };
         let wish = || first.clone();
-        let (turn, wished) =
+        let turn =
             match self.keeper.queue.join(key.name(), &patience, is_mine, answered_since, look_after, wish) {
-                Ok(joined) => joined,
+                Ok(turn) => turn,
                 Err(NoTurn::Busy(holder)) => {
                     self.keeper.counters.waited.add(u64::from(!patience.once));
                     let untold = || "another thread of this process is about to take it".into();
@@ -139,7 +139,7 @@ impl Session {
             poll_every: self.settings.poll_every,
             waits: !patience.once,
         };
-        match acquire(claim, &patience, &turn, wished.unwrap_or((first, Handed::Nothing)))? {
+        match acquire(claim, &patience, &turn, first)? {
             Outcome::Busy { holder, cause } => Ok(busy(holder, cause)),
             Outcome::Taken { token, since } => {
                 let hold = Arc::new(Hold::new(key, owner, token, lease, options.renewal, since));
@@ -314,7 +314,7 @@ mod tests {
         let hold = Arc::new(sample("a", Duration::from_secs(30), Moment::now()));
         session.keeper.enter(&hold).unwrap();
         let wait = until(Moment::PAST);
-        let (turn, _) = session
+        let turn = session
             .keeper
             .queue
             .join(hold.key.name(), &wait, |_| false, |_| true, |_| (), || unreachable!())
