@@ -11,7 +11,7 @@ use crate::clock::Moment;
 use crate::error::LostCause;
 use crate::hold::Hold;
 use crate::leases::{Due, Leases};
-use crate::listener::{Audience, Listener};
+use crate::listener::Listener;
 use crate::process::Inside;
 use crate::queue::Queue;
 use crate::stats::Counters;
@@ -130,19 +130,15 @@ impl Desk {
         }
         self.queue.call_first(hold.key.name());
     }
-}
 
-impl Audience for Desk {
-    /// Whoever changed a lock's key, or deleted it: the next renewal finds out what became of it.
-    fn changed(&self, redis_key: &[u8]) {
-        let mut work = self.work.lock();
-        let due = work.leases.changed(redis_key, Moment::now());
-        self.wake(work, due);
-    }
-
-    fn anything_changed(&self) {
-        let mut work = self.work.lock();
-        let due = work.leases.anything_changed(Moment::now());
+    /// Somebody changed a lock's key, or deleted it, or that of any lock: the next renewal finds out
+    /// what became of it.
+    pub(crate) fn changed(&self, redis_key: Option<&[u8]>) {
+        let (mut work, now) = (self.work.lock(), Moment::now());
+        let due = match redis_key {
+            Some(redis_key) => work.leases.changed(redis_key, now),
+            None => work.leases.anything_changed(now),
+        };
         self.wake(work, due);
     }
 }

@@ -39,7 +39,13 @@ impl Desk {
     ) -> Keeper {
         let (queue, counters) = (Arc::<Queue>::default(), Counters::default());
         Arc::new_cyclic(|desk: &Weak<Desk>| {
-            let listener = Arc::new(Listener::new(Arc::clone(&store), response_timeout, probe, desk.clone()));
+            let desk = desk.clone();
+            let changed = move |redis_key: Option<&[u8]>| {
+                if let Some(desk) = desk.upgrade() {
+                    desk.changed(redis_key);
+                }
+            };
+            let listener = Arc::new(Listener::new(Arc::clone(&store), response_timeout, probe, changed));
             let (work, bell, keeper) = (Mutex::default(), Condvar::new(), Inside::default());
             Desk { store, counters, teller, queue, listener, response_timeout, work, bell, keeper }
         })

@@ -6,9 +6,9 @@
 
 use std::fmt;
 use std::ops::ControlFlow;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError};
-use std::sync::{Arc, Weak};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
@@ -29,13 +29,9 @@ const SILENCE: [Duration; 2] = [Duration::from_millis(100), Duration::from_secs(
 /// What the thread may take beyond a timeout to end, when it is to stop.
 const BRIEFLY: Duration = Duration::from_millis(100);
 
-/// Who else wants to know, besides those who wait.
-pub(crate) trait Audience: Send + Sync {
-    /// This key has changed, or is gone.
-    fn changed(&self, redis_key: &[u8]);
-    /// Any key may have changed: everything was flushed, or word of it was missed.
-    fn anything_changed(&self);
-}
+/// Is called, besides those who wait, with a key that has changed, or is gone; with none where any
+/// key may have: everything was flushed, or word of it was missed.
+type Audience = Box<dyn Fn(Option<&[u8]>) + Send + Sync>;
 
 /// The listener: what its thread shares with those who wait.
 pub(crate) struct Listener {
@@ -43,7 +39,7 @@ pub(crate) struct Listener {
     response_timeout: Duration,
     /// A key that nobody else knows of: none where there is to be no listener.
     probe: Option<String>,
-    audience: Weak<dyn Audience>,
+    audience: Audience,
     pub(crate) calls: Calls,
     /// What Redis calls the connection that listens: zero while there is none.
     number: AtomicU64,
@@ -73,13 +69,13 @@ impl Listener {
         store: Arc<Store>,
         response_timeout: Duration,
         probe: Option<String>,
-        audience: Weak<dyn Audience>,
+        audience: impl Fn(Option<&[u8]>) + Send + Sync + 'static,
     ) -> Listener {
         Listener {
             store,
             response_timeout,
             probe,
-            audience,
+            audience: Box::new(audience),
             calls: Calls::default(),
             number: AtomicU64::new(0),
             complained: AtomicBool::new(false),
@@ -234,21 +230,16 @@ impl Listener {
     }
 
     fn spread(&self, heard: Heard) {
-        let audience = self.audience.upgrade();
         match heard {
             Heard::Keys(keys) => {
                 for key in &keys {
                     self.calls.call(key);
-                    if let Some(audience) = &audience {
-                        audience.changed(key);
-                    }
+                    (self.audience)(Some(key));
                 }
             }
             Heard::Everything => {
                 self.calls.call_all();
-                if let Some(audience) = &audience {
-                    audience.anything_changed();
-                }
+                (self.audience)(None);
             }
             Heard::Silence => {}
         }

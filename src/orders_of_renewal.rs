@@ -12,7 +12,6 @@ use crate::errands::push;
 use crate::error::{Error, LostCause};
 use crate::hold::{Hold, tests::sample};
 use crate::keeper::{Keeper, tests::unmanned};
-use crate::listener::Audience;
 use crate::options::{HandOn, Lease};
 use crate::orders_of_word::{KEY, Redis};
 use crate::patience::tests::until;
@@ -84,9 +83,9 @@ impl Scene {
     /// As the listener tells the keeper.
     fn hear(&self) {
         if by_chance(3) {
-            self.keeper.anything_changed(); // The connection broke, and there is another.
+            self.keeper.changed(None); // The connection broke, and there is another.
         } else {
-            self.keeper.changed(KEY.as_bytes());
+            self.keeper.changed(Some(KEY.as_bytes()));
         }
         let mut log = self.log.lock();
         if log.told.is_none() && log.deleted {
