@@ -19,7 +19,7 @@ use crate::machine;
 use crate::patience::{Attempts, Kind, Patience, Unending, Verdict};
 use crate::queue::Turn;
 use crate::store::{Cause, Compared, Trouble};
-use crate::wish::{Handed, Wish};
+use crate::waiter::{Handed, Wish};
 
 /// The shortest pause between two looks: Redis may be a moment late in letting an expired key go.
 const SHORTEST_PAUSE: Duration = Duration::from_micros(200);

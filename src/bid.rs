@@ -27,7 +27,7 @@ use crate::options::Lease;
 use crate::owed::Leftover;
 use crate::owner::{Owner, fresh_token};
 use crate::store::{Claim, Connection, Seen, Trouble, Watch};
-use crate::wish::{Handed, Wish};
+use crate::waiter::{Handed, Wish};
 
 /// What is to be taken, and for whom.
 #[derive(Clone, Copy)]

@@ -151,7 +151,6 @@ mod line;
 mod waiter;
 mod run;
 mod calls;
-mod wish;
 mod hold;
 mod patience;
 mod store;

@@ -13,8 +13,7 @@ use crate::patience::{Attempts, Silence};
 use crate::random::{between, fraction};
 use crate::rivals::Rivals;
 use crate::run::Run;
-use crate::waiter::{AWAKE, Waiter};
-use crate::wish::Handed;
+use crate::waiter::{AWAKE, Handed, Waiter};
 
 /// How often the first in line looks whether the hold in front of it is over.
 ///
@@ -346,7 +345,7 @@ mod tests {
     use crate::hold::Since;
     use crate::hold::tests::{sample, sample_of};
     use crate::options::Lease;
-    use crate::wish::Wish;
+    use crate::waiter::Wish;
 
     const LIMITS: HandOn = HandOn { turns: 3, time: Duration::from_millis(20) };
     const GONE: Handed = Handed::Spoilt { sent: Moment::PAST };

@@ -18,7 +18,7 @@ use crate::release::give_back;
 use crate::store::{Compared, Trouble};
 use crate::sync::Mutex;
 use crate::sync::orders::{below, by_chance, in_many_orders, pass, step};
-use crate::wish::{Handed, Wish};
+use crate::waiter::{Handed, Wish};
 
 /// Longer than any run, unless time is let pass.
 const LONG: Duration = Duration::from_secs(30);

@@ -15,8 +15,7 @@ use crate::line::{Line, Past, Start};
 use crate::options::HandOn;
 use crate::patience::{Patience, SLOW_ANSWER, Silence};
 use crate::sync::{Mutex, MutexGuard};
-use crate::waiter::{Cores, Waiter};
-use crate::wish::{Handed, Wish};
+use crate::waiter::{Cores, Handed, Waiter, Wish};
 
 /// Of how many keys a manager remembers the past, when nobody in this process wants them any more.
 const REMEMBERED: usize = 8;

@@ -15,7 +15,7 @@ use crate::queue::Turn;
 use crate::store::{Compared, Store, Trouble};
 use crate::sync::thread;
 use crate::verdict::{self, Release};
-use crate::wish::{Handed, Wish};
+use crate::waiter::{Handed, Wish};
 
 /// Gives a lock back: first for this process, whatever follows, then in Redis, which is asked by `ask`; and last the turn goes on,
 /// with what became of the next one's wish. Takes `limit` at most.

@@ -29,7 +29,7 @@ use crate::queue::{NoTurn, Turn};
 use crate::release;
 use crate::store::{Address, Cause, Seen, Store, Trouble};
 use crate::teller::{OnLost, Teller};
-use crate::wish::Wish;
+use crate::waiter::Wish;
 
 /// What all handles of a manager share.
 #[derive(Debug)]

@@ -4,9 +4,9 @@ use std::sync::atomic::AtomicU64;
 use std::time::Duration;
 
 use crate::clock::Moment;
+use crate::options::Lease;
 use crate::sync::atomic::{AtomicBool, Ordering};
 use crate::sync::{Condvar, thread};
-use crate::wish::Wish;
 
 /// How long a thread that is about to be called stays awake for it.
 ///
@@ -21,6 +21,26 @@ const GIVEN_AWAY: Duration = Duration::from_millis(1);
 
 /// For how long no thread stays awake then.
 const ASLEEP: Duration = Duration::from_millis(20);
+
+/// What a thread that waits wants Redis to hold for it: a token, and for how long. The thread in
+/// front may ask for it with its release.
+#[derive(Clone, Debug)]
+pub(crate) struct Wish {
+    pub(crate) token: String,
+    pub(crate) lease: Lease,
+}
+
+/// What became of a wish that went out behind the release of the thread in front.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Handed {
+    /// It did not go out, or somebody else had the lock by then: Redis does not hold it.
+    Nothing,
+    /// Redis holds it.
+    Taken { sent: Moment, answered: Moment },
+    /// It went out at this moment and had no answer: Redis may hold it, or may yet. The token is
+    /// not to be used again, and has to be cleaned up.
+    Spoilt { sent: Moment },
+}
 
 /// A thread in line. Known by its address.
 #[derive(Debug)]
