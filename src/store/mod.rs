@@ -3,7 +3,6 @@
 //! The only module that names the `redis` and `r2d2` crates (but for the one constructor that takes a client).
 
 mod address;
-mod commands;
 mod ear;
 mod link;
 mod pool;
@@ -21,7 +20,6 @@ use crate::clock::Moment;
 use crate::error::Error;
 use crate::holder::Holder;
 use crate::options::Settings;
-use crate::store::commands::{begin, of_key, set};
 use crate::store::link::Batch;
 use crate::store::pool::{Carrier, Pool};
 use crate::store::reply::{accepted, alive, allowed, claimed, compared, deleted, seen, was_set, watch};
@@ -333,6 +331,28 @@ pub(crate) struct Extension<'a> {
     pub(crate) key: &'a str,
     pub(crate) token: &'a str,
     pub(crate) lease: u64,
+}
+
+/// The first command of a batch where Redis is to tell a listener when something changes that is
+/// read over this connection, from now on.
+fn begin(listener: Option<u64>) -> Batch {
+    let Some(listener) = listener else {
+        return Batch::default();
+    };
+    let mut track = redis::cmd("CLIENT");
+    Batch::of(track.arg("TRACKING").arg("ON").arg("REDIRECT").arg(listener).arg("NOLOOP"))
+}
+
+fn set(key: &str, token: &str, lease: u64) -> Cmd {
+    let mut command = Cmd::with_capacity(6, key.len() + token.len() + 32);
+    command.arg("SET").arg(key).arg(token).arg("NX").arg("PX").arg(lease);
+    command
+}
+
+fn of_key(name: &str, key: &str) -> Cmd {
+    let mut command = redis::cmd(name);
+    command.arg(key);
+    command
 }
 
 /// (A link gives as many replies as it was asked for, or an error.)
