@@ -209,9 +209,9 @@ pub(crate) fn push<'h>(
     Ok(refused)
 }
 
-/// Until when to wait for an answer about these holds: for four fifths of what is left of the first to end, so that
-/// there is time for another try, and never past its end, where whoever holds it has to be told. Others that end
-/// are told in time too, but not at the cost of these.
+/// Until when to wait for an answer about these holds: for four fifths of what is left of the first
+/// to end, so that there is time for another try, and never past its end, when its loss is to be
+/// told. That of others is told in time too, but not at the cost of these.
 fn deadline(limit: Duration, holds: &[&Arc<Hold>], first_end: Moment) -> Moment {
     let now = Moment::now();
     let ends = holds.iter().map(|hold| hold.valid_until()).filter(|end| *end > Moment::PAST);

@@ -84,9 +84,7 @@ impl Held {
     }
 }
 
-/// Takes a hold that this thread already has once more, if it has it.
-///
-/// `Err(Lost)` where it can no longer be trusted; the depth is unchanged then.
+/// Takes a hold that this thread already has once more, if it has it; with `Err`, the depth is as before.
 pub(crate) fn reenter(manager: u64, name: &str, now: Moment) -> Option<Result<Rc<Held>, Error>> {
     let held = with(|holds| {
         let entry = holds.get(name)?.iter().find(|entry| entry.manager == manager)?;

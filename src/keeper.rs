@@ -1,7 +1,6 @@
 //! The thread that keeps what is held: renewals, late releases, and word of what was lost.
 //!
-//! One per manager, started by the first hold that needs it. It is the only one that pushes leases out; whoever wants that done
-//! now asks it, and waits.
+//! One per manager, started by the first hold that needs it. No other thread pushes leases out.
 
 use std::sync::mpsc;
 use std::sync::{Arc, Weak};
@@ -64,9 +63,8 @@ impl Desk {
         }
     }
 
-    /// Pushes a hold's lease out now, and waits for the answer, at most until the deadline.
-    ///
-    /// The outer error is the thread's that could not be started.
+    /// Pushes a hold's lease out now, and waits for the answer, at most until the deadline. The outer
+    /// error is that the thread could not be started.
     pub(crate) fn push(
         self: &Keeper,
         hold: &Arc<Hold>,

@@ -1,8 +1,8 @@
 //! The thread that hears from Redis which keys have changed, and wakes who waits for them.
 //!
-//! One per manager, with a connection of its own, started by the first wait for a busy lock or the first renewal. What it
-//! says is a hint and no more: whoever is woken asks Redis, and nobody sleeps without an end of his own. While there is
-//! no listener (Redis is away, or does not let it listen), waiters poll as they would without.
+//! One per manager, started by the first wait for a busy lock or the first renewal. What it says is
+//! a hint and no more: a thread that it wakes asks Redis, and none sleeps without an end of its own.
+//! While it hears nothing (Redis is away, or does not let it listen), waiters poll.
 
 use std::fmt;
 use std::ops::ControlFlow;
@@ -21,9 +21,8 @@ use crate::clock::Moment;
 use crate::process::Inside;
 use crate::store::{Ender, Heard, Store, Trouble, Watch};
 
-/// How long the thread listens before it looks whether it is to stop, where it cannot be told, and
-/// whether connections of the pool have ended: the response timeout, but no shorter and no longer
-/// than this.
+/// How long the thread listens before it looks whether it is to stop, and whether connections of the
+/// pool have ended: the response timeout, but no shorter and no longer than this.
 const SILENCE: [Duration; 2] = [Duration::from_millis(100), Duration::from_secs(1)];
 
 /// What the thread may take beyond a timeout to end, when it is to stop.

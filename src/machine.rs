@@ -1,8 +1,8 @@
 //! Which machine, boot and pid namespace a token comes from, and whether its process is still there.
 //!
-//! The first eight hex digits of a nonce are the machine's: equal digits mean that a process id in the token means
-//! the same process here. They are a hash of the boot id and of the pid namespace's inode, both of which Linux
-//! makes known in `/proc`. An inode number may be used again when a namespace is gone, but then so are all of its processes.
+//! The first eight hex digits of a nonce are the machine's: a hash of the boot id and of the pid
+//! namespace's inode. Where they are equal, a process id in the token means the same process here.
+//! (An inode's number is used again only when all processes of its namespace are gone.)
 
 use std::io;
 

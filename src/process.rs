@@ -9,10 +9,9 @@ use crate::clock::Moment;
 
 /// A process id that was read this recently still holds.
 ///
-/// Reading it is a system call (about 100 ns), as much as a whole reentrant lock and unlock may cost. But a
-/// fork takes longer than this window: the kernel has to copy the page tables before the child runs
-/// its first instruction, some 50 us even for a small program. So a thread that asked less than five
-/// microseconds ago cannot have been forked since.
+/// Reading it is a system call (about 100 ns), as much as a whole reentrant lock and unlock may cost.
+/// But a fork takes longer than this: the kernel has to copy the page tables before the child runs
+/// its first instruction, some 50 us even for a small program.
 const FRESH: Duration = Duration::from_micros(5);
 
 thread_local! {
@@ -20,10 +19,8 @@ thread_local! {
     static THREAD: Cell<(u32, u64)> = const { Cell::new((0, 0)) };
 }
 
-/// Knows the thread that has entered it again: so that nobody waits for the end of the thread in
-/// which he runs.
-///
-/// `std::thread::current` would do, but it panics in a destructor of a thread's locals.
+/// Knows the thread that has entered it: so that no thread waits for its own end. (As
+/// `std::thread::current` would, but that panics in a destructor of a thread's locals.)
 #[derive(Debug, Default)]
 pub(crate) struct Inside(AtomicU64);
 

@@ -67,9 +67,8 @@ pub(crate) fn owe(keeper: &Keeper, hold: &Hold) {
     keeper.owe(Leftover { redis_key, token, gone_by, stray: false });
 }
 
-/// Asks Redis until it answers, or the deadline: what came of it, and whether the key may stand there yet, since Redis did not say.
-///
-/// After an answer that was lost it is tried again, over another connection.
+/// Asks Redis until it answers, or the deadline; after a lost answer, over another connection. What
+/// came of it, and whether the key may stand there yet, since Redis did not say.
 fn release(
     hold: &Hold,
     valid_until: Option<Moment>,

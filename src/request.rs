@@ -1,7 +1,5 @@
-//! One request for a lock: what [`Lock`](crate::Lock) and the shortcuts of [`LockManager`](crate::LockManager)
-//! have in common.
-//!
-//! Borrows all it needs, so that taking a lock once more allocates nothing, whichever way it is asked for.
+//! One request for a lock, of a `Lock` or of a shortcut of the manager. Borrows all it needs, so that
+//! taking a lock once more allocates nothing.
 
 use std::rc::Rc;
 use std::sync::Arc;

@@ -177,10 +177,8 @@ impl Session {
         now.after(self.settings.connect_timeout).after(self.settings.response_timeout)
     }
 
-    /// Takes one guard off a hold, and releases the lock where it was the last: how deep it is still held.
-    ///
-    /// The hold leaves the thread's map first, whatever follows; the next thread of this process gets its turn
-    /// last. Returns within the response timeout.
+    /// Takes one guard off a hold, and releases the lock where it was the last, within the response
+    /// timeout: how deep it is still held. The hold leaves the thread's map first, whatever follows.
     pub(crate) fn leave(&self, held: &Rc<Held>) -> Result<u32, Error> {
         let turn = match held.leave() {
             Left::Inside(depth) => return Ok(depth),

@@ -10,10 +10,10 @@ use crate::sync::{Condvar, thread};
 
 /// How long a thread that is about to be called stays awake for it.
 ///
-/// A sleeping thread takes tens of microseconds to wake up, as long as Redis takes for a command. So the first in
-/// line is told to get up while the turn in front of it is about to end: when its release starts or, where the turn
-/// before was over within this time, from its beginning. A lock that is held for long costs no waiter more than this,
-/// once.
+/// A sleeping thread takes tens of microseconds to wake up, as long as Redis takes for a command. So
+/// the first in line gets up while the turn in front of it is about to end: when its release starts
+/// or, where the turn before was over within this time, from its beginning. A lock that is held for
+/// long costs a waiter no more than this, once.
 pub(crate) const AWAKE: Duration = Duration::from_micros(200);
 
 /// A thread that yields its core and gets it back this late has given it to other work.

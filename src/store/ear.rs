@@ -1,8 +1,7 @@
 //! A connection that only listens: Redis says on it which keys have changed.
 //!
-//! Redis calls that client-side caching: a connection that [tracks](https://redis.io/docs/latest/develop/reference/client-side-caching/)
-//! the keys that it reads has word of their changes sent to this one (`CLIENT TRACKING ON REDIRECT`), as messages of one fixed
-//! channel. Whoever changed the key and however, by a release, by hand, by expiry: there is word, once.
+//! Redis calls that [client-side caching](https://redis.io/docs/latest/develop/reference/client-side-caching/):
+//! a connection that tracks what it reads has changes told to this one, each key's once.
 
 use std::ops::ControlFlow;
 use std::time::Duration;
@@ -41,9 +40,8 @@ pub(crate) struct Ear {
 }
 
 impl Ear {
-    /// Connects, logs in, asks Redis what it calls this connection, and subscribes.
-    ///
-    /// (Not with the `subscribe` of the `redis` crate, which takes a refusal for an answer.)
+    /// Connects, logs in, asks Redis what it calls this connection, and subscribes. (Not with the
+    /// `subscribe` of the `redis` crate, which takes a refusal for an answer.)
     pub(super) fn open(address: &Address, deadline: Moment) -> Result<Ear, Trouble> {
         let mut link = Link::open(address, deadline)?;
         let mut ask = |command: &Cmd| {
@@ -82,9 +80,8 @@ impl Ear {
 
     /// Hears until it is told to stop or the connection breaks.
     ///
-    /// Tells of silence after so long without a message, so that `hear` can stop it. A connection
-    /// that is quiet for longer is asked for a sign of life, and is dead where none comes within
-    /// `patience`: a firewall may have forgotten it, or the server have gone without a word.
+    /// Tells of silence, so that `hear` can stop it. A connection that is quiet for longer is asked
+    /// for a sign of life, and is dead where none comes within `patience`.
     pub(crate) fn listen(
         mut self,
         (silence, patience): (Duration, Duration),

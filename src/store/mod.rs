@@ -237,12 +237,11 @@ impl Connection<'_> {
         Ok((self.comparisons(&RENEW, replies), watch))
     }
 
-    /// Runs a script for as many keys as `fill` puts into a batch; and once more where Redis does not know it: then the
-    /// first command carries it whole, and teaches it for the others.
+    /// Runs a script for as many keys as `fill` puts into a batch; and once more where Redis does not
+    /// know it: then the first command carries it whole, and teaches it for the others.
     ///
-    /// With a listener's number, Redis is asked first to tell it when a key changes that is read over this connection: `CLIENT
-    /// TRACKING ON REDIRECT listener NOLOOP`, once for a connection and a listener. (What is changed over this same
-    /// connection is not told: an uncontended release later on costs nothing more.)
+    /// With a listener's number, Redis is asked first, once, to tell it when a key changes that is
+    /// read over this connection, but not by a command over this connection.
     fn run_all(
         &mut self,
         listener: Option<u64>,
@@ -278,9 +277,8 @@ impl Connection<'_> {
         replies.into_iter().map(answer).collect()
     }
 
-    /// Has a listener told of a change: a key that nobody else knows of is looked at, set and deleted.
-    ///
-    /// A refusal is that of `CLIENT TRACKING`, or of the key. Where anything else is refused, nothing is known of that.
+    /// Has a listener told of a change of this key. A refusal is that of `CLIENT TRACKING`,
+    /// or of the key: where anything else is refused, nothing is known of that.
     fn change(&mut self, key: &str, listener: u64, deadline: Moment) -> Result<(), Trouble> {
         let mut track = redis::cmd("CLIENT");
         track.arg("TRACKING").arg("ON").arg("REDIRECT").arg(listener);
@@ -298,10 +296,9 @@ impl Connection<'_> {
         self.sensible(accepted(next(&mut replies)))
     }
 
-    /// Gives a claim up whose answer was lost: writes the compare-and-delete behind it, on the connection
-    /// that carried it, and leaves both to Redis.
-    ///
-    /// Whole, not by hash: nobody will read an answer that says NOSCRIPT. The connection is not used again.
+    /// Gives a claim up whose answer was lost: writes the compare-and-delete behind it, on the
+    /// connection that carried it and is not used again, and leaves both to Redis. Whole, not by
+    /// hash: nobody will read an answer that says NOSCRIPT.
     pub(crate) fn abandon(mut self, key: &str, token: &str) {
         let batch = Batch::of(&RELEASE.whole(key, &[token]));
         // Where this fails, Redis ends the key with its lease; nothing more can be done from here.
@@ -316,9 +313,8 @@ impl Connection<'_> {
         self.sensible(seen(next(&mut replies), next(&mut replies)))
     }
 
-    /// Deletes whatever stands at the key, and tells what it was.
-    ///
-    /// Whole, not by hash: it is rare, and an attempt that is not repeated cannot delete twice.
+    /// Deletes whatever stands at the key, and tells what it was. Whole, not by hash: an attempt that
+    /// is not repeated cannot delete twice.
     pub(crate) fn force(&mut self, key: &str, deadline: Moment) -> Result<Option<Holder>, Trouble> {
         let reply = self.run(&FORCE.whole(key, &[]), deadline).map_err(|trouble| FORCE.explain(trouble))?;
         self.sensible(deleted(reply))

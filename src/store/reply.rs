@@ -50,9 +50,8 @@ pub(crate) enum Watch {
 /// The reply to a lock's command, unless it is an error.
 ///
 /// Only an error that Redis is known to answer in place of executing the command counts as "did
-/// nothing". A proxy answers errors of its own after it has forwarded the command, so any other
-/// error is an answer that did not come. Behind such a proxy the order of one connection proves
-/// nothing either, so the connection is not used again.
+/// nothing". A proxy may answer errors of its own after it has forwarded the command: then no answer
+/// came, and the order of the connection proves nothing either, so that is not used again.
 pub(super) fn accepted(reply: Value) -> Result<Value, Trouble> {
     match allowed(reply) {
         Err(Trouble::Refused(refusal)) if !refusal.did_nothing() => {

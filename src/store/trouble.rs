@@ -208,10 +208,9 @@ fn legible(text: &str) -> String {
     shown
 }
 
-/// True where the error leaves the connection in order: the answer may still come, and will be skipped then.
-///
-/// A read that was interrupted by a signal is like one that timed out: the client does not repeat it. (It
-/// has no name for that case, and its source is the shared box that the error lives in.)
+/// True where the error leaves the connection in order: the answer may still come, and will be
+/// skipped then. A read that a signal interrupted is like one that timed out: the client, which has
+/// no name for that case, does not repeat it.
 pub(super) fn leaves_link_standing(error: &RedisError) -> bool {
     let interrupted = || {
         let shared = StdError::source(error)?.downcast_ref::<Arc<dyn StdError + Send + Sync>>()?;
