@@ -154,7 +154,7 @@ impl Claimant<'_> {
                     }
                 }
             }
-            // From the second attempt on, the holder and its lease say how long to pause.
+            // The holder's lease says how long to pause at most.
             let only_look = self.patience.once && told && self.bid.has_left_nothing();
             ask = if only_look { Ask::Look } else { Ask::ClaimOrLook };
         }

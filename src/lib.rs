@@ -92,7 +92,7 @@
 //! A waiter sleeps until Redis says that the lock's key has changed, whoever changed it and however: a release, also by another
 //! library, an expiry, a `DEL` by hand, a flush. That takes Redis 6 or later and the rights `+client|id +client|tracking
 //! +subscribe &__redis__:invalidate`; without them, or while the connection for it is down, waiters ask again after 1 to 64 ms
-//! ([or longer](Builder::poll_every)), and that is logged once. So it is where a proxy keeps these messages back: before a manager relies on them, it has Redis tell of a
+//! (or [another limit](Builder::poll_every)), and that is logged once. So it is where a proxy keeps these messages back: before a manager relies on them, it has Redis tell of a
 //! change of its own. Word from Redis is a hint and no more: a waiter asks again in any case when the holder's lease
 //! ends, and every 10 to 15 seconds.
 //!
@@ -101,8 +101,8 @@
 //!
 //! Where many processes want one lock, a waiter estimates how many from the holders that it has seen,
 //! and sleeps for a few round trips for each of them before it asks, up to a quarter of a second at a
-//! time: else each release would cost as many commands as processes wait. A process that has seen one
-//! other at most asks at once, three times out of four. Order between processes is not promised.
+//! time: else each release would cost as many commands as processes wait. A waiter that has seen
+//! one other at most asks at once when it is woken, three times out of four. Order between processes is not promised.
 //!
 //! # Log targets and levels
 //!

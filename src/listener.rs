@@ -58,7 +58,7 @@ struct State {
     done: Option<Receiver<()>>,
     /// What ends the connection, while there is one.
     ender: Option<Ender>,
-    /// The connection is of no use: Redis did not let others name it.
+    /// The connection is of no use: Redis does not tell it of changes, or has not.
     useless: bool,
     stop: bool,
 }

@@ -101,10 +101,11 @@ impl Lock {
     /// A thread that has the lock already gets another guard of it at once, and nothing is sent.
     /// Otherwise threads of this process get the lock in the order in which they asked, and the first of them asks
     /// Redis: once if the lock is free (`SET key token NX PX lease`), else once more (`CLIENT TRACKING`, and a script
-    /// that does `SET` and, where that fails, `GET` and `PTTL`; in one round trip), and then each time Redis says that
-    /// the key has changed, when the holder's lease ends, and every 10 to 15 seconds. Without word from
-    /// Redis (see [Waiting](crate#waiting)), with growing pauses of up to 64 ms, or
-    /// [as long as you say](crate::Builder::poll_every).
+    /// that does `SET` and, where that fails, `GET` and `PTTL`; in one round trip), and then when Redis says that
+    /// the key has changed, when the holder's lease ends, and every 10 to 15 seconds. Where other
+    /// processes were seen lately, it sleeps before each of these, and the first is that script, too.
+    /// Without word from Redis (see [Waiting](crate#waiting)), it asks with growing pauses of up to 64 ms,
+    /// or [as long as you say](crate::Builder::poll_every).
     ///
     /// Two threads that each hold a lock and wait for the other's wait for ever, since both are
     /// renewed: unless one of these waits has a [limit](Lock::wait), or

@@ -255,7 +255,7 @@ impl Session {
             self.keeper.deleted(holder.raw());
             warn!(target: "relatch::force_unlock", "lock {name:?} was force-unlocked, it was held by {holder}");
         }
-        // Redis does not tell of what was done over a connection that a waiter of this process has used.
+        // Waiters of this process that poll are not told of it by Redis.
         self.keeper.listener.calls.call(key.in_redis().as_bytes());
         Ok(deleted)
     }

@@ -9,8 +9,6 @@
 --
 -- Replies  OK           the key was free, and holds the token now
 --          {value, ms}  the value that stands there, and how long it still lives in milliseconds (-1: for ever)
--- Before Redis 7 a server may be set to replicate scripts as they are, and then refuses a write behind `PTTL`.
-if redis.replicate_commands then redis.replicate_commands() end
 local set = redis.call('SET', KEYS[1], ARGV[1], 'NX', 'PX', ARGV[2])
 if set then
   return set

@@ -34,8 +34,8 @@ const DID_NOTHING: &str = "
     NOGOODSLAVE NOPERM NOPROTO NOREPLICAS NOSCRIPT OOM READONLY REDIRECT TRYAGAIN WRONGPASS
     WRONGTYPE";
 
-/// The same for errors with the code `ERR`, which says nothing: how their message begins. A script
-/// of this crate writes last, so a script that failed has changed nothing.
+/// The same for errors with the code `ERR`, which says nothing: how their message begins. Where a
+/// script of this crate fails, it has changed nothing.
 const DID_NOTHING_ERR: [&str; 19] = [
     "ACL failure in script",
     "Error compiling script",
