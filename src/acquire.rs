@@ -237,7 +237,8 @@ impl Claimant<'_> {
     }
 
     /// Sleeps until word comes or, without a listener, for as long as `poll` says; but not past the
-    /// end of the holder's lease, nor past the deadline: false where that has come.
+    /// end of the holder's lease, nor past the deadline: false where that has come. No connection is held
+    /// meanwhile.
     fn pause(&mut self, poll: Duration, heard: bool, holder: &Holder) -> bool {
         let pause = if heard { safety_poll() } else { poll }.min(self.until_last_look());
         let now = Moment::now();

@@ -10,6 +10,7 @@ use crate::sync::{Condvar, Mutex};
 /// The sleepers of one manager: one a key at most, since the others stand in line behind it.
 #[derive(Debug, Default)]
 pub(crate) struct Calls {
+    /// Locked before the state of a call, and never after: calls ring under it.
     by_key: Mutex<HashMap<Box<[u8]>, Arc<Call>>>,
 }
 

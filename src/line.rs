@@ -31,8 +31,10 @@ const PART: u32 = 24;
 const SHORTEST: Duration = Duration::from_micros(250);
 
 /// Long enough for most waiters that are farther from Redis than this process is. With less, such a
-/// waiter would come too late after each long hold, and never have the lock.
-const LONGEST: Duration = Duration::from_millis(5);
+/// waiter would come too late after each hold, and never have the lock: so one pause of `RARELY` is
+/// as long in any case.
+const LONGEST: Duration = Duration::from_micros(2500);
+const RARELY: u32 = 64;
 
 /// One key's line. It exists as long as a thread has the turn or waits for it.
 #[derive(Debug, Default)]
@@ -57,6 +59,8 @@ pub(super) struct Past {
     run: Option<Run>,
     /// That turn was the last of its run.
     run_is_over: bool,
+    /// How many runs had their pause.
+    pauses: u32,
     /// The other processes that want the lock.
     rivals: Rivals,
 }
@@ -92,11 +96,13 @@ pub(crate) struct Start {
 }
 
 impl Line {
-    /// Gives the turn to `waiter`, or to one who comes from outside, if it is theirs.
+    /// Gives the turn to `waiter`, or to a thread that comes from outside, if it is theirs. One that
+    /// asks `once` does not pause, and leaves the pause after a run to the next.
     pub(super) fn start_turn(
         &mut self,
         number: u64,
         waiter: Option<&Arc<Waiter>>,
+        once: bool,
         now: Moment,
     ) -> Option<Start> {
         let handed_on = self.front.as_mut().and_then(|front| {
@@ -117,8 +123,8 @@ impl Line {
         }
         self.waiting.pop_front();
         // Of a turn that is passed by in the moment before it ends, too.
-        let last = self.past.run.take().or(self.front.as_ref().map(|front| front.run));
-        let is_over = mem::take(&mut self.past.run_is_over);
+        let last = self.past.run.take().or(self.front.as_ref().map(|front| front.run.gave_back(now)));
+        let is_over = !once && mem::take(&mut self.past.run_is_over);
         let run = last.filter(|_| !is_over).map_or(Run::new(now), |last| last.at(now));
         self.front = Some(self.front(number, run, now));
         let attempts = Attempts::after(self.silence.clone(), self.answered);
@@ -133,8 +139,10 @@ impl Line {
         let rivals = &mut self.past.rivals;
         rivals.begin(now);
         let let_in = over.map_or(Duration::ZERO, |run| {
+            self.past.pauses = self.past.pauses.wrapping_add(1);
+            let is_rare = self.past.pauses.is_multiple_of(RARELY);
             let shortest = if rivals.is_alone(now) { SHORTEST } else { 3 * SHORTEST };
-            let least = (run.held() / PART).clamp(shortest, LONGEST);
+            let least = if is_rare { LONGEST } else { (run.held() / PART).clamp(shortest, LONGEST) };
             between(least, least * 4 / 3).saturating_sub(run.free_for(now))
         });
         rivals.nap(fraction).max(let_in)
@@ -152,6 +160,7 @@ impl Line {
             // (A hold that is seen again, since it was renewed, says nothing of others.)
             let before = front.seen.replace(holder.clone());
             if before.is_none_or(|before| before.raw() != holder.raw()) {
+                front.run = Run::new(now); // Of a hand-on that came to nothing, too.
                 self.past.rivals.saw(holder, now);
             }
         }
@@ -165,7 +174,7 @@ impl Line {
             // (What was handed on was won by the first turn of the run.)
             if front.run.holds(now) {
                 self.past.rivals.took(hold.since.answered.since(hold.since.sent));
-                if self.past.rivals.won() {
+                if self.past.rivals.won(now) {
                     front.run = Run::new(now);
                     front.run.holds(now);
                 }
@@ -367,7 +376,7 @@ mod tests {
     /// The first turn is taken, and so many wait.
     fn line<const N: usize>() -> (Line, [Arc<Waiter>; N]) {
         let mut line = Line::default();
-        line.start_turn(1, None, at(0)).expect("it is free");
+        line.start_turn(1, None, false, at(0)).expect("it is free");
         let waiters = [(); N].map(|()| waiter());
         line.waiting.extend(waiters.iter().cloned());
         (line, waiters)
@@ -379,13 +388,13 @@ mod tests {
         let next = line.hand_on(1, &LIMITS, at(0), at(1)).expect("somebody waits");
         assert!(Arc::ptr_eq(&next, &second));
         assert!(line.pass_on(1, &second, 2, GONE, at(0)));
-        assert!(line.start_turn(3, Some(&third), at(0)).is_none(), "it is the second's turn");
-        assert!(line.start_turn(3, None, at(0)).is_none());
-        let start = line.start_turn(3, Some(&second), at(0)).unwrap();
+        assert!(line.start_turn(3, Some(&third), false, at(0)).is_none(), "it is the second's turn");
+        assert!(line.start_turn(3, None, false, at(0)).is_none());
+        let start = line.start_turn(3, Some(&second), false, at(0)).unwrap();
         assert_eq!((start.number, start.handed), (2, GONE));
-        assert!(line.start_turn(3, Some(&second), at(0)).is_none(), "once");
+        assert!(line.start_turn(3, Some(&second), false, at(0)).is_none(), "once");
         assert!(line.end_turn(2, at(0)));
-        let start = line.start_turn(3, Some(&third), at(0)).unwrap();
+        let start = line.start_turn(3, Some(&third), false, at(0)).unwrap();
         assert_eq!(start.handed, Handed::Nothing, "a turn that ends alone hands nothing on");
     }
 
@@ -396,9 +405,9 @@ mod tests {
         line.holds(1, &hold, at(0));
         line.hand_on(1, &LIMITS, at(0), at(1)).unwrap();
         hold.release();
-        assert!(line.start_turn(2, Some(&second), at(0)).is_none(), "though the hold is over");
+        assert!(line.start_turn(2, Some(&second), false, at(0)).is_none(), "though the hold is over");
         assert!(line.pass_on(1, &second, 2, GONE, at(0)));
-        assert_eq!(line.start_turn(2, Some(&second), at(0)).unwrap().handed, GONE);
+        assert_eq!(line.start_turn(2, Some(&second), false, at(0)).unwrap().handed, GONE);
     }
 
     #[test]
@@ -419,7 +428,7 @@ mod tests {
         line.step_out(&second, at(0));
         assert!(!line.pass_on(1, &second, 2, GONE, at(0)), "it has gone all the same");
         assert!(line.end_turn(1, at(0)));
-        assert!(line.start_turn(2, Some(&third), at(0)).is_some());
+        assert!(line.start_turn(2, Some(&third), false, at(0)).is_some());
     }
 
     /// A look of the front finds another process there.
@@ -435,11 +444,11 @@ mod tests {
         for number in 1..3 {
             let next = line.hand_on(number, &LIMITS, at(0), at(1)).unwrap();
             assert!(line.pass_on(number, &next, number + 1, GONE, at(0)));
-            assert_eq!(line.start_turn(9, Some(&next), at(0)).unwrap().nap, Duration::ZERO);
+            assert_eq!(line.start_turn(9, Some(&next), false, at(0)).unwrap().nap, Duration::ZERO);
         }
         assert!(line.hand_on(3, &LIMITS, at(0), at(1)).is_none(), "this was the third turn in a row");
         assert!(line.end_turn(3, at(0)));
-        assert!(line.start_turn(4, Some(&waiters[2]), at(0)).unwrap().nap >= 3 * SHORTEST);
+        assert!(line.start_turn(4, Some(&waiters[2]), false, at(0)).unwrap().nap >= 3 * SHORTEST);
         assert!(line.hand_on(4, &LIMITS, at(0), at(1)).is_some(), "a new run has begun");
     }
 
@@ -449,7 +458,7 @@ mod tests {
         line.holds(1, &Arc::new(sample_of(Since { sent: at(0), answered: at(2) })), at(2));
         line.hand_on(1, &HandOn { time: Duration::ZERO, ..LIMITS }, at(8), at(8));
         assert!(line.end_turn(1, at(8)));
-        let nap = line.start_turn(2, None, at(8)).unwrap().nap;
+        let nap = line.start_turn(2, None, false, at(8)).unwrap().nap;
         assert!(SHORTEST <= nap && nap <= SHORTEST * 4 / 3, "{nap:?}");
     }
 
@@ -461,7 +470,7 @@ mod tests {
             line.holds(1, &hold(), at(0));
             line.hand_on(1, &limits, at(12), SOON);
             assert!(line.end_turn(1, at(12)));
-            line.start_turn(2, Some(&second), at(12)).unwrap();
+            line.start_turn(2, Some(&second), false, at(12)).unwrap();
             if others {
                 sees(&mut line, 2);
             }
@@ -479,11 +488,11 @@ mod tests {
             line.saw(1, &holder, Duration::from_micros(50), at(0));
         }
         assert!(line.end_turn(1, at(0)));
-        line.start_turn(2, Some(&second), at(0)).unwrap();
+        line.start_turn(2, Some(&second), false, at(0)).unwrap();
         line.holds(2, &hold(), at(0));
         line.hand_on(2, &LIMITS, at(0), at(1)).unwrap();
         assert!(line.pass_on(2, &third, 3, Handed::Taken { sent: at(0), answered: at(0) }, at(0)));
-        line.start_turn(9, Some(&third), at(0)).unwrap();
+        line.start_turn(9, Some(&third), false, at(0)).unwrap();
         assert!(line.past.rivals.rivals() > 0.0);
         line.holds(3, &hold(), at(0));
         assert!(line.past.rivals.rivals() > 0.0, "nobody else could have had it");
@@ -495,7 +504,7 @@ mod tests {
         line.holds(1, &Arc::new(sample_of(Since { sent: at(0), answered: at(2) })), at(2));
         assert!(line.hand_on(1, &HandOn { turns: 1, ..LIMITS }, at(30), at(31)).is_none());
         assert!(line.end_turn(1, at(30)));
-        assert_eq!(line.start_turn(2, Some(&second), at(30)).unwrap().nap, Duration::ZERO);
+        assert_eq!(line.start_turn(2, Some(&second), false, at(30)).unwrap().nap, Duration::ZERO);
     }
 
     #[test]
@@ -507,7 +516,7 @@ mod tests {
                 line.saw(1, &holder, Duration::from_micros(50), at(0));
             }
             assert!(line.end_turn(1, at(0)));
-            let nap = line.start_turn(2, Some(&second), at(millis)).unwrap().nap;
+            let nap = line.start_turn(2, Some(&second), false, at(millis)).unwrap().nap;
             assert_eq!(nap > Duration::ZERO, remembers, "after {millis} ms: {nap:?}");
         }
     }
@@ -520,7 +529,7 @@ mod tests {
         line.hand_on(1, &HandOn { time: Duration::ZERO, ..LIMITS }, at(0), at(0));
         assert!(line.end_turn(1, at(0)));
         let mut next = Line::after(line.past);
-        assert!(next.start_turn(2, None, at(0)).unwrap().nap >= SHORTEST, "the run was over");
+        assert!(next.start_turn(2, None, false, at(0)).unwrap().nap >= SHORTEST, "the run was over");
     }
 
     #[test]
@@ -530,10 +539,10 @@ mod tests {
         line.hand_on(1, &LIMITS, at(0), at(1)).unwrap();
         assert_eq!((line.ending(&second), line.ending(&third)), (Some(1), None));
         assert!(line.end_turn(1, at(0)));
-        line.start_turn(2, Some(&second), at(0)).unwrap();
+        line.start_turn(2, Some(&second), false, at(0)).unwrap();
         assert_eq!(line.ending(&third), Some(2), "the last turn was short");
         assert!(line.end_turn(2, at(1)));
-        line.start_turn(3, Some(&third), at(1)).unwrap();
+        line.start_turn(3, Some(&third), false, at(1)).unwrap();
         assert!(!line.front.as_ref().unwrap().ending, "the last turn was long");
     }
 
@@ -550,7 +559,7 @@ mod tests {
         assert_eq!(silent_since(&line), Some(0), "from before the first attempt");
         line.failed(1, Some(&Silence { words: Some("no answer".into()), ..Silence::new(at(0), false) }));
         assert!(line.end_turn(1, at(50)));
-        let start = line.start_turn(2, Some(&second), at(50)).unwrap();
+        let start = line.start_turn(2, Some(&second), false, at(50)).unwrap();
         assert_eq!(silent_since(&line), Some(0), "it is the same outage");
         assert!(start.attempts.silence.is_some());
         line.answered(1);
@@ -561,7 +570,7 @@ mod tests {
         assert_eq!(silent_since(&line), Some(60));
         line.failed(2, None);
         assert!(line.end_turn(2, at(70)));
-        let start = line.start_turn(3, Some(&third), at(80)).unwrap();
+        let start = line.start_turn(3, Some(&third), false, at(80)).unwrap();
         assert!(start.attempts.silence.is_none(), "what was cut short is not held against Redis");
     }
 
@@ -572,7 +581,7 @@ mod tests {
         line.holds(1, &hold(), at(0));
         line.hand_on(1, &HandOn { time: Duration::ZERO, ..LIMITS }, at(0), at(0));
         assert!(line.end_turn(1, at(0)));
-        assert!(line.start_turn(2, Some(&second), at(0)).unwrap().nap >= SHORTEST);
+        assert!(line.start_turn(2, Some(&second), false, at(0)).unwrap().nap >= SHORTEST);
         assert_eq!(silent_since(&line), None);
         line.asks(2, at(20));
         line.asks(2, at(30));
@@ -591,7 +600,7 @@ mod tests {
     #[test]
     fn a_pause_after_a_run_is_not_for_a_lock_that_was_free() {
         for (free, pauses) in [(0, true), (1, false)] {
-            let nap = after_a_run(6).start_turn(2, None, at(6 + free)).unwrap().nap;
+            let nap = after_a_run(6).start_turn(2, None, false, at(6 + free)).unwrap().nap;
             assert_eq!(!nap.is_zero(), pauses, "{nap:?}");
         }
     }
@@ -605,17 +614,63 @@ mod tests {
             let limits = HandOn { turns: turns + 1, time: Duration::from_millis(time) };
             let next = line.hand_on(1, &limits, at(0), at(0)).unwrap();
             assert!(line.pass_on(1, &next, 2, Handed::Taken { sent: at(0), answered: at(0) }, at(0)));
-            line.start_turn(2, Some(&next), at(0)).unwrap();
+            line.start_turn(2, Some(&next), false, at(0)).unwrap();
             line.hand_on(2, &limits, at(run), at(run));
             assert_eq!(line.past.run_is_over, over, "{turns} turns, {time} ms, {run} ms");
         }
     }
 
     #[test]
+    fn a_thread_that_asks_once_leaves_the_pause_to_the_next() {
+        for once in [false, true] {
+            let mut line = after_a_run(6);
+            line.start_turn(2, None, once, at(6)).unwrap();
+            assert!(line.end_turn(2, at(6)));
+            assert_eq!(!line.start_turn(3, None, false, at(6)).unwrap().nap.is_zero(), once);
+        }
+    }
+
+    #[test]
+    fn now_and_then_a_pause_is_long_enough_for_waiters_that_are_far_away() {
+        let mut line = after_a_run(6);
+        let naps = (2..=2 * u64::from(RARELY) + 1).map(|number| {
+            let nap = line.start_turn(number, None, false, at(6)).unwrap().nap;
+            line.hand_on(number, &HandOn { time: Duration::ZERO, ..LIMITS }, at(6), at(6));
+            assert!(line.end_turn(number, at(6)));
+            nap
+        });
+        assert_eq!(naps.filter(|nap| *nap >= LONGEST).count(), 2);
+    }
+
+    #[test]
+    fn a_hand_on_that_came_to_nothing_is_no_part_of_a_run_once_another_process_was_seen() {
+        let (mut line, [second, _]) = line();
+        line.holds(1, &hold(), at(0));
+        line.hand_on(1, &LIMITS, at(0), at(1)).unwrap();
+        assert!(line.pass_on(1, &second, 2, GONE, at(0)));
+        line.start_turn(2, Some(&second), false, at(0)).unwrap();
+        sees(&mut line, 2);
+        line.holds(2, &hold(), at(500));
+        assert!(line.hand_on(2, &LIMITS, at(501), at(502)).is_some(), "another had it for half a second");
+    }
+
+    #[test]
+    fn the_time_of_a_release_is_not_free_where_its_turn_is_passed_by() {
+        let (mut line, [second, _]) = line();
+        let hold = hold();
+        line.holds(1, &hold, at(0));
+        line.hand_on(1, &HandOn { time: Duration::ZERO, ..LIMITS }, at(6), at(7));
+        hold.release();
+        assert!(!line.start_turn(2, Some(&second), false, at(50)).unwrap().nap.is_zero(), "it took 44 ms");
+    }
+
+    #[test]
     fn a_pause_is_a_part_of_the_time_for_which_the_process_had_the_lock() {
-        for (held, millis) in [(48, 2), (120, 5), (9000, 5)] {
-            let (least, nap) =
-                (Duration::from_millis(millis), after_a_run(held).start_turn(2, None, at(held)).unwrap().nap);
+        for (held, micros) in [(48, 2000), (60, 2500), (9000, 2500)] {
+            let (least, nap) = (
+                Duration::from_micros(micros),
+                after_a_run(held).start_turn(2, None, false, at(held)).unwrap().nap,
+            );
             assert!(least <= nap && nap <= least * 4 / 3, "{held} ms: {nap:?}");
         }
     }
@@ -639,7 +694,7 @@ mod tests {
             line.answered(1);
             line.hand_on(1, &LIMITS, at(10), at(11)).unwrap();
             assert!(line.pass_on(1, &second, 2, handed, at(40)));
-            let start = line.start_turn(3, Some(&second), at(50)).unwrap();
+            let start = line.start_turn(3, Some(&second), false, at(50)).unwrap();
             assert_eq!(silent_since(&line), since, "{handed:?}");
             assert_eq!(start.attempts.silence.is_some(), since.is_some());
         }

@@ -149,8 +149,8 @@ impl Listener {
 
     /// Ends the thread, by ending its connection. (Over TLS it looks whether it is to stop, every second at least.)
     ///
-    /// Nothing wakes it while it connects and tries whether Redis tells of changes: it is then left
-    /// behind, and ends by itself.
+    /// Nothing wakes it while it connects and tries whether Redis tells of changes, which may take a
+    /// connect timeout and a response timeout, each twice: it is then left behind, and ends by itself.
     pub(crate) fn stop(&self) {
         let mut state = self.state.lock();
         state.stop = true;

@@ -11,7 +11,8 @@ use crate::clock::Moment;
 ///
 /// Reading it is a system call (about 100 ns), as much as a whole reentrant lock and unlock may cost.
 /// But a fork takes longer than this: the kernel has to copy the page tables before the child runs
-/// its first instruction, some 50 us even for a small program.
+/// its first instruction, some 50 us even for a small program. So a thread that asked less than this
+/// ago cannot have been forked since.
 const FRESH: Duration = Duration::from_micros(5);
 
 thread_local! {

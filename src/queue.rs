@@ -78,7 +78,7 @@ impl Queue {
         wish: impl FnOnce() -> Wish,
     ) -> Result<Turn, NoTurn> {
         let mut lines = self.lines.lock();
-        if let Some(start) = lines.start_turn(name, None, Moment::now()) {
+        if let Some(start) = lines.start_turn(name, None, patience.once, Moment::now()) {
             return Ok(self.turn(name, start, false));
         }
         if patience.once {
@@ -91,7 +91,7 @@ impl Queue {
         let (mut awaited, mut look_again) = (None, Moment::NEVER);
         loop {
             let now = Moment::now();
-            if let Some(start) = lines.start_turn(name, Some(&me), now) {
+            if let Some(start) = lines.start_turn(name, Some(&me), false, now) {
                 notify_first(lines, name); // It may stay awake.
                 return Ok(self.turn(name, start, true));
             }
@@ -166,9 +166,15 @@ impl Lines {
         }
     }
 
-    fn start_turn(&mut self, name: &Arc<str>, waiter: Option<&Arc<Waiter>>, now: Moment) -> Option<Start> {
+    fn start_turn(
+        &mut self,
+        name: &Arc<str>,
+        waiter: Option<&Arc<Waiter>>,
+        once: bool,
+        now: Moment,
+    ) -> Option<Start> {
         let number = self.turns + 1;
-        let start = self.line(name).start_turn(number, waiter, now)?;
+        let start = self.line(name).start_turn(number, waiter, once, now)?;
         self.turns = self.turns.max(start.number);
         Some(start)
     }

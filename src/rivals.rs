@@ -125,8 +125,10 @@ impl Rivals {
     }
 
     /// It found the lock free, and has it: true where another process had it in this wait.
-    pub(crate) fn won(&mut self) -> bool {
-        if !self.met {
+    pub(crate) fn won(&mut self, now: Moment) -> bool {
+        if self.met {
+            self.last_seen = Some(now); // The other had it until a moment ago.
+        } else {
             self.seen.drain(..FORGOTTEN.min(self.seen.len()));
         }
         self.met
@@ -224,11 +226,13 @@ mod tests {
     fn a_process_is_alone_a_second_after_it_has_seen_somebody_and_not_sooner() {
         assert!(Rivals::default().is_alone(at(0)));
         let mut rivals = after_seeing([1]);
-        assert!(rivals.won());
-        rivals.begin(at(1));
-        assert!(!rivals.won() && rivals.rivals() == 0.0);
-        assert!(!rivals.is_alone(at(1_000_000)), "it came first again, but others may wait");
+        assert!(!rivals.is_alone(at(1_000_000)));
         assert!(rivals.is_alone(at(1_000_001)));
+        assert!(rivals.won(at(3_000_000)), "it waited for the other until now");
+        rivals.begin(at(3_000_001));
+        assert!(!rivals.won(at(3_000_002)) && rivals.rivals() == 0.0);
+        assert!(!rivals.is_alone(at(4_000_000)), "it came first again, but others may wait");
+        assert!(rivals.is_alone(at(4_000_001)));
     }
 
     #[test]
@@ -272,10 +276,10 @@ mod tests {
     #[test]
     fn rivals_that_are_not_seen_any_more_are_forgotten() {
         let mut rivals = after_seeing(1..=8);
-        rivals.won();
+        rivals.won(at(0));
         assert_eq!(rivals.seen.len(), 8, "it met some");
         rivals.begin(at(0));
-        rivals.won();
+        rivals.won(at(0));
         assert_eq!(rivals.seen.len(), 4);
         assert_eq!(rivals.seen, after_seeing(5..=8).seen, "the oldest went");
         rivals.ended(at(500));
@@ -333,8 +337,8 @@ mod tests {
     const WAKE: u64 = 30;
     const HAND_OFF: u64 = 2 * ONE_WAY + WAKE;
 
-    /// After a run of so long, a process that knows no rivals leaves the key free for a turn. That
-    /// is the rule of the line, not of this file.
+    /// After a run of so long, a process leaves the key free for a twenty-fourth of that, or for as
+    /// long as others need. That is the rule of the line, not of this file.
     const RUN: u64 = 5000;
 
     impl Herd {
@@ -410,7 +414,7 @@ mod tests {
                 Event::Won(who) => {
                     let me = &mut self.processes[who];
                     me.rivals.took(micros(now - me.asked));
-                    me.rivals.won();
+                    me.rivals.won(at(now));
                     me.run += self.hold + HAND_OFF;
                     self.turns.push((now, who, now - me.began));
                     self.at(now + self.hold + ONE_WAY, Event::Delete(who));
@@ -437,12 +441,11 @@ mod tests {
             let me = &mut self.processes[who];
             me.began = now;
             me.rivals.begin(at(now));
-            let lets_in = me.run >= RUN && me.rivals.rivals() == 0.0;
-            if !lets_in {
+            if me.run < RUN {
                 return 0;
             }
-            me.run = 0;
-            u64::try_from(me.rivals.turn().as_micros()).unwrap()
+            let least = if me.rivals.is_alone(at(now)) { 250 } else { 750 };
+            (mem::take(&mut me.run) / 24).clamp(least, 2500)
         }
 
         fn look(&mut self, now: u64, who: usize) {

@@ -12,6 +12,7 @@ mod trouble;
 mod wire;
 
 use std::fmt;
+use std::sync::LazyLock;
 use std::time::Duration;
 
 use redis::{Cmd, Value};
@@ -40,6 +41,10 @@ pub(crate) struct Store {
 
 impl Store {
     pub(crate) fn new(address: Address, settings: &Settings) -> Result<Store, Error> {
+        // Now, and not at their first use: a child of a fork in that moment would wait for ever.
+        for script in [&CLAIM, &RELEASE, &RENEW, &FORCE] {
+            LazyLock::force(script);
+        }
         Ok(Store {
             pool: Pool::new(address, settings.pool_size, settings.connect_timeout)?,
             response_timeout: settings.response_timeout,
@@ -330,7 +335,8 @@ pub(crate) struct Extension<'a> {
 }
 
 /// The first command of a batch where Redis is to tell a listener when something changes that is
-/// read over this connection, from now on.
+/// read over this connection, from now on. (Not what is changed over it: so an uncontended release
+/// costs nothing more.)
 fn begin(listener: Option<u64>) -> Batch {
     let Some(listener) = listener else {
         return Batch::default();
