@@ -194,10 +194,11 @@ impl Builder {
     }
 
     /// How often, and for how long, threads of this process hand a lock on among themselves, before they let other processes in.
-    /// Defaults to 64 turns or 5 ms, whichever ends first. Where no other process was seen lately,
-    /// the turns count only after 6 ms. Then the lock is left free for a twenty-fourth of the time for
-    /// which they had it: for 0.25 ms at least, or 0.75 ms where other processes were seen; for 2.5 ms at
-    /// most, and each 64th time.
+    /// Defaults to 64 turns or 5 ms, whichever ends first. Where no other process was seen within the
+    /// last second, the turns count only after 6 ms, so that by default only the time counts. Then the
+    /// lock is left free for a twenty-fourth of the time for which they had it: for 0.25 ms at least, or
+    /// 0.75 ms where other processes were seen, and for 2.5 ms at most and each 64th time. Chance adds up
+    /// to a third.
     ///
     /// While a thread waits for the lock that another thread of this manager releases, the release and the next one's `SET`
     /// go out together: one round trip a turn instead of two. Other processes would never get theirs
