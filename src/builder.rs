@@ -4,12 +4,12 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::error::Error;
+use crate::base::error::Error;
+use crate::base::options::{HandoffLimits, Settings};
+use crate::keeping::losses::{LostLock, OnLost};
 use crate::manager::LockManager;
-use crate::options::{HandOn, Settings};
 use crate::session::Session;
 use crate::store::Address;
-use crate::teller::{LostHold, OnLost};
 
 /// Makes a [`LockManager`]: by [`LockManager::builder`].
 ///
@@ -122,11 +122,11 @@ impl Builder {
         self
     }
 
-    /// Calls back once for each hold that is lost, as soon as that is known.
+    /// Wakeups back once for each hold that is lost, as soon as that is known.
     ///
     /// On a thread of its own (`relatch-on-lost`), one loss after the other: neither slowness nor a panic stops renewals.
     /// When the last handle of the manager goes, what is still to be told is waited for, at most for the response timeout.
-    pub fn on_lost(mut self, callback: impl Fn(&LostHold) + Send + Sync + 'static) -> Builder {
+    pub fn on_lost(mut self, callback: impl Fn(&LostLock) + Send + Sync + 'static) -> Builder {
         self.on_lost = Some(Arc::new(callback));
         self
     }
@@ -207,7 +207,7 @@ impl Builder {
     /// again, once it has had it for so long; what the lock was free for in between counts. One turn means that locks are
     /// never handed on, and that threads pause only for rivals which they have seen.
     pub fn hand_on(mut self, turns: u32, time: Duration) -> Builder {
-        self.settings.hand_on = HandOn { turns, time };
+        self.settings.hand_on = HandoffLimits { turns, time };
         self
     }
 

@@ -7,19 +7,19 @@ use std::time::Duration;
 
 use log::debug;
 
-use crate::clock::Moment;
-use crate::error::Error;
+use crate::base::clock::Moment;
+use crate::base::error::{Error, LostCause};
+use crate::base::owner::Owner;
+use crate::base::process;
 use crate::hold::Hold;
-use crate::holds::Held;
-use crate::owner::Owner;
+use crate::keeping::thread_map::Held;
 use crate::session::Session;
-use crate::watch::LockWatch;
 
 /// A lock that this thread holds, until the guard is dropped or [unlocked](LockGuard::unlock).
 ///
 /// A thread may have several guards of one lock: the lock is released in Redis when the last of them goes, in
 /// whatever order they go. Dropping the last one sends the release and waits for its answer, at most for the
-/// response timeout; it never panics, and what goes wrong is logged. Call [`unlock`](LockGuard::unlock) to be told.
+/// response timeout; it never panics, and what goes wrong is logged. Parker [`unlock`](LockGuard::unlock) to be told.
 ///
 /// A guard stays in the thread that took it: it is neither `Send` nor `Sync`.
 ///
@@ -204,5 +204,47 @@ impl fmt::Debug for LockGuard {
             .field("depth", &self.depth())
             .field("remaining", &self.remaining())
             .finish_non_exhaustive()
+    }
+}
+
+/// Watches a hold from any thread: by [`LockGuard::watch`](crate::LockGuard::watch).
+///
+/// For handing to a helper thread that has to stop when the lock is lost. It keeps nothing locked: when the guards are
+/// gone, so is the hold, and the watch says so.
+#[derive(Clone, Debug)]
+pub struct LockWatch {
+    hold: Arc<Hold>,
+    born: u32,
+}
+
+impl LockWatch {
+    pub(crate) fn new(hold: Arc<Hold>, born: u32) -> LockWatch {
+        LockWatch { hold, born }
+    }
+
+    /// The lock's key.
+    #[must_use]
+    pub fn key(&self) -> &str {
+        self.hold.key.name()
+    }
+
+    /// As [`LockGuard::is_valid`](crate::LockGuard::is_valid): false too once the lock is being released.
+    #[must_use]
+    pub fn is_valid(&self) -> bool {
+        let now = Moment::now();
+        self.hold.is_valid(now) && process::id(now) == self.born
+    }
+
+    /// Blocks until the hold is lost, at most for so long: how it was lost.
+    ///
+    /// `None` if it was not lost within that time, and at once if it was given back. Sends nothing; wakes up when the
+    /// lease runs out, or as soon as a renewal finds that the key is gone.
+    #[must_use = "`None` means that it was not lost"]
+    pub fn wait_lost(&self, limit: Duration) -> Option<LostCause> {
+        let now = Moment::now();
+        if process::id(now) != self.born {
+            return None; // A forked child's copy: nobody would ever wake it up.
+        }
+        self.hold.wait_lost(now.after(limit))
     }
 }

@@ -3,19 +3,19 @@
 use std::sync::OnceLock;
 use std::time::Duration;
 
-use crate::clock::Moment;
-use crate::error::{Error, LostCause};
-use crate::flaw;
-use crate::holder::Holder;
-use crate::key::Key;
-use crate::options::{Lease, Renewal};
-use crate::owner::Owner;
-use crate::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
-use crate::sync::{Condvar, Mutex};
+use crate::base::clock::Moment;
+use crate::base::error::{Error, LostCause};
+use crate::base::holder::Holder;
+use crate::base::key::Key;
+use crate::base::options::{Lease, Renewal};
+use crate::base::owner::Owner;
+use crate::base::seeded_bugs;
+use crate::base::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use crate::base::sync::{Condvar, Mutex};
 
 /// When a lock was taken, as far as this side can tell: Redis did it in between.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Since {
+pub(crate) struct AcquiredAt {
     pub(crate) sent: Moment,
     pub(crate) answered: Moment,
 }
@@ -37,7 +37,7 @@ pub(crate) struct Hold {
     pub(crate) key: Key,
     pub(crate) owner: Owner,
     pub(crate) token: String,
-    pub(crate) since: Since,
+    pub(crate) acquired: AcquiredAt,
     renewal: Renewal,
     /// How many guards are alive. Written by the holding thread alone.
     depth: AtomicU32,
@@ -65,21 +65,22 @@ impl Hold {
         token: String,
         lease: Lease,
         renewal: Renewal,
-        since: Since,
+        acquired: AcquiredAt,
     ) -> Hold {
         static NEXT: AtomicU64 = AtomicU64::new(1);
-        let counts_from = if flaw::is_in("counts from the answer") { since.answered } else { since.sent };
+        let counts_from =
+            if seeded_bugs::is_in("counts from the answer") { acquired.answered } else { acquired.sent };
         Hold {
             number: NEXT.fetch_add(1, Ordering::Relaxed),
             key,
             owner,
             token,
-            since,
+            acquired,
             renewal,
             depth: AtomicU32::new(1),
             lease: AtomicU64::new(lease.millis()),
             valid_until: AtomicU64::new(lease.valid_until(counts_from).as_nanos()),
-            gone_by: AtomicU64::new(lease.gone_by(since.answered).as_nanos()),
+            gone_by: AtomicU64::new(lease.gone_by(acquired.answered).as_nanos()),
             renewals: AtomicU32::new(0),
             abandoned: AtomicBool::new(false),
             denied: AtomicBool::new(false),
@@ -113,7 +114,7 @@ impl Hold {
     }
 
     pub(crate) fn is_valid(&self, now: Moment) -> bool {
-        let clock = if flaw::is_in("trusts a flag") { Moment::from_nanos(1) } else { now };
+        let clock = if seeded_bugs::is_in("trusts a flag") { Moment::from_nanos(1) } else { now };
         self.left(clock).is_some()
     }
 
@@ -147,7 +148,7 @@ impl Hold {
     /// How long to wait from one renewal to the next, where the hold is to be renewed at `now`.
     pub(crate) fn renews_every(&self, now: Moment) -> Option<Duration> {
         let stopped = self.abandoned.load(Ordering::Relaxed)
-            || self.renewal.max_hold.is_some_and(|limit| now.since(self.since.answered) >= limit);
+            || self.renewal.max_hold.is_some_and(|limit| now.since(self.acquired.answered) >= limit);
         if stopped { None } else { self.renewal.every(self.lease()) }
     }
 
@@ -290,16 +291,50 @@ impl Hold {
     }
 }
 
+/// A lock that a thread of this process holds: by [`LockManager::held`](crate::LockManager::held).
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct HeldLock {
+    /// The lock's key.
+    pub key: String,
+    /// The thread that holds it.
+    pub owner: Owner,
+    /// How many guards are alive.
+    pub depth: u32,
+    /// How long it has been held.
+    pub held_for: Duration,
+    /// How long it may be trusted yet without another renewal: zero once it is lost.
+    pub valid_for: Duration,
+    /// How often it was renewed.
+    pub renewals: u32,
+    /// How it was lost, if it was, and if that is known already. Its guards are still there.
+    pub lost: Option<LostCause>,
+}
+
+impl HeldLock {
+    pub(crate) fn new(hold: &Hold, now: Moment) -> HeldLock {
+        HeldLock {
+            key: hold.key.name().to_string(),
+            owner: hold.owner.clone(),
+            depth: hold.depth(),
+            held_for: now.since(hold.acquired.answered),
+            valid_for: hold.remaining(now),
+            renewals: hold.renewals(),
+            lost: hold.lost(),
+        }
+    }
+}
+
 #[cfg(test)]
 pub(crate) mod tests {
     use super::*;
-    use crate::options::Options;
+    use crate::base::options::Options;
 
     pub(crate) fn sample(name: &str, lease: Duration, sent: Moment) -> Hold {
         let key = Key::new("lock:", name).unwrap();
         let owner = Owner::new("host".into(), std::process::id(), 2);
         let token = format!("{owner}-{}", "0".repeat(32));
-        let since = Since { sent, answered: sent };
+        let since = AcquiredAt { sent, answered: sent };
         Hold::new(key, owner, token, Lease::new(lease), Options::default().renewal, since)
     }
 
@@ -308,8 +343,8 @@ pub(crate) mod tests {
         Hold { token: token.to_owned(), ..sample("key", lease, Moment::now()) }
     }
 
-    pub(crate) fn sample_of(since: Since) -> Hold {
-        Hold { since, ..sample("a", Duration::from_secs(30), since.sent) }
+    pub(crate) fn sample_of(acquired: AcquiredAt) -> Hold {
+        Hold { acquired, ..sample("a", Duration::from_secs(30), acquired.sent) }
     }
 
     const SENT: Moment = Moment::from_nanos(1_000);
@@ -426,5 +461,34 @@ pub(crate) mod tests {
 
         let short = sample("b", Duration::from_millis(20), Moment::now());
         assert_eq!(short.wait_lost(Moment::NEVER), Some(LostCause::Expired));
+    }
+
+    fn watched() -> Hold {
+        one_second().0
+    }
+
+    #[test]
+    fn only_news_of_a_shorter_life_is_news() {
+        let hold = watched();
+        let end = hold.valid_until();
+        assert!(!hold.lives_until(end));
+        let sooner = SENT.after(Duration::from_millis(500));
+        assert!(hold.lives_until(sooner));
+        assert!(!hold.lives_until(end) && !hold.lives_until(sooner));
+        assert_eq!(hold.valid_until(), sooner);
+    }
+
+    #[test]
+    fn a_hold_is_over_when_it_has_ended_but_not_while_it_is_released() {
+        let hold = watched();
+        let end = hold.valid_until();
+        assert!(!hold.is_over(SENT));
+        hold.close(SENT);
+        assert!(!hold.is_over(SENT) && !hold.is_over(end));
+        assert_eq!(hold.wait_lost(Moment::now()), None);
+        assert_eq!(hold.lost(), None, "that is for the release to say");
+        hold.release();
+        assert!(hold.is_over(SENT));
+        assert!(watched().is_over(end) && watched().is_over(end.after(Duration::from_secs(1))));
     }
 }

@@ -2,7 +2,7 @@
 
 use std::sync::OnceLock;
 
-use crate::error::Error;
+use crate::base::error::Error;
 use crate::manager::LockManager;
 
 static INSTALLED: OnceLock<LockManager> = OnceLock::new();

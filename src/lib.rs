@@ -117,70 +117,37 @@
 //! | `relatch::release` | | a release without an answer; a key that is left to its lease | | each failed attempt |
 //! | `relatch::force_unlock` | | whose lock was deleted | | |
 
-// The modules in reading order, which is the order of the layers: each uses only those below it.
+// The rooms and files in reading order, which is the order of the layers: each uses only those
+// below it.
 mod installed;
 mod builder;
 mod manager;
 mod lock;
 mod request;
 mod guard;
-mod upkeep;
 mod session;
 #[cfg(test)]
-mod orders_in_line;
-#[cfg(test)]
-mod orders_of_renewal;
-#[cfg(test)]
-mod orders_of_word;
+mod interleavings;
 mod release;
 mod acquire;
-mod bid;
-mod keeper;
-mod errands;
-mod desk;
-mod listener;
-mod teller;
-mod watch;
-mod held_lock;
-mod verdict;
-mod leases;
-mod owed;
-mod holds;
-mod queue;
-mod line;
-mod waiter;
-mod run;
-mod calls;
+mod keeping;
+mod waiting;
 mod hold;
-mod patience;
 mod store;
-mod stats;
-mod machine;
-mod backoff;
-mod rivals;
-mod options;
-mod key;
-mod error;
-mod holder;
-mod owner;
-mod random;
-mod process;
-mod clock;
-mod flaw;
-mod sync;
+mod base;
 
+pub use crate::base::error::{Error, LostCause};
+pub use crate::base::holder::Holder;
+pub use crate::base::owner::Owner;
+pub use crate::base::stats::{Histogram, Stats};
 pub use crate::builder::Builder;
-pub use crate::error::{Error, LostCause};
+pub use crate::guard::LockWatch;
 pub use crate::guard::{LockGuard, Unlocked};
-pub use crate::held_lock::HeldLock;
-pub use crate::holder::Holder;
+pub use crate::hold::HeldLock;
 pub use crate::installed::{install, installed, with_lock};
+pub use crate::keeping::losses::LostLock;
 pub use crate::lock::Lock;
 pub use crate::manager::LockManager;
-pub use crate::owner::Owner;
-pub use crate::stats::{Histogram, Stats};
-pub use crate::teller::LostHold;
-pub use crate::watch::LockWatch;
 
 /// The README's code, compiled.
 #[cfg(doctest)]

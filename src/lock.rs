@@ -4,10 +4,10 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::error::Error;
+use crate::base::error::Error;
+use crate::base::holder::Holder;
+use crate::base::options::Options;
 use crate::guard::LockGuard;
-use crate::holder::Holder;
-use crate::options::Options;
 use crate::request::Request;
 use crate::session::Session;
 

@@ -3,14 +3,14 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::error::Error;
+use crate::base::error::Error;
+use crate::base::holder::Holder;
+use crate::base::stats::Stats;
 use crate::guard::LockGuard;
-use crate::held_lock::HeldLock;
-use crate::holder::Holder;
+use crate::hold::HeldLock;
 use crate::lock::Lock;
 use crate::request::Request;
 use crate::session::Session;
-use crate::stats::Stats;
 
 /// Locks on one Redis: a pool of connections, and what this process holds there.
 ///

@@ -7,10 +7,10 @@ use std::time::Duration;
 
 use log::debug;
 
-use crate::error::Error;
+use crate::base::error::Error;
+use crate::base::options::Options;
 use crate::guard::LockGuard;
-use crate::holds::Held;
-use crate::options::Options;
+use crate::keeping::thread_map::Held;
 use crate::session::{Entered, Session};
 
 pub(crate) struct Request<'a> {

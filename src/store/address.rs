@@ -6,7 +6,7 @@ use std::net::ToSocketAddrs;
 use parking_lot::Mutex;
 use redis::{ConnectionAddr, ConnectionInfo, IntoConnectionInfo, RedisConnectionInfo};
 
-use crate::error::Error;
+use crate::base::error::Error;
 use crate::store::wire;
 
 /// In place of a URL that may hold its password where none is expected.
@@ -167,7 +167,7 @@ mod tests {
         let ways = ["127.0.0.2:1", "127.0.0.1:1"].map(|other| format!("redis://{other}"));
         let ways = ways.into_iter().chain([format!("redis://{good}")]);
         let ways: Vec<_> = ways.map(|way| way.into_connection_info().unwrap()).collect();
-        let deadline = crate::clock::Moment::now().after(std::time::Duration::from_secs(10));
+        let deadline = crate::base::clock::Moment::now().after(std::time::Duration::from_secs(10));
         let _link = Link::open(&address, deadline).unwrap();
         assert_eq!(address.in_order(ways.clone())[0].addr(), ways[2].addr());
     }

@@ -6,10 +6,10 @@ use std::time::Duration;
 
 use redis::{Cmd, ConnectionInfo, RedisError, Value};
 
-use crate::clock::Moment;
+use crate::base::clock::Moment;
 use crate::store::address::Address;
+use crate::store::failure::{self, Failure};
 use crate::store::reply::agreed;
-use crate::store::trouble::{self, Trouble};
 use crate::store::wire::{SHORTEST, Wire};
 
 /// The shortest time that proves something: an attempt with less time than this may fail on a busy
@@ -61,7 +61,7 @@ pub(crate) struct Link {
     /// When it last answered, or began to be opened.
     pub(super) answered: Moment,
     /// Replies that are still to come. Those of earlier batches are read before the next one's, and left out.
-    owed: usize,
+    unread: usize,
     /// Redis, or the way to it, ended the connection.
     pub(super) broken: bool,
     /// In order, but not to be used again.
@@ -77,9 +77,9 @@ pub(crate) struct Link {
 }
 
 impl Link {
-    pub(super) fn open(address: &Address, deadline: Moment) -> Result<Link, Trouble> {
+    pub(super) fn open(address: &Address, deadline: Moment) -> Result<Link, Failure> {
         let began = Moment::now();
-        let ways = address.ways().map_err(Trouble::not_sent)?;
+        let ways = address.ways().map_err(Failure::not_sent)?;
         let (wire, way) = connect(&ways, deadline)?;
         address.worked(way);
         let mut link = Link::new(wire, began);
@@ -92,7 +92,7 @@ impl Link {
             wire,
             id: COUNT.fetch_add(1, Ordering::Relaxed),
             answered: began,
-            owed: 0,
+            unread: 0,
             broken: false,
             retired: false,
             proof: Proof::Opened,
@@ -102,7 +102,7 @@ impl Link {
         }
     }
 
-    fn log_in(&mut self, address: &Address, deadline: Moment) -> Result<(), Trouble> {
+    fn log_in(&mut self, address: &Address, deadline: Moment) -> Result<(), Failure> {
         let mut batch = Batch::default();
         if let Some(password) = &address.password {
             let mut auth = redis::cmd("AUTH");
@@ -119,9 +119,9 @@ impl Link {
         }
         let replies = self.exchange(&batch, deadline);
         let agreed = replies.and_then(|replies| replies.into_iter().try_for_each(agreed));
-        agreed.map_err(|trouble| match trouble {
+        agreed.map_err(|failure| match failure {
             // No lock's command was under way yet, whatever became of the login.
-            Trouble::Unanswered { cause, .. } => Trouble::NotSent(cause),
+            Failure::Unanswered { cause, .. } => Failure::NotSent(cause),
             other => other.without(address.password.as_deref()),
         })
     }
@@ -175,15 +175,15 @@ impl Link {
     }
 
     /// Writes a batch and reads its replies, errors among them: the commands of a batch fare differently.
-    pub(super) fn exchange(&mut self, batch: &Batch, deadline: Moment) -> Result<Vec<Value>, Trouble> {
+    pub(super) fn exchange(&mut self, batch: &Batch, deadline: Moment) -> Result<Vec<Value>, Failure> {
         let began = Moment::now();
         self.post(batch, deadline)?;
         let mut replies = Vec::with_capacity(batch.count);
-        while self.owed > 0 {
+        while self.unread > 0 {
             let reply = self.wire.receive(deadline).map_err(|error| self.lost(error))?;
-            self.owed -= 1;
-            self.broken |= trouble::comes_from_wrong_server(&reply);
-            if self.owed < batch.count {
+            self.unread -= 1;
+            self.broken |= failure::comes_from_wrong_server(&reply);
+            if self.unread < batch.count {
                 replies.push(reply);
             }
         }
@@ -194,37 +194,37 @@ impl Link {
     }
 
     /// Writes a batch and does not wait for its replies.
-    pub(super) fn post(&mut self, batch: &Batch, deadline: Moment) -> Result<(), Trouble> {
+    pub(super) fn post(&mut self, batch: &Batch, deadline: Moment) -> Result<(), Failure> {
         self.send(batch, deadline)?;
-        self.owed += batch.count;
+        self.unread += batch.count;
         Ok(())
     }
 
-    fn send(&mut self, batch: &Batch, deadline: Moment) -> Result<(), Trouble> {
+    fn send(&mut self, batch: &Batch, deadline: Moment) -> Result<(), Failure> {
         self.wire.send(&batch.bytes, deadline).map_err(|error| {
             self.broken = true;
             if batch.count == 1 {
-                Trouble::not_sent(error)
+                Failure::not_sent(error)
             } else {
                 // The first commands of the batch may have left whole.
-                Trouble::Unanswered { link_stands: false, cause: error.into() }
+                Failure::Unanswered { link_stands: false, cause: error.into() }
             }
         })
     }
 
-    fn lost(&mut self, error: RedisError) -> Trouble {
-        let link_stands = trouble::leaves_link_standing(&error);
-        self.owed -= usize::from(self.wire.skips_late_replies());
+    fn lost(&mut self, error: RedisError) -> Failure {
+        let link_stands = failure::leaves_link_standing(&error);
+        self.unread -= usize::from(self.wire.skips_late_replies());
         // (What makes no sense, or never ends, says something of this connection only.)
         self.broken |= error.is_connection_dropped();
         self.behind = true;
-        Trouble::Unanswered { link_stands, cause: error.into() }
+        Failure::Unanswered { link_stands, cause: error.into() }
     }
 }
 
 /// Connects in the first way that works. Each has an even share of the time that is left: one that
 /// is dead leaves time for the others.
-fn connect(ways: &[ConnectionInfo], deadline: Moment) -> Result<(Wire, &ConnectionInfo), Trouble> {
+fn connect(ways: &[ConnectionInfo], deadline: Moment) -> Result<(Wire, &ConnectionInfo), Failure> {
     let mut last = None;
     for (way, to_try) in ways.iter().zip((1..=ways.len()).rev()) {
         let left = deadline.since(Moment::now());
@@ -234,11 +234,11 @@ fn connect(ways: &[ConnectionInfo], deadline: Moment) -> Result<(Wire, &Connecti
         let share = left / u32::try_from(to_try).unwrap_or(u32::MAX);
         match Wire::open(way, share.max(SHORTEST)) {
             Ok(wire) => return Ok((wire, way)),
-            Err(error) => last = Some(Trouble::not_sent(error)),
+            Err(error) => last = Some(Failure::not_sent(error)),
         }
     }
     Err(last.unwrap_or_else(|| {
-        Trouble::OutOfTime(io::Error::new(io::ErrorKind::TimedOut, "no time was left to connect").into())
+        Failure::OutOfTime(io::Error::new(io::ErrorKind::TimedOut, "no time was left to connect").into())
     }))
 }
 
@@ -281,8 +281,8 @@ mod tests {
         for (wire, mut redis) in wires() {
             let mut link = Link::new(wire, Moment::now());
             redis.write_all(b"+the first").unwrap();
-            let trouble = link.exchange(&ping(), soon()).unwrap_err();
-            assert!(matches!(trouble, Trouble::Unanswered { link_stands: true, .. }), "{trouble:?}");
+            let failure = link.exchange(&ping(), soon()).unwrap_err();
+            assert!(matches!(failure, Failure::Unanswered { link_stands: true, .. }), "{failure:?}");
             redis.write_all(b" reply\r\n+the second\r\n").unwrap();
             assert_eq!(link.exchange(&ping(), long()).unwrap(), [word("the second")]);
             redis.write_all(b"+in time\r\n").unwrap();
@@ -292,8 +292,8 @@ mod tests {
             let both = link.exchange(&ping().and(&redis::cmd("PING")), long()).unwrap();
             assert_eq!(both, [word("a"), word("b")]);
             drop(redis);
-            let trouble = link.exchange(&ping(), long()).unwrap_err();
-            assert!(!matches!(trouble, Trouble::Unanswered { link_stands: true, .. }), "that is its end");
+            let failure = link.exchange(&ping(), long()).unwrap_err();
+            assert!(!matches!(failure, Failure::Unanswered { link_stands: true, .. }), "that is its end");
         }
     }
 

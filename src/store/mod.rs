@@ -3,12 +3,12 @@
 //! The only module that names the `redis` and `r2d2` crates (but for the one constructor that takes a client).
 
 mod address;
-mod ear;
+mod tracking;
 mod link;
 mod pool;
 mod reply;
 mod script;
-mod trouble;
+mod failure;
 mod wire;
 
 use std::fmt;
@@ -17,20 +17,20 @@ use std::time::Duration;
 
 use redis::{Cmd, Value};
 
-use crate::clock::Moment;
-use crate::error::Error;
-use crate::holder::Holder;
-use crate::options::Settings;
+use crate::base::clock::Moment;
+use crate::base::error::Error;
+use crate::base::holder::Holder;
+use crate::base::options::Settings;
 use crate::store::link::Batch;
-use crate::store::pool::{Carrier, Pool};
+use crate::store::pool::{LinkRef, Pool};
 use crate::store::reply::{accepted, alive, allowed, claimed, compared, deleted, seen, was_set, watch};
 use crate::store::script::{CLAIM, FORCE, RELEASE, RENEW, Script};
 
 pub(crate) use crate::store::address::Address;
-pub(crate) use crate::store::ear::{Ear, Heard};
+pub(crate) use crate::store::failure::{Cause, Failure, Refusal};
 pub(crate) use crate::store::link::FAIR_TRY;
-pub(crate) use crate::store::reply::{Claim, Compared, Seen, Watch};
-pub(crate) use crate::store::trouble::{Cause, Refusal, Trouble};
+pub(crate) use crate::store::reply::{ClaimReply, Compared, Seen, Tracking};
+pub(crate) use crate::store::tracking::{Heard, TrackingConnection};
 pub(crate) use crate::store::wire::Ender;
 
 /// The server and the connections to it.
@@ -52,36 +52,37 @@ impl Store {
     }
 
     /// Borrows a connection, waiting for one and connecting where need be, until the deadline.
-    pub(crate) fn checkout(&self, deadline: Moment) -> Result<Connection<'_>, Trouble> {
-        let link = Carrier::Lent(self.pool.checkout(deadline)?);
+    pub(crate) fn checkout(&self, deadline: Moment) -> Result<Connection<'_>, Failure> {
+        let link = LinkRef::Lent(self.pool.checkout(deadline)?);
         Ok(Connection { link, response_timeout: self.response_timeout })
     }
 
     /// Opens a connection beside the pool, for a thread that must not wait for others.
-    pub(crate) fn connect(&self, deadline: Moment) -> Result<Connection<'_>, Trouble> {
-        let link = Carrier::Own(Box::new(self.pool.connect(deadline)?));
+    pub(crate) fn connect(&self, deadline: Moment) -> Result<Connection<'_>, Failure> {
+        let link = LinkRef::Own(Box::new(self.pool.connect(deadline)?));
         Ok(Connection { link, response_timeout: self.response_timeout })
     }
 
     /// Opens a connection that only listens, and makes sure that it hears: over a second one, Redis
     /// is asked to tell it of changes of `probe`, a key that nobody else knows of, which is then
     /// changed. Refused where it is not told: a proxy may have accepted that, and not done it.
-    pub(crate) fn listen(&self, probe: &str) -> Result<Ear, Trouble> {
-        let mut ear = Ear::open(&self.pool.address, Moment::now().after(self.pool.connect_timeout))?;
+    pub(crate) fn listen(&self, probe: &str) -> Result<TrackingConnection, Failure> {
+        let mut tracking =
+            TrackingConnection::open(&self.pool.address, Moment::now().after(self.pool.connect_timeout))?;
         let mut other = self.connect(Moment::NEVER)?;
-        other.change(probe, ear.id, Moment::now().after(self.response_timeout))?;
-        if ear.hears(probe, Moment::now().after(self.response_timeout))? {
-            Ok(ear)
+        other.change(probe, tracking.id, Moment::now().after(self.response_timeout))?;
+        if tracking.hears(probe, Moment::now().after(self.response_timeout))? {
+            Ok(tracking)
         } else {
-            Err(Trouble::Refused(Refusal::untold()))
+            Err(Failure::Refused(Refusal::untold()))
         }
     }
 
     /// Says what went wrong in the words of the caller's error.
-    pub(crate) fn error(&self, action: String, trouble: Trouble) -> Error {
+    pub(crate) fn error(&self, action: String, failure: Failure) -> Error {
         let server = self.pool.address.name().to_owned();
-        match trouble {
-            Trouble::Refused(refusal) if !refusal.can_pass() => {
+        match failure {
+            Failure::Refused(refusal) if !refusal.can_pass() => {
                 Error::Refused { server, action, code: refusal.code, message: refusal.message }
             }
             other => Error::Unavailable { server, action, source: other.into_cause() },
@@ -94,12 +95,12 @@ impl Store {
 /// Each waits for its answer at most until the deadline, and at most the response timeout; the
 /// first may wait for less (`Link::limit`).
 pub(crate) struct Connection<'a> {
-    link: Carrier<'a>,
+    link: LinkRef<'a>,
     response_timeout: Duration,
 }
 
 impl Connection<'_> {
-    fn exchange(&mut self, batch: &Batch, deadline: Moment) -> Result<Vec<Value>, Trouble> {
+    fn exchange(&mut self, batch: &Batch, deadline: Moment) -> Result<Vec<Value>, Failure> {
         let limit = self.link.limit(deadline, self.response_timeout);
         self.link.exchange(batch, limit)
     }
@@ -109,8 +110,8 @@ impl Connection<'_> {
     }
 
     /// Closes the connection where what came over it made no sense.
-    fn sensible<T>(&mut self, read: Result<T, Trouble>) -> Result<T, Trouble> {
-        if let Err(Trouble::Unanswered { link_stands: false, .. }) = &read {
+    fn sensible<T>(&mut self, read: Result<T, Failure>) -> Result<T, Failure> {
+        if let Err(Failure::Unanswered { link_stands: false, .. }) = &read {
             self.link.retire();
         }
         read
@@ -124,7 +125,7 @@ impl Connection<'_> {
         self.link.has_ended()
     }
 
-    pub(crate) fn ping(&mut self, deadline: Moment) -> Result<(), Trouble> {
+    pub(crate) fn ping(&mut self, deadline: Moment) -> Result<(), Failure> {
         let mut replies = self.exchange(&Batch::of(&redis::cmd("PING")), deadline)?.into_iter();
         self.sensible(alive(next(&mut replies)))
     }
@@ -136,10 +137,10 @@ impl Connection<'_> {
         token: &str,
         lease: u64,
         deadline: Moment,
-    ) -> Result<Claim, Trouble> {
+    ) -> Result<ClaimReply, Failure> {
         let reply = self.run(&set(key, token, lease), deadline)?;
         let was_set = self.sensible(was_set(&reply))?;
-        Ok(if was_set { Claim::Taken } else { Claim::Busy(None) })
+        Ok(if was_set { ClaimReply::Taken } else { ClaimReply::Busy(None) })
     }
 
     /// An attempt that also learns who has the lock where we do not get it. With a listener's
@@ -151,22 +152,22 @@ impl Connection<'_> {
         lease: u64,
         listener: Option<u64>,
         deadline: Moment,
-    ) -> Result<(Claim, Watch), Trouble> {
+    ) -> Result<(ClaimReply, Tracking), Failure> {
         let lease = lease.to_string();
         let fill = |batch: Batch, teach| batch.and(&CLAIM.command(teach, key, &[token, &lease]));
         let (replies, watch) = self.run_all(listener, fill, deadline)?;
         let reply = accepted(next(&mut replies.into_iter()));
-        let claim = self.sensible(claimed(reply).map_err(|trouble| CLAIM.explain(trouble)))?;
+        let claim = self.sensible(claimed(reply).map_err(|failure| CLAIM.explain(failure)))?;
         Ok((claim, watch))
     }
 
     /// Compare and delete, with one more round trip where Redis has forgotten the script.
-    pub(crate) fn remove(&mut self, key: &str, token: &str, deadline: Moment) -> Result<Compared, Trouble> {
+    pub(crate) fn remove(&mut self, key: &str, token: &str, deadline: Moment) -> Result<Compared, Failure> {
         let mut reply = self.run(&RELEASE.by_hash(key, &[token]), deadline);
-        if matches!(&reply, Err(Trouble::Refused(refusal)) if refusal.code == "NOSCRIPT") {
+        if matches!(&reply, Err(Failure::Refused(refusal)) if refusal.code == "NOSCRIPT") {
             reply = self.run(&RELEASE.whole(key, &[token]), deadline);
         }
-        self.sensible(compared(reply).map_err(|trouble| RELEASE.explain(trouble)))
+        self.sensible(compared(reply).map_err(|failure| RELEASE.explain(failure)))
     }
 
     /// The same for many locks in one round trip. Answers come in the order of the removals.
@@ -174,7 +175,7 @@ impl Connection<'_> {
         &mut self,
         removals: &[(&str, &str)],
         deadline: Moment,
-    ) -> Result<Vec<Result<Compared, Trouble>>, Trouble> {
+    ) -> Result<Vec<Result<Compared, Failure>>, Failure> {
         let fill = |mut batch: Batch, teach: bool| {
             for (n, (key, token)) in removals.iter().enumerate() {
                 batch = batch.and(&RELEASE.command(teach && n == 0, key, &[token]));
@@ -193,17 +194,17 @@ impl Connection<'_> {
         token: &str,
         (next_token, lease): (&str, u64),
         deadline: Moment,
-    ) -> Result<(Result<Compared, Trouble>, bool), Trouble> {
+    ) -> Result<(Result<Compared, Failure>, bool), Failure> {
         let claim = set(key, next_token, lease);
         let (mut removed, mut set) = self.remove_then(&RELEASE.by_hash(key, &[token]), &claim, deadline)?;
-        if !set && matches!(&removed, Err(Trouble::Refused(refusal)) if refusal.code == "NOSCRIPT") {
+        if !set && matches!(&removed, Err(Failure::Refused(refusal)) if refusal.code == "NOSCRIPT") {
             (removed, set) = self.remove_then(&RELEASE.whole(key, &[token]), &claim, deadline)?;
         }
-        if set && matches!(removed, Err(Trouble::Refused(_))) {
+        if set && matches!(removed, Err(Failure::Refused(_))) {
             // The script did not run, and the key was free all the same.
             removed = Ok(Compared::Absent);
         }
-        Ok((removed.map_err(|trouble| RELEASE.explain(trouble)), set))
+        Ok((removed.map_err(|failure| RELEASE.explain(failure)), set))
     }
 
     fn remove_then(
@@ -211,12 +212,12 @@ impl Connection<'_> {
         removal: &Cmd,
         claim: &Cmd,
         deadline: Moment,
-    ) -> Result<(Result<Compared, Trouble>, bool), Trouble> {
+    ) -> Result<(Result<Compared, Failure>, bool), Failure> {
         let mut replies = self.exchange(&Batch::of(removal).and(claim), deadline)?.into_iter();
         let removed = compared(accepted(next(&mut replies)));
         let set = accepted(next(&mut replies)).and_then(|reply| was_set(&reply));
         let set = match self.sensible(set) {
-            Err(Trouble::Refused(_)) => false,
+            Err(Failure::Refused(_)) => false,
             other => other?,
         };
         Ok((self.sensible(removed), set))
@@ -229,7 +230,7 @@ impl Connection<'_> {
         extensions: &[Extension<'_>],
         listener: Option<u64>,
         deadline: Moment,
-    ) -> Result<(Vec<Result<Compared, Trouble>>, Watch), Trouble> {
+    ) -> Result<(Vec<Result<Compared, Failure>>, Tracking), Failure> {
         let fill = |mut batch: Batch, teach: bool| {
             for (n, extension) in extensions.iter().enumerate() {
                 let lease = extension.lease.to_string();
@@ -252,9 +253,9 @@ impl Connection<'_> {
         listener: Option<u64>,
         fill: impl Fn(Batch, bool) -> Batch,
         deadline: Moment,
-    ) -> Result<(Vec<Value>, Watch), Trouble> {
+    ) -> Result<(Vec<Value>, Tracking), Failure> {
         let link = self.link.id;
-        let mut watched = if listener.is_some() { Watch::On { link } } else { Watch::Off };
+        let mut watched = if listener.is_some() { Tracking::On { link } } else { Tracking::Off };
         let mut to_ask = listener.filter(|listener| !self.link.tells(*listener));
         let mut teach = false;
         loop {
@@ -262,7 +263,7 @@ impl Connection<'_> {
             let mut replies = self.exchange(&batch, deadline)?.into_iter();
             if let Some(listener) = to_ask.take() {
                 watched = watch(next(&mut replies), link);
-                if matches!(watched, Watch::On { .. }) {
+                if matches!(watched, Tracking::On { .. }) {
                     self.link.will_tell(listener);
                 }
             }
@@ -276,27 +277,27 @@ impl Connection<'_> {
         }
     }
 
-    fn comparisons(&mut self, script: &Script, replies: Vec<Value>) -> Vec<Result<Compared, Trouble>> {
+    fn comparisons(&mut self, script: &Script, replies: Vec<Value>) -> Vec<Result<Compared, Failure>> {
         let answer =
-            |reply| self.sensible(compared(accepted(reply)).map_err(|trouble| script.explain(trouble)));
+            |reply| self.sensible(compared(accepted(reply)).map_err(|failure| script.explain(failure)));
         replies.into_iter().map(answer).collect()
     }
 
     /// Has a listener told of a change of this key. A refusal is that of `CLIENT TRACKING`,
     /// or of the key: where anything else is refused, nothing is known of that.
-    fn change(&mut self, key: &str, listener: u64, deadline: Moment) -> Result<(), Trouble> {
+    fn change(&mut self, key: &str, listener: u64, deadline: Moment) -> Result<(), Failure> {
         let mut track = redis::cmd("CLIENT");
         track.arg("TRACKING").arg("ON").arg("REDIRECT").arg(listener);
         let [get, delete] = ["GET", "DEL"].map(|name| of_key(name, key));
         let batch = Batch::of(&track).and(&get).and(&set(key, "-", 1000)).and(&delete);
         let mut replies = self.exchange(&batch, deadline)?.into_iter();
-        if let Watch::Refused(refusal) = watch(next(&mut replies), self.link.id) {
-            return Err(Trouble::Refused(refusal));
+        if let Tracking::Refused(refusal) = watch(next(&mut replies), self.link.id) {
+            return Err(Failure::Refused(refusal));
         }
-        replies.try_for_each(|reply| allowed(reply).map(drop)).map_err(Trouble::of_a_trial)
+        replies.try_for_each(|reply| allowed(reply).map(drop)).map_err(Failure::of_a_trial)
     }
 
-    fn run(&mut self, command: &Cmd, deadline: Moment) -> Result<Value, Trouble> {
+    fn run(&mut self, command: &Cmd, deadline: Moment) -> Result<Value, Failure> {
         let mut replies = self.exchange(&Batch::of(command), deadline)?.into_iter();
         self.sensible(accepted(next(&mut replies)))
     }
@@ -312,7 +313,7 @@ impl Connection<'_> {
     }
 
     /// Who holds a key: `GET key`, `PTTL key`.
-    pub(crate) fn look(&mut self, key: &str, deadline: Moment) -> Result<Seen, Trouble> {
+    pub(crate) fn look(&mut self, key: &str, deadline: Moment) -> Result<Seen, Failure> {
         let mut replies =
             self.exchange(&Batch::of(&of_key("GET", key)).and(&of_key("PTTL", key)), deadline)?.into_iter();
         self.sensible(seen(next(&mut replies), next(&mut replies)))
@@ -320,8 +321,8 @@ impl Connection<'_> {
 
     /// Deletes whatever stands at the key, and tells what it was. Whole, not by hash: an attempt that
     /// is not repeated cannot delete twice.
-    pub(crate) fn force(&mut self, key: &str, deadline: Moment) -> Result<Option<Holder>, Trouble> {
-        let reply = self.run(&FORCE.whole(key, &[]), deadline).map_err(|trouble| FORCE.explain(trouble))?;
+    pub(crate) fn force(&mut self, key: &str, deadline: Moment) -> Result<Option<Holder>, Failure> {
+        let reply = self.run(&FORCE.whole(key, &[]), deadline).map_err(|failure| FORCE.explain(failure))?;
         self.sensible(deleted(reply))
     }
 }

@@ -19,11 +19,11 @@ use std::time::Duration;
 use redis::Value;
 use scheduled_thread_pool::{OnPoolDropBehavior, ScheduledThreadPool};
 
-use crate::clock::Moment;
-use crate::error::Error;
+use crate::base::clock::Moment;
+use crate::base::error::Error;
 use crate::store::address::Address;
+use crate::store::failure::Failure;
 use crate::store::link::{Batch, FAIR_TRY, Link};
-use crate::store::trouble::Trouble;
 
 /// Nobody uses a link for longer than a few commands take. (And r2d2 panics where an instant
 /// overflows.)
@@ -78,28 +78,28 @@ impl Pool {
     }
 
     /// Borrows a link, opening one where need be; within the deadline, and connecting within its own limit.
-    pub(super) fn checkout(&self, deadline: Moment) -> Result<Lent<'_>, Trouble> {
+    pub(super) fn checkout(&self, deadline: Moment) -> Result<Lent<'_>, Failure> {
         let began = Moment::now();
-        self.borrow(deadline).map_err(|trouble| match trouble {
+        self.borrow(deadline).map_err(|failure| match failure {
             // Where Redis answers nobody for a fair time, the links are not busy: they are stuck.
-            Trouble::OutOfTime(_) if deadline.since(began) >= FAIR_TRY && !self.answered_since(began) => {
-                Trouble::not_sent("no connection was to be had, and Redis answered nobody meanwhile")
+            Failure::OutOfTime(_) if deadline.since(began) >= FAIR_TRY && !self.answered_since(began) => {
+                Failure::not_sent("no connection was to be had, and Redis answered nobody meanwhile")
             }
             other => other,
         })
     }
 
-    fn borrow(&self, deadline: Moment) -> Result<Lent<'_>, Trouble> {
+    fn borrow(&self, deadline: Moment) -> Result<Lent<'_>, Failure> {
         let mut slot = match self.free_slot() {
             Some(slot) => slot,
             None => self.wait_for_slot(deadline)?,
         };
         if slot.link.is_none() {
             let left = deadline.since(Moment::now());
-            let opened = self.connect(deadline).map_err(|trouble| match trouble {
+            let opened = self.connect(deadline).map_err(|failure| match failure {
                 // Nobody knows whether it would have been opened within a fair time.
-                Trouble::NotSent(cause) if left < FAIR_TRY && deadline <= Moment::now() => {
-                    Trouble::OutOfTime(cause)
+                Failure::NotSent(cause) if left < FAIR_TRY && deadline <= Moment::now() => {
+                    Failure::OutOfTime(cause)
                 }
                 other => other,
             });
@@ -169,14 +169,14 @@ impl Pool {
     }
 
     /// Opens a link that is nobody else's, and does not count against the pool's size.
-    pub(super) fn connect(&self, deadline: Moment) -> Result<Link, Trouble> {
+    pub(super) fn connect(&self, deadline: Moment) -> Result<Link, Failure> {
         Link::open(&self.address, deadline.min(Moment::now().after(self.connect_timeout)))
     }
 
-    fn wait_for_slot(&self, deadline: Moment) -> Result<r2d2::PooledConnection<Slots>, Trouble> {
+    fn wait_for_slot(&self, deadline: Moment) -> Result<r2d2::PooledConnection<Slots>, Failure> {
         let limit = deadline.since(Moment::now()).min(LONGEST_GET);
         let busy = "all connections of the pool stayed in use: a larger `pool_size` would help";
-        let mut slot = self.slots.get_timeout(limit).map_err(|_| Trouble::OutOfTime(busy.into()))?;
+        let mut slot = self.slots.get_timeout(limit).map_err(|_| Failure::OutOfTime(busy.into()))?;
         self.drop_stale(&mut slot);
         Ok(slot)
     }
@@ -203,18 +203,18 @@ fn start<T>(start: impl FnOnce() -> T) -> Result<T, Error> {
 }
 
 /// A link to send commands over, whoever it belongs to.
-pub(super) enum Carrier<'a> {
+pub(super) enum LinkRef<'a> {
     Lent(Lent<'a>),
     Own(Box<Link>),
 }
 
-impl Carrier<'_> {
+impl LinkRef<'_> {
     /// As the link does. Where no answer comes over a lent one, those that have not answered since
     /// may be as dead.
-    pub(super) fn exchange(&mut self, batch: &Batch, deadline: Moment) -> Result<Vec<Value>, Trouble> {
+    pub(super) fn exchange(&mut self, batch: &Batch, deadline: Moment) -> Result<Vec<Value>, Failure> {
         let sent = Moment::now();
         let result = self.deref_mut().exchange(batch, deadline);
-        if let (Carrier::Lent(lent), Err(Trouble::Unanswered { link_stands: true, .. })) = (&*self, &result)
+        if let (LinkRef::Lent(lent), Err(Failure::Unanswered { link_stands: true, .. })) = (&*self, &result)
             && Moment::now().since(sent) >= LONG_SILENCE
         {
             lent.pool.condemn(sent);
@@ -223,22 +223,22 @@ impl Carrier<'_> {
     }
 }
 
-impl Deref for Carrier<'_> {
+impl Deref for LinkRef<'_> {
     type Target = Link;
 
     fn deref(&self) -> &Link {
         match self {
-            Carrier::Lent(lent) => lent.slot.link.as_ref().expect("a lent slot has a link"),
-            Carrier::Own(link) => link,
+            LinkRef::Lent(lent) => lent.slot.link.as_ref().expect("a lent slot has a link"),
+            LinkRef::Own(link) => link,
         }
     }
 }
 
-impl DerefMut for Carrier<'_> {
+impl DerefMut for LinkRef<'_> {
     fn deref_mut(&mut self) -> &mut Link {
         match self {
-            Carrier::Lent(lent) => lent.slot.link.as_mut().expect("a lent slot has a link"),
-            Carrier::Own(link) => link,
+            LinkRef::Lent(lent) => lent.slot.link.as_mut().expect("a lent slot has a link"),
+            LinkRef::Own(link) => link,
         }
     }
 }

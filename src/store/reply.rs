@@ -4,12 +4,12 @@ use std::time::Duration;
 
 use redis::Value;
 
-use crate::holder::Holder;
-use crate::store::trouble::{Refusal, Trouble};
+use crate::base::holder::Holder;
+use crate::store::failure::{Failure, Refusal};
 
 /// What came of an attempt to take a lock.
 #[derive(Debug)]
-pub(crate) enum Claim {
+pub(crate) enum ClaimReply {
     /// The key was free, and holds our token now.
     Taken,
     /// A token stands there already; which, where that was asked. It is our own where an earlier
@@ -37,7 +37,7 @@ pub(crate) enum Seen {
 
 /// Whether Redis will tell the listener when a key changes that was looked at.
 #[derive(Debug)]
-pub(crate) enum Watch {
+pub(crate) enum Tracking {
     /// It was not asked to.
     Off,
     /// It will, once, for as long as the connection stands over which it was looked at.
@@ -52,10 +52,10 @@ pub(crate) enum Watch {
 /// Only an error that Redis is known to answer in place of executing the command counts as "did
 /// nothing". A proxy may answer errors of its own after it has forwarded the command: then no answer
 /// came, and the order of the connection proves nothing either, so that is not used again.
-pub(super) fn accepted(reply: Value) -> Result<Value, Trouble> {
+pub(super) fn accepted(reply: Value) -> Result<Value, Failure> {
     match allowed(reply) {
-        Err(Trouble::Refused(refusal)) if !refusal.did_nothing() => {
-            Err(Trouble::Unanswered { link_stands: false, cause: refusal.into() })
+        Err(Failure::Refused(refusal)) if !refusal.did_nothing() => {
+            Err(Failure::Unanswered { link_stands: false, cause: refusal.into() })
         }
         other => other,
     }
@@ -63,44 +63,44 @@ pub(super) fn accepted(reply: Value) -> Result<Value, Trouble> {
 
 /// The reply to a command that changes no lock, unless it is an error: whatever the error says,
 /// nothing was done.
-pub(super) fn allowed(reply: Value) -> Result<Value, Trouble> {
+pub(super) fn allowed(reply: Value) -> Result<Value, Failure> {
     match reply {
-        Value::ServerError(error) => Err(Trouble::Refused(Refusal::new(&error))),
+        Value::ServerError(error) => Err(Failure::Refused(Refusal::new(&error))),
         other => Ok(other),
     }
 }
 
 /// Reads the reply of a script that compares.
-pub(super) fn compared(reply: Result<Value, Trouble>) -> Result<Compared, Trouble> {
+pub(super) fn compared(reply: Result<Value, Failure>) -> Result<Compared, Failure> {
     match reply {
         Ok(Value::Int(1)) => Ok(Compared::Done),
         Ok(Value::Int(0)) => Ok(Compared::Absent),
         Ok(Value::Int(-1)) => Ok(Compared::NotOurs),
         Ok(other) => Err(unexpected(&other)),
-        Err(Trouble::Refused(refusal)) if refusal.code == "WRONGTYPE" => Ok(Compared::NotOurs),
-        Err(trouble) => Err(trouble),
+        Err(Failure::Refused(refusal)) if refusal.code == "WRONGTYPE" => Ok(Compared::NotOurs),
+        Err(failure) => Err(failure),
     }
 }
 
 /// Reads the reply of the script that takes a lock, or looks who has it.
-pub(super) fn claimed(reply: Result<Value, Trouble>) -> Result<Claim, Trouble> {
+pub(super) fn claimed(reply: Result<Value, Failure>) -> Result<ClaimReply, Failure> {
     let parts = match reply {
-        Ok(Value::Okay) => return Ok(Claim::Taken),
+        Ok(Value::Okay) => return Ok(ClaimReply::Taken),
         Ok(Value::Array(parts)) => parts,
         Ok(other) => return Err(unexpected(&other)),
-        Err(Trouble::Refused(refusal)) if refusal.code == "WRONGTYPE" => return Ok(Claim::NotAString),
-        Err(trouble) => return Err(trouble),
+        Err(Failure::Refused(refusal)) if refusal.code == "WRONGTYPE" => return Ok(ClaimReply::NotAString),
+        Err(failure) => return Err(failure),
     };
     let [Value::BulkString(value), left] = parts.as_slice() else {
         return Err(unexpected(&Value::Array(parts)));
     };
-    Ok(Claim::Busy(Some(Holder::new(value, time_left(left)?))))
+    Ok(ClaimReply::Busy(Some(Holder::new(value, time_left(left)?))))
 }
 
 /// Reads the replies of `GET` and `PTTL`.
-pub(super) fn seen(value: Value, left: Value) -> Result<Seen, Trouble> {
+pub(super) fn seen(value: Value, left: Value) -> Result<Seen, Failure> {
     let value = match accepted(value) {
-        Err(Trouble::Refused(refusal)) if refusal.code == "WRONGTYPE" => return Ok(Seen::NotAString),
+        Err(Failure::Refused(refusal)) if refusal.code == "WRONGTYPE" => return Ok(Seen::NotAString),
         other => other?,
     };
     match (value, accepted(left)?) {
@@ -111,7 +111,7 @@ pub(super) fn seen(value: Value, left: Value) -> Result<Seen, Trouble> {
 }
 
 /// Reads the reply of the script that deletes whatever stands at a key.
-pub(super) fn deleted(reply: Value) -> Result<Option<Holder>, Trouble> {
+pub(super) fn deleted(reply: Value) -> Result<Option<Holder>, Failure> {
     let parts = match reply {
         Value::Nil => return Ok(None),
         Value::Array(parts) => parts,
@@ -125,7 +125,7 @@ pub(super) fn deleted(reply: Value) -> Result<Option<Holder>, Trouble> {
 }
 
 /// Reads the reply of `SET NX`: whether the key was set.
-pub(super) fn was_set(reply: &Value) -> Result<bool, Trouble> {
+pub(super) fn was_set(reply: &Value) -> Result<bool, Failure> {
     match reply {
         Value::Okay => Ok(true),
         Value::Nil => Ok(false),
@@ -134,17 +134,17 @@ pub(super) fn was_set(reply: &Value) -> Result<bool, Trouble> {
 }
 
 /// Reads the reply of `CLIENT TRACKING` on a link.
-pub(super) fn watch(reply: Value, link: u64) -> Watch {
+pub(super) fn watch(reply: Value, link: u64) -> Tracking {
     match reply {
-        Value::Okay => Watch::On { link },
-        Value::ServerError(error) => Watch::Refused(Refusal::new(&error)),
+        Value::Okay => Tracking::On { link },
+        Value::ServerError(error) => Tracking::Refused(Refusal::new(&error)),
         // Whoever counted on it would sleep for long.
-        other => Watch::Refused(Refusal::nonsense(kind(&other))),
+        other => Tracking::Refused(Refusal::nonsense(kind(&other))),
     }
 }
 
 /// Reads the reply of `AUTH` and `SELECT`.
-pub(super) fn agreed(reply: Value) -> Result<(), Trouble> {
+pub(super) fn agreed(reply: Value) -> Result<(), Failure> {
     match allowed(reply)? {
         Value::Okay => Ok(()),
         other => Err(unexpected(&other)),
@@ -152,7 +152,7 @@ pub(super) fn agreed(reply: Value) -> Result<(), Trouble> {
 }
 
 /// Reads the reply of `PING`.
-pub(super) fn alive(reply: Value) -> Result<(), Trouble> {
+pub(super) fn alive(reply: Value) -> Result<(), Failure> {
     match allowed(reply)? {
         Value::SimpleString(pong) if pong == "PONG" => Ok(()),
         other => Err(unexpected(&other)),
@@ -160,7 +160,7 @@ pub(super) fn alive(reply: Value) -> Result<(), Trouble> {
 }
 
 /// `PTTL`'s answer: milliseconds, or -1 for a key that never expires.
-fn time_left(reply: &Value) -> Result<Option<Duration>, Trouble> {
+fn time_left(reply: &Value) -> Result<Option<Duration>, Failure> {
     match reply {
         Value::Int(-1) => Ok(None),
         Value::Int(millis @ 0..) => Ok(Some(Duration::from_millis(millis.unsigned_abs()))),
@@ -169,8 +169,8 @@ fn time_left(reply: &Value) -> Result<Option<Duration>, Trouble> {
 }
 
 /// Whoever answers so is not Redis, or not in step with us: what became of the command is not known.
-fn unexpected(reply: &Value) -> Trouble {
-    Trouble::Unanswered { link_stands: false, cause: Refusal::nonsense(kind(reply)).into() }
+fn unexpected(reply: &Value) -> Failure {
+    Failure::Unanswered { link_stands: false, cause: Refusal::nonsense(kind(reply)).into() }
 }
 
 fn kind(reply: &Value) -> &'static str {
@@ -231,8 +231,8 @@ mod tests {
     }
 
     /// Whoever reads a reply that makes no sense says so, and that the connection is of no use.
-    fn makes_no_sense<T>(read: &Result<T, Trouble>) -> bool {
-        matches!(read, Err(Trouble::Unanswered { link_stands: false, .. }))
+    fn makes_no_sense<T>(read: &Result<T, Failure>) -> bool {
+        matches!(read, Err(Failure::Unanswered { link_stands: false, .. }))
     }
 
     fn is_legible(refusal: &Refusal) -> bool {
@@ -247,7 +247,7 @@ mod tests {
         #[test]
         fn any_reply_is_read_or_makes_no_sense(value in any_value(), left in any_value()) {
             let is_error = matches!(value, Value::ServerError(_));
-            let is_refusal = |value: &Value| matches!(accepted(value.clone()), Err(Trouble::Refused(_)));
+            let is_refusal = |value: &Value| matches!(accepted(value.clone()), Err(Failure::Refused(_)));
             let read = compared(accepted(value.clone()));
             let sensible = matches!(value, Value::Int(-1..=1)) || is_refusal(&value);
             prop_assert_eq!(makes_no_sense(&read), !sensible);
@@ -265,7 +265,7 @@ mod tests {
             let alive = alive(value.clone());
             prop_assert_eq!(makes_no_sense(&alive), alive.is_err() && !is_error);
 
-            let is_on = matches!(watch(value.clone(), 7), Watch::On { link: 7 });
+            let is_on = matches!(watch(value.clone(), 7), Tracking::On { link: 7 });
             prop_assert_eq!(is_on, matches!(value, Value::Okay));
 
             let sensible = matches!(
@@ -299,7 +299,7 @@ mod tests {
 
         #[test]
         fn an_error_is_told_on_one_line_of_bounded_length(line in "[^\r]{0,2000}") {
-            let Err(Trouble::Refused(refusal)) = allowed(error(&line)) else {
+            let Err(Failure::Refused(refusal)) = allowed(error(&line)) else {
                 return Err(TestCaseError::fail("an error is a refusal"));
             };
             prop_assert!(is_legible(&refusal), "{:?}", refusal);
@@ -312,12 +312,12 @@ mod tests {
         let busy = |value: &str, left| {
             read(Value::Array(vec![Value::BulkString(value.as_bytes().to_vec()), Value::Int(left)]))
         };
-        assert!(matches!(read(Value::Okay), Ok(Claim::Taken)));
-        assert!(matches!(busy(&token(), 5), Ok(Claim::Busy(Some(own))) if own.raw() == token()));
-        let Ok(Claim::Busy(Some(holder))) = busy("other", -1) else { panic!("somebody else has it") };
+        assert!(matches!(read(Value::Okay), Ok(ClaimReply::Taken)));
+        assert!(matches!(busy(&token(), 5), Ok(ClaimReply::Busy(Some(own))) if own.raw() == token()));
+        let Ok(ClaimReply::Busy(Some(holder))) = busy("other", -1) else { panic!("somebody else has it") };
         assert_eq!((holder.raw(), holder.time_left()), ("other", None));
-        assert!(matches!(read(error("WRONGTYPE no")), Ok(Claim::NotAString)));
-        assert!(matches!(read(error("OOM no")), Err(Trouble::Refused(_))));
+        assert!(matches!(read(error("WRONGTYPE no")), Ok(ClaimReply::NotAString)));
+        assert!(matches!(read(error("OOM no")), Err(Failure::Refused(_))));
         // A look that finds nobody, though the lock was not to be had: the script cannot say that.
         let nobody = Value::Array(vec![Value::Nil, Value::Int(-2)]);
         for nonsense in [nobody, Value::Nil, Value::Int(1), Value::Array(vec![]), error("upstream failure")] {
@@ -355,11 +355,11 @@ mod tests {
             "UNKNOWN nobody knows",
             "oom in small letters",
         ] {
-            let Err(Trouble::Unanswered { link_stands: false, cause }) = accepted(error(line)) else {
+            let Err(Failure::Unanswered { link_stands: false, cause }) = accepted(error(line)) else {
                 panic!("{line:?} says nothing of what became of the command")
             };
             assert_eq!(cause.to_string(), line.trim_end());
-            assert!(matches!(agreed(error(line)), Err(Trouble::Refused(_))), "a login changes no lock");
+            assert!(matches!(agreed(error(line)), Err(Failure::Refused(_))), "a login changes no lock");
         }
     }
 
@@ -373,7 +373,7 @@ mod tests {
             (Value::Array(Vec::new()), "an array"),
             (Value::Boolean(true), "something else"),
         ] {
-            let Err(Trouble::Unanswered { link_stands: false, cause }) = compared(Ok(reply)) else {
+            let Err(Failure::Unanswered { link_stands: false, cause }) = compared(Ok(reply)) else {
                 panic!("{name} says nothing of the command");
             };
             assert_eq!(cause.to_string(), format!("the reply made no sense: {name}"));

@@ -4,8 +4,8 @@ use std::sync::LazyLock;
 
 use redis::Cmd;
 
-use crate::flaw;
-use crate::store::trouble::Trouble;
+use crate::base::seeded_bugs;
+use crate::store::failure::Failure;
 
 /// A script, its hash, and the rights that it needs besides `+evalsha +eval`.
 pub(super) struct Script {
@@ -17,7 +17,7 @@ pub(super) struct Script {
 pub(super) static CLAIM: LazyLock<Script> =
     LazyLock::new(|| Script::new(include_str!("claim.lua"), "+set +get +pttl"));
 pub(super) static RELEASE: LazyLock<Script> = LazyLock::new(|| {
-    let comparing = !flaw::is_in("deletes without comparing");
+    let comparing = !seeded_bugs::is_in("deletes without comparing");
     let text = if comparing { include_str!("release.lua") } else { "return redis.call('DEL', KEYS[1])" };
     Script::new(text, "+get +del")
 });
@@ -32,13 +32,13 @@ impl Script {
     }
 
     /// Names the rights where one was missing inside the script: Redis 7.0 does not say which.
-    pub(super) fn explain(&self, trouble: Trouble) -> Trouble {
-        match trouble {
-            Trouble::Refused(mut refusal) if refusal.message.contains("can't run this command") => {
+    pub(super) fn explain(&self, failure: Failure) -> Failure {
+        match failure {
+            Failure::Refused(mut refusal) if refusal.message.contains("can't run this command") => {
                 refusal.message.push_str(" (the script needs ");
                 refusal.message.push_str(self.rights);
                 refusal.message.push(')');
-                Trouble::Refused(refusal)
+                Failure::Refused(refusal)
             }
             other => other,
         }

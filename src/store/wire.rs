@@ -13,7 +13,7 @@ use std::time::Duration;
 use redis::io::tcp::socket2::{SockRef, TcpKeepalive};
 use redis::{Connection, ConnectionAddr, ConnectionInfo, Parser, RedisResult, Value};
 
-use crate::clock::Moment;
+use crate::base::clock::Moment;
 
 /// Every call of a socket is given what is left until the deadline; but no less than this, since zero would mean for ever.
 pub(super) const SHORTEST: Duration = Duration::from_millis(1);
@@ -32,7 +32,7 @@ pub(super) enum Wire {
     /// TCP or a unix socket.
     Plain(Box<Plain>),
     /// TLS.
-    Sealed(Box<Sealed>),
+    Tls(Box<Tls>),
 }
 
 /// What comes on a connection that has subscribed.
@@ -55,7 +55,7 @@ struct Stream {
     room: usize,
 }
 
-pub(super) struct Sealed {
+pub(super) struct Tls {
     connection: Connection,
     timeout: Duration,
 }
@@ -107,7 +107,7 @@ impl Wire {
             ConnectionAddr::Unix(path) => Box::new(UnixStream::connect(path)?),
             _ => {
                 let connection = redis::Client::open(way.clone())?.get_connection_with_timeout(limit)?;
-                return Ok(Wire::Sealed(Box::new(Sealed { connection, timeout: Duration::ZERO })));
+                return Ok(Wire::Tls(Box::new(Tls { connection, timeout: Duration::ZERO })));
             }
         };
         let stream = Stream { socket, timeout: Duration::ZERO, room: LONGEST_REPLY };
@@ -118,7 +118,7 @@ impl Wire {
     pub(super) fn send(&mut self, bytes: &[u8], deadline: Moment) -> RedisResult<()> {
         match self {
             Wire::Plain(plain) => Ok(plain.stream.by(deadline).write_all(bytes)?),
-            Wire::Sealed(sealed) => {
+            Wire::Tls(sealed) => {
                 sealed.set_timeout(deadline)?;
                 sealed.connection.send_packed_command(bytes)
             }
@@ -129,7 +129,7 @@ impl Wire {
     pub(super) fn receive(&mut self, deadline: Moment) -> RedisResult<Value> {
         match self {
             Wire::Plain(plain) => plain.receive(deadline),
-            Wire::Sealed(sealed) => {
+            Wire::Tls(sealed) => {
                 sealed.set_timeout(deadline)?;
                 sealed.connection.recv_response()
             }
@@ -138,7 +138,7 @@ impl Wire {
 
     /// True where a reply that did not come in time is not received when it comes. (The `redis` crate leaves it out.)
     pub(super) fn skips_late_replies(&self) -> bool {
-        matches!(self, Wire::Sealed(_))
+        matches!(self, Wire::Tls(_))
     }
 
     /// True where the connection has ended or says what nobody asked for; found out without
@@ -146,7 +146,7 @@ impl Wire {
     pub(super) fn has_ended(&mut self) -> bool {
         match self {
             Wire::Plain(plain) => plain.stream.has_ended(),
-            Wire::Sealed(_) => false,
+            Wire::Tls(_) => false,
         }
     }
 
@@ -157,7 +157,7 @@ impl Wire {
                 let twin = plain.stream.socket.raw().try_clone().ok()?;
                 Some(Box::new(move || _ = twin.shutdown(Shutdown::Both)))
             }
-            Wire::Sealed(_) => None,
+            Wire::Tls(_) => None,
         }
     }
 
@@ -180,7 +180,7 @@ impl Wire {
                 // A connection that has not subscribed says PONG in another way.
                 _ => Err(io::Error::new(ErrorKind::InvalidData, "what came is no message").into()),
             },
-            Wire::Sealed(sealed) => {
+            Wire::Tls(sealed) => {
                 sealed.set_timeout(deadline)?;
                 // Not dropped: it would say goodbye to Redis, and wait for the answer.
                 let mut channel = std::mem::ManuallyDrop::new(sealed.connection.as_pubsub());
@@ -191,7 +191,7 @@ impl Wire {
     }
 }
 
-impl Sealed {
+impl Tls {
     fn set_timeout(&mut self, deadline: Moment) -> RedisResult<()> {
         let left = deadline.since(Moment::now()).max(SHORTEST);
         if left.abs_diff(self.timeout) >= SHORTEST {
@@ -232,7 +232,7 @@ struct By<'a> {
 }
 
 impl By<'_> {
-    /// Calls the socket with what is left until the deadline: once in any case, so that what is here already can be had. A signal
+    /// Wakeups the socket with what is left until the deadline: once in any case, so that what is here already can be had. A signal
     /// is no answer.
     ///
     /// The timeout of the socket may be shorter than what is left: then it is called again. So that
@@ -311,7 +311,7 @@ pub(super) mod tests {
             let way = way.set_redis_settings(RedisConnectionInfo::default().set_skip_set_lib_name());
             let wire = if sealed {
                 let connection = redis::Client::open(way).unwrap().get_connection_with_timeout(LONG).unwrap();
-                Wire::Sealed(Box::new(Sealed { connection, timeout: Duration::ZERO }))
+                Wire::Tls(Box::new(Tls { connection, timeout: Duration::ZERO }))
             } else {
                 Wire::open(&way, LONG).unwrap()
             };

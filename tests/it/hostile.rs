@@ -219,7 +219,7 @@ fn row_37_renewals_outlive_nonsense() {
     let rig = Rig::new();
     let told = Arc::<AtomicUsize>::default();
     let losses = Arc::clone(&told);
-    let count = move |_: &relatch::LostHold| _ = losses.fetch_add(1, Ordering::SeqCst);
+    let count = move |_: &relatch::LostLock| _ = losses.fetch_add(1, Ordering::SeqCst);
     let builder = rig.builder().lease(LONG).renew_every(ANSWER / 5).on_lost(count);
     let locks = builder.build_unchecked().expect("nothing is sent");
     let guard = rig.hold(&locks);

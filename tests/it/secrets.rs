@@ -12,7 +12,7 @@ use std::thread;
 use std::time::Duration;
 
 use log::{LevelFilter, Log, Metadata, Record};
-use relatch::{Error, LockGuard, LockManager, LostHold};
+use relatch::{Error, LockGuard, LockManager, LostLock};
 
 use crate::support::{Child, Fault, Proxy, Server, eventually, role};
 
@@ -186,7 +186,7 @@ fn show_silence() {
 }
 
 fn show_values(url: &str) {
-    let on_lost = |lost: &LostHold| {
+    let on_lost = |lost: &LostLock| {
         show(lost);
         panic!("{lost:?}");
     };

@@ -34,31 +34,55 @@ fn without_tests(text: &str) -> &str {
     text.split("#[cfg(test)]").next().unwrap_or(text)
 }
 
-/// `lib.rs` names the modules from the top layer to the bottom one.
+/// The modules that a file declares, in its order: from the top layer to the bottom one.
+fn declared(file: &Path) -> Vec<String> {
+    let text = fs::read_to_string(file).expect("a text");
+    let after_mod = |line: &str| Some(line.split_once("mod ")?.1.strip_suffix(';')?.to_owned());
+    let is_declaration = |line: &&str| line.starts_with("mod ") || line.starts_with("pub(crate) mod ");
+    text.lines().filter(is_declaration).filter_map(after_mod).collect()
+}
+
+/// The rooms and files at the root of `src`, from the top layer to the bottom one.
 fn layers() -> HashMap<String, usize> {
-    let lib = fs::read_to_string(root().join("src/lib.rs")).expect("lib.rs");
-    let names =
-        lib.lines().filter_map(|line| line.strip_prefix("mod ")?.strip_suffix(';').map(str::to_owned));
-    names.enumerate().map(|(depth, name)| (name, depth)).collect()
+    let names = declared(&root().join("src/lib.rs"));
+    names.into_iter().enumerate().map(|(depth, name)| (name, depth)).collect()
+}
+
+/// Where a file stands: its room, or its own name at the root.
+fn room_of(path: &Path) -> String {
+    let inside = path.strip_prefix(root().join("src")).expect("inside");
+    let room = inside.iter().next().and_then(|part| part.to_str()).expect("a name");
+    room.trim_end_matches(".rs").to_owned()
 }
 
 #[test]
-fn a_file_uses_only_files_below_it() {
+fn the_root_of_src_has_few_entries_and_each_room_says_what_it_is_for() {
+    let entries: Vec<_> =
+        fs::read_dir(root().join("src")).expect("a folder").map(|it| it.expect("an entry").path()).collect();
+    assert!(entries.len() <= 16, "{} entries: {entries:?}", entries.len());
+    for room in entries.iter().filter(|path| path.is_dir()) {
+        let opening = fs::read_to_string(room.join("mod.rs")).expect("each room has a mod.rs");
+        let purpose: Vec<_> = opening.lines().take_while(|line| line.starts_with("//!")).collect();
+        assert!(purpose.len() >= 3, "{} does not say what it is for", room.display());
+        assert!(purpose.concat().contains("ay use"), "{} does not say what it may use", room.display());
+    }
+}
+
+#[test]
+fn a_room_uses_only_rooms_below_it() {
     let layers = layers();
-    assert!(layers.len() > 15, "{layers:?}");
+    assert!(layers.len() > 10, "{layers:?}");
     for (path, text) in sources() {
-        let inside = path.strip_prefix(root().join("src")).expect("inside");
-        let module = inside.iter().next().and_then(|part| part.to_str()).expect("a name");
-        let module = module.trim_end_matches(".rs");
-        if module == "lib" {
+        let room = room_of(&path);
+        if room == "lib" {
             continue;
         }
-        let depth = layers[module];
+        let depth = layers[&room];
         for line in without_tests(&text).lines().filter(|line| !line.trim_start().starts_with("//")) {
             for used in line.split("crate::").skip(1) {
                 let used: String = used.chars().take_while(|c| c.is_alphanumeric() || *c == '_').collect();
                 let Some(&below) = layers.get(&used) else { continue };
-                assert!(used == module || below > depth, "{module} uses {used}, which is above it: {line}");
+                assert!(used == room || below > depth, "{room} uses {used}, which is above it: {line}");
             }
         }
     }
@@ -95,12 +119,30 @@ fn random_numbers_come_from_the_system() {
 
 #[test]
 fn files_stay_small_and_do_not_unwrap() {
-    for (path, text) in sources() {
+    for (path, text) in sources().into_iter().filter(|(path, _)| room_of(path) != "interleavings") {
         let code = without_tests(&text);
         assert!(code.lines().count() <= 400, "{} is over 400 lines without its tests", path.display());
         let unwraps =
             code.lines().filter(|line| !line.trim_start().starts_with("//") && line.contains(".unwrap()"));
         assert_eq!(unwraps.count(), 0, "{} unwraps", path.display());
+    }
+}
+
+/// From the line that begins with `fn` to the brace that closes it, which stands as far to the left.
+#[test]
+fn functions_can_be_seen_whole() {
+    for (path, text) in sources() {
+        let lines: Vec<_> = without_tests(&text).lines().collect();
+        for (start, line) in lines.iter().enumerate() {
+            let code = line.trim_start();
+            let is_function = code.split(' ').take(4).any(|word| word == "fn") && !code.starts_with("//");
+            if !is_function || code.ends_with(';') || code.ends_with('}') {
+                continue;
+            }
+            let end = format!("{}}}", &line[..line.len() - code.len()]);
+            let length = lines[start..].iter().position(|line| **line == end).expect("it ends") + 1;
+            assert!(length <= 60, "{}, line {}: {length} lines", path.display(), start + 1);
+        }
     }
 }
 

@@ -1,0 +1,92 @@
+//! A lock's name: as the user gives it, and as it stands in Redis.
+
+use std::sync::Arc;
+
+use crate::base::error::Error;
+
+/// The longest key, in bytes. A lock's name is read by people; longer ones are data gone astray.
+pub(crate) const MAX_BYTES: usize = 64 * 1024;
+
+/// What `not_a_lock` found, where Redis does not say more.
+pub(crate) const NOT_A_STRING: &str = "a value that is not a string";
+
+/// A key that has been looked at and is fit to be sent.
+#[derive(Debug)]
+pub(crate) struct Key {
+    name: Arc<str>,
+    in_redis: String,
+}
+
+impl Key {
+    pub(crate) fn new(prefix: &str, name: &str) -> Result<Key, Error> {
+        if name.is_empty() {
+            return Err(Error::InvalidKey { length: 0, reason: "it is empty" });
+        }
+        if name.len() > MAX_BYTES {
+            return Err(Error::InvalidKey { length: name.len(), reason: "it is longer than 64 KiB" });
+        }
+        Ok(Key { name: name.into(), in_redis: [prefix, name].concat() })
+    }
+
+    pub(crate) fn name(&self) -> &Arc<str> {
+        &self.name
+    }
+
+    /// Prefix and name: the key that Redis knows.
+    pub(crate) fn in_redis(&self) -> &str {
+        &self.in_redis
+    }
+
+    pub(crate) fn not_a_lock(&self, found: &str) -> Error {
+        Error::NotALock {
+            key: self.name.to_string(),
+            redis_key: self.in_redis.clone(),
+            found: found.to_owned(),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    #[test]
+    fn names_are_kept_exactly() {
+        for name in ["a", "with\nnewline", "with\0nul", "\u{1f512}", &"k".repeat(MAX_BYTES)] {
+            let key = Key::new("lock:", name).unwrap();
+            assert_eq!(&**key.name(), name);
+            assert_eq!(key.in_redis(), format!("lock:{name}"));
+        }
+    }
+
+    #[test]
+    fn empty_and_overlong_names_are_refused() {
+        assert!(matches!(Key::new("lock:", ""), Err(Error::InvalidKey { length: 0, .. })));
+        let long = "k".repeat(MAX_BYTES + 1);
+        assert!(
+            matches!(Key::new("", &long), Err(Error::InvalidKey { length, .. }) if length == MAX_BYTES + 1)
+        );
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
+
+        #[test]
+        fn any_name_is_kept_exactly_or_refused(prefix in any::<String>(), name in any::<String>(), times in 0..2000_usize) {
+            let name = name.repeat(times);
+            match Key::new(&prefix, &name) {
+                Ok(key) => {
+                    prop_assert_eq!(&**key.name(), &name);
+                    prop_assert_eq!(key.in_redis().strip_prefix(prefix.as_str()), Some(name.as_str()));
+                }
+                Err(error) => {
+                    prop_assert!(name.is_empty() || name.len() > MAX_BYTES);
+                    let fits = matches!(error, Error::InvalidKey { length, .. } if length == name.len());
+                    prop_assert!(fits, "{:?}", error);
+                }
+            }
+        }
+    }
+}

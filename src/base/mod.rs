@@ -1,0 +1,17 @@
+//! Values and tools that know nothing of locks on Redis: clock, keys, owners, options, errors.
+//!
+//! The lowest room. Its files may use each other, and nothing else of the crate.
+
+pub(crate) mod stats;
+pub(crate) mod options;
+pub(crate) mod key;
+pub(crate) mod error;
+pub(crate) mod holder;
+pub(crate) mod machine;
+pub(crate) mod owner;
+pub(crate) mod backoff;
+pub(crate) mod random;
+pub(crate) mod process;
+pub(crate) mod clock;
+pub(crate) mod seeded_bugs;
+pub(crate) mod sync;

@@ -1,0 +1,382 @@
+//! What can be set, what it is when it is not set, and what is refused.
+
+use std::time::Duration;
+
+use crate::base::clock::Moment;
+use crate::base::error::Error;
+
+/// The shortest lease: below it, an ordinary hiccup of the network is a lost lock.
+pub(crate) const MIN_LEASE: Duration = Duration::from_millis(10);
+
+const MIN_PERIOD: Duration = Duration::from_millis(1);
+
+/// The longest time any one network step may be given, and the longest pause before the next.
+const MAX_TIMEOUT: Duration = Duration::from_secs(3600);
+
+/// The most connections of a pool: as many clients as Redis takes by default (`maxclients`). The
+/// pool makes room for all of them when it is made.
+const MOST_CONNECTIONS: u32 = 10_000;
+
+/// What a lock does: set on the manager for all of its locks, and on a lock for itself.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Options {
+    pub(crate) lease: Duration,
+    pub(crate) wait: Option<Duration>,
+    pub(crate) renewal: Renewal,
+    pub(crate) reclaim_dead: bool,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Options {
+            lease: Duration::from_secs(30),
+            wait: None,
+            renewal: Renewal { on: true, every: None, max_hold: None },
+            reclaim_dead: false,
+        }
+    }
+}
+
+/// Whether a hold's lease is pushed out while it lasts, and how.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Renewal {
+    pub(crate) on: bool,
+    /// A third of the lease, where it is not set.
+    pub(crate) every: Option<Duration>,
+    pub(crate) max_hold: Option<Duration>,
+}
+
+impl Renewal {
+    /// The time from one renewal to the next. A lease that was changed meanwhile still gets two tries.
+    pub(crate) fn every(&self, lease: Lease) -> Option<Duration> {
+        let every = self.every.unwrap_or(lease.0 / 3).min(lease.0 / 2);
+        self.on.then_some(every)
+    }
+}
+
+impl Options {
+    /// Refuses what cannot work, before anything is sent.
+    pub(crate) fn check(&self, max_lease: Duration) -> Result<(), Error> {
+        check_lease("lease", self.lease, max_lease)?;
+        if let Some(every) = self.renewal.every
+            && (every < MIN_PERIOD || every > self.lease / 2)
+        {
+            let reason =
+                "it is at least 1 ms, and at most half the lease: one try has to be left if the first fails";
+            return Err(refuse("renew_every", every, reason));
+        }
+        if let Some(limit) = self.renewal.max_hold
+            && limit < self.lease
+        {
+            let reason = "it is at least the lease, which lasts that long in any case";
+            return Err(refuse("max_hold", limit, reason));
+        }
+        Ok(())
+    }
+}
+
+pub(crate) fn check_lease(option: &'static str, lease: Duration, max_lease: Duration) -> Result<(), Error> {
+    if lease < MIN_LEASE {
+        return Err(refuse(option, lease, "a lease is at least 10 ms"));
+    }
+    if lease > max_lease {
+        return Err(refuse(option, lease, "it is above `max_lease` (24 h unless raised)"));
+    }
+    Ok(())
+}
+
+/// For how many turns, and for how long, threads of one process may have a lock in a row, before others are let in.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct HandoffLimits {
+    pub(crate) turns: u32,
+    pub(crate) time: Duration,
+}
+
+/// What a manager is made with.
+#[derive(Clone, Debug)]
+pub(crate) struct Settings {
+    pub(crate) prefix: String,
+    pub(crate) options: Options,
+    pub(crate) max_lease: Duration,
+    pub(crate) pool_size: u32,
+    pub(crate) connect_timeout: Duration,
+    pub(crate) response_timeout: Duration,
+    pub(crate) tolerate_outage: Duration,
+    pub(crate) hand_on: HandoffLimits,
+    pub(crate) client_tracking: bool,
+    pub(crate) poll_every: Duration,
+}
+
+/// Every default there is, in one place.
+impl Default for Settings {
+    fn default() -> Self {
+        Settings {
+            prefix: "lock:".to_owned(),
+            options: Options::default(),
+            max_lease: Duration::from_secs(24 * 3600),
+            pool_size: 8,
+            connect_timeout: Duration::from_secs(1),
+            response_timeout: Duration::from_secs(1),
+            tolerate_outage: Duration::from_secs(10),
+            hand_on: HandoffLimits { turns: 64, time: Duration::from_millis(5) },
+            client_tracking: true,
+            poll_every: Duration::from_millis(64),
+        }
+    }
+}
+
+impl Settings {
+    pub(crate) fn check(&self) -> Result<(), Error> {
+        const LONGEST: Duration = Duration::from_secs(366 * 24 * 3600);
+
+        if self.max_lease < MIN_LEASE || self.max_lease > LONGEST {
+            return Err(refuse("max_lease", self.max_lease, "it is between 10 ms and a year"));
+        }
+        self.options.check(self.max_lease)?;
+        if self.pool_size == 0 {
+            return Err(refuse("pool_size", self.pool_size, "no command could ever be sent"));
+        }
+        if self.pool_size > MOST_CONNECTIONS {
+            let reason = "it is at most 10,000: Redis takes no more clients unless it is told to, and room for all is made at once";
+            return Err(refuse("pool_size", self.pool_size, reason));
+        }
+        if self.hand_on.turns == 0 {
+            let reason = "one turn is the least: nothing is handed on then";
+            return Err(refuse("hand_on", self.hand_on.turns, reason));
+        }
+        for (option, timeout) in [
+            ("connect_timeout", self.connect_timeout),
+            ("response_timeout", self.response_timeout),
+            ("poll_every", self.poll_every),
+        ] {
+            if timeout < Duration::from_millis(1) || timeout > MAX_TIMEOUT {
+                return Err(refuse(option, timeout, "it is between 1 ms and 1 h"));
+            }
+        }
+        Ok(())
+    }
+}
+
+pub(crate) fn refuse(option: &'static str, value: impl std::fmt::Debug, reason: &'static str) -> Error {
+    Error::InvalidOption { option, value: format!("{value:?}"), reason }
+}
+
+/// How long a lease lasts, and how much of it may be used.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Lease(Duration);
+
+impl Lease {
+    /// Redis counts whole milliseconds, so the part below is not counted on.
+    pub(crate) fn new(asked: Duration) -> Lease {
+        Lease(Duration::from_millis(u64::try_from(asked.as_millis()).unwrap_or(u64::MAX)))
+    }
+
+    pub(crate) fn from_millis(millis: u64) -> Lease {
+        Lease(Duration::from_millis(millis))
+    }
+
+    pub(crate) fn time(self) -> Duration {
+        self.0
+    }
+
+    pub(crate) fn millis(self) -> u64 {
+        u64::try_from(self.0.as_millis()).unwrap_or(u64::MAX)
+    }
+
+    /// Until when a hold may be trusted that was asked for at `sent`.
+    ///
+    /// Redis starts to count when it executes the command, which is not before it was sent. What two
+    /// clocks may drift apart during one lease is left unused: one part in a hundred, and two
+    /// milliseconds for the grain of Redis's expiry. (The same allowance as in the Redlock description,
+    /// <https://redis.io/docs/latest/develop/use/patterns/distributed-locks/>.)
+    pub(crate) fn valid_until(self, sent: Moment) -> Moment {
+        let margin = self.0 / 100 + Duration::from_millis(2);
+        sent.after(self.0.saturating_sub(margin))
+    }
+
+    /// When Redis has certainly let go of a key that it took, at the latest, at `answered`.
+    pub(crate) fn gone_by(self, answered: Moment) -> Moment {
+        answered.after(self.0)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn refused(change: impl FnOnce(&mut Settings)) -> &'static str {
+        let mut settings = Settings::default();
+        change(&mut settings);
+        match settings.check() {
+            Err(Error::InvalidOption { option, .. }) => option,
+            other => panic!("expected an invalid option, got {other:?}"),
+        }
+    }
+
+    #[test]
+    fn the_defaults_pass() {
+        Settings::default().check().unwrap();
+    }
+
+    #[test]
+    fn leases_that_cannot_work_are_refused() {
+        for lease in [
+            Duration::ZERO,
+            Duration::from_micros(500),
+            Duration::from_micros(9999),
+            Duration::from_secs(25 * 3600),
+            Duration::MAX,
+        ] {
+            assert_eq!(refused(|s| s.options.lease = lease), "lease", "{lease:?}");
+        }
+        let mut raised = Settings { max_lease: Duration::from_secs(48 * 3600), ..Settings::default() };
+        raised.options.lease = Duration::from_secs(25 * 3600);
+        raised.check().unwrap();
+    }
+
+    #[test]
+    fn renewals_that_cannot_work_are_refused() {
+        let lease = Settings::default().options.lease;
+        let (half, little) = (lease / 2, Duration::from_millis(1));
+        let less = Duration::from_secs(29);
+        assert_eq!(refused(|s| s.options.renewal.every = Some(Duration::ZERO)), "renew_every");
+        assert_eq!(refused(|s| s.options.renewal.every = Some(Duration::from_micros(999))), "renew_every");
+        assert_eq!(refused(|s| s.options.renewal.every = Some(half + little)), "renew_every");
+        assert_eq!(refused(|s| s.options.renewal.max_hold = Some(less)), "max_hold");
+        let mut settings = Settings::default();
+        settings.options.renewal = Renewal { on: true, every: Some(half), max_hold: Some(lease) };
+        settings.check().unwrap();
+    }
+
+    #[test]
+    fn settings_that_cannot_work_are_refused() {
+        assert_eq!(refused(|s| s.pool_size = 0), "pool_size");
+        assert_eq!(refused(|s| s.pool_size = MOST_CONNECTIONS + 1), "pool_size");
+        assert_eq!(refused(|s| s.pool_size = u32::MAX), "pool_size");
+        assert_eq!(refused(|s| s.hand_on.turns = 0), "hand_on");
+        assert_eq!(refused(|s| s.connect_timeout = Duration::ZERO), "connect_timeout");
+        assert_eq!(refused(|s| s.response_timeout = Duration::MAX), "response_timeout");
+        assert_eq!(refused(|s| s.poll_every = Duration::from_micros(999)), "poll_every");
+        assert_eq!(refused(|s| s.poll_every = Duration::from_millis(3_600_001)), "poll_every");
+        assert_eq!(refused(|s| s.max_lease = Duration::MAX), "max_lease");
+        assert_eq!(refused(|s| s.max_lease = Duration::ZERO), "max_lease");
+    }
+
+    #[test]
+    fn the_limits_themselves_pass() {
+        let year = Duration::from_secs(366 * 24 * 3600);
+        for max_lease in [MIN_LEASE, year] {
+            let options = Options { lease: max_lease, ..Options::default() };
+            Settings { options, max_lease, ..Settings::default() }.check().unwrap();
+        }
+        for pool_size in [1, MOST_CONNECTIONS] {
+            Settings { pool_size, ..Settings::default() }.check().unwrap();
+        }
+        for timeout in [Duration::from_millis(1), Duration::from_secs(3600)] {
+            let (connect_timeout, response_timeout, poll_every) = (timeout, timeout, timeout);
+            let settings = Settings { connect_timeout, response_timeout, poll_every, ..Settings::default() };
+            settings.check().unwrap();
+        }
+    }
+
+    #[test]
+    fn a_lease_that_was_changed_is_renewed_after_half_of_it_at_the_latest() {
+        let lease = Lease::new(Duration::from_secs(12));
+        let every = |every| Renewal { on: true, every, max_hold: None }.every(lease);
+        assert_eq!(every(None), Some(Duration::from_secs(4)));
+        assert_eq!(every(Some(Duration::from_secs(5))), Some(Duration::from_secs(5)));
+        assert_eq!(every(Some(Duration::from_secs(10))), Some(Duration::from_secs(6)));
+        assert_eq!(Renewal { on: false, every: None, max_hold: None }.every(lease), None);
+    }
+
+    #[test]
+    fn a_lease_is_trusted_a_little_less_than_it_lasts() {
+        let sent = Moment::from_nanos(0);
+        let lease = Lease::new(Duration::from_secs(10));
+        assert_eq!(lease.valid_until(sent).since(sent), Duration::from_millis(9898));
+        assert_eq!(lease.gone_by(sent).since(sent), Duration::from_secs(10));
+        let shortest = Lease::new(Duration::from_micros(10_900));
+        assert_eq!(shortest.millis(), 10);
+        assert_eq!(shortest.valid_until(sent).since(sent), Duration::from_micros(7900));
+    }
+
+    /// Spans of every size, and those at which something changes.
+    fn any_span() -> impl Strategy<Value = Duration> {
+        let sizes = (0..64_u32, any::<u64>()).prop_map(|(shift, nanos)| Duration::from_nanos(nanos >> shift));
+        let seconds =
+            (any::<u64>(), 0..1_000_000_000_u32).prop_map(|(secs, nanos)| Duration::new(secs, nanos));
+        let edges =
+            [0, 1, 10, 1000, 30_000, 3_600_000, 86_400_000, 366 * 86_400_000].map(Duration::from_millis);
+        prop_oneof![4 => sizes, 1 => seconds, 2 => prop::sample::select(edges.to_vec()), 1 => Just(Duration::MAX)]
+    }
+
+    prop_compose! {
+        fn any_settings()(
+            (lease, max_lease, tolerate_outage) in (any_span(), any_span(), any_span()),
+            (wait, every, max_hold) in prop::option::of(any_span()).prop_flat_map(|it| (Just(it), prop::option::of(any_span()), prop::option::of(any_span()))),
+            (on, pool_size, turns) in (any::<bool>(), 0..5_u32, 0..5_u32),
+            (connect_timeout, response_timeout, poll_every, time) in (any_span(), any_span(), any_span(), any_span()),
+        ) -> Settings {
+            let renewal = Renewal { on, every, max_hold };
+            let options = Options { lease, wait, renewal, reclaim_dead: false };
+            let hand_on = HandoffLimits { turns, time };
+            Settings { options, max_lease, pool_size, connect_timeout, response_timeout, tolerate_outage, hand_on, poll_every, ..Settings::default() }
+        }
+    }
+
+    fn value_of(settings: &Settings, option: &str) -> String {
+        let Settings {
+            options,
+            max_lease,
+            pool_size,
+            connect_timeout,
+            response_timeout,
+            hand_on,
+            poll_every,
+            ..
+        } = settings;
+        match option {
+            "lease" => format!("{:?}", options.lease),
+            "renew_every" => format!("{:?}", options.renewal.every.expect("it was set")),
+            "max_hold" => format!("{:?}", options.renewal.max_hold.expect("it was set")),
+            "max_lease" => format!("{max_lease:?}"),
+            "pool_size" => format!("{pool_size:?}"),
+            "connect_timeout" => format!("{connect_timeout:?}"),
+            "response_timeout" => format!("{response_timeout:?}"),
+            "poll_every" => format!("{poll_every:?}"),
+            "hand_on" => format!("{:?}", hand_on.turns),
+            other => panic!("no option is called {other}"),
+        }
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
+
+        #[test]
+        fn any_settings_pass_or_the_one_that_does_not_is_named(settings in any_settings()) {
+            let error = match settings.check() {
+                Ok(()) => return Ok(()),
+                Err(error) => error,
+            };
+            let text = error.to_string();
+            let Error::InvalidOption { option, value, .. } = error else {
+                return Err(TestCaseError::fail(text));
+            };
+            prop_assert_eq!(&value, &value_of(&settings, option));
+            prop_assert!(text.contains(option) && text.contains(&value), "{}", text);
+        }
+
+        /// Leases that pass, and those of a foreign server, whatever the clock says.
+        #[test]
+        fn no_lease_is_too_long_or_too_late_to_count_with(asked in any_span(), at: u64, every in any_span()) {
+            let (lease, sent) = (Lease::new(asked), Moment::from_nanos(at));
+            prop_assert!(lease.valid_until(sent) >= sent);
+            prop_assert!(lease.valid_until(sent) <= lease.gone_by(sent));
+            prop_assert!(Duration::from_millis(lease.millis()) <= asked);
+            let renewal = Renewal { on: true, every: Some(every), max_hold: None };
+            prop_assert!(renewal.every(lease).is_some_and(|every| sent.after(every) <= lease.gone_by(sent)));
+        }
+    }
+}

@@ -1,0 +1,187 @@
+//! The readable part of a token: which host, process and thread holds a lock.
+
+use std::fmt;
+use std::io;
+use std::sync::Arc;
+
+use crate::base::random;
+use crate::base::seeded_bugs;
+
+const MAX_HOST: usize = 64;
+
+/// Hex digits in a token's nonce: 128 bits.
+const NONCE_DIGITS: usize = 32;
+
+/// The host, process and thread that a lock's token names.
+///
+/// Read back from what stands in Redis with [`Owner::parse`], and printed as `host-pid-thread`:
+///
+/// ```
+/// use relatch::Owner;
+///
+/// let token = "worker-7-4242-4243-00112233445566778899aabbccddeeff";
+/// let owner = Owner::parse(token).expect("one of ours");
+/// assert_eq!(owner.host(), "worker-7");
+/// assert_eq!(owner.pid(), 4242);
+/// assert_eq!(owner.thread(), 4243);
+/// assert_eq!(owner.to_string(), "worker-7-4242-4243");
+/// ```
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Owner {
+    host: Arc<str>,
+    pid: u32,
+    thread: u64,
+}
+
+impl Owner {
+    /// Reads the owner out of a token, or `None` where the text is not a token of this crate.
+    ///
+    /// Read from the right, so that the host may hold hyphens.
+    #[must_use]
+    pub fn parse(token: &str) -> Option<Owner> {
+        let mut parts = token.rsplitn(4, '-');
+        let nonce = parts.next()?;
+        let thread = number(parts.next()?)?;
+        let pid = u32::try_from(number(parts.next()?)?).ok()?;
+        let host = parts.next()?;
+        let nonce_fits =
+            nonce.len() == NONCE_DIGITS && nonce.bytes().all(|b| matches!(b, b'0'..=b'9' | b'a'..=b'f'));
+        let host_fits = !host.is_empty() && host.len() <= MAX_HOST && host.chars().all(is_host_char);
+        (nonce_fits && host_fits).then(|| Owner { host: host.into(), pid, thread })
+    }
+
+    /// The host's name has to be clean already: see [`host_name`].
+    pub(crate) fn new(host: Arc<str>, pid: u32, thread: u64) -> Owner {
+        Owner { host, pid, thread }
+    }
+
+    /// The host's name as the token carries it: at most 64 characters of `[A-Za-z0-9._-]`, any other
+    /// character replaced by `_`.
+    #[must_use]
+    pub fn host(&self) -> &str {
+        &self.host
+    }
+
+    /// The process id, as that process sees itself (inside a container it is often 1).
+    #[must_use]
+    pub fn pid(&self) -> u32 {
+        self.pid
+    }
+
+    /// The thread's number: the one that `ps -L`, `top -H` and gdb show on Linux, a counter elsewhere.
+    #[must_use]
+    pub fn thread(&self) -> u64 {
+        self.thread
+    }
+}
+
+impl fmt::Display for Owner {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}-{}-{}", self.host, self.pid, self.thread)
+    }
+}
+
+/// What stands in Redis for one outermost acquisition: owner and nonce. Never used twice.
+///
+/// Without the nonce, the delayed release of a thread's first hold would delete the same thread's
+/// second one, and two containers with one host name and process 1 would be one owner. Its first
+/// eight digits are the machine's (see `machine`), the other 96 bits are random (see `random`).
+pub(crate) fn fresh_token(owner: &Owner, machine: &str) -> io::Result<String> {
+    let nonce = if seeded_bugs::is_in("no nonce") { 0 } else { random::bits()? >> u32::BITS };
+    Ok(format!("{owner}-{machine}{nonce:024x}"))
+}
+
+/// This machine's name, fit for a token.
+pub(crate) fn host_name() -> Arc<str> {
+    clean_host(&hostname::get().unwrap_or_default().to_string_lossy()).into()
+}
+
+fn clean_host(raw: &str) -> String {
+    if raw.is_empty() {
+        return "_".to_owned();
+    }
+    raw.chars().take(MAX_HOST).map(|c| if is_host_char(c) { c } else { '_' }).collect()
+}
+
+fn is_host_char(c: char) -> bool {
+    c.is_ascii_alphanumeric() || matches!(c, '.' | '_' | '-')
+}
+
+/// A plain decimal number: no sign, no blank, no leading zero, which `str::parse` would let through.
+fn number(digits: &str) -> Option<u64> {
+    let plain = digits.bytes().all(|b| b.is_ascii_digit()) && (digits == "0" || !digits.starts_with('0'));
+    if plain { digits.parse().ok() } else { None }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn there_and_back(host: &str) -> Owner {
+        let owner = Owner::new(clean_host(host).into(), u32::MAX, u64::MAX);
+        let token = fresh_token(&owner, "0123abcd").unwrap();
+        assert_eq!(Owner::parse(&token).as_ref(), Some(&owner), "{token}");
+        owner
+    }
+
+    #[test]
+    fn a_token_reads_back_whatever_the_host() {
+        assert_eq!(there_and_back("a-b--c.example").host(), "a-b--c.example");
+        assert_eq!(there_and_back("").host(), "_");
+        assert_eq!(there_and_back("two words\n").host(), "two_words_");
+        assert_eq!(there_and_back("h\u{f6}st\u{1f980}").host(), "h_st_");
+        assert_eq!(there_and_back(&"x".repeat(255)).host().len(), MAX_HOST);
+        assert_eq!(there_and_back("-1-2-").host(), "-1-2-");
+    }
+
+    #[test]
+    fn what_is_not_a_token_is_not_read_as_one() {
+        let nonce = "0".repeat(NONCE_DIGITS);
+        for text in [
+            "",
+            "-",
+            "---",
+            "host-1-2",
+            "some-uuid-like-value",
+            &format!("-1-2-{nonce}"),
+            &format!("host-1-2-{}", &nonce[1..]),
+            &format!("host-1-2-{}", nonce.replace('0', "F")),
+            &format!("host-+1-2-{nonce}"),
+            &format!("host-01-2-{nonce}"),
+            &format!("host-4294967296-2-{nonce}"),
+            &format!("ho st-1-2-{nonce}"),
+        ] {
+            assert_eq!(Owner::parse(text), None, "{text:?}");
+        }
+    }
+
+    #[test]
+    fn no_two_tokens_are_alike() {
+        let owner = Owner::new("host".into(), 1, 2);
+        let token = || fresh_token(&owner, "0123abcd").unwrap();
+        assert_ne!(token(), token());
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
+
+        #[test]
+        fn any_owner_reads_back_from_its_token(host in any::<String>(), pid: u32, thread: u64, machine in "[0-9a-f]{8}") {
+            let owner = Owner::new(clean_host(&host).into(), pid, thread);
+            prop_assert_eq!(Owner::parse(&fresh_token(&owner, &machine).unwrap()), Some(owner));
+        }
+
+        /// What is read is what was written: no two texts are the token of one owner and nonce.
+        #[test]
+        fn any_text_is_no_token_or_reads_back_as_it_is(
+            text in prop_oneof![any::<String>(), "[a-c.\u{e9} -]{0,70}-[-+0-9]{0,12}-[-+0-9]{0,22}-[0-9a-fA-F]{31,33}"],
+        ) {
+            if let Some(owner) = Owner::parse(&text) {
+                let nonce = &text[text.len() - NONCE_DIGITS..];
+                prop_assert_eq!(format!("{owner}-{nonce}"), text);
+            }
+        }
+    }
+}

@@ -1,0 +1,199 @@
+//! Who is told of losses: the program's own callback, on a thread where it can do no harm.
+
+use std::fmt;
+use std::panic::{self, AssertUnwindSafe};
+use std::sync::Arc;
+use std::sync::mpsc::{self, Receiver, Sender};
+use std::thread::{self, JoinHandle};
+use std::time::Duration;
+
+use log::error;
+use parking_lot::Mutex;
+
+use crate::base::clock::Moment;
+use crate::base::error::LostCause;
+use crate::base::owner::Owner;
+use crate::base::process::Inside;
+use crate::hold::Hold;
+
+/// A hold that was lost, as [`on_lost`](crate::Builder::on_lost) is told of it.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct LostLock {
+    /// The lock's key.
+    pub key: String,
+    /// The thread that held it.
+    pub owner: Owner,
+    /// What happened.
+    pub cause: LostCause,
+    /// For how long it had been held.
+    pub held_for: Duration,
+}
+
+pub(crate) type OnLost = Arc<dyn Fn(&LostLock) + Send + Sync>;
+
+/// Wakeups back, one loss after the other, on a thread that is started by the first.
+///
+/// Not on the keeper's: a slow callback must not cost the holds that are left.
+pub(crate) struct LossNotifier {
+    on_lost: OnLost,
+    post: Mutex<Post>,
+    inside: Arc<Inside>,
+}
+
+#[derive(Default)]
+struct Post {
+    sender: Option<Sender<LostLock>>,
+    /// Closed when the thread has ended.
+    done: Option<Receiver<()>>,
+    thread: Option<JoinHandle<()>>,
+    stopped: bool,
+}
+
+impl LossNotifier {
+    pub(crate) fn new(on_lost: OnLost) -> LossNotifier {
+        LossNotifier { on_lost, post: Mutex::default(), inside: Arc::default() }
+    }
+
+    /// Passes word of a loss on; does not wait for the callback.
+    pub(crate) fn tell(&self, hold: &Hold, cause: LostCause) {
+        let lost = LostLock {
+            key: hold.key.name().to_string(),
+            owner: hold.owner.clone(),
+            cause,
+            held_for: Moment::now().since(hold.acquired.answered),
+        };
+        let mut post = self.post.lock();
+        if post.sender.is_none() && !post.stopped {
+            self.start(&mut post);
+        }
+        if let Some(sender) = &post.sender {
+            // The thread takes in what comes for as long as there is a sender.
+            let _ = sender.send(lost);
+        }
+    }
+
+    fn start(&self, post: &mut Post) {
+        let (sender, losses) = mpsc::channel::<LostLock>();
+        let (alive, done) = mpsc::channel::<()>();
+        let (on_lost, inside) = (Arc::clone(&self.on_lost), Arc::clone(&self.inside));
+        let thread = thread::Builder::new().name("relatch-on-lost".to_owned()).spawn(move || {
+            inside.enter();
+            let _alive = alive;
+            for lost in losses {
+                let key = lost.key.clone();
+                if panic::catch_unwind(AssertUnwindSafe(|| on_lost(&lost))).is_err() {
+                    error!(target: "relatch::lost", "the on_lost callback panicked, called for lock {key:?}");
+                }
+            }
+        });
+        match thread {
+            Ok(thread) => {
+                *post = Post { sender: Some(sender), done: Some(done), thread: Some(thread), stopped: false };
+            }
+            Err(error) => {
+                error!(target: "relatch::lost", "on_lost cannot be called, no thread can be started: {error}");
+            }
+        }
+    }
+
+    /// Lets the callback finish with what it was told, for so long at most, and ends the thread.
+    pub(crate) fn stop(&self, limit: Duration) {
+        let mut post = self.post.lock();
+        let Post { sender, done, thread, .. } = std::mem::take(&mut *post);
+        post.stopped = true;
+        drop(post);
+        drop(sender);
+        let Some((thread, done)) = thread.zip(done) else {
+            return;
+        };
+        if self.inside.is_here() {
+            return; // The callback itself drops the last handle: the thread ends when it returns.
+        }
+        if done.recv_timeout(limit) == Err(mpsc::RecvTimeoutError::Disconnected) {
+            let _ = thread.join();
+        } else {
+            error!(target: "relatch::lost", "the on_lost callback does not return, its thread is left behind");
+        }
+    }
+}
+
+impl fmt::Debug for LossNotifier {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Teller")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::hold::tests::sample;
+
+    const LONG: Duration = Duration::from_secs(10);
+
+    /// A teller whose callback says what it is told, and then waits until it may go on.
+    fn slow() -> (Arc<LossNotifier>, mpsc::Sender<()>, Receiver<String>) {
+        let (go, may_go) = mpsc::channel();
+        let (called, wakeups) = mpsc::channel();
+        let may_go = Mutex::new(may_go);
+        let notifier = LossNotifier::new(Arc::new(move |lost| {
+            called.send(lost.key.clone()).unwrap();
+            let _ = may_go.lock().recv();
+        }));
+        (Arc::new(notifier), go, wakeups)
+    }
+
+    fn tell(notifier: &LossNotifier, name: &str) {
+        notifier.tell(&sample(name, Duration::from_secs(1), Moment::now()), LostCause::Deleted);
+    }
+
+    /// Says when it is stopped; and tells of another loss then, which is too late.
+    fn stop(notifier: Arc<LossNotifier>, limit: Duration) -> Receiver<()> {
+        let (stopped, stops) = mpsc::channel();
+        thread::spawn(move || {
+            notifier.stop(limit);
+            tell(&notifier, "late");
+            drop(notifier);
+            let _ = stopped.send(());
+        });
+        stops
+    }
+
+    #[test]
+    fn a_callback_that_returns_is_waited_for() {
+        let (notifier, go, wakeups) = slow();
+        for name in ["a", "b"] {
+            tell(&notifier, name);
+        }
+        let stops = stop(notifier, LONG);
+        assert!(stops.recv_timeout(Duration::from_millis(50)).is_err(), "it was not told all yet");
+        drop(go);
+        stops.recv_timeout(LONG).expect("it is stopped");
+        assert_eq!(wakeups.iter().collect::<Vec<_>>(), ["a", "b"]);
+    }
+
+    #[test]
+    fn a_callback_that_drops_the_last_handle_does_not_wait_for_itself() {
+        let last = Arc::new(Mutex::new(None::<Arc<LossNotifier>>));
+        let (stopped, stops) = mpsc::channel();
+        let handle = Arc::clone(&last);
+        let notifier = Arc::new(LossNotifier::new(Arc::new(move |_| {
+            handle.lock().take().unwrap().stop(LONG);
+            stopped.send(()).unwrap();
+        })));
+        *last.lock() = Some(Arc::clone(&notifier));
+        tell(&notifier, "a");
+        stops.recv_timeout(LONG / 2).expect("it is stopped by itself");
+    }
+
+    #[test]
+    fn a_callback_that_does_not_return_is_left_behind() {
+        let (notifier, go, wakeups) = slow();
+        tell(&notifier, "a");
+        assert_eq!(wakeups.recv_timeout(LONG).unwrap(), "a");
+        let stops = stop(notifier, Duration::from_millis(10));
+        stops.recv_timeout(LONG).expect("it is not waited for");
+        drop(go);
+        assert!(wakeups.recv().is_err(), "told after the end");
+    }
+}

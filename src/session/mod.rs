@@ -1,0 +1,359 @@
+//! Where the thread's map, the process's queue and Redis meet: one outermost lock, many inner ones, one release.
+//!
+//! [`upkeep`] asks and extends what is held. May use all rooms but the handles.
+
+mod upkeep;
+
+use std::io;
+use std::mem;
+use std::process;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use log::{debug, warn};
+
+use crate::acquire::claim::AcquireContext;
+use crate::acquire::{Outcome, acquire};
+use crate::base::clock::Moment;
+use crate::base::error::Error;
+use crate::base::holder::Holder;
+use crate::base::key::{Key, NOT_A_STRING};
+use crate::base::machine;
+use crate::base::options::{Lease, Options, Settings};
+use crate::base::owner::{Owner, fresh_token, host_name};
+use crate::base::process as this_process;
+use crate::hold::Hold;
+use crate::keeping::keeper::Keeper;
+use crate::keeping::losses::{LossNotifier, OnLost};
+use crate::keeping::shared::Shared;
+use crate::keeping::thread_map::{self, Held, Left};
+use crate::release;
+use crate::store::{Address, Cause, Failure, Seen, Store};
+use crate::waiting::patience::Patience;
+use crate::waiting::queues::{NoTurn, Turn};
+use crate::waiting::waiter::Claim;
+
+/// What all handles of a manager share.
+#[derive(Debug)]
+pub(crate) struct Session {
+    /// Tells managers apart in a thread's map.
+    id: u64,
+    /// The process that made it: nobody else may use it.
+    pub(crate) born: u32,
+    host: Arc<str>,
+    /// What the nonces of this machine begin with.
+    machine: String,
+    pub(crate) keeper: Keeper,
+    pub(crate) settings: Settings,
+}
+
+#[derive(Debug)]
+pub(crate) enum Entered {
+    Held(Rc<Held>),
+    /// `cause` says what took the time, where it was too short to find out that somebody else has the lock.
+    Busy {
+        waited: Duration,
+        holder: Option<Holder>,
+        cause: Option<Cause>,
+    },
+}
+
+impl Session {
+    pub(crate) fn new(
+        address: Address,
+        settings: Settings,
+        on_lost: Option<OnLost>,
+    ) -> Result<Session, Error> {
+        static NEXT: AtomicU64 = AtomicU64::new(1);
+        let store = Arc::new(Store::new(address, &settings)?);
+        let (born, host, machine) = (process::id(), host_name(), machine::digits().map_err(no_randomness)?);
+        let owner = Owner::new(Arc::clone(&host), born, this_process::thread_id(born));
+        let unknown = fresh_token(&owner, &machine).map_err(no_randomness)?;
+        let probe = settings.client_tracking.then(|| settings.prefix.clone() + &unknown);
+        let keeper = Shared::new(store, on_lost.map(LossNotifier::new), settings.response_timeout, probe);
+        Ok(Session { id: NEXT.fetch_add(1, Ordering::Relaxed), born, host, machine, keeper, settings })
+    }
+
+    /// Speaks to Redis once, so that what is wrong with the address or the login shows now.
+    pub(crate) fn check(&self) -> Result<(), Error> {
+        let deadline = Moment::now().after(self.settings.connect_timeout);
+        let answer =
+            self.keeper.store.checkout(deadline).and_then(|mut connection| connection.ping(deadline));
+        answer.map_err(|failure| self.keeper.store.error("connecting".to_owned(), failure))
+    }
+
+    /// Takes a lock, or takes it once more where this thread has it. Without a limit it waits for ever, and with none left for
+    /// one answer.
+    pub(crate) fn enter(
+        &self,
+        name: &str,
+        options: &Options,
+        limit: Option<Duration>,
+    ) -> Result<Entered, Error> {
+        let started = Moment::now();
+        let pid = self.own_process(started)?;
+        if let Some(again) = thread_map::reenter(self.id, name, started) {
+            let held = again?;
+            self.keeper.counters.reentered.add(1);
+            return Ok(Entered::Held(held));
+        }
+        options.check(self.settings.max_lease)?;
+        let key = Key::new(&self.settings.prefix, name)?;
+        let patience = self.patience(limit, started);
+        let owner = Owner::new(Arc::clone(&self.host), pid, this_process::thread_id(pid));
+        let lease = Lease::new(options.lease);
+        // The first token, whether it is asked for by this thread or for it.
+        let token = fresh_token(&owner, &self.machine).map_err(no_randomness)?;
+        let first = Claim { token, lease };
+        let turn = match self.turn(&key, &patience, pid, &first) {
+            Ok(turn) => turn,
+            Err(no_turn) => return self.without_turn(no_turn, &key, &patience, started),
+        };
+        let context = AcquireContext {
+            keeper: &self.keeper,
+            key: &key,
+            owner: &owner,
+            machine: &self.machine,
+            lease,
+            reclaim_dead: options.reclaim_dead,
+            poll_every: self.settings.poll_every,
+            waits: !patience.once,
+        };
+        match acquire(context, &patience, &turn, first)? {
+            Outcome::Busy { holder, cause } => Ok(self.busy(started, holder, cause)),
+            Outcome::Taken { token, acquired } => {
+                let hold = Arc::new(Hold::new(key, owner, token, lease, options.renewal, acquired));
+                self.keeper.counters.acquired.add(1);
+                self.keeper.counters.time_waited.add(acquired.answered.since(started));
+                self.keep(hold, turn).map(Entered::Held)
+            }
+        }
+    }
+
+    /// Waits until this thread is the one of its process that asks Redis for the key.
+    fn turn(&self, key: &Key, patience: &Patience, pid: u32, first: &Claim) -> Result<Turn, NoTurn> {
+        let is_mine = |holder: &Holder| thread_map::is_mine(holder.raw(), pid);
+        let answered_since = |moment| self.keeper.store.pool.answered_since(moment);
+        let look_after = |hold: &Hold| self.keeper.look_after(hold);
+        let claim = || first.clone();
+        let turn =
+            self.keeper.queues.join(key.name(), patience, is_mine, answered_since, look_after, claim)?;
+        self.keeper.counters.waited.add(u64::from(turn.waited));
+        Ok(turn)
+    }
+
+    /// What the caller gets where its wait was over before its turn came.
+    fn without_turn(
+        &self,
+        no_turn: NoTurn,
+        key: &Key,
+        patience: &Patience,
+        started: Moment,
+    ) -> Result<Entered, Error> {
+        match no_turn {
+            NoTurn::Busy(holder) => {
+                self.keeper.counters.waited.add(u64::from(!patience.once));
+                let unknown = || "another thread of this process is about to take it".into();
+                let cause = holder.is_none().then(unknown);
+                Ok(self.busy(started, holder, cause))
+            }
+            NoTurn::Outage(cause) => {
+                self.keeper.counters.waited.add(1);
+                Err(self.failed("taking", key, behind_an_outage(cause.as_deref())))
+            }
+            NoTurn::Mine => Err(Error::WouldDeadlock { key: key.name().to_string() }),
+        }
+    }
+
+    fn busy(&self, started: Moment, holder: Option<Holder>, cause: Option<Cause>) -> Entered {
+        self.keeper.counters.timed_out.add(1);
+        Entered::Busy { waited: Moment::now().since(started), holder, cause }
+    }
+
+    /// Enters a new hold wherever it has to be known.
+    fn keep(&self, hold: Arc<Hold>, turn: Turn) -> Result<Rc<Held>, Error> {
+        // Before a loss can be told: the first in line looks at this hold then.
+        turn.holds(&hold);
+        if let Err(error) = self.keeper.enter(&hold) {
+            // It would not be renewed: better not to have it.
+            if let Err(also) = self.give_back(&hold, turn) {
+                debug!(target: "relatch::release", "{also}");
+            }
+            return Err(error);
+        }
+        Ok(thread_map::enter(self.id, hold, turn))
+    }
+
+    fn patience(&self, limit: Option<Duration>, began: Moment) -> Patience {
+        let once = limit == Some(Duration::ZERO);
+        let attempted = self.one_answer(began);
+        let deadline = if once { attempted } else { limit.map_or(Moment::NEVER, |limit| began.after(limit)) };
+        let (an_attempt, tolerate_outage) = (attempted.since(began), self.settings.tolerate_outage);
+        Patience { began, deadline, once, tolerate_outage, an_attempt }
+    }
+
+    /// For what is asked once: as long as connecting and answering may take.
+    fn one_answer(&self, now: Moment) -> Moment {
+        now.after(self.settings.connect_timeout).after(self.settings.response_timeout)
+    }
+
+    /// Takes one guard off a hold, and releases the lock where it was the last, within the response
+    /// timeout: how deep it is still held. The hold leaves the thread's map first, whatever follows.
+    pub(crate) fn leave(&self, held: &Rc<Held>) -> Result<u32, Error> {
+        let turn = match held.leave() {
+            Left::Inside(depth) => return Ok(depth),
+            Left::Outside(turn) => turn,
+            Left::TooLate => return self.leave_to_keeper(&held.hold),
+        };
+        if let Err(forked) = self.own_process(Moment::now()) {
+            mem::forget(turn); // The child's copy of the queue may have been locked when it was copied.
+            return Err(forked);
+        }
+        self.give_back(&held.hold, turn).map(|()| 0)
+    }
+
+    fn give_back(&self, hold: &Hold, turn: Turn) -> Result<(), Error> {
+        let Settings { hand_on, response_timeout, .. } = &self.settings;
+        release::give_back(&self.keeper, hold, turn, hand_on, *response_timeout, |claim, handed, deadline| {
+            release::remove(&self.keeper.store, hold, claim, handed, deadline)
+        })
+    }
+
+    /// Ends the hold of a thread whose map is gone, and whose turn may be another thread's by now: the keeper releases it.
+    fn leave_to_keeper(&self, hold: &Hold) -> Result<u32, Error> {
+        let now = Moment::now();
+        self.own_process(now)?;
+        self.keeper.work.lock().leases.close(hold, now);
+        hold.release();
+        release::owe(&self.keeper, hold);
+        let (key, at_most) = (hold.key.name().to_string(), hold.gone_by().since(now));
+        let source = "the thread is ending: its lock is released in the background".into();
+        Err(Error::Unconfirmed { key, at_most, source })
+    }
+
+    /// `Err` where a hold can no longer be trusted, or is another process's.
+    pub(crate) fn trust(&self, hold: &Hold) -> Result<(), Error> {
+        let now = Moment::now();
+        self.own_process(now)?;
+        hold.check(now)
+    }
+
+    /// True if a hold can be trusted, and is this process's.
+    pub(crate) fn trusts(&self, hold: &Hold) -> bool {
+        let now = Moment::now();
+        hold.is_valid(now) && this_process::id(now) == self.born
+    }
+
+    pub(crate) fn holder(&self, name: &str) -> Result<Option<Holder>, Error> {
+        let key = Key::new(&self.settings.prefix, name)?;
+        match self.look("looking at", &key)? {
+            Seen::Nothing => Ok(None),
+            Seen::Somebody(holder) => Ok(Some(holder)),
+            Seen::NotAString => Err(key.not_a_lock(NOT_A_STRING)),
+        }
+    }
+
+    /// What stands at a key. Asked again where the connection may have gone stale: the next one has not.
+    pub(crate) fn look(&self, action: &str, key: &Key) -> Result<Seen, Error> {
+        self.own_process(Moment::now())?;
+        let deadline = self.one_answer(Moment::now());
+        let ask = || self.keeper.store.checkout(deadline)?.look(key.in_redis(), deadline);
+        let answer = ask().or_else(|failure| if failure.can_pass() { ask() } else { Err(failure) });
+        answer.map_err(|failure| self.failed(action, key, failure))
+    }
+
+    /// Deletes whatever stands at a key; asked once only, since a second time might be somebody else's. So it is asked over
+    /// a fresh connection: one that was used before may be dead.
+    pub(crate) fn force_unlock(&self, name: &str) -> Result<Option<Holder>, Error> {
+        let key = Key::new(&self.settings.prefix, name)?;
+        self.own_process(Moment::now())?;
+        let deadline = self.one_answer(Moment::now());
+        let connection = self.keeper.store.connect(deadline);
+        let deleted = connection.and_then(|mut connection| connection.force(key.in_redis(), deadline));
+        let deleted = deleted.map_err(|failure| self.failed("force-unlocking", &key, failure))?;
+        if let Some(holder) = &deleted {
+            self.keeper.deleted(holder.raw());
+            warn!(target: "relatch::force_unlock", "lock {name:?} was force-unlocked, it was held by {holder}");
+        }
+        // Waiters of this process that poll are not told of it by Redis.
+        self.keeper.listener.wakeups.wake(key.in_redis().as_bytes());
+        Ok(deleted)
+    }
+
+    pub(crate) fn failed(&self, action: &str, key: &Key, failure: Failure) -> Error {
+        self.keeper.store.error(format!("{action} lock {:?}", key.name()), failure)
+    }
+
+    /// The process id; an error in a process that was forked since.
+    pub(crate) fn own_process(&self, now: Moment) -> Result<u32, Error> {
+        let pid = this_process::id(now);
+        if pid == self.born { Ok(pid) } else { Err(Error::Forked { parent: self.born, child: pid }) }
+    }
+}
+
+fn no_randomness(source: io::Error) -> Error {
+    Error::NoRandomness { source }
+}
+
+fn behind_an_outage(words: Option<&str>) -> Failure {
+    let front = "the thread in front of it in line has no answer";
+    Failure::NotSent(words.map_or_else(|| front.into(), |words| format!("{front}: {words}").into()))
+}
+
+impl Drop for Session {
+    /// The last handle goes: so do the threads. A forked child has none of them, nor may it wait for what they held.
+    fn drop(&mut self) {
+        if process::id() == self.born {
+            self.keeper.stop();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::thread;
+
+    use super::*;
+    use crate::hold::tests::sample;
+    use crate::waiting::patience::tests::until;
+
+    /// A session whose Redis is not there.
+    fn alone() -> Session {
+        let limit = Duration::from_millis(50);
+        let settings = Settings { connect_timeout: limit, response_timeout: limit, ..Settings::default() };
+        Session::new(Address::parse("redis://127.0.0.1:1/").unwrap(), settings, None).unwrap()
+    }
+
+    /// A hold that is closed and still in the keeper's table would be taken for one that ran out,
+    /// and told as lost.
+    #[test]
+    fn a_hold_is_not_closed_before_the_keeper_has_let_go_of_it() {
+        let session = alone();
+        let hold = Arc::new(sample("a", Duration::from_secs(30), Moment::now()));
+        session.keeper.enter(&hold).unwrap();
+        let wait = until(Moment::PAST);
+        let turn = session
+            .keeper
+            .queues
+            .join(hold.key.name(), &wait, |_| false, |_| true, |_| (), || unreachable!())
+            .unwrap();
+        thread::scope(|scope| {
+            let held_up = session.keeper.work.lock();
+            let release = scope.spawn(|| match session.give_back(&hold, turn) {
+                Err(Error::Unconfirmed { .. }) => {}
+                other => panic!("{other:?}, and Redis is not there"),
+            });
+            let end = Moment::now().after(Duration::from_millis(100));
+            while Moment::now() < end {
+                assert!(hold.is_valid(Moment::now()), "it was closed first");
+                thread::yield_now();
+            }
+            drop(held_up);
+            release.join().unwrap();
+        });
+        assert!(!hold.is_valid(Moment::now()) && hold.lost().is_none());
+        assert_eq!(session.keeper.counters.read().lost, 0);
+    }
+}

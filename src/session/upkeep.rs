@@ -1,0 +1,85 @@
+//! What can be asked of a hold while it lasts, and of all holds together.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::base::clock::Moment;
+use crate::base::error::{Error, LostCause};
+use crate::base::options::{Lease, check_lease, refuse};
+use crate::hold::{HeldLock, Hold};
+use crate::session::Session;
+use crate::store::{Failure, Seen};
+
+impl Session {
+    /// Sees to it that a hold can be trusted for so long yet, by pushing its lease out where need be.
+    pub(crate) fn ensure(&self, hold: &Arc<Hold>, span: Duration) -> Result<(), Error> {
+        self.trust(hold)?;
+        let now = Moment::now();
+        if span > hold.lease().valid_until(now).since(now) {
+            return Err(refuse("ensure", span, "the lease never gives that much: `extend` it"));
+        }
+        if hold.remaining(now) >= span {
+            return Ok(());
+        }
+        self.push(hold)?;
+        if hold.remaining(Moment::now()) >= span {
+            return Ok(());
+        }
+        let late =
+            Failure::NotSent("the answer took so long that less than that is left of the lease".into());
+        Err(self.failed("renewing", &hold.key, late))
+    }
+
+    /// Gives a hold another lease, from now on.
+    pub(crate) fn extend(&self, hold: &Arc<Hold>, lease: Duration) -> Result<(), Error> {
+        check_lease("extend", lease, self.settings.max_lease)?;
+        self.trust(hold)?;
+        hold.set_lease(Lease::new(lease), Moment::now());
+        self.keeper.hasten(hold)?;
+        self.push(hold)
+    }
+
+    /// Has the lease pushed out now, and waits for the answer.
+    fn push(&self, hold: &Arc<Hold>) -> Result<(), Error> {
+        let deadline = Moment::now().after(self.settings.response_timeout).min(hold.valid_until());
+        let pushed = self.keeper.push(hold, deadline)?;
+        // First of all, whether it is lost; then, why nothing came of it.
+        hold.check(Moment::now())?;
+        pushed.map_err(|failure| self.failed("renewing", &hold.key, failure))
+    }
+
+    /// Asks Redis whether the hold still stands there.
+    pub(crate) fn verify(&self, hold: &Arc<Hold>) -> Result<(), Error> {
+        self.trust(hold)?;
+        let (key, now) = (&hold.key, Moment::now());
+        let cause = match self.look("verifying", key)? {
+            Seen::Somebody(holder) if holder.raw() == hold.token => {
+                // Less than we thought, where the server's clock has stepped. Counted as a lease that was sent for when the
+                // question was: Redis answered it later.
+                let left = holder.time_left().map(|left| Lease::new(left).valid_until(now));
+                if left.is_some_and(|until| hold.lives_until(until)) {
+                    self.keeper.hasten(hold)?;
+                }
+                return hold.check(Moment::now());
+            }
+            Seen::Nothing if !hold.is_valid(Moment::now()) => LostCause::Expired,
+            Seen::Nothing => LostCause::Deleted,
+            Seen::Somebody(_) | Seen::NotAString => LostCause::Taken,
+        };
+        hold.deny();
+        let lost = hold.lose(cause);
+        self.keeper.tell(hold);
+        Err(lost)
+    }
+
+    /// What this process holds, the oldest first.
+    pub(crate) fn held(&self) -> Vec<HeldLock> {
+        let now = Moment::now();
+        if self.own_process(now).is_err() {
+            return Vec::new();
+        }
+        let mut holds: Vec<_> = self.keeper.work.lock().leases.holds(now).cloned().collect();
+        holds.sort_by_key(|hold| hold.acquired.answered);
+        holds.iter().map(|hold| HeldLock::new(hold, now)).collect()
+    }
+}

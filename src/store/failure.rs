@@ -1,0 +1,335 @@
+//! What can come back instead of an answer, told apart by what it says about the command's fate.
+
+use std::error::Error as StdError;
+use std::io;
+use std::sync::Arc;
+
+use redis::{RedisError, ServerError, Value};
+
+/// How much of an error is kept that Redis answered, in characters: its own are shorter.
+const LONGEST_MESSAGE: usize = 500;
+
+/// Why a command has no result.
+#[derive(Debug)]
+pub(crate) enum Failure {
+    /// Redis did not get the command: no connection, or it could not be written whole, and is no
+    /// command then.
+    NotSent(Cause),
+    /// The command was sent and no answer came: Redis may have executed it, or may yet.
+    Unanswered {
+        /// The connection still stands, so a command sent on it now is executed after the lost one.
+        link_stands: bool,
+        cause: Cause,
+    },
+    /// Redis answered with an error, and did nothing.
+    Refused(Refusal),
+    /// The time ran out in this process, before Redis was asked: that says nothing of Redis.
+    OutOfTime(Cause),
+}
+
+/// The codes of the errors that Redis and Valkey answer *instead of* executing a command that a
+/// lock sends.
+const DID_NOTHING: &str = "
+    ASK BUSY CLUSTERDOWN CROSSSLOT DENIED EXECABORT LOADING MASTERDOWN MISCONF MOVED NOAUTH
+    NOGOODSLAVE NOPERM NOPROTO NOREPLICAS NOSCRIPT OOM READONLY REDIRECT TRYAGAIN WRONGPASS
+    WRONGTYPE";
+
+/// The same for errors with the code `ERR`, which says nothing: how their message begins. Where a
+/// script of this crate fails, it has changed nothing.
+const DID_NOTHING_ERR: [&str; 19] = [
+    "ACL failure in script",
+    "Error compiling script",
+    "Error running script",
+    "Number of keys can't be",
+    "Protocol error",
+    "Script attempted to access",
+    "Script killed by user",
+    "The user executing the script can't",
+    "This Redis command is not allowed from script",
+    "Unknown Redis command called from script",
+    "Write commands are not allowed",
+    "invalid expire time",
+    "max number of clients",
+    "operation not permitted",
+    "syntax error",
+    "unknown command",
+    "unknown subcommand",
+    "value is not an integer",
+    "wrong number of arguments",
+];
+
+const CUT_OFF: &str = "...";
+
+pub(crate) type Cause = Box<dyn StdError + Send + Sync>;
+
+/// An error that Redis answered.
+#[derive(Debug, Clone, thiserror::Error)]
+#[error("{message}")]
+pub(crate) struct Refusal {
+    pub(crate) code: String,
+    pub(crate) message: String,
+}
+
+impl Refusal {
+    pub(super) fn new(error: &ServerError) -> Refusal {
+        let code = legible(code_of(error));
+        let message = match error.details() {
+            Some(details) => legible(&format!("{} {details}", error.code())),
+            None => code.clone(),
+        };
+        Refusal { code, message }
+    }
+
+    /// Leaves out the words of a login that were repeated; and, where the password is there all the same, all but the code.
+    fn conceal(&mut self, password: &str) {
+        if let Some(end) = self.message.find(", with args beginning with") {
+            self.message.truncate(end);
+        }
+        // What is cut off at its end may end with the beginning of it.
+        let shown_as = legible(password);
+        let password = shown_as.as_str();
+        let begins =
+            |shown: &str| password.char_indices().skip(1).any(|(at, _)| shown.ends_with(&password[..at]));
+        let cut = self.message.strip_suffix(CUT_OFF).is_some_and(begins);
+        if password.is_empty() || !(cut || self.message.contains(password)) {
+            return;
+        }
+        if self.code.contains(password) {
+            "ERR".clone_into(&mut self.code);
+        }
+        // Not just with the password cut out: a short one could be told from the gaps.
+        self.message = format!("{} (not shown: the answer to the login holds the password)", self.code);
+    }
+
+    /// For what is no answer to the question.
+    pub(super) fn nonsense(kind: &str) -> Refusal {
+        Refusal { code: String::new(), message: format!("the reply made no sense: {kind}") }
+    }
+
+    /// For a change that Redis was to tell of, and did not.
+    pub(super) fn untold() -> Refusal {
+        let message = "`CLIENT TRACKING` was accepted, but a change that was made to try it was not told";
+        Refusal { code: String::new(), message: message.to_owned() }
+    }
+
+    /// True for an error that is known to be answered instead of executing the command.
+    pub(super) fn did_nothing(&self) -> bool {
+        // Before Redis 7, an error that a script passes on begins with its place: `@user_script:
+        // 14: The user ...`.
+        let in_script = || {
+            let said = self.message.strip_prefix("@user_script")?;
+            Some(said.trim_start_matches(|c: char| c == ':' || c == ' ' || c.is_ascii_digit()))
+        };
+        let said = self.message.strip_prefix("ERR ").or_else(in_script).unwrap_or_default();
+        DID_NOTHING.split_ascii_whitespace().any(|it| it == self.code)
+            || DID_NOTHING_ERR.iter().any(|it| said.starts_with(it))
+    }
+
+    /// True for what the server gets over by itself: loading, failing over, running a long script.
+    pub(crate) fn can_pass(&self) -> bool {
+        matches!(
+            self.code.as_str(),
+            "LOADING" | "READONLY" | "MASTERDOWN" | "CLUSTERDOWN" | "TRYAGAIN" | "BUSY" | "NOREPLICAS"
+        ) || self.message.contains("max number of clients")
+    }
+}
+
+impl Failure {
+    pub(crate) fn not_sent(cause: impl Into<Cause>) -> Failure {
+        Failure::NotSent(cause.into())
+    }
+
+    /// True for what is worth another try within the wait.
+    pub(crate) fn can_pass(&self) -> bool {
+        match self {
+            Failure::NotSent(_) | Failure::Unanswered { .. } | Failure::OutOfTime(_) => true,
+            Failure::Refused(refusal) => refusal.can_pass(),
+        }
+    }
+
+    /// Takes out of a refused login what must not be seen. A server to which `AUTH` is unknown, because it was renamed or
+    /// because it is no Redis, repeats what it was sent: whole, or the beginning of it.
+    pub(super) fn without(mut self, password: Option<&str>) -> Failure {
+        if let (Failure::Refused(refusal), Some(password)) = (&mut self, password) {
+            refusal.conceal(password);
+        }
+        self
+    }
+
+    /// Of a key that was to try something. Where it is not this user's, or not this server's, it is
+    /// refused each time; any other refusal may pass.
+    pub(super) fn of_a_trial(self) -> Failure {
+        match self {
+            Failure::Refused(refusal) if !matches!(&*refusal.code, "NOPERM" | "MOVED") => {
+                Failure::NotSent(refusal.into())
+            }
+            other => other,
+        }
+    }
+
+    pub(crate) fn words(&self) -> String {
+        match self {
+            Failure::NotSent(cause) | Failure::Unanswered { cause, .. } | Failure::OutOfTime(cause) => {
+                cause.to_string()
+            }
+            Failure::Refused(refusal) => refusal.to_string(),
+        }
+    }
+
+    /// The same for somebody else who waited for it: of the cause, the words.
+    pub(crate) fn retold(&self) -> Failure {
+        let words = |cause: &Cause| Cause::from(cause.to_string());
+        match self {
+            Failure::NotSent(cause) => Failure::NotSent(words(cause)),
+            Failure::Unanswered { link_stands, cause } => {
+                Failure::Unanswered { link_stands: *link_stands, cause: words(cause) }
+            }
+            Failure::Refused(refusal) => Failure::Refused(refusal.clone()),
+            Failure::OutOfTime(cause) => Failure::OutOfTime(words(cause)),
+        }
+    }
+
+    pub(crate) fn into_cause(self) -> Cause {
+        match self {
+            Failure::NotSent(cause) | Failure::Unanswered { cause, .. } | Failure::OutOfTime(cause) => cause,
+            Failure::Refused(refusal) => refusal.into(),
+        }
+    }
+}
+
+/// A server's words, as they may stand in a message and in a log: on one line, and no longer than anybody reads.
+fn legible(text: &str) -> String {
+    let mut rest = text.chars();
+    let plain = |c: char| if c.is_control() { ' ' } else { c };
+    let mut shown: String = rest.by_ref().take(LONGEST_MESSAGE).map(plain).collect();
+    if rest.next().is_some() {
+        shown.push_str(CUT_OFF);
+    }
+    shown
+}
+
+/// True where the error leaves the connection in order: the answer may still come, and will be
+/// skipped then. A read that a signal interrupted is like one that timed out: the client, which has
+/// no name for that case, does not repeat it.
+pub(super) fn leaves_link_standing(error: &RedisError) -> bool {
+    let interrupted = || {
+        let shared = StdError::source(error)?.downcast_ref::<Arc<dyn StdError + Send + Sync>>()?;
+        Some(shared.downcast_ref::<io::Error>()?.kind() == io::ErrorKind::Interrupted)
+    };
+    error.is_timeout() || interrupted().unwrap_or(false)
+}
+
+/// True where the server is not, or no longer, the one that takes writes: the next command had better look
+/// for it on a new connection.
+pub(super) fn comes_from_wrong_server(reply: &Value) -> bool {
+    matches!(reply, Value::ServerError(error) if matches!(code_of(error), "READONLY" | "MASTERDOWN" | "MOVED"))
+}
+
+/// The code of an error. Before Redis 7, that of an error inside a script is in the middle of the message:
+/// `ERR Error running script (call to f_...): @user_script:1: WRONGTYPE Operation ...`, or `@user_script: 1: -READONLY You ...`.
+fn code_of(error: &ServerError) -> &str {
+    let inside = error.details().filter(|it| it.starts_with("Error running script")).and_then(|it| {
+        let (_, said) = it.rsplit_once("@user_script")?;
+        let said = said.trim_start_matches(|c: char| c == ':' || c == ' ' || c.is_ascii_digit());
+        said.trim_start_matches('-').split(' ').next()
+    });
+    let is_code = |word: &&str| word.len() > 1 && word.bytes().all(|byte| byte.is_ascii_uppercase());
+    inside.filter(is_code).unwrap_or(error.code())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_error_inside_a_script_has_its_own_code() {
+        let code = |message: &str| {
+            let Ok(Value::ServerError(error)) =
+                redis::parse_redis_value(format!("-{message}\r\n").as_bytes())
+            else {
+                panic!("{message}")
+            };
+            Refusal::new(&error).code
+        };
+        let failed = |words: &str| code(&format!("ERR Error running script (call to f_0a1B): {words}"));
+        assert_eq!(failed("@user_script:1: WRONGTYPE Operation against a key"), "WRONGTYPE");
+        assert_eq!(failed("@user_script:7: @user_script: 7: -READONLY You can't write"), "READONLY");
+        assert_eq!(failed("@user_script:1: Script killed by user with SCRIPT KILL"), "ERR");
+        assert_eq!(failed("@user_script"), "ERR");
+        assert_eq!(code("ERR no such thing as a @user_script:1: WRONGTYPE"), "ERR");
+        assert_eq!(code("WRONGTYPE Operation against a key script: x"), "WRONGTYPE");
+    }
+
+    /// The words of Redis 6.2 and 7.0 and of Valkey.
+    #[test]
+    fn errors_that_redis_answers_in_place_of_a_command_are_known() {
+        for message in [
+            "OOM command not allowed when used memory > 'maxmemory'.",
+            "READONLY You can't write against a read only replica.",
+            "LOADING Redis is loading the dataset in memory",
+            "MASTERDOWN Link with MASTER is down and replica-serve-stale-data is set to 'no'.",
+            "NOAUTH Authentication required.",
+            "NOPERM this user has no permissions to run the 'set' command",
+            "NOPERM ACL failure in script: User worker has no permissions to run the 'get' command",
+            "WRONGTYPE Operation against a key holding the wrong kind of value",
+            "MISCONF Redis is configured to save RDB snapshots, but it's currently unable to persist to disk.",
+            "BUSY Redis is busy running a script. You can only call SCRIPT KILL or SHUTDOWN NOSAVE.",
+            "NOREPLICAS Not enough good replicas to write.",
+            "CLUSTERDOWN Hash slot not served",
+            "MOVED 3999 127.0.0.1:6381",
+            "NOSCRIPT No matching script. Please use EVAL.",
+            "DENIED Redis is running in protected mode because protected mode is enabled",
+            "ERR unknown command 'SET', with args beginning with: 'lock:a' 'x'",
+            "ERR unknown command `EVALSHA`, with args beginning with: `a`, `b`, ",
+            "ERR wrong number of arguments for 'set' command",
+            "ERR syntax error",
+            "ERR invalid expire time in 'set' command",
+            "ERR invalid expire time in set",
+            "ERR value is not an integer or out of range",
+            "ERR max number of clients reached",
+            "ERR max number of clients + cluster connections reached",
+            "ERR Protocol error: invalid multibulk length",
+            "ERR The user executing the script can't run this command or subcommand script: f_1, on @user_script:1.",
+            "ERR Error running script (call to f_1): @user_script:1: Script killed by user with SCRIPT KILL...",
+            "ERR Error running script (call to f_1): @user_script: 1: -READONLY You can't write",
+            "ERR Script killed by user with SCRIPT KILL. script: f_1, on @user_script:1.",
+            "ERR Script attempted to access a non local key in a cluster node script: f_1",
+            "ERR operation not permitted",
+            "@user_script: 14: The user executing the script can't run this command or subcommand",
+        ] {
+            let Ok(Value::ServerError(error)) =
+                redis::parse_redis_value(format!("-{message}\r\n").as_bytes())
+            else {
+                panic!("{message}")
+            };
+            assert!(Refusal::new(&error).did_nothing(), "{message}");
+        }
+    }
+
+    #[test]
+    fn a_login_that_is_repeated_is_left_out() {
+        let concealed = |message: &str, password| {
+            let code = message.split(' ').next().unwrap().to_owned();
+            let mut refusal = Refusal { code, message: message.to_owned() };
+            refusal.conceal(password);
+            assert!(refusal.message.starts_with(&refusal.code));
+            refusal.message
+        };
+        let unknown = "ERR unknown command 'AUTH', with args beginning with: 'worker' 'canar";
+        assert_eq!(concealed(unknown, "canary"), "ERR unknown command 'AUTH'");
+        let not_shown = "(not shown: the answer to the login holds the password)";
+        assert_eq!(concealed("ERR what is canary?", "canary"), format!("ERR {not_shown}"));
+        assert_eq!(concealed("canary is unknown", "canary"), format!("ERR {not_shown}"));
+        let wrong = "WRONGPASS invalid username-password pair or user is disabled.";
+        assert_eq!(concealed(wrong, "canary"), wrong);
+        assert_eq!(concealed(wrong, ""), wrong);
+        assert_eq!(concealed(wrong, "password"), format!("WRONGPASS {not_shown}"));
+        assert_eq!(concealed("ERR what is canar...", "canary"), format!("ERR {not_shown}"));
+        assert_eq!(concealed("ERR what is this...", "canary"), "ERR what is this...");
+        assert_eq!(
+            concealed("ERR what is can ary?", "can\tary"),
+            format!("ERR {not_shown}"),
+            "as it is shown"
+        );
+    }
+}

@@ -1,0 +1,546 @@
+//! How many other processes want the same lock, and how long a waiter sleeps for their sake before
+//! it looks.
+//!
+//! *A waiter estimates from the last holders that it saw how many rivals it has (few repeats mean
+//! many), and sleeps before each look for about three and a half looks' time for each of them, less
+//! what it has slept in this wait already.*
+//!
+//! Redis wakes all waiters of a key at once. If each of them looked at once, every release would
+//! cost as many commands as there are waiters, and Redis would serve the losers while the next
+//! holder waits for its answer. So they spread their looks, the further the more they are. Nobody
+//! has to be fast for that: who loses a race has slept before, and sleeps less before the next.
+//!
+//! The estimate is that of a mark-recapture census (Schnabel's, with samples of one): of `many`
+//! sightings of `kinds` different processes, `many - kinds` were recaptures, each with a chance of
+//! about `kinds / 2` marked ones among all. All rivals are then about `kinds * many / (2 *
+//! recaptures)`; the `1` that is added keeps that finite where there was none.
+//!
+//! The figures at the constants are those of the simulation in this file's tests.
+
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::mem;
+use std::time::Duration;
+
+use crate::base::clock::Moment;
+use crate::base::holder::Holder;
+
+/// How many sightings are kept. With 8, four hundred processes that hold for a millisecond ask 128
+/// times a turn instead of 34; with 32, they need a third longer to have had it all once.
+const SIGHTINGS: usize = 16;
+
+/// How many of them are forgotten when the lock was free at the first look: rivals leave. With 2,
+/// four processes of short holds lose 14 % of their turns instead of 9; with 8, the longest waits
+/// of ten processes are half as long again.
+const FORGOTTEN: usize = 4;
+
+/// What a rival's turn is worth, in looks: its own look, its release, and a waiter's way to Redis.
+/// With half of it, four hundred processes ask 72 times a turn; with twice, two processes of short
+/// holds lose a sixth of their turns instead of a twentieth.
+const LOOKS: f64 = 3.5;
+
+/// A waiter whose turn has come still sleeps for this part of its rivals: if it looked at once, a
+/// slow Redis would be asked ever more by ever more late waiters. With an eighth, ten processes lose
+/// 14 % of their turns instead of 8; with a 32nd, four hundred ask 54 times a turn.
+const LATE: f64 = 1.0 / 16.0;
+
+/// A waiter that knows one rival looks at once, with this chance. If it never did, two processes
+/// would lose a tenth of their turns instead of 3 %; if it always did, two would take turns for
+/// ever, and a third would have none.
+const AT_ONCE: f64 = 0.75;
+
+/// The longest sleep before a look. Neither a quarter of it nor four times as much matters, but a
+/// Redis that was slow once must not keep a waiter for long.
+const LONGEST: Duration = Duration::from_millis(250);
+
+/// A process that has seen nobody for so long is alone, and one that has left the key alone for so
+/// long knows nothing of its rivals any more. (If it forgot them so long after its last sighting, it
+/// would know nothing after each longer hold of its own, look at once, and come before all who wait.)
+const MEMORY: Duration = Duration::from_secs(1);
+
+/// What a process has seen of its rivals for one key, and how it waits for it.
+#[derive(Debug, Default)]
+pub(crate) struct Contention {
+    /// Whom it saw holding the lock, each by a hash; the latest comes last.
+    seen: Vec<u64>,
+    /// When it last saw one.
+    last_seen: Option<Moment>,
+    /// When it last left the key alone.
+    ended: Option<Moment>,
+    /// How long a look takes: the mean of the last and the mean before it.
+    look: Option<Duration>,
+    /// How long it has slept in this wait.
+    slept: Duration,
+    /// No look of this wait was made yet.
+    is_new: bool,
+    /// It has seen somebody in this wait.
+    met: bool,
+}
+
+impl Contention {
+    /// A wait begins.
+    pub(crate) fn begin(&mut self, now: Moment) {
+        if self.ended.is_some_and(|ended| now.since(ended) > MEMORY) {
+            self.seen.clear();
+        }
+        (self.slept, self.is_new, self.met) = (Duration::ZERO, true, false);
+    }
+
+    /// How long to sleep before the next look. `random` draws from 0 to 1.
+    pub(crate) fn nap(&mut self, mut random: impl FnMut() -> f64) -> Duration {
+        let (contention, is_new) = (self.contention(), mem::take(&mut self.is_new));
+        let turn = self.turn();
+        if contention == 0.0 || turn.is_zero() || contention <= 1.0 && !is_new && random() < AT_ONCE {
+            return Duration::ZERO;
+        }
+        let turns = (contention - self.slept.div_duration_f64(turn)).max(contention * LATE);
+        let nap = turn.mul_f64(turns).min(LONGEST).mul_f64(0.5 + random() / 2.0);
+        self.slept += nap;
+        nap
+    }
+
+    /// How long a rival needs for a turn, apart from its hold.
+    fn turn(&self) -> Duration {
+        self.look.unwrap_or_default().mul_f64(LOOKS)
+    }
+
+    /// A look has taken so long. One that took more than twice the mean counts as twice the mean: a
+    /// Redis, or a machine, that paused once is not slow.
+    pub(crate) fn took(&mut self, look: Duration) {
+        self.look = Some(self.look.map_or(look, |mean| (mean + look.min(2 * mean)) / 2));
+    }
+
+    /// It found the lock held.
+    pub(crate) fn saw(&mut self, holder: &Holder, now: Moment) {
+        if self.seen.len() == SIGHTINGS {
+            self.seen.remove(0);
+        }
+        self.seen.push(process_of(holder));
+        (self.last_seen, self.met) = (Some(now), true);
+    }
+
+    /// True where no other process was seen for so long that none may want the lock. (How many are
+    /// expected says less: who comes first again after a short pause expects fewer.)
+    pub(crate) fn is_alone(&self, now: Moment) -> bool {
+        self.last_seen.is_none_or(|seen| now.since(seen) > MEMORY)
+    }
+
+    /// It found the lock free, and has it: true where another process had it in this wait.
+    pub(crate) fn won(&mut self, now: Moment) -> bool {
+        if self.met {
+            self.last_seen = Some(now); // The other had it until a moment ago.
+        } else {
+            self.seen.drain(..FORGOTTEN.min(self.seen.len()));
+        }
+        self.met
+    }
+
+    /// The lock is released, or the wait given up.
+    pub(crate) fn ended(&mut self, now: Moment) {
+        self.ended = Some(now);
+    }
+
+    /// How many other processes want the lock, as far as was seen.
+    #[expect(clippy::cast_precision_loss, reason = "sixteen at most")]
+    pub(crate) fn contention(&self) -> f64 {
+        let is_first = |at: &usize| !self.seen[..*at].contains(&self.seen[*at]);
+        let (many, kinds) = (self.seen.len(), (0..self.seen.len()).filter(is_first).count());
+        kinds as f64 * (many as f64 / (2 * (many - kinds) + 1) as f64).max(1.0)
+    }
+}
+
+/// Which process holds the lock: all of its threads are one rival. So are all holders whose values
+/// this crate did not write: most libraries write a new value each time, which says nothing of how
+/// many they are.
+fn process_of(holder: &Holder) -> u64 {
+    let mut hash = DefaultHasher::new();
+    // Containers may share a host name, and each be process 1: what a nonce begins with tells them
+    // apart.
+    if let Some(owner) = holder.owner() {
+        let nonce = holder.raw().rsplit('-').next().unwrap_or_default();
+        (owner.host(), owner.pid(), nonce.get(..8)).hash(&mut hash);
+    }
+    hash.finish()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::cmp::Reverse;
+    use std::collections::{BTreeSet, BinaryHeap};
+    use std::iter;
+
+    use rand::rngs::SmallRng;
+    use rand::seq::SliceRandom;
+    use rand::{RngExt, SeedableRng};
+
+    use super::*;
+
+    const fn micros(micros: u64) -> Duration {
+        Duration::from_micros(micros)
+    }
+
+    const fn at(micros: u64) -> Moment {
+        Moment::from_nanos(1000 * micros)
+    }
+
+    fn process(number: u32) -> Holder {
+        Holder::new(format!("host-{number}-1-{number:032x}").as_bytes(), None)
+    }
+
+    fn after_seeing(holders: impl IntoIterator<Item = u32>) -> Contention {
+        let mut contention = Contention::default();
+        contention.begin(at(0));
+        contention.took(micros(1000));
+        holders.into_iter().for_each(|number| contention.saw(&process(number), at(0)));
+        contention
+    }
+
+    #[test]
+    #[expect(clippy::float_cmp, reason = "quotients of small numbers")]
+    fn few_repeats_mean_many_rivals() {
+        assert_eq!(Contention::default().contention(), 0.0);
+        assert_eq!(after_seeing([1]).contention(), 1.0);
+        assert_eq!(after_seeing(iter::repeat_n(1, 16)).contention(), 1.0);
+        assert_eq!(after_seeing((0..16).map(|it| it % 2)).contention(), 2.0);
+        assert_eq!(after_seeing([1, 2, 3, 4, 1]).contention(), 4.0 * 5.0 / 3.0);
+        assert_eq!(after_seeing(1..=16).contention(), 256.0);
+        assert_eq!(
+            after_seeing((1..=16).chain(iter::repeat_n(1, 16))).contention(),
+            1.0,
+            "the last 16 count"
+        );
+    }
+
+    #[test]
+    fn threads_of_a_process_are_one_rival_and_so_are_all_foreign_values() {
+        let (token, nonce) = (|who: &str, nonce: u32| format!("{who}-{nonce:032x}"), 7);
+        for (one, other, same) in [
+            (token("host-1-1", nonce), token("host-1-2", nonce + 1), true),
+            (token("host-1-1", nonce), token("host-2-1", nonce), false),
+            (token("host-1-1", nonce), token("other-1-1", nonce), false),
+            (token("host-1-1", nonce), format!("host-1-1-{:08x}{nonce:024x}", 1), false),
+            ("e7a1".to_owned(), "93b2".to_owned(), true),
+            ("e7a1".to_owned(), token("host-1-1", nonce), false),
+        ] {
+            let [one, other] = [one, other].map(|raw| process_of(&Holder::new(raw.as_bytes(), None)));
+            assert_eq!(one == other, same);
+        }
+    }
+
+    #[test]
+    fn a_process_is_alone_a_second_after_it_has_seen_somebody_and_not_sooner() {
+        assert!(Contention::default().is_alone(at(0)));
+        let mut contention = after_seeing([1]);
+        assert!(!contention.is_alone(at(1_000_000)));
+        assert!(contention.is_alone(at(1_000_001)));
+        assert!(contention.won(at(3_000_000)), "it waited for the other until now");
+        contention.begin(at(3_000_001));
+        assert!(!contention.won(at(3_000_002)) && contention.contention() == 0.0);
+        assert!(!contention.is_alone(at(4_000_000)), "it came first again, but others may wait");
+        assert!(contention.is_alone(at(4_000_001)));
+    }
+
+    #[test]
+    fn a_waiter_sleeps_for_each_rival_and_less_after_what_it_has_slept() {
+        let mut contention = after_seeing((0..16).map(|it| it % 4));
+        let naps: Vec<_> = iter::repeat_with(|| contention.nap(|| 0.0).as_micros()).take(4).collect();
+        // Four rivals, 3.5 ms each, and the lower end of what is drawn.
+        assert_eq!(naps, [7000, 3500, 1750, 875]);
+        assert_eq!(iter::repeat_with(|| contention.nap(|| 1.0).as_micros()).take(2).last(), Some(875));
+        contention.begin(at(0));
+        assert_eq!(contention.nap(|| 1.0), micros(14_000), "a new wait");
+    }
+
+    #[test]
+    fn who_knows_nobody_looks_at_once_and_who_knows_one_rival_three_times_of_four() {
+        assert_eq!(after_seeing([]).nap(|| 1.0), micros(0));
+        let mut contention = after_seeing([1, 1]);
+        assert_eq!(contention.nap(|| 0.5), micros(2625), "a newcomer sleeps");
+        assert_eq!(contention.nap(|| 0.74), micros(0));
+        assert!(contention.nap(|| 0.76) > micros(0));
+        let mut contention = after_seeing([1, 2]);
+        assert!((0..9).all(|_| contention.nap(|| 0.0) > micros(0)), "two rivals");
+    }
+
+    #[test]
+    fn the_last_looks_count_for_what_a_look_takes_and_no_nap_is_longer_than_a_quarter_second() {
+        let mut contention = after_seeing([1]);
+        contention.took(micros(2000));
+        contention.took(micros(500));
+        assert_eq!(contention.nap(|| 1.0), micros(3500));
+        contention.took(Duration::from_secs(3600));
+        contention.begin(at(0));
+        assert_eq!(contention.nap(|| 1.0), micros(5250), "one that was slow counts as twice the mean");
+        (0..40).for_each(|_| contention.took(Duration::from_secs(3600)));
+        contention.begin(at(0));
+        assert_eq!(contention.nap(|| 1.0), LONGEST);
+        let mut many = after_seeing(1..=16);
+        assert_eq!(many.nap(|| 1.0), LONGEST);
+    }
+
+    #[test]
+    fn rivals_that_are_not_seen_any_more_are_forgotten() {
+        let mut contention = after_seeing(1..=8);
+        contention.won(at(0));
+        assert_eq!(contention.seen.len(), 8, "it met some");
+        contention.begin(at(0));
+        contention.won(at(0));
+        assert_eq!(contention.seen.len(), 4);
+        assert_eq!(contention.seen, after_seeing(5..=8).seen, "the oldest went");
+        contention.ended(at(500));
+        contention.begin(at(1_000_500));
+        assert_eq!(contention.seen.len(), 4);
+        contention.begin(at(1_000_501));
+        assert_eq!(contention.seen.len(), 0);
+    }
+
+    /// Many processes and one key, simulated, in microseconds: a network of `ONE_WAY` each way, a
+    /// Redis that takes `COMMAND` for each command and `NOTICE` for each invalidation, one after
+    /// the other, and processes that need `WAKE` to run. Each takes the lock again as soon as it
+    /// has released it.
+    struct Herd {
+        hold: u64,
+        /// They follow the rule; or else look at once.
+        follows: bool,
+        /// All of them take the lock once; or the first one is left alone at that time.
+        once: bool,
+        leave_at: u64,
+        random: SmallRng,
+        events: BinaryHeap<Reverse<(u64, u64, Event)>>,
+        commands: u64,
+        order: u64,
+        busy_until: u64,
+        holder: Option<usize>,
+        registered: BTreeSet<usize>,
+        processes: Vec<Process>,
+        /// Of each turn: when, of whom, and after what wait.
+        turns: Vec<(u64, usize, u64)>,
+    }
+
+    #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+    enum Event {
+        Begin(usize),
+        Wake(usize),
+        Look(usize),
+        Lost(usize, usize),
+        Won(usize),
+        Delete(usize),
+    }
+
+    struct Process {
+        contention: Contention,
+        name: Holder,
+        began: u64,
+        asked: u64,
+        /// How long it has had the lock without meeting anybody.
+        run: u64,
+    }
+
+    const ONE_WAY: u64 = 100;
+    const COMMAND: u64 = 8;
+    const NOTICE: u64 = 1;
+    const WAKE: u64 = 30;
+    const HAND_OFF: u64 = 2 * ONE_WAY + WAKE;
+
+    /// After a run of so long, a process leaves the key free for a twenty-fourth of that, or for as
+    /// long as others need. That is the rule of the line, not of this file.
+    const RUN: u64 = 5000;
+
+    impl Herd {
+        fn new(processes: u32, hold: u64) -> Herd {
+            let mut herd = Herd {
+                hold,
+                follows: true,
+                once: false,
+                leave_at: u64::MAX,
+                random: SmallRng::seed_from_u64(u64::from(processes) * 1_000_000 + hold),
+                events: BinaryHeap::new(),
+                commands: 0,
+                order: 0,
+                busy_until: 0,
+                holder: None,
+                registered: BTreeSet::new(),
+                processes: Vec::new(),
+                turns: Vec::new(),
+            };
+            for number in 0..processes {
+                let (contention, name) = (Contention::default(), process(number));
+                herd.processes.push(Process { contention, name, began: 0, asked: 0, run: 0 });
+                let soon = herd.random.random_range(0..10);
+                herd.at(soon, Event::Begin(number as usize));
+            }
+            herd
+        }
+
+        fn at(&mut self, when: u64, event: Event) {
+            self.order += 1;
+            self.events.push(Reverse((when, self.order, event)));
+        }
+
+        fn serve(&mut self, now: u64, cost: u64) -> u64 {
+            self.busy_until = self.busy_until.max(now) + cost;
+            self.busy_until
+        }
+
+        fn run(mut self, until: u64) -> Herd {
+            while let Some(Reverse((now, _, event))) = self.events.pop()
+                && now <= until
+            {
+                self.step(now, event);
+            }
+            self
+        }
+
+        fn step(&mut self, now: u64, event: Event) {
+            match event {
+                Event::Begin(who) => {
+                    self.processes[who].contention.ended(at(now));
+                    let let_in = self.begin(now, who);
+                    self.look(now + let_in, who);
+                }
+                Event::Wake(who) => self.look(now, who),
+                Event::Look(who) => {
+                    self.commands += 1;
+                    let heard = self.serve(now, COMMAND) + ONE_WAY + WAKE;
+                    if let Some(by) = self.holder {
+                        self.registered.insert(who);
+                        return self.at(heard, Event::Lost(who, by));
+                    }
+                    self.holder = Some(who);
+                    self.at(heard, Event::Won(who));
+                }
+                Event::Lost(who, by) => {
+                    let holder = self.processes[by].name.clone();
+                    let me = &mut self.processes[who];
+                    me.contention.took(micros(now - me.asked));
+                    me.contention.saw(&holder, at(now));
+                    me.run = 0;
+                }
+                Event::Won(who) => {
+                    let me = &mut self.processes[who];
+                    me.contention.took(micros(now - me.asked));
+                    me.contention.won(at(now));
+                    me.run += self.hold + HAND_OFF;
+                    self.turns.push((now, who, now - me.began));
+                    self.at(now + self.hold + ONE_WAY, Event::Delete(who));
+                }
+                Event::Delete(who) => {
+                    self.commands += 1;
+                    self.holder = None;
+                    let answered = self.serve(now, COMMAND) + ONE_WAY + WAKE;
+                    let mut waiters: Vec<_> = mem::take(&mut self.registered).into_iter().collect();
+                    waiters.shuffle(&mut self.random);
+                    for waiter in waiters {
+                        let heard = self.serve(now, NOTICE) + ONE_WAY + WAKE;
+                        self.at(heard, Event::Wake(waiter));
+                    }
+                    if !self.once && (now < self.leave_at || who == 0) {
+                        self.at(answered, Event::Begin(who));
+                    }
+                }
+            }
+        }
+
+        /// How long the process lets others in.
+        fn begin(&mut self, now: u64, who: usize) -> u64 {
+            let me = &mut self.processes[who];
+            me.began = now;
+            me.contention.begin(at(now));
+            if me.run < RUN {
+                return 0;
+            }
+            let least = if me.contention.is_alone(at(now)) { 250 } else { 750 };
+            (mem::take(&mut me.run) / 24).clamp(least, 2500)
+        }
+
+        fn look(&mut self, now: u64, who: usize) {
+            let random = &mut self.random;
+            let nap = self.processes[who].contention.nap(|| random.random_range(0.0..1.0));
+            let nap = if self.follows { u64::try_from(nap.as_micros()).unwrap() } else { 0 };
+            self.processes[who].asked = now + nap;
+            self.at(now + nap + ONE_WAY, Event::Look(who));
+        }
+    }
+
+    /// What came of it, for messages.
+    struct Outcome {
+        turns: usize,
+        commands_a_turn: u64,
+        /// How many times the mean wait the longest one was, those that are not over included.
+        longest: u64,
+        fewest: usize,
+    }
+
+    impl Herd {
+        fn outcome(&self, now: u64) -> Outcome {
+            let open = self.processes.iter().map(|process| now - process.began);
+            let waits: Vec<_> = self.turns.iter().map(|(.., wait)| *wait).chain(open).collect();
+            let turns = self.turns.len();
+            let mean = waits.iter().sum::<u64>() / waits.len() as u64;
+            let turns_of = |who| self.turns.iter().filter(|turn| turn.1 == who).count();
+            Outcome {
+                turns,
+                commands_a_turn: self.commands / turns as u64,
+                longest: waits.iter().max().unwrap() / mean,
+                fewest: (0..self.processes.len()).map(turns_of).min().unwrap(),
+            }
+        }
+    }
+
+    #[test]
+    fn nobody_starves_and_little_is_lost_however_many_take_turns() {
+        for (hold, processes) in
+            [40, 1000, 20_000].into_iter().flat_map(|hold| [2, 3, 10, 50, 400].map(|many| (hold, many)))
+        {
+            let until = (4000 * (hold + HAND_OFF)).min(10_000_000);
+            let outcome = Herd::new(processes, hold).run(until).outcome(until);
+            let Outcome { turns, commands_a_turn, longest, fewest } = outcome;
+            let told = format!(
+                "{processes} processes, {hold} us: {turns} turns, {commands_a_turn} commands each, \
+                 the longest wait {longest} times the mean, {fewest} turns at least"
+            );
+            if processes < 400 {
+                let herd = Herd { follows: false, ..Herd::new(processes, hold) };
+                let at_once = herd.run(until).turns.len();
+                assert!(100 * turns >= 85 * at_once, "{told}; at once, {at_once}");
+            }
+            assert!(longest <= 30, "{told}");
+            assert!(fewest > 0 || turns < 20 * processes as usize, "{told}");
+            // Where holds are long, all look in each of them: commands are not what is short then.
+            assert!(commands_a_turn <= if hold > 1000 { u64::from(processes) + 2 } else { 60 }, "{told}");
+        }
+    }
+
+    #[test]
+    fn holds_of_seconds_are_taken_in_turns() {
+        for processes in [2, 3, 4] {
+            let until = 400_000_000;
+            let outcome = Herd::new(processes, 2_000_000).run(until).outcome(until);
+            assert!(outcome.longest <= 10, "{processes}: {} times the mean", outcome.longest);
+        }
+    }
+
+    #[test]
+    fn all_who_wait_for_one_hold_have_it_soon() {
+        for (processes, seconds, commands) in [(50, 0.2, 30), (200, 0.7, 50), (400, 2.0, 100)] {
+            let herd = Herd { once: true, ..Herd::new(processes, 1000) }.run(u64::MAX);
+            let last = micros(herd.turns.last().unwrap().0).as_secs_f64();
+            let commands_each = herd.commands / u64::from(processes);
+            assert_eq!(herd.turns.len(), processes as usize);
+            assert!(
+                last <= seconds && commands_each <= commands,
+                "{processes}: {last} s, {commands_each} commands"
+            );
+        }
+    }
+
+    #[test]
+    fn a_process_that_is_left_alone_is_soon_at_full_speed() {
+        let herd = Herd { leave_at: 3_000_000, ..Herd::new(50, 1000) }.run(4_000_000);
+        let turns = |tenth| {
+            let mine = herd.turns.iter().filter(|(at, who, _)| *who == 0 && at / 100_000 == tenth);
+            mine.count()
+        };
+        let alone = Herd::new(1, 1000).run(1_000_000).turns.len() / 10;
+        assert!(turns(35) >= alone - 5, "{} turns in a tenth of a second, of {alone}", turns(35));
+    }
+}

@@ -1,0 +1,509 @@
+//! Who waits for which key in this process: first come, first served.
+//!
+//! One thread of a process talks to Redis about a key; the others stand in line behind it and send
+//! nothing. The turn goes on when it is dropped, which is after the release; a hold that is over
+//! without one is passed by. A release may take the next thread's wish along.
+
+use std::collections::{HashMap, VecDeque};
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::base::clock::Moment;
+use crate::base::holder::Holder;
+use crate::base::options::HandoffLimits;
+use crate::base::sync::{Mutex, MutexGuard};
+use crate::hold::Hold;
+use crate::waiting::patience::{Patience, SLOW_ANSWER, Silence};
+use crate::waiting::queue::{Past, Start, WaitQueue};
+use crate::waiting::waiter::{Claim, Cores, HandoffOutcome, Waiter};
+
+/// Of how many keys a manager remembers the past, when nobody in this process wants them any more.
+const REMEMBERED: usize = 8;
+
+/// The lines of one manager.
+#[derive(Debug, Default)]
+pub(crate) struct WaitQueues {
+    table: Mutex<Table>,
+    cores: Cores,
+}
+
+#[derive(Debug, Default)]
+struct Table {
+    by_name: HashMap<Arc<str>, WaitQueue>,
+    /// Turns that were ever given.
+    turns: u64,
+    /// The last lines that came to their end, the latest last.
+    ended: VecDeque<(Arc<str>, Past)>,
+}
+
+/// The right to talk to Redis about a key, and the place of the hold that comes of it. Goes on when dropped.
+#[derive(Debug)]
+pub(crate) struct Turn {
+    queues: Arc<WaitQueues>,
+    name: Arc<str>,
+    pub(crate) start: Start,
+    /// It was not free at once.
+    pub(crate) waited: bool,
+    passed: bool,
+}
+
+/// Why there was no turn.
+#[derive(Debug)]
+pub(crate) enum NoTurn {
+    /// The wait was over; who was in front, where that is known.
+    Busy(Option<Holder>),
+    /// The caller itself holds the lock, through another manager.
+    Mine,
+    /// The wait was over, and the thread in front gets no answer from Redis: in its words, where
+    /// there are any.
+    Outage(Option<Arc<str>>),
+}
+
+impl WaitQueues {
+    /// The turn, after those who came before; or, at the deadline, whoever kept the caller waiting.
+    ///
+    /// Where one answer is enough: the turn if it is free, without waiting. `is_mine` tells whether
+    /// a holder that Redis named is the caller itself, through another manager; `answered_since`,
+    /// whether Redis has answered anybody since; `wish` is what the caller wants, if it has to
+    /// wait. `look_after` is called with a hold that has kept the first in line waiting for a
+    /// while, and that nobody has looked at in Redis since it was taken: if its key was deleted by
+    /// hand, no other in this process would learn of that.
+    pub(crate) fn join(
+        self: &Arc<WaitQueues>,
+        name: &Arc<str>,
+        patience: &Patience,
+        is_mine: impl Fn(&Holder) -> bool,
+        answered_since: impl Fn(Moment) -> bool,
+        look_after: impl Fn(&Hold),
+        claim: impl FnOnce() -> Claim,
+    ) -> Result<Turn, NoTurn> {
+        let mut table = self.table.lock();
+        if let Some(start) = table.start_turn(name, None, patience.once, Moment::now()) {
+            return Ok(self.turn(name, start, false));
+        }
+        if patience.once {
+            let queue = table.queue(name);
+            let mine = queue.seen().is_some_and(&is_mine);
+            return Err(if mine { NoTurn::Mine } else { NoTurn::Busy(queue.holder(Moment::now())) });
+        }
+        let me = Arc::new(Waiter::new(claim(), patience.deadline));
+        table.queue(name).waiting.push_back(Arc::clone(&me));
+        let (mut awaited, mut look_again) = (None, Moment::NEVER);
+        loop {
+            let now = Moment::now();
+            if let Some(start) = table.start_turn(name, Some(&me), false, now) {
+                notify_first(table, name); // It may stay awake.
+                return Ok(self.turn(name, start, true));
+            }
+            let mine = table.queue(name).seen().is_some_and(&is_mine);
+            // A thread that has no answer knows less than others that have theirs.
+            let silence =
+                table.queue(name).silence.as_ref().filter(|it| !it.is_refuted(&answered_since)).cloned();
+            // Where the whole process was stopped, the answer may be there for the thread in front
+            // to read.
+            let overslept = now.since(look_again) > SLOW_ANSWER;
+            let outage = silence.as_ref().filter(|silence| patience.is_outage(silence, now));
+            let outage = outage.filter(|silence| silence.words.is_some() || !overslept);
+            if mine || outage.is_some() || patience.deadline <= now {
+                let (holder, was_first) = table.queue(name).step_out(&me, now);
+                if was_first {
+                    notify_first(table, name); // It is the one that watches the front from now on.
+                }
+                return Err(match outage {
+                    _ if mine => NoTurn::Mine,
+                    Some(silence) => NoTurn::Outage(silence.words.clone()),
+                    None => NoTurn::Busy(holder),
+                });
+            }
+            let ending = table.queue(name).ending(&me);
+            if ending.is_some() && ending != awaited && self.cores.are_free(now) {
+                awaited = ending;
+                MutexGuard::unlocked(&mut table, || self.cores.await_call(&me));
+                continue;
+            }
+            let unseen = table.queue(name).unseen_hold(&me).filter(|_| look_again <= now);
+            look_again =
+                table.queue(name).look_again(&me, now).min(patience.look_again(silence.as_ref(), now));
+            if overslept {
+                look_again = look_again.max(now.after(SLOW_ANSWER)).min(patience.deadline);
+            }
+            if let Some(hold) = unseen {
+                MutexGuard::unlocked(&mut table, || look_after(&hold));
+                continue;
+            }
+            // A wake-up is only a hint: the loop looks again.
+            me.called.wait_for(&mut table, look_again.since(now));
+        }
+    }
+
+    /// A hold of this process is lost: the first in line looks now, and not at its next glance.
+    pub(crate) fn wake_first(&self, name: &str) {
+        notify_first(self.table.lock(), name);
+    }
+
+    fn turn(self: &Arc<WaitQueues>, name: &Arc<str>, start: Start, waited: bool) -> Turn {
+        Turn { queues: Arc::clone(self), name: Arc::clone(name), start, waited, passed: false }
+    }
+}
+
+impl Table {
+    fn queue(&mut self, name: &Arc<str>) -> &mut WaitQueue {
+        let ended = &mut self.ended;
+        self.by_name.entry(Arc::clone(name)).or_insert_with(|| {
+            let before = ended.iter().position(|(ended, _)| ended == name);
+            let past = before.and_then(|place| ended.remove(place)).map(|(_, past)| past);
+            WaitQueue::after(past.unwrap_or_default())
+        })
+    }
+
+    /// Ends a line. What is left of it is remembered for a while.
+    fn end(&mut self, name: &Arc<str>) {
+        if let Some(queue) = self.by_name.remove(name) {
+            if self.ended.len() == REMEMBERED {
+                self.ended.pop_front();
+            }
+            self.ended.push_back((Arc::clone(name), queue.past));
+        }
+    }
+
+    fn start_turn(
+        &mut self,
+        name: &Arc<str>,
+        waiter: Option<&Arc<Waiter>>,
+        once: bool,
+        now: Moment,
+    ) -> Option<Start> {
+        let number = self.turns + 1;
+        let start = self.queue(name).start_turn(number, waiter, once, now)?;
+        self.turns = self.turns.max(start.number);
+        Some(start)
+    }
+}
+
+/// Has the first in line look again.
+fn notify_first(table: MutexGuard<'_, Table>, name: &str) {
+    let first = table.by_name.get(name).and_then(|queue| queue.waiting.front().cloned());
+    drop(table);
+    if let Some(first) = first {
+        first.called.notify_one();
+    }
+}
+
+impl Turn {
+    pub(crate) fn nap(&self) -> Duration {
+        let mut table = self.queues.table.lock();
+        table.by_name.get_mut(&self.name).map_or(Duration::ZERO, |queue| queue.nap(self.start.number))
+    }
+
+    /// The turn is used for a hold now: it lasts as long as that.
+    pub(crate) fn holds(&self, hold: &Arc<Hold>) {
+        self.note(|queue| queue.holds(self.start.number, hold, Moment::now()));
+    }
+
+    pub(crate) fn asks(&self) {
+        self.note(|queue| queue.asks(self.start.number, Moment::now()));
+    }
+
+    pub(crate) fn answered(&self) {
+        self.note(|queue| queue.answered(self.start.number));
+    }
+
+    /// An attempt failed, and Redis has been silent for so long; nothing is said of Redis by a
+    /// thread that gives up and had too little time.
+    pub(crate) fn failed(&self, silence: Option<&Silence>) {
+        self.note(|queue| queue.failed(self.start.number, silence));
+    }
+
+    fn note(&self, note: impl FnOnce(&mut WaitQueue)) {
+        if let Some(queue) = self.queues.table.lock().by_name.get_mut(&self.name) {
+            note(queue);
+        }
+    }
+
+    /// A look, which took so long, found that another process has the lock: the threads in line may
+    /// say so when their wait is over.
+    ///
+    /// Where that is a thread of this process, through another manager, it may be one of them.
+    pub(crate) fn saw(&self, holder: &Holder, took: Duration, of_this_process: bool) {
+        self.note(|queue| {
+            queue.saw(self.start.number, holder, took, Moment::now());
+            if of_this_process {
+                queue.waiting.iter().for_each(|waiter| _ = waiter.called.notify_one());
+            }
+        });
+    }
+
+    /// The hold is being released: the next in line may get ready. Where it is returned, its wish
+    /// goes out with the release.
+    ///
+    /// Not that of a thread whose wait may end before the answer comes, at `answer_by` at the latest.
+    pub(crate) fn hand_on(&self, limits: &HandoffLimits, answer_by: Moment) -> Option<Arc<Waiter>> {
+        let mut table = self.queues.table.lock();
+        let queue = table.by_name.get_mut(&self.name)?;
+        let to = queue.hand_on(self.start.number, limits, Moment::now(), answer_by);
+        notify_first(table, &self.name);
+        to
+    }
+
+    /// Ends the turn, and tells the next thread what became of its wish. Returns the wish whose
+    /// token has to be cleaned up, if there is one: it may stand in Redis, and nobody will use it.
+    /// True with it where a `SET` of the token may yet be executed.
+    #[must_use = "the token may stand in Redis until its lease is over"]
+    pub(crate) fn settle(mut self, to: &Arc<Waiter>, handed: HandoffOutcome) -> Option<(Claim, bool)> {
+        if handed == HandoffOutcome::Nothing {
+            return None; // The next thread asks for itself.
+        }
+        let mut table = self.queues.table.lock();
+        let (now, next) = (Moment::now(), table.turns + 1);
+        let queue = table.by_name.get_mut(&self.name);
+        self.passed = queue.is_some_and(|queue| queue.pass_on(self.start.number, to, next, handed, now));
+        if self.passed {
+            table.turns = next;
+            drop(table);
+            to.call();
+        }
+        let spoilt = matches!(handed, HandoffOutcome::Spoilt { .. });
+        (spoilt || !self.passed).then(|| (to.claim.clone(), spoilt))
+    }
+}
+
+impl Drop for Turn {
+    fn drop(&mut self) {
+        if self.passed {
+            return;
+        }
+        let mut table = self.queues.table.lock();
+        let Some(queue) = table.by_name.get_mut(&self.name) else {
+            return;
+        };
+        if !queue.end_turn(self.start.number, Moment::now()) {
+            return; // Passed by: the turn is another thread's.
+        }
+        let next = queue.waiting.front().cloned();
+        if next.is_none() {
+            table.end(&self.name);
+        }
+        drop(table);
+        if let Some(next) = next {
+            next.call();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc;
+    use std::thread;
+
+    use super::*;
+    use crate::base::options::Lease;
+    use crate::hold::tests::sample;
+    use crate::waiting::patience::tests::until;
+
+    fn name() -> Arc<str> {
+        "key".into()
+    }
+
+    fn at_once(queues: &Arc<WaitQueues>, name: &Arc<str>) -> Option<Turn> {
+        queues.join(name, &until(Moment::PAST), |_| false, |_| true, |_| (), claim).ok()
+    }
+
+    fn claim() -> Claim {
+        Claim { token: "host-1-2-00".into(), lease: Lease::new(Duration::from_secs(30)) }
+    }
+
+    fn soon() -> Moment {
+        Moment::now().after(Duration::from_secs(10))
+    }
+
+    #[test]
+    fn one_turn_at_a_time() {
+        let queues = Arc::new(WaitQueues::default());
+        let turn = at_once(&queues, &name()).unwrap();
+        assert!(at_once(&queues, &name()).is_none());
+        assert!(at_once(&queues, &"other".into()).is_some());
+        assert!(at_once(&queues, &name()).is_none());
+        drop(turn);
+        drop(at_once(&queues, &name()).unwrap());
+        assert!(queues.table.lock().by_name.is_empty(), "nothing is kept of a key that nobody uses");
+    }
+
+    #[test]
+    fn turns_go_in_the_order_of_arrival() {
+        let queues = Arc::new(WaitQueues::default());
+        let turn = at_once(&queues, &name()).unwrap();
+        let (told, order) = mpsc::channel();
+        let threads: Vec<_> = (0..8)
+            .map(|n| {
+                let (queue, told) = (Arc::clone(&queues), told.clone());
+                let thread = thread::spawn(move || {
+                    let turn =
+                        queue.join(&name(), &until(soon()), |_| false, |_| true, |_| (), claim).unwrap();
+                    told.send(n).unwrap();
+                    drop(turn);
+                });
+                while queues.table.lock().queue(&name()).waiting.len() <= n {
+                    thread::yield_now();
+                }
+                thread
+            })
+            .collect();
+        drop(turn);
+        for thread in threads {
+            thread.join().unwrap();
+        }
+        assert_eq!(order.try_iter().collect::<Vec<_>>(), (0..8).collect::<Vec<_>>());
+        assert!(queues.table.lock().by_name.is_empty());
+    }
+
+    #[test]
+    fn a_hold_that_ran_out_is_passed_by_and_its_turn_ends_nobody_elses() {
+        let queues = Arc::new(WaitQueues::default());
+        let zombie = at_once(&queues, &name()).unwrap();
+        let hold = Arc::new(sample("key", Duration::from_millis(20), Moment::now()));
+        zombie.holds(&hold);
+        let turn = queues.join(&name(), &until(soon()), |_| false, |_| true, |_| (), claim).unwrap();
+        assert!(!hold.is_valid(Moment::now()));
+        drop(zombie);
+        assert!(at_once(&queues, &name()).is_none(), "the turn is still taken");
+        drop(turn);
+        assert!(at_once(&queues, &name()).is_some());
+    }
+
+    #[test]
+    fn whoever_gives_up_says_who_was_in_front() {
+        let queues = Arc::new(WaitQueues::default());
+        let turn = at_once(&queues, &name()).unwrap();
+        let hold = Arc::new(sample("key", Duration::from_secs(5), Moment::now()));
+        turn.holds(&hold);
+        let Err(NoTurn::Busy(Some(holder))) =
+            queues.join(&name(), &until(Moment::now()), |_| false, |_| true, |_| (), claim)
+        else {
+            panic!("it is busy, and it is known with whom");
+        };
+        assert_eq!(holder.raw(), hold.token);
+        assert!(queues.table.lock().queue(&name()).waiting.is_empty());
+    }
+
+    #[test]
+    fn whoever_waits_for_himself_through_another_manager_is_told() {
+        let queues = Arc::new(WaitQueues::default());
+        let turn = at_once(&queues, &name()).unwrap();
+        let queue = Arc::clone(&queues);
+        let waiter = thread::spawn(move || {
+            queue
+                .join(&name(), &until(soon()), |holder| holder.raw() == "mine", |_| true, |_| (), claim)
+                .map(drop)
+        });
+        while queues.table.lock().queue(&name()).waiting.is_empty() {
+            thread::yield_now();
+        }
+        turn.saw(&Holder::new(b"mine", None), Duration::ZERO, true);
+        assert!(matches!(waiter.join().unwrap(), Err(NoTurn::Mine)));
+        assert!(queues.table.lock().queue(&name()).waiting.is_empty());
+    }
+
+    #[test]
+    fn a_key_goes_on_with_its_own_run_and_not_with_that_of_another() {
+        let over = HandoffLimits { turns: 64, time: Duration::ZERO };
+        let queues = Arc::new(WaitQueues::default());
+        let turn = at_once(&queues, &name()).unwrap();
+        turn.saw(&Holder::new(b"theirs", None), Duration::from_micros(50), false);
+        assert!(turn.hand_on(&over, Moment::PAST).is_none(), "nobody waits");
+        drop(turn);
+        let other = at_once(&queues, &"other".into()).unwrap();
+        assert_eq!(other.start.nap, Duration::ZERO);
+        drop(other);
+        assert!(at_once(&queues, &name()).unwrap().start.nap > Duration::ZERO);
+    }
+
+    #[test]
+    fn the_past_of_a_few_keys_is_remembered_and_of_no_more() {
+        let queues = Arc::new(WaitQueues::default());
+        for n in 0..3 * REMEMBERED {
+            drop(at_once(&queues, &n.to_string().into()).unwrap());
+            drop(at_once(&queues, &"0".into()).unwrap());
+        }
+        assert_eq!(queues.table.lock().ended.len(), REMEMBERED);
+    }
+
+    #[test]
+    fn a_thread_behind_a_silent_one_is_told_of_the_outage_unless_redis_answers_others() {
+        let queues = Arc::new(WaitQueues::default());
+        let front = at_once(&queues, &name()).unwrap();
+        let told = |answered: bool| {
+            let now = Moment::now();
+            let patience = Patience { began: now, ..until(now.after(Duration::from_millis(30))) };
+            queues.join(&name(), &patience, |_| false, |_| answered, |_| (), claim).unwrap_err()
+        };
+        assert!(matches!(told(false), NoTurn::Busy(None)), "it has not asked yet");
+        front.asks();
+        assert!(matches!(told(false), NoTurn::Outage(None)));
+        assert!(matches!(told(true), NoTurn::Busy(None)), "the front waits for something else");
+        front.failed(Some(&Silence { words: Some("no answer".into()), ..Silence::new(Moment::PAST, false) }));
+        assert!(matches!(told(false), NoTurn::Outage(Some(words)) if &*words == "no answer"));
+        assert!(matches!(told(true), NoTurn::Busy(None)), "others have answers");
+        let refused = Silence {
+            words: Some("refused".into()),
+            fair: Duration::ZERO,
+            ..Silence::new(Moment::PAST, true)
+        };
+        front.failed(Some(&refused));
+        assert!(matches!(told(true), NoTurn::Outage(Some(words)) if &*words == "refused"));
+        front.answered();
+        assert!(matches!(told(false), NoTurn::Busy(None)));
+        assert!(queues.table.lock().queue(&name()).waiting.is_empty());
+    }
+
+    #[test]
+    fn a_thread_without_limit_gives_up_in_line_when_the_outage_has_lasted_too_long() {
+        let queues = Arc::new(WaitQueues::default());
+        let front = at_once(&queues, &name()).unwrap();
+        let tolerate_outage = Duration::from_millis(50);
+        let began = Moment::now();
+        let patience = Patience { began, tolerate_outage, ..until(Moment::NEVER) };
+        let told = || queues.join(&name(), &patience, |_| false, |_| false, |_| (), claim).unwrap_err();
+        front.failed(Some(&Silence { words: Some("no answer".into()), ..Silence::new(began, true) }));
+        assert!(matches!(told(), NoTurn::Outage(Some(words)) if &*words == "no answer"));
+        assert!(Moment::now().since(began) >= tolerate_outage);
+        drop(front);
+        assert!(queues.table.lock().by_name.is_empty());
+    }
+
+    #[test]
+    fn what_was_handed_on_and_nobody_uses_is_to_be_cleaned_up() {
+        let sent = Moment::PAST;
+        let limits = HandoffLimits { turns: 64, time: Duration::from_secs(10) };
+        let taken = HandoffOutcome::Taken { sent, answered: sent };
+        // What became of the wish, and what is to be cleaned up where the next in line has gone,
+        // and where it is there.
+        let table = [
+            (HandoffOutcome::Nothing, None, None),
+            (taken, Some(false), None),
+            (HandoffOutcome::Spoilt { sent }, Some(true), Some(true)),
+        ];
+        for (handed, where_gone, where_there) in table {
+            for (wait, cleaned_up) in [(10, where_gone), (10_000, where_there)] {
+                let queues = Arc::new(WaitQueues::default());
+                let turn = at_once(&queues, &name()).unwrap();
+                let queue = Arc::clone(&queues);
+                let deadline = Moment::now().after(Duration::from_millis(wait));
+                let next = thread::spawn(move || {
+                    queue.join(&name(), &until(deadline), |_| false, |_| true, |_| (), claim).is_ok()
+                });
+                while queues.table.lock().queue(&name()).waiting.is_empty() && !next.is_finished() {
+                    thread::yield_now();
+                }
+                let Some(to) = turn.hand_on(&limits, Moment::PAST) else {
+                    continue; // It was gone before that.
+                };
+                while wait == 10 && !next.is_finished() {
+                    thread::yield_now();
+                }
+                let left = turn.settle(&to, handed);
+                assert_eq!(left.map(|(_, stray)| stray), cleaned_up, "{handed:?}, {wait} ms");
+                assert_eq!(next.join().unwrap(), wait > 10);
+            }
+        }
+    }
+}
