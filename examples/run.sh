@@ -5,23 +5,53 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 # shellcheck source=examples/setup.sh
 . examples/setup.sh
 
+# `hello` first, then the others by name. What describes an example is the first line of its file.
 examples() {
     local file
+    describe examples/hello.rs
     for file in examples/*.rs; do
-        file=${file##*/}
-        printf '  %-12s %s\n' "${file%.rs}" "$(sed -n '1s/^\/\/! //p' "examples/$file")"
+        [ "$file" = examples/hello.rs ] || describe "$file"
     done
+}
+
+describe() {
+    local name=${1##*/}
+    printf '  %-12s %s\n' "${name%.rs}" "$(sed -n '1s/^\/\/! //p' "$1")"
 }
 
 usage() {
     cat <<'EOF'
 usage: bash examples/run.sh [example] [arguments of the example]
 
-Runs an example, `quickstart` if none is named. Installs a Redis server if there is none; the example starts it for
-itself on a free port, and stops it. To use a Redis that runs already: REDIS_URL=redis://... bash examples/run.sh
+Runs an example, `quickstart` if none is named. Starts a Redis server for it on a unix socket, and stops that server
+afterwards. Installs a Redis server first if there is none.
+To use a Redis that runs already: REDIS_URL=redis://... bash examples/run.sh
 
 EOF
     examples
+}
+
+# Sets REDIS_URL to a server that ends with this script. (A socket in a new folder needs no free
+# port.)
+start_server() {
+    need_server
+    folder=$(mktemp -d)
+    # A locale that is set but not installed keeps the server from starting.
+    LC_ALL=C "$(command -v redis-server || command -v valkey-server)" --port 0 --unixsocket "$folder/socket" \
+        --dir "$folder" --save '' --appendonly no >"$folder/log" 2>&1 &
+    server=$!
+    trap stop_server EXIT
+    until [ -S "$folder/socket" ]; do
+        kill -0 "$server" 2>/dev/null || die "the Redis server did not start: $(cat "$folder/log")"
+        sleep 0.05
+    done
+    export REDIS_URL=unix://$folder/socket
+}
+
+stop_server() {
+    kill "$server" 2>/dev/null || true
+    wait "$server" || true
+    rm -rf "$folder"
 }
 
 case ${1:-} in
@@ -35,6 +65,6 @@ example=${1:-quickstart}
 [ -f "examples/$example.rs" ] || die "there is no example $example, but these are:
 $(examples)"
 need_cargo
-[ -n "${REDIS_URL:-}" ] || need_server
+[ -n "${REDIS_URL:-}" ] || start_server
 say "cargo run --example $example (the first time takes a while to build)"
-exec cargo run --quiet --example "$example" -- "${@:2}"
+cargo run --quiet --example "$example" -- "${@:2}"

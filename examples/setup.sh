@@ -1,8 +1,9 @@
 # shellcheck shell=bash
 # Sourced by examples/run.sh and the scripts in tests: sees to it that cargo and a Redis server can be run.
 #
-# Examples and tests start servers of their own on free ports. They never talk to a Redis that is running already,
-# such as the service that some packages start when they are installed.
+# examples/run.sh and the tests start servers of their own. They never talk to a Redis that is
+# running already, such as the service that some packages start when they are installed; only
+# REDIS_URL makes an example use one.
 
 say() { printf '== %s\n' "$*"; }
 
