@@ -21,11 +21,9 @@ pub(super) const SHORTEST: Duration = Duration::from_millis(1);
 /// What Redis may say at once. A token is a hundred bytes, a key at most 64 KiB.
 const LONGEST_REPLY: usize = 256 * 1024;
 
-/// When the system asks the other end of a silent connection whether it is there, and how often: so
-/// that no firewall drops the flow for being idle, and a connection whose other end is gone ends.
+/// When the system asks the other end of a silent connection whether it is there: so that no
+/// firewall drops the flow for being idle, and a connection whose other end is gone ends.
 const ASKED_AFTER: Duration = Duration::from_secs(30);
-const ASKED_EVERY: Duration = Duration::from_secs(10);
-const ASKED_TIMES: u32 = 3;
 
 /// A connection, as far as it carries bytes.
 pub(super) enum Wire {
@@ -64,7 +62,11 @@ pub(super) struct Tls {
 pub(super) fn keepalive() -> TcpKeepalive {
     let keepalive = TcpKeepalive::new().with_time(ASKED_AFTER);
     #[cfg(any(target_os = "linux", target_os = "android", target_vendor = "apple"))]
-    let keepalive = keepalive.with_interval(ASKED_EVERY).with_retries(ASKED_TIMES);
+    let keepalive = {
+        const EVERY: Duration = Duration::from_secs(10);
+        const TIMES: u32 = 3;
+        keepalive.with_interval(EVERY).with_retries(TIMES)
+    };
     keepalive
 }
 
