@@ -46,7 +46,7 @@ fn one_by_one(criterion: &mut Criterion, server: &Server, locks: &LockManager) {
     criterion.bench_function("reentrant lock + unlock, by manager", |b| {
         b.iter(|| drop(black_box(locks.lock("held").expect("held"))));
     });
-    let held = locks.get("held");
+    let held = locks.named("held");
     criterion.bench_function("reentrant lock + unlock, by Lock", |b| {
         b.iter(|| drop(black_box(held.lock().expect("held"))));
     });

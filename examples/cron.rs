@@ -54,7 +54,7 @@ fn worker(locks: &LockManager, name: &str, ticks: std::ops::Range<u64>) -> Resul
     let me = format!("{name} (pid {})", process::id());
     for tick in ticks {
         sleep_until(tick);
-        let lock = locks.get(format!("nightly:{tick}")).lease(Duration::from_secs(2 * PERIOD));
+        let lock = locks.named(format!("nightly:{tick}")).lease(Duration::from_secs(2 * PERIOD));
         let guard = lock.try_lock()?;
         if guard.is_some() {
             println!("{tick} {me}  runs the job");

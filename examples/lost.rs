@@ -36,7 +36,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         say(&format!("  {}", line?));
     }
     holder.finish()?;
-    let owner = locks.holder("payment")?.ok_or("the rival's lock is gone")?;
+    let owner = locks.named("payment").holder()?.ok_or("the rival's lock is gone")?;
     say(&format!("none of that touched the rival's lock: {owner}"));
     rival.finish()?;
     println!("\n`ensure` before the point of no return; without it, the card would have been charged twice.");
@@ -62,7 +62,7 @@ fn charge_card(guard: &LockGuard) -> Result<(), relatch::Error> {
 
 /// Waits for the lock, charges the card, and keeps the lock until its standard input is closed.
 fn rival(locks: &LockManager) -> Result<(), Box<dyn Error>> {
-    let guard = locks.get("payment").wait(Duration::from_secs(10)).lock()?;
+    let guard = locks.named("payment").wait(Duration::from_secs(10)).lock()?;
     charge_card(&guard)?;
     println!("rival {} has the lock now, and charges the card: {}", process::id(), guard.owner());
     io::stdin().read_line(&mut String::new())?;

@@ -22,7 +22,11 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     if let Err(error) = bank.transfer("alice", "bob", 500) {
         println!("  alice has {error}");
     }
-    println!("  held by {:?} and {:?}", bank.locks.holder("alice")?, bank.locks.holder("bob")?);
+    println!(
+        "  held by {:?} and {:?}",
+        bank.locks.named("alice").holder()?,
+        bank.locks.named("bob").holder()?
+    );
     Ok(())
 }
 
@@ -43,11 +47,11 @@ struct Bank {
 impl Bank {
     /// Locks in the order of the names, whichever way the money goes, or two transfers could wait for ever.
     fn transfer(&self, from: &str, to: &str, amount: i64) -> Result<(), BankError> {
-        let both = || {
+        let both = |_: &LockGuard| {
             self.change("  withdraw", from, -amount)?;
             self.change("  deposit", to, amount)
         };
-        self.locks.with_lock_result(from.min(to), || self.locks.with_lock_result(from.max(to), both))
+        self.locks.with_lock_result(from.min(to), |_| self.locks.with_lock_result(from.max(to), both))
     }
 
     fn change(&self, what: &str, name: &str, amount: i64) -> Result<(), BankError> {

@@ -38,7 +38,7 @@ fn main() -> Result<(), Box<dyn Error>> {
 
 fn worker(locks: &LockManager, name: &str) -> Result<(), Box<dyn Error>> {
     for round in 0..ROUNDS {
-        let (from, to) = locks.with_lock_result("till", || -> Result<_, Box<dyn Error>> {
+        let (from, to) = locks.with_lock_result("till", |_| -> Result<_, Box<dyn Error>> {
             let from = UNIX_EPOCH.elapsed()?.as_micros();
             sleep(Duration::from_millis(50 + 40 * round));
             count(locks)?;
@@ -57,7 +57,7 @@ fn count(locks: &LockManager) -> Result<(), relatch::Error> {
 
 fn show_token(locks: &LockManager) -> Result<(), Box<dyn Error>> {
     let _guard = locks.lock("till")?;
-    let holder = locks.holder("till")?.ok_or("the lock is gone")?;
+    let holder = locks.named("till").holder()?.ok_or("the lock is gone")?;
     let owner = holder.owner().ok_or("not a token of this crate")?;
     println!("A lock that is held is one string in Redis:\n\n  lock:till = {}\n", holder.raw());
     println!("Host {}, process {}, thread {}, and a nonce.", owner.host(), owner.pid(), owner.thread());

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::base::error::Error;
-use crate::base::options::{HandoffLimits, Settings};
+use crate::base::options::Settings;
 use crate::keeping::losses::{LostLock, OnLost};
 use crate::manager::LockManager;
 use crate::session::Session;
@@ -122,7 +122,7 @@ impl Builder {
         self
     }
 
-    /// Wakeups back once for each hold that is lost, as soon as that is known.
+    /// Calls back once for each hold that is lost, as soon as that is known.
     ///
     /// On a thread of its own (`relatch-on-lost`), one loss after the other: neither slowness nor a panic stops renewals.
     /// When the last handle of the manager goes, what is still to be told is waited for, at most for the response timeout.
@@ -193,21 +193,16 @@ impl Builder {
         self
     }
 
-    /// How often, and for how long, threads of this process hand a lock on among themselves, before they let other processes in.
-    /// Defaults to 64 turns or 5 ms, whichever ends first. Where no other process was seen within the
-    /// last second, the turns count only after 6 ms, so that by default only the time counts. Then the
-    /// lock is left free for a twenty-fourth of the time for which they had it: for 0.25 ms at least, or
-    /// 0.75 ms where other processes were seen, and for 2.5 ms at most and each 64th time. Chance adds up
-    /// to a third.
+    /// For how long threads of this process may pass a contended lock among themselves before they
+    /// leave it to other processes for a moment. Defaults to 5 ms; zero switches passing on off.
     ///
-    /// While a thread waits for the lock that another thread of this manager releases, the release and the next one's `SET`
-    /// go out together: one round trip a turn instead of two. Other processes would never get theirs
-    /// meanwhile. So after so many turns in a row, or once they have had the lock for so long, the
-    /// next thread pauses before it asks. So does a single thread that takes a lock again and
-    /// again, once it has had it for so long; what the lock was free for in between counts. One turn means that locks are
-    /// never handed on, and that threads pause only for rivals which they have seen.
-    pub fn hand_on(mut self, turns: u32, time: Duration) -> Builder {
-        self.settings.hand_on = HandoffLimits { turns, time };
+    /// While a thread of this manager waits for a lock that another one releases, both commands go
+    /// out together, in one round trip instead of two, and other processes cannot come in between.
+    /// A longer time gives this process more turns a second, and other processes longer waits. At
+    /// its end the lock stays free for about a twentieth of it, so that a waiter of another process
+    /// can take it. The same limit holds for a single thread that takes a lock again and again.
+    pub fn local_handoff(mut self, longest: Duration) -> Builder {
+        self.settings.local_handoff = longest;
         self
     }
 

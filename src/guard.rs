@@ -1,6 +1,7 @@
 //! The guard: a hold in the caller's hands.
 
 use std::fmt;
+use std::panic::{RefUnwindSafe, UnwindSafe};
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
@@ -19,7 +20,7 @@ use crate::session::Session;
 ///
 /// A thread may have several guards of one lock: the lock is released in Redis when the last of them goes, in
 /// whatever order they go. Dropping the last one sends the release and waits for its answer, at most for the
-/// response timeout; it never panics, and what goes wrong is logged. Parker [`unlock`](LockGuard::unlock) to be told.
+/// response timeout; it never panics, and what goes wrong is logged. Call [`unlock`](LockGuard::unlock) to be told.
 ///
 /// A guard stays in the thread that took it: it is neither `Send` nor `Sync`.
 ///
@@ -195,6 +196,10 @@ impl Drop for LockGuard {
         }
     }
 }
+
+/// As for [`LockManager`](crate::LockManager).
+impl UnwindSafe for LockGuard {}
+impl RefUnwindSafe for LockGuard {}
 
 impl fmt::Debug for LockGuard {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

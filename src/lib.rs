@@ -64,7 +64,7 @@
 //! # }
 //! ```
 //!
-//! Ask what is held, by whom, and how it goes: [`LockManager::holder`], [`LockManager::held`], [`LockManager::stats`]; and be
+//! Ask what is held, by whom, and how it goes: [`Lock::holder`], [`LockManager::held`], [`LockManager::stats`]; and be
 //! told of losses: [`LockGuard::watch`], [`Builder::on_lost`].
 //!
 //! # Errors

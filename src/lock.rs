@@ -1,6 +1,7 @@
 //! A named lock with options of its own.
 
 use std::fmt;
+use std::panic::{RefUnwindSafe, UnwindSafe};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -13,7 +14,7 @@ use crate::session::Session;
 
 /// A named lock, with options of its own.
 ///
-/// Made by [`LockManager::get`](crate::LockManager::get). Cheap to clone; it holds nothing by itself, and two locks of one name from one
+/// Made by [`LockManager::named`](crate::LockManager::named). Cheap to clone; it holds nothing by itself, and two locks of one name from one
 /// manager are the same lock.
 ///
 /// ```no_run
@@ -22,7 +23,7 @@ use crate::session::Session;
 /// # fn report() {}
 /// # fn main() -> Result<(), relatch::Error> {
 /// let locks = relatch::LockManager::connect("redis://127.0.0.1/")?;
-/// let nightly = locks.get("nightly").lease(Duration::from_secs(60)).wait(Duration::from_secs(5));
+/// let nightly = locks.named("nightly").lease(Duration::from_secs(60)).wait(Duration::from_secs(5));
 /// nightly.with_lock(|| report())?;
 /// # Ok(())
 /// # }
@@ -163,36 +164,20 @@ impl Lock {
     /// [`Error::Lost`]: it was not under the lock the whole time. (A release without an answer is none, since the
     /// closure was done by then; it is logged.)
     pub fn with_lock<T>(&self, body: impl FnOnce() -> T) -> Result<T, Error> {
-        self.request().with_guard(|_| body())
+        self.request().with_lock(body)
     }
 
     /// Runs a closure that can fail under the lock: one error type for both.
     ///
-    /// # Errors
-    ///
-    /// The closure's own error, whatever became of the lock; else as for [`with_lock`](Lock::with_lock).
-    pub fn with_lock_result<T, E: From<Error>>(&self, body: impl FnOnce() -> Result<T, E>) -> Result<T, E> {
-        self.request().with_guard_result(|_| body())
-    }
-
-    /// Runs a closure under the lock that is given the guard, to ask it whether the lock is still held.
-    ///
-    /// # Errors
-    ///
-    /// As for [`with_lock`](Lock::with_lock).
-    pub fn with_guard<T>(&self, body: impl FnOnce(&LockGuard) -> T) -> Result<T, Error> {
-        self.request().with_guard(body)
-    }
-
-    /// As [`with_lock_result`](Lock::with_lock_result), with a closure that is given the guard: to
-    /// [`ensure`](LockGuard::ensure) that the lock is still held before what cannot be undone.
+    /// The closure gets the guard, to [`ensure`](LockGuard::ensure) that the lock is still held
+    /// before what cannot be undone.
     ///
     /// ```no_run
     /// # use std::time::Duration;
     /// # fn charge_card() {}
     /// # fn main() -> Result<(), relatch::Error> {
     /// # let locks = relatch::LockManager::connect("redis://127.0.0.1/")?;
-    /// locks.get("orders:42").with_guard_result(|guard| {
+    /// locks.named("orders:42").with_lock_result(|guard| {
     ///     guard.ensure(Duration::from_secs(5))?;
     ///     charge_card();
     ///     Ok::<_, relatch::Error>(())
@@ -202,12 +187,14 @@ impl Lock {
     ///
     /// # Errors
     ///
-    /// As for [`with_lock_result`](Lock::with_lock_result).
-    pub fn with_guard_result<T, E: From<Error>>(
+    /// The closure's own error, whatever became of the lock; else as for
+    /// [`with_lock`](Lock::with_lock). [`Error`] turns into [`std::io::Error`], too, so a closure
+    /// may return [`std::io::Result`].
+    pub fn with_lock_result<T, E: From<Error>>(
         &self,
         body: impl FnOnce(&LockGuard) -> Result<T, E>,
     ) -> Result<T, E> {
-        self.request().with_guard_result(body)
+        self.request().with_lock_result(body)
     }
 
     /// Who holds the lock now, by asking Redis: `GET` and `PTTL` in one round trip. `None` if nobody does.
@@ -251,3 +238,7 @@ impl fmt::Debug for Lock {
             .finish_non_exhaustive()
     }
 }
+
+/// As for [`LockManager`](crate::LockManager).
+impl UnwindSafe for Lock {}
+impl RefUnwindSafe for Lock {}

@@ -1,10 +1,10 @@
 //! The handle that a program keeps.
 
+use std::panic::{RefUnwindSafe, UnwindSafe};
 use std::sync::Arc;
 use std::time::Duration;
 
 use crate::base::error::Error;
-use crate::base::holder::Holder;
 use crate::base::stats::Stats;
 use crate::guard::LockGuard;
 use crate::hold::HeldLock;
@@ -40,8 +40,8 @@ impl LockManager {
         LockManager { session }
     }
 
-    /// A named lock, whose options can be set. Sends nothing; a bad key is refused when the lock is taken.
-    pub fn get(&self, key: impl AsRef<str>) -> Lock {
+    /// A named lock, whose options can be set. Takes nothing and sends nothing.
+    pub fn named(&self, key: impl AsRef<str>) -> Lock {
         Lock::new(Arc::clone(&self.session), key.as_ref().into())
     }
 
@@ -62,44 +62,16 @@ impl LockManager {
 
     /// [`Lock::with_lock`] on the named lock, its errors included.
     pub fn with_lock<T>(&self, key: impl AsRef<str>, body: impl FnOnce() -> T) -> Result<T, Error> {
-        self.request(key.as_ref()).with_guard(|_| body())
+        self.request(key.as_ref()).with_lock(body)
     }
 
     /// [`Lock::with_lock_result`] on the named lock, its errors included.
     pub fn with_lock_result<T, E: From<Error>>(
         &self,
         key: impl AsRef<str>,
-        body: impl FnOnce() -> Result<T, E>,
-    ) -> Result<T, E> {
-        self.request(key.as_ref()).with_guard_result(|_| body())
-    }
-
-    /// [`Lock::with_guard`] on the named lock, its errors included.
-    pub fn with_guard<T>(
-        &self,
-        key: impl AsRef<str>,
-        body: impl FnOnce(&LockGuard) -> T,
-    ) -> Result<T, Error> {
-        self.request(key.as_ref()).with_guard(body)
-    }
-
-    /// [`Lock::with_guard_result`] on the named lock, its errors included.
-    pub fn with_guard_result<T, E: From<Error>>(
-        &self,
-        key: impl AsRef<str>,
         body: impl FnOnce(&LockGuard) -> Result<T, E>,
     ) -> Result<T, E> {
-        self.request(key.as_ref()).with_guard_result(body)
-    }
-
-    /// [`Lock::holder`] of the named lock, its errors included.
-    pub fn holder(&self, key: impl AsRef<str>) -> Result<Option<Holder>, Error> {
-        self.session.holder(key.as_ref())
-    }
-
-    /// [`Lock::force_unlock`] on the named lock, its errors included.
-    pub fn force_unlock(&self, key: impl AsRef<str>) -> Result<Option<Holder>, Error> {
-        self.session.force_unlock(key.as_ref())
+        self.request(key.as_ref()).with_lock_result(body)
     }
 
     /// What this process holds through this manager, the oldest first. Nothing is sent.
@@ -118,3 +90,7 @@ impl LockManager {
         Request { session: &self.session, name: key, options: &self.session.settings.options }
     }
 }
+
+/// A panic under a lock leaves nothing half done here: the lock is released on the way out.
+impl UnwindSafe for LockManager {}
+impl RefUnwindSafe for LockManager {}

@@ -7,7 +7,6 @@ use log::{debug, warn};
 use crate::base::backoff::Backoff;
 use crate::base::clock::Moment;
 use crate::base::error::{Error, LostCause};
-use crate::base::options::HandoffLimits;
 use crate::base::sync::thread;
 use crate::hold::Hold;
 use crate::keeping::keeper::Keeper;
@@ -22,11 +21,11 @@ pub(crate) fn give_back(
     keeper: &Keeper,
     hold: &Hold,
     turn: Turn,
-    hand_on: &HandoffLimits,
+    local_handoff: Duration,
     limit: Duration,
     ask: impl FnMut(Option<&Claim>, &mut HandoffOutcome, Moment) -> Result<Compared, Failure>,
 ) -> Result<(), Error> {
-    let next = turn.hand_on(hand_on, Moment::now().after(limit));
+    let next = turn.hand_on(local_handoff, Moment::now().after(limit));
     let now = Moment::now();
     let valid_until = keeper.work.lock().leases.close(hold, now);
     keeper.counters.time_held.add(now.since(hold.acquired.answered));

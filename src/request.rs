@@ -37,11 +37,11 @@ impl Request<'_> {
         }
     }
 
-    pub(crate) fn with_guard<T>(&self, body: impl FnOnce(&LockGuard) -> T) -> Result<T, Error> {
-        self.with_guard_result(|guard| Ok(body(guard)))
+    pub(crate) fn with_lock<T>(&self, body: impl FnOnce() -> T) -> Result<T, Error> {
+        self.with_lock_result(|_| Ok(body()))
     }
 
-    pub(crate) fn with_guard_result<T, E: From<Error>>(
+    pub(crate) fn with_lock_result<T, E: From<Error>>(
         &self,
         body: impl FnOnce(&LockGuard) -> Result<T, E>,
     ) -> Result<T, E> {

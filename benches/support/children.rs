@@ -202,7 +202,7 @@ fn busy() {
 fn holder(locks: &LockManager, keys: &str) {
     let count: u32 = order().and_then(|order| order.parse().ok()).expect("a number");
     let hold = |n| {
-        let lock = locks.get(format!("{keys}:{n}")).lease(Duration::from_secs(60)).renew(false);
+        let lock = locks.named(format!("{keys}:{n}")).lease(Duration::from_secs(60)).renew(false);
         lock.lock().expect("locks")
     };
     let guards: Vec<_> = (0..count).map(hold).collect();

@@ -92,7 +92,7 @@ pub enum Error {
     /// The Redis key holds something that no lock of this crate could have put there.
     ///
     /// A value that is not a string, or a string that never expires and would be waited for without end.
-    /// Find out who wrote it; [`force_unlock`](crate::LockManager::force_unlock) deletes it.
+    /// Find out who wrote it; [`force_unlock`](crate::Lock::force_unlock) deletes it.
     #[error("lock {key:?} cannot be taken: redis key {redis_key:?} holds {found}")]
     #[non_exhaustive]
     NotALock {
@@ -202,6 +202,18 @@ impl Error {
     #[must_use]
     pub fn is_unavailable(&self) -> bool {
         matches!(self, Error::Unavailable { .. } | Error::Refused { .. })
+    }
+}
+
+/// For programs whose errors are [`std::io::Error`]: a timeout is [`TimedOut`], all others are
+/// [`Other`], and this error is inside.
+///
+/// [`TimedOut`]: std::io::ErrorKind::TimedOut
+/// [`Other`]: std::io::ErrorKind::Other
+impl From<Error> for std::io::Error {
+    fn from(error: Error) -> std::io::Error {
+        let kind = if error.is_timeout() { std::io::ErrorKind::TimedOut } else { std::io::ErrorKind::Other };
+        std::io::Error::new(kind, error)
     }
 }
 

@@ -85,13 +85,6 @@ pub(crate) fn check_lease(option: &'static str, lease: Duration, max_lease: Dura
     Ok(())
 }
 
-/// For how many turns, and for how long, threads of one process may have a lock in a row, before others are let in.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct HandoffLimits {
-    pub(crate) turns: u32,
-    pub(crate) time: Duration,
-}
-
 /// What a manager is made with.
 #[derive(Clone, Debug)]
 pub(crate) struct Settings {
@@ -102,7 +95,8 @@ pub(crate) struct Settings {
     pub(crate) connect_timeout: Duration,
     pub(crate) response_timeout: Duration,
     pub(crate) tolerate_outage: Duration,
-    pub(crate) hand_on: HandoffLimits,
+    /// For how long threads of this process may have a lock in a row; zero if none hands it off.
+    pub(crate) local_handoff: Duration,
     pub(crate) client_tracking: bool,
     pub(crate) poll_every: Duration,
 }
@@ -118,7 +112,7 @@ impl Default for Settings {
             connect_timeout: Duration::from_secs(1),
             response_timeout: Duration::from_secs(1),
             tolerate_outage: Duration::from_secs(10),
-            hand_on: HandoffLimits { turns: 64, time: Duration::from_millis(5) },
+            local_handoff: Duration::from_millis(5),
             client_tracking: true,
             poll_every: Duration::from_millis(64),
         }
@@ -139,10 +133,6 @@ impl Settings {
         if self.pool_size > MOST_CONNECTIONS {
             let reason = "it is at most 10,000: Redis takes no more clients unless it is told to, and room for all is made at once";
             return Err(refuse("pool_size", self.pool_size, reason));
-        }
-        if self.hand_on.turns == 0 {
-            let reason = "one turn is the least: nothing is handed on then";
-            return Err(refuse("hand_on", self.hand_on.turns, reason));
         }
         for (option, timeout) in [
             ("connect_timeout", self.connect_timeout),
@@ -255,7 +245,6 @@ mod tests {
         assert_eq!(refused(|s| s.pool_size = 0), "pool_size");
         assert_eq!(refused(|s| s.pool_size = MOST_CONNECTIONS + 1), "pool_size");
         assert_eq!(refused(|s| s.pool_size = u32::MAX), "pool_size");
-        assert_eq!(refused(|s| s.hand_on.turns = 0), "hand_on");
         assert_eq!(refused(|s| s.connect_timeout = Duration::ZERO), "connect_timeout");
         assert_eq!(refused(|s| s.response_timeout = Duration::MAX), "response_timeout");
         assert_eq!(refused(|s| s.poll_every = Duration::from_micros(999)), "poll_every");
@@ -316,27 +305,18 @@ mod tests {
         fn any_settings()(
             (lease, max_lease, tolerate_outage) in (any_span(), any_span(), any_span()),
             (wait, every, max_hold) in prop::option::of(any_span()).prop_flat_map(|it| (Just(it), prop::option::of(any_span()), prop::option::of(any_span()))),
-            (on, pool_size, turns) in (any::<bool>(), 0..5_u32, 0..5_u32),
-            (connect_timeout, response_timeout, poll_every, time) in (any_span(), any_span(), any_span(), any_span()),
+            (on, pool_size) in (any::<bool>(), 0..5_u32),
+            (connect_timeout, response_timeout, poll_every, local_handoff) in (any_span(), any_span(), any_span(), any_span()),
         ) -> Settings {
             let renewal = Renewal { on, every, max_hold };
             let options = Options { lease, wait, renewal, reclaim_dead: false };
-            let hand_on = HandoffLimits { turns, time };
-            Settings { options, max_lease, pool_size, connect_timeout, response_timeout, tolerate_outage, hand_on, poll_every, ..Settings::default() }
+            Settings { options, max_lease, pool_size, connect_timeout, response_timeout, tolerate_outage, local_handoff, poll_every, ..Settings::default() }
         }
     }
 
     fn value_of(settings: &Settings, option: &str) -> String {
-        let Settings {
-            options,
-            max_lease,
-            pool_size,
-            connect_timeout,
-            response_timeout,
-            hand_on,
-            poll_every,
-            ..
-        } = settings;
+        let Settings { options, max_lease, pool_size, connect_timeout, response_timeout, poll_every, .. } =
+            settings;
         match option {
             "lease" => format!("{:?}", options.lease),
             "renew_every" => format!("{:?}", options.renewal.every.expect("it was set")),
@@ -346,7 +326,6 @@ mod tests {
             "connect_timeout" => format!("{connect_timeout:?}"),
             "response_timeout" => format!("{response_timeout:?}"),
             "poll_every" => format!("{poll_every:?}"),
-            "hand_on" => format!("{:?}", hand_on.turns),
             other => panic!("no option is called {other}"),
         }
     }

@@ -9,7 +9,7 @@ use shuttle::thread::{self, JoinHandle};
 use crate::base::clock::Moment;
 use crate::base::error::{Error, LostCause};
 use crate::base::holder::Holder;
-use crate::base::options::{HandoffLimits, Lease};
+use crate::base::options::Lease;
 use crate::base::sync::Mutex;
 use crate::base::sync::orders::{below, by_chance, in_many_orders, pass, step};
 use crate::hold::{Hold, tests::sample_by};
@@ -211,13 +211,13 @@ impl Scene {
 
     /// Gives the lock back.
     fn leave(&self, me: u64, turn: Turn, hold: &Hold) {
-        let hand_on = HandoffLimits { turns: if by_chance(4) { 1 } else { 3 }, time: LONG };
+        let local_handoff = if by_chance(4) { Duration::ZERO } else { Duration::from_micros(below(200)) };
         let handing = |is_handing| {
             if let Some(front) = self.log.lock().front.as_mut().filter(|front| front.who == me) {
                 front.handing = is_handing;
             }
         };
-        let released = give_back(&self.keeper, hold, turn, &hand_on, ANSWER, |claim, handed, _| {
+        let released = give_back(&self.keeper, hold, turn, local_handoff, ANSWER, |claim, handed, _| {
             assert!(!hold.is_valid(Moment::now()), "it is trusted while its release is under way");
             handing(claim.is_some());
             let compared = self.ask(hold, claim, handed);

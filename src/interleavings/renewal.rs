@@ -9,7 +9,7 @@ use shuttle::thread;
 
 use crate::base::clock::Moment;
 use crate::base::error::{Error, LostCause};
-use crate::base::options::{HandoffLimits, Lease};
+use crate::base::options::Lease;
 use crate::base::sync::orders::{below, by_chance, in_many_orders, pass};
 use crate::hold::{Hold, tests::sample};
 use crate::interleavings::wakeups::{KEY, Redis};
@@ -130,8 +130,7 @@ impl Scene {
         let turn =
             self.keeper.queues.join(hold.key.name(), &wait, |_| false, |_| true, |_| (), || unreachable!());
         let turn = turn.expect("nobody else wants it");
-        let alone = HandoffLimits { turns: 1, time: LEASE };
-        let released = give_back(&self.keeper, hold, turn, &alone, LEASE, |_, _, _| {
+        let released = give_back(&self.keeper, hold, turn, Duration::ZERO, LEASE, |_, _, _| {
             assert!(!hold.is_valid(Moment::now()), "it is trusted while its release is under way");
             let compared = self.redis.remove(Some(&hold.token));
             on_the_way();

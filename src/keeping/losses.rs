@@ -32,7 +32,7 @@ pub struct LostLock {
 
 pub(crate) type OnLost = Arc<dyn Fn(&LostLock) + Send + Sync>;
 
-/// Wakeups back, one loss after the other, on a thread that is started by the first.
+/// Calls back, one loss after the other, on a thread that is started by the first.
 ///
 /// Not on the keeper's: a slow callback must not cost the holds that are left.
 pub(crate) struct LossNotifier {

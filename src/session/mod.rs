@@ -215,10 +215,15 @@ impl Session {
     }
 
     fn give_back(&self, hold: &Hold, turn: Turn) -> Result<(), Error> {
-        let Settings { hand_on, response_timeout, .. } = &self.settings;
-        release::give_back(&self.keeper, hold, turn, hand_on, *response_timeout, |claim, handed, deadline| {
-            release::remove(&self.keeper.store, hold, claim, handed, deadline)
-        })
+        let Settings { local_handoff, response_timeout, .. } = self.settings;
+        release::give_back(
+            &self.keeper,
+            hold,
+            turn,
+            local_handoff,
+            response_timeout,
+            |claim, handed, deadline| release::remove(&self.keeper.store, hold, claim, handed, deadline),
+        )
     }
 
     /// Ends the hold of a thread whose map is gone, and whose turn may be another thread's by now: the keeper releases it.

@@ -234,7 +234,7 @@ struct By<'a> {
 }
 
 impl By<'_> {
-    /// Wakeups the socket with what is left until the deadline: once in any case, so that what is here already can be had. A signal
+    /// Calls the socket with what is left until the deadline: once in any case, so that what is here already can be had. A signal
     /// is no answer.
     ///
     /// The timeout of the socket may be shorter than what is left: then it is called again. So that

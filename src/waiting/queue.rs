@@ -7,7 +7,6 @@ use std::time::Duration;
 
 use crate::base::clock::Moment;
 use crate::base::holder::Holder;
-use crate::base::options::HandoffLimits;
 use crate::base::random::{between, fraction};
 use crate::hold::Hold;
 use crate::waiting::contention::Contention;
@@ -289,22 +288,17 @@ impl WaitQueue {
     pub(super) fn hand_on(
         &mut self,
         number: u64,
-        limits: &HandoffLimits,
+        limit: Duration,
         now: Moment,
         answer_by: Moment,
     ) -> Option<Arc<Waiter>> {
         let front = self.front.as_mut().filter(|front| front.number == number)?;
         front.ending = true;
         front.run.gives_back(now);
-        // One turn means that nothing is handed on, and that the process need not pause for that.
-        let at_least = if self.past.contention.is_alone(now) {
-            (PART * SHORTEST).min(limits.time)
-        } else {
-            Duration::ZERO
-        };
-        self.past.run_is_over = limits.turns > 1 && front.run.is_over(limits, at_least);
+        // Where nothing is handed off, the process need not pause for it either.
+        self.past.run_is_over = !limit.is_zero() && front.run.is_over(limit);
         let next = self.waiting.front()?;
-        if limits.turns == 1 || self.past.run_is_over || next.deadline <= answer_by {
+        if limit.is_zero() || self.past.run_is_over || next.deadline <= answer_by {
             return None;
         }
         front.handing = true;
@@ -359,7 +353,10 @@ mod tests {
     use crate::hold::tests::{sample, sample_of};
     use crate::waiting::waiter::Claim;
 
-    const LIMITS: HandoffLimits = HandoffLimits { turns: 3, time: Duration::from_millis(20) };
+    const LIMIT: Duration = Duration::from_millis(20);
+
+    /// Any time with the lock is over it.
+    const AT_ONCE: Duration = Duration::from_nanos(1);
     const GONE: HandoffOutcome = HandoffOutcome::Spoilt { sent: Moment::PAST };
     const SOON: Moment = Moment::from_nanos(2_000_000_000);
 
@@ -388,7 +385,7 @@ mod tests {
     #[test]
     fn what_was_sent_for_the_next_in_line_is_handed_to_him() {
         let (mut queue, [second, third]) = queue();
-        let next = queue.hand_on(1, &LIMITS, at(0), at(1)).expect("somebody waits");
+        let next = queue.hand_on(1, LIMIT, at(0), at(1)).expect("somebody waits");
         assert!(Arc::ptr_eq(&next, &second));
         assert!(queue.pass_on(1, &second, 2, GONE, at(0)));
         assert!(queue.start_turn(3, Some(&third), false, at(0)).is_none(), "it is the second's turn");
@@ -406,7 +403,7 @@ mod tests {
         let (mut queue, [second]) = queue();
         let hold = hold();
         queue.holds(1, &hold, at(0));
-        queue.hand_on(1, &LIMITS, at(0), at(1)).unwrap();
+        queue.hand_on(1, LIMIT, at(0), at(1)).unwrap();
         hold.release();
         assert!(queue.start_turn(2, Some(&second), false, at(0)).is_none(), "though the hold is over");
         assert!(queue.pass_on(1, &second, 2, GONE, at(0)));
@@ -426,8 +423,8 @@ mod tests {
     #[test]
     fn nothing_is_sent_for_whoever_may_be_gone_before_the_answer_comes() {
         let (mut queue, [second, third]) = queue();
-        assert!(queue.hand_on(1, &LIMITS, at(0), SOON).is_none());
-        queue.hand_on(1, &LIMITS, at(0), at(1)).unwrap();
+        assert!(queue.hand_on(1, LIMIT, at(0), SOON).is_none());
+        queue.hand_on(1, LIMIT, at(0), at(1)).unwrap();
         queue.step_out(&second, at(0));
         assert!(!queue.pass_on(1, &second, 2, GONE, at(0)), "it has gone all the same");
         assert!(queue.end_turn(1, at(0)));
@@ -440,26 +437,29 @@ mod tests {
     }
 
     #[test]
-    fn a_run_ends_after_so_many_turns_and_the_lock_is_left_to_known_rivals() {
+    fn a_run_ends_after_so_much_time_and_the_lock_is_left_to_known_rivals() {
         let (mut queue, waiters) = queue::<6>();
         sees(&mut queue, 1);
         queue.holds(1, &hold(), at(0));
+        let taken = HandoffOutcome::Taken { sent: at(0), answered: at(0) };
         for number in 1..3 {
-            let next = queue.hand_on(number, &LIMITS, at(0), at(1)).unwrap();
-            assert!(queue.pass_on(number, &next, number + 1, GONE, at(0)));
-            assert_eq!(queue.start_turn(9, Some(&next), false, at(0)).unwrap().nap, Duration::ZERO);
+            let now = at(9 * number);
+            let next = queue.hand_on(number, LIMIT, now, now).unwrap();
+            assert!(queue.pass_on(number, &next, number + 1, taken, now));
+            assert_eq!(queue.start_turn(9, Some(&next), false, now).unwrap().nap, Duration::ZERO);
+            queue.holds(number + 1, &hold(), now);
         }
-        assert!(queue.hand_on(3, &LIMITS, at(0), at(1)).is_none(), "this was the third turn in a row");
-        assert!(queue.end_turn(3, at(0)));
-        assert!(queue.start_turn(4, Some(&waiters[2]), false, at(0)).unwrap().nap >= 3 * SHORTEST);
-        assert!(queue.hand_on(4, &LIMITS, at(0), at(1)).is_some(), "a new run has begun");
+        assert!(queue.hand_on(3, LIMIT, at(20), at(21)).is_none(), "20 ms with the lock");
+        assert!(queue.end_turn(3, at(20)));
+        assert!(queue.start_turn(4, Some(&waiters[2]), false, at(20)).unwrap().nap >= 3 * SHORTEST);
+        assert!(queue.hand_on(4, LIMIT, at(20), at(21)).is_some(), "a new run has begun");
     }
 
     #[test]
     fn a_process_that_knows_of_no_rival_leaves_the_lock_free_for_a_waiter_that_is_woken() {
         let (mut queue, _) = queue::<0>();
         queue.holds(1, &Arc::new(sample_of(AcquiredAt { sent: at(0), answered: at(2) })), at(2));
-        queue.hand_on(1, &HandoffLimits { time: Duration::ZERO, ..LIMITS }, at(8), at(8));
+        queue.hand_on(1, AT_ONCE, at(8), at(8));
         assert!(queue.end_turn(1, at(8)));
         let nap = queue.start_turn(2, None, false, at(8)).unwrap().nap;
         assert!(SHORTEST <= nap && nap <= SHORTEST * 4 / 3, "{nap:?}");
@@ -467,18 +467,17 @@ mod tests {
 
     #[test]
     fn turns_that_are_not_handed_on_are_part_of_a_run_unless_others_had_the_lock_in_between() {
-        let limits = HandoffLimits { turns: 9, time: Duration::from_millis(20) };
         for others in [false, true] {
             let (mut queue, [second, _]) = queue();
             queue.holds(1, &hold(), at(0));
-            queue.hand_on(1, &limits, at(12), SOON);
+            queue.hand_on(1, LIMIT, at(12), SOON);
             assert!(queue.end_turn(1, at(12)));
             queue.start_turn(2, Some(&second), false, at(12)).unwrap();
             if others {
                 sees(&mut queue, 2);
             }
             queue.holds(2, &hold(), at(13));
-            assert_eq!(queue.hand_on(2, &limits, at(21), at(22)).is_some(), others, "20 ms with the lock");
+            assert_eq!(queue.hand_on(2, LIMIT, at(21), at(22)).is_some(), others, "20 ms with the lock");
         }
     }
 
@@ -493,7 +492,7 @@ mod tests {
         assert!(queue.end_turn(1, at(0)));
         queue.start_turn(2, Some(&second), false, at(0)).unwrap();
         queue.holds(2, &hold(), at(0));
-        queue.hand_on(2, &LIMITS, at(0), at(1)).unwrap();
+        queue.hand_on(2, LIMIT, at(0), at(1)).unwrap();
         assert!(queue.pass_on(2, &third, 3, HandoffOutcome::Taken { sent: at(0), answered: at(0) }, at(0)));
         queue.start_turn(9, Some(&third), false, at(0)).unwrap();
         assert!(queue.past.contention.contention() > 0.0);
@@ -505,7 +504,7 @@ mod tests {
     fn where_nothing_is_handed_on_no_run_ends_with_a_pause() {
         let (mut queue, [second]) = queue();
         queue.holds(1, &Arc::new(sample_of(AcquiredAt { sent: at(0), answered: at(2) })), at(2));
-        assert!(queue.hand_on(1, &HandoffLimits { turns: 1, ..LIMITS }, at(30), at(31)).is_none());
+        assert!(queue.hand_on(1, Duration::ZERO, at(30), at(31)).is_none());
         assert!(queue.end_turn(1, at(30)));
         assert_eq!(queue.start_turn(2, Some(&second), false, at(30)).unwrap().nap, Duration::ZERO);
     }
@@ -529,17 +528,17 @@ mod tests {
         let (mut queue, _) = queue::<0>();
         sees(&mut queue, 1);
         queue.holds(1, &hold(), at(0));
-        queue.hand_on(1, &HandoffLimits { time: Duration::ZERO, ..LIMITS }, at(0), at(0));
-        assert!(queue.end_turn(1, at(0)));
+        queue.hand_on(1, AT_ONCE, at(1), at(1));
+        assert!(queue.end_turn(1, at(1)));
         let mut next = WaitQueue::after(queue.past);
-        assert!(next.start_turn(2, None, false, at(0)).unwrap().nap >= SHORTEST, "the run was over");
+        assert!(next.start_turn(2, None, false, at(1)).unwrap().nap >= SHORTEST, "the run was over");
     }
 
     #[test]
     fn only_the_first_in_line_stays_awake_for_the_end_of_a_turn() {
         let (mut queue, [second, third]) = queue();
         assert_eq!(queue.ending(&second), None);
-        queue.hand_on(1, &LIMITS, at(0), at(1)).unwrap();
+        queue.hand_on(1, LIMIT, at(0), at(1)).unwrap();
         assert_eq!((queue.ending(&second), queue.ending(&third)), (Some(1), None));
         assert!(queue.end_turn(1, at(0)));
         queue.start_turn(2, Some(&second), false, at(0)).unwrap();
@@ -582,9 +581,9 @@ mod tests {
         let (mut queue, [second]) = queue();
         sees(&mut queue, 1);
         queue.holds(1, &hold(), at(0));
-        queue.hand_on(1, &HandoffLimits { time: Duration::ZERO, ..LIMITS }, at(0), at(0));
-        assert!(queue.end_turn(1, at(0)));
-        assert!(queue.start_turn(2, Some(&second), false, at(0)).unwrap().nap >= SHORTEST);
+        queue.hand_on(1, AT_ONCE, at(1), at(1));
+        assert!(queue.end_turn(1, at(1)));
+        assert!(queue.start_turn(2, Some(&second), false, at(1)).unwrap().nap >= SHORTEST);
         assert_eq!(silent_since(&queue), None);
         queue.asks(2, at(20));
         queue.asks(2, at(30));
@@ -595,7 +594,7 @@ mod tests {
     fn after_a_run(millis: u64) -> WaitQueue {
         let (mut queue, _) = queue::<0>();
         queue.holds(1, &Arc::new(sample_of(AcquiredAt { sent: at(0), answered: at(0) })), at(0));
-        queue.hand_on(1, &HandoffLimits { turns: 9, time: Duration::from_millis(5) }, at(millis), at(millis));
+        queue.hand_on(1, Duration::from_millis(5), at(millis), at(millis));
         assert!(queue.end_turn(1, at(millis)));
         queue
     }
@@ -605,27 +604,6 @@ mod tests {
         for (free, pauses) in [(0, true), (1, false)] {
             let nap = after_a_run(6).start_turn(2, None, false, at(6 + free)).unwrap().nap;
             assert_eq!(!nap.is_zero(), pauses, "{nap:?}");
-        }
-    }
-
-    #[test]
-    fn the_run_of_a_process_that_knows_of_no_rival_may_have_more_turns_for_a_while() {
-        for (turns, time, run, over) in [(1, 9, 5, false), (1, 9, 6, true), (9, 9, 6, false), (1, 5, 5, true)]
-        {
-            let (mut queue, _) = queue::<1>();
-            queue.holds(1, &Arc::new(sample_of(AcquiredAt { sent: at(0), answered: at(0) })), at(0));
-            let limits = HandoffLimits { turns: turns + 1, time: Duration::from_millis(time) };
-            let next = queue.hand_on(1, &limits, at(0), at(0)).unwrap();
-            assert!(queue.pass_on(
-                1,
-                &next,
-                2,
-                HandoffOutcome::Taken { sent: at(0), answered: at(0) },
-                at(0)
-            ));
-            queue.start_turn(2, Some(&next), false, at(0)).unwrap();
-            queue.hand_on(2, &limits, at(run), at(run));
-            assert_eq!(queue.past.run_is_over, over, "{turns} turns, {time} ms, {run} ms");
         }
     }
 
@@ -643,9 +621,11 @@ mod tests {
     fn now_and_then_a_pause_is_long_enough_for_waiters_that_are_far_away() {
         let mut queue = after_a_run(6);
         let naps = (2..=2 * u64::from(RARELY) + 1).map(|number| {
-            let nap = queue.start_turn(number, None, false, at(6)).unwrap().nap;
-            queue.hand_on(number, &HandoffLimits { time: Duration::ZERO, ..LIMITS }, at(6), at(6));
-            assert!(queue.end_turn(number, at(6)));
+            let (begun, over) = (at(4 + number), at(5 + number));
+            let nap = queue.start_turn(number, None, false, begun).unwrap().nap;
+            queue.holds(number, &hold(), begun);
+            queue.hand_on(number, AT_ONCE, over, over);
+            assert!(queue.end_turn(number, over));
             nap
         });
         assert_eq!(naps.filter(|nap| *nap >= LONGEST).count(), 2);
@@ -655,12 +635,12 @@ mod tests {
     fn a_hand_on_that_came_to_nothing_is_no_part_of_a_run_once_another_process_was_seen() {
         let (mut queue, [second, _]) = queue();
         queue.holds(1, &hold(), at(0));
-        queue.hand_on(1, &LIMITS, at(0), at(1)).unwrap();
+        queue.hand_on(1, LIMIT, at(0), at(1)).unwrap();
         assert!(queue.pass_on(1, &second, 2, GONE, at(0)));
         queue.start_turn(2, Some(&second), false, at(0)).unwrap();
         sees(&mut queue, 2);
         queue.holds(2, &hold(), at(500));
-        assert!(queue.hand_on(2, &LIMITS, at(501), at(502)).is_some(), "another had it for half a second");
+        assert!(queue.hand_on(2, LIMIT, at(501), at(502)).is_some(), "another had it for half a second");
     }
 
     #[test]
@@ -668,7 +648,7 @@ mod tests {
         let (mut queue, [second, _]) = queue();
         let hold = hold();
         queue.holds(1, &hold, at(0));
-        queue.hand_on(1, &HandoffLimits { time: Duration::ZERO, ..LIMITS }, at(6), at(7));
+        queue.hand_on(1, AT_ONCE, at(6), at(7));
         hold.release();
         assert!(!queue.start_turn(2, Some(&second), false, at(50)).unwrap().nap.is_zero(), "it took 44 ms");
     }
@@ -701,7 +681,7 @@ mod tests {
         for (handed, since) in [(spoilt, Some(30)), (taken, None)] {
             let (mut queue, [second]) = queue();
             queue.answered(1);
-            queue.hand_on(1, &LIMITS, at(10), at(11)).unwrap();
+            queue.hand_on(1, LIMIT, at(10), at(11)).unwrap();
             assert!(queue.pass_on(1, &second, 2, handed, at(40)));
             let start = queue.start_turn(3, Some(&second), false, at(50)).unwrap();
             assert_eq!(silent_since(&queue), since, "{handed:?}");

@@ -10,7 +10,6 @@ use std::time::Duration;
 
 use crate::base::clock::Moment;
 use crate::base::holder::Holder;
-use crate::base::options::HandoffLimits;
 use crate::base::sync::{Mutex, MutexGuard};
 use crate::hold::Hold;
 use crate::waiting::patience::{Patience, SLOW_ANSWER, Silence};
@@ -237,10 +236,10 @@ impl Turn {
     /// goes out with the release.
     ///
     /// Not that of a thread whose wait may end before the answer comes, at `answer_by` at the latest.
-    pub(crate) fn hand_on(&self, limits: &HandoffLimits, answer_by: Moment) -> Option<Arc<Waiter>> {
+    pub(crate) fn hand_on(&self, limit: Duration, answer_by: Moment) -> Option<Arc<Waiter>> {
         let mut table = self.queues.table.lock();
         let queue = table.by_name.get_mut(&self.name)?;
-        let to = queue.hand_on(self.start.number, limits, Moment::now(), answer_by);
+        let to = queue.hand_on(self.start.number, limit, Moment::now(), answer_by);
         notify_first(table, &self.name);
         to
     }
@@ -405,11 +404,11 @@ mod tests {
 
     #[test]
     fn a_key_goes_on_with_its_own_run_and_not_with_that_of_another() {
-        let over = HandoffLimits { turns: 64, time: Duration::ZERO };
+        let over = Duration::from_nanos(1);
         let queues = Arc::new(WaitQueues::default());
         let turn = at_once(&queues, &name()).unwrap();
         turn.saw(&Holder::new(b"theirs", None), Duration::from_micros(50), false);
-        assert!(turn.hand_on(&over, Moment::PAST).is_none(), "nobody waits");
+        assert!(turn.hand_on(over, Moment::PAST).is_none(), "nobody waits");
         drop(turn);
         let other = at_once(&queues, &"other".into()).unwrap();
         assert_eq!(other.start.nap, Duration::ZERO);
@@ -473,7 +472,7 @@ mod tests {
     #[test]
     fn what_was_handed_on_and_nobody_uses_is_to_be_cleaned_up() {
         let sent = Moment::PAST;
-        let limits = HandoffLimits { turns: 64, time: Duration::from_secs(10) };
+        let limit = Duration::from_secs(10);
         let taken = HandoffOutcome::Taken { sent, answered: sent };
         // What became of the wish, and what is to be cleaned up where the next in line has gone,
         // and where it is there.
@@ -494,7 +493,7 @@ mod tests {
                 while queues.table.lock().queue(&name()).waiting.is_empty() && !next.is_finished() {
                     thread::yield_now();
                 }
-                let Some(to) = turn.hand_on(&limits, Moment::PAST) else {
+                let Some(to) = turn.hand_on(limit, Moment::PAST) else {
                     continue; // It was gone before that.
                 };
                 while wait == 10 && !next.is_finished() {

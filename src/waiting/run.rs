@@ -4,7 +4,6 @@
 use std::time::Duration;
 
 use crate::base::clock::Moment;
-use crate::base::options::HandoffLimits;
 
 /// A lock that was free for so long after a turn was there for others to take.
 const LONG_FREE: Duration = Duration::from_millis(1);
@@ -12,7 +11,6 @@ const LONG_FREE: Duration = Duration::from_millis(1);
 /// Turns of one process that followed each other and left other processes no chance.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Run {
-    turns: u32,
     /// When it began, moved on by the time for which the lock was free meanwhile.
     since: Moment,
     /// The process does not have the lock, or is giving it back.
@@ -21,7 +19,7 @@ pub(crate) struct Run {
 
 impl Run {
     pub(crate) fn new(now: Moment) -> Run {
-        Run { turns: 1, since: now, free_since: Some(now) }
+        Run { since: now, free_since: Some(now) }
     }
 
     /// The run that a turn belongs to which asks Redis at `now`: where the lock was free for a
@@ -58,7 +56,7 @@ impl Run {
     /// It was handed on, and not free at all.
     #[must_use]
     pub(crate) fn handed_on(self) -> Run {
-        Run { turns: self.turns.saturating_add(1), free_since: None, ..self }
+        Run { free_since: None, ..self }
     }
 
     /// For how long the process had the lock, where it has given it back or is about to.
@@ -66,9 +64,9 @@ impl Run {
         self.free_since.unwrap_or(self.since).since(self.since)
     }
 
-    /// It has reached one of its limits, and the process has had the lock for `at_least` so long.
-    pub(crate) fn is_over(&self, limits: &HandoffLimits, at_least: Duration) -> bool {
-        (self.turns >= limits.turns || self.held() >= limits.time) && self.held() >= at_least
+    /// The process has had the lock for as long as it may.
+    pub(crate) fn is_over(&self, limit: Duration) -> bool {
+        self.held() >= limit
     }
 }
 
@@ -76,7 +74,7 @@ impl Run {
 mod tests {
     use super::*;
 
-    const LIMITS: HandoffLimits = HandoffLimits { turns: 3, time: Duration::from_millis(20) };
+    const LIMIT: Duration = Duration::from_millis(20);
 
     fn at(millis: u64) -> Moment {
         Moment::from_nanos(1_000_000 * millis)
@@ -91,27 +89,10 @@ mod tests {
     }
 
     #[test]
-    fn a_run_is_over_after_so_many_turns_or_so_much_time_with_the_lock() {
-        assert!(!held_until(20).is_over(&LIMITS, Duration::ZERO));
-        assert!(
-            held_until(21).is_over(&LIMITS, Duration::ZERO),
-            "the time for which it asked does not count"
-        );
-        let second = held_until(2).handed_on();
-        assert!(!second.is_over(&LIMITS, Duration::ZERO));
-        assert!(second.handed_on().is_over(&LIMITS, Duration::ZERO));
-        assert!(
-            !second
-                .handed_on()
-                .is_over(&HandoffLimits { turns: u32::MAX, time: Duration::MAX }, Duration::ZERO)
-        );
-    }
-
-    #[test]
-    fn a_run_that_has_reached_its_limits_goes_on_for_as_long_as_it_has_to() {
-        let limits = HandoffLimits { turns: 1, time: Duration::from_millis(20) };
-        assert!(!held_until(30).is_over(&limits, Duration::from_millis(30)), "29 ms");
-        assert!(held_until(31).is_over(&limits, Duration::from_millis(30)));
+    fn a_run_is_over_after_so_much_time_with_the_lock() {
+        assert!(!held_until(20).is_over(LIMIT));
+        assert!(held_until(21).is_over(LIMIT), "the time for which it asked does not count");
+        assert!(!held_until(2).handed_on().is_over(LIMIT));
     }
 
     #[test]
@@ -121,11 +102,11 @@ mod tests {
         let mut run = slow.at(at(100));
         run.holds(at(105));
         run.gives_back(at(114));
-        assert!(!run.is_over(&LIMITS, Duration::ZERO), "10 ms and 9");
+        assert!(!run.is_over(LIMIT), "10 ms and 9");
         let mut run = slow.at(at(100));
         run.holds(at(105));
         run.gives_back(at(115));
-        assert!(run.is_over(&LIMITS, Duration::ZERO));
+        assert!(run.is_over(LIMIT));
         assert_eq!(slow.free_for(at(107)), Duration::from_millis(7));
     }
 
@@ -133,7 +114,7 @@ mod tests {
     fn what_is_handed_on_is_not_free_in_between() {
         let mut run = held_until(11).handed_on();
         run.gives_back(at(21));
-        assert!(run.is_over(&LIMITS, Duration::ZERO));
+        assert!(run.is_over(LIMIT));
     }
 
     #[test]
@@ -142,13 +123,13 @@ mod tests {
         let mut run = held_until(11).at(asks);
         run.holds(at(15));
         run.gives_back(at(24));
-        assert!(!run.is_over(&LIMITS, Duration::ZERO), "19 ms");
+        assert!(!run.is_over(LIMIT), "19 ms");
         run.gives_back(at(30));
-        assert!(!run.is_over(&LIMITS, Duration::ZERO), "it was given back before");
+        assert!(!run.is_over(LIMIT), "it was given back before");
         let mut run = held_until(11).at(asks);
         run.holds(at(15));
         run.gives_back(at(25));
-        assert!(run.is_over(&LIMITS, Duration::ZERO), "20 ms");
-        assert!(!held_until(30).at(at(31)).is_over(&LIMITS, Duration::ZERO), "others had time to take it");
+        assert!(run.is_over(LIMIT), "20 ms");
+        assert!(!held_until(30).at(at(31)).is_over(LIMIT), "others had time to take it");
     }
 }

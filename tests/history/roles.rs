@@ -141,7 +141,7 @@ impl Worker<'_> {
 
     /// Asks for the lock in one of three ways.
     fn take(&mut self, key: &str, renewed: bool) -> Result<Option<LockGuard>, Error> {
-        let lock = self.locks.get(key).renew(renewed).lease(self.lease_of(key));
+        let lock = self.locks.named(key).renew(renewed).lease(self.lease_of(key));
         let wait = WAIT.mul_f64(self.rng.random_range(0.01..1.0));
         let way = self.rng.random_range(0..4);
         // Without a wait, it may take a connection and an answer.

@@ -26,7 +26,7 @@ fn row_11_a_refusal_in_between_does_not_make_a_lock_younger() {
     rig.proxy.on("SET", Fault::DelayReply(3 * ANSWER / 2)); // Executed; its answer comes too late to be read.
     rig.proxy.on_nth("SET", 2, Fault::Answer(b"-LOADING not now\r\n".to_vec()));
     let start = Instant::now();
-    let guard = rig.locks.get("a").wait(LONG).lock().expect("locks");
+    let guard = rig.locks.named("a").wait(LONG).lock().expect("locks");
     let took = start.elapsed();
     assert_eq!(rig.proxy.fired(), 2);
     assert!(took >= ANSWER && took < lease, "{took:?}");
@@ -40,7 +40,7 @@ fn row_11_a_refusal_that_ends_the_wait_leaves_no_key() {
     let rig = rig(|it| it.renew(false));
     rig.proxy.on("SET", Fault::DelayReply(3 * ANSWER / 2));
     rig.proxy.on_nth("SET", 2, Fault::Answer(b"-OOM no memory\r\n".to_vec()));
-    let error = rig.locks.get("a").wait(LONG).lock().expect_err("refused");
+    let error = rig.locks.named("a").wait(LONG).lock().expect_err("refused");
     assert!(matches!(&error, Error::Refused { code, .. } if code == "OOM"), "{error:?}");
     eventually(LONG, "the first SET is cleaned up", || !rig.server.exists("lock:a"));
 }
@@ -61,7 +61,7 @@ fn a_connection_that_was_silent_is_given_up_and_its_token_with_it() {
     let rig = rig(|it| it.renew(false));
     rig.proxy.always("SET", Fault::DropReply);
     let guard = thread::scope(|scope| {
-        let waiter = scope.spawn(|| rig.locks.get("a").wait(LONG).lock().map(|it| it.token().to_owned()));
+        let waiter = scope.spawn(|| rig.locks.named("a").wait(LONG).lock().map(|it| it.token().to_owned()));
         eventually(LONG, "it is asked twice", || rig.tokens_sent("a").len() >= 2);
         rig.proxy.clear();
         waiter.join().expect("no panic").expect("locks")
@@ -112,7 +112,7 @@ fn the_answers_to_one_question_share_its_time() {
     // It is asked twice: the first connection might have gone stale.
     rig.proxy.on_times("GET lock:a", 2, Fault::DelayReply(3 * ANSWER / 4));
     rig.proxy.on_times("PTTL lock:a", 2, Fault::DelayReply(3 * ANSWER / 2));
-    let answer = within(3 * ANSWER, "two questions", || rig.locks.holder("a"));
+    let answer = within(3 * ANSWER, "two questions", || rig.locks.named("a").holder());
     assert!(answer.expect_err("the second answer came too late").is_unavailable());
 }
 
@@ -185,7 +185,7 @@ fn a_value_that_is_too_long_to_be_read_costs_its_own_connections_only() {
         }
     });
     rig.server.query::<()>(&["SET", "lock:long", &"x".repeat(300_000)]);
-    let error = rig.locks.holder("long").expect_err("too long, twice");
+    let error = rig.locks.named("long").holder().expect_err("too long, twice");
     assert!(error.is_unavailable() && format!("{error:?}").contains("more than 262144 bytes"), "{error:?}");
     let connections = rig.proxy.connections_accepted();
     drop(rig.locks.lock("d").expect("locks"));
@@ -267,7 +267,7 @@ fn row_11_a_token_that_a_look_finds_though_it_was_not_taken_is_not_believed_in()
     occupy(&rig.server, "a", MINUTE);
     thread::scope(|scope| {
         let waiter =
-            scope.spawn(|| rig.locks.get("a").wait(LONG).lock().map(|guard| guard.token().to_owned()));
+            scope.spawn(|| rig.locks.named("a").wait(LONG).lock().map(|guard| guard.token().to_owned()));
         asleep(&rig.server, 1);
         let asked = rig.proxy.commands("SET lock:a");
         rig.proxy.on("SET lock:a", Fault::Replace(b"*2\r\n$8\r\nsomebody\r\n:300\r\n".into()));

@@ -59,11 +59,11 @@ fn prepare() {
     let locks = builder.build().expect("connects");
     // So long that only a release deletes it in time, where that is what is looked at.
     let lease = if role::arg("deed") == "drop the guard" { 100 * LEASE } else { LEASE };
-    let guard = locks.get("a").lease(lease).renew_every(LEASE / 3).lock().expect("locks");
+    let guard = locks.named("a").lease(lease).renew_every(LEASE / 3).lock().expect("locks");
     if role::arg("threads") == "all" {
         eventually(LONG, "the keeper and the listener run", || locks.stats().renewed > 0);
         let lost = locks.lock("lost").expect("locks");
-        let _ = locks.force_unlock("lost").expect("deletes");
+        let _ = locks.named("lost").force_unlock().expect("deletes");
         let watch = lost.watch();
         let _ = lost.verify().expect_err("it is deleted");
         let _ = watch.wait_lost(LONG).expect("it is lost");
@@ -79,7 +79,7 @@ fn deed(name: &str, locks: LockManager, guard: LockGuard) -> Box<dyn FnOnce()> {
         "drop the manager first" => Box::new(move || drop((locks, guard))),
         "drop the guard" => Box::new(move || {
             drop(guard);
-            eventually(LONG, "it is released", || locks.holder("a").expect("answers").is_none());
+            eventually(LONG, "it is released", || locks.named("a").holder().expect("answers").is_none());
         }),
         "drop the manager" => {
             drop(guard);
@@ -89,7 +89,7 @@ fn deed(name: &str, locks: LockManager, guard: LockGuard) -> Box<dyn FnOnce()> {
             Box::new(move || role::tell(&format!("{:?}", guard.unlock().map_err(|it| it.to_string()))))
         }
         "reenter" => Box::new(move || {
-            let again = locks.get("a").wait(Duration::ZERO).lock();
+            let again = locks.named("a").wait(Duration::ZERO).lock();
             role::tell(&format!("{:?}", again.map(|it| it.depth()).map_err(|it| it.is_timeout())));
             drop(guard);
         }),
@@ -106,7 +106,9 @@ fn deed(name: &str, locks: LockManager, guard: LockGuard) -> Box<dyn FnOnce()> {
             drop(long);
             drop(guard);
             eventually(LONG, "all are released", || {
-                ["a", "b", "c", "d", "e", "f"].iter().all(|key| locks.holder(key).expect("answers").is_none())
+                ["a", "b", "c", "d", "e", "f"]
+                    .iter()
+                    .all(|key| locks.named(key).holder().expect("answers").is_none())
             });
         }),
         "wait" => Box::new(move || {
@@ -115,7 +117,7 @@ fn deed(name: &str, locks: LockManager, guard: LockGuard) -> Box<dyn FnOnce()> {
             drop(guard);
         }),
         "force" => Box::new(move || {
-            let _ = locks.force_unlock("a").expect("answers").expect("it was held");
+            let _ = locks.named("a").force_unlock().expect("answers").expect("it was held");
             drop(guard);
         }),
         other => panic!("no such deed: {other}"),

@@ -61,7 +61,7 @@ fn told_after_end(trouble: impl FnOnce(&Rig)) -> Duration {
         let builder = builder.pool_size(u32::try_from(MANY).expect("a few") + 1);
         builder.on_lost(move |lost| _ = told.send((lost.key.clone(), Instant::now())))
     });
-    let lock = rig.locks.get("short").lease(LEASE);
+    let lock = rig.locks.named("short").lease(LEASE);
     let guard = lock.lock().expect("locks");
     let end = Instant::now() + guard.remaining();
     trouble(&rig);
@@ -146,7 +146,7 @@ fn owe(rig: &Rig, name: &str) {
 fn a_clean_up_that_is_not_answered_costs_no_hold() {
     let rig = Rig::with(|builder| builder.response_timeout(LONG));
     rig.proxy.on("EVALSHA * 1 lock:owed", Fault::SwallowCommand);
-    let guard = rig.locks.get("held").lease(2 * LEASE).lock().expect("locks");
+    let guard = rig.locks.named("held").lease(2 * LEASE).lock().expect("locks");
     owe(&rig, "owed");
     eventually(LONG, "it is renewed all the same", || renewals(&rig.locks, "held") > 0);
     assert!(rig.proxy.commands("EVALSHA * 1 lock:owed") > 0, "the clean-up came first");
@@ -167,14 +167,15 @@ fn twenty_thousand_late_releases_cost_no_hold_of_a_second() {
             let rig = &rig;
             scope.spawn(move || {
                 for number in 0..VERY_MANY / 4 {
-                    let lock = rig.locks.get(format!("owed-{thread}-{number}")).renew(false);
+                    let lock = rig.locks.named(format!("owed-{thread}-{number}")).renew(false);
                     let owed = lock.lock().expect("locks").unlock();
                     assert!(matches!(owed, Err(Error::Unconfirmed { .. })), "{owed:?}");
                 }
             });
         }
     });
-    let held: Vec<_> = names().map(|name| rig.locks.get(name).lease(LEASE).lock().expect("locks")).collect();
+    let held: Vec<_> =
+        names().map(|name| rig.locks.named(name).lease(LEASE).lock().expect("locks")).collect();
     rig.proxy.clear();
     let before = rig.locks.stats().renewed;
     eventually(2 * LONG, "all are released", || rig.server.query::<usize>(&["DBSIZE"]) == MANY);
@@ -189,7 +190,7 @@ fn what_is_owed_is_done_beside_the_shortest_leases() {
     thread::scope(|scope| {
         let _end = SetOnDrop(&done);
         scope.spawn(|| {
-            let short = rig.locks.get("short").lease(Duration::from_millis(20));
+            let short = rig.locks.named("short").lease(Duration::from_millis(20));
             while !done.load(Ordering::SeqCst) {
                 // It may be lost, where the machine is busy.
                 let Ok(guard) = short.lock() else { continue };
@@ -214,7 +215,7 @@ fn whoever_has_little_time_left_takes_none_from_others() {
     let extend = |name: &'static str, lease: Duration| {
         let rig = &rig;
         move || {
-            let guard = rig.locks.get(name).renew(false).lease(lease).lock().expect("locks");
+            let guard = rig.locks.named(name).renew(false).lease(lease).lock().expect("locks");
             let extended = guard.extend(lease);
             (extended, guard.is_valid())
         }

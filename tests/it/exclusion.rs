@@ -164,7 +164,7 @@ fn a_thread_behind_another_sends_nothing() {
         let waiter = scope.spawn(|| {
             assert!(locks.try_lock("a").expect("answers").is_none());
             assert!(locks.try_lock_for("a", WAIT).expect("answers").is_none());
-            assert!(locks.get("a").wait(WAIT).lock().expect_err("busy").is_timeout());
+            assert!(locks.named("a").wait(WAIT).lock().expect_err("busy").is_timeout());
         });
         waiter.join().expect("no panic");
         assert_eq!(server.total_calls(&TRAFFIC), 0);
@@ -204,7 +204,7 @@ fn threads_get_the_lock_in_the_order_in_which_they_asked() {
             let (asks, asking) = mpsc::channel();
             let (locks, told) = (&locks, told.clone());
             scope.spawn(move || {
-                let me = locks.with_guard(format!("{number}"), |guard| guard.owner().thread());
+                let me = locks.lock(format!("{number}")).map(|guard| guard.owner().thread());
                 asks.send(me.expect("runs")).expect("awaited");
                 let guard = locks.lock("a").expect("locks");
                 told.send(number).expect("awaited");

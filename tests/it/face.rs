@@ -63,10 +63,10 @@ fn with_lock_does_not_run_without_the_lock() {
     thread::scope(|scope| {
         scope.spawn(|| std::mem::forget(theirs.lock("a").expect("locks")));
     });
-    let lock = ours.get("a").wait(WAIT);
+    let lock = ours.named("a").wait(WAIT);
     assert!(lock.with_lock(|| unreachable!()).expect_err("busy").is_timeout());
-    assert!(lock.with_guard(|_| unreachable!()).expect_err("busy").is_timeout());
-    let failed = lock.with_lock_result(|| -> Result<(), Failure> { unreachable!() });
+    assert!(lock.with_lock(|| unreachable!()).expect_err("busy").is_timeout());
+    let failed = lock.with_lock_result(|_| -> Result<(), Failure> { unreachable!() });
     assert!(matches!(failed, Err(Failure::Lock(text)) if text.contains("still busy")));
 }
 
@@ -77,7 +77,7 @@ fn with_lock_tells_that_the_lock_was_lost_meanwhile() {
     let error = locks.with_lock("a", || delete(&server, "lock:a")).expect_err("lost");
     assert!(matches!(&error, Error::Lost { key, cause: LostCause::Deleted, .. } if key == "a"), "{error:?}");
     let error =
-        locks.with_guard("a", |_| server.query::<()>(&["SET", "lock:a", "somebody"])).expect_err("lost");
+        locks.with_lock("a", || server.query::<()>(&["SET", "lock:a", "somebody"])).expect_err("lost");
     assert!(matches!(&error, Error::Lost { cause: LostCause::Taken, .. }), "{error:?}");
     assert_eq!(server.get("lock:a").as_deref(), Some("somebody"));
 }
@@ -94,9 +94,9 @@ fn with_lock_is_done_when_only_the_release_has_no_answer() {
 fn with_lock_result_gives_the_closures_result_or_error() {
     let server = Server::start();
     let locks = locks(&server);
-    assert_eq!(locks.with_lock_result("a", || Ok::<_, Failure>(7)), Ok(7));
+    assert_eq!(locks.with_lock_result("a", |_| Ok::<_, Failure>(7)), Ok(7));
     assert!(!server.exists("lock:a"));
-    let failed: Result<(), _> = locks.with_lock_result("a", || Err(Failure::OutOfPaper));
+    let failed: Result<(), _> = locks.with_lock_result("a", |_| Err(Failure::OutOfPaper));
     assert_eq!(failed, Err(Failure::OutOfPaper));
     assert!(!server.exists("lock:a"));
 }
@@ -105,17 +105,17 @@ fn with_lock_result_gives_the_closures_result_or_error() {
 fn with_lock_result_never_masks_the_closures_error() {
     let server = Server::start();
     let locks = LockManager::builder(&server.url()).response_timeout(WAIT).build().expect("connects");
-    let failed: Result<(), _> = locks.with_lock_result("a", || {
+    let failed: Result<(), _> = locks.with_lock_result("a", |_| {
         delete(&server, "lock:a");
         Err(Failure::OutOfPaper)
     });
     assert_eq!(failed, Err(Failure::OutOfPaper));
-    let failed = locks.with_lock_result("a", || {
+    let failed = locks.with_lock_result("a", |_| {
         delete(&server, "lock:a");
         Ok::<_, Failure>(())
     });
     assert_eq!(failed, Err(Failure::Lock(r#"lock "a" was lost: its key was deleted"#.to_owned())));
-    let failed: Result<(), _> = locks.with_lock_result("a", || {
+    let failed: Result<(), _> = locks.with_lock_result("a", |_| {
         server.kill();
         Err(Failure::OutOfPaper)
     });
@@ -123,30 +123,30 @@ fn with_lock_result_never_masks_the_closures_error() {
 }
 
 #[test]
-fn with_guard_lends_the_guard() {
+fn with_lock_result_lends_the_guard() {
     let server = Server::start();
     let locks = locks(&server);
     let token = locks
-        .with_guard("a", |guard| {
+        .with_lock_result("a", |guard| {
             assert!(guard.is_valid());
-            assert_eq!(locks.with_guard("a", LockGuard::depth).expect("reenters"), 2);
+            assert_eq!(locks.with_lock_result("a", |inner| Ok::<_, Error>(inner.depth()))?, 2);
             assert_eq!(guard.depth(), 1);
-            guard.token().to_owned()
+            Ok::<_, Error>(guard.token().to_owned())
         })
         .expect("runs");
     assert!(!server.exists("lock:a") && token.len() > 32);
 }
 
 #[test]
-fn with_guard_result_has_one_error_for_the_lock_and_the_closure() {
+fn with_lock_result_has_one_error_for_the_lock_and_the_closure() {
     let server = Server::start();
     let locks = locks(&server);
     let charge = |guard: &LockGuard| -> Result<u32, Error> {
         guard.ensure(Duration::from_secs(5))?;
         Ok(guard.depth())
     };
-    assert_eq!(locks.with_guard_result("a", charge).expect("runs"), 1);
-    let stolen = locks.get("a").with_guard_result(|guard| {
+    assert_eq!(locks.with_lock_result("a", charge).expect("runs"), 1);
+    let stolen = locks.named("a").with_lock_result(|guard| {
         server.query::<()>(&["SET", "lock:a", "thief"]);
         guard.verify()?;
         charge(guard)
@@ -156,10 +156,45 @@ fn with_guard_result_has_one_error_for_the_lock_and_the_closure() {
 }
 
 #[test]
+fn with_lock_result_serves_a_closure_that_returns_an_io_result() {
+    let server = Server::start();
+    let locks = locks(&server);
+    let append = || std::fs::read_to_string("/nowhere/at/all");
+    let failed = locks.with_lock_result("a", |_| append()).expect_err("no such file");
+    assert_eq!(failed.kind(), std::io::ErrorKind::NotFound);
+    let _held = locks.lock("b").expect("locks");
+    let read = || std::thread::scope(|scope| scope.spawn(|| try_b(&locks)).join().expect("no panic"));
+    let busy = read().expect_err("busy");
+    assert_eq!(busy.kind(), std::io::ErrorKind::TimedOut);
+    assert!(busy.to_string().contains("\"b\""), "{busy}");
+    let inside = busy.get_ref().and_then(|error| error.downcast_ref::<Error>());
+    assert!(inside.is_some_and(Error::is_timeout), "{busy:?}");
+}
+
+fn try_b(locks: &LockManager) -> std::io::Result<()> {
+    locks.named("b").wait(Duration::ZERO).with_lock_result(|_| Ok(()))
+}
+
+#[test]
+fn a_panic_under_a_lock_can_be_caught_around_it() {
+    let server = Server::start();
+    let locks = locks(&server);
+    let lock = locks.named("a");
+    let guard = locks.lock("b").expect("locks");
+    let caught = std::panic::catch_unwind(|| {
+        assert!(guard.is_valid());
+        locks.with_lock("a", || lock.with_lock(|| panic!("in the closure")))
+    });
+    assert!(caught.is_err());
+    assert!(!server.exists("lock:a"), "it was released on the way out");
+    assert!(server.exists("lock:b"));
+}
+
+#[test]
 fn a_guard_tells_about_its_hold() {
     let server = Server::start();
     let locks = locks(&server);
-    let guard = locks.get("a").lease(Duration::from_secs(10)).lock().expect("locks");
+    let guard = locks.named("a").lease(Duration::from_secs(10)).lock().expect("locks");
     assert_eq!((guard.key(), guard.depth(), guard.is_valid()), ("a", 1, true));
     assert!(Duration::from_secs(8) < guard.remaining() && guard.remaining() <= Duration::from_millis(9898));
     assert_eq!(guard.owner().pid(), process::id());
@@ -192,38 +227,37 @@ fn try_lock_for_gets_what_becomes_free_in_time() {
 fn holder_names_who_and_how_long() {
     let server = Server::start();
     let (locks, others) = (locks(&server), locks(&server));
-    assert_eq!(locks.holder("a").expect("answers"), None);
-    let guard = others.get("a").lease(Duration::from_secs(10)).lock().expect("locks");
-    let holder = locks.holder("a").expect("answers").expect("somebody");
+    assert_eq!(locks.named("a").holder().expect("answers"), None);
+    let guard = others.named("a").lease(Duration::from_secs(10)).lock().expect("locks");
+    let holder = locks.named("a").holder().expect("answers").expect("somebody");
     assert_eq!(holder.owner().as_ref(), Some(guard.owner()));
     assert_eq!(holder.raw(), guard.token());
     let left = holder.time_left().expect("a lease");
     assert!(Duration::from_secs(5) < left && left <= Duration::from_secs(10), "{left:?}");
     assert_eq!(holder.to_string(), format!("{} ({left:.1?} left)", guard.owner()));
-    assert_eq!(locks.get("a").holder().expect("answers").expect("somebody").raw(), guard.token());
+    assert_eq!(locks.named("a").holder().expect("answers").expect("somebody").raw(), guard.token());
     drop(guard);
-    assert_eq!(locks.holder("a").expect("answers"), None);
+    assert_eq!(locks.named("a").holder().expect("answers"), None);
 }
 
 #[test]
-fn a_lock_is_force_unlocked_by_its_name_or_by_itself() {
+fn force_unlock_ends_a_hold_of_the_same_manager_at_once() {
     let server = Server::start();
     let locks = locks(&server);
-    for force in [|it: &LockManager| it.force_unlock("a"), |it: &LockManager| it.get("a").force_unlock()] {
-        let guard = locks.lock("a").expect("locks");
-        assert_eq!(force(&locks).expect("answers").expect("somebody").raw(), guard.token());
-        assert!(!server.exists("lock:a"));
-        assert!(guard.unlock().expect_err("lost").is_lost());
-    }
+    let guard = locks.lock("a").expect("locks");
+    let deleted = locks.named("a").force_unlock().expect("answers").expect("somebody");
+    assert_eq!(deleted.raw(), guard.token());
+    assert!(!server.exists("lock:a") && !guard.is_valid());
+    assert!(guard.unlock().expect_err("lost").is_lost());
 }
 
 #[test]
 fn force_unlock_says_whose_it_was_and_they_learn_of_it() {
     let server = Server::start();
     let (locks, others) = (locks(&server), locks(&server));
-    assert_eq!(locks.force_unlock("a").expect("answers"), None);
+    assert_eq!(locks.named("a").force_unlock().expect("answers"), None);
     let guard = others.lock("a").expect("locks");
-    let deleted = locks.force_unlock("a").expect("answers").expect("somebody");
+    let deleted = locks.named("a").force_unlock().expect("answers").expect("somebody");
     assert_eq!(deleted.owner().as_ref(), Some(guard.owner()));
     assert!(deleted.time_left().is_some_and(|left| left > Duration::from_secs(20)));
     assert!(!server.exists("lock:a"));
@@ -240,7 +274,7 @@ fn a_prefix_stands_in_front_of_every_key() {
         let locks = LockManager::builder(&server.bare_url()).prefix(prefix).build().expect("connects");
         let guard = locks.lock("a").expect("locks");
         assert_eq!(server.get(expected).as_deref(), Some(guard.token()));
-        assert_eq!((guard.key(), locks.get("a").key()), ("a", "a"));
+        assert_eq!((guard.key(), locks.named("a").key()), ("a", "a"));
     }
 }
 
@@ -255,7 +289,7 @@ fn the_builders_lease_and_wait_are_every_locks() {
         scope.spawn(|| assert!(locks.lock("a").expect_err("busy").is_timeout()));
     });
     drop(guard);
-    let _own = locks.get("a").lease(Duration::from_secs(50)).lock().expect("locks");
+    let _own = locks.named("a").lease(Duration::from_secs(50)).lock().expect("locks");
     assert!(server.pttl("lock:a") > 40_000, "a lock's own lease wins");
 }
 
@@ -310,13 +344,13 @@ fn nothing_shows_the_password() {
     let url = format!("redis://:{CANARY}@127.0.0.1:{}/", server.port());
     assert_no_canary(&LockManager::builder(&url));
     let locks = LockManager::connect(&url).expect("connects");
-    let lock = locks.get("a").wait(WAIT);
+    let lock = locks.named("a").wait(WAIT);
     let guard = lock.lock().expect("locks");
     assert_no_canary(&locks);
     assert_no_canary(&lock);
     assert_no_canary(&guard);
     assert_no_canary(&guard.owner());
-    assert_no_canary(&locks.holder("a"));
+    assert_no_canary(&locks.named("a").holder());
     assert!(format!("{guard:?}").contains("\"a\"") && format!("{lock:?}").contains("\"a\""));
     thread::scope(|scope| {
         scope.spawn(|| assert_no_canary(&lock.lock().map(drop).expect_err("busy")));
@@ -336,9 +370,9 @@ pub(crate) fn install_as_told() {
     relatch::install(connect()).expect("the first");
     assert!(matches!(relatch::install(connect()), Err(Error::AlreadyInstalled)));
     let locks = relatch::installed().expect("installed");
-    let depth = relatch::with_lock("a", || locks.with_guard("a", LockGuard::depth).expect("reenters"));
+    let depth = relatch::with_lock("a", || locks.lock("a").expect("reenters").depth());
     assert_eq!(depth.expect("runs"), 2);
-    assert_eq!(locks.holder("a").expect("answers"), None);
+    assert_eq!(locks.named("a").holder().expect("answers"), None);
     role::tell("installed");
 }
 

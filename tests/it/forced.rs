@@ -34,7 +34,7 @@ const CASES: [Case; 4] = [
 impl Case {
     /// With the default lease, which nothing ends here.
     fn hold(&self, rig: &Rig, name: &str) -> LockGuard {
-        let lock = rig.locks.get(name).renew(self.renew);
+        let lock = rig.locks.named(name).renew(self.renew);
         let lock = if self.renewed { lock.renew_every(PERIOD) } else { lock };
         let guard = lock.lock().expect("locks");
         eventually(LONG, "it is renewed", || !self.renewed || renewals(&rig.locks, name) > 0);
@@ -45,7 +45,7 @@ impl Case {
         if self.by_hand {
             return delete(&rig.server, guard.key());
         }
-        let deleted = rig.locks.force_unlock(guard.key()).expect("answers").expect("it was held");
+        let deleted = rig.locks.named(guard.key()).force_unlock().expect("answers").expect("it was held");
         assert_eq!(deleted.raw(), guard.token());
         assert!(!guard.is_valid(), "{}: it is lost at once", self.what);
         assert_eq!(guard.watch().wait_lost(LONG), Some(LostCause::Deleted));
@@ -106,7 +106,7 @@ fn a_waiter_that_polls_has_the_lock_at_once_when_its_own_process_deletes_it() {
         let waiter = scope.spawn(|| take(&locks, "a"));
         eventually(LONG, "its pause is a second at least", || server.calls("pttl") >= 12);
         let ended = Instant::now();
-        locks.force_unlock("a").expect("answers").expect("it was held");
+        locks.named("a").force_unlock().expect("answers").expect("it was held");
         let took = waiter.join().expect("no panic") - ended;
         assert!(took < AT_ONCE, "{took:?}: woken too late: it was not called");
     });

@@ -80,7 +80,7 @@ fn a_lease_that_a_proxy_answers_with_an_error_is_not_taken_for_pushed_out() {
 #[test]
 fn a_hand_on_that_a_proxy_answers_with_an_error_counts_from_its_send() {
     let rig = Rig::with(|builder| {
-        let builder = builder.hand_on(u32::MAX, MINUTE).response_timeout(10 * ANSWER);
+        let builder = builder.local_handoff(MINUTE).response_timeout(10 * ANSWER);
         builder.lease(MINUTE / 10).renew(false)
     });
     let rig = &rig;
@@ -90,7 +90,7 @@ fn a_hand_on_that_a_proxy_answers_with_an_error_counts_from_its_send() {
             let first = rig.locks.lock(&key).expect("locks");
             thread::scope(|scope| {
                 let next = behind(scope, || {
-                    let guard = rig.locks.get(&key).wait(LONG).lock().expect("locks");
+                    let guard = rig.locks.named(&key).wait(LONG).lock().expect("locks");
                     // In this order: what Redis says is older than what is compared with it.
                     let left = rig.server.pttl(&format!("lock:{key}"));
                     let believed = guard.remaining().as_millis();

@@ -163,7 +163,7 @@ fn a_connection_that_breaks_wakes_only_the_waiters_that_looked_over_it() {
         let number = tracking()[0];
         // While that is in use, the other one looks over another.
         rig.proxy.on("GET lock:slow", Fault::DelayReply(SOON));
-        let slow = scope.spawn(|| rig.locks.holder("slow"));
+        let slow = scope.spawn(|| rig.locks.named("slow").holder());
         eventually(LONG, "it is in use", || rig.proxy.commands("GET lock:slow") > 0);
         let second = wait("b");
         asleep(&rig.server, 3); // Redis counts what was read over the first one, too.
@@ -309,7 +309,7 @@ fn where_tracking_is_switched_off_nobody_listens_and_waiters_poll_as_often_as_th
     let off = || LockManager::builder(&server.url()).client_tracking(false);
     for longest in [Duration::from_millis(1), SOON] {
         let locks = off().poll_every(longest).build().expect("connects");
-        let guard = locks.get("renewed").lease(MINUTE).lock().expect("locks");
+        let guard = locks.named("renewed").lease(MINUTE).lock().expect("locks");
         guard.extend(MINUTE).expect("extends");
         occupy(&server, "a", MINUTE);
         server.reset_stats();
@@ -337,7 +337,7 @@ fn where_tracking_is_switched_off_nobody_listens_and_waiters_poll_as_often_as_th
 fn row_23_a_listener_that_may_not_be_told_tries_again_rarely_and_renews_nothing() {
     let (server, url) = server_for(&without(&["+client|tracking"]));
     let locks = LockManager::connect(&url).expect("connects");
-    let guard = locks.get("renewed").lease(MINUTE).lock().expect("locks");
+    let guard = locks.named("renewed").lease(MINUTE).lock().expect("locks");
     guard.extend(MINUTE).expect("extends");
     occupy(&server, "a", MINUTE);
     thread::scope(|scope| {
@@ -512,7 +512,7 @@ fn a_listener_that_hears_nothing_is_found_out_and_replaced() {
 #[track_caller]
 pub(crate) fn watched(server: &Server, locks: &LockManager, name: &str) -> LockGuard {
     let tracked = server.tracked_keys();
-    let guard = locks.get(name).lease(MINUTE).lock().expect("locks");
+    let guard = locks.named(name).lease(MINUTE).lock().expect("locks");
     guard.extend(MINUTE).expect("extends");
     eventually(5 * SOON, "Redis will tell of it", || server.tracked_keys() > tracked);
     guard
@@ -526,7 +526,7 @@ fn row_06_a_loss_is_told_at_once_after_the_first_renewal() {
     let [locks, others] = [(); 2].map(|()| connect(&server));
     let force = |_: &Server, key: &str| {
         let name = key.strip_prefix("lock:").expect("a lock's key");
-        others.force_unlock(name).expect("answers").expect("it was held");
+        others.named(name).force_unlock().expect("answers").expect("it was held");
     };
     let mut injuries: Vec<Injury<'_>> = vec![("force-unlocked", &force, LostCause::Deleted)];
     injuries.extend(INJURIES.iter().map(|(what, injure, cause)| -> Injury<'_> { (what, injure, *cause) }));
@@ -575,7 +575,7 @@ fn row_06_a_loss_while_a_renewal_is_answered_is_told_at_once() {
     let renewal = renewals_of(&rig.server, "a");
     for first in [true, false] {
         drop(watched(&rig.server, &rig.locks, "listened for"));
-        let guard = rig.locks.get("a").lease(MINUTE).lock().expect("locks");
+        let guard = rig.locks.named("a").lease(MINUTE).lock().expect("locks");
         if !first {
             guard.extend(MINUTE).expect("extends");
         }

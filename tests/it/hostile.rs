@@ -60,20 +60,20 @@ const CALLS: [(&str, &str, Call); 16] = [
     }),
     ("holder", "GET", |_, locks, begin| {
         begin();
-        locks.holder("a").map(told)
+        locks.named("a").holder().map(told)
     }),
     ("holder, busy", "PTTL", |rig, locks, begin| {
         rig.busy.store(true, Ordering::SeqCst);
         begin();
-        locks.holder("a").map(told)
+        locks.named("a").holder().map(told)
     }),
     ("force_unlock", "EVAL ", |_, locks, begin| {
         begin();
-        locks.force_unlock("a").map(told)
+        locks.named("a").force_unlock().map(told)
     }),
     ("any", "", |_, locks, begin| {
         begin();
-        locks.holder("a").map(told)
+        locks.named("a").holder().map(told)
     }),
 ];
 

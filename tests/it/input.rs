@@ -52,7 +52,7 @@ fn row_35_leases_that_cannot_work_are_refused_and_nothing_is_sent() {
     let cases =
         [Duration::ZERO, Duration::from_micros(500), Duration::from_micros(9999), 25 * HOUR, Duration::MAX];
     for lease in cases {
-        let lock = locks.get("a").lease(lease);
+        let lock = locks.named("a").lease(lease);
         let shown = format!("{lease:?}");
         for refused in [lock.lock().map(Some), lock.try_lock(), lock.try_lock_for(WAIT)] {
             assert_names_option(&refused.expect_err("refused"), "lease", &shown);
@@ -69,17 +69,17 @@ fn row_35_leases_that_cannot_work_are_refused_and_nothing_is_sent() {
 fn row_35_the_shortest_and_the_longest_lease_work() {
     let server = Server::start();
     let locks = locks(&server);
-    let guard = locks.get("long").lease(24 * HOUR).lock().expect("locks");
+    let guard = locks.named("long").lease(24 * HOUR).lock().expect("locks");
     assert!(server.pttl("lock:long") > 86_000_000);
     assert_eq!(guard.unlock().expect("unlocks"), Unlocked::Released);
     // Ten milliseconds may pass before the answer is here; that is tried again.
     let guard =
-        locks.get("short").lease(Duration::from_millis(10)).renew(false).wait(LONG).lock().expect("locks");
+        locks.named("short").lease(Duration::from_millis(10)).renew(false).wait(LONG).lock().expect("locks");
     assert!(guard.remaining() <= Duration::from_millis(8));
     eventually(LONG, "it ends", || !server.exists("lock:short"));
     assert!(!guard.is_valid());
     let raised = LockManager::builder(&server.url()).max_lease(48 * HOUR).build().expect("connects");
-    drop(raised.get("longer").lease(25 * HOUR).lock().expect("below the raised cap"));
+    drop(raised.named("longer").lease(25 * HOUR).lock().expect("below the raised cap"));
 }
 
 #[test]
@@ -115,7 +115,7 @@ fn row_35_a_wait_without_end_is_a_wait() {
     let held = theirs.lock("a").expect("locks");
     thread::scope(|scope| {
         let waiters = [
-            scope.spawn(|| ours.get("a").wait(Duration::MAX).lock().map(drop)),
+            scope.spawn(|| ours.named("a").wait(Duration::MAX).lock().map(drop)),
             scope.spawn(|| {
                 ours.try_lock_for("a", Duration::MAX).map(|it| drop(it.expect("not busy for ever")))
             }),
@@ -134,7 +134,7 @@ fn row_35_a_wait_without_end_is_a_wait() {
 fn row_35_a_wait_of_zero_is_one_attempt() {
     let server = Server::start();
     let (ours, theirs) = (locks(&server), locks(&server));
-    let free = ours.get("a").wait(Duration::ZERO);
+    let free = ours.named("a").wait(Duration::ZERO);
     drop(free.lock().expect("it is free"));
     thread::scope(|scope| {
         scope.spawn(|| std::mem::forget(theirs.lock("a").expect("locks")));
@@ -199,7 +199,7 @@ fn row_36_keys_are_kept_exactly() {
         assert_eq!(guard.key(), key);
         assert_eq!(server.get(&format!("lock:{key}")).as_deref(), Some(guard.token()), "{key:?}");
         assert_eq!(
-            locks.holder(key).expect("answers").expect("somebody").owner().as_ref(),
+            locks.named(key).holder().expect("answers").expect("somebody").owner().as_ref(),
             Some(guard.owner())
         );
         assert_eq!(server.query::<i64>(&["DBSIZE"]), 1);
@@ -221,8 +221,8 @@ fn row_36_keys_that_name_nothing_are_refused_and_nothing_is_sent() {
             locks.try_lock(key).expect_err("try_lock"),
             locks.try_lock_for(key, WAIT).expect_err("try_lock_for"),
             locks.with_lock(key, || unreachable!()).expect_err("with_lock"),
-            locks.holder(key).expect_err("holder"),
-            locks.force_unlock(key).expect_err("force_unlock"),
+            locks.named(key).holder().expect_err("holder"),
+            locks.named(key).force_unlock().expect_err("force_unlock"),
         ];
         for error in errors {
             assert!(matches!(error, Error::InvalidKey { length, .. } if length == key.len()), "{error:?}");
@@ -278,7 +278,7 @@ fn a_wrong_login_is_refused_without_the_password() {
         assert!(matches!(&error, Error::Refused { code: is, .. } if is == code), "{error:?}");
         assert!(error.to_string().contains(&at) && !everything(&error).contains(CANARY), "{error:?}");
         let late = LockManager::builder(&format!("redis://{login}@{at}/")).build_unchecked().expect("builds");
-        let lock = late.get("a");
+        let lock = late.named("a");
         let error = lock.lock().expect_err("refused");
         assert!(error.to_string().contains(&at) && !everything(&error).contains(CANARY), "{error:?}");
         assert!(!format!("{late:#?}{lock:#?}").contains(CANARY));

@@ -15,7 +15,7 @@ const TOO_LATE: Duration = Duration::from_millis(1500);
 
 #[test]
 fn a_release_that_is_held_up_hands_on_nothing_that_nobody_has() {
-    let rig = Rig::with(|builder| builder.hand_on(64, LONG));
+    let rig = Rig::with(|builder| builder.local_handoff(LONG));
     for threads in [1, 4] {
         let key = unique_key("a");
         let guard = rig.locks.lock(&key).expect("locks");
@@ -36,7 +36,7 @@ fn a_release_that_is_held_up_hands_on_nothing_that_nobody_has() {
 fn whoever_passed_by_a_hold_is_woken_by_its_release() {
     let server = Server::start();
     let locks = LockManager::connect(&server.url()).expect("connects");
-    let guard = locks.get("a").lease(Duration::from_secs(60)).renew(false).lock().expect("locks");
+    let guard = locks.named("a").lease(Duration::from_secs(60)).renew(false).lock().expect("locks");
     guard.extend(Duration::from_millis(300)).expect("believed to be shorter; in Redis it is not");
     thread::scope(|scope| {
         let waiter = scope.spawn(|| {
@@ -58,7 +58,7 @@ fn a_wait_that_ends_while_redis_is_silent_is_no_busy_lock() {
     let other = LockManager::connect(&rig.server.url()).expect("connects");
     let guard = other.lock("a").expect("locks");
     thread::scope(|scope| {
-        let waiter = scope.spawn(|| rig.locks.get("a").wait(Duration::from_secs(2)).lock().map(drop));
+        let waiter = scope.spawn(|| rig.locks.named("a").wait(Duration::from_secs(2)).lock().map(drop));
         eventually(LONG, "it waits, and Redis will tell it", || rig.server.is_heard());
         rig.proxy.black_hole(true);
         let error = waiter.join().expect("no panic").expect_err("nobody let go");
@@ -88,7 +88,7 @@ fn the_last_handle_goes_within_its_timeouts_though_a_listener_hears_nothing() {
 
 #[test]
 fn row_14_a_hand_on_whose_answer_drips_leaves_no_key() {
-    let rig = Rig::with(|builder| builder.hand_on(64, LONG).response_timeout(Duration::from_millis(100)));
+    let rig = Rig::with(|builder| builder.local_handoff(LONG).response_timeout(Duration::from_millis(100)));
     let key = unique_key("a");
     let guard = rig.locks.lock(&key).expect("locks");
     thread::scope(|scope| {

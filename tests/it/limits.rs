@@ -70,7 +70,7 @@ fn a_pool_whose_connections_are_in_use_is_no_outage() {
         for thread in 0..THREADS {
             scope.spawn(move || {
                 while !done.load(Ordering::Relaxed) {
-                    drop(rig.locks.get(format!("own-{thread}")).wait(LONG).lock().expect("locks"));
+                    drop(rig.locks.named(format!("own-{thread}")).wait(LONG).lock().expect("locks"));
                 }
             });
         }
@@ -90,7 +90,7 @@ fn a_wait_for_a_connection_is_no_part_of_an_outage() {
         Rig::with(|it| it.pool_size(1).connect_timeout(LONG).response_timeout(LONG).tolerate_outage(SOON));
     rig.proxy.on("GET lock:slow", Fault::DelayReply(3 * SOON));
     thread::scope(|scope| {
-        let slow = scope.spawn(|| rig.locks.holder("slow").map(drop));
+        let slow = scope.spawn(|| rig.locks.named("slow").holder().map(drop));
         eventually(LONG, "it has the connection", || rig.proxy.commands("GET lock:slow") > 0);
         rig.proxy.on("SET lock:a", Fault::CutBeforeReply);
         drop(rig.locks.lock("a").expect("one lost answer is no outage"));
@@ -102,7 +102,7 @@ fn a_wait_for_a_connection_is_no_part_of_an_outage() {
 fn a_timeout_says_what_took_the_time() {
     let rig = Rig::new();
     rig.proxy.always("SET", Fault::DelayReply(ANSWER / 3));
-    let lock = rig.locks.get("a").wait(Duration::from_millis(5));
+    let lock = rig.locks.named("a").wait(Duration::from_millis(5));
     let error = lock.lock().expect_err("there was no time");
     assert!(matches!(&error, Error::Timeout { holder: None, .. }), "{error:?}");
     assert!(error.source().is_some(), "{error:?}");
@@ -261,7 +261,7 @@ fn a_short_tolerance_of_outages_fails_nobody_while_redis_answers() {
 /// The thread in front was handed the lock by a release that nobody answered, and gets no answer either.
 #[test]
 fn behind_a_hand_on_into_a_black_hole_is_not_busy() {
-    let rig = &Rig::with(|builder| builder.response_timeout(SOON).hand_on(64, MINUTE));
+    let rig = &Rig::with(|builder| builder.response_timeout(SOON).local_handoff(MINUTE));
     let guard = rig.locks.lock("a").expect("locks");
     thread::scope(|scope| {
         let wait = |limit| move || rig.locks.try_lock_for("a", limit).map(|guard| guard.is_some());

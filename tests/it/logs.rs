@@ -73,7 +73,7 @@ pub(crate) fn logger() {
     eventually(LONG, "a renewal has no answer", || logged("were not renewed"));
     proxy.clear();
     eventually(LONG, "it is renewed in spite of an error", || locks.stats().renewed > 0);
-    locks.force_unlock("a").expect("deletes it");
+    locks.named("a").force_unlock().expect("deletes it");
     eventually(LONG, "it is lost", || !guard.is_valid());
     let other = locks.lock("b").expect("locks");
     proxy.black_hole(true);

@@ -184,7 +184,7 @@ fn on_lost_is_told_of_each_loss_once() {
         builder.on_lost(move |lost| teller.lock().entry(lost.key.clone()).or_default().push(lost.cause))
     });
     let Rig { locks, server, proxy: _proxy } = rig;
-    let take = |key: &str, renew| locks.get(key).renew(renew).lock().expect("locks");
+    let take = |key: &str, renew| locks.named(key).renew(renew).lock().expect("locks");
     let delete = |key: &str| server.query::<()>(&["DEL", &format!("lock:{key}")]);
     for renew in [true, false] {
         let name = |what| format!("{what}, {renew}");
@@ -301,8 +301,8 @@ fn the_keeper_is_one_thread_and_only_where_it_is_needed() {
     };
     let locks = LockManager::connect(&url).expect("connects");
     assert_eq!(keepers(), 0);
-    drop(locks.get("a").renew(false).lock().expect("locks"));
-    let unrenewed = locks.get("b").renew(false).lock().expect("locks");
+    drop(locks.named("a").renew(false).lock().expect("locks"));
+    let unrenewed = locks.named("b").renew(false).lock().expect("locks");
     assert_eq!(keepers(), 0);
     let guards = ["c", "d", "e"].map(|key| locks.lock(key).expect("locks"));
     one_keeper();
@@ -314,7 +314,7 @@ fn the_keeper_is_one_thread_and_only_where_it_is_needed() {
     drop(unrenewed);
     eventually(SOON, "the thread is gone", || keepers() == 0);
     let locks = LockManager::connect(&url).expect("connects");
-    let guard = locks.get("a").renew(false).lock().expect("locks");
+    let guard = locks.named("a").renew(false).lock().expect("locks");
     guard.extend(MINUTE).expect("the keeper is started for it");
     one_keeper();
     drop((locks, guard));

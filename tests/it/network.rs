@@ -46,7 +46,7 @@ impl Rig {
         let proxy = Proxy::start(server.port());
         let locks = change(builder(&url(&proxy))).build_unchecked().expect("options that can work");
         // The limits are short here, and the machine may be busy.
-        eventually(LONG, "it connects", || locks.holder("warm-up").is_ok());
+        eventually(LONG, "it connects", || locks.named("warm-up").holder().is_ok());
         drop(locks.lock("warm-up").expect("locks")); // Redis learns how to release,
         server.query::<String>(&["SCRIPT", "LOAD", CLAIM]); // and how to ask and look.
         server.reset_stats();
@@ -240,7 +240,7 @@ fn row_11_giving_up_on_a_stopped_server_leaves_no_key() {
     for round in 1..=20 {
         let (key, limit) = (format!("round-{round}"), Duration::from_millis(40));
         if round % 2 == 0 {
-            locks.holder(&key).expect("a connection that is open already");
+            locks.named(&key).holder().expect("a connection that is open already");
         }
         server.pause();
         assert_unavailable(&locks.try_lock_for(&key, limit));
@@ -258,11 +258,11 @@ fn row_11_a_clean_up_does_not_overtake_its_set() {
     let rig = Rig::without_login(|builder| builder);
     for round in 1..=5 {
         let key = format!("round-{round}");
-        rig.locks.holder("busy").expect("the only connection");
+        rig.locks.named("busy").holder().expect("the only connection");
         let (rig, asked) = (&rig, rig.proxy.commands("GET"));
         rig.server.pause();
         thread::scope(|scope| {
-            scope.spawn(|| rig.locks.holder("busy").expect_err("no answer, and an idle connection"));
+            scope.spawn(|| rig.locks.named("busy").holder().expect_err("no answer, and an idle connection"));
             eventually(LONG, "the connection is in use", || rig.proxy.commands("GET") > asked);
             assert_unavailable(&rig.locks.try_lock_for(&key, ANSWER));
         });
@@ -288,7 +288,7 @@ fn row_12_a_release_whose_answer_never_comes_is_unconfirmed() {
     for fault in [Fault::DropReply, Fault::SwallowCommand] {
         returns_by(ANSWER, "unlock", || {
             let key = unique_key("a");
-            let guard = rig.locks.get(&key).lease(2 * SOON).lock().expect("locks");
+            let guard = rig.locks.named(&key).lease(2 * SOON).lock().expect("locks");
             rig.proxy.on(&format!("EVALSHA * 1 lock:{key}"), fault.clone());
             let (took, unlocked) = time(|| guard.unlock());
             match unlocked {

@@ -101,16 +101,16 @@ fn row_20_renewals_that_a_replica_refuses_are_tried_elsewhere() {
 fn scripts_work_where_they_are_replicated_as_they_are() {
     let server = Server::with(&["--lua-replicate-commands", "no"]);
     let locks = LockManager::connect(&server.url()).expect("connects");
-    let guard = locks.get("a").lease(LONG).lock().expect("locks");
+    let guard = locks.named("a").lease(LONG).lock().expect("locks");
     guard.extend(2 * LONG).expect("extends");
     thread::scope(|scope| {
-        let waiter = scope.spawn(|| locks.get("b").wait(ANSWER).lock().map(drop));
+        let waiter = scope.spawn(|| locks.named("b").wait(ANSWER).lock().map(drop));
         waiter.join().expect("no panic").expect("free");
         occupy(&server, "b", ANSWER);
         drop(locks.try_lock_for("b", LONG).expect("answers").expect("its lease ends"));
     });
     assert!(server.pttl("lock:a") > i64::try_from(LONG.as_millis()).expect("small"));
-    assert!(locks.force_unlock("a").expect("deletes").is_some());
+    assert!(locks.named("a").force_unlock().expect("deletes").is_some());
     assert!(!server.exists("lock:a"));
     assert_lost(&guard.unlock(), LostCause::Deleted);
 }

@@ -15,7 +15,7 @@ use crate::support::{Fault, Proxy, Server, eventually, unique_key};
 #[test]
 fn row_13_taking_a_lock_in_a_black_hole_ends_by_its_deadline() {
     let rig = Rig::new();
-    let waiting = rig.locks.get("a").wait(ANSWER * 3 / 2);
+    let waiting = rig.locks.named("a").wait(ANSWER * 3 / 2);
     let takes: [(&str, Duration, &dyn Fn() -> Taken); 5] = [
         ("try_lock", 2 * ANSWER, &|| rig.locks.try_lock("a")),
         ("try_lock_for, shorter than an answer", ANSWER / 2, &|| rig.locks.try_lock_for("a", ANSWER / 2)),
@@ -36,7 +36,7 @@ fn row_13_taking_a_lock_in_a_black_hole_ends_by_its_deadline() {
     };
     for (what, limit, take) in takes {
         returns_by(limit, what, || {
-            drop(rig.locks.holder("a"));
+            drop(rig.locks.named("a").holder());
             let took = in_a_hole(take);
             end();
             took
@@ -62,8 +62,8 @@ const ASKS: [(&str, u32, Ask); 5] = [
     ("ensure", 1, |_, guard| guard.ensure(trusted(MINUTE))),
     // Of these, a connection may have gone stale: they ask again, over another.
     ("verify", 2, |_, guard| guard.verify()),
-    ("holder", 2, |locks, guard| locks.holder(guard.key()).map(drop)),
-    ("force_unlock", 1, |locks, guard| locks.force_unlock(guard.key()).map(drop)),
+    ("holder", 2, |locks, guard| locks.named(guard.key()).holder().map(drop)),
+    ("force_unlock", 1, |locks, guard| locks.named(guard.key()).force_unlock().map(drop)),
 ];
 
 #[test]
@@ -255,7 +255,7 @@ fn row_15_a_lock_waits_for_redis_to_come_up() {
     let start = Instant::now();
     thread::scope(|scope| {
         let waiter = scope.spawn(|| {
-            let guard = locks.get("a").wait(5 * SOON).lock().expect("locks within the wait");
+            let guard = locks.named("a").wait(5 * SOON).lock().expect("locks within the wait");
             assert_eq!(server.get("lock:a").as_deref(), Some(guard.token()));
             start.elapsed()
         });
@@ -279,7 +279,7 @@ fn row_15_many_threads_that_wait_for_redis_are_no_storm() {
         let waiters = [(); 8].map(|()| {
             scope.spawn(|| {
                 let key = unique_key("a");
-                let guard = locks.get(&key).wait(5 * SOON).lock().expect("locks within the wait");
+                let guard = locks.named(&key).wait(5 * SOON).lock().expect("locks within the wait");
                 assert_eq!(server.get(&format!("lock:{key}")).as_deref(), Some(guard.token()));
             })
         });

@@ -274,7 +274,7 @@ fn row_26_the_next_thread_gets_its_turn_when_one_ends_with_a_guard_forgotten() {
 fn row_26_a_guard_that_is_forgotten_is_renewed_until_max_hold() {
     let (lease, limit) = (Duration::from_millis(300), Duration::from_millis(700));
     let rig = Rig::start();
-    let lock = rig.locks.get("a").lease(lease).max_hold(limit);
+    let lock = rig.locks.named("a").lease(lease).max_hold(limit);
     let start = Instant::now();
     let guard = lock.lock().expect("locks");
     let watch = guard.watch();

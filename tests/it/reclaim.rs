@@ -124,10 +124,10 @@ fn nothing_is_taken_over_unless_it_is_asked_for() {
     let ours = locks(&server, false);
     assert!(ours.try_lock("a").expect("asks").is_none());
     assert!(ours.try_lock_for("a", WAIT).expect("asks").is_none());
-    assert!(ours.get("a").wait(WAIT).lock().expect_err("busy").is_timeout());
+    assert!(ours.named("a").wait(WAIT).lock().expect_err("busy").is_timeout());
     assert_eq!(server.get("lock:a"), Some(token));
     // The lock's own option is as good as the manager's.
-    assert!(ours.get("a").reclaim_dead(true).try_lock_for(WAIT).expect("asks").is_some());
+    assert!(ours.named("a").reclaim_dead(true).try_lock_for(WAIT).expect("asks").is_some());
 }
 
 #[test]

@@ -33,7 +33,7 @@ fn follow_nobody(server: &Server) {
 
 /// What each way of taking a lock says, none of which may be that it is busy.
 fn refusals(locks: &LockManager, key: &str) -> Vec<Error> {
-    let lock = locks.get(key).wait(WAIT);
+    let lock = locks.named(key).wait(WAIT);
     vec![
         within(WAIT + SLACK, "lock", || lock.lock()).expect_err("lock"),
         within(WAIT + SLACK, "try_lock", || lock.try_lock()).expect_err("try_lock"),
@@ -101,7 +101,7 @@ fn waits(locks: &LockManager, key: &'static str) -> [Error; 2] {
 /// Asserts that a lock can be taken and given back, and leaves nothing behind.
 #[track_caller]
 fn assert_all_is_well(server: &Server, locks: &LockManager, key: &str) {
-    let guard = locks.get(key).wait(LONG).lock().expect("locks");
+    let guard = locks.named(key).wait(LONG).lock().expect("locks");
     assert!(server.exists(&format!("lock:{key}")));
     assert_eq!(guard.unlock().expect("unlocks"), Unlocked::Released);
     assert!(!server.exists(&format!("lock:{key}")));
@@ -121,9 +121,9 @@ fn row_19_a_key_that_never_expires_is_named_and_not_waited_for() {
     let error = locks.try_lock("a").expect_err("it can never be free");
     assert!(matches!(error, Error::NotALock { .. }), "{error:?}");
     assert!(locks.try_lock_for("a", WAIT).expect("answers").is_none(), "too soon to tell");
-    let holder = locks.holder("a").expect("answers").expect("somebody");
+    let holder = locks.named("a").holder().expect("answers").expect("somebody");
     assert_eq!((holder.raw(), holder.owner(), holder.time_left()), ("by-hand", None, None));
-    let deleted = locks.force_unlock("a").expect("answers").expect("somebody");
+    let deleted = locks.named("a").force_unlock().expect("answers").expect("somebody");
     assert_eq!(deleted, holder);
     assert_all_is_well(&server, &locks, "a");
 }
@@ -137,7 +137,7 @@ fn row_19_a_list_is_named_and_not_waited_for() {
         if let Some(millis) = expiry {
             server.query::<()>(&["PEXPIRE", "lock:a", millis]);
         }
-        for error in waits(&locks, "a").into_iter().chain(locks.holder("a").err()) {
+        for error in waits(&locks, "a").into_iter().chain(locks.named("a").holder().err()) {
             assert!(matches!(error, Error::NotALock { .. }), "{error:?}");
             let text = error.to_string();
             assert!(text.contains("\"lock:a\"") && text.contains("not a string"), "{text}");
@@ -145,7 +145,7 @@ fn row_19_a_list_is_named_and_not_waited_for() {
     }
     let error = locks.try_lock("a").expect_err("it can never be free");
     assert!(matches!(error, Error::NotALock { .. }), "{error:?}");
-    let deleted = locks.force_unlock("a").expect("answers").expect("something");
+    let deleted = locks.named("a").force_unlock().expect("answers").expect("something");
     assert!(deleted.raw().contains("not a string"), "{deleted}");
     assert_all_is_well(&server, &locks, "a");
 }
@@ -174,11 +174,11 @@ fn row_19_a_lock_whose_key_lost_its_expiry_is_waited_for() {
     let server = Server::start();
     let (ours, theirs) = (locks(&server.url()), locks(&server.url()));
     for key in ["a", "b", "c"] {
-        let guard = theirs.get(key).renew_every(WAIT / 3).lock().expect("locks");
+        let guard = theirs.named(key).renew_every(WAIT / 3).lock().expect("locks");
         eventually(LONG, "it is renewed, and heard of", || server.is_heard() && theirs.stats().renewed > 0);
         let done = AtomicBool::new(false);
         thread::scope(|scope| {
-            let waiter = scope.spawn(|| ours.get(key).lock().map(drop));
+            let waiter = scope.spawn(|| ours.named(key).lock().map(drop));
             let tries = scope.spawn(|| {
                 while !done.load(Ordering::SeqCst) {
                     assert!(ours.try_lock_for(key, WAIT / 10).expect("it is a lock").is_none());
@@ -257,7 +257,7 @@ fn row_20_a_password_set_meanwhile_is_told() {
     for error in refusals(&late, "a") {
         assert_refused(&error, "NOAUTH");
     }
-    assert_refused(&late.holder("a").expect_err("no password"), "NOAUTH");
+    assert_refused(&late.named("a").holder().expect_err("no password"), "NOAUTH");
     // Redis lets those stay who were let in.
     assert_eq!(held.unlock().expect("unlocks"), Unlocked::Released);
     let url = format!("redis://:canary@127.0.0.1:{}/", server.port());
@@ -276,7 +276,7 @@ fn row_20_what_passes_is_waited_for() {
         proxy.clear();
         let armed = proxy.fired();
         proxy.on_times("SET", 3, answer);
-        drop(locks.get("a").wait(LONG).lock().expect("it passes"));
+        drop(locks.named("a").wait(LONG).lock().expect("it passes"));
         proxy.wait_fired(armed + 3, LONG);
     }
     assert_all_is_well(&server, &locks, "a");
@@ -292,7 +292,7 @@ fn row_20_a_replica_is_not_busy_and_a_promotion_within_the_wait_is_enough() {
     thread::scope(|scope| {
         let before = proxy.commands("SET");
         let taker =
-            scope.spawn(|| drop(locks.get("a").wait(LONG).lock().expect("taken after the promotion")));
+            scope.spawn(|| drop(locks.named("a").wait(LONG).lock().expect("taken after the promotion")));
         eventually(LONG, "it tries", || proxy.commands("SET") >= before + 4);
         assert!(!taker.is_finished());
         server.query::<()>(&["REPLICAOF", "NO", "ONE"]);
@@ -324,13 +324,16 @@ fn row_20_a_replica_without_its_master_is_not_busy() {
     let locks = locks(&server.url());
     follow_nobody(&server);
     assert_all_unavailable(&locks, "MASTERDOWN");
-    assert_unavailable(&locks.holder("a").expect_err("no master"), "MASTERDOWN");
+    assert_unavailable(&locks.named("a").holder().expect_err("no master"), "MASTERDOWN");
     // Servers before 7 answer PING, which is all that is sent to connect, also in this state.
     let connected = LockManager::connect(&server.url());
     if server_version() >= (7, 0) {
         assert_unavailable(&connected.expect_err("no master"), "MASTERDOWN");
     } else {
-        assert_unavailable(&connected.expect("PING").holder("a").expect_err("no master"), "MASTERDOWN");
+        assert_unavailable(
+            &connected.expect("PING").named("a").holder().expect_err("no master"),
+            "MASTERDOWN",
+        );
     }
     server.query::<()>(&["REPLICAOF", "NO", "ONE"]);
     assert_all_is_well(&server, &locks, "a");
@@ -434,5 +437,5 @@ fn row_21_a_restart_is_not_seen_by_those_who_only_ask() {
     let locks = locks(&server.url());
     drop(locks.lock("a").expect("locks"));
     server.restart();
-    assert_eq!(locks.holder("a").expect("a stale connection is no outage"), None);
+    assert_eq!(locks.named("a").holder().expect("a stale connection is no outage"), None);
 }

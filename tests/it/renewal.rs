@@ -152,11 +152,12 @@ fn row_08_a_hold_in_a_black_hole_ends_exactly_with_its_lease() {
 #[test]
 fn row_09_a_closure_that_overruns_its_lease_is_lost_if_redis_says_so() {
     let rig = Rig::new();
-    let lock = rig.locks.get("a").renew(false).lease(LEASE / 4);
+    let lock = rig.locks.named("a").renew(false).lease(LEASE / 4);
     let overrun = |then: &dyn Fn()| {
-        lock.with_guard(|guard| {
+        lock.with_lock_result(|guard| {
             ends_exactly(guard, || ());
             then();
+            Ok(())
         })
     };
     let gone = || eventually(LONG, "the key expires", || rig.stands("a").is_none());
@@ -170,9 +171,10 @@ fn row_09_a_closure_that_overruns_its_lease_is_lost_if_redis_says_so() {
     let lost = overrun(&gone);
     assert!(matches!(lost, Err(Error::Lost { cause: LostCause::Expired, .. })), "{lost:?}");
     // Redis is the judge: its clock had stepped, and nobody else could have the lock.
-    let kept = lock.with_guard(|guard| {
+    let kept = lock.with_lock_result(|guard| {
         rig.server.query::<()>(&["PEXPIRE", "lock:a", "60000"]);
         ends_exactly(guard, || ());
+        Ok::<_, Error>(())
     });
     assert!(kept.is_ok(), "{kept:?}");
     assert_eq!(rig.stands("a"), None);
@@ -323,7 +325,7 @@ fn a_closure_of_ten_leases_keeps_its_lock() {
     // Where the machine runs nothing of ours from one renewal until the end of the lease, the lock is lost, and that is right:
     // 400 ms of this lease, where it was 130 of a shorter one.
     let lease = Duration::from_millis(600);
-    let lock = rig.locks.get("a").lease(lease);
+    let lock = rig.locks.named("a").lease(lease);
     let (stop, stopped) = mpsc::channel::<()>();
     let (start, started) = mpsc::channel();
     thread::scope(|scope| {
@@ -341,11 +343,12 @@ fn a_closure_of_ten_leases_keeps_its_lock() {
             }
             samples
         });
-        let done = lock.with_guard(|guard| {
+        let done = lock.with_lock_result(|guard| {
             start.send(guard.token().to_owned()).expect("it runs");
             throughout(10 * lease, || assert!(guard.is_valid(), "it was not renewed in time"));
             drop(stop);
             assert!(sampler.join().expect("no panic") > 200);
+            Ok::<_, Error>(())
         });
         assert!(done.is_ok(), "{done:?}");
     });
@@ -360,7 +363,7 @@ fn a_closure_that_is_not_renewed_knows_before_another_can_take_its_lock() {
     rig.proxy.always(&renewals_of(&rig.server, "a"), Fault::SwallowCommand);
     let other = LockManager::connect(&rig.server.url()).expect("connects");
     let done = thread::scope(|scope| {
-        rig.locks.get("a").lease(lease).with_guard(|guard| {
+        rig.locks.named("a").lease(lease).with_lock_result(|guard| {
             let taker = scope.spawn(|| {
                 let taken = other.lock("a").expect("locks");
                 let at = Instant::now();
@@ -377,6 +380,7 @@ fn a_closure_that_is_not_renewed_knows_before_another_can_take_its_lock() {
             }
             let taken = taker.join().expect("no panic");
             assert!(last_valid < taken, "valid while another had it");
+            Ok(())
         })
     });
     assert!(matches!(done, Err(Error::Lost { .. })), "{done:?}");

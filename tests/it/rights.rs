@@ -90,8 +90,8 @@ fn refused_to_a_user_with(rights: &[&str]) -> Vec<String> {
         scope.spawn(move || {
             assert!(others.try_lock("a").expect("answers").is_none());
             assert!(others.try_lock_for("a", WAIT).expect("answers").is_none());
-            assert!(others.get("a").wait(WAIT).lock().expect_err("busy").is_timeout());
-            assert!(others.holder("a").expect("answers").is_some());
+            assert!(others.named("a").wait(WAIT).lock().expect_err("busy").is_timeout());
+            assert!(others.named("a").holder().expect("answers").is_some());
             others.with_lock("b", || ()).expect("runs");
         });
     });
@@ -99,7 +99,7 @@ fn refused_to_a_user_with(rights: &[&str]) -> Vec<String> {
     server.query::<()>(&["SCRIPT", "FLUSH"]);
     assert_eq!(outer.unlock().expect("unlocks"), Unlocked::Released);
     let taken_away = locks.lock("a").expect("locks");
-    assert!(locks.force_unlock("a").expect("answers").is_some());
+    assert!(locks.named("a").force_unlock().expect("answers").is_some());
     assert!(taken_away.unlock().expect_err("lost").is_lost());
     drop(locks);
     assert_eq!(server.query::<i64>(&["DBSIZE"]), 0);
@@ -126,7 +126,7 @@ fn complaints_without(right: &str) -> Vec<(&'static str, Error)> {
     let locks = LockManager::connect(&url).expect("connects");
     let others = LockManager::connect(&server.bare_url()).expect("connects");
     thread::scope(|scope| {
-        scope.spawn(|| std::mem::forget(others.get("taken").lock().expect("locks")));
+        scope.spawn(|| std::mem::forget(others.named("taken").lock().expect("locks")));
     });
     let [first, second] = ["first", "second"].map(|key| locks.lock(key).expect("locks"));
     first.extend(Duration::from_secs(30)).expect("extends");
@@ -138,17 +138,17 @@ fn complaints_without(right: &str) -> Vec<(&'static str, Error)> {
         complaints.extend(within(WAIT + SLACK, what, done).map(|error| (what, error)));
     };
     note("connect", &|| LockManager::connect(&url).err());
-    note("lock", &|| locks.get("free").wait(WAIT).lock().err());
+    note("lock", &|| locks.named("free").wait(WAIT).lock().err());
     note("lock", &|| locks.try_lock("tried").err());
-    note("wait", &|| locks.get("taken").wait(WAIT).lock().err());
-    note("holder", &|| locks.holder("taken").err());
+    note("wait", &|| locks.named("taken").wait(WAIT).lock().err());
+    note("holder", &|| locks.named("taken").holder().err());
     note("verify", &|| first.verify().err());
     note("extend", &|| first.extend(Duration::from_secs(60)).err());
     let (first, second) = (std::cell::Cell::new(Some(first)), std::cell::Cell::new(Some(second)));
     note("unlock", &|| first.take()?.unlock().err());
     server.query::<()>(&["SCRIPT", "FLUSH"]);
     note("unlock, taught", &|| second.take()?.unlock().err());
-    note("force_unlock", &|| locks.force_unlock("taken").err());
+    note("force_unlock", &|| locks.named("taken").force_unlock().err());
     within(2 * SLACK, "the end of the manager", || drop(locks));
     complaints.retain(|(_, error)| !error.is_timeout());
     complaints

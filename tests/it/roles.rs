@@ -151,8 +151,8 @@ fn forked(locks: LockManager, guards: Option<(LockGuard, LockGuard)>) {
         is_forked(locks.try_lock(key).err());
         is_forked(locks.try_lock_for(key, second).err());
         is_forked(locks.with_lock(key, || unreachable!("not held")).err());
-        is_forked(locks.holder(key).err());
-        is_forked(locks.force_unlock(key).err());
+        is_forked(locks.named(key).holder().err());
+        is_forked(locks.named(key).force_unlock().err());
     }
     assert!(locks.held().is_empty());
     within(second, "giving back what is the parent's", || {

@@ -98,7 +98,7 @@ fn try_url(what: &str, url: &str) {
         Err(error) => show_error(what, &error),
         Ok(locks) => {
             show(&locks);
-            let lock = locks.get("a").wait(ANSWER);
+            let lock = locks.named("a").wait(ANSWER);
             show(&lock);
             for error in
                 [lock.lock().err(), lock.try_lock().err(), lock.holder().err(), lock.force_unlock().err()]
@@ -191,7 +191,7 @@ fn show_values(url: &str) {
         panic!("{lost:?}");
     };
     let locks = LockManager::builder(url).on_lost(on_lost).build().expect("connects");
-    let lock = locks.get("a");
+    let lock = locks.named("a");
     let guard = lock.lock().expect("locks");
     show(&locks);
     show(&lock);
@@ -199,18 +199,18 @@ fn show_values(url: &str) {
     show(guard.owner());
     show(&guard.watch());
     show(&locks.held().pop().expect("held"));
-    show(&locks.holder("a").expect("answers").expect("held"));
-    println!("{} {}", guard.owner(), locks.holder("a").expect("answers").expect("held"));
+    show(&locks.named("a").holder().expect("answers").expect("held"));
+    println!("{} {}", guard.owner(), locks.named("a").holder().expect("answers").expect("held"));
     show(&locks.stats());
     show(&locks.stats().time_waited);
     thread::scope(|scope| {
-        let busy = scope.spawn(|| locks.get("a").wait(ANSWER).lock().map(drop).expect_err("busy"));
+        let busy = scope.spawn(|| locks.named("a").wait(ANSWER).lock().map(drop).expect_err("busy"));
         show_error("a wait", &busy.join().expect("no panic"));
     });
     panics(|| locks.with_lock("b", || panic!("{locks:?}")).expect("not reached"));
-    show_error("an option", &locks.get("d").lease(Duration::ZERO).lock().expect_err("no lease"));
+    show_error("an option", &locks.named("d").lease(Duration::ZERO).lock().expect_err("no lease"));
     show_error("a key", &locks.lock("").expect_err("no key"));
-    locks.force_unlock("a").expect("answers").expect("held");
+    locks.named("a").force_unlock().expect("answers").expect("held");
     show_error("a loss", &guard.verify().expect_err("lost"));
     show(&guard.watch().wait_lost(LONG).expect("lost"));
     show(&locks.lock("c").expect("locks").unlock().expect("unlocks"));
@@ -224,7 +224,7 @@ fn show_values(url: &str) {
 fn show_trouble(proxy: &Proxy, url: &str) {
     let builder = LockManager::builder(url).connect_timeout(ANSWER).response_timeout(ANSWER);
     let locks = builder.lease(Duration::from_secs(1)).tolerate_outage(ANSWER).build().expect("connects");
-    let broken = || locks.get("a").wait(ANSWER).lock().map(drop).expect_err("no proper answer");
+    let broken = || locks.named("a").wait(ANSWER).lock().map(drop).expect_err("no proper answer");
     let garbage = b"HTTP/1.1 400 Bad Request\r\n\r\n".to_vec();
     for fault in
         [Fault::Replace(garbage), Fault::HalfReply, Fault::DropReply, Fault::Answer(b":7\r\n".to_vec())]
@@ -233,7 +233,7 @@ fn show_trouble(proxy: &Proxy, url: &str) {
         show_error("trouble", &broken());
         proxy.clear();
     }
-    let take = |key: &str| -> LockGuard { locks.get(key).wait(LONG).lock().expect("locks") };
+    let take = |key: &str| -> LockGuard { locks.named(key).wait(LONG).lock().expect("locks") };
     let renewed = take("renewed");
     proxy.on("EVALSHA * 1 lock:renewed", Fault::CutBeforeReply);
     let errors = locks.stats().renewal_errors;

@@ -41,9 +41,9 @@ fn chain(error: &Error) -> String {
 fn survives(server: &Server, stall: impl FnOnce(), end: impl FnOnce()) {
     let locks = hasty(server);
     // A lease that is not over by the time that its key is to be gone.
-    let held = locks.get("released").lease(3 * LONG).renew(false).lock().expect("locks");
+    let held = locks.named("released").lease(3 * LONG).renew(false).lock().expect("locks");
     stall();
-    let error = within(WAIT + SLACK, "lock", || locks.get("a").wait(WAIT).lock()).expect_err("stalled");
+    let error = within(WAIT + SLACK, "lock", || locks.named("a").wait(WAIT).lock()).expect_err("stalled");
     assert!(matches!(error, Error::Unavailable { .. }), "{error:?}");
     let error = within(2 * WAIT + SLACK, "try_lock", || locks.try_lock("b")).expect_err("stalled");
     assert!(matches!(error, Error::Unavailable { .. }), "{error:?}");
@@ -52,7 +52,7 @@ fn survives(server: &Server, stall: impl FnOnce(), end: impl FnOnce()) {
     end();
     for key in ["a", "b", "released"] {
         eventually(LONG, "nothing stays behind", || !server.exists(&format!("lock:{key}")));
-        let guard = locks.get(key).wait(LONG).lock().expect("locks");
+        let guard = locks.named(key).wait(LONG).lock().expect("locks");
         assert_eq!(guard.unlock().expect("unlocks"), Unlocked::Released);
     }
 }

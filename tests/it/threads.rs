@@ -31,7 +31,7 @@ fn row_24_reentry_after_the_lease_ran_out_is_lost() {
     let server = Server::start();
     let proxy = Proxy::start(server.port());
     let locks = LockManager::connect(&proxy.url()).expect("connects");
-    let brief = locks.get("a").lease(Duration::from_millis(100)).renew(false);
+    let brief = locks.named("a").lease(Duration::from_millis(100)).renew(false);
     let outer = brief.lock().expect("locks");
     let inner = brief.lock().expect("locks again");
     eventually(LONG, "the lease runs out", || !outer.is_valid());
@@ -58,7 +58,7 @@ fn row_24_reentry_after_the_lease_ran_out_is_lost() {
 fn row_24_reentry_does_not_take_what_somebody_else_has_by_now() {
     let server = Server::start();
     let (ours, theirs) = (locks(&server), locks(&server));
-    let outer = ours.get("a").lease(Duration::from_millis(100)).renew(false).lock().expect("locks");
+    let outer = ours.named("a").lease(Duration::from_millis(100)).renew(false).lock().expect("locks");
     thread::scope(|scope| {
         let (taken, is_taken) = mpsc::channel();
         let (done, is_done) = mpsc::channel::<()>();
@@ -99,10 +99,10 @@ fn row_27_a_panic_in_a_closure_releases_once() {
     assert_eq!(payload, Payload(7));
     assert_eq!((server.calls("set"), server.calls("evalsha")), (1, 1));
     assert!(!server.exists("lock:a"));
-    let payload = payload_of(|| locks.with_guard("a", |_| panic_any(Payload(8))));
+    let payload = payload_of(|| locks.with_lock("a", || panic_any(Payload(8))));
     assert_eq!(payload, Payload(8));
     let payload =
-        payload_of(|| locks.with_lock_result("a", || -> Result<(), Error> { panic_any(Payload(9)) }));
+        payload_of(|| locks.with_lock_result("a", |_| -> Result<(), Error> { panic_any(Payload(9)) }));
     assert_eq!(payload, Payload(9));
     assert!(!server.exists("lock:a"));
     assert_eq!(locks.lock("a").expect("locks").depth(), 1);
@@ -122,7 +122,7 @@ fn row_27_a_panic_while_redis_is_gone_is_neither_lost_nor_an_abort() {
     });
     assert_eq!(payload, Payload(7));
     server.restart();
-    let guard = locks.get("a").wait(LONG).lock().expect("nothing stays broken");
+    let guard = locks.named("a").wait(LONG).lock().expect("nothing stays broken");
     assert_eq!(guard.depth(), 1);
 }
 
@@ -201,7 +201,7 @@ fn row_30_an_outer_guard_that_goes_first_keeps_the_lock_from_others() {
 #[test]
 fn row_31_depth_has_an_end_and_does_not_wrap() {
     let server = Server::start();
-    let lock = locks(&server).get("a").lease(Duration::from_secs(600));
+    let lock = locks(&server).named("a").lease(Duration::from_secs(600));
     let first = lock.lock().expect("locks");
     let mut guards: Vec<_> = (1..MAX_DEPTH).map(|_| lock.lock().expect("reenters")).collect();
     assert_eq!(first.depth(), MAX_DEPTH);
@@ -226,14 +226,14 @@ fn embrace(one: &LockManager, other: &LockManager) -> (Owner, Error) {
         let patient = scope.spawn(|| {
             let b = other.lock("b").expect("locks");
             both.wait();
-            let a = other.get("a").wait(LONG).lock().expect("the other gives up");
+            let a = other.named("a").wait(LONG).lock().expect("the other gives up");
             drop(a);
             b.owner().clone()
         });
         let hasty = scope.spawn(|| {
             let _a = one.lock("a").expect("locks");
             both.wait();
-            within(WAIT + SLACK, "the wait", || one.get("b").wait(WAIT).lock()).expect_err("busy")
+            within(WAIT + SLACK, "the wait", || one.named("b").wait(WAIT).lock()).expect_err("busy")
         });
         let error = hasty.join().expect("no panic");
         (patient.join().expect("no panic"), error)
@@ -276,9 +276,9 @@ fn row_33_a_deadlock_of_two_managers_is_broken_by_the_deadline() {
 fn deadlock(locks: &LockManager, end: impl FnOnce()) -> [Result<Result<bool, Error>, Error>; 2] {
     let both_hold = Barrier::new(2);
     let take = |first: &str, second: &str| {
-        locks.with_guard(first, |outer| {
+        locks.with_lock_result(first, |outer| {
             both_hold.wait();
-            locks.with_lock(second, || outer.is_valid())
+            locks.with_lock(second, || outer.is_valid()).map(Ok)
         })
     };
     thread::scope(|scope| {
@@ -296,7 +296,7 @@ fn row_33_a_deadlock_without_a_limit_lasts_while_both_are_renewed() {
     let results = deadlock(&locks, || {
         eventually(LONG, "several leases pass", || locks.stats().renewed >= 30);
         assert_eq!((locks.held().len(), locks.stats().acquired), (2, 2), "neither has both");
-        let _ = locks.force_unlock("a").expect("answers").expect("it is held");
+        let _ = locks.named("a").force_unlock().expect("answers").expect("it is held");
     });
     // Whoever held `a` is told that it was not under the lock; the other has had both.
     let [first, second] = results;
@@ -332,11 +332,11 @@ fn row_34_a_second_manager_of_the_same_thread_is_told_at_once() {
     let (first, second) = (locks(&server), locks(&server));
     let guard = first.lock("a").expect("locks");
     assert_would_deadlock(within(SLACK, "lock", || second.lock("a").map(Some)));
-    assert_would_deadlock(within(SLACK, "lock, waiting", || second.get("a").wait(LONG).lock().map(Some)));
+    assert_would_deadlock(within(SLACK, "lock, waiting", || second.named("a").wait(LONG).lock().map(Some)));
     assert_would_deadlock(within(SLACK, "try_lock_for", || second.try_lock_for("a", LONG)));
     assert_would_deadlock(within(SLACK, "try_lock", || second.try_lock("a")));
     thread::scope(|scope| {
-        let elsewhere = scope.spawn(|| second.get("a").wait(WAIT).lock().map(drop));
+        let elsewhere = scope.spawn(|| second.named("a").wait(WAIT).lock().map(drop));
         let error = elsewhere.join().expect("no panic").expect_err("plain busy");
         assert!(error.is_timeout(), "{error:?}");
     });
@@ -350,10 +350,10 @@ fn row_34_a_second_manager_is_told_even_behind_others_who_wait_there() {
     let (first, second) = (locks(&server), locks(&server));
     let guard = first.lock("a").expect("locks");
     thread::scope(|scope| {
-        scope.spawn(|| drop(second.get("a").wait(LONG).lock().expect("locks in the end")));
+        scope.spawn(|| drop(second.named("a").wait(LONG).lock().expect("locks in the end")));
         server.reset_stats();
         eventually(LONG, "the other waits", || server.calls("get") > 0);
-        let told = second.get("a").wait(4 * SLACK).lock().map(Some);
+        let told = second.named("a").wait(4 * SLACK).lock().map(Some);
         drop(guard);
         assert_would_deadlock(told);
     });

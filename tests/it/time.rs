@@ -65,7 +65,7 @@ fn row_03_an_answer_after_the_lease_is_no_lock() {
     let rig = Rig::with_lease(LEASE);
     rig.proxy.on("SET lock:a", Fault::DelayReply(2 * LEASE));
     let start = Instant::now();
-    let guard = rig.locks.get("a").wait(LONG).lock().expect("locks within the wait");
+    let guard = rig.locks.named("a").wait(LONG).lock().expect("locks within the wait");
     assert!(start.elapsed() >= 2 * LEASE);
     rig.assert_taken_anew(&guard);
 }
@@ -266,7 +266,7 @@ fn wall_clock_child() {
         match line.as_str() {
             "wall" => role::tell(&wall_clock().to_string()),
             "hold" => {
-                held = Some(locks.get("held").lease(LONG).lock().unwrap());
+                held = Some(locks.named("held").lease(LONG).lock().unwrap());
                 role::tell("held");
             }
             "look" => {
@@ -275,14 +275,14 @@ fn wall_clock_child() {
             }
             "unlock" => role::tell(&format!("{:?}", held.take().unwrap().unlock())),
             "outlive" => on_its_own(&locks, |locks| {
-                let guard = locks.get("short").lease(2 * LEASE).renew(false).lock().unwrap();
+                let guard = locks.named("short").lease(2 * LEASE).renew(false).lock().unwrap();
                 role::tell("taken");
                 eventually(LONG, "the hold is over", || !guard.is_valid());
                 role::tell("over");
             }),
             "wait" => on_its_own(&locks, |locks| {
                 role::tell("waiting");
-                let taken = locks.get("busy").wait(2 * LEASE).lock();
+                let taken = locks.named("busy").wait(2 * LEASE).lock();
                 let timed_out = taken.is_err_and(|error| error.is_timeout());
                 role::tell(if timed_out { "timeout" } else { "something else" });
             }),

@@ -21,7 +21,7 @@ fn ensure_sends_only_what_is_needed() {
     for renew in [true, false] {
         let key = unique_key("a");
         let renewal = renewals_of(&rig.server, &key);
-        let lock = rig.locks.get(&key).lease(MINUTE).renew_every(MINUTE / 2).renew(renew);
+        let lock = rig.locks.named(&key).lease(MINUTE).renew_every(MINUTE / 2).renew(renew);
         let guard = lock.lock().expect("locks");
         throughout(4 * PERIOD, || {});
         let sent = rig.proxy.log().len();
@@ -50,7 +50,7 @@ fn ensure_sends_only_what_is_needed() {
 #[test]
 fn ensure_looks_at_the_clock_and_verify_asks() {
     let rig = rig();
-    let guard = rig.locks.get("a").lease(MINUTE).renew(false).lock().expect("locks");
+    let guard = rig.locks.named("a").lease(MINUTE).renew(false).lock().expect("locks");
     rig.server.query::<()>(&["DEL", "lock:a"]);
     guard.ensure(MINUTE / 2).expect("enough is left by the clock");
     assert!(guard.is_valid());
@@ -64,7 +64,7 @@ fn extend_gives_another_lease() {
     for renew in [true, false] {
         let key = unique_key("a");
         let pttl = || rig.server.pttl(&format!("lock:{key}"));
-        let guard = rig.locks.get(&key).renew(renew).lock().expect("locks");
+        let guard = rig.locks.named(&key).renew(renew).lock().expect("locks");
         guard.extend(MINUTE).expect("longer");
         assert!(pttl() > 50_000 && guard.remaining() > 5 * MINUTE / 6);
         throughout(3 * PERIOD, || assert!(guard.is_valid()));
@@ -112,7 +112,7 @@ fn a_shorter_lease_is_believed_whatever_comes_late() {
 fn verify_asks_redis() {
     for (what, injure, cause) in INJURIES {
         let rig = rig();
-        let lock = rig.locks.get("a").lease(MINUTE).renew(false);
+        let lock = rig.locks.named("a").lease(MINUTE).renew(false);
         let guard = lock.lock().expect("locks");
         guard.verify().expect("it stands");
         assert!(guard.is_valid() && guard.remaining() > 5 * MINUTE / 6);
@@ -131,7 +131,7 @@ fn verify_asks_redis() {
 #[test]
 fn verify_believes_redis_when_less_is_left() {
     let rig = rig();
-    let guard = rig.locks.get("a").lease(MINUTE).renew(false).lock().expect("locks");
+    let guard = rig.locks.named("a").lease(MINUTE).renew(false).lock().expect("locks");
     rig.server.query::<()>(&["PEXPIRE", "lock:a", "400"]);
     guard.verify().expect("it stands");
     assert!(guard.remaining() <= Duration::from_millis(400) && guard.is_valid());
@@ -142,7 +142,7 @@ fn verify_believes_redis_when_less_is_left() {
 #[test]
 fn verify_counts_what_is_left_from_its_send() {
     let rig = Rig::with(|builder| builder.response_timeout(SOON));
-    let guard = rig.locks.get("a").renew(false).lock().expect("locks");
+    let guard = rig.locks.named("a").renew(false).lock().expect("locks");
     rig.server.query::<()>(&["PEXPIRE", "lock:a", "600"]);
     rig.proxy.on("PTTL lock:a", Fault::DelayReply(4 * PERIOD));
     guard.verify().expect("it stood");
@@ -163,7 +163,7 @@ fn held_lists_what_this_process_holds() {
     let rig = rig();
     assert!(rig.locks.held().is_empty());
     let first = rig.locks.lock("first").expect("locks");
-    let second = rig.locks.get("second").renew(false).lock().expect("locks");
+    let second = rig.locks.named("second").renew(false).lock().expect("locks");
     let again = rig.locks.lock("first").expect("locks");
     eventually(LONG, "it is renewed", || renewals(&rig.locks, "first") >= 2);
     let held = rig.locks.held();

@@ -26,7 +26,7 @@ fn run_out_on_the_way(stall: Act<'_>, end: Act<'_>, others: &[bool]) {
     let rig = &Rig::with(|builder| builder.pool_size(1).response_timeout(LONG));
     for (taken, by_closure) in others.iter().flat_map(|taken| [(*taken, false), (*taken, true)]) {
         let name = &unique_key("a");
-        let lock = rig.locks.get(name).renew(false).lease(LEASE);
+        let lock = rig.locks.named(name).renew(false).lease(LEASE);
         let started = Instant::now();
         thread::scope(|scope| {
             let meanwhile = move || {
@@ -44,7 +44,11 @@ fn run_out_on_the_way(stall: Act<'_>, end: Act<'_>, others: &[bool]) {
                 assert!(guard.is_valid(), "after {:?}", started.elapsed());
             };
             if by_closure {
-                lock.with_guard(begin).expect("the closure ran under the lock");
+                lock.with_lock_result(|guard| {
+                    begin(guard);
+                    Ok::<_, Error>(())
+                })
+                .expect("the closure ran under the lock");
             } else {
                 let guard = lock.lock().expect("locks");
                 begin(&guard);
@@ -83,7 +87,7 @@ fn a_lease_that_runs_out_while_its_release_waits_for_a_connection_is_no_loss() {
     let stall: Act<'_> = &|rig| {
         let (locks, fired) = (rig.locks.clone(), rig.proxy.fired());
         rig.proxy.on("GET lock:other", Fault::DelayReply(2 * LEASE));
-        drop(thread::spawn(move || locks.holder("other")));
+        drop(thread::spawn(move || locks.named("other").holder()));
         rig.proxy.wait_fired(fired + 1, LONG);
     };
     run_out_on_the_way(stall, &|_| (), &[false, true]);
@@ -95,7 +99,7 @@ fn a_lease_that_runs_out_while_connecting_is_refused_is_no_loss() {
         rig.proxy.refuse(true);
         rig.proxy.cut_all();
         // Finds out that the connection it has is closed: the release is never sent over that.
-        rig.locks.holder("other").expect_err("refused");
+        rig.locks.named("other").holder().expect_err("refused");
     };
     run_out_on_the_way(stall, &|rig| rig.proxy.refuse(false), &[false, true]);
 }
@@ -124,7 +128,13 @@ fn what_redis_has_denied_once_is_not_released() {
                 assert_eq!(rig.stands(name).as_deref(), Some(guard.token()), "it is there again");
             };
             if by_closure {
-                assert_lost(&rig.locks.with_guard(name, goes_and_comes_back), cause);
+                assert_lost(
+                    &rig.locks.with_lock_result(name, |guard| {
+                        goes_and_comes_back(guard);
+                        Ok(())
+                    }),
+                    cause,
+                );
             } else {
                 let guard = rig.locks.lock(name).expect("locks");
                 goes_and_comes_back(&guard);
@@ -151,7 +161,13 @@ fn what_redis_has_denied_is_lost_though_its_release_is_not_answered() {
             rig.proxy.always("EVALSHA", Fault::SwallowCommand);
         };
         if by_closure {
-            assert_lost(&rig.locks.with_guard(name, is_denied), LostCause::Deleted);
+            assert_lost(
+                &rig.locks.with_lock_result(name, |guard| {
+                    is_denied(guard);
+                    Ok(())
+                }),
+                LostCause::Deleted,
+            );
         } else {
             let guard = rig.locks.lock(name).expect("locks");
             is_denied(&guard);

@@ -80,7 +80,7 @@ const ENDS: [(&str, End); 11] = [
 ];
 
 fn forced(locks: &LockManager, name: &str) {
-    locks.force_unlock(name).expect("answers").expect("it was held");
+    locks.named(name).force_unlock().expect("answers").expect("it was held");
 }
 
 #[test]
@@ -186,7 +186,7 @@ fn nothing_is_listened_for_where_nobody_waits_for_others() {
     }
     occupy(server, "busy", MINUTE);
     assert!(locks.try_lock("busy").expect("answers").is_none());
-    assert!(locks.get("busy").wait(Duration::ZERO).lock().expect_err("busy").is_timeout());
+    assert!(locks.named("busy").wait(Duration::ZERO).lock().expect_err("busy").is_timeout());
     let guard = locks.lock("a").expect("locks");
     thread::scope(|scope| {
         // In line behind a thread of its own process.
@@ -430,7 +430,7 @@ fn a_wait_that_is_shorter_than_the_sleep_for_rivals_ends_on_time() {
     rig.proxy.clear();
     let wait = ANSWER / 10;
     returns_by(wait, "a wait beside many rivals", || {
-        let (took, taken) = time(|| rig.locks.get("a").wait(wait).lock());
+        let (took, taken) = time(|| rig.locks.named("a").wait(wait).lock());
         assert!(taken.expect_err("somebody has it").is_timeout());
         took
     });
@@ -443,7 +443,7 @@ fn a_wait_that_is_shorter_than_the_sleep_for_rivals_ends_with_a_look() {
     let wait = ANSWER / 4;
     // Up to three times, where the machine itself held up the look.
     let has_looked = || {
-        let taken = rig.locks.get("a").wait(wait).lock();
+        let taken = rig.locks.named("a").wait(wait).lock();
         matches!(taken, Err(Error::Timeout { holder: Some(_), .. }))
     };
     assert!((0..3).any(|_| has_looked()), "it slept until its end");
