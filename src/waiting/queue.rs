@@ -236,11 +236,11 @@ impl WaitQueue {
         (hold.renewals() == 0).then(|| Arc::clone(hold))
     }
 
-    /// Leaves the line; returns whom it was waiting for, and whether it was the first.
-    pub(super) fn step_out(&mut self, waiter: &Arc<Waiter>, now: Moment) -> (Option<Holder>, bool) {
+    /// Leaves the line: true where the waiter was the first in it.
+    pub(super) fn step_out(&mut self, waiter: &Arc<Waiter>) -> bool {
         let was_first = self.is_next(Some(waiter));
         self.waiting.retain(|other| !Arc::ptr_eq(other, waiter));
-        (self.holder(now), was_first)
+        was_first
     }
 
     /// The front asks Redis. Noted before it does, since it may never be answered.
@@ -425,7 +425,7 @@ mod tests {
         let (mut queue, [second, third]) = queue();
         assert!(queue.hand_on(1, LIMIT, at(0), SOON).is_none());
         queue.hand_on(1, LIMIT, at(0), at(1)).unwrap();
-        queue.step_out(&second, at(0));
+        queue.step_out(&second);
         assert!(!queue.pass_on(1, &second, 2, GONE, at(0)), "it has gone all the same");
         assert!(queue.end_turn(1, at(0)));
         assert!(queue.start_turn(2, Some(&third), false, at(0)).is_some());

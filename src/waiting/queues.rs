@@ -82,56 +82,33 @@ impl WaitQueues {
         }
         if patience.once {
             let queue = table.queue(name);
-            let mine = queue.seen().is_some_and(&is_mine);
+            let mine = queue.seen().is_some_and(is_mine);
             return Err(if mine { NoTurn::Mine } else { NoTurn::Busy(queue.holder(Moment::now())) });
         }
         let me = Arc::new(Waiter::new(claim(), patience.deadline));
         table.queue(name).waiting.push_back(Arc::clone(&me));
-        let (mut awaited, mut look_again) = (None, Moment::NEVER);
+        let mut place = Place { me: &me, patience, stayed_awake_for: None, look_again: Moment::NEVER };
         loop {
             let now = Moment::now();
             if let Some(start) = table.start_turn(name, Some(&me), false, now) {
                 notify_first(table, name); // It may stay awake.
                 return Ok(self.turn(name, start, true));
             }
-            let mine = table.queue(name).seen().is_some_and(&is_mine);
-            // A thread that has no answer knows less than others that have theirs.
-            let silence =
-                table.queue(name).silence.as_ref().filter(|it| !it.is_refuted(&answered_since)).cloned();
-            // Where the whole process was stopped, the answer may be there for the thread in front
-            // to read.
-            let overslept = now.since(look_again) > SLOW_ANSWER;
-            let outage = silence.as_ref().filter(|silence| patience.is_outage(silence, now));
-            let outage = outage.filter(|silence| silence.words.is_some() || !overslept);
-            if mine || outage.is_some() || patience.deadline <= now {
-                let (holder, was_first) = table.queue(name).step_out(&me, now);
-                if was_first {
-                    notify_first(table, name); // It is the one that watches the front from now on.
+            let cores_are_free = self.cores.are_free(now);
+            match place.next_step(table.queue(name), &is_mine, &answered_since, cores_are_free, now) {
+                Step::GiveUp(no_turn) => {
+                    if table.queue(name).step_out(&me) {
+                        notify_first(table, name); // It is the one that watches the front from now on.
+                    }
+                    return Err(no_turn);
                 }
-                return Err(match outage {
-                    _ if mine => NoTurn::Mine,
-                    Some(silence) => NoTurn::Outage(silence.words.clone()),
-                    None => NoTurn::Busy(holder),
-                });
+                Step::StayAwake => MutexGuard::unlocked(&mut table, || self.cores.await_call(&me)),
+                Step::LookAfter(hold) => MutexGuard::unlocked(&mut table, || look_after(&hold)),
+                // A wake-up is only a hint: the loop looks again.
+                Step::Sleep { until } => {
+                    me.called.wait_for(&mut table, until.since(now));
+                }
             }
-            let ending = table.queue(name).ending(&me);
-            if ending.is_some() && ending != awaited && self.cores.are_free(now) {
-                awaited = ending;
-                MutexGuard::unlocked(&mut table, || self.cores.await_call(&me));
-                continue;
-            }
-            let unseen = table.queue(name).unseen_hold(&me).filter(|_| look_again <= now);
-            look_again =
-                table.queue(name).look_again(&me, now).min(patience.look_again(silence.as_ref(), now));
-            if overslept {
-                look_again = look_again.max(now.after(SLOW_ANSWER)).min(patience.deadline);
-            }
-            if let Some(hold) = unseen {
-                MutexGuard::unlocked(&mut table, || look_after(&hold));
-                continue;
-            }
-            // A wake-up is only a hint: the loop looks again.
-            me.called.wait_for(&mut table, look_again.since(now));
         }
     }
 
@@ -142,6 +119,82 @@ impl WaitQueues {
 
     fn turn(self: &Arc<WaitQueues>, name: &Arc<str>, start: Start, waited: bool) -> Turn {
         Turn { queues: Arc::clone(self), name: Arc::clone(name), start, waited, passed: false }
+    }
+}
+
+/// A thread's place in a queue, and what it remembers from one look at the queue to the next.
+struct Place<'a> {
+    me: &'a Arc<Waiter>,
+    patience: &'a Patience,
+    /// The last turn for whose end the thread has stayed awake. It does so once per turn.
+    stayed_awake_for: Option<u64>,
+    /// When the thread was to look again, whether or not it was woken.
+    look_again: Moment,
+}
+
+/// What a thread in a queue does until its next look.
+#[derive(Debug)]
+enum Step {
+    GiveUp(NoTurn),
+    /// The turn in front is about to end.
+    StayAwake,
+    /// Has the keeper renew this hold, so that a deletion by hand is found out.
+    LookAfter(Arc<Hold>),
+    Sleep {
+        until: Moment,
+    },
+}
+
+impl Place<'_> {
+    /// What to do where the turn is not the thread's at `now`.
+    fn next_step(
+        &mut self,
+        queue: &WaitQueue,
+        is_mine: impl Fn(&Holder) -> bool,
+        answered_since: impl Fn(Moment) -> bool,
+        cores_are_free: bool,
+        now: Moment,
+    ) -> Step {
+        // A thread that has no answer knows less than others that have theirs.
+        let silence = queue.silence.as_ref().filter(|it| !it.is_refuted(answered_since));
+        let overslept = now.since(self.look_again) > SLOW_ANSWER;
+        if let Some(no_turn) = self.give_up(queue, is_mine, silence, overslept, now) {
+            return Step::GiveUp(no_turn);
+        }
+        let ending = queue.ending(self.me);
+        if ending.is_some() && ending != self.stayed_awake_for && cores_are_free {
+            self.stayed_awake_for = ending;
+            return Step::StayAwake;
+        }
+        let unseen = queue.unseen_hold(self.me).filter(|_| self.look_again <= now);
+        self.look_again = queue.look_again(self.me, now).min(self.patience.look_again(silence, now));
+        if overslept {
+            self.look_again = self.look_again.max(now.after(SLOW_ANSWER)).min(self.patience.deadline);
+        }
+        unseen.map_or(Step::Sleep { until: self.look_again }, Step::LookAfter)
+    }
+
+    /// Why the thread leaves the queue at `now`, if it does.
+    fn give_up(
+        &self,
+        queue: &WaitQueue,
+        is_mine: impl Fn(&Holder) -> bool,
+        silence: Option<&Silence>,
+        overslept: bool,
+        now: Moment,
+    ) -> Option<NoTurn> {
+        // Where the whole process was stopped, the answer may be there for the thread in front to
+        // read.
+        let outage = silence
+            .filter(|silence| self.patience.is_outage(silence, now))
+            .filter(|silence| silence.words.is_some() || !overslept);
+        if queue.seen().is_some_and(is_mine) {
+            Some(NoTurn::Mine)
+        } else if let Some(silence) = outage {
+            Some(NoTurn::Outage(silence.words.clone()))
+        } else {
+            (self.patience.deadline <= now).then(|| NoTurn::Busy(queue.holder(now)))
+        }
     }
 }
 
