@@ -76,7 +76,7 @@ fn read() -> u64 {
 impl Moment {
     /// Where every order of events is tried, time is a matter of that.
     pub(crate) fn now() -> Moment {
-        Moment(crate::base::sync::orders::time().unwrap_or_else(read))
+        Moment(crate::base::scheduler::time().unwrap_or_else(read))
     }
 }
 

@@ -15,3 +15,5 @@ pub(crate) mod process;
 pub(crate) mod clock;
 pub(crate) mod seeded_bugs;
 pub(crate) mod sync;
+#[cfg(test)]
+pub(crate) mod scheduler;

@@ -10,8 +10,8 @@ use crate::base::clock::Moment;
 use crate::base::error::{Error, LostCause};
 use crate::base::holder::Holder;
 use crate::base::options::Lease;
+use crate::base::scheduler::{advance, below, in_many_orders, one_in, step};
 use crate::base::sync::Mutex;
-use crate::base::sync::orders::{below, by_chance, in_many_orders, pass, step};
 use crate::hold::{Hold, tests::sample_by};
 use crate::keeping::keeper::{Keeper, tests::unmanned};
 use crate::release::give_back;
@@ -146,12 +146,12 @@ impl Scene {
             front.hold = Some((Arc::clone(&hold), until));
         }
         self.keeper.enter(&hold).expect("no thread is started");
-        pass(micros_below(800));
+        advance(micros_below(800));
         step();
         match self.lease {
-            SHORT if by_chance(3) => self.log.lock().lost.push(turn),
-            SHORT if by_chance(2) => {
-                pass(SHORT);
+            SHORT if one_in(3) => self.log.lock().lost.push(turn),
+            SHORT if one_in(2) => {
+                advance(SHORT);
                 step();
                 self.leave(me, turn, &hold);
             }
@@ -193,7 +193,7 @@ impl Scene {
             tries += 1;
             assert!(tries < 5_000, "a token that nobody uses keeps the lock");
             assert_ne!(self.redis.token().as_ref(), Some(&token), "somebody asked for what is not his");
-            pass(millis(1)); // A key runs out, or is being cleaned up.
+            advance(millis(1)); // A key runs out, or is being cleaned up.
             self.clean_up();
             thread::yield_now();
         }
@@ -211,7 +211,7 @@ impl Scene {
 
     /// Gives the lock back.
     fn leave(&self, me: u64, turn: Turn, hold: &Hold) {
-        let local_handoff = if by_chance(4) { Duration::ZERO } else { Duration::from_micros(below(200)) };
+        let local_handoff = if one_in(4) { Duration::ZERO } else { Duration::from_micros(below(200)) };
         let handing = |is_handing| {
             if let Some(front) = self.log.lock().front.as_mut().filter(|front| front.who == me) {
                 front.handing = is_handing;
@@ -240,17 +240,17 @@ impl Scene {
         handed: &mut HandoffOutcome,
     ) -> Result<Compared, Failure> {
         let sent = Moment::now();
-        let answer = (!by_chance(4)).then(|| {
+        let answer = (!one_in(4)).then(|| {
             let compared = self.redis.remove(&hold.token);
-            (compared, claim.is_some_and(|claim| !by_chance(4) && self.redis.claim(&claim.token, self.lease)))
+            (compared, claim.is_some_and(|claim| !one_in(4) && self.redis.claim(&claim.token, self.lease)))
         });
-        pass(micros_below(3_000));
+        advance(micros_below(3_000));
         step();
-        let answer = answer.filter(|_| !by_chance(4));
+        let answer = answer.filter(|_| !one_in(4));
         match (claim, &answer) {
             (Some(claim), None) => {
                 *handed = HandoffOutcome::Spoilt { sent };
-                if by_chance(2) {
+                if one_in(2) {
                     self.redis.remove(&claim.token); // Behind it, on the same connection.
                 }
             }
@@ -277,7 +277,7 @@ impl Scene {
     fn end(&self) {
         self.clean_up();
         if self.lease == SHORT {
-            pass(SHORT);
+            advance(SHORT);
         }
         assert_eq!(self.redis.token(), None, "a token was left behind");
         drop(self.free_turn());

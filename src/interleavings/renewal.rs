@@ -10,7 +10,7 @@ use shuttle::thread;
 use crate::base::clock::Moment;
 use crate::base::error::{Error, LostCause};
 use crate::base::options::Lease;
-use crate::base::sync::orders::{below, by_chance, in_many_orders, pass};
+use crate::base::scheduler::{advance, below, in_many_orders, one_in};
 use crate::hold::{Hold, tests::sample};
 use crate::interleavings::wakeups::{KEY, Redis};
 use crate::keeping::keeper::{Keeper, tests::unmanned};
@@ -81,7 +81,7 @@ impl Scene {
 
     /// As the listener tells the keeper.
     fn hear(&self) {
-        if by_chance(3) {
+        if one_in(3) {
             self.keeper.changed(None); // The connection broke, and there is another.
         } else {
             self.keeper.changed(Some(KEY.as_bytes()));
@@ -116,7 +116,7 @@ impl Scene {
 
     /// The holder looks, and finds that the lock is somebody else's.
     fn find_out(&self) -> Error {
-        if by_chance(2) {
+        if one_in(2) {
             on_the_way();
         }
         let lost = self.hold.lose(LostCause::Taken);
@@ -147,7 +147,7 @@ impl Scene {
 
 /// As long as an answer takes, others do what they like.
 fn on_the_way() {
-    pass(Duration::from_micros(below(3_000)));
+    advance(Duration::from_micros(below(3_000)));
     for _ in 0..below(12) {
         thread::yield_now();
     }
@@ -182,7 +182,7 @@ fn keeps(times: usize, releases: bool, deleted: bool) {
             // from that may find the key there.
             scene.log.lock().deleted = true;
         }
-        let found = (deleted && by_chance(2)).then(|| scene.find_out());
+        let found = (deleted && one_in(2)).then(|| scene.find_out());
         if releases {
             scene.release();
         }
@@ -232,7 +232,7 @@ fn what_was_denied_once_does_not_come_back_with_a_renewal() {
         let sent = Moment::now();
         let hold = Arc::new(sample("a", LEASE, sent));
         let left = hold.valid_until().since(Moment::now());
-        pass(left.saturating_sub(Duration::from_nanos(below(1_500))));
+        advance(left.saturating_sub(Duration::from_nanos(below(1_500))));
         let reader = thread::spawn({
             let hold = Arc::clone(&hold);
             move || {

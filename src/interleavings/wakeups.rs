@@ -9,7 +9,7 @@ use std::time::Duration;
 use shuttle::thread;
 
 use crate::base::clock::Moment;
-use crate::base::sync::orders::{by_chance, in_many_orders, step};
+use crate::base::scheduler::{in_many_orders, one_in, step};
 use crate::base::sync::{Condvar, Mutex};
 use crate::store::Compared;
 use crate::waiting::wakeups::Wakeups;
@@ -133,7 +133,7 @@ impl Scene {
             if self.redis.claim(OURS) {
                 return true;
             }
-            let wakes_itself = deadline < Moment::NEVER && by_chance(3);
+            let wakes_itself = deadline < Moment::NEVER && one_in(3);
             let soon = Moment::now().after(Duration::from_millis(2));
             let until = if wakes_itself { soon.min(deadline) } else { deadline };
             if !registration.wait(until) && deadline <= Moment::now() {
@@ -144,7 +144,7 @@ impl Scene {
 
     /// As `Listener::spread` does it.
     fn hear(&self) {
-        if by_chance(8) {
+        if one_in(8) {
             self.wakeups.wake_all();
         } else {
             self.wakeups.wake(KEY.as_bytes());
@@ -154,7 +154,7 @@ impl Scene {
     /// The lock is another process's, once more, and then nobody's.
     fn others(&self) {
         self.redis.remove(Some(THEIRS));
-        if by_chance(2) {
+        if one_in(2) {
             self.wakeups.wake(KEY.as_bytes()); // As `force_unlock` does.
         }
         if self.redis.claim(THEIRS) {
