@@ -48,30 +48,26 @@ impl Lock {
     /// It is [renewed](Lock::renew) while the lock is held, so it need not be as long as the work: it is how long others
     /// wait after a crash, and how long an outage of Redis a holder survives. Counted from the moment the command is sent, and
     /// trusted for 1 % and 2 ms less than it lasts.
-    pub fn lease(mut self, lease: Duration) -> Lock {
-        self.options.lease = lease;
-        self
+    pub fn lease(self, lease: Duration) -> Lock {
+        self.set(|options| options.lease = lease)
     }
 
     /// How long [`lock`](Lock::lock) and [`with_lock`](Lock::with_lock) wait for a busy lock before they say
     /// [`Error::Timeout`]. Defaults to the manager's, which is no limit. Zero means one attempt.
-    pub fn wait(mut self, wait: Duration) -> Lock {
-        self.options.wait = Some(wait);
-        self
+    pub fn wait(self, wait: Duration) -> Lock {
+        self.set(|options| options.wait = Some(wait))
     }
 
     /// Whether the lease is pushed out while the lock is held. Defaults to the manager's, which is yes.
     ///
     /// Without renewal, what is done under the lock must be done within the lease.
-    pub fn renew(mut self, on: bool) -> Lock {
-        self.options.renewal.on = on;
-        self
+    pub fn renew(self, on: bool) -> Lock {
+        self.set(|options| options.renewal.on = on)
     }
 
     /// The time from one renewal to the next: 1 ms to half the lease. Defaults to the manager's, which is a third of it.
-    pub fn renew_every(mut self, period: Duration) -> Lock {
-        self.options.renewal.every = Some(period);
-        self
+    pub fn renew_every(self, period: Duration) -> Lock {
+        self.set(|options| options.renewal.every = Some(period))
     }
 
     /// For how long the lock is renewed at most. Defaults to the manager's, which is no limit.
@@ -79,16 +75,14 @@ impl Lock {
     /// When it has passed, the lease runs out and the hold is lost like any other. Against work
     /// that hangs, and guards that are forgotten. It ends a deadlock, too, but by taking locks
     /// away: a [`wait`](Lock::wait) with a limit takes none.
-    pub fn max_hold(mut self, limit: Duration) -> Lock {
-        self.options.renewal.max_hold = Some(limit);
-        self
+    pub fn max_hold(self, limit: Duration) -> Lock {
+        self.set(|options| options.renewal.max_hold = Some(limit))
     }
 
     /// Whether a waiter takes the lock away from a process of this machine that is dead. Defaults to the manager's,
     /// which is no. See [`Builder::reclaim_dead`](crate::Builder::reclaim_dead).
-    pub fn reclaim_dead(mut self, on: bool) -> Lock {
-        self.options.reclaim_dead = on;
-        self
+    pub fn reclaim_dead(self, on: bool) -> Lock {
+        self.set(|options| options.reclaim_dead = on)
     }
 
     /// The lock's key.
@@ -223,6 +217,12 @@ impl Lock {
     /// [`Error::Forked`].
     pub fn force_unlock(&self) -> Result<Option<Holder>, Error> {
         self.session.force_unlock(&self.name)
+    }
+
+    /// Refuses nothing yet: an option that cannot work is the error of taking the lock.
+    fn set(mut self, change: impl FnOnce(&mut Options)) -> Lock {
+        self.options.change(self.session.settings.max_lease, change);
+        self
     }
 
     fn request(&self) -> Request<'_> {

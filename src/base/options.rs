@@ -24,6 +24,22 @@ pub(crate) struct Options {
     pub(crate) wait: Option<Duration>,
     pub(crate) renewal: Renewal,
     pub(crate) reclaim_dead: bool,
+    /// The option that cannot work, if there is one: the lock is not taken then.
+    pub(crate) refused: Option<RefusedOption>,
+}
+
+/// An option with a value that cannot work.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct RefusedOption {
+    name: &'static str,
+    value: Duration,
+    reason: &'static str,
+}
+
+impl From<RefusedOption> for Error {
+    fn from(RefusedOption { name, value, reason }: RefusedOption) -> Error {
+        refuse(name, value, reason)
+    }
 }
 
 impl Default for Options {
@@ -33,6 +49,7 @@ impl Default for Options {
             wait: None,
             renewal: Renewal { on: true, every: None, max_hold: None },
             reclaim_dead: false,
+            refused: None,
         }
     }
 }
@@ -55,32 +72,41 @@ impl Renewal {
 }
 
 impl Options {
-    /// Refuses what cannot work, before anything is sent.
-    pub(crate) fn check(&self, max_lease: Duration) -> Result<(), Error> {
+    /// Changes the options, and checks what they are now.
+    pub(crate) fn change(&mut self, max_lease: Duration, change: impl FnOnce(&mut Options)) {
+        change(self);
+        self.refused = self.check(max_lease).err();
+    }
+
+    fn check(&self, max_lease: Duration) -> Result<(), RefusedOption> {
         check_lease("lease", self.lease, max_lease)?;
-        if let Some(every) = self.renewal.every
-            && (every < MIN_PERIOD || every > self.lease / 2)
+        if let Some(value) = self.renewal.every
+            && (value < MIN_PERIOD || value > self.lease / 2)
         {
             let reason =
                 "it is at least 1 ms, and at most half the lease: one try has to be left if the first fails";
-            return Err(refuse("renew_every", every, reason));
+            return Err(RefusedOption { name: "renew_every", value, reason });
         }
-        if let Some(limit) = self.renewal.max_hold
-            && limit < self.lease
+        if let Some(value) = self.renewal.max_hold
+            && value < self.lease
         {
             let reason = "it is at least the lease, which lasts that long in any case";
-            return Err(refuse("max_hold", limit, reason));
+            return Err(RefusedOption { name: "max_hold", value, reason });
         }
         Ok(())
     }
 }
 
-pub(crate) fn check_lease(option: &'static str, lease: Duration, max_lease: Duration) -> Result<(), Error> {
-    if lease < MIN_LEASE {
-        return Err(refuse(option, lease, "a lease is at least 10 ms"));
+pub(crate) fn check_lease(
+    name: &'static str,
+    value: Duration,
+    max_lease: Duration,
+) -> Result<(), RefusedOption> {
+    if value < MIN_LEASE {
+        return Err(RefusedOption { name, value, reason: "a lease is at least 10 ms" });
     }
-    if lease > max_lease {
-        return Err(refuse(option, lease, "it is above `max_lease` (24 h unless raised)"));
+    if value > max_lease {
+        return Err(RefusedOption { name, value, reason: "it is above `max_lease` (24 h unless raised)" });
     }
     Ok(())
 }
@@ -241,6 +267,18 @@ mod tests {
     }
 
     #[test]
+    fn options_are_judged_together_in_whatever_order_they_are_set() {
+        let mut options = Options::default();
+        let mut set = |change: fn(&mut Options)| {
+            options.change(Duration::from_secs(3600), change);
+            options.refused.map(|refused| refused.name)
+        };
+        assert_eq!(set(|options| options.renewal.every = Some(Duration::from_secs(20))), Some("renew_every"));
+        assert_eq!(set(|options| options.lease = Duration::from_secs(60)), None);
+        assert_eq!(set(|options| options.lease = Duration::from_secs(3601)), Some("lease"));
+    }
+
+    #[test]
     fn settings_that_cannot_work_are_refused() {
         assert_eq!(refused(|s| s.pool_size = 0), "pool_size");
         assert_eq!(refused(|s| s.pool_size = MOST_CONNECTIONS + 1), "pool_size");
@@ -309,7 +347,7 @@ mod tests {
             (connect_timeout, response_timeout, poll_every, local_handoff) in (any_span(), any_span(), any_span(), any_span()),
         ) -> Settings {
             let renewal = Renewal { on, every, max_hold };
-            let options = Options { lease, wait, renewal, reclaim_dead: false };
+            let options = Options { lease, wait, renewal, ..Options::default() };
             Settings { options, max_lease, pool_size, connect_timeout, response_timeout, tolerate_outage, local_handoff, poll_every, ..Settings::default() }
         }
     }

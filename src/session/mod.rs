@@ -99,7 +99,9 @@ impl Session {
             self.keeper.counters.reentered.add(1);
             return Ok(Entered::Held(held));
         }
-        options.check(self.settings.max_lease)?;
+        if let Some(refused) = options.refused {
+            return Err(refused.into());
+        }
         let key = Key::new(&self.settings.prefix, name)?;
         let patience = self.patience(limit, started);
         let owner = Owner::new(Arc::clone(&self.host), pid, this_process::thread_id(pid));
