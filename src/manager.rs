@@ -83,7 +83,7 @@ impl LockManager {
     /// What this manager has done since it was made. Nothing is sent.
     #[must_use]
     pub fn stats(&self) -> Stats {
-        self.session.keeper.counters.read()
+        self.session.counters.read()
     }
 
     fn request<'a>(&'a self, key: &'a str) -> Request<'a> {

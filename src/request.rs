@@ -1,7 +1,6 @@
 //! One request for a lock, of a `Lock` or of a shortcut of the manager. Borrows all it needs, so that
 //! taking a lock once more allocates nothing.
 
-use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -10,8 +9,7 @@ use log::debug;
 use crate::base::error::Error;
 use crate::base::options::Options;
 use crate::guard::LockGuard;
-use crate::keeping::thread_map::Held;
-use crate::session::{Entered, Session};
+use crate::session::Session;
 
 pub(crate) struct Request<'a> {
     pub(crate) session: &'a Arc<Session>,
@@ -21,20 +19,19 @@ pub(crate) struct Request<'a> {
 
 impl Request<'_> {
     pub(crate) fn lock(&self) -> Result<LockGuard, Error> {
-        match self.session.enter(self.name, self.options, self.options.wait)? {
-            Entered::Held(held) => Ok(self.guard(held)),
-            Entered::Busy { waited, holder, cause } => {
-                let (key, holder) = (self.name.to_owned(), holder.map(Box::new));
-                Err(Error::Timeout { key, waited, holder, source: cause })
-            }
-        }
+        self.enter(self.options.wait)
     }
 
     pub(crate) fn try_lock_for(&self, limit: Duration) -> Result<Option<LockGuard>, Error> {
-        match self.session.enter(self.name, self.options, Some(limit))? {
-            Entered::Held(held) => Ok(Some(self.guard(held))),
-            Entered::Busy { .. } => Ok(None),
+        match self.enter(Some(limit)) {
+            Err(Error::Timeout { .. }) => Ok(None),
+            entered => entered.map(Some),
         }
+    }
+
+    fn enter(&self, limit: Option<Duration>) -> Result<LockGuard, Error> {
+        let held = self.session.enter(self.name, self.options, limit)?;
+        Ok(LockGuard::new(Arc::clone(self.session), held))
     }
 
     pub(crate) fn with_lock<T>(&self, body: impl FnOnce() -> T) -> Result<T, Error> {
@@ -60,9 +57,5 @@ impl Request<'_> {
             // It may have run without the lock.
             Err(error) => Err(error.into()),
         }
-    }
-
-    fn guard(&self, held: Rc<Held>) -> LockGuard {
-        LockGuard::new(Arc::clone(self.session), held)
     }
 }

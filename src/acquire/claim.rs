@@ -14,43 +14,20 @@
 //!
 //! The next attempt goes over another connection: perhaps only this one is dead, and Redis is well.
 
-use std::time::Duration;
-
 use log::warn;
 
+use crate::acquire::{AcquireContext, Taken};
 use crate::base::clock::Moment;
 use crate::base::holder::Holder;
-use crate::base::key::Key;
-use crate::base::options::Lease;
-use crate::base::owner::{Owner, fresh_token};
+use crate::base::owner::fresh_token;
 use crate::hold::AcquiredAt;
-use crate::keeping::keeper::Keeper;
 use crate::keeping::orphans::OrphanKey;
 use crate::store::{ClaimReply, Connection, Failure, Seen, Tracking};
 use crate::waiting::waiter::{Claim, HandoffOutcome};
 
-/// What is to be taken, and for whom.
-#[derive(Clone, Copy)]
-pub(crate) struct AcquireContext<'a> {
-    pub(crate) keeper: &'a Keeper,
-    pub(crate) key: &'a Key,
-    pub(crate) owner: &'a Owner,
-    /// This machine's digits.
-    pub(crate) machine: &'a str,
-    pub(crate) lease: Lease,
-    pub(crate) reclaim_dead: bool,
-    /// The longest pause between two looks, while Redis does not tell of changes.
-    pub(crate) poll_every: Duration,
-    /// It is worth being told when the lock may be free.
-    pub(crate) waits: bool,
-}
-
 /// What Redis said to an attempt.
 pub(crate) enum Answer {
-    Taken {
-        token: String,
-        acquired: AcquiredAt,
-    },
+    Taken(Taken),
     Busy {
         holder: Option<Holder>,
         /// The listener will hear when that changes.
@@ -61,7 +38,9 @@ pub(crate) enum Answer {
 
 /// Tokens on their way into Redis, and what is known of them there.
 pub(crate) struct PendingClaim<'a> {
-    pub(crate) context: AcquireContext<'a>,
+    context: AcquireContext<'a>,
+    /// The thread waits where the lock is busy: Redis is asked to tell the listener of a change.
+    wakeable: bool,
     /// What the next attempt asks with; a fresh one is drawn where there is none.
     token: Option<String>,
     /// The last token that was given up. Where it is what keeps the lock busy, nobody has the lock.
@@ -73,8 +52,14 @@ pub(crate) struct PendingClaim<'a> {
 impl<'a> PendingClaim<'a> {
     /// With the wish of the thread that waited for it, and what became of that when it was handed
     /// on, unless the lock was.
-    pub(crate) fn new(context: AcquireContext<'a>, claim: Claim, handed: HandoffOutcome) -> PendingClaim<'a> {
-        let mut pending = PendingClaim { context, token: None, given_up: None, tried_since: Moment::now() };
+    pub(crate) fn new(
+        context: AcquireContext<'a>,
+        claim: Claim,
+        handed: HandoffOutcome,
+        wakeable: bool,
+    ) -> PendingClaim<'a> {
+        let mut pending =
+            PendingClaim { context, wakeable, token: None, given_up: None, tried_since: Moment::now() };
         match handed {
             HandoffOutcome::Nothing => pending.token = Some(claim.token),
             // The thread in front has had it cleaned up.
@@ -90,7 +75,7 @@ impl<'a> PendingClaim<'a> {
         let token = self.token.take().map_or_else(fresh, Ok)?;
         let began = Moment::now();
         self.tried_since = began;
-        let mut connection = match self.context.keeper.store.checkout(deadline) {
+        let mut connection = match self.context.store.checkout(deadline) {
             Ok(connection) => connection,
             Err(failure) => {
                 self.token = Some(token);
@@ -98,9 +83,9 @@ impl<'a> PendingClaim<'a> {
             }
         };
         let (key, lease) = (self.context.key.in_redis(), self.context.lease.millis());
-        let number = if self.context.waits { self.context.keeper.listener.number() } else { None };
+        let number = if self.wakeable { self.context.listener.number() } else { None };
         let sent = Moment::now();
-        if self.context.keeper.store.pool.answered_since(began) {
+        if self.context.store.pool.answered_since(began) {
             self.tried_since = sent;
         }
         let mut answer = if look {
@@ -127,7 +112,7 @@ impl<'a> PendingClaim<'a> {
             }
             Ok((ClaimReply::Busy(holder), watch)) => {
                 self.token = Some(token);
-                let listener = &self.context.keeper.listener;
+                let listener = &self.context.listener;
                 let heard = number.is_some_and(|number| listener.will_wake(key, number, watch));
                 Ok(Answer::Busy { holder, heard })
             }
@@ -142,7 +127,7 @@ impl<'a> PendingClaim<'a> {
     /// Looks at who has the lock, and asks for nothing.
     pub(crate) fn look(&mut self, deadline: Moment) -> Result<Answer, Failure> {
         self.tried_since = Moment::now();
-        let mut connection = self.context.keeper.store.checkout(deadline)?;
+        let mut connection = self.context.store.checkout(deadline)?;
         Ok(match connection.look(self.context.key.in_redis(), deadline)? {
             Seen::Nothing => Answer::Busy { holder: None, heard: false },
             Seen::Somebody(holder) => Answer::Busy { holder: Some(holder), heard: false },
@@ -165,7 +150,7 @@ impl<'a> PendingClaim<'a> {
     ) -> Result<Answer, Failure> {
         let now = Moment::now();
         if now < self.context.lease.valid_until(sent) {
-            return Ok(Answer::Taken { token, acquired: AcquiredAt { sent, answered: now } });
+            return Ok(Answer::Taken(Taken { token, at: AcquiredAt { sent, answered: now } }));
         }
         // The answer took as long as the lease: that is no lock. Whatever comes of the removal, it runs before
         // anything sent later on this connection, and the token is done with.

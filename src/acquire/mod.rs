@@ -3,24 +3,30 @@
 //! [`acquire`] is the loop, [`claim`] one attempt over the wire and what a lost answer leaves behind.
 //! May use `keeping`, `waiting`, `hold`, `store` and `base`.
 
-pub(crate) mod claim;
+mod claim;
 
 use std::mem;
+use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
 
 use log::{debug, info};
 
-use crate::acquire::claim::{AcquireContext, Answer, PendingClaim};
+use crate::acquire::claim::{Answer, PendingClaim};
 use crate::base::backoff::{Backoff, safety_poll};
 use crate::base::clock::Moment;
 use crate::base::error::Error;
 use crate::base::holder::Holder;
-use crate::base::key::NOT_A_STRING;
+use crate::base::key::{Key, NOT_A_STRING};
 use crate::base::machine;
+use crate::base::options::Lease;
+use crate::base::owner::Owner;
+use crate::base::stats::Counters;
 use crate::hold::AcquiredAt;
+use crate::keeping::keeper::Keeper;
 use crate::keeping::thread_map;
-use crate::store::{Cause, Compared, Failure};
+use crate::store::{Cause, Compared, Failure, Store};
+use crate::waiting::listener::Listener;
 use crate::waiting::patience::{Attempts, Kind, Patience, Unending, Verdict};
 use crate::waiting::queues::Turn;
 use crate::waiting::waiter::{Claim, HandoffOutcome};
@@ -35,13 +41,35 @@ const LAST_LOOK: Duration = Duration::from_millis(500);
 /// How often a waiter looks whether the holder is dead, where that matters.
 const GLANCE: Duration = Duration::from_millis(50);
 
-/// What came of it.
+/// What is taken, for whom, and by what means.
+#[derive(Clone, Copy)]
+pub(crate) struct AcquireContext<'a> {
+    pub(crate) store: &'a Store,
+    pub(crate) listener: &'a Arc<Listener>,
+    pub(crate) counters: &'a Counters,
+    pub(crate) keeper: &'a Keeper,
+    pub(crate) key: &'a Key,
+    pub(crate) owner: &'a Owner,
+    /// The digits that tokens of this machine begin their nonce with.
+    pub(crate) machine: &'a str,
+    pub(crate) lease: Lease,
+    pub(crate) reclaim_dead: bool,
+    /// The longest pause between two looks while Redis sends no invalidations.
+    pub(crate) poll_every: Duration,
+}
+
+/// Redis holds this token for the caller.
 #[derive(Debug)]
-pub(crate) enum Outcome {
-    /// Redis holds this token for us.
-    Taken { token: String, acquired: AcquiredAt },
-    /// Somebody else has it; who, where that is known. Or the time was over before that was found out, for this cause.
-    Busy { holder: Option<Holder>, cause: Option<Cause> },
+pub(crate) struct Taken {
+    pub(crate) token: String,
+    pub(crate) at: AcquiredAt,
+}
+
+/// The error of a wait that ends while the lock is busy; with a cause where the time was over before
+/// Redis could say so.
+pub(crate) fn busy(key: &Key, patience: &Patience, holder: Option<Holder>, cause: Option<Cause>) -> Error {
+    let waited = Moment::now().since(patience.began);
+    Error::Timeout { key: key.name().to_string(), waited, holder: holder.map(Box::new), source: cause }
 }
 
 /// What an attempt asks Redis.
@@ -61,16 +89,17 @@ pub(crate) fn acquire(
     patience: &Patience,
     turn: &Turn,
     claim: Claim,
-) -> Result<Outcome, Error> {
+) -> Result<Taken, Error> {
     let handed = turn.start.handed;
     if let HandoffOutcome::Taken { sent, answered } = handed
         && Moment::now() < claim.lease.valid_until(sent)
     {
-        context.keeper.counters.handed_on.add(1);
-        return Ok(Outcome::Taken { token: claim.token, acquired: AcquiredAt { sent, answered } });
+        context.counters.handed_on.add(1);
+        return Ok(Taken { token: claim.token, at: AcquiredAt { sent, answered } });
     }
-    let pending = PendingClaim::new(context, claim, handed);
+    let pending = PendingClaim::new(context, claim, handed, !patience.once);
     let claimant = Claimant {
+        context,
         pending,
         patience,
         turn,
@@ -86,6 +115,7 @@ pub(crate) fn acquire(
 
 /// One acquisition, over as many attempts as it takes.
 struct Claimant<'a> {
+    context: AcquireContext<'a>,
     pending: PendingClaim<'a>,
     patience: &'a Patience,
     turn: &'a Turn,
@@ -103,8 +133,8 @@ struct Claimant<'a> {
 }
 
 impl Claimant<'_> {
-    fn run(mut self) -> Result<Outcome, Error> {
-        let mut while_busy = Backoff::for_busy(self.pending.context.poll_every);
+    fn run(mut self) -> Result<Taken, Error> {
+        let mut while_busy = Backoff::for_busy(self.context.poll_every);
         let mut after_failure = Backoff::after_failure();
         let (mut ask, mut told) = (Ask::ClaimReply, false);
         let nap = if self.patience.once { Duration::ZERO } else { self.turn.start.nap };
@@ -119,9 +149,9 @@ impl Claimant<'_> {
         let mut seen = None;
         loop {
             match self.ask(ask) {
-                Ok(Answer::Taken { token, acquired }) => {
+                Ok(Answer::Taken(taken)) => {
                     self.check_hearing(None, seen.as_ref());
-                    return Ok(Outcome::Taken { token, acquired });
+                    return Ok(taken);
                 }
                 Ok(Answer::Busy { holder, heard }) => {
                     self.hear();
@@ -146,16 +176,16 @@ impl Claimant<'_> {
                     };
                     (seen, told) = (holder.or(seen), true);
                     if !goes_on {
-                        return Ok(Outcome::Busy { holder: seen, cause: None });
+                        return Err(busy(self.context.key, self.patience, seen, None));
                     }
                 }
                 Ok(Answer::NotAString) => {
                     self.hear();
-                    return Err(self.pending.context.key.not_a_lock(NOT_A_STRING));
+                    return Err(self.context.key.not_a_lock(NOT_A_STRING));
                 }
                 Err(failure) => {
                     if let Some(end) = self.failed(failure, &mut after_failure, &mut seen) {
-                        return end;
+                        return Err(end);
                     }
                 }
             }
@@ -183,19 +213,17 @@ impl Claimant<'_> {
 
     /// The lock is busy: where that is waited for, a listener is worth while.
     fn waits(&self, told: bool) {
-        let keeper = self.pending.context.keeper;
         if !self.patience.once {
-            keeper.listener.start();
-            keeper.counters.waited.add(u64::from(!told && !self.turn.waited));
+            self.context.listener.start();
+            self.context.counters.waited.add(u64::from(!told && !self.turn.waited));
         }
     }
 
     /// From now on, the listener's call is heard. (Before Redis is asked to tell of a change: that
     /// may come at once.)
     fn register(&mut self) {
-        let context = self.pending.context;
-        self.registration
-            .get_or_insert_with(|| context.keeper.listener.wakeups.register(context.key.in_redis()));
+        let context = self.context;
+        self.registration.get_or_insert_with(|| context.listener.wakeups.register(context.key.in_redis()));
     }
 
     /// Looks at who has the lock: waiting for some of them would never end.
@@ -203,16 +231,15 @@ impl Claimant<'_> {
         let Some(holder) = holder else {
             return Ok(None);
         };
-        if thread_map::is_mine(holder.raw(), self.pending.context.owner.pid()) {
-            return Err(Error::WouldDeadlock { key: self.pending.context.key.name().to_string() });
+        if thread_map::is_mine(holder.raw(), self.context.owner.pid()) {
+            return Err(Error::WouldDeadlock { key: self.context.key.name().to_string() });
         }
-        let lease = if self.patience.once { Duration::ZERO } else { self.pending.context.lease.time() };
+        let lease = if self.patience.once { Duration::ZERO } else { self.context.lease.time() };
         self.unending.saw(&holder, lease, Moment::now());
         if self.unending.left(Moment::now()) == Some(Duration::ZERO) {
-            return Err(self.pending.context.key.not_a_lock(&holder.to_string()));
+            return Err(self.context.key.not_a_lock(&holder.to_string()));
         }
-        let of_this_process =
-            holder.owner().is_some_and(|owner| owner.pid() == self.pending.context.owner.pid());
+        let of_this_process = holder.owner().is_some_and(|owner| owner.pid() == self.context.owner.pid());
         let took = Moment::now().since(self.pending.tried_since);
         self.turn.saw(&holder, took, of_this_process);
         Ok(Some(holder))
@@ -220,24 +247,24 @@ impl Claimant<'_> {
 
     /// True where the holder is certainly dead, and that matters.
     fn is_dead(&self, holder: &Holder) -> bool {
-        let AcquireContext { owner, machine, reclaim_dead, .. } = self.pending.context;
+        let AcquireContext { owner, machine, reclaim_dead, .. } = self.context;
         reclaim_dead && machine::is_dead(holder.raw(), owner.host(), machine)
     }
 
     /// Takes a lock away from a process of this machine that is certainly dead: true where it is free now. (Once:
     /// if there is always another, they are waited for like anybody.)
     fn reclaims(&mut self, holder: Option<&Holder>) -> bool {
-        let AcquireContext { keeper, key, .. } = self.pending.context;
+        let AcquireContext { store, counters, key, .. } = self.context;
         let Some(holder) = holder.filter(|holder| self.is_dead(holder)) else {
             return false;
         };
         // Exactly the dead one's token; an answer that is lost is found out by the next look.
-        let removed = keeper.store.checkout(self.patience.deadline).and_then(|mut connection| {
+        let removed = store.checkout(self.patience.deadline).and_then(|mut connection| {
             connection.remove(key.in_redis(), holder.raw(), self.patience.deadline)
         });
         let reclaimed = matches!(removed, Ok(Compared::Done));
         if reclaimed {
-            keeper.counters.reclaimed.add(1);
+            counters.reclaimed.add(1);
             info!(target: "relatch::acquire", "lock {:?} was taken over from {holder}, a process that is gone", key.name());
         }
         reclaimed && !mem::replace(&mut self.reclaimed, true)
@@ -253,7 +280,7 @@ impl Claimant<'_> {
         let until = now.after(pause.min(lease_left).max(SHORTEST_PAUSE)).min(self.patience.deadline);
         let called = self.doze(until, holder);
         if !called && heard && pause < lease_left && until <= Moment::now() {
-            self.unheard = self.pending.context.keeper.listener.number();
+            self.unheard = self.context.listener.number();
         }
         if heard {
             self.nap(self.turn.nap());
@@ -265,8 +292,7 @@ impl Claimant<'_> {
     /// that. True where it was called.
     fn doze(&self, until: Moment, holder: &Holder) -> bool {
         loop {
-            let glance =
-                if self.pending.context.reclaim_dead { Moment::now().after(GLANCE) } else { Moment::NEVER };
+            let glance = if self.context.reclaim_dead { Moment::now().after(GLANCE) } else { Moment::NEVER };
             let called =
                 self.registration.as_ref().is_some_and(|registration| registration.wait(until.min(glance)));
             if called || until <= Moment::now() || self.is_dead(holder) {
@@ -300,7 +326,7 @@ impl Claimant<'_> {
         if let Some(number) = self.unheard.take()
             && holder.map(Holder::raw) != before.map(Holder::raw)
         {
-            self.pending.context.keeper.listener.give_up(number, &"there was no word of a change");
+            self.context.listener.give_up(number, &"there was no word of a change");
         }
     }
 
@@ -315,10 +341,10 @@ impl Claimant<'_> {
         failure: Failure,
         after_failure: &mut Backoff,
         seen: &mut Option<Holder>,
-    ) -> Option<Result<Outcome, Error>> {
+    ) -> Option<Error> {
         let kind = self.attempts.fail(&failure, self.pending.tried_since);
         if kind == Kind::OutOfTime {
-            self.attempts.refute(|since| self.pending.context.keeper.store.pool.answered_since(since));
+            self.attempts.refute(|since| self.context.store.pool.answered_since(since));
         } else {
             self.turn.failed(self.attempts.silence.as_ref());
         }
@@ -330,19 +356,20 @@ impl Claimant<'_> {
         }
         match verdict {
             Verdict::TryAgain => {
-                debug!(target: "relatch::acquire", "taking lock {:?}: {failure:?}, trying again", self.pending.context.key.name());
+                debug!(target: "relatch::acquire", "taking lock {:?}: {failure:?}, trying again", self.context.key.name());
                 None
             }
             Verdict::Busy => {
                 self.turn.failed(None); // It had too little time to say anything of Redis.
-                Some(Ok(Outcome::Busy { holder: seen.take(), cause: Some(failure.into_cause()) }))
+                let cause = failure.into_cause();
+                Some(busy(self.context.key, self.patience, seen.take(), Some(cause)))
             }
             Verdict::GiveUp => {
                 if kind == Kind::Final {
                     self.turn.answered();
                 }
-                let action = format!("taking lock {:?}", self.pending.context.key.name());
-                Some(Err(self.pending.context.keeper.store.error(action, self.attempts.cause(failure))))
+                let action = format!("taking lock {:?}", self.context.key.name());
+                Some(self.context.store.error(action, self.attempts.cause(failure)))
             }
         }
     }

@@ -36,7 +36,7 @@ impl Shared {
         response_timeout: Duration,
         probe: Option<String>,
     ) -> Keeper {
-        let (queues, counters) = (Arc::<WaitQueues>::default(), Counters::default());
+        let (queues, counters) = (Arc::<WaitQueues>::default(), Arc::<Counters>::default());
         Arc::new_cyclic(|shared: &Weak<Shared>| {
             let shared = shared.clone();
             let changed = move |redis_key: Option<&[u8]>| {

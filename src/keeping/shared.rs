@@ -27,7 +27,7 @@ const DOZE: Duration = Duration::from_secs(1);
 #[derive(Debug)]
 pub(crate) struct Shared {
     pub(crate) store: Arc<Store>,
-    pub(crate) counters: Counters,
+    pub(crate) counters: Arc<Counters>,
     pub(crate) notifier: Option<LossNotifier>,
     /// Who waits in this process for what may be lost.
     pub(crate) queues: Arc<WaitQueues>,

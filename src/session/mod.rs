@@ -14,8 +14,7 @@ use std::time::Duration;
 
 use log::{debug, warn};
 
-use crate::acquire::claim::AcquireContext;
-use crate::acquire::{Outcome, acquire};
+use crate::acquire::{AcquireContext, Taken, acquire, busy};
 use crate::base::clock::Moment;
 use crate::base::error::Error;
 use crate::base::holder::Holder;
@@ -24,15 +23,17 @@ use crate::base::machine;
 use crate::base::options::{Lease, Options, Settings};
 use crate::base::owner::{Owner, fresh_token, host_name};
 use crate::base::process as this_process;
+use crate::base::stats::Counters;
 use crate::hold::Hold;
 use crate::keeping::keeper::Keeper;
 use crate::keeping::losses::{LossNotifier, OnLost};
 use crate::keeping::shared::Shared;
 use crate::keeping::thread_map::{self, Held, Left};
 use crate::release;
-use crate::store::{Address, Cause, Failure, Seen, Store};
+use crate::store::{Address, Failure, Seen, Store};
+use crate::waiting::listener::Listener;
 use crate::waiting::patience::Patience;
-use crate::waiting::queues::{NoTurn, Turn};
+use crate::waiting::queues::{NoTurn, Turn, WaitQueues};
 use crate::waiting::waiter::Claim;
 
 /// What all handles of a manager share.
@@ -45,19 +46,12 @@ pub(crate) struct Session {
     host: Arc<str>,
     /// What the nonces of this machine begin with.
     machine: String,
-    pub(crate) keeper: Keeper,
+    store: Arc<Store>,
+    queues: Arc<WaitQueues>,
+    listener: Arc<Listener>,
+    pub(crate) counters: Arc<Counters>,
+    keeper: Keeper,
     pub(crate) settings: Settings,
-}
-
-#[derive(Debug)]
-pub(crate) enum Entered {
-    Held(Rc<Held>),
-    /// `cause` says what took the time, where it was too short to find out that somebody else has the lock.
-    Busy {
-        waited: Duration,
-        holder: Option<Holder>,
-        cause: Option<Cause>,
-    },
 }
 
 impl Session {
@@ -72,48 +66,70 @@ impl Session {
         let owner = Owner::new(Arc::clone(&host), born, this_process::thread_id(born));
         let unknown = fresh_token(&owner, &machine).map_err(no_randomness)?;
         let probe = settings.client_tracking.then(|| settings.prefix.clone() + &unknown);
-        let keeper = Shared::new(store, on_lost.map(LossNotifier::new), settings.response_timeout, probe);
-        Ok(Session { id: NEXT.fetch_add(1, Ordering::Relaxed), born, host, machine, keeper, settings })
+        let keeper =
+            Shared::new(Arc::clone(&store), on_lost.map(LossNotifier::new), settings.response_timeout, probe);
+        Ok(Session {
+            id: NEXT.fetch_add(1, Ordering::Relaxed),
+            born,
+            host,
+            machine,
+            store,
+            queues: Arc::clone(&keeper.queues),
+            listener: Arc::clone(&keeper.listener),
+            counters: Arc::clone(&keeper.counters),
+            keeper,
+            settings,
+        })
     }
 
     /// Speaks to Redis once, so that what is wrong with the address or the login shows now.
     pub(crate) fn check(&self) -> Result<(), Error> {
         let deadline = Moment::now().after(self.settings.connect_timeout);
-        let answer =
-            self.keeper.store.checkout(deadline).and_then(|mut connection| connection.ping(deadline));
-        answer.map_err(|failure| self.keeper.store.error("connecting".to_owned(), failure))
+        let answer = self.store.checkout(deadline).and_then(|mut connection| connection.ping(deadline));
+        answer.map_err(|failure| self.store.error("connecting".to_owned(), failure))
     }
 
-    /// Takes a lock, or takes it once more where this thread has it. Without a limit it waits for ever, and with none left for
-    /// one answer.
+    /// Takes a lock, or takes it once more where this thread has it. Without a limit it waits
+    /// for as long as the lock is busy; with a limit of zero, for one answer.
     pub(crate) fn enter(
         &self,
         name: &str,
         options: &Options,
         limit: Option<Duration>,
-    ) -> Result<Entered, Error> {
+    ) -> Result<Rc<Held>, Error> {
         let started = Moment::now();
         let pid = self.own_process(started)?;
         if let Some(again) = thread_map::reenter(self.id, name, started) {
             let held = again?;
-            self.keeper.counters.reentered.add(1);
-            return Ok(Entered::Held(held));
+            self.counters.reentered.add(1);
+            return Ok(held);
         }
         if let Some(refused) = options.refused {
             return Err(refused.into());
         }
+        let taken = self.take(name, options, &self.patience(limit, started), pid);
+        if let Err(Error::Timeout { .. }) = &taken {
+            self.counters.timed_out.add(1);
+        }
+        taken
+    }
+
+    /// Takes a lock that this thread does not hold.
+    fn take(&self, name: &str, options: &Options, patience: &Patience, pid: u32) -> Result<Rc<Held>, Error> {
         let key = Key::new(&self.settings.prefix, name)?;
-        let patience = self.patience(limit, started);
         let owner = Owner::new(Arc::clone(&self.host), pid, this_process::thread_id(pid));
         let lease = Lease::new(options.lease);
-        // The first token, whether it is asked for by this thread or for it.
+        // The first token, whether this thread asks for it or the thread in front of it does.
         let token = fresh_token(&owner, &self.machine).map_err(no_randomness)?;
-        let first = Claim { token, lease };
-        let turn = match self.turn(&key, &patience, pid, &first) {
+        let claim = Claim { token, lease };
+        let turn = match self.turn(&key, patience, pid, &claim) {
             Ok(turn) => turn,
-            Err(no_turn) => return self.without_turn(no_turn, &key, &patience, started),
+            Err(no_turn) => return Err(self.without_turn(no_turn, &key, patience)),
         };
         let context = AcquireContext {
+            store: &self.store,
+            listener: &self.listener,
+            counters: &self.counters,
             keeper: &self.keeper,
             key: &key,
             owner: &owner,
@@ -121,57 +137,39 @@ impl Session {
             lease,
             reclaim_dead: options.reclaim_dead,
             poll_every: self.settings.poll_every,
-            waits: !patience.once,
         };
-        match acquire(context, &patience, &turn, first)? {
-            Outcome::Busy { holder, cause } => Ok(self.busy(started, holder, cause)),
-            Outcome::Taken { token, acquired } => {
-                let hold = Arc::new(Hold::new(key, owner, token, lease, options.renewal, acquired));
-                self.keeper.counters.acquired.add(1);
-                self.keeper.counters.time_waited.add(acquired.answered.since(started));
-                self.keep(hold, turn).map(Entered::Held)
-            }
-        }
+        let Taken { token, at } = acquire(context, patience, &turn, claim)?;
+        self.counters.acquired.add(1);
+        self.counters.time_waited.add(at.answered.since(patience.began));
+        self.keep(Arc::new(Hold::new(key, owner, token, lease, options.renewal, at)), turn)
     }
 
     /// Waits until this thread is the one of its process that asks Redis for the key.
     fn turn(&self, key: &Key, patience: &Patience, pid: u32, first: &Claim) -> Result<Turn, NoTurn> {
         let is_mine = |holder: &Holder| thread_map::is_mine(holder.raw(), pid);
-        let answered_since = |moment| self.keeper.store.pool.answered_since(moment);
+        let answered_since = |moment| self.store.pool.answered_since(moment);
         let look_after = |hold: &Hold| self.keeper.look_after(hold);
         let claim = || first.clone();
-        let turn =
-            self.keeper.queues.join(key.name(), patience, is_mine, answered_since, look_after, claim)?;
-        self.keeper.counters.waited.add(u64::from(turn.waited));
+        let turn = self.queues.join(key.name(), patience, is_mine, answered_since, look_after, claim)?;
+        self.counters.waited.add(u64::from(turn.waited));
         Ok(turn)
     }
 
-    /// What the caller gets where its wait was over before its turn came.
-    fn without_turn(
-        &self,
-        no_turn: NoTurn,
-        key: &Key,
-        patience: &Patience,
-        started: Moment,
-    ) -> Result<Entered, Error> {
+    /// The error of a caller whose wait was over before its turn came.
+    fn without_turn(&self, no_turn: NoTurn, key: &Key, patience: &Patience) -> Error {
         match no_turn {
             NoTurn::Busy(holder) => {
-                self.keeper.counters.waited.add(u64::from(!patience.once));
+                self.counters.waited.add(u64::from(!patience.once));
                 let unknown = || "another thread of this process is about to take it".into();
                 let cause = holder.is_none().then(unknown);
-                Ok(self.busy(started, holder, cause))
+                busy(key, patience, holder, cause)
             }
             NoTurn::Outage(cause) => {
-                self.keeper.counters.waited.add(1);
-                Err(self.failed("taking", key, behind_an_outage(cause.as_deref())))
+                self.counters.waited.add(1);
+                self.failed("taking", key, behind_an_outage(cause.as_deref()))
             }
-            NoTurn::Mine => Err(Error::WouldDeadlock { key: key.name().to_string() }),
+            NoTurn::Mine => Error::WouldDeadlock { key: key.name().to_string() },
         }
-    }
-
-    fn busy(&self, started: Moment, holder: Option<Holder>, cause: Option<Cause>) -> Entered {
-        self.keeper.counters.timed_out.add(1);
-        Entered::Busy { waited: Moment::now().since(started), holder, cause }
     }
 
     /// Enters a new hold wherever it has to be known.
@@ -266,7 +264,7 @@ impl Session {
     pub(crate) fn look(&self, action: &str, key: &Key) -> Result<Seen, Error> {
         self.own_process(Moment::now())?;
         let deadline = self.one_answer(Moment::now());
-        let ask = || self.keeper.store.checkout(deadline)?.look(key.in_redis(), deadline);
+        let ask = || self.store.checkout(deadline)?.look(key.in_redis(), deadline);
         let answer = ask().or_else(|failure| if failure.can_pass() { ask() } else { Err(failure) });
         answer.map_err(|failure| self.failed(action, key, failure))
     }
@@ -277,7 +275,7 @@ impl Session {
         let key = Key::new(&self.settings.prefix, name)?;
         self.own_process(Moment::now())?;
         let deadline = self.one_answer(Moment::now());
-        let connection = self.keeper.store.connect(deadline);
+        let connection = self.store.connect(deadline);
         let deleted = connection.and_then(|mut connection| connection.force(key.in_redis(), deadline));
         let deleted = deleted.map_err(|failure| self.failed("force-unlocking", &key, failure))?;
         if let Some(holder) = &deleted {
@@ -285,12 +283,12 @@ impl Session {
             warn!(target: "relatch::force_unlock", "lock {name:?} was force-unlocked, it was held by {holder}");
         }
         // Waiters of this process that poll are not told of it by Redis.
-        self.keeper.listener.wakeups.wake(key.in_redis().as_bytes());
+        self.listener.wakeups.wake(key.in_redis().as_bytes());
         Ok(deleted)
     }
 
     pub(crate) fn failed(&self, action: &str, key: &Key, failure: Failure) -> Error {
-        self.keeper.store.error(format!("{action} lock {:?}", key.name()), failure)
+        self.store.error(format!("{action} lock {:?}", key.name()), failure)
     }
 
     /// The process id; an error in a process that was forked since.
