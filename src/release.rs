@@ -1,5 +1,6 @@
-//! Giving a lock back: the order of its steps, compare and delete, and what its answers mean.
+//! Giving a lock back: the order of the steps, compare and delete, and what the answer means.
 
+use std::ops::ControlFlow;
 use std::time::Duration;
 
 use log::{debug, warn};
@@ -15,8 +16,10 @@ use crate::store::{Compared, Failure, Store};
 use crate::waiting::queues::Turn;
 use crate::waiting::waiter::{Claim, HandoffOutcome};
 
-/// Gives a lock back: first for this process, whatever follows, then in Redis, which is asked by `ask`; and last the turn goes on,
-/// with what became of the next one's wish. Takes `limit` at most.
+/// Gives a lock back within `limit`. `ask` sends one try of the release to Redis.
+///
+/// The caller has taken the hold out of the thread's map already. If it were still there, a
+/// destructor that takes the lock meanwhile would re-enter a hold that is being released.
 pub(crate) fn give_back(
     keeper: &Keeper,
     hold: &Hold,
@@ -25,81 +28,65 @@ pub(crate) fn give_back(
     limit: Duration,
     ask: impl FnMut(Option<&Claim>, &mut HandoffOutcome, Moment) -> Result<Compared, Failure>,
 ) -> Result<(), Error> {
+    // 1. Choose the thread to hand off to, and keep the turn for it. Any later, its claim could not
+    //    go out with the release: each turn would cost a round trip more.
     let next = turn.hand_on(local_handoff, Moment::now().after(limit));
+    let claim = next.as_ref().map(|next| &next.claim);
+    let mut handed = HandoffOutcome::Nothing;
+
+    // 2. Close the hold. After step 3, the holder would trust a lock that another process may have,
+    //    and the keeper would find the key gone and report our own release as a loss.
     let now = Moment::now();
     let valid_until = keeper.work.lock().leases.close(hold, now);
     keeper.counters.time_held.add(now.since(hold.acquired.answered));
-    let mut handed = HandoffOutcome::Nothing;
-    let claim = next.as_ref().map(|next| &next.claim);
-    let (released, silent) = release(hold, valid_until, now.after(limit), claim, &mut handed, ask);
-    let maybe_there = match &released {
-        Ok(()) | Err(Error::Unconfirmed { .. }) => {
-            hold.release();
-            silent
-        }
-        Err(error) => {
-            keeper.tell(hold);
-            // A renewal without an answer may have pushed out what nobody believes in any more. And what was gone may be
-            // there again.
-            silent || matches!(error, Error::Lost { cause: LostCause::Expired, .. }) && hold.gone_by() > now
-        }
-    };
-    if maybe_there {
+
+    // 3. Delete the key in Redis; the next thread's claim goes out behind that.
+    let release = Release { hold, valid_until, deadline: now.after(limit), maybe_done: false };
+    let Outcome { result, answered } = release.run(claim, &mut handed, ask);
+
+    // 4. Write down how the hold ended. Before step 3, the first thread in the queue would see that
+    //    the hold is over, and ask Redis for a key that still exists.
+    match &result {
+        Ok(()) | Err(Error::Unconfirmed { .. }) => hold.release(),
+        Err(_) => keeper.tell(hold),
+    }
+
+    // 5. Have the keeper delete what may be left of the key. Before step 3, the keeper could be the
+    //    first to delete it, and the answer to our own release would be taken for a loss.
+    //    A renewal that had no answer may have lengthened a lease that ran out by our clock.
+    let outlived = matches!(result, Err(Error::Lost { cause: LostCause::Expired, .. }));
+    if !answered || outlived && hold.gone_by() > now {
         owe(keeper, hold);
     }
+
+    // 6. Wake the waiter of this process, if there can be one: it passed this turn by when the lease
+    //    ran out. It may have looked over the connection that has deleted the key since, and over
+    //    that connection Redis sends no invalidation. Before step 3, it would find the key, and
+    //    sleep again.
     if valid_until.is_none() {
-        // Whoever passed it by may have asked over the same connection, and Redis does not tell of what was done there.
         keeper.listener.wakeups.wake(hold.key.in_redis().as_bytes());
     }
+
+    // 7. End the turn. Before step 3, the next thread would compete with this release; before step 4,
+    //    it could hold the lock while this hold does not count as over yet.
     if let Some((Claim { token, lease }, stray)) = next.and_then(|next| turn.settle(&next, handed)) {
         let (redis_key, gone_by) = (hold.key.in_redis().to_owned(), lease.gone_by(Moment::now()));
         keeper.owe(OrphanKey { redis_key, token, gone_by, stray });
     }
-    released
+    result
 }
 
-/// Has the keeper delete what a hold may have left in Redis. (A renewal that is late may add a lease.)
+/// Has the keeper delete what a hold may have left in Redis. (A renewal that is executed late may
+/// add another lease.)
 pub(crate) fn owe(keeper: &Keeper, hold: &Hold) {
     let (redis_key, token) = (hold.key.in_redis().to_owned(), hold.token.clone());
     let gone_by = hold.lease().gone_by(hold.gone_by());
     keeper.owe(OrphanKey { redis_key, token, gone_by, stray: false });
 }
 
-/// Asks Redis until it answers, or the deadline; after a lost answer, over another connection. What
-/// came of it, and whether the key may stand there yet, since Redis did not say.
-fn release(
-    hold: &Hold,
-    valid_until: Option<Moment>,
-    deadline: Moment,
-    claim: Option<&Claim>,
-    handed: &mut HandoffOutcome,
-    mut ask: impl FnMut(Option<&Claim>, &mut HandoffOutcome, Moment) -> Result<Compared, Failure>,
-) -> (Result<(), Error>, bool) {
-    let mut backoff = Backoff::after_failure();
-    let mut maybe_done = false;
-    loop {
-        // Whoever was sent for once is not sent for again: the first time may still come.
-        let claim = claim.filter(|_| *handed == HandoffOutcome::Nothing);
-        let failure = match ask(claim, handed, deadline) {
-            Ok(compared) => {
-                let release = Release { valid_until, answered: Moment::now(), maybe_done };
-                return (on_release(hold, compared, release), false);
-            }
-            Err(failure) => failure,
-        };
-        debug!(target: "relatch::release", "releasing lock {:?}: {failure:?}", hold.key.name());
-        let at_once = !maybe_done && matches!(failure, Failure::Unanswered { .. });
-        maybe_done |= matches!(failure, Failure::Unanswered { .. });
-        let pause = if at_once { Duration::ZERO } else { backoff.pause() };
-        if !failure.can_pass() || Moment::now().after(pause) >= deadline {
-            return (Err(unconfirmed(hold, valid_until.is_some(), failure)), true);
-        }
-        thread::sleep(pause);
-    }
-}
-
-/// One try: compare and delete. A `wish` goes out behind it, for the next thread of this process, and comes back as what became of
-/// it: Redis executes the removal first, so a wish that was taken was taken after it.
+/// One try: compare and delete. A `claim` of the next thread of this process goes out behind it.
+/// Redis executes the deletion first, so a claim that succeeds was taken after it; `handed` says what
+/// became of it.
 pub(crate) fn remove(
     store: &Store,
     hold: &Hold,
@@ -123,7 +110,8 @@ pub(crate) fn remove(
         Err(failure) => {
             if let Failure::Unanswered { link_stands, .. } = failure {
                 if link_stands {
-                    // It may yet be executed: so its removal goes behind it, on the same connection.
+                    // Redis may still execute the claim. The deletion goes out behind it, on the
+                    // same connection, so that it is executed later.
                     connection.abandon(key, &claim.token);
                 }
                 *handed = HandoffOutcome::Spoilt { sent };
@@ -133,59 +121,113 @@ pub(crate) fn remove(
     }
 }
 
-/// No answer. A hold that had run out by its clock, or was found lost, cannot claim to have been
-/// kept; a valid one was.
-fn unconfirmed(hold: &Hold, was_valid: bool, failure: Failure) -> Error {
-    if !was_valid || hold.lost().is_some() {
-        return hold.lose(LostCause::Expired);
+/// The release of one hold, over as many tries as it takes.
+#[derive(Debug)]
+pub(crate) struct Release<'a> {
+    hold: &'a Hold,
+    /// Until when the hold could be trusted; `None` where it could not any more when it was closed.
+    valid_until: Option<Moment>,
+    deadline: Moment,
+    /// A try had no answer: it may be the one that deleted the key.
+    maybe_done: bool,
+}
+
+/// What came of a release.
+#[derive(Debug)]
+struct Outcome {
+    result: Result<(), Error>,
+    /// Redis has said what became of the key.
+    answered: bool,
+}
+
+impl Release<'_> {
+    /// Asks until Redis answers or the deadline comes.
+    fn run(
+        mut self,
+        claim: Option<&Claim>,
+        handed: &mut HandoffOutcome,
+        mut ask: impl FnMut(Option<&Claim>, &mut HandoffOutcome, Moment) -> Result<Compared, Failure>,
+    ) -> Outcome {
+        let mut backoff = Backoff::after_failure();
+        loop {
+            // A claim is sent once. After a try without an answer, Redis may still execute the first.
+            let claim = claim.filter(|_| *handed == HandoffOutcome::Nothing);
+            let answer = ask(claim, handed, self.deadline);
+            match self.next(answer, &mut backoff, Moment::now()) {
+                ControlFlow::Break(released) => return released,
+                ControlFlow::Continue(pause) => thread::sleep(pause),
+            }
+        }
     }
-    let at_most = hold.gone_by().since(Moment::now());
-    let name = hold.key.name();
-    warn!(target: "relatch::release", "the release of lock {name:?} is not confirmed, its key may stand for up to {at_most:.1?}");
-    Error::Unconfirmed { key: name.to_string(), at_most, source: failure.into_cause() }
-}
 
-/// What is known of a release besides Redis's answer.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Release {
-    /// Until when the hold could be trusted; `None` where it could not be trusted any more when it
-    /// was given back.
-    pub(crate) valid_until: Option<Moment>,
-    pub(crate) answered: Moment,
-    /// An earlier try got no answer: it may be the one that removed the key.
-    pub(crate) maybe_done: bool,
-}
-
-/// Redis is the judge of a release. *Removed* means that the token stood there until that moment,
-/// so nobody else held the lock meanwhile, whatever the local clock thought. But where Redis itself
-/// has said before that the token was gone, somebody else may have had the lock in between: that
-/// stays a loss.
-///
-/// A key that is absent or another's proves a loss only if the answer came before the hold's own
-/// end. Later, the lease may just have run out while the release was on its way, and nobody can
-/// know that. After an answer that was lost (`maybe_done`), it may as well mean that the first try
-/// worked: then it counts as released.
-pub(crate) fn on_release(hold: &Hold, compared: Compared, release: Release) -> Result<(), Error> {
-    if hold.is_denied() {
-        return Err(hold.lose(LostCause::Expired)); // Where another cause is written down, that one stays.
+    /// Takes in what a try has brought at `now`: the end of the release, or the pause before the next
+    /// try. After the first lost answer there is none: the next try goes over another connection.
+    fn next(
+        &mut self,
+        answer: Result<Compared, Failure>,
+        backoff: &mut Backoff,
+        now: Moment,
+    ) -> ControlFlow<Outcome, Duration> {
+        let failure = match answer {
+            Ok(compared) => {
+                return ControlFlow::Break(Outcome { result: self.judge(compared, now), answered: true });
+            }
+            Err(failure) => failure,
+        };
+        debug!(target: "relatch::release", "releasing lock {:?}: {failure:?}", self.hold.key.name());
+        let is_lost = matches!(failure, Failure::Unanswered { .. });
+        let pause = if is_lost && !self.maybe_done { Duration::ZERO } else { backoff.pause() };
+        self.maybe_done |= is_lost;
+        if failure.can_pass() && now.after(pause) < self.deadline {
+            return ControlFlow::Continue(pause);
+        }
+        ControlFlow::Break(Outcome { result: Err(self.unconfirmed(failure, now)), answered: false })
     }
-    let Release { valid_until, answered, maybe_done } = release;
-    let cause = match (compared, valid_until) {
-        (Compared::Done, _) => return Ok(()),
-        (_, Some(until)) if until <= answered => return Err(ran_out_on_the_way(hold)),
-        (_, Some(_)) if maybe_done => return Ok(()),
-        (Compared::Absent, Some(_)) => LostCause::Deleted,
-        (Compared::Absent, None) => LostCause::Expired,
-        // Perhaps the next one's token, which went out with the first try.
-        (Compared::NotOurs, None) if maybe_done => LostCause::Expired,
-        (Compared::NotOurs, _) => LostCause::Taken,
-    };
-    Err(hold.lose(cause))
-}
 
-fn ran_out_on_the_way(hold: &Hold) -> Error {
-    let source = "the lease ran out while the release was on its way".into();
-    Error::Unconfirmed { key: hold.key.name().to_string(), at_most: Duration::ZERO, source }
+    /// Redis is the judge of a release. *Deleted* means that the token was there until that moment,
+    /// so nobody else held the lock meanwhile, whatever the local clock thought. But where Redis has
+    /// said before that the token was gone, another process may have had the lock in between: that
+    /// stays a loss.
+    ///
+    /// A key that is absent or another's proves a loss only if the answer came before the hold's own
+    /// end. Later, the lease may have run out while the release was on its way, and nobody can know
+    /// that. After a lost answer (`maybe_done`), it may as well mean that an earlier try worked: then
+    /// the lock counts as released.
+    fn judge(&self, compared: Compared, answered: Moment) -> Result<(), Error> {
+        if self.hold.is_denied() {
+            return Err(self.hold.lose(LostCause::Expired)); // Where a cause is written down, it stays.
+        }
+        let cause = match (compared, self.valid_until) {
+            (Compared::Done, _) => return Ok(()),
+            (_, Some(until)) if until <= answered => return Err(self.ran_out_on_the_way()),
+            (_, Some(_)) if self.maybe_done => return Ok(()),
+            (Compared::Absent, Some(_)) => LostCause::Deleted,
+            (Compared::Absent, None) => LostCause::Expired,
+            // It may be the next thread's token, which went out with an earlier try.
+            (Compared::NotOurs, None) if self.maybe_done => LostCause::Expired,
+            (Compared::NotOurs, _) => LostCause::Taken,
+        };
+        Err(self.hold.lose(cause))
+    }
+
+    fn ran_out_on_the_way(&self) -> Error {
+        let source = "the lease ran out while the release was on its way".into();
+        Error::Unconfirmed { key: self.hold.key.name().to_string(), at_most: Duration::ZERO, source }
+    }
+
+    /// There was no answer. The caller had the lock until now only where the hold was valid when it
+    /// was closed, and nobody has found it lost since.
+    fn unconfirmed(&self, failure: Failure, now: Moment) -> Error {
+        if self.valid_until.is_none() || self.hold.lost().is_some() {
+            return self.hold.lose(LostCause::Expired);
+        }
+        let (name, at_most) = (self.hold.key.name(), self.hold.gone_by().since(now));
+        warn!(
+            target: "relatch::release",
+            "the release of lock {name:?} is not confirmed, its key may exist for up to {at_most:.1?}"
+        );
+        Error::Unconfirmed { key: name.to_string(), at_most, source: failure.into_cause() }
+    }
 }
 
 #[cfg(test)]
@@ -194,25 +236,26 @@ mod tests {
     use crate::base::options::Lease;
     use crate::hold::tests::sample;
     use crate::keeping::renewal::on_renewal;
+    use crate::store::Refusal;
 
     const LEASE: Duration = Duration::from_secs(1);
     const ALL: [Compared; 3] = [Compared::Done, Compared::Absent, Compared::NotOurs];
 
-    /// What the caller is told.
+    /// The result that the caller gets.
     #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-    enum Told {
+    enum End {
         Released,
         Unconfirmed,
         Lost(LostCause),
     }
+    use End::{Lost, Released, Unconfirmed};
     use LostCause::{Deleted, Expired, Taken};
-    use Told::{Lost, Released, Unconfirmed};
 
-    fn told(said: &Result<(), Error>) -> Told {
-        match said {
+    fn end(result: &Result<(), Error>) -> End {
+        match result {
             Ok(()) => Released,
             Err(Error::Unconfirmed { at_most, .. }) => {
-                assert_eq!(*at_most, Duration::ZERO, "Redis has said that the token is not there");
+                assert_eq!(*at_most, Duration::ZERO, "Redis has said that the token is gone");
                 Unconfirmed
             }
             Err(Error::Lost { cause, .. }) => Lost(*cause),
@@ -220,37 +263,41 @@ mod tests {
         }
     }
 
-    /// How the hold stood when it was given back, and when the answer came.
+    /// Whether the hold was valid when it was closed, and still when the answer came.
     #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-    enum Stood {
+    enum Timing {
         InTime,
         ValidButAnsweredLate,
         Over,
     }
-    use Stood::{InTime, Over, ValidButAnsweredLate};
+    use Timing::{InTime, Over, ValidButAnsweredLate};
 
-    /// Asks for a verdict on a hold that nobody has found lost, or that was lost before in this
-    /// way.
-    fn release(compared: Compared, stood: Stood, maybe_done: bool, lost_before: Option<LostCause>) -> Told {
+    fn release_of(hold: &Hold, valid_until: Option<Moment>) -> Release<'_> {
+        Release { hold, valid_until, deadline: Moment::NEVER, maybe_done: false }
+    }
+
+    /// How the release ends of a hold that was lost before, where a cause is given.
+    fn release(compared: Compared, time: Timing, maybe_done: bool, lost_before: Option<LostCause>) -> End {
         let sent = Moment::from_nanos(1_000);
         let hold = sample("a", LEASE, sent);
-        let end = hold.valid_until();
+        let end_of_hold = hold.valid_until();
         if let Some(cause) = lost_before {
             hold.lose(cause);
         }
-        let valid_until = hold.close(if stood == Over { end } else { sent });
-        // What was lost before cannot be trusted when it is given back, unless that is learned in
-        // the very moment.
-        let valid_until = valid_until.or((stood != Over).then_some(end));
-        let answered = if stood == InTime { Moment::from_nanos(end.as_nanos() - 1) } else { end };
-        told(&on_release(&hold, compared, Release { valid_until, answered, maybe_done }))
+        let valid_until = hold.close(if time == Over { end_of_hold } else { sent });
+        // A hold that was lost before cannot be trusted when it is closed, unless the loss becomes
+        // known in that very moment.
+        let valid_until = valid_until.or((time != Over).then_some(end_of_hold));
+        let late = u64::from(time != InTime);
+        let answered = Moment::from_nanos(end_of_hold.as_nanos() - 1 + late);
+        end(&Release { maybe_done, ..release_of(&hold, valid_until) }.judge(compared, answered))
     }
 
     #[test]
-    fn what_a_release_is_told() {
+    fn each_answer_to_a_release_has_its_result() {
         let table = [
-            // What Redis said, how the hold stood, and what is told: at the first answer, and after
-            // an answer was lost.
+            // The answer, whether it came in time, and the result: where it is the answer to the
+            // first try, and where an earlier answer was lost.
             (Compared::Done, InTime, [Released, Released]),
             (Compared::Done, ValidButAnsweredLate, [Released, Released]),
             (Compared::Done, Over, [Released, Released]),
@@ -261,21 +308,21 @@ mod tests {
             (Compared::NotOurs, ValidButAnsweredLate, [Unconfirmed, Unconfirmed]),
             (Compared::NotOurs, Over, [Lost(Taken), Lost(Expired)]),
         ];
-        for (compared, stood, [first, later]) in table {
-            let asked = (compared, stood);
-            assert_eq!(release(compared, stood, false, None), first, "{asked:?}");
-            assert_eq!(release(compared, stood, true, None), later, "{asked:?}, after an answer was lost");
+        for (compared, time, [first, later]) in table {
+            let asked = (compared, time);
+            assert_eq!(release(compared, time, false, None), first, "{asked:?}");
+            assert_eq!(release(compared, time, true, None), later, "{asked:?}, after an answer was lost");
         }
     }
 
     #[test]
-    fn what_redis_has_denied_once_stays_denied() {
+    fn a_hold_that_redis_has_denied_stays_lost() {
         for compared in ALL {
-            for stood in [InTime, ValidButAnsweredLate, Over] {
+            for time in [InTime, ValidButAnsweredLate, Over] {
                 for maybe_done in [false, true] {
                     for cause in [Deleted, Taken] {
-                        let told = release(compared, stood, maybe_done, Some(cause));
-                        assert_eq!(told, Lost(cause), "{compared:?}, {stood:?}, {maybe_done}");
+                        let end = release(compared, time, maybe_done, Some(cause));
+                        assert_eq!(end, Lost(cause), "{compared:?}, {time:?}, {maybe_done}");
                     }
                 }
             }
@@ -283,19 +330,19 @@ mod tests {
     }
 
     #[test]
-    fn what_a_renewal_has_denied_after_the_lease_stays_denied() {
+    fn a_hold_that_a_renewal_has_denied_after_its_lease_stays_lost() {
         for compared in [Compared::Absent, Compared::NotOurs] {
             let hold = sample("a", LEASE, Moment::from_nanos(1_000));
             assert!(!hold.is_valid(Moment::now()));
             hold.lose(Expired);
             assert!(!on_renewal(&hold, Lease::new(LEASE), Moment::now(), compared));
-            let release = Release { valid_until: None, answered: Moment::now(), maybe_done: false };
-            assert_eq!(told(&on_release(&hold, Compared::Done, release)), Lost(Expired), "{compared:?}");
+            let result = release_of(&hold, None).judge(Compared::Done, Moment::now());
+            assert_eq!(end(&result), Lost(Expired), "{compared:?}");
         }
     }
 
     #[test]
-    fn what_the_clock_alone_has_denied_may_have_been_released() {
+    fn a_hold_that_the_clock_alone_has_ended_can_still_count_as_released() {
         for maybe_done in [false, true] {
             assert_eq!(release(Compared::Done, Over, maybe_done, Some(Expired)), Released);
             for compared in [Compared::Absent, Compared::NotOurs] {
@@ -303,5 +350,81 @@ mod tests {
                 assert_eq!(release(compared, Over, maybe_done, Some(Expired)), Lost(Expired), "{compared:?}");
             }
         }
+    }
+
+    fn lost_answer() -> Failure {
+        Failure::Unanswered { link_stands: true, cause: "no answer".into() }
+    }
+
+    #[test]
+    fn a_release_is_tried_again_at_once_after_the_first_lost_answer_and_then_with_pauses() {
+        let hold = sample("a", LEASE, Moment::now());
+        let mut release = release_of(&hold, Some(hold.valid_until()));
+        let mut backoff = Backoff::after_failure();
+        let mut pause = |failure| match release.next(Err(failure), &mut backoff, Moment::now()) {
+            ControlFlow::Continue(pause) => pause,
+            ControlFlow::Break(released) => panic!("{released:?}"),
+        };
+        let shortest = Duration::from_millis(5);
+        assert!(pause(Failure::not_sent("refused")) >= shortest, "the server is not there");
+        assert_eq!(pause(lost_answer()), Duration::ZERO);
+        assert!(pause(lost_answer()) >= shortest);
+        let ControlFlow::Break(released) = release.next(Ok(Compared::Absent), &mut backoff, Moment::now())
+        else {
+            panic!("Redis has answered");
+        };
+        assert!(released.answered && released.result.is_ok(), "an earlier try may have deleted it");
+    }
+
+    #[test]
+    fn a_release_ends_where_the_next_try_would_come_after_its_deadline() {
+        let hold = sample("a", LEASE, Moment::now());
+        let deadline = Moment::now().after(Duration::from_millis(500));
+        let mut backoff = Backoff::after_failure();
+        let mut end_at = |valid_until, failure, now| {
+            let mut release = Release { deadline, ..release_of(&hold, valid_until) };
+            match release.next(Err(failure), &mut backoff, now) {
+                ControlFlow::Break(Outcome { result: Err(error), answered: false }) => Some(error),
+                ControlFlow::Break(released) => panic!("{released:?}"),
+                ControlFlow::Continue(_) => None,
+            }
+        };
+        let before = Moment::from_nanos(deadline.as_nanos() - 1);
+        let valid_until = Some(hold.valid_until());
+        assert!(end_at(valid_until, lost_answer(), before).is_none());
+        let unconfirmed = end_at(valid_until, lost_answer(), deadline);
+        assert!(matches!(unconfirmed, Some(Error::Unconfirmed { at_most, .. }) if at_most > LEASE / 4));
+        let lost = end_at(None, lost_answer(), deadline);
+        assert!(matches!(lost, Some(Error::Lost { cause: Expired, .. })), "it had run out before");
+    }
+
+    #[test]
+    fn a_release_that_redis_refuses_for_good_is_not_tried_again() {
+        let hold = sample("a", LEASE, Moment::now());
+        let refusal = Refusal { code: "NOPERM".into(), message: "NOPERM no".into() };
+        let next = release_of(&hold, Some(hold.valid_until())).next(
+            Err(Failure::Refused(refusal)),
+            &mut Backoff::after_failure(),
+            Moment::now(),
+        );
+        assert!(matches!(next, ControlFlow::Break(Outcome { answered: false, .. })));
+    }
+
+    #[test]
+    fn a_claim_of_the_next_thread_is_sent_once() {
+        let hold = sample("a", LEASE, Moment::now());
+        let next = Claim { token: "next".into(), lease: Lease::new(LEASE) };
+        let (mut handed, mut sent) = (HandoffOutcome::Nothing, Vec::new());
+        let release = release_of(&hold, Some(hold.valid_until()));
+        let released = release.run(Some(&next), &mut handed, |claim, handed, _| {
+            sent.push(claim.is_some());
+            if sent.len() == 2 {
+                return Ok(Compared::Done);
+            }
+            *handed = HandoffOutcome::Spoilt { sent: Moment::PAST };
+            Err(lost_answer())
+        });
+        assert!(released.result.is_ok());
+        assert_eq!(sent, [true, false]);
     }
 }
