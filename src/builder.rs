@@ -1,4 +1,4 @@
-//! How a manager is made.
+//! The builder of a manager: every setting, and its default.
 
 use std::fmt;
 use std::sync::Arc;
@@ -11,7 +11,7 @@ use crate::manager::LockManager;
 use crate::session::Session;
 use crate::store::Address;
 
-/// Makes a [`LockManager`]: by [`LockManager::builder`].
+/// Makes a [`LockManager`] with settings of its own. Comes from [`LockManager::builder`].
 ///
 /// ```no_run
 /// use std::time::Duration;
@@ -44,106 +44,115 @@ impl LockManager {
         LockManager::builder(url).build()
     }
 
-    /// A manager with options of your own.
+    /// A builder for a manager with options of its own. Sends nothing.
     pub fn builder(url: &str) -> Builder {
         Builder { address: Address::parse(url), settings: Settings::default(), on_lost: None }
     }
 
-    /// A manager that reaches Redis as the given client would: for TLS, and for whatever else a URL does not say.
+    /// A builder for a manager that reaches Redis as `client` would: for TLS, and for whatever else a
+    /// URL cannot say.
     ///
-    /// Of the client, its address, its login, its database and its TLS settings are used, and not
-    /// its protocol: RESP2 is spoken. This is the one place where a type of the
-    /// `redis` crate is part of the interface, so it follows that crate's versions (1.x).
+    /// The client's address, login, database and TLS settings are used. Its protocol is not: the
+    /// manager speaks RESP2. No other public item names a type of the `redis` crate, so only this one
+    /// follows that crate's versions (1.x).
     pub fn builder_with_client(client: &redis::Client) -> Builder {
         Builder { address: Address::of_client(client), settings: Settings::default(), on_lost: None }
     }
 }
 
 impl Builder {
-    /// What stands in front of every key in Redis. Defaults to `lock:`.
+    /// What each key begins with in Redis. Defaults to `lock:`.
     pub fn prefix(mut self, prefix: impl Into<String>) -> Builder {
         self.settings.prefix = prefix.into();
         self
     }
 
-    /// The lease of every lock that does not set its own: see [`Lock::lease`](crate::Lock::lease). Defaults to 30 seconds.
+    /// The lease of every lock that does not set its own: see [`Lock::lease`](crate::Lock::lease).
+    /// Defaults to 30 seconds.
     pub fn lease(mut self, lease: Duration) -> Builder {
         self.settings.options.lease = lease;
         self
     }
 
-    /// The longest lease that is let through: a typing error in a lease would lock everybody out for as
-    /// long. Defaults to 24 hours.
+    /// The longest lease that is accepted. Defaults to 24 hours.
+    ///
+    /// A typing error in a lease would lock every other process out for as long.
     pub fn max_lease(mut self, cap: Duration) -> Builder {
         self.settings.max_lease = cap;
         self
     }
 
-    /// The wait of every lock that does not set its own: see [`Lock::wait`](crate::Lock::wait). Defaults to no limit.
+    /// The wait of every lock that does not set its own: see [`Lock::wait`](crate::Lock::wait).
+    /// Defaults to no limit.
     pub fn wait(mut self, wait: Duration) -> Builder {
         self.settings.options.wait = Some(wait);
         self
     }
 
-    /// Whether leases are pushed out while locks are held: see [`Lock::renew`](crate::Lock::renew). Defaults to yes.
+    /// Whether leases are renewed while locks are held: see [`Lock::renew`](crate::Lock::renew).
+    /// Defaults to yes.
     pub fn renew(mut self, on: bool) -> Builder {
         self.settings.options.renewal.on = on;
         self
     }
 
-    /// The time from one renewal to the next: see [`Lock::renew_every`](crate::Lock::renew_every). Defaults to a third of
-    /// the lease.
+    /// The time from one renewal to the next: see [`Lock::renew_every`](crate::Lock::renew_every).
+    /// Defaults to a third of the lease.
     pub fn renew_every(mut self, period: Duration) -> Builder {
         self.settings.options.renewal.every = Some(period);
         self
     }
 
-    /// For how long a lock is renewed at most: see [`Lock::max_hold`](crate::Lock::max_hold). Defaults to no limit.
+    /// For how long a lock is renewed at most: see [`Lock::max_hold`](crate::Lock::max_hold). Defaults
+    /// to no limit.
     pub fn max_hold(mut self, limit: Duration) -> Builder {
         self.settings.options.renewal.max_hold = Some(limit);
         self
     }
 
-    /// Whether waiters take locks away from processes of this machine that are dead. Defaults to no.
+    /// Whether a waiter takes a lock over from a dead process of the same machine. Defaults to no.
     ///
-    /// A process that was killed leaves its locks until their leases end. A waiter on the same machine can know better: where
-    /// the token names this host, this boot and this pid namespace (the nonce's first eight digits), and a process id
-    /// that no longer exists, the waiter deletes exactly that token and goes on. In any doubt it waits as ever. Linux
-    /// only; elsewhere nothing is ever certain.
+    /// The locks of a process that was killed stay in Redis until their leases end. A waiter on the
+    /// same machine can know better. If the token names this host, this boot and this pid namespace (by
+    /// the first eight digits of the nonce), and no process has the token's process id any more, the
+    /// waiter deletes exactly that token and goes on. In any doubt it waits as usual. Only Linux tells
+    /// enough for that.
     ///
-    /// What the dead process had begun is as it left it, and a child of it may still be at work.
+    /// What the dead process had begun stays half done, and a child process of it may still be at work.
     ///
     /// Leave it off where processes or machines are copied while they run (snapshots of virtual
-    /// machines, CRIU). A copy has the same host name, boot and pid namespace as its original, but
-    /// not the same processes: one that lives in the one, and has ended in the other or never began
-    /// there, looks dead to that.
+    /// machines, CRIU). A copy has the host name, boot and pid namespace of its original, but other
+    /// processes. A process that runs in only one of the two looks dead to the other.
     pub fn reclaim_dead(mut self, on: bool) -> Builder {
         self.settings.options.reclaim_dead = on;
         self
     }
 
-    /// Calls back once for each hold that is lost, as soon as that is known.
+    /// Calls `callback` once for each hold that is lost, as soon as that is known.
     ///
-    /// On a thread of its own (`relatch-on-lost`), one loss after the other: neither slowness nor a panic stops renewals.
-    /// When the last handle of the manager goes, what is still to be told is waited for, at most for the response timeout.
+    /// The calls come one after the other, on a thread of their own (`relatch-on-lost`): a slow or
+    /// panicking callback stops no renewal. When the last handle is dropped, calls that are due are
+    /// waited for, at most for the response timeout.
     pub fn on_lost(mut self, callback: impl Fn(&LostLock) + Send + Sync + 'static) -> Builder {
         self.on_lost = Some(Arc::new(callback));
         self
     }
 
-    /// The most connections that are open at a time, up to 10,000 (as many as Redis takes by
-    /// default). Defaults to 8.
+    /// The most connections that are open at a time, up to 10,000 (the default limit of Redis).
+    /// Defaults to 8.
     ///
-    /// One is used for as long as a command takes, so a few serve many threads; none is opened before it is needed.
+    /// A connection is in use only while a command is under way, so a few serve many threads. None is
+    /// opened before it is needed.
     pub fn pool_size(mut self, connections: u32) -> Builder {
         self.settings.pool_size = connections;
         self
     }
 
-    /// How long opening a connection may take, login included. Between 1 ms and 1 hour; defaults to 1 second.
+    /// How long opening a connection may take, login included. Between 1 ms and 1 hour; defaults to
+    /// 1 second.
     ///
-    /// Resolving a host name is up to the system, and not covered. Where it stands for several
-    /// addresses, each has a share of this time.
+    /// The time in which the system resolves a host name is not part of it. If the name stands for
+    /// several addresses, each gets a share of this time.
     pub fn connect_timeout(mut self, limit: Duration) -> Builder {
         self.settings.connect_timeout = limit;
         self
@@ -151,43 +160,47 @@ impl Builder {
 
     /// How long an answer may take. Between 1 ms and 1 hour; defaults to 1 second.
     ///
-    /// The first command over a connection that was used before waits for half of the caller's
-    /// limit at most (for twice the last answer's time, if that is more, up to three quarters):
-    /// where that connection is dead, the rest is for a fresh one.
+    /// A release takes no longer, so no guard takes longer to drop. The manager's last handle does,
+    /// because it also waits for threads (see [`LockManager`]).
     ///
-    /// The limit of a release, too: no guard takes longer to drop, unless it is the manager's last handle, which also
-    /// waits for its threads (see [`LockManager`]).
+    /// The first command over a connection that was used before waits for half of the caller's limit at
+    /// most, since the connection may be dead: the other half is for a fresh one. If the last answer
+    /// took longer than a quarter of the limit, the command waits for twice that time, but at most for
+    /// three quarters of the limit.
     pub fn response_timeout(mut self, limit: Duration) -> Builder {
         self.settings.response_timeout = limit;
         self
     }
 
-    /// How long a wait without limit goes on while Redis gives no proper answer. Defaults to 10 seconds, counted from the first
-    /// attempt that was not answered. (A waiter that sleeps until Redis tells it something asks every 10 to 15 seconds.)
+    /// How long a wait without limit goes on while Redis gives no proper answer. Defaults to 10
+    /// seconds, counted from the first attempt without an answer.
     ///
-    /// Threads in line behind another count the same outage, each from its own beginning at the
-    /// earliest, and give up without an attempt of their own. An attempt that is under way has its
-    /// time, however short this is: the connect timeout and the response timeout. Waits with a
-    /// limit go on until their end.
+    /// A waiter that sleeps until it receives an invalidation asks every 10 to 15 seconds, and notices
+    /// an outage then. Threads that wait behind another one of their process count the same outage,
+    /// each from the beginning of its own wait at the earliest, and give up without an attempt of their
+    /// own. An attempt that is under way always has the connect timeout and the response timeout. A
+    /// wait with a limit goes on until the limit.
     pub fn tolerate_outage(mut self, limit: Duration) -> Builder {
         self.settings.tolerate_outage = limit;
         self
     }
 
-    /// Whether waiters sleep until Redis says that a lock's key has changed, and renewed locks are told of their loss at once
-    /// (see [Waiting](crate#waiting)). Defaults to yes.
+    /// Whether waiters sleep until they receive an invalidation, and renewed locks report their loss at
+    /// once (see [Waiting](crate#waiting)). Defaults to yes.
     ///
-    /// Switched off, no connection for that is opened, waiters [ask again and again](Builder::poll_every), and a loss
-    /// is found out by the next renewal. That saves its attempts where it is known not to work.
+    /// Without it, no connection for invalidations is opened, waiters
+    /// [poll](Builder::poll_every), and the next renewal finds a loss out. Switch it off where it is
+    /// known not to work: that saves the attempts.
     pub fn client_tracking(mut self, on: bool) -> Builder {
         self.settings.client_tracking = on;
         self
     }
 
-    /// The longest pause of a waiter between two looks, while Redis does not tell it of changes. Between 1 ms and 1 hour; defaults
-    /// to 64 ms.
+    /// The longest pause between two tries of a waiter that receives no invalidations. Between 1 ms and
+    /// 1 hour; defaults to 64 ms.
     ///
-    /// The first pause is a millisecond, each is twice the one before, and each is shortened by chance, to half at most.
+    /// The first pause is a millisecond, and each is twice as long as the one before. Chance shortens
+    /// each, to half at most.
     pub fn poll_every(mut self, longest: Duration) -> Builder {
         self.settings.poll_every = longest;
         self
@@ -206,14 +219,15 @@ impl Builder {
         self
     }
 
-    /// Makes the manager and speaks to Redis once (a `PING`, after connecting and logging in), so that a wrong
-    /// address, password or database shows here. Blocks for the connect timeout at most.
+    /// Makes the manager and speaks to Redis once: it connects, logs in and sends a `PING`, so that a
+    /// wrong address, password or database shows here. Blocks for the connect timeout at most.
     ///
     /// # Errors
     ///
-    /// - [`Error::InvalidOption`]: an option or the URL cannot work; nothing was sent.
-    /// - [`Error::NoThread`], [`Error::NoRandomness`]: the system would not start a thread, or gave no random bits; nothing was sent.
-    /// - [`Error::Unavailable`]: nothing, or something that is not Redis, answers there.
+    /// - [`Error::InvalidOption`]: an option or the URL cannot work. Nothing was sent.
+    /// - [`Error::NoThread`], [`Error::NoRandomness`]: the system started no thread, or gave no random
+    ///   bits. Nothing was sent.
+    /// - [`Error::Unavailable`]: nothing answers at the address, or something that is not Redis does.
     /// - [`Error::Refused`]: Redis refused the login, the database or the `PING`.
     pub fn build(self) -> Result<LockManager, Error> {
         let session = self.session()?;
@@ -221,12 +235,13 @@ impl Builder {
         Ok(LockManager::new(session))
     }
 
-    /// Makes the manager without speaking to Redis: for programs that may start before it does.
+    /// Makes the manager and sends nothing: for a program that may start before its Redis does.
     ///
     /// # Errors
     ///
     /// - [`Error::InvalidOption`]: an option or the URL cannot work.
-    /// - [`Error::NoThread`], [`Error::NoRandomness`]: the system would not start a thread, or gave no random bits.
+    /// - [`Error::NoThread`], [`Error::NoRandomness`]: the system started no thread, or gave no random
+    ///   bits.
     pub fn build_unchecked(self) -> Result<LockManager, Error> {
         Ok(LockManager::new(self.session()?))
     }

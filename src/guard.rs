@@ -1,4 +1,4 @@
-//! The guard: a hold in the caller's hands.
+//! The guard, which holds a lock in the caller's hands, and the watch, a view of it for others.
 
 use std::fmt;
 use std::panic::{RefUnwindSafe, UnwindSafe};
@@ -18,9 +18,10 @@ use crate::session::Session;
 
 /// A lock that this thread holds, until the guard is dropped or [unlocked](LockGuard::unlock).
 ///
-/// A thread may have several guards of one lock: the lock is released in Redis when the last of them goes, in
-/// whatever order they go. Dropping the last one sends the release and waits for its answer, at most for the
-/// response timeout; it never panics, and what goes wrong is logged. Call [`unlock`](LockGuard::unlock) to be told.
+/// A thread may have several guards of one lock, and drop them in any order. The lock is released in
+/// Redis when the last of them is dropped: that sends the release and waits for its answer, at most
+/// for the response timeout. It never panics, and logs what goes wrong.
+/// [`unlock`](LockGuard::unlock) returns it instead.
 ///
 /// A guard stays in the thread that took it: it is neither `Send` nor `Sync`.
 ///
@@ -30,9 +31,10 @@ use crate::session::Session;
 /// }
 /// ```
 ///
-/// A guard that is forgotten ([`std::mem::forget`]) keeps the lock for as long as its thread lives, and a lease longer: the hold is
-/// renewed like any other, until [`max_hold`](crate::Lock::max_hold) if that is set. Without renewal, it keeps the lock for a lease. When
-/// that is over, this thread is told [`Error::Lost`] if it takes the lock again, as long as it lives.
+/// A guard that is forgotten ([`std::mem::forget`]) keeps the lock while its thread lives and for a
+/// lease longer: the hold is renewed like any other, at most for
+/// [`max_hold`](crate::Lock::max_hold). Without renewal, it keeps the lock for one lease. If this
+/// thread takes the lock again after that, it gets [`Error::Lost`].
 #[must_use = "the lock is released as soon as the guard is dropped"]
 #[clippy::has_significant_drop]
 pub struct LockGuard {
@@ -70,14 +72,16 @@ impl LockGuard {
         self.hold().key.name()
     }
 
-    /// Who holds the lock: this host, process and thread.
+    /// The host, process and thread that hold the lock: this thread.
     #[must_use]
     pub fn owner(&self) -> &Owner {
         &self.hold().owner
     }
 
-    /// The string that stands in Redis for this hold: owner and nonce. The same for all guards of a hold, and
-    /// never used again.
+    /// The value of the Redis key while this hold lasts: the owner and a nonce.
+    ///
+    /// It is the same for all guards of a hold, and never used again. It is not a fencing token: of two
+    /// tokens, nothing says which is the later one.
     #[must_use]
     pub fn token(&self) -> &str {
         &self.hold().token
@@ -89,88 +93,92 @@ impl LockGuard {
         self.hold().depth()
     }
 
-    /// True while nobody else can have the lock, as far as this process knows.
+    /// Whether this process may still trust the hold. `true` means that no other process can have the
+    /// lock, as far as this one knows.
     ///
-    /// A comparison of the clock with the end of the lease: nothing is sent, nothing blocks, and it is true to
-    /// a process that was stopped and goes on. `false` is certain to come before another process can take the lock, unless
-    /// Redis lost the key early ([what is not promised](crate#what-is-not-promised)); `true` may be out of date by the time
-    /// it is acted upon.
+    /// Compares the clock with the end of the lease. Sends nothing and does not block. It is right in a
+    /// process that was stopped and goes on. It turns `false` before another process can take the lock,
+    /// unless Redis forgot the key early ([what is not promised](crate#what-is-not-promised)). `true` may
+    /// be out of date by the time it is acted upon.
     #[must_use]
     pub fn is_valid(&self) -> bool {
         self.session.trusts(self.hold())
     }
 
-    /// How long the hold may still be trusted: zero once it is lost. Nothing is sent.
+    /// For how long the hold may still be trusted; zero if it is lost. Sends nothing.
     #[must_use]
     pub fn remaining(&self) -> Duration {
         if self.is_valid() { self.hold().remaining(Moment::now()) } else { Duration::ZERO }
     }
 
-    /// Returns only if at least `span` of the lease is left, by this process's clock: the line
+    /// Returns `Ok` only if at least `span` of the lease is left, by this machine's clock. Call it
     /// before the point of no return.
     ///
-    /// Sends nothing if that much is left already; else has the lease pushed out now, and waits for
-    /// the answer, at most for the response timeout. Where nothing is sent, a key that Redis has
-    /// lost meanwhile (a flush, a failover) goes unnoticed: [`verify`](LockGuard::verify) asks.
+    /// If less is left, it renews the lease now and waits for the answer, at most for the response
+    /// timeout. Otherwise it sends nothing, and cannot notice that Redis has forgotten the key (by a
+    /// flush, a failover): [`verify`](LockGuard::verify) asks.
     ///
     /// # Errors
     ///
-    /// - [`Error::Lost`]: the hold can no longer be trusted, with the first cause.
-    /// - [`Error::Unavailable`], [`Error::Refused`]: it still can, but not for that long, and Redis would not push it out.
-    /// - [`Error::InvalidOption`]: the lease, less 1 % and 2 ms, is shorter than that.
+    /// - [`Error::Lost`]: the hold can no longer be trusted. Has the first cause.
+    /// - [`Error::Unavailable`], [`Error::Refused`]: the hold can be trusted, but not for `span`, and
+    ///   Redis did not renew it.
+    /// - [`Error::InvalidOption`]: `span` is longer than the lease less 1 % and 2 ms.
     /// - [`Error::NoThread`], [`Error::Forked`].
     pub fn ensure(&self, span: Duration) -> Result<(), Error> {
         self.session.ensure(&self.held.hold, span)
     }
 
-    /// Asks Redis whether it still knows of the hold: one round trip, `GET` and `PTTL`.
+    /// Asks Redis whether the key still has this hold's token: `GET` and `PTTL` in one round trip.
     ///
-    /// Finds out at once what a renewal would find out later: a key that was deleted, replaced or cut short. Waits for the answer, at
-    /// most the connect timeout and the response timeout together.
+    /// Finds out at once what the next renewal would find out: a key that was deleted, replaced or cut
+    /// short. Blocks for the answer, at most the connect timeout and the response timeout together.
     ///
     /// # Errors
     ///
-    /// - [`Error::Lost`]: it does not, with the first cause.
-    /// - [`Error::Unavailable`], [`Error::Refused`]: Redis did not say; the hold is as valid as it was.
+    /// - [`Error::Lost`]: the key has gone or has another value. Has the first cause.
+    /// - [`Error::Unavailable`], [`Error::Refused`]: Redis did not say. The hold is as valid as before.
     /// - [`Error::NoThread`], [`Error::Forked`].
     pub fn verify(&self) -> Result<(), Error> {
         self.session.verify(&self.held.hold)
     }
 
-    /// Gives the hold another lease, from now on: this one is pushed out at once, and renewals keep to it.
+    /// Gives the hold another lease from now on: renews it now, and renewals keep to the new lease.
     ///
-    /// Waits for the answer, at most for the response timeout. A longer lease is believed when it was answered, a shorter one
-    /// from the call on; in Redis, a lease is never cut short, so after a crash others may still wait for what was left of the
-    /// longer one. Never re-creates a key.
+    /// Blocks for the answer, at most for the response timeout. A longer lease counts once Redis has
+    /// answered; a shorter one counts from the call. In Redis a lease is never cut short, so after a
+    /// crash other processes may have to wait for the rest of the longer one. Never creates the key
+    /// again.
     ///
     /// # Errors
     ///
-    /// - [`Error::InvalidOption`]: a lease as short, or as long, is not let through; nothing was sent.
-    /// - [`Error::Lost`]: the hold can no longer be trusted, with the first cause.
-    /// - [`Error::Unavailable`], [`Error::Refused`]: it still can, for what is left of it. The next renewal, if
-    ///   there is one, tries again.
+    /// - [`Error::InvalidOption`]: the lease is too short or too long. Nothing was sent.
+    /// - [`Error::Lost`]: the hold can no longer be trusted. Has the first cause.
+    /// - [`Error::Unavailable`], [`Error::Refused`]: the hold can be trusted for what is left of it. The
+    ///   next renewal, if there is one, tries again.
     /// - [`Error::NoThread`], [`Error::Forked`].
     pub fn extend(&self, lease: Duration) -> Result<(), Error> {
         self.session.extend(&self.held.hold, lease)
     }
 
-    /// An eye on the hold that another thread can keep: to stop a helper when the lock is lost.
+    /// A view of the hold for another thread, for example to stop a helper when the lock is lost.
     #[must_use]
     pub fn watch(&self) -> LockWatch {
         LockWatch::new(Arc::clone(&self.held.hold), self.session.born)
     }
 
-    /// Gives the guard back and tells what came of it.
+    /// Drops the guard, and returns what came of it.
     ///
     /// The last guard of a hold sends the compare-and-delete and waits for its answer, at most for the
-    /// [response timeout](crate::Builder::response_timeout), connecting included. Others send nothing.
+    /// [response timeout](crate::Builder::response_timeout), connecting included. Other guards send
+    /// nothing.
     ///
     /// # Errors
     ///
-    /// - [`Error::Lost`]: the hold ran out before this call, or its key was deleted or taken.
-    /// - [`Error::Unconfirmed`]: no answer came, or the lease ran out while the release was on its
-    ///   way. The hold was valid until now; the key may stand a while longer.
-    /// - [`Error::Forked`]: the process was forked since the lock was taken; nothing was sent.
+    /// - [`Error::Lost`]: before this call, the lease ran out, or the key was deleted or replaced.
+    /// - [`Error::Unconfirmed`]: no answer came, or the lease ran out while the release was on its way.
+    ///   The hold was valid until now. The key may exist for a while longer.
+    /// - [`Error::Forked`]: the process was forked since the lock was taken. Nothing was sent.
     pub fn unlock(mut self) -> Result<Unlocked, Error> {
         match self.leave_()? {
             0 => Ok(Unlocked::Released),
@@ -178,7 +186,7 @@ impl LockGuard {
         }
     }
 
-    /// What `unlock` and `drop` share: how deep the lock is still held.
+    /// What `unlock` and `drop` share. Returns how deep the lock is still held.
     fn leave_(&mut self) -> Result<u32, Error> {
         self.left = true;
         self.session.leave(&self.held)
@@ -191,7 +199,7 @@ impl Drop for LockGuard {
             return;
         }
         if let Err(error) = self.leave_() {
-            // A loss, or a release without an answer, is logged louder where it is found out.
+            // The code that finds a loss or a release without an answer logs it at a higher level.
             debug!(target: "relatch::release", "dropping the guard of lock {:?}: {error}", self.key());
         }
     }
@@ -214,8 +222,8 @@ impl fmt::Debug for LockGuard {
 
 /// Watches a hold from any thread: by [`LockGuard::watch`](crate::LockGuard::watch).
 ///
-/// For handing to a helper thread that has to stop when the lock is lost. It keeps nothing locked: when the guards are
-/// gone, so is the hold, and the watch says so.
+/// For a helper thread that has to stop when the lock is lost. It does not keep the lock: when the
+/// guards are gone, the watch is no longer valid.
 #[derive(Clone, Debug)]
 pub struct LockWatch {
     hold: Arc<Hold>,
@@ -233,17 +241,17 @@ impl LockWatch {
         self.hold.key.name()
     }
 
-    /// As [`LockGuard::is_valid`](crate::LockGuard::is_valid): false too once the lock is being released.
+    /// As [`LockGuard::is_valid`](crate::LockGuard::is_valid), and `false` once the release begins.
     #[must_use]
     pub fn is_valid(&self) -> bool {
         let now = Moment::now();
         self.hold.is_valid(now) && process::id(now) == self.born
     }
 
-    /// Blocks until the hold is lost, at most for so long: how it was lost.
+    /// Blocks until the hold is lost, at most for `limit`, and returns how it was lost.
     ///
-    /// `None` if it was not lost within that time, and at once if it was given back. Sends nothing; wakes up when the
-    /// lease runs out, or as soon as a renewal finds that the key is gone.
+    /// `None` if it was not lost within that time, and at once if it was released. Sends nothing. Returns
+    /// as soon as the lease runs out, or a renewal finds that the key is gone.
     #[must_use = "`None` means that it was not lost"]
     pub fn wait_lost(&self, limit: Duration) -> Option<LostCause> {
         let now = Moment::now();

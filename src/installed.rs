@@ -7,7 +7,7 @@ use crate::manager::LockManager;
 
 static INSTALLED: OnceLock<LockManager> = OnceLock::new();
 
-/// Makes a manager the one that [`with_lock`] and [`installed`] use, for the rest of the process.
+/// Makes `manager` the one that [`with_lock`] and [`installed`] use, for the rest of the process.
 ///
 /// ```no_run
 /// # fn charge_card() {}
@@ -22,7 +22,7 @@ static INSTALLED: OnceLock<LockManager> = OnceLock::new();
 ///
 /// # Errors
 ///
-/// [`Error::AlreadyInstalled`] if there is one already: it stays.
+/// [`Error::AlreadyInstalled`] if a manager was installed before. That one stays.
 pub fn install(manager: LockManager) -> Result<(), Error> {
     INSTALLED.set(manager).map_err(|_| Error::AlreadyInstalled)
 }

@@ -1,26 +1,44 @@
 //! A reentrant distributed lock on Redis, for programs that block.
 //!
-//! A thread takes a named lock, may take it again as often as it likes, and the lock is released in Redis when
-//! the outermost hold ends. No async, no runtime.
+//! ```no_run
+//! use relatch::{Error, LockManager};
+//!
+//! fn main() -> Result<(), Error> {
+//!     let locks = LockManager::connect("redis://127.0.0.1/")?;
+//!     locks.with_lock_result("orders:42", |_| refund(&locks))
+//! }
+//!
+//! fn refund(locks: &LockManager) -> Result<(), Error> {
+//!     // The same thread has the lock already: this sends nothing to Redis.
+//!     locks.with_lock("orders:42", || println!("refunded"))
+//! }
+//! ```
+//!
+//! A thread takes a named lock and may take it again as often as it likes. The lock is released in
+//! Redis when the outermost hold ends. There is no async code and no runtime.
 //!
 //! # What is not promised
 //!
-//! - A lease is a promise by Redis, not by the network. The lease is pushed out [while the lock is held](Lock::renew), but a
-//!   process that was paused, or cut off from Redis, for longer than that has lost the lock, and others may have it: use
-//!   [`LockGuard::ensure`] before the point of no return, and let the resource itself refuse latecomers where it matters.
-//! - Redis can forget: a failover to a replica that had not caught up, an eviction policy other than `noeviction`, a
-//!   flush, a restart without persistence, a step of the server's clock. A hold that was renewed once, which is a third of a
-//!   lease after it began unless set otherwise, is told of that within milliseconds; before, the first renewal finds out,
-//!   and without renewal the release does. The hold is [lost](Error::Lost).
-//! - One server: this is not Redlock.
-//! - Time that the machine sleeps counts against a lease on Linux, Android and Apple's systems. Elsewhere the clock may stand still
-//!   meanwhile, and a hold be trusted for too long.
-//! - Resolving a host name is up to the system, and may block for longer than a timeout says. So may, over TLS, a server that
-//!   sends an answer one byte at a time: there, a timeout counts from the last byte.
+//! - A lease binds Redis, not the holder. The lease is renewed [while the lock is
+//!   held](Lock::renew). But a process that was paused, or cut off from Redis, for longer than the
+//!   lease has lost the lock, and another process may have it. Call [`LockGuard::ensure`] before
+//!   the point of no return. Where it really matters, let the resource itself refuse a late writer.
+//! - A [token](LockGuard::token) is not a fencing token: tokens have no order.
+//! - Redis can forget a lock early: by a failover to a replica that lagged behind, an eviction
+//!   policy other than `noeviction`, a flush, a restart without persistence, or a step of the
+//!   server's clock. Such a hold is [lost](Error::Lost). From its first renewal on, a third of a
+//!   lease after it began, the holder learns of that within milliseconds. Before that, the first
+//!   renewal finds out. Without renewal, the release does.
+//! - There is one server. This is not Redlock.
+//! - The time for which the machine is suspended counts against a lease on Linux, Android and
+//!   Apple's systems. Elsewhere the clock may stand still, and a hold may look valid for too long.
+//! - The system resolves host names, and that may take longer than a timeout. Over TLS, a server
+//!   that sends an answer byte by byte can exceed the response timeout: there, it counts from the
+//!   last byte.
 //!
 //! # A program, step by step
 //!
-//! Connect once, and share the handle: it is cheap to clone, `Send` and `Sync`.
+//! Connect once, and share the handle. It is cheap to clone, `Send` and `Sync`.
 //!
 //! ```no_run
 //! # fn main() -> Result<(), relatch::Error> {
@@ -29,24 +47,12 @@
 //! # }
 //! ```
 //!
-//! Run what must not run twice under a lock. Functions that lock may call each other: the same thread takes the same
-//! lock again, and nothing is sent.
+//! Run under a lock what must not run twice at a time. [`with_lock`](LockManager::with_lock) takes
+//! any closure; [`with_lock_result`](LockManager::with_lock_result) takes one that can fail, and
+//! gives it the guard.
 //!
-//! ```no_run
-//! use relatch::{Error, LockManager};
-//!
-//! fn refund(locks: &LockManager) -> Result<(), Error> {
-//!     locks.with_lock("orders:42", || note(locks, "refunded"))?
-//! }
-//!
-//! fn note(locks: &LockManager, what: &str) -> Result<(), Error> {
-//!     locks.with_lock("orders:42", || println!("{what}"))
-//! }
-//! ```
-//!
-//! Where a closure does not fit, keep a guard. Dropping it releases the lock; [`LockGuard::unlock`] does the same and tells
-//! what came of it. Before what cannot be undone, make sure that enough of the lease is left for it. That is a look at the clock; what
-//! Redis has lost meanwhile, [`LockGuard::verify`] asks.
+//! Where a closure does not fit, keep a guard. Dropping it releases the lock, and
+//! [`LockGuard::unlock`] does the same and returns what came of it.
 //!
 //! ```no_run
 //! # fn prepare() {}
@@ -56,16 +62,17 @@
 //! # let locks = relatch::LockManager::connect("redis://127.0.0.1/")?;
 //! let guard = locks.lock("orders:42")?;
 //! prepare();
-//! guard.ensure(Duration::from_secs(5))?; // by the clock, so much of the lease is left, or it is renewed
-//! guard.verify()?; // Redis still knows of it
+//! guard.ensure(Duration::from_secs(5))?; // 5 s of the lease are left, by this machine's clock
+//! guard.verify()?; // Redis still has the key
 //! charge_card();
 //! guard.unlock()?;
 //! # Ok(())
 //! # }
 //! ```
 //!
-//! Ask what is held, by whom, and how it goes: [`Lock::holder`], [`LockManager::held`], [`LockManager::stats`]; and be
-//! told of losses: [`LockGuard::watch`], [`Builder::on_lost`].
+//! [`Lock::holder`] says which process has a lock, [`LockManager::held`] what this process holds,
+//! and [`LockManager::stats`] how it goes. [`LockGuard::watch`] and [`Builder::on_lost`] report
+//! losses.
 //!
 //! # Errors
 //!
@@ -73,46 +80,61 @@
 //!
 //! # About threads
 //!
-//! A hold belongs to its thread, and so do its guards. A thread that ends without giving a lock back leaves it to its lease,
-//! which is not renewed any more. After a `fork`, the child holds nothing, and its operations say [`Error::Forked`].
+//! A hold belongs to its thread, and so do its guards. If a thread ends without releasing a lock,
+//! the lease is not renewed any more and runs out. After a `fork`, the child holds nothing, and
+//! each operation returns [`Error::Forked`].
 //!
-//! A thread's locals are dropped when it ends, and one of them may hold a guard or the manager, or take a lock as it is dropped: all of
-//! that works, and sends what it has to. But the map in which the thread's holds are kept is such a local itself, and may be gone
-//! before. From then on a lock that the thread has is not taken once more but waited for; a lock that it takes is not renewed; and the
-//! release of either is [`Error::Unconfirmed`]: the keeper's thread deletes the key or, where the manager goes at the same time, it
-//! stands until its lease ends.
+//! A thread-local of yours may hold a guard or the manager, or take a lock in its destructor. But
+//! the map of the thread's holds is a thread-local, too, and the system may drop it first. From then
+//! on:
 //!
-//! Threads of the crate's own, per manager: `relatch-pool-0` looks after idle connections (from the start),
-//! `relatch-keeper` renews leases and finishes late releases (from the first hold on that is renewed, extended or told of), `relatch-on-lost` calls
-//! back (from the first loss on), and `relatch-listen` hears from Redis when a lock may be free or lost (from the first wait for
-//! a busy lock, or the first renewal, on). The last three are joined when the last handle goes, guards included.
+//! - a lock that the thread holds is not reentered but waited for;
+//! - a lock that the thread takes is not renewed;
+//! - releasing either returns [`Error::Unconfirmed`]. The keeper's thread deletes the key. If the
+//!   manager ends at the same time, the key exists until its lease ends.
+//!
+//! Each manager has up to four threads of its own:
+//!
+//! | thread | what it does | from when on |
+//! |---|---|---|
+//! | `relatch-pool-0` | looks after idle connections | the start |
+//! | `relatch-keeper` | renews leases, finishes late releases | the first hold that is renewed, extended or reported when lost |
+//! | `relatch-on-lost` | calls [`Builder::on_lost`]'s callback | the first loss |
+//! | `relatch-listen` | receives invalidations from Redis | the first wait for a busy lock, or the first renewal |
+//!
+//! When the last handle is dropped, guards included, the last three are joined.
 //!
 //! # Waiting
 //!
-//! A waiter sleeps until Redis says that the lock's key has changed, whoever changed it and however: a release, also by another
-//! library, an expiry, a `DEL` by hand, a flush. That takes Redis 6 or later and the rights `+client|id +client|tracking
-//! +subscribe &__redis__:invalidate`; without them, or while the connection for it is down, waiters ask again after 1 to 64 ms
-//! (or [another limit](Builder::poll_every)), and that is logged once. So it is where a proxy keeps these messages back: before a manager relies on them, it has Redis tell of a
-//! change of its own. Word from Redis is a hint and no more: a waiter asks again in any case when the holder's lease
-//! ends, and every 10 to 15 seconds.
+//! A waiter sleeps until Redis reports that the lock's key has changed: by a release, also of
+//! another library, by an expiry, a `DEL` by hand, or a flush. For that it needs Redis 6 or later
+//! and the rights `+client|id +client|tracking +subscribe &__redis__:invalidate`. Without them, or
+//! while the connection for it is down, waiters poll with pauses of 1 to 64 ms ([or another
+//! limit](Builder::poll_every)), and one warning is logged. The same holds behind a proxy that
+//! does not forward these messages: a manager tries them with a key of its own first. A waiter does
+//! not depend on them in any case: it also asks when the holder's lease ends, and every 10 to 15
+//! seconds.
 //!
-//! Threads of one process are served in the order in which they asked. They hand a lock on to each other in one round trip, for a
-//! few milliseconds on end; then other processes are [let in](Builder::hand_on).
+//! Threads of one process get a lock in the order in which they asked for it. They pass it on among
+//! themselves in one round trip, [for a few milliseconds](Builder::local_handoff); then other
+//! processes have a chance.
 //!
-//! Where many processes want one lock, a waiter estimates how many from the holders that it has seen,
-//! and sleeps for a few round trips for each of them before it asks, up to a quarter of a second at a
-//! time: else each release would cost as many commands as processes wait. A waiter that has seen
-//! one other at most asks at once when it is woken, three times out of four. Order between processes is not promised.
+//! Between processes there is no order. Where many processes want one lock, a waiter estimates how
+//! many from the holders that it has seen. Before it asks, it sleeps for a few round trips for each
+//! of them, up to a quarter of a second. Without that, each release would cost as many commands as
+//! there are waiting processes. A waiter that has seen one other process at most asks at once when
+//! it is woken, three times out of four.
 //!
 //! # Log targets and levels
 //!
-//! Through the [`log`](https://docs.rs/log) crate. No password, and no whole command, is ever logged.
+//! Through the [`log`](https://docs.rs/log) crate. No password, and no whole command, is ever
+//! logged.
 //!
 //! | target | `error` | `warn` | `info` | `debug` |
 //! |---|---|---|---|---|
 //! | `relatch::acquire` | | an answer that came after the lease | a lock taken over from a dead process | each failed attempt |
-//! | `relatch::listener` | | waiters have to poll, once until it works again; it had panicked; it still connects when the last handle goes | it works again | |
-//! | `relatch::keeper` | | leases that could not be renewed, at each try; it had panicked | | |
+//! | `relatch::listener` | | waiters have to poll (once, until it works again); the thread panicked, or still connects when the last handle is dropped | it works again | |
+//! | `relatch::keeper` | | leases that could not be renewed, at each try; the thread panicked | | |
 //! | `relatch::lost` | a callback that panics or does not return | each hold that was lost | | |
 //! | `relatch::release` | | a release without an answer; a key that is left to its lease | | each failed attempt |
 //! | `relatch::force_unlock` | | whose lock was deleted | | |

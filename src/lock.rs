@@ -14,8 +14,8 @@ use crate::session::Session;
 
 /// A named lock, with options of its own.
 ///
-/// Made by [`LockManager::named`](crate::LockManager::named). Cheap to clone; it holds nothing by itself, and two locks of one name from one
-/// manager are the same lock.
+/// Comes from [`LockManager::named`](crate::LockManager::named). It is cheap to clone and holds
+/// nothing by itself. Two of one name and one manager are the same lock.
 ///
 /// ```no_run
 /// use std::time::Duration;
@@ -42,45 +42,48 @@ impl Lock {
         Lock { session, name, options }
     }
 
-    /// How long Redis keeps the lock for a holder that does not come back. Between 10 ms and 24 hours (see
-    /// [`max_lease`](crate::Builder::max_lease)), in whole milliseconds. Defaults to the manager's, which is 30 seconds.
+    /// How long Redis keeps the lock for a holder that does not come back. Between 10 ms and 24 hours
+    /// ([`max_lease`](crate::Builder::max_lease)), in whole milliseconds. Defaults to the manager's,
+    /// which is 30 seconds.
     ///
-    /// It is [renewed](Lock::renew) while the lock is held, so it need not be as long as the work: it is how long others
-    /// wait after a crash, and how long an outage of Redis a holder survives. Counted from the moment the command is sent, and
-    /// trusted for 1 % and 2 ms less than it lasts.
+    /// The lease is [renewed](Lock::renew) while the lock is held, so it need not be as long as the
+    /// work. It says how long other processes wait after a crash, and which outage of Redis a hold
+    /// survives. It counts from the moment at which the command is sent. The hold is trusted for 1 % and
+    /// 2 ms less than the lease.
     pub fn lease(self, lease: Duration) -> Lock {
         self.set(|options| options.lease = lease)
     }
 
-    /// How long [`lock`](Lock::lock) and [`with_lock`](Lock::with_lock) wait for a busy lock before they say
-    /// [`Error::Timeout`]. Defaults to the manager's, which is no limit. Zero means one attempt.
+    /// How long [`lock`](Lock::lock) and [`with_lock`](Lock::with_lock) wait for a busy lock before they
+    /// return [`Error::Timeout`]. Zero means one attempt. Defaults to the manager's, which is no limit.
     pub fn wait(self, wait: Duration) -> Lock {
         self.set(|options| options.wait = Some(wait))
     }
 
-    /// Whether the lease is pushed out while the lock is held. Defaults to the manager's, which is yes.
+    /// Whether the lease is renewed while the lock is held. Defaults to the manager's, which is yes.
     ///
-    /// Without renewal, what is done under the lock must be done within the lease.
+    /// Without renewal, the work under the lock must be done within the lease.
     pub fn renew(self, on: bool) -> Lock {
         self.set(|options| options.renewal.on = on)
     }
 
-    /// The time from one renewal to the next: 1 ms to half the lease. Defaults to the manager's, which is a third of it.
+    /// The time from one renewal to the next, from 1 ms to half the lease. Defaults to the manager's,
+    /// which is a third of the lease.
     pub fn renew_every(self, period: Duration) -> Lock {
         self.set(|options| options.renewal.every = Some(period))
     }
 
     /// For how long the lock is renewed at most. Defaults to the manager's, which is no limit.
     ///
-    /// When it has passed, the lease runs out and the hold is lost like any other. Against work
-    /// that hangs, and guards that are forgotten. It ends a deadlock, too, but by taking locks
-    /// away: a [`wait`](Lock::wait) with a limit takes none.
+    /// After that time the lease runs out, and the hold is lost like any other. This is a guard against
+    /// work that hangs and guards that are forgotten. It also ends a deadlock, but by taking locks away;
+    /// a limited [`wait`](Lock::wait) takes none away.
     pub fn max_hold(self, limit: Duration) -> Lock {
         self.set(|options| options.renewal.max_hold = Some(limit))
     }
 
-    /// Whether a waiter takes the lock away from a process of this machine that is dead. Defaults to the manager's,
-    /// which is no. See [`Builder::reclaim_dead`](crate::Builder::reclaim_dead).
+    /// Whether a waiter takes the lock over from a dead process of the same machine. Defaults to the
+    /// manager's, which is no. See [`Builder::reclaim_dead`](crate::Builder::reclaim_dead).
     pub fn reclaim_dead(self, on: bool) -> Lock {
         self.set(|options| options.reclaim_dead = on)
     }
@@ -93,70 +96,75 @@ impl Lock {
 
     /// Takes the lock, and blocks until it is free: without limit, unless [`wait`](Lock::wait) is set.
     ///
-    /// A thread that has the lock already gets another guard of it at once, and nothing is sent.
-    /// Otherwise threads of this process get the lock in the order in which they asked, and the first of them asks
-    /// Redis: once if the lock is free (`SET key token NX PX lease`), else once more (`CLIENT TRACKING`, and a script
-    /// that does `SET` and, where that fails, `GET` and `PTTL`; in one round trip), and then when Redis says that
-    /// the key has changed, when the holder's lease ends, and every 10 to 15 seconds. Where other
-    /// processes were seen lately, it sleeps before each of these, and the first is that script, too.
-    /// Without word from Redis (see [Waiting](crate#waiting)), it asks with growing pauses of up to 64 ms,
-    /// or [as long as you say](crate::Builder::poll_every).
+    /// A thread that has the lock already gets another guard at once, and nothing is sent. Otherwise the
+    /// threads of this process get the lock in the order in which they asked for it. The first of them
+    /// asks Redis:
     ///
-    /// Two threads that each hold a lock and wait for the other's wait for ever, since both are
-    /// renewed: unless one of these waits has a [limit](Lock::wait), or
-    /// [`max_hold`](Lock::max_hold) is set.
+    /// 1. `SET key token NX PX lease`. If the lock is free, that is all.
+    /// 2. If it is busy, once more, in one round trip: `CLIENT TRACKING`, and a script that does the
+    ///    `SET` and, if that fails, `GET` and `PTTL`.
+    /// 3. That script again, when an invalidation of the key arrives, when the holder's lease ends, and
+    ///    every 10 to 15 seconds.
+    ///
+    /// If it has seen other processes lately, it begins with the script, and sleeps a little before each
+    /// try. If it receives no invalidations (see [Waiting](crate#waiting)), it polls with growing pauses
+    /// of up to 64 ms, or [another limit](crate::Builder::poll_every).
+    ///
+    /// Two threads that each hold a lock and wait for the other's wait for ever, because both locks are
+    /// renewed. A limited [`wait`](Lock::wait) or [`max_hold`](Lock::max_hold) ends that.
     ///
     /// # Errors
     ///
-    /// - [`Error::Timeout`]: it was busy for the whole wait. Names the holder. (Or the limit was too short to find that out:
-    ///   then it has a source.)
-    /// - [`Error::Lost`]: this thread has it already, and the hold was lost. The depth is unchanged.
-    /// - [`Error::Unavailable`], [`Error::Refused`]: Redis could not be asked, or said no.
-    /// - [`Error::NotALock`]: the Redis key holds something else, or stays without expiry for a quarter of a second. (A token of this
-    ///   crate, which its holder may yet repair: for half of this lock's lease.)
-    /// - [`Error::WouldDeadlock`]: this thread has it already, through another manager.
-    /// - [`Error::InvalidKey`], [`Error::InvalidOption`], [`Error::DepthOverflow`], [`Error::Forked`], [`Error::NoThread`],
-    ///   [`Error::NoRandomness`].
+    /// - [`Error::Timeout`]: the lock was busy for the whole wait. The error names the holder. If the
+    ///   limit was too short to find the holder out, it has a source instead.
+    /// - [`Error::Lost`]: this thread has the lock already, and that hold is lost. The depth is
+    ///   unchanged.
+    /// - [`Error::Unavailable`], [`Error::Refused`]: Redis could not be asked, or refused.
+    /// - [`Error::NotALock`]: the Redis key holds something else, or a string without expiry for a
+    ///   quarter of a second. If that string is a token of this crate, whose holder may repair it: for
+    ///   half of this lock's lease.
+    /// - [`Error::WouldDeadlock`]: this thread has the lock already, through another manager.
+    /// - [`Error::InvalidKey`], [`Error::InvalidOption`], [`Error::DepthOverflow`], [`Error::Forked`],
+    ///   [`Error::NoThread`], [`Error::NoRandomness`].
     pub fn lock(&self) -> Result<LockGuard, Error> {
         self.request().lock()
     }
 
-    /// Takes the lock if it is free now; `Ok(None)` if it is busy.
+    /// Takes the lock if it is free now. `Ok(None)` means that it is busy.
     ///
-    /// Sends one `SET` and, where the lock is busy, a `GET` and a `PTTL` that say who has it. Sends
-    /// nothing if a thread of this process has the lock or waits for it. Blocks for the answers
-    /// only: at most the connect timeout and the response timeout together. (A key that stands
-    /// there without expiry is looked at again after a quarter of a second: perhaps its holder is
-    /// about to put that right.)
+    /// Sends one `SET` and, if the lock is busy, a `GET` and a `PTTL` that say which process has it.
+    /// Sends nothing if a thread of this process has the lock or waits for it. Blocks only for the
+    /// answers: at most the connect timeout and the response timeout together. A key without expiry is
+    /// looked at again after a quarter of a second, since its holder may repair it meanwhile.
     ///
     /// # Errors
     ///
-    /// As for [`lock`](Lock::lock), but for `Timeout`.
+    /// As for [`lock`](Lock::lock), except `Timeout`.
     pub fn try_lock(&self) -> Result<Option<LockGuard>, Error> {
         self.request().try_lock_for(Duration::ZERO)
     }
 
-    /// Takes the lock, waiting for `limit` at most; `Ok(None)` if it was busy for so long.
+    /// Takes the lock, waiting for `limit` at most. `Ok(None)` means that it was busy for that long.
     ///
-    /// The limit covers everything: other threads of this process, the pool, connecting, Redis. A limit of zero is
-    /// [`try_lock`](Lock::try_lock).
+    /// The limit covers everything: other threads of this process, the pool, connecting, and Redis. A
+    /// limit of zero is [`try_lock`](Lock::try_lock).
     ///
     /// # Errors
     ///
-    /// As for [`lock`](Lock::lock), but for `Timeout`.
+    /// As for [`lock`](Lock::lock), except `Timeout`.
     pub fn try_lock_for(&self, limit: Duration) -> Result<Option<LockGuard>, Error> {
         self.request().try_lock_for(limit)
     }
 
-    /// Runs a closure under the lock, and gives its result.
+    /// Runs a closure under the lock, and returns its result.
     ///
-    /// The lock is released when the closure returns or panics; a panic goes on after the release.
+    /// The lock is released when the closure returns or panics. A panic goes on after the release.
     ///
     /// # Errors
     ///
-    /// As for [`lock`](Lock::lock), and then the closure has not run. After the closure has run there is one error left,
-    /// [`Error::Lost`]: it was not under the lock the whole time. (A release without an answer is none, since the
-    /// closure was done by then; it is logged.)
+    /// As for [`lock`](Lock::lock): then the closure did not run. After it has run, one error is left,
+    /// [`Error::Lost`]: the closure did not have the lock for its whole time. A release without an answer
+    /// is logged and is no error, because the closure was done by then.
     pub fn with_lock<T>(&self, body: impl FnOnce() -> T) -> Result<T, Error> {
         self.request().with_lock(body)
     }
@@ -191,30 +199,30 @@ impl Lock {
         self.request().with_lock_result(body)
     }
 
-    /// Who holds the lock now, by asking Redis: `GET` and `PTTL` in one round trip. `None` if nobody does.
+    /// The process and thread that hold the lock now, as Redis says. `None` if it is free.
     ///
-    /// Waits for the answer, at most the connect timeout and the response timeout together.
+    /// Sends `GET` and `PTTL` in one round trip. Blocks for the answer, at most the connect timeout and
+    /// the response timeout together.
     ///
     /// # Errors
     ///
-    /// [`Error::NotALock`] where the Redis key holds something else than a string; [`Error::Unavailable`],
-    /// [`Error::Refused`], [`Error::InvalidKey`], [`Error::Forked`].
+    /// [`Error::NotALock`] if the Redis key holds something else than a string;
+    /// [`Error::Unavailable`], [`Error::Refused`], [`Error::InvalidKey`], [`Error::Forked`].
     pub fn holder(&self) -> Result<Option<Holder>, Error> {
         self.session.holder(&self.name)
     }
 
-    /// Deletes whatever stands at the lock's Redis key, and says what it was. For operators.
+    /// Deletes the lock's Redis key, whatever its value, and returns what it was. For operators.
     ///
-    /// The holder loses the lock. Nobody waits for it to notice: it may still be at work.
-    /// A hold of this manager is lost when this returns, and the next thread in line has the lock;
-    /// a hold of another manager is lost within milliseconds if it was renewed once, and at its
-    /// next renewal otherwise. Waits for the answer, at most the connect timeout and the response
-    /// timeout together.
+    /// The holder loses the lock and may still be at work. A hold of this manager is lost when this
+    /// returns, and the next waiting thread gets the lock. A hold of another manager is lost within
+    /// milliseconds if it was renewed before, and at its next renewal otherwise. Blocks for the answer,
+    /// at most the connect timeout and the response timeout together.
     ///
     /// # Errors
     ///
-    /// [`Error::Unavailable`] (the key may be deleted or not), [`Error::Refused`], [`Error::InvalidKey`],
-    /// [`Error::Forked`].
+    /// [`Error::Unavailable`] (Redis may have deleted the key or not), [`Error::Refused`],
+    /// [`Error::InvalidKey`], [`Error::Forked`].
     pub fn force_unlock(&self) -> Result<Option<Holder>, Error> {
         self.session.force_unlock(&self.name)
     }

@@ -14,12 +14,17 @@ use crate::session::Session;
 
 /// Locks on one Redis: a pool of connections, and what this process holds there.
 ///
-/// Made once by [`connect`](LockManager::connect) or [`builder`](LockManager::builder), then cloned and
-/// shared: a clone is the same manager. Locks of one key are the same lock only within one manager (and between
-/// processes); a thread that waits for a key that it has through another manager is told [`Error::WouldDeadlock`].
+/// Make one by [`connect`](LockManager::connect) or [`builder`](LockManager::builder), then clone
+/// and share it: a clone is the same manager. Within a process, a key is one lock only within one
+/// manager. A thread that waits for a key which it holds through another manager gets
+/// [`Error::WouldDeadlock`].
 ///
-/// Dropping the last handle, guards included, ends the manager's threads, and waits for them: for each of the three at most
-/// for the response timeout (but not less than a tenth of a second) and a tenth of a second more.
+/// Dropping the last handle, guards included, ends the manager's threads and waits for them. For
+/// each of the three it waits at most for the response timeout (but not less than a tenth of a
+/// second) and a tenth of a second more.
+///
+/// What takes a lock can be called with a key, here, or on a [`Lock`], which has options and
+/// answers questions.
 ///
 /// ```no_run
 /// # fn charge_card() {}
@@ -34,7 +39,7 @@ pub struct LockManager {
     session: Arc<Session>,
 }
 
-#[expect(clippy::missing_errors_doc, reason = "they are those of the methods of `Lock`, and told there")]
+#[expect(clippy::missing_errors_doc, reason = "they are those of the methods of `Lock`, which lists them")]
 impl LockManager {
     pub(crate) fn new(session: Arc<Session>) -> LockManager {
         LockManager { session }
@@ -74,13 +79,13 @@ impl LockManager {
         self.request(key.as_ref()).with_lock_result(body)
     }
 
-    /// What this process holds through this manager, the oldest first. Nothing is sent.
+    /// What this process holds through this manager, the oldest first. Sends nothing.
     #[must_use]
     pub fn held(&self) -> Vec<HeldLock> {
         self.session.held()
     }
 
-    /// What this manager has done since it was made. Nothing is sent.
+    /// What this manager has done since it was made. Sends nothing.
     #[must_use]
     pub fn stats(&self) -> Stats {
         self.session.counters.read()
