@@ -49,12 +49,12 @@ impl LockManager {
         Builder { address: Address::parse(url), settings: Settings::default(), on_lost: None }
     }
 
-    /// A builder for a manager that reaches Redis as `client` would: for TLS, and for whatever else a
-    /// URL cannot say.
+    /// A builder for a manager that reaches Redis as `client` would: for TLS, and for whatever else
+    /// a URL cannot say.
     ///
     /// The client's address, login, database and TLS settings are used. Its protocol is not: the
-    /// manager speaks RESP2. No other public item names a type of the `redis` crate, so only this one
-    /// follows that crate's versions (1.x).
+    /// manager speaks RESP2. No other public item names a type of the `redis` crate, so only this
+    /// one follows that crate's versions (1.x).
     pub fn builder_with_client(client: &redis::Client) -> Builder {
         Builder { address: Address::of_client(client), settings: Settings::default(), on_lost: None }
     }
@@ -103,8 +103,8 @@ impl Builder {
         self
     }
 
-    /// For how long a lock is renewed at most: see [`Lock::max_hold`](crate::Lock::max_hold). Defaults
-    /// to no limit.
+    /// For how long a lock is renewed at most: see [`Lock::max_hold`](crate::Lock::max_hold).
+    /// Defaults to no limit.
     pub fn max_hold(mut self, limit: Duration) -> Builder {
         self.settings.options.renewal.max_hold = Some(limit);
         self
@@ -113,12 +113,13 @@ impl Builder {
     /// Whether a waiter takes a lock over from a dead process of the same machine. Defaults to no.
     ///
     /// The locks of a process that was killed stay in Redis until their leases end. A waiter on the
-    /// same machine can know better. If the token names this host, this boot and this pid namespace (by
-    /// the first eight digits of the nonce), and no process has the token's process id any more, the
-    /// waiter deletes exactly that token and goes on. In any doubt it waits as usual. Only Linux tells
-    /// enough for that.
+    /// same machine can know better. If the token names this host, this boot and this pid namespace
+    /// (by the first eight digits of the nonce), and no process has the token's process id any
+    /// more, the waiter deletes exactly that token and goes on. In any doubt it waits as usual.
+    /// Only Linux tells enough for that.
     ///
-    /// What the dead process had begun stays half done, and a child process of it may still be at work.
+    /// What the dead process had begun stays half done, and a child process of it may still be at
+    /// work.
     ///
     /// Leave it off where processes or machines are copied while they run (snapshots of virtual
     /// machines, CRIU). A copy has the host name, boot and pid namespace of its original, but other
@@ -141,8 +142,8 @@ impl Builder {
     /// The most connections that are open at a time, up to 10,000 (the default limit of Redis).
     /// Defaults to 8.
     ///
-    /// A connection is in use only while a command is under way, so a few serve many threads. None is
-    /// opened before it is needed.
+    /// A connection is in use only while a command is under way, so a few serve many threads. None
+    /// is opened before it is needed.
     pub fn pool_size(mut self, connections: u32) -> Builder {
         self.settings.pool_size = connections;
         self
@@ -163,10 +164,10 @@ impl Builder {
     /// A release takes no longer, so no guard takes longer to drop. The manager's last handle does,
     /// because it also waits for threads (see [`LockManager`]).
     ///
-    /// The first command over a connection that was used before waits for half of the caller's limit at
-    /// most, since the connection may be dead: the other half is for a fresh one. If the last answer
-    /// took longer than a quarter of the limit, the command waits for twice that time, but at most for
-    /// three quarters of the limit.
+    /// The first command over a connection that was used before waits for half of the caller's
+    /// limit at most, since the connection may be dead: the other half is for a fresh one. If the
+    /// last answer took longer than a quarter of the limit, the command waits for twice that time,
+    /// but at most for three quarters of the limit.
     pub fn response_timeout(mut self, limit: Duration) -> Builder {
         self.settings.response_timeout = limit;
         self
@@ -175,32 +176,32 @@ impl Builder {
     /// How long a wait without limit goes on while Redis gives no proper answer. Defaults to 10
     /// seconds, counted from the first attempt without an answer.
     ///
-    /// A waiter that sleeps until it receives an invalidation asks every 10 to 15 seconds, and notices
-    /// an outage then. Threads that wait behind another one of their process count the same outage,
-    /// each from the beginning of its own wait at the earliest, and give up without an attempt of their
-    /// own. An attempt that is under way always has the connect timeout and the response timeout. A
-    /// wait with a limit goes on until the limit.
+    /// A waiter that sleeps until it receives an invalidation asks every 10 to 15 seconds, and
+    /// notices an outage then. Threads that wait behind another one of their process count the same
+    /// outage, each from the beginning of its own wait at the earliest, and give up without an
+    /// attempt of their own. An attempt that is under way always has the connect timeout and the
+    /// response timeout. A wait with a limit goes on until the limit.
     pub fn tolerate_outage(mut self, limit: Duration) -> Builder {
         self.settings.tolerate_outage = limit;
         self
     }
 
-    /// Whether waiters sleep until they receive an invalidation, and renewed locks report their loss at
-    /// once (see [Waiting](crate#waiting)). Defaults to yes.
+    /// Whether waiters sleep until they receive an invalidation, and renewed locks report their
+    /// loss at once (see [Waiting](crate#waiting)). Defaults to yes.
     ///
-    /// Without it, no connection for invalidations is opened, waiters
-    /// [poll](Builder::poll_every), and the next renewal finds a loss out. Switch it off where it is
-    /// known not to work: that saves the attempts.
+    /// Without it, no connection for invalidations is opened, waiters [poll](Builder::poll_every),
+    /// and the next renewal finds a loss out. Switch it off where it is known not to work: that
+    /// saves the attempts.
     pub fn client_tracking(mut self, on: bool) -> Builder {
         self.settings.client_tracking = on;
         self
     }
 
-    /// The longest pause between two tries of a waiter that receives no invalidations. Between 1 ms and
-    /// 1 hour; defaults to 64 ms.
+    /// The longest pause between two tries of a waiter that receives no invalidations. Between 1 ms
+    /// and 1 hour; defaults to 64 ms.
     ///
-    /// The first pause is a millisecond, and each is twice as long as the one before. Chance shortens
-    /// each, to half at most.
+    /// The first pause is a millisecond, and each is twice as long as the one before. Chance
+    /// shortens each, to half at most.
     pub fn poll_every(mut self, longest: Duration) -> Builder {
         self.settings.poll_every = longest;
         self
@@ -219,15 +220,16 @@ impl Builder {
         self
     }
 
-    /// Makes the manager and speaks to Redis once: it connects, logs in and sends a `PING`, so that a
-    /// wrong address, password or database shows here. Blocks for the connect timeout at most.
+    /// Makes the manager and speaks to Redis once: it connects, logs in and sends a `PING`, so that
+    /// a wrong address, password or database shows here. Blocks for the connect timeout at most.
     ///
     /// # Errors
     ///
     /// - [`Error::InvalidOption`]: an option or the URL cannot work. Nothing was sent.
-    /// - [`Error::NoThread`], [`Error::NoRandomness`]: the system started no thread, or gave no random
-    ///   bits. Nothing was sent.
-    /// - [`Error::Unavailable`]: nothing answers at the address, or something that is not Redis does.
+    /// - [`Error::NoThread`], [`Error::NoRandomness`]: the system started no thread, or gave no
+    ///   random bits. Nothing was sent.
+    /// - [`Error::Unavailable`]: nothing answers at the address, or something that is not Redis
+    ///   does.
     /// - [`Error::Refused`]: Redis refused the login, the database or the `PING`.
     pub fn build(self) -> Result<LockManager, Error> {
         let session = self.session()?;
@@ -240,8 +242,8 @@ impl Builder {
     /// # Errors
     ///
     /// - [`Error::InvalidOption`]: an option or the URL cannot work.
-    /// - [`Error::NoThread`], [`Error::NoRandomness`]: the system started no thread, or gave no random
-    ///   bits.
+    /// - [`Error::NoThread`], [`Error::NoRandomness`]: the system started no thread, or gave no
+    ///   random bits.
     pub fn build_unchecked(self) -> Result<LockManager, Error> {
         Ok(LockManager::new(self.session()?))
     }

@@ -18,9 +18,9 @@ use crate::session::Session;
 
 /// A lock that this thread holds, until the guard is dropped or [unlocked](LockGuard::unlock).
 ///
-/// A thread may have several guards of one lock, and drop them in any order. The lock is released in
-/// Redis when the last of them is dropped: that sends the release and waits for its answer, at most
-/// for the response timeout. It never panics, and logs what goes wrong.
+/// A thread may have several guards of one lock, and drop them in any order. The lock is released
+/// in Redis when the last of them is dropped: that sends the release and waits for its answer, at
+/// most for the response timeout. It never panics, and logs what goes wrong.
 /// [`unlock`](LockGuard::unlock) returns it instead.
 ///
 /// A guard stays in the thread that took it: it is neither `Send` nor `Sync`.
@@ -80,8 +80,8 @@ impl LockGuard {
 
     /// The value of the Redis key while this hold lasts: the owner and a nonce.
     ///
-    /// It is the same for all guards of a hold, and never used again. It is not a fencing token: of two
-    /// tokens, nothing says which is the later one.
+    /// It is the same for all guards of a hold, and never used again. It is not a fencing token: of
+    /// two tokens, nothing says which is the later one.
     #[must_use]
     pub fn token(&self) -> &str {
         &self.hold().token
@@ -93,13 +93,14 @@ impl LockGuard {
         self.hold().depth()
     }
 
-    /// Whether this process may still trust the hold. `true` means that no other process can have the
-    /// lock, as far as this one knows.
+    /// Whether this process may still trust the hold. `true` means that no other process can have
+    /// the lock, as far as this one knows.
     ///
-    /// Compares the clock with the end of the lease. Sends nothing and does not block. It is right in a
-    /// process that was stopped and goes on. It turns `false` before another process can take the lock,
-    /// unless Redis forgot the key early ([what is not promised](crate#what-is-not-promised)). `true` may
-    /// be out of date by the time it is acted upon.
+    /// Compares the clock with the end of the lease. Sends nothing and does not block. It is right
+    /// in a process that was stopped and goes on. It turns `false` before another process can take
+    /// the lock, unless Redis forgot the key early ([what is not
+    /// promised](crate#what-is-not-promised)). `true` may be out of date by the time it is acted
+    /// upon.
     #[must_use]
     pub fn is_valid(&self) -> bool {
         self.session.trusts(self.hold())
@@ -115,14 +116,14 @@ impl LockGuard {
     /// before the point of no return.
     ///
     /// If less is left, it renews the lease now and waits for the answer, at most for the response
-    /// timeout. Otherwise it sends nothing, and cannot notice that Redis has forgotten the key (by a
-    /// flush, a failover): [`verify`](LockGuard::verify) asks.
+    /// timeout. Otherwise it sends nothing, and cannot notice that Redis has forgotten the key (by
+    /// a flush, a failover): [`verify`](LockGuard::verify) asks.
     ///
     /// # Errors
     ///
     /// - [`Error::Lost`]: the hold can no longer be trusted. Has the first cause.
-    /// - [`Error::Unavailable`], [`Error::Refused`]: the hold can be trusted, but not for `span`, and
-    ///   Redis did not renew it.
+    /// - [`Error::Unavailable`], [`Error::Refused`]: the hold can be trusted, but not for `span`,
+    ///   and Redis did not renew it.
     /// - [`Error::InvalidOption`]: `span` is longer than the lease less 1 % and 2 ms.
     /// - [`Error::NoThread`], [`Error::Forked`].
     pub fn ensure(&self, span: Duration) -> Result<(), Error> {
@@ -131,13 +132,15 @@ impl LockGuard {
 
     /// Asks Redis whether the key still has this hold's token: `GET` and `PTTL` in one round trip.
     ///
-    /// Finds out at once what the next renewal would find out: a key that was deleted, replaced or cut
-    /// short. Blocks for the answer, at most the connect timeout and the response timeout together.
+    /// Finds out at once what the next renewal would find out: a key that was deleted, replaced or
+    /// cut short. Blocks for the answer, at most the connect timeout and the response timeout
+    /// together.
     ///
     /// # Errors
     ///
     /// - [`Error::Lost`]: the key has gone or has another value. Has the first cause.
-    /// - [`Error::Unavailable`], [`Error::Refused`]: Redis did not say. The hold is as valid as before.
+    /// - [`Error::Unavailable`], [`Error::Refused`]: Redis did not say. The hold is as valid as
+    ///   before.
     /// - [`Error::NoThread`], [`Error::Forked`].
     pub fn verify(&self) -> Result<(), Error> {
         self.session.verify(&self.held.hold)
@@ -145,17 +148,17 @@ impl LockGuard {
 
     /// Gives the hold another lease from now on: renews it now, and renewals keep to the new lease.
     ///
-    /// Blocks for the answer, at most for the response timeout. A longer lease counts once Redis has
-    /// answered; a shorter one counts from the call. In Redis a lease is never cut short, so after a
-    /// crash other processes may have to wait for the rest of the longer one. Never creates the key
-    /// again.
+    /// Blocks for the answer, at most for the response timeout. A longer lease counts once Redis
+    /// has answered; a shorter one counts from the call. In Redis a lease is never cut short, so
+    /// after a crash other processes may have to wait for the rest of the longer one. Never creates
+    /// the key again.
     ///
     /// # Errors
     ///
     /// - [`Error::InvalidOption`]: the lease is too short or too long. Nothing was sent.
     /// - [`Error::Lost`]: the hold can no longer be trusted. Has the first cause.
-    /// - [`Error::Unavailable`], [`Error::Refused`]: the hold can be trusted for what is left of it. The
-    ///   next renewal, if there is one, tries again.
+    /// - [`Error::Unavailable`], [`Error::Refused`]: the hold can be trusted for what is left of
+    ///   it. The next renewal, if there is one, tries again.
     /// - [`Error::NoThread`], [`Error::Forked`].
     pub fn extend(&self, lease: Duration) -> Result<(), Error> {
         self.session.extend(&self.held.hold, lease)
@@ -169,15 +172,15 @@ impl LockGuard {
 
     /// Drops the guard, and returns what came of it.
     ///
-    /// The last guard of a hold sends the compare-and-delete and waits for its answer, at most for the
-    /// [response timeout](crate::Builder::response_timeout), connecting included. Other guards send
-    /// nothing.
+    /// The last guard of a hold sends the compare-and-delete and waits for its answer, at most for
+    /// the [response timeout](crate::Builder::response_timeout), connecting included. Other guards
+    /// send nothing.
     ///
     /// # Errors
     ///
     /// - [`Error::Lost`]: before this call, the lease ran out, or the key was deleted or replaced.
-    /// - [`Error::Unconfirmed`]: no answer came, or the lease ran out while the release was on its way.
-    ///   The hold was valid until now. The key may exist for a while longer.
+    /// - [`Error::Unconfirmed`]: no answer came, or the lease ran out while the release was on its
+    ///   way. The hold was valid until now. The key may exist for a while longer.
     /// - [`Error::Forked`]: the process was forked since the lock was taken. Nothing was sent.
     pub fn unlock(mut self) -> Result<Unlocked, Error> {
         match self.leave_()? {
@@ -250,8 +253,8 @@ impl LockWatch {
 
     /// Blocks until the hold is lost, at most for `limit`, and returns how it was lost.
     ///
-    /// `None` if it was not lost within that time, and at once if it was released. Sends nothing. Returns
-    /// as soon as the lease runs out, or a renewal finds that the key is gone.
+    /// `None` if it was not lost within that time, and at once if it was released. Sends nothing.
+    /// Returns as soon as the lease runs out, or a renewal finds that the key is gone.
     #[must_use = "`None` means that it was not lost"]
     pub fn wait_lost(&self, limit: Duration) -> Option<LostCause> {
         let now = Moment::now();

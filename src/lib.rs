@@ -85,8 +85,8 @@
 //! each operation returns [`Error::Forked`].
 //!
 //! A thread-local of yours may hold a guard or the manager, or take a lock in its destructor. But
-//! the map of the thread's holds is a thread-local, too, and the system may drop it first. From then
-//! on:
+//! the map of the thread's holds is a thread-local, too, and the system may drop it first. From
+//! then on:
 //!
 //! - a lock that the thread holds is not reentered but waited for;
 //! - a lock that the thread takes is not renewed;

@@ -42,48 +42,50 @@ impl Lock {
         Lock { session, name, options }
     }
 
-    /// How long Redis keeps the lock for a holder that does not come back. Between 10 ms and 24 hours
-    /// ([`max_lease`](crate::Builder::max_lease)), in whole milliseconds. Defaults to the manager's,
-    /// which is 30 seconds.
+    /// How long Redis keeps the lock for a holder that does not come back. Between 10 ms and 24
+    /// hours ([`max_lease`](crate::Builder::max_lease)), in whole milliseconds. Defaults to the
+    /// manager's, which is 30 seconds.
     ///
     /// The lease is [renewed](Lock::renew) while the lock is held, so it need not be as long as the
     /// work. It says how long other processes wait after a crash, and which outage of Redis a hold
-    /// survives. It counts from the moment at which the command is sent. The hold is trusted for 1 % and
-    /// 2 ms less than the lease.
+    /// survives. It counts from the moment at which the command is sent. The hold is trusted for 1
+    /// % and 2 ms less than the lease.
     pub fn lease(self, lease: Duration) -> Lock {
         self.set(|options| options.lease = lease)
     }
 
-    /// How long [`lock`](Lock::lock) and [`with_lock`](Lock::with_lock) wait for a busy lock before they
-    /// return [`Error::Timeout`]. Zero means one attempt. Defaults to the manager's, which is no limit.
+    /// How long [`lock`](Lock::lock) and [`with_lock`](Lock::with_lock) wait for a busy lock before
+    /// they return [`Error::Timeout`]. Zero means one attempt. Defaults to the manager's, which is
+    /// no limit.
     pub fn wait(self, wait: Duration) -> Lock {
         self.set(|options| options.wait = Some(wait))
     }
 
-    /// Whether the lease is renewed while the lock is held. Defaults to the manager's, which is yes.
+    /// Whether the lease is renewed while the lock is held. Defaults to the manager's, which is
+    /// yes.
     ///
     /// Without renewal, the work under the lock must be done within the lease.
     pub fn renew(self, on: bool) -> Lock {
         self.set(|options| options.renewal.on = on)
     }
 
-    /// The time from one renewal to the next, from 1 ms to half the lease. Defaults to the manager's,
-    /// which is a third of the lease.
+    /// The time from one renewal to the next, from 1 ms to half the lease. Defaults to the
+    /// manager's, which is a third of the lease.
     pub fn renew_every(self, period: Duration) -> Lock {
         self.set(|options| options.renewal.every = Some(period))
     }
 
     /// For how long the lock is renewed at most. Defaults to the manager's, which is no limit.
     ///
-    /// After that time the lease runs out, and the hold is lost like any other. This is a guard against
-    /// work that hangs and guards that are forgotten. It also ends a deadlock, but by taking locks away;
-    /// a limited [`wait`](Lock::wait) takes none away.
+    /// After that time the lease runs out, and the hold is lost like any other. This is a guard
+    /// against work that hangs and guards that are forgotten. It also ends a deadlock, but by
+    /// taking locks away; a limited [`wait`](Lock::wait) takes none away.
     pub fn max_hold(self, limit: Duration) -> Lock {
         self.set(|options| options.renewal.max_hold = Some(limit))
     }
 
-    /// Whether a waiter takes the lock over from a dead process of the same machine. Defaults to the
-    /// manager's, which is no. See [`Builder::reclaim_dead`](crate::Builder::reclaim_dead).
+    /// Whether a waiter takes the lock over from a dead process of the same machine. Defaults to
+    /// the manager's, which is no. See [`Builder::reclaim_dead`](crate::Builder::reclaim_dead).
     pub fn reclaim_dead(self, on: bool) -> Lock {
         self.set(|options| options.reclaim_dead = on)
     }
@@ -94,48 +96,50 @@ impl Lock {
         &self.name
     }
 
-    /// Takes the lock, and blocks until it is free: without limit, unless [`wait`](Lock::wait) is set.
+    /// Takes the lock, and blocks until it is free: without limit, unless [`wait`](Lock::wait) is
+    /// set.
     ///
-    /// A thread that has the lock already gets another guard at once, and nothing is sent. Otherwise the
-    /// threads of this process get the lock in the order in which they asked for it. The first of them
-    /// asks Redis:
+    /// A thread that has the lock already gets another guard at once, and nothing is sent.
+    /// Otherwise the threads of this process get the lock in the order in which they asked for it.
+    /// The first of them asks Redis:
     ///
     /// 1. `SET key token NX PX lease`. If the lock is free, that is all.
-    /// 2. If it is busy, once more, in one round trip: `CLIENT TRACKING`, and a script that does the
-    ///    `SET` and, if that fails, `GET` and `PTTL`.
-    /// 3. That script again, when an invalidation of the key arrives, when the holder's lease ends, and
-    ///    every 10 to 15 seconds.
+    /// 2. If it is busy, once more, in one round trip: `CLIENT TRACKING`, and a script that does
+    ///    the `SET` and, if that fails, `GET` and `PTTL`.
+    /// 3. That script again, when an invalidation of the key arrives, when the holder's lease ends,
+    ///    and every 10 to 15 seconds.
     ///
-    /// If it has seen other processes lately, it begins with the script, and sleeps a little before each
-    /// try. If it receives no invalidations (see [Waiting](crate#waiting)), it polls with growing pauses
-    /// of up to 64 ms, or [another limit](crate::Builder::poll_every).
+    /// If it has seen other processes lately, it begins with the script, and sleeps a little before
+    /// each try. If it receives no invalidations (see [Waiting](crate#waiting)), it polls with
+    /// growing pauses of up to 64 ms, or [another limit](crate::Builder::poll_every).
     ///
-    /// Two threads that each hold a lock and wait for the other's wait for ever, because both locks are
-    /// renewed. A limited [`wait`](Lock::wait) or [`max_hold`](Lock::max_hold) ends that.
+    /// Two threads that each hold a lock and wait for the other's wait for ever, because both locks
+    /// are renewed. A limited [`wait`](Lock::wait) or [`max_hold`](Lock::max_hold) ends that.
     ///
     /// # Errors
     ///
-    /// - [`Error::Timeout`]: the lock was busy for the whole wait. The error names the holder. If the
-    ///   limit was too short to find the holder out, it has a source instead.
+    /// - [`Error::Timeout`]: the lock was busy for the whole wait. The error names the holder. If
+    ///   the limit was too short to find the holder out, it has a source instead.
     /// - [`Error::Lost`]: this thread has the lock already, and that hold is lost. The depth is
     ///   unchanged.
     /// - [`Error::Unavailable`], [`Error::Refused`]: Redis could not be asked, or refused.
     /// - [`Error::NotALock`]: the Redis key holds something else, or a string without expiry for a
-    ///   quarter of a second. If that string is a token of this crate, whose holder may repair it: for
-    ///   half of this lock's lease.
+    ///   quarter of a second. If that string is a token of this crate, whose holder may repair it:
+    ///   for half of this lock's lease.
     /// - [`Error::WouldDeadlock`]: this thread has the lock already, through another manager.
-    /// - [`Error::InvalidKey`], [`Error::InvalidOption`], [`Error::DepthOverflow`], [`Error::Forked`],
-    ///   [`Error::NoThread`], [`Error::NoRandomness`].
+    /// - [`Error::InvalidKey`], [`Error::InvalidOption`], [`Error::DepthOverflow`],
+    ///   [`Error::Forked`], [`Error::NoThread`], [`Error::NoRandomness`].
     pub fn lock(&self) -> Result<LockGuard, Error> {
         self.request().lock()
     }
 
     /// Takes the lock if it is free now. `Ok(None)` means that it is busy.
     ///
-    /// Sends one `SET` and, if the lock is busy, a `GET` and a `PTTL` that say which process has it.
-    /// Sends nothing if a thread of this process has the lock or waits for it. Blocks only for the
-    /// answers: at most the connect timeout and the response timeout together. A key without expiry is
-    /// looked at again after a quarter of a second, since its holder may repair it meanwhile.
+    /// Sends one `SET` and, if the lock is busy, a `GET` and a `PTTL` that say which process has
+    /// it. Sends nothing if a thread of this process has the lock or waits for it. Blocks only for
+    /// the answers: at most the connect timeout and the response timeout together. A key without
+    /// expiry is looked at again after a quarter of a second, since its holder may repair it
+    /// meanwhile.
     ///
     /// # Errors
     ///
@@ -144,10 +148,11 @@ impl Lock {
         self.request().try_lock_for(Duration::ZERO)
     }
 
-    /// Takes the lock, waiting for `limit` at most. `Ok(None)` means that it was busy for that long.
+    /// Takes the lock, waiting for `limit` at most. `Ok(None)` means that it was busy for that
+    /// long.
     ///
-    /// The limit covers everything: other threads of this process, the pool, connecting, and Redis. A
-    /// limit of zero is [`try_lock`](Lock::try_lock).
+    /// The limit covers everything: other threads of this process, the pool, connecting, and Redis.
+    /// A limit of zero is [`try_lock`](Lock::try_lock).
     ///
     /// # Errors
     ///
@@ -162,7 +167,8 @@ impl Lock {
     ///
     /// # Errors
     ///
-    /// As for [`lock`](Lock::lock): then the closure did not run. After it has run, one error is left,
+    /// As for [`lock`](Lock::lock): then the closure did not run. After it has run, one error is
+    /// left,
     /// [`Error::Lost`]: the closure did not have the lock for its whole time. A release without an answer
     /// is logged and is no error, because the closure was done by then.
     pub fn with_lock<T>(&self, body: impl FnOnce() -> T) -> Result<T, Error> {
@@ -201,8 +207,8 @@ impl Lock {
 
     /// The process and thread that hold the lock now, as Redis says. `None` if it is free.
     ///
-    /// Sends `GET` and `PTTL` in one round trip. Blocks for the answer, at most the connect timeout and
-    /// the response timeout together.
+    /// Sends `GET` and `PTTL` in one round trip. Blocks for the answer, at most the connect timeout
+    /// and the response timeout together.
     ///
     /// # Errors
     ///
@@ -216,8 +222,8 @@ impl Lock {
     ///
     /// The holder loses the lock and may still be at work. A hold of this manager is lost when this
     /// returns, and the next waiting thread gets the lock. A hold of another manager is lost within
-    /// milliseconds if it was renewed before, and at its next renewal otherwise. Blocks for the answer,
-    /// at most the connect timeout and the response timeout together.
+    /// milliseconds if it was renewed before, and at its next renewal otherwise. Blocks for the
+    /// answer, at most the connect timeout and the response timeout together.
     ///
     /// # Errors
     ///
