@@ -1,22 +1,33 @@
-//! Everything that can go wrong, one variant per thing a caller might do about it.
+//! The error type: one variant for each thing that a caller can react to.
 
 use std::error::Error as StdError;
 use std::time::Duration;
 
 use crate::base::holder::Holder;
 
-/// Why an operation on a lock did not do what was asked.
+/// Why an operation on a lock failed.
 ///
-/// Three answers are never mixed up: the lock is *busy* ([`Error::Timeout`], or `Ok(None)` from the `try_`
-/// methods), Redis is *unreachable* ([`Error::Unavailable`], [`Error::Refused`]), or a hold that was there is
-/// *lost* ([`Error::Lost`]). Messages name the key and the server; no message holds a password.
+/// A program can tell three situations apart:
+///
+/// - The lock is *busy*: [`Error::Timeout`]. The `try_` methods return `Ok(None)` instead.
+/// - Redis is *not available*: [`Error::Unavailable`], [`Error::Refused`].
+/// - A hold was *lost*: [`Error::Lost`]. The work under the lock may have run beside other work.
+///
+/// [`Error::Unconfirmed`] means that the work was protected and only the release is in doubt. The
+/// remaining variants report a mistake in the program or its setup, or a limit of the system. No
+/// message contains a password.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// The lock was not to be had before the wait was over: somebody else held it or, where there
-    /// is a `source`, the limit was too short to find that out.
+    /// The wait ended before this thread got the lock.
     ///
-    /// Only where a wait has a limit: see [`Lock::wait`](crate::Lock::wait).
+    /// Happens only where [`Lock::wait`](crate::Lock::wait) or
+    /// [`Builder::wait`](crate::Builder::wait) sets a limit. Without a limit, a thread waits until
+    /// the lock is free.
+    ///
+    /// If there is a `source`, the limit was too short to find out who holds the lock: the source
+    /// says what took the time. If it was the wait for a connection, raise
+    /// [`pool_size`](crate::Builder::pool_size).
     #[error("{}", timed_out(key, *waited, holder.as_deref(), source.is_some()))]
     #[non_exhaustive]
     Timeout {
@@ -24,75 +35,86 @@ pub enum Error {
         key: String,
         /// How long the caller waited.
         waited: Duration,
-        /// Who held the lock when Redis was last asked, where it was known.
+        /// Who held the lock when Redis was last asked, if that is known.
         holder: Option<Box<Holder>>,
-        /// What took the time, where Redis was not asked in time or had no time to answer.
+        /// What took the time, if it is not known whether the lock was busy.
         source: Option<Box<dyn StdError + Send + Sync>>,
     },
 
-    /// The hold can no longer be trusted: somebody else may have held the lock meanwhile.
+    /// The hold can no longer be trusted: somebody else may have held the lock in the meantime.
     ///
-    /// What was done under the lock since it was lost was done without it. Set a longer
-    /// [`lease`](crate::Lock::lease), or make the work shorter.
+    /// What this thread did since the loss was not protected by the lock. With a longer
+    /// [`lease`](crate::Lock::lease), a hold survives longer outages. Where
+    /// [`renew`](crate::Lock::renew) is off or [`max_hold`](crate::Lock::max_hold) is set, the work
+    /// has to be done in that time.
     #[error("lock {key:?} was lost: {cause}")]
     #[non_exhaustive]
     Lost {
         /// The lock's key.
         key: String,
-        /// What happened to it.
+        /// How the hold was lost.
         cause: LostCause,
     },
 
-    /// The release was sent, or could not be, and no answer came: the key may stand in Redis a while longer.
+    /// It is not known whether Redis executed the release. The work itself was protected.
     ///
-    /// The hold was valid until the release, so the work was done under the lock. Others may have
-    /// to wait, but no longer than `at_most`. That is zero where the lease ran out while the
-    /// release was on its way, and Redis says that the key is gone or another's by then.
-    #[error("the release of lock {key:?} is not confirmed, {}", may_stand(*at_most))]
+    /// Happens where no answer came within the
+    /// [`response_timeout`](crate::Builder::response_timeout), or where the lease ran out while the
+    /// release was under way. The hold was valid when the release began. If the key may still
+    /// exist, the manager goes on trying to delete it in the background.
+    #[error("the release of lock {key:?} is not confirmed: {}", may_exist(*at_most))]
     #[non_exhaustive]
     Unconfirmed {
         /// The lock's key.
         key: String,
-        /// How long the key can still stand in Redis.
+        /// How long the key can still exist in Redis, and keep others waiting. Zero if Redis
+        /// answered that the token is gone.
         at_most: Duration,
-        /// What kept the answer from coming, or from saying anything.
+        /// Why there is no answer, or why the answer does not settle it.
         source: Box<dyn StdError + Send + Sync>,
     },
 
-    /// Redis could not be reached, or did not answer in time.
+    /// Redis could not be reached, did not answer in time, or cannot serve clients for now (it is
+    /// loading its data, or failing over).
     ///
-    /// It was tried again, as long as the wait allowed or, for a wait without limit, for
+    /// One attempt may take the [`connect_timeout`](crate::Builder::connect_timeout) and the
+    /// [`response_timeout`](crate::Builder::response_timeout). A thread that waits for a lock tries
+    /// again until its [`wait`](crate::Lock::wait) is over or, without a limit, for
     /// [`tolerate_outage`](crate::Builder::tolerate_outage).
     #[error("redis at {server} is unavailable ({action})")]
     #[non_exhaustive]
     Unavailable {
         /// Host and port, or the socket's path.
         server: String,
-        /// What was being done.
+        /// What the manager was doing.
         action: String,
-        /// What happened on the wire.
+        /// What went wrong.
         source: Box<dyn StdError + Send + Sync>,
     },
 
-    /// Redis answered, and said no in a way that waiting does not change: a wrong password, a missing
-    /// right, no memory left, a wrong database.
+    /// Redis answered with an error that waiting does not change: a wrong password or database, a
+    /// missing permission, no memory left.
+    ///
+    /// The URL given to [`LockManager::builder`](crate::LockManager::builder) sets the user, the
+    /// password and the database.
     #[error("redis at {server} refused ({action}): {message}")]
     #[non_exhaustive]
     Refused {
         /// Host and port, or the socket's path.
         server: String,
-        /// What was being done.
+        /// What the manager was doing.
         action: String,
-        /// The first word of the server's error, such as `NOPERM` or `OOM`.
+        /// The code of the server's error, such as `NOPERM` or `OOM`.
         code: String,
-        /// The server's whole error.
+        /// The server's error, code included. Very long ones are cut.
         message: String,
     },
 
-    /// The Redis key holds something that no lock of this crate could have put there.
+    /// The Redis key exists, but its value cannot be a lock of this crate.
     ///
-    /// A value that is not a string, or a string that never expires and would be waited for without end.
-    /// Find out who wrote it; [`force_unlock`](crate::Lock::force_unlock) deletes it.
+    /// Either the value is not a string, or it never expires, so that waiting would never end. Find
+    /// out what wrote it. [`force_unlock`](crate::Lock::force_unlock) deletes it, and a
+    /// [`prefix`](crate::Builder::prefix) of its own keeps locks apart from other keys.
     #[error("lock {key:?} cannot be taken: redis key {redis_key:?} holds {found}")]
     #[non_exhaustive]
     NotALock {
@@ -100,11 +122,11 @@ pub enum Error {
         key: String,
         /// The key in Redis: prefix and key.
         redis_key: String,
-        /// What stands there.
+        /// The value that was found.
         found: String,
     },
 
-    /// The key is not fit to be a lock's name. Nothing was sent.
+    /// The key is empty, or longer than 64 KiB. Nothing was sent.
     #[error("a key of {length} bytes cannot name a lock: {reason}")]
     #[non_exhaustive]
     InvalidKey {
@@ -114,19 +136,22 @@ pub enum Error {
         reason: &'static str,
     },
 
-    /// An option has a value that cannot work. Nothing was sent.
+    /// An option, or the argument of a method, has a value that cannot work. Nothing was sent.
     #[error("option `{option}` cannot be {value}: {reason}")]
     #[non_exhaustive]
     InvalidOption {
-        /// The setter's name.
+        /// The name of the setter or method.
         option: &'static str,
-        /// The value it was given (never a password).
+        /// The value it was given. Never a password.
         value: String,
         /// What is wrong with it.
         reason: &'static str,
     },
 
-    /// This thread holds the key through another manager, so waiting would be waiting for itself.
+    /// This thread already holds the key through another [`LockManager`](crate::LockManager), so it
+    /// would wait for itself.
+    ///
+    /// Reentry works within one manager. Clone the manager instead of making a second one.
     #[error("this thread already holds {key:?} through another LockManager: waiting would never end")]
     #[non_exhaustive]
     WouldDeadlock {
@@ -134,49 +159,53 @@ pub enum Error {
         key: String,
     },
 
-    /// The process was forked since the manager was made.
+    /// The manager was used in a child process that was forked after the manager was made.
     ///
-    /// A child holds nothing and must not touch its parent's connections. Nor is it safe for it to make a manager of
-    /// its own, once its parent had one: threads that the copy does not have left their marks in it. Fork before the
-    /// first manager is made, or `exec` after the fork.
-    #[error("this manager is of process {parent}, and this is its child {child}: fork before one is made")]
+    /// The child holds none of its parent's locks and must not use its parent's connections. It
+    /// cannot safely make a manager of its own either, because `fork` does not copy threads, and
+    /// those of the parent's manager may have held mutexes. Fork before the first manager is made,
+    /// or call `exec` after the fork.
+    #[error("this manager belongs to process {parent}, not to its child {child}: fork before making one")]
     #[non_exhaustive]
     Forked {
         /// The process that made the manager.
         parent: u32,
-        /// The process that is running.
+        /// The process that used it.
         child: u32,
     },
 
-    /// The thread holds more than a million guards of one lock: some are being leaked.
-    #[error("lock {key:?} is held {depth} deep by this thread: its guards are not dropped")]
+    /// This thread has about a million guards of one lock, so the program is leaking guards.
+    #[error("this thread holds {depth} guards of lock {key:?}: they are not being dropped")]
     #[non_exhaustive]
     DepthOverflow {
         /// The lock's key.
         key: String,
-        /// How deep it is held.
+        /// How many guards there are.
         depth: u32,
     },
 
-    /// The system would not start a thread, which a manager needs to be made, and a hold to be
-    /// renewed or watched. A lock that was being taken was given back; a hold that was there is
-    /// there still.
+    /// The system did not start a thread that the manager needs.
+    ///
+    /// Making a manager starts threads, and so does the first hold that is renewed or watched. If a
+    /// lock was being taken, it was released again. If this thread already held the lock, it still
+    /// does.
     #[error("a thread that the lock manager needs cannot be started")]
     #[non_exhaustive]
     NoThread {
-        /// What the system said.
+        /// The system's error.
         source: std::io::Error,
     },
 
-    /// The system had no random bits for a token. Nothing was sent.
-    #[error("the system gives no random bits, and without them no lock can be told from another")]
+    /// The system gave no random bits for a token. Nothing was sent.
+    #[error("the system gave no random bits, which the lock's token needs to be unique")]
     #[non_exhaustive]
     NoRandomness {
-        /// What the system said.
+        /// The system's error.
         source: std::io::Error,
     },
 
-    /// [`relatch::with_lock`](crate::with_lock) was called before [`relatch::install`](crate::install).
+    /// [`relatch::with_lock`](crate::with_lock) was called before
+    /// [`relatch::install`](crate::install).
     #[error("no process-wide manager: call relatch::install(manager) first")]
     NotInstalled,
 
@@ -186,27 +215,27 @@ pub enum Error {
 }
 
 impl Error {
-    /// True if the lock was busy for the whole wait.
+    /// True for [`Error::Timeout`]: the wait ended before this thread got the lock.
     #[must_use]
     pub fn is_timeout(&self) -> bool {
         matches!(self, Error::Timeout { .. })
     }
 
-    /// True if a hold was lost.
+    /// True for [`Error::Lost`]: the hold can no longer be trusted.
     #[must_use]
     pub fn is_lost(&self) -> bool {
         matches!(self, Error::Lost { .. })
     }
 
-    /// True if Redis could not be reached, did not answer, or refused.
+    /// True for [`Error::Unavailable`] and [`Error::Refused`]: Redis did not do what was asked.
     #[must_use]
     pub fn is_unavailable(&self) -> bool {
         matches!(self, Error::Unavailable { .. } | Error::Refused { .. })
     }
 }
 
-/// For programs whose errors are [`std::io::Error`]: a timeout is [`TimedOut`], all others are
-/// [`Other`], and this error is inside.
+/// For programs whose errors are [`std::io::Error`]. The kind is [`TimedOut`] for
+/// [`Error::Timeout`] and [`Other`] for all other variants, and this error is the inner error.
 ///
 /// [`TimedOut`]: std::io::ErrorKind::TimedOut
 /// [`Other`]: std::io::ErrorKind::Other
@@ -217,27 +246,29 @@ impl From<Error> for std::io::Error {
     }
 }
 
-/// How a hold was lost, as far as it is known.
+/// How a hold was lost, as far as this process knows.
+///
+/// The first cause that is found stays: it does not change if another one is found later.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum LostCause {
     /// The lease ran out before the lock was released.
     #[error("its lease ran out")]
     Expired,
-    /// The key was gone from Redis before the lease had run out: deleted, flushed or evicted, or Redis was
-    /// restarted, or its clock stepped.
+    /// The key disappeared from Redis before the lease ran out. It was deleted, flushed or evicted,
+    /// Redis restarted or failed over, or the server's clock stepped.
     #[error("its key was deleted")]
     Deleted,
-    /// Somebody else's value stands at the key.
+    /// The key has another value: somebody else has taken the lock, or overwrote the key.
     #[error("it was taken by somebody else")]
     Taken,
 }
 
-fn may_stand(at_most: Duration) -> String {
+fn may_exist(at_most: Duration) -> String {
     if at_most.is_zero() {
         return "its lease is over by now".to_owned();
     }
-    format!("its key may stand for up to {at_most:.1?}")
+    format!("its key may exist for up to {at_most:.1?}")
 }
 
 fn timed_out(key: &str, waited: Duration, holder: Option<&Holder>, cut_short: bool) -> String {
@@ -253,21 +284,21 @@ mod tests {
     use super::*;
 
     #[test]
-    fn errors_are_small_and_can_be_sent() {
+    fn errors_are_small_and_can_be_sent_to_other_threads() {
         fn sendable<T: StdError + Send + Sync + 'static>() {}
         sendable::<Error>();
         assert!(size_of::<Error>() <= 104, "{}", size_of::<Error>());
     }
 
     #[test]
-    fn a_release_that_is_not_confirmed_says_for_how_long_the_key_may_stand() {
+    fn unconfirmed_says_how_long_the_key_may_exist() {
         let error = |at_most| {
             let source = "no answer".into();
             Error::Unconfirmed { key: "a".to_owned(), at_most, source }.to_string()
         };
-        let begins = "the release of lock \"a\" is not confirmed, ";
-        assert_eq!(error(Duration::from_secs(3)), format!("{begins}its key may stand for up to 3.0s"));
-        assert_eq!(error(Duration::ZERO), format!("{begins}its lease is over by now"));
+        let start = "the release of lock \"a\" is not confirmed: ";
+        assert_eq!(error(Duration::from_secs(3)), format!("{start}its key may exist for up to 3.0s"));
+        assert_eq!(error(Duration::ZERO), format!("{start}its lease is over by now"));
     }
 
     #[test]
@@ -287,7 +318,7 @@ mod tests {
     }
 
     #[test]
-    fn a_timeout_does_not_claim_to_know_what_was_not_found_out() {
+    fn a_timeout_with_a_source_does_not_say_that_the_lock_was_busy() {
         let (key, waited) = ("a".to_owned(), Duration::from_millis(5));
         let error =
             Error::Timeout { key, waited, holder: None, source: Some("no connection was free".into()) };
