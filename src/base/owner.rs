@@ -1,4 +1,4 @@
-//! The readable part of a token: which host, process and thread holds a lock.
+//! Tokens, and the owner that a token names: host, process and thread.
 
 use std::fmt;
 use std::io;
@@ -12,9 +12,11 @@ const MAX_HOST: usize = 64;
 /// Hex digits in a token's nonce: 128 bits.
 const NONCE_DIGITS: usize = 32;
 
-/// The host, process and thread that a lock's token names.
+/// The host, process and thread that hold a lock: the readable part of a token.
 ///
-/// Read back from what stands in Redis with [`Owner::parse`], and printed as `host-pid-thread`:
+/// The token is the key's value in Redis: `host-pid-thread-nonce`. The nonce is fresh for each
+/// outermost acquisition, so that no two holds have the same token. Tokens have no order: a token
+/// is no fencing token, and a resource cannot use it to reject a writer whose lock was lost.
 ///
 /// ```
 /// use relatch::Owner;
@@ -34,11 +36,10 @@ pub struct Owner {
 }
 
 impl Owner {
-    /// Reads the owner out of a token, or `None` where the text is not a token of this crate.
-    ///
-    /// Read from the right, so that the host may hold hyphens.
+    /// Reads the owner from a token. `None` if the text is not a token of this crate.
     #[must_use]
     pub fn parse(token: &str) -> Option<Owner> {
+        // From the right, because the host may contain hyphens.
         let mut parts = token.rsplitn(4, '-');
         let nonce = parts.next()?;
         let thread = number(parts.next()?)?;
@@ -50,25 +51,26 @@ impl Owner {
         (nonce_fits && host_fits).then(|| Owner { host: host.into(), pid, thread })
     }
 
-    /// The host's name has to be clean already: see [`host_name`].
+    /// The host has to be clean already: see [`host_name`].
     pub(crate) fn new(host: Arc<str>, pid: u32, thread: u64) -> Owner {
         Owner { host, pid, thread }
     }
 
-    /// The host's name as the token carries it: at most 64 characters of `[A-Za-z0-9._-]`, any other
-    /// character replaced by `_`.
+    /// The host's name as it is in the token: the first 64 characters, with `_` for each one that
+    /// is not in `[A-Za-z0-9._-]`.
     #[must_use]
     pub fn host(&self) -> &str {
         &self.host
     }
 
-    /// The process id, as that process sees itself (inside a container it is often 1).
+    /// The process id in the pid namespace of that process. In a container it is often 1.
     #[must_use]
     pub fn pid(&self) -> u32 {
         self.pid
     }
 
-    /// The thread's number: the one that `ps -L`, `top -H` and gdb show on Linux, a counter elsewhere.
+    /// The thread's number. On Linux the one that `ps -L`, `top -H` and gdb show, elsewhere a
+    /// counter.
     #[must_use]
     pub fn thread(&self) -> u64 {
         self.thread
@@ -81,17 +83,17 @@ impl fmt::Display for Owner {
     }
 }
 
-/// What stands in Redis for one outermost acquisition: owner and nonce. Never used twice.
+/// Makes the token for one outermost acquisition: owner and nonce.
 ///
-/// Without the nonce, the delayed release of a thread's first hold would delete the same thread's
-/// second one, and two containers with one host name and process 1 would be one owner. Its first
-/// eight digits are the machine's (see `machine`), the other 96 bits are random (see `random`).
+/// Without a nonce, a delayed release of a thread's first hold would delete the key of its second
+/// one, and two containers with the same host name and process 1 would be one owner. The first
+/// eight digits of the nonce are the machine's (see `machine`), the other 96 bits are random.
 pub(crate) fn fresh_token(owner: &Owner, machine: &str) -> io::Result<String> {
     let nonce = if seeded_bugs::is_in("no nonce") { 0 } else { random::bits()? >> u32::BITS };
     Ok(format!("{owner}-{machine}{nonce:024x}"))
 }
 
-/// This machine's name, fit for a token.
+/// This machine's name, cleaned for a token.
 pub(crate) fn host_name() -> Arc<str> {
     clean_host(&hostname::get().unwrap_or_default().to_string_lossy()).into()
 }
@@ -107,7 +109,7 @@ fn is_host_char(c: char) -> bool {
     c.is_ascii_alphanumeric() || matches!(c, '.' | '_' | '-')
 }
 
-/// A plain decimal number: no sign, no blank, no leading zero, which `str::parse` would let through.
+/// Parses a number as a token writes it. `str::parse` would also accept a sign and leading zeros.
 fn number(digits: &str) -> Option<u64> {
     let plain = digits.bytes().all(|b| b.is_ascii_digit()) && (digits == "0" || !digits.starts_with('0'));
     if plain { digits.parse().ok() } else { None }
@@ -119,7 +121,7 @@ mod tests {
 
     use super::*;
 
-    fn there_and_back(host: &str) -> Owner {
+    fn round_trip(host: &str) -> Owner {
         let owner = Owner::new(clean_host(host).into(), u32::MAX, u64::MAX);
         let token = fresh_token(&owner, "0123abcd").unwrap();
         assert_eq!(Owner::parse(&token).as_ref(), Some(&owner), "{token}");
@@ -127,17 +129,17 @@ mod tests {
     }
 
     #[test]
-    fn a_token_reads_back_whatever_the_host() {
-        assert_eq!(there_and_back("a-b--c.example").host(), "a-b--c.example");
-        assert_eq!(there_and_back("").host(), "_");
-        assert_eq!(there_and_back("two words\n").host(), "two_words_");
-        assert_eq!(there_and_back("h\u{f6}st\u{1f980}").host(), "h_st_");
-        assert_eq!(there_and_back(&"x".repeat(255)).host().len(), MAX_HOST);
-        assert_eq!(there_and_back("-1-2-").host(), "-1-2-");
+    fn an_owner_is_read_back_from_its_token() {
+        assert_eq!(round_trip("a-b--c.example").host(), "a-b--c.example");
+        assert_eq!(round_trip("").host(), "_");
+        assert_eq!(round_trip("two words\n").host(), "two_words_");
+        assert_eq!(round_trip("h\u{f6}st\u{1f980}").host(), "h_st_");
+        assert_eq!(round_trip(&"x".repeat(255)).host().len(), MAX_HOST);
+        assert_eq!(round_trip("-1-2-").host(), "-1-2-");
     }
 
     #[test]
-    fn what_is_not_a_token_is_not_read_as_one() {
+    fn other_text_is_not_parsed_as_a_token() {
         let nonce = "0".repeat(NONCE_DIGITS);
         for text in [
             "",
@@ -158,7 +160,7 @@ mod tests {
     }
 
     #[test]
-    fn no_two_tokens_are_alike() {
+    fn two_tokens_of_one_owner_differ() {
         let owner = Owner::new("host".into(), 1, 2);
         let token = || fresh_token(&owner, "0123abcd").unwrap();
         assert_ne!(token(), token());
@@ -168,14 +170,14 @@ mod tests {
         #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
 
         #[test]
-        fn any_owner_reads_back_from_its_token(host in any::<String>(), pid: u32, thread: u64, machine in "[0-9a-f]{8}") {
+        fn any_owner_is_read_back_from_its_token(host in any::<String>(), pid: u32, thread: u64, machine in "[0-9a-f]{8}") {
             let owner = Owner::new(clean_host(&host).into(), pid, thread);
             prop_assert_eq!(Owner::parse(&fresh_token(&owner, &machine).unwrap()), Some(owner));
         }
 
-        /// What is read is what was written: no two texts are the token of one owner and nonce.
+        /// There is only one way to write an owner and a nonce as a token.
         #[test]
-        fn any_text_is_no_token_or_reads_back_as_it_is(
+        fn any_text_that_parses_is_what_its_owner_would_write(
             text in prop_oneof![any::<String>(), "[a-c.\u{e9} -]{0,70}-[-+0-9]{0,12}-[-+0-9]{0,22}-[0-9a-fA-F]{31,33}"],
         ) {
             if let Some(owner) = Owner::parse(&text) {
