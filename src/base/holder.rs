@@ -1,14 +1,15 @@
-//! Who holds a key, as Redis told it.
+//! Who holds a lock, read from its value in Redis.
 
 use std::fmt;
 use std::time::Duration;
 
 use crate::base::owner::Owner;
 
-/// Who holds a key at the moment Redis was asked, and for how long yet.
+/// Who held a lock when Redis was asked, and for how much longer.
 ///
-/// A snapshot: by the time it is read, the lock may have changed hands. Good for messages and for people,
-/// not for decisions.
+/// This is a snapshot for people and log messages, not for decisions: the lock may have changed
+/// hands since. In particular, the [token](Holder::raw) is no fencing token. Tokens have no order,
+/// so a resource cannot tell from two of them which hold is the newer one.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Holder {
     raw: String,
@@ -20,20 +21,21 @@ impl Holder {
         Holder { raw: String::from_utf8_lossy(raw).into_owned(), time_left }
     }
 
-    /// The host, process and thread that hold the key, or `None` where the value was not written by
-    /// this crate.
+    /// The host, process and thread that held the lock, or `None` if this crate did not write the
+    /// value.
     #[must_use]
     pub fn owner(&self) -> Option<Owner> {
         Owner::parse(&self.raw)
     }
 
-    /// The value as it stands in Redis (bytes that are not UTF-8 replaced).
+    /// The key's value in Redis: the holder's token, or what another program wrote. Bytes that are
+    /// not UTF-8 are replaced.
     #[must_use]
     pub fn raw(&self) -> &str {
         &self.raw
     }
 
-    /// How long until Redis lets the key go unless it is renewed, or `None` where it never expires.
+    /// The key's TTL: how long it exists unless it is renewed. `None` if it never expires.
     #[must_use]
     pub fn time_left(&self) -> Option<Duration> {
         self.time_left
@@ -41,7 +43,7 @@ impl Holder {
 }
 
 impl fmt::Display for Holder {
-    /// `worker-7-4242-4243 (12.3 s left)`; a foreign value is quoted and cut short.
+    /// `worker-7-4242-4243 (12.3s left)`. A value of another program is quoted, and cut if long.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         const SHOWN: usize = 60;
         match self.owner() {
@@ -63,7 +65,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_foreign_value_is_shown_as_it_is_but_short() {
+    fn a_value_of_another_program_is_quoted_and_cut() {
         let holder = Holder::new("\u{e9}".repeat(300).as_bytes(), None);
         assert_eq!(holder.owner(), None);
         assert_eq!(holder.raw().chars().count(), 300);
@@ -71,7 +73,7 @@ mod tests {
     }
 
     #[test]
-    fn one_of_ours_is_shown_by_its_owner() {
+    fn a_token_is_displayed_as_its_owner() {
         let token = format!("host-1-2-{}", "a".repeat(32));
         let holder = Holder::new(token.as_bytes(), Some(Duration::from_millis(1500)));
         assert_eq!(holder.to_string(), "host-1-2 (1.5s left)");
