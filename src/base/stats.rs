@@ -1,41 +1,44 @@
-//! Counters since the manager was made, cheap enough to be always on.
+//! What a manager counts, and the statistics that a program reads.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-/// What a manager has done since it was made: by [`LockManager::stats`](crate::LockManager::stats).
+/// What a manager has done since it was made, from
+/// [`LockManager::stats`](crate::LockManager::stats).
 ///
-/// Each number is read by itself, so they need not add up to the last one.
+/// The counters are always on. They are read one after the other, not at one moment: while other
+/// threads use the manager, sums may be off by a few.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Stats {
-    /// Locks that were taken in Redis.
+    /// Locks taken in Redis. Reentry is not counted.
     pub acquired: u64,
-    /// Of these, locks that another thread of this process handed on with its release.
+    /// How many of these another thread of this manager handed off, together with its release.
     pub handed_on: u64,
-    /// Locks that a thread took once more, without Redis.
+    /// Locks that a thread took again while it held them, without asking Redis.
     pub reentered: u64,
-    /// Locks that were busy at first, and were waited for.
+    /// Attempts that found the lock busy and waited for it.
     pub waited: u64,
-    /// Attempts that ended because the lock was still busy, `try_lock` among them.
+    /// Attempts that ended without the lock because it was busy, including those of `try_lock`.
     pub timed_out: u64,
     /// Holds that were lost.
     pub lost: u64,
-    /// Leases that were pushed out, by renewal, `extend` or `ensure`.
+    /// Leases that Redis extended: by renewal, `extend` or `ensure`.
     pub renewed: u64,
-    /// Renewals that got no answer or were refused. Each is tried again while the lease lasts.
+    /// Renewals without an answer, or refused. Each is repeated while the lease lasts.
     pub renewal_errors: u64,
-    /// Releases without an answer that were finished in the background.
+    /// Releases that got no answer, and were finished in the background.
     pub late_releases: u64,
-    /// Locks of dead processes that were taken over.
+    /// Locks taken from dead processes: see [`reclaim_dead`](crate::Builder::reclaim_dead).
     pub reclaimed: u64,
-    /// How long it took to get a lock that was taken in Redis, the answer included.
+    /// How long it took to get a lock, until Redis answered. Reentry is not counted.
     pub time_waited: Histogram,
     /// How long locks were held, from the outermost lock to the outermost unlock.
     pub time_held: Histogram,
 }
 
-/// How many of something took how long, in powers of two.
+/// A distribution of durations, in ranges that double: below 1 µs, from 1 to 2 µs, from 2 to 4 µs
+/// and so on.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Histogram {
     counts: [u64; BUCKETS],
@@ -47,24 +50,26 @@ impl Default for Histogram {
     }
 }
 
-/// The last is for everything from 2^38 us, three days, on.
+/// The last bucket is for everything from 2^38 us (three days) on.
 const BUCKETS: usize = 40;
 
 impl Histogram {
-    /// Each range that was seen, from the shortest on: everything below this time, but not below half of it, and
-    /// how many that were. (The first range starts at zero, and ends at one microsecond.)
+    /// The ranges that are not empty, the shortest first: the upper end of each, which is outside
+    /// the range, and the number of durations in it. A range starts at half of its end; the one
+    /// that ends at 1 µs starts at zero.
     pub fn ranges(&self) -> impl Iterator<Item = (Duration, u64)> + '_ {
         self.counts.iter().enumerate().filter(|(_, count)| **count > 0).map(|(n, count)| (ceiling(n), *count))
     }
 
-    /// How many there were.
+    /// How many durations there are.
     #[must_use]
     pub fn count(&self) -> u64 {
         self.counts.iter().sum()
     }
 
-    /// The time that this part of them stayed below, rounded up to a power of two: 0.5 for the median.
-    /// `None` where there was none.
+    /// An upper bound for a quantile: `part` of the durations, 0.5 for the median, are below it. It
+    /// is the end of a [range](Histogram::ranges), so at most twice the true value (or 1 µs).
+    /// `None` if the histogram is empty.
     #[must_use]
     pub fn quantile(&self, part: f64) -> Option<Duration> {
         let wanted = part.clamp(0.0, 1.0);
@@ -85,7 +90,7 @@ fn ceiling(bucket: usize) -> Duration {
     Duration::from_micros(1 << bucket)
 }
 
-/// Zero for less than a microsecond, else one more than the position of the highest bit.
+/// Bucket 0 is below a microsecond; bucket `n` is from 2^(n-1) to 2^n microseconds.
 fn bucket(time: Duration) -> usize {
     let micros = u64::try_from(time.as_micros()).unwrap_or(u64::MAX);
     let bits = usize::try_from(u64::BITS - micros.leading_zeros()).unwrap_or(BUCKETS);
@@ -164,7 +169,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn times_fall_into_powers_of_two() {
+    fn durations_are_counted_in_ranges_that_double() {
         let times = Times::default();
         for micros in [0, 1, 2, 3, 4, 1000, u64::MAX] {
             times.add(Duration::from_micros(micros));
@@ -175,7 +180,7 @@ mod tests {
     }
 
     #[test]
-    fn quantiles_are_rounded_up() {
+    fn a_quantile_is_the_upper_end_of_its_range() {
         let times = Times::default();
         assert_eq!(times.read().quantile(0.5), None);
         (0..99).for_each(|_| times.add(Duration::from_micros(3)));
