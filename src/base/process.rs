@@ -1,4 +1,4 @@
-//! Which process and which thread is running: half of a token, and how a forked child is told apart.
+//! The ids of this process and this thread: for tokens, and to notice a fork.
 
 use std::cell::Cell;
 use std::process;
@@ -7,26 +7,27 @@ use std::time::Duration;
 
 use crate::base::clock::Moment;
 
-/// A process id that was read this recently still holds.
+/// For how long a process id is reused after it was read.
 ///
-/// Reading it is a system call (about 100 ns), as much as a whole reentrant lock and unlock may cost.
-/// But a fork takes longer than this: the kernel has to copy the page tables before the child runs
-/// its first instruction, some 50 us even for a small program. So a thread that asked less than this
-/// ago cannot have been forked since.
-const FRESH: Duration = Duration::from_micros(5);
+/// Reading it is a system call of about 100 ns, as much as a reentrant lock and unlock together. A
+/// fork takes longer than this constant: before the child runs, the kernel copies the page tables,
+/// which takes some 50 us even for a small program. So a thread that read the id less than this ago
+/// has not been forked since.
+const REUSED_FOR: Duration = Duration::from_micros(5);
 
 thread_local! {
     static LAST_READ: Cell<(Moment, u32)> = const { Cell::new((Moment::PAST, 0)) };
     static THREAD: Cell<(u32, u64)> = const { Cell::new((0, 0)) };
 }
 
-/// Knows the thread that has entered it: so that no thread waits for its own end. (As
-/// `std::thread::current` would, but that panics in a destructor of a thread's locals.)
+/// Remembers which thread runs a loop, so that no thread joins itself.
+///
+/// `std::thread::current` would do, but it panics in a destructor of a thread-local.
 #[derive(Debug, Default)]
 pub(crate) struct Inside(AtomicU64);
 
 impl Inside {
-    /// Called by the thread itself, as the first thing that it does.
+    /// The thread calls this first of all.
     pub(crate) fn enter(&self) {
         self.0.store(thread_id(process::id()), Ordering::Release);
     }
@@ -36,12 +37,12 @@ impl Inside {
     }
 }
 
-/// This process's id, as of `now`.
+/// This process's id at `now`.
 pub(crate) fn id(now: Moment) -> u32 {
-    // A thread-local without a destructor: there as long as the thread is.
+    // `with` cannot panic: this thread-local has no destructor, so it lives as long as the thread.
     LAST_READ.with(|last| {
         let (at, pid) = last.get();
-        if pid != 0 && now.since(at) < FRESH {
+        if pid != 0 && now.since(at) < REUSED_FOR {
             return pid;
         }
         let pid = process::id();
@@ -50,7 +51,7 @@ pub(crate) fn id(now: Moment) -> u32 {
     })
 }
 
-/// This thread's number: the system's own (`ps -L`, `top -H`, gdb) on Linux, a counter elsewhere.
+/// This thread's number: the system's on Linux, a counter elsewhere.
 pub(crate) fn thread_id(pid: u32) -> u64 {
     THREAD.with(|cached| {
         let (of, thread) = cached.get();
@@ -79,7 +80,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn threads_have_numbers_of_their_own() {
+    fn each_thread_has_its_own_number() {
         let pid = process::id();
         let here = thread_id(pid);
         assert_eq!(here, thread_id(pid));
@@ -88,7 +89,7 @@ mod tests {
     }
 
     #[test]
-    fn a_thread_knows_where_it_is() {
+    fn a_thread_knows_whether_it_runs_the_loop() {
         let inside = Inside::default();
         assert!(!inside.is_here());
         std::thread::scope(|scope| {
@@ -103,7 +104,7 @@ mod tests {
     }
 
     #[test]
-    fn the_process_id_is_the_systems() {
+    fn the_process_id_is_that_of_the_system() {
         assert_eq!(id(Moment::now()), process::id());
         assert_eq!(id(Moment::now()), process::id());
     }
