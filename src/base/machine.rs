@@ -1,15 +1,17 @@
-//! Which machine, boot and pid namespace a token comes from, and whether its process is still there.
+//! Whether the process that wrote a token is certainly dead: for `reclaim_dead`.
 //!
-//! The first eight hex digits of a nonce are the machine's: a hash of the boot id and of the pid
-//! namespace's inode. Where they are equal, a process id in the token means the same process here.
-//! (An inode's number is used again only when all processes of its namespace are gone.)
+//! The first eight hex digits of a nonce stand for the machine's boot and the pid namespace: they
+//! are a hash of the boot id and of the namespace's inode number. If a token has the same digits as
+//! this process, then its process id means the same process here. (The system reuses an inode
+//! number only when all processes of its namespace have ended.)
 
 use std::io;
 
 use crate::base::owner::Owner;
 use crate::base::random;
 
-/// This process's machine, as eight hex digits; random where the system does not tell, and so like no other's.
+/// The eight hex digits for this boot and pid namespace. Random if the system does not say, so that
+/// they match no other process's.
 pub(crate) fn digits() -> io::Result<String> {
     let known = known()
         .map_or_else(|| random::bits().map(|bits| bits & u128::from(u32::MAX)), |known| Ok(known.into()))?;
@@ -28,13 +30,14 @@ fn known() -> Option<u32> {
     None
 }
 
-/// FNV-1a (<http://www.isthe.com/chongo/tech/comp/fnv/>): the same in every version of every program.
+/// FNV-1a (<http://www.isthe.com/chongo/tech/comp/fnv/>): the same in every version of every
+/// program.
 #[cfg(any(target_os = "linux", test))]
 fn fnv(bytes: impl Iterator<Item = u8>) -> u32 {
     bytes.fold(0x811c_9dc5, |hash, byte| (hash ^ u32::from(byte)).wrapping_mul(0x0100_0193))
 }
 
-/// True only if the token's process was one of this machine, boot and namespace, and is certainly gone.
+/// True only if the token's process ran in this boot and pid namespace, and no longer exists.
 pub(crate) fn is_dead(token: &str, host: &str, digits: &str) -> bool {
     let nonce = token.rsplit('-').next().unwrap_or_default();
     let Some(owner) = Owner::parse(token) else {
@@ -46,7 +49,7 @@ pub(crate) fn is_dead(token: &str, host: &str, digits: &str) -> bool {
 #[cfg(target_os = "linux")]
 fn is_gone(pid: u32) -> bool {
     let pid = i32::try_from(pid).ok().and_then(rustix::process::Pid::from_raw);
-    // Only "no such process" will do: one that may not be asked is there.
+    // Only "no such process" counts: if the answer is "not permitted", the process exists.
     pid.is_some_and(|pid| rustix::process::test_kill_process(pid) == Err(rustix::io::Errno::SRCH))
 }
 
@@ -60,25 +63,25 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_hash_is_the_published_one() {
+    fn the_hash_is_fnv_1a() {
         assert_eq!(fnv("".bytes()), 0x811c_9dc5);
         assert_eq!(fnv("foobar".bytes()), 0xbf9c_f968);
     }
 
     #[cfg(target_os = "linux")]
     #[test]
-    fn only_a_process_of_this_machine_that_is_gone_is_dead() {
+    fn only_a_process_of_this_machine_that_has_ended_is_dead() {
         let here = digits().unwrap();
         assert_eq!(here, digits().unwrap());
         let token = |pid: u32, digits: &str| format!("host-{pid}-1-{digits}{}", "0".repeat(24));
         let mut child = std::process::Command::new("true").spawn().unwrap();
-        assert!(!is_dead(&token(child.id(), &here), "host", &here), "not waited for: still there");
+        assert!(!is_dead(&token(child.id(), &here), "host", &here), "a zombie still exists");
         child.wait().unwrap();
         assert!(is_dead(&token(child.id(), &here), "host", &here));
         assert!(!is_dead(&token(child.id(), &here), "other", &here), "another host");
         assert!(!is_dead(&token(child.id(), "00000000"), "host", &here), "another machine or namespace");
         assert!(!is_dead(&token(std::process::id(), &here), "host", &here), "alive");
-        assert!(!is_dead(&token(1, &here), "host", &here), "alive, and not ours to ask");
+        assert!(!is_dead(&token(1, &here), "host", &here), "alive, perhaps of another user");
         assert!(!is_dead(&token(0, &here), "host", &here) && !is_dead("nonsense", "host", &here));
     }
 }
