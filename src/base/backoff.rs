@@ -1,12 +1,13 @@
-//! How long to pause before the next try.
+//! How long to pause before the next attempt.
 
 use std::time::Duration;
 
 use crate::base::random::between;
 
-/// Pauses that double up to a limit, each shortened by chance so that those who wait do not march in step.
+/// Exponential backoff with jitter.
 ///
-/// A pause is drawn evenly from the upper half of its step ("equal jitter", from the study of the variants at
+/// A pause is drawn evenly from the upper half of its step, and each step is twice the one before,
+/// up to a limit ("equal jitter" of
 /// <https://aws.amazon.com/blogs/architecture/exponential-backoff-and-jitter/>).
 #[derive(Debug)]
 pub(crate) struct Backoff {
@@ -16,22 +17,22 @@ pub(crate) struct Backoff {
 }
 
 impl Backoff {
-    /// For a lock that somebody holds: the first tries come quickly, since most locks are held shortly.
+    /// For a busy lock. The first attempts come quickly, because most locks are held briefly.
     pub(crate) fn for_busy(longest: Duration) -> Backoff {
         Backoff::new(Duration::from_millis(1), longest)
     }
 
-    /// For a server that cannot be reached or does not take commands now.
+    /// For a server that cannot be reached or refuses commands for now.
     pub(crate) fn after_failure() -> Backoff {
         Backoff::new(Duration::from_millis(10), Duration::from_millis(500))
     }
 
-    /// For a connection that nobody waits for.
+    /// For the listener's connection: waiters poll while it is down.
     pub(crate) fn for_listener() -> Backoff {
         Backoff::new(Duration::from_millis(50), Duration::from_secs(5))
     }
 
-    /// For a server that does not tell of changes: that hardly ever passes.
+    /// For a server that sends no invalidations. That rarely changes.
     pub(crate) fn for_deafness() -> Backoff {
         Backoff::new(Duration::from_secs(5), Duration::from_secs(600))
     }
@@ -51,7 +52,7 @@ impl Backoff {
     }
 }
 
-/// How long to sleep for a lock whose end Redis will tell of, in case that it does not.
+/// How long a waiter that relies on an invalidation sleeps before it asks Redis all the same.
 pub(crate) fn safety_poll() -> Duration {
     between(Duration::from_secs(10), Duration::from_secs(15))
 }
@@ -61,7 +62,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn pauses_double_up_to_the_limit_and_start_again() {
+    fn pauses_double_up_to_the_limit_and_start_again_after_a_reset() {
         let mut backoff = Backoff::for_busy(Duration::from_millis(64));
         let mut step = Duration::from_millis(1);
         for _ in 0..20 {

@@ -1,5 +1,5 @@
-//! The clock that leases are measured by: it never steps, and it counts suspend on Linux, Android
-//! and Apple's systems.
+//! The clock for leases. It never steps, and on Linux, Android and Apple's systems it goes on while
+//! the machine is suspended.
 
 use std::time::Duration;
 
@@ -8,15 +8,14 @@ use rustix::time::ClockId;
 
 /// An instant on this machine's clock, in nanoseconds.
 ///
-/// A plain number rather than [`std::time::Instant`], because validity is kept in an atomic and
-/// read without a lock, and because `Instant` stands still while a Linux machine or a Mac is
-/// suspended: a laptop that slept for an hour would come back believing in a lease of thirty
-/// seconds.
+/// A number rather than a [`std::time::Instant`], for two reasons. A hold keeps the end of its
+/// validity in an atomic. And on Linux and on a Mac, `Instant` stands still while the machine is
+/// suspended: a laptop that slept for an hour would wake up trusting a lease of thirty seconds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Moment(u64);
 
 impl Moment {
-    /// Later than every other moment: a wait or a lease without an end.
+    /// Later than every other moment: the end of a wait without a limit.
     pub(crate) const NEVER: Moment = Moment(u64::MAX);
 
     /// Earlier than, or equal to, every other moment.
@@ -35,13 +34,13 @@ impl Moment {
         self.0
     }
 
-    /// Saturates at [`Moment::NEVER`], so that a wait of `Duration::MAX` is a wait without limit.
+    /// Saturates at [`Moment::NEVER`], so that a wait of `Duration::MAX` has no limit.
     pub(crate) fn after(self, span: Duration) -> Moment {
         let nanos = u64::try_from(span.as_nanos()).unwrap_or(u64::MAX);
         Moment(self.0.saturating_add(nanos))
     }
 
-    /// The time from `earlier` to this moment; zero where this moment is not the later one.
+    /// The time from `earlier` to this moment. Zero if `earlier` is later.
     pub(crate) fn since(self, earlier: Moment) -> Duration {
         Duration::from_nanos(self.0.saturating_sub(earlier.0))
     }
@@ -50,14 +49,14 @@ impl Moment {
 #[cfg(any(target_os = "linux", target_os = "android"))]
 const CLOCK: ClockId = ClockId::Boottime;
 
-/// It counts suspend there, which `Instant` (`CLOCK_UPTIME_RAW`) does not.
+/// On Apple's systems this clock counts suspend. `Instant` (`CLOCK_UPTIME_RAW`) does not.
 #[cfg(target_vendor = "apple")]
 const CLOCK: ClockId = ClockId::Monotonic;
 
 #[cfg(any(target_os = "linux", target_os = "android", target_vendor = "apple"))]
 fn read() -> u64 {
     let time = rustix::time::clock_gettime(CLOCK);
-    // Never negative: the clock starts at zero when the machine does.
+    // Never negative: the clock starts at zero when the machine boots.
     let seconds = u64::try_from(time.tv_sec).unwrap_or(0);
     let nanos = u64::try_from(time.tv_nsec).unwrap_or(0);
     seconds * 1_000_000_000 + nanos
@@ -74,7 +73,7 @@ fn read() -> u64 {
 
 #[cfg(test)]
 impl Moment {
-    /// Where every order of events is tried, time is a matter of that.
+    /// In `interleavings`, the scheduler decides how time passes.
     pub(crate) fn now() -> Moment {
         Moment(crate::base::scheduler::time().unwrap_or_else(read))
     }
@@ -85,7 +84,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn time_moves_forward_only() {
+    fn time_never_goes_back() {
         let first = Moment::now();
         let second = Moment::now();
         assert!(second >= first);
@@ -93,7 +92,7 @@ mod tests {
     }
 
     #[test]
-    fn the_longest_wait_is_never() {
+    fn a_wait_of_the_longest_duration_has_no_limit() {
         assert_eq!(Moment::now().after(Duration::MAX), Moment::NEVER);
         assert!(Moment::now() < Moment::NEVER && Moment::PAST < Moment::now());
     }

@@ -1,16 +1,16 @@
-//! A lock's name: as the user gives it, and as it stands in Redis.
+//! A lock's key: its name in the program, and the key in Redis.
 
 use std::sync::Arc;
 
 use crate::base::error::Error;
 
-/// The longest key, in bytes. A lock's name is read by people; longer ones are data gone astray.
+/// The longest name, in bytes. People read names of locks; a longer one is a program's mistake.
 pub(crate) const MAX_BYTES: usize = 64 * 1024;
 
-/// What `not_a_lock` found, where Redis does not say more.
+/// What [`Key::not_a_lock`] says that it found where Redis answers `WRONGTYPE`.
 pub(crate) const NOT_A_STRING: &str = "a value that is not a string";
 
-/// A key that has been looked at and is fit to be sent.
+/// A lock's key whose name is neither empty nor too long.
 #[derive(Debug)]
 pub(crate) struct Key {
     name: Arc<str>,
@@ -32,7 +32,7 @@ impl Key {
         &self.name
     }
 
-    /// Prefix and name: the key that Redis knows.
+    /// Prefix and name: the key in Redis.
     pub(crate) fn in_redis(&self) -> &str {
         &self.in_redis
     }

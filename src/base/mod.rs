@@ -1,4 +1,5 @@
-//! Values and tools that know nothing of locks on Redis: clock, keys, owners, options, errors.
+//! Values and tools without a network: clock, keys, tokens, options, errors, counters, and `sync`,
+//! through which unit tests decide the order of threads.
 //!
 //! The lowest room. Its files may use each other, and nothing else of the crate.
 

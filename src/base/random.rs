@@ -1,8 +1,8 @@
-//! Random numbers, each asked of the system.
+//! Random numbers, each from the system.
 //!
-//! No state of a generator is kept in the process, so two copies of a process (a fork, a snapshot
-//! of its machine) do not draw the same numbers. Nor is there a thread-local, which would be gone
-//! where a destructor of the thread's locals uses it.
+//! A generator inside the process would be copied with it by a fork or a snapshot of the machine,
+//! and both copies would draw the same token. It would also be a thread-local, which may be gone
+//! when the destructor of another thread-local takes a lock.
 
 use std::io;
 use std::time::Duration;
@@ -10,21 +10,23 @@ use std::time::Duration;
 use rand::TryRng;
 use rand::rngs::SysRng;
 
-/// 128 random bits; an error where the system has none to give.
+/// 128 random bits.
 pub(crate) fn bits() -> io::Result<u128> {
     let mut bytes = [0; 16];
     SysRng.try_fill_bytes(&mut bytes)?;
     Ok(u128::from_ne_bytes(bytes))
 }
 
-/// A span between these two. (The middle, where the system has no random bits to give: it is only
-/// that waiters march in step.)
+/// A random duration between the two.
+///
+/// If the system has no random bits, it is the middle. That is good enough, because the only use is
+/// to keep waiters from acting at the same moment.
 pub(crate) fn between(shortest: Duration, longest: Duration) -> Duration {
     let most = longest.saturating_sub(shortest);
     shortest + most.mul_f64(fraction())
 }
 
-/// Between zero and one.
+/// A random number from zero to one, or one half if the system has no random bits.
 pub(crate) fn fraction() -> f64 {
     SysRng.try_next_u32().map_or(0.5, |bits| f64::from(bits) / (f64::from(u32::MAX) + 1.0))
 }
@@ -34,7 +36,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn spans_are_drawn_from_the_whole_of_what_is_asked_for() {
+    fn durations_are_drawn_from_the_whole_range() {
         let (shortest, longest) = (Duration::from_millis(10), Duration::from_millis(20));
         let drawn: Vec<_> = (0..500).map(|_| between(shortest, longest)).collect();
         assert!(drawn.iter().all(|it| (shortest..=longest).contains(it)), "{drawn:?}");
@@ -47,7 +49,7 @@ mod tests {
     }
 
     #[test]
-    fn no_two_draws_are_alike() {
+    fn two_draws_differ() {
         assert_ne!(bits().unwrap(), bits().unwrap());
     }
 }
