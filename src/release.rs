@@ -224,7 +224,7 @@ impl Release<'_> {
         let (name, at_most) = (self.hold.key.name(), self.hold.gone_by().since(now));
         warn!(
             target: "relatch::release",
-            "the release of lock {name:?} is not confirmed, its key may exist for up to {at_most:.1?}"
+            "the release of lock {name:?} is not confirmed: its key may exist for up to {at_most:.1?}"
         );
         Error::Unconfirmed { key: name.to_string(), at_most, source: failure.into_cause() }
     }

@@ -1,30 +1,30 @@
-//! What can be set, what it is when it is not set, and what is refused.
+//! What a program can set: the defaults, and the checks.
 
 use std::time::Duration;
 
 use crate::base::clock::Moment;
 use crate::base::error::Error;
 
-/// The shortest lease: below it, an ordinary hiccup of the network is a lost lock.
+/// The shortest lease. With a shorter one, any small delay of the network would lose the lock.
 pub(crate) const MIN_LEASE: Duration = Duration::from_millis(10);
 
 const MIN_PERIOD: Duration = Duration::from_millis(1);
 
-/// The longest time any one network step may be given, and the longest pause before the next.
+/// The longest `connect_timeout`, `response_timeout` and `poll_every`.
 const MAX_TIMEOUT: Duration = Duration::from_secs(3600);
 
-/// The most connections of a pool: as many clients as Redis takes by default (`maxclients`). The
-/// pool makes room for all of them when it is made.
+/// The largest `pool_size`: as many clients as Redis accepts by default (`maxclients`). The pool
+/// allocates room for all of them when it is made.
 const MOST_CONNECTIONS: u32 = 10_000;
 
-/// What a lock does: set on the manager for all of its locks, and on a lock for itself.
+/// The options of a lock. The manager has defaults for all of its locks.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Options {
     pub(crate) lease: Duration,
     pub(crate) wait: Option<Duration>,
     pub(crate) renewal: Renewal,
     pub(crate) reclaim_dead: bool,
-    /// The option that cannot work, if there is one: the lock is not taken then.
+    /// An option whose value cannot work. If there is one, taking the lock fails with it.
     pub(crate) refused: Option<RefusedOption>,
 }
 
@@ -54,17 +54,18 @@ impl Default for Options {
     }
 }
 
-/// Whether a hold's lease is pushed out while it lasts, and how.
+/// Whether and how often a hold is renewed.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Renewal {
     pub(crate) on: bool,
-    /// A third of the lease, where it is not set.
+    /// The period. `None` is a third of the lease.
     pub(crate) every: Option<Duration>,
     pub(crate) max_hold: Option<Duration>,
 }
 
 impl Renewal {
-    /// The time from one renewal to the next. A lease that was changed meanwhile still gets two tries.
+    /// The time from one renewal to the next, `None` if renewal is off. At most half the lease, so
+    /// that a renewal can fail once even if `extend` has shortened the lease.
     pub(crate) fn every(&self, lease: Lease) -> Option<Duration> {
         let every = self.every.unwrap_or(lease.0 / 3).min(lease.0 / 2);
         self.on.then_some(every)
@@ -72,7 +73,7 @@ impl Renewal {
 }
 
 impl Options {
-    /// Changes the options, and checks what they are now.
+    /// Changes the options and checks them.
     pub(crate) fn change(&mut self, max_lease: Duration, change: impl FnOnce(&mut Options)) {
         change(self);
         self.refused = self.check(max_lease).err();
@@ -83,14 +84,13 @@ impl Options {
         if let Some(value) = self.renewal.every
             && (value < MIN_PERIOD || value > self.lease / 2)
         {
-            let reason =
-                "it is at least 1 ms, and at most half the lease: one try has to be left if the first fails";
+            let reason = "it has to be between 1 ms and half the lease, so that a renewal can fail once";
             return Err(RefusedOption { name: "renew_every", value, reason });
         }
         if let Some(value) = self.renewal.max_hold
             && value < self.lease
         {
-            let reason = "it is at least the lease, which lasts that long in any case";
+            let reason = "it has to be at least the lease, which lasts that long in any case";
             return Err(RefusedOption { name: "max_hold", value, reason });
         }
         Ok(())
@@ -103,15 +103,19 @@ pub(crate) fn check_lease(
     max_lease: Duration,
 ) -> Result<(), RefusedOption> {
     if value < MIN_LEASE {
-        return Err(RefusedOption { name, value, reason: "a lease is at least 10 ms" });
+        return Err(RefusedOption { name, value, reason: "a lease has to be at least 10 ms" });
     }
     if value > max_lease {
-        return Err(RefusedOption { name, value, reason: "it is above `max_lease` (24 h unless raised)" });
+        return Err(RefusedOption {
+            name,
+            value,
+            reason: "it is longer than `max_lease` (24 h unless raised)",
+        });
     }
     Ok(())
 }
 
-/// What a manager is made with.
+/// The options of a manager.
 #[derive(Clone, Debug)]
 pub(crate) struct Settings {
     pub(crate) prefix: String,
@@ -121,13 +125,14 @@ pub(crate) struct Settings {
     pub(crate) connect_timeout: Duration,
     pub(crate) response_timeout: Duration,
     pub(crate) tolerate_outage: Duration,
-    /// For how long threads of this process may have a lock in a row; zero if none hands it off.
+    /// For how long threads of this process may hand a lock off among themselves before they let
+    /// other processes have it. Zero switches hand-offs off.
     pub(crate) local_handoff: Duration,
     pub(crate) client_tracking: bool,
     pub(crate) poll_every: Duration,
 }
 
-/// Every default there is, in one place.
+/// All defaults. (Those of a lock are in `Options`.)
 impl Default for Settings {
     fn default() -> Self {
         Settings {
@@ -150,14 +155,18 @@ impl Settings {
         const LONGEST: Duration = Duration::from_secs(366 * 24 * 3600);
 
         if self.max_lease < MIN_LEASE || self.max_lease > LONGEST {
-            return Err(refuse("max_lease", self.max_lease, "it is between 10 ms and a year"));
+            return Err(refuse(
+                "max_lease",
+                self.max_lease,
+                "it has to be between 10 ms and a year (366 days)",
+            ));
         }
         self.options.check(self.max_lease)?;
         if self.pool_size == 0 {
-            return Err(refuse("pool_size", self.pool_size, "no command could ever be sent"));
+            return Err(refuse("pool_size", self.pool_size, "a manager needs at least one connection"));
         }
         if self.pool_size > MOST_CONNECTIONS {
-            let reason = "it is at most 10,000: Redis takes no more clients unless it is told to, and room for all is made at once";
+            let reason = "it has to be at most 10,000, which is how many clients Redis accepts by default";
             return Err(refuse("pool_size", self.pool_size, reason));
         }
         for (option, timeout) in [
@@ -166,7 +175,7 @@ impl Settings {
             ("poll_every", self.poll_every),
         ] {
             if timeout < Duration::from_millis(1) || timeout > MAX_TIMEOUT {
-                return Err(refuse(option, timeout, "it is between 1 ms and 1 h"));
+                return Err(refuse(option, timeout, "it has to be between 1 ms and 1 h"));
             }
         }
         Ok(())
@@ -177,12 +186,12 @@ pub(crate) fn refuse(option: &'static str, value: impl std::fmt::Debug, reason: 
     Error::InvalidOption { option, value: format!("{value:?}"), reason }
 }
 
-/// How long a lease lasts, and how much of it may be used.
+/// How long Redis keeps a key without renewal, in whole milliseconds.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Lease(Duration);
 
 impl Lease {
-    /// Redis counts whole milliseconds, so the part below is not counted on.
+    /// Redis counts whole milliseconds, so the rest is cut off.
     pub(crate) fn new(asked: Duration) -> Lease {
         Lease(Duration::from_millis(u64::try_from(asked.as_millis()).unwrap_or(u64::MAX)))
     }
@@ -199,18 +208,18 @@ impl Lease {
         u64::try_from(self.0.as_millis()).unwrap_or(u64::MAX)
     }
 
-    /// Until when a hold may be trusted that was asked for at `sent`.
+    /// Until when a hold may be trusted if the command that set this lease was sent at `sent`.
     ///
-    /// Redis starts to count when it executes the command, which is not before it was sent. What two
-    /// clocks may drift apart during one lease is left unused: one part in a hundred, and two
-    /// milliseconds for the grain of Redis's expiry. (The same allowance as in the Redlock description,
-    /// <https://redis.io/docs/latest/develop/use/patterns/distributed-locks/>.)
+    /// Redis counts from the execution of the command, which is never before the send. A margin of
+    /// 1 % and 2 ms is left unused: the clocks of the two machines may drift apart, and Redis
+    /// expires keys in whole milliseconds. It is the margin of the Redlock description,
+    /// <https://redis.io/docs/latest/develop/use/patterns/distributed-locks/>.
     pub(crate) fn valid_until(self, sent: Moment) -> Moment {
         let margin = self.0 / 100 + Duration::from_millis(2);
         sent.after(self.0.saturating_sub(margin))
     }
 
-    /// When Redis has certainly let go of a key that it took, at the latest, at `answered`.
+    /// When the key has certainly expired, if Redis set this lease no later than `answered`.
     pub(crate) fn gone_by(self, answered: Moment) -> Moment {
         answered.after(self.0)
     }
@@ -232,7 +241,7 @@ mod tests {
     }
 
     #[test]
-    fn the_defaults_pass() {
+    fn the_defaults_are_accepted() {
         Settings::default().check().unwrap();
     }
 
@@ -292,7 +301,7 @@ mod tests {
     }
 
     #[test]
-    fn the_limits_themselves_pass() {
+    fn the_smallest_and_largest_values_are_accepted() {
         let year = Duration::from_secs(366 * 24 * 3600);
         for max_lease in [MIN_LEASE, year] {
             let options = Options { lease: max_lease, ..Options::default() };
@@ -309,7 +318,7 @@ mod tests {
     }
 
     #[test]
-    fn a_lease_that_was_changed_is_renewed_after_half_of_it_at_the_latest() {
+    fn the_renewal_period_is_at_most_half_the_lease() {
         let lease = Lease::new(Duration::from_secs(12));
         let every = |every| Renewal { on: true, every, max_hold: None }.every(lease);
         assert_eq!(every(None), Some(Duration::from_secs(4)));
@@ -319,7 +328,7 @@ mod tests {
     }
 
     #[test]
-    fn a_lease_is_trusted_a_little_less_than_it_lasts() {
+    fn a_lease_is_trusted_for_one_percent_and_two_milliseconds_less() {
         let sent = Moment::from_nanos(0);
         let lease = Lease::new(Duration::from_secs(10));
         assert_eq!(lease.valid_until(sent).since(sent), Duration::from_millis(9898));
@@ -329,7 +338,7 @@ mod tests {
         assert_eq!(shortest.valid_until(sent).since(sent), Duration::from_micros(7900));
     }
 
-    /// Spans of every size, and those at which something changes.
+    /// Durations of every size, and those at the limits of options.
     fn any_span() -> impl Strategy<Value = Duration> {
         let sizes = (0..64_u32, any::<u64>()).prop_map(|(shift, nanos)| Duration::from_nanos(nanos >> shift));
         let seconds =
@@ -372,7 +381,7 @@ mod tests {
         #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
 
         #[test]
-        fn any_settings_pass_or_the_one_that_does_not_is_named(settings in any_settings()) {
+        fn any_settings_are_accepted_or_the_error_names_the_option(settings in any_settings()) {
             let error = match settings.check() {
                 Ok(()) => return Ok(()),
                 Err(error) => error,
@@ -385,9 +394,9 @@ mod tests {
             prop_assert!(text.contains(option) && text.contains(&value), "{}", text);
         }
 
-        /// Leases that pass, and those of a foreign server, whatever the clock says.
+        /// Any lease, also one that a server reports, at any time of the clock.
         #[test]
-        fn no_lease_is_too_long_or_too_late_to_count_with(asked in any_span(), at: u64, every in any_span()) {
+        fn no_lease_or_time_overflows(asked in any_span(), at: u64, every in any_span()) {
             let (lease, sent) = (Lease::new(asked), Moment::from_nanos(at));
             prop_assert!(lease.valid_until(sent) >= sent);
             prop_assert!(lease.valid_until(sent) <= lease.gone_by(sent));
