@@ -1,4 +1,4 @@
-//! One thread's possession of one lock: what it may be trusted for, and until when.
+//! A hold: one thread's possession of one lock, and until when it can be trusted.
 
 use std::sync::OnceLock;
 use std::time::Duration;
@@ -13,48 +13,49 @@ use crate::base::seeded_bugs;
 use crate::base::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use crate::base::sync::{Condvar, Mutex};
 
-/// When a lock was taken, as far as this side can tell: Redis did it in between.
+/// When a lock was taken. Redis executed the command between the two moments.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct AcquiredAt {
     pub(crate) sent: Moment,
     pub(crate) answered: Moment,
 }
 
-/// Written in place of the end of a lease that a look has found to be over: earlier than any clock
-/// says.
-const DENIED: Moment = Moment::from_nanos(1);
+/// The value of `valid_until` once somebody has found that the lease has run out. It is earlier
+/// than any time that the clock shows.
+const RUN_OUT: Moment = Moment::from_nanos(1);
 
-/// A hold, from the outermost lock to the outermost unlock.
+/// One thread's possession of one lock, from the outermost lock to the outermost unlock.
 ///
-/// The thread that holds writes `depth`, and ends the hold; the keeper writes `valid_until` when a
-/// renewal was answered; any thread may find that the hold is over, and the first writes down how it
-/// ended. Validity is a comparison of the clock with `valid_until`, never a flag that has to be set
-/// in time: a process that was stopped and goes on finds the truth at its first look.
+/// The holding thread writes `depth` and releases the hold. The keeper writes `valid_until` after a
+/// renewal. Any thread may find that the hold has ended, and the first one records how. Validity is
+/// a comparison of the clock with `valid_until`, never a flag that somebody has to set in time. So
+/// a process that was stopped gets the right answer as soon as it runs again.
 #[derive(Debug)]
 pub(crate) struct Hold {
-    /// Tells holds apart, within the process.
+    /// Unique within the process.
     pub(crate) number: u64,
     pub(crate) key: Key,
     pub(crate) owner: Owner,
     pub(crate) token: String,
     pub(crate) acquired: AcquiredAt,
     renewal: Renewal,
-    /// How many guards are alive. Written by the holding thread alone.
+    /// How many guards are alive. Only the holding thread writes it.
     depth: AtomicU32,
-    /// In milliseconds; changes when the holder extends it.
+    /// In milliseconds. `extend` changes it.
     lease: AtomicU64,
-    /// Zero ([`Moment::PAST`]) while the hold is released and once it has ended; [`DENIED`] where
-    /// the clock has ended it, and nobody has written down how yet.
+    /// [`Moment::PAST`] (zero) from the beginning of the release on, and once `end` is recorded.
+    /// [`RUN_OUT`] if the lease has run out and `end` is not recorded yet.
     valid_until: AtomicU64,
-    /// When Redis has certainly let go of the key, by what was sent so far.
+    /// When the key has certainly expired, according to the commands sent so far.
     gone_by: AtomicU64,
     renewals: AtomicU32,
     abandoned: AtomicBool,
     denied: AtomicBool,
     told: AtomicBool,
-    /// How it ended: it was lost or, with `None`, given back.
+    /// How the hold ended: it was lost or, if `None`, released.
     end: OnceLock<Option<LostCause>>,
-    watched: Mutex<()>,
+    /// A thread holds this between its look at the hold and its sleep on `ended`.
+    watchers: Mutex<()>,
     ended: Condvar,
 }
 
@@ -86,7 +87,7 @@ impl Hold {
             denied: AtomicBool::new(false),
             told: AtomicBool::new(false),
             end: OnceLock::new(),
-            watched: Mutex::new(()),
+            watchers: Mutex::new(()),
             ended: Condvar::new(),
         }
     }
@@ -99,7 +100,7 @@ impl Hold {
         self.depth.load(Ordering::Relaxed)
     }
 
-    /// Only for the holding thread.
+    /// Only the holding thread may call this.
     pub(crate) fn set_depth(&self, depth: u32) {
         self.depth.store(depth, Ordering::Relaxed);
     }
@@ -108,34 +109,37 @@ impl Hold {
         self.renewals.load(Ordering::Relaxed)
     }
 
-    /// Until when the hold may be trusted, unless it is lost earlier.
+    /// Until when the hold can be trusted, unless it is lost earlier.
     pub(crate) fn valid_until(&self) -> Moment {
         Moment::from_nanos(self.valid_until.load(Ordering::Acquire))
     }
 
     pub(crate) fn is_valid(&self, now: Moment) -> bool {
         let clock = if seeded_bugs::is_in("trusts a flag") { Moment::from_nanos(1) } else { now };
-        self.left(clock).is_some()
+        self.validity_left(clock).is_some()
     }
 
     pub(crate) fn remaining(&self, now: Moment) -> Duration {
-        self.left(now).unwrap_or_default()
+        self.validity_left(now).unwrap_or_default()
     }
 
-    /// How long the hold may be trusted from `now` on, if at all.
+    /// How long the hold can be trusted from `now` on. `None` if it cannot be trusted.
     ///
-    /// A denial by the clock is written down before it is given: the keeper may have read the clock
-    /// a moment earlier, and be about to write that a renewal worked. The first of the two to write
-    /// is right. (Nobody is woken here: watchers and waiters sleep until `valid_until` at most.)
-    fn left(&self, now: Moment) -> Option<Duration> {
+    /// The keeper may have read the clock a moment before the lease ran out, and be about to write
+    /// the `valid_until` of a renewal. Then a hold that was already reported as lost would be valid
+    /// again. To prevent that, this function writes [`RUN_OUT`] before it answers, and `renewed`
+    /// rejects such a hold. If the keeper writes first, the loop looks again.
+    ///
+    /// Nobody has to be woken: watchers and waiters sleep no longer than until `valid_until`.
+    fn validity_left(&self, now: Moment) -> Option<Duration> {
         loop {
             let until = self.valid_until();
             if now < until {
                 return self.end.get().is_none().then(|| until.since(now));
             }
-            let (old, new) = (until.as_nanos(), DENIED.as_nanos());
-            let deny = || self.valid_until.compare_exchange(old, new, Ordering::AcqRel, Ordering::Acquire);
-            if until <= DENIED || deny().is_ok() {
+            let (old, new) = (until.as_nanos(), RUN_OUT.as_nanos());
+            let end_it = || self.valid_until.compare_exchange(old, new, Ordering::AcqRel, Ordering::Acquire);
+            if until <= RUN_OUT || end_it().is_ok() {
                 return None;
             }
         }
@@ -145,38 +149,42 @@ impl Hold {
         Moment::from_nanos(self.gone_by.load(Ordering::Acquire))
     }
 
-    /// How long to wait from one renewal to the next, where the hold is to be renewed at `now`.
+    /// The time from one renewal to the next. `None` if the hold is not renewed, or not any more.
     pub(crate) fn renews_every(&self, now: Moment) -> Option<Duration> {
         let stopped = self.abandoned.load(Ordering::Relaxed)
             || self.renewal.max_hold.is_some_and(|limit| now.since(self.acquired.answered) >= limit);
         if stopped { None } else { self.renewal.every(self.lease()) }
     }
 
-    /// The thread has ended, and there is nothing left to trust: nobody will ever ask for it again.
+    /// True once the thread has ended and the lease has run out: nobody will ask for the hold
+    /// again.
     pub(crate) fn is_forsaken(&self, now: Moment) -> bool {
         self.abandoned.load(Ordering::Relaxed) && !self.is_valid(now)
     }
 
-    /// The thread has ended: nobody will give the lock back, so it is not renewed any more.
+    /// The thread has ended without a release. Nobody will release the hold, so renewal stops.
     pub(crate) fn abandon(&self) {
         self.abandoned.store(true, Ordering::Relaxed);
     }
 
-    /// The lease from now on, whether or not Redis knows of it yet. A shorter one is believed at once.
+    /// Sets the lease for the next renewals. If it is shorter, the hold is trusted for less time
+    /// from now on, whether or not Redis knows yet.
     pub(crate) fn set_lease(&self, lease: Lease, now: Moment) {
         self.lease.store(lease.millis(), Ordering::Relaxed);
         self.lives_until(lease.valid_until(now));
     }
 
-    /// A command that sets the lease is about to be sent, and will not be waited for past `until`: the key may stand for
-    /// as long as it says, and for no longer. (A shorter lease than before counts from here, answered or not.)
+    /// Call this before a command that sets the lease is sent, with the deadline of its answer.
+    ///
+    /// Redis may execute the command even if no answer comes. So the key may exist for a lease
+    /// after the deadline, and a lease that is shorter than before counts from now on.
     pub(crate) fn renewing(&self, lease: Lease, now: Moment, until: Moment) {
         self.gone_by.fetch_max(lease.gone_by(until).as_nanos(), Ordering::AcqRel);
         self.lives_until(lease.valid_until(now));
     }
 
-    /// Redis pushed the lease out, by a command that was sent at `sent`. Counts from there, and only for a hold
-    /// that is still valid at `now`, and that nobody has found to be over since.
+    /// Redis has extended the lease by a command sent at `sent`: the hold is valid for a lease from
+    /// then on. An error if it is not valid any more at `now`, or if another thread has found that.
     pub(crate) fn renewed(&self, lease: Lease, sent: Moment, now: Moment) -> Result<(), Error> {
         let new = lease.valid_until(sent).as_nanos();
         let changed = self.valid_until.fetch_update(Ordering::AcqRel, Ordering::Acquire, |old| {
@@ -189,22 +197,27 @@ impl Hold {
         Ok(())
     }
 
-    /// The key lives for no longer than this: true where that is news.
+    /// The key will not exist for longer than `limit`. True if the hold was trusted for longer.
     pub(crate) fn lives_until(&self, limit: Moment) -> bool {
-        let news = self.valid_until.fetch_min(limit.as_nanos(), Ordering::AcqRel) > limit.as_nanos();
-        if news {
+        let shortened = self.valid_until.fetch_min(limit.as_nanos(), Ordering::AcqRel) > limit.as_nanos();
+        if shortened {
             self.wake_watchers();
         }
-        news
+        shortened
     }
 
-    /// Whoever looked before is asleep once the lock was had, and hears the call.
+    /// Wakes the threads in `wait_lost`.
+    ///
+    /// A thread may have looked at the hold just before this change and not be asleep yet. It would
+    /// miss the notification and sleep until the lease ends. It holds the mutex in between, so
+    /// taking the mutex here waits until it sleeps.
     fn wake_watchers(&self) {
-        drop(self.watched.lock());
+        drop(self.watchers.lock());
         self.ended.notify_all();
     }
 
-    /// Writes down that the hold was lost, and how; the first end stays.
+    /// Records that the hold was lost. If an end is recorded already, that one stays. The error
+    /// names the recorded cause.
     pub(crate) fn lose(&self, cause: LostCause) -> Error {
         if cause != LostCause::Expired {
             self.deny();
@@ -213,8 +226,8 @@ impl Hold {
         Error::Lost { key: self.key.name().to_string(), cause }
     }
 
-    /// Redis has said that the token does not stand there. If it does later on, somebody else may
-    /// have had the lock meanwhile.
+    /// Redis has answered that the token is not there. If it is there again later, somebody else
+    /// may have had the lock in between.
     pub(crate) fn deny(&self) {
         self.denied.store(true, Ordering::Relaxed);
     }
@@ -223,19 +236,19 @@ impl Hold {
         self.denied.load(Ordering::Relaxed)
     }
 
-    /// The release is about to be sent: nobody may trust the hold any more, however that ends.
-    /// Returns until when it could be trusted, where it still can be at `now`.
+    /// Call this before the release is sent: from now on nobody trusts the hold, whatever the
+    /// release brings. If the hold is valid at `now`, returns until when it was.
     pub(crate) fn close(&self, now: Moment) -> Option<Moment> {
         let until = Moment::from_nanos(self.valid_until.swap(0, Ordering::AcqRel));
         Some(until).filter(|until| now < *until && self.end.get().is_none())
     }
 
-    /// Writes down that the hold was given back; the first end stays.
+    /// Records that the hold was released. If an end is recorded already, that one stays.
     pub(crate) fn release(&self) {
         self.finish(None);
     }
 
-    /// True for the first who asks: its loss is told once.
+    /// True for the first caller only, so that a loss is reported once.
     pub(crate) fn to_be_told(&self) -> bool {
         !self.told.swap(true, Ordering::Relaxed)
     }
@@ -247,19 +260,21 @@ impl Hold {
         end
     }
 
-    /// True once it was given back or lost, or has run out. (Not while its release is under way.)
+    /// True once the hold was released or lost, or its lease has run out. False while its release
+    /// is under way.
     pub(crate) fn is_over(&self, now: Moment) -> bool {
-        self.left(now).is_none() && (self.end.get().is_some() || self.valid_until() > Moment::PAST)
+        self.validity_left(now).is_none() && (self.end.get().is_some() || self.valid_until() > Moment::PAST)
     }
 
-    /// How the hold was lost, if that is known already.
+    /// How the hold was lost. `None` if it was not, or if nobody has found out yet.
     pub(crate) fn lost(&self) -> Option<LostCause> {
         self.end.get().copied().flatten()
     }
 
-    /// Waits until the hold is over, or the deadline: how it was lost, if it was.
+    /// Waits until the hold has ended or the deadline has passed. Returns how it was lost, if it
+    /// was.
     pub(crate) fn wait_lost(&self, deadline: Moment) -> Option<LostCause> {
-        let mut watched = self.watched.lock();
+        let mut watching = self.watchers.lock();
         loop {
             let now = Moment::now();
             if self.end.get().is_some() {
@@ -267,21 +282,21 @@ impl Hold {
             }
             let valid_until = self.valid_until();
             if Moment::PAST < valid_until && valid_until <= now {
-                drop(watched);
+                drop(watching);
                 self.lose(LostCause::Expired);
                 return self.lost();
             }
             if deadline <= now {
                 return None;
             }
-            // While the release is under way, its end is what is waited for.
+            // While the release is under way, only its end or the deadline counts.
             let look_again = if valid_until == Moment::PAST { deadline } else { valid_until.min(deadline) };
-            // Not longer than this at a time: the clock counts suspend, and the wait does not.
-            self.ended.wait_for(&mut watched, look_again.since(now).min(Duration::from_secs(1)));
+            // At most a second at a time: our clock counts suspend, the clock of the wait does not.
+            self.ended.wait_for(&mut watching, look_again.since(now).min(Duration::from_secs(1)));
         }
     }
 
-    /// `Err(Lost)` with the first cause, where the hold can no longer be trusted.
+    /// `Err(Lost)` with the recorded cause if the hold cannot be trusted at `now`.
     pub(crate) fn check(&self, now: Moment) -> Result<(), Error> {
         if self.is_valid(now) { Ok(()) } else { Err(self.lose(LostCause::Expired)) }
     }
@@ -291,7 +306,11 @@ impl Hold {
     }
 }
 
-/// A lock that a thread of this process holds: by [`LockManager::held`](crate::LockManager::held).
+/// A lock that a thread of this process holds, from
+/// [`LockManager::held`](crate::LockManager::held).
+///
+/// This is a snapshot: the thread may have released the lock since. A lock that was lost is listed
+/// until its guards are dropped.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct HeldLock {
@@ -299,15 +318,15 @@ pub struct HeldLock {
     pub key: String,
     /// The thread that holds it.
     pub owner: Owner,
-    /// How many guards are alive.
+    /// How many guards of the thread are alive.
     pub depth: u32,
-    /// How long it has been held.
+    /// How long the thread has held it.
     pub held_for: Duration,
-    /// How long it may be trusted yet without another renewal: zero once it is lost.
+    /// How long the hold can be trusted without another renewal. Zero once it is lost.
     pub valid_for: Duration,
     /// How often it was renewed.
     pub renewals: u32,
-    /// How it was lost, if it was, and if that is known already. Its guards are still there.
+    /// How the hold was lost. `None` if it was not, or if the manager has not found out yet.
     pub lost: Option<LostCause>,
 }
 
@@ -338,7 +357,7 @@ pub(crate) mod tests {
         Hold::new(key, owner, token, Lease::new(lease), Options::default().renewal, since)
     }
 
-    /// By a token of its own.
+    /// A sample with this token.
     pub(crate) fn sample_by(token: &str, lease: Duration) -> Hold {
         Hold { token: token.to_owned(), ..sample("key", lease, Moment::now()) }
     }
@@ -354,7 +373,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn the_clock_alone_ends_a_hold() {
+    fn a_hold_ends_by_the_clock_alone() {
         let (hold, _) = one_second();
         assert!(hold.is_valid(SENT));
         assert_eq!(hold.remaining(SENT), Duration::from_millis(988));
@@ -365,7 +384,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn the_first_cause_stays() {
+    fn the_first_cause_of_a_loss_stays() {
         let (hold, _) = one_second();
         hold.lose(LostCause::Taken);
         assert!(!hold.is_valid(SENT));
@@ -374,7 +393,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn a_renewal_counts_from_its_own_send() {
+    fn a_renewed_lease_counts_from_the_send_of_the_renewal() {
         let (hold, lease) = one_second();
         let (sent, answered) =
             (SENT.after(Duration::from_millis(300)), SENT.after(Duration::from_millis(800)));
@@ -384,7 +403,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn a_renewal_that_comes_too_late_brings_nothing_back() {
+    fn a_late_renewal_does_not_make_a_hold_valid_again() {
         let (hold, lease) = one_second();
         let end = SENT.after(Duration::from_millis(988));
         assert!(hold.renewed(lease, SENT, end).is_err());
@@ -397,21 +416,20 @@ pub(crate) mod tests {
         assert_eq!(released.lost(), None, "it was given back, not lost");
     }
 
-    /// The keeper reads the clock, and writes later: a denial in between
-    /// stays.
+    /// The keeper reads the clock before it writes; another thread may look in between.
     #[test]
-    fn what_a_look_has_denied_no_renewal_brings_back() {
+    fn a_hold_that_was_found_to_have_run_out_cannot_be_renewed() {
         let looks: [fn(&Hold, Moment) -> bool; 4] = [
             |hold, now| !hold.is_valid(now),
             |hold, now| hold.remaining(now).is_zero(),
             |hold, now| hold.is_over(now),
             |hold, now| hold.check(now).is_err(),
         ];
-        for (number, denies) in looks.into_iter().enumerate() {
+        for (number, says_over) in looks.into_iter().enumerate() {
             let (hold, lease) = one_second();
             let end = hold.valid_until();
             let just_before = Moment::from_nanos(end.as_nanos() - 1);
-            assert!(!denies(&hold, just_before) && denies(&hold, end), "look {number}");
+            assert!(!says_over(&hold, just_before) && says_over(&hold, end), "look {number}");
             assert!(hold.renewed(lease, just_before, just_before).is_err(), "look {number}");
             assert!(!hold.is_valid(just_before), "look {number}: it came back");
             assert_eq!((hold.remaining(just_before), hold.renewals()), (Duration::ZERO, 0), "look {number}");
@@ -434,7 +452,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn a_hold_is_renewed_for_so_long_and_only_while_its_thread_is_there() {
+    fn a_hold_is_renewed_until_max_hold_or_the_end_of_its_thread() {
         let (mut hold, _) = one_second();
         let limit = Duration::from_secs(5);
         let every = hold.renews_every(SENT);
@@ -444,12 +462,12 @@ pub(crate) mod tests {
         assert_eq!(hold.renews_every(SENT.after(limit)), None);
         hold.abandon();
         assert_eq!(hold.renews_every(SENT), None);
-        assert!(!hold.is_forsaken(SENT), "the key still stands");
+        assert!(!hold.is_forsaken(SENT), "the lease has not run out");
         assert!(hold.is_forsaken(hold.valid_until()));
     }
 
     #[test]
-    fn whoever_waits_for_a_loss_is_told() {
+    fn wait_lost_returns_how_the_hold_was_lost() {
         let hold = std::sync::Arc::new(sample("a", Duration::from_secs(30), Moment::now()));
         assert_eq!(hold.wait_lost(Moment::now()), None);
         let waiter = std::thread::spawn({
@@ -463,13 +481,9 @@ pub(crate) mod tests {
         assert_eq!(short.wait_lost(Moment::NEVER), Some(LostCause::Expired));
     }
 
-    fn watched() -> Hold {
-        one_second().0
-    }
-
     #[test]
-    fn only_news_of_a_shorter_life_is_news() {
-        let hold = watched();
+    fn validity_can_only_be_shortened() {
+        let (hold, _) = one_second();
         let end = hold.valid_until();
         assert!(!hold.lives_until(end));
         let sooner = SENT.after(Duration::from_millis(500));
@@ -479,8 +493,8 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn a_hold_is_over_when_it_has_ended_but_not_while_it_is_released() {
-        let hold = watched();
+    fn a_hold_is_not_over_while_its_release_is_under_way() {
+        let (hold, _) = one_second();
         let end = hold.valid_until();
         assert!(!hold.is_over(SENT));
         hold.close(SENT);
@@ -489,6 +503,7 @@ pub(crate) mod tests {
         assert_eq!(hold.lost(), None, "that is for the release to say");
         hold.release();
         assert!(hold.is_over(SENT));
-        assert!(watched().is_over(end) && watched().is_over(end.after(Duration::from_secs(1))));
+        let (hold, _) = one_second();
+        assert!(hold.is_over(end) && hold.is_over(end.after(Duration::from_secs(1))));
     }
 }
