@@ -51,7 +51,7 @@ pub(crate) struct Hold {
     renewals: AtomicU32,
     abandoned: AtomicBool,
     denied: AtomicBool,
-    told: AtomicBool,
+    reported: AtomicBool,
     /// How the hold ended: it was lost or, if `None`, released.
     end: OnceLock<Option<LostCause>>,
     /// A thread holds this between its look at the hold and its sleep on `ended`.
@@ -85,7 +85,7 @@ impl Hold {
             renewals: AtomicU32::new(0),
             abandoned: AtomicBool::new(false),
             denied: AtomicBool::new(false),
-            told: AtomicBool::new(false),
+            reported: AtomicBool::new(false),
             end: OnceLock::new(),
             watchers: Mutex::new(()),
             ended: Condvar::new(),
@@ -249,8 +249,8 @@ impl Hold {
     }
 
     /// True for the first caller only, so that a loss is reported once.
-    pub(crate) fn to_be_told(&self) -> bool {
-        !self.told.swap(true, Ordering::Relaxed)
+    pub(crate) fn report_once(&self) -> bool {
+        !self.reported.swap(true, Ordering::Relaxed)
     }
 
     fn finish(&self, end: Option<LostCause>) -> Option<LostCause> {

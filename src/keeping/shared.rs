@@ -120,7 +120,7 @@ impl Shared {
 
     /// Hands word of a loss on, once per hold, and calls the first waiter in line.
     pub(crate) fn tell(&self, hold: &Hold) {
-        let Some(cause) = hold.lost().filter(|_| hold.to_be_told()) else {
+        let Some(cause) = hold.lost().filter(|_| hold.report_once()) else {
             return;
         };
         self.counters.lost.add(1);
