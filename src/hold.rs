@@ -171,7 +171,7 @@ impl Hold {
     /// from now on, whether or not Redis knows yet.
     pub(crate) fn set_lease(&self, lease: Lease, now: Moment) {
         self.lease.store(lease.millis(), Ordering::Relaxed);
-        self.lives_until(lease.valid_until(now));
+        self.shorten_to(lease.valid_until(now));
     }
 
     /// Call this before a command that sets the lease is sent, with the deadline of its answer.
@@ -180,7 +180,7 @@ impl Hold {
     /// after the deadline, and a lease that is shorter than before counts from now on.
     pub(crate) fn renewing(&self, lease: Lease, now: Moment, until: Moment) {
         self.gone_by.fetch_max(lease.gone_by(until).as_nanos(), Ordering::AcqRel);
-        self.lives_until(lease.valid_until(now));
+        self.shorten_to(lease.valid_until(now));
     }
 
     /// Redis has extended the lease by a command sent at `sent`: the hold is valid for a lease from
@@ -198,7 +198,7 @@ impl Hold {
     }
 
     /// The key will not exist for longer than `limit`. True if the hold was trusted for longer.
-    pub(crate) fn lives_until(&self, limit: Moment) -> bool {
+    pub(crate) fn shorten_to(&self, limit: Moment) -> bool {
         let shortened = self.valid_until.fetch_min(limit.as_nanos(), Ordering::AcqRel) > limit.as_nanos();
         if shortened {
             self.wake_watchers();
@@ -485,10 +485,10 @@ pub(crate) mod tests {
     fn validity_can_only_be_shortened() {
         let (hold, _) = one_second();
         let end = hold.valid_until();
-        assert!(!hold.lives_until(end));
+        assert!(!hold.shorten_to(end));
         let sooner = SENT.after(Duration::from_millis(500));
-        assert!(hold.lives_until(sooner));
-        assert!(!hold.lives_until(end) && !hold.lives_until(sooner));
+        assert!(hold.shorten_to(sooner));
+        assert!(!hold.shorten_to(end) && !hold.shorten_to(sooner));
         assert_eq!(hold.valid_until(), sooner);
     }
 

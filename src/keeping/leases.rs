@@ -394,7 +394,7 @@ mod tests {
         let hold = hold();
         let mut leases = entered(&hold);
         assert_eq!(leases.hasten(&hold, false, START), START.after(hold.valid_until().since(START) / 3));
-        hold.lives_until(after(95));
+        hold.shorten_to(after(95));
         assert_eq!(leases.hasten(&hold, false, after(5)), after(35), "there is time for three tries");
         hold.abandon();
         assert_eq!(leases.hasten(&hold, true, after(5)), after(35), "never later than before");

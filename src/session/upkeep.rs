@@ -57,7 +57,7 @@ impl Session {
                 // Less than we thought, where the server's clock has stepped. Counted as a lease that was sent for when the
                 // question was: Redis answered it later.
                 let left = holder.time_left().map(|left| Lease::new(left).valid_until(now));
-                if left.is_some_and(|until| hold.lives_until(until)) {
+                if left.is_some_and(|until| hold.shorten_to(until)) {
                     self.keeper.hasten(hold)?;
                 }
                 return hold.check(Moment::now());
