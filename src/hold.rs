@@ -158,7 +158,7 @@ impl Hold {
 
     /// True once the thread has ended and the lease has run out: nobody will ask for the hold
     /// again.
-    pub(crate) fn is_forsaken(&self, now: Moment) -> bool {
+    pub(crate) fn can_be_forgotten(&self, now: Moment) -> bool {
         self.abandoned.load(Ordering::Relaxed) && !self.is_valid(now)
     }
 
@@ -462,8 +462,8 @@ pub(crate) mod tests {
         assert_eq!(hold.renews_every(SENT.after(limit)), None);
         hold.abandon();
         assert_eq!(hold.renews_every(SENT), None);
-        assert!(!hold.is_forsaken(SENT), "the lease has not run out");
-        assert!(hold.is_forsaken(hold.valid_until()));
+        assert!(!hold.can_be_forgotten(SENT), "the lease has not run out");
+        assert!(hold.can_be_forgotten(hold.valid_until()));
     }
 
     #[test]

@@ -67,7 +67,7 @@ impl Leases {
     pub(crate) fn enter(&mut self, hold: Arc<Hold>, told: bool, now: Moment) -> Moment {
         if self.by_number.len() == self.by_number.capacity() {
             // Before it grows: what threads have left behind that ended with a guard forgotten.
-            self.by_number.retain(|_, entry| !entry.hold.is_forsaken(now));
+            self.by_number.retain(|_, entry| !entry.hold.can_be_forgotten(now));
         }
         let due = first_due(&hold, told, now);
         let entry = Entry { hold, due, retry: FIRST_RETRY, sent: Moment::PAST, suspect: false };
@@ -221,7 +221,7 @@ impl Leases {
 
     /// Every hold that somebody may still ask for.
     pub(crate) fn holds(&self, now: Moment) -> impl Iterator<Item = &Arc<Hold>> {
-        self.by_number.values().map(|entry| &entry.hold).filter(move |hold| !hold.is_forsaken(now))
+        self.by_number.values().map(|entry| &entry.hold).filter(move |hold| !hold.can_be_forgotten(now))
     }
 }
 
