@@ -49,7 +49,7 @@ pub(crate) struct Hold {
     /// When the key has certainly expired, according to the commands sent so far.
     gone_by: AtomicU64,
     renewals: AtomicU32,
-    abandoned: AtomicBool,
+    thread_ended: AtomicBool,
     denied: AtomicBool,
     reported: AtomicBool,
     /// How the hold ended: it was lost or, if `None`, released.
@@ -83,7 +83,7 @@ impl Hold {
             valid_until: AtomicU64::new(lease.valid_until(counts_from).as_nanos()),
             gone_by: AtomicU64::new(lease.gone_by(acquired.answered).as_nanos()),
             renewals: AtomicU32::new(0),
-            abandoned: AtomicBool::new(false),
+            thread_ended: AtomicBool::new(false),
             denied: AtomicBool::new(false),
             reported: AtomicBool::new(false),
             end: OnceLock::new(),
@@ -151,7 +151,7 @@ impl Hold {
 
     /// The time from one renewal to the next. `None` if the hold is not renewed, or not any more.
     pub(crate) fn renews_every(&self, now: Moment) -> Option<Duration> {
-        let stopped = self.abandoned.load(Ordering::Relaxed)
+        let stopped = self.thread_ended.load(Ordering::Relaxed)
             || self.renewal.max_hold.is_some_and(|limit| now.since(self.acquired.answered) >= limit);
         if stopped { None } else { self.renewal.every(self.lease()) }
     }
@@ -159,12 +159,12 @@ impl Hold {
     /// True once the thread has ended and the lease has run out: nobody will ask for the hold
     /// again.
     pub(crate) fn can_be_forgotten(&self, now: Moment) -> bool {
-        self.abandoned.load(Ordering::Relaxed) && !self.is_valid(now)
+        self.thread_ended.load(Ordering::Relaxed) && !self.is_valid(now)
     }
 
     /// The thread has ended without a release. Nobody will release the hold, so renewal stops.
-    pub(crate) fn abandon(&self) {
-        self.abandoned.store(true, Ordering::Relaxed);
+    pub(crate) fn mark_thread_ended(&self) {
+        self.thread_ended.store(true, Ordering::Relaxed);
     }
 
     /// Sets the lease for the next renewals. If it is shorter, the hold is trusted for less time
@@ -460,7 +460,7 @@ pub(crate) mod tests {
         hold.renewal.max_hold = Some(limit);
         assert_eq!(hold.renews_every(SENT.after(Duration::from_millis(4999))), every);
         assert_eq!(hold.renews_every(SENT.after(limit)), None);
-        hold.abandon();
+        hold.mark_thread_ended();
         assert_eq!(hold.renews_every(SENT), None);
         assert!(!hold.can_be_forgotten(SENT), "the lease has not run out");
         assert!(hold.can_be_forgotten(hold.valid_until()));

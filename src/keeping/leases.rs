@@ -301,7 +301,7 @@ mod tests {
     #[test]
     fn what_is_not_renewed_is_due_when_it_ends_and_only_if_somebody_wants_to_know() {
         let left = hold();
-        left.abandon();
+        left.mark_thread_ended();
         let mut leases = Leases::default();
         assert_eq!(leases.enter(Arc::clone(&left), false, START), Moment::NEVER);
         assert_eq!(leases.enter(Arc::clone(&left), true, START), left.valid_until());
@@ -316,7 +316,7 @@ mod tests {
         let mut leases = Leases::default();
         for n in 0..1000 {
             let left = Arc::new(sample("a", Duration::from_millis(300), after(n * 1000)));
-            left.abandon();
+            left.mark_thread_ended();
             leases.enter(left, false, after(n * 1000));
         }
         assert!(leases.by_number.len() < 10, "{}", leases.by_number.len());
@@ -376,7 +376,7 @@ mod tests {
     #[test]
     fn what_is_over_is_told_once_whatever_else_is_due() {
         let [first, second] = [hold(), Arc::new(sample("b", Duration::from_millis(600), START))];
-        first.abandon();
+        first.mark_thread_ended();
         let mut leases = Leases::default();
         leases.enter(Arc::clone(&first), true, START);
         leases.enter(Arc::clone(&second), false, START);
@@ -396,7 +396,7 @@ mod tests {
         assert_eq!(leases.hasten(&hold, false, START), START.after(hold.valid_until().since(START) / 3));
         hold.shorten_to(after(95));
         assert_eq!(leases.hasten(&hold, false, after(5)), after(35), "there is time for three tries");
-        hold.abandon();
+        hold.mark_thread_ended();
         assert_eq!(leases.hasten(&hold, true, after(5)), after(35), "never later than before");
         leases.remove(&hold);
         assert_eq!(leases.hasten(&hold, true, after(5)), Moment::NEVER);

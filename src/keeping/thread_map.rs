@@ -37,7 +37,7 @@ struct Entry {
 impl Drop for Entry {
     fn drop(&mut self) {
         if let Some(turn) = self.turn.take() {
-            self.held.hold.abandon();
+            self.held.hold.mark_thread_ended();
             if self.held.hold.owner.pid() != std::process::id() {
                 mem::forget(turn); // A forked child's copy of the queue may have been locked when it was copied.
             }
