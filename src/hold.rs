@@ -50,7 +50,7 @@ pub(crate) struct Hold {
     gone_by: AtomicU64,
     renewals: AtomicU32,
     thread_ended: AtomicBool,
-    denied: AtomicBool,
+    token_gone: AtomicBool,
     reported: AtomicBool,
     /// How the hold ended: it was lost or, if `None`, released.
     end: OnceLock<Option<LostCause>>,
@@ -84,7 +84,7 @@ impl Hold {
             gone_by: AtomicU64::new(lease.gone_by(acquired.answered).as_nanos()),
             renewals: AtomicU32::new(0),
             thread_ended: AtomicBool::new(false),
-            denied: AtomicBool::new(false),
+            token_gone: AtomicBool::new(false),
             reported: AtomicBool::new(false),
             end: OnceLock::new(),
             watchers: Mutex::new(()),
@@ -220,7 +220,7 @@ impl Hold {
     /// names the recorded cause.
     pub(crate) fn lose(&self, cause: LostCause) -> Error {
         if cause != LostCause::Expired {
-            self.deny();
+            self.mark_token_gone();
         }
         let cause = self.finish(Some(cause)).unwrap_or(cause);
         Error::Lost { key: self.key.name().to_string(), cause }
@@ -228,12 +228,12 @@ impl Hold {
 
     /// Redis has answered that the token is not there. If it is there again later, somebody else
     /// may have had the lock in between.
-    pub(crate) fn deny(&self) {
-        self.denied.store(true, Ordering::Relaxed);
+    pub(crate) fn mark_token_gone(&self) {
+        self.token_gone.store(true, Ordering::Relaxed);
     }
 
-    pub(crate) fn is_denied(&self) -> bool {
-        self.denied.load(Ordering::Relaxed)
+    pub(crate) fn token_was_gone(&self) -> bool {
+        self.token_gone.load(Ordering::Relaxed)
     }
 
     /// Call this before the release is sent: from now on nobody trusts the hold, whatever the

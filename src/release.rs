@@ -194,7 +194,7 @@ impl Release<'_> {
     /// that. After a lost answer (`maybe_done`), it may as well mean that an earlier try worked: then
     /// the lock counts as released.
     fn judge(&self, compared: Compared, answered: Moment) -> Result<(), Error> {
-        if self.hold.is_denied() {
+        if self.hold.token_was_gone() {
             return Err(self.hold.lose(LostCause::Expired)); // Where a cause is written down, it stays.
         }
         let cause = match (compared, self.valid_until) {

@@ -229,7 +229,7 @@ pub(crate) fn on_renewal(hold: &Hold, lease: Lease, sent: Moment, compared: Comp
         Compared::Absent => LostCause::Expired,
         Compared::NotOurs => LostCause::Taken,
     };
-    hold.deny();
+    hold.mark_token_gone();
     hold.lose(cause);
     false
 }

@@ -66,7 +66,7 @@ impl Session {
             Seen::Nothing => LostCause::Deleted,
             Seen::Somebody(_) | Seen::NotAString => LostCause::Taken,
         };
-        hold.deny();
+        hold.mark_token_gone();
         let lost = hold.lose(cause);
         self.keeper.tell(hold);
         Err(lost)
