@@ -244,7 +244,7 @@ impl Hold {
     }
 
     /// Records that the hold was released. If an end is recorded already, that one stays.
-    pub(crate) fn release(&self) {
+    pub(crate) fn mark_released(&self) {
         self.finish(None);
     }
 
@@ -410,7 +410,7 @@ pub(crate) mod tests {
         assert!(!hold.is_valid(end) && !hold.is_valid(SENT));
 
         let (released, lease) = one_second();
-        released.release();
+        released.mark_released();
         assert!(released.renewed(lease, SENT, SENT).is_err());
         assert!(!released.is_valid(SENT));
         assert_eq!(released.lost(), None, "it was given back, not lost");
@@ -443,7 +443,7 @@ pub(crate) mod tests {
         assert_eq!(hold.close(SENT), Some(end));
         assert!(!hold.is_valid(SENT) && !hold.is_valid(end) && !hold.is_over(end));
         assert_eq!((hold.remaining(SENT), hold.lost()), (Duration::ZERO, None));
-        hold.release();
+        hold.mark_released();
         assert!(hold.is_over(SENT) && hold.lost().is_none());
 
         let (late, _) = one_second();
@@ -501,7 +501,7 @@ pub(crate) mod tests {
         assert!(!hold.is_over(SENT) && !hold.is_over(end));
         assert_eq!(hold.wait_lost(Moment::now()), None);
         assert_eq!(hold.lost(), None, "that is for the release to say");
-        hold.release();
+        hold.mark_released();
         assert!(hold.is_over(SENT));
         let (hold, _) = one_second();
         assert!(hold.is_over(end) && hold.is_over(end.after(Duration::from_secs(1))));

@@ -47,7 +47,7 @@ pub(crate) fn give_back(
     // 4. Write down how the hold ended. Before step 3, the first thread in the queue would see that
     //    the hold is over, and ask Redis for a key that still exists.
     match &result {
-        Ok(()) | Err(Error::Unconfirmed { .. }) => hold.release(),
+        Ok(()) | Err(Error::Unconfirmed { .. }) => hold.mark_released(),
         Err(_) => keeper.tell(hold),
     }
 

@@ -263,7 +263,7 @@ fn whoever_watches_a_hold_is_told_of_its_end() {
         let lost = match below(3) {
             0 => {
                 hold.close(Moment::now());
-                hold.release();
+                hold.mark_released();
                 None
             }
             1 => {

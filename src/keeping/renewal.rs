@@ -274,7 +274,7 @@ mod tests {
                 let hold = sample("a", LEASE, now);
                 match lost {
                     Some(cause) => _ = hold.lose(cause),
-                    None => hold.release(),
+                    None => hold.mark_released(),
                 }
                 assert!(!on_renewal(&hold, Lease::new(LEASE), now, compared), "{compared:?}");
                 assert_eq!((hold.lost(), hold.is_valid(now)), (lost, false), "{compared:?}");

@@ -231,7 +231,7 @@ impl Session {
         let now = Moment::now();
         self.own_process(now)?;
         self.keeper.work.lock().leases.close(hold, now);
-        hold.release();
+        hold.mark_released();
         release::owe(&self.keeper, hold);
         let (key, at_most) = (hold.key.name().to_string(), hold.gone_by().since(now));
         let source = "the thread is ending: its lock is released in the background".into();

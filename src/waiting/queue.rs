@@ -404,7 +404,7 @@ mod tests {
         let hold = hold();
         queue.holds(1, &hold, at(0));
         queue.hand_on(1, LIMIT, at(0), at(1)).unwrap();
-        hold.release();
+        hold.mark_released();
         assert!(queue.start_turn(2, Some(&second), false, at(0)).is_none(), "though the hold is over");
         assert!(queue.pass_on(1, &second, 2, GONE, at(0)));
         assert_eq!(queue.start_turn(2, Some(&second), false, at(0)).unwrap().handed, GONE);
@@ -649,7 +649,7 @@ mod tests {
         let hold = hold();
         queue.holds(1, &hold, at(0));
         queue.hand_on(1, AT_ONCE, at(6), at(7));
-        hold.release();
+        hold.mark_released();
         assert!(!queue.start_turn(2, Some(&second), false, at(50)).unwrap().nap.is_zero(), "it took 44 ms");
     }
 
