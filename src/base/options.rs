@@ -38,7 +38,7 @@ pub(crate) struct RefusedOption {
 
 impl From<RefusedOption> for Error {
     fn from(RefusedOption { name, value, reason }: RefusedOption) -> Error {
-        refuse(name, value, reason)
+        invalid_option(name, value, reason)
     }
 }
 
@@ -155,7 +155,7 @@ impl Settings {
         const LONGEST: Duration = Duration::from_secs(366 * 24 * 3600);
 
         if self.max_lease < MIN_LEASE || self.max_lease > LONGEST {
-            return Err(refuse(
+            return Err(invalid_option(
                 "max_lease",
                 self.max_lease,
                 "it has to be between 10 ms and a year (366 days)",
@@ -163,11 +163,11 @@ impl Settings {
         }
         self.options.check(self.max_lease)?;
         if self.pool_size == 0 {
-            return Err(refuse("pool_size", self.pool_size, "a manager needs at least one connection"));
+            return Err(invalid_option("pool_size", self.pool_size, "a manager needs at least one connection"));
         }
         if self.pool_size > MOST_CONNECTIONS {
             let reason = "it has to be at most 10,000, which is how many clients Redis accepts by default";
-            return Err(refuse("pool_size", self.pool_size, reason));
+            return Err(invalid_option("pool_size", self.pool_size, reason));
         }
         for (option, timeout) in [
             ("connect_timeout", self.connect_timeout),
@@ -175,14 +175,14 @@ impl Settings {
             ("poll_every", self.poll_every),
         ] {
             if timeout < Duration::from_millis(1) || timeout > MAX_TIMEOUT {
-                return Err(refuse(option, timeout, "it has to be between 1 ms and 1 h"));
+                return Err(invalid_option(option, timeout, "it has to be between 1 ms and 1 h"));
             }
         }
         Ok(())
     }
 }
 
-pub(crate) fn refuse(option: &'static str, value: impl std::fmt::Debug, reason: &'static str) -> Error {
+pub(crate) fn invalid_option(option: &'static str, value: impl std::fmt::Debug, reason: &'static str) -> Error {
     Error::InvalidOption { option, value: format!("{value:?}"), reason }
 }
 

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use crate::base::clock::Moment;
 use crate::base::error::{Error, LostCause};
-use crate::base::options::{Lease, check_lease, refuse};
+use crate::base::options::{Lease, check_lease, invalid_option};
 use crate::hold::{HeldLock, Hold};
 use crate::session::Session;
 use crate::store::{Failure, Seen};
@@ -16,7 +16,7 @@ impl Session {
         self.trust(hold)?;
         let now = Moment::now();
         if span > hold.lease().valid_until(now).since(now) {
-            return Err(refuse("ensure", span, "the lease never gives that much: `extend` it"));
+            return Err(invalid_option("ensure", span, "the lease never gives that much: `extend` it"));
         }
         if hold.remaining(now) >= span {
             return Ok(());
