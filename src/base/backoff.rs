@@ -33,7 +33,7 @@ impl Backoff {
     }
 
     /// For a server that sends no invalidations. That rarely changes.
-    pub(crate) fn for_deafness() -> Backoff {
+    pub(crate) fn without_invalidations() -> Backoff {
         Backoff::new(Duration::from_secs(5), Duration::from_secs(600))
     }
 

@@ -177,7 +177,7 @@ impl Listener {
 
     fn run(&self, probe: &str) {
         self.inside.enter();
-        let (mut while_away, mut while_deaf) = (Backoff::for_listener(), Backoff::for_deafness());
+        let (mut while_away, mut while_deaf) = (Backoff::for_listener(), Backoff::without_invalidations());
         while !self.stopping() {
             let heard = self.listen(probe, &mut while_away, &mut while_deaf);
             self.deafen();
