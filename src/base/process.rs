@@ -20,19 +20,19 @@ thread_local! {
     static THREAD: Cell<(u32, u64)> = const { Cell::new((0, 0)) };
 }
 
-/// Remembers which thread runs a loop, so that no thread joins itself.
+/// Which thread a worker of the manager runs in, so that no thread joins itself.
 ///
 /// `std::thread::current` would do, but it panics in a destructor of a thread-local.
 #[derive(Debug, Default)]
-pub(crate) struct Inside(AtomicU64);
+pub(crate) struct WorkerThread(AtomicU64);
 
-impl Inside {
-    /// The thread calls this first of all.
+impl WorkerThread {
+    /// The worker's thread calls this first.
     pub(crate) fn enter(&self) {
         self.0.store(thread_id(process::id()), Ordering::Release);
     }
 
-    pub(crate) fn is_here(&self) -> bool {
+    pub(crate) fn is_current(&self) -> bool {
         self.0.load(Ordering::Acquire) == thread_id(process::id())
     }
 }
@@ -89,18 +89,18 @@ mod tests {
     }
 
     #[test]
-    fn a_thread_knows_whether_it_runs_the_loop() {
-        let inside = Inside::default();
-        assert!(!inside.is_here());
+    fn only_the_workers_own_thread_is_current() {
+        let worker = WorkerThread::default();
+        assert!(!worker.is_current());
         std::thread::scope(|scope| {
             scope.spawn(|| {
-                inside.enter();
-                assert!(inside.is_here());
+                worker.enter();
+                assert!(worker.is_current());
             });
         });
-        assert!(!inside.is_here());
-        inside.enter();
-        assert!(inside.is_here());
+        assert!(!worker.is_current());
+        worker.enter();
+        assert!(worker.is_current());
     }
 
     #[test]

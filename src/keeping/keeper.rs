@@ -11,7 +11,7 @@ use log::warn;
 
 use crate::base::clock::Moment;
 use crate::base::error::{Error, LostCause};
-use crate::base::process::Inside;
+use crate::base::process::WorkerThread;
 use crate::base::stats::Counters;
 use crate::base::sync::{Condvar, Mutex};
 use crate::hold::Hold;
@@ -45,7 +45,7 @@ impl Shared {
                 }
             };
             let listener = Arc::new(Listener::new(Arc::clone(&store), response_timeout, probe, changed));
-            let (work, bell, keeper) = (Mutex::default(), Condvar::new(), Inside::default());
+            let (work, bell, keeper) = (Mutex::default(), Condvar::new(), WorkerThread::default());
             Shared { store, counters, notifier, queues, listener, response_timeout, work, bell, keeper }
         })
     }
@@ -129,7 +129,7 @@ impl Shared {
         drop(work);
         self.bell.notify_one();
         if let Some(thread) = thread
-            && !self.keeper.is_here()
+            && !self.keeper.is_current()
             && thread.join().is_err()
         {
             warn!(target: "relatch::keeper", "the keeper had panicked");

@@ -13,7 +13,7 @@ use parking_lot::Mutex;
 use crate::base::clock::Moment;
 use crate::base::error::LostCause;
 use crate::base::owner::Owner;
-use crate::base::process::Inside;
+use crate::base::process::WorkerThread;
 use crate::hold::Hold;
 
 /// A hold that was lost, as [`on_lost`](crate::Builder::on_lost) is told of it.
@@ -38,7 +38,7 @@ pub(crate) type OnLost = Arc<dyn Fn(&LostLock) + Send + Sync>;
 pub(crate) struct LossNotifier {
     on_lost: OnLost,
     post: Mutex<Post>,
-    inside: Arc<Inside>,
+    worker: Arc<WorkerThread>,
 }
 
 #[derive(Default)]
@@ -52,7 +52,7 @@ struct Post {
 
 impl LossNotifier {
     pub(crate) fn new(on_lost: OnLost) -> LossNotifier {
-        LossNotifier { on_lost, post: Mutex::default(), inside: Arc::default() }
+        LossNotifier { on_lost, post: Mutex::default(), worker: Arc::default() }
     }
 
     /// Passes word of a loss on; does not wait for the callback.
@@ -76,9 +76,9 @@ impl LossNotifier {
     fn start(&self, post: &mut Post) {
         let (sender, losses) = mpsc::channel::<LostLock>();
         let (alive, done) = mpsc::channel::<()>();
-        let (on_lost, inside) = (Arc::clone(&self.on_lost), Arc::clone(&self.inside));
+        let (on_lost, worker) = (Arc::clone(&self.on_lost), Arc::clone(&self.worker));
         let thread = thread::Builder::new().name("relatch-on-lost".to_owned()).spawn(move || {
-            inside.enter();
+            worker.enter();
             let _alive = alive;
             for lost in losses {
                 let key = lost.key.clone();
@@ -107,7 +107,7 @@ impl LossNotifier {
         let Some((thread, done)) = thread.zip(done) else {
             return;
         };
-        if self.inside.is_here() {
+        if self.worker.is_current() {
             return; // The callback itself drops the last handle: the thread ends when it returns.
         }
         if done.recv_timeout(limit) == Err(mpsc::RecvTimeoutError::Disconnected) {

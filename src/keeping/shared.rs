@@ -9,7 +9,7 @@ use log::warn;
 
 use crate::base::clock::Moment;
 use crate::base::error::LostCause;
-use crate::base::process::Inside;
+use crate::base::process::WorkerThread;
 use crate::base::stats::Counters;
 use crate::base::sync::{Condvar, Mutex, MutexGuard};
 use crate::hold::Hold;
@@ -36,7 +36,7 @@ pub(crate) struct Shared {
     pub(crate) work: Mutex<Work>,
     /// There is something to do sooner than the thread thinks.
     pub(crate) bell: Condvar,
-    pub(crate) keeper: Inside,
+    pub(crate) keeper: WorkerThread,
 }
 
 #[derive(Debug, Default)]

@@ -17,7 +17,7 @@ use parking_lot::{Condvar, Mutex};
 
 use crate::base::backoff::Backoff;
 use crate::base::clock::Moment;
-use crate::base::process::Inside;
+use crate::base::process::WorkerThread;
 use crate::store::{Ender, Failure, Heard, Store, Tracking};
 use crate::waiting::wakeups::Wakeups;
 
@@ -46,7 +46,7 @@ pub(crate) struct Listener {
     complained: AtomicBool,
     state: Mutex<State>,
     bell: Condvar,
-    inside: Inside,
+    worker: WorkerThread,
 }
 
 #[derive(Default)]
@@ -80,7 +80,7 @@ impl Listener {
             complained: AtomicBool::new(false),
             state: Mutex::default(),
             bell: Condvar::new(),
-            inside: Inside::default(),
+            worker: WorkerThread::default(),
         }
     }
 
@@ -164,7 +164,7 @@ impl Listener {
         let Some((thread, done)) = thread else {
             return;
         };
-        if self.inside.is_here() {
+        if self.worker.is_current() {
             return;
         }
         let limit = self.response_timeout.max(SILENCE[0]).saturating_add(BRIEFLY);
@@ -176,7 +176,7 @@ impl Listener {
     }
 
     fn run(&self, probe: &str) {
-        self.inside.enter();
+        self.worker.enter();
         let (mut while_away, mut while_deaf) = (Backoff::for_listener(), Backoff::without_invalidations());
         while !self.stopping() {
             let heard = self.listen(probe, &mut while_away, &mut while_deaf);
