@@ -25,19 +25,19 @@ pub(crate) struct Options {
     pub(crate) renewal: Renewal,
     pub(crate) reclaim_dead: bool,
     /// An option whose value cannot work. If there is one, taking the lock fails with it.
-    pub(crate) refused: Option<RefusedOption>,
+    pub(crate) invalid: Option<InvalidOption>,
 }
 
 /// An option with a value that cannot work.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct RefusedOption {
+pub(crate) struct InvalidOption {
     name: &'static str,
     value: Duration,
     reason: &'static str,
 }
 
-impl From<RefusedOption> for Error {
-    fn from(RefusedOption { name, value, reason }: RefusedOption) -> Error {
+impl From<InvalidOption> for Error {
+    fn from(InvalidOption { name, value, reason }: InvalidOption) -> Error {
         invalid_option(name, value, reason)
     }
 }
@@ -49,7 +49,7 @@ impl Default for Options {
             wait: None,
             renewal: Renewal { on: true, every: None, max_hold: None },
             reclaim_dead: false,
-            refused: None,
+            invalid: None,
         }
     }
 }
@@ -76,22 +76,22 @@ impl Options {
     /// Changes the options and checks them.
     pub(crate) fn change(&mut self, max_lease: Duration, change: impl FnOnce(&mut Options)) {
         change(self);
-        self.refused = self.check(max_lease).err();
+        self.invalid = self.check(max_lease).err();
     }
 
-    fn check(&self, max_lease: Duration) -> Result<(), RefusedOption> {
+    fn check(&self, max_lease: Duration) -> Result<(), InvalidOption> {
         check_lease("lease", self.lease, max_lease)?;
         if let Some(value) = self.renewal.every
             && (value < MIN_PERIOD || value > self.lease / 2)
         {
             let reason = "it has to be between 1 ms and half the lease, so that a renewal can fail once";
-            return Err(RefusedOption { name: "renew_every", value, reason });
+            return Err(InvalidOption { name: "renew_every", value, reason });
         }
         if let Some(value) = self.renewal.max_hold
             && value < self.lease
         {
             let reason = "it has to be at least the lease, which lasts that long in any case";
-            return Err(RefusedOption { name: "max_hold", value, reason });
+            return Err(InvalidOption { name: "max_hold", value, reason });
         }
         Ok(())
     }
@@ -101,12 +101,12 @@ pub(crate) fn check_lease(
     name: &'static str,
     value: Duration,
     max_lease: Duration,
-) -> Result<(), RefusedOption> {
+) -> Result<(), InvalidOption> {
     if value < MIN_LEASE {
-        return Err(RefusedOption { name, value, reason: "a lease has to be at least 10 ms" });
+        return Err(InvalidOption { name, value, reason: "a lease has to be at least 10 ms" });
     }
     if value > max_lease {
-        return Err(RefusedOption {
+        return Err(InvalidOption {
             name,
             value,
             reason: "it is longer than `max_lease` (24 h unless raised)",
@@ -163,7 +163,11 @@ impl Settings {
         }
         self.options.check(self.max_lease)?;
         if self.pool_size == 0 {
-            return Err(invalid_option("pool_size", self.pool_size, "a manager needs at least one connection"));
+            return Err(invalid_option(
+                "pool_size",
+                self.pool_size,
+                "a manager needs at least one connection",
+            ));
         }
         if self.pool_size > MOST_CONNECTIONS {
             let reason = "it has to be at most 10,000, which is how many clients Redis accepts by default";
@@ -182,7 +186,11 @@ impl Settings {
     }
 }
 
-pub(crate) fn invalid_option(option: &'static str, value: impl std::fmt::Debug, reason: &'static str) -> Error {
+pub(crate) fn invalid_option(
+    option: &'static str,
+    value: impl std::fmt::Debug,
+    reason: &'static str,
+) -> Error {
     Error::InvalidOption { option, value: format!("{value:?}"), reason }
 }
 
@@ -276,11 +284,11 @@ mod tests {
     }
 
     #[test]
-    fn options_are_judged_together_in_whatever_order_they_are_set() {
+    fn options_are_checked_together_in_whatever_order_they_are_set() {
         let mut options = Options::default();
         let mut set = |change: fn(&mut Options)| {
             options.change(Duration::from_secs(3600), change);
-            options.refused.map(|refused| refused.name)
+            options.invalid.map(|it| it.name)
         };
         assert_eq!(set(|options| options.renewal.every = Some(Duration::from_secs(20))), Some("renew_every"));
         assert_eq!(set(|options| options.lease = Duration::from_secs(60)), None);

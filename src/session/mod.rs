@@ -104,8 +104,8 @@ impl Session {
             self.counters.reentered.add(1);
             return Ok(held);
         }
-        if let Some(refused) = options.refused {
-            return Err(refused.into());
+        if let Some(invalid) = options.invalid {
+            return Err(invalid.into());
         }
         let taken = self.take(name, options, &self.patience(limit, started), pid);
         if let Err(Error::Timeout { .. }) = &taken {
