@@ -9,8 +9,9 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use relatch::LockManager;
+use relatch_rig::Server;
 
-use support::{Server, median, resident_bytes};
+use support::{median, resident_bytes};
 
 const HOLDS: u64 = 10_000;
 
@@ -34,7 +35,7 @@ fn main() {
     }
 
     // Keys of their own: a manager is told when others change those of its holds.
-    let mut connection = server.client().get_connection().expect("connects");
+    let mut connection = server.connect();
     for n in 0..HOLDS {
         let set = redis::cmd("SET").arg(format!("by hand:{n}")).arg(token(n)).query(&mut connection);
         assert_eq!(set, Ok(redis::Value::Okay));

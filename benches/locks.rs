@@ -11,8 +11,9 @@ use std::time::Duration;
 
 use criterion::Criterion;
 use relatch::LockManager;
+use relatch_rig::Server;
 
-use support::{Floor, Rounds, Server, contend, pin_apart};
+use support::{Floor, Rounds, contend, pin_apart};
 
 /// Lock and unlock, or floor cycles, per round.
 const CYCLES: u32 = 400;

@@ -19,10 +19,11 @@ use std::time::Duration;
 
 use rand::RngExt;
 use relatch::LockManager;
+use relatch_rig::{Server, now};
 
 use support::children::{self, Child};
-use support::figures::{Figure, Gauge, Report, Spread, cpu_time, now, threads_named};
-use support::{Floor, Rounds, Server, pin_apart, take_turns};
+use support::figures::{Figure, Gauge, Report, Spread, cpu_time, threads_named};
+use support::{Floor, Rounds, pin_apart, take_turns};
 
 /// The one thread of a manager that is told by Redis what became free.
 const LISTENER: &str = "relatch-listen";
@@ -62,10 +63,10 @@ as a plain number, bound, verdict, with tabs between them.
 ";
 
 fn main() {
-    let arguments: Vec<String> = env::args().skip(1).collect();
-    if children::play(&arguments) {
+    if children::play() {
         return;
     }
+    let arguments: Vec<String> = env::args().skip(1).collect();
     // `cargo bench` adds a `--bench`.
     let (flags, names): (Vec<_>, Vec<_>) = arguments.iter().partition(|argument| argument.starts_with("--"));
     let chosen: Vec<_> =
@@ -100,7 +101,7 @@ fn handoff(report: &mut Report) {
     const WARM_UP: usize = 10;
 
     let server = Server::start();
-    let (locks, mut plain, mut floor) = (connect(&server), server.connection(), Floor::new(&server));
+    let (locks, mut plain, mut floor) = (connect(&server), server.connect(), Floor::new(&server));
     let mut child = Child::start("waiter", &server.url(), "handed on");
     let mut by_hand = Child::start("told by hand", &server.url(), "by hand");
     let (mut pings, mut calls, mut returns) = (Vec::new(), Vec::new(), Vec::new());

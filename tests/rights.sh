@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
 # The integration tests, as the user that docs/operations.md describes, who may do no more than that: bash tests/rights.sh
 #
-# His password is one that occurs nowhere else. It must not be seen in anything that is printed: by the tests, by the processes
-# that they start, by a panic, or by a logger at trace level; and no command of ours may be refused without a test wanting so.
-# The tests' own doing is in tests/it/support/rights.rs.
+# The user's password occurs nowhere else. It must not be seen in anything that is printed: by the
+# tests, by the processes that they start, by a panic, or by a logger at trace level. No command of
+# ours may be refused unless a test wants that. The tests' part of this is tests/rig/src/rights.rs.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 # shellcheck source=examples/setup.sh
@@ -20,7 +20,7 @@ printed=$(mktemp)
 trap 'rm -f "$printed"' EXIT
 
 # Before the time is taken: building has no limit.
-cargo test --locked --test it --no-run
+cargo test --locked --workspace --test it --no-run
 
 # as_the_user <threads> [names]: runs those tests, or all, and returns what `limited` does.
 as_the_user() {
@@ -28,7 +28,7 @@ as_the_user() {
     shift
     RUST_BACKTRACE=0 RELATCH_TEST_LEAST_RIGHTS=$password \
         limited "$limit" \
-        cargo test --locked --test it -- --nocapture "--test-threads=$threads" "$@" >>"$printed" 2>&1
+        cargo test --locked --workspace --test it -- --nocapture "--test-threads=$threads" "$@" >>"$printed" 2>&1
 }
 
 # The names at the end of what was printed. (Children print such a list, too.)

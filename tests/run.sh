@@ -28,9 +28,10 @@ need_server
 # Most tests wait most of the time.
 export RUST_TEST_THREADS="${RUST_TEST_THREADS:-6}"
 part 60 'cargo fmt --all --check'
-part 900 'cargo clippy --locked --all-targets -- -D warnings'
+part 900 'cargo clippy --locked --all-targets --package relatch --package relatch-rig -- -D warnings'
 part 600 'cargo clippy --locked --package relatch-flawed --test controls -- -D warnings'
 part 900 'cargo test --locked --workspace --no-run'
+part 300 'cargo test --locked --package relatch-rig'
 part 600 'cargo test --locked'
 part 600 'cargo test --locked --package relatch-flawed'
 part 600 'RUSTDOCFLAGS="-D warnings" cargo doc --locked --no-deps'

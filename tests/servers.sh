@@ -70,8 +70,8 @@ fetch() {
     echo "$folder/$name/$program"
 }
 
-# of <word> <file>: how many tests did so.
-of() { sed -n "s/^test result: .* \([0-9][0-9]*\) $1.*/\1/p" "$2" | tail -n 1; }
+# of <word> <file>: how many tests did so, in both binaries.
+of() { sed -n "s/^test result: .* \([0-9][0-9]*\) $1.*/\1/p" "$2" | awk '{ sum += $1 } END { print sum + 0 }'; }
 
 # run <server>: its line of the table, and whether all passed.
 run() {
@@ -85,7 +85,8 @@ run() {
     say "$name: $version (at most $limit s)"
     start=$SECONDS
     RELATCH_TEST_SERVER=$program limited "$limit" \
-        cargo test --locked --test it -- "--test-threads=$threads" 2>&1 | tee "$log" | show_failures || {
+        cargo test --locked --workspace --test it -- \
+        "--test-threads=$threads" 2>&1 | tee "$log" | show_failures || {
         failed=1
         result=FAILED
         [ $((SECONDS - start)) -lt "$limit" ] || result='OUT OF TIME'
@@ -95,7 +96,7 @@ run() {
 }
 
 # Before the time is taken: building has no limit.
-cargo test --locked --test it --no-run
+cargo test --locked --workspace --test it --no-run
 for server in "$@"; do
     run "$server"
 done

@@ -7,22 +7,13 @@ use std::fs::File;
 use std::io::Write;
 use std::time::Duration;
 
+use relatch_rig::Server;
 use rustix::time::{ClockId, clock_gettime};
-
-use super::Server;
-
-/// `CLOCK_MONOTONIC`: the same clock in every process of this machine.
-pub(crate) fn now() -> Duration {
-    clock(ClockId::Monotonic)
-}
 
 /// The CPU time of all threads of this process.
 pub(crate) fn cpu_time() -> Duration {
-    clock(ClockId::ProcessCPUTime)
-}
-
-fn clock(which: ClockId) -> Duration {
-    Duration::try_from(clock_gettime(which)).expect("a clock that counts upwards from zero")
+    let time = clock_gettime(ClockId::ProcessCPUTime);
+    Duration::try_from(time).expect("a clock that counts upwards from zero")
 }
 
 /// How many threads of this process bear that name, where the system tells.
@@ -80,7 +71,7 @@ pub(crate) struct Gauge {
 
 impl Gauge {
     pub(crate) fn new(server: &Server) -> Gauge {
-        Gauge { connection: server.connection() }
+        Gauge { connection: server.connect() }
     }
 
     /// The commands that were executed so far, those inside scripts included, our own questions

@@ -1,4 +1,4 @@
-//! A private server, the floor, and rounds that are compared by their medians.
+//! The floor, cores, and rounds that are compared by their medians.
 #![allow(dead_code, reason = "each benchmark uses a part of it")]
 
 pub(crate) mod children;
@@ -6,58 +6,12 @@ pub(crate) mod figures;
 pub(crate) mod turns;
 pub(crate) mod watch;
 
-use std::net::TcpListener;
-use std::process::{Child, Command, Stdio};
 use std::sync::Barrier;
 use std::thread;
 use std::time::{Duration, Instant};
 
 use relatch::LockManager;
-
-/// A redis-server of our own, on a free port, without persistence.
-pub(crate) struct Server {
-    child: Child,
-    port: u16,
-    _dir: tempfile::TempDir,
-}
-
-impl Server {
-    pub(crate) fn start() -> Server {
-        let port = TcpListener::bind("127.0.0.1:0").and_then(|l| l.local_addr()).expect("a free port").port();
-        let dir = tempfile::tempdir().expect("a temporary folder");
-        let child = Command::new("redis-server")
-            .args(["--port", &port.to_string(), "--bind", "127.0.0.1", "--save", "", "--appendonly", "no"])
-            .arg("--dir")
-            .arg(dir.path())
-            .stdout(Stdio::null())
-            .spawn()
-            .expect("redis-server is installed (examples/run.sh installs it)");
-        let server = Server { child, port, _dir: dir };
-        let deadline = Instant::now() + Duration::from_secs(10);
-        while server.client().get_connection().is_err() {
-            assert!(Instant::now() < deadline, "redis-server did not come up");
-            thread::sleep(Duration::from_millis(5));
-        }
-        server
-    }
-
-    pub(crate) fn url(&self) -> String {
-        format!("redis://{}/", self.address())
-    }
-
-    pub(crate) fn address(&self) -> String {
-        format!("127.0.0.1:{}", self.port)
-    }
-
-    pub(crate) fn client(&self) -> redis::Client {
-        redis::Client::open(self.url()).expect("a URL")
-    }
-
-    /// A plain connection of the `redis` crate.
-    pub(crate) fn connection(&self) -> redis::Connection {
-        self.client().get_connection().expect("connects")
-    }
-}
+use relatch_rig::Server;
 
 /// Puts the server on one core, this thread and the threads that it starts on another, as if a
 /// network lay between them: left to itself, the scheduler may put both sides of a floor on one
@@ -82,20 +36,13 @@ fn pin(server: &Server, core: usize) -> bool {
             set.set(core);
             set
         };
-        let server = i32::try_from(server.child.id()).ok().and_then(rustix::process::Pid::from_raw);
+        let server = i32::try_from(server.pid()).ok().and_then(rustix::process::Pid::from_raw);
         sched_setaffinity(server, &only(core)).is_ok() && sched_setaffinity(None, &only(0)).is_ok()
     }
     #[cfg(not(target_os = "linux"))]
     {
         let _ = (server, core);
         false
-    }
-}
-
-impl Drop for Server {
-    fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
     }
 }
 
@@ -118,7 +65,7 @@ pub(crate) struct Floor {
 
 impl Floor {
     pub(crate) fn new(server: &Server) -> Floor {
-        let mut connection = server.connection();
+        let mut connection = server.connect();
         let hash = load(&mut connection, include_str!("../../src/store/release.lua"));
         Floor { connection, hash }
     }

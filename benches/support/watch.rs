@@ -10,7 +10,8 @@ use std::net::TcpStream;
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
-use super::Server;
+use relatch_rig::Server;
+
 use super::figures::Commands;
 
 /// The last command that is looked at, and not counted.
@@ -27,7 +28,7 @@ impl Watch {
     pub(crate) fn start(server: &Server) -> Watch {
         const OK: &[u8] = b"+OK\r\n";
 
-        let connection = server.connection();
+        let connection = server.connect();
         let mut stream = TcpStream::connect(server.address()).expect("connects");
         stream.set_read_timeout(Some(Duration::from_secs(60))).expect("a time");
         stream.write_all(b"MONITOR\r\n").expect("is sent");

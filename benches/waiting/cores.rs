@@ -5,10 +5,12 @@ use std::hint::black_box;
 use std::thread;
 use std::time::Duration;
 
+use relatch_rig::Server;
+
 use crate::support::children::Child;
 use crate::support::figures::{Figure, Gauge, Report};
 use crate::support::turns::{Kind, Polling, Relatch, Tally, take_turns_for};
-use crate::support::{Floor, Rounds, Server, pin_apart, pin_together};
+use crate::support::{Floor, Rounds, pin_apart, pin_together};
 
 use super::{connect, eight_threads, pinned};
 

@@ -3,11 +3,13 @@
 use std::thread;
 use std::time::{Duration, Instant};
 
+use relatch_rig::{Server, now};
+
 use crate::support::children::{Child, nanos};
-use crate::support::figures::{Commands, Figure, Gauge, Report, Spread, now, ratio};
+use crate::support::figures::{Commands, Figure, Gauge, Report, Spread, ratio};
 use crate::support::turns::{Kind, Polling, Relatch, Taker, Tally};
 use crate::support::watch::Watch;
-use crate::support::{Floor, Rounds, Server};
+use crate::support::{Floor, Rounds};
 
 use super::connect;
 

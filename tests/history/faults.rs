@@ -7,16 +7,16 @@ use std::time::Duration;
 
 use rand::RngExt;
 use rand::rngs::StdRng;
+use relatch_rig::{Fault, Proxy, Server, Worker, compile_preload, now};
 use tempfile::TempDir;
 
 use crate::roles::KEYS;
-use crate::support::{Child, Fault, Proxy, Server, compile_shim, now};
 
 /// How many processes take locks.
 const PROCESSES: u64 = 3;
 
 /// Longer than a process takes to start, and to finish what it is at.
-const LONG: Duration = Duration::from_secs(30);
+const FINISH: Duration = Duration::from_secs(30);
 
 /// The file with what the server's clock is ahead.
 const AHEAD: &str = "ahead";
@@ -70,7 +70,7 @@ pub(crate) struct Scene {
     rng: StdRng,
     pub(crate) server: Server,
     pub(crate) proxy: Proxy,
-    workers: Vec<Child>,
+    workers: Vec<Worker>,
     seeds: u64,
     flaw: String,
     pub(crate) records: TempDir,
@@ -86,7 +86,7 @@ impl Scene {
         let [records, clock] = [(); 2].map(|()| TempDir::new().expect("a temporary directory"));
         let server = if weather == Weather::Clocks {
             let path = |path: PathBuf| path.to_str().expect("UTF-8").to_owned();
-            let shim = path(compile_shim("wall_clock", clock.path()));
+            let shim = path(compile_preload("wall_clock", clock.path()));
             let ahead = path(clock.path().join(AHEAD));
             Server::in_env(&[], &[("LD_PRELOAD", &shim), ("WALL_CLOCK_OFFSET", &ahead)])
         } else {
@@ -113,7 +113,7 @@ impl Scene {
             scene.add_worker();
         }
         for worker in &scene.workers {
-            worker.expect_line("ready", LONG);
+            worker.expect_line("ready", FINISH);
         }
         scene
     }
@@ -126,7 +126,7 @@ impl Scene {
         let (url, seed) = (self.proxy.url(), self.seeds.to_string());
         let args = [("url", &*url), ("seed", &*seed), ("lease", &*lease), ("long", &*long), ("dir", dir)];
         let args = [&args[..], &[("flaw", &self.flaw)]].concat();
-        self.workers.push(Child::spawn("worker", &args));
+        self.workers.push(Worker::spawn("worker", &args));
     }
 
     /// Lets things go wrong for so long, and then no more.
@@ -149,10 +149,10 @@ impl Scene {
     /// Lets the workers finish, and checks that they leave nothing behind.
     pub(crate) fn end(&mut self) {
         for worker in &mut self.workers {
-            worker.say("stop");
+            worker.send("stop");
         }
         for worker in &self.workers {
-            worker.expect_line("stopped", LONG);
+            worker.expect_line("stopped", FINISH);
         }
     }
 
@@ -160,7 +160,7 @@ impl Scene {
     pub(crate) fn leave(&mut self) {
         for worker in &mut self.workers {
             assert_eq!(worker.ask("end"), "clean");
-            assert!(worker.wait(LONG).success());
+            assert!(worker.wait(FINISH).success());
         }
     }
 
@@ -205,7 +205,7 @@ impl Scene {
                 self.deaths.push((worker.pid(), now()));
                 worker.kill();
                 self.add_worker();
-                self.workers.last().expect("just added").expect_line("ready", LONG);
+                self.workers.last().expect("just added").expect_line("ready", FINISH);
                 self.lasts(50, 200);
             }
             Weather::Evictions => self.take_keys_away(),

@@ -7,8 +7,9 @@ use std::collections::{BTreeMap, HashMap};
 use std::fmt;
 use std::time::Duration;
 
+use relatch_rig::Exchange;
+
 use crate::record::Claim;
-use crate::support::Deed;
 
 /// How late a call may return: the machine is busy, and everything on it runs on two cores.
 const LATE: Duration = Duration::from_secs(1);
@@ -45,9 +46,9 @@ pub(crate) struct Verdict {
     pub(crate) violations: Vec<String>,
 }
 
-pub(crate) fn judge(claims: &[Claim], journal: &[Deed], world: &World) -> Verdict {
+pub(crate) fn judge(claims: &[Claim], journal: &[Exchange], world: &World) -> Verdict {
     let mut verdict = Verdict::default();
-    let deeds = by_token(journal);
+    let exchanges = by_token(journal);
     let mut tokens: HashMap<&str, &Claim> = HashMap::new();
     for claim in claims {
         verdict.check_times(claim, world);
@@ -64,7 +65,7 @@ pub(crate) fn judge(claims: &[Claim], journal: &[Deed], world: &World) -> Verdic
             verdict.add("a token was used twice", claim, Some(before));
             continue; // What was done with it says nothing of either.
         }
-        let done = deeds.get(token).map_or(&[][..], Vec::as_slice);
+        let done = exchanges.get(token).map_or(&[][..], Vec::as_slice);
         verdict.check_truth(claim, done, world);
         if world.told_within.is_none() {
             verdict.check_deletions(claim, done);
@@ -119,12 +120,12 @@ impl Verdict {
     }
 
     /// No claim outlives what the server promised, nor the key.
-    fn check_truth(&mut self, claim: &Claim, done: &[&Deed], world: &World) {
+    fn check_truth(&mut self, claim: &Claim, done: &[&Exchange], world: &World) {
         let Some((at, until)) = claim.valid else {
             return;
         };
-        let before = || done.iter().filter(|deed| deed.sent <= at);
-        let promised = before().filter_map(|deed| promise(deed)).max();
+        let before = || done.iter().filter(|exchange| exchange.sent <= at);
+        let promised = before().filter_map(|exchange| promise(exchange)).max();
         match promised {
             None => {
                 let what = format!("no server ever had its token, believed in until {until:?}");
@@ -139,8 +140,9 @@ impl Verdict {
             }
             Some(_) => {}
         }
-        let deletions = before().filter(|deed| has_deleted(deed));
-        let deleted = deletions.filter_map(|deed| deed.answered.as_ref()).map(|answer| answer.0).min();
+        let deletions = before().filter(|exchange| has_deleted(exchange));
+        let deleted =
+            deletions.filter_map(|exchange| exchange.answered.as_ref()).map(|answer| answer.0).min();
         if let Some(deleted) = deleted.filter(|deleted| world.told_within.is_none() && *deleted < at) {
             let by = at.saturating_sub(deleted);
             let what = format!("valid, after its key was deleted: believed in {by:?} later, until {until:?}");
@@ -149,10 +151,10 @@ impl Verdict {
     }
 
     /// Nobody deletes a key that is not its own: after its own has certainly run out, there is none.
-    fn check_deletions(&mut self, claim: &Claim, done: &[&Deed]) {
-        for deletion in done.iter().filter(|deed| has_deleted(deed)) {
-            let before = done.iter().filter(|deed| deed.sent <= deletion.sent);
-            let end = before.filter_map(|deed| promise(deed)).max();
+    fn check_deletions(&mut self, claim: &Claim, done: &[&Exchange]) {
+        for deletion in done.iter().filter(|exchange| has_deleted(exchange)) {
+            let before = done.iter().filter(|exchange| exchange.sent <= deletion.sent);
+            let end = before.filter_map(|exchange| promise(exchange)).max();
             if end.is_none_or(|end| end.saturating_add(GRAIN) < deletion.sent) {
                 let own = end.map_or("it never had one".to_owned(), |end| {
                     format!("its own key had ended {:?} before", deletion.sent.saturating_sub(end))
@@ -163,17 +165,18 @@ impl Verdict {
     }
 
     /// What a release says is what happened.
-    fn check_release(&mut self, claim: &Claim, done: &[&Deed], world: &World) {
+    fn check_release(&mut self, claim: &Claim, done: &[&Exchange], world: &World) {
         let (Some(released), Some((ended, how))) = (claim.released, &claim.ended) else {
             return;
         };
-        let sent = || done.iter().filter(|deed| is_release(deed) && deed.sent >= released);
-        let begun = || sent().map(|deed| deed.sent).min().unwrap_or(*ended);
+        let sent = || done.iter().filter(|exchange| is_release(exchange) && exchange.sent >= released);
+        let begun = || sent().map(|exchange| exchange.sent).min().unwrap_or(*ended);
         match how.as_str() {
             // Where keys are lost, the answer to the first try may come too late to be read, and say so. (See "not promised".)
             "Released" if world.told_within.is_some() && sent().count() > 1 => {}
             "Released"
-                if !world.restarts && !sent().any(|deed| has_deleted(deed) || deed.answered.is_none()) =>
+                if !world.restarts
+                    && !sent().any(|exchange| has_deleted(exchange) || exchange.answered.is_none()) =>
             {
                 self.add("said to be released, but nobody deleted it", claim, None);
             }
@@ -188,7 +191,7 @@ impl Verdict {
             // (What was over by the clock may be called lost, though nobody else had it.)
             "Lost"
                 if claim.valid.is_some_and(|(_, until)| until > released)
-                    && sent().any(|deed| has_deleted(deed)) =>
+                    && sent().any(|exchange| has_deleted(exchange)) =>
             {
                 self.add("said to be lost, but it was released", claim, None);
             }
@@ -244,44 +247,44 @@ fn belief(claim: &Claim, world: &World) -> Option<(Duration, Duration)> {
     Some((start, death.map_or(end, |death| end.min(death))))
 }
 
-fn by_token(journal: &[Deed]) -> HashMap<&str, Vec<&Deed>> {
-    let mut deeds: HashMap<&str, Vec<&Deed>> = HashMap::new();
-    for deed in journal {
-        let place = if is_set(deed) { 2 } else { 4 };
-        if let Some(token) = deed.words.get(place) {
-            deeds.entry(token).or_default().push(deed);
+fn by_token(journal: &[Exchange]) -> HashMap<&str, Vec<&Exchange>> {
+    let mut exchanges: HashMap<&str, Vec<&Exchange>> = HashMap::new();
+    for exchange in journal {
+        let place = if is_set(exchange) { 2 } else { 4 };
+        if let Some(token) = exchange.args.get(place) {
+            exchanges.entry(token).or_default().push(exchange);
         }
     }
-    deeds
+    exchanges
 }
 
-fn is_set(deed: &Deed) -> bool {
-    deed.words[0].eq_ignore_ascii_case("SET")
+fn is_set(exchange: &Exchange) -> bool {
+    exchange.args[0].eq_ignore_ascii_case("SET")
 }
 
 /// `EVALSHA hash 1 key token`: a renewal has the lease behind it.
-fn is_release(deed: &Deed) -> bool {
-    !is_set(deed) && deed.words.len() == 5
+fn is_release(exchange: &Exchange) -> bool {
+    !is_set(exchange) && exchange.args.len() == 5
 }
 
-fn has_deleted(deed: &Deed) -> bool {
-    is_release(deed) && deed.answered.as_ref().is_some_and(|(_, reply)| reply.starts_with(b":1\r"))
+fn has_deleted(exchange: &Exchange) -> bool {
+    is_release(exchange) && exchange.answered.as_ref().is_some_and(|(_, reply)| reply.starts_with(b":1\r"))
 }
 
 /// Until when the key stands at the latest because of this: for ever, where nobody knows when it was executed.
-fn promise(deed: &Deed) -> Option<Duration> {
-    let renewal = !is_set(deed) && deed.words.len() == 6;
-    if is_release(deed) || (!is_set(deed) && !renewal) {
+fn promise(exchange: &Exchange) -> Option<Duration> {
+    let renewal = !is_set(exchange) && exchange.args.len() == 6;
+    if is_release(exchange) || (!is_set(exchange) && !renewal) {
         return None;
     }
     let lease = if renewal {
-        deed.words.last()
+        exchange.args.last()
     } else {
-        let px = deed.words.iter().position(|word| word.eq_ignore_ascii_case("PX"))?;
-        deed.words.get(px + 1)
+        let px = exchange.args.iter().position(|arg| arg.eq_ignore_ascii_case("PX"))?;
+        exchange.args.get(px + 1)
     };
     let lease = Duration::from_millis(lease?.parse().ok()?);
-    match &deed.answered {
+    match &exchange.answered {
         None => Some(Duration::MAX),
         Some((at, reply)) if reply.starts_with(b"+OK") || reply.starts_with(b":1\r") => Some(*at + lease),
         Some(_) => None,

@@ -2,9 +2,10 @@
 
 use std::time::Duration;
 
+use relatch_rig::Exchange;
+
 use crate::judge::{World, judge};
 use crate::record::Claim;
-use crate::support::Deed;
 
 const LEASE: u64 = 300;
 
@@ -29,22 +30,22 @@ fn claim(token: &str, from: u64, to: u64) -> Claim {
     }
 }
 
-fn deed(words: &str, sent: u64, reply: &str) -> Deed {
-    let words = words.split(' ').map(str::to_owned).collect();
+fn exchange(args: &str, sent: u64, reply: &str) -> Exchange {
+    let args = args.split(' ').map(str::to_owned).collect();
     let answered = (!reply.is_empty()).then(|| (at(sent + 2), format!("{reply}\r\n").into_bytes()));
-    Deed { words, sent: at(sent), answered }
+    Exchange { args, sent: at(sent), answered }
 }
 
-fn set(token: &str, sent: u64, reply: &str) -> Deed {
-    deed(&format!("SET lock:a {token} NX PX {LEASE}"), sent, reply)
+fn set(token: &str, sent: u64, reply: &str) -> Exchange {
+    exchange(&format!("SET lock:a {token} NX PX {LEASE}"), sent, reply)
 }
 
-fn release(token: &str, sent: u64, reply: &str) -> Deed {
-    deed(&format!("EVALSHA hash 1 lock:a {token}"), sent, reply)
+fn release(token: &str, sent: u64, reply: &str) -> Exchange {
+    exchange(&format!("EVALSHA hash 1 lock:a {token}"), sent, reply)
 }
 
 /// Two holds, one after the other, as they should be.
-fn in_order() -> (Vec<Claim>, Vec<Deed>) {
+fn in_order() -> (Vec<Claim>, Vec<Exchange>) {
     let claims = vec![claim("x", 100, 150), claim("y", 200, 250)];
     let (first, second) = (set("x", 95, "+OK"), release("x", 150, ":1"));
     (claims, vec![first, second, set("y", 195, "+OK"), release("y", 250, ":1")])
@@ -56,7 +57,7 @@ fn world() -> World {
 
 /// Checks that this is found once something was changed; nothing, where nothing is expected.
 #[track_caller]
-fn found(expected: &str, world: &World, change: impl FnOnce(&mut Vec<Claim>, &mut Vec<Deed>)) {
+fn found(expected: &str, world: &World, change: impl FnOnce(&mut Vec<Claim>, &mut Vec<Exchange>)) {
     let (mut claims, mut journal) = in_order();
     change(&mut claims, &mut journal);
     let violations = judge(&claims, &journal, world).violations;
@@ -121,9 +122,9 @@ fn a_claim_that_outlives_its_key_is_found() {
 #[test]
 fn a_renewal_is_a_promise() {
     let renewed = |reply: &'static str| {
-        move |claims: &mut Vec<Claim>, journal: &mut Vec<Deed>| {
+        move |claims: &mut Vec<Claim>, journal: &mut Vec<Exchange>| {
             claims[0].valid = Some((at(149), at(430)));
-            journal.push(deed(&format!("EVALSHA hash 1 lock:a x {LEASE}"), 130, reply));
+            journal.push(exchange(&format!("EVALSHA hash 1 lock:a x {LEASE}"), 130, reply));
         }
     };
     found("", &world(), renewed(":1"));
@@ -133,20 +134,20 @@ fn a_renewal_is_a_promise() {
 #[test]
 fn a_release_that_says_what_is_not_so_is_found() {
     found("said to be released", &world(), |_, journal| journal[1] = release("x", 150, ":0"));
-    let twice = |_: &mut Vec<Claim>, journal: &mut Vec<Deed>| {
+    let twice = |_: &mut Vec<Claim>, journal: &mut Vec<Exchange>| {
         journal[1] = release("x", 150, ":0");
         journal.push(release("x", 160, ":0"));
     };
     found("said to be released", &world(), twice);
     // The server had given it away before, and the first answer came too late to say so.
     found("", &World { told_within: Some(Duration::from_millis(50)), ..world() }, twice);
-    let lost = |claims: &mut Vec<Claim>, _: &mut Vec<Deed>| {
+    let lost = |claims: &mut Vec<Claim>, _: &mut Vec<Exchange>| {
         claims[0].ended = Some((at(151), "Lost".to_owned()));
     };
     found("said to be lost, but nobody took it away", &world(), lost);
     // It was valid when its release was sent, and ran out before that was answered.
     let ran_out = |sent| {
-        move |claims: &mut Vec<Claim>, journal: &mut Vec<Deed>| {
+        move |claims: &mut Vec<Claim>, journal: &mut Vec<Exchange>| {
             claims[0].valid = Some((at(149), at(155)));
             claims[0].ended = Some((at(161), "Lost".to_owned()));
             journal[1] = release("x", sent, ":0");
@@ -158,7 +159,7 @@ fn a_release_that_says_what_is_not_so_is_found() {
     let gives_away = World { told_within: Some(at(100)), ..world() };
     found("said to be lost, but it was released", &gives_away, lost);
     let deleted =
-        |sent| move |_: &mut Vec<Claim>, journal: &mut Vec<Deed>| journal[1] = release("x", sent, ":1");
+        |sent| move |_: &mut Vec<Claim>, journal: &mut Vec<Exchange>| journal[1] = release("x", sent, ":1");
     found("it deleted what was not its own", &world(), deleted(97 + LEASE + 3));
     // What is left of a millisecond.
     found("", &world(), deleted(97 + LEASE + 1));
@@ -166,8 +167,8 @@ fn a_release_that_says_what_is_not_so_is_found() {
 
 #[test]
 fn whoever_keeps_his_caller_waiting_is_found() {
-    let late = |claims: &mut Vec<Claim>, _: &mut Vec<Deed>| claims[1].wait = Duration::ZERO;
-    let asked = |claims: &mut Vec<Claim>, journal: &mut Vec<Deed>| {
+    let late = |claims: &mut Vec<Claim>, _: &mut Vec<Exchange>| claims[1].wait = Duration::ZERO;
+    let asked = |claims: &mut Vec<Claim>, journal: &mut Vec<Exchange>| {
         late(claims, journal);
         claims[1].asked = Duration::ZERO;
         let later = at(1100);
@@ -187,7 +188,7 @@ fn whoever_keeps_his_caller_waiting_is_found() {
 fn where_locks_are_given_away_being_told_late_is_found() {
     let told = |limit: u64| World { told_within: Some(at(limit)), ..world() };
     let overlap = |renewed: bool| {
-        move |claims: &mut Vec<Claim>, journal: &mut Vec<Deed>| {
+        move |claims: &mut Vec<Claim>, journal: &mut Vec<Exchange>| {
             claims[0].valid = Some((at(220), at(395)));
             claims[0].released = Some(at(240));
             claims[0].ended = Some((at(241), "Lost".to_owned()));

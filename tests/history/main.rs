@@ -13,8 +13,6 @@ mod judge;
 mod judge_works;
 mod record;
 mod roles;
-#[path = "../it/support/mod.rs"]
-mod support;
 #[cfg(not(relatch_flawed))]
 mod weathers;
 
@@ -22,17 +20,25 @@ use std::time::Duration;
 
 use rand::SeedableRng;
 use rand::rngs::StdRng;
+use relatch_rig::eventually;
 
 use crate::faults::{Scene, Weather};
 use crate::judge::{Verdict, World, judge};
 use crate::roles::ANSWER;
-use crate::support::eventually;
 
 /// How long things go wrong in one round.
 const ROUND: Duration = Duration::from_secs(4);
 
 /// What the machine may add to a moment by which somebody is told.
 const SLACK: Duration = Duration::from_millis(500);
+
+/// Where a worker process begins. In a run of the tests there is no role, and nothing to do.
+#[test]
+fn worker_entry() {
+    if let Some(role) = relatch_rig::role::name() {
+        roles::run_role(&role);
+    }
+}
 
 /// One round: what happened in it, and how often something went wrong. With a flaw in the lock, if this build can have one.
 fn round(weather: Weather, seed: u64, flaw: &str) -> (Verdict, u64) {

@@ -6,7 +6,7 @@ use std::io::Write;
 use std::path::Path;
 use std::time::Duration;
 
-use crate::support::now;
+use relatch_rig::now;
 
 /// Where one thread writes.
 pub(crate) struct Record(File);

@@ -9,9 +9,9 @@ use std::time::Duration;
 use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
 use relatch::{Error, LockGuard, LockManager};
+use relatch_rig::{now, role};
 
 use crate::record::Record;
-use crate::support::{now, role};
 
 /// How long the managers here wait for a connection, and for an answer.
 pub(crate) const ANSWER: Duration = Duration::from_millis(100);
@@ -74,8 +74,8 @@ fn worker() {
             let (locks, dir, done) = (&locks, &dir, &done);
             scope.spawn(move || Worker::new(locks, [lease, long], dir, seed, number).work(done));
         }
-        role::tell("ready");
-        role::hear();
+        role::report("ready");
+        role::next_line();
         done.store(true, Ordering::Relaxed);
     });
     let with = Has::now();
@@ -83,15 +83,15 @@ fn worker() {
     let bound = Has { threads: before.threads + 6, files: before.files + 8 };
     assert!(with.threads <= bound.threads && with.files <= bound.files, "{before:?}, at rest {with:?}");
     assert!(locks.held().is_empty(), "{:?}", locks.held());
-    role::tell("stopped");
-    role::hear();
+    role::report("stopped");
+    role::next_line();
     drop(locks);
     let end = now() + SOON;
     while Has::now() != before && now() < end {
         thread::sleep(Duration::from_millis(5));
     }
     assert_eq!(Has::now(), before, "left behind: {:?}", names());
-    role::tell("clean");
+    role::report("clean");
 }
 
 /// One thread of it.

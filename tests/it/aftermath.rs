@@ -5,16 +5,11 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use relatch::{Builder, Error, LockManager};
+use relatch_rig::{Fault, LONG, eventually, throughout, within};
 
-use crate::loss::MINUTE;
-use crate::network::Rig;
-use crate::renewal::{renewals_of, throughout};
-use crate::support::{Fault, eventually, within};
-use crate::waiting::{asleep, delete, occupy};
+use crate::support::{MINUTE, Rig, asleep, delete, occupy, renewals_of};
 
 const ANSWER: Duration = Duration::from_millis(200);
-const LONG: Duration = Duration::from_secs(20);
-
 fn rig(set: impl FnOnce(Builder) -> Builder) -> Rig {
     Rig::with(|builder| set(builder.response_timeout(ANSWER)))
 }

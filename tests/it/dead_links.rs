@@ -6,13 +6,11 @@ use std::thread;
 use std::time::Duration;
 
 use relatch::{LockGuard, LockManager, LostCause, Unlocked};
+use relatch_rig::{Fault, LONG, Proxy, Server, eventually, throughout, time, within};
 
-use crate::hearing::watched;
-use crate::loss::MINUTE;
-use crate::network::{ANSWER, LONG, Rig, SOON, builder, time};
-use crate::renewal::{renewals, renewals_of, throughout};
-use crate::support::{Fault, Proxy, Server, eventually, within};
-use crate::waiting::{asleep, delete, occupy, take};
+use crate::support::{
+    ANSWER, MINUTE, Rig, SOON, asleep, builder, delete, occupy, renewals, renewals_of, take, tracked_hold,
+};
 
 /// How many connections the pool has.
 const POOL: usize = 8;
@@ -174,7 +172,7 @@ fn a_listener_that_shows_life_is_kept() {
 #[test]
 fn a_loss_is_told_though_a_firewall_forgot_every_connection() {
     let rig = Rig::with(|builder| builder.response_timeout(SOON));
-    let guard = watched(&rig.server, &rig.locks, "a");
+    let guard = tracked_hold(&rig.server, &rig.locks, "a");
     rig.proxy.strand_all();
     delete(&rig.server, "a");
     let (took, lost) = time(|| guard.watch().wait_lost(LONG));
@@ -193,7 +191,7 @@ fn kill(server: &Server, numbers: &[u64]) {
 fn a_loss_is_told_though_the_connection_of_the_renewals_was_closed() {
     let server = Server::start();
     let locks = LockManager::connect(&server.url()).expect("connects");
-    let guard = watched(&server, &locks, "a");
+    let guard = tracked_hold(&server, &locks, "a");
     kill(&server, &server.clients_with("cmd=evalsha"));
     delete(&server, "a");
     let (took, lost) = time(|| guard.watch().wait_lost(LONG));
@@ -205,7 +203,7 @@ fn a_loss_is_told_though_the_connection_of_the_renewals_was_closed() {
 #[test]
 fn a_renewal_that_costs_the_connection_has_every_hold_looked_at_again() {
     let rig = Rig::with(|builder| builder.response_timeout(SOON));
-    let [first, second] = ["a", "b"].map(|name| watched(&rig.server, &rig.locks, name));
+    let [first, second] = ["a", "b"].map(|name| tracked_hold(&rig.server, &rig.locks, name));
     let before = renewals(&rig.locks, "b");
     rig.proxy.on(&renewals_of(&rig.server, "a"), Fault::SwallowCommand);
     first.extend(MINUTE).expect("over another connection");
@@ -224,7 +222,7 @@ fn a_waiter_is_woken_though_the_connection_that_it_asked_over_was_closed() {
     thread::scope(|scope| {
         let waiter = scope.spawn(|| take(&locks, "a"));
         asleep(&server, 1);
-        eventually(LONG, "it listens", || server.is_heard());
+        eventually(LONG, "it listens", || server.redirects_invalidations());
         let listener = server.listeners()[0];
         kill(&server, &server.clients_with(&format!("redir={listener}")));
         delete(&server, "a");

@@ -10,11 +10,7 @@ use std::thread;
 use std::time::Duration;
 
 use relatch::{LockGuard, LockManager};
-
-use crate::support::{Child, Server, eventually, role};
-
-/// Longer than anything here takes.
-const LONG: Duration = Duration::from_secs(20);
+use relatch_rig::{LONG, Server, Worker, eventually, role};
 
 /// What Redis keeps where the key is left to its lease.
 const LEASE: Duration = Duration::from_millis(900);
@@ -55,7 +51,7 @@ fn prepare() {
         LAST.with(|_| ());
     }
     let builder = LockManager::builder(&role::arg("url")).lease(LEASE).wait(LONG);
-    let builder = builder.on_lost(|_| role::tell("told of a loss"));
+    let builder = builder.on_lost(|_| role::report("told of a loss"));
     let locks = builder.build().expect("connects");
     // So long that only a release deletes it in time, where that is what is looked at.
     let lease = if role::arg("deed") == "drop the guard" { 100 * LEASE } else { LEASE };
@@ -70,7 +66,7 @@ fn prepare() {
     }
     let deed = deed(&role::arg("deed"), locks, guard);
     LAST.with(|last| last.borrow_mut().0 = Some(deed));
-    role::tell("prepared");
+    role::report("prepared");
 }
 
 fn deed(name: &str, locks: LockManager, guard: LockGuard) -> Box<dyn FnOnce()> {
@@ -86,11 +82,11 @@ fn deed(name: &str, locks: LockManager, guard: LockGuard) -> Box<dyn FnOnce()> {
             Box::new(move || drop(locks))
         }
         "unlock" => {
-            Box::new(move || role::tell(&format!("{:?}", guard.unlock().map_err(|it| it.to_string()))))
+            Box::new(move || role::report(format!("{:?}", guard.unlock().map_err(|it| it.to_string()))))
         }
         "reenter" => Box::new(move || {
             let again = locks.named("a").wait(Duration::ZERO).lock();
-            role::tell(&format!("{:?}", again.map(|it| it.depth()).map_err(|it| it.is_timeout())));
+            role::report(format!("{:?}", again.map(|it| it.depth()).map_err(|it| it.is_timeout())));
             drop(guard);
         }),
         "lock others" => Box::new(move || {
@@ -129,7 +125,7 @@ fn keys(server: &Server) -> Vec<String> {
 }
 
 /// Runs a deed in a thread that ends, in both orders and both ways: what it told, by the order.
-fn end(deed: &str, threads: &str, mut check: impl FnMut(&Server, &str, &Child)) {
+fn end(deed: &str, threads: &str, mut check: impl FnMut(&Server, &str, &Worker)) {
     for order in ORDERS {
         for end in ENDS {
             let server = Server::start();
@@ -139,7 +135,7 @@ fn end(deed: &str, threads: &str, mut check: impl FnMut(&Server, &str, &Child)) 
                 server.query::<()>(&["SET", "lock:foreign", "somebody", "PX", &millis]);
             }
             let args = [("url", &*url), ("deed", deed), ("order", order), ("end", end), ("threads", threads)];
-            let mut child = Child::spawn("ender", &args);
+            let mut child = Worker::spawn("ender", &args);
             child.expect_line("prepared", LONG);
             let status = child.wait(LONG);
             assert!(status.success(), "{deed}, {order}, {end}: {status}; {}", child.printed());

@@ -6,10 +6,9 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use relatch::{Error, LockGuard};
+use relatch_rig::{Fault, LONG, SetOnDrop, eventually};
 
-use crate::network::{ANSWER, LONG, Rig, SOON, assert_unavailable, returns_by};
-use crate::renewal::renewals;
-use crate::support::{Fault, SetOnDrop, eventually};
+use crate::support::{ANSWER, Rig, SOON, assert_unavailable, renewals, returns_by};
 
 /// How many threads there are.
 const MANY: usize = 24;

@@ -6,11 +6,12 @@ use std::time::Duration;
 
 use redis::{Client, Connection};
 use relatch::LockManager;
+use relatch_rig::{Server, Worker, role};
 
-use crate::support::{Child, Server, eventually, role};
+use crate::support::until_queued;
 
-/// Longer than anything here takes.
-const LONG: Duration = Duration::from_secs(60);
+/// Longer than all increments take together.
+const COUNTING: Duration = Duration::from_secs(60);
 
 /// A wait that ends without the lock.
 const WAIT: Duration = Duration::from_millis(200);
@@ -81,8 +82,8 @@ fn total(server: &Server) -> u64 {
 
 /// The role of a process that counts; it begins when it is told to.
 pub(crate) fn count_as_told() {
-    role::tell("ready");
-    role::hear();
+    role::report("ready");
+    role::next_line();
     count(&role::arg("url"), 2, 40, How::parse(&role::arg("how")));
 }
 
@@ -91,15 +92,15 @@ fn total_of_processes(how: How) -> u64 {
     let server = Server::start();
     let url = server.url();
     let mut children =
-        [(); 4].map(|()| Child::spawn("count", &[("url", &*url), ("how", &*format!("{how:?}"))]));
+        [(); 4].map(|()| Worker::spawn("count", &[("url", &*url), ("how", &*format!("{how:?}"))]));
     for child in &children {
-        child.expect_line("ready", LONG);
+        child.expect_line("ready", COUNTING);
     }
     for child in &mut children {
-        child.say("go");
+        child.send("go");
     }
     for child in &mut children {
-        assert!(child.wait(LONG).success());
+        assert!(child.wait(COUNTING).success());
     }
     assert!(!server.exists("lock:a"));
     total(&server)
@@ -172,25 +173,6 @@ fn a_thread_behind_another_sends_nothing() {
     assert_eq!(guard.depth(), 1);
 }
 
-/// Waits until a thread of this process that takes a lock, and sends nothing for it, is in line for it.
-#[track_caller]
-#[cfg(target_os = "linux")]
-pub(crate) fn in_line(thread: u64) {
-    let mut looks = 0;
-    eventually(LONG, "it waits", || {
-        looks = if sleeps(thread) { looks + 1 } else { 0 };
-        looks == 5
-    });
-}
-
-/// Whether a thread of this process sleeps, as the system sees it, or is over.
-#[cfg(target_os = "linux")]
-fn sleeps(thread: u64) -> bool {
-    // One that is over has waited as long as it would.
-    let Ok(stat) = std::fs::read_to_string(format!("/proc/self/task/{thread}/stat")) else { return true };
-    stat.rsplit(')').next().is_some_and(|rest| rest.trim_start().starts_with('S'))
-}
-
 #[test]
 #[cfg(target_os = "linux")]
 fn threads_get_the_lock_in_the_order_in_which_they_asked() {
@@ -210,7 +192,7 @@ fn threads_get_the_lock_in_the_order_in_which_they_asked() {
                 told.send(number).expect("awaited");
                 drop(guard);
             });
-            in_line(asking.recv().expect("it asks"));
+            until_queued(asking.recv().expect("it asks"));
         }
         drop(held);
     });
@@ -220,7 +202,7 @@ fn threads_get_the_lock_in_the_order_in_which_they_asked() {
 #[test]
 fn a_pool_of_one_serves_many_threads() {
     let server = Server::start();
-    let locks = LockManager::builder(&server.url()).pool_size(1).wait(LONG).build().expect("connects");
+    let locks = LockManager::builder(&server.url()).pool_size(1).wait(COUNTING).build().expect("connects");
     let others = LockManager::connect(&server.url()).expect("connects");
     thread::scope(|scope| {
         for number in 0..32 {

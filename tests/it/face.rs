@@ -6,11 +6,9 @@ use std::thread;
 use std::time::Duration;
 
 use relatch::{Error, LockGuard, LockManager, LostCause, Unlocked};
+use relatch_rig::{LONG, Server, Worker, eventually, role, within};
 
-use crate::support::{Child, Server, eventually, role, within};
-
-/// Longer than anything here takes.
-const LONG: Duration = Duration::from_secs(20);
+use crate::support::connect;
 
 /// A wait that ends without the lock.
 const WAIT: Duration = Duration::from_millis(200);
@@ -20,10 +18,6 @@ const SLACK: Duration = Duration::from_millis(500);
 
 /// A password that must never be seen.
 const CANARY: &str = "canary7Qx";
-
-fn locks(server: &Server) -> LockManager {
-    LockManager::connect(&server.url()).expect("connects")
-}
 
 /// A user's error type.
 #[derive(Debug, PartialEq)]
@@ -46,7 +40,7 @@ fn delete(server: &Server, key: &str) {
 #[test]
 fn with_lock_runs_once_under_the_lock_and_gives_the_result() {
     let server = Server::start();
-    let locks = locks(&server);
+    let locks = connect(&server);
     let mut runs = 0;
     let result = locks.with_lock("a", || {
         runs += 1;
@@ -59,7 +53,7 @@ fn with_lock_runs_once_under_the_lock_and_gives_the_result() {
 #[test]
 fn with_lock_does_not_run_without_the_lock() {
     let server = Server::start();
-    let (ours, theirs) = (locks(&server), locks(&server));
+    let (ours, theirs) = (connect(&server), connect(&server));
     thread::scope(|scope| {
         scope.spawn(|| std::mem::forget(theirs.lock("a").expect("locks")));
     });
@@ -73,7 +67,7 @@ fn with_lock_does_not_run_without_the_lock() {
 #[test]
 fn with_lock_tells_that_the_lock_was_lost_meanwhile() {
     let server = Server::start();
-    let locks = locks(&server);
+    let locks = connect(&server);
     let error = locks.with_lock("a", || delete(&server, "lock:a")).expect_err("lost");
     assert!(matches!(&error, Error::Lost { key, cause: LostCause::Deleted, .. } if key == "a"), "{error:?}");
     let error =
@@ -93,7 +87,7 @@ fn with_lock_is_done_when_only_the_release_has_no_answer() {
 #[test]
 fn with_lock_result_gives_the_closures_result_or_error() {
     let server = Server::start();
-    let locks = locks(&server);
+    let locks = connect(&server);
     assert_eq!(locks.with_lock_result("a", |_| Ok::<_, Failure>(7)), Ok(7));
     assert!(!server.exists("lock:a"));
     let failed: Result<(), _> = locks.with_lock_result("a", |_| Err(Failure::OutOfPaper));
@@ -125,7 +119,7 @@ fn with_lock_result_never_masks_the_closures_error() {
 #[test]
 fn with_lock_result_lends_the_guard() {
     let server = Server::start();
-    let locks = locks(&server);
+    let locks = connect(&server);
     let token = locks
         .with_lock_result("a", |guard| {
             assert!(guard.is_valid());
@@ -140,7 +134,7 @@ fn with_lock_result_lends_the_guard() {
 #[test]
 fn with_lock_result_has_one_error_for_the_lock_and_the_closure() {
     let server = Server::start();
-    let locks = locks(&server);
+    let locks = connect(&server);
     let charge = |guard: &LockGuard| -> Result<u32, Error> {
         guard.ensure(Duration::from_secs(5))?;
         Ok(guard.depth())
@@ -158,7 +152,7 @@ fn with_lock_result_has_one_error_for_the_lock_and_the_closure() {
 #[test]
 fn with_lock_result_serves_a_closure_that_returns_an_io_result() {
     let server = Server::start();
-    let locks = locks(&server);
+    let locks = connect(&server);
     let append = || std::fs::read_to_string("/nowhere/at/all");
     let failed = locks.with_lock_result("a", |_| append()).expect_err("no such file");
     assert_eq!(failed.kind(), std::io::ErrorKind::NotFound);
@@ -178,7 +172,7 @@ fn try_b(locks: &LockManager) -> std::io::Result<()> {
 #[test]
 fn a_panic_under_a_lock_can_be_caught_around_it() {
     let server = Server::start();
-    let locks = locks(&server);
+    let locks = connect(&server);
     let lock = locks.named("a");
     let guard = locks.lock("b").expect("locks");
     let caught = std::panic::catch_unwind(|| {
@@ -193,7 +187,7 @@ fn a_panic_under_a_lock_can_be_caught_around_it() {
 #[test]
 fn a_guard_tells_about_its_hold() {
     let server = Server::start();
-    let locks = locks(&server);
+    let locks = connect(&server);
     let guard = locks.named("a").lease(Duration::from_secs(10)).lock().expect("locks");
     assert_eq!((guard.key(), guard.depth(), guard.is_valid()), ("a", 1, true));
     assert!(Duration::from_secs(8) < guard.remaining() && guard.remaining() <= Duration::from_millis(9898));
@@ -212,7 +206,7 @@ fn a_guard_tells_about_its_hold() {
 #[test]
 fn try_lock_for_gets_what_becomes_free_in_time() {
     let server = Server::start();
-    let (ours, theirs) = (locks(&server), locks(&server));
+    let (ours, theirs) = (connect(&server), connect(&server));
     let held = theirs.lock("a").expect("locks");
     thread::scope(|scope| {
         let waiter = scope.spawn(|| ours.try_lock_for("a", LONG).expect("answers").is_some());
@@ -226,7 +220,7 @@ fn try_lock_for_gets_what_becomes_free_in_time() {
 #[test]
 fn holder_names_who_and_how_long() {
     let server = Server::start();
-    let (locks, others) = (locks(&server), locks(&server));
+    let (locks, others) = (connect(&server), connect(&server));
     assert_eq!(locks.named("a").holder().expect("answers"), None);
     let guard = others.named("a").lease(Duration::from_secs(10)).lock().expect("locks");
     let holder = locks.named("a").holder().expect("answers").expect("somebody");
@@ -243,7 +237,7 @@ fn holder_names_who_and_how_long() {
 #[test]
 fn force_unlock_ends_a_hold_of_the_same_manager_at_once() {
     let server = Server::start();
-    let locks = locks(&server);
+    let locks = connect(&server);
     let guard = locks.lock("a").expect("locks");
     let deleted = locks.named("a").force_unlock().expect("answers").expect("somebody");
     assert_eq!(deleted.raw(), guard.token());
@@ -254,7 +248,7 @@ fn force_unlock_ends_a_hold_of_the_same_manager_at_once() {
 #[test]
 fn force_unlock_says_whose_it_was_and_they_learn_of_it() {
     let server = Server::start();
-    let (locks, others) = (locks(&server), locks(&server));
+    let (locks, others) = (connect(&server), connect(&server));
     assert_eq!(locks.named("a").force_unlock().expect("answers"), None);
     let guard = others.lock("a").expect("locks");
     let deleted = locks.named("a").force_unlock().expect("answers").expect("somebody");
@@ -373,13 +367,13 @@ pub(crate) fn install_as_told() {
     let depth = relatch::with_lock("a", || locks.lock("a").expect("reenters").depth());
     assert_eq!(depth.expect("runs"), 2);
     assert_eq!(locks.named("a").holder().expect("answers"), None);
-    role::tell("installed");
+    role::report("installed");
 }
 
 #[test]
 fn a_manager_can_be_installed_once_for_the_process() {
     let server = Server::start();
-    let mut child = Child::spawn("install", &[("url", &*server.url())]);
+    let mut child = Worker::spawn("install", &[("url", &*server.url())]);
     child.expect_line("installed", LONG);
     assert!(child.wait(LONG).success());
     assert_eq!(server.calls("set"), 1);

@@ -6,12 +6,11 @@ use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 use relatch::{LockGuard, LockManager, LostCause};
+use relatch_rig::{LONG, Server, eventually, throughout, unique_key};
 
-use crate::loss::{MINUTE, PERIOD, assert_lost};
-use crate::network::{LATE, LONG, Rig, SOON, returns_by};
-use crate::renewal::{renewals, throughout};
-use crate::support::{Server, eventually, unique_key};
-use crate::waiting::{delete, occupy, take};
+use crate::support::{
+    LATE, MINUTE, PERIOD, Rig, SOON, assert_lost, delete, occupy, renewals, returns_by, take,
+};
 
 /// Well below the second after which the first in line looks by itself.
 const AT_ONCE: Duration = SOON.checked_div(2).expect("not by zero");

@@ -4,12 +4,9 @@
 use std::thread;
 
 use relatch::{Error, Unlocked};
+use relatch_rig::{Fault, LONG, eventually, throughout, unique_key};
 
-use crate::handing::behind;
-use crate::loss::MINUTE;
-use crate::network::{ANSWER, LONG, Rig, SOON, WAYS, assert_unavailable};
-use crate::renewal::throughout;
-use crate::support::{Fault, eventually, unique_key};
+use crate::support::{ANSWER, MINUTE, Rig, SOON, WAYS, assert_unavailable, behind};
 
 /// What Envoy and twemproxy say where the server behind them did not answer in time.
 const WORDS: [&str; 2] = ["-upstream failure\r\n", "-ERR Connection timed out\r\n"];

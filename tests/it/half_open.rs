@@ -4,21 +4,12 @@ use std::thread;
 use std::time::Duration;
 
 use relatch::{LockManager, Unlocked};
+use relatch_rig::{Fault, Proxy, Server, throughout, time, unique_key};
 
-use crate::network::{SOON, Taken, time};
-use crate::renewal::throughout;
-use crate::support::{Fault, Proxy, Server, unique_key};
-use crate::waiting::asleep;
+use crate::support::{Rig, SOON, Taken, asleep};
 
 /// One way to take a lock of this name.
 type Take<'a> = &'a dyn Fn(&str) -> Taken;
-
-/// A manager with the default timeouts, and the proxy that it goes through.
-fn default_manager(server: &Server) -> (LockManager, Proxy) {
-    let proxy = Proxy::start(server.port());
-    let locks = LockManager::connect(&proxy.url()).expect("connects");
-    (locks, proxy)
-}
 
 #[track_caller]
 fn assert_taken(server: &Server, key: &str, what: &str, taken: Taken) {
@@ -28,8 +19,7 @@ fn assert_taken(server: &Server, key: &str, what: &str, taken: Taken) {
 
 #[test]
 fn a_half_open_connection_costs_a_timeout_and_no_lock() {
-    let server = Server::start();
-    let (locks, proxy) = default_manager(&server);
+    let Rig { locks, proxy, server } = &Rig::with_defaults(|builder| builder);
     let takes: [(&str, Take<'_>); 3] = [
         ("try_lock", &|key| locks.try_lock(key)),
         ("try_lock_for", &|key| locks.try_lock_for(key, Duration::from_millis(500))),
@@ -39,15 +29,14 @@ fn a_half_open_connection_costs_a_timeout_and_no_lock() {
         let key = unique_key("a");
         let connections = proxy.connections_accepted();
         proxy.strand_all();
-        assert_taken(&server, &key, what, take(&key));
+        assert_taken(server, &key, what, take(&key));
         assert!(proxy.connections_accepted() > connections, "{what}: over a connection that works");
     }
 }
 
 #[test]
 fn a_slow_redis_is_no_half_open_connection() {
-    let server = Server::start();
-    let (locks, proxy) = default_manager(&server);
+    let Rig { locks, proxy, server } = &Rig::with_defaults(|builder| builder);
     let takes: [(&str, Take<'_>); 3] = [
         ("try_lock", &|key| locks.try_lock(key)),
         ("lock", &|key| locks.lock(key).map(Some)),
@@ -58,7 +47,7 @@ fn a_slow_redis_is_no_half_open_connection() {
         let connections = proxy.connections_accepted();
         proxy.on(&format!("SET lock:{key}"), Fault::DelayReply(SOON * 3 / 4));
         let (took, taken) = time(|| take(&key));
-        assert_taken(&server, &key, what, taken);
+        assert_taken(server, &key, what, taken);
         assert!(took >= SOON * 3 / 4, "{what}: the answer was waited for");
         assert_eq!(proxy.connections_accepted(), connections, "{what}: it was waited for where it came");
     }
@@ -87,8 +76,7 @@ fn a_redis_that_takes_most_of_the_response_timeout_confirms_releases() {
 /// The listener asks for the waiter, and has little time for that.
 #[test]
 fn a_hand_off_over_a_long_way_costs_no_connection() {
-    let server = Server::start();
-    let (ours, proxy) = default_manager(&server);
+    let Rig { locks: ours, proxy, server } = &Rig::with_defaults(|builder| builder);
     let theirs = LockManager::connect(&server.url()).expect("connects");
     proxy.always("SET", Fault::DelayReply(Duration::from_millis(70)));
     drop(ours.lock("warm").expect("locks"));
@@ -97,7 +85,7 @@ fn a_hand_off_over_a_long_way_costs_no_connection() {
         let guard = theirs.lock("a").expect("locks");
         thread::scope(|scope| {
             let waiter = scope.spawn(|| ours.lock("a").map(drop));
-            asleep(&server, 1);
+            asleep(server, 1);
             // It is registered; it sleeps once it has the answer, too.
             throughout(SOON / 4, || assert!(!waiter.is_finished()));
             guard.unlock().expect("it was held");

@@ -4,17 +4,13 @@
 use std::collections::HashSet;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc;
-use std::thread::{self, Scope, ScopedJoinHandle};
+use std::thread::{self, ScopedJoinHandle};
 use std::time::{Duration, Instant};
 
 use relatch::{Builder, Error, LockManager, LostCause, Owner, Unlocked};
+use relatch_rig::{Fault, LONG, Server, SetOnDrop, Worker, eventually, throughout, time, unique_key};
 
-use crate::exclusion::in_line;
-use crate::loss::{MINUTE, assert_lost};
-use crate::network::{ANSWER, LONG, Rig, SOON, broken_replies, time};
-use crate::renewal::throughout;
-use crate::support::{Child, Fault, Server, SetOnDrop, eventually, unique_key};
-use crate::waiting::{LISTENING, delete};
+use crate::support::{ANSWER, LISTENING, MINUTE, Rig, SOON, assert_lost, behind, broken_replies, delete};
 
 const THREADS: u64 = 8;
 const ROUNDS: u64 = 100;
@@ -107,21 +103,6 @@ fn a_script_that_redis_forgets_again_and_again_is_no_trouble() {
     assert!(rig.locks.stats().handed_on > 0);
     assert_eq!(rig.locks.stats().lost, 0);
     assert_eq!(rig.server.query::<i64>(&["DBSIZE"]), 0);
-}
-
-/// Starts a thread that waits for a lock behind another of this process, and then does something with it.
-pub(crate) fn behind<'s, T: Send + 's>(
-    scope: &'s Scope<'s, '_>,
-    body: impl FnOnce() -> T + Send + 's,
-) -> ScopedJoinHandle<'s, T> {
-    let (asks, asking) = mpsc::channel();
-    let thread = scope.spawn(move || {
-        asks.send(u64::try_from(rustix::thread::gettid().as_raw_nonzero().get()).expect("positive"))
-            .expect("awaited");
-        body()
-    });
-    in_line(asking.recv().expect("it asks"));
-    thread
 }
 
 #[test]
@@ -390,7 +371,7 @@ fn another_manager_gets_its_turn() {
 #[test]
 fn another_process_gets_its_turn() {
     let server = Server::start();
-    let mut child = Child::spawn("worker", &[("url", &server.url()), ("lease", "30000"), ("reclaim", "no")]);
+    let mut child = Worker::spawn("worker", &[("url", &server.url()), ("lease", "30000"), ("reclaim", "no")]);
     child.expect_line("ready", LONG);
     let longest = longest_wait(&server, || {
         assert!(Owner::parse(&child.ask("lock")).is_some());
@@ -442,10 +423,10 @@ fn a_process_pauses_at_the_end_of_a_run_so_that_others_come_first() {
         }
     });
     let (mut released, mut gaps) = (None, Vec::new());
-    for deed in rig.proxy.journal() {
-        match (&*deed.words[0], deed.answered) {
+    for exchange in rig.proxy.journal() {
+        match (&*exchange.args[0], exchange.answered) {
             ("EVALSHA", Some((answered, _))) => released = Some(answered),
-            ("SET", _) => gaps.extend(released.and_then(|released| deed.sent.checked_sub(released))),
+            ("SET", _) => gaps.extend(released.and_then(|released| exchange.sent.checked_sub(released))),
             _ => {}
         }
     }

@@ -6,21 +6,16 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
-use relatch::{LockGuard, LockManager, LostCause, Unlocked};
-
-use crate::loss::{INJURIES, MINUTE, assert_lost};
-use crate::network::{ANSWER, LONG, Rig, SOON, returns_by, time};
-use crate::renewal::{renewals, renewals_of, throughout};
-use crate::rights::{names, server_for, without};
-use crate::support::{
-    Child, Fault, Server, SetOnDrop, eventually, least_rights, rights_to_hear, server_version, unique_key,
+use relatch::{LockManager, LostCause, Unlocked};
+use relatch_rig::rights::{invalidation_rights, least_rights};
+use relatch_rig::{
+    Fault, LONG, Server, SetOnDrop, Worker, eventually, server_version, throughout, time, unique_key,
 };
-use crate::support_works;
-use crate::waiting::{LISTENING, asleep, delete, occupy, take};
 
-fn connect(server: &Server) -> LockManager {
-    LockManager::connect(&server.url()).expect("connects")
-}
+use crate::support::{
+    ANSWER, INJURIES, LISTENING, MINUTE, Rig, SOON, asleep, assert_lost, connect, delete, names_right,
+    occupy, redis_connection, renewals, renewals_of, returns_by, server_for, take, tracked_hold, without,
+};
 
 /// The only connection that listens, as soon as it is another than `before`.
 #[track_caller]
@@ -46,7 +41,9 @@ fn assert_hears(server: &Server, locks: &LockManager) {
     let tracked = server.tracked_keys();
     thread::scope(|scope| {
         let waiter = scope.spawn(move || take(locks, name));
-        eventually(LONG, "it waits for word", || server.tracked_keys() > tracked && server.is_heard());
+        eventually(LONG, "it waits for word", || {
+            server.tracked_keys() > tracked && server.redirects_invalidations()
+        });
         // (Its last poll may have come before the call of a listener that is new.)
         eventually(LONG, "it does not poll", || {
             let asked = server.calls("pttl");
@@ -104,7 +101,7 @@ fn a_listener_that_has_heard_something_comes_back_soon() {
 fn redis_is_asked_once_per_connection_to_tell_of_changes() {
     // However busy the machine is, every answer comes in time, and no connection is given up.
     let rig = Rig::with(|builder| builder.response_timeout(LONG));
-    let guard = watched(&rig.server, &rig.locks, "renewed");
+    let guard = tracked_hold(&rig.server, &rig.locks, "renewed");
     occupy(&rig.server, "a", MINUTE);
     thread::scope(|scope| {
         let waiter = scope.spawn(|| take(&rig.locks, "a"));
@@ -136,7 +133,9 @@ fn a_waiter_asks_again_when_a_connection_of_its_pool_breaks() {
         server.query::<u64>(&["CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes"]);
         let asked = server.calls("pttl");
         drop(locks.lock("other").expect("locks, over another connection"));
-        eventually(LONG, "it asks again", || server.calls("pttl") > asked && server.is_heard());
+        eventually(LONG, "it asks again", || {
+            server.calls("pttl") > asked && server.redirects_invalidations()
+        });
         let deleted = Instant::now();
         delete(&server, "a");
         let took = waiter.join().expect("no panic") - deleted;
@@ -265,11 +264,11 @@ fn a_waiter_outlives_a_restart_of_redis() {
 #[track_caller]
 pub(crate) fn assert_polls_without(missing: &[&str]) {
     let (server, url) = server_for(&without(missing));
-    let mut waiter = Child::spawn("waiter", &[("url", &url)]);
+    let mut waiter = Worker::spawn("waiter", &[("url", &url)]);
     let mut waits = |ready: &dyn Fn(u64)| {
         occupy(&server, "a", MINUTE);
         let before = server.calls("set");
-        waiter.say("wait");
+        waiter.send("wait");
         ready(before);
         delete(&server, "a");
         let (took, taken) = time(|| waiter.expect_line("", LONG));
@@ -282,7 +281,7 @@ pub(crate) fn assert_polls_without(missing: &[&str]) {
     for _ in 0..3 {
         let log = waits(&|before| eventually(LONG, "it polls", || server.calls("set") >= before + 12));
         assert!(log.starts_with(complaint) && log.contains("NOPERM"), "without {missing:?}: {log:?}");
-        assert!(missing.iter().any(|right| names(&log, right)), "does not name {missing:?}: {log:?}");
+        assert!(missing.iter().any(|right| names_right(&log, right)), "does not name {missing:?}: {log:?}");
         assert_eq!(log.matches("relatch::listener").count(), 1, "without {missing:?}: {log:?}");
     }
     server.query::<()>(&[&["ACL", "SETUSER", "worker"], missing].concat());
@@ -300,7 +299,7 @@ fn row_23_without_client_tracking_waits_are_polls() {
 
 #[test]
 fn row_23_without_any_right_to_hear_waits_are_polls() {
-    assert_polls_without(&rights_to_hear());
+    assert_polls_without(&invalidation_rights());
 }
 
 #[test]
@@ -378,14 +377,14 @@ fn row_23_a_listener_whose_own_key_is_refused_tries_again_rarely() {
 #[test]
 fn row_23_where_redis_agrees_to_tell_of_changes_and_nothing_comes_waits_are_polls() {
     let rig = Rig::new();
-    let mut other = support_works::connect(&rig.server.bare_url());
+    let mut other = redis_connection(&rig.server.bare_url());
     let number: u64 = redis::cmd("CLIENT").arg("ID").query(&mut other).expect("a number");
     rig.proxy.always("CLIENT ID", Fault::Replace(format!(":{number}\r\n").into_bytes()));
-    let mut waiter = Child::spawn("waiter", &[("url", &rig.proxy.url())]);
+    let mut waiter = Worker::spawn("waiter", &[("url", &rig.proxy.url())]);
     for round in 1..=2 {
         occupy(&rig.server, "a", MINUTE);
         let before = rig.proxy.commands("SET lock:a");
-        waiter.say("wait");
+        waiter.send("wait");
         eventually(LONG, "it is found out", || rig.proxy.fired() > 0);
         throughout(2 * SOON, || ());
         assert!(rig.proxy.commands("SET lock:a") >= before + 12, "round {round}: it does not poll");
@@ -400,7 +399,7 @@ fn row_23_where_redis_agrees_to_tell_of_changes_and_nothing_comes_waits_are_poll
     }
     rig.proxy.clear();
     occupy(&rig.server, "a", MINUTE);
-    waiter.say("wait");
+    waiter.send("wait");
     asleep(&rig.server, 1);
     delete(&rig.server, "a");
     assert_eq!(waiter.expect_line("", SOON), "Ok(true)");
@@ -440,9 +439,9 @@ fn a_waiter_that_was_told_of_no_change_has_the_listener_try_another_connection()
 #[test]
 fn row_23_where_redis_refuses_later_to_tell_of_changes_that_is_logged() {
     let (server, url) = server_for(&least_rights());
-    let mut waiter = Child::spawn("waiter", &[("url", &url)]);
+    let mut waiter = Worker::spawn("waiter", &[("url", &url)]);
     occupy(&server, "a", MINUTE);
-    waiter.say("wait");
+    waiter.send("wait");
     asleep(&server, 1);
     let right = if server_version() >= (7, 0) { "-client|tracking" } else { "-client" };
     server.query::<()>(&["ACL", "SETUSER", "worker", right]);
@@ -451,7 +450,7 @@ fn row_23_where_redis_refuses_later_to_tell_of_changes_that_is_logged() {
     delete(&server, "a");
     assert_eq!(waiter.expect_line("", LONG), "Ok(true)");
     occupy(&server, "a", MINUTE);
-    waiter.say("wait");
+    waiter.send("wait");
     let before = server.calls("set");
     eventually(LONG, "it polls", || server.calls("set") >= before + 12);
     delete(&server, "a");
@@ -465,7 +464,7 @@ fn row_23_where_redis_refuses_later_to_tell_of_changes_that_is_logged() {
 fn row_23_where_redis_refuses_to_tell_of_a_renewed_lock_nobody_listens_on() {
     let (server, url) = server_for(&least_rights());
     let locks = LockManager::connect(&url).expect("connects");
-    let guard = watched(&server, &locks, "a");
+    let guard = tracked_hold(&server, &locks, "a");
     let was = listener(&server, None);
     let right = if server_version() >= (7, 0) { "-client|tracking" } else { "-client" };
     server.query::<()>(&["ACL", "SETUSER", "worker", right]);
@@ -480,8 +479,8 @@ fn that_waits_are_polls_is_logged_once_however_often_the_listener_tries() {
     let rig = Rig::new();
     rig.proxy.always("SUBSCRIBE", Fault::Answer(b"+no\r\n".to_vec()));
     occupy(&rig.server, "a", MINUTE);
-    let mut waiter = Child::spawn("waiter", &[("url", &rig.proxy.url())]);
-    waiter.say("wait");
+    let mut waiter = Worker::spawn("waiter", &[("url", &rig.proxy.url())]);
+    waiter.send("wait");
     eventually(LONG, "it tries again and again", || rig.proxy.commands("SUBSCRIBE") > 3);
     delete(&rig.server, "a");
     assert_eq!(waiter.expect_line("", LONG), "Ok(true)");
@@ -508,16 +507,6 @@ fn a_listener_that_hears_nothing_is_found_out_and_replaced() {
     assert_hears(&rig.server, &rig.locks);
 }
 
-/// A hold whose next renewal is far, and whose key Redis tells of.
-#[track_caller]
-pub(crate) fn watched(server: &Server, locks: &LockManager, name: &str) -> LockGuard {
-    let tracked = server.tracked_keys();
-    let guard = locks.named(name).lease(MINUTE).lock().expect("locks");
-    guard.extend(MINUTE).expect("extends");
-    eventually(5 * SOON, "Redis will tell of it", || server.tracked_keys() > tracked);
-    guard
-}
-
 type Injury<'a> = (&'a str, &'a dyn Fn(&Server, &str), LostCause);
 
 #[test]
@@ -533,7 +522,7 @@ fn row_06_a_loss_is_told_at_once_after_the_first_renewal() {
     for (what, injure, cause) in injuries {
         returns_by(Duration::ZERO, what, || {
             let name = unique_key("a");
-            let guard = watched(&server, &locks, &name);
+            let guard = tracked_hold(&server, &locks, &name);
             let watch = guard.watch();
             injure(&server, &format!("lock:{name}"));
             let (took, lost) = time(|| watch.wait_lost(LONG));
@@ -551,7 +540,7 @@ fn row_06_a_loss_is_told_at_once_after_the_first_renewal() {
 fn row_06_a_loss_while_nobody_listened_is_told_when_somebody_does() {
     let server = Server::start();
     let locks = connect(&server);
-    let guard = watched(&server, &locks, "a");
+    let guard = tracked_hold(&server, &locks, "a");
     let number = listener(&server, None);
     server.query::<()>(&["MULTI"]);
     server.query::<()>(&["CLIENT", "KILL", "ID", &number.to_string()]);
@@ -566,7 +555,7 @@ fn row_06_a_loss_while_nobody_listened_is_told_when_somebody_does() {
 fn row_06_a_hold_is_watched_though_its_first_renewal_was_slow() {
     let rig = Rig::with(|builder| builder.response_timeout(SOON));
     rig.proxy.on(&renewals_of(&rig.server, "a"), Fault::DelayReply(ANSWER));
-    let _guard = watched(&rig.server, &rig.locks, "a");
+    let _guard = tracked_hold(&rig.server, &rig.locks, "a");
 }
 
 #[test]
@@ -574,7 +563,7 @@ fn row_06_a_loss_while_a_renewal_is_answered_is_told_at_once() {
     let rig = Rig::with(|builder| builder.response_timeout(SOON));
     let renewal = renewals_of(&rig.server, "a");
     for first in [true, false] {
-        drop(watched(&rig.server, &rig.locks, "listened for"));
+        drop(tracked_hold(&rig.server, &rig.locks, "listened for"));
         let guard = rig.locks.named("a").lease(MINUTE).lock().expect("locks");
         if !first {
             guard.extend(MINUTE).expect("extends");
@@ -603,7 +592,7 @@ fn row_06_a_loss_while_a_renewal_is_answered_is_told_at_once() {
 fn row_06_a_lease_that_is_cut_short_is_pushed_out_again_at_once() {
     let server = Server::start();
     let locks = connect(&server);
-    let guard = watched(&server, &locks, "a");
+    let guard = tracked_hold(&server, &locks, "a");
     for round in 2..5 {
         server.query::<()>(&["PEXPIRE", "lock:a", "400"]);
         eventually(ANSWER, "it is pushed out", || server.pttl("lock:a") > 50_000);
@@ -619,7 +608,7 @@ fn a_hold_that_is_watched_sends_nothing_of_its_own() {
     let server = Server::start();
     let locks = connect(&server);
     drop(locks.lock("warm-up").expect("locks"));
-    let guard = watched(&server, &locks, "a");
+    let guard = tracked_hold(&server, &locks, "a");
     guard.extend(2 * MINUTE).expect("extends");
     let sent = server.all_calls();
     throughout(SOON, || assert_eq!(server.all_calls(), sent, "its own renewals are no news"));
@@ -634,7 +623,7 @@ fn what_a_manager_does_itself_is_no_loss() {
     let teller = Arc::clone(&told);
     let builder = LockManager::builder(&server.url()).on_lost(move |lost| teller.lock().push(lost.clone()));
     let locks = builder.lease(3 * SOON).renew_every(ANSWER / 10).build().expect("connects");
-    drop(watched(&server, &locks, "first"));
+    drop(tracked_hold(&server, &locks, "first"));
     let rounds = 60;
     thread::scope(|scope| {
         for _ in 0..4 {

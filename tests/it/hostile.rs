@@ -7,15 +7,15 @@ use std::{fs, thread};
 
 use proptest::prelude::*;
 use relatch::{Error, LockManager};
+use relatch_rig::{LONG, Reply, Worker, eventually, role, within};
 
-use crate::liar::{ANSWER, LONG, PANICS, Rig};
+use crate::liar::{ANSWER, LyingServer, PANICS};
 use crate::nonsense::{ENDLESS, babble, messages, nonsense, streams};
-use crate::support::{Child, Say, eventually, role, within};
 
 /// What the machine may add to a deadline.
 const SLACK: Duration = Duration::from_secs(3);
 
-type Call = fn(&Rig, &LockManager, &mut dyn FnMut()) -> Result<String, Error>;
+type Call = fn(&LyingServer, &LockManager, &mut dyn FnMut()) -> Result<String, Error>;
 
 /// Every operation, and the command that is answered badly. Each calls its last argument when the lying is to begin.
 const CALLS: [(&str, &str, Call); 16] = [
@@ -77,12 +77,12 @@ const CALLS: [(&str, &str, Call); 16] = [
     }),
 ];
 
-fn build(rig: &Rig, _: &LockManager, begin: &mut dyn FnMut()) -> Result<String, Error> {
+fn build(rig: &LyingServer, _: &LockManager, begin: &mut dyn FnMut()) -> Result<String, Error> {
     begin();
     rig.builder().build().map(told)
 }
 
-fn busy(rig: &Rig, locks: &LockManager, begin: &mut dyn FnMut()) -> Result<String, Error> {
+fn busy(rig: &LyingServer, locks: &LockManager, begin: &mut dyn FnMut()) -> Result<String, Error> {
     rig.busy.store(true, Ordering::SeqCst);
     begin();
     locks.lock("a").map(told)
@@ -99,7 +99,11 @@ fn is_unanswered(error: &Error) -> bool {
 
 /// Has an operation lied to, and returns what it said of it, and how late. Again, where the machine was so slow that it failed
 /// before it was lied to.
-fn lied_to(rig: &Rig, (name, command, call): (&str, &'static str, Call), say: &Say) -> (Error, Duration) {
+fn lied_to(
+    rig: &LyingServer,
+    (name, command, call): (&str, &'static str, Call),
+    say: &Reply,
+) -> (Error, Duration) {
     let what = format!("{name}, {command:?} answered {:.100}", format!("{say:?}"));
     let mut end = None;
     eventually(LONG, &what, || {
@@ -121,11 +125,11 @@ fn lied_to(rig: &Rig, (name, command, call): (&str, &'static str, Call), say: &S
 
 /// Has every operation answered with each of `lies`: all of them fail, in time, and say so in words fit for a log.
 #[track_caller]
-fn assert_all_fail(lies: &[Say], limit: Duration) {
+fn assert_all_fail(lies: &[Reply], limit: Duration) {
     thread::scope(|scope| {
         for (name, command, call) in CALLS {
             scope.spawn(move || {
-                let rig = Rig::new();
+                let rig = LyingServer::new();
                 for say in lies {
                     let (error, took) = lied_to(&rig, (name, command, call), say);
                     let what = format!("{name}, {command:?} answered {:.100}", format!("{say:?}"));
@@ -146,7 +150,7 @@ fn row_37_what_is_answered_honestly_is_no_error() {
     for (name, _, call) in CALLS {
         // Nothing here may be so short that the machine alone can make an error: a wait of 50 ms ended now and then before
         // there was a connection. Only the wait for a busy lock has to end.
-        let rig = Rig::waiting(LONG);
+        let rig = LyingServer::waiting(LONG);
         let wait = if name == "lock, busy" { 40 * ANSWER } else { LONG };
         let result = call(&rig, &rig.builder().wait(wait).build_unchecked().expect("valid"), &mut || ());
         match result {
@@ -163,7 +167,7 @@ fn row_37_nonsense_in_the_place_of_an_answer_is_an_error() {
 
 #[test]
 fn row_37_huge_lengths_are_not_believed_nor_do_streams_take_time_or_memory() {
-    let mut child = Child::spawn("huge", &[]);
+    let mut child = Worker::spawn("huge", &[]);
     assert_eq!(child.expect_line("grew", LONG), "grew little");
     assert!(child.wait(LONG).success());
 }
@@ -171,11 +175,11 @@ fn row_37_huge_lengths_are_not_believed_nor_do_streams_take_time_or_memory() {
 /// In a process of its own, whose memory is nobody else's.
 pub(crate) fn huge_as_told() {
     let before = peak();
-    let endless: Vec<_> = ENDLESS.iter().map(|head| Say::Bytes(head.as_bytes().to_vec())).collect();
+    let endless: Vec<_> = ENDLESS.iter().map(|head| Reply::Bytes(head.as_bytes().to_vec())).collect();
     assert_all_fail(&endless, 4 * ANSWER + SLACK);
     assert_all_fail(&streams(), 4 * ANSWER + SLACK);
     let grew = peak() - before;
-    role::tell(&if grew < 50_000 { "grew little".to_owned() } else { format!("grew {grew} KB") });
+    role::report(if grew < 50_000 { "grew little".to_owned() } else { format!("grew {grew} KB") });
 }
 
 /// The most memory that this process has had, in KB.
@@ -187,12 +191,12 @@ fn peak() -> u64 {
 
 #[test]
 fn row_37_a_long_error_is_told_in_short() {
-    let rig = Rig::new();
+    let rig = LyingServer::new();
     let patient = rig.builder().connect_timeout(LONG).response_timeout(LONG);
     let locks = patient.build().expect("connects");
     for length in [200_000, 1_000_000] {
         let line = [b"-OOM ".to_vec(), b"x".repeat(length), b"\r\n".to_vec()].concat();
-        rig.lie("SET", Say::Bytes(line));
+        rig.lie("SET", Reply::Bytes(line));
         let error = within(LONG / 4, "reading it", || locks.try_lock("a")).expect_err("an error");
         let too_long = length > 256 * 1024;
         assert_eq!(matches!(error, Error::Refused { .. }), !too_long, "{error:.2000}");
@@ -204,9 +208,9 @@ fn row_37_a_long_error_is_told_in_short() {
 /// Busy, but nobody's: no Redis says so.
 #[test]
 fn row_37_a_lock_that_is_nobodys_and_yet_busy_is_asked_for_ever_more_rarely() {
-    let rig = Rig::new();
+    let rig = LyingServer::new();
     rig.busy.store(true, Ordering::SeqCst);
-    rig.lie("SET", Say::Bytes(b"*2\r\n$-1\r\n:-2\r\n".to_vec()));
+    rig.lie("SET", Reply::Bytes(b"*2\r\n$-1\r\n:-2\r\n".to_vec()));
     let wait = Duration::from_secs(1);
     let taken = within(wait + SLACK, "a wait", || rig.locks().try_lock_for("a", wait));
     assert!(!matches!(taken, Ok(Some(_))));
@@ -216,7 +220,7 @@ fn row_37_a_lock_that_is_nobodys_and_yet_busy_is_asked_for_ever_more_rarely() {
 
 #[test]
 fn row_37_renewals_outlive_nonsense() {
-    let rig = Rig::new();
+    let rig = LyingServer::new();
     let told = Arc::<AtomicUsize>::default();
     let losses = Arc::clone(&told);
     let count = move |_: &relatch::LostLock| _ = losses.fetch_add(1, Ordering::SeqCst);
@@ -235,7 +239,7 @@ fn row_37_renewals_outlive_nonsense() {
     }
     assert_eq!(told.load(Ordering::SeqCst), 0);
     guard.extend(4 * ANSWER).expect("extends");
-    rig.lie("EVALSHA", Say::Bytes(b"*0\r\n".to_vec()));
+    rig.lie("EVALSHA", Reply::Bytes(b"*0\r\n".to_vec()));
     eventually(LONG, "the loss is told", || told.load(Ordering::SeqCst) == 1);
     assert!(guard.unlock().expect_err("lost").is_lost());
     assert_eq!(PANICS.load(Ordering::SeqCst), 0);
@@ -243,7 +247,7 @@ fn row_37_renewals_outlive_nonsense() {
 
 #[test]
 fn row_37_nonsense_for_the_listener_disturbs_nobody() {
-    let to = |command, lies: Vec<Say>| lies.into_iter().map(move |say| (command, say));
+    let to = |command, lies: Vec<Reply>| lies.into_iter().map(move |say| (command, say));
     let mut lies: Vec<_> = to("SUBSCRIBE", messages()).collect();
     for command in ["SUBSCRIBE", "CLIENT ID", "CLIENT TRACKING"] {
         lies.extend(to(command, nonsense()));
@@ -251,7 +255,7 @@ fn row_37_nonsense_for_the_listener_disturbs_nobody() {
     thread::scope(|scope| {
         for lies in lies.chunks(lies.len().div_ceil(20)) {
             scope.spawn(move || {
-                let rig = Rig::new();
+                let rig = LyingServer::new();
                 rig.busy.store(true, Ordering::SeqCst);
                 for (to, say) in lies {
                     let what = format!("{to} answered {:.100}", format!("{say:?}"));
@@ -282,12 +286,12 @@ proptest! {
         call in 0..CALLS.len(),
     ) {
         let (name, command, call) = CALLS[call];
-        let (rig, pause) = (Rig::new(), if late { ANSWER + ANSWER / 5 } else { Duration::ZERO });
+        let (rig, pause) = (LyingServer::new(), if late { ANSWER + ANSWER / 5 } else { Duration::ZERO });
         // With a limit: to say that the lock is busy is no lie that anybody could see through.
         let locks = rig.builder().wait(4 * ANSWER).build_unchecked().expect("nothing is sent");
         let mut began = Instant::now();
         let result = call(&rig, &locks, &mut || {
-            rig.lie(command, Say::Late(first.clone(), pause, rest.clone()));
+            rig.lie(command, Reply::Paused(first.clone(), pause, rest.clone()));
             began = Instant::now();
         });
         prop_assert!(began.elapsed() <= 4 * ANSWER + SLACK, "{}: took {:?}", name, began.elapsed());

@@ -8,11 +8,9 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use relatch::{Builder, Error, LockManager, Unlocked};
+use relatch_rig::{LONG, Proxy, Server, eventually, within};
 
-use crate::support::{Proxy, Server, eventually, within};
-
-/// Longer than anything here takes.
-const LONG: Duration = Duration::from_secs(20);
+use crate::support::connect;
 
 /// A wait that ends without the lock.
 const WAIT: Duration = Duration::from_millis(300);
@@ -24,10 +22,6 @@ const SLACK: Duration = Duration::from_millis(500);
 const CANARY: &str = "canary7Qx";
 
 const HOUR: Duration = Duration::from_secs(3600);
-
-fn locks(server: &Server) -> LockManager {
-    LockManager::connect(&server.url()).expect("connects")
-}
 
 /// Everything an error says about itself, to users and to developers, and its sources do.
 fn everything(error: &Error) -> String {
@@ -68,7 +62,7 @@ fn row_35_leases_that_cannot_work_are_refused_and_nothing_is_sent() {
 #[test]
 fn row_35_the_shortest_and_the_longest_lease_work() {
     let server = Server::start();
-    let locks = locks(&server);
+    let locks = connect(&server);
     let guard = locks.named("long").lease(24 * HOUR).lock().expect("locks");
     assert!(server.pttl("lock:long") > 86_000_000);
     assert_eq!(guard.unlock().expect("unlocks"), Unlocked::Released);
@@ -111,7 +105,7 @@ fn row_35_settings_that_cannot_work_are_refused_and_nothing_is_sent() {
 #[test]
 fn row_35_a_wait_without_end_is_a_wait() {
     let server = Server::start();
-    let (ours, theirs) = (locks(&server), locks(&server));
+    let (ours, theirs) = (connect(&server), connect(&server));
     let held = theirs.lock("a").expect("locks");
     thread::scope(|scope| {
         let waiters = [
@@ -133,7 +127,7 @@ fn row_35_a_wait_without_end_is_a_wait() {
 #[test]
 fn row_35_a_wait_of_zero_is_one_attempt() {
     let server = Server::start();
-    let (ours, theirs) = (locks(&server), locks(&server));
+    let (ours, theirs) = (connect(&server), connect(&server));
     let free = ours.named("a").wait(Duration::ZERO);
     drop(free.lock().expect("it is free"));
     thread::scope(|scope| {
@@ -151,7 +145,7 @@ fn row_35_a_wait_of_zero_is_one_attempt() {
 #[test]
 fn row_35_a_wait_is_no_hot_loop() {
     let server = Server::start();
-    let (ours, theirs) = (locks(&server), locks(&server));
+    let (ours, theirs) = (connect(&server), connect(&server));
     thread::scope(|scope| {
         scope.spawn(|| std::mem::forget(theirs.lock("a").expect("locks")));
     });
@@ -167,7 +161,7 @@ fn row_35_a_wait_is_no_hot_loop() {
 fn row_35_tolerating_no_outage_is_no_hindrance_to_waiting() {
     let server = Server::start();
     let ours = LockManager::builder(&server.url()).tolerate_outage(Duration::ZERO).build().expect("connects");
-    let held = locks(&server).lock("a").expect("locks");
+    let held = connect(&server).lock("a").expect("locks");
     thread::scope(|scope| {
         server.reset_stats();
         let waiter = scope.spawn(|| ours.lock("a").map(drop));
@@ -183,7 +177,7 @@ fn row_35_tolerating_no_outage_is_no_hindrance_to_waiting() {
 #[test]
 fn row_36_keys_are_kept_exactly() {
     let server = Server::start();
-    let locks = locks(&server);
+    let locks = connect(&server);
     let longest = "k".repeat(64 * 1024);
     for key in [
         "a",

@@ -4,11 +4,9 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use relatch::{LockManager, Unlocked};
+use relatch_rig::{Fault, LONG, Server, eventually, time, unique_key, within};
 
-use crate::handing::behind;
-use crate::network::{LONG, Rig, SOON, time};
-use crate::support::{Fault, Server, eventually, unique_key, within};
-use crate::waiting::asleep;
+use crate::support::{Rig, SOON, asleep, behind};
 
 /// Longer than the managers of a rig wait for an answer.
 const TOO_LATE: Duration = Duration::from_millis(1500);
@@ -59,7 +57,7 @@ fn a_wait_that_ends_while_redis_is_silent_is_no_busy_lock() {
     let guard = other.lock("a").expect("locks");
     thread::scope(|scope| {
         let waiter = scope.spawn(|| rig.locks.named("a").wait(Duration::from_secs(2)).lock().map(drop));
-        eventually(LONG, "it waits, and Redis will tell it", || rig.server.is_heard());
+        eventually(LONG, "it waits, and Redis will tell it", || rig.server.redirects_invalidations());
         rig.proxy.black_hole(true);
         let error = waiter.join().expect("no panic").expect_err("nobody let go");
         assert!(error.is_unavailable(), "{error:?}");
@@ -78,7 +76,7 @@ fn the_last_handle_goes_within_its_timeouts_though_a_listener_hears_nothing() {
     let guard = other.lock("a").expect("locks");
     thread::scope(|scope| {
         scope.spawn(|| drop(locks.lock("a").expect("locks")));
-        eventually(LONG, "it listens", || server.is_heard());
+        eventually(LONG, "it listens", || server.redirects_invalidations());
         drop(guard);
     });
     server.pause();

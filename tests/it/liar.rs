@@ -7,12 +7,9 @@ use std::{panic, thread};
 
 use parking_lot::Mutex;
 use relatch::{Builder, LockGuard, LockManager};
+use relatch_rig::{CLAIM, FakeServer, LONG, Reply, as_set, claim_hash, eventually};
 
 use crate::nonsense::SUBSCRIBED;
-use crate::support::{CLAIM, Fake, Say, by_deed, claim_hash, eventually};
-
-/// Longer than anything here takes.
-pub(crate) const LONG: Duration = Duration::from_secs(20);
 
 /// How long the managers here wait for a connection, and for an answer, unless a test says otherwise.
 pub(crate) const ANSWER: Duration = Duration::from_millis(50);
@@ -21,9 +18,9 @@ pub(crate) const ANSWER: Duration = Duration::from_millis(50);
 const THEIRS: &str = "elsewhere-1-2-00112233445566778899aabbccddeeff";
 
 /// A server that does as Redis would, except to one command.
-pub(crate) struct Rig {
-    fake: Fake,
-    lie: Arc<Mutex<Option<(&'static str, Say)>>>,
+pub(crate) struct LyingServer {
+    fake: FakeServer,
+    lie: Arc<Mutex<Option<(&'static str, Reply)>>>,
     /// How often it has lied.
     lies: Arc<AtomicUsize>,
     /// Somebody else has the lock.
@@ -32,21 +29,21 @@ pub(crate) struct Rig {
     pub(crate) answer: Duration,
 }
 
-impl Rig {
-    pub(crate) fn new() -> Rig {
-        Rig::waiting(ANSWER)
+impl LyingServer {
+    pub(crate) fn new() -> LyingServer {
+        LyingServer::waiting(ANSWER)
     }
 
     /// With managers that wait so long for a connection, and for an answer.
-    pub(crate) fn waiting(answer: Duration) -> Rig {
+    pub(crate) fn waiting(answer: Duration) -> LyingServer {
         watch_threads();
-        let lie = Arc::<Mutex<Option<(&'static str, Say)>>>::default();
+        let lie = Arc::<Mutex<Option<(&'static str, Reply)>>>::default();
         let (lies, busy) = (Arc::<AtomicUsize>::default(), Arc::<AtomicBool>::default());
         let (liar, count, taken) = (Arc::clone(&lie), Arc::clone(&lies), Arc::clone(&busy));
         let stands = Mutex::new(String::new());
-        let fake = Fake::start(move |words| {
+        let fake = FakeServer::start(move |words| {
             // An attempt by script may be meant as what it is, or as the `SET` that it does.
-            let lines = [words.join(" "), by_deed(words.to_vec()).join(" ")];
+            let lines = [words.join(" "), as_set(words.to_vec()).join(" ")];
             let meant =
                 |to: &str| lines.iter().any(|line| to.is_empty() == line.is_empty() && line.starts_with(to));
             let lie = liar.lock().clone();
@@ -55,13 +52,13 @@ impl Rig {
                     count.fetch_add(1, Ordering::SeqCst);
                     say
                 }
-                _ => Say::Bytes(honest(words, taken.load(Ordering::SeqCst), &mut stands.lock())),
+                _ => Reply::Bytes(honest(words, taken.load(Ordering::SeqCst), &mut stands.lock())),
             }
         });
-        Rig { fake, lie, lies, busy, answer }
+        LyingServer { fake, lie, lies, busy, answer }
     }
 
-    pub(crate) fn lie(&self, to: &'static str, say: Say) {
+    pub(crate) fn lie(&self, to: &'static str, say: Reply) {
         *self.lie.lock() = Some((to, say));
     }
 

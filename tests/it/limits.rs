@@ -6,13 +6,11 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use relatch::{Error, LockManager};
+use relatch_rig::{Fault, LONG, Proxy, Server, SetOnDrop, eventually, throughout, time, unique_key, within};
 
-use crate::handing::behind;
-use crate::loss::MINUTE;
-use crate::network::{ANSWER, LONG, Rig, SOON, assert_unavailable, builder, time};
-use crate::renewal::throughout;
-use crate::support::{Fault, Proxy, Server, SetOnDrop, eventually, unique_key, within};
-use crate::waiting::{asleep, delete, occupy};
+use crate::support::{
+    ANSWER, MINUTE, Rig, SOON, asleep, assert_unavailable, behind, builder, delete, occupy,
+};
 
 /// Redis is well all the time: a short limit may end for want of a connection, or of time, but that is no outage.
 #[test]

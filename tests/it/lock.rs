@@ -2,18 +2,15 @@
 
 use std::time::{Duration, Instant};
 
-use relatch::{LockManager, Owner, Unlocked};
+use relatch::{Owner, Unlocked};
+use relatch_rig::Server;
 
-use crate::support::Server;
-
-fn locks(server: &Server) -> LockManager {
-    LockManager::connect(&server.url()).expect("connects")
-}
+use crate::support::connect;
 
 #[test]
 fn smoke() {
     let server = Server::start();
-    let locks = locks(&server);
+    let locks = connect(&server);
     let guard = locks.lock("a").expect("locks");
     let token = server.get("lock:a").expect("a key");
     assert_eq!(token, guard.token());
@@ -27,7 +24,7 @@ fn smoke() {
 #[test]
 fn lock_and_unlock_are_two_commands_and_reentry_is_none() {
     let server = Server::start();
-    let locks = locks(&server);
+    let locks = connect(&server);
     drop(locks.lock("warm-up").expect("locks")); // Redis learns the script.
     server.reset_stats();
     for _ in 0..10 {
@@ -50,7 +47,7 @@ fn lock_and_unlock_are_two_commands_and_reentry_is_none() {
 #[test]
 fn try_lock_on_a_busy_lock_asks_once_and_looks_once() {
     let server = Server::start();
-    let (ours, theirs) = (locks(&server), locks(&server));
+    let (ours, theirs) = (connect(&server), connect(&server));
     let _held = std::thread::spawn(move || std::mem::forget(theirs.lock("a").expect("locks"))).join();
     server.reset_stats();
     assert!(ours.try_lock("a").expect("answers").is_none());
@@ -62,7 +59,7 @@ fn try_lock_on_a_busy_lock_asks_once_and_looks_once() {
 #[test]
 fn a_lock_that_nobody_else_wants_is_had_without_a_pause() {
     let server = Server::start();
-    let locks = locks(&server);
+    let locks = connect(&server);
     let times = (0..200).map(|_| {
         let start = Instant::now();
         let guard = locks.lock("a").expect("locks");

@@ -6,10 +6,8 @@ use std::time::Duration;
 
 use log::{LevelFilter, Log, Metadata, Record};
 use relatch::LockManager;
+use relatch_rig::{Fault, LONG, Proxy, Server, Worker, eventually, role};
 
-use crate::support::{Child, Fault, Proxy, Server, eventually, role};
-
-const LONG: Duration = Duration::from_secs(20);
 const CANARY: &str = "canary-7f3a";
 
 struct Lines(Mutex<Vec<String>>);
@@ -32,7 +30,7 @@ impl Log for Lines {
 #[test]
 fn each_concern_is_logged_under_its_name_and_no_secret_is() {
     let server = Server::with(&["--requirepass", CANARY]);
-    let mut child = Child::spawn("logger", &[("port", &server.port().to_string())]);
+    let mut child = Worker::spawn("logger", &[("port", &server.port().to_string())]);
     let mut lines = Vec::new();
     loop {
         let line = child.expect_line("", LONG);
@@ -83,9 +81,9 @@ pub(crate) fn logger() {
     drop(guard);
     drop(locks);
     for line in LINES.0.lock().expect("no panic").iter() {
-        role::tell(line);
+        role::report(line);
     }
-    role::tell("end");
+    role::report("end");
     process::exit(0);
 }
 
@@ -94,13 +92,13 @@ pub(crate) fn waiter() {
     log::set_logger(&LINES).expect("the only logger");
     log::set_max_level(LevelFilter::Info);
     let locks = LockManager::connect(&role::arg("url")).expect("connects");
-    while let Some(line) = role::hear() {
+    while let Some(line) = role::next_line() {
         if line == "log" {
             let lines = LINES.0.lock().expect("no panic");
             let of_listener = lines.iter().filter(|line| line.contains(" relatch::listener "));
-            role::tell(&of_listener.cloned().collect::<Vec<_>>().join("; "));
+            role::report(of_listener.cloned().collect::<Vec<_>>().join("; "));
         } else {
-            role::tell(&format!("{:?}", locks.try_lock_for("a", LONG).map(|taken| taken.is_some())));
+            role::report(format!("{:?}", locks.try_lock_for("a", LONG).map(|taken| taken.is_some())));
         }
     }
 }
@@ -114,11 +112,11 @@ pub(crate) fn holder() {
     let locks = builder.build().expect("connects");
     let guard = locks.lock("a").expect("locks");
     eventually(LONG, "it is renewed", || locks.stats().renewed > 0);
-    role::tell("renewed");
+    role::report("renewed");
     assert!(guard.watch().wait_lost(LONG).is_some(), "it is lost");
     eventually(LONG, "that is logged", || logged("relatch::lost"));
     for line in LINES.0.lock().expect("no panic").iter() {
-        role::tell(line);
+        role::report(line);
     }
 }
 

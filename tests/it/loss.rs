@@ -8,50 +8,10 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
-use relatch::{Error, LockGuard, LockManager, LockWatch, LostCause, Unlocked};
+use relatch::{LockGuard, LockManager, LockWatch, LostCause, Unlocked};
+use relatch_rig::{Fault, LONG, Server, compile_preload, eventually, throughout, time, unique_key, within};
 
-use crate::network::{ANSWER, LATE, LONG, Rig, SOON, returns_by, time};
-use crate::renewal::{renewals, rig, throughout};
-use crate::support::{Fault, Server, compile_shim, eventually, unique_key, within};
-
-/// The time from one renewal to the next, in the rigs here.
-pub(crate) const PERIOD: Duration = Duration::from_millis(100);
-
-pub(crate) const MINUTE: Duration = Duration::from_secs(60);
-
-pub(crate) fn assert_lost<T: std::fmt::Debug>(result: &Result<T, Error>, wanted: LostCause) {
-    assert!(
-        matches!(result, Err(Error::Lost { cause, .. }) if *cause == wanted),
-        "{result:?}, not {wanted:?}"
-    );
-}
-
-type Injure = fn(&Server, &str);
-
-/// What can happen to a key, and how that is called.
-pub(crate) const INJURIES: [(&str, Injure, LostCause); 6] = [
-    ("deleted", |server, key| server.query(&["DEL", key]), LostCause::Deleted),
-    ("flushed", |server, _| server.query(&["FLUSHALL"]), LostCause::Deleted),
-    ("replaced", |server, key| server.query(&["SET", key, "other", "PX", "60000"]), LostCause::Taken),
-    (
-        "a list",
-        |server, key| {
-            let script = "redis.call('DEL', KEYS[1]) return redis.call('RPUSH', KEYS[1], 'other')";
-            server.query::<()>(&["EVAL", script, "1", key]);
-        },
-        LostCause::Taken,
-    ),
-    // What a step of the server's clock does.
-    ("expired early", |server, key| server.query(&["PEXPIREAT", key, "1"]), LostCause::Deleted),
-    ("evicted", evict, LostCause::Deleted),
-];
-
-fn evict(server: &Server, key: &str) {
-    server.query::<()>(&["CONFIG", "SET", "maxmemory-policy", "allkeys-random"]);
-    server.query::<()>(&["CONFIG", "SET", "maxmemory", "1"]);
-    eventually(LONG, "the key is evicted", || !server.exists(key));
-    server.query::<()>(&["CONFIG", "SET", "maxmemory", "0"]);
-}
+use crate::support::{ANSWER, INJURIES, LATE, MINUTE, PERIOD, Rig, SOON, assert_lost, renewals, returns_by};
 
 /// Checks that a hold is lost within a period of each injury, and that its key is left as it is.
 #[track_caller]
@@ -85,13 +45,13 @@ fn assert_lost_within_a_period(rig: &Rig) {
 
 #[test]
 fn row_06_a_key_that_is_gone_is_a_lost_lock_within_a_period() {
-    assert_lost_within_a_period(&rig());
+    assert_lost_within_a_period(&Rig::renewing());
 }
 
 /// A listener would tell sooner.
 #[test]
 fn row_06_without_a_listener_the_next_renewal_finds_out() {
-    let rig = rig();
+    let rig = Rig::renewing();
     rig.proxy.always("SUBSCRIBE", Fault::Answer(b"-NOPERM no\r\n".to_vec()));
     assert_lost_within_a_period(&rig);
     assert!(rig.proxy.commands("SUBSCRIBE") > 0 && rig.proxy.commands("CLIENT TRACKING") == 0);
@@ -100,7 +60,7 @@ fn row_06_without_a_listener_the_next_renewal_finds_out() {
 #[test]
 fn row_06_a_step_of_the_servers_clock_is_a_lost_lock_within_a_period() {
     let dir = tempfile::tempdir().expect("a temporary directory");
-    let (shim, ahead) = (compile_shim("wall_clock", dir.path()), dir.path().join("ahead"));
+    let (shim, ahead) = (compile_preload("wall_clock", dir.path()), dir.path().join("ahead"));
     let path = |path: &Path| path.to_str().expect("UTF-8").to_owned();
     let env = [("LD_PRELOAD", &*path(&shim)), ("WALL_CLOCK_OFFSET", &*path(&ahead))];
     let server = Server::in_env(&[], &env);
@@ -133,7 +93,7 @@ fn row_06_a_step_of_the_servers_clock_is_a_lost_lock_within_a_period() {
 
 #[test]
 fn row_16_everybody_learns_that_redis_was_restarted() {
-    let rig = rig();
+    let rig = Rig::renewing();
     let other = LockManager::connect(&rig.server.url()).expect("connects");
     let keys = [(); 4].map(|()| unique_key("a"));
     let (locks, other) = (&rig.locks, &other);
@@ -249,7 +209,7 @@ fn a_callback_that_is_slow_or_panics_costs_no_other_hold() {
 #[test]
 fn a_watch_tells_other_threads() {
     fn for_all_threads<T: Send + Sync + Clone + 'static>(_: &T) {}
-    let rig = rig();
+    let rig = Rig::renewing();
     let watched = |act: &dyn Fn(LockGuard)| {
         let key = unique_key("a");
         let guard = rig.locks.lock(&key).expect("locks");

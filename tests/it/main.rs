@@ -23,7 +23,6 @@ mod nonsense;
 mod older;
 mod outage;
 mod processes;
-mod proxy_works;
 mod reclaim;
 mod redis;
 mod renewal;
@@ -32,10 +31,17 @@ mod roles;
 mod secrets;
 mod stalls;
 mod support;
-mod support_works;
 mod tidy;
 mod threads;
 mod time;
 mod upkeep;
 mod verdicts;
 mod waiting;
+
+/// Where a worker process begins. In a run of the tests there is no role, and nothing to do.
+#[test]
+fn worker_entry() {
+    if let Some(role) = relatch_rig::role::name() {
+        roles::run_role(&role);
+    }
+}

@@ -3,8 +3,7 @@
 use std::time::Duration;
 
 use proptest::prelude::*;
-
-use crate::support::Say;
+use relatch_rig::Reply;
 
 /// Longer than anybody waits for a reply to end.
 const TIME: Duration = Duration::from_secs(20);
@@ -83,37 +82,37 @@ fn nested() -> impl Iterator<Item = Vec<u8>> {
 }
 
 /// Everything that is no answer to anything, and is said at once.
-pub(crate) fn nonsense() -> Vec<Say> {
+pub(crate) fn nonsense() -> Vec<Reply> {
     let wrong = WRONG.iter().chain(&ERRORS).map(|text| text.as_bytes().to_vec());
     let long = [b"-".to_vec(), b"x".repeat(60_000), b"\r\n".to_vec()].concat();
     let all = wrong.chain(GARBAGE.iter().map(|bytes| bytes.to_vec())).chain(nested()).chain([long]);
-    all.map(Say::Bytes).chain([Say::Bye]).collect()
+    all.map(Reply::Bytes).chain([Reply::Close]).collect()
 }
 
 /// Replies that go on and on.
-pub(crate) fn streams() -> [Say; 4] {
+pub(crate) fn streams() -> [Reply; 4] {
     [("+", "x"), ("$549755813888\r\n", "x"), ("*9223372036854775807\r\n", "$-1\r\n"), ("+a\r\n", "+a\r\n")]
-        .map(|(first, again)| Say::OverAndOver(first.into(), again.into(), TIME))
+        .map(|(first, again)| Reply::Endless(first.into(), again.into(), TIME))
 }
 
 /// What a listener might be told, after it has subscribed.
-pub(crate) fn messages() -> Vec<Say> {
+pub(crate) fn messages() -> Vec<Reply> {
     let payloads = ["$-1", ":5", "+a", "*1\r\n:1", "*2\r\n*0\r\n$-1", "%0", "*-1", "*1\r\n$2\r\n\u{e9}"]
         .map(str::to_owned);
     let many = format!("*10000{}", "\r\n$6\r\nlock:a".repeat(10_000));
     let start = format!("{SUBSCRIBED}*3\r\n$7\r\nmessage\r\n$20\r\n__redis__:invalidate\r\n");
     let said = payloads.into_iter().chain([many]).map(|payload| format!("{start}{payload}\r\n").into_bytes());
     let after = |say| match say {
-        Say::Bytes(bytes) => [SUBSCRIBED.as_bytes(), &bytes].concat(),
+        Reply::Bytes(bytes) => [SUBSCRIBED.as_bytes(), &bytes].concat(),
         _ => SUBSCRIBED.into(),
     };
     let endless = streams().map(|say| match say {
-        Say::OverAndOver(first, again, time) => {
-            Say::OverAndOver([SUBSCRIBED.as_bytes(), &first].concat(), again, time)
+        Reply::Endless(first, again, time) => {
+            Reply::Endless([SUBSCRIBED.as_bytes(), &first].concat(), again, time)
         }
         other => other,
     });
-    said.chain(nonsense().into_iter().map(after)).map(Say::Bytes).chain(endless).collect()
+    said.chain(nonsense().into_iter().map(after)).map(Reply::Bytes).chain(endless).collect()
 }
 
 /// Pieces of RESP, and of anything, in any order.

@@ -4,12 +4,9 @@ use std::thread;
 use std::time::Duration;
 
 use relatch::{Error, LockManager, LostCause, Unlocked};
+use relatch_rig::{Fault, LONG, Server, eventually};
 
-use crate::loss::MINUTE;
-use crate::loss::assert_lost;
-use crate::network::{ANSWER, LONG, Rig};
-use crate::support::{Fault, Server, eventually};
-use crate::waiting::occupy;
+use crate::support::{ANSWER, MINUTE, Rig, assert_lost, occupy};
 
 /// The answer to a script in which a command failed with these words.
 fn failed(words: &str) -> Fault {

@@ -4,13 +4,12 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use relatch::{Error, LockGuard, LockManager, Unlocked};
+use relatch_rig::{Fault, LONG, Proxy, Server, eventually, time, unique_key};
 
-use crate::loss::{MINUTE, PERIOD};
-use crate::network::{
-    ANSWER, LATE, LONG, Rig, SOON, Taken, WAYS, assert_unavailable, broken_replies, builder, returns_by, time,
+use crate::support::{
+    ANSWER, LATE, MINUTE, PERIOD, Rig, SOON, Taken, WAYS, assert_unavailable, broken_replies, builder,
+    renewals_of, returns_by, trusted,
 };
-use crate::renewal::{renewals_of, trusted};
-use crate::support::{Fault, Proxy, Server, eventually, unique_key};
 
 #[test]
 fn row_13_taking_a_lock_in_a_black_hole_ends_by_its_deadline() {

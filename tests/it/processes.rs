@@ -8,13 +8,10 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use relatch::{Error, LockGuard, LockManager, Unlocked};
+use relatch_rig::{LONG, Proxy, Server, Worker, compile_preload, eventually, role, within};
 use tempfile::TempDir;
 
-use crate::network::returns_by;
-use crate::support::{Child, Proxy, Server, compile_shim, eventually, role, within};
-
-/// Longer than anything here takes.
-const LONG: Duration = Duration::from_secs(20);
+use crate::support::{Rig, returns_by};
 
 /// What the machine may add to a deadline.
 const SLACK: Duration = Duration::from_millis(500);
@@ -22,35 +19,21 @@ const SLACK: Duration = Duration::from_millis(500);
 /// A lease that a test can wait for.
 const LEASE: Duration = Duration::from_millis(600);
 
-struct Rig {
-    locks: LockManager,
-    proxy: Proxy,
-    server: Server,
+/// A rig with leases and waits that a test can wait for.
+fn rig() -> Rig {
+    Rig::with_defaults(|builder| builder.lease(LEASE).wait(LONG / 4))
 }
 
-impl Rig {
-    fn start() -> Rig {
-        let server = Server::start();
-        let proxy = Proxy::start(server.port());
-        let locks = LockManager::builder(&proxy.url()).lease(LEASE).wait(LONG / 4).build().expect("connects");
-        drop(locks.lock("warm-up").expect("locks")); // Redis learns the script.
-        Rig { locks, proxy, server }
-    }
-
-    /// Another process's manager, as far as the locks can tell.
-    fn others(&self) -> LockManager {
-        locks(&self.server)
-    }
-}
-
-fn locks(server: &Server) -> LockManager {
+/// The manager of another process, as far as the locks can tell.
+fn others(server: &Server) -> LockManager {
     LockManager::builder(&server.url()).wait(LONG / 4).build().expect("connects")
 }
 
 /// A process that takes the lock `a` when it is told.
-fn worker(launcher: &[&str], url: &str, lease: Duration) -> Child {
+fn worker(launcher: &[&str], url: &str, lease: Duration) -> Worker {
     let lease = lease.as_millis().to_string();
-    let child = Child::spawn_under(launcher, "worker", &[("url", url), ("lease", &lease), ("reclaim", "no")]);
+    let child =
+        Worker::spawn_under(launcher, "worker", &[("url", url), ("lease", &lease), ("reclaim", "no")]);
     child.expect_line("ready", LONG);
     child
 }
@@ -63,11 +46,11 @@ fn row_01_a_process_that_was_stopped_past_its_lease_knows_at_its_first_look() {
     let token = child.ask("lock");
     eventually(LONG, "it is renewed", || proxy.commands("EVALSHA") >= 3);
     assert_eq!(child.ask("valid"), "true");
-    child.say("watch");
+    child.send("watch");
     child.expect_line("watching", LONG);
     child.stop();
     assert_eq!(server.get("lock:a"), Some(token));
-    let guard = within(LEASE + SLACK, "the lease", || locks(&server).lock("a")).expect("locks");
+    let guard = within(LEASE + SLACK, "the lease", || others(&server).lock("a")).expect("locks");
 
     proxy.black_hole(true); // Whatever the answer needs is not to be had from Redis.
     child.cont();
@@ -85,7 +68,7 @@ fn row_01_a_process_that_was_stopped_past_its_lease_knows_at_its_first_look() {
 fn row_02_a_machine_that_slept_past_the_lease_knows_at_the_first_look() {
     let server = Server::start();
     let dir = TempDir::new().expect("a temporary directory");
-    let shim = compile_shim("wall_clock", dir.path());
+    let shim = compile_preload("wall_clock", dir.path());
     let (new, offset) = (dir.path().join("new"), dir.path().join("offset"));
     let suspend_for = |seconds: &str| {
         fs::write(&new, seconds).expect("a file can be written");
@@ -118,7 +101,7 @@ fn row_02_a_machine_that_slept_past_the_lease_knows_at_the_first_look() {
 fn row_02_a_machine_that_slept_for_a_part_of_the_lease_renews_when_it_wakes_up() {
     let server = Server::start();
     let dir = TempDir::new().expect("a temporary directory");
-    let (shim, offset) = (compile_shim("wall_clock", dir.path()), dir.path().join("offset"));
+    let (shim, offset) = (compile_preload("wall_clock", dir.path()), dir.path().join("offset"));
     let (preload, clock) =
         (format!("LD_PRELOAD={}", shim.display()), format!("BOOT_CLOCK_OFFSET={}", offset.display()));
     let mut child = worker(&["env", &preload, &clock], &server.url(), LONG);
@@ -143,8 +126,8 @@ fn row_25_a_copy_of_a_process_that_holds_nothing_has_no_manager() {
 fn two_copies_of_a_process_draw_different_tokens() {
     let server = Server::start();
     let dir = TempDir::new().expect("a temporary directory");
-    let preload = format!("LD_PRELOAD={}", compile_shim("fork", dir.path()).display());
-    let mut child = Child::spawn_under(&["env", &preload], "drawer", &[("url", &server.url())]);
+    let preload = format!("LD_PRELOAD={}", compile_preload("fork", dir.path()).display());
+    let mut child = Worker::spawn_under(&["env", &preload], "drawer", &[("url", &server.url())]);
     let nonces = [(); 2].map(|()| {
         let token = child.expect_line("", LONG);
         token.rsplit('-').next().expect("a nonce").to_owned()
@@ -169,7 +152,7 @@ pub(crate) fn build_as_told() {
     for error in refused.into_iter().map(|it| it.expect_err("refused")) {
         let source = std::error::Error::source(&error).expect("what the system said").to_string();
         assert!(matches!(error, Error::NoThread { .. }), "{error:?}");
-        role::tell(&source);
+        role::report(source);
     }
     let guard = locks().build().expect("connects").lock("a").expect("locks");
     assert_eq!(guard.unlock().expect("unlocks"), Unlocked::Released);
@@ -178,14 +161,14 @@ pub(crate) fn build_as_told() {
 #[test]
 fn a_manager_that_cannot_have_its_threads_is_refused() {
     let dir = TempDir::new().expect("a temporary directory");
-    let shim = compile_shim("no_threads", dir.path());
+    let shim = compile_preload("no_threads", dir.path());
     for left in ["0", "1", "2"] {
         let server = Server::start();
         let file = dir.path().join(left);
         let preload = format!("LD_PRELOAD={}", shim.display());
         let threads = format!("THREADS_LEFT={}", file.display());
         let args = [("url", &*server.url()), ("left", left)];
-        let mut child = Child::spawn_under(&["env", &preload, &threads], "builder", &args);
+        let mut child = Worker::spawn_under(&["env", &preload, &threads], "builder", &args);
         let status = child.wait(LONG);
         assert!(status.success(), "{left} threads: {status}; {}", child.printed());
         assert!(!server.exists("lock:a"), "{left} threads: the lock is given back");
@@ -209,21 +192,21 @@ fn fork(holding: &str) {
     let server = Server::start();
     let proxy = Proxy::start(server.port());
     let dir = TempDir::new().expect("a temporary directory");
-    let preload = format!("LD_PRELOAD={}", compile_shim("fork", dir.path()).display());
+    let preload = format!("LD_PRELOAD={}", compile_preload("fork", dir.path()).display());
     let url = proxy.url();
     let args = [("url", &*url), ("holding", holding)];
-    let mut child = Child::spawn_under(&["env", &preload], "forker", &args);
+    let mut child = Worker::spawn_under(&["env", &preload], "forker", &args);
     child.expect_line("forking", LONG);
     let token = server.get("lock:a");
     assert_eq!(token.is_some(), holding == "yes");
     until_quiet(&proxy);
     let (sent, connections) = (proxy.log_in_full(), proxy.connections_accepted());
-    child.say("fork");
+    child.send("fork");
     let ended = child.expect_line("the copy", LONG);
     assert!(ended.contains("Some(0)"), "{ended}: {}", child.wait(LONG));
     assert_eq!(proxy.log_in_full(), sent, "over the parent's connections");
     assert_eq!(server.get("lock:a"), token);
-    child.say("go on");
+    child.send("go on");
     child.expect_line("fine", LONG);
     assert!(child.wait(LONG).success());
     assert_eq!(proxy.connections_accepted(), connections, "the parent's connections stood");
@@ -232,7 +215,7 @@ fn fork(holding: &str) {
 
 #[test]
 fn row_26_a_thread_that_ends_with_a_guard_forgotten_leaves_the_lock_to_its_lease() {
-    let rig = Rig::start();
+    let rig = rig();
     thread::scope(|scope| {
         scope.spawn(|| {
             forget(rig.locks.lock("a").expect("locks"));
@@ -242,7 +225,7 @@ fn row_26_a_thread_that_ends_with_a_guard_forgotten_leaves_the_lock_to_its_lease
     let (sent, renewed) = (rig.proxy.log_in_full(), rig.locks.stats().renewed);
     let left = Duration::from_millis(rig.server.pttl("lock:a").try_into().expect("it stands yet"));
     let start = Instant::now();
-    let guard = rig.others().lock("a").expect("locks after the lease");
+    let guard = others(&rig.server).lock("a").expect("locks after the lease");
     let took = start.elapsed();
     assert!((left.saturating_sub(LEASE / 10)..left + SLACK).contains(&took), "{took:?} for {left:?}");
     assert_eq!(rig.proxy.log_in_full(), sent, "neither renewed nor released");
@@ -252,7 +235,7 @@ fn row_26_a_thread_that_ends_with_a_guard_forgotten_leaves_the_lock_to_its_lease
 
 #[test]
 fn row_26_the_next_thread_gets_its_turn_when_one_ends_with_a_guard_forgotten() {
-    let rig = Rig::start();
+    let rig = rig();
     let (has, is_held) = mpsc::channel();
     thread::scope(|scope| {
         scope.spawn(|| {
@@ -273,7 +256,7 @@ fn row_26_the_next_thread_gets_its_turn_when_one_ends_with_a_guard_forgotten() {
 #[test]
 fn row_26_a_guard_that_is_forgotten_is_renewed_until_max_hold() {
     let (lease, limit) = (Duration::from_millis(300), Duration::from_millis(700));
-    let rig = Rig::start();
+    let rig = rig();
     let lock = rig.locks.named("a").lease(lease).max_hold(limit);
     let start = Instant::now();
     let guard = lock.lock().expect("locks");
@@ -284,7 +267,7 @@ fn row_26_a_guard_that_is_forgotten_is_renewed_until_max_hold() {
     assert!((limit..limit + lease + SLACK).contains(&took), "{took:?}");
     assert!(rig.locks.stats().renewed >= 4, "{:?}", rig.locks.stats().renewed);
     assert!(lock.lock().expect_err("a guard is alive").is_lost());
-    let other = || rig.others().lock("a").map(drop);
+    let other = || others(&rig.server).lock("a").map(drop);
     let taken = thread::scope(|scope| within(SLACK, "Redis has let go", || scope.spawn(other).join()));
     taken.expect("no panic").expect("locks");
 }
@@ -295,15 +278,15 @@ fn row_26_a_process_that_exits_leaves_its_lock_to_the_lease() {
     let mut child = worker(&["env"], &server.url(), LEASE);
     let token = child.ask("lock");
     eventually(LONG, "it is renewed", || server.calls("pexpire") >= 2);
-    child.say("exit");
+    child.send("exit");
     assert_eq!(child.wait(SLACK).code(), Some(7));
     assert_eq!(server.get("lock:a"), Some(token), "nobody has given it back");
-    drop(within(LEASE + SLACK, "the lease", || locks(&server).lock("a")).expect("locks"));
+    drop(within(LEASE + SLACK, "the lease", || others(&server).lock("a")).expect("locks"));
 }
 
 #[test]
 fn row_26_a_thread_that_panics_gives_its_lock_back() {
-    let rig = Rig::start();
+    let rig = rig();
     let panicked = thread::scope(|scope| {
         let held = || -> LockGuard {
             let (_outer, _inner) = (rig.locks.lock("a").expect("locks"), rig.locks.lock("a").expect("again"));
@@ -316,7 +299,7 @@ fn row_26_a_thread_that_panics_gives_its_lock_back() {
     assert!(!rig.server.exists("lock:a"));
     assert!(rig.locks.held().is_empty());
     let sent = rig.proxy.log();
-    assert!(rig.others().try_lock("a").expect("asks").is_some());
+    assert!(others(&rig.server).try_lock("a").expect("asks").is_some());
     assert_eq!(rig.proxy.log(), sent);
 }
 
@@ -326,7 +309,7 @@ fn row_28_the_lock_of_a_process_that_was_killed_is_free_after_its_lease() {
     // Within 100 ms: 50 ms, and those that are added.
     returns_by(Duration::from_millis(50), "what the lease had left", || {
         let server = Server::start();
-        let ours = locks(&server);
+        let ours = others(&server);
         let mut child = worker(&["env"], &server.url(), lease);
         child.ask("lock");
         eventually(LONG, "it is renewed", || server.calls("pexpire") >= 1);

@@ -7,11 +7,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use relatch::{LockManager, Owner, Unlocked};
-
-use crate::support::{Child, Fault, Proxy, Server, eventually, within};
-
-/// Longer than anything here takes; the leases, too.
-const LONG: Duration = Duration::from_secs(20);
+use relatch_rig::{Fault, LONG, Proxy, Server, Worker, eventually, within};
 
 /// How long it is tried in vain.
 const WAIT: Duration = Duration::from_millis(300);
@@ -23,9 +19,9 @@ const SOON: Duration = Duration::from_millis(200);
 const ELSEWHERE: &str =
     r#"while sh -c '[ -e /proc/$$ ] && exit 99; exec "$@"' sh "$@"; [ $? = 99 ]; do :; done"#;
 
-fn worker(launcher: &[&str], server: &Server) -> Child {
+fn worker(launcher: &[&str], server: &Server) -> Worker {
     let args = [("url", &*server.url()), ("lease", "30000"), ("reclaim", "yes")];
-    let child = Child::spawn_under(launcher, "worker", &args);
+    let child = Worker::spawn_under(launcher, "worker", &args);
     child.expect_line("ready", LONG);
     child
 }

@@ -1,28 +1,23 @@
 //! Redis says no, forgets or stalls: what the caller is told, and what is left behind.
 
-use std::error::Error as StdError;
-use std::iter;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc;
 use std::thread;
 use std::time::{Duration, Instant};
 
 use relatch::{Error, LockGuard, LockManager, Unlocked};
+use relatch_rig::{Fault, LONG, Proxy, Server, eventually, server_version, within};
 
-use crate::support::{Fault, Proxy, Server, eventually, server_version, within};
+use crate::support::{chain, connect};
 
-/// Longer than anything here takes.
-const LONG: Duration = Duration::from_secs(10);
+/// How soon a call returns that could wait for longer.
+const IN_TIME: Duration = Duration::from_secs(10);
 
 /// A wait that ends without the lock.
 const WAIT: Duration = Duration::from_millis(150);
 
 /// What the machine may add to a deadline.
 const SLACK: Duration = Duration::from_millis(600);
-
-fn locks(url: &str) -> LockManager {
-    LockManager::connect(url).expect("connects")
-}
 
 /// Makes the server a replica of one that is not there.
 fn follow_nobody(server: &Server) {
@@ -40,13 +35,6 @@ fn refusals(locks: &LockManager, key: &str) -> Vec<Error> {
         within(WAIT + SLACK, "try_lock_for", || lock.try_lock_for(WAIT)).expect_err("try_lock_for"),
         within(WAIT + SLACK, "with_lock", || lock.with_lock(|| unreachable!())).expect_err("with_lock"),
     ]
-}
-
-/// An error and all its sources.
-fn chain(error: &Error) -> String {
-    let first: &dyn StdError = error;
-    let all = iter::successors(Some(first), |&error| error.source());
-    all.map(ToString::to_string).collect::<Vec<_>>().join(": ")
 }
 
 #[track_caller]
@@ -86,7 +74,7 @@ fn assert_all_unavailable(locks: &LockManager, code: &str) {
 fn in_time<T: Send + 'static>(action: impl FnOnce() -> T + Send + 'static) -> T {
     let (done, is_done) = mpsc::channel();
     thread::spawn(move || done.send(action()));
-    is_done.recv_timeout(LONG).expect("an endless wait")
+    is_done.recv_timeout(IN_TIME).expect("an endless wait")
 }
 
 /// What those say who would wait for a lock.
@@ -110,7 +98,7 @@ fn assert_all_is_well(server: &Server, locks: &LockManager, key: &str) {
 #[test]
 fn row_19_a_key_that_never_expires_is_named_and_not_waited_for() {
     let server = Server::start();
-    let locks = locks(&server.url());
+    let locks = connect(&server);
     server.query::<()>(&["SET", "lock:a", "by-hand"]);
     for error in waits(&locks, "a") {
         assert!(matches!(error, Error::NotALock { .. }), "{error:?}");
@@ -131,7 +119,7 @@ fn row_19_a_key_that_never_expires_is_named_and_not_waited_for() {
 #[test]
 fn row_19_a_list_is_named_and_not_waited_for() {
     let server = Server::start();
-    let locks = locks(&server.url());
+    let locks = connect(&server);
     server.query::<()>(&["RPUSH", "lock:a", "1"]);
     for expiry in [None, Some("60000")] {
         if let Some(millis) = expiry {
@@ -172,10 +160,12 @@ fn row_19_a_young_lock_whose_key_lost_its_expiry_is_waited_for() {
 #[test]
 fn row_19_a_lock_whose_key_lost_its_expiry_is_waited_for() {
     let server = Server::start();
-    let (ours, theirs) = (locks(&server.url()), locks(&server.url()));
+    let (ours, theirs) = (connect(&server), connect(&server));
     for key in ["a", "b", "c"] {
         let guard = theirs.named(key).renew_every(WAIT / 3).lock().expect("locks");
-        eventually(LONG, "it is renewed, and heard of", || server.is_heard() && theirs.stats().renewed > 0);
+        eventually(LONG, "it is renewed, and heard of", || {
+            server.redirects_invalidations() && theirs.stats().renewed > 0
+        });
         let done = AtomicBool::new(false);
         thread::scope(|scope| {
             let waiter = scope.spawn(|| ours.named(key).lock().map(drop));
@@ -204,7 +194,7 @@ fn row_19_a_lock_whose_key_lost_its_expiry_is_waited_for() {
 #[test]
 fn row_19_a_hold_whose_key_became_a_list_is_lost() {
     let server = Server::start();
-    let locks = locks(&server.url());
+    let locks = connect(&server);
     let guard = locks.lock("a").expect("locks");
     server.query::<()>(&["DEL", "lock:a"]);
     server.query::<()>(&["RPUSH", "lock:a", "1"]);
@@ -215,7 +205,7 @@ fn row_19_a_hold_whose_key_became_a_list_is_lost() {
 #[test]
 fn row_20_no_memory_is_told_at_once_and_releases_work() {
     let server = Server::with(&["--maxmemory-policy", "noeviction"]);
-    let locks = locks(&server.url());
+    let locks = connect(&server);
     let held = locks.lock("held").expect("locks");
     server.query::<()>(&["CONFIG", "SET", "maxmemory", "1"]);
     for error in refusals(&locks, "a") {
@@ -231,7 +221,7 @@ fn row_20_no_memory_is_told_at_once_and_releases_work() {
 fn row_20_no_right_and_no_disk_are_told_at_once() {
     let server = Server::start();
     let proxy = Proxy::start(server.port());
-    let locks = locks(&proxy.url());
+    let locks = LockManager::connect(&proxy.url()).expect("connects");
     for (code, text) in
         [("MISCONF", "-MISCONF Errors writing to the AOF file\r\n"), ("NOPERM", "-NOPERM no\r\n")]
     {
@@ -249,7 +239,7 @@ fn row_20_no_right_and_no_disk_are_told_at_once() {
 #[test]
 fn row_20_a_password_set_meanwhile_is_told() {
     let server = Server::start();
-    let old = locks(&server.bare_url());
+    let old = LockManager::connect(&server.bare_url()).expect("connects");
     let held = old.lock("held").expect("locks");
     server.query::<()>(&["CONFIG", "SET", "requirepass", "canary"]);
     assert_refused(&LockManager::connect(&server.bare_url()).expect_err("no password"), "NOAUTH");
@@ -261,14 +251,14 @@ fn row_20_a_password_set_meanwhile_is_told() {
     // Redis lets those stay who were let in.
     assert_eq!(held.unlock().expect("unlocks"), Unlocked::Released);
     let url = format!("redis://:canary@127.0.0.1:{}/", server.port());
-    assert_all_is_well(&server, &locks(&url), "a");
+    assert_all_is_well(&server, &LockManager::connect(&url).expect("connects"), "a");
 }
 
 #[test]
 fn row_20_what_passes_is_waited_for() {
     let server = Server::start();
     let proxy = Proxy::start(server.port());
-    let locks = locks(&proxy.url());
+    let locks = LockManager::connect(&proxy.url()).expect("connects");
     for code in ["LOADING", "READONLY", "MASTERDOWN", "CLUSTERDOWN", "TRYAGAIN", "BUSY", "NOREPLICAS"] {
         let answer = Fault::Answer(format!("-{code} for a while\r\n").into_bytes());
         proxy.always("SET", answer.clone());
@@ -286,7 +276,7 @@ fn row_20_what_passes_is_waited_for() {
 fn row_20_a_replica_is_not_busy_and_a_promotion_within_the_wait_is_enough() {
     let server = Server::start();
     let proxy = Proxy::start(server.port());
-    let locks = locks(&proxy.url());
+    let locks = LockManager::connect(&proxy.url()).expect("connects");
     follow_nobody(&server);
     assert_all_unavailable(&locks, "READONLY");
     thread::scope(|scope| {
@@ -321,7 +311,7 @@ fn row_20_a_release_on_a_replica_is_retried_until_its_promotion() {
 fn row_20_a_replica_without_its_master_is_not_busy() {
     // One that takes writes, as far as it goes: else it would say READONLY first.
     let server = Server::with(&["--replica-serve-stale-data", "no", "--replica-read-only", "no"]);
-    let locks = locks(&server.url());
+    let locks = connect(&server);
     follow_nobody(&server);
     assert_all_unavailable(&locks, "MASTERDOWN");
     assert_unavailable(&locks.named("a").holder().expect_err("no master"), "MASTERDOWN");
@@ -342,7 +332,7 @@ fn row_20_a_replica_without_its_master_is_not_busy() {
 #[test]
 fn row_20_too_few_replicas_are_not_busy() {
     let server = Server::start();
-    let locks = locks(&server.url());
+    let locks = connect(&server);
     server.query::<()>(&["CONFIG", "SET", "min-replicas-to-write", "1"]);
     assert_all_unavailable(&locks, "NOREPLICAS");
     server.query::<()>(&["CONFIG", "SET", "min-replicas-to-write", "0"]);
@@ -365,7 +355,7 @@ fn row_20_an_outage_without_limit_ends_after_what_is_tolerated() {
 fn row_21_a_forgotten_script_costs_one_round_trip() {
     let server = Server::start();
     let proxy = Proxy::start(server.port());
-    let locks = locks(&proxy.url());
+    let locks = LockManager::connect(&proxy.url()).expect("connects");
     for _ in 0..2 {
         let guard = locks.lock("a").expect("locks");
         server.query::<()>(&["SCRIPT", "FLUSH"]);
@@ -382,7 +372,7 @@ fn row_21_a_forgotten_script_costs_one_round_trip() {
 fn row_21_a_forgotten_script_costs_a_renewal_one_round_trip() {
     let server = Server::start();
     let proxy = Proxy::start(server.port());
-    let locks = locks(&proxy.url());
+    let locks = LockManager::connect(&proxy.url()).expect("connects");
     // With a listener, each of the two would begin with a `CLIENT TRACKING`; and it renews when it begins to listen.
     proxy.always("SUBSCRIBE", Fault::Answer(b"-NOPERM no\r\n".to_vec()));
     let lease = Duration::from_secs(60);
@@ -408,7 +398,7 @@ fn row_21_a_forgotten_script_costs_a_renewal_one_round_trip() {
 #[test]
 fn row_21_a_restart_between_lock_and_unlock_costs_one_round_trip() {
     let server = Server::with(&["--appendonly", "yes", "--appendfsync", "always"]);
-    let locks = locks(&server.url());
+    let locks = connect(&server);
     let guard: LockGuard = locks.lock("a").expect("locks");
     server.restart();
     eventually(LONG, "loaded", || server.command(&["DBSIZE"]).is_ok());
@@ -421,7 +411,7 @@ fn row_21_a_restart_between_lock_and_unlock_costs_one_round_trip() {
 #[test]
 fn row_21_a_restart_that_forgets_the_lock_loses_it() {
     let server = Server::start();
-    let locks = locks(&server.url());
+    let locks = connect(&server);
     let guard = locks.lock("a").expect("locks");
     server.restart();
     // Finds out that the connection is stale: a release that does has lost an answer, and gets the benefit of
@@ -434,7 +424,7 @@ fn row_21_a_restart_that_forgets_the_lock_loses_it() {
 #[test]
 fn row_21_a_restart_is_not_seen_by_those_who_only_ask() {
     let server = Server::start();
-    let locks = locks(&server.url());
+    let locks = connect(&server);
     drop(locks.lock("a").expect("locks"));
     server.restart();
     assert_eq!(locks.named("a").holder().expect("a stale connection is no outage"), None);

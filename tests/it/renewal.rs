@@ -7,46 +7,9 @@ use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 use relatch::{Error, LockGuard, LockManager, LostCause, Unlocked};
+use relatch_rig::{Fault, LONG, Proxy, Server, eventually, throughout, time, unique_key};
 
-use crate::network::{ANSWER, LONG, Rig, SOON, returns_by, time};
-use crate::support::{Fault, Proxy, Server, eventually, unique_key};
-
-/// What every lease here is, unless a test needs another.
-const LEASE: Duration = Duration::from_millis(600);
-
-/// The time from one renewal to the next.
-const PERIOD: Duration = Duration::from_millis(100);
-
-/// The renewal, as it is sent.
-const RENEW: &str = include_str!("../../src/store/renew.lua");
-
-/// How the renewals of a lock begin, for a proxy's rule; Redis knows the script from now on.
-pub(crate) fn renewals_of(server: &Server, key: &str) -> String {
-    format!("EVALSHA {} 1 lock:{key}", server.query::<String>(&["SCRIPT", "LOAD", RENEW]))
-}
-
-/// A lease less what is not used of it.
-pub(crate) fn trusted(lease: Duration) -> Duration {
-    lease.saturating_sub(lease / 100 + Duration::from_millis(2))
-}
-
-/// Waits; what is asserted meanwhile holds every 2 ms.
-pub(crate) fn throughout(span: Duration, mut check: impl FnMut()) {
-    let end = Instant::now() + span;
-    eventually(span + LONG, "time passes", || {
-        check();
-        Instant::now() >= end
-    });
-}
-
-/// How often a lock was renewed, as this manager says.
-pub(crate) fn renewals(locks: &LockManager, key: &str) -> u32 {
-    locks.held().iter().find(|it| it.key == key).map_or(0, |it| it.renewals)
-}
-
-pub(crate) fn rig() -> Rig {
-    Rig::with(|builder| builder.lease(LEASE).renew_every(PERIOD))
-}
+use crate::support::{ANSWER, LEASE, PERIOD, Rig, SOON, renewals, renewals_of, returns_by, trusted};
 
 #[test]
 fn row_07_a_renewal_counts_from_its_send() {

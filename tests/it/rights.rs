@@ -1,20 +1,14 @@
 //! What a user may do, and what those are told who may do less: row 23.
 
-use std::error::Error as StdError;
-use std::iter;
 use std::thread;
 use std::time::Duration;
 
 use relatch::{Error, LockManager, Unlocked};
+use relatch_rig::rights::{invalidation_rights, least_rights, user, working_rights};
+use relatch_rig::{LONG, Server, Worker, eventually, within};
 
 use crate::hearing::assert_polls_without;
-use crate::support::{
-    Child, Server, eventually, least_rights, rights_to_hear, rights_to_work, server_version, user, within,
-};
-use crate::support_works::connect;
-
-/// Longer than anything here takes.
-const LONG: Duration = Duration::from_secs(20);
+use crate::support::{chain, grant, name_of_command, names_right, redis_connection, server_for, without};
 
 /// A wait that ends without the lock.
 const WAIT: Duration = Duration::from_millis(150);
@@ -34,49 +28,6 @@ const NEEDED_BY: [(&str, &[&str]); 9] = [
     ("+evalsha", &["wait", "extend", "unlock", "unlock, taught"]),
     ("+ping", &["connect"]),
 ];
-
-/// A server with a user who has these rights, and that user's address.
-pub(crate) fn server_for(rights: &[&str]) -> (Server, String) {
-    let server = Server::start();
-    allow(&server, rights);
-    let url = format!("redis://worker:canary@127.0.0.1:{}/", server.port());
-    (server, url)
-}
-
-fn allow(server: &Server, rights: &[&str]) {
-    let user = ["ACL", "SETUSER", "worker", "reset", "on", ">canary", "resetchannels", "-@all"];
-    server.query::<()>(&[&user, rights].concat());
-}
-
-/// The least rights but these.
-pub(crate) fn without(missing: &[&str]) -> Vec<&'static str> {
-    least_rights().into_iter().filter(|right| !missing.contains(right)).collect()
-}
-
-/// Whether an error says which right is missing, in the words of any server: Redis 7.0 speaks of "the keys used as
-/// arguments" and "the channels", later servers of "a key" and "a channel"; servers before 7 name a command without its
-/// subcommand.
-pub(crate) fn names(text: &str, right: &str) -> bool {
-    let said = |word: &str| text.split(|c: char| !c.is_ascii_lowercase() && c != '|').any(|it| it == word);
-    match right.split_at(1) {
-        ("+", command) => said(name_of_command(command)),
-        ("~", _) => said("keys") || said("key"),
-        ("&", _) => said("channels") || said("channel"),
-        _ => panic!("what kind of right is {right}?"),
-    }
-}
-
-/// What the server calls a command that it refuses: before 7, `client` for `client|id`.
-fn name_of_command(command: &str) -> &str {
-    let whole = command.split('|').next().expect("a first part");
-    if server_version() >= (7, 0) { command } else { whole }
-}
-
-fn chain(error: &Error) -> String {
-    let first: &dyn StdError = error;
-    let all = iter::successors(Some(first), |&error| error.source());
-    all.map(ToString::to_string).collect::<Vec<_>>().join(": ")
-}
 
 /// Does everything that can be done with a lock, as a user with these rights; returns what Redis refused meanwhile.
 fn refused_to_a_user_with(rights: &[&str]) -> Vec<String> {
@@ -113,7 +64,7 @@ fn row_23_the_least_rights_are_enough_for_everything() {
 
 #[test]
 fn row_23_without_the_rights_to_hear_everything_works_all_the_same() {
-    let refused = refused_to_a_user_with(&rights_to_work());
+    let refused = refused_to_a_user_with(&working_rights());
     assert!(
         !refused.is_empty() && refused.iter().all(|it| it == name_of_command("client|id")),
         "{refused:?}"
@@ -131,7 +82,7 @@ fn complaints_without(right: &str) -> Vec<(&'static str, Error)> {
     let [first, second] = ["first", "second"].map(|key| locks.lock(key).expect("locks"));
     first.extend(Duration::from_secs(30)).expect("extends");
     drop(locks.lock("script").expect("locks"));
-    allow(&server, &without(&[right]));
+    grant(&server, &without(&[right]));
 
     let mut complaints = Vec::new();
     let mut note = |what: &'static str, done: &dyn Fn() -> Option<Error>| {
@@ -157,20 +108,20 @@ fn complaints_without(right: &str) -> Vec<(&'static str, Error)> {
 /// The rights come from the page, so a new one is missed here until it is known what it is for.
 #[test]
 fn row_23_each_right_that_is_missing_is_named() {
-    for right in rights_to_work() {
+    for right in working_rights() {
         let needed = NEEDED_BY.iter().find(|(it, _)| *it == right);
         let (_, needed_by) = needed.unwrap_or_else(|| panic!("nobody needs {right}"));
         let complaints = complaints_without(right);
         for (what, error) in &complaints {
             assert!(matches!(error, Error::Refused { .. } | Error::Unconfirmed { .. }), "{error:?}");
             let text = chain(error);
-            assert!(names(&text, right), "{what} does not name {right}: {text}");
+            assert!(names_right(&text, right), "{what} does not name {right}: {text}");
         }
         let mut complained: Vec<_> = complaints.into_iter().map(|(what, _)| what).collect();
         complained.dedup();
         assert_eq!(complained, *needed_by, "who missed {right}");
     }
-    for right in rights_to_hear() {
+    for right in invalidation_rights() {
         assert_eq!(complaints_without(right).len(), 0, "without {right}");
         assert_polls_without(&[right]);
     }
@@ -180,11 +131,11 @@ fn row_23_each_right_that_is_missing_is_named() {
 fn row_23_a_renewal_that_lacks_a_right_is_logged_and_names_it() {
     for right in ["~lock:*", "+evalsha", "+get", "+pttl", "+pexpire"] {
         let (server, url) = server_for(&least_rights());
-        let mut holder = Child::spawn("holder", &[("url", &*url)]);
+        let mut holder = Worker::spawn("holder", &[("url", &*url)]);
         holder.expect_line("renewed", LONG);
-        allow(&server, &without(&[right]));
+        grant(&server, &without(&[right]));
         let logged = holder.expect_line("WARN relatch::keeper", LONG);
-        assert!(names(&logged, right), "does not name {right}: {logged}");
+        assert!(names_right(&logged, right), "does not name {right}: {logged}");
         // Nothing can be renewed, so it is lost when its lease is over: told, not hung.
         holder.expect_line("WARN relatch::lost", LONG);
         assert!(holder.wait(LONG).success());
@@ -209,7 +160,7 @@ fn row_23_no_right_to_the_key_is_named() {
     let locks = LockManager::builder(&url).prefix("elsewhere:").build().expect("connects");
     let error = locks.lock("a").expect_err("no right");
     assert!(matches!(&error, Error::Refused { code, .. } if code == "NOPERM"), "{error:?}");
-    assert!(names(&error.to_string(), "~lock:*"), "{error}");
+    assert!(names_right(&error.to_string(), "~lock:*"), "{error}");
 }
 
 /// Else the tests of `tests/rights.sh` would show nothing: all connections, the keeper's and the listener's too.
@@ -229,7 +180,7 @@ fn managers_log_in_as_the_user_that_the_environment_says() {
 #[test]
 fn a_server_tells_of_more_refusals_than_a_few() {
     let (server, url) = server_for(&["+get"]);
-    let mut connection = connect(&url);
+    let mut connection = redis_connection(&url);
     for number in 0..30 {
         let key = format!("key-{number}");
         redis::cmd("GET").arg(key).query::<()>(&mut connection).expect_err("no right to the key");

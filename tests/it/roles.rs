@@ -1,7 +1,7 @@
 //! What a process of our own can be told to be: each role is a function that runs in a re-executed test binary.
 //!
-//! A role reads its arguments with [`role::arg`], hears its parent with [`role::hear`] and answers with
-//! [`role::tell`]; it ends by returning.
+//! A role reads its arguments with [`role::arg`], hears its parent with [`role::next_line`] and answers with
+//! [`role::report`]; it ends by returning.
 
 use std::mem::forget;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -9,14 +9,12 @@ use std::process;
 use std::time::{Duration, Instant};
 
 use relatch::{Error, LockGuard, LockManager, Unlocked};
+use relatch_rig::{eventually, role, within};
 use rustix::process::{WaitOptions, wait};
-
-use crate::support::{eventually, role, within};
 
 /// Runs the role named `name`, on the main test thread of a child process.
 pub(crate) fn run_role(name: &str) {
     match name {
-        "echo" => echo(),
         "count" => crate::exclusion::count_as_told(),
         "install" => crate::face::install_as_told(),
         "huge" => crate::hostile::huge_as_told(),
@@ -28,16 +26,9 @@ pub(crate) fn run_role(name: &str) {
         "drawer" => drawer(),
         "builder" => crate::processes::build_as_told(),
         "ender" => crate::endings::end_as_told(),
+        "wall clock" => crate::time::wall_clock_as_told(),
         "spiller" => crate::secrets::spill(),
         other => panic!("no role is called {other:?}; add it to tests/it/roles.rs"),
-    }
-}
-
-/// Answers every line with the greeting it was given and the line, until its input ends.
-fn echo() {
-    let greeting = role::arg("greeting");
-    while let Some(line) = role::hear() {
-        role::tell(&format!("{greeting}: {line}"));
     }
 }
 
@@ -47,8 +38,8 @@ fn worker() {
     let builder = LockManager::builder(&role::arg("url")).lease(lease);
     let locks = builder.reclaim_dead(role::arg("reclaim") == "yes").build().expect("connects");
     let mut held = None;
-    role::tell("ready");
-    while let Some(line) = role::hear() {
+    role::report("ready");
+    while let Some(line) = role::next_line() {
         let guard: Option<&LockGuard> = held.as_ref();
         let told = match (line.as_str(), guard) {
             ("lock", _) => held.insert(locks.lock("a").expect("locks")).token().to_owned(),
@@ -60,7 +51,7 @@ fn worker() {
             ("exit", _) => process::exit(7),
             (other, _) => panic!("not understood: {other}"),
         };
-        role::tell(&told);
+        role::report(told);
     }
     // Its input ends when it is about to be killed: what it holds then is not given back.
     forget(held);
@@ -68,7 +59,7 @@ fn worker() {
 
 /// Looks at the guard without a pause, until it is not valid or a lease has passed between two looks: what it says then.
 fn watch(guard: &LockGuard, lease: Duration) -> bool {
-    role::tell("watching");
+    role::report("watching");
     let mut before = Instant::now();
     loop {
         let now = Instant::now();
@@ -89,8 +80,8 @@ fn forker() {
         guard.extend(Duration::from_secs(20)).expect("extends"); // The keeper has its connection.
     }
     drop(locks.lock("warm-up").expect("locks"));
-    role::tell("forking");
-    role::hear();
+    role::report("forking");
+    role::next_line();
     let parent = process::id();
     rustix::fs::sync();
     if process::id() != parent {
@@ -98,8 +89,8 @@ fn forker() {
         process::exit(i32::from(forked.is_err()));
     }
     let (_, status) = wait(WaitOptions::empty()).expect("waits").expect("there is a child");
-    role::tell(&format!("the copy: {:?}", status.exit_status()));
-    role::hear();
+    role::report(format!("the copy: {:?}", status.exit_status()));
+    role::next_line();
     if let Some((outer, inner)) = guards {
         assert!(outer.is_valid() && inner.is_valid());
         assert_eq!(locks.held().len(), 1);
@@ -110,7 +101,7 @@ fn forker() {
         assert_eq!(inner.unlock().expect("unlocks"), Unlocked::Released);
     }
     assert_eq!(locks.lock("a").expect("locks").unlock().expect("unlocks"), Unlocked::Released);
-    role::tell("fine");
+    role::report("fine");
 }
 
 /// Forks where it has drawn a token and has no manager, and says what token either process draws next.
@@ -125,7 +116,7 @@ fn drawer() {
     rustix::fs::sync();
     let copy = process::id() != parent;
     let drawn = catch_unwind(|| draw(if copy { "copy" } else { "original" }));
-    role::tell(&drawn.expect("no panic"));
+    role::report(drawn.expect("no panic"));
     if copy {
         process::exit(0);
     }

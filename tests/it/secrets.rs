@@ -13,10 +13,7 @@ use std::time::Duration;
 
 use log::{LevelFilter, Log, Metadata, Record};
 use relatch::{Error, LockGuard, LockManager, LostLock};
-
-use crate::support::{Child, Fault, Proxy, Server, eventually, role};
-
-const LONG: Duration = Duration::from_secs(20);
+use relatch_rig::{Fault, LONG, Proxy, Server, Worker, eventually, role};
 
 /// How long an answer may take that does not come.
 const ANSWER: Duration = Duration::from_millis(100);
@@ -68,7 +65,7 @@ impl Log for Printer {
 /// Prints a value of a public type, and tells which type it is.
 fn show<T: Debug>(value: &T) {
     println!("{value:?}\n{value:#?}");
-    role::tell(&format!("type {}", type_name::<T>().rsplit("::").next().expect("a name")));
+    role::report(format!("type {}", type_name::<T>().rsplit("::").next().expect("a name")));
 }
 
 /// Prints an error with its sources, has it be the message of a panic, and tells what it is.
@@ -80,7 +77,7 @@ fn show_error(what: &str, error: &Error) {
     let variant = format!("{error:?}");
     let variant = variant.split([' ', '{']).next().expect("a name").to_owned();
     let code = if let Error::Refused { code, .. } = error { code } else { "" };
-    role::tell(&format!("{what}: {variant} {code}"));
+    role::report(format!("{what}: {variant} {code}"));
     // What `expect` makes of it.
     panics(|| panic!("as the test wants it: {error:?}"));
 }
@@ -126,7 +123,7 @@ pub(crate) fn spill() {
     let url = url("worker", IN_URL, proxy.port());
     show_values(&url);
     show_trouble(&proxy, &url);
-    role::tell("end");
+    role::report("end");
 }
 
 fn port(name: &str) -> u16 {
@@ -272,7 +269,7 @@ fn the_password_is_in_nothing_that_is_ever_printed() {
     closed.kill();
     let ports = [&good, &unknowing, &closed].map(|server| server.port().to_string());
     let mut child =
-        Child::spawn("spiller", &[("good", &*ports[0]), ("unknowing", &*ports[1]), ("closed", &*ports[2])]);
+        Worker::spawn("spiller", &[("good", &*ports[0]), ("unknowing", &*ports[1]), ("closed", &*ports[2])]);
     let told: Vec<_> =
         iter::repeat_with(|| child.expect_line("", LONG)).take_while(|line| line != "end").collect();
     assert!(child.wait(LONG).success(), "{}", child.printed());

@@ -1,17 +1,12 @@
 //! Redis stalls: row 22.
 
-use std::error::Error as StdError;
-use std::iter;
 use std::thread;
 use std::time::Duration;
 
-use redis::{Client, Connection};
 use relatch::{Error, LockManager, Unlocked};
+use relatch_rig::{LONG, Server, eventually, within};
 
-use crate::support::{Server, eventually, within};
-
-/// Longer than anything here takes.
-const LONG: Duration = Duration::from_secs(20);
+use crate::support::chain;
 
 /// A wait that ends without the lock, and how long an answer may take.
 const WAIT: Duration = Duration::from_millis(150);
@@ -23,16 +18,6 @@ const SLACK: Duration = Duration::from_millis(400);
 fn hasty(server: &Server) -> LockManager {
     let builder = LockManager::builder(&server.url()).connect_timeout(WAIT).response_timeout(WAIT);
     builder.build().expect("connects")
-}
-
-fn raw(server: &Server) -> Connection {
-    Client::open(server.bare_url()).and_then(|client| client.get_connection()).expect("connects")
-}
-
-fn chain(error: &Error) -> String {
-    let first: &dyn StdError = error;
-    let all = iter::successors(Some(first), |&error| error.source());
-    all.map(ToString::to_string).collect::<Vec<_>>().join(": ")
 }
 
 /// What a stalled server makes of each operation: an end by its deadline, and a right state afterwards.
@@ -74,7 +59,7 @@ fn row_22_a_pause_of_writes_is_bounded_and_can_end_early() {
 #[test]
 fn row_22_a_sleeping_server_is_bounded() {
     let server = Server::start();
-    let (mut bed, mut asking) = (raw(&server), raw(&server));
+    let (mut bed, mut asking) = (server.connect(), server.connect());
     let sleep = redis::cmd("DEBUG").arg("SLEEP").arg("2.5").get_packed_command();
     asking.set_read_timeout(Some(Duration::from_millis(40))).expect("a timeout");
     let stall = || {
@@ -90,7 +75,7 @@ fn row_22_an_endless_script_is_bounded() {
     let server = Server::with(&["--lua-time-limit", "20"]);
     thread::scope(|scope| {
         let stall = || {
-            let mut hog = raw(&server);
+            let mut hog = server.connect();
             let endless = "while true do end";
             scope.spawn(move || {
                 redis::cmd("EVAL").arg(endless).arg(0).query::<()>(&mut hog).expect_err("killed")

@@ -7,11 +7,9 @@ use std::thread;
 use std::time::Duration;
 
 use relatch::{Error, Holder, Lock, LockGuard, LockManager, LostCause, Owner, Unlocked};
+use relatch_rig::{LONG, Proxy, Server, eventually, within};
 
-use crate::support::{Proxy, Server, eventually, within};
-
-/// Longer than anything here takes.
-const LONG: Duration = Duration::from_secs(20);
+use crate::support::connect;
 
 /// A wait that ends without the lock.
 const WAIT: Duration = Duration::from_millis(200);
@@ -21,10 +19,6 @@ const SLACK: Duration = Duration::from_millis(500);
 
 /// The most guards of one hold.
 const MAX_DEPTH: u32 = 1 << 20;
-
-fn locks(server: &Server) -> LockManager {
-    LockManager::connect(&server.url()).expect("connects")
-}
 
 #[test]
 fn row_24_reentry_after_the_lease_ran_out_is_lost() {
@@ -57,7 +51,7 @@ fn row_24_reentry_after_the_lease_ran_out_is_lost() {
 #[test]
 fn row_24_reentry_does_not_take_what_somebody_else_has_by_now() {
     let server = Server::start();
-    let (ours, theirs) = (locks(&server), locks(&server));
+    let (ours, theirs) = (connect(&server), connect(&server));
     let outer = ours.named("a").lease(Duration::from_millis(100)).renew(false).lock().expect("locks");
     thread::scope(|scope| {
         let (taken, is_taken) = mpsc::channel();
@@ -92,7 +86,7 @@ fn payload_of<T>(action: impl FnOnce() -> T) -> Payload {
 #[test]
 fn row_27_a_panic_in_a_closure_releases_once() {
     let server = Server::start();
-    let locks = locks(&server);
+    let locks = connect(&server);
     locks.with_lock("a", || ()).expect("runs"); // Redis learns the script.
     server.reset_stats();
     let payload = payload_of(|| locks.with_lock("a", || locks.with_lock("a", || panic_any(Payload(7)))));
@@ -163,7 +157,7 @@ fn row_29_a_guard_is_not_send() {
 #[test]
 fn row_30_guards_may_go_in_any_order() {
     let server = Server::start();
-    let locks = locks(&server);
+    let locks = connect(&server);
     for order in [[0, 1, 2], [0, 2, 1], [1, 0, 2], [1, 2, 0], [2, 0, 1], [2, 1, 0]] {
         let mut guards = [(); 3].map(|()| Some(locks.lock("a").expect("locks")));
         server.reset_stats();
@@ -184,7 +178,7 @@ fn row_30_guards_may_go_in_any_order() {
 #[test]
 fn row_30_an_outer_guard_that_goes_first_keeps_the_lock_from_others() {
     let server = Server::start();
-    let locks = locks(&server);
+    let locks = connect(&server);
     let outer = locks.lock("a").expect("locks");
     let inner = locks.lock("a").expect("locks again");
     drop(outer);
@@ -201,7 +195,7 @@ fn row_30_an_outer_guard_that_goes_first_keeps_the_lock_from_others() {
 #[test]
 fn row_31_depth_has_an_end_and_does_not_wrap() {
     let server = Server::start();
-    let lock = locks(&server).named("a").lease(Duration::from_secs(600));
+    let lock = connect(&server).named("a").lease(Duration::from_secs(600));
     let first = lock.lock().expect("locks");
     let mut guards: Vec<_> = (1..MAX_DEPTH).map(|_| lock.lock().expect("reenters")).collect();
     assert_eq!(first.depth(), MAX_DEPTH);
@@ -258,7 +252,7 @@ fn assert_names_the_holder(owner: &Owner, error: &Error) {
 #[test]
 fn row_33_a_deadlock_of_two_threads_is_broken_by_the_deadline() {
     let server = Server::start();
-    let locks = locks(&server);
+    let locks = connect(&server);
     let (owner, error) = embrace(&locks, &locks);
     assert_names_the_holder(&owner, &error);
     assert_eq!(server.query::<i64>(&["DBSIZE"]), 0);
@@ -267,7 +261,7 @@ fn row_33_a_deadlock_of_two_threads_is_broken_by_the_deadline() {
 #[test]
 fn row_33_a_deadlock_of_two_managers_is_broken_by_the_deadline() {
     let server = Server::start();
-    let (owner, error) = embrace(&locks(&server), &locks(&server));
+    let (owner, error) = embrace(&connect(&server), &connect(&server));
     assert_names_the_holder(&owner, &error);
     assert_eq!(server.query::<i64>(&["DBSIZE"]), 0);
 }
@@ -329,7 +323,7 @@ fn assert_would_deadlock(result: Result<Option<LockGuard>, Error>) {
 #[test]
 fn row_34_a_second_manager_of_the_same_thread_is_told_at_once() {
     let server = Server::start();
-    let (first, second) = (locks(&server), locks(&server));
+    let (first, second) = (connect(&server), connect(&server));
     let guard = first.lock("a").expect("locks");
     assert_would_deadlock(within(SLACK, "lock", || second.lock("a").map(Some)));
     assert_would_deadlock(within(SLACK, "lock, waiting", || second.named("a").wait(LONG).lock().map(Some)));
@@ -347,7 +341,7 @@ fn row_34_a_second_manager_of_the_same_thread_is_told_at_once() {
 #[test]
 fn row_34_a_second_manager_is_told_even_behind_others_who_wait_there() {
     let server = Server::start();
-    let (first, second) = (locks(&server), locks(&server));
+    let (first, second) = (connect(&server), connect(&server));
     let guard = first.lock("a").expect("locks");
     thread::scope(|scope| {
         scope.spawn(|| drop(second.named("a").wait(LONG).lock().expect("locks in the end")));
@@ -363,7 +357,7 @@ fn row_34_a_second_manager_is_told_even_behind_others_who_wait_there() {
 fn row_34_managers_with_different_prefixes_do_not_meet() {
     let server = Server::start();
     let other = LockManager::builder(&server.bare_url()).prefix("other:").build().expect("connects");
-    let _guard = locks(&server).lock("a").expect("locks");
+    let _guard = connect(&server).lock("a").expect("locks");
     let _another = other.lock("a").expect("another lock");
     assert!(server.exists("lock:a") && server.exists("other:a"));
 }

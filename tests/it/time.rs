@@ -1,19 +1,15 @@
 //! Time: answers that come late, and a wall clock that jumps.
 
 use std::fs;
-use std::io::{BufRead, BufReader, Read, Write};
 use std::path::PathBuf;
-use std::process::{self, ChildStdin, ChildStdout, Command, Stdio};
 use std::thread;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use relatch::{LockGuard, LockManager};
+use relatch_rig::{Fault, LONG, Server, Worker, compile_preload, eventually, role, within};
 use tempfile::TempDir;
 
-use crate::support::{CLAIM, Fault, Proxy, Server, compile_shim, eventually, role, within};
-
-/// Longer than anything here takes.
-const LONG: Duration = Duration::from_secs(20);
+use crate::support::{Rig, trusted};
 
 /// A lease that an answer can outlast.
 const LEASE: Duration = Duration::from_millis(300);
@@ -21,70 +17,43 @@ const LEASE: Duration = Duration::from_millis(300);
 /// By how much the wall clock jumps, in seconds.
 const HOUR: i64 = 3600;
 
-/// Where the child finds the server; without it, it is no child.
-const URL: &str = "RELATCH_TEST_WALL_CLOCK_URL";
-
-struct Rig {
-    locks: LockManager,
-    proxy: Proxy,
-    server: Server,
+/// A rig whose holds are not renewed.
+fn rig(lease: Duration) -> Rig {
+    Rig::with_defaults(|builder| builder.lease(lease).renew(false).response_timeout(LONG))
 }
 
-impl Rig {
-    fn with_lease(lease: Duration) -> Rig {
-        let server = Server::start();
-        let proxy = Proxy::start(server.port());
-        let builder = LockManager::builder(&proxy.url()).lease(lease).renew(false).response_timeout(LONG);
-        let locks = builder.build().expect("connects");
-        drop(locks.lock("warm-up").expect("locks")); // Redis learns how to release,
-        server.query::<String>(&["SCRIPT", "LOAD", CLAIM]); // and how to ask and look.
-        Rig { locks, proxy, server }
-    }
-
-    /// The tokens that were sent for `a`, in order.
-    fn tokens_sent(&self) -> Vec<String> {
-        let log = self.proxy.log_in_full();
-        log.into_iter().filter(|it| it[0] == "SET" && it[1] == "lock:a").map(|it| it[2].clone()).collect()
-    }
-
-    /// Checks a hold of `a` that came of a later attempt than the first.
-    fn assert_taken_anew(&self, guard: &LockGuard) {
-        assert!(guard.is_valid());
-        assert_eq!(self.server.get("lock:a").as_deref(), Some(guard.token()));
-        assert!(!self.tokens_sent()[..1].contains(&guard.token().to_owned()), "of the first attempt");
-    }
-}
-
-/// A lease less what is not used of it.
-fn trusted(lease: Duration) -> Duration {
-    (lease * 99 / 100).saturating_sub(Duration::from_millis(2))
+/// Checks a hold of `a` that came of a later attempt than the first.
+fn assert_taken_anew(rig: &Rig, guard: &LockGuard) {
+    assert!(guard.is_valid());
+    assert_eq!(rig.stands("a").as_deref(), Some(guard.token()));
+    assert_ne!(rig.tokens_sent("a")[0], guard.token(), "of the first attempt");
 }
 
 #[test]
 fn row_03_an_answer_after_the_lease_is_no_lock() {
-    let rig = Rig::with_lease(LEASE);
+    let rig = rig(LEASE);
     rig.proxy.on("SET lock:a", Fault::DelayReply(2 * LEASE));
     let start = Instant::now();
     let guard = rig.locks.named("a").wait(LONG).lock().expect("locks within the wait");
     assert!(start.elapsed() >= 2 * LEASE);
-    rig.assert_taken_anew(&guard);
+    assert_taken_anew(&rig, &guard);
 }
 
 #[test]
 fn row_03_a_key_set_too_late_is_removed_and_taken_anew() {
-    let rig = Rig::with_lease(LEASE);
+    let rig = rig(LEASE);
     // Executed late and answered at once: the key still has its whole lease.
     rig.proxy.on("SET lock:a", Fault::DelayCommand(2 * LEASE));
     let start = Instant::now();
     let guard = rig.locks.try_lock_for("a", LONG).expect("answers").expect("locks within the wait");
     assert!(start.elapsed() < LEASE * 29 / 10, "it waited for the late key to expire");
-    rig.assert_taken_anew(&guard);
+    assert_taken_anew(&rig, &guard);
 }
 
 /// The removal of a key that was set too late has no answer: what stands there is nobody's lock.
 #[test]
 fn row_03_a_key_set_too_late_is_not_told_as_busy_though_its_removal_has_no_answer() {
-    let rig = Rig::with_lease(LEASE);
+    let rig = rig(LEASE);
     rig.proxy.on("SET lock:a", Fault::DelayCommand(2 * LEASE));
     rig.proxy.on("EVALSHA * 1 lock:a", Fault::CutBeforeForward);
     let taken = rig.locks.try_lock("a");
@@ -94,7 +63,7 @@ fn row_03_a_key_set_too_late_is_not_told_as_busy_though_its_removal_has_no_answe
 
 #[test]
 fn row_03_a_try_that_is_always_answered_too_late_takes_nothing() {
-    let rig = Rig::with_lease(LEASE);
+    let rig = rig(LEASE);
     rig.proxy.always("SET lock:a", Fault::DelayCommand(LEASE));
     let error = rig.locks.try_lock("a").expect_err("no answer in time");
     assert!(error.is_unavailable(), "{error:?}");
@@ -103,7 +72,7 @@ fn row_03_a_try_that_is_always_answered_too_late_takes_nothing() {
 
 #[test]
 fn row_03_a_set_that_is_executed_after_its_caller_gave_up_leaves_no_key() {
-    let rig = Rig::with_lease(LONG);
+    let rig = rig(LONG);
     rig.server.reset_stats();
     rig.proxy.on_times("SET lock:a", 2, Fault::DelayCommand(2 * LEASE));
     let taken = within(2 * LEASE, "the caller's wait", || rig.locks.try_lock_for("a", LEASE));
@@ -116,13 +85,13 @@ fn row_03_a_set_that_is_executed_after_its_caller_gave_up_leaves_no_key() {
 #[test]
 fn row_04_what_an_answer_takes_is_taken_off_the_lease() {
     let lease = Duration::from_secs(3);
-    let rig = Rig::with_lease(lease);
+    let rig = rig(lease);
     rig.proxy.on("SET lock:a", Fault::DelayReply(lease * 9 / 10));
     let guard = rig.locks.lock("a").expect("locks");
     let remaining = guard.remaining();
     assert!(remaining + lease * 9 / 10 <= trusted(lease), "{remaining:?}");
     assert!(guard.is_valid() && !remaining.is_zero(), "{remaining:?}");
-    assert_eq!(rig.tokens_sent(), [guard.token()]);
+    assert_eq!(rig.tokens_sent("a"), [guard.token()]);
     eventually(lease, "the hold runs out by the clock", || !guard.is_valid());
     assert!(rig.server.pttl("lock:a") != 0, "before its key does");
 }
@@ -145,7 +114,7 @@ fn row_05_a_hold_runs_out_on_time_whatever_the_wall_clock_says() {
         let start = Instant::now();
         assert_eq!(child.ask("outlive"), "taken");
         child.jump(jump);
-        assert_eq!(child.hear(), "over");
+        assert_eq!(child.next_report(), "over");
         let took = start.elapsed();
         assert!((trusted(2 * LEASE)..4 * LEASE).contains(&took), "{took:?} for a lease of {:?}", 2 * LEASE);
     });
@@ -159,7 +128,7 @@ fn row_05_a_wait_ends_on_time_whatever_the_wall_clock_says() {
         let asked = server.calls("set");
         eventually(LONG, "it asks again", || server.calls("set") > asked);
         child.jump(jump);
-        assert_eq!(child.hear(), "timeout");
+        assert_eq!(child.next_report(), "timeout");
         let took = start.elapsed();
         assert!((2 * LEASE..4 * LEASE).contains(&took), "{took:?} for a wait of {:?}", 2 * LEASE);
     });
@@ -181,41 +150,30 @@ fn row_05_the_source_does_not_know_the_wall_clock() {
     }
 }
 
-/// Runs `check` against a child whose clock is still right, for a jump in each direction.
-fn each_jump(check: impl Fn(&mut Child, &Server, i64)) {
+/// Runs `check` with a worker whose clock is still right, for a jump in each direction.
+fn each_jump(check: impl Fn(&mut Clocked, &Server, i64)) {
     let server = Server::start();
     server.query::<()>(&["SET", "lock:busy", "somebody", "PX", "60000"]);
     for jump in [HOUR, -HOUR] {
-        check(&mut Child::start(&server), &server, jump);
+        check(&mut Clocked::start(&server), &server, jump);
     }
 }
 
-/// This binary run again, with a wall clock that can be set.
-struct Child {
-    process: process::Child,
-    stdin: ChildStdin,
-    stdout: BufReader<ChildStdout>,
+/// A worker with a wall clock that can be set.
+struct Clocked {
+    worker: Worker,
     dir: TempDir,
 }
 
-impl Child {
-    fn start(server: &Server) -> Child {
+impl Clocked {
+    fn start(server: &Server) -> Clocked {
         let dir = TempDir::new().expect("a temporary directory");
-        let shim = compile_shim("wall_clock", dir.path());
-        let mut process = Command::new(std::env::current_exe().expect("the path of this binary"))
-            .args(["time::wall_clock_child", "--exact", "--nocapture", "--test-threads=1"])
-            .env("LD_PRELOAD", shim)
-            .env("WALL_CLOCK_OFFSET", dir.path().join("offset"))
-            .env(URL, server.url())
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .spawn()
-            .expect("this binary can be started");
-        let stdin = process.stdin.take().expect("a piped stdin");
-        let stdout = BufReader::new(process.stdout.take().expect("a piped stdout"));
-        let mut child = Child { process, stdin, stdout, dir };
-        assert_eq!(child.hear(), "ready");
-        child
+        let preload = format!("LD_PRELOAD={}", compile_preload("wall_clock", dir.path()).display());
+        let offset = format!("WALL_CLOCK_OFFSET={}", dir.path().join("offset").display());
+        let launcher = ["env", &preload, &offset];
+        let worker = Worker::spawn_under(&launcher, "wall clock", &[("url", &*server.url())]);
+        worker.expect_line("ready", LONG);
+        Clocked { worker, dir }
     }
 
     /// Sets its wall clock off by `seconds`, and makes sure that it sees that.
@@ -224,27 +182,18 @@ impl Child {
         let (new, offset) = (self.dir.path().join("new"), self.dir.path().join("offset"));
         fs::write(&new, seconds.to_string()).expect("a file can be written");
         fs::rename(new, offset).expect("a file can be renamed");
-        let told: i64 = self.ask("wall").parse().expect("a number");
-        assert!((told - wall_clock() - seconds).abs() < 60, "the clock did not jump: {told}");
+        let seen: i64 = self.ask("wall").parse().expect("a number");
+        assert!((seen - wall_clock() - seconds).abs() < 60, "the clock did not jump: {seen}");
     }
 
+    #[track_caller]
     fn ask(&mut self, line: &str) -> String {
-        writeln!(self.stdin, "{line}").expect("the child listens");
-        self.hear()
+        self.worker.ask(line)
     }
 
-    fn hear(&mut self) -> String {
-        let mut lines = self.stdout.by_ref().lines().map_while(Result::ok);
-        let told = lines.find_map(|line| line.strip_prefix('@').map(str::to_owned));
-        told.expect("the child runs")
-    }
-}
-
-impl Drop for Child {
-    fn drop(&mut self) {
-        // Neither can fail in a way that matters here.
-        let _ = self.process.kill();
-        let _ = self.process.wait();
+    #[track_caller]
+    fn next_report(&self) -> String {
+        self.worker.expect_line("", LONG)
     }
 }
 
@@ -253,38 +202,34 @@ fn wall_clock() -> i64 {
     i64::try_from(now.as_secs()).expect("a time in this age")
 }
 
-/// What the child does; in a run of the tests there is no address, and nothing to do.
-#[test]
-fn wall_clock_child() {
-    let Ok(url) = std::env::var(URL) else {
-        return;
-    };
-    let locks = LockManager::connect(&url).unwrap();
+/// The role of a process whose wall clock jumps.
+pub(crate) fn wall_clock_as_told() {
+    let locks = LockManager::connect(&role::arg("url")).expect("connects");
     let mut held = None;
-    role::tell("ready");
-    while let Some(line) = role::hear() {
+    role::report("ready");
+    while let Some(line) = role::next_line() {
         match line.as_str() {
-            "wall" => role::tell(&wall_clock().to_string()),
+            "wall" => role::report(wall_clock()),
             "hold" => {
-                held = Some(locks.named("held").lease(LONG).lock().unwrap());
-                role::tell("held");
+                held = Some(locks.named("held").lease(LONG).lock().expect("locks"));
+                role::report("held");
             }
             "look" => {
                 let remaining = held.as_ref().filter(|it| it.is_valid()).map(LockGuard::remaining);
-                role::tell(&remaining.map_or(0, |it| it.as_millis()).to_string());
+                role::report(remaining.map_or(0, |it| it.as_millis()));
             }
-            "unlock" => role::tell(&format!("{:?}", held.take().unwrap().unlock())),
+            "unlock" => role::report(format!("{:?}", held.take().expect("held").unlock())),
             "outlive" => on_its_own(&locks, |locks| {
-                let guard = locks.named("short").lease(2 * LEASE).renew(false).lock().unwrap();
-                role::tell("taken");
+                let guard = locks.named("short").lease(2 * LEASE).renew(false).lock().expect("locks");
+                role::report("taken");
                 eventually(LONG, "the hold is over", || !guard.is_valid());
-                role::tell("over");
+                role::report("over");
             }),
             "wait" => on_its_own(&locks, |locks| {
-                role::tell("waiting");
+                role::report("waiting");
                 let taken = locks.named("busy").wait(2 * LEASE).lock();
                 let timed_out = taken.is_err_and(|error| error.is_timeout());
-                role::tell(if timed_out { "timeout" } else { "something else" });
+                role::report(if timed_out { "timeout" } else { "something else" });
             }),
             other => panic!("not understood: {other}"),
         }

@@ -4,16 +4,15 @@ use std::thread;
 use std::time::Duration;
 
 use relatch::{Error, LostCause};
+use relatch_rig::{Fault, LONG, eventually, throughout, unique_key};
 
-use crate::loss::{INJURIES, MINUTE, PERIOD, assert_lost};
-use crate::network::{LATE, LONG, Rig, SOON};
-use crate::renewal::{renewals, renewals_of, rig, throughout, trusted};
-use crate::support::{Fault, eventually, unique_key};
-use crate::waiting::occupy;
+use crate::support::{
+    INJURIES, LATE, MINUTE, PERIOD, Rig, SOON, assert_lost, occupy, renewals, renewals_of, trusted,
+};
 
 #[test]
 fn ensure_sends_only_what_is_needed() {
-    let rig = rig();
+    let rig = Rig::renewing();
     // When the listener comes up, all that was renewed before is renewed once more.
     occupy(&rig.server, "busy", MINUTE);
     assert!(rig.locks.try_lock_for("busy", PERIOD).expect("answers").is_none());
@@ -49,7 +48,7 @@ fn ensure_sends_only_what_is_needed() {
 
 #[test]
 fn ensure_looks_at_the_clock_and_verify_asks() {
-    let rig = rig();
+    let rig = Rig::renewing();
     let guard = rig.locks.named("a").lease(MINUTE).renew(false).lock().expect("locks");
     rig.server.query::<()>(&["DEL", "lock:a"]);
     guard.ensure(MINUTE / 2).expect("enough is left by the clock");
@@ -60,7 +59,7 @@ fn ensure_looks_at_the_clock_and_verify_asks() {
 
 #[test]
 fn extend_gives_another_lease() {
-    let rig = rig();
+    let rig = Rig::renewing();
     for renew in [true, false] {
         let key = unique_key("a");
         let pttl = || rig.server.pttl(&format!("lock:{key}"));
@@ -111,7 +110,7 @@ fn a_shorter_lease_is_believed_whatever_comes_late() {
 #[test]
 fn verify_asks_redis() {
     for (what, injure, cause) in INJURIES {
-        let rig = rig();
+        let rig = Rig::renewing();
         let lock = rig.locks.named("a").lease(MINUTE).renew(false);
         let guard = lock.lock().expect("locks");
         guard.verify().expect("it stands");
@@ -130,7 +129,7 @@ fn verify_asks_redis() {
 
 #[test]
 fn verify_believes_redis_when_less_is_left() {
-    let rig = rig();
+    let rig = Rig::renewing();
     let guard = rig.locks.named("a").lease(MINUTE).renew(false).lock().expect("locks");
     rig.server.query::<()>(&["PEXPIRE", "lock:a", "400"]);
     guard.verify().expect("it stands");
@@ -160,7 +159,7 @@ fn a_hold_that_verify_has_shortened_is_renewed_or_told_in_time() {
 
 #[test]
 fn held_lists_what_this_process_holds() {
-    let rig = rig();
+    let rig = Rig::renewing();
     assert!(rig.locks.held().is_empty());
     let first = rig.locks.lock("first").expect("locks");
     let second = rig.locks.named("second").renew(false).lock().expect("locks");
@@ -188,7 +187,7 @@ fn held_lists_what_this_process_holds() {
 
 #[test]
 fn stats_count() {
-    let rig = rig();
+    let rig = Rig::renewing();
     let locks = &rig.locks;
     let mut expected = locks.stats();
     assert_eq!(

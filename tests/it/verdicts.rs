@@ -8,12 +8,9 @@ use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 use relatch::{Error, LockGuard, LostCause};
+use relatch_rig::{Fault, LONG, eventually, throughout, unique_key};
 
-use crate::loss::{MINUTE, assert_lost};
-use crate::network::{LONG, Rig, SOON};
-use crate::renewal::{renewals, renewals_of, rig, throughout};
-use crate::support::{Fault, eventually, unique_key};
-use crate::waiting::{delete, occupy};
+use crate::support::{MINUTE, Rig, SOON, assert_lost, delete, occupy, renewals, renewals_of};
 
 /// Long enough that a release begins in time.
 const LEASE: Duration = Duration::from_millis(700);
@@ -151,7 +148,7 @@ fn what_redis_has_denied_once_is_not_released() {
 /// That the release has no answer makes it no better.
 #[test]
 fn what_redis_has_denied_is_lost_though_its_release_is_not_answered() {
-    let rig = rig();
+    let rig = Rig::renewing();
     for by_closure in [false, true] {
         let name = &unique_key("a");
         let is_denied = |guard: &LockGuard| {
@@ -179,7 +176,7 @@ fn what_redis_has_denied_is_lost_though_its_release_is_not_answered() {
 
 #[test]
 fn a_renewal_that_is_refused_is_no_renewal() {
-    let rig = rig();
+    let rig = Rig::renewing();
     let loading = Fault::Answer(b"-LOADING Redis is loading the dataset in memory\r\n".to_vec());
     rig.proxy.always(&renewals_of(&rig.server, "a"), loading);
     let guard = rig.locks.lock("a").expect("locks");

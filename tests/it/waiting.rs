@@ -7,15 +7,11 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use relatch::{Error, LockManager, Unlocked};
+use relatch_rig::{Fault, LONG, Server, SetOnDrop, eventually, throughout, time, unique_key, within};
 
-use crate::loss::MINUTE;
-use crate::network::{ANSWER, LATE, LONG, Rig, SOON, builder, returns_by, time};
-use crate::renewal::throughout;
-use crate::support::{Fault, Server, SetOnDrop, eventually, unique_key, within};
-
-/// What listening takes.
-/// (Servers before 7 count `client` as a whole.)
-pub(crate) const LISTENING: [&str; 4] = ["client", "client|id", "client|tracking", "subscribe"];
+use crate::support::{
+    ANSWER, LATE, LISTENING, MINUTE, Rig, SOON, asleep, builder, delete, occupy, returns_by, take,
+};
 
 /// A server and two managers; what each has for itself, the other does not know of.
 struct Scene {
@@ -30,32 +26,6 @@ impl Scene {
         let [locks, others] = [(); 2].map(|()| LockManager::connect(&server.url()).expect("connects"));
         Scene { server, locks, others }
     }
-}
-
-/// Gives a lock to somebody who knows nothing of this crate.
-#[track_caller]
-pub(crate) fn occupy(server: &Server, name: &str, lease: Duration) {
-    let millis = lease.as_millis().to_string();
-    server.query::<()>(&["SET", &format!("lock:{name}"), "somebody", "PX", &millis]);
-}
-
-#[track_caller]
-pub(crate) fn delete(server: &Server, name: &str) {
-    server.query::<()>(&["DEL", &format!("lock:{name}")]);
-}
-
-/// Waits until so many keys are waited for by threads that have asked for word of them.
-#[track_caller]
-pub(crate) fn asleep(server: &Server, keys: u64) {
-    eventually(LONG, "they wait for word", || server.tracked_keys() == keys);
-}
-
-/// Waits for a lock, and gives it back: when it was had.
-pub(crate) fn take(locks: &LockManager, name: &str) -> Instant {
-    let guard = locks.try_lock_for(name, LONG).expect("answers").expect("it becomes free");
-    let at = Instant::now();
-    assert!(matches!(guard.unlock(), Ok(Unlocked::Released)));
-    at
 }
 
 type End = fn(&Scene, &str);

@@ -1,7 +1,8 @@
 //! Cuts a stream of RESP into whole frames.
 //!
-//! Only the lengths are understood, not the values: what comes out are the very bytes that went in. Commands and
-//! replies are the same to it, since a command is an array of bulk strings. RESP3 is understood too.
+//! It understands the lengths and not the values: the bytes that come out are those that went in.
+//! Commands and replies are the same to it, since a command is an array of bulk strings. It
+//! understands RESP3 too.
 
 use std::sync::OnceLock;
 
@@ -28,48 +29,49 @@ impl Iterator for Splitter {
     }
 }
 
-/// Returns the strings of a command; for anything that is not an array of strings, what can be made of it.
-pub(crate) fn words(frame: &[u8]) -> Vec<String> {
+/// Returns the strings of a command, its name first. Anything that is not an array of strings is split
+/// as well as possible.
+pub(crate) fn args(frame: &[u8]) -> Vec<String> {
     let Some((header, mut rest)) = split_line(frame) else {
         return Vec::new();
     };
     if frame[0] != b'*' {
         return text(header).split_whitespace().map(String::from).collect();
     }
-    let mut words = Vec::new();
+    let mut args = Vec::new();
     while let Some(length) = frame_length(rest) {
         let (element, after) = rest.split_at(length);
         let (line, body) = split_line(element).unwrap_or((element, &[]));
-        words.push(text(if body.is_empty() { line } else { &body[..body.len() - 2] }));
+        args.push(text(if body.is_empty() { line } else { &body[..body.len() - 2] }));
         rest = after;
     }
-    words
+    args
 }
 
-/// The script by which a waiter asks for a lock and looks who has it.
-pub(crate) const CLAIM: &str = include_str!("../../../src/store/claim.lua");
+/// The script with which a waiter attempts to take a lock, and finds out who holds it.
+pub const CLAIM: &str = include_str!("../../../src/store/claim.lua");
 
-/// Its hash.
-pub(crate) fn claim_hash() -> &'static str {
+/// The hash of [`CLAIM`].
+pub fn claim_hash() -> &'static str {
     static HASH: OnceLock<String> = OnceLock::new();
     HASH.get_or_init(|| redis::Script::new(CLAIM).get_hash().to_owned())
 }
 
-/// Returns the words of a command, with an attempt by script as the `SET` that it is: rules and tests that speak of
-/// attempts mean both kinds.
-pub(crate) fn by_deed(mut words: Vec<String>) -> Vec<String> {
-    let is_claim = words.len() == 6 && [CLAIM, claim_hash()].contains(&words[1].as_str());
+/// Returns a command, and for an attempt by script the `SET` that it does: rules and tests that name
+/// `SET` mean attempts of both kinds.
+pub fn as_set(mut args: Vec<String>) -> Vec<String> {
+    let is_claim = args.len() == 6 && [CLAIM, claim_hash()].contains(&args[1].as_str());
     if is_claim {
-        words.drain(1..3);
-        "SET".clone_into(&mut words[0]);
-        words.insert(3, "PX".to_owned());
+        args.drain(1..3);
+        "SET".clone_into(&mut args[0]);
+        args.insert(3, "PX".to_owned());
     }
-    words
+    args
 }
 
-/// Whether a reply is the answer to no command: a pub/sub message, or any push of RESP3.
+/// Whether a reply answers no command: a pub/sub message, or any push of RESP3.
 ///
-/// An array reply whose first element is the string `message` is taken for one too.
+/// An array whose first element is the string `message` counts as one, too.
 pub(crate) fn is_unsolicited(reply: &[u8]) -> bool {
     reply.starts_with(b">")
         || reply.starts_with(b"*3\r\n$7\r\nmessage\r\n")
@@ -121,7 +123,7 @@ fn text(bytes: &[u8]) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::{CLAIM, Splitter, by_deed, claim_hash, is_unsolicited, replies_to, words};
+    use super::{CLAIM, Splitter, args, as_set, claim_hash, is_unsolicited, replies_to};
 
     const FRAMES: [&[u8]; 9] = [
         b"*3\r\n$3\r\nSET\r\n$1\r\na\r\n$4\r\n\r\n\r\n\r\n",
@@ -150,23 +152,23 @@ mod tests {
     }
 
     #[test]
-    fn a_command_is_read_as_words() {
-        assert_eq!(words(FRAMES[0]), ["SET", "a", "\r\n\r\n"]);
-        assert_eq!(words(b"*2\r\n$3\r\nGET\r\n$0\r\n\r\n"), ["GET", ""]);
-        assert_eq!(words(b"PING twice\r\n"), ["PING", "twice"]);
+    fn a_command_is_split_into_its_arguments() {
+        assert_eq!(args(FRAMES[0]), ["SET", "a", "\r\n\r\n"]);
+        assert_eq!(args(b"*2\r\n$3\r\nGET\r\n$0\r\n\r\n"), ["GET", ""]);
+        assert_eq!(args(b"PING twice\r\n"), ["PING", "twice"]);
     }
 
     #[test]
     fn an_attempt_by_script_is_a_set() {
         let command =
-            |script: &str| by_deed(["EVAL", script, "1", "a", "token", "10"].map(String::from).into());
+            |script: &str| as_set(["EVAL", script, "1", "a", "token", "10"].map(String::from).into());
         assert_eq!(command(claim_hash()), ["SET", "a", "token", "PX", "10"]);
         assert_eq!(command(CLAIM), ["SET", "a", "token", "PX", "10"]);
         assert_eq!(command("other").len(), 6);
     }
 
     #[test]
-    fn pub_sub_is_told_from_replies() {
+    fn pub_sub_messages_are_not_replies() {
         assert!(is_unsolicited(b"*3\r\n$7\r\nmessage\r\n$1\r\nc\r\n$1\r\nm\r\n"));
         assert!(!is_unsolicited(b"*3\r\n$9\r\nsubscribe\r\n$1\r\nc\r\n:1\r\n"));
         let subscribe = ["SUBSCRIBE", "a", "b"].map(String::from);

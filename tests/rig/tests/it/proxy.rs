@@ -3,18 +3,12 @@
 use std::io::{Read, Write};
 use std::net::TcpStream;
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use redis::RedisResult;
+use relatch_rig::{Fault, LONG, Proxy, Server, eventually, within};
 
-use crate::support::{Fault, Proxy, Server, eventually, within};
-use crate::support_works::{connect, connect_hasty, ping, set};
-
-/// Longer than anything here takes.
-const LONG: Duration = Duration::from_secs(20);
-
-/// How long a client waits for a reply that does not come.
-const SHORT: Duration = Duration::from_millis(100);
+use crate::client::{SHORT, connect, connect_hasty, ping, set};
 
 fn server_and_proxy() -> (Server, Proxy) {
     let server = Server::start();

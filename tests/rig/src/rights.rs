@@ -1,22 +1,24 @@
-//! As whom managers log in: as nobody in particular or, if the environment says so, as a user who may do no more than
-//! docs/operations.md asks for. `tests/rights.sh` runs all tests so, and looks for the password in what they print.
+//! The user that managers log in as: the default one or, if the environment says so, a user who may
+//! do no more than `docs/operations.md` asks for. `tests/rights.sh` runs all tests like that, and
+//! looks for the password in what they print.
 
 use std::io::Write as _;
 use std::sync::{Once, OnceLock};
 
 use log::{LevelFilter, Log, Metadata, Record};
 
-/// The variable that has the tests log in, and with which password: letters, digits and hyphens.
+/// The variable that has the tests log in, and the password: letters, digits and hyphens.
 const PASSWORD: &str = "RELATCH_TEST_LEAST_RIGHTS";
 
-/// The user, by the name that the page gives him.
+/// The name that the page gives to the user.
 const USER: &str = "locks";
 
-/// What is said in front of a command that this user was not let run: the script looks for it.
+/// What is printed in front of a command that the server refused to this user. The script looks for
+/// it.
 const REFUSED: &str = "refused to the user with the least rights:";
 
 /// The rights that docs/operations.md says a user needs, from its own line.
-pub(crate) fn least_rights() -> Vec<&'static str> {
+pub fn least_rights() -> Vec<&'static str> {
     let page = include_str!("../../../docs/operations.md");
     let mut lines = page.lines();
     let rights = lines.find_map(|line| line.strip_prefix("ACL SETUSER locks on >password resetchannels "));
@@ -24,48 +26,49 @@ pub(crate) fn least_rights() -> Vec<&'static str> {
     rights.filter(|right| *right != "-@all").collect()
 }
 
-/// Those of them without which everything works, but Redis tells of nothing.
-pub(crate) fn rights_to_hear() -> Vec<&'static str> {
-    let is_to_hear =
+/// Those of them without which everything works, but Redis sends no invalidations.
+pub fn invalidation_rights() -> Vec<&'static str> {
+    let is_for_invalidations =
         |right: &str| right.starts_with(['&']) || right.contains("client|") || right == "+subscribe";
-    least_rights().into_iter().filter(|right| is_to_hear(right)).collect()
+    least_rights().into_iter().filter(|right| is_for_invalidations(right)).collect()
 }
 
 /// The others.
-pub(crate) fn rights_to_work() -> Vec<&'static str> {
-    let to_hear = rights_to_hear();
-    least_rights().into_iter().filter(|right| !to_hear.contains(right)).collect()
+pub fn working_rights() -> Vec<&'static str> {
+    let others = invalidation_rights();
+    least_rights().into_iter().filter(|right| !others.contains(right)).collect()
 }
 
-/// As whom managers log in, as Redis says.
-pub(crate) fn user() -> &'static str {
+/// The user that managers log in as, by the name that Redis has for it.
+pub fn user() -> &'static str {
     password().map_or("default", |_| USER)
 }
 
 /// What stands in front of the host in a URL.
-pub(super) fn login() -> String {
+pub(crate) fn login() -> String {
     password().map_or_else(String::new, |password| format!("{USER}:{password}@"))
 }
 
-/// What a server is started with, so that it knows the user, also after a restart.
-pub(super) fn server_args() -> Vec<String> {
+/// The arguments that make a server know the user, also after a restart.
+pub(crate) fn server_args() -> Vec<String> {
     let Some(password) = password() else {
         return Vec::new();
     };
     log_everything();
-    let words = ["--user", USER, "on", &format!(">{password}"), "resetchannels", "-@all"].map(str::to_owned);
-    words.into_iter().chain(least_rights().into_iter().map(str::to_owned)).collect()
+    let user = ["--user", USER, "on", &format!(">{password}"), "resetchannels", "-@all"];
+    let args = user.map(str::to_owned);
+    args.into_iter().chain(least_rights().into_iter().map(str::to_owned)).collect()
 }
 
-/// Has what a child process printed looked at as well.
-pub(super) fn note_printed(line: &str) {
+/// Prints what a worker printed, so that the script sees that as well.
+pub(crate) fn note_printed(line: &str) {
     if password().is_some() {
-        print(&format!("a child: {line}"));
+        print(&format!("a worker: {line}"));
     }
 }
 
-/// Has it found out what a server refused, as far as `ACL LOG` told: user and command (or key, or channel).
-pub(super) fn note_refused(ask: impl FnOnce() -> Vec<(String, String)>) {
+/// Prints what a server refused, as far as `ACL LOG` has it: user and command (or key, or channel).
+pub(crate) fn note_refused(ask: impl FnOnce() -> Vec<(String, String)>) {
     if password().is_some() {
         for (_, what) in ask().into_iter().filter(|(user, _)| user == USER) {
             print(&format!("{REFUSED} {what}"));
@@ -101,8 +104,8 @@ impl Log for Printer {
     fn flush(&self) {}
 }
 
-/// Past the test harness, which keeps what passing tests print to itself.
+/// Prints past the test harness, which does not show what passing tests print.
 fn print(line: &str) {
-    // Whoever reads may have gone.
+    // The reader may be gone.
     let _ = std::io::stderr().write_all(format!("{line}\n").as_bytes());
 }

@@ -1,39 +1,10 @@
-//! The test support does what it says: without that no other test says anything.
+//! A server of a test's own.
 
 use std::net::TcpListener;
-use std::time::{Duration, Instant};
 
-use redis::{Client, Connection, RedisResult};
+use relatch_rig::{LONG, Server, eventually, server_version, within};
 
-use crate::support::{Child, Server, Sig, eventually, server_version, signal, unique_key, within};
-
-/// Longer than anything here takes.
-const LONG: Duration = Duration::from_secs(20);
-
-/// How long a client waits for a reply that does not come.
-const SHORT: Duration = Duration::from_millis(100);
-
-pub(crate) fn connect(url: &str) -> Connection {
-    let client = Client::open(url).expect("a valid address");
-    let connection = client.get_connection_with_timeout(LONG).expect(url);
-    connection.set_read_timeout(Some(LONG)).expect("a timeout");
-    connection
-}
-
-/// A client that soon gives up.
-pub(crate) fn connect_hasty(url: &str) -> Connection {
-    let connection = connect(url);
-    connection.set_read_timeout(Some(SHORT)).expect("a timeout");
-    connection
-}
-
-pub(crate) fn set(connection: &mut Connection, key: &str) -> RedisResult<String> {
-    redis::cmd("SET").arg(key).arg("1").query(connection)
-}
-
-pub(crate) fn ping(connection: &mut Connection) -> RedisResult<String> {
-    redis::cmd("PING").query(connection)
-}
+use crate::client::{connect, connect_hasty, ping, set};
 
 #[test]
 fn a_server_answers() {
@@ -140,84 +111,4 @@ fn a_persistent_server_remembers() {
     server.restart();
     eventually(LONG, "loaded", || server.command(&["DBSIZE"]).is_ok());
     assert!(server.exists("a"));
-}
-
-#[test]
-fn a_child_hears_and_answers() {
-    let mut child = Child::spawn("echo", &[("greeting", "echo")]);
-    child.say("one");
-    child.say("two");
-    child.say("three");
-    assert_eq!(child.expect_line("echo", LONG), "echo: one");
-    assert_eq!(child.expect_line("echo: th", LONG), "echo: three");
-    assert!(child.wait(LONG).success());
-}
-
-#[test]
-fn a_stopped_child_goes_on_where_it_was() {
-    let mut child = Child::spawn("echo", &[("greeting", "echo")]);
-    child.stop();
-    child.say("one");
-    child.cont();
-    assert_eq!(child.expect_line("", LONG), "echo: one");
-}
-
-#[test]
-fn a_child_can_be_killed_in_either_way() {
-    let mut child = Child::spawn("echo", &[("greeting", "echo")]);
-    child.say("one");
-    child.expect_line("echo", LONG);
-    child.stop();
-    child.kill();
-    assert!(!child.wait(LONG).success());
-
-    let mut child = Child::spawn("echo", &[("greeting", "echo")]);
-    signal(child.pid(), Sig::Term);
-    assert!(!child.wait(LONG).success());
-}
-
-#[test]
-#[should_panic(expected = "no role is called")]
-fn what_a_child_prints_is_in_the_panic_of_its_parent() {
-    let child = Child::spawn("nobody", &[]);
-    child.expect_line("anything", LONG);
-}
-
-/// Its output ends first here: that was a matter of luck.
-#[test]
-#[should_panic(expected = "the last words")]
-fn what_a_child_prints_after_its_output_has_ended_is_in_the_panic_too() {
-    let dying = ["sh", "-c", "exec >&-; sleep 0.3; echo the last words >&2"];
-    let child = Child::spawn_under(&dying, "nobody", &[]);
-    child.expect_line("anything", LONG);
-}
-
-#[test]
-#[should_panic(expected = "it printed")]
-fn waiting_for_a_line_has_an_end() {
-    let child = Child::spawn("echo", &[("greeting", "echo")]);
-    child.expect_line("anything", SHORT);
-}
-
-#[test]
-#[should_panic(expected = "what never happens")]
-fn eventually_has_an_end() {
-    eventually(SHORT, "what never happens", || false);
-}
-
-#[test]
-#[should_panic(expected = "a nap")]
-fn within_measures() {
-    within(SHORT, "a nap", || {
-        eventually(LONG, "a while", {
-            let start = Instant::now();
-            move || start.elapsed() > SHORT
-        });
-    });
-}
-
-#[test]
-fn keys_are_unique() {
-    assert_ne!(unique_key("a"), unique_key("a"));
-    assert!(unique_key("a").starts_with("a:"));
 }

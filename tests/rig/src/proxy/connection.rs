@@ -5,9 +5,9 @@
 //!                     \---------------- what each reply is for -------------> queue ---/
 //! ```
 //!
-//! `up` asks the rules about each command and notes, in order, what is to become of its reply; `down` only cuts the
-//! server's bytes into replies; `out` brings the two together, and is the only one that writes to the client. So a
-//! delayed or held reply never keeps the next command from reaching the server.
+//! `up` asks the rules about each command and notes, in order, what is to happen to its reply; `down`
+//! cuts the server's bytes into replies; `out` matches the two, and is the only thread that writes to
+//! the client. So a reply that is delayed or held never keeps the next command from the server.
 
 use std::collections::VecDeque;
 use std::io::{Read, Write};
@@ -18,32 +18,34 @@ use std::time::{Duration, Instant};
 
 use parking_lot::{Condvar, Mutex};
 
+use super::Fault;
 use super::journal::Open;
-use super::proxy::{Fault, Shared, Verdict};
-use super::resp::{Splitter, by_deed, is_unsolicited, replies_to, words};
+use super::rules::Decision;
+use super::shared::Shared;
+use crate::resp::{Splitter, args, as_set, is_unsolicited, replies_to};
 
 /// How long connecting to the server may take.
 const CONNECT: Duration = Duration::from_secs(5);
 
-/// A client's connection and, once there was a command to forward, the one to the server that belongs to it.
-pub(crate) struct Link {
+/// A client's connection and, once there was a command to forward, its connection to the server.
+pub(crate) struct ProxiedConnection {
     client: TcpStream,
     /// A fault has struck one of its commands.
     struck: AtomicBool,
-    /// Nothing passes any more, on this connection alone.
+    /// On this connection nothing passes any more.
     stranded: AtomicBool,
-    lane: Mutex<Lane>,
-    /// Notified when the lane changes, and when one of the proxy's switches does.
+    pending: Mutex<Pending>,
+    /// Notified when `pending` or one of the proxy's switches changes.
     changed: Condvar,
 }
 
-/// What is under way.
+/// The replies that are under way.
 #[derive(Default)]
-struct Lane {
+struct Pending {
     server: Option<Arc<TcpStream>>,
     expected: VecDeque<Expected>,
     replies: VecDeque<Vec<u8>>,
-    /// The places in the journal that the server's next replies belong to.
+    /// The places in the journal for the server's next replies.
     open: VecDeque<Open>,
     server_ended: bool,
     closed: bool,
@@ -51,35 +53,35 @@ struct Lane {
 
 /// What the client is to get next.
 enum Expected {
-    /// The server's next reply, less or more.
+    /// The server's next reply, or what a fault makes of it.
     Reply(Option<Fault>),
-    /// These bytes, of which the server knows nothing.
+    /// These bytes, which the server did not send.
     Answer(Vec<u8>),
 }
 
-impl Link {
+impl ProxiedConnection {
     /// Serves `client` on threads of its own.
     pub(crate) fn open(client: TcpStream, shared: &Arc<Shared>) -> Arc<Self> {
-        let link = Arc::new(Self {
+        let connection = Arc::new(Self {
             client,
             struck: AtomicBool::new(false),
             stranded: AtomicBool::new(false),
-            lane: Mutex::default(),
+            pending: Mutex::default(),
             changed: Condvar::new(),
         });
-        let (up, out) = (Arc::clone(&link), Arc::clone(&link));
+        let (up, out) = (Arc::clone(&connection), Arc::clone(&connection));
         shared.spawn("proxy-up", move |shared| up.pump_up(shared));
         shared.spawn("proxy-out", move |shared| out.pump_out(shared));
-        link
+        connection
     }
 
-    /// Ends both connections. All threads end soon, whatever they are waiting for.
+    /// Ends both connections. All threads end soon, even those that wait for something.
     pub(crate) fn close(&self) {
-        let mut lane = self.lane.lock();
-        lane.closed = true;
-        // A socket whose other end is gone cannot be shut down, and need not be.
+        let mut pending = self.pending.lock();
+        pending.closed = true;
+        // Shutting down fails where the other end is gone: then it is not needed.
         let _ = self.client.shutdown(Shutdown::Both);
-        if let Some(server) = &lane.server {
+        if let Some(server) = &pending.server {
             let _ = server.shutdown(Shutdown::Both);
         }
         self.changed.notify_all();
@@ -96,14 +98,15 @@ impl Link {
         shared.is_black_hole() || self.stranded.load(Ordering::SeqCst)
     }
 
-    /// Makes the threads look at the proxy's switches again.
+    /// Makes the threads check the proxy's switches again.
     pub(crate) fn wake(&self) {
-        // Taken so that a thread has either not looked yet or is waiting already.
-        let _lane = self.lane.lock();
+        // A thread that holds this lock has not checked the switches yet, or waits already. Without
+        // it, the notification could come between the check and the wait, and be lost.
+        let _pending = self.pending.lock();
         self.changed.notify_all();
     }
 
-    /// Client to server, until the client ends its side.
+    /// Passes commands from the client to the server, until the client closes its side.
     fn pump_up(self: &Arc<Self>, shared: &Arc<Shared>) {
         let mut splitter = Splitter::default();
         let mut buffer = [0; 16 * 1024];
@@ -120,15 +123,15 @@ impl Link {
 
     /// Deals with one command; returns false when the connection has ended with it.
     fn pass_on(self: &Arc<Self>, command: &[u8], shared: &Arc<Shared>) -> bool {
-        let words = by_deed(words(command));
+        let args = as_set(args(command));
         if self.struck.load(Ordering::SeqCst) {
             shared.count_after_fault();
         }
-        let fault = match shared.judge(&words) {
-            Verdict::Discard => return true,
+        let fault = match shared.decide(&args) {
+            Decision::Discard => return true,
             _ if self.is_hole(shared) => return true,
-            Verdict::Forward => None,
-            Verdict::Spoil(fault) => Some(fault),
+            Decision::Forward => None,
+            Decision::Spoil(fault) => Some(fault),
         };
         self.struck.fetch_or(fault.is_some(), Ordering::SeqCst);
         match fault {
@@ -144,9 +147,9 @@ impl Link {
             }
             Some(Fault::DelayCommand(delay)) => {
                 shared.count_fired();
-                return self.pause(delay) && self.forward(command, &words, None, shared);
+                return self.pause(delay) && self.forward(command, &args, None, shared);
             }
-            fault => return self.forward(command, &words, fault, shared),
+            fault => return self.forward(command, &args, fault, shared),
         }
         true
     }
@@ -155,7 +158,7 @@ impl Link {
     fn forward(
         self: &Arc<Self>,
         command: &[u8],
-        words: &[String],
+        args: &[String],
         mut fault: Option<Fault>,
         shared: &Arc<Shared>,
     ) -> bool {
@@ -163,68 +166,68 @@ impl Link {
             self.close();
             return false;
         };
-        // Before the command, whose reply may be here sooner than this thread.
-        let mut open = shared.journal().note(words);
-        self.lane.lock().open.extend((0..replies_to(words)).map(|_| open.take()));
-        self.expect((0..replies_to(words)).map(|_| Expected::Reply(fault.take())));
-        // If it cannot be written, then `down` finds the same and ends the connection.
+        // Noted before the command is sent: its reply may arrive before this thread goes on.
+        let mut open = shared.journal.note(args);
+        self.pending.lock().open.extend((0..replies_to(args)).map(|_| open.take()));
+        self.expect((0..replies_to(args)).map(|_| Expected::Reply(fault.take())));
+        // If this fails, `down` sees the same error and ends the connection.
         let _ = (&*server).write_all(command);
         true
     }
 
-    /// Returns the connection to the server, opening it first if need be: `None` if it cannot be had.
+    /// Returns the connection to the server, opening it first if need be; `None` if that fails.
     fn server(self: &Arc<Self>, shared: &Arc<Shared>) -> Option<Arc<TcpStream>> {
-        if let Some(server) = &self.lane.lock().server {
+        if let Some(server) = &self.pending.lock().server {
             return Some(Arc::clone(server));
         }
-        let address = SocketAddr::from((Ipv4Addr::LOCALHOST, shared.target()));
+        let address = SocketAddr::from((Ipv4Addr::LOCALHOST, shared.target));
         let server = Arc::new(TcpStream::connect_timeout(&address, CONNECT).ok()?);
         server.set_nodelay(true).ok()?;
-        let mut lane = self.lane.lock();
-        if lane.closed {
+        let mut pending = self.pending.lock();
+        if pending.closed {
             return None;
         }
-        lane.server = Some(Arc::clone(&server));
-        let (link, from) = (Arc::clone(self), Arc::clone(&server));
-        shared.spawn("proxy-down", move |shared| link.pump_down(&from, shared));
+        pending.server = Some(Arc::clone(&server));
+        let (connection, from) = (Arc::clone(self), Arc::clone(&server));
+        shared.spawn("proxy-down", move |shared| connection.pump_down(&from, shared));
         Some(server)
     }
 
-    /// Tells the server that the client has ended, as soon as there is no black hole to keep it from knowing.
+    /// Closes the client's side towards the server, once no black hole keeps it from passing.
     fn end_upstream(&self, shared: &Shared) {
-        let mut lane = self.lane.lock();
-        while self.is_hole(shared) && !lane.closed {
-            self.changed.wait(&mut lane);
+        let mut pending = self.pending.lock();
+        while self.is_hole(shared) && !pending.closed {
+            self.changed.wait(&mut pending);
         }
-        let Some(server) = &lane.server else {
-            drop(lane); // `close` takes it.
+        let Some(server) = &pending.server else {
+            drop(pending); // `close` takes it.
             return self.close();
         };
-        // Only this direction: what was sent before still counts, and a hard close could take it back.
+        // Only this direction: a hard close could discard what was sent before.
         let _ = server.shutdown(Shutdown::Write);
     }
 
-    /// Server to queue, until the server ends its side.
+    /// Passes replies from the server to the queue, until the server closes its side.
     fn pump_down(&self, mut server: &TcpStream, shared: &Shared) {
         let mut splitter = Splitter::default();
         let mut buffer = [0; 16 * 1024];
         while let Ok(read @ 1..) = server.read(&mut buffer) {
             splitter.push(&buffer[..read]);
-            let mut lane = self.lane.lock();
+            let mut pending = self.pending.lock();
             for reply in splitter.by_ref() {
                 if !is_unsolicited(&reply) {
-                    shared.journal().answer(lane.open.pop_front().flatten(), &reply);
+                    shared.journal.answer(pending.open.pop_front().flatten(), &reply);
                 }
-                lane.replies.push_back(reply);
+                pending.replies.push_back(reply);
             }
-            drop(lane);
+            drop(pending);
             self.changed.notify_all();
         }
-        self.lane.lock().server_ended = true;
+        self.pending.lock().server_ended = true;
         self.changed.notify_all();
     }
 
-    /// Queue to client, until there is nothing more to come.
+    /// Passes replies from the queue to the client, until nothing more can come.
     fn pump_out(&self, shared: &Shared) {
         while let Some((reply, fault)) = self.next_reply(shared) {
             if !self.is_hole(shared) {
@@ -234,28 +237,28 @@ impl Link {
         self.close();
     }
 
-    /// Waits for the next thing to give to the client; `None` when the connection is at its end.
+    /// Waits for the next reply for the client; `None` when the connection is at its end.
     fn next_reply(&self, shared: &Shared) -> Option<(Vec<u8>, Option<Fault>)> {
-        let mut lane = self.lane.lock();
+        let mut pending = self.pending.lock();
         loop {
-            if lane.closed {
+            if pending.closed {
                 return None;
             }
             if !shared.is_holding() {
-                if let Some(next) = lane.take_next() {
+                if let Some(next) = pending.take_next() {
                     return Some(next);
                 }
-                if lane.server_ended && !self.is_hole(shared) {
+                if pending.server_ended && !self.is_hole(shared) {
                     return None;
                 }
             }
-            self.changed.wait(&mut lane);
+            self.changed.wait(&mut pending);
         }
     }
 
     /// Gives a reply to the client, or what `fault` leaves of it.
     fn deliver(&self, reply: &[u8], fault: Option<Fault>, shared: &Shared) {
-        // Counted first: what the client sees of a fault never comes before its count.
+        // Counted first: a client that has seen the fault can rely on its count.
         if fault.is_some() {
             shared.count_fired();
         }
@@ -282,27 +285,27 @@ impl Link {
         }
     }
 
-    /// Writes to the client. If it is gone, then `up` finds the same and ends the connection in good order.
+    /// Writes to the client. If it is gone, `up` sees the same error and ends the connection.
     fn write(&self, bytes: &[u8]) {
         let _ = (&self.client).write_all(bytes);
     }
 
     fn expect(&self, more: impl IntoIterator<Item = Expected>) {
-        self.lane.lock().expected.extend(more);
+        self.pending.lock().expected.extend(more);
         self.changed.notify_all();
     }
 
-    /// Waits for `delay`; returns false if the connection was closed meanwhile, at once.
+    /// Waits for `delay`; returns false, at once, when the connection is closed meanwhile.
     fn pause(&self, delay: Duration) -> bool {
         let end = Instant::now() + delay;
-        let mut lane = self.lane.lock();
-        while !lane.closed && !self.changed.wait_until(&mut lane, end).timed_out() {}
-        !lane.closed
+        let mut pending = self.pending.lock();
+        while !pending.closed && !self.changed.wait_until(&mut pending, end).timed_out() {}
+        !pending.closed
     }
 }
 
-impl Lane {
-    /// Takes what the client is to get next, if it is here.
+impl Pending {
+    /// Takes what the client is to get next, if that has arrived.
     fn take_next(&mut self) -> Option<(Vec<u8>, Option<Fault>)> {
         if self.replies.front().is_some_and(|it| is_unsolicited(it)) {
             return Some((self.replies.pop_front()?, None));

@@ -1,0 +1,337 @@
+//! What the tests here share that knows relatch: managers behind a proxy, what they look like from
+//! Redis, and how soon something has to happen. Servers, proxy and workers are in `tests/rig`.
+
+use std::error::Error as StdError;
+use std::iter;
+#[cfg(target_os = "linux")]
+use std::sync::mpsc;
+#[cfg(target_os = "linux")]
+use std::thread::{Scope, ScopedJoinHandle};
+use std::time::{Duration, Instant};
+
+use redis::{Client, Connection};
+use relatch::{Builder, Error, LockGuard, LockManager, LostCause, Unlocked};
+use relatch_rig::rights::least_rights;
+use relatch_rig::{CLAIM, Fault, LONG, Proxy, Server, eventually, server_version, within};
+
+/// How long the managers of a rig wait for a connection, and for an answer.
+pub(crate) const ANSWER: Duration = Duration::from_millis(300);
+
+/// How late a call may return.
+pub(crate) const LATE: Duration = Duration::from_millis(50);
+
+/// How soon a key that nobody holds is gone.
+pub(crate) const SOON: Duration = Duration::from_secs(1);
+
+/// A lease whose end no test waits for.
+pub(crate) const MINUTE: Duration = Duration::from_secs(60);
+
+/// The time from one renewal to the next, where it is short.
+pub(crate) const PERIOD: Duration = Duration::from_millis(100);
+
+/// A lease that a test can wait for.
+pub(crate) const LEASE: Duration = Duration::from_millis(600);
+
+/// The renewal, as it is sent.
+const RENEW: &str = include_str!("../../src/store/renew.lua");
+
+/// The commands that listening takes. (Servers before 7 count `client` as a whole.)
+pub(crate) const LISTENING: [&str; 4] = ["client", "client|id", "client|tracking", "subscribe"];
+
+/// A manager that reaches its server through a proxy.
+pub(crate) struct Rig {
+    pub(crate) locks: LockManager,
+    pub(crate) proxy: Proxy,
+    pub(crate) server: Server,
+}
+
+impl Rig {
+    /// With timeouts that a test can wait for: see [`builder`].
+    pub(crate) fn new() -> Rig {
+        Rig::with(|builder| builder)
+    }
+
+    /// The same, with further settings.
+    pub(crate) fn with(change: impl FnOnce(Builder) -> Builder) -> Rig {
+        Rig::at(Proxy::url, |url| change(builder(url)))
+    }
+
+    /// The same, with short leases that are renewed often.
+    pub(crate) fn renewing() -> Rig {
+        Rig::with(|builder| builder.lease(LEASE).renew_every(PERIOD))
+    }
+
+    /// Without a login, also when the tests log in: for tests in which a manager would wait for the
+    /// login in place of the command that matters.
+    pub(crate) fn without_login(change: impl FnOnce(Builder) -> Builder) -> Rig {
+        Rig::at(Proxy::bare_url, |url| change(builder(url)))
+    }
+
+    /// With the timeouts that a manager has by default, and further settings.
+    pub(crate) fn with_defaults(change: impl FnOnce(Builder) -> Builder) -> Rig {
+        Rig::at(Proxy::url, |url| change(LockManager::builder(url)))
+    }
+
+    fn at(url: fn(&Proxy) -> String, configure: impl FnOnce(&str) -> Builder) -> Rig {
+        let server = Server::start();
+        let proxy = Proxy::start(server.port());
+        let locks = configure(&url(&proxy)).build_unchecked().expect("options that can work");
+        // The timeouts are short here, and the machine may be busy.
+        eventually(LONG, "it connects", || locks.named("warm-up").holder().is_ok());
+        drop(locks.lock("warm-up").expect("locks")); // Redis knows the release script now,
+        server.query::<String>(&["SCRIPT", "LOAD", CLAIM]); // and that of a waiter's attempt.
+        server.reset_stats();
+        Rig { locks, proxy, server }
+    }
+
+    /// The value of a lock's key.
+    pub(crate) fn stands(&self, name: &str) -> Option<String> {
+        self.server.get(&format!("lock:{name}"))
+    }
+
+    /// The tokens that were sent for a lock, in order.
+    pub(crate) fn tokens_sent(&self, name: &str) -> Vec<String> {
+        let sent = self.proxy.log_in_full().into_iter();
+        let key = format!("lock:{name}");
+        sent.filter(|it| it[0] == "SET" && it[1] == key).map(|it| it[2].clone()).collect()
+    }
+
+    /// Checks that Redis has set the key, and that it is gone again.
+    #[track_caller]
+    pub(crate) fn assert_removed(&self, name: &str, sets: u64) {
+        eventually(LONG, "the SET is executed", || self.server.calls("set") >= sets);
+        eventually(SOON, "the key that nobody holds is removed", || self.stands(name).is_none());
+    }
+
+    /// Checks that the lock can be taken and released, with its own token, and quickly.
+    #[track_caller]
+    pub(crate) fn assert_works(&self, name: &str) {
+        let guard = within(LONG / 4, "a free lock", || self.locks.lock(name)).expect("locks");
+        assert_eq!(self.stands(name).as_deref(), Some(guard.token()));
+        assert_eq!(guard.unlock().expect("unlocks"), Unlocked::Released);
+        assert_eq!(self.stands(name), None);
+    }
+}
+
+/// A builder whose managers wait for [`ANSWER`] and tolerate an outage of four times that.
+pub(crate) fn builder(url: &str) -> Builder {
+    let builder = LockManager::builder(url).connect_timeout(ANSWER).response_timeout(ANSWER);
+    builder.tolerate_outage(4 * ANSWER)
+}
+
+/// A manager with the default settings.
+#[track_caller]
+pub(crate) fn connect(server: &Server) -> LockManager {
+    LockManager::connect(&server.url()).expect("connects")
+}
+
+/// A plain connection of the `redis` crate.
+pub(crate) fn redis_connection(url: &str) -> Connection {
+    let client = Client::open(url).expect("a valid address");
+    let connection = client.get_connection_with_timeout(LONG).expect(url);
+    connection.set_read_timeout(Some(LONG)).expect("a timeout");
+    connection
+}
+
+/// What an attempt to take a lock returns.
+pub(crate) type Taken = Result<Option<LockGuard>, Error>;
+
+type Take = fn(&LockManager, &str) -> Taken;
+
+/// The ways to take a lock.
+pub(crate) const WAYS: [(&str, Take); 3] = [
+    ("lock", |locks, name| locks.lock(name).map(Some)),
+    ("try_lock", |locks, name| locks.try_lock(name)),
+    ("try_lock_for", |locks, name| locks.try_lock_for(name, 4 * ANSWER)),
+];
+
+#[track_caller]
+pub(crate) fn assert_unavailable(taken: &Taken) {
+    assert!(matches!(taken, Err(Error::Unavailable { .. })), "{taken:?}");
+}
+
+#[track_caller]
+pub(crate) fn assert_lost<T: std::fmt::Debug>(result: &Result<T, Error>, wanted: LostCause) {
+    let is_wanted = matches!(result, Err(Error::Lost { cause, .. }) if *cause == wanted);
+    assert!(is_wanted, "{result:?}, not {wanted:?}");
+}
+
+/// An error and all its sources.
+pub(crate) fn chain(error: &Error) -> String {
+    let first: &dyn StdError = error;
+    let all = iter::successors(Some(first), |&error| error.source());
+    all.map(ToString::to_string).collect::<Vec<_>>().join(": ")
+}
+
+/// Replies that break off or are no RESP, to a command that was executed.
+pub(crate) fn broken_replies() -> [Fault; 3] {
+    let garbage = Fault::Replace(b"HTTP/1.1 400 Bad Request\r\n\r\n".to_vec());
+    [Fault::CutBeforeReply, Fault::HalfReply, garbage]
+}
+
+/// Checks that one of up to three calls takes at most `limit` and 50 ms: a busy machine may delay a
+/// call, but hardly three.
+#[track_caller]
+pub(crate) fn returns_by(limit: Duration, what: &str, mut timed: impl FnMut() -> Duration) {
+    let mut took = Vec::new();
+    while took.len() < 3 && took.last().is_none_or(|&last| last > limit + LATE) {
+        took.push(timed());
+    }
+    let in_time = took.last().is_some_and(|&last| last <= limit + LATE);
+    assert!(in_time, "{what}: {took:?}, not by {limit:?}");
+}
+
+/// How the renewals of a lock begin, for a proxy's rule. Redis knows the script from now on.
+pub(crate) fn renewals_of(server: &Server, name: &str) -> String {
+    format!("EVALSHA {} 1 lock:{name}", server.query::<String>(&["SCRIPT", "LOAD", RENEW]))
+}
+
+/// How often a lock was renewed, as its manager says.
+pub(crate) fn renewals(locks: &LockManager, name: &str) -> u32 {
+    locks.held().iter().find(|it| it.key == name).map_or(0, |it| it.renewals)
+}
+
+/// How long a hold is valid for: a little less than its lease.
+pub(crate) fn trusted(lease: Duration) -> Duration {
+    lease.saturating_sub(lease / 100 + Duration::from_millis(2))
+}
+
+/// Gives a lock to a holder that is not this crate's.
+#[track_caller]
+pub(crate) fn occupy(server: &Server, name: &str, lease: Duration) {
+    let millis = lease.as_millis().to_string();
+    server.query::<()>(&["SET", &format!("lock:{name}"), "somebody", "PX", &millis]);
+}
+
+/// Deletes a lock's key.
+#[track_caller]
+pub(crate) fn delete(server: &Server, name: &str) {
+    server.query::<()>(&["DEL", &format!("lock:{name}")]);
+}
+
+/// Waits until so many keys are tracked, so that their waiters sleep until an invalidation.
+#[track_caller]
+pub(crate) fn asleep(server: &Server, keys: u64) {
+    eventually(LONG, "they wait for an invalidation", || server.tracked_keys() == keys);
+}
+
+/// Waits for a lock, and releases it: when it was taken.
+pub(crate) fn take(locks: &LockManager, name: &str) -> Instant {
+    let guard = locks.try_lock_for(name, LONG).expect("answers").expect("it becomes free");
+    let at = Instant::now();
+    assert!(matches!(guard.unlock(), Ok(Unlocked::Released)));
+    at
+}
+
+/// A hold whose next renewal is far away, and whose key is tracked.
+#[track_caller]
+pub(crate) fn tracked_hold(server: &Server, locks: &LockManager, name: &str) -> LockGuard {
+    let tracked = server.tracked_keys();
+    let guard = locks.named(name).lease(MINUTE).lock().expect("locks");
+    guard.extend(MINUTE).expect("extends");
+    eventually(5 * SOON, "its key is tracked", || server.tracked_keys() > tracked);
+    guard
+}
+
+type Injure = fn(&Server, &str);
+
+/// What happens to a lock's key, how that is done, and what the holder is told.
+pub(crate) const INJURIES: [(&str, Injure, LostCause); 6] = [
+    ("deleted", |server, key| server.query(&["DEL", key]), LostCause::Deleted),
+    ("flushed", |server, _| server.query(&["FLUSHALL"]), LostCause::Deleted),
+    ("replaced", |server, key| server.query(&["SET", key, "other", "PX", "60000"]), LostCause::Taken),
+    (
+        "a list",
+        |server, key| {
+            let script = "redis.call('DEL', KEYS[1]) return redis.call('RPUSH', KEYS[1], 'other')";
+            server.query::<()>(&["EVAL", script, "1", key]);
+        },
+        LostCause::Taken,
+    ),
+    // What a step of the server's clock does.
+    ("expired early", |server, key| server.query(&["PEXPIREAT", key, "1"]), LostCause::Deleted),
+    ("evicted", evict, LostCause::Deleted),
+];
+
+fn evict(server: &Server, key: &str) {
+    server.query::<()>(&["CONFIG", "SET", "maxmemory-policy", "allkeys-random"]);
+    server.query::<()>(&["CONFIG", "SET", "maxmemory", "1"]);
+    eventually(LONG, "the key is evicted", || !server.exists(key));
+    server.query::<()>(&["CONFIG", "SET", "maxmemory", "0"]);
+}
+
+/// Starts a thread that waits for a lock that another thread of this process holds, and then does
+/// something with it; returns when it waits.
+#[cfg(target_os = "linux")]
+pub(crate) fn behind<'s, T: Send + 's>(
+    scope: &'s Scope<'s, '_>,
+    body: impl FnOnce() -> T + Send + 's,
+) -> ScopedJoinHandle<'s, T> {
+    let (asks, asking) = mpsc::channel();
+    let thread = scope.spawn(move || {
+        let id = rustix::thread::gettid().as_raw_nonzero().get();
+        asks.send(u64::try_from(id).expect("positive")).expect("awaited");
+        body()
+    });
+    until_queued(asking.recv().expect("it asks"));
+    thread
+}
+
+/// Waits until a thread of this process, which takes a lock and sends nothing for it, is in the wait
+/// queue.
+#[cfg(target_os = "linux")]
+#[track_caller]
+pub(crate) fn until_queued(thread: u64) {
+    let mut looks = 0;
+    eventually(3 * LONG, "it waits", || {
+        looks = if sleeps(thread) { looks + 1 } else { 0 };
+        looks == 5
+    });
+}
+
+/// Whether a thread of this process sleeps, as the system sees it, or has ended.
+#[cfg(target_os = "linux")]
+fn sleeps(thread: u64) -> bool {
+    // A thread that has ended has waited as long as it would.
+    let Ok(stat) = std::fs::read_to_string(format!("/proc/self/task/{thread}/stat")) else { return true };
+    stat.rsplit(')').next().is_some_and(|rest| rest.trim_start().starts_with('S'))
+}
+
+/// A server with a user who has these rights, and that user's address.
+pub(crate) fn server_for(rights: &[&str]) -> (Server, String) {
+    let server = Server::start();
+    grant(&server, rights);
+    let url = format!("redis://worker:canary@127.0.0.1:{}/", server.port());
+    (server, url)
+}
+
+/// Gives the user of [`server_for`] these rights, and no others.
+pub(crate) fn grant(server: &Server, rights: &[&str]) {
+    let user = ["ACL", "SETUSER", "worker", "reset", "on", ">canary", "resetchannels", "-@all"];
+    server.query::<()>(&[&user, rights].concat());
+}
+
+/// The least rights but these.
+pub(crate) fn without(missing: &[&str]) -> Vec<&'static str> {
+    least_rights().into_iter().filter(|right| !missing.contains(right)).collect()
+}
+
+/// Whether an error names the right that is missing, as any server does: Redis 7.0 speaks of "the
+/// keys used as arguments" and "the channels", later servers of "a key" and "a channel"; servers
+/// before 7 name a command without its subcommand.
+pub(crate) fn names_right(text: &str, right: &str) -> bool {
+    let mut words = text.split(|c: char| !c.is_ascii_lowercase() && c != '|');
+    let mut said = |any_of: &[&str]| words.any(|it| any_of.contains(&it));
+    match right.split_at(1) {
+        ("+", command) => said(&[name_of_command(command)]),
+        ("~", _) => said(&["keys", "key"]),
+        ("&", _) => said(&["channels", "channel"]),
+        _ => panic!("what kind of right is {right}?"),
+    }
+}
+
+/// What the server calls a command that it refuses: before 7, `client` for `client|id`.
+pub(crate) fn name_of_command(command: &str) -> &str {
+    let whole = command.split('|').next().expect("a first part");
+    if server_version() >= (7, 0) { command } else { whole }
+}

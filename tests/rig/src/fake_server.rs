@@ -1,0 +1,140 @@
+//! A server that is no Redis: a script decides what it answers.
+
+use std::fmt;
+use std::io::{Read, Write};
+use std::net::{Ipv4Addr, Shutdown, TcpListener, TcpStream};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
+
+use parking_lot::Mutex;
+
+use crate::ports::listen;
+use crate::resp::{Splitter, args};
+
+/// What is sent in the place of a reply.
+#[derive(Clone, Debug)]
+pub enum Reply {
+    /// These bytes, and nothing more.
+    Bytes(Vec<u8>),
+    /// The first bytes, and the others after a pause.
+    Paused(Vec<u8>, Duration, Vec<u8>),
+    /// The first bytes, then the others over and over for so long, as fast as the client reads them;
+    /// then the connection ends.
+    Endless(Vec<u8>, Vec<u8>, Duration),
+    /// The end of the connection.
+    Close,
+}
+
+type Script = dyn Fn(&[String]) -> Reply + Send + Sync;
+
+/// A server on 127.0.0.1 that asks `script` what to reply to each command; gone, with its threads,
+/// when this is dropped.
+///
+/// When a connection begins, the script is asked what to send first, with a command of no arguments.
+pub struct FakeServer {
+    shared: Arc<Shared>,
+    port: u16,
+    acceptor: Option<JoinHandle<()>>,
+}
+
+struct Shared {
+    script: Box<Script>,
+    stopped: AtomicBool,
+    clients: Mutex<Vec<(TcpStream, JoinHandle<()>)>>,
+}
+
+impl FakeServer {
+    /// Starts the server.
+    pub fn start(script: impl Fn(&[String]) -> Reply + Send + Sync + 'static) -> FakeServer {
+        let listener = listen();
+        let port = listener.local_addr().expect("a bound listener").port();
+        let shared = Arc::new(Shared {
+            script: Box::new(script),
+            stopped: AtomicBool::new(false),
+            clients: Mutex::default(),
+        });
+        let host = Arc::clone(&shared);
+        let acceptor = Some(thread::spawn(move || host.accept(&listener)));
+        FakeServer { shared, port, acceptor }
+    }
+
+    /// Host and port.
+    pub fn address(&self) -> String {
+        format!("127.0.0.1:{}", self.port)
+    }
+}
+
+impl fmt::Debug for FakeServer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("FakeServer").field("port", &self.port).finish_non_exhaustive()
+    }
+}
+
+impl Shared {
+    fn accept(self: &Arc<Self>, listener: &TcpListener) {
+        for client in listener.incoming() {
+            if self.stopped.load(Ordering::SeqCst) {
+                return;
+            }
+            let Ok(client) = client else { continue };
+            let (host, stream) = (Arc::clone(self), client.try_clone().expect("a descriptor"));
+            let thread = thread::spawn(move || host.serve(stream));
+            self.clients.lock().push((client, thread));
+        }
+    }
+
+    fn serve(&self, mut stream: TcpStream) {
+        let _ = stream.set_nodelay(true);
+        let mut splitter = Splitter::default();
+        let mut bytes = [0; 4096];
+        let mut goes_on = self.reply(&mut stream, &[]);
+        while goes_on {
+            goes_on = match stream.read(&mut bytes) {
+                Ok(0) | Err(_) => false,
+                Ok(count) => {
+                    splitter.push(&bytes[..count]);
+                    splitter.by_ref().all(|command| self.reply(&mut stream, &args(&command)))
+                }
+            };
+        }
+        let _ = stream.shutdown(Shutdown::Both);
+    }
+
+    /// Returns false where the connection is to end.
+    fn reply(&self, stream: &mut TcpStream, args: &[String]) -> bool {
+        match (self.script)(args) {
+            Reply::Bytes(bytes) => stream.write_all(&bytes).is_ok(),
+            Reply::Paused(first, pause, rest) => {
+                let began = stream.write_all(&first);
+                thread::sleep(pause);
+                began.and_then(|()| stream.write_all(&rest)).is_ok()
+            }
+            Reply::Endless(first, again, time) => {
+                let (end, block) = (Instant::now() + time, again.repeat(4096 / again.len()));
+                let mut goes_on = stream.write_all(&first).is_ok();
+                while goes_on && Instant::now() < end && !self.stopped.load(Ordering::SeqCst) {
+                    goes_on = stream.write_all(&block).is_ok();
+                }
+                false
+            }
+            Reply::Close => false,
+        }
+    }
+}
+
+impl Drop for FakeServer {
+    fn drop(&mut self) {
+        self.shared.stopped.store(true, Ordering::SeqCst);
+        // The acceptor checks whether it is to stop when a client connects.
+        let _ = TcpStream::connect((Ipv4Addr::LOCALHOST, self.port));
+        if let Some(acceptor) = self.acceptor.take() {
+            let _ = acceptor.join();
+        }
+        for (stream, thread) in self.shared.clients.lock().drain(..) {
+            let _ = stream.shutdown(Shutdown::Both);
+            let _ = thread.join();
+        }
+    }
+}

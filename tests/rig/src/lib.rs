@@ -1,0 +1,69 @@
+//! What the tests, benchmarks and examples of relatch stand on.
+//!
+//! - [`Server`]: a `redis-server` of the caller's own, which can be paused, killed and restarted.
+//! - [`Proxy`] and [`Fault`]: a TCP proxy that understands enough of RESP to lose exactly the reply
+//!   that a test names.
+//! - [`FakeServer`] and [`Reply`]: no Redis at all, but a script that decides what it answers.
+//! - [`Worker`] and [`role`]: this program, run again as another process.
+//! - [`rights`]: the ACL user with the least rights, as whom all tests can run.
+//! - [`compile_preload`]: a library that changes what the C library tells a process.
+//! - [`eventually`], [`throughout`] and [`within`]: how a test waits. No test only sleeps.
+//!
+//! Nothing here knows relatch, so that the crate with mistakes compiled in (`tests/flawed`) can use
+//! it as well.
+
+#![allow(
+    clippy::missing_errors_doc,
+    clippy::missing_panics_doc,
+    clippy::must_use_candidate,
+    reason = "a fixture that cannot do what it should panics, and says why"
+)]
+
+mod fake_server;
+mod ports;
+mod preload;
+mod process;
+mod proxy;
+mod resp;
+pub mod rights;
+pub mod role;
+mod server;
+mod wait;
+mod worker;
+
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Duration;
+
+pub use self::fake_server::{FakeServer, Reply};
+pub use self::preload::compile_preload;
+pub use self::process::{Process, now};
+#[cfg(unix)]
+pub use self::process::{Sig, freeze, signal};
+pub use self::proxy::{Exchange, Fault, Proxy};
+pub use self::resp::{CLAIM, as_set, claim_hash};
+pub use self::server::{Server, is_server_installed, server_version};
+pub use self::wait::{eventually, throughout, time, within};
+pub use self::worker::Worker;
+
+/// Longer than anything takes that a test waits for.
+pub const LONG: Duration = Duration::from_secs(20);
+
+/// Sets a flag when it is dropped, also by a panic.
+///
+/// Without this, a panic in the closure of a scope could hang the test: the scope waits for its
+/// threads, and a thread that works until the flag is set would never end.
+#[derive(Debug)]
+pub struct SetOnDrop<'a>(pub &'a AtomicBool);
+
+impl Drop for SetOnDrop<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::SeqCst);
+    }
+}
+
+/// Returns a key that no other call in this or another process returns.
+pub fn unique_key(prefix: &str) -> String {
+    static NEXT: AtomicU64 = AtomicU64::new(0);
+    let number = NEXT.fetch_add(1, Ordering::Relaxed);
+    format!("{prefix}:{}:{number}", std::process::id())
+}

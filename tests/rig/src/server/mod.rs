@@ -1,0 +1,232 @@
+//! A Redis server of the caller's own.
+
+mod program;
+mod queries;
+
+use std::fs::{self, File};
+use std::io::{self, Read, Write};
+use std::net::{Ipv4Addr, SocketAddr, TcpStream};
+use std::path::PathBuf;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use parking_lot::Mutex;
+use redis::Connection;
+use tempfile::TempDir;
+
+use self::program::spawn;
+pub use self::program::{is_server_installed, server_version};
+use crate::ports::listen;
+use crate::{LONG, Process, eventually, rights};
+#[cfg(unix)]
+use crate::{Sig, freeze, signal};
+
+/// How long a server may take until it answers.
+const START: Duration = LONG;
+
+/// How long one attempt may take to find out whether it answers.
+const PING: Duration = Duration::from_millis(500);
+
+/// How long the reply to a question that a test asks the server directly may take.
+const ANSWER: Duration = Duration::from_secs(5);
+
+/// A `redis-server` on 127.0.0.1 with a directory of its own; gone when this is dropped.
+///
+/// What a test asks through the methods here goes over one private connection, opened when it is
+/// first needed. It is not counted by [`connections`](Self::connections), but its commands are
+/// counted by [`calls`](Self::calls).
+///
+/// Nothing is persisted unless the arguments say so: after [`restart`](Self::restart) it is empty.
+pub struct Server {
+    port: u16,
+    args: Vec<String>,
+    env: Vec<(String, String)>,
+    process: Mutex<Process>,
+    private: Mutex<Option<Connection>>,
+    /// Its files and its log; `None` for a server without files.
+    dir: Option<TempDir>,
+}
+
+impl Server {
+    /// Starts a server, and returns when it answers.
+    pub fn start() -> Self {
+        Self::with(&[])
+    }
+
+    /// Starts a server with further arguments, such as `["--maxmemory", "1mb"]`; they win over the
+    /// usual ones.
+    ///
+    /// With `--requirepass`, the private connection uses that password; [`bare_url`](Self::bare_url)
+    /// does not contain it.
+    pub fn with(args: &[&str]) -> Self {
+        Self::in_env(args, &[])
+    }
+
+    /// The same, with further environment variables.
+    pub fn in_env(args: &[&str], env: &[(&str, &str)]) -> Self {
+        let env: Vec<_> = env.iter().map(|&(name, value)| (name.to_owned(), value.to_owned())).collect();
+        let args: Vec<_> = args.iter().map(|&arg| arg.to_owned()).collect();
+        loop {
+            let dir = TempDir::new().expect("a temporary directory");
+            if let Some(server) = Self::try_start(args.clone(), env.clone(), Some(dir)) {
+                return server;
+            }
+        }
+    }
+
+    /// Starts a server that creates no file, so that none is left behind if this process is killed.
+    pub fn without_files() -> Self {
+        let mut attempts = (0..10).map(|_| Self::try_start(Vec::new(), Vec::new(), None));
+        attempts.find_map(|server| server).expect("the server can be started")
+    }
+
+    /// Starts a server on a random port; `None` if that port was taken meanwhile.
+    fn try_start(args: Vec<String>, env: Vec<(String, String)>, dir: Option<TempDir>) -> Option<Self> {
+        let port = listen().local_addr().expect("a bound listener").port();
+        let process = Mutex::new(start(port, dir.as_ref(), &args, &env));
+        let server = Self { port, args, env, process, private: Mutex::new(None), dir };
+        server.becomes_ready().then_some(server)
+    }
+
+    /// The address for a manager, its login included: usually there is none (see [`rights`]).
+    pub fn url(&self) -> String {
+        format!("redis://{}{}/", rights::login(), self.address())
+    }
+
+    /// The address without a login, for what the least rights do not cover: other keys, prefixes and
+    /// databases, and tests of logins.
+    pub fn bare_url(&self) -> String {
+        format!("redis://{}/", self.address())
+    }
+
+    /// Host and port.
+    pub fn address(&self) -> String {
+        format!("127.0.0.1:{}", self.port)
+    }
+
+    /// The port, the same for as long as this lives.
+    pub fn port(&self) -> u16 {
+        self.port
+    }
+
+    /// A plain connection of the `redis` crate.
+    #[track_caller]
+    pub fn connect(&self) -> Connection {
+        let client = redis::Client::open(self.bare_url()).expect("a valid address");
+        client.get_connection().expect("connects")
+    }
+
+    /// The process id, another one after [`restart`](Self::restart).
+    pub fn pid(&self) -> u32 {
+        self.process.lock().pid()
+    }
+
+    /// Whether the process exists; a paused one does.
+    pub fn is_running(&self) -> bool {
+        self.process.lock().is_running()
+    }
+
+    /// Stops the process: connections stay, connects succeed, nothing is answered. Returns when it
+    /// has stopped.
+    #[cfg(unix)]
+    #[track_caller]
+    pub fn pause(&self) {
+        freeze(self.pid());
+    }
+
+    /// Continues a paused process.
+    #[cfg(unix)]
+    #[track_caller]
+    pub fn resume(&self) {
+        signal(self.pid(), Sig::Cont);
+    }
+
+    /// Kills the process with `SIGKILL`, paused or not, and returns when it is gone.
+    pub fn kill(&self) {
+        self.process.lock().kill();
+        *self.private.lock() = None;
+    }
+
+    /// Starts the process again, killing it first if need be, on the same port with the same
+    /// arguments; returns when it answers. While it loads data, the first answers may be `LOADING`
+    /// errors.
+    pub fn restart(&self) {
+        self.kill();
+        *self.process.lock() = start(self.port, self.dir.as_ref(), &self.args, &self.env);
+        assert!(self.becomes_ready(), "port {} was taken", self.port);
+    }
+
+    /// Returns true when the server answers, false when its port was taken; panics if it stalls, or
+    /// ends for another reason.
+    fn becomes_ready(&self) -> bool {
+        let log = || self.dir.as_ref().and_then(|dir| fs::read_to_string(log_in(dir)).ok());
+        let start = Instant::now();
+        eventually(2 * START, "the server answers or ends", || {
+            let waited = start.elapsed();
+            assert!(waited < START, "no answer from the server:\n{}", log().unwrap_or_default());
+            !self.is_running() || answers(self.port)
+        });
+        if self.is_running() && !self.is_another() {
+            return true;
+        }
+        eventually(START, "the server ends", || !self.is_running());
+        // A server without a log does not say why: it takes no arguments that could be wrong.
+        let taken = log().is_none_or(|log| log.contains("already in use"));
+        assert!(taken, "the server ended at once:\n{}", log().unwrap_or_default());
+        false
+    }
+
+    /// Whether what answers is another server than the one that was started, as far as it says.
+    fn is_another(&self) -> bool {
+        let Ok(info) = self.command(&["INFO", "server"]) else {
+            return false;
+        };
+        let info: String = redis::from_redis_value(info).expect("INFO is a string");
+        number_after(&info, "process_id:") != Some(self.pid().into())
+    }
+}
+
+impl std::fmt::Debug for Server {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Server").field("port", &self.port).finish_non_exhaustive()
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        if !thread::panicking() && self.is_running() && answers(self.port) {
+            rights::note_refused(|| self.refused());
+        }
+    }
+}
+
+fn start(port: u16, dir: Option<&TempDir>, args: &[String], env: &[(String, String)]) -> Process {
+    let log = dir.map(|dir| File::create(log_in(dir)).expect("a log file"));
+    let anywhere = std::env::temp_dir();
+    spawn(port, dir.map_or(&*anywhere, TempDir::path), log.as_ref(), args, env)
+}
+
+fn log_in(dir: &TempDir) -> PathBuf {
+    dir.path().join("log")
+}
+
+/// Whether anything answers PING at `port`, be it with an error.
+fn answers(port: u16) -> bool {
+    let address = SocketAddr::from((Ipv4Addr::LOCALHOST, port));
+    let ask = || -> io::Result<bool> {
+        let mut stream = TcpStream::connect_timeout(&address, PING)?;
+        stream.set_read_timeout(Some(PING))?;
+        stream.write_all(b"PING\r\n")?;
+        let mut first = [0];
+        stream.read_exact(&mut first)?;
+        Ok(matches!(&first, b"+" | b"-"))
+    };
+    ask().unwrap_or(false)
+}
+
+/// Returns the number that follows `start` in `text`.
+fn number_after(text: &str, start: &str) -> Option<u64> {
+    let rest = &text[text.find(start)? + start.len()..];
+    let end = rest.find(|c: char| !c.is_ascii_digit());
+    rest[..end.unwrap_or(rest.len())].parse().ok()
+}

@@ -1,0 +1,26 @@
+//! Servers, proxy and workers do what they say: other tests prove nothing without that.
+
+// What the tests here share.
+mod client;
+
+// A server's life: start, arguments, pause, kill, restart; what it can be asked.
+mod server;
+
+// The proxy: each fault, its rules, black holes, refused connects.
+mod proxy;
+
+// Worker processes: lines in both directions, stop, kill, what the panic of a test shows of them.
+mod worker;
+
+// `eventually` and `within` have an end.
+mod wait;
+
+/// Where a worker process begins. In a run of the tests there is no role, and nothing to do.
+#[test]
+fn worker_entry() {
+    match relatch_rig::role::name().as_deref() {
+        None => {}
+        Some("echo") => worker::echo(),
+        Some(other) => panic!("no role is called {other:?}"),
+    }
+}
