@@ -1,21 +1,22 @@
-//! A token on its way into Redis, and what is known of it there.
+//! One attempt over the wire, and what is known of the tokens that were sent.
 //!
-//! The hard part is a `SET` whose answer does not come: the lock may be ours, or may yet be. Two
-//! rules keep that honest.
+//! The hard part is a `SET` without an answer: the lock may be ours, or may become ours later. Two
+//! rules deal with that.
 //!
 //! 1. *A token without an answer is given up*, and the next attempt draws a fresh one. So nobody has
-//!    to know since when the old one stands there, and a clean-up that runs late deletes nothing that
-//!    is used.
+//!    to know since when Redis holds the old one, and a clean-up that runs late deletes no token that
+//!    is in use.
 //! 2. *What was given up is cleaned up.* Where the connection stands, the clean-up is written behind
-//!    the `SET` on the same connection, since Redis executes one connection's commands in order: over
-//!    another connection it may run first, and leave a key that nobody holds. The keeper looks for the
-//!    token, too, until its lease is over. An attempt that finds the last such token in its way
+//!    the `SET` on the same connection, since Redis executes one connection's commands in order. Over
+//!    another connection it could run first, and leave a key that nobody holds. The keeper looks for
+//!    the token, too, until its lease is over. An attempt that finds the last such token in its way
 //!    removes it.
 //!
 //! The next attempt goes over another connection: perhaps only this one is dead, and Redis is well.
 
 use log::warn;
 
+use crate::acquire::step::Ask;
 use crate::acquire::{AcquireContext, Taken};
 use crate::base::clock::Moment;
 use crate::base::holder::Holder;
@@ -25,164 +26,179 @@ use crate::keeping::orphans::OrphanKey;
 use crate::store::{ClaimReply, Connection, Failure, Seen, Tracking};
 use crate::waiting::waiter::{Claim, HandoffOutcome};
 
+/// An attempt: what came of it, and since when Redis owed the answer.
+#[derive(Debug)]
+pub(crate) struct Attempt {
+    /// When it began. The time in which Redis answered others meanwhile does not count.
+    pub(crate) since: Moment,
+    pub(crate) answer: Result<Answer, Failure>,
+    /// A token was given up, in this attempt or before: it may be what keeps the lock busy.
+    pub(crate) has_given_up: bool,
+}
+
 /// What Redis said to an attempt.
+#[derive(Debug)]
 pub(crate) enum Answer {
     Taken(Taken),
     Busy {
+        /// Who has the lock, where that was asked.
         holder: Option<Holder>,
-        /// The listener will hear when that changes.
-        heard: bool,
+        /// Redis will tell the listener when the key changes.
+        tracked: bool,
     },
     NotAString,
 }
 
-/// Tokens on their way into Redis, and what is known of them there.
-pub(crate) struct PendingClaim<'a> {
+/// The tokens of one acquisition, as far as Redis knows them.
+pub(super) struct PendingClaim<'a> {
     context: AcquireContext<'a>,
-    /// The thread waits where the lock is busy: Redis is asked to tell the listener of a change.
-    wakeable: bool,
-    /// What the next attempt asks with; a fresh one is drawn where there is none.
+    /// What an attempt asks with. Redis does not hold it, nor will it because of an earlier attempt.
+    /// There is none until the next attempt draws one.
     token: Option<String>,
-    /// The last token that was given up. Where it is what keeps the lock busy, nobody has the lock.
+    /// The last token that was given up. Where this is what keeps the lock busy, nobody holds it.
     given_up: Option<String>,
-    /// When the last attempt began, not counting the time in which Redis answered others.
-    pub(crate) tried_since: Moment,
+    /// Redis is asked to tell the listener of changes: the thread waits where the lock is busy.
+    tracks: bool,
+    deadline: Moment,
 }
 
 impl<'a> PendingClaim<'a> {
-    /// With the wish of the thread that waited for it, and what became of that when it was handed
-    /// on, unless the lock was.
-    pub(crate) fn new(
+    /// With the claim of the thread that waited in the queue, and what became of it when the thread
+    /// in front sent it along.
+    pub(super) fn new(
         context: AcquireContext<'a>,
         claim: Claim,
         handed: HandoffOutcome,
-        wakeable: bool,
+        tracks: bool,
+        deadline: Moment,
     ) -> PendingClaim<'a> {
         let mut pending =
-            PendingClaim { context, wakeable, token: None, given_up: None, tried_since: Moment::now() };
+            PendingClaim { context, token: Some(claim.token), given_up: None, tracks, deadline };
         match handed {
-            HandoffOutcome::Nothing => pending.token = Some(claim.token),
+            HandoffOutcome::Nothing => {}
             // The thread in front has had it cleaned up.
-            HandoffOutcome::Spoilt { .. } => pending.given_up = Some(claim.token),
-            HandoffOutcome::Taken { .. } => pending.give_up(claim.token),
+            HandoffOutcome::Spoilt { .. } => pending.given_up = pending.token.take(),
+            // Its lease was over before this thread had its turn.
+            HandoffOutcome::Taken { .. } => pending.give_up(),
         }
         pending
     }
 
-    /// Asks Redis once for the lock. With `look`, the answer says who has it.
-    pub(crate) fn attempt(&mut self, look: bool, deadline: Moment) -> Result<Answer, Failure> {
-        let fresh = || fresh_token(self.context.owner, self.context.machine).map_err(Failure::not_sent);
-        let token = self.token.take().map_or_else(fresh, Ok)?;
-        let began = Moment::now();
-        self.tried_since = began;
-        let mut connection = match self.context.store.checkout(deadline) {
-            Ok(connection) => connection,
-            Err(failure) => {
-                self.token = Some(token);
-                return Err(failure);
-            }
+    pub(super) fn has_given_up(&self) -> bool {
+        self.given_up.is_some()
+    }
+
+    /// Asks Redis once.
+    pub(super) fn ask(&mut self, ask: Ask) -> Attempt {
+        let mut since = Moment::now();
+        let answer = match ask {
+            Ask::Look => self.look(),
+            Ask::Claim => self.claim(false, &mut since),
+            Ask::ClaimOrLook => self.claim(true, &mut since),
         };
-        let (key, lease) = (self.context.key.in_redis(), self.context.lease.millis());
-        let number = if self.wakeable { self.context.listener.number() } else { None };
+        Attempt { since, answer, has_given_up: self.has_given_up() }
+    }
+
+    /// Asks for the lock. With `look`, the answer says who has it.
+    fn claim(&mut self, look: bool, since: &mut Moment) -> Result<Answer, Failure> {
+        let AcquireContext { store, listener, key, lease, .. } = self.context;
+        let token = match self.token.take() {
+            Some(token) => token,
+            None => fresh_token(self.context.owner, self.context.machine).map_err(Failure::not_sent)?,
+        };
+        let token = self.token.insert(token);
+        let mut connection = store.checkout(self.deadline)?;
+        let number = if self.tracks { listener.number() } else { None };
         let sent = Moment::now();
-        if self.context.store.pool.answered_since(began) {
-            self.tried_since = sent;
+        if store.pool.answered_since(*since) {
+            *since = sent;
         }
+        let (redis_key, millis, deadline) = (key.in_redis(), lease.millis(), self.deadline);
         let mut answer = if look {
-            connection.claim_or_look(key, &token, lease, number, deadline)
+            connection.claim_or_look(redis_key, token, millis, number, deadline)
         } else {
-            connection.claim(key, &token, lease, deadline).map(|context| (context, Tracking::Off))
+            connection.claim(redis_key, token, millis, deadline).map(|reply| (reply, Tracking::Off))
         };
         if let (Ok((ClaimReply::Busy(Some(holder)), _)), Some(given_up)) = (&answer, &self.given_up)
             && holder.raw() == given_up
         {
-            if let Err(failure) = connection.remove(key, given_up, deadline) {
-                self.token = Some(token); // Redis has answered that it did not take this one.
-                return Err(failure);
-            }
-            answer = connection.claim_or_look(key, &token, lease, number, deadline);
+            connection.remove(redis_key, given_up, deadline)?;
+            answer = connection.claim_or_look(redis_key, token, millis, number, deadline);
         }
         match answer {
-            Ok((ClaimReply::Taken, _)) => self.taken(connection, token, sent, deadline),
+            Ok((ClaimReply::Taken, _)) => self.taken(connection, sent),
             Ok((ClaimReply::Busy(Some(holder)), _)) if holder.raw() == token => {
-                // Redis has said of each send of it that it took nothing: nobody knows since when
-                // it stands there. The next attempt removes it.
-                self.give_up(token);
-                Err(unanswered("the token stands in Redis, which has said that it did not take it"))
+                // Redis has said of each send of it that it took nothing, so nobody knows since when
+                // it is there. The next attempt removes it.
+                self.give_up();
+                Err(unanswered("Redis holds the token, though it has said that it did not take it"))
             }
-            Ok((ClaimReply::Busy(holder), watch)) => {
-                self.token = Some(token);
-                let listener = &self.context.listener;
-                let heard = number.is_some_and(|number| listener.will_wake(key, number, watch));
-                Ok(Answer::Busy { holder, heard })
+            Ok((ClaimReply::Busy(holder), tracking)) => {
+                let tracked = number.is_some_and(|number| listener.will_wake(redis_key, number, tracking));
+                Ok(Answer::Busy { holder, tracked })
             }
             Ok((ClaimReply::NotAString, _)) => Ok(Answer::NotAString),
             Err(failure) => {
-                self.lost_answer(connection, token, &failure);
+                self.note_lost_answer(connection, &failure);
                 Err(failure)
             }
         }
     }
 
-    /// Looks at who has the lock, and asks for nothing.
-    pub(crate) fn look(&mut self, deadline: Moment) -> Result<Answer, Failure> {
-        self.tried_since = Moment::now();
-        let mut connection = self.context.store.checkout(deadline)?;
-        Ok(match connection.look(self.context.key.in_redis(), deadline)? {
-            Seen::Nothing => Answer::Busy { holder: None, heard: false },
-            Seen::Somebody(holder) => Answer::Busy { holder: Some(holder), heard: false },
+    /// Asks who has the lock, and not for the lock.
+    fn look(&mut self) -> Result<Answer, Failure> {
+        let mut connection = self.context.store.checkout(self.deadline)?;
+        Ok(match connection.look(self.context.key.in_redis(), self.deadline)? {
+            Seen::Nothing => Answer::Busy { holder: None, tracked: false },
+            Seen::Somebody(holder) => Answer::Busy { holder: Some(holder), tracked: false },
             Seen::NotAString => Answer::NotAString,
         })
     }
 
-    /// True where no token of this thread can be what keeps the lock busy.
-    pub(crate) fn has_left_nothing(&self) -> bool {
-        self.given_up.is_none()
+    /// Redis holds the token, since `sent` at the earliest.
+    fn taken(&mut self, connection: Connection<'a>, sent: Moment) -> Result<Answer, Failure> {
+        let AcquireContext { key, lease, .. } = self.context;
+        let answered = Moment::now();
+        let Some(token) = self.token.take_if(|_| answered < lease.valid_until(sent)) else {
+            warn!(
+                target: "relatch::acquire",
+                "the answer for lock {:?} came after its lease: not taken", key.name()
+            );
+            return Err(self.too_late(connection));
+        };
+        Ok(Answer::Taken(Taken { token, at: AcquiredAt { sent, answered } }))
     }
 
-    /// The token stands in Redis, and has since `sent` at the earliest.
-    fn taken(
-        &mut self,
-        mut connection: Connection<'a>,
-        token: String,
-        sent: Moment,
-        deadline: Moment,
-    ) -> Result<Answer, Failure> {
-        let now = Moment::now();
-        if now < self.context.lease.valid_until(sent) {
-            return Ok(Answer::Taken(Taken { token, at: AcquiredAt { sent, answered: now } }));
+    /// The answer took as long as the lease: that is no lock. Whatever comes of the removal, Redis
+    /// executes it before anything that is sent later on this connection.
+    fn too_late(&mut self, mut connection: Connection<'a>) -> Failure {
+        let token = self.token.as_deref().unwrap_or_default();
+        if let Err(failure) = connection.remove(self.context.key.in_redis(), token, self.deadline) {
+            self.give_up();
+            return failure;
         }
-        // The answer took as long as the lease: that is no lock. Whatever comes of the removal, it runs before
-        // anything sent later on this connection, and the token is done with.
-        warn!(target: "relatch::acquire", "the answer for lock {:?} came after its lease: not taken", self.context.key.name());
-        match connection.remove(self.context.key.in_redis(), &token, deadline) {
-            Ok(_) => self.given_up = Some(token),
-            Err(failure) => {
-                self.give_up(token);
-                return Err(failure);
-            }
-        }
-        Err(unanswered("the answer came after the lease, which is shorter than a round trip now"))
+        self.given_up = self.token.take();
+        unanswered("the answer came after the lease, which is shorter than a round trip now")
     }
 
     /// Notes what may still happen in Redis.
-    fn lost_answer(&mut self, connection: Connection<'a>, token: String, failure: &Failure) {
-        if let Failure::Unanswered { link_stands, .. } = failure {
+    fn note_lost_answer(&mut self, connection: Connection<'a>, failure: &Failure) {
+        if let (Failure::Unanswered { link_stands, .. }, Some(token)) = (failure, &self.token) {
             if *link_stands {
-                connection.abandon(self.context.key.in_redis(), &token);
+                connection.abandon(self.context.key.in_redis(), token);
             }
-            self.give_up(token);
-        } else {
-            self.token = Some(token);
+            self.give_up();
         }
     }
 
-    /// The token is not used again: Redis may hold it, or may yet, and the keeper deletes it.
-    fn give_up(&mut self, token: String) {
-        let (redis_key, gone_by) =
-            (self.context.key.in_redis().to_owned(), self.context.lease.gone_by(Moment::now()));
-        self.context.keeper.owe(OrphanKey { redis_key, token: token.clone(), gone_by, stray: true });
-        self.given_up = Some(token);
+    /// The token is not used again. Redis may hold it now or later, and the keeper deletes it.
+    fn give_up(&mut self) {
+        let AcquireContext { keeper, key, lease, .. } = self.context;
+        if let Some(token) = self.token.take() {
+            self.given_up = Some(token.clone());
+            let gone_by = lease.gone_by(Moment::now());
+            keeper.owe(OrphanKey { redis_key: key.in_redis().to_owned(), token, gone_by, stray: true });
+        }
     }
 }
 

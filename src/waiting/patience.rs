@@ -217,10 +217,6 @@ impl Attempts {
         }
     }
 
-    pub(crate) fn judge(&self, patience: &Patience, kind: Kind) -> Verdict {
-        patience.judge(Moment::now(), kind, self.silence.as_ref(), self.failed)
-    }
-
     /// Why Redis is given up after this trouble: the last refusal, where there was one.
     pub(crate) fn cause(&mut self, failure: Failure) -> Failure {
         match failure {
