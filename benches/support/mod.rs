@@ -65,7 +65,11 @@ pub(crate) struct Floor {
 
 impl Floor {
     pub(crate) fn new(server: &Server) -> Floor {
-        let mut connection = server.connect();
+        Floor::open(&server.url())
+    }
+
+    pub(crate) fn open(url: &str) -> Floor {
+        let mut connection = redis::Client::open(url).and_then(|it| it.get_connection()).expect("connects");
         let hash = load(&mut connection, include_str!("../../src/store/release.lua"));
         Floor { connection, hash }
     }

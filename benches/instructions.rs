@@ -1,0 +1,84 @@
+//! What a lock costs in instructions of the program, side by side with a plain connection of the
+//! `redis` crate: `bash benches/instructions.sh`.
+//!
+//! Times wander with the machine; the count of executed instructions does not. The plain connection
+//! sends the same two commands, `SET key token NX PX` and the compare-and-delete by `EVALSHA`, so
+//! what a lock costs beside the server can be read off the ratio.
+//!
+//! Each subject runs under `valgrind --tool=callgrind` twice, for fewer and for more cycles. The
+//! difference between both counts leaves out what starting and connecting cost.
+
+mod support;
+
+use std::env;
+use std::fs;
+use std::process::{Command, Stdio};
+
+use relatch::LockManager;
+
+use support::{Floor, Server};
+
+/// Cycles of the two runs.
+const FEWER: u64 = 200;
+const MORE: u64 = 2200;
+
+const SUBJECTS: [(&str, &str); 2] =
+    [("connection", "a plain connection: SET + EVALSHA"), ("lock", "lock + unlock")];
+
+fn main() {
+    // Cargo adds `--bench`.
+    let args: Vec<_> = env::args().skip(1).filter(|arg| arg != "--bench").collect();
+    match args.as_slice() {
+        [] if has_valgrind() => compare(),
+        [] => println!("instructions: left out, valgrind is not installed (apt-get install valgrind)"),
+        [subject, url, cycles] => run(subject, url, cycles.parse().expect("a number of cycles")),
+        _ => println!("usage: cargo bench --bench instructions (it takes no arguments)"),
+    }
+}
+
+fn has_valgrind() -> bool {
+    Command::new("valgrind").arg("--version").stdout(Stdio::null()).status().is_ok_and(|it| it.success())
+}
+
+fn compare() {
+    let server = Server::start();
+    println!("{:<36}{:>20}{:>8}", "", "instructions/cycle", "ratio");
+    let mut floor = None;
+    for (subject, name) in SUBJECTS {
+        let [fewer, more] = [FEWER, MORE].map(|cycles| count(subject, &server, cycles));
+        let cycle = (more - fewer) / (MORE - FEWER);
+        let floor = *floor.get_or_insert(cycle);
+        println!("{name:<36}{cycle:>20}{:>8}", format!("{}.{:02}", cycle / floor, cycle * 100 / floor % 100));
+    }
+}
+
+/// The instructions of this program, run for one subject: as callgrind counts them.
+fn count(subject: &str, server: &Server, cycles: u64) -> u64 {
+    let dir = tempfile::tempdir().expect("a temporary folder");
+    let counts = dir.path().join("counts");
+    let output = Command::new("valgrind")
+        .args(["--tool=callgrind", &format!("--callgrind-out-file={}", counts.display())])
+        .arg(env::current_exe().expect("this program has a path"))
+        .args([subject, &server.url(), &cycles.to_string()])
+        .output()
+        .expect("valgrind runs");
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let counts = fs::read_to_string(counts).expect("callgrind writes its counts");
+    let total = counts.lines().find_map(|line| line.strip_prefix("totals: ")).expect("a total");
+    total.trim().parse().expect("a number")
+}
+
+/// What is counted: this many cycles of one subject.
+fn run(subject: &str, url: &str, cycles: u64) {
+    match subject {
+        "connection" => {
+            let mut floor = Floor::open(url);
+            (0..cycles).for_each(|_| floor.cycle("lock:floor"));
+        }
+        "lock" => {
+            let locks = LockManager::connect(url).expect("a Redis of our own");
+            (0..cycles).for_each(|_| drop(locks.lock("one").expect("locks")));
+        }
+        other => panic!("no such subject: {other}"),
+    }
+}
