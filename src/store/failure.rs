@@ -1,10 +1,9 @@
 //! What can come back instead of an answer, told apart by what it says about the command's fate.
 
 use std::error::Error as StdError;
-use std::io;
-use std::sync::Arc;
+use std::io::{self, ErrorKind};
 
-use redis::{RedisError, ServerError, Value};
+use crate::store::resp::Reply;
 
 /// How much of an error is kept that Redis answered, in characters: its own are shorter.
 const LONGEST_MESSAGE: usize = 500;
@@ -71,13 +70,9 @@ pub(crate) struct Refusal {
 }
 
 impl Refusal {
-    pub(super) fn new(error: &ServerError) -> Refusal {
-        let code = legible(code_of(error));
-        let message = match error.details() {
-            Some(details) => legible(&format!("{} {details}", error.code())),
-            None => code.clone(),
-        };
-        Refusal { code, message }
+    /// Of an error as Redis says it: its code, and behind a space its message.
+    pub(super) fn new(said: &str) -> Refusal {
+        Refusal { code: legible(code_of(said)), message: legible(said) }
     }
 
     /// Leaves out the words of a login that were repeated; and, where the password is there all the same, all but the code.
@@ -209,32 +204,43 @@ fn legible(text: &str) -> String {
 }
 
 /// True where the error leaves the connection in order: the answer may still come, and will be
-/// skipped then. A read that a signal interrupted is like one that timed out: the client, which has
-/// no name for that case, does not repeat it.
-pub(super) fn leaves_link_standing(error: &RedisError) -> bool {
-    let interrupted = || {
-        let shared = StdError::source(error)?.downcast_ref::<Arc<dyn StdError + Send + Sync>>()?;
-        Some(shared.downcast_ref::<io::Error>()?.kind() == io::ErrorKind::Interrupted)
-    };
-    error.is_timeout() || interrupted().unwrap_or(false)
+/// skipped then.
+pub(super) fn leaves_link_standing(error: &io::Error) -> bool {
+    matches!(error.kind(), ErrorKind::TimedOut | ErrorKind::WouldBlock | ErrorKind::Interrupted)
+}
+
+/// True where the error says that the connection has ended: what is garbage, or never ends, says
+/// something of the reply only.
+pub(super) fn ends_link(error: &io::Error) -> bool {
+    matches!(
+        error.kind(),
+        ErrorKind::BrokenPipe
+            | ErrorKind::ConnectionReset
+            | ErrorKind::ConnectionRefused
+            | ErrorKind::ConnectionAborted
+            | ErrorKind::UnexpectedEof
+            | ErrorKind::NotConnected
+            | ErrorKind::NotFound
+    )
 }
 
 /// True where the server is not, or no longer, the one that takes writes: the next command had better look
 /// for it on a new connection.
-pub(super) fn comes_from_wrong_server(reply: &Value) -> bool {
-    matches!(reply, Value::ServerError(error) if matches!(code_of(error), "READONLY" | "MASTERDOWN" | "MOVED"))
+pub(super) fn comes_from_wrong_server(reply: &Reply) -> bool {
+    matches!(reply, Reply::Error(said) if matches!(code_of(said), "READONLY" | "MASTERDOWN" | "MOVED"))
 }
 
 /// The code of an error. Before Redis 7, that of an error inside a script is in the middle of the message:
 /// `ERR Error running script (call to f_...): @user_script:1: WRONGTYPE Operation ...`, or `@user_script: 1: -READONLY You ...`.
-fn code_of(error: &ServerError) -> &str {
-    let inside = error.details().filter(|it| it.starts_with("Error running script")).and_then(|it| {
-        let (_, said) = it.rsplit_once("@user_script")?;
+fn code_of(said: &str) -> &str {
+    let (code, message) = said.split_once(' ').unwrap_or((said, ""));
+    let inside = message.starts_with("Error running script").then(|| {
+        let (_, said) = message.rsplit_once("@user_script")?;
         let said = said.trim_start_matches(|c: char| c == ':' || c == ' ' || c.is_ascii_digit());
         said.trim_start_matches('-').split(' ').next()
     });
     let is_code = |word: &&str| word.len() > 1 && word.bytes().all(|byte| byte.is_ascii_uppercase());
-    inside.filter(is_code).unwrap_or(error.code())
+    inside.flatten().filter(is_code).unwrap_or(code)
 }
 
 #[cfg(test)]
@@ -243,14 +249,7 @@ mod tests {
 
     #[test]
     fn an_error_inside_a_script_has_its_own_code() {
-        let code = |message: &str| {
-            let Ok(Value::ServerError(error)) =
-                redis::parse_redis_value(format!("-{message}\r\n").as_bytes())
-            else {
-                panic!("{message}")
-            };
-            Refusal::new(&error).code
-        };
+        let code = |message: &str| Refusal::new(message).code;
         let failed = |words: &str| code(&format!("ERR Error running script (call to f_0a1B): {words}"));
         assert_eq!(failed("@user_script:1: WRONGTYPE Operation against a key"), "WRONGTYPE");
         assert_eq!(failed("@user_script:7: @user_script: 7: -READONLY You can't write"), "READONLY");
@@ -297,12 +296,7 @@ mod tests {
             "ERR operation not permitted",
             "@user_script: 14: The user executing the script can't run this command or subcommand",
         ] {
-            let Ok(Value::ServerError(error)) =
-                redis::parse_redis_value(format!("-{message}\r\n").as_bytes())
-            else {
-                panic!("{message}")
-            };
-            assert!(Refusal::new(&error).did_nothing(), "{message}");
+            assert!(Refusal::new(message).did_nothing(), "{message}");
         }
     }
 

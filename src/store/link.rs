@@ -4,12 +4,13 @@ use std::io;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use redis::{Cmd, ConnectionInfo, RedisError, Value};
+use redis::{Cmd, ConnectionInfo};
 
 use crate::base::clock::Moment;
 use crate::store::address::Address;
 use crate::store::failure::{self, Failure};
 use crate::store::reply::agreed;
+use crate::store::resp::Reply;
 use crate::store::wire::{SHORTEST, Wire};
 
 /// The shortest time that proves something: an attempt with less time than this may fail on a busy
@@ -175,7 +176,7 @@ impl Link {
     }
 
     /// Writes a batch and reads its replies, errors among them: the commands of a batch fare differently.
-    pub(super) fn exchange(&mut self, batch: &Batch, deadline: Moment) -> Result<Vec<Value>, Failure> {
+    pub(super) fn exchange(&mut self, batch: &Batch, deadline: Moment) -> Result<Vec<Reply>, Failure> {
         let began = Moment::now();
         self.post(batch, deadline)?;
         let mut replies = Vec::with_capacity(batch.count);
@@ -212,11 +213,11 @@ impl Link {
         })
     }
 
-    fn lost(&mut self, error: RedisError) -> Failure {
+    fn lost(&mut self, error: io::Error) -> Failure {
         let link_stands = failure::leaves_link_standing(&error);
         self.unread -= usize::from(self.wire.skips_late_replies());
         // (What makes no sense, or never ends, says something of this connection only.)
-        self.broken |= error.is_connection_dropped();
+        self.broken |= failure::ends_link(&error);
         self.behind = true;
         Failure::Unanswered { link_stands, cause: error.into() }
     }
@@ -277,7 +278,7 @@ mod tests {
         let soon = || Moment::now().after(Duration::from_millis(20));
         let long = || Moment::now().after(Duration::from_secs(10));
         let ping = || Batch::of(&redis::cmd("PING"));
-        let word = |text: &str| Value::SimpleString(text.to_owned());
+        let word = |text: &str| Reply::Line(text.to_owned());
         for (wire, mut redis) in wires() {
             let mut link = Link::new(wire, Moment::now());
             redis.write_all(b"+the first").unwrap();

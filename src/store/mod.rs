@@ -7,15 +7,17 @@ mod tracking;
 mod link;
 mod pool;
 mod reply;
+mod resp;
 mod script;
 mod failure;
+mod tls;
 mod wire;
 
 use std::fmt;
 use std::sync::LazyLock;
 use std::time::Duration;
 
-use redis::{Cmd, Value};
+use redis::Cmd;
 
 use crate::base::clock::Moment;
 use crate::base::error::Error;
@@ -24,6 +26,7 @@ use crate::base::options::Settings;
 use crate::store::link::Batch;
 use crate::store::pool::{LinkRef, Pool};
 use crate::store::reply::{accepted, alive, allowed, claimed, compared, deleted, seen, was_set, watch};
+use crate::store::resp::Reply;
 use crate::store::script::{CLAIM, FORCE, RELEASE, RENEW, Script};
 
 pub(crate) use crate::store::address::Address;
@@ -100,7 +103,7 @@ pub(crate) struct Connection<'a> {
 }
 
 impl Connection<'_> {
-    fn exchange(&mut self, batch: &Batch, deadline: Moment) -> Result<Vec<Value>, Failure> {
+    fn exchange(&mut self, batch: &Batch, deadline: Moment) -> Result<Vec<Reply>, Failure> {
         let limit = self.link.limit(deadline, self.response_timeout);
         self.link.exchange(batch, limit)
     }
@@ -253,7 +256,7 @@ impl Connection<'_> {
         listener: Option<u64>,
         fill: impl Fn(Batch, bool) -> Batch,
         deadline: Moment,
-    ) -> Result<(Vec<Value>, Tracking), Failure> {
+    ) -> Result<(Vec<Reply>, Tracking), Failure> {
         let link = self.link.id;
         let mut watched = if listener.is_some() { Tracking::On { link } } else { Tracking::Off };
         let mut to_ask = listener.filter(|listener| !self.link.tells(*listener));
@@ -268,8 +271,7 @@ impl Connection<'_> {
                 }
             }
             let replies: Vec<_> = replies.collect();
-            let unknown =
-                matches!(replies.first(), Some(Value::ServerError(error)) if error.code() == "NOSCRIPT");
+            let unknown = matches!(replies.first(), Some(Reply::Error(said)) if said.split(' ').next() == Some("NOSCRIPT"));
             if teach || !unknown {
                 return Ok((replies, watched));
             }
@@ -277,7 +279,7 @@ impl Connection<'_> {
         }
     }
 
-    fn comparisons(&mut self, script: &Script, replies: Vec<Value>) -> Vec<Result<Compared, Failure>> {
+    fn comparisons(&mut self, script: &Script, replies: Vec<Reply>) -> Vec<Result<Compared, Failure>> {
         let answer =
             |reply| self.sensible(compared(accepted(reply)).map_err(|failure| script.explain(failure)));
         replies.into_iter().map(answer).collect()
@@ -297,7 +299,7 @@ impl Connection<'_> {
         replies.try_for_each(|reply| allowed(reply).map(drop)).map_err(Failure::of_a_trial)
     }
 
-    fn run(&mut self, command: &Cmd, deadline: Moment) -> Result<Value, Failure> {
+    fn run(&mut self, command: &Cmd, deadline: Moment) -> Result<Reply, Failure> {
         let mut replies = self.exchange(&Batch::of(command), deadline)?.into_iter();
         self.sensible(accepted(next(&mut replies)))
     }
@@ -359,8 +361,8 @@ fn of_key(name: &str, key: &str) -> Cmd {
 }
 
 /// (A link gives as many replies as it was asked for, or an error.)
-fn next(replies: &mut impl Iterator<Item = Value>) -> Value {
-    replies.next().unwrap_or(Value::Nil)
+fn next(replies: &mut impl Iterator<Item = Reply>) -> Reply {
+    replies.next().unwrap_or(Reply::Nil)
 }
 
 impl fmt::Debug for Store {

@@ -16,7 +16,7 @@ use std::sync::{Arc, OnceLock};
 use std::thread;
 use std::time::Duration;
 
-use redis::Value;
+use crate::store::resp::Reply;
 use scheduled_thread_pool::{OnPoolDropBehavior, ScheduledThreadPool};
 
 use crate::base::clock::Moment;
@@ -211,7 +211,7 @@ pub(super) enum LinkRef<'a> {
 impl LinkRef<'_> {
     /// As the link does. Where no answer comes over a lent one, those that have not answered since
     /// may be as dead.
-    pub(super) fn exchange(&mut self, batch: &Batch, deadline: Moment) -> Result<Vec<Value>, Failure> {
+    pub(super) fn exchange(&mut self, batch: &Batch, deadline: Moment) -> Result<Vec<Reply>, Failure> {
         let sent = Moment::now();
         let result = self.deref_mut().exchange(batch, deadline);
         if let (LinkRef::Lent(lent), Err(Failure::Unanswered { link_stands: true, .. })) = (&*self, &result)

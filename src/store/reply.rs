@@ -2,10 +2,9 @@
 
 use std::time::Duration;
 
-use redis::Value;
-
 use crate::base::holder::Holder;
 use crate::store::failure::{Failure, Refusal};
+use crate::store::resp::Reply;
 
 /// What came of an attempt to take a lock.
 #[derive(Debug)]
@@ -52,7 +51,7 @@ pub(crate) enum Tracking {
 /// Only an error that Redis is known to answer in place of executing the command counts as "did
 /// nothing". A proxy may answer errors of its own after it has forwarded the command: then no answer
 /// came, and the order of the connection proves nothing either, so that is not used again.
-pub(super) fn accepted(reply: Value) -> Result<Value, Failure> {
+pub(super) fn accepted(reply: Reply) -> Result<Reply, Failure> {
     match allowed(reply) {
         Err(Failure::Refused(refusal)) if !refusal.did_nothing() => {
             Err(Failure::Unanswered { link_stands: false, cause: refusal.into() })
@@ -63,19 +62,19 @@ pub(super) fn accepted(reply: Value) -> Result<Value, Failure> {
 
 /// The reply to a command that changes no lock, unless it is an error: whatever the error says,
 /// nothing was done.
-pub(super) fn allowed(reply: Value) -> Result<Value, Failure> {
+pub(super) fn allowed(reply: Reply) -> Result<Reply, Failure> {
     match reply {
-        Value::ServerError(error) => Err(Failure::Refused(Refusal::new(&error))),
+        Reply::Error(said) => Err(Failure::Refused(Refusal::new(&said))),
         other => Ok(other),
     }
 }
 
 /// Reads the reply of a script that compares.
-pub(super) fn compared(reply: Result<Value, Failure>) -> Result<Compared, Failure> {
+pub(super) fn compared(reply: Result<Reply, Failure>) -> Result<Compared, Failure> {
     match reply {
-        Ok(Value::Int(1)) => Ok(Compared::Done),
-        Ok(Value::Int(0)) => Ok(Compared::Absent),
-        Ok(Value::Int(-1)) => Ok(Compared::NotOurs),
+        Ok(Reply::Int(1)) => Ok(Compared::Done),
+        Ok(Reply::Int(0)) => Ok(Compared::Absent),
+        Ok(Reply::Int(-1)) => Ok(Compared::NotOurs),
         Ok(other) => Err(unexpected(&other)),
         Err(Failure::Refused(refusal)) if refusal.code == "WRONGTYPE" => Ok(Compared::NotOurs),
         Err(failure) => Err(failure),
@@ -83,103 +82,103 @@ pub(super) fn compared(reply: Result<Value, Failure>) -> Result<Compared, Failur
 }
 
 /// Reads the reply of the script that takes a lock, or looks who has it.
-pub(super) fn claimed(reply: Result<Value, Failure>) -> Result<ClaimReply, Failure> {
+pub(super) fn claimed(reply: Result<Reply, Failure>) -> Result<ClaimReply, Failure> {
     let parts = match reply {
-        Ok(Value::Okay) => return Ok(ClaimReply::Taken),
-        Ok(Value::Array(parts)) => parts,
+        Ok(Reply::Ok) => return Ok(ClaimReply::Taken),
+        Ok(Reply::Array(parts)) => parts,
         Ok(other) => return Err(unexpected(&other)),
         Err(Failure::Refused(refusal)) if refusal.code == "WRONGTYPE" => return Ok(ClaimReply::NotAString),
         Err(failure) => return Err(failure),
     };
-    let [Value::BulkString(value), left] = parts.as_slice() else {
-        return Err(unexpected(&Value::Array(parts)));
+    let [Reply::Bytes(value), left] = parts.as_slice() else {
+        return Err(unexpected(&Reply::Array(parts)));
     };
     Ok(ClaimReply::Busy(Some(Holder::new(value, time_left(left)?))))
 }
 
 /// Reads the replies of `GET` and `PTTL`.
-pub(super) fn seen(value: Value, left: Value) -> Result<Seen, Failure> {
+pub(super) fn seen(value: Reply, left: Reply) -> Result<Seen, Failure> {
     let value = match accepted(value) {
         Err(Failure::Refused(refusal)) if refusal.code == "WRONGTYPE" => return Ok(Seen::NotAString),
         other => other?,
     };
     match (value, accepted(left)?) {
-        (Value::Nil, _) | (Value::BulkString(_), Value::Int(-2)) => Ok(Seen::Nothing),
-        (Value::BulkString(value), left) => Ok(Seen::Somebody(Holder::new(&value, time_left(&left)?))),
+        (Reply::Nil, _) | (Reply::Bytes(_), Reply::Int(-2)) => Ok(Seen::Nothing),
+        (Reply::Bytes(value), left) => Ok(Seen::Somebody(Holder::new(&value, time_left(&left)?))),
         (other, _) => Err(unexpected(&other)),
     }
 }
 
 /// Reads the reply of the script that deletes whatever stands at a key.
-pub(super) fn deleted(reply: Value) -> Result<Option<Holder>, Failure> {
+pub(super) fn deleted(reply: Reply) -> Result<Option<Holder>, Failure> {
     let parts = match reply {
-        Value::Nil => return Ok(None),
-        Value::Array(parts) => parts,
+        Reply::Nil => return Ok(None),
+        Reply::Array(parts) => parts,
         other => return Err(unexpected(&other)),
     };
     match parts.as_slice() {
-        [Value::BulkString(value), left] => Ok(Some(Holder::new(value, time_left(left)?))),
-        [Value::Nil, left] => Ok(Some(Holder::new(b"(not a string)", time_left(left)?))),
-        _ => Err(unexpected(&Value::Array(parts))),
+        [Reply::Bytes(value), left] => Ok(Some(Holder::new(value, time_left(left)?))),
+        [Reply::Nil, left] => Ok(Some(Holder::new(b"(not a string)", time_left(left)?))),
+        _ => Err(unexpected(&Reply::Array(parts))),
     }
 }
 
 /// Reads the reply of `SET NX`: whether the key was set.
-pub(super) fn was_set(reply: &Value) -> Result<bool, Failure> {
+pub(super) fn was_set(reply: &Reply) -> Result<bool, Failure> {
     match reply {
-        Value::Okay => Ok(true),
-        Value::Nil => Ok(false),
+        Reply::Ok => Ok(true),
+        Reply::Nil => Ok(false),
         other => Err(unexpected(other)),
     }
 }
 
 /// Reads the reply of `CLIENT TRACKING` on a link.
-pub(super) fn watch(reply: Value, link: u64) -> Tracking {
+pub(super) fn watch(reply: Reply, link: u64) -> Tracking {
     match reply {
-        Value::Okay => Tracking::On { link },
-        Value::ServerError(error) => Tracking::Refused(Refusal::new(&error)),
+        Reply::Ok => Tracking::On { link },
+        Reply::Error(said) => Tracking::Refused(Refusal::new(&said)),
         // Whoever counted on it would sleep for long.
         other => Tracking::Refused(Refusal::nonsense(kind(&other))),
     }
 }
 
 /// Reads the reply of `AUTH` and `SELECT`.
-pub(super) fn agreed(reply: Value) -> Result<(), Failure> {
+pub(super) fn agreed(reply: Reply) -> Result<(), Failure> {
     match allowed(reply)? {
-        Value::Okay => Ok(()),
+        Reply::Ok => Ok(()),
         other => Err(unexpected(&other)),
     }
 }
 
 /// Reads the reply of `PING`.
-pub(super) fn alive(reply: Value) -> Result<(), Failure> {
+pub(super) fn alive(reply: Reply) -> Result<(), Failure> {
     match allowed(reply)? {
-        Value::SimpleString(pong) if pong == "PONG" => Ok(()),
+        Reply::Line(pong) if pong == "PONG" => Ok(()),
         other => Err(unexpected(&other)),
     }
 }
 
 /// `PTTL`'s answer: milliseconds, or -1 for a key that never expires.
-fn time_left(reply: &Value) -> Result<Option<Duration>, Failure> {
+fn time_left(reply: &Reply) -> Result<Option<Duration>, Failure> {
     match reply {
-        Value::Int(-1) => Ok(None),
-        Value::Int(millis @ 0..) => Ok(Some(Duration::from_millis(millis.unsigned_abs()))),
+        Reply::Int(-1) => Ok(None),
+        Reply::Int(millis @ 0..) => Ok(Some(Duration::from_millis(millis.unsigned_abs()))),
         other => Err(unexpected(other)),
     }
 }
 
 /// Whoever answers so is not Redis, or not in step with us: what became of the command is not known.
-fn unexpected(reply: &Value) -> Failure {
+fn unexpected(reply: &Reply) -> Failure {
     Failure::Unanswered { link_stands: false, cause: Refusal::nonsense(kind(reply)).into() }
 }
 
-fn kind(reply: &Value) -> &'static str {
+fn kind(reply: &Reply) -> &'static str {
     match reply {
-        Value::Nil => "nil",
-        Value::Int(_) => "an integer",
-        Value::BulkString(_) | Value::SimpleString(_) | Value::Okay => "a string",
-        Value::Array(_) => "an array",
-        _ => "something else",
+        Reply::Nil => "nil",
+        Reply::Int(_) => "an integer",
+        Reply::Bytes(_) | Reply::Line(_) | Reply::Ok => "a string",
+        Reply::Array(_) => "an array",
+        Reply::Error(_) => "an error",
     }
 }
 
@@ -187,47 +186,31 @@ fn kind(reply: &Value) -> &'static str {
 mod tests {
     use proptest::collection::vec;
     use proptest::prelude::*;
-    use redis::{PushKind, VerbatimFormat, parse_redis_value};
 
     use super::*;
 
-    fn error(line: &str) -> Value {
-        parse_redis_value(format!("-{line}\r\n").as_bytes()).expect("an error line")
+    fn error(said: &str) -> Reply {
+        Reply::Error(said.to_owned())
     }
 
     fn token() -> String {
         format!("host-1-2-{}", "0".repeat(32))
     }
 
-    /// Anything that a server can say in RESP2 and RESP3.
-    fn any_value() -> impl Strategy<Value = Value> {
+    /// Anything that a server can say.
+    fn any_value() -> impl Strategy<Value = Reply> {
         let plain = prop_oneof![
-            Just(Value::Nil),
-            Just(Value::Okay),
-            any::<i64>().prop_map(Value::Int),
-            (-3_i64..3).prop_map(Value::Int),
-            vec(any::<u8>(), 0..40).prop_map(Value::BulkString),
-            Just(Value::BulkString(token().into_bytes())),
-            any::<String>().prop_map(Value::SimpleString),
-            any::<f64>().prop_map(Value::Double),
-            any::<bool>().prop_map(Value::Boolean),
-            vec(any::<u8>(), 0..40).prop_map(Value::BigNumber),
-            any::<String>().prop_map(|text| Value::VerbatimString { format: VerbatimFormat::Text, text }),
-            "[A-Z]{0,10}[^\r]{0,700}".prop_map(|line| error(&line)),
+            Just(Reply::Nil),
+            Just(Reply::Ok),
+            any::<i64>().prop_map(Reply::Int),
+            (-3_i64..3).prop_map(Reply::Int),
+            vec(any::<u8>(), 0..40).prop_map(Reply::Bytes),
+            Just(Reply::Bytes(token().into_bytes())),
+            any::<String>().prop_map(Reply::Line),
+            "[A-Z]{0,10}[^\r]{0,700}".prop_map(|said| error(&said)),
             Just(error("WRONGTYPE not a string")),
         ];
-        plain.prop_recursive(4, 24, 3, |inner| {
-            let some = vec(inner.clone(), 0..3);
-            let pairs = vec((inner.clone(), inner.clone()), 0..3);
-            prop_oneof![
-                some.clone().prop_map(Value::Array),
-                some.clone().prop_map(Value::Set),
-                some.prop_map(|data| Value::Push { kind: PushKind::Invalidate, data }),
-                pairs.clone().prop_map(Value::Map),
-                (inner, pairs)
-                    .prop_map(|(data, attributes)| Value::Attribute { data: Box::new(data), attributes }),
-            ]
-        })
+        plain.prop_recursive(4, 24, 3, |inner| vec(inner, 0..3).prop_map(Reply::Array))
     }
 
     /// Whoever reads a reply that makes no sense says so, and that the connection is of no use.
@@ -246,33 +229,33 @@ mod tests {
 
         #[test]
         fn any_reply_is_read_or_makes_no_sense(value in any_value(), left in any_value()) {
-            let is_error = matches!(value, Value::ServerError(_));
-            let is_refusal = |value: &Value| matches!(accepted(value.clone()), Err(Failure::Refused(_)));
+            let is_error = matches!(value, Reply::Error(_));
+            let is_refusal = |value: &Reply| matches!(accepted(value.clone()), Err(Failure::Refused(_)));
             let read = compared(accepted(value.clone()));
-            let sensible = matches!(value, Value::Int(-1..=1)) || is_refusal(&value);
+            let sensible = matches!(value, Reply::Int(-1..=1)) || is_refusal(&value);
             prop_assert_eq!(makes_no_sense(&read), !sensible);
 
-            let parts = Value::Array(vec![value.clone(), left.clone()]);
-            let sensible = matches!((&value, &left), (Value::BulkString(_), Value::Int(-1..)));
+            let parts = Reply::Array(vec![value.clone(), left.clone()]);
+            let sensible = matches!((&value, &left), (Reply::Bytes(_), Reply::Int(-1..)));
             prop_assert_eq!(makes_no_sense(&claimed(accepted(parts))), !sensible);
 
             let set = was_set(&value);
-            prop_assert_eq!(makes_no_sense(&set), !matches!(value, Value::Okay | Value::Nil));
+            prop_assert_eq!(makes_no_sense(&set), !matches!(value, Reply::Ok | Reply::Nil));
 
             let agreed = agreed(value.clone());
-            prop_assert_eq!(agreed.is_ok(), matches!(value, Value::Okay));
+            prop_assert_eq!(agreed.is_ok(), matches!(value, Reply::Ok));
             prop_assert_eq!(makes_no_sense(&agreed), agreed.is_err() && !is_error);
             let alive = alive(value.clone());
             prop_assert_eq!(makes_no_sense(&alive), alive.is_err() && !is_error);
 
             let is_on = matches!(watch(value.clone(), 7), Tracking::On { link: 7 });
-            prop_assert_eq!(is_on, matches!(value, Value::Okay));
+            prop_assert_eq!(is_on, matches!(value, Reply::Ok));
 
             let sensible = matches!(
                 (&value, &left),
-                (Value::Nil, _) | (Value::BulkString(_), Value::Int(-2..))
+                (Reply::Nil, _) | (Reply::Bytes(_), Reply::Int(-2..))
             );
-            let sensible = match (is_error, matches!(left, Value::ServerError(_))) {
+            let sensible = match (is_error, matches!(left, Reply::Error(_))) {
                 (true, _) => is_refusal(&value),
                 (false, true) => is_refusal(&left),
                 (false, false) => sensible,
@@ -285,14 +268,14 @@ mod tests {
             reply in any_value(),
             parts in vec(any_value(), 0..4),
         ) {
-            if !matches!(reply, Value::Nil | Value::Array(_)) {
+            if !matches!(reply, Reply::Nil | Reply::Array(_)) {
                 prop_assert!(makes_no_sense(&deleted(reply)));
             }
             let told = matches!(
                 parts.as_slice(),
-                [Value::BulkString(_) | Value::Nil, Value::Int(-1..)]
+                [Reply::Bytes(_) | Reply::Nil, Reply::Int(-1..)]
             );
-            let read = deleted(Value::Array(parts));
+            let read = deleted(Reply::Array(parts));
             prop_assert_eq!(matches!(read, Ok(Some(_))), told);
             prop_assert_eq!(makes_no_sense(&read), !told);
         }
@@ -310,17 +293,17 @@ mod tests {
     fn an_attempt_by_script_is_read() {
         let read = |reply| claimed(accepted(reply));
         let busy = |value: &str, left| {
-            read(Value::Array(vec![Value::BulkString(value.as_bytes().to_vec()), Value::Int(left)]))
+            read(Reply::Array(vec![Reply::Bytes(value.as_bytes().to_vec()), Reply::Int(left)]))
         };
-        assert!(matches!(read(Value::Okay), Ok(ClaimReply::Taken)));
+        assert!(matches!(read(Reply::Ok), Ok(ClaimReply::Taken)));
         assert!(matches!(busy(&token(), 5), Ok(ClaimReply::Busy(Some(own))) if own.raw() == token()));
         let Ok(ClaimReply::Busy(Some(holder))) = busy("other", -1) else { panic!("somebody else has it") };
         assert_eq!((holder.raw(), holder.time_left()), ("other", None));
         assert!(matches!(read(error("WRONGTYPE no")), Ok(ClaimReply::NotAString)));
         assert!(matches!(read(error("OOM no")), Err(Failure::Refused(_))));
         // A look that finds nobody, though the lock was not to be had: the script cannot say that.
-        let nobody = Value::Array(vec![Value::Nil, Value::Int(-2)]);
-        for nonsense in [nobody, Value::Nil, Value::Int(1), Value::Array(vec![]), error("upstream failure")] {
+        let nobody = Reply::Array(vec![Reply::Nil, Reply::Int(-2)]);
+        for nonsense in [nobody, Reply::Nil, Reply::Int(1), Reply::Array(vec![]), error("upstream failure")] {
             assert!(makes_no_sense(&read(nonsense.clone())), "{nonsense:?}");
         }
         assert!(makes_no_sense(&busy("other", -2)));
@@ -328,15 +311,15 @@ mod tests {
 
     #[test]
     fn the_answers_of_redis_are_read() {
-        let token = || Value::BulkString(token().into_bytes());
-        assert!(alive(Value::SimpleString("PONG".to_owned())).is_ok());
-        assert!(matches!(seen(token(), Value::Int(-2)), Ok(Seen::Nothing)));
-        assert!(matches!(seen(error("WRONGTYPE no"), Value::Int(5)), Ok(Seen::NotAString)));
-        let Ok(Seen::Somebody(holder)) = seen(token(), Value::Int(i64::MAX)) else {
+        let token = || Reply::Bytes(token().into_bytes());
+        assert!(alive(Reply::Line("PONG".to_owned())).is_ok());
+        assert!(matches!(seen(token(), Reply::Int(-2)), Ok(Seen::Nothing)));
+        assert!(matches!(seen(error("WRONGTYPE no"), Reply::Int(5)), Ok(Seen::NotAString)));
+        let Ok(Seen::Somebody(holder)) = seen(token(), Reply::Int(i64::MAX)) else {
             panic!("somebody holds it");
         };
         assert_eq!(holder.time_left(), Some(Duration::from_millis(i64::MAX.unsigned_abs())));
-        let Ok(Some(holder)) = deleted(Value::Array(vec![token(), Value::Int(-1)])) else {
+        let Ok(Some(holder)) = deleted(Reply::Array(vec![token(), Reply::Int(-1)])) else {
             panic!("it was held");
         };
         assert_eq!(holder.time_left(), None);
@@ -366,18 +349,18 @@ mod tests {
     #[test]
     fn a_reply_that_makes_no_sense_is_named_and_settles_nothing() {
         for (reply, name) in [
-            (Value::Nil, "nil"),
-            (Value::Int(7), "an integer"),
-            (Value::Okay, "a string"),
-            (Value::BulkString(b"secret".to_vec()), "a string"),
-            (Value::Array(Vec::new()), "an array"),
-            (Value::Boolean(true), "something else"),
+            (Reply::Nil, "nil"),
+            (Reply::Int(7), "an integer"),
+            (Reply::Ok, "a string"),
+            (Reply::Bytes(b"secret".to_vec()), "a string"),
+            (Reply::Array(Vec::new()), "an array"),
+            (error("ERR"), "an error"),
         ] {
             let Err(Failure::Unanswered { link_stands: false, cause }) = compared(Ok(reply)) else {
                 panic!("{name} says nothing of the command");
             };
             assert_eq!(cause.to_string(), format!("the reply made no sense: {name}"));
         }
-        assert!(was_set(&Value::Int(1)).is_err(), "`SET` does not count");
+        assert!(was_set(&Reply::Int(1)).is_err(), "`SET` does not count");
     }
 }

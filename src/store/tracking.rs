@@ -6,13 +6,14 @@
 use std::ops::ControlFlow;
 use std::time::Duration;
 
-use redis::{Cmd, Value};
+use redis::Cmd;
 
 use crate::base::clock::Moment;
 use crate::store::address::Address;
 use crate::store::failure::{self, Failure};
 use crate::store::link::{Batch, Link};
 use crate::store::reply::allowed;
+use crate::store::resp::Reply;
 use crate::store::wire::{Ender, Message, Wire};
 
 /// Where Redis says it, to whoever tracks by redirection.
@@ -46,12 +47,12 @@ impl TrackingConnection {
         let mut link = Link::open(address, deadline)?;
         let mut ask = |command: &Cmd| {
             let replies = link.exchange(&Batch::of(command), deadline)?;
-            replies.into_iter().next().map_or(Ok(Value::Nil), allowed)
+            replies.into_iter().next().map_or(Ok(Reply::Nil), allowed)
         };
-        let Value::Int(id @ 1..) = ask(redis::cmd("CLIENT").arg("ID"))? else {
+        let Reply::Int(id @ 1..) = ask(redis::cmd("CLIENT").arg("ID"))? else {
             return Err(Failure::not_sent("the reply to CLIENT ID made no sense"));
         };
-        let Value::Array(_) = ask(redis::cmd("SUBSCRIBE").arg(CHANNEL))? else {
+        let Reply::Array(_) = ask(redis::cmd("SUBSCRIBE").arg(CHANNEL))? else {
             return Err(Failure::not_sent("the reply to SUBSCRIBE made no sense"));
         };
         Ok(TrackingConnection { wire: link.wire, id: id.unsigned_abs() })
@@ -127,10 +128,10 @@ impl TrackingConnection {
 }
 
 /// A list of keys; nil where the whole database went.
-fn read(payload: Value) -> Heard {
-    let Value::Array(keys) = payload else {
+fn read(payload: Reply) -> Heard {
+    let Reply::Array(keys) = payload else {
         return Heard::Everything;
     };
-    let key = |key| if let Value::BulkString(key) = key { Some(key) } else { None };
+    let key = |key| if let Reply::Bytes(key) = key { Some(key) } else { None };
     Heard::Keys(keys.into_iter().filter_map(key).collect())
 }

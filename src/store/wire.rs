@@ -1,8 +1,7 @@
 //! The bytes of a connection, sent and received by a deadline.
 //!
-//! A reply is whole by the deadline and within [`LONGEST_REPLY`], or there is an error. The `redis`
-//! crate bounds each call of the socket instead, and no reply: so only its parser is used, but for
-//! TLS, where all is as it is there.
+//! A reply is whole by the deadline and of bounded length, or there is an error. The `redis` crate
+//! bounds each call of the socket instead, and no reply: so it is used for TLS only.
 
 use std::io::{self, ErrorKind, Read, Write};
 use std::net::{IpAddr, Shutdown, SocketAddr, TcpStream};
@@ -11,15 +10,14 @@ use std::os::unix::net::UnixStream;
 use std::time::Duration;
 
 use redis::io::tcp::socket2::{SockRef, TcpKeepalive};
-use redis::{Connection, ConnectionAddr, ConnectionInfo, Parser, RedisResult, Value};
+use redis::{ConnectionAddr, ConnectionInfo};
 
 use crate::base::clock::Moment;
+use crate::store::resp::{Reader, Reply};
+use crate::store::tls::Tls;
 
 /// Every call of a socket is given what is left until the deadline; but no less than this, since zero would mean for ever.
 pub(super) const SHORTEST: Duration = Duration::from_millis(1);
-
-/// What Redis may say at once. A token is a hundred bytes, a key at most 64 KiB.
-const LONGEST_REPLY: usize = 256 * 1024;
 
 /// When the system asks the other end of a silent connection whether it is there: so that no
 /// firewall drops the flow for being idle, and a connection whose other end is gone ends.
@@ -35,26 +33,19 @@ pub(super) enum Wire {
 
 /// What comes on a connection that has subscribed.
 pub(super) enum Message {
-    Payload(Value),
+    Payload(Reply),
     /// The reply to a `PING`, be it an error.
     Life,
 }
 
 pub(super) struct Plain {
     stream: Stream,
-    parser: Parser,
+    reader: Reader,
 }
 
 struct Stream {
     socket: Box<dyn Socket>,
     /// What the socket's timeout is set to.
-    timeout: Duration,
-    /// How long the rest of the reply that is being received may be.
-    room: usize,
-}
-
-pub(super) struct Tls {
-    connection: Connection,
     timeout: Duration,
 }
 
@@ -94,7 +85,7 @@ impl Socket for UnixStream {
 
 impl Wire {
     /// Connects, within `limit`, to an address that is no name any more.
-    pub(super) fn open(way: &ConnectionInfo, limit: Duration) -> RedisResult<Wire> {
+    pub(super) fn open(way: &ConnectionInfo, limit: Duration) -> io::Result<Wire> {
         let socket: Box<dyn Socket> = match way.addr() {
             ConnectionAddr::Tcp(host, port) => {
                 let ip: IpAddr =
@@ -107,34 +98,25 @@ impl Wire {
             }
             #[cfg(unix)]
             ConnectionAddr::Unix(path) => Box::new(UnixStream::connect(path)?),
-            _ => {
-                let connection = redis::Client::open(way.clone())?.get_connection_with_timeout(limit)?;
-                return Ok(Wire::Tls(Box::new(Tls { connection, timeout: Duration::ZERO })));
-            }
+            _ => return Ok(Wire::Tls(Box::new(Tls::open(way.clone(), limit)?))),
         };
-        let stream = Stream { socket, timeout: Duration::ZERO, room: LONGEST_REPLY };
-        Ok(Wire::Plain(Box::new(Plain { stream, parser: Parser::new() })))
+        let stream = Stream { socket, timeout: Duration::ZERO };
+        Ok(Wire::Plain(Box::new(Plain { stream, reader: Reader::new() })))
     }
 
     /// Writes all of it. After an error, nobody knows how much of it.
-    pub(super) fn send(&mut self, bytes: &[u8], deadline: Moment) -> RedisResult<()> {
+    pub(super) fn send(&mut self, bytes: &[u8], deadline: Moment) -> io::Result<()> {
         match self {
-            Wire::Plain(plain) => Ok(plain.stream.by(deadline).write_all(bytes)?),
-            Wire::Tls(sealed) => {
-                sealed.set_timeout(deadline)?;
-                sealed.connection.send_packed_command(bytes)
-            }
+            Wire::Plain(plain) => plain.stream.by(deadline).write_all(bytes),
+            Wire::Tls(tls) => tls.send(bytes, deadline),
         }
     }
 
     /// The next reply. What Redis says is wrong is a reply, too.
-    pub(super) fn receive(&mut self, deadline: Moment) -> RedisResult<Value> {
+    pub(super) fn receive(&mut self, deadline: Moment) -> io::Result<Reply> {
         match self {
             Wire::Plain(plain) => plain.receive(deadline),
-            Wire::Tls(sealed) => {
-                sealed.set_timeout(deadline)?;
-                sealed.connection.recv_response()
-            }
+            Wire::Tls(tls) => tls.receive(deadline),
         }
     }
 
@@ -147,7 +129,7 @@ impl Wire {
     /// waiting. (Not over TLS.)
     pub(super) fn has_ended(&mut self) -> bool {
         match self {
-            Wire::Plain(plain) => plain.stream.has_ended(),
+            Wire::Plain(plain) => !plain.reader.is_empty() || plain.stream.has_ended(),
             Wire::Tls(_) => false,
         }
     }
@@ -170,46 +152,27 @@ impl Wire {
     }
 
     /// What comes next on a connection that has subscribed. It may as well come later.
-    pub(super) fn message(&mut self, deadline: Moment) -> RedisResult<Message> {
+    pub(super) fn message(&mut self, deadline: Moment) -> io::Result<Message> {
         match self {
             Wire::Plain(plain) => match plain.receive(deadline)? {
-                Value::Array(mut parts) if parts.len() == 3 && is(&parts[0], "message") => {
-                    Ok(Message::Payload(parts.pop().unwrap_or(Value::Nil)))
+                Reply::Array(mut parts) if parts.len() == 3 && is(&parts[0], "message") => {
+                    Ok(Message::Payload(parts.pop().unwrap_or(Reply::Nil)))
                 }
-                Value::Array(parts) if parts.len() == 2 && is(&parts[0], "pong") => Ok(Message::Life),
+                Reply::Array(parts) if parts.len() == 2 && is(&parts[0], "pong") => Ok(Message::Life),
                 // Such as LOADING: Redis is there.
-                Value::ServerError(_) => Ok(Message::Life),
+                Reply::Error(_) => Ok(Message::Life),
                 // A connection that has not subscribed says PONG in another way.
-                _ => Err(io::Error::new(ErrorKind::InvalidData, "what came is no message").into()),
+                _ => Err(io::Error::new(ErrorKind::InvalidData, "what came is no message")),
             },
-            Wire::Tls(sealed) => {
-                sealed.set_timeout(deadline)?;
-                // Not dropped: it would say goodbye to Redis, and wait for the answer.
-                let mut channel = std::mem::ManuallyDrop::new(sealed.connection.as_pubsub());
-                let message = channel.get_message()?;
-                Ok(Message::Payload(message.get_payload().unwrap_or(Value::Nil)))
-            }
+            Wire::Tls(tls) => tls.message(deadline).map(Message::Payload),
         }
-    }
-}
-
-impl Tls {
-    fn set_timeout(&mut self, deadline: Moment) -> RedisResult<()> {
-        let left = deadline.since(Moment::now()).max(SHORTEST);
-        if left.abs_diff(self.timeout) >= SHORTEST {
-            self.connection.set_read_timeout(Some(left))?;
-            self.connection.set_write_timeout(Some(left))?;
-            self.timeout = left;
-        }
-        Ok(())
     }
 }
 
 impl Plain {
-    fn receive(&mut self, deadline: Moment) -> RedisResult<Value> {
-        let reply = self.parser.parse_value(self.stream.by(deadline))?;
-        self.stream.room = LONGEST_REPLY;
-        Ok(reply)
+    fn receive(&mut self, deadline: Moment) -> io::Result<Reply> {
+        let mut socket = self.stream.by(deadline);
+        self.reader.reply(|buffer| socket.read(buffer))
     }
 }
 
@@ -234,8 +197,8 @@ struct By<'a> {
 }
 
 impl By<'_> {
-    /// Calls the socket with what is left until the deadline: once in any case, so that what is here already can be had. A signal
-    /// is no answer.
+    /// Calls the socket with what is left until the deadline: once in any case, so that what is here
+    /// already can be had. A signal is no answer.
     ///
     /// The timeout of the socket may be shorter than what is left: then it is called again. So that
     /// costs no system call for most commands, though their deadlines differ.
@@ -267,14 +230,7 @@ impl By<'_> {
 
 impl Read for By<'_> {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
-        let room = self.stream.room.min(buffer.len());
-        if room == 0 {
-            let what = format!("a reply of more than {LONGEST_REPLY} bytes");
-            return Err(io::Error::new(ErrorKind::InvalidData, what));
-        }
-        let read = self.call(|socket| socket.read(&mut buffer[..room]))?;
-        self.stream.room -= read;
-        Ok(read)
+        self.call(|socket| socket.read(buffer))
     }
 }
 
@@ -288,8 +244,8 @@ impl Write for By<'_> {
     }
 }
 
-fn is(kind: &Value, word: &str) -> bool {
-    matches!(kind, Value::BulkString(kind) if kind == word.as_bytes())
+fn is(kind: &Reply, name: &str) -> bool {
+    matches!(kind, Reply::Bytes(kind) if kind == name.as_bytes())
 }
 
 #[cfg(test)]
@@ -301,6 +257,8 @@ pub(super) mod tests {
     use redis::{IntoConnectionInfo, RedisConnectionInfo};
 
     use super::*;
+    use crate::store::failure;
+    use crate::store::resp::LONGEST_REPLY;
 
     const LONG: Duration = Duration::from_secs(10);
     const SHORT: Duration = Duration::from_millis(20);
@@ -312,8 +270,7 @@ pub(super) mod tests {
             let way = format!("redis://{}", listener.local_addr().unwrap()).into_connection_info().unwrap();
             let way = way.set_redis_settings(RedisConnectionInfo::default().set_skip_set_lib_name());
             let wire = if sealed {
-                let connection = redis::Client::open(way).unwrap().get_connection_with_timeout(LONG).unwrap();
-                Wire::Tls(Box::new(Tls { connection, timeout: Duration::ZERO }))
+                Wire::Tls(Box::new(Tls::open(way, LONG).unwrap()))
             } else {
                 Wire::open(&way, LONG).unwrap()
             };
@@ -325,10 +282,10 @@ pub(super) mod tests {
         Moment::now().after(span)
     }
 
-    fn word(reply: RedisResult<Value>) -> String {
+    fn text(reply: io::Result<Reply>) -> String {
         match reply.unwrap() {
-            Value::SimpleString(word) => word,
-            Value::BulkString(word) => String::from_utf8(word).unwrap(),
+            Reply::Line(text) => text,
+            Reply::Bytes(text) => String::from_utf8(text).unwrap(),
             other => panic!("{other:?}"),
         }
     }
@@ -342,7 +299,7 @@ pub(super) mod tests {
         let [(mut talks, mut redis), _] = wires();
         talks.send(b"x", within(LONG)).unwrap();
         redis.write_all(b"+the reply\r\n").unwrap();
-        assert_eq!(word(talks.receive(within(LONG))), "the reply");
+        assert_eq!(text(talks.receive(within(LONG))), "the reply");
         assert!(!talks.has_ended());
         redis.write_all(b"+unasked\r\n").unwrap();
         let deadline = within(LONG);
@@ -370,10 +327,10 @@ pub(super) mod tests {
     #[test]
     fn a_message_may_come_after_silence() {
         for (mut wire, mut redis) in wires() {
-            assert!(wire.message(within(SHORT)).is_err_and(|error| error.is_timeout()));
+            assert!(wire.message(within(SHORT)).is_err_and(|error| failure::leaves_link_standing(&error)));
             redis.write_all(b"*3\r\n$7\r\nmessage\r\n$1\r\nc\r\n$1\r\nx\r\n").unwrap();
             let Ok(Message::Payload(payload)) = wire.message(within(LONG)) else { panic!("no message") };
-            assert_eq!(word(Ok(payload)), "x");
+            assert_eq!(text(Ok(payload)), "x");
         }
     }
 
@@ -383,7 +340,7 @@ pub(super) mod tests {
         let half = format!("+{}\r\n", "x".repeat(LONGEST_REPLY / 2));
         let says = std::thread::spawn(move || (0..5).for_each(|_| redis.write_all(half.as_bytes()).unwrap()));
         for _ in 0..5 {
-            assert_eq!(word(wire.receive(within(LONG))).len(), LONGEST_REPLY / 2);
+            assert_eq!(text(wire.receive(within(LONG))).len(), LONGEST_REPLY / 2);
         }
         says.join().unwrap();
     }
@@ -397,7 +354,7 @@ pub(super) mod tests {
             assert!(matches!(wire.message(within(LONG)), Ok(Message::Life)));
         }
         let error = wire.message(within(LONG)).err().expect("it has not subscribed");
-        assert!(!error.is_timeout());
+        assert!(!failure::leaves_link_standing(&error));
     }
 
     /// A socket that counts how often it is set up: reading needs that for its timeout alone.
@@ -434,7 +391,7 @@ pub(super) mod tests {
         let mut far = listener.accept().unwrap().0;
         let sets = Arc::<AtomicUsize>::default();
         let socket = Box::new(Counting(near, Arc::clone(&sets)));
-        let mut stream = Stream { socket, timeout: Duration::ZERO, room: LONGEST_REPLY };
+        let mut stream = Stream { socket, timeout: Duration::ZERO };
         let mut reads = |limit| stream.by(within(limit)).read(&mut [0; 1]);
         for _ in 0..10 {
             for limit in [LONG, LONG / 2] {

@@ -1,0 +1,405 @@
+//! RESP2, the language of Redis: reads replies out of a buffer that is kept between them.
+//!
+//! The length of a reply and the nesting of its arrays are bounded. Memory is taken for what has
+//! come, not for what is announced.
+
+use std::io::{self, ErrorKind};
+use std::mem;
+use std::ops::Range;
+
+/// The longest reply. A token is a hundred bytes, a key at most 64 KiB.
+pub(super) const LONGEST_REPLY: usize = 256 * 1024;
+
+/// How deep arrays may nest. An invalidation has a list of keys in a message: that is two.
+const DEEPEST: usize = 8;
+
+/// The room for replies, unless a longer one needs more: most have less than a hundred bytes.
+const USUAL_ROOM: usize = 4096;
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Reply {
+    Ok,
+    /// A line other than `OK`.
+    Line(String),
+    /// The code of the error, and behind a space its message.
+    Error(String),
+    Int(i64),
+    Bytes(Vec<u8>),
+    Array(Vec<Reply>),
+    Nil,
+}
+
+/// Reads replies one by one, however the bytes arrive.
+///
+/// What has come of a reply stays here while the rest is awaited, so that a reply that comes late is
+/// continued where it stopped.
+pub(super) struct Reader {
+    buffer: Vec<u8>,
+    /// The part of the buffer that was received and is not yet read.
+    received: Range<usize>,
+    /// The arrays that have begun and not ended, from the outermost to the innermost.
+    arrays: Vec<Array>,
+    /// How many bytes of the reply are read.
+    length: usize,
+}
+
+struct Array {
+    elements: Vec<Reply>,
+    missing: usize,
+}
+
+/// What stands between two ends of lines, or in the bytes behind them.
+enum Piece {
+    Whole(Reply),
+    Array { elements: usize },
+}
+
+impl Reader {
+    pub(super) fn new() -> Reader {
+        Reader { buffer: vec![0; USUAL_ROOM], received: 0..0, arrays: Vec::new(), length: 0 }
+    }
+
+    /// The next reply. Calls `receive` for more bytes only where those that are here do not suffice.
+    ///
+    /// After an error of the kind `InvalidData` the connection is of no use. Each further call fails
+    /// in the same way.
+    pub(super) fn reply(
+        &mut self,
+        mut receive: impl FnMut(&mut [u8]) -> io::Result<usize>,
+    ) -> io::Result<Reply> {
+        loop {
+            if let Some(reply) = self.received_reply()? {
+                return Ok(reply);
+            }
+            match receive(self.room())? {
+                0 => return Err(ErrorKind::UnexpectedEof.into()),
+                count => self.received.end += count,
+            }
+        }
+    }
+
+    /// True where nothing was received that is not read yet.
+    pub(super) fn is_empty(&self) -> bool {
+        self.received.is_empty() && self.arrays.is_empty()
+    }
+
+    fn received_reply(&mut self) -> io::Result<Option<Reply>> {
+        loop {
+            let bytes = &self.buffer[self.received.clone()];
+            let Some((piece, length)) = piece(bytes, LONGEST_REPLY - self.length)? else {
+                return Ok(None);
+            };
+            let whole = match piece {
+                Piece::Whole(reply) => self.closed(reply),
+                Piece::Array { .. } if self.arrays.len() == DEEPEST => return Err(garbage("deep nesting")),
+                Piece::Array { elements } => {
+                    self.arrays
+                        .push(Array { elements: Vec::with_capacity(elements.min(16)), missing: elements });
+                    None
+                }
+            };
+            self.received.start += length;
+            self.length += length;
+            if whole.is_some() {
+                self.length = 0;
+                self.make_room();
+                return Ok(whole);
+            }
+        }
+    }
+
+    /// Puts a reply into the innermost array, and each array that is full into the one around it.
+    /// Returns what is in no array.
+    fn closed(&mut self, mut reply: Reply) -> Option<Reply> {
+        while let Some(array) = self.arrays.last_mut() {
+            array.elements.push(reply);
+            array.missing -= 1;
+            if array.missing > 0 {
+                return None;
+            }
+            reply = Reply::Array(mem::take(&mut array.elements));
+            self.arrays.pop();
+        }
+        Some(reply)
+    }
+
+    /// Gives back what a long reply took, once it is read and nothing is received behind it.
+    fn make_room(&mut self) {
+        if self.received.is_empty() {
+            self.received = 0..0;
+            self.buffer.truncate(USUAL_ROOM);
+            self.buffer.shrink_to_fit();
+        }
+    }
+
+    /// Where to receive more. There is room for at least one byte: what fills the longest buffer is
+    /// a piece, or an error.
+    fn room(&mut self) -> &mut [u8] {
+        if self.received.end == self.buffer.len() {
+            if self.received.start == 0 {
+                self.buffer.resize(self.buffer.len() * 2, 0);
+            } else {
+                self.buffer.copy_within(self.received.clone(), 0);
+                self.received = 0..self.received.len();
+            }
+        }
+        &mut self.buffer[self.received.end..]
+    }
+}
+
+/// Reads the piece of a reply that begins here, of at most `longest` bytes: it and its length, or
+/// `None` where it has not come whole.
+fn piece(bytes: &[u8], longest: usize) -> io::Result<Option<(Piece, usize)>> {
+    let Some((kind, rest)) = bytes.split_first() else {
+        return Ok(None);
+    };
+    if !b"+-:$*".contains(kind) {
+        return Err(garbage("a reply of no known kind"));
+    }
+    let Some(end) = rest.windows(2).position(|two| two == b"\r\n") else {
+        return if bytes.len() < longest { Ok(None) } else { Err(too_long()) };
+    };
+    let (line, length) = (&rest[..end], 1 + end + 2);
+    let room = longest.checked_sub(length).ok_or_else(too_long)?;
+    let reply = match kind {
+        b'+' if line == b"OK" => Reply::Ok,
+        b'+' => Reply::Line(text(line)?),
+        b'-' => Reply::Error(text(line)?),
+        b':' => Reply::Int(number(line)?),
+        _ if line == b"-1" => Reply::Nil,
+        _ => {
+            let count = usize::try_from(number(line)?).map_err(|_| garbage("a length below zero"))?;
+            return if *kind == b'*' { array(count, length, room) } else { blob(bytes, count, length, room) };
+        }
+    };
+    Ok(Some((Piece::Whole(reply), length)))
+}
+
+/// An array of so many elements. The shortest reply has three bytes.
+fn array(elements: usize, length: usize, room: usize) -> io::Result<Option<(Piece, usize)>> {
+    match elements {
+        0 => Ok(Some((Piece::Whole(Reply::Array(Vec::new())), length))),
+        _ if elements > room / 3 => Err(too_long()),
+        _ => Ok(Some((Piece::Array { elements }, length))),
+    }
+}
+
+/// So many bytes behind the line that announces them, and the end of a line.
+fn blob(bytes: &[u8], count: usize, start: usize, room: usize) -> io::Result<Option<(Piece, usize)>> {
+    if count > room.saturating_sub(2) {
+        return Err(too_long());
+    }
+    let end = start + count;
+    match bytes.get(end..end + 2) {
+        Some(b"\r\n") => Ok(Some((Piece::Whole(Reply::Bytes(bytes[start..end].to_vec())), end + 2))),
+        Some(_) => Err(garbage("bytes beyond their announced length")),
+        None => Ok(None),
+    }
+}
+
+fn text(line: &[u8]) -> io::Result<String> {
+    str::from_utf8(line).map(str::to_owned).map_err(|_| garbage("a line that is not UTF-8"))
+}
+
+fn number(line: &[u8]) -> io::Result<i64> {
+    str::from_utf8(line).ok().and_then(|line| line.parse().ok()).ok_or_else(|| garbage("no number"))
+}
+
+fn garbage(what: &str) -> io::Error {
+    io::Error::new(ErrorKind::InvalidData, format!("the server does not speak RESP2: {what}"))
+}
+
+fn too_long() -> io::Error {
+    io::Error::new(ErrorKind::InvalidData, format!("a reply of more than {LONGEST_REPLY} bytes"))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Read;
+
+    use proptest::collection::vec;
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn encode(reply: &Reply) -> Vec<u8> {
+        match reply {
+            Reply::Ok => b"+OK\r\n".to_vec(),
+            Reply::Line(line) => format!("+{line}\r\n").into_bytes(),
+            Reply::Error(said) => format!("-{said}\r\n").into_bytes(),
+            Reply::Int(number) => format!(":{number}\r\n").into_bytes(),
+            Reply::Bytes(bytes) => [format!("${}\r\n", bytes.len()).as_bytes(), bytes, b"\r\n"].concat(),
+            Reply::Array(elements) => {
+                let encoded: Vec<_> = elements.iter().map(encode).collect();
+                [format!("*{}\r\n", elements.len()).into_bytes(), encoded.concat()].concat()
+            }
+            Reply::Nil => b"$-1\r\n".to_vec(),
+        }
+    }
+
+    fn any_reply() -> impl Strategy<Value = Reply> {
+        let plain = prop_oneof![
+            Just(Reply::Ok),
+            "[^\r\n]{0,20}".prop_filter("is `Ok`", |line| line != "OK").prop_map(Reply::Line),
+            "[A-Z]{1,8}( [^\r\n]{0,30})?".prop_map(Reply::Error),
+            any::<i64>().prop_map(Reply::Int),
+            vec(any::<u8>(), 0..60).prop_map(Reply::Bytes),
+            (USUAL_ROOM - 20..USUAL_ROOM * 3).prop_map(|length| Reply::Bytes(vec![b'\r'; length])),
+            Just(Reply::Nil),
+        ];
+        plain.prop_recursive(4, 24, 4, |inner| vec(inner, 0..4).prop_map(Reply::Array))
+    }
+
+    /// Bytes that come in pieces of these lengths, each behind a time-out, and then nothing.
+    fn dripping<'a>(
+        mut bytes: &'a [u8],
+        pieces: &'a [usize],
+    ) -> impl FnMut(&mut [u8]) -> io::Result<usize> + 'a {
+        let mut pieces = pieces.iter().cycle();
+        let mut is_late = false;
+        move |buffer| {
+            is_late = !is_late;
+            if is_late {
+                return Err(ErrorKind::TimedOut.into());
+            }
+            let longest = buffer.len().min(*pieces.next().unwrap());
+            bytes.read(&mut buffer[..longest])
+        }
+    }
+
+    /// Reads on after each time-out.
+    fn patiently(
+        reader: &mut Reader,
+        receive: &mut impl FnMut(&mut [u8]) -> io::Result<usize>,
+    ) -> io::Result<Reply> {
+        loop {
+            match reader.reply(&mut *receive) {
+                Err(error) if error.kind() == ErrorKind::TimedOut => {}
+                other => return other,
+            }
+        }
+    }
+
+    /// The memory that a reply takes, at least.
+    fn size(reply: &Reply) -> usize {
+        size_of::<Reply>()
+            + match reply {
+                Reply::Line(text) | Reply::Error(text) => text.capacity(),
+                Reply::Bytes(bytes) => bytes.capacity(),
+                Reply::Array(elements) => elements.iter().map(size).sum(),
+                Reply::Ok | Reply::Int(_) | Reply::Nil => 0,
+            }
+    }
+
+    fn whole(bytes: &[u8]) -> io::Result<Reply> {
+        patiently(&mut Reader::new(), &mut dripping(bytes, &[usize::MAX]))
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
+
+        #[test]
+        fn replies_are_read_as_they_were_written_however_they_arrive(
+            replies in vec(any_reply(), 1..5),
+            pieces in vec(prop_oneof![1..4_usize, 1..10_000_usize], 1..6),
+        ) {
+            let bytes = replies.iter().map(encode).collect::<Vec<_>>().concat();
+            let mut reader = Reader::new();
+            let mut receive = dripping(&bytes, &pieces);
+            for reply in &replies {
+                prop_assert_eq!(&patiently(&mut reader, &mut receive).unwrap(), reply);
+            }
+            prop_assert!(reader.is_empty());
+            let end = patiently(&mut reader, &mut receive).unwrap_err();
+            prop_assert_eq!(end.kind(), ErrorKind::UnexpectedEof);
+        }
+
+        /// Neither panics, nor takes more memory than what came can account for.
+        #[test]
+        fn garbage_is_a_reply_or_an_error(
+            bytes in vec(
+                prop_oneof![
+                    4 => "[-+:$*%0-9]".prop_map(String::into_bytes),
+                    4 => Just(b"\r\n".to_vec()),
+                    2 => "[$*][0-9]{1,19}\r\n".prop_map(String::into_bytes),
+                    1 => vec(any::<u8>(), 0..4),
+                ],
+                0..60,
+            ),
+            pieces in vec(1..40_usize, 1..6),
+        ) {
+            let bytes = bytes.concat();
+            let mut reader = Reader::new();
+            let mut receive = dripping(&bytes, &pieces);
+            let kind = loop {
+                match patiently(&mut reader, &mut receive) {
+                    Ok(reply) => prop_assert!(size(&reply) <= size_of::<Reply>() * (bytes.len() + 1)),
+                    Err(error) => break error.kind(),
+                }
+            };
+            prop_assert!(matches!(kind, ErrorKind::InvalidData | ErrorKind::UnexpectedEof), "{:?}", kind);
+            prop_assert_eq!(reader.buffer.len(), USUAL_ROOM);
+            prop_assert!(reader.arrays.len() <= DEEPEST);
+            if kind == ErrorKind::InvalidData {
+                let again = patiently(&mut reader, &mut receive).map_err(|error| error.kind());
+                prop_assert_eq!(again, Err(ErrorKind::InvalidData));
+            }
+        }
+    }
+
+    #[test]
+    fn a_reply_is_of_bounded_length() {
+        let longest = Reply::Bytes(vec![b'x'; LONGEST_REPLY - "$262133\r\n\r\n".len()]);
+        assert_eq!(encode(&longest).len(), LONGEST_REPLY);
+        assert_eq!(whole(&encode(&longest)).unwrap(), longest);
+        let longest = Reply::Line("x".repeat(LONGEST_REPLY - "+\r\n".len()));
+        assert_eq!(whole(&encode(&longest)).unwrap(), longest);
+        let too_long = [
+            encode(&Reply::Bytes(vec![b'x'; LONGEST_REPLY])),
+            "+".repeat(LONGEST_REPLY).into_bytes(),
+            format!("$1{}\r\n", "0".repeat(18)).into_bytes(),
+            format!("*1{}\r\n", "0".repeat(18)).into_bytes(),
+            format!("*{}\r\n{}", 60_000, "$1\r\nx\r\n".repeat(60_000)).into_bytes(),
+        ];
+        for bytes in too_long {
+            let error = whole(&bytes).unwrap_err();
+            assert!(error.to_string().contains("262144 bytes"), "{error}");
+        }
+    }
+
+    #[test]
+    fn arrays_nest_to_a_bounded_depth() {
+        let nested = |depth| "*1\r\n".repeat(depth) + ":1\r\n";
+        assert!(whole(nested(DEEPEST).as_bytes()).is_ok());
+        assert_eq!(whole(nested(DEEPEST + 1).as_bytes()).unwrap_err().kind(), ErrorKind::InvalidData);
+    }
+
+    #[test]
+    fn the_room_that_a_long_reply_took_is_given_back() {
+        let (long, short) = (Reply::Bytes(vec![0; 100_000]), Reply::Int(1));
+        let bytes = [encode(&long), encode(&short)].concat();
+        let (mut reader, mut receive) = (Reader::new(), dripping(&bytes, &[usize::MAX]));
+        assert_eq!(patiently(&mut reader, &mut receive).unwrap(), long);
+        assert_eq!(patiently(&mut reader, &mut receive).unwrap(), short);
+        assert_eq!(reader.buffer.capacity(), USUAL_ROOM);
+    }
+
+    #[test]
+    fn what_is_not_resp2_is_garbage() {
+        for bytes in [
+            "HTTP/1.1 400 Bad Request\r\n\r\n",
+            "%1\r\n+a\r\n:1\r\n",
+            ":abc\r\n",
+            ":\r\n",
+            "$-2\r\n",
+            "*-2\r\n",
+            "$5\r\nhelloworld",
+            "$99999999999999999999\r\n",
+        ] {
+            assert_eq!(whole(bytes.as_bytes()).unwrap_err().kind(), ErrorKind::InvalidData, "{bytes:?}");
+        }
+        assert_eq!(whole(b"+\xff\r\n").unwrap_err().kind(), ErrorKind::InvalidData);
+        assert_eq!(whole(b"*-1\r\n").unwrap(), Reply::Nil);
+        assert_eq!(whole(b"-\r\n").unwrap(), Reply::Error(String::new()));
+    }
+}
