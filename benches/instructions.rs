@@ -16,7 +16,8 @@ use std::process::{Command, Stdio};
 
 use relatch::LockManager;
 
-use support::{Floor, Server};
+use relatch_rig::Server;
+use support::Floor;
 
 /// Cycles of the two runs.
 const FEWER: u64 = 200;
