@@ -315,3 +315,208 @@ impl Acquisition<'_> {
 fn sleep_until(until: Moment) {
     thread::sleep(until.since(Moment::now()));
 }
+
+#[cfg(test)]
+mod tests {
+    use std::time::Instant;
+
+    use super::*;
+    use crate::hold::tests::sample;
+    use crate::keeping::keeper::tests::unmanned;
+    use crate::waiting::patience::tests::until;
+
+    const LEASE: Duration = Duration::from_secs(30);
+
+    /// A manager without a Redis: what an attempt brings is up to the test.
+    struct Rig {
+        keeper: Keeper,
+        key: Key,
+        owner: Owner,
+        reclaim_dead: bool,
+    }
+
+    impl Rig {
+        fn new() -> Rig {
+            let owner = Owner::new("host".into(), std::process::id(), 1);
+            let key = Key::new("lock:", "a").unwrap();
+            Rig { keeper: unmanned(), key, owner, reclaim_dead: false }
+        }
+
+        fn context(&self) -> AcquireContext<'_> {
+            AcquireContext {
+                store: &self.keeper.store,
+                listener: &self.keeper.listener,
+                counters: &self.keeper.counters,
+                keeper: &self.keeper,
+                key: &self.key,
+                owner: &self.owner,
+                machine: "0123abcd",
+                lease: Lease::new(LEASE),
+                reclaim_dead: self.reclaim_dead,
+                poll_every: Duration::from_millis(2),
+            }
+        }
+
+        /// Takes the lock with these answers, one for each attempt; what the attempts asked.
+        fn take(
+            &self,
+            patience: &Patience,
+            answers: impl IntoIterator<Item = Result<Answer, Failure>>,
+        ) -> (Result<Taken, Error>, Vec<Ask>) {
+            let (mut asked, mut answers) = (Vec::new(), answers.into_iter());
+            let no_claim = || unreachable!("nobody is in the queue");
+            let turn =
+                self.keeper.queues.join(self.key.name(), patience, |_| false, |_| true, |_| (), no_claim);
+            let turn = turn.expect("nobody is in the queue");
+            let taken = ask_until_taken(self.context(), patience, &turn, false, |ask| {
+                asked.push(ask);
+                let answer = answers.next().expect("no attempt more");
+                Attempt { since: Moment::now(), answer, has_given_up: false }
+            });
+            assert!(self.keeper.listener.wakeups.is_empty(), "it is still registered");
+            (taken, asked)
+        }
+    }
+
+    fn soon() -> Patience {
+        until(Moment::now().after(Duration::from_secs(5)))
+    }
+
+    fn busy_by(value: &str, left: Option<Duration>, tracked: bool) -> Answer {
+        Answer::Busy { holder: Some(Holder::new(value.as_bytes(), left)), tracked }
+    }
+
+    fn busy_by_nobody() -> Answer {
+        Answer::Busy { holder: None, tracked: false }
+    }
+
+    fn taken() -> Answer {
+        let now = Moment::now();
+        let at = AcquiredAt { sent: now, answered: now };
+        Answer::Taken(Taken { token: "ours".to_owned(), at })
+    }
+
+    fn lost_answer() -> Failure {
+        Failure::Unanswered { link_stands: true, cause: "no answer".into() }
+    }
+
+    #[test]
+    fn a_waiter_asks_who_has_the_lock_and_again_until_it_is_free() {
+        let rig = Rig::new();
+        let left = Some(Duration::from_millis(3));
+        let answers = [
+            Ok(busy_by_nobody()),
+            Ok(busy_by("theirs", left, true)),
+            Ok(busy_by("theirs", None, false)),
+            Ok(taken()),
+        ];
+        let (taken, asked) = rig.take(&soon(), answers);
+        assert_eq!(taken.unwrap().token, "ours");
+        assert_eq!(asked, [Ask::Claim, Ask::ClaimOrLook, Ask::ClaimOrLook, Ask::ClaimOrLook]);
+        assert_eq!(rig.keeper.counters.read().waited, 1, "counted once");
+    }
+
+    #[test]
+    fn a_single_try_ends_with_the_holder_and_has_not_waited() {
+        let rig = Rig::new();
+        let once = Patience { once: true, ..soon() };
+        let (error, asked) =
+            rig.take(&once, [Ok(busy_by_nobody()), Ok(busy_by("theirs", Some(LEASE), false))]);
+        assert_eq!(asked, [Ask::Claim, Ask::Look]);
+        match error.unwrap_err() {
+            Error::Timeout { holder: Some(holder), source: None, .. } => assert_eq!(holder.raw(), "theirs"),
+            other => panic!("{other:?}"),
+        }
+        assert_eq!(rig.keeper.counters.read().waited, 0);
+    }
+
+    #[test]
+    fn a_wait_ends_at_its_deadline_with_the_holder_and_not_before() {
+        let rig = Rig::new();
+        let began = Moment::now();
+        let deadline = began.after(Duration::from_millis(8));
+        let answers = std::iter::repeat_with(|| Ok(busy_by("theirs", Some(LEASE), true)));
+        let (error, asked) = rig.take(&Patience { began, ..until(deadline) }, answers);
+        assert!(asked.len() <= 3, "once, once more when it has registered, and before the deadline");
+        assert!(deadline <= Moment::now());
+        match error.unwrap_err() {
+            Error::Timeout { waited, holder: Some(_), source: None, .. } => {
+                assert!(waited >= Duration::from_millis(8));
+            }
+            other => panic!("{other:?}"),
+        }
+    }
+
+    #[test]
+    fn a_wake_up_ends_the_sleep() {
+        let rig = Rig::new();
+        let asleep = Instant::now();
+        std::thread::scope(|scope| {
+            let waker = scope.spawn(|| {
+                while rig.keeper.listener.wakeups.is_empty() {
+                    std::thread::yield_now();
+                }
+                rig.keeper.listener.wakeups.wake(rig.key.in_redis().as_bytes());
+            });
+            let answers = [Ok(busy_by_nobody()), Ok(busy_by("theirs", Some(LEASE), true)), Ok(taken())];
+            rig.take(&until(Moment::now().after(Duration::from_secs(60))), answers).0.unwrap();
+            waker.join().unwrap();
+        });
+        assert!(asleep.elapsed() < Duration::from_secs(10), "it slept for as long as nothing wakes it");
+    }
+
+    #[test]
+    fn lost_answers_are_asked_again_and_a_proper_one_ends_the_silence() {
+        let rig = Rig::new();
+        let (taken, asked) = rig.take(&soon(), [Err(lost_answer()), Err(lost_answer()), Ok(taken())]);
+        assert_eq!(taken.unwrap().token, "ours");
+        assert_eq!(asked, [Ask::Claim, Ask::ClaimOrLook, Ask::ClaimOrLook]);
+    }
+
+    #[test]
+    fn each_end_without_the_lock_is_an_error_of_its_own() {
+        let rig = Rig::new();
+        let wrong_type = rig.take(&soon(), [Ok(Answer::NotAString)]).0;
+        assert!(matches!(wrong_type, Err(Error::NotALock { found, .. }) if found == NOT_A_STRING));
+        let refusal = || crate::store::Refusal { code: "NOPERM".into(), message: "NOPERM no".into() };
+        let refused = rig.take(&soon(), [Err(Failure::Refused(refusal()))]).0;
+        assert!(matches!(refused, Err(Error::Refused { code, .. }) if code == "NOPERM"));
+        let once = Patience { once: true, ..soon() };
+        let silent = rig.take(&once, [Err(lost_answer()), Err(lost_answer())]).0;
+        assert!(matches!(silent, Err(Error::Unavailable { .. })), "{silent:?}");
+    }
+
+    #[test]
+    fn a_holder_that_this_thread_is_itself_ends_the_wait() {
+        let rig = Rig::new();
+        let hold = Arc::new(sample("mine", LEASE, Moment::now()));
+        let no_claim = || unreachable!("nobody is in the queue");
+        let patience = until(Moment::PAST);
+        let turn = rig.keeper.queues.join(hold.key.name(), &patience, |_| false, |_| true, |_| (), no_claim);
+        let held = thread_map::enter(1, Arc::clone(&hold), turn.unwrap());
+        let (error, _) =
+            rig.take(&soon(), [Ok(busy_by_nobody()), Ok(busy_by(&hold.token, Some(LEASE), false))]);
+        assert!(matches!(error, Err(Error::WouldDeadlock { key }) if key == "a"));
+        drop(held.leave());
+    }
+
+    #[test]
+    fn a_lock_that_was_handed_off_is_taken_without_a_command_unless_its_lease_is_over() {
+        let rig = Rig::new();
+        let patience = Patience { once: true, ..until(Moment::now().after(Duration::from_millis(20))) };
+        for (sent, is_taken) in [(Moment::now(), true), (Moment::PAST, false)] {
+            let mut turn = rig
+                .keeper
+                .queues
+                .join(rig.key.name(), &patience, |_| false, |_| true, |_| (), || unreachable!())
+                .unwrap();
+            turn.start.handed = HandoffOutcome::Taken { sent, answered: sent };
+            let claim = Claim { token: "handed".to_owned(), lease: Lease::new(LEASE) };
+            let taken = acquire(rig.context(), &patience, &turn, claim);
+            assert_eq!(taken.is_ok(), is_taken, "{taken:?}");
+            let orphan = rig.keeper.work.lock().leases.orphans.next() < Moment::NEVER;
+            assert_eq!(orphan, !is_taken, "the token is the keeper's to delete");
+        }
+        assert_eq!(rig.keeper.counters.read().handed_on, 1);
+    }
+}

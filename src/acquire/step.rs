@@ -303,3 +303,402 @@ impl<'a> Progress<'a> {
         End::Busy { holder: self.holder.take(), failure: None }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::store::Refusal;
+
+    const LEASE: Duration = Duration::from_secs(30);
+    const POLL_EVERY: Duration = Duration::from_millis(64);
+
+    fn millis(millis: u64) -> Duration {
+        Duration::from_millis(millis)
+    }
+
+    fn at(millis: u64) -> Moment {
+        Moment::from_nanos(1_000_000 * millis)
+    }
+
+    /// Of a caller that asks at 1000 ms and waits for so long.
+    fn limit(limit: u64) -> Patience {
+        Patience {
+            began: at(1000),
+            deadline: at(1000 + limit),
+            once: false,
+            tolerate_outage: Duration::from_secs(10),
+            an_attempt: millis(100),
+        }
+    }
+
+    fn no_limit() -> Patience {
+        Patience { deadline: Moment::NEVER, ..limit(0) }
+    }
+
+    fn once() -> Patience {
+        Patience { once: true, ..limit(2000) }
+    }
+
+    fn progress(patience: &Patience) -> Progress<'_> {
+        Progress::new(patience, LEASE, POLL_EVERY, Attempts::after(None, false))
+    }
+
+    fn holder(value: &str, time_left: Option<Duration>) -> Holder {
+        Holder::new(value.as_bytes(), time_left)
+    }
+
+    fn theirs() -> Holder {
+        holder("theirs", Some(LEASE))
+    }
+
+    fn lost_answer() -> Failure {
+        Failure::Unanswered { link_stands: true, cause: "no answer".into() }
+    }
+
+    fn refused(code: &str) -> Failure {
+        Failure::Refused(Refusal { code: code.into(), message: code.into() })
+    }
+
+    /// As the loop does it with a proper answer that names a holder.
+    fn sees(progress: &mut Progress<'_>, holder: Holder, tracked: bool, now: Moment) -> Step {
+        progress.answered();
+        match progress.examine(&holder, false, now) {
+            Some(end) => Step::GiveUp(end),
+            None => progress.busy(Some(holder), tracked, now),
+        }
+    }
+
+    /// As the loop does it with an attempt that began at `since` and failed at `now`.
+    fn fails(progress: &mut Progress<'_>, failure: Failure, since: Moment, now: Moment) -> Step {
+        let kind = progress.failed(&failure, since, |_| false);
+        progress.after_failure(failure, kind, now)
+    }
+
+    /// A waiter that has registered, and whose next answer names the holder.
+    fn waiter(patience: &Patience) -> Progress<'_> {
+        let mut progress = progress(patience);
+        assert!(matches!(progress.busy(None, false, at(1000)), Step::Register));
+        progress
+    }
+
+    #[track_caller]
+    fn wait_of(step: &Step, now: Moment) -> (Duration, bool) {
+        match step {
+            Step::Wait { until, long, .. } => (until.since(now), *long),
+            other => panic!("no wait: {other:?}"),
+        }
+    }
+
+    #[test]
+    fn a_single_try_learns_who_has_the_lock_and_does_not_wait() {
+        let patience = once();
+        let mut progress = progress(&patience);
+        assert_eq!(progress.ask(false), Ask::Claim);
+        assert!(matches!(progress.busy(None, false, at(1001)), Step::Ask));
+        assert_eq!(progress.ask(false), Ask::Look, "it does not ask for the lock again");
+        assert_eq!(progress.ask(true), Ask::ClaimOrLook, "its own lost token may be in the way");
+        match sees(&mut progress, theirs(), false, at(1002)) {
+            Step::GiveUp(End::Busy { holder: Some(holder), failure: None }) => assert_eq!(holder, theirs()),
+            other => panic!("{other:?}"),
+        }
+    }
+
+    #[test]
+    fn a_single_try_that_finds_nobody_any_more_reports_nobody() {
+        let patience = once();
+        let mut progress = progress(&patience);
+        progress.busy(None, false, at(1001));
+        let step = progress.busy(None, false, at(1002));
+        assert!(matches!(step, Step::GiveUp(End::Busy { holder: None, failure: None })), "{step:?}");
+    }
+
+    #[test]
+    fn a_waiter_registers_before_it_sleeps_and_asks_who_has_the_lock() {
+        let patience = limit(5000);
+        let mut progress = progress(&patience);
+        assert_eq!(progress.ask(false), Ask::Claim);
+        assert!(progress.is_first_busy());
+        assert!(matches!(progress.busy(None, false, at(1001)), Step::Register));
+        assert!(!progress.is_first_busy());
+        assert_eq!(progress.ask(false), Ask::ClaimOrLook);
+        // After a failure, the first busy answer names a holder, and nobody is registered yet.
+        let mut after_failure = self::progress(&patience);
+        fails(&mut after_failure, lost_answer(), at(1000), at(1001));
+        assert!(matches!(sees(&mut after_failure, theirs(), false, at(1002)), Step::Register));
+        assert!(matches!(sees(&mut after_failure, theirs(), false, at(1003)), Step::Wait { .. }));
+    }
+
+    #[test]
+    fn where_the_lock_is_hardly_free_the_first_attempt_asks_who_has_it() {
+        let patience = limit(5000);
+        let mut progress = progress(&patience);
+        assert!(matches!(progress.expects_busy(), Step::Register));
+        assert_eq!(progress.ask(false), Ask::ClaimOrLook);
+        assert!(matches!(sees(&mut progress, theirs(), true, at(1001)), Step::Wait { .. }));
+    }
+
+    #[test]
+    fn a_waiter_that_redis_wakes_asks_by_itself_after_10_to_15_seconds() {
+        let patience = no_limit();
+        let mut progress = waiter(&patience);
+        for _ in 0..20 {
+            let step = sees(&mut progress, theirs(), true, at(1001));
+            let (pause, long) = wait_of(&step, at(1001));
+            assert!((millis(10_000)..=millis(15_000)).contains(&pause) && long, "{pause:?}");
+        }
+    }
+
+    #[test]
+    fn a_waiter_that_redis_does_not_wake_asks_after_growing_pauses() {
+        let patience = no_limit();
+        let mut progress = waiter(&patience);
+        let mut longest = millis(1);
+        for _ in 0..10 {
+            let step = sees(&mut progress, theirs(), false, at(1001));
+            let (pause, long) = wait_of(&step, at(1001));
+            assert!((longest / 2..=longest).contains(&pause) && !long, "{pause:?} of {longest:?}");
+            longest = (longest * 2).min(POLL_EVERY);
+        }
+    }
+
+    #[test]
+    fn no_sleep_outlasts_the_lease_of_the_holder() {
+        let patience = no_limit();
+        let mut progress = waiter(&patience);
+        for (left, sleep) in [(millis(3000), millis(3000)), (Duration::ZERO, SHORTEST_PAUSE)] {
+            let step = sees(&mut progress, holder("theirs", Some(left)), true, at(1001));
+            assert_eq!(wait_of(&step, at(1001)), (sleep, false), "the listener says nothing of an expiry");
+        }
+    }
+
+    #[test]
+    fn a_waiter_looks_once_more_before_its_deadline() {
+        let patience = limit(5000);
+        let mut progress = waiter(&patience);
+        let step = sees(&mut progress, theirs(), true, at(1000));
+        assert_eq!(wait_of(&step, at(1000)).0, millis(4500));
+        assert!(progress.slept(at(5500)).is_none());
+        let step = sees(&mut progress, theirs(), true, at(5500));
+        assert_eq!(wait_of(&step, at(5500)).0, millis(500), "now to the end");
+        assert!(progress.slept(at(5999)).is_none());
+        let end = progress.slept(at(6000));
+        assert!(matches!(end, Some(End::Busy { holder: Some(_), failure: None })), "{end:?}");
+    }
+
+    #[test]
+    fn a_waiter_with_little_time_looks_once_more_after_half_of_it() {
+        let patience = limit(400);
+        let mut progress = waiter(&patience);
+        let step = sees(&mut progress, theirs(), true, at(1000));
+        assert_eq!(wait_of(&step, at(1000)).0, millis(200));
+        let step = sees(&mut progress, theirs(), true, at(1200));
+        assert_eq!(wait_of(&step, at(1200)).0, millis(200));
+    }
+
+    #[test]
+    fn leaving_the_lock_to_others_takes_half_of_the_time_left_at_most() {
+        let patience = limit(400);
+        let progress = progress(&patience);
+        assert_eq!(progress.nap_until(millis(50), at(1000)), at(1050));
+        assert_eq!(progress.nap_until(millis(300), at(1000)), at(1200));
+    }
+
+    #[test]
+    fn a_thread_does_not_wait_for_itself() {
+        let patience = no_limit();
+        let mut progress = waiter(&patience);
+        assert!(matches!(progress.examine(&theirs(), true, at(1001)), Some(End::WouldDeadlock)));
+    }
+
+    #[test]
+    fn a_key_without_expiry_is_no_lock_where_it_stays_for_a_quarter_of_a_second() {
+        let patience = no_limit();
+        let mut progress = waiter(&patience);
+        let step = sees(&mut progress, holder("job", None), true, at(1000));
+        assert_eq!(wait_of(&step, at(1000)), (millis(250), false));
+        let step = sees(&mut progress, holder("job", None), true, at(1249));
+        assert_eq!(wait_of(&step, at(1249)), (millis(1), false));
+        match sees(&mut progress, holder("job", None), true, at(1250)) {
+            Step::GiveUp(End::NotALock { found }) => assert_eq!(found, r#""job" (never expires)"#),
+            other => panic!("{other:?}"),
+        }
+    }
+
+    #[test]
+    fn a_token_without_expiry_has_half_a_lease_to_be_repaired_but_not_for_a_single_try() {
+        let token = format!("host-1-2-{}", "0".repeat(32));
+        let patience = no_limit();
+        let mut progress = waiter(&patience);
+        let step = sees(&mut progress, holder(&token, None), false, at(1000));
+        assert!(wait_of(&step, at(1000)).0 <= millis(1), "it is asked for as often as any");
+        assert!(progress.examine(&holder(&token, None), false, at(15_999)).is_none());
+        let end = progress.examine(&holder(&token, None), false, at(16_000));
+        assert!(matches!(end, Some(End::NotALock { .. })), "{end:?}");
+
+        let patience = once();
+        let mut progress = self::progress(&patience);
+        progress.busy(None, false, at(1000));
+        match sees(&mut progress, holder(&token, None), false, at(1000)) {
+            Step::Sleep { until } => assert_eq!(until, at(1250)),
+            other => panic!("{other:?}"),
+        }
+        let step = sees(&mut progress, holder(&token, None), false, at(1250));
+        assert!(matches!(step, Step::GiveUp(End::NotALock { .. })), "{step:?}");
+    }
+
+    #[test]
+    fn a_lock_of_a_dead_process_is_asked_for_at_once_but_only_the_first_time() {
+        let patience = no_limit();
+        let mut progress = waiter(&patience);
+        sees(&mut progress, theirs(), true, at(1000));
+        assert!(progress.reclaimed());
+        assert!(progress.holder().is_none() && progress.is_first_busy(), "the wait begins anew");
+        assert_eq!(progress.ask(false), Ask::ClaimOrLook);
+        assert!(!progress.reclaimed(), "dead processes may follow each other for ever");
+    }
+
+    #[test]
+    fn a_single_try_that_took_over_from_a_dead_process_asks_for_the_lock_again() {
+        let patience = once();
+        let mut progress = progress(&patience);
+        progress.busy(None, false, at(1001));
+        assert!(progress.reclaimed());
+        assert_eq!(progress.ask(false), Ask::ClaimOrLook);
+    }
+
+    #[test]
+    fn a_listener_that_slept_through_a_change_is_found_out() {
+        let patience = no_limit();
+        let another = holder("another", Some(LEASE));
+        // After a long sleep: who has the lock, and whether the listener missed that.
+        for (holder, missed) in [(Some(&another), true), (None, true), (Some(&theirs()), false)] {
+            let mut progress = waiter(&patience);
+            sees(&mut progress, theirs(), true, at(1000));
+            progress.not_woken(Some(7));
+            let number = progress.missed_change(holder);
+            assert_eq!(number, missed.then_some(7), "{holder:?}");
+            assert_eq!(progress.missed_change(Some(&another)), None, "reported once");
+        }
+        let mut progress = waiter(&patience);
+        sees(&mut progress, theirs(), true, at(1000));
+        progress.not_woken(Some(7));
+        progress.woken();
+        assert_eq!(progress.missed_change(None), None, "the wake-up came late");
+        progress.not_woken(None);
+        assert_eq!(progress.missed_change(None), None, "there is no listener any more");
+    }
+
+    #[test]
+    fn the_first_failure_is_followed_by_an_attempt_at_once_and_the_next_by_pauses() {
+        let patience = limit(5000);
+        let mut progress = progress(&patience);
+        let shortest = millis(5);
+        assert!(matches!(fails(&mut progress, lost_answer(), at(1000), at(1001)), Step::Ask));
+        assert_eq!(progress.ask(false), Ask::ClaimOrLook, "it may find its own lost token");
+        let pause = |step| match step {
+            Step::Sleep { until } => until.since(at(1002)),
+            other => panic!("no pause: {other:?}"),
+        };
+        let first = pause(fails(&mut progress, lost_answer(), at(1001), at(1002)));
+        assert!((shortest..=2 * shortest).contains(&first), "{first:?}");
+        let second = pause(fails(&mut progress, lost_answer(), at(1001), at(1002)));
+        assert!((2 * shortest..=4 * shortest).contains(&second), "{second:?}");
+        progress.answered();
+        assert!(matches!(fails(&mut progress, lost_answer(), at(1003), at(1004)), Step::Ask));
+        let again = pause(fails(&mut progress, lost_answer(), at(1001), at(1002)));
+        assert!(again <= 2 * shortest, "the pauses begin anew after an answer: {again:?}");
+    }
+
+    #[test]
+    fn a_limit_that_ends_in_a_short_silence_means_busy_and_in_a_long_one_an_outage() {
+        for (length, is_outage) in [(19, false), (20, true)] {
+            let patience = limit(length);
+            let mut progress = progress(&patience);
+            let step = fails(&mut progress, lost_answer(), at(1000), at(1000 + length));
+            let outage = match step {
+                Step::GiveUp(End::Busy { failure: Some(_), .. }) => false,
+                Step::GiveUp(End::Unavailable { final_answer: false, .. }) => true,
+                other => panic!("{other:?}"),
+            };
+            assert_eq!(outage, is_outage, "{length} ms");
+        }
+    }
+
+    #[test]
+    fn a_pause_after_a_failure_ends_at_the_deadline_and_the_wait_with_it() {
+        let patience = limit(12);
+        let mut progress = progress(&patience);
+        sees(&mut progress, theirs(), false, at(1000));
+        fails(&mut progress, lost_answer(), at(1000), at(1001));
+        let step = fails(&mut progress, lost_answer(), at(1001), at(1011));
+        assert!(matches!(step, Step::Sleep { until } if until == at(1012)), "{step:?}");
+        assert!(progress.slept(at(1011)).is_none());
+        let end = progress.slept(at(1012));
+        assert!(matches!(end, Some(End::Busy { holder: Some(_), failure: Some(_) })), "{end:?}");
+    }
+
+    #[test]
+    fn without_a_limit_an_outage_is_tolerated_for_as_long_as_is_set() {
+        let patience = no_limit();
+        let mut progress = progress(&patience);
+        fails(&mut progress, lost_answer(), at(1000), at(1001));
+        let step = fails(&mut progress, lost_answer(), at(10_000), at(10_999));
+        assert!(matches!(step, Step::Sleep { .. }), "{step:?}");
+        assert!(progress.slept(at(11_500)).is_none(), "one more attempt is made");
+        let step = fails(&mut progress, lost_answer(), at(10_999), at(11_000));
+        assert!(matches!(step, Step::GiveUp(End::Unavailable { .. })), "{step:?}");
+    }
+
+    #[test]
+    fn a_single_try_is_repeated_once_after_a_failure() {
+        let patience = once();
+        let mut progress = progress(&patience);
+        assert!(matches!(fails(&mut progress, lost_answer(), at(1000), at(1001)), Step::Ask));
+        let step = fails(&mut progress, lost_answer(), at(1001), at(1002));
+        assert!(matches!(step, Step::GiveUp(End::Unavailable { .. })), "{step:?}");
+    }
+
+    #[test]
+    fn a_refusal_that_waiting_does_not_change_ends_the_wait_at_once() {
+        let patience = no_limit();
+        let mut progress = progress(&patience);
+        let step = fails(&mut progress, refused("NOPERM"), at(1000), at(1001));
+        assert!(matches!(step, Step::GiveUp(End::Unavailable { final_answer: true, .. })), "{step:?}");
+        let mut loading = self::progress(&patience);
+        assert!(matches!(fails(&mut loading, refused("LOADING"), at(1000), at(1001)), Step::Ask));
+    }
+
+    #[test]
+    fn the_last_refusal_is_the_cause_where_the_last_attempt_was_cut_short() {
+        let patience = limit(50);
+        let mut progress = progress(&patience);
+        fails(&mut progress, refused("LOADING"), at(1000), at(1001));
+        match fails(&mut progress, lost_answer(), at(1002), at(1050)) {
+            Step::GiveUp(End::Unavailable { failure: Failure::Refused(refusal), .. }) => {
+                assert_eq!(refusal.code, "LOADING");
+            }
+            other => panic!("{other:?}"),
+        }
+    }
+
+    #[test]
+    fn a_silence_is_forgotten_where_redis_answers_others_and_this_thread_has_no_connection() {
+        let patience = limit(5000);
+        let mut progress = progress(&patience);
+        fails(&mut progress, lost_answer(), at(1000), at(1001));
+        assert!(progress.silence().is_some());
+        let no_connection = Failure::OutOfTime("no connection was free".into());
+        assert_eq!(progress.failed(&no_connection, at(1002), |_| true), Kind::OutOfTime);
+        assert!(progress.silence().is_none());
+    }
+
+    #[test]
+    fn only_the_last_attempt_says_what_went_wrong() {
+        let patience = limit(5000);
+        let mut progress = progress(&patience);
+        fails(&mut progress, lost_answer(), at(1000), at(1001));
+        assert!(progress.failure().is_some());
+        progress.answered();
+        assert!(progress.failure().is_none());
+    }
+}
