@@ -4,13 +4,13 @@ use std::io;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use redis::{Cmd, ConnectionInfo};
+use redis::ConnectionInfo;
 
 use crate::base::clock::Moment;
 use crate::store::address::Address;
 use crate::store::failure::{self, Failure};
 use crate::store::reply::agreed;
-use crate::store::resp::Reply;
+use crate::store::resp::{Batch, Reply};
 use crate::store::wire::{SHORTEST, Wire};
 
 /// The shortest time that proves something: an attempt with less time than this may fail on a busy
@@ -19,26 +19,6 @@ pub(crate) const FAIR_TRY: Duration = Duration::from_millis(20);
 
 /// How many links were opened.
 static COUNT: AtomicU64 = AtomicU64::new(0);
-
-/// One or more commands, ready to be written.
-#[derive(Default)]
-pub(super) struct Batch {
-    bytes: Vec<u8>,
-    count: usize,
-}
-
-impl Batch {
-    pub(super) fn of(command: &Cmd) -> Batch {
-        Batch::default().and(command)
-    }
-
-    #[must_use]
-    pub(super) fn and(mut self, command: &Cmd) -> Batch {
-        command.write_packed_command(&mut self.bytes);
-        self.count += 1;
-        self
-    }
-}
 
 /// Whether the other end of a link is there.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -106,14 +86,13 @@ impl Link {
     fn log_in(&mut self, address: &Address, deadline: Moment) -> Result<(), Failure> {
         let mut batch = Batch::default();
         if let Some(password) = &address.password {
-            let mut auth = redis::cmd("AUTH");
-            if let Some(username) = &address.username {
-                auth.arg(username);
-            }
-            batch = batch.and(auth.arg(password));
+            batch = match &address.username {
+                Some(username) => batch.and(&["AUTH", username, password]),
+                None => batch.and(&["AUTH", password]),
+            };
         }
         if address.db != 0 {
-            batch = batch.and(redis::cmd("SELECT").arg(address.db));
+            batch = batch.and(&["SELECT", &address.db.to_string()]);
         }
         if batch.count == 0 {
             return Ok(());
@@ -277,7 +256,7 @@ mod tests {
     fn replies_that_were_given_up_on_are_left_out_when_they_come() {
         let soon = || Moment::now().after(Duration::from_millis(20));
         let long = || Moment::now().after(Duration::from_secs(10));
-        let ping = || Batch::of(&redis::cmd("PING"));
+        let ping = || Batch::of(&["PING"]);
         let word = |text: &str| Reply::Line(text.to_owned());
         for (wire, mut redis) in wires() {
             let mut link = Link::new(wire, Moment::now());
@@ -287,10 +266,10 @@ mod tests {
             redis.write_all(b" reply\r\n+the second\r\n").unwrap();
             assert_eq!(link.exchange(&ping(), long()).unwrap(), [word("the second")]);
             redis.write_all(b"+in time\r\n").unwrap();
-            link.exchange(&ping().and(&redis::cmd("PING")).and(&redis::cmd("PING")), soon()).unwrap_err();
+            link.exchange(&ping().and(&["PING"]).and(&["PING"]), soon()).unwrap_err();
             link.post(&ping(), long()).unwrap();
             redis.write_all(b"+late\r\n+late\r\n+not read\r\n+a\r\n+b\r\n").unwrap();
-            let both = link.exchange(&ping().and(&redis::cmd("PING")), long()).unwrap();
+            let both = link.exchange(&ping().and(&["PING"]), long()).unwrap();
             assert_eq!(both, [word("a"), word("b")]);
             drop(redis);
             let failure = link.exchange(&ping(), long()).unwrap_err();

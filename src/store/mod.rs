@@ -17,16 +17,13 @@ use std::fmt;
 use std::sync::LazyLock;
 use std::time::Duration;
 
-use redis::Cmd;
-
 use crate::base::clock::Moment;
 use crate::base::error::Error;
 use crate::base::holder::Holder;
 use crate::base::options::Settings;
-use crate::store::link::Batch;
 use crate::store::pool::{LinkRef, Pool};
 use crate::store::reply::{accepted, alive, allowed, claimed, compared, deleted, seen, was_set, watch};
-use crate::store::resp::Reply;
+use crate::store::resp::{Batch, Reply};
 use crate::store::script::{CLAIM, FORCE, RELEASE, RENEW, Script};
 
 pub(crate) use crate::store::address::Address;
@@ -129,7 +126,7 @@ impl Connection<'_> {
     }
 
     pub(crate) fn ping(&mut self, deadline: Moment) -> Result<(), Failure> {
-        let mut replies = self.exchange(&Batch::of(&redis::cmd("PING")), deadline)?.into_iter();
+        let mut replies = self.exchange(&Batch::of(&["PING"]), deadline)?.into_iter();
         self.sensible(alive(next(&mut replies)))
     }
 
@@ -141,7 +138,7 @@ impl Connection<'_> {
         lease: u64,
         deadline: Moment,
     ) -> Result<ClaimReply, Failure> {
-        let reply = self.run(&set(key, token, lease), deadline)?;
+        let reply = self.run(&set(key, token, &lease.to_string()), deadline)?;
         let was_set = self.sensible(was_set(&reply))?;
         Ok(if was_set { ClaimReply::Taken } else { ClaimReply::Busy(None) })
     }
@@ -198,7 +195,8 @@ impl Connection<'_> {
         (next_token, lease): (&str, u64),
         deadline: Moment,
     ) -> Result<(Result<Compared, Failure>, bool), Failure> {
-        let claim = set(key, next_token, lease);
+        let lease = lease.to_string();
+        let claim = set(key, next_token, &lease);
         let (mut removed, mut set) = self.remove_then(&RELEASE.by_hash(key, &[token]), &claim, deadline)?;
         if !set && matches!(&removed, Err(Failure::Refused(refusal)) if refusal.code == "NOSCRIPT") {
             (removed, set) = self.remove_then(&RELEASE.whole(key, &[token]), &claim, deadline)?;
@@ -212,8 +210,8 @@ impl Connection<'_> {
 
     fn remove_then(
         &mut self,
-        removal: &Cmd,
-        claim: &Cmd,
+        removal: &[&str],
+        claim: &[&str],
         deadline: Moment,
     ) -> Result<(Result<Compared, Failure>, bool), Failure> {
         let mut replies = self.exchange(&Batch::of(removal).and(claim), deadline)?.into_iter();
@@ -288,10 +286,10 @@ impl Connection<'_> {
     /// Has a listener told of a change of this key. A refusal is that of `CLIENT TRACKING`,
     /// or of the key: where anything else is refused, nothing is known of that.
     fn change(&mut self, key: &str, listener: u64, deadline: Moment) -> Result<(), Failure> {
-        let mut track = redis::cmd("CLIENT");
-        track.arg("TRACKING").arg("ON").arg("REDIRECT").arg(listener);
-        let [get, delete] = ["GET", "DEL"].map(|name| of_key(name, key));
-        let batch = Batch::of(&track).and(&get).and(&set(key, "-", 1000)).and(&delete);
+        let batch = Batch::of(&["CLIENT", "TRACKING", "ON", "REDIRECT", &listener.to_string()])
+            .and(&["GET", key])
+            .and(&set(key, "-", "1000"))
+            .and(&["DEL", key]);
         let mut replies = self.exchange(&batch, deadline)?.into_iter();
         if let Tracking::Refused(refusal) = watch(next(&mut replies), self.link.id) {
             return Err(Failure::Refused(refusal));
@@ -299,7 +297,7 @@ impl Connection<'_> {
         replies.try_for_each(|reply| allowed(reply).map(drop)).map_err(Failure::of_a_trial)
     }
 
-    fn run(&mut self, command: &Cmd, deadline: Moment) -> Result<Reply, Failure> {
+    fn run(&mut self, command: &[&str], deadline: Moment) -> Result<Reply, Failure> {
         let mut replies = self.exchange(&Batch::of(command), deadline)?.into_iter();
         self.sensible(accepted(next(&mut replies)))
     }
@@ -316,8 +314,7 @@ impl Connection<'_> {
 
     /// Who holds a key: `GET key`, `PTTL key`.
     pub(crate) fn look(&mut self, key: &str, deadline: Moment) -> Result<Seen, Failure> {
-        let mut replies =
-            self.exchange(&Batch::of(&of_key("GET", key)).and(&of_key("PTTL", key)), deadline)?.into_iter();
+        let mut replies = self.exchange(&Batch::of(&["GET", key]).and(&["PTTL", key]), deadline)?.into_iter();
         self.sensible(seen(next(&mut replies), next(&mut replies)))
     }
 
@@ -344,20 +341,11 @@ fn begin(listener: Option<u64>) -> Batch {
     let Some(listener) = listener else {
         return Batch::default();
     };
-    let mut track = redis::cmd("CLIENT");
-    Batch::of(track.arg("TRACKING").arg("ON").arg("REDIRECT").arg(listener).arg("NOLOOP"))
+    Batch::of(&["CLIENT", "TRACKING", "ON", "REDIRECT", &listener.to_string(), "NOLOOP"])
 }
 
-fn set(key: &str, token: &str, lease: u64) -> Cmd {
-    let mut command = Cmd::with_capacity(6, key.len() + token.len() + 32);
-    command.arg("SET").arg(key).arg(token).arg("NX").arg("PX").arg(lease);
-    command
-}
-
-fn of_key(name: &str, key: &str) -> Cmd {
-    let mut command = redis::cmd(name);
-    command.arg(key);
-    command
+fn set<'a>(key: &'a str, token: &'a str, lease: &'a str) -> [&'a str; 6] {
+    ["SET", key, token, "NX", "PX", lease]
 }
 
 /// (A link gives as many replies as it was asked for, or an error.)

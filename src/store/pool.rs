@@ -16,14 +16,14 @@ use std::sync::{Arc, OnceLock};
 use std::thread;
 use std::time::Duration;
 
-use crate::store::resp::Reply;
+use crate::store::resp::{Batch, Reply};
 use scheduled_thread_pool::{OnPoolDropBehavior, ScheduledThreadPool};
 
 use crate::base::clock::Moment;
 use crate::base::error::Error;
 use crate::store::address::Address;
 use crate::store::failure::Failure;
-use crate::store::link::{Batch, FAIR_TRY, Link};
+use crate::store::link::{FAIR_TRY, Link};
 
 /// Nobody uses a link for longer than a few commands take. (And r2d2 panics where an instant
 /// overflows.)

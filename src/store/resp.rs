@@ -1,7 +1,7 @@
-//! RESP2, the language of Redis: reads replies out of a buffer that is kept between them.
+//! RESP2, the language of Redis: commands are written, replies are read.
 //!
-//! The length of a reply and the nesting of its arrays are bounded. Memory is taken for what has
-//! come, not for what is announced.
+//! Replies are read from a buffer that is kept between them. The length of a reply and the nesting
+//! of its arrays are bounded. Memory is taken for what was received, not for what is announced.
 
 use std::io::{self, ErrorKind};
 use std::mem;
@@ -15,6 +15,41 @@ const DEEPEST: usize = 8;
 
 /// The room for replies, unless a longer one needs more: most have less than a hundred bytes.
 const USUAL_ROOM: usize = 4096;
+
+/// One or more commands, written and ready to be sent.
+#[derive(Default)]
+pub(super) struct Batch {
+    pub(super) bytes: Vec<u8>,
+    /// How many commands, and so how many replies.
+    pub(super) count: usize,
+}
+
+impl Batch {
+    pub(super) fn of(command: &[&str]) -> Batch {
+        Batch::default().and(command)
+    }
+
+    #[must_use]
+    pub(super) fn and(mut self, command: &[&str]) -> Batch {
+        // What stands around an argument: a kind, a length, two ends of lines.
+        let length: usize = command.iter().map(|part| part.len() + 16).sum();
+        self.bytes.reserve(length);
+        self.header(b'*', command.len());
+        for part in command {
+            self.header(b'$', part.len());
+            self.bytes.extend_from_slice(part.as_bytes());
+            self.bytes.extend_from_slice(b"\r\n");
+        }
+        self.count += 1;
+        self
+    }
+
+    fn header(&mut self, kind: u8, count: usize) {
+        self.bytes.push(kind);
+        self.bytes.extend_from_slice(itoa::Buffer::new().format(count).as_bytes());
+        self.bytes.extend_from_slice(b"\r\n");
+    }
+}
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Reply {
@@ -345,6 +380,13 @@ mod tests {
                 prop_assert_eq!(again, Err(ErrorKind::InvalidData));
             }
         }
+    }
+
+    #[test]
+    fn a_command_is_an_array_of_its_parts() {
+        let batch = Batch::of(&["SET", "schl\u{fc}ssel", ""]).and(&["PING"]);
+        let written = "*3\r\n$3\r\nSET\r\n$10\r\nschl\u{fc}ssel\r\n$0\r\n\r\n*1\r\n$4\r\nPING\r\n";
+        assert_eq!((str::from_utf8(&batch.bytes).unwrap(), batch.count), (written, 2));
     }
 
     #[test]

@@ -2,8 +2,6 @@
 
 use std::sync::LazyLock;
 
-use redis::Cmd;
-
 use crate::base::seeded_bugs;
 use crate::store::failure::Failure;
 
@@ -44,25 +42,17 @@ impl Script {
         }
     }
 
-    pub(super) fn command(&self, whole: bool, key: &str, args: &[&str]) -> Cmd {
+    pub(super) fn command<'a>(&'a self, whole: bool, key: &'a str, args: &[&'a str]) -> Vec<&'a str> {
         if whole { self.whole(key, args) } else { self.by_hash(key, args) }
     }
 
     /// `EVALSHA`: short, and answered NOSCRIPT where Redis does not know the script.
-    pub(super) fn by_hash(&self, key: &str, args: &[&str]) -> Cmd {
-        call("EVALSHA", &self.hash, key, args)
+    pub(super) fn by_hash<'a>(&'a self, key: &'a str, args: &[&'a str]) -> Vec<&'a str> {
+        [&["EVALSHA", &self.hash, "1", key], args].concat()
     }
 
     /// `EVAL`: the whole text, understood by any server, and remembered for the next `EVALSHA`.
-    pub(super) fn whole(&self, key: &str, args: &[&str]) -> Cmd {
-        call("EVAL", self.text, key, args)
+    pub(super) fn whole<'a>(&'a self, key: &'a str, args: &[&'a str]) -> Vec<&'a str> {
+        [&["EVAL", self.text, "1", key], args].concat()
     }
-}
-
-fn call(name: &str, script: &str, key: &str, args: &[&str]) -> Cmd {
-    // One key. (Room for everything at once: growing a command bit by bit costs more than encoding it.)
-    let room = name.len() + script.len() + 1 + key.len() + args.iter().map(|arg| arg.len()).sum::<usize>();
-    let mut command = Cmd::with_capacity(4 + args.len(), room);
-    command.arg(name).arg(script).arg(1).arg(key).arg(args);
-    command
 }

@@ -6,14 +6,12 @@
 use std::ops::ControlFlow;
 use std::time::Duration;
 
-use redis::Cmd;
-
 use crate::base::clock::Moment;
 use crate::store::address::Address;
 use crate::store::failure::{self, Failure};
-use crate::store::link::{Batch, Link};
+use crate::store::link::Link;
 use crate::store::reply::allowed;
-use crate::store::resp::Reply;
+use crate::store::resp::{Batch, Reply};
 use crate::store::wire::{Ender, Message, Wire};
 
 /// Where Redis says it, to whoever tracks by redirection.
@@ -21,8 +19,6 @@ const CHANNEL: &str = "__redis__:invalidate";
 
 /// After so long without a message, Redis is asked for a sign of life.
 const QUIET: Duration = Duration::from_secs(3);
-
-const PING: &[u8] = b"*1\r\n$4\r\nPING\r\n";
 
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Heard {
@@ -45,14 +41,14 @@ impl TrackingConnection {
     /// `subscribe` of the `redis` crate, which takes a refusal for an answer.)
     pub(super) fn open(address: &Address, deadline: Moment) -> Result<TrackingConnection, Failure> {
         let mut link = Link::open(address, deadline)?;
-        let mut ask = |command: &Cmd| {
+        let mut ask = |command: &[&str]| {
             let replies = link.exchange(&Batch::of(command), deadline)?;
             replies.into_iter().next().map_or(Ok(Reply::Nil), allowed)
         };
-        let Reply::Int(id @ 1..) = ask(redis::cmd("CLIENT").arg("ID"))? else {
+        let Reply::Int(id @ 1..) = ask(&["CLIENT", "ID"])? else {
             return Err(Failure::not_sent("the reply to CLIENT ID made no sense"));
         };
-        let Reply::Array(_) = ask(redis::cmd("SUBSCRIBE").arg(CHANNEL))? else {
+        let Reply::Array(_) = ask(&["SUBSCRIBE", CHANNEL])? else {
             return Err(Failure::not_sent("the reply to SUBSCRIBE made no sense"));
         };
         Ok(TrackingConnection { wire: link.wire, id: id.unsigned_abs() })
@@ -97,7 +93,9 @@ impl TrackingConnection {
         loop {
             let now = Moment::now();
             if asks && asked_at.is_none() && quiet_since.after(QUIET) <= now {
-                self.wire.send(PING, now.after(patience)).map_err(Failure::not_sent)?;
+                self.wire
+                    .send(&Batch::of(&["PING"]).bytes, now.after(patience))
+                    .map_err(Failure::not_sent)?;
                 asked_at = Some(now);
             }
             let dead_at = asked_at.map_or(Moment::NEVER, |at| at.max(quiet_since).after(patience));
