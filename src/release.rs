@@ -13,8 +13,8 @@ use crate::hold::Hold;
 use crate::keeping::keeper::Keeper;
 use crate::keeping::orphans::OrphanKey;
 use crate::store::{Compared, Failure, Store};
+use crate::waiting::handoff::{Claim, HandoffOutcome};
 use crate::waiting::queues::Turn;
-use crate::waiting::waiter::{Claim, HandoffOutcome};
 
 /// Gives a lock back within `limit`. `ask` sends one try of the release to Redis.
 ///
@@ -335,7 +335,7 @@ mod tests {
             let hold = sample("a", LEASE, Moment::from_nanos(1_000));
             assert!(!hold.is_valid(Moment::now()));
             hold.lose(Expired);
-            assert!(!on_renewal(&hold, Lease::new(LEASE), Moment::now(), compared));
+            assert!(!on_renewal(&hold, Lease::new(LEASE), compared, Moment::now(), Moment::now()));
             let result = release_of(&hold, None).judge(Compared::Done, Moment::now());
             assert_eq!(end(&result), Lost(Expired), "{compared:?}");
         }

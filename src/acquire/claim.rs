@@ -24,7 +24,7 @@ use crate::base::owner::fresh_token;
 use crate::hold::AcquiredAt;
 use crate::keeping::orphans::OrphanKey;
 use crate::store::{ClaimReply, Connection, Failure, Seen, Tracking};
-use crate::waiting::waiter::{Claim, HandoffOutcome};
+use crate::waiting::handoff::{Claim, HandoffOutcome};
 
 /// An attempt: what came of it, and since when Redis owed the answer.
 #[derive(Debug)]

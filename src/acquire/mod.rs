@@ -27,10 +27,10 @@ use crate::hold::AcquiredAt;
 use crate::keeping::keeper::Keeper;
 use crate::keeping::thread_map;
 use crate::store::{Cause, Compared, Failure, Store};
+use crate::waiting::handoff::{Claim, HandoffOutcome};
 use crate::waiting::listener::Listener;
 use crate::waiting::patience::{Kind, Patience};
 use crate::waiting::queues::Turn;
-use crate::waiting::waiter::{Claim, HandoffOutcome};
 use crate::waiting::wakeups::Registration;
 
 pub(crate) use crate::acquire::claim::{Answer, Attempt};

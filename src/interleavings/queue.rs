@@ -13,12 +13,12 @@ use crate::base::options::Lease;
 use crate::base::scheduler::{advance, below, in_many_orders, one_in, step};
 use crate::base::sync::Mutex;
 use crate::hold::{Hold, tests::sample_by};
-use crate::keeping::keeper::{Keeper, tests::unmanned};
+use crate::keeping::keeper::{Keeper, tests::keeper_without_redis};
 use crate::release::give_back;
 use crate::store::{Compared, Failure};
+use crate::waiting::handoff::{Claim, HandoffOutcome};
 use crate::waiting::patience::tests::until;
 use crate::waiting::queues::{NoTurn, Turn};
-use crate::waiting::waiter::{Claim, HandoffOutcome};
 
 /// Longer than any run, unless time is let pass.
 const LONG: Duration = Duration::from_secs(30);
@@ -110,7 +110,7 @@ struct Front {
 
 impl Scene {
     fn new(lease: Duration) -> Arc<Scene> {
-        let (keeper, redis, log) = (unmanned(), Redis::default(), parking_lot::Mutex::default());
+        let (keeper, redis, log) = (keeper_without_redis(), Redis::default(), parking_lot::Mutex::default());
         Arc::new(Scene { keeper, redis, lease, log })
     }
 
@@ -266,11 +266,9 @@ impl Scene {
         answer.map(|(compared, _)| compared).ok_or_else(lost)
     }
 
-    /// The turn, where nobody has it and nobody waits for it.
+    /// The turn, where no thread has it or waits for it.
     fn free_turn(&self) -> Turn {
-        let (queues, wait) = (&self.keeper.queues, until(Moment::PAST));
-        let free = queues.join(&"key".into(), &wait, |_| false, |_| true, |_| (), || unreachable!());
-        free.expect("nobody has it")
+        self.keeper.queues.free_turn(&"key".into())
     }
 
     /// Everybody has gone, and left nothing. Those who stood in line had the turn in the order in which they came.

@@ -1,6 +1,8 @@
-//! Renewals, the release and word of a loss, in many orders of what the keeper, the holder and the listener do.
+//! Renewals, the release and the report of a loss, in many orders of what keeper, holder and listener
+//! do.
 //!
-//! The keeper's desk, the steps of a renewal and of a release are the real ones. Beside them: a Redis of one key.
+//! The rounds of the keeper, the steps of the listener and of a release are the real ones. Redis has
+//! one key here.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -12,12 +14,12 @@ use crate::base::error::{Error, LostCause};
 use crate::base::options::Lease;
 use crate::base::scheduler::{advance, below, in_many_orders, one_in};
 use crate::hold::{Hold, tests::sample};
-use crate::interleavings::wakeups::{KEY, Redis};
-use crate::keeping::keeper::{Keeper, tests::unmanned};
-use crate::keeping::renewal::{on_renewal, push};
+use crate::interleavings::wakeups::{Redis, a_change};
+use crate::keeping::connection::{ExtendAnswers, Extended, KeeperCommands, Removed};
+use crate::keeping::keeper::{Keeper, tests::keeper_without_redis};
+use crate::keeping::renewal::{on_renewal, round};
 use crate::release::give_back;
 use crate::store::{Compared, Extension, Failure};
-use crate::waiting::patience::tests::until;
 
 const LEASE: Duration = Duration::from_millis(300);
 
@@ -36,38 +38,51 @@ struct Scene {
 #[derive(Default)]
 struct Findings {
     deleted: bool,
-    /// The table knew that something had changed.
-    told: Option<Moment>,
+    /// The keeper was told of a change after the deletion.
+    heard: Option<Moment>,
     lost: Option<Moment>,
     released: bool,
+}
+
+/// The keeper's connection: answers come late and, where Redis is silent, never.
+impl KeeperCommands for &Scene {
+    fn is_open(&self) -> bool {
+        true
+    }
+
+    fn extend_all(&mut self, leases: &[Extension<'_>], listener: Option<u64>, _: Moment) -> Extended {
+        let sent = Moment::now();
+        let (compared, tracking) = self.redis.extend(leases[0].token, listener);
+        on_the_way();
+        if self.silent {
+            return Err(Failure::Unanswered { link_stands: true, cause: "no answer".into() });
+        }
+        Ok(ExtendAnswers { sent, answers: vec![Ok(compared)], tracking })
+    }
+
+    fn remove_all(&mut self, removals: &[(&str, &str)], _: Moment) -> Removed {
+        Ok(removals.iter().map(|(_, token)| Ok(self.redis.remove(Some(token)))).collect())
+    }
 }
 
 impl Scene {
     fn new(silent: bool) -> Arc<Scene> {
         let (began, redis) = (Moment::now(), Redis::default());
-        let (hold, keeper) = (Arc::new(sample("a", LEASE, began)), unmanned());
+        let (hold, keeper) = (Arc::new(sample("a", LEASE, began)), keeper_without_redis());
         keeper.enter(&hold).expect("no thread is started");
-        redis.claim(&hold.token);
+        redis.claim(&hold.token, None);
         Arc::new(Scene { began, hold, keeper, redis, silent, log: parking_lot::Mutex::default() })
     }
 
     /// The keeper's thread, until the hold is lost or it is told to stop.
     fn keep(&self) {
         let shared = &self.keeper;
-        while let Some((due, _)) = shared.next() {
-            let in_time = due.over.is_empty() || self.hold.lost().is_some();
+        while let Some(work) = shared.next_round() {
+            let in_time = work.due.over.is_empty() || self.hold.lost().is_some();
             assert!(in_time || self.silent, "nobody renewed it in time");
-            shared.end(&due.over);
-            let ask = |extensions: &[Extension<'_>], _, _| {
-                let sent = Moment::now();
-                let compared = self.redis.extend(extensions[0].token);
-                on_the_way();
-                let lost = || Failure::Unanswered { link_stands: true, cause: "no answer".into() };
-                if self.silent { Err(lost()) } else { Ok((sent, vec![Ok(compared)])) }
-            };
-            let refused = push(shared, &due.renew, || Some(1), ask);
-            assert!(self.silent || refused.is_ok_and(|refused| refused.is_empty()));
-            if self.keeper.counters.read().lost > 0 {
+            round(shared, &mut &*self, work);
+            assert!(self.silent || shared.counters.read().renewal_errors == 0);
+            if shared.counters.read().lost > 0 {
                 // Unless the release has found it.
                 let work = shared.work.lock();
                 let found = work.leases.has(&self.hold).then(Moment::now);
@@ -79,16 +94,11 @@ impl Scene {
         }
     }
 
-    /// As the listener tells the keeper.
-    fn hear(&self) {
-        if one_in(3) {
-            self.keeper.changed(None); // The connection broke, and there is another.
-        } else {
-            self.keeper.changed(Some(KEY.as_bytes()));
-        }
+    /// Notes when the keeper knows that something has changed.
+    fn heard(&self) {
         let mut log = self.log.lock();
-        if log.told.is_none() && log.deleted {
-            log.told = Some(Moment::now());
+        if log.heard.is_none() && log.deleted {
+            log.heard = Some(Moment::now());
         }
     }
 
@@ -102,19 +112,25 @@ impl Scene {
             assert!(hold.lost().is_some());
         }
         let lost = self.keeper.counters.read().lost;
-        assert_eq!(lost, u64::from(!log.released), "a loss is told once, and no release");
+        assert_eq!(lost, u64::from(!log.released), "each loss is reported once, and no release");
         if let Some(Error::Lost { cause, .. }) = found {
-            assert_eq!(hold.lost(), Some(*cause), "one end was told, and another written down");
+            assert_eq!(hold.lost(), Some(*cause), "one cause was returned, and another written down");
         }
-        if let (Some(told), Some(lost)) = (log.told, log.lost) {
-            assert!(lost.since(told) < Duration::from_millis(20), "it was told, and found out late");
+        if let (Some(heard), Some(lost)) = (log.heard, log.lost) {
+            assert!(
+                lost.since(heard) < Duration::from_millis(20),
+                "the keeper heard of it, and found it out late"
+            );
         }
         let periods = Moment::now().since(self.began).as_millis() / (LEASE / 3 / 8 * 7).as_millis();
         let enough = periods + 2 * u128::from(touches + 1);
-        assert!(u128::from(self.redis.pushes()) <= enough, "word once, and it is renewed again and again");
+        assert!(
+            u128::from(self.redis.renewals()) <= enough,
+            "one invalidation, and it is renewed again and again"
+        );
     }
 
-    /// The holder looks, and finds that the lock is somebody else's.
+    /// The holder asks Redis, and finds that another process has the lock.
     fn find_out(&self) -> Error {
         if one_in(2) {
             on_the_way();
@@ -126,10 +142,8 @@ impl Scene {
     }
 
     fn release(&self) {
-        let (hold, wait) = (&self.hold, until(Moment::PAST));
-        let turn =
-            self.keeper.queues.join(hold.key.name(), &wait, |_| false, |_| true, |_| (), || unreachable!());
-        let turn = turn.expect("nobody else wants it");
+        let hold = &self.hold;
+        let turn = self.keeper.queues.free_turn(hold.key.name());
         let released = give_back(&self.keeper, hold, turn, Duration::ZERO, LEASE, |_, _, _| {
             assert!(!hold.is_valid(Moment::now()), "it is trusted while its release is under way");
             let compared = self.redis.remove(Some(&hold.token));
@@ -141,11 +155,11 @@ impl Scene {
         self.log.lock().released = released.is_ok();
         on_the_way();
         self.keeper.work.lock().stop = true;
-        self.keeper.bell.notify_one();
+        self.keeper.due_sooner.notify_one();
     }
 }
 
-/// As long as an answer takes, others do what they like.
+/// An answer is on its way, and other threads run meanwhile.
 fn on_the_way() {
     advance(Duration::from_micros(below(3_000)));
     for _ in 0..below(12) {
@@ -153,8 +167,8 @@ fn on_the_way() {
     }
 }
 
-/// The keeper renews, and somebody else deletes the key or does something else to it; the holder gives it back or finds that it
-/// is gone.
+/// The keeper renews, and another process deletes the key or changes it in another way. The holder
+/// releases the lock or finds that it is lost.
 fn keeps(times: usize, releases: bool, deleted: bool) {
     in_many_orders(times, LEASE, move || {
         let scene = Scene::new(false);
@@ -163,11 +177,7 @@ fn keeps(times: usize, releases: bool, deleted: bool) {
             thread::spawn(move || part(&scene))
         };
         let keeper = spawn(Scene::keep);
-        let listener = spawn(|scene| {
-            while scene.redis.word() {
-                scene.hear();
-            }
-        });
+        let listener = spawn(|scene| scene.redis.listen(&scene.keeper.listener, || scene.heard()));
         let touches = below(4);
         for _ in 0..touches {
             on_the_way();
@@ -178,8 +188,8 @@ fn keeps(times: usize, releases: bool, deleted: bool) {
         }
         if deleted {
             scene.redis.remove(None);
-            // Not sooner: the listener may yet hear of an earlier change, and a renewal that follows
-            // from that may find the key there.
+            // Not before the deletion. The listener could hear of an earlier change in between, and the
+            // renewal that follows from that could find the key.
             scene.log.lock().deleted = true;
         }
         let found = (deleted && one_in(2)).then(|| scene.find_out());
@@ -187,7 +197,7 @@ fn keeps(times: usize, releases: bool, deleted: bool) {
             scene.release();
         }
         keeper.join().expect("it ends");
-        scene.redis.no_more_words();
+        scene.redis.end();
         listener.join().expect("it ends");
         scene.end(touches, found.as_ref());
     });
@@ -199,7 +209,7 @@ fn nothing_is_renewed_after_the_release_has_returned_nor_lost_by_it() {
 }
 
 #[test]
-fn a_lock_that_is_deleted_is_lost_as_soon_as_there_is_word() {
+fn a_lock_that_is_deleted_is_lost_as_soon_as_its_invalidation_comes() {
     keeps(1_000, false, true);
 }
 
@@ -209,7 +219,7 @@ fn a_deleted_lock_is_lost_once_and_not_released() {
 }
 
 #[test]
-fn a_hold_whose_renewals_are_not_answered_is_lost_at_its_end_and_that_is_told_once() {
+fn a_hold_whose_renewals_are_not_answered_is_lost_at_its_end_and_reported_once() {
     in_many_orders(100, LEASE, || {
         let scene = Scene::new(true);
         let keeper = thread::spawn({
@@ -217,7 +227,7 @@ fn a_hold_whose_renewals_are_not_answered_is_lost_at_its_end_and_that_is_told_on
             move || scene.keep()
         });
         on_the_way();
-        scene.hear();
+        scene.keeper.listener.dispatch(a_change());
         keeper.join().expect("it ends");
         assert!(Moment::now() >= scene.began.after(LEASE * 9 / 10), "too early");
         scene.end(2, None);
@@ -227,7 +237,7 @@ fn a_hold_whose_renewals_are_not_answered_is_lost_at_its_end_and_that_is_told_on
 
 /// The keeper has read the clock in time, and writes a moment later that the renewal worked.
 #[test]
-fn what_was_denied_once_does_not_come_back_with_a_renewal() {
+fn validity_that_was_denied_once_does_not_come_back_with_a_renewal() {
     in_many_orders(1_000, LEASE, || {
         let sent = Moment::now();
         let hold = Arc::new(sample("a", LEASE, sent));
@@ -239,21 +249,25 @@ fn what_was_denied_once_does_not_come_back_with_a_renewal() {
                 let mut denied = false;
                 for _ in 0..6 {
                     let valid = hold.is_valid(Moment::now());
-                    assert!(!(denied && valid), "what was denied came back");
+                    assert!(!(denied && valid), "validity that was denied came back");
                     denied |= !valid;
                 }
                 denied
             }
         });
-        let renewed = on_renewal(&hold, hold.lease(), sent.after(LEASE / 2), Compared::Done);
+        let (answered, half) = (Moment::now(), sent.after(LEASE / 2));
+        let renewed = on_renewal(&hold, hold.lease(), Compared::Done, half, answered);
         let denied = reader.join().expect("it ends");
-        assert!(!(denied && hold.is_valid(Moment::now())), "what was denied came back, renewed: {renewed}");
+        assert!(
+            !(denied && hold.is_valid(Moment::now())),
+            "validity that was denied came back, renewed: {renewed}"
+        );
     });
 }
 
 /// No wait ends by itself here but that for the end of a lease.
 #[test]
-fn whoever_watches_a_hold_is_told_of_its_end() {
+fn a_thread_that_watches_a_hold_learns_of_its_end() {
     in_many_orders(800, LEASE, || {
         let hold = Arc::new(sample("a", Duration::from_secs(30), Moment::now()));
         let watcher = thread::spawn({

@@ -1,7 +1,6 @@
 //! A key changes in Redis, in many orders of what the listener and a thread that waits for it do.
 //!
-//! The place of the waiter is the real one. Beside it: a Redis of one key, and what claimant and
-//! listener do with it, in brief.
+//! The listener and its table of waiters are the real ones. Redis has one key here.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -11,153 +10,198 @@ use shuttle::thread;
 use crate::base::clock::Moment;
 use crate::base::scheduler::{in_many_orders, one_in, step};
 use crate::base::sync::{Condvar, Mutex};
-use crate::store::Compared;
-use crate::waiting::wakeups::Wakeups;
+use crate::keeping::keeper::{Keeper, tests::keeper_without_redis};
+use crate::store::{Compared, Heard, Tracking};
+use crate::waiting::listener::Listener;
 
 pub(crate) const KEY: &str = "lock:a";
 
 const OURS: &str = "ours";
 const THEIRS: &str = "theirs";
 
-/// A Redis of one key: the token that stands there, and whom it tells of changes.
+/// A Redis with one key.
 #[derive(Default)]
 pub(crate) struct Redis {
     state: Mutex<State>,
-    /// There is word, or nobody is left to cause any.
-    bell: Condvar,
+    /// There is something to hear for the listener, or never will be.
+    sent: Condvar,
 }
 
 #[derive(Default)]
 struct State {
     token: Option<String>,
-    /// Word of the next change is wanted.
-    tracked: bool,
-    /// Word that nobody has read yet.
-    words: u32,
+    /// The client to send the next invalidation to.
+    tracked_for: Option<u64>,
+    /// The listener's client, where it is connected.
+    client: Option<u64>,
+    /// Invalidations that the listener has not read yet.
+    unread: u32,
     silent: bool,
-    pushes: u32,
+    renewals: u32,
+}
+
+impl State {
+    /// The key changes: true where the listener is sent an invalidation.
+    fn invalidate(&mut self) -> bool {
+        let is_sent = self.tracked_for.take().is_some_and(|client| self.client == Some(client));
+        self.unread += u32::from(is_sent);
+        is_sent
+    }
+
+    fn track(&mut self, client: Option<u64>) -> Tracking {
+        self.tracked_for = client.or(self.tracked_for);
+        if client.is_some() { Tracking::On { link: 1 } } else { Tracking::Off }
+    }
 }
 
 impl Redis {
-    /// `CLIENT TRACKING`, `SET NX`, `GET`.
-    pub(crate) fn claim(&self, token: &str) -> bool {
+    /// `CLIENT TRACKING` for the listener, `SET NX`, `GET`: whether the lock was free, and whether an
+    /// invalidation will come.
+    pub(crate) fn claim(&self, token: &str, listener: Option<u64>) -> (bool, Tracking) {
         let mut state = self.state.lock();
         assert_ne!(state.token.as_deref(), Some(token), "it was claimed by two");
-        let free = state.token.is_none();
-        if free {
+        if state.token.is_none() {
             state.token = Some(token.to_owned());
+            return (true, Tracking::Off);
         }
-        state.tracked |= !free;
-        free
+        (false, state.track(listener))
     }
 
-    /// Compare and delete, or just delete; whoever wants to know is told.
+    /// Compare and delete, or just delete.
     pub(crate) fn remove(&self, token: Option<&str>) -> Compared {
         let mut state = self.state.lock();
         match &state.token {
             None => return Compared::Absent,
-            Some(stands) if token.is_some_and(|token| token != stands) => return Compared::NotOurs,
+            Some(stored) if token.is_some_and(|token| token != stored) => return Compared::NotOurs,
             Some(_) => state.token = None,
         }
-        let told = std::mem::take(&mut state.tracked);
-        state.words += u32::from(told);
+        let is_sent = state.invalidate();
         drop(state);
-        if told {
-            self.bell.notify_one();
+        if is_sent {
+            self.sent.notify_one();
         }
         Compared::Done
     }
 
-    /// Something else about the key is changed.
+    /// Something else about the key changes.
     pub(crate) fn touch(&self) {
-        let told = {
-            let mut state = self.state.lock();
-            let told = std::mem::take(&mut state.tracked);
-            state.words += u32::from(told);
-            told
-        };
-        if told {
-            self.bell.notify_one();
+        let is_sent = self.state.lock().invalidate();
+        if is_sent {
+            self.sent.notify_one();
         }
     }
 
-    /// Compare and extend, and be told of changes from then on.
-    pub(crate) fn extend(&self, token: &str) -> Compared {
+    /// Compare and extend, with `CLIENT TRACKING` for the listener.
+    pub(crate) fn extend(&self, token: &str, listener: Option<u64>) -> (Compared, Tracking) {
         let mut state = self.state.lock();
-        state.tracked = true;
-        match &state.token {
+        let tracking = state.track(listener);
+        let compared = match &state.token {
             None => Compared::Absent,
-            Some(stands) if stands != token => Compared::NotOurs,
+            Some(stored) if stored != token => Compared::NotOurs,
             Some(_) => {
-                state.pushes += 1;
+                state.renewals += 1;
                 Compared::Done
             }
-        }
+        };
+        (compared, tracking)
     }
 
-    /// Reads the next word: false where there will be none.
-    pub(crate) fn word(&self) -> bool {
+    /// How often a lease was extended.
+    pub(crate) fn renewals(&self) -> u32 {
+        self.state.lock().renewals
+    }
+
+    /// The listener connects, as a client with this id.
+    fn connect(&self, client: u64) {
         let mut state = self.state.lock();
-        while state.words == 0 && !state.silent {
-            self.bell.wait_for(&mut state, Duration::MAX);
+        (state.client, state.unread) = (Some(client), 0);
+    }
+
+    /// Reads the next invalidation: false where there will be none.
+    fn read(&self) -> bool {
+        let mut state = self.state.lock();
+        while state.unread == 0 && !state.silent {
+            self.sent.wait_for(&mut state, Duration::MAX);
         }
-        let came = state.words > 0;
-        state.words -= u32::from(came);
+        let came = state.unread > 0;
+        state.unread -= u32::from(came);
         came
     }
 
-    /// How often a lease was pushed out.
-    pub(crate) fn pushes(&self) -> u32 {
-        self.state.lock().pushes
+    /// The listener's thread: hears of changes, over connections that break now and then. Calls `heard`
+    /// after each.
+    pub(crate) fn listen(&self, listener: &Listener, heard: impl Fn()) {
+        let mut client = 1;
+        self.connect(client);
+        listener.connected(client);
+        while self.read() {
+            if one_in(4) {
+                // The connection breaks, and what was read is lost with it.
+                step();
+                listener.disconnected();
+                client += 1;
+                self.connect(client);
+                listener.connected(client);
+            } else {
+                listener.dispatch(a_change());
+            }
+            heard();
+        }
     }
 
-    pub(crate) fn no_more_words(&self) {
+    /// Lets the listener's thread end.
+    pub(crate) fn end(&self) {
         self.state.lock().silent = true;
-        self.bell.notify_one();
+        self.sent.notify_one();
     }
 }
 
+/// What the listener hears when the key changes: of the key or, after a `FLUSHALL`, of all.
+pub(crate) fn a_change() -> Heard {
+    if one_in(8) { Heard::Everything } else { Heard::Keys(vec![KEY.into()]) }
+}
+
 /// A thread that waits for the key, the listener, and others that have the lock meanwhile.
-#[derive(Default)]
 struct Scene {
-    wakeups: Wakeups,
+    keeper: Keeper,
     redis: Redis,
 }
 
 impl Scene {
-    /// As `Claimant::run` does it: whether it has the lock in the end.
+    fn new() -> Scene {
+        Scene { keeper: keeper_without_redis(), redis: Redis::default() }
+    }
+
+    /// As the waiter does it: whether it has the lock in the end.
     fn wait(&self, deadline: Moment) -> bool {
-        let registration = self.wakeups.register(KEY);
+        let listener = &self.keeper.listener;
+        let registration = listener.wakeups.register(KEY);
         loop {
             registration.forget();
-            if self.redis.claim(OURS) {
+            let client = listener.number();
+            let (taken, tracking) = self.redis.claim(OURS, client);
+            if taken {
                 return true;
             }
+            let sleeps = client.is_some_and(|client| listener.will_wake(KEY, client, tracking));
             let wakes_itself = deadline < Moment::NEVER && one_in(3);
             let soon = Moment::now().after(Duration::from_millis(2));
             let until = if wakes_itself { soon.min(deadline) } else { deadline };
-            if !registration.wait(until) && deadline <= Moment::now() {
+            if !sleeps {
+                thread::yield_now(); // It polls.
+            } else if !registration.wait(until) && deadline <= Moment::now() {
                 return false;
             }
         }
     }
 
-    /// As `Listener::spread` does it.
-    fn hear(&self) {
-        if one_in(8) {
-            self.wakeups.wake_all();
-        } else {
-            self.wakeups.wake(KEY.as_bytes());
-        }
-    }
-
-    /// The lock is another process's, once more, and then nobody's.
+    /// Another process has the lock, once more, and then nobody.
     fn others(&self) {
         self.redis.remove(Some(THEIRS));
         if one_in(2) {
-            self.wakeups.wake(KEY.as_bytes()); // As `force_unlock` does.
+            self.keeper.listener.wakeups.wake(KEY.as_bytes()); // As `force_unlock` does.
         }
-        if self.redis.claim(THEIRS) {
+        if self.redis.claim(THEIRS, None).0 {
             step();
             self.redis.remove(Some(THEIRS));
         }
@@ -166,18 +210,14 @@ impl Scene {
 
 fn one_waits_while_others_come_and_go(times: usize, longest: Duration, patience: Option<Duration>) {
     in_many_orders(times, longest, move || {
-        let scene = Arc::new(Scene::default());
-        assert!(scene.redis.claim(THEIRS));
+        let scene = Arc::new(Scene::new());
+        assert!(scene.redis.claim(THEIRS, None).0);
         let spawn = |part: fn(&Scene)| {
             let scene = Arc::clone(&scene);
             thread::spawn(move || part(&scene))
         };
         let others = spawn(Scene::others);
-        let listener = spawn(|scene| {
-            while scene.redis.word() {
-                scene.hear();
-            }
-        });
+        let listener = spawn(|scene| scene.redis.listen(&scene.keeper.listener, || ()));
         let deadline = patience.map_or(Moment::NEVER, |patience| Moment::now().after(patience));
         let has_it = scene.wait(deadline);
         assert!(has_it || patience.is_some());
@@ -185,21 +225,21 @@ fn one_waits_while_others_come_and_go(times: usize, longest: Duration, patience:
             assert_eq!(scene.redis.remove(Some(OURS)), Compared::Done, "it was not there");
         }
         others.join().expect("it ends");
-        scene.redis.no_more_words();
+        scene.redis.end();
         listener.join().expect("it ends");
         assert_eq!(scene.redis.state.lock().token, None, "a token was left behind");
-        assert!(scene.wakeups.is_empty());
+        assert!(scene.keeper.listener.wakeups.is_empty());
     });
 }
 
-/// No sleep ends by itself here: if a call is lost between the look and the sleep, the waiter never
-/// wakes up.
+/// No sleep ends by itself here. If a wake-up is lost between the look and the sleep, the waiter
+/// never wakes up, and shuttle reports a deadlock.
 #[test]
-fn a_call_that_comes_between_the_look_and_the_sleep_is_not_lost() {
+fn a_wake_up_that_comes_between_the_look_and_the_sleep_is_not_lost() {
     one_waits_while_others_come_and_go(1_500, Duration::ZERO, None);
 }
 
 #[test]
-fn a_waiter_that_is_called_as_its_time_ends_has_the_lock_or_leaves_nothing() {
+fn a_waiter_that_is_woken_as_its_time_ends_has_the_lock_or_leaves_nothing() {
     one_waits_while_others_come_and_go(1_500, Duration::from_millis(10), Some(Duration::from_millis(5)));
 }

@@ -1,6 +1,6 @@
-//! The thread that keeps what is held: renewals, late releases, and word of what was lost.
+//! The thread that keeps what is held: it renews leases, reports losses and deletes orphans.
 //!
-//! One per manager, started by the first hold that needs it. No other thread pushes leases out.
+//! Each manager has one. The first hold that needs it starts it. No other thread renews a lease.
 
 use std::sync::mpsc;
 use std::sync::{Arc, Weak};
@@ -15,16 +15,14 @@ use crate::base::process::WorkerThread;
 use crate::base::stats::Counters;
 use crate::base::sync::{Condvar, Mutex};
 use crate::hold::Hold;
+use crate::keeping::connection::KeeperConnection;
 use crate::keeping::losses::LossNotifier;
 use crate::keeping::orphans::OrphanKey;
-use crate::keeping::renewal::KeeperConnection;
-use crate::keeping::shared::{Ask, Shared, Work};
+use crate::keeping::renewal;
+use crate::keeping::shared::{RenewalRequest, Shared, Work};
 use crate::store::{Failure, Store};
 use crate::waiting::listener::Listener;
 use crate::waiting::queues::WaitQueues;
-
-/// How many leases are pushed out in one round trip: what is answered late holds up no more than these.
-const BATCH: usize = 1000;
 
 /// The keeper, as the session sees it.
 pub(crate) type Keeper = Arc<Shared>;
@@ -37,43 +35,45 @@ impl Shared {
         probe: Option<String>,
     ) -> Keeper {
         let (queues, counters) = (Arc::<WaitQueues>::default(), Arc::<Counters>::default());
+        let work = Mutex::new(Work::new(notifier.is_some()));
         Arc::new_cyclic(|shared: &Weak<Shared>| {
             let shared = shared.clone();
-            let changed = move |redis_key: Option<&[u8]>| {
+            let invalidated = move |redis_key: Option<&[u8]>| {
                 if let Some(shared) = shared.upgrade() {
-                    shared.changed(redis_key);
+                    shared.invalidated(redis_key);
                 }
             };
-            let listener = Arc::new(Listener::new(Arc::clone(&store), response_timeout, probe, changed));
-            let (work, bell, keeper) = (Mutex::default(), Condvar::new(), WorkerThread::default());
-            Shared { store, counters, notifier, queues, listener, response_timeout, work, bell, keeper }
+            let listener = Listener::new(Arc::clone(&store), response_timeout, probe, invalidated);
+            let (listener, due_sooner, worker) =
+                (Arc::new(listener), Condvar::new(), WorkerThread::default());
+            Shared { store, counters, notifier, queues, listener, response_timeout, work, due_sooner, worker }
         })
     }
 
+    /// Keeps a hold from now on.
     pub(crate) fn enter(self: &Keeper, hold: &Arc<Hold>) -> Result<(), Error> {
-        let told = self.notifier.is_some();
-        self.rouse(|work| work.leases.enter(Arc::clone(hold), told, hold.acquired.sent))
+        self.schedule(|work| work.leases.enter(Arc::clone(hold), hold.acquired.sent))
     }
 
-    /// Sees to it that a key whose release got no answer goes away.
+    /// Has a key deleted whose release got no answer.
     pub(crate) fn owe(self: &Keeper, orphan: OrphanKey) {
-        let orphans = self.rouse(|work| work.leases.orphans.add(orphan, Moment::now()));
-        if let Err(error) = orphans {
+        let scheduled = self.schedule(|work| work.leases.orphans.add(orphan, Moment::now()));
+        if let Err(error) = scheduled {
             warn!(target: "relatch::release", "a key is left to its lease: {error}");
         }
     }
 
-    /// Pushes a hold's lease out now, and waits for the answer, at most until the deadline. The outer
-    /// error is that the thread could not be started.
+    /// Renews a hold now, and waits for the answer until the deadline at most. The outer error is that
+    /// the thread could not be started.
     pub(crate) fn push(
         self: &Keeper,
         hold: &Arc<Hold>,
         deadline: Moment,
     ) -> Result<Result<(), Failure>, Error> {
         let (answer, answered) = mpsc::channel();
-        let ask = Ask { hold: Arc::clone(hold), deadline, answer };
-        self.rouse(|work| {
-            work.asked.push(ask);
+        let request = RenewalRequest { hold: Arc::clone(hold), deadline, answer };
+        self.schedule(|work| {
+            work.requests.push(request);
             Moment::PAST
         })?;
         let silence = || Failure::Unanswered { link_stands: false, cause: "no answer in time".into() };
@@ -81,18 +81,17 @@ impl Shared {
         Ok(answered.recv_timeout(limit).unwrap_or_else(|_| Err(silence())))
     }
 
-    /// A hold has less time than was thought: looks after it sooner.
+    /// A hold ends sooner than was known: it is renewed sooner.
     pub(crate) fn hasten(self: &Keeper, hold: &Hold) -> Result<(), Error> {
-        let told = self.notifier.is_some();
-        self.rouse(|work| work.leases.hasten(hold, told, Moment::now()))
+        self.schedule(|work| work.leases.renew_sooner(hold, Moment::now()))
     }
 
-    /// This process has had Redis delete what stood there by this token. A hold of its own is lost
-    /// by that.
+    /// `force_unlock` of this manager has deleted a key with this token. If that was a hold of this
+    /// manager, it is lost.
     pub(crate) fn deleted(&self, token: &str) {
         let mut work = self.work.lock();
-        // A hold whose release has begun is not in the table any more: Redis tells that release
-        // what it found.
+        // A hold whose release has begun is not in the table any more. Redis tells that release that
+        // the key is absent.
         let Some(hold) = work.leases.by_token(token).cloned() else {
             return;
         };
@@ -102,8 +101,8 @@ impl Shared {
         self.tell(&hold);
     }
 
-    /// Notes something to do, and wakes the thread, or starts it, if that is due before it would wake up.
-    fn rouse(self: &Keeper, note: impl FnOnce(&mut Work) -> Moment) -> Result<(), Error> {
+    /// Notes work, and wakes the thread, or starts it, where that is due before it would look.
+    fn schedule(self: &Keeper, note: impl FnOnce(&mut Work) -> Moment) -> Result<(), Error> {
         let mut work = self.work.lock();
         let due = note(&mut work);
         if due == Moment::NEVER {
@@ -120,16 +119,17 @@ impl Shared {
         Ok(())
     }
 
-    /// Ends the thread and the listener's. In a forked child there is none.
+    /// Ends this thread, the listener's and the one that calls `on_lost`. A forked child has none of
+    /// them, and must not call this.
     pub(crate) fn stop(&self) {
         self.listener.stop();
         let mut work = self.work.lock();
         work.stop = true;
         let thread = work.thread.take();
         drop(work);
-        self.bell.notify_one();
+        self.due_sooner.notify_one();
         if let Some(thread) = thread
-            && !self.keeper.is_current()
+            && !self.worker.is_current()
             && thread.join().is_err()
         {
             warn!(target: "relatch::keeper", "the keeper had panicked");
@@ -141,35 +141,11 @@ impl Shared {
 }
 
 fn run(shared: &Shared) {
-    shared.keeper.enter();
-    let mut connection = KeeperConnection { shared, wire: None };
-    while let Some((due, asked)) = shared.next() {
-        connection.look_at_wire();
-        shared.end(&due.over);
-        connection.push_asked(asked);
-        let mut silent = false;
-        for holds in due.renew.chunks(BATCH) {
-            if shared.stopping() {
-                break;
-            }
-            let (count, failure) = match connection.push(holds) {
-                Ok(refused) => (refused.len(), refused.into_values().next()),
-                Err(failure) => {
-                    silent = true;
-                    (holds.len(), Some(failure))
-                }
-            };
-            if let Some(failure) = failure {
-                shared.counters.renewal_errors.add(u64::try_from(count).unwrap_or(0));
-                warn!(target: "relatch::keeper",
-                        "{count} leases were not renewed, trying again while they last: {failure:?}");
-            }
-        }
-        if !due.remove.is_empty() {
-            // Where there was no answer there will be none to these, and leases are more urgent: all come again.
-            let answered = !silent && !shared.stopping() && connection.clean_up(&due.remove);
-            shared.work.lock().leases.orphans.answered(answered, Moment::now());
-        }
+    shared.worker.enter();
+    let mut connection = KeeperConnection::new(shared);
+    while let Some(work) = shared.next_round() {
+        connection.drop_if_closed();
+        renewal::round(shared, &mut connection, work);
     }
 }
 
@@ -181,8 +157,8 @@ pub(crate) mod tests {
     use crate::base::options::Settings;
     use crate::store::Address;
 
-    /// A keeper without a Redis, whose thread is up to the test.
-    pub(crate) fn unmanned() -> Keeper {
+    /// A keeper whose thread is the test's business: it starts none, and its Redis is not there.
+    pub(crate) fn keeper_without_redis() -> Keeper {
         static NOWHERE: LazyLock<Arc<Store>> = LazyLock::new(|| {
             let address = Address::parse("redis://127.0.0.1:1/").unwrap();
             Arc::new(Store::new(address, &Settings::default()).unwrap())
@@ -190,5 +166,17 @@ pub(crate) mod tests {
         let keeper = Shared::new(Arc::clone(&NOWHERE), None, Duration::from_millis(50), None);
         keeper.work.lock().thread = Some(thread::spawn(|| ()));
         keeper
+    }
+
+    /// With a lost answer, an outage or a slow round in between, the keeper sleeps until the next
+    /// thing is due, and work that is due sooner wakes it.
+    #[test]
+    fn work_that_is_due_sooner_wakes_the_thread_and_work_that_is_due_later_does_not() {
+        let keeper = keeper_without_redis();
+        keeper.work.lock().sleeps_until = Some(Moment::from_nanos(1000));
+        for (due, sleeps_until) in [(2000, 1000), (1000, 1000), (500, 500), (700, 500)] {
+            keeper.schedule(|_| Moment::from_nanos(due)).unwrap();
+            assert_eq!(keeper.work.lock().sleeps_until, Some(Moment::from_nanos(sleeps_until)), "{due}");
+        }
     }
 }

@@ -1,4 +1,4 @@
-//! Who is told of losses: the program's own callback, on a thread where it can do no harm.
+//! Calls the program's `on_lost` callback, on a thread of its own.
 
 use std::fmt;
 use std::panic::{self, AssertUnwindSafe};
@@ -32,18 +32,18 @@ pub struct LostLock {
 
 pub(crate) type OnLost = Arc<dyn Fn(&LostLock) + Send + Sync>;
 
-/// Calls back, one loss after the other, on a thread that is started by the first.
+/// Calls `on_lost`, for one loss after the other, on a thread that the first loss starts.
 ///
-/// Not on the keeper's: a slow callback must not cost the holds that are left.
+/// Not on the keeper's thread: while a slow callback runs, other leases would not be renewed.
 pub(crate) struct LossNotifier {
     on_lost: OnLost,
-    post: Mutex<Post>,
+    state: Mutex<State>,
     worker: Arc<WorkerThread>,
 }
 
 #[derive(Default)]
-struct Post {
-    sender: Option<Sender<LostLock>>,
+struct State {
+    losses: Option<Sender<LostLock>>,
     /// Closed when the thread has ended.
     done: Option<Receiver<()>>,
     thread: Option<JoinHandle<()>>,
@@ -52,28 +52,28 @@ struct Post {
 
 impl LossNotifier {
     pub(crate) fn new(on_lost: OnLost) -> LossNotifier {
-        LossNotifier { on_lost, post: Mutex::default(), worker: Arc::default() }
+        LossNotifier { on_lost, state: Mutex::default(), worker: Arc::default() }
     }
 
-    /// Passes word of a loss on; does not wait for the callback.
-    pub(crate) fn tell(&self, hold: &Hold, cause: LostCause) {
+    /// Has the callback called for a loss that was found at `now`. Does not wait for it.
+    pub(crate) fn notify(&self, hold: &Hold, cause: LostCause, now: Moment) {
         let lost = LostLock {
             key: hold.key.name().to_string(),
             owner: hold.owner.clone(),
             cause,
-            held_for: Moment::now().since(hold.acquired.answered),
+            held_for: now.since(hold.acquired.answered),
         };
-        let mut post = self.post.lock();
-        if post.sender.is_none() && !post.stopped {
-            self.start(&mut post);
+        let mut state = self.state.lock();
+        if state.losses.is_none() && !state.stopped {
+            self.start(&mut state);
         }
-        if let Some(sender) = &post.sender {
-            // The thread takes in what comes for as long as there is a sender.
-            let _ = sender.send(lost);
+        if let Some(losses) = &state.losses {
+            // The thread receives for as long as there is a sender.
+            let _ = losses.send(lost);
         }
     }
 
-    fn start(&self, post: &mut Post) {
+    fn start(&self, state: &mut State) {
         let (sender, losses) = mpsc::channel::<LostLock>();
         let (alive, done) = mpsc::channel::<()>();
         let (on_lost, worker) = (Arc::clone(&self.on_lost), Arc::clone(&self.worker));
@@ -89,7 +89,8 @@ impl LossNotifier {
         });
         match thread {
             Ok(thread) => {
-                *post = Post { sender: Some(sender), done: Some(done), thread: Some(thread), stopped: false };
+                *state =
+                    State { losses: Some(sender), done: Some(done), thread: Some(thread), stopped: false };
             }
             Err(error) => {
                 error!(target: "relatch::lost", "on_lost cannot be called, no thread can be started: {error}");
@@ -97,13 +98,13 @@ impl LossNotifier {
         }
     }
 
-    /// Lets the callback finish with what it was told, for so long at most, and ends the thread.
+    /// Lets the callback finish, for so long at most, and ends the thread.
     pub(crate) fn stop(&self, limit: Duration) {
-        let mut post = self.post.lock();
-        let Post { sender, done, thread, .. } = std::mem::take(&mut *post);
-        post.stopped = true;
-        drop(post);
-        drop(sender);
+        let mut state = self.state.lock();
+        let State { losses, done, thread, .. } = std::mem::take(&mut *state);
+        state.stopped = true;
+        drop(state);
+        drop(losses);
         let Some((thread, done)) = thread.zip(done) else {
             return;
         };
@@ -120,7 +121,7 @@ impl LossNotifier {
 
 impl fmt::Debug for LossNotifier {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Teller")
+        f.write_str("LossNotifier")
     }
 }
 
@@ -131,28 +132,29 @@ mod tests {
 
     const LONG: Duration = Duration::from_secs(10);
 
-    /// A teller whose callback says what it is told, and then waits until it may go on.
+    /// A notifier whose callback sends the key, and then waits until it may return.
     fn slow() -> (Arc<LossNotifier>, mpsc::Sender<()>, Receiver<String>) {
         let (go, may_go) = mpsc::channel();
-        let (called, wakeups) = mpsc::channel();
+        let (called, calls) = mpsc::channel();
         let may_go = Mutex::new(may_go);
         let notifier = LossNotifier::new(Arc::new(move |lost| {
             called.send(lost.key.clone()).unwrap();
             let _ = may_go.lock().recv();
         }));
-        (Arc::new(notifier), go, wakeups)
+        (Arc::new(notifier), go, calls)
     }
 
-    fn tell(notifier: &LossNotifier, name: &str) {
-        notifier.tell(&sample(name, Duration::from_secs(1), Moment::now()), LostCause::Deleted);
+    fn notify(notifier: &LossNotifier, name: &str) {
+        let now = Moment::now();
+        notifier.notify(&sample(name, Duration::from_secs(1), now), LostCause::Deleted, now);
     }
 
-    /// Says when it is stopped; and tells of another loss then, which is too late.
+    /// Stops it on another thread, and notifies it of another loss then, which is too late.
     fn stop(notifier: Arc<LossNotifier>, limit: Duration) -> Receiver<()> {
         let (stopped, stops) = mpsc::channel();
         thread::spawn(move || {
             notifier.stop(limit);
-            tell(&notifier, "late");
+            notify(&notifier, "late");
             drop(notifier);
             let _ = stopped.send(());
         });
@@ -161,15 +163,15 @@ mod tests {
 
     #[test]
     fn a_callback_that_returns_is_waited_for() {
-        let (notifier, go, wakeups) = slow();
+        let (notifier, go, calls) = slow();
         for name in ["a", "b"] {
-            tell(&notifier, name);
+            notify(&notifier, name);
         }
         let stops = stop(notifier, LONG);
-        assert!(stops.recv_timeout(Duration::from_millis(50)).is_err(), "it was not told all yet");
+        assert!(stops.recv_timeout(Duration::from_millis(50)).is_err(), "it was not called for both yet");
         drop(go);
         stops.recv_timeout(LONG).expect("it is stopped");
-        assert_eq!(wakeups.iter().collect::<Vec<_>>(), ["a", "b"]);
+        assert_eq!(calls.iter().collect::<Vec<_>>(), ["a", "b"]);
     }
 
     #[test]
@@ -182,18 +184,18 @@ mod tests {
             stopped.send(()).unwrap();
         })));
         *last.lock() = Some(Arc::clone(&notifier));
-        tell(&notifier, "a");
+        notify(&notifier, "a");
         stops.recv_timeout(LONG / 2).expect("it is stopped by itself");
     }
 
     #[test]
     fn a_callback_that_does_not_return_is_left_behind() {
-        let (notifier, go, wakeups) = slow();
-        tell(&notifier, "a");
-        assert_eq!(wakeups.recv_timeout(LONG).unwrap(), "a");
+        let (notifier, go, calls) = slow();
+        notify(&notifier, "a");
+        assert_eq!(calls.recv_timeout(LONG).unwrap(), "a");
         let stops = stop(notifier, Duration::from_millis(10));
         stops.recv_timeout(LONG).expect("it is not waited for");
         drop(go);
-        assert!(wakeups.recv().is_err(), "told after the end");
+        assert!(calls.recv().is_err(), "called after the end");
     }
 }

@@ -1,11 +1,13 @@
-//! Keeping what is held: renewals, late releases, and the notice of a loss.
+//! Keeping what is held: renewing leases, reporting losses, deleting orphans.
 //!
-//! [`keeper`] is the thread (Redisson calls it watchdog), [`shared`] what it shares with the
-//! session, [`renewal`] what it says to Redis. [`leases`] and [`orphans`] are tables of what is due
-//! when. May use `waiting`, `hold`, `store` and `base`.
+//! [`keeper`] is the thread (Redisson calls it watchdog), [`shared`] what it shares with other
+//! threads, [`renewal`] what it does in one round, and [`connection`] how it asks Redis. [`leases`]
+//! and [`orphans`] are tables of what is due when. [`losses`] calls `on_lost`. [`thread_map`] is
+//! what one thread holds. May use `waiting`, `hold`, `store` and `base`.
 
 pub(crate) mod keeper;
 pub(crate) mod renewal;
+pub(crate) mod connection;
 pub(crate) mod shared;
 mod leases;
 pub(crate) mod orphans;

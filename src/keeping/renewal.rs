@@ -1,203 +1,162 @@
-//! What the keeper has to say to Redis: leases to push out, keys to delete.
+//! What the keeper does in one round: renew leases, delete orphans, and take in Redis's answers.
 //!
-//! All of it goes over one connection of its own, so that answers are taken in in the order of their
-//! sends. Where that broke, Redis may execute an earlier command behind a later one: `renew.lua`
-//! never cuts a lease short, so that ends no hold that is trusted.
+//! How Redis is asked is an argument ([`KeeperCommands`]), so unit tests run these steps without a
+//! server, and shuttle runs them in many orders.
+//!
+//! If the keeper's connection broke, Redis may execute an earlier command after a later one.
+//! `renew.lua` never shortens a lease, so that ends no hold that its holder trusts.
 
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use log::debug;
+use log::{debug, warn};
 
 use crate::base::clock::Moment;
 use crate::base::error::LostCause;
 use crate::base::options::Lease;
 use crate::hold::Hold;
+use crate::keeping::connection::{ExtendAnswers, KeeperCommands};
 use crate::keeping::orphans::OrphanKey;
-use crate::keeping::shared::{Ask, Shared};
-use crate::store::{Compared, Connection, Extension, Failure};
+use crate::keeping::shared::{RenewalRequest, Shared, WorkDue};
+use crate::store::{Compared, Extension, Failure};
 
-/// With less than this left, one try gets all of it.
-const LAST_TRY: Duration = Duration::from_millis(20);
+/// The most leases that are renewed in one round trip: a late answer delays no more than these.
+const BATCH: usize = 1000;
 
-/// With less than this, an open connection is of no use either.
-const ONE_TRIP: Duration = Duration::from_millis(1);
+/// With less time than this, there is one attempt, and it gets all of it.
+const TOO_SHORT_FOR_TWO: Duration = Duration::from_millis(20);
 
-/// A try is given this long, even where a hold that it is not about ends meanwhile.
-const FAIR_TRY: Duration = Duration::from_millis(250);
+/// With less time than this, there is no attempt, not even over an open connection.
+const ONE_ROUND_TRIP: Duration = Duration::from_millis(1);
 
-/// The keeper's way to Redis.
-pub(crate) struct KeeperConnection<'a> {
-    pub(crate) shared: &'a Shared,
-    /// Open from the first time that it is used until it fails.
-    pub(crate) wire: Option<Connection<'a>>,
+/// An attempt is given this long, even where a hold that it is not about ends meanwhile.
+const FAIR_ATTEMPT: Duration = Duration::from_millis(250);
+
+/// One round of the keeper: does what is due and what was requested.
+pub(crate) fn round(shared: &Shared, redis: &mut impl KeeperCommands, work: WorkDue) {
+    let WorkDue { due, requests } = work;
+    shared.expire(&due.over);
+    renew_requested(shared, redis, requests);
+    let answered = renew_due(shared, redis, &due.renew);
+    if !due.remove.is_empty() {
+        // Leases are more urgent than orphans, and a Redis that did not answer the one will not
+        // answer the other. Orphans that are left out here come again.
+        let answered = answered && !shared.is_stopping() && remove_orphans(shared, redis, &due.remove);
+        shared.work.lock().leases.orphans.batch_answered(answered, Moment::now());
+    }
 }
 
-impl<'a> KeeperConnection<'a> {
-    /// Pushes out what is waited for, all of it in one round trip.
-    ///
-    /// The connection may have gone stale, or a hold that is about to end have left the others
-    /// little time: so there is a second try, for those that still have time. (A lease may be pushed
-    /// out twice then.)
-    pub(crate) fn push_asked(&mut self, mut asked: Vec<Ask>) {
-        for last in [false, true] {
-            asked.retain(|ask| ask.time_left() > Duration::ZERO);
-            let holds: Vec<_> = asked.iter().map(|ask| Arc::clone(&ask.hold)).collect();
-            let pushed = self.push(&holds);
-            let fair = asked.iter().map(Ask::time_left).max().unwrap_or_default().min(FAIR_TRY) / 2;
-            let again = |ask: &mut Ask| pushed.is_err() && !last && ask.time_left() >= fair;
-            for ask in asked.extract_if(.., |ask| !again(ask)) {
-                let failure = match &pushed {
-                    Ok(refused) => refused.get(&ask.hold.number),
-                    Err(failure) => Some(failure),
-                };
-                // Nobody is left to hear it where the deadline came first.
-                let _ = ask.answer.send(failure.map_or(Ok(()), |failure| Err(failure.retold())));
+/// Renews what is due, in batches: false where one of them had no answer.
+fn renew_due(shared: &Shared, redis: &mut impl KeeperCommands, holds: &[Arc<Hold>]) -> bool {
+    let mut answered = true;
+    for batch in holds.chunks(BATCH) {
+        if shared.is_stopping() {
+            break;
+        }
+        let (count, failure) = match renew(shared, redis, batch) {
+            Ok(refused) => (refused.len(), refused.into_values().next()),
+            Err(failure) => {
+                answered = false;
+                (batch.len(), Some(failure))
             }
-        }
-    }
-
-    /// Pushes leases out in one round trip: what was refused, by the number of the hold; or why there is no answer to any.
-    pub(crate) fn push(&mut self, holds: &[Arc<Hold>]) -> Result<HashMap<u64, Failure>, Failure> {
-        let listener = &self.shared.listener;
-        if !holds.is_empty() {
-            // What lives to be renewed is worth being told of at once when it is lost.
-            listener.start();
-        }
-        push(
-            self.shared,
-            holds,
-            || listener.number(),
-            |extensions, number, deadline| {
-                let (sent, (answers, watch)) = self.over_wire(deadline, |connection| {
-                    let sent = Moment::now();
-                    connection.extend_all(extensions, number, deadline).map(|answers| (sent, answers))
-                })?;
-                if let Some(number) = number {
-                    listener.will_hear(number, watch);
-                }
-                Ok((sent, answers))
-            },
-        )
-    }
-
-    /// Deletes what unanswered releases may have left, in one round trip: false where there was no
-    /// answer, or no time for it. All of it is sent again then: these tokens are not used again, so
-    /// a removal that is executed twice, or late, finds nothing.
-    pub(crate) fn clean_up(&mut self, orphans: &[OrphanKey]) -> bool {
-        let now = Moment::now();
-        // Not at the cost of those who hold something: they have to be renewed, or told when it ends.
-        let left = self.shared.work.lock().leases.first_end().since(now) / 5 * 4;
-        let least = if self.wire.is_some() { ONE_TRIP } else { LAST_TRY };
-        if left < least {
-            return false;
-        }
-        let deadline = now.after(self.shared.response_timeout.min(left));
-        let removals: Vec<_> = orphans.iter().map(|it| (&*it.redis_key, &*it.token)).collect();
-        let answers = self.over_wire(deadline, |connection| connection.remove_all(&removals, deadline));
-        for (n, orphan) in orphans.iter().enumerate() {
-            match answers.as_ref().and_then(|answers| answers[n].as_ref()) {
-                Ok(compared) => {
-                    self.shared.work.lock().leases.orphans.settle(orphan, Moment::now());
-                    let done = *compared == Compared::Done || !orphan.stray;
-                    self.shared.counters.late_releases.add(u64::from(done));
-                }
-                Err(failure) => {
-                    debug!(target: "relatch::release",
-                        "a late release of {:?}: {failure:?}, trying again while its lease lasts", orphan.redis_key);
-                }
-            }
-        }
-        answers.is_ok()
-    }
-
-    /// Uses the keeper's own connection, opening it where need be; one that failed is not used again.
-    ///
-    /// A connection that was used before may be dead, though Redis is well: it gets half of the
-    /// time, and the other half is left for another try over a fresh one.
-    fn over_wire<T>(
-        &mut self,
-        deadline: Moment,
-        exchange: impl FnOnce(&mut Connection<'a>) -> Result<T, Failure>,
-    ) -> Result<T, Failure> {
-        let (mut connection, is_used) = match self.wire.take() {
-            Some(mut connection) => {
-                connection.doubt();
-                (connection, true)
-            }
-            None => (self.shared.store.connect(deadline)?, false),
         };
-        let result = exchange(&mut connection);
-        if !connection.is_over() {
-            self.wire = Some(connection);
-        } else if is_used {
-            self.lost_sight();
-        }
-        result
-    }
-
-    /// Looks, without waiting, whether Redis has closed the connection meanwhile.
-    pub(crate) fn look_at_wire(&mut self) {
-        if self.wire.as_mut().is_some_and(Connection::has_ended) {
-            self.wire = None;
-            self.lost_sight();
+        if let Some(failure) = failure {
+            shared.counters.renewal_errors.add(u64::try_from(count).unwrap_or(0));
+            warn!(target: "relatch::keeper",
+                "{count} leases were not renewed, trying again while they last: {failure:?}");
         }
     }
+    answered
+}
 
-    /// The connection is gone over which Redis was asked to tell of changes, and it may have missed
-    /// some: so every hold that was renewed is looked at again.
-    fn lost_sight(&self) {
-        self.shared.work.lock().leases.anything_changed(Moment::now());
+/// Renews what threads wait for, all of it in one round trip.
+///
+/// There is a second attempt, because the connection may have gone stale, or a hold that is about to
+/// end may have left the others little time. It is for those that still have time. (A lease may be
+/// renewed twice then.)
+fn renew_requested(shared: &Shared, redis: &mut impl KeeperCommands, mut requests: Vec<RenewalRequest>) {
+    for is_last in [false, true] {
+        let now = Moment::now();
+        requests.retain(|request| request.deadline > now);
+        let holds: Vec<_> = requests.iter().map(|request| Arc::clone(&request.hold)).collect();
+        let renewed = renew(shared, redis, &holds);
+        let now = Moment::now();
+        let longest = requests.iter().map(|request| request.deadline.since(now)).max().unwrap_or_default();
+        let enough = longest.min(FAIR_ATTEMPT) / 2;
+        let is_settled =
+            |request: &mut RenewalRequest| renewed.is_ok() || is_last || request.deadline.since(now) < enough;
+        for RenewalRequest { hold, answer, .. } in requests.extract_if(.., is_settled) {
+            let failure = match &renewed {
+                Ok(refused) => refused.get(&hold.number),
+                Err(failure) => Some(failure),
+            };
+            // Nobody receives it if the deadline came first.
+            let _ = answer.send(failure.map_or(Ok(()), |failure| Err(failure.retold())));
+        }
     }
 }
 
-/// The steps of [`KeeperConnection::push`], where `ask` is what asks Redis: when it was sent, and what came of it. `number` is whom Redis is to
-/// tell of changes.
-pub(crate) fn push<'h>(
+/// Renews leases in one round trip. Returns why Redis refused, by the number of the hold; or why
+/// there was no answer to any.
+fn renew<'h>(
     shared: &Shared,
+    redis: &mut impl KeeperCommands,
     holds: &'h [Arc<Hold>],
-    number: impl FnOnce() -> Option<u64>,
-    ask: impl FnOnce(
-        &[Extension<'_>],
-        Option<u64>,
-        Moment,
-    ) -> Result<(Moment, Vec<Result<Compared, Failure>>), Failure>,
 ) -> Result<HashMap<u64, Failure>, Failure> {
-    let mut refused = HashMap::new();
+    if !holds.is_empty() {
+        // A hold that lives to be renewed is tracked from then on, so that a loss is found at once.
+        shared.listener.start();
+    }
     let mut work = shared.work.lock();
-    // Not what was released since it fell due.
+    // What was released since it fell due is not renewed.
     let holds: Vec<_> = holds.iter().filter(|hold| work.leases.has(hold)).collect();
     if holds.is_empty() {
-        return Ok(refused);
+        return Ok(HashMap::new());
     }
-    let deadline = deadline(shared.response_timeout, &holds, work.leases.first_end());
-    // Not sooner: whoever begins to listen after this says so after it was noted that these are sent.
-    let number = number();
+    let now = Moment::now();
+    let deadline = answer_by(shared.response_timeout, &holds, work.leases.first_end(), now);
+    // Read under the lock. Read before it, a new listener could come in between: Redis would not
+    // tell it of these holds, and its notice that any key may have changed would be forgotten by
+    // `sending`, so a deletion by hand would go unseen until the next renewal. Now, that notice,
+    // which a listener gives after it has set its id, comes after `sending`.
+    let listener = shared.listener.number();
     let sending = |hold: &&'h Arc<Hold>| {
         let lease = hold.lease();
-        hold.renewing(lease, Moment::now(), deadline);
-        work.leases.sending(hold, number.is_some(), Moment::now());
+        hold.renewing(lease, now, deadline);
+        work.leases.sending(hold, listener.is_some(), now);
         Extension { key: hold.key.in_redis(), token: &hold.token, lease: lease.millis() }
     };
     let extensions: Vec<_> = holds.iter().map(sending).collect();
     drop(work);
-    let (sent, answers) = ask(&extensions, number, deadline)?;
-    let mut lost = Vec::new();
+    let ExtendAnswers { sent, answers, tracking } = redis.extend_all(&extensions, listener, deadline)?;
+    if let Some(client_id) = listener {
+        shared.listener.will_hear(client_id, tracking);
+    }
+    let leases = extensions.iter().map(|extension| Lease::from_millis(extension.lease));
+    Ok(take_in(shared, holds.into_iter().zip(leases).zip(answers), sent))
+}
+
+/// Takes in the answers to renewals that were sent at `sent`. Returns why Redis refused.
+fn take_in<'h>(
+    shared: &Shared,
+    answers: impl Iterator<Item = ((&'h Arc<Hold>, Lease), Result<Compared, Failure>)>,
+    sent: Moment,
+) -> HashMap<u64, Failure> {
+    let (mut refused, mut lost) = (HashMap::new(), Vec::new());
     let mut work = shared.work.lock();
-    for ((hold, extension), answer) in holds.into_iter().zip(extensions).zip(answers) {
+    let now = Moment::now();
+    for ((hold, lease), answer) in answers {
         match answer {
-            // Released since, or about to be: what Redis says is about the release.
+            // Its release has begun since: what Redis says is about the release.
             _ if !work.leases.has(hold) => {}
-            Ok(compared) => {
-                let lease = Lease::from_millis(extension.lease);
-                if on_renewal(hold, lease, sent, compared) {
-                    shared.counters.renewed.add(1);
-                    work.leases.renewed(hold, shared.notifier.is_some(), sent);
-                } else {
-                    work.leases.lost(hold);
-                    lost.push(hold);
-                }
+            Ok(compared) if on_renewal(hold, lease, compared, sent, now) => {
+                shared.counters.renewed.add(1);
+                work.leases.renewed(hold, sent);
+            }
+            Ok(_) => {
+                work.leases.lost(hold);
+                lost.push(hold);
             }
             Err(failure) => _ = refused.insert(hold.number, failure),
         }
@@ -206,23 +165,61 @@ pub(crate) fn push<'h>(
     for hold in lost {
         shared.tell(hold);
     }
-    Ok(refused)
+    refused
 }
 
-/// Until when to wait for an answer about these holds: for four fifths of what is left of the first
-/// to end, so that there is time for another try, and never past its end, when its loss is to be
-/// told. That of others is told in time too, but not at the cost of these.
-fn deadline(limit: Duration, holds: &[&Arc<Hold>], first_end: Moment) -> Moment {
+/// Deletes orphans in one round trip: false where there was no answer, or no time for one.
+///
+/// All of them are sent again then. Their tokens are never used again, so a deletion that is executed
+/// twice, or late, finds nothing.
+fn remove_orphans(shared: &Shared, redis: &mut impl KeeperCommands, orphans: &[OrphanKey]) -> bool {
+    let first_end = shared.work.lock().leases.first_end();
     let now = Moment::now();
+    let Some(deadline) = remove_by(shared.response_timeout, first_end, redis.is_open(), now) else {
+        return false;
+    };
+    let removals: Vec<_> = orphans.iter().map(|orphan| (&*orphan.redis_key, &*orphan.token)).collect();
+    let answers = redis.remove_all(&removals, deadline);
+    let now = Moment::now();
+    for (n, orphan) in orphans.iter().enumerate() {
+        match answers.as_ref().and_then(|answers| answers[n].as_ref()) {
+            Ok(compared) => {
+                shared.work.lock().leases.orphans.answered(orphan, now);
+                let is_done = *compared == Compared::Done || !orphan.stray;
+                shared.counters.late_releases.add(u64::from(is_done));
+            }
+            Err(failure) => {
+                debug!(target: "relatch::release",
+                    "a late release of {:?}: {failure:?}, trying again while its lease lasts", orphan.redis_key);
+            }
+        }
+    }
+    answers.is_ok()
+}
+
+/// Until when to wait for the answer to a renewal of these holds.
+///
+/// It takes four fifths of the time until the first of them ends, so that there is time for another
+/// attempt, and never longer than that, when its loss has to be reported. The loss of another hold,
+/// the first of which ends at `first_end`, may be reported [`FAIR_ATTEMPT`] late for their sake.
+fn answer_by(limit: Duration, holds: &[&Arc<Hold>], first_end: Moment, now: Moment) -> Moment {
     let ends = holds.iter().map(|hold| hold.valid_until()).filter(|end| *end > Moment::PAST);
     let left = ends.min().unwrap_or(Moment::NEVER).since(now);
-    let share = if left > LAST_TRY { left / 5 * 4 } else { left };
-    now.after(limit.min(share).min(first_end.since(now).max(FAIR_TRY)))
+    let share = if left > TOO_SHORT_FOR_TWO { left / 5 * 4 } else { left };
+    now.after(limit.min(share).min(first_end.since(now).max(FAIR_ATTEMPT)))
 }
 
-/// Takes in what Redis said to a renewal that was sent at `sent`: false where the hold is lost.
-pub(crate) fn on_renewal(hold: &Hold, lease: Lease, sent: Moment, compared: Compared) -> bool {
-    let now = Moment::now();
+/// Until when to wait for the answer to the deletion of orphans; `None` where there is no time for
+/// it. A hold that has to be renewed, or whose loss has to be reported, goes first.
+fn remove_by(limit: Duration, first_end: Moment, is_open: bool, now: Moment) -> Option<Moment> {
+    let left = first_end.since(now) / 5 * 4;
+    let enough = if is_open { ONE_ROUND_TRIP } else { TOO_SHORT_FOR_TWO };
+    (left >= enough).then(|| now.after(limit.min(left)))
+}
+
+/// Takes in what Redis answered at `now` to a renewal that was sent at `sent`: false where the hold
+/// is lost.
+pub(crate) fn on_renewal(hold: &Hold, lease: Lease, compared: Compared, sent: Moment, now: Moment) -> bool {
     let cause = match compared {
         Compared::Done => return hold.renewed(lease, sent, now).is_ok(),
         Compared::Absent if hold.is_valid(now) => LostCause::Deleted,
@@ -236,39 +233,330 @@ pub(crate) fn on_renewal(hold: &Hold, lease: Lease, sent: Moment, compared: Comp
 
 #[cfg(test)]
 mod tests {
+    use std::sync::mpsc::{self, Receiver};
+
     use super::*;
     use crate::base::error::LostCause::{Deleted, Expired, Taken};
-    use crate::hold::tests::sample;
+    use crate::hold::tests::{sample, sample_by};
+    use crate::keeping::connection::{Extended, Removed};
+    use crate::keeping::keeper::Keeper;
+    use crate::keeping::keeper::tests::keeper_without_redis;
+    use crate::store::{Refusal, Tracking};
+    use crate::waiting::patience::tests::until;
 
     const LEASE: Duration = Duration::from_secs(1);
+    const LONG: Duration = Duration::from_secs(30);
+    const LIMIT: Duration = Duration::from_secs(2);
     const ALL: [Compared; 3] = [Compared::Done, Compared::Absent, Compared::NotOurs];
 
+    fn at(millis: u64) -> Moment {
+        Moment::from_nanos(1_000_000 * millis)
+    }
+
+    /// Answers as it is told to, and remembers how many keys each command was about.
+    struct Redis {
+        /// How many commands get no answer.
+        silent: usize,
+        answer: fn(&str) -> Result<Compared, Failure>,
+        extended: Vec<usize>,
+        removed: Vec<usize>,
+    }
+
+    impl Redis {
+        fn new(answer: fn(&str) -> Result<Compared, Failure>) -> Redis {
+            Redis { silent: 0, answer, extended: Vec::new(), removed: Vec::new() }
+        }
+
+        fn silent(commands: usize) -> Redis {
+            Redis { silent: commands, ..Redis::new(done) }
+        }
+
+        fn answers<'a>(&mut self, tokens: impl Iterator<Item = &'a str>) -> Removed {
+            if self.silent > 0 {
+                self.silent -= 1;
+                return Err(Failure::Unanswered { link_stands: true, cause: "no answer".into() });
+            }
+            Ok(tokens.map(self.answer).collect())
+        }
+    }
+
+    impl KeeperCommands for Redis {
+        fn is_open(&self) -> bool {
+            true
+        }
+
+        fn extend_all(&mut self, leases: &[Extension<'_>], _: Option<u64>, _: Moment) -> Extended {
+            self.extended.push(leases.len());
+            let sent = Moment::now();
+            let answers = self.answers(leases.iter().map(|extension| extension.token))?;
+            Ok(ExtendAnswers { sent, answers, tracking: Tracking::Off })
+        }
+
+        fn remove_all(&mut self, removals: &[(&str, &str)], _: Moment) -> Removed {
+            self.removed.push(removals.len());
+            self.answers(removals.iter().map(|(_, token)| *token))
+        }
+    }
+
+    #[expect(clippy::unnecessary_wraps, reason = "an answer like any other")]
+    fn done(_: &str) -> Result<Compared, Failure> {
+        Ok(Compared::Done)
+    }
+
+    fn refused(_: &str) -> Result<Compared, Failure> {
+        let (code, message) = ("READONLY".to_owned(), "READONLY".to_owned());
+        Err(Failure::Refused(Refusal { code, message }))
+    }
+
+    /// A keeper with so many holds, each by a token of its own.
+    fn keeps(count: usize) -> (Keeper, Vec<Arc<Hold>>) {
+        let keeper = keeper_without_redis();
+        let holds: Vec<_> = (0..count).map(|n| Arc::new(sample_by(&format!("token-{n}"), LONG))).collect();
+        for hold in &holds {
+            keeper.enter(hold).unwrap();
+        }
+        (keeper, holds)
+    }
+
+    /// One round, in which these holds are due.
+    fn renews(keeper: &Keeper, redis: &mut Redis, holds: &[Arc<Hold>]) {
+        let mut work = WorkDue::default();
+        work.due.renew = holds.to_vec();
+        round(keeper, redis, work);
+    }
+
+    fn orphan(token: &str) -> OrphanKey {
+        let gone_by = Moment::now().after(LONG);
+        OrphanKey { redis_key: "lock:a".into(), token: token.into(), gone_by, stray: false }
+    }
+
+    /// One round, in which these orphans are due beside these holds.
+    fn renews_and_removes(keeper: &Keeper, redis: &mut Redis, holds: &[Arc<Hold>], orphans: &[&str]) {
+        let mut work = WorkDue::default();
+        work.due.renew = holds.to_vec();
+        for token in orphans {
+            keeper.work.lock().leases.orphans.add(orphan(token), Moment::PAST);
+        }
+        work.due.remove = keeper.work.lock().leases.orphans.take_due(Moment::now());
+        assert_eq!(work.due.remove.len(), orphans.len());
+        round(keeper, redis, work);
+    }
+
+    fn request(hold: &Arc<Hold>, time: Duration) -> (WorkDue, Receiver<Result<(), Failure>>) {
+        let (answer, answered) = mpsc::channel();
+        let request = RenewalRequest { hold: Arc::clone(hold), deadline: Moment::now().after(time), answer };
+        (WorkDue { requests: vec![request], ..WorkDue::default() }, answered)
+    }
+
     #[test]
-    fn what_a_renewal_says_of_a_hold() {
+    fn leases_are_renewed_in_batches() {
+        let (keeper, holds) = keeps(2 * BATCH + 1);
+        let mut redis = Redis::new(done);
+        renews(&keeper, &mut redis, &holds);
+        assert_eq!(redis.extended, [BATCH, BATCH, 1]);
+        assert_eq!(keeper.counters.read().renewed, 2001);
+        assert!(holds.iter().all(|hold| hold.renewals() == 1));
+    }
+
+    #[test]
+    fn a_hold_that_was_released_since_it_fell_due_is_not_renewed() {
+        let (keeper, holds) = keeps(2);
+        keeper.work.lock().leases.close(&holds[0], Moment::now());
+        let mut redis = Redis::new(done);
+        renews(&keeper, &mut redis, &holds[..1]);
+        assert!(redis.extended.is_empty(), "nothing is sent for it");
+        renews(&keeper, &mut redis, &holds);
+        assert_eq!(redis.extended, [1]);
+    }
+
+    #[test]
+    fn a_renewal_that_redis_refused_or_did_not_answer_loses_no_hold() {
+        for mut redis in [Redis::silent(1), Redis::new(refused)] {
+            let (keeper, holds) = keeps(3);
+            renews(&keeper, &mut redis, &holds);
+            let counters = keeper.counters.read();
+            assert_eq!((counters.renewal_errors, counters.renewed, counters.lost), (3, 0, 0));
+            assert!(holds.iter().all(|hold| hold.is_valid(Moment::now())));
+        }
+    }
+
+    #[test]
+    fn a_key_that_is_absent_or_another_ones_is_a_loss_which_is_reported_once() {
+        for (answer, cause) in
+            [(|_: &str| Ok(Compared::Absent)) as fn(&str) -> Result<Compared, Failure>, |_| {
+                Ok(Compared::NotOurs)
+            }]
+            .into_iter()
+            .zip([Deleted, Taken])
+        {
+            let (keeper, holds) = keeps(1);
+            let mut redis = Redis::new(answer);
+            for _ in 0..2 {
+                renews(&keeper, &mut redis, &holds);
+            }
+            assert_eq!((holds[0].lost(), keeper.counters.read().lost), (Some(cause), 1));
+            assert_eq!(keeper.work.lock().leases.next(), Moment::NEVER, "it is not renewed again");
+        }
+    }
+
+    #[test]
+    fn a_hold_that_has_run_out_is_reported_as_lost() {
+        let keeper = keeper_without_redis();
+        let hold = Arc::new(sample("a", LEASE, at(1)));
+        keeper.enter(&hold).unwrap();
+        let due = keeper.work.lock().leases.take_due(Moment::now());
+        assert_eq!((due.over.len(), due.renew.len()), (1, 0));
+        round(&keeper, &mut Redis::silent(9), WorkDue { due, requests: Vec::new() });
+        assert_eq!((hold.lost(), keeper.counters.read().lost), (Some(Expired), 1));
+    }
+
+    #[test]
+    fn the_first_waiter_in_the_process_is_woken_by_a_loss() {
+        let (keeper, holds) = keeps(1);
+        let turn = keeper.queues.free_turn(holds[0].key.name());
+        turn.holds(&holds[0]);
+        let queues = Arc::clone(&keeper.queues);
+        let name = Arc::clone(holds[0].key.name());
+        let waiter = std::thread::spawn(move || {
+            let deadline = Moment::now().after(Duration::from_secs(20));
+            let claim = || crate::waiting::handoff::Claim { token: "next".into(), lease: Lease::new(LONG) };
+            queues.join(&name, &until(deadline), |_| false, |_| true, |_| (), claim).is_ok()
+        });
+        renews(&keeper, &mut Redis::new(|_| Ok(Compared::Absent)), &holds);
+        assert!(waiter.join().unwrap());
+    }
+
+    #[test]
+    fn orphans_are_not_sent_after_renewals_without_an_answer_and_come_again() {
+        let (keeper, holds) = keeps(1);
+        let mut redis = Redis::silent(1);
+        renews_and_removes(&keeper, &mut redis, &holds, &["x", "y"]);
+        assert!(redis.removed.is_empty());
+        let again = keeper.work.lock().leases.orphans.next();
+        assert!(Moment::now() < again && again < Moment::NEVER);
+        let mut redis = Redis::new(done);
+        let due = keeper.work.lock().leases.orphans.take_due(again);
+        round(
+            &keeper,
+            &mut redis,
+            WorkDue {
+                due: crate::keeping::leases::Due { remove: due, ..Default::default() },
+                requests: Vec::new(),
+            },
+        );
+        assert_eq!(redis.removed, [2]);
+        assert_eq!(keeper.work.lock().leases.orphans.next(), Moment::NEVER, "that is the end of them");
+        assert_eq!(keeper.counters.read().late_releases, 2);
+    }
+
+    #[test]
+    fn orphans_without_an_answer_come_again() {
+        let (keeper, _) = keeps(0);
+        let mut redis = Redis::silent(1);
+        renews_and_removes(&keeper, &mut redis, &[], &["x"]);
+        assert_eq!((redis.removed, keeper.counters.read().late_releases), (vec![1], 0));
+        assert!(keeper.work.lock().leases.orphans.next() < Moment::NEVER);
+    }
+
+    #[test]
+    fn a_requested_renewal_is_tried_twice_within_its_time() {
+        for (silent, attempts, succeeds) in [(0, 1, true), (1, 2, true), (2, 2, false)] {
+            let (keeper, holds) = keeps(1);
+            let (work, answered) = request(&holds[0], LONG);
+            let mut redis = Redis::silent(silent);
+            round(&keeper, &mut redis, work);
+            assert_eq!(redis.extended.len(), attempts, "{silent} commands without an answer");
+            assert_eq!(answered.recv().unwrap().is_ok(), succeeds, "{silent} commands without an answer");
+        }
+    }
+
+    #[test]
+    fn a_requested_renewal_whose_time_is_over_is_not_sent() {
+        let (keeper, holds) = keeps(1);
+        let (work, answered) = request(&holds[0], Duration::ZERO);
+        let mut redis = Redis::new(done);
+        round(&keeper, &mut redis, work);
+        assert!(redis.extended.is_empty());
+        assert!(answered.recv().is_err(), "its thread has given up");
+    }
+
+    #[test]
+    fn a_refusal_is_the_answer_to_a_request() {
+        let (keeper, holds) = keeps(1);
+        let (work, answered) = request(&holds[0], LONG);
+        let mut redis = Redis::new(refused);
+        round(&keeper, &mut redis, work);
+        assert_eq!(redis.extended, [1], "Redis has answered");
+        assert!(matches!(answered.recv().unwrap(), Err(Failure::Refused(_))));
+    }
+
+    #[test]
+    fn an_answer_is_waited_for_as_long_as_leaves_time_for_another_attempt() {
+        let hold = |left: u64| {
+            let hold = Arc::new(sample("a", LONG, at(0)));
+            hold.shorten_to(at(left));
+            hold
+        };
+        let [long, short, over] = [hold(10_000), hold(1000), hold(20)];
+        let never = Moment::NEVER;
+        // The holds, when the first hold of all ends, and until when an answer is waited for.
         let table = [
-            // What Redis said; a hold that is valid yet, whether it goes on, and how it was lost;
-            // the same of one that ran out.
+            (vec![&long], never, 2000),
+            (vec![&long, &short], never, 800),
+            // Too short for two attempts.
+            (vec![&long, &over], never, 20),
+            // Another hold ends: a quarter of a second is fair.
+            (vec![&long], at(100), 250),
+            (vec![&long], at(700), 700),
+            (vec![&short], at(100), 250),
+        ];
+        for (holds, first_end, end) in table {
+            assert_eq!(answer_by(LIMIT, &holds, first_end, at(0)), at(end), "{first_end:?}");
+        }
+    }
+
+    #[test]
+    fn orphans_are_removed_in_the_time_that_holds_leave() {
+        // When the first hold ends, whether a connection is open, and until when to wait.
+        let table = [
+            (Moment::NEVER, false, Some(at(2000))),
+            (at(1000), false, Some(at(800))),
+            (at(25), false, Some(at(20))),
+            (at(24), false, None),
+            (at(24), true, Some(Moment::from_nanos(19_200_000))),
+            (at(1), true, None),
+            (at(0), true, None),
+        ];
+        for (first_end, is_open, end) in table {
+            assert_eq!(remove_by(LIMIT, first_end, is_open, at(0)), end, "{first_end:?}, {is_open}");
+        }
+    }
+
+    #[test]
+    fn what_an_answer_to_a_renewal_says_of_a_hold() {
+        let table = [
+            // What Redis said. For a hold that is still valid, whether it goes on, and how it was lost.
+            // The same for one that ran out.
             (Compared::Done, (true, None), (false, Some(Expired))),
             (Compared::Absent, (false, Some(Deleted)), (false, Some(Expired))),
             (Compared::NotOurs, (false, Some(Taken)), (false, Some(Taken))),
         ];
+        let now = at(5000);
         for (compared, valid, over) in table {
-            let now = Moment::now();
-            let long_ago = Moment::from_nanos(now.as_nanos() - 2_000_000_000);
-            for (sent, registration) in [(now, valid), (long_ago, over)] {
+            for (sent, expected) in [(now, valid), (at(3000), over)] {
                 let hold = sample("a", LEASE, sent);
                 let lease = Lease::new(60 * LEASE);
-                let goes_on = on_renewal(&hold, lease, now, compared);
-                assert_eq!((goes_on, hold.lost()), registration, "{compared:?} at {sent:?}");
-                assert_eq!(hold.is_valid(now.after(30 * LEASE)), goes_on, "{compared:?}: pushed out");
+                let goes_on = on_renewal(&hold, lease, compared, now, now);
+                assert_eq!((goes_on, hold.lost()), expected, "{compared:?} at {sent:?}");
+                assert_eq!(hold.is_valid(now.after(30 * LEASE)), goes_on, "{compared:?}: renewed");
                 assert_eq!(hold.renewals(), u32::from(goes_on), "{compared:?}");
             }
         }
     }
 
     #[test]
-    fn no_renewal_is_good_for_what_is_over_or_given_back() {
-        let now = Moment::now();
+    fn no_renewal_brings_back_a_hold_that_was_lost_or_released() {
+        let now = at(5000);
         for compared in ALL {
             for lost in [Some(Deleted), Some(Taken), None] {
                 let hold = sample("a", LEASE, now);
@@ -276,7 +564,7 @@ mod tests {
                     Some(cause) => _ = hold.lose(cause),
                     None => hold.mark_released(),
                 }
-                assert!(!on_renewal(&hold, Lease::new(LEASE), now, compared), "{compared:?}");
+                assert!(!on_renewal(&hold, Lease::new(LEASE), compared, now, now), "{compared:?}");
                 assert_eq!((hold.lost(), hold.is_valid(now)), (lost, false), "{compared:?}");
             }
         }

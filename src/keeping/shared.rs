@@ -1,4 +1,4 @@
-//! What the session and the keeper's thread share: what is held, owed and asked, and when that is due.
+//! What the keeper's thread shares with the threads that take and release locks.
 
 use std::sync::Arc;
 use std::sync::mpsc::Sender;
@@ -19,69 +19,88 @@ use crate::store::{Failure, Store};
 use crate::waiting::listener::Listener;
 use crate::waiting::queues::WaitQueues;
 
-/// The longest sleep while something is due: the bell's clock stands still while the machine is suspended, that of the leases
-/// does not.
-const DOZE: Duration = Duration::from_secs(1);
+/// The thread sleeps no longer than this at a time. While the machine is suspended, the clock of a
+/// condition variable stands still, and that of the leases does not.
+const LONGEST_SLEEP: Duration = Duration::from_secs(1);
 
-/// The keeper's: whoever has something for it notes that here.
+/// The keeper of one manager. Any thread notes work for it here.
 #[derive(Debug)]
 pub(crate) struct Shared {
     pub(crate) store: Arc<Store>,
     pub(crate) counters: Arc<Counters>,
     pub(crate) notifier: Option<LossNotifier>,
-    /// Who waits in this process for what may be lost.
+    /// The threads of this process that wait for a lock. A loss wakes the first.
     pub(crate) queues: Arc<WaitQueues>,
     pub(crate) listener: Arc<Listener>,
     pub(crate) response_timeout: Duration,
     pub(crate) work: Mutex<Work>,
-    /// There is something to do sooner than the thread thinks.
-    pub(crate) bell: Condvar,
-    pub(crate) keeper: WorkerThread,
+    /// Wakes the thread, since something is due sooner than it knew.
+    pub(crate) due_sooner: Condvar,
+    /// The keeper's thread.
+    pub(crate) worker: WorkerThread,
 }
 
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct Work {
     pub(crate) leases: Leases,
-    pub(crate) asked: Vec<Ask>,
-    /// Until when the thread sleeps; what is due later than that need not wake it.
+    pub(crate) requests: Vec<RenewalRequest>,
+    /// Until when the thread sleeps. Work that is due later need not wake it.
     pub(crate) sleeps_until: Option<Moment>,
     pub(crate) thread: Option<JoinHandle<()>>,
     pub(crate) stop: bool,
 }
 
-/// Somebody waits for a lease to be pushed out now.
+/// A thread waits for this hold to be renewed now.
 #[derive(Debug)]
-pub(crate) struct Ask {
+pub(crate) struct RenewalRequest {
     pub(crate) hold: Arc<Hold>,
     pub(crate) deadline: Moment,
     pub(crate) answer: Sender<Result<(), Failure>>,
 }
 
-impl Ask {
-    pub(crate) fn time_left(&self) -> Duration {
-        self.deadline.since(Moment::now())
+/// What the keeper does in one round.
+#[derive(Debug, Default)]
+pub(crate) struct WorkDue {
+    pub(crate) due: Due,
+    pub(crate) requests: Vec<RenewalRequest>,
+}
+
+impl Work {
+    pub(crate) fn new(reports_losses: bool) -> Work {
+        let leases = Leases::new(reports_losses);
+        Work { leases, requests: Vec::new(), sleeps_until: None, thread: None, stop: false }
+    }
+
+    fn take_due(&mut self, now: Moment) -> WorkDue {
+        WorkDue { due: self.leases.take_due(now), requests: std::mem::take(&mut self.requests) }
+    }
+}
+
+impl WorkDue {
+    fn is_empty(&self) -> bool {
+        self.due.is_empty() && self.requests.is_empty()
     }
 }
 
 impl Shared {
-    /// Wakes the thread where something is due before it would wake up.
+    /// Wakes the thread if it sleeps for longer than until `due`.
     pub(crate) fn wake(&self, mut work: MutexGuard<'_, Work>, due: Moment) {
         if work.sleeps_until.is_some_and(|until| due < until) {
             work.sleeps_until = Some(due);
             drop(work);
-            self.bell.notify_one();
+            self.due_sooner.notify_one();
         }
     }
 
-    /// The last handle is gone: what is not done is left to the leases.
-    pub(crate) fn stopping(&self) -> bool {
+    /// True once the last handle of the manager is gone. What is not done then is left to the leases.
+    pub(crate) fn is_stopping(&self) -> bool {
         self.work.lock().stop
     }
 
     /// Waits until there is something to do; `None` when it is time to stop.
     ///
-    /// Returns with nothing to do after each sleep, so that the connection is looked at.
-    pub(crate) fn next(&self) -> Option<(Due, Vec<Ask>)> {
+    /// Also returns after each sleep, with nothing to do, so that the thread looks at its connection.
+    pub(crate) fn next_round(&self) -> Option<WorkDue> {
         let mut work = self.work.lock();
         let mut has_slept = false;
         loop {
@@ -89,36 +108,37 @@ impl Shared {
                 return None;
             }
             let now = Moment::now();
-            let asked = std::mem::take(&mut work.asked);
-            let due = work.leases.take_due(now);
-            if has_slept || !due.is_empty() || !asked.is_empty() {
+            let due = work.take_due(now);
+            if has_slept || !due.is_empty() {
                 work.sleeps_until = None;
-                return Some((due, asked));
+                return Some(due);
             }
             let until = work.leases.next();
             work.sleeps_until = Some(until);
             let sleep = until.since(now);
-            self.bell.wait_for(&mut work, if until == Moment::NEVER { sleep } else { sleep.min(DOZE) });
+            let sleep = if until == Moment::NEVER { sleep } else { sleep.min(LONGEST_SLEEP) };
+            self.due_sooner.wait_for(&mut work, sleep);
             has_slept = true;
         }
     }
 
-    /// Has a hold renewed for the first time, where somebody has waited for it for a while.
+    /// A thread of this process waits for this hold. If it was never renewed, it is renewed now, so
+    /// that Redis says whether its key exists, and tracks the key from then on.
     pub(crate) fn look_after(&self, hold: &Hold) {
         let mut work = self.work.lock();
-        let due = work.leases.look_after(hold, Moment::now());
+        let due = work.leases.renew_for_waiter(hold, Moment::now());
         self.wake(work, due);
     }
 
-    /// Has holds end that are over by the clock.
-    pub(crate) fn end(&self, over: &[Arc<Hold>]) {
-        for hold in over {
+    /// Ends holds that have run out by the clock.
+    pub(crate) fn expire(&self, holds: &[Arc<Hold>]) {
+        for hold in holds {
             hold.lose(LostCause::Expired);
             self.tell(hold);
         }
     }
 
-    /// Hands word of a loss on, once per hold, and calls the first waiter in line.
+    /// Reports a loss, once per hold: to the log, to `on_lost`, and to the first waiter for the key.
     pub(crate) fn tell(&self, hold: &Hold) {
         let Some(cause) = hold.lost().filter(|_| hold.report_once()) else {
             return;
@@ -126,18 +146,19 @@ impl Shared {
         self.counters.lost.add(1);
         warn!(target: "relatch::lost", "lock {:?} was lost: {cause}", hold.key.name());
         if let Some(notifier) = &self.notifier {
-            notifier.tell(hold, cause);
+            notifier.notify(hold, cause, Moment::now());
         }
         self.queues.wake_first(hold.key.name());
     }
 
-    /// Somebody changed a lock's key, or deleted it, or that of any lock: the next renewal finds out
-    /// what became of it.
-    pub(crate) fn changed(&self, redis_key: Option<&[u8]>) {
-        let (mut work, now) = (self.work.lock(), Moment::now());
+    /// Takes in an invalidation, of one key or, without one, of all. A hold of that key is renewed,
+    /// which finds out what became of it.
+    pub(crate) fn invalidated(&self, redis_key: Option<&[u8]>) {
+        let mut work = self.work.lock();
+        let now = Moment::now();
         let due = match redis_key {
-            Some(redis_key) => work.leases.changed(redis_key, now),
-            None => work.leases.anything_changed(now),
+            Some(redis_key) => work.leases.invalidated(redis_key, now),
+            None => work.leases.all_invalidated(now),
         };
         self.wake(work, due);
     }

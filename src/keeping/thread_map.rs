@@ -1,4 +1,4 @@
-//! What this thread holds, and how deep: the thread's own map, which no other thread can see.
+//! What this thread holds, and how deep: a thread-local map, which no other thread can see.
 
 use std::cell::RefCell;
 use std::collections::HashMap;
@@ -16,21 +16,21 @@ use crate::waiting::queues::Turn;
 const MAX_DEPTH: u32 = 1 << 20;
 
 thread_local! {
-    /// By the key's name; in each, one hold per manager (there is nearly always just one).
+    /// By the key's name, one hold per manager. (Nearly always, there is one manager.)
     ///
-    /// No function here calls out while the map is borrowed. When the thread ends, what is left in it is
-    /// dropped: turns go on to the next in line, and nothing is sent.
+    /// No function here runs other code while the map is borrowed. When the thread ends, the map is
+    /// dropped: each turn goes to the next waiter, and nothing is sent.
     static HOLDS: RefCell<HashMap<Arc<str>, Vec<Entry>>> = RefCell::default();
 }
 
-/// A hold in the thread's map, with its place in the process's queue.
+/// A hold in the thread's map, with its turn in the process's queue.
 ///
-/// The turn is kept apart from what the guards share, so that it ends with the thread even where a guard was
+/// The guards share the hold and not the turn, so the turn ends with the thread even if a guard was
 /// forgotten.
 struct Entry {
     manager: u64,
     held: Rc<Held>,
-    /// Taken out by the last guard; still here where the thread ends first.
+    /// Taken out by the last guard. Still here if the thread ends first.
     turn: Option<Turn>,
 }
 
@@ -39,26 +39,26 @@ impl Drop for Entry {
         if let Some(turn) = self.turn.take() {
             self.held.hold.mark_thread_ended();
             if self.held.hold.owner.pid() != std::process::id() {
-                mem::forget(turn); // A forked child's copy of the queue may have been locked when it was copied.
+                mem::forget(turn); // In a forked child, the queue may have been copied while it was locked.
             }
         }
     }
 }
 
-/// A hold, as the guards of its thread share it. Counted without atomics, so a guard stays in its thread.
+/// A hold, as the guards of its thread share it: by an `Rc`, so a guard is not `Send`.
 #[derive(Debug)]
 pub(crate) struct Held {
     pub(crate) hold: Arc<Hold>,
 }
 
-/// What became of a hold when one of its guards went.
+/// What became of a hold when one of its guards was dropped.
 #[derive(Debug)]
 pub(crate) enum Left {
     /// Other guards are alive: so many.
     Inside(u32),
-    /// It was the last. The turn is the caller's to end, after the release.
+    /// It was the last guard. The caller ends the turn, after the release.
     Outside(Turn),
-    /// The thread is ending and its map is gone: its turn is over, and the release is the keeper's.
+    /// The thread is ending, and its map is gone. Its turn is over, and the keeper deletes the key.
     TooLate,
 }
 
@@ -84,7 +84,8 @@ impl Held {
     }
 }
 
-/// Takes a hold that this thread already has once more, if it has it; with `Err`, the depth is as before.
+/// Takes a lock once more that this thread holds. `None` if it does not; with `Err`, the depth stays as
+/// it is.
 pub(crate) fn reenter(manager: u64, name: &str, now: Moment) -> Option<Result<Rc<Held>, Error>> {
     let held = with(|holds| {
         let entry = holds.get(name)?.iter().find(|entry| entry.manager == manager)?;
@@ -101,11 +102,11 @@ pub(crate) fn reenter(manager: u64, name: &str, now: Moment) -> Option<Result<Rc
     Some(Ok(held))
 }
 
-/// Enters a new hold, one deep.
+/// Enters a new hold, with a depth of one.
 pub(crate) fn enter(manager: u64, hold: Arc<Hold>, turn: Turn) -> Rc<Held> {
     let held = Rc::new(Held { hold });
     let entry = Entry { manager, held: Rc::clone(&held), turn: Some(turn) };
-    // Where the thread is ending, the turn is dropped and the hold is left to its lease.
+    // If the thread is ending, the turn is dropped, and the hold lasts as long as its lease.
     with(|holds| {
         let name = Arc::clone(held.hold.key.name());
         holds.entry(name).or_insert_with(|| Vec::with_capacity(1)).push(entry);
@@ -113,15 +114,15 @@ pub(crate) fn enter(manager: u64, hold: Arc<Hold>, turn: Turn) -> Rc<Held> {
     held
 }
 
-/// True if a token that stands in Redis is of a hold of this thread, through whichever manager.
+/// True if a token is that of a hold of this thread, through any manager.
 pub(crate) fn is_mine(token: &str, pid: u32) -> bool {
-    // A forked child finds its parent's holds in the map: not its own.
+    // A forked child finds its parent's holds in its copy of the map. They are not its own.
     let of_this_process = || Owner::parse(token).is_some_and(|owner| owner.pid() == pid);
     let in_map = with(|holds| holds.values().flatten().any(|entry| entry.held.hold.token == token));
     in_map.unwrap_or(false) && of_this_process()
 }
 
-/// `None` where the thread is ending and the map is gone.
+/// `None` if the thread is ending and the map is gone.
 fn with<T>(use_holds: impl FnOnce(&mut HashMap<Arc<str>, Vec<Entry>>) -> T) -> Option<T> {
     HOLDS.try_with(|holds| use_holds(&mut holds.borrow_mut())).ok()
 }
@@ -133,14 +134,11 @@ mod tests {
     use super::*;
     use crate::base::error::LostCause;
     use crate::hold::tests::sample;
-    use crate::waiting::patience::tests::until;
     use crate::waiting::queues::WaitQueues;
 
     fn entered(manager: u64, name: &str) -> Rc<Held> {
         let hold = Arc::new(sample(name, Duration::from_secs(30), Moment::now()));
-        let turn = Arc::new(WaitQueues::default())
-            .join(hold.key.name(), &until(Moment::PAST), |_| false, |_| true, |_| (), || unreachable!())
-            .unwrap();
+        let turn = Arc::new(WaitQueues::default()).free_turn(hold.key.name());
         enter(manager, hold, turn)
     }
 
@@ -156,7 +154,7 @@ mod tests {
         assert!(matches!(held.leave(), Left::Inside(1)));
         assert!(matches!(held.leave(), Left::Outside(_)));
         assert!(reenter(1, "a", Moment::now()).is_none());
-        HOLDS.with(|holds| assert!(holds.borrow().is_empty(), "nothing is kept of what is not held"));
+        HOLDS.with(|holds| assert!(holds.borrow().is_empty(), "nothing is kept of a key that is not held"));
     }
 
     #[test]
@@ -172,7 +170,7 @@ mod tests {
     }
 
     #[test]
-    fn a_lost_hold_is_not_entered_again_and_its_depth_stays() {
+    fn a_lost_hold_cannot_be_taken_again_and_keeps_its_depth() {
         let held = entered(1, "a");
         let _ = held.hold.lose(LostCause::Deleted);
         assert!(matches!(reentered(1, "a"), Err(Error::Lost { cause: LostCause::Deleted, .. })));
@@ -193,16 +191,12 @@ mod tests {
         let theirs = Arc::clone(&queues);
         let thread = std::thread::spawn(move || {
             let hold = Arc::new(sample("a", Duration::from_secs(30), Moment::now()));
-            let turn = theirs
-                .join(hold.key.name(), &until(Moment::PAST), |_| false, |_| true, |_| (), || unreachable!())
-                .unwrap();
+            let turn = theirs.free_turn(hold.key.name());
             turn.holds(&hold);
             std::mem::forget(enter(1, hold, turn));
         });
         thread.join().unwrap();
-        queues
-            .join(&"a".into(), &until(Moment::PAST), |_| false, |_| true, |_| (), || unreachable!())
-            .unwrap();
+        drop(queues.free_turn(&"a".into()));
     }
 
     #[test]

@@ -31,10 +31,10 @@ use crate::keeping::shared::Shared;
 use crate::keeping::thread_map::{self, Held, Left};
 use crate::release;
 use crate::store::{Address, Failure, Seen, Store};
+use crate::waiting::handoff::Claim;
 use crate::waiting::listener::Listener;
 use crate::waiting::patience::Patience;
 use crate::waiting::queues::{NoTurn, Turn, WaitQueues};
-use crate::waiting::waiter::Claim;
 
 /// What all handles of a manager share.
 #[derive(Debug)]

@@ -1,51 +1,53 @@
-//! The thread that hears from Redis which keys have changed, and wakes who waits for them.
+//! The thread that receives invalidations from Redis, and wakes the threads that wait for those keys.
 //!
-//! One per manager, started by the first wait for a busy lock or the first renewal. What it says is
-//! a hint and no more: a thread that it wakes asks Redis, and none sleeps without an end of its own.
-//! While it hears nothing (Redis is away, or does not let it listen), waiters poll.
+//! Each manager has one. The first wait for a busy lock or the first renewal starts it. An
+//! invalidation is a hint and no more: a thread that it wakes asks Redis, and no thread sleeps without
+//! a limit of its own. While there is no listener (Redis is away, or sends no invalidations), waiters
+//! poll.
 
 use std::fmt;
 use std::ops::ControlFlow;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
 use log::{info, warn};
-use parking_lot::{Condvar, Mutex};
 
 use crate::base::backoff::Backoff;
 use crate::base::clock::Moment;
 use crate::base::process::WorkerThread;
+use crate::base::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use crate::base::sync::{Condvar, Mutex};
 use crate::store::{Ender, Failure, Heard, Store, Tracking};
 use crate::waiting::wakeups::Wakeups;
 
-/// How long the thread listens before it looks whether it is to stop, and whether connections of the
-/// pool have ended: the response timeout, but no shorter and no longer than this.
+/// How long the thread reads before it looks whether it is to stop, and whether connections of the pool
+/// have ended: the response timeout, within these bounds.
 const SILENCE: [Duration; 2] = [Duration::from_millis(100), Duration::from_secs(1)];
 
-/// What the thread may take beyond a timeout to end, when it is to stop.
-const BRIEFLY: Duration = Duration::from_millis(100);
+/// How much longer than a timeout the thread may take to end.
+const GRACE: Duration = Duration::from_millis(100);
 
-/// Is called, besides those who wait, with a key that has changed, or is gone; with none where any
-/// key may have: everything was flushed, or word of it was missed.
-type Audience = Box<dyn Fn(Option<&[u8]>) + Send + Sync>;
+/// Called for each invalidation, with the key; without one if any key may have changed, because
+/// everything was flushed or invalidations were missed.
+type OnInvalidation = Box<dyn Fn(Option<&[u8]>) + Send + Sync>;
 
-/// The listener: what its thread shares with those who wait.
+/// The listener: what its thread shares with those that wait.
 pub(crate) struct Listener {
     store: Arc<Store>,
     response_timeout: Duration,
-    /// A key that nobody else knows of: none where there is to be no listener.
+    /// A key that nobody else knows, to try whether invalidations come. `None` if there is to be no
+    /// listener.
     probe: Option<String>,
-    audience: Audience,
+    on_invalidation: OnInvalidation,
     pub(crate) wakeups: Wakeups,
-    /// What Redis calls the connection that listens: zero while there is none.
-    number: AtomicU64,
-    /// Something went wrong and was logged, and has not been seen to work since.
-    complained: AtomicBool,
+    /// The `CLIENT ID` of the connection that receives invalidations. Zero while there is none.
+    client_id: AtomicU64,
+    /// A failure was logged, and no success since.
+    has_warned: AtomicBool,
     state: Mutex<State>,
-    bell: Condvar,
+    stopped: Condvar,
     worker: WorkerThread,
 }
 
@@ -56,10 +58,10 @@ struct State {
     thread: Option<JoinHandle<()>>,
     /// Closed when the thread has ended.
     done: Option<Receiver<()>>,
-    /// What ends the connection, while there is one.
+    /// Ends the connection, while there is one.
     ender: Option<Ender>,
-    /// The connection is of no use: Redis does not tell it of changes, or has not.
-    useless: bool,
+    /// The connection is of no use, so the thread opens another.
+    given_up: bool,
     stop: bool,
 }
 
@@ -68,23 +70,23 @@ impl Listener {
         store: Arc<Store>,
         response_timeout: Duration,
         probe: Option<String>,
-        audience: impl Fn(Option<&[u8]>) + Send + Sync + 'static,
+        on_invalidation: impl Fn(Option<&[u8]>) + Send + Sync + 'static,
     ) -> Listener {
         Listener {
             store,
             response_timeout,
             probe,
-            audience: Box::new(audience),
+            on_invalidation: Box::new(on_invalidation),
             wakeups: Wakeups::default(),
-            number: AtomicU64::new(0),
-            complained: AtomicBool::new(false),
+            client_id: AtomicU64::new(0),
+            has_warned: AtomicBool::new(false),
             state: Mutex::default(),
-            bell: Condvar::new(),
+            stopped: Condvar::new(),
             worker: WorkerThread::default(),
         }
     }
 
-    /// Starts the thread, if that has not been done. It connects by itself, and nobody waits for it.
+    /// Starts the thread, once. It connects by itself, and no thread waits for that.
     pub(crate) fn start(self: &Arc<Listener>) {
         let mut state = self.state.lock();
         if state.started || state.stop {
@@ -94,9 +96,9 @@ impl Listener {
             return;
         };
         state.started = true;
-        let waiters = Arc::downgrade(self);
+        let weak = Arc::downgrade(self);
         self.store.pool.on_close(move |link| {
-            if let Some(listener) = waiters.upgrade() {
+            if let Some(listener) = weak.upgrade() {
                 listener.wakeups.wake_over(link);
             }
         });
@@ -108,56 +110,61 @@ impl Listener {
         };
         match thread::Builder::new().name("relatch-listen".to_owned()).spawn(run) {
             Ok(thread) => (state.thread, state.done) = (Some(thread), Some(done)),
-            Err(error) => self.complain(&error),
+            Err(error) => self.warn_once(&error),
         }
     }
 
+    /// The `CLIENT ID` to which Redis can be asked to send invalidations.
     pub(crate) fn number(&self) -> Option<u64> {
-        Some(self.number.load(Ordering::Acquire)).filter(|number| *number != 0)
+        Some(self.client_id.load(Ordering::Acquire)).filter(|id| *id != 0)
     }
 
-    /// Takes in what Redis said when it was asked to tell `number` of changes: true if it will.
-    pub(crate) fn will_hear(&self, number: u64, watch: Tracking) -> bool {
-        match watch {
+    /// Takes in what Redis said when it was asked to send invalidations to this client: true if they
+    /// will be received.
+    pub(crate) fn will_hear(&self, client_id: u64, tracking: Tracking) -> bool {
+        match tracking {
             Tracking::Off => false,
-            // Not if the connection was lost meanwhile.
-            Tracking::On { .. } => self.number() == Some(number),
+            // Not if that connection was lost meanwhile.
+            Tracking::On { .. } => self.number() == Some(client_id),
             Tracking::Refused(refusal) => {
-                self.give_up(number, &refusal);
+                self.give_up(client_id, &refusal);
                 false
             }
         }
     }
 
-    /// The same for a waiter, which is woken when the connection ends that it looked over. (It still has that connection: so
-    /// that cannot have ended before this is noted.)
-    pub(crate) fn will_wake(&self, redis_key: &str, number: u64, watch: Tracking) -> bool {
-        if let Tracking::On { link } = watch {
-            self.wakeups.looked_over(redis_key.as_bytes(), link);
-        }
-        self.will_hear(number, watch)
-    }
-
-    /// Has the thread try another connection, for this reason, if it has not done so already.
-    pub(crate) fn give_up(&self, number: u64, reason: &dyn fmt::Display) {
-        if self.number() == Some(number) {
-            self.state.lock().useless = true;
-            self.deafen();
-            self.complain(reason);
-        }
-    }
-
-    /// Ends the thread, by ending its connection. (Over TLS it looks whether it is to stop, every second at least.)
+    /// The same for a waiter, which is also woken when the connection ends over which it asked.
     ///
-    /// Nothing wakes it while it connects and tries whether Redis tells of changes, which may take a
-    /// connect timeout and a response timeout, each twice: it is then left behind, and ends by itself.
+    /// The waiter still has that connection, so it cannot have ended before this is noted.
+    pub(crate) fn will_wake(&self, redis_key: &str, client_id: u64, tracking: Tracking) -> bool {
+        if let Tracking::On { link } = tracking {
+            self.wakeups.asked_over(redis_key.as_bytes(), link);
+        }
+        self.will_hear(client_id, tracking)
+    }
+
+    /// Has the thread open another connection, for this reason, if it has not done so already.
+    pub(crate) fn give_up(&self, client_id: u64, reason: &dyn fmt::Display) {
+        if self.number() == Some(client_id) {
+            self.state.lock().given_up = true;
+            self.disconnected();
+            self.warn_once(reason);
+        }
+    }
+
+    /// Ends the thread, by ending its connection. (Over TLS, the thread looks every second at least
+    /// whether it is to stop.)
+    ///
+    /// Nothing wakes the thread while it connects and tries whether invalidations come, which may take
+    /// a connect timeout and a response timeout, each twice. It is left behind then, and ends by
+    /// itself.
     pub(crate) fn stop(&self) {
         let mut state = self.state.lock();
         state.stop = true;
         let thread = state.thread.take().zip(state.done.take());
         let ender = state.ender.take();
         drop(state);
-        self.bell.notify_one();
+        self.stopped.notify_one();
         if let Some(end) = ender {
             end();
         }
@@ -167,7 +174,7 @@ impl Listener {
         if self.worker.is_current() {
             return;
         }
-        let limit = self.response_timeout.max(SILENCE[0]).saturating_add(BRIEFLY);
+        let limit = self.response_timeout.max(SILENCE[0]).saturating_add(GRACE);
         if done.recv_timeout(limit) != Err(RecvTimeoutError::Disconnected) {
             warn!(target: "relatch::listener", "the listener still connects: its thread is left behind, and ends by itself");
         } else if thread.join().is_err() {
@@ -177,100 +184,257 @@ impl Listener {
 
     fn run(&self, probe: &str) {
         self.worker.enter();
-        let (mut while_away, mut while_deaf) = (Backoff::for_listener(), Backoff::without_invalidations());
-        while !self.stopping() {
-            let heard = self.listen(probe, &mut while_away, &mut while_deaf);
-            self.deafen();
-            if self.stopping() {
+        let mut pauses = Pauses::new();
+        while !self.is_stopping() {
+            let ended = self.listen(probe, &mut pauses);
+            self.disconnected();
+            if self.is_stopping() {
                 return;
             }
-            // (A login that is refused may be right again soon.)
-            let is_deaf = matches!(&heard, Err(Failure::Refused(refusal))
-                if !refusal.can_pass() && !["NOAUTH", "WRONGPASS"].contains(&&*refusal.code));
-            if let Err(failure) = heard {
-                self.complain(&failure.into_cause());
+            let pause = pauses.after(&ended);
+            if let Err(failure) = ended {
+                self.warn_once(&failure.into_cause());
             }
-            let mut state = self.state.lock();
-            (state.useless, state.ender) = (false, None);
-            let backoff = if is_deaf { &mut while_deaf } else { &mut while_away };
-            let until = Moment::now().after(backoff.pause());
-            while !state.stop && Moment::now() < until {
-                self.bell.wait_for(&mut state, until.since(Moment::now()));
-            }
+            self.pause(pause);
         }
     }
 
-    /// Listens for as long as there is a use in it.
-    fn listen(&self, probe: &str, while_away: &mut Backoff, while_deaf: &mut Backoff) -> Result<(), Failure> {
-        let tracking = self.store.listen(probe)?;
-        self.state.lock().ender = tracking.ender();
-        if self.stopping() {
+    /// Waits before the next connection, or until it is time to stop.
+    fn pause(&self, pause: Duration) {
+        let mut state = self.state.lock();
+        (state.given_up, state.ender) = (false, None);
+        let until = Moment::now().after(pause);
+        loop {
+            let now = Moment::now();
+            if state.stop || until <= now {
+                return;
+            }
+            self.stopped.wait_for(&mut state, until.since(now));
+        }
+    }
+
+    /// Connects, and receives invalidations until the connection ends or is given up.
+    fn listen(&self, probe: &str, pauses: &mut Pauses) -> Result<(), Failure> {
+        let connection = self.store.listen(probe)?;
+        self.state.lock().ender = connection.ender();
+        if self.is_stopping() {
             return Ok(());
         }
-        while_deaf.reset();
-        self.works();
-        self.number.store(tracking.id, Ordering::Release);
-        // Waiters that have been polling can sleep; and what happened meanwhile was not heard.
-        self.spread(Heard::Everything);
+        pauses.after_refusal.reset();
+        self.connected(connection.id);
         let silence = self.response_timeout.clamp(SILENCE[0], SILENCE[1]);
         let mut sweep_at = Moment::now().after(silence);
-        tracking.listen((silence, self.response_timeout), |heard| {
+        connection.listen((silence, self.response_timeout), |heard| {
             if sweep_at <= Moment::now() {
                 self.store.pool.sweep();
                 sweep_at = Moment::now().after(silence);
             }
             if matches!(heard, Heard::Keys(_)) {
-                while_away.reset();
+                pauses.after_end.reset();
             }
-            self.spread(heard);
+            self.dispatch(heard);
             let state = self.state.lock();
-            if state.stop || state.useless { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+            if state.stop || state.given_up { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
         })
     }
 
-    fn spread(&self, heard: Heard) {
+    /// Invalidations come from now on, to this client. What changed before was not received, so all
+    /// waiters ask once, and from then on they can sleep instead of polling.
+    ///
+    /// The id is set first. A waiter that was woken before it would ask without it, and go on polling.
+    pub(crate) fn connected(&self, client_id: u64) {
+        if self.has_warned.load(Ordering::Relaxed) && self.has_warned.swap(false, Ordering::Relaxed) {
+            info!(target: "relatch::listener", "Redis wakes who waits for a lock again");
+        }
+        self.client_id.store(client_id, Ordering::Release);
+        self.dispatch(Heard::Everything);
+    }
+
+    /// Wakes the threads that wait for what was heard, and has the keeper look at what is held there.
+    pub(crate) fn dispatch(&self, heard: Heard) {
         match heard {
             Heard::Keys(keys) => {
                 for key in &keys {
                     self.wakeups.wake(key);
-                    (self.audience)(Some(key));
+                    (self.on_invalidation)(Some(key));
                 }
             }
             Heard::Everything => {
                 self.wakeups.wake_all();
-                (self.audience)(None);
+                (self.on_invalidation)(None);
             }
             Heard::Silence => {}
         }
     }
 
-    /// There is nobody to hear any more: the waiters that counted on it have to poll.
-    fn deafen(&self) {
-        if self.number.swap(0, Ordering::AcqRel) != 0 {
+    /// No invalidations come any more, so the waiters that rely on them have to poll.
+    ///
+    /// The id is taken back first. A waiter that asked Redis to track its key for this client may be
+    /// about to sleep for an invalidation that nobody receives. Either it finds the id gone
+    /// ([`Listener::will_hear`]), or it has registered before this wakes it.
+    pub(crate) fn disconnected(&self) {
+        if self.client_id.swap(0, Ordering::AcqRel) != 0 {
             self.wakeups.wake_all();
         }
     }
 
-    fn stopping(&self) -> bool {
+    fn is_stopping(&self) -> bool {
         self.state.lock().stop
     }
 
-    fn complain(&self, failure: &dyn fmt::Display) {
-        if !self.complained.swap(true, Ordering::Relaxed) {
+    fn warn_once(&self, failure: &dyn fmt::Display) {
+        if !self.has_warned.swap(true, Ordering::Relaxed) {
             warn!(target: "relatch::listener",
                 "Redis does not wake who waits for a lock, so they poll until it does: {failure}");
         }
     }
+}
 
-    fn works(&self) {
-        if self.complained.load(Ordering::Relaxed) && self.complained.swap(false, Ordering::Relaxed) {
-            info!(target: "relatch::listener", "Redis wakes who waits for a lock again");
-        }
+/// How long to pause before the next connection.
+struct Pauses {
+    /// Redis answered, but sends no invalidations.
+    after_refusal: Backoff,
+    /// It could not be reached, or the connection ended.
+    after_end: Backoff,
+}
+
+impl Pauses {
+    fn new() -> Pauses {
+        Pauses { after_refusal: Backoff::without_invalidations(), after_end: Backoff::for_listener() }
     }
+
+    fn after(&mut self, ended: &Result<(), Failure>) -> Duration {
+        if is_refused(ended) { self.after_refusal.pause() } else { self.after_end.pause() }
+    }
+}
+
+/// True where Redis refuses to send invalidations, or accepts and does not: that rarely changes. (A
+/// login that is refused may be right again soon.)
+fn is_refused(ended: &Result<(), Failure>) -> bool {
+    matches!(ended, Err(Failure::Refused(refusal))
+        if !refusal.can_pass() && !["NOAUTH", "WRONGPASS"].contains(&&*refusal.code))
 }
 
 impl fmt::Debug for Listener {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Listener").field("number", &self.number).finish_non_exhaustive()
+        f.debug_struct("Listener").field("client_id", &self.client_id).finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use super::*;
+    use crate::base::options::Settings;
+    use crate::store::{Address, Refusal};
+
+    /// A listener without a thread and a Redis, and the keys that it passes on.
+    fn listener() -> (Listener, Receiver<Option<String>>) {
+        let address = Address::parse("redis://127.0.0.1:1/").unwrap();
+        let store = Arc::new(Store::new(address, &Settings::default()).unwrap());
+        let (passed, passes) = mpsc::channel();
+        let text = |key: &[u8]| String::from_utf8(key.to_vec()).unwrap();
+        let pass = move |key: Option<&[u8]>| passed.send(key.map(text)).unwrap();
+        (Listener::new(store, Duration::from_millis(50), None, pass), passes)
+    }
+
+    fn refused(code: &str) -> Refusal {
+        Refusal { code: code.to_owned(), message: code.to_owned() }
+    }
+
+    #[test]
+    fn an_invalidation_wakes_the_waiter_for_its_key_and_is_passed_on() {
+        let (listener, passes) = listener();
+        let [a, b] = ["a", "b"].map(|key| listener.wakeups.register(key));
+        let keys = |keys: &[&str]| Heard::Keys(keys.iter().map(|key| key.as_bytes().to_vec()).collect());
+        // What is heard; whether the two waiters are woken; what is passed on.
+        let table = [
+            (keys(&["a"]), [true, false], vec![Some("a")]),
+            (keys(&["b", "x", "a"]), [true, true], vec![Some("b"), Some("x"), Some("a")]),
+            (keys(&["x"]), [false, false], vec![Some("x")]),
+            (Heard::Everything, [true, true], vec![None]),
+            (Heard::Silence, [false, false], vec![]),
+        ];
+        for (heard, woken, passed) in table {
+            let said = format!("{heard:?}");
+            listener.dispatch(heard);
+            assert_eq!([a.forget(), b.forget()], woken, "{said}");
+            assert_eq!(
+                passes.try_iter().collect::<Vec<_>>(),
+                passed.iter().map(|key| key.map(str::to_owned)).collect::<Vec<_>>(),
+                "{said}"
+            );
+        }
+    }
+
+    #[test]
+    fn a_new_connection_and_its_end_wake_all_waiters() {
+        let (listener, passes) = listener();
+        let waiter = listener.wakeups.register("a");
+        listener.connected(7);
+        assert!(waiter.forget() && listener.number() == Some(7));
+        assert_eq!(passes.try_iter().collect::<Vec<_>>(), [None], "anything may have changed before");
+        listener.disconnected();
+        assert!(waiter.forget() && listener.number().is_none());
+        listener.disconnected();
+        assert!(!waiter.forget(), "they poll already");
+    }
+
+    #[test]
+    fn a_waiter_relies_on_invalidations_that_its_listener_receives() {
+        let (listener, _passes) = listener();
+        listener.connected(7);
+        for (client_id, tracking, relies) in [
+            (7, Tracking::Off, false),
+            (7, Tracking::On { link: 1 }, true),
+            (6, Tracking::On { link: 1 }, false),
+            (6, Tracking::Refused(refused("NOPERM")), false),
+        ] {
+            let said = format!("{tracking:?} for {client_id}");
+            assert_eq!(listener.will_wake("a", client_id, tracking), relies, "{said}");
+            assert_eq!(listener.number(), Some(7), "{said}");
+        }
+        let waiter = listener.wakeups.register("a");
+        assert!(!listener.will_wake("a", 7, Tracking::Refused(refused("NOPERM"))));
+        assert!(waiter.forget() && listener.number().is_none(), "the connection is given up");
+        assert!(!listener.will_wake("a", 7, Tracking::On { link: 1 }), "it was lost meanwhile");
+    }
+
+    #[test]
+    fn a_connection_is_given_up_once_and_no_other_with_it() {
+        let (listener, _passes) = listener();
+        listener.connected(7);
+        listener.give_up(6, &"that was the one before");
+        assert!(listener.number() == Some(7) && !listener.state.lock().given_up);
+        listener.give_up(7, &"it misses invalidations");
+        assert!(listener.number().is_none() && listener.state.lock().given_up);
+    }
+
+    #[test]
+    fn a_redis_that_sends_no_invalidations_is_asked_more_rarely_than_one_that_is_away() {
+        let refusal = |code| Err(Failure::Refused(refused(code)));
+        let table = [
+            (refusal("NOPERM"), true),
+            (refusal("ERR"), true),
+            // It accepts tracking, and sends nothing.
+            (refusal(""), true),
+            (refusal("NOAUTH"), false),
+            (refusal("WRONGPASS"), false),
+            (refusal("LOADING"), false),
+            (Err(Failure::NotSent("refused".into())), false),
+            (Err(Failure::Unanswered { link_stands: false, cause: "reset".into() }), false),
+            (Ok(()), false),
+        ];
+        for (ended, is_rare) in table {
+            let pause = Pauses::new().after(&ended);
+            assert_eq!(pause > Duration::from_secs(2), is_rare, "{ended:?}: {pause:?}");
+        }
+    }
+
+    #[test]
+    fn each_failure_in_a_row_has_a_longer_pause() {
+        let mut pauses = Pauses::new();
+        let ended: Vec<_> = (0..5).map(|_| pauses.after(&Ok(()))).collect();
+        assert!(ended[4] > ended[0], "{ended:?}");
+        assert!(pauses.after(&Err(Failure::Refused(refused("NOPERM")))) <= Duration::from_secs(5));
     }
 }

@@ -9,6 +9,6 @@ pub(crate) mod wakeups;
 pub(crate) mod queues;
 mod queue;
 pub(crate) mod waiter;
-mod run;
+pub(crate) mod handoff;
 mod contention;
 pub(crate) mod patience;

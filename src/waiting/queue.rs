@@ -10,9 +10,9 @@ use crate::base::holder::Holder;
 use crate::base::random::{between, fraction};
 use crate::hold::Hold;
 use crate::waiting::contention::Contention;
+use crate::waiting::handoff::{HandoffBudget, HandoffOutcome};
 use crate::waiting::patience::{Attempts, Silence};
-use crate::waiting::run::Run;
-use crate::waiting::waiter::{AWAKE, HandoffOutcome, Waiter};
+use crate::waiting::waiter::{AWAKE, Waiter};
 
 /// How often the first in line looks whether the hold in front of it is over.
 ///
@@ -55,9 +55,9 @@ pub(super) struct WaitQueue {
 #[derive(Debug, Default)]
 pub(super) struct Past {
     /// The run that the last turn was part of.
-    run: Option<Run>,
+    budget: Option<HandoffBudget>,
     /// That turn was the last of its run.
-    run_is_over: bool,
+    budget_is_spent: bool,
     /// How many runs had their pause.
     pauses: u32,
     /// The other processes that want the lock.
@@ -76,7 +76,7 @@ pub(super) struct Front {
     pub(super) ending: bool,
     /// The release is under way, and the next one's wish with it: nobody else may take the turn meanwhile.
     handing: bool,
-    run: Run,
+    budget: HandoffBudget,
     /// The turn was handed on to this waiter, who has not taken it up yet.
     handed: Option<(Arc<Waiter>, HandoffOutcome)>,
 }
@@ -122,9 +122,9 @@ impl WaitQueue {
         }
         self.waiting.pop_front();
         // Of a turn that is passed by in the moment before it ends, too.
-        let last = self.past.run.take().or(self.front.as_ref().map(|front| front.run.gave_back(now)));
-        let is_over = !once && mem::take(&mut self.past.run_is_over);
-        let run = last.filter(|_| !is_over).map_or(Run::new(now), |last| last.at(now));
+        let last = self.past.budget.take().or(self.front.as_ref().map(|front| front.budget.released(now)));
+        let is_over = !once && mem::take(&mut self.past.budget_is_spent);
+        let run = last.filter(|_| !is_over).map_or(HandoffBudget::new(now), |last| last.at(now));
         self.front = Some(self.front(number, run, now));
         let attempts = Attempts::after(self.silence.clone(), self.answered);
         let nap = self.first_nap(last.filter(|_| is_over), now);
@@ -134,7 +134,7 @@ impl WaitQueue {
 
     /// How long a turn that begins leaves the lock to other processes: after a run, for as long as
     /// they need, but for what it has been free already.
-    fn first_nap(&mut self, over: Option<Run>, now: Moment) -> Duration {
+    fn first_nap(&mut self, over: Option<HandoffBudget>, now: Moment) -> Duration {
         let contention = &mut self.past.contention;
         contention.begin(now);
         let let_in = over.map_or(Duration::ZERO, |run| {
@@ -159,7 +159,7 @@ impl WaitQueue {
             // (A hold that is seen again, since it was renewed, says nothing of others.)
             let before = front.seen.replace(holder.clone());
             if before.is_none_or(|before| before.raw() != holder.raw()) {
-                front.run = Run::new(now); // Of a hand-on that came to nothing, too.
+                front.budget = HandoffBudget::new(now); // Of a hand-on that came to nothing, too.
                 self.past.contention.saw(holder, now);
             }
         }
@@ -171,18 +171,18 @@ impl WaitQueue {
             front.hold = Some(Arc::clone(hold));
             front.seen = None;
             // (What was handed on was won by the first turn of the run.)
-            if front.run.holds(now) {
+            if front.budget.acquired(now) {
                 self.past.contention.took(hold.acquired.answered.since(hold.acquired.sent));
                 if self.past.contention.won(now) {
-                    front.run = Run::new(now);
-                    front.run.holds(now);
+                    front.budget = HandoffBudget::new(now);
+                    front.budget.acquired(now);
                 }
             }
         }
         self.answered(number);
     }
 
-    fn front(&self, number: u64, run: Run, now: Moment) -> Front {
+    fn front(&self, number: u64, budget: HandoffBudget, now: Moment) -> Front {
         Front {
             number,
             started: now,
@@ -190,7 +190,7 @@ impl WaitQueue {
             seen: None,
             ending: self.brisk,
             handing: false,
-            run,
+            budget,
             handed: None,
         }
     }
@@ -294,11 +294,11 @@ impl WaitQueue {
     ) -> Option<Arc<Waiter>> {
         let front = self.front.as_mut().filter(|front| front.number == number)?;
         front.ending = true;
-        front.run.gives_back(now);
+        front.budget.release_begins(now);
         // Where nothing is handed off, the process need not pause for it either.
-        self.past.run_is_over = !limit.is_zero() && front.run.is_over(limit);
+        self.past.budget_is_spent = !limit.is_zero() && front.budget.is_spent(limit);
         let next = self.waiting.front()?;
-        if limit.is_zero() || self.past.run_is_over || next.deadline <= answer_by {
+        if limit.is_zero() || self.past.budget_is_spent || next.deadline <= answer_by {
             return None;
         }
         front.handing = true;
@@ -322,7 +322,7 @@ impl WaitQueue {
         };
         self.waiting.pop_front();
         self.brisk = now.since(last.started) < AWAKE;
-        let front = self.front(next, last.run.handed_on(), now);
+        let front = self.front(next, last.budget.handed_off(), now);
         self.front = Some(Front { handed: Some((Arc::clone(to), handed)), ..front });
         true
     }
@@ -338,7 +338,7 @@ impl WaitQueue {
             return false;
         };
         self.brisk = now.since(last.started) < AWAKE;
-        self.past.run = Some(last.run.gave_back(now));
+        self.past.budget = Some(last.budget.released(now));
         self.past.contention.ended(now);
         true
     }
@@ -351,7 +351,7 @@ mod tests {
     use crate::base::options::Lease;
     use crate::hold::AcquiredAt;
     use crate::hold::tests::{sample, sample_of};
-    use crate::waiting::waiter::Claim;
+    use crate::waiting::handoff::Claim;
 
     const LIMIT: Duration = Duration::from_millis(20);
 

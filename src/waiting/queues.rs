@@ -12,9 +12,10 @@ use crate::base::clock::Moment;
 use crate::base::holder::Holder;
 use crate::base::sync::{Mutex, MutexGuard};
 use crate::hold::Hold;
+use crate::waiting::handoff::{Claim, HandoffOutcome};
 use crate::waiting::patience::{Patience, SLOW_ANSWER, Silence};
 use crate::waiting::queue::{Past, Start, WaitQueue};
-use crate::waiting::waiter::{Claim, Cores, HandoffOutcome, Waiter};
+use crate::waiting::waiter::{Cores, Waiter};
 
 /// Of how many keys a manager remembers the past, when nobody in this process wants them any more.
 const REMEMBERED: usize = 8;
@@ -102,11 +103,11 @@ impl WaitQueues {
                     }
                     return Err(no_turn);
                 }
-                Step::StayAwake => MutexGuard::unlocked(&mut table, || self.cores.await_call(&me)),
+                Step::StayAwake => MutexGuard::unlocked(&mut table, || self.cores.stay_awake(&me)),
                 Step::LookAfter(hold) => MutexGuard::unlocked(&mut table, || look_after(&hold)),
                 // A wake-up is only a hint: the loop looks again.
                 Step::Sleep { until } => {
-                    me.called.wait_for(&mut table, until.since(now));
+                    me.woken.wait_for(&mut table, until.since(now));
                 }
             }
         }
@@ -237,7 +238,7 @@ fn notify_first(table: MutexGuard<'_, Table>, name: &str) {
     let first = table.by_name.get(name).and_then(|queue| queue.waiting.front().cloned());
     drop(table);
     if let Some(first) = first {
-        first.called.notify_one();
+        first.woken.notify_one();
     }
 }
 
@@ -280,7 +281,7 @@ impl Turn {
         self.note(|queue| {
             queue.saw(self.start.number, holder, took, Moment::now());
             if of_this_process {
-                queue.waiting.iter().for_each(|waiter| _ = waiter.called.notify_one());
+                queue.waiting.iter().for_each(|waiter| _ = waiter.woken.notify_one());
             }
         });
     }
@@ -312,7 +313,7 @@ impl Turn {
         if self.passed {
             table.turns = next;
             drop(table);
-            to.call();
+            to.wake_for_turn();
         }
         let spoilt = matches!(handed, HandoffOutcome::Spoilt { .. });
         (spoilt || !self.passed).then(|| (to.claim.clone(), spoilt))
@@ -337,13 +338,13 @@ impl Drop for Turn {
         }
         drop(table);
         if let Some(next) = next {
-            next.call();
+            next.wake_for_turn();
         }
     }
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use std::sync::mpsc;
     use std::thread;
 
@@ -351,6 +352,21 @@ mod tests {
     use crate::base::options::Lease;
     use crate::hold::tests::sample;
     use crate::waiting::patience::tests::until;
+
+    impl WaitQueues {
+        /// The turn, where no thread has it or waits for it.
+        pub(crate) fn free_turn(self: &Arc<WaitQueues>, name: &Arc<str>) -> Turn {
+            let joined = self.join(
+                name,
+                &until(Moment::PAST),
+                |_| false,
+                |_| true,
+                |_| (),
+                || unreachable!("it does not wait"),
+            );
+            joined.expect("no other thread has the turn")
+        }
+    }
 
     fn name() -> Arc<str> {
         "key".into()

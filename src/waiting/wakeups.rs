@@ -1,4 +1,4 @@
-//! Who is asleep until a key changes in Redis.
+//! The threads that sleep until a key changes in Redis.
 
 use std::collections::HashMap;
 use std::mem;
@@ -7,28 +7,28 @@ use std::sync::Arc;
 use crate::base::clock::Moment;
 use crate::base::sync::{Condvar, Mutex};
 
-/// The sleepers of one manager: one a key at most, since the others stand in line behind it.
+/// The sleeping threads of one manager: at most one for each key, since the others queue behind it.
 #[derive(Debug, Default)]
 pub(crate) struct Wakeups {
-    /// Locked before the state of a parker, and never after: calls ring under it.
+    /// Locked before the state of a parker, and never after it: parkers are unparked under this lock.
     by_key: Mutex<HashMap<Box<[u8]>, Arc<Parker>>>,
 }
 
-/// What wakes one sleeper. A call that comes before the sleep is not lost.
+/// Wakes one thread. A wake-up that comes before the thread sleeps is not lost.
 #[derive(Debug, Default)]
 struct Parker {
     state: Mutex<State>,
-    bell: Condvar,
+    unparked: Condvar,
 }
 
 #[derive(Debug, Default)]
 struct State {
     woken: bool,
-    /// The connection over which the sleeper looked last, if Redis tells of changes over it.
-    looked_over: Option<u64>,
+    /// The connection over which the thread asked last, if Redis tracks what is read over it.
+    asked_over: Option<u64>,
 }
 
-/// A place in the table, for as long as somebody waits.
+/// A thread's place in the table, for as long as it waits.
 #[derive(Debug)]
 pub(crate) struct Registration<'a> {
     wakeups: &'a Wakeups,
@@ -37,7 +37,7 @@ pub(crate) struct Registration<'a> {
 }
 
 impl Wakeups {
-    /// From now on, calls for this key are heard.
+    /// From now on, invalidations of this key wake the thread.
     pub(crate) fn register<'a>(&'a self, redis_key: &'a str) -> Registration<'a> {
         let parker = Arc::<Parker>::default();
         self.by_key.lock().insert(redis_key.as_bytes().into(), Arc::clone(&parker));
@@ -55,45 +55,39 @@ impl Wakeups {
         self.by_key.lock().values().for_each(|parker| parker.unpark());
     }
 
-    /// The sleeper for this key has looked over this connection, which it still has.
-    pub(crate) fn looked_over(&self, redis_key: &[u8], link: u64) {
+    /// The thread that waits for this key has asked over this connection, which it still has.
+    pub(crate) fn asked_over(&self, redis_key: &[u8], link: u64) {
         if let Some(parker) = self.by_key.lock().get(redis_key) {
-            parker.state.lock().looked_over = Some(link);
+            parker.state.lock().asked_over = Some(link);
         }
     }
 
-    /// Wakes those that looked over this connection last: it is closed, and Redis tells of nothing
-    /// that was looked at over it.
+    /// Wakes the threads that asked over this connection last. It is closed, so Redis sends no
+    /// invalidations of the keys that were read over it.
     pub(crate) fn wake_over(&self, link: u64) {
         for parker in
-            self.by_key.lock().values().filter(|parker| parker.state.lock().looked_over == Some(link))
+            self.by_key.lock().values().filter(|parker| parker.state.lock().asked_over == Some(link))
         {
             parker.unpark();
         }
-    }
-
-    /// True where nobody waits for any key.
-    #[cfg(test)]
-    pub(crate) fn is_empty(&self) -> bool {
-        self.by_key.lock().is_empty()
     }
 }
 
 impl Parker {
     fn unpark(&self) {
         self.state.lock().woken = true;
-        self.bell.notify_one();
+        self.unparked.notify_one();
     }
 }
 
 impl Registration<'_> {
-    /// Forgets earlier calls: what is asked next is newer than what they were about. True where there
-    /// was one.
+    /// Forgets earlier wake-ups, before Redis is asked: the answer is newer than what they were about.
+    /// True if there was one.
     pub(crate) fn forget(&self) -> bool {
         mem::take(&mut self.parker.state.lock().woken)
     }
 
-    /// Sleeps until the call comes, or the moment does: true where the call came.
+    /// Sleeps until the thread is woken, at most until this moment: true if it was woken.
     pub(crate) fn wait(&self, until: Moment) -> bool {
         let mut state = self.parker.state.lock();
         loop {
@@ -101,7 +95,7 @@ impl Registration<'_> {
             if state.woken || until <= now {
                 return state.woken;
             }
-            self.parker.bell.wait_for(&mut state, until.since(now));
+            self.parker.unparked.wait_for(&mut state, until.since(now));
         }
     }
 }
@@ -117,11 +111,18 @@ impl Drop for Registration<'_> {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use std::thread;
     use std::time::Duration;
 
     use super::*;
+
+    impl Wakeups {
+        /// True if no thread waits.
+        pub(crate) fn is_empty(&self) -> bool {
+            self.by_key.lock().is_empty()
+        }
+    }
 
     fn soon() -> Moment {
         Moment::now().after(Duration::from_secs(10))
@@ -132,7 +133,7 @@ mod tests {
     }
 
     #[test]
-    fn a_call_wakes_the_thread_that_sleeps_for_that_key() {
+    fn a_wake_up_is_for_the_thread_that_waits_for_that_key() {
         let wakeups = Wakeups::default();
         thread::scope(|scope| {
             let one = wakeups.register("one");
@@ -142,27 +143,27 @@ mod tests {
             assert!(asleep.join().unwrap());
             assert!(!two.wait(at_once()));
         });
-        assert!(wakeups.is_empty(), "nothing is kept of who has gone");
+        assert!(wakeups.is_empty(), "nothing is kept of a thread that has gone");
     }
 
     #[test]
-    fn a_connection_that_is_closed_calls_those_that_looked_over_it_last() {
+    fn a_connection_that_is_closed_wakes_the_threads_that_asked_over_it_last() {
         let wakeups = Wakeups::default();
         let [one, two, three] = ["one", "two", "three"].map(|key| wakeups.register(key));
         for (key, link) in [("one", 1), ("two", 1), ("two", 2), ("gone", 1)] {
-            wakeups.looked_over(key.as_bytes(), link);
+            wakeups.asked_over(key.as_bytes(), link);
         }
         wakeups.wake_over(1);
         assert!(one.wait(soon()));
-        assert!(!two.wait(at_once()), "it has looked over another since");
-        assert!(!three.wait(at_once()), "it has not looked");
+        assert!(!two.wait(at_once()), "it has asked over another since");
+        assert!(!three.wait(at_once()), "it has not asked");
         one.forget();
         wakeups.wake_over(2);
         assert!(two.wait(soon()) && !one.wait(at_once()));
     }
 
     #[test]
-    fn a_call_that_comes_first_is_kept_until_it_is_forgotten() {
+    fn a_wake_up_before_the_sleep_is_kept_until_it_is_forgotten() {
         let wakeups = Wakeups::default();
         let registration = wakeups.register("one");
         wakeups.wake_all();
@@ -173,7 +174,7 @@ mod tests {
     }
 
     #[test]
-    fn a_waiter_that_goes_late_does_not_take_the_next_ones_place() {
+    fn a_waiter_that_goes_late_does_not_remove_the_next_one() {
         let wakeups = Wakeups::default();
         let first = wakeups.register("one");
         let second = wakeups.register("one");

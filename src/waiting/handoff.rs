@@ -1,0 +1,156 @@
+//! The hand-off of a lock from one thread of the process to the next, and for how long a process may
+//! go on with that before it leaves the lock free for other processes.
+
+use std::time::Duration;
+
+use crate::base::clock::Moment;
+use crate::base::options::Lease;
+
+/// What a waiting thread wants Redis to store: a token, and for how long. The thread in front of it
+/// may send that for it, behind its release.
+#[derive(Clone, Debug)]
+pub(crate) struct Claim {
+    pub(crate) token: String,
+    pub(crate) lease: Lease,
+}
+
+/// What became of a claim that the thread in front was to send.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum HandoffOutcome {
+    /// It was not sent, or another process had the lock: the token is not in Redis.
+    Nothing,
+    /// Redis has stored it.
+    Taken { sent: Moment, answered: Moment },
+    /// It was sent at this moment, and there was no answer: Redis has stored it, or may still do so.
+    /// The token must not be used again, and has to be deleted.
+    Spoilt { sent: Moment },
+}
+
+/// A lock that was free for this long after a turn could have been taken by other processes.
+const LONG_FREE: Duration = Duration::from_millis(1);
+
+/// How long a process has had a lock, in turns that followed each other and left other processes no
+/// chance.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct HandoffBudget {
+    /// When the first of these turns had the lock, plus the time for which it was free since.
+    since: Moment,
+    /// The process does not have the lock, or has begun to release it.
+    free_since: Option<Moment>,
+}
+
+impl HandoffBudget {
+    pub(crate) fn new(now: Moment) -> HandoffBudget {
+        HandoffBudget { since: now, free_since: Some(now) }
+    }
+
+    /// The budget of a turn that asks Redis at `now`. It is a new one if the lock was free for a while.
+    pub(crate) fn at(self, now: Moment) -> HandoffBudget {
+        if self.free_for(now) >= LONG_FREE { HandoffBudget::new(now) } else { self }
+    }
+
+    /// The process has the lock: true if it was free, or another process had it, before.
+    pub(crate) fn acquired(&mut self, now: Moment) -> bool {
+        let was_free = self.free_since.is_some();
+        self.since = self.since.after(self.free_for(now));
+        self.free_since = None;
+        was_free
+    }
+
+    /// A release begins. The time that it takes does not count.
+    pub(crate) fn release_begins(&mut self, now: Moment) {
+        self.free_since.get_or_insert(now);
+    }
+
+    /// Redis has answered the release. From here on, the lock is free for other processes.
+    #[must_use]
+    pub(crate) fn released(mut self, now: Moment) -> HandoffBudget {
+        self.acquired(now);
+        HandoffBudget { free_since: Some(now), ..self }
+    }
+
+    /// For how long the lock has been free.
+    pub(crate) fn free_for(&self, now: Moment) -> Duration {
+        self.free_since.map_or(Duration::ZERO, |since| now.since(since))
+    }
+
+    /// The lock was handed off, so it was never free.
+    #[must_use]
+    pub(crate) fn handed_off(self) -> HandoffBudget {
+        HandoffBudget { free_since: None, ..self }
+    }
+
+    /// For how long the process had the lock, once it has released it or is about to.
+    pub(crate) fn held(&self) -> Duration {
+        self.free_since.unwrap_or(self.since).since(self.since)
+    }
+
+    /// The process has had the lock for as long as it may.
+    pub(crate) fn is_spent(&self, limit: Duration) -> bool {
+        self.held() >= limit
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const LIMIT: Duration = Duration::from_millis(20);
+
+    fn at(millis: u64) -> Moment {
+        Moment::from_nanos(1_000_000 * millis)
+    }
+
+    /// The budget of a turn that asks at 0, has the lock at 1 and begins its release at this time.
+    fn held_until(millis: u64) -> HandoffBudget {
+        let mut budget = HandoffBudget::new(at(0));
+        budget.acquired(at(1));
+        budget.release_begins(at(millis));
+        budget
+    }
+
+    #[test]
+    fn a_budget_is_spent_after_so_much_time_with_the_lock() {
+        assert!(!held_until(20).is_spent(LIMIT));
+        assert!(held_until(21).is_spent(LIMIT), "the time for which it asked does not count");
+        assert!(!held_until(2).handed_off().is_spent(LIMIT));
+    }
+
+    #[test]
+    fn the_time_of_a_release_neither_counts_nor_leaves_the_lock_free() {
+        let slow = held_until(11).released(at(100));
+        assert_eq!(slow.free_for(at(100)), Duration::ZERO);
+        let mut budget = slow.at(at(100));
+        budget.acquired(at(105));
+        budget.release_begins(at(114));
+        assert!(!budget.is_spent(LIMIT), "10 ms and 9");
+        let mut budget = slow.at(at(100));
+        budget.acquired(at(105));
+        budget.release_begins(at(115));
+        assert!(budget.is_spent(LIMIT));
+        assert_eq!(slow.free_for(at(107)), Duration::from_millis(7));
+    }
+
+    #[test]
+    fn a_lock_that_is_handed_off_is_not_free_in_between() {
+        let mut budget = held_until(11).handed_off();
+        budget.release_begins(at(21));
+        assert!(budget.is_spent(LIMIT));
+    }
+
+    #[test]
+    fn a_turn_that_asks_at_once_goes_on_with_the_budget_and_the_time_between_does_not_count() {
+        let asks = Moment::from_nanos(at(12).as_nanos() - 1);
+        let mut budget = held_until(11).at(asks);
+        budget.acquired(at(15));
+        budget.release_begins(at(24));
+        assert!(!budget.is_spent(LIMIT), "19 ms");
+        budget.release_begins(at(30));
+        assert!(!budget.is_spent(LIMIT), "it was given back before");
+        let mut budget = held_until(11).at(asks);
+        budget.acquired(at(15));
+        budget.release_begins(at(25));
+        assert!(budget.is_spent(LIMIT), "20 ms");
+        assert!(!held_until(30).at(at(31)).is_spent(LIMIT), "others had time to take it");
+    }
+}
