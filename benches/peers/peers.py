@@ -1,11 +1,9 @@
-"""The two Python locks, as workers of the benchmark.
+"""The two Python locks, as workers of the benchmark: they speak the protocol of src/protocol.rs.
 
-Speaks the protocol of src/protocol.rs: `cycles` (one thread alone), `turns` (threads that take turns on one key) and
-`pair` (one side of a hand-off between processes). All options of the locks are at their defaults, but for the lease, which is the same for
-all peers. What Python itself costs is part of every figure.
+All options of the locks are at their defaults, except for the lease, which is the same for all peers. What Python
+itself costs is part of every figure.
 """
 
-import argparse
 import json
 import sys
 import threading
@@ -73,8 +71,8 @@ class Room:
             self.overlaps += 1
 
 
-def take_turns(lock, order, room, turns):
-    end = time.monotonic_ns() + int(order.seconds * 1e9)
+def take_turns(lock, key, seconds, room, turns):
+    end = time.monotonic_ns() + int(seconds * 1e9)
     taken = 0
 
     def inside():
@@ -88,7 +86,7 @@ def take_turns(lock, order, room, turns):
             return
         taken = 0
         try:
-            lock.turn(order.key, inside)
+            lock.turn(key, inside)
         except Exception:
             turns["failures"] += 1
         if taken:
@@ -97,43 +95,33 @@ def take_turns(lock, order, room, turns):
             turns["in_time"] += taken <= end
 
 
-def turns(order):
-    lock = LOCKS[order.peer](order.url)
-    ready = threading.Barrier(order.threads + 1)
-    go = threading.Barrier(order.threads + 1)
+def together(lock, key, threads, seconds):
+    ready = threading.Barrier(threads + 1)
+    go = threading.Barrier(threads + 1)
     room = Room()
-    tallies = [{"in_time": 0, "waits": [], "cycles": [], "gave_up": 0, "failures": 0} for _ in range(order.threads)]
+    tallies = [{"in_time": 0, "waits": [], "cycles": [], "gave_up": 0, "failures": 0} for _ in range(threads)]
 
     def each(number):
         try:
-            # So that opening connections is no part of it.
-            lock.turn(f"{order.key}:{number}", lambda: None)
+            # Opens the connections before the clock starts.
+            lock.turn(f"{key}:{number}", lambda: None)
         except Exception:
             tallies[number]["failures"] += 1
         ready.wait()
         go.wait()
-        take_turns(lock, order, room, tallies[number])
+        take_turns(lock, key, seconds, room, tallies[number])
 
-    threads = [threading.Thread(target=each, args=(number,)) for number in range(order.threads)]
-    for thread in threads:
+    running = [threading.Thread(target=each, args=(number,)) for number in range(threads)]
+    for thread in running:
         thread.start()
     ready.wait()
     say("ready")
     hear()
+    cpu = time.process_time_ns()
     go.wait()
-    for thread in threads:
+    for thread in running:
         thread.join()
-    say(json.dumps({"threads": tallies, "overlaps": room.overlaps}))
-
-
-def cycles(order):
-    lock = LOCKS[order.peer](order.url)
-    lock.turn(order.key, lambda: None)
-    say("ready")
-    while hear():
-        tally = {"in_time": 0, "waits": [], "cycles": [], "gave_up": 0, "failures": 0}
-        take_turns(lock, order, Room(), tally)
-        say(json.dumps({"threads": [tally], "overlaps": 0}))
+    say(json.dumps({"threads": tallies, "overlaps": room.overlaps, "cpu": time.process_time_ns() - cpu}))
 
 
 def take(lock, key):
@@ -146,7 +134,7 @@ def take(lock, key):
         gave = time.monotonic_ns()
 
     lock.turn(key, inside)
-    return f"gave {gave}"
+    say(f"gave {gave}")
 
 
 def wait(lock, key):
@@ -158,35 +146,36 @@ def wait(lock, key):
 
     say("waiting")
     lock.turn(key, inside)
-    return f"got {got}"
+    say(f"got {got}")
 
 
-def pair(order):
-    lock = LOCKS[order.peer](order.url)
-    lock.turn(f"{order.key}:warm", lambda: None)
-    say("ready")
-    while command := hear():
-        try:
-            say({"take": take, "wait": wait}[command](lock, order.key))
-        except Exception as error:
-            say(f"failed {error!r}")
-
-
-def versions(_order):
-    names = ("redis", "python-redis-lock")
-    say(json.dumps({"python": sys.version.split()[0]} | {name: metadata.version(name) for name in names}))
+def obey(lock, command, *arguments):
+    if command == "turns":
+        key, threads, seconds = arguments
+        together(lock, key, int(threads), float(seconds))
+    elif command == "take":
+        take(lock, *arguments)
+    elif command == "wait":
+        wait(lock, *arguments)
+    elif command == "cpu":
+        say(f"cpu {time.process_time_ns()}")
+    else:
+        raise ValueError(f"unknown command: {command}")
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("work", choices=("cycles", "turns", "pair", "versions"))
-    parser.add_argument("--url")
-    parser.add_argument("--peer", choices=LOCKS)
-    parser.add_argument("--key")
-    parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--seconds", type=float)
-    order = parser.parse_args()
-    {"cycles": cycles, "turns": turns, "pair": pair, "versions": versions}[order.work](order)
+    if sys.argv[1] == "versions":
+        packages = [f"{name} {metadata.version(name)}" for name in ("redis", "python-redis-lock")]
+        say(", ".join([f"Python {sys.version.split()[0]}", *packages]))
+        return
+    url, peer = sys.argv[1:]
+    lock = LOCKS[peer](url)
+    say("ready")
+    while line := hear():
+        try:
+            obey(lock, *line.split())
+        except Exception as error:
+            say(f"failed {error!r}")
 
 
 if __name__ == "__main__":

@@ -1,46 +1,89 @@
-//! What was measured: per scenario and peer, one entry per round.
+//! What was measured: the rounds of a scenario, added up.
 
 use std::collections::BTreeMap;
+use std::time::Duration;
 
-use crate::numbers::{Spread, median};
+use anyhow::Result;
+use hdrhistogram::Histogram;
+
 use crate::peer::Peer;
+use crate::protocol::{Tally, Turns};
+use crate::setting::Setting;
 
-/// Who takes turns on one key.
+/// What is done with a peer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) enum Crowd {
+pub(crate) enum Scenario {
+    Alone,
+    Reentry,
     TwoThreads,
     EightThreads,
     FourProcesses,
+    HandOff,
 }
 
-pub(crate) const CROWDS: [Crowd; 3] = [Crowd::TwoThreads, Crowd::EightThreads, Crowd::FourProcesses];
+/// All scenarios, in the order of the report.
+pub(crate) const SCENARIOS: [Scenario; 6] = [
+    Scenario::Alone,
+    Scenario::Reentry,
+    Scenario::TwoThreads,
+    Scenario::EightThreads,
+    Scenario::FourProcesses,
+    Scenario::HandOff,
+];
 
-impl Crowd {
+impl Scenario {
     pub(crate) fn title(self) -> &'static str {
         match self {
-            Crowd::TwoThreads => "2 threads of one process",
-            Crowd::EightThreads => "8 threads of one process",
-            Crowd::FourProcesses => "4 processes, one thread each",
+            Scenario::Alone => "Lock and unlock, alone",
+            Scenario::Reentry => "Reentry",
+            Scenario::TwoThreads => "One key, 2 threads of one process",
+            Scenario::EightThreads => "One key, 8 threads of one process",
+            Scenario::FourProcesses => "One key, 4 processes of one thread",
+            Scenario::HandOff => "Hand-off between processes",
         }
     }
 
-    pub(crate) fn processes(self) -> usize {
-        if self == Crowd::FourProcesses { 4 } else { 1 }
+    /// How many processes take turns, and how many threads of each.
+    pub(crate) fn crowd(self) -> (usize, usize) {
+        match self {
+            Scenario::Alone | Scenario::Reentry => (1, 1),
+            Scenario::TwoThreads => (1, 2),
+            Scenario::EightThreads => (1, 8),
+            Scenario::FourProcesses => (4, 1),
+            Scenario::HandOff => (2, 1),
+        }
     }
 
-    /// Per process.
-    pub(crate) fn threads(self) -> usize {
+    pub(crate) fn includes(self, peer: Peer) -> bool {
         match self {
-            Crowd::TwoThreads => 2,
-            Crowd::EightThreads => 8,
-            Crowd::FourProcesses => 1,
+            Scenario::Alone => true,
+            Scenario::Reentry => peer.is_reentrant(),
+            Scenario::HandOff => peer != Peer::Floor,
+            _ => peer.is_lock(),
         }
     }
 }
 
-/// What went wrong on the way.
-#[derive(Debug, Default, Clone, Copy)]
-pub(crate) struct Trouble {
+/// All rounds of a scenario with one peer in one setting.
+#[derive(Debug)]
+pub(crate) struct Measured {
+    /// What is timed, in nanoseconds: turns, lock calls or hand-offs, as the scenario has it.
+    pub(crate) times: Histogram<u64>,
+    /// Turns that began within the time; hand-offs.
+    pub(crate) turns: u64,
+    /// Those, and the turns that ended after the time: all that processor time was used for.
+    done: u64,
+    seconds: f64,
+    /// Of the turns of a round, by the thread or process that had the fewest, and the most: added up.
+    smallest: f64,
+    largest: f64,
+    rounds: u32,
+    /// Nanoseconds of processor time, of all workers and of the server.
+    clients: u64,
+    server: u64,
+    /// Commands that the server executed for one waiter, and for how many seconds.
+    pub(crate) commands: u64,
+    pub(crate) waited: f64,
     /// Retries were exhausted; the lock was asked again.
     pub(crate) gave_up: u64,
     /// A call, or a worker, failed.
@@ -49,66 +92,104 @@ pub(crate) struct Trouble {
     pub(crate) overlaps: u64,
 }
 
-/// One round of turns on one key.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct Contended {
-    pub(crate) per_second: f64,
-    pub(crate) wait: Spread,
-    /// Of the turns, by the one who had the fewest, and by the one who had the most.
-    pub(crate) smallest: f64,
-    pub(crate) largest: f64,
-    /// Nanoseconds of the server's processor per turn.
-    pub(crate) cpu: f64,
-}
+/// Everything.
+pub(crate) type Book = BTreeMap<(Setting, Scenario, Peer), Measured>;
 
-/// All rounds.
-#[derive(Default)]
-pub(crate) struct Book {
-    /// An entry per slice.
-    pub(crate) cycles: BTreeMap<Peer, Vec<Spread>>,
-    pub(crate) reentry: Vec<Spread>,
-    pub(crate) contended: BTreeMap<(Crowd, Peer), Vec<Contended>>,
-    /// Nanoseconds of single hand-offs, of all rounds together: a round has few.
-    pub(crate) hand_offs: BTreeMap<Peer, Vec<u64>>,
-    /// Commands per second, one number per round.
-    pub(crate) waiting: BTreeMap<Peer, Vec<f64>>,
-    pub(crate) trouble: BTreeMap<(Option<Crowd>, Peer), Trouble>,
-}
-
-impl Book {
-    pub(crate) fn cycle(&self, peer: Peer) -> Option<Spread> {
-        self.cycles.get(&peer).map(|rounds| Spread::over(rounds))
-    }
-
-    /// The median of the slice in which the machine disturbed the least.
-    pub(crate) fn quietest_cycle(&self, peer: Peer) -> Option<f64> {
-        self.cycles.get(&peer)?.iter().map(|slice| slice.p50).min_by(f64::total_cmp)
-    }
-
-    pub(crate) fn hand_off(&self, peer: Peer) -> Option<Spread> {
-        Spread::of(self.hand_offs.get(&peer)?.clone())
-    }
-
-    pub(crate) fn waiting(&self, peer: Peer) -> Option<f64> {
-        self.waiting.get(&peer).map(|rounds| median(rounds.iter().copied()))
-    }
-
-    /// The medians of all rounds.
-    pub(crate) fn contended(&self, crowd: Crowd, peer: Peer) -> Option<Contended> {
-        let rounds = self.contended.get(&(crowd, peer))?;
-        let middle = |part: fn(&Contended) -> f64| median(rounds.iter().map(part));
-        let waits: Vec<Spread> = rounds.iter().map(|round| round.wait).collect();
-        Some(Contended {
-            per_second: middle(|round| round.per_second),
-            wait: Spread::over(&waits),
-            smallest: middle(|round| round.smallest),
-            largest: middle(|round| round.largest),
-            cpu: middle(|round| round.cpu),
+#[allow(clippy::cast_precision_loss, reason = "counts and times far below 2^52")]
+impl Measured {
+    pub(crate) fn new() -> Result<Measured> {
+        let times = Histogram::new(3)?;
+        Ok(Measured {
+            times,
+            turns: 0,
+            done: 0,
+            seconds: 0.0,
+            smallest: 0.0,
+            largest: 0.0,
+            rounds: 0,
+            clients: 0,
+            server: 0,
+            commands: 0,
+            waited: 0.0,
+            gave_up: 0,
+            failures: 0,
+            overlaps: 0,
         })
     }
 
-    /// Notes trouble of a scenario; `None` is any that is not a crowd.
-    pub(crate) fn trouble(&mut self, crowd: Option<Crowd>, peer: Peer) -> &mut Trouble {
-        self.trouble.entry((crowd, peer)).or_default()
+    /// Adds what all workers did at the same time; `timed` are the times that count.
+    pub(crate) fn add(
+        &mut self,
+        tallies: &[Tally],
+        time: Duration,
+        server: u64,
+        timed: fn(&Turns) -> &Vec<u64>,
+    ) -> Result<()> {
+        let threads: Vec<&Turns> = tallies.iter().flat_map(|tally| &tally.threads).collect();
+        self.overlaps += tallies.iter().map(|tally| tally.overlaps).sum::<u64>();
+        self.gave_up += threads.iter().map(|turns| turns.gave_up).sum::<u64>();
+        self.failures += threads.iter().map(|turns| turns.failures).sum::<u64>();
+        let turns: u64 = threads.iter().map(|turns| turns.in_time).sum();
+        let shares = || threads.iter().map(|thread| thread.in_time as f64 / turns.max(1) as f64);
+        self.smallest += shares().fold(1.0, f64::min);
+        self.largest += shares().fold(0.0, f64::max);
+        self.rounds += 1;
+        self.turns += turns;
+        self.done += threads.iter().map(|thread| thread.in_time.max(thread.cycles.len() as u64)).sum::<u64>();
+        self.seconds += time.as_secs_f64();
+        self.clients += tallies.iter().map(|tally| tally.cpu).sum::<u64>();
+        self.server += server;
+        threads.iter().flat_map(|turns| timed(turns)).try_for_each(|time| Ok(self.times.record(*time)?))
+    }
+
+    /// Adds hand-offs, and the processor time of both workers and of the server.
+    pub(crate) fn add_hand_offs(&mut self, times: &[u64], clients: u64, server: u64) -> Result<()> {
+        self.turns += times.len() as u64;
+        self.done += times.len() as u64;
+        self.clients += clients;
+        self.server += server;
+        times.iter().try_for_each(|time| Ok(self.times.record(*time)?))
+    }
+
+    pub(crate) fn is_empty(&self) -> bool {
+        self.times.is_empty()
+    }
+
+    pub(crate) fn p50(&self) -> f64 {
+        self.times.value_at_quantile(0.5) as f64
+    }
+
+    pub(crate) fn p99(&self) -> f64 {
+        self.times.value_at_quantile(0.99) as f64
+    }
+
+    pub(crate) fn longest(&self) -> f64 {
+        self.times.max() as f64
+    }
+
+    pub(crate) fn per_second(&self) -> f64 {
+        self.turns as f64 / self.seconds
+    }
+
+    /// The mean over the rounds.
+    pub(crate) fn smallest_share(&self) -> f64 {
+        self.smallest / f64::from(self.rounds)
+    }
+
+    pub(crate) fn largest_share(&self) -> f64 {
+        self.largest / f64::from(self.rounds)
+    }
+
+    /// A turn.
+    pub(crate) fn client_cpu(&self) -> f64 {
+        self.clients as f64 / self.done as f64
+    }
+
+    pub(crate) fn server_cpu(&self) -> f64 {
+        self.server as f64 / self.done as f64
+    }
+
+    pub(crate) fn commands_per_second(&self) -> f64 {
+        self.commands as f64 / self.waited
     }
 }

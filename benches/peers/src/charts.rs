@@ -1,151 +1,199 @@
-//! Which pictures there are, and what is in them.
+//! The charts: a panel per setting, a row per peer, a mark per figure.
 
 use std::path::Path;
 
-use anyhow::Result;
+use anyhow::{Result, anyhow};
+use plotters::coord::Shift;
+use plotters::prelude::*;
+use plotters::style::text_anchor::{HPos, Pos, VPos};
 
-use crate::book::{Book, CROWDS, Contended, Crowd};
-use crate::chart::{Chart, Look, Panel, Row, Scale, draw};
-use crate::numbers::{percent, round_time, three_digits, time};
-use crate::peer::{LOCKS, Peer};
+use crate::book::{Book, Measured, Scenario};
+use crate::numbers::{three_digits, time};
+use crate::peer::Peer;
+use crate::setting::Setting;
 
-/// Draws all of them.
-pub(crate) fn write(out: &Path, book: &Book) -> Result<()> {
-    draw(&out.join("cycle.svg"), &cycle(book))?;
-    draw(&out.join("throughput.svg"), &throughput(book))?;
-    draw(&out.join("shares.svg"), &shares(book))?;
-    draw(&out.join("waits.svg"), &waits(book))?;
-    draw(&out.join("hand-off.svg"), &hand_off(book))?;
-    draw(&out.join("waiting.svg"), &waiting(book))?;
-    draw(&out.join("cpu.svg"), &cpu(book))
+const WIDTH: u32 = 900;
+const ROW: u32 = 20;
+const HEAD: u32 = 54;
+const CAPTION: u32 = 28;
+const AXIS: u32 = 24;
+const FOOT: u32 = 30;
+
+const INK: RGBColor = RGBColor(40, 44, 52);
+const FAINT: RGBColor = RGBColor(222, 224, 228);
+const OWN: RGBColor = RGBColor(214, 84, 0);
+const OTHER: RGBColor = RGBColor(52, 101, 164);
+
+/// A figure of each row, and its name in the legend.
+type Mark = (&'static str, fn(&Measured) -> f64);
+
+struct Chart {
+    file: &'static str,
+    title: &'static str,
+    /// What is drawn along the axis, and which end is better.
+    axis: &'static str,
+    scenario: Scenario,
+    marks: &'static [Mark],
+    write: fn(f64) -> String,
 }
 
-fn cycle(book: &Book) -> Chart {
-    let peers = [Peer::Ping, Peer::Floor].into_iter().chain(LOCKS);
-    let row = |peer: Peer| {
-        let values = [book.quietest_cycle(peer)?, book.cycle(peer)?.p50];
-        Some(several(peer, &values))
-    };
+const CHARTS: &[Chart] = &[
     Chart {
-        title: "Lock and unlock, alone".to_owned(),
-        axis: "median time of a cycle, less is better".to_owned(),
-        marks: vec!["quietest slice", "median slice"],
-        panels: vec![Panel { heading: "", rows: peers.filter_map(row).collect() }],
-        scale: Scale::AsNeeded,
-        write: round_time,
-    }
-}
-
-fn throughput(book: &Book) -> Chart {
-    let row = |peer, outcome: Contended| one(peer, outcome.per_second, per_second);
+        file: "cycle.svg",
+        title: "Lock and unlock, alone",
+        axis: "time of a cycle, less is better",
+        scenario: Scenario::Alone,
+        marks: &[("p50", Measured::p50)],
+        write: time,
+    },
     Chart {
-        title: "Turns per second on one key".to_owned(),
-        axis: "turns per second, more is better".to_owned(),
-        marks: Vec::new(),
-        panels: crowds(book, row),
-        write: plain,
-        scale: Scale::AsNeeded,
-    }
-}
-
-fn shares(book: &Book) -> Chart {
-    let row = |peer: Peer, outcome: Contended| {
-        let values = [outcome.smallest, outcome.largest];
-        let figures = values.map(percent).join("  to  ");
-        Row { name: peer.title(), look: look(peer), values: values.to_vec(), figures }
-    };
+        file: "throughput.svg",
+        title: "Turns per second, 8 threads on one key",
+        axis: "turns per second, more is better",
+        scenario: Scenario::EightThreads,
+        marks: &[("turns", Measured::per_second)],
+        write: three_digits,
+    },
     Chart {
-        title: "Who got the turns on one key, in percent".to_owned(),
-        axis: "shares of the turns; fair where both marks meet".to_owned(),
-        marks: vec!["smallest", "largest"],
-        panels: crowds(book, row),
-        scale: Scale::FromZero,
-        write: |share| format!("{:.0} %", share * 100.0),
-    }
-}
-
-fn waits(book: &Book) -> Chart {
+        file: "waits.svg",
+        title: "Waiting for the lock, 8 threads on one key",
+        axis: "time of a lock call, less is better",
+        scenario: Scenario::EightThreads,
+        marks: &[("p50", Measured::p50), ("longest", Measured::longest)],
+        write: time,
+    },
     Chart {
-        title: "Waiting for one key that others take and release".to_owned(),
-        axis: "time of a lock call, less is better".to_owned(),
-        marks: MARKS.to_vec(),
-        panels: crowds(book, |peer, outcome| several(peer, &outcome.wait.parts())),
-        write: round_time,
-        scale: Scale::AsNeeded,
-    }
-}
-
-fn hand_off(book: &Book) -> Chart {
-    let peers = [Peer::Ping].into_iter().chain(LOCKS);
-    let rows =
-        peers.filter_map(|peer| book.hand_off(peer).map(|spread| several(peer, &spread.parts()))).collect();
+        file: "hand-off.svg",
+        title: "Hand-off between processes, after 20 to 40 ms of waiting",
+        axis: "from unlock in one process to lock in the other, less is better",
+        scenario: Scenario::HandOff,
+        marks: &[("p50", Measured::p50), ("longest", Measured::longest)],
+        write: time,
+    },
     Chart {
-        title: "Hand-off from process to process, after 20 to 40 ms of waiting".to_owned(),
-        axis: "from unlock in one to lock in the other, less is better".to_owned(),
-        marks: MARKS.to_vec(),
-        panels: vec![Panel { heading: "", rows }],
-        write: round_time,
-        scale: Scale::AsNeeded,
+        file: "cpu.svg",
+        title: "Processor time of a turn, 8 threads on one key",
+        axis: "processor time, less is better",
+        scenario: Scenario::EightThreads,
+        marks: &[("server", Measured::server_cpu), ("clients", Measured::client_cpu)],
+        write: time,
+    },
+];
+
+/// A panel: peers with their figures.
+type Rows = Vec<(Peer, Vec<f64>)>;
+
+/// Draws all charts that there are figures for.
+pub(crate) fn write(out: &Path, settings: &[Setting], book: &Book) -> Result<()> {
+    for chart in CHARTS {
+        let panel = |setting: &Setting| (setting.title(), chart.rows(*setting, book));
+        let panels: Vec<_> = settings.iter().map(panel).filter(|(_, rows)| !rows.is_empty()).collect();
+        if !panels.is_empty() {
+            chart.draw(&out.join(chart.file), &panels).map_err(|why| anyhow!("{}: {why}", chart.file))?;
+        }
+    }
+    Ok(())
+}
+
+type Drawn<'a, T> = Result<T, DrawingAreaErrorKind<<SVGBackend<'a> as DrawingBackend>::ErrorType>>;
+
+impl Chart {
+    fn rows(&self, setting: Setting, book: &Book) -> Rows {
+        let here = book.iter().filter(|((s, c, _), _)| (*s, *c) == (setting, self.scenario));
+        let figures = |of: &Measured| self.marks.iter().map(|(_, figure)| figure(of)).collect();
+        let measured = here.filter(|(_, measured)| !measured.is_empty());
+        measured.map(|((.., peer), measured)| (*peer, figures(measured))).collect()
+    }
+
+    fn draw<'a>(&self, file: &'a Path, panels: &[(&str, Rows)]) -> Drawn<'a, ()> {
+        // One row more: plotters leaves half of one free at each end.
+        let height = |rows: &Rows| u32::try_from(rows.len() + 1).unwrap_or(0) * ROW + CAPTION + AXIS;
+        let total = HEAD + FOOT + panels.iter().map(|(_, rows)| height(rows)).sum::<u32>();
+        let area = SVGBackend::new(file, (WIDTH, total)).into_drawing_area();
+        area.fill(&WHITE)?;
+        self.head(&area)?;
+        let figures = || panels.iter().flat_map(|(_, rows)| rows).flat_map(|(_, figures)| figures);
+        let low = figures().copied().fold(f64::INFINITY, f64::min);
+        let high = figures().copied().fold(0.0, f64::max);
+        // A label stands left of the lowest mark, and right of the highest.
+        let room = (high / low).powf(0.15);
+        let mut rest = area.split_vertically(HEAD).1;
+        for (title, rows) in panels {
+            let (panel, below) = rest.split_vertically(height(rows));
+            self.panel(&panel, title, rows, low / room..high * room)?;
+            rest = below;
+        }
+        let about = format!("{}; logarithmic", self.axis);
+        rest.draw_text(&about, &font(13, INK), (180, 2))?;
+        area.present()
+    }
+
+    /// Title and legend.
+    fn head<'a>(&self, area: &DrawingArea<SVGBackend<'a>, Shift>) -> Drawn<'a, ()> {
+        area.draw_text(self.title, &font(20, INK), (14, 8))?;
+        let legend = if self.marks.len() < 2 { &[] } else { self.marks };
+        for (number, (name, _)) in legend.iter().enumerate() {
+            let x = 180 + 100 * i32::try_from(number).unwrap_or(0);
+            area.draw(
+                &(EmptyElement::at((x, 44)) + mark(number, INK) + Text::new(*name, (10, -7), font(13, INK))),
+            )?;
+        }
+        Ok(())
+    }
+
+    fn panel<'a>(
+        &self,
+        area: &DrawingArea<SVGBackend<'a>, Shift>,
+        title: &str,
+        rows: &Rows,
+        range: std::ops::Range<f64>,
+    ) -> Drawn<'a, ()> {
+        let mut chart = ChartBuilder::on(area)
+            .caption(title, font(15, INK))
+            .margin_right(20)
+            .x_label_area_size(AXIS)
+            .y_label_area_size(170)
+            .build_cartesian_2d(range.log_scale(), (0..rows.len()).into_segmented())?;
+        // The first peer is at the top, where the axis has its end.
+        let row = |number: usize| rows.len() - 1 - number;
+        chart
+            .configure_mesh()
+            .disable_y_mesh()
+            .light_line_style(WHITE)
+            .bold_line_style(FAINT)
+            .x_labels(8)
+            .x_label_formatter(&|value| (self.write)(*value))
+            .y_labels(rows.len())
+            .y_label_formatter(&|place| match place {
+                SegmentValue::CenterOf(number) => {
+                    rows.get(row(*number)).map_or("", |(peer, _)| peer.title()).to_owned()
+                }
+                _ => String::new(),
+            })
+            .label_style(font(13, INK))
+            .draw()?;
+        for (number, (peer, figures)) in rows.iter().enumerate() {
+            let color = if *peer == Peer::Relatch { OWN } else { OTHER };
+            let highest = figures.iter().copied().fold(0.0, f64::max);
+            chart.draw_series(figures.iter().enumerate().map(|(which, figure)| {
+                #[allow(clippy::float_cmp, reason = "it is one of them")]
+                let (x, side) = if *figure == highest { (9, HPos::Left) } else { (-9, HPos::Right) };
+                let style = font(12, color).pos(Pos::new(side, VPos::Center));
+                EmptyElement::at((*figure, SegmentValue::CenterOf(row(number))))
+                    + mark(which, color)
+                    + Text::new((self.write)(*figure), (x, 0), style)
+            }))?;
+        }
+        Ok(())
     }
 }
 
-fn waiting(book: &Book) -> Chart {
-    let row = |peer| book.waiting(peer).map(|commands| one(peer, commands, per_second));
-    Chart {
-        title: "What one waiter sends to Redis".to_owned(),
-        axis: "commands per second while the lock is held, less is better".to_owned(),
-        marks: Vec::new(),
-        panels: vec![Panel { heading: "", rows: LOCKS.into_iter().filter_map(row).collect() }],
-        write: plain,
-        scale: Scale::AsNeeded,
-    }
+/// A dot, or a ring: to be told apart without colours.
+fn mark(number: usize, color: RGBColor) -> Circle<(i32, i32), i32> {
+    let style = if number == 0 { color.filled() } else { color.stroke_width(2) };
+    Circle::new((0, 0), 5, style)
 }
 
-fn cpu(book: &Book) -> Chart {
-    let row = |peer| book.contended(Crowd::EightThreads, peer).map(|outcome| one(peer, outcome.cpu, time));
-    Chart {
-        title: "Server time per turn, 8 threads on one key".to_owned(),
-        axis: "processor time of redis-server, less is better".to_owned(),
-        marks: Vec::new(),
-        panels: vec![Panel { heading: "", rows: LOCKS.into_iter().filter_map(row).collect() }],
-        write: round_time,
-        scale: Scale::AsNeeded,
-    }
-}
-
-const MARKS: [&str; 3] = ["p50", "p99", "longest"];
-
-/// A panel per crowd.
-fn crowds(book: &Book, row: impl Fn(Peer, Contended) -> Row) -> Vec<Panel> {
-    let rows = |crowd| {
-        LOCKS.into_iter().filter_map(|peer| Some(row(peer, book.contended(crowd, peer)?))).collect::<Vec<_>>()
-    };
-    CROWDS.into_iter().map(|crowd| Panel { heading: crowd.title(), rows: rows(crowd) }).collect()
-}
-
-fn one(peer: Peer, value: f64, write: fn(f64) -> String) -> Row {
-    Row { name: peer.title(), look: look(peer), values: vec![value], figures: write(value) }
-}
-
-/// Times.
-fn several(peer: Peer, values: &[f64]) -> Row {
-    let figures: Vec<String> = values.iter().copied().map(time).collect();
-    Row { name: peer.title(), look: look(peer), values: values.to_vec(), figures: figures.join("  ·  ") }
-}
-
-fn look(peer: Peer) -> Look {
-    match peer {
-        Peer::Relatch => Look::Own,
-        Peer::Ping | Peer::Floor => Look::Floor,
-        _ => Look::Other,
-    }
-}
-
-fn per_second(value: f64) -> String {
-    format!("{} /s", three_digits(value))
-}
-
-/// Without needless zeros.
-fn plain(value: f64) -> String {
-    format!("{value}")
+fn font(size: i32, color: RGBColor) -> TextStyle<'static> {
+    ("sans-serif", size).into_font().color(&color)
 }

@@ -1,44 +1,52 @@
 //! The same work with relatch and with other locks on Redis, side by side, on a server of its own.
 //!
 //! What is measured, and how to read it, is in `docs/benchmarks.md`. This process plans, starts workers and counts;
-//! the locks are taken in worker processes: this binary again, or Python. All of them speak the protocol of
-//! `protocol`, so that the same scenario runs over all peers.
+//! the locks are taken in worker processes: this binary again, or a program in Go, Java or Python. All of them speak
+//! the protocol of `protocol`, so that the same scenario runs over all peers.
 
-mod clock;
 mod protocol;
 mod peer;
 mod locks;
 mod worker;
 mod server;
-mod python;
+mod languages;
 mod machine;
+mod setting;
 mod stage;
 mod numbers;
 mod plan;
 mod book;
 mod scenarios;
-mod table;
 mod report;
-mod chart;
 mod charts;
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
+use std::time::Instant;
 
 use anyhow::{Context, Result};
-use clap::{Parser, Subcommand};
+use clap::{Parser, Subcommand, ValueEnum};
 
+use crate::book::Book;
+use crate::languages::Program;
+use crate::peer::{Language, Peer};
 use crate::plan::Plan;
-use crate::protocol::{Place, Together};
+use crate::scenarios::Run;
+use crate::setting::Setting;
 use crate::stage::Stage;
 
-/// Measures relatch and other locks on Redis side by side, and writes a report with charts.
+/// Measures relatch and other locks on Redis side by side, and writes results.md with charts.
 ///
-/// Starts a redis-server of its own on a free port of 127.0.0.1, without persistence. The Python locks are
-/// installed with pip into a temporary folder, and left out where that is not possible.
+/// Runs, with each lock: one thread alone; reentry, where the lock has it; 2 and 8 threads, and 4 processes, that take
+/// turns on one key; the hand-off from one process to another, and what a waiter sends meanwhile. All of it three
+/// times: free, on one core, and beside two busy loops.
+///
+/// Starts a redis-server of its own on a free port of 127.0.0.1, without persistence. The locks in Go, Java and Python
+/// are built with go, mvn and pip below benches/peers/target, and left out where that is not possible.
 #[derive(Debug, Parser)]
 #[command(version, args_conflicts_with_subcommands = true)]
 struct Options {
-    /// One short round, under a minute: to see that all works. The figures are rough.
+    /// One short round: to see that all works. The figures are rough.
     #[arg(long)]
     quick: bool,
 
@@ -46,53 +54,98 @@ struct Options {
     #[arg(long, value_name = "FOLDER")]
     out: Option<PathBuf>,
 
-    /// Leave the Python locks out.
-    #[arg(long)]
-    no_python: bool,
+    /// Only these, separated by commas [default: all]. PING and the floor are always run.
+    #[arg(long, value_delimiter = ',')]
+    peers: Vec<Peer>,
+
+    /// Only these, separated by commas [default: all].
+    #[arg(long, value_delimiter = ',')]
+    settings: Vec<Setting>,
 
     #[command(subcommand)]
     work: Option<Work>,
 }
 
-/// What a worker process is told to do. Not for people.
 #[derive(Debug, Subcommand)]
 enum Work {
-    /// One thread that takes a lock and releases it.
+    /// Takes locks as it is told on standard input. Not for people.
     #[command(hide = true)]
-    Cycles(Together),
-    /// Threads that take turns on one key.
-    #[command(hide = true)]
-    Turns(Together),
-    /// Taking a lock that this thread has already.
-    #[command(hide = true)]
-    Reentry(Together),
-    /// One side of a hand-off between processes.
-    #[command(hide = true)]
-    Pair(Place),
+    Worker { url: String, peer: Peer },
 }
 
 fn main() -> Result<()> {
     let options = Options::parse();
-    match options.work {
-        Some(Work::Cycles(order)) => worker::cycles(&order),
-        Some(Work::Turns(order)) => worker::turns(&order),
-        Some(Work::Reentry(order)) => worker::reentry(&order),
-        Some(Work::Pair(place)) => worker::pair(&place),
+    match &options.work {
+        Some(Work::Worker { url, peer }) => worker::work(url, *peer),
         None => measure(&options),
     }
 }
 
 /// Runs the whole plan, and writes the report.
 fn measure(options: &Options) -> Result<()> {
+    let began = Instant::now();
     let plan = if options.quick { Plan::quick() } else { Plan::full() };
     let beside = Path::new(env!("CARGO_MANIFEST_DIR"));
     let out = options.out.clone().unwrap_or_else(|| beside.join("../../docs/benchmarks"));
     std::fs::create_dir_all(&out).with_context(|| format!("cannot make {}", out.display()))?;
+    let wanted = |peer: &Peer| !peer.is_lock() || options.peers.is_empty() || options.peers.contains(peer);
+    let mut peers: Vec<Peer> = Peer::value_variants().iter().copied().filter(wanted).collect();
+    let all = Setting::value_variants();
+    let settings: Vec<Setting> = all
+        .iter()
+        .copied()
+        .filter(|one| options.settings.is_empty() || options.settings.contains(one))
+        .collect();
 
-    let mut stage = Stage::set(!options.no_python)?;
-    let book = scenarios::run(&mut stage, &plan);
-    report::write(&out, &stage, &plan, &book)?;
-    charts::write(&out, &book)?;
-    eprintln!("written: results.md and the charts");
+    let redis = Stage::set(&BTreeMap::new())?.info.version()?;
+    let (programs, versions) = build(&mut peers);
+    let mut book = Book::new();
+    for &setting in &settings {
+        let _surroundings = setting.enter()?;
+        let mut run = Run { plan: &plan, setting, stage: Stage::set(&programs)?, book: &mut book };
+        for round in 0..plan.rounds {
+            // So that no peer always comes after the same other one.
+            peers.rotate_left(round);
+            run.round(&peers, round)?;
+        }
+    }
+    let minutes = began.elapsed().as_secs_f64() / 60.0;
+    let rounds = if plan.rounds == 1 { "one round".to_owned() } else { format!("{} rounds", plan.rounds) };
+    let about = format!("{}: {rounds} in each setting, {minutes:.1} minutes in all", plan.name);
+    let mut conditions = report::conditions(&redis, about);
+    conditions.extend(versions);
+    report::write(&out, &conditions, &book)?;
+    charts::write(&out, &settings, &book)?;
+    eprintln!("written: results.md and the charts, after {minutes:.1} minutes");
     Ok(())
+}
+
+/// Builds what the peers are run with, and says which versions that has, or removes the peers and says why.
+fn build(peers: &mut Vec<Peer>) -> (BTreeMap<Language, Program>, Vec<(&'static str, String)>) {
+    let languages: BTreeSet<Language> = peers.iter().map(|peer| peer.language()).collect();
+    let mut programs = BTreeMap::new();
+    let mut lines = Vec::new();
+    for language in languages {
+        eprintln!("preparing the locks in {language:?}");
+        match Program::build(language) {
+            Ok(program) => {
+                if !program.versions.is_empty() {
+                    lines.push(("beside", program.versions.clone()));
+                }
+                programs.insert(language, program);
+            }
+            Err(why) => {
+                let without: Vec<&str> = peers
+                    .iter()
+                    .filter(|peer| peer.language() == language)
+                    .map(|peer| peer.title())
+                    .collect();
+                let line = format!("{} ({why:#})", without.join(", "));
+                eprintln!("LEFT OUT: {line}");
+                lines.push(("left out", line));
+                peers.retain(|peer| peer.language() != language);
+            }
+        }
+    }
+    (programs, lines)
 }

@@ -1,8 +1,8 @@
-//! Who is measured.
+//! The locks that are compared.
 
 use clap::ValueEnum;
 
-/// One of those that do the same work.
+/// Something that does the same work as the others.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, ValueEnum)]
 pub(crate) enum Peer {
     /// One round trip on one plain connection.
@@ -13,13 +13,21 @@ pub(crate) enum Peer {
     Rlock,
     Redlock,
     ByHand,
+    Redsync,
+    Redisson,
+    RedissonFair,
     RedisPy,
     PythonRedisLock,
 }
 
-/// Those that can be waited for.
-pub(crate) const LOCKS: [Peer; 6] =
-    [Peer::Relatch, Peer::Rlock, Peer::Redlock, Peer::ByHand, Peer::RedisPy, Peer::PythonRedisLock];
+/// What a peer is written in.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Language {
+    Rust,
+    Go,
+    Java,
+    Python,
+}
 
 impl Peer {
     /// As in tables and charts.
@@ -31,27 +39,35 @@ impl Peer {
             Peer::Rlock => "rlock",
             Peer::Redlock => "redlock",
             Peer::ByHand => "by hand: r2d2, 100 ms",
+            Peer::Redsync => "redsync",
+            Peer::Redisson => "Redisson",
+            Peer::RedissonFair => "Redisson, fair lock",
             Peer::RedisPy => "redis-py Lock",
             Peer::PythonRedisLock => "python-redis-lock",
         }
     }
 
-    /// As on a worker's command line.
+    /// As on a command line.
     pub(crate) fn argument(self) -> String {
         self.to_possible_value().map(|value| value.get_name().to_owned()).unwrap_or_default()
     }
 
-    pub(crate) fn is_python(self) -> bool {
-        matches!(self, Peer::RedisPy | Peer::PythonRedisLock)
+    pub(crate) fn language(self) -> Language {
+        match self {
+            Peer::Redsync => Language::Go,
+            Peer::Redisson | Peer::RedissonFair => Language::Java,
+            Peer::RedisPy | Peer::PythonRedisLock => Language::Python,
+            _ => Language::Rust,
+        }
     }
 
-    /// What happens to a thread that takes the lock a second time, where that is not relatch's.
-    pub(crate) fn reentry(self) -> &'static str {
-        match self {
-            Peer::PythonRedisLock => {
-                "not reentrant: the same lock object raises, another one waits for itself"
-            }
-            _ => "not reentrant: the thread waits for itself",
-        }
+    /// Whether others can wait for it.
+    pub(crate) fn is_lock(self) -> bool {
+        !matches!(self, Peer::Ping | Peer::Floor)
+    }
+
+    /// Whether a thread that has the lock can take it again.
+    pub(crate) fn is_reentrant(self) -> bool {
+        matches!(self, Peer::Relatch | Peer::Redisson | Peer::RedissonFair)
     }
 }

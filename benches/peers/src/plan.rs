@@ -2,10 +2,17 @@
 
 use std::time::Duration;
 
-/// Times of the scenarios; each is one peer in one round.
+use crate::peer::{Language, Peer};
+
+/// Times of the scenarios; each is one peer in one round of one setting.
 pub(crate) struct Plan {
     pub(crate) name: &'static str,
     pub(crate) rounds: usize,
+    /// Before anything is measured.
+    warm_up: Duration,
+    /// The same for Java, whose virtual machine compiles what runs often.
+    warm_up_java: Duration,
+    pub(crate) first_hand_offs: usize,
     /// Of one thread alone; so many in a round.
     pub(crate) slice: Duration,
     pub(crate) slices: usize,
@@ -19,23 +26,33 @@ impl Plan {
         Plan {
             name: "quick",
             rounds: 1,
+            warm_up: Duration::from_millis(50),
+            warm_up_java: Duration::from_millis(300),
+            first_hand_offs: 1,
             slice: Duration::from_millis(30),
-            slices: 12,
-            turns: Duration::from_millis(600),
-            hand_off: Duration::from_millis(1200),
-            waiting: Duration::from_millis(1500),
+            slices: 4,
+            turns: Duration::from_millis(200),
+            hand_off: Duration::from_millis(300),
+            waiting: Duration::from_millis(300),
         }
     }
 
     pub(crate) fn full() -> Plan {
         Plan {
             name: "full",
-            rounds: 3,
+            rounds: 2,
+            warm_up: Duration::from_millis(200),
+            warm_up_java: Duration::from_millis(1500),
+            first_hand_offs: 5,
             slice: Duration::from_millis(40),
-            slices: 15,
-            turns: Duration::from_secs(2),
-            hand_off: Duration::from_millis(3500),
-            waiting: Duration::from_secs(5),
+            slices: 12,
+            turns: Duration::from_millis(1000),
+            hand_off: Duration::from_millis(1200),
+            waiting: Duration::from_secs(1),
         }
+    }
+
+    pub(crate) fn warm_up(&self, peer: Peer) -> Duration {
+        if peer.language() == Language::Java { self.warm_up_java } else { self.warm_up }
     }
 }

@@ -1,51 +1,19 @@
-//! What the planning process and its workers say to each other. `peers.py` speaks the same.
+//! What the benchmark and its workers say to each other, line by line. All languages speak the same.
 //!
-//! A worker opens its connections, says `ready` and waits for a line on its standard input.
+//! A worker is started with the URL of the server and the name of a peer. It connects, and says `ready`. Then it
+//! obeys the lines of its standard input until that ends:
 //!
-//! - `turns`: the line is `go`; the answer is one line of JSON, a [`Tally`].
-//! - `cycles`, `reentry`: as `turns`, but in one thread, and `go` may come again.
-//! - `pair`: any number of commands, until the input ends.
-//!   - `take`: takes the lock and says `held`; on `give`, says `gave <clock just before the unlock>`.
-//!   - `wait`: says `waiting`, takes the lock, releases it, says `got <clock when the lock call returned>`.
-//!   - `time`: says `took <nanoseconds of one turn>`.
+//! - `turns KEY THREADS SECONDS`: starts threads, each of which takes a lock of its own once; says `ready`. At the next
+//!   line the threads begin to take turns on the key. The answer is one line of JSON, a [`Tally`].
+//! - `reentry KEY 1 SECONDS`: takes the lock; says `ready`. At the next line the thread begins to take the lock again and
+//!   again, while it has it. The answer is a [`Tally`]. Asked only of peers that are reentrant.
+//! - `take KEY`: takes the lock and says `held`; at the next line, says `gave <clock just before the unlock>`.
+//! - `wait KEY`: says `waiting`, takes the lock, releases it, says `got <clock when the lock call returned>`.
+//! - `cpu`: says `cpu <processor time of the worker so far>`.
 //!
-//! What fails in a pair is answered with `failed <why>`.
+//! The answer to what fails is `failed <why>`. Times are nanoseconds; the clock is `CLOCK_MONOTONIC`.
 
-use std::time::Duration;
-
-use clap::Args;
 use serde::{Deserialize, Serialize};
-
-use crate::peer::Peer;
-
-/// Which lock, of whom.
-#[derive(Debug, Args)]
-pub(crate) struct Place {
-    #[arg(long)]
-    pub(crate) url: String,
-    #[arg(long)]
-    pub(crate) peer: Peer,
-    #[arg(long)]
-    pub(crate) key: String,
-}
-
-/// How to take turns.
-#[derive(Debug, Args)]
-pub(crate) struct Together {
-    #[command(flatten)]
-    pub(crate) place: Place,
-    #[arg(long, default_value_t = 1)]
-    pub(crate) threads: usize,
-    /// No turn is begun after that.
-    #[arg(long)]
-    pub(crate) seconds: f64,
-}
-
-impl Together {
-    pub(crate) fn time(&self) -> Duration {
-        Duration::from_secs_f64(self.seconds)
-    }
-}
 
 /// What a worker did.
 #[derive(Debug, Default, Serialize, Deserialize)]
@@ -54,9 +22,11 @@ pub(crate) struct Tally {
     pub(crate) threads: Vec<Turns>,
     /// How often a thread had the lock while another thread of the worker had it too.
     pub(crate) overlaps: u64,
+    /// Processor time of the worker, user and system, from the begin of the turns to their end.
+    pub(crate) cpu: u64,
 }
 
-/// What one thread did. Times are nanoseconds.
+/// What one thread did.
 #[derive(Debug, Default, Serialize, Deserialize)]
 pub(crate) struct Turns {
     /// Turns that began to hold the lock within the time.

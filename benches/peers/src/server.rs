@@ -55,7 +55,7 @@ impl Server {
 
 impl Drop for Server {
     fn drop(&mut self) {
-        // The end of its input is the word to stop; `wait` closes it.
+        // `wait` closes its input, and the server ends with that.
         let _ = self.child.wait();
     }
 }
@@ -70,11 +70,16 @@ impl Info {
         Ok(self.field("stats", "total_commands_processed")?.parse()?)
     }
 
-    /// Seconds of processor time that the server has used.
-    pub(crate) fn cpu(&mut self) -> Result<f64> {
+    /// Nanoseconds of processor time that the server has used.
+    pub(crate) fn cpu(&mut self) -> Result<u64> {
         let user: f64 = self.field("cpu", "used_cpu_user")?.parse()?;
         let system: f64 = self.field("cpu", "used_cpu_sys")?.parse()?;
-        Ok(user + system)
+        Ok(u64::try_from(Duration::try_from_secs_f64(user + system)?.as_nanos())?)
+    }
+
+    /// One round trip.
+    pub(crate) fn ping(&mut self) -> Result<()> {
+        Ok(redis::cmd("PING").exec(&mut self.connection)?)
     }
 
     fn field(&mut self, section: &str, name: &str) -> Result<String> {

@@ -1,47 +1,36 @@
-//! The server, and the workers that are sent to it.
+//! The server, and the workers that take locks on it.
 
+use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader, Write};
 use std::process::{Child, ChildStdin, Command, Stdio};
 use std::sync::mpsc::{Receiver, channel};
 use std::thread;
 use std::time::Duration;
 
-use anyhow::{Context, Result, anyhow, bail};
+use anyhow::{Context, Result};
 
-use crate::peer::Peer;
-use crate::python::Python;
+use crate::languages::Program;
+use crate::peer::{Language, Peer};
 use crate::server::{Info, Server};
 
-/// What all scenarios share.
-pub(crate) struct Stage {
+/// For a worker that should be done: a lease and a bit, since some may wait for one.
+pub(crate) const PATIENCE: Duration = Duration::from_secs(40);
+
+/// What all scenarios of a setting share.
+pub(crate) struct Stage<'a> {
+    programs: &'a BTreeMap<Language, Program>,
     server: Server,
     pub(crate) info: Info,
-    /// Its version.
-    pub(crate) redis: String,
-    /// Or why there is none.
-    pub(crate) python: Result<Python>,
     /// No key is used twice: what one worker left behind is not in the way of the next.
     keys: u32,
 }
 
-impl Stage {
-    pub(crate) fn set(python: bool) -> Result<Stage> {
+impl Stage<'_> {
+    /// Starts a server.
+    pub(crate) fn set(programs: &BTreeMap<Language, Program>) -> Result<Stage<'_>> {
         let server = Server::start()?;
-        let python = if python {
-            eprintln!("installing the Python locks into a temporary folder");
-            Python::install()
-        } else {
-            Err(anyhow!("--no-python was given"))
-        };
-        if let Err(why) = &python {
-            eprintln!("LEFT OUT: redis-py and python-redis-lock ({why:#})");
-        }
-        let mut info = server.info()?;
-        Ok(Stage { redis: info.version()?, info, server, python, keys: 0 })
-    }
-
-    pub(crate) fn has(&self, peer: Peer) -> bool {
-        !peer.is_python() || self.python.is_ok()
+        let info = server.info()?;
+        Ok(Stage { programs, server, info, keys: 0 })
     }
 
     pub(crate) fn key(&mut self) -> String {
@@ -49,18 +38,13 @@ impl Stage {
         format!("peers:{}", self.keys)
     }
 
-    /// Starts a process that does `work` with a peer, and waits until it is ready.
-    pub(crate) fn worker(&self, work: &str, peer: Peer, key: &str, more: &[String]) -> Result<Worker> {
-        let mut command = match &self.python {
-            Ok(python) if peer.is_python() => python.worker(),
-            Err(why) if peer.is_python() => bail!("{why:#}"),
-            _ => Command::new(std::env::current_exe()?),
-        };
-        let argument = peer.argument();
-        command.args([work, "--url", self.server.url(), "--peer", &argument, "--key", key]).args(more);
-        let mut worker = Worker::start(command)?;
-        worker.hear("ready", Duration::from_secs(20))?;
-        Ok(worker)
+    /// Starts processes that work for a peer, and waits until all are ready.
+    pub(crate) fn workers(&self, peer: Peer, count: usize) -> Result<Vec<Worker>> {
+        let program = self.programs.get(&peer.language()).context("there is no program for it")?;
+        let start = |_| Worker::start(program.worker(self.server.url(), peer));
+        let mut workers = (0..count).map(start).collect::<Result<Vec<_>>>()?;
+        workers.iter_mut().try_for_each(|worker| worker.hear("ready").map(drop))?;
+        Ok(workers)
     }
 }
 
@@ -86,10 +70,21 @@ impl Worker {
     }
 
     /// The next line, which begins with `word`; what comes after it.
-    pub(crate) fn hear(&mut self, word: &str, limit: Duration) -> Result<String> {
-        let line = self.lines.recv_timeout(limit).with_context(|| format!("no `{word}` from a worker"))?;
+    pub(crate) fn hear(&mut self, word: &str) -> Result<String> {
+        let line = self.lines.recv_timeout(PATIENCE).with_context(|| format!("no `{word}` from a worker"))?;
         let rest = line.strip_prefix(word).with_context(|| format!("a worker said: {line}"))?;
         Ok(rest.trim_start().to_owned())
+    }
+
+    /// A number that the worker says after `word`.
+    pub(crate) fn hear_number(&mut self, word: &str) -> Result<u64> {
+        Ok(self.hear(word)?.parse()?)
+    }
+
+    /// Processor time that it has used so far, in nanoseconds.
+    pub(crate) fn cpu(&mut self) -> Result<u64> {
+        self.tell("cpu")?;
+        self.hear_number("cpu")
     }
 }
 

@@ -8,42 +8,62 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
-use relatch::LockManager;
+use rustix::time::{ClockId, clock_gettime};
 
-use crate::clock;
 use crate::locks::{self, Lock};
-use crate::protocol::{Place, Tally, Together, Turns};
+use crate::peer::Peer;
+use crate::protocol::{Tally, Turns};
 
 /// Reentries that are timed together: one alone is too short for the clock.
-const BATCH: u32 = 1000;
+const BATCH: u32 = 100;
+
+/// Obeys the lines of standard input until it ends.
+pub(crate) fn work(url: &str, peer: Peer) -> Result<()> {
+    let lock = locks::open(peer, url)?;
+    say("ready")?;
+    while let Some(command) = hear()? {
+        obey(&*lock, &command).or_else(|error| say(&format!("failed {error:#}")))?;
+    }
+    Ok(())
+}
+
+fn obey(lock: &dyn Lock, command: &str) -> Result<()> {
+    match *command.split(' ').collect::<Vec<_>>() {
+        ["turns", key, threads, seconds] => turns(lock, key, threads.parse()?, time(seconds)?),
+        ["reentry", key, _, seconds] => reentry(lock, key, time(seconds)?),
+        ["take", key] => take(lock, key),
+        ["wait", key] => wait(lock, key),
+        ["cpu"] => say(&format!("cpu {}", cpu())),
+        _ => bail!("unknown command: {command}"),
+    }
+}
 
 /// Threads take turns on one key, and hold it for as long as nothing takes.
-pub(crate) fn turns(order: &Together) -> Result<()> {
-    let lock = locks::open(order.place.peer, &order.place.url)?;
-    let (ready, go) = (Barrier::new(order.threads + 1), Barrier::new(order.threads + 1));
+fn turns(lock: &dyn Lock, key: &str, threads: usize, time: Duration) -> Result<()> {
+    let (ready, go) = (Barrier::new(threads + 1), Barrier::new(threads + 1));
     let room = Room::default();
-    let threads = thread::scope(|scope| {
-        let lock = &*lock;
+    let tally = thread::scope(|scope| {
         let (ready, go, room) = (&ready, &go, &room);
         let each = |number| {
             let mut turns = Turns::default();
-            // So that opening connections is no part of it.
-            turns.failures +=
-                u64::from(lock.turn(&format!("{}:{number}", order.place.key), &mut || {}).is_err());
+            // Opens the connections before the clock starts.
+            turns.failures += u64::from(lock.turn(&format!("{key}:{number}"), &mut || {}).is_err());
             ready.wait();
             go.wait();
-            take_turns(lock, order, room, &mut turns);
+            take_turns(lock, key, time, room, &mut turns);
             turns
         };
-        let threads: Vec<_> = (0..order.threads).map(|number| scope.spawn(move || each(number))).collect();
+        let running: Vec<_> = (0..threads).map(|number| scope.spawn(move || each(number))).collect();
         ready.wait();
-        let told = say("ready").and_then(|()| hear().map(drop));
+        let told = say("ready").and_then(|()| hear());
+        let before = cpu();
         go.wait();
+        let turns = running.into_iter().map(|thread| thread.join().ok().context("a thread panicked"));
+        let threads = turns.collect::<Result<Vec<_>>>()?;
         told?;
-        let turns = threads.into_iter().map(|thread| thread.join().ok().context("a thread panicked"));
-        turns.collect::<Result<Vec<_>>>()
+        anyhow::Ok(Tally { threads, overlaps: 0, cpu: cpu() - before })
     })?;
-    report(&Tally { threads, overlaps: room.overlaps.into_inner() })
+    report(&Tally { overlaps: room.overlaps.into_inner(), ..tally })
 }
 
 /// What only one thread may be in.
@@ -62,15 +82,15 @@ impl Room {
     }
 }
 
-fn take_turns(lock: &dyn Lock, order: &Together, room: &Room, turns: &mut Turns) {
-    let end = Instant::now() + order.time();
+fn take_turns(lock: &dyn Lock, key: &str, time: Duration, room: &Room, turns: &mut Turns) {
+    let end = Instant::now() + time;
     loop {
         let asked = Instant::now();
         if asked >= end {
             return;
         }
         let mut taken = None;
-        let outcome = lock.turn(&order.place.key, &mut || {
+        let outcome = lock.turn(key, &mut || {
             taken = Some(Instant::now());
             room.visit();
         });
@@ -86,81 +106,43 @@ fn take_turns(lock: &dyn Lock, order: &Together, room: &Room, turns: &mut Turns)
     }
 }
 
-/// One thread that nobody disturbs, for as long as it is told `go`.
-pub(crate) fn cycles(order: &Together) -> Result<()> {
-    let lock = locks::open(order.place.peer, &order.place.url)?;
-    lock.turn(&order.place.key, &mut || {})?;
-    slices(|| {
-        let mut turns = Turns::default();
-        take_turns(&*lock, order, &Room::default(), &mut turns);
-        Ok(turns)
-    })
+/// Takes a lock again that the thread has already.
+fn reentry(lock: &dyn Lock, key: &str, time: Duration) -> Result<()> {
+    let mut done = Ok(());
+    lock.turn(key, &mut || done = again(lock, key, time))?;
+    done
 }
 
-/// Takes a lock again that the thread has already. Only relatch can.
-pub(crate) fn reentry(order: &Together) -> Result<()> {
-    let locks = LockManager::connect(&order.place.url)?;
-    let _outer = locks.lock(&order.place.key)?;
-    slices(|| {
-        let mut turns = Turns::default();
-        let end = Instant::now() + order.time();
-        while Instant::now() < end {
-            let began = Instant::now();
-            for _ in 0..BATCH {
-                drop(black_box(locks.lock(&order.place.key)?));
-            }
-            turns.cycles.push(nanoseconds(began.elapsed() / BATCH));
+fn again(lock: &dyn Lock, key: &str, time: Duration) -> Result<()> {
+    say("ready")?;
+    hear()?;
+    let (before, end) = (cpu(), Instant::now() + time);
+    let mut turns = Turns::default();
+    while Instant::now() < end {
+        let began = Instant::now();
+        for _ in 0..BATCH {
+            black_box(lock.turn(key, &mut || {})?);
         }
-        Ok(turns)
-    })
-}
-
-/// Does a slice of the work at each `go`, and says what came of it.
-fn slices(mut slice: impl FnMut() -> Result<Turns>) -> Result<()> {
-    say("ready")?;
-    while hear()?.is_some() {
-        report(&Tally { threads: vec![slice()?], overlaps: 0 })?;
+        turns.cycles.push(nanoseconds(began.elapsed() / BATCH));
+        turns.in_time += u64::from(BATCH);
     }
-    Ok(())
+    report(&Tally { threads: vec![turns], overlaps: 0, cpu: cpu() - before })
 }
 
-/// Does what it is told, line by line, as one side of a hand-off.
-pub(crate) fn pair(place: &Place) -> Result<()> {
-    let lock = locks::open(place.peer, &place.url)?;
-    lock.turn(&format!("{}:warm", place.key), &mut || {})?;
-    say("ready")?;
-    while let Some(command) = hear()? {
-        let done = match command.as_str() {
-            "take" => take(&*lock, &place.key),
-            "wait" => wait(&*lock, &place.key),
-            "time" => time(&*lock, &place.key),
-            other => bail!("unknown command: {other}"),
-        };
-        say(&done.unwrap_or_else(|error| format!("failed {error:#}")))?;
-    }
-    Ok(())
-}
-
-fn take(lock: &dyn Lock, key: &str) -> Result<String> {
+fn take(lock: &dyn Lock, key: &str) -> Result<()> {
     let mut gave = Ok(0);
     lock.turn(key, &mut || {
         let told = say("held").and_then(|()| hear());
-        gave = told.map(|_| clock::now());
+        gave = told.map(|_| clock(ClockId::Monotonic));
     })?;
-    Ok(format!("gave {}", gave?))
+    say(&format!("gave {}", gave?))
 }
 
-fn wait(lock: &dyn Lock, key: &str) -> Result<String> {
+fn wait(lock: &dyn Lock, key: &str) -> Result<()> {
     let mut got = 0;
     say("waiting")?;
-    lock.turn(key, &mut || got = clock::now())?;
-    Ok(format!("got {got}"))
-}
-
-fn time(lock: &dyn Lock, key: &str) -> Result<String> {
-    let began = clock::now();
-    lock.turn(key, &mut || {})?;
-    Ok(format!("took {}", clock::now() - began))
+    lock.turn(key, &mut || got = clock(ClockId::Monotonic))?;
+    say(&format!("got {got}"))
 }
 
 fn report(tally: &Tally) -> Result<()> {
@@ -178,6 +160,20 @@ fn hear() -> Result<Option<String>> {
     let mut line = String::new();
     let read = stdin().lock().read_line(&mut line)?;
     Ok((read > 0).then(|| line.trim_end().to_owned()))
+}
+
+/// Processor time of this process, user and system.
+fn cpu() -> u64 {
+    clock(ClockId::ProcessCPUTime)
+}
+
+fn clock(id: ClockId) -> u64 {
+    let time = clock_gettime(id);
+    u64::try_from(time.tv_sec).unwrap_or(0) * 1_000_000_000 + u64::try_from(time.tv_nsec).unwrap_or(0)
+}
+
+fn time(seconds: &str) -> Result<Duration> {
+    Ok(Duration::try_from_secs_f64(seconds.parse()?)?)
 }
 
 fn nanoseconds(time: Duration) -> u64 {

@@ -33,6 +33,6 @@ pub(crate) fn open(peer: Peer, url: &str) -> Result<Box<dyn Lock>> {
         Peer::Rlock => Box::new(rlock::Rlock::open(url)?),
         Peer::Redlock => Box::new(redlock::Redlock::open(url)),
         Peer::ByHand => Box::new(by_hand::ByHand::open(url)?),
-        Peer::RedisPy | Peer::PythonRedisLock => bail!("{} is measured in Python", peer.title()),
+        _ => bail!("{} has a worker of its own", peer.title()),
     })
 }

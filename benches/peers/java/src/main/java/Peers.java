@@ -1,0 +1,213 @@
+import com.sun.management.OperatingSystemMXBean;
+import java.io.BufferedReader;
+import java.io.IOException;
+import java.io.InputStreamReader;
+import java.lang.management.ManagementFactory;
+import java.util.ArrayList;
+import java.util.List;
+import java.util.concurrent.CountDownLatch;
+import java.util.concurrent.atomic.AtomicBoolean;
+import java.util.concurrent.atomic.AtomicLong;
+import java.util.function.Function;
+import java.util.stream.Collectors;
+import org.redisson.Redisson;
+import org.redisson.api.RLock;
+import org.redisson.api.RedissonClient;
+import org.redisson.config.Config;
+
+/**
+ * The two locks of Redisson, as workers of the benchmark: they speak the protocol of ../src/protocol.rs. All options
+ * are at their defaults; the lease, renewed by Redisson's watchdog, is 30 seconds then, as with the other peers.
+ */
+public final class Peers {
+    /** Reentries that are timed together. */
+    private static final int BATCH = 100;
+
+    private static final BufferedReader INPUT = new BufferedReader(new InputStreamReader(System.in));
+
+    private final Function<String, RLock> locks;
+
+    private Peers(Function<String, RLock> locks) {
+        this.locks = locks;
+    }
+
+    /** What one thread did. */
+    private static final class Turns {
+        long inTime;
+        long failures;
+        final List<Long> waits = new ArrayList<>();
+        final List<Long> cycles = new ArrayList<>();
+
+        @Override
+        public String toString() {
+            return String.format("{\"in_time\":%d,\"waits\":%s,\"cycles\":%s,\"gave_up\":0,\"failures\":%d}",
+                    inTime, waits, cycles, failures);
+        }
+    }
+
+    /** CLOCK_MONOTONIC on Linux: the same in all processes. */
+    private static long now() {
+        return System.nanoTime();
+    }
+
+    /** Processor time of this process. */
+    private static long cpu() {
+        return ((OperatingSystemMXBean) ManagementFactory.getOperatingSystemMXBean()).getProcessCpuTime();
+    }
+
+    private static void say(String line) {
+        System.out.println(line);
+        System.out.flush();
+    }
+
+    private void turn(String key, Runnable inside) {
+        RLock lock = locks.apply(key);
+        lock.lock();
+        try {
+            inside.run();
+        } finally {
+            lock.unlock();
+        }
+    }
+
+    private void takeTurns(String key, double seconds, AtomicBoolean taken, AtomicLong overlaps, Turns turns) {
+        long end = now() + (long) (seconds * 1e9);
+        long[] got = new long[1];
+        for (long asked = now(); asked < end; asked = now()) {
+            got[0] = 0;
+            try {
+                turn(key, () -> {
+                    got[0] = now();
+                    if (taken.getAndSet(true)) {
+                        overlaps.incrementAndGet();
+                    }
+                    taken.set(false);
+                });
+            } catch (RuntimeException error) {
+                turns.failures++;
+            }
+            if (got[0] != 0) {
+                turns.cycles.add(now() - asked);
+                turns.waits.add(got[0] - asked);
+                turns.inTime += got[0] <= end ? 1 : 0;
+            }
+        }
+    }
+
+    private void together(String key, int threads, double seconds) throws IOException, InterruptedException {
+        CountDownLatch ready = new CountDownLatch(threads);
+        CountDownLatch go = new CountDownLatch(1);
+        AtomicBoolean taken = new AtomicBoolean();
+        AtomicLong overlaps = new AtomicLong();
+        List<Turns> all = new ArrayList<>();
+        List<Thread> running = new ArrayList<>();
+        for (int number = 0; number < threads; number++) {
+            Turns turns = new Turns();
+            all.add(turns);
+            String own = key + ":" + number;
+            Thread thread = new Thread(() -> {
+                try {
+                    // Opens the connections before the clock starts.
+                    turn(own, () -> {});
+                } catch (RuntimeException error) {
+                    turns.failures++;
+                }
+                ready.countDown();
+                try {
+                    go.await();
+                    takeTurns(key, seconds, taken, overlaps, turns);
+                } catch (InterruptedException error) {
+                    turns.failures++;
+                }
+            });
+            thread.start();
+            running.add(thread);
+        }
+        ready.await();
+        say("ready");
+        INPUT.readLine();
+        long used = cpu();
+        go.countDown();
+        for (Thread thread : running) {
+            thread.join();
+        }
+        report(all, overlaps.get(), cpu() - used);
+    }
+
+    private static void report(List<Turns> threads, long overlaps, long cpu) {
+        String each = threads.stream().map(Turns::toString).collect(Collectors.joining(","));
+        say(String.format("{\"threads\":[%s],\"overlaps\":%d,\"cpu\":%d}", each, overlaps, cpu));
+    }
+
+    private void reentry(String key, double seconds) {
+        Turns turns = new Turns();
+        turn(key, () -> {
+            say("ready");
+            readLine();
+            long used = cpu();
+            long end = now() + (long) (seconds * 1e9);
+            for (long began = now(); began < end; began = now()) {
+                for (int pair = 0; pair < BATCH; pair++) {
+                    turn(key, () -> {});
+                }
+                turns.cycles.add((now() - began) / BATCH);
+                turns.inTime += BATCH;
+            }
+            report(List.of(turns), 0, cpu() - used);
+        });
+    }
+
+    private static String readLine() {
+        try {
+            return INPUT.readLine();
+        } catch (IOException error) {
+            throw new IllegalStateException(error);
+        }
+    }
+
+    private void obey(String[] command) throws IOException, InterruptedException {
+        String key = command.length > 1 ? command[1] : "";
+        long[] at = new long[1];
+        switch (command[0]) {
+            case "turns" -> together(key, Integer.parseInt(command[2]), Double.parseDouble(command[3]));
+            case "reentry" -> reentry(key, Double.parseDouble(command[3]));
+            case "take" -> {
+                turn(key, () -> {
+                    say("held");
+                    readLine();
+                    at[0] = now();
+                });
+                say("gave " + at[0]);
+            }
+            case "wait" -> {
+                say("waiting");
+                turn(key, () -> at[0] = now());
+                say("got " + at[0]);
+            }
+            case "cpu" -> say("cpu " + cpu());
+            default -> throw new IllegalArgumentException("unknown command: " + command[0]);
+        }
+    }
+
+    public static void main(String[] arguments) throws IOException {
+        if (arguments[0].equals("versions")) {
+            String redisson = Redisson.class.getPackage().getImplementationVersion();
+            say("Java " + System.getProperty("java.version") + ", Redisson " + redisson);
+            return;
+        }
+        Config config = new Config();
+        config.useSingleServer().setAddress(arguments[0]);
+        RedissonClient client = Redisson.create(config);
+        Peers peers = new Peers(arguments[1].equals("redisson-fair") ? client::getFairLock : client::getLock);
+        say("ready");
+        for (String line = readLine(); line != null; line = readLine()) {
+            try {
+                peers.obey(line.split(" "));
+            } catch (Exception error) {
+                say("failed " + error);
+            }
+        }
+        // Its threads would keep the process alive.
+        System.exit(0);
+    }
+}
