@@ -1,5 +1,5 @@
-// The lock redsync, as a worker of the benchmark: it speaks the protocol of ../src/protocol.rs. All options of the
-// lock are at their defaults, except for the lease, which is the same for all peers.
+// The lock redsync, as a worker of the benchmark: it speaks the protocol of ../src/protocol.rs. All
+// options of the lock are at their defaults, except for the lease, which is the same for all peers.
 package main
 
 import (
@@ -41,8 +41,8 @@ func cpu() int64 { return clock(unix.CLOCK_PROCESS_CPUTIME_ID) }
 // lock is shared by the goroutines of the worker.
 type lock struct{ locks *redsync.Redsync }
 
-// turn takes the lock, runs inside, and gives the lock back. redsync gives up after 32 tries: then it is asked
-// again, and turn returns how often that was.
+// turn takes the lock, runs inside, and gives the lock back. redsync gives up after 32 tries: then
+// it is asked again, and turn returns how often that was.
 func (l lock) turn(key string, inside func()) (int, error) {
 	mutex := l.locks.NewMutex(key, redsync.WithExpiry(lease))
 	gaveUp := 0

@@ -74,7 +74,8 @@ pub(crate) struct Measured {
     /// Those, and the turns that ended after the time: all that processor time was used for.
     done: u64,
     seconds: f64,
-    /// Of the turns of a round, by the thread or process that had the fewest, and the most: added up.
+    /// Of the turns of a round, by the thread or process that had the fewest, and the most: added
+    /// up.
     smallest: f64,
     largest: f64,
     rounds: u32,

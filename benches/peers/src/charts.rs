@@ -124,7 +124,7 @@ impl Chart {
             rest = below;
         }
         let about = format!("{}; logarithmic", self.axis);
-        rest.draw_text(&about, &font(13, INK), (180, 2))?;
+        rest.draw_text(&about, &font(13, INK), (180, 8))?;
         area.present()
     }
 

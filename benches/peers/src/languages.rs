@@ -1,4 +1,5 @@
-//! The programs that speak for a language: this one, and those that are built here with Go, Maven and pip.
+//! The programs that speak for a language: this one, and those that are built here with Go, Maven
+//! and pip.
 
 use std::ffi::OsStr;
 use std::path::{Path, PathBuf};

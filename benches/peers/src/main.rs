@@ -1,8 +1,9 @@
 //! The same work with relatch and with other locks on Redis, side by side, on a server of its own.
 //!
-//! What is measured, and how to read it, is in `docs/benchmarks.md`. This process plans, starts workers and counts;
-//! the locks are taken in worker processes: this binary again, or a program in Go, Java or Python. All of them speak
-//! the protocol of `protocol`, so that the same scenario runs over all peers.
+//! What is measured, and how to read it, is in `docs/benchmarks.md`. This process plans, starts
+//! workers and counts; the locks are taken in worker processes: this binary again, or a program in
+//! Go, Java or Python. All of them speak the protocol of `protocol`, so that the same scenario runs
+//! over all peers.
 
 mod protocol;
 mod peer;
@@ -37,12 +38,14 @@ use crate::stage::Stage;
 
 /// Measures relatch and other locks on Redis side by side, and writes results.md with charts.
 ///
-/// Runs, with each lock: one thread alone; reentry, where the lock has it; 2 and 8 threads, and 4 processes, that take
-/// turns on one key; the hand-off from one process to another, and what a waiter sends meanwhile. All of it three
-/// times: free, on one core, and beside two busy loops.
+/// Runs, with each lock: one thread alone; reentry, where the lock has it; 2 and 8 threads, and 4
+/// processes, that take turns on one key; the hand-off from one process to another, and what a
+/// waiter sends meanwhile. All of it three times: free, on one core, and beside two busy loops.
+/// That takes about ten minutes, with --quick about two.
 ///
-/// Starts a redis-server of its own on a free port of 127.0.0.1, without persistence. The locks in Go, Java and Python
-/// are built with go, mvn and pip below benches/peers/target, and left out where that is not possible.
+/// Starts a redis-server of its own on a free port of 127.0.0.1, without persistence. The locks in
+/// Go, Java and Python are built with go, mvn and pip below benches/peers/target, and left out
+/// where that is not possible.
 #[derive(Debug, Parser)]
 #[command(version, args_conflicts_with_subcommands = true)]
 struct Options {
@@ -97,12 +100,13 @@ fn measure(options: &Options) -> Result<()> {
         .filter(|one| options.settings.is_empty() || options.settings.contains(one))
         .collect();
 
+    // First of all: without a server there is no need to build anything.
     let redis = Stage::set(&BTreeMap::new())?.info.version()?;
     let (programs, versions) = build(&mut peers);
     let mut book = Book::new();
     for &setting in &settings {
         let _surroundings = setting.enter()?;
-        let mut run = Run { plan: &plan, setting, stage: Stage::set(&programs)?, book: &mut book };
+        let mut run = Run { plan: &plan, setting, stage: Stage::set(&programs)?, book: &mut book, began };
         for round in 0..plan.rounds {
             // So that no peer always comes after the same other one.
             peers.rotate_left(round);
@@ -120,7 +124,8 @@ fn measure(options: &Options) -> Result<()> {
     Ok(())
 }
 
-/// Builds what the peers are run with, and says which versions that has, or removes the peers and says why.
+/// Builds what the peers are run with, and says which versions that has, or removes the peers and
+/// says why.
 fn build(peers: &mut Vec<Peer>) -> (BTreeMap<Language, Program>, Vec<(&'static str, String)>) {
     let languages: BTreeSet<Language> = peers.iter().map(|peer| peer.language()).collect();
     let mut programs = BTreeMap::new();

@@ -42,11 +42,11 @@ impl Plan {
             name: "full",
             rounds: 2,
             warm_up: Duration::from_millis(200),
-            warm_up_java: Duration::from_millis(1500),
+            warm_up_java: Duration::from_secs(2),
             first_hand_offs: 5,
             slice: Duration::from_millis(40),
             slices: 12,
-            turns: Duration::from_millis(1000),
+            turns: Duration::from_secs(1),
             hand_off: Duration::from_millis(1200),
             waiting: Duration::from_secs(1),
         }

@@ -1,17 +1,22 @@
-//! What the benchmark and its workers say to each other, line by line. All languages speak the same.
+//! What the benchmark and its workers say to each other, in lines. All languages speak the same.
 //!
-//! A worker is started with the URL of the server and the name of a peer. It connects, and says `ready`. Then it
-//! obeys the lines of its standard input until that ends:
+//! A worker is started with the URL of the server and the name of a peer. It connects, and says
+//! `ready`. Then it obeys the lines of its standard input until that ends:
 //!
-//! - `turns KEY THREADS SECONDS`: starts threads, each of which takes a lock of its own once; says `ready`. At the next
-//!   line the threads begin to take turns on the key. The answer is one line of JSON, a [`Tally`].
-//! - `reentry KEY 1 SECONDS`: takes the lock; says `ready`. At the next line the thread begins to take the lock again and
-//!   again, while it has it. The answer is a [`Tally`]. Asked only of peers that are reentrant.
-//! - `take KEY`: takes the lock and says `held`; at the next line, says `gave <clock just before the unlock>`.
-//! - `wait KEY`: says `waiting`, takes the lock, releases it, says `got <clock when the lock call returned>`.
+//! - `turns KEY THREADS SECONDS`: starts threads, each of which takes a lock of its own once; says
+//!   `ready`. At the next line the threads begin to take turns on the key. The answer is one line
+//!   of JSON, a [`Tally`].
+//! - `reentry KEY 1 SECONDS`: takes the lock; says `ready`. At the next line the thread begins to
+//!   take the lock again and again, while it has it. The answer is a [`Tally`]. Asked only of peers
+//!   that are reentrant.
+//! - `take KEY`: takes the lock, says `held`; at the next line, unlocks it and says
+//!   `gave <clock just before the unlock>`.
+//! - `wait KEY`: says `waiting`, takes the lock, unlocks it, says
+//!   `got <clock when the lock call returned>`.
 //! - `cpu`: says `cpu <processor time of the worker so far>`.
 //!
-//! The answer to what fails is `failed <why>`. Times are nanoseconds; the clock is `CLOCK_MONOTONIC`.
+//! If a command fails, the answer is `failed <why>`. Times are nanoseconds; the clock is
+//! `CLOCK_MONOTONIC`.
 
 use serde::{Deserialize, Serialize};
 

@@ -13,7 +13,8 @@ use crate::numbers::{percent, three_digits, time};
 use crate::peer::Peer;
 use crate::setting::Setting;
 
-/// The head of a column, and what is written below it: of a peer, and of the floor in the same setting.
+/// The head of a column, and what is written below it: of a peer, and of the floor in the same
+/// setting.
 type Column = (&'static str, fn(&Measured, Option<&Measured>) -> String);
 
 const P50: Column = ("p50", |of, _| time(of.p50()));

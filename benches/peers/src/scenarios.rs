@@ -24,16 +24,20 @@ pub(crate) struct Run<'a> {
     pub(crate) setting: Setting,
     pub(crate) stage: Stage<'a>,
     pub(crate) book: &'a mut Book,
+    /// When the program was started.
+    pub(crate) began: Instant,
 }
 
 impl Run<'_> {
     /// Measures all peers once. What fails is noted, and the rest goes on.
     pub(crate) fn round(&mut self, peers: &[Peer], number: usize) -> Result<()> {
         let about = format!("{}, round {}/{}", self.setting.title(), number + 1, self.plan.rounds);
-        eprintln!("{about}: lock and unlock, alone: all peers in turns");
+        let began = self.began;
+        let say = |what: &str| eprintln!("{:>5} s  {about}: {what}", began.elapsed().as_secs());
+        say("lock and unlock, alone: all peers in turns");
         self.alone(peers)?;
         for peer in peers.iter().filter(|peer| Scenario::HandOff.includes(**peer)) {
-            eprintln!("{about}: {}", peer.title());
+            say(peer.title());
             let mut workers = Vec::new();
             for scenario in SCENARIOS {
                 if scenario == Scenario::Alone || !scenario.includes(*peer) {
@@ -81,8 +85,8 @@ impl Run<'_> {
         }
     }
 
-    /// One thread that nobody disturbs: all peers in turns, in short slices, so that what changes on the machine from
-    /// moment to moment meets them all.
+    /// One thread that nobody disturbs: all peers in turns, in short slices, so that what changes
+    /// on the machine from moment to moment meets them all.
     fn alone(&mut self, peers: &[Peer]) -> Result<()> {
         let plan = self.plan;
         let mut workers = Vec::new();
@@ -129,8 +133,8 @@ impl Run<'_> {
         self.measured(scenario, peer)?.add(&tallies, time, server, timed)
     }
 
-    /// From just before the unlock in one process to the return of the lock call in another, again and again; and what
-    /// one waiter sends.
+    /// From just before the unlock in one process to the return of the lock call in another, again
+    /// and again; and what one waiter sends.
     fn hand_offs(&mut self, peer: Peer, holder: &mut Worker, waiter: &mut Worker) -> Result<()> {
         let key = self.stage.key();
         for _ in 0..self.plan.first_hand_offs {
@@ -198,8 +202,8 @@ fn together(
     Ok((tallies, stage.info.cpu()? - before))
 }
 
-/// One hand-off; `meanwhile` goes on while one has the lock and the other waits. The clock at the unlock, and at the
-/// lock.
+/// One hand-off; `meanwhile` goes on while one has the lock and the other waits. The clock at the
+/// unlock, and at the lock.
 fn hand_off(
     key: &str,
     holder: &mut Worker,

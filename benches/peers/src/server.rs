@@ -65,7 +65,8 @@ impl Info {
         self.field("server", "redis_version")
     }
 
-    /// Commands that were executed so far, without this one. Those that scripts execute are counted by Redis as well.
+    /// Commands that were executed so far, without this one. Those that scripts execute are counted
+    /// by Redis as well.
     pub(crate) fn commands(&mut self) -> Result<u64> {
         Ok(self.field("stats", "total_commands_processed")?.parse()?)
     }

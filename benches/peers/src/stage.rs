@@ -14,7 +14,10 @@ use crate::peer::{Language, Peer};
 use crate::server::{Info, Server};
 
 /// For a worker that should be done: a lease and a bit, since some may wait for one.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(40);
+const PATIENCE: Duration = Duration::from_secs(40);
+
+/// For a worker that starts: several virtual machines that share a busy core take their time.
+const START: Duration = Duration::from_secs(120);
 
 /// What all scenarios of a setting share.
 pub(crate) struct Stage<'a> {
@@ -43,7 +46,7 @@ impl Stage<'_> {
         let program = self.programs.get(&peer.language()).context("there is no program for it")?;
         let start = |_| Worker::start(program.worker(self.server.url(), peer));
         let mut workers = (0..count).map(start).collect::<Result<Vec<_>>>()?;
-        workers.iter_mut().try_for_each(|worker| worker.hear("ready").map(drop))?;
+        workers.iter_mut().try_for_each(|worker| worker.hear_within("ready", START).map(drop))?;
         Ok(workers)
     }
 }
@@ -51,27 +54,31 @@ impl Stage<'_> {
 /// A process that is told what to do, line by line. Ended when dropped.
 pub(crate) struct Worker {
     child: Child,
-    told: ChildStdin,
+    input: ChildStdin,
     lines: Receiver<String>,
 }
 
 impl Worker {
     fn start(mut command: Command) -> Result<Worker> {
         let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn()?;
-        let told = child.stdin.take().context("a pipe")?;
+        let input = child.stdin.take().context("a pipe")?;
         let said = BufReader::new(child.stdout.take().context("a pipe")?);
         let (lines, heard) = channel();
         thread::spawn(move || said.lines().map_while(Result::ok).try_for_each(|line| lines.send(line)));
-        Ok(Worker { child, told, lines: heard })
+        Ok(Worker { child, input, lines: heard })
     }
 
     pub(crate) fn tell(&mut self, line: &str) -> Result<()> {
-        Ok(writeln!(self.told, "{line}")?)
+        Ok(writeln!(self.input, "{line}")?)
     }
 
     /// The next line, which begins with `word`; what comes after it.
     pub(crate) fn hear(&mut self, word: &str) -> Result<String> {
-        let line = self.lines.recv_timeout(PATIENCE).with_context(|| format!("no `{word}` from a worker"))?;
+        self.hear_within(word, PATIENCE)
+    }
+
+    fn hear_within(&mut self, word: &str, limit: Duration) -> Result<String> {
+        let line = self.lines.recv_timeout(limit).with_context(|| format!("no `{word}` from a worker"))?;
         let rest = line.strip_prefix(word).with_context(|| format!("a worker said: {line}"))?;
         Ok(rest.trim_start().to_owned())
     }

@@ -15,8 +15,8 @@ fn report(out: &Path, arguments: &[&str], path: Option<&Path>) -> String {
     if let Some(path) = path {
         command.env("PATH", path);
     }
-    assert!(command.status().unwrap().success());
-    fs::read_to_string(out.join("results.md")).unwrap()
+    assert!(command.status().expect("the program starts").success());
+    fs::read_to_string(out.join("results.md")).expect("a report")
 }
 
 /// The row of a lock in the table under a heading.
@@ -26,7 +26,7 @@ fn row<'a>(report: &'a str, heading: &str, lock: &str) -> Option<&'a str> {
 }
 
 fn program(name: &str) -> PathBuf {
-    let folders = std::env::var_os("PATH").unwrap();
+    let folders = std::env::var_os("PATH").expect("a PATH");
     let places = std::env::split_paths(&folders).map(|folder| folder.join(name));
     places.into_iter().find(|place| place.exists()).unwrap_or_else(|| panic!("{name} is not installed"))
 }

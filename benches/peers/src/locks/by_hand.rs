@@ -1,4 +1,5 @@
-//! The thirty lines that many programs have: r2d2 over the stock manager of redis-rs, and a loop that sleeps.
+//! The thirty lines that many programs have: r2d2 over the stock manager of redis-rs, and a loop
+//! that sleeps.
 
 use std::thread;
 use std::time::Duration;

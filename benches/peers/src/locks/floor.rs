@@ -1,4 +1,5 @@
-//! The least that can be done: one plain connection, and nothing around it. No locks, and not to be waited for.
+//! The least that can be done: one plain connection, and nothing around it. No locks, and not to be
+//! waited for.
 
 use std::sync::{Mutex, PoisonError};
 

@@ -10,17 +10,19 @@ use anyhow::{Result, bail};
 
 use crate::peer::Peer;
 
-/// For how long Redis keeps a lock whose holder does not come back: the same for all peers, relatch's default.
+/// For how long Redis keeps a lock whose holder does not come back: the same for all peers,
+/// relatch's default.
 pub(crate) const LEASE_MS: u32 = 30_000;
 
-/// The Redis server's time for this is part of the measure, so all that compare and delete do it alike.
+/// The Redis server's time for this is part of the measure, so all that compare and delete do it
+/// alike.
 const COMPARE_AND_DELETE: &str =
     "if redis.call('get', KEYS[1]) == ARGV[1] then return redis.call('del', KEYS[1]) else return 0 end";
 
 /// Something that can be locked, shared by the threads of a worker.
 pub(crate) trait Lock: Send + Sync {
-    /// Takes the lock, runs `inside`, gives the lock back. Returns how often the lock said that its retries were exhausted,
-    /// and had to be asked again.
+    /// Takes the lock, runs `inside`, gives the lock back. Returns how often the lock said that its
+    /// retries were exhausted, and had to be asked again.
     fn turn(&self, key: &str, inside: &mut dyn FnMut()) -> Result<u64>;
 }
 

@@ -1,4 +1,5 @@
-//! The crate `redlock`, over one server, with its defaults: three tries, up to 200 ms apart, a connection per command.
+//! The crate `redlock`, over one server, with its defaults: three tries, up to 200 ms apart, a
+//! connection per command.
 
 use anyhow::Result;
 use redlock::RedLock;
@@ -17,7 +18,8 @@ impl Redlock {
 }
 
 impl Lock for Redlock {
-    /// As its `acquire` does it: `lock` again and again. Here, so that the times when it gave up can be counted.
+    /// As its `acquire` does it: `lock` again and again. Here, so that the times when it gave up
+    /// can be counted.
     fn turn(&self, key: &str, inside: &mut dyn FnMut()) -> Result<u64> {
         let mut gave_up = 0;
         let lock = loop {

@@ -1,4 +1,5 @@
-//! The crate `rlock`, its blocking half, with its defaults but for the lease: it asks again every 100 ms.
+//! The crate `rlock`, its blocking half, with its defaults but for the lease: it asks again every
+//! 100 ms.
 
 use std::time::Duration;
 

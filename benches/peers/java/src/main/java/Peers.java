@@ -16,8 +16,9 @@ import org.redisson.api.RedissonClient;
 import org.redisson.config.Config;
 
 /**
- * The two locks of Redisson, as workers of the benchmark: they speak the protocol of ../src/protocol.rs. All options
- * are at their defaults; the lease, renewed by Redisson's watchdog, is 30 seconds then, as with the other peers.
+ * The two locks of Redisson, as workers of the benchmark: they speak the protocol of
+ * ../src/protocol.rs. All options are at their defaults. Then the lease, which Redisson's watchdog
+ * renews, is 30 seconds, as with the other peers.
  */
 public final class Peers {
     /** Reentries that are timed together. */
@@ -189,25 +190,32 @@ public final class Peers {
         }
     }
 
-    public static void main(String[] arguments) throws IOException {
+    public static void main(String[] arguments) {
         if (arguments[0].equals("versions")) {
             String redisson = Redisson.class.getPackage().getImplementationVersion();
             say("Java " + System.getProperty("java.version") + ", Redisson " + redisson);
             return;
         }
+        try {
+            work(arguments[0], arguments[1]);
+        } finally {
+            // Redisson's threads would keep the process alive.
+            System.exit(0);
+        }
+    }
+
+    private static void work(String url, String peer) {
         Config config = new Config();
-        config.useSingleServer().setAddress(arguments[0]);
+        config.useSingleServer().setAddress(url);
         RedissonClient client = Redisson.create(config);
-        Peers peers = new Peers(arguments[1].equals("redisson-fair") ? client::getFairLock : client::getLock);
+        Peers peers = new Peers(peer.equals("redisson-fair") ? client::getFairLock : client::getLock);
         say("ready");
         for (String line = readLine(); line != null; line = readLine()) {
             try {
                 peers.obey(line.split(" "));
-            } catch (Exception error) {
+            } catch (Exception | LinkageError error) {
                 say("failed " + error);
             }
         }
-        // Its threads would keep the process alive.
-        System.exit(0);
     }
 }
