@@ -154,8 +154,8 @@ impl Chart {
             .x_label_area_size(AXIS)
             .y_label_area_size(170)
             .build_cartesian_2d(range.log_scale(), (0..rows.len()).into_segmented())?;
-        // The first peer is at the top, where the axis has its end.
-        let row = |number: usize| rows.len() - 1 - number;
+        // The first peer is at the top, where the axis ends; plotters asks for one place more.
+        let row = |place: usize| rows.len().checked_sub(place + 1);
         chart
             .configure_mesh()
             .disable_y_mesh()
@@ -165,21 +165,19 @@ impl Chart {
             .x_label_formatter(&|value| (self.write)(*value))
             .y_labels(rows.len())
             .y_label_formatter(&|place| match place {
-                SegmentValue::CenterOf(number) => {
-                    rows.get(row(*number)).map_or("", |(peer, _)| peer.title()).to_owned()
-                }
+                SegmentValue::CenterOf(place) => row(*place).map_or("", |row| rows[row].0.title()).to_owned(),
                 _ => String::new(),
             })
             .label_style(font(13, INK))
             .draw()?;
-        for (number, (peer, figures)) in rows.iter().enumerate() {
+        for (place, (peer, figures)) in rows.iter().rev().enumerate() {
             let color = if *peer == Peer::Relatch { OWN } else { OTHER };
             let highest = figures.iter().copied().fold(0.0, f64::max);
             chart.draw_series(figures.iter().enumerate().map(|(which, figure)| {
                 #[allow(clippy::float_cmp, reason = "it is one of them")]
                 let (x, side) = if *figure == highest { (9, HPos::Left) } else { (-9, HPos::Right) };
                 let style = font(12, color).pos(Pos::new(side, VPos::Center));
-                EmptyElement::at((*figure, SegmentValue::CenterOf(row(number))))
+                EmptyElement::at((*figure, SegmentValue::CenterOf(place)))
                     + mark(which, color)
                     + Text::new((self.write)(*figure), (x, 0), style)
             }))?;
