@@ -322,7 +322,7 @@ mod tests {
 
     use super::*;
     use crate::hold::tests::sample;
-    use crate::keeping::keeper::tests::unmanned;
+    use crate::keeping::keeper::tests::keeper_without_redis;
     use crate::waiting::patience::tests::until;
 
     const LEASE: Duration = Duration::from_secs(30);
@@ -339,7 +339,7 @@ mod tests {
         fn new() -> Rig {
             let owner = Owner::new("host".into(), std::process::id(), 1);
             let key = Key::new("lock:", "a").unwrap();
-            Rig { keeper: unmanned(), key, owner, reclaim_dead: false }
+            Rig { keeper: keeper_without_redis(), key, owner, reclaim_dead: false }
         }
 
         fn context(&self) -> AcquireContext<'_> {
