@@ -1,6 +1,6 @@
 //! Tokens, and the owner that a token names: host, process and thread.
 
-use std::fmt;
+use std::fmt::{self, Write};
 use std::io;
 use std::sync::Arc;
 
@@ -11,6 +11,9 @@ const MAX_HOST: usize = 64;
 
 /// Hex digits in a token's nonce: 128 bits.
 const NONCE_DIGITS: usize = 32;
+
+/// The most bytes of a process id and a thread's number, with the hyphens around them.
+const NUMBERS_LENGTH: usize = 33;
 
 /// The host, process and thread that hold a lock: the readable part of a token.
 ///
@@ -89,8 +92,16 @@ impl fmt::Display for Owner {
 /// one, and two containers with the same host name and process 1 would be one owner. The first
 /// eight digits of the nonce are the machine's (see `machine`), the other 96 bits are random.
 pub(crate) fn fresh_token(owner: &Owner, machine: &str) -> io::Result<String> {
-    let nonce = if seeded_bugs::is_in("no nonce") { 0 } else { random::bits()? >> u32::BITS };
-    Ok(format!("{owner}-{machine}{nonce:024x}"))
+    let nonce = if seeded_bugs::is_in("no nonce") { 0 } else { random::bits()? };
+    // One `format!` of all takes 2,400 instructions, a seventh of a lock and unlock.
+    let mut token = String::with_capacity(owner.host.len() + NUMBERS_LENGTH + NONCE_DIGITS);
+    token.push_str(&owner.host);
+    let _ = write!(token, "-{}-{}-", owner.pid, owner.thread);
+    token.push_str(machine);
+    let bytes = nonce.to_be_bytes();
+    let digits = bytes.iter().skip(4).flat_map(|byte| [byte >> 4, byte & 15]);
+    token.extend(digits.map(|digit| char::from(b"0123456789abcdef"[usize::from(digit)])));
+    Ok(token)
 }
 
 /// This machine's name, cleaned for a token.
