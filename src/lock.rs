@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use crate::base::error::Error;
 use crate::base::holder::Holder;
+use crate::base::key::Name;
 use crate::base::options::Options;
 use crate::guard::LockGuard;
 use crate::request::Request;
@@ -240,7 +241,7 @@ impl Lock {
     }
 
     fn request(&self) -> Request<'_> {
-        Request { session: &self.session, name: &self.name, options: &self.options }
+        Request { session: &self.session, name: Name::Shared(&self.name), options: &self.options }
     }
 }
 

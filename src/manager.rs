@@ -92,7 +92,7 @@ impl LockManager {
     }
 
     fn request<'a>(&'a self, key: &'a str) -> Request<'a> {
-        Request { session: &self.session, name: key, options: &self.session.settings.options }
+        Request { session: &self.session, name: key.into(), options: &self.session.settings.options }
     }
 }
 

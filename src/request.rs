@@ -1,5 +1,5 @@
-//! One request for a lock, of a `Lock` or of a shortcut of the manager. Borrows all it needs, so that
-//! taking a lock once more allocates nothing.
+//! What a `Lock` and the shortcuts of the manager share: taking a lock, and running a closure under
+//! it. A request borrows all it needs, so that re-entering a lock allocates nothing.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -7,13 +7,14 @@ use std::time::Duration;
 use log::debug;
 
 use crate::base::error::Error;
+use crate::base::key::Name;
 use crate::base::options::Options;
 use crate::guard::LockGuard;
 use crate::session::Session;
 
 pub(crate) struct Request<'a> {
     pub(crate) session: &'a Arc<Session>,
-    pub(crate) name: &'a str,
+    pub(crate) name: Name<'a>,
     pub(crate) options: &'a Options,
 }
 
@@ -47,14 +48,15 @@ impl Request<'_> {
             Ok(value) => value,
             Err(error) => {
                 if let Err(also) = guard.unlock() {
-                    debug!(target: "relatch::release", "after the error of a closure under lock {:?}: {also}", self.name);
+                    let name = self.name.as_str();
+                    debug!(target: "relatch::release", "after the error of a closure under lock {name:?}: {also}");
                 }
                 return Err(error);
             }
         };
         match guard.unlock() {
             Ok(_) | Err(Error::Unconfirmed { .. }) => Ok(value),
-            // It may have run without the lock.
+            // The closure may have run without the lock.
             Err(error) => Err(error.into()),
         }
     }

@@ -10,6 +10,36 @@ pub(crate) const MAX_BYTES: usize = 64 * 1024;
 /// What [`Key::not_a_lock`] says that it found where Redis answers `WRONGTYPE`.
 pub(crate) const NOT_A_STRING: &str = "a value that is not a string";
 
+/// A lock's name as the caller has it: a [`Lock`](crate::Lock) shares its own, so that taking the
+/// lock does not copy it.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Name<'a> {
+    Borrowed(&'a str),
+    Shared(&'a Arc<str>),
+}
+
+impl Name<'_> {
+    pub(crate) fn as_str(&self) -> &str {
+        match self {
+            Name::Borrowed(name) => name,
+            Name::Shared(name) => name,
+        }
+    }
+
+    fn share(self) -> Arc<str> {
+        match self {
+            Name::Borrowed(name) => name.into(),
+            Name::Shared(name) => Arc::clone(name),
+        }
+    }
+}
+
+impl<'a> From<&'a str> for Name<'a> {
+    fn from(name: &'a str) -> Name<'a> {
+        Name::Borrowed(name)
+    }
+}
+
 /// A lock's key whose name is neither empty nor too long.
 #[derive(Debug)]
 pub(crate) struct Key {
@@ -18,14 +48,16 @@ pub(crate) struct Key {
 }
 
 impl Key {
-    pub(crate) fn new(prefix: &str, name: &str) -> Result<Key, Error> {
+    pub(crate) fn new<'a>(prefix: &str, name: impl Into<Name<'a>>) -> Result<Key, Error> {
+        let given = name.into();
+        let name = given.as_str();
         if name.is_empty() {
             return Err(Error::InvalidKey { length: 0, reason: "it is empty" });
         }
         if name.len() > MAX_BYTES {
             return Err(Error::InvalidKey { length: name.len(), reason: "it is longer than 64 KiB" });
         }
-        Ok(Key { name: name.into(), in_redis: [prefix, name].concat() })
+        Ok(Key { in_redis: [prefix, name].concat(), name: given.share() })
     }
 
     pub(crate) fn name(&self) -> &Arc<str> {
@@ -66,7 +98,7 @@ mod tests {
         assert!(matches!(Key::new("lock:", ""), Err(Error::InvalidKey { length: 0, .. })));
         let long = "k".repeat(MAX_BYTES + 1);
         assert!(
-            matches!(Key::new("", &long), Err(Error::InvalidKey { length, .. }) if length == MAX_BYTES + 1)
+            matches!(Key::new("", long.as_str()), Err(Error::InvalidKey { length, .. }) if length == MAX_BYTES + 1)
         );
     }
 
@@ -76,7 +108,7 @@ mod tests {
         #[test]
         fn any_name_is_kept_exactly_or_refused(prefix in any::<String>(), name in any::<String>(), times in 0..2000_usize) {
             let name = name.repeat(times);
-            match Key::new(&prefix, &name) {
+            match Key::new(&prefix, name.as_str()) {
                 Ok(key) => {
                     prop_assert_eq!(&**key.name(), &name);
                     prop_assert_eq!(key.in_redis().strip_prefix(prefix.as_str()), Some(name.as_str()));

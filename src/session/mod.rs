@@ -18,7 +18,7 @@ use crate::acquire::{AcquireContext, Taken, acquire, busy};
 use crate::base::clock::Moment;
 use crate::base::error::Error;
 use crate::base::holder::Holder;
-use crate::base::key::{Key, NOT_A_STRING};
+use crate::base::key::{Key, NOT_A_STRING, Name};
 use crate::base::machine;
 use crate::base::options::{Lease, Options, Settings};
 use crate::base::owner::{Owner, fresh_token, host_name};
@@ -93,13 +93,13 @@ impl Session {
     /// for as long as the lock is busy; with a limit of zero, for one answer.
     pub(crate) fn enter(
         &self,
-        name: &str,
+        name: Name<'_>,
         options: &Options,
         limit: Option<Duration>,
     ) -> Result<Rc<Held>, Error> {
         let started = Moment::now();
         let pid = self.own_process(started)?;
-        if let Some(again) = thread_map::reenter(self.id, name, started) {
+        if let Some(again) = thread_map::reenter(self.id, name.as_str(), started) {
             let held = again?;
             self.counters.reentered.add(1);
             return Ok(held);
@@ -115,7 +115,13 @@ impl Session {
     }
 
     /// Takes a lock that this thread does not hold.
-    fn take(&self, name: &str, options: &Options, patience: &Patience, pid: u32) -> Result<Rc<Held>, Error> {
+    fn take(
+        &self,
+        name: Name<'_>,
+        options: &Options,
+        patience: &Patience,
+        pid: u32,
+    ) -> Result<Rc<Held>, Error> {
         let key = Key::new(&self.settings.prefix, name)?;
         let owner = Owner::new(Arc::clone(&self.host), pid, this_process::thread_id(pid));
         let lease = Lease::new(options.lease);
