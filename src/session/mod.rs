@@ -1,6 +1,7 @@
-//! Where the thread's map, the process's queue and Redis meet: one outermost lock, many inner ones, one release.
+//! Taking a lock and giving it back, from end to end: the thread's map, the process's queue, Redis.
 //!
-//! [`upkeep`] asks and extends what is held. May use all rooms but the handles.
+//! `enter` and `leave` are here. [`upkeep`] is for a lock while it is held. May use all rooms but the
+//! handles.
 
 mod upkeep;
 
@@ -41,10 +42,10 @@ use crate::waiting::queues::{NoTurn, Turn, WaitQueues};
 pub(crate) struct Session {
     /// Tells managers apart in a thread's map.
     id: u64,
-    /// The process that made it: nobody else may use it.
+    /// The process that made the manager. A forked child may not use it.
     pub(crate) born: u32,
     host: Arc<str>,
-    /// What the nonces of this machine begin with.
+    /// The digits that the nonces of this machine begin with.
     machine: String,
     store: Arc<Store>,
     queues: Arc<WaitQueues>,
@@ -64,8 +65,8 @@ impl Session {
         let store = Arc::new(Store::new(address, &settings)?);
         let (born, host, machine) = (process::id(), host_name(), machine::digits().map_err(no_randomness)?);
         let owner = Owner::new(Arc::clone(&host), born, this_process::thread_id(born));
-        let unknown = fresh_token(&owner, &machine).map_err(no_randomness)?;
-        let probe = settings.client_tracking.then(|| settings.prefix.clone() + &unknown);
+        let unused = fresh_token(&owner, &machine).map_err(no_randomness)?;
+        let probe = settings.client_tracking.then(|| settings.prefix.clone() + &unused);
         let keeper =
             Shared::new(Arc::clone(&store), on_lost.map(LossNotifier::new), settings.response_timeout, probe);
         Ok(Session {
@@ -82,15 +83,15 @@ impl Session {
         })
     }
 
-    /// Speaks to Redis once, so that what is wrong with the address or the login shows now.
+    /// Sends a `PING`, so that a wrong address or login is found out now.
     pub(crate) fn check(&self) -> Result<(), Error> {
         let deadline = Moment::now().after(self.settings.connect_timeout);
         let answer = self.store.checkout(deadline).and_then(|mut connection| connection.ping(deadline));
         answer.map_err(|failure| self.store.error("connecting".to_owned(), failure))
     }
 
-    /// Takes a lock, or takes it once more where this thread has it. Without a limit it waits
-    /// for as long as the lock is busy; with a limit of zero, for one answer.
+    /// Takes a lock, or re-enters it where this thread holds it. Without a limit, waits for as long as
+    /// the lock is busy; with a limit of zero, for one answer.
     pub(crate) fn enter(
         &self,
         name: Name<'_>,
@@ -125,7 +126,7 @@ impl Session {
         let key = Key::new(&self.settings.prefix, name)?;
         let owner = Owner::new(Arc::clone(&self.host), pid, this_process::thread_id(pid));
         let lease = Lease::new(options.lease);
-        // The first token, whether this thread asks for it or the thread in front of it does.
+        // Drawn before the turn comes: the thread in front may send the claim with its release.
         let token = fresh_token(&owner, &self.machine).map_err(no_randomness)?;
         let claim = Claim { token, lease };
         let turn = match self.turn(&key, patience, pid, &claim) {
@@ -150,7 +151,7 @@ impl Session {
         self.keep(Arc::new(Hold::new(key, owner, token, lease, options.renewal, at)), turn)
     }
 
-    /// Waits until this thread is the one of its process that asks Redis for the key.
+    /// Waits for the turn: one thread of the process at a time asks Redis for a key.
     fn turn(&self, key: &Key, patience: &Patience, pid: u32, first: &Claim) -> Result<Turn, NoTurn> {
         let is_mine = |holder: &Holder| thread_map::is_mine(holder.raw(), pid);
         let answered_since = |moment| self.store.pool.answered_since(moment);
@@ -161,7 +162,7 @@ impl Session {
         Ok(turn)
     }
 
-    /// The error of a caller whose wait was over before its turn came.
+    /// The error of a caller that had no turn.
     fn without_turn(&self, no_turn: NoTurn, key: &Key, patience: &Patience) -> Error {
         match no_turn {
             NoTurn::Busy(holder) => {
@@ -178,12 +179,13 @@ impl Session {
         }
     }
 
-    /// Enters a new hold wherever it has to be known.
+    /// Makes a new hold known: to the queue, the keeper and the thread's map.
     fn keep(&self, hold: Arc<Hold>, turn: Turn) -> Result<Rc<Held>, Error> {
-        // Before a loss can be told: the first in line looks at this hold then.
+        // The queue first. As soon as the keeper knows the hold, it can find it lost and wake the
+        // first thread in the queue. That thread would not see yet what was lost, and sleep again.
         turn.holds(&hold);
         if let Err(error) = self.keeper.enter(&hold) {
-            // It would not be renewed: better not to have it.
+            // Nobody would renew it, so the caller must not rely on it.
             if let Err(also) = self.give_back(&hold, turn) {
                 debug!(target: "relatch::release", "{also}");
             }
@@ -200,13 +202,16 @@ impl Session {
         Patience { began, deadline, once, tolerate_outage, an_attempt }
     }
 
-    /// For what is asked once: as long as connecting and answering may take.
+    /// The deadline of one attempt: as long as connecting and answering may take.
     fn one_answer(&self, now: Moment) -> Moment {
         now.after(self.settings.connect_timeout).after(self.settings.response_timeout)
     }
 
-    /// Takes one guard off a hold, and releases the lock where it was the last, within the response
-    /// timeout: how deep it is still held. The hold leaves the thread's map first, whatever follows.
+    /// Takes one guard off a hold, and releases the lock with the last guard, within the response
+    /// timeout. Returns the depth that is left.
+    ///
+    /// The hold leaves the thread's map first. If it stayed there during the release, a destructor
+    /// that takes the lock meanwhile would re-enter a hold that is being released.
     pub(crate) fn leave(&self, held: &Rc<Held>) -> Result<u32, Error> {
         let turn = match held.leave() {
             Left::Inside(depth) => return Ok(depth),
@@ -214,7 +219,9 @@ impl Session {
             Left::TooLate => return self.leave_to_keeper(&held.hold),
         };
         if let Err(forked) = self.own_process(Moment::now()) {
-            mem::forget(turn); // The child's copy of the queue may have been locked when it was copied.
+            // Dropping the turn locks the queue. The child's copy of the queue may have been copied
+            // while another thread had it locked, and the child would wait for ever.
+            mem::forget(turn);
             return Err(forked);
         }
         self.give_back(&held.hold, turn).map(|()| 0)
@@ -228,11 +235,12 @@ impl Session {
             turn,
             local_handoff,
             response_timeout,
-            |claim, handed, deadline| release::remove(&self.keeper.store, hold, claim, handed, deadline),
+            |claim, handed, deadline| release::remove(&self.store, hold, claim, handed, deadline),
         )
     }
 
-    /// Ends the hold of a thread whose map is gone, and whose turn may be another thread's by now: the keeper releases it.
+    /// Ends a hold whose thread is ending: its map is gone, and its turn may be another thread's by
+    /// now. The keeper releases it.
     fn leave_to_keeper(&self, hold: &Hold) -> Result<u32, Error> {
         let now = Moment::now();
         self.own_process(now)?;
@@ -244,14 +252,14 @@ impl Session {
         Err(Error::Unconfirmed { key, at_most, source })
     }
 
-    /// `Err` where a hold can no longer be trusted, or is another process's.
+    /// An error where a hold can no longer be trusted, or belongs to another process.
     pub(crate) fn trust(&self, hold: &Hold) -> Result<(), Error> {
         let now = Moment::now();
         self.own_process(now)?;
         hold.check(now)
     }
 
-    /// True if a hold can be trusted, and is this process's.
+    /// True where a hold can be trusted, and belongs to this process.
     pub(crate) fn trusts(&self, hold: &Hold) -> bool {
         let now = Moment::now();
         hold.is_valid(now) && this_process::id(now) == self.born
@@ -266,7 +274,8 @@ impl Session {
         }
     }
 
-    /// What stands at a key. Asked again where the connection may have gone stale: the next one has not.
+    /// Reads a key. If the first try fails, its connection may have gone stale: the second try goes
+    /// over another one.
     pub(crate) fn look(&self, action: &str, key: &Key) -> Result<Seen, Error> {
         self.own_process(Moment::now())?;
         let deadline = self.one_answer(Moment::now());
@@ -275,8 +284,8 @@ impl Session {
         answer.map_err(|failure| self.failed(action, key, failure))
     }
 
-    /// Deletes whatever stands at a key; asked once only, since a second time might be somebody else's. So it is asked over
-    /// a fresh connection: one that was used before may be dead.
+    /// Deletes a key, whatever it holds. There is one try only: a second one could delete the key of
+    /// the next holder. So it goes over a fresh connection, since one of the pool may be dead.
     pub(crate) fn force_unlock(&self, name: &str) -> Result<Option<Holder>, Error> {
         let key = Key::new(&self.settings.prefix, name)?;
         self.own_process(Moment::now())?;
@@ -288,7 +297,7 @@ impl Session {
             self.keeper.deleted(holder.raw());
             warn!(target: "relatch::force_unlock", "lock {name:?} was force-unlocked, it was held by {holder}");
         }
-        // Waiters of this process that poll are not told of it by Redis.
+        // Redis sends no invalidation to the waiters of this process that poll.
         self.listener.wakeups.wake(key.in_redis().as_bytes());
         Ok(deleted)
     }
@@ -297,7 +306,7 @@ impl Session {
         self.store.error(format!("{action} lock {:?}", key.name()), failure)
     }
 
-    /// The process id; an error in a process that was forked since.
+    /// The process id, or an error in a forked child.
     pub(crate) fn own_process(&self, now: Moment) -> Result<u32, Error> {
         let pid = this_process::id(now);
         if pid == self.born { Ok(pid) } else { Err(Error::Forked { parent: self.born, child: pid }) }
@@ -309,12 +318,12 @@ fn no_randomness(source: io::Error) -> Error {
 }
 
 fn behind_an_outage(words: Option<&str>) -> Failure {
-    let front = "the thread in front of it in line has no answer";
+    let front = "the thread in front of it in the queue has no answer";
     Failure::NotSent(words.map_or_else(|| front.into(), |words| format!("{front}: {words}").into()))
 }
 
 impl Drop for Session {
-    /// The last handle goes: so do the threads. A forked child has none of them, nor may it wait for what they held.
+    /// Ends the threads. A forked child has none of them, and must not wait for what they had locked.
     fn drop(&mut self) {
         if process::id() == self.born {
             self.keeper.stop();
@@ -330,23 +339,22 @@ mod tests {
     use crate::hold::tests::sample;
     use crate::waiting::patience::tests::until;
 
-    /// A session whose Redis is not there.
-    fn alone() -> Session {
+    /// A session without a Redis.
+    fn without_redis() -> Session {
         let limit = Duration::from_millis(50);
         let settings = Settings { connect_timeout: limit, response_timeout: limit, ..Settings::default() };
         Session::new(Address::parse("redis://127.0.0.1:1/").unwrap(), settings, None).unwrap()
     }
 
-    /// A hold that is closed and still in the keeper's table would be taken for one that ran out,
-    /// and told as lost.
+    /// The keeper would take a closed hold that is still in its table for one that ran out, and report
+    /// a loss.
     #[test]
-    fn a_hold_is_not_closed_before_the_keeper_has_let_go_of_it() {
-        let session = alone();
+    fn a_hold_leaves_the_table_of_leases_in_the_step_that_closes_it() {
+        let session = without_redis();
         let hold = Arc::new(sample("a", Duration::from_secs(30), Moment::now()));
         session.keeper.enter(&hold).unwrap();
         let wait = until(Moment::PAST);
         let turn = session
-            .keeper
             .queues
             .join(hold.key.name(), &wait, |_| false, |_| true, |_| (), || unreachable!())
             .unwrap();
@@ -365,6 +373,6 @@ mod tests {
             release.join().unwrap();
         });
         assert!(!hold.is_valid(Moment::now()) && hold.lost().is_none());
-        assert_eq!(session.keeper.counters.read().lost, 0);
+        assert_eq!(session.counters.read().lost, 0);
     }
 }

@@ -1,4 +1,4 @@
-//! What can be asked of a hold while it lasts, and of all holds together.
+//! A lock while it is held: its lease, whether Redis still has it, and the list of all that is held.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -11,7 +11,7 @@ use crate::session::Session;
 use crate::store::{Failure, Seen};
 
 impl Session {
-    /// Sees to it that a hold can be trusted for so long yet, by pushing its lease out where need be.
+    /// Makes sure that a hold can be trusted for `span`. Renews it now where its lease ends sooner.
     pub(crate) fn ensure(&self, hold: &Arc<Hold>, span: Duration) -> Result<(), Error> {
         self.trust(hold)?;
         let now = Moment::now();
@@ -39,23 +39,24 @@ impl Session {
         self.push(hold)
     }
 
-    /// Has the lease pushed out now, and waits for the answer.
+    /// Has the keeper renew a hold now, and waits for the answer.
     fn push(&self, hold: &Arc<Hold>) -> Result<(), Error> {
         let deadline = Moment::now().after(self.settings.response_timeout).min(hold.valid_until());
         let pushed = self.keeper.push(hold, deadline)?;
-        // First of all, whether it is lost; then, why nothing came of it.
+        // That the hold is lost says more than why the renewal failed.
         hold.check(Moment::now())?;
         pushed.map_err(|failure| self.failed("renewing", &hold.key, failure))
     }
 
-    /// Asks Redis whether the hold still stands there.
+    /// Asks Redis whether the key still holds the token.
     pub(crate) fn verify(&self, hold: &Arc<Hold>) -> Result<(), Error> {
         self.trust(hold)?;
         let (key, now) = (&hold.key, Moment::now());
         let cause = match self.look("verifying", key)? {
             Seen::Somebody(holder) if holder.raw() == hold.token => {
-                // Less than we thought, where the server's clock has stepped. Counted as a lease that was sent for when the
-                // question was: Redis answered it later.
+                // Where the server's clock has stepped, the key lives for less time than the lease
+                // that was sent. What is left counts from when the question was sent, since Redis
+                // answered later.
                 let left = holder.time_left().map(|left| Lease::new(left).valid_until(now));
                 if left.is_some_and(|until| hold.shorten_to(until)) {
                     self.keeper.hasten(hold)?;
@@ -72,7 +73,7 @@ impl Session {
         Err(lost)
     }
 
-    /// What this process holds, the oldest first.
+    /// What this process holds, oldest first.
     pub(crate) fn held(&self) -> Vec<HeldLock> {
         let now = Moment::now();
         if self.own_process(now).is_err() {
