@@ -59,16 +59,16 @@ pub(crate) fn give_back(
         owe(keeper, hold);
     }
 
-    // 6. Wake the waiter of this process, if there can be one: it passed this turn by when the lease
-    //    ran out. It may have looked over the connection that has deleted the key since, and over
-    //    that connection Redis sends no invalidation. Before step 3, it would find the key, and
-    //    sleep again.
+    // 6. Wake the waiter of this process, if there can be one: it passed this turn by when the
+    //    lease ran out. It may have looked over the connection that has deleted the key since, and
+    //    over that connection Redis sends no invalidation. Before step 3, it would find the key,
+    //    and sleep again.
     if valid_until.is_none() {
         keeper.listener.wakeups.wake(hold.key.in_redis().as_bytes());
     }
 
-    // 7. End the turn. Before step 3, the next thread would compete with this release; before step 4,
-    //    it could hold the lock while this hold does not count as over yet.
+    // 7. End the turn. Before step 3, the next thread would compete with this release; before step
+    //    4, it could hold the lock while this hold does not count as over yet.
     if let Some((Claim { token, lease }, stray)) = next.and_then(|next| turn.settle(&next, handed)) {
         let (redis_key, gone_by) = (hold.key.in_redis().to_owned(), lease.gone_by(Moment::now()));
         keeper.owe(OrphanKey { redis_key, token, gone_by, stray });
@@ -85,8 +85,8 @@ pub(crate) fn owe(keeper: &Keeper, hold: &Hold) {
 }
 
 /// One try: compare and delete. A `claim` of the next thread of this process goes out behind it.
-/// Redis executes the deletion first, so a claim that succeeds was taken after it; `handed` says what
-/// became of it.
+/// Redis executes the deletion first, so a claim that succeeds was taken after it; `handed` says
+/// what became of it.
 pub(crate) fn remove(
     store: &Store,
     hold: &Hold,
@@ -150,7 +150,8 @@ impl Release<'_> {
     ) -> Outcome {
         let mut backoff = Backoff::after_failure();
         loop {
-            // A claim is sent once. After a try without an answer, Redis may still execute the first.
+            // A claim is sent once. After a try without an answer, Redis may still execute the
+            // first.
             let claim = claim.filter(|_| *handed == HandoffOutcome::Nothing);
             let answer = ask(claim, handed, self.deadline);
             match self.next(answer, &mut backoff, Moment::now()) {
@@ -160,8 +161,9 @@ impl Release<'_> {
         }
     }
 
-    /// Takes in what a try has brought at `now`: the end of the release, or the pause before the next
-    /// try. After the first lost answer there is none: the next try goes over another connection.
+    /// Takes in what a try has brought at `now`: the end of the release, or the pause before the
+    /// next try. After the first lost answer there is none: the next try goes over another
+    /// connection.
     fn next(
         &mut self,
         answer: Result<Compared, Failure>,
@@ -185,14 +187,14 @@ impl Release<'_> {
     }
 
     /// Redis is the judge of a release. *Deleted* means that the token was there until that moment,
-    /// so nobody else held the lock meanwhile, whatever the local clock thought. But where Redis has
-    /// said before that the token was gone, another process may have had the lock in between: that
-    /// stays a loss.
+    /// so nobody else held the lock meanwhile, whatever the local clock thought. But where Redis
+    /// has said before that the token was gone, another process may have had the lock in between:
+    /// that stays a loss.
     ///
-    /// A key that is absent or another's proves a loss only if the answer came before the hold's own
-    /// end. Later, the lease may have run out while the release was on its way, and nobody can know
-    /// that. After a lost answer (`maybe_done`), it may as well mean that an earlier try worked: then
-    /// the lock counts as released.
+    /// A key that is absent or another's proves a loss only if the answer came before the hold's
+    /// own end. Later, the lease may have run out while the release was on its way, and nobody can
+    /// know that. After a lost answer (`maybe_done`), it may as well mean that an earlier try
+    /// worked: then the lock counts as released.
     fn judge(&self, compared: Compared, answered: Moment) -> Result<(), Error> {
         if self.hold.token_was_gone() {
             return Err(self.hold.lose(LostCause::Expired)); // Where a cause is written down, it stays.

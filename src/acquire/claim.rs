@@ -3,14 +3,14 @@
 //! The hard part is a `SET` without an answer: the lock may be ours, or may become ours later. Two
 //! rules deal with that.
 //!
-//! 1. *A token without an answer is given up*, and the next attempt draws a fresh one. So nobody has
-//!    to know since when Redis holds the old one, and a clean-up that runs late deletes no token that
-//!    is in use.
-//! 2. *What was given up is cleaned up.* Where the connection stands, the clean-up is written behind
-//!    the `SET` on the same connection, since Redis executes one connection's commands in order. Over
-//!    another connection it could run first, and leave a key that nobody holds. The keeper looks for
-//!    the token, too, until its lease is over. An attempt that finds the last such token in its way
-//!    removes it.
+//! 1. *A token without an answer is given up*, and the next attempt draws a fresh one. So nobody
+//!    has to know since when Redis holds the old one, and a clean-up that runs late deletes no
+//!    token that is in use.
+//! 2. *What was given up is cleaned up.* Where the connection stands, the clean-up is written
+//!    behind the `SET` on the same connection, since Redis executes one connection's commands in
+//!    order. Over another connection it could run first, and leave a key that nobody holds. The
+//!    keeper looks for the token, too, until its lease is over. An attempt that finds the last such
+//!    token in its way removes it.
 //!
 //! The next attempt goes over another connection: perhaps only this one is dead, and Redis is well.
 
@@ -52,8 +52,8 @@ pub(crate) enum Answer {
 /// The tokens of one acquisition, as far as Redis knows them.
 pub(super) struct PendingClaim<'a> {
     context: AcquireContext<'a>,
-    /// What an attempt asks with. Redis does not hold it, nor will it because of an earlier attempt.
-    /// There is none until the next attempt draws one.
+    /// What an attempt asks with. Redis does not hold it, nor will it because of an earlier
+    /// attempt. There is none until the next attempt draws one.
     token: Option<String>,
     /// The last token that was given up. Where this is what keeps the lock busy, nobody holds it.
     given_up: Option<String>,
@@ -128,8 +128,8 @@ impl<'a> PendingClaim<'a> {
         match answer {
             Ok((ClaimReply::Taken, _)) => self.taken(connection, sent),
             Ok((ClaimReply::Busy(Some(holder)), _)) if holder.raw() == token => {
-                // Redis has said of each send of it that it took nothing, so nobody knows since when
-                // it is there. The next attempt removes it.
+                // Redis has said of each send of it that it took nothing, so nobody knows since
+                // when it is there. The next attempt removes it.
                 self.give_up();
                 Err(unanswered("Redis holds the token, though it has said that it did not take it"))
             }

@@ -1,8 +1,8 @@
 //! Taking a lock that this thread does not hold: asking, waiting, giving up.
 //!
-//! [`acquire`] is the loop: it asks, sleeps and looks at the clock. [`step`] decides what it does next
-//! and for how long it sleeps. [`claim`] is one attempt over the wire, and what a lost answer leaves
-//! behind. May use `keeping`, `waiting`, `hold`, `store` and `base`.
+//! [`acquire`] is the loop: it asks, sleeps and looks at the clock. [`step`] decides what it does
+//! next and for how long it sleeps. [`claim`] is one attempt over the wire, and what a lost answer
+//! leaves behind. May use `keeping`, `waiting`, `hold`, `store` and `base`.
 
 mod claim;
 mod step;
@@ -63,8 +63,8 @@ pub(crate) struct Taken {
     pub(crate) at: AcquiredAt,
 }
 
-/// The error of a wait that ends while the lock is busy; with a cause where the time was over before
-/// Redis could say so.
+/// The error of a wait that ends while the lock is busy; with a cause where the time was over
+/// before Redis could say so.
 pub(crate) fn busy(key: &Key, patience: &Patience, holder: Option<Holder>, cause: Option<Cause>) -> Error {
     let waited = Moment::now().since(patience.began);
     Error::Timeout { key: key.name().to_string(), waited, holder: holder.map(Box::new), source: cause }
@@ -161,8 +161,8 @@ impl Acquisition<'_> {
         match step {
             Step::Ask => return None,
             Step::Register => {
-                // Before Redis is asked to tell of changes: the first may come at once, and a waiter
-                // that registers later would sleep through it.
+                // Before Redis is asked to tell of changes: the first may come at once, and a
+                // waiter that registers later would sleep through it.
                 let AcquireContext { listener, key, .. } = self.context;
                 self.registration.get_or_insert_with(|| listener.wakeups.register(key.in_redis()));
                 return None;
@@ -185,8 +185,8 @@ impl Acquisition<'_> {
         }
     }
 
-    /// Sleeps until a wake-up, which makes it true, or until that moment, or until a holder has died
-    /// whose lock may be taken over: Redis does not tell of that.
+    /// Sleeps until a wake-up, which makes it true, or until that moment, or until a holder has
+    /// died whose lock may be taken over: Redis does not tell of that.
     fn sleeps_until_woken(&self, until: Moment) -> bool {
         loop {
             let check = if self.context.reclaim_dead {
@@ -249,8 +249,8 @@ impl Acquisition<'_> {
         reclaim_dead && machine::is_dead(holder.raw(), owner.host(), machine)
     }
 
-    /// Deletes the key of a holder that has died, if it still holds that token. An answer that is lost
-    /// does no harm: the next attempt finds out what came of it.
+    /// Deletes the key of a holder that has died, if it still holds that token. An answer that is
+    /// lost does no harm: the next attempt finds out what came of it.
     fn reclaim(&self, holder: &Holder) -> bool {
         let AcquireContext { store, counters, key, .. } = self.context;
         let deadline = self.patience.deadline;

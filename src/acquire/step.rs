@@ -1,7 +1,7 @@
 //! What a thread that wants a lock does next: decided from what it has found out, and the time.
 //!
-//! Nothing here reads the clock, asks Redis or sleeps: the loop in [`acquire`](super) does, and says
-//! what came of it, and when.
+//! Nothing here reads the clock, asks Redis or sleeps: the loop in [`acquire`](super) does, and
+//! says what came of it, and when.
 
 use std::mem;
 use std::time::Duration;
@@ -121,8 +121,9 @@ impl<'a> Progress<'a> {
 
     /// What the next attempt asks.
     ///
-    /// Where one answer is enough, there is a second attempt only to learn who has the lock. But where
-    /// a token was given up, that may be what keeps the lock busy, and only a claim removes it.
+    /// Where one answer is enough, there is a second attempt only to learn who has the lock. But
+    /// where a token was given up, that may be what keeps the lock busy, and only a claim removes
+    /// it.
     pub(super) fn ask(&self, has_given_up: bool) -> Ask {
         let enough = self.patience.once && self.was_busy && !has_given_up;
         if enough { Ask::Look } else { self.ask }
@@ -159,8 +160,8 @@ impl<'a> Progress<'a> {
         no_lock.then(|| End::NotALock { found: holder.to_string() })
     }
 
-    /// The key of a dead holder was deleted: true where that is a reason to ask at once. Once only: if
-    /// there is always another dead holder, they are waited for like any other.
+    /// The key of a dead holder was deleted: true where that is a reason to ask at once. Once only:
+    /// if there is always another dead holder, they are waited for like any other.
     pub(super) fn reclaimed(&mut self) -> bool {
         if mem::replace(&mut self.reclaimed, true) {
             return false;
@@ -169,8 +170,8 @@ impl<'a> Progress<'a> {
         true
     }
 
-    /// The listener that missed a change: the lock is another `holder`'s than before a long sleep
-    /// (nobody's, where this thread took it), and no wake-up has come.
+    /// The listener that missed a change, if one did: a long sleep has ended without a wake-up, and
+    /// the holder is not the one of before. `holder` is `None` where this thread has taken the lock.
     pub(super) fn missed_change(&mut self, holder: Option<&Holder>) -> Option<u64> {
         let changed = holder.map(Holder::raw) != self.holder.as_ref().map(Holder::raw);
         self.silent_listener.take().filter(|_| changed)
@@ -205,8 +206,8 @@ impl<'a> Progress<'a> {
         }
     }
 
-    /// Until a wake-up or, where Redis does not tell of a change, for one pause; but neither past the
-    /// end of the holder's lease, nor past the deadline.
+    /// Until a wake-up or, where Redis does not tell of a change, for one pause; but neither past
+    /// the end of the holder's lease, nor past the deadline.
     fn wait(&mut self, lease_left: Option<Duration>, tracked: bool, now: Moment) -> Step {
         let poll = self.while_busy.pause();
         let pause = if tracked { safety_poll() } else { poll }.min(self.until_last_look(now));
@@ -216,8 +217,8 @@ impl<'a> Progress<'a> {
         Step::Wait { until: now.after(pause).min(self.patience.deadline), tracked, long }
     }
 
-    /// How long to sleep at most, so as to look once more before the deadline: it is not enough that
-    /// no wake-up came, since Redis may be gone.
+    /// How long to sleep at most, so as to look once more before the deadline: it is not enough
+    /// that no wake-up came, since Redis may be gone.
     fn until_last_look(&mut self, now: Moment) -> Duration {
         let left = self.patience.deadline.since(now);
         let looked = mem::replace(&mut self.looked_late, true);

@@ -1,7 +1,7 @@
 //! Taking a lock and giving it back, from end to end: the thread's map, the process's queue, Redis.
 //!
-//! `enter` and `leave` are here. [`upkeep`] is for a lock while it is held. May use all rooms but the
-//! handles.
+//! `enter` and `leave` are here. [`upkeep`] is for a lock while it is held. May use all rooms but
+//! the handles.
 
 mod upkeep;
 
@@ -90,8 +90,8 @@ impl Session {
         answer.map_err(|failure| self.store.error("connecting".to_owned(), failure))
     }
 
-    /// Takes a lock, or re-enters it where this thread holds it. Without a limit, waits for as long as
-    /// the lock is busy; with a limit of zero, for one answer.
+    /// Takes a lock, or re-enters it where this thread holds it. Without a limit, waits for as long
+    /// as the lock is busy; with a limit of zero, for one answer.
     pub(crate) fn enter(
         &self,
         name: Name<'_>,
@@ -284,8 +284,8 @@ impl Session {
         answer.map_err(|failure| self.failed(action, key, failure))
     }
 
-    /// Deletes a key, whatever it holds. There is one try only: a second one could delete the key of
-    /// the next holder. So it goes over a fresh connection, since one of the pool may be dead.
+    /// Deletes a key, whatever it holds. There is one try only: a second one could delete the key
+    /// of the next holder. So it goes over a fresh connection, since one of the pool may be dead.
     pub(crate) fn force_unlock(&self, name: &str) -> Result<Option<Holder>, Error> {
         let key = Key::new(&self.settings.prefix, name)?;
         self.own_process(Moment::now())?;
@@ -323,7 +323,8 @@ fn behind_an_outage(words: Option<&str>) -> Failure {
 }
 
 impl Drop for Session {
-    /// Ends the threads. A forked child has none of them, and must not wait for what they had locked.
+    /// Ends the threads. A forked child has none of them, and must not wait for what they had
+    /// locked.
     fn drop(&mut self) {
         if process::id() == self.born {
             self.keeper.stop();
@@ -346,8 +347,8 @@ mod tests {
         Session::new(Address::parse("redis://127.0.0.1:1/").unwrap(), settings, None).unwrap()
     }
 
-    /// The keeper would take a closed hold that is still in its table for one that ran out, and report
-    /// a loss.
+    /// The keeper would take a closed hold that is still in its table for one that ran out, and
+    /// report a loss.
     #[test]
     fn a_hold_leaves_the_table_of_leases_in_the_step_that_closes_it() {
         let session = without_redis();

@@ -1,4 +1,5 @@
-//! A lock while it is held: its lease, whether Redis still has it, and the list of all that is held.
+//! A lock while it is held: its lease, whether Redis still has it, and the list of all that is
+//! held.
 
 use std::sync::Arc;
 use std::time::Duration;
