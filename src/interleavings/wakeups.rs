@@ -1,20 +1,33 @@
 //! A key changes in Redis, in many orders of what the listener and a thread that waits for it do.
 //!
-//! The listener and its table of waiters are the real ones. Redis has one key here.
+//! The waiter's loop and the listener's steps are the real ones. Redis has one key here.
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use shuttle::thread;
 
+use crate::acquire::{AcquireContext, Answer, Ask, Attempt, Taken, ask_until_taken};
 use crate::base::clock::Moment;
+use crate::base::error::Error;
+use crate::base::holder::Holder;
+use crate::base::key::Key;
+use crate::base::options::Lease;
+use crate::base::owner::Owner;
 use crate::base::scheduler::{in_many_orders, one_in, step};
 use crate::base::sync::{Condvar, Mutex};
+use crate::hold::AcquiredAt;
 use crate::keeping::keeper::{Keeper, tests::keeper_without_redis};
 use crate::store::{Compared, Heard, Tracking};
 use crate::waiting::listener::Listener;
+use crate::waiting::patience::tests::until;
 
 pub(crate) const KEY: &str = "lock:a";
+
+const LEASE: Duration = Duration::from_secs(30);
+
+/// The longest pause of a waiter that no invalidation will wake.
+const POLL: Duration = Duration::from_millis(2);
 
 const OURS: &str = "ours";
 const THEIRS: &str = "theirs";
@@ -172,27 +185,44 @@ impl Scene {
         Scene { keeper: keeper_without_redis(), redis: Redis::default() }
     }
 
-    /// As the waiter does it: whether it has the lock in the end.
+    /// Waits for the lock: whether the thread has it in the end.
     fn wait(&self, deadline: Moment) -> bool {
-        let listener = &self.keeper.listener;
-        let registration = listener.wakeups.register(KEY);
-        loop {
-            registration.forget();
-            let client = listener.number();
-            let (taken, tracking) = self.redis.claim(OURS, client);
-            if taken {
-                return true;
-            }
-            let sleeps = client.is_some_and(|client| listener.will_wake(KEY, client, tracking));
-            let wakes_itself = deadline < Moment::NEVER && one_in(3);
-            let soon = Moment::now().after(Duration::from_millis(2));
-            let until = if wakes_itself { soon.min(deadline) } else { deadline };
-            if !sleeps {
-                thread::yield_now(); // It polls.
-            } else if !registration.wait(until) && deadline <= Moment::now() {
-                return false;
-            }
+        let (keeper, key) = (&self.keeper, Key::new("lock:", "a").expect("a key"));
+        let context = AcquireContext {
+            store: &keeper.store,
+            listener: &keeper.listener,
+            counters: &keeper.counters,
+            keeper,
+            key: &key,
+            owner: &Owner::new("host".into(), std::process::id(), 1),
+            machine: "0123abcd",
+            lease: Lease::new(LEASE),
+            reclaim_dead: false,
+            poll_every: POLL,
+        };
+        let turn = keeper.queues.free_turn(key.name());
+        match ask_until_taken(context, &until(deadline), &turn, false, |ask| self.attempt(ask)) {
+            Ok(_) => true,
+            Err(Error::Timeout { .. }) => false,
+            Err(other) => panic!("{other}, and Redis answers"),
         }
+    }
+
+    /// One attempt of the waiter.
+    fn attempt(&self, ask: Ask) -> Attempt {
+        let listener = &self.keeper.listener;
+        let (since, looks) = (Moment::now(), ask != Ask::Claim);
+        let client = if looks { listener.number() } else { None };
+        let (is_taken, tracking) = self.redis.claim(OURS, client);
+        let answer = if is_taken {
+            let at = AcquiredAt { sent: since, answered: Moment::now() };
+            Answer::Taken(Taken { token: OURS.to_owned(), at })
+        } else {
+            let holder = looks.then(|| Holder::new(THEIRS.as_bytes(), Some(LEASE)));
+            let tracked = client.is_some_and(|client| listener.will_wake(KEY, client, tracking));
+            Answer::Busy { holder, tracked }
+        };
+        Attempt { since, answer: Ok(answer), has_given_up: false }
     }
 
     /// Another process has the lock, once more, and then nobody.
@@ -232,11 +262,11 @@ fn one_waits_while_others_come_and_go(times: usize, longest: Duration, patience:
     });
 }
 
-/// No sleep ends by itself here. If a wake-up is lost between the look and the sleep, the waiter
-/// never wakes up, and shuttle reports a deadlock.
+/// No sleep ends by itself here but that of a waiter that polls. If a wake-up is lost between the look
+/// and the sleep, the waiter never wakes up, and shuttle reports a deadlock.
 #[test]
 fn a_wake_up_that_comes_between_the_look_and_the_sleep_is_not_lost() {
-    one_waits_while_others_come_and_go(1_500, Duration::ZERO, None);
+    one_waits_while_others_come_and_go(1_500, POLL, None);
 }
 
 #[test]
