@@ -142,16 +142,20 @@ impl Redis {
     }
 
     /// The listener's thread: hears of changes, over connections that break now and then. Calls `heard`
-    /// after each.
+    /// after each change that it could tell of.
     pub(crate) fn listen(&self, listener: &Listener, heard: impl Fn()) {
         let mut client = 1;
         self.connect(client);
         listener.connected(client);
         while self.read() {
-            if one_in(4) {
+            if one_in(2) {
                 // The connection breaks, and what was read is lost with it.
+                self.state.lock().client = None;
                 step();
                 listener.disconnected();
+                if one_in(2) {
+                    return; // There is no other.
+                }
                 client += 1;
                 self.connect(client);
                 listener.connected(client);
@@ -225,15 +229,17 @@ impl Scene {
         Attempt { since, answer: Ok(answer), has_given_up: false }
     }
 
-    /// Another process has the lock, once more, and then nobody.
+    /// Another process has the lock, a few times more, and then nobody.
     fn others(&self) {
         self.redis.remove(Some(THEIRS));
         if one_in(2) {
             self.keeper.listener.wakeups.wake(KEY.as_bytes()); // As `force_unlock` does.
         }
-        if self.redis.claim(THEIRS, None).0 {
-            step();
-            self.redis.remove(Some(THEIRS));
+        for _ in 0..3 {
+            if self.redis.claim(THEIRS, None).0 {
+                step();
+                self.redis.remove(Some(THEIRS));
+            }
         }
     }
 }
