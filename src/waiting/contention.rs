@@ -1,14 +1,14 @@
-//! How many other processes want the same lock, and how long a waiter sleeps for their sake before
-//! it looks.
+//! How many other processes want the same lock, and for how long a waiter sleeps because of them before
+//! it asks. (A *look* is a command that asks for the lock.)
 //!
 //! *A waiter estimates from the last holders that it saw how many rivals it has (few repeats mean
 //! many), and sleeps before each look for about three and a half looks' time for each of them, less
 //! what it has slept in this wait already.*
 //!
-//! Redis wakes all waiters of a key at once. If each of them looked at once, every release would
-//! cost as many commands as there are waiters, and Redis would serve the losers while the next
-//! holder waits for its answer. So they spread their looks, the further the more they are. Nobody
-//! has to be fast for that: who loses a race has slept before, and sleeps less before the next.
+//! Redis wakes all waiters of a key at once. If each of them looked at once, every release would cost
+//! as many commands as there are waiters, and Redis would serve the losers while the next holder waits
+//! for its answer. So they spread their looks: the more they are, the further. No waiter has to be fast
+//! for that. One that loses a race has slept before, and sleeps less before the next.
 //!
 //! The estimate is that of a mark-recapture census (Schnabel's, with samples of one): of `many`
 //! sightings of `kinds` different processes, `many - kinds` were recaptures, each with a chance of
@@ -28,12 +28,12 @@ use crate::base::holder::Holder;
 /// times a turn instead of 34; with 32, they need a third longer to have had it all once.
 const SIGHTINGS: usize = 16;
 
-/// How many of them are forgotten when the lock was free at the first look: rivals leave. With 2,
+/// How many of them are forgotten when the lock was free at the first look, because rivals leave. With 2,
 /// four processes of short holds lose 14 % of their turns instead of 9; with 8, the longest waits
 /// of ten processes are half as long again.
 const FORGOTTEN: usize = 4;
 
-/// What a rival's turn is worth, in looks: its own look, its release, and a waiter's way to Redis.
+/// What a rival's turn takes, in looks: its own look, its release, and a waiter's way to Redis.
 /// With half of it, four hundred processes ask 72 times a turn; with twice, two processes of short
 /// holds lose a sixth of their turns instead of a twentieth.
 const LOOKS: f64 = 3.5;
@@ -52,15 +52,15 @@ const AT_ONCE: f64 = 0.75;
 /// Redis that was slow once must not keep a waiter for long.
 const LONGEST: Duration = Duration::from_millis(250);
 
-/// A process that has seen nobody for so long is alone, and one that has left the key alone for so
-/// long knows nothing of its rivals any more. (If it forgot them so long after its last sighting, it
-/// would know nothing after each longer hold of its own, look at once, and come before all who wait.)
+/// A process that has seen no other for so long is alone. One that has left the key alone for so long
+/// forgets its rivals. (If it forgot them so long after it saw the last, it would know none after each
+/// longer hold of its own, look at once, and come before all that wait.)
 const MEMORY: Duration = Duration::from_secs(1);
 
 /// What a process has seen of its rivals for one key, and how it waits for it.
 #[derive(Debug, Default)]
 pub(crate) struct Contention {
-    /// Whom it saw holding the lock, each by a hash; the latest comes last.
+    /// The processes that it saw holding the lock, each by a hash. The latest comes last.
     seen: Vec<u64>,
     /// When it last saw one.
     last_seen: Option<Moment>,
@@ -72,7 +72,7 @@ pub(crate) struct Contention {
     slept: Duration,
     /// No look of this wait was made yet.
     is_new: bool,
-    /// It has seen somebody in this wait.
+    /// It has seen another process in this wait.
     met: bool,
 }
 
@@ -118,20 +118,19 @@ impl Contention {
         (self.last_seen, self.met) = (Some(now), true);
     }
 
-    /// True where no other process was seen for so long that none may want the lock. (How many are
-    /// expected says less: who comes first again after a short pause expects fewer.)
+    /// True if no other process was seen for so long that none may want the lock. (The estimate says
+    /// less: a process that comes first again after a short pause expects fewer.)
     pub(crate) fn is_alone(&self, now: Moment) -> bool {
         self.last_seen.is_none_or(|seen| now.since(seen) > MEMORY)
     }
 
-    /// It found the lock free, and has it: true where another process had it in this wait.
-    pub(crate) fn won(&mut self, now: Moment) -> bool {
+    /// It found the lock free, and has it.
+    pub(crate) fn won(&mut self, now: Moment) {
         if self.met {
             self.last_seen = Some(now); // The other had it until a moment ago.
         } else {
             self.seen.drain(..FORGOTTEN.min(self.seen.len()));
         }
-        self.met
     }
 
     /// The lock is released, or the wait given up.
@@ -148,13 +147,12 @@ impl Contention {
     }
 }
 
-/// Which process holds the lock: all of its threads are one rival. So are all holders whose values
-/// this crate did not write: most libraries write a new value each time, which says nothing of how
-/// many they are.
+/// The process that holds the lock. All of its threads are one rival. So are all holders whose values
+/// this crate did not write: most libraries write a new value each time, which does not say how many
+/// they are.
 fn process_of(holder: &Holder) -> u64 {
     let mut hash = DefaultHasher::new();
-    // Containers may share a host name, and each be process 1: what a nonce begins with tells them
-    // apart.
+    // Containers may share a host name, and each be process 1. The beginning of the nonce differs.
     if let Some(owner) = holder.owner() {
         let nonce = holder.raw().rsplit('-').next().unwrap_or_default();
         (owner.host(), owner.pid(), nonce.get(..8)).hash(&mut hash);
@@ -227,14 +225,15 @@ mod tests {
     }
 
     #[test]
-    fn a_process_is_alone_a_second_after_it_has_seen_somebody_and_not_sooner() {
+    fn a_process_is_alone_a_second_after_it_has_seen_another_and_not_sooner() {
         assert!(Contention::default().is_alone(at(0)));
         let mut contention = after_seeing([1]);
         assert!(!contention.is_alone(at(1_000_000)));
         assert!(contention.is_alone(at(1_000_001)));
-        assert!(contention.won(at(3_000_000)), "it waited for the other until now");
+        contention.won(at(3_000_000)); // It waited for the other until now.
         contention.begin(at(3_000_001));
-        assert!(!contention.won(at(3_000_002)) && contention.contention() == 0.0);
+        contention.won(at(3_000_002));
+        assert!(contention.contention() == 0.0);
         assert!(!contention.is_alone(at(4_000_000)), "it came first again, but others may wait");
         assert!(contention.is_alone(at(4_000_001)));
     }
@@ -251,7 +250,7 @@ mod tests {
     }
 
     #[test]
-    fn who_knows_nobody_looks_at_once_and_who_knows_one_rival_three_times_of_four() {
+    fn a_waiter_without_rivals_looks_at_once_and_with_one_rival_three_times_of_four() {
         assert_eq!(after_seeing([]).nap(|| 1.0), micros(0));
         let mut contention = after_seeing([1, 1]);
         assert_eq!(contention.nap(|| 0.5), micros(2625), "a newcomer sleeps");
@@ -487,7 +486,7 @@ mod tests {
     }
 
     #[test]
-    fn nobody_starves_and_little_is_lost_however_many_take_turns() {
+    fn no_process_starves_and_little_is_lost_however_many_take_turns() {
         for (hold, processes) in
             [40, 1000, 20_000].into_iter().flat_map(|hold| [2, 3, 10, 50, 400].map(|many| (hold, many)))
         {
@@ -520,7 +519,7 @@ mod tests {
     }
 
     #[test]
-    fn all_who_wait_for_one_hold_have_it_soon() {
+    fn all_that_wait_for_one_hold_have_it_soon() {
         for (processes, seconds, commands) in [(50, 0.2, 30), (200, 0.7, 50), (400, 2.0, 100)] {
             let herd = Herd { once: true, ..Herd::new(processes, 1000) }.run(u64::MAX);
             let last = micros(herd.turns.last().unwrap().0).as_secs_f64();

@@ -1,4 +1,5 @@
-//! One key's line in this process: who has the turn, who is next, and what one hands on to the other.
+//! The queue of one key in this process: who has the turn, who is next, and what one hands off to the
+//! other. Without clock, threads or Redis.
 
 use std::collections::VecDeque;
 use std::mem;
@@ -14,51 +15,50 @@ use crate::waiting::handoff::{HandoffBudget, HandoffOutcome};
 use crate::waiting::patience::{Attempts, Silence};
 use crate::waiting::waiter::{AWAKE, Waiter};
 
-/// How often the first in line looks whether the hold in front of it is over.
+/// How often the first waiter looks whether the hold in front of it is over.
 ///
-/// Only for holds that end without a release: a guard that was forgotten, a thread that hangs. Being told of
-/// every hold would cost a switch of threads per turn.
+/// This is for holds that end without a release: a guard was forgotten, or a thread hangs. To wake the
+/// waiter when each hold begins would cost a switch of threads for each turn.
 const GLANCE: Duration = Duration::from_secs(1);
 
-/// After a run, a process leaves the lock free for this part of the time for which it had it, so that
-/// others come to it though Redis tells them of it only then; within the two bounds below.
+/// When its budget is spent, a process leaves the lock free for this part of the time for which it had
+/// it, within the two bounds below. Redis tells other processes that the lock is free only once it is.
 const PART: u32 = 24;
 
-/// Long enough for a waiter that Redis wakes up to come first, however far away Redis is: the way there
-/// and back is as long for the process that pauses. Three times as long where the process knows of
-/// rivals, which may poll, or be woken up late.
+/// Long enough for a waiter that Redis wakes, however far away Redis is: a command of the process that
+/// pauses takes as long. Three times as long if rivals are known, which may poll, or be woken late.
 const SHORTEST: Duration = Duration::from_micros(250);
 
-/// Long enough for most waiters that are farther from Redis than this process is. With less, such a
-/// waiter would come too late after each hold, and never have the lock: so one pause of `RARELY` is
-/// as long in any case.
+/// Long enough for most waiters that are farther from Redis than this process. With less, such a waiter
+/// would come too late after each hold, and never have the lock. So one pause of [`RARELY`] is as long
+/// in any case.
 const LONGEST: Duration = Duration::from_micros(2500);
 const RARELY: u32 = 64;
 
-/// One key's line. It exists as long as a thread has the turn or waits for it.
+/// It exists as long as a thread has the turn or waits for it.
 #[derive(Debug, Default)]
 pub(super) struct WaitQueue {
     pub(super) front: Option<Front>,
     pub(super) waiting: VecDeque<Arc<Waiter>>,
     /// The last turn was short, so the next may be.
-    brisk: bool,
+    last_was_short: bool,
     /// What the last turn left to the next.
     pub(super) past: Past,
-    /// The front gets no answer from Redis. Passes on with the turn: an outage does not begin anew
-    /// with each thread.
+    /// The front has no answer from Redis. The next turn goes on with it, so that an outage does not
+    /// begin anew with each thread.
     pub(super) silence: Option<Silence>,
-    /// Redis has answered a thread of this line.
+    /// Redis has answered a thread of this queue.
     answered: bool,
 }
 
-/// What one turn leaves to the next, also where the line ends in between.
+/// What one turn leaves to the next, also if the queue ends in between.
 #[derive(Debug, Default)]
 pub(super) struct Past {
-    /// The run that the last turn was part of.
+    /// The budget of the last turn.
     budget: Option<HandoffBudget>,
-    /// That turn was the last of its run.
+    /// That turn has spent it.
     budget_is_spent: bool,
-    /// How many runs had their pause.
+    /// How many pauses there were.
     pauses: u32,
     /// The other processes that want the lock.
     contention: Contention,
@@ -67,36 +67,38 @@ pub(super) struct Past {
 /// Who has the turn: a thread that talks to Redis, or one that holds the lock.
 #[derive(Debug)]
 pub(super) struct Front {
-    /// Tells the turns apart, so that one that was passed by does not end its successor's.
+    /// Tells turns apart. A turn that was passed over must not end its successor.
     pub(super) number: u64,
     started: Moment,
     pub(super) hold: Option<Arc<Hold>>,
+    /// The holder that Redis named, in another process or through another manager.
     pub(super) seen: Option<Holder>,
-    /// It will be over in a moment: whoever is next may stay awake for it.
+    /// It is about to end, so the next thread may stay awake for it.
     pub(super) ending: bool,
-    /// The release is under way, and the next one's wish with it: nobody else may take the turn meanwhile.
-    handing: bool,
+    /// The release is under way, with the claim of the next thread. No other may take the turn.
+    handing_off: bool,
     budget: HandoffBudget,
-    /// The turn was handed on to this waiter, who has not taken it up yet.
+    /// The turn was handed off to this waiter, which has not started it yet.
     handed: Option<(Arc<Waiter>, HandoffOutcome)>,
 }
 
-/// A turn that starts.
+/// What a thread finds when its turn starts.
 #[derive(Debug)]
 pub(crate) struct Start {
     pub(crate) number: u64,
     pub(crate) handed: HandoffOutcome,
-    /// How long to leave the lock to other processes before it asks.
+    /// For how long to leave the lock to other processes before asking.
     pub(crate) nap: Duration,
-    /// Other processes were seen lately: the lock is hardly free.
+    /// Other processes were seen lately, so the lock is hardly free.
     pub(crate) crowded: bool,
-    /// What the threads before it had found out of Redis.
+    /// What the threads before it have found out about Redis.
     pub(crate) attempts: Attempts,
 }
 
 impl WaitQueue {
-    /// Gives the turn to `waiter`, or to a thread that comes from outside, if it is theirs. One that
-    /// asks `once` does not pause, and leaves the pause after a run to the next.
+    /// Starts the turn of `waiter` or, with none, of a thread that is not in the queue, if it is theirs.
+    ///
+    /// A thread that asks `once` does not pause. It leaves the pause to the next.
     pub(super) fn start_turn(
         &mut self,
         number: u64,
@@ -104,12 +106,12 @@ impl WaitQueue {
         once: bool,
         now: Moment,
     ) -> Option<Start> {
-        let handed_on = self.front.as_mut().and_then(|front| {
+        let handed_off = self.front.as_mut().and_then(|front| {
             let (_, handed) = front.handed.take_if(|(to, _)| waiter.is_some_and(|me| Arc::ptr_eq(to, me)))?;
             Some((front.number, handed))
         });
-        if let Some((number, handed)) = handed_on {
-            // The release was not answered, nor what went out with it.
+        if let Some((number, handed)) = handed_off {
+            // There was no answer to the release, nor to the claim behind it.
             match handed {
                 HandoffOutcome::Spoilt { sent } => self.asks(number, sent),
                 HandoffOutcome::Nothing | HandoffOutcome::Taken { .. } => {}
@@ -121,7 +123,7 @@ impl WaitQueue {
             return None;
         }
         self.waiting.pop_front();
-        // Of a turn that is passed by in the moment before it ends, too.
+        // The front is still there if its hold has run out, and it is passed over.
         let last = self.past.budget.take().or(self.front.as_ref().map(|front| front.budget.released(now)));
         let is_over = !once && mem::take(&mut self.past.budget_is_spent);
         let run = last.filter(|_| !is_over).map_or(HandoffBudget::new(now), |last| last.at(now));
@@ -132,34 +134,34 @@ impl WaitQueue {
         Some(Start { number, handed: HandoffOutcome::Nothing, nap, crowded, attempts })
     }
 
-    /// How long a turn that begins leaves the lock to other processes: after a run, for as long as
-    /// they need, but for what it has been free already.
+    /// For how long a turn that starts leaves the lock to other processes: after a budget that is spent,
+    /// for as long as they need, less the time for which it was free already.
     fn first_nap(&mut self, over: Option<HandoffBudget>, now: Moment) -> Duration {
         let contention = &mut self.past.contention;
         contention.begin(now);
-        let let_in = over.map_or(Duration::ZERO, |run| {
+        let pause = over.map_or(Duration::ZERO, |budget| {
             self.past.pauses = self.past.pauses.wrapping_add(1);
             let is_rare = self.past.pauses.is_multiple_of(RARELY);
             let shortest = if contention.is_alone(now) { SHORTEST } else { 3 * SHORTEST };
-            let least = if is_rare { LONGEST } else { (run.held() / PART).clamp(shortest, LONGEST) };
-            between(least, least * 4 / 3).saturating_sub(run.free_for(now))
+            let least = if is_rare { LONGEST } else { (budget.held() / PART).clamp(shortest, LONGEST) };
+            between(least, least * 4 / 3).saturating_sub(budget.free_for(now))
         });
-        contention.nap(fraction).max(let_in)
+        contention.nap(fraction).max(pause)
     }
 
-    /// How long the front leaves the lock to other processes before it looks again.
+    /// For how long the front leaves the lock to other processes before it asks again.
     pub(super) fn nap(&mut self, number: u64) -> Duration {
         if self.has_turn(number) { self.past.contention.nap(fraction) } else { Duration::ZERO }
     }
 
-    /// The front has looked, which took so long, and another process has the lock.
+    /// The front has asked, which took so long, and another process has the lock.
     pub(super) fn saw(&mut self, number: u64, holder: &Holder, took: Duration, now: Moment) {
         if let Some(front) = self.front.as_mut().filter(|front| front.number == number) {
             self.past.contention.took(took);
-            // (A hold that is seen again, since it was renewed, says nothing of others.)
+            // The same hold once more, because it was renewed, says nothing about other processes.
             let before = front.seen.replace(holder.clone());
             if before.is_none_or(|before| before.raw() != holder.raw()) {
-                front.budget = HandoffBudget::new(now); // Of a hand-on that came to nothing, too.
+                front.budget = HandoffBudget::new(now); // Also if a hand-off has failed.
                 self.past.contention.saw(holder, now);
             }
         }
@@ -170,13 +172,10 @@ impl WaitQueue {
         if let Some(front) = self.front.as_mut().filter(|front| front.number == number) {
             front.hold = Some(Arc::clone(hold));
             front.seen = None;
-            // (What was handed on was won by the first turn of the run.)
+            // A lock that was handed off says nothing about other processes: they had no chance.
             if front.budget.acquired(now) {
                 self.past.contention.took(hold.acquired.answered.since(hold.acquired.sent));
-                if self.past.contention.won(now) {
-                    front.budget = HandoffBudget::new(now);
-                    front.budget.acquired(now);
-                }
+                self.past.contention.won(now);
             }
         }
         self.answered(number);
@@ -188,21 +187,21 @@ impl WaitQueue {
             started: now,
             hold: None,
             seen: None,
-            ending: self.brisk,
-            handing: false,
+            ending: self.last_was_short,
+            handing_off: false,
             budget,
             handed: None,
         }
     }
 
-    /// True where the turn may be taken: nobody has it, or the one who has it lost what he held.
+    /// True if no thread has the turn, or if the hold of the thread that has it is over.
     fn is_open(&self, now: Moment) -> bool {
-        self.front
-            .as_ref()
-            .is_none_or(|front| !front.handing && front.hold.as_ref().is_some_and(|hold| hold.is_over(now)))
+        self.front.as_ref().is_none_or(|front| {
+            !front.handing_off && front.hold.as_ref().is_some_and(|hold| hold.is_over(now))
+        })
     }
 
-    /// True for the first in line; with nobody in line, for anybody.
+    /// True for the first waiter; if no thread waits, for any.
     fn is_next(&self, waiter: Option<&Arc<Waiter>>) -> bool {
         match (self.waiting.front(), waiter) {
             (Some(first), Some(waiter)) => Arc::ptr_eq(first, waiter),
@@ -211,13 +210,13 @@ impl WaitQueue {
         }
     }
 
-    /// The number of the turn whose end the waiter is about to see.
+    /// The turn that is about to end, if this waiter is the next.
     pub(super) fn ending(&self, waiter: &Arc<Waiter>) -> Option<u64> {
         let front = self.front.as_ref().filter(|front| front.ending && self.is_next(Some(waiter)));
         front.map(|front| front.number)
     }
 
-    /// When a waiter that nobody calls has to look again by himself.
+    /// When a waiter that is not woken has to look again.
     pub(super) fn look_again(&self, waiter: &Arc<Waiter>, now: Moment) -> Moment {
         if !self.is_next(Some(waiter)) {
             return Moment::NEVER;
@@ -229,21 +228,21 @@ impl WaitQueue {
             .min(now.after(GLANCE))
     }
 
-    /// The hold in front of the first in line, where Redis was not asked about it since it was
-    /// taken.
-    pub(super) fn unseen_hold(&self, waiter: &Arc<Waiter>) -> Option<Arc<Hold>> {
+    /// The hold in front of the first waiter, if it was never renewed: Redis was not asked about it
+    /// since it was taken.
+    pub(super) fn unrenewed_hold(&self, waiter: &Arc<Waiter>) -> Option<Arc<Hold>> {
         let hold = self.front.as_ref().filter(|_| self.is_next(Some(waiter)))?.hold.as_ref()?;
         (hold.renewals() == 0).then(|| Arc::clone(hold))
     }
 
-    /// Leaves the line: true where the waiter was the first in it.
-    pub(super) fn step_out(&mut self, waiter: &Arc<Waiter>) -> bool {
+    /// Removes a waiter: true if it was the first.
+    pub(super) fn leave(&mut self, waiter: &Arc<Waiter>) -> bool {
         let was_first = self.is_next(Some(waiter));
         self.waiting.retain(|other| !Arc::ptr_eq(other, waiter));
         was_first
     }
 
-    /// The front asks Redis. Noted before it does, since it may never be answered.
+    /// The front asks Redis. Noted before it does, because there may never be an answer.
     pub(super) fn asks(&mut self, number: u64, now: Moment) {
         if self.has_turn(number) {
             let answered = self.answered;
@@ -258,7 +257,7 @@ impl WaitQueue {
         }
     }
 
-    /// An attempt of the front failed, and Redis has been silent for so long, if it is known.
+    /// An attempt of the front has failed. The silence of Redis is `None` if that is not known.
     pub(super) fn failed(&mut self, number: u64, silence: Option<&Silence>) {
         if self.has_turn(number) {
             self.silence = silence.cloned();
@@ -269,23 +268,23 @@ impl WaitQueue {
         self.front.as_ref().is_some_and(|front| front.number == number)
     }
 
-    /// Who has the lock in another process, or through another manager.
+    /// The holder that Redis named, in another process or through another manager.
     pub(super) fn seen(&self) -> Option<&Holder> {
         self.front.as_ref()?.seen.as_ref()
     }
 
-    /// Who keeps the line waiting, as far as this process knows.
+    /// The holder that the queue waits for, as far as this process knows.
     pub(super) fn holder(&self, now: Moment) -> Option<Holder> {
         let front = self.front.as_ref()?;
         let hold = front.hold.as_ref().filter(|hold| !hold.is_over(now));
         hold.map(|hold| hold.as_holder(now)).or_else(|| front.seen.clone())
     }
 
-    /// The release of a turn begins: whose wish goes out behind it, if anybody's.
+    /// The release of a turn begins: the waiter whose claim is sent behind it, if there is to be one.
     ///
-    /// Not where the run has been long enough; and only to one who will still be there when the answer comes, at `answer_by`
-    /// at the latest.
-    pub(super) fn hand_on(
+    /// There is none if the budget is spent, or if the waiter may have given up by `answer_by`, when the
+    /// answer comes at the latest.
+    pub(super) fn hand_off(
         &mut self,
         number: u64,
         limit: Duration,
@@ -295,18 +294,19 @@ impl WaitQueue {
         let front = self.front.as_mut().filter(|front| front.number == number)?;
         front.ending = true;
         front.budget.release_begins(now);
-        // Where nothing is handed off, the process need not pause for it either.
+        // If nothing is ever handed off, the process need not pause for that.
         self.past.budget_is_spent = !limit.is_zero() && front.budget.is_spent(limit);
         let next = self.waiting.front()?;
         if limit.is_zero() || self.past.budget_is_spent || next.deadline <= answer_by {
             return None;
         }
-        front.handing = true;
+        front.handing_off = true;
         Some(Arc::clone(next))
     }
 
-    /// A turn is over, and what it handed on belongs to the next: false where he has gone meanwhile.
-    pub(super) fn pass_on(
+    /// A turn is over, and the next is that of the waiter that it was handed off to: false if that has
+    /// given up meanwhile.
+    pub(super) fn hand_over(
         &mut self,
         number: u64,
         to: &Arc<Waiter>,
@@ -321,23 +321,23 @@ impl WaitQueue {
             return false;
         };
         self.waiting.pop_front();
-        self.brisk = now.since(last.started) < AWAKE;
+        self.last_was_short = now.since(last.started) < AWAKE;
         let front = self.front(next, last.budget.handed_off(), now);
         self.front = Some(Front { handed: Some((Arc::clone(to), handed)), ..front });
         true
     }
 
-    /// A line that goes on where the last one of this key ended.
+    /// A queue that goes on where the last one of this key ended.
     pub(super) fn after(past: Past) -> WaitQueue {
         WaitQueue { past, ..WaitQueue::default() }
     }
 
-    /// A turn is over; false where it had been passed by, and the turn is another thread's.
+    /// A turn is over: false if it was passed over, and the turn is another thread's.
     pub(super) fn end_turn(&mut self, number: u64, now: Moment) -> bool {
         let Some(last) = self.front.take_if(|front| front.number == number) else {
             return false;
         };
-        self.brisk = now.since(last.started) < AWAKE;
+        self.last_was_short = now.since(last.started) < AWAKE;
         self.past.budget = Some(last.budget.released(now));
         self.past.contention.ended(now);
         true
@@ -355,7 +355,7 @@ mod tests {
 
     const LIMIT: Duration = Duration::from_millis(20);
 
-    /// Any time with the lock is over it.
+    /// Any time with the lock spends it.
     const AT_ONCE: Duration = Duration::from_nanos(1);
     const GONE: HandoffOutcome = HandoffOutcome::Spoilt { sent: Moment::PAST };
     const SOON: Moment = Moment::from_nanos(2_000_000_000);
@@ -373,7 +373,7 @@ mod tests {
         Arc::new(sample("key", Duration::from_secs(30), at(0)))
     }
 
-    /// The first turn is taken, and so many wait.
+    /// A queue in which the first turn has started, and so many threads wait.
     fn queue<const N: usize>() -> (WaitQueue, [Arc<Waiter>; N]) {
         let mut queue = WaitQueue::default();
         queue.start_turn(1, None, false, at(0)).expect("it is free");
@@ -383,11 +383,11 @@ mod tests {
     }
 
     #[test]
-    fn what_was_sent_for_the_next_in_line_is_handed_to_him() {
+    fn a_claim_that_was_sent_for_a_waiter_is_handed_off_to_it() {
         let (mut queue, [second, third]) = queue();
-        let next = queue.hand_on(1, LIMIT, at(0), at(1)).expect("somebody waits");
+        let next = queue.hand_off(1, LIMIT, at(0), at(1)).expect("a thread waits");
         assert!(Arc::ptr_eq(&next, &second));
-        assert!(queue.pass_on(1, &second, 2, GONE, at(0)));
+        assert!(queue.hand_over(1, &second, 2, GONE, at(0)));
         assert!(queue.start_turn(3, Some(&third), false, at(0)).is_none(), "it is the second's turn");
         assert!(queue.start_turn(3, None, false, at(0)).is_none());
         let start = queue.start_turn(3, Some(&second), false, at(0)).unwrap();
@@ -395,23 +395,23 @@ mod tests {
         assert!(queue.start_turn(3, Some(&second), false, at(0)).is_none(), "once");
         assert!(queue.end_turn(2, at(0)));
         let start = queue.start_turn(3, Some(&third), false, at(0)).unwrap();
-        assert_eq!(start.handed, HandoffOutcome::Nothing, "a turn that ends alone hands nothing on");
+        assert_eq!(start.handed, HandoffOutcome::Nothing, "a turn that ends alone hands nothing off");
     }
 
     #[test]
-    fn nobody_takes_the_turn_while_it_is_handed_on() {
+    fn no_thread_takes_the_turn_while_it_is_handed_off() {
         let (mut queue, [second]) = queue();
         let hold = hold();
         queue.holds(1, &hold, at(0));
-        queue.hand_on(1, LIMIT, at(0), at(1)).unwrap();
+        queue.hand_off(1, LIMIT, at(0), at(1)).unwrap();
         hold.mark_released();
         assert!(queue.start_turn(2, Some(&second), false, at(0)).is_none(), "though the hold is over");
-        assert!(queue.pass_on(1, &second, 2, GONE, at(0)));
+        assert!(queue.hand_over(1, &second, 2, GONE, at(0)));
         assert_eq!(queue.start_turn(2, Some(&second), false, at(0)).unwrap().handed, GONE);
     }
 
     #[test]
-    fn a_hold_that_is_lost_is_not_named_as_what_keeps_the_line_waiting() {
+    fn a_hold_that_is_lost_is_not_named_as_the_holder() {
         let (mut queue, [_]) = queue();
         let hold = hold();
         queue.holds(1, &hold, at(0));
@@ -421,68 +421,68 @@ mod tests {
     }
 
     #[test]
-    fn nothing_is_sent_for_whoever_may_be_gone_before_the_answer_comes() {
+    fn no_claim_is_sent_for_a_waiter_that_may_give_up_before_the_answer() {
         let (mut queue, [second, third]) = queue();
-        assert!(queue.hand_on(1, LIMIT, at(0), SOON).is_none());
-        queue.hand_on(1, LIMIT, at(0), at(1)).unwrap();
-        queue.step_out(&second);
-        assert!(!queue.pass_on(1, &second, 2, GONE, at(0)), "it has gone all the same");
+        assert!(queue.hand_off(1, LIMIT, at(0), SOON).is_none());
+        queue.hand_off(1, LIMIT, at(0), at(1)).unwrap();
+        queue.leave(&second);
+        assert!(!queue.hand_over(1, &second, 2, GONE, at(0)), "it has gone all the same");
         assert!(queue.end_turn(1, at(0)));
         assert!(queue.start_turn(2, Some(&third), false, at(0)).is_some());
     }
 
-    /// A look of the front finds another process there.
+    /// The front finds that another process has the lock.
     fn sees(queue: &mut WaitQueue, number: u64) {
         queue.saw(number, &Holder::new(b"theirs", None), Duration::from_micros(50), at(0));
     }
 
     #[test]
-    fn a_run_ends_after_so_much_time_and_the_lock_is_left_to_known_rivals() {
+    fn when_the_budget_is_spent_the_lock_is_left_to_known_rivals() {
         let (mut queue, waiters) = queue::<6>();
         sees(&mut queue, 1);
         queue.holds(1, &hold(), at(0));
         let taken = HandoffOutcome::Taken { sent: at(0), answered: at(0) };
         for number in 1..3 {
             let now = at(9 * number);
-            let next = queue.hand_on(number, LIMIT, now, now).unwrap();
-            assert!(queue.pass_on(number, &next, number + 1, taken, now));
+            let next = queue.hand_off(number, LIMIT, now, now).unwrap();
+            assert!(queue.hand_over(number, &next, number + 1, taken, now));
             assert_eq!(queue.start_turn(9, Some(&next), false, now).unwrap().nap, Duration::ZERO);
             queue.holds(number + 1, &hold(), now);
         }
-        assert!(queue.hand_on(3, LIMIT, at(20), at(21)).is_none(), "20 ms with the lock");
+        assert!(queue.hand_off(3, LIMIT, at(20), at(21)).is_none(), "20 ms with the lock");
         assert!(queue.end_turn(3, at(20)));
         assert!(queue.start_turn(4, Some(&waiters[2]), false, at(20)).unwrap().nap >= 3 * SHORTEST);
-        assert!(queue.hand_on(4, LIMIT, at(20), at(21)).is_some(), "a new run has begun");
+        assert!(queue.hand_off(4, LIMIT, at(20), at(21)).is_some(), "there is a new budget");
     }
 
     #[test]
-    fn a_process_that_knows_of_no_rival_leaves_the_lock_free_for_a_waiter_that_is_woken() {
+    fn a_process_without_known_rivals_leaves_the_lock_free_for_a_waiter_that_is_woken() {
         let (mut queue, _) = queue::<0>();
         queue.holds(1, &Arc::new(sample_of(AcquiredAt { sent: at(0), answered: at(2) })), at(2));
-        queue.hand_on(1, AT_ONCE, at(8), at(8));
+        queue.hand_off(1, AT_ONCE, at(8), at(8));
         assert!(queue.end_turn(1, at(8)));
         let nap = queue.start_turn(2, None, false, at(8)).unwrap().nap;
         assert!(SHORTEST <= nap && nap <= SHORTEST * 4 / 3, "{nap:?}");
     }
 
     #[test]
-    fn turns_that_are_not_handed_on_are_part_of_a_run_unless_others_had_the_lock_in_between() {
+    fn turns_without_a_hand_off_share_a_budget_unless_others_had_the_lock_in_between() {
         for others in [false, true] {
             let (mut queue, [second, _]) = queue();
             queue.holds(1, &hold(), at(0));
-            queue.hand_on(1, LIMIT, at(12), SOON);
+            queue.hand_off(1, LIMIT, at(12), SOON);
             assert!(queue.end_turn(1, at(12)));
             queue.start_turn(2, Some(&second), false, at(12)).unwrap();
             if others {
                 sees(&mut queue, 2);
             }
             queue.holds(2, &hold(), at(13));
-            assert_eq!(queue.hand_on(2, LIMIT, at(21), at(22)).is_some(), others, "20 ms with the lock");
+            assert_eq!(queue.hand_off(2, LIMIT, at(21), at(22)).is_some(), others, "20 ms with the lock");
         }
     }
 
     #[test]
-    fn a_turn_that_is_handed_on_says_nothing_of_rivals() {
+    fn a_turn_that_was_handed_off_says_nothing_about_rivals() {
         let (mut queue, [second, third]) = queue();
         // More than are forgotten at one win.
         for number in 0..6 {
@@ -492,25 +492,25 @@ mod tests {
         assert!(queue.end_turn(1, at(0)));
         queue.start_turn(2, Some(&second), false, at(0)).unwrap();
         queue.holds(2, &hold(), at(0));
-        queue.hand_on(2, LIMIT, at(0), at(1)).unwrap();
-        assert!(queue.pass_on(2, &third, 3, HandoffOutcome::Taken { sent: at(0), answered: at(0) }, at(0)));
+        queue.hand_off(2, LIMIT, at(0), at(1)).unwrap();
+        assert!(queue.hand_over(2, &third, 3, HandoffOutcome::Taken { sent: at(0), answered: at(0) }, at(0)));
         queue.start_turn(9, Some(&third), false, at(0)).unwrap();
         assert!(queue.past.contention.contention() > 0.0);
         queue.holds(3, &hold(), at(0));
-        assert!(queue.past.contention.contention() > 0.0, "nobody else could have had it");
+        assert!(queue.past.contention.contention() > 0.0, "no other process could have had it");
     }
 
     #[test]
-    fn where_nothing_is_handed_on_no_run_ends_with_a_pause() {
+    fn a_process_that_hands_nothing_off_does_not_pause() {
         let (mut queue, [second]) = queue();
         queue.holds(1, &Arc::new(sample_of(AcquiredAt { sent: at(0), answered: at(2) })), at(2));
-        assert!(queue.hand_on(1, Duration::ZERO, at(30), at(31)).is_none());
+        assert!(queue.hand_off(1, Duration::ZERO, at(30), at(31)).is_none());
         assert!(queue.end_turn(1, at(30)));
         assert_eq!(queue.start_turn(2, Some(&second), false, at(30)).unwrap().nap, Duration::ZERO);
     }
 
     #[test]
-    fn rivals_of_a_key_that_was_left_alone_for_long_are_forgotten() {
+    fn rivals_are_forgotten_when_the_key_was_left_alone_for_long() {
         for (millis, remembers) in [(1000, true), (1001, false)] {
             let (mut queue, [second]) = queue();
             for process in 1..=2 {
@@ -524,21 +524,21 @@ mod tests {
     }
 
     #[test]
-    fn what_is_left_of_a_line_is_taken_up_by_the_next_of_its_key() {
+    fn the_next_queue_of_a_key_goes_on_where_the_last_ended() {
         let (mut queue, _) = queue::<0>();
         sees(&mut queue, 1);
         queue.holds(1, &hold(), at(0));
-        queue.hand_on(1, AT_ONCE, at(1), at(1));
+        queue.hand_off(1, AT_ONCE, at(1), at(1));
         assert!(queue.end_turn(1, at(1)));
         let mut next = WaitQueue::after(queue.past);
-        assert!(next.start_turn(2, None, false, at(1)).unwrap().nap >= SHORTEST, "the run was over");
+        assert!(next.start_turn(2, None, false, at(1)).unwrap().nap >= SHORTEST, "the budget was spent");
     }
 
     #[test]
-    fn only_the_first_in_line_stays_awake_for_the_end_of_a_turn() {
+    fn only_the_first_waiter_stays_awake_for_the_end_of_a_turn() {
         let (mut queue, [second, third]) = queue();
         assert_eq!(queue.ending(&second), None);
-        queue.hand_on(1, LIMIT, at(0), at(1)).unwrap();
+        queue.hand_off(1, LIMIT, at(0), at(1)).unwrap();
         assert_eq!((queue.ending(&second), queue.ending(&third)), (Some(1), None));
         assert!(queue.end_turn(1, at(0)));
         queue.start_turn(2, Some(&second), false, at(0)).unwrap();
@@ -548,13 +548,13 @@ mod tests {
         assert!(!queue.front.as_ref().unwrap().ending, "the last turn was long");
     }
 
-    /// When the front began to be silent, in milliseconds.
+    /// When the silence began, in milliseconds.
     fn silent_since(queue: &WaitQueue) -> Option<u64> {
         queue.silence.as_ref().map(|silence| silence.since.as_nanos() / 1_000_000)
     }
 
     #[test]
-    fn a_silence_passes_on_with_the_turn_until_redis_answers() {
+    fn the_next_turn_goes_on_with_a_silence_until_redis_answers() {
         let (mut queue, [second, third]) = queue();
         assert_eq!(silent_since(&queue), None);
         queue.asks(1, at(0));
@@ -573,15 +573,15 @@ mod tests {
         queue.failed(2, None);
         assert!(queue.end_turn(2, at(70)));
         let start = queue.start_turn(3, Some(&third), false, at(80)).unwrap();
-        assert!(start.attempts.silence.is_none(), "what was cut short is not held against Redis");
+        assert!(start.attempts.silence.is_none(), "an attempt that was cut short says nothing about Redis");
     }
 
     #[test]
-    fn a_front_is_silent_from_when_it_asks_and_not_while_it_naps() {
+    fn a_silence_begins_when_the_front_asks_and_not_while_it_pauses() {
         let (mut queue, [second]) = queue();
         sees(&mut queue, 1);
         queue.holds(1, &hold(), at(0));
-        queue.hand_on(1, AT_ONCE, at(1), at(1));
+        queue.hand_off(1, AT_ONCE, at(1), at(1));
         assert!(queue.end_turn(1, at(1)));
         assert!(queue.start_turn(2, Some(&second), false, at(1)).unwrap().nap >= SHORTEST);
         assert_eq!(silent_since(&queue), None);
@@ -590,19 +590,19 @@ mod tests {
         assert_eq!(silent_since(&queue), Some(20));
     }
 
-    /// After a run of that length.
-    fn after_a_run(millis: u64) -> WaitQueue {
+    /// A queue whose budget was spent in so much time.
+    fn after_turns_of(millis: u64) -> WaitQueue {
         let (mut queue, _) = queue::<0>();
         queue.holds(1, &Arc::new(sample_of(AcquiredAt { sent: at(0), answered: at(0) })), at(0));
-        queue.hand_on(1, Duration::from_millis(5), at(millis), at(millis));
+        queue.hand_off(1, Duration::from_millis(5), at(millis), at(millis));
         assert!(queue.end_turn(1, at(millis)));
         queue
     }
 
     #[test]
-    fn a_pause_after_a_run_is_not_for_a_lock_that_was_free() {
+    fn there_is_no_pause_for_a_lock_that_was_free_already() {
         for (free, pauses) in [(0, true), (1, false)] {
-            let nap = after_a_run(6).start_turn(2, None, false, at(6 + free)).unwrap().nap;
+            let nap = after_turns_of(6).start_turn(2, None, false, at(6 + free)).unwrap().nap;
             assert_eq!(!nap.is_zero(), pauses, "{nap:?}");
         }
     }
@@ -610,7 +610,7 @@ mod tests {
     #[test]
     fn a_thread_that_asks_once_leaves_the_pause_to_the_next() {
         for once in [false, true] {
-            let mut queue = after_a_run(6);
+            let mut queue = after_turns_of(6);
             queue.start_turn(2, None, once, at(6)).unwrap();
             assert!(queue.end_turn(2, at(6)));
             assert_eq!(!queue.start_turn(3, None, false, at(6)).unwrap().nap.is_zero(), once);
@@ -619,12 +619,12 @@ mod tests {
 
     #[test]
     fn now_and_then_a_pause_is_long_enough_for_waiters_that_are_far_away() {
-        let mut queue = after_a_run(6);
+        let mut queue = after_turns_of(6);
         let naps = (2..=2 * u64::from(RARELY) + 1).map(|number| {
             let (begun, over) = (at(4 + number), at(5 + number));
             let nap = queue.start_turn(number, None, false, begun).unwrap().nap;
             queue.holds(number, &hold(), begun);
-            queue.hand_on(number, AT_ONCE, over, over);
+            queue.hand_off(number, AT_ONCE, over, over);
             assert!(queue.end_turn(number, over));
             nap
         });
@@ -632,23 +632,23 @@ mod tests {
     }
 
     #[test]
-    fn a_hand_on_that_came_to_nothing_is_no_part_of_a_run_once_another_process_was_seen() {
+    fn a_failed_hand_off_does_not_count_once_another_process_was_seen() {
         let (mut queue, [second, _]) = queue();
         queue.holds(1, &hold(), at(0));
-        queue.hand_on(1, LIMIT, at(0), at(1)).unwrap();
-        assert!(queue.pass_on(1, &second, 2, GONE, at(0)));
+        queue.hand_off(1, LIMIT, at(0), at(1)).unwrap();
+        assert!(queue.hand_over(1, &second, 2, GONE, at(0)));
         queue.start_turn(2, Some(&second), false, at(0)).unwrap();
         sees(&mut queue, 2);
         queue.holds(2, &hold(), at(500));
-        assert!(queue.hand_on(2, LIMIT, at(501), at(502)).is_some(), "another had it for half a second");
+        assert!(queue.hand_off(2, LIMIT, at(501), at(502)).is_some(), "another had it for half a second");
     }
 
     #[test]
-    fn the_time_of_a_release_is_not_free_where_its_turn_is_passed_by() {
+    fn the_time_of_a_release_is_not_free_time_if_its_turn_is_passed_over() {
         let (mut queue, [second, _]) = queue();
         let hold = hold();
         queue.holds(1, &hold, at(0));
-        queue.hand_on(1, AT_ONCE, at(6), at(7));
+        queue.hand_off(1, AT_ONCE, at(6), at(7));
         hold.mark_released();
         assert!(!queue.start_turn(2, Some(&second), false, at(50)).unwrap().nap.is_zero(), "it took 44 ms");
     }
@@ -658,7 +658,7 @@ mod tests {
         for (held, micros) in [(48, 2000), (60, 2500), (9000, 2500)] {
             let (least, nap) = (
                 Duration::from_micros(micros),
-                after_a_run(held).start_turn(2, None, false, at(held)).unwrap().nap,
+                after_turns_of(held).start_turn(2, None, false, at(held)).unwrap().nap,
             );
             assert!(least <= nap && nap <= least * 4 / 3, "{held} ms: {nap:?}");
         }
@@ -675,14 +675,14 @@ mod tests {
     }
 
     #[test]
-    fn what_was_handed_on_without_an_answer_is_part_of_the_silence() {
+    fn a_hand_off_without_an_answer_is_part_of_the_silence() {
         let spoilt = HandoffOutcome::Spoilt { sent: at(30) };
         let taken = HandoffOutcome::Taken { sent: at(30), answered: at(31) };
         for (handed, since) in [(spoilt, Some(30)), (taken, None)] {
             let (mut queue, [second]) = queue();
             queue.answered(1);
-            queue.hand_on(1, LIMIT, at(10), at(11)).unwrap();
-            assert!(queue.pass_on(1, &second, 2, handed, at(40)));
+            queue.hand_off(1, LIMIT, at(10), at(11)).unwrap();
+            assert!(queue.hand_over(1, &second, 2, handed, at(40)));
             let start = queue.start_turn(3, Some(&second), false, at(50)).unwrap();
             assert_eq!(silent_since(&queue), since, "{handed:?}");
             assert_eq!(start.attempts.silence.is_some(), since.is_some());

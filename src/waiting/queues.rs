@@ -1,8 +1,8 @@
-//! Who waits for which key in this process: first come, first served.
+//! The threads of this process that wait for a lock: one queue for each key, first come, first served.
 //!
-//! One thread of a process talks to Redis about a key; the others stand in line behind it and send
-//! nothing. The turn goes on when it is dropped, which is after the release; a hold that is over
-//! without one is passed by. A release may take the next thread's wish along.
+//! One thread of a process talks to Redis about a key. The others wait behind it and send nothing. Its
+//! turn ends when it is dropped, after the release. A hold that ends without a release is passed over.
+//! A release may send the claim of the next thread, which is the hand-off.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
@@ -17,10 +17,10 @@ use crate::waiting::patience::{Patience, SLOW_ANSWER, Silence};
 use crate::waiting::queue::{Past, Start, WaitQueue};
 use crate::waiting::waiter::{Cores, Waiter};
 
-/// Of how many keys a manager remembers the past, when nobody in this process wants them any more.
+/// Of how many keys a manager remembers the past when no thread of this process wants them any more.
 const REMEMBERED: usize = 8;
 
-/// The lines of one manager.
+/// The queues of one manager.
 #[derive(Debug, Default)]
 pub(crate) struct WaitQueues {
     table: Mutex<Table>,
@@ -30,51 +30,50 @@ pub(crate) struct WaitQueues {
 #[derive(Debug, Default)]
 struct Table {
     by_name: HashMap<Arc<str>, WaitQueue>,
-    /// Turns that were ever given.
+    /// How many turns have started.
     turns: u64,
-    /// The last lines that came to their end, the latest last.
+    /// What the last queues left that have ended. The latest comes last.
     ended: VecDeque<(Arc<str>, Past)>,
 }
 
-/// The right to talk to Redis about a key, and the place of the hold that comes of it. Goes on when dropped.
+/// The right to talk to Redis about a key, and to hold its lock. When it is dropped, the next thread has
+/// it.
 #[derive(Debug)]
 pub(crate) struct Turn {
     queues: Arc<WaitQueues>,
     name: Arc<str>,
     pub(crate) start: Start,
-    /// It was not free at once.
+    /// Another thread had the turn first.
     pub(crate) waited: bool,
-    passed: bool,
+    handed_over: bool,
 }
 
 /// Why there was no turn.
 #[derive(Debug)]
 pub(crate) enum NoTurn {
-    /// The wait was over; who was in front, where that is known.
+    /// The wait was over. The holder is named if it is known.
     Busy(Option<Holder>),
     /// The caller itself holds the lock, through another manager.
     Mine,
-    /// The wait was over, and the thread in front gets no answer from Redis: in its words, where
-    /// there are any.
+    /// The wait was over, and the thread in front has no answer from Redis. Says why, if that is known.
     Outage(Option<Arc<str>>),
 }
 
 impl WaitQueues {
-    /// The turn, after those who came before; or, at the deadline, whoever kept the caller waiting.
+    /// Waits for the turn. If one answer is enough (`Patience::once`), it does not wait.
     ///
-    /// Where one answer is enough: the turn if it is free, without waiting. `is_mine` tells whether
-    /// a holder that Redis named is the caller itself, through another manager; `answered_since`,
-    /// whether Redis has answered anybody since; `wish` is what the caller wants, if it has to
-    /// wait. `look_after` is called with a hold that has kept the first in line waiting for a
-    /// while, and that nobody has looked at in Redis since it was taken: if its key was deleted by
-    /// hand, no other in this process would learn of that.
+    /// - `is_mine`: whether a holder that Redis named is the calling thread, through another manager.
+    /// - `answered_since`: whether Redis has answered any thread since that moment.
+    /// - `renew`: renews a hold for which the first waiter has waited for a while, and which was not
+    ///   renewed since it was taken. If its key was deleted by hand, this finds it out.
+    /// - `claim`: what a thread in front may send for the caller, if that has to wait.
     pub(crate) fn join(
         self: &Arc<WaitQueues>,
         name: &Arc<str>,
         patience: &Patience,
         is_mine: impl Fn(&Holder) -> bool,
         answered_since: impl Fn(Moment) -> bool,
-        look_after: impl Fn(&Hold),
+        renew: impl Fn(&Hold),
         claim: impl FnOnce() -> Claim,
     ) -> Result<Turn, NoTurn> {
         let mut table = self.table.lock();
@@ -92,20 +91,20 @@ impl WaitQueues {
         loop {
             let now = Moment::now();
             if let Some(start) = table.start_turn(name, Some(&me), false, now) {
-                notify_first(table, name); // It may stay awake.
+                notify_first(table, name); // The thread behind may have to stay awake.
                 return Ok(self.turn(name, start, true));
             }
             let cores_are_free = self.cores.are_free(now);
             match place.next_step(table.queue(name), &is_mine, &answered_since, cores_are_free, now) {
                 Step::GiveUp(no_turn) => {
-                    if table.queue(name).step_out(&me) {
-                        notify_first(table, name); // It is the one that watches the front from now on.
+                    if table.queue(name).leave(&me) {
+                        notify_first(table, name); // The next one has to look at the front from now on.
                     }
                     return Err(no_turn);
                 }
                 Step::StayAwake => MutexGuard::unlocked(&mut table, || self.cores.stay_awake(&me)),
-                Step::LookAfter(hold) => MutexGuard::unlocked(&mut table, || look_after(&hold)),
-                // A wake-up is only a hint: the loop looks again.
+                Step::Renew(hold) => MutexGuard::unlocked(&mut table, || renew(&hold)),
+                // Why it was woken does not matter: the loop looks again.
                 Step::Sleep { until } => {
                     me.woken.wait_for(&mut table, until.since(now));
                 }
@@ -113,13 +112,13 @@ impl WaitQueues {
         }
     }
 
-    /// A hold of this process is lost: the first in line looks now, and not at its next glance.
+    /// A hold of this process is lost, so the first waiter looks at once.
     pub(crate) fn wake_first(&self, name: &str) {
         notify_first(self.table.lock(), name);
     }
 
     fn turn(self: &Arc<WaitQueues>, name: &Arc<str>, start: Start, waited: bool) -> Turn {
-        Turn { queues: Arc::clone(self), name: Arc::clone(name), start, waited, passed: false }
+        Turn { queues: Arc::clone(self), name: Arc::clone(name), start, waited, handed_over: false }
     }
 }
 
@@ -139,8 +138,8 @@ enum Step {
     GiveUp(NoTurn),
     /// The turn in front is about to end.
     StayAwake,
-    /// Has the keeper renew this hold, so that a deletion by hand is found out.
-    LookAfter(Arc<Hold>),
+    /// Have this hold renewed, so that a deletion by hand is found out.
+    Renew(Arc<Hold>),
     Sleep {
         until: Moment,
     },
@@ -156,7 +155,7 @@ impl Place<'_> {
         cores_are_free: bool,
         now: Moment,
     ) -> Step {
-        // A thread that has no answer knows less than others that have theirs.
+        // If Redis has answered other threads since, it is not away.
         let silence = queue.silence.as_ref().filter(|it| !it.is_refuted(answered_since));
         let overslept = now.since(self.look_again) > SLOW_ANSWER;
         if let Some(no_turn) = self.give_up(queue, is_mine, silence, overslept, now) {
@@ -167,12 +166,12 @@ impl Place<'_> {
             self.stayed_awake_for = ending;
             return Step::StayAwake;
         }
-        let unseen = queue.unseen_hold(self.me).filter(|_| self.look_again <= now);
+        let unrenewed = queue.unrenewed_hold(self.me).filter(|_| self.look_again <= now);
         self.look_again = queue.look_again(self.me, now).min(self.patience.look_again(silence, now));
         if overslept {
             self.look_again = self.look_again.max(now.after(SLOW_ANSWER)).min(self.patience.deadline);
         }
-        unseen.map_or(Step::Sleep { until: self.look_again }, Step::LookAfter)
+        unrenewed.map_or(Step::Sleep { until: self.look_again }, Step::Renew)
     }
 
     /// Why the thread leaves the queue at `now`, if it does.
@@ -184,8 +183,7 @@ impl Place<'_> {
         overslept: bool,
         now: Moment,
     ) -> Option<NoTurn> {
-        // Where the whole process was stopped, the answer may be there for the thread in front to
-        // read.
+        // If the process was stopped for a while, the thread in front may not have read its answer yet.
         let outage = silence
             .filter(|silence| self.patience.is_outage(silence, now))
             .filter(|silence| silence.words.is_some() || !overslept);
@@ -209,7 +207,7 @@ impl Table {
         })
     }
 
-    /// Ends a line. What is left of it is remembered for a while.
+    /// Ends a queue. What it leaves is remembered for a while.
     fn end(&mut self, name: &Arc<str>) {
         if let Some(queue) = self.by_name.remove(name) {
             if self.ended.len() == REMEMBERED {
@@ -233,7 +231,7 @@ impl Table {
     }
 }
 
-/// Has the first in line look again.
+/// Has the first waiter look again.
 fn notify_first(table: MutexGuard<'_, Table>, name: &str) {
     let first = table.by_name.get(name).and_then(|queue| queue.waiting.front().cloned());
     drop(table);
@@ -243,26 +241,29 @@ fn notify_first(table: MutexGuard<'_, Table>, name: &str) {
 }
 
 impl Turn {
+    /// For how long to leave the lock to other processes before the next attempt.
     pub(crate) fn nap(&self) -> Duration {
         let mut table = self.queues.table.lock();
         table.by_name.get_mut(&self.name).map_or(Duration::ZERO, |queue| queue.nap(self.start.number))
     }
 
-    /// The turn is used for a hold now: it lasts as long as that.
+    /// The thread has the lock. Its turn lasts as long as the hold.
     pub(crate) fn holds(&self, hold: &Arc<Hold>) {
         self.note(|queue| queue.holds(self.start.number, hold, Moment::now()));
     }
 
+    /// The thread is about to ask Redis.
     pub(crate) fn asks(&self) {
         self.note(|queue| queue.asks(self.start.number, Moment::now()));
     }
 
+    /// Redis has answered it.
     pub(crate) fn answered(&self) {
         self.note(|queue| queue.answered(self.start.number));
     }
 
-    /// An attempt failed, and Redis has been silent for so long; nothing is said of Redis by a
-    /// thread that gives up and had too little time.
+    /// An attempt has failed. The silence of Redis is `None` if the thread had too little time to
+    /// know.
     pub(crate) fn failed(&self, silence: Option<&Silence>) {
         self.note(|queue| queue.failed(self.start.number, silence));
     }
@@ -273,10 +274,10 @@ impl Turn {
         }
     }
 
-    /// A look, which took so long, found that another process has the lock: the threads in line may
-    /// say so when their wait is over.
+    /// Redis has said, in so much time, that this holder has the lock.
     ///
-    /// Where that is a thread of this process, through another manager, it may be one of them.
+    /// If that is a thread of this process, it may be one that waits in this queue, through another
+    /// manager. So all of them look whether they are.
     pub(crate) fn saw(&self, holder: &Holder, took: Duration, of_this_process: bool) {
         self.note(|queue| {
             queue.saw(self.start.number, holder, took, Moment::now());
@@ -286,22 +287,23 @@ impl Turn {
         });
     }
 
-    /// The hold is being released: the next in line may get ready. Where it is returned, its wish
-    /// goes out with the release.
+    /// The release begins, and the next thread may get ready. If it is returned, its claim is to be sent
+    /// behind the release.
     ///
-    /// Not that of a thread whose wait may end before the answer comes, at `answer_by` at the latest.
+    /// A thread that may give up before the answer comes, at `answer_by` at the latest, is not
+    /// returned.
     pub(crate) fn hand_on(&self, limit: Duration, answer_by: Moment) -> Option<Arc<Waiter>> {
         let mut table = self.queues.table.lock();
         let queue = table.by_name.get_mut(&self.name)?;
-        let to = queue.hand_on(self.start.number, limit, Moment::now(), answer_by);
+        let to = queue.hand_off(self.start.number, limit, Moment::now(), answer_by);
         notify_first(table, &self.name);
         to
     }
 
-    /// Ends the turn, and tells the next thread what became of its wish. Returns the wish whose
-    /// token has to be cleaned up, if there is one: it may stand in Redis, and nobody will use it.
-    /// True with it where a `SET` of the token may yet be executed.
-    #[must_use = "the token may stand in Redis until its lease is over"]
+    /// Ends the turn, and hands over to the next thread what became of its claim. Returns the claim if
+    /// its token may be in Redis and no thread will use it: it has to be deleted. With it, true if Redis
+    /// may still execute the `SET`.
+    #[must_use = "the key may exist until its lease is over"]
     pub(crate) fn settle(mut self, to: &Arc<Waiter>, handed: HandoffOutcome) -> Option<(Claim, bool)> {
         if handed == HandoffOutcome::Nothing {
             return None; // The next thread asks for itself.
@@ -309,20 +311,21 @@ impl Turn {
         let mut table = self.queues.table.lock();
         let (now, next) = (Moment::now(), table.turns + 1);
         let queue = table.by_name.get_mut(&self.name);
-        self.passed = queue.is_some_and(|queue| queue.pass_on(self.start.number, to, next, handed, now));
-        if self.passed {
+        self.handed_over =
+            queue.is_some_and(|queue| queue.hand_over(self.start.number, to, next, handed, now));
+        if self.handed_over {
             table.turns = next;
             drop(table);
             to.wake_for_turn();
         }
-        let spoilt = matches!(handed, HandoffOutcome::Spoilt { .. });
-        (spoilt || !self.passed).then(|| (to.claim.clone(), spoilt))
+        let is_open = matches!(handed, HandoffOutcome::Spoilt { .. });
+        (is_open || !self.handed_over).then(|| (to.claim.clone(), is_open))
     }
 }
 
 impl Drop for Turn {
     fn drop(&mut self) {
-        if self.passed {
+        if self.handed_over {
             return;
         }
         let mut table = self.queues.table.lock();
@@ -330,7 +333,7 @@ impl Drop for Turn {
             return;
         };
         if !queue.end_turn(self.start.number, Moment::now()) {
-            return; // Passed by: the turn is another thread's.
+            return; // It was passed over, and the turn is another thread's.
         }
         let next = queue.waiting.front().cloned();
         if next.is_none() {
@@ -393,7 +396,7 @@ pub(crate) mod tests {
         assert!(at_once(&queues, &name()).is_none());
         drop(turn);
         drop(at_once(&queues, &name()).unwrap());
-        assert!(queues.table.lock().by_name.is_empty(), "nothing is kept of a key that nobody uses");
+        assert!(queues.table.lock().by_name.is_empty(), "nothing is kept of a key that no thread uses");
     }
 
     #[test]
@@ -425,7 +428,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn a_hold_that_ran_out_is_passed_by_and_its_turn_ends_nobody_elses() {
+    fn a_hold_that_ran_out_is_passed_over_and_its_turn_ends_no_other() {
         let queues = Arc::new(WaitQueues::default());
         let zombie = at_once(&queues, &name()).unwrap();
         let hold = Arc::new(sample("key", Duration::from_millis(20), Moment::now()));
@@ -447,14 +450,14 @@ pub(crate) mod tests {
         let Err(NoTurn::Busy(Some(holder))) =
             queues.join(&name(), &until(Moment::now()), |_| false, |_| true, |_| (), claim)
         else {
-            panic!("it is busy, and it is known with whom");
+            panic!("it is busy, and the holder is known");
         };
         assert_eq!(holder.raw(), hold.token);
         assert!(queues.table.lock().queue(&name()).waiting.is_empty());
     }
 
     #[test]
-    fn whoever_waits_for_himself_through_another_manager_is_told() {
+    fn a_thread_that_waits_for_itself_through_another_manager_learns_it() {
         let queues = Arc::new(WaitQueues::default());
         let turn = at_once(&queues, &name()).unwrap();
         let queue = Arc::clone(&queues);
@@ -472,12 +475,12 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn a_key_goes_on_with_its_own_run_and_not_with_that_of_another() {
+    fn a_key_goes_on_with_its_own_budget_and_not_with_that_of_another() {
         let over = Duration::from_nanos(1);
         let queues = Arc::new(WaitQueues::default());
         let turn = at_once(&queues, &name()).unwrap();
         turn.saw(&Holder::new(b"theirs", None), Duration::from_micros(50), false);
-        assert!(turn.hand_on(over, Moment::PAST).is_none(), "nobody waits");
+        assert!(turn.hand_on(over, Moment::PAST).is_none(), "no thread waits");
         drop(turn);
         let other = at_once(&queues, &"other".into()).unwrap();
         assert_eq!(other.start.nap, Duration::ZERO);
@@ -496,7 +499,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn a_thread_behind_a_silent_one_is_told_of_the_outage_unless_redis_answers_others() {
+    fn a_thread_behind_a_silent_one_reports_the_outage_unless_redis_answers_others() {
         let queues = Arc::new(WaitQueues::default());
         let front = at_once(&queues, &name()).unwrap();
         let told = |answered: bool| {
@@ -524,7 +527,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn a_thread_without_limit_gives_up_in_line_when_the_outage_has_lasted_too_long() {
+    fn a_thread_without_limit_gives_up_in_the_queue_when_the_outage_has_lasted_too_long() {
         let queues = Arc::new(WaitQueues::default());
         let front = at_once(&queues, &name()).unwrap();
         let tolerate_outage = Duration::from_millis(50);
@@ -539,12 +542,12 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn what_was_handed_on_and_nobody_uses_is_to_be_cleaned_up() {
+    fn a_claim_that_was_sent_and_is_not_used_has_to_be_deleted() {
         let sent = Moment::PAST;
         let limit = Duration::from_secs(10);
         let taken = HandoffOutcome::Taken { sent, answered: sent };
-        // What became of the wish, and what is to be cleaned up where the next in line has gone,
-        // and where it is there.
+        // What became of the claim, and what has to be deleted if the waiter has given up, and if it
+        // has not.
         let table = [
             (HandoffOutcome::Nothing, None, None),
             (taken, Some(false), None),
