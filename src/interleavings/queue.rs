@@ -1,5 +1,6 @@
-//! The line of a key, in many orders of what its threads do: the real queue and the real steps of a release, and a Redis of one key
-//! beside them.
+//! The queue of a key, in many orders of what its threads do.
+//!
+//! The queue and the steps of a release are the real ones. Redis has one key here.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -20,16 +21,16 @@ use crate::waiting::handoff::{Claim, HandoffOutcome};
 use crate::waiting::patience::tests::until;
 use crate::waiting::queues::{NoTurn, Turn};
 
-/// Longer than any run, unless time is let pass.
+/// Longer than any scene, unless the clock is advanced.
 const LONG: Duration = Duration::from_secs(30);
 
-/// Of holds that end by themselves.
+/// The lease of holds that run out.
 const SHORT: Duration = Duration::from_millis(30);
 
-/// How long a release may take, by what is promised to the next in line.
+/// The limit of a release.
 const ANSWER: Duration = Duration::from_millis(4);
 
-/// What is owed is due by then.
+/// Orphans are due by then.
 const SOON: Duration = Duration::from_millis(20);
 
 fn millis(millis: u64) -> Duration {
@@ -40,7 +41,7 @@ fn micros_below(most: u64) -> Duration {
     Duration::from_micros(below(most))
 }
 
-/// A Redis of one key: whose token stands there, and until when.
+/// A Redis with one key: its token, and when it expires.
 #[derive(Default)]
 struct Redis {
     key: Mutex<Option<(String, Moment)>>,
@@ -63,7 +64,7 @@ impl Redis {
         let mut key = self.key.lock();
         let now = Moment::now();
         key.take_if(|(_, until)| *until <= now);
-        match key.take_if(|(stands, _)| stands == token) {
+        match key.take_if(|(stored, _)| stored == token) {
             Some(_) => Compared::Done,
             None if key.is_some() => Compared::NotOurs,
             None => Compared::Absent,
@@ -76,36 +77,37 @@ impl Redis {
     }
 }
 
-/// One key, those who want it, and what is written down of them.
+/// One key, the threads that want it, and a log of what they did.
 struct Scene {
     keeper: Keeper,
     redis: Redis,
     lease: Duration,
-    /// Not to be kept locked through a step.
+    /// Never locked while another thread may run.
     log: parking_lot::Mutex<Log>,
 }
 
 #[derive(Default)]
 struct Log {
-    /// Who came to stand in line, and who of them had the turn, each in order.
+    /// The threads that waited, and those of them that had the turn, each in order.
     arrived: Vec<u64>,
     served: Vec<u64>,
-    /// Whose wish went out with a release, who heard what came of his, and who was gone by then.
+    /// The threads whose claim was sent behind a release, those that learned what came of it, and those
+    /// that had given up.
     sent_for: Vec<u64>,
-    heard: Vec<u64>,
+    handed: Vec<u64>,
     gone: Vec<u64>,
-    /// How many were told of a loss.
+    /// How many releases returned that the lock was lost.
     losses: u64,
-    /// Turns that nobody will give back, of guards that were forgotten.
-    lost: Vec<Turn>,
+    /// The turns of guards that were forgotten.
+    forgotten: Vec<Turn>,
     front: Option<Front>,
 }
 
-/// Who has the turn.
+/// The thread that has the turn.
 struct Front {
     who: u64,
     hold: Option<(Arc<Hold>, Moment)>,
-    handing: bool,
+    handing_off: bool,
 }
 
 impl Scene {
@@ -114,7 +116,8 @@ impl Scene {
         Arc::new(Scene { keeper, redis, lease, log })
     }
 
-    /// Joins the line, and with the turn takes the lock, has it for a while, and gives it back: false if there was no turn.
+    /// Waits for the turn, takes the lock, holds it for a while, and releases it: false if there was no
+    /// turn.
     fn visit(&self, me: u64, deadline: Moment) -> bool {
         let claim = || {
             self.log.lock().arrived.push(me);
@@ -129,7 +132,7 @@ impl Scene {
             claim,
         ) {
             Ok(turn) => turn,
-            Err(NoTurn::Mine | NoTurn::Outage(_)) => panic!("it is nobody's own, and Redis answers"),
+            Err(NoTurn::Mine | NoTurn::Outage(_)) => panic!("no thread holds it itself, and Redis answers"),
             Err(NoTurn::Busy(_)) => {
                 assert!(deadline <= Moment::now(), "it gave up too early");
                 self.log.lock().gone.push(me);
@@ -149,7 +152,7 @@ impl Scene {
         advance(micros_below(800));
         step();
         match self.lease {
-            SHORT if one_in(3) => self.log.lock().lost.push(turn),
+            SHORT if one_in(3) => self.log.lock().forgotten.push(turn),
             SHORT if one_in(2) => {
                 advance(SHORT);
                 step();
@@ -160,47 +163,49 @@ impl Scene {
         true
     }
 
-    /// Nobody has the turn but who begins.
+    /// A turn starts, and no other thread has it.
     fn begin(&self, me: u64, turn: &Turn, handed: HandoffOutcome) {
-        let before = self.log.lock().front.replace(Front { who: me, hold: None, handing: false });
+        let before = self.log.lock().front.replace(Front { who: me, hold: None, handing_off: false });
         if let Some(before) = before {
-            assert!(!before.handing, "the turn was taken while it was handed on");
-            let (hold, until) = before.hold.expect("two have the turn");
-            // Or was, before its release began.
+            assert!(!before.handing_off, "the turn was taken while it was handed off");
+            let (hold, until) = before.hold.expect("two threads have the turn");
+            // (Or ran out before its release began.)
             let over = hold.is_over(Moment::now()) || until <= Moment::now();
-            assert!(over, "the turn was taken from one who holds");
+            assert!(over, "the turn was taken from a thread that holds the lock");
         }
         let mut log = self.log.lock();
         if turn.waited {
             log.served.push(me);
         }
         if handed != HandoffOutcome::Nothing {
-            log.heard.push(me);
+            log.handed.push(me);
         }
     }
 
-    /// Takes the lock, as far as that is not done: by which token.
+    /// Takes the lock, unless it was handed off. Returns the token.
     fn take(&self, me: u64, handed: HandoffOutcome) -> String {
-        let (claim, stands) = (me.to_string(), self.redis.token());
+        let (claim, stored) = (me.to_string(), self.redis.token());
         let token = match handed {
-            HandoffOutcome::Taken { .. } if stands.as_ref() == Some(&claim) => return claim,
-            HandoffOutcome::Taken { .. } if self.lease == LONG => panic!("what was handed on is not there"),
+            HandoffOutcome::Taken { .. } if stored.as_ref() == Some(&claim) => return claim,
+            HandoffOutcome::Taken { .. } if self.lease == LONG => {
+                panic!("the lock was handed off, and its key is absent")
+            }
             HandoffOutcome::Spoilt { .. } => format!("{me} again"),
             _ => claim,
         };
         let mut tries = 0;
         while !self.redis.claim(&token, self.lease) {
             tries += 1;
-            assert!(tries < 5_000, "a token that nobody uses keeps the lock");
-            assert_ne!(self.redis.token().as_ref(), Some(&token), "somebody asked for what is not his");
-            advance(millis(1)); // A key runs out, or is being cleaned up.
+            assert!(tries < 5_000, "a token that no thread uses keeps the lock busy");
+            assert_ne!(self.redis.token().as_ref(), Some(&token), "another thread has sent this token");
+            advance(millis(1)); // A key expires, or is deleted late.
             self.clean_up();
             thread::yield_now();
         }
         token
     }
 
-    /// As the keeper does it.
+    /// Deletes the orphans, as the keeper does.
     fn clean_up(&self) {
         let soon = Moment::now().after(SOON);
         let orphans = self.keeper.work.lock().leases.orphans.take_due(soon);
@@ -209,12 +214,12 @@ impl Scene {
         }
     }
 
-    /// Gives the lock back.
+    /// Releases the lock.
     fn leave(&self, me: u64, turn: Turn, hold: &Hold) {
         let local_handoff = if one_in(4) { Duration::ZERO } else { Duration::from_micros(below(200)) };
         let handing = |is_handing| {
             if let Some(front) = self.log.lock().front.as_mut().filter(|front| front.who == me) {
-                front.handing = is_handing;
+                front.handing_off = is_handing;
             }
         };
         let released = give_back(&self.keeper, hold, turn, local_handoff, ANSWER, |claim, handed, _| {
@@ -232,7 +237,7 @@ impl Scene {
         log.losses += u64::from(is_lost);
     }
 
-    /// One try of a release: it arrives or does not, and so does the answer.
+    /// One try of a release. It reaches Redis or not, and so does the answer.
     fn ask(
         &self,
         hold: &Hold,
@@ -259,7 +264,7 @@ impl Scene {
         }
         if let Some(claim) = claim.filter(|_| *handed != HandoffOutcome::Nothing) {
             let (mut log, next) = (self.log.lock(), claim.token.parse().expect("a number"));
-            assert!(!log.sent_for.contains(&next), "it was sent for twice");
+            assert!(!log.sent_for.contains(&next), "its claim was sent twice");
             log.sent_for.push(next);
         }
         let lost = || Failure::Unanswered { link_stands: false, cause: "no answer".into() };
@@ -271,7 +276,8 @@ impl Scene {
         self.keeper.queues.free_turn(&"key".into())
     }
 
-    /// Everybody has gone, and left nothing. Those who stood in line had the turn in the order in which they came.
+    /// All threads have gone, and left nothing. Those that waited had the turn in the order in which they
+    /// came.
     fn end(&self) {
         self.clean_up();
         if self.lease == SHORT {
@@ -287,10 +293,17 @@ impl Scene {
             log.arrived,
             log.served
         );
-        assert!(log.heard.iter().all(|one| log.sent_for.contains(one)), "it was heard by another");
-        let reached = |one: &u64| log.heard.contains(one) || log.gone.contains(one);
-        assert!(log.sent_for.iter().all(reached), "what was sent for was not passed on");
-        assert_eq!(self.keeper.counters.read().lost, log.losses, "a loss is told once, and no release");
+        assert!(
+            log.handed.iter().all(|one| log.sent_for.contains(one)),
+            "another thread learned what came of a claim"
+        );
+        let learned = |one: &u64| log.handed.contains(one) || log.gone.contains(one);
+        assert!(log.sent_for.iter().all(learned), "a claim was sent, and its thread did not learn it");
+        assert_eq!(
+            self.keeper.counters.read().lost,
+            log.losses,
+            "each loss is reported once, and no release"
+        );
     }
 }
 
@@ -305,9 +318,9 @@ fn join(threads: impl IntoIterator<Item = JoinHandle<()>>) {
     }
 }
 
-/// No wait ends by itself here: if somebody is not called, nobody goes on.
+/// No wait ends by itself here. If a thread is not woken, shuttle reports a deadlock.
 #[test]
-fn everybody_in_line_has_the_turn_once_alone_and_in_the_order_of_arrival() {
+fn each_waiter_has_the_turn_once_alone_and_in_the_order_of_arrival() {
     in_many_orders(1_000, Duration::ZERO, || {
         let scene = Scene::new(LONG);
         let visitor = |n: u64| {
@@ -324,9 +337,9 @@ fn everybody_in_line_has_the_turn_once_alone_and_in_the_order_of_arrival() {
     });
 }
 
-/// Of those who wait, some have a deadline, which may come at any moment. The others are called, or nobody goes on.
+/// Some of the waiters have a deadline, which may come at any moment. The others have to be woken.
 #[test]
-fn whoever_gives_up_keeps_nobody_and_what_was_handed_to_him_is_cleaned_up() {
+fn a_waiter_that_gives_up_delays_no_other_and_its_claim_is_deleted() {
     in_many_orders(1_000, millis(100), || {
         let scene = Scene::new(LONG);
         let patient = |n| spawn(&scene, move |scene| assert!(scene.visit(n, Moment::NEVER)));
@@ -342,9 +355,9 @@ fn whoever_gives_up_keeps_nobody_and_what_was_handed_to_him_is_cleaned_up() {
     });
 }
 
-/// Holds that run out, and turns that come back late or never: while they are passed by, or after.
+/// Holds run out, and their turns end late or never: while they are passed over, or after that.
 #[test]
-fn a_hold_that_is_over_is_passed_by_and_its_late_end_is_nobody_elses() {
+fn a_hold_that_is_over_is_passed_over_and_its_late_end_ends_no_other_turn() {
     in_many_orders(1_000, Duration::from_secs(2), || {
         let scene = Scene::new(SHORT);
         let patient = |n| spawn(&scene, move |scene| assert!(scene.visit(n, Moment::NEVER)));
@@ -355,10 +368,10 @@ fn a_hold_that_is_over_is_passed_by_and_its_late_end_is_nobody_elses() {
     });
 }
 
-/// A lock is deleted, its holder does not notice, and the keeper tells of the loss. No wait ends by
-/// itself here.
+/// A key is deleted, its holder does not notice, and the keeper reports the loss. No wait ends by itself
+/// here.
 #[test]
-fn the_first_in_line_is_called_when_the_hold_in_front_is_lost() {
+fn the_first_waiter_is_woken_when_the_hold_in_front_is_lost() {
     in_many_orders(800, Duration::ZERO, || {
         let scene = Scene::new(LONG);
         let turn = scene.free_turn();
@@ -375,14 +388,15 @@ fn the_first_in_line_is_called_when_the_hold_in_front_is_lost() {
     });
 }
 
-/// The lock is this thread's own, through another manager: as long as it waits, nobody lets go.
+/// The thread holds the lock itself, through another manager. As long as it waits, the lock is not
+/// released.
 #[test]
-fn whoever_waits_for_himself_is_told_wherever_he_stands() {
+fn a_thread_that_waits_for_itself_learns_it_wherever_it_is_in_the_queue() {
     in_many_orders(800, Duration::ZERO, || {
         let scene = Scene::new(LONG);
         let turn = scene.free_turn();
         let other = spawn(&scene, |scene| assert!(scene.visit(1, Moment::NEVER)));
-        let himself = spawn(&scene, |scene| {
+        let itself = spawn(&scene, |scene| {
             let claim = || Claim { token: String::new(), lease: Lease::new(LONG) };
             let joined = scene.keeper.queues.join(
                 &"key".into(),
@@ -395,7 +409,7 @@ fn whoever_waits_for_himself_is_told_wherever_he_stands() {
             assert!(matches!(joined, Err(NoTurn::Mine)));
         });
         turn.saw(&Holder::new(b"mine", None), Duration::ZERO, true);
-        join([himself]);
+        join([itself]);
         drop(turn);
         join([other]);
         scene.end();

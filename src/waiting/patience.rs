@@ -1,5 +1,5 @@
-//! How long to try to take a lock, and what it means that Redis does not answer: busy, or an
-//! outage.
+//! How long to try to take a lock, and what it means that Redis does not answer: that the lock is busy,
+//! or an outage.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -8,64 +8,64 @@ use crate::base::clock::Moment;
 use crate::base::holder::Holder;
 use crate::store::{FAIR_TRY, Failure, Refusal};
 
-/// What a Redis may take that has answered before: it is there, though it may be slow.
+/// How long a Redis that has answered before may take. It is there, though it may be slow.
 pub(crate) const SLOW_ANSWER: Duration = Duration::from_millis(100);
 
-/// The least time between two looks at a line in which nothing is wrong.
+/// A thread looks no more often than this at a queue in which nothing is wrong.
 const GLANCE: Duration = Duration::from_secs(1);
 
+/// How long one caller tries to take a lock.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Patience {
     /// When the caller asked for the lock.
     pub(crate) began: Moment,
-    /// The instant that no wait passes, in the line, for a connection, on the wire or asleep.
+    /// No wait lasts longer: in the queue, for a connection, for an answer or asleep.
     pub(crate) deadline: Moment,
-    /// One answer is enough: busy is busy.
+    /// `try_lock`: one answer is enough.
     pub(crate) once: bool,
-    /// How long Redis may stay away where there is no deadline.
+    /// How long an outage may last if there is no deadline.
     pub(crate) tolerate_outage: Duration,
-    /// How long an attempt may take that succeeds.
+    /// How long an attempt may take and succeed.
     pub(crate) an_attempt: Duration,
 }
 
-/// A time without a proper answer of Redis to the threads that want one lock.
+/// A time in which Redis gave no proper answer to the threads that want one lock.
 #[derive(Clone, Debug)]
 pub(crate) struct Silence {
-    /// The first attempt began that was not answered.
+    /// When the first attempt without an answer began.
     pub(crate) since: Moment,
-    /// As long as this, and it is an outage; a deadline that comes sooner proves nothing.
-    pub(crate) fair: Duration,
-    /// What went wrong, where that is known: a thread that still waits for its answer does not
-    /// know.
-    pub(crate) words: Option<Arc<str>>,
+    /// From this length on, it is an outage. A deadline that comes sooner proves nothing.
+    pub(crate) outage_after: Duration,
+    /// What went wrong. `None` while the first attempt still waits for its answer.
+    pub(crate) cause: Option<Arc<str>>,
     /// When that went wrong.
-    pub(crate) latest: Moment,
+    pub(crate) failed_at: Moment,
 }
 
 impl Silence {
     /// `answered` says that Redis had answered before.
     pub(crate) fn new(since: Moment, answered: bool) -> Silence {
-        let fair = if answered { SLOW_ANSWER } else { FAIR_TRY };
-        Silence { since, fair, words: None, latest: since }
+        let outage_after = if answered { SLOW_ANSWER } else { FAIR_TRY };
+        Silence { since, outage_after, cause: None, failed_at: since }
     }
 
-    /// True where Redis has answered somebody else of this process since, and refused nobody: it is
+    /// True if Redis has answered other threads since, and refused no connection or command: it is
     /// there.
     pub(crate) fn is_refuted(&self, answered_since: impl Fn(Moment) -> bool) -> bool {
-        !self.fair.is_zero() && answered_since(self.latest)
+        !self.outage_after.is_zero() && answered_since(self.failed_at)
     }
 }
 
-/// What a trouble says of Redis.
+/// What a failure says about Redis.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
-    /// Redis says no, and waiting does not change that.
+    /// Redis has refused, and waiting does not change that.
     Final,
-    /// Redis cannot be had now: it refuses connections, or commands.
+    /// It refuses connections or commands for now.
     Down,
-    /// There was no answer within the time that there was.
+    /// There was no answer in time.
     Silent,
-    /// The time ran out in this process: Redis was not asked.
+    /// The time ran out in this process, before Redis was asked.
     OutOfTime,
 }
 
@@ -80,17 +80,18 @@ impl Kind {
     }
 }
 
+/// What to do after a failed attempt.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Verdict {
     TryAgain,
-    /// The limit is over, and nothing was found out about Redis.
+    /// The time is over, and nothing is known about Redis.
     Busy,
-    /// Redis is not there.
+    /// Report an outage, or a refusal.
     GiveUp,
 }
 
 impl Patience {
-    /// What to do after the attempt number `tries` of a silence has failed.
+    /// What to do after so many `tries` in a row have failed.
     pub(crate) fn judge(&self, now: Moment, kind: Kind, silence: Option<&Silence>, tries: u32) -> Verdict {
         let outage = silence.is_some_and(|silence| self.is_outage(silence, now));
         let over = self.deadline <= now || (self.once && tries > 1);
@@ -105,32 +106,32 @@ impl Patience {
         }
     }
 
-    /// True where a silence has lasted too long: at the deadline, as long as is fair; without one,
-    /// as long as an outage is tolerated. It counts from when this caller asked for the lock, at
-    /// the earliest.
+    /// True if a silence has lasted too long: at the deadline, as long as its `outage_after`; without a
+    /// deadline, as long as an outage is tolerated. It counts from when this caller asked for the lock,
+    /// at the earliest.
     pub(crate) fn is_outage(&self, silence: &Silence, now: Moment) -> bool {
         let lasted = now.min(self.deadline).since(silence.since.max(self.began));
         if self.is_endless() {
             lasted >= self.tolerated(silence)
         } else {
-            self.deadline <= now && lasted >= silence.fair
+            self.deadline <= now && lasted >= silence.outage_after
         }
     }
 
-    /// When a thread in line, which nobody calls, has to look whether a silence has become an
-    /// outage.
+    /// When a thread in a queue has to look whether a silence has become an outage. No other thread
+    /// wakes it for that.
     pub(crate) fn look_again(&self, silence: Option<&Silence>, now: Moment) -> Moment {
         match silence {
             _ if !self.is_endless() => self.deadline,
             Some(silence) => silence.since.max(self.began).after(self.tolerated(silence)),
-            // A silence that begins after this moment cannot be too long before that one.
+            // A silence that begins from now on cannot be too long before then.
             None => now.after(self.tolerate_outage.max(GLANCE)),
         }
     }
 
-    /// As long as nothing has failed, an attempt is given its time: it may yet be answered.
+    /// As long as no attempt has failed, the first one has its time: it may still be answered.
     fn tolerated(&self, silence: &Silence) -> Duration {
-        let pending = if silence.words.is_none() { self.an_attempt } else { Duration::ZERO };
+        let pending = if silence.cause.is_none() { self.an_attempt } else { Duration::ZERO };
         self.tolerate_outage.max(pending)
     }
 
@@ -139,19 +140,19 @@ impl Patience {
     }
 }
 
-/// How long a key has to stand without expiry before it is called no lock: longer than a live
-/// holder takes to repair it after somebody's `PERSIST`, which is tens of milliseconds.
+/// A key that has no expiry for this long is not a lock. A holder that is alive repairs its key within
+/// tens of milliseconds after a `PERSIST`.
 const WITHOUT_EXPIRY: Duration = Duration::from_millis(250);
 
-/// What stands at the key without expiry, and when it is called no lock if it still stands there.
+/// The value of a key without expiry, and when the key is not a lock if it still has that value.
 #[derive(Debug, Default)]
 pub(crate) struct Unending(Option<(String, Moment)>);
 
 impl Unending {
-    /// Takes in what was found there, by a waiter that would take the lock for so long.
+    /// Takes in what a waiter found that would take the lock for so long.
     ///
-    /// The holder of a token repairs its key at once if Redis has told it, and else with its next
-    /// renewal: after half of its lease at most, which is taken to be as long as the waiter's own.
+    /// A holder repairs its key at once if Redis has sent it an invalidation, and otherwise with its
+    /// next renewal: after half of its lease at most, which is taken to be as long as the waiter's.
     pub(crate) fn saw(&mut self, holder: &Holder, lease: Duration, now: Moment) {
         let before = self.0.take().filter(|(value, _)| value == holder.raw());
         if holder.time_left().is_none() {
@@ -161,14 +162,14 @@ impl Unending {
         }
     }
 
-    /// How long it has yet to stand there before it is called no lock: zero where nobody will
-    /// repair it. `None` where there is no such thing.
+    /// How long until the key is not a lock: zero if no holder will repair it. `None` if the key has an
+    /// expiry.
     pub(crate) fn left(&self, now: Moment) -> Option<Duration> {
         self.0.as_ref().map(|(_, end)| end.since(now))
     }
 }
 
-/// The attempts of one thread that failed since the last that Redis answered.
+/// The attempts of one thread that have failed since Redis answered last.
 #[derive(Clone, Debug)]
 pub(crate) struct Attempts {
     pub(crate) silence: Option<Silence>,
@@ -180,7 +181,7 @@ pub(crate) struct Attempts {
 }
 
 impl Attempts {
-    /// With what the threads before it in line had found out.
+    /// With what the threads before it in the queue have found out.
     pub(crate) fn after(silence: Option<Silence>, answered: bool) -> Attempts {
         Attempts { silence, failed: 0, refusal: None, answered }
     }
@@ -197,27 +198,27 @@ impl Attempts {
         }
         let kind = match Kind::of(failure) {
             Kind::Final => Kind::Final,
-            // What Redis refused before says more than an attempt that was cut short after it.
+            // An earlier refusal says more than an attempt that was cut short after it.
             _ if self.refusal.is_some() => Kind::Down,
             other => other,
         };
         if kind != Kind::OutOfTime {
             let new = Silence::new(since, self.answered);
             let silence = self.silence.get_or_insert_with(|| new.clone());
-            silence.fair = if kind == Kind::Down { Duration::ZERO } else { new.fair };
-            (silence.words, silence.latest) = (Some(failure.words().into()), Moment::now());
+            silence.outage_after = if kind == Kind::Down { Duration::ZERO } else { new.outage_after };
+            (silence.cause, silence.failed_at) = (Some(failure.words().into()), Moment::now());
         }
         kind
     }
 
-    /// Forgets a silence that others know to be over.
+    /// Forgets a silence that is over, since Redis has answered other threads.
     pub(crate) fn refute(&mut self, answered_since: impl Fn(Moment) -> bool) {
         if self.silence.as_ref().is_some_and(|silence| silence.is_refuted(answered_since)) {
             self.silence = None;
         }
     }
 
-    /// Why Redis is given up after this trouble: the last refusal, where there was one.
+    /// The cause of an outage that ends with this failure: the last refusal, if there was one.
     pub(crate) fn cause(&mut self, failure: Failure) -> Failure {
         match failure {
             Failure::Refused(_) => failure,
@@ -232,7 +233,7 @@ pub(crate) mod tests {
 
     const TOLERATED: Duration = Duration::from_secs(10);
 
-    /// Of a caller that asked at the beginning of all time.
+    /// Of a caller that asked long ago.
     pub(crate) fn until(deadline: Moment) -> Patience {
         let once = deadline == Moment::PAST;
         Patience {
@@ -277,12 +278,12 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn what_a_trouble_leads_to() {
+    fn what_each_failure_leads_to() {
         use Kind::{Down, Final, OutOfTime, Silent};
         use Verdict::{Busy, GiveUp, TryAgain};
-        // Patience, now, what went wrong, the silence, the attempts that failed.
+        // Patience, now, the kind of failure, the silence, how many attempts have failed.
         let table = [
-            // Redis has said no.
+            // Redis has refused for good.
             (limit(50), 1001, Final, None, 1, GiveUp),
             (endless(), 1001, Final, None, 1, GiveUp),
             // There is time left.
@@ -290,15 +291,15 @@ pub(crate) mod tests {
             (limit(50), 1049, Down, Some(silent(1000)), 1, TryAgain),
             (limit(50), 1049, OutOfTime, None, 1, TryAgain),
             (limit(5000), 5999, Silent, Some(silent(1000)), 9, TryAgain),
-            // The limit is over: too short to say anything of Redis, or long enough.
+            // The limit is over. It was too short to say anything about Redis, or long enough.
             (limit(9), 1009, Silent, Some(silent(1000)), 1, Busy),
             (limit(19), 1019, Silent, Some(silent(1000)), 1, Busy),
             (limit(20), 1020, Silent, Some(silent(1000)), 1, GiveUp),
             (limit(50), 1050, Silent, Some(silent(1000)), 2, GiveUp),
             (limit(50), 1050, Silent, Some(silent(1031)), 1, Busy),
-            // That this thread came late by itself is nothing that Redis did.
+            // This thread came late by itself.
             (limit(9), 1900, Silent, Some(silent(1000)), 1, Busy),
-            // Redis has answered before, if not in a hurry.
+            // Redis has answered before, so it may be slow.
             (limit(99), 1099, Silent, Some(slow(1000)), 1, Busy),
             (limit(100), 1100, Silent, Some(slow(1000)), 1, GiveUp),
             // Refused is refused, however short the limit.
@@ -308,7 +309,7 @@ pub(crate) mod tests {
             (limit(5000), 6000, OutOfTime, None, 9, Busy),
             (limit(50), 1050, OutOfTime, Some(silent(1000)), 2, GiveUp),
             (limit(50), 1050, OutOfTime, Some(silent(1040)), 2, Busy),
-            // What went on before the caller came is not held against Redis.
+            // The silence before the caller came does not count.
             (limit(9), 1009, Silent, Some(silent(0)), 1, Busy),
             (limit(30), 1030, Silent, Some(silent(0)), 1, GiveUp),
             // One answer is wanted, and one more try is made.
@@ -334,7 +335,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn only_what_stays_without_expiry_is_no_lock() {
+    fn a_key_is_not_a_lock_only_if_it_stays_without_expiry() {
         let minute = Some(Duration::from_secs(60));
         let left = |seen: &[(u64, &str, Option<Duration>)]| {
             let mut unending = Unending::default();
@@ -356,23 +357,23 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn an_attempt_that_is_under_way_is_no_outage_before_it_could_have_failed() {
+    fn an_attempt_under_way_is_no_outage_before_it_could_have_failed() {
         let impatient = Patience { tolerate_outage: Duration::ZERO, ..endless() };
         let pending = silent(1000);
-        let failed = Silence { words: Some("no answer".into()), ..silent(1000) };
+        let failed = Silence { cause: Some("no answer".into()), ..silent(1000) };
         assert!(!impatient.is_outage(&pending, at(1099)) && impatient.is_outage(&pending, at(1100)));
         assert!(impatient.is_outage(&failed, at(1001)));
         assert_eq!(impatient.look_again(Some(&pending), at(1001)), at(1100));
     }
 
     #[test]
-    fn what_redis_refused_before_says_more_than_an_attempt_that_was_cut_short() {
+    fn an_earlier_refusal_says_more_than_an_attempt_that_was_cut_short() {
         let unanswered = || Failure::Unanswered { link_stands: true, cause: "late".into() };
         let loading = Refusal { code: "LOADING".into(), message: "LOADING".into() };
         let mut attempts = Attempts::after(None, false);
         assert_eq!(attempts.fail(&unanswered(), at(0)), Kind::Silent);
         assert_eq!(attempts.fail(&Failure::Refused(loading), at(1)), Kind::Down);
-        assert_eq!(attempts.silence.as_ref().unwrap().fair, Duration::ZERO);
+        assert_eq!(attempts.silence.as_ref().unwrap().outage_after, Duration::ZERO);
         assert_eq!(attempts.fail(&unanswered(), at(2)), Kind::Down);
         assert_eq!(attempts.silence.as_ref().unwrap().since, at(0), "from the first of them on");
         attempts.hear();
@@ -380,21 +381,21 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn a_connection_that_is_refused_once_does_not_make_an_outage_of_what_follows() {
+    fn one_refused_connection_does_not_make_an_outage_of_a_short_silence_after_it() {
         let mut attempts = Attempts::after(None, true);
         assert_eq!(attempts.fail(&Failure::not_sent("refused"), at(0)), Kind::Down);
         let cut_short = Failure::Unanswered { link_stands: true, cause: "late".into() };
         assert_eq!(attempts.fail(&cut_short, at(1)), Kind::Silent);
-        assert_eq!(attempts.silence.as_ref().unwrap().fair, SLOW_ANSWER);
+        assert_eq!(attempts.silence.as_ref().unwrap().outage_after, SLOW_ANSWER);
     }
 
     #[test]
-    fn a_silence_is_over_where_redis_answers_others_but_not_where_it_refuses() {
+    fn a_silence_is_over_if_redis_answers_others_but_not_if_it_refuses() {
         let cut_short = Failure::Unanswered { link_stands: true, cause: "late".into() };
         for (failure, over) in [(cut_short, true), (Failure::not_sent("refused"), false)] {
             let mut attempts = Attempts::after(None, true);
             attempts.fail(&failure, at(0));
-            let failed = attempts.silence.as_ref().unwrap().latest;
+            let failed = attempts.silence.as_ref().unwrap().failed_at;
             attempts.refute(|since| since < failed);
             assert!(attempts.silence.is_some(), "the answer was before that");
             attempts.refute(|since| since <= failed);
@@ -403,7 +404,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn each_trouble_has_its_kind() {
+    fn each_failure_has_its_kind() {
         let refused = |code: &str| {
             let (code, message) = (code.to_owned(), code.to_owned());
             Failure::Refused(Refusal { code, message })
@@ -416,7 +417,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn a_thread_in_line_looks_again_when_an_outage_may_be_too_long() {
+    fn a_thread_in_a_queue_looks_again_when_an_outage_may_be_too_long() {
         let now = at(1500);
         assert_eq!(endless().look_again(Some(&silent(1200)), now), at(11_200));
         assert_eq!(endless().look_again(Some(&silent(500)), now), at(11_000), "not for what was before it");

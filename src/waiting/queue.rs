@@ -559,7 +559,7 @@ mod tests {
         assert_eq!(silent_since(&queue), None);
         queue.asks(1, at(0));
         assert_eq!(silent_since(&queue), Some(0), "from before the first attempt");
-        queue.failed(1, Some(&Silence { words: Some("no answer".into()), ..Silence::new(at(0), false) }));
+        queue.failed(1, Some(&Silence { cause: Some("no answer".into()), ..Silence::new(at(0), false) }));
         assert!(queue.end_turn(1, at(50)));
         let start = queue.start_turn(2, Some(&second), false, at(50)).unwrap();
         assert_eq!(silent_since(&queue), Some(0), "it is the same outage");

@@ -186,11 +186,11 @@ impl Place<'_> {
         // If the process was stopped for a while, the thread in front may not have read its answer yet.
         let outage = silence
             .filter(|silence| self.patience.is_outage(silence, now))
-            .filter(|silence| silence.words.is_some() || !overslept);
+            .filter(|silence| silence.cause.is_some() || !overslept);
         if queue.seen().is_some_and(is_mine) {
             Some(NoTurn::Mine)
         } else if let Some(silence) = outage {
-            Some(NoTurn::Outage(silence.words.clone()))
+            Some(NoTurn::Outage(silence.cause.clone()))
         } else {
             (self.patience.deadline <= now).then(|| NoTurn::Busy(queue.holder(now)))
         }
@@ -442,7 +442,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn whoever_gives_up_says_who_was_in_front() {
+    fn a_thread_that_gives_up_names_the_holder_in_front() {
         let queues = Arc::new(WaitQueues::default());
         let turn = at_once(&queues, &name()).unwrap();
         let hold = Arc::new(sample("key", Duration::from_secs(5), Moment::now()));
@@ -511,16 +511,16 @@ pub(crate) mod tests {
         front.asks();
         assert!(matches!(told(false), NoTurn::Outage(None)));
         assert!(matches!(told(true), NoTurn::Busy(None)), "the front waits for something else");
-        front.failed(Some(&Silence { words: Some("no answer".into()), ..Silence::new(Moment::PAST, false) }));
-        assert!(matches!(told(false), NoTurn::Outage(Some(words)) if &*words == "no answer"));
+        front.failed(Some(&Silence { cause: Some("no answer".into()), ..Silence::new(Moment::PAST, false) }));
+        assert!(matches!(told(false), NoTurn::Outage(Some(cause)) if &*cause == "no answer"));
         assert!(matches!(told(true), NoTurn::Busy(None)), "others have answers");
         let refused = Silence {
-            words: Some("refused".into()),
-            fair: Duration::ZERO,
+            cause: Some("refused".into()),
+            outage_after: Duration::ZERO,
             ..Silence::new(Moment::PAST, true)
         };
         front.failed(Some(&refused));
-        assert!(matches!(told(true), NoTurn::Outage(Some(words)) if &*words == "refused"));
+        assert!(matches!(told(true), NoTurn::Outage(Some(cause)) if &*cause == "refused"));
         front.answered();
         assert!(matches!(told(false), NoTurn::Busy(None)));
         assert!(queues.table.lock().queue(&name()).waiting.is_empty());
@@ -534,8 +534,8 @@ pub(crate) mod tests {
         let began = Moment::now();
         let patience = Patience { began, tolerate_outage, ..until(Moment::NEVER) };
         let told = || queues.join(&name(), &patience, |_| false, |_| false, |_| (), claim).unwrap_err();
-        front.failed(Some(&Silence { words: Some("no answer".into()), ..Silence::new(began, true) }));
-        assert!(matches!(told(), NoTurn::Outage(Some(words)) if &*words == "no answer"));
+        front.failed(Some(&Silence { cause: Some("no answer".into()), ..Silence::new(began, true) }));
+        assert!(matches!(told(), NoTurn::Outage(Some(cause)) if &*cause == "no answer"));
         assert!(Moment::now().since(began) >= tolerate_outage);
         drop(front);
         assert!(queues.table.lock().by_name.is_empty());
