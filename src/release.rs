@@ -12,7 +12,7 @@ use crate::base::sync::thread;
 use crate::hold::Hold;
 use crate::keeping::keeper::Keeper;
 use crate::keeping::orphans::OrphanKey;
-use crate::store::{Compared, Failure, Store};
+use crate::store::{Compared, Failure, Fate, Store};
 use crate::waiting::handoff::{Claim, HandoffOutcome};
 use crate::waiting::queues::Turn;
 
@@ -94,8 +94,8 @@ pub(crate) fn remove(
     handed: &mut HandoffOutcome,
     deadline: Moment,
 ) -> Result<Compared, Failure> {
-    let mut connection = store.checkout(deadline)?;
     let (key, token) = (hold.key.in_redis(), &hold.token);
+    let mut connection = store.checkout(key, deadline)?;
     let Some(claim) = claim else {
         return connection.remove(key, token, deadline);
     };
@@ -108,7 +108,7 @@ pub(crate) fn remove(
             removed
         }
         Err(failure) => {
-            if let Failure::Unanswered { link_stands, .. } = failure {
+            if let Fate::Unknown { link_stands } = failure.fate() {
                 if link_stands {
                     // Redis may still execute the claim. The deletion goes out behind it, on the
                     // same connection, so that it is executed later.
@@ -177,7 +177,7 @@ impl Release<'_> {
             Err(failure) => failure,
         };
         debug!(target: "relatch::release", "releasing lock {:?}: {failure:?}", self.hold.key.name());
-        let is_lost = matches!(failure, Failure::Unanswered { .. });
+        let is_lost = matches!(failure.fate(), Fate::Unknown { .. });
         let pause = if is_lost && !self.maybe_done { Duration::ZERO } else { backoff.pause() };
         self.maybe_done |= is_lost;
         if failure.can_pass() && now.after(pause) < self.deadline {

@@ -23,7 +23,7 @@ use crate::base::holder::Holder;
 use crate::base::owner::fresh_token;
 use crate::hold::AcquiredAt;
 use crate::keeping::orphans::OrphanKey;
-use crate::store::{ClaimReply, Connection, Failure, Seen, Tracking};
+use crate::store::{ClaimReply, Connection, Failure, Fate, Seen, Tracking};
 use crate::waiting::handoff::{Claim, HandoffOutcome};
 
 /// An attempt: what came of it, and since when Redis owed the answer.
@@ -107,10 +107,10 @@ impl<'a> PendingClaim<'a> {
             None => fresh_token(self.context.owner, self.context.machine).map_err(Failure::not_sent)?,
         };
         let token = self.token.insert(token);
-        let mut connection = store.checkout(self.deadline)?;
+        let mut connection = store.checkout(key.in_redis(), self.deadline)?;
         let number = if self.tracks { listener.number() } else { None };
         let sent = Moment::now();
-        if store.pool.answered_since(*since) {
+        if store.answered_since(*since) {
             *since = sent;
         }
         let (redis_key, millis, deadline) = (key.in_redis(), lease.millis(), self.deadline);
@@ -147,8 +147,9 @@ impl<'a> PendingClaim<'a> {
 
     /// Asks who has the lock, and not for the lock.
     fn look(&mut self) -> Result<Answer, Failure> {
-        let mut connection = self.context.store.checkout(self.deadline)?;
-        Ok(match connection.look(self.context.key.in_redis(), self.deadline)? {
+        let key = self.context.key.in_redis();
+        let mut connection = self.context.store.checkout(key, self.deadline)?;
+        Ok(match connection.look(key, self.deadline)? {
             Seen::Nothing => Answer::Busy { holder: None, tracked: false },
             Seen::Somebody(holder) => Answer::Busy { holder: Some(holder), tracked: false },
             Seen::NotAString => Answer::NotAString,
@@ -183,8 +184,8 @@ impl<'a> PendingClaim<'a> {
 
     /// Notes what may still happen in Redis.
     fn note_lost_answer(&mut self, connection: Connection<'a>, failure: &Failure) {
-        if let (Failure::Unanswered { link_stands, .. }, Some(token)) = (failure, &self.token) {
-            if *link_stands {
+        if let (Fate::Unknown { link_stands }, Some(token)) = (failure.fate(), &self.token) {
+            if link_stands {
                 connection.abandon(self.context.key.in_redis(), token);
             }
             self.give_up();

@@ -255,7 +255,7 @@ impl Acquisition<'_> {
         let AcquireContext { store, counters, key, .. } = self.context;
         let deadline = self.patience.deadline;
         let removed = store
-            .checkout(deadline)
+            .checkout(key.in_redis(), deadline)
             .and_then(|mut connection| connection.remove(key.in_redis(), holder.raw(), deadline));
         let reclaimed = matches!(removed, Ok(Compared::Done));
         if reclaimed {
@@ -278,7 +278,7 @@ impl Acquisition<'_> {
     /// Takes in that an attempt failed.
     fn failed(&mut self, failure: Failure, since: Moment) -> Step {
         let AcquireContext { store, key, .. } = self.context;
-        let answered_since = |since| store.pool.answered_since(since);
+        let answered_since = |since| store.answered_since(since);
         let kind = self.progress.failed(&failure, since, answered_since);
         if kind != Kind::OutOfTime {
             self.turn.failed(self.progress.silence());

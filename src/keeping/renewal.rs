@@ -92,7 +92,7 @@ fn renew_requested(shared: &Shared, redis: &mut impl KeeperCommands, mut request
                 Err(failure) => Some(failure),
             };
             // Nobody receives it if the deadline came first.
-            let _ = answer.send(failure.map_or(Ok(()), |failure| Err(failure.retold())));
+            let _ = answer.send(failure.map_or(Ok(()), |failure| Err(failure.copy())));
         }
     }
 }

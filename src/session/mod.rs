@@ -86,7 +86,7 @@ impl Session {
     /// Sends a `PING`, so that a wrong address or login is found out now.
     pub(crate) fn check(&self) -> Result<(), Error> {
         let deadline = Moment::now().after(self.settings.connect_timeout);
-        let answer = self.store.checkout(deadline).and_then(|mut connection| connection.ping(deadline));
+        let answer = self.store.ping(deadline);
         answer.map_err(|failure| self.store.error("connecting".to_owned(), failure))
     }
 
@@ -154,7 +154,7 @@ impl Session {
     /// Waits for the turn: one thread of the process at a time asks Redis for a key.
     fn turn(&self, key: &Key, patience: &Patience, pid: u32, first: &Claim) -> Result<Turn, NoTurn> {
         let is_mine = |holder: &Holder| thread_map::is_mine(holder.raw(), pid);
-        let answered_since = |moment| self.store.pool.answered_since(moment);
+        let answered_since = |moment| self.store.answered_since(moment);
         let look_after = |hold: &Hold| self.keeper.look_after(hold);
         let claim = || first.clone();
         let turn = self.queues.join(key.name(), patience, is_mine, answered_since, look_after, claim)?;
@@ -279,7 +279,7 @@ impl Session {
     pub(crate) fn look(&self, action: &str, key: &Key) -> Result<Seen, Error> {
         self.own_process(Moment::now())?;
         let deadline = self.one_answer(Moment::now());
-        let ask = || self.store.checkout(deadline)?.look(key.in_redis(), deadline);
+        let ask = || self.store.checkout(key.in_redis(), deadline)?.look(key.in_redis(), deadline);
         let answer = ask().or_else(|failure| if failure.can_pass() { ask() } else { Err(failure) });
         answer.map_err(|failure| self.failed(action, key, failure))
     }

@@ -1,29 +1,20 @@
-//! Where Redis is and how to log in there, read from a URL or a client, with the password kept apart.
+//! What a program says of its server, in a URL or with a client, becomes an endpoint.
+//!
+//! The URL is read by the `redis` crate. No error shows a password, wherever it was written.
 
-use std::fmt;
-use std::net::ToSocketAddrs;
-
-use parking_lot::Mutex;
 use redis::{ConnectionAddr, ConnectionInfo, IntoConnectionInfo, RedisConnectionInfo};
 
 use crate::base::error::Error;
+use crate::store::endpoint::{Endpoint, Login, Place};
 use crate::store::wire;
 
 /// In place of a URL that may hold its password where none is expected.
 const NOT_SHOWN: &str = "(not shown)";
 
-/// A server, and the login and database to use on it.
+/// The server that a program names: one endpoint.
+#[derive(Debug)]
 pub(crate) struct Address {
-    /// Without login and database: those are sent by the link itself, so that their errors are told apart
-    /// and their time counts against the same deadline.
-    bare: ConnectionInfo,
-    pub(super) username: Option<String>,
-    pub(super) password: Option<String>,
-    pub(super) db: i64,
-    /// Host and port, or the socket's path.
-    name: String,
-    /// Of several addresses that the host name stands for, the one that took the last connection.
-    worked: Mutex<Option<ConnectionAddr>>,
+    pub(super) endpoint: Endpoint,
 }
 
 impl Address {
@@ -78,50 +69,24 @@ impl Address {
             return Err(Error::InvalidOption { option, value: NOT_SHOWN.to_owned(), reason });
         }
         let username = login.username().map(str::to_owned);
-        let password = login.password().map(str::to_owned);
-        let db = login.db();
+        let login_of = |password: &str| Login { username, password: password.to_owned() };
+        let (login, db) = (login.password().map(login_of), login.db());
         let name = info.addr().to_string();
-        // For TLS; other connections are opened by `wire`.
-        let tcp = info.tcp_settings().clone().set_nodelay(true).set_keepalive(wire::keepalive());
-        let bare = info
-            .set_tcp_settings(tcp)
-            .set_redis_settings(RedisConnectionInfo::default().set_skip_set_lib_name());
-        Ok(Address { bare, username, password, db, name, worked: Mutex::default() })
-    }
-
-    pub(crate) fn name(&self) -> &str {
-        &self.name
-    }
-
-    /// The ways to reach the server, one per address that its host name stands for; first the one
-    /// that worked last. (TLS needs the name.)
-    pub(super) fn ways(&self) -> std::io::Result<Vec<ConnectionInfo>> {
-        let ConnectionAddr::Tcp(host, port) = self.bare.addr() else {
-            return Ok(vec![self.bare.clone()]);
+        let place = match info.addr() {
+            ConnectionAddr::Tcp(host, port) => Place::Tcp { host: host.clone(), port: *port },
+            #[cfg(unix)]
+            ConnectionAddr::Unix(path) => Place::Unix(path.clone()),
+            _ => Place::Tls(Box::new(bare(info))),
         };
-        let addresses = (host.as_str(), *port).to_socket_addrs()?;
-        let ways = addresses
-            .map(|way| ConnectionAddr::Tcp(way.ip().to_string(), way.port()))
-            .map(|addr| self.bare.clone().set_addr(addr))
-            .collect();
-        Ok(self.in_order(ways))
-    }
-
-    fn in_order(&self, mut ways: Vec<ConnectionInfo>) -> Vec<ConnectionInfo> {
-        let worked = self.worked.lock();
-        ways.sort_by_key(|way| worked.as_ref() != Some(way.addr()));
-        ways
-    }
-
-    pub(super) fn worked(&self, way: &ConnectionInfo) {
-        *self.worked.lock() = Some(way.addr().clone());
+        Ok(Address { endpoint: Endpoint::new(place, login, db, name) })
     }
 }
 
-impl fmt::Debug for Address {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Address").field("name", &self.name).field("db", &self.db).finish_non_exhaustive()
-    }
+/// Without login and database: the link sends those itself, so that their errors are told apart and
+/// their time counts against the same deadline.
+fn bare(info: ConnectionInfo) -> ConnectionInfo {
+    let tcp = info.tcp_settings().clone().set_nodelay(true).set_keepalive(wire::keepalive());
+    info.set_tcp_settings(tcp).set_redis_settings(RedisConnectionInfo::default().set_skip_set_lib_name())
 }
 
 fn invalid(value: String, reason: &'static str) -> Error {
@@ -133,43 +98,20 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::store::link::Link;
+
+    fn endpoint(url: &str) -> Endpoint {
+        Address::parse(url).unwrap().endpoint
+    }
 
     #[test]
     fn a_url_is_taken_apart() {
-        let address = Address::parse("redis://user:p%40ss@example.org:7000/3").unwrap();
-        assert_eq!(address.name(), "example.org:7000");
-        assert_eq!(address.username.as_deref(), Some("user"));
-        assert_eq!(address.password.as_deref(), Some("p@ss"));
-        assert_eq!(address.db, 3);
-        assert_eq!(Address::parse("redis://[::1]").unwrap().name(), "::1:6379");
-        assert_eq!(Address::parse("unix:///run/redis.sock?db=2").unwrap().db, 2);
-    }
-
-    #[test]
-    fn the_address_that_worked_last_is_tried_first() {
-        let address = Address::parse("redis://localhost:7000").unwrap();
-        let ways =
-            ["redis://[::1]:7000", "redis://127.0.0.1:7000"].map(|it| it.into_connection_info().unwrap());
-        let first = || address.in_order(ways.to_vec())[0].addr().clone();
-        assert_eq!(&first(), ways[0].addr(), "as the system has them");
-        address.worked(&ways[1]);
-        assert_eq!(&first(), ways[1].addr());
-        address.worked(&ways[0]);
-        assert_eq!(&first(), ways[0].addr());
-    }
-
-    #[test]
-    fn the_address_that_takes_a_connection_is_remembered() {
-        let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
-        let good = listener.local_addr().unwrap();
-        let address = Address::parse(&format!("redis://{good}")).unwrap();
-        let ways = ["127.0.0.2:1", "127.0.0.1:1"].map(|other| format!("redis://{other}"));
-        let ways = ways.into_iter().chain([format!("redis://{good}")]);
-        let ways: Vec<_> = ways.map(|way| way.into_connection_info().unwrap()).collect();
-        let deadline = crate::base::clock::Moment::now().after(std::time::Duration::from_secs(10));
-        let _link = Link::open(&address, deadline).unwrap();
-        assert_eq!(address.in_order(ways.clone())[0].addr(), ways[2].addr());
+        let server = endpoint("redis://user:p%40ss@example.org:7000/3");
+        assert_eq!(server.name(), "example.org:7000");
+        let login = server.login.as_ref().unwrap();
+        assert_eq!((login.username.as_deref(), login.password.as_str()), (Some("user"), "p@ss"));
+        assert_eq!(server.db, 3);
+        assert_eq!(endpoint("redis://[::1]").name(), "::1:6379");
+        assert_eq!(endpoint("unix:///run/redis.sock?db=2").db, 2);
     }
 
     #[test]
@@ -264,7 +206,7 @@ mod tests {
                 format!("{scheme}://{before}canary{after}@{rest}"),
             ] {
                 let shown = match Address::parse(&url) {
-                    Ok(address) => format!("{address:?} {}", address.name()),
+                    Ok(address) => format!("{address:?} {}", address.endpoint.name()),
                     Err(error) => format!("{error} {error:?}"),
                 };
                 prop_assert!(!shown.contains("canary"), "{} shows {}", url, shown);
@@ -281,11 +223,12 @@ mod tests {
         ) {
             let escaped: Vec<_> = password.bytes().map(|byte| format!("%{byte:02X}")).collect();
             let address = Address::parse(&format!("redis://{user}:{}@{host}:{port}/{db}", escaped.concat()));
-            let address = address.map_err(|error| TestCaseError::fail(error.to_string()))?;
-            prop_assert_eq!(address.name(), format!("{host}:{port}"));
-            prop_assert_eq!(address.username.as_deref(), Some(user.as_str()));
-            prop_assert_eq!(address.password.as_deref(), Some(password.as_str()));
-            prop_assert_eq!(address.db, db);
+            let server = address.map_err(|error| TestCaseError::fail(error.to_string()))?.endpoint;
+            prop_assert_eq!(server.name(), format!("{host}:{port}"));
+            let login = server.login.as_ref().expect("a login");
+            prop_assert_eq!(login.username.as_deref(), Some(user.as_str()));
+            prop_assert_eq!(&login.password, &password);
+            prop_assert_eq!(server.db, db);
         }
     }
 }

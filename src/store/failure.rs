@@ -1,22 +1,22 @@
-//! What can come back instead of an answer, told apart by what it says about the command's fate.
+//! Why a command has no result, and what that says of its fate.
 
 use std::error::Error as StdError;
 use std::io::{self, ErrorKind};
 
 use crate::store::resp::Reply;
 
-/// How much of an error is kept that Redis answered, in characters: its own are shorter.
+/// How many characters are kept of an error that Redis answered: its own are shorter.
 const LONGEST_MESSAGE: usize = 500;
 
-/// Why a command has no result.
+/// Why a command has no result. [`Failure::fate`] says whether Redis executed it.
 #[derive(Debug)]
 pub(crate) enum Failure {
-    /// Redis did not get the command: no connection, or it could not be written whole, and is no
-    /// command then.
+    /// Redis did not get the command: there was no connection, or the command could not be written
+    /// whole, and is no command then.
     NotSent(Cause),
-    /// The command was sent and no answer came: Redis may have executed it, or may yet.
+    /// The command was sent and no answer came.
     Unanswered {
-        /// The connection still stands, so a command sent on it now is executed after the lost one.
+        /// The connection is in order, so a command sent over it now is executed after this one.
         link_stands: bool,
         cause: Cause,
     },
@@ -24,6 +24,20 @@ pub(crate) enum Failure {
     Refused(Refusal),
     /// The time ran out in this process, before Redis was asked: that says nothing of Redis.
     OutOfTime(Cause),
+}
+
+/// What became of a command that failed. (One that was executed has a reply, and no failure.)
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Fate {
+    /// Redis has not executed the command, and will not.
+    NotExecuted,
+    /// The same, and another server is the one to ask.
+    Elsewhere,
+    /// Redis may have executed the command, or may still execute it.
+    Unknown {
+        /// A command sent over the same connection now is executed after this one.
+        link_stands: bool,
+    },
 }
 
 /// The codes of the errors that Redis and Valkey answer *instead of* executing a command that a
@@ -70,40 +84,40 @@ pub(crate) struct Refusal {
 }
 
 impl Refusal {
-    /// Of an error as Redis says it: its code, and behind a space its message.
-    pub(super) fn new(said: &str) -> Refusal {
-        Refusal { code: legible(code_of(said)), message: legible(said) }
+    /// Of an error as Redis sent it: its code, and behind a space its message.
+    pub(super) fn new(error: &str) -> Refusal {
+        Refusal { code: legible(code_of(error)), message: legible(error) }
     }
 
-    /// Leaves out the words of a login that were repeated; and, where the password is there all the same, all but the code.
+    /// Removes what an answer to a login must not show: the arguments that it repeats and, if the
+    /// password still shows then, everything but the code.
     fn conceal(&mut self, password: &str) {
         if let Some(end) = self.message.find(", with args beginning with") {
             self.message.truncate(end);
         }
-        // What is cut off at its end may end with the beginning of it.
-        let shown_as = legible(password);
-        let password = shown_as.as_str();
+        let password = legible(password);
+        // Where the message was cut off, it may end with the beginning of the password.
         let begins =
             |shown: &str| password.char_indices().skip(1).any(|(at, _)| shown.ends_with(&password[..at]));
         let cut = self.message.strip_suffix(CUT_OFF).is_some_and(begins);
-        if password.is_empty() || !(cut || self.message.contains(password)) {
+        if password.is_empty() || !(cut || self.message.contains(&password)) {
             return;
         }
-        if self.code.contains(password) {
+        if self.code.contains(&password) {
             "ERR".clone_into(&mut self.code);
         }
-        // Not just with the password cut out: a short one could be told from the gaps.
+        // It is not enough to cut the password out: the gaps would give a short one away.
         self.message = format!("{} (not shown: the answer to the login holds the password)", self.code);
     }
 
-    /// For what is no answer to the question.
+    /// For a reply that does not answer the command.
     pub(super) fn nonsense(kind: &str) -> Refusal {
         Refusal { code: String::new(), message: format!("the reply made no sense: {kind}") }
     }
 
-    /// For a change that Redis was to tell of, and did not.
-    pub(super) fn untold() -> Refusal {
-        let message = "`CLIENT TRACKING` was accepted, but a change that was made to try it was not told";
+    /// For `CLIENT TRACKING` that is accepted and has no effect.
+    pub(super) fn no_invalidation() -> Refusal {
+        let message = "`CLIENT TRACKING` was accepted, but no invalidation came for a key that was changed";
         Refusal { code: String::new(), message: message.to_owned() }
     }
 
@@ -112,15 +126,15 @@ impl Refusal {
         // Before Redis 7, an error that a script passes on begins with its place: `@user_script:
         // 14: The user ...`.
         let in_script = || {
-            let said = self.message.strip_prefix("@user_script")?;
-            Some(said.trim_start_matches(|c: char| c == ':' || c == ' ' || c.is_ascii_digit()))
+            let message = self.message.strip_prefix("@user_script")?;
+            Some(message.trim_start_matches(|c: char| c == ':' || c == ' ' || c.is_ascii_digit()))
         };
-        let said = self.message.strip_prefix("ERR ").or_else(in_script).unwrap_or_default();
-        DID_NOTHING.split_ascii_whitespace().any(|it| it == self.code)
-            || DID_NOTHING_ERR.iter().any(|it| said.starts_with(it))
+        let message = self.message.strip_prefix("ERR ").or_else(in_script).unwrap_or_default();
+        DID_NOTHING.split_ascii_whitespace().any(|code| code == self.code)
+            || DID_NOTHING_ERR.iter().any(|beginning| message.starts_with(beginning))
     }
 
-    /// True for what the server gets over by itself: loading, failing over, running a long script.
+    /// True for what ends by itself: loading, failing over, running a long script.
     pub(crate) fn can_pass(&self) -> bool {
         matches!(
             self.code.as_str(),
@@ -134,6 +148,15 @@ impl Failure {
         Failure::NotSent(cause.into())
     }
 
+    /// What became of the command.
+    pub(crate) fn fate(&self) -> Fate {
+        match self {
+            Failure::Unanswered { link_stands, .. } => Fate::Unknown { link_stands: *link_stands },
+            Failure::Refused(refusal) if is_elsewhere(&refusal.code) => Fate::Elsewhere,
+            Failure::Refused(_) | Failure::NotSent(_) | Failure::OutOfTime(_) => Fate::NotExecuted,
+        }
+    }
+
     /// True for what is worth another try within the wait.
     pub(crate) fn can_pass(&self) -> bool {
         match self {
@@ -142,8 +165,13 @@ impl Failure {
         }
     }
 
-    /// Takes out of a refused login what must not be seen. A server to which `AUTH` is unknown, because it was renamed or
-    /// because it is no Redis, repeats what it was sent: whole, or the beginning of it.
+    /// True where Redis does not know a script by its hash.
+    pub(super) fn is_noscript(&self) -> bool {
+        matches!(self, Failure::Refused(refusal) if refusal.code == "NOSCRIPT")
+    }
+
+    /// The refusal of a login, without what must not be seen. A server that does not know `AUTH`
+    /// (it was renamed, or the server is no Redis) repeats what it was sent, or the beginning of it.
     pub(super) fn without(mut self, password: Option<&str>) -> Failure {
         if let (Failure::Refused(refusal), Some(password)) = (&mut self, password) {
             refusal.conceal(password);
@@ -151,8 +179,8 @@ impl Failure {
         self
     }
 
-    /// Of a key that was to try something. Where it is not this user's, or not this server's, it is
-    /// refused each time; any other refusal may pass.
+    /// The failure of a trial with a key of our own. A refusal because the key is another user's or
+    /// another server's will be repeated each time; any other refusal may pass.
     pub(super) fn of_a_trial(self) -> Failure {
         match self {
             Failure::Refused(refusal) if !matches!(&*refusal.code, "NOPERM" | "MOVED") => {
@@ -162,7 +190,7 @@ impl Failure {
         }
     }
 
-    pub(crate) fn words(&self) -> String {
+    pub(crate) fn text(&self) -> String {
         match self {
             Failure::NotSent(cause) | Failure::Unanswered { cause, .. } | Failure::OutOfTime(cause) => {
                 cause.to_string()
@@ -171,16 +199,16 @@ impl Failure {
         }
     }
 
-    /// The same for somebody else who waited for it: of the cause, the words.
-    pub(crate) fn retold(&self) -> Failure {
-        let words = |cause: &Cause| Cause::from(cause.to_string());
+    /// A copy for another thread that waited for the same answer. Of the cause it has the text.
+    pub(crate) fn copy(&self) -> Failure {
+        let text = |cause: &Cause| Cause::from(cause.to_string());
         match self {
-            Failure::NotSent(cause) => Failure::NotSent(words(cause)),
+            Failure::NotSent(cause) => Failure::NotSent(text(cause)),
             Failure::Unanswered { link_stands, cause } => {
-                Failure::Unanswered { link_stands: *link_stands, cause: words(cause) }
+                Failure::Unanswered { link_stands: *link_stands, cause: text(cause) }
             }
             Failure::Refused(refusal) => Failure::Refused(refusal.clone()),
-            Failure::OutOfTime(cause) => Failure::OutOfTime(words(cause)),
+            Failure::OutOfTime(cause) => Failure::OutOfTime(text(cause)),
         }
     }
 
@@ -192,7 +220,7 @@ impl Failure {
     }
 }
 
-/// A server's words, as they may stand in a message and in a log: on one line, and no longer than anybody reads.
+/// A server's text as it may appear in a message and in a log: on one line, and of bounded length.
 fn legible(text: &str) -> String {
     let mut rest = text.chars();
     let plain = |c: char| if c.is_control() { ' ' } else { c };
@@ -203,14 +231,14 @@ fn legible(text: &str) -> String {
     shown
 }
 
-/// True where the error leaves the connection in order: the answer may still come, and will be
-/// skipped then.
+/// True where the error leaves the connection in order: the answer may still come, and is skipped
+/// then.
 pub(super) fn leaves_link_standing(error: &io::Error) -> bool {
     matches!(error.kind(), ErrorKind::TimedOut | ErrorKind::WouldBlock | ErrorKind::Interrupted)
 }
 
-/// True where the error says that the connection has ended: what is garbage, or never ends, says
-/// something of the reply only.
+/// True where the error says that the connection has ended. (Garbage, or a reply that is too long,
+/// says nothing of other connections.)
 pub(super) fn ends_link(error: &io::Error) -> bool {
     matches!(
         error.kind(),
@@ -224,23 +252,28 @@ pub(super) fn ends_link(error: &io::Error) -> bool {
     )
 }
 
-/// True where the server is not, or no longer, the one that takes writes: the next command had better look
-/// for it on a new connection.
+/// True for a reply of a server that is not, or no longer, the one that takes writes: the next
+/// command had better look for that one over a new connection.
 pub(super) fn comes_from_wrong_server(reply: &Reply) -> bool {
-    matches!(reply, Reply::Error(said) if matches!(code_of(said), "READONLY" | "MASTERDOWN" | "MOVED"))
+    matches!(reply, Reply::Error(error) if is_elsewhere(code_of(error)))
 }
 
-/// The code of an error. Before Redis 7, that of an error inside a script is in the middle of the message:
-/// `ERR Error running script (call to f_...): @user_script:1: WRONGTYPE Operation ...`, or `@user_script: 1: -READONLY You ...`.
-fn code_of(said: &str) -> &str {
-    let (code, message) = said.split_once(' ').unwrap_or((said, ""));
-    let inside = message.starts_with("Error running script").then(|| {
-        let (_, said) = message.rsplit_once("@user_script")?;
-        let said = said.trim_start_matches(|c: char| c == ':' || c == ' ' || c.is_ascii_digit());
-        said.trim_start_matches('-').split(' ').next()
-    });
-    let is_code = |word: &&str| word.len() > 1 && word.bytes().all(|byte| byte.is_ascii_uppercase());
-    inside.flatten().filter(is_code).unwrap_or(code)
+fn is_elsewhere(code: &str) -> bool {
+    matches!(code, "READONLY" | "MASTERDOWN" | "MOVED")
+}
+
+/// The code of an error. Before Redis 7, that of an error inside a script is in the middle of the
+/// message: `ERR Error running script (call to f_...): @user_script:1: WRONGTYPE Operation ...`, or
+/// `@user_script: 1: -READONLY You ...`.
+fn code_of(error: &str) -> &str {
+    let (code, message) = error.split_once(' ').unwrap_or((error, ""));
+    let inside = || {
+        let (_, inside) = message.strip_prefix("Error running script")?.rsplit_once("@user_script")?;
+        let inside = inside.trim_start_matches(|c: char| c == ':' || c == ' ' || c.is_ascii_digit());
+        inside.trim_start_matches('-').split(' ').next()
+    };
+    let is_code = |code: &&str| code.len() > 1 && code.bytes().all(|byte| byte.is_ascii_uppercase());
+    inside().filter(is_code).unwrap_or(code)
 }
 
 #[cfg(test)]
@@ -259,7 +292,7 @@ mod tests {
         assert_eq!(code("WRONGTYPE Operation against a key script: x"), "WRONGTYPE");
     }
 
-    /// The words of Redis 6.2 and 7.0 and of Valkey.
+    /// As Redis 6.2 and 7.0 and Valkey put it.
     #[test]
     fn errors_that_redis_answers_in_place_of_a_command_are_known() {
         for message in [
@@ -301,7 +334,21 @@ mod tests {
     }
 
     #[test]
-    fn a_login_that_is_repeated_is_left_out() {
+    fn a_failure_says_whether_the_command_was_executed() {
+        let refused = |error: &str| Failure::Refused(Refusal::new(error)).fate();
+        assert_eq!(Failure::not_sent("no connection").fate(), Fate::NotExecuted);
+        assert_eq!(Failure::OutOfTime("all connections in use".into()).fate(), Fate::NotExecuted);
+        assert_eq!(refused("OOM command not allowed"), Fate::NotExecuted);
+        assert_eq!(refused("READONLY You can't write against a read only replica."), Fate::Elsewhere);
+        assert_eq!(refused("MOVED 3999 127.0.0.1:6381"), Fate::Elsewhere);
+        for link_stands in [false, true] {
+            let fate = Failure::Unanswered { link_stands, cause: "no answer in time".into() }.fate();
+            assert_eq!(fate, Fate::Unknown { link_stands });
+        }
+    }
+
+    #[test]
+    fn the_answer_to_a_login_does_not_show_the_password() {
         let concealed = |message: &str, password| {
             let code = message.split(' ').next().unwrap().to_owned();
             let mut refusal = Refusal { code, message: message.to_owned() };

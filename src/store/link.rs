@@ -4,17 +4,15 @@ use std::io;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use redis::ConnectionInfo;
-
 use crate::base::clock::Moment;
-use crate::store::address::Address;
+use crate::store::endpoint::{Endpoint, Way};
 use crate::store::failure::{self, Failure};
 use crate::store::reply::agreed;
 use crate::store::resp::{Batch, Reply};
 use crate::store::wire::{SHORTEST, Wire};
 
-/// The shortest time that proves something: an attempt with less time than this may fail on a busy
-/// machine, though Redis is well.
+/// The shortest time that proves something: on a busy machine an attempt with less time than this
+/// may fail, though Redis is well.
 pub(crate) const FAIR_TRY: Duration = Duration::from_millis(20);
 
 /// How many links were opened.
@@ -33,38 +31,46 @@ enum Proof {
 /// A connection to Redis.
 ///
 /// After a lost answer the connection may live on, because Redis answers in order: the late reply is
-/// counted and skipped, and what is sent next is executed after what was sent before. That order is what
-/// settles a lost answer, and what makes a clean-up sure to come after the command it cleans up.
+/// counted and skipped. Redis also executes in order: what is sent next is executed after what was
+/// sent before. So a clean-up that is sent over the same connection comes after the command that it
+/// cleans up.
 pub(crate) struct Link {
     pub(super) wire: Wire,
     /// No other link of this process has the same.
     pub(super) id: u64,
     /// When it last answered, or began to be opened.
     pub(super) answered: Moment,
-    /// Replies that are still to come. Those of earlier batches are read before the next one's, and left out.
+    /// How many replies are still to come. Those of earlier batches come first, and are skipped.
     unread: usize,
     /// Redis, or the way to it, ended the connection.
     pub(super) broken: bool,
-    /// In order, but not to be used again.
+    /// The connection is in order, but not to be used again.
     retired: bool,
     /// What is known of the other end since the link was lent.
     proof: Proof,
     /// How long the last answer took.
     took: Duration,
-    /// An answer is late: whoever waited for it may go on here, but it is not the trouble of anybody else.
+    /// An answer is late. The borrower that waited for it may go on over this link, but nobody else
+    /// shall have to wait for it.
     behind: bool,
-    /// The listener to which Redis tells changes of what is read here, once it has agreed to.
-    tells: Option<u64>,
+    /// The listener to which Redis sends the invalidations of what is read over this link.
+    listener: Option<u64>,
+}
+
+/// A batch that was sent, and whose replies are not collected yet.
+pub(super) struct Sent {
+    pub(super) at: Moment,
+    replies: usize,
 }
 
 impl Link {
-    pub(super) fn open(address: &Address, deadline: Moment) -> Result<Link, Failure> {
+    pub(super) fn open(endpoint: &Endpoint, deadline: Moment) -> Result<Link, Failure> {
         let began = Moment::now();
-        let ways = address.ways().map_err(Failure::not_sent)?;
+        let ways = endpoint.ways().map_err(Failure::not_sent)?;
         let (wire, way) = connect(&ways, deadline)?;
-        address.worked(way);
+        endpoint.worked(way);
         let mut link = Link::new(wire, began);
-        link.log_in(address, deadline)?;
+        link.log_in(endpoint, deadline)?;
         Ok(link)
     }
 
@@ -79,20 +85,20 @@ impl Link {
             proof: Proof::Opened,
             took: Duration::ZERO,
             behind: false,
-            tells: None,
+            listener: None,
         }
     }
 
-    fn log_in(&mut self, address: &Address, deadline: Moment) -> Result<(), Failure> {
+    fn log_in(&mut self, endpoint: &Endpoint, deadline: Moment) -> Result<(), Failure> {
         let mut batch = Batch::default();
-        if let Some(password) = &address.password {
-            batch = match &address.username {
-                Some(username) => batch.and(&["AUTH", username, password]),
-                None => batch.and(&["AUTH", password]),
+        if let Some(login) = &endpoint.login {
+            batch = match &login.username {
+                Some(username) => batch.and(&["AUTH", username, &login.password]),
+                None => batch.and(&["AUTH", &login.password]),
             };
         }
-        if address.db != 0 {
-            batch = batch.and(&["SELECT", &address.db.to_string()]);
+        if endpoint.db != 0 {
+            batch = batch.and(&["SELECT", &endpoint.db.to_string()]);
         }
         if batch.count == 0 {
             return Ok(());
@@ -100,13 +106,13 @@ impl Link {
         let replies = self.exchange(&batch, deadline);
         let agreed = replies.and_then(|replies| replies.into_iter().try_for_each(agreed));
         agreed.map_err(|failure| match failure {
-            // No lock's command was under way yet, whatever became of the login.
+            // Whatever became of the login, no command of a lock was sent yet.
             Failure::Unanswered { cause, .. } => Failure::NotSent(cause),
-            other => other.without(address.password.as_deref()),
+            other => other.without(endpoint.login.as_ref().map(|login| login.password.as_str())),
         })
     }
 
-    /// True where it is seen, without waiting, that the idle connection has ended.
+    /// True where it can be seen, without waiting, that the idle connection has ended.
     pub(super) fn has_ended(&mut self) -> bool {
         self.broken |= self.wire.has_ended();
         self.broken
@@ -126,7 +132,7 @@ impl Link {
     ///
     /// The first since the link was lent again gets half of the time that is left: the link may be
     /// dead, and the other half is for a fresh one. But it gets twice the time that the last answer
-    /// took, and three quarters at most: a Redis that is far away, or slow, is not dead.
+    /// took, up to three quarters: a Redis that is far away, or slow, is not dead.
     pub(super) fn limit(&self, deadline: Moment, response_timeout: Duration) -> Moment {
         let now = Moment::now();
         let left = deadline.since(now);
@@ -136,15 +142,17 @@ impl Link {
         now.after(share.min(left).min(response_timeout))
     }
 
-    pub(super) fn tells(&self, listener: u64) -> bool {
-        self.tells == Some(listener)
+    /// True where Redis sends the invalidations of what is read over this link to that listener.
+    pub(super) fn invalidates_to(&self, listener: u64) -> bool {
+        self.listener == Some(listener)
     }
 
-    pub(super) fn will_tell(&mut self, listener: u64) {
-        self.tells = Some(listener);
+    /// Notes that Redis has agreed to that.
+    pub(super) fn set_listener(&mut self, listener: u64) {
+        self.listener = Some(listener);
     }
 
-    /// It goes back to the pool: by the time it is lent again, the other end may be gone.
+    /// Notes that the other end may be gone by the time that the link is used again.
     pub(super) fn doubt(&mut self) {
         self.proof = Proof::Nothing;
     }
@@ -154,33 +162,16 @@ impl Link {
         self.retired = true;
     }
 
-    /// Writes a batch and reads its replies, errors among them: the commands of a batch fare differently.
+    /// Sends a batch and collects its replies, errors among them: the commands of a batch may fare
+    /// differently.
     pub(super) fn exchange(&mut self, batch: &Batch, deadline: Moment) -> Result<Vec<Reply>, Failure> {
-        let began = Moment::now();
-        self.post(batch, deadline)?;
-        let mut replies = Vec::with_capacity(batch.count);
-        while self.unread > 0 {
-            let reply = self.wire.receive(deadline).map_err(|error| self.lost(error))?;
-            self.unread -= 1;
-            self.broken |= failure::comes_from_wrong_server(&reply);
-            if self.unread < batch.count {
-                replies.push(reply);
-            }
-        }
-        self.behind = false;
-        (self.answered, self.proof) = (Moment::now(), Proof::Answered);
-        self.took = self.answered.since(began);
-        Ok(replies)
+        let sent = self.send(batch, deadline)?;
+        self.collect(&sent, deadline)
     }
 
-    /// Writes a batch and does not wait for its replies.
-    pub(super) fn post(&mut self, batch: &Batch, deadline: Moment) -> Result<(), Failure> {
-        self.send(batch, deadline)?;
-        self.unread += batch.count;
-        Ok(())
-    }
-
-    fn send(&mut self, batch: &Batch, deadline: Moment) -> Result<(), Failure> {
+    /// Writes a batch. Its replies need not be collected: those of a later batch come behind them.
+    pub(super) fn send(&mut self, batch: &Batch, deadline: Moment) -> Result<Sent, Failure> {
+        let at = Moment::now();
         self.wire.send(&batch.bytes, deadline).map_err(|error| {
             self.broken = true;
             if batch.count == 1 {
@@ -189,22 +180,40 @@ impl Link {
                 // The first commands of the batch may have left whole.
                 Failure::Unanswered { link_stands: false, cause: error.into() }
             }
-        })
+        })?;
+        self.unread += batch.count;
+        Ok(Sent { at, replies: batch.count })
+    }
+
+    /// Reads the replies of the batch that was sent last, and skips those of earlier ones.
+    pub(super) fn collect(&mut self, sent: &Sent, deadline: Moment) -> Result<Vec<Reply>, Failure> {
+        let mut replies = Vec::with_capacity(sent.replies);
+        while self.unread > 0 {
+            let reply = self.wire.receive(deadline).map_err(|error| self.lost(error))?;
+            self.unread -= 1;
+            self.broken |= failure::comes_from_wrong_server(&reply);
+            if self.unread < sent.replies {
+                replies.push(reply);
+            }
+        }
+        self.behind = false;
+        (self.answered, self.proof) = (Moment::now(), Proof::Answered);
+        self.took = self.answered.since(sent.at);
+        Ok(replies)
     }
 
     fn lost(&mut self, error: io::Error) -> Failure {
         let link_stands = failure::leaves_link_standing(&error);
         self.unread -= usize::from(self.wire.skips_late_replies());
-        // (What makes no sense, or never ends, says something of this connection only.)
         self.broken |= failure::ends_link(&error);
         self.behind = true;
         Failure::Unanswered { link_stands, cause: error.into() }
     }
 }
 
-/// Connects in the first way that works. Each has an even share of the time that is left: one that
-/// is dead leaves time for the others.
-fn connect(ways: &[ConnectionInfo], deadline: Moment) -> Result<(Wire, &ConnectionInfo), Failure> {
+/// Connects in the first way that works. Each has an even share of the time that is left, so that a
+/// dead one leaves time for the others.
+fn connect<'a>(ways: &[Way<'a>], deadline: Moment) -> Result<(Wire, Way<'a>), Failure> {
     let mut last = None;
     for (way, to_try) in ways.iter().zip((1..=ways.len()).rev()) {
         let left = deadline.since(Moment::now());
@@ -212,8 +221,8 @@ fn connect(ways: &[ConnectionInfo], deadline: Moment) -> Result<(Wire, &Connecti
             break;
         }
         let share = left / u32::try_from(to_try).unwrap_or(u32::MAX);
-        match Wire::open(way, share.max(SHORTEST)) {
-            Ok(wire) => return Ok((wire, way)),
+        match Wire::open(*way, share.max(SHORTEST)) {
+            Ok(wire) => return Ok((wire, *way)),
             Err(error) => last = Some(Failure::not_sent(error)),
         }
     }
@@ -227,18 +236,16 @@ mod tests {
     use std::io::Write;
     use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
 
-    use redis::IntoConnectionInfo;
     use redis::io::tcp::socket2::{Domain, Socket, Type};
 
     use super::*;
     use crate::store::wire::tests::wires;
 
-    fn way(port: u16) -> ConnectionInfo {
-        format!("redis://127.0.0.1:{port}").into_connection_info().unwrap()
+    fn way(port: u16) -> Way<'static> {
+        Way::Tcp(SocketAddr::from((Ipv4Addr::LOCALHOST, port)))
     }
 
-    /// An address at which a connection is neither taken nor refused: others wait to be accepted
-    /// there already.
+    /// An address at which a connection is neither accepted nor refused: its queue is full.
     fn dead_end() -> (u16, Socket, Vec<TcpStream>) {
         let socket = Socket::new(Domain::IPV4, Type::STREAM, None).unwrap();
         socket.bind(&SocketAddr::from((Ipv4Addr::LOCALHOST, 0)).into()).unwrap();
@@ -251,40 +258,43 @@ mod tests {
         (address.port(), socket, waiting)
     }
 
-    /// Of a batch, one reply or two come too late, and half of one comes in time.
+    /// Half of a reply comes in time, or one of three.
     #[test]
-    fn replies_that_were_given_up_on_are_left_out_when_they_come() {
+    fn late_replies_are_skipped_when_they_come() {
         let soon = || Moment::now().after(Duration::from_millis(20));
         let long = || Moment::now().after(Duration::from_secs(10));
         let ping = || Batch::of(&["PING"]);
-        let word = |text: &str| Reply::Line(text.to_owned());
+        let line = |text: &str| Reply::Line(text.to_owned());
         for (wire, mut redis) in wires() {
             let mut link = Link::new(wire, Moment::now());
             redis.write_all(b"+the first").unwrap();
             let failure = link.exchange(&ping(), soon()).unwrap_err();
             assert!(matches!(failure, Failure::Unanswered { link_stands: true, .. }), "{failure:?}");
             redis.write_all(b" reply\r\n+the second\r\n").unwrap();
-            assert_eq!(link.exchange(&ping(), long()).unwrap(), [word("the second")]);
+            assert_eq!(link.exchange(&ping(), long()).unwrap(), [line("the second")]);
             redis.write_all(b"+in time\r\n").unwrap();
             link.exchange(&ping().and(&["PING"]).and(&["PING"]), soon()).unwrap_err();
-            link.post(&ping(), long()).unwrap();
+            link.send(&ping(), long()).unwrap();
             redis.write_all(b"+late\r\n+late\r\n+not read\r\n+a\r\n+b\r\n").unwrap();
             let both = link.exchange(&ping().and(&["PING"]), long()).unwrap();
-            assert_eq!(both, [word("a"), word("b")]);
+            assert_eq!(both, [line("a"), line("b")]);
             drop(redis);
             let failure = link.exchange(&ping(), long()).unwrap_err();
-            assert!(!matches!(failure, Failure::Unanswered { link_stands: true, .. }), "that is its end");
+            assert!(
+                !matches!(failure, Failure::Unanswered { link_stands: true, .. }),
+                "the connection has ended"
+            );
         }
     }
 
     #[test]
-    fn an_address_that_is_dead_leaves_time_for_the_next() {
+    fn a_dead_address_leaves_time_for_the_next() {
         let (dead, _socket, _waiting) = dead_end();
         let good = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
         let ways = [way(dead), way(dead), way(good.local_addr().unwrap().port())];
         let deadline = Moment::now().after(Duration::from_secs(2));
         let (_wire, worked) = connect(&ways, deadline).expect("connects to the third");
-        assert_eq!(worked.addr(), ways[2].addr());
+        assert!(matches!(worked, Way::Tcp(address) if address == good.local_addr().unwrap()));
         assert!(Moment::now() < deadline);
         assert!(connect(&ways[..2], Moment::now().after(Duration::from_millis(50))).is_err());
     }

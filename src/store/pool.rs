@@ -1,9 +1,9 @@
-//! A fixed number of links, lent out one command (or one acquisition) at a time.
+//! A fixed number of links, each lent out for one command or one attempt to take a lock.
 //!
-//! r2d2 keeps the slots; the threads that use them open the links in them. So what fails, fails in
-//! the caller's hands: with the real cause, by the caller's deadline, and no more often than callers
-//! ask. r2d2's own worker would pass the cause on as a string, be kept busy by a server that stays
-//! silent, and try an unreachable one for ever.
+//! r2d2 keeps the slots; the threads that borrow them open the links in them. So a failure reaches
+//! the caller that it concerns: with its cause, by the caller's deadline, and no more often than
+//! callers ask. r2d2's own worker would reduce the cause to a string, would be kept busy by a server
+//! that stays silent, and would try an unreachable one for ever.
 
 use std::convert::Infallible;
 use std::io;
@@ -16,45 +16,45 @@ use std::sync::{Arc, OnceLock};
 use std::thread;
 use std::time::Duration;
 
-use crate::store::resp::{Batch, Reply};
 use scheduled_thread_pool::{OnPoolDropBehavior, ScheduledThreadPool};
 
 use crate::base::clock::Moment;
 use crate::base::error::Error;
-use crate::store::address::Address;
-use crate::store::failure::Failure;
-use crate::store::link::{FAIR_TRY, Link};
+use crate::store::failure::{Failure, Fate};
+use crate::store::link::{FAIR_TRY, Link, Sent};
+use crate::store::resp::{Batch, Reply};
 
-/// Nobody uses a link for longer than a few commands take. (And r2d2 panics where an instant
-/// overflows.)
+/// The longest wait for a slot. Nobody uses a link for longer than a few commands take. (And r2d2
+/// panics where the end of a wait overflows.)
 const LONGEST_GET: Duration = Duration::from_secs(10);
 
 /// A shorter silence condemns no other link: Redis may have been busy.
 const LONG_SILENCE: Duration = Duration::from_millis(100);
 
-/// A link that nobody has used for so long is closed. (As r2d2 does, which takes the sweeps for
+/// A link that nobody has used for so long is closed. (r2d2 would do so, but takes each sweep for a
 /// use.)
 const LONGEST_IDLE: Duration = Duration::from_secs(600);
 
-pub(crate) struct Pool {
+/// Is called with the number of a link that was closed.
+type OnClose = Box<dyn Fn(u64) + Send + Sync>;
+
+pub(super) struct Pool {
     slots: r2d2::Pool<Slots>,
-    pub(super) address: Address,
-    pub(super) connect_timeout: Duration,
-    /// The links that have not answered since then are not used again. After a restart of Redis, or
-    /// where a firewall has forgotten the links that were idle, one caller finds out instead of one
+    /// Links that have not answered since this moment are not used again. After a restart of Redis,
+    /// or where a firewall has dropped the idle connections, one caller finds out instead of one
     /// caller per link.
     condemned: AtomicU64,
-    /// The last answer over a link that has come back: whether Redis is there while somebody waits
-    /// for a link.
+    /// The last answer over a link that has come back: whether Redis answers at all, while a thread
+    /// waits for a link.
     answered_at: AtomicU64,
-    /// Wants to know when a link is closed: what Redis was to tell of over it is not told.
-    on_close: OnceLock<Box<dyn Fn(u64) + Send + Sync>>,
+    /// Redis sends no invalidation of what was read over a link once that is closed.
+    on_close: OnceLock<OnClose>,
     born: u32,
 }
 
 impl Pool {
-    pub(super) fn new(address: Address, size: u32, connect_timeout: Duration) -> Result<Pool, Error> {
-        // Its thread ends with the pool, and not with the next of r2d2's rounds, which are half a minute apart.
+    pub(super) fn new(size: u32) -> Result<Pool, Error> {
+        // r2d2's own would go on until its next round, up to half a minute after the pool is dropped.
         let worker = ScheduledThreadPool::builder()
             .num_threads(1)
             .on_drop_behavior(OnPoolDropBehavior::DiscardPendingScheduled)
@@ -69,18 +69,22 @@ impl Pool {
             .build_unchecked(Slots);
         let (condemned, answered_at) = (AtomicU64::new(0), AtomicU64::new(0));
         let (on_close, born) = (OnceLock::new(), process::id());
-        Ok(Pool { slots, address, connect_timeout, condemned, answered_at, on_close, born })
+        Ok(Pool { slots, condemned, answered_at, on_close, born })
     }
 
-    /// Has `call` called when a link is closed, by its number.
-    pub(crate) fn on_close(&self, call: impl Fn(u64) + Send + Sync + 'static) {
-        let _ = self.on_close.set(Box::new(call)); // Set once.
+    /// Has `call` called when a link is closed, with its number.
+    pub(super) fn on_close(&self, call: impl Fn(u64) + Send + Sync + 'static) {
+        let _ = self.on_close.set(Box::new(call)); // There is one listener, which sets it once.
     }
 
-    /// Borrows a link, opening one where need be; within the deadline, and connecting within its own limit.
-    pub(super) fn checkout(&self, deadline: Moment) -> Result<Lent<'_>, Failure> {
+    /// Borrows a link, waiting for a slot until the deadline. An empty slot gets a link from `open`.
+    pub(super) fn checkout(
+        &self,
+        deadline: Moment,
+        open: impl FnOnce() -> Result<Link, Failure>,
+    ) -> Result<Lent<'_>, Failure> {
         let began = Moment::now();
-        self.borrow(deadline).map_err(|failure| match failure {
+        self.borrow(deadline, open).map_err(|failure| match failure {
             // Where Redis answers nobody for a fair time, the links are not busy: they are stuck.
             Failure::OutOfTime(_) if deadline.since(began) >= FAIR_TRY && !self.answered_since(began) => {
                 Failure::not_sent("no connection was to be had, and Redis answered nobody meanwhile")
@@ -89,15 +93,19 @@ impl Pool {
         })
     }
 
-    fn borrow(&self, deadline: Moment) -> Result<Lent<'_>, Failure> {
+    fn borrow(
+        &self,
+        deadline: Moment,
+        open: impl FnOnce() -> Result<Link, Failure>,
+    ) -> Result<Lent<'_>, Failure> {
         let mut slot = match self.free_slot() {
             Some(slot) => slot,
             None => self.wait_for_slot(deadline)?,
         };
         if slot.link.is_none() {
             let left = deadline.since(Moment::now());
-            let opened = self.connect(deadline).map_err(|failure| match failure {
-                // Nobody knows whether it would have been opened within a fair time.
+            let opened = open().map_err(|failure| match failure {
+                // With a fair time, it might have been opened.
                 Failure::NotSent(cause) if left < FAIR_TRY && deadline <= Moment::now() => {
                     Failure::OutOfTime(cause)
                 }
@@ -108,8 +116,8 @@ impl Pool {
         Ok(Lent { slot, pool: self })
     }
 
-    /// A slot that nobody uses: one with a link, if there is one. (r2d2 hands out the one that came back last, and that may have
-    /// lost its link.)
+    /// A slot that nobody uses, if possible one with a link. (r2d2 hands out the slot that came back
+    /// last, which may have lost its link.)
     fn free_slot(&self) -> Option<r2d2::PooledConnection<Slots>> {
         let mut empty = Vec::new();
         while let Some(mut slot) = self.slots.try_get() {
@@ -136,10 +144,13 @@ impl Pool {
         self.condemned.fetch_max(since.as_nanos(), Ordering::Relaxed);
     }
 
-    /// Drops the idle links that have ended, that may be dead, or that nobody has used for long,
-    /// without waiting. A waiter may have looked over such a link: Redis tells it of nothing.
-    pub(crate) fn sweep(&self) {
-        // All at once: r2d2 would lend the same one again and again.
+    /// Drops the idle links that have ended, that may be dead, or that nobody has used for long. Does
+    /// not wait.
+    ///
+    /// A waiter may have registered for an invalidation over such a link, and would not get it. The
+    /// caller of [`on_close`](Self::on_close) wakes that waiter.
+    pub(super) fn sweep(&self) {
+        // First all are borrowed: r2d2 would lend one that was given back again and again.
         let mut idle = Vec::new();
         let mut dropped = Vec::new();
         while let Some(mut slot) = self.slots.try_get() {
@@ -150,7 +161,7 @@ impl Pool {
             dropped.extend(slot.link.take_if(is_stale));
             idle.push(slot);
         }
-        // The one that came back last is lent first again.
+        // In this order, the one that was lent first is lent first again.
         idle.into_iter().rev().for_each(drop);
         for link in &dropped {
             self.closed(link);
@@ -164,13 +175,8 @@ impl Pool {
     }
 
     /// True where Redis has answered over a link that came back since then.
-    pub(crate) fn answered_since(&self, moment: Moment) -> bool {
+    pub(super) fn answered_since(&self, moment: Moment) -> bool {
         self.answered_at.load(Ordering::Relaxed) >= moment.as_nanos()
-    }
-
-    /// Opens a link that is nobody else's, and does not count against the pool's size.
-    pub(super) fn connect(&self, deadline: Moment) -> Result<Link, Failure> {
-        Link::open(&self.address, deadline.min(Moment::now().after(self.connect_timeout)))
     }
 
     fn wait_for_slot(&self, deadline: Moment) -> Result<r2d2::PooledConnection<Slots>, Failure> {
@@ -185,15 +191,15 @@ impl Pool {
 impl Drop for Pool {
     fn drop(&mut self) {
         if process::id() != self.born {
-            // In a forked child: r2d2's worker does not exist here, and its locks may be held for ever.
+            // This is a forked child. r2d2's worker does not exist here, and one of its locks may
+            // have been held when the process was copied: then it is held for ever.
             mem::forget(self.slots.clone());
         }
     }
 }
 
-/// Starts something that panics where the system will not start a thread: one that is started
-/// before, and ends at once, finds that out. (It may be refused all the same, by the time that it
-/// is that thread's turn.)
+/// Calls what panics where the system starts no more threads. A thread that is started first, and
+/// ends at once, finds that out. (The system may refuse the one that follows all the same.)
 fn start<T>(start: impl FnOnce() -> T) -> Result<T, Error> {
     let no_thread = |source| Error::NoThread { source };
     let probe = thread::Builder::new().name("relatch-probe".to_owned()).spawn(|| ()).map_err(no_thread)?;
@@ -202,22 +208,30 @@ fn start<T>(start: impl FnOnce() -> T) -> Result<T, Error> {
     panic::catch_unwind(AssertUnwindSafe(start)).map_err(refused)
 }
 
-/// A link to send commands over, whoever it belongs to.
+/// A link to send commands over.
 pub(super) enum LinkRef<'a> {
+    /// It belongs to the pool.
     Lent(Lent<'a>),
+    /// It belongs to one thread: the keeper, or a caller whose command must not be sent twice.
     Own(Box<Link>),
 }
 
 impl LinkRef<'_> {
-    /// As the link does. Where no answer comes over a lent one, those that have not answered since
-    /// may be as dead.
+    /// Sends a batch and collects its replies.
     pub(super) fn exchange(&mut self, batch: &Batch, deadline: Moment) -> Result<Vec<Reply>, Failure> {
-        let sent = Moment::now();
-        let result = self.deref_mut().exchange(batch, deadline);
-        if let (LinkRef::Lent(lent), Err(Failure::Unanswered { link_stands: true, .. })) = (&*self, &result)
-            && Moment::now().since(sent) >= LONG_SILENCE
+        let sent = self.send(batch, deadline)?;
+        self.collect(&sent, deadline)
+    }
+
+    /// Collects the replies. Where none comes over a lent link, those links of the pool may be as
+    /// dead that have not answered since.
+    fn collect(&mut self, sent: &Sent, deadline: Moment) -> Result<Vec<Reply>, Failure> {
+        let result = self.deref_mut().collect(sent, deadline);
+        if let (LinkRef::Lent(lent), Err(failure)) = (&*self, &result)
+            && failure.fate() == (Fate::Unknown { link_stands: true })
+            && Moment::now().since(sent.at) >= LONG_SILENCE
         {
-            lent.pool.condemn(sent);
+            lent.pool.condemn(sent.at);
         }
         result
     }
@@ -243,7 +257,7 @@ impl DerefMut for LinkRef<'_> {
     }
 }
 
-/// A link on loan. Goes back to the pool when dropped, or is thrown away where it broke.
+/// A link on loan. When this is dropped, the link goes back to the pool, or is closed where it broke.
 pub(super) struct Lent<'a> {
     slot: r2d2::PooledConnection<Slots>,
     pool: &'a Pool,
@@ -267,7 +281,8 @@ impl Drop for Lent<'_> {
     }
 }
 
-/// r2d2's side: it makes slots. Those whose link is gone are kept: when r2d2 drops one, it wakes nobody who waits for one.
+/// What r2d2 needs to make slots. A slot is never broken for r2d2, even without a link: if r2d2
+/// dropped a slot, it would not wake a thread that waits for one.
 struct Slots;
 
 struct Slot {

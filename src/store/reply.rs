@@ -1,4 +1,4 @@
-//! What Redis answers, turned into small enums.
+//! What Redis answers to each command, as small enums.
 
 use std::time::Duration;
 
@@ -11,8 +11,8 @@ use crate::store::resp::Reply;
 pub(crate) enum ClaimReply {
     /// The key was free, and holds our token now.
     Taken,
-    /// A token stands there already; which, where that was asked. It is our own where an earlier
-    /// attempt, whose answer was lost, had taken the lock.
+    /// The key holds a token already: which one, if that was asked. It is our own where an earlier
+    /// attempt, whose answer was lost, has taken the lock.
     Busy(Option<Holder>),
     /// The key holds something that is not a string.
     NotAString,
@@ -21,7 +21,7 @@ pub(crate) enum ClaimReply {
 /// What a compare-and-delete or a compare-and-extend found.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Compared {
-    /// The token stood there, and it is done.
+    /// The key held the token, and was deleted or extended.
     Done,
     Absent,
     NotOurs,
@@ -34,12 +34,12 @@ pub(crate) enum Seen {
     NotAString,
 }
 
-/// Whether Redis will tell the listener when a key changes that was looked at.
+/// Whether Redis sends the listener an invalidation when a key changes that was read.
 #[derive(Debug)]
 pub(crate) enum Tracking {
-    /// It was not asked to.
+    /// It was not asked for one.
     Off,
-    /// It will, once, for as long as the connection stands over which it was looked at.
+    /// It sends one, unless the connection ends over which the key was read.
     On {
         link: u64,
     },
@@ -48,9 +48,9 @@ pub(crate) enum Tracking {
 
 /// The reply to a lock's command, unless it is an error.
 ///
-/// Only an error that Redis is known to answer in place of executing the command counts as "did
-/// nothing". A proxy may answer errors of its own after it has forwarded the command: then no answer
-/// came, and the order of the connection proves nothing either, so that is not used again.
+/// Only an error that Redis is known to answer *instead of* executing the command is a refusal. A
+/// proxy may answer errors of its own after it has forwarded the command. Such an error counts as no
+/// answer, and the connection is not used again: behind a proxy, its order proves nothing.
 pub(super) fn accepted(reply: Reply) -> Result<Reply, Failure> {
     match allowed(reply) {
         Err(Failure::Refused(refusal)) if !refusal.did_nothing() => {
@@ -60,11 +60,10 @@ pub(super) fn accepted(reply: Reply) -> Result<Reply, Failure> {
     }
 }
 
-/// The reply to a command that changes no lock, unless it is an error: whatever the error says,
-/// nothing was done.
+/// The reply to a command that changes no lock, unless it is an error. Each error is a refusal.
 pub(super) fn allowed(reply: Reply) -> Result<Reply, Failure> {
     match reply {
-        Reply::Error(said) => Err(Failure::Refused(Refusal::new(&said))),
+        Reply::Error(error) => Err(Failure::Refused(Refusal::new(&error))),
         other => Ok(other),
     }
 }
@@ -81,7 +80,7 @@ pub(super) fn compared(reply: Result<Reply, Failure>) -> Result<Compared, Failur
     }
 }
 
-/// Reads the reply of the script that takes a lock, or looks who has it.
+/// Reads the reply of the script that takes a lock or looks who has it.
 pub(super) fn claimed(reply: Result<Reply, Failure>) -> Result<ClaimReply, Failure> {
     let parts = match reply {
         Ok(Reply::Ok) => return Ok(ClaimReply::Taken),
@@ -109,7 +108,7 @@ pub(super) fn seen(value: Reply, left: Reply) -> Result<Seen, Failure> {
     }
 }
 
-/// Reads the reply of the script that deletes whatever stands at a key.
+/// Reads the reply of the script that deletes a key whatever it holds.
 pub(super) fn deleted(reply: Reply) -> Result<Option<Holder>, Failure> {
     let parts = match reply {
         Reply::Nil => return Ok(None),
@@ -133,11 +132,11 @@ pub(super) fn was_set(reply: &Reply) -> Result<bool, Failure> {
 }
 
 /// Reads the reply of `CLIENT TRACKING` on a link.
-pub(super) fn watch(reply: Reply, link: u64) -> Tracking {
+pub(super) fn tracking(reply: Reply, link: u64) -> Tracking {
     match reply {
         Reply::Ok => Tracking::On { link },
-        Reply::Error(said) => Tracking::Refused(Refusal::new(&said)),
-        // Whoever counted on it would sleep for long.
+        Reply::Error(error) => Tracking::Refused(Refusal::new(&error)),
+        // A waiter that counted on an invalidation would sleep for long.
         other => Tracking::Refused(Refusal::nonsense(kind(&other))),
     }
 }
@@ -167,7 +166,8 @@ fn time_left(reply: &Reply) -> Result<Option<Duration>, Failure> {
     }
 }
 
-/// Whoever answers so is not Redis, or not in step with us: what became of the command is not known.
+/// The failure for a reply that does not answer the command. The server is not Redis, or its replies
+/// are out of step with the commands: what became of the command is unknown.
 fn unexpected(reply: &Reply) -> Failure {
     Failure::Unanswered { link_stands: false, cause: Refusal::nonsense(kind(reply)).into() }
 }
@@ -213,7 +213,7 @@ mod tests {
         plain.prop_recursive(4, 24, 3, |inner| vec(inner, 0..3).prop_map(Reply::Array))
     }
 
-    /// Whoever reads a reply that makes no sense says so, and that the connection is of no use.
+    /// The failure of a reply that makes no sense says that the connection is of no use.
     fn makes_no_sense<T>(read: &Result<T, Failure>) -> bool {
         matches!(read, Err(Failure::Unanswered { link_stands: false, .. }))
     }
@@ -248,7 +248,7 @@ mod tests {
             let alive = alive(value.clone());
             prop_assert_eq!(makes_no_sense(&alive), alive.is_err() && !is_error);
 
-            let is_on = matches!(watch(value.clone(), 7), Tracking::On { link: 7 });
+            let is_on = matches!(tracking(value.clone(), 7), Tracking::On { link: 7 });
             prop_assert_eq!(is_on, matches!(value, Reply::Ok));
 
             let sensible = matches!(
@@ -264,24 +264,24 @@ mod tests {
         }
 
         #[test]
-        fn what_was_deleted_is_told_or_makes_no_sense(
+        fn what_was_deleted_is_read_or_makes_no_sense(
             reply in any_value(),
             parts in vec(any_value(), 0..4),
         ) {
             if !matches!(reply, Reply::Nil | Reply::Array(_)) {
                 prop_assert!(makes_no_sense(&deleted(reply)));
             }
-            let told = matches!(
+            let is_read = matches!(
                 parts.as_slice(),
                 [Reply::Bytes(_) | Reply::Nil, Reply::Int(-1..)]
             );
             let read = deleted(Reply::Array(parts));
-            prop_assert_eq!(matches!(read, Ok(Some(_))), told);
-            prop_assert_eq!(makes_no_sense(&read), !told);
+            prop_assert_eq!(matches!(read, Ok(Some(_))), is_read);
+            prop_assert_eq!(makes_no_sense(&read), !is_read);
         }
 
         #[test]
-        fn an_error_is_told_on_one_line_of_bounded_length(line in "[^\r]{0,2000}") {
+        fn the_text_of_an_error_is_one_line_of_bounded_length(line in "[^\r]{0,2000}") {
             let Err(Failure::Refused(refusal)) = allowed(error(&line)) else {
                 return Err(TestCaseError::fail("an error is a refusal"));
             };
@@ -297,11 +297,11 @@ mod tests {
         };
         assert!(matches!(read(Reply::Ok), Ok(ClaimReply::Taken)));
         assert!(matches!(busy(&token(), 5), Ok(ClaimReply::Busy(Some(own))) if own.raw() == token()));
-        let Ok(ClaimReply::Busy(Some(holder))) = busy("other", -1) else { panic!("somebody else has it") };
+        let Ok(ClaimReply::Busy(Some(holder))) = busy("other", -1) else { panic!("another holds it") };
         assert_eq!((holder.raw(), holder.time_left()), ("other", None));
         assert!(matches!(read(error("WRONGTYPE no")), Ok(ClaimReply::NotAString)));
         assert!(matches!(read(error("OOM no")), Err(Failure::Refused(_))));
-        // A look that finds nobody, though the lock was not to be had: the script cannot say that.
+        // The lock was busy, and nobody has it: the script cannot answer that.
         let nobody = Reply::Array(vec![Reply::Nil, Reply::Int(-2)]);
         for nonsense in [nobody, Reply::Nil, Reply::Int(1), Reply::Array(vec![]), error("upstream failure")] {
             assert!(makes_no_sense(&read(nonsense.clone())), "{nonsense:?}");
@@ -316,7 +316,7 @@ mod tests {
         assert!(matches!(seen(token(), Reply::Int(-2)), Ok(Seen::Nothing)));
         assert!(matches!(seen(error("WRONGTYPE no"), Reply::Int(5)), Ok(Seen::NotAString)));
         let Ok(Seen::Somebody(holder)) = seen(token(), Reply::Int(i64::MAX)) else {
-            panic!("somebody holds it");
+            panic!("it is held");
         };
         assert_eq!(holder.time_left(), Some(Duration::from_millis(i64::MAX.unsigned_abs())));
         let Ok(Some(holder)) = deleted(Reply::Array(vec![token(), Reply::Int(-1)])) else {
@@ -326,7 +326,7 @@ mod tests {
     }
 
     #[test]
-    fn an_error_that_may_follow_the_command_is_no_answer() {
+    fn an_error_that_may_come_after_the_command_was_executed_is_no_answer() {
         for line in [
             "upstream failure",
             "no upstream host",
@@ -339,7 +339,7 @@ mod tests {
             "oom in small letters",
         ] {
             let Err(Failure::Unanswered { link_stands: false, cause }) = accepted(error(line)) else {
-                panic!("{line:?} says nothing of what became of the command")
+                panic!("{line:?} does not say what became of the command")
             };
             assert_eq!(cause.to_string(), line.trim_end());
             assert!(matches!(agreed(error(line)), Err(Failure::Refused(_))), "a login changes no lock");
@@ -347,7 +347,7 @@ mod tests {
     }
 
     #[test]
-    fn a_reply_that_makes_no_sense_is_named_and_settles_nothing() {
+    fn a_reply_that_makes_no_sense_leaves_the_fate_of_the_command_unknown() {
         for (reply, name) in [
             (Reply::Nil, "nil"),
             (Reply::Int(7), "an integer"),
@@ -357,7 +357,7 @@ mod tests {
             (error("ERR"), "an error"),
         ] {
             let Err(Failure::Unanswered { link_stands: false, cause }) = compared(Ok(reply)) else {
-                panic!("{name} says nothing of the command");
+                panic!("{name} does not answer the command");
             };
             assert_eq!(cause.to_string(), format!("the reply made no sense: {name}"));
         }

@@ -64,6 +64,13 @@ pub(super) enum Reply {
     Nil,
 }
 
+impl Reply {
+    /// True where Redis does not know a script by its hash.
+    pub(super) fn is_noscript(&self) -> bool {
+        matches!(self, Reply::Error(error) if error.split(' ').next() == Some("NOSCRIPT"))
+    }
+}
+
 /// Reads replies one by one, however the bytes arrive.
 ///
 /// What has come of a reply stays here while the rest is awaited, so that a reply that comes late is

@@ -1,4 +1,4 @@
-//! Lua scripts: sent by their hash, or whole where Redis has forgotten them.
+//! Lua scripts: sent by their hash, or whole where Redis does not know them.
 
 use std::sync::LazyLock;
 
@@ -10,6 +10,14 @@ pub(super) struct Script {
     text: &'static str,
     hash: String,
     rights: &'static str,
+}
+
+/// Makes all scripts now. If a thread made one at its first use, and the process were forked at that
+/// moment, the child would wait for it for ever.
+pub(super) fn prepare() {
+    for script in [&CLAIM, &RELEASE, &RENEW, &FORCE] {
+        LazyLock::force(script);
+    }
 }
 
 pub(super) static CLAIM: LazyLock<Script> =
@@ -29,7 +37,7 @@ impl Script {
         Script { hash: redis::Script::new(text).get_hash().to_owned(), text, rights }
     }
 
-    /// Names the rights where one was missing inside the script: Redis 7.0 does not say which.
+    /// Adds the rights to a failure for which one was missing: Redis 7.0 does not say which.
     pub(super) fn explain(&self, failure: Failure) -> Failure {
         match failure {
             Failure::Refused(mut refusal) if refusal.message.contains("can't run this command") => {
@@ -46,12 +54,12 @@ impl Script {
         if whole { self.whole(key, args) } else { self.by_hash(key, args) }
     }
 
-    /// `EVALSHA`: short, and answered NOSCRIPT where Redis does not know the script.
+    /// `EVALSHA`: short. The answer is NOSCRIPT where Redis does not know the script.
     pub(super) fn by_hash<'a>(&'a self, key: &'a str, args: &[&'a str]) -> Vec<&'a str> {
         [&["EVALSHA", &self.hash, "1", key], args].concat()
     }
 
-    /// `EVAL`: the whole text, understood by any server, and remembered for the next `EVALSHA`.
+    /// `EVAL`: the whole text, which each server understands, and knows for the next `EVALSHA`.
     pub(super) fn whole<'a>(&'a self, key: &'a str, args: &[&'a str]) -> Vec<&'a str> {
         [&["EVAL", self.text, "1", key], args].concat()
     }

@@ -1,4 +1,4 @@
-//! A connection over TLS: the whole of it is the `redis` crate's.
+//! A connection over TLS, which is the `redis` crate's as a whole.
 
 use std::error::Error as StdError;
 use std::io::{self, ErrorKind};

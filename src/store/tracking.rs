@@ -1,20 +1,20 @@
-//! A connection that only listens: Redis says on it which keys have changed.
+//! A connection on which Redis sends invalidations: the names of keys that have changed.
 //!
-//! Redis calls that [client-side caching](https://redis.io/docs/latest/develop/reference/client-side-caching/):
-//! a connection that tracks what it reads has changes told to this one, each key's once.
+//! Redis calls that [client-side caching](https://redis.io/docs/latest/develop/reference/client-side-caching/).
+//! A connection that tracks what it reads has the invalidations sent to this one, each key's once.
 
 use std::ops::ControlFlow;
 use std::time::Duration;
 
 use crate::base::clock::Moment;
-use crate::store::address::Address;
+use crate::store::endpoint::Endpoint;
 use crate::store::failure::{self, Failure};
 use crate::store::link::Link;
 use crate::store::reply::allowed;
 use crate::store::resp::{Batch, Reply};
 use crate::store::wire::{Ender, Message, Wire};
 
-/// Where Redis says it, to whoever tracks by redirection.
+/// Where Redis publishes the invalidations that are redirected to a connection.
 const CHANNEL: &str = "__redis__:invalidate";
 
 /// After so long without a message, Redis is asked for a sign of life.
@@ -32,15 +32,15 @@ pub(crate) enum Heard {
 
 pub(crate) struct TrackingConnection {
     wire: Wire,
-    /// What Redis calls this connection.
+    /// The number by which Redis knows this connection.
     pub(crate) id: u64,
 }
 
 impl TrackingConnection {
-    /// Connects, logs in, asks Redis what it calls this connection, and subscribes. (Not with the
+    /// Connects, logs in, asks for the connection's number, and subscribes. (Not with the
     /// `subscribe` of the `redis` crate, which takes a refusal for an answer.)
-    pub(super) fn open(address: &Address, deadline: Moment) -> Result<TrackingConnection, Failure> {
-        let mut link = Link::open(address, deadline)?;
+    pub(super) fn open(endpoint: &Endpoint, deadline: Moment) -> Result<TrackingConnection, Failure> {
+        let mut link = Link::open(endpoint, deadline)?;
         let mut ask = |command: &[&str]| {
             let replies = link.exchange(&Batch::of(command), deadline)?;
             replies.into_iter().next().map_or(Ok(Reply::Nil), allowed)
@@ -58,13 +58,13 @@ impl TrackingConnection {
         self.wire.ender()
     }
 
-    /// Waits until it hears that this key has changed: false where that does not come in time.
+    /// Waits for the invalidation of a key: false where it does not come in time.
     pub(super) fn hears(&mut self, key: &str, deadline: Moment) -> Result<bool, Failure> {
         while Moment::now() < deadline {
             match self.wire.message(deadline) {
                 Ok(Message::Payload(message)) => match read(message) {
                     Heard::Keys(keys) if !keys.iter().any(|it| it == key.as_bytes()) => {}
-                    // Where everything was flushed meanwhile, Redis does not tell of this key.
+                    // Where everything was flushed meanwhile, Redis does not name this key.
                     _ => return Ok(true),
                 },
                 Ok(Message::Life) => {}
@@ -75,16 +75,16 @@ impl TrackingConnection {
         Ok(false)
     }
 
-    /// Hears until it is told to stop or the connection breaks.
+    /// Passes on what Redis sends, until `hear` breaks or the connection does.
     ///
-    /// Tells of silence, so that `hear` can stop it. A connection that is quiet for longer is asked
-    /// for a sign of life, and is dead where none comes within `patience`.
+    /// `hear` also gets each `silence` of this length, so that it can break. A connection that stays
+    /// quiet for longer is asked for a sign of life, and is dead where none comes within `patience`.
     pub(crate) fn listen(
         mut self,
         (silence, patience): (Duration, Duration),
         mut hear: impl FnMut(Heard) -> ControlFlow<()>,
     ) -> Result<(), Failure> {
-        // Before it blocks: it may have been told to stop since it connected.
+        // Before this thread blocks: it may have been asked to stop since the connection was opened.
         if hear(Heard::Silence).is_break() {
             return Ok(());
         }
@@ -93,9 +93,8 @@ impl TrackingConnection {
         loop {
             let now = Moment::now();
             if asks && asked_at.is_none() && quiet_since.after(QUIET) <= now {
-                self.wire
-                    .send(&Batch::of(&["PING"]).bytes, now.after(patience))
-                    .map_err(Failure::not_sent)?;
+                let ping = Batch::of(&["PING"]);
+                self.wire.send(&ping.bytes, now.after(patience)).map_err(Failure::not_sent)?;
                 asked_at = Some(now);
             }
             let dead_at = asked_at.map_or(Moment::NEVER, |at| at.max(quiet_since).after(patience));
@@ -110,7 +109,7 @@ impl TrackingConnection {
                     continue;
                 }
                 Ok(Message::Life) => {
-                    return Err(Failure::not_sent("the answer to a question that nobody asked"));
+                    return Err(Failure::not_sent("the server answered what nobody asked"));
                 }
                 Err(error) if !failure::leaves_link_standing(&error) => return Err(Failure::not_sent(error)),
                 Err(_) if dead_at <= Moment::now() => {
@@ -125,7 +124,7 @@ impl TrackingConnection {
     }
 }
 
-/// A list of keys; nil where the whole database went.
+/// Reads an invalidation: a list of keys, or nil where the whole database was flushed.
 fn read(payload: Reply) -> Heard {
     let Reply::Array(keys) = payload else {
         return Heard::Everything;

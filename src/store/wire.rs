@@ -4,19 +4,19 @@
 //! bounds each call of the socket instead, and no reply: so it is used for TLS only.
 
 use std::io::{self, ErrorKind, Read, Write};
-use std::net::{IpAddr, Shutdown, SocketAddr, TcpStream};
+use std::net::{Shutdown, TcpStream};
 #[cfg(unix)]
 use std::os::unix::net::UnixStream;
 use std::time::Duration;
 
 use redis::io::tcp::socket2::{SockRef, TcpKeepalive};
-use redis::{ConnectionAddr, ConnectionInfo};
 
 use crate::base::clock::Moment;
+use crate::store::endpoint::Way;
 use crate::store::resp::{Reader, Reply};
 use crate::store::tls::Tls;
 
-/// Every call of a socket is given what is left until the deadline; but no less than this, since zero would mean for ever.
+/// The shortest timeout that a socket is given: zero would mean none.
 pub(super) const SHORTEST: Duration = Duration::from_millis(1);
 
 /// When the system asks the other end of a silent connection whether it is there: so that no
@@ -25,7 +25,7 @@ const ASKED_AFTER: Duration = Duration::from_secs(30);
 
 /// A connection, as far as it carries bytes.
 pub(super) enum Wire {
-    /// TCP or a unix socket.
+    /// TCP or a Unix socket.
     Plain(Box<Plain>),
     /// TLS.
     Tls(Box<Tls>),
@@ -49,7 +49,7 @@ struct Stream {
     timeout: Duration,
 }
 
-/// How the system looks after a connection over TCP.
+/// How the system asks, over TCP.
 pub(super) fn keepalive() -> TcpKeepalive {
     let keepalive = TcpKeepalive::new().with_time(ASKED_AFTER);
     #[cfg(any(target_os = "linux", target_os = "android", target_vendor = "apple"))]
@@ -61,12 +61,12 @@ pub(super) fn keepalive() -> TcpKeepalive {
     keepalive
 }
 
-/// Ends a connection, whatever another thread does with it.
+/// Ends a connection, even while another thread is blocked in it.
 pub(crate) type Ender = Box<dyn FnOnce() + Send>;
 
-/// What TCP and unix sockets have in common.
+/// What TCP and Unix sockets have in common.
 trait Socket: Read + Write + Send {
-    /// The same, to set what the system does with it.
+    /// The socket itself, to set its options.
     fn raw(&self) -> SockRef<'_>;
 }
 
@@ -84,27 +84,26 @@ impl Socket for UnixStream {
 }
 
 impl Wire {
-    /// Connects, within `limit`, to an address that is no name any more.
-    pub(super) fn open(way: &ConnectionInfo, limit: Duration) -> io::Result<Wire> {
-        let socket: Box<dyn Socket> = match way.addr() {
-            ConnectionAddr::Tcp(host, port) => {
-                let ip: IpAddr =
-                    host.parse().map_err(|error| io::Error::new(ErrorKind::InvalidInput, error))?;
-                let stream = TcpStream::connect_timeout(&SocketAddr::from((ip, *port)), limit)?;
-                // Else a clean-up that is written behind an unanswered command would wait for that answer.
+    /// Connects within `limit`.
+    pub(super) fn open(way: Way<'_>, limit: Duration) -> io::Result<Wire> {
+        let socket: Box<dyn Socket> = match way {
+            Way::Tcp(address) => {
+                let stream = TcpStream::connect_timeout(&address, limit)?;
+                // Otherwise a clean-up that is written behind an unanswered command would wait for
+                // that answer.
                 stream.set_nodelay(true)?;
                 SockRef::from(&stream).set_tcp_keepalive(&keepalive())?;
                 Box::new(stream)
             }
             #[cfg(unix)]
-            ConnectionAddr::Unix(path) => Box::new(UnixStream::connect(path)?),
-            _ => return Ok(Wire::Tls(Box::new(Tls::open(way.clone(), limit)?))),
+            Way::Unix(path) => Box::new(UnixStream::connect(path)?),
+            Way::Tls(server) => return Ok(Wire::Tls(Box::new(Tls::open(server.clone(), limit)?))),
         };
         let stream = Stream { socket, timeout: Duration::ZERO };
         Ok(Wire::Plain(Box::new(Plain { stream, reader: Reader::new() })))
     }
 
-    /// Writes all of it. After an error, nobody knows how much of it.
+    /// Writes all bytes. After an error, nobody knows how many of them.
     pub(super) fn send(&mut self, bytes: &[u8], deadline: Moment) -> io::Result<()> {
         match self {
             Wire::Plain(plain) => plain.stream.by(deadline).write_all(bytes),
@@ -112,7 +111,7 @@ impl Wire {
         }
     }
 
-    /// The next reply. What Redis says is wrong is a reply, too.
+    /// The next reply, which may be an error.
     pub(super) fn receive(&mut self, deadline: Moment) -> io::Result<Reply> {
         match self {
             Wire::Plain(plain) => plain.receive(deadline),
@@ -120,13 +119,14 @@ impl Wire {
         }
     }
 
-    /// True where a reply that did not come in time is not received when it comes. (The `redis` crate leaves it out.)
+    /// True where a reply that did not come in time is not received when it comes: over TLS, the
+    /// `redis` crate skips it.
     pub(super) fn skips_late_replies(&self) -> bool {
         matches!(self, Wire::Tls(_))
     }
 
-    /// True where the connection has ended or says what nobody asked for; found out without
-    /// waiting. (Not over TLS.)
+    /// True where the connection has ended, or has sent what nobody asked for. Does not wait. Over
+    /// TLS, this is not known.
     pub(super) fn has_ended(&mut self) -> bool {
         match self {
             Wire::Plain(plain) => !plain.reader.is_empty() || plain.stream.has_ended(),
@@ -134,7 +134,7 @@ impl Wire {
         }
     }
 
-    /// What another thread can end the connection with. (Not over TLS.)
+    /// What another thread can end the connection with. There is nothing for that over TLS.
     pub(super) fn ender(&self) -> Option<Ender> {
         match self {
             Wire::Plain(plain) => {
@@ -145,13 +145,14 @@ impl Wire {
         }
     }
 
-    /// True where [`message`](Self::message) returns the reply to a `PING`, too. (Over TLS, the
-    /// `redis` crate skips it.)
+    /// True where [`message`](Self::message) also returns the reply to a `PING`. Over TLS, the
+    /// `redis` crate skips it.
     pub(super) fn shows_life(&self) -> bool {
         matches!(self, Wire::Plain(_))
     }
 
-    /// What comes next on a connection that has subscribed. It may as well come later.
+    /// The next message on a connection that has subscribed. After a time-out it can be asked for
+    /// again.
     pub(super) fn message(&mut self, deadline: Moment) -> io::Result<Message> {
         match self {
             Wire::Plain(plain) => match plain.receive(deadline)? {
@@ -159,10 +160,10 @@ impl Wire {
                     Ok(Message::Payload(parts.pop().unwrap_or(Reply::Nil)))
                 }
                 Reply::Array(parts) if parts.len() == 2 && is(&parts[0], "pong") => Ok(Message::Life),
-                // Such as LOADING: Redis is there.
+                // Such as LOADING: Redis lives.
                 Reply::Error(_) => Ok(Message::Life),
-                // A connection that has not subscribed says PONG in another way.
-                _ => Err(io::Error::new(ErrorKind::InvalidData, "what came is no message")),
+                // Among them PONG as a plain line: the connection has not subscribed.
+                _ => Err(io::Error::new(ErrorKind::InvalidData, "the server sent no message")),
             },
             Wire::Tls(tls) => tls.message(deadline).map(Message::Payload),
         }
@@ -177,8 +178,7 @@ impl Plain {
 }
 
 impl Stream {
-    /// (What is read here is lost: a connection that says something unasked is of no use either
-    /// way.)
+    /// Looks for a byte, and loses it: a connection that sends what nobody asked for is of no use.
     fn has_ended(&mut self) -> bool {
         let looked = self.socket.raw().set_nonblocking(true).and_then(|()| self.socket.read(&mut [0]));
         let is_quiet = matches!(&looked, Err(error) if error.kind() == ErrorKind::WouldBlock);
@@ -197,11 +197,12 @@ struct By<'a> {
 }
 
 impl By<'_> {
-    /// Calls the socket with what is left until the deadline: once in any case, so that what is here
-    /// already can be had. A signal is no answer.
+    /// Calls the socket until the deadline, and at least once: bytes that have arrived already are
+    /// read even after it. A signal does not end the wait.
     ///
-    /// The timeout of the socket may be shorter than what is left: then it is called again. So that
-    /// costs no system call for most commands, though their deadlines differ.
+    /// The timeout of the socket is set only where it is longer than what is left, or much shorter.
+    /// Where it ends too soon, the socket is called again. So most commands cost no system call for
+    /// this, though their deadlines differ.
     fn call<T>(&mut self, mut call: impl FnMut(&mut dyn Socket) -> io::Result<T>) -> io::Result<T> {
         loop {
             let left = self.deadline.since(Moment::now());
@@ -219,8 +220,7 @@ impl By<'_> {
             }
             match call(&mut *self.stream.socket) {
                 Err(error) if error.kind() == ErrorKind::Interrupted => {}
-                // Nothing came for as long as the socket was told to wait: the deadline is looked
-                // at again.
+                // The timeout of the socket is over. The deadline may be later.
                 Err(error) if error.kind() == ErrorKind::WouldBlock => {}
                 other => return other,
             }
@@ -263,17 +263,15 @@ pub(super) mod tests {
     const LONG: Duration = Duration::from_secs(10);
     const SHORT: Duration = Duration::from_millis(20);
 
-    /// A wire of either kind, over TCP both of them, and its other end.
+    /// A wire of each kind and its other end. (The one for TLS is used without it here.)
     pub(in crate::store) fn wires() -> [(Wire, TcpStream); 2] {
-        [false, true].map(|sealed| {
+        [false, true].map(|tls| {
             let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
-            let way = format!("redis://{}", listener.local_addr().unwrap()).into_connection_info().unwrap();
-            let way = way.set_redis_settings(RedisConnectionInfo::default().set_skip_set_lib_name());
-            let wire = if sealed {
-                Wire::Tls(Box::new(Tls::open(way, LONG).unwrap()))
-            } else {
-                Wire::open(&way, LONG).unwrap()
-            };
+            let address = listener.local_addr().unwrap();
+            let info = format!("redis://{address}").into_connection_info().unwrap();
+            let info = info.set_redis_settings(RedisConnectionInfo::default().set_skip_set_lib_name());
+            let way = if tls { Way::Tls(&info) } else { Way::Tcp(address) };
+            let wire = Wire::open(way, LONG).unwrap();
             (wire, listener.accept().unwrap().0)
         })
     }
@@ -291,7 +289,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn the_end_of_a_connection_is_seen_without_waiting() {
+    fn the_end_of_a_connection_is_found_out_without_waiting() {
         let [(mut quiet, redis), _] = wires();
         assert!(!quiet.has_ended());
         drop(redis);
@@ -304,16 +302,15 @@ pub(super) mod tests {
         redis.write_all(b"+unasked\r\n").unwrap();
         let deadline = within(LONG);
         while !talks.has_ended() {
-            assert!(Moment::now() < deadline, "what nobody asked for is noticed");
+            assert!(Moment::now() < deadline, "what nobody asked for means its end");
         }
     }
 
     #[test]
     #[cfg(any(target_os = "linux", target_os = "android"))]
-    fn the_system_asks_whether_the_other_end_of_an_idle_connection_is_there() {
+    fn an_idle_connection_is_kept_alive_by_the_system() {
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
-        let way = format!("redis://{}", listener.local_addr().unwrap()).into_connection_info().unwrap();
-        let _wire = Wire::open(&way, LONG).unwrap();
+        let _wire = Wire::open(Way::Tcp(listener.local_addr().unwrap()), LONG).unwrap();
         let timers = std::fs::read_to_string("/proc/net/tcp").unwrap();
         let remote = format!("0100007F:{:04X} 01 ", listener.local_addr().unwrap().port());
         let line = timers.lines().find(|line| line.contains(&remote)).expect("the connection");
@@ -325,7 +322,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn a_message_may_come_after_silence() {
+    fn a_message_may_come_after_a_time_out() {
         for (mut wire, mut redis) in wires() {
             assert!(wire.message(within(SHORT)).is_err_and(|error| failure::leaves_link_standing(&error)));
             redis.write_all(b"*3\r\n$7\r\nmessage\r\n$1\r\nc\r\n$1\r\nx\r\n").unwrap();
@@ -335,18 +332,19 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn a_connection_has_room_for_any_number_of_replies() {
+    fn the_longest_reply_counts_for_each_reply_alone() {
         let [(mut wire, mut redis), _] = wires();
         let half = format!("+{}\r\n", "x".repeat(LONGEST_REPLY / 2));
-        let says = std::thread::spawn(move || (0..5).for_each(|_| redis.write_all(half.as_bytes()).unwrap()));
+        let sends =
+            std::thread::spawn(move || (0..5).for_each(|_| redis.write_all(half.as_bytes()).unwrap()));
         for _ in 0..5 {
             assert_eq!(text(wire.receive(within(LONG))).len(), LONGEST_REPLY / 2);
         }
-        says.join().unwrap();
+        sends.join().unwrap();
     }
 
     #[test]
-    fn a_sign_of_life_is_what_a_subscriber_is_answered_with() {
+    fn a_subscriber_takes_the_reply_to_a_ping_as_a_sign_of_life() {
         let [(mut wire, mut redis), _] = wires();
         assert!(wire.shows_life());
         redis.write_all(b"*2\r\n$4\r\npong\r\n$0\r\n\r\n-LOADING Redis is loading\r\n+PONG\r\n").unwrap();
@@ -357,7 +355,7 @@ pub(super) mod tests {
         assert!(!failure::leaves_link_standing(&error));
     }
 
-    /// A socket that counts how often it is set up: reading needs that for its timeout alone.
+    /// A socket that counts how often its options are set: reading sets nothing but its timeout.
     struct Counting(TcpStream, Arc<AtomicUsize>);
 
     impl Read for Counting {
@@ -383,9 +381,9 @@ pub(super) mod tests {
         }
     }
 
-    /// A lock waits for its answer for a second, its release for half of that.
+    /// Such as those of a lock and its release: one second, and half of that.
     #[test]
-    fn deadlines_that_differ_a_little_set_no_timeout_and_are_kept_all_the_same() {
+    fn a_deadline_that_differs_little_is_kept_without_setting_the_timeout() {
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
         let near = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
         let mut far = listener.accept().unwrap().0;
@@ -409,13 +407,13 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn what_never_ends_is_no_reply() {
+    fn a_reply_that_never_ends_is_an_error() {
         let [(mut wire, mut redis), _] = wires();
         let deadline = within(SHORT);
-        let drip = std::thread::spawn(move || while redis.write_all(b"+").is_ok() {});
+        let drips = std::thread::spawn(move || while redis.write_all(b"+").is_ok() {});
         assert!(wire.receive(deadline).is_err());
-        assert!(Moment::now() < deadline.after(LONG), "or when there is too much of it");
+        assert!(Moment::now() < deadline.after(LONG), "it ends by the deadline, or when it is too long");
         drop(wire);
-        drip.join().unwrap();
+        drips.join().unwrap();
     }
 }

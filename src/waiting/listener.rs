@@ -97,7 +97,7 @@ impl Listener {
         };
         state.started = true;
         let weak = Arc::downgrade(self);
-        self.store.pool.on_close(move |link| {
+        self.store.on_close(move |link| {
             if let Some(listener) = weak.upgrade() {
                 listener.wakeups.wake_over(link);
             }
@@ -226,7 +226,7 @@ impl Listener {
         let mut sweep_at = Moment::now().after(silence);
         connection.listen((silence, self.response_timeout), |heard| {
             if sweep_at <= Moment::now() {
-                self.store.pool.sweep();
+                self.store.sweep();
                 sweep_at = Moment::now().after(silence);
             }
             if matches!(heard, Heard::Keys(_)) {

@@ -206,7 +206,7 @@ impl Attempts {
             let new = Silence::new(since, self.answered);
             let silence = self.silence.get_or_insert_with(|| new.clone());
             silence.outage_after = if kind == Kind::Down { Duration::ZERO } else { new.outage_after };
-            (silence.cause, silence.failed_at) = (Some(failure.words().into()), Moment::now());
+            (silence.cause, silence.failed_at) = (Some(failure.text().into()), Moment::now());
         }
         kind
     }

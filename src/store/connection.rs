@@ -1,0 +1,288 @@
+//! The commands that go over a connection, and what their replies mean.
+
+use std::time::Duration;
+
+use crate::base::clock::Moment;
+use crate::base::holder::Holder;
+use crate::store::failure::Failure;
+use crate::store::pool::LinkRef;
+use crate::store::reply::{
+    ClaimReply, Compared, Seen, Tracking, accepted, alive, allowed, claimed, compared, deleted, seen,
+    tracking, was_set,
+};
+use crate::store::resp::{Batch, Reply};
+use crate::store::script::{CLAIM, FORCE, RELEASE, RENEW, Script};
+
+/// A borrowed connection.
+///
+/// Each command waits for its reply until the deadline, but no longer than the response timeout. The
+/// first one may wait for less (`Link::limit`).
+pub(crate) struct Connection<'a> {
+    link: LinkRef<'a>,
+    response_timeout: Duration,
+}
+
+/// A lease that is to be extended, if the key still holds the token.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Extension<'a> {
+    pub(crate) key: &'a str,
+    pub(crate) token: &'a str,
+    pub(crate) lease: u64,
+}
+
+impl<'a> Connection<'a> {
+    pub(super) fn new(link: LinkRef<'a>, response_timeout: Duration) -> Connection<'a> {
+        Connection { link, response_timeout }
+    }
+
+    /// Notes that the other end may be gone by the time that the connection is used again.
+    pub(crate) fn doubt(&mut self) {
+        self.link.doubt();
+    }
+
+    /// True where the connection must not be used again.
+    pub(crate) fn is_over(&self) -> bool {
+        self.link.is_over()
+    }
+
+    /// True where it can be seen, without waiting, that the idle connection has ended.
+    pub(crate) fn has_ended(&mut self) -> bool {
+        self.link.has_ended()
+    }
+
+    pub(crate) fn ping(&mut self, deadline: Moment) -> Result<(), Failure> {
+        let mut replies = self.exchange(&Batch::of(&["PING"]), deadline)?.into_iter();
+        self.sensible(alive(next(&mut replies)))
+    }
+
+    /// One attempt to take a lock: `SET key token NX PX lease`.
+    pub(crate) fn claim(
+        &mut self,
+        key: &str,
+        token: &str,
+        lease: u64,
+        deadline: Moment,
+    ) -> Result<ClaimReply, Failure> {
+        let reply = self.run(&set(key, token, &lease.to_string()), deadline)?;
+        let was_set = self.sensible(was_set(&reply))?;
+        Ok(if was_set { ClaimReply::Taken } else { ClaimReply::Busy(None) })
+    }
+
+    /// An attempt that also learns who has the lock, if another has. With the number of a listener,
+    /// Redis sends it an invalidation when the key changes.
+    pub(crate) fn claim_or_look(
+        &mut self,
+        key: &str,
+        token: &str,
+        lease: u64,
+        listener: Option<u64>,
+        deadline: Moment,
+    ) -> Result<(ClaimReply, Tracking), Failure> {
+        let lease = lease.to_string();
+        let fill = |batch: Batch, teach| batch.and(&CLAIM.command(teach, key, &[token, &lease]));
+        let (replies, tracking) = self.run_all(listener, fill, deadline)?;
+        let reply = accepted(next(&mut replies.into_iter()));
+        let claim = self.sensible(claimed(reply).map_err(|failure| CLAIM.explain(failure)))?;
+        Ok((claim, tracking))
+    }
+
+    /// Compare and delete. Takes one more round trip where Redis has forgotten the script.
+    pub(crate) fn remove(&mut self, key: &str, token: &str, deadline: Moment) -> Result<Compared, Failure> {
+        let mut reply = self.run(&RELEASE.by_hash(key, &[token]), deadline);
+        if reply.as_ref().is_err_and(Failure::is_noscript) {
+            reply = self.run(&RELEASE.whole(key, &[token]), deadline);
+        }
+        self.sensible(compared(reply).map_err(|failure| RELEASE.explain(failure)))
+    }
+
+    /// Compare and delete, for many locks in one round trip. The answers come in the order of the
+    /// removals.
+    pub(crate) fn remove_all(
+        &mut self,
+        removals: &[(&str, &str)],
+        deadline: Moment,
+    ) -> Result<Vec<Result<Compared, Failure>>, Failure> {
+        let fill = |mut batch: Batch, teach: bool| {
+            for (n, (key, token)) in removals.iter().enumerate() {
+                batch = batch.and(&RELEASE.command(teach && n == 0, key, &[token]));
+            }
+            batch
+        };
+        let (replies, _) = self.run_all(None, fill, deadline)?;
+        Ok(self.comparisons(&RELEASE, replies))
+    }
+
+    /// Compare and delete and, behind it in the same round trip, `SET key token NX PX lease` for
+    /// another thread. The second part of the result says whether that was taken.
+    pub(crate) fn remove_and_claim(
+        &mut self,
+        key: &str,
+        token: &str,
+        (next_token, lease): (&str, u64),
+        deadline: Moment,
+    ) -> Result<(Result<Compared, Failure>, bool), Failure> {
+        let lease = lease.to_string();
+        let claim = set(key, next_token, &lease);
+        let (mut removed, mut set) = self.remove_then(&RELEASE.by_hash(key, &[token]), &claim, deadline)?;
+        if !set && removed.as_ref().is_err_and(Failure::is_noscript) {
+            (removed, set) = self.remove_then(&RELEASE.whole(key, &[token]), &claim, deadline)?;
+        }
+        if set && matches!(removed, Err(Failure::Refused(_))) {
+            // The script did not run, and the key was free all the same.
+            removed = Ok(Compared::Absent);
+        }
+        Ok((removed.map_err(|failure| RELEASE.explain(failure)), set))
+    }
+
+    fn remove_then(
+        &mut self,
+        removal: &[&str],
+        claim: &[&str],
+        deadline: Moment,
+    ) -> Result<(Result<Compared, Failure>, bool), Failure> {
+        let mut replies = self.exchange(&Batch::of(removal).and(claim), deadline)?.into_iter();
+        let removed = compared(accepted(next(&mut replies)));
+        let set = accepted(next(&mut replies)).and_then(|reply| was_set(&reply));
+        let set = match self.sensible(set) {
+            Err(Failure::Refused(_)) => false,
+            other => other?,
+        };
+        Ok((self.sensible(removed), set))
+    }
+
+    /// Compare and extend, for many locks in one round trip. With the number of a listener, Redis
+    /// sends it an invalidation when one of these keys changes. The answers come in the order of the
+    /// extensions.
+    pub(crate) fn extend_all(
+        &mut self,
+        extensions: &[Extension<'_>],
+        listener: Option<u64>,
+        deadline: Moment,
+    ) -> Result<(Vec<Result<Compared, Failure>>, Tracking), Failure> {
+        let fill = |mut batch: Batch, teach: bool| {
+            for (n, extension) in extensions.iter().enumerate() {
+                let lease = extension.lease.to_string();
+                let args = [extension.token, lease.as_str()];
+                batch = batch.and(&RENEW.command(teach && n == 0, extension.key, &args));
+            }
+            batch
+        };
+        let (replies, tracking) = self.run_all(listener, fill, deadline)?;
+        Ok((self.comparisons(&RENEW, replies), tracking))
+    }
+
+    /// Gives up a claim whose answer was lost. Writes the compare-and-delete behind it, on the
+    /// connection that carried the claim, so that Redis executes both in this order.
+    ///
+    /// Nobody reads the answers, and the connection is not used again. So the script is sent whole:
+    /// an answer to its hash could be NOSCRIPT.
+    pub(crate) fn abandon(mut self, key: &str, token: &str) {
+        let batch = Batch::of(&RELEASE.whole(key, &[token]));
+        // If this fails, the key lives until its lease ends. Nothing more can be done from here.
+        let _ = self.link.send(&batch, Moment::now().after(Duration::from_millis(1)));
+        self.link.retire();
+    }
+
+    /// Who has a lock: `GET key`, `PTTL key`.
+    pub(crate) fn look(&mut self, key: &str, deadline: Moment) -> Result<Seen, Failure> {
+        let batch = Batch::of(&["GET", key]).and(&["PTTL", key]);
+        let mut replies = self.exchange(&batch, deadline)?.into_iter();
+        self.sensible(seen(next(&mut replies), next(&mut replies)))
+    }
+
+    /// Deletes a key whatever it holds, and returns what it held. The script is sent whole: after
+    /// NOSCRIPT it would have to be sent twice, and a second deletion could hit another holder.
+    pub(crate) fn force(&mut self, key: &str, deadline: Moment) -> Result<Option<Holder>, Failure> {
+        let reply = self.run(&FORCE.whole(key, &[]), deadline).map_err(|failure| FORCE.explain(failure))?;
+        self.sensible(deleted(reply))
+    }
+
+    /// Changes a key so that Redis sends its invalidation to a listener. A refusal is one of `CLIENT
+    /// TRACKING`, or of the key: where Redis refuses anything else, this says nothing of either.
+    pub(super) fn change(&mut self, key: &str, listener: u64, deadline: Moment) -> Result<(), Failure> {
+        let batch = Batch::of(&["CLIENT", "TRACKING", "ON", "REDIRECT", &listener.to_string()])
+            .and(&["GET", key])
+            .and(&set(key, "-", "1000"))
+            .and(&["DEL", key]);
+        let mut replies = self.exchange(&batch, deadline)?.into_iter();
+        if let Tracking::Refused(refusal) = tracking(next(&mut replies), self.link.id) {
+            return Err(Failure::Refused(refusal));
+        }
+        replies.try_for_each(|reply| allowed(reply).map(drop)).map_err(Failure::of_a_trial)
+    }
+
+    fn run(&mut self, command: &[&str], deadline: Moment) -> Result<Reply, Failure> {
+        let mut replies = self.exchange(&Batch::of(command), deadline)?.into_iter();
+        self.sensible(accepted(next(&mut replies)))
+    }
+
+    /// Runs a script for as many keys as `fill` puts into a batch. Where Redis does not know the
+    /// script, it runs once more: the first command carries the text, and teaches it for the others.
+    ///
+    /// With the number of a listener, Redis is first asked, once per connection, to send it the
+    /// invalidations of keys that are read over this connection.
+    fn run_all(
+        &mut self,
+        listener: Option<u64>,
+        fill: impl Fn(Batch, bool) -> Batch,
+        deadline: Moment,
+    ) -> Result<(Vec<Reply>, Tracking), Failure> {
+        let link = self.link.id;
+        let mut result = if listener.is_some() { Tracking::On { link } } else { Tracking::Off };
+        let mut to_ask = listener.filter(|listener| !self.link.invalidates_to(*listener));
+        let mut teach = false;
+        loop {
+            let batch = fill(begin(to_ask), teach);
+            let mut replies = self.exchange(&batch, deadline)?.into_iter();
+            if let Some(listener) = to_ask.take() {
+                result = tracking(next(&mut replies), link);
+                if matches!(result, Tracking::On { .. }) {
+                    self.link.set_listener(listener);
+                }
+            }
+            let replies: Vec<_> = replies.collect();
+            let unknown = replies.first().is_some_and(Reply::is_noscript);
+            if teach || !unknown {
+                return Ok((replies, result));
+            }
+            teach = true;
+        }
+    }
+
+    fn comparisons(&mut self, script: &Script, replies: Vec<Reply>) -> Vec<Result<Compared, Failure>> {
+        let answer =
+            |reply| self.sensible(compared(accepted(reply)).map_err(|failure| script.explain(failure)));
+        replies.into_iter().map(answer).collect()
+    }
+
+    fn exchange(&mut self, batch: &Batch, deadline: Moment) -> Result<Vec<Reply>, Failure> {
+        let limit = self.link.limit(deadline, self.response_timeout);
+        self.link.exchange(batch, limit)
+    }
+
+    /// Has the connection closed after a reply that made no sense.
+    fn sensible<T>(&mut self, read: Result<T, Failure>) -> Result<T, Failure> {
+        if let Err(Failure::Unanswered { link_stands: false, .. }) = &read {
+            self.link.retire();
+        }
+        read
+    }
+}
+
+/// A batch that begins with a listener's request for invalidations. With `NOLOOP`, changes that are
+/// made over this connection invalidate nothing, so that an uncontended release costs no more.
+fn begin(listener: Option<u64>) -> Batch {
+    let Some(listener) = listener else {
+        return Batch::default();
+    };
+    Batch::of(&["CLIENT", "TRACKING", "ON", "REDIRECT", &listener.to_string(), "NOLOOP"])
+}
+
+fn set<'a>(key: &'a str, token: &'a str, lease: &'a str) -> [&'a str; 6] {
+    ["SET", key, token, "NX", "PX", lease]
+}
+
+/// The next reply. (A link returns as many replies as it sent commands, or an error.)
+fn next(replies: &mut impl Iterator<Item = Reply>) -> Reply {
+    replies.next().unwrap_or(Reply::Nil)
+}

@@ -1,0 +1,125 @@
+//! One server: where it is, and how to log in there.
+
+use std::fmt;
+use std::io;
+use std::net::{SocketAddr, ToSocketAddrs};
+#[cfg(unix)]
+use std::path::{Path, PathBuf};
+
+use parking_lot::Mutex;
+use redis::ConnectionInfo;
+
+pub(crate) struct Endpoint {
+    place: Place,
+    pub(super) login: Option<Login>,
+    pub(super) db: i64,
+    /// Host and port, or the socket's path.
+    name: String,
+    /// Of several addresses that the host name has, the one that took the last connection.
+    worked: Mutex<Option<SocketAddr>>,
+}
+
+pub(super) enum Place {
+    Tcp {
+        host: String,
+        port: u16,
+    },
+    #[cfg(unix)]
+    Unix(PathBuf),
+    /// The client's own connection, which needs the host's name.
+    Tls(Box<ConnectionInfo>),
+}
+
+pub(super) struct Login {
+    pub(super) username: Option<String>,
+    pub(super) password: String,
+}
+
+/// One way to reach a server.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Way<'a> {
+    Tcp(SocketAddr),
+    #[cfg(unix)]
+    Unix(&'a Path),
+    Tls(&'a ConnectionInfo),
+}
+
+impl Endpoint {
+    pub(super) fn new(place: Place, login: Option<Login>, db: i64, name: String) -> Endpoint {
+        Endpoint { place, login, db, name, worked: Mutex::default() }
+    }
+
+    pub(super) fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// The ways to reach the server, one for each address of its host name. The one that worked last
+    /// comes first.
+    pub(super) fn ways(&self) -> io::Result<Vec<Way<'_>>> {
+        match &self.place {
+            Place::Tcp { host, port } => {
+                let addresses = (host.as_str(), *port).to_socket_addrs()?.collect();
+                Ok(self.in_order(addresses).into_iter().map(Way::Tcp).collect())
+            }
+            #[cfg(unix)]
+            Place::Unix(path) => Ok(vec![Way::Unix(path)]),
+            Place::Tls(server) => Ok(vec![Way::Tls(server)]),
+        }
+    }
+
+    fn in_order(&self, mut addresses: Vec<SocketAddr>) -> Vec<SocketAddr> {
+        let worked = *self.worked.lock();
+        addresses.sort_by_key(|address| worked != Some(*address));
+        addresses
+    }
+
+    /// Remembers that this way has led to the server.
+    pub(super) fn worked(&self, way: Way<'_>) {
+        if let Way::Tcp(address) = way {
+            *self.worked.lock() = Some(address);
+        }
+    }
+}
+
+impl fmt::Debug for Endpoint {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Endpoint").field("name", &self.name).field("db", &self.db).finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::TcpListener;
+    use std::time::Duration;
+
+    use super::*;
+    use crate::base::clock::Moment;
+    use crate::store::link::Link;
+
+    fn endpoint(host: &str, port: u16) -> Endpoint {
+        let place = Place::Tcp { host: host.to_owned(), port };
+        Endpoint::new(place, None, 0, format!("{host}:{port}"))
+    }
+
+    #[test]
+    fn the_address_that_worked_last_is_tried_first() {
+        let endpoint = endpoint("localhost", 7000);
+        let addresses: [SocketAddr; 2] = ["[::1]:7000", "127.0.0.1:7000"].map(|it| it.parse().unwrap());
+        let first = || endpoint.in_order(addresses.to_vec())[0];
+        assert_eq!(first(), addresses[0], "in the system's order");
+        endpoint.worked(Way::Tcp(addresses[1]));
+        assert_eq!(first(), addresses[1]);
+        endpoint.worked(Way::Tcp(addresses[0]));
+        assert_eq!(first(), addresses[0]);
+    }
+
+    #[test]
+    fn the_address_that_takes_a_connection_is_remembered() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let good = listener.local_addr().unwrap();
+        let endpoint = endpoint("127.0.0.1", good.port());
+        let _link = Link::open(&endpoint, Moment::now().after(Duration::from_secs(10))).unwrap();
+        let others = ["127.0.0.2:1", "127.0.0.1:1"].map(|it| it.parse().unwrap());
+        assert_eq!(endpoint.in_order([&others[..], &[good]].concat())[0], good);
+    }
+}
