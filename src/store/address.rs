@@ -20,16 +20,18 @@ pub(crate) struct Address {
 impl Address {
     pub(crate) fn parse(url: &str) -> Result<Address, Error> {
         let parsed = redis::parse_redis_url(url).ok_or_else(|| {
-            // Not echoed: what does not parse cannot be cleared of its password.
+            // The text is not shown: nobody knows where its password is.
             invalid(NOT_SHOWN.to_owned(), "it is not of the form redis://[user:password@]host[:port][/db]")
         })?;
-        // A password with an unescaped slash, question mark or hash spills over into what is no secret elsewhere.
+        // Where a slash, question mark or hash in a password is not escaped, the rest of the
+        // password is taken for the path, the query or the fragment.
         let spilled = [Some(parsed.path()), parsed.query(), parsed.fragment()];
         if parsed.fragment().is_some() || spilled.into_iter().flatten().any(|part| part.contains('@')) {
             let reason = "what follows the host holds a `#` or `@`: in a password, / ? # and @ are written %2F %3F %23 %40";
             return Err(invalid(NOT_SHOWN.to_owned(), reason));
         }
-        // What follows an unescaped `@` in a password looks like host and path: not even those, where there is a login.
+        // Where an `@` in a password is not escaped, the rest of the password is taken for host and
+        // path. So with a login, not even those are shown.
         let has_login = !parsed.username().is_empty() || parsed.password().is_some();
         let up_to_query = parsed.as_str().split('?').next().unwrap_or_default();
         let shown = if has_login { NOT_SHOWN } else { up_to_query }.to_owned();
@@ -38,8 +40,8 @@ impl Address {
             let reason = "nothing but `protocol` may follow the question mark: the database is the path, /3";
             return Err(invalid(shown, reason));
         }
-        let of_old = |name: &str, value: &str| name != "protocol" || matches!(value, "2" | "resp2");
-        if !parsed.query_pairs().all(|(name, value)| of_old(&name, &value)) {
+        let is_resp2 = |name: &str, value: &str| name != "protocol" || matches!(value, "2" | "resp2");
+        if !parsed.query_pairs().all(|(name, value)| is_resp2(&name, &value)) {
             return Err(invalid(
                 shown,
                 "no protocol but `resp2` is spoken: it is enough for all that is used here",
@@ -63,7 +65,7 @@ impl Address {
     fn from_info(option: &'static str, info: ConnectionInfo) -> Result<Address, Error> {
         let login = info.redis_settings();
         if login.username().is_some() && login.password().is_none() {
-            // The user may be a password whose colon was forgotten.
+            // What looks like the user may be a password without its colon.
             let reason =
                 "it has a user and no password, so nobody would log in: it is user:password@, or :password@";
             return Err(Error::InvalidOption { option, value: NOT_SHOWN.to_owned(), reason });
@@ -191,7 +193,7 @@ mod tests {
             }
         }
 
-        /// Whatever stands around it, and however wrong the rest is.
+        /// Whatever comes before and after it, and however wrong the rest is.
         #[test]
         fn no_message_holds_a_password(
             scheme in "redis|rediss|unix|redis\\+unix|valkey|http",

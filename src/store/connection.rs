@@ -15,8 +15,8 @@ use crate::store::script::{CLAIM, FORCE, RELEASE, RENEW, Script};
 
 /// A borrowed connection.
 ///
-/// Each command waits for its reply until the deadline, but no longer than the response timeout. The
-/// first one may wait for less (`Link::limit`).
+/// Each command waits for its reply until the deadline, but no longer than the response timeout.
+/// The first one may wait for less (`Link::limit`).
 pub(crate) struct Connection<'a> {
     link: LinkRef<'a>,
     response_timeout: Duration,
@@ -151,8 +151,8 @@ impl<'a> Connection<'a> {
     }
 
     /// Compare and extend, for many locks in one round trip. With the number of a listener, Redis
-    /// sends it an invalidation when one of these keys changes. The answers come in the order of the
-    /// extensions.
+    /// sends it an invalidation when one of these keys changes. The answers come in the order of
+    /// the extensions.
     pub(crate) fn extend_all(
         &mut self,
         extensions: &[Extension<'_>],
@@ -197,8 +197,9 @@ impl<'a> Connection<'a> {
         self.sensible(deleted(reply))
     }
 
-    /// Changes a key so that Redis sends its invalidation to a listener. A refusal is one of `CLIENT
-    /// TRACKING`, or of the key: where Redis refuses anything else, this says nothing of either.
+    /// Changes a key so that Redis sends its invalidation to a listener. A refusal is one of
+    /// `CLIENT TRACKING`, or of the key: where Redis refuses anything else, this says nothing of
+    /// either.
     pub(super) fn change(&mut self, key: &str, listener: u64, deadline: Moment) -> Result<(), Failure> {
         let batch = Batch::of(&["CLIENT", "TRACKING", "ON", "REDIRECT", &listener.to_string()])
             .and(&["GET", key])
@@ -217,7 +218,8 @@ impl<'a> Connection<'a> {
     }
 
     /// Runs a script for as many keys as `fill` puts into a batch. Where Redis does not know the
-    /// script, it runs once more: the first command carries the text, and teaches it for the others.
+    /// script, it runs once more: the first command carries the text, and teaches it for the
+    /// others.
     ///
     /// With the number of a listener, Redis is first asked, once per connection, to send it the
     /// invalidations of keys that are read over this connection.

@@ -53,8 +53,8 @@ impl Endpoint {
         &self.name
     }
 
-    /// The ways to reach the server, one for each address of its host name. The one that worked last
-    /// comes first.
+    /// The ways to reach the server, one for each address of its host name. The one that worked
+    /// last comes first.
     pub(super) fn ways(&self) -> io::Result<Vec<Way<'_>>> {
         match &self.place {
             Place::Tcp { host, port } => {

@@ -171,7 +171,8 @@ impl Failure {
     }
 
     /// The refusal of a login, without what must not be seen. A server that does not know `AUTH`
-    /// (it was renamed, or the server is no Redis) repeats what it was sent, or the beginning of it.
+    /// (it was renamed, or the server is no Redis) repeats what it was sent, or the beginning of
+    /// it.
     pub(super) fn without(mut self, password: Option<&str>) -> Failure {
         if let (Failure::Refused(refusal), Some(password)) = (&mut self, password) {
             refusal.conceal(password);

@@ -1,11 +1,13 @@
--- Deletes whatever stands at a key, and tells what it was.
+-- Deletes a key whatever it holds, and answers what it held.
 --
 -- KEYS[1]  the lock's key in Redis
 --
 -- Replies  nil          there was no such key
---          {value, ms}  the value that was deleted (false where it was not a string), and how long it
---                       would still have lived in milliseconds (-1: for ever)
--- Before Redis 7 a server may be set to replicate scripts as they are, and then refuses a write behind `PTTL`.
+--          {value, ms}  the value that was deleted (false where it was not a string), and the rest
+--                       of its TTL in milliseconds (-1: it had none)
+--
+-- Before Redis 7, a server may be set to replicate scripts as they are. It then refuses a write
+-- behind `PTTL`.
 if redis.replicate_commands then redis.replicate_commands() end
 local left = redis.call('PTTL', KEYS[1])
 if left == -2 then
@@ -14,7 +16,7 @@ end
 local found = redis.pcall('GET', KEYS[1])
 if type(found) == 'table' then
   if string.sub(found.err, 1, 9) ~= 'WRONGTYPE' then
-    return found -- Such as a right that is missing: nothing is deleted unseen.
+    return found -- Such as a missing right: nothing is deleted unseen.
   end
   found = false
 end

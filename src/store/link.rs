@@ -1,4 +1,5 @@
-//! One connection: opened, logged in and answered within a deadline, and never trusted after it broke.
+//! One connection: opened, logged in and answered within a deadline, and never trusted after it
+//! broke.
 
 use std::io;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -30,10 +31,10 @@ enum Proof {
 
 /// A connection to Redis.
 ///
-/// After a lost answer the connection may live on, because Redis answers in order: the late reply is
-/// counted and skipped. Redis also executes in order: what is sent next is executed after what was
-/// sent before. So a clean-up that is sent over the same connection comes after the command that it
-/// cleans up.
+/// After a lost answer the connection may live on, because Redis answers in order: the late reply
+/// is counted and skipped. Redis also executes in order: what is sent next is executed after what
+/// was sent before. So a clean-up that is sent over the same connection comes after the command
+/// that it cleans up.
 pub(crate) struct Link {
     pub(super) wire: Wire,
     /// No other link of this process has the same.

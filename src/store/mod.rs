@@ -4,15 +4,16 @@
 //! builder that takes a client). From the outside to the wire:
 //!
 //! - [`Store`] is all that the rooms above know. It lends a [`Connection`], which has the commands.
-//! - `node`: a server with all its connections, of which `pool` lends most. `tracking` is the one on
-//!   which Redis sends invalidations.
-//! - `link`: a connection whose replies are counted. `wire`: the bytes of one. `resp`: their meaning.
+//! - `node`: a server with all its connections, of which `pool` lends most. `tracking` is the one
+//!   on which Redis sends invalidations.
+//! - `link`: a connection whose replies are counted. `wire`: the bytes of one. `resp`: their
+//!   meaning.
 //! - `failure`: why a command has no result, and whether it was executed all the same.
 //!
-//! There is one node. A second server plugs in here: [`Store::checkout`] is given the key, and chooses
-//! the node by it. A failure says [`Fate::Elsewhere`] where another node is to be asked. What is sent
-//! and what is collected are two steps (`Link::send`, `Link::collect`), so that a batch can be on its
-//! way to each node before the first answer is awaited.
+//! There is one node. A second server plugs in here: [`Store::checkout`] is given the key, and
+//! chooses the node by it. A failure says [`Fate::Elsewhere`] where another node is to be asked.
+//! What is sent and what is collected are two steps (`Link::send`, `Link::collect`), so that a
+//! batch can be on its way to each node before the first answer is awaited.
 
 mod address;
 mod connection;
@@ -59,8 +60,8 @@ impl Store {
         self.node.checkout(deadline)?.ping(deadline)
     }
 
-    /// Borrows a connection to the server that has this key. Waits for one and connects if necessary,
-    /// until the deadline.
+    /// Borrows a connection to the server that has this key. Waits for one and connects if
+    /// necessary, until the deadline.
     pub(crate) fn checkout(&self, key: &str, deadline: Moment) -> Result<Connection<'_>, Failure> {
         self.node_of(key).checkout(deadline)
     }
@@ -76,8 +77,8 @@ impl Store {
         self.node.connect(deadline)
     }
 
-    /// Opens a connection for invalidations. `probe` is a key that nobody else uses: it is changed, to
-    /// make sure that its invalidation comes.
+    /// Opens a connection for invalidations. `probe` is a key that nobody else uses: it is changed,
+    /// to make sure that its invalidation comes.
     pub(crate) fn listen(&self, probe: &str) -> Result<TrackingConnection, Failure> {
         self.node.listen(probe)
     }

@@ -41,9 +41,9 @@ impl Node {
         Link::open(&self.endpoint, deadline.min(Moment::now().after(self.connect_timeout)))
     }
 
-    /// Opens a connection for invalidations, and makes sure that they come: over a second connection
-    /// it changes `probe`, a key that nobody else uses. Refused where no invalidation comes, since a
-    /// proxy may accept `CLIENT TRACKING` and do nothing about it.
+    /// Opens a connection for invalidations, and makes sure that they come: over a second
+    /// connection it changes `probe`, a key that nobody else uses. Refused where no invalidation
+    /// comes, since a proxy may accept `CLIENT TRACKING` and do nothing about it.
     pub(super) fn listen(&self, probe: &str) -> Result<TrackingConnection, Failure> {
         let opened_by = Moment::now().after(self.connect_timeout);
         let mut tracking = TrackingConnection::open(&self.endpoint, opened_by)?;

@@ -2,8 +2,8 @@
 //!
 //! r2d2 keeps the slots; the threads that borrow them open the links in them. So a failure reaches
 //! the caller that it concerns: with its cause, by the caller's deadline, and no more often than
-//! callers ask. r2d2's own worker would reduce the cause to a string, would be kept busy by a server
-//! that stays silent, and would try an unreachable one for ever.
+//! callers ask. r2d2's own worker would reduce the cause to a string, would be kept busy by a
+//! server that stays silent, and would try an unreachable one for ever.
 
 use std::convert::Infallible;
 use std::io;
@@ -54,7 +54,8 @@ pub(super) struct Pool {
 
 impl Pool {
     pub(super) fn new(size: u32) -> Result<Pool, Error> {
-        // r2d2's own would go on until its next round, up to half a minute after the pool is dropped.
+        // r2d2's own would go on until its next round, up to half a minute after the pool is
+        // dropped.
         let worker = ScheduledThreadPool::builder()
             .num_threads(1)
             .on_drop_behavior(OnPoolDropBehavior::DiscardPendingScheduled)
@@ -77,7 +78,8 @@ impl Pool {
         let _ = self.on_close.set(Box::new(call)); // There is one listener, which sets it once.
     }
 
-    /// Borrows a link, waiting for a slot until the deadline. An empty slot gets a link from `open`.
+    /// Borrows a link, waiting for a slot until the deadline. An empty slot gets a link from
+    /// `open`.
     pub(super) fn checkout(
         &self,
         deadline: Moment,
@@ -116,8 +118,8 @@ impl Pool {
         Ok(Lent { slot, pool: self })
     }
 
-    /// A slot that nobody uses, if possible one with a link. (r2d2 hands out the slot that came back
-    /// last, which may have lost its link.)
+    /// A slot that nobody uses, if possible one with a link. (r2d2 hands out the slot that came
+    /// back last, which may have lost its link.)
     fn free_slot(&self) -> Option<r2d2::PooledConnection<Slots>> {
         let mut empty = Vec::new();
         while let Some(mut slot) = self.slots.try_get() {
@@ -144,8 +146,8 @@ impl Pool {
         self.condemned.fetch_max(since.as_nanos(), Ordering::Relaxed);
     }
 
-    /// Drops the idle links that have ended, that may be dead, or that nobody has used for long. Does
-    /// not wait.
+    /// Drops the idle links that have ended, that may be dead, or that nobody has used for long.
+    /// Does not wait.
     ///
     /// A waiter may have registered for an invalidation over such a link, and would not get it. The
     /// caller of [`on_close`](Self::on_close) wakes that waiter.
@@ -257,7 +259,8 @@ impl DerefMut for LinkRef<'_> {
     }
 }
 
-/// A link on loan. When this is dropped, the link goes back to the pool, or is closed where it broke.
+/// A link on loan. When this is dropped, the link goes back to the pool, or is closed where it
+/// broke.
 pub(super) struct Lent<'a> {
     slot: r2d2::PooledConnection<Slots>,
     pool: &'a Pool,

@@ -1,17 +1,19 @@
--- Compare and extend: pushes a lock's lease out if it is still the caller's. Never creates a key, and never cuts a
--- lease short: so these may be executed in any order, and the longest counts.
+-- Compare and extend: extends a lock's lease if the lock is still the caller's. Never creates a key,
+-- and never shortens a lease: in whatever order such scripts are executed, the longest lease counts.
 --
--- The key is read once more at the end: a connection that tracks what it reads is told when that key changes, but the
--- change that is made here itself would have used up that word.
+-- The key is read once more at the end, for a connection that tracks what it reads. The extension
+-- changes the key and so uses up the invalidation that the first read has registered for.
 --
 -- KEYS[1]  the lock's key in Redis
 -- ARGV[1]  the token of the hold that goes on
 -- ARGV[2]  the lease in milliseconds, counted from now
 --
--- Replies   1  the token stands there, and so it will for the lease at least
+-- Replies   1  the key holds the token, for the lease at least
 --           0  there is no such key
---          -1  another value stands there, and is left alone
--- Before Redis 7 a server may be set to replicate scripts as they are, and then refuses a write behind `PTTL`.
+--          -1  the key holds another value, and is left alone
+--
+-- Before Redis 7, a server may be set to replicate scripts as they are. It then refuses a write
+-- behind `PTTL`.
 if redis.replicate_commands then redis.replicate_commands() end
 local found = redis.call('GET', KEYS[1])
 if found == ARGV[1] then

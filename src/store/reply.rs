@@ -49,8 +49,8 @@ pub(crate) enum Tracking {
 /// The reply to a lock's command, unless it is an error.
 ///
 /// Only an error that Redis is known to answer *instead of* executing the command is a refusal. A
-/// proxy may answer errors of its own after it has forwarded the command. Such an error counts as no
-/// answer, and the connection is not used again: behind a proxy, its order proves nothing.
+/// proxy may answer errors of its own after it has forwarded the command. Such an error counts as
+/// no answer, and the connection is not used again: behind a proxy, its order proves nothing.
 pub(super) fn accepted(reply: Reply) -> Result<Reply, Failure> {
     match allowed(reply) {
         Err(Failure::Refused(refusal)) if !refusal.did_nothing() => {
@@ -166,8 +166,8 @@ fn time_left(reply: &Reply) -> Result<Option<Duration>, Failure> {
     }
 }
 
-/// The failure for a reply that does not answer the command. The server is not Redis, or its replies
-/// are out of step with the commands: what became of the command is unknown.
+/// The failure for a reply that does not answer the command. The server is not Redis, or its
+/// replies are out of step with the commands: what became of the command is unknown.
 fn unexpected(reply: &Reply) -> Failure {
     Failure::Unanswered { link_stands: false, cause: Refusal::nonsense(kind(reply)).into() }
 }

@@ -73,8 +73,8 @@ impl Reply {
 
 /// Reads replies one by one, however the bytes arrive.
 ///
-/// What has come of a reply stays here while the rest is awaited, so that a reply that comes late is
-/// continued where it stopped.
+/// What has come of a reply stays here while the rest is awaited, so that a reply that comes late
+/// is continued where it stopped.
 pub(super) struct Reader {
     buffer: Vec<u8>,
     /// The part of the buffer that was received and is not yet read.
@@ -101,10 +101,11 @@ impl Reader {
         Reader { buffer: vec![0; USUAL_ROOM], received: 0..0, arrays: Vec::new(), length: 0 }
     }
 
-    /// The next reply. Calls `receive` for more bytes only where those that are here do not suffice.
+    /// The next reply. Calls `receive` for more bytes only where those that are here do not
+    /// suffice.
     ///
-    /// After an error of the kind `InvalidData` the connection is of no use. Each further call fails
-    /// in the same way.
+    /// After an error of the kind `InvalidData` the connection is of no use. Each further call
+    /// fails in the same way.
     pub(super) fn reply(
         &mut self,
         mut receive: impl FnMut(&mut [u8]) -> io::Result<usize>,

@@ -12,8 +12,8 @@ pub(super) struct Script {
     rights: &'static str,
 }
 
-/// Makes all scripts now. If a thread made one at its first use, and the process were forked at that
-/// moment, the child would wait for it for ever.
+/// Makes all scripts now. If a thread made one at its first use, and the process were forked at
+/// that moment, the child would wait for it for ever.
 pub(super) fn prepare() {
     for script in [&CLAIM, &RELEASE, &RENEW, &FORCE] {
         LazyLock::force(script);

@@ -1,7 +1,8 @@
 //! A connection on which Redis sends invalidations: the names of keys that have changed.
 //!
-//! Redis calls that [client-side caching](https://redis.io/docs/latest/develop/reference/client-side-caching/).
-//! A connection that tracks what it reads has the invalidations sent to this one, each key's once.
+//! Redis calls that [client-side
+//! caching](https://redis.io/docs/latest/develop/reference/client-side-caching/). A connection that
+//! tracks what it reads has the invalidations sent to this one, each key's once.
 
 use std::ops::ControlFlow;
 use std::time::Duration;
@@ -77,14 +78,16 @@ impl TrackingConnection {
 
     /// Passes on what Redis sends, until `hear` breaks or the connection does.
     ///
-    /// `hear` also gets each `silence` of this length, so that it can break. A connection that stays
-    /// quiet for longer is asked for a sign of life, and is dead where none comes within `patience`.
+    /// `hear` also gets each `silence` of this length, so that it can break. A connection that
+    /// stays quiet for longer is asked for a sign of life, and is dead where none comes within
+    /// `patience`.
     pub(crate) fn listen(
         mut self,
         (silence, patience): (Duration, Duration),
         mut hear: impl FnMut(Heard) -> ControlFlow<()>,
     ) -> Result<(), Failure> {
-        // Before this thread blocks: it may have been asked to stop since the connection was opened.
+        // Before this thread blocks: it may have been asked to stop since the connection was
+        // opened.
         if hear(Heard::Silence).is_break() {
             return Ok(());
         }
