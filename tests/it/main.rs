@@ -1,47 +1,106 @@
-//! The one integration binary.
-mod aftermath;
-mod dead_links;
-mod endings;
-mod errands;
-mod exclusion;
-mod face;
-mod forced;
-mod forwarded;
-mod handing;
-mod half_open;
-mod hearing;
-mod hostile;
-mod input;
-mod late;
-mod limits;
-mod liar;
+//! The integration tests, against real servers; faults come from the proxy in `tests/rig`.
+//!
+//! A test named `row_NN_...` is a fault of the table in `docs/guarantees.md`.
+
+// What a program calls.
+
+// Lock, unlock and reentry: which commands each of them sends.
 mod lock;
+// Every public function, as a user calls it.
+mod public_api;
+// Options, keys and addresses: which are refused, and which are unusual and work.
+mod input_validation;
+// `ensure`, `extend`, `verify`, `held` and `stats`.
+mod extend_ensure_verify;
+// `force_unlock`, and a key deleted by hand: who waits behind the hold goes on at once.
+mod force_unlock;
+// `reclaim_dead`: the lock of a process that is certainly dead, and of no other, is taken over.
+mod reclaim_dead;
+// What is logged, and under which target.
 mod logs;
-mod loss;
-mod network;
-mod nonsense;
-mod older;
-mod outage;
-mod processes;
-mod reclaim;
-mod redis;
-mod renewal;
-mod rights;
-mod roles;
+// The password is in no error, `Debug`, log line or panic.
 mod secrets;
-mod stalls;
-mod support;
-mod tidy;
+
+// Who holds a lock, and who is next.
+
+// One holder at a time: a counter with a lost-update race loses no update.
+mod mutual_exclusion;
+// Threads: reentry, the order in which guards are dropped, panics, deadlocks.
 mod threads;
-mod time;
-mod upkeep;
-mod verdicts;
-mod waiting;
+// Managers, guards and locks in thread-locals, which are dropped when their thread ends.
+mod thread_exit;
+// Processes that are stopped, suspended, forked, killed, or exit with a lock.
+mod processes;
+// From one thread of a process to the next: a hand-off takes one round trip, and others get turns.
+mod handoff;
+// A waiter sleeps until the lock is free, and is woken then, however the hold ends.
+mod wakeups;
+// Redis's invalidations: the listener is lost, refused or silent, and waiters poll instead.
+mod invalidations;
+// How a wait ends without the lock: busy, or an outage.
+mod busy_or_outage;
+
+// How long a hold is valid.
+
+// The keeper renews leases: from when a renewal counts, when renewals fail, when they end.
+mod renewal;
+// Renewals and clean-ups go out together, and none waits for another.
+mod keeper;
+// Holds that are lost: who is notified, how soon, and with which cause.
+mod lost_holds;
+// The clock and Redis disagree on a hold: late releases, keys that come back, refused renewals.
+mod clock_versus_redis;
+// An answer later than the lease, and a wall clock that jumps.
+mod clocks;
+
+// Faults on the wire.
+
+// A command is executed, or will be, and its answer is lost.
+mod lost_answers;
+// An answer, an invalidation or Redis itself comes too late while a thread waits.
+mod late_answers;
+// Black holes, broken replies, and a Redis that is not up yet: every call ends by its deadline.
+mod outages;
+// Connections that are dead while Redis is well: forgotten by a firewall, or closed while idle.
+mod dead_connections;
+// Half-open connections, and a slow Redis that must not be taken for one.
+mod half_open_connections;
+// A proxy that forwards a command and then answers with an error of its own.
+mod proxy_errors;
+// What remains of an earlier fault shortens no lease and prolongs no wait.
+mod after_faults;
+
+// Servers that refuse, stall or lie.
+
+// Redis refuses commands, forgets scripts, or has another value at the key.
+mod refusals;
+// Redis stalls: `CLIENT PAUSE`, `DEBUG SLEEP`, a script without an end.
+mod stalled_server;
+// Redis before 7: the code of an error inside a script is in the middle of the message.
+mod old_servers;
+// ACLs: which rights are needed, and what an error says about a missing one.
+mod acl_rights;
+// A server that answers with garbage: callers get an error, in time, and nothing breaks.
+mod hostile_server;
+
+// What the tests share.
+
+// A rig of manager, proxy and server, and what a lock looks like from Redis.
+mod support;
+// The roles of worker processes.
+mod worker_roles;
+// The server behind `hostile_server`: as Redis, except that it lies to one command.
+mod lying_server;
+// What it answers then.
+mod garbage_replies;
+
+// The repository itself: layers, sizes, versions, names and links in the docs.
+mod tidy;
 
 /// Where a worker process begins. In a run of the tests there is no role, and nothing to do.
 #[test]
 fn worker_entry() {
     if let Some(role) = relatch_rig::role::name() {
-        roles::run_role(&role);
+        worker_roles::run_role(&role);
     }
 }

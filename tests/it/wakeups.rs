@@ -118,7 +118,7 @@ fn is_alone(test: &str) -> bool {
         return true;
     }
     let mut again = Command::new(std::env::current_exe().expect("the path of this binary"));
-    again.args([&*format!("waiting::{test}"), "--exact"]).env(ALONE, "yes");
+    again.args([&*format!("wakeups::{test}"), "--exact"]).env(ALONE, "yes");
     let output = again.output().expect("this binary can be started");
     let told = String::from_utf8_lossy(&output.stdout);
     assert!(output.status.success() && told.contains("1 passed"), "{told}");

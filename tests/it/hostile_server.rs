@@ -9,8 +9,8 @@ use proptest::prelude::*;
 use relatch::{Error, LockManager};
 use relatch_rig::{LONG, Reply, Worker, eventually, role, within};
 
-use crate::liar::{ANSWER, LyingServer, PANICS};
-use crate::nonsense::{ENDLESS, babble, messages, nonsense, streams};
+use crate::garbage_replies::{ENDLESS, babble, messages, nonsense, streams};
+use crate::lying_server::{ANSWER, LyingServer, PANICS};
 
 /// What the machine may add to a deadline.
 const SLACK: Duration = Duration::from_secs(3);

@@ -15,9 +15,9 @@ use rustix::process::{WaitOptions, wait};
 /// Runs the role named `name`, on the main test thread of a child process.
 pub(crate) fn run_role(name: &str) {
     match name {
-        "count" => crate::exclusion::count_as_told(),
-        "install" => crate::face::install_as_told(),
-        "huge" => crate::hostile::huge_as_told(),
+        "count" => crate::mutual_exclusion::count_as_told(),
+        "install" => crate::public_api::install_as_told(),
+        "huge" => crate::hostile_server::huge_as_told(),
         "worker" => worker(),
         "forker" => forker(),
         "logger" => crate::logs::logger(),
@@ -25,10 +25,10 @@ pub(crate) fn run_role(name: &str) {
         "holder" => crate::logs::holder(),
         "drawer" => drawer(),
         "builder" => crate::processes::build_as_told(),
-        "ender" => crate::endings::end_as_told(),
-        "wall clock" => crate::time::wall_clock_as_told(),
+        "ender" => crate::thread_exit::end_as_told(),
+        "wall clock" => crate::clocks::wall_clock_as_told(),
         "spiller" => crate::secrets::spill(),
-        other => panic!("no role is called {other:?}; add it to tests/it/roles.rs"),
+        other => panic!("no role is called {other:?}; add it to tests/it/worker_roles.rs"),
     }
 }
 

@@ -7,7 +7,7 @@ use relatch::{Error, LockManager, Unlocked};
 use relatch_rig::rights::{invalidation_rights, least_rights, user, working_rights};
 use relatch_rig::{LONG, Server, Worker, eventually, within};
 
-use crate::hearing::assert_polls_without;
+use crate::invalidations::assert_polls_without;
 use crate::support::{chain, grant, name_of_command, names_right, redis_connection, server_for, without};
 
 /// A wait that ends without the lock.

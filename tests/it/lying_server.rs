@@ -9,7 +9,7 @@ use parking_lot::Mutex;
 use relatch::{Builder, LockGuard, LockManager};
 use relatch_rig::{CLAIM, FakeServer, LONG, Reply, as_set, claim_hash, eventually};
 
-use crate::nonsense::SUBSCRIBED;
+use crate::garbage_replies::SUBSCRIBED;
 
 /// How long the managers here wait for a connection, and for an answer, unless a test says otherwise.
 pub(crate) const ANSWER: Duration = Duration::from_millis(50);
