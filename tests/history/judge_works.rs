@@ -69,7 +69,7 @@ fn found(expected: &str, world: &World, change: impl FnOnce(&mut Vec<Claim>, &mu
 }
 
 #[test]
-fn what_is_in_order_is_not_found_fault_with() {
+fn correct_histories_have_no_violation() {
     found("", &world(), |_, _| {});
     // An answer that was lost: nobody knows.
     found("", &world(), |_, journal| journal[1] = release("x", 150, ""));
@@ -82,7 +82,7 @@ fn what_is_in_order_is_not_found_fault_with() {
 }
 
 #[test]
-fn two_at_a_time_are_found() {
+fn two_holders_at_a_time_are_found() {
     found("two at a time for 1ms: one believed in it until ", &world(), |claims, _| {
         claims[0].valid = Some((at(199), at(395)));
         claims[0].released = Some(at(201));
@@ -120,7 +120,7 @@ fn a_claim_that_outlives_its_key_is_found() {
 }
 
 #[test]
-fn a_renewal_is_a_promise() {
+fn a_renewal_extends_the_claim() {
     let renewed = |reply: &'static str| {
         move |claims: &mut Vec<Claim>, journal: &mut Vec<Exchange>| {
             claims[0].valid = Some((at(149), at(430)));
@@ -132,7 +132,7 @@ fn a_renewal_is_a_promise() {
 }
 
 #[test]
-fn a_release_that_says_what_is_not_so_is_found() {
+fn a_release_that_reports_a_wrong_result_is_found() {
     found("said to be released", &world(), |_, journal| journal[1] = release("x", 150, ":0"));
     let twice = |_: &mut Vec<Claim>, journal: &mut Vec<Exchange>| {
         journal[1] = release("x", 150, ":0");
@@ -166,7 +166,7 @@ fn a_release_that_says_what_is_not_so_is_found() {
 }
 
 #[test]
-fn whoever_keeps_his_caller_waiting_is_found() {
+fn a_call_that_misses_its_deadline_is_found() {
     let late = |claims: &mut Vec<Claim>, _: &mut Vec<Exchange>| claims[1].wait = Duration::ZERO;
     let asked = |claims: &mut Vec<Claim>, journal: &mut Vec<Exchange>| {
         late(claims, journal);
@@ -185,7 +185,7 @@ fn whoever_keeps_his_caller_waiting_is_found() {
 }
 
 #[test]
-fn where_locks_are_given_away_being_told_late_is_found() {
+fn a_loss_that_is_reported_late_is_found() {
     let told = |limit: u64| World { told_within: Some(at(limit)), ..world() };
     let overlap = |renewed: bool| {
         move |claims: &mut Vec<Claim>, journal: &mut Vec<Exchange>| {

@@ -82,7 +82,7 @@ fn locks_hold_while_the_server_pauses() {
 
 #[test]
 #[serial(one)]
-fn losses_are_told_while_the_server_restarts_without_its_keys() {
+fn losses_are_reported_while_the_server_restarts_without_its_keys() {
     holds_in(Weather::Restarts);
 }
 
@@ -100,12 +100,12 @@ fn locks_hold_while_processes_are_killed() {
 
 #[test]
 #[serial(other)]
-fn losses_are_told_while_keys_are_taken_away() {
+fn losses_are_reported_while_keys_are_deleted() {
     holds_in(Weather::Evictions);
 }
 
 #[test]
 #[serial(one)]
-fn losses_are_told_while_the_servers_clock_steps() {
+fn losses_are_reported_while_the_servers_clock_steps() {
     holds_in(Weather::Clocks);
 }

@@ -63,7 +63,7 @@ fn row_23_the_least_rights_are_enough_for_everything() {
 }
 
 #[test]
-fn row_23_without_the_rights_to_hear_everything_works_all_the_same() {
+fn row_23_everything_works_without_the_rights_to_invalidations() {
     let refused = refused_to_a_user_with(&working_rights());
     assert!(
         !refused.is_empty() && refused.iter().all(|it| it == name_of_command("client|id")),
@@ -107,7 +107,7 @@ fn complaints_without(right: &str) -> Vec<(&'static str, Error)> {
 
 /// The rights come from the page, so a new one is missed here until it is known what it is for.
 #[test]
-fn row_23_each_right_that_is_missing_is_named() {
+fn row_23_an_error_names_the_missing_right() {
     for right in working_rights() {
         let needed = NEEDED_BY.iter().find(|(it, _)| *it == right);
         let (_, needed_by) = needed.unwrap_or_else(|| panic!("nobody needs {right}"));
@@ -128,7 +128,7 @@ fn row_23_each_right_that_is_missing_is_named() {
 }
 
 #[test]
-fn row_23_a_renewal_that_lacks_a_right_is_logged_and_names_it() {
+fn row_23_a_renewal_without_a_right_is_logged_with_the_right() {
     for right in ["~lock:*", "+evalsha", "+get", "+pttl", "+pexpire"] {
         let (server, url) = server_for(&least_rights());
         let mut holder = Worker::spawn("holder", &[("url", &*url)]);
@@ -155,7 +155,7 @@ fn row_23_another_database_needs_the_right_to_select_it() {
 }
 
 #[test]
-fn row_23_no_right_to_the_key_is_named() {
+fn row_23_a_missing_right_to_the_key_is_named() {
     let (_server, url) = server_for(&least_rights());
     let locks = LockManager::builder(&url).prefix("elsewhere:").build().expect("connects");
     let error = locks.lock("a").expect_err("no right");
@@ -178,7 +178,7 @@ fn managers_log_in_as_the_user_that_the_environment_says() {
 }
 
 #[test]
-fn a_server_tells_of_more_refusals_than_a_few() {
+fn a_server_lists_many_refusals() {
     let (server, url) = server_for(&["+get"]);
     let mut connection = redis_connection(&url);
     for number in 0..30 {

@@ -15,7 +15,7 @@ fn rig(set: impl FnOnce(Builder) -> Builder) -> Rig {
 }
 
 #[test]
-fn row_11_a_refusal_in_between_does_not_make_a_lock_younger() {
+fn row_11_a_refused_second_set_does_not_restart_the_lease() {
     let lease = Duration::from_secs(10);
     let rig = rig(|it| it.lease(lease).renew(false));
     rig.proxy.on("SET", Fault::DelayReply(3 * ANSWER / 2)); // Executed; its answer comes too late to be read.
@@ -31,7 +31,7 @@ fn row_11_a_refusal_in_between_does_not_make_a_lock_younger() {
 }
 
 #[test]
-fn row_11_a_refusal_that_ends_the_wait_leaves_no_key() {
+fn row_11_a_wait_that_a_refusal_ends_leaves_no_key() {
     let rig = rig(|it| it.renew(false));
     rig.proxy.on("SET", Fault::DelayReply(3 * ANSWER / 2));
     rig.proxy.on_nth("SET", 2, Fault::Answer(b"-OOM no memory\r\n".to_vec()));
@@ -41,7 +41,7 @@ fn row_11_a_refusal_that_ends_the_wait_leaves_no_key() {
 }
 
 #[test]
-fn row_11_the_rest_of_a_late_answer_is_not_taken_for_the_next_one() {
+fn row_11_a_late_answer_is_not_read_as_the_answer_to_the_next_command() {
     let rig = rig(|it| it);
     rig.server.query::<()>(&["SET", "lock:a", "somebody", "PX", "60000"]);
     // The reply to the look comes late; that to what was sent before it was read.
@@ -52,7 +52,7 @@ fn row_11_the_rest_of_a_late_answer_is_not_taken_for_the_next_one() {
 }
 
 #[test]
-fn a_connection_that_was_silent_is_given_up_and_its_token_with_it() {
+fn a_connection_without_an_answer_is_closed_and_its_token_is_not_used_again() {
     let rig = rig(|it| it.renew(false));
     rig.proxy.always("SET", Fault::DropReply);
     let guard = thread::scope(|scope| {
@@ -67,7 +67,7 @@ fn a_connection_that_was_silent_is_given_up_and_its_token_with_it() {
 }
 
 #[test]
-fn a_listener_that_is_refused_tries_again_ever_more_rarely() {
+fn a_refused_listener_retries_with_backoff() {
     let rig = rig(|it| it);
     rig.proxy.always("SUBSCRIBE", Fault::Answer(b"-NOPERM no\r\n".to_vec()));
     rig.server.query::<()>(&["SET", "lock:a", "somebody", "PX", "60000"]);
@@ -77,7 +77,7 @@ fn a_listener_that_is_refused_tries_again_ever_more_rarely() {
 }
 
 #[test]
-fn a_lock_that_was_answered_late_is_renewed_in_time() {
+fn a_lock_whose_answer_was_late_is_renewed_in_time() {
     let lease = Duration::from_secs(1);
     let rig = rig(|it| it.lease(lease).response_timeout(LONG));
     rig.proxy.on("SET", Fault::DelayReply(lease * 8 / 10));
@@ -89,7 +89,7 @@ fn a_lock_that_was_answered_late_is_renewed_in_time() {
 }
 
 #[test]
-fn a_hold_that_has_run_out_is_passed_by_at_its_end() {
+fn a_waiter_takes_the_lock_when_the_hold_before_it_expires() {
     let rig = rig(|it| it.lease(ANSWER).renew(false));
     let start = Instant::now();
     let guard = rig.locks.lock("a").expect("locks");
@@ -102,7 +102,7 @@ fn a_hold_that_has_run_out_is_passed_by_at_its_end() {
 }
 
 #[test]
-fn the_answers_to_one_question_share_its_time() {
+fn two_answers_of_one_call_share_its_timeout() {
     let rig = rig(|it| it.connect_timeout(ANSWER));
     // It is asked twice: the first connection might have gone stale.
     rig.proxy.on_times("GET lock:a", 2, Fault::DelayReply(3 * ANSWER / 4));
@@ -112,7 +112,7 @@ fn the_answers_to_one_question_share_its_time() {
 }
 
 #[test]
-fn time_in_line_is_no_outage() {
+fn time_in_the_wait_queue_is_no_outage() {
     let rig = rig(|it| it.tolerate_outage(ANSWER));
     let guard = rig.locks.lock("a").expect("locks");
     let (asked, waits) = mpsc::channel();
@@ -131,7 +131,7 @@ fn time_in_line_is_no_outage() {
 }
 
 #[test]
-fn who_waits_for_a_connection_is_woken_when_one_is_thrown_away() {
+fn a_thread_that_waits_for_a_connection_is_woken_when_one_is_closed() {
     let rig = rig(|it| it.pool_size(1).renew(false));
     let guard = rig.locks.lock("a").expect("locks");
     rig.proxy.on("EVALSHA", Fault::SwallowCommand);
@@ -150,7 +150,7 @@ fn who_waits_for_a_connection_is_woken_when_one_is_thrown_away() {
 }
 
 #[test]
-fn a_single_attempt_is_not_put_off_by_connections_that_had_all_gone_stale() {
+fn try_lock_works_though_all_idle_connections_were_cut() {
     const IDLE: u64 = 3;
     let rig = rig(|it| it.renew(false));
     rig.proxy.on_times("SET", IDLE, Fault::DelayReply(ANSWER / 4)); // So that each needs a connection of its own.
@@ -166,7 +166,7 @@ fn a_single_attempt_is_not_put_off_by_connections_that_had_all_gone_stale() {
 }
 
 #[test]
-fn a_value_that_is_too_long_to_be_read_costs_its_own_connections_only() {
+fn a_value_that_is_too_long_costs_no_other_connection() {
     let rig = rig(|it| it.renew(false));
     let all = Barrier::new(3);
     thread::scope(|scope| {
@@ -188,7 +188,7 @@ fn a_value_that_is_too_long_to_be_read_costs_its_own_connections_only() {
 }
 
 #[test]
-fn ensure_is_not_put_off_by_a_connection_that_had_gone_stale() {
+fn ensure_works_though_the_connection_was_cut_while_idle() {
     let rig = rig(|it| it.lease(Duration::from_secs(9)));
     let guard = rig.locks.lock("a").expect("locks");
     guard.extend(Duration::from_secs(8)).expect("extends"); // The keeper has its connection.
@@ -200,7 +200,7 @@ fn ensure_is_not_put_off_by_a_connection_that_had_gone_stale() {
 }
 
 #[test]
-fn whoever_is_woken_with_the_lock_has_nothing_to_clean_up_later() {
+fn a_waiter_that_is_woken_leaves_no_orphan_to_clean_up() {
     let rig = rig(|it| it.renew(false));
     let Rig { locks, server, .. } = &rig;
     let others = LockManager::connect(&server.url()).expect("connects");
@@ -220,7 +220,7 @@ fn whoever_is_woken_with_the_lock_has_nothing_to_clean_up_later() {
 }
 
 #[test]
-fn the_last_handle_does_not_wait_for_everything_that_is_owed() {
+fn dropping_the_manager_does_not_wait_for_all_orphans() {
     let rig = Rig::without_login(|it| it.response_timeout(ANSWER).pool_size(32));
     let Rig { locks, proxy, .. } = &rig;
     thread::scope(|scope| {
@@ -241,7 +241,7 @@ fn the_last_handle_does_not_wait_for_everything_that_is_owed() {
 }
 
 #[test]
-fn a_lease_that_was_pushed_out_for_a_hold_that_ended_is_cut_short() {
+fn a_key_renewed_after_its_hold_expired_is_deleted() {
     let rig = rig(|it| it.lease(Duration::from_secs(2)).renew_every(ANSWER));
     rig.proxy.always(&renewals_of(&rig.server, "a"), Fault::DropReply); // Executed, and nobody knows.
     let guard = rig.locks.lock("a").expect("locks");
@@ -257,7 +257,7 @@ fn a_lease_that_was_pushed_out_for_a_hold_that_ended_is_cut_short() {
 
 /// The answer says that somebody else has the lock, and then the token stands there: nobody knows since when.
 #[test]
-fn row_11_a_token_that_a_look_finds_though_it_was_not_taken_is_not_believed_in() {
+fn row_11_a_token_found_after_a_busy_answer_is_not_trusted() {
     let rig = rig(|it| it);
     occupy(&rig.server, "a", MINUTE);
     thread::scope(|scope| {
@@ -277,7 +277,7 @@ fn row_11_a_token_that_a_look_finds_though_it_was_not_taken_is_not_believed_in()
 
 /// The connection died with the clean-up on it: what is left there is nobody's lock.
 #[test]
-fn row_11_a_token_that_was_given_up_is_not_told_as_busy() {
+fn row_11_an_abandoned_token_of_our_own_is_not_reported_as_busy() {
     let rig = rig(|it| it.renew(false));
     for _ in 0..5 {
         rig.proxy.on("SET lock:a", Fault::DropReply);

@@ -14,7 +14,7 @@ use crate::support::{
 
 /// Redis is well all the time: a short limit may end for want of a connection, or of time, but that is no outage.
 #[test]
-fn a_limit_that_runs_out_in_this_process_is_no_outage() {
+fn a_limit_that_ends_in_this_process_is_reported_as_busy() {
     const THREADS: u32 = 20;
     const CALLS: u32 = 150;
     let server = Server::start();
@@ -42,7 +42,7 @@ fn a_limit_that_runs_out_in_this_process_is_no_outage() {
 
 /// Nobody knows whether it would have been opened within a fair time.
 #[test]
-fn a_limit_that_ends_while_a_connection_is_opened_is_no_outage() {
+fn a_wait_that_ends_while_a_connection_is_opened_is_reported_as_busy() {
     let server = Server::start();
     let proxy = Proxy::start(server.port());
     let url = format!("{}1", proxy.bare_url());
@@ -58,7 +58,7 @@ fn a_limit_that_ends_while_a_connection_is_opened_is_no_outage() {
 
 /// More threads than connections, and Redis answers those who have one.
 #[test]
-fn a_pool_whose_connections_are_in_use_is_no_outage() {
+fn a_wait_for_a_pooled_connection_in_use_is_reported_as_busy() {
     const THREADS: u32 = 12;
     let rig = &Rig::with(|builder| builder.pool_size(1).response_timeout(LONG));
     let done = &AtomicBool::new(false);
@@ -83,7 +83,7 @@ fn a_pool_whose_connections_are_in_use_is_no_outage() {
 
 /// Redis has answered somebody else while the thread waited for a connection.
 #[test]
-fn a_wait_for_a_connection_is_no_part_of_an_outage() {
+fn the_wait_for_a_connection_does_not_count_as_an_outage() {
     let rig =
         Rig::with(|it| it.pool_size(1).connect_timeout(LONG).response_timeout(LONG).tolerate_outage(SOON));
     rig.proxy.on("GET lock:slow", Fault::DelayReply(3 * SOON));
@@ -97,7 +97,7 @@ fn a_wait_for_a_connection_is_no_part_of_an_outage() {
 }
 
 #[test]
-fn a_timeout_says_what_took_the_time() {
+fn a_timeout_names_what_took_the_time() {
     let rig = Rig::new();
     rig.proxy.always("SET", Fault::DelayReply(ANSWER / 3));
     let lock = rig.locks.named("a").wait(Duration::from_millis(5));
@@ -109,7 +109,7 @@ fn a_timeout_says_what_took_the_time() {
 
 /// All the connections there are stuck: that is not busy, for whoever waits behind them.
 #[test]
-fn a_pool_whose_connections_are_stuck_is_an_outage() {
+fn a_pool_whose_connections_are_stuck_is_reported_as_an_outage() {
     let rig = Rig::with(|builder| builder.pool_size(1).response_timeout(5 * ANSWER));
     rig.proxy.black_hole(true);
     thread::scope(|scope| {
@@ -121,7 +121,7 @@ fn a_pool_whose_connections_are_stuck_is_an_outage() {
 }
 
 #[test]
-fn behind_a_thread_in_a_black_hole_is_not_busy() {
+fn a_wait_behind_a_thread_in_a_black_hole_is_reported_as_an_outage() {
     let rig = Rig::new();
     rig.proxy.black_hole(true);
     thread::scope(|scope| {
@@ -136,7 +136,7 @@ fn behind_a_thread_in_a_black_hole_is_not_busy() {
 
 /// The turn comes so late that Redis cannot answer in time: nothing is wrong with it.
 #[test]
-fn a_turn_that_comes_too_late_is_no_outage() {
+fn a_turn_that_comes_too_late_is_reported_as_busy() {
     let rig = Rig::new();
     let (rest, before) = (ANSWER / 10, ANSWER * 9 / 10);
     // Up to three times, where the machine itself held something up for long.
@@ -158,7 +158,7 @@ fn a_turn_that_comes_too_late_is_no_outage() {
 
 /// Fifty threads in line are not told of an outage one after the other.
 #[test]
-fn an_outage_is_over_for_all_in_line_at_once() {
+fn an_outage_ends_for_all_waiters_at_once() {
     for what in ["refused", "black hole"] {
         let server = Server::start();
         let proxy = Proxy::start(server.port());
@@ -188,7 +188,7 @@ fn an_outage_is_over_for_all_in_line_at_once() {
 
 /// Redis has answered the thread in front, which sleeps since then: the outage begins later than the wait.
 #[test]
-fn an_outage_that_begins_while_the_first_in_line_sleeps_is_told_to_all() {
+fn an_outage_that_begins_while_the_first_waiter_sleeps_is_reported_to_all() {
     for limit in [None, Some(SOON)] {
         let rig = &Rig::with(|builder| builder.tolerate_outage(SOON));
         occupy(&rig.server, "a", MINUTE);
@@ -216,7 +216,7 @@ fn an_outage_that_begins_while_the_first_in_line_sleeps_is_told_to_all() {
 
 /// The limit is of the whole wait: in line, and then for a lock that somebody else has.
 #[test]
-fn a_wait_does_not_begin_anew_when_its_turn_comes() {
+fn a_waiters_deadline_is_kept_when_its_turn_comes() {
     let part = SOON * 3 / 5;
     let server = Server::start();
     let locks = LockManager::connect(&server.url()).expect("connects");
@@ -238,7 +238,7 @@ fn a_wait_does_not_begin_anew_when_its_turn_comes() {
 
 /// What nobody has patience with is an outage, not an answer that takes a while.
 #[test]
-fn a_short_tolerance_of_outages_fails_nobody_while_redis_answers() {
+fn a_short_outage_tolerance_fails_no_wait_while_redis_answers() {
     let server = Server::start();
     let proxy = Proxy::start(server.port());
     for tolerated in [Duration::ZERO, ANSWER / 6] {
@@ -258,7 +258,7 @@ fn a_short_tolerance_of_outages_fails_nobody_while_redis_answers() {
 
 /// The thread in front was handed the lock by a release that nobody answered, and gets no answer either.
 #[test]
-fn behind_a_hand_on_into_a_black_hole_is_not_busy() {
+fn a_wait_behind_a_hand_off_into_a_black_hole_is_reported_as_an_outage() {
     let rig = &Rig::with(|builder| builder.response_timeout(SOON).local_handoff(MINUTE));
     let guard = rig.locks.lock("a").expect("locks");
     thread::scope(|scope| {
@@ -277,7 +277,7 @@ fn behind_a_hand_on_into_a_black_hole_is_not_busy() {
 
 /// Redis answers all the time, but for one question: that of the listener, long after the waiter's own.
 #[test]
-fn an_answer_that_is_late_once_ends_no_long_wait() {
+fn one_late_answer_ends_no_long_wait() {
     let rig = &Rig::with(|builder| builder.tolerate_outage(SOON));
     occupy(&rig.server, "a", MINUTE);
     thread::scope(|scope| {

@@ -68,19 +68,19 @@ fn run_out_on_the_way(stall: Act<'_>, end: Act<'_>, others: &[bool]) {
 }
 
 #[test]
-fn a_lease_that_runs_out_while_its_release_is_on_the_wire_is_no_loss() {
+fn a_lease_that_ends_while_its_release_is_on_the_wire_is_no_loss() {
     let stall: Act<'_> = &|rig| rig.proxy.on("EVALSHA", Fault::DelayCommand(2 * LEASE));
     run_out_on_the_way(stall, &|_| (), &[false, true]);
 }
 
 #[test]
-fn a_lease_that_runs_out_while_the_server_is_stopped_is_no_loss() {
+fn a_lease_that_ends_while_the_server_is_stopped_is_no_loss() {
     let end: Act<'_> = &|rig| rig.server.resume();
     run_out_on_the_way(&|rig| rig.server.pause(), end, &[false]);
 }
 
 #[test]
-fn a_lease_that_runs_out_while_its_release_waits_for_a_connection_is_no_loss() {
+fn a_lease_that_ends_while_its_release_waits_for_a_connection_is_no_loss() {
     let stall: Act<'_> = &|rig| {
         let (locks, fired) = (rig.locks.clone(), rig.proxy.fired());
         rig.proxy.on("GET lock:other", Fault::DelayReply(2 * LEASE));
@@ -91,7 +91,7 @@ fn a_lease_that_runs_out_while_its_release_waits_for_a_connection_is_no_loss() {
 }
 
 #[test]
-fn a_lease_that_runs_out_while_connecting_is_refused_is_no_loss() {
+fn a_lease_that_ends_while_connecting_is_refused_is_no_loss() {
     let stall: Act<'_> = &|rig| {
         rig.proxy.refuse(true);
         rig.proxy.cut_all();
@@ -103,7 +103,7 @@ fn a_lease_that_runs_out_while_connecting_is_refused_is_no_loss() {
 
 /// The lock's address moved to another server and back, or a key was renamed by hand.
 #[test]
-fn what_redis_has_denied_once_is_not_released() {
+fn a_hold_that_redis_has_denied_is_not_released() {
     let told = Arc::new(Mutex::new(Vec::new()));
     let tells = Arc::clone(&told);
     let period = Duration::from_millis(100);
@@ -147,7 +147,7 @@ fn what_redis_has_denied_once_is_not_released() {
 
 /// That the release has no answer makes it no better.
 #[test]
-fn what_redis_has_denied_is_lost_though_its_release_is_not_answered() {
+fn a_hold_that_redis_has_denied_is_lost_though_its_release_has_no_answer() {
     let rig = Rig::renewing();
     for by_closure in [false, true] {
         let name = &unique_key("a");
@@ -175,7 +175,7 @@ fn what_redis_has_denied_is_lost_though_its_release_is_not_answered() {
 }
 
 #[test]
-fn a_renewal_that_is_refused_is_no_renewal() {
+fn a_refused_renewal_does_not_extend_the_hold() {
     let rig = Rig::renewing();
     let loading = Fault::Answer(b"-LOADING Redis is loading the dataset in memory\r\n".to_vec());
     rig.proxy.always(&renewals_of(&rig.server, "a"), loading);
@@ -189,7 +189,7 @@ fn a_renewal_that_is_refused_is_no_renewal() {
 
 /// The first `SET` had no answer, and somebody on the way keeps it until the lease is over.
 #[test]
-fn a_token_that_comes_again_after_its_lease_is_no_lock() {
+fn a_token_that_reappears_after_its_lease_is_no_lock() {
     let rig = &Rig::with(|builder| builder.lease(LEASE).renew(false));
     rig.proxy.on("SET lock:a", Fault::CutBeforeForward);
     let guard = rig.locks.lock("a").expect("locks");

@@ -30,7 +30,7 @@ fn assert_taken_anew(rig: &Rig, guard: &LockGuard) {
 }
 
 #[test]
-fn row_03_an_answer_after_the_lease_is_no_lock() {
+fn row_03_a_lock_answered_after_its_lease_is_taken_anew() {
     let rig = rig(LEASE);
     rig.proxy.on("SET lock:a", Fault::DelayReply(2 * LEASE));
     let start = Instant::now();
@@ -52,7 +52,7 @@ fn row_03_a_key_set_too_late_is_removed_and_taken_anew() {
 
 /// The removal of a key that was set too late has no answer: what stands there is nobody's lock.
 #[test]
-fn row_03_a_key_set_too_late_is_not_told_as_busy_though_its_removal_has_no_answer() {
+fn row_03_a_key_set_too_late_is_not_reported_as_busy() {
     let rig = rig(LEASE);
     rig.proxy.on("SET lock:a", Fault::DelayCommand(2 * LEASE));
     rig.proxy.on("EVALSHA * 1 lock:a", Fault::CutBeforeForward);
@@ -83,7 +83,7 @@ fn row_03_a_set_that_is_executed_after_its_caller_gave_up_leaves_no_key() {
 }
 
 #[test]
-fn row_04_what_an_answer_takes_is_taken_off_the_lease() {
+fn row_04_the_time_of_a_slow_answer_is_subtracted_from_the_lease() {
     let lease = Duration::from_secs(3);
     let rig = rig(lease);
     rig.proxy.on("SET lock:a", Fault::DelayReply(lease * 9 / 10));
@@ -136,7 +136,7 @@ fn row_05_a_wait_ends_on_time_whatever_the_wall_clock_says() {
 
 /// The shim of the tests above reaches whatever asks the C library; this is for what does not.
 #[test]
-fn row_05_the_source_does_not_know_the_wall_clock() {
+fn row_05_the_source_does_not_use_the_wall_clock() {
     let mut files = vec![PathBuf::from(concat!(env!("CARGO_MANIFEST_DIR"), "/src"))];
     while let Some(file) = files.pop() {
         if file.is_dir() {

@@ -58,7 +58,7 @@ fn release(guard: LockGuard) {
 type Take = fn(&LockManager) -> LockGuard;
 
 #[test]
-fn connections_that_a_firewall_forgot_cost_one_timeout_in_all() {
+fn all_connections_that_a_firewall_dropped_cost_one_timeout() {
     let takes: [(&str, Take); 3] = [
         ("try_lock", |locks| locks.try_lock("a").expect("answers").expect("free")),
         ("lock", |locks| locks.lock("a").expect("locks")),
@@ -78,7 +78,7 @@ fn connections_that_a_firewall_forgot_cost_one_timeout_in_all() {
 }
 
 #[test]
-fn a_release_over_a_connection_that_a_firewall_forgot_is_confirmed() {
+fn a_release_over_a_connection_that_a_firewall_dropped_is_confirmed() {
     let rig = with_idle_connections();
     let guards = ["a", "b", "c"].map(|name| rig.locks.lock(name).expect("locks"));
     rig.proxy.strand_all();
@@ -88,7 +88,7 @@ fn a_release_over_a_connection_that_a_firewall_forgot_is_confirmed() {
 }
 
 #[test]
-fn extend_and_ensure_outlive_a_connection_that_a_firewall_forgot() {
+fn extend_and_ensure_work_after_a_firewall_dropped_the_connection() {
     let rig = Rig::with(|builder| builder.response_timeout(SOON).lease(MINUTE));
     let guard = rig.locks.lock("a").expect("locks");
     guard.extend(MINUTE).expect("extends");
@@ -102,7 +102,7 @@ fn extend_and_ensure_outlive_a_connection_that_a_firewall_forgot() {
 
 /// The timeout of one command says nothing of connections that have answered since it was sent.
 #[test]
-fn a_command_that_is_not_answered_costs_no_connection_that_answers() {
+fn an_unanswered_command_closes_no_connection_that_answers() {
     let rig = Rig::with(|builder| builder.response_timeout(4 * SOON));
     open_all(&rig);
     let guard = rig.locks.lock("a").expect("locks");
@@ -122,7 +122,7 @@ fn a_command_that_is_not_answered_costs_no_connection_that_answers() {
 
 /// An attempt that had little time says nothing of other connections: Redis may have been busy.
 #[test]
-fn a_wait_that_is_too_short_for_an_answer_costs_no_other_connection() {
+fn a_wait_too_short_for_an_answer_closes_no_other_connection() {
     let rig = with_idle_connections();
     // Up to three times, where the machine itself held up the attempt for a tenth of a second.
     let mut tries = (0..3).map(|_| {
@@ -139,7 +139,7 @@ fn a_wait_that_is_too_short_for_an_answer_costs_no_other_connection() {
 }
 
 #[test]
-fn a_waiter_is_woken_though_a_firewall_forgot_the_listener() {
+fn a_waiter_is_woken_after_a_firewall_dropped_the_listener() {
     let rig = Rig::with(|builder| builder.response_timeout(SOON));
     occupy(&rig.server, "a", MINUTE);
     thread::scope(|scope| {
@@ -155,7 +155,7 @@ fn a_waiter_is_woken_though_a_firewall_forgot_the_listener() {
 
 /// It is silent because nothing happens, and answers when it is asked.
 #[test]
-fn a_listener_that_shows_life_is_kept() {
+fn a_listener_that_answers_a_ping_is_kept() {
     let rig = Rig::new();
     occupy(&rig.server, "a", MINUTE);
     thread::scope(|scope| {
@@ -170,7 +170,7 @@ fn a_listener_that_shows_life_is_kept() {
 }
 
 #[test]
-fn a_loss_is_told_though_a_firewall_forgot_every_connection() {
+fn a_loss_is_noticed_after_a_firewall_dropped_every_connection() {
     let rig = Rig::with(|builder| builder.response_timeout(SOON));
     let guard = tracked_hold(&rig.server, &rig.locks, "a");
     rig.proxy.strand_all();
@@ -188,7 +188,7 @@ fn kill(server: &Server, numbers: &[u64]) {
 }
 
 #[test]
-fn a_loss_is_told_though_the_connection_of_the_renewals_was_closed() {
+fn a_loss_is_noticed_after_the_keepers_connection_was_closed() {
     let server = Server::start();
     let locks = LockManager::connect(&server.url()).expect("connects");
     let guard = tracked_hold(&server, &locks, "a");
@@ -201,7 +201,7 @@ fn a_loss_is_told_though_the_connection_of_the_renewals_was_closed() {
 
 /// Redis tells of a key for as long as the connection stands over which it was asked to.
 #[test]
-fn a_renewal_that_costs_the_connection_has_every_hold_looked_at_again() {
+fn a_renewal_without_an_answer_has_every_hold_renewed_again() {
     let rig = Rig::with(|builder| builder.response_timeout(SOON));
     let [first, second] = ["a", "b"].map(|name| tracked_hold(&rig.server, &rig.locks, name));
     let before = renewals(&rig.locks, "b");
@@ -215,7 +215,7 @@ fn a_renewal_that_costs_the_connection_has_every_hold_looked_at_again() {
 }
 
 #[test]
-fn a_waiter_is_woken_though_the_connection_that_it_asked_over_was_closed() {
+fn a_waiter_is_woken_after_the_connection_that_tracked_its_key_was_closed() {
     let server = Server::start();
     let locks = LockManager::connect(&server.url()).expect("connects");
     occupy(&server, "a", MINUTE);
@@ -233,7 +233,7 @@ fn a_waiter_is_woken_though_the_connection_that_it_asked_over_was_closed() {
 }
 
 #[test]
-fn a_listener_has_as_long_to_connect_as_any_connection() {
+fn a_listener_that_connects_slowly_has_the_connect_timeout() {
     let rig = Rig::with(|builder| builder.connect_timeout(5 * SOON).response_timeout(ANSWER));
     rig.proxy.always("CLIENT ID", Fault::DelayReply(4 * ANSWER));
     occupy(&rig.server, "a", MINUTE);
@@ -246,7 +246,7 @@ fn a_listener_has_as_long_to_connect_as_any_connection() {
 }
 
 #[test]
-fn a_listener_that_still_connects_does_not_keep_the_last_handle() {
+fn dropping_the_manager_does_not_wait_for_a_listener_that_connects() {
     let server = Server::start();
     let proxy = Proxy::start(server.port());
     let locks = builder(&proxy.url()).connect_timeout(MINUTE / 2).build().expect("connects");

@@ -47,7 +47,7 @@ fn ensure_sends_only_what_is_needed() {
 }
 
 #[test]
-fn ensure_looks_at_the_clock_and_verify_asks() {
+fn ensure_uses_the_clock_and_verify_asks_redis() {
     let rig = Rig::renewing();
     let guard = rig.locks.named("a").lease(MINUTE).renew(false).lock().expect("locks");
     rig.server.query::<()>(&["DEL", "lock:a"]);
@@ -58,7 +58,7 @@ fn ensure_looks_at_the_clock_and_verify_asks() {
 }
 
 #[test]
-fn extend_gives_another_lease() {
+fn extend_replaces_the_lease() {
     let rig = Rig::renewing();
     for renew in [true, false] {
         let key = unique_key("a");
@@ -95,7 +95,7 @@ fn extend_gives_another_lease() {
 
 /// A shorter lease whose answer is lost, behind the late answer to a renewal with the longer one.
 #[test]
-fn a_shorter_lease_is_believed_whatever_comes_late() {
+fn a_shorter_lease_holds_though_an_older_renewal_is_answered_late() {
     let rig = Rig::with(|builder| builder.lease(MINUTE).renew_every(PERIOD).response_timeout(SOON));
     let renewal = renewals_of(&rig.server, "a");
     rig.proxy.on(&renewal, Fault::DelayReply(3 * PERIOD));
@@ -128,7 +128,7 @@ fn verify_asks_redis() {
 }
 
 #[test]
-fn verify_believes_redis_when_less_is_left() {
+fn verify_shortens_the_lease_when_redis_keeps_the_key_for_less() {
     let rig = Rig::renewing();
     let guard = rig.locks.named("a").lease(MINUTE).renew(false).lock().expect("locks");
     rig.server.query::<()>(&["PEXPIRE", "lock:a", "400"]);
@@ -139,7 +139,7 @@ fn verify_believes_redis_when_less_is_left() {
 }
 
 #[test]
-fn verify_counts_what_is_left_from_its_send() {
+fn verify_counts_the_time_left_from_its_send() {
     let rig = Rig::with(|builder| builder.response_timeout(SOON));
     let guard = rig.locks.named("a").renew(false).lock().expect("locks");
     rig.server.query::<()>(&["PEXPIRE", "lock:a", "600"]);
@@ -149,7 +149,7 @@ fn verify_counts_what_is_left_from_its_send() {
 }
 
 #[test]
-fn a_hold_that_verify_has_shortened_is_renewed_or_told_in_time() {
+fn a_hold_that_verify_has_shortened_is_renewed_or_reported_in_time() {
     let rig = Rig::with(|builder| builder.lease(MINUTE));
     let guard = rig.locks.lock("a").expect("locks");
     rig.server.query::<()>(&["PEXPIRE", "lock:a", "600"]);
@@ -158,7 +158,7 @@ fn a_hold_that_verify_has_shortened_is_renewed_or_told_in_time() {
 }
 
 #[test]
-fn held_lists_what_this_process_holds() {
+fn held_lists_the_locks_of_this_process() {
     let rig = Rig::renewing();
     assert!(rig.locks.held().is_empty());
     let first = rig.locks.lock("first").expect("locks");
@@ -186,7 +186,7 @@ fn held_lists_what_this_process_holds() {
 }
 
 #[test]
-fn stats_count() {
+fn stats_count_what_happened() {
     let rig = Rig::renewing();
     let locks = &rig.locks;
     let mut expected = locks.stats();

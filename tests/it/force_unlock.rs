@@ -52,7 +52,7 @@ impl Case {
 }
 
 #[test]
-fn a_waiter_behind_a_hold_that_is_deleted_has_the_lock_at_once() {
+fn a_waiter_behind_a_deleted_hold_takes_the_lock_at_once() {
     let told = Arc::new(Mutex::new(Vec::new()));
     let tells = Arc::clone(&told);
     let rig = &Rig::with(|builder| builder.on_lost(move |lost| tells.lock().push(lost.key.clone())));
@@ -80,7 +80,7 @@ fn a_waiter_behind_a_hold_that_is_deleted_has_the_lock_at_once() {
 }
 
 #[test]
-fn a_lock_that_was_force_unlocked_is_free_at_once_for_a_single_try() {
+fn a_force_unlocked_lock_is_free_for_try_lock_at_once() {
     let rig = &Rig::new();
     for case in CASES.into_iter().filter(|case| !case.by_hand) {
         let name = &unique_key("a");
@@ -96,7 +96,7 @@ fn a_lock_that_was_force_unlocked_is_free_at_once_for_a_single_try() {
 
 /// Redis need not tell a process what it has done itself.
 #[test]
-fn a_waiter_that_polls_has_the_lock_at_once_when_its_own_process_deletes_it() {
+fn a_polling_waiter_takes_the_lock_at_once_when_its_process_force_unlocks_it() {
     let server = Server::start();
     let builder = LockManager::builder(&server.url()).client_tracking(false).poll_every(LONG);
     let locks = builder.build().expect("connects");
@@ -113,7 +113,7 @@ fn a_waiter_that_polls_has_the_lock_at_once_when_its_own_process_deletes_it() {
 
 /// Nobody in this process has heard of the key yet: the hold is young, and its first renewal is ten seconds away.
 #[test]
-fn a_waiter_behind_a_young_hold_that_is_deleted_by_hand_has_the_lock_soon() {
+fn a_waiter_behind_a_young_hold_deleted_by_hand_takes_the_lock_soon() {
     let rig = &Rig::new();
     for before_the_wait in [false, true] {
         let name = &unique_key("a");

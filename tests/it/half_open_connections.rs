@@ -18,7 +18,7 @@ fn assert_taken(server: &Server, key: &str, what: &str, taken: Taken) {
 }
 
 #[test]
-fn a_half_open_connection_costs_a_timeout_and_no_lock() {
+fn a_half_open_connection_costs_a_timeout_and_the_lock_is_taken() {
     let Rig { locks, proxy, server } = &Rig::with_defaults(|builder| builder);
     let takes: [(&str, Take<'_>); 3] = [
         ("try_lock", &|key| locks.try_lock(key)),
@@ -35,7 +35,7 @@ fn a_half_open_connection_costs_a_timeout_and_no_lock() {
 }
 
 #[test]
-fn a_slow_redis_is_no_half_open_connection() {
+fn an_answer_of_a_slow_redis_is_waited_for() {
     let Rig { locks, proxy, server } = &Rig::with_defaults(|builder| builder);
     let takes: [(&str, Take<'_>); 3] = [
         ("try_lock", &|key| locks.try_lock(key)),
@@ -54,7 +54,7 @@ fn a_slow_redis_is_no_half_open_connection() {
 }
 
 #[test]
-fn a_redis_that_takes_most_of_the_response_timeout_confirms_releases() {
+fn a_release_that_takes_most_of_the_response_timeout_is_confirmed() {
     let server = Server::start();
     let proxy = Proxy::start(server.port());
     let locks = LockManager::builder(&proxy.url()).response_timeout(SOON).build().expect("connects");
@@ -75,7 +75,7 @@ fn a_redis_that_takes_most_of_the_response_timeout_confirms_releases() {
 
 /// The listener asks for the waiter, and has little time for that.
 #[test]
-fn a_hand_off_over_a_long_way_costs_no_connection() {
+fn a_hand_off_from_a_distant_redis_closes_no_connection() {
     let Rig { locks: ours, proxy, server } = &Rig::with_defaults(|builder| builder);
     let theirs = LockManager::connect(&server.url()).expect("connects");
     proxy.always("SET", Fault::DelayReply(Duration::from_millis(70)));

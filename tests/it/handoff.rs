@@ -59,7 +59,7 @@ fn take_turns(locks: &LockManager, meanwhile: impl FnOnce(&AtomicBool) + Send) -
 }
 
 #[test]
-fn a_turn_costs_one_set_and_one_release_whoever_sends_them() {
+fn a_turn_costs_one_set_and_one_release() {
     // Every answer is waited for, however busy the machine is: a lost one costs more commands.
     let rig = Rig::with(|builder| endless(builder).response_timeout(LONG));
     let tokens = take_turns(&rig.locks, |_| ());
@@ -76,7 +76,7 @@ fn a_turn_costs_one_set_and_one_release_whoever_sends_them() {
 }
 
 #[test]
-fn runs_end_and_that_costs_no_turn() {
+fn the_end_of_a_hand_off_budget_loses_no_turn() {
     let never = [Duration::ZERO, Duration::from_nanos(1)];
     for longest in [never[0], never[1], Duration::from_millis(1), ANSWER / 60] {
         let rig = Rig::with(|builder| builder.local_handoff(longest).response_timeout(LONG));
@@ -91,7 +91,7 @@ fn runs_end_and_that_costs_no_turn() {
 }
 
 #[test]
-fn a_script_that_redis_forgets_again_and_again_is_no_trouble() {
+fn hand_offs_work_while_redis_forgets_the_script_again_and_again() {
     // Each release may take two round trips, of a server that somebody keeps busy.
     let rig = Rig::with(|builder| endless(builder).response_timeout(LONG));
     take_turns(&rig.locks, |done| {
@@ -106,7 +106,7 @@ fn a_script_that_redis_forgets_again_and_again_is_no_trouble() {
 }
 
 #[test]
-fn whoever_came_first_is_handed_the_lock_first() {
+fn the_lock_is_handed_to_the_waiter_that_came_first() {
     let rig = Rig::with(endless);
     let (told, order) = mpsc::channel();
     let held = rig.locks.lock("a").expect("locks");
@@ -126,7 +126,7 @@ fn whoever_came_first_is_handed_the_lock_first() {
 }
 
 #[test]
-fn a_lock_that_was_lost_is_handed_on_all_the_same() {
+fn a_lost_lock_is_handed_to_the_next_waiter() {
     let rig = Rig::with(endless);
     let rig = &rig;
     for taken in [false, true] {
@@ -158,7 +158,7 @@ fn a_lock_that_was_lost_is_handed_on_all_the_same() {
 }
 
 /// What can happen to the two commands of a hand-on, once or twice.
-fn troubles() -> Vec<(&'static str, Fault, u64)> {
+fn faults_of_a_hand_off() -> Vec<(&'static str, Fault, u64)> {
     let faults = broken_replies().into_iter().chain([
         Fault::DropReply,
         Fault::SwallowCommand,
@@ -171,16 +171,17 @@ fn troubles() -> Vec<(&'static str, Fault, u64)> {
         Fault::Answer(b"-NOSCRIPT as the test wants it\r\n".to_vec()),
     ]);
     let both = faults.flat_map(|fault| [("EVALSHA * 1", fault.clone()), ("SET", fault)]);
-    let troubles = both.flat_map(|(command, fault)| [1, 2].map(|times| (command, fault.clone(), times)));
+    let faults_of_a_hand_off =
+        both.flat_map(|(command, fault)| [1, 2].map(|times| (command, fault.clone(), times)));
     // A refusal of the second `SET` is the answer to whoever sends it himself.
-    troubles.filter(|it| !matches!(it, ("SET", Fault::Answer(_), 2))).collect()
+    faults_of_a_hand_off.filter(|it| !matches!(it, ("SET", Fault::Answer(_), 2))).collect()
 }
 
 #[test]
-fn row_12_a_hand_on_whose_answer_is_lost_loses_nothing() {
+fn row_12_a_hand_off_whose_answer_is_lost_loses_no_turn() {
     let rig = Rig::with(endless);
     let rig = &rig;
-    for (command, fault, times) in troubles() {
+    for (command, fault, times) in faults_of_a_hand_off() {
         let what = format!("{command}: {fault:?}, {times} times");
         let name = &unique_key("a");
         let (released, holding) = (&AtomicBool::new(false), &AtomicU64::new(0));
@@ -221,7 +222,7 @@ fn row_12_a_hand_on_whose_answer_is_lost_loses_nothing() {
 }
 
 #[test]
-fn row_13_a_hand_on_into_a_black_hole_leaves_nobody_behind() {
+fn row_13_a_hand_off_into_a_black_hole_leaves_no_waiter_asleep() {
     let rig = Rig::with(endless);
     let rig = &rig;
     for cut in [true, false] {
@@ -251,7 +252,7 @@ fn row_13_a_hand_on_into_a_black_hole_leaves_nobody_behind() {
 
 /// What was sent for a thread is deleted where nobody learns in time what became of it.
 #[test]
-fn row_12_a_hand_on_to_a_thread_that_gives_up_leaves_no_key() {
+fn row_12_a_hand_off_to_a_thread_that_gives_up_leaves_no_key() {
     let answer = ANSWER / 10;
     let rig = Rig::with(|builder| endless(builder).response_timeout(answer));
     let rig = &rig;
@@ -290,7 +291,7 @@ fn row_12_a_hand_on_to_a_thread_that_gives_up_leaves_no_key() {
 
 /// The next in line hears too late that the lock was taken for it: its lease is over by then.
 #[test]
-fn what_was_handed_on_is_not_believed_in_after_its_lease() {
+fn a_hand_off_answered_after_the_lease_gives_no_lock() {
     let lease = ANSWER;
     let rig = Rig::with(|builder| endless(builder).lease(lease).renew(false).response_timeout(LONG / 4));
     let first = rig.locks.lock("a").expect("locks");
@@ -308,7 +309,7 @@ fn what_was_handed_on_is_not_believed_in_after_its_lease() {
 
 /// Nobody knows what became of what was sent for the next in line.
 #[test]
-fn a_token_that_was_sent_with_a_release_and_not_answered_is_not_used_again() {
+fn the_token_of_a_hand_off_without_an_answer_is_not_used_again() {
     let rig = Rig::with(endless);
     for fault in [Fault::CutBeforeForward, Fault::CutBeforeReply, Fault::DropReply] {
         let name = unique_key("a");
@@ -356,12 +357,12 @@ fn longest_wait(server: &Server, mut turn: impl FnMut()) -> Duration {
 
 #[test]
 #[should_panic(expected = "the turn went wrong")]
-fn a_panic_of_one_turn_is_seen_while_others_take_turns() {
+fn a_panic_in_one_turn_ends_the_test_while_others_take_turns() {
     longest_wait(&Server::start(), || panic!("the turn went wrong"));
 }
 
 #[test]
-fn another_manager_gets_its_turn() {
+fn another_manager_gets_its_turn_beside_hand_offs() {
     let server = Server::start();
     let others = LockManager::connect(&server.url()).expect("connects");
     let longest = longest_wait(&server, || others.with_lock("a", || ()).expect("runs"));
@@ -369,7 +370,7 @@ fn another_manager_gets_its_turn() {
 }
 
 #[test]
-fn another_process_gets_its_turn() {
+fn another_process_gets_its_turn_beside_hand_offs() {
     let server = Server::start();
     let mut child = Worker::spawn("worker", &[("url", &server.url()), ("lease", "30000"), ("reclaim", "no")]);
     child.expect_line("ready", LONG);
@@ -385,7 +386,7 @@ fn another_process_gets_its_turn() {
 /// each release. It comes too late for the least pause: the pause after a long hold is longer, and now and
 /// then that after a short one is, too.
 #[test]
-fn a_waiter_that_is_far_away_gets_its_turn_beside_a_process_that_is_near() {
+fn a_waiter_far_from_redis_gets_its_turn_beside_a_near_process() {
     for hold in [150, 10].map(Duration::from_millis) {
         let rig = &Rig::with(|builder| builder.response_timeout(SOON));
         rig.proxy.always("SET lock:a", Fault::DelayCommand(Duration::from_millis(2)));
@@ -410,7 +411,7 @@ fn a_waiter_that_is_far_away_gets_its_turn_beside_a_process_that_is_near() {
 /// A hundred turns have fifty ends of runs of two, which last 30 ms. After each, the lock is left free
 /// for a twenty-fourth of that. The pause is a sleep, which is never shorter than it says.
 #[test]
-fn a_process_pauses_at_the_end_of_a_run_so_that_others_come_first() {
+fn a_process_pauses_when_its_hand_off_budget_ends_so_that_others_come_first() {
     const HOLD: Duration = Duration::from_millis(15);
     let rig = &Rig::with(|builder| builder.local_handoff(HOLD + HOLD / 3));
     thread::scope(|scope| {

@@ -146,7 +146,7 @@ fn assert_all_fail(lies: &[Reply], limit: Duration) {
 
 /// So the lies are what the others fail of.
 #[test]
-fn row_37_what_is_answered_honestly_is_no_error() {
+fn row_37_honest_answers_are_no_errors() {
     for (name, _, call) in CALLS {
         // Nothing here may be so short that the machine alone can make an error: a wait of 50 ms ended now and then before
         // there was a connection. Only the wait for a busy lock has to end.
@@ -161,12 +161,12 @@ fn row_37_what_is_answered_honestly_is_no_error() {
 }
 
 #[test]
-fn row_37_nonsense_in_the_place_of_an_answer_is_an_error() {
+fn row_37_garbage_instead_of_an_answer_is_an_error() {
     assert_all_fail(&nonsense(), 4 * ANSWER + SLACK);
 }
 
 #[test]
-fn row_37_huge_lengths_are_not_believed_nor_do_streams_take_time_or_memory() {
+fn row_37_huge_lengths_and_endless_replies_take_no_time_and_no_memory() {
     let mut child = Worker::spawn("huge", &[]);
     assert_eq!(child.expect_line("grew", LONG), "grew little");
     assert!(child.wait(LONG).success());
@@ -190,7 +190,7 @@ fn peak() -> u64 {
 }
 
 #[test]
-fn row_37_a_long_error_is_told_in_short() {
+fn row_37_a_long_error_is_shortened() {
     let rig = LyingServer::new();
     let patient = rig.builder().connect_timeout(LONG).response_timeout(LONG);
     let locks = patient.build().expect("connects");
@@ -207,7 +207,7 @@ fn row_37_a_long_error_is_told_in_short() {
 
 /// Busy, but nobody's: no Redis says so.
 #[test]
-fn row_37_a_lock_that_is_nobodys_and_yet_busy_is_asked_for_ever_more_rarely() {
+fn row_37_a_lock_that_is_busy_without_a_holder_is_tried_with_backoff() {
     let rig = LyingServer::new();
     rig.busy.store(true, Ordering::SeqCst);
     rig.lie("SET", Reply::Bytes(b"*2\r\n$-1\r\n:-2\r\n".to_vec()));
@@ -219,7 +219,7 @@ fn row_37_a_lock_that_is_nobodys_and_yet_busy_is_asked_for_ever_more_rarely() {
 }
 
 #[test]
-fn row_37_renewals_outlive_nonsense() {
+fn row_37_renewals_continue_after_garbage() {
     let rig = LyingServer::new();
     let told = Arc::<AtomicUsize>::default();
     let losses = Arc::clone(&told);
@@ -246,7 +246,7 @@ fn row_37_renewals_outlive_nonsense() {
 }
 
 #[test]
-fn row_37_nonsense_for_the_listener_disturbs_nobody() {
+fn row_37_garbage_for_the_listener_disturbs_no_lock() {
     let to = |command, lies: Vec<Reply>| lies.into_iter().map(move |say| (command, say));
     let mut lies: Vec<_> = to("SUBSCRIBE", messages()).collect();
     for command in ["SUBSCRIBE", "CLIENT ID", "CLIENT TRACKING"] {

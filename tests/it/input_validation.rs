@@ -38,7 +38,7 @@ fn assert_names_option(error: &Error, name: &str, shown: &str) {
 }
 
 #[test]
-fn row_35_leases_that_cannot_work_are_refused_and_nothing_is_sent() {
+fn row_35_impossible_leases_are_refused_and_nothing_is_sent() {
     let server = Server::start();
     let proxy = Proxy::start(server.port());
     let locks = LockManager::connect(&proxy.url()).expect("connects");
@@ -77,7 +77,7 @@ fn row_35_the_shortest_and_the_longest_lease_work() {
 }
 
 #[test]
-fn row_35_settings_that_cannot_work_are_refused_and_nothing_is_sent() {
+fn row_35_impossible_settings_are_refused_and_nothing_is_sent() {
     type Change = fn(Builder) -> Builder;
     let server = Server::start();
     let proxy = Proxy::start(server.port());
@@ -103,7 +103,7 @@ fn row_35_settings_that_cannot_work_are_refused_and_nothing_is_sent() {
 }
 
 #[test]
-fn row_35_a_wait_without_end_is_a_wait() {
+fn row_35_the_longest_wait_is_a_wait() {
     let server = Server::start();
     let (ours, theirs) = (connect(&server), connect(&server));
     let held = theirs.lock("a").expect("locks");
@@ -143,7 +143,7 @@ fn row_35_a_wait_of_zero_is_one_attempt() {
 }
 
 #[test]
-fn row_35_a_wait_is_no_hot_loop() {
+fn row_35_a_wait_does_not_spin() {
     let server = Server::start();
     let (ours, theirs) = (connect(&server), connect(&server));
     thread::scope(|scope| {
@@ -158,7 +158,7 @@ fn row_35_a_wait_is_no_hot_loop() {
 }
 
 #[test]
-fn row_35_tolerating_no_outage_is_no_hindrance_to_waiting() {
+fn row_35_a_wait_works_though_no_outage_is_tolerated() {
     let server = Server::start();
     let ours = LockManager::builder(&server.url()).tolerate_outage(Duration::ZERO).build().expect("connects");
     let held = connect(&server).lock("a").expect("locks");
@@ -175,7 +175,7 @@ fn row_35_tolerating_no_outage_is_no_hindrance_to_waiting() {
 }
 
 #[test]
-fn row_36_keys_are_kept_exactly() {
+fn row_36_keys_are_sent_byte_for_byte() {
     let server = Server::start();
     let locks = connect(&server);
     let longest = "k".repeat(64 * 1024);
@@ -203,7 +203,7 @@ fn row_36_keys_are_kept_exactly() {
 }
 
 #[test]
-fn row_36_keys_that_name_nothing_are_refused_and_nothing_is_sent() {
+fn row_36_impossible_keys_are_refused_and_nothing_is_sent() {
     let server = Server::start();
     let proxy = Proxy::start(server.port());
     let locks = LockManager::connect(&proxy.url()).expect("connects");
@@ -228,7 +228,7 @@ fn row_36_keys_that_name_nothing_are_refused_and_nothing_is_sent() {
 }
 
 #[test]
-fn a_url_that_cannot_work_is_refused_without_its_password() {
+fn an_impossible_url_is_refused_and_its_password_is_not_shown() {
     for url in [
         String::new(),
         CANARY.to_owned(),
@@ -264,7 +264,7 @@ fn a_password_that_was_not_escaped_is_not_shown() {
 }
 
 #[test]
-fn a_wrong_login_is_refused_without_the_password() {
+fn a_wrong_login_is_refused_and_the_password_is_not_shown() {
     let server = Server::with(&["--requirepass", "right"]);
     let at = format!("127.0.0.1:{}", server.port());
     for (login, code) in [(format!(":{CANARY}"), "WRONGPASS"), (format!("nobody:{CANARY}"), "WRONGPASS")] {
@@ -283,7 +283,7 @@ fn a_wrong_login_is_refused_without_the_password() {
 }
 
 #[test]
-fn a_database_that_is_not_there_is_refused() {
+fn a_database_that_does_not_exist_is_refused() {
     let server = Server::start();
     let error = LockManager::connect(&format!("{}99", server.bare_url())).expect_err("refused");
     assert!(matches!(&error, Error::Refused { message, .. } if message.contains("DB")), "{error:?}");

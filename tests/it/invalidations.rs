@@ -58,7 +58,7 @@ fn assert_hears(server: &Server, locks: &LockManager) {
 }
 
 #[test]
-fn a_waiter_outlives_its_listener() {
+fn a_waiter_is_woken_though_its_listener_was_killed() {
     let server = Server::start();
     let locks = connect(&server);
     for free_at_once in [false, true, false] {
@@ -84,7 +84,7 @@ fn a_waiter_outlives_its_listener() {
 
 /// The pauses between its connections do not add up over all the times that it had one.
 #[test]
-fn a_listener_that_has_heard_something_comes_back_soon() {
+fn a_killed_listener_that_had_worked_comes_back_soon() {
     let server = Server::start();
     let locks = connect(&server);
     for round in 1..=9 {
@@ -98,7 +98,7 @@ fn a_listener_that_has_heard_something_comes_back_soon() {
 
 /// `CLIENT TRACKING` holds for a connection until it ends: a look, or a renewal, is one command.
 #[test]
-fn redis_is_asked_once_per_connection_to_tell_of_changes() {
+fn tracking_is_switched_on_once_per_connection() {
     // However busy the machine is, every answer comes in time, and no connection is given up.
     let rig = Rig::with(|builder| builder.response_timeout(LONG));
     let guard = tracked_hold(&rig.server, &rig.locks, "renewed");
@@ -123,7 +123,7 @@ fn redis_is_asked_once_per_connection_to_tell_of_changes() {
 
 /// Redis tells nobody of what was looked at over a connection that has ended: so whoever may have asked over it asks again.
 #[test]
-fn a_waiter_asks_again_when_a_connection_of_its_pool_breaks() {
+fn a_waiter_tries_again_when_a_pooled_connection_breaks() {
     let server = Server::start();
     let locks = connect(&server);
     occupy(&server, "a", MINUTE);
@@ -144,7 +144,7 @@ fn a_waiter_asks_again_when_a_connection_of_its_pool_breaks() {
 }
 
 #[test]
-fn a_connection_that_breaks_wakes_only_the_waiters_that_looked_over_it() {
+fn a_broken_connection_wakes_only_the_waiters_whose_keys_it_tracked() {
     let rig = Rig::with(|builder| builder.response_timeout(4 * SOON));
     let (server, locks) = (&rig.server, &rig.locks);
     for key in ["a", "b"] {
@@ -201,7 +201,7 @@ fn a_waiter_polls_when_its_listener_cannot_come_back() {
 }
 
 #[test]
-fn no_waiter_hangs_while_listeners_come_and_go() {
+fn no_waiter_hangs_while_listeners_are_killed() {
     const THREADS: usize = 6;
     let server = Server::start();
     let managers = [(); 2].map(|()| connect(&server));
@@ -237,7 +237,7 @@ fn no_waiter_hangs_while_listeners_come_and_go() {
 }
 
 #[test]
-fn a_waiter_outlives_a_restart_of_redis() {
+fn a_waiter_takes_the_lock_after_a_restart_of_redis() {
     let lease = 2 * SOON;
     for (what, server) in
         [("empty", Server::start()), ("with its keys", Server::with(&["--appendonly", "yes"]))]
@@ -293,17 +293,17 @@ pub(crate) fn assert_polls_without(missing: &[&str]) {
 }
 
 #[test]
-fn row_23_without_client_tracking_waits_are_polls() {
+fn row_23_without_the_right_to_client_tracking_waiters_poll() {
     assert_polls_without(&["+client|tracking"]);
 }
 
 #[test]
-fn row_23_without_any_right_to_hear_waits_are_polls() {
+fn row_23_without_any_right_to_invalidations_waiters_poll() {
     assert_polls_without(&invalidation_rights());
 }
 
 #[test]
-fn where_tracking_is_switched_off_nobody_listens_and_waiters_poll_as_often_as_they_are_told() {
+fn with_tracking_off_nothing_listens_and_waiters_poll_at_their_interval() {
     let server = Server::start();
     let off = || LockManager::builder(&server.url()).client_tracking(false);
     for longest in [Duration::from_millis(1), SOON] {
@@ -333,7 +333,7 @@ fn where_tracking_is_switched_off_nobody_listens_and_waiters_poll_as_often_as_th
 
 /// What would be the same each time is not tried again and again; and what was renewed is not looked at each time.
 #[test]
-fn row_23_a_listener_that_may_not_be_told_tries_again_rarely_and_renews_nothing() {
+fn row_23_a_listener_without_the_right_to_tracking_retries_rarely_and_renews_nothing() {
     let (server, url) = server_for(&without(&["+client|tracking"]));
     let locks = LockManager::connect(&url).expect("connects");
     let guard = locks.named("renewed").lease(MINUTE).lock().expect("locks");
@@ -355,7 +355,7 @@ fn row_23_a_listener_that_may_not_be_told_tries_again_rarely_and_renews_nothing(
 
 /// A user who may use some keys only: not the one that the listener is tried with.
 #[test]
-fn row_23_a_listener_whose_own_key_is_refused_tries_again_rarely() {
+fn row_23_a_listener_whose_own_key_is_refused_retries_rarely() {
     let rights: Vec<_> = without(&["~lock:*"]).into_iter().chain(["~lock:a"]).collect();
     let (server, url) = server_for(&rights);
     let locks = LockManager::connect(&url).expect("connects");
@@ -375,7 +375,7 @@ fn row_23_a_listener_whose_own_key_is_refused_tries_again_rarely() {
 
 /// As behind a proxy that gives connections numbers of its own: Redis agrees to tell another connection.
 #[test]
-fn row_23_where_redis_agrees_to_tell_of_changes_and_nothing_comes_waits_are_polls() {
+fn row_23_when_tracking_is_accepted_and_no_invalidation_comes_waiters_poll() {
     let rig = Rig::new();
     let mut other = redis_connection(&rig.server.bare_url());
     let number: u64 = redis::cmd("CLIENT").arg("ID").query(&mut other).expect("a number");
@@ -408,7 +408,7 @@ fn row_23_where_redis_agrees_to_tell_of_changes_and_nothing_comes_waits_are_poll
 
 /// Redis agrees to tell of what is read over one connection, and does not: here, it was never asked.
 #[test]
-fn a_waiter_that_was_told_of_no_change_has_the_listener_try_another_connection() {
+fn a_waiter_that_missed_an_invalidation_has_the_listener_reconnect() {
     for replaced in [false, true] {
         let rig = Rig::new();
         rig.proxy.on("CLIENT TRACKING ON REDIRECT * NOLOOP", Fault::Answer(b"+OK\r\n".to_vec()));
@@ -437,7 +437,7 @@ fn a_waiter_that_was_told_of_no_change_has_the_listener_try_another_connection()
 
 /// The right to be told is taken away when the listener has found that it works.
 #[test]
-fn row_23_where_redis_refuses_later_to_tell_of_changes_that_is_logged() {
+fn row_23_tracking_that_is_refused_later_is_logged() {
     let (server, url) = server_for(&least_rights());
     let mut waiter = Worker::spawn("waiter", &[("url", &url)]);
     occupy(&server, "a", MINUTE);
@@ -461,7 +461,7 @@ fn row_23_where_redis_refuses_later_to_tell_of_changes_that_is_logged() {
 
 /// The same where only renewals ask for that: it is of no use to listen on.
 #[test]
-fn row_23_where_redis_refuses_to_tell_of_a_renewed_lock_nobody_listens_on() {
+fn row_23_when_tracking_of_a_renewed_lock_is_refused_the_listener_disconnects() {
     let (server, url) = server_for(&least_rights());
     let locks = LockManager::connect(&url).expect("connects");
     let guard = tracked_hold(&server, &locks, "a");
@@ -475,7 +475,7 @@ fn row_23_where_redis_refuses_to_tell_of_a_renewed_lock_nobody_listens_on() {
 }
 
 #[test]
-fn that_waits_are_polls_is_logged_once_however_often_the_listener_tries() {
+fn polling_is_logged_once_however_often_the_listener_retries() {
     let rig = Rig::new();
     rig.proxy.always("SUBSCRIBE", Fault::Answer(b"+no\r\n".to_vec()));
     occupy(&rig.server, "a", MINUTE);
@@ -490,7 +490,7 @@ fn that_waits_are_polls_is_logged_once_however_often_the_listener_tries() {
 
 /// A connection that Redis believes in and nothing comes over: here, one that never subscribed.
 #[test]
-fn a_listener_that_hears_nothing_is_found_out_and_replaced() {
+fn a_listener_that_receives_nothing_is_noticed_and_replaced() {
     let rig = Rig::new();
     let subscribed = b"*3\r\n$9\r\nsubscribe\r\n$20\r\n__redis__:invalidate\r\n:1\r\n";
     rig.proxy.on("SUBSCRIBE", Fault::Answer(subscribed.to_vec()));
@@ -510,7 +510,7 @@ fn a_listener_that_hears_nothing_is_found_out_and_replaced() {
 type Injury<'a> = (&'a str, &'a dyn Fn(&Server, &str), LostCause);
 
 #[test]
-fn row_06_a_loss_is_told_at_once_after_the_first_renewal() {
+fn row_06_a_loss_after_the_first_renewal_is_reported_at_once() {
     let server = Server::start();
     let [locks, others] = [(); 2].map(|()| connect(&server));
     let force = |_: &Server, key: &str| {
@@ -537,7 +537,7 @@ fn row_06_a_loss_is_told_at_once_after_the_first_renewal() {
 }
 
 #[test]
-fn row_06_a_loss_while_nobody_listened_is_told_when_somebody_does() {
+fn row_06_a_loss_without_a_listener_is_reported_when_the_listener_is_back() {
     let server = Server::start();
     let locks = connect(&server);
     let guard = tracked_hold(&server, &locks, "a");
@@ -552,14 +552,14 @@ fn row_06_a_loss_while_nobody_listened_is_told_when_somebody_does() {
 }
 
 #[test]
-fn row_06_a_hold_is_watched_though_its_first_renewal_was_slow() {
+fn row_06_a_key_is_tracked_though_its_first_renewal_was_slow() {
     let rig = Rig::with(|builder| builder.response_timeout(SOON));
     rig.proxy.on(&renewals_of(&rig.server, "a"), Fault::DelayReply(ANSWER));
     let _guard = tracked_hold(&rig.server, &rig.locks, "a");
 }
 
 #[test]
-fn row_06_a_loss_while_a_renewal_is_answered_is_told_at_once() {
+fn row_06_a_loss_while_a_renewal_is_answered_is_reported_at_once() {
     let rig = Rig::with(|builder| builder.response_timeout(SOON));
     let renewal = renewals_of(&rig.server, "a");
     for first in [true, false] {
@@ -589,7 +589,7 @@ fn row_06_a_loss_while_a_renewal_is_answered_is_told_at_once() {
 }
 
 #[test]
-fn row_06_a_lease_that_is_cut_short_is_pushed_out_again_at_once() {
+fn row_06_a_lease_that_is_cut_short_is_renewed_at_once() {
     let server = Server::start();
     let locks = connect(&server);
     let guard = tracked_hold(&server, &locks, "a");
@@ -604,7 +604,7 @@ fn row_06_a_lease_that_is_cut_short_is_pushed_out_again_at_once() {
 }
 
 #[test]
-fn a_hold_that_is_watched_sends_nothing_of_its_own() {
+fn a_tracked_hold_sends_nothing_for_its_own_changes() {
     let server = Server::start();
     let locks = connect(&server);
     drop(locks.lock("warm-up").expect("locks"));
@@ -617,7 +617,7 @@ fn a_hold_that_is_watched_sends_nothing_of_its_own() {
 }
 
 #[test]
-fn what_a_manager_does_itself_is_no_loss() {
+fn a_managers_own_changes_are_no_loss() {
     let server = Server::start();
     let told = Arc::new(Mutex::new(Vec::new()));
     let teller = Arc::clone(&told);
@@ -649,7 +649,7 @@ fn what_a_manager_does_itself_is_no_loss() {
 
 /// It looks ever more rarely, and half a second before its deadline once more.
 #[test]
-fn a_waiter_that_polls_rarely_looks_once_more_before_its_deadline() {
+fn a_waiter_that_polls_rarely_tries_once_more_before_its_deadline() {
     let server = Server::start();
     let rarely = LockManager::builder(&server.url()).client_tracking(false).poll_every(MINUTE);
     let locks = &rarely.build().expect("connects");

@@ -73,7 +73,7 @@ fn told_after_end(trouble: impl FnOnce(&Rig)) -> Duration {
 }
 
 #[test]
-fn word_of_a_loss_does_not_wait_for_what_is_owed() {
+fn a_loss_is_reported_before_orphans_are_cleaned_up() {
     returns_by(Duration::ZERO, "word of a loss", || {
         told_after_end(|rig| {
             rig.proxy.black_hole(true);
@@ -83,7 +83,7 @@ fn word_of_a_loss_does_not_wait_for_what_is_owed() {
 }
 
 #[test]
-fn word_of_a_loss_does_not_wait_for_all_who_ask() {
+fn a_loss_is_reported_before_all_extensions_are_answered() {
     // For one try, and its repetition, it does.
     returns_by(Duration::from_millis(500), "word of a loss", || {
         told_after_end(|rig| {
@@ -112,7 +112,7 @@ fn assert_go_out_together(first: impl FnOnce(&Rig) + Send, many: impl FnOnce(&Ri
 }
 
 #[test]
-fn what_is_owed_goes_out_together() {
+fn many_clean_ups_are_sent_together() {
     let refuse = |rig: &Rig| rig.proxy.always("SET", Fault::SwallowCommand);
     let first = |rig: &Rig| {
         rig.proxy.on("SET lock:first", Fault::CutBeforeReply);
@@ -127,7 +127,7 @@ fn what_is_owed_goes_out_together() {
 }
 
 #[test]
-fn what_is_asked_for_goes_out_together() {
+fn many_extensions_are_sent_together() {
     let first = |rig: &Rig| {
         let guard = rig.locks.lock("first").expect("locks");
         guard.extend(LONG).expect("extends");
@@ -142,7 +142,7 @@ fn owe(rig: &Rig, name: &str) {
 }
 
 #[test]
-fn a_clean_up_that_is_not_answered_costs_no_hold() {
+fn a_clean_up_without_an_answer_delays_no_renewal() {
     let rig = Rig::with(|builder| builder.response_timeout(LONG));
     rig.proxy.on("EVALSHA * 1 lock:owed", Fault::SwallowCommand);
     let guard = rig.locks.named("held").lease(2 * LEASE).lock().expect("locks");
@@ -156,7 +156,7 @@ fn a_clean_up_that_is_not_answered_costs_no_hold() {
 const VERY_MANY: usize = 20_000;
 
 #[test]
-fn twenty_thousand_late_releases_cost_no_hold_of_a_second() {
+fn twenty_thousand_late_releases_delay_no_renewal() {
     let rig = Rig::with(|builder| builder.response_timeout(LONG));
     let release = redis::Script::new(include_str!("../../src/store/release.lua"));
     let all_releases = format!("EVALSHA {}", release.get_hash());
@@ -183,7 +183,7 @@ fn twenty_thousand_late_releases_cost_no_hold_of_a_second() {
 }
 
 #[test]
-fn what_is_owed_is_done_beside_the_shortest_leases() {
+fn orphans_are_cleaned_up_beside_the_shortest_leases() {
     let rig = Rig::new();
     let done = AtomicBool::new(false);
     thread::scope(|scope| {
@@ -206,7 +206,7 @@ fn what_is_owed_is_done_beside_the_shortest_leases() {
 }
 
 #[test]
-fn whoever_has_little_time_left_takes_none_from_others() {
+fn a_short_lease_does_not_shorten_the_extension_of_another() {
     let rig = Rig::with(|builder| builder.response_timeout(LONG));
     // Answered when the short hold is over, but in time for the long one.
     rig.proxy.on("EVALSHA * 1 lock:first", Fault::DelayReply(ANSWER));

@@ -12,7 +12,7 @@ use crate::support::{Rig, SOON, asleep, behind};
 const TOO_LATE: Duration = Duration::from_millis(1500);
 
 #[test]
-fn a_release_that_is_held_up_hands_on_nothing_that_nobody_has() {
+fn a_delayed_hand_off_leaves_no_key_without_a_holder() {
     let rig = Rig::with(|builder| builder.local_handoff(LONG));
     for threads in [1, 4] {
         let key = unique_key("a");
@@ -31,7 +31,7 @@ fn a_release_that_is_held_up_hands_on_nothing_that_nobody_has() {
 }
 
 #[test]
-fn whoever_passed_by_a_hold_is_woken_by_its_release() {
+fn a_waiter_that_considers_a_hold_expired_is_woken_by_its_release() {
     let server = Server::start();
     let locks = LockManager::connect(&server.url()).expect("connects");
     let guard = locks.named("a").lease(Duration::from_secs(60)).renew(false).lock().expect("locks");
@@ -51,7 +51,7 @@ fn whoever_passed_by_a_hold_is_woken_by_its_release() {
 }
 
 #[test]
-fn a_wait_that_ends_while_redis_is_silent_is_no_busy_lock() {
+fn a_wait_that_ends_while_redis_is_silent_is_reported_as_an_outage() {
     let rig = Rig::new();
     let other = LockManager::connect(&rig.server.url()).expect("connects");
     let guard = other.lock("a").expect("locks");
@@ -67,7 +67,7 @@ fn a_wait_that_ends_while_redis_is_silent_is_no_busy_lock() {
 }
 
 #[test]
-fn the_last_handle_goes_within_its_timeouts_though_a_listener_hears_nothing() {
+fn dropping_the_manager_keeps_to_its_timeouts_while_redis_is_paused() {
     let server = Server::start();
     let short = Duration::from_millis(50);
     let builder = || LockManager::builder(&server.url()).response_timeout(short).connect_timeout(short);
@@ -85,7 +85,7 @@ fn the_last_handle_goes_within_its_timeouts_though_a_listener_hears_nothing() {
 }
 
 #[test]
-fn row_14_a_hand_on_whose_answer_drips_leaves_no_key() {
+fn row_14_a_hand_off_whose_answer_drips_leaves_no_key() {
     let rig = Rig::with(|builder| builder.local_handoff(LONG).response_timeout(Duration::from_millis(100)));
     let key = unique_key("a");
     let guard = rig.locks.lock(&key).expect("locks");
@@ -121,7 +121,7 @@ fn row_11_a_set_that_is_executed_after_the_release_leaves_no_key() {
 }
 
 #[test]
-fn a_wait_whose_last_attempt_is_cut_short_ended_because_the_lock_was_busy() {
+fn a_wait_whose_last_attempt_is_cut_short_is_reported_as_busy() {
     let rig = Rig::new();
     rig.server.query::<()>(&["SET", "lock:a", "somebody", "PX", "6000000"]);
     // The looks, and not the attempt before them.

@@ -45,7 +45,7 @@ fn lock_and_unlock_are_two_commands_and_reentry_is_none() {
 }
 
 #[test]
-fn try_lock_on_a_busy_lock_asks_once_and_looks_once() {
+fn try_lock_on_a_busy_lock_sends_one_set_and_looks_once() {
     let server = Server::start();
     let (ours, theirs) = (connect(&server), connect(&server));
     let _held = std::thread::spawn(move || std::mem::forget(theirs.lock("a").expect("locks"))).join();
@@ -57,7 +57,7 @@ fn try_lock_on_a_busy_lock_asks_once_and_looks_once() {
 }
 
 #[test]
-fn a_lock_that_nobody_else_wants_is_had_without_a_pause() {
+fn an_uncontended_lock_is_taken_without_a_pause() {
     let server = Server::start();
     let locks = connect(&server);
     let times = (0..200).map(|_| {

@@ -28,7 +28,7 @@ impl Log for Lines {
 }
 
 #[test]
-fn each_concern_is_logged_under_its_name_and_no_secret_is() {
+fn each_fault_is_logged_under_its_target_and_without_secrets() {
     let server = Server::with(&["--requirepass", CANARY]);
     let mut child = Worker::spawn("logger", &[("port", &server.port().to_string())]);
     let mut lines = Vec::new();

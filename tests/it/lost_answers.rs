@@ -10,7 +10,7 @@ use relatch_rig::{Fault, LONG, Server, eventually, time, unique_key, within};
 use crate::support::{ANSWER, Rig, SOON, WAYS, assert_unavailable, broken_replies, builder, returns_by};
 
 #[test]
-fn row_11_a_set_whose_answer_is_cut_off_is_recovered() {
+fn row_11_a_set_whose_answer_is_cut_off_takes_the_lock() {
     let rig = Rig::new();
     for (way, take) in WAYS {
         rig.proxy.on(&format!("SET lock:{way}"), Fault::CutBeforeReply);
@@ -28,7 +28,7 @@ fn row_11_a_set_whose_answer_is_cut_off_is_recovered() {
 
 /// The `SET` is executed when nobody is there any more to send its clean-up again.
 #[test]
-fn row_11_whoever_gives_up_and_ends_leaves_no_key() {
+fn row_11_a_manager_dropped_after_giving_up_leaves_no_key() {
     let rig = Rig::new();
     rig.proxy.always("SET lock:a", Fault::DelayCommand(6 * ANSWER));
     assert!(rig.locks.try_lock("a").is_err(), "no answer");
@@ -40,7 +40,7 @@ fn row_11_whoever_gives_up_and_ends_leaves_no_key() {
 
 /// Redis says that it did not take the token, and then shows it: nobody knows since when.
 #[test]
-fn row_11_a_token_that_stands_there_though_it_was_not_taken_is_not_believed_in() {
+fn row_11_a_token_found_in_redis_after_a_denied_set_is_not_trusted() {
     let rig = Rig::new();
     for (way, take) in [WAYS[0], WAYS[2]] {
         rig.proxy.on(&format!("SET lock:{way}"), Fault::Replace(b"$-1\r\n".into()));
@@ -52,7 +52,7 @@ fn row_11_a_token_that_stands_there_though_it_was_not_taken_is_not_believed_in()
 }
 
 #[test]
-fn row_11_an_answer_that_never_comes_is_recovered_or_removed() {
+fn row_11_a_set_whose_answer_never_comes_leaves_a_lock_or_no_key() {
     let rig = Rig::new();
     for fault in [Fault::DropReply, Fault::SwallowCommand, Fault::DelayReply(ANSWER * 3 / 2)] {
         for (way, take) in WAYS {
@@ -92,7 +92,7 @@ fn row_11_a_waiter_whose_answer_is_lost_does_not_wait_for_itself() {
 }
 
 #[test]
-fn row_11_whoever_gives_up_leaves_no_key() {
+fn row_11_an_attempt_that_gives_up_leaves_no_key() {
     let rig = Rig::new();
     for (way, take) in WAYS {
         let sets = rig.server.calls("set");
@@ -111,7 +111,7 @@ fn row_11_whoever_gives_up_leaves_no_key() {
 }
 
 #[test]
-fn row_11_whoever_gives_up_on_a_connection_that_broke_leaves_no_key() {
+fn row_11_an_attempt_that_gives_up_on_a_broken_connection_leaves_no_key() {
     let rig = Rig::new();
     rig.proxy.on_times("SET", 2, Fault::CutBeforeReply);
     assert_unavailable(&rig.locks.try_lock("a"));
@@ -119,7 +119,7 @@ fn row_11_whoever_gives_up_on_a_connection_that_broke_leaves_no_key() {
 }
 
 #[test]
-fn row_11_giving_up_on_a_stopped_server_leaves_no_key() {
+fn row_11_an_attempt_that_gives_up_on_a_stopped_server_leaves_no_key() {
     let server = Server::start();
     // A login would be waited for, and the `SET` behind it never be sent.
     let locks = builder(&server.bare_url()).build().expect("connects");
@@ -158,7 +158,7 @@ fn row_11_a_clean_up_does_not_overtake_its_set() {
 }
 
 #[test]
-fn row_12_a_release_whose_answer_is_lost_is_never_lost() {
+fn row_12_a_release_whose_answer_is_lost_is_never_reported_as_lost() {
     let rig = Rig::new();
     for fault in broken_replies() {
         let guard = rig.locks.lock("a").expect("locks");
@@ -195,7 +195,7 @@ fn row_12_a_release_whose_answer_never_comes_is_unconfirmed() {
 }
 
 #[test]
-fn row_12_a_release_whose_answer_never_comes_spoils_no_later_lock() {
+fn row_12_a_release_whose_answer_never_comes_does_not_disturb_the_next_hold() {
     let rig = Rig::new();
     for (way, take) in WAYS {
         let guard = rig.locks.lock("a").expect("locks");
@@ -207,7 +207,7 @@ fn row_12_a_release_whose_answer_never_comes_spoils_no_later_lock() {
 }
 
 #[test]
-fn row_12_a_repeated_release_does_not_touch_who_came_in_between() {
+fn row_12_a_repeated_release_does_not_delete_the_next_holders_key() {
     let rig = Rig::new();
     let rig = &rig;
     rig.proxy.on("EVALSHA", Fault::CutBeforeReply);
@@ -225,7 +225,7 @@ fn row_12_a_repeated_release_does_not_touch_who_came_in_between() {
 }
 
 #[test]
-fn a_lost_answer_in_a_thread_does_not_disturb_others() {
+fn a_lost_answer_in_one_thread_does_not_disturb_others() {
     const ROUNDS: usize = 5;
     // Long enough that only an answer that was lost is late, however busy the machine.
     let rig = Rig::with(|builder| builder.response_timeout(SOON).tolerate_outage(LONG));

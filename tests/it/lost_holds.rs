@@ -44,13 +44,13 @@ fn assert_lost_within_a_period(rig: &Rig) {
 }
 
 #[test]
-fn row_06_a_key_that_is_gone_is_a_lost_lock_within_a_period() {
+fn row_06_a_lock_whose_key_is_gone_is_lost_within_a_renewal_period() {
     assert_lost_within_a_period(&Rig::renewing());
 }
 
 /// A listener would tell sooner.
 #[test]
-fn row_06_without_a_listener_the_next_renewal_finds_out() {
+fn row_06_without_a_listener_the_next_renewal_finds_the_loss() {
     let rig = Rig::renewing();
     rig.proxy.always("SUBSCRIBE", Fault::Answer(b"-NOPERM no\r\n".to_vec()));
     assert_lost_within_a_period(&rig);
@@ -58,7 +58,7 @@ fn row_06_without_a_listener_the_next_renewal_finds_out() {
 }
 
 #[test]
-fn row_06_a_step_of_the_servers_clock_is_a_lost_lock_within_a_period() {
+fn row_06_a_lock_expired_by_the_servers_clock_is_lost_within_a_renewal_period() {
     let dir = tempfile::tempdir().expect("a temporary directory");
     let (shim, ahead) = (compile_preload("wall_clock", dir.path()), dir.path().join("ahead"));
     let path = |path: &Path| path.to_str().expect("UTF-8").to_owned();
@@ -92,7 +92,7 @@ fn row_06_a_step_of_the_servers_clock_is_a_lost_lock_within_a_period() {
 }
 
 #[test]
-fn row_16_everybody_learns_that_redis_was_restarted() {
+fn row_16_every_holder_learns_that_redis_was_restarted() {
     let rig = Rig::renewing();
     let other = LockManager::connect(&rig.server.url()).expect("connects");
     let keys = [(); 4].map(|()| unique_key("a"));
@@ -136,7 +136,7 @@ fn row_16_everybody_learns_that_redis_was_restarted() {
 }
 
 #[test]
-fn on_lost_is_told_of_each_loss_once() {
+fn on_lost_is_called_once_for_each_loss() {
     let told = Arc::new(Mutex::new(HashMap::<String, Vec<LostCause>>::new()));
     let teller = Arc::clone(&told);
     let rig = Rig::with(|builder| {
@@ -180,7 +180,7 @@ fn on_lost_is_told_of_each_loss_once() {
 }
 
 #[test]
-fn a_callback_that_is_slow_or_panics_costs_no_other_hold() {
+fn a_callback_that_is_slow_or_panics_disturbs_no_other_hold() {
     let slow = Duration::from_secs(2);
     let called = Arc::new(Mutex::new(Vec::new()));
     let calls = Arc::clone(&called);
@@ -207,7 +207,7 @@ fn a_callback_that_is_slow_or_panics_costs_no_other_hold() {
 }
 
 #[test]
-fn a_watch_tells_other_threads() {
+fn a_watch_wakes_other_threads() {
     fn for_all_threads<T: Send + Sync + Clone + 'static>(_: &T) {}
     let rig = Rig::renewing();
     let watched = |act: &dyn Fn(LockGuard)| {
@@ -249,11 +249,11 @@ const URL: &str = "RELATCH_TEST_THREADS_URL";
 
 #[test]
 #[cfg(target_os = "linux")]
-fn the_keeper_is_one_thread_and_only_where_it_is_needed() {
+fn the_keeper_is_one_thread_and_starts_only_when_needed() {
     let Ok(url) = std::env::var(URL) else {
         let server = Server::start();
         let mut again = std::process::Command::new(std::env::current_exe().expect("the path of this binary"));
-        again.args(["loss::the_keeper_is_one_thread_and_only_where_it_is_needed", "--exact"]);
+        again.args(["loss::the_keeper_is_one_thread_and_starts_only_when_needed", "--exact"]);
         let output = again.env(URL, server.url()).output().expect("this binary can be started");
         assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stdout));
         assert!(server.calls("set") > 2, "it ran");

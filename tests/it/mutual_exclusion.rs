@@ -156,7 +156,7 @@ fn managers_of_one_process_exclude_each_other() {
 }
 
 #[test]
-fn a_thread_behind_another_sends_nothing() {
+fn a_thread_that_waits_behind_another_of_its_process_sends_nothing() {
     let server = Server::start();
     let locks = LockManager::connect(&server.url()).expect("connects");
     let guard = locks.lock("a").expect("locks");
@@ -175,7 +175,7 @@ fn a_thread_behind_another_sends_nothing() {
 
 #[test]
 #[cfg(target_os = "linux")]
-fn threads_get_the_lock_in_the_order_in_which_they_asked() {
+fn threads_take_the_lock_in_the_order_in_which_they_asked() {
     const THREADS: usize = 6;
     let server = Server::start();
     let locks = LockManager::connect(&server.url()).expect("connects");
@@ -200,7 +200,7 @@ fn threads_get_the_lock_in_the_order_in_which_they_asked() {
 }
 
 #[test]
-fn a_pool_of_one_serves_many_threads() {
+fn one_pooled_connection_serves_many_threads() {
     let server = Server::start();
     let locks = LockManager::builder(&server.url()).pool_size(1).wait(COUNTING).build().expect("connects");
     let others = LockManager::connect(&server.url()).expect("connects");

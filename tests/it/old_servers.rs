@@ -25,7 +25,7 @@ const LOOK: &str = "SET lock:a * PX";
 const NO_MEMORY: &str = "@user_script: 4: -OOM command not allowed when used memory > 'maxmemory'.";
 
 #[test]
-fn a_waiter_is_told_why_its_look_is_refused() {
+fn a_waiter_whose_attempt_is_refused_returns_the_servers_reason() {
     let rig = Rig::new();
     occupy(&rig.server, "a", MINUTE);
     rig.proxy.on(LOOK, failed(WRONG_TYPE));
@@ -37,7 +37,7 @@ fn a_waiter_is_told_why_its_look_is_refused() {
 }
 
 #[test]
-fn row_20_a_look_that_a_replica_refuses_is_tried_elsewhere() {
+fn row_20_an_attempt_that_a_replica_refuses_is_retried() {
     let rig = Rig::new();
     occupy(&rig.server, "a", ANSWER);
     let connections = rig.proxy.connections_accepted();
@@ -56,7 +56,7 @@ fn a_lock_whose_key_holds_a_list_is_lost() {
 }
 
 #[test]
-fn a_renewal_of_a_lock_whose_key_holds_a_list_finds_out() {
+fn a_renewal_finds_the_loss_of_a_lock_whose_key_holds_a_list() {
     let rig = Rig::new();
     let guard = rig.locks.lock("a").expect("locks");
     rig.proxy.always("EVALSHA", failed(WRONG_TYPE));
@@ -65,7 +65,7 @@ fn a_renewal_of_a_lock_whose_key_holds_a_list_finds_out() {
 }
 
 #[test]
-fn row_20_a_release_that_a_replica_refuses_is_tried_elsewhere() {
+fn row_20_a_release_that_a_replica_refuses_is_retried() {
     let rig = Rig::with(|builder| builder.renew(false));
     let guard = rig.locks.lock("a").expect("locks");
     let connections = rig.proxy.connections_accepted();
@@ -76,7 +76,7 @@ fn row_20_a_release_that_a_replica_refuses_is_tried_elsewhere() {
 }
 
 #[test]
-fn row_20_renewals_that_a_replica_refuses_are_tried_elsewhere() {
+fn row_20_renewals_that_a_replica_refuses_are_retried() {
     let rig = Rig::with(|builder| builder.lease(LONG).renew_every(Duration::from_millis(100)));
     let guard = rig.locks.lock("a").expect("locks");
     eventually(LONG, "the keeper has its connection", || rig.locks.stats().renewed > 0);
@@ -95,7 +95,7 @@ fn row_20_renewals_that_a_replica_refuses_are_tried_elsewhere() {
 /// Before Redis 7, a server can be set to replicate scripts as they are written, and then refuses a write after a read that is not
 /// the same on every server. (A later one takes the setting, and does as ever.)
 #[test]
-fn scripts_work_where_they_are_replicated_as_they_are() {
+fn scripts_work_on_a_server_that_replicates_scripts_verbatim() {
     let server = Server::with(&["--lua-replicate-commands", "no"]);
     let locks = LockManager::connect(&server.url()).expect("connects");
     let guard = locks.named("a").lease(LONG).lock().expect("locks");

@@ -66,7 +66,7 @@ const ASKS: [(&str, u32, Ask); 5] = [
 ];
 
 #[test]
-fn row_13_asking_in_a_black_hole_ends_by_the_response_timeout() {
+fn row_13_a_question_in_a_black_hole_ends_by_the_response_timeout() {
     for every in [MINUTE / 2, PERIOD] {
         let rig = Rig::without_login(|builder| builder.lease(MINUTE).renew_every(every));
         for (what, answers, ask) in ASKS {
@@ -91,7 +91,7 @@ fn row_13_asking_in_a_black_hole_ends_by_the_response_timeout() {
 }
 
 #[test]
-fn row_13_a_hole_that_was_there_first_keeps_nobody() {
+fn row_13_connecting_into_a_black_hole_ends_by_the_deadline() {
     let server = Server::start();
     let proxy = Proxy::start(server.port());
     proxy.black_hole(true);
@@ -137,7 +137,7 @@ fn row_13_releasing_in_a_black_hole_ends_by_the_response_timeout() {
 }
 
 #[test]
-fn row_13_a_pool_of_one_in_a_black_hole_keeps_nobody() {
+fn row_13_waiting_for_the_only_connection_in_a_black_hole_ends_by_the_deadline() {
     let rig = Rig::with(|builder| builder.pool_size(1));
     let rig = &rig;
     returns_by(4 * ANSWER, "waiting for the only connection", || {
@@ -163,7 +163,7 @@ fn row_13_a_pool_of_one_in_a_black_hole_keeps_nobody() {
 }
 
 #[test]
-fn row_14_a_broken_reply_is_settled_on_another_connection() {
+fn row_14_a_broken_reply_is_resolved_over_another_connection() {
     let rig = Rig::new();
     for fault in broken_replies().into_iter().chain([Fault::CutBeforeForward]) {
         assert_settled_elsewhere(&rig, &fault, &fault);
@@ -171,7 +171,7 @@ fn row_14_a_broken_reply_is_settled_on_another_connection() {
 }
 
 #[test]
-fn row_14_a_reply_that_makes_no_sense_is_settled_on_another_connection() {
+fn row_14_a_reply_of_the_wrong_type_is_resolved_over_another_connection() {
     let rig = Rig::new();
     let replies = [(":1\r\n", "+OK\r\n"), ("*0\r\n", "*0\r\n"), ("$2\r\nOK\r\n", "$-1\r\n")];
     for (to_set, to_evalsha) in replies {
@@ -207,7 +207,7 @@ fn assert_settled_elsewhere(rig: &Rig, to_set: &Fault, to_evalsha: &Fault) {
 }
 
 #[test]
-fn row_14_a_reply_in_small_pieces_is_a_reply() {
+fn row_14_a_reply_in_small_pieces_is_accepted() {
     // The pieces take half of a usual timeout, and a busy machine the other half.
     let rig = Rig::with(|builder| builder.response_timeout(LONG));
     rig.server.query::<()>(&["SET", "lock:busy", "somebody", "PX", "60000"]);
@@ -268,7 +268,7 @@ fn row_15_a_lock_waits_for_redis_to_come_up() {
 }
 
 #[test]
-fn row_15_many_threads_that_wait_for_redis_are_no_storm() {
+fn row_15_many_threads_that_wait_for_redis_connect_at_a_bounded_rate() {
     let server = Server::start();
     let proxy = Proxy::start(server.port());
     server.kill();

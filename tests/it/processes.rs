@@ -39,7 +39,7 @@ fn worker(launcher: &[&str], url: &str, lease: Duration) -> Worker {
 }
 
 #[test]
-fn row_01_a_process_that_was_stopped_past_its_lease_knows_at_its_first_look() {
+fn row_01_a_process_stopped_past_its_lease_sees_an_invalid_lock_first() {
     let server = Server::start();
     let proxy = Proxy::start(server.port());
     let mut child = worker(&["env"], &proxy.url(), LEASE);
@@ -65,7 +65,7 @@ fn row_01_a_process_that_was_stopped_past_its_lease_knows_at_its_first_look() {
 }
 
 #[test]
-fn row_02_a_machine_that_slept_past_the_lease_knows_at_the_first_look() {
+fn row_02_a_machine_suspended_past_the_lease_sees_an_invalid_lock_first() {
     let server = Server::start();
     let dir = TempDir::new().expect("a temporary directory");
     let shim = compile_preload("wall_clock", dir.path());
@@ -98,7 +98,7 @@ fn row_02_a_machine_that_slept_past_the_lease_knows_at_the_first_look() {
 }
 
 #[test]
-fn row_02_a_machine_that_slept_for_a_part_of_the_lease_renews_when_it_wakes_up() {
+fn row_02_a_machine_suspended_for_part_of_the_lease_renews_on_resume() {
     let server = Server::start();
     let dir = TempDir::new().expect("a temporary directory");
     let (shim, offset) = (compile_preload("wall_clock", dir.path()), dir.path().join("offset"));
@@ -113,17 +113,17 @@ fn row_02_a_machine_that_slept_for_a_part_of_the_lease_renews_when_it_wakes_up()
 }
 
 #[test]
-fn row_25_a_copy_of_a_process_that_holds_a_lock_holds_nothing() {
+fn row_25_a_fork_of_a_process_with_a_lock_does_not_hold_it() {
     fork("yes");
 }
 
 #[test]
-fn row_25_a_copy_of_a_process_that_holds_nothing_has_no_manager() {
+fn row_25_a_fork_of_a_process_without_a_lock_cannot_use_its_manager() {
     fork("no");
 }
 
 #[test]
-fn two_copies_of_a_process_draw_different_tokens() {
+fn a_process_and_its_fork_draw_different_tokens() {
     let server = Server::start();
     let dir = TempDir::new().expect("a temporary directory");
     let preload = format!("LD_PRELOAD={}", compile_preload("fork", dir.path()).display());
@@ -159,7 +159,7 @@ pub(crate) fn build_as_told() {
 }
 
 #[test]
-fn a_manager_that_cannot_have_its_threads_is_refused() {
+fn a_manager_whose_threads_cannot_start_is_an_error() {
     let dir = TempDir::new().expect("a temporary directory");
     let shim = compile_preload("no_threads", dir.path());
     for left in ["0", "1", "2"] {
@@ -214,7 +214,7 @@ fn fork(holding: &str) {
 }
 
 #[test]
-fn row_26_a_thread_that_ends_with_a_guard_forgotten_leaves_the_lock_to_its_lease() {
+fn row_26_a_lock_whose_guard_was_forgotten_by_an_ended_thread_expires() {
     let rig = rig();
     thread::scope(|scope| {
         scope.spawn(|| {
@@ -234,7 +234,7 @@ fn row_26_a_thread_that_ends_with_a_guard_forgotten_leaves_the_lock_to_its_lease
 }
 
 #[test]
-fn row_26_the_next_thread_gets_its_turn_when_one_ends_with_a_guard_forgotten() {
+fn row_26_a_thread_that_ends_with_a_forgotten_guard_leaves_the_next_its_turn() {
     let rig = rig();
     let (has, is_held) = mpsc::channel();
     thread::scope(|scope| {
@@ -254,7 +254,7 @@ fn row_26_the_next_thread_gets_its_turn_when_one_ends_with_a_guard_forgotten() {
 }
 
 #[test]
-fn row_26_a_guard_that_is_forgotten_is_renewed_until_max_hold() {
+fn row_26_a_forgotten_guard_is_renewed_until_max_hold() {
     let (lease, limit) = (Duration::from_millis(300), Duration::from_millis(700));
     let rig = rig();
     let lock = rig.locks.named("a").lease(lease).max_hold(limit);
@@ -273,7 +273,7 @@ fn row_26_a_guard_that_is_forgotten_is_renewed_until_max_hold() {
 }
 
 #[test]
-fn row_26_a_process_that_exits_leaves_its_lock_to_the_lease() {
+fn row_26_the_lock_of_a_process_that_exits_expires() {
     let server = Server::start();
     let mut child = worker(&["env"], &server.url(), LEASE);
     let token = child.ask("lock");
@@ -285,7 +285,7 @@ fn row_26_a_process_that_exits_leaves_its_lock_to_the_lease() {
 }
 
 #[test]
-fn row_26_a_thread_that_panics_gives_its_lock_back() {
+fn row_26_the_lock_of_a_thread_that_panics_is_released() {
     let rig = rig();
     let panicked = thread::scope(|scope| {
         let held = || -> LockGuard {
@@ -304,7 +304,7 @@ fn row_26_a_thread_that_panics_gives_its_lock_back() {
 }
 
 #[test]
-fn row_28_the_lock_of_a_process_that_was_killed_is_free_after_its_lease() {
+fn row_28_the_lock_of_a_killed_process_is_free_after_its_lease() {
     let lease = Duration::from_secs(1);
     // Within 100 ms: 50 ms, and those that are added.
     returns_by(Duration::from_millis(50), "what the lease had left", || {

@@ -16,7 +16,7 @@ fn faults() -> impl Iterator<Item = Fault> {
 }
 
 #[test]
-fn a_set_that_a_proxy_answers_with_an_error_is_recovered_or_removed() {
+fn a_set_that_a_proxy_answers_with_an_error_leaves_a_lock_or_no_key() {
     // Every command is answered, however busy the machine is.
     let rig = Rig::with(|builder| builder.response_timeout(LONG));
     for fault in faults() {
@@ -41,7 +41,7 @@ fn a_set_that_a_proxy_answers_with_an_error_is_recovered_or_removed() {
 }
 
 #[test]
-fn a_release_that_a_proxy_answers_with_an_error_is_asked_about_again() {
+fn a_release_that_a_proxy_answers_with_an_error_is_sent_again() {
     let rig = Rig::new();
     for fault in faults() {
         let guard = rig.locks.lock("a").expect("locks");
@@ -58,7 +58,7 @@ fn a_release_that_a_proxy_answers_with_an_error_is_asked_about_again() {
 
 /// The lease may have been pushed out or not: it is believed in for as long as before.
 #[test]
-fn a_lease_that_a_proxy_answers_with_an_error_is_not_taken_for_pushed_out() {
+fn an_extension_that_a_proxy_answers_with_an_error_does_not_count() {
     let rig = Rig::with(|builder| builder.renew(false));
     for fault in faults() {
         let guard = rig.locks.lock("a").expect("locks");
@@ -75,7 +75,7 @@ fn a_lease_that_a_proxy_answers_with_an_error_is_not_taken_for_pushed_out() {
 
 /// The next thread cannot believe in the lock for longer than Redis keeps the key.
 #[test]
-fn a_hand_on_that_a_proxy_answers_with_an_error_counts_from_its_send() {
+fn a_hand_off_that_a_proxy_answers_with_an_error_counts_from_its_send() {
     let rig = Rig::with(|builder| {
         let builder = builder.local_handoff(MINUTE).response_timeout(10 * ANSWER);
         builder.lease(MINUTE / 10).renew(false)

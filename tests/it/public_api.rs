@@ -65,7 +65,7 @@ fn with_lock_does_not_run_without_the_lock() {
 }
 
 #[test]
-fn with_lock_tells_that_the_lock_was_lost_meanwhile() {
+fn with_lock_reports_a_lock_that_was_lost_meanwhile() {
     let server = Server::start();
     let locks = connect(&server);
     let error = locks.with_lock("a", || delete(&server, "lock:a")).expect_err("lost");
@@ -77,7 +77,7 @@ fn with_lock_tells_that_the_lock_was_lost_meanwhile() {
 }
 
 #[test]
-fn with_lock_is_done_when_only_the_release_has_no_answer() {
+fn with_lock_succeeds_though_the_release_has_no_answer() {
     let server = Server::start();
     let locks = LockManager::builder(&server.url()).response_timeout(WAIT).build().expect("connects");
     let result = within(WAIT + SLACK, "the release", || locks.with_lock("a", || server.kill()));
@@ -185,7 +185,7 @@ fn a_panic_under_a_lock_can_be_caught_around_it() {
 }
 
 #[test]
-fn a_guard_tells_about_its_hold() {
+fn a_guard_describes_its_hold() {
     let server = Server::start();
     let locks = connect(&server);
     let guard = locks.named("a").lease(Duration::from_secs(10)).lock().expect("locks");
@@ -204,7 +204,7 @@ fn a_guard_tells_about_its_hold() {
 }
 
 #[test]
-fn try_lock_for_gets_what_becomes_free_in_time() {
+fn try_lock_for_takes_a_lock_that_becomes_free_in_time() {
     let server = Server::start();
     let (ours, theirs) = (connect(&server), connect(&server));
     let held = theirs.lock("a").expect("locks");
@@ -218,7 +218,7 @@ fn try_lock_for_gets_what_becomes_free_in_time() {
 }
 
 #[test]
-fn holder_names_who_and_how_long() {
+fn holder_names_the_owner_and_the_time_left() {
     let server = Server::start();
     let (locks, others) = (connect(&server), connect(&server));
     assert_eq!(locks.named("a").holder().expect("answers"), None);
@@ -246,7 +246,7 @@ fn force_unlock_ends_a_hold_of_the_same_manager_at_once() {
 }
 
 #[test]
-fn force_unlock_says_whose_it_was_and_they_learn_of_it() {
+fn force_unlock_returns_the_holder_and_the_holder_learns_of_it() {
     let server = Server::start();
     let (locks, others) = (connect(&server), connect(&server));
     assert_eq!(locks.named("a").force_unlock().expect("answers"), None);
@@ -262,7 +262,7 @@ fn force_unlock_says_whose_it_was_and_they_learn_of_it() {
 }
 
 #[test]
-fn a_prefix_stands_in_front_of_every_key() {
+fn the_prefix_is_put_before_every_key() {
     let server = Server::start();
     for (prefix, expected) in [("shop:", "shop:a"), ("", "a"), ("\u{1f512}", "\u{1f512}a")] {
         let locks = LockManager::builder(&server.bare_url()).prefix(prefix).build().expect("connects");
@@ -273,7 +273,7 @@ fn a_prefix_stands_in_front_of_every_key() {
 }
 
 #[test]
-fn the_builders_lease_and_wait_are_every_locks() {
+fn the_builders_lease_and_wait_apply_to_every_lock() {
     let server = Server::start();
     let locks = LockManager::builder(&server.url()).lease(Duration::from_secs(5)).wait(WAIT).build();
     let locks = locks.expect("connects");
@@ -288,7 +288,7 @@ fn the_builders_lease_and_wait_are_every_locks() {
 }
 
 #[test]
-fn a_client_can_be_brought_along() {
+fn a_manager_can_be_built_with_a_redis_client() {
     let server = Server::with(&["--requirepass", CANARY]);
     let client = redis::Client::open(format!("redis://:{CANARY}@127.0.0.1:{}/2", server.port()));
     let builder = LockManager::builder_with_client(&client.expect("a valid address"));

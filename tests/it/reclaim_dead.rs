@@ -54,7 +54,7 @@ fn assert_kept(server: &Server, key: &str, token: &str) {
 }
 
 #[test]
-fn a_lock_of_a_killed_process_is_taken_over_soon() {
+fn the_lock_of_a_killed_process_is_taken_over_soon() {
     let server = Server::start();
     let times = (0..3).map(|_| {
         let ours = locks(&server, true);
@@ -78,7 +78,7 @@ fn a_lock_of_a_killed_process_is_taken_over_soon() {
 }
 
 #[test]
-fn a_single_attempt_takes_the_lock_of_a_killed_process() {
+fn try_lock_takes_the_lock_of_a_killed_process() {
     let server = Server::start();
     dead_token(&server);
     let ours = locks(&server, true);
@@ -89,7 +89,7 @@ fn a_single_attempt_takes_the_lock_of_a_killed_process() {
 }
 
 #[test]
-fn whoever_looks_out_for_the_dead_asks_redis_no_more_often_for_that() {
+fn reclaim_dead_does_not_look_more_often() {
     let server = Server::start();
     put(&server, "a", "somebody");
     let ours = locks(&server, true);
@@ -98,7 +98,7 @@ fn whoever_looks_out_for_the_dead_asks_redis_no_more_often_for_that() {
 }
 
 #[test]
-fn a_worker_that_was_restarted_gets_its_lock_back() {
+fn a_restarted_worker_takes_its_lock_again() {
     let server = Server::start();
     let times = (0..3).map(|_| {
         dead_token(&server);
@@ -114,7 +114,7 @@ fn a_worker_that_was_restarted_gets_its_lock_back() {
 }
 
 #[test]
-fn nothing_is_taken_over_unless_it_is_asked_for() {
+fn nothing_is_taken_over_without_the_option() {
     let server = Server::start();
     let token = dead_token(&server);
     let ours = locks(&server, false);
@@ -127,7 +127,7 @@ fn nothing_is_taken_over_unless_it_is_asked_for() {
 }
 
 #[test]
-fn nothing_is_taken_over_from_a_process_that_lives() {
+fn nothing_is_taken_over_from_a_living_process() {
     let server = Server::start();
     let mut child = worker(&["env"], &server);
     let token = child.ask("lock");
@@ -162,7 +162,7 @@ fn nothing_is_taken_over_from_another_pid_namespace() {
 }
 
 #[test]
-fn a_token_that_leaves_any_doubt_is_not_taken_over() {
+fn a_lock_with_a_doubtful_token_is_not_taken_over() {
     let server = Server::start();
     let token = dead_token(&server);
     let owner = Owner::parse(&token).expect("a token");
@@ -202,7 +202,7 @@ fn a_token_that_leaves_any_doubt_is_not_taken_over() {
 }
 
 #[test]
-fn whoever_comes_back_from_the_dead_is_waited_for_like_anybody() {
+fn a_dead_token_that_cannot_be_deleted_is_waited_for() {
     let server = Server::start();
     let proxy = Proxy::start(server.port());
     let ours = LockManager::builder(&proxy.url()).reclaim_dead(true).build().expect("connects");

@@ -20,7 +20,7 @@ const WAIT: Duration = Duration::from_millis(150);
 const SLACK: Duration = Duration::from_millis(600);
 
 /// Makes the server a replica of one that is not there.
-fn follow_nobody(server: &Server) {
+fn follow_a_missing_master(server: &Server) {
     let nobody = Server::start();
     nobody.kill();
     server.query::<()>(&["REPLICAOF", "127.0.0.1", &nobody.port().to_string()]);
@@ -96,7 +96,7 @@ fn assert_all_is_well(server: &Server, locks: &LockManager, key: &str) {
 }
 
 #[test]
-fn row_19_a_key_that_never_expires_is_named_and_not_waited_for() {
+fn row_19_a_foreign_key_without_a_ttl_is_reported_and_not_waited_for() {
     let server = Server::start();
     let locks = connect(&server);
     server.query::<()>(&["SET", "lock:a", "by-hand"]);
@@ -117,7 +117,7 @@ fn row_19_a_key_that_never_expires_is_named_and_not_waited_for() {
 }
 
 #[test]
-fn row_19_a_list_is_named_and_not_waited_for() {
+fn row_19_a_list_at_the_key_is_reported_and_not_waited_for() {
     let server = Server::start();
     let locks = connect(&server);
     server.query::<()>(&["RPUSH", "lock:a", "1"]);
@@ -141,7 +141,7 @@ fn row_19_a_list_is_named_and_not_waited_for() {
 /// An operator's `PERSIST` takes the expiry off a key that somebody holds, who puts it back as soon as he hears of it.
 /// Redis tells nobody of its key yet, and its first renewal is ten seconds away.
 #[test]
-fn row_19_a_young_lock_whose_key_lost_its_expiry_is_waited_for() {
+fn row_19_a_young_lock_whose_key_lost_its_ttl_is_waited_for() {
     let server = Server::start();
     let (ours, theirs) = (LockManager::connect(&server.url()), LockManager::connect(&server.url()));
     let (ours, theirs) = (ours.expect("connects"), theirs.expect("connects"));
@@ -158,7 +158,7 @@ fn row_19_a_young_lock_whose_key_lost_its_expiry_is_waited_for() {
 }
 
 #[test]
-fn row_19_a_lock_whose_key_lost_its_expiry_is_waited_for() {
+fn row_19_a_renewed_lock_whose_key_lost_its_ttl_is_waited_for() {
     let server = Server::start();
     let (ours, theirs) = (connect(&server), connect(&server));
     for key in ["a", "b", "c"] {
@@ -203,7 +203,7 @@ fn row_19_a_hold_whose_key_became_a_list_is_lost() {
 }
 
 #[test]
-fn row_20_no_memory_is_told_at_once_and_releases_work() {
+fn row_20_out_of_memory_is_reported_at_once_and_releases_work() {
     let server = Server::with(&["--maxmemory-policy", "noeviction"]);
     let locks = connect(&server);
     let held = locks.lock("held").expect("locks");
@@ -218,7 +218,7 @@ fn row_20_no_memory_is_told_at_once_and_releases_work() {
 }
 
 #[test]
-fn row_20_no_right_and_no_disk_are_told_at_once() {
+fn row_20_a_missing_right_or_a_full_disk_is_reported_at_once() {
     let server = Server::start();
     let proxy = Proxy::start(server.port());
     let locks = LockManager::connect(&proxy.url()).expect("connects");
@@ -237,7 +237,7 @@ fn row_20_no_right_and_no_disk_are_told_at_once() {
 }
 
 #[test]
-fn row_20_a_password_set_meanwhile_is_told() {
+fn row_20_a_password_set_meanwhile_is_reported() {
     let server = Server::start();
     let old = LockManager::connect(&server.bare_url()).expect("connects");
     let held = old.lock("held").expect("locks");
@@ -255,7 +255,7 @@ fn row_20_a_password_set_meanwhile_is_told() {
 }
 
 #[test]
-fn row_20_what_passes_is_waited_for() {
+fn row_20_a_refusal_that_passes_is_waited_for() {
     let server = Server::start();
     let proxy = Proxy::start(server.port());
     let locks = LockManager::connect(&proxy.url()).expect("connects");
@@ -273,11 +273,11 @@ fn row_20_what_passes_is_waited_for() {
 }
 
 #[test]
-fn row_20_a_replica_is_not_busy_and_a_promotion_within_the_wait_is_enough() {
+fn row_20_a_replica_is_not_reported_as_busy_and_its_promotion_ends_the_wait() {
     let server = Server::start();
     let proxy = Proxy::start(server.port());
     let locks = LockManager::connect(&proxy.url()).expect("connects");
-    follow_nobody(&server);
+    follow_a_missing_master(&server);
     assert_all_unavailable(&locks, "READONLY");
     thread::scope(|scope| {
         let before = proxy.commands("SET");
@@ -295,7 +295,7 @@ fn row_20_a_release_on_a_replica_is_retried_until_its_promotion() {
     let server = Server::start();
     let locks = LockManager::builder(&server.url()).response_timeout(LONG).build().expect("connects");
     let guard = locks.lock("a").expect("locks");
-    follow_nobody(&server);
+    follow_a_missing_master(&server);
     server.reset_stats();
     thread::scope(|scope| {
         scope.spawn(|| {
@@ -308,11 +308,11 @@ fn row_20_a_release_on_a_replica_is_retried_until_its_promotion() {
 }
 
 #[test]
-fn row_20_a_replica_without_its_master_is_not_busy() {
+fn row_20_a_replica_without_its_master_is_not_reported_as_busy() {
     // One that takes writes, as far as it goes: else it would say READONLY first.
     let server = Server::with(&["--replica-serve-stale-data", "no", "--replica-read-only", "no"]);
     let locks = connect(&server);
-    follow_nobody(&server);
+    follow_a_missing_master(&server);
     assert_all_unavailable(&locks, "MASTERDOWN");
     assert_unavailable(&locks.named("a").holder().expect_err("no master"), "MASTERDOWN");
     // Servers before 7 answer PING, which is all that is sent to connect, also in this state.
@@ -330,7 +330,7 @@ fn row_20_a_replica_without_its_master_is_not_busy() {
 }
 
 #[test]
-fn row_20_too_few_replicas_are_not_busy() {
+fn row_20_too_few_replicas_are_not_reported_as_busy() {
     let server = Server::start();
     let locks = connect(&server);
     server.query::<()>(&["CONFIG", "SET", "min-replicas-to-write", "1"]);
@@ -340,7 +340,7 @@ fn row_20_too_few_replicas_are_not_busy() {
 }
 
 #[test]
-fn row_20_an_outage_without_limit_ends_after_what_is_tolerated() {
+fn row_20_a_wait_without_a_limit_ends_after_the_tolerated_outage() {
     let server = Server::start();
     let proxy = Proxy::start(server.port());
     let locks = LockManager::builder(&proxy.url()).tolerate_outage(WAIT).build().expect("connects");
@@ -409,7 +409,7 @@ fn row_21_a_restart_between_lock_and_unlock_costs_one_round_trip() {
 }
 
 #[test]
-fn row_21_a_restart_that_forgets_the_lock_loses_it() {
+fn row_21_a_restart_without_the_key_loses_the_lock() {
     let server = Server::start();
     let locks = connect(&server);
     let guard = locks.lock("a").expect("locks");
@@ -422,7 +422,7 @@ fn row_21_a_restart_that_forgets_the_lock_loses_it() {
 }
 
 #[test]
-fn row_21_a_restart_is_not_seen_by_those_who_only_ask() {
+fn row_21_a_call_that_only_asks_works_after_a_restart() {
     let server = Server::start();
     let locks = connect(&server);
     drop(locks.lock("a").expect("locks"));

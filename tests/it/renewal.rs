@@ -28,7 +28,7 @@ fn row_07_a_renewal_counts_from_its_send() {
 
 /// Else the time that answers take would be added to each period, and be missing at the end of the lease.
 #[test]
-fn row_07_the_next_renewal_is_due_a_period_after_the_last_was_sent() {
+fn row_07_slow_answers_do_not_lengthen_the_renewal_period() {
     const ROUNDS: u32 = 5;
     let (period, late) = (Duration::from_millis(550), Duration::from_millis(500));
     let rig = Rig::with(|builder| builder.renew_every(period).connect_timeout(LONG).response_timeout(LONG));
@@ -98,13 +98,13 @@ fn assert_prompt(mut told: impl FnMut() -> Duration) {
 }
 
 #[test]
-fn row_08_a_hold_whose_renewals_get_no_answer_ends_exactly_with_its_lease() {
+fn row_08_a_hold_whose_renewals_have_no_answer_ends_with_its_lease() {
     let swallow = |rig: &Rig| rig.proxy.always(&renewals_of(&rig.server, "a"), Fault::SwallowCommand);
     assert_prompt(|| told_after_end(swallow, |rig| rig.proxy.clear()));
 }
 
 #[test]
-fn row_08_a_hold_in_a_black_hole_ends_exactly_with_its_lease() {
+fn row_08_a_hold_in_a_black_hole_ends_with_its_lease() {
     let back = |rig: &Rig| {
         rig.proxy.black_hole(false);
         rig.proxy.cut_all();
@@ -113,7 +113,7 @@ fn row_08_a_hold_in_a_black_hole_ends_exactly_with_its_lease() {
 }
 
 #[test]
-fn row_09_a_closure_that_overruns_its_lease_is_lost_if_redis_says_so() {
+fn row_09_a_closure_that_outlasts_its_lease_is_lost_only_if_redis_denies_it() {
     let rig = Rig::new();
     let lock = rig.locks.named("a").renew(false).lease(LEASE / 4);
     let overrun = |then: &dyn Fn()| {
@@ -262,7 +262,7 @@ fn row_32_nothing_is_renewed_after_its_release() {
 }
 
 #[test]
-fn row_32_what_is_said_of_a_renewal_after_its_release_means_nothing() {
+fn row_32_a_renewal_answered_after_the_release_changes_nothing() {
     for late in [Fault::DelayReply(LEASE / 2), Fault::DelayCommand(LEASE / 2)] {
         let rig = Rig::with(|builder| builder.lease(10 * LEASE).renew_every(PERIOD).response_timeout(SOON));
         rig.proxy.on(&renewals_of(&rig.server, "a"), late);
@@ -283,7 +283,7 @@ fn row_32_what_is_said_of_a_renewal_after_its_release_means_nothing() {
 }
 
 #[test]
-fn a_closure_of_ten_leases_keeps_its_lock() {
+fn a_closure_that_lasts_ten_leases_keeps_its_lock() {
     let rig = Rig::with(|builder| builder.connect_timeout(LONG).response_timeout(LONG));
     // Where the machine runs nothing of ours from one renewal until the end of the lease, the lock is lost, and that is right:
     // 400 ms of this lease, where it was 130 of a shorter one.
@@ -320,7 +320,7 @@ fn a_closure_of_ten_leases_keeps_its_lock() {
 }
 
 #[test]
-fn a_closure_that_is_not_renewed_knows_before_another_can_take_its_lock() {
+fn a_hold_without_renewals_is_invalid_before_another_takes_its_lock() {
     let rig = Rig::new();
     let lease = Duration::from_millis(200);
     rig.proxy.always(&renewals_of(&rig.server, "a"), Fault::SwallowCommand);
@@ -351,7 +351,7 @@ fn a_closure_that_is_not_renewed_knows_before_another_can_take_its_lock() {
 }
 
 #[test]
-fn a_release_without_an_answer_is_finished_later() {
+fn a_release_without_an_answer_is_repeated_in_the_background() {
     let rig = Rig::new();
     rig.proxy.always("EVALSHA", Fault::SwallowCommand);
     let guard = rig.locks.lock("a").expect("locks");

@@ -122,7 +122,7 @@ pub(crate) fn spill() {
     let proxy = Proxy::start(port("good"));
     let url = url("worker", IN_URL, proxy.port());
     show_values(&url);
-    show_trouble(&proxy, &url);
+    show_faults(&proxy, &url);
     role::report("end");
 }
 
@@ -218,7 +218,7 @@ fn show_values(url: &str) {
     drop(guard);
 }
 
-fn show_trouble(proxy: &Proxy, url: &str) {
+fn show_faults(proxy: &Proxy, url: &str) {
     let builder = LockManager::builder(url).connect_timeout(ANSWER).response_timeout(ANSWER);
     let locks = builder.lease(Duration::from_secs(1)).tolerate_outage(ANSWER).build().expect("connects");
     let broken = || locks.named("a").wait(ANSWER).lock().map(drop).expect_err("no proper answer");
@@ -263,7 +263,7 @@ fn public_types() -> Vec<String> {
 }
 
 #[test]
-fn the_password_is_in_nothing_that_is_ever_printed() {
+fn the_password_is_never_printed() {
     let (good, unknowing) = (guarded(), Server::with(&["--rename-command", "AUTH", ""]));
     let closed = Server::start();
     closed.kill();

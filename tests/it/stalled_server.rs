@@ -43,21 +43,21 @@ fn survives(server: &Server, stall: impl FnOnce(), end: impl FnOnce()) {
 }
 
 #[test]
-fn row_22_client_pause_is_bounded() {
+fn row_22_calls_during_client_pause_end_by_their_deadline() {
     let server = Server::start();
     let stall = || server.query::<()>(&["CLIENT", "PAUSE", "2500", "ALL"]);
     survives(&server, stall, || ());
 }
 
 #[test]
-fn row_22_a_pause_of_writes_is_bounded_and_can_end_early() {
+fn row_22_calls_during_a_pause_of_writes_end_by_their_deadline() {
     let server = Server::start();
     let stall = || server.query::<()>(&["CLIENT", "PAUSE", "60000", "WRITE"]);
     survives(&server, stall, || server.query(&["CLIENT", "UNPAUSE"]));
 }
 
 #[test]
-fn row_22_a_sleeping_server_is_bounded() {
+fn row_22_calls_to_a_sleeping_server_end_by_their_deadline() {
     let server = Server::start();
     let (mut bed, mut asking) = (server.connect(), server.connect());
     let sleep = redis::cmd("DEBUG").arg("SLEEP").arg("2.5").get_packed_command();
@@ -71,7 +71,7 @@ fn row_22_a_sleeping_server_is_bounded() {
 }
 
 #[test]
-fn row_22_an_endless_script_is_bounded() {
+fn row_22_calls_during_an_endless_script_end_by_their_deadline() {
     let server = Server::with(&["--lua-time-limit", "20"]);
     thread::scope(|scope| {
         let stall = || {

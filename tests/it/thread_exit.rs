@@ -146,18 +146,18 @@ fn end(deed: &str, threads: &str, mut check: impl FnMut(&Server, &str, &Worker))
 }
 
 #[test]
-fn a_manager_whose_last_handle_goes_with_a_thread_stops_its_threads() {
+fn a_manager_dropped_as_a_thread_local_stops_its_threads() {
     end("drop the manager", "all", |server, _, _| assert!(!server.exists("lock:a")));
 }
 
 #[test]
-fn a_guard_that_goes_with_its_thread_is_released() {
+fn a_guard_dropped_as_a_thread_local_is_released() {
     end("drop the guard", "few", |server, _, _| assert!(!server.exists("lock:a")));
     end("drop the guard", "all", |server, _, _| assert!(!server.exists("lock:a")));
 }
 
 #[test]
-fn a_guard_and_its_manager_go_with_their_thread() {
+fn a_guard_and_its_manager_can_be_dropped_as_thread_locals() {
     for threads in ["few", "all"] {
         for deed in ["drop both", "drop the manager first"] {
             end(deed, threads, |server, order, _| {
@@ -169,7 +169,7 @@ fn a_guard_and_its_manager_go_with_their_thread() {
 }
 
 #[test]
-fn what_unlock_says_in_a_thread_that_ends() {
+fn unlock_in_a_thread_that_ends_says_whether_it_was_released() {
     end("unlock", "few", |_, order, child| {
         let said = child.expect_line("", LONG);
         let expected = if order == "after" { "Ok(Released)" } else { "not confirmed" };
@@ -178,23 +178,23 @@ fn what_unlock_says_in_a_thread_that_ends() {
 }
 
 #[test]
-fn a_thread_local_that_takes_locks_as_it_is_dropped_has_them() {
+fn a_thread_local_can_take_locks_as_it_is_dropped() {
     end("lock others", "few", |server, _, _| assert!(keys(server).is_empty()));
     end("lock others", "all", |server, _, _| assert!(keys(server).is_empty()));
 }
 
 #[test]
-fn a_thread_local_that_waits_for_a_lock_as_it_is_dropped_has_it() {
+fn a_thread_local_can_wait_for_a_lock_as_it_is_dropped() {
     end("wait", "few", |server, _, _| assert!(server.get("lock:foreign").as_deref() != Some("somebody")));
 }
 
 #[test]
-fn a_thread_local_that_deletes_its_own_lock_as_it_is_dropped_ends_in_order() {
+fn a_thread_local_can_force_unlock_its_own_lock_as_it_is_dropped() {
     end("force", "all", |server, _, _| assert!(!server.exists("lock:a")));
 }
 
 #[test]
-fn a_thread_local_takes_a_lock_once_more_only_while_the_map_is_there() {
+fn a_thread_local_can_reenter_a_lock_only_while_the_map_of_holds_exists() {
     end("reenter", "few", |_, order, child| {
         let said = child.expect_line("", LONG);
         let expected = if order == "after" { "Ok(2)" } else { "Err(true)" };

@@ -49,7 +49,7 @@ fn row_24_reentry_after_the_lease_ran_out_is_lost() {
 }
 
 #[test]
-fn row_24_reentry_does_not_take_what_somebody_else_has_by_now() {
+fn row_24_reentry_does_not_take_a_lock_that_another_holds_now() {
     let server = Server::start();
     let (ours, theirs) = (connect(&server), connect(&server));
     let outer = ours.named("a").lease(Duration::from_millis(100)).renew(false).lock().expect("locks");
@@ -103,7 +103,7 @@ fn row_27_a_panic_in_a_closure_releases_once() {
 }
 
 #[test]
-fn row_27_a_panic_while_redis_is_gone_is_neither_lost_nor_an_abort() {
+fn row_27_a_panic_without_redis_keeps_its_payload_and_does_not_abort() {
     let server = Server::start();
     let locks = LockManager::builder(&server.url()).response_timeout(WAIT).build().expect("connects");
     let payload = within(WAIT + SLACK, "unwinding", || {
@@ -155,7 +155,7 @@ fn row_29_a_guard_is_not_send() {
 }
 
 #[test]
-fn row_30_guards_may_go_in_any_order() {
+fn row_30_guards_can_be_dropped_in_any_order() {
     let server = Server::start();
     let locks = connect(&server);
     for order in [[0, 1, 2], [0, 2, 1], [1, 0, 2], [1, 2, 0], [2, 0, 1], [2, 1, 0]] {
@@ -176,7 +176,7 @@ fn row_30_guards_may_go_in_any_order() {
 }
 
 #[test]
-fn row_30_an_outer_guard_that_goes_first_keeps_the_lock_from_others() {
+fn row_30_an_outer_guard_dropped_first_does_not_release_the_lock() {
     let server = Server::start();
     let locks = connect(&server);
     let outer = locks.lock("a").expect("locks");
@@ -193,7 +193,7 @@ fn row_30_an_outer_guard_that_goes_first_keeps_the_lock_from_others() {
 }
 
 #[test]
-fn row_31_depth_has_an_end_and_does_not_wrap() {
+fn row_31_reentry_beyond_the_greatest_depth_is_an_error() {
     let server = Server::start();
     let lock = connect(&server).named("a").lease(Duration::from_secs(600));
     let first = lock.lock().expect("locks");
@@ -250,7 +250,7 @@ fn assert_names_the_holder(owner: &Owner, error: &Error) {
 }
 
 #[test]
-fn row_33_a_deadlock_of_two_threads_is_broken_by_the_deadline() {
+fn row_33_a_deadlock_of_two_threads_ends_by_the_deadline() {
     let server = Server::start();
     let locks = connect(&server);
     let (owner, error) = embrace(&locks, &locks);
@@ -259,7 +259,7 @@ fn row_33_a_deadlock_of_two_threads_is_broken_by_the_deadline() {
 }
 
 #[test]
-fn row_33_a_deadlock_of_two_managers_is_broken_by_the_deadline() {
+fn row_33_a_deadlock_of_two_managers_ends_by_the_deadline() {
     let server = Server::start();
     let (owner, error) = embrace(&connect(&server), &connect(&server));
     assert_names_the_holder(&owner, &error);
@@ -321,7 +321,7 @@ fn assert_would_deadlock(result: Result<Option<LockGuard>, Error>) {
 }
 
 #[test]
-fn row_34_a_second_manager_of_the_same_thread_is_told_at_once() {
+fn row_34_a_second_manager_of_the_same_thread_fails_at_once() {
     let server = Server::start();
     let (first, second) = (connect(&server), connect(&server));
     let guard = first.lock("a").expect("locks");
@@ -339,7 +339,7 @@ fn row_34_a_second_manager_of_the_same_thread_is_told_at_once() {
 }
 
 #[test]
-fn row_34_a_second_manager_is_told_even_behind_others_who_wait_there() {
+fn row_34_a_second_manager_fails_even_behind_other_waiters() {
     let server = Server::start();
     let (first, second) = (connect(&server), connect(&server));
     let guard = first.lock("a").expect("locks");
@@ -354,7 +354,7 @@ fn row_34_a_second_manager_is_told_even_behind_others_who_wait_there() {
 }
 
 #[test]
-fn row_34_managers_with_different_prefixes_do_not_meet() {
+fn row_34_managers_with_different_prefixes_do_not_conflict() {
     let server = Server::start();
     let other = LockManager::builder(&server.bare_url()).prefix("other:").build().expect("connects");
     let _guard = connect(&server).lock("a").expect("locks");

@@ -94,7 +94,7 @@ fn a_waiter_is_woken_by_a_release_in_another_manager() {
 }
 
 #[test]
-fn a_lease_that_nobody_renews_is_waited_for_to_its_end_and_no_longer() {
+fn a_waiter_takes_an_abandoned_lock_when_its_lease_ends() {
     let scene = Scene::new();
     let lease = Duration::from_secs(2);
     let start = Instant::now();
@@ -135,8 +135,8 @@ fn listening() -> usize {
 
 #[test]
 #[cfg(target_os = "linux")]
-fn nothing_is_listened_for_where_nobody_waits_for_others() {
-    if !is_alone("nothing_is_listened_for_where_nobody_waits_for_others") {
+fn no_listener_starts_while_nothing_waits_for_another_process() {
+    if !is_alone("no_listener_starts_while_nothing_waits_for_another_process") {
         return;
     }
     let scene = Scene::new();
@@ -205,7 +205,7 @@ fn a_hundred_waiters_share_a_listener_and_send_nothing() {
 
 /// Word may come to a thread whose wait is just over: then it is the next one's.
 #[test]
-fn a_waiter_that_gives_up_while_it_is_woken_keeps_nobody() {
+fn a_waiter_that_gives_up_while_it_is_woken_delays_no_other() {
     let Scene { server, locks, others: _ } = &Scene::new();
     let wait = Duration::from_millis(40);
     let mut gave_up = 0;
@@ -243,7 +243,7 @@ fn a_waiter_that_gives_up_while_it_is_woken_keeps_nobody() {
 
 /// The listener asks on a waiter's behalf, and the answer comes when the wait is over, or never.
 #[test]
-fn what_is_taken_for_a_thread_that_has_left_is_given_back() {
+fn a_lock_taken_for_a_waiter_that_has_given_up_is_released() {
     let rig = Rig::new();
     let (wait, rest) = (ANSWER, Duration::from_millis(20));
     let late = [Fault::DelayCommand(3 * rest), Fault::DelayReply(3 * rest), Fault::DropReply];
@@ -267,7 +267,7 @@ fn what_is_taken_for_a_thread_that_has_left_is_given_back() {
 }
 
 #[test]
-fn a_waiter_that_panics_with_the_lock_keeps_nobody() {
+fn a_waiter_that_panics_with_the_lock_delays_no_other() {
     let Scene { server, locks, others: _ } = &Scene::new();
     for _ in 0..10 {
         let name = &unique_key("a");
@@ -291,7 +291,7 @@ fn a_waiter_that_panics_with_the_lock_keeps_nobody() {
 }
 
 #[test]
-fn a_manager_that_waited_ends_at_once_and_leaves_nothing() {
+fn a_manager_dropped_after_waiting_ends_at_once_and_leaves_nothing() {
     let scene = Scene::new();
     for _ in 0..3 {
         let locks = LockManager::connect(&scene.server.url()).expect("connects");
@@ -313,7 +313,7 @@ fn a_manager_that_waited_ends_at_once_and_leaves_nothing() {
 }
 
 #[test]
-fn a_manager_that_waited_ends_by_its_deadline_when_redis_does_not_answer() {
+fn a_manager_dropped_after_waiting_ends_by_its_deadline_without_redis() {
     for what in ["paused", "gone"] {
         let server = Server::start();
         let locks = builder(&server.url()).response_timeout(SOON).build().expect("connects");
@@ -354,7 +354,7 @@ fn beside_many_rivals() -> Rig {
 /// A waiter that is woken leaves the lock to the rivals that it has seen, and looks then; so does a
 /// newcomer, which relies on Redis from its first look on.
 #[test]
-fn a_waiter_that_has_seen_rivals_leaves_them_time_before_it_looks() {
+fn a_waiter_with_rivals_leaves_them_time_before_it_tries() {
     let rig = Rig::with(|builder| builder.response_timeout(SOON));
     rig.proxy.always("SET lock:a", Fault::DelayReply(Duration::from_millis(30)));
     let looks = || rig.proxy.commands("SET lock:a");
@@ -395,7 +395,7 @@ fn a_waiter_that_has_seen_rivals_leaves_them_time_before_it_looks() {
 }
 
 #[test]
-fn a_wait_that_is_shorter_than_the_sleep_for_rivals_ends_on_time() {
+fn a_wait_shorter_than_the_pause_for_rivals_ends_on_time() {
     let rig = beside_many_rivals();
     rig.proxy.clear();
     let wait = ANSWER / 10;
@@ -408,7 +408,7 @@ fn a_wait_that_is_shorter_than_the_sleep_for_rivals_ends_on_time() {
 
 /// A lock is not known to be busy before Redis has said so.
 #[test]
-fn a_wait_that_is_shorter_than_the_sleep_for_rivals_ends_with_a_look() {
+fn a_wait_shorter_than_the_pause_for_rivals_ends_with_an_attempt() {
     let rig = beside_many_rivals();
     let wait = ANSWER / 4;
     // Up to three times, where the machine itself held up the look.
@@ -421,7 +421,7 @@ fn a_wait_that_is_shorter_than_the_sleep_for_rivals_ends_with_a_look() {
 
 /// Redis wakes waiters in the order of their connections: without more ado, the third would never get its turn.
 #[test]
-fn of_three_who_wait_for_each_other_none_is_left_out() {
+fn of_three_waiters_that_take_turns_none_starves() {
     let server = Server::start();
     let managers = [(); 3].map(|()| LockManager::connect(&server.url()).expect("connects"));
     let done = &AtomicBool::new(false);

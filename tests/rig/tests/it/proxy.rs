@@ -83,7 +83,7 @@ fn the_server_learns_that_the_client_behind_the_proxy_is_gone() {
 }
 
 #[test]
-fn drop_reply_executes_and_says_nothing() {
+fn drop_reply_executes_and_sends_no_reply() {
     let (server, proxy) = server_and_proxy();
     let mut connection = connect_hasty(&proxy.bare_url());
     proxy.on("set", Fault::DropReply);
@@ -322,7 +322,7 @@ fn held_replies_come_in_order_afterwards() {
 }
 
 #[test]
-fn a_proxy_ends_whatever_it_is_doing() {
+fn a_proxy_ends_while_replies_are_delayed_or_held() {
     let (server, proxy) = server_and_proxy();
     let mut connections = [(); 4].map(|()| connect(&proxy.bare_url()));
     proxy.on_nth("SET", 1, Fault::DelayReply(2 * LONG));

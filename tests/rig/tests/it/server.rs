@@ -62,7 +62,7 @@ fn a_server_that_cannot_start_says_so() {
 
 #[test]
 #[should_panic(expected = "was taken")]
-fn a_taken_port_is_told_from_a_failed_start() {
+fn a_taken_port_is_distinguished_from_a_failed_start() {
     let server = Server::start();
     server.kill();
     let _squatter = TcpListener::bind(("127.0.0.1", server.port())).expect("a free port");

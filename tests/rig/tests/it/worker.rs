@@ -13,7 +13,7 @@ pub(crate) fn echo() {
 }
 
 #[test]
-fn a_worker_hears_and_answers() {
+fn a_worker_receives_lines_and_reports() {
     let mut worker = Worker::spawn("echo", &[("greeting", "echo")]);
     worker.send("one");
     worker.send("two");
