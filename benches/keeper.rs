@@ -1,5 +1,5 @@
-//! What keeping a lock costs: renewing ten thousand of them, beside the same scripts pipelined by hand, and the
-//! memory that they take.
+//! What keeping a lock costs: renewing ten thousand of them, beside the same scripts pipelined by
+//! hand, and the memory that they take.
 //!
 //! Takes about half a minute, most of it waiting for renewals to fall due.
 
@@ -34,7 +34,7 @@ fn main() {
         println!("memory per held lock: {} bytes (resident, guard included)", (after - before) / HOLDS);
     }
 
-    // Keys of their own: a manager is told when others change those of its holds.
+    // Keys of their own: a manager gets invalidations when others change the keys of its holds.
     let mut connection = server.connect();
     for n in 0..HOLDS {
         let set = redis::cmd("SET").arg(format!("by hand:{n}")).arg(token(n)).query(&mut connection);
@@ -56,8 +56,8 @@ fn main() {
     println!("{:<36}{:>12.1} ms, {:.2} x floor", "keeper", keeper * 1e3, keeper / floor);
 }
 
-/// From the end of the first batch to the end of the last, for all of them. They fall due together when the listener, whose
-/// connection is killed, is back: it may have missed something.
+/// From the end of the first batch to the end of the last, for all of them. They fall due together
+/// when the listener, whose connection is killed, is back: it may have missed an invalidation.
 fn renewed_by_keeper(locks: &LockManager, connection: &mut redis::Connection) -> Duration {
     let renewed = || locks.stats().renewed;
     let done = |count| {
@@ -81,7 +81,7 @@ fn token(n: u64) -> String {
 fn renewed_by_hand(connection: &mut redis::Connection) -> Duration {
     let script = include_str!("../src/store/renew.lua");
     let hash: String = redis::cmd("SCRIPT").arg("LOAD").arg(script).query(connection).expect("loads");
-    // With a lease, as those of the keeper have: each renewal is a longer one.
+    // With a lease, like the keeper's: each renewal sets a longer one.
     for n in 0..HOLDS {
         redis::cmd("PEXPIRE").arg(format!("by hand:{n}")).arg(60_000).exec(connection).expect("expires");
     }

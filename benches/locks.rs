@@ -1,8 +1,9 @@
 //! What a lock costs, side by side with the floor of the same run: `cargo bench`.
 //!
-//! The floor is one open connection that sends `SET key token NX PX` and the compare-and-delete by `EVALSHA`, and
-//! waits for each answer: the least that any lock of this kind can do. Machines wander by a factor of three from
-//! minute to minute, so floor and subject take turns in short rounds, and the medians are compared.
+//! The floor is one open connection that sends `SET key token NX PX` and the compare-and-delete by
+//! `EVALSHA`, and waits for each answer: the least that any lock of this kind can do. Machines vary
+//! by a factor of three from minute to minute, so floor and subject alternate in short rounds, and
+//! the medians are compared.
 
 mod support;
 
@@ -32,7 +33,8 @@ fn main() {
     println!("\nMedians of {ROUNDS} interleaved rounds of {CYCLES} cycles:");
     side_by_side("placed by the scheduler", &server, &locks);
     if pin_apart(&server) {
-        // New threads of a new manager: those that were started before keep the cores that they had.
+        // New threads of a new manager: those that were started before keep the cores that they
+        // had.
         let locks = LockManager::connect(&server.url()).expect("a Redis of our own");
         side_by_side("client and server on their own cores", &server, &locks);
     }
@@ -55,8 +57,8 @@ fn one_by_one(criterion: &mut Criterion, server: &Server, locks: &LockManager) {
     criterion.bench_function("is_valid", |b| b.iter(|| black_box(guard.is_valid())));
 }
 
-/// Floor and subject in turns, as ratios. One subject at a time: threads that were spread over the cores in one
-/// round would change the next one's luck.
+/// Floor and subject in turns, as ratios. One subject at a time: where one round spreads its
+/// threads over the cores, that changes the next one's luck.
 fn side_by_side(title: &str, server: &Server, locks: &LockManager) {
     let mut floor = Floor::new(server);
     let mut floor_cycles = || (0..CYCLES).for_each(|_| floor.cycle("lock:floor"));

@@ -25,7 +25,7 @@ use support::children::{self, Child};
 use support::figures::{Figure, Gauge, Report, Spread, cpu_time, threads_named};
 use support::{Floor, Rounds, pin_apart, take_turns};
 
-/// The one thread of a manager that is told by Redis what became free.
+/// The thread of a manager that receives Redis's invalidations.
 const LISTENER: &str = "relatch-listen";
 
 struct Part {
@@ -92,9 +92,9 @@ fn connect(server: &Server) -> LockManager {
     LockManager::connect(&server.url()).expect("a Redis of our own")
 }
 
-/// From a release here to the return of `lock` in a process that waits; and, in turns with it, a
-/// `PING` on a plain connection that was left alone for as long, and the same by hand: a release by
-/// `EVALSHA` here, and a thread there that hears of it and has nothing to do but to send its `SET`.
+/// From a release here to the return of `lock` in a process that waits. In turns with it, a `PING`
+/// on a plain connection that was idle for as long, and the same by hand: a release by `EVALSHA`
+/// here, and a thread there that receives the invalidation and only sends its `SET`.
 fn handoff(report: &mut Report) {
     const SAMPLES: usize = 300;
     /// Not counted: connections are opened, threads are started.
@@ -182,8 +182,8 @@ fn pinned(pin: fn(&Server) -> bool, run: impl FnOnce(&Server) + Send) {
     });
 }
 
-/// A round is one turn of each thread, at the mean time that a turn took just then: a thread in
-/// line waits for one. In the time of a floor cycle they are to make `least` turns.
+/// A round is one turn of each thread, at the mean time that a turn took just then: a waiting
+/// thread waits for one. In the time of a floor cycle they are to make `least` turns.
 fn eight_threads(report: &mut Report, placed: &str, server: &Server, least: f64, p99_below: Option<f64>) {
     const THREADS: u32 = 8;
     /// Turns, or floor cycles, at a stretch.
@@ -219,8 +219,8 @@ fn eight_threads(report: &mut Report, placed: &str, server: &Server, least: f64,
     report.must(&of("longest wait"), longest, "< 20 ms", longest < bound);
 }
 
-/// Threads that wait for a long time: what they ask of Redis meanwhile, what they cost, and whether
-/// all of them have the lock in the end.
+/// Threads that wait for a long time: what they send to Redis meanwhile, what they cost, and
+/// whether all of them take the lock in the end.
 fn idle(report: &mut Report) {
     const KEYS: u64 = 100;
     const SPAN: Duration = Duration::from_secs(11);
@@ -259,7 +259,7 @@ fn idle(report: &mut Report) {
     });
 }
 
-/// What a lock costs that nobody else wants: nothing that has to do with waiting.
+/// What an uncontended lock costs: nothing that has to do with waiting.
 fn alone(report: &mut Report) {
     const TIMES: u64 = 1000;
 

@@ -66,7 +66,7 @@ impl Child {
         self.tell(format_args!("{threads} {} {}", nanos(span), nanos(hold)));
     }
 
-    /// What came of its turns. A child that is gone counts as one turn that failed.
+    /// The result of its turns. A child that has ended counts as one turn that failed.
     pub(crate) fn tally(&mut self, span: Duration) -> Tally {
         let numbers = self.try_numbers::<6>().unwrap_or_else(|line| {
             eprintln!("waiting: process {} said {line:?} in place of what it did", self.0.pid());
@@ -122,8 +122,8 @@ fn waiter(locks: &LockManager, key: &str) {
     }
 }
 
-/// The least that a waiter can be that Redis wakes: one thread, which receives the invalidation on one
-/// connection, and sends its `SET` on the other.
+/// The least that a waiter can be that Redis wakes: one thread, which receives the invalidation on
+/// one connection, and sends its `SET` on the other.
 fn by_hand(url: &str, key: &str) {
     let client = redis::Client::open(url).expect("a URL");
     let [mut listener, mut connection] = [(); 2].map(|()| client.get_connection().expect("connects"));

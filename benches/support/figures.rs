@@ -16,14 +16,14 @@ pub(crate) fn cpu_time() -> Duration {
     Duration::try_from(time).expect("a clock that counts upwards from zero")
 }
 
-/// How many threads of this process bear that name, where the system tells.
+/// How many threads of this process have that name, where the system tells.
 pub(crate) fn threads_named(name: &str) -> Option<u64> {
     /// Linux keeps no more of a name.
     const KEPT: usize = 15;
 
     let name = &name[..name.len().min(KEPT)];
     let tasks = std::fs::read_dir("/proc/self/task").ok()?;
-    // A thread that ended meanwhile has no name any more.
+    // A thread that has ended meanwhile has no name any more.
     let names = tasks.flatten().flat_map(|task| std::fs::read_to_string(task.path().join("comm")));
     u64::try_from(names.filter(|found| found.trim_end() == name).count()).ok()
 }

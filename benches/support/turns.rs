@@ -10,7 +10,7 @@ use relatch::LockManager;
 use super::figures::{cpu_time, ratio};
 use super::{COMPARE_AND_DELETE, load};
 
-/// What takes a lock, does something, and gives the lock back.
+/// Takes a lock, does something, and releases the lock.
 pub(crate) trait Taker: Send {
     fn turn(&mut self, inside: &mut dyn FnMut()) -> Result<(), String>;
 }
@@ -29,7 +29,7 @@ impl Taker for Relatch<'_> {
 }
 
 /// The thirty lines that many programs have: `SET NX PX`, a pause where the lock is busy, compare
-/// and delete. With one connection for each thread, which is never waited for.
+/// and delete. Each thread has its own connection, and never waits for one.
 pub(crate) struct Polling {
     connection: redis::Connection,
     kind: Kind,
@@ -41,7 +41,7 @@ pub(crate) struct Polling {
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Kind {
     /// As with `r2d2`, which sends a `PING` whenever it lends a connection: once to take the lock
-    /// and once to give it back.
+    /// and once to release it.
     Pooled,
     /// Nothing but these commands.
     Bare,
@@ -96,7 +96,7 @@ impl Taker for Polling {
     }
 }
 
-/// What came of it.
+/// The result.
 #[derive(Clone, Copy, Default)]
 pub(crate) struct Tally {
     /// Turns whose wait ended before the time was up.
@@ -109,7 +109,7 @@ pub(crate) struct Tally {
     pub(crate) cpu: Duration,
     /// Turns that ended in an error.
     pub(crate) failed: u64,
-    /// Turns in which another thread of the process had the lock, too.
+    /// Turns in which another thread of the process held the lock, too.
     pub(crate) overlapped: u64,
 }
 
@@ -127,13 +127,13 @@ impl Tally {
         Duration::from_secs_f64(all.as_secs_f64() / ratio(self.turns.max(1), 1))
     }
 
-    /// Takes in what came of another stretch.
+    /// Adds the result of another stretch.
     pub(crate) fn then(&mut self, other: Tally) {
         self.span += other.span;
         self.beside(other);
     }
 
-    /// Takes in what others did in the same time.
+    /// Adds what others did in the same time.
     pub(crate) fn beside(&mut self, other: Tally) {
         self.turns += other.turns;
         self.span = self.span.max(other.span);
@@ -145,8 +145,8 @@ impl Tally {
     }
 }
 
-/// Each taker gets a thread, takes turns for `span`, and has the lock for `hold` each time. A wait
-/// that has begun at the end of the span goes on: it counts as a wait, but not as a turn.
+/// Each taker gets a thread, takes turns for `span`, and holds the lock for `hold` each time. A
+/// wait that has begun at the end of the span goes on: it counts as a wait, but not as a turn.
 pub(crate) fn take_turns_for<T: Taker>(takers: &mut [T], span: Duration, hold: Duration) -> Tally {
     let (start, inside) = (&Barrier::new(takers.len()), &AtomicBool::new(false));
     let cpu_before = cpu_time();

@@ -1,9 +1,9 @@
 //! Counts the commands that clients send.
 //!
-//! `INFO commandstats` counts the commands that scripts execute too, and does not tell them apart.
-//! `MONITOR` shows each command with the address of the client that sent it, or with `lua` where a
-//! script executed it. That costs the server a few microseconds per command, so a run is either
-//! watched or timed.
+//! `INFO commandstats` also counts the commands that scripts execute, and does not distinguish
+//! them. `MONITOR` shows each command with the address of the client that sent it, or with `lua`
+//! where a script executed it. That costs the server a few microseconds per command, so a run is
+//! either watched or timed.
 
 use std::io::{Read, Write};
 use std::net::TcpStream;
@@ -14,10 +14,10 @@ use relatch_rig::Server;
 
 use super::figures::Commands;
 
-/// The last command that is looked at, and not counted.
+/// The last command, which is not counted.
 const END: &str = "the watch ends";
 
-/// Notes all commands from when it was made.
+/// Records all commands from its start.
 pub(crate) struct Watch {
     connection: redis::Connection,
     /// Keeps everything as it comes: parsing is left for the end, when the cores are free.

@@ -1,5 +1,5 @@
-//! What a lock costs where nobody else wants it, where other programs want the cores, and where
-//! program and server have one core.
+//! What a lock costs where it is uncontended, where other programs want the cores, and where
+//! program and server share one core.
 
 use std::hint::black_box;
 use std::thread;
@@ -14,7 +14,7 @@ use crate::support::{Floor, Rounds, pin_apart, pin_together};
 
 use super::{connect, eight_threads, pinned};
 
-/// Lock and unlock of a free lock, in turns with the floor; and of a lock that the thread has.
+/// Lock and unlock of a free lock, in turns with the floor; and of a lock that the thread holds.
 pub(crate) fn cycle(report: &mut Report) {
     const PAIRS: u32 = 5_000;
     const ROUNDS: usize = 201;
@@ -80,7 +80,7 @@ pub(crate) fn busy(report: &mut Report) {
     }
 }
 
-/// On one core no figure depends on what it costs to wake another one, so they hardly vary.
+/// On one core no figure depends on the cost of waking another, so they hardly vary.
 pub(crate) fn one_core(report: &mut Report) {
     const THREADS: usize = 8;
 
@@ -111,7 +111,7 @@ fn trouble(tallies: &[Tally; 3]) -> u64 {
 /// Who takes turns side by side.
 const NAMES: [&str; 3] = ["by hand", "by hand, bare", "relatch"];
 
-/// What one of them did, and the CPU time of the server meanwhile.
+/// The result of one of them, and the CPU time of the server meanwhile.
 #[derive(Clone, Copy, Default)]
 struct Side {
     tally: Tally,

@@ -40,7 +40,7 @@ pub(crate) fn processes(report: &mut Report) {
     report.must_be_none("turns that failed", all.failed);
 }
 
-/// Holds that are long beside a hand-off: a waiter that looks too late waits for a whole one.
+/// Holds that are long beside a hand-off: a waiter that tries too late waits for a whole one.
 pub(crate) fn long(report: &mut Report) {
     const SPAN: Duration = Duration::from_secs(6);
     const HOLD: Duration = Duration::from_millis(20);
@@ -142,8 +142,8 @@ fn together(tallies: &[Tally]) -> Tally {
     all
 }
 
-/// Processes wait for one hold to end. Then each takes the lock once and has it for a millisecond.
-/// All are new, and have seen no other holder.
+/// Processes wait for one hold to end. Then each takes the lock once and holds it for a
+/// millisecond. All are new, and have seen no other holder.
 pub(crate) fn cascade(report: &mut Report) {
     for (processes, bound, commands) in [(50, 200, 30.0), (200, 700, 50.0), (400, 2000, 100.0)] {
         let of = |what: &str| format!("{processes}: {what}");
@@ -234,8 +234,8 @@ impl Cascade {
     }
 }
 
-/// Waits until each process has a connection that tracks what it reads: by then its waiter sleeps.
-/// A build whose waiters poll is given ten seconds.
+/// Waits until each process has a connection with tracking on: by then its waiter sleeps. A build
+/// whose waiters poll gets ten seconds.
 fn until_all_are_told(gauge: &mut Gauge, processes: usize) {
     let deadline = Instant::now() + Duration::from_secs(10);
     while gauge.tracking() < processes as u64 {

@@ -1,4 +1,5 @@
-//! The checker finds what is wrong with locks that are made as many are: the test of the tests in `weathers`.
+//! The checker finds the mistakes that many locks have, which shows that the tests in `weathers`
+//! work.
 
 use std::panic::catch_unwind;
 use std::time::{Duration, Instant};
@@ -8,10 +9,11 @@ use serial_test::serial;
 use crate::faults::Weather;
 use crate::round;
 
-/// How soon.
+/// How long a mistake may take to be found.
 const LIMIT: Duration = Duration::from_secs(60);
 
-/// Runs rounds with a mistake compiled in until it is found: `expected` is the beginning of what has to be said.
+/// Runs rounds with a mistake compiled in until it is found: `expected` is the beginning of the
+/// violation.
 fn is_found(flaw: &str, weather: Weather, expected: &str) {
     let start = Instant::now();
     for seed in 0.. {

@@ -1,4 +1,4 @@
-//! The weather: what goes wrong while the workers work, by a seed.
+//! The weather: which faults happen while the workers work, by a seed.
 
 use std::fs;
 use std::path::PathBuf;
@@ -15,10 +15,10 @@ use crate::roles::KEYS;
 /// How many processes take locks.
 const PROCESSES: u64 = 3;
 
-/// Longer than a process takes to start, and to finish what it is at.
+/// Longer than a worker takes to start, and to finish its last turn.
 const FINISH: Duration = Duration::from_secs(30);
 
-/// The file with what the server's clock is ahead.
+/// The file that says how far the server's clock is ahead.
 const AHEAD: &str = "ahead";
 
 /// What goes wrong, over and over.
@@ -32,11 +32,11 @@ pub(crate) enum Weather {
     Cuts,
     /// Nothing passes for a while.
     BlackHoles,
-    /// The server is stopped, and goes on.
+    /// The server is stopped, and continued.
     Pauses,
     /// The server is killed, and started again without its keys.
     Restarts,
-    /// A process is stopped, and goes on.
+    /// A process is stopped, and continued.
     Stops,
     /// A process is killed.
     Kills,
@@ -47,18 +47,19 @@ pub(crate) enum Weather {
 }
 
 impl Weather {
-    /// The server itself gives locks away.
+    /// Whether the server itself deletes locks that are held.
     pub(crate) fn gives_away(self) -> bool {
         matches!(self, Weather::Restarts | Weather::Evictions | Weather::Clocks)
     }
 
-    /// Long enough, where locks are given away, that being told is not the same as the end of the lease.
+    /// Long enough, where the server deletes held locks, that a report of the loss differs from the
+    /// end of the lease.
     pub(crate) fn lease(self) -> Duration {
         Duration::from_millis(if self.gives_away() { 3000 } else { 300 })
     }
 
-    /// The lease of one of the keys: longer than a round where nobody has to wait for its end, so that a key which is
-    /// forgotten is still there when all is over.
+    /// The lease of one of the keys. Where no worker has to wait for its end, it is longer than a
+    /// round, so that an orphan is still there when the round is over.
     fn long_lease(self) -> Duration {
         if self.gives_away() || self == Weather::Kills { self.lease() } else { Duration::from_secs(60) }
     }
@@ -74,7 +75,7 @@ pub(crate) struct Scene {
     seeds: u64,
     flaw: String,
     pub(crate) records: TempDir,
-    /// Where it is written how many seconds the server's clock is ahead.
+    /// The directory of the file that says how far the server's clock is ahead.
     clock: TempDir,
     pub(crate) stops: Vec<(u32, Duration, Duration)>,
     pub(crate) deaths: Vec<(u32, Duration)>,
@@ -129,7 +130,7 @@ impl Scene {
         self.workers.push(Worker::spawn("worker", &args));
     }
 
-    /// Lets things go wrong for so long, and then no more.
+    /// Causes faults for so long, and then no more.
     pub(crate) fn rage(&mut self, span: Duration) {
         let end = now() + span;
         while now() < end {
@@ -140,13 +141,13 @@ impl Scene {
         self.proxy.clear();
     }
 
-    /// How often something went wrong: a message has to come by to be spoilt.
+    /// How often a fault happened: one that spoils a message needs a message.
     pub(crate) fn faults(&self) -> u64 {
         let of_messages = matches!(self.weather, Weather::Delays | Weather::Losses | Weather::Cuts);
         if of_messages { self.proxy.fired() } else { self.strikes }
     }
 
-    /// Lets the workers finish, and checks that they leave nothing behind.
+    /// Has the workers stop, and checks that they do.
     pub(crate) fn end(&mut self) {
         for worker in &mut self.workers {
             worker.send("stop");
@@ -156,7 +157,7 @@ impl Scene {
         }
     }
 
-    /// Has the managers dropped: whoever leaves a thread or a file behind fails.
+    /// Has the managers dropped: a worker that leaves a thread or a file behind fails.
     pub(crate) fn leave(&mut self) {
         for worker in &mut self.workers {
             assert_eq!(worker.ask("end"), "clean");
@@ -173,7 +174,7 @@ impl Scene {
             Weather::Losses => {
                 let fault = self.lose();
                 self.spoil(fault);
-                self.lasts(20, 120); // Each costs somebody a response timeout.
+                self.lasts(20, 120); // Each costs a worker a response timeout.
             }
             Weather::Cuts if self.rng.random_ratio(1, 8) => self.proxy.cut_all(),
             Weather::Cuts => {
@@ -268,8 +269,7 @@ impl Scene {
         self.lasts(10, 100);
     }
 
-    /// Leaves things as they are for so many milliseconds: how long a fault lasts, or how long it is fine in between. Nothing is waited
-    /// for here.
+    /// How long a fault lasts, or the time until the next. Nothing is waited for here.
     fn lasts(&mut self, least: u64, most: u64) {
         thread::sleep(self.millis(least, most));
     }

@@ -1,7 +1,8 @@
-//! Whether what the workers claimed can all be true, given what the server was asked and what it answered.
+//! Whether all that the workers claimed can be true, given what the server was sent and what it
+//! answered.
 //!
-//! Everything that is called a violation here is one for certain: where a time is not known exactly, the checker takes the
-//! end of it that speaks for the lock.
+//! Each violation is certain: where a time is not known exactly, the checker takes the bound that
+//! favours the lock.
 
 use std::collections::{BTreeMap, HashMap};
 use std::fmt;
@@ -14,34 +15,38 @@ use crate::record::Claim;
 /// How late a call may return: the machine is busy, and everything on it runs on two cores.
 const LATE: Duration = Duration::from_secs(1);
 
-/// Redis counts whole milliseconds: a key may stand up to one longer than its lease; two, to be certain.
+/// Redis counts whole milliseconds: a key may live up to one longer than its lease; two, to be
+/// certain.
 const GRAIN: Duration = Duration::from_millis(2);
 
-/// What the checker has to know of the world besides.
+/// What else the checker has to know.
 #[derive(Default)]
 pub(crate) struct World {
     /// Processes that were stopped, and when.
     pub(crate) stops: Vec<(u32, Duration, Duration)>,
-    /// Processes that were killed, and just before when: who is dead believes nothing, and may be taken over from.
+    /// Processes that were killed, and a time just before that. A dead process believes nothing,
+    /// and its locks may be taken over.
     pub(crate) deaths: Vec<(u32, Duration)>,
-    /// Where the server gave locks away: how soon a hold that is renewed was told.
+    /// Where the server deletes held locks: how soon the loss of a renewed hold is reported.
     pub(crate) told_within: Option<Duration>,
-    /// Keys are lost together with answers. (Then a release may call released what went another way: see "not promised".)
+    /// Keys are lost together with answers. (Then a release may report `Released` for a lock that
+    /// ended in another way: see "not promised".)
     pub(crate) restarts: bool,
     /// How long a release may take.
     pub(crate) release: Duration,
 }
 
-/// What was found.
+/// The result.
 #[derive(Debug, Default)]
 pub(crate) struct Verdict {
     pub(crate) acquisitions: usize,
-    /// Those that were valid when they were first looked at.
+    /// Holds that were valid when they were first looked at.
     pub(crate) believed: usize,
     pub(crate) refused: usize,
     pub(crate) lost: usize,
     pub(crate) unconfirmed: usize,
-    /// The longest that two believed in the same lock, where the server gave it away.
+    /// The longest time in which two believed in the same lock, where the server deletes held
+    /// locks.
     pub(crate) told_after: Duration,
     pub(crate) violations: Vec<String>,
 }
@@ -63,7 +68,7 @@ pub(crate) fn judge(claims: &[Claim], journal: &[Exchange], world: &World) -> Ve
         verdict.unconfirmed += usize::from(how == Some("Unconfirmed"));
         if let Some(before) = tokens.insert(token, claim) {
             verdict.add("a token was used twice", claim, Some(before));
-            continue; // What was done with it says nothing of either.
+            continue; // What was done with the token proves nothing about either.
         }
         let done = exchanges.get(token).map_or(&[][..], Vec::as_slice);
         verdict.check_truth(claim, done, world);
@@ -84,7 +89,7 @@ impl fmt::Display for Verdict {
 }
 
 impl Verdict {
-    /// Takes in another round.
+    /// Adds another round.
     pub(crate) fn add_up(&mut self, other: &Verdict) {
         self.acquisitions += other.acquisitions;
         self.believed += other.believed;
@@ -99,7 +104,8 @@ impl Verdict {
         self.violations.push(format!("{what}:\n    {claim:?}{other}"));
     }
 
-    /// Every wait ends by its deadline, and every release by its limit; not counted while the process is stopped.
+    /// Every wait ends by its deadline, and every release by its limit; the time in which the
+    /// process is stopped does not count.
     fn check_times(&mut self, claim: &Claim, world: &World) {
         let stopped = |from: Duration, to: Duration| -> Duration {
             let of_it = world.stops.iter().filter(|(pid, ..)| *pid == claim.by.0);
@@ -150,7 +156,8 @@ impl Verdict {
         }
     }
 
-    /// Nobody deletes a key that is not its own: after its own has certainly run out, there is none.
+    /// No release deletes a key that is not its own: when its own lease has certainly ended, there
+    /// is none.
     fn check_deletions(&mut self, claim: &Claim, done: &[&Exchange]) {
         for deletion in done.iter().filter(|exchange| has_deleted(exchange)) {
             let before = done.iter().filter(|exchange| exchange.sent <= deletion.sent);
@@ -164,7 +171,7 @@ impl Verdict {
         }
     }
 
-    /// What a release says is what happened.
+    /// The result of a release is what happened.
     fn check_release(&mut self, claim: &Claim, done: &[&Exchange], world: &World) {
         let (Some(released), Some((ended, how))) = (claim.released, &claim.ended) else {
             return;
@@ -172,7 +179,8 @@ impl Verdict {
         let sent = || done.iter().filter(|exchange| is_release(exchange) && exchange.sent >= released);
         let begun = || sent().map(|exchange| exchange.sent).min().unwrap_or(*ended);
         match how.as_str() {
-            // Where keys are lost, the answer to the first try may come too late to be read, and say so. (See "not promised".)
+            // Where keys are lost, the answer to the first try may come too late to be read. (See
+            // "not promised".)
             "Released" if world.told_within.is_some() && sent().count() > 1 => {}
             "Released"
                 if !world.restarts
@@ -180,15 +188,16 @@ impl Verdict {
             {
                 self.add("said to be released, but nobody deleted it", claim, None);
             }
-            // What was valid when its release was sent, at the latest, was valid when it was given
-            // back. Where nobody takes locks away, it can only have run out on the way, which is no
-            // loss.
+            // A hold that was valid when its release was sent, at the latest, was valid when it was
+            // released. Where the server deletes no held locks, its lease can only have ended on
+            // the way, which is no loss.
             "Lost"
                 if world.told_within.is_none() && claim.valid.is_some_and(|(_, until)| until > begun()) =>
             {
                 self.add("said to be lost, but nobody took it away", claim, None);
             }
-            // (What was over by the clock may be called lost, though nobody else had it.)
+            // (A hold that has expired by the clock may be reported as lost, though no other had
+            // the lock.)
             "Lost"
                 if claim.valid.is_some_and(|(_, until)| until > released)
                     && sent().any(|exchange| has_deleted(exchange)) =>
@@ -199,7 +208,7 @@ impl Verdict {
         }
     }
 
-    /// No two at a time. Where the server gives locks away, no two for long.
+    /// No two holders at a time. Where the server deletes held locks, no two for long.
     fn check_exclusion(&mut self, claims: &[Claim], world: &World) {
         let mut by_key: BTreeMap<&str, Vec<(Duration, Duration, &Claim)>> = BTreeMap::new();
         for claim in claims {
@@ -228,7 +237,8 @@ impl Verdict {
                         }
                     }
                 }
-                // Where the server gives locks away, nobody asks without renewals: the lease is the limit.
+                // Where the server deletes held locks, a hold without renewals never asks Redis:
+                // its lease is the limit.
                 let counts = world.told_within.is_none() || claim.renewed;
                 if counts && longest.is_none_or(|(until, _)| until < end) {
                     longest = Some((end, claim));
@@ -238,8 +248,8 @@ impl Verdict {
     }
 }
 
-/// From when until when a worker could believe in its lock, at most for its life: until it was told otherwise, where the server gives locks
-/// away; else for as long as it was promised.
+/// The time in which a worker could believe in its lock, within its own life: until the loss was
+/// reported, where the server deletes held locks; else for as long as was promised.
 fn belief(claim: &Claim, world: &World) -> Option<(Duration, Duration)> {
     let (start, (at, until)) = (claim.answered?, claim.valid?);
     let end = if world.told_within.is_some() { at } else { until.min(claim.released.unwrap_or(until)) };
@@ -262,7 +272,7 @@ fn is_set(exchange: &Exchange) -> bool {
     exchange.args[0].eq_ignore_ascii_case("SET")
 }
 
-/// `EVALSHA hash 1 key token`: a renewal has the lease behind it.
+/// `EVALSHA hash 1 key token`: a renewal has the lease after that.
 fn is_release(exchange: &Exchange) -> bool {
     !is_set(exchange) && exchange.args.len() == 5
 }
@@ -271,7 +281,8 @@ fn has_deleted(exchange: &Exchange) -> bool {
     is_release(exchange) && exchange.answered.as_ref().is_some_and(|(_, reply)| reply.starts_with(b":1\r"))
 }
 
-/// Until when the key stands at the latest because of this: for ever, where nobody knows when it was executed.
+/// Until when the key lives at the latest because of this exchange: for ever, where the time of its
+/// execution is unknown.
 fn promise(exchange: &Exchange) -> Option<Duration> {
     let renewal = !is_set(exchange) && exchange.args.len() == 6;
     if is_release(exchange) || (!is_set(exchange) && !renewal) {

@@ -1,4 +1,5 @@
-//! The checker finds what it is there to find, and nothing else, in histories made up for it. Times are milliseconds.
+//! The checker finds each violation, and nothing else, in histories made up for it. Times are in
+//! milliseconds.
 
 use std::time::Duration;
 
@@ -44,7 +45,7 @@ fn release(token: &str, sent: u64, reply: &str) -> Exchange {
     exchange(&format!("EVALSHA hash 1 lock:a {token}"), sent, reply)
 }
 
-/// Two holds, one after the other, as they should be.
+/// Two holds, one after the other, without a violation.
 fn in_order() -> (Vec<Claim>, Vec<Exchange>) {
     let claims = vec![claim("x", 100, 150), claim("y", 200, 250)];
     let (first, second) = (set("x", 95, "+OK"), release("x", 150, ":1"));
@@ -55,7 +56,7 @@ fn world() -> World {
     World { release: at(100), ..World::default() }
 }
 
-/// Checks that this is found once something was changed; nothing, where nothing is expected.
+/// Checks that `expected` is found once something was changed; nothing, if it is empty.
 #[track_caller]
 fn found(expected: &str, world: &World, change: impl FnOnce(&mut Vec<Claim>, &mut Vec<Exchange>)) {
     let (mut claims, mut journal) = in_order();
@@ -71,10 +72,10 @@ fn found(expected: &str, world: &World, change: impl FnOnce(&mut Vec<Claim>, &mu
 #[test]
 fn correct_histories_have_no_violation() {
     found("", &world(), |_, _| {});
-    // An answer that was lost: nobody knows.
+    // An answer that was lost: the time is unknown.
     found("", &world(), |_, journal| journal[1] = release("x", 150, ""));
     found("", &world(), |_, journal| journal[0] = set("x", 95, ""));
-    // Over by the clock, and so called lost: Redis would have had it a moment longer.
+    // Expired by the clock, and so reported as lost: Redis would have kept it a moment longer.
     found("", &world(), |claims, _| {
         claims[0].valid = Some((at(140), at(145)));
         claims[0].ended = Some((at(151), "Lost".to_owned()));
@@ -87,7 +88,7 @@ fn two_holders_at_a_time_are_found() {
         claims[0].valid = Some((at(199), at(395)));
         claims[0].released = Some(at(201));
     });
-    // The dead believe nothing.
+    // A dead process believes nothing.
     let dead = World { deaths: vec![(1, at(190))], ..world() };
     found("", &dead, |claims, journal| {
         (claims[0].released, claims[0].ended) = (None, None);
@@ -95,7 +96,7 @@ fn two_holders_at_a_time_are_found() {
         claims[1].by = (2, 1);
         journal[1] = release("x", 192, ":1");
     });
-    // It had not been told yet, but it believed in it no longer.
+    // The loss had not been reported yet, but the hold was not valid any longer.
     found("", &world(), |claims, _| claims[0].valid = Some((at(140), at(145))));
 }
 
@@ -139,13 +140,13 @@ fn a_release_that_reports_a_wrong_result_is_found() {
         journal.push(release("x", 160, ":0"));
     };
     found("said to be released", &world(), twice);
-    // The server had given it away before, and the first answer came too late to say so.
+    // The server had deleted it before, and the first answer came too late.
     found("", &World { told_within: Some(Duration::from_millis(50)), ..world() }, twice);
     let lost = |claims: &mut Vec<Claim>, _: &mut Vec<Exchange>| {
         claims[0].ended = Some((at(151), "Lost".to_owned()));
     };
     found("said to be lost, but nobody took it away", &world(), lost);
-    // It was valid when its release was sent, and ran out before that was answered.
+    // It was valid when its release was sent, and its lease ended before that was answered.
     let ran_out = |sent| {
         move |claims: &mut Vec<Claim>, journal: &mut Vec<Exchange>| {
             claims[0].valid = Some((at(149), at(155)));
@@ -154,14 +155,14 @@ fn a_release_that_reports_a_wrong_result_is_found() {
         }
     };
     found("said to be lost, but nobody took it away", &world(), ran_out(151));
-    // It may have been held up before it looked at the clock.
+    // The process may have been delayed before it looked at the clock.
     found("", &world(), ran_out(156));
     let gives_away = World { told_within: Some(at(100)), ..world() };
     found("said to be lost, but it was released", &gives_away, lost);
     let deleted =
         |sent| move |_: &mut Vec<Claim>, journal: &mut Vec<Exchange>| journal[1] = release("x", sent, ":1");
     found("it deleted what was not its own", &world(), deleted(97 + LEASE + 3));
-    // What is left of a millisecond.
+    // The rest of a millisecond.
     found("", &world(), deleted(97 + LEASE + 1));
 }
 
@@ -199,7 +200,7 @@ fn a_loss_that_is_reported_late_is_found() {
     found("", &told(30), overlap(true));
     found("not told for 20ms", &told(15), overlap(true));
     found("", &told(15), overlap(false));
-    // One that is not told hides no other that should have been.
+    // A hold whose loss is not reported does not hide another whose loss should be.
     found("not told for 20ms", &told(15), |claims, journal| {
         overlap(true)(claims, journal);
         let mut unrenewed = claim("z", 90, 300);

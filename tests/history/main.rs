@@ -1,8 +1,10 @@
-//! Many processes take a few locks while things go wrong at random; what they claim is compared with what the server did.
+//! Many processes take a few locks while faults happen at random; what they claim is compared with
+//! what the server did.
 //!
-//! Each test in `weathers` is one kind of weather, for some seconds. It prints its seed; `RELATCH_SEED=<seed>` repeats the same faults and
-//! the same choices of the workers (not the same moments: the machine has its own). `RELATCH_ACQUISITIONS=<number>` goes on,
-//! with seeds that follow, until so many locks were taken.
+//! Each test in `weathers` is one kind of weather, for some seconds. It prints its seed;
+//! `RELATCH_SEED=<seed>` repeats the same faults and the same choices of the workers (not the same
+//! moments: the machine has its own). `RELATCH_ACQUISITIONS=<number>` goes on, with seeds that
+//! follow, until so many locks were taken.
 
 #![cfg_attr(relatch_flawed, allow(dead_code, reason = "the controls use some of it only"))]
 
@@ -26,10 +28,10 @@ use crate::faults::{Scene, Weather};
 use crate::judge::{Verdict, World, judge};
 use crate::roles::ANSWER;
 
-/// How long things go wrong in one round.
+/// How long faults happen in one round.
 const ROUND: Duration = Duration::from_secs(4);
 
-/// What the machine may add to a moment by which somebody is told.
+/// What the machine may add to the time of a report.
 const SLACK: Duration = Duration::from_millis(500);
 
 /// Where a worker process begins. In a run of the tests there is no role, and nothing to do.
@@ -40,7 +42,8 @@ fn worker_entry() {
     }
 }
 
-/// One round: what happened in it, and how often something went wrong. With a flaw in the lock, if this build can have one.
+/// One round: its verdict, and the number of faults. With a mistake in the lock, if this build can
+/// have one.
 fn round(weather: Weather, seed: u64, flaw: &str) -> (Verdict, u64) {
     let mut scene = Scene::new(weather, StdRng::seed_from_u64(seed), flaw);
     scene.rage(ROUND);

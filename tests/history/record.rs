@@ -1,5 +1,5 @@
-//! What a worker claims: a line for each thing it does, written at once, so that a process that is killed has said so far
-//! what it did.
+//! What a worker claims: a line for each thing it does, written at once, so that a process that is
+//! killed has recorded what it did until then.
 
 use std::fs::{self, File};
 use std::io::Write;
@@ -11,7 +11,7 @@ use relatch_rig::now;
 /// Where one thread writes.
 pub(crate) struct Record(File);
 
-/// What one thread said of one lock: from the question to what came of the release.
+/// What one thread claimed of one lock: from the call to the result of the release.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Claim {
     /// The process, and the thread in it.
@@ -20,13 +20,13 @@ pub(crate) struct Claim {
     pub(crate) asked: Duration,
     /// How long it was ready to wait.
     pub(crate) wait: Duration,
-    /// When the question was answered: without the lock, if there is no token.
+    /// When the call returned: without the lock, if there is no token.
     pub(crate) answered: Option<Duration>,
     /// Why there is no lock.
     pub(crate) refused: Option<String>,
     pub(crate) token: Option<String>,
     pub(crate) renewed: bool,
-    /// The last time it was said to be valid, just before that was asked; and until when, as was said then.
+    /// The last time that it was found valid, taken just before; and until when it was said to be.
     pub(crate) valid: Option<(Duration, Duration)>,
     pub(crate) released: Option<Duration>,
     /// When the release returned, and with what.
@@ -38,22 +38,22 @@ impl Record {
         Record(File::create(dir.join(format!("{process}.{thread}"))).expect("a file to write to"))
     }
 
-    /// A lock is about to be asked for.
+    /// A lock is about to be taken.
     pub(crate) fn asks(&mut self, key: &str, wait: Duration) {
         self.line(&format!("asks {} {key} {}", now().as_nanos(), wait.as_nanos()));
     }
 
-    /// It was not had.
+    /// It was not taken.
     pub(crate) fn refused(&mut self, why: &str) {
         self.line(&format!("refused {} {why}", now().as_nanos()));
     }
 
-    /// It was had.
+    /// It was taken.
     pub(crate) fn has(&mut self, token: &str, renewed: bool) {
         self.line(&format!("has {} {token} {renewed}", now().as_nanos()));
     }
 
-    /// It is valid at a time, until another. The last one counts.
+    /// It is valid at a time, until another. The last such line counts.
     pub(crate) fn valid(&mut self, (at, until): (Duration, Duration)) {
         self.line(&format!("valid {} {}", at.as_nanos(), until.as_nanos()));
     }
@@ -63,13 +63,13 @@ impl Record {
         self.line(&format!("releases {}", now().as_nanos()));
     }
 
-    /// What came of that.
+    /// The result of that.
     pub(crate) fn ended(&mut self, how: &str) {
         self.line(&format!("ended {} {how}", now().as_nanos()));
     }
 
     fn line(&mut self, line: &str) {
-        // At once: whoever is killed has written all lines but perhaps the last.
+        // At once: a process that is killed has written all lines but perhaps the last.
         self.0.write_all(format!("{line}\n").as_bytes()).expect("a file that can be written to");
     }
 }
@@ -89,7 +89,8 @@ pub(crate) fn read(dir: &Path) -> Vec<Claim> {
 
 fn parse(by: (u32, u32), text: &str) -> Vec<Claim> {
     let mut claims: Vec<Claim> = Vec::new();
-    // A line without an end was not written whole: its writer was killed, where one page of the file ends and the next begins.
+    // A line without an end was not written whole: its writer was killed where one page of the file
+    // ends and the next begins.
     let whole = text.rfind('\n').map_or("", |end| &text[..end]);
     for line in whole.lines() {
         let words: Vec<&str> = line.split(' ').collect();

@@ -1,4 +1,4 @@
-//! A process that takes locks, and writes down what it is told.
+//! A process that takes locks, and records what it is told.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -25,7 +25,7 @@ pub(crate) const KEYS: u32 = 6;
 /// How many threads a process has that take them.
 const THREADS: u32 = 4;
 
-/// How soon what a manager has started is gone with it.
+/// How soon all that a manager has started is gone after it.
 const SOON: Duration = Duration::from_secs(5);
 
 /// Runs the role named `name`, on the main test thread of a child process.
@@ -57,7 +57,8 @@ fn names() -> Vec<String> {
     names.filter_map(Result::ok).collect()
 }
 
-/// Works until it is told to stop; then waits until it is told to end, and says what it leaves behind.
+/// Works until the first line; then waits for another, and reports whether it leaves something
+/// behind.
 fn worker() {
     let seed: u64 = role::arg("seed").parse().expect("a number");
     let [lease, long] =
@@ -94,11 +95,11 @@ fn worker() {
     role::report("clean");
 }
 
-/// One thread of it.
+/// One of its threads.
 struct Worker<'a> {
     locks: &'a LockManager,
     lease: Duration,
-    /// That of the first key.
+    /// The lease of the first key.
     long: Duration,
     rng: StdRng,
     record: Record,
@@ -133,13 +134,14 @@ impl Worker<'_> {
                 Ok(None) => self.record.refused("busy"),
                 Err(error) => {
                     self.record.refused(name(&error));
-                    thread::sleep(Duration::from_millis(1)); // Nothing is taken by storm here.
+                    // So that an outage does not make it spin.
+                    thread::sleep(Duration::from_millis(1));
                 }
             }
         }
     }
 
-    /// Asks for the lock in one of three ways.
+    /// Takes the lock in one of three ways.
     fn take(&mut self, key: &str, renewed: bool) -> Result<Option<LockGuard>, Error> {
         let lock = self.locks.named(key).renew(renewed).lease(self.lease_of(key));
         let wait = WAIT.mul_f64(self.rng.random_range(0.01..1.0));
@@ -156,7 +158,7 @@ impl Worker<'_> {
         }
     }
 
-    /// Looks whether the hold is valid, for a while, and notes when it was.
+    /// Checks for a while whether the hold is valid, and records when it was.
     fn hold(&mut self, guard: &LockGuard) {
         let end = now() + self.how_long();
         loop {
@@ -169,7 +171,8 @@ impl Worker<'_> {
                 break;
             }
             if self.rng.random_ratio(1, 8) {
-                let _ = guard.extend(self.lease_of(guard.key())); // It may be lost by now, or Redis away.
+                // It may be lost by now, or Redis may be away.
+                let _ = guard.extend(self.lease_of(guard.key()));
             }
             if self.rng.random_ratio(1, 4) {
                 // It may be lost by now; if not, it is the same hold.
@@ -181,7 +184,7 @@ impl Worker<'_> {
         }
     }
 
-    /// Mostly not at all, sometimes for a while, and once in a while for longer than the lease.
+    /// Mostly no time, sometimes a while, and now and then longer than the lease.
     fn how_long(&mut self) -> Duration {
         match self.rng.random_range(0..400) {
             0 => self.lease.mul_f64(self.rng.random_range(0.5..1.5)),
@@ -203,7 +206,7 @@ impl Worker<'_> {
     }
 }
 
-/// What kind of error it is; a panic where it is none of those that the world can be the cause of.
+/// The kind of an error; panics at one that the faults here cannot cause.
 fn name(error: &Error) -> &'static str {
     match error {
         Error::Timeout { .. } => "Timeout",

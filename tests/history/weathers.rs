@@ -1,6 +1,7 @@
-//! Whatever goes wrong: no two have a lock at a time, and where the server itself gives one away, its holder is soon told.
+//! Whatever goes wrong, no two hold a lock at a time; and where the server itself deletes one, its
+//! holder soon learns of it.
 //!
-//! Two kinds of weather at a time: with more, it is the machine that is looked at.
+//! Two kinds of weather at a time: with more, the limits of the machine are tested.
 
 use std::env;
 
@@ -38,12 +39,12 @@ fn holds_in(weather: Weather) {
     println!("history | {weather:?} | {first}..{seed} | {faults} | {total}");
 }
 
-/// Where locks are given away, somebody has to have lost one. (In one round it may be nobody.)
+/// Where the server deletes held locks, some hold has to be lost. (In one round it may be none.)
 fn was_noticed(weather: Weather, total: &Verdict) -> bool {
     !weather.gives_away() || total.lost + total.unconfirmed > 0
 }
 
-/// Had nothing gone wrong, or had nobody believed in a lock, then nothing would have been looked at.
+/// Without a fault, or without a valid hold, nothing would have been tested.
 fn assert_was_bad(weather: Weather, verdict: &Verdict, struck: u64) {
     let Verdict { acquisitions, believed, .. } = *verdict;
     assert!(acquisitions > 0 && struck > 0, "{weather:?}: {verdict:?}, {struck} faults");

@@ -1,4 +1,4 @@
-//! What a user may do, and what those are told who may do less: row 23.
+//! What a user may do, and what an error says to a user who may do less: row 23.
 
 use std::thread;
 use std::time::Duration;
@@ -13,10 +13,11 @@ use crate::support::{chain, grant, name_of_command, names_right, redis_connectio
 /// A wait that ends without the lock.
 const WAIT: Duration = Duration::from_millis(150);
 
-/// How long anything may take that Redis refuses: it is told at once, or at the end of the wait.
+/// How long a call may take that Redis refuses: it fails at once, or at the end of the wait.
 const SLACK: Duration = Duration::from_secs(1);
 
-/// What cannot be done without each right. Those that are not here are for hearing, and everything can be done without them.
+/// What cannot be done without each right. The rights that are not here are for invalidations, and
+/// everything can be done without them.
 const NEEDED_BY: [(&str, &[&str]); 9] = [
     ("~lock:*", &["lock", "wait", "holder", "verify", "extend", "unlock", "unlock, taught", "force_unlock"]),
     ("+set", &["lock", "wait"]),
@@ -29,7 +30,8 @@ const NEEDED_BY: [(&str, &[&str]); 9] = [
     ("+ping", &["connect"]),
 ];
 
-/// Does everything that can be done with a lock, as a user with these rights; returns what Redis refused meanwhile.
+/// Does everything that can be done with a lock, as a user with these rights; returns what Redis
+/// refused meanwhile.
 fn refused_to_a_user_with(rights: &[&str]) -> Vec<String> {
     let (server, url) = server_for(rights);
     let locks = LockManager::connect(&url).expect("connects");
@@ -71,7 +73,8 @@ fn row_23_everything_works_without_the_rights_to_invalidations() {
     );
 }
 
-/// What everything that can be done with a lock says to a user from whom a right was taken: what was done, and the error.
+/// Does everything that can be done with a lock, as a user from whom a right was taken; returns
+/// what failed, and with which error.
 fn complaints_without(right: &str) -> Vec<(&'static str, Error)> {
     let (server, url) = server_for(&least_rights());
     let locks = LockManager::connect(&url).expect("connects");
@@ -105,7 +108,8 @@ fn complaints_without(right: &str) -> Vec<(&'static str, Error)> {
     complaints
 }
 
-/// The rights come from the page, so a new one is missed here until it is known what it is for.
+/// The rights come from the page. So this fails for a new right, until it is added to the table
+/// above.
 #[test]
 fn row_23_an_error_names_the_missing_right() {
     for right in working_rights() {
@@ -136,7 +140,8 @@ fn row_23_a_renewal_without_a_right_is_logged_with_the_right() {
         grant(&server, &without(&[right]));
         let logged = holder.expect_line("WARN relatch::keeper", LONG);
         assert!(names_right(&logged, right), "does not name {right}: {logged}");
-        // Nothing can be renewed, so it is lost when its lease is over: told, not hung.
+        // Nothing can be renewed, so the lock is lost when its lease is over. That is reported:
+        // nothing hangs.
         holder.expect_line("WARN relatch::lost", LONG);
         assert!(holder.wait(LONG).success());
     }
@@ -163,7 +168,8 @@ fn row_23_a_missing_right_to_the_key_is_named() {
     assert!(names_right(&error.to_string(), "~lock:*"), "{error}");
 }
 
-/// Else the tests of `tests/rights.sh` would show nothing: all connections, the keeper's and the listener's too.
+/// Without this, the tests of `tests/rights.sh` would show nothing. It is about all connections,
+/// those of the keeper and the listener too.
 #[test]
 fn managers_log_in_as_the_user_that_the_environment_says() {
     let server = Server::start();
@@ -171,7 +177,7 @@ fn managers_log_in_as_the_user_that_the_environment_says() {
     let guard = locks.lock("a").expect("locks");
     guard.extend(Duration::from_secs(60)).expect("extends");
     eventually(LONG, "it listens", || !server.listeners().is_empty());
-    // One more while it is tried whether Redis tells of changes.
+    // There is one more connection while the listener checks that invalidations arrive.
     eventually(LONG, "all three are there", || server.users() == [user(); 3]);
     let expected = std::env::var("RELATCH_TEST_LEAST_RIGHTS").map_or("default", |_| "locks");
     assert_eq!(user(), expected);

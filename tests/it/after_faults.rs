@@ -1,4 +1,4 @@
-//! What is left of earlier trouble: it must not make a lock younger, nor a wait longer.
+//! What remains of an earlier fault: it must not shorten a lease, nor prolong a wait.
 
 use std::sync::{Barrier, mpsc};
 use std::thread;
@@ -18,7 +18,8 @@ fn rig(set: impl FnOnce(Builder) -> Builder) -> Rig {
 fn row_11_a_refused_second_set_does_not_restart_the_lease() {
     let lease = Duration::from_secs(10);
     let rig = rig(|it| it.lease(lease).renew(false));
-    rig.proxy.on("SET", Fault::DelayReply(3 * ANSWER / 2)); // Executed; its answer comes too late to be read.
+    // Executed; its answer comes too late to be read.
+    rig.proxy.on("SET", Fault::DelayReply(3 * ANSWER / 2));
     rig.proxy.on_nth("SET", 2, Fault::Answer(b"-LOADING not now\r\n".to_vec()));
     let start = Instant::now();
     let guard = rig.locks.named("a").wait(LONG).lock().expect("locks");
@@ -44,7 +45,8 @@ fn row_11_a_wait_that_a_refusal_ends_leaves_no_key() {
 fn row_11_a_late_answer_is_not_read_as_the_answer_to_the_next_command() {
     let rig = rig(|it| it);
     rig.server.query::<()>(&["SET", "lock:a", "somebody", "PX", "60000"]);
-    // The reply to the look comes late; that to what was sent before it was read.
+    // The reply to the second command comes late, and so does that to what was sent before it was
+    // read.
     rig.proxy.on_nth("SET lock:a", 2, Fault::DelayReply(3 * ANSWER / 2));
     let taken = rig.locks.try_lock_for("a", 5 * ANSWER);
     assert!(taken.expect("Redis is there").is_none(), "somebody has it");
@@ -104,7 +106,7 @@ fn a_waiter_takes_the_lock_when_the_hold_before_it_expires() {
 #[test]
 fn two_answers_of_one_call_share_its_timeout() {
     let rig = rig(|it| it.connect_timeout(ANSWER));
-    // It is asked twice: the first connection might have gone stale.
+    // It is asked twice: the first connection might have been closed while idle.
     rig.proxy.on_times("GET lock:a", 2, Fault::DelayReply(3 * ANSWER / 4));
     rig.proxy.on_times("PTTL lock:a", 2, Fault::DelayReply(3 * ANSWER / 2));
     let answer = within(3 * ANSWER, "two questions", || rig.locks.named("a").holder());
@@ -123,7 +125,7 @@ fn time_in_the_wait_queue_is_no_outage() {
         });
         let since = waits.recv().expect("asks");
         eventually(LONG, "it waits for longer than an outage may take", || since.elapsed() > 2 * ANSWER);
-        rig.proxy.on("SET", Fault::CutBeforeForward); // A connection that had gone stale.
+        rig.proxy.on("SET", Fault::CutBeforeForward); // The connection was closed while idle.
         drop(guard);
         waiter.join().expect("no panic").expect("locks at the second attempt");
     });
@@ -153,7 +155,8 @@ fn a_thread_that_waits_for_a_connection_is_woken_when_one_is_closed() {
 fn try_lock_works_though_all_idle_connections_were_cut() {
     const IDLE: u64 = 3;
     let rig = rig(|it| it.renew(false));
-    rig.proxy.on_times("SET", IDLE, Fault::DelayReply(ANSWER / 4)); // So that each needs a connection of its own.
+    // So that each needs a connection of its own.
+    rig.proxy.on_times("SET", IDLE, Fault::DelayReply(ANSWER / 4));
     thread::scope(|scope| {
         for n in 0..IDLE {
             let locks = &rig.locks;
@@ -192,7 +195,7 @@ fn ensure_works_though_the_connection_was_cut_while_idle() {
     let rig = rig(|it| it.lease(Duration::from_secs(9)));
     let guard = rig.locks.lock("a").expect("locks");
     guard.extend(Duration::from_secs(8)).expect("extends"); // The keeper has its connection.
-    // (Not by a restart: the keeper looks at once, and would find the key gone.)
+    // (A restart would not do: the keeper renews at once, and would find the key gone.)
     rig.server.query::<i64>(&["CLIENT", "KILL", "TYPE", "normal"]);
     rig.server.query::<i64>(&["PEXPIRE", "lock:a", "5000"]);
     guard.verify().expect("it stands, whatever became of the connections");
@@ -233,7 +236,7 @@ fn dropping_the_manager_does_not_wait_for_all_orphans() {
             });
         }
     });
-    // 24 releases were sent in vain, and the keeper is on its second round of trying each again.
+    // 24 releases were sent in vain, and the keeper repeats each for the second time.
     let before = proxy.commands("EVALSHA");
     eventually(LONG, "the keeper is at it", || proxy.commands("EVALSHA") >= before + 8);
     let Rig { locks, proxy: _proxy, .. } = rig;
@@ -243,7 +246,8 @@ fn dropping_the_manager_does_not_wait_for_all_orphans() {
 #[test]
 fn a_key_renewed_after_its_hold_expired_is_deleted() {
     let rig = rig(|it| it.lease(Duration::from_secs(2)).renew_every(ANSWER));
-    rig.proxy.always(&renewals_of(&rig.server, "a"), Fault::DropReply); // Executed, and nobody knows.
+    // Executed, and no answer arrives.
+    rig.proxy.always(&renewals_of(&rig.server, "a"), Fault::DropReply);
     let guard = rig.locks.lock("a").expect("locks");
     eventually(LONG, "its renewals come to nothing", || !guard.is_valid());
     assert!(rig.server.pttl("lock:a") > 500, "it was pushed out");
@@ -255,7 +259,8 @@ fn a_key_renewed_after_its_hold_expired_is_deleted() {
     eventually(LONG, "the key is deleted in the background", || rig.locks.stats().late_releases == 1);
 }
 
-/// The answer says that somebody else has the lock, and then the token stands there: nobody knows since when.
+/// The answer says that another holder has the lock, and then the key has our token: since when is
+/// unknown.
 #[test]
 fn row_11_a_token_found_after_a_busy_answer_is_not_trusted() {
     let rig = rig(|it| it);
@@ -275,7 +280,7 @@ fn row_11_a_token_found_after_a_busy_answer_is_not_trusted() {
     eventually(LONG, "nobody's key is left", || rig.stands("a").is_none());
 }
 
-/// The connection died with the clean-up on it: what is left there is nobody's lock.
+/// The connection was closed with the clean-up on it: the key that remains has no holder.
 #[test]
 fn row_11_an_abandoned_token_of_our_own_is_not_reported_as_busy() {
     let rig = rig(|it| it.renew(false));

@@ -1,4 +1,5 @@
-//! What is said at the end of a wait: busy, or an outage; and when an outage is over, for those who stand in line.
+//! What a wait without the lock ends with: busy, or an outage; and when an outage is over for all
+//! waiters.
 
 use std::error::Error as StdError;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
@@ -12,7 +13,8 @@ use crate::support::{
     ANSWER, MINUTE, Rig, SOON, asleep, assert_unavailable, behind, builder, delete, occupy,
 };
 
-/// Redis is well all the time: a short limit may end for want of a connection, or of time, but that is no outage.
+/// Redis is well all the time. A short limit may end for want of a connection, or of time, but that
+/// is no outage.
 #[test]
 fn a_limit_that_ends_in_this_process_is_reported_as_busy() {
     const THREADS: u32 = 20;
@@ -40,7 +42,7 @@ fn a_limit_that_ends_in_this_process_is_reported_as_busy() {
     assert!(taken.into_inner() > THREADS, "some are taken; {over:?} were not");
 }
 
-/// Nobody knows whether it would have been opened within a fair time.
+/// It is unknown whether the connection would have been opened in time.
 #[test]
 fn a_wait_that_ends_while_a_connection_is_opened_is_reported_as_busy() {
     let server = Server::start();
@@ -56,7 +58,7 @@ fn a_wait_that_ends_while_a_connection_is_opened_is_reported_as_busy() {
     drop(locks.lock("a").expect("Redis is there"));
 }
 
-/// More threads than connections, and Redis answers those who have one.
+/// More threads than connections, and Redis answers each thread that has a connection.
 #[test]
 fn a_wait_for_a_pooled_connection_in_use_is_reported_as_busy() {
     const THREADS: u32 = 12;
@@ -75,13 +77,13 @@ fn a_wait_for_a_pooled_connection_in_use_is_reported_as_busy() {
         let sets = || rig.proxy.commands("SET");
         let before = sets();
         eventually(LONG, "they are at it", || sets() > before + u64::from(THREADS));
-        // Again, where the machine held all of them up for the whole of it.
+        // Up to three times: the machine may delay all of them for the whole wait.
         let mut tries = (0..3).map(|_| rig.locks.try_lock_for("a", ANSWER / 3));
         assert!(tries.any(|taken| matches!(taken, Ok(None))), "it waited behind those who were answered");
     });
 }
 
-/// Redis has answered somebody else while the thread waited for a connection.
+/// Redis has answered another thread while this one waited for a connection.
 #[test]
 fn the_wait_for_a_connection_does_not_count_as_an_outage() {
     let rig =
@@ -107,7 +109,7 @@ fn a_timeout_names_what_took_the_time() {
     assert!(error.to_string().starts_with("lock \"a\" was not taken within"), "{error}");
 }
 
-/// All the connections there are stuck: that is not busy, for whoever waits behind them.
+/// All connections are stuck. For a thread that waits for one of them, that is not busy.
 #[test]
 fn a_pool_whose_connections_are_stuck_is_reported_as_an_outage() {
     let rig = Rig::with(|builder| builder.pool_size(1).response_timeout(5 * ANSWER));
@@ -134,12 +136,12 @@ fn a_wait_behind_a_thread_in_a_black_hole_is_reported_as_an_outage() {
     });
 }
 
-/// The turn comes so late that Redis cannot answer in time: nothing is wrong with it.
+/// The turn comes so late that Redis cannot answer in time. That is no fault of Redis.
 #[test]
 fn a_turn_that_comes_too_late_is_reported_as_busy() {
     let rig = Rig::new();
     let (rest, before) = (ANSWER / 10, ANSWER * 9 / 10);
-    // Up to three times, where the machine itself held something up for long.
+    // Up to three times: the machine itself may delay something for long.
     let mut tries = (0..3).map(|_| {
         let key = unique_key("a");
         let guard = rig.locks.lock(&key).expect("locks");
@@ -156,7 +158,7 @@ fn a_turn_that_comes_too_late_is_reported_as_busy() {
     assert!(tries.any(|taken| matches!(taken, Ok(false))), "Redis is there, though not in a hurry");
 }
 
-/// Fifty threads in line are not told of an outage one after the other.
+/// Fifty waiting threads are not told of an outage one after the other.
 #[test]
 fn an_outage_ends_for_all_waiters_at_once() {
     for what in ["refused", "black hole"] {
@@ -186,7 +188,8 @@ fn an_outage_ends_for_all_waiters_at_once() {
     }
 }
 
-/// Redis has answered the thread in front, which sleeps since then: the outage begins later than the wait.
+/// Redis has answered the thread in front, which has slept since then: the outage begins later than
+/// the wait.
 #[test]
 fn an_outage_that_begins_while_the_first_waiter_sleeps_is_reported_to_all() {
     for limit in [None, Some(SOON)] {
@@ -214,7 +217,7 @@ fn an_outage_that_begins_while_the_first_waiter_sleeps_is_reported_to_all() {
     }
 }
 
-/// The limit is of the whole wait: in line, and then for a lock that somebody else has.
+/// The limit is for the whole wait: in the queue, and then for a lock that another holder has.
 #[test]
 fn a_waiters_deadline_is_kept_when_its_turn_comes() {
     let part = SOON * 3 / 5;
@@ -236,7 +239,7 @@ fn a_waiters_deadline_is_kept_when_its_turn_comes() {
     });
 }
 
-/// What nobody has patience with is an outage, not an answer that takes a while.
+/// A tolerance of zero is for outages. A slow answer is none.
 #[test]
 fn a_short_outage_tolerance_fails_no_wait_while_redis_answers() {
     let server = Server::start();
@@ -256,7 +259,8 @@ fn a_short_outage_tolerance_fails_no_wait_while_redis_answers() {
     }
 }
 
-/// The thread in front was handed the lock by a release that nobody answered, and gets no answer either.
+/// The thread in front was handed the lock by a release without an answer, and gets no answer
+/// either.
 #[test]
 fn a_wait_behind_a_hand_off_into_a_black_hole_is_reported_as_an_outage() {
     let rig = &Rig::with(|builder| builder.response_timeout(SOON).local_handoff(MINUTE));
@@ -275,7 +279,8 @@ fn a_wait_behind_a_hand_off_into_a_black_hole_is_reported_as_an_outage() {
     });
 }
 
-/// Redis answers all the time, but for one question: that of the listener, long after the waiter's own.
+/// Redis answers all the time, except for one command: that of the listener, long after the
+/// waiter's own.
 #[test]
 fn one_late_answer_ends_no_long_wait() {
     let rig = &Rig::with(|builder| builder.tolerate_outage(SOON));

@@ -1,5 +1,5 @@
-//! What is said of a hold where Redis's answer and the clock disagree: releases that come late,
-//! keys that come back, renewals that are refused.
+//! Holds on which Redis's answer and the clock disagree: releases that come late, keys that come
+//! back, renewals that are refused.
 
 use std::error::Error as StdError;
 use std::sync::Arc;
@@ -17,8 +17,8 @@ const LEASE: Duration = Duration::from_millis(700);
 
 type Act<'a> = &'a (dyn Fn(&Rig) + Sync);
 
-/// Holds that are valid when they are given back, and whose lease runs out before Redis hears of
-/// it: `stall` begins what keeps the release on its way, and `end` ends it.
+/// Releases holds that are valid at that moment, and whose lease ends before the release is
+/// executed: `stall` begins what delays the release, and `end` ends it.
 fn run_out_on_the_way(stall: Act<'_>, end: Act<'_>, others: &[bool]) {
     let rig = &Rig::with(|builder| builder.pool_size(1).response_timeout(LONG));
     for (taken, by_closure) in others.iter().flat_map(|taken| [(*taken, false), (*taken, true)]) {
@@ -27,7 +27,7 @@ fn run_out_on_the_way(stall: Act<'_>, end: Act<'_>, others: &[bool]) {
         let started = Instant::now();
         thread::scope(|scope| {
             let meanwhile = move || {
-                // Redis counts whole milliseconds: its key may stand a little longer than the lease.
+                // Redis counts whole milliseconds: its key may live a little longer than the lease.
                 throughout(LEASE + Duration::from_millis(10), || ());
                 if taken {
                     eventually(LONG, "the key is gone", || !rig.server.exists(&format!("lock:{name}")));
@@ -95,7 +95,7 @@ fn a_lease_that_ends_while_connecting_is_refused_is_no_loss() {
     let stall: Act<'_> = &|rig| {
         rig.proxy.refuse(true);
         rig.proxy.cut_all();
-        // Finds out that the connection it has is closed: the release is never sent over that.
+        // This notices that the connection is closed, so that the release is never sent over it.
         rig.locks.named("other").holder().expect_err("refused");
     };
     run_out_on_the_way(stall, &|rig| rig.proxy.refuse(false), &[false, true]);
@@ -145,7 +145,7 @@ fn a_hold_that_redis_has_denied_is_not_released() {
     assert_eq!(rig.locks.stats().lost, 4);
 }
 
-/// That the release has no answer makes it no better.
+/// A release without an answer changes nothing about that.
 #[test]
 fn a_hold_that_redis_has_denied_is_lost_though_its_release_has_no_answer() {
     let rig = Rig::renewing();
@@ -187,7 +187,7 @@ fn a_refused_renewal_does_not_extend_the_hold() {
     assert!(stats.renewal_errors > 0);
 }
 
-/// The first `SET` had no answer, and somebody on the way keeps it until the lease is over.
+/// The first `SET` had no answer, and is delayed on its way until the lease is over.
 #[test]
 fn a_token_that_reappears_after_its_lease_is_no_lock() {
     let rig = &Rig::with(|builder| builder.lease(LEASE).renew(false));

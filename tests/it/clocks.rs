@@ -11,7 +11,7 @@ use tempfile::TempDir;
 
 use crate::support::{Rig, trusted};
 
-/// A lease that an answer can outlast.
+/// A lease that is shorter than a slow answer.
 const LEASE: Duration = Duration::from_millis(300);
 
 /// By how much the wall clock jumps, in seconds.
@@ -22,7 +22,7 @@ fn rig(lease: Duration) -> Rig {
     Rig::with_defaults(|builder| builder.lease(lease).renew(false).response_timeout(LONG))
 }
 
-/// Checks a hold of `a` that came of a later attempt than the first.
+/// Checks that a hold of `a` came of a later attempt than the first.
 fn assert_taken_anew(rig: &Rig, guard: &LockGuard) {
     assert!(guard.is_valid());
     assert_eq!(rig.stands("a").as_deref(), Some(guard.token()));
@@ -50,7 +50,7 @@ fn row_03_a_key_set_too_late_is_removed_and_taken_anew() {
     assert_taken_anew(&rig, &guard);
 }
 
-/// The removal of a key that was set too late has no answer: what stands there is nobody's lock.
+/// The removal of a key that was set too late has no answer: the key that remains has no holder.
 #[test]
 fn row_03_a_key_set_too_late_is_not_reported_as_busy() {
     let rig = rig(LEASE);
@@ -134,7 +134,7 @@ fn row_05_a_wait_ends_on_time_whatever_the_wall_clock_says() {
     });
 }
 
-/// The shim of the tests above reaches whatever asks the C library; this is for what does not.
+/// The tests above change what the C library returns; this one is for code that does not ask it.
 #[test]
 fn row_05_the_source_does_not_use_the_wall_clock() {
     let mut files = vec![PathBuf::from(concat!(env!("CARGO_MANIFEST_DIR"), "/src"))];
@@ -236,7 +236,7 @@ pub(crate) fn wall_clock_as_told() {
     }
 }
 
-/// Runs `action` on a thread, so that the child can be asked for the time meanwhile.
+/// Runs `action` on a thread, so that the worker can be asked for the time meanwhile.
 fn on_its_own(locks: &LockManager, action: fn(&LockManager)) {
     let locks = locks.clone();
     drop(thread::spawn(move || action(&locks)));

@@ -1,5 +1,5 @@
-//! Connections that are gone though nobody has said so, while Redis is well: forgotten by a
-//! firewall, closed while idle.
+//! Connections that are dead without a sign of it, while Redis is well: dropped by a firewall,
+//! closed while idle.
 
 use std::sync::Barrier;
 use std::thread;
@@ -15,8 +15,8 @@ use crate::support::{
 /// How many connections the pool has.
 const POOL: usize = 8;
 
-/// How long after a change it is noticed at the latest that the listener's connection is dead: it
-/// is asked after three seconds.
+/// How long after a change it is noticed at the latest that the listener's connection is dead: the
+/// listener sends a `PING` after three seconds.
 const NOTICED: Duration = Duration::from_secs(7);
 
 /// A manager whose connections are open, all of them, and idle.
@@ -30,10 +30,10 @@ fn open_all(rig: &Rig) {
     use_at_once(rig, POOL);
 }
 
-/// Has so many connections of the pool lent at the same time.
+/// Uses so many connections of the pool at the same time.
 fn use_at_once(rig: &Rig, connections: usize) {
     let all = Barrier::new(connections);
-    // Not the answers to a login: each has to get as far as that.
+    // Only `SET`, and not what belongs to a login: each connection has to get as far as that.
     rig.proxy.always("SET", Fault::DelayReply(SOON / 3));
     let before = rig.proxy.commands("SET");
     thread::scope(|scope| {
@@ -100,7 +100,8 @@ fn extend_and_ensure_work_after_a_firewall_dropped_the_connection() {
     release(guard);
 }
 
-/// The timeout of one command says nothing of connections that have answered since it was sent.
+/// The timeout of one command proves nothing about connections that have answered since it was
+/// sent.
 #[test]
 fn an_unanswered_command_closes_no_connection_that_answers() {
     let rig = Rig::with(|builder| builder.response_timeout(4 * SOON));
@@ -120,21 +121,21 @@ fn an_unanswered_command_closes_no_connection_that_answers() {
     assert!(opened <= 1, "{opened}, and not just one in place of the one that was silent");
 }
 
-/// An attempt that had little time says nothing of other connections: Redis may have been busy.
+/// An attempt with little time proves nothing about other connections: Redis may have been busy.
 #[test]
 fn a_wait_too_short_for_an_answer_closes_no_other_connection() {
     let rig = with_idle_connections();
-    // Up to three times, where the machine itself held up the attempt for a tenth of a second.
+    // Up to three times: the machine itself may delay the attempt for a tenth of a second.
     let mut tries = (0..3).map(|_| {
         open_all(&rig);
         let opened = rig.proxy.connections_accepted();
         rig.proxy.always("SET lock:slow", Fault::DelayReply(SOON / 4));
-        drop(rig.locks.try_lock_for("slow", ANSWER / 6)); // Whatever it is told: that is not what is looked at here.
+        drop(rig.locks.try_lock_for("slow", ANSWER / 6)); // Its result does not matter here.
         rig.proxy.clear();
         open_all(&rig);
         rig.proxy.connections_accepted() - opened
     });
-    // Those over which the answers are late are not used again.
+    // The connections over which the answers are late are not used again.
     assert!(tries.any(|opened| opened <= 2), "all were opened anew");
 }
 
@@ -153,7 +154,7 @@ fn a_waiter_is_woken_after_a_firewall_dropped_the_listener() {
     });
 }
 
-/// It is silent because nothing happens, and answers when it is asked.
+/// The listener is silent because nothing happens, and answers a `PING`.
 #[test]
 fn a_listener_that_answers_a_ping_is_kept() {
     let rig = Rig::new();
@@ -199,7 +200,7 @@ fn a_loss_is_noticed_after_the_keepers_connection_was_closed() {
     assert!(took < 4 * SOON, "{took:?}: not before the next renewal");
 }
 
-/// Redis tells of a key for as long as the connection stands over which it was asked to.
+/// Redis sends invalidations for a key only while the connection stands that tracks it.
 #[test]
 fn a_renewal_without_an_answer_has_every_hold_renewed_again() {
     let rig = Rig::with(|builder| builder.response_timeout(SOON));

@@ -13,7 +13,7 @@ use crate::support::{
 #[test]
 fn ensure_sends_only_what_is_needed() {
     let rig = Rig::renewing();
-    // When the listener comes up, all that was renewed before is renewed once more.
+    // When the listener starts, all that was renewed before is renewed once more.
     occupy(&rig.server, "busy", MINUTE);
     assert!(rig.locks.try_lock_for("busy", PERIOD).expect("answers").is_none());
     eventually(LONG, "it listens", || !rig.server.listeners().is_empty());
@@ -34,7 +34,8 @@ fn ensure_sends_only_what_is_needed() {
         guard.ensure(span).expect("renews");
         assert!(guard.remaining() + PERIOD > span);
         assert_eq!((rig.proxy.commands(&renewal), renewals(&rig.locks, &key)), (1, 1));
-        rig.proxy.on_times(&renewal, 2, Fault::CutBeforeForward); // A stale connection is tried again at once.
+        // A closed connection is replaced at once.
+        rig.proxy.on_times(&renewal, 2, Fault::CutBeforeForward);
         throughout(4 * PERIOD, || {});
         let error = guard.ensure(span).expect_err("no answer");
         assert!(matches!(error, Error::Unavailable { .. }) && guard.is_valid(), "{error:?}");
@@ -73,7 +74,7 @@ fn extend_replaces_the_lease() {
         let longer = pttl();
         assert!(longer > 50_000, "a lease is never cut short in Redis");
         throughout(3 * PERIOD, || assert!(pttl() <= longer, "pushed out, though it has more than that"));
-        // Refused, whatever the renewals send meanwhile.
+        // Refused, whatever the renewals do meanwhile.
         let before = rig.proxy.log_in_full().len();
         for lease in [Duration::ZERO, Duration::from_micros(9_999), 1440 * MINUTE + LATE, Duration::MAX] {
             let error = guard.extend(lease).expect_err("refused");
@@ -171,7 +172,8 @@ fn held_lists_the_locks_of_this_process() {
         [("first", 2), ("second", 1)]
     );
     assert!(held.iter().all(|it| it.owner == *first.owner() && it.lost.is_none()));
-    // (A lease may be pushed out an eighth of its period early, and once more when the listener is there.)
+    // (A lease may be renewed an eighth of its period early, and once more when the listener
+    // starts.)
     assert!(held[0].held_for >= PERIOD * 7 / 8 && held[0].held_for >= held[1].held_for);
     assert!(held[0].valid_for > Duration::ZERO && held[0].valid_for <= trusted(6 * PERIOD));
     assert_eq!(held[1].renewals, 0);

@@ -1,4 +1,4 @@
-//! A lock that is taken away from this very manager: who waits behind the hold goes on at once.
+//! A lock that its own manager deletes: a waiter behind the hold goes on at once.
 
 use std::sync::Arc;
 use std::thread;
@@ -12,7 +12,7 @@ use crate::support::{
     LATE, MINUTE, PERIOD, Rig, SOON, assert_lost, delete, occupy, renewals, returns_by, take,
 };
 
-/// Well below the second after which the first in line looks by itself.
+/// Well below the second after which the first waiter tries by itself.
 const AT_ONCE: Duration = SOON.checked_div(2).expect("not by zero");
 
 /// What is done to a hold before its key is deleted, and how that is done.
@@ -31,7 +31,7 @@ const CASES: [Case; 4] = [
 ];
 
 impl Case {
-    /// With the default lease, which nothing ends here.
+    /// With the default lease, which does not end here.
     fn hold(&self, rig: &Rig, name: &str) -> LockGuard {
         let lock = rig.locks.named(name).renew(self.renew);
         let lock = if self.renewed { lock.renew_every(PERIOD) } else { lock };
@@ -94,7 +94,7 @@ fn a_force_unlocked_lock_is_free_for_try_lock_at_once() {
     }
 }
 
-/// Redis need not tell a process what it has done itself.
+/// Redis sends a process no invalidation for what the process itself has changed.
 #[test]
 fn a_polling_waiter_takes_the_lock_at_once_when_its_process_force_unlocks_it() {
     let server = Server::start();
@@ -111,7 +111,7 @@ fn a_polling_waiter_takes_the_lock_at_once_when_its_process_force_unlocks_it() {
     });
 }
 
-/// Nobody in this process has heard of the key yet: the hold is young, and its first renewal is ten seconds away.
+/// The key is not tracked yet: the hold is young, and its first renewal is ten seconds away.
 #[test]
 fn a_waiter_behind_a_young_hold_deleted_by_hand_takes_the_lock_soon() {
     let rig = &Rig::new();

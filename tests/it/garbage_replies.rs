@@ -1,17 +1,17 @@
-//! What a server may say that is no answer.
+//! What a server may send that is no answer.
 
 use std::time::Duration;
 
 use proptest::prelude::*;
 use relatch_rig::Reply;
 
-/// Longer than anybody waits for a reply to end.
+/// Longer than any call waits for a reply to end.
 const TIME: Duration = Duration::from_secs(20);
 
-/// What Redis says to a listener at first.
+/// What Redis replies to a listener at first.
 pub(crate) const SUBSCRIBED: &str = "*3\r\n$9\r\nsubscribe\r\n$20\r\n__redis__:invalidate\r\n:1\r\n";
 
-/// Of no type that any command is answered with.
+/// Of a type that no command is answered with.
 const WRONG: [&str; 18] = [
     "+QUEUED\r\n",
     "*0\r\n",
@@ -33,7 +33,7 @@ const WRONG: [&str; 18] = [
     ":-9\r\n",
 ];
 
-/// Not of Redis's language.
+/// No RESP at all.
 const GARBAGE: [&[u8]; 12] = [
     b"HTTP/1.1 400 Bad Request\r\n\r\n",
     b"+\xff\xfe\r\n",
@@ -58,7 +58,7 @@ const ERRORS: [&str; 5] = [
     "!-0\r\n\r\n",
 ];
 
-/// Beginnings of something endless.
+/// The beginnings of replies that never end.
 pub(crate) const ENDLESS: [&str; 12] = [
     "+",
     "-ERR ",
@@ -74,14 +74,14 @@ pub(crate) const ENDLESS: [&str; 12] = [
     "=-1\r\n",
 ];
 
-/// Lists in lists, and so on: too deep to be read one inside the other on a thread's stack.
+/// Lists in lists, too deep for a parser that recurses on a thread's stack.
 fn nested() -> impl Iterator<Item = Vec<u8>> {
     ["*1\r\n", "%1\r\n", "|1\r\n", "~1\r\n", ">1\r\n", "*4096\r\n"]
         .iter()
         .map(|head| head.repeat(100_000 / 4).into())
 }
 
-/// Everything that is no answer to anything, and is said at once.
+/// All replies that answer nothing and are sent at once.
 pub(crate) fn nonsense() -> Vec<Reply> {
     let wrong = WRONG.iter().chain(&ERRORS).map(|text| text.as_bytes().to_vec());
     let long = [b"-".to_vec(), b"x".repeat(60_000), b"\r\n".to_vec()].concat();
@@ -89,13 +89,13 @@ pub(crate) fn nonsense() -> Vec<Reply> {
     all.map(Reply::Bytes).chain([Reply::Close]).collect()
 }
 
-/// Replies that go on and on.
+/// Replies without an end.
 pub(crate) fn streams() -> [Reply; 4] {
     [("+", "x"), ("$549755813888\r\n", "x"), ("*9223372036854775807\r\n", "$-1\r\n"), ("+a\r\n", "+a\r\n")]
         .map(|(first, again)| Reply::Endless(first.into(), again.into(), TIME))
 }
 
-/// What a listener might be told, after it has subscribed.
+/// What a listener might receive after it has subscribed.
 pub(crate) fn messages() -> Vec<Reply> {
     let payloads = ["$-1", ":5", "+a", "*1\r\n:1", "*2\r\n*0\r\n$-1", "%0", "*-1", "*1\r\n$2\r\n\u{e9}"]
         .map(str::to_owned);

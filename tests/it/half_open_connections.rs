@@ -1,4 +1,5 @@
-//! Connections of which the other end is gone, and nobody was told: a firewall dropped them, and Redis is well.
+//! Connections whose other end is gone without a sign of it: a firewall dropped them, and Redis is
+//! well.
 
 use std::thread;
 use std::time::Duration;
@@ -73,7 +74,7 @@ fn a_release_that_takes_most_of_the_response_timeout_is_confirmed() {
     );
 }
 
-/// The listener asks for the waiter, and has little time for that.
+/// The listener tries for the waiter, and has little time for that.
 #[test]
 fn a_hand_off_from_a_distant_redis_closes_no_connection() {
     let Rig { locks: ours, proxy, server } = &Rig::with_defaults(|builder| builder);
@@ -86,7 +87,7 @@ fn a_hand_off_from_a_distant_redis_closes_no_connection() {
         thread::scope(|scope| {
             let waiter = scope.spawn(|| ours.lock("a").map(drop));
             asleep(server, 1);
-            // It is registered; it sleeps once it has the answer, too.
+            // The key is tracked now; the waiter sleeps once it has the answer, too.
             throughout(SOON / 4, || assert!(!waiter.is_finished()));
             guard.unlock().expect("it was held");
             waiter.join().expect("no panic").expect("its turn comes");

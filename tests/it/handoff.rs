@@ -1,5 +1,6 @@
-//! A lock that goes from one thread of a process to the next with the release: one round trip, and nothing lost by it.
-#![cfg(target_os = "linux")] // Elsewhere nobody says that a thread stands in line.
+//! A lock that goes from one thread of a process to the next with the release: one round trip, and
+//! no lock or turn is lost by it.
+#![cfg(target_os = "linux")] // Elsewhere the system does not show that a thread waits.
 
 use std::collections::HashSet;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -16,14 +17,15 @@ const THREADS: u64 = 8;
 const ROUNDS: u64 = 100;
 const TURNS: u64 = THREADS * ROUNDS;
 
-/// No run ends: every turn is handed on for which somebody waits.
+/// Without a budget: every lock is handed off if a thread waits for it.
 fn endless(builder: Builder) -> Builder {
     builder.local_handoff(MINUTE)
 }
 
-/// So many threads take so many turns each with one lock, while `meanwhile` runs; returns the tokens of all turns.
+/// So many threads take so many turns each with one lock, while `meanwhile` runs; returns the
+/// tokens of all turns.
 ///
-/// The count of the turns is kept in a way that loses some if two threads have the lock at a time.
+/// The count of the turns is kept in a way that loses some if two threads hold the lock at a time.
 fn take_turns(locks: &LockManager, meanwhile: impl FnOnce(&AtomicBool) + Send) -> HashSet<String> {
     let (count, done) = (&AtomicU64::new(0), &AtomicBool::new(false));
     let turns = move || {
@@ -92,7 +94,7 @@ fn the_end_of_a_hand_off_budget_loses_no_turn() {
 
 #[test]
 fn hand_offs_work_while_redis_forgets_the_script_again_and_again() {
-    // Each release may take two round trips, of a server that somebody keeps busy.
+    // Each release may take two round trips, to a server that is kept busy.
     let rig = Rig::with(|builder| endless(builder).response_timeout(LONG));
     take_turns(&rig.locks, |done| {
         while !done.load(Ordering::Relaxed) {
@@ -157,7 +159,7 @@ fn a_lost_lock_is_handed_to_the_next_waiter() {
     assert_eq!(rig.server.query::<i64>(&["DBSIZE"]), 0);
 }
 
-/// What can happen to the two commands of a hand-on, once or twice.
+/// The faults of the two commands of a hand-off, once or twice.
 fn faults_of_a_hand_off() -> Vec<(&'static str, Fault, u64)> {
     let faults = broken_replies().into_iter().chain([
         Fault::DropReply,
@@ -171,10 +173,9 @@ fn faults_of_a_hand_off() -> Vec<(&'static str, Fault, u64)> {
         Fault::Answer(b"-NOSCRIPT as the test wants it\r\n".to_vec()),
     ]);
     let both = faults.flat_map(|fault| [("EVALSHA * 1", fault.clone()), ("SET", fault)]);
-    let faults_of_a_hand_off =
-        both.flat_map(|(command, fault)| [1, 2].map(|times| (command, fault.clone(), times)));
-    // A refusal of the second `SET` is the answer to whoever sends it himself.
-    faults_of_a_hand_off.filter(|it| !matches!(it, ("SET", Fault::Answer(_), 2))).collect()
+    let faults = both.flat_map(|(command, fault)| [1, 2].map(|times| (command, fault.clone(), times)));
+    // The second `SET` is sent by the waiter itself, which a refusal would end.
+    faults.filter(|it| !matches!(it, ("SET", Fault::Answer(_), 2))).collect()
 }
 
 #[test]
@@ -250,7 +251,7 @@ fn row_13_a_hand_off_into_a_black_hole_leaves_no_waiter_asleep() {
     assert_eq!(rig.locks.stats().lost, 0);
 }
 
-/// What was sent for a thread is deleted where nobody learns in time what became of it.
+/// What was sent for a waiter is deleted if its answer does not arrive in time.
 #[test]
 fn row_12_a_hand_off_to_a_thread_that_gives_up_leaves_no_key() {
     let answer = ANSWER / 10;
@@ -271,7 +272,8 @@ fn row_12_a_hand_off_to_a_thread_that_gives_up_leaves_no_key() {
                 rig.locks.try_lock_for(name, LONG).expect("answers").expect("its turn comes").unlock()
             });
             rig.proxy.on(&format!("EVALSHA * 1 lock:{name}"), Fault::DropReply);
-            // The first try of the release ends just before the second thread gives up, or just after.
+            // The first try of the release ends just before the second thread gives up, or just
+            // after.
             let at = start + wait.saturating_sub(answer / 2 + Duration::from_millis(round));
             while Instant::now() < at {
                 std::hint::spin_loop();
@@ -289,7 +291,7 @@ fn row_12_a_hand_off_to_a_thread_that_gives_up_leaves_no_key() {
     assert_eq!(rig.locks.stats().lost, 0);
 }
 
-/// The next in line hears too late that the lock was taken for it: its lease is over by then.
+/// The next waiter learns too late that the lock was taken for it: its lease is over by then.
 #[test]
 fn a_hand_off_answered_after_the_lease_gives_no_lock() {
     let lease = ANSWER;
@@ -307,7 +309,7 @@ fn a_hand_off_answered_after_the_lease_gives_no_lock() {
     });
 }
 
-/// Nobody knows what became of what was sent for the next in line.
+/// What became of the `SET` for the next waiter is unknown.
 #[test]
 fn the_token_of_a_hand_off_without_an_answer_is_not_used_again() {
     let rig = Rig::with(endless);
@@ -325,7 +327,7 @@ fn the_token_of_a_hand_off_without_an_answer_is_not_used_again() {
     }
 }
 
-/// How long others wait at most for a lock that the threads of one manager hand on among themselves.
+/// How long others wait at most for a lock that the threads of one manager hand off to each other.
 fn longest_wait(server: &Server, mut turn: impl FnMut()) -> Duration {
     let locks = LockManager::connect(&server.url()).expect("connects");
     let done = &AtomicBool::new(false);
@@ -335,7 +337,7 @@ fn longest_wait(server: &Server, mut turn: impl FnMut()) -> Duration {
         for _ in 0..THREADS {
             scope.spawn(move || {
                 while !done.load(Ordering::Relaxed) {
-                    // Long enough that all the others are in line again.
+                    // Long enough that all the others wait again.
                     let body = || {
                         turns.fetch_add(1, Ordering::Relaxed);
                         thread::sleep(Duration::from_micros(50));
@@ -382,9 +384,9 @@ fn another_process_gets_its_turn_beside_hand_offs() {
     assert!(longest < 2 * SOON, "{longest:?}: nobody else was let in");
 }
 
-/// A process next to Redis takes the lock again and again, and a waiter that is farther away is called at
-/// each release. It comes too late for the least pause: the pause after a long hold is longer, and now and
-/// then that after a short one is, too.
+/// A process near Redis takes the lock again and again, and a distant waiter is woken at each
+/// release. It comes too late for the shortest pause. The pause after a long hold is longer, and
+/// now and then that after a short one is, too.
 #[test]
 fn a_waiter_far_from_redis_gets_its_turn_beside_a_near_process() {
     for hold in [150, 10].map(Duration::from_millis) {
@@ -408,8 +410,8 @@ fn a_waiter_far_from_redis_gets_its_turn_beside_a_near_process() {
     }
 }
 
-/// A hundred turns have fifty ends of runs of two, which last 30 ms. After each, the lock is left free
-/// for a twenty-fourth of that. The pause is a sleep, which is never shorter than it says.
+/// A hundred turns are fifty budgets of two turns, which last 30 ms. After each, the lock is left
+/// free for a twenty-fourth of that. The pause is a sleep, which is never shorter than requested.
 #[test]
 fn a_process_pauses_when_its_hand_off_budget_ends_so_that_others_come_first() {
     const HOLD: Duration = Duration::from_millis(15);

@@ -1,4 +1,4 @@
-//! A server that means ill, or is none: whatever it says, callers are told, in time, and nothing breaks.
+//! A server that is malicious, or no Redis: callers get an error, in time, and nothing breaks.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -17,7 +17,8 @@ const SLACK: Duration = Duration::from_secs(3);
 
 type Call = fn(&LyingServer, &LockManager, &mut dyn FnMut()) -> Result<String, Error>;
 
-/// Every operation, and the command that is answered badly. Each calls its last argument when the lying is to begin.
+/// Every operation, and the command that is answered badly. Each calls its last argument when the
+/// lies are to begin.
 const CALLS: [(&str, &str, Call); 16] = [
     ("build", "PING", build),
     ("build", "AUTH", build),
@@ -92,13 +93,14 @@ fn told<T: std::fmt::Debug>(value: T) -> String {
     format!("{value:?}")
 }
 
-/// What a lie may be taken for: no answer, an error that Redis answered, or a release of which nobody knows.
+/// What a lie may lead to: no answer, an error that Redis answered, or a release that is not
+/// confirmed.
 fn is_unanswered(error: &Error) -> bool {
     matches!(error, Error::Unavailable { .. } | Error::Refused { .. } | Error::Unconfirmed { .. })
 }
 
-/// Has an operation lied to, and returns what it said of it, and how late. Again, where the machine was so slow that it failed
-/// before it was lied to.
+/// Runs an operation that is lied to; returns its error, and how late it came. Again, where the
+/// machine was so slow that it failed before the lie.
 fn lied_to(
     rig: &LyingServer,
     (name, command, call): (&str, &'static str, Call),
@@ -116,14 +118,15 @@ fn lied_to(
         let took = began.elapsed();
         let lied = rig.lies() > before;
         within(4 * ANSWER + SLACK, &what, || drop(locks));
-        // Without a lie, an attempt that found no time for anything is no error.
+        // Without a lie, an attempt that had no time for anything is no error.
         end = lied.then(|| (result.map(drop).expect_err(&what), took));
         lied
     });
     end.expect("just lied to")
 }
 
-/// Has every operation answered with each of `lies`: all of them fail, in time, and say so in words fit for a log.
+/// Answers every operation with each of `lies`: all of them fail, in time, and with errors that are
+/// fit for a log.
 #[track_caller]
 fn assert_all_fail(lies: &[Reply], limit: Duration) {
     thread::scope(|scope| {
@@ -144,12 +147,13 @@ fn assert_all_fail(lies: &[Reply], limit: Duration) {
     assert_eq!(PANICS.load(Ordering::SeqCst), 0);
 }
 
-/// So the lies are what the others fail of.
+/// This shows that it is the lies that the other tests fail of.
 #[test]
 fn row_37_honest_answers_are_no_errors() {
     for (name, _, call) in CALLS {
-        // Nothing here may be so short that the machine alone can make an error: a wait of 50 ms ended now and then before
-        // there was a connection. Only the wait for a busy lock has to end.
+        // No timeout here may be so short that the machine alone can cause an error: a wait of 50
+        // ms ended now and then before there was a connection. Only the wait for a busy lock has to
+        // end.
         let rig = LyingServer::waiting(LONG);
         let wait = if name == "lock, busy" { 40 * ANSWER } else { LONG };
         let result = call(&rig, &rig.builder().wait(wait).build_unchecked().expect("valid"), &mut || ());
@@ -172,7 +176,7 @@ fn row_37_huge_lengths_and_endless_replies_take_no_time_and_no_memory() {
     assert!(child.wait(LONG).success());
 }
 
-/// In a process of its own, whose memory is nobody else's.
+/// In a process of its own, so that its memory can be measured.
 pub(crate) fn huge_as_told() {
     let before = peak();
     let endless: Vec<_> = ENDLESS.iter().map(|head| Reply::Bytes(head.as_bytes().to_vec())).collect();
@@ -205,7 +209,7 @@ fn row_37_a_long_error_is_shortened() {
     }
 }
 
-/// Busy, but nobody's: no Redis says so.
+/// Busy, but without a holder: no Redis replies that.
 #[test]
 fn row_37_a_lock_that_is_busy_without_a_holder_is_tried_with_backoff() {
     let rig = LyingServer::new();
@@ -277,7 +281,7 @@ fn row_37_garbage_for_the_listener_disturbs_no_lock() {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 32, failure_persistence: None, max_shrink_iters: 100, ..ProptestConfig::default() })]
 
-    /// In two parts, the second of which may come when it is not waited for any more.
+    /// In two parts, the second of which may come when no call waits for it any more.
     #[test]
     fn row_37_whatever_is_answered_ends_in_time(
         first in babble(),
@@ -287,7 +291,7 @@ proptest! {
     ) {
         let (name, command, call) = CALLS[call];
         let (rig, pause) = (LyingServer::new(), if late { ANSWER + ANSWER / 5 } else { Duration::ZERO });
-        // With a limit: to say that the lock is busy is no lie that anybody could see through.
+        // With a limit: a reply that the lock is busy is a lie that cannot be noticed.
         let locks = rig.builder().wait(4 * ANSWER).build_unchecked().expect("nothing is sent");
         let mut began = Instant::now();
         let result = call(&rig, &locks, &mut || {

@@ -1,4 +1,4 @@
-//! Options, keys and addresses that cannot work, and those that look as if they could not but do.
+//! Options, keys and addresses that cannot work, and unusual ones that work.
 
 use std::error::Error as StdError;
 use std::io::{Read, Write};
@@ -23,7 +23,7 @@ const CANARY: &str = "canary7Qx";
 
 const HOUR: Duration = Duration::from_secs(3600);
 
-/// Everything an error says about itself, to users and to developers, and its sources do.
+/// All that an error and its sources display, to users and to developers.
 fn everything(error: &Error) -> String {
     let first: &dyn StdError = error;
     let all = iter::successors(Some(first), |&error| error.source());
@@ -66,7 +66,7 @@ fn row_35_the_shortest_and_the_longest_lease_work() {
     let guard = locks.named("long").lease(24 * HOUR).lock().expect("locks");
     assert!(server.pttl("lock:long") > 86_000_000);
     assert_eq!(guard.unlock().expect("unlocks"), Unlocked::Released);
-    // Ten milliseconds may pass before the answer is here; that is tried again.
+    // Ten milliseconds may pass before the answer arrives; then the lock is tried again.
     let guard =
         locks.named("short").lease(Duration::from_millis(10)).renew(false).wait(LONG).lock().expect("locks");
     assert!(guard.remaining() <= Duration::from_millis(8));
@@ -251,7 +251,7 @@ fn an_impossible_url_is_refused_and_its_password_is_not_shown() {
 
 #[test]
 fn a_password_that_was_not_escaped_is_not_shown() {
-    // A slash ends what a URL takes for the address, so the rest of the password looks like a path.
+    // A slash ends the address part of a URL, so the rest of the password looks like a path.
     for url in [
         format!("redis://user:/{CANARY}@127.0.0.1/"),
         format!("redis://user:12/{CANARY}@127.0.0.1/"),
@@ -295,7 +295,7 @@ fn a_database_that_does_not_exist_is_refused() {
     assert!(info.contains("db3:keys=1"), "{info}");
 }
 
-/// What connecting to `port` says, which is that nothing there is available.
+/// The error of connecting to `port`, which is that nothing there is available.
 #[track_caller]
 fn unavailable_at(port: u16) -> Error {
     let url = format!("redis://:{CANARY}@127.0.0.1:{port}/");
@@ -322,7 +322,7 @@ fn a_port_that_never_answers_is_unavailable() {
     assert_eq!(error.source().expect("a cause").to_string(), "there was no answer in time");
 }
 
-/// What connecting to a listener says that treats one connection so.
+/// The error of connecting to a listener that does this to one connection.
 fn unavailable_behind(treat: fn(TcpStream)) {
     let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
     let port = listener.local_addr().expect("bound").port();

@@ -1,4 +1,5 @@
-//! What Redis tells a manager: its listener lost and found, refused and deaf; and losses that are told at once.
+//! Redis's invalidations: a listener that is lost and reconnects, is refused, or receives nothing;
+//! and losses that are reported at once.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -17,7 +18,7 @@ use crate::support::{
     occupy, redis_connection, renewals, renewals_of, returns_by, server_for, take, tracked_hold, without,
 };
 
-/// The only connection that listens, as soon as it is another than `before`.
+/// The only listener's connection, as soon as it is another than `before`.
 #[track_caller]
 fn listener(server: &Server, before: Option<u64>) -> u64 {
     let mut found = None;
@@ -44,7 +45,7 @@ fn assert_hears(server: &Server, locks: &LockManager) {
         eventually(LONG, "it waits for word", || {
             server.tracked_keys() > tracked && server.redirects_invalidations()
         });
-        // (Its last poll may have come before the call of a listener that is new.)
+        // (A new listener wakes all waiters. Their last poll may have come just before that.)
         eventually(LONG, "it does not poll", || {
             let asked = server.calls("pttl");
             throughout(ANSWER, || ());
@@ -82,7 +83,7 @@ fn a_waiter_is_woken_though_its_listener_was_killed() {
     }
 }
 
-/// The pauses between its connections do not add up over all the times that it had one.
+/// The pauses between its connections are not added up over all its connections.
 #[test]
 fn a_killed_listener_that_had_worked_comes_back_soon() {
     let server = Server::start();
@@ -96,10 +97,11 @@ fn a_killed_listener_that_had_worked_comes_back_soon() {
     }
 }
 
-/// `CLIENT TRACKING` holds for a connection until it ends: a look, or a renewal, is one command.
+/// `CLIENT TRACKING` holds for a connection until it ends: an attempt, or a renewal, is one
+/// command.
 #[test]
 fn tracking_is_switched_on_once_per_connection() {
-    // However busy the machine is, every answer comes in time, and no connection is given up.
+    // However busy the machine is, every answer comes in time, and no connection is closed.
     let rig = Rig::with(|builder| builder.response_timeout(LONG));
     let guard = tracked_hold(&rig.server, &rig.locks, "renewed");
     occupy(&rig.server, "a", MINUTE);
@@ -121,7 +123,8 @@ fn tracking_is_switched_on_once_per_connection() {
     });
 }
 
-/// Redis tells nobody of what was looked at over a connection that has ended: so whoever may have asked over it asks again.
+/// When a connection ends, Redis forgets the keys that it tracked. So a waiter whose key it may
+/// have tracked tries again.
 #[test]
 fn a_waiter_tries_again_when_a_pooled_connection_breaks() {
     let server = Server::start();
@@ -157,10 +160,10 @@ fn a_broken_connection_wakes_only_the_waiters_whose_keys_it_tracked() {
         asleep(&rig.server, 1);
         let listener = listener(&rig.server, None);
         let tracking = || rig.server.clients_with(&format!("redir={listener}"));
-        // The one over which the listener was tried may take a moment to go.
+        // The connection with which the listener was tested may take a moment to close.
         eventually(LONG, "it looked over one connection", || tracking().len() == 1);
         let number = tracking()[0];
-        // While that is in use, the other one looks over another.
+        // While that is in use, the other waiter's attempt goes over another.
         rig.proxy.on("GET lock:slow", Fault::DelayReply(SOON));
         let slow = scope.spawn(|| rig.locks.named("slow").holder());
         eventually(LONG, "it is in use", || rig.proxy.commands("GET lock:slow") > 0);
@@ -189,7 +192,7 @@ fn a_waiter_polls_when_its_listener_cannot_come_back() {
     thread::scope(|scope| {
         let waiter = scope.spawn(|| take(&locks, "a"));
         asleep(&server, 1);
-        // Servers before 7 can take the right to all of a command only.
+        // Servers before 7 can only revoke a whole command.
         let right = if server_version() >= (7, 0) { "-client|id" } else { "-client" };
         server.query::<()>(&["ACL", "SETUSER", "worker", right]);
         kill(&server, listener(&server, None));
@@ -260,7 +263,8 @@ fn a_waiter_takes_the_lock_after_a_restart_of_redis() {
     }
 }
 
-/// A user who may do all but this: waits are polls, that is said once, and so is the end of it.
+/// For a user with all rights but these: waiters poll, which is logged once, and so is the end of
+/// it.
 #[track_caller]
 pub(crate) fn assert_polls_without(missing: &[&str]) {
     let (server, url) = server_for(&without(missing));
@@ -331,7 +335,8 @@ fn with_tracking_off_nothing_listens_and_waiters_poll_at_their_interval() {
     }
 }
 
-/// What would be the same each time is not tried again and again; and what was renewed is not looked at each time.
+/// What would fail in the same way each time is not tried again and again, and what was renewed is
+/// not renewed each time.
 #[test]
 fn row_23_a_listener_without_the_right_to_tracking_retries_rarely_and_renews_nothing() {
     let (server, url) = server_for(&without(&["+client|tracking"]));
@@ -353,7 +358,7 @@ fn row_23_a_listener_without_the_right_to_tracking_retries_rarely_and_renews_not
     });
 }
 
-/// A user who may use some keys only: not the one that the listener is tried with.
+/// A user who may use some keys only, and not the key with which the listener tests itself.
 #[test]
 fn row_23_a_listener_whose_own_key_is_refused_retries_rarely() {
     let rights: Vec<_> = without(&["~lock:*"]).into_iter().chain(["~lock:a"]).collect();
@@ -373,7 +378,8 @@ fn row_23_a_listener_whose_own_key_is_refused_retries_rarely() {
     });
 }
 
-/// As behind a proxy that gives connections numbers of its own: Redis agrees to tell another connection.
+/// As behind a proxy that gives connections ids of its own: Redis agrees to redirect to another
+/// connection.
 #[test]
 fn row_23_when_tracking_is_accepted_and_no_invalidation_comes_waiters_poll() {
     let rig = Rig::new();
@@ -406,7 +412,8 @@ fn row_23_when_tracking_is_accepted_and_no_invalidation_comes_waiters_poll() {
     assert!(waiter.ask("log").contains("; INFO relatch::listener Redis wakes who waits for a lock again"));
 }
 
-/// Redis agrees to tell of what is read over one connection, and does not: here, it was never asked.
+/// Redis agrees to track what is read over one connection, and does not: here, it never got the
+/// command.
 #[test]
 fn a_waiter_that_missed_an_invalidation_has_the_listener_reconnect() {
     for replaced in [false, true] {
@@ -435,7 +442,7 @@ fn a_waiter_that_missed_an_invalidation_has_the_listener_reconnect() {
     }
 }
 
-/// The right to be told is taken away when the listener has found that it works.
+/// The right to tracking is revoked after the listener has found that it works.
 #[test]
 fn row_23_tracking_that_is_refused_later_is_logged() {
     let (server, url) = server_for(&least_rights());
@@ -445,7 +452,7 @@ fn row_23_tracking_that_is_refused_later_is_logged() {
     asleep(&server, 1);
     let right = if server_version() >= (7, 0) { "-client|tracking" } else { "-client" };
     server.query::<()>(&["ACL", "SETUSER", "worker", right]);
-    // The next look is made over a fresh connection, and Redis refuses to tell of it.
+    // The next attempt goes over a new connection, where Redis refuses tracking.
     server.query::<u64>(&["CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes"]);
     delete(&server, "a");
     assert_eq!(waiter.expect_line("", LONG), "Ok(true)");
@@ -459,7 +466,7 @@ fn row_23_tracking_that_is_refused_later_is_logged() {
     assert!(log.contains("Redis does not wake who waits for a lock") && log.contains("NOPERM"), "{log:?}");
 }
 
-/// The same where only renewals ask for that: it is of no use to listen on.
+/// The same where only renewals need tracking: a listener would be of no use.
 #[test]
 fn row_23_when_tracking_of_a_renewed_lock_is_refused_the_listener_disconnects() {
     let (server, url) = server_for(&least_rights());
@@ -468,7 +475,7 @@ fn row_23_when_tracking_of_a_renewed_lock_is_refused_the_listener_disconnects() 
     let was = listener(&server, None);
     let right = if server_version() >= (7, 0) { "-client|tracking" } else { "-client" };
     server.query::<()>(&["ACL", "SETUSER", "worker", right]);
-    // The next renewal goes over a fresh connection.
+    // The next renewal goes over a new connection.
     server.query::<u64>(&["CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes"]);
     guard.extend(MINUTE).expect("extends");
     eventually(LONG, "it gives its connection up", || !server.listeners().contains(&was));
@@ -488,7 +495,8 @@ fn polling_is_logged_once_however_often_the_listener_retries() {
     assert_eq!(log.matches("relatch::listener").count(), 1, "{log:?}");
 }
 
-/// A connection that Redis believes in and nothing comes over: here, one that never subscribed.
+/// A connection that Redis keeps open and that nothing arrives over: here, one that never
+/// subscribed.
 #[test]
 fn a_listener_that_receives_nothing_is_noticed_and_replaced() {
     let rig = Rig::new();
@@ -632,7 +640,8 @@ fn a_managers_own_changes_are_no_loss() {
                     let guard = locks.lock("a").expect("locks");
                     guard.extend(3 * SOON).expect("extends");
                     if round % 10 == 0 {
-                        throughout(ANSWER / 8, || assert!(guard.is_valid())); // Renewed by itself, too.
+                        // Renewed by the keeper, too.
+                        throughout(ANSWER / 8, || assert!(guard.is_valid()));
                     }
                     assert_eq!(guard.unlock().expect("unlocks"), Unlocked::Released);
                 }
@@ -647,7 +656,7 @@ fn a_managers_own_changes_are_no_loss() {
     assert_eq!(server.query::<i64>(&["DBSIZE"]), 0);
 }
 
-/// It looks ever more rarely, and half a second before its deadline once more.
+/// It polls ever more rarely, and once more half a second before its deadline.
 #[test]
 fn a_waiter_that_polls_rarely_tries_once_more_before_its_deadline() {
     let server = Server::start();

@@ -1,4 +1,4 @@
-//! What the keeper has to say to Redis goes out together, and keeps nobody else waiting.
+//! The keeper sends what is due together, and no call waits for another one's answer.
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::mpsc;
@@ -13,10 +13,10 @@ use crate::support::{ANSWER, Rig, SOON, assert_unavailable, renewals, returns_by
 /// How many threads there are.
 const MANY: usize = 24;
 
-/// Of a lock that ends soon.
+/// The lease of a lock that ends soon.
 const LEASE: Duration = Duration::from_secs(1);
 
-/// Each thread takes this long to give up.
+/// How long each thread waits until it gives up.
 const WAIT: Duration = Duration::from_millis(100);
 
 /// The names of as many locks.
@@ -24,7 +24,8 @@ fn names() -> impl Iterator<Item = String> {
     (0..MANY).map(|number| format!("many-{number}"))
 }
 
-/// Has as many threads give up on a `SET` that is not answered: the keeper has to look for all of these.
+/// Has as many threads give up on a `SET` without an answer: the keeper has to clean up after all
+/// of these.
 fn give_up(rig: &Rig) {
     thread::scope(|scope| {
         for name in names() {
@@ -33,7 +34,8 @@ fn give_up(rig: &Rig) {
     });
 }
 
-/// Has as many threads hold a lock and then, after `before`, ask for more of it at the same time; `meanwhile` runs then.
+/// Has as many threads hold a lock and then, after `before`, extend it at the same time;
+/// `meanwhile` runs then.
 fn ask_for_more(rig: &Rig, answered: bool, before: impl FnOnce(), meanwhile: impl FnOnce()) {
     let (held, go) = (AtomicUsize::new(0), AtomicBool::new(false));
     thread::scope(|scope| {
@@ -53,7 +55,8 @@ fn ask_for_more(rig: &Rig, answered: bool, before: impl FnOnce(), meanwhile: imp
     });
 }
 
-/// How long after the end of a lease that is told which runs out in a black hole, beside what `trouble` makes.
+/// How long after the end of a lease its loss is reported, in a black hole and beside the faults
+/// that `faults` causes.
 fn told_after_end(trouble: impl FnOnce(&Rig)) -> Duration {
     let (told, hears) = mpsc::channel();
     let rig = Rig::with(|builder| {
@@ -84,7 +87,7 @@ fn a_loss_is_reported_before_orphans_are_cleaned_up() {
 
 #[test]
 fn a_loss_is_reported_before_all_extensions_are_answered() {
-    // For one try, and its repetition, it does.
+    // It waits for one try, and its repetition.
     returns_by(Duration::from_millis(500), "word of a loss", || {
         told_after_end(|rig| {
             ask_for_more(rig, false, || rig.proxy.black_hole(true), || ());
@@ -92,7 +95,8 @@ fn a_loss_is_reported_before_all_extensions_are_answered() {
     });
 }
 
-/// With the keeper held up by `first` for a while, and then by each answer: `many` are sent all the same, if they go out together.
+/// The keeper waits for the answer to `first`, and then for each answer. All commands of `many` are
+/// sent nevertheless, if they are sent together.
 fn assert_go_out_together(first: impl FnOnce(&Rig) + Send, many: impl FnOnce(&Rig, &dyn Fn())) {
     let pool = u32::try_from(MANY).expect("a few") + 1;
     let rig = Rig::with(|builder| builder.response_timeout(LONG).pool_size(pool));
@@ -135,7 +139,7 @@ fn many_extensions_are_sent_together() {
     assert_go_out_together(first, |rig, all_sent| ask_for_more(rig, true, || (), all_sent));
 }
 
-/// Has a lock asked for that is owed then.
+/// Gives up an attempt, so that an orphan has to be cleaned up.
 fn owe(rig: &Rig, name: &str) {
     rig.proxy.always(&format!("SET lock:{name}"), Fault::SwallowCommand);
     assert_unavailable(&rig.locks.try_lock_for(name, WAIT));

@@ -1,4 +1,5 @@
-//! Waiting when something comes too late, or not at all: an answer to a release that hands on, word from Redis, Redis itself.
+//! Waiting when something comes too late, or not at all: the answer to a hand-off, an invalidation,
+//! Redis itself.
 
 use std::thread;
 use std::time::{Duration, Instant};
@@ -103,8 +104,8 @@ fn row_14_a_hand_off_whose_answer_drips_leaves_no_key() {
     eventually(SOON, "nobody's key is left", || rig.stands(&key).is_none());
 }
 
-/// The `SET` of a token that was given up may be under way, though the lock was taken with another, and released since. Here the
-/// test sends it in its place.
+/// The `SET` of an abandoned token may still be on its way when the lock was taken with another
+/// token, and released. Here the test sends it.
 #[test]
 fn row_11_a_set_that_is_executed_after_the_release_leaves_no_key() {
     let rig = Rig::with(|builder| builder.connect_timeout(LONG).response_timeout(LONG));
@@ -124,11 +125,12 @@ fn row_11_a_set_that_is_executed_after_the_release_leaves_no_key() {
 fn a_wait_whose_last_attempt_is_cut_short_is_reported_as_busy() {
     let rig = Rig::new();
     rig.server.query::<()>(&["SET", "lock:a", "somebody", "PX", "6000000"]);
-    // The looks, and not the attempt before them.
+    // The looks at the holder, and not the attempt before them.
     rig.proxy.always("SET lock:a * PX", Fault::DelayReply(Duration::from_millis(50)));
     for wait in 110..130 {
-        // Again, where the machine held up the first look for the rest of the wait, or the last for 100 ms: then Redis had not
-        // answered, and it is right to say so. (On a core shared with dozens of threads that happened three times in a row.)
+        // Again: the machine may delay the first look for the rest of the wait, or the last for 100
+        // ms. Then Redis had not answered, and it is right to say so. (On a core shared with dozens
+        // of threads that happened three times in a row.)
         eventually(LONG, &format!("{wait} ms: Redis is there, though not in a hurry"), || {
             matches!(rig.locks.try_lock_for("a", Duration::from_millis(wait)), Ok(None))
         });

@@ -25,7 +25,7 @@ fn smoke() {
 fn lock_and_unlock_are_two_commands_and_reentry_is_none() {
     let server = Server::start();
     let locks = connect(&server);
-    drop(locks.lock("warm-up").expect("locks")); // Redis learns the script.
+    drop(locks.lock("warm-up").expect("locks")); // Redis knows the script now.
     server.reset_stats();
     for _ in 0..10 {
         drop(locks.lock("a").expect("locks"));

@@ -1,4 +1,4 @@
-//! What is logged, and under which name: in a process of its own, since a process has one logger.
+//! What is logged, and under which target: in a process of its own, since a process has one logger.
 
 use std::process;
 use std::sync::Mutex;
@@ -55,7 +55,7 @@ fn each_fault_is_logged_under_its_target_and_without_secrets() {
     }
 }
 
-/// Runs into one trouble of each kind, and tells what was logged meanwhile.
+/// Runs into one fault of each kind, and reports what was logged meanwhile.
 pub(crate) fn logger() {
     log::set_logger(&LINES).expect("the only logger");
     log::set_max_level(LevelFilter::Trace);
@@ -87,7 +87,8 @@ pub(crate) fn logger() {
     process::exit(0);
 }
 
-/// Waits for the lock `a` each time it is told to, until its input ends; `log` has it tell what the listener has logged.
+/// Waits for the lock `a` at each line, until its input ends; at the line `log`, it reports what
+/// the listener has logged.
 pub(crate) fn waiter() {
     log::set_logger(&LINES).expect("the only logger");
     log::set_max_level(LevelFilter::Info);
@@ -103,7 +104,7 @@ pub(crate) fn waiter() {
     }
 }
 
-/// Holds the lock `a`, and tells what is logged, until it is lost.
+/// Holds the lock `a` until it is lost, and reports what is logged.
 pub(crate) fn holder() {
     log::set_logger(&LINES).expect("the only logger");
     log::set_max_level(LevelFilter::Info);

@@ -1,4 +1,4 @@
-//! Lost answers: a command was executed, or will be, and its caller is not told.
+//! Lost answers: a command was executed, or will be, and its caller does not learn that.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
@@ -26,7 +26,7 @@ fn row_11_a_set_whose_answer_is_cut_off_takes_the_lock() {
     }
 }
 
-/// The `SET` is executed when nobody is there any more to send its clean-up again.
+/// The `SET` is executed when the manager that would repeat its clean-up is gone.
 #[test]
 fn row_11_a_manager_dropped_after_giving_up_leaves_no_key() {
     let rig = Rig::new();
@@ -38,7 +38,7 @@ fn row_11_a_manager_dropped_after_giving_up_leaves_no_key() {
     eventually(SOON, "nobody's key is left", || !server.exists("lock:a"));
 }
 
-/// Redis says that it did not take the token, and then shows it: nobody knows since when.
+/// Redis answers that it did not take the token, and then the key has it: since when is unknown.
 #[test]
 fn row_11_a_token_found_in_redis_after_a_denied_set_is_not_trusted() {
     let rig = Rig::new();
@@ -121,7 +121,7 @@ fn row_11_an_attempt_that_gives_up_on_a_broken_connection_leaves_no_key() {
 #[test]
 fn row_11_an_attempt_that_gives_up_on_a_stopped_server_leaves_no_key() {
     let server = Server::start();
-    // A login would be waited for, and the `SET` behind it never be sent.
+    // With a login, the manager would wait for that, and never send the `SET` behind it.
     let locks = builder(&server.bare_url()).build().expect("connects");
     for round in 1..=20 {
         let (key, limit) = (format!("round-{round}"), Duration::from_millis(40));
@@ -137,8 +137,8 @@ fn row_11_an_attempt_that_gives_up_on_a_stopped_server_leaves_no_key() {
     }
 }
 
-/// A stopped server reads the connections that it has before it accepts another: the `SET` comes last here, and so
-/// must its clean-up.
+/// A stopped server reads the connections that it has before it accepts another: the `SET` comes
+/// last here, and so must its clean-up.
 #[test]
 fn row_11_a_clean_up_does_not_overtake_its_set() {
     let rig = Rig::without_login(|builder| builder);
@@ -180,7 +180,7 @@ fn row_12_a_release_whose_answer_never_comes_is_unconfirmed() {
             match unlocked {
                 Ok(Unlocked::Released) => assert_eq!(rig.stands(&key), None),
                 Err(Error::Unconfirmed { at_most, .. }) => {
-                    // Redis counts whole milliseconds, so an answer of its may be one too high.
+                    // Redis counts whole milliseconds, so its answer may be one too high.
                     let stands = rig.server.pttl(&format!("lock:{key}"));
                     let stands = Duration::from_millis(stands.try_into().unwrap_or(0));
                     assert!(stands <= at_most + Duration::from_millis(2), "{stands:?} of {at_most:?}");
@@ -227,7 +227,7 @@ fn row_12_a_repeated_release_does_not_delete_the_next_holders_key() {
 #[test]
 fn a_lost_answer_in_one_thread_does_not_disturb_others() {
     const ROUNDS: usize = 5;
-    // Long enough that only an answer that was lost is late, however busy the machine.
+    // So long that only a lost answer is late, however busy the machine is.
     let rig = Rig::with(|builder| builder.response_timeout(SOON).tolerate_outage(LONG));
     let (rig, done) = (&rig, &AtomicBool::new(false));
     let faults =

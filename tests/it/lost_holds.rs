@@ -1,4 +1,4 @@
-//! Holds that are lost: how soon that is known, by whom, and what can be asked meanwhile.
+//! Holds that are lost: who learns of it, how soon, and what can be asked meanwhile.
 
 use std::collections::HashMap;
 use std::fs;
@@ -48,7 +48,7 @@ fn row_06_a_lock_whose_key_is_gone_is_lost_within_a_renewal_period() {
     assert_lost_within_a_period(&Rig::renewing());
 }
 
-/// A listener would tell sooner.
+/// With a listener, the loss would be reported sooner.
 #[test]
 fn row_06_without_a_listener_the_next_renewal_finds_the_loss() {
     let rig = Rig::renewing();
@@ -78,7 +78,8 @@ fn row_06_a_lock_expired_by_the_servers_clock_is_lost_within_a_renewal_period() 
         let mut stepped = step();
         let (took, ()) = time(|| {
             eventually(LONG, "it is lost", || {
-                // A renewal that is executed in that very moment reads the key by the old time, and pushes it out by the new.
+                // A renewal that is executed in that very moment reads the key by the old time, and
+                // extends it by the new.
                 if stepped.elapsed() > 10 * PERIOD {
                     stepped = step();
                 }
@@ -170,7 +171,7 @@ fn on_lost_is_called_once_for_each_loss() {
         drop(guard);
     }
     assert_eq!(locks.stats().lost, 8);
-    drop(locks); // Has told by now.
+    drop(locks); // Returns when all callbacks have been called.
     let told = told.lock();
     assert_eq!(told.len(), 8, "{told:?}");
     for (key, causes) in &*told {
@@ -237,14 +238,15 @@ fn a_watch_wakes_other_threads() {
     returns_by(PERIOD, "hearing of the loss", || {
         let (lost, took) = watched(&|guard| {
             rig.server.query::<()>(&["SET", &format!("lock:{}", guard.key()), "other", "PX", "60000"]);
-            std::mem::forget(guard); // Nobody but the keeper looks.
+            std::mem::forget(guard); // Only the keeper looks.
         });
         assert_eq!(lost, Some(LostCause::Taken));
         took
     });
 }
 
-/// Where the process that counts its threads finds the server; without it, it is no child.
+/// The variable with the address of the server, for the process that counts its threads; in another
+/// process, it is not set.
 const URL: &str = "RELATCH_TEST_THREADS_URL";
 
 #[test]
@@ -281,7 +283,8 @@ fn the_keeper_is_one_thread_and_starts_only_when_needed() {
     eventually(SOON, "the thread is gone", || keepers() == 0);
 }
 
-/// A thread has the name of the one that started it until it takes its own: here, the keeper, and the listener that it starts.
+/// A thread has the name of the thread that started it until it sets its own: here the keeper's,
+/// for the listener that the keeper starts.
 #[cfg(target_os = "linux")]
 fn one_keeper() {
     eventually(SOON, "the keeper is one thread", || keepers() == 1);

@@ -1,4 +1,4 @@
-//! A server that does as Redis would, and lies now and then.
+//! A server that replies as Redis does, and lies to one command.
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Once};
@@ -11,19 +11,20 @@ use relatch_rig::{CLAIM, FakeServer, LONG, Reply, as_set, claim_hash, eventually
 
 use crate::garbage_replies::SUBSCRIBED;
 
-/// How long the managers here wait for a connection, and for an answer, unless a test says otherwise.
+/// How long the managers here wait for a connection, and for an answer, unless a test says
+/// otherwise.
 pub(crate) const ANSWER: Duration = Duration::from_millis(50);
 
-/// The token of a lock that somebody else has.
+/// The token of a lock that another holder has.
 const THEIRS: &str = "elsewhere-1-2-00112233445566778899aabbccddeeff";
 
-/// A server that does as Redis would, except to one command.
+/// A server that replies as Redis does, except to one command.
 pub(crate) struct LyingServer {
     fake: FakeServer,
     lie: Arc<Mutex<Option<(&'static str, Reply)>>>,
     /// How often it has lied.
     lies: Arc<AtomicUsize>,
-    /// Somebody else has the lock.
+    /// Another holder has the lock.
     pub(crate) busy: Arc<AtomicBool>,
     /// How long the managers here wait for a connection, and for an answer.
     pub(crate) answer: Duration,
@@ -42,7 +43,7 @@ impl LyingServer {
         let (liar, count, taken) = (Arc::clone(&lie), Arc::clone(&lies), Arc::clone(&busy));
         let stands = Mutex::new(String::new());
         let fake = FakeServer::start(move |words| {
-            // An attempt by script may be meant as what it is, or as the `SET` that it does.
+            // A test may name an attempt by script as such, or as the `SET` that it does.
             let lines = [words.join(" "), as_set(words.to_vec()).join(" ")];
             let meant =
                 |to: &str| lines.iter().any(|line| to.is_empty() == line.is_empty() && line.starts_with(to));
@@ -92,7 +93,8 @@ impl LyingServer {
     }
 }
 
-/// What Redis would say, if there were one key, and `stands` stood there; a lock that somebody else has is not to be had.
+/// What Redis would reply, if there were one key, and its value were `stands`; a busy lock cannot
+/// be taken.
 fn honest(words: &[String], busy: bool, stands: &mut String) -> Vec<u8> {
     let words: Vec<_> = words.iter().map(String::as_str).collect();
     match words[..] {
@@ -128,7 +130,7 @@ fn claims(script: &str) -> bool {
     [CLAIM, claim_hash()].contains(&script)
 }
 
-/// Panics on the crate's own threads: nobody else sees them.
+/// Panics on the crate's own threads, which would otherwise go unnoticed.
 pub(crate) static PANICS: AtomicUsize = AtomicUsize::new(0);
 
 fn watch_threads() {

@@ -1,4 +1,5 @@
-//! One at a time: an increment that is not atomic keeps its count, and every waiter gets a turn.
+//! One holder at a time: an increment that is not atomic keeps its count, and every waiter gets a
+//! turn.
 
 use std::sync::mpsc;
 use std::thread;
@@ -16,10 +17,10 @@ const COUNTING: Duration = Duration::from_secs(60);
 /// A wait that ends without the lock.
 const WAIT: Duration = Duration::from_millis(200);
 
-/// Everything that asks Redis about a lock, and a connection's first words.
+/// All commands about a lock, and the first of a connection.
 const TRAFFIC: [&str; 8] = ["set", "get", "pttl", "eval", "evalsha", "ping", "del", "exists"];
 
-/// What the increments are made on: among the locks' keys, so that whoever may lock may count.
+/// The key that is incremented: among the locks' keys, so that a user who may lock may also count.
 const COUNTER: &str = "lock:counter";
 
 /// How a thread does one increment.
@@ -28,7 +29,7 @@ enum How {
     Locked,
     /// With the lock taken three times around it.
     Reentrant,
-    /// The test of the test: without any lock.
+    /// Without any lock, to show that the test works.
     Bare,
 }
 
@@ -53,7 +54,7 @@ impl How {
     }
 }
 
-/// Adds one, in a way that loses updates if two do it at a time.
+/// Adds one, in a way that loses updates if two threads do it at a time.
 fn increment(connection: &mut Connection) {
     let found: Option<u64> = redis::cmd("GET").arg(COUNTER).query(connection).expect("a reply");
     thread::yield_now();
@@ -80,7 +81,7 @@ fn total(server: &Server) -> u64 {
     server.get(COUNTER).expect("a count").parse().expect("a number")
 }
 
-/// The role of a process that counts; it begins when it is told to.
+/// The role of a process that counts; it begins when it receives a line.
 pub(crate) fn count_as_told() {
     role::report("ready");
     role::next_line();

@@ -1,4 +1,5 @@
-//! What servers before Redis 7 say of an error inside a script: its code is in the middle of the message.
+//! Errors inside a script, as servers before Redis 7 report them: the code is in the middle of the
+//! message.
 
 use std::thread;
 use std::time::Duration;
@@ -8,7 +9,7 @@ use relatch_rig::{Fault, LONG, Server, eventually};
 
 use crate::support::{ANSWER, MINUTE, Rig, assert_lost, occupy};
 
-/// The answer to a script in which a command failed with these words.
+/// The answer to a script in which a command failed with this error.
 fn failed(words: &str) -> Fault {
     let error =
         "-ERR Error running script (call to f_7b891bcf6f40bba3b5d8eb0f7b2f4aaa21fb0ec8): @user_script:4:";
@@ -19,7 +20,7 @@ const WRONG_TYPE: &str = "WRONGTYPE Operation against a key holding the wrong ki
 
 const READ_ONLY: &str = "@user_script: 4: -READONLY You can't write against a read only replica.";
 
-/// What a waiter asks with, from its second attempt on.
+/// A waiter's attempts, from the second on.
 const LOOK: &str = "SET lock:a * PX";
 
 const NO_MEMORY: &str = "@user_script: 4: -OOM command not allowed when used memory > 'maxmemory'.";
@@ -92,8 +93,9 @@ fn row_20_renewals_that_a_replica_refuses_are_retried() {
     assert!(matches!(&refused, Error::Refused { code, .. } if code == "OOM"), "{refused:?}");
 }
 
-/// Before Redis 7, a server can be set to replicate scripts as they are written, and then refuses a write after a read that is not
-/// the same on every server. (A later one takes the setting, and does as ever.)
+/// Before Redis 7, a server can be set to replicate scripts verbatim. Then it refuses a write after
+/// a read that is not the same on every server. (A later server accepts the setting, and ignores
+/// it.)
 #[test]
 fn scripts_work_on_a_server_that_replicates_scripts_verbatim() {
     let server = Server::with(&["--lua-replicate-commands", "no"]);

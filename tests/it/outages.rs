@@ -1,4 +1,4 @@
-//! Redis that does not answer, does not answer in whole, or is not there yet.
+//! Redis that does not answer, breaks off its answers, or is not up yet.
 
 use std::thread;
 use std::time::{Duration, Instant};
@@ -20,7 +20,7 @@ fn row_13_taking_a_lock_in_a_black_hole_ends_by_its_deadline() {
         ("try_lock_for, shorter than an answer", ANSWER / 2, &|| rig.locks.try_lock_for("a", ANSWER / 2)),
         ("try_lock_for", 4 * ANSWER, &|| rig.locks.try_lock_for("a", 4 * ANSWER)),
         ("lock with a wait", ANSWER * 3 / 2, &|| waiting.lock().map(Some)),
-        // Two answers after the outage that is tolerated: the last attempt, and the pause before it.
+        // The tolerated outage and two answers: the last attempt, and the pause before it.
         ("lock", 6 * ANSWER, &|| rig.locks.lock("a").map(Some)),
     ];
     let in_a_hole = |take: &dyn Fn() -> Taken| {
@@ -41,7 +41,7 @@ fn row_13_taking_a_lock_in_a_black_hole_ends_by_its_deadline() {
             took
         });
         returns_by(limit, &format!("{what}, connecting into the hole"), || {
-            // Whoever was there before has given up the connection that the hole opened on.
+            // This attempt closes the connection on which the black hole began.
             in_a_hole(&|| rig.locks.try_lock_for("a", ANSWER / 2));
             let connections = rig.proxy.connections_accepted();
             let took = in_a_hole(take);
@@ -55,11 +55,11 @@ fn row_13_taking_a_lock_in_a_black_hole_ends_by_its_deadline() {
 
 type Ask = fn(&LockManager, &LockGuard) -> Result<(), Error>;
 
-/// What can be asked besides, and how many answers it waits for at most.
+/// Other calls, and how many answers each waits for at most.
 const ASKS: [(&str, u32, Ask); 5] = [
     ("extend", 1, |_, guard| guard.extend(2 * MINUTE)),
     ("ensure", 1, |_, guard| guard.ensure(trusted(MINUTE))),
-    // Of these, a connection may have gone stale: they ask again, over another.
+    // The connection of these may have been closed while idle: they try again, over another.
     ("verify", 2, |_, guard| guard.verify()),
     ("holder", 2, |locks, guard| locks.named(guard.key()).holder().map(drop)),
     ("force_unlock", 1, |locks, guard| locks.named(guard.key()).force_unlock().map(drop)),
@@ -96,7 +96,7 @@ fn row_13_connecting_into_a_black_hole_ends_by_the_deadline() {
     let proxy = Proxy::start(server.port());
     proxy.black_hole(true);
     returns_by(ANSWER, "build", || time(|| builder(&proxy.url()).build().expect_err("no answer")).0);
-    // With a login there is something to wait for before the lock's own command.
+    // With a login, a connection waits for that before the lock's own command.
     let url = proxy.bare_url().replace("redis://", "redis://:secret@");
     for url in [proxy.bare_url(), url] {
         let locks = builder(&url).build_unchecked().expect("sends nothing");
@@ -180,8 +180,8 @@ fn row_14_a_reply_of_the_wrong_type_is_resolved_over_another_connection() {
     }
 }
 
-/// Strikes a `SET` and a release, and checks that both do what they should, and that no connection is used again
-/// that was struck.
+/// Spoils a `SET` and a release, and checks that both do what they should, and that no connection
+/// is used again after a fault.
 fn assert_settled_elsewhere(rig: &Rig, to_set: &Fault, to_evalsha: &Fault) {
     let one_more = |accepted: u64, what: &str| {
         assert_eq!(rig.proxy.commands_after_faults(), 0, "{what}: a struck connection, after {to_set:?}");

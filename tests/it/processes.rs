@@ -1,4 +1,4 @@
-//! Processes and threads that are stopped, suspended, copied, killed, or gone without a word.
+//! Processes and threads that are stopped, suspended, forked, killed, or end with a lock.
 
 use std::fs;
 use std::mem::forget;
@@ -29,7 +29,7 @@ fn others(server: &Server) -> LockManager {
     LockManager::builder(&server.url()).wait(LONG / 4).build().expect("connects")
 }
 
-/// A process that takes the lock `a` when it is told.
+/// A process that takes the lock `a` on request.
 fn worker(launcher: &[&str], url: &str, lease: Duration) -> Worker {
     let lease = lease.as_millis().to_string();
     let child =
@@ -52,7 +52,7 @@ fn row_01_a_process_stopped_past_its_lease_sees_an_invalid_lock_first() {
     assert_eq!(server.get("lock:a"), Some(token));
     let guard = within(LEASE + SLACK, "the lease", || others(&server).lock("a")).expect("locks");
 
-    proxy.black_hole(true); // Whatever the answer needs is not to be had from Redis.
+    proxy.black_hole(true); // So that no answer can come from Redis.
     child.cont();
     assert_eq!(child.expect_line("", LONG), "false");
     assert_eq!(child.ask("valid"), "false");
@@ -86,7 +86,7 @@ fn row_02_a_machine_suspended_past_the_lease_sees_an_invalid_lock_first() {
     assert_eq!(child.ask("valid"), "true");
 
     suspend_for("20");
-    // Redis, on a machine that stayed awake, has given the lock to somebody else.
+    // Redis, on a machine that stayed awake, has given the lock to another holder.
     server.query::<()>(&["SET", "lock:a", "somebody", "PX", "60000"]);
     assert_eq!(child.ask("valid"), "false");
     assert_eq!(child.ask("remaining"), "0");
@@ -106,7 +106,8 @@ fn row_02_a_machine_suspended_for_part_of_the_lease_renews_on_resume() {
         (format!("LD_PRELOAD={}", shim.display()), format!("BOOT_CLOCK_OFFSET={}", offset.display()));
     let mut child = worker(&["env", &preload, &clock], &server.url(), LONG);
     child.ask("lock");
-    // The next renewal is due by now, but not by a clock that stands still in sleep: that has 6 s to go.
+    // The next renewal is due by now, but not by a clock that stops during suspend: that has 6 s to
+    // go.
     fs::write(&offset, "10").expect("a file can be written");
     eventually(Duration::from_secs(3), "it is renewed", || server.calls("pexpire") >= 1);
     assert_eq!(child.ask("valid"), "true");
@@ -137,13 +138,14 @@ fn a_process_and_its_fork_draw_different_tokens() {
     assert_ne!(nonces[0], nonces[1], "the same token, but for the process id");
 }
 
-/// Makes a manager where the system starts so many threads and no more, and then where it starts all.
+/// Builds a manager where the system starts so many threads and no more, and then where it starts
+/// all.
 pub(crate) fn build_as_told() {
     let (url, left) = (role::arg("url"), std::env::var("THREADS_LEFT").expect("a path"));
     let locks = || LockManager::builder(&url);
     fs::write(&left, role::arg("left")).expect("a file can be written");
     let refused = match role::arg("left").as_str() {
-        // The one that is tried first, and the pool's own.
+        // The thread that is tried first, and the pool's own.
         "0" | "1" => vec![locks().build().map(drop), locks().build_unchecked().map(drop)],
         // The keeper's.
         _ => vec![locks().build().expect("connects").lock("a").map(drop)],
@@ -175,7 +177,8 @@ fn a_manager_whose_threads_cannot_start_is_an_error() {
     }
 }
 
-/// Waits until nothing has been sent for a while: threads that were started a moment ago have said what they had to say.
+/// Waits until nothing has been sent for a while: threads that started a moment ago have sent what
+/// they had to send.
 fn until_quiet(proxy: &Proxy) {
     let (mut sent, mut since) = (0, Instant::now());
     eventually(LONG, "it is quiet", || {
@@ -187,7 +190,8 @@ fn until_quiet(proxy: &Proxy) {
     });
 }
 
-/// What the processes find is checked in the role; here, that the copy kept off the parent's connections.
+/// The role checks what the processes find; this checks that the fork does not use the parent's
+/// connections.
 fn fork(holding: &str) {
     let server = Server::start();
     let proxy = Proxy::start(server.port());
@@ -241,7 +245,7 @@ fn row_26_a_thread_that_ends_with_a_forgotten_guard_leaves_the_next_its_turn() {
         scope.spawn(|| {
             forget(rig.locks.lock("a").expect("locks"));
             has.send(()).expect("awaited");
-            // The other stands in line by the time that this thread ends.
+            // The other thread waits by the time that this one ends.
             eventually(LONG, "it is renewed", || rig.locks.stats().renewed >= 2);
         });
         is_held.recv().expect("it is held");
@@ -324,7 +328,7 @@ fn row_28_the_lock_of_a_killed_process_is_free_after_its_lease() {
             let (took, early) = (taken - before, Duration::from_millis(20));
             assert!(valid);
             assert!(left > lease / 4 && took + early >= left, "{took:?} for a lease with {left:?} left");
-            // Redis said it between the two, and counts from then.
+            // Redis answered between the two, and counts from then.
             let late = taken.saturating_duration_since(after + left);
             assert!(late < Duration::from_secs(1), "{late:?}");
             late

@@ -1,5 +1,5 @@
-//! A proxy that answers an error of its own after it has forwarded the command: Redis may have
-//! executed it.
+//! A proxy that forwards a command and then answers with an error of its own: Redis may have
+//! executed the command.
 
 use std::thread;
 
@@ -8,7 +8,7 @@ use relatch_rig::{Fault, LONG, eventually, throughout, unique_key};
 
 use crate::support::{ANSWER, MINUTE, Rig, SOON, WAYS, assert_unavailable, behind};
 
-/// What Envoy and twemproxy say where the server behind them did not answer in time.
+/// What Envoy and twemproxy answer where the server behind them did not answer in time.
 const WORDS: [&str; 2] = ["-upstream failure\r\n", "-ERR Connection timed out\r\n"];
 
 fn faults() -> impl Iterator<Item = Fault> {
@@ -56,7 +56,7 @@ fn a_release_that_a_proxy_answers_with_an_error_is_sent_again() {
     }
 }
 
-/// The lease may have been pushed out or not: it is believed in for as long as before.
+/// The lease may have been extended or not: the hold is valid for as long as before.
 #[test]
 fn an_extension_that_a_proxy_answers_with_an_error_does_not_count() {
     let rig = Rig::with(|builder| builder.renew(false));
@@ -73,7 +73,7 @@ fn an_extension_that_a_proxy_answers_with_an_error_does_not_count() {
     }
 }
 
-/// The next thread cannot believe in the lock for longer than Redis keeps the key.
+/// The next thread's hold is not valid for longer than Redis keeps the key.
 #[test]
 fn a_hand_off_that_a_proxy_answers_with_an_error_counts_from_its_send() {
     let rig = Rig::with(|builder| {
@@ -88,7 +88,7 @@ fn a_hand_off_that_a_proxy_answers_with_an_error_counts_from_its_send() {
             thread::scope(|scope| {
                 let next = behind(scope, || {
                     let guard = rig.locks.named(&key).wait(LONG).lock().expect("locks");
-                    // In this order: what Redis says is older than what is compared with it.
+                    // In this order: what Redis answers is older than what is compared with it.
                     let left = rig.server.pttl(&format!("lock:{key}"));
                     let believed = guard.remaining().as_millis();
                     assert_eq!(rig.stands(&key).as_deref(), Some(guard.token()));

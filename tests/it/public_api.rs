@@ -32,7 +32,7 @@ impl From<Error> for Failure {
     }
 }
 
-/// Somebody else deletes the lock's key.
+/// Another client deletes the lock's key.
 fn delete(server: &Server, key: &str) {
     assert_eq!(server.query::<i64>(&["DEL", key]), 1);
 }
@@ -354,7 +354,8 @@ fn nothing_shows_the_password() {
     assert_no_canary(&guard.unlock().expect_err("gone"));
 }
 
-/// The role of a process that installs a manager: what can be installed once cannot be tested beside other tests.
+/// The role of a process that installs a manager: what can be installed once cannot be tested
+/// beside other tests.
 pub(crate) fn install_as_told() {
     let connect = || LockManager::connect(&role::arg("url")).expect("connects");
     assert!(matches!(relatch::installed(), Err(Error::NotInstalled)));

@@ -1,4 +1,4 @@
-//! `reclaim_dead`: a lock is taken away from a process that is certainly dead, and from nobody else.
+//! `reclaim_dead`: a lock is taken over from a process that is certainly dead, and from no other.
 
 use std::io::{self, Write};
 use std::path::Path;
@@ -9,13 +9,14 @@ use std::time::{Duration, Instant};
 use relatch::{LockManager, Owner, Unlocked};
 use relatch_rig::{Fault, LONG, Proxy, Server, Worker, eventually, within};
 
-/// How long it is tried in vain.
+/// How long a lock is tried in vain.
 const WAIT: Duration = Duration::from_millis(300);
 
-/// How soon the lock of a dead process has to be somebody else's.
+/// How soon the lock of a dead process has to be taken over.
 const SOON: Duration = Duration::from_millis(200);
 
-/// In a pid namespace of its own: goes on to a process id that nobody has outside, where /proc is from.
+/// In a pid namespace of its own: goes on to a process id that is unused outside, where /proc is
+/// from.
 const ELSEWHERE: &str =
     r#"while sh -c '[ -e /proc/$$ ] && exit 99; exec "$@"' sh "$@"; [ $? = 99 ]; do :; done"#;
 
@@ -30,7 +31,7 @@ fn locks(server: &Server, reclaim: bool) -> LockManager {
     LockManager::builder(&server.url()).reclaim_dead(reclaim).build().expect("connects")
 }
 
-/// The token of a process that held the lock and was killed; it still stands there.
+/// The token of a process that held the lock and was killed; its key is still there.
 fn dead_token(server: &Server) -> String {
     let mut child = worker(&["env"], server);
     let token = child.ask("lock");
@@ -43,7 +44,7 @@ fn put(server: &Server, key: &str, token: &str) {
     server.query::<()>(&["SET", &format!("lock:{key}"), token, "PX", "30000"]);
 }
 
-/// Checks that a waiter who may reclaim does not.
+/// Checks that a waiter with `reclaim_dead` does not take the lock over.
 #[track_caller]
 fn assert_kept(server: &Server, key: &str, token: &str) {
     let ours = locks(server, true);
@@ -143,7 +144,7 @@ fn nothing_is_taken_over_from_another_pid_namespace() {
     let namespace = ["unshare", "--pid", "--fork", "--kill-child"];
     let allowed = Command::new(namespace[0]).args(&namespace[1..]).arg("true").output();
     if !allowed.is_ok_and(|it| it.status.success()) {
-        // Not by `eprintln`, which is not shown where a test passes.
+        // `eprintln` would not show this, as the test passes.
         let warning =
             b"\nWARNING: no pid namespace can be made here: reclaim_dead was tried on forged tokens only\n";
         io::stderr().write_all(warning).expect("stderr can be written to");
@@ -196,7 +197,7 @@ fn a_lock_with_a_doubtful_token_is_not_taken_over() {
             });
         }
     });
-    // As it was, it is a dead one's, whatever its random part.
+    // The token of a dead process, whatever its random part.
     put(&server, "a", &format!("{host}-{pid}-{thread}-{digits}{}", "0".repeat(24)));
     assert!(locks(&server, true).try_lock_for("a", WAIT).expect("asks").is_some());
 }
@@ -207,7 +208,7 @@ fn a_dead_token_that_cannot_be_deleted_is_waited_for() {
     let proxy = Proxy::start(server.port());
     let ours = LockManager::builder(&proxy.url()).reclaim_dead(true).build().expect("connects");
     let token = dead_token(&server);
-    // Said to be deleted, and there all the same.
+    // The answer says that the key was deleted, and it is still there.
     proxy.always("EVALSHA", Fault::Answer(b":1\r\n".to_vec()));
     assert!(within(WAIT, "try_lock", || ours.try_lock("a")).expect("asks").is_none());
     assert!(within(2 * WAIT, "try_lock_for", || ours.try_lock_for("a", WAIT)).expect("asks").is_none());
@@ -222,7 +223,7 @@ fn only_the_dead_token_is_deleted() {
     let proxy = Proxy::start(server.port());
     let builder = LockManager::builder(&proxy.url()).reclaim_dead(true);
     let ours = builder.build().expect("connects");
-    drop(ours.lock("warm-up").expect("locks")); // Redis learns the script.
+    drop(ours.lock("warm-up").expect("locks")); // Redis knows the script now.
     dead_token(&server);
     let deletions = proxy.commands("EVALSHA");
     proxy.on("EVALSHA", Fault::DelayCommand(WAIT));

@@ -1,4 +1,5 @@
-//! Redis says no, forgets or stalls: what the caller is told, and what is left behind.
+//! Redis refuses, forgets or has another value at the key: which error the caller gets, and what is
+//! left behind.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc;
@@ -19,14 +20,14 @@ const WAIT: Duration = Duration::from_millis(150);
 /// What the machine may add to a deadline.
 const SLACK: Duration = Duration::from_millis(600);
 
-/// Makes the server a replica of one that is not there.
+/// Makes the server a replica of a master that does not exist.
 fn follow_a_missing_master(server: &Server) {
     let nobody = Server::start();
     nobody.kill();
     server.query::<()>(&["REPLICAOF", "127.0.0.1", &nobody.port().to_string()]);
 }
 
-/// What each way of taking a lock says, none of which may be that it is busy.
+/// The error of each way of taking a lock; none may be that it is busy.
 fn refusals(locks: &LockManager, key: &str) -> Vec<Error> {
     let lock = locks.named(key).wait(WAIT);
     vec![
@@ -55,8 +56,8 @@ fn assert_unavailable(error: &Error, code: &str) {
 
 /// Asserts that each way of taking a lock says that Redis is unavailable, and why.
 ///
-/// The last attempt of a wait may be one that the deadline cut short, which says no more than that: so not every
-/// time.
+/// The deadline may cut the last attempt of a wait short. Its error says no more than that, so this
+/// holds for most attempts and not for each.
 #[track_caller]
 fn assert_all_unavailable(locks: &LockManager, code: &str) {
     let mut named = [false; 4];
@@ -69,7 +70,7 @@ fn assert_all_unavailable(locks: &LockManager, code: &str) {
     });
 }
 
-/// What an action on a thread of its own comes to; panics if it is still at it when the test has long lost patience.
+/// The result of an action on a thread of its own; panics if the action takes too long.
 #[track_caller]
 fn in_time<T: Send + 'static>(action: impl FnOnce() -> T + Send + 'static) -> T {
     let (done, is_done) = mpsc::channel();
@@ -77,7 +78,7 @@ fn in_time<T: Send + 'static>(action: impl FnOnce() -> T + Send + 'static) -> T 
     is_done.recv_timeout(IN_TIME).expect("an endless wait")
 }
 
-/// What those say who would wait for a lock.
+/// The errors of the calls that would wait for a lock.
 fn waits(locks: &LockManager, key: &'static str) -> [Error; 2] {
     let (one, other) = (locks.clone(), locks.clone());
     [
@@ -86,7 +87,7 @@ fn waits(locks: &LockManager, key: &'static str) -> [Error; 2] {
     ]
 }
 
-/// Asserts that a lock can be taken and given back, and leaves nothing behind.
+/// Asserts that a lock can be taken and released, and leaves nothing behind.
 #[track_caller]
 fn assert_all_is_well(server: &Server, locks: &LockManager, key: &str) {
     let guard = locks.named(key).wait(LONG).lock().expect("locks");
@@ -138,8 +139,8 @@ fn row_19_a_list_at_the_key_is_reported_and_not_waited_for() {
     assert_all_is_well(&server, &locks, "a");
 }
 
-/// An operator's `PERSIST` takes the expiry off a key that somebody holds, who puts it back as soon as he hears of it.
-/// Redis tells nobody of its key yet, and its first renewal is ten seconds away.
+/// An operator's `PERSIST` takes the TTL off a held key. The holder sets it again as soon as it
+/// learns of that. The key is not tracked yet, and its first renewal is ten seconds away.
 #[test]
 fn row_19_a_young_lock_whose_key_lost_its_ttl_is_waited_for() {
     let server = Server::start();
@@ -248,7 +249,7 @@ fn row_20_a_password_set_meanwhile_is_reported() {
         assert_refused(&error, "NOAUTH");
     }
     assert_refused(&late.named("a").holder().expect_err("no password"), "NOAUTH");
-    // Redis lets those stay who were let in.
+    // Redis does not close connections that have logged in before.
     assert_eq!(held.unlock().expect("unlocks"), Unlocked::Released);
     let url = format!("redis://:canary@127.0.0.1:{}/", server.port());
     assert_all_is_well(&server, &LockManager::connect(&url).expect("connects"), "a");
@@ -309,7 +310,7 @@ fn row_20_a_release_on_a_replica_is_retried_until_its_promotion() {
 
 #[test]
 fn row_20_a_replica_without_its_master_is_not_reported_as_busy() {
-    // One that takes writes, as far as it goes: else it would say READONLY first.
+    // A server that accepts writes, as far as that goes: another would answer READONLY first.
     let server = Server::with(&["--replica-serve-stale-data", "no", "--replica-read-only", "no"]);
     let locks = connect(&server);
     follow_a_missing_master(&server);
@@ -373,7 +374,8 @@ fn row_21_a_forgotten_script_costs_a_renewal_one_round_trip() {
     let server = Server::start();
     let proxy = Proxy::start(server.port());
     let locks = LockManager::connect(&proxy.url()).expect("connects");
-    // With a listener, each of the two would begin with a `CLIENT TRACKING`; and it renews when it begins to listen.
+    // With a listener, each of the two would begin with a `CLIENT TRACKING`; and it renews when it
+    // starts.
     proxy.always("SUBSCRIBE", Fault::Answer(b"-NOPERM no\r\n".to_vec()));
     let lease = Duration::from_secs(60);
     let guard = locks.lock("a").expect("locks");
@@ -414,8 +416,8 @@ fn row_21_a_restart_without_the_key_loses_the_lock() {
     let locks = connect(&server);
     let guard = locks.lock("a").expect("locks");
     server.restart();
-    // Finds out that the connection is stale: a release that does has lost an answer, and gets the benefit of
-    // the doubt.
+    // This notices that the connection is closed. A release that notices it has lost an answer, and
+    // gets the benefit of the doubt.
     locks.with_lock("b", || ()).expect("runs");
     assert!(guard.unlock().expect_err("lost").is_lost());
     assert_all_is_well(&server, &locks, "a");

@@ -1,4 +1,4 @@
-//! Leases that are pushed out: from when they count, when that ends, and what a release ends.
+//! The keeper's renewals: from when they count, when they end, and what a release ends.
 
 use std::sync::Arc;
 use std::sync::mpsc;
@@ -26,7 +26,8 @@ fn row_07_a_renewal_counts_from_its_send() {
     assert_eq!(renewals(&rig.locks, "a"), 1);
 }
 
-/// Else the time that answers take would be added to each period, and be missing at the end of the lease.
+/// Otherwise the time of each answer would lengthen the period, and be missing at the end of the
+/// lease.
 #[test]
 fn row_07_slow_answers_do_not_lengthen_the_renewal_period() {
     const ROUNDS: u32 = 5;
@@ -41,8 +42,8 @@ fn row_07_slow_answers_do_not_lengthen_the_renewal_period() {
     assert!(took + late * 2 < from_answers, "{took:?}: a period was counted from an answer?");
 }
 
-/// Waits for the end of a hold's lease, and checks that it is valid until then and no longer; returns when that was, at the
-/// earliest. Looks every 2 ms at what else there is to look at, too.
+/// Waits for the end of a hold's lease, and checks that it is valid until then and no longer;
+/// returns when that was, at the earliest. Runs `look` every 2 ms, too.
 fn ends_exactly(guard: &LockGuard, mut look: impl FnMut()) -> Instant {
     let (before, remaining, after) = (Instant::now(), guard.remaining(), Instant::now());
     let (earliest, latest) = (before + remaining, after + remaining);
@@ -57,7 +58,8 @@ fn ends_exactly(guard: &LockGuard, mut look: impl FnMut()) -> Instant {
     earliest
 }
 
-/// How long after the end of its lease the loss of `a` is told, when `cut` keeps renewals from being answered.
+/// How long after the end of its lease the loss of `a` is reported, when `cut` keeps renewals from
+/// being answered.
 fn told_after_end(cut: impl FnOnce(&Rig), restore: impl FnOnce(&Rig)) -> Duration {
     let told = Arc::new(Mutex::new(None));
     let teller = Arc::clone(&told);
@@ -81,7 +83,7 @@ fn told_after_end(cut: impl FnOnce(&Rig), restore: impl FnOnce(&Rig)) -> Duratio
     assert!(sent >= 2, "tried again");
     assert!(last.is_some_and(|last| last + PERIOD >= end), "{sent} tries, and then no more");
     assert_eq!((cause, renewals(&rig.locks, "a")), (LostCause::Expired, 0));
-    eventually(LONG, "the key expires", || rig.stands("a").is_none()); // Until then Redis is the judge.
+    eventually(LONG, "the key expires", || rig.stands("a").is_none()); // Until then Redis decides.
     assert!(matches!(guard.unlock(), Err(Error::Lost { cause: LostCause::Expired, .. })));
     assert!(at >= end, "told before its end");
     at - end
@@ -133,7 +135,7 @@ fn row_09_a_closure_that_outlasts_its_lease_is_lost_only_if_redis_denies_it() {
     rig.server.query::<()>(&["DEL", "lock:a"]);
     let lost = overrun(&gone);
     assert!(matches!(lost, Err(Error::Lost { cause: LostCause::Expired, .. })), "{lost:?}");
-    // Redis is the judge: its clock had stepped, and nobody else could have the lock.
+    // Redis decides: its clock had stepped, and no other could have taken the lock.
     let kept = lock.with_lock_result(|guard| {
         rig.server.query::<()>(&["PEXPIRE", "lock:a", "60000"]);
         ends_exactly(guard, || ());
@@ -285,8 +287,9 @@ fn row_32_a_renewal_answered_after_the_release_changes_nothing() {
 #[test]
 fn a_closure_that_lasts_ten_leases_keeps_its_lock() {
     let rig = Rig::with(|builder| builder.connect_timeout(LONG).response_timeout(LONG));
-    // Where the machine runs nothing of ours from one renewal until the end of the lease, the lock is lost, and that is right:
-    // 400 ms of this lease, where it was 130 of a shorter one.
+    // Where the machine runs nothing of ours from one renewal until the end of the lease, the lock
+    // is lost, and that is right. With this lease that takes 400 ms; with a shorter one it took 130
+    // ms.
     let lease = Duration::from_millis(600);
     let lock = rig.locks.named("a").lease(lease);
     let (stop, stopped) = mpsc::channel::<()>();
@@ -331,7 +334,7 @@ fn a_hold_without_renewals_is_invalid_before_another_takes_its_lock() {
                 let taken = other.lock("a").expect("locks");
                 let at = Instant::now();
                 assert_eq!(rig.stands("a").as_deref(), Some(taken.token()));
-                std::mem::forget(taken); // Stands for the rest of the test.
+                std::mem::forget(taken); // The key stays for the rest of the test.
                 at
             });
             let mut last_valid = Instant::now();
@@ -364,7 +367,7 @@ fn a_release_without_an_answer_is_repeated_in_the_background() {
     eventually(SOON, "it is counted", || rig.locks.stats().late_releases == 1);
     let sent = rig.proxy.log().len();
     throughout(ANSWER, || assert_eq!(rig.proxy.log().len(), sent, "it is done once"));
-    // Without a keeper so far, and with two connections cut under the attempt.
+    // There is no keeper so far, and two connections are cut under the attempt.
     let rig = Rig::with(|builder| builder.renew(false));
     rig.proxy.on_times("SET lock:b", 2, Fault::CutBeforeReply);
     assert!(matches!(rig.locks.try_lock("b"), Err(Error::Unavailable { .. })));

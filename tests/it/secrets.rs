@@ -1,5 +1,6 @@
-//! The password, which nobody may see: not in an error, a `Debug`, a log line or a panic. A process of its own goes through all of
-//! them with a logger at the finest level, and its parent looks at everything that it printed.
+//! The password must not appear in an error, a `Debug`, a log line or a panic. A process of its own
+//! goes through all of them with a logger at the finest level, and its parent searches everything
+//! that it printed.
 
 use std::any::type_name;
 use std::error::Error as StdError;
@@ -15,14 +16,14 @@ use log::{LevelFilter, Log, Metadata, Record};
 use relatch::{Error, LockGuard, LockManager, LostLock};
 use relatch_rig::{Fault, LONG, Proxy, Server, Worker, eventually, role};
 
-/// How long an answer may take that does not come.
+/// How long a missing answer is waited for.
 const ANSWER: Duration = Duration::from_millis(100);
 
 /// The password, and how it is written in a URL.
 const PASSWORD: &str = "pa7Qx@wd/9Zk";
 const IN_URL: &str = "pa7Qx%40wd%2F9Zk";
 
-/// Pieces of it, the same however it is written, that occur in nothing else.
+/// Pieces of it, the same in both, that occur in nothing else.
 const PIECES: [&str; 2] = ["7Qx", "9Zk"];
 
 /// URLs that cannot work, with a password in the right place or not.
@@ -47,7 +48,7 @@ const BAD_URLS: [&str; 18] = [
     "unix:///nowhere.sock?db=three&user=u&pass=P",
 ];
 
-/// Prints every log line, whoever's.
+/// Prints every log line of every crate.
 struct Printer;
 
 impl Log for Printer {
@@ -62,13 +63,13 @@ impl Log for Printer {
     fn flush(&self) {}
 }
 
-/// Prints a value of a public type, and tells which type it is.
+/// Prints a value of a public type, and the name of the type.
 fn show<T: Debug>(value: &T) {
     println!("{value:?}\n{value:#?}");
     role::report(format!("type {}", type_name::<T>().rsplit("::").next().expect("a name")));
 }
 
-/// Prints an error with its sources, has it be the message of a panic, and tells what it is.
+/// Prints an error with its sources, makes it the message of a panic, and prints its kind.
 fn show_error(what: &str, error: &Error) {
     let first: &dyn StdError = error;
     let all = iter::successors(Some(first), |&error| error.source());
@@ -86,7 +87,7 @@ fn panics(action: impl FnOnce()) {
     catch_unwind(AssertUnwindSafe(action)).expect_err("a panic, whose message is printed");
 }
 
-/// Tries a URL in every way there is, and shows what is shown before it is tried and what comes of it.
+/// Tries a URL in every way, and prints what there is to show before and after.
 fn try_url(what: &str, url: &str) {
     show(&LockManager::builder(url));
     let hasty = || LockManager::builder(url).connect_timeout(ANSWER).response_timeout(ANSWER);
@@ -104,7 +105,7 @@ fn try_url(what: &str, url: &str) {
             }
         }
     }
-    // And as a client, where the crate that makes it takes the URL.
+    // And as a client, where the `redis` crate accepts the URL.
     if let Ok(client) = redis::Client::open(url) {
         let builder = LockManager::builder_with_client(&client).connect_timeout(ANSWER);
         show(&builder);
@@ -112,7 +113,7 @@ fn try_url(what: &str, url: &str) {
     }
 }
 
-/// The role of the process that is looked at.
+/// The role of the process that prints.
 pub(crate) fn spill() {
     log::set_logger(&Printer).expect("the only logger");
     log::set_max_level(LevelFilter::Trace);
@@ -140,7 +141,8 @@ fn show_urls() {
             let url = url.replace('P', password);
             show(&LockManager::builder(&url));
             for built in [LockManager::connect(&url), LockManager::builder(&url).build_unchecked()] {
-                // Some are only wrong for those who wrote them: a password that is a path, with nobody there.
+                // Some of these are valid URLs, though not as intended: the password is a path,
+                // which does not exist.
                 if let Err(error) = built {
                     show_error("a bad url", &error);
                 }
@@ -156,7 +158,7 @@ fn show_logins() {
     try_url("no password", &format!("redis://{IN_URL}@127.0.0.1:{good}/"));
     try_url("no right", &url("nothing", IN_URL, good));
     try_url("no database", &format!("{}99", url("worker", IN_URL, good)));
-    // Redis repeats what it does not know: the first 128 bytes of it.
+    // Redis repeats an unknown command: its first 128 bytes.
     try_url("no AUTH", &url("worker", IN_URL, port("unknowing")));
     try_url("no AUTH", &url("worker", &IN_URL.repeat(20), port("unknowing")));
     let proxy = Proxy::start(good);
@@ -274,7 +276,7 @@ fn the_password_is_never_printed() {
         iter::repeat_with(|| child.expect_line("", LONG)).take_while(|line| line != "end").collect();
     assert!(child.wait(LONG).success(), "{}", child.printed());
 
-    // It has been everywhere ...
+    // It was shown everything ...
     for expected in [
         "a bad url: InvalidOption",
         "a wrong password: Refused WRONGPASS",
@@ -308,7 +310,7 @@ fn the_password_is_never_printed() {
     {
         assert!(printed.contains(logged), "no {logged:?} in {printed}");
     }
-    // ... and nowhere was it seen.
+    // ... and has printed no password.
     let leaks: Vec<_> =
         printed.lines().filter(|line| PIECES.iter().any(|piece| line.contains(piece))).collect();
     assert!(leaks.is_empty(), "{leaks:#?}");

@@ -14,18 +14,18 @@ const WAIT: Duration = Duration::from_millis(150);
 /// What the machine may add to a deadline.
 const SLACK: Duration = Duration::from_millis(400);
 
-/// A manager whose answers, that to the login included, may take [`WAIT`].
+/// A manager that waits [`WAIT`] for each answer, that to the login included.
 fn hasty(server: &Server) -> LockManager {
     let builder = LockManager::builder(&server.url()).connect_timeout(WAIT).response_timeout(WAIT);
     builder.build().expect("connects")
 }
 
-/// What a stalled server makes of each operation: an end by its deadline, and a right state afterwards.
+/// Checks every operation on a stalled server: it ends by its deadline, and leaves the right state.
 ///
 /// `stall` begins a stall, and `end` ends it or waits for its end.
 fn survives(server: &Server, stall: impl FnOnce(), end: impl FnOnce()) {
     let locks = hasty(server);
-    // A lease that is not over by the time that its key is to be gone.
+    // The lease outlasts the time by which the key must be gone.
     let held = locks.named("released").lease(3 * LONG).renew(false).lock().expect("locks");
     stall();
     let error = within(WAIT + SLACK, "lock", || locks.named("a").wait(WAIT).lock()).expect_err("stalled");
@@ -66,7 +66,7 @@ fn row_22_calls_to_a_sleeping_server_end_by_their_deadline() {
         bed.send_packed_command(&sleep).expect("sent");
         eventually(LONG, "silence", || redis::cmd("PING").query::<()>(&mut asking).is_err());
     };
-    // What is done to see how it ended waits for the server to wake.
+    // The query that checks the result waits until the server wakes.
     survives(&server, stall, || ());
 }
 

@@ -277,8 +277,8 @@ pub(crate) fn behind<'s, T: Send + 's>(
     thread
 }
 
-/// Waits until a thread of this process, which takes a lock and sends nothing for it, is in the wait
-/// queue.
+/// Waits until a thread of this process, which takes a lock and sends nothing for it, is in the
+/// wait queue.
 #[cfg(target_os = "linux")]
 #[track_caller]
 pub(crate) fn until_queued(thread: u64) {

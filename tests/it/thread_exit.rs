@@ -1,8 +1,10 @@
-//! What runs when a thread is over: managers and guards that a thread-local holds, and locks that one takes as it is dropped.
+//! What runs when a thread ends: managers and guards that a thread-local holds, and locks that one
+//! takes as it is dropped.
 //!
-//! A thread's locals are dropped one after the other, the last that was used first. So a local of the program may be dropped before
-//! the map in which relatch keeps the thread's holds, or after it; and after those of other libraries, which panic when they are used
-//! then. A panic there aborts the process.
+//! A thread's locals are dropped one after the other, the last used first. So a local of the
+//! program may be dropped before the map in which relatch keeps the thread's holds, or after it;
+//! and after those of other libraries, which panic when they are used then. A panic there aborts
+//! the process.
 
 use std::cell::RefCell;
 use std::process;
@@ -12,17 +14,17 @@ use std::time::Duration;
 use relatch::{LockGuard, LockManager};
 use relatch_rig::{LONG, Server, Worker, eventually, role};
 
-/// What Redis keeps where the key is left to its lease.
+/// The TTL of a key that is not released.
 const LEASE: Duration = Duration::from_millis(900);
 
-/// When the program's local is used for the first time: before the thread's map of relatch, which is gone then when it is dropped; or
-/// after it.
+/// When the program's local is used first: before the thread's map of relatch, which is then gone
+/// when the local is dropped; or after it.
 const ORDERS: [&str; 2] = ["before", "after"];
 
 /// A thread that returns, and one that ends the process, which is how the main thread ends.
 const ENDS: [&str; 2] = ["returns", "exits"];
 
-/// Does something when the thread's locals are dropped.
+/// Runs an action when the thread's locals are dropped.
 struct Last(Option<Box<dyn FnOnce()>>);
 
 impl Drop for Last {
@@ -53,7 +55,7 @@ fn prepare() {
     let builder = LockManager::builder(&role::arg("url")).lease(LEASE).wait(LONG);
     let builder = builder.on_lost(|_| role::report("told of a loss"));
     let locks = builder.build().expect("connects");
-    // So long that only a release deletes it in time, where that is what is looked at.
+    // So long that only a release deletes the key in time, for the test that looks at that.
     let lease = if role::arg("deed") == "drop the guard" { 100 * LEASE } else { LEASE };
     let guard = locks.named("a").lease(lease).renew_every(LEASE / 3).lock().expect("locks");
     if role::arg("threads") == "all" {
@@ -108,7 +110,7 @@ fn deed(name: &str, locks: LockManager, guard: LockGuard) -> Box<dyn FnOnce()> {
             });
         }),
         "wait" => Box::new(move || {
-            // Another process's, as far as this manager can tell.
+            // The lock of another process, as far as this manager can tell.
             drop(locks.lock("foreign").expect("locks when its lease is over"));
             drop(guard);
         }),
@@ -124,7 +126,8 @@ fn keys(server: &Server) -> Vec<String> {
     server.query(&["KEYS", "*"])
 }
 
-/// Runs a deed in a thread that ends, in both orders and both ways: what it told, by the order.
+/// Runs an action in a thread that ends, in both orders and both ways, and checks the result by the
+/// order.
 fn end(deed: &str, threads: &str, mut check: impl FnMut(&Server, &str, &Worker)) {
     for order in ORDERS {
         for end in ENDS {
@@ -161,7 +164,8 @@ fn a_guard_and_its_manager_can_be_dropped_as_thread_locals() {
     for threads in ["few", "all"] {
         for deed in ["drop both", "drop the manager first"] {
             end(deed, threads, |server, order, _| {
-                // Where the map of the thread's holds is gone, the keeper releases; and the keeper goes, too.
+                // Where the map of the thread's holds is gone, the keeper releases; and the keeper
+                // ends, too.
                 assert!(order == "before" || !server.exists("lock:a"));
             });
         }

@@ -87,7 +87,7 @@ fn payload_of<T>(action: impl FnOnce() -> T) -> Payload {
 fn row_27_a_panic_in_a_closure_releases_once() {
     let server = Server::start();
     let locks = connect(&server);
-    locks.with_lock("a", || ()).expect("runs"); // Redis learns the script.
+    locks.with_lock("a", || ()).expect("runs"); // Redis knows the script now.
     server.reset_stats();
     let payload = payload_of(|| locks.with_lock("a", || locks.with_lock("a", || panic_any(Payload(7)))));
     assert_eq!(payload, Payload(7));
@@ -120,7 +120,8 @@ fn row_27_a_panic_without_redis_keeps_its_payload_and_does_not_abort() {
     assert_eq!(guard.depth(), 1);
 }
 
-/// Whether a type can be sent and shared: the inherent constants win over the trait's, where their bounds hold.
+/// Whether a type is `Send` and `Sync`: inherent constants win over the trait's, where their bounds
+/// hold.
 macro_rules! is {
     ($type:ty: $marker:path) => {{
         #[allow(dead_code, reason = "used where the bound does not hold")]
@@ -150,7 +151,7 @@ const _: () = {
 
 #[test]
 fn row_29_a_guard_is_not_send() {
-    // Held when this is compiled, by the constant above.
+    // The constant above asserts this at compile time.
     assert!(!is!(LockGuard: Send) && !is!(LockGuard: Sync));
 }
 
@@ -213,7 +214,8 @@ fn row_31_reentry_beyond_the_greatest_depth_is_an_error() {
     assert!(!server.exists("lock:a"));
 }
 
-/// One thread has A and wants B, the other has B and wants A: returns who had B, and what the first was told.
+/// One thread has A and wants B, the other has B and wants A: returns who had B, and the error of
+/// the first.
 fn embrace(one: &LockManager, other: &LockManager) -> (Owner, Error) {
     let both = Barrier::new(2);
     thread::scope(|scope| {
@@ -266,7 +268,8 @@ fn row_33_a_deadlock_of_two_managers_ends_by_the_deadline() {
     assert_eq!(server.query::<i64>(&["DBSIZE"]), 0);
 }
 
-/// Two threads that take two locks in different orders, without a limit: what they come to, once `end` has run.
+/// Two threads that take two locks in different orders, without a limit: their results, once `end`
+/// has run.
 fn deadlock(locks: &LockManager, end: impl FnOnce()) -> [Result<Result<bool, Error>, Error>; 2] {
     let both_hold = Barrier::new(2);
     let take = |first: &str, second: &str| {
@@ -292,7 +295,7 @@ fn row_33_a_deadlock_without_a_limit_lasts_while_both_are_renewed() {
         assert_eq!((locks.held().len(), locks.stats().acquired), (2, 2), "neither has both");
         let _ = locks.named("a").force_unlock().expect("answers").expect("it is held");
     });
-    // Whoever held `a` is told that it was not under the lock; the other has had both.
+    // The holder of `a` learns that its closure did not run under the lock; the other has had both.
     let [first, second] = results;
     assert!(matches!(first, Err(Error::Lost { .. })), "{first:?}");
     assert!(matches!(second, Ok(Ok(true))), "{second:?}");
@@ -305,7 +308,8 @@ fn row_33_a_deadlock_ends_with_max_hold_and_the_outer_locks_are_lost() {
     let builder = LockManager::builder(&server.url()).lease(lease).max_hold(2 * lease);
     let locks = builder.build().expect("connects");
     let results = deadlock(&locks, || ());
-    // Both have had both, one after the other; but the outer lock was lost before that, of one of them at least.
+    // Both have had both, one after the other; but one of them at least had lost the outer lock
+    // before.
     let lost = results.iter().filter(|it| matches!(it, Err(Error::Lost { .. }))).count();
     assert!(lost > 0, "{results:?}");
     assert!(results.iter().flatten().all(Result::is_ok), "{results:?}");

@@ -1,4 +1,5 @@
-//! Waiting for a lock that others have: silent until word comes, and then quick.
+//! Waiting for a lock that another process holds: silent until an invalidation arrives, and quick
+//! then.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::process::Command;
@@ -13,7 +14,7 @@ use crate::support::{
     ANSWER, LATE, LISTENING, MINUTE, Rig, SOON, asleep, builder, delete, occupy, returns_by, take,
 };
 
-/// A server and two managers; what each has for itself, the other does not know of.
+/// A server and two managers, which share nothing but the server.
 struct Scene {
     server: Server,
     locks: LockManager,
@@ -30,7 +31,7 @@ impl Scene {
 
 type End = fn(&Scene, &str);
 
-/// How somebody else's hold can end while nobody is there to release it.
+/// How another client's hold can end without a release.
 const ENDS: [(&str, End); 11] = [
     ("deleted", |scene, name| delete(&scene.server, name)),
     ("unlinked", |scene, name| scene.server.query(&["UNLINK", &format!("lock:{name}")])),
@@ -102,7 +103,7 @@ fn a_waiter_takes_an_abandoned_lock_when_its_lease_ends() {
     let earliest = start + lease.saturating_sub(LATE / 10);
     let (at, asked) = thread::scope(|scope| {
         let waiter = scope.spawn(|| take(&scene.locks, "a"));
-        // Until Redis can wake it, it polls.
+        // It polls until it is registered for invalidations.
         asleep(&scene.server, 1);
         let sets = scene.server.calls("set");
         (waiter.join().expect("no panic"), scene.server.calls("set") - sets)
@@ -111,7 +112,7 @@ fn a_waiter_takes_an_abandoned_lock_when_its_lease_ends() {
     assert!(asked <= 8, "it polled, {asked} times");
 }
 
-/// Runs a test of this file once more, in a process where nothing else runs: true in there.
+/// Runs a test of this file once more, in a process where nothing else runs: returns true there.
 fn is_alone(test: &str) -> bool {
     const ALONE: &str = "RELATCH_TEST_ALONE";
     if std::env::var_os(ALONE).is_some() {
@@ -150,7 +151,7 @@ fn no_listener_starts_while_nothing_waits_for_another_process() {
     assert_eq!(server.total_calls(&["get", "del"]), 200, "those of the script");
     assert_eq!(server.all_calls() - 1, 400, "and nothing else");
 
-    // One after the other, each had for as long as a run may last.
+    // One after the other, each held for as long as a hand-off budget may last.
     for _ in 0..3 {
         locks.with_lock("a", || throughout(Duration::from_millis(6), || ())).expect("runs");
     }
@@ -159,7 +160,7 @@ fn no_listener_starts_while_nothing_waits_for_another_process() {
     assert!(locks.named("busy").wait(Duration::ZERO).lock().expect_err("busy").is_timeout());
     let guard = locks.lock("a").expect("locks");
     thread::scope(|scope| {
-        // In line behind a thread of its own process.
+        // Behind a thread of its own process.
         scope.spawn(|| assert!(locks.try_lock_for("a", LATE).expect("answers").is_none()));
     });
     drop(guard);
@@ -170,7 +171,7 @@ fn no_listener_starts_while_nothing_waits_for_another_process() {
     assert!(others.try_lock_for("busy", LATE).expect("answers").is_none());
     eventually(LONG, "both listen", || server.listeners().len() == 2);
     assert_eq!(listening(), 2);
-    // A thread that was joined is listed by the system for a moment yet.
+    // The system may still list a thread that was just joined.
     drop(scene.others);
     eventually(SOON, "one has ended", || listening() == 1);
     drop(scene.locks);
@@ -203,13 +204,13 @@ fn a_hundred_waiters_share_a_listener_and_send_nothing() {
     assert_eq!(server.query::<i64>(&["DBSIZE"]), 0);
 }
 
-/// Word may come to a thread whose wait is just over: then it is the next one's.
+/// A waiter may be woken just after its wait has ended: then the next one is woken.
 #[test]
 fn a_waiter_that_gives_up_while_it_is_woken_delays_no_other() {
     let Scene { server, locks, others: _ } = &Scene::new();
     let wait = Duration::from_millis(40);
     let mut gave_up = 0;
-    // The listener is there before the waits begin: they are short.
+    // The listener starts before the waits begin: they are short.
     occupy(server, "first", MINUTE);
     thread::scope(|scope| {
         let waiter = scope.spawn(|| take(locks, "first"));
@@ -241,7 +242,7 @@ fn a_waiter_that_gives_up_while_it_is_woken_delays_no_other() {
     assert!((1..40).contains(&gave_up), "{gave_up} of 40: either might have happened");
 }
 
-/// The listener asks on a waiter's behalf, and the answer comes when the wait is over, or never.
+/// The listener tries on a waiter's behalf, and the answer comes when the wait is over, or never.
 #[test]
 fn a_lock_taken_for_a_waiter_that_has_given_up_is_released() {
     let rig = Rig::new();
@@ -329,8 +330,8 @@ fn a_manager_dropped_after_waiting_ends_by_its_deadline_without_redis() {
     }
 }
 
-/// A manager that has seen many holders, each of another process, in slow looks: it leaves them a
-/// sixteenth of a second at least before it looks.
+/// A manager that has seen many holders, each of another process, over slow attempts: it leaves
+/// them a sixteenth of a second at least before it tries.
 fn beside_many_rivals() -> Rig {
     let poll = Duration::from_millis(1);
     let rig = Rig::with(|builder| builder.client_tracking(false).poll_every(poll).response_timeout(SOON));
@@ -351,14 +352,14 @@ fn beside_many_rivals() -> Rig {
     rig
 }
 
-/// A waiter that is woken leaves the lock to the rivals that it has seen, and looks then; so does a
-/// newcomer, which relies on Redis from its first look on.
+/// A waiter that is woken leaves the lock to the rivals that it has seen, and tries then. So does a
+/// newcomer, which relies on invalidations from its first attempt on.
 #[test]
 fn a_waiter_with_rivals_leaves_them_time_before_it_tries() {
     let rig = Rig::with(|builder| builder.response_timeout(SOON));
     rig.proxy.always("SET lock:a", Fault::DelayReply(Duration::from_millis(30)));
     let looks = || rig.proxy.commands("SET lock:a");
-    // How long after it has the lock it is seen with it.
+    // How long after a holder has the lock the waiter sees it.
     let holds = |number: u32| {
         let holder = format!("host-{number}-1-{number:032x}");
         let (before, start) = (looks(), Instant::now());
@@ -372,13 +373,14 @@ fn a_waiter_with_rivals_leaves_them_time_before_it_tries() {
     thread::scope(|scope| {
         let waiter = scope.spawn(|| take(&rig.locks, "a"));
         asleep(&rig.server, 1);
-        // Looks at once take 30 ms each, for the answer before. A rival's turn is worth 105 ms, and
-        // of all that it knows of, it has slept for half at least. (Nobody sleeps too short.)
+        // Attempts at once would take 30 ms each, for the answer to the one before. A rival's turn
+        // is worth 105 ms, and the waiter has slept for half of all that it knows of, at least. (A
+        // sleep is never too short.)
         let took: Duration = (1..=8).map(holds).sum();
         assert!(took >= Duration::from_millis(400), "{took:?}: it looks at once");
         delete(&rig.server, "a");
         waiter.join().expect("no panic");
-        // Up to three times, where the machine was so slow that the rivals were forgotten meanwhile.
+        // Up to three times: the machine may be so slow that the rivals were forgotten meanwhile.
         let looks_once = || {
             occupy(&rig.server, "a", MINUTE);
             let before = looks();
@@ -411,7 +413,7 @@ fn a_wait_shorter_than_the_pause_for_rivals_ends_on_time() {
 fn a_wait_shorter_than_the_pause_for_rivals_ends_with_an_attempt() {
     let rig = beside_many_rivals();
     let wait = ANSWER / 4;
-    // Up to three times, where the machine itself held up the look.
+    // Up to three times: the machine itself may delay the attempt.
     let has_looked = || {
         let taken = rig.locks.named("a").wait(wait).lock();
         matches!(taken, Err(Error::Timeout { holder: Some(_), .. }))
@@ -419,7 +421,8 @@ fn a_wait_shorter_than_the_pause_for_rivals_ends_with_an_attempt() {
     assert!((0..3).any(|_| has_looked()), "it slept until its end");
 }
 
-/// Redis wakes waiters in the order of their connections: without more ado, the third would never get its turn.
+/// Redis wakes waiters in the order of their connections. With nothing to prevent it, the third
+/// would never get its turn.
 #[test]
 fn of_three_waiters_that_take_turns_none_starves() {
     let server = Server::start();

@@ -1,7 +1,7 @@
-//! What a process of our own can be told to be: each role is a function that runs in a re-executed test binary.
+//! The roles of worker processes: each is a function that runs in the test binary, started again.
 //!
-//! A role reads its arguments with [`role::arg`], hears its parent with [`role::next_line`] and answers with
-//! [`role::report`]; it ends by returning.
+//! A role reads its arguments with [`role::arg`] and lines of its parent with [`role::next_line`],
+//! and answers with [`role::report`]; it ends by returning.
 
 use std::mem::forget;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -12,7 +12,7 @@ use relatch::{Error, LockGuard, LockManager, Unlocked};
 use relatch_rig::{eventually, role, within};
 use rustix::process::{WaitOptions, wait};
 
-/// Runs the role named `name`, on the main test thread of a child process.
+/// Runs the role `name`, on the main test thread of a worker process.
 pub(crate) fn run_role(name: &str) {
     match name {
         "count" => crate::mutual_exclusion::count_as_told(),
@@ -32,7 +32,7 @@ pub(crate) fn run_role(name: &str) {
     }
 }
 
-/// Takes the lock `a` and does with it what it is told, one word a line.
+/// Takes the lock `a` and does with it what each line says.
 fn worker() {
     let lease = Duration::from_millis(role::arg("lease").parse().expect("a number"));
     let builder = LockManager::builder(&role::arg("url")).lease(lease);
@@ -53,11 +53,12 @@ fn worker() {
         };
         role::report(told);
     }
-    // Its input ends when it is about to be killed: what it holds then is not given back.
+    // Its input ends when it is about to be killed: it must not release what it holds then.
     forget(held);
 }
 
-/// Looks at the guard without a pause, until it is not valid or a lease has passed between two looks: what it says then.
+/// Checks the guard without a pause, until it is not valid or a lease has passed between two
+/// checks: the last result.
 fn watch(guard: &LockGuard, lease: Duration) -> bool {
     role::report("watching");
     let mut before = Instant::now();
@@ -71,7 +72,8 @@ fn watch(guard: &LockGuard, lease: Duration) -> bool {
     }
 }
 
-/// Forks, with the lock `a` held twice or not; the C library's `sync` does it (see `support/fork.c`).
+/// Forks, with the lock `a` held twice or not; the C library's `sync` does it (see
+/// `tests/rig/preload/fork.c`).
 fn forker() {
     let locks = LockManager::connect(&role::arg("url")).expect("connects");
     let hold = || (locks.lock("a").expect("locks"), locks.lock("a").expect("locks again"));
@@ -104,7 +106,8 @@ fn forker() {
     role::report("fine");
 }
 
-/// Forks where it has drawn a token and has no manager, and says what token either process draws next.
+/// Forks after it has drawn a token and while it has no manager, and reports which token either
+/// process draws next.
 fn drawer() {
     let url = role::arg("url");
     let draw = |key: &str| {
@@ -124,7 +127,7 @@ fn drawer() {
     assert_eq!(status.exit_status(), Some(0));
 }
 
-/// What the copy of a process finds, with the parent's manager and guards.
+/// Checks what a fork finds, with the parent's manager and guards.
 fn forked(locks: LockManager, guards: Option<(LockGuard, LockGuard)>) {
     let second = Duration::from_secs(1);
     let is_forked = |error: Option<Error>| {

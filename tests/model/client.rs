@@ -1,4 +1,4 @@
-//! A thread that takes the lock: its turn, its bid, and lost answers.
+//! A thread that takes the lock: its turn, its attempts, and lost answers.
 
 use crate::model::{Mutation, Protocol};
 use crate::state::{Bid, Command, Handed, Hold, How, LEASE, Link, MARGIN, State, Step, Token};
@@ -15,7 +15,7 @@ impl Protocol {
         Some(Token { thread: u8::try_from(thread).expect("few threads"), nonce })
     }
 
-    /// How long an answer makes valid that comes so many ticks after its send.
+    /// How long a hold is valid whose answer comes so many ticks after its send.
     pub(crate) fn validity(&self, age: u8) -> u8 {
         let age = if self.is(Mutation::CountsFromTheAnswer) { 0 } else { age };
         let margin = if self.is(Mutation::NoMargin) { 0 } else { MARGIN };
@@ -52,7 +52,7 @@ impl Protocol {
         self.validity(if self.is(Mutation::CountsHandedFromTheAnswer) { 0 } else { age })
     }
 
-    /// Asks Redis once. What the listener called before is forgotten: this look is newer.
+    /// Sends one attempt. Earlier calls of the listener are forgotten: this attempt is newer.
     pub(crate) fn attempt(&self, state: &mut State, thread: usize) {
         let listener = self.listener(state, thread);
         let Step::Bidding(bid) = &mut state.steps[thread] else { return };
@@ -83,8 +83,8 @@ impl Protocol {
             let hold = Hold { token: bid.token, how: How::Asked, valid, renewal: None };
             state.steps[thread] = Step::Holding(hold);
         } else if said.set || said.found == Some(bid.token) {
-            // Too late, or nobody knows since when. (In the program, an answer to the removal makes
-            // the debt unnecessary.)
+            // Too late, or since an unknown time. (In the program, an answer to the removal makes
+            // the orphan unnecessary.)
             self.clean_up_behind(state, thread, bid, true);
         } else if said.found == bid.given_up && !self.is(Mutation::OverlooksWhatItGaveUp) {
             self.look(&mut bid);
@@ -102,8 +102,8 @@ impl Protocol {
         self.clean_up_behind(state, thread, bid, link_stands);
     }
 
-    /// Writes the clean-up behind what is open, where there is a connection for it, and goes on with
-    /// a fresh token.
+    /// Writes the clean-up after what is under way, where there is a connection for it, and goes on
+    /// with a fresh token.
     fn clean_up_behind(&self, state: &mut State, thread: usize, bid: Bid, link_stands: bool) {
         let token = bid.token;
         let mut link = bid.link.unwrap_or_default();
@@ -121,7 +121,7 @@ impl Protocol {
         }
     }
 
-    /// Goes on with a fresh token, or gives up where there is none.
+    /// Goes on with a fresh token, or gives up if there is none.
     fn start_over(&self, state: &mut State, thread: usize, given_up: Token) {
         let fresh =
             if self.is(Mutation::ReusesItsToken) { Some(given_up) } else { self.fresh_token(state, thread) };

@@ -1,12 +1,12 @@
-//! A thread that gives the lock back, and hands it on.
+//! A thread that releases the lock, and hands it off.
 
 use crate::model::{Mutation, Protocol};
 use crate::state::{Command, Handed, Hold, Link, Release, State, Step, Token};
 
 impl Protocol {
-    /// Begins to release, with the wish of the next in line, if it is to be handed on.
+    /// Begins to release, with the `SET` of the next waiter, if the lock is to be handed off.
     pub(crate) fn release(state: &mut State, thread: usize, hold: Hold, wish: Option<Token>) {
-        // It has left the table: nobody reads what is said of a renewal.
+        // The hold has left the table: the answer to a renewal is not read any more.
         state.leave(hold.renewal.map(|(_, link)| link).unwrap_or_default());
         let mut link = Link::with(&[Command::Delete(hold.token)]);
         link.commands.extend(wish.map(Command::Set));
@@ -58,14 +58,14 @@ impl Protocol {
         link
     }
 
-    /// The release is over, answered or not: the next in line has what was handed on.
+    /// The release is over, answered or not: the next waiter has the result of the hand-off.
     pub(crate) fn finish_release(&self, state: &mut State, thread: usize, release: &Release, answered: bool) {
         if !answered {
             state.owe(release.token, false);
         }
         state.steps[thread] = Step::Idle;
         if release.valid.0 == 0 && !self.is(Mutation::ReleasesQuietly) {
-            // A peer has passed it by, and may have looked over the same connection.
+            // A peer considers it expired, and may have attempted over the same connection.
             self.call(state, self.threads[thread].into());
         }
         let Some((wish, _)) = release.wish else { return };

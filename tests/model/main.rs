@@ -1,27 +1,28 @@
 //! The lock protocol as a model, and every order of events in it, within bounds.
 //!
-//! This is not the code of the crate. It is its rules written down a second time, and what is shown here is shown of the rules.
+//! This is not the code of the crate. It is its rules written down a second time, and what is shown
+//! here is shown of the rules.
 //!
 //! # What is in it
 //!
-//! One key in Redis, with a lease of three ticks, of which a holder trusts two. Commands are executed
-//! one at a time, in order per connection, with anything in between. An answer may come at any time
-//! after that, or get lost, with or without its connection. What was sent over a connection that
-//! nobody reads any more is executed at any time later, or never. Time passes at any moment, and a
-//! thread's clock may miss a tick. A thread looks with one script, gives up, holds, is renewed,
-//! releases, tries again after a lost answer or leaves it at that, and hands the lock on to the next
-//! in line of its process, as `bid`, `release` and `line` do. The keeper of a process looks for what
-//! is owed once a tick, and is always answered.
+//! One key in Redis, with a lease of three ticks, of which a holder trusts two. Commands are
+//! executed one at a time, in order per connection, with anything in between. An answer may come at
+//! any time after that, or get lost, with or without its connection. What was sent over a
+//! connection that is no longer read is executed at any time later, or never. Time passes at any
+//! moment, and a thread's clock may miss a tick. A thread attempts with one script, gives up,
+//! holds, is renewed, releases, tries again after a lost answer or does not, and hands the lock off
+//! to the next waiter of its process, as the claim, the release and the wait queue do. The keeper
+//! of a process cleans up orphans once a tick, and is always answered.
 //!
-//! Waiting, where a model has it (`asleep`): a look that finds the lock held has Redis note that the
-//! process's listener is to be told of the next change, which is a release, a renewal or the end of
-//! the lease. The waiter sleeps unless the listener has called since the look began. The invalidation
-//! arrives at any time later, and the listener calls the waiter, which naps for any time and looks
-//! again. The listener's connection may get lost, with what is under way on it and what Redis has
-//! noted; so may the connection that the look went over, with the note. The process notices at some
-//! time, calls its waiters, and has them poll until the listener is connected again. What a process
-//! changes over a connection of its pool, Redis does not tell that process, as it may have looked over
-//! the same one.
+//! Waiting, where a model has it (`asleep`): an attempt that finds the lock held has Redis track
+//! the key for the process's listener. The next change, which is a release, a renewal or the end of
+//! the lease, leads to an invalidation. The waiter sleeps unless the listener has called since the
+//! attempt began. The invalidation arrives at any time later, and the listener calls the waiter,
+//! which pauses for any time and tries again. The listener's connection may get lost, with what is
+//! under way on it and what Redis tracks for it; so may the connection of the attempt, with the key
+//! that it tracks. The process notices at some time, calls its waiters, and has them poll until the
+//! listener is connected again. Redis sends a process no invalidation for what it changes over a
+//! connection of its pool, as the attempt may have gone over the same one.
 //!
 //! A sleep has no other end in the model: neither the safety poll nor the end of the lease that the
 //! waiter saw, which are there in the program. So a waiter that sleeps and will not be called is a
@@ -29,18 +30,18 @@
 //!
 //! # What is not
 //!
-//! - Bounds: two or three threads, one to three tokens each, one or two lost answers, one renewal, one
-//!   missed tick, one or two connections that a sleeper counts on.
-//! - `SET` without a look, how long naps are (`rivals` simulates that), how the threads of a process
-//!   wake each other (`orders_in_line` and `orders_of_word` try that), deadlines as such (a thread
-//!   gives up whenever it likes), the pool, `extend`, `reclaim_dead`, `force_unlock`, refusals, forks,
-//!   and a Redis that forgets or tells nothing.
-//! - What is only promised if things go on: that somebody gets the lock in the end. What is shown is
-//!   that a waiter which sleeps always has something to come.
-//! - An answer after its lease: the removal is written behind it and is owed as well. The program owes
-//!   it only if the removal is not answered.
-//! - A `SET` that is executed when the lease it asks for would have been over for long: nobody looks
-//!   for it any more.
+//! - Bounds: two or three threads, one to three tokens each, one or two lost answers, one renewal,
+//!   one missed tick, one or two connections that a sleeper relies on.
+//! - `SET` without a look at the holder, how long pauses are (the tests of contention simulate
+//!   that), how the threads of a process wake each other (`src/interleavings` tries that),
+//!   deadlines as such (a thread gives up at any time), the pool, `extend`, `reclaim_dead`,
+//!   `force_unlock`, refusals, forks, and a Redis that forgets or sends no invalidations.
+//! - What is only promised if things go on: that a waiter gets the lock in the end. What is shown
+//!   is that a waiter which sleeps always has something to come.
+//! - An answer after its lease: the removal is written after it, and the token is an orphan as
+//!   well. In the program it is one only if the removal is not answered.
+//! - A `SET` that is executed long after the lease it asks for would have ended: nothing looks for
+//!   it any more.
 //!
 //! Each rule is also broken once, to see that the model notices.
 mod client;
@@ -63,18 +64,18 @@ fn two(nonces: u8, losses: u8, renewals: u8, missed: u8) -> Protocol {
     Protocol { threads: vec![0, 1], nonces, sleeps: false, budget, mutation: None }
 }
 
-/// A process of one thread, and somebody else.
+/// A process of one thread, and another client.
 fn one(nonces: u8, losses: u8) -> Protocol {
     Protocol { threads: vec![0, PROMPT], ..two(nonces, losses, 0, 0) }
 }
 
-/// A process of two threads, and somebody else.
+/// A process of two threads, and another client.
 fn a_pair(nonces: u8, losses: u8, renewals: u8) -> Protocol {
     let budget = Budget { losses, renewals, missed: 0, cuts: 0 };
     Protocol { threads: vec![0, 0, PROMPT], nonces, sleeps: false, budget, mutation: None }
 }
 
-/// Its waiters sleep, and so many connections are lost on which they count.
+/// Its waiters sleep, and so many connections that they rely on are lost.
 fn asleep(protocol: Protocol, cuts: u8) -> Protocol {
     let budget = Budget { cuts, ..protocol.budget };
     Protocol { sleeps: true, budget, ..protocol }

@@ -18,25 +18,25 @@ pub(crate) enum Mutation {
     UsesASpoiltToken,
     CleansUpElsewhere,
     RenewalCreates,
-    /// What it gave up, and finds in its way, it takes for somebody else's.
+    /// It takes its own abandoned token, which it finds at the key, for another holder's.
     OverlooksWhatItGaveUp,
     OwesNothing,
     TakesALateAnswerForALoss,
-    /// That a leftover is not there is taken for proof that its `SET` is not under way.
+    /// It takes a missing orphan for proof that its `SET` is not under way.
     TakesAMissForTheEnd,
-    /// The look and the registration are two commands.
+    /// The attempt and the registration for invalidations are two commands.
     RegistersAfterItLooks,
-    /// A call that comes while it looks is forgotten.
+    /// A call that comes during the attempt is forgotten.
     ForgetsWhenItFallsAsleep,
-    /// Its connection to Redis names the listener that it has named first.
+    /// Its connection to Redis redirects to the first listener for ever.
     KeepsToItsFirstListener,
-    /// The listener wakes nobody when its connection is gone, nor when there is another.
+    /// The listener wakes no waiter when its connection is lost, nor when there is another.
     LosesItsListenerQuietly,
-    /// Nobody is woken when the connection is gone that a look went over.
+    /// No waiter is woken when the connection of an attempt is lost.
     OverlooksACutLink,
-    /// A release of what a peer has passed by wakes nobody in its own process.
+    /// The release of a hold that a peer considers expired wakes no waiter in its own process.
     ReleasesQuietly,
-    /// A hold that was valid when it was given back counts as over while Redis is asked.
+    /// A hold that was valid when it was released counts as over while Redis is asked.
     PassesByARelease,
 }
 
@@ -53,7 +53,8 @@ pub(crate) struct Protocol {
     pub(crate) mutation: Option<Mutation>,
 }
 
-/// The process of a thread whose commands are executed and answered at once: somebody else, of whom nothing is to be shown.
+/// The process of a thread whose commands are executed and answered at once: another client, of
+/// which nothing is to be shown.
 pub(crate) const PROMPT: u8 = 9;
 
 /// A connection.
@@ -78,7 +79,7 @@ pub(crate) enum Action {
     Hear(At),
     Lose(At, bool),
     Tick(Option<usize>),
-    /// The connection of a process's listener is lost, or that of a look.
+    /// The connection of a process's listener is lost, or that of an attempt.
     Cut(usize, bool),
     Listen(usize, Heard),
 }
@@ -94,13 +95,13 @@ impl Protocol {
             .filter(move |peer| *peer != thread && self.threads[*peer] == self.threads[thread])
     }
 
-    /// Nobody of its process keeps the thread in line.
+    /// No other thread of its process keeps the thread waiting.
     fn is_open(&self, state: &State, thread: usize) -> bool {
         self.peers(thread).all(|peer| match &state.steps[peer] {
             Step::Idle | Step::InLine(_) => true,
             Step::Called(..) | Step::Bidding(_) => false,
             Step::Holding(hold) => hold.valid == 0,
-            // A hold that was valid when it was given back is not over until Redis has answered.
+            // A hold that was valid when it was released is not over until Redis has answered.
             Step::Releasing(release) => {
                 release.wish.is_none() && (release.valid.0 == 0 || self.is(Mutation::PassesByARelease))
             }
@@ -201,7 +202,7 @@ impl Protocol {
         }
     }
 
-    /// Executes what the thread has sent, and hears the answer.
+    /// Executes what the thread has sent, and takes the answer.
     fn be_prompt(&self, state: &mut State, thread: usize) {
         let mut next = Vec::new();
         loop {
@@ -219,7 +220,7 @@ impl Protocol {
         match (action, &mut state.steps[thread]) {
             (Action::Start(_), _) => self.start(state, thread),
             (Action::TakeTurn(_), _) => self.take_turn(state, thread),
-            // Whatever it has left is owed already.
+            // What it has left is an orphan already.
             (Action::GiveUp(_), step) => *step = Step::Idle,
             (Action::Attempt(_), _) => self.attempt(state, thread),
             (Action::Renew(_), Step::Holding(hold)) => {
@@ -372,7 +373,8 @@ fn believers(state: &State) -> usize {
     (0..state.steps.len()).filter(|thread| holds(state, *thread)).count()
 }
 
-/// Somebody uses the token, or owes it, or has left it to its lease; or its removal is on its way, behind it.
+/// A thread uses the token, or it is an orphan, or is left to its lease; or its removal is on its
+/// way, after it.
 fn is_known(state: &State, token: Token) -> bool {
     state.steps.iter().any(|step| step.uses(token))
         || state.owed.iter().any(|leftover| leftover.token == token)

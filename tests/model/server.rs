@@ -4,7 +4,8 @@ use crate::model::{Mutation, Protocol};
 use crate::state::{Command, Connected, Handed, LEASE, Leftover, Link, Redis, Said, State, Step, Token};
 
 impl Protocol {
-    /// Executes a link's next command, of a process that is not told of what it does itself.
+    /// Executes a connection's next command, of a process that gets no invalidation for its own
+    /// changes.
     pub(crate) fn execute(&self, redis: &mut Redis, link: &mut Link, by: Option<usize>) {
         let said = self.run(redis, link.commands.remove(0), by);
         if link.old > 0 {
@@ -56,7 +57,7 @@ impl Protocol {
         said
     }
 
-    /// The listener of that number is told of the next change, if it is still there.
+    /// The listener of that number gets an invalidation for the next change, if it is still there.
     fn register(&self, redis: &mut Redis, thread: u8, listener: Option<u8>) {
         let Some(ear) = redis.ears.get_mut(usize::from(self.threads[usize::from(thread)])) else { return };
         ear.registered |= ear.connected == Connected::Yes && listener == Some(ear.number);
@@ -103,11 +104,11 @@ impl Protocol {
         }
     }
 
-    /// The keepers delete what they owe, over connections of their own.
+    /// The keepers delete orphans, over connections of their own.
     ///
-    /// A token is sent once without an answer, so a debt ends with the first find. What is not there
-    /// may yet come: where that takes longer than the lease, it is left to its lease, which is noted
-    /// by a debt with no time left.
+    /// A token is sent once without an answer, so an orphan ends when it is found. One that is
+    /// missing may still come: where that takes longer than the lease, it is left to its lease,
+    /// which is noted by an orphan with no time left.
     fn clean_up(&self, state: &mut State) {
         for mut leftover in std::mem::take(&mut state.owed) {
             if leftover.left > 0 {

@@ -1,4 +1,5 @@
-//! What the model knows at one moment. Time is kept as what has passed or is left, so that a state has no date.
+//! What the model knows at one moment. Times are what has passed or is left, so that equal states
+//! are found to be equal.
 
 /// How long Redis keeps a key, in ticks.
 pub(crate) const LEASE: u8 = 3;
@@ -6,7 +7,7 @@ pub(crate) const LEASE: u8 = 3;
 /// How much sooner a holder stops trusting it.
 pub(crate) const MARGIN: u8 = 1;
 
-/// Whose it is, and its nonce.
+/// The thread that it belongs to, and its nonce.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(crate) struct Token {
     pub(crate) thread: u8,
@@ -16,12 +17,12 @@ pub(crate) struct Token {
 /// A command that Redis executes as one step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(crate) enum Command {
-    /// `SET key token NX PX lease`, as it goes out behind a release.
+    /// `SET key token NX PX lease`, as it is sent after a release.
     Set(Token),
-    /// The same, and where somebody else has the lock, who that is: one script. The listener of
-    /// this number is told of the next change then.
+    /// The same and, where another has the lock, who that is: one script. The listener of this
+    /// number gets an invalidation for the next change then.
     Look(Token, Option<u8>),
-    /// Has the thread's listener told of the next change: only a mutant asks for that by itself.
+    /// Requests an invalidation for the next change: only a mutant sends that by itself.
     Register(u8, Option<u8>),
     /// Compare and delete.
     Delete(Token),
@@ -29,16 +30,16 @@ pub(crate) enum Command {
     Renew(Token),
 }
 
-/// What Redis has said to the last batch of a link so far.
+/// What Redis has answered to the last batch of a connection so far.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[expect(clippy::struct_excessive_bools, reason = "one per command of a batch")]
 pub(crate) struct Said {
     pub(crate) set: bool,
-    /// What a look found.
+    /// What an attempt found.
     pub(crate) found: Option<Token>,
     pub(crate) removed: bool,
     pub(crate) extended: bool,
-    /// Not said, but so: the token that was removed stood there.
+    /// Not answered, but so: the key had the token that was removed.
     pub(crate) stood: bool,
 }
 
@@ -47,7 +48,7 @@ pub(crate) struct Said {
 pub(crate) struct Link {
     /// Not executed yet, in order.
     pub(crate) commands: Vec<Command>,
-    /// How many of those belong to batches whose answer nobody waits for any more.
+    /// How many of those belong to batches whose answer is not awaited any more.
     pub(crate) old: usize,
     pub(crate) said: Said,
 }
@@ -68,21 +69,21 @@ impl Link {
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Bid {
     pub(crate) token: Token,
-    /// The last one of this bid that was given up: Redis may hold it.
+    /// The last token that this claim has abandoned: Redis may hold it.
     pub(crate) given_up: Option<Token>,
     /// The attempt whose answer is awaited.
     pub(crate) sent: Option<u8>,
     pub(crate) link: Option<Link>,
-    /// The listener that was to be told by this attempt.
+    /// The listener that this attempt registered.
     pub(crate) listener: Option<u8>,
     /// The listener has called since this attempt began.
     pub(crate) called: bool,
-    /// It sleeps until the listener calls. Where it does not, it looks again at any time, or never:
-    /// it may nap, or have to poll.
+    /// It sleeps until the listener calls. Where it does not, it tries again at any time, or never:
+    /// it may pause, or have to poll.
     pub(crate) asleep: bool,
 }
 
-/// What a process hears through.
+/// The connection of a process's listener.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Connected {
     Yes,
@@ -91,18 +92,18 @@ pub(crate) enum Connected {
     No,
 }
 
-/// A process's listener, and what Redis is to tell it of the key.
+/// A process's listener, and what Redis tracks for it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Ear {
     pub(crate) connected: Connected,
-    /// Of its connection, the last one where there is none.
+    /// The number of its connection, or of the last one where there is none.
     pub(crate) number: u8,
-    /// It will be told of the next change, once.
+    /// It will get an invalidation for the next change, once.
     pub(crate) registered: bool,
     /// An invalidation is under way to it.
     pub(crate) word: bool,
-    /// The connection that the look went over is gone, and Redis has forgotten the look. The
-    /// process has not noticed.
+    /// The connection of the attempt is lost, and Redis has forgotten what it tracked. The process
+    /// has not noticed.
     pub(crate) cut: bool,
 }
 
@@ -114,15 +115,15 @@ impl Ear {
 /// What Redis knows.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Redis {
-    /// What stands there, and for how many ticks.
+    /// The value of the key, and for how many ticks.
     pub(crate) key: Option<(Token, u8)>,
     /// By process. None where the waiters poll.
     pub(crate) ears: Vec<Ear>,
 }
 
 impl Redis {
-    /// The key has changed. A connection is not told of what it has changed itself, so a process
-    /// that may have looked over it is not, either.
+    /// The key has changed. A connection gets no invalidation for its own change, so neither does a
+    /// process that may have attempted over it.
     pub(crate) fn changed(&mut self, by: Option<usize>) {
         for (process, ear) in self.ears.iter_mut().enumerate() {
             if std::mem::take(&mut ear.registered) && by != Some(process) {
@@ -150,7 +151,7 @@ pub(crate) struct Hold {
     pub(crate) renewal: Option<(u8, Link)>,
 }
 
-/// What became of a wish that went out behind a release.
+/// What became of the `SET` of a hand-off.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Handed {
     Nothing,
@@ -161,12 +162,12 @@ pub(crate) enum Handed {
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Release {
     pub(crate) token: Token,
-    /// Ticks left by its own clock when it was given back, and now.
+    /// Ticks left by its own clock when it was released, and now.
     pub(crate) valid: (u8, u8),
     pub(crate) maybe_done: bool,
     /// A try under way.
     pub(crate) link: Option<Link>,
-    /// The wish that went out with the first try, and how long ago.
+    /// The `SET` that was sent with the first try, and how long ago.
     pub(crate) wish: Option<(Token, u8)>,
     pub(crate) handed: Handed,
 }
@@ -174,9 +175,9 @@ pub(crate) struct Release {
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Step {
     Idle,
-    /// Behind another thread of its process, with a wish.
+    /// Behind another thread of its process, with a token to take.
     InLine(Token),
-    /// The turn was handed on to it.
+    /// The turn was handed off to it.
     Called(Token, Handed),
     Bidding(Bid),
     Holding(Hold),
@@ -201,13 +202,13 @@ impl Step {
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(crate) struct Leftover {
     pub(crate) token: Token,
-    /// Zero: what stands there, or may still come, is left to its lease.
+    /// Zero: the key, or what may still come, is left to its lease.
     pub(crate) left: u8,
-    /// A `SET` of it may yet be executed: that it is not there is no end of it.
+    /// A `SET` of it may still be executed: the orphan does not end when its key is missing.
     pub(crate) stray: bool,
 }
 
-/// How much may yet happen.
+/// How much can still happen.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Budget {
     /// Answers that get lost.
@@ -215,7 +216,7 @@ pub(crate) struct Budget {
     pub(crate) renewals: u8,
     /// Ticks that a clock misses.
     pub(crate) missed: u8,
-    /// Connections that are lost, of a listener or under a look.
+    /// Connections that are lost, of a listener or of an attempt.
     pub(crate) cuts: u8,
 }
 
@@ -225,20 +226,20 @@ pub(crate) struct State {
     pub(crate) steps: Vec<Step>,
     /// The next nonce of each thread.
     pub(crate) nonces: Vec<u8>,
-    /// Connections that nobody reads any more. What was sent may be executed at any time, or never.
+    /// Connections that are not read any more. What was sent may be executed at any time, or never.
     pub(crate) strays: Vec<Link>,
     pub(crate) owed: Vec<Leftover>,
     pub(crate) budget: Budget,
-    /// A release was reported as such after a first answer, and its token had not stood there.
+    /// A release was reported as such after a first answer, and its token had not been at the key.
     pub(crate) wrongly_released: bool,
     pub(crate) wrongly_lost: bool,
 }
 
 impl State {
-    /// Leaves a link to Redis, with nobody who reads it.
+    /// Leaves a connection to Redis, which is not read any more.
     ///
-    /// Nobody hears what is read: it is left out. (That a listener is told is, too: it calls once
-    /// too often then.)
+    /// What is only read is left out. (So is a registration for invalidations: it would lead to one
+    /// call too many.)
     pub(crate) fn leave(&mut self, mut link: Link) {
         link.commands.retain(|command| !matches!(command, Command::Register(..)));
         for command in &mut link.commands {
@@ -253,7 +254,8 @@ impl State {
         }
     }
 
-    /// Leaves out what can change nothing any more: what is for a token that nobody will use and that no `SET` brings back.
+    /// Leaves out what cannot change anything any more: what is for a token that no thread will use
+    /// and no `SET` brings back.
     pub(crate) fn forget_what_is_void(&mut self) {
         for link in std::mem::take(&mut self.strays) {
             let alive = link.commands.iter().any(|command| match command {

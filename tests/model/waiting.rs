@@ -1,17 +1,17 @@
-//! Waiting: the listener of a process, what it hears, and what a waiter that sleeps counts on.
+//! Waiting: the listener of a process, what it receives, and what a waiter that sleeps relies on.
 
 use crate::model::{Action, Mutation, PROMPT, Protocol};
 use crate::state::{Connected, Ear, State, Step};
 
-/// What a listener hears.
+/// What a listener receives.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Heard {
     Word,
-    /// A connection is gone that a look went over.
+    /// The connection of an attempt is lost.
     Cut,
-    /// Its own connection is gone.
+    /// Its own connection is lost.
     Lost,
-    /// There is another.
+    /// It is connected again.
     Back,
 }
 
@@ -22,9 +22,9 @@ impl Protocol {
         processes.max().map_or(0, |last| usize::from(*last) + 1)
     }
 
-    /// Where a thread sleeps, it will be called: for a key that stands there, Redis has it noted
-    /// that the listener is to be told, and its lease ends; or that is done, and the process is about
-    /// to hear of it.
+    /// Whether a thread that sleeps will be called. The key exists, with a TTL, and Redis tracks it
+    /// for the listener; or the invalidation, or the loss of a connection, is about to reach the
+    /// process.
     pub(crate) fn has_something_to_come(&self, state: &State, thread: usize) -> bool {
         if !matches!(&state.steps[thread], Step::Bidding(bid) if bid.asleep) {
             return true;
@@ -41,16 +41,18 @@ impl Protocol {
             || self.peers(thread).any(calls_at_its_end)
     }
 
-    /// A thread sleeps since it looked, and what it found there is what it gave up.
+    /// Whether a thread sleeps since its attempt, and the value that it found is its own abandoned
+    /// token.
     pub(crate) fn waits_for_itself(&self, state: &State, thread: usize) -> bool {
         let Step::Bidding(bid) = &state.steps[thread] else { return false };
         let found = state.redis.key.map(|(found, _)| found);
         let ear = state.redis.ears.get(usize::from(self.threads[thread]));
-        // Where Redis is to tell of the next change, there was none since the look.
+        // While the key is tracked, it has not changed since the attempt.
         bid.asleep && bid.given_up.is_some() && bid.given_up == found && ear.is_some_and(|ear| ear.registered)
     }
 
-    /// The number of the listener of a thread's process, while that is connected as far as it knows.
+    /// The number of the listener of a thread's process, while that is connected as far as the
+    /// process knows.
     pub(crate) fn listener(&self, state: &State, thread: usize) -> Option<u8> {
         let ear = state.redis.ears.get(usize::from(self.threads[thread]))?;
         (ear.connected != Connected::No).then_some(ear.number)
@@ -87,7 +89,7 @@ impl Protocol {
         }
     }
 
-    /// A connection is lost: the listener's, or the one that the last look went over.
+    /// A connection is lost: the listener's, or that of the last attempt.
     pub(crate) fn cut(state: &mut State, process: usize, of_listener: bool) {
         state.budget.cuts -= 1;
         let ear = &mut state.redis.ears[process];

@@ -20,8 +20,8 @@ pub enum Reply {
     Bytes(Vec<u8>),
     /// The first bytes, and the others after a pause.
     Paused(Vec<u8>, Duration, Vec<u8>),
-    /// The first bytes, then the others over and over for so long, as fast as the client reads them;
-    /// then the connection ends.
+    /// The first bytes, then the others over and over for so long, as fast as the client reads
+    /// them; then the connection ends.
     Endless(Vec<u8>, Vec<u8>, Duration),
     /// The end of the connection.
     Close,
@@ -32,7 +32,8 @@ type Script = dyn Fn(&[String]) -> Reply + Send + Sync;
 /// A server on 127.0.0.1 that asks `script` what to reply to each command; gone, with its threads,
 /// when this is dropped.
 ///
-/// When a connection begins, the script is asked what to send first, with a command of no arguments.
+/// When a connection begins, the script is asked what to send first, with a command of no
+/// arguments.
 pub struct FakeServer {
     shared: Arc<Shared>,
     port: u16,

@@ -1,5 +1,5 @@
-//! Child processes, which end with their owner, the signals that they are sent, and a clock that all
-//! processes of the machine share.
+//! Child processes, which end with their owner, the signals that they are sent, and a clock that
+//! all processes of the machine share.
 
 use std::io::{self, BufRead, BufReader, Write};
 use std::process::{Child, ChildStdout, Command, ExitStatus};
@@ -75,8 +75,8 @@ impl Process {
         self.child.wait()
     }
 
-    /// Kills it if it still runs. For drops: neither call can fail in a way that matters there, and a
-    /// panic in a drop would hide the panic that led to it.
+    /// Kills it if it still runs. For drops: neither call can fail in a way that matters there, and
+    /// a panic in a drop would hide the panic that led to it.
     pub(crate) fn end(&mut self) {
         let _ = self.child.kill();
         let _ = self.child.wait();

@@ -8,7 +8,8 @@ use crate::LONG;
 /// How often [`eventually`] looks again.
 pub(crate) const POLL: Duration = Duration::from_millis(2);
 
-/// Waits until `ready` returns true, looking every 2 ms; panics with `what` when `limit` has passed.
+/// Waits until `ready` returns true, looking every 2 ms; panics with `what` when `limit` has
+/// passed.
 #[track_caller]
 pub fn eventually(limit: Duration, what: &str, mut ready: impl FnMut() -> bool) {
     let end = Instant::now() + limit;

@@ -112,8 +112,8 @@ impl Worker {
         self.process.kill();
     }
 
-    /// Closes its input, so that [`role::next_line`] returns `None`, and waits until it ends; panics
-    /// after `limit`.
+    /// Closes its input, so that [`role::next_line`] returns `None`, and waits until it ends;
+    /// panics after `limit`.
     #[track_caller]
     pub fn wait(&mut self, limit: Duration) -> ExitStatus {
         self.process.close_input();
@@ -129,8 +129,8 @@ impl Worker {
         status.expect("just set")
     }
 
-    /// Waits until both of its streams have ended, or for 5 s. Its errors may arrive after the end of
-    /// its output, and what a process prints last says why it ended.
+    /// Waits until both of its streams have ended, or for 5 s. Its errors may arrive after the end
+    /// of its output, and what a process prints last says why it ended.
     fn read_to_the_end(&self) {
         let end = Instant::now() + Duration::from_secs(5);
         while !self.readers.iter().all(JoinHandle::is_finished) && Instant::now() < end {

@@ -5,9 +5,10 @@
 //!                     \---------------- what each reply is for -------------> queue ---/
 //! ```
 //!
-//! `up` asks the rules about each command and notes, in order, what is to happen to its reply; `down`
-//! cuts the server's bytes into replies; `out` matches the two, and is the only thread that writes to
-//! the client. So a reply that is delayed or held never keeps the next command from the server.
+//! `up` asks the rules about each command and notes, in order, what is to happen to its reply;
+//! `down` cuts the server's bytes into replies; `out` matches the two, and is the only thread that
+//! writes to the client. So a reply that is delayed or held never keeps the next command from the
+//! server.
 
 use std::collections::VecDeque;
 use std::io::{Read, Write};

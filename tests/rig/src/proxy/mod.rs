@@ -21,9 +21,9 @@ use crate::rights;
 
 /// What happens to one command or its reply.
 ///
-/// A fault of the command (`SwallowCommand`, `CutBeforeForward`, `DelayCommand`, `Answer`) fires when
-/// the command arrives. A fault of the reply fires when the server's reply has arrived, so that the
-/// command has been executed. Both fire before the client can see anything of it.
+/// A fault of the command (`SwallowCommand`, `CutBeforeForward`, `DelayCommand`, `Answer`) fires
+/// when the command arrives. A fault of the reply fires when the server's reply has arrived, so
+/// that the command has been executed. Both fire before the client can see anything of it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Fault {
     /// The server executes the command; the reply is lost, the connection stays open.
@@ -53,8 +53,8 @@ pub enum Fault {
 /// A proxy on 127.0.0.1 that passes everything on until a test says otherwise; gone, with its
 /// threads, when this is dropped.
 ///
-/// A rule's `command` is the beginning of a command, such as `SET` or `EVALSHA 6b1bf486`, in upper or
-/// lower case; `*` matches any argument. `SET` does not match `SETEX`, nor `EVALSHA 6b` a longer
+/// A rule's `command` is the beginning of a command, such as `SET` or `EVALSHA 6b1bf486`, in upper
+/// or lower case; `*` matches any argument. `SET` does not match `SETEX`, nor `EVALSHA 6b` a longer
 /// digest. A waiter's attempt, which is a script, is a `SET` here.
 ///
 /// All settings are for connections present and future. Each rule sees every command. If several

@@ -56,8 +56,8 @@ impl Server {
     /// Starts a server with further arguments, such as `["--maxmemory", "1mb"]`; they win over the
     /// usual ones.
     ///
-    /// With `--requirepass`, the private connection uses that password; [`bare_url`](Self::bare_url)
-    /// does not contain it.
+    /// With `--requirepass`, the private connection uses that password;
+    /// [`bare_url`](Self::bare_url) does not contain it.
     pub fn with(args: &[&str]) -> Self {
         Self::in_env(args, &[])
     }
@@ -93,8 +93,8 @@ impl Server {
         format!("redis://{}{}/", rights::login(), self.address())
     }
 
-    /// The address without a login, for what the least rights do not cover: other keys, prefixes and
-    /// databases, and tests of logins.
+    /// The address without a login, for what the least rights do not cover: other keys, prefixes
+    /// and databases, and tests of logins.
     pub fn bare_url(&self) -> String {
         format!("redis://{}/", self.address())
     }

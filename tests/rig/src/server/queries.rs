@@ -103,7 +103,8 @@ impl Server {
         targets.any(|id| listeners.contains(&id))
     }
 
-    /// The ids of the connections whose line in `CLIENT LIST` has this field, such as `cmd=evalsha`.
+    /// The ids of the connections whose line in `CLIENT LIST` has this field, such as
+    /// `cmd=evalsha`.
     #[track_caller]
     pub fn clients_with(&self, field: &str) -> Vec<u64> {
         let clients: String = self.query(&["CLIENT", "LIST"]);
