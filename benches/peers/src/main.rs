@@ -9,7 +9,6 @@ mod protocol;
 mod peer;
 mod locks;
 mod worker;
-mod server;
 mod languages;
 mod machine;
 mod setting;
@@ -101,12 +100,12 @@ fn measure(options: &Options) -> Result<()> {
         .collect();
 
     // First of all: without a server there is no need to build anything.
-    let redis = Stage::set(&BTreeMap::new())?.info.version()?;
+    let redis = Stage::set(&BTreeMap::new()).version()?;
     let (programs, versions) = build(&mut peers);
     let mut book = Book::new();
     for &setting in &settings {
         let _surroundings = setting.enter()?;
-        let mut run = Run { plan: &plan, setting, stage: Stage::set(&programs)?, book: &mut book, began };
+        let mut run = Run { plan: &plan, setting, stage: Stage::set(&programs), book: &mut book, began };
         for round in 0..plan.rounds {
             // So that no peer always comes after the same other one.
             peers.rotate_left(round);

@@ -42,12 +42,12 @@ impl Plan {
             name: "full",
             rounds: 2,
             warm_up: Duration::from_millis(200),
-            warm_up_java: Duration::from_secs(2),
-            first_hand_offs: 5,
+            warm_up_java: Duration::from_millis(1500),
+            first_hand_offs: 3,
             slice: Duration::from_millis(40),
             slices: 12,
-            turns: Duration::from_secs(1),
-            hand_off: Duration::from_millis(1200),
+            turns: Duration::from_millis(900),
+            hand_off: Duration::from_secs(1),
             waiting: Duration::from_secs(1),
         }
     }

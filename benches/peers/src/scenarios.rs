@@ -140,7 +140,7 @@ impl Run<'_> {
         for _ in 0..self.plan.first_hand_offs {
             hand_off(&key, holder, waiter, || Ok(()))?;
         }
-        let used = (holder.cpu()? + waiter.cpu()?, self.stage.info.cpu()?);
+        let used = (holder.cpu()? + waiter.cpu()?, self.stage.cpu()?);
         let mut times = Vec::new();
         let end = Instant::now() + self.plan.hand_off;
         while Instant::now() < end {
@@ -153,16 +153,16 @@ impl Run<'_> {
             times.push(got - gave);
         }
         let clients = holder.cpu()? + waiter.cpu()? - used.0;
-        let server = self.stage.info.cpu()? - used.1;
+        let server = self.stage.cpu()? - used.1;
         let mut commands = 0;
-        let (info, waiting) = (&mut self.stage.info, self.plan.waiting);
+        let (stage, waiting) = (&self.stage, self.plan.waiting);
         hand_off(&key, holder, waiter, || {
             // The first tries are over by then.
             thread::sleep(Duration::from_millis(300));
-            let before = info.commands()?;
+            let before = stage.commands()?;
             thread::sleep(waiting);
             // The first question was a command, too.
-            commands = info.commands()?.saturating_sub(before + 1);
+            commands = stage.commands()?.saturating_sub(before + 1);
             Ok(())
         })?;
         let measured = self.measured(Scenario::HandOff, peer)?;
@@ -178,7 +178,7 @@ impl Run<'_> {
         while Instant::now() < end {
             thread::sleep(idle());
             let began = Instant::now();
-            self.stage.info.ping()?;
+            self.stage.ping()?;
             times.push(u64::try_from(began.elapsed().as_nanos())?);
         }
         self.measured(Scenario::HandOff, Peer::Ping)?.add_hand_offs(&times, 0, 0)
@@ -195,11 +195,11 @@ fn together(
     let line = format!("{work} {} {threads} {}", stage.key(), time.as_secs_f64());
     workers.iter_mut().try_for_each(|worker| worker.tell(&line))?;
     workers.iter_mut().try_for_each(|worker| worker.hear("ready").map(drop))?;
-    let before = stage.info.cpu()?;
+    let before = stage.cpu()?;
     workers.iter_mut().try_for_each(|worker| worker.tell("go"))?;
     let tally = |worker: &mut Worker| Ok(serde_json::from_str(&worker.hear("")?)?);
     let tallies = workers.iter_mut().map(tally).collect::<Result<Vec<Tally>>>()?;
-    Ok((tallies, stage.info.cpu()? - before))
+    Ok((tallies, stage.cpu()? - before))
 }
 
 /// One hand-off; `meanwhile` goes on while one has the lock and the other waits. The clock at the

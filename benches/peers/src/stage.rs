@@ -8,10 +8,10 @@ use std::thread;
 use std::time::Duration;
 
 use anyhow::{Context, Result};
+use relatch_rig::Server;
 
 use crate::languages::Program;
 use crate::peer::{Language, Peer};
-use crate::server::{Info, Server};
 
 /// For a worker that should be done: a lease and a bit, since some may wait for one.
 const PATIENCE: Duration = Duration::from_secs(40);
@@ -23,17 +23,43 @@ const START: Duration = Duration::from_secs(120);
 pub(crate) struct Stage<'a> {
     programs: &'a BTreeMap<Language, Program>,
     server: Server,
-    pub(crate) info: Info,
     /// No key is used twice: what one worker left behind is not in the way of the next.
     keys: u32,
 }
 
 impl Stage<'_> {
     /// Starts a server.
-    pub(crate) fn set(programs: &BTreeMap<Language, Program>) -> Result<Stage<'_>> {
-        let server = Server::start()?;
-        let info = server.info()?;
-        Ok(Stage { programs, server, info, keys: 0 })
+    pub(crate) fn set(programs: &BTreeMap<Language, Program>) -> Stage<'_> {
+        Stage { programs, server: Server::without_files(), keys: 0 }
+    }
+
+    /// The version of the server.
+    pub(crate) fn version(&self) -> Result<String> {
+        self.info("server", "redis_version")
+    }
+
+    /// Commands that the server executed so far, without this one. Redis counts those that scripts
+    /// execute as well.
+    pub(crate) fn commands(&self) -> Result<u64> {
+        Ok(self.info("stats", "total_commands_processed")?.parse()?)
+    }
+
+    /// Nanoseconds of processor time that the server has used.
+    pub(crate) fn cpu(&self) -> Result<u64> {
+        let user: f64 = self.info("cpu", "used_cpu_user")?.parse()?;
+        let system: f64 = self.info("cpu", "used_cpu_sys")?.parse()?;
+        Ok(u64::try_from(Duration::try_from_secs_f64(user + system)?.as_nanos())?)
+    }
+
+    /// One round trip.
+    pub(crate) fn ping(&self) -> Result<()> {
+        Ok(self.server.command(&["PING"]).map(drop)?)
+    }
+
+    fn info(&self, section: &str, name: &str) -> Result<String> {
+        let text: String = self.server.query(&["INFO", section]);
+        let value = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'));
+        Ok(value.with_context(|| format!("INFO has no {name}"))?.trim().to_owned())
     }
 
     pub(crate) fn key(&mut self) -> String {
@@ -44,7 +70,7 @@ impl Stage<'_> {
     /// Starts processes that work for a peer, and waits until all are ready.
     pub(crate) fn workers(&self, peer: Peer, count: usize) -> Result<Vec<Worker>> {
         let program = self.programs.get(&peer.language()).context("there is no program for it")?;
-        let start = |_| Worker::start(program.worker(self.server.url(), peer));
+        let start = |_| Worker::start(program.worker(&self.server.bare_url(), peer));
         let mut workers = (0..count).map(start).collect::<Result<Vec<_>>>()?;
         workers.iter_mut().try_for_each(|worker| worker.hear_within("ready", START).map(drop))?;
         Ok(workers)

@@ -37,7 +37,7 @@ fn relatch_is_measured_in_all_settings_on_a_machine_without_go_and_maven() {
     let folder = tempfile::tempdir().unwrap();
     let tools = folder.path().join("tools");
     fs::create_dir(&tools).unwrap();
-    for tool in ["redis-server", "sh", "timeout"] {
+    for tool in ["redis-server", "timeout"] {
         symlink(program(tool), tools.join(tool)).unwrap();
     }
     let report = report(folder.path(), &["--peers", "relatch,redsync,redisson"], Some(&tools));
