@@ -8,6 +8,7 @@
 mod support;
 
 use std::hint::black_box;
+use std::thread;
 use std::time::Duration;
 
 use criterion::Criterion;
@@ -30,6 +31,7 @@ fn main() {
         .configure_from_args();
     one_by_one(&mut criterion, &server, &locks);
     criterion.final_summary();
+    keys_of_their_own(&server);
     println!("\nMedians of {ROUNDS} interleaved rounds of {CYCLES} cycles:");
     side_by_side("placed by the scheduler", &server, &locks);
     if pin_apart(&server) {
@@ -77,4 +79,39 @@ fn side_by_side(title: &str, server: &Server, locks: &LockManager) {
     }
     rounds.print("");
     println!("longest wait of 8 threads on one key: {longest:.1?}");
+}
+
+/// Many threads, none of which waits for another's lock: how far a pool of each size keeps up with a
+/// connection for each thread.
+fn keys_of_their_own(server: &Server) {
+    const SIZES: [u32; 3] = [8, 32, 64];
+    const THREADS: u32 = 64;
+    const TURNS: u32 = 25;
+
+    let mut floors: Vec<_> = (0..THREADS).map(|n| (Floor::new(server), format!("lock:floor-{n}"))).collect();
+    let pools = SIZES
+        .map(|size| LockManager::builder(&server.url()).pool_size(size).build().expect("a Redis of our own"));
+    let names = SIZES.map(|size| format!("a pool of {size}"));
+    let mut rounds =
+        Rounds::new(&[&["a connection each"][..], &names.each_ref().map(String::as_str)].concat());
+    for _ in 0..ROUNDS {
+        rounds.time(0, THREADS * TURNS, || {
+            thread::scope(|scope| {
+                for (floor, key) in &mut floors {
+                    scope.spawn(|| (0..TURNS).for_each(|_| floor.cycle(key)));
+                }
+            });
+        });
+        for (n, locks) in pools.iter().enumerate() {
+            rounds.time(n + 1, THREADS * TURNS, || {
+                thread::scope(|scope| {
+                    for thread in 0..THREADS {
+                        let lock = locks.named(format!("own-{thread}"));
+                        scope.spawn(move || (0..TURNS).for_each(|_| drop(lock.lock().expect("locks"))));
+                    }
+                });
+            });
+        }
+    }
+    rounds.print(&format!("{THREADS} threads with keys of their own"));
 }

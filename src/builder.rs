@@ -140,10 +140,10 @@ impl Builder {
     }
 
     /// The most connections that are open at a time, up to 10,000 (the default limit of Redis).
-    /// Defaults to 8.
+    /// Defaults to 64.
     ///
     /// A connection is in use only while a command is under way, so a few serve many threads. None
-    /// is opened before it is needed.
+    /// is opened before it is needed, and one that nobody has used for ten minutes is closed.
     pub fn pool_size(mut self, connections: u32) -> Builder {
         self.settings.pool_size = connections;
         self

@@ -139,7 +139,7 @@ impl Default for Settings {
             prefix: "lock:".to_owned(),
             options: Options::default(),
             max_lease: Duration::from_secs(24 * 3600),
-            pool_size: 8,
+            pool_size: 64,
             connect_timeout: Duration::from_secs(1),
             response_timeout: Duration::from_secs(1),
             tolerate_outage: Duration::from_secs(10),
