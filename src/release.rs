@@ -30,9 +30,9 @@ pub(crate) fn give_back(
 ) -> Result<(), Error> {
     // 1. Choose the thread to hand off to, and keep the turn for it. Any later, its claim could not
     //    go out with the release: each turn would cost a round trip more.
-    let next = turn.hand_on(local_handoff, Moment::now().after(limit));
+    let next = turn.hand_off(local_handoff, Moment::now().after(limit));
     let claim = next.as_ref().map(|next| &next.claim);
-    let mut handed = HandoffOutcome::Nothing;
+    let mut handed = HandoffOutcome::NotTaken;
 
     // 2. Close the hold. After step 3, the holder would trust a lock that another process may have,
     //    and the keeper would find the key gone and report our own release as a loss.
@@ -48,7 +48,7 @@ pub(crate) fn give_back(
     //    the hold is over, and ask Redis for a key that still exists.
     match &result {
         Ok(()) | Err(Error::Unconfirmed { .. }) => hold.mark_released(),
-        Err(_) => keeper.tell(hold),
+        Err(_) => keeper.report_loss(hold),
     }
 
     // 5. Have the keeper delete what may be left of the key. Before step 3, the keeper could be the
@@ -56,7 +56,7 @@ pub(crate) fn give_back(
     //    A renewal that had no answer may have lengthened a lease that ran out by our clock.
     let outlived = matches!(result, Err(Error::Lost { cause: LostCause::Expired, .. }));
     if !answered || outlived && hold.gone_by() > now {
-        owe(keeper, hold);
+        delete_later(keeper, hold);
     }
 
     // 6. Wake the waiter of this process, if there can be one: it passed this turn by when the
@@ -69,19 +69,19 @@ pub(crate) fn give_back(
 
     // 7. End the turn. Before step 3, the next thread would compete with this release; before step
     //    4, it could hold the lock while this hold does not count as over yet.
-    if let Some((Claim { token, lease }, stray)) = next.and_then(|next| turn.settle(&next, handed)) {
+    if let Some((Claim { token, lease }, may_reappear)) = next.and_then(|next| turn.settle(&next, handed)) {
         let (redis_key, gone_by) = (hold.key.in_redis().to_owned(), lease.gone_by(Moment::now()));
-        keeper.owe(OrphanKey { redis_key, token, gone_by, stray });
+        keeper.delete_later(OrphanKey { redis_key, token, gone_by, may_reappear });
     }
     result
 }
 
 /// Has the keeper delete what a hold may have left in Redis. (A renewal that is executed late may
 /// add another lease.)
-pub(crate) fn owe(keeper: &Keeper, hold: &Hold) {
+pub(crate) fn delete_later(keeper: &Keeper, hold: &Hold) {
     let (redis_key, token) = (hold.key.in_redis().to_owned(), hold.token.clone());
     let gone_by = hold.lease().gone_by(hold.gone_by());
-    keeper.owe(OrphanKey { redis_key, token, gone_by, stray: false });
+    keeper.delete_later(OrphanKey { redis_key, token, gone_by, may_reappear: false });
 }
 
 /// One try: compare and delete. A `claim` of the next thread of this process goes out behind it.
@@ -114,7 +114,7 @@ pub(crate) fn remove(
                     // same connection, so that it is executed later.
                     connection.abandon(key, &claim.token);
                 }
-                *handed = HandoffOutcome::Spoilt { sent };
+                *handed = HandoffOutcome::Unanswered { sent };
             }
             Err(failure)
         }
@@ -152,7 +152,7 @@ impl Release<'_> {
         loop {
             // A claim is sent once. After a try without an answer, Redis may still execute the
             // first.
-            let claim = claim.filter(|_| *handed == HandoffOutcome::Nothing);
+            let claim = claim.filter(|_| *handed == HandoffOutcome::NotTaken);
             let answer = ask(claim, handed, self.deadline);
             match self.next(answer, &mut backoff, Moment::now()) {
                 ControlFlow::Break(released) => return released,
@@ -416,14 +416,14 @@ mod tests {
     fn a_claim_of_the_next_thread_is_sent_once() {
         let hold = sample("a", LEASE, Moment::now());
         let next = Claim { token: "next".into(), lease: Lease::new(LEASE) };
-        let (mut handed, mut sent) = (HandoffOutcome::Nothing, Vec::new());
+        let (mut handed, mut sent) = (HandoffOutcome::NotTaken, Vec::new());
         let release = release_of(&hold, Some(hold.valid_until()));
         let released = release.run(Some(&next), &mut handed, |claim, handed, _| {
             sent.push(claim.is_some());
             if sent.len() == 2 {
                 return Ok(Compared::Done);
             }
-            *handed = HandoffOutcome::Spoilt { sent: Moment::PAST };
+            *handed = HandoffOutcome::Unanswered { sent: Moment::PAST };
             Err(lost_answer())
         });
         assert!(released.result.is_ok());

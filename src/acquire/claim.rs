@@ -75,9 +75,9 @@ impl<'a> PendingClaim<'a> {
         let mut pending =
             PendingClaim { context, token: Some(claim.token), given_up: None, tracks, deadline };
         match handed {
-            HandoffOutcome::Nothing => {}
+            HandoffOutcome::NotTaken => {}
             // The thread in front has had it cleaned up.
-            HandoffOutcome::Spoilt { .. } => pending.given_up = pending.token.take(),
+            HandoffOutcome::Unanswered { .. } => pending.given_up = pending.token.take(),
             // Its lease was over before this thread had its turn.
             HandoffOutcome::Taken { .. } => pending.give_up(),
         }
@@ -108,7 +108,7 @@ impl<'a> PendingClaim<'a> {
         };
         let token = self.token.insert(token);
         let mut connection = store.checkout(key.in_redis(), self.deadline)?;
-        let number = if self.tracks { listener.number() } else { None };
+        let number = if self.tracks { listener.client_id() } else { None };
         let sent = Moment::now();
         if store.answered_since(*since) {
             *since = sent;
@@ -198,7 +198,12 @@ impl<'a> PendingClaim<'a> {
         if let Some(token) = self.token.take() {
             self.given_up = Some(token.clone());
             let gone_by = lease.gone_by(Moment::now());
-            keeper.owe(OrphanKey { redis_key: key.in_redis().to_owned(), token, gone_by, stray: true });
+            keeper.delete_later(OrphanKey {
+                redis_key: key.in_redis().to_owned(),
+                token,
+                gone_by,
+                may_reappear: true,
+            });
         }
     }
 }

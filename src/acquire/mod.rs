@@ -178,7 +178,7 @@ impl Acquisition<'_> {
     fn wait(&mut self, until: Moment, tracked: bool, long: bool) {
         let woken = self.sleeps_until_woken(until);
         if long && !woken && until <= Moment::now() {
-            self.progress.not_woken(self.context.listener.number());
+            self.progress.not_woken(self.context.listener.client_id());
         }
         if tracked {
             self.nap(self.turn.nap());
@@ -279,11 +279,12 @@ impl Acquisition<'_> {
     fn failed(&mut self, failure: Failure, since: Moment) -> Step {
         let AcquireContext { store, key, .. } = self.context;
         let answered_since = |since| store.answered_since(since);
-        let kind = self.progress.failed(&failure, since, answered_since);
+        let now = Moment::now();
+        let kind = self.progress.failed(&failure, since, now, answered_since);
         if kind != Kind::OutOfTime {
             self.turn.failed(self.progress.silence());
         }
-        let step = self.progress.after_failure(failure, kind, Moment::now());
+        let step = self.progress.after_failure(failure, kind, now);
         if let Some(failure) = self.progress.failure() {
             debug!(target: "relatch::acquire", "taking lock {:?}: {failure:?}, trying again", key.name());
         }

@@ -258,15 +258,16 @@ impl<'a> Progress<'a> {
         }
     }
 
-    /// An attempt failed that began at `since`: what that says of Redis.
+    /// An attempt that began at `since` has failed: what that says about Redis.
     pub(super) fn failed(
         &mut self,
         failure: &Failure,
         since: Moment,
+        now: Moment,
         answered_since: impl Fn(Moment) -> bool,
     ) -> Kind {
         (self.ask, self.failure) = (Ask::ClaimOrLook, None);
-        let kind = self.attempts.fail(failure, since);
+        let kind = self.attempts.fail(failure, since, now);
         if kind == Kind::OutOfTime {
             self.attempts.refute(answered_since);
         }
@@ -371,7 +372,7 @@ mod tests {
 
     /// As the loop does it with an attempt that began at `since` and failed at `now`.
     fn fails(progress: &mut Progress<'_>, failure: Failure, since: Moment, now: Moment) -> Step {
-        let kind = progress.failed(&failure, since, |_| false);
+        let kind = progress.failed(&failure, since, now, |_| false);
         progress.after_failure(failure, kind, now)
     }
 
@@ -689,7 +690,7 @@ mod tests {
         fails(&mut progress, lost_answer(), at(1000), at(1001));
         assert!(progress.silence().is_some());
         let no_connection = Failure::OutOfTime("no connection was free".into());
-        assert_eq!(progress.failed(&no_connection, at(1002), |_| true), Kind::OutOfTime);
+        assert_eq!(progress.failed(&no_connection, at(1002), at(1002), |_| true), Kind::OutOfTime);
         assert!(progress.silence().is_none());
     }
 

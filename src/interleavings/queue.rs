@@ -128,7 +128,7 @@ impl Scene {
             &until(deadline),
             |_| false,
             |_| true,
-            |hold| self.keeper.look_after(hold),
+            |hold| self.keeper.renew_for_waiter(hold),
             claim,
         ) {
             Ok(turn) => turn,
@@ -177,7 +177,7 @@ impl Scene {
         if turn.waited {
             log.served.push(me);
         }
-        if handed != HandoffOutcome::Nothing {
+        if handed != HandoffOutcome::NotTaken {
             log.handed.push(me);
         }
     }
@@ -190,7 +190,7 @@ impl Scene {
             HandoffOutcome::Taken { .. } if self.lease == LONG => {
                 panic!("the lock was handed off, and its key is absent")
             }
-            HandoffOutcome::Spoilt { .. } => format!("{me} again"),
+            HandoffOutcome::Unanswered { .. } => format!("{me} again"),
             _ => claim,
         };
         let mut tries = 0;
@@ -254,7 +254,7 @@ impl Scene {
         let answer = answer.filter(|_| !one_in(4));
         match (claim, &answer) {
             (Some(claim), None) => {
-                *handed = HandoffOutcome::Spoilt { sent };
+                *handed = HandoffOutcome::Unanswered { sent };
                 if one_in(2) {
                     self.redis.remove(&claim.token); // Behind it, on the same connection.
                 }
@@ -262,7 +262,7 @@ impl Scene {
             (Some(_), Some((_, true))) => *handed = HandoffOutcome::Taken { sent, answered: Moment::now() },
             _ => {}
         }
-        if let Some(claim) = claim.filter(|_| *handed != HandoffOutcome::Nothing) {
+        if let Some(claim) = claim.filter(|_| *handed != HandoffOutcome::NotTaken) {
             let (mut log, next) = (self.log.lock(), claim.token.parse().expect("a number"));
             assert!(!log.sent_for.contains(&next), "its claim was sent twice");
             log.sent_for.push(next);
@@ -380,7 +380,7 @@ fn the_first_waiter_is_woken_when_the_hold_in_front_is_lost() {
         let waiters = [1, 2].map(|n| spawn(&scene, move |scene| assert!(scene.visit(n, Moment::NEVER))));
         step();
         hold.lose(LostCause::Deleted);
-        scene.keeper.tell(&hold);
+        scene.keeper.report_loss(&hold);
         scene.log.lock().losses += 1;
         join(waiters);
         drop(turn);
@@ -403,7 +403,7 @@ fn a_thread_that_waits_for_itself_learns_it_wherever_it_is_in_the_queue() {
                 &until(Moment::NEVER),
                 |holder| holder.raw() == "mine",
                 |_| true,
-                |hold| scene.keeper.look_after(hold),
+                |hold| scene.keeper.renew_for_waiter(hold),
                 claim,
             );
             assert!(matches!(joined, Err(NoTurn::Mine)));

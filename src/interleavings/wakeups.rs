@@ -216,7 +216,7 @@ impl Scene {
     fn attempt(&self, ask: Ask) -> Attempt {
         let listener = &self.keeper.listener;
         let (since, looks) = (Moment::now(), ask != Ask::Claim);
-        let client = if looks { listener.number() } else { None };
+        let client = if looks { listener.client_id() } else { None };
         let (is_taken, tracking) = self.redis.claim(OURS, client);
         let answer = if is_taken {
             let at = AcquiredAt { sent: since, answered: Moment::now() };

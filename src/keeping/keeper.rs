@@ -56,7 +56,7 @@ impl Shared {
     }
 
     /// Has a key deleted whose release got no answer.
-    pub(crate) fn owe(self: &Keeper, orphan: OrphanKey) {
+    pub(crate) fn delete_later(self: &Keeper, orphan: OrphanKey) {
         let scheduled = self.schedule(|work| work.leases.orphans.add(orphan, Moment::now()));
         if let Err(error) = scheduled {
             warn!(target: "relatch::release", "a key is left to its lease: {error}");
@@ -65,7 +65,7 @@ impl Shared {
 
     /// Renews a hold now, and waits for the answer until the deadline at most. The outer error is that
     /// the thread could not be started.
-    pub(crate) fn push(
+    pub(crate) fn renew_now(
         self: &Keeper,
         hold: &Arc<Hold>,
         deadline: Moment,
@@ -82,13 +82,13 @@ impl Shared {
     }
 
     /// A hold ends sooner than was known: it is renewed sooner.
-    pub(crate) fn hasten(self: &Keeper, hold: &Hold) -> Result<(), Error> {
+    pub(crate) fn renew_sooner(self: &Keeper, hold: &Hold) -> Result<(), Error> {
         self.schedule(|work| work.leases.renew_sooner(hold, Moment::now()))
     }
 
     /// `force_unlock` of this manager has deleted a key with this token. If that was a hold of this
     /// manager, it is lost.
-    pub(crate) fn deleted(&self, token: &str) {
+    pub(crate) fn lose_deleted(&self, token: &str) {
         let mut work = self.work.lock();
         // A hold whose release has begun is not in the table any more. Redis tells that release that
         // the key is absent.
@@ -98,7 +98,7 @@ impl Shared {
         hold.lose(LostCause::Deleted);
         work.leases.lost(&hold);
         drop(work);
-        self.tell(&hold);
+        self.report_loss(&hold);
     }
 
     /// Notes work, and wakes the thread, or starts it, where that is due before it would look.

@@ -22,7 +22,7 @@ pub(crate) struct OrphanKey {
     pub(crate) gone_by: Moment,
     /// Redis may still execute a `SET` of this token. So that the key was deleted, or was absent, does
     /// not end the search.
-    pub(crate) stray: bool,
+    pub(crate) may_reappear: bool,
 }
 
 /// The most that are handed out at a time, so that renewals which fall due meanwhile go first.
@@ -55,7 +55,7 @@ impl Orphans {
         if let Some(before) = self.by_token.remove(&token) {
             self.by_due.remove(&(before.due, Arc::clone(&token)));
             orphan.gone_by = orphan.gone_by.max(before.orphan.gone_by);
-            orphan.stray |= before.orphan.stray;
+            orphan.may_reappear |= before.orphan.may_reappear;
         }
         self.by_due.insert((due, Arc::clone(&token)));
         self.by_token.insert(token, Entry { orphan, due, retry: FIRST_RETRY, search: FIRST_RETRY });
@@ -99,7 +99,7 @@ impl Orphans {
     pub(crate) fn answered(&mut self, orphan: &OrphanKey, now: Moment) {
         let Some((token, mut entry)) = self.by_token.remove_entry(&*orphan.token) else { return };
         self.by_due.remove(&(entry.due, Arc::clone(&token)));
-        if orphan.stray {
+        if orphan.may_reappear {
             entry.search *= 2;
             (entry.due, entry.retry) = (now.after(entry.search), FIRST_RETRY);
             self.by_due.insert((entry.due, Arc::clone(&token)));
@@ -118,8 +118,8 @@ mod tests {
         Moment::from_nanos(1_000_000 * millis)
     }
 
-    fn orphan(stray: bool) -> OrphanKey {
-        OrphanKey { redis_key: "lock:a".into(), token: "t".into(), gone_by: after(500), stray }
+    fn orphan(may_reappear: bool) -> OrphanKey {
+        OrphanKey { redis_key: "lock:a".into(), token: "t".into(), gone_by: after(500), may_reappear }
     }
 
     #[test]
@@ -221,7 +221,7 @@ mod tests {
                 orphans.add(it, after(0));
             }
             let taken = orphans.take_due(after(20));
-            assert!(taken.len() == 1 && taken[0].stray && taken[0].gone_by == after(700), "{taken:?}");
+            assert!(taken.len() == 1 && taken[0].may_reappear && taken[0].gone_by == after(700), "{taken:?}");
         }
     }
 

@@ -120,7 +120,7 @@ fn renew<'h>(
     // tell it of these holds, and its notice that any key may have changed would be forgotten by
     // `sending`, so a deletion by hand would go unseen until the next renewal. Now, that notice,
     // which a listener gives after it has set its id, comes after `sending`.
-    let listener = shared.listener.number();
+    let listener = shared.listener.client_id();
     let sending = |hold: &&'h Arc<Hold>| {
         let lease = hold.lease();
         hold.renewing(lease, now, deadline);
@@ -163,7 +163,7 @@ fn take_in<'h>(
     }
     drop(work);
     for hold in lost {
-        shared.tell(hold);
+        shared.report_loss(hold);
     }
     refused
 }
@@ -185,7 +185,7 @@ fn remove_orphans(shared: &Shared, redis: &mut impl KeeperCommands, orphans: &[O
         match answers.as_ref().and_then(|answers| answers[n].as_ref()) {
             Ok(compared) => {
                 shared.work.lock().leases.orphans.answered(orphan, now);
-                let is_done = *compared == Compared::Done || !orphan.stray;
+                let is_done = *compared == Compared::Done || !orphan.may_reappear;
                 shared.counters.late_releases.add(u64::from(is_done));
             }
             Err(failure) => {
@@ -327,7 +327,7 @@ mod tests {
 
     fn orphan(token: &str) -> OrphanKey {
         let gone_by = Moment::now().after(LONG);
-        OrphanKey { redis_key: "lock:a".into(), token: token.into(), gone_by, stray: false }
+        OrphanKey { redis_key: "lock:a".into(), token: token.into(), gone_by, may_reappear: false }
     }
 
     /// One round, in which these orphans are due beside these holds.

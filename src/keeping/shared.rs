@@ -124,7 +124,7 @@ impl Shared {
 
     /// A thread of this process waits for this hold. If it was never renewed, it is renewed now, so
     /// that Redis says whether its key exists, and tracks the key from then on.
-    pub(crate) fn look_after(&self, hold: &Hold) {
+    pub(crate) fn renew_for_waiter(&self, hold: &Hold) {
         let mut work = self.work.lock();
         let due = work.leases.renew_for_waiter(hold, Moment::now());
         self.wake(work, due);
@@ -134,12 +134,12 @@ impl Shared {
     pub(crate) fn expire(&self, holds: &[Arc<Hold>]) {
         for hold in holds {
             hold.lose(LostCause::Expired);
-            self.tell(hold);
+            self.report_loss(hold);
         }
     }
 
     /// Reports a loss, once per hold: to the log, to `on_lost`, and to the first waiter for the key.
-    pub(crate) fn tell(&self, hold: &Hold) {
+    pub(crate) fn report_loss(&self, hold: &Hold) {
         let Some(cause) = hold.lost().filter(|_| hold.report_once()) else {
             return;
         };

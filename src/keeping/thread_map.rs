@@ -55,11 +55,11 @@ pub(crate) struct Held {
 #[derive(Debug)]
 pub(crate) enum Left {
     /// Other guards are alive: so many.
-    Inside(u32),
+    StillHeld(u32),
     /// It was the last guard. The caller ends the turn, after the release.
-    Outside(Turn),
+    LastGuard(Turn),
     /// The thread is ending, and its map is gone. Its turn is over, and the keeper deletes the key.
-    TooLate,
+    ThreadEnding,
 }
 
 impl Held {
@@ -68,7 +68,7 @@ impl Held {
         let depth = self.hold.depth() - 1;
         self.hold.set_depth(depth);
         if depth > 0 {
-            return Left::Inside(depth);
+            return Left::StillHeld(depth);
         }
         let turn = with(|holds| {
             let name = self.hold.key.name();
@@ -80,7 +80,7 @@ impl Held {
             }
             entry.turn.take()
         });
-        turn.flatten().map_or(Left::TooLate, Left::Outside)
+        turn.flatten().map_or(Left::ThreadEnding, Left::LastGuard)
     }
 }
 
@@ -151,8 +151,8 @@ mod tests {
         let held = entered(1, "a");
         assert!(Rc::ptr_eq(&held, &reentered(1, "a").unwrap()));
         assert_eq!(held.hold.depth(), 2);
-        assert!(matches!(held.leave(), Left::Inside(1)));
-        assert!(matches!(held.leave(), Left::Outside(_)));
+        assert!(matches!(held.leave(), Left::StillHeld(1)));
+        assert!(matches!(held.leave(), Left::LastGuard(_)));
         assert!(reenter(1, "a", Moment::now()).is_none());
         HOLDS.with(|holds| assert!(holds.borrow().is_empty(), "nothing is kept of a key that is not held"));
     }
@@ -165,7 +165,7 @@ mod tests {
         assert!(Rc::ptr_eq(&two, &reentered(2, "a").unwrap()));
         assert!(reenter(1, "b", Moment::now()).is_none());
         assert!(std::thread::spawn(|| reenter(1, "a", Moment::now()).is_none()).join().unwrap());
-        assert!(matches!(two.leave(), Left::Inside(1)));
+        assert!(matches!(two.leave(), Left::StillHeld(1)));
         assert_eq!((one.hold.depth(), two.hold.depth()), (2, 1));
     }
 

@@ -155,9 +155,9 @@ impl Session {
     fn turn(&self, key: &Key, patience: &Patience, pid: u32, first: &Claim) -> Result<Turn, NoTurn> {
         let is_mine = |holder: &Holder| thread_map::is_mine(holder.raw(), pid);
         let answered_since = |moment| self.store.answered_since(moment);
-        let look_after = |hold: &Hold| self.keeper.look_after(hold);
+        let renew = |hold: &Hold| self.keeper.renew_for_waiter(hold);
         let claim = || first.clone();
-        let turn = self.queues.join(key.name(), patience, is_mine, answered_since, look_after, claim)?;
+        let turn = self.queues.join(key.name(), patience, is_mine, answered_since, renew, claim)?;
         self.counters.waited.add(u64::from(turn.waited));
         Ok(turn)
     }
@@ -214,9 +214,9 @@ impl Session {
     /// that takes the lock meanwhile would re-enter a hold that is being released.
     pub(crate) fn leave(&self, held: &Rc<Held>) -> Result<u32, Error> {
         let turn = match held.leave() {
-            Left::Inside(depth) => return Ok(depth),
-            Left::Outside(turn) => turn,
-            Left::TooLate => return self.leave_to_keeper(&held.hold),
+            Left::StillHeld(depth) => return Ok(depth),
+            Left::LastGuard(turn) => turn,
+            Left::ThreadEnding => return self.leave_to_keeper(&held.hold),
         };
         if let Err(forked) = self.own_process(Moment::now()) {
             // Dropping the turn locks the queue. The child's copy of the queue may have been copied
@@ -246,7 +246,7 @@ impl Session {
         self.own_process(now)?;
         self.keeper.work.lock().leases.close(hold, now);
         hold.mark_released();
-        release::owe(&self.keeper, hold);
+        release::delete_later(&self.keeper, hold);
         let (key, at_most) = (hold.key.name().to_string(), hold.gone_by().since(now));
         let source = "the thread is ending: its lock is released in the background".into();
         Err(Error::Unconfirmed { key, at_most, source })
@@ -294,7 +294,7 @@ impl Session {
         let deleted = connection.and_then(|mut connection| connection.force(key.in_redis(), deadline));
         let deleted = deleted.map_err(|failure| self.failed("force-unlocking", &key, failure))?;
         if let Some(holder) = &deleted {
-            self.keeper.deleted(holder.raw());
+            self.keeper.lose_deleted(holder.raw());
             warn!(target: "relatch::force_unlock", "lock {name:?} was force-unlocked, it was held by {holder}");
         }
         // Redis sends no invalidation to the waiters of this process that poll.

@@ -36,14 +36,14 @@ impl Session {
         check_lease("extend", lease, self.settings.max_lease)?;
         self.trust(hold)?;
         hold.set_lease(Lease::new(lease), Moment::now());
-        self.keeper.hasten(hold)?;
+        self.keeper.renew_sooner(hold)?;
         self.push(hold)
     }
 
     /// Has the keeper renew a hold now, and waits for the answer.
     fn push(&self, hold: &Arc<Hold>) -> Result<(), Error> {
         let deadline = Moment::now().after(self.settings.response_timeout).min(hold.valid_until());
-        let pushed = self.keeper.push(hold, deadline)?;
+        let pushed = self.keeper.renew_now(hold, deadline)?;
         // That the hold is lost says more than why the renewal failed.
         hold.check(Moment::now())?;
         pushed.map_err(|failure| self.failed("renewing", &hold.key, failure))
@@ -60,7 +60,7 @@ impl Session {
                 // answered later.
                 let left = holder.time_left().map(|left| Lease::new(left).valid_until(now));
                 if left.is_some_and(|until| hold.shorten_to(until)) {
-                    self.keeper.hasten(hold)?;
+                    self.keeper.renew_sooner(hold)?;
                 }
                 return hold.check(Moment::now());
             }
@@ -70,7 +70,7 @@ impl Session {
         };
         hold.mark_token_gone();
         let lost = hold.lose(cause);
-        self.keeper.tell(hold);
+        self.keeper.report_loss(hold);
         Err(lost)
     }
 

@@ -18,12 +18,12 @@ pub(crate) struct Claim {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum HandoffOutcome {
     /// It was not sent, or another process had the lock: the token is not in Redis.
-    Nothing,
+    NotTaken,
     /// Redis has stored it.
     Taken { sent: Moment, answered: Moment },
     /// It was sent at this moment, and there was no answer: Redis has stored it, or may still do so.
     /// The token must not be used again, and has to be deleted.
-    Spoilt { sent: Moment },
+    Unanswered { sent: Moment },
 }
 
 /// A lock that was free for this long after a turn could have been taken by other processes.

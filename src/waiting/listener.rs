@@ -115,7 +115,7 @@ impl Listener {
     }
 
     /// The `CLIENT ID` to which Redis can be asked to send invalidations.
-    pub(crate) fn number(&self) -> Option<u64> {
+    pub(crate) fn client_id(&self) -> Option<u64> {
         Some(self.client_id.load(Ordering::Acquire)).filter(|id| *id != 0)
     }
 
@@ -125,7 +125,7 @@ impl Listener {
         match tracking {
             Tracking::Off => false,
             // Not if that connection was lost meanwhile.
-            Tracking::On { .. } => self.number() == Some(client_id),
+            Tracking::On { .. } => self.client_id() == Some(client_id),
             Tracking::Refused(refusal) => {
                 self.give_up(client_id, &refusal);
                 false
@@ -145,7 +145,7 @@ impl Listener {
 
     /// Has the thread open another connection, for this reason, if it has not done so already.
     pub(crate) fn give_up(&self, client_id: u64, reason: &dyn fmt::Display) {
-        if self.number() == Some(client_id) {
+        if self.client_id() == Some(client_id) {
             self.state.lock().given_up = true;
             self.disconnected();
             self.warn_once(reason);
@@ -371,10 +371,10 @@ pub(crate) mod tests {
         let (listener, passes) = listener();
         let waiter = listener.wakeups.register("a");
         listener.connected(7);
-        assert!(waiter.forget() && listener.number() == Some(7));
+        assert!(waiter.forget() && listener.client_id() == Some(7));
         assert_eq!(passes.try_iter().collect::<Vec<_>>(), [None], "anything may have changed before");
         listener.disconnected();
-        assert!(waiter.forget() && listener.number().is_none());
+        assert!(waiter.forget() && listener.client_id().is_none());
         listener.disconnected();
         assert!(!waiter.forget(), "they poll already");
     }
@@ -391,11 +391,11 @@ pub(crate) mod tests {
         ] {
             let said = format!("{tracking:?} for {client_id}");
             assert_eq!(listener.will_wake("a", client_id, tracking), relies, "{said}");
-            assert_eq!(listener.number(), Some(7), "{said}");
+            assert_eq!(listener.client_id(), Some(7), "{said}");
         }
         let waiter = listener.wakeups.register("a");
         assert!(!listener.will_wake("a", 7, Tracking::Refused(refused("NOPERM"))));
-        assert!(waiter.forget() && listener.number().is_none(), "the connection is given up");
+        assert!(waiter.forget() && listener.client_id().is_none(), "the connection is given up");
         assert!(!listener.will_wake("a", 7, Tracking::On { link: 1 }), "it was lost meanwhile");
     }
 
@@ -404,9 +404,9 @@ pub(crate) mod tests {
         let (listener, _passes) = listener();
         listener.connected(7);
         listener.give_up(6, &"that was the one before");
-        assert!(listener.number() == Some(7) && !listener.state.lock().given_up);
+        assert!(listener.client_id() == Some(7) && !listener.state.lock().given_up);
         listener.give_up(7, &"it misses invalidations");
-        assert!(listener.number().is_none() && listener.state.lock().given_up);
+        assert!(listener.client_id().is_none() && listener.state.lock().given_up);
     }
 
     #[test]

@@ -190,8 +190,8 @@ impl Attempts {
         *self = Attempts::after(None, true);
     }
 
-    /// An attempt failed that began at `since`.
-    pub(crate) fn fail(&mut self, failure: &Failure, since: Moment) -> Kind {
+    /// An attempt that began at `since` has failed.
+    pub(crate) fn fail(&mut self, failure: &Failure, since: Moment, now: Moment) -> Kind {
         self.failed += 1;
         if let Failure::Refused(refusal) = failure {
             self.refusal = Some(refusal.clone());
@@ -206,7 +206,7 @@ impl Attempts {
             let new = Silence::new(since, self.answered);
             let silence = self.silence.get_or_insert_with(|| new.clone());
             silence.outage_after = if kind == Kind::Down { Duration::ZERO } else { new.outage_after };
-            (silence.cause, silence.failed_at) = (Some(failure.text().into()), Moment::now());
+            (silence.cause, silence.failed_at) = (Some(failure.text().into()), now);
         }
         kind
     }
@@ -371,21 +371,21 @@ pub(crate) mod tests {
         let unanswered = || Failure::Unanswered { link_stands: true, cause: "late".into() };
         let loading = Refusal { code: "LOADING".into(), message: "LOADING".into() };
         let mut attempts = Attempts::after(None, false);
-        assert_eq!(attempts.fail(&unanswered(), at(0)), Kind::Silent);
-        assert_eq!(attempts.fail(&Failure::Refused(loading), at(1)), Kind::Down);
+        assert_eq!(attempts.fail(&unanswered(), at(0), at(0)), Kind::Silent);
+        assert_eq!(attempts.fail(&Failure::Refused(loading), at(1), at(1)), Kind::Down);
         assert_eq!(attempts.silence.as_ref().unwrap().outage_after, Duration::ZERO);
-        assert_eq!(attempts.fail(&unanswered(), at(2)), Kind::Down);
+        assert_eq!(attempts.fail(&unanswered(), at(2), at(2)), Kind::Down);
         assert_eq!(attempts.silence.as_ref().unwrap().since, at(0), "from the first of them on");
         attempts.hear();
-        assert_eq!(attempts.fail(&unanswered(), at(3)), Kind::Silent);
+        assert_eq!(attempts.fail(&unanswered(), at(3), at(3)), Kind::Silent);
     }
 
     #[test]
     fn one_refused_connection_does_not_make_an_outage_of_a_short_silence_after_it() {
         let mut attempts = Attempts::after(None, true);
-        assert_eq!(attempts.fail(&Failure::not_sent("refused"), at(0)), Kind::Down);
+        assert_eq!(attempts.fail(&Failure::not_sent("refused"), at(0), at(0)), Kind::Down);
         let cut_short = Failure::Unanswered { link_stands: true, cause: "late".into() };
-        assert_eq!(attempts.fail(&cut_short, at(1)), Kind::Silent);
+        assert_eq!(attempts.fail(&cut_short, at(1), at(1)), Kind::Silent);
         assert_eq!(attempts.silence.as_ref().unwrap().outage_after, SLOW_ANSWER);
     }
 
@@ -394,7 +394,7 @@ pub(crate) mod tests {
         let cut_short = Failure::Unanswered { link_stands: true, cause: "late".into() };
         for (failure, over) in [(cut_short, true), (Failure::not_sent("refused"), false)] {
             let mut attempts = Attempts::after(None, true);
-            attempts.fail(&failure, at(0));
+            attempts.fail(&failure, at(0), at(0));
             let failed = attempts.silence.as_ref().unwrap().failed_at;
             attempts.refute(|since| since < failed);
             assert!(attempts.silence.is_some(), "the answer was before that");

@@ -113,8 +113,8 @@ impl WaitQueue {
         if let Some((number, handed)) = handed_off {
             // There was no answer to the release, nor to the claim behind it.
             match handed {
-                HandoffOutcome::Spoilt { sent } => self.asks(number, sent),
-                HandoffOutcome::Nothing | HandoffOutcome::Taken { .. } => {}
+                HandoffOutcome::Unanswered { sent } => self.asks(number, sent),
+                HandoffOutcome::NotTaken | HandoffOutcome::Taken { .. } => {}
             }
             let attempts = Attempts::after(self.silence.clone(), true);
             return Some(Start { number, handed, nap: Duration::ZERO, crowded: false, attempts });
@@ -131,7 +131,7 @@ impl WaitQueue {
         let attempts = Attempts::after(self.silence.clone(), self.answered);
         let nap = self.first_nap(last.filter(|_| is_over), now);
         let crowded = self.past.contention.contention() > 0.0;
-        Some(Start { number, handed: HandoffOutcome::Nothing, nap, crowded, attempts })
+        Some(Start { number, handed: HandoffOutcome::NotTaken, nap, crowded, attempts })
     }
 
     /// For how long a turn that starts leaves the lock to other processes: after a budget that is spent,
@@ -357,7 +357,7 @@ mod tests {
 
     /// Any time with the lock spends it.
     const AT_ONCE: Duration = Duration::from_nanos(1);
-    const GONE: HandoffOutcome = HandoffOutcome::Spoilt { sent: Moment::PAST };
+    const GONE: HandoffOutcome = HandoffOutcome::Unanswered { sent: Moment::PAST };
     const SOON: Moment = Moment::from_nanos(2_000_000_000);
 
     fn at(millis: u64) -> Moment {
@@ -395,7 +395,7 @@ mod tests {
         assert!(queue.start_turn(3, Some(&second), false, at(0)).is_none(), "once");
         assert!(queue.end_turn(2, at(0)));
         let start = queue.start_turn(3, Some(&third), false, at(0)).unwrap();
-        assert_eq!(start.handed, HandoffOutcome::Nothing, "a turn that ends alone hands nothing off");
+        assert_eq!(start.handed, HandoffOutcome::NotTaken, "a turn that ends alone hands nothing off");
     }
 
     #[test]
@@ -676,7 +676,7 @@ mod tests {
 
     #[test]
     fn a_hand_off_without_an_answer_is_part_of_the_silence() {
-        let spoilt = HandoffOutcome::Spoilt { sent: at(30) };
+        let spoilt = HandoffOutcome::Unanswered { sent: at(30) };
         let taken = HandoffOutcome::Taken { sent: at(30), answered: at(31) };
         for (handed, since) in [(spoilt, Some(30)), (taken, None)] {
             let (mut queue, [second]) = queue();

@@ -292,7 +292,7 @@ impl Turn {
     ///
     /// A thread that may give up before the answer comes, at `answer_by` at the latest, is not
     /// returned.
-    pub(crate) fn hand_on(&self, limit: Duration, answer_by: Moment) -> Option<Arc<Waiter>> {
+    pub(crate) fn hand_off(&self, limit: Duration, answer_by: Moment) -> Option<Arc<Waiter>> {
         let mut table = self.queues.table.lock();
         let queue = table.by_name.get_mut(&self.name)?;
         let to = queue.hand_off(self.start.number, limit, Moment::now(), answer_by);
@@ -305,7 +305,7 @@ impl Turn {
     /// may still execute the `SET`.
     #[must_use = "the key may exist until its lease is over"]
     pub(crate) fn settle(mut self, to: &Arc<Waiter>, handed: HandoffOutcome) -> Option<(Claim, bool)> {
-        if handed == HandoffOutcome::Nothing {
+        if handed == HandoffOutcome::NotTaken {
             return None; // The next thread asks for itself.
         }
         let mut table = self.queues.table.lock();
@@ -318,7 +318,7 @@ impl Turn {
             drop(table);
             to.wake_for_turn();
         }
-        let is_open = matches!(handed, HandoffOutcome::Spoilt { .. });
+        let is_open = matches!(handed, HandoffOutcome::Unanswered { .. });
         (is_open || !self.handed_over).then(|| (to.claim.clone(), is_open))
     }
 }
@@ -480,7 +480,7 @@ pub(crate) mod tests {
         let queues = Arc::new(WaitQueues::default());
         let turn = at_once(&queues, &name()).unwrap();
         turn.saw(&Holder::new(b"theirs", None), Duration::from_micros(50), false);
-        assert!(turn.hand_on(over, Moment::PAST).is_none(), "no thread waits");
+        assert!(turn.hand_off(over, Moment::PAST).is_none(), "no thread waits");
         drop(turn);
         let other = at_once(&queues, &"other".into()).unwrap();
         assert_eq!(other.start.nap, Duration::ZERO);
@@ -549,9 +549,9 @@ pub(crate) mod tests {
         // What became of the claim, and what has to be deleted if the waiter has given up, and if it
         // has not.
         let table = [
-            (HandoffOutcome::Nothing, None, None),
+            (HandoffOutcome::NotTaken, None, None),
             (taken, Some(false), None),
-            (HandoffOutcome::Spoilt { sent }, Some(true), Some(true)),
+            (HandoffOutcome::Unanswered { sent }, Some(true), Some(true)),
         ];
         for (handed, where_gone, where_there) in table {
             for (wait, cleaned_up) in [(10, where_gone), (10_000, where_there)] {
@@ -565,14 +565,14 @@ pub(crate) mod tests {
                 while queues.table.lock().queue(&name()).waiting.is_empty() && !next.is_finished() {
                     thread::yield_now();
                 }
-                let Some(to) = turn.hand_on(limit, Moment::PAST) else {
+                let Some(to) = turn.hand_off(limit, Moment::PAST) else {
                     continue; // It was gone before that.
                 };
                 while wait == 10 && !next.is_finished() {
                     thread::yield_now();
                 }
                 let left = turn.settle(&to, handed);
-                assert_eq!(left.map(|(_, stray)| stray), cleaned_up, "{handed:?}, {wait} ms");
+                assert_eq!(left.map(|(_, may_reappear)| may_reappear), cleaned_up, "{handed:?}, {wait} ms");
                 assert_eq!(next.join().unwrap(), wait > 10);
             }
         }
