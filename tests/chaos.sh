@@ -67,7 +67,7 @@ say 'mistakes, and when they were found'
 sed -n 's/^.*flaw | //p' "$log"
 say 'histories'
 {
-    echo 'weather | seeds | faults | locks taken | not taken | lost | unconfirmed | told within'
+    echo 'weather | seeds | faults | locks taken | not taken | lost | unconfirmed | reported within'
     sed -n 's/^.*history | //p' "$log"
 } | awk -F ' [|] ' '{ printf "%-12s %-24s %7s %12s %10s %6s %12s %12s\n", $1, $2, $3, $4, $5, $6, $7, $8 }'
 exit $failed

@@ -48,20 +48,24 @@ pub(crate) enum Weather {
 
 impl Weather {
     /// Whether the server itself deletes locks that are held.
-    pub(crate) fn gives_away(self) -> bool {
+    pub(crate) fn deletes_held_locks(self) -> bool {
         matches!(self, Weather::Restarts | Weather::Evictions | Weather::Clocks)
     }
 
     /// Long enough, where the server deletes held locks, that a report of the loss differs from the
     /// end of the lease.
     pub(crate) fn lease(self) -> Duration {
-        Duration::from_millis(if self.gives_away() { 3000 } else { 300 })
+        Duration::from_millis(if self.deletes_held_locks() { 3000 } else { 300 })
     }
 
     /// The lease of one of the keys. Where no worker has to wait for its end, it is longer than a
     /// round, so that an orphan is still there when the round is over.
     fn long_lease(self) -> Duration {
-        if self.gives_away() || self == Weather::Kills { self.lease() } else { Duration::from_secs(60) }
+        if self.deletes_held_locks() || self == Weather::Kills {
+            self.lease()
+        } else {
+            Duration::from_secs(60)
+        }
     }
 }
 

@@ -28,7 +28,7 @@ pub(crate) struct World {
     /// and its locks may be taken over.
     pub(crate) deaths: Vec<(u32, Duration)>,
     /// Where the server deletes held locks: how soon the loss of a renewed hold is reported.
-    pub(crate) told_within: Option<Duration>,
+    pub(crate) reported_within: Option<Duration>,
     /// Keys are lost together with answers. (Then a release may report `Released` for a lock that
     /// ended in another way: see "not promised".)
     pub(crate) restarts: bool,
@@ -47,7 +47,7 @@ pub(crate) struct Verdict {
     pub(crate) unconfirmed: usize,
     /// The longest time in which two believed in the same lock, where the server deletes held
     /// locks.
-    pub(crate) told_after: Duration,
+    pub(crate) reported_after: Duration,
     pub(crate) violations: Vec<String>,
 }
 
@@ -72,7 +72,7 @@ pub(crate) fn judge(claims: &[Claim], journal: &[Exchange], world: &World) -> Ve
         }
         let done = exchanges.get(token).map_or(&[][..], Vec::as_slice);
         verdict.check_truth(claim, done, world);
-        if world.told_within.is_none() {
+        if world.reported_within.is_none() {
             verdict.check_deletions(claim, done);
         }
         verdict.check_release(claim, done, world);
@@ -83,8 +83,8 @@ pub(crate) fn judge(claims: &[Claim], journal: &[Exchange], world: &World) -> Ve
 
 impl fmt::Display for Verdict {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Verdict { acquisitions, refused, lost, unconfirmed, told_after, .. } = self;
-        write!(f, "{acquisitions} | {refused} | {lost} | {unconfirmed} | {} ms", told_after.as_millis())
+        let Verdict { acquisitions, refused, lost, unconfirmed, reported_after, .. } = self;
+        write!(f, "{acquisitions} | {refused} | {lost} | {unconfirmed} | {} ms", reported_after.as_millis())
     }
 }
 
@@ -96,7 +96,7 @@ impl Verdict {
         self.refused += other.refused;
         self.lost += other.lost;
         self.unconfirmed += other.unconfirmed;
-        self.told_after = self.told_after.max(other.told_after);
+        self.reported_after = self.reported_after.max(other.reported_after);
     }
 
     fn add(&mut self, what: &str, claim: &Claim, other: Option<&Claim>) {
@@ -149,7 +149,7 @@ impl Verdict {
         let deletions = before().filter(|exchange| has_deleted(exchange));
         let deleted =
             deletions.filter_map(|exchange| exchange.answered.as_ref()).map(|answer| answer.0).min();
-        if let Some(deleted) = deleted.filter(|deleted| world.told_within.is_none() && *deleted < at) {
+        if let Some(deleted) = deleted.filter(|deleted| world.reported_within.is_none() && *deleted < at) {
             let by = at.saturating_sub(deleted);
             let what = format!("valid, after its key was deleted: believed in {by:?} later, until {until:?}");
             self.add(&what, claim, None);
@@ -181,7 +181,7 @@ impl Verdict {
         match how.as_str() {
             // Where keys are lost, the answer to the first try may come too late to be read. (See
             // "not promised".)
-            "Released" if world.told_within.is_some() && sent().count() > 1 => {}
+            "Released" if world.reported_within.is_some() && sent().count() > 1 => {}
             "Released"
                 if !world.restarts
                     && !sent().any(|exchange| has_deleted(exchange) || exchange.answered.is_none()) =>
@@ -192,7 +192,8 @@ impl Verdict {
             // released. Where the server deletes no held locks, its lease can only have ended on
             // the way, which is no loss.
             "Lost"
-                if world.told_within.is_none() && claim.valid.is_some_and(|(_, until)| until > begun()) =>
+                if world.reported_within.is_none()
+                    && claim.valid.is_some_and(|(_, until)| until > begun()) =>
             {
                 self.add("said to be lost, but nobody took it away", claim, None);
             }
@@ -223,15 +224,16 @@ impl Verdict {
                 if let Some((until, other)) = longest.filter(|(until, _)| *until > start) {
                     let overlap = until.saturating_sub(start);
                     let believed = format!("one believed in it until {until:?}, the other from {start:?} on");
-                    match world.told_within {
+                    match world.reported_within {
                         None => {
                             let what = format!("two at a time for {overlap:?}: {believed}");
                             self.add(&what, other, Some(claim));
                         }
                         Some(limit) => {
-                            self.told_after = self.told_after.max(overlap);
+                            self.reported_after = self.reported_after.max(overlap);
                             if overlap > limit {
-                                let what = format!("not told for {overlap:?}, {limit:?} allowed: {believed}");
+                                let what =
+                                    format!("not reported for {overlap:?}, {limit:?} allowed: {believed}");
                                 self.add(&what, other, Some(claim));
                             }
                         }
@@ -239,7 +241,7 @@ impl Verdict {
                 }
                 // Where the server deletes held locks, a hold without renewals never asks Redis:
                 // its lease is the limit.
-                let counts = world.told_within.is_none() || claim.renewed;
+                let counts = world.reported_within.is_none() || claim.renewed;
                 if counts && longest.is_none_or(|(until, _)| until < end) {
                     longest = Some((end, claim));
                 }
@@ -252,7 +254,7 @@ impl Verdict {
 /// reported, where the server deletes held locks; else for as long as was promised.
 fn belief(claim: &Claim, world: &World) -> Option<(Duration, Duration)> {
     let (start, (at, until)) = (claim.answered?, claim.valid?);
-    let end = if world.told_within.is_some() { at } else { until.min(claim.released.unwrap_or(until)) };
+    let end = if world.reported_within.is_some() { at } else { until.min(claim.released.unwrap_or(until)) };
     let death = world.deaths.iter().find(|(pid, _)| *pid == claim.by.0).map(|&(_, at)| at);
     Some((start, death.map_or(end, |death| end.min(death))))
 }

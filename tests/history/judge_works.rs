@@ -141,7 +141,7 @@ fn a_release_that_reports_a_wrong_result_is_found() {
     };
     found("said to be released", &world(), twice);
     // The server had deleted it before, and the first answer came too late.
-    found("", &World { told_within: Some(Duration::from_millis(50)), ..world() }, twice);
+    found("", &World { reported_within: Some(Duration::from_millis(50)), ..world() }, twice);
     let lost = |claims: &mut Vec<Claim>, _: &mut Vec<Exchange>| {
         claims[0].ended = Some((at(151), "Lost".to_owned()));
     };
@@ -157,8 +157,8 @@ fn a_release_that_reports_a_wrong_result_is_found() {
     found("said to be lost, but nobody took it away", &world(), ran_out(151));
     // The process may have been delayed before it looked at the clock.
     found("", &world(), ran_out(156));
-    let gives_away = World { told_within: Some(at(100)), ..world() };
-    found("said to be lost, but it was released", &gives_away, lost);
+    let deletes_held_locks = World { reported_within: Some(at(100)), ..world() };
+    found("said to be lost, but it was released", &deletes_held_locks, lost);
     let deleted =
         |sent| move |_: &mut Vec<Claim>, journal: &mut Vec<Exchange>| journal[1] = release("x", sent, ":1");
     found("it deleted what was not its own", &world(), deleted(97 + LEASE + 3));
@@ -187,7 +187,7 @@ fn a_call_that_misses_its_deadline_is_found() {
 
 #[test]
 fn a_loss_that_is_reported_late_is_found() {
-    let told = |limit: u64| World { told_within: Some(at(limit)), ..world() };
+    let reported = |limit: u64| World { reported_within: Some(at(limit)), ..world() };
     let overlap = |renewed: bool| {
         move |claims: &mut Vec<Claim>, journal: &mut Vec<Exchange>| {
             claims[0].valid = Some((at(220), at(395)));
@@ -197,11 +197,11 @@ fn a_loss_that_is_reported_late_is_found() {
             journal[1] = release("x", 240, ":0");
         }
     };
-    found("", &told(30), overlap(true));
-    found("not told for 20ms", &told(15), overlap(true));
-    found("", &told(15), overlap(false));
+    found("", &reported(30), overlap(true));
+    found("not reported for 20ms", &reported(15), overlap(true));
+    found("", &reported(15), overlap(false));
     // A hold whose loss is not reported does not hide another whose loss should be.
-    found("not told for 20ms", &told(15), |claims, journal| {
+    found("not reported for 20ms", &reported(15), |claims, journal| {
         overlap(true)(claims, journal);
         let mut unrenewed = claim("z", 90, 300);
         unrenewed.renewed = false;

@@ -53,9 +53,9 @@ fn round(weather: Weather, seed: u64, flaw: &str) -> (Verdict, u64) {
         scene.server.query::<Vec<String>>(&["KEYS", "lock:*"]).is_empty()
     });
     scene.leave();
-    let told_within = weather.gives_away().then(|| lease / 3 + Duration::from_millis(50) + SLACK);
+    let reported_within = weather.deletes_held_locks().then(|| lease / 3 + Duration::from_millis(50) + SLACK);
     let restarts = weather == Weather::Restarts;
     let (stops, deaths) = (scene.stops.clone(), scene.deaths.clone());
-    let world = World { stops, deaths, told_within, restarts, release: ANSWER };
+    let world = World { stops, deaths, reported_within, restarts, release: ANSWER };
     (judge(&record::read(scene.records.path()), &scene.proxy.journal(), &world), scene.faults())
 }

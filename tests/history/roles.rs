@@ -1,4 +1,4 @@
-//! A process that takes locks, and records what it is told.
+//! A process that takes locks, and records the results.
 
 use std::fs;
 use std::path::{Path, PathBuf};

@@ -41,7 +41,7 @@ fn holds_in(weather: Weather) {
 
 /// Where the server deletes held locks, some hold has to be lost. (In one round it may be none.)
 fn was_noticed(weather: Weather, total: &Verdict) -> bool {
-    !weather.gives_away() || total.lost + total.unconfirmed > 0
+    !weather.deletes_held_locks() || total.lost + total.unconfirmed > 0
 }
 
 /// Without a fault, or without a valid hold, nothing would have been tested.

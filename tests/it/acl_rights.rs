@@ -114,7 +114,7 @@ fn complaints_without(right: &str) -> Vec<(&'static str, Error)> {
 fn row_23_an_error_names_the_missing_right() {
     for right in working_rights() {
         let needed = NEEDED_BY.iter().find(|(it, _)| *it == right);
-        let (_, needed_by) = needed.unwrap_or_else(|| panic!("nobody needs {right}"));
+        let (_, needed_by) = needed.unwrap_or_else(|| panic!("nothing needs {right}"));
         let complaints = complaints_without(right);
         for (what, error) in &complaints {
             assert!(matches!(error, Error::Refused { .. } | Error::Unconfirmed { .. }), "{error:?}");

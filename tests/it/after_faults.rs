@@ -49,7 +49,7 @@ fn row_11_a_late_answer_is_not_read_as_the_answer_to_the_next_command() {
     // read.
     rig.proxy.on_nth("SET lock:a", 2, Fault::DelayReply(3 * ANSWER / 2));
     let taken = rig.locks.try_lock_for("a", 5 * ANSWER);
-    assert!(taken.expect("Redis is there").is_none(), "somebody has it");
+    assert!(taken.expect("Redis is there").is_none(), "another has it");
     assert_eq!(rig.proxy.fired(), 1);
 }
 
@@ -120,7 +120,7 @@ fn time_in_the_wait_queue_is_no_outage() {
     let (asked, waits) = mpsc::channel();
     thread::scope(|scope| {
         let waiter = scope.spawn(|| {
-            asked.send(Instant::now()).expect("heard");
+            asked.send(Instant::now()).expect("awaited");
             rig.locks.lock("a").map(drop)
         });
         let since = waits.recv().expect("asks");
@@ -213,7 +213,7 @@ fn a_waiter_that_is_woken_leaves_no_orphan_to_clean_up() {
         let tracked = server.tracked_keys();
         thread::scope(|scope| {
             let waiter = scope.spawn(|| locks.lock(&name).map(drop));
-            eventually(LONG, "it waits for word", || server.tracked_keys() > tracked);
+            eventually(LONG, "it waits for an invalidation", || server.tracked_keys() > tracked);
             drop(guard);
             waiter.join().expect("no panic").expect("locks");
         });
@@ -229,7 +229,7 @@ fn dropping_the_manager_does_not_wait_for_all_orphans() {
     thread::scope(|scope| {
         for n in 0..24 {
             scope.spawn(move || {
-                let guard = locks.lock(format!("owed:{n}")).expect("locks");
+                let guard = locks.lock(format!("orphan:{n}")).expect("locks");
                 eventually(LONG, "all hold", || locks.stats().acquired > 24);
                 proxy.black_hole(true);
                 assert!(matches!(guard.unlock(), Err(Error::Unconfirmed { .. })));
@@ -275,9 +275,9 @@ fn row_11_a_token_found_after_a_busy_answer_is_not_trusted() {
         let token = waiter.join().expect("no panic").expect("locks");
         let sent = rig.tokens_sent("a");
         let asked = usize::try_from(asked).expect("a few");
-        assert_ne!(sent[asked], token, "what Redis denied to have taken is believed in: {sent:?}");
+        assert_ne!(sent[asked], token, "a token that Redis denied is trusted: {sent:?}");
     });
-    eventually(LONG, "nobody's key is left", || rig.stands("a").is_none());
+    eventually(LONG, "no key without a holder is left", || rig.value_of("a").is_none());
 }
 
 /// The connection was closed with the clean-up on it: the key that remains has no holder.
@@ -288,9 +288,9 @@ fn row_11_an_abandoned_token_of_our_own_is_not_reported_as_busy() {
         rig.proxy.on("SET lock:a", Fault::DropReply);
         rig.proxy.always("EVAL", Fault::SwallowCommand);
         let taken = rig.locks.try_lock("a");
-        assert!(!matches!(taken, Ok(None)), "nobody else has it");
+        assert!(!matches!(taken, Ok(None)), "no other has it");
         drop(taken);
         rig.proxy.clear();
-        eventually(LONG, "nobody's key is left", || rig.stands("a").is_none());
+        eventually(LONG, "no key without a holder is left", || rig.value_of("a").is_none());
     }
 }

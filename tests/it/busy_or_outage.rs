@@ -158,7 +158,7 @@ fn a_turn_that_comes_too_late_is_reported_as_busy() {
     assert!(tries.any(|taken| matches!(taken, Ok(false))), "Redis is there, though not in a hurry");
 }
 
-/// Fifty waiting threads are not told of an outage one after the other.
+/// Fifty waiting threads do not learn of an outage one after the other.
 #[test]
 fn an_outage_ends_for_all_waiters_at_once() {
     for what in ["refused", "black hole"] {
@@ -172,12 +172,12 @@ fn an_outage_ends_for_all_waiters_at_once() {
             proxy.black_hole(true);
         }
         let attempts = || proxy.commands("SET lock:a");
-        within(2 * SOON, &format!("{what}: the last thread is told"), || {
+        within(2 * SOON, &format!("{what}: the last thread returns"), || {
             thread::scope(|scope| {
                 let threads = [(); 50].map(|()| scope.spawn(|| locks.lock("a").map(drop)));
                 for thread in threads {
-                    let told = thread.join().expect("no panic");
-                    assert_unavailable(&told.map(|()| None));
+                    let result = thread.join().expect("no panic");
+                    assert_unavailable(&result.map(|()| None));
                 }
             });
         });
@@ -232,7 +232,7 @@ fn a_waiters_deadline_is_kept_when_its_turn_comes() {
         });
         eventually(LONG, "half of its limit is over", || start.elapsed() >= part);
         server.query::<()>(&["SET", "lock:a", "somebody", "PX", "60000"]);
-        assert!(guard.unlock().expect_err("somebody else has it").is_lost());
+        assert!(guard.unlock().expect_err("another has it").is_lost());
         let (taken, took) = second.join().expect("no panic");
         assert!(!taken);
         assert!(took < part * 5 / 2, "it waited for {took:?}, and its limit was {:?}", 2 * part);
@@ -273,8 +273,8 @@ fn a_wait_behind_a_hand_off_into_a_black_hole_is_reported_as_an_outage() {
         let unlocked = guard.unlock();
         assert!(matches!(unlocked, Err(Error::Unconfirmed { .. })), "{unlocked:?}");
         for waiter in [third, second] {
-            let told = waiter.join().expect("no panic");
-            assert!(matches!(told, Err(Error::Unavailable { .. })), "{told:?}");
+            let result = waiter.join().expect("no panic");
+            assert!(matches!(result, Err(Error::Unavailable { .. })), "{result:?}");
         }
     });
 }

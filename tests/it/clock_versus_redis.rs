@@ -49,7 +49,7 @@ fn run_out_on_the_way(stall: Act<'_>, end: Act<'_>, others: &[bool]) {
             } else {
                 let guard = lock.lock().expect("locks");
                 begin(&guard);
-                let error = guard.unlock().expect_err("nobody can know");
+                let error = guard.unlock().expect_err("no answer");
                 let source = error.source().map(ToString::to_string).unwrap_or_default();
                 let at_most = match &error {
                     Error::Unconfirmed { at_most, .. } => *at_most,
@@ -61,7 +61,7 @@ fn run_out_on_the_way(stall: Act<'_>, end: Act<'_>, others: &[bool]) {
             }
         });
         assert!(started.elapsed() >= LEASE);
-        assert_eq!(rig.stands(name).as_deref(), taken.then_some("somebody"));
+        assert_eq!(rig.value_of(name).as_deref(), taken.then_some("somebody"));
         delete(&rig.server, name);
     }
     assert_eq!(rig.locks.stats().lost, 0);
@@ -104,12 +104,12 @@ fn a_lease_that_ends_while_connecting_is_refused_is_no_loss() {
 /// The lock's address moved to another server and back, or a key was renamed by hand.
 #[test]
 fn a_hold_that_redis_has_denied_is_not_released() {
-    let told = Arc::new(Mutex::new(Vec::new()));
-    let tells = Arc::clone(&told);
+    let reported = Arc::new(Mutex::new(Vec::new()));
+    let recorder = Arc::clone(&reported);
     let period = Duration::from_millis(100);
     let rig = &Rig::with(|builder| {
         let builder = builder.lease(MINUTE).renew_every(period);
-        builder.on_lost(move |lost| tells.lock().push((lost.key.clone(), lost.cause)))
+        builder.on_lost(move |lost| recorder.lock().push((lost.key.clone(), lost.cause)))
     });
     for (taken, cause) in [(false, LostCause::Deleted), (true, LostCause::Taken)] {
         for by_closure in [false, true] {
@@ -122,7 +122,7 @@ fn a_hold_that_redis_has_denied_is_not_released() {
                 rig.server.query::<()>(&["EVAL", script, "2", &key, &away, &taken.to_string()]);
                 assert_eq!(guard.watch().wait_lost(LONG), Some(cause));
                 rig.server.query::<()>(&["RENAME", &away, &key]);
-                assert_eq!(rig.stands(name).as_deref(), Some(guard.token()), "it is there again");
+                assert_eq!(rig.value_of(name).as_deref(), Some(guard.token()), "it is there again");
             };
             if by_closure {
                 assert_lost(
@@ -137,9 +137,9 @@ fn a_hold_that_redis_has_denied_is_not_released() {
                 goes_and_comes_back(&guard);
                 assert_lost(&guard.unlock(), cause);
             }
-            assert_eq!(rig.stands(name), None, "it is given back all the same");
+            assert_eq!(rig.value_of(name), None, "it is given back all the same");
             let expected = (name.clone(), cause);
-            eventually(LONG, "on_lost is called", || told.lock().last() == Some(&expected));
+            eventually(LONG, "on_lost is called", || reported.lock().last() == Some(&expected));
         }
     }
     assert_eq!(rig.locks.stats().lost, 4);
@@ -193,7 +193,7 @@ fn a_token_that_reappears_after_its_lease_is_no_lock() {
     let rig = &Rig::with(|builder| builder.lease(LEASE).renew(false));
     rig.proxy.on("SET lock:a", Fault::CutBeforeForward);
     let guard = rig.locks.lock("a").expect("locks");
-    eventually(LONG, "its lease is over", || rig.stands("a").is_none() && !guard.is_valid());
+    eventually(LONG, "its lease is over", || rig.value_of("a").is_none() && !guard.is_valid());
     let given_up = &rig.tokens_sent("a")[0];
     rig.server.query::<()>(&["SET", "lock:a", given_up, "NX", "PX", "60000"]);
     assert_lost(&guard.unlock(), LostCause::Taken);

@@ -25,7 +25,7 @@ fn rig(lease: Duration) -> Rig {
 /// Checks that a hold of `a` came of a later attempt than the first.
 fn assert_taken_anew(rig: &Rig, guard: &LockGuard) {
     assert!(guard.is_valid());
-    assert_eq!(rig.stands("a").as_deref(), Some(guard.token()));
+    assert_eq!(rig.value_of("a").as_deref(), Some(guard.token()));
     assert_ne!(rig.tokens_sent("a")[0], guard.token(), "of the first attempt");
 }
 
@@ -58,7 +58,7 @@ fn row_03_a_key_set_too_late_is_not_reported_as_busy() {
     rig.proxy.on("EVALSHA * 1 lock:a", Fault::CutBeforeForward);
     let taken = rig.locks.try_lock("a");
     assert_eq!(rig.proxy.fired(), 2);
-    assert!(matches!(taken, Ok(Some(_))), "{taken:?}, and nobody else has it");
+    assert!(matches!(taken, Ok(Some(_))), "{taken:?}, and no other has it");
 }
 
 #[test]

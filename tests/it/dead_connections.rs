@@ -229,7 +229,7 @@ fn a_waiter_is_woken_after_the_connection_that_tracked_its_key_was_closed() {
         delete(&server, "a");
         let (took, at) = time(|| waiter.join());
         at.expect("no panic");
-        assert!(took < 4 * SOON, "{took:?}: asleep, and nobody had a reason to wake it");
+        assert!(took < 4 * SOON, "{took:?}: it slept, and nothing woke it");
     });
 }
 

@@ -43,7 +43,7 @@ fn ensure_sends_only_what_is_needed() {
         assert_lost(&guard.ensure(span), LostCause::Taken);
         assert_lost(&guard.ensure(Duration::ZERO), LostCause::Taken);
         assert_lost(&guard.unlock(), LostCause::Taken);
-        assert_eq!(rig.stands(&key).as_deref(), Some("other"));
+        assert_eq!(rig.value_of(&key).as_deref(), Some("other"));
     }
 }
 
@@ -81,16 +81,16 @@ fn extend_replaces_the_lease() {
             assert!(matches!(error, Error::InvalidOption { option: "extend", .. }), "{error:?}");
         }
         let sent = rig.proxy.log_in_full().split_off(before);
-        let renews = |words: &[String]| words.last().is_some_and(|it| it == "30000");
-        assert!(sent.iter().all(|words| words[0] == "CLIENT" || renews(words)), "{sent:?}");
+        let renews = |args: &[String]| args.last().is_some_and(|it| it == "30000");
+        assert!(sent.iter().all(|args| args[0] == "CLIENT" || renews(args)), "{sent:?}");
         rig.server.query::<()>(&["DEL", &format!("lock:{key}")]);
         assert_lost(&guard.extend(MINUTE), LostCause::Deleted);
         rig.server.query::<()>(&["SET", &format!("lock:{key}"), "other", "PX", "5000"]);
         assert_lost(&guard.extend(MINUTE), LostCause::Deleted);
         assert_lost(&guard.verify(), LostCause::Deleted);
-        assert!(pttl() <= 5000 && rig.stands(&key).as_deref() == Some("other"));
+        assert!(pttl() <= 5000 && rig.value_of(&key).as_deref() == Some("other"));
         drop(guard);
-        assert_eq!(rig.stands(&key).as_deref(), Some("other"));
+        assert_eq!(rig.value_of(&key).as_deref(), Some("other"));
     }
 }
 
@@ -105,7 +105,7 @@ fn a_shorter_lease_holds_though_an_older_renewal_is_answered_late() {
     let guard = rig.locks.lock("a").expect("locks");
     eventually(LONG, "a renewal is under way", || rig.proxy.commands(&renewal) == 1);
     guard.extend(6 * PERIOD).expect_err("no answer");
-    eventually(10 * PERIOD, "no more is believed in than the shorter lease", || !guard.is_valid());
+    eventually(10 * PERIOD, "it ends with the shorter lease", || !guard.is_valid());
 }
 
 #[test]
@@ -120,7 +120,7 @@ fn verify_asks_redis() {
         if what == "expired early" {
             eventually(LONG, "it expires", || !rig.server.exists("lock:a"));
         }
-        assert!(guard.is_valid(), "nobody has looked yet");
+        assert!(guard.is_valid(), "Redis was not asked yet");
         assert_lost(&guard.verify(), cause);
         assert!(!guard.is_valid(), "{what}");
         assert_eq!(rig.locks.held()[0].lost, Some(cause));

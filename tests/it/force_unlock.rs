@@ -53,9 +53,9 @@ impl Case {
 
 #[test]
 fn a_waiter_behind_a_deleted_hold_takes_the_lock_at_once() {
-    let told = Arc::new(Mutex::new(Vec::new()));
-    let tells = Arc::clone(&told);
-    let rig = &Rig::with(|builder| builder.on_lost(move |lost| tells.lock().push(lost.key.clone())));
+    let reported = Arc::new(Mutex::new(Vec::new()));
+    let recorder = Arc::clone(&reported);
+    let rig = &Rig::with(|builder| builder.on_lost(move |lost| recorder.lock().push(lost.key.clone())));
     for case in CASES {
         let mut rounds = 0;
         returns_by(AT_ONCE, case.what, || {
@@ -71,11 +71,11 @@ fn a_waiter_behind_a_deleted_hold_takes_the_lock_at_once() {
             });
             assert_lost(&guard.unlock(), LostCause::Deleted);
             assert_eq!(rig.locks.stats().lost, lost + 1, "{}", case.what);
-            eventually(LONG, "on_lost is called", || told.lock().last() == Some(name));
+            eventually(LONG, "on_lost is called", || reported.lock().last() == Some(name));
             took
         });
-        assert_eq!(told.lock().len(), rounds, "{}: told once each", case.what);
-        told.lock().clear();
+        assert_eq!(reported.lock().len(), rounds, "{}: once each", case.what);
+        reported.lock().clear();
     }
 }
 

@@ -117,11 +117,11 @@ pub(crate) fn messages() -> Vec<Reply> {
 
 /// Pieces of RESP, and of anything, in any order.
 pub(crate) fn babble() -> impl Strategy<Value = Vec<u8>> {
-    let words = ["\r\n", "OK", "PONG", "1", "-1", "2", "txt:", "$-1\r\n", "*2\r\n", "NOSCRIPT "]
-        .map(|word| word.as_bytes().to_vec());
+    let pieces = ["\r\n", "OK", "PONG", "1", "-1", "2", "txt:", "$-1\r\n", "*2\r\n", "NOSCRIPT "]
+        .map(|piece| piece.as_bytes().to_vec());
     let any = prop_oneof![
         4 => "[-+:$*%~#,(=!>|_\r\n]".prop_map(String::into_bytes),
-        4 => prop::sample::select(words.to_vec()),
+        4 => prop::sample::select(pieces.to_vec()),
         1 => prop::collection::vec(any::<u8>(), 0..4),
     ];
     prop::collection::vec(any, 0..30).prop_map(|pieces| pieces.concat())

@@ -110,14 +110,14 @@ fn hand_offs_work_while_redis_forgets_the_script_again_and_again() {
 #[test]
 fn the_lock_is_handed_to_the_waiter_that_came_first() {
     let rig = Rig::with(endless);
-    let (told, order) = mpsc::channel();
+    let (reported, order) = mpsc::channel();
     let held = rig.locks.lock("a").expect("locks");
     thread::scope(|scope| {
         for number in 0..6 {
-            let (locks, told) = (&rig.locks, told.clone());
+            let (locks, reported) = (&rig.locks, reported.clone());
             behind(scope, move || {
                 let guard = locks.lock("a").expect("locks");
-                told.send(number).expect("awaited");
+                reported.send(number).expect("awaited");
                 drop(guard);
             });
         }
@@ -138,7 +138,7 @@ fn a_lost_lock_is_handed_to_the_next_waiter() {
         thread::scope(|scope| {
             let second = behind(scope, || {
                 let guard = rig.locks.lock(name).expect("locks");
-                assert_eq!(rig.stands(name).as_deref(), Some(guard.token()));
+                assert_eq!(rig.value_of(name).as_deref(), Some(guard.token()));
                 let at = Instant::now();
                 assert_eq!(guard.unlock().expect("unlocks"), Unlocked::Released);
                 at
@@ -190,7 +190,7 @@ fn row_12_a_hand_off_whose_answer_is_lost_loses_no_turn() {
             let guard = rig.locks.lock(name).expect("locks");
             assert!(released.load(Ordering::SeqCst), "before the first began to release");
             assert_eq!(holding.fetch_add(1, Ordering::SeqCst), 0, "two at a time");
-            assert_eq!(rig.stands(name).as_deref(), Some(guard.token()));
+            assert_eq!(rig.value_of(name).as_deref(), Some(guard.token()));
             assert!(guard.is_valid());
             holding.fetch_sub(1, Ordering::SeqCst);
             guard.unlock()
@@ -207,14 +207,14 @@ fn row_12_a_hand_off_whose_answer_is_lost_loses_no_turn() {
             assert!(took < ANSWER + SOON, "{what}: {took:?}");
             rig.proxy.wait_fired(fired + 1, LONG);
             let (took, ends) = time(|| others.map(|it| it.join().expect("no panic")));
-            assert!(took < 5 * SOON, "{what}: {took:?}: its turn came too late: a wake-up was lost?");
+            assert!(took < 5 * SOON, "{what}: {took:?}: its turn came too late: was a wake-up lost?");
             for unlocked in ends {
                 let kept = matches!(unlocked, Ok(Unlocked::Released) | Err(Error::Unconfirmed { .. }));
                 assert!(kept, "{what}: {unlocked:?}");
             }
         });
         rig.proxy.clear();
-        eventually(5 * SOON, &format!("nothing is left of {what}"), || rig.stands(name).is_none());
+        eventually(5 * SOON, &format!("nothing is left of {what}"), || rig.value_of(name).is_none());
         rig.assert_works(name);
     }
     let stats = rig.locks.stats();
@@ -232,7 +232,7 @@ fn row_13_a_hand_off_into_a_black_hole_leaves_no_waiter_asleep() {
         thread::scope(|scope| {
             let second = behind(scope, || {
                 let guard = rig.locks.named(name).wait(LONG).lock().expect("locks");
-                assert_eq!(rig.stands(name).as_deref(), Some(guard.token()));
+                assert_eq!(rig.value_of(name).as_deref(), Some(guard.token()));
                 guard.unlock()
             });
             rig.proxy.black_hole(true);
@@ -244,9 +244,9 @@ fn row_13_a_hand_off_into_a_black_hole_leaves_no_waiter_asleep() {
             }
             let (took, unlocked) = time(|| second.join().expect("no panic"));
             assert_eq!(unlocked.expect("unlocks"), Unlocked::Released);
-            assert!(took < 5 * SOON, "{took:?}: its turn came too late: a wake-up was lost?");
+            assert!(took < 5 * SOON, "{took:?}: its turn came too late: was a wake-up lost?");
         });
-        eventually(5 * SOON, "nothing is left", || rig.stands(name).is_none());
+        eventually(5 * SOON, "nothing is left", || rig.value_of(name).is_none());
     }
     assert_eq!(rig.locks.stats().lost, 0);
 }
@@ -282,10 +282,10 @@ fn row_12_a_hand_off_to_a_thread_that_gives_up_leaves_no_key() {
             assert!(!unlocked.is_err_and(|error| error.is_lost()));
             let (took, unlocked) = time(|| third.join().expect("no panic"));
             assert!(!unlocked.is_err_and(|error| error.is_lost()));
-            assert!(took < 5 * SOON, "round {round}: {took:?}: its turn came too late: a wake-up was lost?");
+            assert!(took < 5 * SOON, "round {round}: {took:?}: its turn came too late: was a wake-up lost?");
             gave_up += u32::from(second.join().expect("no panic"));
         });
-        eventually(5 * SOON, "no key is left", || rig.stands(name).is_none());
+        eventually(5 * SOON, "no key is left", || rig.value_of(name).is_none());
     }
     assert!((1..30).contains(&gave_up), "{gave_up} of 30: either might have happened");
     assert_eq!(rig.locks.stats().lost, 0);
@@ -368,7 +368,7 @@ fn another_manager_gets_its_turn_beside_hand_offs() {
     let server = Server::start();
     let others = LockManager::connect(&server.url()).expect("connects");
     let longest = longest_wait(&server, || others.with_lock("a", || ()).expect("runs"));
-    assert!(longest < 2 * SOON, "{longest:?}: nobody else was let in");
+    assert!(longest < 2 * SOON, "{longest:?}: no other was let in");
 }
 
 #[test]
@@ -381,7 +381,7 @@ fn another_process_gets_its_turn_beside_hand_offs() {
         throughout(ANSWER / 60, || ());
         assert_eq!(child.ask("unlock"), "Ok(Released)");
     });
-    assert!(longest < 2 * SOON, "{longest:?}: nobody else was let in");
+    assert!(longest < 2 * SOON, "{longest:?}: no other was let in");
 }
 
 /// A process near Redis takes the lock again and again, and a distant waiter is woken at each
@@ -434,5 +434,5 @@ fn a_process_pauses_when_its_hand_off_budget_ends_so_that_others_come_first() {
         }
     }
     let pauses = gaps.iter().filter(|gap| **gap >= HOLD / 12).count();
-    assert!(pauses >= 45, "{pauses} pauses in {gaps:?}: nobody else is let in");
+    assert!(pauses >= 45, "{pauses} pauses in {gaps:?}: no other is let in");
 }

@@ -25,71 +25,71 @@ const CALLS: [(&str, &str, Call); 16] = [
     ("build", "SELECT", build),
     ("lock", "SET", |_, locks, begin| {
         begin();
-        locks.lock("a").map(told)
+        locks.lock("a").map(shown)
     }),
     ("lock", "AUTH", |_, locks, begin| {
         begin();
-        locks.lock("a").map(told)
+        locks.lock("a").map(shown)
     }),
     ("try_lock", "SET", |_, locks, begin| {
         begin();
-        locks.try_lock("a").map(told)
+        locks.try_lock("a").map(shown)
     }),
     ("try_lock_for", "SET", |rig, locks, begin| {
         begin();
-        locks.try_lock_for("a", rig.answer).map(told)
+        locks.try_lock_for("a", rig.answer).map(shown)
     }),
     ("with_lock", "SET", |_, locks, begin| {
         begin();
-        locks.with_lock("a", || ()).map(told)
+        locks.with_lock("a", || ()).map(shown)
     }),
     ("lock, busy", "EVALSHA", busy),
     ("unlock", "EVALSHA", |rig, locks, begin| {
         let guard = rig.hold(locks);
         begin();
-        guard.unlock().map(told)
+        guard.unlock().map(shown)
     }),
     ("extend", "EVALSHA", |rig, locks, begin| {
         let guard = rig.hold(locks);
         begin();
-        guard.extend(LONG).map(told)
+        guard.extend(LONG).map(shown)
     }),
     ("verify", "GET", |rig, locks, begin| {
         let guard = rig.hold(locks);
         begin();
-        guard.verify().map(told)
+        guard.verify().map(shown)
     }),
     ("holder", "GET", |_, locks, begin| {
         begin();
-        locks.named("a").holder().map(told)
+        locks.named("a").holder().map(shown)
     }),
     ("holder, busy", "PTTL", |rig, locks, begin| {
         rig.busy.store(true, Ordering::SeqCst);
         begin();
-        locks.named("a").holder().map(told)
+        locks.named("a").holder().map(shown)
     }),
     ("force_unlock", "EVAL ", |_, locks, begin| {
         begin();
-        locks.named("a").force_unlock().map(told)
+        locks.named("a").force_unlock().map(shown)
     }),
     ("any", "", |_, locks, begin| {
         begin();
-        locks.named("a").holder().map(told)
+        locks.named("a").holder().map(shown)
     }),
 ];
 
 fn build(rig: &LyingServer, _: &LockManager, begin: &mut dyn FnMut()) -> Result<String, Error> {
     begin();
-    rig.builder().build().map(told)
+    rig.builder().build().map(shown)
 }
 
 fn busy(rig: &LyingServer, locks: &LockManager, begin: &mut dyn FnMut()) -> Result<String, Error> {
     rig.busy.store(true, Ordering::SeqCst);
     begin();
-    locks.lock("a").map(told)
+    locks.lock("a").map(shown)
 }
 
-fn told<T: std::fmt::Debug>(value: T) -> String {
+fn shown<T: std::fmt::Debug>(value: T) -> String {
     format!("{value:?}")
 }
 
@@ -225,8 +225,8 @@ fn row_37_a_lock_that_is_busy_without_a_holder_is_tried_with_backoff() {
 #[test]
 fn row_37_renewals_continue_after_garbage() {
     let rig = LyingServer::new();
-    let told = Arc::<AtomicUsize>::default();
-    let losses = Arc::clone(&told);
+    let reported = Arc::<AtomicUsize>::default();
+    let losses = Arc::clone(&reported);
     let count = move |_: &relatch::LostLock| _ = losses.fetch_add(1, Ordering::SeqCst);
     let builder = rig.builder().lease(LONG).renew_every(ANSWER / 5).on_lost(count);
     let locks = builder.build_unchecked().expect("nothing is sent");
@@ -241,10 +241,10 @@ fn row_37_renewals_continue_after_garbage() {
         eventually(LONG, &what, || locks.stats().renewed > before);
         assert!(guard.is_valid(), "{what}");
     }
-    assert_eq!(told.load(Ordering::SeqCst), 0);
+    assert_eq!(reported.load(Ordering::SeqCst), 0);
     guard.extend(4 * ANSWER).expect("extends");
     rig.lie("EVALSHA", Reply::Bytes(b"*0\r\n".to_vec()));
-    eventually(LONG, "the loss is told", || told.load(Ordering::SeqCst) == 1);
+    eventually(LONG, "the loss is reported", || reported.load(Ordering::SeqCst) == 1);
     assert!(guard.unlock().expect_err("lost").is_lost());
     assert_eq!(PANICS.load(Ordering::SeqCst), 0);
 }

@@ -37,12 +37,12 @@ fn kill(server: &Server, number: u64) {
 /// Checks that a thread can wait for a lock without polling, and is woken.
 #[track_caller]
 fn assert_hears(server: &Server, locks: &LockManager) {
-    let name = &unique_key("heard");
+    let name = &unique_key("tracked");
     occupy(server, name, MINUTE);
     let tracked = server.tracked_keys();
     thread::scope(|scope| {
         let waiter = scope.spawn(move || take(locks, name));
-        eventually(LONG, "it waits for word", || {
+        eventually(LONG, "it waits for an invalidation", || {
             server.tracked_keys() > tracked && server.redirects_invalidations()
         });
         // (A new listener wakes all waiters. Their last poll may have come just before that.)
@@ -54,7 +54,7 @@ fn assert_hears(server: &Server, locks: &LockManager) {
         let deleted = Instant::now();
         delete(server, name);
         let took = waiter.join().expect("no panic") - deleted;
-        assert!(took < SOON, "{took:?}: woken too late: a wake-up was lost?");
+        assert!(took < SOON, "{took:?}: woken too late: was a wake-up lost?");
     });
 }
 
@@ -76,7 +76,7 @@ fn a_waiter_is_woken_though_its_listener_was_killed() {
             let deleted = Instant::now();
             delete(&server, name);
             let took = waiter.join().expect("no panic") - deleted;
-            assert!(took < SOON, "{took:?}: woken too late: a wake-up was lost?");
+            assert!(took < SOON, "{took:?}: woken too late: was a wake-up lost?");
             listener(&server, Some(was));
         });
         assert_hears(&server, &locks);
@@ -142,7 +142,7 @@ fn a_waiter_tries_again_when_a_pooled_connection_breaks() {
         let deleted = Instant::now();
         delete(&server, "a");
         let took = waiter.join().expect("no panic") - deleted;
-        assert!(took < SOON, "{took:?}: woken too late: a wake-up was lost?");
+        assert!(took < SOON, "{took:?}: woken too late: was a wake-up lost?");
     });
 }
 
@@ -179,7 +179,7 @@ fn a_broken_connection_wakes_only_the_waiters_whose_keys_it_tracked() {
         for (key, waiter) in [("a", first), ("b", second)] {
             delete(server, key);
             let took = waiter.join().expect("no panic") - deleted;
-            assert!(took < SOON, "{took:?}: woken too late: a wake-up was lost?");
+            assert!(took < SOON, "{took:?}: woken too late: was a wake-up lost?");
         }
     });
 }
@@ -199,7 +199,7 @@ fn a_waiter_polls_when_its_listener_cannot_come_back() {
         let deleted = Instant::now();
         delete(&server, "a");
         let took = waiter.join().expect("no panic") - deleted;
-        assert!(took < SOON, "{took:?}: woken too late: a wake-up was lost?");
+        assert!(took < SOON, "{took:?}: woken too late: was a wake-up lost?");
     });
 }
 
@@ -232,7 +232,7 @@ fn no_waiter_hangs_while_listeners_are_killed() {
         assert!(ends.iter().all(|(_, turns)| *turns > 10), "{ends:?}");
         ends.into_iter().map(|(longest, _)| longest).max().expect("threads")
     });
-    assert!(longest < 2 * SOON, "{longest:?}: woken too late: a wake-up was lost?");
+    assert!(longest < 2 * SOON, "{longest:?}: woken too late: was a wake-up lost?");
     assert_eq!(server.query::<i64>(&["DBSIZE"]), 0);
     let [first, second] = managers;
     drop(first);
@@ -277,7 +277,7 @@ pub(crate) fn assert_polls_without(missing: &[&str]) {
         delete(&server, "a");
         let (took, taken) = time(|| waiter.expect_line("", LONG));
         assert_eq!(taken, "Ok(true)");
-        assert!(took < SOON, "without {missing:?}: {took:?}: woken too late: a wake-up was lost?");
+        assert!(took < SOON, "without {missing:?}: {took:?}: woken too late: was a wake-up lost?");
         eventually(LONG, "it is given back", || !server.exists("lock:a"));
         waiter.ask("log")
     };
@@ -397,7 +397,7 @@ fn row_23_when_tracking_is_accepted_and_no_invalidation_comes_waiters_poll() {
         delete(&rig.server, "a");
         let (took, taken) = time(|| waiter.expect_line("", LONG));
         assert_eq!(taken, "Ok(true)");
-        assert!(took < SOON, "{took:?}: woken too late: a wake-up was lost?");
+        assert!(took < SOON, "{took:?}: woken too late: was a wake-up lost?");
         eventually(LONG, "it is given back", || !rig.server.exists("lock:a"));
         let log = waiter.ask("log");
         assert_eq!(log.matches("relatch::listener").count(), 1, "{log:?}");
@@ -424,8 +424,8 @@ fn a_waiter_that_missed_an_invalidation_has_the_listener_reconnect() {
             let waiter = scope.spawn(|| rig.locks.try_lock_for("a", 4 * SOON).map(|it| it.is_some()));
             eventually(LONG, "it looks, and relies on the listener", || {
                 let mut log = rig.proxy.log_in_full().into_iter();
-                log.by_ref().any(|words| words.last().is_some_and(|word| word == "NOLOOP"))
-                    && log.any(|words| words.starts_with(&["SET".into(), "lock:a".into()]))
+                log.by_ref().any(|args| args.last().is_some_and(|arg| arg == "NOLOOP"))
+                    && log.any(|args| args.starts_with(&["SET".into(), "lock:a".into()]))
             });
             let was = listener(&rig.server, None);
             let looks = rig.proxy.commands("SET lock:a");
@@ -535,7 +535,7 @@ fn row_06_a_loss_after_the_first_renewal_is_reported_at_once() {
             injure(&server, &format!("lock:{name}"));
             let (took, lost) = time(|| watch.wait_lost(LONG));
             assert_eq!(lost, Some(cause), "{what}");
-            assert!(took < SOON, "{what}: {took:?}: told too late: word of the change was lost?");
+            assert!(took < SOON, "{what}: {took:?}: reported too late: was the invalidation lost?");
             assert!(!guard.is_valid());
             assert_lost(&guard.unlock(), cause);
             server.query::<()>(&["FLUSHALL"]);
@@ -556,7 +556,7 @@ fn row_06_a_loss_without_a_listener_is_reported_when_the_listener_is_back() {
     server.query::<()>(&["EXEC"]);
     let (took, lost) = time(|| guard.watch().wait_lost(LONG));
     assert_eq!(lost, Some(LostCause::Deleted));
-    assert!(took < SOON, "{took:?}: told too late: word of the change was lost?");
+    assert!(took < SOON, "{took:?}: reported too late: was the invalidation lost?");
 }
 
 #[test]
@@ -590,7 +590,7 @@ fn row_06_a_loss_while_a_renewal_is_answered_is_reported_at_once() {
             assert_eq!(lost, Some(LostCause::Deleted));
             assert!(
                 took < SOON + ANSWER,
-                "first renewal: {first}, {took:?}: told too late: word of the change was lost?"
+                "first renewal: {first}, {took:?}: reported too late: was the invalidation lost?"
             );
         });
     }
@@ -604,7 +604,7 @@ fn row_06_a_lease_that_is_cut_short_is_renewed_at_once() {
     for round in 2..5 {
         server.query::<()>(&["PEXPIRE", "lock:a", "400"]);
         eventually(ANSWER, "it is pushed out", || server.pttl("lock:a") > 50_000);
-        eventually(SOON, "that is told again", || server.tracked_keys() == 1);
+        eventually(SOON, "its key is tracked again", || server.tracked_keys() == 1);
         assert!(renewals(&locks, "a") >= round && guard.is_valid());
     }
     throughout(2 * ANSWER, || assert!(guard.is_valid()));
@@ -627,9 +627,9 @@ fn a_tracked_hold_sends_nothing_for_its_own_changes() {
 #[test]
 fn a_managers_own_changes_are_no_loss() {
     let server = Server::start();
-    let told = Arc::new(Mutex::new(Vec::new()));
-    let teller = Arc::clone(&told);
-    let builder = LockManager::builder(&server.url()).on_lost(move |lost| teller.lock().push(lost.clone()));
+    let reported = Arc::new(Mutex::new(Vec::new()));
+    let recorder = Arc::clone(&reported);
+    let builder = LockManager::builder(&server.url()).on_lost(move |lost| recorder.lock().push(lost.clone()));
     let locks = builder.lease(3 * SOON).renew_every(ANSWER / 10).build().expect("connects");
     drop(tracked_hold(&server, &locks, "first"));
     let rounds = 60;
@@ -652,7 +652,7 @@ fn a_managers_own_changes_are_no_loss() {
     assert!(stats.handed_on > 0 && stats.renewed > 4 * rounds, "{stats:?}");
     assert_eq!(stats.lost, 0);
     drop(locks);
-    assert!(told.lock().is_empty(), "{:?}", told.lock());
+    assert!(reported.lock().is_empty(), "{:?}", reported.lock());
     assert_eq!(server.query::<i64>(&["DBSIZE"]), 0);
 }
 

@@ -57,17 +57,17 @@ fn ask_for_more(rig: &Rig, answered: bool, before: impl FnOnce(), meanwhile: imp
 
 /// How long after the end of a lease its loss is reported, in a black hole and beside the faults
 /// that `faults` causes.
-fn told_after_end(trouble: impl FnOnce(&Rig)) -> Duration {
-    let (told, hears) = mpsc::channel();
+fn reported_after_end(faults: impl FnOnce(&Rig)) -> Duration {
+    let (sender, reports) = mpsc::channel();
     let rig = Rig::with(|builder| {
         let builder = builder.pool_size(u32::try_from(MANY).expect("a few") + 1);
-        builder.on_lost(move |lost| _ = told.send((lost.key.clone(), Instant::now())))
+        builder.on_lost(move |lost| _ = sender.send((lost.key.clone(), Instant::now())))
     });
     let lock = rig.locks.named("short").lease(LEASE);
     let guard = lock.lock().expect("locks");
     let end = Instant::now() + guard.remaining();
-    trouble(&rig);
-    let (key, at) = hears.recv_timeout(LONG).expect("it is told");
+    faults(&rig);
+    let (key, at) = reports.recv_timeout(LONG).expect("it is reported");
     assert_eq!(key, "short");
     assert!(!guard.is_valid());
     rig.proxy.black_hole(false);
@@ -77,8 +77,8 @@ fn told_after_end(trouble: impl FnOnce(&Rig)) -> Duration {
 
 #[test]
 fn a_loss_is_reported_before_orphans_are_cleaned_up() {
-    returns_by(Duration::ZERO, "word of a loss", || {
-        told_after_end(|rig| {
+    returns_by(Duration::ZERO, "the report of the loss", || {
+        reported_after_end(|rig| {
             rig.proxy.black_hole(true);
             give_up(rig);
         })
@@ -88,8 +88,8 @@ fn a_loss_is_reported_before_orphans_are_cleaned_up() {
 #[test]
 fn a_loss_is_reported_before_all_extensions_are_answered() {
     // It waits for one try, and its repetition.
-    returns_by(Duration::from_millis(500), "word of a loss", || {
-        told_after_end(|rig| {
+    returns_by(Duration::from_millis(500), "the report of the loss", || {
+        reported_after_end(|rig| {
             ask_for_more(rig, false, || rig.proxy.black_hole(true), || ());
         })
     });
@@ -140,7 +140,7 @@ fn many_extensions_are_sent_together() {
 }
 
 /// Gives up an attempt, so that an orphan has to be cleaned up.
-fn owe(rig: &Rig, name: &str) {
+fn make_orphan(rig: &Rig, name: &str) {
     rig.proxy.always(&format!("SET lock:{name}"), Fault::SwallowCommand);
     assert_unavailable(&rig.locks.try_lock_for(name, WAIT));
 }
@@ -148,11 +148,11 @@ fn owe(rig: &Rig, name: &str) {
 #[test]
 fn a_clean_up_without_an_answer_delays_no_renewal() {
     let rig = Rig::with(|builder| builder.response_timeout(LONG));
-    rig.proxy.on("EVALSHA * 1 lock:owed", Fault::SwallowCommand);
+    rig.proxy.on("EVALSHA * 1 lock:orphan", Fault::SwallowCommand);
     let guard = rig.locks.named("held").lease(2 * LEASE).lock().expect("locks");
-    owe(&rig, "owed");
+    make_orphan(&rig, "orphan");
     eventually(LONG, "it is renewed all the same", || renewals(&rig.locks, "held") > 0);
-    assert!(rig.proxy.commands("EVALSHA * 1 lock:owed") > 0, "the clean-up came first");
+    assert!(rig.proxy.commands("EVALSHA * 1 lock:orphan") > 0, "the clean-up came first");
     assert!(guard.is_valid());
 }
 
@@ -170,9 +170,9 @@ fn twenty_thousand_late_releases_delay_no_renewal() {
             let rig = &rig;
             scope.spawn(move || {
                 for number in 0..VERY_MANY / 4 {
-                    let lock = rig.locks.named(format!("owed-{thread}-{number}")).renew(false);
-                    let owed = lock.lock().expect("locks").unlock();
-                    assert!(matches!(owed, Err(Error::Unconfirmed { .. })), "{owed:?}");
+                    let lock = rig.locks.named(format!("late-{thread}-{number}")).renew(false);
+                    let late = lock.lock().expect("locks").unlock();
+                    assert!(matches!(late, Err(Error::Unconfirmed { .. })), "{late:?}");
                 }
             });
         }
@@ -201,8 +201,8 @@ fn orphans_are_cleaned_up_beside_the_shortest_leases() {
             }
         });
         eventually(LONG, "it is renewed", || rig.locks.stats().renewed > 10);
-        owe(&rig, "owed");
-        let cleaned = || rig.proxy.commands("EVALSHA * 1 lock:owed") > 0;
+        make_orphan(&rig, "orphan");
+        let cleaned = || rig.proxy.commands("EVALSHA * 1 lock:orphan") > 0;
         let start = Instant::now();
         eventually(LONG, "the clean-up, or a long time", || cleaned() || start.elapsed() > SOON);
         assert!(cleaned());

@@ -27,7 +27,7 @@ fn a_delayed_hand_off_leaves_no_key_without_a_holder() {
         });
         let sent = Instant::now();
         eventually(LONG, "what was held up has been executed", || sent.elapsed() > 2 * TOO_LATE);
-        eventually(SOON, "nobody's key is left", || rig.stands(&key).is_none());
+        eventually(SOON, "no key without a holder is left", || rig.value_of(&key).is_none());
     }
 }
 
@@ -36,7 +36,7 @@ fn a_waiter_that_considers_a_hold_expired_is_woken_by_its_release() {
     let server = Server::start();
     let locks = LockManager::connect(&server.url()).expect("connects");
     let guard = locks.named("a").lease(Duration::from_secs(60)).renew(false).lock().expect("locks");
-    guard.extend(Duration::from_millis(300)).expect("believed to be shorter; in Redis it is not");
+    guard.extend(Duration::from_millis(300)).expect("shorter by our clock; in Redis it is not");
     thread::scope(|scope| {
         let waiter = scope.spawn(|| {
             drop(locks.lock("a").expect("locks"));
@@ -58,9 +58,9 @@ fn a_wait_that_ends_while_redis_is_silent_is_reported_as_an_outage() {
     let guard = other.lock("a").expect("locks");
     thread::scope(|scope| {
         let waiter = scope.spawn(|| rig.locks.named("a").wait(Duration::from_secs(2)).lock().map(drop));
-        eventually(LONG, "it waits, and Redis will tell it", || rig.server.redirects_invalidations());
+        eventually(LONG, "it waits for an invalidation", || rig.server.redirects_invalidations());
         rig.proxy.black_hole(true);
-        let error = waiter.join().expect("no panic").expect_err("nobody let go");
+        let error = waiter.join().expect("no panic").expect_err("no release");
         assert!(error.is_unavailable(), "{error:?}");
     });
     rig.proxy.black_hole(false);
@@ -98,10 +98,10 @@ fn row_14_a_hand_off_whose_answer_drips_leaves_no_key() {
         let (took, unlocked) = time(|| guard.unlock());
         assert!(!unlocked.is_err_and(|error| error.is_lost()));
         assert!(took < SOON / 2, "{took:?}");
-        assert!(rig.tokens_sent(&key).len() > 1, "it was handed on");
+        assert!(rig.tokens_sent(&key).len() > 1, "it was handed off");
         assert!(waiter.join().expect("no panic").is_some(), "its turn comes");
     });
-    eventually(SOON, "nobody's key is left", || rig.stands(&key).is_none());
+    eventually(SOON, "no key without a holder is left", || rig.value_of(&key).is_none());
 }
 
 /// The `SET` of an abandoned token may still be on its way when the lock was taken with another
@@ -111,13 +111,13 @@ fn row_11_a_set_that_is_executed_after_the_release_leaves_no_key() {
     let rig = Rig::with(|builder| builder.connect_timeout(LONG).response_timeout(LONG));
     rig.proxy.on("SET lock:a", Fault::CutBeforeForward);
     let guard = rig.locks.lock("a").expect("the second attempt is answered");
-    let [given_up, token] = <[String; 2]>::try_from(rig.tokens_sent("a")).expect("two attempts");
+    let [abandoned, token] = <[String; 2]>::try_from(rig.tokens_sent("a")).expect("two attempts");
     assert_eq!(token, guard.token());
-    assert_ne!(token, given_up, "nobody knows what becomes of it");
+    assert_ne!(token, abandoned, "its fate is unknown");
     assert_eq!(guard.unlock().expect("unlocks"), Unlocked::Released);
     for _ in 0..3 {
-        rig.server.query::<()>(&["SET", "lock:a", &given_up, "NX", "PX", "30000"]);
-        eventually(SOON, "nobody's key is left", || rig.stands("a").is_none());
+        rig.server.query::<()>(&["SET", "lock:a", &abandoned, "NX", "PX", "30000"]);
+        eventually(SOON, "no key without a holder is left", || rig.value_of("a").is_none());
     }
 }
 

@@ -17,12 +17,8 @@ fn row_11_a_set_whose_answer_is_cut_off_takes_the_lock() {
         let (took, taken) = time(|| take(&rig.locks, way));
         let guard = taken.expect(way).expect(way);
         assert!(took < SOON, "{way} waited for its own key: {took:?}");
-        assert_ne!(
-            rig.tokens_sent(way)[0],
-            guard.token(),
-            "{way}: nobody knows since when that one stood there"
-        );
-        assert_eq!(rig.stands(way).as_deref(), Some(guard.token()), "{way}");
+        assert_ne!(rig.tokens_sent(way)[0], guard.token(), "{way}: the age of that one is unknown");
+        assert_eq!(rig.value_of(way).as_deref(), Some(guard.token()), "{way}");
     }
 }
 
@@ -35,7 +31,7 @@ fn row_11_a_manager_dropped_after_giving_up_leaves_no_key() {
     let Rig { locks, proxy, server } = rig;
     drop(locks);
     eventually(LONG, "it is executed", || server.calls("set") == proxy.commands("SET lock:a"));
-    eventually(SOON, "nobody's key is left", || !server.exists("lock:a"));
+    eventually(SOON, "no key without a holder is left", || !server.exists("lock:a"));
 }
 
 /// Redis answers that it did not take the token, and then the key has it: since when is unknown.
@@ -47,7 +43,7 @@ fn row_11_a_token_found_in_redis_after_a_denied_set_is_not_trusted() {
         let guard = within(SOON, way, || take(&rig.locks, way)).expect(way).expect(way);
         let sent = rig.tokens_sent(way);
         assert_ne!(sent[0], guard.token(), "{way} counts from the wrong send: {sent:?}");
-        assert_eq!(rig.stands(way).as_deref(), Some(guard.token()), "{way}");
+        assert_eq!(rig.value_of(way).as_deref(), Some(guard.token()), "{way}");
     }
 }
 
@@ -61,10 +57,10 @@ fn row_11_a_set_whose_answer_never_comes_leaves_a_lock_or_no_key() {
             let (took, taken) = time(|| take(&rig.locks, &key));
             assert!(took < 3 * SOON, "{way} waited for its own key: {took:?}");
             match taken {
-                Ok(Some(guard)) => assert_eq!(rig.stands(&key).as_deref(), Some(guard.token()), "{way}"),
-                Ok(None) => panic!("{way} was told that its own lock is busy"),
+                Ok(Some(guard)) => assert_eq!(rig.value_of(&key).as_deref(), Some(guard.token()), "{way}"),
+                Ok(None) => panic!("{way} reports its own lock as busy"),
                 Err(error) if way != "try_lock" => panic!("{way} gave up: {error:?}"),
-                Err(_) => eventually(SOON, "the key is removed", || rig.stands(&key).is_none()),
+                Err(_) => eventually(SOON, "the key is removed", || rig.value_of(&key).is_none()),
             }
         }
     }
@@ -78,12 +74,12 @@ fn row_11_a_waiter_whose_answer_is_lost_does_not_wait_for_itself() {
     thread::scope(|scope| {
         let waiter = scope.spawn(|| {
             let guard = rig.locks.lock("a").expect("locks");
-            (guard.token().to_owned(), rig.stands("a"))
+            (guard.token().to_owned(), rig.value_of("a"))
         });
         eventually(LONG, "it waits", || rig.server.calls("set") > started + 2);
         rig.proxy.hold_replies(true);
         rig.server.query::<()>(&["DEL", "lock:a"]);
-        eventually(LONG, "it takes the lock without knowing", || rig.stands("a").is_some());
+        eventually(LONG, "it takes the lock without knowing", || rig.value_of("a").is_some());
         rig.proxy.cut_all();
         rig.proxy.hold_replies(false);
         let (token, stood) = within(3 * SOON, "learning of it", || waiter.join()).expect("no panic");
@@ -164,7 +160,7 @@ fn row_12_a_release_whose_answer_is_lost_is_never_reported_as_lost() {
         let guard = rig.locks.lock("a").expect("locks");
         rig.proxy.on("EVALSHA * 1 lock:a", fault.clone());
         assert_eq!(guard.unlock().expect("unlocks"), Unlocked::Released, "{fault:?}");
-        assert_eq!(rig.stands("a"), None);
+        assert_eq!(rig.value_of("a"), None);
     }
 }
 
@@ -178,13 +174,13 @@ fn row_12_a_release_whose_answer_never_comes_is_unconfirmed() {
             rig.proxy.on(&format!("EVALSHA * 1 lock:{key}"), fault.clone());
             let (took, unlocked) = time(|| guard.unlock());
             match unlocked {
-                Ok(Unlocked::Released) => assert_eq!(rig.stands(&key), None),
+                Ok(Unlocked::Released) => assert_eq!(rig.value_of(&key), None),
                 Err(Error::Unconfirmed { at_most, .. }) => {
                     // Redis counts whole milliseconds, so its answer may be one too high.
                     let stands = rig.server.pttl(&format!("lock:{key}"));
                     let stands = Duration::from_millis(stands.try_into().unwrap_or(0));
                     assert!(stands <= at_most + Duration::from_millis(2), "{stands:?} of {at_most:?}");
-                    assert!(fault == Fault::SwallowCommand || rig.stands(&key).is_none());
+                    assert!(fault == Fault::SwallowCommand || rig.value_of(&key).is_none());
                 }
                 other => panic!("{fault:?}: {other:?}"),
             }
@@ -202,7 +198,7 @@ fn row_12_a_release_whose_answer_never_comes_does_not_disturb_the_next_hold() {
         rig.proxy.on("EVALSHA", Fault::DropReply);
         drop(guard);
         let guard = within(ANSWER, way, || take(&rig.locks, "b")).expect(way).expect(way);
-        assert_eq!(rig.stands("b").as_deref(), Some(guard.token()), "{way}");
+        assert_eq!(rig.value_of("b").as_deref(), Some(guard.token()), "{way}");
     }
 }
 
@@ -221,7 +217,7 @@ fn row_12_a_repeated_release_does_not_delete_the_next_holders_key() {
         assert!(matches!(unlocked, Ok(Unlocked::Released) | Err(Error::Unconfirmed { .. })), "{unlocked:?}");
     });
     assert_eq!(rig.proxy.commands("EVALSHA"), 3, "warm-up, release, and again");
-    assert_eq!(rig.stands("a").as_deref(), Some("theirs"));
+    assert_eq!(rig.value_of("a").as_deref(), Some("theirs"));
 }
 
 #[test]

@@ -9,9 +9,13 @@ use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 use relatch::{LockGuard, LockManager, LockWatch, LostCause, Unlocked};
-use relatch_rig::{Fault, LONG, Server, compile_preload, eventually, throughout, time, unique_key, within};
+use relatch_rig::{
+    Fault, LONG, Server, compile_preload, eventually, is_alone, throughout, time, unique_key, within,
+};
 
-use crate::support::{ANSWER, INJURIES, LATE, MINUTE, PERIOD, Rig, SOON, assert_lost, renewals, returns_by};
+use crate::support::{
+    ANSWER, INJURIES, LATE, MINUTE, PERIOD, Rig, SOON, assert_lost, connect, renewals, returns_by,
+};
 
 /// Checks that a hold is lost within a period of each injury, and that its key is left as it is.
 #[track_caller]
@@ -36,7 +40,7 @@ fn assert_lost_within_a_period(rig: &Rig) {
             assert_lost(&guard.unlock(), cause);
             assert_eq!(kind(), stands, "{what}: after the unlock");
             if stands == "string" {
-                assert_eq!(rig.stands(&name).as_deref(), Some("other"));
+                assert_eq!(rig.value_of(&name).as_deref(), Some("other"));
             }
             took
         });
@@ -138,11 +142,11 @@ fn row_16_every_holder_learns_that_redis_was_restarted() {
 
 #[test]
 fn on_lost_is_called_once_for_each_loss() {
-    let told = Arc::new(Mutex::new(HashMap::<String, Vec<LostCause>>::new()));
-    let teller = Arc::clone(&told);
+    let reported = Arc::new(Mutex::new(HashMap::<String, Vec<LostCause>>::new()));
+    let recorder = Arc::clone(&reported);
     let rig = Rig::with(|builder| {
         let builder = builder.lease(6 * PERIOD).renew_every(PERIOD);
-        builder.on_lost(move |lost| teller.lock().entry(lost.key.clone()).or_default().push(lost.cause))
+        builder.on_lost(move |lost| recorder.lock().entry(lost.key.clone()).or_default().push(lost.cause))
     });
     let Rig { locks, server, proxy: _proxy } = rig;
     let take = |key: &str, renew| locks.named(key).renew(renew).lock().expect("locks");
@@ -156,7 +160,7 @@ fn on_lost_is_called_once_for_each_loss() {
         delete(&name("verify"));
         assert_lost(&guard.verify(), LostCause::Deleted);
         assert_lost(&guard.ensure(PERIOD), LostCause::Deleted);
-        eventually(LONG, "the callback runs", || told.lock().contains_key(&name("verify")));
+        eventually(LONG, "the callback runs", || reported.lock().contains_key(&name("verify")));
         drop(guard);
         let guard = take(&name("extend"), renew);
         delete(&name("extend"));
@@ -166,15 +170,15 @@ fn on_lost_is_called_once_for_each_loss() {
         assert_eq!(guard.unlock().expect("unlocks"), Unlocked::Released);
         let guard = take(&name("by itself"), renew);
         delete(&name("by itself"));
-        eventually(LONG, "the callback runs", || told.lock().contains_key(&name("by itself")));
+        eventually(LONG, "the callback runs", || reported.lock().contains_key(&name("by itself")));
         throughout(2 * PERIOD, || assert!(!guard.is_valid()));
         drop(guard);
     }
     assert_eq!(locks.stats().lost, 8);
     drop(locks); // Returns when all callbacks have been called.
-    let told = told.lock();
-    assert_eq!(told.len(), 8, "{told:?}");
-    for (key, causes) in &*told {
+    let reported = reported.lock();
+    assert_eq!(reported.len(), 8, "{reported:?}");
+    for (key, causes) in &*reported {
         let cause = if key == "by itself, false" { LostCause::Expired } else { LostCause::Deleted };
         assert_eq!(causes, &[cause], "{key}");
     }
@@ -245,23 +249,14 @@ fn a_watch_wakes_other_threads() {
     });
 }
 
-/// The variable with the address of the server, for the process that counts its threads; in another
-/// process, it is not set.
-const URL: &str = "RELATCH_TEST_THREADS_URL";
-
 #[test]
 #[cfg(target_os = "linux")]
 fn the_keeper_is_one_thread_and_starts_only_when_needed() {
-    let Ok(url) = std::env::var(URL) else {
-        let server = Server::start();
-        let mut again = std::process::Command::new(std::env::current_exe().expect("the path of this binary"));
-        again.args(["loss::the_keeper_is_one_thread_and_starts_only_when_needed", "--exact"]);
-        let output = again.env(URL, server.url()).output().expect("this binary can be started");
-        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stdout));
-        assert!(server.calls("set") > 2, "it ran");
+    if !is_alone(module_path!(), "the_keeper_is_one_thread_and_starts_only_when_needed") {
         return;
-    };
-    let locks = LockManager::connect(&url).expect("connects");
+    }
+    let server = Server::start();
+    let locks = connect(&server);
     assert_eq!(keepers(), 0);
     drop(locks.named("a").renew(false).lock().expect("locks"));
     let unrenewed = locks.named("b").renew(false).lock().expect("locks");
@@ -275,7 +270,7 @@ fn the_keeper_is_one_thread_and_starts_only_when_needed() {
     assert_eq!(keepers(), 1, "a guard is a handle");
     drop(unrenewed);
     eventually(SOON, "the thread is gone", || keepers() == 0);
-    let locks = LockManager::connect(&url).expect("connects");
+    let locks = connect(&server);
     let guard = locks.named("a").renew(false).lock().expect("locks");
     guard.extend(MINUTE).expect("the keeper is started for it");
     one_keeper();

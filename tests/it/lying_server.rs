@@ -42,9 +42,9 @@ impl LyingServer {
         let (lies, busy) = (Arc::<AtomicUsize>::default(), Arc::<AtomicBool>::default());
         let (liar, count, taken) = (Arc::clone(&lie), Arc::clone(&lies), Arc::clone(&busy));
         let stands = Mutex::new(String::new());
-        let fake = FakeServer::start(move |words| {
+        let fake = FakeServer::start(move |args| {
             // A test may name an attempt by script as such, or as the `SET` that it does.
-            let lines = [words.join(" "), as_set(words.to_vec()).join(" ")];
+            let lines = [args.join(" "), as_set(args.to_vec()).join(" ")];
             let meant =
                 |to: &str| lines.iter().any(|line| to.is_empty() == line.is_empty() && line.starts_with(to));
             let lie = liar.lock().clone();
@@ -53,7 +53,7 @@ impl LyingServer {
                     count.fetch_add(1, Ordering::SeqCst);
                     say
                 }
-                _ => Reply::Bytes(honest(words, taken.load(Ordering::SeqCst), &mut stands.lock())),
+                _ => Reply::Bytes(honest(args, taken.load(Ordering::SeqCst), &mut stands.lock())),
             }
         });
         LyingServer { fake, lie, lies, busy, answer }
@@ -95,16 +95,16 @@ impl LyingServer {
 
 /// What Redis would reply, if there were one key, and its value were `stands`; a busy lock cannot
 /// be taken.
-fn honest(words: &[String], busy: bool, stands: &mut String) -> Vec<u8> {
-    let words: Vec<_> = words.iter().map(String::as_str).collect();
-    match words[..] {
+fn honest(args: &[String], busy: bool, stands: &mut String) -> Vec<u8> {
+    let args: Vec<_> = args.iter().map(String::as_str).collect();
+    match args[..] {
         _ if busy => THEIRS.clone_into(stands),
         ["SET", _, token, ..] => token.clone_into(stands),
         ["EVALSHA" | "EVAL", script, _, _, token, _] if claims(script) => token.clone_into(stands),
         ["EVALSHA" | "EVAL", _, _, _, _] => stands.clear(),
         _ => {}
     }
-    let said = match words[..] {
+    let said = match args[..] {
         [] => "",
         ["PING"] => "+PONG\r\n",
         ["SET", ..] if busy => "$-1\r\n",

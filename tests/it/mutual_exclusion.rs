@@ -181,16 +181,16 @@ fn threads_take_the_lock_in_the_order_in_which_they_asked() {
     let server = Server::start();
     let locks = LockManager::connect(&server.url()).expect("connects");
     let held = locks.lock("a").expect("locks");
-    let (told, order) = mpsc::channel();
+    let (reported, order) = mpsc::channel();
     thread::scope(|scope| {
         for number in 0..THREADS {
             let (asks, asking) = mpsc::channel();
-            let (locks, told) = (&locks, told.clone());
+            let (locks, reported) = (&locks, reported.clone());
             scope.spawn(move || {
                 let me = locks.lock(format!("{number}")).map(|guard| guard.owner().thread());
                 asks.send(me.expect("runs")).expect("awaited");
                 let guard = locks.lock("a").expect("locks");
-                told.send(number).expect("awaited");
+                reported.send(number).expect("awaited");
                 drop(guard);
             });
             until_queued(asking.recv().expect("it asks"));

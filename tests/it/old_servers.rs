@@ -10,10 +10,10 @@ use relatch_rig::{Fault, LONG, Server, eventually};
 use crate::support::{ANSWER, MINUTE, Rig, assert_lost, occupy};
 
 /// The answer to a script in which a command failed with this error.
-fn failed(words: &str) -> Fault {
+fn failed(error_text: &str) -> Fault {
     let error =
         "-ERR Error running script (call to f_7b891bcf6f40bba3b5d8eb0f7b2f4aaa21fb0ec8): @user_script:4:";
-    Fault::Answer(format!("{error} {words}\r\n").into_bytes())
+    Fault::Answer(format!("{error} {error_text}\r\n").into_bytes())
 }
 
 const WRONG_TYPE: &str = "WRONGTYPE Operation against a key holding the wrong kind of value";
@@ -73,7 +73,7 @@ fn row_20_a_release_that_a_replica_refuses_is_retried() {
     rig.proxy.on("EVALSHA", failed(READ_ONLY));
     assert_eq!(guard.unlock().expect("another connection leads to the primary"), Unlocked::Released);
     assert!(rig.proxy.connections_accepted() > connections);
-    assert_eq!(rig.stands("a"), None);
+    assert_eq!(rig.value_of("a"), None);
 }
 
 #[test]

@@ -194,13 +194,13 @@ fn assert_settled_elsewhere(rig: &Rig, to_set: &Fault, to_evalsha: &Fault) {
         let (took, taken) = time(|| take(&rig.locks, &key));
         let guard = taken.expect(way).expect(way);
         assert!(took < SOON, "{way} waited for its own key after {to_set:?}: {took:?}");
-        assert_eq!(rig.stands(&key).as_deref(), Some(guard.token()), "{way} after {to_set:?}");
+        assert_eq!(rig.value_of(&key).as_deref(), Some(guard.token()), "{way} after {to_set:?}");
         one_more(accepted, way);
         rig.assert_works(&unique_key("other"));
         let accepted = rig.proxy.connections_accepted();
         rig.proxy.on(&format!("EVALSHA * 1 lock:{key}"), to_evalsha.clone());
         assert_eq!(guard.unlock().expect("unlocks"), Unlocked::Released, "{way} after {to_evalsha:?}");
-        assert_eq!(rig.stands(&key), None, "{way} after {to_evalsha:?}");
+        assert_eq!(rig.value_of(&key), None, "{way} after {to_evalsha:?}");
         one_more(accepted, "unlock");
         rig.assert_works(&unique_key("other"));
     }
@@ -237,7 +237,7 @@ fn row_14_a_reply_that_drips_ends_by_the_deadline() {
         returns_by(limit, what, || time(take).0);
         rig.proxy.clear();
     }
-    eventually(LONG, "nobody's key is left", || rig.stands("a").is_none());
+    eventually(LONG, "no key without a holder is left", || rig.value_of("a").is_none());
     let guard = rig.locks.lock("a").expect("locks");
     rig.proxy.always("EVALSHA", Fault::ByteByByte(ANSWER * 2 / 3));
     let (took, unlocked) = time(|| guard.unlock());
@@ -263,7 +263,7 @@ fn row_15_a_lock_waits_for_redis_to_come_up() {
         let took = waiter.join().expect("no panic");
         assert!((SOON..2 * SOON).contains(&took), "{took:?}");
     });
-    let error = builder("redis://127.0.0.1:1/").build().expect_err("nobody listens there");
+    let error = builder("redis://127.0.0.1:1/").build().expect_err("nothing listens there");
     assert!(matches!(error, Error::Unavailable { .. }), "{error:?}");
 }
 

@@ -24,7 +24,7 @@ fn rig() -> Rig {
     Rig::with_defaults(|builder| builder.lease(LEASE).wait(LONG / 4))
 }
 
-/// The manager of another process, as far as the locks can tell.
+/// The manager of another process, as the locks see it.
 fn others(server: &Server) -> LockManager {
     LockManager::builder(&server.url()).wait(LONG / 4).build().expect("connects")
 }
@@ -284,7 +284,7 @@ fn row_26_the_lock_of_a_process_that_exits_expires() {
     eventually(LONG, "it is renewed", || server.calls("pexpire") >= 2);
     child.send("exit");
     assert_eq!(child.wait(SLACK).code(), Some(7));
-    assert_eq!(server.get("lock:a"), Some(token), "nobody has given it back");
+    assert_eq!(server.get("lock:a"), Some(token), "it was not released");
     drop(within(LEASE + SLACK, "the lease", || others(&server).lock("a")).expect("locks"));
 }
 
@@ -319,7 +319,7 @@ fn row_28_the_lock_of_a_killed_process_is_free_after_its_lease() {
         eventually(LONG, "it is renewed", || server.calls("pexpire") >= 1);
         thread::scope(|scope| {
             let waiter = scope.spawn(|| ours.lock("a").map(|guard| (guard.is_valid(), Instant::now())));
-            eventually(LONG, "somebody waits", || ours.stats().waited == 1);
+            eventually(LONG, "another waits", || ours.stats().waited == 1);
             child.kill();
             let before = Instant::now();
             let left = Duration::from_millis(server.pttl("lock:a").try_into().expect("it stands yet"));

@@ -9,10 +9,10 @@ use relatch_rig::{Fault, LONG, eventually, throughout, unique_key};
 use crate::support::{ANSWER, MINUTE, Rig, SOON, WAYS, assert_unavailable, behind};
 
 /// What Envoy and twemproxy answer where the server behind them did not answer in time.
-const WORDS: [&str; 2] = ["-upstream failure\r\n", "-ERR Connection timed out\r\n"];
+const ERRORS: [&str; 2] = ["-upstream failure\r\n", "-ERR Connection timed out\r\n"];
 
 fn faults() -> impl Iterator<Item = Fault> {
-    WORDS.iter().map(|words| Fault::Replace(words.as_bytes().to_vec()))
+    ERRORS.iter().map(|error| Fault::Replace(error.as_bytes().to_vec()))
 }
 
 #[test]
@@ -24,18 +24,17 @@ fn a_set_that_a_proxy_answers_with_an_error_leaves_a_lock_or_no_key() {
             let key = unique_key("a");
             rig.proxy.on(&format!("SET lock:{key}"), fault.clone());
             let taken = take(&rig.locks, &key);
-            let guard =
-                taken.unwrap_or_else(|error| panic!("{what}: {error:?}")).expect("nobody else has it");
-            assert_eq!(rig.stands(&key).as_deref(), Some(guard.token()), "{what}");
+            let guard = taken.unwrap_or_else(|error| panic!("{what}: {error:?}")).expect("no other has it");
+            assert_eq!(rig.value_of(&key).as_deref(), Some(guard.token()), "{what}");
             assert_eq!(guard.unlock().expect("unlocks"), Unlocked::Released);
 
             rig.proxy.always(&format!("SET lock:{key}"), fault.clone());
             let taken = take(&rig.locks, &key);
             rig.proxy.clear();
             assert_unavailable(&taken);
-            let told = format!("{:?}", taken.expect_err("unavailable"));
-            assert!(told.contains("upstream failure") || told.contains("Connection timed out"), "{told}");
-            eventually(5 * SOON, &format!("{what}: no key is left"), || rig.stands(&key).is_none());
+            let error = format!("{:?}", taken.expect_err("unavailable"));
+            assert!(error.contains("upstream failure") || error.contains("Connection timed out"), "{error}");
+            eventually(5 * SOON, &format!("{what}: no key is left"), || rig.value_of(&key).is_none());
         }
     }
 }
@@ -90,27 +89,27 @@ fn a_hand_off_that_a_proxy_answers_with_an_error_counts_from_its_send() {
                     let guard = rig.locks.named(&key).wait(LONG).lock().expect("locks");
                     // In this order: what Redis answers is older than what is compared with it.
                     let left = rig.server.pttl(&format!("lock:{key}"));
-                    let believed = guard.remaining().as_millis();
-                    assert_eq!(rig.stands(&key).as_deref(), Some(guard.token()));
+                    let valid = guard.remaining().as_millis();
+                    assert_eq!(rig.value_of(&key).as_deref(), Some(guard.token()));
                     assert_eq!(guard.unlock().expect("unlocks"), Unlocked::Released);
-                    (believed, left)
+                    (valid, left)
                 });
                 let pattern = if command == "SET" { format!("SET lock:{key}") } else { command.to_owned() };
                 rig.proxy.on(&pattern, fault.clone());
                 let sets = rig.server.calls("set");
                 rig.proxy.hold_replies(true);
                 let answers_come = scope.spawn(move || {
-                    eventually(LONG, "it is handed on", || rig.server.calls("set") > sets);
+                    eventually(LONG, "it is handed off", || rig.server.calls("set") > sets);
                     throughout(2 * ANSWER, || ());
                     rig.proxy.hold_replies(false);
                 });
                 assert_eq!(first.unlock().expect("kept"), Unlocked::Released, "{command}: {fault:?}");
                 answers_come.join().expect("no panic");
-                let (believed, left) = next.join().expect("no panic");
+                let (valid, left) = next.join().expect("no panic");
                 let left = u128::try_from(left).expect("it stands");
-                assert!(believed <= left, "{command}, {fault:?}: {believed} ms, {left} ms in Redis");
+                assert!(valid <= left, "{command}, {fault:?}: {valid} ms, {left} ms in Redis");
             });
-            assert_eq!(rig.stands(&key), None);
+            assert_eq!(rig.value_of(&key), None);
         }
     }
 }

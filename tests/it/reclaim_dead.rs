@@ -66,7 +66,7 @@ fn the_lock_of_a_killed_process_is_taken_over_soon() {
                 let guard = ours.lock("a").expect("locks");
                 (Instant::now(), guard.token() != token, guard.unlock().expect("unlocks"))
             });
-            eventually(LONG, "somebody waits", || ours.stats().waited == 1);
+            eventually(LONG, "another waits", || ours.stats().waited == 1);
             let start = Instant::now();
             child.kill();
             let (taken, is_new, unlocked) = waiter.join().expect("no panic");

@@ -22,9 +22,9 @@ const SLACK: Duration = Duration::from_millis(600);
 
 /// Makes the server a replica of a master that does not exist.
 fn follow_a_missing_master(server: &Server) {
-    let nobody = Server::start();
-    nobody.kill();
-    server.query::<()>(&["REPLICAOF", "127.0.0.1", &nobody.port().to_string()]);
+    let missing = Server::start();
+    missing.kill();
+    server.query::<()>(&["REPLICAOF", "127.0.0.1", &missing.port().to_string()]);
 }
 
 /// The error of each way of taking a lock; none may be that it is busy.
@@ -109,7 +109,7 @@ fn row_19_a_foreign_key_without_a_ttl_is_reported_and_not_waited_for() {
     }
     let error = locks.try_lock("a").expect_err("it can never be free");
     assert!(matches!(error, Error::NotALock { .. }), "{error:?}");
-    assert!(locks.try_lock_for("a", WAIT).expect("answers").is_none(), "too soon to tell");
+    assert!(locks.try_lock_for("a", WAIT).expect("answers").is_none(), "too soon to know");
     let holder = locks.named("a").holder().expect("answers").expect("somebody");
     assert_eq!((holder.raw(), holder.owner(), holder.time_left()), ("by-hand", None, None));
     let deleted = locks.named("a").force_unlock().expect("answers").expect("somebody");
@@ -164,7 +164,7 @@ fn row_19_a_renewed_lock_whose_key_lost_its_ttl_is_waited_for() {
     let (ours, theirs) = (connect(&server), connect(&server));
     for key in ["a", "b", "c"] {
         let guard = theirs.named(key).renew_every(WAIT / 3).lock().expect("locks");
-        eventually(LONG, "it is renewed, and heard of", || {
+        eventually(LONG, "it is renewed, and a listener is there", || {
             server.redirects_invalidations() && theirs.stats().renewed > 0
         });
         let done = AtomicBool::new(false);
@@ -177,7 +177,7 @@ fn row_19_a_renewed_lock_whose_key_lost_its_ttl_is_waited_for() {
                     assert!(other.try_lock(key).expect("it is a lock").is_none());
                 }
             });
-            eventually(LONG, "it waits, and will hear of it", || server.tracked_keys() > 0);
+            eventually(LONG, "it waits for an invalidation", || server.tracked_keys() > 0);
             let redis_key = format!("lock:{key}");
             assert_eq!(server.query::<i64>(&["PERSIST", &redis_key]), 1);
             eventually(LONG, "its holder repairs it", || server.pttl(&redis_key) > 0);
@@ -380,8 +380,8 @@ fn row_21_a_forgotten_script_costs_a_renewal_one_round_trip() {
     let lease = Duration::from_secs(60);
     let guard = locks.lock("a").expect("locks");
     let renewals = || {
-        let sent = proxy.log_in_full().into_iter().filter(|words| words.iter().any(|word| word == "lock:a"));
-        sent.map(|words| words[0].clone()).skip(1).collect::<Vec<_>>()
+        let sent = proxy.log_in_full().into_iter().filter(|args| args.iter().any(|arg| arg == "lock:a"));
+        sent.map(|args| args[0].clone()).skip(1).collect::<Vec<_>>()
     };
     guard.extend(lease).expect("extends");
     assert_eq!(renewals(), ["EVALSHA", "EVAL"]);

@@ -60,12 +60,12 @@ fn ends_exactly(guard: &LockGuard, mut look: impl FnMut()) -> Instant {
 
 /// How long after the end of its lease the loss of `a` is reported, when `cut` keeps renewals from
 /// being answered.
-fn told_after_end(cut: impl FnOnce(&Rig), restore: impl FnOnce(&Rig)) -> Duration {
-    let told = Arc::new(Mutex::new(None));
-    let teller = Arc::clone(&told);
+fn reported_after_end(cut: impl FnOnce(&Rig), restore: impl FnOnce(&Rig)) -> Duration {
+    let reported = Arc::new(Mutex::new(None));
+    let recorder = Arc::clone(&reported);
     let rig = Rig::without_login(|builder| {
         let builder = builder.lease(LEASE).renew_every(PERIOD).response_timeout(LEASE / 3);
-        builder.on_lost(move |lost| *teller.lock() = Some((Instant::now(), lost.cause)))
+        builder.on_lost(move |lost| *recorder.lock() = Some((Instant::now(), lost.cause)))
     });
     let renewal = renewals_of(&rig.server, "a");
     let guard = rig.locks.lock("a").expect("locks");
@@ -77,32 +77,32 @@ fn told_after_end(cut: impl FnOnce(&Rig), restore: impl FnOnce(&Rig)) -> Duratio
             (sent, last) = (seen, Some(Instant::now()));
         }
     });
-    eventually(LONG, "it is told", || told.lock().is_some());
+    eventually(LONG, "it is reported", || reported.lock().is_some());
     restore(&rig);
-    let (at, cause) = told.lock().expect("just looked");
+    let (at, cause) = reported.lock().expect("just looked");
     assert!(sent >= 2, "tried again");
     assert!(last.is_some_and(|last| last + PERIOD >= end), "{sent} tries, and then no more");
     assert_eq!((cause, renewals(&rig.locks, "a")), (LostCause::Expired, 0));
-    eventually(LONG, "the key expires", || rig.stands("a").is_none()); // Until then Redis decides.
+    eventually(LONG, "the key expires", || rig.value_of("a").is_none()); // Until then Redis decides.
     assert!(matches!(guard.unlock(), Err(Error::Lost { cause: LostCause::Expired, .. })));
-    assert!(at >= end, "told before its end");
+    assert!(at >= end, "reported before its end");
     at - end
 }
 
 /// The best of up to three tries, and none beyond a second.
-fn assert_prompt(mut told: impl FnMut() -> Duration) {
+fn assert_prompt(mut timed: impl FnMut() -> Duration) {
     let mut took = Vec::new();
     while took.len() < 3 && took.last().is_none_or(|&last| last > Duration::from_millis(10)) {
-        took.push(told());
+        took.push(timed());
         assert!(took.last() < Some(&SOON), "{took:?}");
     }
-    assert!(took.last() <= Some(&Duration::from_millis(10)), "told so long after the end: {took:?}");
+    assert!(took.last() <= Some(&Duration::from_millis(10)), "reported so long after the end: {took:?}");
 }
 
 #[test]
 fn row_08_a_hold_whose_renewals_have_no_answer_ends_with_its_lease() {
     let swallow = |rig: &Rig| rig.proxy.always(&renewals_of(&rig.server, "a"), Fault::SwallowCommand);
-    assert_prompt(|| told_after_end(swallow, |rig| rig.proxy.clear()));
+    assert_prompt(|| reported_after_end(swallow, |rig| rig.proxy.clear()));
 }
 
 #[test]
@@ -111,7 +111,7 @@ fn row_08_a_hold_in_a_black_hole_ends_with_its_lease() {
         rig.proxy.black_hole(false);
         rig.proxy.cut_all();
     };
-    assert_prompt(|| told_after_end(|rig| rig.proxy.black_hole(true), back));
+    assert_prompt(|| reported_after_end(|rig| rig.proxy.black_hole(true), back));
 }
 
 #[test]
@@ -125,13 +125,13 @@ fn row_09_a_closure_that_outlasts_its_lease_is_lost_only_if_redis_denies_it() {
             Ok(())
         })
     };
-    let gone = || eventually(LONG, "the key expires", || rig.stands("a").is_none());
+    let gone = || eventually(LONG, "the key expires", || rig.value_of("a").is_none());
     let lost = overrun(&|| {
         gone();
         rig.server.query::<()>(&["SET", "lock:a", "other", "PX", "60000"]);
     });
     assert!(matches!(lost, Err(Error::Lost { cause: LostCause::Taken, .. })), "{lost:?}");
-    assert_eq!(rig.stands("a").as_deref(), Some("other"));
+    assert_eq!(rig.value_of("a").as_deref(), Some("other"));
     rig.server.query::<()>(&["DEL", "lock:a"]);
     let lost = overrun(&gone);
     assert!(matches!(lost, Err(Error::Lost { cause: LostCause::Expired, .. })), "{lost:?}");
@@ -142,7 +142,7 @@ fn row_09_a_closure_that_outlasts_its_lease_is_lost_only_if_redis_denies_it() {
         Ok::<_, Error>(())
     });
     assert!(kept.is_ok(), "{kept:?}");
-    assert_eq!(rig.stands("a"), None);
+    assert_eq!(rig.value_of("a"), None);
     assert_eq!(rig.proxy.commands(&renewals_of(&rig.server, "a")), 0);
 }
 
@@ -159,7 +159,7 @@ fn row_10_renewals_stop_when_max_hold_has_passed() {
     assert_eq!(guard.watch().wait_lost(3 * SOON), Some(LostCause::Expired));
     let took = start.elapsed();
     assert!(took >= limit && took <= limit + lease + SOON / 2, "{took:?}");
-    eventually(lease, "the lease runs out in Redis", || rig.stands("a").is_none());
+    eventually(lease, "the lease runs out in Redis", || rig.value_of("a").is_none());
     throughout(lease, || assert_eq!(rig.proxy.commands(&renewal), sent, "renewed after max_hold"));
     assert!(matches!(guard.unlock(), Err(Error::Lost { cause: LostCause::Expired, .. })));
 }
@@ -176,7 +176,7 @@ fn row_17_renewals_do_not_wait_for_the_pool() {
         eventually(LONG, "the only connection is in use", || rig.proxy.commands("SET lock:b") == 1);
         throughout(3 * LEASE / 2, || {
             assert!(guard.is_valid());
-            assert_eq!(rig.stands("a").as_deref(), Some(guard.token()));
+            assert_eq!(rig.value_of("a").as_deref(), Some(guard.token()));
         });
         assert!(!busy.is_finished(), "the connection was free");
         assert!(busy.join().expect("no panic"));
@@ -277,7 +277,7 @@ fn row_32_a_renewal_answered_after_the_release_changes_nothing() {
         throughout(LEASE, || {
             assert!(!watch.is_valid());
             assert_eq!(watch.wait_lost(LONG), None, "it was given back");
-            assert_eq!(rig.stands("a"), None);
+            assert_eq!(rig.value_of("a"), None);
         });
         let stats = rig.locks.stats();
         assert_eq!((stats.lost, stats.renewed), (0, 0));
@@ -318,7 +318,7 @@ fn a_closure_that_lasts_ten_leases_keeps_its_lock() {
         });
         assert!(done.is_ok(), "{done:?}");
     });
-    assert_eq!(rig.stands("a"), None);
+    assert_eq!(rig.value_of("a"), None);
     assert!(rig.locks.stats().renewed >= 20);
 }
 
@@ -333,7 +333,7 @@ fn a_hold_without_renewals_is_invalid_before_another_takes_its_lock() {
             let taker = scope.spawn(|| {
                 let taken = other.lock("a").expect("locks");
                 let at = Instant::now();
-                assert_eq!(rig.stands("a").as_deref(), Some(taken.token()));
+                assert_eq!(rig.value_of("a").as_deref(), Some(taken.token()));
                 std::mem::forget(taken); // The key stays for the rest of the test.
                 at
             });
@@ -350,7 +350,7 @@ fn a_hold_without_renewals_is_invalid_before_another_takes_its_lock() {
         })
     });
     assert!(matches!(done, Err(Error::Lost { .. })), "{done:?}");
-    assert!(rig.stands("a").is_some(), "the other's, untouched");
+    assert!(rig.value_of("a").is_some(), "the other's, untouched");
 }
 
 #[test]
@@ -360,10 +360,10 @@ fn a_release_without_an_answer_is_repeated_in_the_background() {
     let guard = rig.locks.lock("a").expect("locks");
     let unlocked = guard.unlock();
     assert!(matches!(unlocked, Err(Error::Unconfirmed { .. })), "{unlocked:?}");
-    assert!(rig.stands("a").is_some());
+    assert!(rig.value_of("a").is_some());
     assert!(rig.locks.held().is_empty());
     rig.proxy.clear();
-    eventually(2 * SOON, "the key is deleted", || rig.stands("a").is_none());
+    eventually(2 * SOON, "the key is deleted", || rig.value_of("a").is_none());
     eventually(SOON, "it is counted", || rig.locks.stats().late_releases == 1);
     let sent = rig.proxy.log().len();
     throughout(ANSWER, || assert_eq!(rig.proxy.log().len(), sent, "it is done once"));
@@ -371,6 +371,6 @@ fn a_release_without_an_answer_is_repeated_in_the_background() {
     let rig = Rig::with(|builder| builder.renew(false));
     rig.proxy.on_times("SET lock:b", 2, Fault::CutBeforeReply);
     assert!(matches!(rig.locks.try_lock("b"), Err(Error::Unavailable { .. })));
-    eventually(SOON, "the key is deleted", || rig.stands("b").is_none());
+    eventually(SOON, "the key is deleted", || rig.value_of("b").is_none());
     returns_by(SOON, "the lock is free", || time(|| rig.locks.lock("b").expect("locks").unlock()).0);
 }

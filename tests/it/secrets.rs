@@ -229,7 +229,7 @@ fn show_faults(proxy: &Proxy, url: &str) {
         [Fault::Replace(garbage), Fault::HalfReply, Fault::DropReply, Fault::Answer(b":7\r\n".to_vec())]
     {
         proxy.always("SET", fault);
-        show_error("trouble", &broken());
+        show_error("fault", &broken());
         proxy.clear();
     }
     let take = |key: &str| -> LockGuard { locks.named(key).wait(LONG).lock().expect("locks") };
@@ -260,8 +260,8 @@ fn guarded() -> Server {
 fn public_types() -> Vec<String> {
     let lib = fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/src/lib.rs")).expect("lib.rs");
     let lines = lib.lines().filter(|line| line.starts_with("pub use"));
-    let words = lines.flat_map(|line| line.split(|c: char| !c.is_alphanumeric() && c != '_'));
-    words.filter(|word| word.starts_with(char::is_uppercase)).map(str::to_owned).collect()
+    let names = lines.flat_map(|line| line.split(|c: char| !c.is_alphanumeric() && c != '_'));
+    names.filter(|name| name.starts_with(char::is_uppercase)).map(str::to_owned).collect()
 }
 
 #[test]
@@ -272,7 +272,7 @@ fn the_password_is_never_printed() {
     let ports = [&good, &unknowing, &closed].map(|server| server.port().to_string());
     let mut child =
         Worker::spawn("spiller", &[("good", &*ports[0]), ("unknowing", &*ports[1]), ("closed", &*ports[2])]);
-    let told: Vec<_> =
+    let printed: Vec<_> =
         iter::repeat_with(|| child.expect_line("", LONG)).take_while(|line| line != "end").collect();
     assert!(child.wait(LONG).success(), "{}", child.printed());
 
@@ -293,16 +293,16 @@ fn the_password_is_never_printed() {
         "no socket: Unavailable",
         "a wait: Timeout",
         "a loss: Lost",
-        "trouble: Unavailable",
+        "fault: Unavailable",
         "a hole: Unavailable",
         "a release: Unconfirmed",
     ] {
-        assert!(told.iter().any(|line| line.starts_with(expected)), "no {expected:?} in {told:#?}");
+        assert!(printed.iter().any(|line| line.starts_with(expected)), "no {expected:?} in {printed:#?}");
     }
     let types = public_types();
     assert!(types.len() > 12, "{types:?}");
     for name in types {
-        assert!(told.contains(&format!("type {name}")), "no {name} was shown");
+        assert!(printed.contains(&format!("type {name}")), "no {name} was shown");
     }
     let printed = child.printed();
     for logged in

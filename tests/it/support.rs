@@ -20,7 +20,7 @@ pub(crate) const ANSWER: Duration = Duration::from_millis(300);
 /// How late a call may return.
 pub(crate) const LATE: Duration = Duration::from_millis(50);
 
-/// How soon a key that nobody holds is gone.
+/// How soon an orphaned key is gone.
 pub(crate) const SOON: Duration = Duration::from_secs(1);
 
 /// A lease whose end no test waits for.
@@ -85,7 +85,7 @@ impl Rig {
     }
 
     /// The value of a lock's key.
-    pub(crate) fn stands(&self, name: &str) -> Option<String> {
+    pub(crate) fn value_of(&self, name: &str) -> Option<String> {
         self.server.get(&format!("lock:{name}"))
     }
 
@@ -100,16 +100,16 @@ impl Rig {
     #[track_caller]
     pub(crate) fn assert_removed(&self, name: &str, sets: u64) {
         eventually(LONG, "the SET is executed", || self.server.calls("set") >= sets);
-        eventually(SOON, "the key that nobody holds is removed", || self.stands(name).is_none());
+        eventually(SOON, "the orphaned key is removed", || self.value_of(name).is_none());
     }
 
     /// Checks that the lock can be taken and released, with its own token, and quickly.
     #[track_caller]
     pub(crate) fn assert_works(&self, name: &str) {
         let guard = within(LONG / 4, "a free lock", || self.locks.lock(name)).expect("locks");
-        assert_eq!(self.stands(name).as_deref(), Some(guard.token()));
+        assert_eq!(self.value_of(name).as_deref(), Some(guard.token()));
         assert_eq!(guard.unlock().expect("unlocks"), Unlocked::Released);
-        assert_eq!(self.stands(name), None);
+        assert_eq!(self.value_of(name), None);
     }
 }
 
@@ -235,7 +235,7 @@ pub(crate) fn tracked_hold(server: &Server, locks: &LockManager, name: &str) -> 
 
 type Injure = fn(&Server, &str);
 
-/// What happens to a lock's key, how that is done, and what the holder is told.
+/// What happens to a lock's key, how that is done, and the cause that the holder learns.
 pub(crate) const INJURIES: [(&str, Injure, LostCause); 6] = [
     ("deleted", |server, key| server.query(&["DEL", key]), LostCause::Deleted),
     ("flushed", |server, _| server.query(&["FLUSHALL"]), LostCause::Deleted),

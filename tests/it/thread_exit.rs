@@ -53,7 +53,7 @@ fn prepare() {
         LAST.with(|_| ());
     }
     let builder = LockManager::builder(&role::arg("url")).lease(LEASE).wait(LONG);
-    let builder = builder.on_lost(|_| role::report("told of a loss"));
+    let builder = builder.on_lost(|_| role::report("a lock was lost"));
     let locks = builder.build().expect("connects");
     // So long that only a release deletes the key in time, for the test that looks at that.
     let lease = if role::arg("deed") == "drop the guard" { 100 * LEASE } else { LEASE };
@@ -110,7 +110,7 @@ fn deed(name: &str, locks: LockManager, guard: LockGuard) -> Box<dyn FnOnce()> {
             });
         }),
         "wait" => Box::new(move || {
-            // The lock of another process, as far as this manager can tell.
+            // The lock of another process, as this manager sees it.
             drop(locks.lock("foreign").expect("locks when its lease is over"));
             drop(guard);
         }),

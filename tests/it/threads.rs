@@ -140,7 +140,7 @@ macro_rules! is {
 }
 
 const _: () = {
-    assert!(is!(u8: Send) && !is!(*const u8: Send), "the macro can tell");
+    assert!(is!(u8: Send) && !is!(*const u8: Send), "the macro distinguishes");
     assert!(!is!(LockGuard: Send) && !is!(LockGuard: Sync), "a guard counts in its thread's map");
     assert!(is!(LockManager: Send) && is!(LockManager: Sync));
     assert!(is!(Lock: Send) && is!(Lock: Sync));
@@ -313,7 +313,11 @@ fn row_33_a_deadlock_ends_with_max_hold_and_the_outer_locks_are_lost() {
     let lost = results.iter().filter(|it| matches!(it, Err(Error::Lost { .. }))).count();
     assert!(lost > 0, "{results:?}");
     assert!(results.iter().flatten().all(Result::is_ok), "{results:?}");
-    assert_eq!(locks.stats().acquired, 4, "whoever has lost the outer lock had the inner one all the same");
+    assert_eq!(
+        locks.stats().acquired,
+        4,
+        "a thread that has lost the outer lock takes the inner one nevertheless"
+    );
     assert_eq!(server.query::<i64>(&["DBSIZE"]), 0);
 }
 
@@ -351,9 +355,9 @@ fn row_34_a_second_manager_fails_even_behind_other_waiters() {
         scope.spawn(|| drop(second.named("a").wait(LONG).lock().expect("locks in the end")));
         server.reset_stats();
         eventually(LONG, "the other waits", || server.calls("get") > 0);
-        let told = second.named("a").wait(4 * SLACK).lock().map(Some);
+        let result = second.named("a").wait(4 * SLACK).lock().map(Some);
         drop(guard);
-        assert_would_deadlock(told);
+        assert_would_deadlock(result);
     });
 }
 

@@ -2,13 +2,14 @@
 //! then.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::process::Command;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use relatch::{Error, LockManager, Unlocked};
-use relatch_rig::{Fault, LONG, Server, SetOnDrop, eventually, throughout, time, unique_key, within};
+use relatch_rig::{
+    Fault, LONG, Server, SetOnDrop, eventually, is_alone, throughout, time, unique_key, within,
+};
 
 use crate::support::{
     ANSWER, LATE, LISTENING, MINUTE, Rig, SOON, asleep, builder, delete, occupy, returns_by, take,
@@ -66,7 +67,7 @@ fn a_waiter_is_woken_however_the_hold_ends() {
             let (sets, acted) = (scene.server.calls("set"), Instant::now());
             end(&scene, &name);
             let took = waiter.join().expect("no panic") - acted;
-            assert!(took < SOON, "{what}: {took:?}: woken too late: a wake-up was lost?");
+            assert!(took < SOON, "{what}: {took:?}: woken too late: was a wake-up lost?");
             let asked = scene.server.calls("set") - sets;
             assert!(asked <= 8, "{what}: asked {asked} times");
         });
@@ -87,7 +88,7 @@ fn a_waiter_is_woken_by_a_release_in_another_manager() {
             let released = Instant::now();
             assert_eq!(guard.unlock().expect("unlocks"), Unlocked::Released);
             let took = waiter.join().expect("no panic") - released;
-            assert!(took < SOON, "{took:?}: woken too late: a wake-up was lost?");
+            assert!(took < SOON, "{took:?}: woken too late: was a wake-up lost?");
             assert!(scene.server.calls("set") - sets <= 2, "asked more often than once");
         });
     }
@@ -112,20 +113,6 @@ fn a_waiter_takes_an_abandoned_lock_when_its_lease_ends() {
     assert!(asked <= 8, "it polled, {asked} times");
 }
 
-/// Runs a test of this file once more, in a process where nothing else runs: returns true there.
-fn is_alone(test: &str) -> bool {
-    const ALONE: &str = "RELATCH_TEST_ALONE";
-    if std::env::var_os(ALONE).is_some() {
-        return true;
-    }
-    let mut again = Command::new(std::env::current_exe().expect("the path of this binary"));
-    again.args([&*format!("wakeups::{test}"), "--exact"]).env(ALONE, "yes");
-    let output = again.output().expect("this binary can be started");
-    let told = String::from_utf8_lossy(&output.stdout);
-    assert!(output.status.success() && told.contains("1 passed"), "{told}");
-    false
-}
-
 /// How many threads of this process listen.
 #[cfg(target_os = "linux")]
 fn listening() -> usize {
@@ -137,7 +124,7 @@ fn listening() -> usize {
 #[test]
 #[cfg(target_os = "linux")]
 fn no_listener_starts_while_nothing_waits_for_another_process() {
-    if !is_alone("no_listener_starts_while_nothing_waits_for_another_process") {
+    if !is_alone(module_path!(), "no_listener_starts_while_nothing_waits_for_another_process") {
         return;
     }
     let scene = Scene::new();
@@ -182,7 +169,7 @@ fn no_listener_starts_while_nothing_waits_for_another_process() {
 #[cfg(target_os = "linux")]
 fn a_hundred_waiters_share_a_listener_and_send_nothing() {
     const WAITERS: u64 = 100;
-    if !is_alone("a_hundred_waiters_share_a_listener_and_send_nothing") {
+    if !is_alone(module_path!(), "a_hundred_waiters_share_a_listener_and_send_nothing") {
         return;
     }
     let Scene { server, locks, others: _ } = &Scene::new();
@@ -198,7 +185,7 @@ fn a_hundred_waiters_share_a_listener_and_send_nothing() {
         (0..WAITERS).for_each(|n| delete(server, &format!("{n}")));
         for waiter in waiters {
             let took = waiter.join().expect("no panic").saturating_duration_since(released);
-            assert!(took < 2 * SOON, "{took:?}: woken too late: a wake-up was lost?");
+            assert!(took < 2 * SOON, "{took:?}: woken too late: was a wake-up lost?");
         }
     });
     assert_eq!(server.query::<i64>(&["DBSIZE"]), 0);
@@ -234,7 +221,7 @@ fn a_waiter_that_gives_up_while_it_is_woken_delays_no_other() {
             let deleted = Instant::now();
             delete(server, name);
             let took = second.join().expect("no panic").saturating_duration_since(deleted);
-            assert!(took < SOON, "round {round}: {took:?}: woken too late: a wake-up was lost?");
+            assert!(took < SOON, "round {round}: {took:?}: woken too late: was a wake-up lost?");
             gave_up += u32::from(first.join().expect("no panic"));
         });
         eventually(SOON, "no key is left", || !server.exists(&format!("lock:{name}")));
@@ -261,9 +248,9 @@ fn a_lock_taken_for_a_waiter_that_has_given_up_is_released() {
             delete(&rig.server, name);
             let _ = first.join().expect("no panic");
             let took = second.join().expect("no panic").saturating_duration_since(end);
-            assert!(took < 2 * SOON, "{fault:?}: {took:?}: woken too late: a wake-up was lost?");
+            assert!(took < 2 * SOON, "{fault:?}: {took:?}: woken too late: was a wake-up lost?");
         });
-        eventually(SOON, "nothing is left", || rig.stands(name).is_none());
+        eventually(SOON, "nothing is left", || rig.value_of(name).is_none());
     }
 }
 
@@ -284,7 +271,7 @@ fn a_waiter_that_panics_with_the_lock_delays_no_other() {
             delete(server, name);
             assert!(first.join().expect("caught"), "its closure was run");
             let took = second.join().expect("no panic").saturating_duration_since(deleted);
-            assert!(took < SOON, "{took:?}: woken too late: a wake-up was lost?");
+            assert!(took < SOON, "{took:?}: woken too late: was a wake-up lost?");
         });
         assert!(!server.exists(&format!("lock:{name}")));
     }
@@ -403,7 +390,7 @@ fn a_wait_shorter_than_the_pause_for_rivals_ends_on_time() {
     let wait = ANSWER / 10;
     returns_by(wait, "a wait beside many rivals", || {
         let (took, taken) = time(|| rig.locks.named("a").wait(wait).lock());
-        assert!(taken.expect_err("somebody has it").is_timeout());
+        assert!(taken.expect_err("another has it").is_timeout());
         took
     });
 }

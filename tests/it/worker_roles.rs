@@ -41,7 +41,7 @@ fn worker() {
     role::report("ready");
     while let Some(line) = role::next_line() {
         let guard: Option<&LockGuard> = held.as_ref();
-        let told = match (line.as_str(), guard) {
+        let answer = match (line.as_str(), guard) {
             ("lock", _) => held.insert(locks.lock("a").expect("locks")).token().to_owned(),
             ("again", _) => format!("{:?}", locks.lock("a").map(drop)),
             ("valid", Some(guard)) => guard.is_valid().to_string(),
@@ -51,7 +51,7 @@ fn worker() {
             ("exit", _) => process::exit(7),
             (other, _) => panic!("not understood: {other}"),
         };
-        role::report(told);
+        role::report(answer);
     }
     // Its input ends when it is about to be killed: it must not release what it holds then.
     forget(held);

@@ -1,7 +1,7 @@
 //! A thread that takes the lock: its turn, its attempts, and lost answers.
 
 use crate::model::{Mutation, Protocol};
-use crate::state::{Bid, Command, Handed, Hold, How, LEASE, Link, MARGIN, State, Step, Token};
+use crate::state::{Claim, Command, Hold, How, LEASE, Link, MARGIN, Outcome, State, Step, Token};
 
 impl Protocol {
     /// A fresh token; none where the bound of the model is reached.
@@ -25,111 +25,115 @@ impl Protocol {
     pub(crate) fn start(&self, state: &mut State, thread: usize) {
         if let Some(token) = self.fresh_token(state, thread) {
             let alone = self.peers(thread).all(|peer| state.steps[peer] == Step::Idle);
-            state.steps[thread] = if alone { bidding(token, None) } else { Step::InLine(token) };
+            state.steps[thread] = if alone { claiming(token, None) } else { Step::Queued(token) };
         }
     }
 
     /// The thread's turn has come.
     pub(crate) fn take_turn(&self, state: &mut State, thread: usize) {
         match state.steps[thread].clone() {
-            Step::Called(token, Handed::Taken { age }) if self.validity_handed(age) > 0 => {
-                let valid = self.validity_handed(age);
-                state.steps[thread] = Step::Holding(Hold { token, valid, how: How::HandedOn, renewal: None });
+            Step::Called(token, Outcome::Taken { age }) if self.validity_of_hand_off(age) > 0 => {
+                let valid = self.validity_of_hand_off(age);
+                state.steps[thread] =
+                    Step::Holding(Hold { token, valid, how: How::HandedOff, renewal: None });
             }
-            Step::Called(token, Handed::Taken { .. }) => {
-                self.owe_given_up(state, token);
+            Step::Called(token, Outcome::Taken { .. }) => {
+                self.add_abandoned(state, token);
                 self.start_over(state, thread, token);
             }
-            Step::Called(token, Handed::Spoilt) if !self.is(Mutation::UsesASpoiltToken) => {
+            Step::Called(token, Outcome::Spoilt) if !self.is(Mutation::UsesASpoiltToken) => {
                 self.start_over(state, thread, token);
             }
-            Step::Called(token, _) | Step::InLine(token) => state.steps[thread] = bidding(token, None),
+            Step::Called(token, _) | Step::Queued(token) => state.steps[thread] = claiming(token, None),
             _ => {}
         }
     }
 
-    fn validity_handed(&self, age: u8) -> u8 {
-        self.validity(if self.is(Mutation::CountsHandedFromTheAnswer) { 0 } else { age })
+    fn validity_of_hand_off(&self, age: u8) -> u8 {
+        self.validity(if self.is(Mutation::CountsHandOffsFromTheAnswer) { 0 } else { age })
     }
 
     /// Sends one attempt. Earlier calls of the listener are forgotten: this attempt is newer.
     pub(crate) fn attempt(&self, state: &mut State, thread: usize) {
         let listener = self.listener(state, thread);
-        let Step::Bidding(bid) = &mut state.steps[thread] else { return };
-        (bid.sent, bid.listener, bid.called) = (Some(0), listener, false);
-        self.look(bid);
+        let Step::Claiming(claim) = &mut state.steps[thread] else { return };
+        (claim.sent, claim.listener, claim.called) = (Some(0), listener, false);
+        self.send_attempt(claim);
     }
 
-    fn look(&self, bid: &mut Bid) {
-        let token = bid.token;
-        let told =
-            if self.is(Mutation::KeepsToItsFirstListener) { bid.listener.and(Some(0)) } else { bid.listener };
-        let batch = match bid.given_up.filter(|_| bid.link.is_some()) {
-            Some(given_up) => vec![Command::Delete(given_up), Command::Look(token, told)],
-            None if self.is(Mutation::RegistersAfterItLooks) => {
-                vec![Command::Look(token, None), Command::Register(token.thread, told)]
-            }
-            None => vec![Command::Look(token, told)],
+    fn send_attempt(&self, claim: &mut Claim) {
+        let token = claim.token;
+        let redirect = if self.is(Mutation::KeepsToItsFirstListener) {
+            claim.listener.and(Some(0))
+        } else {
+            claim.listener
         };
-        bid.link.get_or_insert_default().post(&batch);
+        let batch = match claim.abandoned.filter(|_| claim.link.is_some()) {
+            Some(abandoned) => vec![Command::Delete(abandoned), Command::Attempt(token, redirect)],
+            None if self.is(Mutation::RegistersAfterTheAttempt) => {
+                vec![Command::Attempt(token, None), Command::Register(token.thread, redirect)]
+            }
+            None => vec![Command::Attempt(token, redirect)],
+        };
+        claim.link.get_or_insert_default().post(&batch);
     }
 
     /// The answer to an attempt has come.
-    pub(crate) fn hear_attempt(&self, state: &mut State, thread: usize, mut bid: Bid) {
-        let Some(sent) = bid.sent else { return };
-        let said = bid.link.as_ref().map(|link| link.said).unwrap_or_default();
+    pub(crate) fn receive_attempt(&self, state: &mut State, thread: usize, mut claim: Claim) {
+        let Some(sent) = claim.sent else { return };
+        let said = claim.link.as_ref().map(|link| link.said).unwrap_or_default();
         if said.set && self.validity(sent) > 0 {
             let valid = self.validity(sent);
-            let hold = Hold { token: bid.token, how: How::Asked, valid, renewal: None };
+            let hold = Hold { token: claim.token, how: How::Asked, valid, renewal: None };
             state.steps[thread] = Step::Holding(hold);
-        } else if said.set || said.found == Some(bid.token) {
+        } else if said.set || said.found == Some(claim.token) {
             // Too late, or since an unknown time. (In the program, an answer to the removal makes
             // the orphan unnecessary.)
-            self.clean_up_behind(state, thread, bid, true);
-        } else if said.found == bid.given_up && !self.is(Mutation::OverlooksWhatItGaveUp) {
-            self.look(&mut bid);
-            state.steps[thread] = Step::Bidding(bid);
+            self.clean_up_behind(state, thread, claim, true);
+        } else if said.found == claim.abandoned && !self.is(Mutation::OverlooksItsAbandonedToken) {
+            self.send_attempt(&mut claim);
+            state.steps[thread] = Step::Claiming(claim);
         } else {
-            let heard = bid.listener.is_some() && bid.listener == self.listener(state, thread);
-            bid.asleep = heard && (!bid.called || self.is(Mutation::ForgetsWhenItFallsAsleep));
-            (bid.sent, bid.link, bid.listener, bid.called) = (None, None, None, false);
-            state.steps[thread] = Step::Bidding(bid);
+            let registered = claim.listener.is_some() && claim.listener == self.listener(state, thread);
+            claim.asleep = registered && (!claim.called || self.is(Mutation::ForgetsWhenItFallsAsleep));
+            (claim.sent, claim.link, claim.listener, claim.called) = (None, None, None, false);
+            state.steps[thread] = Step::Claiming(claim);
         }
     }
 
     /// The answer to an attempt does not come.
-    pub(crate) fn lose_attempt(&self, state: &mut State, thread: usize, bid: Bid, link_stands: bool) {
-        self.clean_up_behind(state, thread, bid, link_stands);
+    pub(crate) fn lose_attempt(&self, state: &mut State, thread: usize, claim: Claim, link_stands: bool) {
+        self.clean_up_behind(state, thread, claim, link_stands);
     }
 
     /// Writes the clean-up after what is under way, where there is a connection for it, and goes on
     /// with a fresh token.
-    fn clean_up_behind(&self, state: &mut State, thread: usize, bid: Bid, link_stands: bool) {
-        let token = bid.token;
-        let mut link = bid.link.unwrap_or_default();
+    fn clean_up_behind(&self, state: &mut State, thread: usize, claim: Claim, link_stands: bool) {
+        let token = claim.token;
+        let mut link = claim.link.unwrap_or_default();
         if link_stands && !self.is(Mutation::CleansUpElsewhere) {
             link.commands.push(Command::Delete(token));
         }
         state.leave(link);
-        self.owe_given_up(state, token);
+        self.add_abandoned(state, token);
         self.start_over(state, thread, token);
     }
 
-    fn owe_given_up(&self, state: &mut State, token: Token) {
-        if !self.is(Mutation::OwesNothing) {
-            state.owe(token, !self.is(Mutation::CleansUpElsewhere));
+    fn add_abandoned(&self, state: &mut State, token: Token) {
+        if !self.is(Mutation::KeepsNoOrphans) {
+            state.add_orphan(token, !self.is(Mutation::CleansUpElsewhere));
         }
     }
 
     /// Goes on with a fresh token, or gives up if there is none.
-    fn start_over(&self, state: &mut State, thread: usize, given_up: Token) {
+    fn start_over(&self, state: &mut State, thread: usize, abandoned: Token) {
         let fresh =
-            if self.is(Mutation::ReusesItsToken) { Some(given_up) } else { self.fresh_token(state, thread) };
-        state.steps[thread] = fresh.map_or(Step::Idle, |token| bidding(token, Some(given_up)));
+            if self.is(Mutation::ReusesItsToken) { Some(abandoned) } else { self.fresh_token(state, thread) };
+        state.steps[thread] = fresh.map_or(Step::Idle, |token| claiming(token, Some(abandoned)));
     }
 
     /// The keeper has an answer to its renewal.
-    pub(crate) fn hear_renewal(&self, hold: &mut Hold) {
+    pub(crate) fn receive_renewal(&self, hold: &mut Hold) {
         let Some((age, link)) = hold.renewal.take() else { return };
         if !link.said.extended {
             hold.valid = 0;
@@ -143,7 +147,7 @@ impl Protocol {
     }
 }
 
-fn bidding(token: Token, given_up: Option<Token>) -> Step {
+fn claiming(token: Token, abandoned: Option<Token>) -> Step {
     let (sent, link, listener) = (None, None, None);
-    Step::Bidding(Bid { token, given_up, sent, link, listener, called: false, asleep: false })
+    Step::Claiming(Claim { token, abandoned, sent, link, listener, called: false, asleep: false })
 }

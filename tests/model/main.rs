@@ -45,7 +45,7 @@
 //!
 //! Each rule is also broken once, to see that the model notices.
 mod client;
-mod giving_back;
+mod release;
 mod model;
 mod server;
 mod state;
@@ -144,7 +144,7 @@ macro_rules! mutants {
 
 mutants! {
     a_model_without_counting_from_the_send_is_caught: two(1, 0, 0, 0), CountsFromTheAnswer, EXCLUSION;
-    a_hand_off_that_counts_from_the_answer_is_caught: a_pair(1, 0, 0), CountsHandedFromTheAnswer, EXCLUSION;
+    a_hand_off_that_counts_from_the_answer_is_caught: a_pair(1, 0, 0), CountsHandOffsFromTheAnswer, EXCLUSION;
     a_model_without_margin_is_caught: two(1, 0, 0, 1), NoMargin, EXCLUSION;
     a_model_without_nonces_is_caught: one(2, 1), NoNonce, EXCLUSION;
     a_model_without_comparing_is_caught: two(2, 0, 0, 0), DeletesWithoutComparing, EXCLUSION;
@@ -154,15 +154,15 @@ mutants! {
     a_spoilt_token_that_is_used_is_caught: a_pair(1, 1, 0), UsesASpoiltToken, EXCLUSION;
     a_clean_up_over_another_connection_is_caught: two(1, 2, 0, 0), CleansUpElsewhere, NO_KEY_LEFT;
     a_renewal_that_creates_a_key_is_caught: two(1, 1, 1, 0), RenewalCreates, NO_KEY_LEFT;
-    a_waiter_that_sleeps_behind_its_own_token_is_caught: asleep(two(2, 1, 0, 0), 0), OverlooksWhatItGaveUp, NOT_ITSELF;
-    a_model_without_orphans_is_caught: two(1, 1, 0, 0), OwesNothing, NO_KEY_LEFT;
+    a_waiter_that_sleeps_behind_its_own_token_is_caught: asleep(two(2, 1, 0, 0), 0), OverlooksItsAbandonedToken, NOT_ITSELF;
+    a_model_without_orphans_is_caught: two(1, 1, 0, 0), KeepsNoOrphans, NO_KEY_LEFT;
     a_late_answer_reported_as_a_loss_is_caught: two(1, 0, 0, 0), TakesALateAnswerForALoss, LOST;
     an_orphan_that_ends_with_a_missing_key_is_caught: two(1, 1, 0, 0), TakesAMissForTheEnd, NO_KEY_LEFT;
-    a_registration_after_the_attempt_is_caught: asleep(two(1, 0, 0, 0), 0), RegistersAfterItLooks, WOKEN;
+    a_registration_after_the_attempt_is_caught: asleep(two(1, 0, 0, 0), 0), RegistersAfterTheAttempt, WOKEN;
     a_wake_up_that_is_forgotten_is_caught: asleep(two(1, 0, 0, 0), 0), ForgetsWhenItFallsAsleep, WOKEN;
     a_connection_that_redirects_to_an_old_listener_is_caught: asleep(two(1, 0, 0, 0), 1), KeepsToItsFirstListener, WOKEN;
-    a_lost_listener_that_wakes_no_waiter_is_caught: asleep(two(1, 0, 0, 0), 1), LosesItsListenerQuietly, WOKEN;
-    a_lost_tracking_connection_that_wakes_no_waiter_is_caught: asleep(two(1, 0, 0, 0), 1), OverlooksACutLink, WOKEN;
+    a_lost_listener_that_wakes_no_waiter_is_caught: asleep(two(1, 0, 0, 0), 1), WakesNoWaiterWithoutListener, WOKEN;
+    a_lost_tracking_connection_that_wakes_no_waiter_is_caught: asleep(two(1, 0, 0, 0), 1), IgnoresACutLink, WOKEN;
     a_late_release_that_wakes_no_waiter_is_caught: asleep(a_pair(1, 0, 0), 0), ReleasesQuietly, WOKEN;
     a_wait_queue_that_passes_by_a_release_is_caught: asleep(a_pair(1, 0, 0), 0), PassesByARelease, WOKEN;
 }

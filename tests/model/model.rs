@@ -2,14 +2,14 @@
 
 use stateright::{Model, Property};
 
-use crate::state::{Budget, Ear, How, Link, Redis, Release, State, Step, Token};
-use crate::waiting::{self, Heard};
+use crate::state::{Budget, How, Link, Redis, Release, State, Step, Token, Tracking};
+use crate::waiting::{self, Event};
 
 /// A part of the protocol that is left out or done wrongly.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Mutation {
     CountsFromTheAnswer,
-    CountsHandedFromTheAnswer,
+    CountsHandOffsFromTheAnswer,
     NoMargin,
     NoNonce,
     DeletesWithoutComparing,
@@ -19,21 +19,21 @@ pub(crate) enum Mutation {
     CleansUpElsewhere,
     RenewalCreates,
     /// It takes its own abandoned token, which it finds at the key, for another holder's.
-    OverlooksWhatItGaveUp,
-    OwesNothing,
+    OverlooksItsAbandonedToken,
+    KeepsNoOrphans,
     TakesALateAnswerForALoss,
     /// It takes a missing orphan for proof that its `SET` is not under way.
     TakesAMissForTheEnd,
     /// The attempt and the registration for invalidations are two commands.
-    RegistersAfterItLooks,
+    RegistersAfterTheAttempt,
     /// A call that comes during the attempt is forgotten.
     ForgetsWhenItFallsAsleep,
     /// Its connection to Redis redirects to the first listener for ever.
     KeepsToItsFirstListener,
     /// The listener wakes no waiter when its connection is lost, nor when there is another.
-    LosesItsListenerQuietly,
+    WakesNoWaiterWithoutListener,
     /// No waiter is woken when the connection of an attempt is lost.
-    OverlooksACutLink,
+    IgnoresACutLink,
     /// The release of a hold that a peer considers expired wakes no waiter in its own process.
     ReleasesQuietly,
     /// A hold that was valid when it was released counts as over while Redis is asked.
@@ -76,12 +76,12 @@ pub(crate) enum Action {
     ReleaseAgain(usize),
     ReleaseUnconfirmed(usize),
     Execute(At),
-    Hear(At),
+    Receive(At),
     Lose(At, bool),
     Tick(Option<usize>),
     /// The connection of a process's listener is lost, or that of an attempt.
     Cut(usize, bool),
-    Listen(usize, Heard),
+    Listen(usize, Event),
 }
 
 impl Protocol {
@@ -98,12 +98,12 @@ impl Protocol {
     /// No other thread of its process keeps the thread waiting.
     fn is_open(&self, state: &State, thread: usize) -> bool {
         self.peers(thread).all(|peer| match &state.steps[peer] {
-            Step::Idle | Step::InLine(_) => true,
-            Step::Called(..) | Step::Bidding(_) => false,
+            Step::Idle | Step::Queued(_) => true,
+            Step::Called(..) | Step::Claiming(_) => false,
             Step::Holding(hold) => hold.valid == 0,
             // A hold that was valid when it was released is not over until Redis has answered.
             Step::Releasing(release) => {
-                release.wish.is_none() && (release.valid.0 == 0 || self.is(Mutation::PassesByARelease))
+                release.next_token.is_none() && (release.valid.0 == 0 || self.is(Mutation::PassesByARelease))
             }
         })
     }
@@ -112,25 +112,25 @@ impl Protocol {
         match &state.steps[thread] {
             Step::Idle if state.nonces[thread] < self.nonces => actions.push(Action::Start(thread)),
             Step::Idle => {}
-            Step::InLine(_) => {
+            Step::Queued(_) => {
                 actions.push(Action::GiveUp(thread));
                 if self.is_open(state, thread) {
                     actions.push(Action::TakeTurn(thread));
                 }
             }
             Step::Called(..) => actions.push(Action::TakeTurn(thread)),
-            Step::Bidding(bid) if bid.asleep => actions.push(Action::GiveUp(thread)),
-            Step::Bidding(bid) if bid.sent.is_none() => {
+            Step::Claiming(claim) if claim.asleep => actions.push(Action::GiveUp(thread)),
+            Step::Claiming(claim) if claim.sent.is_none() => {
                 actions.extend([Action::Attempt(thread), Action::GiveUp(thread)]);
             }
-            Step::Bidding(bid) => wire(state, At::Own(thread), bid.link.as_ref(), actions),
+            Step::Claiming(claim) => wire(state, At::Own(thread), claim.link.as_ref(), actions),
             Step::Holding(hold) => {
                 let waiting = self.peers(thread).find_map(|peer| match state.steps[peer] {
-                    Step::InLine(wish) => Some(wish),
+                    Step::Queued(next_token) => Some(next_token),
                     _ => None,
                 });
                 actions.push(Action::Release(thread, None));
-                actions.extend(waiting.map(|wish| Action::Release(thread, Some(wish))));
+                actions.extend(waiting.map(|next_token| Action::Release(thread, Some(next_token))));
                 if hold.renewal.is_none() && hold.valid > 0 && state.budget.renewals > 0 {
                     actions.push(Action::Renew(thread));
                 }
@@ -151,10 +151,10 @@ impl Protocol {
                 return state.leave(link);
             }
             At::Own(thread) | At::Keeper(thread) => match &mut state.steps[thread] {
-                Step::Bidding(bid) => bid.link.as_mut(),
+                Step::Claiming(claim) => claim.link.as_mut(),
                 Step::Holding(hold) => hold.renewal.as_mut().map(|(_, link)| link),
                 Step::Releasing(release) => release.link.as_mut(),
-                Step::Idle | Step::InLine(_) | Step::Called(..) => None,
+                Step::Idle | Step::Queued(_) | Step::Called(..) => None,
             },
         };
         let by = match at {
@@ -166,19 +166,19 @@ impl Protocol {
         }
     }
 
-    fn hear(&self, state: &mut State, at: At) {
+    fn receive(&self, state: &mut State, at: At) {
         let (At::Own(thread) | At::Keeper(thread) | At::Stray(thread)) = at;
         match &mut state.steps[thread] {
-            Step::Holding(hold) => self.hear_renewal(hold),
-            Step::Bidding(bid) => {
-                let bid = bid.clone();
-                self.hear_attempt(state, thread, bid);
+            Step::Holding(hold) => self.receive_renewal(hold),
+            Step::Claiming(claim) => {
+                let claim = claim.clone();
+                self.receive_attempt(state, thread, claim);
             }
             Step::Releasing(release) => {
                 let release = release.clone();
-                self.hear_release(state, thread, release);
+                self.receive_release(state, thread, release);
             }
-            Step::Idle | Step::InLine(_) | Step::Called(..) => {}
+            Step::Idle | Step::Queued(_) | Step::Called(..) => {}
         }
     }
 
@@ -190,15 +190,15 @@ impl Protocol {
                 let link = hold.renewal.take().map(|(_, link)| link).unwrap_or_default();
                 state.leave(link);
             }
-            Step::Bidding(bid) => {
-                let bid = bid.clone();
-                self.lose_attempt(state, thread, bid, link_stands);
+            Step::Claiming(claim) => {
+                let claim = claim.clone();
+                self.lose_attempt(state, thread, claim, link_stands);
             }
             Step::Releasing(release) => {
                 let link = Protocol::lose_release(release, link_stands);
                 state.leave(link);
             }
-            Step::Idle | Step::InLine(_) | Step::Called(..) => {}
+            Step::Idle | Step::Queued(_) | Step::Called(..) => {}
         }
     }
 
@@ -210,7 +210,7 @@ impl Protocol {
             self.actions_of(state, thread, &mut next);
             match next.first() {
                 Some(Action::Execute(at)) => self.execute_at(state, *at),
-                Some(Action::Hear(at)) => self.hear(state, *at),
+                Some(Action::Receive(at)) => self.receive(state, *at),
                 _ => return,
             }
         }
@@ -227,9 +227,9 @@ impl Protocol {
                 state.budget.renewals -= 1;
                 Protocol::renew(hold);
             }
-            (Action::Release(_, wish), Step::Holding(hold)) => {
+            (Action::Release(_, next_token), Step::Holding(hold)) => {
                 let hold = hold.clone();
-                Protocol::release(state, thread, hold, wish);
+                Protocol::release(state, thread, hold, next_token);
             }
             (Action::ReleaseAgain(_), Step::Releasing(release)) => Protocol::release_again(release),
             (Action::ReleaseUnconfirmed(_), Step::Releasing(release)) => {
@@ -244,7 +244,7 @@ impl Protocol {
 /// What can happen to a batch whose answer is awaited.
 fn wire(state: &State, at: At, link: Option<&Link>, actions: &mut Vec<Action>) {
     let Some(link) = link else { return };
-    actions.push(if link.commands.is_empty() { Action::Hear(at) } else { Action::Execute(at) });
+    actions.push(if link.commands.is_empty() { Action::Receive(at) } else { Action::Execute(at) });
     if state.budget.losses > 0 {
         actions.push(Action::Lose(at, false));
         if matches!(at, At::Own(_)) {
@@ -259,11 +259,11 @@ impl Model for Protocol {
 
     fn init_states(&self) -> Vec<State> {
         vec![State {
-            redis: Redis { key: None, ears: vec![Ear::NEW; self.listeners()] },
+            redis: Redis { key: None, tracking: vec![Tracking::NEW; self.listeners()] },
             steps: vec![Step::Idle; self.threads.len()],
             nonces: vec![0; self.threads.len()],
             strays: Vec::new(),
-            owed: Vec::new(),
+            orphans: Vec::new(),
             budget: self.budget.clone(),
             wrongly_released: false,
             wrongly_lost: false,
@@ -275,8 +275,8 @@ impl Model for Protocol {
             self.actions_of(state, thread, actions);
         }
         actions.extend((0..state.strays.len()).map(|number| Action::Execute(At::Stray(number))));
-        for (process, ear) in state.redis.ears.iter().copied().enumerate() {
-            waiting::actions(process, ear, state.budget.cuts > 0, actions);
+        for (process, tracking) in state.redis.tracking.iter().copied().enumerate() {
+            waiting::actions(process, tracking, state.budget.cuts > 0, actions);
         }
         actions.push(Action::Tick(None));
         if state.budget.missed > 0 {
@@ -289,10 +289,10 @@ impl Model for Protocol {
         let mut state = last.clone();
         match action {
             Action::Execute(at) => self.execute_at(&mut state, at),
-            Action::Hear(at) => self.hear(&mut state, at),
+            Action::Receive(at) => self.receive(&mut state, at),
             Action::Lose(at, link_stands) => self.lose(&mut state, at, link_stands),
             Action::Cut(process, of_listener) => Protocol::cut(&mut state, process, of_listener),
-            Action::Listen(process, heard) => self.listen(&mut state, process, heard),
+            Action::Listen(process, event) => self.listen(&mut state, process, event),
             Action::Tick(missed_by) => {
                 state.budget.missed -= u8::from(missed_by.is_some());
                 self.tick(&mut state, missed_by);
@@ -335,12 +335,12 @@ impl Model for Protocol {
                 (0..state.steps.len()).all(|thread| model.has_something_to_come(state, thread))
             }));
             properties.push(Property::sometimes("a waiter sleeps", |_, state: &State| {
-                state.steps.iter().any(|step| matches!(step, Step::Bidding(bid) if bid.asleep))
+                state.steps.iter().any(|step| matches!(step, Step::Claiming(claim) if claim.asleep))
             }));
         }
         if self.threads.iter().enumerate().any(|(thread, _)| self.peers(thread).next().is_some()) {
-            properties.push(Property::sometimes("a lock is handed on", |_, state: &State| {
-                came_by_it(state, How::HandedOn)
+            properties.push(Property::sometimes("a lock is handed off", |_, state: &State| {
+                came_by_it(state, How::HandedOff)
             }));
         }
         let held = [("the first holds", 0), ("the second holds", 1), ("the third holds", 2)];
@@ -354,12 +354,12 @@ impl Model for Protocol {
 }
 
 pub(crate) const EXCLUSION: &str = "at most one thread believes that it holds the lock";
-pub(crate) const RELEASED: &str = "what is released at the first answer stood there";
+pub(crate) const RELEASED: &str = "a release that the first answer confirms has deleted its token";
 pub(crate) const LOST: &str =
-    "what was valid when it was given back is not told as lost, where Redis forgets nothing";
-pub(crate) const NOT_ITSELF: &str = "no thread waits for what it gave up";
+    "a hold that was valid when it was released is not reported as lost, where Redis forgets nothing";
+pub(crate) const NOT_ITSELF: &str = "no thread waits for its own abandoned token";
 pub(crate) const WOKEN: &str = "a waiter that sleeps will be called";
-pub(crate) const NO_KEY_LEFT: &str = "whatever stands in Redis is known to somebody";
+pub(crate) const NO_KEY_LEFT: &str = "every key in Redis is known to a thread or a keeper";
 
 fn holds(state: &State, thread: usize) -> bool {
     matches!(&state.steps[thread], Step::Holding(hold) if hold.valid > 0)
@@ -377,5 +377,5 @@ fn believers(state: &State) -> usize {
 /// way, after it.
 fn is_known(state: &State, token: Token) -> bool {
     state.steps.iter().any(|step| step.uses(token))
-        || state.owed.iter().any(|leftover| leftover.token == token)
+        || state.orphans.iter().any(|orphan| orphan.token == token)
 }

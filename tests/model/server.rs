@@ -1,7 +1,7 @@
 //! Redis: one key, commands as one step each, and time.
 
 use crate::model::{Mutation, Protocol};
-use crate::state::{Command, Connected, Handed, LEASE, Leftover, Link, Redis, Said, State, Step, Token};
+use crate::state::{Command, Connected, LEASE, Link, Orphan, Outcome, Redis, Said, State, Step, Token};
 
 impl Protocol {
     /// Executes a connection's next command, of a process that gets no invalidation for its own
@@ -23,13 +23,13 @@ impl Protocol {
     fn run(&self, redis: &mut Redis, command: Command, by: Option<usize>) -> Said {
         let mut said = Said::default();
         match command {
-            Command::Set(token) | Command::Look(token, _) if redis.key.is_none() => {
+            Command::Set(token) | Command::Attempt(token, _) if redis.key.is_none() => {
                 said.set = true;
                 redis.key = Some((token, LEASE));
                 redis.changed(by);
             }
             Command::Set(_) => {}
-            Command::Look(token, listener) => {
+            Command::Attempt(token, listener) => {
                 said.found = redis.key.map(|(found, _)| found);
                 self.register(redis, token.thread, listener);
             }
@@ -59,8 +59,10 @@ impl Protocol {
 
     /// The listener of that number gets an invalidation for the next change, if it is still there.
     fn register(&self, redis: &mut Redis, thread: u8, listener: Option<u8>) {
-        let Some(ear) = redis.ears.get_mut(usize::from(self.threads[usize::from(thread)])) else { return };
-        ear.registered |= ear.connected == Connected::Yes && listener == Some(ear.number);
+        let Some(tracking) = redis.tracking.get_mut(usize::from(self.threads[usize::from(thread)])) else {
+            return;
+        };
+        tracking.registered |= tracking.connected == Connected::Yes && listener == Some(tracking.number);
     }
 
     /// A tick passes. One thread's clock may miss it.
@@ -80,13 +82,13 @@ impl Protocol {
 
     fn grow_older(&self, step: &mut Step) {
         match step {
-            Step::Idle | Step::InLine(_) => {}
-            Step::Called(_, handed) => match handed {
-                Handed::Taken { age } => older(age),
-                Handed::Nothing | Handed::Spoilt => {}
+            Step::Idle | Step::Queued(_) => {}
+            Step::Called(_, outcome) => match outcome {
+                Outcome::Taken { age } => older(age),
+                Outcome::Nothing | Outcome::Spoilt => {}
             },
-            Step::Bidding(bid) => {
-                bid.sent.iter_mut().for_each(older);
+            Step::Claiming(claim) => {
+                claim.sent.iter_mut().for_each(older);
             }
             Step::Holding(hold) => {
                 if !self.is(Mutation::TrustsAFlag) {
@@ -96,8 +98,8 @@ impl Protocol {
             }
             Step::Releasing(release) => {
                 release.valid.1 = release.valid.1.saturating_sub(1);
-                release.wish.iter_mut().for_each(|(_, age)| older(age));
-                if let Handed::Taken { age } = &mut release.handed {
+                release.next_token.iter_mut().for_each(|(_, age)| older(age));
+                if let Outcome::Taken { age } = &mut release.outcome {
                     older(age);
                 }
             }
@@ -110,24 +112,24 @@ impl Protocol {
     /// missing may still come: where that takes longer than the lease, it is left to its lease,
     /// which is noted by an orphan with no time left.
     fn clean_up(&self, state: &mut State) {
-        for mut leftover in std::mem::take(&mut state.owed) {
-            if leftover.left > 0 {
-                let said = self.run(&mut state.redis, Command::Delete(leftover.token), None);
-                if said.removed || !leftover.stray || self.is(Mutation::TakesAMissForTheEnd) {
+        for mut orphan in std::mem::take(&mut state.orphans) {
+            if orphan.left > 0 {
+                let said = self.run(&mut state.redis, Command::Delete(orphan.token), None);
+                if said.removed || !orphan.stray || self.is(Mutation::TakesAMissForTheEnd) {
                     continue;
                 }
-                leftover.left -= 1;
+                orphan.left -= 1;
             }
-            if leftover.left > 0 || may_come(state, &leftover) {
-                state.owed.push(leftover);
+            if orphan.left > 0 || may_come(state, &orphan) {
+                state.orphans.push(orphan);
             }
         }
     }
 }
 
-fn may_come(state: &State, leftover: &Leftover) -> bool {
-    let set = Command::Set(leftover.token);
-    stands(state.redis.key.as_ref(), leftover.token)
+fn may_come(state: &State, orphan: &Orphan) -> bool {
+    let set = Command::Set(orphan.token);
+    stands(state.redis.key.as_ref(), orphan.token)
         || state.strays.iter().any(|link| link.commands.contains(&set))
 }
 

@@ -21,7 +21,7 @@ pub(crate) enum Command {
     Set(Token),
     /// The same and, where another has the lock, who that is: one script. The listener of this
     /// number gets an invalidation for the next change then.
-    Look(Token, Option<u8>),
+    Attempt(Token, Option<u8>),
     /// Requests an invalidation for the next change: only a mutant sends that by itself.
     Register(u8, Option<u8>),
     /// Compare and delete.
@@ -67,10 +67,10 @@ impl Link {
 
 /// A token on its way into Redis. Ages are in ticks since the send.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub(crate) struct Bid {
+pub(crate) struct Claim {
     pub(crate) token: Token,
     /// The last token that this claim has abandoned: Redis may hold it.
-    pub(crate) given_up: Option<Token>,
+    pub(crate) abandoned: Option<Token>,
     /// The attempt whose answer is awaited.
     pub(crate) sent: Option<u8>,
     pub(crate) link: Option<Link>,
@@ -94,22 +94,22 @@ pub(crate) enum Connected {
 
 /// A process's listener, and what Redis tracks for it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(crate) struct Ear {
+pub(crate) struct Tracking {
     pub(crate) connected: Connected,
     /// The number of its connection, or of the last one where there is none.
     pub(crate) number: u8,
     /// It will get an invalidation for the next change, once.
     pub(crate) registered: bool,
     /// An invalidation is under way to it.
-    pub(crate) word: bool,
+    pub(crate) invalidation: bool,
     /// The connection of the attempt is lost, and Redis has forgotten what it tracked. The process
     /// has not noticed.
     pub(crate) cut: bool,
 }
 
-impl Ear {
-    pub(crate) const NEW: Ear =
-        Ear { connected: Connected::Yes, number: 0, registered: false, word: false, cut: false };
+impl Tracking {
+    pub(crate) const NEW: Tracking =
+        Tracking { connected: Connected::Yes, number: 0, registered: false, invalidation: false, cut: false };
 }
 
 /// What Redis knows.
@@ -118,16 +118,16 @@ pub(crate) struct Redis {
     /// The value of the key, and for how many ticks.
     pub(crate) key: Option<(Token, u8)>,
     /// By process. None where the waiters poll.
-    pub(crate) ears: Vec<Ear>,
+    pub(crate) tracking: Vec<Tracking>,
 }
 
 impl Redis {
     /// The key has changed. A connection gets no invalidation for its own change, so neither does a
     /// process that may have attempted over it.
     pub(crate) fn changed(&mut self, by: Option<usize>) {
-        for (process, ear) in self.ears.iter_mut().enumerate() {
-            if std::mem::take(&mut ear.registered) && by != Some(process) {
-                ear.word |= ear.connected == Connected::Yes;
+        for (process, tracking) in self.tracking.iter_mut().enumerate() {
+            if std::mem::take(&mut tracking.registered) && by != Some(process) {
+                tracking.invalidation |= tracking.connected == Connected::Yes;
             }
         }
     }
@@ -137,7 +137,7 @@ impl Redis {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum How {
     Asked,
-    HandedOn,
+    HandedOff,
 }
 
 /// A hold, as its thread sees it.
@@ -153,7 +153,7 @@ pub(crate) struct Hold {
 
 /// What became of the `SET` of a hand-off.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(crate) enum Handed {
+pub(crate) enum Outcome {
     Nothing,
     Taken { age: u8 },
     Spoilt,
@@ -168,18 +168,18 @@ pub(crate) struct Release {
     /// A try under way.
     pub(crate) link: Option<Link>,
     /// The `SET` that was sent with the first try, and how long ago.
-    pub(crate) wish: Option<(Token, u8)>,
-    pub(crate) handed: Handed,
+    pub(crate) next_token: Option<(Token, u8)>,
+    pub(crate) outcome: Outcome,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Step {
     Idle,
     /// Behind another thread of its process, with a token to take.
-    InLine(Token),
+    Queued(Token),
     /// The turn was handed off to it.
-    Called(Token, Handed),
-    Bidding(Bid),
+    Called(Token, Outcome),
+    Claiming(Claim),
     Holding(Hold),
     Releasing(Release),
 }
@@ -188,11 +188,12 @@ impl Step {
     pub(crate) fn uses(&self, token: Token) -> bool {
         match self {
             Step::Idle => false,
-            Step::InLine(own) | Step::Called(own, _) => *own == token,
-            Step::Bidding(bid) => bid.token == token,
+            Step::Queued(own) | Step::Called(own, _) => *own == token,
+            Step::Claiming(claim) => claim.token == token,
             Step::Holding(hold) => hold.token == token,
             Step::Releasing(release) => {
-                release.token == token || release.wish.is_some_and(|(wish, _)| wish == token)
+                release.token == token
+                    || release.next_token.is_some_and(|(next_token, _)| next_token == token)
             }
         }
     }
@@ -200,7 +201,7 @@ impl Step {
 
 /// A key that the keeper of a process deletes, once a tick.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub(crate) struct Leftover {
+pub(crate) struct Orphan {
     pub(crate) token: Token,
     /// Zero: the key, or what may still come, is left to its lease.
     pub(crate) left: u8,
@@ -228,7 +229,7 @@ pub(crate) struct State {
     pub(crate) nonces: Vec<u8>,
     /// Connections that are not read any more. What was sent may be executed at any time, or never.
     pub(crate) strays: Vec<Link>,
-    pub(crate) owed: Vec<Leftover>,
+    pub(crate) orphans: Vec<Orphan>,
     pub(crate) budget: Budget,
     /// A release was reported as such after a first answer, and its token had not been at the key.
     pub(crate) wrongly_released: bool,
@@ -243,7 +244,7 @@ impl State {
     pub(crate) fn leave(&mut self, mut link: Link) {
         link.commands.retain(|command| !matches!(command, Command::Register(..)));
         for command in &mut link.commands {
-            if let Command::Look(token, _) = *command {
+            if let Command::Attempt(token, _) = *command {
                 *command = Command::Set(token);
             }
         }
@@ -259,7 +260,7 @@ impl State {
     pub(crate) fn forget_what_is_void(&mut self) {
         for link in std::mem::take(&mut self.strays) {
             let alive = link.commands.iter().any(|command| match command {
-                Command::Set(_) | Command::Look(..) => true,
+                Command::Set(_) | Command::Attempt(..) => true,
                 Command::Register(..) => false,
                 Command::Delete(token) | Command::Renew(token) => self.may_matter(*token),
             });
@@ -275,9 +276,9 @@ impl State {
             || self.strays.iter().any(|link| link.commands.contains(&Command::Set(token)))
     }
 
-    pub(crate) fn owe(&mut self, token: Token, stray: bool) {
-        self.owed.retain(|leftover| leftover.token != token);
-        self.owed.push(Leftover { token, left: LEASE, stray });
-        self.owed.sort();
+    pub(crate) fn add_orphan(&mut self, token: Token, stray: bool) {
+        self.orphans.retain(|orphan| orphan.token != token);
+        self.orphans.push(Orphan { token, left: LEASE, stray });
+        self.orphans.sort();
     }
 }

@@ -1,12 +1,12 @@
 //! Waiting: the listener of a process, what it receives, and what a waiter that sleeps relies on.
 
 use crate::model::{Action, Mutation, PROMPT, Protocol};
-use crate::state::{Connected, Ear, State, Step};
+use crate::state::{Connected, State, Step, Tracking};
 
 /// What a listener receives.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Heard {
-    Word,
+pub(crate) enum Event {
+    Invalidation,
     /// The connection of an attempt is lost.
     Cut,
     /// Its own connection is lost.
@@ -26,63 +26,66 @@ impl Protocol {
     /// for the listener; or the invalidation, or the loss of a connection, is about to reach the
     /// process.
     pub(crate) fn has_something_to_come(&self, state: &State, thread: usize) -> bool {
-        if !matches!(&state.steps[thread], Step::Bidding(bid) if bid.asleep) {
+        if !matches!(&state.steps[thread], Step::Claiming(claim) if claim.asleep) {
             return true;
         }
-        let ear = &state.redis.ears[usize::from(self.threads[thread])];
+        let tracking = &state.redis.tracking[usize::from(self.threads[thread])];
         let calls_at_its_end = |peer: usize| match &state.steps[peer] {
             Step::Releasing(release) => release.valid.0 == 0,
             _ => false,
         };
-        ear.registered && state.redis.key.is_some()
-            || ear.word
-            || ear.cut
-            || ear.connected == Connected::Lost
+        tracking.registered && state.redis.key.is_some()
+            || tracking.invalidation
+            || tracking.cut
+            || tracking.connected == Connected::Lost
             || self.peers(thread).any(calls_at_its_end)
     }
 
     /// Whether a thread sleeps since its attempt, and the value that it found is its own abandoned
     /// token.
     pub(crate) fn waits_for_itself(&self, state: &State, thread: usize) -> bool {
-        let Step::Bidding(bid) = &state.steps[thread] else { return false };
+        let Step::Claiming(claim) = &state.steps[thread] else { return false };
         let found = state.redis.key.map(|(found, _)| found);
-        let ear = state.redis.ears.get(usize::from(self.threads[thread]));
+        let tracking = state.redis.tracking.get(usize::from(self.threads[thread]));
         // While the key is tracked, it has not changed since the attempt.
-        bid.asleep && bid.given_up.is_some() && bid.given_up == found && ear.is_some_and(|ear| ear.registered)
+        claim.asleep
+            && claim.abandoned.is_some()
+            && claim.abandoned == found
+            && tracking.is_some_and(|tracking| tracking.registered)
     }
 
     /// The number of the listener of a thread's process, while that is connected as far as the
     /// process knows.
     pub(crate) fn listener(&self, state: &State, thread: usize) -> Option<u8> {
-        let ear = state.redis.ears.get(usize::from(self.threads[thread]))?;
-        (ear.connected != Connected::No).then_some(ear.number)
+        let tracking = state.redis.tracking.get(usize::from(self.threads[thread]))?;
+        (tracking.connected != Connected::No).then_some(tracking.number)
     }
 
     /// The listener of a process calls.
     pub(crate) fn call(&self, state: &mut State, process: usize) {
         for (thread, step) in state.steps.iter_mut().enumerate() {
-            if let Step::Bidding(bid) = step
+            if let Step::Claiming(claim) = step
                 && usize::from(self.threads[thread]) == process
             {
-                bid.asleep = false;
-                bid.called = bid.sent.is_some();
+                claim.asleep = false;
+                claim.called = claim.sent.is_some();
             }
         }
     }
 
     /// What a process's listener does next.
-    pub(crate) fn listen(&self, state: &mut State, process: usize, heard: Heard) {
-        let ear = &mut state.redis.ears[process];
-        match heard {
-            Heard::Word => ear.word = false,
-            Heard::Cut => ear.cut = false,
-            Heard::Lost => ear.connected = Connected::No,
-            Heard::Back => (ear.connected, ear.number) = (Connected::Yes, ear.number + 1),
+    pub(crate) fn listen(&self, state: &mut State, process: usize, event: Event) {
+        let tracking = &mut state.redis.tracking[process];
+        match event {
+            Event::Invalidation => tracking.invalidation = false,
+            Event::Cut => tracking.cut = false,
+            Event::Lost => tracking.connected = Connected::No,
+            Event::Back => (tracking.connected, tracking.number) = (Connected::Yes, tracking.number + 1),
         }
-        let quietly = match heard {
-            Heard::Word => false,
-            Heard::Cut => self.is(Mutation::OverlooksACutLink),
-            Heard::Lost | Heard::Back => self.is(Mutation::LosesItsListenerQuietly),
+        let quietly = match event {
+            Event::Invalidation => false,
+            Event::Cut => self.is(Mutation::IgnoresACutLink),
+            Event::Lost | Event::Back => self.is(Mutation::WakesNoWaiterWithoutListener),
         };
         if !quietly {
             self.call(state, process);
@@ -92,31 +95,31 @@ impl Protocol {
     /// A connection is lost: the listener's, or that of the last attempt.
     pub(crate) fn cut(state: &mut State, process: usize, of_listener: bool) {
         state.budget.cuts -= 1;
-        let ear = &mut state.redis.ears[process];
-        ear.registered = false;
+        let tracking = &mut state.redis.tracking[process];
+        tracking.registered = false;
         if of_listener {
-            (ear.connected, ear.word) = (Connected::Lost, false);
+            (tracking.connected, tracking.invalidation) = (Connected::Lost, false);
         } else {
-            ear.cut = true;
+            tracking.cut = true;
         }
     }
 }
 
 /// What can happen to a listener.
-pub(crate) fn actions(process: usize, ear: Ear, may_cut: bool, actions: &mut Vec<Action>) {
-    if ear.word {
-        actions.push(Action::Listen(process, Heard::Word));
+pub(crate) fn actions(process: usize, tracking: Tracking, may_cut: bool, actions: &mut Vec<Action>) {
+    if tracking.invalidation {
+        actions.push(Action::Listen(process, Event::Invalidation));
     }
-    if ear.cut {
-        actions.push(Action::Listen(process, Heard::Cut));
+    if tracking.cut {
+        actions.push(Action::Listen(process, Event::Cut));
     }
-    match ear.connected {
+    match tracking.connected {
         Connected::Yes if may_cut => actions.push(Action::Cut(process, true)),
         Connected::Yes => {}
-        Connected::Lost => actions.push(Action::Listen(process, Heard::Lost)),
-        Connected::No => actions.push(Action::Listen(process, Heard::Back)),
+        Connected::Lost => actions.push(Action::Listen(process, Event::Lost)),
+        Connected::No => actions.push(Action::Listen(process, Event::Back)),
     }
-    if ear.registered && may_cut {
+    if tracking.registered && may_cut {
         actions.push(Action::Cut(process, false));
     }
 }

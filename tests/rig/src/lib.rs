@@ -43,7 +43,7 @@ pub use self::proxy::{Exchange, Fault, Proxy};
 pub use self::resp::{CLAIM, as_set, claim_hash};
 pub use self::server::{Server, is_server_installed, server_version};
 pub use self::wait::{eventually, throughout, time, within};
-pub use self::worker::Worker;
+pub use self::worker::{Worker, is_alone};
 
 /// Longer than anything takes that a test waits for.
 pub const LONG: Duration = Duration::from_secs(20);

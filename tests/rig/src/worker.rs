@@ -154,6 +154,23 @@ impl Drop for Worker {
     }
 }
 
+/// Runs a test once more, in a process where nothing else runs: returns true there. `module` is the
+/// test's `module_path!()`.
+#[track_caller]
+pub fn is_alone(module: &str, test: &str) -> bool {
+    const ALONE: &str = "alone";
+    if role::name().as_deref() == Some(ALONE) {
+        return true;
+    }
+    let (_crate, module) = module.split_once("::").expect("a module of a test binary");
+    let mut again = role::command(ALONE, &[]);
+    let output = again.args([&*format!("{module}::{test}"), "--exact"]).output();
+    let output = output.expect("this binary can be started");
+    let printed = String::from_utf8_lossy(&output.stdout);
+    assert!(output.status.success() && printed.contains("1 passed"), "{printed}");
+    false
+}
+
 /// Reads `stream` until its end, on a thread of its own.
 fn collect(
     name: &str,

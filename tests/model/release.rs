@@ -1,22 +1,22 @@
 //! A thread that releases the lock, and hands it off.
 
 use crate::model::{Mutation, Protocol};
-use crate::state::{Command, Handed, Hold, Link, Release, State, Step, Token};
+use crate::state::{Command, Hold, Link, Outcome, Release, State, Step, Token};
 
 impl Protocol {
     /// Begins to release, with the `SET` of the next waiter, if the lock is to be handed off.
-    pub(crate) fn release(state: &mut State, thread: usize, hold: Hold, wish: Option<Token>) {
+    pub(crate) fn release(state: &mut State, thread: usize, hold: Hold, next_token: Option<Token>) {
         // The hold has left the table: the answer to a renewal is not read any more.
         state.leave(hold.renewal.map(|(_, link)| link).unwrap_or_default());
         let mut link = Link::with(&[Command::Delete(hold.token)]);
-        link.commands.extend(wish.map(Command::Set));
+        link.commands.extend(next_token.map(Command::Set));
         state.steps[thread] = Step::Releasing(Release {
             token: hold.token,
             valid: (hold.valid, hold.valid),
             maybe_done: false,
             link: Some(link),
-            wish: wish.map(|token| (token, 0)),
-            handed: Handed::Nothing,
+            next_token: next_token.map(|token| (token, 0)),
+            outcome: Outcome::Nothing,
         });
     }
 
@@ -26,33 +26,33 @@ impl Protocol {
     }
 
     /// The answer to a release has come.
-    pub(crate) fn hear_release(&self, state: &mut State, thread: usize, mut release: Release) {
+    pub(crate) fn receive_release(&self, state: &mut State, thread: usize, mut release: Release) {
         let said = release.link.take().unwrap_or_default().said;
-        if let Some((_, age)) = release.wish
+        if let Some((_, age)) = release.next_token
             && said.set
         {
-            release.handed = Handed::Taken { age };
+            release.outcome = Outcome::Taken { age };
         }
         state.wrongly_released |= said.removed && !said.stood && !release.maybe_done;
-        let (when_given_back, now) = release.valid;
+        let (when_released, now) = release.valid;
         // A token that is not there proves a loss only before the hold's own end; later, it is not
         // confirmed.
         let proves = now > 0 || self.is(Mutation::TakesALateAnswerForALoss);
-        let is_told_lost = !said.removed && !release.maybe_done && proves;
-        state.wrongly_lost |= is_told_lost && when_given_back > 0;
+        let reports_loss = !said.removed && !release.maybe_done && proves;
+        state.wrongly_lost |= reports_loss && when_released > 0;
         self.finish_release(state, thread, &release, true);
     }
 
     /// The answer to a release does not come.
     pub(crate) fn lose_release(release: &mut Release, link_stands: bool) -> Link {
         let mut link = release.link.take().unwrap_or_default();
-        if let Some((wish, _)) = release.wish
-            && release.handed == Handed::Nothing
+        if let Some((next_token, _)) = release.next_token
+            && release.outcome == Outcome::Nothing
         {
             if link_stands {
-                link.commands.push(Command::Delete(wish));
+                link.commands.push(Command::Delete(next_token));
             }
-            release.handed = Handed::Spoilt;
+            release.outcome = Outcome::Spoilt;
         }
         release.maybe_done = true;
         link
@@ -61,22 +61,22 @@ impl Protocol {
     /// The release is over, answered or not: the next waiter has the result of the hand-off.
     pub(crate) fn finish_release(&self, state: &mut State, thread: usize, release: &Release, answered: bool) {
         if !answered {
-            state.owe(release.token, false);
+            state.add_orphan(release.token, false);
         }
         state.steps[thread] = Step::Idle;
         if release.valid.0 == 0 && !self.is(Mutation::ReleasesQuietly) {
             // A peer considers it expired, and may have attempted over the same connection.
             self.call(state, self.threads[thread].into());
         }
-        let Some((wish, _)) = release.wish else { return };
+        let Some((next_token, _)) = release.next_token else { return };
         let mut peers = self.peers(thread);
-        if let Some(peer) = peers.find(|peer| state.steps[*peer] == Step::InLine(wish)) {
-            state.steps[peer] = Step::Called(wish, release.handed);
-            if release.handed == Handed::Spoilt && !self.is(Mutation::OwesNothing) {
-                state.owe(wish, true);
+        if let Some(peer) = peers.find(|peer| state.steps[*peer] == Step::Queued(next_token)) {
+            state.steps[peer] = Step::Called(next_token, release.outcome);
+            if release.outcome == Outcome::Spoilt && !self.is(Mutation::KeepsNoOrphans) {
+                state.add_orphan(next_token, true);
             }
-        } else if !self.is(Mutation::OwesNothing) {
-            state.owe(wish, !matches!(release.handed, Handed::Taken { .. }));
+        } else if !self.is(Mutation::KeepsNoOrphans) {
+            state.add_orphan(next_token, !matches!(release.outcome, Outcome::Taken { .. }));
         }
     }
 }
