@@ -81,8 +81,8 @@ fn side_by_side(title: &str, server: &Server, locks: &LockManager) {
     println!("longest wait of 8 threads on one key: {longest:.1?}");
 }
 
-/// Many threads, none of which waits for another's lock: how far a pool of each size keeps up with a
-/// connection for each thread.
+/// Many threads, none of which waits for another's lock: how far a pool of each size keeps up with
+/// a connection for each thread.
 fn keys_of_their_own(server: &Server) {
     const SIZES: [u32; 3] = [8, 32, 64];
     const THREADS: u32 = 64;

@@ -102,7 +102,7 @@ fn handoff(report: &mut Report) {
 
     let server = Server::start();
     let (locks, mut plain, mut floor) = (connect(&server), server.connect(), Floor::new(&server));
-    let mut child = Child::start("waiter", &server.url(), "handed on");
+    let mut child = Child::start("waiter", &server.url(), "handed off");
     let mut by_hand = Child::start("told by hand", &server.url(), "by hand");
     let (mut pings, mut calls, mut returns) = (Vec::new(), Vec::new(), Vec::new());
     let (mut floor_calls, mut floor_returns) = (Vec::new(), Vec::new());
@@ -112,10 +112,10 @@ fn handoff(report: &mut Report) {
         let () = redis::cmd("PING").query(&mut plain).expect("answers");
         let ping = now().saturating_sub(asked);
 
-        let guard = locks.lock("handed on").expect("locks");
-        let ours = hand_on(&mut child, || _ = guard.unlock().expect("unlocks"));
+        let guard = locks.lock("handed off").expect("locks");
+        let ours = hand_off(&mut child, || _ = guard.unlock().expect("unlocks"));
         floor.take("by hand");
-        let floor = hand_on(&mut by_hand, || floor.give_back("by hand"));
+        let floor = hand_off(&mut by_hand, || floor.give_back("by hand"));
         by_hand.expect("given back");
         if sample >= WARM_UP {
             pings.push(ping);
@@ -146,7 +146,7 @@ fn handoff(report: &mut Report) {
 
 /// Has a child wait for what this process holds, and releases it: when the child had it, counted
 /// from the call of the release and from its return.
-fn hand_on(child: &mut Child, release: impl FnOnce()) -> (Duration, Duration) {
+fn hand_off(child: &mut Child, release: impl FnOnce()) -> (Duration, Duration) {
     child.tell("lock");
     child.expect("waiting");
     idle_for_a_while();

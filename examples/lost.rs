@@ -1,6 +1,8 @@
-//! A process is stopped while it holds a lock, a rival takes it, and the lock says so before the card is charged twice.
+//! A process is stopped while it holds a lock, a rival takes it, and the lock says so before the
+//! card is charged twice.
 //!
-//! Run it with `bash examples/run.sh lost`, or `cargo run --example lost` if redis-server is installed (not on Windows).
+//! Run it with `bash examples/run.sh lost`, or `cargo run --example lost` if redis-server is
+//! installed (not on Windows).
 
 use std::error::Error;
 use std::io;

@@ -1,6 +1,8 @@
-//! Functions that lock and call each other: each takes the locks it needs, whoever calls it.
+//! Functions that lock and call each other: each takes the locks it needs, whichever function calls
+//! it.
 //!
-//! Run it with `bash examples/run.sh nested`, or `cargo run --example nested` if redis-server is installed.
+//! Run it with `bash examples/run.sh nested`, or `cargo run --example nested` if redis-server is
+//! installed.
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
@@ -30,7 +32,8 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     Ok(())
 }
 
-/// What `with_lock_result` asks of an error is the `From`: so one type serves for the body and for the lock.
+/// What `with_lock_result` asks of an error is the `From`: so one type serves for the body and for
+/// the lock.
 #[derive(Debug, thiserror::Error)]
 enum BankError {
     #[error(transparent)]
@@ -45,7 +48,8 @@ struct Bank {
 }
 
 impl Bank {
-    /// Locks in the order of the names, whichever way the money goes, or two transfers could wait for ever.
+    /// Locks in the order of the names, whichever way the money goes, or two transfers could wait
+    /// for ever.
     fn transfer(&self, from: &str, to: &str, amount: i64) -> Result<(), BankError> {
         let both = |_: &LockGuard| {
             self.change("  withdraw", from, -amount)?;

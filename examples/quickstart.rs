@@ -1,6 +1,8 @@
-//! Three processes compete for one lock; a chart shows that no two of them ever held it at the same time.
+//! Three processes compete for one lock; a chart shows that no two of them ever held it at the same
+//! time.
 //!
-//! Run it with `bash examples/run.sh`, or `cargo run --example quickstart` if redis-server is installed.
+//! Run it with `bash examples/run.sh`, or `cargo run --example quickstart` if redis-server is
+//! installed.
 
 use std::error::Error;
 use std::thread::sleep;

@@ -39,7 +39,7 @@ pub(crate) use crate::acquire::step::Ask;
 /// How often a waiter checks whether the holder has died, where it may take the lock over then.
 const DEAD_HOLDER_CHECK: Duration = Duration::from_millis(50);
 
-/// What is taken, for whom, and by what means.
+/// What is taken, for which owner, and by what means.
 #[derive(Clone, Copy)]
 pub(crate) struct AcquireContext<'a> {
     pub(crate) store: &'a Store,
@@ -81,7 +81,7 @@ pub(crate) fn acquire(
     if let HandoffOutcome::Taken { sent, answered } = handed
         && Moment::now() < claim.lease.valid_until(sent)
     {
-        context.counters.handed_on.add(1);
+        context.counters.handed_off.add(1);
         return Ok(Taken { token: claim.token, at: AcquiredAt { sent, answered } });
     }
     let mut pending = PendingClaim::new(context, claim, handed, !patience.once, patience.deadline);
@@ -518,6 +518,6 @@ mod tests {
             let orphan = rig.keeper.work.lock().leases.orphans.next() < Moment::NEVER;
             assert_eq!(orphan, !is_taken, "the token is the keeper's to delete");
         }
-        assert_eq!(rig.keeper.counters.read().handed_on, 1);
+        assert_eq!(rig.keeper.counters.read().handed_off, 1);
     }
 }

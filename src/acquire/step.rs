@@ -171,7 +171,8 @@ impl<'a> Progress<'a> {
     }
 
     /// The listener that missed a change, if one did: a long sleep has ended without a wake-up, and
-    /// the holder is not the one of before. `holder` is `None` where this thread has taken the lock.
+    /// the holder is not the one of before. `holder` is `None` where this thread has taken the
+    /// lock.
     pub(super) fn missed_change(&mut self, holder: Option<&Holder>) -> Option<u64> {
         let changed = holder.map(Holder::raw) != self.holder.as_ref().map(Holder::raw);
         self.silent_listener.take().filter(|_| changed)

@@ -1,8 +1,8 @@
 //! Lets unit tests run threads in thousands of orders: `std` and `parking_lot`, with shuttle in
 //! between.
 //!
-//! Inside of [`in_many_orders`], each of these types lets shuttle switch to another thread before it
-//! does what other threads can see. Outside, it is the real one.
+//! Inside of [`in_many_orders`], each of these types lets shuttle switch to another thread before
+//! it does what other threads can see. Outside, it is the real one.
 //!
 //! Inside, the clock advances only when a thread reads it, sleeps, yields or says so. A wait with a
 //! timeout may end by itself at any step; the clock is then advanced to that timeout.

@@ -14,7 +14,7 @@ pub struct Stats {
     /// Locks taken in Redis. Reentry is not counted.
     pub acquired: u64,
     /// How many of these another thread of this manager handed off, together with its release.
-    pub handed_on: u64,
+    pub handed_off: u64,
     /// Locks that a thread took again while it held them, without asking Redis.
     pub reentered: u64,
     /// Attempts that found the lock busy and waited for it.
@@ -132,7 +132,7 @@ impl Times {
 #[derive(Debug, Default)]
 pub(crate) struct Counters {
     pub(crate) acquired: Counter,
-    pub(crate) handed_on: Counter,
+    pub(crate) handed_off: Counter,
     pub(crate) reentered: Counter,
     pub(crate) waited: Counter,
     pub(crate) timed_out: Counter,
@@ -149,7 +149,7 @@ impl Counters {
     pub(crate) fn read(&self) -> Stats {
         Stats {
             acquired: self.acquired.read(),
-            handed_on: self.handed_on.read(),
+            handed_off: self.handed_off.read(),
             reentered: self.reentered.read(),
             waited: self.waited.read(),
             timed_out: self.timed_out.read(),

@@ -91,8 +91,8 @@ struct Log {
     /// The threads that waited, and those of them that had the turn, each in order.
     arrived: Vec<u64>,
     served: Vec<u64>,
-    /// The threads whose claim was sent behind a release, those that learned what came of it, and those
-    /// that had given up.
+    /// The threads whose claim was sent behind a release, those that learned what came of it, and
+    /// those that had given up.
     sent_for: Vec<u64>,
     handed: Vec<u64>,
     gone: Vec<u64>,
@@ -116,8 +116,8 @@ impl Scene {
         Arc::new(Scene { keeper, redis, lease, log })
     }
 
-    /// Waits for the turn, takes the lock, holds it for a while, and releases it: false if there was no
-    /// turn.
+    /// Waits for the turn, takes the lock, holds it for a while, and releases it: false if there
+    /// was no turn.
     fn visit(&self, me: u64, deadline: Moment) -> bool {
         let claim = || {
             self.log.lock().arrived.push(me);
@@ -276,8 +276,8 @@ impl Scene {
         self.keeper.queues.free_turn(&"key".into())
     }
 
-    /// All threads have gone, and left nothing. Those that waited had the turn in the order in which they
-    /// came.
+    /// All threads have gone, and left nothing. Those that waited had the turn in the order in
+    /// which they came.
     fn end(&self) {
         self.clean_up();
         if self.lease == SHORT {
@@ -368,8 +368,8 @@ fn a_hold_that_is_over_is_passed_over_and_its_late_end_ends_no_other_turn() {
     });
 }
 
-/// A key is deleted, its holder does not notice, and the keeper reports the loss. No wait ends by itself
-/// here.
+/// A key is deleted, its holder does not notice, and the keeper reports the loss. No wait ends by
+/// itself here.
 #[test]
 fn the_first_waiter_is_woken_when_the_hold_in_front_is_lost() {
     in_many_orders(800, Duration::ZERO, || {

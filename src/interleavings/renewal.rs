@@ -1,8 +1,8 @@
-//! Renewals, the release and the report of a loss, in many orders of what keeper, holder and listener
-//! do.
+//! Renewals, the release and the report of a loss, in many orders of what keeper, holder and
+//! listener do.
 //!
-//! The rounds of the keeper, the steps of the listener and of a release are the real ones. Redis has
-//! one key here.
+//! The rounds of the keeper, the steps of the listener and of a release are the real ones. Redis
+//! has one key here.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -74,7 +74,7 @@ impl Scene {
         Arc::new(Scene { began, hold, keeper, redis, silent, log: parking_lot::Mutex::default() })
     }
 
-    /// The keeper's thread, until the hold is lost or it is told to stop.
+    /// The keeper's thread, until the hold is lost or the test stops it.
     fn keep(&self) {
         let shared = &self.keeper;
         while let Some(work) = shared.next_round() {
@@ -188,8 +188,8 @@ fn keeps(times: usize, releases: bool, deleted: bool) {
         }
         if deleted {
             scene.redis.remove(None);
-            // Not before the deletion. The listener could hear of an earlier change in between, and the
-            // renewal that follows from that could find the key.
+            // Not before the deletion. The listener could hear of an earlier change in between, and
+            // the renewal that follows from that could find the key.
             scene.log.lock().deleted = true;
         }
         let found = (deleted && one_in(2)).then(|| scene.find_out());

@@ -68,8 +68,8 @@ impl State {
 }
 
 impl Redis {
-    /// `CLIENT TRACKING` for the listener, `SET NX`, `GET`: whether the lock was free, and whether an
-    /// invalidation will come.
+    /// `CLIENT TRACKING` for the listener, `SET NX`, `GET`: whether the lock was free, and whether
+    /// an invalidation will come.
     pub(crate) fn claim(&self, token: &str, listener: Option<u64>) -> (bool, Tracking) {
         let mut state = self.state.lock();
         assert_ne!(state.token.as_deref(), Some(token), "it was claimed by two");
@@ -141,8 +141,8 @@ impl Redis {
         came
     }
 
-    /// The listener's thread: hears of changes, over connections that break now and then. Calls `heard`
-    /// after each change that it could tell of.
+    /// The listener's thread: hears of changes, over connections that break now and then. Calls
+    /// `heard` after each change that it could tell of.
     pub(crate) fn listen(&self, listener: &Listener, heard: impl Fn()) {
         let mut client = 1;
         self.connect(client);
@@ -268,8 +268,8 @@ fn one_waits_while_others_come_and_go(times: usize, longest: Duration, patience:
     });
 }
 
-/// No sleep ends by itself here but that of a waiter that polls. If a wake-up is lost between the look
-/// and the sleep, the waiter never wakes up, and shuttle reports a deadlock.
+/// No sleep ends by itself here but that of a waiter that polls. If a wake-up is lost between the
+/// look and the sleep, the waiter never wakes up, and shuttle reports a deadlock.
 #[test]
 fn a_wake_up_that_comes_between_the_look_and_the_sleep_is_not_lost() {
     one_waits_while_others_come_and_go(1_500, POLL, None);

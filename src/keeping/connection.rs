@@ -4,15 +4,16 @@ use crate::base::clock::Moment;
 use crate::keeping::shared::Shared;
 use crate::store::{Compared, Connection, Extension, Failure, Tracking};
 
-/// What the keeper asks of Redis: of its [`KeeperConnection`] or, in unit tests, of a Redis of theirs.
+/// What the keeper asks of Redis: of its [`KeeperConnection`] or, in unit tests, of a Redis of
+/// theirs.
 ///
 /// Each is one round trip. Answers come in the order of what was asked.
 pub(crate) trait KeeperCommands {
     /// True where the next command needs no new connection.
     fn is_open(&self) -> bool;
 
-    /// Compares and extends. With a listener's `CLIENT ID`, Redis also tells it when one of these keys
-    /// changes.
+    /// Compares and extends. With a listener's `CLIENT ID`, Redis also tells it when one of these
+    /// keys changes.
     fn extend_all(&mut self, leases: &[Extension<'_>], listener: Option<u64>, until: Moment) -> Extended;
 
     /// Compares and deletes, each a key and a token.
@@ -51,8 +52,8 @@ impl<'a> KeeperConnection<'a> {
     }
 
     /// Redis tells of the keys that were read over a connection only for as long as that lasts. So
-    /// when it ends, an invalidation may have been missed, and each hold that was renewed over it is
-    /// renewed again.
+    /// when it ends, an invalidation may have been missed, and each hold that was renewed over it
+    /// is renewed again.
     fn invalidate_all(&self) {
         self.shared.work.lock().leases.all_invalidated(Moment::now());
     }

@@ -63,8 +63,8 @@ impl Shared {
         }
     }
 
-    /// Renews a hold now, and waits for the answer until the deadline at most. The outer error is that
-    /// the thread could not be started.
+    /// Renews a hold now, and waits for the answer until the deadline at most. The outer error is
+    /// that the thread could not be started.
     pub(crate) fn renew_now(
         self: &Keeper,
         hold: &Arc<Hold>,
@@ -90,8 +90,8 @@ impl Shared {
     /// manager, it is lost.
     pub(crate) fn lose_deleted(&self, token: &str) {
         let mut work = self.work.lock();
-        // A hold whose release has begun is not in the table any more. Redis tells that release that
-        // the key is absent.
+        // A hold whose release has begun is not in the table any more. Redis tells that release
+        // that the key is absent.
         let Some(hold) = work.leases.by_token(token).cloned() else {
             return;
         };
@@ -119,8 +119,8 @@ impl Shared {
         Ok(())
     }
 
-    /// Ends this thread, the listener's and the one that calls `on_lost`. A forked child has none of
-    /// them, and must not call this.
+    /// Ends this thread, the listener's and the one that calls `on_lost`. A forked child has none
+    /// of them, and must not call this.
     pub(crate) fn stop(&self) {
         self.listener.stop();
         let mut work = self.work.lock();

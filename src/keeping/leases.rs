@@ -40,8 +40,8 @@ struct Entry {
 }
 
 impl Entry {
-    /// Makes a hold due now, but not within [`LEAST_INTERVAL`] of its last renewal. One that is never
-    /// due stays so.
+    /// Makes a hold due now, but not within [`LEAST_INTERVAL`] of its last renewal. One that is
+    /// never due stays so.
     fn renew_soon(&mut self, now: Moment) -> Moment {
         self.invalidated = true;
         if self.due < Moment::NEVER {
@@ -75,7 +75,8 @@ impl Leases {
     /// Enters a hold. Returns when it is due.
     pub(crate) fn enter(&mut self, hold: Arc<Hold>, now: Moment) -> Moment {
         if self.by_number.len() == self.by_number.capacity() {
-            // Before the table grows, it drops the holds of threads that ended with a forgotten guard.
+            // Before the table grows, it drops the holds of threads that ended with a forgotten
+            // guard.
             self.by_number.retain(|_, entry| !entry.hold.can_be_forgotten(now));
         }
         let due = self.regularly_due(&hold, now);
@@ -134,7 +135,8 @@ impl Leases {
             .unwrap_or(Moment::NEVER)
     }
 
-    /// What there is to do at `now`. Each is due again after a pause, in case that nothing comes of it.
+    /// What there is to do at `now`. Each is due again after a pause, in case that nothing comes of
+    /// it.
     ///
     /// A hold is renewed up to an eighth of its period early, together with one that is due. So ten
     /// thousand holds that were taken one after the other are renewed in a few pipelines.
@@ -175,8 +177,8 @@ impl Leases {
         }
     }
 
-    /// A renewal that was sent at `sent` succeeded. The next is due a period after that; or soon, if
-    /// the key was invalidated meanwhile.
+    /// A renewal that was sent at `sent` succeeded. The next is due a period after that; or soon,
+    /// if the key was invalidated meanwhile.
     pub(crate) fn renewed(&mut self, hold: &Hold, sent: Moment) {
         let due = self.regularly_due(hold, sent);
         if let Some(entry) = self.by_number.get_mut(&hold.number) {
@@ -205,8 +207,8 @@ impl Leases {
         renewed.map(|entry| entry.renew_soon(now)).min().unwrap_or(Moment::NEVER)
     }
 
-    /// A thread of this process waits for a hold. If the hold is one that is renewed and never was, it
-    /// is due now. Returns when it is due.
+    /// A thread of this process waits for a hold. If the hold is one that is renewed and never was,
+    /// it is due now. Returns when it is due.
     pub(crate) fn renew_for_waiter(&mut self, hold: &Hold, now: Moment) -> Moment {
         let is_first = hold.renews_every(now).is_some() && hold.renewals() == 0;
         let entry = self.by_number.get_mut(&hold.number).filter(|_| is_first);

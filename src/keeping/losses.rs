@@ -16,7 +16,7 @@ use crate::base::owner::Owner;
 use crate::base::process::WorkerThread;
 use crate::hold::Hold;
 
-/// A hold that was lost, as [`on_lost`](crate::Builder::on_lost) is told of it.
+/// A hold that was lost, as the callback of [`on_lost`](crate::Builder::on_lost) gets it.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct LostLock {

@@ -1,5 +1,5 @@
-//! Orphans: keys that may be left in Redis though nobody holds them, and when to delete them. A table
-//! without clock, threads or Redis.
+//! Orphans: keys that may be left in Redis though nobody holds them, and when to delete them. A
+//! table without clock, threads or Redis.
 
 use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
@@ -20,8 +20,8 @@ pub(crate) struct OrphanKey {
     pub(crate) token: String,
     /// When it has certainly expired.
     pub(crate) gone_by: Moment,
-    /// Redis may still execute a `SET` of this token. So that the key was deleted, or was absent, does
-    /// not end the search.
+    /// Redis may still execute a `SET` of this token. So that the key was deleted, or was absent,
+    /// does not end the search.
     pub(crate) may_reappear: bool,
 }
 
@@ -68,8 +68,8 @@ impl Orphans {
         self.silence.map_or(due, |(_, end)| due.max(end))
     }
 
-    /// What to delete at `now`, but no more than a batch. Each is due again after a pause, in case that
-    /// nothing comes of it.
+    /// What to delete at `now`, but no more than a batch. Each is due again after a pause, in case
+    /// that nothing comes of it.
     pub(crate) fn take_due(&mut self, now: Moment) -> Vec<OrphanKey> {
         let mut remove = Vec::new();
         while self.next() <= now && remove.len() < BATCH {
@@ -94,8 +94,8 @@ impl Orphans {
         self.silence = (!answered).then(|| (pause, now.after(pause)));
     }
 
-    /// An orphan was deleted, or was absent. That is the end of it, unless it may reappear: then it is
-    /// searched for after ever longer pauses.
+    /// An orphan was deleted, or was absent. That is the end of it, unless it may reappear: then it
+    /// is searched for after ever longer pauses.
     pub(crate) fn answered(&mut self, orphan: &OrphanKey, now: Moment) {
         let Some((token, mut entry)) = self.by_token.remove_entry(&*orphan.token) else { return };
         self.by_due.remove(&(entry.due, Arc::clone(&token)));
@@ -175,8 +175,8 @@ mod tests {
         assert_eq!(orphans.next(), after(40), "they are due again");
     }
 
-    /// A hundred thousand take as long as a hundred times a thousand. If each answer walked the table,
-    /// they would take minutes.
+    /// A hundred thousand take as long as a hundred times a thousand. If each answer walked the
+    /// table, they would take minutes.
     #[test]
     fn an_answer_about_one_orphan_costs_the_same_however_many_there_are() {
         // The time of this thread alone: the machine may have other work.

@@ -72,9 +72,9 @@ fn renew_due(shared: &Shared, redis: &mut impl KeeperCommands, holds: &[Arc<Hold
 
 /// Renews what threads wait for, all of it in one round trip.
 ///
-/// There is a second attempt, because the connection may have gone stale, or a hold that is about to
-/// end may have left the others little time. It is for those that still have time. (A lease may be
-/// renewed twice then.)
+/// There is a second attempt, because the connection may have gone stale, or a hold that is about
+/// to end may have left the others little time. It is for those that still have time. (A lease may
+/// be renewed twice then.)
 fn renew_requested(shared: &Shared, redis: &mut impl KeeperCommands, mut requests: Vec<RenewalRequest>) {
     for is_last in [false, true] {
         let now = Moment::now();
@@ -170,8 +170,8 @@ fn take_in<'h>(
 
 /// Deletes orphans in one round trip: false where there was no answer, or no time for one.
 ///
-/// All of them are sent again then. Their tokens are never used again, so a deletion that is executed
-/// twice, or late, finds nothing.
+/// All of them are sent again then. Their tokens are never used again, so a deletion that is
+/// executed twice, or late, finds nothing.
 fn remove_orphans(shared: &Shared, redis: &mut impl KeeperCommands, orphans: &[OrphanKey]) -> bool {
     let first_end = shared.work.lock().leases.first_end();
     let now = Moment::now();
@@ -253,7 +253,7 @@ mod tests {
         Moment::from_nanos(1_000_000 * millis)
     }
 
-    /// Answers as it is told to, and remembers how many keys each command was about.
+    /// Answers as the test wants, and remembers how many keys each command was about.
     struct Redis {
         /// How many commands get no answer.
         silent: usize,
@@ -535,8 +535,8 @@ mod tests {
     #[test]
     fn what_an_answer_to_a_renewal_says_of_a_hold() {
         let table = [
-            // What Redis said. For a hold that is still valid, whether it goes on, and how it was lost.
-            // The same for one that ran out.
+            // What Redis said. For a hold that is still valid, whether it goes on, and how it was
+            // lost. The same for one that ran out.
             (Compared::Done, (true, None), (false, Some(Expired))),
             (Compared::Absent, (false, Some(Deleted)), (false, Some(Expired))),
             (Compared::NotOurs, (false, Some(Taken)), (false, Some(Taken))),

@@ -92,14 +92,16 @@ impl Shared {
         }
     }
 
-    /// True once the last handle of the manager is gone. What is not done then is left to the leases.
+    /// True once the last handle of the manager is gone. What is not done then is left to the
+    /// leases.
     pub(crate) fn is_stopping(&self) -> bool {
         self.work.lock().stop
     }
 
     /// Waits until there is something to do; `None` when it is time to stop.
     ///
-    /// Also returns after each sleep, with nothing to do, so that the thread looks at its connection.
+    /// Also returns after each sleep, with nothing to do, so that the thread looks at its
+    /// connection.
     pub(crate) fn next_round(&self) -> Option<WorkDue> {
         let mut work = self.work.lock();
         let mut has_slept = false;
@@ -138,7 +140,8 @@ impl Shared {
         }
     }
 
-    /// Reports a loss, once per hold: to the log, to `on_lost`, and to the first waiter for the key.
+    /// Reports a loss, once per hold: to the log, to `on_lost`, and to the first waiter for the
+    /// key.
     pub(crate) fn report_loss(&self, hold: &Hold) {
         let Some(cause) = hold.lost().filter(|_| hold.report_once()) else {
             return;

@@ -84,8 +84,8 @@ impl Held {
     }
 }
 
-/// Takes a lock once more that this thread holds. `None` if it does not; with `Err`, the depth stays as
-/// it is.
+/// Takes a lock once more that this thread holds. `None` if it does not; with `Err`, the depth
+/// stays as it is.
 pub(crate) fn reenter(manager: u64, name: &str, now: Moment) -> Option<Result<Rc<Held>, Error>> {
     let held = with(|holds| {
         let entry = holds.get(name)?.iter().find(|entry| entry.manager == manager)?;

@@ -1,14 +1,15 @@
-//! How many other processes want the same lock, and for how long a waiter sleeps because of them before
-//! it asks. (A *look* is a command that asks for the lock.)
+//! How many other processes want the same lock, and for how long a waiter sleeps because of them
+//! before it asks. (A *look* is a command that asks for the lock.)
 //!
 //! *A waiter estimates from the last holders that it saw how many rivals it has (few repeats mean
 //! many), and sleeps before each look for about three and a half looks' time for each of them, less
 //! what it has slept in this wait already.*
 //!
-//! Redis wakes all waiters of a key at once. If each of them looked at once, every release would cost
-//! as many commands as there are waiters, and Redis would serve the losers while the next holder waits
-//! for its answer. So they spread their looks: the more they are, the further. No waiter has to be fast
-//! for that. One that loses a race has slept before, and sleeps less before the next.
+//! Redis wakes all waiters of a key at once. If each of them looked at once, every release would
+//! cost as many commands as there are waiters, and Redis would serve the losers while the next
+//! holder waits for its answer. So they spread their looks: the more they are, the further. No
+//! waiter has to be fast for that. One that loses a race has slept before, and sleeps less before
+//! the next.
 //!
 //! The estimate is that of a mark-recapture census (Schnabel's, with samples of one): of `many`
 //! sightings of `kinds` different processes, `many - kinds` were recaptures, each with a chance of
@@ -28,9 +29,9 @@ use crate::base::holder::Holder;
 /// times a turn instead of 34; with 32, they need a third longer to have had it all once.
 const SIGHTINGS: usize = 16;
 
-/// How many of them are forgotten when the lock was free at the first look, because rivals leave. With 2,
-/// four processes of short holds lose 14 % of their turns instead of 9; with 8, the longest waits
-/// of ten processes are half as long again.
+/// How many of them are forgotten when the lock was free at the first look, because rivals leave.
+/// With 2, four processes of short holds lose 14 % of their turns instead of 9; with 8, the longest
+/// waits of ten processes are half as long again.
 const FORGOTTEN: usize = 4;
 
 /// What a rival's turn takes, in looks: its own look, its release, and a waiter's way to Redis.
@@ -39,8 +40,8 @@ const FORGOTTEN: usize = 4;
 const LOOKS: f64 = 3.5;
 
 /// A waiter whose turn has come still sleeps for this part of its rivals: if it looked at once, a
-/// slow Redis would be asked ever more by ever more late waiters. With an eighth, ten processes lose
-/// 14 % of their turns instead of 8; with a 32nd, four hundred ask 54 times a turn.
+/// slow Redis would be asked ever more by ever more late waiters. With an eighth, ten processes
+/// lose 14 % of their turns instead of 8; with a 32nd, four hundred ask 54 times a turn.
 const LATE: f64 = 1.0 / 16.0;
 
 /// A waiter that knows one rival looks at once, with this chance. If it never did, two processes
@@ -52,9 +53,9 @@ const AT_ONCE: f64 = 0.75;
 /// Redis that was slow once must not keep a waiter for long.
 const LONGEST: Duration = Duration::from_millis(250);
 
-/// A process that has seen no other for so long is alone. One that has left the key alone for so long
-/// forgets its rivals. (If it forgot them so long after it saw the last, it would know none after each
-/// longer hold of its own, look at once, and come before all that wait.)
+/// A process that has seen no other for so long is alone. One that has left the key alone for so
+/// long forgets its rivals. (If it forgot them so long after it saw the last, it would know none
+/// after each longer hold of its own, look at once, and come before all that wait.)
 const MEMORY: Duration = Duration::from_secs(1);
 
 /// What a process has seen of its rivals for one key, and how it waits for it.
@@ -118,8 +119,8 @@ impl Contention {
         (self.last_seen, self.met) = (Some(now), true);
     }
 
-    /// True if no other process was seen for so long that none may want the lock. (The estimate says
-    /// less: a process that comes first again after a short pause expects fewer.)
+    /// True if no other process was seen for so long that none may want the lock. (The estimate
+    /// says less: a process that comes first again after a short pause expects fewer.)
     pub(crate) fn is_alone(&self, now: Moment) -> bool {
         self.last_seen.is_none_or(|seen| now.since(seen) > MEMORY)
     }
@@ -147,9 +148,9 @@ impl Contention {
     }
 }
 
-/// The process that holds the lock. All of its threads are one rival. So are all holders whose values
-/// this crate did not write: most libraries write a new value each time, which does not say how many
-/// they are.
+/// The process that holds the lock. All of its threads are one rival. So are all holders whose
+/// values this crate did not write: most libraries write a new value each time, which does not say
+/// how many they are.
 fn process_of(holder: &Holder) -> u64 {
     let mut hash = DefaultHasher::new();
     // Containers may share a host name, and each be process 1. The beginning of the nonce differs.
@@ -311,7 +312,7 @@ mod tests {
         holder: Option<usize>,
         registered: BTreeSet<usize>,
         processes: Vec<Process>,
-        /// Of each turn: when, of whom, and after what wait.
+        /// Of each turn: when, of which process, and after what wait.
         turns: Vec<(u64, usize, u64)>,
     }
 

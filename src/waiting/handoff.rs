@@ -1,5 +1,5 @@
-//! The hand-off of a lock from one thread of the process to the next, and for how long a process may
-//! go on with that before it leaves the lock free for other processes.
+//! The hand-off of a lock from one thread of the process to the next, and for how long a process
+//! may go on with that before it leaves the lock free for other processes.
 
 use std::time::Duration;
 
@@ -21,8 +21,8 @@ pub(crate) enum HandoffOutcome {
     NotTaken,
     /// Redis has stored it.
     Taken { sent: Moment, answered: Moment },
-    /// It was sent at this moment, and there was no answer: Redis has stored it, or may still do so.
-    /// The token must not be used again, and has to be deleted.
+    /// It was sent at this moment, and there was no answer: Redis has stored it, or may still do
+    /// so. The token must not be used again, and has to be deleted.
     Unanswered { sent: Moment },
 }
 
@@ -44,7 +44,8 @@ impl HandoffBudget {
         HandoffBudget { since: now, free_since: Some(now) }
     }
 
-    /// The budget of a turn that asks Redis at `now`. It is a new one if the lock was free for a while.
+    /// The budget of a turn that asks Redis at `now`. It is a new one if the lock was free for a
+    /// while.
     pub(crate) fn at(self, now: Moment) -> HandoffBudget {
         if self.free_for(now) >= LONG_FREE { HandoffBudget::new(now) } else { self }
     }

@@ -1,9 +1,10 @@
-//! The thread that receives invalidations from Redis, and wakes the threads that wait for those keys.
+//! The thread that receives invalidations from Redis, and wakes the threads that wait for those
+//! keys.
 //!
 //! Each manager has one. The first wait for a busy lock or the first renewal starts it. An
-//! invalidation is a hint and no more: a thread that it wakes asks Redis, and no thread sleeps without
-//! a limit of its own. While there is no listener (Redis is away, or sends no invalidations), waiters
-//! poll.
+//! invalidation is a hint and no more: a thread that it wakes asks Redis, and no thread sleeps
+//! without a limit of its own. While there is no listener (Redis is away, or sends no
+//! invalidations), waiters poll.
 
 use std::fmt;
 use std::ops::ControlFlow;
@@ -22,8 +23,8 @@ use crate::base::sync::{Condvar, Mutex};
 use crate::store::{Ender, Failure, Heard, Store, Tracking};
 use crate::waiting::wakeups::Wakeups;
 
-/// How long the thread reads before it looks whether it is to stop, and whether connections of the pool
-/// have ended: the response timeout, within these bounds.
+/// How long the thread reads before it looks whether it is to stop, and whether connections of the
+/// pool have ended: the response timeout, within these bounds.
 const SILENCE: [Duration; 2] = [Duration::from_millis(100), Duration::from_secs(1)];
 
 /// How much longer than a timeout the thread may take to end.
@@ -119,8 +120,8 @@ impl Listener {
         Some(self.client_id.load(Ordering::Acquire)).filter(|id| *id != 0)
     }
 
-    /// Takes in what Redis said when it was asked to send invalidations to this client: true if they
-    /// will be received.
+    /// Takes in what Redis said when it was asked to send invalidations to this client: true if
+    /// they will be received.
     pub(crate) fn will_hear(&self, client_id: u64, tracking: Tracking) -> bool {
         match tracking {
             Tracking::Off => false,
@@ -155,9 +156,9 @@ impl Listener {
     /// Ends the thread, by ending its connection. (Over TLS, the thread looks every second at least
     /// whether it is to stop.)
     ///
-    /// Nothing wakes the thread while it connects and tries whether invalidations come, which may take
-    /// a connect timeout and a response timeout, each twice. It is left behind then, and ends by
-    /// itself.
+    /// Nothing wakes the thread while it connects and tries whether invalidations come, which may
+    /// take a connect timeout and a response timeout, each twice. It is left behind then, and ends
+    /// by itself.
     pub(crate) fn stop(&self) {
         let mut state = self.state.lock();
         state.stop = true;
@@ -241,7 +242,8 @@ impl Listener {
     /// Invalidations come from now on, to this client. What changed before was not received, so all
     /// waiters ask once, and from then on they can sleep instead of polling.
     ///
-    /// The id is set first. A waiter that was woken before it would ask without it, and go on polling.
+    /// The id is set first. A waiter that was woken before it would ask without it, and go on
+    /// polling.
     pub(crate) fn connected(&self, client_id: u64) {
         if self.has_warned.load(Ordering::Relaxed) && self.has_warned.swap(false, Ordering::Relaxed) {
             info!(target: "relatch::listener", "Redis wakes who waits for a lock again");
@@ -250,7 +252,8 @@ impl Listener {
         self.dispatch(Heard::Everything);
     }
 
-    /// Wakes the threads that wait for what was heard, and has the keeper look at what is held there.
+    /// Wakes the threads that wait for what was heard, and has the keeper look at what is held
+    /// there.
     pub(crate) fn dispatch(&self, heard: Heard) {
         match heard {
             Heard::Keys(keys) => {
@@ -269,8 +272,8 @@ impl Listener {
 
     /// No invalidations come any more, so the waiters that rely on them have to poll.
     ///
-    /// The id is taken back first. A waiter that asked Redis to track its key for this client may be
-    /// about to sleep for an invalidation that nobody receives. Either it finds the id gone
+    /// The id is taken back first. A waiter that asked Redis to track its key for this client may
+    /// be about to sleep for an invalidation that nobody receives. Either it finds the id gone
     /// ([`Listener::will_hear`]), or it has registered before this wakes it.
     pub(crate) fn disconnected(&self) {
         if self.client_id.swap(0, Ordering::AcqRel) != 0 {

@@ -1,10 +1,10 @@
 //! Waiting for a lock: behind other threads of this process, and for a change in Redis.
 //!
 //! [`queues`] lets one thread of the process at a time ask Redis for a key. That thread sleeps in
-//! [`wakeups`] until [`listener`] receives an invalidation of the key. [`queue`] decides whose turn is
-//! next, and [`handoff`] for how long a process may keep the lock to itself. [`contention`] estimates
-//! how many other processes wait, and [`patience`] says when a silent Redis is an outage. May use
-//! `hold`, `store` and `base`.
+//! [`wakeups`] until [`listener`] receives an invalidation of the key. [`queue`] decides whose turn
+//! is next, and [`handoff`] for how long a process may keep the lock to itself. [`contention`]
+//! estimates how many other processes wait, and [`patience`] says when a silent Redis is an outage.
+//! May use `hold`, `store` and `base`.
 
 pub(crate) mod listener;
 pub(crate) mod wakeups;

@@ -1,5 +1,5 @@
-//! How long to try to take a lock, and what it means that Redis does not answer: that the lock is busy,
-//! or an outage.
+//! How long to try to take a lock, and what it means that Redis does not answer: that the lock is
+//! busy, or an outage.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -106,9 +106,9 @@ impl Patience {
         }
     }
 
-    /// True if a silence has lasted too long: at the deadline, as long as its `outage_after`; without a
-    /// deadline, as long as an outage is tolerated. It counts from when this caller asked for the lock,
-    /// at the earliest.
+    /// True if a silence has lasted too long: at the deadline, as long as its `outage_after`;
+    /// without a deadline, as long as an outage is tolerated. It counts from when this caller asked
+    /// for the lock, at the earliest.
     pub(crate) fn is_outage(&self, silence: &Silence, now: Moment) -> bool {
         let lasted = now.min(self.deadline).since(silence.since.max(self.began));
         if self.is_endless() {
@@ -140,8 +140,8 @@ impl Patience {
     }
 }
 
-/// A key that has no expiry for this long is not a lock. A holder that is alive repairs its key within
-/// tens of milliseconds after a `PERSIST`.
+/// A key that has no expiry for this long is not a lock. A holder that is alive repairs its key
+/// within tens of milliseconds after a `PERSIST`.
 const WITHOUT_EXPIRY: Duration = Duration::from_millis(250);
 
 /// The value of a key without expiry, and when the key is not a lock if it still has that value.
@@ -151,8 +151,9 @@ pub(crate) struct Unending(Option<(String, Moment)>);
 impl Unending {
     /// Takes in what a waiter found that would take the lock for so long.
     ///
-    /// A holder repairs its key at once if Redis has sent it an invalidation, and otherwise with its
-    /// next renewal: after half of its lease at most, which is taken to be as long as the waiter's.
+    /// A holder repairs its key at once if Redis has sent it an invalidation, and otherwise with
+    /// its next renewal: after half of its lease at most, which is taken to be as long as the
+    /// waiter's.
     pub(crate) fn saw(&mut self, holder: &Holder, lease: Duration, now: Moment) {
         let before = self.0.take().filter(|(value, _)| value == holder.raw());
         if holder.time_left().is_none() {
@@ -162,8 +163,8 @@ impl Unending {
         }
     }
 
-    /// How long until the key is not a lock: zero if no holder will repair it. `None` if the key has an
-    /// expiry.
+    /// How long until the key is not a lock: zero if no holder will repair it. `None` if the key
+    /// has an expiry.
     pub(crate) fn left(&self, now: Moment) -> Option<Duration> {
         self.0.as_ref().map(|(_, end)| end.since(now))
     }

@@ -1,5 +1,5 @@
-//! The queue of one key in this process: who has the turn, who is next, and what one hands off to the
-//! other. Without clock, threads or Redis.
+//! The queue of one key in this process: who has the turn, who is next, and what one hands off to
+//! the other. Without clock, threads or Redis.
 
 use std::collections::VecDeque;
 use std::mem;
@@ -17,21 +17,23 @@ use crate::waiting::waiter::{AWAKE, Waiter};
 
 /// How often the first waiter looks whether the hold in front of it is over.
 ///
-/// This is for holds that end without a release: a guard was forgotten, or a thread hangs. To wake the
-/// waiter when each hold begins would cost a switch of threads for each turn.
+/// This is for holds that end without a release: a guard was forgotten, or a thread hangs. To wake
+/// the waiter when each hold begins would cost a switch of threads for each turn.
 const GLANCE: Duration = Duration::from_secs(1);
 
-/// When its budget is spent, a process leaves the lock free for this part of the time for which it had
-/// it, within the two bounds below. Redis tells other processes that the lock is free only once it is.
+/// When its budget is spent, a process leaves the lock free for this part of the time for which it
+/// had it, within the two bounds below. Redis tells other processes that the lock is free only once
+/// it is.
 const PART: u32 = 24;
 
-/// Long enough for a waiter that Redis wakes, however far away Redis is: a command of the process that
-/// pauses takes as long. Three times as long if rivals are known, which may poll, or be woken late.
+/// Long enough for a waiter that Redis wakes, however far away Redis is: a command of the process
+/// that pauses takes as long. Three times as long if rivals are known, which may poll, or be woken
+/// late.
 const SHORTEST: Duration = Duration::from_micros(250);
 
-/// Long enough for most waiters that are farther from Redis than this process. With less, such a waiter
-/// would come too late after each hold, and never have the lock. So one pause of [`RARELY`] is as long
-/// in any case.
+/// Long enough for most waiters that are farther from Redis than this process. With less, such a
+/// waiter would come too late after each hold, and never have the lock. So one pause of [`RARELY`]
+/// is as long in any case.
 const LONGEST: Duration = Duration::from_micros(2500);
 const RARELY: u32 = 64;
 
@@ -44,8 +46,8 @@ pub(super) struct WaitQueue {
     last_was_short: bool,
     /// What the last turn left to the next.
     pub(super) past: Past,
-    /// The front has no answer from Redis. The next turn goes on with it, so that an outage does not
-    /// begin anew with each thread.
+    /// The front has no answer from Redis. The next turn goes on with it, so that an outage does
+    /// not begin anew with each thread.
     pub(super) silence: Option<Silence>,
     /// Redis has answered a thread of this queue.
     answered: bool,
@@ -96,7 +98,8 @@ pub(crate) struct Start {
 }
 
 impl WaitQueue {
-    /// Starts the turn of `waiter` or, with none, of a thread that is not in the queue, if it is theirs.
+    /// Starts the turn of `waiter` or, with none, of a thread that is not in the queue, if it is
+    /// theirs.
     ///
     /// A thread that asks `once` does not pause. It leaves the pause to the next.
     pub(super) fn start_turn(
@@ -134,8 +137,8 @@ impl WaitQueue {
         Some(Start { number, handed: HandoffOutcome::NotTaken, nap, crowded, attempts })
     }
 
-    /// For how long a turn that starts leaves the lock to other processes: after a budget that is spent,
-    /// for as long as they need, less the time for which it was free already.
+    /// For how long a turn that starts leaves the lock to other processes: after a budget that is
+    /// spent, for as long as they need, less the time for which it was free already.
     fn first_nap(&mut self, over: Option<HandoffBudget>, now: Moment) -> Duration {
         let contention = &mut self.past.contention;
         contention.begin(now);
@@ -280,10 +283,11 @@ impl WaitQueue {
         hold.map(|hold| hold.as_holder(now)).or_else(|| front.seen.clone())
     }
 
-    /// The release of a turn begins: the waiter whose claim is sent behind it, if there is to be one.
+    /// The release of a turn begins: the waiter whose claim is sent behind it, if there is to be
+    /// one.
     ///
-    /// There is none if the budget is spent, or if the waiter may have given up by `answer_by`, when the
-    /// answer comes at the latest.
+    /// There is none if the budget is spent, or if the waiter may have given up by `answer_by`,
+    /// when the answer comes at the latest.
     pub(super) fn hand_off(
         &mut self,
         number: u64,
@@ -304,8 +308,8 @@ impl WaitQueue {
         Some(Arc::clone(next))
     }
 
-    /// A turn is over, and the next is that of the waiter that it was handed off to: false if that has
-    /// given up meanwhile.
+    /// A turn is over, and the next is that of the waiter that it was handed off to: false if that
+    /// has given up meanwhile.
     pub(super) fn hand_over(
         &mut self,
         number: u64,

@@ -1,8 +1,9 @@
-//! The threads of this process that wait for a lock: one queue for each key, first come, first served.
+//! The threads of this process that wait for a lock: one queue for each key, first come, first
+//! served.
 //!
-//! One thread of a process talks to Redis about a key. The others wait behind it and send nothing. Its
-//! turn ends when it is dropped, after the release. A hold that ends without a release is passed over.
-//! A release may send the claim of the next thread, which is the hand-off.
+//! One thread of a process talks to Redis about a key. The others wait behind it and send nothing.
+//! Its turn ends when it is dropped, after the release. A hold that ends without a release is
+//! passed over. A release may send the claim of the next thread, which is the hand-off.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
@@ -17,7 +18,8 @@ use crate::waiting::patience::{Patience, SLOW_ANSWER, Silence};
 use crate::waiting::queue::{Past, Start, WaitQueue};
 use crate::waiting::waiter::{Cores, Waiter};
 
-/// Of how many keys a manager remembers the past when no thread of this process wants them any more.
+/// Of how many keys a manager remembers the past when no thread of this process wants them any
+/// more.
 const REMEMBERED: usize = 8;
 
 /// The queues of one manager.
@@ -36,8 +38,8 @@ struct Table {
     ended: VecDeque<(Arc<str>, Past)>,
 }
 
-/// The right to talk to Redis about a key, and to hold its lock. When it is dropped, the next thread has
-/// it.
+/// The right to talk to Redis about a key, and to hold its lock. When it is dropped, the next
+/// thread has it.
 #[derive(Debug)]
 pub(crate) struct Turn {
     queues: Arc<WaitQueues>,
@@ -55,17 +57,19 @@ pub(crate) enum NoTurn {
     Busy(Option<Holder>),
     /// The caller itself holds the lock, through another manager.
     Mine,
-    /// The wait was over, and the thread in front has no answer from Redis. Says why, if that is known.
+    /// The wait was over, and the thread in front has no answer from Redis. Says why, if that is
+    /// known.
     Outage(Option<Arc<str>>),
 }
 
 impl WaitQueues {
     /// Waits for the turn. If one answer is enough (`Patience::once`), it does not wait.
     ///
-    /// - `is_mine`: whether a holder that Redis named is the calling thread, through another manager.
+    /// - `is_mine`: whether a holder that Redis named is the calling thread, through another
+    ///   manager.
     /// - `answered_since`: whether Redis has answered any thread since that moment.
-    /// - `renew`: renews a hold for which the first waiter has waited for a while, and which was not
-    ///   renewed since it was taken. If its key was deleted by hand, this finds it out.
+    /// - `renew`: renews a hold for which the first waiter has waited for a while, and which was
+    ///   not renewed since it was taken. If its key was deleted by hand, this finds it out.
     /// - `claim`: what a thread in front may send for the caller, if that has to wait.
     pub(crate) fn join(
         self: &Arc<WaitQueues>,
@@ -183,7 +187,8 @@ impl Place<'_> {
         overslept: bool,
         now: Moment,
     ) -> Option<NoTurn> {
-        // If the process was stopped for a while, the thread in front may not have read its answer yet.
+        // If the process was stopped for a while, the thread in front may not have read its answer
+        // yet.
         let outage = silence
             .filter(|silence| self.patience.is_outage(silence, now))
             .filter(|silence| silence.cause.is_some() || !overslept);
@@ -287,8 +292,8 @@ impl Turn {
         });
     }
 
-    /// The release begins, and the next thread may get ready. If it is returned, its claim is to be sent
-    /// behind the release.
+    /// The release begins, and the next thread may get ready. If it is returned, its claim is to be
+    /// sent behind the release.
     ///
     /// A thread that may give up before the answer comes, at `answer_by` at the latest, is not
     /// returned.
@@ -300,9 +305,9 @@ impl Turn {
         to
     }
 
-    /// Ends the turn, and hands over to the next thread what became of its claim. Returns the claim if
-    /// its token may be in Redis and no thread will use it: it has to be deleted. With it, true if Redis
-    /// may still execute the `SET`.
+    /// Ends the turn, and hands over to the next thread what became of its claim. Returns the claim
+    /// if its token may be in Redis and no thread will use it: it has to be deleted. With it, true
+    /// if Redis may still execute the `SET`.
     #[must_use = "the key may exist until its lease is over"]
     pub(crate) fn settle(mut self, to: &Arc<Waiter>, handed: HandoffOutcome) -> Option<(Claim, bool)> {
         if handed == HandoffOutcome::NotTaken {
@@ -546,8 +551,8 @@ pub(crate) mod tests {
         let sent = Moment::PAST;
         let limit = Duration::from_secs(10);
         let taken = HandoffOutcome::Taken { sent, answered: sent };
-        // What became of the claim, and what has to be deleted if the waiter has given up, and if it
-        // has not.
+        // What became of the claim, and what has to be deleted if the waiter has given up, and if
+        // it has not.
         let table = [
             (HandoffOutcome::NotTaken, None, None),
             (taken, Some(false), None),

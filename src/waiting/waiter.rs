@@ -10,10 +10,10 @@ use crate::waiting::handoff::Claim;
 
 /// How long a thread stays awake when the turn in front of it is about to end.
 ///
-/// A sleeping thread takes tens of microseconds to wake up, as long as Redis takes for a command. So
-/// the first in the queue is awake when the release in front of it starts. If the turn before was
-/// over within this time, it is awake from the beginning of the turn. A lock that is held for long
-/// costs a waiter no more than this, once.
+/// A sleeping thread takes tens of microseconds to wake up, as long as Redis takes for a command.
+/// So the first in the queue is awake when the release in front of it starts. If the turn before
+/// was over within this time, it is awake from the beginning of the turn. A lock that is held for
+/// long costs a waiter no more than this, once.
 pub(crate) const AWAKE: Duration = Duration::from_micros(200);
 
 /// A yield that takes this long has given the core to other work.
@@ -47,8 +47,8 @@ impl Waiter {
 /// Whether the cores have other work. If they have, a thread that stays awake loses by it.
 ///
 /// A thread that yields to other work has its core back after a whole slice of the scheduler, some
-/// milliseconds. A thread that sleeps and is woken has it back at once. So after a yield that took a
-/// millisecond, all waiters sleep for the next twenty.
+/// milliseconds. A thread that sleeps and is woken has it back at once. So after a yield that took
+/// a millisecond, all waiters sleep for the next twenty.
 #[derive(Debug, Default)]
 pub(crate) struct Cores {
     busy_until: AtomicU64,

@@ -10,7 +10,8 @@ use crate::base::sync::{Condvar, Mutex};
 /// The sleeping threads of one manager: at most one for each key, since the others queue behind it.
 #[derive(Debug, Default)]
 pub(crate) struct Wakeups {
-    /// Locked before the state of a parker, and never after it: parkers are unparked under this lock.
+    /// Locked before the state of a parker, and never after it: parkers are unparked under this
+    /// lock.
     by_key: Mutex<HashMap<Box<[u8]>, Arc<Parker>>>,
 }
 
@@ -81,8 +82,8 @@ impl Parker {
 }
 
 impl Registration<'_> {
-    /// Forgets earlier wake-ups, before Redis is asked: the answer is newer than what they were about.
-    /// True if there was one.
+    /// Forgets earlier wake-ups, before Redis is asked: the answer is newer than what they were
+    /// about. True if there was one.
     pub(crate) fn forget(&self) -> bool {
         mem::take(&mut self.parker.state.lock().woken)
     }

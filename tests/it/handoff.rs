@@ -71,9 +71,9 @@ fn a_turn_costs_one_set_and_one_release() {
     assert_eq!(rig.server.total_calls(&["eval", "pttl"]) + rig.server.total_calls(&LISTENING), 0);
     assert_eq!(rig.tokens_sent("a").into_iter().collect::<HashSet<_>>(), tokens);
     let stats = rig.locks.stats();
-    assert!(stats.handed_on > TURNS / 2 && stats.handed_on < TURNS, "{stats:?}");
+    assert!(stats.handed_off > TURNS / 2 && stats.handed_off < TURNS, "{stats:?}");
     assert_eq!((stats.acquired, stats.lost), (TURNS + 1, 0));
-    assert!(stats.waited >= stats.handed_on, "{stats:?}");
+    assert!(stats.waited >= stats.handed_off, "{stats:?}");
     assert_eq!(rig.server.query::<i64>(&["DBSIZE"]), 0);
 }
 
@@ -86,8 +86,8 @@ fn the_end_of_a_hand_off_budget_loses_no_turn() {
         // A listener begins with a change of its own.
         let calls = ["set", "del"].map(|it| rig.server.calls(it) - rig.proxy.commands("DEL"));
         assert_eq!(calls, [TURNS, TURNS], "{longest:?}");
-        let handed_on = rig.locks.stats().handed_on;
-        assert_eq!(handed_on == 0, never.contains(&longest), "{longest:?}: {handed_on}");
+        let handed_off = rig.locks.stats().handed_off;
+        assert_eq!(handed_off == 0, never.contains(&longest), "{longest:?}: {handed_off}");
         assert_eq!(rig.server.query::<i64>(&["DBSIZE"]), 0);
     }
 }
@@ -102,7 +102,7 @@ fn hand_offs_work_while_redis_forgets_the_script_again_and_again() {
         }
     });
     assert!(rig.server.calls("eval") > 0, "it was forgotten");
-    assert!(rig.locks.stats().handed_on > 0);
+    assert!(rig.locks.stats().handed_off > 0);
     assert_eq!(rig.locks.stats().lost, 0);
     assert_eq!(rig.server.query::<i64>(&["DBSIZE"]), 0);
 }
@@ -124,7 +124,7 @@ fn the_lock_is_handed_to_the_waiter_that_came_first() {
         drop(held);
     });
     assert_eq!(order.try_iter().collect::<Vec<_>>(), (0..6).collect::<Vec<_>>());
-    assert_eq!(rig.locks.stats().handed_on, 6);
+    assert_eq!(rig.locks.stats().handed_off, 6);
 }
 
 #[test]
@@ -218,7 +218,7 @@ fn row_12_a_hand_off_whose_answer_is_lost_loses_no_turn() {
         rig.assert_works(name);
     }
     let stats = rig.locks.stats();
-    assert!(stats.handed_on > 20 && stats.lost == 0, "{stats:?}");
+    assert!(stats.handed_off > 20 && stats.lost == 0, "{stats:?}");
     assert!(rig.locks.held().is_empty());
 }
 
@@ -353,7 +353,7 @@ fn longest_wait(server: &Server, mut turn: impl FnMut()) -> Duration {
         }
         longest
     });
-    assert!(locks.stats().handed_on > turns.load(Ordering::Relaxed) / 2, "{:?}", locks.stats());
+    assert!(locks.stats().handed_off > turns.load(Ordering::Relaxed) / 2, "{:?}", locks.stats());
     longest
 }
 

@@ -649,7 +649,7 @@ fn a_managers_own_changes_are_no_loss() {
         }
     });
     let stats = locks.stats();
-    assert!(stats.handed_on > 0 && stats.renewed > 4 * rounds, "{stats:?}");
+    assert!(stats.handed_off > 0 && stats.renewed > 4 * rounds, "{stats:?}");
     assert_eq!(stats.lost, 0);
     drop(locks);
     assert!(reported.lock().is_empty(), "{:?}", reported.lock());

@@ -246,7 +246,7 @@ fn show_faults(proxy: &Proxy, url: &str) {
     proxy.black_hole(false);
 }
 
-/// A server with users who have the password: one who may lock, and one who may do nothing.
+/// A server with two users: one may lock, the other may do nothing.
 fn guarded() -> Server {
     let server = Server::with(&["--requirepass", "another"]);
     for (user, rights) in [("worker", "+@all"), ("nothing", "-@all")] {

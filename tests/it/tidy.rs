@@ -1,4 +1,5 @@
-//! What can be held by a test rather than by memory: layers, sizes, versions, the names and links in the docs.
+//! What can be held by a test rather than by memory: layers, sizes, versions, the names and links
+//! in the docs.
 
 use std::collections::HashMap;
 use std::fs;
@@ -106,8 +107,8 @@ fn only_the_store_names_redis() {
     }
 }
 
-/// A generator's state in the process would be copied with it, and a thread-local one be gone where destructors run. (The tests have
-/// one, so the compiler does not notice.)
+/// A generator's state in the process would be copied with it, and a thread-local one be gone where
+/// destructors run. (The tests have one, so the compiler does not notice.)
 #[test]
 fn random_numbers_come_from_the_system() {
     for (path, text) in sources() {
@@ -128,7 +129,8 @@ fn files_stay_small_and_do_not_unwrap() {
     }
 }
 
-/// From the line that begins with `fn` to the brace that closes it, which stands as far to the left.
+/// From the line that begins with `fn` to the brace that closes it, which stands as far to the
+/// left.
 #[test]
 fn functions_can_be_seen_whole() {
     for (path, text) in sources() {
@@ -247,8 +249,8 @@ fn no_dependency_asks_for_a_newer_rust() {
     assert_eq!(asked.into_iter().max(), Some(ours), "the version in Cargo.toml is the lowest that will do");
 }
 
-/// Our lock file is no help to a program that depends on the crate: it gets the newest versions that our `Cargo.toml` lets through.
-/// (Needs the registry, or a cargo that knows it already.)
+/// Our lock file is no help to a program that depends on the crate: it gets the newest versions
+/// that our `Cargo.toml` lets through. (Needs the registry, or a cargo that knows it already.)
 #[test]
 fn no_dependency_asks_for_a_newer_rust_of_a_program_that_depends_on_this() {
     let dir = TempDir::new().expect("a temporary directory");
