@@ -342,7 +342,7 @@ mod tests {
     const HAND_OFF: u64 = 2 * ONE_WAY + WAKE;
 
     /// After a run of so long, a process leaves the key free for a twenty-fourth of that, or for as
-    /// long as others need. That is the rule of the line, not of this file.
+    /// long as others need. That is the rule of the queue, not of this file.
     const RUN: u64 = 5000;
 
     impl Herd {

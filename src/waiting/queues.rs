@@ -405,6 +405,40 @@ pub(crate) mod tests {
     }
 
     #[test]
+    fn a_waiting_thread_sleeps_has_the_hold_in_front_renewed_and_stays_awake_for_its_end() {
+        let at = |millis: u64| Moment::from_nanos(1_000_000 * millis);
+        let mut queue = WaitQueue::default();
+        queue.start_turn(1, None, false, at(0)).expect("it is free");
+        let hold = Arc::new(sample("key", Duration::from_secs(30), at(0)));
+        queue.holds(1, &hold, at(0));
+        let me = Arc::new(Waiter::new(claim(), at(5000)));
+        queue.waiting.push_back(Arc::clone(&me));
+        let patience = until(at(5000));
+        let place = |look_again| Place { me: &me, patience: &patience, stayed_awake_for: None, look_again };
+        let step = |place: &mut Place<'_>, queue: &WaitQueue, cores_are_free, now| {
+            place.next_step(queue, |_| false, |_| false, cores_are_free, at(now))
+        };
+        let mut waits = place(Moment::NEVER);
+        assert!(matches!(step(&mut waits, &queue, true, 100), Step::Sleep { until } if until == at(1100)));
+        assert!(matches!(step(&mut waits, &queue, true, 600), Step::Sleep { until } if until == at(1600)));
+        // It has waited for as long as it looks, and Redis was not asked about the hold.
+        assert!(matches!(step(&mut waits, &queue, true, 1600), Step::Renew(it) if Arc::ptr_eq(&it, &hold)));
+        assert!(matches!(step(&mut waits, &queue, true, 1601), Step::Sleep { until } if until == at(2601)));
+        let _ = queue.hand_off(1, Duration::ZERO, at(2000), at(2001));
+        assert!(matches!(step(&mut waits, &queue, false, 2000), Step::Sleep { .. }), "the cores are busy");
+        assert!(matches!(step(&mut waits, &queue, true, 2000), Step::StayAwake));
+        assert!(matches!(step(&mut waits, &queue, true, 2001), Step::Sleep { .. }), "once for each turn");
+        let gives_up = step(&mut place(at(5000)), &queue, false, 5000);
+        assert!(matches!(gives_up, Step::GiveUp(NoTurn::Busy(Some(it))) if it.raw() == hold.token));
+        queue.asks(1, at(4000));
+        let gives_up = step(&mut place(at(5000)), &queue, false, 5000);
+        assert!(matches!(gives_up, Step::GiveUp(NoTurn::Outage(None))), "a second without an answer");
+        // The thread was stopped, and the one in front may be about to read its answer.
+        let gives_up = step(&mut place(at(4000)), &queue, false, 5000);
+        assert!(matches!(gives_up, Step::GiveUp(NoTurn::Busy(_))));
+    }
+
+    #[test]
     fn turns_go_in_the_order_of_arrival() {
         let queues = Arc::new(WaitQueues::default());
         let turn = at_once(&queues, &name()).unwrap();
