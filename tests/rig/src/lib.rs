@@ -5,7 +5,7 @@
 //!   that a test names.
 //! - [`FakeServer`] and [`Reply`]: no Redis at all, but a script that decides what it answers.
 //! - [`Worker`] and [`role`]: this program, run again as another process.
-//! - [`rights`]: the ACL user with the least rights; all tests can run as it.
+//! - [`rights`]: the ACL user with the least rights; all tests can run as that user.
 //! - [`compile_preload`]: a library that changes what the C library tells a process.
 //! - [`eventually`], [`throughout`] and [`within`]: how a test waits. No test only sleeps.
 //!

@@ -10,7 +10,7 @@ use std::io::{self, Write};
 use std::process::{Command, Stdio};
 
 /// The variable that holds the role of a process.
-const ROLE: &str = "RELATCH_RIG_ROLE";
+const ROLE: &str = "RELATCH_TEST_ROLE";
 
 /// What a line that is meant for the parent begins with.
 pub(crate) const MARK: &str = "@";
@@ -40,7 +40,7 @@ pub(crate) fn command_under(launcher: &[&str], name: &str, args: &[(&str, &str)]
     command
 }
 
-/// The role of this process; `None` if nobody gave it one.
+/// The role of this process; `None` if its parent gave it none.
 pub fn name() -> Option<String> {
     env::var(ROLE).ok()
 }
@@ -67,7 +67,7 @@ pub fn next_line() -> Option<String> {
     (read > 0).then(|| line.trim_end_matches('\n').to_owned())
 }
 
-/// The variable that carries the argument `name`.
+/// The variable that carries the argument `name`. (`src/base/seeded_bugs.rs` reads that of `flaw`.)
 fn variable(name: &str) -> String {
-    format!("RELATCH_RIG_{}", name.to_uppercase().replace('-', "_"))
+    format!("RELATCH_TEST_{}", name.to_uppercase().replace('-', "_"))
 }
