@@ -264,3 +264,7 @@ impl LockWatch {
         self.hold.wait_lost(now.after(limit))
     }
 }
+
+/// As for [`LockManager`](crate::LockManager).
+impl UnwindSafe for LockWatch {}
+impl RefUnwindSafe for LockWatch {}

@@ -20,7 +20,7 @@ printed=$(mktemp)
 trap 'rm -f "$printed"' EXIT
 
 # Before the time is taken: building has no limit.
-cargo test --locked --workspace --test it --no-run
+cargo test --locked --test it --no-run
 
 # as_the_user <threads> [names]: runs those tests, or all, and returns what `limited` does.
 as_the_user() {
@@ -28,7 +28,7 @@ as_the_user() {
     shift
     RUST_BACKTRACE=0 RELATCH_TEST_LEAST_RIGHTS=$password \
         limited "$limit" \
-        cargo test --locked --workspace --test it -- --nocapture "--test-threads=$threads" "$@" >>"$printed" 2>&1
+        cargo test --locked --test it -- --nocapture "--test-threads=$threads" "$@" >>"$printed" 2>&1
 }
 
 # The names at the end of what was printed. (Children print such a list, too.)

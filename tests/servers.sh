@@ -85,7 +85,7 @@ run() {
     say "$name: $version (at most $limit s)"
     start=$SECONDS
     RELATCH_TEST_SERVER=$program limited "$limit" \
-        cargo test --locked --workspace --test it -- \
+        cargo test --locked --workspace --no-fail-fast --test it -- \
         "--test-threads=$threads" 2>&1 | tee "$log" | show_failures || {
         failed=1
         result=FAILED

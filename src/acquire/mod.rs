@@ -452,14 +452,17 @@ mod tests {
     fn a_wake_up_ends_the_sleep() {
         let rig = Rig::new();
         let asleep = Instant::now();
+        // A wake-up before the second question is about what that question finds, and is forgotten.
+        let (asks, asked) = std::sync::mpsc::channel();
         std::thread::scope(|scope| {
-            let waker = scope.spawn(|| {
-                while rig.keeper.listener.wakeups.is_empty() {
-                    std::thread::yield_now();
-                }
+            let rig = &rig;
+            let waker = scope.spawn(move || {
+                asked.recv().unwrap();
+                asked.recv().unwrap();
                 rig.keeper.listener.wakeups.wake(rig.key.in_redis().as_bytes());
             });
             let answers = [Ok(busy_by_nobody()), Ok(busy_by("theirs", Some(LEASE), true)), Ok(taken())];
+            let answers = answers.into_iter().inspect(|_| _ = asks.send(()));
             rig.take(&until(Moment::now().after(Duration::from_secs(60))), answers).0.unwrap();
             waker.join().unwrap();
         });

@@ -179,4 +179,24 @@ pub(crate) mod tests {
             assert_eq!(keeper.work.lock().sleeps_until, Some(Moment::from_nanos(sleeps_until)), "{due}");
         }
     }
+
+    #[test]
+    fn a_sleeping_keeper_wakes_for_work_that_is_due_now() {
+        let keeper = keeper_without_redis();
+        thread::scope(|scope| {
+            // Nothing is due, so it sleeps without end.
+            let round = scope.spawn(|| keeper.next_round().is_some());
+            while keeper.work.lock().sleeps_until.is_none() {
+                thread::yield_now();
+            }
+            keeper.schedule(|_| Moment::PAST).unwrap();
+            let deadline = Moment::now().after(Duration::from_secs(10));
+            while !round.is_finished() && Moment::now() < deadline {
+                thread::yield_now();
+            }
+            let woke = round.is_finished();
+            keeper.due_sooner.notify_one(); // So that the test ends where it fails.
+            assert!(woke && round.join().unwrap());
+        });
+    }
 }

@@ -110,6 +110,7 @@ impl Orphans {
 
 #[cfg(test)]
 mod tests {
+    #[cfg(unix)]
     use rustix::time::{ClockId, clock_gettime};
 
     use super::*;
@@ -178,6 +179,7 @@ mod tests {
     /// A hundred thousand take as long as a hundred times a thousand. If each answer walked the
     /// table, they would take minutes.
     #[test]
+    #[cfg(unix)]
     fn an_answer_about_one_orphan_costs_the_same_however_many_there_are() {
         // The time of this thread alone: the machine may have other work.
         let time = || Duration::try_from(clock_gettime(ClockId::ThreadCPUTime)).unwrap();

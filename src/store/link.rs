@@ -187,6 +187,9 @@ impl Link {
     }
 
     /// Reads the replies of the batch that was sent last, and skips those of earlier ones.
+    ///
+    /// A proxy may send a reply twice. The next command over this link would take the second one for
+    /// its own, and a busy lock for taken. So the link is not used again if more was received.
     pub(super) fn collect(&mut self, sent: &Sent, deadline: Moment) -> Result<Vec<Reply>, Failure> {
         let mut replies = Vec::with_capacity(sent.replies);
         while self.unread > 0 {
@@ -198,6 +201,7 @@ impl Link {
             }
         }
         self.behind = false;
+        self.broken |= self.wire.has_unasked();
         (self.answered, self.proof) = (Moment::now(), Proof::Answered);
         self.took = self.answered.since(sent.at);
         Ok(replies)
@@ -286,6 +290,16 @@ mod tests {
                 "the connection has ended"
             );
         }
+    }
+
+    #[test]
+    fn a_link_over_which_a_reply_came_twice_is_not_used_again() {
+        let [(wire, mut redis), _] = wires();
+        let mut link = Link::new(wire, Moment::now());
+        redis.write_all(b"+OK\r\n+OK\r\n").unwrap();
+        let replies = link.exchange(&Batch::of(&["PING"]), Moment::now().after(Duration::from_secs(10)));
+        assert_eq!(replies.unwrap(), [Reply::Ok]);
+        assert!(link.is_over());
     }
 
     #[test]

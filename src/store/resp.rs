@@ -229,7 +229,7 @@ fn array(elements: usize, length: usize, room: usize) -> io::Result<Option<(Piec
 
 /// So many bytes behind the line that announces them, and the end of a line.
 fn blob(bytes: &[u8], count: usize, start: usize, room: usize) -> io::Result<Option<(Piece, usize)>> {
-    if count > room.saturating_sub(2) {
+    if count.saturating_add(2) > room {
         return Err(too_long());
     }
     let end = start + count;
@@ -411,7 +411,10 @@ mod tests {
             format!("*1{}\r\n", "0".repeat(18)).into_bytes(),
             format!("*{}\r\n{}", 60_000, "$1\r\nx\r\n".repeat(60_000)).into_bytes(),
         ];
-        for bytes in too_long {
+        // The first element leaves room for an empty second one, but not for the line behind it.
+        let first = Reply::Bytes(vec![b'x'; LONGEST_REPLY - "*3\r\n$262125\r\n\r\n$0\r\n".len()]);
+        let full = [b"*3\r\n".to_vec(), encode(&first), encode(&Reply::Bytes(vec![])), encode(&first)];
+        for bytes in too_long.into_iter().chain([full.concat()]) {
             let error = whole(&bytes).unwrap_err();
             assert!(error.to_string().contains("262144 bytes"), "{error}");
         }

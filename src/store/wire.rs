@@ -134,6 +134,15 @@ impl Wire {
         }
     }
 
+    /// True where more was received than was read: what nobody asked for. Over TLS, this is not
+    /// known.
+    pub(super) fn has_unasked(&self) -> bool {
+        match self {
+            Wire::Plain(plain) => !plain.reader.is_empty(),
+            Wire::Tls(_) => false,
+        }
+    }
+
     /// What another thread can end the connection with. There is nothing for that over TLS.
     pub(super) fn ender(&self) -> Option<Ender> {
         match self {

@@ -175,8 +175,9 @@ fn a_panic_under_a_lock_can_be_caught_around_it() {
     let locks = connect(&server);
     let lock = locks.named("a");
     let guard = locks.lock("b").expect("locks");
+    let watch = guard.watch();
     let caught = std::panic::catch_unwind(|| {
-        assert!(guard.is_valid());
+        assert!(guard.is_valid() && watch.is_valid());
         locks.with_lock("a", || lock.with_lock(|| panic!("in the closure")))
     });
     assert!(caught.is_err());
