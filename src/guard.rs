@@ -167,7 +167,7 @@ impl LockGuard {
     /// A view of the hold for another thread, for example to stop a helper when the lock is lost.
     #[must_use]
     pub fn watch(&self) -> LockWatch {
-        LockWatch::new(Arc::clone(&self.held.hold), self.session.born)
+        LockWatch::new(Arc::clone(&self.held.hold), self.session.pid)
     }
 
     /// Drops the guard, and returns what came of it.
@@ -230,12 +230,12 @@ impl fmt::Debug for LockGuard {
 #[derive(Clone, Debug)]
 pub struct LockWatch {
     hold: Arc<Hold>,
-    born: u32,
+    pid: u32,
 }
 
 impl LockWatch {
-    pub(crate) fn new(hold: Arc<Hold>, born: u32) -> LockWatch {
-        LockWatch { hold, born }
+    pub(crate) fn new(hold: Arc<Hold>, pid: u32) -> LockWatch {
+        LockWatch { hold, pid }
     }
 
     /// The lock's key.
@@ -248,7 +248,7 @@ impl LockWatch {
     #[must_use]
     pub fn is_valid(&self) -> bool {
         let now = Moment::now();
-        self.hold.is_valid(now) && process::id(now) == self.born
+        self.hold.is_valid(now) && process::id(now) == self.pid
     }
 
     /// Blocks until the hold is lost, at most for `limit`, and returns how it was lost.
@@ -258,7 +258,7 @@ impl LockWatch {
     #[must_use = "`None` means that it was not lost"]
     pub fn wait_lost(&self, limit: Duration) -> Option<LostCause> {
         let now = Moment::now();
-        if process::id(now) != self.born {
+        if process::id(now) != self.pid {
             return None; // A forked child's copy: nobody would ever wake it up.
         }
         self.hold.wait_lost(now.after(limit))

@@ -226,7 +226,7 @@ impl Hold {
         Error::Lost { key: self.key.name().to_string(), cause }
     }
 
-    /// Redis has answered that the token is not there. If it is there again later, somebody else
+    /// Redis has answered that the token is not there. If it is there again later, another holder
     /// may have had the lock in between.
     pub(crate) fn mark_token_gone(&self) {
         self.token_gone.store(true, Ordering::Relaxed);

@@ -59,10 +59,9 @@ pub(crate) fn give_back(
         delete_later(keeper, hold);
     }
 
-    // 6. Wake the waiter of this process, if there can be one: it passed this turn by when the
-    //    lease ran out. It may have looked over the connection that has deleted the key since, and
-    //    over that connection Redis sends no invalidation. Before step 3, it would find the key,
-    //    and sleep again.
+    // 6. Wake this process's waiter. It may have taken the turn when the lease ran out, and have
+    //    asked over the connection that has now deleted the key: with `NOLOOP`, no invalidation
+    //    comes. Before step 3, it would find the key, and sleep again.
     if valid_until.is_none() {
         keeper.listener.wakeups.wake(hold.key.in_redis().as_bytes());
     }
@@ -125,7 +124,7 @@ pub(crate) fn remove(
 #[derive(Debug)]
 pub(crate) struct Release<'a> {
     hold: &'a Hold,
-    /// Until when the hold could be trusted; `None` where it could not any more when it was closed.
+    /// The end of the hold's validity when it was closed. `None`: it was over by then.
     valid_until: Option<Moment>,
     deadline: Moment,
     /// A try had no answer: it may be the one that deleted the key.
@@ -161,8 +160,8 @@ impl Release<'_> {
         }
     }
 
-    /// Takes in what a try has brought at `now`: the end of the release, or the pause before the
-    /// next try. After the first lost answer there is none: the next try goes over another
+    /// Handles what a try has brought at `now`. Returns the end of the release, or the pause before
+    /// the next try. After the first lost answer there is no pause: the next try goes over another
     /// connection.
     fn next(
         &mut self,
@@ -191,10 +190,10 @@ impl Release<'_> {
     /// has said before that the token was gone, another process may have had the lock in between:
     /// that stays a loss.
     ///
-    /// A key that is absent or another's proves a loss only if the answer came before the hold's
-    /// own end. Later, the lease may have run out while the release was on its way, and nobody can
-    /// know that. After a lost answer (`maybe_done`), it may as well mean that an earlier try
-    /// worked: then the lock counts as released.
+    /// A key that is absent or another's proves a loss if the answer came before the hold's own
+    /// end. Later, nobody can know: the lease may have run out while the release was on its way.
+    /// After a lost answer (`maybe_done`), it may as well mean that an earlier try worked: then the
+    /// lock counts as released.
     fn judge(&self, compared: Compared, answered: Moment) -> Result<(), Error> {
         if self.hold.token_was_gone() {
             return Err(self.hold.lose(LostCause::Expired)); // Where a cause is written down, it stays.

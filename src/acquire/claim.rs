@@ -26,10 +26,10 @@ use crate::keeping::orphans::OrphanKey;
 use crate::store::{ClaimReply, Connection, Failure, Fate, Seen, Tracking};
 use crate::waiting::handoff::{Claim, HandoffOutcome};
 
-/// An attempt: what came of it, and since when Redis owed the answer.
+/// An attempt: what came of it, and from when on a silence of Redis counts.
 #[derive(Debug)]
 pub(crate) struct Attempt {
-    /// When it began. The time in which Redis answered others meanwhile does not count.
+    /// When it began; or when its command was sent, if Redis had answered other threads in between.
     pub(crate) since: Moment,
     pub(crate) answer: Result<Answer, Failure>,
     /// A token was given up, in this attempt or before: it may be what keeps the lock busy.
@@ -52,8 +52,8 @@ pub(crate) enum Answer {
 /// The tokens of one acquisition, as far as Redis knows them.
 pub(super) struct PendingClaim<'a> {
     context: AcquireContext<'a>,
-    /// What an attempt asks with. Redis does not hold it, nor will it because of an earlier
-    /// attempt. There is none until the next attempt draws one.
+    /// The token of the next attempt. Redis does not hold it, and no command with it can still be
+    /// executed. `None` until an attempt draws one.
     token: Option<String>,
     /// The last token that was given up. Where this is what keeps the lock busy, nobody holds it.
     given_up: Option<String>,
@@ -63,8 +63,7 @@ pub(super) struct PendingClaim<'a> {
 }
 
 impl<'a> PendingClaim<'a> {
-    /// With the claim of the thread that waited in the queue, and what became of it when the thread
-    /// in front sent it along.
+    /// `handed` says what became of `claim` if the thread in front was to send it.
     pub(super) fn new(
         context: AcquireContext<'a>,
         claim: Claim,
@@ -128,8 +127,8 @@ impl<'a> PendingClaim<'a> {
         match answer {
             Ok((ClaimReply::Taken, _)) => self.taken(connection, sent),
             Ok((ClaimReply::Busy(Some(holder)), _)) if holder.raw() == token => {
-                // Redis has said of each send of it that it took nothing, so nobody knows since
-                // when it is there. The next attempt removes it.
+                // Redis has denied each `SET` of this token and holds it all the same, so nobody
+                // knows since when. The next attempt removes it.
                 self.give_up();
                 Err(unanswered("Redis holds the token, though it has said that it did not take it"))
             }

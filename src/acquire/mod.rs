@@ -63,8 +63,8 @@ pub(crate) struct Taken {
     pub(crate) at: AcquiredAt,
 }
 
-/// The error of a wait that ends while the lock is busy; with a cause where the time was over
-/// before Redis could say so.
+/// The error of a wait that ends while the lock is busy. It has a cause if the time was over before
+/// Redis answered.
 pub(crate) fn busy(key: &Key, patience: &Patience, holder: Option<Holder>, cause: Option<Cause>) -> Error {
     let waited = Moment::now().since(patience.began);
     Error::Timeout { key: key.name().to_string(), waited, holder: holder.map(Box::new), source: cause }
@@ -156,7 +156,8 @@ impl Acquisition<'_> {
         if has_given_up || waits && start.crowded { self.progress.expects_busy() } else { Step::Ask }
     }
 
-    /// Does what has to be done before the next attempt: the end, where there is none.
+    /// Does what has to be done before the next attempt. Returns the end if there is no next
+    /// attempt.
     fn take(&mut self, step: Step) -> Option<End> {
         match step {
             Step::Ask => return None,
@@ -185,8 +186,8 @@ impl Acquisition<'_> {
         }
     }
 
-    /// Sleeps until a wake-up, which makes it true, or until that moment, or until a holder has
-    /// died whose lock may be taken over: Redis does not tell of that.
+    /// Sleeps until a wake-up, until `until`, or until the holder has died and its lock may be
+    /// taken over (Redis does not report that). True after a wake-up.
     fn sleeps_until_woken(&self, until: Moment) -> bool {
         loop {
             let check = if self.context.reclaim_dead {
@@ -203,7 +204,7 @@ impl Acquisition<'_> {
         }
     }
 
-    /// Leaves the lock to other processes for so long.
+    /// Leaves the lock to other processes for the time `nap`.
     fn nap(&self, nap: Duration) {
         if !nap.is_zero() {
             sleep_until(self.progress.nap_until(nap, Moment::now()));
@@ -231,7 +232,7 @@ impl Acquisition<'_> {
         self.progress.busy(holder, tracked, Moment::now())
     }
 
-    /// Takes in who has the lock: the end, where waiting for this holder would never end.
+    /// Notes who has the lock. Returns the end if a wait for this holder would last for ever.
     fn examine(&mut self, holder: &Holder, since: Moment) -> Option<End> {
         let (pid, now) = (self.context.owner.pid(), Moment::now());
         let is_mine = thread_map::is_mine(holder.raw(), pid);
@@ -268,14 +269,14 @@ impl Acquisition<'_> {
         reclaimed
     }
 
-    /// Gives a listener up that does not receive invalidations, and does not know it.
+    /// If the listener has missed a change, has it reconnect.
     fn report_missed_change(&mut self, holder: Option<&Holder>) {
         if let Some(number) = self.progress.missed_change(holder) {
             self.context.listener.give_up(number, &"Redis sent no invalidation of a key that changed");
         }
     }
 
-    /// Takes in that an attempt failed.
+    /// Records that an attempt failed, and decides what to do next.
     fn failed(&mut self, failure: Failure, since: Moment) -> Step {
         let AcquireContext { store, key, .. } = self.context;
         let answered_since = |since| store.answered_since(since);

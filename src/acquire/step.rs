@@ -10,7 +10,7 @@ use crate::base::backoff::{Backoff, safety_poll};
 use crate::base::clock::Moment;
 use crate::base::holder::Holder;
 use crate::store::Failure;
-use crate::waiting::patience::{Attempts, Kind, Patience, Silence, Unending, Verdict};
+use crate::waiting::patience::{Attempts, Kind, Patience, Silence, Verdict, WithoutExpiry};
 
 /// The shortest sleep of a waiter: Redis may delete an expired key a moment late.
 const SHORTEST_PAUSE: Duration = Duration::from_micros(200);
@@ -38,8 +38,8 @@ pub(super) enum Step {
     Register,
     /// Sleep, and let nothing wake the thread.
     Sleep { until: Moment },
-    /// Sleep until a wake-up. `tracked` says that Redis will tell of a change; `long`, that there
-    /// should be a wake-up where the key changes meanwhile.
+    /// Sleep until a wake-up. `tracked`: Redis will tell of a change. `long`: if the key changes
+    /// and no wake-up comes, the listener has missed it.
     Wait { until: Moment, tracked: bool, long: bool },
     /// There is no next attempt.
     GiveUp(End),
@@ -71,10 +71,10 @@ pub(super) struct Progress<'a> {
     /// The last holder that an answer named.
     holder: Option<Holder>,
     /// Since when the key exists without expiry, if it does.
-    unending: Unending,
+    without_expiry: WithoutExpiry,
     /// From the first busy answer on, or sooner, a wake-up reaches the thread.
     registered: bool,
-    /// It looked once more before the deadline, or its next sleep ends in time for that.
+    /// The last look before the deadline is done or planned.
     looked_late: bool,
     /// It took the lock away from a dead process once.
     reclaimed: bool,
@@ -101,7 +101,7 @@ impl<'a> Progress<'a> {
             ask: Ask::Claim,
             was_busy: false,
             holder: None,
-            unending: Unending::default(),
+            without_expiry: WithoutExpiry::default(),
             registered: false,
             looked_late: false,
             reclaimed: false,
@@ -121,9 +121,8 @@ impl<'a> Progress<'a> {
 
     /// What the next attempt asks.
     ///
-    /// Where one answer is enough, there is a second attempt only to learn who has the lock. But
-    /// where a token was given up, that may be what keeps the lock busy, and only a claim removes
-    /// it.
+    /// `try_lock` asks a second time only to name the holder. But a token that was given up may
+    /// keep the lock busy, and only a claim removes that.
     pub(super) fn ask(&self, has_given_up: bool) -> Ask {
         let enough = self.patience.once && self.was_busy && !has_given_up;
         if enough { Ask::Look } else { self.ask }
@@ -155,13 +154,13 @@ impl<'a> Progress<'a> {
             return Some(End::WouldDeadlock);
         }
         let lease = if self.patience.once { Duration::ZERO } else { self.lease };
-        self.unending.saw(holder, lease, now);
-        let no_lock = self.unending.left(now) == Some(Duration::ZERO);
+        self.without_expiry.saw(holder, lease, now);
+        let no_lock = self.without_expiry.left(now) == Some(Duration::ZERO);
         no_lock.then(|| End::NotALock { found: holder.to_string() })
     }
 
-    /// The key of a dead holder was deleted: true where that is a reason to ask at once. Once only:
-    /// if there is always another dead holder, they are waited for like any other.
+    /// The key of a dead holder was deleted. True the first time: ask again at once. Later dead
+    /// holders are waited for like any other.
     pub(super) fn reclaimed(&mut self) -> bool {
         if mem::replace(&mut self.reclaimed, true) {
             return false;
@@ -187,10 +186,10 @@ impl<'a> Progress<'a> {
     pub(super) fn busy(&mut self, holder: Option<Holder>, tracked: bool, now: Moment) -> Step {
         let asked = mem::replace(&mut self.ask, Ask::ClaimOrLook);
         self.was_busy = true;
-        let lease_left = holder.as_ref().map(|holder| holder.time_left().or(self.unending.left(now)));
+        let lease_left = holder.as_ref().map(|holder| holder.time_left().or(self.without_expiry.left(now)));
         self.holder = holder.or_else(|| self.holder.take());
         if self.patience.once {
-            return match self.unending.left(now) {
+            return match self.without_expiry.left(now) {
                 _ if asked == Ask::Claim => Step::Ask,
                 // Is it still there when its holder should have repaired it?
                 Some(left) => Step::Sleep { until: now.after(left).min(self.patience.deadline) },
@@ -207,8 +206,8 @@ impl<'a> Progress<'a> {
         }
     }
 
-    /// Until a wake-up or, where Redis does not tell of a change, for one pause; but neither past
-    /// the end of the holder's lease, nor past the deadline.
+    /// Sleeps until a wake-up; without tracking, for one pause. The sleep ends with the holder's
+    /// lease or at the deadline, if that comes first.
     fn wait(&mut self, lease_left: Option<Duration>, tracked: bool, now: Moment) -> Step {
         let poll = self.while_busy.pause();
         let pause = if tracked { safety_poll() } else { poll }.min(self.until_last_look(now));
@@ -218,8 +217,8 @@ impl<'a> Progress<'a> {
         Step::Wait { until: now.after(pause).min(self.patience.deadline), tracked, long }
     }
 
-    /// How long to sleep at most, so as to look once more before the deadline: it is not enough
-    /// that no wake-up came, since Redis may be gone.
+    /// The longest sleep that leaves time for one look before the deadline. Without a wake-up, the
+    /// lock may still be free, or Redis gone.
     fn until_last_look(&mut self, now: Moment) -> Duration {
         let left = self.patience.deadline.since(now);
         let looked = mem::replace(&mut self.looked_late, true);
@@ -282,7 +281,8 @@ impl<'a> Progress<'a> {
             Err(end) => return Step::GiveUp(end),
         };
         self.failure = Some((failure, kind));
-        // The first failure may be a connection that had gone stale: the next one is not.
+        // The first failure may be due to a stale connection. The next attempt goes over
+        // another one.
         if self.attempts.failed == 1 {
             return Step::Ask;
         }
@@ -323,7 +323,7 @@ mod tests {
         Moment::from_nanos(1_000_000 * millis)
     }
 
-    /// Of a caller that asks at 1000 ms and waits for so long.
+    /// Of a caller that asks at 1000 ms and waits for `limit` milliseconds.
     fn limit(limit: u64) -> Patience {
         Patience {
             began: at(1000),

@@ -186,9 +186,9 @@ pub enum Error {
 
     /// The system did not start a thread that the manager needs.
     ///
-    /// Making a manager starts threads, and so does the first hold that is renewed or watched. If a
-    /// lock was being taken, it was released again. If this thread already held the lock, it still
-    /// does.
+    /// Making a manager starts threads, and so does the first hold that is renewed, or whose loss
+    /// is reported. If a lock was being taken, it was released again. If this thread already held
+    /// the lock, it still does.
     #[error("a thread that the lock manager needs cannot be started")]
     #[non_exhaustive]
     NoThread {
@@ -259,8 +259,9 @@ pub enum LostCause {
     /// Redis restarted or failed over, or the server's clock stepped.
     #[error("its key was deleted")]
     Deleted,
-    /// The key has another value: somebody else has taken the lock, or overwrote the key.
-    #[error("it was taken by somebody else")]
+    /// The key has another value: another holder has taken the lock, or something overwrote the
+    /// key.
+    #[error("it was taken by another holder")]
     Taken,
 }
 

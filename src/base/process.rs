@@ -1,4 +1,5 @@
-//! The ids of this process and this thread: for tokens, and to notice a fork.
+//! The ids of this process and this thread: for tokens, and to notice a fork. (The comparison:
+//! `Session::own_process`.)
 
 use std::cell::Cell;
 use std::process;

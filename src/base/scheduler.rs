@@ -39,7 +39,7 @@ const TICK: Duration = Duration::from_nanos(100);
 /// How far the clock advances when a thread yields.
 const YIELD: Duration = Duration::from_micros(20);
 
-/// Runs `events` so many times, each time in another order. Half of the orders are random. In the
+/// Runs `events` in as many orders as `times` says. Half of the orders are random. In the
 /// other half, threads are held up at a few places only, which finds rare interleavings sooner.
 ///
 /// A wait with a timeout of more than `longest` never ends by itself. So a wake-up that was lost

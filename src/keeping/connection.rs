@@ -4,8 +4,7 @@ use crate::base::clock::Moment;
 use crate::keeping::shared::Shared;
 use crate::store::{Compared, Connection, Extension, Failure, Tracking};
 
-/// What the keeper asks of Redis: of its [`KeeperConnection`] or, in unit tests, of a Redis of
-/// theirs.
+/// What the keeper asks of Redis: of its [`KeeperConnection`] or, in unit tests, of a fake.
 ///
 /// Each is one round trip. Answers come in the order of what was asked.
 pub(crate) trait KeeperCommands {
@@ -32,7 +31,7 @@ pub(crate) struct ExtendAnswers {
 
 /// Opened when it is first used, and again when it is used after it failed.
 ///
-/// The keeper has one connection, so it takes in the answers in the order of its commands.
+/// The keeper has one connection, so it reads the answers in the order of its commands.
 pub(crate) struct KeeperConnection<'a> {
     shared: &'a Shared,
     connection: Option<Connection<'a>>,

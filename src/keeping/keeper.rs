@@ -1,6 +1,7 @@
 //! The thread that keeps what is held: it renews leases, reports losses and deletes orphans.
 //!
-//! Each manager has one. The first hold that needs it starts it. No other thread renews a lease.
+//! Each manager has one, and the first work for it starts it: a hold to renew or to watch, an
+//! orphan, `extend`, `ensure`. No other thread renews a lease. (When a lease is renewed: `leases`.)
 
 use std::sync::mpsc;
 use std::sync::{Arc, Weak};
@@ -81,7 +82,7 @@ impl Shared {
         Ok(answered.recv_timeout(limit).unwrap_or_else(|_| Err(silence())))
     }
 
-    /// A hold ends sooner than was known: it is renewed sooner.
+    /// A hold has a new end or a new lease, so its renewal may be due sooner.
     pub(crate) fn renew_sooner(self: &Keeper, hold: &Hold) -> Result<(), Error> {
         self.schedule(|work| work.leases.renew_sooner(hold, Moment::now()))
     }
@@ -101,7 +102,7 @@ impl Shared {
         self.report_loss(&hold);
     }
 
-    /// Notes work, and wakes the thread, or starts it, where that is due before it would look.
+    /// Notes work. Starts the thread, or wakes it if the work is due before the thread would wake.
     fn schedule(self: &Keeper, note: impl FnOnce(&mut Work) -> Moment) -> Result<(), Error> {
         let mut work = self.work.lock();
         let due = note(&mut work);

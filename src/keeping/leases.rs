@@ -29,7 +29,8 @@ pub(crate) struct Leases {
 #[derive(Debug)]
 struct Entry {
     hold: Arc<Hold>,
-    /// When to renew it next, or to find that it has run out. Never, where nobody needs to know.
+    /// When to renew it next, or to find that it has run out. `NEVER` if nobody needs to know, or
+    /// it is known already.
     due: Moment,
     /// The pause after a renewal without an answer.
     retry: Duration,
@@ -94,8 +95,8 @@ impl Leases {
         }
     }
 
-    /// Removes a hold that is about to be released, and closes it. Returns until when it could be
-    /// trusted, where it still can be at `now`.
+    /// Removes a hold that is about to be released, and closes it. Returns the end of its validity,
+    /// if that is after `now`.
     ///
     /// Both are one step. If the keeper found a closed hold in the table, it would report it as one
     /// that ran out.
@@ -135,8 +136,7 @@ impl Leases {
             .unwrap_or(Moment::NEVER)
     }
 
-    /// What there is to do at `now`. Each is due again after a pause, in case that nothing comes of
-    /// it.
+    /// What there is to do at `now`. Each is due again after a pause, unless an answer comes first.
     ///
     /// A hold is renewed up to an eighth of its period early, together with one that is due. So ten
     /// thousand holds that were taken one after the other are renewed in a few pipelines.
@@ -207,8 +207,8 @@ impl Leases {
         renewed.map(|entry| entry.renew_soon(now)).min().unwrap_or(Moment::NEVER)
     }
 
-    /// A thread of this process waits for a hold. If the hold is one that is renewed and never was,
-    /// it is due now. Returns when it is due.
+    /// A thread of this process waits for a hold. If the hold is to be renewed and has not been
+    /// yet, it is due now. Returns when it is due.
     pub(crate) fn renew_for_waiter(&mut self, hold: &Hold, now: Moment) -> Moment {
         let is_first = hold.renews_every(now).is_some() && hold.renewals() == 0;
         let entry = self.by_number.get_mut(&hold.number).filter(|_| is_first);

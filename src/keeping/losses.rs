@@ -1,4 +1,5 @@
-//! Calls the program's `on_lost` callback, on a thread of its own.
+//! Calls the program's `on_lost` callback, on a thread of its own. (Whether a loss is reported:
+//! `Shared::report_loss`.)
 
 use std::fmt;
 use std::panic::{self, AssertUnwindSafe};
@@ -98,7 +99,7 @@ impl LossNotifier {
         }
     }
 
-    /// Lets the callback finish, for so long at most, and ends the thread.
+    /// Lets the callback finish, for `limit` at most, and ends the thread.
     pub(crate) fn stop(&self, limit: Duration) {
         let mut state = self.state.lock();
         let State { losses, done, thread, .. } = std::mem::take(&mut *state);

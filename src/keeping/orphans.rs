@@ -1,5 +1,6 @@
 //! Orphans: keys that may be left in Redis though nobody holds them, and when to delete them. A
-//! table without clock, threads or Redis.
+//! table without clock, threads or Redis. (Why a key becomes an orphan: `acquire/claim.rs` and
+//! `release.rs`.)
 
 use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
@@ -7,7 +8,8 @@ use std::time::Duration;
 
 use crate::base::clock::Moment;
 
-/// The first pause after a renewal that failed, or before an orphan is deleted. Doubles with each.
+/// The first pause after a renewal that failed, or before an orphan is deleted. It doubles with
+/// each attempt.
 pub(crate) const FIRST_RETRY: Duration = Duration::from_millis(20);
 
 /// The longest such pause.
@@ -20,8 +22,8 @@ pub(crate) struct OrphanKey {
     pub(crate) token: String,
     /// When it has certainly expired.
     pub(crate) gone_by: Moment,
-    /// Redis may still execute a `SET` of this token. So that the key was deleted, or was absent,
-    /// does not end the search.
+    /// Redis may still execute a `SET` of this token. The search goes on even after the key was
+    /// deleted or absent.
     pub(crate) may_reappear: bool,
 }
 
@@ -68,8 +70,8 @@ impl Orphans {
         self.silence.map_or(due, |(_, end)| due.max(end))
     }
 
-    /// What to delete at `now`, but no more than a batch. Each is due again after a pause, in case
-    /// that nothing comes of it.
+    /// What to delete at `now`, but no more than a batch. Each is due again after a pause, unless
+    /// an answer comes first.
     pub(crate) fn take_due(&mut self, now: Moment) -> Vec<OrphanKey> {
         let mut remove = Vec::new();
         while self.next() <= now && remove.len() < BATCH {
@@ -124,7 +126,7 @@ mod tests {
     }
 
     #[test]
-    fn a_key_that_stray_is_searched_for_until_it_has_expired() {
+    fn a_key_that_may_reappear_is_searched_for_until_it_has_expired() {
         let mut orphans = Orphans::default();
         orphans.add(orphan(true), after(0));
         orphans.answered(&orphan(true), after(20));
@@ -134,7 +136,7 @@ mod tests {
     }
 
     #[test]
-    fn the_search_for_a_key_that_stray_slows_down_but_not_while_redis_is_silent() {
+    fn the_search_for_a_key_that_may_reappear_slows_down_but_not_while_redis_is_silent() {
         let day = OrphanKey { gone_by: after(86_400_000), ..orphan(true) };
         let mut orphans = Orphans::default();
         orphans.add(day.clone(), after(0));
@@ -155,7 +157,7 @@ mod tests {
         }
     }
 
-    /// So many orphans, each with a token of its own.
+    /// `count` orphans, each with a token of its own.
     fn many(count: usize) -> Orphans {
         let mut orphans = Orphans::default();
         for number in 0..count {

@@ -1,4 +1,4 @@
-//! What the keeper does in one round: renew leases, delete orphans, and take in Redis's answers.
+//! What the keeper does in one round: renew leases, delete orphans, and handle Redis's answers.
 //!
 //! How Redis is asked is an argument ([`KeeperCommands`]), so unit tests run these steps without a
 //! server, and shuttle runs them in many orders.
@@ -30,7 +30,7 @@ const TOO_SHORT_FOR_TWO: Duration = Duration::from_millis(20);
 /// With less time than this, there is no attempt, not even over an open connection.
 const ONE_ROUND_TRIP: Duration = Duration::from_millis(1);
 
-/// An attempt is given this long, even where a hold that it is not about ends meanwhile.
+/// An attempt may take this long even if an unrelated hold ends meanwhile.
 const FAIR_ATTEMPT: Duration = Duration::from_millis(250);
 
 /// One round of the keeper: does what is due and what was requested.
@@ -72,9 +72,8 @@ fn renew_due(shared: &Shared, redis: &mut impl KeeperCommands, holds: &[Arc<Hold
 
 /// Renews what threads wait for, all of it in one round trip.
 ///
-/// There is a second attempt, because the connection may have gone stale, or a hold that is about
-/// to end may have left the others little time. It is for those that still have time. (A lease may
-/// be renewed twice then.)
+/// A second attempt follows for the requests that still have time: the connection may be stale, or
+/// one hold's near end may have cut the first attempt short. (A lease may be renewed twice then.)
 fn renew_requested(shared: &Shared, redis: &mut impl KeeperCommands, mut requests: Vec<RenewalRequest>) {
     for is_last in [false, true] {
         let now = Moment::now();
@@ -116,10 +115,9 @@ fn renew<'h>(
     }
     let now = Moment::now();
     let deadline = answer_by(shared.response_timeout, &holds, work.leases.first_end(), now);
-    // Read under the lock. Read before it, a new listener could come in between: Redis would not
-    // tell it of these holds, and its notice that any key may have changed would be forgotten by
-    // `sending`, so a deletion by hand would go unseen until the next renewal. Now, that notice,
-    // which a listener gives after it has set its id, comes after `sending`.
+    // Read under the lock. A new listener sets its id, then reports that any key may have changed.
+    // If we read the old id before the lock, and sent after that report, `sending` would erase it,
+    // and a deletion by hand would go unseen until the next renewal.
     let listener = shared.listener.client_id();
     let sending = |hold: &&'h Arc<Hold>| {
         let lease = hold.lease();
@@ -137,7 +135,7 @@ fn renew<'h>(
     Ok(take_in(shared, holds.into_iter().zip(leases).zip(answers), sent))
 }
 
-/// Takes in the answers to renewals that were sent at `sent`. Returns why Redis refused.
+/// Records the answers to renewals that were sent at `sent`. Returns why Redis refused.
 fn take_in<'h>(
     shared: &Shared,
     answers: impl Iterator<Item = ((&'h Arc<Hold>, Lease), Result<Compared, Failure>)>,
@@ -199,9 +197,9 @@ fn remove_orphans(shared: &Shared, redis: &mut impl KeeperCommands, orphans: &[O
 
 /// Until when to wait for the answer to a renewal of these holds.
 ///
-/// It takes four fifths of the time until the first of them ends, so that there is time for another
-/// attempt, and never longer than that, when its loss has to be reported. The loss of another hold,
-/// the first of which ends at `first_end`, may be reported [`FAIR_ATTEMPT`] late for their sake.
+/// For four fifths of the time until the first of these holds ends, so that a second attempt fits
+/// in. Of all other holds, the first ends at `first_end`: its loss may be reported [`FAIR_ATTEMPT`]
+/// late because of this wait.
 fn answer_by(limit: Duration, holds: &[&Arc<Hold>], first_end: Moment, now: Moment) -> Moment {
     let ends = holds.iter().map(|hold| hold.valid_until()).filter(|end| *end > Moment::PAST);
     let left = ends.min().unwrap_or(Moment::NEVER).since(now);
@@ -217,8 +215,8 @@ fn remove_by(limit: Duration, first_end: Moment, is_open: bool, now: Moment) -> 
     (left >= enough).then(|| now.after(limit.min(left)))
 }
 
-/// Takes in what Redis answered at `now` to a renewal that was sent at `sent`: false where the hold
-/// is lost.
+/// Records what Redis answered at `now` to a renewal that was sent at `sent`. False if the hold is
+/// lost.
 pub(crate) fn on_renewal(hold: &Hold, lease: Lease, compared: Compared, sent: Moment, now: Moment) -> bool {
     let cause = match compared {
         Compared::Done => return hold.renewed(lease, sent, now).is_ok(),
@@ -308,7 +306,7 @@ mod tests {
         Err(Failure::Refused(Refusal { code, message }))
     }
 
-    /// A keeper with so many holds, each by a token of its own.
+    /// A keeper with `count` holds, each by a token of its own.
     fn keeps(count: usize) -> (Keeper, Vec<Arc<Hold>>) {
         let keeper = keeper_without_redis();
         let holds: Vec<_> = (0..count).map(|n| Arc::new(sample_by(&format!("token-{n}"), LONG))).collect();

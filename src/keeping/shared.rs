@@ -154,8 +154,8 @@ impl Shared {
         self.queues.wake_first(hold.key.name());
     }
 
-    /// Takes in an invalidation, of one key or, without one, of all. A hold of that key is renewed,
-    /// which finds out what became of it.
+    /// Handles the invalidation of a key. `None`: any key may have changed. A hold of that key is
+    /// renewed, which finds out what became of it.
     pub(crate) fn invalidated(&self, redis_key: Option<&[u8]>) {
         let mut work = self.work.lock();
         let now = Moment::now();

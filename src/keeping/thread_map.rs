@@ -1,4 +1,5 @@
-//! What this thread holds, and how deep: a thread-local map, which no other thread can see.
+//! What this thread holds, and how deep. A `thread_local!` map leads from the key's name to the
+//! hold. The hold has the depth; only its thread writes it.
 
 use std::cell::RefCell;
 use std::collections::HashMap;
@@ -54,7 +55,7 @@ pub(crate) struct Held {
 /// What became of a hold when one of its guards was dropped.
 #[derive(Debug)]
 pub(crate) enum Left {
-    /// Other guards are alive: so many.
+    /// Other guards are alive, and this is their number.
     StillHeld(u32),
     /// It was the last guard. The caller ends the turn, after the release.
     LastGuard(Turn),

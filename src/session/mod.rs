@@ -43,7 +43,7 @@ pub(crate) struct Session {
     /// Tells managers apart in a thread's map.
     id: u64,
     /// The process that made the manager. A forked child may not use it.
-    pub(crate) born: u32,
+    pub(crate) pid: u32,
     host: Arc<str>,
     /// The digits that the nonces of this machine begin with.
     machine: String,
@@ -63,15 +63,15 @@ impl Session {
     ) -> Result<Session, Error> {
         static NEXT: AtomicU64 = AtomicU64::new(1);
         let store = Arc::new(Store::new(address, &settings)?);
-        let (born, host, machine) = (process::id(), host_name(), machine::digits().map_err(no_randomness)?);
-        let owner = Owner::new(Arc::clone(&host), born, this_process::thread_id(born));
+        let (pid, host, machine) = (process::id(), host_name(), machine::digits().map_err(no_randomness)?);
+        let owner = Owner::new(Arc::clone(&host), pid, this_process::thread_id(pid));
         let unused = fresh_token(&owner, &machine).map_err(no_randomness)?;
         let probe = settings.client_tracking.then(|| settings.prefix.clone() + &unused);
         let keeper =
             Shared::new(Arc::clone(&store), on_lost.map(LossNotifier::new), settings.response_timeout, probe);
         Ok(Session {
             id: NEXT.fetch_add(1, Ordering::Relaxed),
-            born,
+            pid,
             host,
             machine,
             store,
@@ -90,8 +90,8 @@ impl Session {
         answer.map_err(|failure| self.store.error("connecting".to_owned(), failure))
     }
 
-    /// Takes a lock, or re-enters it where this thread holds it. Without a limit, waits for as long
-    /// as the lock is busy; with a limit of zero, for one answer.
+    /// Takes a lock, or re-enters it where this thread holds it. No limit: waits while the lock is
+    /// busy. Zero: waits for one answer.
     pub(crate) fn enter(
         &self,
         name: Name<'_>,
@@ -182,7 +182,7 @@ impl Session {
     /// Makes a new hold known: to the queue, the keeper and the thread's map.
     fn keep(&self, hold: Arc<Hold>, turn: Turn) -> Result<Rc<Held>, Error> {
         // The queue first. As soon as the keeper knows the hold, it can find it lost and wake the
-        // first thread in the queue. That thread would not see yet what was lost, and sleep again.
+        // first thread in the queue. That thread would not yet see the hold, and sleep again.
         turn.holds(&hold);
         if let Err(error) = self.keeper.enter(&hold) {
             // Nobody would renew it, so the caller must not rely on it.
@@ -262,7 +262,7 @@ impl Session {
     /// True where a hold can be trusted, and belongs to this process.
     pub(crate) fn trusts(&self, hold: &Hold) -> bool {
         let now = Moment::now();
-        hold.is_valid(now) && this_process::id(now) == self.born
+        hold.is_valid(now) && this_process::id(now) == self.pid
     }
 
     pub(crate) fn holder(&self, name: &str) -> Result<Option<Holder>, Error> {
@@ -309,7 +309,7 @@ impl Session {
     /// The process id, or an error in a forked child.
     pub(crate) fn own_process(&self, now: Moment) -> Result<u32, Error> {
         let pid = this_process::id(now);
-        if pid == self.born { Ok(pid) } else { Err(Error::Forked { parent: self.born, child: pid }) }
+        if pid == self.pid { Ok(pid) } else { Err(Error::Forked { parent: self.pid, child: pid }) }
     }
 }
 
@@ -326,7 +326,7 @@ impl Drop for Session {
     /// Ends the threads. A forked child has none of them, and must not wait for what they had
     /// locked.
     fn drop(&mut self) {
-        if process::id() == self.born {
+        if process::id() == self.pid {
             self.keeper.stop();
         }
     }

@@ -17,7 +17,11 @@ impl Session {
         self.trust(hold)?;
         let now = Moment::now();
         if span > hold.lease().valid_until(now).since(now) {
-            return Err(invalid_option("ensure", span, "the lease never gives that much: `extend` it"));
+            return Err(invalid_option(
+                "ensure",
+                span,
+                "it is longer than the lease can be trusted: call `extend` first",
+            ));
         }
         if hold.remaining(now) >= span {
             return Ok(());

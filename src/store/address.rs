@@ -37,15 +37,12 @@ impl Address {
         let shown = if has_login { NOT_SHOWN } else { up_to_query }.to_owned();
         let on_socket = parsed.scheme().contains("unix");
         if !on_socket && parsed.query_pairs().any(|(name, _)| name != "protocol") {
-            let reason = "nothing but `protocol` may follow the question mark: the database is the path, /3";
+            let reason = "only `protocol` may follow `?`; write the database as the path, such as /3";
             return Err(invalid(shown, reason));
         }
         let is_resp2 = |name: &str, value: &str| name != "protocol" || matches!(value, "2" | "resp2");
         if !parsed.query_pairs().all(|(name, value)| is_resp2(&name, &value)) {
-            return Err(invalid(
-                shown,
-                "no protocol but `resp2` is spoken: it is enough for all that is used here",
-            ));
+            return Err(invalid(shown, "only RESP2 is supported"));
         }
         let info = parsed.into_connection_info().map_err(|error| {
             let reason = if error.to_string().contains("TLS") {

@@ -197,9 +197,8 @@ impl<'a> Connection<'a> {
         self.sensible(deleted(reply))
     }
 
-    /// Changes a key so that Redis sends its invalidation to a listener. A refusal is one of
-    /// `CLIENT TRACKING`, or of the key: where Redis refuses anything else, this says nothing of
-    /// either.
+    /// Changes a key so that Redis sends its invalidation to a listener. Fails with `Refused` only
+    /// if Redis refuses `CLIENT TRACKING` or the key. Any other refusal is `NotSent`.
     pub(super) fn change(&mut self, key: &str, listener: u64, deadline: Moment) -> Result<(), Failure> {
         let batch = Batch::of(&["CLIENT", "TRACKING", "ON", "REDIRECT", &listener.to_string()])
             .and(&["GET", key])
@@ -218,7 +217,7 @@ impl<'a> Connection<'a> {
     }
 
     /// Runs a script for as many keys as `fill` puts into a batch. Where Redis does not know the
-    /// script, it runs once more: the first command carries the text, and teaches it for the
+    /// script, it runs once more: the first command sends the text, which Redis then knows for the
     /// others.
     ///
     /// With the number of a listener, Redis is first asked, once per connection, to send it the

@@ -31,7 +31,8 @@ pub(crate) enum Failure {
 pub(crate) enum Fate {
     /// Redis has not executed the command, and will not.
     NotExecuted,
-    /// The same, and another server is the one to ask.
+    /// Not executed; ask another server. (For a store of several servers. Today, only a test reads
+    /// it.)
     Elsewhere,
     /// Redis may have executed the command, or may still execute it.
     Unknown {
@@ -47,8 +48,8 @@ const DID_NOTHING: &str = "
     NOGOODSLAVE NOPERM NOPROTO NOREPLICAS NOSCRIPT OOM READONLY REDIRECT TRYAGAIN WRONGPASS
     WRONGTYPE";
 
-/// The same for errors with the code `ERR`, which says nothing: how their message begins. Where a
-/// script of this crate fails, it has changed nothing.
+/// The same for errors with the code `ERR`. That code alone tells nothing, so these match the start
+/// of the message. Where a script of this crate fails, it has changed nothing.
 const DID_NOTHING_ERR: [&str; 19] = [
     "ACL failure in script",
     "Error compiling script",
@@ -106,7 +107,7 @@ impl Refusal {
         if self.code.contains(&password) {
             "ERR".clone_into(&mut self.code);
         }
-        // It is not enough to cut the password out: the gaps would give a short one away.
+        // Removing only the password would show a short one by the gap.
         self.message = format!("{} (not shown: the answer to the login holds the password)", self.code);
     }
 
@@ -180,8 +181,8 @@ impl Failure {
         self
     }
 
-    /// The failure of a trial with a key of our own. A refusal because the key is another user's or
-    /// another server's will be repeated each time; any other refusal may pass.
+    /// The failure of a trial with a key of our own. `NOPERM` and `MOVED` about our own key will
+    /// repeat; any other refusal may pass.
     pub(super) fn of_a_trial(self) -> Failure {
         match self {
             Failure::Refused(refusal) if !matches!(&*refusal.code, "NOPERM" | "MOVED") => {
@@ -253,8 +254,7 @@ pub(super) fn ends_link(error: &io::Error) -> bool {
     )
 }
 
-/// True for a reply of a server that is not, or no longer, the one that takes writes: the next
-/// command had better look for that one over a new connection.
+/// True for a reply of a server that takes no writes (any more): reconnect before the next command.
 pub(super) fn comes_from_wrong_server(reply: &Reply) -> bool {
     matches!(reply, Reply::Error(error) if is_elsewhere(code_of(error)))
 }

@@ -1,4 +1,4 @@
-//! One connection: opened, logged in and answered within a deadline, and never trusted after it
+//! One connection: it opens, logs in and answers by a deadline, and is not used again once it
 //! broke.
 
 use std::io;
@@ -51,8 +51,7 @@ pub(crate) struct Link {
     proof: Proof,
     /// How long the last answer took.
     took: Duration,
-    /// An answer is late. The borrower that waited for it may go on over this link, but nobody else
-    /// shall have to wait for it.
+    /// A reply is late. The current borrower may wait for it; no one else gets this link.
     behind: bool,
     /// The listener to which Redis sends the invalidations of what is read over this link.
     listener: Option<u64>,

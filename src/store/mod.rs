@@ -1,7 +1,7 @@
 //! Redis, as the rest of the crate sees it: a few commands, and small enums for what comes back.
 //!
-//! May use `base`, and alone the `redis` and `r2d2` crates (but for the one constructor of the
-//! builder that takes a client). From the outside to the wire:
+//! May use `base`. No other room names the crates `redis` and `r2d2`. (Among the handles, one
+//! constructor of the builder takes a `redis` client.) From the outside to the wire:
 //!
 //! - [`Store`] is all that the rooms above know. It lends a [`Connection`], which has the commands.
 //! - `node`: a server with all its connections, of which `pool` lends most. `tracking` is the one

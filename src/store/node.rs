@@ -1,4 +1,5 @@
-//! One server and all connections to it: the pool's, the keeper's, the listener's.
+//! One server and all connections to it: the pool's, the keeper's, the listener's. (Which server:
+//! `Store::checkout`.)
 
 use std::time::Duration;
 

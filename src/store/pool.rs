@@ -28,11 +28,11 @@ use crate::store::resp::{Batch, Reply};
 /// panics where the end of a wait overflows.)
 const LONGEST_GET: Duration = Duration::from_secs(10);
 
-/// A shorter silence condemns no other link: Redis may have been busy.
+/// After a shorter silence, other links are still used: Redis may have been busy.
 const LONG_SILENCE: Duration = Duration::from_millis(100);
 
-/// A link that nobody has used for so long is closed. (r2d2 would do so, but takes each sweep for a
-/// use.)
+/// A link that nobody has used for this long is closed. (r2d2 would do so, but takes each sweep for
+/// a use.)
 const LONGEST_IDLE: Duration = Duration::from_secs(600);
 
 /// Is called with the number of a link that was closed.
@@ -49,7 +49,8 @@ pub(super) struct Pool {
     answered_at: AtomicU64,
     /// Redis sends no invalidation of what was read over a link once that is closed.
     on_close: OnceLock<OnClose>,
-    born: u32,
+    /// The process that made the pool.
+    pid: u32,
 }
 
 impl Pool {
@@ -69,8 +70,8 @@ impl Pool {
             .thread_pool(Arc::new(worker))
             .build_unchecked(Slots);
         let (condemned, answered_at) = (AtomicU64::new(0), AtomicU64::new(0));
-        let (on_close, born) = (OnceLock::new(), process::id());
-        Ok(Pool { slots, condemned, answered_at, on_close, born })
+        let (on_close, pid) = (OnceLock::new(), process::id());
+        Ok(Pool { slots, condemned, answered_at, on_close, pid })
     }
 
     /// Has `call` called when a link is closed, with its number.
@@ -163,7 +164,7 @@ impl Pool {
             dropped.extend(slot.link.take_if(is_stale));
             idle.push(slot);
         }
-        // In this order, the one that was lent first is lent first again.
+        // Given back in reverse, because r2d2 lends the last one first.
         idle.into_iter().rev().for_each(drop);
         for link in &dropped {
             self.closed(link);
@@ -192,7 +193,7 @@ impl Pool {
 
 impl Drop for Pool {
     fn drop(&mut self) {
-        if process::id() != self.born {
+        if process::id() != self.pid {
             // This is a forked child. r2d2's worker does not exist here, and one of its locks may
             // have been held when the process was copied: then it is held for ever.
             mem::forget(self.slots.clone());
@@ -200,8 +201,8 @@ impl Drop for Pool {
     }
 }
 
-/// Calls what panics where the system starts no more threads. A thread that is started first, and
-/// ends at once, finds that out. (The system may refuse the one that follows all the same.)
+/// Calls `start`, which panics if no thread can start. So one is started as a trial first. (The
+/// system may refuse the next one all the same.)
 fn start<T>(start: impl FnOnce() -> T) -> Result<T, Error> {
     let no_thread = |source| Error::NoThread { source };
     let probe = thread::Builder::new().name("relatch-probe".to_owned()).spawn(|| ()).map_err(no_thread)?;
@@ -225,8 +226,8 @@ impl LinkRef<'_> {
         self.collect(&sent, deadline)
     }
 
-    /// Collects the replies. Where none comes over a lent link, those links of the pool may be as
-    /// dead that have not answered since.
+    /// Collects the replies. If none comes over a lent link, all pooled links that have not
+    /// answered since may be dead too.
     fn collect(&mut self, sent: &Sent, deadline: Moment) -> Result<Vec<Reply>, Failure> {
         let result = self.deref_mut().collect(sent, deadline);
         if let (LinkRef::Lent(lent), Err(failure)) = (&*self, &result)

@@ -11,8 +11,8 @@ use crate::store::resp::Reply;
 pub(crate) enum ClaimReply {
     /// The key was free, and holds our token now.
     Taken,
-    /// The key holds a token already: which one, if that was asked. It is our own where an earlier
-    /// attempt, whose answer was lost, has taken the lock.
+    /// The key holds a token already; `Some` if the command asked whose. It is our own if an
+    /// earlier attempt, whose answer was lost, has taken the lock.
     Busy(Option<Holder>),
     /// The key holds something that is not a string.
     NotAString,

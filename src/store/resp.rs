@@ -90,7 +90,7 @@ struct Array {
     missing: usize,
 }
 
-/// What stands between two ends of lines, or in the bytes behind them.
+/// One line, with the bytes that it announces.
 enum Piece {
     Whole(Reply),
     Array { elements: usize },

@@ -1,4 +1,4 @@
-//! A connection over TLS, which is the `redis` crate's as a whole.
+//! A connection over TLS, made and read by the `redis` crate.
 
 use std::error::Error as StdError;
 use std::io::{self, ErrorKind};

@@ -2,7 +2,8 @@
 //!
 //! Redis calls that [client-side
 //! caching](https://redis.io/docs/latest/develop/reference/client-side-caching/). A connection that
-//! tracks what it reads has the invalidations sent to this one, each key's once.
+//! tracks what it reads has the invalidations sent to this one, once per key, until the key is read
+//! again.
 
 use std::ops::ControlFlow;
 use std::time::Duration;
@@ -18,7 +19,7 @@ use crate::store::wire::{Ender, Message, Wire};
 /// Where Redis publishes the invalidations that are redirected to a connection.
 const CHANNEL: &str = "__redis__:invalidate";
 
-/// After so long without a message, Redis is asked for a sign of life.
+/// After this long without a message, Redis is asked for a sign of life.
 const QUIET: Duration = Duration::from_secs(3);
 
 #[derive(Debug, PartialEq, Eq)]

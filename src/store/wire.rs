@@ -1,7 +1,7 @@
 //! The bytes of a connection, sent and received by a deadline.
 //!
 //! A reply is whole by the deadline and of bounded length, or there is an error. The `redis` crate
-//! bounds each call of the socket instead, and no reply: so it is used for TLS only.
+//! limits each socket call, not the whole reply: so it is used for TLS only.
 
 use std::io::{self, ErrorKind, Read, Write};
 use std::net::{Shutdown, TcpStream};

@@ -11,10 +11,10 @@
 //! waiter has to be fast for that. One that loses a race has slept before, and sleeps less before
 //! the next.
 //!
-//! The estimate is that of a mark-recapture census (Schnabel's, with samples of one): of `many`
-//! sightings of `kinds` different processes, `many - kinds` were recaptures, each with a chance of
-//! about `kinds / 2` marked ones among all. All rivals are then about `kinds * many / (2 *
-//! recaptures)`; the `1` that is added keeps that finite where there was none.
+//! The estimate is that of a mark-recapture census (Schnabel's, with samples of one): repeats among
+//! the last sightings tell how many rivals there are. `many` sightings of `kinds` different
+//! processes have `many - kinds` repeats, and mean about `kinds * many / (2 * repeats)` rivals. The
+//! `1` that is added to the divisor keeps that finite without repeats.
 //!
 //! The figures at the constants are those of the simulation in this file's tests.
 
@@ -26,7 +26,7 @@ use crate::base::clock::Moment;
 use crate::base::holder::Holder;
 
 /// How many sightings are kept. With 8, four hundred processes that hold for a millisecond ask 128
-/// times a turn instead of 34; with 32, they need a third longer to have had it all once.
+/// times a turn instead of 34; with 32, it takes a third longer until each has had the lock once.
 const SIGHTINGS: usize = 16;
 
 /// How many of them are forgotten when the lock was free at the first look, because rivals leave.
@@ -39,9 +39,10 @@ const FORGOTTEN: usize = 4;
 /// holds lose a sixth of their turns instead of a twentieth.
 const LOOKS: f64 = 3.5;
 
-/// A waiter whose turn has come still sleeps for this part of its rivals: if it looked at once, a
-/// slow Redis would be asked ever more by ever more late waiters. With an eighth, ten processes
-/// lose 14 % of their turns instead of 8; with a 32nd, four hundred ask 54 times a turn.
+/// A waiter that has already slept its time sleeps at least this part of the full sleep: if it
+/// looked at once, a slow Redis would be asked ever more by ever more late waiters. With an eighth,
+/// ten processes lose 14 % of their turns instead of 8; with a 32nd, four hundred ask 54 times a
+/// turn.
 const LATE: f64 = 1.0 / 16.0;
 
 /// A waiter that knows one rival looks at once, with this chance. If it never did, two processes
@@ -49,13 +50,13 @@ const LATE: f64 = 1.0 / 16.0;
 /// ever, and a third would have none.
 const AT_ONCE: f64 = 0.75;
 
-/// The longest sleep before a look. Neither a quarter of it nor four times as much matters, but a
-/// Redis that was slow once must not keep a waiter for long.
+/// The longest sleep before a look. Between a quarter and four times this value, nothing changes.
+/// But a Redis that was slow once must not keep a waiter for long.
 const LONGEST: Duration = Duration::from_millis(250);
 
-/// A process that has seen no other for so long is alone. One that has left the key alone for so
-/// long forgets its rivals. (If it forgot them so long after it saw the last, it would know none
-/// after each longer hold of its own, look at once, and come before all that wait.)
+/// A process that has seen no other for this long is alone. One that has left the key alone for
+/// this long forgets its rivals. (Counted from the last sighting, a process would forget its rivals
+/// during each long hold of its own, then look at once, and come before all that wait.)
 const MEMORY: Duration = Duration::from_secs(1);
 
 /// What a process has seen of its rivals for one key, and how it waits for it.
@@ -104,8 +105,8 @@ impl Contention {
         self.look.unwrap_or_default().mul_f64(LOOKS)
     }
 
-    /// A look has taken so long. One that took more than twice the mean counts as twice the mean: a
-    /// Redis, or a machine, that paused once is not slow.
+    /// A look has taken the time `look`. One that took more than twice the mean counts as twice the
+    /// mean: a Redis, or a machine, that paused once is not slow.
     pub(crate) fn took(&mut self, look: Duration) {
         self.look = Some(self.look.map_or(look, |mean| (mean + look.min(2 * mean)) / 2));
     }
@@ -119,8 +120,8 @@ impl Contention {
         (self.last_seen, self.met) = (Some(now), true);
     }
 
-    /// True if no other process was seen for so long that none may want the lock. (The estimate
-    /// says less: a process that comes first again after a short pause expects fewer.)
+    /// True if no other process was seen for [`MEMORY`], so none may want the lock. (The estimate
+    /// alone does not tell that: it drops after each free look.)
     pub(crate) fn is_alone(&self, now: Moment) -> bool {
         self.last_seen.is_none_or(|seen| now.since(seen) > MEMORY)
     }
@@ -341,8 +342,8 @@ mod tests {
     const WAKE: u64 = 30;
     const HAND_OFF: u64 = 2 * ONE_WAY + WAKE;
 
-    /// After a run of so long, a process leaves the key free for a twenty-fourth of that, or for as
-    /// long as others need. That is the rule of the queue, not of this file.
+    /// After a run of this length, a process leaves the key free for a twenty-fourth of it, or for
+    /// as long as others need. (`waiting/queue.rs` has that rule.)
     const RUN: u64 = 5000;
 
     impl Herd {

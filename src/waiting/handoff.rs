@@ -102,7 +102,7 @@ mod tests {
         Moment::from_nanos(1_000_000 * millis)
     }
 
-    /// The budget of a turn that asks at 0, has the lock at 1 and begins its release at this time.
+    /// The budget of a turn that asks at 0, has the lock at 1 and begins its release at `millis`.
     fn held_until(millis: u64) -> HandoffBudget {
         let mut budget = HandoffBudget::new(at(0));
         budget.acquired(at(1));
@@ -111,7 +111,7 @@ mod tests {
     }
 
     #[test]
-    fn a_budget_is_spent_after_so_much_time_with_the_lock() {
+    fn a_budget_is_spent_after_its_limit_of_time_with_the_lock() {
         assert!(!held_until(20).is_spent(LIMIT));
         assert!(held_until(21).is_spent(LIMIT), "the time for which it asked does not count");
         assert!(!held_until(2).handed_off().is_spent(LIMIT));

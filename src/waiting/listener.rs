@@ -34,7 +34,7 @@ const GRACE: Duration = Duration::from_millis(100);
 /// everything was flushed or invalidations were missed.
 type OnInvalidation = Box<dyn Fn(Option<&[u8]>) + Send + Sync>;
 
-/// The listener: what its thread shares with those that wait.
+/// The listener: what its thread shares with the waiters and the keeper.
 pub(crate) struct Listener {
     store: Arc<Store>,
     response_timeout: Duration,
@@ -54,7 +54,7 @@ pub(crate) struct Listener {
 
 #[derive(Default)]
 struct State {
-    /// It has been tried to start the thread.
+    /// The start of the thread was tried.
     started: bool,
     thread: Option<JoinHandle<()>>,
     /// Closed when the thread has ended.
@@ -120,7 +120,7 @@ impl Listener {
         Some(self.client_id.load(Ordering::Acquire)).filter(|id| *id != 0)
     }
 
-    /// Takes in what Redis said when it was asked to send invalidations to this client: true if
+    /// Handles what Redis answered when it was asked to send invalidations to this client. True if
     /// they will be received.
     pub(crate) fn will_hear(&self, client_id: u64, tracking: Tracking) -> bool {
         match tracking {
@@ -144,7 +144,7 @@ impl Listener {
         self.will_hear(client_id, tracking)
     }
 
-    /// Has the thread open another connection, for this reason, if it has not done so already.
+    /// Makes the thread reconnect, unless it has done so since. Logs `reason`.
     pub(crate) fn give_up(&self, client_id: u64, reason: &dyn fmt::Display) {
         if self.client_id() == Some(client_id) {
             self.state.lock().given_up = true;
@@ -157,8 +157,8 @@ impl Listener {
     /// whether it is to stop.)
     ///
     /// Nothing wakes the thread while it connects and tries whether invalidations come, which may
-    /// take a connect timeout and a response timeout, each twice. It is left behind then, and ends
-    /// by itself.
+    /// take a connect timeout and a response timeout, each twice. If that outlasts the wait here,
+    /// about a response timeout, the thread is left behind and ends by itself.
     pub(crate) fn stop(&self) {
         let mut state = self.state.lock();
         state.stop = true;
@@ -246,7 +246,7 @@ impl Listener {
     /// polling.
     pub(crate) fn connected(&self, client_id: u64) {
         if self.has_warned.load(Ordering::Relaxed) && self.has_warned.swap(false, Ordering::Relaxed) {
-            info!(target: "relatch::listener", "Redis wakes who waits for a lock again");
+            info!(target: "relatch::listener", "Redis wakes waiters again");
         }
         self.client_id.store(client_id, Ordering::Release);
         self.dispatch(Heard::Everything);
@@ -288,7 +288,7 @@ impl Listener {
     fn warn_once(&self, failure: &dyn fmt::Display) {
         if !self.has_warned.swap(true, Ordering::Relaxed) {
             warn!(target: "relatch::listener",
-                "Redis does not wake who waits for a lock, so they poll until it does: {failure}");
+                "Redis sends no invalidations, so waiters poll: {failure}");
         }
     }
 }
@@ -311,8 +311,8 @@ impl Pauses {
     }
 }
 
-/// True where Redis refuses to send invalidations, or accepts and does not: that rarely changes. (A
-/// login that is refused may be right again soon.)
+/// True where Redis refuses to send invalidations, or accepts `CLIENT TRACKING` and sends none:
+/// that rarely changes. (A login that is refused may be accepted again soon.)
 fn is_refused(ended: &Result<(), Failure>) -> bool {
     matches!(ended, Err(Failure::Refused(refusal))
         if !refusal.can_pass() && !["NOAUTH", "WRONGPASS"].contains(&&*refusal.code))

@@ -1,5 +1,5 @@
-//! How long to try to take a lock, and what it means that Redis does not answer: that the lock is
-//! busy, or an outage.
+//! When to give up, and whether no answer means a busy lock or an outage. (How long a waiter
+//! sleeps: `acquire/step.rs`.)
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -8,24 +8,28 @@ use crate::base::clock::Moment;
 use crate::base::holder::Holder;
 use crate::store::{FAIR_TRY, Failure, Refusal};
 
-/// How long a Redis that has answered before may take. It is there, though it may be slow.
+/// A Redis that has answered before counts as slow, not as away, for this long.
 pub(crate) const SLOW_ANSWER: Duration = Duration::from_millis(100);
 
-/// A thread looks no more often than this at a queue in which nothing is wrong.
-const GLANCE: Duration = Duration::from_secs(1);
+/// The first waiter of a queue looks this often, even if nothing wakes it. The others look no more
+/// often than this while nothing is wrong.
+///
+/// The first thus finds holds that end without a release: a guard was forgotten, or a thread
+/// hangs. To wake the waiter when each hold begins would cost a switch of threads for each turn.
+pub(super) const GLANCE: Duration = Duration::from_secs(1);
 
 /// How long one caller tries to take a lock.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Patience {
     /// When the caller asked for the lock.
     pub(crate) began: Moment,
-    /// No wait lasts longer: in the queue, for a connection, for an answer or asleep.
+    /// The end of every wait: in the queue, for a connection, for an answer, asleep.
     pub(crate) deadline: Moment,
     /// `try_lock`: one answer is enough.
     pub(crate) once: bool,
     /// How long an outage may last if there is no deadline.
     pub(crate) tolerate_outage: Duration,
-    /// How long an attempt may take and succeed.
+    /// The longest time after which an attempt can still succeed.
     pub(crate) an_attempt: Duration,
 }
 
@@ -34,7 +38,7 @@ pub(crate) struct Patience {
 pub(crate) struct Silence {
     /// When the first attempt without an answer began.
     pub(crate) since: Moment,
-    /// From this length on, it is an outage. A deadline that comes sooner proves nothing.
+    /// At a deadline, a silence of this length is an outage; a shorter one proves nothing.
     pub(crate) outage_after: Duration,
     /// What went wrong. `None` while the first attempt still waits for its answer.
     pub(crate) cause: Option<Arc<str>>,
@@ -91,7 +95,7 @@ pub(crate) enum Verdict {
 }
 
 impl Patience {
-    /// What to do after so many `tries` in a row have failed.
+    /// What to do after `tries` attempts in a row have failed.
     pub(crate) fn judge(&self, now: Moment, kind: Kind, silence: Option<&Silence>, tries: u32) -> Verdict {
         let outage = silence.is_some_and(|silence| self.is_outage(silence, now));
         let over = self.deadline <= now || (self.once && tries > 1);
@@ -106,9 +110,9 @@ impl Patience {
         }
     }
 
-    /// True if a silence has lasted too long: at the deadline, as long as its `outage_after`;
-    /// without a deadline, as long as an outage is tolerated. It counts from when this caller asked
-    /// for the lock, at the earliest.
+    /// True if a silence has lasted too long. With a deadline: the deadline has come, and the
+    /// silence has lasted for its `outage_after`. Without: it has lasted for as long as an outage
+    /// is tolerated. It counts from when this caller asked for the lock, at the earliest.
     pub(crate) fn is_outage(&self, silence: &Silence, now: Moment) -> bool {
         let lasted = now.min(self.deadline).since(silence.since.max(self.began));
         if self.is_endless() {
@@ -129,7 +133,8 @@ impl Patience {
         }
     }
 
-    /// As long as no attempt has failed, the first one has its time: it may still be answered.
+    /// How long a silence may last without a deadline. Until the first attempt has failed, it gets
+    /// its full time.
     fn tolerated(&self, silence: &Silence) -> Duration {
         let pending = if silence.cause.is_none() { self.an_attempt } else { Duration::ZERO };
         self.tolerate_outage.max(pending)
@@ -140,16 +145,16 @@ impl Patience {
     }
 }
 
-/// A key that has no expiry for this long is not a lock. A holder that is alive repairs its key
-/// within tens of milliseconds after a `PERSIST`.
+/// A key that has no expiry for this long is not a lock. After a `PERSIST`, a live holder that
+/// receives invalidations repairs its key within tens of milliseconds.
 const WITHOUT_EXPIRY: Duration = Duration::from_millis(250);
 
 /// The value of a key without expiry, and when the key is not a lock if it still has that value.
 #[derive(Debug, Default)]
-pub(crate) struct Unending(Option<(String, Moment)>);
+pub(crate) struct WithoutExpiry(Option<(String, Moment)>);
 
-impl Unending {
-    /// Takes in what a waiter found that would take the lock for so long.
+impl WithoutExpiry {
+    /// Notes the holder that a waiter saw. `lease` is the waiter's own.
     ///
     /// A holder repairs its key at once if Redis has sent it an invalidation, and otherwise with
     /// its next renewal: after half of its lease at most, which is taken to be as long as the
@@ -163,8 +168,8 @@ impl Unending {
         }
     }
 
-    /// How long until the key is not a lock: zero if no holder will repair it. `None` if the key
-    /// has an expiry.
+    /// How long to wait until the key counts as no lock. Zero: it is none. `None`: it has an
+    /// expiry.
     pub(crate) fn left(&self, now: Moment) -> Option<Duration> {
         self.0.as_ref().map(|(_, end)| end.since(now))
     }
@@ -182,7 +187,7 @@ pub(crate) struct Attempts {
 }
 
 impl Attempts {
-    /// With what the threads before it in the queue have found out.
+    /// Starts with what the threads before this one in the queue have found out.
     pub(crate) fn after(silence: Option<Silence>, answered: bool) -> Attempts {
         Attempts { silence, failed: 0, refusal: None, answered }
     }
@@ -339,11 +344,15 @@ pub(crate) mod tests {
     fn a_key_is_not_a_lock_only_if_it_stays_without_expiry() {
         let minute = Some(Duration::from_secs(60));
         let left = |seen: &[(u64, &str, Option<Duration>)]| {
-            let mut unending = Unending::default();
+            let mut without_expiry = WithoutExpiry::default();
             for (now, value, time_left) in seen {
-                unending.saw(&Holder::new(value.as_bytes(), *time_left), Duration::from_secs(30), at(*now));
+                without_expiry.saw(
+                    &Holder::new(value.as_bytes(), *time_left),
+                    Duration::from_secs(30),
+                    at(*now),
+                );
             }
-            unending.left(at(seen.last().unwrap().0))
+            without_expiry.left(at(seen.last().unwrap().0))
         };
         let millis = Duration::from_millis;
         assert_eq!(left(&[(0, "a", minute)]), None);

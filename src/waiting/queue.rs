@@ -12,37 +12,30 @@ use crate::base::random::{between, fraction};
 use crate::hold::Hold;
 use crate::waiting::contention::Contention;
 use crate::waiting::handoff::{HandoffBudget, HandoffOutcome};
-use crate::waiting::patience::{Attempts, Silence};
+use crate::waiting::patience::{Attempts, GLANCE, Silence};
 use crate::waiting::waiter::{AWAKE, Waiter};
 
-/// How often the first waiter looks whether the hold in front of it is over.
-///
-/// This is for holds that end without a release: a guard was forgotten, or a thread hangs. To wake
-/// the waiter when each hold begins would cost a switch of threads for each turn.
-const GLANCE: Duration = Duration::from_secs(1);
-
-/// When its budget is spent, a process leaves the lock free for this part of the time for which it
-/// had it, within the two bounds below. Redis tells other processes that the lock is free only once
-/// it is.
+/// After a spent budget, a process leaves the lock free for 1/24 of the time for which it had it,
+/// within the bounds below. It must: Redis wakes other processes only after the release.
 const PART: u32 = 24;
 
-/// Long enough for a waiter that Redis wakes, however far away Redis is: a command of the process
-/// that pauses takes as long. Three times as long if rivals are known, which may poll, or be woken
-/// late.
+/// The shortest pause. A waiter that Redis wakes needs about one round trip to ask. So does the
+/// first command of the process that pauses, so the distance to Redis cancels out. The pause is
+/// three times as long if rivals are known: they may poll, or be woken late.
 const SHORTEST: Duration = Duration::from_micros(250);
 
-/// Long enough for most waiters that are farther from Redis than this process. With less, such a
-/// waiter would come too late after each hold, and never have the lock. So one pause of [`RARELY`]
-/// is as long in any case.
+/// The longest pause: enough for most waiters that are farther from Redis than this process. After
+/// shorter pauses only, such a waiter would come too late each time. So one pause of [`RARELY`] is
+/// this long in any case.
 const LONGEST: Duration = Duration::from_micros(2500);
 const RARELY: u32 = 64;
 
-/// It exists as long as a thread has the turn or waits for it.
+/// The queue of one key. It exists while a thread has the turn or waits for it.
 #[derive(Debug, Default)]
 pub(super) struct WaitQueue {
     pub(super) front: Option<Front>,
     pub(super) waiting: VecDeque<Arc<Waiter>>,
-    /// The last turn was short, so the next may be.
+    /// The last turn was short, so the next may be short, too.
     last_was_short: bool,
     /// What the last turn left to the next.
     pub(super) past: Past,
@@ -98,8 +91,7 @@ pub(crate) struct Start {
 }
 
 impl WaitQueue {
-    /// Starts the turn of `waiter` or, with none, of a thread that is not in the queue, if it is
-    /// theirs.
+    /// Starts the turn of `waiter`, if it is its turn. (`None`: a thread that is not in the queue.)
     ///
     /// A thread that asks `once` does not pause. It leaves the pause to the next.
     pub(super) fn start_turn(
@@ -129,8 +121,8 @@ impl WaitQueue {
         // The front is still there if its hold has run out, and it is passed over.
         let last = self.past.budget.take().or(self.front.as_ref().map(|front| front.budget.released(now)));
         let is_over = !once && mem::take(&mut self.past.budget_is_spent);
-        let run = last.filter(|_| !is_over).map_or(HandoffBudget::new(now), |last| last.at(now));
-        self.front = Some(self.front(number, run, now));
+        let budget = last.filter(|_| !is_over).map_or(HandoffBudget::new(now), |last| last.at(now));
+        self.front = Some(self.front(number, budget, now));
         let attempts = Attempts::after(self.silence.clone(), self.answered);
         let nap = self.first_nap(last.filter(|_| is_over), now);
         let crowded = self.past.contention.contention() > 0.0;
@@ -157,7 +149,7 @@ impl WaitQueue {
         if self.has_turn(number) { self.past.contention.nap(fraction) } else { Duration::ZERO }
     }
 
-    /// The front has asked, which took so long, and another process has the lock.
+    /// The front has learned that another process has the lock. Asking took the time `took`.
     pub(super) fn saw(&mut self, number: u64, holder: &Holder, took: Duration, now: Moment) {
         if let Some(front) = self.front.as_mut().filter(|front| front.number == number) {
             self.past.contention.took(took);
@@ -377,7 +369,7 @@ mod tests {
         Arc::new(sample("key", Duration::from_secs(30), at(0)))
     }
 
-    /// A queue in which the first turn has started, and so many threads wait.
+    /// A queue in which the first turn has started, and `N` threads wait.
     fn queue<const N: usize>() -> (WaitQueue, [Arc<Waiter>; N]) {
         let mut queue = WaitQueue::default();
         queue.start_turn(1, None, false, at(0)).expect("it is free");

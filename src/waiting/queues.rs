@@ -18,8 +18,7 @@ use crate::waiting::patience::{Patience, SLOW_ANSWER, Silence};
 use crate::waiting::queue::{Past, Start, WaitQueue};
 use crate::waiting::waiter::{Cores, Waiter};
 
-/// Of how many keys a manager remembers the past when no thread of this process wants them any
-/// more.
+/// How many keys that no thread of this process wants any more a manager remembers.
 const REMEMBERED: usize = 8;
 
 /// The queues of one manager.
@@ -34,7 +33,7 @@ struct Table {
     by_name: HashMap<Arc<str>, WaitQueue>,
     /// How many turns have started.
     turns: u64,
-    /// What the last queues left that have ended. The latest comes last.
+    /// The [`Past`] of the queues that ended last, the latest at the end.
     ended: VecDeque<(Arc<str>, Past)>,
 }
 
@@ -132,7 +131,7 @@ struct Place<'a> {
     patience: &'a Patience,
     /// The last turn for whose end the thread has stayed awake. It does so once per turn.
     stayed_awake_for: Option<u64>,
-    /// When the thread was to look again, whether or not it was woken.
+    /// When the thread had planned to look again if nothing woke it.
     look_again: Moment,
 }
 
@@ -279,10 +278,10 @@ impl Turn {
         }
     }
 
-    /// Redis has said, in so much time, that this holder has the lock.
+    /// Redis has named this holder; the answer took the time `took`.
     ///
-    /// If that is a thread of this process, it may be one that waits in this queue, through another
-    /// manager. So all of them look whether they are.
+    /// A holder in this process may itself wait in this queue, through another manager. So all
+    /// waiters check.
     pub(crate) fn saw(&self, holder: &Holder, took: Duration, of_this_process: bool) {
         self.note(|queue| {
             queue.saw(self.start.number, holder, took, Moment::now());
@@ -306,8 +305,8 @@ impl Turn {
     }
 
     /// Ends the turn, and hands over to the next thread what became of its claim. Returns the claim
-    /// if its token may be in Redis and no thread will use it: it has to be deleted. With it, true
-    /// if Redis may still execute the `SET`.
+    /// to delete, if its token may be in Redis and no thread will use it, and whether its `SET` may
+    /// still be executed.
     #[must_use = "the key may exist until its lease is over"]
     pub(crate) fn settle(mut self, to: &Arc<Waiter>, handed: HandoffOutcome) -> Option<(Claim, bool)> {
         if handed == HandoffOutcome::NotTaken {

@@ -44,7 +44,7 @@ impl Waiter {
     }
 }
 
-/// Whether the cores have other work. If they have, a thread that stays awake loses by it.
+/// Whether the cores have other work. If they have, staying awake costs a thread time.
 ///
 /// A thread that yields to other work has its core back after a whole slice of the scheduler, some
 /// milliseconds. A thread that sleeps and is woken has it back at once. So after a yield that took

@@ -281,7 +281,7 @@ pub(crate) fn assert_polls_without(missing: &[&str]) {
         eventually(LONG, "it is given back", || !server.exists("lock:a"));
         waiter.ask("log")
     };
-    let complaint = "WARN relatch::listener Redis does not wake who waits for a lock";
+    let complaint = "WARN relatch::listener Redis sends no invalidations, so waiters poll";
     for _ in 0..3 {
         let log = waits(&|before| eventually(LONG, "it polls", || server.calls("set") >= before + 12));
         assert!(log.starts_with(complaint) && log.contains("NOPERM"), "without {missing:?}: {log:?}");
@@ -292,7 +292,7 @@ pub(crate) fn assert_polls_without(missing: &[&str]) {
     for _ in 0..2 {
         let log = waits(&|_| asleep(&server, 1));
         assert_eq!(log.matches("relatch::listener").count(), 2, "without {missing:?}: {log:?}");
-        assert!(log.contains("; INFO relatch::listener Redis wakes who waits for a lock again"), "{log:?}");
+        assert!(log.contains("; INFO relatch::listener Redis wakes waiters again"), "{log:?}");
     }
 }
 
@@ -409,7 +409,7 @@ fn row_23_when_tracking_is_accepted_and_no_invalidation_comes_waiters_poll() {
     asleep(&rig.server, 1);
     delete(&rig.server, "a");
     assert_eq!(waiter.expect_line("", SOON), "Ok(true)");
-    assert!(waiter.ask("log").contains("; INFO relatch::listener Redis wakes who waits for a lock again"));
+    assert!(waiter.ask("log").contains("; INFO relatch::listener Redis wakes waiters again"));
 }
 
 /// Redis agrees to track what is read over one connection, and does not: here, it never got the
@@ -463,7 +463,10 @@ fn row_23_tracking_that_is_refused_later_is_logged() {
     delete(&server, "a");
     assert_eq!(waiter.expect_line("", LONG), "Ok(true)");
     let log = waiter.ask("log");
-    assert!(log.contains("Redis does not wake who waits for a lock") && log.contains("NOPERM"), "{log:?}");
+    assert!(
+        log.contains("Redis sends no invalidations, so waiters poll") && log.contains("NOPERM"),
+        "{log:?}"
+    );
 }
 
 /// The same where only renewals need tracking: a listener would be of no use.
