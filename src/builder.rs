@@ -166,8 +166,7 @@ impl Builder {
     ///
     /// The first command over a connection that was used before waits for half of the caller's
     /// limit at most, since the connection may be dead: the other half is for a fresh one. If the
-    /// last answer took longer than a quarter of the limit, the command waits for twice that time,
-    /// but at most for three quarters of the limit.
+    /// last answer was slow, the command waits longer, up to three quarters of the limit.
     pub fn response_timeout(mut self, limit: Duration) -> Builder {
         self.settings.response_timeout = limit;
         self
@@ -177,8 +176,8 @@ impl Builder {
     /// seconds, counted from the first attempt without an answer.
     ///
     /// A waiter that sleeps until it receives an invalidation asks every 10 to 15 seconds, and
-    /// notices an outage then. Threads that wait behind another one of their process count the same
-    /// outage, each from the beginning of its own wait at the earliest, and give up without an
+    /// notices an outage then. Threads that wait behind another one of their process share the
+    /// outage, but count only the part that falls in their own wait. They give up without an
     /// attempt of their own. An attempt that is under way always has the connect timeout and the
     /// response timeout. A wait with a limit goes on until the limit.
     pub fn tolerate_outage(mut self, limit: Duration) -> Builder {
@@ -208,13 +207,14 @@ impl Builder {
     }
 
     /// For how long threads of this process may pass a contended lock among themselves before they
-    /// leave it to other processes for a moment. Defaults to 5 ms; zero switches passing on off.
+    /// leave it to other processes for a moment. Defaults to 5 ms; zero disables hand-offs.
     ///
     /// While a thread of this manager waits for a lock that another one releases, both commands go
     /// out together, in one round trip instead of two, and other processes cannot come in between.
     /// A longer time gives this process more turns a second, and other processes longer waits. At
-    /// its end the lock stays free for about a twentieth of it, so that a waiter of another process
-    /// can take it. The same limit holds for a single thread that takes a lock again and again.
+    /// its end the lock stays free for 0.25 to 3.3 ms (or longer, if many other processes want it),
+    /// so that a waiter of another process can take it. The same limit holds for a single thread
+    /// that takes a lock again and again.
     pub fn local_handoff(mut self, longest: Duration) -> Builder {
         self.settings.local_handoff = longest;
         self

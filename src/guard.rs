@@ -21,7 +21,7 @@ use crate::session::Session;
 /// A thread may have several guards of one lock, and drop them in any order. The lock is released
 /// in Redis when the last of them is dropped: that sends the release and waits for its answer, at
 /// most for the response timeout. It never panics, and logs what goes wrong.
-/// [`unlock`](LockGuard::unlock) returns it instead.
+/// [`unlock`](LockGuard::unlock) returns the error instead.
 ///
 /// A guard stays in the thread that took it: it is neither `Send` nor `Sync`.
 ///
@@ -40,7 +40,7 @@ use crate::session::Session;
 pub struct LockGuard {
     session: Arc<Session>,
     held: Rc<Held>,
-    /// It has been taken off its hold.
+    /// `leave_` has run.
     left: bool,
 }
 
@@ -113,7 +113,7 @@ impl LockGuard {
     }
 
     /// Returns `Ok` only if at least `span` of the lease is left, by this machine's clock. Call it
-    /// before the point of no return.
+    /// before a step that cannot be undone.
     ///
     /// If less is left, it renews the lease now and waits for the answer, at most for the response
     /// timeout. Otherwise it sends nothing, and cannot notice that Redis has forgotten the key (by
@@ -121,7 +121,7 @@ impl LockGuard {
     ///
     /// # Errors
     ///
-    /// - [`Error::Lost`]: the hold can no longer be trusted. Has the first cause.
+    /// - [`Error::Lost`]: the hold can no longer be trusted. Names the first cause found.
     /// - [`Error::Unavailable`], [`Error::Refused`]: the hold can be trusted, but not for `span`,
     ///   and Redis did not renew it.
     /// - [`Error::InvalidOption`]: `span` is longer than the lease less 1 % and 2 ms.
@@ -138,7 +138,7 @@ impl LockGuard {
     ///
     /// # Errors
     ///
-    /// - [`Error::Lost`]: the key has gone or has another value. Has the first cause.
+    /// - [`Error::Lost`]: the key has gone or has another value. Names the first cause found.
     /// - [`Error::Unavailable`], [`Error::Refused`]: Redis did not say. The hold is as valid as
     ///   before.
     /// - [`Error::NoThread`], [`Error::Forked`].
@@ -146,7 +146,7 @@ impl LockGuard {
         self.session.verify(&self.held.hold)
     }
 
-    /// Gives the hold another lease from now on: renews it now, and renewals keep to the new lease.
+    /// Sets a new lease, renews the hold with it now, and keeps renewing with it.
     ///
     /// Blocks for the answer, at most for the response timeout. A longer lease counts once Redis
     /// has answered; a shorter one counts from the call. In Redis a lease is never cut short, so
@@ -156,7 +156,7 @@ impl LockGuard {
     /// # Errors
     ///
     /// - [`Error::InvalidOption`]: the lease is too short or too long. Nothing was sent.
-    /// - [`Error::Lost`]: the hold can no longer be trusted. Has the first cause.
+    /// - [`Error::Lost`]: the hold can no longer be trusted. Names the first cause found.
     /// - [`Error::Unavailable`], [`Error::Refused`]: the hold can be trusted for what is left of
     ///   it. The next renewal, if there is one, tries again.
     /// - [`Error::NoThread`], [`Error::Forked`].

@@ -15,26 +15,35 @@
 //! ```
 //!
 //! A thread takes a named lock and may take it again as often as it likes. The lock is released in
-//! Redis when the outermost hold ends. There is no async code and no runtime.
+//! Redis when the thread's last guard is dropped. There is no async code and no runtime.
+//!
+//! Words: a *guard* is the value that `lock` returns. A *hold* lasts from a thread's first guard of
+//! a lock to its last. A *waiter* is a thread that waits for a lock. The *lease* is how long Redis
+//! keeps a lock that is not renewed. The *keeper* is the thread that renews leases.
 //!
 //! # What is not promised
 //!
 //! - A lease binds Redis, not the holder. The lease is renewed [while the lock is
 //!   held](Lock::renew). But a process that was paused, or cut off from Redis, for longer than the
-//!   lease has lost the lock, and another process may have it. Call [`LockGuard::ensure`] before
-//!   the point of no return. Where it really matters, let the resource itself refuse a late writer.
+//!   lease has lost the lock, and another process may have it. Call [`LockGuard::ensure`] before a
+//!   step that cannot be undone. Where it really matters, let the resource itself refuse a late
+//!   writer.
 //! - A [token](LockGuard::token) is not a fencing token: tokens have no order.
 //! - Redis can forget a lock early: by a failover to a replica that lagged behind, an eviction
 //!   policy other than `noeviction`, a flush, a restart without persistence, or a step of the
 //!   server's clock. Such a hold is [lost](Error::Lost). From its first renewal on, a third of a
-//!   lease after it began, the holder learns of that within milliseconds. Before that, the first
-//!   renewal finds out. Without renewal, the release does.
+//!   lease after the hold began, the holder learns of that within milliseconds. A loss before the
+//!   first renewal is found by that renewal. A lock that is not renewed finds it at its release.
 //! - There is one server. This is not Redlock.
 //! - The time for which the machine is suspended counts against a lease on Linux, Android and
-//!   Apple's systems. Elsewhere the clock may stand still, and a hold may look valid for too long.
-//! - The system resolves host names, and that may take longer than a timeout. Over TLS, a server
-//!   that sends an answer byte by byte can exceed the response timeout: there, it counts from the
-//!   last byte.
+//!   Apple's systems. On other systems, the clock may stand still while the machine is suspended,
+//!   and a hold may look valid for too long.
+//! - The system resolves host names, and that may take longer than a timeout. Over TLS the
+//!   response timeout starts anew with each byte, so a server that sends byte by byte can exceed
+//!   it.
+//!
+//! The whole list is in `docs/guarantees.md` of the repository. `docs/operations.md` is about the
+//! Redis user, settings and monitoring.
 //!
 //! # A program, step by step
 //!
@@ -47,12 +56,14 @@
 //! # }
 //! ```
 //!
-//! Run under a lock what must not run twice at a time. [`with_lock`](LockManager::with_lock) takes
-//! any closure; [`with_lock_result`](LockManager::with_lock_result) takes one that can fail, and
-//! gives it the guard.
+//! Put code that must not run twice at the same time under a lock.
+//! [`with_lock`](LockManager::with_lock) takes any closure;
+//! [`with_lock_result`](LockManager::with_lock_result) takes one that can fail, and gives it the
+//! guard.
 //!
-//! Where a closure does not fit, keep a guard. Dropping it releases the lock, and
-//! [`LockGuard::unlock`] does the same and returns what came of it.
+//! Where a closure does not fit, keep a guard. Dropping it releases the lock.
+//! [`LockGuard::unlock`] does the same, and returns an error if the lock was lost or the release
+//! got no answer.
 //!
 //! ```no_run
 //! # fn prepare() {}
@@ -70,9 +81,9 @@
 //! # }
 //! ```
 //!
-//! [`Lock::holder`] says which process has a lock, [`LockManager::held`] what this process holds,
-//! and [`LockManager::stats`] how it goes. [`LockGuard::watch`] and [`Builder::on_lost`] report
-//! losses.
+//! [`Lock::holder`] says which process has a lock, and [`LockManager::held`] what this process
+//! holds. [`LockManager::stats`] counts what the manager did. [`LockGuard::watch`] and
+//! [`Builder::on_lost`] report losses.
 //!
 //! # Errors
 //!
@@ -90,19 +101,19 @@
 //!
 //! - a lock that the thread holds is not reentered but waited for;
 //! - a lock that the thread takes is not renewed;
-//! - releasing either returns [`Error::Unconfirmed`]. The keeper's thread deletes the key. If the
-//!   manager ends at the same time, the key exists until its lease ends.
+//! - releasing such a lock returns [`Error::Unconfirmed`]. The keeper's thread deletes the key. If
+//!   the manager ends at the same time, the key exists until its lease ends.
 //!
 //! Each manager has up to four threads of its own:
 //!
 //! | thread | what it does | from when on |
 //! |---|---|---|
 //! | `relatch-pool-0` | looks after idle connections | the start |
-//! | `relatch-keeper` | renews leases, finishes late releases | the first hold that is renewed, extended or reported when lost |
+//! | `relatch-keeper` | renews leases, finishes late releases | the first hold that is renewed (so by default, the first), extended, or reported when lost; the first orphan (a key that a lost answer may have left behind) |
 //! | `relatch-on-lost` | calls [`Builder::on_lost`]'s callback | the first loss |
 //! | `relatch-listen` | receives invalidations from Redis | the first wait for a busy lock, or the first renewal |
 //!
-//! When the last handle is dropped, guards included, the last three are joined.
+//! When the last handle and the last guard are gone, the last three threads are ended and joined.
 //!
 //! # Waiting
 //!
@@ -110,20 +121,20 @@
 //! another library, by an expiry, a `DEL` by hand, or a flush. For that it needs Redis 6 or later
 //! and the rights `+client|id +client|tracking +subscribe &__redis__:invalidate`. Without them, or
 //! while the connection for it is down, waiters poll with pauses of 1 to 64 ms ([or another
-//! limit](Builder::poll_every)), and one warning is logged. The same holds behind a proxy that
-//! does not forward these messages: a manager tries them with a key of its own first. A waiter does
-//! not depend on them in any case: it also asks when the holder's lease ends, and every 10 to 15
-//! seconds.
+//! limit](Builder::poll_every)), and one warning is logged. Waiters also poll behind a proxy that
+//! does not forward these messages. To find that out, the manager first changes a key of its own. A
+//! waiter does not depend on them in any case: it also asks when the holder's lease ends, and every
+//! 10 to 15 seconds.
 //!
 //! Threads of one process get a lock in the order in which they asked for it. They pass it on among
 //! themselves in one round trip, [for a few milliseconds](Builder::local_handoff); then other
 //! processes have a chance.
 //!
-//! Between processes there is no order. Where many processes want one lock, a waiter estimates how
-//! many from the holders that it has seen. Before it asks, it sleeps for a few round trips for each
-//! of them, up to a quarter of a second. Without that, each release would cost as many commands as
-//! there are waiting processes. A waiter that has seen one other process at most asks at once when
-//! it is woken, three times out of four.
+//! Between processes there is no order. Where many processes want one lock, each waiter estimates
+//! their number from the holders that it saw. It sleeps a few round trips for each of them before
+//! it asks, up to 250 ms. Without that, each release would cost as many commands as there are
+//! waiting processes. A waiter that is woken and knows one other process asks at once three times
+//! out of four; one that knows none, always.
 //!
 //! # Log targets and levels
 //!
@@ -133,11 +144,11 @@
 //! | target | `error` | `warn` | `info` | `debug` |
 //! |---|---|---|---|---|
 //! | `relatch::acquire` | | an answer that came after the lease | a lock taken over from a dead process | each failed attempt |
-//! | `relatch::listener` | | waiters have to poll (once, until it works again); the thread panicked, or still connects when the last handle is dropped | it works again | |
+//! | `relatch::listener` | | waiters have to poll (logged once, until it works again); the thread panicked, or still connects when the last handle is dropped | it works again | |
 //! | `relatch::keeper` | | leases that could not be renewed, at each try; the thread panicked | | |
 //! | `relatch::lost` | a callback that panics or does not return | each hold that was lost | | |
-//! | `relatch::release` | | a release without an answer; a key that is left to its lease | | each failed attempt |
-//! | `relatch::force_unlock` | | whose lock was deleted | | |
+//! | `relatch::release` | | a release without an answer; a key that is not deleted and stays until its lease ends | | each failed attempt |
+//! | `relatch::force_unlock` | | a lock that was force-unlocked, and its holder | | |
 
 // The rooms and files in reading order, which is the order of the layers: each uses only those
 // below it.

@@ -16,7 +16,7 @@ use crate::session::Session;
 /// A named lock, with options of its own.
 ///
 /// Comes from [`LockManager::named`](crate::LockManager::named). It is cheap to clone and holds
-/// nothing by itself. Two of one name and one manager are the same lock.
+/// nothing by itself. Two `Lock`s with one name, from one manager, are the same lock.
 ///
 /// ```no_run
 /// use std::time::Duration;
@@ -43,14 +43,14 @@ impl Lock {
         Lock { session, name, options }
     }
 
-    /// How long Redis keeps the lock for a holder that does not come back. Between 10 ms and 24
-    /// hours ([`max_lease`](crate::Builder::max_lease)), in whole milliseconds. Defaults to the
+    /// How long Redis keeps the lock after its holder has crashed. Between 10 ms and 24 hours
+    /// ([`max_lease`](crate::Builder::max_lease)), in whole milliseconds. Defaults to the
     /// manager's, which is 30 seconds.
     ///
     /// The lease is [renewed](Lock::renew) while the lock is held, so it need not be as long as the
     /// work. It says how long other processes wait after a crash, and which outage of Redis a hold
-    /// survives. It counts from the moment at which the command is sent. The hold is trusted for 1
-    /// % and 2 ms less than the lease.
+    /// survives. It counts from the moment at which the command is sent. The hold is trusted until
+    /// 1 % of the lease and 2 ms before its end.
     pub fn lease(self, lease: Duration) -> Lock {
         self.set(|options| options.lease = lease)
     }
@@ -110,9 +110,9 @@ impl Lock {
     /// 3. That script again, when an invalidation of the key arrives, when the holder's lease ends,
     ///    and every 10 to 15 seconds.
     ///
-    /// If it has seen other processes lately, it begins with the script, and sleeps a little before
-    /// each try. If it receives no invalidations (see [Waiting](crate#waiting)), it polls with
-    /// growing pauses of up to 64 ms, or [another limit](crate::Builder::poll_every).
+    /// A thread that has seen other processes lately begins with the script, and sleeps a little
+    /// before each try. A thread that receives no invalidations (see [Waiting](crate#waiting))
+    /// polls with growing pauses of up to 64 ms, or [another limit](crate::Builder::poll_every).
     ///
     /// Two threads that each hold a lock and wait for the other's wait for ever, because both locks
     /// are renewed. A limited [`wait`](Lock::wait) or [`max_hold`](Lock::max_hold) ends that.
@@ -120,13 +120,13 @@ impl Lock {
     /// # Errors
     ///
     /// - [`Error::Timeout`]: the lock was busy for the whole wait. The error names the holder. If
-    ///   the limit was too short to find the holder out, it has a source instead.
+    ///   the limit was too short to learn the holder, it has a source instead.
     /// - [`Error::Lost`]: this thread has the lock already, and that hold is lost. The depth is
     ///   unchanged.
     /// - [`Error::Unavailable`], [`Error::Refused`]: Redis could not be asked, or refused.
-    /// - [`Error::NotALock`]: the Redis key holds something else, or a string without expiry for a
-    ///   quarter of a second. If that string is a token of this crate, whose holder may repair it:
-    ///   for half of this lock's lease.
+    /// - [`Error::NotALock`]: the Redis key holds something else than a string, or has held a
+    ///   string without expiry for 250 ms (half of this lock's lease if the string is one of our
+    ///   tokens: its holder may repair it).
     /// - [`Error::WouldDeadlock`]: this thread has the lock already, through another manager.
     /// - [`Error::InvalidKey`], [`Error::InvalidOption`], [`Error::DepthOverflow`],
     ///   [`Error::Forked`], [`Error::NoThread`], [`Error::NoRandomness`].
@@ -168,10 +168,9 @@ impl Lock {
     ///
     /// # Errors
     ///
-    /// As for [`lock`](Lock::lock): then the closure did not run. After it has run, one error is
-    /// left,
-    /// [`Error::Lost`]: the closure did not have the lock for its whole time. A release without an answer
-    /// is logged and is no error, because the closure was done by then.
+    /// As for [`lock`](Lock::lock): then the closure did not run. Otherwise only [`Error::Lost`]:
+    /// the closure did not have the lock for its whole time. A release without an answer is logged
+    /// and is no error, because the closure was done by then.
     pub fn with_lock<T>(&self, body: impl FnOnce() -> T) -> Result<T, Error> {
         self.request().with_lock(body)
     }
@@ -179,7 +178,7 @@ impl Lock {
     /// Runs a closure that can fail under the lock: one error type for both.
     ///
     /// The closure gets the guard, to [`ensure`](LockGuard::ensure) that the lock is still held
-    /// before what cannot be undone.
+    /// before a step that cannot be undone.
     ///
     /// ```no_run
     /// # use std::time::Duration;
@@ -234,7 +233,7 @@ impl Lock {
         self.session.force_unlock(&self.name)
     }
 
-    /// Refuses nothing yet: an option that cannot work is the error of taking the lock.
+    /// Does not fail. `lock` reports an option that cannot work.
     fn set(mut self, change: impl FnOnce(&mut Options)) -> Lock {
         self.options.change(self.session.settings.max_lease, change);
         self

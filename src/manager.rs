@@ -23,8 +23,8 @@ use crate::session::Session;
 /// each of the three it waits at most for the response timeout (but not less than a tenth of a
 /// second) and a tenth of a second more.
 ///
-/// What takes a lock can be called with a key, here, or on a [`Lock`], which has options and
-/// answers questions.
+/// Call the methods that take a lock here, with a key, or on a [`Lock`], which also has options,
+/// [`holder`](Lock::holder) and [`force_unlock`](Lock::force_unlock).
 ///
 /// ```no_run
 /// # fn charge_card() {}
