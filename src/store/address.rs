@@ -42,7 +42,7 @@ impl Address {
         }
         let is_resp2 = |name: &str, value: &str| name != "protocol" || matches!(value, "2" | "resp2");
         if !parsed.query_pairs().all(|(name, value)| is_resp2(&name, &value)) {
-            return Err(invalid(shown, "only RESP2 is supported"));
+            return Err(invalid(shown, "only `protocol=resp2` is supported"));
         }
         let info = parsed.into_connection_info().map_err(|error| {
             let reason = if error.to_string().contains("TLS") {
