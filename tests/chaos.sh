@@ -56,6 +56,7 @@ part() {
 
 part 'to build everything' cargo test --quiet --locked --workspace --no-run
 part 'the model, wider' cargo test --quiet --locked --test model -- --ignored
+part 'peers in other languages' cargo test --quiet --locked --manifest-path benches/peers/Cargo.toml -- --ignored
 part 'with the least rights' bash tests/rights.sh
 part 'mistakes that have to be found' cargo test --quiet --locked -p relatch-flawed -- --nocapture
 part 'histories' env "RELATCH_ACQUISITIONS=$acquisitions" \
