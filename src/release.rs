@@ -34,8 +34,9 @@ pub(crate) fn give_back(
     let claim = next.as_ref().map(|next| &next.claim);
     let mut handed = HandoffOutcome::NotTaken;
 
-    // 2. Close the hold. After step 3, the holder would trust a lock that another process may have,
-    //    and the keeper would find the key gone and report our own release as a loss.
+    // 2. Close the hold. Done after step 3, the holder would meanwhile trust a lock that another
+    //    process may have, and the keeper would find the key gone and report our own release as a
+    //    loss.
     let now = Moment::now();
     let valid_until = keeper.work.lock().leases.close(hold, now);
     keeper.counters.time_held.add(now.since(hold.acquired.answered));
@@ -44,16 +45,16 @@ pub(crate) fn give_back(
     let release = Release { hold, valid_until, deadline: now.after(limit), maybe_done: false };
     let Outcome { result, answered } = release.run(claim, &mut handed, ask);
 
-    // 4. Write down how the hold ended. Before step 3, the first thread in the queue would see that
-    //    the hold is over, and ask Redis for a key that still exists.
+    // 4. Write down how the hold ended. Done before step 3, the first thread in the queue would see
+    //    that the hold is over, and ask Redis for a key that still exists.
     match &result {
         Ok(()) | Err(Error::Unconfirmed { .. }) => hold.mark_released(),
         Err(_) => keeper.report_loss(hold),
     }
 
-    // 5. Have the keeper delete what may be left of the key. Before step 3, the keeper could be the
-    //    first to delete it, and the answer to our own release would be taken for a loss.
-    //    A renewal that had no answer may have lengthened a lease that ran out by our clock.
+    // 5. Have the keeper delete what may be left of the key. Done before step 3, the keeper could
+    //    be the first to delete it, and the answer to our own release would be taken for a loss. A
+    //    renewal that had no answer may have lengthened a lease that ran out by our clock.
     let outlived = matches!(result, Err(Error::Lost { cause: LostCause::Expired, .. }));
     if !answered || outlived && hold.gone_by() > now {
         delete_later(keeper, hold);
@@ -61,13 +62,13 @@ pub(crate) fn give_back(
 
     // 6. Wake this process's waiter. It may have taken the turn when the lease ran out, and have
     //    asked over the connection that has now deleted the key: with `NOLOOP`, no invalidation
-    //    comes. Before step 3, it would find the key, and sleep again.
+    //    comes. Done before step 3, it would find the key, and sleep again.
     if valid_until.is_none() {
         keeper.listener.wakeups.wake(hold.key.in_redis().as_bytes());
     }
 
-    // 7. End the turn. Before step 3, the next thread would compete with this release; before step
-    //    4, it could hold the lock while this hold does not count as over yet.
+    // 7. End the turn. Done before step 3, the next thread would compete with this release; done
+    //    before step 4, it could hold the lock while this hold does not count as over yet.
     if let Some((Claim { token, lease }, may_reappear)) = next.and_then(|next| turn.settle(&next, handed)) {
         let (redis_key, gone_by) = (hold.key.in_redis().to_owned(), lease.gone_by(Moment::now()));
         keeper.delete_later(OrphanKey { redis_key, token, gone_by, may_reappear });

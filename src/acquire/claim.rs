@@ -57,7 +57,8 @@ pub(super) struct PendingClaim<'a> {
     token: Option<String>,
     /// The last token that was given up. Where this is what keeps the lock busy, nobody holds it.
     given_up: Option<String>,
-    /// Redis is asked to tell the listener of changes: the thread waits where the lock is busy.
+    /// Whether Redis is asked to report changes to the listener: true for a caller that will wait
+    /// if the lock is busy.
     tracks: bool,
     deadline: Moment,
 }

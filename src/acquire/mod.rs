@@ -36,7 +36,7 @@ use crate::waiting::wakeups::Registration;
 pub(crate) use crate::acquire::claim::{Answer, Attempt};
 pub(crate) use crate::acquire::step::Ask;
 
-/// How often a waiter checks whether the holder has died, where it may take the lock over then.
+/// How often a waiter with `reclaim_dead` checks whether the holder has died.
 const DEAD_HOLDER_CHECK: Duration = Duration::from_millis(50);
 
 /// What is taken, for which owner, and by what means.

@@ -72,7 +72,7 @@ pub(super) struct Progress<'a> {
     holder: Option<Holder>,
     /// Since when the key exists without expiry, if it does.
     without_expiry: WithoutExpiry,
-    /// From the first busy answer on, or sooner, a wake-up reaches the thread.
+    /// A wake-up reaches the thread: from the first busy answer on, at the latest.
     registered: bool,
     /// The last look before the deadline is done or planned.
     looked_late: bool,
@@ -113,7 +113,7 @@ impl<'a> Progress<'a> {
         }
     }
 
-    /// The lock is hardly free: the first attempt asks who has it, too.
+    /// The lock is probably busy, so the first attempt also asks who has it.
     pub(super) fn expects_busy(&mut self) -> Step {
         (self.registered, self.ask) = (true, Ask::ClaimOrLook);
         Step::Register
@@ -148,7 +148,8 @@ impl<'a> Progress<'a> {
         self.failure = None;
     }
 
-    /// The answer at `now` names a holder: the end, where waiting for this one would never end.
+    /// The answer at `now` names a holder. Returns the end if a wait for this holder would never
+    /// end.
     pub(super) fn examine(&mut self, holder: &Holder, is_mine: bool, now: Moment) -> Option<End> {
         if is_mine {
             return Some(End::WouldDeadlock);
@@ -170,8 +171,7 @@ impl<'a> Progress<'a> {
     }
 
     /// The listener that missed a change, if one did: a long sleep has ended without a wake-up, and
-    /// the holder is not the one of before. `holder` is `None` where this thread has taken the
-    /// lock.
+    /// the holder is another than before. `holder` is `None` where this thread has taken the lock.
     pub(super) fn missed_change(&mut self, holder: Option<&Holder>) -> Option<u64> {
         let changed = holder.map(Holder::raw) != self.holder.as_ref().map(Holder::raw);
         self.silent_listener.take().filter(|_| changed)
@@ -217,8 +217,8 @@ impl<'a> Progress<'a> {
         Step::Wait { until: now.after(pause).min(self.patience.deadline), tracked, long }
     }
 
-    /// The longest sleep that leaves time for one look before the deadline. Without a wake-up, the
-    /// lock may still be free, or Redis gone.
+    /// The longest sleep that leaves time for one look before the deadline. That look is needed:
+    /// the lock may be free, or Redis gone, though no wake-up came.
     fn until_last_look(&mut self, now: Moment) -> Duration {
         let left = self.patience.deadline.since(now);
         let looked = mem::replace(&mut self.looked_late, true);
@@ -241,13 +241,13 @@ impl<'a> Progress<'a> {
         self.silent_listener = None;
     }
 
-    /// Until when to leave the lock to other processes for `nap`, and look once more before the
-    /// deadline.
+    /// The end of a nap: after `nap`, but at most half of the time left, so that one look fits in
+    /// before the deadline.
     pub(super) fn nap_until(&self, nap: Duration, now: Moment) -> Moment {
         now.after(nap.min(self.patience.deadline.since(now) / 2))
     }
 
-    /// A sleep has ended at `now`: the end, where the deadline has come.
+    /// A sleep has ended at `now`. Returns the end if the deadline has come.
     pub(super) fn slept(&mut self, now: Moment) -> Option<End> {
         if now < self.patience.deadline {
             return None;

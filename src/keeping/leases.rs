@@ -29,8 +29,8 @@ pub(crate) struct Leases {
 #[derive(Debug)]
 struct Entry {
     hold: Arc<Hold>,
-    /// When to renew it next, or to find that it has run out. `NEVER` if nobody needs to know, or
-    /// it is known already.
+    /// When to renew it next, or to find that it has run out. `NEVER` if nobody needs to know that,
+    /// or it was found already.
     due: Moment,
     /// The pause after a renewal without an answer.
     retry: Duration,

@@ -4,7 +4,7 @@
 //! server, and shuttle runs them in many orders.
 //!
 //! If the keeper's connection broke, Redis may execute an earlier command after a later one.
-//! `renew.lua` never shortens a lease, so that ends no hold that its holder trusts.
+//! `renew.lua` never shortens a lease, so this ends no hold that its holder still trusts.
 
 use std::collections::HashMap;
 use std::sync::Arc;

@@ -107,7 +107,7 @@ impl Refusal {
         if self.code.contains(&password) {
             "ERR".clone_into(&mut self.code);
         }
-        // Removing only the password would show a short one by the gap.
+        // If only the password were removed, the gap in a known text would give a short one away.
         self.message = format!("{} (not shown: the answer to the login holds the password)", self.code);
     }
 

@@ -88,8 +88,8 @@ impl Store {
         self.node.pool.answered_since(moment)
     }
 
-    /// Has `call` called when a connection of the pool is closed, with its number: Redis sends no
-    /// invalidation of what was read over it.
+    /// Registers `call`: it gets the number of each pooled connection that is closed, since Redis
+    /// sends no invalidation of what was read over it.
     pub(crate) fn on_close(&self, call: impl Fn(u64) + Send + Sync + 'static) {
         self.node.pool.on_close(call);
     }

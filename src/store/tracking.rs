@@ -2,8 +2,8 @@
 //!
 //! Redis calls that [client-side
 //! caching](https://redis.io/docs/latest/develop/reference/client-side-caching/). A connection that
-//! tracks what it reads has the invalidations sent to this one, once per key, until the key is read
-//! again.
+//! tracks what it reads redirects its invalidations to this one. Redis sends one per key, then none
+//! until the key is read again.
 
 use std::ops::ControlFlow;
 use std::time::Duration;

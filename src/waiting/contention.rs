@@ -1,15 +1,14 @@
 //! How many other processes want the same lock, and for how long a waiter sleeps because of them
 //! before it asks. (A *look* is a command that asks for the lock.)
 //!
-//! *A waiter estimates from the last holders that it saw how many rivals it has (few repeats mean
-//! many), and sleeps before each look for about three and a half looks' time for each of them, less
-//! what it has slept in this wait already.*
+//! *A waiter estimates its rivals from the last holders it saw: few repeats mean many. Before each
+//! look it sleeps about three and a half looks' time per rival, less what it has slept in this
+//! wait.*
 //!
 //! Redis wakes all waiters of a key at once. If each of them looked at once, every release would
 //! cost as many commands as there are waiters, and Redis would serve the losers while the next
-//! holder waits for its answer. So they spread their looks: the more they are, the further. No
-//! waiter has to be fast for that. One that loses a race has slept before, and sleeps less before
-//! the next.
+//! holder waits for its answer. So they spread their looks: the more they are, the further. A
+//! waiter needs no speed to win: one that lost has slept already, and sleeps less next time.
 //!
 //! The estimate is that of a mark-recapture census (Schnabel's, with samples of one): repeats among
 //! the last sightings tell how many rivals there are. `many` sightings of `kinds` different
@@ -50,13 +49,13 @@ const LATE: f64 = 1.0 / 16.0;
 /// ever, and a third would have none.
 const AT_ONCE: f64 = 0.75;
 
-/// The longest sleep before a look. Between a quarter and four times this value, nothing changes.
-/// But a Redis that was slow once must not keep a waiter for long.
+/// The longest sleep before a look. It is there because a Redis that was slow once must not keep a
+/// waiter for long. A quarter of it, or four times as much, does as well.
 const LONGEST: Duration = Duration::from_millis(250);
 
-/// A process that has seen no other for this long is alone. One that has left the key alone for
-/// this long forgets its rivals. (Counted from the last sighting, a process would forget its rivals
-/// during each long hold of its own, then look at once, and come before all that wait.)
+/// A process that saw no other for this long counts as alone. One that did not want the key for
+/// this long forgets the rivals it had. (Counted from the last sighting, a process would forget its
+/// rivals during each long hold of its own, then look at once, and come before all that wait.)
 const MEMORY: Duration = Duration::from_secs(1);
 
 /// What a process has seen of its rivals for one key, and how it waits for it.

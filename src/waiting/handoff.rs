@@ -33,7 +33,8 @@ const LONG_FREE: Duration = Duration::from_millis(1);
 /// chance.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct HandoffBudget {
-    /// When the first of these turns had the lock, plus the time for which it was free since.
+    /// When the first of these turns took the lock, moved later by the time for which the lock was
+    /// free since.
     since: Moment,
     /// The process does not have the lock, or has begun to release it.
     free_since: Option<Moment>,
@@ -50,7 +51,7 @@ impl HandoffBudget {
         if self.free_for(now) >= LONG_FREE { HandoffBudget::new(now) } else { self }
     }
 
-    /// The process has the lock: true if it was free, or another process had it, before.
+    /// The process has the lock now. True if before, the lock was free or another process had it.
     pub(crate) fn acquired(&mut self, now: Moment) -> bool {
         let was_free = self.free_since.is_some();
         self.since = self.since.after(self.free_for(now));

@@ -128,13 +128,14 @@ impl Patience {
         match silence {
             _ if !self.is_endless() => self.deadline,
             Some(silence) => silence.since.max(self.began).after(self.tolerated(silence)),
-            // A silence that begins from now on cannot be too long before then.
+            // A silence that begins now or later lasts for `tolerate_outage` before it is an
+            // outage. And while nothing is wrong, one look per `GLANCE` is enough.
             None => now.after(self.tolerate_outage.max(GLANCE)),
         }
     }
 
-    /// How long a silence may last without a deadline. Until the first attempt has failed, it gets
-    /// its full time.
+    /// How long a silence may last without a deadline. While its first attempt is under way, that
+    /// is at least as long as an attempt may take.
     fn tolerated(&self, silence: &Silence) -> Duration {
         let pending = if silence.cause.is_none() { self.an_attempt } else { Duration::ZERO };
         self.tolerate_outage.max(pending)

@@ -24,8 +24,8 @@ const PART: u32 = 24;
 /// three times as long if rivals are known: they may poll, or be woken late.
 const SHORTEST: Duration = Duration::from_micros(250);
 
-/// The longest pause: enough for most waiters that are farther from Redis than this process. After
-/// shorter pauses only, such a waiter would come too late each time. So one pause of [`RARELY`] is
+/// The longest pause: enough for most waiters that are farther from Redis than this process. If all
+/// pauses were shorter, such a waiter would come too late each time. So one pause of [`RARELY`] is
 /// this long in any case.
 const LONGEST: Duration = Duration::from_micros(2500);
 const RARELY: u32 = 64;
@@ -84,7 +84,7 @@ pub(crate) struct Start {
     pub(crate) handed: HandoffOutcome,
     /// For how long to leave the lock to other processes before asking.
     pub(crate) nap: Duration,
-    /// Other processes were seen lately, so the lock is hardly free.
+    /// Other processes were seen lately, so the lock is probably busy.
     pub(crate) crowded: bool,
     /// What the threads before it have found out about Redis.
     pub(crate) attempts: Attempts,
@@ -275,8 +275,8 @@ impl WaitQueue {
         hold.map(|hold| hold.as_holder(now)).or_else(|| front.seen.clone())
     }
 
-    /// The release of a turn begins: the waiter whose claim is sent behind it, if there is to be
-    /// one.
+    /// The release of a turn begins. Returns the waiter whose claim is to be sent behind it, if
+    /// any.
     ///
     /// There is none if the budget is spent, or if the waiter may have given up by `answer_by`,
     /// when the answer comes at the latest.
@@ -300,8 +300,8 @@ impl WaitQueue {
         Some(Arc::clone(next))
     }
 
-    /// A turn is over, and the next is that of the waiter that it was handed off to: false if that
-    /// has given up meanwhile.
+    /// Ends a turn and gives the next one to the waiter to which it was handed off. False if that
+    /// waiter has given up.
     pub(super) fn hand_over(
         &mut self,
         number: u64,
@@ -328,7 +328,7 @@ impl WaitQueue {
         WaitQueue { past, ..WaitQueue::default() }
     }
 
-    /// A turn is over: false if it was passed over, and the turn is another thread's.
+    /// Ends a turn. False if it was passed over, so that another thread has the turn now.
     pub(super) fn end_turn(&mut self, number: u64, now: Moment) -> bool {
         let Some(last) = self.front.take_if(|front| front.number == number) else {
             return false;

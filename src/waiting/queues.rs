@@ -18,7 +18,7 @@ use crate::waiting::patience::{Patience, SLOW_ANSWER, Silence};
 use crate::waiting::queue::{Past, Start, WaitQueue};
 use crate::waiting::waiter::{Cores, Waiter};
 
-/// How many keys that no thread of this process wants any more a manager remembers.
+/// How many keys a manager remembers after no thread of this process wants them any more.
 const REMEMBERED: usize = 8;
 
 /// The queues of one manager.
@@ -67,9 +67,9 @@ impl WaitQueues {
     /// - `is_mine`: whether a holder that Redis named is the calling thread, through another
     ///   manager.
     /// - `answered_since`: whether Redis has answered any thread since that moment.
-    /// - `renew`: renews a hold for which the first waiter has waited for a while, and which was
-    ///   not renewed since it was taken. If its key was deleted by hand, this finds it out.
-    /// - `claim`: what a thread in front may send for the caller, if that has to wait.
+    /// - `renew`: renews a hold that was never renewed, once the first waiter has waited for it for
+    ///   a while. This finds out whether its key was deleted by hand.
+    /// - `claim`: what a thread in front may send for the caller, if the caller has to wait.
     pub(crate) fn join(
         self: &Arc<WaitQueues>,
         name: &Arc<str>,
