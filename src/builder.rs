@@ -76,7 +76,7 @@ impl Builder {
 
     /// The longest lease that is accepted. Defaults to 24 hours.
     ///
-    /// A typing error in a lease would lock every other process out for as long.
+    /// A typing error in a lease would lock every other process out for that long.
     pub fn max_lease(mut self, cap: Duration) -> Builder {
         self.settings.max_lease = cap;
         self

@@ -33,7 +33,7 @@
 //!   policy other than `noeviction`, a flush, a restart without persistence, or a step of the
 //!   server's clock. Such a hold is [lost](Error::Lost). From its first renewal on, a third of a
 //!   lease after the hold began, the holder learns of that within milliseconds. A loss before the
-//!   first renewal is found by that renewal. A lock that is not renewed finds it at its release.
+//!   first renewal is found by that renewal. Without renewal, the release finds the loss.
 //! - There is one server. This is not Redlock.
 //! - The time for which the machine is suspended counts against a lease on Linux, Android and
 //!   Apple's systems. On other systems, the clock may stand still while the machine is suspended,
@@ -109,7 +109,7 @@
 //! | thread | what it does | from when on |
 //! |---|---|---|
 //! | `relatch-pool-0` | looks after idle connections | the start |
-//! | `relatch-keeper` | renews leases, finishes late releases | the first hold that is renewed (so by default, the first), extended, or reported when lost; the first orphan (a key that a lost answer may have left behind) |
+//! | `relatch-keeper` | renews leases, finishes late releases | the first hold that is renewed (by default, every hold is) or extended; with [`Builder::on_lost`], the first hold of all; or the first orphan (a key that a lost answer may have left behind) |
 //! | `relatch-on-lost` | calls [`Builder::on_lost`]'s callback | the first loss |
 //! | `relatch-listen` | receives invalidations from Redis | the first wait for a busy lock, or the first renewal |
 //!
@@ -123,8 +123,8 @@
 //! while the connection for it is down, waiters poll with pauses of 1 to 64 ms ([or another
 //! limit](Builder::poll_every)), and one warning is logged. Waiters also poll behind a proxy that
 //! does not forward these messages. To find that out, the manager first changes a key of its own. A
-//! waiter does not depend on them in any case: it also asks when the holder's lease ends, and every
-//! 10 to 15 seconds.
+//! waiter never depends on them alone: it also asks when the holder's lease ends, and every 10 to
+//! 15 seconds.
 //!
 //! Threads of one process get a lock in the order in which they asked for it. They pass it on among
 //! themselves in one round trip, [for a few milliseconds](Builder::local_handoff); then other

@@ -175,7 +175,8 @@ impl Lock {
         self.request().with_lock(body)
     }
 
-    /// Runs a closure that can fail under the lock: one error type for both.
+    /// Runs a closure that can fail under the lock: one error type for the closure's errors and the
+    /// lock's.
     ///
     /// The closure gets the guard, to [`ensure`](LockGuard::ensure) that the lock is still held
     /// before a step that cannot be undone.

@@ -19,9 +19,9 @@ use crate::session::Session;
 /// manager. A thread that waits for a key which it holds through another manager gets
 /// [`Error::WouldDeadlock`].
 ///
-/// Dropping the last handle, guards included, ends the manager's threads and waits for them. For
-/// each of the three it waits at most for the response timeout (but not less than a tenth of a
-/// second) and a tenth of a second more.
+/// Dropping the last handle, guards included, ends the manager's threads. It waits for the keeper,
+/// callback and listener threads, each at most 0.1 s longer than the response timeout (counted as
+/// 0.1 s if it is shorter).
 ///
 /// Call the methods that take a lock here, with a key, or on a [`Lock`], which also has options,
 /// [`holder`](Lock::holder) and [`force_unlock`](Lock::force_unlock).
