@@ -169,8 +169,7 @@ pub(crate) mod tests {
         keeper
     }
 
-    /// With a lost answer, an outage or a slow round in between, the keeper sleeps until the next
-    /// thing is due, and work that is due sooner wakes it.
+    /// The keeper sleeps until the next thing is due. Only work that is due sooner wakes it.
     #[test]
     fn work_that_is_due_sooner_wakes_the_thread_and_work_that_is_due_later_does_not() {
         let keeper = keeper_without_redis();

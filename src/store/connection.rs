@@ -216,9 +216,9 @@ impl<'a> Connection<'a> {
         self.sensible(accepted(next(&mut replies)))
     }
 
-    /// Runs a script for as many keys as `fill` puts into a batch. Where Redis does not know the
-    /// script, it runs once more: the first command sends the text, which Redis then knows for the
-    /// others.
+    /// Runs a script for as many keys as `fill` puts into a batch. If Redis does not know the
+    /// script, the whole batch is sent again, now with the script's text in its first command: the
+    /// other commands then find it known.
     ///
     /// With the number of a listener, Redis is first asked, once per connection, to send it the
     /// invalidations of keys that are read over this connection.

@@ -11,8 +11,8 @@ const LONGEST_MESSAGE: usize = 500;
 /// Why a command has no result. [`Failure::fate`] says whether Redis executed it.
 #[derive(Debug)]
 pub(crate) enum Failure {
-    /// Redis did not get the command: there was no connection, or the command could not be written
-    /// whole, and is no command then.
+    /// Redis did not get the command: there was no connection, or only a part of the command could
+    /// be written, and Redis executes no part.
     NotSent(Cause),
     /// The command was sent and no answer came.
     Unanswered {

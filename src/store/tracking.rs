@@ -79,9 +79,9 @@ impl TrackingConnection {
 
     /// Passes on what Redis sends, until `hear` breaks or the connection does.
     ///
-    /// `hear` also gets each `silence` of this length, so that it can break. A connection that
-    /// stays quiet for longer is asked for a sign of life, and is dead where none comes within
-    /// `patience`.
+    /// `hear` is also called when nothing has come for `silence`, so that it can break. After
+    /// [`QUIET`] without a message, Redis is asked for a sign of life, and the connection is dead
+    /// if none comes within `patience`.
     pub(crate) fn listen(
         mut self,
         (silence, patience): (Duration, Duration),

@@ -25,7 +25,7 @@ const PART: u32 = 24;
 const SHORTEST: Duration = Duration::from_micros(250);
 
 /// The longest pause: enough for most waiters that are farther from Redis than this process. If all
-/// pauses were shorter, such a waiter would come too late each time. So one pause of [`RARELY`] is
+/// pauses were shorter, such a waiter would come too late each time. So one pause in [`RARELY`] is
 /// this long in any case.
 const LONGEST: Duration = Duration::from_micros(2500);
 const RARELY: u32 = 64;

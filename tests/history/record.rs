@@ -26,7 +26,8 @@ pub(crate) struct Claim {
     pub(crate) refused: Option<String>,
     pub(crate) token: Option<String>,
     pub(crate) renewed: bool,
-    /// The last time that it was found valid, taken just before; and until when it was said to be.
+    /// Of the last check that found it valid: the time just before it, and the end of the validity
+    /// that it told.
     pub(crate) valid: Option<(Duration, Duration)>,
     pub(crate) released: Option<Duration>,
     /// When the release returned, and with what.
@@ -53,7 +54,7 @@ impl Record {
         self.line(&format!("has {} {token} {renewed}", now().as_nanos()));
     }
 
-    /// It is valid at a time, until another. The last such line counts.
+    /// A check that began at `at` found it valid until `until`. The last such line counts.
     pub(crate) fn valid(&mut self, (at, until): (Duration, Duration)) {
         self.line(&format!("valid {} {}", at.as_nanos(), until.as_nanos()));
     }

@@ -81,7 +81,7 @@ fn nested() -> impl Iterator<Item = Vec<u8>> {
         .map(|head| head.repeat(100_000 / 4).into())
 }
 
-/// All replies that answer nothing and are sent at once.
+/// All replies that answer nothing and have an end.
 pub(crate) fn nonsense() -> Vec<Reply> {
     let wrong = WRONG.iter().chain(&ERRORS).map(|text| text.as_bytes().to_vec());
     let long = [b"-".to_vec(), b"x".repeat(60_000), b"\r\n".to_vec()].concat();

@@ -385,8 +385,8 @@ fn another_process_gets_its_turn_beside_hand_offs() {
 }
 
 /// A process near Redis takes the lock again and again, and a distant waiter is woken at each
-/// release. It comes too late for the shortest pause. The pause after a long hold is longer, and
-/// now and then that after a short one is, too.
+/// release. It comes too late for the shortest pause. But after a long hold, every pause is longer,
+/// and after short holds, one is now and then.
 #[test]
 fn a_waiter_far_from_redis_gets_its_turn_beside_a_near_process() {
     for hold in [150, 10].map(Duration::from_millis) {
@@ -410,8 +410,9 @@ fn a_waiter_far_from_redis_gets_its_turn_beside_a_near_process() {
     }
 }
 
-/// A hundred turns are fifty budgets of two turns, which last 30 ms. After each, the lock is left
-/// free for a twenty-fourth of that. The pause is a sleep, which is never shorter than requested.
+/// Two turns last 30 ms and spend the budget, so a hundred turns spend it fifty times. Each time,
+/// the lock is left free for a twenty-fourth of the 30 ms. The pause is a sleep, which is never
+/// shorter than requested.
 #[test]
 fn a_process_pauses_when_its_hand_off_budget_ends_so_that_others_come_first() {
     const HOLD: Duration = Duration::from_millis(15);

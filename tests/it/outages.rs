@@ -96,7 +96,7 @@ fn row_13_connecting_into_a_black_hole_ends_by_the_deadline() {
     let proxy = Proxy::start(server.port());
     proxy.black_hole(true);
     returns_by(ANSWER, "build", || time(|| builder(&proxy.url()).build().expect_err("no answer")).0);
-    // With a login, a connection waits for that before the lock's own command.
+    // With a password, a new connection first waits for the answer to its login.
     let url = proxy.bare_url().replace("redis://", "redis://:secret@");
     for url in [proxy.bare_url(), url] {
         let locks = builder(&url).build_unchecked().expect("sends nothing");

@@ -87,8 +87,8 @@ impl Protocol {
             let hold = Hold { token: claim.token, how: How::Asked, valid, renewal: None };
             state.steps[thread] = Step::Holding(hold);
         } else if said.set || said.found == Some(claim.token) {
-            // Too late, or since an unknown time. (In the program, an answer to the removal makes
-            // the orphan unnecessary.)
+            // The key has this token, but the answer came too late, or does not tell since when.
+            // (In the program, no orphan is needed if the removal is answered.)
             self.clean_up_behind(state, thread, claim, true);
         } else if said.found == claim.abandoned && !self.is(Mutation::OverlooksItsAbandonedToken) {
             self.send_attempt(&mut claim);
