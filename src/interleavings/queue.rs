@@ -12,8 +12,8 @@ use crate::base::error::{Error, LostCause};
 use crate::base::holder::Holder;
 use crate::base::options::Lease;
 use crate::base::scheduler::{advance, below, in_many_orders, one_in, step};
-use crate::base::sync::Mutex;
 use crate::hold::{Hold, tests::sample_by};
+use crate::interleavings::expiring_key::Redis;
 use crate::keeping::keeper::{Keeper, tests::keeper_without_redis};
 use crate::release::give_back;
 use crate::store::{Compared, Failure};
@@ -39,42 +39,6 @@ fn millis(millis: u64) -> Duration {
 
 fn micros_below(most: u64) -> Duration {
     Duration::from_micros(below(most))
-}
-
-/// A Redis with one key: its token, and when it expires.
-#[derive(Default)]
-struct Redis {
-    key: Mutex<Option<(String, Moment)>>,
-}
-
-impl Redis {
-    /// `SET NX PX`.
-    fn claim(&self, token: &str, lease: Duration) -> bool {
-        let mut key = self.key.lock();
-        let now = Moment::now();
-        let free = key.as_ref().is_none_or(|(_, until)| *until <= now);
-        if free {
-            *key = Some((token.to_owned(), now.after(lease)));
-        }
-        free
-    }
-
-    /// Compare and delete.
-    fn remove(&self, token: &str) -> Compared {
-        let mut key = self.key.lock();
-        let now = Moment::now();
-        key.take_if(|(_, until)| *until <= now);
-        match key.take_if(|(stored, _)| stored == token) {
-            Some(_) => Compared::Done,
-            None if key.is_some() => Compared::NotOurs,
-            None => Compared::Absent,
-        }
-    }
-
-    fn token(&self) -> Option<String> {
-        let key = self.key.lock();
-        key.as_ref().filter(|(_, until)| Moment::now() < *until).map(|(token, _)| token.clone())
-    }
 }
 
 /// One key, the threads that want it, and a log of what they did.

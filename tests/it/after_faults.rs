@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use relatch::{Builder, Error, LockManager};
 use relatch_rig::{Fault, LONG, eventually, throughout, within};
 
-use crate::support::{MINUTE, Rig, asleep, delete, occupy, renewals_of};
+use crate::support::{MINUTE, Rig, delete, occupy, renewals_of, until_tracked};
 
 const ANSWER: Duration = Duration::from_millis(200);
 fn rig(set: impl FnOnce(Builder) -> Builder) -> Rig {
@@ -268,7 +268,7 @@ fn row_11_a_token_found_after_a_busy_answer_is_not_trusted() {
     thread::scope(|scope| {
         let waiter =
             scope.spawn(|| rig.locks.named("a").wait(LONG).lock().map(|guard| guard.token().to_owned()));
-        asleep(&rig.server, 1);
+        until_tracked(&rig.server, 1);
         let asked = rig.proxy.commands("SET lock:a");
         rig.proxy.on("SET lock:a", Fault::Replace(b"*2\r\n$8\r\nsomebody\r\n:300\r\n".into()));
         delete(&rig.server, "a");

@@ -10,7 +10,7 @@ use relatch::{Error, LockManager};
 use relatch_rig::{Fault, LONG, Proxy, Server, SetOnDrop, eventually, throughout, time, unique_key, within};
 
 use crate::support::{
-    ANSWER, MINUTE, Rig, SOON, asleep, assert_unavailable, behind, builder, delete, occupy,
+    ANSWER, MINUTE, Rig, SOON, assert_unavailable, behind, builder, delete, occupy, until_tracked,
 };
 
 /// Redis is well all the time. A short limit may end for want of a connection, or of time, but that
@@ -197,7 +197,7 @@ fn an_outage_that_begins_while_the_first_waiter_sleeps_is_reported_to_all() {
         occupy(&rig.server, "a", MINUTE);
         thread::scope(|scope| {
             let first = scope.spawn(|| rig.locks.lock("a").map(drop));
-            asleep(&rig.server, 1);
+            until_tracked(&rig.server, 1);
             let second = behind(scope, || {
                 match limit {
                     None => rig.locks.lock("a").map(Some),
@@ -287,7 +287,7 @@ fn one_late_answer_ends_no_long_wait() {
     occupy(&rig.server, "a", MINUTE);
     thread::scope(|scope| {
         let waiter = scope.spawn(|| rig.locks.lock("a").map(drop));
-        asleep(&rig.server, 1);
+        until_tracked(&rig.server, 1);
         throughout(3 * SOON / 2, || assert!(!waiter.is_finished(), "it waits"));
         let asked = rig.proxy.fired();
         rig.proxy.on("SET lock:a", Fault::DelayReply(ANSWER));

@@ -9,7 +9,8 @@ use relatch::{LockGuard, LockManager, LostCause, Unlocked};
 use relatch_rig::{Fault, LONG, Proxy, Server, eventually, throughout, time, within};
 
 use crate::support::{
-    ANSWER, MINUTE, Rig, SOON, asleep, builder, delete, occupy, renewals, renewals_of, take, tracked_hold,
+    ANSWER, MINUTE, Rig, SOON, builder, delete, occupy, renewals, renewals_of, take, tracked_hold,
+    until_tracked,
 };
 
 /// How many connections the pool has.
@@ -145,7 +146,7 @@ fn a_waiter_is_woken_after_a_firewall_dropped_the_listener() {
     occupy(&rig.server, "a", MINUTE);
     thread::scope(|scope| {
         let waiter = scope.spawn(|| take(&rig.locks, "a"));
-        asleep(&rig.server, 1);
+        until_tracked(&rig.server, 1);
         rig.proxy.strand_all();
         delete(&rig.server, "a");
         let (took, at) = time(|| waiter.join());
@@ -161,7 +162,7 @@ fn a_listener_that_answers_a_ping_is_kept() {
     occupy(&rig.server, "a", MINUTE);
     thread::scope(|scope| {
         let waiter = scope.spawn(|| take(&rig.locks, "a"));
-        asleep(&rig.server, 1);
+        until_tracked(&rig.server, 1);
         let (listeners, asked) = (rig.server.listeners(), rig.proxy.commands("PING"));
         eventually(LONG, "it is asked for a sign of life", || rig.proxy.commands("PING") > asked);
         throughout(3 * ANSWER, || assert_eq!(rig.server.listeners(), listeners, "it was replaced"));
@@ -222,7 +223,7 @@ fn a_waiter_is_woken_after_the_connection_that_tracked_its_key_was_closed() {
     occupy(&server, "a", MINUTE);
     thread::scope(|scope| {
         let waiter = scope.spawn(|| take(&locks, "a"));
-        asleep(&server, 1);
+        until_tracked(&server, 1);
         eventually(LONG, "it listens", || server.redirects_invalidations());
         let listener = server.listeners()[0];
         kill(&server, &server.clients_with(&format!("redir={listener}")));
@@ -240,7 +241,7 @@ fn a_listener_that_connects_slowly_has_the_connect_timeout() {
     occupy(&rig.server, "a", MINUTE);
     thread::scope(|scope| {
         let waiter = scope.spawn(|| take(&rig.locks, "a"));
-        asleep(&rig.server, 1);
+        until_tracked(&rig.server, 1);
         delete(&rig.server, "a");
         waiter.join().expect("no panic");
     });

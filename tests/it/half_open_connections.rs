@@ -7,7 +7,7 @@ use std::time::Duration;
 use relatch::{LockManager, Unlocked};
 use relatch_rig::{Fault, Proxy, Server, throughout, time, unique_key};
 
-use crate::support::{Rig, SOON, Taken, asleep};
+use crate::support::{Rig, SOON, Taken, until_tracked};
 
 /// One way to take a lock of this name.
 type Take<'a> = &'a dyn Fn(&str) -> Taken;
@@ -86,7 +86,7 @@ fn a_hand_off_from_a_distant_redis_closes_no_connection() {
         let guard = theirs.lock("a").expect("locks");
         thread::scope(|scope| {
             let waiter = scope.spawn(|| ours.lock("a").map(drop));
-            asleep(server, 1);
+            until_tracked(server, 1);
             // The key is tracked now; the waiter sleeps once it has the answer, too.
             throughout(SOON / 4, || assert!(!waiter.is_finished()));
             guard.unlock().expect("it was held");

@@ -14,8 +14,9 @@ use relatch_rig::{
 };
 
 use crate::support::{
-    ANSWER, INJURIES, LISTENING, MINUTE, Rig, SOON, asleep, assert_lost, connect, delete, names_right,
-    occupy, redis_connection, renewals, renewals_of, returns_by, server_for, take, tracked_hold, without,
+    ANSWER, INJURIES, LISTENING, MINUTE, Rig, SOON, assert_lost, connect, delete, names_right, occupy,
+    redis_connection, renewals, renewals_of, returns_by, server_for, take, tracked_hold, until_tracked,
+    without,
 };
 
 /// The only listener's connection, as soon as it is another than `before`.
@@ -67,7 +68,7 @@ fn a_waiter_is_woken_though_its_listener_was_killed() {
         occupy(&server, name, MINUTE);
         thread::scope(|scope| {
             let waiter = scope.spawn(|| take(&locks, name));
-            asleep(&server, 1);
+            until_tracked(&server, 1);
             let was = listener(&server, None);
             kill(&server, was);
             if !free_at_once {
@@ -107,13 +108,13 @@ fn tracking_is_switched_on_once_per_connection() {
     occupy(&rig.server, "a", MINUTE);
     thread::scope(|scope| {
         let waiter = scope.spawn(|| take(&rig.locks, "a"));
-        asleep(&rig.server, 2);
+        until_tracked(&rig.server, 2);
         let sent = rig.proxy.log().len();
         for round in 1..=5 {
             let looks = rig.proxy.commands("SET lock:a");
             occupy(&rig.server, "a", MINUTE);
             eventually(LONG, "it looks again", || rig.proxy.commands("SET lock:a") > looks);
-            asleep(&rig.server, 2);
+            until_tracked(&rig.server, 2);
             guard.extend((1 + round) * MINUTE).expect("extends");
         }
         let log = rig.proxy.log();
@@ -132,7 +133,7 @@ fn a_waiter_tries_again_when_a_pooled_connection_breaks() {
     occupy(&server, "a", MINUTE);
     thread::scope(|scope| {
         let waiter = scope.spawn(|| take(&locks, "a"));
-        asleep(&server, 1);
+        until_tracked(&server, 1);
         server.query::<u64>(&["CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes"]);
         let asked = server.calls("pttl");
         drop(locks.lock("other").expect("locks, over another connection"));
@@ -157,7 +158,7 @@ fn a_broken_connection_wakes_only_the_waiters_whose_keys_it_tracked() {
     thread::scope(|scope| {
         let wait = |key| scope.spawn(move || take(locks, key));
         let first = wait("a");
-        asleep(&rig.server, 1);
+        until_tracked(&rig.server, 1);
         let listener = listener(&rig.server, None);
         let tracking = || rig.server.clients_with(&format!("redir={listener}"));
         // The connection with which the listener was tested may take a moment to close.
@@ -168,7 +169,7 @@ fn a_broken_connection_wakes_only_the_waiters_whose_keys_it_tracked() {
         let slow = scope.spawn(|| rig.locks.named("slow").holder());
         eventually(LONG, "it is in use", || rig.proxy.commands("GET lock:slow") > 0);
         let second = wait("b");
-        asleep(&rig.server, 3); // Redis counts what was read over the first one, too.
+        until_tracked(&rig.server, 3); // Redis counts what was read over the first one, too.
         slow.join().expect("no panic").expect("answers");
         assert_eq!(tracking().len(), 2);
         let (first_looked, second_looked) = (looks("a"), looks("b"));
@@ -191,7 +192,7 @@ fn a_waiter_polls_when_its_listener_cannot_come_back() {
     occupy(&server, "a", MINUTE);
     thread::scope(|scope| {
         let waiter = scope.spawn(|| take(&locks, "a"));
-        asleep(&server, 1);
+        until_tracked(&server, 1);
         // Servers before 7 can only revoke a whole command.
         let right = if server_version() >= (7, 0) { "-client|id" } else { "-client" };
         server.query::<()>(&["ACL", "SETUSER", "worker", right]);
@@ -250,7 +251,7 @@ fn a_waiter_takes_the_lock_after_a_restart_of_redis() {
         let start = Instant::now();
         thread::scope(|scope| {
             let waiter = scope.spawn(|| take(&locks, "a"));
-            asleep(&server, 1);
+            until_tracked(&server, 1);
             server.restart();
             let free = if what == "empty" { Instant::now() } else { start + lease };
             let took = waiter.join().expect("no panic").saturating_duration_since(free);
@@ -290,7 +291,7 @@ pub(crate) fn assert_polls_without(missing: &[&str]) {
     }
     server.query::<()>(&[&["ACL", "SETUSER", "worker"], missing].concat());
     for _ in 0..2 {
-        let log = waits(&|_| asleep(&server, 1));
+        let log = waits(&|_| until_tracked(&server, 1));
         assert_eq!(log.matches("relatch::listener").count(), 2, "without {missing:?}: {log:?}");
         assert!(log.contains("; INFO relatch::listener Redis wakes waiters again"), "{log:?}");
     }
@@ -406,7 +407,7 @@ fn row_23_when_tracking_is_accepted_and_no_invalidation_comes_waiters_poll() {
     rig.proxy.clear();
     occupy(&rig.server, "a", MINUTE);
     waiter.send("wait");
-    asleep(&rig.server, 1);
+    until_tracked(&rig.server, 1);
     delete(&rig.server, "a");
     assert_eq!(waiter.expect_line("", SOON), "Ok(true)");
     assert!(waiter.ask("log").contains("; INFO relatch::listener Redis wakes waiters again"));
@@ -454,7 +455,7 @@ fn row_23_tracking_that_is_refused_later_is_logged() {
     let mut waiter = Worker::spawn("waiter", &[("url", &url)]);
     occupy(&server, "a", MINUTE);
     waiter.send("wait");
-    asleep(&server, 1);
+    until_tracked(&server, 1);
     let right = if server_version() >= (7, 0) { "-client|tracking" } else { "-client" };
     server.query::<()>(&["ACL", "SETUSER", "worker", right]);
     // The next attempt goes over a new connection, where Redis refuses tracking.
@@ -513,7 +514,7 @@ fn a_listener_that_receives_nothing_is_noticed_and_replaced() {
     occupy(&rig.server, "a", MINUTE);
     thread::scope(|scope| {
         let waiter = scope.spawn(|| take(&rig.locks, "a"));
-        asleep(&rig.server, 1);
+        until_tracked(&rig.server, 1);
         delete(&rig.server, "a");
         let (took, at) = time(|| waiter.join());
         at.expect("no panic");

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use relatch::{LockManager, Unlocked};
 use relatch_rig::{Fault, LONG, Server, eventually, time, unique_key, within};
 
-use crate::support::{Rig, SOON, asleep, behind};
+use crate::support::{Rig, SOON, behind, until_tracked};
 
 /// Longer than the managers of a rig wait for an answer.
 const TOO_LATE: Duration = Duration::from_millis(1500);
@@ -43,7 +43,7 @@ fn a_waiter_that_considers_a_hold_expired_is_woken_by_its_release() {
             Instant::now()
         });
         eventually(LONG, "the hold is over", || !guard.is_valid());
-        asleep(&server, 1);
+        until_tracked(&server, 1);
         let released = Instant::now();
         let _ = guard.unlock();
         let had = waiter.join().expect("no panic");

@@ -211,7 +211,7 @@ pub(crate) fn delete(server: &Server, name: &str) {
 
 /// Waits until so many keys are tracked, so that their waiters sleep until an invalidation.
 #[track_caller]
-pub(crate) fn asleep(server: &Server, keys: u64) {
+pub(crate) fn until_tracked(server: &Server, keys: u64) {
     eventually(LONG, "they wait for an invalidation", || server.tracked_keys() == keys);
 }
 

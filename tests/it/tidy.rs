@@ -129,9 +129,7 @@ fn random_numbers_come_from_the_system() {
 fn files_stay_small_and_do_not_unwrap() {
     for (path, text) in sources() {
         let code = without_tests(&text);
-        let is_test = room_of(&path) == "interleavings";
-        let short = is_test || code.lines().count() <= 400;
-        assert!(short, "{} is over 400 lines without its tests", path.display());
+        assert!(code.lines().count() <= 400, "{} is over 400 lines without its tests", path.display());
         let unwraps =
             code.lines().filter(|line| !line.trim_start().starts_with("//") && line.contains(".unwrap()"));
         assert_eq!(unwraps.count(), 0, "{} unwraps", path.display());

@@ -12,7 +12,7 @@ use relatch_rig::{
 };
 
 use crate::support::{
-    ANSWER, LATE, LISTENING, MINUTE, Rig, SOON, asleep, builder, delete, occupy, returns_by, take,
+    ANSWER, LATE, LISTENING, MINUTE, Rig, SOON, builder, delete, occupy, returns_by, take, until_tracked,
 };
 
 /// A server and two managers, which share nothing but the server.
@@ -44,7 +44,7 @@ const ENDS: [(&str, End); 11] = [
     ("force-unlocked from elsewhere", |scene, name| forced(&scene.others, name)),
     ("replaced, and then deleted", |scene, name| {
         occupy(&scene.server, name, MINUTE / 2);
-        asleep(&scene.server, 1);
+        until_tracked(&scene.server, 1);
         delete(&scene.server, name);
     }),
     ("replaced for a moment", |scene, name| occupy(&scene.server, name, ANSWER)),
@@ -63,7 +63,7 @@ fn a_waiter_is_woken_however_the_hold_ends() {
         occupy(&scene.server, &name, MINUTE);
         thread::scope(|scope| {
             let waiter = scope.spawn(|| take(&scene.locks, &name));
-            asleep(&scene.server, 1);
+            until_tracked(&scene.server, 1);
             let (sets, acted) = (scene.server.calls("set"), Instant::now());
             end(&scene, &name);
             let took = waiter.join().expect("no panic") - acted;
@@ -83,7 +83,7 @@ fn a_waiter_is_woken_by_a_release_in_another_manager() {
         let guard = scene.others.lock(&name).expect("locks");
         thread::scope(|scope| {
             let waiter = scope.spawn(|| take(&scene.locks, &name));
-            asleep(&scene.server, 1);
+            until_tracked(&scene.server, 1);
             let sets = scene.server.calls("set");
             let released = Instant::now();
             assert_eq!(guard.unlock().expect("unlocks"), Unlocked::Released);
@@ -105,7 +105,7 @@ fn a_waiter_takes_an_abandoned_lock_when_its_lease_ends() {
     let (at, asked) = thread::scope(|scope| {
         let waiter = scope.spawn(|| take(&scene.locks, "a"));
         // It polls until it is registered for invalidations.
-        asleep(&scene.server, 1);
+        until_tracked(&scene.server, 1);
         let sets = scene.server.calls("set");
         (waiter.join().expect("no panic"), scene.server.calls("set") - sets)
     });
@@ -177,7 +177,7 @@ fn a_hundred_waiters_share_a_listener_and_send_nothing() {
     thread::scope(|scope| {
         let waiters: Vec<_> =
             (0..WAITERS).map(|n| scope.spawn(move || take(locks, &format!("{n}")))).collect();
-        asleep(server, WAITERS);
+        until_tracked(server, WAITERS);
         assert_eq!((listening(), server.listeners().len()), (1, 1));
         // The listener wakes all waiters when it starts to listen. Some of them had registered
         // already, and ask once more.
@@ -209,7 +209,7 @@ fn a_waiter_that_gives_up_while_it_is_woken_delays_no_other() {
     occupy(server, "first", MINUTE);
     thread::scope(|scope| {
         let waiter = scope.spawn(|| take(locks, "first"));
-        asleep(server, 1);
+        until_tracked(server, 1);
         delete(server, "first");
         waiter.join().expect("no panic");
     });
@@ -219,7 +219,7 @@ fn a_waiter_that_gives_up_while_it_is_woken_delays_no_other() {
         thread::scope(|scope| {
             let start = Instant::now();
             let first = scope.spawn(move || locks.try_lock_for(name, wait).expect("answers").is_none());
-            asleep(server, 1);
+            until_tracked(server, 1);
             let second = scope.spawn(move || take(locks, name));
             // From 1 ms before its end to 1 ms after.
             let at = start + wait.saturating_sub(LATE / 50) + Duration::from_micros(50 * round);
@@ -249,7 +249,7 @@ fn a_lock_taken_for_a_waiter_that_has_given_up_is_released() {
         thread::scope(|scope| {
             let end = Instant::now() + wait.saturating_sub(rest);
             let first = scope.spawn(|| rig.locks.try_lock_for(name, wait).map(|taken| taken.is_some()));
-            asleep(&rig.server, 1);
+            until_tracked(&rig.server, 1);
             let second = scope.spawn(|| take(&rig.locks, name));
             rig.proxy.on(&format!("SET lock:{name}"), fault.clone());
             eventually(LONG, "its wait is all but over", || Instant::now() >= end);
@@ -273,7 +273,7 @@ fn a_waiter_that_panics_with_the_lock_delays_no_other() {
                 let body = || locks.with_lock(name, || panic!("as the test wants it"));
                 catch_unwind(AssertUnwindSafe(body)).is_err()
             });
-            asleep(server, 1);
+            until_tracked(server, 1);
             let second = scope.spawn(move || take(locks, name));
             let deleted = Instant::now();
             delete(server, name);
@@ -294,7 +294,7 @@ fn a_manager_dropped_after_waiting_ends_at_once_and_leaves_nothing() {
         occupy(&scene.server, "a", MINUTE);
         thread::scope(|scope| {
             let waiter = scope.spawn(|| take(&locks, "a"));
-            asleep(&scene.server, 1);
+            until_tracked(&scene.server, 1);
             delete(&scene.server, "a");
             waiter.join().expect("no panic");
         });
@@ -361,13 +361,13 @@ fn a_waiter_with_rivals_leaves_them_time_before_it_tries() {
         rig.server.query::<()>(&["SET", "lock:a", &holder, "PX", "60000"]);
         eventually(LONG, "it looks", || looks() > before);
         let took = start.elapsed();
-        asleep(&rig.server, 1);
+        until_tracked(&rig.server, 1);
         took
     };
     occupy(&rig.server, "a", MINUTE);
     thread::scope(|scope| {
         let waiter = scope.spawn(|| take(&rig.locks, "a"));
-        asleep(&rig.server, 1);
+        until_tracked(&rig.server, 1);
         // Attempts at once would take 30 ms each, for the answer to the one before. A rival's turn
         // is worth 105 ms, and the waiter has slept for half of all that it knows of, at least. (A
         // sleep is never too short.)
@@ -380,7 +380,7 @@ fn a_waiter_with_rivals_leaves_them_time_before_it_tries() {
             occupy(&rig.server, "a", MINUTE);
             let before = looks();
             let newcomer = scope.spawn(|| take(&rig.locks, "a"));
-            asleep(&rig.server, 1);
+            until_tracked(&rig.server, 1);
             throughout(ANSWER / 3, || ());
             let looked = looks() - before;
             delete(&rig.server, "a");
