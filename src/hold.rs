@@ -20,7 +20,7 @@ pub(crate) struct AcquiredAt {
     pub(crate) answered: Moment,
 }
 
-/// The value of `valid_until` once somebody has found that the lease has run out. It is earlier
+/// The value of `valid_until` once a thread has found that the lease has run out. It is earlier
 /// than any time that the clock shows.
 const RUN_OUT: Moment = Moment::from_nanos(1);
 
@@ -28,7 +28,7 @@ const RUN_OUT: Moment = Moment::from_nanos(1);
 ///
 /// The holding thread writes `depth` and releases the hold. The keeper writes `valid_until` after a
 /// renewal. Any thread may find that the hold has ended, and the first one records how. Validity is
-/// a comparison of the clock with `valid_until`, never a flag that somebody has to set in time. So
+/// a comparison of the clock with `valid_until`, never a flag that a thread has to set in time. So
 /// a process that was stopped gets the right answer as soon as it runs again.
 #[derive(Debug)]
 pub(crate) struct Hold {
@@ -52,9 +52,9 @@ pub(crate) struct Hold {
     thread_ended: AtomicBool,
     token_gone: AtomicBool,
     reported: AtomicBool,
-    /// How the hold ended: it was lost or, if `None`, released.
+    /// How the hold ended: the cause of its loss, or `None` if it was released. Empty until then.
     end: OnceLock<Option<LostCause>>,
-    /// A thread holds this between its look at the hold and its sleep on `ended`.
+    /// A thread in `wait_lost` holds this between its look at the hold and its sleep on `ended`.
     watchers: Mutex<()>,
     ended: Condvar,
 }
@@ -126,11 +126,12 @@ impl Hold {
     /// How long the hold can be trusted from `now` on. `None` if it cannot be trusted.
     ///
     /// The keeper may have read the clock a moment before the lease ran out, and be about to write
-    /// the `valid_until` of a renewal. Then a hold that was already reported as lost would be valid
-    /// again. To prevent that, this function writes [`RUN_OUT`] before it answers, and `renewed`
-    /// rejects such a hold. If the keeper writes first, the loop looks again.
+    /// the `valid_until` of a renewal. Without a precaution, a hold that was already reported as
+    /// lost would be valid again. To prevent that, this function writes [`RUN_OUT`] before it
+    /// answers, and `renewed` rejects such a hold. If the keeper writes first, the loop looks
+    /// again.
     ///
-    /// Nobody has to be woken: watchers and waiters sleep no longer than until `valid_until`.
+    /// No thread has to be woken: watchers and waiters sleep until `valid_until` at most.
     fn validity_left(&self, now: Moment) -> Option<Duration> {
         loop {
             let until = self.valid_until();
@@ -174,7 +175,8 @@ impl Hold {
         self.shorten_to(lease.valid_until(now));
     }
 
-    /// Call this before a command that sets the lease is sent, with the deadline of its answer.
+    /// Call this before sending a command that sets the lease. `until` is the deadline of its
+    /// answer.
     ///
     /// Redis may execute the command even if no answer comes. So the key may exist for a lease
     /// after the deadline, and a lease that is shorter than before counts from now on.
@@ -184,7 +186,8 @@ impl Hold {
     }
 
     /// Redis has extended the lease by a command sent at `sent`: the hold is valid for a lease from
-    /// then on. An error if it is not valid any more at `now`, or if another thread has found that.
+    /// then on. Returns an error if the hold is not valid any more at `now`, or if another thread
+    /// has found it over.
     pub(crate) fn renewed(&self, lease: Lease, sent: Moment, now: Moment) -> Result<(), Error> {
         let new = lease.valid_until(sent).as_nanos();
         let changed = self.valid_until.fetch_update(Ordering::AcqRel, Ordering::Acquire, |old| {
@@ -197,7 +200,7 @@ impl Hold {
         Ok(())
     }
 
-    /// The key will not exist for longer than `limit`. True if the hold was trusted for longer.
+    /// From now on, the hold is trusted until `limit` at most. True if it was trusted for longer.
     pub(crate) fn shorten_to(&self, limit: Moment) -> bool {
         let shortened = self.valid_until.fetch_min(limit.as_nanos(), Ordering::AcqRel) > limit.as_nanos();
         if shortened {
@@ -209,8 +212,8 @@ impl Hold {
     /// Wakes the threads in `wait_lost`.
     ///
     /// A thread may have looked at the hold just before this change and not be asleep yet. It would
-    /// miss the notification and sleep until the lease ends. It holds the mutex in between, so
-    /// taking the mutex here waits until it sleeps.
+    /// miss the notification and sleep until the lease ends. Such a thread holds the mutex until it
+    /// sleeps, so this function takes the mutex first.
     fn wake_watchers(&self) {
         drop(self.watchers.lock());
         self.ended.notify_all();
@@ -226,8 +229,8 @@ impl Hold {
         Error::Lost { key: self.key.name().to_string(), cause }
     }
 
-    /// Redis has answered that the token is not there. If it is there again later, another holder
-    /// may have had the lock in between.
+    /// Redis has answered that the key does not hold the token. If it does again later, another
+    /// holder may have had the lock in between.
     pub(crate) fn mark_token_gone(&self) {
         self.token_gone.store(true, Ordering::Relaxed);
     }
@@ -236,8 +239,8 @@ impl Hold {
         self.token_gone.load(Ordering::Relaxed)
     }
 
-    /// Call this before the release is sent: from now on nobody trusts the hold, whatever the
-    /// release brings. If the hold is valid at `now`, returns until when it was.
+    /// Call this before the release is sent: from now on no thread trusts the hold, whatever the
+    /// release brings. If the hold is valid at `now`, returns the end of its validity.
     pub(crate) fn close(&self, now: Moment) -> Option<Moment> {
         let until = Moment::from_nanos(self.valid_until.swap(0, Ordering::AcqRel));
         Some(until).filter(|until| now < *until && self.end.get().is_none())
@@ -266,7 +269,7 @@ impl Hold {
         self.validity_left(now).is_none() && (self.end.get().is_some() || self.valid_until() > Moment::PAST)
     }
 
-    /// How the hold was lost. `None` if it was not, or if nobody has found out yet.
+    /// How the hold was lost. `None` if it was not, or if no thread has found out yet.
     pub(crate) fn lost(&self) -> Option<LostCause> {
         self.end.get().copied().flatten()
     }
@@ -291,7 +294,8 @@ impl Hold {
             }
             // While the release is under way, only its end or the deadline counts.
             let look_again = if valid_until == Moment::PAST { deadline } else { valid_until.min(deadline) };
-            // At most a second at a time: our clock counts suspend, the clock of the wait does not.
+            // At most a second at a time: while the machine is suspended, our clock goes on, and
+            // the clock of the wait stands still.
             self.ended.wait_for(&mut watching, look_again.since(now).min(Duration::from_secs(1)));
         }
     }
@@ -306,7 +310,7 @@ impl Hold {
     }
 }
 
-/// A lock that a thread of this process holds, from
+/// A lock that a thread of this process holds, as listed by
 /// [`LockManager::held`](crate::LockManager::held).
 ///
 /// This is a snapshot: the thread may have released the lock since. A lock that was lost is listed
@@ -413,7 +417,7 @@ pub(crate) mod tests {
         released.mark_released();
         assert!(released.renewed(lease, SENT, SENT).is_err());
         assert!(!released.is_valid(SENT));
-        assert_eq!(released.lost(), None, "it was given back, not lost");
+        assert_eq!(released.lost(), None, "it was released, not lost");
     }
 
     /// The keeper reads the clock before it writes; another thread may look in between.
@@ -431,7 +435,7 @@ pub(crate) mod tests {
             let just_before = Moment::from_nanos(end.as_nanos() - 1);
             assert!(!says_over(&hold, just_before) && says_over(&hold, end), "look {number}");
             assert!(hold.renewed(lease, just_before, just_before).is_err(), "look {number}");
-            assert!(!hold.is_valid(just_before), "look {number}: it came back");
+            assert!(!hold.is_valid(just_before), "look {number}: the hold is valid again");
             assert_eq!((hold.remaining(just_before), hold.renewals()), (Duration::ZERO, 0), "look {number}");
         }
     }
@@ -448,7 +452,7 @@ pub(crate) mod tests {
 
         let (late, _) = one_second();
         assert_eq!(late.close(end), None);
-        assert_eq!(late.lost(), None, "that is for Redis to say");
+        assert_eq!(late.lost(), None, "only Redis can say whether it was lost");
     }
 
     #[test]
@@ -500,7 +504,7 @@ pub(crate) mod tests {
         hold.close(SENT);
         assert!(!hold.is_over(SENT) && !hold.is_over(end));
         assert_eq!(hold.wait_lost(Moment::now()), None);
-        assert_eq!(hold.lost(), None, "that is for the release to say");
+        assert_eq!(hold.lost(), None, "only the release can say whether it was lost");
         hold.mark_released();
         assert!(hold.is_over(SENT));
         let (hold, _) = one_second();

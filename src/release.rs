@@ -28,47 +28,50 @@ pub(crate) fn give_back(
     limit: Duration,
     ask: impl FnMut(Option<&Claim>, &mut HandoffOutcome, Moment) -> Result<Compared, Failure>,
 ) -> Result<(), Error> {
-    // 1. Choose the thread to hand off to, and keep the turn for it. Any later, its claim could not
-    //    go out with the release: each turn would cost a round trip more.
+    // 1. Choose the thread to hand off to, and keep the turn for it. If this came later, the claim
+    //    could not go out with the release, and each turn would cost one more round trip.
     let next = turn.hand_off(local_handoff, Moment::now().after(limit));
     let claim = next.as_ref().map(|next| &next.claim);
     let mut handed = HandoffOutcome::NotTaken;
 
-    // 2. Close the hold. Done after step 3, the holder would meanwhile trust a lock that another
-    //    process may have, and the keeper would find the key gone and report our own release as a
-    //    loss.
+    // 2. Close the hold. If this came after step 3, the holder would trust a lock that another
+    //    process may have by then. The keeper would find the key gone, and report our own release
+    //    as a loss.
     let now = Moment::now();
     let valid_until = keeper.work.lock().leases.close(hold, now);
     keeper.counters.time_held.add(now.since(hold.acquired.answered));
 
-    // 3. Delete the key in Redis; the next thread's claim goes out behind that.
+    // 3. Delete the key in Redis; the next thread's claim goes out behind the deletion.
     let release = Release { hold, valid_until, deadline: now.after(limit), maybe_done: false };
     let Outcome { result, answered } = release.run(claim, &mut handed, ask);
 
-    // 4. Write down how the hold ended. Done before step 3, the first thread in the queue would see
-    //    that the hold is over, and ask Redis for a key that still exists.
+    // 4. Record how the hold ended. If this came before step 3, the first thread in the queue would
+    //    see that the hold is over, and ask Redis for a key that still exists.
     match &result {
         Ok(()) | Err(Error::Unconfirmed { .. }) => hold.mark_released(),
         Err(_) => keeper.report_loss(hold),
     }
 
-    // 5. Have the keeper delete what may be left of the key. Done before step 3, the keeper could
-    //    be the first to delete it, and the answer to our own release would be taken for a loss. A
-    //    renewal that had no answer may have lengthened a lease that ran out by our clock.
+    // 5. Have the keeper delete what may be left of the key. If this came before step 3, the keeper
+    //    could delete the key first, and the answer to our own release would look like a loss. Even
+    //    if the lease has run out by our clock, the key may exist: a renewal without an answer may
+    //    have extended it.
     let outlived = matches!(result, Err(Error::Lost { cause: LostCause::Expired, .. }));
     if !answered || outlived && hold.gone_by() > now {
         delete_later(keeper, hold);
     }
 
-    // 6. Wake this process's waiter. It may have taken the turn when the lease ran out, and have
-    //    asked over the connection that has now deleted the key: with `NOLOOP`, no invalidation
-    //    comes. Done before step 3, it would find the key, and sleep again.
+    // 6. Wake this process's waiter. The waiter may have taken the turn when the lease ran out, and
+    //    have asked over the connection that has now deleted the key. Because of `NOLOOP`, Redis
+    //    sends no invalidation then. If this came before step 3, the waiter would find the key, and
+    //    sleep again.
     if valid_until.is_none() {
         keeper.listener.wakeups.wake(hold.key.in_redis().as_bytes());
     }
 
-    // 7. End the turn. Done before step 3, the next thread would compete with this release; done
-    //    before step 4, it could hold the lock while this hold does not count as over yet.
+    // 7. End the turn. If this came before step 3, the next thread would compete with this release.
+    //    If it came before step 4, the next thread could hold the lock while this hold does not
+    //    count as over yet.
     if let Some((Claim { token, lease }, may_reappear)) = next.and_then(|next| turn.settle(&next, handed)) {
         let (redis_key, gone_by) = (hold.key.in_redis().to_owned(), lease.gone_by(Moment::now()));
         keeper.delete_later(OrphanKey { redis_key, token, gone_by, may_reappear });
@@ -84,9 +87,9 @@ pub(crate) fn delete_later(keeper: &Keeper, hold: &Hold) {
     keeper.delete_later(OrphanKey { redis_key, token, gone_by, may_reappear: false });
 }
 
-/// One try: compare and delete. A `claim` of the next thread of this process goes out behind it.
-/// Redis executes the deletion first, so a claim that succeeds was taken after it; `handed` says
-/// what became of it.
+/// Sends one try of the release: compare and delete. The `claim` of the next thread of this process
+/// goes out behind it, so Redis executes the deletion first. `handed` gets what became of the
+/// claim.
 pub(crate) fn remove(
     store: &Store,
     hold: &Hold,
@@ -110,8 +113,8 @@ pub(crate) fn remove(
         Err(failure) => {
             if let Fate::Unknown { link_stands } = failure.fate() {
                 if link_stands {
-                    // Redis may still execute the claim. The deletion goes out behind it, on the
-                    // same connection, so that it is executed later.
+                    // Redis may still execute the claim. `abandon` writes a deletion behind it on
+                    // the same connection, so that Redis executes the deletion later.
                     connection.abandon(key, &claim.token);
                 }
                 *handed = HandoffOutcome::Unanswered { sent };
@@ -125,10 +128,11 @@ pub(crate) fn remove(
 #[derive(Debug)]
 pub(crate) struct Release<'a> {
     hold: &'a Hold,
-    /// The end of the hold's validity when it was closed. `None`: it was over by then.
+    /// When the validity of the hold would have ended. `None` if it was over when the hold was
+    /// closed.
     valid_until: Option<Moment>,
     deadline: Moment,
-    /// A try had no answer: it may be the one that deleted the key.
+    /// A try had no answer, and may have deleted the key.
     maybe_done: bool,
 }
 
@@ -150,8 +154,8 @@ impl Release<'_> {
     ) -> Outcome {
         let mut backoff = Backoff::after_failure();
         loop {
-            // A claim is sent once. After a try without an answer, Redis may still execute the
-            // first.
+            // The claim is sent once. If a try has no answer, Redis may still execute the claim
+            // that went out with it.
             let claim = claim.filter(|_| *handed == HandoffOutcome::NotTaken);
             let answer = ask(claim, handed, self.deadline);
             match self.next(answer, &mut backoff, Moment::now()) {
@@ -186,18 +190,19 @@ impl Release<'_> {
         ControlFlow::Break(Outcome { result: Err(self.unconfirmed(failure, now)), answered: false })
     }
 
-    /// Redis is the judge of a release. *Deleted* means that the token was there until that moment,
-    /// so nobody else held the lock meanwhile, whatever the local clock thought. But where Redis
-    /// has said before that the token was gone, another process may have had the lock in between:
-    /// that stays a loss.
+    /// Redis decides how a release ends. [`Compared::Done`] means that the key held the token until
+    /// that moment. So no other process held the lock meanwhile, even if the lease had run out by
+    /// the local clock. But if Redis said earlier that the token was gone, another process may have
+    /// had the lock in between, so the hold stays lost.
     ///
-    /// A key that is absent or another's proves a loss if the answer came before the hold's own
-    /// end. Later, nobody can know: the lease may have run out while the release was on its way.
-    /// After a lost answer (`maybe_done`), it may as well mean that an earlier try worked: then the
-    /// lock counts as released.
+    /// A key that is absent or holds another token proves a loss if the hold was over when it was
+    /// closed, or if the answer came before its validity ended. A later answer proves nothing: the
+    /// lease may have run out while the release was on its way. If an earlier answer was lost
+    /// (`maybe_done`), that try may have deleted the key, so a hold that is still valid counts as
+    /// released.
     fn judge(&self, compared: Compared, answered: Moment) -> Result<(), Error> {
         if self.hold.token_was_gone() {
-            return Err(self.hold.lose(LostCause::Expired)); // Where a cause is written down, it stays.
+            return Err(self.hold.lose(LostCause::Expired)); // A recorded cause stays.
         }
         let cause = match (compared, self.valid_until) {
             (Compared::Done, _) => return Ok(()),
@@ -205,7 +210,7 @@ impl Release<'_> {
             (_, Some(_)) if self.maybe_done => return Ok(()),
             (Compared::Absent, Some(_)) => LostCause::Deleted,
             (Compared::Absent, None) => LostCause::Expired,
-            // It may be the next thread's token, which went out with an earlier try.
+            // The key may hold the next thread's token, which went out with an earlier try.
             (Compared::NotOurs, None) if self.maybe_done => LostCause::Expired,
             (Compared::NotOurs, _) => LostCause::Taken,
         };
@@ -217,8 +222,8 @@ impl Release<'_> {
         Error::Unconfirmed { key: self.hold.key.name().to_string(), at_most: Duration::ZERO, source }
     }
 
-    /// There was no answer. The caller had the lock until now only where the hold was valid when it
-    /// was closed, and nobody has found it lost since.
+    /// There was no answer. If the hold was not valid when it was closed, or was found lost since,
+    /// it is lost. Otherwise, the caller had the lock until now.
     fn unconfirmed(&self, failure: Failure, now: Moment) -> Error {
         if self.valid_until.is_none() || self.hold.lost().is_some() {
             return self.hold.lose(LostCause::Expired);
@@ -278,7 +283,8 @@ mod tests {
         Release { hold, valid_until, deadline: Moment::NEVER, maybe_done: false }
     }
 
-    /// How the release ends of a hold that was lost before, where a cause is given.
+    /// How the release of a hold ends. `lost_before`: the hold was lost before that, with this
+    /// cause.
     fn release(compared: Compared, time: Timing, maybe_done: bool, lost_before: Option<LostCause>) -> End {
         let sent = Moment::from_nanos(1_000);
         let hold = sample("a", LEASE, sent);
@@ -287,8 +293,8 @@ mod tests {
             hold.lose(cause);
         }
         let valid_until = hold.close(if time == Over { end_of_hold } else { sent });
-        // A hold that was lost before cannot be trusted when it is closed, unless the loss becomes
-        // known in that very moment.
+        // For a hold that was lost before, `close` returns `None`. Where the time is not over, the
+        // test assumes that the loss became known just after `close`.
         let valid_until = valid_until.or((time != Over).then_some(end_of_hold));
         let late = u64::from(time != InTime);
         let answered = Moment::from_nanos(end_of_hold.as_nanos() - 1 + late);
@@ -298,8 +304,8 @@ mod tests {
     #[test]
     fn each_answer_to_a_release_has_its_result() {
         let table = [
-            // The answer, whether it came in time, and the result: where it is the answer to the
-            // first try, and where an earlier answer was lost.
+            // The answer, whether it came in time, and two results: of the answer to the first try,
+            // and of one after an earlier answer was lost.
             (Compared::Done, InTime, [Released, Released]),
             (Compared::Done, ValidButAnsweredLate, [Released, Released]),
             (Compared::Done, Over, [Released, Released]),

@@ -3,14 +3,15 @@
 //! The hard part is a `SET` without an answer: the lock may be ours, or may become ours later. Two
 //! rules deal with that.
 //!
-//! 1. *A token without an answer is given up*, and the next attempt draws a fresh one. So nobody
-//!    has to know since when Redis holds the old one, and a clean-up that runs late deletes no
-//!    token that is in use.
-//! 2. *What was given up is cleaned up.* Where the connection stands, the clean-up is written
-//!    behind the `SET` on the same connection, since Redis executes one connection's commands in
-//!    order. Over another connection it could run first, and leave a key that nobody holds. The
-//!    keeper looks for the token, too, until its lease is over. An attempt that finds the last such
-//!    token in its way removes it.
+//! 1. *A thread gives up a token whose `SET` had no answer*, and draws a fresh one for the next
+//!    attempt. So no thread has to know since when Redis holds the old token, and a late clean-up
+//!    deletes no token that is in use.
+//! 2. *A token that was given up is deleted.* If the connection stands, the thread writes the
+//!    deletion behind the `SET` on the same connection, since Redis executes one connection's
+//!    commands in order. Over another connection, the deletion could run first, and the `SET` would
+//!    leave a key that no thread holds. The keeper searches for the token, too, until its lease is
+//!    over. If an attempt finds that the last token given up keeps the lock busy, the attempt
+//!    deletes it.
 //!
 //! The next attempt goes over another connection: perhaps only this one is dead, and Redis is well.
 
@@ -29,10 +30,11 @@ use crate::waiting::handoff::{Claim, HandoffOutcome};
 /// An attempt: what came of it, and from when on a silence of Redis counts.
 #[derive(Debug)]
 pub(crate) struct Attempt {
-    /// When it began; or when its command was sent, if Redis had answered other threads in between.
+    /// When the attempt began. If Redis answered other threads after that: when the command was
+    /// sent.
     pub(crate) since: Moment,
     pub(crate) answer: Result<Answer, Failure>,
-    /// A token was given up, in this attempt or before: it may be what keeps the lock busy.
+    /// This attempt or an earlier one has given up a token, which may keep the lock busy.
     pub(crate) has_given_up: bool,
 }
 
@@ -41,9 +43,9 @@ pub(crate) struct Attempt {
 pub(crate) enum Answer {
     Taken(Taken),
     Busy {
-        /// Who has the lock, where that was asked.
+        /// Who has the lock, if the attempt asked that.
         holder: Option<Holder>,
-        /// Redis will tell the listener when the key changes.
+        /// Redis will send the listener an invalidation when the key changes.
         tracked: bool,
     },
     NotAString,
@@ -55,7 +57,7 @@ pub(super) struct PendingClaim<'a> {
     /// The token of the next attempt. Redis does not hold it, and no command with it can still be
     /// executed. `None` until an attempt draws one.
     token: Option<String>,
-    /// The last token that was given up. Where this is what keeps the lock busy, nobody holds it.
+    /// The last token that was given up. If the key holds this token, no thread holds the lock.
     given_up: Option<String>,
     /// Whether Redis is asked to report changes to the listener: true for a caller that will wait
     /// if the lock is busy.
@@ -76,9 +78,9 @@ impl<'a> PendingClaim<'a> {
             PendingClaim { context, token: Some(claim.token), given_up: None, tracks, deadline };
         match handed {
             HandoffOutcome::NotTaken => {}
-            // The thread in front has had it cleaned up.
+            // The thread in front has told the keeper to delete the token.
             HandoffOutcome::Unanswered { .. } => pending.given_up = pending.token.take(),
-            // Its lease was over before this thread had its turn.
+            // The lease of the claim was over before this thread could use it.
             HandoffOutcome::Taken { .. } => pending.give_up(),
         }
         pending
@@ -128,10 +130,10 @@ impl<'a> PendingClaim<'a> {
         match answer {
             Ok((ClaimReply::Taken, _)) => self.taken(connection, sent),
             Ok((ClaimReply::Busy(Some(holder)), _)) if holder.raw() == token => {
-                // Redis has denied each `SET` of this token and holds it all the same, so nobody
-                // knows since when. The next attempt removes it.
+                // Redis refused each `SET` of this token, but the key holds the token. No thread
+                // knows since when. The next attempt deletes it.
                 self.give_up();
-                Err(unanswered("Redis holds the token, though it has said that it did not take it"))
+                Err(unanswered("the key holds the token, though Redis refused its `SET`"))
             }
             Ok((ClaimReply::Busy(holder), tracking)) => {
                 let tracked = number.is_some_and(|number| listener.will_wake(redis_key, number, tracking));
@@ -145,7 +147,7 @@ impl<'a> PendingClaim<'a> {
         }
     }
 
-    /// Asks who has the lock, and not for the lock.
+    /// Asks who has the lock, without asking for the lock.
     fn look(&mut self) -> Result<Answer, Failure> {
         let key = self.context.key.in_redis();
         let mut connection = self.context.store.checkout(key, self.deadline)?;
@@ -156,22 +158,22 @@ impl<'a> PendingClaim<'a> {
         })
     }
 
-    /// Redis holds the token, since `sent` at the earliest.
+    /// Handles the answer that Redis has stored the token. The command was sent at `sent`.
     fn taken(&mut self, connection: Connection<'a>, sent: Moment) -> Result<Answer, Failure> {
         let AcquireContext { key, lease, .. } = self.context;
         let answered = Moment::now();
         let Some(token) = self.token.take_if(|_| answered < lease.valid_until(sent)) else {
             warn!(
                 target: "relatch::acquire",
-                "the answer for lock {:?} came after its lease: not taken", key.name()
+                "the answer for lock {:?} came after the lease, so the lock is not taken", key.name()
             );
             return Err(self.too_late(connection));
         };
         Ok(Answer::Taken(Taken { token, at: AcquiredAt { sent, answered } }))
     }
 
-    /// The answer took as long as the lease: that is no lock. Whatever comes of the removal, Redis
-    /// executes it before anything that is sent later on this connection.
+    /// Removes a token whose answer came after its lease. Even if the removal has no answer, Redis
+    /// executes it before any later command on this connection.
     fn too_late(&mut self, mut connection: Connection<'a>) -> Failure {
         let token = self.token.as_deref().unwrap_or_default();
         if let Err(failure) = connection.remove(self.context.key.in_redis(), token, self.deadline) {
@@ -182,7 +184,7 @@ impl<'a> PendingClaim<'a> {
         unanswered("the answer came after the lease, which is shorter than a round trip now")
     }
 
-    /// Notes what may still happen in Redis.
+    /// Gives up the token if Redis may have executed its `SET`, or may still do so.
     fn note_lost_answer(&mut self, connection: Connection<'a>, failure: &Failure) {
         if let (Fate::Unknown { link_stands }, Some(token)) = (failure.fate(), &self.token) {
             if link_stands {
@@ -192,7 +194,7 @@ impl<'a> PendingClaim<'a> {
         }
     }
 
-    /// The token is not used again. Redis may hold it now or later, and the keeper deletes it.
+    /// Never uses the token again. Redis may hold it now or later, so the keeper has to delete it.
     fn give_up(&mut self) {
         let AcquireContext { keeper, key, lease, .. } = self.context;
         if let Some(token) = self.token.take() {

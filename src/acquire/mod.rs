@@ -2,7 +2,7 @@
 //!
 //! [`acquire`] is the loop: it asks, sleeps and looks at the clock. [`step`] decides what it does
 //! next and for how long it sleeps. [`claim`] is one attempt over the wire, and what a lost answer
-//! leaves behind. May use `keeping`, `waiting`, `hold`, `store` and `base`.
+//! leaves behind. This room may use `keeping`, `waiting`, `hold`, `store` and `base`.
 
 mod claim;
 mod step;
@@ -39,7 +39,7 @@ pub(crate) use crate::acquire::step::Ask;
 /// How often a waiter with `reclaim_dead` checks whether the holder has died.
 const DEAD_HOLDER_CHECK: Duration = Duration::from_millis(50);
 
-/// What is taken, for which owner, and by what means.
+/// Which lock to take, for which owner, and by what means.
 #[derive(Clone, Copy)]
 pub(crate) struct AcquireContext<'a> {
     pub(crate) store: &'a Store,
@@ -48,7 +48,7 @@ pub(crate) struct AcquireContext<'a> {
     pub(crate) keeper: &'a Keeper,
     pub(crate) key: &'a Key,
     pub(crate) owner: &'a Owner,
-    /// The digits that tokens of this machine begin their nonce with.
+    /// The digits with which the nonces of this machine's tokens begin.
     pub(crate) machine: &'a str,
     pub(crate) lease: Lease,
     pub(crate) reclaim_dead: bool,
@@ -63,14 +63,15 @@ pub(crate) struct Taken {
     pub(crate) at: AcquiredAt,
 }
 
-/// The error of a wait that ends while the lock is busy. It has a cause if the time was over before
-/// Redis answered.
+/// The error of a wait that ends while the lock is busy. The error has a cause if the time was over
+/// before Redis answered.
 pub(crate) fn busy(key: &Key, patience: &Patience, holder: Option<Holder>, cause: Option<Cause>) -> Error {
     let waited = Moment::now().since(patience.began);
     Error::Timeout { key: key.name().to_string(), waited, holder: holder.map(Box::new), source: cause }
 }
 
-/// Takes the lock for the thread that has the turn, unless it was handed off to it already.
+/// Takes the lock for the thread that has the turn. If the lock was handed off to that thread, no
+/// command is needed.
 pub(crate) fn acquire(
     context: AcquireContext<'_>,
     patience: &Patience,
@@ -89,9 +90,10 @@ pub(crate) fn acquire(
     ask_until_taken(context, patience, turn, has_given_up, |ask| pending.ask(ask))
 }
 
-/// Asks, by `attempt`, until the lock is taken or there is no use in waiting for it.
+/// Calls `attempt` until the lock is taken, or until it is of no use to wait for it.
 ///
-/// `has_given_up` says that a token of this thread may keep the lock busy before the first attempt.
+/// `has_given_up`: before the first attempt, this thread has given up a token that may keep the
+/// lock busy.
 pub(crate) fn ask_until_taken(
     context: AcquireContext<'_>,
     patience: &Patience,
@@ -126,7 +128,7 @@ impl Acquisition<'_> {
                 return Err(self.error(end));
             }
             self.turn.asks();
-            // What is asked now is newer than what an earlier wake-up was about.
+            // The answer to this attempt is newer than the changes that caused earlier wake-ups.
             if self.registration.as_ref().is_some_and(Registration::forget) {
                 self.progress.woken();
             }
@@ -162,8 +164,8 @@ impl Acquisition<'_> {
         match step {
             Step::Ask => return None,
             Step::Register => {
-                // Before Redis is asked to tell of changes: the first may come at once, and a
-                // waiter that registers later would sleep through it.
+                // The waiter registers before it asks Redis for invalidations. The first may come
+                // at once, and a waiter that registered later would sleep through it.
                 let AcquireContext { listener, key, .. } = self.context;
                 self.registration.get_or_insert_with(|| listener.wakeups.register(key.in_redis()));
                 return None;
@@ -175,7 +177,8 @@ impl Acquisition<'_> {
         self.progress.slept(Moment::now())
     }
 
-    /// No connection is held meanwhile.
+    /// Sleeps until a wake-up or until `until`. After that, if Redis tracks the key, leaves the
+    /// lock to other processes for a while. Holds no connection meanwhile.
     fn wait(&mut self, until: Moment, tracked: bool, long: bool) {
         let woken = self.sleeps_until_woken(until);
         if long && !woken && until <= Moment::now() {
@@ -186,8 +189,8 @@ impl Acquisition<'_> {
         }
     }
 
-    /// Sleeps until a wake-up, until `until`, or until the holder has died and its lock may be
-    /// taken over (Redis does not report that). True after a wake-up.
+    /// Sleeps until a wake-up or until `until`. With `reclaim_dead`, it also checks regularly
+    /// whether the holder has died, which Redis does not report. True after a wake-up.
     fn sleeps_until_woken(&self, until: Moment) -> bool {
         loop {
             let check = if self.context.reclaim_dead {
@@ -211,7 +214,7 @@ impl Acquisition<'_> {
         }
     }
 
-    /// Redis has said that the lock is busy.
+    /// Handles the answer that the lock is busy.
     fn busy(&mut self, holder: Option<Holder>, tracked: bool, since: Moment) -> Step {
         self.progress.answered();
         self.turn.answered();
@@ -244,14 +247,15 @@ impl Acquisition<'_> {
         end
     }
 
-    /// True where the holder has certainly died, and its lock may be taken over.
+    /// True if the holder has certainly died, and the options allow this thread to take its lock
+    /// over.
     fn is_dead(&self, holder: &Holder) -> bool {
         let AcquireContext { owner, machine, reclaim_dead, .. } = self.context;
         reclaim_dead && machine::is_dead(holder.raw(), owner.host(), machine)
     }
 
-    /// Deletes the key of a holder that has died, if it still holds that token. An answer that is
-    /// lost does no harm: the next attempt finds out what came of it.
+    /// Deletes the key of a dead holder, if the key still holds that token. A lost answer does no
+    /// harm: the next attempt finds out whether the key is gone.
     fn reclaim(&self, holder: &Holder) -> bool {
         let AcquireContext { store, counters, key, .. } = self.context;
         let deadline = self.patience.deadline;
@@ -269,7 +273,7 @@ impl Acquisition<'_> {
         reclaimed
     }
 
-    /// If the listener has missed a change, has it reconnect.
+    /// Makes the listener reconnect if it has missed a change.
     fn report_missed_change(&mut self, holder: Option<&Holder>) {
         if let Some(number) = self.progress.missed_change(holder) {
             self.context.listener.give_up(number, &"Redis sent no invalidation of a key that changed");
@@ -298,7 +302,7 @@ impl Acquisition<'_> {
         match end {
             End::Busy { holder, failure } => {
                 if failure.is_some() {
-                    self.turn.failed(None); // The time was too short to say anything of Redis.
+                    self.turn.failed(None); // The time was too short to say anything about Redis.
                 }
                 busy(key, self.patience, holder, failure.map(Failure::into_cause))
             }
@@ -329,7 +333,7 @@ mod tests {
 
     const LEASE: Duration = Duration::from_secs(30);
 
-    /// A manager without a Redis: what an attempt brings is up to the test.
+    /// A manager without a Redis. The test decides how each attempt ends.
     struct Rig {
         keeper: Keeper,
         key: Key,
@@ -359,7 +363,8 @@ mod tests {
             }
         }
 
-        /// Takes the lock with these answers, one for each attempt; what the attempts asked.
+        /// Takes the lock with these answers, one for each attempt. Also returns what the attempts
+        /// asked.
         fn take(
             &self,
             patience: &Patience,
@@ -372,10 +377,10 @@ mod tests {
             let turn = turn.expect("nobody is in the queue");
             let taken = ask_until_taken(self.context(), patience, &turn, false, |ask| {
                 asked.push(ask);
-                let answer = answers.next().expect("no attempt more");
+                let answer = answers.next().expect("there are more attempts than answers");
                 Attempt { since: Moment::now(), answer, has_given_up: false }
             });
-            assert!(self.keeper.listener.wakeups.is_empty(), "it is still registered");
+            assert!(self.keeper.listener.wakeups.is_empty(), "the thread is still registered");
             (taken, asked)
         }
     }
@@ -439,7 +444,7 @@ mod tests {
         let deadline = began.after(Duration::from_millis(8));
         let answers = std::iter::repeat_with(|| Ok(busy_by("theirs", Some(LEASE), true)));
         let (error, asked) = rig.take(&Patience { began, ..until(deadline) }, answers);
-        assert!(asked.len() <= 3, "once, once more when it has registered, and before the deadline");
+        assert!(asked.len() <= 3, "one at first, one after registering, and one before the deadline");
         assert!(deadline <= Moment::now());
         match error.unwrap_err() {
             Error::Timeout { waited, holder: Some(_), source: None, .. } => {
@@ -453,7 +458,8 @@ mod tests {
     fn a_wake_up_ends_the_sleep() {
         let rig = Rig::new();
         let asleep = Instant::now();
-        // A wake-up before the second question is about what that question finds, and is forgotten.
+        // A wake-up before the second attempt is forgotten, since the answer to that attempt is
+        // newer.
         let (asks, asked) = std::sync::mpsc::channel();
         std::thread::scope(|scope| {
             let rig = &rig;
@@ -467,7 +473,7 @@ mod tests {
             rig.take(&until(Moment::now().after(Duration::from_secs(60))), answers).0.unwrap();
             waker.join().unwrap();
         });
-        assert!(asleep.elapsed() < Duration::from_secs(10), "it slept for as long as nothing wakes it");
+        assert!(asleep.elapsed() < Duration::from_secs(10), "the wake-up did not end the sleep");
     }
 
     #[test]
@@ -520,7 +526,7 @@ mod tests {
             let taken = acquire(rig.context(), &patience, &turn, claim);
             assert_eq!(taken.is_ok(), is_taken, "{taken:?}");
             let orphan = rig.keeper.work.lock().leases.orphans.next() < Moment::NEVER;
-            assert_eq!(orphan, !is_taken, "the token is the keeper's to delete");
+            assert_eq!(orphan, !is_taken, "the keeper deletes a token whose lease is over");
         }
         assert_eq!(rig.keeper.counters.read().handed_off, 1);
     }

@@ -1,7 +1,7 @@
-//! What a thread that wants a lock does next: decided from what it has found out, and the time.
+//! Decides what a thread that wants a lock does next, from what it has found out and the time.
 //!
-//! Nothing here reads the clock, asks Redis or sleeps: the loop in [`acquire`](super) does, and
-//! says what came of it, and when.
+//! Nothing here reads the clock, asks Redis or sleeps. The loop in [`acquire`](super) does that,
+//! and passes on what came of it and when.
 
 use std::mem;
 use std::time::Duration;
@@ -23,9 +23,9 @@ const LAST_LOOK: Duration = Duration::from_millis(500);
 pub(crate) enum Ask {
     /// For the lock. The answer does not say who has it.
     Claim,
-    /// For the lock, and who has it.
+    /// For the lock, and for who has it.
     ClaimOrLook,
-    /// Who has it.
+    /// Who has the lock.
     Look,
 }
 
@@ -38,8 +38,8 @@ pub(super) enum Step {
     Register,
     /// Sleep, and let nothing wake the thread.
     Sleep { until: Moment },
-    /// Sleep until a wake-up. `tracked`: Redis will tell of a change. `long`: if the key changes
-    /// and no wake-up comes, the listener has missed it.
+    /// Sleep until a wake-up. `tracked`: Redis will report a change. `long`: if the key changes and
+    /// no wake-up comes, the listener has missed that change.
     Wait { until: Moment, tracked: bool, long: bool },
     /// There is no next attempt.
     GiveUp(End),
@@ -48,7 +48,7 @@ pub(super) enum Step {
 /// How the wait for a lock ends without it.
 #[derive(Debug)]
 pub(super) enum End {
-    /// The lock is busy. With a failure, the time was over before Redis could say so.
+    /// The lock is busy. If there is a failure, the time was over before Redis could say so.
     Busy { holder: Option<Holder>, failure: Option<Failure> },
     /// Redis does not answer as it should, and waiting does not help or has lasted too long.
     Unavailable { failure: Failure, final_answer: bool },
@@ -72,18 +72,18 @@ pub(super) struct Progress<'a> {
     holder: Option<Holder>,
     /// Since when the key exists without expiry, if it does.
     without_expiry: WithoutExpiry,
-    /// A wake-up reaches the thread: from the first busy answer on, at the latest.
+    /// [`Step::Register`] was returned, so wake-ups reach the thread.
     registered: bool,
-    /// The last look before the deadline is done or planned.
+    /// The last look before the deadline is planned or done.
     looked_late: bool,
-    /// It took the lock away from a dead process once.
+    /// This thread has deleted the key of a dead holder once.
     reclaimed: bool,
     while_busy: Backoff,
     after_failure: Backoff,
     attempts: Attempts,
     /// What went wrong in the last attempt, if anything did.
     failure: Option<(Failure, Kind)>,
-    /// The listener that was silent through a long sleep.
+    /// The `CLIENT ID` of the listener that was silent through a long sleep.
     silent_listener: Option<u64>,
 }
 
@@ -122,7 +122,7 @@ impl<'a> Progress<'a> {
     /// What the next attempt asks.
     ///
     /// `try_lock` asks a second time only to name the holder. But a token that was given up may
-    /// keep the lock busy, and only a claim removes that.
+    /// keep the lock busy, and only a claim removes that token.
     pub(super) fn ask(&self, has_given_up: bool) -> Ask {
         let enough = self.patience.once && self.was_busy && !has_given_up;
         if enough { Ask::Look } else { self.ask }
@@ -160,8 +160,8 @@ impl<'a> Progress<'a> {
         no_lock.then(|| End::NotALock { found: holder.to_string() })
     }
 
-    /// The key of a dead holder was deleted. True the first time: ask again at once. Later dead
-    /// holders are waited for like any other.
+    /// Notes that the key of a dead holder was deleted. True the first time: the thread asks again
+    /// at once. It waits for later dead holders as for any other.
     pub(super) fn reclaimed(&mut self) -> bool {
         if mem::replace(&mut self.reclaimed, true) {
             return false;
@@ -171,7 +171,7 @@ impl<'a> Progress<'a> {
     }
 
     /// The listener that missed a change, if one did: a long sleep has ended without a wake-up, and
-    /// the holder is another than before. `holder` is `None` where this thread has taken the lock.
+    /// the holder has changed. `holder` is `None` where this thread has taken the lock.
     pub(super) fn missed_change(&mut self, holder: Option<&Holder>) -> Option<u64> {
         let changed = holder.map(Holder::raw) != self.holder.as_ref().map(Holder::raw);
         self.silent_listener.take().filter(|_| changed)
@@ -182,7 +182,7 @@ impl<'a> Progress<'a> {
         !self.was_busy
     }
 
-    /// The lock is busy at `now`. `tracked` says that Redis will tell of a change.
+    /// The lock is busy at `now`. `tracked` says whether Redis will report a change.
     pub(super) fn busy(&mut self, holder: Option<Holder>, tracked: bool, now: Moment) -> Step {
         let asked = mem::replace(&mut self.ask, Ask::ClaimOrLook);
         self.was_busy = true;
@@ -191,14 +191,16 @@ impl<'a> Progress<'a> {
         if self.patience.once {
             return match self.without_expiry.left(now) {
                 _ if asked == Ask::Claim => Step::Ask,
-                // Is it still there when its holder should have repaired it?
+                // The key has no expiry, and its holder has this long to repair that. The thread
+                // looks again after that.
                 Some(left) => Step::Sleep { until: now.after(left).min(self.patience.deadline) },
                 None => Step::GiveUp(self.end_busy()),
             };
         }
         match lease_left {
             Some(lease_left) if self.registered => self.wait(lease_left, tracked, now),
-            // The answer does not say who has the lock, nor will Redis tell of a change.
+            // The thread has not registered yet, or the answer names no holder and Redis will
+            // report no change.
             _ => {
                 self.registered = true;
                 Step::Register
@@ -206,8 +208,8 @@ impl<'a> Progress<'a> {
         }
     }
 
-    /// Sleeps until a wake-up; without tracking, for one pause. The sleep ends with the holder's
-    /// lease or at the deadline, if that comes first.
+    /// Plans a sleep until a wake-up or, without tracking, for one pause of the backoff. The sleep
+    /// ends with the holder's lease or at the deadline, if that comes first.
     fn wait(&mut self, lease_left: Option<Duration>, tracked: bool, now: Moment) -> Step {
         let poll = self.while_busy.pause();
         let pause = if tracked { safety_poll() } else { poll }.min(self.until_last_look(now));
@@ -231,12 +233,13 @@ impl<'a> Progress<'a> {
         }
     }
 
-    /// A long sleep has ended without a wake-up, and this listener is there.
+    /// A long sleep has ended without a wake-up. `listener` is the one at the end of the sleep, if
+    /// there is one.
     pub(super) fn not_woken(&mut self, listener: Option<u64>) {
         self.silent_listener = listener;
     }
 
-    /// A wake-up has come, if late: the listener receives invalidations.
+    /// A wake-up has come after all, so the listener receives invalidations.
     pub(super) fn woken(&mut self) {
         self.silent_listener = None;
     }
@@ -258,7 +261,7 @@ impl<'a> Progress<'a> {
         }
     }
 
-    /// An attempt that began at `since` has failed: what that says about Redis.
+    /// An attempt that began at `since` has failed. Returns what the failure says about Redis.
     pub(super) fn failed(
         &mut self,
         failure: &Failure,
@@ -289,7 +292,7 @@ impl<'a> Progress<'a> {
         Step::Sleep { until: now.after(self.after_failure.pause()).min(self.patience.deadline) }
     }
 
-    /// Gives the failure back where another attempt may help.
+    /// Gives the failure back if another attempt may help. Otherwise returns the end.
     fn judge(&mut self, failure: Failure, kind: Kind, now: Moment) -> Result<Failure, End> {
         let Attempts { silence, failed, .. } = &self.attempts;
         match self.patience.judge(now, kind, silence.as_ref(), *failed) {
@@ -323,7 +326,7 @@ mod tests {
         Moment::from_nanos(1_000_000 * millis)
     }
 
-    /// Of a caller that asks at 1000 ms and waits for `limit` milliseconds.
+    /// The patience of a caller that asks at 1000 ms and waits for `limit` milliseconds.
     fn limit(limit: u64) -> Patience {
         Patience {
             began: at(1000),
@@ -362,7 +365,7 @@ mod tests {
         Failure::Refused(Refusal { code: code.into(), message: code.into() })
     }
 
-    /// As the loop does it with a proper answer that names a holder.
+    /// Does what the loop does with a proper answer that names a holder.
     fn sees(progress: &mut Progress<'_>, holder: Holder, tracked: bool, now: Moment) -> Step {
         progress.answered();
         match progress.examine(&holder, false, now) {
@@ -371,7 +374,7 @@ mod tests {
         }
     }
 
-    /// As the loop does it with an attempt that began at `since` and failed at `now`.
+    /// Does what the loop does with an attempt that began at `since` and failed at `now`.
     fn fails(progress: &mut Progress<'_>, failure: Failure, since: Moment, now: Moment) -> Step {
         let kind = progress.failed(&failure, since, now, |_| false);
         progress.after_failure(failure, kind, now)
@@ -424,7 +427,8 @@ mod tests {
         assert!(matches!(progress.busy(None, false, at(1001)), Step::Register));
         assert!(!progress.is_first_busy());
         assert_eq!(progress.ask(false), Ask::ClaimOrLook);
-        // After a failure, the first busy answer names a holder, and nobody is registered yet.
+        // After a failure, the first busy answer names a holder, and the thread has not registered
+        // yet.
         let mut after_failure = self::progress(&patience);
         fails(&mut after_failure, lost_answer(), at(1000), at(1001));
         assert!(matches!(sees(&mut after_failure, theirs(), false, at(1002)), Step::Register));
@@ -470,7 +474,7 @@ mod tests {
         let mut progress = waiter(&patience);
         for (left, sleep) in [(millis(3000), millis(3000)), (Duration::ZERO, SHORTEST_PAUSE)] {
             let step = sees(&mut progress, holder("theirs", Some(left)), true, at(1001));
-            assert_eq!(wait_of(&step, at(1001)), (sleep, false), "the listener says nothing of an expiry");
+            assert_eq!(wait_of(&step, at(1001)), (sleep, false), "no wake-up is due when a lease ends");
         }
     }
 
@@ -482,7 +486,7 @@ mod tests {
         assert_eq!(wait_of(&step, at(1000)).0, millis(4500));
         assert!(progress.slept(at(5500)).is_none());
         let step = sees(&mut progress, theirs(), true, at(5500));
-        assert_eq!(wait_of(&step, at(5500)).0, millis(500), "now to the end");
+        assert_eq!(wait_of(&step, at(5500)).0, millis(500), "the last sleep ends at the deadline");
         assert!(progress.slept(at(5999)).is_none());
         let end = progress.slept(at(6000));
         assert!(matches!(end, Some(End::Busy { holder: Some(_), failure: None })), "{end:?}");
@@ -533,7 +537,7 @@ mod tests {
         let patience = no_limit();
         let mut progress = waiter(&patience);
         let step = sees(&mut progress, holder(&token, None), false, at(1000));
-        assert!(wait_of(&step, at(1000)).0 <= millis(1), "it is asked for as often as any");
+        assert!(wait_of(&step, at(1000)).0 <= millis(1), "a waiter asks for it as often as for any lock");
         assert!(progress.examine(&holder(&token, None), false, at(15_999)).is_none());
         let end = progress.examine(&holder(&token, None), false, at(16_000));
         assert!(matches!(end, Some(End::NotALock { .. })), "{end:?}");
@@ -573,7 +577,7 @@ mod tests {
     fn a_listener_that_slept_through_a_change_is_found_out() {
         let patience = no_limit();
         let another = holder("another", Some(LEASE));
-        // After a long sleep: who has the lock, and whether the listener missed that.
+        // Who has the lock after a long sleep, and whether the listener missed a change.
         for (holder, missed) in [(Some(&another), true), (None, true), (Some(&theirs()), false)] {
             let mut progress = waiter(&patience);
             sees(&mut progress, theirs(), true, at(1000));

@@ -1,7 +1,8 @@
-//! What the threads of queue, wake-ups and renewal do, run in thousands of orders by shuttle.
+//! Shuttle runs the threads of the queue, the wake-ups and the renewal in thousands of orders.
 //!
-//! Each file has a small Redis of its own beside the real steps. Only for tests. May use all rooms
-//! below `session`.
+//! The steps of these threads are the real ones. Redis is a small stand-in: that of `expiring_key`
+//! for the queue, and that of `wakeups` for the others. This room is only for tests, and may use
+//! all rooms below `session`.
 
 mod expiring_key;
 mod queue;

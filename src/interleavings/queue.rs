@@ -46,7 +46,7 @@ struct Scene {
     keeper: Keeper,
     redis: Redis,
     lease: Duration,
-    /// Never locked while another thread may run.
+    /// Never locked while another thread may run: shuttle cannot switch threads at this mutex.
     log: parking_lot::Mutex<Log>,
 }
 
@@ -80,7 +80,7 @@ impl Scene {
         Arc::new(Scene { keeper, redis, lease, log })
     }
 
-    /// Waits for the turn, takes the lock, holds it for a while, and releases it: false if there
+    /// Waits for the turn, takes the lock, holds it for a while, and releases it. False if there
     /// was no turn.
     fn visit(&self, me: u64, deadline: Moment) -> bool {
         let claim = || {
@@ -133,7 +133,8 @@ impl Scene {
         if let Some(before) = before {
             assert!(!before.handing_off, "the turn was taken while it was handed off");
             let (hold, until) = before.hold.expect("two threads have the turn");
-            // (Or ran out before its release began.)
+            // During a release, `is_over` is false even if the lease ran out before the release
+            // began.
             let over = hold.is_over(Moment::now()) || until <= Moment::now();
             assert!(over, "the turn was taken from a thread that holds the lock");
         }
@@ -201,7 +202,7 @@ impl Scene {
         log.losses += u64::from(is_lost);
     }
 
-    /// One try of a release. It reaches Redis or not, and so does the answer.
+    /// One try of a release. The try or its answer may be lost.
     fn ask(
         &self,
         hold: &Hold,
@@ -220,7 +221,7 @@ impl Scene {
             (Some(claim), None) => {
                 *handed = HandoffOutcome::Unanswered { sent };
                 if one_in(2) {
-                    self.redis.remove(&claim.token); // Behind it, on the same connection.
+                    self.redis.remove(&claim.token); // As if written behind the claim.
                 }
             }
             (Some(_), Some((_, true))) => *handed = HandoffOutcome::Taken { sent, answered: Moment::now() },
@@ -240,8 +241,8 @@ impl Scene {
         self.keeper.queues.free_turn(&"key".into())
     }
 
-    /// All threads have gone, and left nothing. Those that waited had the turn in the order in
-    /// which they came.
+    /// Checks that the threads left nothing behind, and that those that waited had the turn in the
+    /// order in which they came.
     fn end(&self) {
         self.clean_up();
         if self.lease == SHORT {
@@ -266,7 +267,7 @@ impl Scene {
         assert_eq!(
             self.keeper.counters.read().lost,
             log.losses,
-            "each loss is reported once, and no release"
+            "each loss is reported once, and no release as a loss"
         );
     }
 }
@@ -278,7 +279,7 @@ fn spawn(scene: &Arc<Scene>, visits: impl FnOnce(&Scene) + Send + 'static) -> Jo
 
 fn join(threads: impl IntoIterator<Item = JoinHandle<()>>) {
     for thread in threads {
-        thread.join().expect("it ends");
+        thread.join().expect("the thread does not panic");
     }
 }
 
@@ -319,7 +320,7 @@ fn a_waiter_that_gives_up_delays_no_other_and_its_claim_is_deleted() {
     });
 }
 
-/// Holds run out, and their turns end late or never: while they are passed over, or after that.
+/// Holds run out. Their turns end late (while they are passed over, or after that) or never.
 #[test]
 fn a_hold_that_is_over_is_passed_over_and_its_late_end_ends_no_other_turn() {
     in_many_orders(1_000, Duration::from_secs(2), || {
@@ -352,8 +353,8 @@ fn the_first_waiter_is_woken_when_the_hold_in_front_is_lost() {
     });
 }
 
-/// The thread holds the lock itself, through another manager. As long as it waits, the lock is not
-/// released.
+/// A thread waits for a lock that it holds itself, through another manager. As long as it waits,
+/// the lock is not released.
 #[test]
 fn a_thread_that_waits_for_itself_learns_it_wherever_it_is_in_the_queue() {
     in_many_orders(800, Duration::ZERO, || {

@@ -34,11 +34,11 @@ struct Scene {
     log: parking_lot::Mutex<Findings>,
 }
 
-/// Who found out what, and when.
+/// What the threads have found out, and when.
 #[derive(Default)]
 struct Findings {
     deleted: bool,
-    /// The keeper was told of a change after the deletion.
+    /// When the keeper first heard of a change after the deletion.
     heard: Option<Moment>,
     lost: Option<Moment>,
     released: bool,
@@ -74,7 +74,7 @@ impl Scene {
         Arc::new(Scene { began, hold, keeper, redis, silent, log: parking_lot::Mutex::default() })
     }
 
-    /// The keeper's thread, until the hold is lost or the test stops it.
+    /// Runs the keeper's rounds until the hold is lost or the test stops the keeper.
     fn keep(&self) {
         let shared = &self.keeper;
         while let Some(work) = shared.next_round() {
@@ -83,10 +83,10 @@ impl Scene {
             round(shared, &mut &*self, work);
             assert!(self.silent || shared.counters.read().renewal_errors == 0);
             if shared.counters.read().lost > 0 {
-                // Unless the release has found it.
+                // If the release has found the loss, the hold is not in the table any more.
                 let work = shared.work.lock();
                 let found = work.leases.has(&self.hold).then(Moment::now);
-                assert!(found.is_none() || work.leases.next() == Moment::NEVER, "what is lost is due again");
+                assert!(found.is_none() || work.leases.next() == Moment::NEVER, "a lost hold is due again");
                 drop(work);
                 self.log.lock().lost = found;
                 return;
@@ -94,7 +94,7 @@ impl Scene {
         }
     }
 
-    /// Notes when the keeper knows that something has changed.
+    /// Notes when the keeper first hears of a change after the deletion.
     fn heard(&self) {
         let mut log = self.log.lock();
         if log.heard.is_none() && log.deleted {
@@ -104,29 +104,29 @@ impl Scene {
 
     fn end(&self, touches: u64, found: Option<&Error>) {
         let (log, hold) = (self.log.lock(), &self.hold);
-        assert_eq!(hold.valid_until(), Moment::PAST, "what is over came back");
+        assert_eq!(hold.valid_until(), Moment::PAST, "a hold that is over is valid again");
         if log.released {
-            assert!(!log.deleted && log.lost.is_none() && hold.lost().is_none(), "taken for a loss");
-            assert!(hold.is_over(Moment::now()), "it was given back");
+            assert!(!log.deleted && log.lost.is_none() && hold.lost().is_none(), "reported as a loss");
+            assert!(hold.is_over(Moment::now()), "it was released");
         } else {
             assert!(hold.lost().is_some());
         }
         let lost = self.keeper.counters.read().lost;
-        assert_eq!(lost, u64::from(!log.released), "each loss is reported once, and no release");
+        assert_eq!(lost, u64::from(!log.released), "each loss is reported once, and no release as a loss");
         if let Some(Error::Lost { cause, .. }) = found {
             assert_eq!(hold.lost(), Some(*cause), "one cause was returned, and another written down");
         }
         if let (Some(heard), Some(lost)) = (log.heard, log.lost) {
             assert!(
                 lost.since(heard) < Duration::from_millis(20),
-                "the keeper heard of it, and found it out late"
+                "the keeper heard of the deletion, and found the loss late"
             );
         }
         let periods = Moment::now().since(self.began).as_millis() / (LEASE / 3 / 8 * 7).as_millis();
         let enough = periods + 2 * u128::from(touches + 1);
         assert!(
             u128::from(self.redis.renewals()) <= enough,
-            "one invalidation, and it is renewed again and again"
+            "after an invalidation, the hold is renewed again and again"
         );
     }
 
@@ -137,7 +137,7 @@ impl Scene {
         }
         let lost = self.hold.lose(LostCause::Taken);
         on_the_way();
-        assert!(!self.hold.is_valid(Moment::now()), "what is lost came back");
+        assert!(!self.hold.is_valid(Moment::now()), "a lost hold is valid again");
         lost
     }
 
@@ -188,17 +188,17 @@ fn keeps(times: usize, releases: bool, deleted: bool) {
         }
         if deleted {
             scene.redis.remove(None);
-            // Not before the deletion. The listener could hear of an earlier change in between, and
-            // the renewal that follows from that could find the key.
+            // This is set after the deletion. If it were set before, the listener could hear of an
+            // earlier change in between, and the renewal that follows could still find the key.
             scene.log.lock().deleted = true;
         }
         let found = (deleted && one_in(2)).then(|| scene.find_out());
         if releases {
             scene.release();
         }
-        keeper.join().expect("it ends");
+        keeper.join().expect("the thread does not panic");
         scene.redis.end();
-        listener.join().expect("it ends");
+        listener.join().expect("the thread does not panic");
         scene.end(touches, found.as_ref());
     });
 }
@@ -228,7 +228,7 @@ fn a_hold_whose_renewals_are_not_answered_is_lost_at_its_end_and_reported_once()
         });
         on_the_way();
         scene.keeper.listener.dispatch(a_change());
-        keeper.join().expect("it ends");
+        keeper.join().expect("the thread does not panic");
         assert!(Moment::now() >= scene.began.after(LEASE * 9 / 10), "too early");
         scene.end(2, None);
         assert_eq!(scene.hold.lost(), Some(LostCause::Expired));
@@ -257,7 +257,7 @@ fn validity_that_was_denied_once_does_not_come_back_with_a_renewal() {
         });
         let (answered, half) = (Moment::now(), sent.after(LEASE / 2));
         let renewed = on_renewal(&hold, hold.lease(), Compared::Done, half, answered);
-        let denied = reader.join().expect("it ends");
+        let denied = reader.join().expect("the thread does not panic");
         assert!(
             !(denied && hold.is_valid(Moment::now())),
             "validity that was denied came back, renewed: {renewed}"
@@ -265,7 +265,7 @@ fn validity_that_was_denied_once_does_not_come_back_with_a_renewal() {
     });
 }
 
-/// No wait ends by itself here but that for the end of a lease.
+/// Only the wait for the end of a lease ends by itself here.
 #[test]
 fn a_thread_that_watches_a_hold_learns_of_its_end() {
     in_many_orders(800, LEASE, || {
@@ -289,6 +289,6 @@ fn a_thread_that_watches_a_hold_learns_of_its_end() {
                 Some(LostCause::Expired)
             }
         };
-        assert_eq!(watcher.join().expect("it ends"), lost);
+        assert_eq!(watcher.join().expect("the thread does not panic"), lost);
     });
 }

@@ -1,4 +1,4 @@
-//! A key changes in Redis, in many orders of what the listener and a thread that waits for it do.
+//! A key changes in Redis, in many orders of what the listener and a waiter for the key do.
 //!
 //! The waiter's loop and the listener's steps are the real ones. Redis has one key here.
 
@@ -36,7 +36,7 @@ const THEIRS: &str = "theirs";
 #[derive(Default)]
 pub(crate) struct Redis {
     state: Mutex<State>,
-    /// There is something to hear for the listener, or never will be.
+    /// Signals that the listener has something to read, or that nothing more will come.
     sent: Condvar,
 }
 
@@ -54,7 +54,7 @@ struct State {
 }
 
 impl State {
-    /// The key changes: true where the listener is sent an invalidation.
+    /// The key changes. True if Redis sends the listener an invalidation.
     fn invalidate(&mut self) -> bool {
         let is_sent = self.tracked_for.take().is_some_and(|client| self.client == Some(client));
         self.unread += u32::from(is_sent);
@@ -72,7 +72,7 @@ impl Redis {
     /// an invalidation will come.
     pub(crate) fn claim(&self, token: &str, listener: Option<u64>) -> (bool, Tracking) {
         let mut state = self.state.lock();
-        assert_ne!(state.token.as_deref(), Some(token), "it was claimed by two");
+        assert_ne!(state.token.as_deref(), Some(token), "two attempts claimed with the same token");
         if state.token.is_none() {
             state.token = Some(token.to_owned());
             return (true, Tracking::Off);
@@ -96,7 +96,7 @@ impl Redis {
         Compared::Done
     }
 
-    /// Something else about the key changes.
+    /// Changes the key without deleting it.
     pub(crate) fn touch(&self) {
         let is_sent = self.state.lock().invalidate();
         if is_sent {
@@ -130,7 +130,7 @@ impl Redis {
         (state.client, state.unread) = (Some(client), 0);
     }
 
-    /// Reads the next invalidation: false where there will be none.
+    /// Reads the next invalidation. False if none will come.
     fn read(&self) -> bool {
         let mut state = self.state.lock();
         while state.unread == 0 && !state.silent {
@@ -141,8 +141,8 @@ impl Redis {
         came
     }
 
-    /// The listener's thread: hears of changes, over connections that break now and then. Calls
-    /// `heard` after each change that it could tell of.
+    /// Runs the listener's thread, over connections that break now and then. Calls `heard` after
+    /// each change that the listener could pass on.
     pub(crate) fn listen(&self, listener: &Listener, heard: impl Fn()) {
         let mut client = 1;
         self.connect(client);
@@ -154,7 +154,7 @@ impl Redis {
                 step();
                 listener.disconnected();
                 if one_in(2) {
-                    return; // There is no other.
+                    return; // No other connection follows.
                 }
                 client += 1;
                 self.connect(client);
@@ -173,7 +173,8 @@ impl Redis {
     }
 }
 
-/// What the listener hears when the key changes: of the key or, after a `FLUSHALL`, of all.
+/// What the listener hears when the key changes: a change of the key or, after a `FLUSHALL`, of all
+/// keys.
 pub(crate) fn a_change() -> Heard {
     if one_in(8) { Heard::Everything } else { Heard::Keys(vec![KEY.into()]) }
 }
@@ -189,7 +190,7 @@ impl Scene {
         Scene { keeper: keeper_without_redis(), redis: Redis::default() }
     }
 
-    /// Waits for the lock: whether the thread has it in the end.
+    /// Waits for the lock. True if the thread has it in the end.
     fn wait(&self, deadline: Moment) -> bool {
         let (keeper, key) = (&self.keeper, Key::new("lock:", "a").expect("a key"));
         let context = AcquireContext {
@@ -229,7 +230,7 @@ impl Scene {
         Attempt { since, answer: Ok(answer), has_given_up: false }
     }
 
-    /// Another process has the lock, a few times more, and then nobody.
+    /// The holder releases the lock. Other processes have it a few times more, and then nobody.
     fn others(&self) {
         self.redis.remove(Some(THEIRS));
         if one_in(2) {
@@ -258,18 +259,18 @@ fn one_waits_while_others_come_and_go(times: usize, longest: Duration, patience:
         let has_it = scene.wait(deadline);
         assert!(has_it || patience.is_some());
         if has_it {
-            assert_eq!(scene.redis.remove(Some(OURS)), Compared::Done, "it was not there");
+            assert_eq!(scene.redis.remove(Some(OURS)), Compared::Done, "the key did not hold the token");
         }
-        others.join().expect("it ends");
+        others.join().expect("the thread does not panic");
         scene.redis.end();
-        listener.join().expect("it ends");
+        listener.join().expect("the thread does not panic");
         assert_eq!(scene.redis.state.lock().token, None, "a token was left behind");
         assert!(scene.keeper.listener.wakeups.is_empty());
     });
 }
 
-/// No sleep ends by itself here but that of a waiter that polls. If a wake-up is lost between the
-/// look and the sleep, the waiter never wakes up, and shuttle reports a deadlock.
+/// Only the sleep of a waiter that polls ends by itself here. If a wake-up is lost between the look
+/// and the sleep, the waiter never wakes up, and shuttle reports a deadlock.
 #[test]
 fn a_wake_up_that_comes_between_the_look_and_the_sleep_is_not_lost() {
     one_waits_while_others_come_and_go(1_500, POLL, None);

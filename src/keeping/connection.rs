@@ -4,18 +4,18 @@ use crate::base::clock::Moment;
 use crate::keeping::shared::Shared;
 use crate::store::{Compared, Connection, Extension, Failure, Tracking};
 
-/// What the keeper asks of Redis: of its [`KeeperConnection`] or, in unit tests, of a fake.
+/// The keeper's commands. [`KeeperConnection`] sends them to Redis. Unit tests have a fake.
 ///
-/// Each is one round trip. Answers come in the order of what was asked.
+/// Each method is one round trip. Its answers have the order of its arguments.
 pub(crate) trait KeeperCommands {
     /// True where the next command needs no new connection.
     fn is_open(&self) -> bool;
 
-    /// Compares and extends. With a listener's `CLIENT ID`, Redis also tells it when one of these
-    /// keys changes.
+    /// Compares and extends. With a listener's `CLIENT ID`, Redis also tells that listener when one
+    /// of these keys changes.
     fn extend_all(&mut self, leases: &[Extension<'_>], listener: Option<u64>, until: Moment) -> Extended;
 
-    /// Compares and deletes, each a key and a token.
+    /// Compares and deletes. Each removal is a key and a token.
     fn remove_all(&mut self, removals: &[(&str, &str)], until: Moment) -> Removed;
 }
 
@@ -29,7 +29,7 @@ pub(crate) struct ExtendAnswers {
     pub(crate) tracking: Tracking,
 }
 
-/// Opened when it is first used, and again when it is used after it failed.
+/// The keeper opens the connection at its first use, and again at the first use after a failure.
 ///
 /// The keeper has one connection, so it reads the answers in the order of its commands.
 pub(crate) struct KeeperConnection<'a> {
@@ -50,14 +50,14 @@ impl<'a> KeeperConnection<'a> {
         }
     }
 
-    /// Redis tells of the keys that were read over a connection only for as long as that lasts. So
-    /// when it ends, an invalidation may have been missed, and each hold that was renewed over it
-    /// is renewed again.
+    /// Redis sends invalidations of the keys that were read over a connection only while that
+    /// connection lasts. When the keeper's connection ends, invalidations may have been missed. So
+    /// the keeper renews each hold again that was renewed before.
     fn invalidate_all(&self) {
         self.shared.work.lock().leases.all_invalidated(Moment::now());
     }
 
-    /// Runs an exchange over the connection, which is opened first where there is none.
+    /// Runs an exchange over the connection. If there is none, opens it first.
     ///
     /// A connection that was used before may be dead, though Redis is well. So it gets half of the
     /// time, and the other half is left for another attempt over a fresh one.

@@ -56,16 +56,16 @@ impl Shared {
         self.schedule(|work| work.leases.enter(Arc::clone(hold), hold.acquired.sent))
     }
 
-    /// Has a key deleted whose release got no answer.
+    /// Has an orphan deleted.
     pub(crate) fn delete_later(self: &Keeper, orphan: OrphanKey) {
         let scheduled = self.schedule(|work| work.leases.orphans.add(orphan, Moment::now()));
         if let Err(error) = scheduled {
-            warn!(target: "relatch::release", "a key is left to its lease: {error}");
+            warn!(target: "relatch::release", "an orphan is not deleted, it expires with its lease: {error}");
         }
     }
 
-    /// Renews a hold now, and waits for the answer until the deadline at most. The outer error is
-    /// that the thread could not be started.
+    /// Renews a hold now, and waits for the answer until the deadline at most. The outer error
+    /// means that the thread could not be started.
     pub(crate) fn renew_now(
         self: &Keeper,
         hold: &Arc<Hold>,
@@ -158,7 +158,7 @@ pub(crate) mod tests {
     use crate::base::options::Settings;
     use crate::store::Address;
 
-    /// A keeper whose thread is the test's business: it starts none, and its Redis is not there.
+    /// A keeper that starts no thread, and whose Redis is not there.
     pub(crate) fn keeper_without_redis() -> Keeper {
         static NOWHERE: LazyLock<Arc<Store>> = LazyLock::new(|| {
             let address = Address::parse("redis://127.0.0.1:1/").unwrap();
@@ -184,7 +184,7 @@ pub(crate) mod tests {
     fn a_sleeping_keeper_wakes_for_work_that_is_due_now() {
         let keeper = keeper_without_redis();
         thread::scope(|scope| {
-            // Nothing is due, so it sleeps without end.
+            // Nothing is due, so the keeper sleeps without end.
             let round = scope.spawn(|| keeper.next_round().is_some());
             while keeper.work.lock().sleeps_until.is_none() {
                 thread::yield_now();
@@ -195,7 +195,7 @@ pub(crate) mod tests {
                 thread::yield_now();
             }
             let woke = round.is_finished();
-            keeper.due_sooner.notify_one(); // So that the test ends where it fails.
+            keeper.due_sooner.notify_one(); // So that the test ends if it fails.
             assert!(woke && round.join().unwrap());
         });
     }

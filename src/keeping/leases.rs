@@ -1,5 +1,5 @@
-//! What this process holds, and when each hold has to be renewed. A table without clock, threads or
-//! Redis.
+//! The holds of one manager, and when each of them has to be renewed. A table without clock,
+//! threads or Redis.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -14,14 +14,15 @@ const LEAST_INTERVAL: Duration = Duration::from_millis(10);
 
 /// The holds of one manager, and the keys that it still has to delete.
 ///
-/// A hold is entered when it is taken, and removed before its release is sent. So no hold in the
-/// table is past its release, and no other hold is renewed.
+/// A hold is entered when it is taken, and removed before its release is sent. So the keeper renews
+/// no hold whose release has begun.
 #[derive(Debug, Default)]
 pub(crate) struct Leases {
     by_number: HashMap<u64, Entry>,
-    /// The holds for whose keys Redis sends the next invalidation, by key.
+    /// The numbers of the holds whose keys Redis tracks, by key.
     tracked: HashMap<Box<[u8]>, u64>,
-    /// A callback wants to know of losses, also of holds that are not renewed.
+    /// There is an `on_lost` callback. It gets the losses of all holds, also of those that are not
+    /// renewed.
     reports_losses: bool,
     pub(crate) orphans: Orphans,
 }
@@ -29,19 +30,19 @@ pub(crate) struct Leases {
 #[derive(Debug)]
 struct Entry {
     hold: Arc<Hold>,
-    /// When to renew it next, or to find that it has run out. `NEVER` if nobody needs to know that,
-    /// or it was found already.
+    /// When to renew the hold next, or to find that it has run out. `NEVER` if the keeper need not
+    /// find its end, or has found it already.
     due: Moment,
     /// The pause after a renewal without an answer.
     retry: Duration,
-    /// When its last renewal was sent.
+    /// When the last renewal of the hold was sent.
     sent: Moment,
-    /// Its key was invalidated since.
+    /// The key of the hold was invalidated after that.
     invalidated: bool,
 }
 
 impl Entry {
-    /// Makes a hold due now, but not within [`LEAST_INTERVAL`] of its last renewal. One that is
+    /// Makes a hold due now, but not within [`LEAST_INTERVAL`] of its last renewal. A hold that is
     /// never due stays so.
     fn renew_soon(&mut self, now: Moment) -> Moment {
         self.invalidated = true;
@@ -98,8 +99,8 @@ impl Leases {
     /// Removes a hold that is about to be released, and closes it. Returns the end of its validity,
     /// if that is after `now`.
     ///
-    /// Both are one step. If the keeper found a closed hold in the table, it would report it as one
-    /// that ran out.
+    /// Removing and closing are one step under the caller's lock. If the keeper found a closed hold
+    /// in the table, it would report that hold as one that ran out.
     pub(crate) fn close(&mut self, hold: &Hold, now: Moment) -> Option<Moment> {
         self.remove(hold);
         hold.close(now)
@@ -110,8 +111,8 @@ impl Leases {
         self.untrack(hold);
     }
 
-    /// True until the release of the hold begins. What Redis says of its token later is about the
-    /// release.
+    /// True until the release of the hold begins. What Redis says about its token later may be due
+    /// to the release.
     pub(crate) fn has(&self, hold: &Hold) -> bool {
         self.by_number.contains_key(&hold.number)
     }
@@ -136,9 +137,10 @@ impl Leases {
             .unwrap_or(Moment::NEVER)
     }
 
-    /// What there is to do at `now`. Each is due again after a pause, unless an answer comes first.
+    /// What there is to do at `now`. Each renewal and deletion is due again after a pause, unless
+    /// an answer comes first.
     ///
-    /// A hold is renewed up to an eighth of its period early, together with one that is due. So ten
+    /// If another hold is due, a hold is renewed up to an eighth of its period early. So ten
     /// thousand holds that were taken one after the other are renewed in a few pipelines.
     pub(crate) fn take_due(&mut self, now: Moment) -> Due {
         let mut due = Due::default();
@@ -166,8 +168,8 @@ impl Leases {
     /// The renewal of a hold is about to be sent; `is_tracked` says whether Redis will be asked to
     /// track its key.
     ///
-    /// Noted before the command is sent. An invalidation may come before its answer, and would be
-    /// dropped as one of a key that is not tracked.
+    /// Call this before the command is sent. An invalidation may come before the answer. If the key
+    /// were not in `tracked` by then, the invalidation would be dropped, and a loss found late.
     pub(crate) fn sending(&mut self, hold: &Hold, is_tracked: bool, now: Moment) {
         if let Some(entry) = self.by_number.get_mut(&hold.number) {
             (entry.sent, entry.invalidated) = (now, false);
@@ -177,8 +179,8 @@ impl Leases {
         }
     }
 
-    /// A renewal that was sent at `sent` succeeded. The next is due a period after that; or soon,
-    /// if the key was invalidated meanwhile.
+    /// A renewal that was sent at `sent` succeeded. The next renewal is due a period after `sent`,
+    /// or soon if the key was invalidated meanwhile.
     pub(crate) fn renewed(&mut self, hold: &Hold, sent: Moment) {
         let due = self.regularly_due(hold, sent);
         if let Some(entry) = self.by_number.get_mut(&hold.number) {
@@ -201,7 +203,7 @@ impl Leases {
     /// before is due soon. Returns when.
     pub(crate) fn all_invalidated(&mut self, now: Moment) -> Moment {
         self.tracked.clear();
-        // Also those whose first renewal is under way.
+        // All holds are marked, also those whose first renewal is under way.
         self.by_number.values_mut().for_each(|entry| entry.invalidated = true);
         let renewed = self.by_number.values_mut().filter(|entry| entry.hold.renewals() > 0);
         renewed.map(|entry| entry.renew_soon(now)).min().unwrap_or(Moment::NEVER)
@@ -215,7 +217,7 @@ impl Leases {
         entry.map_or(Moment::NEVER, |entry| entry.renew_soon(now))
     }
 
-    /// A hold ends sooner than was known. Returns when it is due.
+    /// A hold may end sooner than was known. Returns when it is due.
     pub(crate) fn renew_sooner(&mut self, hold: &Hold, now: Moment) -> Moment {
         let Some(entry) = self.by_number.get_mut(&hold.number) else {
             return Moment::NEVER;
@@ -353,9 +355,9 @@ mod tests {
         assert_eq!(leases.invalidated(b"lock:other", after(110)), Moment::NEVER);
         assert_eq!(leases.invalidated(key, after(110)), after(110));
         assert_eq!(leases.take_due(after(110)).renew.len(), 1);
-        assert_eq!(leases.invalidated(key, after(111)), Moment::NEVER, "until it is tracked again");
+        assert_eq!(leases.invalidated(key, after(111)), Moment::NEVER, "not before it is tracked again");
         leases.sending(&hold, true, after(112));
-        assert_eq!(leases.invalidated(key, after(113)), after(122), "not at once again");
+        assert_eq!(leases.invalidated(key, after(113)), after(122), "not within 10 ms of the last renewal");
         leases.renewed(&hold, after(112));
         assert_eq!(leases.next(), after(122), "the invalidation came before the answer");
         leases.sending(&hold, true, after(122));

@@ -35,7 +35,7 @@ pub(crate) type OnLost = Arc<dyn Fn(&LostLock) + Send + Sync>;
 
 /// Calls `on_lost`, for one loss after the other, on a thread that the first loss starts.
 ///
-/// Not on the keeper's thread: while a slow callback runs, other leases would not be renewed.
+/// The keeper's thread does not call the callback: while a slow one ran, no lease would be renewed.
 pub(crate) struct LossNotifier {
     on_lost: OnLost,
     state: Mutex<State>,
@@ -69,7 +69,7 @@ impl LossNotifier {
             self.start(&mut state);
         }
         if let Some(losses) = &state.losses {
-            // The thread receives for as long as there is a sender.
+            // This does not fail: the thread receives for as long as there is a sender.
             let _ = losses.send(lost);
         }
     }
@@ -110,7 +110,8 @@ impl LossNotifier {
             return;
         };
         if self.worker.is_current() {
-            return; // The callback itself drops the last handle: the thread ends when it returns.
+            // The callback itself drops the last handle. The thread ends when the callback returns.
+            return;
         }
         if done.recv_timeout(limit) == Err(mpsc::RecvTimeoutError::Disconnected) {
             let _ = thread.join();
@@ -150,7 +151,7 @@ mod tests {
         notifier.notify(&sample(name, Duration::from_secs(1), now), LostCause::Deleted, now);
     }
 
-    /// Stops it on another thread, and notifies it of another loss then, which is too late.
+    /// Stops the notifier on another thread. Then notifies it of one more loss, which is too late.
     fn stop(notifier: Arc<LossNotifier>, limit: Duration) -> Receiver<()> {
         let (stopped, stops) = mpsc::channel();
         thread::spawn(move || {
@@ -169,9 +170,9 @@ mod tests {
             notify(&notifier, name);
         }
         let stops = stop(notifier, LONG);
-        assert!(stops.recv_timeout(Duration::from_millis(50)).is_err(), "it was not called for both yet");
+        assert!(stops.recv_timeout(Duration::from_millis(50)).is_err(), "it did not wait for both calls");
         drop(go);
-        stops.recv_timeout(LONG).expect("it is stopped");
+        stops.recv_timeout(LONG).expect("the notifier stops");
         assert_eq!(calls.iter().collect::<Vec<_>>(), ["a", "b"]);
     }
 
@@ -186,7 +187,7 @@ mod tests {
         })));
         *last.lock() = Some(Arc::clone(&notifier));
         notify(&notifier, "a");
-        stops.recv_timeout(LONG / 2).expect("it is stopped by itself");
+        stops.recv_timeout(LONG / 2).expect("the stop does not wait for its own thread");
     }
 
     #[test]
@@ -195,7 +196,7 @@ mod tests {
         notify(&notifier, "a");
         assert_eq!(calls.recv_timeout(LONG).unwrap(), "a");
         let stops = stop(notifier, Duration::from_millis(10));
-        stops.recv_timeout(LONG).expect("it is not waited for");
+        stops.recv_timeout(LONG).expect("the stop does not wait for the callback");
         drop(go);
         assert!(calls.recv().is_err(), "called after the end");
     }

@@ -15,19 +15,19 @@ pub(crate) const FIRST_RETRY: Duration = Duration::from_millis(20);
 /// The longest such pause.
 pub(crate) const LAST_RETRY: Duration = Duration::from_millis(500);
 
-/// A key that may exist in Redis though nobody holds it: others cannot take the lock.
+/// A key that may exist in Redis though nobody holds it. While it exists, nobody can take the lock.
 #[derive(Clone, Debug)]
 pub(crate) struct OrphanKey {
     pub(crate) redis_key: String,
     pub(crate) token: String,
-    /// When it has certainly expired.
+    /// When the key has certainly expired.
     pub(crate) gone_by: Moment,
     /// Redis may still execute a `SET` of this token. The search goes on even after the key was
     /// deleted or absent.
     pub(crate) may_reappear: bool,
 }
 
-/// The most that are handed out at a time, so that renewals which fall due meanwhile go first.
+/// The most orphans that are handed out at a time. Renewals that fall due meanwhile go first.
 const BATCH: usize = 1000;
 
 /// The orphans of one manager.
@@ -96,8 +96,8 @@ impl Orphans {
         self.silence = (!answered).then(|| (pause, now.after(pause)));
     }
 
-    /// An orphan was deleted, or was absent. That is the end of it, unless it may reappear: then it
-    /// is searched for after ever longer pauses.
+    /// An orphan was deleted, or was absent. The table forgets it, unless it may reappear. Then the
+    /// keeper searches for it after ever longer pauses.
     pub(crate) fn answered(&mut self, orphan: &OrphanKey, now: Moment) {
         let Some((token, mut entry)) = self.by_token.remove_entry(&*orphan.token) else { return };
         self.by_due.remove(&(entry.due, Arc::clone(&token)));
@@ -153,7 +153,7 @@ mod tests {
         for pause in [FIRST_RETRY, 2 * FIRST_RETRY] {
             let now = orphans.next();
             assert_eq!(orphans.take_due(now).len(), 1);
-            assert_eq!(orphans.next(), now.after(pause), "it may exist while Redis is silent");
+            assert_eq!(orphans.next(), now.after(pause), "without an answer, the pauses are short again");
         }
     }
 
@@ -178,8 +178,8 @@ mod tests {
         assert_eq!(orphans.next(), after(40), "they are due again");
     }
 
-    /// A hundred thousand take as long as a hundred times a thousand. If each answer walked the
-    /// table, they would take minutes.
+    /// A hundred thousand orphans take a hundred times as long as a thousand. If each answer walked
+    /// the table, they would take minutes.
     #[test]
     #[cfg(unix)]
     fn an_answer_about_one_orphan_costs_the_same_however_many_there_are() {

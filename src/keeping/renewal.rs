@@ -1,10 +1,10 @@
 //! What the keeper does in one round: renew leases, delete orphans, and handle Redis's answers.
 //!
-//! How Redis is asked is an argument ([`KeeperCommands`]), so unit tests run these steps without a
+//! The commands are an argument ([`KeeperCommands`]), so unit tests run these steps without a
 //! server, and shuttle runs them in many orders.
 //!
-//! If the keeper's connection broke, Redis may execute an earlier command after a later one.
-//! `renew.lua` never shortens a lease, so this ends no hold that its holder still trusts.
+//! If the keeper's connection has broken, Redis may execute an earlier command after a later one.
+//! `renew.lua` never shortens a lease, so a late renewal ends no hold that its holder still trusts.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -24,7 +24,7 @@ use crate::store::{Compared, Extension, Failure};
 /// The most leases that are renewed in one round trip: a late answer delays no more than these.
 const BATCH: usize = 1000;
 
-/// With less time than this, there is one attempt, and it gets all of it.
+/// With less time than this, there is one attempt, which gets all of the time.
 const TOO_SHORT_FOR_TWO: Duration = Duration::from_millis(20);
 
 /// With less time than this, there is no attempt, not even over an open connection.
@@ -40,8 +40,8 @@ pub(crate) fn round(shared: &Shared, redis: &mut impl KeeperCommands, work: Work
     renew_requested(shared, redis, requests);
     let answered = renew_due(shared, redis, &due.renew);
     if !due.remove.is_empty() {
-        // Leases are more urgent than orphans, and a Redis that did not answer the one will not
-        // answer the other. Orphans that are left out here come again.
+        // Leases are more urgent than orphans, and a Redis that did not answer a renewal will not
+        // answer a deletion. Orphans that are left out here come again in a later round.
         let answered = answered && !shared.is_stopping() && remove_orphans(shared, redis, &due.remove);
         shared.work.lock().leases.orphans.batch_answered(answered, Moment::now());
     }
@@ -90,34 +90,35 @@ fn renew_requested(shared: &Shared, redis: &mut impl KeeperCommands, mut request
                 Ok(refused) => refused.get(&hold.number),
                 Err(failure) => Some(failure),
             };
-            // Nobody receives it if the deadline came first.
+            // If the deadline came first, no thread receives the answer.
             let _ = answer.send(failure.map_or(Ok(()), |failure| Err(failure.copy())));
         }
     }
 }
 
-/// Renews leases in one round trip. Returns why Redis refused, by the number of the hold; or why
-/// there was no answer to any.
+/// Renews leases in one round trip. Returns the refusals of Redis, each by the number of its hold.
+/// If there was no answer at all, returns why.
 fn renew<'h>(
     shared: &Shared,
     redis: &mut impl KeeperCommands,
     holds: &'h [Arc<Hold>],
 ) -> Result<HashMap<u64, Failure>, Failure> {
     if !holds.is_empty() {
-        // A hold that lives to be renewed is tracked from then on, so that a loss is found at once.
+        // From its first renewal on, Redis tracks the key of a hold, so that a loss is found at
+        // once. That needs the listener.
         shared.listener.start();
     }
     let mut work = shared.work.lock();
-    // What was released since it fell due is not renewed.
+    // A hold whose release has begun since it fell due is not renewed.
     let holds: Vec<_> = holds.iter().filter(|hold| work.leases.has(hold)).collect();
     if holds.is_empty() {
         return Ok(HashMap::new());
     }
     let now = Moment::now();
     let deadline = answer_by(shared.response_timeout, &holds, work.leases.first_end(), now);
-    // Read under the lock. A new listener sets its id, then reports that any key may have changed.
-    // If we read the old id before the lock, and sent after that report, `sending` would erase it,
-    // and a deletion by hand would go unseen until the next renewal.
+    // The id is read under the lock. A new listener sets its id, then reports that any key may have
+    // changed. If we read the old id before the lock, and that report came in between, `sending`
+    // would erase its mark. A deletion by hand would go unseen until the next renewal.
     let listener = shared.listener.client_id();
     let sending = |hold: &&'h Arc<Hold>| {
         let lease = hold.lease();
@@ -146,7 +147,7 @@ fn take_in<'h>(
     let now = Moment::now();
     for ((hold, lease), answer) in answers {
         match answer {
-            // Its release has begun since: what Redis says is about the release.
+            // The release of the hold has begun since: what Redis says may be due to it.
             _ if !work.leases.has(hold) => {}
             Ok(compared) if on_renewal(hold, lease, compared, sent, now) => {
                 shared.counters.renewed.add(1);
@@ -168,8 +169,8 @@ fn take_in<'h>(
 
 /// Deletes orphans in one round trip: false where there was no answer, or no time for one.
 ///
-/// All of them are sent again then. Their tokens are never used again, so a deletion that is
-/// executed twice, or late, finds nothing.
+/// In that case, all of them are sent again. No thread uses their tokens again, so a deletion that
+/// Redis executes twice or late does no harm.
 fn remove_orphans(shared: &Shared, redis: &mut impl KeeperCommands, orphans: &[OrphanKey]) -> bool {
     let first_end = shared.work.lock().leases.first_end();
     let now = Moment::now();
@@ -197,9 +198,9 @@ fn remove_orphans(shared: &Shared, redis: &mut impl KeeperCommands, orphans: &[O
 
 /// Until when to wait for the answer to a renewal of these holds.
 ///
-/// For four fifths of the time until the first of these holds ends, so that a second attempt fits
-/// in. Of all other holds, the first ends at `first_end`: its loss may be reported [`FAIR_ATTEMPT`]
-/// late because of this wait.
+/// The wait lasts for four fifths of the time until the first of these holds ends, so that a second
+/// attempt fits in. At `first_end`, the first of all holds ends. If this wait goes on then, the
+/// loss of that hold is reported late, by [`FAIR_ATTEMPT`] at most.
 fn answer_by(limit: Duration, holds: &[&Arc<Hold>], first_end: Moment, now: Moment) -> Moment {
     let ends = holds.iter().map(|hold| hold.valid_until()).filter(|end| *end > Moment::PAST);
     let left = ends.min().unwrap_or(Moment::NEVER).since(now);
@@ -207,8 +208,8 @@ fn answer_by(limit: Duration, holds: &[&Arc<Hold>], first_end: Moment, now: Mome
     now.after(limit.min(share).min(first_end.since(now).max(FAIR_ATTEMPT)))
 }
 
-/// Until when to wait for the answer to the deletion of orphans; `None` where there is no time for
-/// it. A hold that has to be renewed, or whose loss has to be reported, goes first.
+/// Until when to wait for the answer to the deletion of orphans. `None` if there is no time for
+/// that. A hold that has to be renewed, or whose loss has to be reported, goes first.
 fn remove_by(limit: Duration, first_end: Moment, is_open: bool, now: Moment) -> Option<Moment> {
     let left = first_end.since(now) / 5 * 4;
     let enough = if is_open { ONE_ROUND_TRIP } else { TOO_SHORT_FOR_TWO };
@@ -251,7 +252,7 @@ mod tests {
         Moment::from_nanos(1_000_000 * millis)
     }
 
-    /// Answers as the test wants, and remembers how many keys each command was about.
+    /// A Redis that answers as the test wants, and remembers how many keys each command had.
     struct Redis {
         /// How many commands get no answer.
         silent: usize,
@@ -306,7 +307,7 @@ mod tests {
         Err(Failure::Refused(Refusal { code, message }))
     }
 
-    /// A keeper with `count` holds, each by a token of its own.
+    /// A keeper with `count` holds, each with a token of its own.
     fn keeps(count: usize) -> (Keeper, Vec<Arc<Hold>>) {
         let keeper = keeper_without_redis();
         let holds: Vec<_> = (0..count).map(|n| Arc::new(sample_by(&format!("token-{n}"), LONG))).collect();
@@ -443,7 +444,7 @@ mod tests {
             },
         );
         assert_eq!(redis.removed, [2]);
-        assert_eq!(keeper.work.lock().leases.orphans.next(), Moment::NEVER, "that is the end of them");
+        assert_eq!(keeper.work.lock().leases.orphans.next(), Moment::NEVER, "all of them are deleted");
         assert_eq!(keeper.counters.read().late_releases, 2);
     }
 
@@ -533,8 +534,8 @@ mod tests {
     #[test]
     fn what_an_answer_to_a_renewal_says_of_a_hold() {
         let table = [
-            // What Redis said. For a hold that is still valid, whether it goes on, and how it was
-            // lost. The same for one that ran out.
+            // What Redis said. For a hold that is still valid: whether it goes on, and how it was
+            // lost. The same for a hold that ran out.
             (Compared::Done, (true, None), (false, Some(Expired))),
             (Compared::Absent, (false, Some(Deleted)), (false, Some(Expired))),
             (Compared::NotOurs, (false, Some(Taken)), (false, Some(Taken))),

@@ -19,8 +19,8 @@ use crate::store::{Failure, Store};
 use crate::waiting::listener::Listener;
 use crate::waiting::queues::WaitQueues;
 
-/// The thread sleeps no longer than this at a time. While the machine is suspended, the clock of a
-/// condition variable stands still, and that of the leases does not.
+/// While something is due, the thread sleeps no longer than this at a time. When the machine is
+/// suspended, the clock of a condition variable stands still, and the clock of the leases goes on.
 const LONGEST_SLEEP: Duration = Duration::from_secs(1);
 
 /// The keeper of one manager. Any thread notes work for it here.
@@ -34,7 +34,7 @@ pub(crate) struct Shared {
     pub(crate) listener: Arc<Listener>,
     pub(crate) response_timeout: Duration,
     pub(crate) work: Mutex<Work>,
-    /// Wakes the thread, since something is due sooner than it knew.
+    /// Wakes the thread when something is due sooner than the thread knew.
     pub(crate) due_sooner: Condvar,
     /// The keeper's thread.
     pub(crate) worker: WorkerThread,
@@ -92,8 +92,8 @@ impl Shared {
         }
     }
 
-    /// True once the last handle of the manager is gone. What is not done then is left to the
-    /// leases.
+    /// True once the last handle of the manager is gone. Work that is not done by then is dropped:
+    /// the keys expire with their leases.
     pub(crate) fn is_stopping(&self) -> bool {
         self.work.lock().stop
     }
@@ -154,8 +154,8 @@ impl Shared {
         self.queues.wake_first(hold.key.name());
     }
 
-    /// Handles the invalidation of a key. `None`: any key may have changed. A hold of that key is
-    /// renewed, which finds out what became of it.
+    /// Handles the invalidation of a key. `None`: any key may have changed. If the key is that of a
+    /// hold, the keeper renews the hold, and so finds out what became of it.
     pub(crate) fn invalidated(&self, redis_key: Option<&[u8]>) {
         let mut work = self.work.lock();
         let now = Moment::now();

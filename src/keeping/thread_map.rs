@@ -19,8 +19,9 @@ const MAX_DEPTH: u32 = 1 << 20;
 thread_local! {
     /// By the key's name, one hold per manager. (Nearly always, there is one manager.)
     ///
-    /// No function here runs other code while the map is borrowed. When the thread ends, the map is
-    /// dropped: each turn goes to the next waiter, and nothing is sent.
+    /// No function here runs other code while the map is borrowed: a destructor that takes or
+    /// releases a lock would borrow it again, and panic. When the thread ends, the map is dropped:
+    /// each turn goes to the next waiter, and nothing is sent.
     static HOLDS: RefCell<HashMap<Arc<str>, Vec<Entry>>> = RefCell::default();
 }
 
@@ -40,7 +41,9 @@ impl Drop for Entry {
         if let Some(turn) = self.turn.take() {
             self.held.hold.mark_thread_ended();
             if self.held.hold.owner.pid() != std::process::id() {
-                mem::forget(turn); // In a forked child, the queue may have been copied while it was locked.
+                // A dropped turn locks the queue. A forked child may have a copy of the queue that
+                // stays locked for ever.
+                mem::forget(turn);
             }
         }
     }
@@ -64,7 +67,7 @@ pub(crate) enum Left {
 }
 
 impl Held {
-    /// Takes one guard off, and the hold out of the map with the last.
+    /// Takes one guard off. With the last guard, takes the hold out of the map.
     pub(crate) fn leave(self: &Rc<Held>) -> Left {
         let depth = self.hold.depth() - 1;
         self.hold.set_depth(depth);
@@ -85,8 +88,8 @@ impl Held {
     }
 }
 
-/// Takes a lock once more that this thread holds. `None` if it does not; with `Err`, the depth
-/// stays as it is.
+/// Takes a lock once more that this thread holds. `None` if this thread does not hold it. With
+/// `Err`, the depth stays as it is.
 pub(crate) fn reenter(manager: u64, name: &str, now: Moment) -> Option<Result<Rc<Held>, Error>> {
     let held = with(|holds| {
         let entry = holds.get(name)?.iter().find(|entry| entry.manager == manager)?;

@@ -1,7 +1,7 @@
 //! Taking a lock and giving it back, from end to end: the thread's map, the process's queue, Redis.
 //!
-//! `enter` and `leave` are here. [`upkeep`] is for a lock while it is held. May use all rooms but
-//! the handles.
+//! `enter` and `leave` are here. [`upkeep`] is for a lock while it is held. This room may use all
+//! rooms but the handles.
 
 mod upkeep;
 
@@ -45,7 +45,7 @@ pub(crate) struct Session {
     /// The process that made the manager. A forked child may not use it.
     pub(crate) pid: u32,
     host: Arc<str>,
-    /// The digits that the nonces of this machine begin with.
+    /// The digits with which the nonces of this machine's tokens begin.
     machine: String,
     store: Arc<Store>,
     queues: Arc<WaitQueues>,
@@ -90,8 +90,8 @@ impl Session {
         answer.map_err(|failure| self.store.error("connecting".to_owned(), failure))
     }
 
-    /// Takes a lock, or re-enters it where this thread holds it. No limit: waits while the lock is
-    /// busy. Zero: waits for one answer.
+    /// Takes a lock, or re-enters it if this thread holds it. Without a limit, waits while the lock
+    /// is busy. With a limit of zero, waits for one answer.
     pub(crate) fn enter(
         &self,
         name: Name<'_>,
@@ -126,7 +126,8 @@ impl Session {
         let key = Key::new(&self.settings.prefix, name)?;
         let owner = Owner::new(Arc::clone(&self.host), pid, this_process::thread_id(pid));
         let lease = Lease::new(options.lease);
-        // Drawn before the turn comes: the thread in front may send the claim with its release.
+        // The token is drawn before the turn comes: the thread in front may send the claim with its
+        // release.
         let token = fresh_token(&owner, &self.machine).map_err(no_randomness)?;
         let claim = Claim { token, lease };
         let turn = match self.turn(&key, patience, pid, &claim) {
@@ -181,11 +182,12 @@ impl Session {
 
     /// Makes a new hold known: to the queue, the keeper and the thread's map.
     fn keep(&self, hold: Arc<Hold>, turn: Turn) -> Result<Rc<Held>, Error> {
-        // The queue first. As soon as the keeper knows the hold, it can find it lost and wake the
-        // first thread in the queue. That thread would not yet see the hold, and sleep again.
+        // The queue comes first. As soon as the keeper knows the hold, the keeper can find it lost,
+        // and wake the first thread in the queue. If the queue did not know the hold by then, that
+        // thread would sleep again.
         turn.holds(&hold);
         if let Err(error) = self.keeper.enter(&hold) {
-            // Nobody would renew it, so the caller must not rely on it.
+            // No thread would renew the hold, so the caller must not rely on it.
             if let Err(also) = self.give_back(&hold, turn) {
                 debug!(target: "relatch::release", "{also}");
             }
@@ -219,8 +221,8 @@ impl Session {
             Left::ThreadEnding => return self.leave_to_keeper(&held.hold),
         };
         if let Err(forked) = self.own_process(Moment::now()) {
-            // Dropping the turn locks the queue. The child's copy of the queue may have been copied
-            // while another thread had it locked, and the child would wait for ever.
+            // Dropping the turn would lock the queue. If the fork came while another thread had the
+            // queue locked, the child's copy stays locked, and the child would wait for ever.
             mem::forget(turn);
             return Err(forked);
         }
@@ -239,8 +241,8 @@ impl Session {
         )
     }
 
-    /// Ends a hold whose thread is ending: its map is gone, and its turn may be another thread's by
-    /// now. The keeper releases it.
+    /// Ends a hold whose thread is ending. The thread's map is gone, and another thread may have
+    /// the turn by now. The keeper deletes the key.
     fn leave_to_keeper(&self, hold: &Hold) -> Result<u32, Error> {
         let now = Moment::now();
         self.own_process(now)?;
@@ -252,7 +254,7 @@ impl Session {
         Err(Error::Unconfirmed { key, at_most, source })
     }
 
-    /// An error where a hold can no longer be trusted, or belongs to another process.
+    /// Returns an error if a hold can no longer be trusted, or belongs to another process.
     pub(crate) fn trust(&self, hold: &Hold) -> Result<(), Error> {
         let now = Moment::now();
         self.own_process(now)?;
@@ -285,7 +287,7 @@ impl Session {
     }
 
     /// Deletes a key, whatever it holds. There is one try only: a second one could delete the key
-    /// of the next holder. So it goes over a fresh connection, since one of the pool may be dead.
+    /// of the next holder. The try goes over a fresh connection, since a pooled one may be dead.
     pub(crate) fn force_unlock(&self, name: &str) -> Result<Option<Holder>, Error> {
         let key = Key::new(&self.settings.prefix, name)?;
         self.own_process(Moment::now())?;
@@ -323,8 +325,8 @@ fn behind_an_outage(words: Option<&str>) -> Failure {
 }
 
 impl Drop for Session {
-    /// Ends the threads. A forked child has none of them, and must not wait for what they had
-    /// locked.
+    /// Ends the manager's threads. A forked child has none of them, and must not wait for what they
+    /// had locked.
     fn drop(&mut self) {
         if process::id() == self.pid {
             self.keeper.stop();
@@ -347,8 +349,8 @@ mod tests {
         Session::new(Address::parse("redis://127.0.0.1:1/").unwrap(), settings, None).unwrap()
     }
 
-    /// The keeper would take a closed hold that is still in its table for one that ran out, and
-    /// report a loss.
+    /// If a closed hold were still in the keeper's table, the keeper would take it for one that ran
+    /// out, and report a loss.
     #[test]
     fn a_hold_leaves_the_table_of_leases_in_the_step_that_closes_it() {
         let session = without_redis();
@@ -367,7 +369,7 @@ mod tests {
             });
             let end = Moment::now().after(Duration::from_millis(100));
             while Moment::now() < end {
-                assert!(hold.is_valid(Moment::now()), "it was closed first");
+                assert!(hold.is_valid(Moment::now()), "the hold was closed before it left the table");
                 thread::yield_now();
             }
             drop(held_up);

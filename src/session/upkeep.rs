@@ -1,5 +1,5 @@
-//! A lock while it is held: its lease, whether Redis still has it, and the list of all that is
-//! held.
+//! What a program does with a held lock: extend its lease, ask whether Redis still has it, and list
+//! all held locks.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -12,7 +12,8 @@ use crate::session::Session;
 use crate::store::{Failure, Seen};
 
 impl Session {
-    /// Makes sure that a hold can be trusted for `span`. Renews it now where its lease ends sooner.
+    /// Makes sure that a hold can be trusted for `span`. Renews the hold now if its lease ends
+    /// sooner.
     pub(crate) fn ensure(&self, hold: &Arc<Hold>, span: Duration) -> Result<(), Error> {
         self.trust(hold)?;
         let now = Moment::now();
@@ -31,7 +32,7 @@ impl Session {
             return Ok(());
         }
         let late =
-            Failure::NotSent("the answer took so long that less than that is left of the lease".into());
+            Failure::NotSent("the answer took so long that too little of the lease is left over".into());
         Err(self.failed("renewing", &hold.key, late))
     }
 
@@ -48,7 +49,7 @@ impl Session {
     fn push(&self, hold: &Arc<Hold>) -> Result<(), Error> {
         let deadline = Moment::now().after(self.settings.response_timeout).min(hold.valid_until());
         let pushed = self.keeper.renew_now(hold, deadline)?;
-        // That the hold is lost says more than why the renewal failed.
+        // A loss says more than the reason for which the renewal failed.
         hold.check(Moment::now())?;
         pushed.map_err(|failure| self.failed("renewing", &hold.key, failure))
     }
@@ -59,9 +60,9 @@ impl Session {
         let (key, now) = (&hold.key, Moment::now());
         let cause = match self.look("verifying", key)? {
             Seen::Somebody(holder) if holder.raw() == hold.token => {
-                // Where the server's clock has stepped, the key lives for less time than the lease
-                // that was sent. What is left counts from when the question was sent, since Redis
-                // answered later.
+                // If the server's clock has stepped, the key may expire earlier than the lease that
+                // was sent. The time left counts from when the question was sent, since Redis
+                // measured it later.
                 let left = holder.time_left().map(|left| Lease::new(left).valid_until(now));
                 if left.is_some_and(|until| hold.shorten_to(until)) {
                     self.keeper.renew_sooner(hold)?;
@@ -78,7 +79,7 @@ impl Session {
         Err(lost)
     }
 
-    /// What this process holds, oldest first.
+    /// The locks that this process holds through this manager, oldest first.
     pub(crate) fn held(&self) -> Vec<HeldLock> {
         let now = Moment::now();
         if self.own_process(now).is_err() {

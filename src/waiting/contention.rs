@@ -1,9 +1,9 @@
 //! How many other processes want the same lock, and for how long a waiter sleeps because of them
 //! before it asks. (A *look* is a command that asks for the lock.)
 //!
-//! *A waiter estimates its rivals from the last holders it saw: few repeats mean many. Before each
-//! look it sleeps about three and a half looks' time per rival, less what it has slept in this
-//! wait.*
+//! *A waiter estimates its rivals from the last holders it saw: few repeats mean many rivals.
+//! Before each look it sleeps about three and a half looks' time per rival, less what it has slept
+//! in this wait.*
 //!
 //! Redis wakes all waiters of a key at once. If each of them looked at once, every release would
 //! cost as many commands as there are waiters, and Redis would serve the losers while the next
@@ -13,7 +13,7 @@
 //! The estimate is that of a mark-recapture census (Schnabel's, with samples of one): repeats among
 //! the last sightings tell how many rivals there are. `many` sightings of `kinds` different
 //! processes have `many - kinds` repeats, and mean about `kinds * many / (2 * repeats)` rivals. The
-//! `1` that is added to the divisor keeps that finite without repeats.
+//! added `1` in the divisor keeps the estimate finite if there are no repeats.
 //!
 //! The figures at the constants are those of the simulation in this file's tests.
 
@@ -25,49 +25,51 @@ use crate::base::clock::Moment;
 use crate::base::holder::Holder;
 
 /// How many sightings are kept. With 8, four hundred processes that hold for a millisecond ask 128
-/// times a turn instead of 34; with 32, it takes a third longer until each has had the lock once.
+/// times a turn instead of 34; with 32, it takes a third longer until each of them has had the lock
+/// once.
 const SIGHTINGS: usize = 16;
 
-/// How many of them are forgotten when the lock was free at the first look, because rivals leave.
-/// With 2, four processes of short holds lose 14 % of their turns instead of 9; with 8, the longest
-/// waits of ten processes are half as long again.
+/// How many sightings are forgotten when the first look finds the lock free, since rivals may have
+/// left. With 2, four processes with short holds lose 14 % of their turns instead of 9; with 8, the
+/// longest waits of ten processes are half as long again.
 const FORGOTTEN: usize = 4;
 
 /// What a rival's turn takes, in looks: its own look, its release, and a waiter's way to Redis.
-/// With half of it, four hundred processes ask 72 times a turn; with twice, two processes of short
-/// holds lose a sixth of their turns instead of a twentieth.
+/// With half of this, four hundred processes ask 72 times a turn; with twice as much, two processes
+/// with short holds lose a sixth of their turns instead of a twentieth.
 const LOOKS: f64 = 3.5;
 
-/// A waiter that has already slept its time sleeps at least this part of the full sleep: if it
-/// looked at once, a slow Redis would be asked ever more by ever more late waiters. With an eighth,
-/// ten processes lose 14 % of their turns instead of 8; with a 32nd, four hundred ask 54 times a
-/// turn.
+/// A waiter that has already slept its time sleeps at least this part of the full sleep: if late
+/// waiters looked at once, more and more of them would ask a slow Redis more and more often. With
+/// an eighth, ten processes lose 14 % of their turns instead of 8; with a 32nd, four hundred ask 54
+/// times a turn.
 const LATE: f64 = 1.0 / 16.0;
 
-/// A waiter that knows one rival looks at once, with this chance. If it never did, two processes
-/// would lose a tenth of their turns instead of 3 %; if it always did, two would take turns for
-/// ever, and a third would have none.
+/// The chance that a waiter that knows one rival looks at once, except at the start of its wait. If
+/// it never did, two processes would lose a tenth of their turns instead of 3 %; if it always did,
+/// two would take turns for ever, and a third would have none.
 const AT_ONCE: f64 = 0.75;
 
 /// The longest sleep before a look. It is there because a Redis that was slow once must not keep a
 /// waiter for long. A quarter of it, or four times as much, does as well.
 const LONGEST: Duration = Duration::from_millis(250);
 
-/// A process that saw no other for this long counts as alone. One that did not want the key for
-/// this long forgets the rivals it had. (Counted from the last sighting, a process would forget its
-/// rivals during each long hold of its own, then look at once, and come before all that wait.)
+/// A process that saw no other for this long counts as alone. A process that did not want the key
+/// for this long forgets the rivals it had. (If that time counted from the last sighting, a process
+/// would forget its rivals during each long hold of its own. It would then look at once, and get
+/// the lock before all that wait.)
 const MEMORY: Duration = Duration::from_secs(1);
 
-/// What a process has seen of its rivals for one key, and how it waits for it.
+/// What a process has seen of its rivals for one key, and how it waits for that key.
 #[derive(Debug, Default)]
 pub(crate) struct Contention {
-    /// The processes that it saw holding the lock, each by a hash. The latest comes last.
+    /// The processes that it saw holding the lock, each as a hash. The latest comes last.
     seen: Vec<u64>,
-    /// When it last saw one.
+    /// When it last saw another process.
     last_seen: Option<Moment>,
-    /// When it last left the key alone.
+    /// When it last released the lock or gave up the wait.
     ended: Option<Moment>,
-    /// How long a look takes: the mean of the last and the mean before it.
+    /// How long a look takes: the mean of the last look and of the mean before that look.
     look: Option<Duration>,
     /// How long it has slept in this wait.
     slept: Duration,
@@ -104,13 +106,13 @@ impl Contention {
         self.look.unwrap_or_default().mul_f64(LOOKS)
     }
 
-    /// A look has taken the time `look`. One that took more than twice the mean counts as twice the
-    /// mean: a Redis, or a machine, that paused once is not slow.
+    /// A look has taken the time `look`. A look that took more than twice the mean counts as twice
+    /// the mean: a Redis, or a machine, that paused once is not slow.
     pub(crate) fn took(&mut self, look: Duration) {
         self.look = Some(self.look.map_or(look, |mean| (mean + look.min(2 * mean)) / 2));
     }
 
-    /// It found the lock held.
+    /// The process has found the lock held.
     pub(crate) fn saw(&mut self, holder: &Holder, now: Moment) {
         if self.seen.len() == SIGHTINGS {
             self.seen.remove(0);
@@ -119,16 +121,16 @@ impl Contention {
         (self.last_seen, self.met) = (Some(now), true);
     }
 
-    /// True if no other process was seen for [`MEMORY`], so none may want the lock. (The estimate
-    /// alone does not tell that: it drops after each free look.)
+    /// True if no other process was seen for [`MEMORY`], so perhaps none wants the lock. (The
+    /// estimate alone does not tell that: it drops after each free look.)
     pub(crate) fn is_alone(&self, now: Moment) -> bool {
         self.last_seen.is_none_or(|seen| now.since(seen) > MEMORY)
     }
 
-    /// It found the lock free, and has it.
+    /// The process has found the lock free, and holds it now.
     pub(crate) fn won(&mut self, now: Moment) {
         if self.met {
-            self.last_seen = Some(now); // The other had it until a moment ago.
+            self.last_seen = Some(now); // The other process had it until a moment ago.
         } else {
             self.seen.drain(..FORGOTTEN.min(self.seen.len()));
         }
@@ -235,7 +237,7 @@ mod tests {
         contention.begin(at(3_000_001));
         contention.won(at(3_000_002));
         assert!(contention.contention() == 0.0);
-        assert!(!contention.is_alone(at(4_000_000)), "it came first again, but others may wait");
+        assert!(!contention.is_alone(at(4_000_000)), "it got the lock first again, but others may wait");
         assert!(contention.is_alone(at(4_000_001)));
     }
 
@@ -299,10 +301,11 @@ mod tests {
     /// has released it.
     struct Herd {
         hold: u64,
-        /// They follow the rule; or else look at once.
+        /// The processes follow the rule. If false, they look at once.
         follows: bool,
-        /// All of them take the lock once; or the first one is left alone at that time.
+        /// Each process takes the lock only once.
         once: bool,
+        /// When all processes but the first stop.
         leave_at: u64,
         random: SmallRng,
         events: BinaryHeap<Reverse<(u64, u64, Event)>>,
@@ -312,7 +315,7 @@ mod tests {
         holder: Option<usize>,
         registered: BTreeSet<usize>,
         processes: Vec<Process>,
-        /// Of each turn: when, of which process, and after what wait.
+        /// For each turn: when it began, of which process, and after what wait.
         turns: Vec<(u64, usize, u64)>,
     }
 
@@ -461,11 +464,11 @@ mod tests {
         }
     }
 
-    /// What came of it, for messages.
+    /// What came of a simulation.
     struct Outcome {
         turns: usize,
         commands_a_turn: u64,
-        /// How many times the mean wait the longest one was, those that are not over included.
+        /// The longest wait, as a multiple of the mean wait. Waits that are not over are included.
         longest: u64,
         fewest: usize,
     }
@@ -505,7 +508,7 @@ mod tests {
             }
             assert!(longest <= 30, "{told}");
             assert!(fewest > 0 || turns < 20 * processes as usize, "{told}");
-            // Where holds are long, all look in each of them: commands are not what is short then.
+            // During a long hold, every waiter looks. That is no harm, since Redis has time for it.
             assert!(commands_a_turn <= if hold > 1000 { u64::from(processes) + 2 } else { 60 }, "{told}");
         }
     }

@@ -6,8 +6,8 @@ use std::time::Duration;
 use crate::base::clock::Moment;
 use crate::base::options::Lease;
 
-/// What a waiting thread wants Redis to store: a token, and for how long. The thread in front of it
-/// may send that for it, behind its release.
+/// What a waiting thread wants Redis to store: a token, and for how long. The thread in front may
+/// send this claim behind its own release.
 #[derive(Clone, Debug)]
 pub(crate) struct Claim {
     pub(crate) token: String,
@@ -21,22 +21,21 @@ pub(crate) enum HandoffOutcome {
     NotTaken,
     /// Redis has stored it.
     Taken { sent: Moment, answered: Moment },
-    /// It was sent at this moment, and there was no answer: Redis has stored it, or may still do
-    /// so. The token must not be used again, and has to be deleted.
+    /// It was sent at this moment, and there was no answer: Redis may have stored it, or may still
+    /// do so. The token must not be used again, and has to be deleted.
     Unanswered { sent: Moment },
 }
 
 /// A lock that was free for this long after a turn could have been taken by other processes.
 const LONG_FREE: Duration = Duration::from_millis(1);
 
-/// How long a process has had a lock, in turns that followed each other and left other processes no
-/// chance.
+/// For how long a process has had a lock, in consecutive turns that left other processes no chance.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct HandoffBudget {
-    /// When the first of these turns took the lock, moved later by the time for which the lock was
-    /// free since.
+    /// When the first of these turns took the lock, plus the time for which the lock was free since
+    /// then.
     since: Moment,
-    /// The process does not have the lock, or has begun to release it.
+    /// Since when the process does not have the lock, or has been releasing it.
     free_since: Option<Moment>,
 }
 
@@ -51,7 +50,7 @@ impl HandoffBudget {
         if self.free_for(now) >= LONG_FREE { HandoffBudget::new(now) } else { self }
     }
 
-    /// The process has the lock now. True if before, the lock was free or another process had it.
+    /// The process has the lock now. True if the lock was free before, or another process had it.
     pub(crate) fn acquired(&mut self, now: Moment) -> bool {
         let was_free = self.free_since.is_some();
         self.since = self.since.after(self.free_for(now));
@@ -114,7 +113,7 @@ mod tests {
     #[test]
     fn a_budget_is_spent_after_its_limit_of_time_with_the_lock() {
         assert!(!held_until(20).is_spent(LIMIT));
-        assert!(held_until(21).is_spent(LIMIT), "the time for which it asked does not count");
+        assert!(held_until(21).is_spent(LIMIT), "the time in which it asked does not count");
         assert!(!held_until(2).handed_off().is_spent(LIMIT));
     }
 
@@ -148,7 +147,7 @@ mod tests {
         budget.release_begins(at(24));
         assert!(!budget.is_spent(LIMIT), "19 ms");
         budget.release_begins(at(30));
-        assert!(!budget.is_spent(LIMIT), "it was given back before");
+        assert!(!budget.is_spent(LIMIT), "the release began at 24 ms");
         let mut budget = held_until(11).at(asks);
         budget.acquired(at(15));
         budget.release_begins(at(25));

@@ -3,7 +3,7 @@
 //!
 //! Each manager has one. The first wait for a busy lock or the first renewal starts it. An
 //! invalidation is a hint and no more: a thread that it wakes asks Redis, and no thread sleeps
-//! without a limit of its own. While there is no listener (Redis is away, or sends no
+//! without a limit of its own. While no listener is connected (Redis is away, or sends no
 //! invalidations), waiters poll.
 
 use std::fmt;
@@ -30,8 +30,8 @@ const SILENCE: [Duration; 2] = [Duration::from_millis(100), Duration::from_secs(
 /// How much longer than a timeout the thread may take to end.
 const GRACE: Duration = Duration::from_millis(100);
 
-/// Called for each invalidation, with the key; without one if any key may have changed, because
-/// everything was flushed or invalidations were missed.
+/// Called for each invalidation, with its key. `None`: any key may have changed, because of a flush
+/// or because invalidations were missed.
 type OnInvalidation = Box<dyn Fn(Option<&[u8]>) + Send + Sync>;
 
 /// The listener: what its thread shares with the waiters and the keeper.
@@ -54,7 +54,7 @@ pub(crate) struct Listener {
 
 #[derive(Default)]
 struct State {
-    /// The start of the thread was tried.
+    /// The manager has tried to start the thread.
     started: bool,
     thread: Option<JoinHandle<()>>,
     /// Closed when the thread has ended.
@@ -125,7 +125,7 @@ impl Listener {
     pub(crate) fn will_hear(&self, client_id: u64, tracking: Tracking) -> bool {
         match tracking {
             Tracking::Off => false,
-            // Not if that connection was lost meanwhile.
+            // False if the connection of that client was lost meanwhile.
             Tracking::On { .. } => self.client_id() == Some(client_id),
             Tracking::Refused(refusal) => {
                 self.give_up(client_id, &refusal);
@@ -134,9 +134,11 @@ impl Listener {
         }
     }
 
-    /// The same for a waiter, which is also woken when the connection ends over which it asked.
+    /// Does the same for a waiter, which is also woken when the connection over which it asked is
+    /// closed.
     ///
-    /// The waiter still has that connection, so it cannot have ended before this is noted.
+    /// The waiter still has that connection, so the pool cannot have closed it before this is
+    /// noted.
     pub(crate) fn will_wake(&self, redis_key: &str, client_id: u64, tracking: Tracking) -> bool {
         if let Tracking::On { link } = tracking {
             self.wakeups.asked_over(redis_key.as_bytes(), link);
@@ -153,8 +155,8 @@ impl Listener {
         }
     }
 
-    /// Ends the thread, by ending its connection. (Over TLS, the thread looks every second at least
-    /// whether it is to stop.)
+    /// Ends the thread, by ending its connection. (A TLS connection cannot be ended from here: its
+    /// thread looks every second at least whether it is to stop.)
     ///
     /// Nothing wakes the thread while it connects and tries whether invalidations come, which may
     /// take a connect timeout and a response timeout, each twice. If that outlasts the wait here,
@@ -239,10 +241,10 @@ impl Listener {
         })
     }
 
-    /// Invalidations come from now on, to this client. What changed before was not received, so all
-    /// waiters ask once, and from then on they can sleep instead of polling.
+    /// Invalidations come from now on, to this client. Earlier changes were not reported, so all
+    /// waiters ask once. From then on, they can sleep instead of polling.
     ///
-    /// The id is set first. A waiter that was woken before it would ask without it, and go on
+    /// The id is set first. If waiters were woken first, they could ask without the id, and go on
     /// polling.
     pub(crate) fn connected(&self, client_id: u64) {
         if self.has_warned.load(Ordering::Relaxed) && self.has_warned.swap(false, Ordering::Relaxed) {
@@ -252,8 +254,8 @@ impl Listener {
         self.dispatch(Heard::Everything);
     }
 
-    /// Wakes the threads that wait for what was heard, and has the keeper look at what is held
-    /// there.
+    /// Wakes the threads that wait for the keys that have changed, and has the keeper renew the
+    /// holds of those keys.
     pub(crate) fn dispatch(&self, heard: Heard) {
         match heard {
             Heard::Keys(keys) => {
@@ -274,7 +276,7 @@ impl Listener {
     ///
     /// The id is taken back first. A waiter that asked Redis to track its key for this client may
     /// be about to sleep for an invalidation that nobody receives. Either it finds the id gone
-    /// ([`Listener::will_hear`]), or it has registered before this wakes it.
+    /// ([`Listener::will_hear`]), or it has registered before this function wakes all waiters.
     pub(crate) fn disconnected(&self) {
         if self.client_id.swap(0, Ordering::AcqRel) != 0 {
             self.wakeups.wake_all();
@@ -297,7 +299,7 @@ impl Listener {
 struct Pauses {
     /// Redis answered, but sends no invalidations.
     after_refusal: Backoff,
-    /// It could not be reached, or the connection ended.
+    /// Redis could not be reached, or the connection ended.
     after_end: Backoff,
 }
 
@@ -418,7 +420,7 @@ pub(crate) mod tests {
         let table = [
             (refusal("NOPERM"), true),
             (refusal("ERR"), true),
-            // It accepts tracking, and sends nothing.
+            // This Redis accepts tracking, and sends nothing.
             (refusal(""), true),
             (refusal("NOAUTH"), false),
             (refusal("WRONGPASS"), false),

@@ -4,7 +4,7 @@
 //! [`wakeups`] until [`listener`] receives an invalidation of the key. [`queue`] decides whose turn
 //! is next, and [`handoff`] for how long a process may keep the lock to itself. [`contention`]
 //! estimates how many other processes wait, and [`patience`] says when a silent Redis is an outage.
-//! May use `hold`, `store` and `base`.
+//! This room may use `hold`, `store` and `base`.
 
 pub(crate) mod listener;
 pub(crate) mod wakeups;

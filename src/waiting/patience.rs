@@ -14,8 +14,9 @@ pub(crate) const SLOW_ANSWER: Duration = Duration::from_millis(100);
 /// The first waiter of a queue looks this often, even if nothing wakes it. The others look no more
 /// often than this while nothing is wrong.
 ///
-/// The first thus finds holds that end without a release: a guard was forgotten, or a thread
-/// hangs. To wake the waiter when each hold begins would cost a switch of threads for each turn.
+/// The first waiter thus finds holds that end without a release: a guard was forgotten, or a thread
+/// hangs. If each new hold woke the waiter instead, each turn would cost one more switch of
+/// threads.
 pub(super) const GLANCE: Duration = Duration::from_secs(1);
 
 /// How long one caller tries to take a lock.
@@ -42,7 +43,7 @@ pub(crate) struct Silence {
     pub(crate) outage_after: Duration,
     /// What went wrong. `None` while the first attempt still waits for its answer.
     pub(crate) cause: Option<Arc<str>>,
-    /// When that went wrong.
+    /// When the last attempt failed. Until one has failed, the same as `since`.
     pub(crate) failed_at: Moment,
 }
 
@@ -53,8 +54,8 @@ impl Silence {
         Silence { since, outage_after, cause: None, failed_at: since }
     }
 
-    /// True if Redis has answered other threads since, and refused no connection or command: it is
-    /// there.
+    /// True if Redis has answered other threads since the last failure, and that failure was no
+    /// refusal. Then Redis is there.
     pub(crate) fn is_refuted(&self, answered_since: impl Fn(Moment) -> bool) -> bool {
         !self.outage_after.is_zero() && answered_since(self.failed_at)
     }
@@ -65,7 +66,7 @@ impl Silence {
 pub(crate) enum Kind {
     /// Redis has refused, and waiting does not change that.
     Final,
-    /// It refuses connections or commands for now.
+    /// Redis refuses connections or commands for now.
     Down,
     /// There was no answer in time.
     Silent,
@@ -134,8 +135,8 @@ impl Patience {
         }
     }
 
-    /// How long a silence may last without a deadline. While its first attempt is under way, that
-    /// is at least as long as an attempt may take.
+    /// How long a caller without a deadline tolerates a silence. While the first attempt of the
+    /// silence is under way, that is at least as long as an attempt may take.
     fn tolerated(&self, silence: &Silence) -> Duration {
         let pending = if silence.cause.is_none() { self.an_attempt } else { Duration::ZERO };
         self.tolerate_outage.max(pending)
@@ -158,8 +159,8 @@ impl WithoutExpiry {
     /// Notes the holder that a waiter saw. `lease` is the waiter's own.
     ///
     /// A holder repairs its key at once if Redis has sent it an invalidation, and otherwise with
-    /// its next renewal: after half of its lease at most, which is taken to be as long as the
-    /// waiter's.
+    /// its next renewal: after half of its lease at most. The waiter assumes that this lease is as
+    /// long as its own.
     pub(crate) fn saw(&mut self, holder: &Holder, lease: Duration, now: Moment) {
         let before = self.0.take().filter(|(value, _)| value == holder.raw());
         if holder.time_left().is_none() {
@@ -169,8 +170,8 @@ impl WithoutExpiry {
         }
     }
 
-    /// How long to wait until the key counts as no lock. Zero: it is none. `None`: it has an
-    /// expiry.
+    /// How long to wait until the key does not count as a lock any more. Zero: it is no lock.
+    /// `None`: it has an expiry.
     pub(crate) fn left(&self, now: Moment) -> Option<Duration> {
         self.0.as_ref().map(|(_, end)| end.since(now))
     }
@@ -181,7 +182,7 @@ impl WithoutExpiry {
 pub(crate) struct Attempts {
     pub(crate) silence: Option<Silence>,
     pub(crate) failed: u32,
-    /// The last thing that Redis refused.
+    /// The last refusal of Redis.
     refusal: Option<Refusal>,
     /// Redis has answered before.
     answered: bool,
@@ -240,7 +241,7 @@ pub(crate) mod tests {
 
     const TOLERATED: Duration = Duration::from_secs(10);
 
-    /// Of a caller that asked long ago.
+    /// The patience of a caller that asked long ago.
     pub(crate) fn until(deadline: Moment) -> Patience {
         let once = deadline == Moment::PAST;
         Patience {
@@ -264,7 +265,7 @@ pub(crate) mod tests {
         Silence::new(at(since), true)
     }
 
-    /// A caller that asked after a second, and how long it waits.
+    /// The patience of a caller that asks at 1000 ms and waits for this long.
     fn limit(millis: u64) -> Patience {
         let (began, deadline) = (at(1000), at(1000 + millis));
         Patience {
@@ -304,7 +305,7 @@ pub(crate) mod tests {
             (limit(20), 1020, Silent, Some(silent(1000)), 1, GiveUp),
             (limit(50), 1050, Silent, Some(silent(1000)), 2, GiveUp),
             (limit(50), 1050, Silent, Some(silent(1031)), 1, Busy),
-            // This thread came late by itself.
+            // This thread itself was late.
             (limit(9), 1900, Silent, Some(silent(1000)), 1, Busy),
             // Redis has answered before, so it may be slow.
             (limit(99), 1099, Silent, Some(slow(1000)), 1, Busy),
@@ -319,14 +320,14 @@ pub(crate) mod tests {
             // The silence before the caller came does not count.
             (limit(9), 1009, Silent, Some(silent(0)), 1, Busy),
             (limit(30), 1030, Silent, Some(silent(0)), 1, GiveUp),
-            // One answer is wanted, and one more try is made.
+            // A single try: after its first failure, one more attempt is made.
             (once(), 1001, Silent, Some(silent(1000)), 1, TryAgain),
             (once(), 1002, Silent, Some(silent(1000)), 2, GiveUp),
             (once(), 1002, Down, Some(silent(1000)), 2, GiveUp),
             (once(), 3000, Silent, Some(silent(1000)), 1, GiveUp),
             (once(), 3000, OutOfTime, None, 1, Busy),
-            // No limit: as long as an outage is tolerated, from when it began or, if later, the
-            // caller came.
+            // No limit: the caller tolerates an outage for this long, from when it began or, if
+            // later, from when the caller came.
             (endless(), 10_999, Silent, Some(silent(1000)), 9, TryAgain),
             (endless(), 11_000, Silent, Some(silent(1000)), 9, GiveUp),
             (endless(), 11_000, Down, Some(silent(1000)), 9, GiveUp),
@@ -362,7 +363,7 @@ pub(crate) mod tests {
         assert_eq!(left(&[(0, "a", None), (250, "a", None)]), Some(Duration::ZERO));
         assert_eq!(left(&[(0, "a", None), (100, "a", minute)]), None, "it was repaired");
         assert_eq!(left(&[(0, "a", None), (100, "a", minute), (300, "a", None)]), Some(millis(250)));
-        assert_eq!(left(&[(0, "a", None), (300, "b", None)]), Some(millis(250)), "that is another one");
+        assert_eq!(left(&[(0, "a", None), (300, "b", None)]), Some(millis(250)), "that is another value");
         let token = format!("host-1-2-{}", "0".repeat(32));
         assert_eq!(left(&[(0, &token, None)]), Some(millis(15_000)), "its holder may repair it");
     }
@@ -431,7 +432,7 @@ pub(crate) mod tests {
     fn a_thread_in_a_queue_looks_again_when_an_outage_may_be_too_long() {
         let now = at(1500);
         assert_eq!(endless().look_again(Some(&silent(1200)), now), at(11_200));
-        assert_eq!(endless().look_again(Some(&silent(500)), now), at(11_000), "not for what was before it");
+        assert_eq!(endless().look_again(Some(&silent(500)), now), at(11_000), "from when the caller came");
         assert_eq!(endless().look_again(None, now), at(11_500));
         assert_eq!(limit(700).look_again(Some(&silent(1200)), now), at(1700));
         let impatient = Patience { tolerate_outage: Duration::ZERO, ..endless() };

@@ -1,5 +1,5 @@
-//! The queue of one key in this process: who has the turn, who is next, and what one hands off to
-//! the other. Without clock, threads or Redis.
+//! The queue of one key in this process: who has the turn, who is next, and what one turn hands off
+//! to the next. Without clock, threads or Redis.
 
 use std::collections::VecDeque;
 use std::mem;
@@ -16,7 +16,8 @@ use crate::waiting::patience::{Attempts, GLANCE, Silence};
 use crate::waiting::waiter::{AWAKE, Waiter};
 
 /// After a spent budget, a process leaves the lock free for 1/24 of the time for which it had it,
-/// within the bounds below. It must: Redis wakes other processes only after the release.
+/// within the bounds below. This pause is needed, since Redis wakes other processes only after the
+/// release.
 const PART: u32 = 24;
 
 /// The shortest pause. A waiter that Redis wakes needs about one round trip to ask. So does the
@@ -39,8 +40,8 @@ pub(super) struct WaitQueue {
     last_was_short: bool,
     /// What the last turn left to the next.
     pub(super) past: Past,
-    /// The front has no answer from Redis. The next turn goes on with it, so that an outage does
-    /// not begin anew with each thread.
+    /// The silence of Redis while the front has no answer. The next turn inherits it, so that an
+    /// outage does not begin anew with each thread.
     pub(super) silence: Option<Silence>,
     /// Redis has answered a thread of this queue.
     answered: bool,
@@ -51,7 +52,7 @@ pub(super) struct WaitQueue {
 pub(super) struct Past {
     /// The budget of the last turn.
     budget: Option<HandoffBudget>,
-    /// That turn has spent it.
+    /// That turn has spent its budget.
     budget_is_spent: bool,
     /// How many pauses there were.
     pauses: u32,
@@ -68,9 +69,10 @@ pub(super) struct Front {
     pub(super) hold: Option<Arc<Hold>>,
     /// The holder that Redis named, in another process or through another manager.
     pub(super) seen: Option<Holder>,
-    /// It is about to end, so the next thread may stay awake for it.
+    /// The turn is about to end, so the next thread may stay awake for that.
     pub(super) ending: bool,
-    /// The release is under way, with the claim of the next thread. No other may take the turn.
+    /// The release is under way, with the claim of the next thread. No thread may take the turn
+    /// meanwhile.
     handing_off: bool,
     budget: HandoffBudget,
     /// The turn was handed off to this waiter, which has not started it yet.
@@ -86,12 +88,13 @@ pub(crate) struct Start {
     pub(crate) nap: Duration,
     /// Other processes were seen lately, so the lock is probably busy.
     pub(crate) crowded: bool,
-    /// What the threads before it have found out about Redis.
+    /// What the threads of earlier turns have found out about Redis.
     pub(crate) attempts: Attempts,
 }
 
 impl WaitQueue {
-    /// Starts the turn of `waiter`, if it is its turn. (`None`: a thread that is not in the queue.)
+    /// Starts the turn of `waiter`, if its turn has come. (`None`: a thread that is not in the
+    /// queue.)
     ///
     /// A thread that asks `once` does not pause. It leaves the pause to the next.
     pub(super) fn start_turn(
@@ -106,7 +109,8 @@ impl WaitQueue {
             Some((front.number, handed))
         });
         if let Some((number, handed)) = handed_off {
-            // There was no answer to the release, nor to the claim behind it.
+            // The release and the claim behind it had no answer, so the silence began when they
+            // were sent.
             match handed {
                 HandoffOutcome::Unanswered { sent } => self.asks(number, sent),
                 HandoffOutcome::NotTaken | HandoffOutcome::Taken { .. } => {}
@@ -118,7 +122,7 @@ impl WaitQueue {
             return None;
         }
         self.waiting.pop_front();
-        // The front is still there if its hold has run out, and it is passed over.
+        // If the hold of the front is over, the front is still there, and is passed over.
         let last = self.past.budget.take().or(self.front.as_ref().map(|front| front.budget.released(now)));
         let is_over = !once && mem::take(&mut self.past.budget_is_spent);
         let budget = last.filter(|_| !is_over).map_or(HandoffBudget::new(now), |last| last.at(now));
@@ -129,8 +133,9 @@ impl WaitQueue {
         Some(Start { number, handed: HandoffOutcome::NotTaken, nap, crowded, attempts })
     }
 
-    /// For how long a turn that starts leaves the lock to other processes: after a budget that is
-    /// spent, for as long as they need, less the time for which it was free already.
+    /// For how long a turn that starts leaves the lock to other processes: for the nap that
+    /// [`Contention`] asks for or, after a spent budget, for the pause if that is longer. The time
+    /// for which the lock was free already counts as part of the pause.
     fn first_nap(&mut self, over: Option<HandoffBudget>, now: Moment) -> Duration {
         let contention = &mut self.past.contention;
         contention.begin(now);
@@ -153,10 +158,10 @@ impl WaitQueue {
     pub(super) fn saw(&mut self, number: u64, holder: &Holder, took: Duration, now: Moment) {
         if let Some(front) = self.front.as_mut().filter(|front| front.number == number) {
             self.past.contention.took(took);
-            // The same hold once more, because it was renewed, says nothing about other processes.
+            // Seeing the same hold once more says nothing about other processes.
             let before = front.seen.replace(holder.clone());
             if before.is_none_or(|before| before.raw() != holder.raw()) {
-                front.budget = HandoffBudget::new(now); // Also if a hand-off has failed.
+                front.budget = HandoffBudget::new(now); // Even after a failed hand-off.
                 self.past.contention.saw(holder, now);
             }
         }
@@ -237,7 +242,7 @@ impl WaitQueue {
         was_first
     }
 
-    /// The front asks Redis. Noted before it does, because there may never be an answer.
+    /// The front is about to ask Redis. This is noted first, because there may never be an answer.
     pub(super) fn asks(&mut self, number: u64, now: Moment) {
         if self.has_turn(number) {
             let answered = self.answered;
@@ -252,7 +257,8 @@ impl WaitQueue {
         }
     }
 
-    /// An attempt of the front has failed. The silence of Redis is `None` if that is not known.
+    /// An attempt of the front has failed. `silence` is `None` if the failure says nothing about
+    /// Redis.
     pub(super) fn failed(&mut self, number: u64, silence: Option<&Silence>) {
         if self.has_turn(number) {
             self.silence = silence.cloned();
@@ -278,8 +284,8 @@ impl WaitQueue {
     /// The release of a turn begins. Returns the waiter whose claim is to be sent behind it, if
     /// any.
     ///
-    /// There is none if the budget is spent, or if the waiter may have given up by `answer_by`,
-    /// when the answer comes at the latest.
+    /// There is none if `limit` is zero (no hand-offs), if the budget is spent, or if the waiter
+    /// may have given up by `answer_by`, when the answer comes at the latest.
     pub(super) fn hand_off(
         &mut self,
         number: u64,
@@ -290,7 +296,7 @@ impl WaitQueue {
         let front = self.front.as_mut().filter(|front| front.number == number)?;
         front.ending = true;
         front.budget.release_begins(now);
-        // If nothing is ever handed off, the process need not pause for that.
+        // A process that never hands off need not pause.
         self.past.budget_is_spent = !limit.is_zero() && front.budget.is_spent(limit);
         let next = self.waiting.front()?;
         if limit.is_zero() || self.past.budget_is_spent || next.deadline <= answer_by {
@@ -351,7 +357,7 @@ mod tests {
 
     const LIMIT: Duration = Duration::from_millis(20);
 
-    /// Any time with the lock spends it.
+    /// A limit that any time with the lock reaches.
     const AT_ONCE: Duration = Duration::from_nanos(1);
     const GONE: HandoffOutcome = HandoffOutcome::Unanswered { sent: Moment::PAST };
     const SOON: Moment = Moment::from_nanos(2_000_000_000);
@@ -391,7 +397,7 @@ mod tests {
         assert!(queue.start_turn(3, Some(&second), false, at(0)).is_none(), "once");
         assert!(queue.end_turn(2, at(0)));
         let start = queue.start_turn(3, Some(&third), false, at(0)).unwrap();
-        assert_eq!(start.handed, HandoffOutcome::NotTaken, "a turn that ends alone hands nothing off");
+        assert_eq!(start.handed, HandoffOutcome::NotTaken, "no claim was sent, so none is handed off");
     }
 
     #[test]
@@ -422,7 +428,7 @@ mod tests {
         assert!(queue.hand_off(1, LIMIT, at(0), SOON).is_none());
         queue.hand_off(1, LIMIT, at(0), at(1)).unwrap();
         queue.leave(&second);
-        assert!(!queue.hand_over(1, &second, 2, GONE, at(0)), "it has gone all the same");
+        assert!(!queue.hand_over(1, &second, 2, GONE, at(0)), "the waiter has gone since");
         assert!(queue.end_turn(1, at(0)));
         assert!(queue.start_turn(2, Some(&third), false, at(0)).is_some());
     }
@@ -480,7 +486,7 @@ mod tests {
     #[test]
     fn a_turn_that_was_handed_off_says_nothing_about_rivals() {
         let (mut queue, [second, third]) = queue();
-        // More than are forgotten at one win.
+        // More sightings than one win forgets.
         for number in 0..6 {
             let holder = Holder::new(format!("theirs {number}").as_bytes(), None);
             queue.saw(1, &holder, Duration::from_micros(50), at(0));
@@ -586,7 +592,7 @@ mod tests {
         assert_eq!(silent_since(&queue), Some(20));
     }
 
-    /// A queue whose budget was spent in so much time.
+    /// A queue whose budget was spent after `millis` with the lock.
     fn after_turns_of(millis: u64) -> WaitQueue {
         let (mut queue, _) = queue::<0>();
         queue.holds(1, &Arc::new(sample_of(AcquiredAt { sent: at(0), answered: at(0) })), at(0));
@@ -636,7 +642,7 @@ mod tests {
         queue.start_turn(2, Some(&second), false, at(0)).unwrap();
         sees(&mut queue, 2);
         queue.holds(2, &hold(), at(500));
-        assert!(queue.hand_off(2, LIMIT, at(501), at(502)).is_some(), "another had it for half a second");
+        assert!(queue.hand_off(2, LIMIT, at(501), at(502)).is_some(), "another process had the lock");
     }
 
     #[test]
@@ -646,7 +652,10 @@ mod tests {
         queue.holds(1, &hold, at(0));
         queue.hand_off(1, AT_ONCE, at(6), at(7));
         hold.mark_released();
-        assert!(!queue.start_turn(2, Some(&second), false, at(50)).unwrap().nap.is_zero(), "it took 44 ms");
+        assert!(
+            !queue.start_turn(2, Some(&second), false, at(50)).unwrap().nap.is_zero(),
+            "the release took 44 ms"
+        );
     }
 
     #[test]

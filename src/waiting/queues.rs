@@ -2,8 +2,9 @@
 //! served.
 //!
 //! One thread of a process talks to Redis about a key. The others wait behind it and send nothing.
-//! Its turn ends when it is dropped, after the release. A hold that ends without a release is
-//! passed over. A release may send the claim of the next thread, which is the hand-off.
+//! A thread's turn ends when its [`Turn`] is dropped, after the release. If a hold ends without a
+//! release, its turn is passed over. A release may send the claim of the next thread, which is the
+//! hand-off.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
@@ -18,7 +19,7 @@ use crate::waiting::patience::{Patience, SLOW_ANSWER, Silence};
 use crate::waiting::queue::{Past, Start, WaitQueue};
 use crate::waiting::waiter::{Cores, Waiter};
 
-/// How many keys a manager remembers after no thread of this process wants them any more.
+/// How many keys a manager remembers once no thread of this process wants them any more.
 const REMEMBERED: usize = 8;
 
 /// The queues of one manager.
@@ -52,12 +53,12 @@ pub(crate) struct Turn {
 /// Why there was no turn.
 #[derive(Debug)]
 pub(crate) enum NoTurn {
-    /// The wait was over. The holder is named if it is known.
+    /// The time to wait was over. The holder is named if it is known.
     Busy(Option<Holder>),
     /// The caller itself holds the lock, through another manager.
     Mine,
-    /// The wait was over, and the thread in front has no answer from Redis. Says why, if that is
-    /// known.
+    /// The time to wait was over, and the thread in front has no answer from Redis. Says why, if
+    /// that is known.
     Outage(Option<Arc<str>>),
 }
 
@@ -107,7 +108,7 @@ impl WaitQueues {
                 }
                 Step::StayAwake => MutexGuard::unlocked(&mut table, || self.cores.stay_awake(&me)),
                 Step::Renew(hold) => MutexGuard::unlocked(&mut table, || renew(&hold)),
-                // Why it was woken does not matter: the loop looks again.
+                // Why the thread was woken does not matter: the loop looks again.
                 Step::Sleep { until } => {
                     me.woken.wait_for(&mut table, until.since(now));
                 }
@@ -115,7 +116,7 @@ impl WaitQueues {
         }
     }
 
-    /// A hold of this process is lost, so the first waiter looks at once.
+    /// Wakes the first waiter, since the hold in front is lost.
     pub(crate) fn wake_first(&self, name: &str) {
         notify_first(self.table.lock(), name);
     }
@@ -149,7 +150,7 @@ enum Step {
 }
 
 impl Place<'_> {
-    /// What to do where the turn is not the thread's at `now`.
+    /// What the thread does if its turn has not come at `now`.
     fn next_step(
         &mut self,
         queue: &WaitQueue,
@@ -158,7 +159,7 @@ impl Place<'_> {
         cores_are_free: bool,
         now: Moment,
     ) -> Step {
-        // If Redis has answered other threads since, it is not away.
+        // If Redis has answered other threads since the silence began, there is no outage.
         let silence = queue.silence.as_ref().filter(|it| !it.is_refuted(answered_since));
         let overslept = now.since(self.look_again) > SLOW_ANSWER;
         if let Some(no_turn) = self.give_up(queue, is_mine, silence, overslept, now) {
@@ -187,7 +188,7 @@ impl Place<'_> {
         now: Moment,
     ) -> Option<NoTurn> {
         // If the process was stopped for a while, the thread in front may not have read its answer
-        // yet.
+        // yet. That is no outage.
         let outage = silence
             .filter(|silence| self.patience.is_outage(silence, now))
             .filter(|silence| silence.cause.is_some() || !overslept);
@@ -280,8 +281,8 @@ impl Turn {
 
     /// Redis has named this holder; the answer took the time `took`.
     ///
-    /// A holder in this process may itself wait in this queue, through another manager. So all
-    /// waiters check.
+    /// A holder in this process may itself wait in this queue, through another manager, and would
+    /// wait for itself. So all waiters check that.
     pub(crate) fn saw(&self, holder: &Holder, took: Duration, of_this_process: bool) {
         self.note(|queue| {
             queue.saw(self.start.number, holder, took, Moment::now());
@@ -291,8 +292,8 @@ impl Turn {
         });
     }
 
-    /// The release begins, and the next thread may get ready. If it is returned, its claim is to be
-    /// sent behind the release.
+    /// The release begins, and the next thread may get ready. If this returns the next thread, its
+    /// claim has to be sent behind the release.
     ///
     /// A thread that may give up before the answer comes, at `answer_by` at the latest, is not
     /// returned.
@@ -305,8 +306,8 @@ impl Turn {
     }
 
     /// Ends the turn, and hands over to the next thread what became of its claim. Returns the claim
-    /// to delete, if its token may be in Redis and no thread will use it, and whether its `SET` may
-    /// still be executed.
+    /// if its token may be in Redis and no thread will use it, so that it has to be deleted. The
+    /// flag says whether Redis may still execute its `SET`.
     #[must_use = "the key may exist until its lease is over"]
     pub(crate) fn settle(mut self, to: &Arc<Waiter>, handed: HandoffOutcome) -> Option<(Claim, bool)> {
         if handed == HandoffOutcome::NotTaken {
@@ -420,7 +421,7 @@ pub(crate) mod tests {
         let mut waits = place(Moment::NEVER);
         assert!(matches!(step(&mut waits, &queue, true, 100), Step::Sleep { until } if until == at(1100)));
         assert!(matches!(step(&mut waits, &queue, true, 600), Step::Sleep { until } if until == at(1600)));
-        // It has waited for as long as it looks, and Redis was not asked about the hold.
+        // The planned look has come, and Redis was not asked about the hold since it was taken.
         assert!(matches!(step(&mut waits, &queue, true, 1600), Step::Renew(it) if Arc::ptr_eq(&it, &hold)));
         assert!(matches!(step(&mut waits, &queue, true, 1601), Step::Sleep { until } if until == at(2601)));
         let _ = queue.hand_off(1, Duration::ZERO, at(2000), at(2001));
@@ -432,7 +433,7 @@ pub(crate) mod tests {
         queue.asks(1, at(4000));
         let gives_up = step(&mut place(at(5000)), &queue, false, 5000);
         assert!(matches!(gives_up, Step::GiveUp(NoTurn::Outage(None))), "a second without an answer");
-        // The thread was stopped, and the one in front may be about to read its answer.
+        // The thread was stopped, and the thread in front may be about to read its answer.
         let gives_up = step(&mut place(at(4000)), &queue, false, 5000);
         assert!(matches!(gives_up, Step::GiveUp(NoTurn::Busy(_))));
     }
@@ -545,7 +546,7 @@ pub(crate) mod tests {
             let patience = Patience { began: now, ..until(now.after(Duration::from_millis(30))) };
             queues.join(&name(), &patience, |_| false, |_| answered, |_| (), claim).unwrap_err()
         };
-        assert!(matches!(told(false), NoTurn::Busy(None)), "it has not asked yet");
+        assert!(matches!(told(false), NoTurn::Busy(None)), "the front has not asked yet");
         front.asks();
         assert!(matches!(told(false), NoTurn::Outage(None)));
         assert!(matches!(told(true), NoTurn::Busy(None)), "the front waits for something else");
@@ -604,7 +605,7 @@ pub(crate) mod tests {
                     thread::yield_now();
                 }
                 let Some(to) = turn.hand_off(limit, Moment::PAST) else {
-                    continue; // It was gone before that.
+                    continue; // The waiter had given up before that.
                 };
                 while wait == 10 && !next.is_finished() {
                     thread::yield_now();

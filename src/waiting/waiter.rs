@@ -19,10 +19,10 @@ pub(crate) const AWAKE: Duration = Duration::from_micros(200);
 /// A yield that takes this long has given the core to other work.
 const GIVEN_AWAY: Duration = Duration::from_millis(1);
 
-/// For how long no thread stays awake after that.
+/// For how long no thread stays awake after such a yield.
 const ASLEEP: Duration = Duration::from_millis(20);
 
-/// A thread in a queue. Known by its address.
+/// A thread in a queue. The queue tells waiters apart by their addresses.
 #[derive(Debug)]
 pub(crate) struct Waiter {
     pub(crate) woken: Condvar,
@@ -37,7 +37,7 @@ impl Waiter {
         Waiter { woken: Condvar::new(), has_turn: AtomicBool::new(false), claim, deadline }
     }
 
-    /// It is this thread's turn now.
+    /// Wakes the thread, since it is its turn now.
     pub(crate) fn wake_for_turn(&self) {
         self.has_turn.store(true, Ordering::Release);
         self.woken.notify_one();

@@ -10,8 +10,8 @@ use crate::base::sync::{Condvar, Mutex};
 /// The sleeping threads of one manager: at most one for each key, since the others queue behind it.
 #[derive(Debug, Default)]
 pub(crate) struct Wakeups {
-    /// Locked before the state of a parker, and never after it: parkers are unparked under this
-    /// lock.
+    /// Locked before the state of a parker: parkers are unparked under this lock, so the other
+    /// order could deadlock.
     by_key: Mutex<HashMap<Box<[u8]>, Arc<Parker>>>,
 }
 
@@ -82,13 +82,13 @@ impl Parker {
 }
 
 impl Registration<'_> {
-    /// Forgets earlier wake-ups, before Redis is asked: the answer is newer than what they were
-    /// about. True if there was one.
+    /// Forgets earlier wake-ups. Call this before asking Redis: the answer is newer than the
+    /// changes that caused them. True if there was a wake-up.
     pub(crate) fn forget(&self) -> bool {
         mem::take(&mut self.parker.state.lock().woken)
     }
 
-    /// Sleeps until the thread is woken, at most until this moment: true if it was woken.
+    /// Sleeps until the thread is woken, but not beyond `until`. True if it was woken.
     pub(crate) fn wait(&self, until: Moment) -> bool {
         let mut state = self.parker.state.lock();
         loop {
@@ -156,7 +156,7 @@ pub(crate) mod tests {
         }
         wakeups.wake_over(1);
         assert!(one.wait(soon()));
-        assert!(!two.wait(at_once()), "it has asked over another since");
+        assert!(!two.wait(at_once()), "it has asked over another connection since");
         assert!(!three.wait(at_once()), "it has not asked");
         one.forget();
         wakeups.wake_over(2);
