@@ -1,12 +1,12 @@
 //! What a lock costs in instructions of the program, side by side with a plain connection of the
 //! `redis` crate: `bash benches/instructions.sh`.
 //!
-//! Times wander with the machine; the count of executed instructions does not. The plain connection
-//! sends the same two commands, `SET key token NX PX` and the compare-and-delete by `EVALSHA`, so
-//! what a lock costs beside the server can be read off the ratio.
+//! Times vary with the machine, but the count of executed instructions does not. The plain
+//! connection sends the same two commands, `SET key token NX PX` and the compare-and-delete by
+//! `EVALSHA`. So the ratio shows what a lock costs in the program itself.
 //!
 //! Each subject runs under `valgrind --tool=callgrind` twice, for fewer and for more cycles. The
-//! difference between both counts leaves out what starting and connecting cost.
+//! difference of the two counts leaves out the cost of starting and connecting.
 
 mod support;
 
@@ -19,7 +19,7 @@ use relatch::LockManager;
 use relatch_rig::Server;
 use support::Floor;
 
-/// Cycles of the two runs.
+/// The cycles of the two runs.
 const FEWER: u64 = 200;
 const MORE: u64 = 2200;
 
@@ -53,7 +53,7 @@ fn compare() {
     }
 }
 
-/// The instructions of this program, run for one subject: as callgrind counts them.
+/// Runs this program for one subject under callgrind, and returns the count of instructions.
 fn count(subject: &str, server: &Server, cycles: u64) -> u64 {
     let dir = tempfile::tempdir().expect("a temporary folder");
     let counts = dir.path().join("counts");
@@ -69,7 +69,7 @@ fn count(subject: &str, server: &Server, cycles: u64) -> u64 {
     total.trim().parse().expect("a number")
 }
 
-/// What is counted: this many cycles of one subject.
+/// The part that callgrind counts: `cycles` cycles of one subject.
 fn run(subject: &str, url: &str, cycles: u64) {
     match subject {
         "connection" => {

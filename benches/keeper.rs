@@ -1,5 +1,5 @@
-//! What keeping a lock costs: renewing ten thousand of them, beside the same scripts pipelined by
-//! hand, and the memory that they take.
+//! What keeping locks costs: the time to renew ten thousand locks, beside the same scripts
+//! pipelined by hand, and the memory of a held lock.
 //!
 //! Takes about half a minute, most of it waiting for renewals to fall due.
 
@@ -15,7 +15,7 @@ use support::{median, resident_bytes};
 
 const HOLDS: u64 = 10_000;
 
-/// As many as the keeper puts into a round trip.
+/// How many renewals the keeper puts into a round trip.
 const BATCH: u64 = 1000;
 
 const EVERY: Duration = Duration::from_secs(8);
@@ -34,7 +34,8 @@ fn main() {
         println!("memory per held lock: {} bytes (resident, guard included)", (after - before) / HOLDS);
     }
 
-    // Keys of their own: a manager gets invalidations when others change the keys of its holds.
+    // The renewals by hand have other keys: if they changed the keys of the manager's holds, Redis
+    // would send it invalidations.
     let mut connection = server.connect();
     for n in 0..HOLDS {
         let set = redis::cmd("SET").arg(format!("by hand:{n}")).arg(token(n)).query(&mut connection);
@@ -56,8 +57,10 @@ fn main() {
     println!("{:<36}{:>12.1} ms, {:.2} x floor", "keeper", keeper * 1e3, keeper / floor);
 }
 
-/// From the end of the first batch to the end of the last, for all of them. They fall due together
-/// when the listener, whose connection is killed, is back: it may have missed an invalidation.
+/// The time to renew all holds. To make them due together, this kills the listener's connection:
+/// when the listener is back, the keeper renews all holds, since the listener may have missed an
+/// invalidation. The time runs from the end of the first batch to the end of the last, and is
+/// scaled to all batches.
 fn renewed_by_keeper(locks: &LockManager, connection: &mut redis::Connection) -> Duration {
     let renewed = || locks.stats().renewed;
     let done = |count| {
@@ -81,7 +84,8 @@ fn token(n: u64) -> String {
 fn renewed_by_hand(connection: &mut redis::Connection) -> Duration {
     let script = include_str!("../src/store/renew.lua");
     let hash: String = redis::cmd("SCRIPT").arg("LOAD").arg(script).query(connection).expect("loads");
-    // With a lease, like the keeper's: each renewal sets a longer one.
+    // The keys get a lease here, so that each renewal sets a longer lease, as the keeper's renewals
+    // do.
     for n in 0..HOLDS {
         redis::cmd("PEXPIRE").arg(format!("by hand:{n}")).arg(60_000).exec(connection).expect("expires");
     }

@@ -1,9 +1,9 @@
 //! What a lock costs, side by side with the floor of the same run: `cargo bench`.
 //!
 //! The floor is one open connection that sends `SET key token NX PX` and the compare-and-delete by
-//! `EVALSHA`, and waits for each answer: the least that any lock of this kind can do. Machines vary
-//! by a factor of three from minute to minute, so floor and subject alternate in short rounds, and
-//! the medians are compared.
+//! `EVALSHA`, and waits for each answer. No lock of this kind can do less. The speed of a machine
+//! varies by a factor of three from minute to minute. So floor and subject alternate in short
+//! rounds, and the medians are compared.
 
 mod support;
 
@@ -17,7 +17,7 @@ use relatch_rig::Server;
 
 use support::{Floor, Rounds, contend, pin_apart};
 
-/// Lock and unlock, or floor cycles, per round.
+/// How many locks and unlocks, or floor cycles, a round has.
 const CYCLES: u32 = 400;
 const ROUNDS: usize = 41;
 
@@ -35,14 +35,14 @@ fn main() {
     println!("\nMedians of {ROUNDS} interleaved rounds of {CYCLES} cycles:");
     side_by_side("placed by the scheduler", &server, &locks);
     if pin_apart(&server) {
-        // New threads of a new manager: those that were started before keep the cores that they
-        // had.
+        // The threads of the old manager keep their cores, so this needs a new manager with new
+        // threads.
         let locks = LockManager::connect(&server.url()).expect("a Redis of our own");
         side_by_side("client and server on their own cores", &server, &locks);
     }
 }
 
-/// Each by itself, in absolute times.
+/// Each operation by itself, in absolute times.
 fn one_by_one(criterion: &mut Criterion, server: &Server, locks: &LockManager) {
     let mut floor = Floor::new(server);
     criterion.bench_function("floor: SET + EVALSHA", |b| b.iter(|| floor.cycle("lock:floor")));
@@ -59,8 +59,8 @@ fn one_by_one(criterion: &mut Criterion, server: &Server, locks: &LockManager) {
     criterion.bench_function("is_valid", |b| b.iter(|| black_box(guard.is_valid())));
 }
 
-/// Floor and subject in turns, as ratios. One subject at a time: where one round spreads its
-/// threads over the cores, that changes the next one's luck.
+/// Floor and subject in turns, as ratios. Each subject has its own rounds: a subject that spreads
+/// threads over the cores changes the conditions of the round after it.
 fn side_by_side(title: &str, server: &Server, locks: &LockManager) {
     let mut floor = Floor::new(server);
     let mut floor_cycles = || (0..CYCLES).for_each(|_| floor.cycle("lock:floor"));
@@ -81,8 +81,8 @@ fn side_by_side(title: &str, server: &Server, locks: &LockManager) {
     println!("longest wait of 8 threads on one key: {longest:.1?}");
 }
 
-/// Many threads, none of which waits for another's lock: how far a pool of each size keeps up with
-/// a connection for each thread.
+/// Many threads with a key each, so that none waits for a lock: compares pools of several sizes
+/// with one connection per thread.
 fn keys_of_their_own(server: &Server) {
     const SIZES: [u32; 3] = [8, 32, 64];
     const THREADS: u32 = 64;

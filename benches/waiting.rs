@@ -1,10 +1,10 @@
-//! How waiting works: how soon a lock goes on to the next one, how fairly, and what waiting costs.
-//! `cargo bench --bench waiting` runs all parts, in about four minutes; `-- handoff`, or the names
-//! of other parts, runs these; `-- --help` lists them.
+//! How waiting works: how soon the next waiter gets a lock, how fair that is, and what waiting
+//! costs. `cargo bench --bench waiting` runs all parts, in about four minutes. With `-- handoff`,
+//! or names of other parts, it runs only these. With `-- --help`, it lists the parts.
 //!
-//! Each figure that is held to something is printed next to its bound, with `ok` or `MISSED`. What
-//! depends on the machine is compared with a floor, a `PING`, or a lock by hand that polls, of the
-//! same run.
+//! If a figure has a bound, both are printed together, with `ok` or `MISSED`. Figures that depend
+//! on the machine are compared with a floor, a `PING`, or a hand-written polling lock of the same
+//! run.
 
 #[path = "waiting/cores.rs"]
 mod cores;
@@ -92,12 +92,13 @@ fn connect(server: &Server) -> LockManager {
     LockManager::connect(&server.url()).expect("a Redis of our own")
 }
 
-/// From a release here to the return of `lock` in a process that waits. In turns with it, a `PING`
-/// on a plain connection that was idle for as long, and the same by hand: a release by `EVALSHA`
-/// here, and a thread there that receives the invalidation and only sends its `SET`.
+/// Times hand-offs: from a release here to the return of `lock` in a process that waits. Two others
+/// alternate with them: a `PING` on a plain connection after the same idle time, and a hand-off by
+/// hand. For the latter, this process releases by `EVALSHA`, and a thread of the other process
+/// receives the invalidation and sends only its `SET`.
 fn handoff(report: &mut Report) {
     const SAMPLES: usize = 300;
-    /// Not counted: connections are opened, threads are started.
+    /// The first samples do not count, since connections are opened and threads started then.
     const WARM_UP: usize = 10;
 
     let server = Server::start();
@@ -144,8 +145,8 @@ fn handoff(report: &mut Report) {
     }
 }
 
-/// Has a child wait for what this process holds, and releases it: when the child had it, counted
-/// from the call of the release and from its return.
+/// Lets a child wait for a lock that this process holds, and releases the lock. Returns how long
+/// the child then needed to take it, from the call of the release and from its return.
 fn hand_off(child: &mut Child, release: impl FnOnce()) -> (Duration, Duration) {
     child.tell("lock");
     child.expect("waiting");
@@ -167,8 +168,8 @@ fn threads(report: &mut Report) {
     pinned(pin_apart, |server| eight_threads(report, "pinned apart", server, 2.0, Some(3.0)));
 }
 
-/// Starts a server, and runs this in a thread that is pinned together with it or apart from it. The
-/// threads that this one starts inherit its core; the other parts keep all cores.
+/// Starts a server, and calls `run` in a new thread. `pin` pins this thread to the server's core or
+/// to another one. Threads that `run` starts inherit the core. The other parts keep all cores.
 fn pinned(pin: fn(&Server) -> bool, run: impl FnOnce(&Server) + Send) {
     let server = Server::start();
     thread::scope(|scope| {
@@ -182,11 +183,12 @@ fn pinned(pin: fn(&Server) -> bool, run: impl FnOnce(&Server) + Send) {
     });
 }
 
-/// A round is one turn of each thread, at the mean time that a turn took just then: a waiting
-/// thread waits for one. In the time of a floor cycle they are to make `least` turns.
+/// Waits are measured in rounds: the mean time of a turn in the same stretch, times the number of
+/// threads. In a fair queue, each wait lasts one round. The bound: the threads make at least
+/// `least` turns in the time of a floor cycle.
 fn eight_threads(report: &mut Report, placed: &str, server: &Server, least: f64, p99_below: Option<f64>) {
     const THREADS: u32 = 8;
-    /// Turns, or floor cycles, at a stretch.
+    /// How many turns, or floor cycles, a stretch has.
     const CYCLES: u32 = 800;
     const STRETCHES: usize = 21;
 
@@ -219,8 +221,8 @@ fn eight_threads(report: &mut Report, placed: &str, server: &Server, least: f64,
     report.must(&of("longest wait"), longest, "< 20 ms", longest < bound);
 }
 
-/// Threads that wait for a long time: what they send to Redis meanwhile, what they cost, and
-/// whether all of them take the lock in the end.
+/// Threads that wait for a long time: which commands they send meanwhile, what they cost, and
+/// whether all of them take their locks in the end.
 fn idle(report: &mut Report) {
     const KEYS: u64 = 100;
     const SPAN: Duration = Duration::from_secs(11);
@@ -253,13 +255,13 @@ fn idle(report: &mut Report) {
         if let Some(listeners) = listeners {
             report.must("threads that listen", listeners, "1", listeners == 1);
         }
-        report.must("locks that were had in the end", had.len(), asked, had.len() == asked);
+        report.must("locks taken in the end", had.len(), asked, had.len() == asked);
         let last = had.into_iter().max().unwrap_or(released);
         report.say("from the order to release to the last", last.saturating_sub(released));
     });
 }
 
-/// What an uncontended lock costs: nothing that has to do with waiting.
+/// An uncontended lock sends nothing, and starts no thread, for the sake of waiting.
 fn alone(report: &mut Report) {
     const TIMES: u64 = 1000;
 
@@ -277,7 +279,7 @@ fn alone(report: &mut Report) {
     report.must("SETs", sets, TIMES, sets == TIMES);
     report.must("EVALSHAs", by_hash, TIMES, by_hash == TIMES);
     report.must("EVALs and SCRIPT LOADs", loads, "<= 1", loads <= 1);
-    // The release script looks before it deletes: one GET each.
+    // Each release script sends one GET before it deletes.
     let gets = commands.count("get").saturating_sub(TIMES);
     report.must_be_none("GETs outside of scripts", gets);
     let client = commands.family("client");

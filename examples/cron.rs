@@ -1,5 +1,4 @@
-//! The same job is scheduled in three processes every two seconds, and each time one of them runs
-//! it.
+//! Three processes schedule the same job every two seconds, and each time one of them runs it.
 //!
 //! Run it with `bash examples/run.sh cron [rounds]`, or `cargo run --example cron [rounds]` if
 //! redis-server is installed.
@@ -48,10 +47,10 @@ fn main() -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-/// Every tick has a lock of its own, and the process that gets it runs the job. The guard is kept
-/// until the tick is over, long after the job is done: a process finds the tick taken even if it is
-/// late, or its clock is wrong, by nearly a whole tick. The lease is longer than a tick: if the
-/// process dies, the tick stays taken.
+/// Every tick has a lock of its own, and the process that gets it runs the job. The process keeps
+/// the guard until the tick is over, long after the job is done. So another process finds the tick
+/// taken even if it is late, or its clock is wrong, by nearly a whole tick. The lease is longer
+/// than a tick, so that the tick stays taken if the process dies.
 fn worker(locks: &LockManager, name: &str, ticks: std::ops::Range<u64>) -> Result<(), Box<dyn Error>> {
     let me = format!("{name} (pid {})", process::id());
     for tick in ticks {

@@ -13,7 +13,7 @@ fn main() -> Result<(), Error> {
     })?
 }
 
-/// Takes the lock too. This thread has it already, so nothing is sent.
+/// Also takes the lock. This thread has the lock already, so nothing is sent to Redis.
 fn ship(locks: &LockManager) -> Result<(), Error> {
     locks.with_lock("orders:42", || println!("order 42 is shipped"))
 }

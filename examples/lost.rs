@@ -1,5 +1,6 @@
-//! A process is stopped while it holds a lock, a rival takes it, and the lock says so before the
-//! card is charged twice.
+//! A process is stopped while it holds a lock, and a rival takes the lock.
+//!
+//! The first process learns of the loss before it charges the card a second time.
 //!
 //! Run it with `bash examples/run.sh lost`, or `cargo run --example lost` if redis-server is
 //! installed (not on Windows).
@@ -41,7 +42,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     let owner = locks.named("payment").holder()?.ok_or("the rival's lock is gone")?;
     say(&format!("none of that touched the rival's lock: {owner}"));
     rival.finish()?;
-    println!("\n`ensure` before the point of no return; without it, the card would have been charged twice.");
+    println!("\nWithout `ensure`, the card would have been charged twice.");
     Ok(())
 }
 
@@ -49,7 +50,7 @@ fn holder(locks: &LockManager) -> Result<(), Box<dyn Error>> {
     let guard = locks.lock("payment")?;
     let watch = guard.watch();
     println!("{}", process::id());
-    // Here the work would be. It is interrupted by a pause that it cannot notice.
+    // The work would be here. The process is stopped in the middle of it, and cannot notice that.
     let cause = watch.wait_lost(Duration::from_secs(30)).ok_or("nothing happened")?;
     println!("is_valid() is {}: {cause}", guard.is_valid());
     println!("ensure(100ms):  {}", charge_card(&guard).err().ok_or("charged without the lock")?);

@@ -1,5 +1,4 @@
-//! Functions that lock and call each other: each takes the locks it needs, whichever function calls
-//! it.
+//! Functions call each other under locks, and each takes all the locks that it needs.
 //!
 //! Run it with `bash examples/run.sh nested`, or `cargo run --example nested` if redis-server is
 //! installed.
@@ -32,8 +31,8 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     Ok(())
 }
 
-/// What `with_lock_result` asks of an error is the `From`: so one type serves for the body and for
-/// the lock.
+/// `with_lock_result` needs an error type with `From<relatch::Error>`. So one type serves for the
+/// errors of the body and of the lock.
 #[derive(Debug, thiserror::Error)]
 enum BankError {
     #[error(transparent)]
@@ -48,8 +47,8 @@ struct Bank {
 }
 
 impl Bank {
-    /// Locks in the order of the names, whichever way the money goes, or two transfers could wait
-    /// for ever.
+    /// Locks in the order of the names, whichever way the money goes. Otherwise two transfers could
+    /// wait for each other for ever.
     fn transfer(&self, from: &str, to: &str, amount: i64) -> Result<(), BankError> {
         let both = |_: &LockGuard| {
             self.change("  withdraw", from, -amount)?;

@@ -1,5 +1,4 @@
-//! Three processes compete for one lock; a chart shows that no two of them ever held it at the same
-//! time.
+//! Three processes compete for one lock, and a chart shows that no two held it at the same time.
 //!
 //! Run it with `bash examples/run.sh`, or `cargo run --example quickstart` if redis-server is
 //! installed.
@@ -52,7 +51,7 @@ fn worker(locks: &LockManager, name: &str) -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-/// Called under the lock, and takes it again: a thread never waits for itself.
+/// The caller holds the lock, and this function takes it again: a thread never waits for itself.
 fn count(locks: &LockManager) -> Result<(), relatch::Error> {
     locks.with_lock("till", || sleep(Duration::from_millis(40)))
 }

@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
-# Runs an example, and installs what it needs. See `usage`.
+# Runs an example, and installs a Redis server if there is none. See `usage`.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 # shellcheck source=examples/setup.sh
 . examples/setup.sh
 
-# `hello` first, then the others by name. What describes an example is the first line of its file.
+# Lists `hello` first, then the others by name. The first line of an example's file describes it.
 examples() {
     local file
     describe examples/hello.rs
@@ -36,7 +36,7 @@ EOF
 start_server() {
     need_server
     folder=$(mktemp -d)
-    # A locale that is set but not installed keeps the server from starting.
+    # If the locale that is set is not installed, the server would not start.
     LC_ALL=C "$(command -v redis-server || command -v valkey-server)" --port 0 --unixsocket "$folder/socket" \
         --dir "$folder" --save '' --appendonly no >"$folder/log" 2>&1 &
     server=$!

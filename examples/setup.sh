@@ -1,9 +1,9 @@
 # shellcheck shell=bash
-# Sourced by examples/run.sh and the scripts in tests: sees to it that cargo and a Redis server can be run.
+# examples/run.sh and the scripts in tests source this file. It provides cargo and a Redis server.
 #
-# examples/run.sh and the tests start servers of their own. They never talk to a Redis that is
-# running already, such as the service that some packages start when they are installed; only
-# REDIS_URL makes an example use one.
+# examples/run.sh and the tests start servers of their own. They never use a Redis that is running
+# already, such as the service that some packages start at their installation. Only REDIS_URL makes
+# an example use such a server.
 
 say() { printf '== %s\n' "$*"; }
 
@@ -16,14 +16,16 @@ have() { command -v "$1" >/dev/null 2>&1; }
 
 have_server() { have redis-server || have valkey-server; }
 
-# limited <seconds> <command>...: ends it and all that it started when the time is over, and returns 124 or 137 then.
+# limited <seconds> <command>...: runs the command. When the time is over, ends it and its children,
+# and returns 124 or 137.
 limited() {
     have timeout || die 'the command timeout is not on the PATH: install coreutils'
     timeout -k 10 "$@"
 }
 
-# show_failures: passes on what `cargo test` prints, and says at once which test failed and how it is run alone.
-# (What that test printed comes when all have run: libtest keeps it until then.)
+# show_failures: passes on the output of `cargo test`, and says at once which test failed and how to
+# run it alone. (The output of that test comes when all tests have run: libtest keeps it until
+# then.)
 show_failures() {
     local line test
     while IFS= read -r line || [ -n "$line" ]; do
@@ -66,7 +68,7 @@ need_server() {
     have_server || die "$manager did not install a Redis server (see above): install redis-server or valkey-server"
 }
 
-# install_server <manager> [sudo]: the name of the package differs, so more than one is tried.
+# install_server <manager> [sudo]: tries several packages, because their names differ.
 install_server() {
     local manager=$1 package
     shift

@@ -11,7 +11,7 @@ use crate::manager::LockManager;
 use crate::session::Session;
 use crate::store::Address;
 
-/// Makes a [`LockManager`] with settings of its own. Comes from [`LockManager::builder`].
+/// Makes a [`LockManager`] with settings of its own. [`LockManager::builder`] returns a builder.
 ///
 /// ```no_run
 /// use std::time::Duration;
@@ -49,19 +49,19 @@ impl LockManager {
         Builder { address: Address::parse(url), settings: Settings::default(), on_lost: None }
     }
 
-    /// A builder for a manager that reaches Redis as `client` would: for TLS, and for whatever else
-    /// a URL cannot say.
+    /// A builder for a manager that reaches Redis as `client` would. For TLS, and for other
+    /// settings that a URL cannot express.
     ///
-    /// The client's address, login, database and TLS settings are used. Its protocol is not: the
-    /// manager speaks RESP2. No other public item names a type of the `redis` crate, so only this
-    /// one follows that crate's versions (1.x).
+    /// The manager uses the client's address, login, database and TLS settings. It ignores the
+    /// client's protocol, and speaks RESP2. Only this function has a type of the `redis` crate
+    /// (1.x) in its signature.
     pub fn builder_with_client(client: &redis::Client) -> Builder {
         Builder { address: Address::of_client(client), settings: Settings::default(), on_lost: None }
     }
 }
 
 impl Builder {
-    /// What each key begins with in Redis. Defaults to `lock:`.
+    /// The text that each key begins with in Redis. Defaults to `lock:`.
     pub fn prefix(mut self, prefix: impl Into<String>) -> Builder {
         self.settings.prefix = prefix.into();
         self
@@ -76,7 +76,7 @@ impl Builder {
 
     /// The longest lease that is accepted. Defaults to 24 hours.
     ///
-    /// A typing error in a lease would lock every other process out for that long.
+    /// This limit catches typing errors: after a crash, other processes wait until the lease ends.
     pub fn max_lease(mut self, cap: Duration) -> Builder {
         self.settings.max_lease = cap;
         self
@@ -113,27 +113,28 @@ impl Builder {
     /// Whether a waiter takes a lock over from a dead process of the same machine. Defaults to no.
     ///
     /// The locks of a process that was killed stay in Redis until their leases end. A waiter on the
-    /// same machine can know better. If the token names this host, this boot and this pid namespace
-    /// (by the first eight digits of the nonce), and no process has the token's process id any
-    /// more, the waiter deletes exactly that token and goes on. In any doubt it waits as usual.
-    /// Only Linux tells enough for that.
+    /// same machine can find out that the process is dead. The token has to name this host and, by
+    /// the first eight digits of its nonce, this boot and this pid namespace. If no process has the
+    /// token's process id any more, the waiter deletes exactly that token and takes the lock. In
+    /// any doubt it waits as usual. Only Linux provides enough information for this.
     ///
-    /// What the dead process had begun stays half done, and a child process of it may still be at
-    /// work.
+    /// Work that the dead process had begun stays half done, and a child process of it may still
+    /// run.
     ///
-    /// Leave it off where processes or machines are copied while they run (snapshots of virtual
-    /// machines, CRIU). A copy has the host name, boot and pid namespace of its original, but other
-    /// processes. A process that runs in only one of the two looks dead to the other.
+    /// Leave this option off where processes or machines are copied while they run (snapshots of
+    /// virtual machines, CRIU). A copy has the host name, boot and pid namespace of its original,
+    /// but other processes. A process that runs on only one of the two machines looks dead to the
+    /// other machine.
     pub fn reclaim_dead(mut self, on: bool) -> Builder {
         self.settings.options.reclaim_dead = on;
         self
     }
 
-    /// Calls `callback` once for each hold that is lost, as soon as that is known.
+    /// Calls `callback` once for each lost hold, as soon as the manager finds the loss.
     ///
     /// The calls come one after the other, on a thread of their own (`relatch-on-lost`): a slow or
-    /// panicking callback stops no renewal. When the last handle is dropped, calls that are due are
-    /// waited for, at most for the response timeout.
+    /// panicking callback stops no renewal. Dropping the last handle waits for the calls that are
+    /// due, at most for the response timeout.
     pub fn on_lost(mut self, callback: impl Fn(&LostLock) + Send + Sync + 'static) -> Builder {
         self.on_lost = Some(Arc::new(callback));
         self
@@ -142,8 +143,9 @@ impl Builder {
     /// The most connections that are open at a time, up to 10,000 (the default limit of Redis).
     /// Defaults to 64.
     ///
-    /// A connection is in use only while a command is under way, so a few serve many threads. None
-    /// is opened before it is needed, and one that nobody has used for ten minutes is closed.
+    /// A connection is in use only while a command is under way, so a few connections serve many
+    /// threads. The pool opens a connection when a thread needs one, and closes it after ten
+    /// minutes without use.
     pub fn pool_size(mut self, connections: u32) -> Builder {
         self.settings.pool_size = connections;
         self
@@ -152,8 +154,8 @@ impl Builder {
     /// How long opening a connection may take, login included. Between 1 ms and 1 hour; defaults to
     /// 1 second.
     ///
-    /// The time in which the system resolves a host name is not part of it. If the name stands for
-    /// several addresses, each gets a share of this time.
+    /// The limit does not include the time in which the system resolves a host name. If the name
+    /// has several addresses, each address gets a share of this time.
     pub fn connect_timeout(mut self, limit: Duration) -> Builder {
         self.settings.connect_timeout = limit;
         self
@@ -161,12 +163,13 @@ impl Builder {
 
     /// How long an answer may take. Between 1 ms and 1 hour; defaults to 1 second.
     ///
-    /// A release takes no longer, so no guard takes longer to drop. The manager's last handle does,
-    /// because it also waits for threads (see [`LockManager`]).
+    /// A release takes no longer than this limit, and neither does dropping a guard. Dropping the
+    /// manager's last handle can take longer, because it also waits for threads (see
+    /// [`LockManager`]).
     ///
-    /// The first command over a connection that was used before waits for half of the caller's
-    /// limit at most, since the connection may be dead: the other half is for a fresh one. If the
-    /// last answer was slow, the command waits longer, up to three quarters of the limit.
+    /// A connection that comes from the pool may be dead. So its first command waits at most for
+    /// half of the caller's limit, and the other half is left for a fresh connection. If the last
+    /// answer was slow, the first command waits longer, up to three quarters of the limit.
     pub fn response_timeout(mut self, limit: Duration) -> Builder {
         self.settings.response_timeout = limit;
         self
@@ -176,21 +179,21 @@ impl Builder {
     /// seconds, counted from the first attempt without an answer.
     ///
     /// A waiter that sleeps until it receives an invalidation asks every 10 to 15 seconds, and
-    /// notices an outage then. Threads that wait behind another one of their process share the
+    /// notices an outage then. Threads that wait behind another thread of their process share its
     /// outage, but count only the part that falls in their own wait. They give up without an
-    /// attempt of their own. An attempt that is under way always has the connect timeout and the
-    /// response timeout. A wait with a limit goes on until the limit.
+    /// attempt of their own. An attempt that has begun may always take the connect timeout and the
+    /// response timeout. A wait with a limit goes on until the limit, whatever the outage.
     pub fn tolerate_outage(mut self, limit: Duration) -> Builder {
         self.settings.tolerate_outage = limit;
         self
     }
 
-    /// Whether waiters sleep until they receive an invalidation, and renewed locks report their
-    /// loss at once (see [Waiting](crate#waiting)). Defaults to yes.
+    /// Whether Redis sends invalidations to this manager (see [Waiting](crate#waiting)). They wake
+    /// waiters, and report the loss of a renewed lock at once. Defaults to yes.
     ///
-    /// Without it, no connection for invalidations is opened, waiters [poll](Builder::poll_every),
-    /// and the next renewal finds a loss out. Switch it off where it is known not to work: that
-    /// saves the attempts.
+    /// If this is off, the manager opens no connection for invalidations, waiters
+    /// [poll](Builder::poll_every), and the next renewal finds a loss. Switch it off where
+    /// invalidations are known not to work: this saves the attempts.
     pub fn client_tracking(mut self, on: bool) -> Builder {
         self.settings.client_tracking = on;
         self
@@ -199,29 +202,29 @@ impl Builder {
     /// The longest pause between two tries of a waiter that receives no invalidations. Between 1 ms
     /// and 1 hour; defaults to 64 ms.
     ///
-    /// The first pause is a millisecond, and each is twice as long as the one before. Chance
-    /// shortens each, to half at most.
+    /// The first pause is a millisecond, and each pause is twice as long as the one before. A
+    /// random part, half of the pause at most, is then cut off.
     pub fn poll_every(mut self, longest: Duration) -> Builder {
         self.settings.poll_every = longest;
         self
     }
 
-    /// For how long threads of this process may pass a contended lock among themselves before they
-    /// leave it to other processes for a moment. Defaults to 5 ms; zero disables hand-offs.
+    /// For how long threads of this process may hand a contended lock off among themselves before
+    /// they leave it to other processes for a moment. Defaults to 5 ms; zero disables hand-offs.
     ///
-    /// While a thread of this manager waits for a lock that another one releases, both commands go
-    /// out together, in one round trip instead of two, and other processes cannot come in between.
-    /// A longer time gives this process more turns a second, and other processes longer waits. At
-    /// its end the lock stays free for 0.25 to 3.3 ms (or longer, if many other processes want it),
-    /// so that a waiter of another process can take it. The same limit holds for a single thread
-    /// that takes a lock again and again.
+    /// If a thread of this manager waits for a lock that another thread releases, the manager sends
+    /// the release and the waiter's `SET` together: in one round trip instead of two, and other
+    /// processes cannot come in between. A longer time gives this process more turns a second, and
+    /// makes other processes wait longer. When the time is over, the lock stays free for 0.25 to
+    /// 3.3 ms (longer if many other processes want it), so that a waiter of another process can
+    /// take it. The same limit holds for a single thread that takes a lock again and again.
     pub fn local_handoff(mut self, longest: Duration) -> Builder {
         self.settings.local_handoff = longest;
         self
     }
 
-    /// Makes the manager and speaks to Redis once: it connects, logs in and sends a `PING`, so that
-    /// a wrong address, password or database shows here. Blocks for the connect timeout at most.
+    /// Makes the manager and speaks to Redis once: connects, logs in and sends a `PING`. So a wrong
+    /// address, password or database fails here. Blocks for the connect timeout at most.
     ///
     /// # Errors
     ///

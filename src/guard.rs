@@ -1,4 +1,5 @@
-//! The guard, which holds a lock in the caller's hands, and the watch, a view of it for others.
+//! The guard, by which a thread holds a lock, and the watch, by which other threads observe the
+//! hold.
 
 use std::fmt;
 use std::panic::{RefUnwindSafe, UnwindSafe};
@@ -18,10 +19,10 @@ use crate::session::Session;
 
 /// A lock that this thread holds, until the guard is dropped or [unlocked](LockGuard::unlock).
 ///
-/// A thread may have several guards of one lock, and drop them in any order. The lock is released
-/// in Redis when the last of them is dropped: that sends the release and waits for its answer, at
-/// most for the response timeout. It never panics, and logs what goes wrong.
-/// [`unlock`](LockGuard::unlock) returns the error instead.
+/// A thread may have several guards of one lock, and drop them in any order. Dropping the last
+/// guard releases the lock in Redis: it sends the release and waits for the answer, at most for the
+/// response timeout. Dropping a guard never panics, and logs errors. [`unlock`](LockGuard::unlock)
+/// returns the error instead.
 ///
 /// A guard stays in the thread that took it: it is neither `Send` nor `Sync`.
 ///
@@ -31,10 +32,10 @@ use crate::session::Session;
 /// }
 /// ```
 ///
-/// A guard that is forgotten ([`std::mem::forget`]) keeps the lock while its thread lives and for a
-/// lease longer: the hold is renewed like any other, at most for
-/// [`max_hold`](crate::Lock::max_hold). Without renewal, it keeps the lock for one lease. If this
-/// thread takes the lock again after that, it gets [`Error::Lost`].
+/// A forgotten guard ([`std::mem::forget`]) keeps the lock while its thread lives and for a lease
+/// longer: the keeper renews the hold like any other, at most for
+/// [`max_hold`](crate::Lock::max_hold). Without renewal, the guard keeps the lock for one lease. If
+/// the thread then takes the lock again, it gets [`Error::Lost`].
 #[must_use = "the lock is released as soon as the guard is dropped"]
 #[clippy::has_significant_drop]
 pub struct LockGuard {
@@ -80,8 +81,8 @@ impl LockGuard {
 
     /// The value of the Redis key while this hold lasts: the owner and a nonce.
     ///
-    /// It is the same for all guards of a hold, and never used again. It is not a fencing token: of
-    /// two tokens, nothing says which is the later one.
+    /// All guards of a hold have the same token, and no other hold ever has it. It is not a fencing
+    /// token: nothing in two tokens says which is the later one.
     #[must_use]
     pub fn token(&self) -> &str {
         &self.hold().token
@@ -96,11 +97,11 @@ impl LockGuard {
     /// Whether this process may still trust the hold. `true` means that no other process can have
     /// the lock, as far as this one knows.
     ///
-    /// Compares the clock with the end of the lease. Sends nothing and does not block. It is right
-    /// in a process that was stopped and goes on. It turns `false` before another process can take
-    /// the lock, unless Redis forgot the key early ([what is not
-    /// promised](crate#what-is-not-promised)). `true` may be out of date by the time it is acted
-    /// upon.
+    /// Compares the clock with the end of the lease. Sends nothing and does not block. The answer
+    /// is also right in a process that was stopped and goes on. It turns `false` before another
+    /// process can take the lock, unless Redis forgot the key early ([what is not
+    /// promised](crate#what-is-not-promised)). `true` may be out of date when the program acts upon
+    /// it.
     #[must_use]
     pub fn is_valid(&self) -> bool {
         self.session.trusts(self.hold())
@@ -115,9 +116,9 @@ impl LockGuard {
     /// Returns `Ok` only if at least `span` of the lease is left, by this machine's clock. Call it
     /// before a step that cannot be undone.
     ///
-    /// If less is left, it renews the lease now and waits for the answer, at most for the response
-    /// timeout. Otherwise it sends nothing, and cannot notice that Redis has forgotten the key (by
-    /// a flush, a failover): [`verify`](LockGuard::verify) asks.
+    /// If less is left, `ensure` renews the lease now and waits for the answer, at most for the
+    /// response timeout. Otherwise it sends nothing, and cannot notice that Redis has forgotten the
+    /// key (by a flush, a failover). [`verify`](LockGuard::verify) asks Redis.
     ///
     /// # Errors
     ///
@@ -138,9 +139,9 @@ impl LockGuard {
     ///
     /// # Errors
     ///
-    /// - [`Error::Lost`]: the key has gone or has another value. Names the first cause found.
-    /// - [`Error::Unavailable`], [`Error::Refused`]: Redis did not say. The hold is as valid as
-    ///   before.
+    /// - [`Error::Lost`]: the key is gone or has another value. Names the first cause found.
+    /// - [`Error::Unavailable`], [`Error::Refused`]: Redis did not answer the question. The hold is
+    ///   as valid as before.
     /// - [`Error::NoThread`], [`Error::Forked`].
     pub fn verify(&self) -> Result<(), Error> {
         self.session.verify(&self.held.hold)
@@ -149,16 +150,16 @@ impl LockGuard {
     /// Sets a new lease, renews the hold with it now, and keeps renewing with it.
     ///
     /// Blocks for the answer, at most for the response timeout. A longer lease counts once Redis
-    /// has answered; a shorter one counts from the call. In Redis a lease is never cut short, so
-    /// after a crash other processes may have to wait for the rest of the longer one. Never creates
-    /// the key again.
+    /// has answered; a shorter one counts from the call. In Redis a lease is never cut short. So
+    /// after a crash, other processes may have to wait for the rest of the longer lease. `extend`
+    /// never creates the key again.
     ///
     /// # Errors
     ///
     /// - [`Error::InvalidOption`]: the lease is too short or too long. Nothing was sent.
     /// - [`Error::Lost`]: the hold can no longer be trusted. Names the first cause found.
-    /// - [`Error::Unavailable`], [`Error::Refused`]: the hold can be trusted for what is left of
-    ///   it. The next renewal, if there is one, tries again.
+    /// - [`Error::Unavailable`], [`Error::Refused`]: the hold can be trusted for the rest of its
+    ///   lease. The next renewal, if there is one, tries again.
     /// - [`Error::NoThread`], [`Error::Forked`].
     pub fn extend(&self, lease: Duration) -> Result<(), Error> {
         self.session.extend(&self.held.hold, lease)
@@ -170,17 +171,17 @@ impl LockGuard {
         LockWatch::new(Arc::clone(&self.held.hold), self.session.pid)
     }
 
-    /// Drops the guard, and returns what came of it.
+    /// Drops the guard, and returns the result.
     ///
     /// The last guard of a hold sends the compare-and-delete and waits for its answer, at most for
-    /// the [response timeout](crate::Builder::response_timeout), connecting included. Other guards
-    /// send nothing.
+    /// the [response timeout](crate::Builder::response_timeout). That time includes connecting.
+    /// Other guards send nothing.
     ///
     /// # Errors
     ///
     /// - [`Error::Lost`]: before this call, the lease ran out, or the key was deleted or replaced.
     /// - [`Error::Unconfirmed`]: no answer came, or the lease ran out while the release was on its
-    ///   way. The hold was valid until now. The key may exist for a while longer.
+    ///   way. The hold was valid until this call. The key may exist for a while longer.
     /// - [`Error::Forked`]: the process was forked since the lock was taken. Nothing was sent.
     pub fn unlock(mut self) -> Result<Unlocked, Error> {
         match self.leave_()? {
@@ -223,10 +224,10 @@ impl fmt::Debug for LockGuard {
     }
 }
 
-/// Watches a hold from any thread: by [`LockGuard::watch`](crate::LockGuard::watch).
+/// Observes a hold from any thread. [`LockGuard::watch`](crate::LockGuard::watch) returns one.
 ///
-/// For a helper thread that has to stop when the lock is lost. It does not keep the lock: when the
-/// guards are gone, the watch is no longer valid.
+/// For a helper thread that has to stop when the lock is lost. A watch does not keep the lock: when
+/// the guards are gone, the watch is no longer valid.
 #[derive(Clone, Debug)]
 pub struct LockWatch {
     hold: Arc<Hold>,
@@ -253,13 +254,14 @@ impl LockWatch {
 
     /// Blocks until the hold is lost, at most for `limit`, and returns how it was lost.
     ///
-    /// `None` if it was not lost within that time, and at once if it was released. Sends nothing.
-    /// Returns as soon as the lease runs out, or a renewal finds that the key is gone.
+    /// Returns `None` if the hold was not lost within that time, and at once if it was released.
+    /// Returns the cause as soon as the lease runs out or the manager finds that the key is gone.
+    /// Sends nothing.
     #[must_use = "`None` means that it was not lost"]
     pub fn wait_lost(&self, limit: Duration) -> Option<LostCause> {
         let now = Moment::now();
         if process::id(now) != self.pid {
-            return None; // A forked child's copy: nobody would ever wake it up.
+            return None; // In a forked child, no thread would ever end this wait.
         }
         self.hold.wait_lost(now.after(limit))
     }

@@ -22,7 +22,7 @@ static INSTALLED: OnceLock<LockManager> = OnceLock::new();
 ///
 /// # Errors
 ///
-/// [`Error::AlreadyInstalled`] if a manager was installed before. That one stays.
+/// [`Error::AlreadyInstalled`] if a manager was installed before. The earlier manager stays.
 pub fn install(manager: LockManager) -> Result<(), Error> {
     INSTALLED.set(manager).map_err(|_| Error::AlreadyInstalled)
 }
@@ -31,7 +31,7 @@ pub fn install(manager: LockManager) -> Result<(), Error> {
 ///
 /// # Errors
 ///
-/// [`Error::NotInstalled`] if none was.
+/// [`Error::NotInstalled`] if no manager was installed.
 pub fn installed() -> Result<&'static LockManager, Error> {
     INSTALLED.get().ok_or(Error::NotInstalled)
 }
@@ -40,7 +40,8 @@ pub fn installed() -> Result<&'static LockManager, Error> {
 ///
 /// # Errors
 ///
-/// [`Error::NotInstalled`] if none was; else see [`Lock::with_lock`](crate::Lock::with_lock).
+/// [`Error::NotInstalled`] if no manager was installed; otherwise see
+/// [`Lock::with_lock`](crate::Lock::with_lock).
 pub fn with_lock<T>(key: impl AsRef<str>, body: impl FnOnce() -> T) -> Result<T, Error> {
     installed()?.with_lock(key, body)
 }

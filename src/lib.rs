@@ -26,24 +26,24 @@
 //! - A lease binds Redis, not the holder. The lease is renewed [while the lock is
 //!   held](Lock::renew). But a process that was paused, or cut off from Redis, for longer than the
 //!   lease has lost the lock, and another process may have it. Call [`LockGuard::ensure`] before a
-//!   step that cannot be undone. Where it really matters, let the resource itself refuse a late
-//!   writer.
+//!   step that cannot be undone. If a late write would do damage, let the resource itself refuse
+//!   it.
 //! - A [token](LockGuard::token) is not a fencing token: tokens have no order.
 //! - Redis can forget a lock early: by a failover to a replica that lagged behind, an eviction
 //!   policy other than `noeviction`, a flush, a restart without persistence, or a step of the
-//!   server's clock. Such a hold is [lost](Error::Lost). From its first renewal on, a third of a
-//!   lease after the hold began, the holder learns of that within milliseconds. A loss before the
-//!   first renewal is found by that renewal. Without renewal, the release finds the loss.
+//!   server's clock. Such a hold is [lost](Error::Lost). The first renewal comes a third of a lease
+//!   after the hold began. From then on, the holder learns of a loss within milliseconds. The first
+//!   renewal itself finds an earlier loss. Without renewal, the release finds the loss.
 //! - There is one server. This is not Redlock.
 //! - The time for which the machine is suspended counts against a lease on Linux, Android and
 //!   Apple's systems. On other systems, the clock may stand still while the machine is suspended,
 //!   and a hold may look valid for too long.
-//! - The system resolves host names, and that may take longer than a timeout. Over TLS the
+//! - The system resolves host names, and no timeout of this crate limits that. Over TLS the
 //!   response timeout starts anew with each byte, so a server that sends byte by byte can exceed
-//!   it.
+//!   the timeout.
 //!
-//! The whole list is in `docs/guarantees.md` of the repository. `docs/operations.md` is about the
-//! Redis user, settings and monitoring.
+//! The whole list is in `docs/guarantees.md` of the repository. For the Redis user, settings and
+//! monitoring, see `docs/operations.md`.
 //!
 //! # A program, step by step
 //!
@@ -57,12 +57,12 @@
 //! ```
 //!
 //! Put code that must not run twice at the same time under a lock.
-//! [`with_lock`](LockManager::with_lock) takes any closure;
-//! [`with_lock_result`](LockManager::with_lock_result) takes one that can fail, and gives it the
-//! guard.
+//! [`with_lock`](LockManager::with_lock) takes any closure.
+//! [`with_lock_result`](LockManager::with_lock_result) takes a closure that can fail, and passes it
+//! the guard.
 //!
-//! Where a closure does not fit, keep a guard. Dropping it releases the lock.
-//! [`LockGuard::unlock`] does the same, and returns an error if the lock was lost or the release
+//! Where a closure does not fit, keep a guard. Dropping the guard releases the lock.
+//! [`LockGuard::unlock`] also releases it, and returns an error if the lock was lost or the release
 //! got no answer.
 //!
 //! ```no_run
@@ -81,27 +81,27 @@
 //! # }
 //! ```
 //!
-//! [`Lock::holder`] says which process has a lock, and [`LockManager::held`] what this process
-//! holds. [`LockManager::stats`] counts what the manager did. [`LockGuard::watch`] and
+//! [`Lock::holder`] says which process has a lock. [`LockManager::held`] lists the locks of this
+//! process. [`LockManager::stats`] counts what the manager did. [`LockGuard::watch`] and
 //! [`Builder::on_lost`] report losses.
 //!
 //! # Errors
 //!
-//! *Busy*, *unreachable* and *lost* are three different answers, everywhere: see [`Error`].
+//! Every method distinguishes *busy*, *unreachable* and *lost*: see [`Error`].
 //!
 //! # About threads
 //!
 //! A hold belongs to its thread, and so do its guards. If a thread ends without releasing a lock,
-//! the lease is not renewed any more and runs out. After a `fork`, the child holds nothing, and
-//! each operation returns [`Error::Forked`].
+//! the keeper stops renewing the lease, and the lease runs out. After a `fork`, the child holds
+//! nothing, and each operation returns [`Error::Forked`].
 //!
-//! A thread-local of yours may hold a guard or the manager, or take a lock in its destructor. But
-//! the map of the thread's holds is a thread-local, too, and the system may drop it first. From
-//! then on:
+//! A thread-local of your program may hold a guard or the manager, or take a lock in its
+//! destructor. But this crate keeps the map of a thread's holds in a thread-local, too, and the
+//! system may drop that map first. From then on:
 //!
-//! - a lock that the thread holds is not reentered but waited for;
+//! - a thread that takes a lock again waits for itself;
 //! - a lock that the thread takes is not renewed;
-//! - releasing such a lock returns [`Error::Unconfirmed`]. The keeper's thread deletes the key. If
+//! - releasing a lock returns [`Error::Unconfirmed`], and the keeper's thread deletes the key. If
 //!   the manager ends at the same time, the key exists until its lease ends.
 //!
 //! Each manager has up to four threads of its own:
@@ -113,33 +113,34 @@
 //! | `relatch-on-lost` | calls [`Builder::on_lost`]'s callback | the first loss |
 //! | `relatch-listen` | receives invalidations from Redis | the first wait for a busy lock, or the first renewal |
 //!
-//! When the last handle and the last guard are gone, the last three threads are ended and joined.
+//! When the program drops the last handle or guard, the manager ends the last three of these
+//! threads.
 //!
 //! # Waiting
 //!
-//! A waiter sleeps until Redis reports that the lock's key has changed: by a release, also of
-//! another library, by an expiry, a `DEL` by hand, or a flush. For that it needs Redis 6 or later
-//! and the rights `+client|id +client|tracking +subscribe &__redis__:invalidate`. Without them, or
-//! while the connection for it is down, waiters poll with pauses of 1 to 64 ms ([or another
-//! limit](Builder::poll_every)), and one warning is logged. Waiters also poll behind a proxy that
-//! does not forward these messages. To find that out, the manager first changes a key of its own. A
-//! waiter never depends on them alone: it also asks when the holder's lease ends, and every 10 to
-//! 15 seconds.
+//! A waiter sleeps until Redis reports that the lock's key has changed: by a release (also by
+//! another library), an expiry, a `DEL` by hand, or a flush. This needs Redis 6 or later and the
+//! rights `+client|id +client|tracking +subscribe &__redis__:invalidate`. If these are missing, or
+//! the listener's connection is down, waiters poll with pauses of 1 to 64 ms ([or another
+//! limit](Builder::poll_every)), and the manager logs one warning. Waiters also poll behind a proxy
+//! that does not forward invalidations. To detect such a proxy, the manager first changes a key of
+//! its own and waits for the invalidation. A waiter never depends on invalidations alone: it also
+//! asks when the holder's lease ends, and every 10 to 15 seconds.
 //!
-//! Threads of one process get a lock in the order in which they asked for it. They pass it on among
-//! themselves in one round trip, [for a few milliseconds](Builder::local_handoff); then other
+//! Threads of one process get a lock in the order in which they asked for it. They hand it off
+//! among themselves in one round trip, [for a few milliseconds](Builder::local_handoff). Then other
 //! processes have a chance.
 //!
-//! Between processes there is no order. Where many processes want one lock, each waiter estimates
-//! their number from the holders that it saw. It sleeps a few round trips for each of them before
-//! it asks, up to 250 ms. Without that, each release would cost as many commands as there are
-//! waiting processes. A waiter that is woken and knows one other process asks at once three times
-//! out of four; one that knows none, always.
+//! Between processes there is no order. Each waiter estimates how many processes want the lock from
+//! the holders that it saw. Before it asks, it sleeps a few round trips for each of these
+//! processes, up to 250 ms. Without this sleep, each release would cost as many commands as there
+//! are waiting processes. A woken waiter that saw one other process asks at once three times out of
+//! four. If it saw none, it always asks at once.
 //!
 //! # Log targets and levels
 //!
-//! Through the [`log`](https://docs.rs/log) crate. No password, and no whole command, is ever
-//! logged.
+//! relatch logs through the [`log`](https://docs.rs/log) crate. It never logs a password or a whole
+//! command.
 //!
 //! | target | `error` | `warn` | `info` | `debug` |
 //! |---|---|---|---|---|
@@ -150,8 +151,7 @@
 //! | `relatch::release` | | a release without an answer; a key that is not deleted and stays until its lease ends | | each failed attempt |
 //! | `relatch::force_unlock` | | a lock that was force-unlocked, and its holder | | |
 
-// The rooms and files in reading order, which is the order of the layers: each uses only those
-// below it.
+// The rooms and files in the order of the layers: each uses only those below it.
 mod installed;
 mod builder;
 mod manager;

@@ -15,8 +15,8 @@ use crate::session::Session;
 
 /// A named lock, with options of its own.
 ///
-/// Comes from [`LockManager::named`](crate::LockManager::named). It is cheap to clone and holds
-/// nothing by itself. Two `Lock`s with one name, from one manager, are the same lock.
+/// [`LockManager::named`](crate::LockManager::named) returns one. A `Lock` is cheap to clone and
+/// holds nothing by itself. Two `Lock`s with one name, from one manager, are the same lock.
 ///
 /// ```no_run
 /// use std::time::Duration;
@@ -48,9 +48,9 @@ impl Lock {
     /// manager's, which is 30 seconds.
     ///
     /// The lease is [renewed](Lock::renew) while the lock is held, so it need not be as long as the
-    /// work. It says how long other processes wait after a crash, and which outage of Redis a hold
-    /// survives. It counts from the moment at which the command is sent. The hold is trusted until
-    /// 1 % of the lease and 2 ms before its end.
+    /// work. The lease decides how long other processes wait after a crash, and how long an outage
+    /// of Redis a hold survives. For the holder, the lease begins when the command is sent, and
+    /// ends 1 % of the lease and 2 ms early.
     pub fn lease(self, lease: Duration) -> Lock {
         self.set(|options| options.lease = lease)
     }
@@ -78,9 +78,9 @@ impl Lock {
 
     /// For how long the lock is renewed at most. Defaults to the manager's, which is no limit.
     ///
-    /// After that time the lease runs out, and the hold is lost like any other. This is a guard
-    /// against work that hangs and guards that are forgotten. It also ends a deadlock, but by
-    /// taking locks away; a limited [`wait`](Lock::wait) takes none away.
+    /// After that time the lease runs out, and the hold is lost. This limit protects from work that
+    /// hangs and from guards that are forgotten. It also ends a deadlock, but by taking locks away.
+    /// A limited [`wait`](Lock::wait) ends a deadlock without that.
     pub fn max_hold(self, limit: Duration) -> Lock {
         self.set(|options| options.renewal.max_hold = Some(limit))
     }
@@ -105,28 +105,30 @@ impl Lock {
     /// The first of them asks Redis:
     ///
     /// 1. `SET key token NX PX lease`. If the lock is free, that is all.
-    /// 2. If it is busy, once more, in one round trip: `CLIENT TRACKING`, and a script that does
-    ///    the `SET` and, if that fails, `GET` and `PTTL`.
-    /// 3. That script again, when an invalidation of the key arrives, when the holder's lease ends,
-    ///    and every 10 to 15 seconds.
+    /// 2. If the lock is busy: `CLIENT TRACKING` and, in the same round trip, a script that does
+    ///    the `SET` again and, if that fails, `GET` and `PTTL`.
+    /// 3. The same script again when an invalidation of the key arrives, when the holder's lease
+    ///    ends, and every 10 to 15 seconds.
     ///
-    /// A thread that has seen other processes lately begins with the script, and sleeps a little
-    /// before each try. A thread that receives no invalidations (see [Waiting](crate#waiting))
-    /// polls with growing pauses of up to 64 ms, or [another limit](crate::Builder::poll_every).
+    /// A thread that has lately seen other processes hold the lock begins with the script, and
+    /// sleeps a little before each try. A thread that receives no invalidations (see
+    /// [Waiting](crate#waiting)) polls with growing pauses of up to 64 ms, or [another
+    /// limit](crate::Builder::poll_every).
     ///
-    /// Two threads that each hold a lock and wait for the other's wait for ever, because both locks
-    /// are renewed. A limited [`wait`](Lock::wait) or [`max_hold`](Lock::max_hold) ends that.
+    /// If two threads each hold a lock and wait for the lock of the other, they wait for ever,
+    /// because both locks are renewed. A limited [`wait`](Lock::wait) or
+    /// [`max_hold`](Lock::max_hold) ends such a deadlock.
     ///
     /// # Errors
     ///
     /// - [`Error::Timeout`]: the lock was busy for the whole wait. The error names the holder. If
-    ///   the limit was too short to learn the holder, it has a source instead.
-    /// - [`Error::Lost`]: this thread has the lock already, and that hold is lost. The depth is
+    ///   the limit was too short to learn the holder, the error has a source instead.
+    /// - [`Error::Lost`]: this thread has the lock already, but its hold is lost. The depth is
     ///   unchanged.
     /// - [`Error::Unavailable`], [`Error::Refused`]: Redis could not be asked, or refused.
-    /// - [`Error::NotALock`]: the Redis key holds something else than a string, or has held a
-    ///   string without expiry for 250 ms (half of this lock's lease if the string is one of our
-    ///   tokens: its holder may repair it).
+    /// - [`Error::NotALock`]: the Redis key holds a value that is not a string, or for 250 ms has
+    ///   held a string that never expires. If that string is a token of this crate, its holder may
+    ///   repair the key, and the time is half of this lock's lease.
     /// - [`Error::WouldDeadlock`]: this thread has the lock already, through another manager.
     /// - [`Error::InvalidKey`], [`Error::InvalidOption`], [`Error::DepthOverflow`],
     ///   [`Error::Forked`], [`Error::NoThread`], [`Error::NoRandomness`].
@@ -137,10 +139,10 @@ impl Lock {
     /// Takes the lock if it is free now. `Ok(None)` means that it is busy.
     ///
     /// Sends one `SET` and, if the lock is busy, a `GET` and a `PTTL` that say which process has
-    /// it. Sends nothing if a thread of this process has the lock or waits for it. Blocks only for
-    /// the answers: at most the connect timeout and the response timeout together. A key without
-    /// expiry is looked at again after a quarter of a second, since its holder may repair it
-    /// meanwhile.
+    /// it. Sends nothing if another thread of this process has the lock or waits for it. Blocks
+    /// only for the answers: at most the connect timeout and the response timeout together. If the
+    /// key never expires, the thread looks at it again after a quarter of a second, since the
+    /// holder may repair the key meanwhile.
     ///
     /// # Errors
     ///
@@ -168,18 +170,19 @@ impl Lock {
     ///
     /// # Errors
     ///
-    /// As for [`lock`](Lock::lock): then the closure did not run. Otherwise only [`Error::Lost`]:
-    /// the closure did not have the lock for its whole time. A release without an answer is logged
-    /// and is no error, because the closure was done by then.
+    /// If the lock was not taken, the errors of [`lock`](Lock::lock): the closure did not run.
+    /// After the closure, only [`Error::Lost`]: the closure did not have the lock for its whole
+    /// time. A release without an answer is logged and is no error, because the closure was already
+    /// done.
     pub fn with_lock<T>(&self, body: impl FnOnce() -> T) -> Result<T, Error> {
         self.request().with_lock(body)
     }
 
-    /// Runs a closure that can fail under the lock: one error type for the closure's errors and the
-    /// lock's.
+    /// Runs a closure that can fail, under the lock. One error type serves for the closure's errors
+    /// and the lock's.
     ///
-    /// The closure gets the guard, to [`ensure`](LockGuard::ensure) that the lock is still held
-    /// before a step that cannot be undone.
+    /// The closure gets the guard, so that it can [`ensure`](LockGuard::ensure) that the lock is
+    /// still held before a step that cannot be undone.
     ///
     /// ```no_run
     /// # use std::time::Duration;
@@ -196,9 +199,9 @@ impl Lock {
     ///
     /// # Errors
     ///
-    /// The closure's own error, whatever became of the lock; else as for
-    /// [`with_lock`](Lock::with_lock). [`Error`] turns into [`std::io::Error`], too, so a closure
-    /// may return [`std::io::Result`].
+    /// If the closure fails, its own error, even if the lock was lost, too. Otherwise as for
+    /// [`with_lock`](Lock::with_lock). [`Error`] converts into [`std::io::Error`], so a closure may
+    /// return [`std::io::Result`].
     pub fn with_lock_result<T, E: From<Error>>(
         &self,
         body: impl FnOnce(&LockGuard) -> Result<T, E>,
@@ -213,18 +216,19 @@ impl Lock {
     ///
     /// # Errors
     ///
-    /// [`Error::NotALock`] if the Redis key holds something else than a string;
+    /// [`Error::NotALock`] if the Redis key holds a value that is not a string;
     /// [`Error::Unavailable`], [`Error::Refused`], [`Error::InvalidKey`], [`Error::Forked`].
     pub fn holder(&self) -> Result<Option<Holder>, Error> {
         self.session.holder(&self.name)
     }
 
-    /// Deletes the lock's Redis key, whatever its value, and returns what it was. For operators.
+    /// Deletes the lock's Redis key, whatever its value, and returns who held it. For operators.
     ///
-    /// The holder loses the lock and may still be at work. A hold of this manager is lost when this
-    /// returns, and the next waiting thread gets the lock. A hold of another manager is lost within
-    /// milliseconds if it was renewed before, and at its next renewal otherwise. Blocks for the
-    /// answer, at most the connect timeout and the response timeout together.
+    /// The holder loses the lock, and its work may still go on. If the hold is of this manager, it
+    /// is lost when this method returns, and the next waiting thread gets the lock. Another manager
+    /// notices the loss within milliseconds if it has renewed the hold before, and otherwise at the
+    /// next renewal. Blocks for the answer, at most the connect timeout and the response timeout
+    /// together.
     ///
     /// # Errors
     ///
@@ -234,7 +238,7 @@ impl Lock {
         self.session.force_unlock(&self.name)
     }
 
-    /// Does not fail. `lock` reports an option that cannot work.
+    /// Changes an option. If the value cannot work, `lock` reports the error.
     fn set(mut self, change: impl FnOnce(&mut Options)) -> Lock {
         self.options.change(self.session.settings.max_lease, change);
         self

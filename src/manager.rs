@@ -12,19 +12,19 @@ use crate::lock::Lock;
 use crate::request::Request;
 use crate::session::Session;
 
-/// Locks on one Redis: a pool of connections, and what this process holds there.
+/// Locks on one Redis: a pool of connections, and the holds of this process.
 ///
-/// Make one by [`connect`](LockManager::connect) or [`builder`](LockManager::builder), then clone
-/// and share it: a clone is the same manager. Within a process, a key is one lock only within one
-/// manager. A thread that waits for a key which it holds through another manager gets
+/// Make a manager with [`connect`](LockManager::connect) or [`builder`](LockManager::builder), then
+/// clone and share it: all clones are the same manager. Two managers of one process do not share
+/// their holds. A thread that waits for a key which it holds through another manager gets
 /// [`Error::WouldDeadlock`].
 ///
-/// Dropping the last handle, guards included, ends the manager's threads. It waits for the keeper,
-/// callback and listener threads, each at most 0.1 s longer than the response timeout (counted as
-/// 0.1 s if it is shorter).
+/// Dropping the last handle or guard ends the manager's threads. The drop waits for the keeper,
+/// callback and listener threads, for each at most 0.1 s longer than the response timeout (a
+/// timeout below 0.1 s counts as 0.1 s).
 ///
-/// Call the methods that take a lock here, with a key, or on a [`Lock`], which also has options,
-/// [`holder`](Lock::holder) and [`force_unlock`](Lock::force_unlock).
+/// The methods that take a lock exist here, with a key, and on a [`Lock`]. A `Lock` also has
+/// options, [`holder`](Lock::holder) and [`force_unlock`](Lock::force_unlock).
 ///
 /// ```no_run
 /// # fn charge_card() {}
@@ -96,6 +96,7 @@ impl LockManager {
     }
 }
 
-/// A panic under a lock leaves nothing half done here: the lock is released on the way out.
+/// A panic under a lock leaves no manager half changed: unwinding drops the guard, which releases
+/// the lock.
 impl UnwindSafe for LockManager {}
 impl RefUnwindSafe for LockManager {}

@@ -1,5 +1,5 @@
-//! What a `Lock` and the shortcuts of the manager share: taking a lock, and running a closure under
-//! it. A request borrows all it needs, so that re-entering a lock allocates nothing.
+//! The methods that `Lock` and `LockManager` share: taking a lock, and running a closure under it.
+//! A request borrows all its parts, so that re-entering a lock allocates nothing.
 
 use std::sync::Arc;
 use std::time::Duration;

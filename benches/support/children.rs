@@ -1,5 +1,5 @@
-//! Processes that take part in a benchmark: this program again, in a role. Lines on their pipes say
-//! what to do and what was done.
+//! Processes that take part in a benchmark: each runs this program again, in a role. They get
+//! orders and send answers as lines on pipes.
 
 use std::fmt::Display;
 use std::process;
@@ -11,20 +11,20 @@ use relatch_rig::{Process, now, role};
 
 use super::turns::{Kind, Polling, Relatch, Taker, Tally, take_turns_for};
 
-/// How long a child lives at most, even if it hangs: its parent then reads the end of its answers.
+/// How long a child lives at most, even if it hangs. Its parent then reads the end of its answers.
 const LIFETIME: Duration = Duration::from_secs(240);
 
-/// A child, as its parent sees it. It is killed when this is dropped.
+/// A child, as its parent sees it. Dropping this kills the child.
 pub(crate) struct Child(Process);
 
 impl Child {
-    /// Starts a child: its role, the server, and the key or what its keys begin with.
+    /// Starts a child with a role, the URL of the server, and the key (or the prefix of its keys).
     pub(crate) fn start(role: &str, url: &str, key: &str) -> Child {
         let mut command = role::command(role, &[("url", url), ("key", key)]);
         Child(Process::start(&mut command).expect("starts itself"))
     }
 
-    /// Starts so many, a few at a time, and waits for the first answer of each.
+    /// Starts `count` children, a few at a time, and waits for the first answer of each.
     pub(crate) fn start_all(count: usize, role: &str, url: &str, key: &str, answer: &str) -> Vec<Child> {
         const AT_ONCE: usize = 20;
 
@@ -39,7 +39,7 @@ impl Child {
         children
     }
 
-    /// Sends an order. If the child is gone, its answers show that.
+    /// Sends an order. If the child is gone, the missing answer shows it.
     pub(crate) fn tell(&mut self, order: impl Display) {
         let _ = self.0.send(&order.to_string());
     }
@@ -49,12 +49,13 @@ impl Child {
         assert_eq!(self.line(), answer);
     }
 
-    /// Waits for an answer of so many numbers.
+    /// Waits for an answer of `N` numbers.
     pub(crate) fn numbers<const N: usize>(&mut self) -> [u64; N] {
         self.try_numbers().unwrap_or_else(|line| panic!("{N} numbers, not {line:?}"))
     }
 
-    /// Waits for an answer of so many numbers; returns the answer where it is another.
+    /// Waits for an answer of `N` numbers. If the answer is something else, returns it as the
+    /// error.
     pub(crate) fn try_numbers<const N: usize>(&mut self) -> Result<[u64; N], String> {
         let line = self.line();
         let numbers: Vec<u64> = line.split(' ').flat_map(str::parse).collect();
@@ -77,13 +78,13 @@ impl Child {
         Tally { turns, span, waited, longest, cpu, failed, overlapped }
     }
 
-    /// The next answer; nothing, where the child has ended.
+    /// The next answer. Empty if the child has ended.
     fn line(&mut self) -> String {
         self.0.next_report().unwrap_or_default()
     }
 }
 
-/// Plays the role of this process; false where it has none.
+/// Plays the role of this process. False if it has none.
 pub(crate) fn play() -> bool {
     let Some(role) = role::name() else { return false };
     let (url, key) = (&*role::arg("url"), &*role::arg("key"));
@@ -111,7 +112,7 @@ pub(crate) fn play() -> bool {
     true
 }
 
-/// Takes the lock at each order, and answers when it was taken.
+/// Takes the lock at each order, and answers with the time at which it took the lock.
 fn waiter(locks: &LockManager, key: &str) {
     while role::next_line().is_some() {
         role::report("waiting");
@@ -122,8 +123,8 @@ fn waiter(locks: &LockManager, key: &str) {
     }
 }
 
-/// The least that a waiter can be that Redis wakes: one thread, which receives the invalidation on
-/// one connection, and sends its `SET` on the other.
+/// The simplest waiter that Redis can wake: one thread, which receives the invalidation on one
+/// connection and sends its `SET` on another.
 fn by_hand(url: &str, key: &str) {
     let client = redis::Client::open(url).expect("a URL");
     let [mut listener, mut connection] = [(); 2].map(|()| client.get_connection().expect("connects"));
@@ -187,8 +188,8 @@ fn holder(locks: &LockManager, keys: &str) {
     drop(guards);
 }
 
-/// Takes the lock, holds it for a millisecond, and ends; answers when it was taken and when it was
-/// released.
+/// Takes the lock, holds it for a millisecond, and ends. Answers with the times at which it took
+/// and released the lock.
 fn once(taker: &mut impl Taker) {
     role::report("waiting");
     let (mut had, mut gave_back) = (Duration::ZERO, Duration::ZERO);
@@ -201,7 +202,7 @@ fn once(taker: &mut impl Taker) {
         Ok(()) => role::report(format!("{} {}", nanos(had), nanos(gave_back))),
         Err(error) => role::report(error.replace('\n', " ")),
     }
-    role::next_line(); // The end of the manager is not measured.
+    role::next_line(); // Dropping the manager is not measured, so it waits for the next order.
 }
 
 pub(crate) fn nanos(time: Duration) -> u64 {

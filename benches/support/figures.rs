@@ -1,5 +1,4 @@
-//! Figures: where they come from, how they are summed up, and how they are printed next to their
-//! bounds.
+//! Figures: reading them, summing them up, and printing them next to their bounds.
 
 use std::collections::BTreeMap;
 use std::fmt::{self, Display};
@@ -16,14 +15,14 @@ pub(crate) fn cpu_time() -> Duration {
     Duration::try_from(time).expect("a clock that counts upwards from zero")
 }
 
-/// How many threads of this process have that name, where the system tells.
+/// How many threads of this process have that name. `None` if the system does not tell.
 pub(crate) fn threads_named(name: &str) -> Option<u64> {
-    /// Linux keeps no more of a name.
+    /// Linux cuts a longer name.
     const KEPT: usize = 15;
 
     let name = &name[..name.len().min(KEPT)];
     let tasks = std::fs::read_dir("/proc/self/task").ok()?;
-    // A thread that has ended meanwhile has no name any more.
+    // A thread that has ended meanwhile is skipped: its name can no longer be read.
     let names = tasks.flatten().flat_map(|task| std::fs::read_to_string(task.path().join("comm")));
     u64::try_from(names.filter(|found| found.trim_end() == name).count()).ok()
 }
@@ -50,7 +49,7 @@ impl Spread {
         self.percentile(100)
     }
 
-    /// The smallest time that so many percent do not exceed.
+    /// The smallest time that `percent` percent of the times do not exceed.
     fn percentile(&self, percent: usize) -> Duration {
         let rank = (self.0.len() * percent).div_ceil(100).max(1);
         self.0[rank - 1]
@@ -65,7 +64,7 @@ impl Display for Spread {
 
 /// Asks the server what it has done.
 pub(crate) struct Gauge {
-    /// One for all questions: so logging in is not counted.
+    /// One connection for all questions, so that logging in is not counted.
     connection: redis::Connection,
 }
 
@@ -74,8 +73,8 @@ impl Gauge {
         Gauge { connection: server.connect() }
     }
 
-    /// The commands that were executed so far, those inside scripts included, our own questions
-    /// left out.
+    /// The commands that the server has executed so far. Includes commands inside scripts, but not
+    /// the gauge's own.
     pub(crate) fn commands(&mut self) -> Commands {
         let text = self.info("commandstats");
         let calls = text.lines().filter_map(|line| {
@@ -151,14 +150,14 @@ impl Display for Commands {
     }
 }
 
-/// What is printed, and its value in seconds or as a plain number, where there is one.
+/// A figure as it is printed and, if it has one, its value in seconds or as a plain number.
 pub(crate) struct Figure {
     shown: String,
     value: Option<f64>,
 }
 
 impl Figure {
-    /// A number that is shown with so many decimals, and what follows it.
+    /// A number with so many decimals, and its unit.
     pub(crate) fn number(value: f64, decimals: usize, unit: &str) -> Figure {
         Figure { shown: format!("{value:.decimals$}{unit}"), value: Some(value) }
     }
@@ -200,11 +199,11 @@ impl From<&Commands> for Figure {
     }
 }
 
-/// What is printed, and what was missed.
+/// Prints the figures, and collects the bounds that were missed.
 #[derive(Default)]
 pub(crate) struct Report {
-    /// Where every figure goes too, as a line of part, figure, value, bound and verdict, with tabs
-    /// between them.
+    /// A file that also gets every figure that has a value: part, figure, value, bound and verdict,
+    /// with tabs between them.
     table: Option<File>,
     part: String,
     missed: Vec<String>,
@@ -220,14 +219,14 @@ impl Report {
         println!("\n{name}: {title}");
     }
 
-    /// A figure that is not held to anything.
+    /// Prints a figure that has no bound.
     pub(crate) fn say(&self, what: &str, figure: impl Into<Figure>) {
         let figure = figure.into();
         println!("  {what:<42} {}", figure.shown);
         self.note(what, &figure, "", "");
     }
 
-    /// A figure next to its bound.
+    /// Prints a figure next to its bound.
     pub(crate) fn must(&mut self, what: &str, figure: impl Into<Figure>, bound: impl Display, holds: bool) {
         let (figure, bound) = (figure.into(), bound.to_string());
         let verdict = if holds { "ok" } else { "MISSED" };
@@ -238,12 +237,12 @@ impl Report {
         }
     }
 
-    /// A time that must not be above its bound.
+    /// Prints a time that must not exceed its bound.
     pub(crate) fn must_be_within(&mut self, what: &str, time: Duration, bound: Duration, why: &str) {
         self.must(what, time, format!("<= {bound:.1?}{why}"), time <= bound);
     }
 
-    /// A count of what must not happen.
+    /// Prints a count that must be zero.
     pub(crate) fn must_be_none(&mut self, what: &str, count: u64) {
         self.must(what, count, 0, count == 0);
     }
@@ -254,7 +253,7 @@ impl Report {
         }
     }
 
-    /// All that was missed, once more.
+    /// Prints the missed bounds once more.
     pub(crate) fn close(&self) {
         match self.missed.as_slice() {
             [] => println!("\nAll bounds hold."),

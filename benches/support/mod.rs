@@ -13,14 +13,14 @@ use std::time::{Duration, Instant};
 use relatch::LockManager;
 use relatch_rig::Server;
 
-/// Puts the server on one core, this thread and the threads that it starts on another, as if a
-/// network lay between them: left to itself, the scheduler may put both sides of a floor on one
-/// core, and spread eight threads over all. False where that is not possible.
+/// Puts the server on one core, and this thread and the threads that it starts on another, as if a
+/// network lay between them. Without this, the scheduler may put both sides of a floor on one core,
+/// but spread eight threads over all cores. False if that is not possible.
 pub(crate) fn pin_apart(server: &Server) -> bool {
     thread::available_parallelism().is_ok_and(|cores| cores.get() > 1) && pin(server, 1)
 }
 
-/// Puts the server, this thread and the threads that it starts on one core. False where that is not
+/// Puts the server, this thread and the threads that it starts on one core. False if that is not
 /// possible.
 pub(crate) fn pin_together(server: &Server) -> bool {
     pin(server, 0)
@@ -46,11 +46,11 @@ fn pin(server: &Server, core: usize) -> bool {
     }
 }
 
-/// What the locks in other programs send.
+/// The release script that locks in other programs usually have.
 pub(crate) const COMPARE_AND_DELETE: &str =
     "if redis.call('get', KEYS[1]) == ARGV[1] then return redis.call('del', KEYS[1]) else return 0 end";
 
-/// Has Redis keep a script; returns its hash.
+/// Loads a script into Redis, and returns its hash.
 pub(crate) fn load(connection: &mut redis::Connection, script: &str) -> String {
     redis::cmd("SCRIPT").arg("LOAD").arg(script).query(connection).expect("loads")
 }
@@ -103,12 +103,12 @@ impl Floor {
     }
 }
 
-/// Threads that take turns on one key; returns the longest that any of them waited.
+/// Lets threads take turns on one key. Returns the longest wait of all.
 pub(crate) fn contend(locks: &LockManager, key: &str, threads: usize, turns: u32) -> Duration {
     take_turns(locks, key, threads, turns).into_iter().max().unwrap_or_default()
 }
 
-/// Threads that take turns on one key; returns how long each turn was waited for.
+/// Lets threads take turns on one key. Returns the wait for each turn.
 pub(crate) fn take_turns(locks: &LockManager, key: &str, threads: usize, turns: u32) -> Vec<Duration> {
     let start = Barrier::new(threads);
     thread::scope(|scope| {
@@ -145,7 +145,7 @@ impl Rounds {
         }
     }
 
-    /// Runs `work`, which does `count` operations, and notes and returns the time of one.
+    /// Runs `work`, which does `count` operations. Notes and returns the time of one operation.
     pub(crate) fn time(&mut self, subject: usize, count: u32, work: impl FnOnce()) -> Duration {
         let started = Instant::now();
         work();
@@ -164,13 +164,13 @@ impl Rounds {
         self.times[subject].iter().copied().min().unwrap_or_default()
     }
 
-    /// How a subject's times stand to those of the first one, round by round: the median.
+    /// The median over the rounds of the ratio of a subject's time to the first subject's.
     pub(crate) fn ratio(&self, subject: usize) -> f64 {
         let pairs = self.times[subject].iter().zip(&self.times[0]);
         median(pairs.map(|(time, floor)| time.as_secs_f64() / floor.as_secs_f64()).collect())
     }
 
-    /// A line per subject: its median, and how it stands to the first one, round by round.
+    /// Prints a line per subject: its median time, and its ratio to the first subject.
     pub(crate) fn print(&self, title: &str) {
         println!("\n{title:<36}{:>12}{:>14}{:>16}", "time", "x floor", "x throughput");
         for (subject, name) in self.names.iter().enumerate() {
@@ -180,7 +180,7 @@ impl Rounds {
     }
 }
 
-/// The memory that this process takes, where the system tells.
+/// The memory that this process takes. `None` if the system does not tell.
 pub(crate) fn resident_bytes() -> Option<u64> {
     let status = std::fs::read_to_string("/proc/self/status").ok()?;
     let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"))?;

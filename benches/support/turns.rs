@@ -28,8 +28,8 @@ impl Taker for Relatch<'_> {
     }
 }
 
-/// The thirty lines that many programs have: `SET NX PX`, a pause where the lock is busy, compare
-/// and delete. Each thread has its own connection, and never waits for one.
+/// The hand-written lock of many programs: `SET NX PX`, a pause if the lock is busy, compare and
+/// delete. Each thread has its own connection, and never waits for one.
 pub(crate) struct Polling {
     connection: redis::Connection,
     kind: Kind,
@@ -43,13 +43,13 @@ pub(crate) enum Kind {
     /// As with `r2d2`, which sends a `PING` whenever it lends a connection: once to take the lock
     /// and once to release it.
     Pooled,
-    /// Nothing but these commands.
+    /// Only the commands of the lock.
     Bare,
 }
 
 impl Polling {
     const PAUSE: Duration = Duration::from_millis(50);
-    /// Long enough for hundreds of processes to start meanwhile.
+    /// Long enough for hundreds of processes to start while the lock is held.
     const LEASE_MS: u32 = 120_000;
 
     pub(crate) fn open(url: &str, key: &str, kind: Kind) -> Polling {
@@ -96,16 +96,16 @@ impl Taker for Polling {
     }
 }
 
-/// The result.
+/// The result of taking turns.
 #[derive(Clone, Copy, Default)]
 pub(crate) struct Tally {
-    /// Turns whose wait ended before the time was up.
+    /// Turns whose wait ended within the span.
     pub(crate) turns: u64,
     pub(crate) span: Duration,
     /// All waits together, and the longest of them.
     pub(crate) waited: Duration,
     pub(crate) longest: Duration,
-    /// The CPU time of the process.
+    /// The CPU time that the process used.
     pub(crate) cpu: Duration,
     /// Turns that ended in an error.
     pub(crate) failed: u64,
@@ -122,7 +122,7 @@ impl Tally {
         self.each(self.waited)
     }
 
-    /// The share of one turn.
+    /// Divides a sum by the number of turns.
     pub(crate) fn each(&self, all: Duration) -> Duration {
         Duration::from_secs_f64(all.as_secs_f64() / ratio(self.turns.max(1), 1))
     }
@@ -146,7 +146,7 @@ impl Tally {
 }
 
 /// Each taker gets a thread, takes turns for `span`, and holds the lock for `hold` each time. A
-/// wait that has begun at the end of the span goes on: it counts as a wait, but not as a turn.
+/// wait that lasts beyond the span counts as a wait, but not as a turn.
 pub(crate) fn take_turns_for<T: Taker>(takers: &mut [T], span: Duration, hold: Duration) -> Tally {
     let (start, inside) = (&Barrier::new(takers.len()), &AtomicBool::new(false));
     let cpu_before = cpu_time();

@@ -1,9 +1,9 @@
 //! Counts the commands that clients send.
 //!
-//! `INFO commandstats` also counts the commands that scripts execute, and does not distinguish
-//! them. `MONITOR` shows each command with the address of the client that sent it, or with `lua`
-//! where a script executed it. That costs the server a few microseconds per command, so a run is
-//! either watched or timed.
+//! `INFO commandstats` counts these together with the commands that scripts execute. `MONITOR`
+//! shows each command with the address of the client that sent it, or with `lua` where a script
+//! executed it. That costs the server a few microseconds per command, so a run is either watched or
+//! timed.
 
 use std::io::{Read, Write};
 use std::net::TcpStream;
@@ -20,7 +20,7 @@ const END: &str = "the watch ends";
 /// Records all commands from its start.
 pub(crate) struct Watch {
     connection: redis::Connection,
-    /// Keeps everything as it comes: parsing is left for the end, when the cores are free.
+    /// Keeps the output unparsed until the end, when the cores are free.
     reader: JoinHandle<std::io::Result<Vec<u8>>>,
 }
 
@@ -38,7 +38,7 @@ impl Watch {
         Watch { connection, reader: thread::spawn(move || read_to_the_end(stream)) }
     }
 
-    /// What clients have sent since then.
+    /// Ends the watch, and returns the commands that clients have sent since its start.
     pub(crate) fn end(mut self) -> Commands {
         let () = redis::cmd("ECHO").arg(END).query(&mut self.connection).expect("answers");
         let seen = self.reader.join().expect("no panic").expect("MONITOR goes on");

@@ -1,5 +1,5 @@
-//! What a lock costs where it is uncontended, where other programs want the cores, and where
-//! program and server share one core.
+//! What a lock costs if it is uncontended, if other programs use the cores, and if program and
+//! server share one core.
 
 use std::hint::black_box;
 use std::thread;
@@ -14,7 +14,7 @@ use crate::support::{Floor, Rounds, pin_apart, pin_together};
 
 use super::{connect, eight_threads, pinned};
 
-/// Lock and unlock of a free lock, in turns with the floor; and of a lock that the thread holds.
+/// Lock and unlock of a free lock, in turns with the floor. Then of a lock that the thread holds.
 pub(crate) fn cycle(report: &mut Report) {
     const PAIRS: u32 = 5_000;
     const ROUNDS: usize = 201;
@@ -54,7 +54,7 @@ fn uncontended(report: &mut Report, placed: &str, server: &Server, most: Option<
     }
 }
 
-/// Threads that take turns, beside one busy process per core, and two at least.
+/// Threads that take turns, beside one busy process per core (at least two).
 pub(crate) fn busy(report: &mut Report) {
     let server = Server::start();
     let cores = thread::available_parallelism().map_or(2, |cores| cores.get().max(2));
@@ -80,7 +80,7 @@ pub(crate) fn busy(report: &mut Report) {
     }
 }
 
-/// On one core no figure depends on the cost of waking another, so they hardly vary.
+/// On one core, no figure depends on the cost of waking another core, so the figures hardly vary.
 pub(crate) fn one_core(report: &mut Report) {
     const THREADS: usize = 8;
 
@@ -108,18 +108,18 @@ fn trouble(tallies: &[Tally; 3]) -> u64 {
     tallies.iter().map(|tally| tally.failed + tally.overlapped).sum()
 }
 
-/// Who takes turns side by side.
+/// The locks that are compared side by side.
 const NAMES: [&str; 3] = ["by hand", "by hand, bare", "relatch"];
 
-/// The result of one of them, and the CPU time of the server meanwhile.
+/// The result of one lock, and the CPU time of the server meanwhile.
 #[derive(Clone, Copy, Default)]
 struct Side {
     tally: Tally,
     server: Duration,
 }
 
-/// So many threads of this process take turns on one key: for so long at a stretch by hand, then
-/// with relatch, and again.
+/// Threads of this process take turns on one key, for `span` with each of the three locks. This is
+/// repeated, and the results are added up.
 fn side_by_side(server: &Server, threads: usize, span: Duration) -> [Side; 3] {
     const WARM_UP: Duration = Duration::from_millis(300);
     const STRETCHES: usize = 3;

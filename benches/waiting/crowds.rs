@@ -1,4 +1,4 @@
-//! Several processes, and very many, that want the same lock.
+//! Several processes, up to hundreds, that want the same lock.
 
 use std::thread;
 use std::time::{Duration, Instant};
@@ -13,8 +13,8 @@ use crate::support::{Floor, Rounds};
 
 use super::connect;
 
-/// Processes that lock and unlock as fast as they can, for five seconds; the floor before and
-/// after.
+/// Processes that lock and unlock as fast as they can, for five seconds. The floor is measured
+/// before and after.
 pub(crate) fn processes(report: &mut Report) {
     const SPAN: Duration = Duration::from_secs(5);
     const CYCLES: u32 = 400;
@@ -40,7 +40,8 @@ pub(crate) fn processes(report: &mut Report) {
     report.must_be_none("turns that failed", all.failed);
 }
 
-/// Holds that are long beside a hand-off: a waiter that tries too late waits for a whole one.
+/// Holds that are much longer than a hand-off: a waiter that tries too late waits for another whole
+/// hold.
 pub(crate) fn long(report: &mut Report) {
     const SPAN: Duration = Duration::from_secs(6);
     const HOLD: Duration = Duration::from_millis(20);
@@ -65,14 +66,15 @@ fn say_shares(report: &mut Report, tallies: &[Tally], least: f64, most: f64) {
     }
 }
 
-/// Fifty processes for ten seconds; half of that before and half after, fifty that poll by hand.
+/// Fifty processes use relatch for ten seconds. Fifty others poll by hand, pooled and bare, each
+/// for five seconds before and five seconds after.
 pub(crate) fn fifty(report: &mut Report) {
     const PROCESSES: usize = 50;
     const HALF: Duration = Duration::from_secs(5);
     const HOLD: Duration = Duration::from_millis(1);
-    /// While commands are counted.
+    /// How long commands are counted.
     const WATCHED: Duration = Duration::from_secs(2);
-    /// Connections are opened, scripts are loaded.
+    /// Time to open connections and load scripts.
     const WARM_UP: Duration = Duration::from_millis(500);
 
     let server = Server::start();
@@ -119,7 +121,7 @@ pub(crate) fn fifty(report: &mut Report) {
     report.must_be_none("turns that failed", all.iter().map(|tally| tally.failed).sum());
 }
 
-/// Processes that take turns when they get the order.
+/// Processes that take turns each time they get an order.
 struct Crowd(Vec<Child>);
 
 impl Crowd {
@@ -143,7 +145,7 @@ fn together(tallies: &[Tally]) -> Tally {
 }
 
 /// Processes wait for one hold to end. Then each takes the lock once and holds it for a
-/// millisecond. All are new, and have seen no other holder.
+/// millisecond. The processes are new, and have seen no holder before.
 pub(crate) fn cascade(report: &mut Report) {
     for (processes, bound, commands) in [(50, 200, 30.0), (200, 700, 50.0), (400, 2000, 100.0)] {
         let of = |what: &str| format!("{processes}: {what}");
@@ -205,7 +207,7 @@ impl Cascade {
             if role == "relatch once" {
                 until_all_are_told(&mut gauge, processes);
             }
-            // Time for the last of them to fall asleep, or to begin to poll.
+            // Time for the last process to fall asleep, or to begin to poll.
             thread::sleep(Duration::from_millis(500));
             watch = watched.then(|| Watch::start(server));
             before = Some(gauge.commands());
@@ -234,13 +236,13 @@ impl Cascade {
     }
 }
 
-/// Waits until each process has a connection with tracking on: by then its waiter sleeps. A build
-/// whose waiters poll gets ten seconds.
+/// Waits until each process has a connection with tracking on, which means that its waiter sleeps.
+/// Gives up after ten seconds, for a build whose waiters poll.
 fn until_all_are_told(gauge: &mut Gauge, processes: usize) {
     let deadline = Instant::now() + Duration::from_secs(10);
     while gauge.tracking() < processes as u64 {
         if Instant::now() > deadline {
-            eprintln!("waiting: {} of {processes} processes are told by Redis", gauge.tracking());
+            eprintln!("waiting: {} of {processes} processes have tracking on", gauge.tracking());
             return;
         }
         thread::sleep(Duration::from_millis(20));

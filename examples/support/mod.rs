@@ -1,4 +1,4 @@
-//! What the examples stand on: a Redis to talk to, and more processes of the same example.
+//! The common parts of the examples: a Redis server, and more processes of the same example.
 #![allow(dead_code, reason = "no example uses all of it")]
 
 use std::env;
@@ -7,7 +7,7 @@ use std::io::{self, BufRead, BufReader, Lines, PipeReader};
 
 use relatch_rig::{Process, Server, is_server_installed, role};
 
-/// The Redis at `REDIS_URL`, or else a private one that ends when this is dropped.
+/// The Redis at `REDIS_URL`. If that is not set, a private server that ends when this is dropped.
 pub(crate) struct Redis {
     url: String,
     _server: Option<Server>,
@@ -23,7 +23,7 @@ impl Redis {
                  `bash examples/run.sh` installs one, or set REDIS_URL to a Redis that runs already"
                 .into());
         }
-        // It writes nothing to disk, so that nothing is left behind after a Ctrl-C.
+        // The server writes nothing to disk, so that a Ctrl-C leaves no files behind.
         let server = Server::without_files();
         Ok(Redis { url: server.bare_url(), _server: Some(server) })
     }
@@ -33,7 +33,7 @@ impl Redis {
     }
 }
 
-/// The part this process plays, or `None` in the process that the user started.
+/// The role of this process. `None` in the process that the user started.
 pub(crate) fn role() -> Option<String> {
     role::name()
 }
@@ -41,7 +41,7 @@ pub(crate) fn role() -> Option<String> {
 /// This program again, once per role, each in a process of its own.
 pub(crate) struct Workers {
     processes: Vec<Process>,
-    /// What they print, line by line, until the last of them ends.
+    /// The lines that the processes print, until the last process ends.
     pub(crate) lines: Lines<BufReader<PipeReader>>,
 }
 
@@ -57,7 +57,8 @@ impl Workers {
         Ok(workers)
     }
 
-    /// Closes their standard input, waits for their end, and says whether all went well.
+    /// Closes the standard input of the processes, waits for their end, and returns an error if one
+    /// failed.
     pub(crate) fn finish(mut self) -> Result<(), Box<dyn Error>> {
         for worker in &mut self.processes {
             if !worker.wait()?.success() {

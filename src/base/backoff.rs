@@ -32,7 +32,7 @@ impl Backoff {
         Backoff::new(Duration::from_millis(50), Duration::from_secs(5))
     }
 
-    /// For a server that sends no invalidations. That rarely changes.
+    /// For a server that sends no invalidations. Such a server rarely begins to send them.
     pub(crate) fn without_invalidations() -> Backoff {
         Backoff::new(Duration::from_secs(5), Duration::from_secs(600))
     }

@@ -9,8 +9,8 @@ use rustix::time::ClockId;
 /// An instant on this machine's clock, in nanoseconds.
 ///
 /// A number rather than a [`std::time::Instant`], for two reasons. A hold keeps the end of its
-/// validity in an atomic. And on Linux and on a Mac, `Instant` stands still while the machine is
-/// suspended: a laptop that slept for an hour would wake up trusting a lease of thirty seconds.
+/// validity in an atomic. And on Linux and macOS, `Instant` stands still while the machine is
+/// suspended: after an hour of sleep, a laptop would still trust a lease of thirty seconds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Moment(u64);
 
@@ -73,7 +73,7 @@ fn read() -> u64 {
 
 #[cfg(test)]
 impl Moment {
-    /// In `interleavings`, the scheduler decides how time passes.
+    /// In a run of the scheduler, the scheduler's clock; otherwise the real one.
     pub(crate) fn now() -> Moment {
         Moment(crate::base::scheduler::time().unwrap_or_else(read))
     }

@@ -14,7 +14,7 @@ use crate::base::holder::Holder;
 /// - A hold was *lost*: [`Error::Lost`]. The work under the lock may have run beside other work.
 ///
 /// [`Error::Unconfirmed`] means that the work was protected and only the release is in doubt. The
-/// remaining variants report a mistake in the program or its setup, or a limit of the system. No
+/// other variants report a mistake in the program or its setup, or a limit of the system. No
 /// message contains a password.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
@@ -25,8 +25,8 @@ pub enum Error {
     /// [`Builder::wait`](crate::Builder::wait) sets a limit. Without a limit, a thread waits until
     /// the lock is free.
     ///
-    /// If there is a `source`, the limit was too short to find out who holds the lock: the source
-    /// says what took the time. If it was the wait for a connection, raise
+    /// If there is a `source`, the limit was too short to find out who holds the lock. The source
+    /// says what took the time. If that was the wait for a connection, raise
     /// [`pool_size`](crate::Builder::pool_size).
     #[error("{}", timed_out(key, *waited, holder.as_deref(), source.is_some()))]
     #[non_exhaustive]
@@ -44,9 +44,9 @@ pub enum Error {
     /// The hold can no longer be trusted: somebody else may have held the lock in the meantime.
     ///
     /// What this thread did since the loss was not protected by the lock. With a longer
-    /// [`lease`](crate::Lock::lease), a hold survives longer outages. Where
-    /// [`renew`](crate::Lock::renew) is off or [`max_hold`](crate::Lock::max_hold) is set, the work
-    /// has to be done in that time.
+    /// [`lease`](crate::Lock::lease), a hold survives longer outages. If
+    /// [`renew`](crate::Lock::renew) is off, the work has to be done within the lease. If
+    /// [`max_hold`](crate::Lock::max_hold) is set, it has to be done within that time.
     #[error("lock {key:?} was lost: {cause}")]
     #[non_exhaustive]
     Lost {
@@ -58,10 +58,10 @@ pub enum Error {
 
     /// It is not known whether Redis executed the release. The work itself was protected.
     ///
-    /// Happens where no answer came within the
-    /// [`response_timeout`](crate::Builder::response_timeout), or where the lease ran out while the
-    /// release was under way. The hold was valid when the release began. If the key may still
-    /// exist, the manager goes on trying to delete it in the background.
+    /// Happens if no answer came within the [`response_timeout`](crate::Builder::response_timeout),
+    /// or if the lease ran out while the release was under way. The hold was valid when the release
+    /// began. If the key may still exist, the manager goes on trying to delete it in the
+    /// background.
     #[error("the release of lock {key:?} is not confirmed: {}", may_exist(*at_most))]
     #[non_exhaustive]
     Unconfirmed {
@@ -112,9 +112,10 @@ pub enum Error {
 
     /// The Redis key exists, but its value cannot be a lock of this crate.
     ///
-    /// Either the value is not a string, or it never expires, so that waiting would never end. Find
-    /// out what wrote it. [`force_unlock`](crate::Lock::force_unlock) deletes it, and a
-    /// [`prefix`](crate::Builder::prefix) of its own keeps locks apart from other keys.
+    /// Either the value is not a string, or the key never expires, so that waiting would never end.
+    /// Find out which program wrote the key. [`force_unlock`](crate::Lock::force_unlock) deletes
+    /// it. A [`prefix`](crate::Builder::prefix) that no other program uses keeps locks apart from
+    /// other keys.
     #[error("lock {key:?} cannot be taken: redis key {redis_key:?} holds {found}")]
     #[non_exhaustive]
     NotALock {
@@ -142,7 +143,7 @@ pub enum Error {
     InvalidOption {
         /// The name of the setter or method.
         option: &'static str,
-        /// The value it was given. Never a password.
+        /// The value that was set. Never a password.
         value: String,
         /// What is wrong with it.
         reason: &'static str,
@@ -162,9 +163,9 @@ pub enum Error {
     /// The manager was used in a child process that was forked after the manager was made.
     ///
     /// The child holds none of its parent's locks and must not use its parent's connections. It
-    /// cannot safely make a manager of its own either, because `fork` does not copy threads, and
-    /// those of the parent's manager may have held mutexes. Fork before the first manager is made,
-    /// or call `exec` after the fork.
+    /// cannot safely make a manager of its own either: `fork` does not copy threads, so a mutex
+    /// that a thread of the parent's manager held stays locked for ever. Fork before the first
+    /// manager is made, or call `exec` after the fork.
     #[error("this manager belongs to process {parent}, not to its child {child}: fork before making one")]
     #[non_exhaustive]
     Forked {
@@ -186,9 +187,9 @@ pub enum Error {
 
     /// The system did not start a thread that the manager needs.
     ///
-    /// Making a manager starts threads, and so does the first hold that is renewed, or whose loss
-    /// is reported. If a lock was being taken, it was released again. If this thread already held
-    /// the lock, it still does.
+    /// Making a manager starts a thread. The first hold that is renewed, or whose loss is to be
+    /// reported, starts others. If the thread was taking a lock, the lock was released again. If
+    /// the thread already held the lock, it still does.
     #[error("a thread that the lock manager needs cannot be started")]
     #[non_exhaustive]
     NoThread {

@@ -9,7 +9,7 @@ use crate::base::owner::Owner;
 ///
 /// This is a snapshot for people and log messages, not for decisions: the lock may have changed
 /// hands since. In particular, the [token](Holder::raw) is no fencing token. Tokens have no order,
-/// so a resource cannot tell from two of them which hold is the newer one.
+/// so a resource cannot tell from two tokens which hold is the newer one.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Holder {
     raw: String,
@@ -28,14 +28,15 @@ impl Holder {
         Owner::parse(&self.raw)
     }
 
-    /// The key's value in Redis: the holder's token, or what another program wrote. Bytes that are
+    /// The key's value in Redis: the holder's token, or a value of another program. Bytes that are
     /// not UTF-8 are replaced.
     #[must_use]
     pub fn raw(&self) -> &str {
         &self.raw
     }
 
-    /// The key's TTL: how long it exists unless it is renewed. `None` if it never expires.
+    /// The key's TTL: how long the key exists unless its lease is renewed. `None` if it never
+    /// expires.
     #[must_use]
     pub fn time_left(&self) -> Option<Duration> {
         self.time_left
@@ -43,7 +44,8 @@ impl Holder {
 }
 
 impl fmt::Display for Holder {
-    /// `worker-7-4242-4243 (12.3s left)`. A value of another program is quoted, and cut if long.
+    /// Writes `worker-7-4242-4243 (12.3s left)`. A value of another program is quoted, and cut if
+    /// it is long.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         const SHOWN: usize = 60;
         match self.owner() {

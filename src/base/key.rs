@@ -4,14 +4,15 @@ use std::sync::Arc;
 
 use crate::base::error::Error;
 
-/// The longest name, in bytes. People read names of locks; a longer one is a program's mistake.
+/// The longest name, in bytes. People read the names of locks, so a longer name is a mistake of the
+/// program.
 pub(crate) const MAX_BYTES: usize = 64 * 1024;
 
-/// What [`Key::not_a_lock`] says that it found where Redis answers `WRONGTYPE`.
+/// The `found` of [`Key::not_a_lock`] if Redis answers `WRONGTYPE`.
 pub(crate) const NOT_A_STRING: &str = "a value that is not a string";
 
-/// A lock's name as the caller has it: a [`Lock`](crate::Lock) shares its own, so that taking the
-/// lock does not copy it.
+/// A lock's name as the caller has it. A [`Lock`](crate::Lock) shares its name, so that taking the
+/// lock does not copy the name.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Name<'a> {
     Borrowed(&'a str),

@@ -1,17 +1,17 @@
 //! Whether the process that wrote a token is certainly dead: for `reclaim_dead`.
 //!
-//! The first eight hex digits of a nonce stand for the machine's boot and the pid namespace: they
-//! are a hash of the boot id and of the namespace's inode number. If a token has the same digits as
-//! this process, then its process id means the same process here. (The system reuses an inode
-//! number only when all processes of its namespace have ended.)
+//! The first eight hex digits of a nonce identify the machine's boot and the pid namespace: they
+//! are a hash of the boot id and of the namespace's inode number. If a token has the digits of this
+//! process, then a process id means the same process in both. (The system reuses an inode number
+//! only when all processes of its namespace have ended.)
 
 use std::io;
 
 use crate::base::owner::Owner;
 use crate::base::random;
 
-/// The eight hex digits for this boot and pid namespace. Random if the system does not say, so that
-/// they match no other process's.
+/// The eight hex digits for this boot and pid namespace. If the system does not provide them, the
+/// digits are random, so that they match no other process.
 pub(crate) fn digits() -> io::Result<String> {
     let known = known()
         .map_or_else(|| random::bits().map(|bits| bits & u128::from(u32::MAX)), |known| Ok(known.into()))?;
@@ -30,8 +30,8 @@ fn known() -> Option<u32> {
     None
 }
 
-/// FNV-1a (<http://www.isthe.com/chongo/tech/comp/fnv/>): the same in every version of every
-/// program.
+/// The hash FNV-1a (<http://www.isthe.com/chongo/tech/comp/fnv/>). Unlike the hashers of `std`, it
+/// is the same in every version and in every process.
 #[cfg(any(target_os = "linux", test))]
 fn fnv(bytes: impl Iterator<Item = u8>) -> u32 {
     bytes.fold(0x811c_9dc5, |hash, byte| (hash ^ u32::from(byte)).wrapping_mul(0x0100_0193))
@@ -49,7 +49,7 @@ pub(crate) fn is_dead(token: &str, host: &str, digits: &str) -> bool {
 #[cfg(target_os = "linux")]
 fn is_gone(pid: u32) -> bool {
     let pid = i32::try_from(pid).ok().and_then(rustix::process::Pid::from_raw);
-    // Only "no such process" counts: if the answer is "not permitted", the process exists.
+    // Only "no such process" proves it: if the answer is "not permitted", the process exists.
     pid.is_some_and(|pid| rustix::process::test_kill_process(pid) == Err(rustix::io::Errno::SRCH))
 }
 

@@ -1,7 +1,7 @@
-//! Values and tools without a network: clock, keys, tokens, options, errors, counters, and `sync`,
-//! through which unit tests decide the order of threads.
+//! Values and tools that need no network: clock, keys, tokens, options, errors, counters, and
+//! `sync`, by which unit tests control the order of threads.
 //!
-//! The lowest room. Its files may use each other, and nothing else of the crate.
+//! The lowest room. Its files may use each other, but nothing else of the crate.
 
 pub(crate) mod stats;
 pub(crate) mod options;

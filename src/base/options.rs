@@ -1,4 +1,4 @@
-//! What a program can set: the defaults, and the checks.
+//! The options that a program can set, their defaults and their checks.
 
 use std::time::Duration;
 
@@ -17,14 +17,15 @@ const MAX_TIMEOUT: Duration = Duration::from_secs(3600);
 /// allocates room for all of them when it is made.
 const MOST_CONNECTIONS: u32 = 10_000;
 
-/// The options of a lock. The manager has defaults for all of its locks.
+/// The options of a lock. A manager has options, too: the defaults of its locks.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Options {
     pub(crate) lease: Duration,
     pub(crate) wait: Option<Duration>,
     pub(crate) renewal: Renewal,
     pub(crate) reclaim_dead: bool,
-    /// An option whose value cannot work. If there is one, taking the lock fails with it.
+    /// If an option has a value that cannot work, this one: taking the lock then fails with this
+    /// error.
     pub(crate) invalid: Option<InvalidOption>,
 }
 
@@ -64,8 +65,8 @@ pub(crate) struct Renewal {
 }
 
 impl Renewal {
-    /// The time from one renewal to the next, `None` if renewal is off. At most half the lease, so
-    /// that a renewal can fail once even if `extend` has shortened the lease.
+    /// The time from one renewal to the next. `None` if renewal is off. At most half the lease:
+    /// even if `extend` has shortened the lease, one renewal can fail without losing the hold.
     pub(crate) fn every(&self, lease: Lease) -> Option<Duration> {
         let every = self.every.unwrap_or(lease.0 / 3).min(lease.0 / 2);
         self.on.then_some(every)
@@ -125,14 +126,14 @@ pub(crate) struct Settings {
     pub(crate) connect_timeout: Duration,
     pub(crate) response_timeout: Duration,
     pub(crate) tolerate_outage: Duration,
-    /// For how long threads of this process may hand a lock off among themselves before they let
-    /// other processes have it. Zero switches hand-offs off.
+    /// For how long threads of this process may hand a lock off among themselves before they leave
+    /// it to other processes. Zero switches hand-offs off.
     pub(crate) local_handoff: Duration,
     pub(crate) client_tracking: bool,
     pub(crate) poll_every: Duration,
 }
 
-/// All defaults. (Those of a lock are in `Options`.)
+/// The defaults of a manager. (The defaults of a lock are in `Options`.)
 impl Default for Settings {
     fn default() -> Self {
         Settings {
@@ -199,7 +200,7 @@ pub(crate) fn invalid_option(
 pub(crate) struct Lease(Duration);
 
 impl Lease {
-    /// Redis counts whole milliseconds, so the rest is cut off.
+    /// Redis counts whole milliseconds, so a fraction of a millisecond is cut off.
     pub(crate) fn new(asked: Duration) -> Lease {
         Lease(Duration::from_millis(u64::try_from(asked.as_millis()).unwrap_or(u64::MAX)))
     }
@@ -218,9 +219,9 @@ impl Lease {
 
     /// Until when a hold may be trusted if the command that set this lease was sent at `sent`.
     ///
-    /// Redis counts from the execution of the command, which is never before the send. A margin of
-    /// 1 % and 2 ms is left unused: the clocks of the two machines may drift apart, and Redis
-    /// expires keys in whole milliseconds. It is the margin of the Redlock description,
+    /// Redis starts the lease when it executes the command, never before the send. The hold leaves
+    /// a margin of 1 % and 2 ms unused: the clocks of the two machines may drift apart, and Redis
+    /// expires keys in whole milliseconds. The Redlock description has the same margin,
     /// <https://redis.io/docs/latest/develop/use/patterns/distributed-locks/>.
     pub(crate) fn valid_until(self, sent: Moment) -> Moment {
         let margin = self.0 / 100 + Duration::from_millis(2);
@@ -346,7 +347,7 @@ mod tests {
         assert_eq!(shortest.valid_until(sent).since(sent), Duration::from_micros(7900));
     }
 
-    /// Durations of every size, and those at the limits of options.
+    /// Durations of every size, and the limits of the options.
     fn any_span() -> impl Strategy<Value = Duration> {
         let sizes = (0..64_u32, any::<u64>()).prop_map(|(shift, nanos)| Duration::from_nanos(nanos >> shift));
         let seconds =
@@ -402,7 +403,7 @@ mod tests {
             prop_assert!(text.contains(option) && text.contains(&value), "{}", text);
         }
 
-        /// Any lease, also one that a server reports, at any time of the clock.
+        /// Holds for any lease, even one that only a server could report, at any time of the clock.
         #[test]
         fn no_lease_or_time_overflows(asked in any_span(), at: u64, every in any_span()) {
             let (lease, sent) = (Lease::new(asked), Moment::from_nanos(at));

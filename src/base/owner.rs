@@ -12,14 +12,14 @@ const MAX_HOST: usize = 64;
 /// Hex digits in a token's nonce: 128 bits.
 const NONCE_DIGITS: usize = 32;
 
-/// The most bytes of a process id and a thread's number, with the hyphens around them.
+/// The greatest length in bytes of a process id and a thread's number, with three hyphens.
 const NUMBERS_LENGTH: usize = 33;
 
 /// The host, process and thread that hold a lock: the readable part of a token.
 ///
 /// The token is the key's value in Redis: `host-pid-thread-nonce`. The nonce is fresh for each
-/// outermost acquisition, so that no two holds have the same token. Tokens have no order: a token
-/// is no fencing token, and a resource cannot use it to reject a writer whose lock was lost.
+/// outermost acquisition, so that no two holds have the same token. Tokens have no order, so a
+/// token is no fencing token: a resource cannot use it to reject a writer whose lock was lost.
 ///
 /// ```
 /// use relatch::Owner;
@@ -59,21 +59,21 @@ impl Owner {
         Owner { host, pid, thread }
     }
 
-    /// The host's name as it is in the token: the first 64 characters, with `_` for each one that
-    /// is not in `[A-Za-z0-9._-]`.
+    /// The host's name as the token has it: the first 64 characters, with `_` for each character
+    /// that is not in `[A-Za-z0-9._-]`.
     #[must_use]
     pub fn host(&self) -> &str {
         &self.host
     }
 
-    /// The process id in the pid namespace of that process. In a container it is often 1.
+    /// The process id, in the pid namespace of the process. In a container it is often 1.
     #[must_use]
     pub fn pid(&self) -> u32 {
         self.pid
     }
 
-    /// The thread's number. On Linux the one that `ps -L`, `top -H` and gdb show, elsewhere a
-    /// counter.
+    /// The thread's number. On Linux, the number that `ps -L`, `top -H` and gdb show. On other
+    /// systems, a counter.
     #[must_use]
     pub fn thread(&self) -> u64 {
         self.thread
@@ -89,11 +89,12 @@ impl fmt::Display for Owner {
 /// Makes the token for one outermost acquisition: owner and nonce.
 ///
 /// Without a nonce, a delayed release of a thread's first hold would delete the key of its second
-/// one, and two containers with the same host name and process 1 would be one owner. The first
-/// eight digits of the nonce are the machine's (see `machine`), the other 96 bits are random.
+/// hold. And two containers with the same host name and process id 1 could have the same token. The
+/// first eight digits of the nonce identify the machine (see `machine`). The other 96 bits are
+/// random.
 pub(crate) fn fresh_token(owner: &Owner, machine: &str) -> io::Result<String> {
     let nonce = if seeded_bugs::is_in("no nonce") { 0 } else { random::bits()? };
-    // One `format!` of all takes 2,400 instructions, a seventh of a lock and unlock.
+    // Not with one `format!`: that takes 2,400 instructions, a seventh of a lock and unlock.
     let mut token = String::with_capacity(owner.host.len() + NUMBERS_LENGTH + NONCE_DIGITS);
     token.push_str(&owner.host);
     let _ = write!(token, "-{}-{}-", owner.pid, owner.thread);

@@ -1,5 +1,5 @@
-//! The ids of this process and this thread: for tokens, and to notice a fork. (The comparison:
-//! `Session::own_process`.)
+//! The ids of this process and this thread: for tokens, and to notice a fork (see
+//! `Session::own_process`).
 
 use std::cell::Cell;
 use std::process;
@@ -10,10 +10,10 @@ use crate::base::clock::Moment;
 
 /// For how long a process id is reused after it was read.
 ///
-/// Reading it is a system call of about 100 ns, as much as a reentrant lock and unlock together. A
-/// fork takes longer than this constant: before the child runs, the kernel copies the page tables,
-/// which takes some 50 us even for a small program. So a thread that read the id less than this ago
-/// has not been forked since.
+/// Reading the id is a system call of about 100 ns, as much as a reentrant lock and unlock
+/// together. A fork takes longer than this constant: before the child runs, the kernel copies the
+/// page tables, which takes some 50 us even for a small program. So if a thread read the id within
+/// this time, there was no fork in between.
 const REUSED_FOR: Duration = Duration::from_micros(5);
 
 thread_local! {
@@ -21,9 +21,9 @@ thread_local! {
     static THREAD: Cell<(u32, u64)> = const { Cell::new((0, 0)) };
 }
 
-/// Which thread a worker of the manager runs in, so that no thread joins itself.
+/// The thread that a worker of the manager runs in, so that no thread joins itself.
 ///
-/// `std::thread::current` would do, but it panics in a destructor of a thread-local.
+/// `std::thread::current` would not do: it panics in a destructor of a thread-local.
 #[derive(Debug, Default)]
 pub(crate) struct WorkerThread(AtomicU64);
 

@@ -1,8 +1,8 @@
-//! Random numbers, each from the system.
+//! Random numbers from the system.
 //!
-//! A generator inside the process would be copied with it by a fork or a snapshot of the machine,
-//! and both copies would draw the same token. It would also be a thread-local, which may be gone
-//! when the destructor of another thread-local takes a lock.
+//! A fork or a snapshot of the machine would also copy a generator inside the process, and both
+//! copies would draw the same token. Such a generator would also be a thread-local, which may be
+//! gone when the destructor of another thread-local takes a lock.
 
 use std::io;
 use std::time::Duration;
@@ -17,16 +17,16 @@ pub(crate) fn bits() -> io::Result<u128> {
     Ok(u128::from_ne_bytes(bytes))
 }
 
-/// A random duration between the two.
+/// A random duration between `shortest` and `longest`.
 ///
-/// If the system has no random bits, it is the middle. That is good enough, because the only use is
-/// to keep waiters from acting at the same moment.
+/// If the system has no random bits, the result is the middle. That is good enough: the duration
+/// only keeps waiters from acting at the same moment.
 pub(crate) fn between(shortest: Duration, longest: Duration) -> Duration {
     let most = longest.saturating_sub(shortest);
     shortest + most.mul_f64(fraction())
 }
 
-/// A random number from zero to one, or one half if the system has no random bits.
+/// A random number from zero to below one. One half if the system has no random bits.
 pub(crate) fn fraction() -> f64 {
     SysRng.try_next_u32().map_or(0.5, |bits| f64::from(bits) / (f64::from(u32::MAX) + 1.0))
 }

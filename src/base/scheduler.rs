@@ -2,10 +2,11 @@
 //! between.
 //!
 //! Inside of [`in_many_orders`], each of these types lets shuttle switch to another thread before
-//! it does what other threads can see. Outside, it is the real one.
+//! an operation that other threads can see. Outside, each behaves as the real type.
 //!
-//! Inside, the clock advances only when a thread reads it, sleeps, yields or says so. A wait with a
-//! timeout may end by itself at any step; the clock is then advanced to that timeout.
+//! Inside, the clock advances only when a thread reads it, sleeps, yields or calls [`advance`]. A
+//! wait with a timeout may end by itself at any step. The clock then advances to the end of that
+//! wait.
 
 use std::cell::Cell;
 use std::ops::{Deref, DerefMut};
@@ -19,7 +20,7 @@ use shuttle::thread::Thread;
 /// One order of events.
 #[derive(Clone, Copy)]
 struct Run {
-    /// What the clock says.
+    /// The clock's time.
     nanos: u64,
     /// A wait with a longer timeout than this never ends by itself.
     longest: Duration,
@@ -30,7 +31,7 @@ thread_local! {
     static RUN: Cell<Option<Run>> = const { Cell::new(None) };
 }
 
-/// What the clock says when a run begins.
+/// The clock's time when a run begins.
 const START: u64 = 1_000_000_000_000;
 
 /// How far the clock advances when it is read.
@@ -39,11 +40,11 @@ const TICK: Duration = Duration::from_nanos(100);
 /// How far the clock advances when a thread yields.
 const YIELD: Duration = Duration::from_micros(20);
 
-/// Runs `events` in as many orders as `times` says. Half of the orders are random. In the
-/// other half, threads are held up at a few places only, which finds rare interleavings sooner.
+/// Runs `events` in `times` orders. Half of the orders are random. In the other half, shuttle
+/// delays threads at a few places only, which finds rare interleavings sooner.
 ///
-/// A wait with a timeout of more than `longest` never ends by itself. So a wake-up that was lost
-/// shows as a deadlock, even if the thread would have looked by itself in the end.
+/// A wait with a timeout of more than `longest` never ends by itself. So a lost wake-up shows as a
+/// deadlock, even if the thread would wake up by itself after `longest`.
 pub(crate) fn in_many_orders(
     times: usize,
     longest: Duration,
@@ -68,7 +69,7 @@ fn inside() -> bool {
     RUN.get().is_some()
 }
 
-/// What the clock says, inside of a run.
+/// The clock's time inside of a run. `None` outside.
 pub(crate) fn time() -> Option<u64> {
     advance(TICK);
     RUN.get().map(|run| run.nanos)
@@ -176,7 +177,7 @@ impl Condvar {
             self.real.wait_for(guard.data.as_mut().expect("it is locked"), span);
             return;
         };
-        step(); // A thread that notifies without the lock may do so now.
+        step(); // Another thread may notify now, without the mutex.
         let me = Arc::new(Sleeper { thread: shuttle::thread::current(), woken: Flag::new(false) });
         self.asleep.lock().push(Arc::clone(&me));
         let end = (span <= run.longest).then(|| run.nanos + u64::try_from(span.as_nanos()).expect("short"));

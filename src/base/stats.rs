@@ -1,19 +1,20 @@
-//! What a manager counts, and the statistics that a program reads.
+//! The counters of a manager, and the statistics that a program reads.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-/// What a manager has done since it was made, from
+/// Counts of what a manager has done since it was made, from
 /// [`LockManager::stats`](crate::LockManager::stats).
 ///
-/// The counters are always on. They are read one after the other, not at one moment: while other
-/// threads use the manager, sums may be off by a few.
+/// The counters are always on. They are not read all at the same moment: while other threads use
+/// the manager, related counters may differ by a few.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Stats {
     /// Locks taken in Redis. Reentry is not counted.
     pub acquired: u64,
-    /// How many of these another thread of this manager handed off, together with its release.
+    /// How many of these locks another thread of this manager handed off, together with its
+    /// release.
     pub handed_off: u64,
     /// Locks that a thread took again while it held them, without asking Redis.
     pub reentered: u64,
@@ -25,13 +26,13 @@ pub struct Stats {
     pub lost: u64,
     /// Leases that Redis extended: by renewal, `extend` or `ensure`.
     pub renewed: u64,
-    /// Renewals without an answer, or refused. Each is repeated while the lease lasts.
+    /// Renewals that got no answer or were refused. The keeper repeats each while the lease lasts.
     pub renewal_errors: u64,
-    /// Releases that got no answer, and were finished in the background.
+    /// Releases that got no answer, and that the keeper finished in the background.
     pub late_releases: u64,
     /// Locks taken from dead processes: see [`reclaim_dead`](crate::Builder::reclaim_dead).
     pub reclaimed: u64,
-    /// How long it took to get a lock, until Redis answered. Reentry is not counted.
+    /// How long it took to get a lock, up to the answer of Redis. Reentry is not counted.
     pub time_waited: Histogram,
     /// How long locks were held, from the outermost lock to the outermost unlock.
     pub time_held: Histogram,
@@ -54,9 +55,9 @@ impl Default for Histogram {
 const BUCKETS: usize = 40;
 
 impl Histogram {
-    /// The ranges that are not empty, the shortest first: the upper end of each, which is outside
-    /// the range, and the number of durations in it. A range starts at half of its end; the one
-    /// that ends at 1 µs starts at zero.
+    /// The ranges that are not empty, the shortest first. For each range, its upper end (which is
+    /// outside the range) and the number of durations in it. A range starts at half of its end. The
+    /// range that ends at 1 µs starts at zero.
     pub fn ranges(&self) -> impl Iterator<Item = (Duration, u64)> + '_ {
         self.counts.iter().enumerate().filter(|(_, count)| **count > 0).map(|(n, count)| (ceiling(n), *count))
     }
@@ -67,9 +68,9 @@ impl Histogram {
         self.counts.iter().sum()
     }
 
-    /// An upper bound for a quantile: `part` of the durations, 0.5 for the median, are below it. It
-    /// is the end of a [range](Histogram::ranges), so at most twice the true value (or 1 µs).
-    /// `None` if the histogram is empty.
+    /// An upper bound for a quantile: a share of `part` (0.5 for the median) of the durations is
+    /// below it. The bound is the end of a [range](Histogram::ranges), so it is at most twice the
+    /// true value (or 1 µs). `None` if the histogram is empty.
     #[must_use]
     pub fn quantile(&self, part: f64) -> Option<Duration> {
         let wanted = part.clamp(0.0, 1.0);

@@ -1,5 +1,5 @@
-//! What threads synchronize by: `parking_lot` and `std`. In unit tests, the same with a scheduler
-//! in between.
+//! The tools by which threads synchronize: `parking_lot` and `std`. In unit tests, the same tools
+//! with a scheduler in between.
 
 #[cfg(not(test))]
 pub(crate) use std::{sync::atomic, thread};

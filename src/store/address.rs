@@ -1,6 +1,6 @@
-//! What a program says of its server, in a URL or with a client, becomes an endpoint.
+//! Turns a URL or a client of the `redis` crate into an endpoint.
 //!
-//! The URL is read by the `redis` crate. No error shows a password, wherever it was written.
+//! The `redis` crate parses the URL. No error shows a password, wherever in the URL it stands.
 
 use redis::{ConnectionAddr, ConnectionInfo, IntoConnectionInfo, RedisConnectionInfo};
 
@@ -8,10 +8,10 @@ use crate::base::error::Error;
 use crate::store::endpoint::{Endpoint, Login, Place};
 use crate::store::wire;
 
-/// In place of a URL that may hold its password where none is expected.
+/// Stands in an error for a URL that may have its password in a wrong place.
 const NOT_SHOWN: &str = "(not shown)";
 
-/// The server that a program names: one endpoint.
+/// The server that a program names.
 #[derive(Debug)]
 pub(crate) struct Address {
     pub(super) endpoint: Endpoint,
@@ -20,18 +20,18 @@ pub(crate) struct Address {
 impl Address {
     pub(crate) fn parse(url: &str) -> Result<Address, Error> {
         let parsed = redis::parse_redis_url(url).ok_or_else(|| {
-            // The text is not shown: nobody knows where its password is.
+            // The text is not shown, because its password may stand anywhere.
             invalid(NOT_SHOWN.to_owned(), "it is not of the form redis://[user:password@]host[:port][/db]")
         })?;
-        // Where a slash, question mark or hash in a password is not escaped, the rest of the
-        // password is taken for the path, the query or the fragment.
+        // If a slash, question mark or hash in a password is not escaped, the parser takes the rest
+        // of the password for the path, the query or the fragment.
         let spilled = [Some(parsed.path()), parsed.query(), parsed.fragment()];
         if parsed.fragment().is_some() || spilled.into_iter().flatten().any(|part| part.contains('@')) {
             let reason = "what follows the host holds a `#` or `@`: in a password, / ? # and @ are written %2F %3F %23 %40";
             return Err(invalid(NOT_SHOWN.to_owned(), reason));
         }
-        // Where an `@` in a password is not escaped, the rest of the password is taken for host and
-        // path. So with a login, not even those are shown.
+        // If an `@` in a password is not escaped, the parser takes the rest of the password for
+        // host and path. So if the URL has a login, not even host and path are shown.
         let has_login = !parsed.username().is_empty() || parsed.password().is_some();
         let up_to_query = parsed.as_str().split('?').next().unwrap_or_default();
         let shown = if has_login { NOT_SHOWN } else { up_to_query }.to_owned();
@@ -81,8 +81,8 @@ impl Address {
     }
 }
 
-/// Without login and database: the link sends those itself, so that their errors are told apart and
-/// their time counts against the same deadline.
+/// Removes login and database: the link sends them itself, so that it can distinguish their errors,
+/// and so that their time counts against the same deadline.
 fn bare(info: ConnectionInfo) -> ConnectionInfo {
     let tcp = info.tcp_settings().clone().set_nodelay(true).set_keepalive(wire::keepalive());
     info.set_tcp_settings(tcp).set_redis_settings(RedisConnectionInfo::default().set_skip_set_lib_name())
@@ -190,7 +190,7 @@ mod tests {
             }
         }
 
-        /// Whatever comes before and after it, and however wrong the rest is.
+        /// Whatever stands before and after the password, and however wrong the rest of the URL is.
         #[test]
         fn no_message_holds_a_password(
             scheme in "redis|rediss|unix|redis\\+unix|valkey|http",

@@ -1,8 +1,8 @@
--- Takes a lock if it is free, and otherwise answers who has it and for how much longer.
+-- Takes a lock if it is free. Otherwise answers who has it, and for how much longer.
 --
--- The key is read only where another keeps it. So a connection that tracks what it reads gets an
--- invalidation when that key changes. A script is atomic: no release can come between the attempt
--- and the look.
+-- The script reads the key only if the lock is busy. So a connection with tracking on gets an
+-- invalidation when the busy key changes. A script is atomic: no release can come between `SET` and
+-- `GET`.
 --
 -- KEYS[1]  the lock's key in Redis
 -- ARGV[1]  the token of the hold that begins

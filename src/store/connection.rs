@@ -16,7 +16,7 @@ use crate::store::script::{CLAIM, FORCE, RELEASE, RENEW, Script};
 /// A borrowed connection.
 ///
 /// Each command waits for its reply until the deadline, but no longer than the response timeout.
-/// The first one may wait for less (`Link::limit`).
+/// The first command may have less time (`Link::limit`).
 pub(crate) struct Connection<'a> {
     link: LinkRef<'a>,
     response_timeout: Duration,
@@ -35,17 +35,17 @@ impl<'a> Connection<'a> {
         Connection { link, response_timeout }
     }
 
-    /// Notes that the other end may be gone by the time that the connection is used again.
+    /// Notes that Redis may have ended the connection before its next use.
     pub(crate) fn doubt(&mut self) {
         self.link.doubt();
     }
 
-    /// True where the connection must not be used again.
+    /// True if the connection must not be used again.
     pub(crate) fn is_over(&self) -> bool {
         self.link.is_over()
     }
 
-    /// True where it can be seen, without waiting, that the idle connection has ended.
+    /// True if the idle connection is known to have ended. Does not wait.
     pub(crate) fn has_ended(&mut self) -> bool {
         self.link.has_ended()
     }
@@ -68,8 +68,8 @@ impl<'a> Connection<'a> {
         Ok(if was_set { ClaimReply::Taken } else { ClaimReply::Busy(None) })
     }
 
-    /// An attempt that also learns who has the lock, if another has. With the number of a listener,
-    /// Redis sends it an invalidation when the key changes.
+    /// An attempt that also learns who has the lock, if it is busy. If `listener` is given, Redis
+    /// sends that listener an invalidation when the key changes.
     pub(crate) fn claim_or_look(
         &mut self,
         key: &str,
@@ -86,7 +86,7 @@ impl<'a> Connection<'a> {
         Ok((claim, tracking))
     }
 
-    /// Compare and delete. Takes one more round trip where Redis has forgotten the script.
+    /// Compare and delete. Takes one more round trip if Redis has forgotten the script.
     pub(crate) fn remove(&mut self, key: &str, token: &str, deadline: Moment) -> Result<Compared, Failure> {
         let mut reply = self.run(&RELEASE.by_hash(key, &[token]), deadline);
         if reply.as_ref().is_err_and(Failure::is_noscript) {
@@ -113,7 +113,7 @@ impl<'a> Connection<'a> {
     }
 
     /// Compare and delete and, behind it in the same round trip, `SET key token NX PX lease` for
-    /// another thread. The second part of the result says whether that was taken.
+    /// another thread. The second part of the result says whether the `SET` took the lock.
     pub(crate) fn remove_and_claim(
         &mut self,
         key: &str,
@@ -128,7 +128,7 @@ impl<'a> Connection<'a> {
             (removed, set) = self.remove_then(&RELEASE.whole(key, &[token]), &claim, deadline)?;
         }
         if set && matches!(removed, Err(Failure::Refused(_))) {
-            // The script did not run, and the key was free all the same.
+            // The script did not run, but the `SET` found no key: it was gone already.
             removed = Ok(Compared::Absent);
         }
         Ok((removed.map_err(|failure| RELEASE.explain(failure)), set))
@@ -150,9 +150,9 @@ impl<'a> Connection<'a> {
         Ok((self.sensible(removed), set))
     }
 
-    /// Compare and extend, for many locks in one round trip. With the number of a listener, Redis
-    /// sends it an invalidation when one of these keys changes. The answers come in the order of
-    /// the extensions.
+    /// Compare and extend, for many locks in one round trip. If `listener` is given, Redis sends
+    /// that listener an invalidation when one of these keys changes. The answers come in the order
+    /// of the extensions.
     pub(crate) fn extend_all(
         &mut self,
         extensions: &[Extension<'_>],
@@ -171,14 +171,14 @@ impl<'a> Connection<'a> {
         Ok((self.comparisons(&RENEW, replies), tracking))
     }
 
-    /// Gives up a claim whose answer was lost. Writes the compare-and-delete behind it, on the
-    /// connection that carried the claim, so that Redis executes both in this order.
+    /// Gives up a claim whose answer was lost. Sends the compare-and-delete over the connection
+    /// that carried the claim, so that Redis executes the claim first.
     ///
     /// Nobody reads the answers, and the connection is not used again. So the script is sent whole:
-    /// an answer to its hash could be NOSCRIPT.
+    /// a NOSCRIPT answer to its hash would go unnoticed.
     pub(crate) fn abandon(mut self, key: &str, token: &str) {
         let batch = Batch::of(&RELEASE.whole(key, &[token]));
-        // If this fails, the key lives until its lease ends. Nothing more can be done from here.
+        // If this fails, the key lives until its lease ends. There is no way to prevent that here.
         let _ = self.link.send(&batch, Moment::now().after(Duration::from_millis(1)));
         self.link.retire();
     }
@@ -190,15 +190,16 @@ impl<'a> Connection<'a> {
         self.sensible(seen(next(&mut replies), next(&mut replies)))
     }
 
-    /// Deletes a key whatever it holds, and returns what it held. The script is sent whole: after
-    /// NOSCRIPT it would have to be sent twice, and a second deletion could hit another holder.
+    /// Deletes a key whatever its value, and returns the value. The script is sent whole, and so
+    /// only once: a second try could delete the key of another holder.
     pub(crate) fn force(&mut self, key: &str, deadline: Moment) -> Result<Option<Holder>, Failure> {
         let reply = self.run(&FORCE.whole(key, &[]), deadline).map_err(|failure| FORCE.explain(failure))?;
         self.sensible(deleted(reply))
     }
 
-    /// Changes a key so that Redis sends its invalidation to a listener. Fails with `Refused` only
-    /// if Redis refuses `CLIENT TRACKING` or the key. Any other refusal is `NotSent`.
+    /// Changes a key so that Redis sends an invalidation of it to a listener. Fails with `Refused`
+    /// only if Redis refuses `CLIENT TRACKING` or access to the key. Any other refusal is
+    /// `NotSent`.
     pub(super) fn change(&mut self, key: &str, listener: u64, deadline: Moment) -> Result<(), Failure> {
         let batch = Batch::of(&["CLIENT", "TRACKING", "ON", "REDIRECT", &listener.to_string()])
             .and(&["GET", key])
@@ -217,11 +218,11 @@ impl<'a> Connection<'a> {
     }
 
     /// Runs a script for as many keys as `fill` puts into a batch. If Redis does not know the
-    /// script, the whole batch is sent again, now with the script's text in its first command: the
-    /// other commands then find it known.
+    /// script, the whole batch is sent again. Its first command then has the script's text, and
+    /// makes the script known to the other commands.
     ///
-    /// With the number of a listener, Redis is first asked, once per connection, to send it the
-    /// invalidations of keys that are read over this connection.
+    /// If `listener` is given, the batch first asks Redis, once per connection, to send that
+    /// listener the invalidations of keys that are read over this connection.
     fn run_all(
         &mut self,
         listener: Option<u64>,
@@ -261,7 +262,7 @@ impl<'a> Connection<'a> {
         self.link.exchange(batch, limit)
     }
 
-    /// Has the connection closed after a reply that made no sense.
+    /// Retires the connection after a reply that made no sense.
     fn sensible<T>(&mut self, read: Result<T, Failure>) -> Result<T, Failure> {
         if let Err(Failure::Unanswered { link_stands: false, .. }) = &read {
             self.link.retire();
@@ -270,8 +271,9 @@ impl<'a> Connection<'a> {
     }
 }
 
-/// A batch that begins with a listener's request for invalidations. With `NOLOOP`, changes that are
-/// made over this connection invalidate nothing, so that an uncontended release costs no more.
+/// An empty batch or, if `listener` is given, a batch that asks for invalidations. With `NOLOOP`,
+/// changes over this connection cause no invalidations, so that an uncontended release costs no
+/// extra message.
 fn begin(listener: Option<u64>) -> Batch {
     let Some(listener) = listener else {
         return Batch::default();

@@ -15,7 +15,7 @@ pub(crate) struct Endpoint {
     pub(super) db: i64,
     /// Host and port, or the socket's path.
     name: String,
-    /// Of several addresses that the host name has, the one that took the last connection.
+    /// The address of the host name that accepted the last connection.
     worked: Mutex<Option<SocketAddr>>,
 }
 
@@ -26,7 +26,7 @@ pub(super) enum Place {
     },
     #[cfg(unix)]
     Unix(PathBuf),
-    /// The client's own connection, which needs the host's name.
+    /// The `redis` crate opens the connection itself: TLS needs the host's name.
     Tls(Box<ConnectionInfo>),
 }
 
@@ -53,7 +53,7 @@ impl Endpoint {
         &self.name
     }
 
-    /// The ways to reach the server, one for each address of its host name. The one that worked
+    /// The ways to reach the server, one for each address of its host name. The way that worked
     /// last comes first.
     pub(super) fn ways(&self) -> io::Result<Vec<Way<'_>>> {
         match &self.place {
@@ -73,7 +73,7 @@ impl Endpoint {
         addresses
     }
 
-    /// Remembers that this way has led to the server.
+    /// Remembers the way by which a connection was made.
     pub(super) fn worked(&self, way: Way<'_>) {
         if let Way::Tcp(address) = way {
             *self.worked.lock() = Some(address);

@@ -1,18 +1,18 @@
-//! Why a command has no result, and what that says of its fate.
+//! Why a command has no result, and whether Redis executed it.
 
 use std::error::Error as StdError;
 use std::io::{self, ErrorKind};
 
 use crate::store::resp::Reply;
 
-/// How many characters are kept of an error that Redis answered: its own are shorter.
+/// How many characters of a server's error are kept. The errors of Redis itself are shorter.
 const LONGEST_MESSAGE: usize = 500;
 
 /// Why a command has no result. [`Failure::fate`] says whether Redis executed it.
 #[derive(Debug)]
 pub(crate) enum Failure {
-    /// Redis did not get the command: there was no connection, or only a part of the command could
-    /// be written, and Redis executes no part.
+    /// Redis did not get the command: there was no connection, or only a part of the command was
+    /// written, and Redis executes no incomplete command.
     NotSent(Cause),
     /// The command was sent and no answer came.
     Unanswered {
@@ -22,17 +22,18 @@ pub(crate) enum Failure {
     },
     /// Redis answered with an error, and did nothing.
     Refused(Refusal),
-    /// The time ran out in this process, before Redis was asked: that says nothing of Redis.
+    /// The time ran out in this process, before the command was sent. It does not mean that Redis
+    /// is slow or unreachable.
     OutOfTime(Cause),
 }
 
-/// What became of a command that failed. (One that was executed has a reply, and no failure.)
+/// What became of a command that failed. (An executed command has a reply and no failure.)
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Fate {
     /// Redis has not executed the command, and will not.
     NotExecuted,
-    /// Not executed; ask another server. (For a store of several servers. Today, only a test reads
-    /// it.)
+    /// Redis has not executed the command, and another server might. (For a store of several
+    /// servers. Today, only a test distinguishes it.)
     Elsewhere,
     /// Redis may have executed the command, or may still execute it.
     Unknown {
@@ -48,8 +49,8 @@ const DID_NOTHING: &str = "
     NOGOODSLAVE NOPERM NOPROTO NOREPLICAS NOSCRIPT OOM READONLY REDIRECT TRYAGAIN WRONGPASS
     WRONGTYPE";
 
-/// The same for errors with the code `ERR`. That code alone tells nothing, so these match the start
-/// of the message. Where a script of this crate fails, it has changed nothing.
+/// The same for errors with the code `ERR`. That code alone says nothing, so these texts match the
+/// start of the message. A script of this crate that fails has changed nothing.
 const DID_NOTHING_ERR: [&str; 19] = [
     "ACL failure in script",
     "Error compiling script",
@@ -85,19 +86,19 @@ pub(crate) struct Refusal {
 }
 
 impl Refusal {
-    /// Of an error as Redis sent it: its code, and behind a space its message.
+    /// Parses an error as Redis sent it: a code, a space and a message.
     pub(super) fn new(error: &str) -> Refusal {
         Refusal { code: legible(code_of(error)), message: legible(error) }
     }
 
-    /// Removes what an answer to a login must not show: the arguments that it repeats and, if the
-    /// password still shows then, everything but the code.
+    /// Removes what an answer to a login must not show: the arguments that the answer repeats. If
+    /// the password still shows after that, removes everything but the code.
     fn conceal(&mut self, password: &str) {
         if let Some(end) = self.message.find(", with args beginning with") {
             self.message.truncate(end);
         }
         let password = legible(password);
-        // Where the message was cut off, it may end with the beginning of the password.
+        // If the message was cut off, it may end with the beginning of the password.
         let begins =
             |shown: &str| password.char_indices().skip(1).any(|(at, _)| shown.ends_with(&password[..at]));
         let cut = self.message.strip_suffix(CUT_OFF).is_some_and(begins);
@@ -107,25 +108,26 @@ impl Refusal {
         if self.code.contains(&password) {
             "ERR".clone_into(&mut self.code);
         }
-        // If only the password were removed, the gap in a known text would give a short one away.
+        // If only the password were removed, the gap in a well-known text would reveal a short
+        // password.
         self.message = format!("{} (not shown: the answer to the login holds the password)", self.code);
     }
 
-    /// For a reply that does not answer the command.
+    /// The error for a reply that does not answer the command.
     pub(super) fn nonsense(kind: &str) -> Refusal {
         Refusal { code: String::new(), message: format!("the reply made no sense: {kind}") }
     }
 
-    /// For `CLIENT TRACKING` that is accepted and has no effect.
+    /// The error for a `CLIENT TRACKING` that was accepted and has no effect.
     pub(super) fn no_invalidation() -> Refusal {
         let message = "`CLIENT TRACKING` was accepted, but no invalidation came for a key that was changed";
         Refusal { code: String::new(), message: message.to_owned() }
     }
 
-    /// True for an error that is known to be answered instead of executing the command.
+    /// True for an error that Redis is known to answer instead of executing the command.
     pub(super) fn did_nothing(&self) -> bool {
-        // Before Redis 7, an error that a script passes on begins with its place: `@user_script:
-        // 14: The user ...`.
+        // Before Redis 7, an error that a script passes on begins with the script's line:
+        // `@user_script: 14: The user ...`.
         let in_script = || {
             let message = self.message.strip_prefix("@user_script")?;
             Some(message.trim_start_matches(|c: char| c == ':' || c == ' ' || c.is_ascii_digit()))
@@ -135,7 +137,8 @@ impl Refusal {
             || DID_NOTHING_ERR.iter().any(|beginning| message.starts_with(beginning))
     }
 
-    /// True for what ends by itself: loading, failing over, running a long script.
+    /// True for states of Redis that end by themselves: loading, failing over, running a long
+    /// script.
     pub(crate) fn can_pass(&self) -> bool {
         matches!(
             self.code.as_str(),
@@ -158,7 +161,7 @@ impl Failure {
         }
     }
 
-    /// True for what is worth another try within the wait.
+    /// True for a failure after which a waiter should try again.
     pub(crate) fn can_pass(&self) -> bool {
         match self {
             Failure::NotSent(_) | Failure::Unanswered { .. } | Failure::OutOfTime(_) => true,
@@ -166,14 +169,14 @@ impl Failure {
         }
     }
 
-    /// True where Redis does not know a script by its hash.
+    /// True if Redis does not know a script by its hash.
     pub(super) fn is_noscript(&self) -> bool {
         matches!(self, Failure::Refused(refusal) if refusal.code == "NOSCRIPT")
     }
 
-    /// The refusal of a login, without what must not be seen. A server that does not know `AUTH`
-    /// (it was renamed, or the server is no Redis) repeats what it was sent, or the beginning of
-    /// it.
+    /// Removes the password from the refusal of a login. A server that does not know `AUTH`
+    /// (because it was renamed, or the server is not Redis) repeats the arguments of the command,
+    /// or their beginning.
     pub(super) fn without(mut self, password: Option<&str>) -> Failure {
         if let (Failure::Refused(refusal), Some(password)) = (&mut self, password) {
             refusal.conceal(password);
@@ -181,8 +184,8 @@ impl Failure {
         self
     }
 
-    /// The failure of a trial with a key of our own. `NOPERM` and `MOVED` about our own key will
-    /// repeat; any other refusal may pass.
+    /// The failure of a trial with a key of the manager's own. `NOPERM` and `MOVED` for that key
+    /// would come again. Any other refusal may pass, and becomes `NotSent`.
     pub(super) fn of_a_trial(self) -> Failure {
         match self {
             Failure::Refused(refusal) if !matches!(&*refusal.code, "NOPERM" | "MOVED") => {
@@ -201,7 +204,8 @@ impl Failure {
         }
     }
 
-    /// A copy for another thread that waited for the same answer. Of the cause it has the text.
+    /// A copy for another thread that waited for the same answer. The copy has only the text of the
+    /// cause.
     pub(crate) fn copy(&self) -> Failure {
         let text = |cause: &Cause| Cause::from(cause.to_string());
         match self {
@@ -233,14 +237,13 @@ fn legible(text: &str) -> String {
     shown
 }
 
-/// True where the error leaves the connection in order: the answer may still come, and is skipped
-/// then.
+/// True if the connection is still in order after this error. A late answer is then skipped.
 pub(super) fn leaves_link_standing(error: &io::Error) -> bool {
     matches!(error.kind(), ErrorKind::TimedOut | ErrorKind::WouldBlock | ErrorKind::Interrupted)
 }
 
-/// True where the error says that the connection has ended. (Garbage, or a reply that is too long,
-/// says nothing of other connections.)
+/// True if the error says that the connection has ended. (Garbage, or a reply that is too long,
+/// says nothing about other connections.)
 pub(super) fn ends_link(error: &io::Error) -> bool {
     matches!(
         error.kind(),
@@ -254,7 +257,8 @@ pub(super) fn ends_link(error: &io::Error) -> bool {
     )
 }
 
-/// True for a reply of a server that takes no writes (any more): reconnect before the next command.
+/// True for a reply of a server that accepts no writes. Then the next command needs a new
+/// connection.
 pub(super) fn comes_from_wrong_server(reply: &Reply) -> bool {
     matches!(reply, Reply::Error(error) if is_elsewhere(code_of(error)))
 }
@@ -263,7 +267,7 @@ fn is_elsewhere(code: &str) -> bool {
     matches!(code, "READONLY" | "MASTERDOWN" | "MOVED")
 }
 
-/// The code of an error. Before Redis 7, that of an error inside a script is in the middle of the
+/// The code of an error. Before Redis 7, an error inside a script has its code in the middle of the
 /// message: `ERR Error running script (call to f_...): @user_script:1: WRONGTYPE Operation ...`, or
 /// `@user_script: 1: -READONLY You ...`.
 fn code_of(error: &str) -> &str {
@@ -293,7 +297,7 @@ mod tests {
         assert_eq!(code("WRONGTYPE Operation against a key script: x"), "WRONGTYPE");
     }
 
-    /// As Redis 6.2 and 7.0 and Valkey put it.
+    /// The texts are those of Redis 6.2, Redis 7.0 and Valkey.
     #[test]
     fn errors_that_redis_answers_in_place_of_a_command_are_known() {
         for message in [

@@ -1,4 +1,4 @@
--- Deletes a key whatever it holds, and answers what it held.
+-- Deletes a key whatever its value, and answers the value.
 --
 -- KEYS[1]  the lock's key in Redis
 --
@@ -16,7 +16,7 @@ end
 local found = redis.pcall('GET', KEYS[1])
 if type(found) == 'table' then
   if string.sub(found.err, 1, 9) ~= 'WRONGTYPE' then
-    return found -- Such as a missing right: nothing is deleted unseen.
+    return found -- Such as a missing right. Then the key is not deleted.
   end
   found = false
 end

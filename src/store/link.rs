@@ -1,5 +1,5 @@
-//! One connection: it opens, logs in and answers by a deadline, and is not used again once it
-//! broke.
+//! One connection. It opens, logs in and answers by a deadline. Once it is broken, it is not used
+//! again.
 
 use std::io;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -12,46 +12,48 @@ use crate::store::reply::agreed;
 use crate::store::resp::{Batch, Reply};
 use crate::store::wire::{SHORTEST, Wire};
 
-/// The shortest time that proves something: on a busy machine an attempt with less time than this
-/// may fail, though Redis is well.
+/// The shortest time whose end says something about Redis. On a busy machine, an attempt with less
+/// time may fail although Redis works.
 pub(crate) const FAIR_TRY: Duration = Duration::from_millis(20);
 
 /// How many links were opened.
 static COUNT: AtomicU64 = AtomicU64::new(0);
 
-/// Whether the other end of a link is there.
+/// Whether Redis is known to be at the other end of a link.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Proof {
-    /// It was there when the link was opened, just now.
+    /// The link was opened just now.
     Opened,
     Answered,
-    /// It may be gone by now.
+    /// The link was idle, and Redis may be gone.
     Nothing,
 }
 
 /// A connection to Redis.
 ///
-/// After a lost answer the connection may live on, because Redis answers in order: the late reply
-/// is counted and skipped. Redis also executes in order: what is sent next is executed after what
-/// was sent before. So a clean-up that is sent over the same connection comes after the command
-/// that it cleans up.
+/// After a lost answer, the connection can still be used: Redis answers in order, so the link
+/// counts the late reply and skips it. Redis also executes the commands of a connection in order.
+/// So a clean-up that is sent over the same connection is executed after the command that it
+/// undoes.
 pub(crate) struct Link {
     pub(super) wire: Wire,
-    /// No other link of this process has the same.
+    /// No other link of this process has the same number.
     pub(super) id: u64,
     /// When it last answered, or began to be opened.
     pub(super) answered: Moment,
-    /// How many replies are still to come. Those of earlier batches come first, and are skipped.
+    /// How many replies are still to come. The replies of earlier batches come first, and are
+    /// skipped.
     unread: usize,
     /// Redis, or the way to it, ended the connection.
     pub(super) broken: bool,
-    /// The connection is in order, but not to be used again.
+    /// The connection is in order, but must not be used again.
     retired: bool,
     /// What is known of the other end since the link was lent.
     proof: Proof,
     /// How long the last answer took.
     took: Duration,
-    /// A reply is late. The current borrower may wait for it; no one else gets this link.
+    /// A reply is late. The current borrower may wait for it. The pool does not lend this link
+    /// again.
     behind: bool,
     /// The listener to which Redis sends the invalidations of what is read over this link.
     listener: Option<u64>,
@@ -106,19 +108,19 @@ impl Link {
         let replies = self.exchange(&batch, deadline);
         let agreed = replies.and_then(|replies| replies.into_iter().try_for_each(agreed));
         agreed.map_err(|failure| match failure {
-            // Whatever became of the login, no command of a lock was sent yet.
+            // Even if the login was executed, no command of a lock was sent yet.
             Failure::Unanswered { cause, .. } => Failure::NotSent(cause),
             other => other.without(endpoint.login.as_ref().map(|login| login.password.as_str())),
         })
     }
 
-    /// True where it can be seen, without waiting, that the idle connection has ended.
+    /// True if the idle connection is known to have ended. Does not wait.
     pub(super) fn has_ended(&mut self) -> bool {
         self.broken |= self.wire.has_ended();
         self.broken
     }
 
-    /// True where the connection must not be used again.
+    /// True if the connection must not be used again.
     pub(super) fn is_over(&self) -> bool {
         self.broken || self.retired || self.behind
     }
@@ -128,11 +130,12 @@ impl Link {
         (self.proof == Proof::Answered).then_some(self.answered)
     }
 
-    /// Until when the next exchange may wait for its answer.
+    /// The time until which the next exchange may wait for its answer.
     ///
-    /// The first since the link was lent again gets half of the time that is left: the link may be
-    /// dead, and the other half is for a fresh one. But it gets twice the time that the last answer
-    /// took, up to three quarters: a Redis that is far away, or slow, is not dead.
+    /// The first exchange after the pool has lent the link again gets half of the time that is
+    /// left. The link may be dead, and the other half is for a fresh link. But if Redis is slow or
+    /// far away, half may be too short. So the exchange gets at least twice the time of the last
+    /// answer, up to three quarters of what is left.
     pub(super) fn limit(&self, deadline: Moment, response_timeout: Duration) -> Moment {
         let now = Moment::now();
         let left = deadline.since(now);
@@ -142,34 +145,34 @@ impl Link {
         now.after(share.min(left).min(response_timeout))
     }
 
-    /// True where Redis sends the invalidations of what is read over this link to that listener.
+    /// True if Redis sends that listener the invalidations of keys that are read over this link.
     pub(super) fn invalidates_to(&self, listener: u64) -> bool {
         self.listener == Some(listener)
     }
 
-    /// Notes that Redis has agreed to that.
+    /// Notes that Redis sends that listener the invalidations.
     pub(super) fn set_listener(&mut self, listener: u64) {
         self.listener = Some(listener);
     }
 
-    /// Notes that the other end may be gone by the time that the link is used again.
+    /// Notes that Redis may have ended the connection before its next use.
     pub(super) fn doubt(&mut self) {
         self.proof = Proof::Nothing;
     }
 
-    /// Has the connection closed, rather than lent again, when it goes back to the pool.
+    /// Marks the link: when it goes back to the pool, it is closed and not lent again.
     pub(super) fn retire(&mut self) {
         self.retired = true;
     }
 
-    /// Sends a batch and collects its replies, errors among them: the commands of a batch may fare
-    /// differently.
+    /// Sends a batch and collects its replies. Errors are replies, too: one command of a batch may
+    /// fail while others succeed.
     pub(super) fn exchange(&mut self, batch: &Batch, deadline: Moment) -> Result<Vec<Reply>, Failure> {
         let sent = self.send(batch, deadline)?;
         self.collect(&sent, deadline)
     }
 
-    /// Writes a batch. Its replies need not be collected: those of a later batch come behind them.
+    /// Writes a batch. If its replies are not collected, `collect` for a later batch skips them.
     pub(super) fn send(&mut self, batch: &Batch, deadline: Moment) -> Result<Sent, Failure> {
         let at = Moment::now();
         self.wire.send(&batch.bytes, deadline).map_err(|error| {
@@ -177,7 +180,7 @@ impl Link {
             if batch.count == 1 {
                 Failure::not_sent(error)
             } else {
-                // The first commands of the batch may have left whole.
+                // Redis may have got the first commands of the batch whole.
                 Failure::Unanswered { link_stands: false, cause: error.into() }
             }
         })?;
@@ -187,8 +190,9 @@ impl Link {
 
     /// Reads the replies of the batch that was sent last, and skips those of earlier ones.
     ///
-    /// A proxy may send a reply twice. The next command over this link would take the second one for
-    /// its own, and a busy lock for taken. So the link is not used again if more was received.
+    /// A proxy may send a reply twice. The next command over this link would take the second copy
+    /// for its own reply, and could believe that it has taken a busy lock. So the link is not used
+    /// again if more was received.
     pub(super) fn collect(&mut self, sent: &Sent, deadline: Moment) -> Result<Vec<Reply>, Failure> {
         let mut replies = Vec::with_capacity(sent.replies);
         while self.unread > 0 {
@@ -215,8 +219,8 @@ impl Link {
     }
 }
 
-/// Connects in the first way that works. Each has an even share of the time that is left, so that a
-/// dead one leaves time for the others.
+/// Connects by the first way that works. Each way gets an equal share of the time that is left, so
+/// that a dead address leaves time for the others.
 fn connect<'a>(ways: &[Way<'a>], deadline: Moment) -> Result<(Wire, Way<'a>), Failure> {
     let mut last = None;
     for (way, to_try) in ways.iter().zip((1..=ways.len()).rev()) {
@@ -249,7 +253,7 @@ mod tests {
         Way::Tcp(SocketAddr::from((Ipv4Addr::LOCALHOST, port)))
     }
 
-    /// An address at which a connection is neither accepted nor refused: its queue is full.
+    /// An address that neither accepts nor refuses a connection, because its queue is full.
     fn dead_end() -> (u16, Socket, Vec<TcpStream>) {
         let socket = Socket::new(Domain::IPV4, Type::STREAM, None).unwrap();
         socket.bind(&SocketAddr::from((Ipv4Addr::LOCALHOST, 0)).into()).unwrap();
@@ -262,7 +266,7 @@ mod tests {
         (address.port(), socket, waiting)
     }
 
-    /// Half of a reply comes in time, or one of three.
+    /// First, only half of a reply comes in time. Then, only one of three replies.
     #[test]
     fn late_replies_are_skipped_when_they_come() {
         let soon = || Moment::now().after(Duration::from_millis(20));

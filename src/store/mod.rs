@@ -1,19 +1,19 @@
-//! Redis, as the rest of the crate sees it: a few commands, and small enums for what comes back.
+//! Redis, as the rest of the crate sees it: a few commands, and small enums for the replies.
 //!
 //! May use `base`. No other room names the crates `redis` and `r2d2`. (Among the handles, one
 //! constructor of the builder takes a `redis` client.) From the outside to the wire:
 //!
 //! - [`Store`] is all that the rooms above know. It lends a [`Connection`], which has the commands.
-//! - `node`: a server with all its connections, of which `pool` lends most. `tracking` is the one
-//!   on which Redis sends invalidations.
-//! - `link`: a connection whose replies are counted. `wire`: the bytes of one. `resp`: their
-//!   meaning.
-//! - `failure`: why a command has no result, and whether it was executed all the same.
+//! - `node`: a server with all its connections. `pool` lends most of them. Over the connection in
+//!   `tracking`, Redis sends invalidations.
+//! - `link`: a connection whose replies are counted. `wire`: the bytes of a connection. `resp`: the
+//!   meaning of the bytes.
+//! - `failure`: why a command has no result, and whether Redis executed it.
 //!
-//! There is one node. A second server plugs in here: [`Store::checkout`] is given the key, and
-//! chooses the node by it. A failure says [`Fate::Elsewhere`] where another node is to be asked.
-//! What is sent and what is collected are two steps (`Link::send`, `Link::collect`), so that a
-//! batch can be on its way to each node before the first answer is awaited.
+//! There is one node. Support for several servers would begin here: [`Store::checkout`] gets the
+//! key, and can choose the node by it. [`Fate::Elsewhere`] says that another node should be asked.
+//! Sending and collecting are two steps (`Link::send`, `Link::collect`), so that a batch can go to
+//! each node before a thread waits for the first answer.
 
 mod address;
 mod connection;
@@ -71,25 +71,25 @@ impl Store {
         &self.node
     }
 
-    /// Opens a connection beside the pool: for a thread that must not wait for others, or a command
-    /// that must not be sent over a connection that may be dead.
+    /// Opens a connection outside the pool: for a thread that must not wait for others, or a
+    /// command that must not go over a connection that may be dead.
     pub(crate) fn connect(&self, deadline: Moment) -> Result<Connection<'_>, Failure> {
         self.node.connect(deadline)
     }
 
-    /// Opens a connection for invalidations. `probe` is a key that nobody else uses: it is changed,
-    /// to make sure that its invalidation comes.
+    /// Opens a connection for invalidations. `probe` is a key that nobody else uses: the node
+    /// changes it, to make sure that its invalidation comes.
     pub(crate) fn listen(&self, probe: &str) -> Result<TrackingConnection, Failure> {
         self.node.listen(probe)
     }
 
-    /// True where Redis has answered since then, over a connection that was given back.
+    /// True if Redis has answered since `moment`, over a connection that has gone back to the pool.
     pub(crate) fn answered_since(&self, moment: Moment) -> bool {
         self.node.pool.answered_since(moment)
     }
 
-    /// Registers `call`: it gets the number of each pooled connection that is closed, since Redis
-    /// sends no invalidation of what was read over it.
+    /// Registers `call`, which gets the number of each pooled connection that is closed. Redis then
+    /// sends no invalidations of keys that were read over that connection.
     pub(crate) fn on_close(&self, call: impl Fn(u64) + Send + Sync + 'static) {
         self.node.pool.on_close(call);
     }

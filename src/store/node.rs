@@ -1,5 +1,5 @@
-//! One server and all connections to it: the pool's, the keeper's, the listener's. (Which server:
-//! `Store::checkout`.)
+//! One server and all connections to it: the pool's, the keeper's, the listener's.
+//! (`Store::checkout` chooses the server.)
 
 use std::time::Duration;
 
@@ -26,14 +26,14 @@ impl Node {
         Ok(Node { endpoint, pool: Pool::new(pool_size)?, connect_timeout, response_timeout })
     }
 
-    /// Borrows a connection of the pool, waiting for one and connecting if necessary, until the
+    /// Borrows a connection of the pool. Waits for one and connects if necessary, until the
     /// deadline.
     pub(super) fn checkout(&self, deadline: Moment) -> Result<Connection<'_>, Failure> {
         let lent = self.pool.checkout(deadline, || self.open(deadline))?;
         Ok(Connection::new(LinkRef::Lent(lent), self.response_timeout))
     }
 
-    /// Opens a connection beside the pool.
+    /// Opens a connection outside the pool.
     pub(super) fn connect(&self, deadline: Moment) -> Result<Connection<'_>, Failure> {
         Ok(Connection::new(LinkRef::Own(Box::new(self.open(deadline)?)), self.response_timeout))
     }
@@ -42,9 +42,9 @@ impl Node {
         Link::open(&self.endpoint, deadline.min(Moment::now().after(self.connect_timeout)))
     }
 
-    /// Opens a connection for invalidations, and makes sure that they come: over a second
-    /// connection it changes `probe`, a key that nobody else uses. Refused where no invalidation
-    /// comes, since a proxy may accept `CLIENT TRACKING` and do nothing about it.
+    /// Opens a connection for invalidations, and makes sure that they come: it changes `probe`, a
+    /// key that nobody else uses, over a second connection. If no invalidation comes, the result is
+    /// `Refused`: a proxy may accept `CLIENT TRACKING` without passing it on.
     pub(super) fn listen(&self, probe: &str) -> Result<TrackingConnection, Failure> {
         let opened_by = Moment::now().after(self.connect_timeout);
         let mut tracking = TrackingConnection::open(&self.endpoint, opened_by)?;

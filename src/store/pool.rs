@@ -1,9 +1,10 @@
-//! A fixed number of links, each lent out for one command or one attempt to take a lock.
+//! Links to Redis, up to a fixed number. Each is lent for one command or one attempt to take a
+//! lock.
 //!
-//! r2d2 keeps the slots; the threads that borrow them open the links in them. So a failure reaches
-//! the caller that it concerns: with its cause, by the caller's deadline, and no more often than
-//! callers ask. r2d2's own worker would reduce the cause to a string, would be kept busy by a
-//! server that stays silent, and would try an unreachable one for ever.
+//! r2d2 keeps the slots. A thread that borrows an empty slot opens a link in it. So a failure to
+//! connect reaches the caller that it concerns, with its cause and by the caller's deadline. If
+//! r2d2's own worker opened the links, it would reduce the cause to a string, block while a server
+//! stays silent, and try an unreachable server for ever.
 
 use std::convert::Infallible;
 use std::io;
@@ -24,30 +25,31 @@ use crate::store::failure::{Failure, Fate};
 use crate::store::link::{FAIR_TRY, Link, Sent};
 use crate::store::resp::{Batch, Reply};
 
-/// The longest wait for a slot. Nobody uses a link for longer than a few commands take. (And r2d2
-/// panics where the end of a wait overflows.)
+/// The longest wait for a slot. A thread uses a link only for a few commands, so a longer wait is
+/// useless. (And r2d2 panics if the end of a wait overflows.)
 const LONGEST_GET: Duration = Duration::from_secs(10);
 
-/// After a shorter silence, other links are still used: Redis may have been busy.
+/// After a shorter silence, other links stay in use: Redis may have been busy.
 const LONG_SILENCE: Duration = Duration::from_millis(100);
 
-/// A link that nobody has used for this long is closed. (r2d2 would do so, but takes each sweep for
-/// a use.)
+/// A link that nobody has used for this long is closed. (r2d2 has such a limit, but would count
+/// each sweep as a use.)
 const LONGEST_IDLE: Duration = Duration::from_secs(600);
 
-/// Is called with the number of a link that was closed.
+/// A function that gets the number of a link that was closed.
 type OnClose = Box<dyn Fn(u64) + Send + Sync>;
 
 pub(super) struct Pool {
     slots: r2d2::Pool<Slots>,
     /// Links that have not answered since this moment are not used again. After a restart of Redis,
-    /// or where a firewall has dropped the idle connections, one caller finds out instead of one
-    /// caller per link.
+    /// or if a firewall has dropped the idle connections, only one caller loses time to a dead
+    /// link, not one caller per link.
     condemned: AtomicU64,
-    /// The last answer over a link that has come back: whether Redis answers at all, while a thread
-    /// waits for a link.
+    /// When the last answer came over a link that has been given back. It tells a thread that waits
+    /// for a link whether Redis answers at all.
     answered_at: AtomicU64,
-    /// Redis sends no invalidation of what was read over a link once that is closed.
+    /// Called for each closed link, since Redis sends no invalidations of keys that were read over
+    /// it.
     on_close: OnceLock<OnClose>,
     /// The process that made the pool.
     pid: u32,
@@ -55,8 +57,8 @@ pub(super) struct Pool {
 
 impl Pool {
     pub(super) fn new(size: u32) -> Result<Pool, Error> {
-        // r2d2's own would go on until its next round, up to half a minute after the pool is
-        // dropped.
+        // The worker that r2d2 makes by default would go on until its next round, up to half a
+        // minute after the pool is dropped.
         let worker = ScheduledThreadPool::builder()
             .num_threads(1)
             .on_drop_behavior(OnPoolDropBehavior::DiscardPendingScheduled)
@@ -74,13 +76,12 @@ impl Pool {
         Ok(Pool { slots, condemned, answered_at, on_close, pid })
     }
 
-    /// Has `call` called when a link is closed, with its number.
+    /// Registers `call`, which gets the number of each link that is closed.
     pub(super) fn on_close(&self, call: impl Fn(u64) + Send + Sync + 'static) {
         let _ = self.on_close.set(Box::new(call)); // There is one listener, which sets it once.
     }
 
-    /// Borrows a link, waiting for a slot until the deadline. An empty slot gets a link from
-    /// `open`.
+    /// Borrows a link. Waits for a slot until the deadline. An empty slot gets a link from `open`.
     pub(super) fn checkout(
         &self,
         deadline: Moment,
@@ -88,9 +89,9 @@ impl Pool {
     ) -> Result<Lent<'_>, Failure> {
         let began = Moment::now();
         self.borrow(deadline, open).map_err(|failure| match failure {
-            // Where Redis answers nobody for a fair time, the links are not busy: they are stuck.
+            // If Redis answered nobody in the whole time, the links are not busy but stuck.
             Failure::OutOfTime(_) if deadline.since(began) >= FAIR_TRY && !self.answered_since(began) => {
-                Failure::not_sent("no connection was to be had, and Redis answered nobody meanwhile")
+                Failure::not_sent("no connection became free, and Redis answered nobody meanwhile")
             }
             other => other,
         })
@@ -108,7 +109,7 @@ impl Pool {
         if slot.link.is_none() {
             let left = deadline.since(Moment::now());
             let opened = open().map_err(|failure| match failure {
-                // With a fair time, it might have been opened.
+                // With more time, the link might have opened.
                 Failure::NotSent(cause) if left < FAIR_TRY && deadline <= Moment::now() => {
                     Failure::OutOfTime(cause)
                 }
@@ -119,8 +120,8 @@ impl Pool {
         Ok(Lent { slot, pool: self })
     }
 
-    /// A slot that nobody uses, if possible one with a link. (r2d2 hands out the slot that came
-    /// back last, which may have lost its link.)
+    /// A slot that nobody uses, if possible one with a link. (r2d2 lends the slot that came back
+    /// last, and that slot may have no link.)
     fn free_slot(&self) -> Option<r2d2::PooledConnection<Slots>> {
         let mut empty = Vec::new();
         while let Some(mut slot) = self.slots.try_get() {
@@ -151,9 +152,10 @@ impl Pool {
     /// Does not wait.
     ///
     /// A waiter may have registered for an invalidation over such a link, and would not get it. The
-    /// caller of [`on_close`](Self::on_close) wakes that waiter.
+    /// function that [`on_close`](Self::on_close) registered wakes that waiter.
     pub(super) fn sweep(&self) {
-        // First all are borrowed: r2d2 would lend one that was given back again and again.
+        // All slots are borrowed before one is given back: otherwise r2d2 would lend the same slot
+        // again and again.
         let mut idle = Vec::new();
         let mut dropped = Vec::new();
         while let Some(mut slot) = self.slots.try_get() {
@@ -177,7 +179,7 @@ impl Pool {
         }
     }
 
-    /// True where Redis has answered over a link that came back since then.
+    /// True if Redis has answered since `moment`, over a link that has been given back.
     pub(super) fn answered_since(&self, moment: Moment) -> bool {
         self.answered_at.load(Ordering::Relaxed) >= moment.as_nanos()
     }
@@ -194,15 +196,16 @@ impl Pool {
 impl Drop for Pool {
     fn drop(&mut self) {
         if process::id() != self.pid {
-            // This is a forked child. r2d2's worker does not exist here, and one of its locks may
-            // have been held when the process was copied: then it is held for ever.
+            // This is a forked child, without r2d2's worker. If the worker held one of r2d2's
+            // mutexes at the fork, that mutex stays locked for ever here, and the drop would block.
+            // So the slots are never dropped.
             mem::forget(self.slots.clone());
         }
     }
 }
 
-/// Calls `start`, which panics if no thread can start. So one is started as a trial first. (The
-/// system may refuse the next one all the same.)
+/// Calls `start`, which panics if it cannot start a thread. So a trial thread is started first.
+/// (Even then the system may refuse the next thread.)
 fn start<T>(start: impl FnOnce() -> T) -> Result<T, Error> {
     let no_thread = |source| Error::NoThread { source };
     let probe = thread::Builder::new().name("relatch-probe".to_owned()).spawn(|| ()).map_err(no_thread)?;
@@ -215,7 +218,8 @@ fn start<T>(start: impl FnOnce() -> T) -> Result<T, Error> {
 pub(super) enum LinkRef<'a> {
     /// It belongs to the pool.
     Lent(Lent<'a>),
-    /// It belongs to one thread: the keeper, or a caller whose command must not be sent twice.
+    /// It belongs to one thread: the keeper, or a caller whose command must not go over a
+    /// connection that may be dead.
     Own(Box<Link>),
 }
 
@@ -227,7 +231,7 @@ impl LinkRef<'_> {
     }
 
     /// Collects the replies. If none comes over a lent link, all pooled links that have not
-    /// answered since may be dead too.
+    /// answered since the send may be dead, too.
     fn collect(&mut self, sent: &Sent, deadline: Moment) -> Result<Vec<Reply>, Failure> {
         let result = self.deref_mut().collect(sent, deadline);
         if let (LinkRef::Lent(lent), Err(failure)) = (&*self, &result)
@@ -260,8 +264,8 @@ impl DerefMut for LinkRef<'_> {
     }
 }
 
-/// A link on loan. When this is dropped, the link goes back to the pool, or is closed where it
-/// broke.
+/// A link on loan. Dropping this gives the link back to the pool, or closes it if it must not be
+/// used again.
 pub(super) struct Lent<'a> {
     slot: r2d2::PooledConnection<Slots>,
     pool: &'a Pool,

@@ -1,8 +1,9 @@
--- Compare and extend: extends a lock's lease if the lock is still the caller's. Never creates a key,
--- and never shortens a lease: in whatever order such scripts are executed, the longest lease counts.
+-- Compare and extend: extends a lock's lease if the lock is still the caller's. Never creates a
+-- key, and never shortens a lease: if Redis executes several of these scripts, in whatever order,
+-- the longest lease counts.
 --
--- The key is read once more at the end, for a connection that tracks what it reads. The extension
--- changes the key and so uses up the invalidation that the first read has registered for.
+-- The script reads the key once more at the end, for a connection with tracking on. Its own
+-- `PEXPIRE` changes the key, and so uses up the invalidation that the first read registered for.
 --
 -- KEYS[1]  the lock's key in Redis
 -- ARGV[1]  the token of the hold that goes on

@@ -1,4 +1,4 @@
-//! What Redis answers to each command, as small enums.
+//! Reads the reply to each command into a small enum.
 
 use std::time::Duration;
 
@@ -9,10 +9,10 @@ use crate::store::resp::Reply;
 /// What came of an attempt to take a lock.
 #[derive(Debug)]
 pub(crate) enum ClaimReply {
-    /// The key was free, and holds our token now.
+    /// The key was free, and holds the caller's token now.
     Taken,
-    /// The key holds a token already; `Some` if the command asked whose. It is our own if an
-    /// earlier attempt, whose answer was lost, has taken the lock.
+    /// The key holds a token already. `Some` if the command asked whose. It is the caller's own
+    /// token if an earlier attempt, whose answer was lost, has taken the lock.
     Busy(Option<Holder>),
     /// The key holds something that is not a string.
     NotAString,
@@ -34,23 +34,24 @@ pub(crate) enum Seen {
     NotAString,
 }
 
-/// Whether Redis sends the listener an invalidation when a key changes that was read.
+/// Whether Redis sends the listener an invalidation when the key changes.
 #[derive(Debug)]
 pub(crate) enum Tracking {
-    /// It was not asked for one.
+    /// The command did not ask for an invalidation.
     Off,
-    /// It sends one, unless the connection ends over which the key was read.
+    /// Redis sends an invalidation, unless the connection ends over which the key was read.
     On {
         link: u64,
     },
     Refused(Refusal),
 }
 
-/// The reply to a lock's command, unless it is an error.
+/// Accepts the reply to a command that takes, extends or deletes a lock, unless it is an error.
 ///
 /// Only an error that Redis is known to answer *instead of* executing the command is a refusal. A
-/// proxy may answer errors of its own after it has forwarded the command. Such an error counts as
-/// no answer, and the connection is not used again: behind a proxy, its order proves nothing.
+/// proxy may answer with an error of its own after it has forwarded the command. Such an error
+/// counts as no answer. The connection is then not used again: behind a proxy, the order of
+/// commands on a connection proves nothing.
 pub(super) fn accepted(reply: Reply) -> Result<Reply, Failure> {
     match allowed(reply) {
         Err(Failure::Refused(refusal)) if !refusal.did_nothing() => {
@@ -60,7 +61,8 @@ pub(super) fn accepted(reply: Reply) -> Result<Reply, Failure> {
     }
 }
 
-/// The reply to a command that changes no lock, unless it is an error. Each error is a refusal.
+/// Accepts the reply to a command that changes no lock, unless it is an error. Each error is a
+/// refusal.
 pub(super) fn allowed(reply: Reply) -> Result<Reply, Failure> {
     match reply {
         Reply::Error(error) => Err(Failure::Refused(Refusal::new(&error))),
@@ -68,7 +70,7 @@ pub(super) fn allowed(reply: Reply) -> Result<Reply, Failure> {
     }
 }
 
-/// Reads the reply of a script that compares.
+/// Reads the reply of a script that compares the token.
 pub(super) fn compared(reply: Result<Reply, Failure>) -> Result<Compared, Failure> {
     match reply {
         Ok(Reply::Int(1)) => Ok(Compared::Done),
@@ -108,7 +110,7 @@ pub(super) fn seen(value: Reply, left: Reply) -> Result<Seen, Failure> {
     }
 }
 
-/// Reads the reply of the script that deletes a key whatever it holds.
+/// Reads the reply of the script that deletes a key whatever its value.
 pub(super) fn deleted(reply: Reply) -> Result<Option<Holder>, Failure> {
     let parts = match reply {
         Reply::Nil => return Ok(None),
@@ -136,7 +138,8 @@ pub(super) fn tracking(reply: Reply, link: u64) -> Tracking {
     match reply {
         Reply::Ok => Tracking::On { link },
         Reply::Error(error) => Tracking::Refused(Refusal::new(&error)),
-        // A waiter that counted on an invalidation would sleep for long.
+        // The reply is no refusal, but a waiter must not rely on invalidations now: it would sleep
+        // for long.
         other => Tracking::Refused(Refusal::nonsense(kind(&other))),
     }
 }
@@ -157,7 +160,7 @@ pub(super) fn alive(reply: Reply) -> Result<(), Failure> {
     }
 }
 
-/// `PTTL`'s answer: milliseconds, or -1 for a key that never expires.
+/// Reads the reply of `PTTL`: milliseconds, or -1 for a key that never expires.
 fn time_left(reply: &Reply) -> Result<Option<Duration>, Failure> {
     match reply {
         Reply::Int(-1) => Ok(None),
@@ -167,7 +170,7 @@ fn time_left(reply: &Reply) -> Result<Option<Duration>, Failure> {
 }
 
 /// The failure for a reply that does not answer the command. The server is not Redis, or its
-/// replies are out of step with the commands: what became of the command is unknown.
+/// replies are out of step with the commands, so the fate of the command is unknown.
 fn unexpected(reply: &Reply) -> Failure {
     Failure::Unanswered { link_stands: false, cause: Refusal::nonsense(kind(reply)).into() }
 }
@@ -197,7 +200,7 @@ mod tests {
         format!("host-1-2-{}", "0".repeat(32))
     }
 
-    /// Anything that a server can say.
+    /// Any reply of a server.
     fn any_value() -> impl Strategy<Value = Reply> {
         let plain = prop_oneof![
             Just(Reply::Nil),
@@ -213,7 +216,8 @@ mod tests {
         plain.prop_recursive(4, 24, 3, |inner| vec(inner, 0..3).prop_map(Reply::Array))
     }
 
-    /// The failure of a reply that makes no sense says that the connection is of no use.
+    /// True if the reply made no sense. The failure then says that the connection must not be used
+    /// again.
     fn makes_no_sense<T>(read: &Result<T, Failure>) -> bool {
         matches!(read, Err(Failure::Unanswered { link_stands: false, .. }))
     }
@@ -301,7 +305,7 @@ mod tests {
         assert_eq!((holder.raw(), holder.time_left()), ("other", None));
         assert!(matches!(read(error("WRONGTYPE no")), Ok(ClaimReply::NotAString)));
         assert!(matches!(read(error("OOM no")), Err(Failure::Refused(_))));
-        // The lock was busy, and nobody has it: the script cannot answer that.
+        // Busy, but without a holder: the script never answers that.
         let nobody = Reply::Array(vec![Reply::Nil, Reply::Int(-2)]);
         for nonsense in [nobody, Reply::Nil, Reply::Int(1), Reply::Array(vec![]), error("upstream failure")] {
             assert!(makes_no_sense(&read(nonsense.clone())), "{nonsense:?}");
@@ -361,6 +365,6 @@ mod tests {
             };
             assert_eq!(cause.to_string(), format!("the reply made no sense: {name}"));
         }
-        assert!(was_set(&Reply::Int(1)).is_err(), "`SET` does not count");
+        assert!(was_set(&Reply::Int(1)).is_err(), "`SET` never answers a number");
     }
 }

@@ -1,7 +1,8 @@
-//! RESP2, the language of Redis: commands are written, replies are read.
+//! RESP2, the protocol of Redis: writes commands and reads replies.
 //!
-//! Replies are read from a buffer that is kept between them. The length of a reply and the nesting
-//! of its arrays are bounded. Memory is taken for what was received, not for what is announced.
+//! The reader keeps its buffer from one reply to the next. The length of a reply and the nesting of
+//! its arrays are bounded. The reader allocates memory for the bytes that it received, not for the
+//! length that a reply announces.
 
 use std::io::{self, ErrorKind};
 use std::mem;
@@ -10,10 +11,12 @@ use std::ops::Range;
 /// The longest reply. A token is a hundred bytes, a key at most 64 KiB.
 pub(super) const LONGEST_REPLY: usize = 256 * 1024;
 
-/// How deep arrays may nest. An invalidation has a list of keys in a message: that is two.
+/// How deep arrays may nest. The deepest reply that is expected has two levels: an invalidation,
+/// which is a message with a list of keys.
 const DEEPEST: usize = 8;
 
-/// The room for replies, unless a longer one needs more: most have less than a hundred bytes.
+/// The size of the buffer, unless a longer reply needs more. Most replies have less than a hundred
+/// bytes.
 const USUAL_ROOM: usize = 4096;
 
 /// One or more commands, written and ready to be sent.
@@ -31,7 +34,7 @@ impl Batch {
 
     #[must_use]
     pub(super) fn and(mut self, command: &[&str]) -> Batch {
-        // What stands around an argument: a kind, a length, two ends of lines.
+        // Each argument also needs a type byte, its length and two line ends.
         let length: usize = command.iter().map(|part| part.len() + 16).sum();
         self.bytes.reserve(length);
         self.header(b'*', command.len());
@@ -56,7 +59,7 @@ pub(super) enum Reply {
     Ok,
     /// A line other than `OK`.
     Line(String),
-    /// The code of the error, and behind a space its message.
+    /// The code of the error, a space, and the message.
     Error(String),
     Int(i64),
     Bytes(Vec<u8>),
@@ -65,7 +68,7 @@ pub(super) enum Reply {
 }
 
 impl Reply {
-    /// True where Redis does not know a script by its hash.
+    /// True if Redis does not know a script by its hash.
     pub(super) fn is_noscript(&self) -> bool {
         matches!(self, Reply::Error(error) if error.split(' ').next() == Some("NOSCRIPT"))
     }
@@ -73,13 +76,13 @@ impl Reply {
 
 /// Reads replies one by one, however the bytes arrive.
 ///
-/// What has come of a reply stays here while the rest is awaited, so that a reply that comes late
-/// is continued where it stopped.
+/// After a time-out, the part of a reply that has come stays here. The next call continues with the
+/// rest.
 pub(super) struct Reader {
     buffer: Vec<u8>,
     /// The part of the buffer that was received and is not yet read.
     received: Range<usize>,
-    /// The arrays that have begun and not ended, from the outermost to the innermost.
+    /// The arrays that are not complete yet, from the outermost to the innermost.
     arrays: Vec<Array>,
     /// How many bytes of the reply are read.
     length: usize,
@@ -101,11 +104,10 @@ impl Reader {
         Reader { buffer: vec![0; USUAL_ROOM], received: 0..0, arrays: Vec::new(), length: 0 }
     }
 
-    /// The next reply. Calls `receive` for more bytes only where those that are here do not
-    /// suffice.
+    /// The next reply. Calls `receive` for more bytes only if the buffer has no whole reply.
     ///
-    /// After an error of the kind `InvalidData` the connection is of no use. Each further call
-    /// fails in the same way.
+    /// After an error of the kind `InvalidData`, the connection must not be used again. Each
+    /// further call fails in the same way.
     pub(super) fn reply(
         &mut self,
         mut receive: impl FnMut(&mut [u8]) -> io::Result<usize>,
@@ -121,7 +123,7 @@ impl Reader {
         }
     }
 
-    /// True where nothing was received that is not read yet.
+    /// True if all received bytes have been read.
     pub(super) fn is_empty(&self) -> bool {
         self.received.is_empty() && self.arrays.is_empty()
     }
@@ -151,8 +153,8 @@ impl Reader {
         }
     }
 
-    /// Puts a reply into the innermost array, and each array that is full into the one around it.
-    /// Returns what is in no array.
+    /// Puts a reply into the innermost array. Puts each array that is then full into the array
+    /// around it. Returns a reply that belongs into no array.
     fn closed(&mut self, mut reply: Reply) -> Option<Reply> {
         while let Some(array) = self.arrays.last_mut() {
             array.elements.push(reply);
@@ -166,7 +168,7 @@ impl Reader {
         Some(reply)
     }
 
-    /// Gives back what a long reply took, once it is read and nothing is received behind it.
+    /// Frees the memory of a long reply, once all received bytes have been read.
     fn make_room(&mut self) {
         if self.received.is_empty() {
             self.received = 0..0;
@@ -175,8 +177,8 @@ impl Reader {
         }
     }
 
-    /// Where to receive more. There is room for at least one byte: what fills the longest buffer is
-    /// a piece, or an error.
+    /// The free part of the buffer, at least one byte. The buffer does not grow without limit:
+    /// `piece` returns a piece or an error before a reply exceeds the longest length.
     fn room(&mut self) -> &mut [u8] {
         if self.received.end == self.buffer.len() {
             if self.received.start == 0 {
@@ -190,8 +192,8 @@ impl Reader {
     }
 }
 
-/// Reads the piece of a reply that begins here, of at most `longest` bytes: it and its length, or
-/// `None` where it has not come whole.
+/// Reads the first piece of a reply, of at most `longest` bytes. Returns the piece and its length,
+/// or `None` if the piece has not come whole.
 fn piece(bytes: &[u8], longest: usize) -> io::Result<Option<(Piece, usize)>> {
     let Some((kind, rest)) = bytes.split_first() else {
         return Ok(None);
@@ -218,7 +220,8 @@ fn piece(bytes: &[u8], longest: usize) -> io::Result<Option<(Piece, usize)>> {
     Ok(Some((Piece::Whole(reply), length)))
 }
 
-/// An array of so many elements. The shortest reply has three bytes.
+/// An array of `elements`. Each element has at least three bytes, so an array that cannot fit is an
+/// error.
 fn array(elements: usize, length: usize, room: usize) -> io::Result<Option<(Piece, usize)>> {
     match elements {
         0 => Ok(Some((Piece::Whole(Reply::Array(Vec::new())), length))),
@@ -227,7 +230,7 @@ fn array(elements: usize, length: usize, room: usize) -> io::Result<Option<(Piec
     }
 }
 
-/// So many bytes behind the line that announces them, and the end of a line.
+/// The `count` bytes from `start` on, behind the line that announces them. A line end follows them.
 fn blob(bytes: &[u8], count: usize, start: usize, room: usize) -> io::Result<Option<(Piece, usize)>> {
     if count.saturating_add(2) > room {
         return Err(too_long());
@@ -293,7 +296,7 @@ mod tests {
         plain.prop_recursive(4, 24, 4, |inner| vec(inner, 0..4).prop_map(Reply::Array))
     }
 
-    /// Bytes that come in pieces of these lengths, each behind a time-out, and then nothing.
+    /// A source whose bytes come in pieces of these lengths, with a time-out before each piece.
     fn dripping<'a>(
         mut bytes: &'a [u8],
         pieces: &'a [usize],
@@ -357,7 +360,7 @@ mod tests {
             prop_assert_eq!(end.kind(), ErrorKind::UnexpectedEof);
         }
 
-        /// Neither panics, nor takes more memory than what came can account for.
+        /// The reader neither panics, nor allocates more than the received bytes justify.
         #[test]
         fn garbage_is_a_reply_or_an_error(
             bytes in vec(

@@ -1,4 +1,4 @@
-//! Lua scripts: sent by their hash, or whole where Redis does not know them.
+//! Lua scripts: sent by their hash, or whole if Redis does not know them.
 
 use std::sync::LazyLock;
 
@@ -12,8 +12,8 @@ pub(super) struct Script {
     rights: &'static str,
 }
 
-/// Makes all scripts now. If a thread made one at its first use, and the process were forked at
-/// that moment, the child would wait for it for ever.
+/// Makes all scripts now. If a thread made a script at its first use, and the process were forked
+/// at that moment, the child would wait for ever for the script to be made.
 pub(super) fn prepare() {
     for script in [&CLAIM, &RELEASE, &RENEW, &FORCE] {
         LazyLock::force(script);
@@ -37,7 +37,8 @@ impl Script {
         Script { hash: redis::Script::new(text).get_hash().to_owned(), text, rights }
     }
 
-    /// Adds the rights to a failure for which one was missing: Redis 7.0 does not say which.
+    /// Adds the needed rights to a failure for which a right was missing: Redis 7.0 does not say
+    /// which one.
     pub(super) fn explain(&self, failure: Failure) -> Failure {
         match failure {
             Failure::Refused(mut refusal) if refusal.message.contains("can't run this command") => {
@@ -54,12 +55,12 @@ impl Script {
         if whole { self.whole(key, args) } else { self.by_hash(key, args) }
     }
 
-    /// `EVALSHA`: short. The answer is NOSCRIPT where Redis does not know the script.
+    /// `EVALSHA`: short. Redis answers NOSCRIPT if it does not know the script.
     pub(super) fn by_hash<'a>(&'a self, key: &'a str, args: &[&'a str]) -> Vec<&'a str> {
         [&["EVALSHA", &self.hash, "1", key], args].concat()
     }
 
-    /// `EVAL`: the whole text, which each server understands, and knows for the next `EVALSHA`.
+    /// `EVAL` with the whole text. Redis then knows the script for the next `EVALSHA`.
     pub(super) fn whole<'a>(&'a self, key: &'a str, args: &[&'a str]) -> Vec<&'a str> {
         [&["EVAL", self.text, "1", key], args].concat()
     }

@@ -14,7 +14,7 @@ use crate::store::wire::SHORTEST;
 
 pub(super) struct Tls {
     connection: Connection,
-    /// What the socket's timeout is set to.
+    /// The current timeout of the socket.
     timeout: Duration,
 }
 
@@ -35,7 +35,7 @@ impl Tls {
     /// The payload of the next message on a connection that has subscribed.
     pub(super) fn message(&mut self, deadline: Moment) -> io::Result<Reply> {
         let message = self.by(deadline, |connection| {
-            // Not dropped: it would unsubscribe, and wait for the answer.
+            // `PubSub` must not be dropped: it would unsubscribe, and wait for the answer.
             ManuallyDrop::new(connection.as_pubsub()).get_message()
         })?;
         reply(message.get_payload().unwrap_or(Value::Nil))
@@ -59,7 +59,7 @@ impl Tls {
     }
 }
 
-/// The reply in RESP2. What only RESP3 knows is never asked for.
+/// The reply in RESP2. The connection never asks for RESP3, so types of RESP3 are errors.
 fn reply(value: Value) -> io::Result<Reply> {
     Ok(match value {
         Value::Okay => Reply::Ok,
@@ -76,7 +76,7 @@ fn reply(value: Value) -> io::Result<Reply> {
     })
 }
 
-/// The error in the terms of the standard library: its kind says what became of the connection.
+/// The error as an `io::Error`, whose kind says what became of the connection.
 fn io_error(error: RedisError) -> io::Error {
     let shared = error.source().and_then(|source| source.downcast_ref::<Arc<dyn StdError + Send + Sync>>());
     let kind = match shared.and_then(|source| source.downcast_ref::<io::Error>()) {

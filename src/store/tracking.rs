@@ -1,9 +1,9 @@
 //! A connection on which Redis sends invalidations: the names of keys that have changed.
 //!
-//! Redis calls that [client-side
-//! caching](https://redis.io/docs/latest/develop/reference/client-side-caching/). A connection that
-//! tracks what it reads redirects its invalidations to this one. Redis sends one per key, then none
-//! until the key is read again.
+//! Redis calls this feature [client-side
+//! caching](https://redis.io/docs/latest/develop/reference/client-side-caching/). A connection with
+//! tracking on redirects its invalidations to this connection. After an invalidation of a key,
+//! Redis sends no other one until the key is read again.
 
 use std::ops::ControlFlow;
 use std::time::Duration;
@@ -16,10 +16,10 @@ use crate::store::reply::allowed;
 use crate::store::resp::{Batch, Reply};
 use crate::store::wire::{Ender, Message, Wire};
 
-/// Where Redis publishes the invalidations that are redirected to a connection.
+/// The channel on which Redis publishes redirected invalidations.
 const CHANNEL: &str = "__redis__:invalidate";
 
-/// After this long without a message, Redis is asked for a sign of life.
+/// After this time without a message, the listener sends a `PING`.
 const QUIET: Duration = Duration::from_secs(3);
 
 #[derive(Debug, PartialEq, Eq)]
@@ -40,7 +40,7 @@ pub(crate) struct TrackingConnection {
 
 impl TrackingConnection {
     /// Connects, logs in, asks for the connection's number, and subscribes. (Not with the
-    /// `subscribe` of the `redis` crate, which takes a refusal for an answer.)
+    /// `subscribe` of the `redis` crate, which treats a refusal as success.)
     pub(super) fn open(endpoint: &Endpoint, deadline: Moment) -> Result<TrackingConnection, Failure> {
         let mut link = Link::open(endpoint, deadline)?;
         let mut ask = |command: &[&str]| {
@@ -60,13 +60,13 @@ impl TrackingConnection {
         self.wire.ender()
     }
 
-    /// Waits for the invalidation of a key: false where it does not come in time.
+    /// Waits for the invalidation of a key. False if it does not come in time.
     pub(super) fn hears(&mut self, key: &str, deadline: Moment) -> Result<bool, Failure> {
         while Moment::now() < deadline {
             match self.wire.message(deadline) {
                 Ok(Message::Payload(message)) => match read(message) {
                     Heard::Keys(keys) if !keys.iter().any(|it| it == key.as_bytes()) => {}
-                    // Where everything was flushed meanwhile, Redis does not name this key.
+                    // After a flush of the whole database, Redis does not name this key.
                     _ => return Ok(true),
                 },
                 Ok(Message::Life) => {}
@@ -77,18 +77,18 @@ impl TrackingConnection {
         Ok(false)
     }
 
-    /// Passes on what Redis sends, until `hear` breaks or the connection does.
+    /// Passes each invalidation to `hear`, until `hear` breaks or the connection fails.
     ///
     /// `hear` is also called when nothing has come for `silence`, so that it can break. After
-    /// [`QUIET`] without a message, Redis is asked for a sign of life, and the connection is dead
-    /// if none comes within `patience`.
+    /// [`QUIET`] without a message, this sends a `PING`. If nothing comes within `patience` after
+    /// that, the connection is dead.
     pub(crate) fn listen(
         mut self,
         (silence, patience): (Duration, Duration),
         mut hear: impl FnMut(Heard) -> ControlFlow<()>,
     ) -> Result<(), Failure> {
-        // Before this thread blocks: it may have been asked to stop since the connection was
-        // opened.
+        // The thread may have been asked to stop while it opened the connection. Without this call,
+        // it would notice that only after a silence.
         if hear(Heard::Silence).is_break() {
             return Ok(());
         }
@@ -128,7 +128,7 @@ impl TrackingConnection {
     }
 }
 
-/// Reads an invalidation: a list of keys, or nil where the whole database was flushed.
+/// Reads an invalidation: a list of keys, or nil if the whole database was flushed.
 fn read(payload: Reply) -> Heard {
     let Reply::Array(keys) = payload else {
         return Heard::Everything;

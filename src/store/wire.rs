@@ -1,7 +1,7 @@
-//! The bytes of a connection, sent and received by a deadline.
+//! Sends and receives the bytes of a connection by a deadline.
 //!
-//! A reply is whole by the deadline and of bounded length, or there is an error. The `redis` crate
-//! limits each socket call, not the whole reply: so it is used for TLS only.
+//! If a reply is not whole by the deadline, or is too long, the result is an error. The `redis`
+//! crate limits each socket call, but not the whole reply, so it is used for TLS only.
 
 use std::io::{self, ErrorKind, Read, Write};
 use std::net::{Shutdown, TcpStream};
@@ -16,14 +16,14 @@ use crate::store::endpoint::Way;
 use crate::store::resp::{Reader, Reply};
 use crate::store::tls::Tls;
 
-/// The shortest timeout that a socket is given: zero would mean none.
+/// The shortest timeout that is set on a socket. Zero would mean no timeout.
 pub(super) const SHORTEST: Duration = Duration::from_millis(1);
 
-/// When the system asks the other end of a silent connection whether it is there: so that no
-/// firewall drops the flow for being idle, and a connection whose other end is gone ends.
+/// After this silence, the system sends TCP keepalive probes. They keep firewalls from dropping the
+/// idle connection, and end a connection whose other end is gone.
 const ASKED_AFTER: Duration = Duration::from_secs(30);
 
-/// A connection, as far as it carries bytes.
+/// The transport of a connection.
 pub(super) enum Wire {
     /// TCP or a Unix socket.
     Plain(Box<Plain>),
@@ -31,10 +31,10 @@ pub(super) enum Wire {
     Tls(Box<Tls>),
 }
 
-/// What comes on a connection that has subscribed.
+/// A message on a connection that has subscribed.
 pub(super) enum Message {
     Payload(Reply),
-    /// The reply to a `PING`, be it an error.
+    /// The reply to a `PING`, even if it is an error.
     Life,
 }
 
@@ -45,11 +45,11 @@ pub(super) struct Plain {
 
 struct Stream {
     socket: Box<dyn Socket>,
-    /// What the socket's timeout is set to.
+    /// The current timeout of the socket.
     timeout: Duration,
 }
 
-/// How the system asks, over TCP.
+/// The settings of TCP keepalive: see [`ASKED_AFTER`].
 pub(super) fn keepalive() -> TcpKeepalive {
     let keepalive = TcpKeepalive::new().with_time(ASKED_AFTER);
     #[cfg(any(target_os = "linux", target_os = "android", target_vendor = "apple"))]
@@ -89,8 +89,8 @@ impl Wire {
         let socket: Box<dyn Socket> = match way {
             Way::Tcp(address) => {
                 let stream = TcpStream::connect_timeout(&address, limit)?;
-                // Otherwise a clean-up that is written behind an unanswered command would wait for
-                // that answer.
+                // With Nagle's algorithm, a clean-up that is written behind an unanswered command
+                // would wait for that answer.
                 stream.set_nodelay(true)?;
                 SockRef::from(&stream).set_tcp_keepalive(&keepalive())?;
                 Box::new(stream)
@@ -103,7 +103,7 @@ impl Wire {
         Ok(Wire::Plain(Box::new(Plain { stream, reader: Reader::new() })))
     }
 
-    /// Writes all bytes. After an error, nobody knows how many of them.
+    /// Writes all bytes. After an error, it is unknown how many bytes were written.
     pub(super) fn send(&mut self, bytes: &[u8], deadline: Moment) -> io::Result<()> {
         match self {
             Wire::Plain(plain) => plain.stream.by(deadline).write_all(bytes),
@@ -119,14 +119,14 @@ impl Wire {
         }
     }
 
-    /// True where a reply that did not come in time is not received when it comes: over TLS, the
-    /// `redis` crate skips it.
+    /// True if the wire itself skips a reply that comes too late. Over TLS, the `redis` crate does
+    /// so.
     pub(super) fn skips_late_replies(&self) -> bool {
         matches!(self, Wire::Tls(_))
     }
 
-    /// True where the connection has ended, or has sent what nobody asked for. Does not wait. Over
-    /// TLS, this is not known.
+    /// True if the connection has ended, or has received bytes that nobody asked for. Does not
+    /// wait. Over TLS always false, because the `redis` crate does not tell.
     pub(super) fn has_ended(&mut self) -> bool {
         match self {
             Wire::Plain(plain) => !plain.reader.is_empty() || plain.stream.has_ended(),
@@ -134,8 +134,8 @@ impl Wire {
         }
     }
 
-    /// True where more was received than was read: what nobody asked for. Over TLS, this is not
-    /// known.
+    /// True if the reader has bytes that nobody asked for. Over TLS always false, because the
+    /// `redis` crate does not tell.
     pub(super) fn has_unasked(&self) -> bool {
         match self {
             Wire::Plain(plain) => !plain.reader.is_empty(),
@@ -143,7 +143,7 @@ impl Wire {
         }
     }
 
-    /// What another thread can end the connection with. There is nothing for that over TLS.
+    /// A function by which another thread can end the connection. There is none over TLS.
     pub(super) fn ender(&self) -> Option<Ender> {
         match self {
             Wire::Plain(plain) => {
@@ -154,14 +154,14 @@ impl Wire {
         }
     }
 
-    /// True where [`message`](Self::message) also returns the reply to a `PING`. Over TLS, the
-    /// `redis` crate skips it.
+    /// True if [`message`](Self::message) also returns the reply to a `PING`. Over TLS, the `redis`
+    /// crate skips that reply.
     pub(super) fn shows_life(&self) -> bool {
         matches!(self, Wire::Plain(_))
     }
 
-    /// The next message on a connection that has subscribed. After a time-out it can be asked for
-    /// again.
+    /// The next message on a connection that has subscribed. After a time-out, the caller can call
+    /// this again.
     pub(super) fn message(&mut self, deadline: Moment) -> io::Result<Message> {
         match self {
             Wire::Plain(plain) => match plain.receive(deadline)? {
@@ -169,9 +169,9 @@ impl Wire {
                     Ok(Message::Payload(parts.pop().unwrap_or(Reply::Nil)))
                 }
                 Reply::Array(parts) if parts.len() == 2 && is(&parts[0], "pong") => Ok(Message::Life),
-                // Such as LOADING: Redis lives.
+                // An error such as LOADING also shows that Redis is alive.
                 Reply::Error(_) => Ok(Message::Life),
-                // Among them PONG as a plain line: the connection has not subscribed.
+                // A plain `PONG` also ends here: it means that the connection has not subscribed.
                 _ => Err(io::Error::new(ErrorKind::InvalidData, "the server sent no message")),
             },
             Wire::Tls(tls) => tls.message(deadline).map(Message::Payload),
@@ -187,7 +187,8 @@ impl Plain {
 }
 
 impl Stream {
-    /// Looks for a byte, and loses it: a connection that sends what nobody asked for is of no use.
+    /// Tries to read a byte, and drops it: a connection that receives unasked bytes is not used
+    /// again.
     fn has_ended(&mut self) -> bool {
         let looked = self.socket.raw().set_nonblocking(true).and_then(|()| self.socket.read(&mut [0]));
         let is_quiet = matches!(&looked, Err(error) if error.kind() == ErrorKind::WouldBlock);
@@ -206,12 +207,12 @@ struct By<'a> {
 }
 
 impl By<'_> {
-    /// Calls the socket until the deadline, and at least once: bytes that have arrived already are
-    /// read even after it. A signal does not end the wait.
+    /// Calls the socket until the deadline, and at least once: even after the deadline, bytes that
+    /// have arrived are read. A signal does not end the wait.
     ///
-    /// The timeout of the socket is set only where it is longer than what is left, or much shorter.
-    /// Where it ends too soon, the socket is called again. So most commands cost no system call for
-    /// this, though their deadlines differ.
+    /// The timeout of the socket is set only if the old one is longer than the time that is left,
+    /// or much shorter. If the old timeout ends too soon, the socket is called again. So most
+    /// commands need no system call to set a timeout, although their deadlines differ.
     fn call<T>(&mut self, mut call: impl FnMut(&mut dyn Socket) -> io::Result<T>) -> io::Result<T> {
         loop {
             let left = self.deadline.since(Moment::now());
@@ -229,7 +230,7 @@ impl By<'_> {
             }
             match call(&mut *self.stream.socket) {
                 Err(error) if error.kind() == ErrorKind::Interrupted => {}
-                // The timeout of the socket is over. The deadline may be later.
+                // The timeout of the socket has passed, but the deadline may be later.
                 Err(error) if error.kind() == ErrorKind::WouldBlock => {}
                 other => return other,
             }
@@ -272,7 +273,8 @@ pub(super) mod tests {
     const LONG: Duration = Duration::from_secs(10);
     const SHORT: Duration = Duration::from_millis(20);
 
-    /// A wire of each kind and its other end. (The one for TLS is used without it here.)
+    /// A wire of each kind, and its other end. (The second wire uses the TLS code, but without
+    /// encryption.)
     pub(in crate::store) fn wires() -> [(Wire, TcpStream); 2] {
         [false, true].map(|tls| {
             let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
@@ -311,7 +313,7 @@ pub(super) mod tests {
         redis.write_all(b"+unasked\r\n").unwrap();
         let deadline = within(LONG);
         while !talks.has_ended() {
-            assert!(Moment::now() < deadline, "what nobody asked for means its end");
+            assert!(Moment::now() < deadline, "unasked bytes count as its end");
         }
     }
 
@@ -323,7 +325,8 @@ pub(super) mod tests {
         let timers = std::fs::read_to_string("/proc/net/tcp").unwrap();
         let remote = format!("0100007F:{:04X} 01 ", listener.local_addr().unwrap().port());
         let line = timers.lines().find(|line| line.contains(&remote)).expect("the connection");
-        // The kind of timer (2 is keepalive), and when it goes off, in hundredths of a second.
+        // The kind of timer (2 is keepalive), and the time until it fires, in hundredths of a
+        // second.
         let timer = line.split_whitespace().nth(5).unwrap();
         let (kind, after) = timer.split_once(':').unwrap();
         assert_eq!(kind, "02", "{line}");
@@ -364,7 +367,8 @@ pub(super) mod tests {
         assert!(!failure::leaves_link_standing(&error));
     }
 
-    /// A socket that counts how often its options are set: reading sets nothing but its timeout.
+    /// A socket that counts how often its options are set. The only option that reading sets is the
+    /// timeout.
     struct Counting(TcpStream, Arc<AtomicUsize>);
 
     impl Read for Counting {
@@ -390,7 +394,7 @@ pub(super) mod tests {
         }
     }
 
-    /// Such as those of a lock and its release: one second, and half of that.
+    /// The deadlines differ as those of a lock and its release do: by a factor of two.
     #[test]
     fn a_deadline_that_differs_little_is_kept_without_setting_the_timeout() {
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();

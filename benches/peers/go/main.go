@@ -41,8 +41,8 @@ func cpu() int64 { return clock(unix.CLOCK_PROCESS_CPUTIME_ID) }
 // lock is shared by the goroutines of the worker.
 type lock struct{ locks *redsync.Redsync }
 
-// turn takes the lock, runs inside, and gives the lock back. redsync gives up after 32 tries: then
-// it is asked again, and turn returns how often that was.
+// turn takes the lock, calls inside, and releases the lock. redsync gives up after 32 tries. turn
+// then tries again, and returns how often redsync gave up.
 func (l lock) turn(key string, inside func()) (int, error) {
 	mutex := l.locks.NewMutex(key, redsync.WithExpiry(lease))
 	gaveUp := 0
@@ -123,7 +123,7 @@ func together(l lock, key string, threads int, seconds float64) error {
 		end.Add(1)
 		go func() {
 			defer end.Done()
-			// Opens the connections before the clock starts.
+			// This turn opens the connections before the clock starts.
 			if _, err := l.turn(fmt.Sprintf("%s:%d", key, number), func() {}); err != nil {
 				done.Threads[number].Failures++
 			}

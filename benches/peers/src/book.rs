@@ -1,4 +1,4 @@
-//! What was measured: the rounds of a scenario, added up.
+//! The figures: the rounds of each scenario, added up.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -10,7 +10,7 @@ use crate::peer::Peer;
 use crate::protocol::{Tally, Turns};
 use crate::setting::Setting;
 
-/// What is done with a peer.
+/// The work that a peer has to do.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Scenario {
     Alone,
@@ -67,33 +67,35 @@ impl Scenario {
 /// All rounds of a scenario with one peer in one setting.
 #[derive(Debug)]
 pub(crate) struct Measured {
-    /// What is timed, in nanoseconds: turns, lock calls or hand-offs, as the scenario has it.
+    /// The times of turns, lock calls or hand-offs, depending on the scenario. In nanoseconds.
     pub(crate) times: Histogram<u64>,
-    /// Turns that began within the time; hand-offs.
+    /// Turns that began to hold the lock within the time. Or hand-offs.
     pub(crate) turns: u64,
-    /// Those, and the turns that ended after the time: all that processor time was used for.
+    /// Those, and the turns that began to hold the lock after the time: all turns that used
+    /// processor time.
     done: u64,
     seconds: f64,
-    /// Of the turns of a round, by the thread or process that had the fewest, and the most: added
-    /// up.
+    /// The share of turns of the thread that had the fewest in a round, and the most. Added up over
+    /// the rounds.
     smallest: f64,
     largest: f64,
     rounds: u32,
     /// Nanoseconds of processor time, of all workers and of the server.
     clients: u64,
     server: u64,
-    /// Commands that the server executed for one waiter, and for how many seconds.
+    /// Commands that the server executed for one waiter, and the seconds in which they were
+    /// counted.
     pub(crate) commands: u64,
     pub(crate) waited: f64,
-    /// Retries were exhausted; the lock was asked again.
+    /// How often a lock gave up after its last retry, and was tried again.
     pub(crate) gave_up: u64,
-    /// A call, or a worker, failed.
+    /// How many calls, or workers, failed.
     pub(crate) failures: u64,
-    /// Two threads had the lock at once.
+    /// How often two threads had the lock at once.
     pub(crate) overlaps: u64,
 }
 
-/// Everything.
+/// All figures.
 pub(crate) type Book = BTreeMap<(Setting, Scenario, Peer), Measured>;
 
 #[allow(clippy::cast_precision_loss, reason = "counts and times far below 2^52")]
@@ -118,7 +120,7 @@ impl Measured {
         })
     }
 
-    /// Adds what all workers did at the same time; `timed` are the times that count.
+    /// Adds the work that all workers did at the same time. `timed` chooses the times that count.
     pub(crate) fn add(
         &mut self,
         tallies: &[Tally],
@@ -181,7 +183,7 @@ impl Measured {
         self.largest / f64::from(self.rounds)
     }
 
-    /// A turn.
+    /// Processor time of the workers for one turn.
     pub(crate) fn client_cpu(&self) -> f64 {
         self.clients as f64 / self.done as f64
     }

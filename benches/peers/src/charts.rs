@@ -24,13 +24,13 @@ const FAINT: RGBColor = RGBColor(222, 224, 228);
 const OWN: RGBColor = RGBColor(214, 84, 0);
 const OTHER: RGBColor = RGBColor(52, 101, 164);
 
-/// A figure of each row, and its name in the legend.
+/// The name of a mark in the legend, and its figure for a row.
 type Mark = (&'static str, fn(&Measured) -> f64);
 
 struct Chart {
     file: &'static str,
     title: &'static str,
-    /// What is drawn along the axis, and which end is better.
+    /// The unit of the axis, and which end is better.
     axis: &'static str,
     scenario: Scenario,
     marks: &'static [Mark],
@@ -83,7 +83,7 @@ const CHARTS: &[Chart] = &[
 /// A panel: peers with their figures.
 type Rows = Vec<(Peer, Vec<f64>)>;
 
-/// Draws all charts that there are figures for.
+/// Draws each chart for which there are figures.
 pub(crate) fn write(out: &Path, settings: &[Setting], book: &Book) -> Result<()> {
     for chart in CHARTS {
         let panel = |setting: &Setting| (setting.title(), chart.rows(*setting, book));
@@ -106,7 +106,7 @@ impl Chart {
     }
 
     fn draw<'a>(&self, file: &'a Path, panels: &[(&str, Rows)]) -> Drawn<'a, ()> {
-        // One row more: plotters leaves half of one free at each end.
+        // One more row, because plotters leaves half a row free at each end.
         let height = |rows: &Rows| u32::try_from(rows.len() + 1).unwrap_or(0) * ROW + CAPTION + AXIS;
         let total = HEAD + FOOT + panels.iter().map(|(_, rows)| height(rows)).sum::<u32>();
         let area = SVGBackend::new(file, (WIDTH, total)).into_drawing_area();
@@ -115,7 +115,7 @@ impl Chart {
         let figures = || panels.iter().flat_map(|(_, rows)| rows).flat_map(|(_, figures)| figures);
         let low = figures().copied().fold(f64::INFINITY, f64::min);
         let high = figures().copied().fold(0.0, f64::max);
-        // A label stands left of the lowest mark, and right of the highest.
+        // Room for the labels, left of the lowest mark and right of the highest.
         let room = (high / low).powf(0.15);
         let mut rest = area.split_vertically(HEAD).1;
         for (title, rows) in panels {
@@ -154,7 +154,8 @@ impl Chart {
             .x_label_area_size(AXIS)
             .y_label_area_size(170)
             .build_cartesian_2d(range.log_scale(), (0..rows.len()).into_segmented())?;
-        // The first peer is at the top, where the axis ends; plotters asks for one place more.
+        // The first peer is at the top, where the axis ends. plotters also asks for one place that
+        // has no row.
         let row = |place: usize| rows.len().checked_sub(place + 1);
         chart
             .configure_mesh()
@@ -186,7 +187,7 @@ impl Chart {
     }
 }
 
-/// A dot, or a ring: to be told apart without colours.
+/// A dot or a ring, so that marks can be distinguished without colours.
 fn mark(number: usize, color: RGBColor) -> Circle<(i32, i32), i32> {
     let style = if number == 0 { color.filled() } else { color.stroke_width(2) };
     Circle::new((0, 0), 5, style)

@@ -1,5 +1,5 @@
-//! The programs that speak for a language: this one, and those that are built here with Go, Maven
-//! and pip.
+//! The worker programs: this program for Rust, and programs that are built here with Go, Maven and
+//! pip.
 
 use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
@@ -11,14 +11,14 @@ use crate::peer::{Language, Peer};
 
 /// A program that works for the peers of a language.
 pub(crate) struct Program {
-    /// With the first of its arguments.
+    /// The program, and the arguments that come first.
     command: Vec<PathBuf>,
-    /// Of the language and of what was built in, in words.
+    /// The versions of the language and of the libraries, as text.
     pub(crate) versions: String,
 }
 
 impl Program {
-    /// Builds it, below `target`.
+    /// Builds the program, below `target`.
     pub(crate) fn build(language: Language) -> Result<Program> {
         let command = match language {
             Language::Rust => return Ok(Program { command: own()?, versions: String::new() }),
@@ -62,7 +62,7 @@ fn java() -> Result<Vec<PathBuf>> {
     let maven = |more: &[&str]| {
         run(limited("mvn").args(["--quiet", "--batch-mode", "package"]).args(more).current_dir(here("java")))
     };
-    // What was built once is built again without a network.
+    // After the first build, no network is needed.
     maven(&["--offline"]).or_else(|_| maven(&[]))?;
     let path = [here("target/java/classes"), here("target/java/dependency/*")];
     let path = std::env::join_paths(path)?;
@@ -82,14 +82,16 @@ fn here(file: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join(file)
 }
 
-/// A program that coreutils' `timeout` ends, and all that it started, after five minutes.
+/// A command that runs under coreutils' `timeout`, which ends it and its children after five
+/// minutes.
 fn limited(program: impl AsRef<OsStr>) -> Command {
     let mut command = Command::new("timeout");
     command.arg("300").arg(program);
     command
 }
 
-/// What a program says, once it has ended well.
+/// Runs a program to its end, and returns its output. If it fails, the error is the first line that
+/// it printed.
 fn run(command: &mut Command) -> Result<String> {
     let output = command.stdin(Stdio::null()).output().context("cannot start it")?;
     if !output.status.success() {

@@ -1,4 +1,4 @@
-//! Where it was measured, and with what. No names of machines.
+//! The machine and the versions of a measurement. Without the machine's name.
 
 use std::fs;
 use std::process::Command;
@@ -21,7 +21,7 @@ pub(crate) fn rustc() -> String {
     version.split_whitespace().nth(1).unwrap_or("unknown").to_owned()
 }
 
-/// The commit that this was built from, as far as git knows.
+/// The current commit, or `unknown`.
 pub(crate) fn commit() -> String {
     let commit = said_by("git", &["-C", env!("CARGO_MANIFEST_DIR"), "rev-parse", "--short", "HEAD"]);
     if commit.is_empty() { "unknown".to_owned() } else { commit }
@@ -32,7 +32,7 @@ pub(crate) fn today() -> String {
     said_by("date", &["-u", "+%Y-%m-%d"])
 }
 
-/// The version of a crate, or the versions.
+/// The version of a crate. If the lock file has several, all of them.
 pub(crate) fn crate_version(name: &str) -> String {
     let versions = LOCK_FILE.split("[[package]]").filter_map(|package| {
         let field = |field: &str| {

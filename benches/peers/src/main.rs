@@ -1,9 +1,9 @@
 //! The same work with relatch and with other locks on Redis, side by side, on a server of its own.
 //!
-//! What is measured, and how to read it, is in `docs/benchmarks.md`. This process plans, starts
-//! workers and counts; the locks are taken in worker processes: this binary again, or a program in
-//! Go, Java or Python. All of them speak the protocol of `protocol`, so that the same scenario runs
-//! over all peers.
+//! `docs/benchmarks.md` says what is measured, and how to read it. This process plans, starts
+//! workers and collects figures. Worker processes take the locks: this binary again, or a program
+//! in Go, Java or Python. All workers speak the protocol in `protocol.rs`, so that each scenario
+//! runs over all peers.
 
 mod protocol;
 mod peer;
@@ -99,7 +99,7 @@ fn measure(options: &Options) -> Result<()> {
         .filter(|one| options.settings.is_empty() || options.settings.contains(one))
         .collect();
 
-    // First of all: without a server there is no need to build anything.
+    // This comes first: if there is no server, there is no need to build anything.
     let redis = Stage::set(&BTreeMap::new()).version()?;
     let (programs, versions) = build(&mut peers);
     let mut book = Book::new();
@@ -107,7 +107,7 @@ fn measure(options: &Options) -> Result<()> {
         let _surroundings = setting.enter()?;
         let mut run = Run { plan: &plan, setting, stage: Stage::set(&programs), book: &mut book, began };
         for round in 0..plan.rounds {
-            // So that no peer always comes after the same other one.
+            // No peer shall always run after the same other peer.
             peers.rotate_left(round);
             run.round(&peers, round)?;
         }
@@ -123,8 +123,8 @@ fn measure(options: &Options) -> Result<()> {
     Ok(())
 }
 
-/// Builds what the peers are run with, and says which versions that has, or removes the peers and
-/// says why.
+/// Builds the programs of the peers, and returns a line with the versions of each. If a program
+/// cannot be built, removes its peers, and returns a line with the reason.
 fn build(peers: &mut Vec<Peer>) -> (BTreeMap<Language, Program>, Vec<(&'static str, String)>) {
     let languages: BTreeSet<Language> = peers.iter().map(|peer| peer.language()).collect();
     let mut programs = BTreeMap::new();

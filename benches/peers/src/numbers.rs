@@ -3,7 +3,7 @@
 /// Nanoseconds, to three digits.
 pub(crate) fn time(nanoseconds: f64) -> String {
     let units = [(1e9, "s"), (1e6, "ms"), (1e3, "µs")];
-    // What would be rounded up to a thousand of a unit is one of the next.
+    // A figure that would be rounded up to 1000 gets the next larger unit.
     let unit = units.into_iter().find(|(size, _)| nanoseconds >= size * 0.9995);
     let (size, name) = unit.unwrap_or((1.0, "ns"));
     format!("{} {name}", three_digits(nanoseconds / size))

@@ -2,7 +2,7 @@
 
 use clap::ValueEnum;
 
-/// Something that does the same work as the others.
+/// A lock, or a plain connection, that is measured.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, ValueEnum)]
 pub(crate) enum Peer {
     /// One round trip on one plain connection.
@@ -20,7 +20,7 @@ pub(crate) enum Peer {
     PythonRedisLock,
 }
 
-/// What a peer is written in.
+/// The language of a peer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Language {
     Rust,
@@ -30,7 +30,7 @@ pub(crate) enum Language {
 }
 
 impl Peer {
-    /// As in tables and charts.
+    /// The name in tables and charts.
     pub(crate) fn title(self) -> &'static str {
         match self {
             Peer::Ping => "PING",
@@ -47,7 +47,7 @@ impl Peer {
         }
     }
 
-    /// As on a command line.
+    /// The name on a command line.
     pub(crate) fn argument(self) -> String {
         self.to_possible_value().map(|value| value.get_name().to_owned()).unwrap_or_default()
     }
@@ -61,7 +61,7 @@ impl Peer {
         }
     }
 
-    /// Whether others can wait for it.
+    /// Whether this peer is a lock, for which threads can wait.
     pub(crate) fn is_lock(self) -> bool {
         !matches!(self, Peer::Ping | Peer::Floor)
     }

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use crate::peer::{Language, Peer};
 
-/// Times of the scenarios; each is one peer in one round of one setting.
+/// The times of the scenarios. Each is for one peer in one round of one setting.
 pub(crate) struct Plan {
     pub(crate) name: &'static str,
     pub(crate) rounds: usize,
@@ -13,7 +13,7 @@ pub(crate) struct Plan {
     /// The same for Java, whose virtual machine compiles what runs often.
     warm_up_java: Duration,
     pub(crate) first_hand_offs: usize,
-    /// Of one thread alone; so many in a round.
+    /// The time of a slice of the scenario with one thread, and how many slices a round has.
     pub(crate) slice: Duration,
     pub(crate) slices: usize,
     pub(crate) turns: Duration,

@@ -13,8 +13,8 @@ use crate::numbers::{percent, three_digits, time};
 use crate::peer::Peer;
 use crate::setting::Setting;
 
-/// The head of a column, and what is written below it: of a peer, and of the floor in the same
-/// setting.
+/// The head of a column, and a function for the cells below it, which gets the figures of a peer
+/// and of the floor in the same setting.
 type Column = (&'static str, fn(&Measured, Option<&Measured>) -> String);
 
 const P50: Column = ("p50", |of, _| time(of.p50()));
@@ -57,7 +57,7 @@ const HAND_OFF: &[Column] = &[
     ("CPU a hand-off, server", |of, _| or_none(of.server_cpu())),
 ];
 
-/// Writes all tables, after `conditions`, each a name and a value.
+/// Writes `conditions`, each a name and a value, and then all tables.
 pub(crate) fn write(out: &Path, conditions: &[(&str, String)], book: &Book) -> Result<()> {
     let mut text = String::from(
         "# Results\n\nWritten by `benches/peers`. What is measured, and how to read it: \
@@ -81,7 +81,7 @@ pub(crate) fn write(out: &Path, conditions: &[(&str, String)], book: &Book) -> R
     Ok(())
 }
 
-/// Columns, and what they are of.
+/// The columns of a scenario's tables, and a text above them.
 fn of(scenario: Scenario) -> (&'static [Column], &'static str) {
     match scenario {
         Scenario::Alone => (ALONE, "One thread locks and unlocks a lock that nobody else wants."),
@@ -118,12 +118,12 @@ fn row(text: &mut String, cells: impl IntoIterator<Item = impl Into<String>>) {
     let _ = writeln!(text, "| {} |", cells.join(" | "));
 }
 
-/// For a round trip of the benchmark itself, whose processor time is not measured.
+/// `-` for zero: the processor time of the benchmark's own round trips is not measured.
 fn or_none(cpu: f64) -> String {
     if cpu > 0.0 { time(cpu) } else { "-".to_owned() }
 }
 
-/// In words; most have none.
+/// What went wrong, in words. Most peers have `none`.
 fn trouble(of: &Measured) -> String {
     let kinds =
         [(of.gave_up, "x out of retries"), (of.failures, "x failed"), (of.overlaps, "x held by two at once")];
@@ -132,7 +132,7 @@ fn trouble(of: &Measured) -> String {
     if words.is_empty() { "none".to_owned() } else { words.join(", ") }
 }
 
-/// Machine and versions; `run` is what was run.
+/// The machine and the versions. `run` describes the run.
 pub(crate) fn conditions(redis: &str, run: String) -> Vec<(&'static str, String)> {
     let crates = ["relatch", "rlock", "redlock", "redis", "r2d2"];
     let crates = crates.map(|name| format!("{name} {}", machine::crate_version(name)));

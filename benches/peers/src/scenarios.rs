@@ -18,7 +18,7 @@ const PROCESSES: usize = 4;
 /// A command of the protocol, and how many threads of a worker obey it.
 type Work = (&'static str, usize);
 
-/// A setting, and what was measured so far.
+/// A setting, and the figures so far.
 pub(crate) struct Run<'a> {
     pub(crate) plan: &'a Plan,
     pub(crate) setting: Setting,
@@ -29,7 +29,7 @@ pub(crate) struct Run<'a> {
 }
 
 impl Run<'_> {
-    /// Measures all peers once. What fails is noted, and the rest goes on.
+    /// Measures all peers once. If a scenario fails, notes the failure and goes on.
     pub(crate) fn round(&mut self, peers: &[Peer], number: usize) -> Result<()> {
         let about = format!("{}, round {}/{}", self.setting.title(), number + 1, self.plan.rounds);
         let began = self.began;
@@ -45,7 +45,7 @@ impl Run<'_> {
                 }
                 let outcome = self.scenario(scenario, *peer, &mut workers);
                 if outcome.is_err() {
-                    // They may have been left in the middle of something.
+                    // The workers may still be in the middle of the scenario.
                     workers.clear();
                 }
                 self.note(scenario, *peer, outcome)?;
@@ -85,8 +85,8 @@ impl Run<'_> {
         }
     }
 
-    /// One thread that nobody disturbs: all peers in turns, in short slices, so that what changes
-    /// on the machine from moment to moment meets them all.
+    /// One thread without contention. All peers alternate in short slices, so that changes of the
+    /// machine's speed affect all of them alike.
     fn alone(&mut self, peers: &[Peer]) -> Result<()> {
         let plan = self.plan;
         let mut workers = Vec::new();
@@ -133,8 +133,8 @@ impl Run<'_> {
         self.measured(scenario, peer)?.add(&tallies, time, server, timed)
     }
 
-    /// From just before the unlock in one process to the return of the lock call in another, again
-    /// and again; and what one waiter sends.
+    /// Times hand-offs, again and again: from just before the unlock in one process to the return
+    /// of the lock call in another. Then counts the commands of one waiter.
     fn hand_offs(&mut self, peer: Peer, holder: &mut Worker, waiter: &mut Worker) -> Result<()> {
         let key = self.stage.key();
         for _ in 0..self.plan.first_hand_offs {
@@ -157,11 +157,11 @@ impl Run<'_> {
         let mut commands = 0;
         let (stage, waiting) = (&self.stage, self.plan.waiting);
         hand_off(&key, holder, waiter, || {
-            // The first tries are over by then.
+            // After this time, the first tries are over.
             thread::sleep(Duration::from_millis(300));
             let before = stage.commands()?;
             thread::sleep(waiting);
-            // The first question was a command, too.
+            // The first `INFO` was a command, too.
             commands = stage.commands()?.saturating_sub(before + 1);
             Ok(())
         })?;
@@ -171,7 +171,7 @@ impl Run<'_> {
         measured.add_hand_offs(&times, clients, server)
     }
 
-    /// Round trips after the same idle time, to compare hand-offs with.
+    /// Round trips after the same idle time, to compare with hand-offs.
     fn pings(&mut self) -> Result<()> {
         let mut times = Vec::new();
         let end = Instant::now() + self.plan.hand_off;
@@ -185,7 +185,8 @@ impl Run<'_> {
     }
 }
 
-/// All workers do the same on one new key. Their answers, and the nanoseconds of the server.
+/// Lets all workers do the same on one new key. Returns their answers, and the server's processor
+/// time in nanoseconds.
 fn together(
     stage: &mut Stage<'_>,
     workers: &mut [Worker],
@@ -202,8 +203,8 @@ fn together(
     Ok((tallies, stage.cpu()? - before))
 }
 
-/// One hand-off; `meanwhile` goes on while one has the lock and the other waits. The clock at the
-/// unlock, and at the lock.
+/// One hand-off. Calls `meanwhile` while one worker has the lock and the other waits. Returns the
+/// clock at the unlock and at the end of the lock call.
 fn hand_off(
     key: &str,
     holder: &mut Worker,

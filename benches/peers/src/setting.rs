@@ -1,4 +1,4 @@
-//! What else happens on the machine while something is measured.
+//! The conditions on the machine during a measurement.
 
 use std::hint::black_box;
 use std::sync::Arc;
@@ -12,7 +12,7 @@ use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 /// How many loops keep the machine busy.
 const LOOPS: usize = 2;
 
-/// Each table stands once for each.
+/// Each table appears once per setting.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, ValueEnum)]
 pub(crate) enum Setting {
     /// Nothing else runs; the scheduler places all processes.
@@ -23,7 +23,7 @@ pub(crate) enum Setting {
     Busy,
 }
 
-/// Lasts until it is dropped.
+/// The conditions of a setting. They last until this is dropped.
 pub(crate) struct Surroundings {
     before: CpuSet,
     over: Arc<AtomicBool>,

@@ -13,17 +13,20 @@ use relatch_rig::Server;
 use crate::languages::Program;
 use crate::peer::{Language, Peer};
 
-/// For a worker that should be done: a lease and a bit, since some may wait for one.
+/// How long to wait for a worker's answer: a little longer than a lease, since a worker may have to
+/// wait for a lease to end.
 const PATIENCE: Duration = Duration::from_secs(40);
 
-/// For a worker that starts: several virtual machines that share a busy core take their time.
+/// How long to wait until a worker is ready: several Java virtual machines on one busy core start
+/// slowly.
 const START: Duration = Duration::from_secs(120);
 
 /// What all scenarios of a setting share.
 pub(crate) struct Stage<'a> {
     programs: &'a BTreeMap<Language, Program>,
     server: Server,
-    /// No key is used twice: what one worker left behind is not in the way of the next.
+    /// How many keys were used. No key is used twice, so that a key left behind does not disturb
+    /// the next worker.
     keys: u32,
 }
 
@@ -38,8 +41,8 @@ impl Stage<'_> {
         self.info("server", "redis_version")
     }
 
-    /// Commands that the server executed so far, without this one. Redis counts those that scripts
-    /// execute as well.
+    /// The commands that the server has executed so far, without this one. Redis also counts
+    /// commands inside scripts.
     pub(crate) fn commands(&self) -> Result<u64> {
         Ok(self.info("stats", "total_commands_processed")?.parse()?)
     }
@@ -77,7 +80,7 @@ impl Stage<'_> {
     }
 }
 
-/// A process that is told what to do, line by line. Ended when dropped.
+/// A process that gets its commands line by line. Dropping this ends the process.
 pub(crate) struct Worker {
     child: Child,
     input: ChildStdin,
@@ -98,7 +101,7 @@ impl Worker {
         Ok(writeln!(self.input, "{line}")?)
     }
 
-    /// The next line, which begins with `word`; what comes after it.
+    /// Waits for the next line, which has to begin with `word`. Returns the rest of the line.
     pub(crate) fn hear(&mut self, word: &str) -> Result<String> {
         self.hear_within(word, PATIENCE)
     }

@@ -38,7 +38,7 @@ fn obey(lock: &dyn Lock, command: &str) -> Result<()> {
     }
 }
 
-/// Threads take turns on one key, and hold it for as long as nothing takes.
+/// Threads take turns on one key, and do nothing while they hold it.
 fn turns(lock: &dyn Lock, key: &str, threads: usize, time: Duration) -> Result<()> {
     let (ready, go) = (Barrier::new(threads + 1), Barrier::new(threads + 1));
     let room = Room::default();
@@ -46,7 +46,7 @@ fn turns(lock: &dyn Lock, key: &str, threads: usize, time: Duration) -> Result<(
         let (ready, go, room) = (&ready, &go, &room);
         let each = |number| {
             let mut turns = Turns::default();
-            // Opens the connections before the clock starts.
+            // This turn opens the connections before the clock starts.
             turns.failures += u64::from(lock.turn(&format!("{key}:{number}"), &mut || {}).is_err());
             ready.wait();
             go.wait();
@@ -66,7 +66,7 @@ fn turns(lock: &dyn Lock, key: &str, threads: usize, time: Duration) -> Result<(
     report(&Tally { overlaps: room.overlaps.into_inner(), ..tally })
 }
 
-/// What only one thread may be in.
+/// Counts how often two threads are inside at the same time.
 #[derive(Default)]
 struct Room {
     taken: AtomicBool,

@@ -8,7 +8,7 @@ use std::process::Command;
 const SETTINGS: [&str; 3] = ["free", "on one core", "beside two busy loops"];
 const CHARTS: [&str; 5] = ["cycle.svg", "throughput.svg", "waits.svg", "hand-off.svg", "cpu.svg"];
 
-/// Runs it into `out`; what the report says.
+/// Runs the program with the output folder `out`, and returns the report.
 fn report(out: &Path, arguments: &[&str], path: Option<&Path>) -> String {
     let mut command = Command::new(env!("CARGO_BIN_EXE_peers"));
     command.args(["--quick", "--out"]).arg(out).args(arguments);
@@ -31,7 +31,8 @@ fn program(name: &str) -> PathBuf {
     places.into_iter().find(|place| place.exists()).unwrap_or_else(|| panic!("{name} is not installed"))
 }
 
-/// Each table stands three times, and a tool that is missing costs a line, not the report.
+/// Each table appears three times. If a tool is missing, the report has a line about it, and is
+/// complete otherwise.
 #[test]
 fn relatch_is_measured_in_all_settings_on_a_machine_without_go_and_maven() {
     let folder = tempfile::tempdir().unwrap();
@@ -58,8 +59,8 @@ fn relatch_is_measured_in_all_settings_on_a_machine_without_go_and_maven() {
     }
 }
 
-/// Go, Java and Python are not needed: where they are missing, the report says so. Where they are
-/// there, it downloads and builds for minutes, so `tests/chaos.sh` runs it.
+/// Go, Java and Python are optional: if one is missing, the report says so. If they are installed,
+/// this test downloads and builds for minutes, so only `tests/chaos.sh` runs it.
 #[test]
 #[ignore = "downloads and builds for minutes: tests/chaos.sh runs it"]
 fn workers_in_other_languages_speak_the_protocol() {

@@ -1,5 +1,5 @@
-//! The thirty lines that many programs have: r2d2 over the stock manager of redis-rs, and a loop
-//! that sleeps.
+//! The hand-written lock of many programs: a pool of r2d2 over the `redis` crate, and a loop that
+//! sleeps.
 
 use std::thread;
 use std::time::Duration;
@@ -10,7 +10,7 @@ use super::{COMPARE_AND_DELETE, LEASE_MS, Lock};
 
 const PAUSE: Duration = Duration::from_millis(100);
 
-/// A pool with r2d2's defaults, which sends a `PING` whenever a connection is lent.
+/// A pool with r2d2's defaults: it sends a `PING` whenever it lends a connection.
 pub(crate) struct ByHand {
     pool: r2d2::Pool<redis::Client>,
     release: redis::Script,

@@ -1,5 +1,5 @@
-//! The least that can be done: one plain connection, and nothing around it. No locks, and not to be
-//! waited for.
+//! The floor: one plain connection, and nothing around it. These are no locks, and no thread can
+//! wait for them.
 
 use std::sync::{Mutex, PoisonError};
 

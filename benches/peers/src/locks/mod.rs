@@ -1,4 +1,4 @@
-//! The locks of this language, each behind the same call.
+//! The locks that are written in Rust, each behind the same call.
 
 mod by_hand;
 mod floor;
@@ -10,23 +10,22 @@ use anyhow::{Result, bail};
 
 use crate::peer::Peer;
 
-/// For how long Redis keeps a lock whose holder does not come back: the same for all peers,
-/// relatch's default.
+/// The lease: the same for all peers, and relatch's default.
 pub(crate) const LEASE_MS: u32 = 30_000;
 
-/// The Redis server's time for this is part of the measure, so all that compare and delete do it
-/// alike.
+/// The server's time for this script is part of the figures, so all locks that are given a script
+/// get this one.
 const COMPARE_AND_DELETE: &str =
     "if redis.call('get', KEYS[1]) == ARGV[1] then return redis.call('del', KEYS[1]) else return 0 end";
 
 /// Something that can be locked, shared by the threads of a worker.
 pub(crate) trait Lock: Send + Sync {
-    /// Takes the lock, runs `inside`, gives the lock back. Returns how often the lock said that its
-    /// retries were exhausted, and had to be asked again.
+    /// Takes the lock, calls `inside`, releases the lock. Returns how often the lock gave up after
+    /// its last retry, and was tried again.
     fn turn(&self, key: &str, inside: &mut dyn FnMut()) -> Result<u64>;
 }
 
-/// The peer, connected.
+/// Connects the peer.
 pub(crate) fn open(peer: Peer, url: &str) -> Result<Box<dyn Lock>> {
     Ok(match peer {
         Peer::Ping => Box::new(floor::Ping::open(url)?),

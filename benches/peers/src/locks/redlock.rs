@@ -18,8 +18,8 @@ impl Redlock {
 }
 
 impl Lock for Redlock {
-    /// As its `acquire` does it: `lock` again and again. Here, so that the times when it gave up
-    /// can be counted.
+    /// Calls `lock` again and again, as the crate's `acquire` does. The loop is here, so that it
+    /// can count how often `lock` gave up.
     fn turn(&self, key: &str, inside: &mut dyn FnMut()) -> Result<u64> {
         let mut gave_up = 0;
         let lock = loop {
@@ -29,7 +29,7 @@ impl Lock for Redlock {
             }
         };
         inside();
-        // It has no answer.
+        // `unlock` returns nothing, so a failure goes unnoticed.
         self.locks.unlock(&lock);
         Ok(gave_up)
     }

@@ -1,5 +1,5 @@
-//! The crate `rlock`, its blocking half, with its defaults but for the lease: it asks again every
-//! 100 ms.
+//! The blocking lock of the crate `rlock`, with its defaults except for the lease: it tries again
+//! every 100 ms.
 
 use std::time::Duration;
 
@@ -26,7 +26,7 @@ impl Lock for Rlock {
     fn turn(&self, key: &str, inside: &mut dyn FnMut()) -> Result<u64> {
         let mut guard = self.locks.acquire_mutex_with_options(key, self.options.clone())?;
         inside();
-        // Not by dropping it: that would only queue the release.
+        // Dropping the guard would only queue the release.
         guard.release()?;
         Ok(0)
     }

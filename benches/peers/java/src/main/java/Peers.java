@@ -17,8 +17,8 @@ import org.redisson.config.Config;
 
 /**
  * The two locks of Redisson, as workers of the benchmark: they speak the protocol of
- * ../src/protocol.rs. All options are at their defaults. Then the lease, which Redisson's watchdog
- * renews, is 30 seconds, as with the other peers.
+ * ../src/protocol.rs. All options are at their defaults. The default lease, which Redisson's
+ * watchdog renews, is 30 seconds, as with the other peers.
  */
 public final class Peers {
     /** Reentries that are timed together. */
@@ -108,7 +108,7 @@ public final class Peers {
             String own = key + ":" + number;
             Thread thread = new Thread(() -> {
                 try {
-                    // Opens the connections before the clock starts.
+                    // This turn opens the connections before the clock starts.
                     turn(own, () -> {});
                 } catch (RuntimeException error) {
                     turns.failures++;
