@@ -1,9 +1,10 @@
 #!/usr/bin/env bash
 # The integration tests, as the user that docs/operations.md describes, who may do no more than that: bash tests/rights.sh
 #
-# The user's password occurs nowhere else. It must not be seen in anything that is printed: by the
-# tests, by the processes that they start, by a panic, or by a logger at trace level. No command of
-# ours may be refused unless a test wants that. The tests' part of this is tests/rig/src/rights.rs.
+# The user's password occurs nowhere else. Nothing that is printed may contain it: neither what the
+# tests and the processes that they start print, nor a panic, nor a log line at trace level. Redis
+# may refuse a command of relatch only if a test wants that. The tests' part of this is in
+# tests/rig/src/rights.rs.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 # shellcheck source=examples/setup.sh
@@ -19,7 +20,7 @@ password="canary-$$-$RANDOM$RANDOM"
 printed=$(mktemp)
 trap 'rm -f "$printed"' EXIT
 
-# Before the time is taken: building has no limit.
+# Built before the limit begins, because building has no limit.
 cargo test --locked --workspace --test it --no-run
 
 # as_the_user <package> <threads> [names]: runs those tests, or all, and returns what `limited` does.
@@ -42,7 +43,8 @@ as_the_user relatch-rig 6 || {
 status=0
 as_the_user relatch 6 || status=$?
 if [ "$status" -eq 101 ]; then
-    # Many tests take the time, and the machine may be busy. A right that is missing is missing once more.
+    # Many tests measure time, and the machine may be busy, so failed tests run once more. If a
+    # right is missing, they fail again.
     mapfile -t again < <(failures)
     if [ "${#again[@]}" -gt 0 ] && [ "${#again[@]}" -le 10 ]; then
         say "by themselves, those that failed: ${again[*]}"
@@ -68,6 +70,6 @@ fi
 if grep -F 'refused to the user with the least rights:' "$printed" | sort | uniq -c >&2; then
     die 'a right is missing in docs/operations.md, or something is sent that it does not allow'
 fi
-# If nothing was logged, nothing was looked at.
+# If the tests logged nothing, the search for the password has shown nothing.
 grep -q '^WARN relatch::lost ' "$printed" || die 'the tests logged nothing: was there a user at all?'
 say "all is well: $(grep -c '^test .* \.\.\. ok$' "$printed" || true) tests passed, and among the $(wc -l <"$printed") lines that they printed is no password"

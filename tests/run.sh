@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Everything that is checked, in the order in which it is quickest to know: bash tests/run.sh
+# All checks, in an order that shows most mistakes early: bash tests/run.sh
 # (What takes longer, for the day before a release: bash tests/chaos.sh)
 #
 # Installs a Redis server if there is none. Ends at the first failure, and says how to run that part only.
@@ -25,7 +25,7 @@ part() {
 [ $# -eq 0 ] || die 'this takes no arguments; to run some tests only: cargo test --locked <part of their name>'
 need_cargo
 need_server
-# Most tests wait most of the time.
+# Most tests wait most of the time, so more of them than there are cores can run at once.
 export RUST_TEST_THREADS="${RUST_TEST_THREADS:-6}"
 part 60 'cargo fmt --all --check'
 part 900 'cargo clippy --locked --all-targets --package relatch --package relatch-rig -- -D warnings'

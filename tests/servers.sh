@@ -43,7 +43,7 @@ done
 [ $# -gt 0 ] || set -- redis-6.2 system valkey-9.1
 
 need_cargo
-# Most tests wait most of the time.
+# Most tests wait most of the time, so more of them than there are cores can run at once.
 threads="${RUST_TEST_THREADS:-4}"
 
 folder=$(mktemp -d)
@@ -70,10 +70,10 @@ fetch() {
     echo "$folder/$name/$program"
 }
 
-# of <word> <file>: how many tests did so, in both binaries.
+# of <word> <file>: how many tests of both binaries passed, failed or were ignored, by the word.
 of() { sed -n "s/^test result: .* \([0-9][0-9]*\) $1.*/\1/p" "$2" | awk '{ sum += $1 } END { print sum + 0 }'; }
 
-# run <server>: its line of the table, and whether all passed.
+# run <server>: runs the tests with it, adds its line to the table, and notes whether all passed.
 run() {
     local name=$1 program version start result=ok log=$folder/$1.log
     if ! program=$(fetch "$name"); then
@@ -95,7 +95,7 @@ run() {
         "$(of failed "$log")" "$(of ignored "$log")" $((SECONDS - start)) "$result")")
 }
 
-# Before the time is taken: building has no limit.
+# Built before the limit begins, because building has no limit.
 cargo test --locked --workspace --test it --no-run
 for server in "$@"; do
     run "$server"

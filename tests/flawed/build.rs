@@ -1,4 +1,4 @@
-//! Lets the mistakes in.
+//! Sets the cfg with which `src/base/seeded_bugs.rs` compiles the mistakes in.
 
 fn main() {
     println!("cargo:rerun-if-changed=build.rs");

@@ -9,16 +9,16 @@ use serial_test::serial;
 use crate::faults::Weather;
 use crate::round;
 
-/// How long a mistake may take to be found.
+/// How long the checker may take to find a mistake.
 const LIMIT: Duration = Duration::from_secs(60);
 
-/// Runs rounds with a mistake compiled in until it is found: `expected` is the beginning of the
-/// violation.
+/// Runs rounds with the mistake `flaw` until the checker reports a violation that begins with
+/// `expected`.
 fn is_found(flaw: &str, weather: Weather, expected: &str) {
     let start = Instant::now();
     for seed in 0.. {
         assert!(start.elapsed() < LIMIT, "{flaw}: not found in {seed} rounds");
-        // A worker may notice it, too, and panic.
+        // A worker may notice the mistake, too, and panic.
         let Ok((verdict, _)) = catch_unwind(|| round(weather, seed, flaw)) else { continue };
         if let Some(found) = verdict.violations.iter().find(|it| it.starts_with(expected)) {
             let (count, took) = (verdict.violations.len(), start.elapsed());

@@ -1,4 +1,4 @@
-//! The weather: which faults happen while the workers work, by a seed.
+//! The weather: which faults happen while the workers take locks. A seed decides that.
 
 use std::fs;
 use std::path::PathBuf;
@@ -28,7 +28,7 @@ pub(crate) enum Weather {
     Delays,
     /// Commands and replies are lost.
     Losses,
-    /// Connections end, before, in the middle of and instead of a reply.
+    /// Connections end before a command is forwarded, instead of a reply, or in the middle of one.
     Cuts,
     /// Nothing passes for a while.
     BlackHoles,
@@ -52,13 +52,13 @@ impl Weather {
         matches!(self, Weather::Restarts | Weather::Evictions | Weather::Clocks)
     }
 
-    /// Long enough, where the server deletes held locks, that a report of the loss differs from the
-    /// end of the lease.
+    /// The lease of most keys. If the server deletes held locks, it is so long that the report of a
+    /// loss differs from the end of the lease.
     pub(crate) fn lease(self) -> Duration {
         Duration::from_millis(if self.deletes_held_locks() { 3000 } else { 300 })
     }
 
-    /// The lease of one of the keys. Where no worker has to wait for its end, it is longer than a
+    /// The lease of one of the keys. If no worker has to wait for its end, it is longer than a
     /// round, so that an orphan is still there when the round is over.
     fn long_lease(self) -> Duration {
         if self.deletes_held_locks() || self == Weather::Kills {
@@ -134,7 +134,7 @@ impl Scene {
         self.workers.push(Worker::spawn("worker", &args));
     }
 
-    /// Causes faults for so long, and then no more.
+    /// Causes faults for `span`.
     pub(crate) fn rage(&mut self, span: Duration) {
         let end = now() + span;
         while now() < end {
@@ -145,7 +145,7 @@ impl Scene {
         self.proxy.clear();
     }
 
-    /// How often a fault happened: one that spoils a message needs a message.
+    /// How often a fault happened. A fault of messages counts only if it has spoilt one.
     pub(crate) fn faults(&self) -> u64 {
         let of_messages = matches!(self.weather, Weather::Delays | Weather::Losses | Weather::Cuts);
         if of_messages { self.proxy.fired() } else { self.strikes }
@@ -161,7 +161,7 @@ impl Scene {
         }
     }
 
-    /// Has the managers dropped: a worker that leaves a thread or a file behind fails.
+    /// Has the workers drop their managers. A worker that leaves a thread or a file behind fails.
     pub(crate) fn leave(&mut self) {
         for worker in &mut self.workers {
             assert_eq!(worker.ask("end"), "clean");
@@ -178,7 +178,7 @@ impl Scene {
             Weather::Losses => {
                 let fault = self.lose();
                 self.spoil(fault);
-                self.lasts(20, 120); // Each costs a worker a response timeout.
+                self.lasts(20, 120); // Each loss costs a worker a response timeout.
             }
             Weather::Cuts if self.rng.random_ratio(1, 8) => self.proxy.cut_all(),
             Weather::Cuts => {
@@ -273,7 +273,7 @@ impl Scene {
         self.lasts(10, 100);
     }
 
-    /// How long a fault lasts, or the time until the next. Nothing is waited for here.
+    /// Sleeps for as long as a fault lasts, or until the next one. This sleep waits for no event.
     fn lasts(&mut self, least: u64, most: u64) {
         thread::sleep(self.millis(least, most));
     }

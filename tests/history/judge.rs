@@ -15,8 +15,8 @@ use crate::record::Claim;
 /// How late a call may return: the machine is busy, and everything on it runs on two cores.
 const LATE: Duration = Duration::from_secs(1);
 
-/// Redis counts whole milliseconds: a key may live up to one longer than its lease; two, to be
-/// certain.
+/// Redis counts whole milliseconds, so a key may live up to 1 ms longer than its lease. The checker
+/// allows 2 ms, to be certain.
 const GRAIN: Duration = Duration::from_millis(2);
 
 /// What else the checker has to know.
@@ -24,13 +24,13 @@ const GRAIN: Duration = Duration::from_millis(2);
 pub(crate) struct World {
     /// Processes that were stopped, and when.
     pub(crate) stops: Vec<(u32, Duration, Duration)>,
-    /// Processes that were killed, and a time just before that. A dead process believes nothing,
-    /// and its locks may be taken over.
+    /// Processes that were killed, and a time just before that. A dead process trusts no hold, and
+    /// its locks may be taken over.
     pub(crate) deaths: Vec<(u32, Duration)>,
-    /// Where the server deletes held locks: how soon the loss of a renewed hold is reported.
+    /// If the server deletes held locks: how soon the loss of a renewed hold has to be reported.
     pub(crate) reported_within: Option<Duration>,
-    /// Keys are lost together with answers. (Then a release may report `Released` for a lock that
-    /// ended in another way: see "not promised".)
+    /// Whether a restart loses keys together with answers. (Then a release may report `Released`
+    /// for a lock that ended in another way: see "not promised".)
     pub(crate) restarts: bool,
     /// How long a release may take.
     pub(crate) release: Duration,
@@ -40,12 +40,12 @@ pub(crate) struct World {
 #[derive(Debug, Default)]
 pub(crate) struct Verdict {
     pub(crate) acquisitions: usize,
-    /// Holds that were valid when they were first looked at.
+    /// Holds that were valid at their first check.
     pub(crate) believed: usize,
     pub(crate) refused: usize,
     pub(crate) lost: usize,
     pub(crate) unconfirmed: usize,
-    /// The longest time in which two believed in the same lock, where the server deletes held
+    /// The longest time in which two holders trusted the same lock, if the server deletes held
     /// locks.
     pub(crate) reported_after: Duration,
     pub(crate) violations: Vec<String>,
@@ -68,7 +68,7 @@ pub(crate) fn judge(claims: &[Claim], journal: &[Exchange], world: &World) -> Ve
         verdict.unconfirmed += usize::from(how == Some("Unconfirmed"));
         if let Some(before) = tokens.insert(token, claim) {
             verdict.add("a token was used twice", claim, Some(before));
-            continue; // What was done with the token proves nothing about either.
+            continue; // The exchanges with this token prove nothing about either claim.
         }
         let done = exchanges.get(token).map_or(&[][..], Vec::as_slice);
         verdict.check_truth(claim, done, world);
@@ -104,7 +104,7 @@ impl Verdict {
         self.violations.push(format!("{what}:\n    {claim:?}{other}"));
     }
 
-    /// Every wait ends by its deadline, and every release by its limit; the time in which the
+    /// Every wait ends by its deadline, and every release by its limit. The time in which the
     /// process is stopped does not count.
     fn check_times(&mut self, claim: &Claim, world: &World) {
         let stopped = |from: Duration, to: Duration| -> Duration {
@@ -125,7 +125,8 @@ impl Verdict {
         }
     }
 
-    /// No claim outlives what the server promised, nor the key.
+    /// No holder trusts its hold after the lease that the server granted, or after the key was
+    /// deleted.
     fn check_truth(&mut self, claim: &Claim, done: &[&Exchange], world: &World) {
         let Some((at, until)) = claim.valid else {
             return;
@@ -156,8 +157,8 @@ impl Verdict {
         }
     }
 
-    /// No release deletes a key that is not its own: when its own lease has certainly ended, there
-    /// is none.
+    /// No release deletes another holder's key. When its own lease has certainly ended, any key
+    /// that it deletes is another's.
     fn check_deletions(&mut self, claim: &Claim, done: &[&Exchange]) {
         for deletion in done.iter().filter(|exchange| has_deleted(exchange)) {
             let before = done.iter().filter(|exchange| exchange.sent <= deletion.sent);
@@ -171,7 +172,7 @@ impl Verdict {
         }
     }
 
-    /// The result of a release is what happened.
+    /// The result of a release agrees with what happened.
     fn check_release(&mut self, claim: &Claim, done: &[&Exchange], world: &World) {
         let (Some(released), Some((ended, how))) = (claim.released, &claim.ended) else {
             return;
@@ -179,8 +180,8 @@ impl Verdict {
         let sent = || done.iter().filter(|exchange| is_release(exchange) && exchange.sent >= released);
         let begun = || sent().map(|exchange| exchange.sent).min().unwrap_or(*ended);
         match how.as_str() {
-            // Where keys are lost, the answer to the first try may come too late to be read. (See
-            // "not promised".)
+            // The server may have deleted the key, and the answer to the first try, which says so,
+            // may have come too late to be read. (See "not promised".)
             "Released" if world.reported_within.is_some() && sent().count() > 1 => {}
             "Released"
                 if !world.restarts
@@ -188,17 +189,16 @@ impl Verdict {
             {
                 self.add("said to be released, but nobody deleted it", claim, None);
             }
-            // A hold that was valid when its release was sent, at the latest, was valid when it was
-            // released. Where the server deletes no held locks, its lease can only have ended on
-            // the way, which is no loss.
+            // The hold was valid when its release was sent. If the server deletes no held locks,
+            // the lease can only have ended while the release was on its way, which is no loss.
             "Lost"
                 if world.reported_within.is_none()
                     && claim.valid.is_some_and(|(_, until)| until > begun()) =>
             {
                 self.add("said to be lost, but nobody took it away", claim, None);
             }
-            // (A hold that has expired by the clock may be reported as lost, though no other had
-            // the lock.)
+            // (A hold that has expired by the clock may be reported as lost, though no other holder
+            // had the lock.)
             "Lost"
                 if claim.valid.is_some_and(|(_, until)| until > released)
                     && sent().any(|exchange| has_deleted(exchange)) =>
@@ -209,7 +209,8 @@ impl Verdict {
         }
     }
 
-    /// No two holders at a time. Where the server deletes held locks, no two for long.
+    /// No lock has two holders at a time. If the server deletes held locks, it has two only for a
+    /// short time.
     fn check_exclusion(&mut self, claims: &[Claim], world: &World) {
         let mut by_key: BTreeMap<&str, Vec<(Duration, Duration, &Claim)>> = BTreeMap::new();
         for claim in claims {
@@ -239,8 +240,8 @@ impl Verdict {
                         }
                     }
                 }
-                // Where the server deletes held locks, a hold without renewals never asks Redis:
-                // its lease is the limit.
+                // If the server deletes held locks, a hold without renewals never asks Redis, so
+                // only its lease limits how long it is trusted.
                 let counts = world.reported_within.is_none() || claim.renewed;
                 if counts && longest.is_none_or(|(until, _)| until < end) {
                     longest = Some((end, claim));
@@ -250,8 +251,9 @@ impl Verdict {
     }
 }
 
-/// The time in which a worker could believe in its lock, within its own life: until the loss was
-/// reported, where the server deletes held locks; else for as long as was promised.
+/// From when until when a worker could trust its hold. If the server deletes held locks, that ends
+/// with the last check that found the hold valid. Otherwise it ends with the validity or the
+/// release. The death of the process ends it in any case.
 fn belief(claim: &Claim, world: &World) -> Option<(Duration, Duration)> {
     let (start, (at, until)) = (claim.answered?, claim.valid?);
     let end = if world.reported_within.is_some() { at } else { until.min(claim.released.unwrap_or(until)) };
@@ -283,8 +285,8 @@ fn has_deleted(exchange: &Exchange) -> bool {
     is_release(exchange) && exchange.answered.as_ref().is_some_and(|(_, reply)| reply.starts_with(b":1\r"))
 }
 
-/// Until when the key lives at the latest because of this exchange: for ever, where the time of its
-/// execution is unknown.
+/// Until when the key lives at the latest because of this exchange. Without an answer, the time of
+/// execution is unknown, and the result is `Duration::MAX`.
 fn promise(exchange: &Exchange) -> Option<Duration> {
     let renewal = !is_set(exchange) && exchange.args.len() == 6;
     if is_release(exchange) || (!is_set(exchange) && !renewal) {

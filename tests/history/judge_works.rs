@@ -56,7 +56,7 @@ fn world() -> World {
     World { release: at(100), ..World::default() }
 }
 
-/// Checks that `expected` is found once something was changed; nothing, if it is empty.
+/// Checks that the checker finds `expected` after `change`, or nothing if `expected` is empty.
 #[track_caller]
 fn found(expected: &str, world: &World, change: impl FnOnce(&mut Vec<Claim>, &mut Vec<Exchange>)) {
     let (mut claims, mut journal) = in_order();
@@ -64,7 +64,7 @@ fn found(expected: &str, world: &World, change: impl FnOnce(&mut Vec<Claim>, &mu
     let violations = judge(&claims, &journal, world).violations;
     match expected {
         "" => assert!(violations.is_empty(), "{violations:?}"),
-        // What cannot be true is often so in more than one way.
+        // One change often causes more than one violation.
         _ => assert!(violations.iter().any(|it| it.starts_with(expected)), "{violations:?}"),
     }
 }
@@ -72,10 +72,10 @@ fn found(expected: &str, world: &World, change: impl FnOnce(&mut Vec<Claim>, &mu
 #[test]
 fn correct_histories_have_no_violation() {
     found("", &world(), |_, _| {});
-    // An answer that was lost: the time is unknown.
+    // An answer was lost, so the time of execution is unknown.
     found("", &world(), |_, journal| journal[1] = release("x", 150, ""));
     found("", &world(), |_, journal| journal[0] = set("x", 95, ""));
-    // Expired by the clock, and so reported as lost: Redis would have kept it a moment longer.
+    // The hold expired by the clock, and so was reported as lost. Its key lived a moment longer.
     found("", &world(), |claims, _| {
         claims[0].valid = Some((at(140), at(145)));
         claims[0].ended = Some((at(151), "Lost".to_owned()));
@@ -88,7 +88,7 @@ fn two_holders_at_a_time_are_found() {
         claims[0].valid = Some((at(199), at(395)));
         claims[0].released = Some(at(201));
     });
-    // A dead process believes nothing.
+    // A dead process trusts no hold.
     let dead = World { deaths: vec![(1, at(190))], ..world() };
     found("", &dead, |claims, journal| {
         (claims[0].released, claims[0].ended) = (None, None);
@@ -140,13 +140,13 @@ fn a_release_that_reports_a_wrong_result_is_found() {
         journal.push(release("x", 160, ":0"));
     };
     found("said to be released", &world(), twice);
-    // The server had deleted it before, and the first answer came too late.
+    // The server had deleted the key before, and the first answer came too late.
     found("", &World { reported_within: Some(Duration::from_millis(50)), ..world() }, twice);
     let lost = |claims: &mut Vec<Claim>, _: &mut Vec<Exchange>| {
         claims[0].ended = Some((at(151), "Lost".to_owned()));
     };
     found("said to be lost, but nobody took it away", &world(), lost);
-    // It was valid when its release was sent, and its lease ended before that was answered.
+    // The hold was valid when its release was sent, and its lease ended before the answer came.
     let ran_out = |sent| {
         move |claims: &mut Vec<Claim>, journal: &mut Vec<Exchange>| {
             claims[0].valid = Some((at(149), at(155)));
@@ -155,14 +155,15 @@ fn a_release_that_reports_a_wrong_result_is_found() {
         }
     };
     found("said to be lost, but nobody took it away", &world(), ran_out(151));
-    // The process may have been delayed before it looked at the clock.
+    // The release was sent after the lease had ended: the process may have been delayed before it
+    // looked at the clock.
     found("", &world(), ran_out(156));
     let deletes_held_locks = World { reported_within: Some(at(100)), ..world() };
     found("said to be lost, but it was released", &deletes_held_locks, lost);
     let deleted =
         |sent| move |_: &mut Vec<Claim>, journal: &mut Vec<Exchange>| journal[1] = release("x", sent, ":1");
     found("it deleted what was not its own", &world(), deleted(97 + LEASE + 3));
-    // The rest of a millisecond.
+    // Redis counts whole milliseconds, and may keep the key for the rest of one.
     found("", &world(), deleted(97 + LEASE + 1));
 }
 

@@ -1,10 +1,10 @@
-//! Many processes take a few locks while faults happen at random; what they claim is compared with
-//! what the server did.
+//! Many processes take a few locks while faults happen at random. A checker compares what the
+//! processes claim with what the server did.
 //!
-//! Each test in `weathers` is one kind of weather, for some seconds. It prints its seed;
-//! `RELATCH_SEED=<seed>` repeats the same faults and the same choices of the workers (not the same
-//! moments: the machine has its own). `RELATCH_ACQUISITIONS=<number>` goes on, with seeds that
-//! follow, until so many locks were taken.
+//! Each test in `weathers` runs one kind of weather for some seconds, and prints its seed.
+//! `RELATCH_SEED=<seed>` repeats the same faults and the same choices of the workers, but not at
+//! the same moments. `RELATCH_ACQUISITIONS=<number>` runs more rounds, with the seeds that follow,
+//! until that many locks were taken.
 
 #![cfg_attr(relatch_flawed, allow(dead_code, reason = "the controls use some of it only"))]
 
@@ -34,7 +34,8 @@ const ROUND: Duration = Duration::from_secs(4);
 /// What the machine may add to the time of a report.
 const SLACK: Duration = Duration::from_millis(500);
 
-/// Where a worker process begins. In a run of the tests there is no role, and nothing to do.
+/// A worker process begins here. In an ordinary run of the tests there is no role, and this does
+/// nothing.
 #[test]
 fn worker_entry() {
     if let Some(role) = relatch_rig::role::name() {
@@ -42,8 +43,8 @@ fn worker_entry() {
     }
 }
 
-/// One round: its verdict, and the number of faults. With a mistake in the lock, if this build can
-/// have one.
+/// Runs one round; returns its verdict and the number of faults. If this build has mistakes
+/// compiled in, `flaw` selects one.
 fn round(weather: Weather, seed: u64, flaw: &str) -> (Verdict, u64) {
     let mut scene = Scene::new(weather, StdRng::seed_from_u64(seed), flaw);
     scene.rage(ROUND);

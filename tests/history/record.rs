@@ -18,16 +18,16 @@ pub(crate) struct Claim {
     pub(crate) by: (u32, u32),
     pub(crate) key: String,
     pub(crate) asked: Duration,
-    /// How long it was ready to wait.
+    /// How long the thread was ready to wait.
     pub(crate) wait: Duration,
-    /// When the call returned: without the lock, if there is no token.
+    /// When the call returned. If there is no `token`, it returned without the lock.
     pub(crate) answered: Option<Duration>,
     /// Why there is no lock.
     pub(crate) refused: Option<String>,
     pub(crate) token: Option<String>,
     pub(crate) renewed: bool,
-    /// Of the last check that found it valid: the time just before it, and the end of the validity
-    /// that it told.
+    /// The last check that found the hold valid: the time just before the check, and the end of the
+    /// validity that it returned.
     pub(crate) valid: Option<(Duration, Duration)>,
     pub(crate) released: Option<Duration>,
     /// When the release returned, and with what.
@@ -44,33 +44,33 @@ impl Record {
         self.line(&format!("asks {} {key} {}", now().as_nanos(), wait.as_nanos()));
     }
 
-    /// It was not taken.
+    /// The lock was not taken.
     pub(crate) fn refused(&mut self, why: &str) {
         self.line(&format!("refused {} {why}", now().as_nanos()));
     }
 
-    /// It was taken.
+    /// The lock was taken.
     pub(crate) fn has(&mut self, token: &str, renewed: bool) {
         self.line(&format!("has {} {token} {renewed}", now().as_nanos()));
     }
 
-    /// A check that began at `at` found it valid until `until`. The last such line counts.
+    /// A check that began at `at` found the hold valid until `until`. The last such line counts.
     pub(crate) fn valid(&mut self, (at, until): (Duration, Duration)) {
         self.line(&format!("valid {} {}", at.as_nanos(), until.as_nanos()));
     }
 
-    /// It is about to be released.
+    /// The lock is about to be released.
     pub(crate) fn releases(&mut self) {
         self.line(&format!("releases {}", now().as_nanos()));
     }
 
-    /// The result of that.
+    /// The release has returned with the result `how`.
     pub(crate) fn ended(&mut self, how: &str) {
         self.line(&format!("ended {} {how}", now().as_nanos()));
     }
 
     fn line(&mut self, line: &str) {
-        // At once: a process that is killed has written all lines but perhaps the last.
+        // Written at once, so that a killed process has written all lines but perhaps the last.
         self.0.write_all(format!("{line}\n").as_bytes()).expect("a file that can be written to");
     }
 }
@@ -131,7 +131,7 @@ fn what_was_written_reads_back() {
     record.valid((second, 2 * second));
     record.releases();
     record.ended("Released");
-    record.0.write_all(b"asks 1").expect("written"); // And killed.
+    record.0.write_all(b"asks 1").expect("written"); // The process was killed here.
     let claims = read(dir.path());
     assert_eq!(claims.len(), 2);
     assert_eq!((claims[0].refused.as_deref(), &claims[0].token), (Some("Timeout"), &None));

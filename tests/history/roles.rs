@@ -16,16 +16,16 @@ use crate::record::Record;
 /// How long the managers here wait for a connection, and for an answer.
 pub(crate) const ANSWER: Duration = Duration::from_millis(100);
 
-/// The longest that a lock is waited for.
+/// The longest wait for a lock.
 const WAIT: Duration = Duration::from_millis(800);
 
 /// How many locks there are.
 pub(crate) const KEYS: u32 = 6;
 
-/// How many threads a process has that take them.
+/// How many threads of each process take locks.
 const THREADS: u32 = 4;
 
-/// How soon all that a manager has started is gone after it.
+/// How soon after the drop of a manager all that it has started has to be gone.
 const SOON: Duration = Duration::from_secs(5);
 
 /// Runs the role named `name`, on the main test thread of a child process.
@@ -36,7 +36,7 @@ pub(crate) fn run_role(name: &str) {
     }
 }
 
-/// What a process has of the system: threads and open files, connections among them.
+/// How many threads and open files (connections included) a process has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Has {
     threads: usize,
@@ -57,8 +57,8 @@ fn names() -> Vec<String> {
     names.filter_map(Result::ok).collect()
 }
 
-/// Works until the first line; then waits for another, and reports whether it leaves something
-/// behind.
+/// Takes locks until the first line comes. After the second line, drops the manager, and fails if
+/// the manager leaves something behind.
 fn worker() {
     let seed: u64 = role::arg("seed").parse().expect("a number");
     let [lease, long] =
@@ -80,7 +80,7 @@ fn worker() {
         done.store(true, Ordering::Relaxed);
     });
     let with = Has::now();
-    // The keeper, the listener, and the threads of the pool; the connections of all these.
+    // Room for the keeper, the listener and the threads of the pool, and for all their connections.
     let bound = Has { threads: before.threads + 6, files: before.files + 8 };
     assert!(with.threads <= bound.threads && with.files <= bound.files, "{before:?}, at rest {with:?}");
     assert!(locks.held().is_empty(), "{:?}", locks.held());
@@ -95,7 +95,7 @@ fn worker() {
     role::report("clean");
 }
 
-/// One of its threads.
+/// One thread of the process.
 struct Worker<'a> {
     locks: &'a LockManager,
     lease: Duration,
@@ -134,7 +134,7 @@ impl Worker<'_> {
                 Ok(None) => self.record.refused("busy"),
                 Err(error) => {
                     self.record.refused(name(&error));
-                    // So that an outage does not make it spin.
+                    // So that an outage does not make the thread spin.
                     thread::sleep(Duration::from_millis(1));
                 }
             }
@@ -146,7 +146,7 @@ impl Worker<'_> {
         let lock = self.locks.named(key).renew(renewed).lease(self.lease_of(key));
         let wait = WAIT.mul_f64(self.rng.random_range(0.01..1.0));
         let way = self.rng.random_range(0..4);
-        // Without a wait, it may take a connection and an answer.
+        // A call without a wait may take as long as connecting and an answer.
         self.record.asks(key, if way == 0 { 2 * ANSWER } else { wait });
         match way {
             0 => lock.try_lock(),
@@ -171,11 +171,11 @@ impl Worker<'_> {
                 break;
             }
             if self.rng.random_ratio(1, 8) {
-                // It may be lost by now, or Redis may be away.
+                // The hold may be lost by now, or Redis may be away.
                 let _ = guard.extend(self.lease_of(guard.key()));
             }
             if self.rng.random_ratio(1, 4) {
-                // It may be lost by now; if not, it is the same hold.
+                // The hold may be lost by now. If not, this guard belongs to the same hold.
                 if let Ok(inner) = self.locks.lock(guard.key()) {
                     assert_eq!((inner.token(), inner.depth()), (guard.token(), 2));
                 }
@@ -184,7 +184,7 @@ impl Worker<'_> {
         }
     }
 
-    /// Mostly no time, sometimes a while, and now and then longer than the lease.
+    /// How long to hold a lock: mostly no time, sometimes a while, rarely longer than the lease.
     fn how_long(&mut self) -> Duration {
         match self.rng.random_range(0..400) {
             0 => self.lease.mul_f64(self.rng.random_range(0.5..1.5)),

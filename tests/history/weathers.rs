@@ -1,7 +1,7 @@
-//! Whatever goes wrong, no two hold a lock at a time; and where the server itself deletes one, its
-//! holder soon learns of it.
+//! Whatever goes wrong, a lock has no two holders at a time. If the server itself deletes a lock's
+//! key, the holder soon learns of that.
 //!
-//! Two kinds of weather at a time: with more, the limits of the machine are tested.
+//! Two kinds of weather run at a time: with more, the tests would measure the machine.
 
 use std::env;
 
@@ -16,7 +16,7 @@ fn number(variable: &str) -> Option<u64> {
     Some(value.parse().unwrap_or_else(|_| panic!("{variable} is not a number: {value:?}")))
 }
 
-/// Rounds until there were enough acquisitions; panics at the first violation.
+/// Runs rounds until there were enough acquisitions; panics at the first violation.
 fn holds_in(weather: Weather) {
     let wanted = number("RELATCH_ACQUISITIONS").unwrap_or(1);
     let first = number("RELATCH_SEED").unwrap_or_else(|| u64::from(rand::random::<u32>()));
@@ -39,7 +39,7 @@ fn holds_in(weather: Weather) {
     println!("history | {weather:?} | {first}..{seed} | {faults} | {total}");
 }
 
-/// Where the server deletes held locks, some hold has to be lost. (In one round it may be none.)
+/// If the server deletes held locks, some hold has to be lost. (A single round may lose none.)
 fn was_noticed(weather: Weather, total: &Verdict) -> bool {
     !weather.deletes_held_locks() || total.lost + total.unconfirmed > 0
 }

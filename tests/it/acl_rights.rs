@@ -13,11 +13,11 @@ use crate::support::{chain, grant, name_of_command, names_right, redis_connectio
 /// A wait that ends without the lock.
 const WAIT: Duration = Duration::from_millis(150);
 
-/// How long a call may take that Redis refuses: it fails at once, or at the end of the wait.
+/// What the machine may add: a call that Redis refuses fails at once, or at the end of its wait.
 const SLACK: Duration = Duration::from_secs(1);
 
-/// What cannot be done without each right. The rights that are not here are for invalidations, and
-/// everything can be done without them.
+/// Which calls fail without each right. No call fails without the rights that are not in this
+/// table: they are for invalidations.
 const NEEDED_BY: [(&str, &[&str]); 9] = [
     ("~lock:*", &["lock", "wait", "holder", "verify", "extend", "unlock", "unlock, taught", "force_unlock"]),
     ("+set", &["lock", "wait"]),
@@ -108,8 +108,8 @@ fn complaints_without(right: &str) -> Vec<(&'static str, Error)> {
     complaints
 }
 
-/// The rights come from the page. So this fails for a new right, until it is added to the table
-/// above.
+/// The rights come from `docs/operations.md`. If a right is added there, this test fails until
+/// [`NEEDED_BY`] has it, too.
 #[test]
 fn row_23_an_error_names_the_missing_right() {
     for right in working_rights() {
@@ -140,8 +140,7 @@ fn row_23_a_renewal_without_a_right_is_logged_with_the_right() {
         grant(&server, &without(&[right]));
         let logged = holder.expect_line("WARN relatch::keeper", LONG);
         assert!(names_right(&logged, right), "does not name {right}: {logged}");
-        // Nothing can be renewed, so the lock is lost when its lease is over. That is reported:
-        // nothing hangs.
+        // The lock cannot be renewed, so it is lost when its lease ends, and the loss is logged.
         holder.expect_line("WARN relatch::lost", LONG);
         assert!(holder.wait(LONG).success());
     }
@@ -168,15 +167,15 @@ fn row_23_a_missing_right_to_the_key_is_named() {
     assert!(names_right(&error.to_string(), "~lock:*"), "{error}");
 }
 
-/// Without this, the tests of `tests/rights.sh` would show nothing. It is about all connections,
-/// those of the keeper and the listener too.
+/// Checks all connections, those of the keeper and the listener too. If managers did not log in,
+/// `tests/rights.sh` would show nothing.
 #[test]
 fn managers_log_in_as_the_user_that_the_environment_says() {
     let server = Server::start();
     let locks = LockManager::connect(&server.url()).expect("connects");
     let guard = locks.lock("a").expect("locks");
     guard.extend(Duration::from_secs(60)).expect("extends");
-    eventually(LONG, "it listens", || !server.listeners().is_empty());
+    eventually(LONG, "the listener is connected", || !server.listeners().is_empty());
     // There is one more connection while the listener checks that invalidations arrive.
     eventually(LONG, "all three are there", || server.users() == [user(); 3]);
     let expected = std::env::var("RELATCH_TEST_LEAST_RIGHTS").map_or("default", |_| "locks");

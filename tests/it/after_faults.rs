@@ -1,4 +1,4 @@
-//! What remains of an earlier fault: it must not shorten a lease, nor prolong a wait.
+//! What remains of an earlier fault must not shorten a lease or prolong a wait.
 
 use std::sync::{Barrier, mpsc};
 use std::thread;
@@ -18,7 +18,7 @@ fn rig(set: impl FnOnce(Builder) -> Builder) -> Rig {
 fn row_11_a_refused_second_set_does_not_restart_the_lease() {
     let lease = Duration::from_secs(10);
     let rig = rig(|it| it.lease(lease).renew(false));
-    // Executed; its answer comes too late to be read.
+    // The first `SET` is executed, and its answer comes too late to be read.
     rig.proxy.on("SET", Fault::DelayReply(3 * ANSWER / 2));
     rig.proxy.on_nth("SET", 2, Fault::Answer(b"-LOADING not now\r\n".to_vec()));
     let start = Instant::now();
@@ -45,11 +45,11 @@ fn row_11_a_wait_that_a_refusal_ends_leaves_no_key() {
 fn row_11_a_late_answer_is_not_read_as_the_answer_to_the_next_command() {
     let rig = rig(|it| it);
     rig.server.query::<()>(&["SET", "lock:a", "somebody", "PX", "60000"]);
-    // The reply to the second command comes late, and so does that to what was sent before it was
-    // read.
+    // The reply to the second command comes late. So do the replies to commands that are sent
+    // before it is read.
     rig.proxy.on_nth("SET lock:a", 2, Fault::DelayReply(3 * ANSWER / 2));
     let taken = rig.locks.try_lock_for("a", 5 * ANSWER);
-    assert!(taken.expect("Redis is there").is_none(), "another has it");
+    assert!(taken.expect("Redis is there").is_none(), "another holder has the lock");
     assert_eq!(rig.proxy.fired(), 1);
 }
 
@@ -59,7 +59,7 @@ fn a_connection_without_an_answer_is_closed_and_its_token_is_not_used_again() {
     rig.proxy.always("SET", Fault::DropReply);
     let guard = thread::scope(|scope| {
         let waiter = scope.spawn(|| rig.locks.named("a").wait(LONG).lock().map(|it| it.token().to_owned()));
-        eventually(LONG, "it is asked twice", || rig.tokens_sent("a").len() >= 2);
+        eventually(LONG, "Redis is asked twice", || rig.tokens_sent("a").len() >= 2);
         rig.proxy.clear();
         waiter.join().expect("no panic").expect("locks")
     });
@@ -85,9 +85,9 @@ fn a_lock_whose_answer_was_late_is_renewed_in_time() {
     rig.proxy.on("SET", Fault::DelayReply(lease * 8 / 10));
     let guard = rig.locks.lock("a").expect("locks");
     assert!(guard.remaining() < lease / 5);
-    eventually(LONG, "it is renewed", || rig.locks.stats().renewed >= 2);
+    eventually(LONG, "the hold is renewed", || rig.locks.stats().renewed >= 2);
     assert!(guard.is_valid());
-    guard.unlock().expect("it was held throughout");
+    guard.unlock().expect("the lock was held throughout");
 }
 
 #[test]
@@ -97,16 +97,16 @@ fn a_waiter_takes_the_lock_when_the_hold_before_it_expires() {
     let guard = rig.locks.lock("a").expect("locks");
     thread::scope(|scope| {
         let next = scope.spawn(|| rig.locks.lock("a").map(drop));
-        next.join().expect("no panic").expect("its turn comes");
+        next.join().expect("no panic").expect("the waiter's turn comes");
     });
-    assert!(start.elapsed() < 9 * ANSWER / 2, "it looked after {:?}", start.elapsed());
-    assert!(guard.unlock().expect_err("its lease is over").is_lost());
+    assert!(start.elapsed() < 9 * ANSWER / 2, "the waiter looked after {:?}", start.elapsed());
+    assert!(guard.unlock().expect_err("the lease is over").is_lost());
 }
 
 #[test]
 fn two_answers_of_one_call_share_its_timeout() {
     let rig = rig(|it| it.connect_timeout(ANSWER));
-    // It is asked twice: the first connection might have been closed while idle.
+    // Redis is asked twice, because the first connection might have been closed while idle.
     rig.proxy.on_times("GET lock:a", 2, Fault::DelayReply(3 * ANSWER / 4));
     rig.proxy.on_times("PTTL lock:a", 2, Fault::DelayReply(3 * ANSWER / 2));
     let answer = within(3 * ANSWER, "two questions", || rig.locks.named("a").holder());
@@ -124,7 +124,7 @@ fn time_in_the_wait_queue_is_no_outage() {
             rig.locks.lock("a").map(drop)
         });
         let since = waits.recv().expect("asks");
-        eventually(LONG, "it waits for longer than an outage may take", || since.elapsed() > 2 * ANSWER);
+        eventually(LONG, "the wait is longer than an outage may be", || since.elapsed() > 2 * ANSWER);
         rig.proxy.on("SET", Fault::CutBeforeForward); // The connection was closed while idle.
         drop(guard);
         waiter.join().expect("no panic").expect("locks at the second attempt");
@@ -155,7 +155,7 @@ fn a_thread_that_waits_for_a_connection_is_woken_when_one_is_closed() {
 fn try_lock_works_though_all_idle_connections_were_cut() {
     const IDLE: u64 = 3;
     let rig = rig(|it| it.renew(false));
-    // So that each needs a connection of its own.
+    // So that each thread needs a connection of its own.
     rig.proxy.on_times("SET", IDLE, Fault::DelayReply(ANSWER / 4));
     thread::scope(|scope| {
         for n in 0..IDLE {
@@ -195,10 +195,10 @@ fn ensure_works_though_the_connection_was_cut_while_idle() {
     let rig = rig(|it| it.lease(Duration::from_secs(9)));
     let guard = rig.locks.lock("a").expect("locks");
     guard.extend(Duration::from_secs(8)).expect("extends"); // The keeper has its connection.
-    // (A restart would not do: the keeper renews at once, and would find the key gone.)
+    // (Not by a restart: the keeper would renew at once, and find the key gone.)
     rig.server.query::<i64>(&["CLIENT", "KILL", "TYPE", "normal"]);
     rig.server.query::<i64>(&["PEXPIRE", "lock:a", "5000"]);
-    guard.verify().expect("it stands, whatever became of the connections");
+    guard.verify().expect("the key is there, though the connections are gone");
     guard.ensure(Duration::from_secs(7)).expect("renews over a new one");
 }
 
@@ -213,13 +213,13 @@ fn a_waiter_that_is_woken_leaves_no_orphan_to_clean_up() {
         let tracked = server.tracked_keys();
         thread::scope(|scope| {
             let waiter = scope.spawn(|| locks.lock(&name).map(drop));
-            eventually(LONG, "it waits for an invalidation", || server.tracked_keys() > tracked);
+            eventually(LONG, "the waiter waits for an invalidation", || server.tracked_keys() > tracked);
             drop(guard);
             waiter.join().expect("no panic").expect("locks");
         });
     }
     let sent = server.calls("evalsha");
-    throughout(ANSWER, || assert_eq!(server.calls("evalsha"), sent, "something is looked after yet"));
+    throughout(ANSWER, || assert_eq!(server.calls("evalsha"), sent, "the keeper still looks for an orphan"));
 }
 
 #[test]
@@ -236,7 +236,7 @@ fn dropping_the_manager_does_not_wait_for_all_orphans() {
             });
         }
     });
-    // 24 releases were sent in vain, and the keeper repeats each for the second time.
+    // 24 releases were sent in vain. The keeper repeats them.
     let before = proxy.commands("EVALSHA");
     eventually(LONG, "the keeper is at it", || proxy.commands("EVALSHA") >= before + 8);
     let Rig { locks, proxy: _proxy, .. } = rig;
@@ -246,11 +246,11 @@ fn dropping_the_manager_does_not_wait_for_all_orphans() {
 #[test]
 fn a_key_renewed_after_its_hold_expired_is_deleted() {
     let rig = rig(|it| it.lease(Duration::from_secs(2)).renew_every(ANSWER));
-    // Executed, and no answer arrives.
+    // Renewals are executed, and no answer arrives.
     rig.proxy.always(&renewals_of(&rig.server, "a"), Fault::DropReply);
     let guard = rig.locks.lock("a").expect("locks");
-    eventually(LONG, "its renewals come to nothing", || !guard.is_valid());
-    assert!(rig.server.pttl("lock:a") > 500, "it was pushed out");
+    eventually(LONG, "no renewal is answered", || !guard.is_valid());
+    assert!(rig.server.pttl("lock:a") > 500, "the lease was renewed");
     rig.proxy.clear();
     rig.proxy.black_hole(true);
     assert!(guard.unlock().expect_err("no answer, and too late").is_lost());
@@ -259,8 +259,8 @@ fn a_key_renewed_after_its_hold_expired_is_deleted() {
     eventually(LONG, "the key is deleted in the background", || rig.locks.stats().late_releases == 1);
 }
 
-/// The answer says that another holder has the lock, and then the key has our token: since when is
-/// unknown.
+/// The answer says that another holder has the lock, but the key has our token. Nobody knows when
+/// Redis set it, so the hold could be trusted for too long.
 #[test]
 fn row_11_a_token_found_after_a_busy_answer_is_not_trusted() {
     let rig = rig(|it| it);
@@ -280,7 +280,7 @@ fn row_11_a_token_found_after_a_busy_answer_is_not_trusted() {
     eventually(LONG, "no key without a holder is left", || rig.value_of("a").is_none());
 }
 
-/// The connection was closed with the clean-up on it: the key that remains has no holder.
+/// The clean-up is lost with its connection, so the key that remains has no holder.
 #[test]
 fn row_11_an_abandoned_token_of_our_own_is_not_reported_as_busy() {
     let rig = rig(|it| it.renew(false));
@@ -288,7 +288,7 @@ fn row_11_an_abandoned_token_of_our_own_is_not_reported_as_busy() {
         rig.proxy.on("SET lock:a", Fault::DropReply);
         rig.proxy.always("EVAL", Fault::SwallowCommand);
         let taken = rig.locks.try_lock("a");
-        assert!(!matches!(taken, Ok(None)), "no other has it");
+        assert!(!matches!(taken, Ok(None)), "busy, though no other holder has the lock");
         drop(taken);
         rig.proxy.clear();
         eventually(LONG, "no key without a holder is left", || rig.value_of("a").is_none());

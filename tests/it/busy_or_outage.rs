@@ -1,5 +1,5 @@
-//! What a wait without the lock ends with: busy, or an outage; and when an outage is over for all
-//! waiters.
+//! How a wait without the lock ends: busy, or an outage; and that an outage ends the waits of all
+//! waiters at once.
 
 use std::error::Error as StdError;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
@@ -13,8 +13,8 @@ use crate::support::{
     ANSWER, MINUTE, Rig, SOON, assert_unavailable, behind, builder, delete, occupy, until_tracked,
 };
 
-/// Redis is well all the time. A short limit may end for want of a connection, or of time, but that
-/// is no outage.
+/// Redis is well all the time. A short limit may end before there is a connection or an answer, but
+/// that is no outage.
 #[test]
 fn a_limit_that_ends_in_this_process_is_reported_as_busy() {
     const THREADS: u32 = 20;
@@ -42,7 +42,7 @@ fn a_limit_that_ends_in_this_process_is_reported_as_busy() {
     assert!(taken.into_inner() > THREADS, "some are taken; {over:?} were not");
 }
 
-/// It is unknown whether the connection would have been opened in time.
+/// The wait ends before the connection is open. That does not prove an outage.
 #[test]
 fn a_wait_that_ends_while_a_connection_is_opened_is_reported_as_busy() {
     let server = Server::start();
@@ -76,14 +76,17 @@ fn a_wait_for_a_pooled_connection_in_use_is_reported_as_busy() {
         }
         let sets = || rig.proxy.commands("SET");
         let before = sets();
-        eventually(LONG, "they are at it", || sets() > before + u64::from(THREADS));
+        eventually(LONG, "the threads take locks", || sets() > before + u64::from(THREADS));
         // Up to three times: the machine may delay all of them for the whole wait.
         let mut tries = (0..3).map(|_| rig.locks.try_lock_for("a", ANSWER / 3));
-        assert!(tries.any(|taken| matches!(taken, Ok(None))), "it waited behind those who were answered");
+        assert!(
+            tries.any(|taken| matches!(taken, Ok(None))),
+            "the attempt waited behind threads that got answers"
+        );
     });
 }
 
-/// Redis has answered another thread while this one waited for a connection.
+/// While this thread waits for a connection, Redis answers another thread.
 #[test]
 fn the_wait_for_a_connection_does_not_count_as_an_outage() {
     let rig =
@@ -91,7 +94,7 @@ fn the_wait_for_a_connection_does_not_count_as_an_outage() {
     rig.proxy.on("GET lock:slow", Fault::DelayReply(3 * SOON));
     thread::scope(|scope| {
         let slow = scope.spawn(|| rig.locks.named("slow").holder().map(drop));
-        eventually(LONG, "it has the connection", || rig.proxy.commands("GET lock:slow") > 0);
+        eventually(LONG, "the slow call has the connection", || rig.proxy.commands("GET lock:slow") > 0);
         rig.proxy.on("SET lock:a", Fault::CutBeforeReply);
         drop(rig.locks.lock("a").expect("one lost answer is no outage"));
         slow.join().expect("no panic").expect("answers");
@@ -109,7 +112,8 @@ fn a_timeout_names_what_took_the_time() {
     assert!(error.to_string().starts_with("lock \"a\" was not taken within"), "{error}");
 }
 
-/// All connections are stuck. For a thread that waits for one of them, that is not busy.
+/// All connections are stuck. A thread that waits for one of them must report an outage, not a busy
+/// lock.
 #[test]
 fn a_pool_whose_connections_are_stuck_is_reported_as_an_outage() {
     let rig = Rig::with(|builder| builder.pool_size(1).response_timeout(5 * ANSWER));
@@ -150,7 +154,7 @@ fn a_turn_that_comes_too_late_is_reported_as_busy() {
             let start = Instant::now();
             let second =
                 behind(scope, || rig.locks.try_lock_for(&key, before + rest).map(|taken| taken.is_some()));
-            eventually(LONG, "its wait is all but over", || start.elapsed() >= before);
+            eventually(LONG, "the wait is almost over", || start.elapsed() >= before);
             guard.unlock().expect("unlocks");
             second.join().expect("no panic")
         })
@@ -188,7 +192,7 @@ fn an_outage_ends_for_all_waiters_at_once() {
     }
 }
 
-/// Redis has answered the thread in front, which has slept since then: the outage begins later than
+/// Redis has answered the first waiter, which has slept since then. So the outage begins later than
 /// the wait.
 #[test]
 fn an_outage_that_begins_while_the_first_waiter_sleeps_is_reported_to_all() {
@@ -217,7 +221,7 @@ fn an_outage_that_begins_while_the_first_waiter_sleeps_is_reported_to_all() {
     }
 }
 
-/// The limit is for the whole wait: in the queue, and then for a lock that another holder has.
+/// The limit is for the whole wait: first in the queue, and then for another holder's lock.
 #[test]
 fn a_waiters_deadline_is_kept_when_its_turn_comes() {
     let part = SOON * 3 / 5;
@@ -232,14 +236,14 @@ fn a_waiters_deadline_is_kept_when_its_turn_comes() {
         });
         eventually(LONG, "half of its limit is over", || start.elapsed() >= part);
         server.query::<()>(&["SET", "lock:a", "somebody", "PX", "60000"]);
-        assert!(guard.unlock().expect_err("another has it").is_lost());
+        assert!(guard.unlock().expect_err("another holder has the lock").is_lost());
         let (taken, took) = second.join().expect("no panic");
         assert!(!taken);
-        assert!(took < part * 5 / 2, "it waited for {took:?}, and its limit was {:?}", 2 * part);
+        assert!(took < part * 5 / 2, "waited for {took:?}, with a limit of {:?}", 2 * part);
     });
 }
 
-/// A tolerance of zero is for outages. A slow answer is none.
+/// A slow answer is no outage, so even a tolerance of zero must not end the wait.
 #[test]
 fn a_short_outage_tolerance_fails_no_wait_while_redis_answers() {
     let server = Server::start();
@@ -253,14 +257,14 @@ fn a_short_outage_tolerance_fails_no_wait_while_redis_answers() {
             let first = scope.spawn(|| locks.lock(&key).map(drop));
             proxy.wait_fired(fired + 1, LONG);
             let second = locks.lock(&key).map(drop);
-            first.join().expect("no panic").expect("it is answered");
+            first.join().expect("no panic").expect("the first attempt is answered");
             second.expect("nothing is wrong with Redis");
         });
     }
 }
 
-/// The thread in front was handed the lock by a release without an answer, and gets no answer
-/// either.
+/// The first waiter was handed the lock by a release without an answer, and its own attempt gets no
+/// answer either.
 #[test]
 fn a_wait_behind_a_hand_off_into_a_black_hole_is_reported_as_an_outage() {
     let rig = &Rig::with(|builder| builder.response_timeout(SOON).local_handoff(MINUTE));
@@ -279,8 +283,8 @@ fn a_wait_behind_a_hand_off_into_a_black_hole_is_reported_as_an_outage() {
     });
 }
 
-/// Redis answers all the time, except for one command: that of the listener, long after the
-/// waiter's own.
+/// Redis answers every command in time but one, which the listener sends for the waiter, long after
+/// the waiter's own attempt.
 #[test]
 fn one_late_answer_ends_no_long_wait() {
     let rig = &Rig::with(|builder| builder.tolerate_outage(SOON));
@@ -288,7 +292,7 @@ fn one_late_answer_ends_no_long_wait() {
     thread::scope(|scope| {
         let waiter = scope.spawn(|| rig.locks.lock("a").map(drop));
         until_tracked(&rig.server, 1);
-        throughout(3 * SOON / 2, || assert!(!waiter.is_finished(), "it waits"));
+        throughout(3 * SOON / 2, || assert!(!waiter.is_finished(), "the waiter waits"));
         let asked = rig.proxy.fired();
         rig.proxy.on("SET lock:a", Fault::DelayReply(ANSWER));
         rig.server.query::<i64>(&["PEXPIRE", "lock:a", "60000"]);

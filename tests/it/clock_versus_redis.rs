@@ -12,13 +12,14 @@ use relatch_rig::{Fault, LONG, eventually, throughout, unique_key};
 
 use crate::support::{MINUTE, Rig, SOON, assert_lost, delete, occupy, renewals, renewals_of};
 
-/// Long enough that a release begins in time.
+/// A lease so long that a release begins before its end.
 const LEASE: Duration = Duration::from_millis(700);
 
 type Act<'a> = &'a (dyn Fn(&Rig) + Sync);
 
-/// Releases holds that are valid at that moment, and whose lease ends before the release is
-/// executed: `stall` begins what delays the release, and `end` ends it.
+/// Releases holds that are valid when the release begins, and whose lease ends before Redis
+/// executes it. `stall` begins what delays the release, and `end` ends that. For each value of
+/// `others`, another holder has taken the lock by then (true), or not.
 fn run_out_on_the_way(stall: Act<'_>, end: Act<'_>, others: &[bool]) {
     let rig = &Rig::with(|builder| builder.pool_size(1).response_timeout(LONG));
     for (taken, by_closure) in others.iter().flat_map(|taken| [(*taken, false), (*taken, true)]) {
@@ -95,13 +96,14 @@ fn a_lease_that_ends_while_connecting_is_refused_is_no_loss() {
     let stall: Act<'_> = &|rig| {
         rig.proxy.refuse(true);
         rig.proxy.cut_all();
-        // This notices that the connection is closed, so that the release is never sent over it.
+        // This call notices that the connection is closed, so the release is never sent over it.
         rig.locks.named("other").holder().expect_err("refused");
     };
     run_out_on_the_way(stall, &|rig| rig.proxy.refuse(false), &[false, true]);
 }
 
-/// The lock's address moved to another server and back, or a key was renamed by hand.
+/// This happens if the lock's address moves to another server and back, or if a key is renamed by
+/// hand.
 #[test]
 fn a_hold_that_redis_has_denied_is_not_released() {
     let reported = Arc::new(Mutex::new(Vec::new()));
@@ -116,13 +118,13 @@ fn a_hold_that_redis_has_denied_is_not_released() {
             let name = &unique_key("a");
             let (key, away) = (format!("lock:{name}"), format!("lock:{name}:away"));
             let goes_and_comes_back = |guard: &LockGuard| {
-                eventually(LONG, "it is renewed", || renewals(&rig.locks, name) > 0);
+                eventually(LONG, "the hold is renewed", || renewals(&rig.locks, name) > 0);
                 let script = "redis.call('RENAME', KEYS[1], KEYS[2]) \
                     if ARGV[1] == 'true' then redis.call('SET', KEYS[1], 'somebody', 'PX', 60000) end";
                 rig.server.query::<()>(&["EVAL", script, "2", &key, &away, &taken.to_string()]);
                 assert_eq!(guard.watch().wait_lost(LONG), Some(cause));
                 rig.server.query::<()>(&["RENAME", &away, &key]);
-                assert_eq!(rig.value_of(name).as_deref(), Some(guard.token()), "it is there again");
+                assert_eq!(rig.value_of(name).as_deref(), Some(guard.token()), "the token is there again");
             };
             if by_closure {
                 assert_lost(
@@ -137,7 +139,7 @@ fn a_hold_that_redis_has_denied_is_not_released() {
                 goes_and_comes_back(&guard);
                 assert_lost(&guard.unlock(), cause);
             }
-            assert_eq!(rig.value_of(name), None, "it is given back all the same");
+            assert_eq!(rig.value_of(name), None, "the key is deleted all the same");
             let expected = (name.clone(), cause);
             eventually(LONG, "on_lost is called", || reported.lock().last() == Some(&expected));
         }
@@ -145,14 +147,14 @@ fn a_hold_that_redis_has_denied_is_not_released() {
     assert_eq!(rig.locks.stats().lost, 4);
 }
 
-/// A release without an answer changes nothing about that.
+/// The hold stays lost even if its release gets no answer.
 #[test]
 fn a_hold_that_redis_has_denied_is_lost_though_its_release_has_no_answer() {
     let rig = Rig::renewing();
     for by_closure in [false, true] {
         let name = &unique_key("a");
         let is_denied = |guard: &LockGuard| {
-            eventually(LONG, "it is renewed", || renewals(&rig.locks, name) > 0);
+            eventually(LONG, "the hold is renewed", || renewals(&rig.locks, name) > 0);
             delete(&rig.server, name);
             assert_eq!(guard.watch().wait_lost(LONG), Some(LostCause::Deleted));
             rig.proxy.always("EVALSHA", Fault::SwallowCommand);
@@ -180,7 +182,7 @@ fn a_refused_renewal_does_not_extend_the_hold() {
     let loading = Fault::Answer(b"-LOADING Redis is loading the dataset in memory\r\n".to_vec());
     rig.proxy.always(&renewals_of(&rig.server, "a"), loading);
     let guard = rig.locks.lock("a").expect("locks");
-    assert_eq!(guard.watch().wait_lost(6 * SOON), Some(LostCause::Expired), "it is trusted past its lease");
+    assert_eq!(guard.watch().wait_lost(6 * SOON), Some(LostCause::Expired), "trusted past its lease");
     assert!(!guard.is_valid());
     let stats = rig.locks.stats();
     assert_eq!((renewals(&rig.locks, "a"), stats.renewed), (0, 0));
@@ -193,7 +195,7 @@ fn a_token_that_reappears_after_its_lease_is_no_lock() {
     let rig = &Rig::with(|builder| builder.lease(LEASE).renew(false));
     rig.proxy.on("SET lock:a", Fault::CutBeforeForward);
     let guard = rig.locks.lock("a").expect("locks");
-    eventually(LONG, "its lease is over", || rig.value_of("a").is_none() && !guard.is_valid());
+    eventually(LONG, "the lease is over", || rig.value_of("a").is_none() && !guard.is_valid());
     let given_up = &rig.tokens_sent("a")[0];
     rig.server.query::<()>(&["SET", "lock:a", given_up, "NX", "PX", "60000"]);
     assert_lost(&guard.unlock(), LostCause::Taken);

@@ -22,7 +22,7 @@ fn rig(lease: Duration) -> Rig {
     Rig::with_defaults(|builder| builder.lease(lease).renew(false).response_timeout(LONG))
 }
 
-/// Checks that a hold of `a` came of a later attempt than the first.
+/// Checks that a hold of `a` came from a later attempt than the first.
 fn assert_taken_anew(rig: &Rig, guard: &LockGuard) {
     assert!(guard.is_valid());
     assert_eq!(rig.value_of("a").as_deref(), Some(guard.token()));
@@ -42,15 +42,15 @@ fn row_03_a_lock_answered_after_its_lease_is_taken_anew() {
 #[test]
 fn row_03_a_key_set_too_late_is_removed_and_taken_anew() {
     let rig = rig(LEASE);
-    // Executed late and answered at once: the key still has its whole lease.
+    // The `SET` is executed late and answered at once, so the key still has its whole lease.
     rig.proxy.on("SET lock:a", Fault::DelayCommand(2 * LEASE));
     let start = Instant::now();
     let guard = rig.locks.try_lock_for("a", LONG).expect("answers").expect("locks within the wait");
-    assert!(start.elapsed() < LEASE * 29 / 10, "it waited for the late key to expire");
+    assert!(start.elapsed() < LEASE * 29 / 10, "the call waited for the late key to expire");
     assert_taken_anew(&rig, &guard);
 }
 
-/// The removal of a key that was set too late has no answer: the key that remains has no holder.
+/// The removal of a key that was set too late gets no answer. The key that remains has no holder.
 #[test]
 fn row_03_a_key_set_too_late_is_not_reported_as_busy() {
     let rig = rig(LEASE);
@@ -58,7 +58,7 @@ fn row_03_a_key_set_too_late_is_not_reported_as_busy() {
     rig.proxy.on("EVALSHA * 1 lock:a", Fault::CutBeforeForward);
     let taken = rig.locks.try_lock("a");
     assert_eq!(rig.proxy.fired(), 2);
-    assert!(matches!(taken, Ok(Some(_))), "{taken:?}, and no other has it");
+    assert!(matches!(taken, Ok(Some(_))), "{taken:?}, though no other holder has the lock");
 }
 
 #[test]
@@ -79,7 +79,7 @@ fn row_03_a_set_that_is_executed_after_its_caller_gave_up_leaves_no_key() {
     let error = taken.expect_err("no answer in time");
     assert!(error.is_unavailable(), "{error:?}");
     eventually(LONG, "both late SETs are executed", || rig.server.calls("set") > 1);
-    eventually(Duration::from_secs(1), "its key is removed", || !rig.server.exists("lock:a"));
+    eventually(Duration::from_secs(1), "the key is removed", || !rig.server.exists("lock:a"));
 }
 
 #[test]
@@ -126,7 +126,7 @@ fn row_05_a_wait_ends_on_time_whatever_the_wall_clock_says() {
         let start = Instant::now();
         assert_eq!(child.ask("wait"), "waiting");
         let asked = server.calls("set");
-        eventually(LONG, "it asks again", || server.calls("set") > asked);
+        eventually(LONG, "the waiter asks again", || server.calls("set") > asked);
         child.jump(jump);
         assert_eq!(child.next_report(), "timeout");
         let took = start.elapsed();
@@ -134,7 +134,8 @@ fn row_05_a_wait_ends_on_time_whatever_the_wall_clock_says() {
     });
 }
 
-/// The tests above change what the C library returns; this one is for code that does not ask it.
+/// The tests above change the clock that the C library returns. This one is for code that reads the
+/// clock in another way.
 #[test]
 fn row_05_the_source_does_not_use_the_wall_clock() {
     let mut files = vec![PathBuf::from(concat!(env!("CARGO_MANIFEST_DIR"), "/src"))];
@@ -150,7 +151,7 @@ fn row_05_the_source_does_not_use_the_wall_clock() {
     }
 }
 
-/// Runs `check` with a worker whose clock is still right, for a jump in each direction.
+/// Runs `check` for a jump in each direction, each time with a new worker whose clock is right.
 fn each_jump(check: impl Fn(&mut Clocked, &Server, i64)) {
     let server = Server::start();
     server.query::<()>(&["SET", "lock:busy", "somebody", "PX", "60000"]);
@@ -176,7 +177,7 @@ impl Clocked {
         Clocked { worker, dir }
     }
 
-    /// Sets its wall clock off by `seconds`, and makes sure that it sees that.
+    /// Moves the worker's wall clock by `seconds`, and checks that the worker sees the jump.
     #[track_caller]
     fn jump(&mut self, seconds: i64) {
         let (new, offset) = (self.dir.path().join("new"), self.dir.path().join("offset"));
@@ -236,7 +237,7 @@ pub(crate) fn wall_clock_as_told() {
     }
 }
 
-/// Runs `action` on a thread, so that the worker can be asked for the time meanwhile.
+/// Runs `action` on another thread, so that the worker can answer `wall` meanwhile.
 fn on_its_own(locks: &LockManager, action: fn(&LockManager)) {
     let locks = locks.clone();
     drop(thread::spawn(move || action(&locks)));

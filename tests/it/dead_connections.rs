@@ -16,11 +16,11 @@ use crate::support::{
 /// How many connections the pool has.
 const POOL: usize = 8;
 
-/// How long after a change it is noticed at the latest that the listener's connection is dead: the
+/// How soon after a change the manager has to notice that the listener's connection is dead. The
 /// listener sends a `PING` after three seconds.
 const NOTICED: Duration = Duration::from_secs(7);
 
-/// A manager whose connections are open, all of them, and idle.
+/// A manager with all its connections open and idle.
 fn with_idle_connections() -> Rig {
     let rig = Rig::with(|builder| builder.response_timeout(SOON).connect_timeout(SOON));
     open_all(&rig);
@@ -31,10 +31,10 @@ fn open_all(rig: &Rig) {
     use_at_once(rig, POOL);
 }
 
-/// Uses so many connections of the pool at the same time.
+/// Uses this many connections of the pool at the same time.
 fn use_at_once(rig: &Rig, connections: usize) {
     let all = Barrier::new(connections);
-    // Only `SET`, and not what belongs to a login: each connection has to get as far as that.
+    // Only `SET` is delayed, and not the login, so that each connection gets as far as its `SET`.
     rig.proxy.always("SET", Fault::DelayReply(SOON / 3));
     let before = rig.proxy.commands("SET");
     thread::scope(|scope| {
@@ -119,7 +119,7 @@ fn an_unanswered_command_closes_no_connection_that_answers() {
     });
     use_at_once(&rig, 4);
     let opened = rig.proxy.connections_accepted() - before;
-    assert!(opened <= 1, "{opened}, and not just one in place of the one that was silent");
+    assert!(opened <= 1, "{opened} new connections, and not one in place of the silent one");
 }
 
 /// An attempt with little time proves nothing about other connections: Redis may have been busy.
@@ -164,8 +164,8 @@ fn a_listener_that_answers_a_ping_is_kept() {
         let waiter = scope.spawn(|| take(&rig.locks, "a"));
         until_tracked(&rig.server, 1);
         let (listeners, asked) = (rig.server.listeners(), rig.proxy.commands("PING"));
-        eventually(LONG, "it is asked for a sign of life", || rig.proxy.commands("PING") > asked);
-        throughout(3 * ANSWER, || assert_eq!(rig.server.listeners(), listeners, "it was replaced"));
+        eventually(LONG, "the listener sends a PING", || rig.proxy.commands("PING") > asked);
+        throughout(3 * ANSWER, || assert_eq!(rig.server.listeners(), listeners, "the listener was replaced"));
         delete(&rig.server, "a");
         waiter.join().expect("no panic");
     });
@@ -201,7 +201,8 @@ fn a_loss_is_noticed_after_the_keepers_connection_was_closed() {
     assert!(took < 4 * SOON, "{took:?}: not before the next renewal");
 }
 
-/// Redis sends invalidations for a key only while the connection stands that tracks it.
+/// Redis sends invalidations for a key only as long as the connection that tracks it is open. A
+/// renewal without an answer costs the keeper its connection, so it has to renew every hold.
 #[test]
 fn a_renewal_without_an_answer_has_every_hold_renewed_again() {
     let rig = Rig::with(|builder| builder.response_timeout(SOON));
@@ -224,7 +225,7 @@ fn a_waiter_is_woken_after_the_connection_that_tracked_its_key_was_closed() {
     thread::scope(|scope| {
         let waiter = scope.spawn(|| take(&locks, "a"));
         until_tracked(&server, 1);
-        eventually(LONG, "it listens", || server.redirects_invalidations());
+        eventually(LONG, "the listener is connected", || server.redirects_invalidations());
         let listener = server.listeners()[0];
         kill(&server, &server.clients_with(&format!("redir={listener}")));
         delete(&server, "a");

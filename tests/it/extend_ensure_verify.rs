@@ -1,4 +1,4 @@
-//! What can be asked of a hold while it lasts, and of all holds together.
+//! What a program can ask about a hold while it lasts, and about all holds together.
 
 use std::thread;
 use std::time::Duration;
@@ -13,10 +13,10 @@ use crate::support::{
 #[test]
 fn ensure_sends_only_what_is_needed() {
     let rig = Rig::renewing();
-    // When the listener starts, all that was renewed before is renewed once more.
+    // A listener has to run already: when it starts, the keeper renews every renewed hold again.
     occupy(&rig.server, "busy", MINUTE);
     assert!(rig.locks.try_lock_for("busy", PERIOD).expect("answers").is_none());
-    eventually(LONG, "it listens", || !rig.server.listeners().is_empty());
+    eventually(LONG, "the listener is connected", || !rig.server.listeners().is_empty());
     for renew in [true, false] {
         let key = unique_key("a");
         let renewal = renewals_of(&rig.server, &key);
@@ -74,7 +74,7 @@ fn extend_replaces_the_lease() {
         let longer = pttl();
         assert!(longer > 50_000, "a lease is never cut short in Redis");
         throughout(3 * PERIOD, || assert!(pttl() <= longer, "pushed out, though it has more than that"));
-        // Refused, whatever the renewals do meanwhile.
+        // Leases that cannot work are refused, and nothing is sent for them. Renewals go on.
         let before = rig.proxy.log_in_full().len();
         for lease in [Duration::ZERO, Duration::from_micros(9_999), 1440 * MINUTE + LATE, Duration::MAX] {
             let error = guard.extend(lease).expect_err("refused");
@@ -94,7 +94,7 @@ fn extend_replaces_the_lease() {
     }
 }
 
-/// A shorter lease whose answer is lost, behind the late answer to a renewal with the longer one.
+/// The answer to a renewal with the longer lease is late. The answer to the shorter one is lost.
 #[test]
 fn a_shorter_lease_holds_though_an_older_renewal_is_answered_late() {
     let rig = Rig::with(|builder| builder.lease(MINUTE).renew_every(PERIOD).response_timeout(SOON));
@@ -105,7 +105,7 @@ fn a_shorter_lease_holds_though_an_older_renewal_is_answered_late() {
     let guard = rig.locks.lock("a").expect("locks");
     eventually(LONG, "a renewal is under way", || rig.proxy.commands(&renewal) == 1);
     guard.extend(6 * PERIOD).expect_err("no answer");
-    eventually(10 * PERIOD, "it ends with the shorter lease", || !guard.is_valid());
+    eventually(10 * PERIOD, "the hold ends with the shorter lease", || !guard.is_valid());
 }
 
 #[test]
@@ -114,11 +114,11 @@ fn verify_asks_redis() {
         let rig = Rig::renewing();
         let lock = rig.locks.named("a").lease(MINUTE).renew(false);
         let guard = lock.lock().expect("locks");
-        guard.verify().expect("it stands");
+        guard.verify().expect("the key is still there");
         assert!(guard.is_valid() && guard.remaining() > 5 * MINUTE / 6);
         injure(&rig.server, "lock:a");
         if what == "expired early" {
-            eventually(LONG, "it expires", || !rig.server.exists("lock:a"));
+            eventually(LONG, "the key expires", || !rig.server.exists("lock:a"));
         }
         assert!(guard.is_valid(), "Redis was not asked yet");
         assert_lost(&guard.verify(), cause);
@@ -133,7 +133,7 @@ fn verify_shortens_the_lease_when_redis_keeps_the_key_for_less() {
     let rig = Rig::renewing();
     let guard = rig.locks.named("a").lease(MINUTE).renew(false).lock().expect("locks");
     rig.server.query::<()>(&["PEXPIRE", "lock:a", "400"]);
-    guard.verify().expect("it stands");
+    guard.verify().expect("the key is still there");
     assert!(guard.remaining() <= Duration::from_millis(400) && guard.is_valid());
     assert_eq!(guard.watch().wait_lost(LONG), Some(LostCause::Expired));
     assert_lost(&guard.verify(), LostCause::Expired);
@@ -145,7 +145,7 @@ fn verify_counts_the_time_left_from_its_send() {
     let guard = rig.locks.named("a").renew(false).lock().expect("locks");
     rig.server.query::<()>(&["PEXPIRE", "lock:a", "600"]);
     rig.proxy.on("PTTL lock:a", Fault::DelayReply(4 * PERIOD));
-    guard.verify().expect("it stood");
+    guard.verify().expect("the key was there");
     assert!(guard.remaining() <= 2 * PERIOD, "{:?}", guard.remaining());
 }
 
@@ -154,7 +154,7 @@ fn a_hold_that_verify_has_shortened_is_renewed_or_reported_in_time() {
     let rig = Rig::with(|builder| builder.lease(MINUTE));
     let guard = rig.locks.lock("a").expect("locks");
     rig.server.query::<()>(&["PEXPIRE", "lock:a", "600"]);
-    guard.verify().expect("it stands");
+    guard.verify().expect("the key is still there");
     throughout(SOON, || assert!(guard.is_valid(), "there was time enough to renew it"));
 }
 
@@ -165,7 +165,7 @@ fn held_lists_the_locks_of_this_process() {
     let first = rig.locks.lock("first").expect("locks");
     let second = rig.locks.named("second").renew(false).lock().expect("locks");
     let again = rig.locks.lock("first").expect("locks");
-    eventually(LONG, "it is renewed", || renewals(&rig.locks, "first") >= 2);
+    eventually(LONG, "the hold is renewed", || renewals(&rig.locks, "first") >= 2);
     let held = rig.locks.held();
     assert_eq!(
         held.iter().map(|it| (it.key.as_str(), it.depth)).collect::<Vec<_>>(),
@@ -181,7 +181,7 @@ fn held_lists_the_locks_of_this_process() {
     drop(first);
     assert_eq!(rig.locks.held().iter().map(|it| it.depth).collect::<Vec<_>>(), [1]);
     rig.server.query::<()>(&["DEL", "lock:first"]);
-    eventually(LONG, "it is lost", || rig.locks.held()[0].lost == Some(LostCause::Deleted));
+    eventually(LONG, "the hold is lost", || rig.locks.held()[0].lost == Some(LostCause::Deleted));
     assert_eq!(rig.locks.held()[0].valid_for, Duration::ZERO);
     drop(again);
     assert!(rig.locks.held().is_empty());
@@ -203,14 +203,14 @@ fn stats_count_what_happened() {
         let busy = scope.spawn(|| locks.try_lock("a").expect("answers").is_none());
         assert!(busy.join().expect("no panic"));
         let waiter = scope.spawn(|| locks.lock("a").expect("locks").unlock().expect("unlocks"));
-        eventually(LONG, "it is renewed", || locks.stats().renewed >= 2);
+        eventually(LONG, "the hold is renewed", || locks.stats().renewed >= 2);
         throughout(PERIOD, || assert!(!waiter.is_finished()));
         drop(guard);
         waiter.join().expect("no panic");
     });
     let guard = locks.lock("b").expect("locks");
     rig.server.query::<()>(&["DEL", "lock:b"]);
-    eventually(LONG, "it is lost", || locks.stats().lost == 1);
+    eventually(LONG, "the hold is lost", || locks.stats().lost == 1);
     drop(guard);
     let stats = locks.stats();
     (expected.acquired, expected.reentered, expected.waited, expected.timed_out) = (4, 1, 1, 1);

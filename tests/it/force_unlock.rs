@@ -15,7 +15,7 @@ use crate::support::{
 /// Well below the second after which the first waiter tries by itself.
 const AT_ONCE: Duration = SOON.checked_div(2).expect("not by zero");
 
-/// What is done to a hold before its key is deleted, and how that is done.
+/// Which hold is deleted, and in which way.
 struct Case {
     what: &'static str,
     renew: bool,
@@ -31,12 +31,12 @@ const CASES: [Case; 4] = [
 ];
 
 impl Case {
-    /// With the default lease, which does not end here.
+    /// Takes the lock, with the default lease, which does not end during a test.
     fn hold(&self, rig: &Rig, name: &str) -> LockGuard {
         let lock = rig.locks.named(name).renew(self.renew);
         let lock = if self.renewed { lock.renew_every(PERIOD) } else { lock };
         let guard = lock.lock().expect("locks");
-        eventually(LONG, "it is renewed", || !self.renewed || renewals(&rig.locks, name) > 0);
+        eventually(LONG, "the hold is renewed", || !self.renewed || renewals(&rig.locks, name) > 0);
         guard
     }
 
@@ -44,7 +44,8 @@ impl Case {
         if self.by_hand {
             return delete(&rig.server, guard.key());
         }
-        let deleted = rig.locks.named(guard.key()).force_unlock().expect("answers").expect("it was held");
+        let deleted =
+            rig.locks.named(guard.key()).force_unlock().expect("answers").expect("the lock was held");
         assert_eq!(deleted.raw(), guard.token());
         assert!(!guard.is_valid(), "{}: it is lost at once", self.what);
         assert_eq!(guard.watch().wait_lost(LONG), Some(LostCause::Deleted));
@@ -103,11 +104,11 @@ fn a_polling_waiter_takes_the_lock_at_once_when_its_process_force_unlocks_it() {
     occupy(&server, "a", MINUTE);
     thread::scope(|scope| {
         let waiter = scope.spawn(|| take(&locks, "a"));
-        eventually(LONG, "its pause is a second at least", || server.calls("pttl") >= 12);
+        eventually(LONG, "the pause of the waiter is at least a second", || server.calls("pttl") >= 12);
         let ended = Instant::now();
-        locks.named("a").force_unlock().expect("answers").expect("it was held");
+        locks.named("a").force_unlock().expect("answers").expect("the lock was held");
         let took = waiter.join().expect("no panic") - ended;
-        assert!(took < AT_ONCE, "{took:?}: woken too late: it was not called");
+        assert!(took < AT_ONCE, "{took:?}: woken too late: nothing called the waiter");
     });
 }
 

@@ -1,4 +1,4 @@
-//! What a server may send that is no answer.
+//! What a server may send instead of an answer.
 
 use std::time::Duration;
 
@@ -11,7 +11,7 @@ const TIME: Duration = Duration::from_secs(20);
 /// What Redis replies to a listener at first.
 pub(crate) const SUBSCRIBED: &str = "*3\r\n$9\r\nsubscribe\r\n$20\r\n__redis__:invalidate\r\n:1\r\n";
 
-/// Of a type that no command is answered with.
+/// Replies of types that no command here gets.
 const WRONG: [&str; 18] = [
     "+QUEUED\r\n",
     "*0\r\n",
@@ -33,7 +33,7 @@ const WRONG: [&str; 18] = [
     ":-9\r\n",
 ];
 
-/// No RESP at all.
+/// Bytes that are no RESP.
 const GARBAGE: [&[u8]; 12] = [
     b"HTTP/1.1 400 Bad Request\r\n\r\n",
     b"+\xff\xfe\r\n",

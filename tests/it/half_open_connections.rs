@@ -50,7 +50,7 @@ fn an_answer_of_a_slow_redis_is_waited_for() {
         let (took, taken) = time(|| take(&key));
         assert_taken(server, &key, what, taken);
         assert!(took >= SOON * 3 / 4, "{what}: the answer was waited for");
-        assert_eq!(proxy.connections_accepted(), connections, "{what}: it was waited for where it came");
+        assert_eq!(proxy.connections_accepted(), connections, "{what}: over the connection that was slow");
     }
 }
 
@@ -70,11 +70,11 @@ fn a_release_that_takes_most_of_the_response_timeout_is_confirmed() {
     }
     assert!(
         proxy.connections_accepted() <= before + 1,
-        "at most the first answer comes too late for its link"
+        "at most the first answer comes too late for its connection"
     );
 }
 
-/// The listener tries for the waiter, and has little time for that.
+/// The listener attempts on behalf of the waiter, and has little time for that.
 #[test]
 fn a_hand_off_from_a_distant_redis_closes_no_connection() {
     let Rig { locks: ours, proxy, server } = &Rig::with_defaults(|builder| builder);
@@ -89,8 +89,8 @@ fn a_hand_off_from_a_distant_redis_closes_no_connection() {
             until_tracked(server, 1);
             // The key is tracked now; the waiter sleeps once it has the answer, too.
             throughout(SOON / 4, || assert!(!waiter.is_finished()));
-            guard.unlock().expect("it was held");
-            waiter.join().expect("no panic").expect("its turn comes");
+            guard.unlock().expect("the lock was held");
+            waiter.join().expect("no panic").expect("the waiter's turn comes");
         });
         if round == 0 {
             before = proxy.connections_accepted();

@@ -1,5 +1,5 @@
-//! A lock that goes from one thread of a process to the next with the release: one round trip, and
-//! no lock or turn is lost by it.
+//! A lock that goes from one thread of a process to the next with the release. The hand-off takes
+//! one round trip, and loses no lock and no turn.
 #![cfg(target_os = "linux")] // Elsewhere the system does not show that a thread waits.
 
 use std::collections::HashSet;
@@ -17,15 +17,16 @@ const THREADS: u64 = 8;
 const ROUNDS: u64 = 100;
 const TURNS: u64 = THREADS * ROUNDS;
 
-/// Without a budget: every lock is handed off if a thread waits for it.
+/// With a budget that does not end: every lock is handed off if a thread waits for it.
 fn endless(builder: Builder) -> Builder {
     builder.local_handoff(MINUTE)
 }
 
-/// So many threads take so many turns each with one lock, while `meanwhile` runs; returns the
-/// tokens of all turns.
+/// [`THREADS`] threads take [`ROUNDS`] turns each with one lock, while `meanwhile` runs; returns
+/// the tokens of all turns.
 ///
-/// The count of the turns is kept in a way that loses some if two threads hold the lock at a time.
+/// The threads count the turns without atomic increments, so the count is too low if two threads
+/// hold the lock at a time.
 fn take_turns(locks: &LockManager, meanwhile: impl FnOnce(&AtomicBool) + Send) -> HashSet<String> {
     let (count, done) = (&AtomicU64::new(0), &AtomicBool::new(false));
     let turns = move || {
@@ -62,7 +63,7 @@ fn take_turns(locks: &LockManager, meanwhile: impl FnOnce(&AtomicBool) + Send) -
 
 #[test]
 fn a_turn_costs_one_set_and_one_release() {
-    // Every answer is waited for, however busy the machine is: a lost one costs more commands.
+    // The timeout is long, because an answer that comes too late on a busy machine costs commands.
     let rig = Rig::with(|builder| endless(builder).response_timeout(LONG));
     let tokens = take_turns(&rig.locks, |_| ());
     let calls = ["set", "evalsha"].map(|it| rig.server.calls(it));
@@ -83,7 +84,7 @@ fn the_end_of_a_hand_off_budget_loses_no_turn() {
     for longest in [never[0], never[1], Duration::from_millis(1), ANSWER / 60] {
         let rig = Rig::with(|builder| builder.local_handoff(longest).response_timeout(LONG));
         take_turns(&rig.locks, |_| ());
-        // A listener begins with a change of its own.
+        // A listener begins with a `SET` and a `DEL` of its own, which do not count.
         let calls = ["set", "del"].map(|it| rig.server.calls(it) - rig.proxy.commands("DEL"));
         assert_eq!(calls, [TURNS, TURNS], "{longest:?}");
         let handed_off = rig.locks.stats().handed_off;
@@ -101,7 +102,7 @@ fn hand_offs_work_while_redis_forgets_the_script_again_and_again() {
             rig.server.query::<()>(&["SCRIPT", "FLUSH"]);
         }
     });
-    assert!(rig.server.calls("eval") > 0, "it was forgotten");
+    assert!(rig.server.calls("eval") > 0, "the script was forgotten");
     assert!(rig.locks.stats().handed_off > 0);
     assert_eq!(rig.locks.stats().lost, 0);
     assert_eq!(rig.server.query::<i64>(&["DBSIZE"]), 0);
@@ -251,7 +252,7 @@ fn row_13_a_hand_off_into_a_black_hole_leaves_no_waiter_asleep() {
     assert_eq!(rig.locks.stats().lost, 0);
 }
 
-/// What was sent for a waiter is deleted if its answer does not arrive in time.
+/// If the answer to a waiter's `SET` does not arrive in time, the key of that `SET` is deleted.
 #[test]
 fn row_12_a_hand_off_to_a_thread_that_gives_up_leaves_no_key() {
     let answer = ANSWER / 10;
@@ -269,7 +270,11 @@ fn row_12_a_hand_off_to_a_thread_that_gives_up_leaves_no_key() {
                 Err(error) => error.is_unavailable(),
             });
             let third = behind(scope, || {
-                rig.locks.try_lock_for(name, LONG).expect("answers").expect("its turn comes").unlock()
+                rig.locks
+                    .try_lock_for(name, LONG)
+                    .expect("answers")
+                    .expect("the waiter's turn comes")
+                    .unlock()
             });
             rig.proxy.on(&format!("EVALSHA * 1 lock:{name}"), Fault::DropReply);
             // The first try of the release ends just before the second thread gives up, or just
@@ -291,7 +296,7 @@ fn row_12_a_hand_off_to_a_thread_that_gives_up_leaves_no_key() {
     assert_eq!(rig.locks.stats().lost, 0);
 }
 
-/// The next waiter learns too late that the lock was taken for it: its lease is over by then.
+/// When the next waiter learns that the lock was taken for it, the lease is over already.
 #[test]
 fn a_hand_off_answered_after_the_lease_gives_no_lock() {
     let lease = ANSWER;
@@ -309,7 +314,7 @@ fn a_hand_off_answered_after_the_lease_gives_no_lock() {
     });
 }
 
-/// What became of the `SET` for the next waiter is unknown.
+/// Nobody knows whether Redis executed the `SET` for the next waiter.
 #[test]
 fn the_token_of_a_hand_off_without_an_answer_is_not_used_again() {
     let rig = Rig::with(endless);
@@ -320,7 +325,7 @@ fn the_token_of_a_hand_off_without_an_answer_is_not_used_again() {
             let second = behind(scope, || rig.locks.named(&name).wait(LONG).lock().map(drop));
             rig.proxy.on(&format!("SET lock:{name}"), fault);
             let _ = first.unlock();
-            second.join().expect("no panic").expect("its turn comes");
+            second.join().expect("no panic").expect("the waiter's turn comes");
         });
         let sent = rig.tokens_sent(&name);
         assert!(sent.len() > 2 && !sent[2..].contains(&sent[1]), "{sent:?}");
@@ -348,7 +353,7 @@ fn longest_wait(server: &Server, mut turn: impl FnMut()) -> Duration {
         }
         let mut longest = Duration::ZERO;
         for round in 1..=30 {
-            eventually(LONG, "they are at it", || turns.load(Ordering::Relaxed) > 100 * round);
+            eventually(LONG, "the threads take turns", || turns.load(Ordering::Relaxed) > 100 * round);
             longest = longest.max(time(&mut turn).0);
         }
         longest
@@ -385,8 +390,8 @@ fn another_process_gets_its_turn_beside_hand_offs() {
 }
 
 /// A process near Redis takes the lock again and again, and a distant waiter is woken at each
-/// release. It comes too late for the shortest pause. But after a long hold, every pause is longer,
-/// and after short holds, one is now and then.
+/// release. The distant waiter comes too late for the shortest pause, and could starve. It gets a
+/// turn because every pause after a long hold, and now and then one after a short hold, is longer.
 #[test]
 fn a_waiter_far_from_redis_gets_its_turn_beside_a_near_process() {
     for hold in [150, 10].map(Duration::from_millis) {
@@ -403,7 +408,11 @@ fn a_waiter_far_from_redis_gets_its_turn_beside_a_near_process() {
             });
             for _ in 0..3 {
                 eventually(LONG, "the near one has the lock", || rig.server.exists("lock:a"));
-                let guard = rig.locks.try_lock_for("a", LONG).expect("answers").expect("it is let in");
+                let guard = rig
+                    .locks
+                    .try_lock_for("a", LONG)
+                    .expect("answers")
+                    .expect("the distant waiter is let in");
                 guard.unlock().expect("unlocks");
             }
         });
@@ -411,8 +420,8 @@ fn a_waiter_far_from_redis_gets_its_turn_beside_a_near_process() {
 }
 
 /// Two turns last 30 ms and spend the budget, so a hundred turns spend it fifty times. Each time,
-/// the lock is left free for a twenty-fourth of the 30 ms. The pause is a sleep, which is never
-/// shorter than requested.
+/// the process leaves the lock free for a twenty-fourth of the 30 ms. The pause is a sleep, and a
+/// sleep is never shorter than requested.
 #[test]
 fn a_process_pauses_when_its_hand_off_budget_ends_so_that_others_come_first() {
     const HOLD: Duration = Duration::from_millis(15);

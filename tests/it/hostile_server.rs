@@ -17,8 +17,8 @@ const SLACK: Duration = Duration::from_secs(3);
 
 type Call = fn(&LyingServer, &LockManager, &mut dyn FnMut()) -> Result<String, Error>;
 
-/// Every operation, and the command that is answered badly. Each calls its last argument when the
-/// lies are to begin.
+/// Every operation, and the command that gets the lie. Each operation calls its last argument when
+/// the lies have to begin.
 const CALLS: [(&str, &str, Call); 16] = [
     ("build", "PING", build),
     ("build", "AUTH", build),
@@ -93,14 +93,14 @@ fn shown<T: std::fmt::Debug>(value: T) -> String {
     format!("{value:?}")
 }
 
-/// What a lie may lead to: no answer, an error that Redis answered, or a release that is not
+/// Whether a lie may lead to this error: no proper answer, an error reply, or a release that is not
 /// confirmed.
 fn is_unanswered(error: &Error) -> bool {
     matches!(error, Error::Unavailable { .. } | Error::Refused { .. } | Error::Unconfirmed { .. })
 }
 
-/// Runs an operation that is lied to; returns its error, and how late it came. Again, where the
-/// machine was so slow that it failed before the lie.
+/// Runs an operation that gets a lie; returns its error, and how long it took. If the machine is so
+/// slow that the operation ends before the lie, runs it again.
 fn lied_to(
     rig: &LyingServer,
     (name, command, call): (&str, &'static str, Call),
@@ -118,7 +118,7 @@ fn lied_to(
         let took = began.elapsed();
         let lied = rig.lies() > before;
         within(4 * ANSWER + SLACK, &what, || drop(locks));
-        // Without a lie, an attempt that had no time for anything is no error.
+        // Without a lie, the operation had no time, and its result does not count.
         end = lied.then(|| (result.map(drop).expect_err(&what), took));
         lied
     });
@@ -147,13 +147,12 @@ fn assert_all_fail(lies: &[Reply], limit: Duration) {
     assert_eq!(PANICS.load(Ordering::SeqCst), 0);
 }
 
-/// This shows that it is the lies that the other tests fail of.
+/// Without lies, every operation works. So the errors in the other tests come from the lies.
 #[test]
 fn row_37_honest_answers_are_no_errors() {
     for (name, _, call) in CALLS {
-        // No timeout here may be so short that the machine alone can cause an error: a wait of 50
-        // ms ended now and then before there was a connection. Only the wait for a busy lock has to
-        // end.
+        // No timeout may be so short that a slow machine alone causes an error: a wait of 50 ms
+        // sometimes ended before there was a connection. Only the wait for a busy lock has to end.
         let rig = LyingServer::waiting(LONG);
         let wait = if name == "lock, busy" { 40 * ANSWER } else { LONG };
         let result = call(&rig, &rig.builder().wait(wait).build_unchecked().expect("valid"), &mut || ());
@@ -176,7 +175,8 @@ fn row_37_huge_lengths_and_endless_replies_take_no_time_and_no_memory() {
     assert!(child.wait(LONG).success());
 }
 
-/// In a process of its own, so that its memory can be measured.
+/// The role of a process that gets huge replies. It is a process of its own, so that the test can
+/// measure its memory.
 pub(crate) fn huge_as_told() {
     let before = peak();
     let endless: Vec<_> = ENDLESS.iter().map(|head| Reply::Bytes(head.as_bytes().to_vec())).collect();
@@ -209,7 +209,7 @@ fn row_37_a_long_error_is_shortened() {
     }
 }
 
-/// Busy, but without a holder: no Redis replies that.
+/// The lie says that the lock is busy and has no holder. No real Redis replies that.
 #[test]
 fn row_37_a_lock_that_is_busy_without_a_holder_is_tried_with_backoff() {
     let rig = LyingServer::new();
@@ -218,7 +218,7 @@ fn row_37_a_lock_that_is_busy_without_a_holder_is_tried_with_backoff() {
     let wait = Duration::from_secs(1);
     let taken = within(wait + SLACK, "a wait", || rig.locks().try_lock_for("a", wait));
     assert!(!matches!(taken, Ok(Some(_))));
-    // Pauses of up to half a second: each such answer breaks the connection.
+    // Each such answer breaks the connection, and pauses of up to half a second follow.
     assert!((4..50).contains(&rig.lies()), "{} looks in a second", rig.lies());
 }
 
@@ -281,7 +281,7 @@ fn row_37_garbage_for_the_listener_disturbs_no_lock() {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 32, failure_persistence: None, max_shrink_iters: 100, ..ProptestConfig::default() })]
 
-    /// In two parts, the second of which may come when no call waits for it any more.
+    /// The answer comes in two parts. The second may come when no call waits for it any more.
     #[test]
     fn row_37_whatever_is_answered_ends_in_time(
         first in babble(),
@@ -291,7 +291,7 @@ proptest! {
     ) {
         let (name, command, call) = CALLS[call];
         let (rig, pause) = (LyingServer::new(), if late { ANSWER + ANSWER / 5 } else { Duration::ZERO });
-        // With a limit: a reply that the lock is busy is a lie that cannot be noticed.
+        // The wait has a limit, because a reply that says "busy" is a lie that nothing can notice.
         let locks = rig.builder().wait(4 * ANSWER).build_unchecked().expect("nothing is sent");
         let mut began = Instant::now();
         let result = call(&rig, &locks, &mut || {

@@ -66,11 +66,11 @@ fn row_35_the_shortest_and_the_longest_lease_work() {
     let guard = locks.named("long").lease(24 * HOUR).lock().expect("locks");
     assert!(server.pttl("lock:long") > 86_000_000);
     assert_eq!(guard.unlock().expect("unlocks"), Unlocked::Released);
-    // Ten milliseconds may pass before the answer arrives; then the lock is tried again.
+    // If the lease of 10 ms ends before the answer arrives, `lock` tries again.
     let guard =
         locks.named("short").lease(Duration::from_millis(10)).renew(false).wait(LONG).lock().expect("locks");
     assert!(guard.remaining() <= Duration::from_millis(8));
-    eventually(LONG, "it ends", || !server.exists("lock:short"));
+    eventually(LONG, "the key expires", || !server.exists("lock:short"));
     assert!(!guard.is_valid());
     let raised = LockManager::builder(&server.url()).max_lease(48 * HOUR).build().expect("connects");
     drop(raised.named("longer").lease(25 * HOUR).lock().expect("below the raised cap"));
@@ -115,7 +115,7 @@ fn row_35_the_longest_wait_is_a_wait() {
             }),
         ];
         server.reset_stats();
-        eventually(LONG, "they wait", || server.calls("set") > 2);
+        eventually(LONG, "the waiters wait", || server.calls("set") > 2);
         assert!(waiters.iter().all(|waiter| !waiter.is_finished()));
         drop(held);
         for waiter in waiters {
@@ -129,7 +129,7 @@ fn row_35_a_wait_of_zero_is_one_attempt() {
     let server = Server::start();
     let (ours, theirs) = (connect(&server), connect(&server));
     let free = ours.named("a").wait(Duration::ZERO);
-    drop(free.lock().expect("it is free"));
+    drop(free.lock().expect("the lock is free"));
     thread::scope(|scope| {
         scope.spawn(|| std::mem::forget(theirs.lock("a").expect("locks")));
     });
@@ -165,7 +165,7 @@ fn row_35_a_wait_works_though_no_outage_is_tolerated() {
     thread::scope(|scope| {
         server.reset_stats();
         let waiter = scope.spawn(|| ours.lock("a").map(drop));
-        eventually(LONG, "it waits", || server.calls("set") > 2);
+        eventually(LONG, "the waiter waits", || server.calls("set") > 2);
         drop(held);
         waiter.join().expect("no panic").expect("locks");
     });
@@ -290,12 +290,12 @@ fn a_database_that_does_not_exist_is_refused() {
     assert!(error.to_string().contains(&format!("127.0.0.1:{}", server.port())), "{error}");
     let third = LockManager::connect(&format!("{}3", server.bare_url())).expect("connects");
     let _guard = third.lock("a").expect("locks");
-    assert!(!server.exists("lock:a"), "the helper looks at the first");
+    assert!(!server.exists("lock:a"), "the key is in the first database");
     let info: String = server.query(&["INFO", "keyspace"]);
     assert!(info.contains("db3:keys=1"), "{info}");
 }
 
-/// The error of connecting to `port`, which is that nothing there is available.
+/// Connects to `port`, and returns the error, which has to be `Unavailable`.
 #[track_caller]
 fn unavailable_at(port: u16) -> Error {
     let url = format!("redis://:{CANARY}@127.0.0.1:{port}/");
@@ -322,7 +322,7 @@ fn a_port_that_never_answers_is_unavailable() {
     assert_eq!(error.source().expect("a cause").to_string(), "there was no answer in time");
 }
 
-/// The error of connecting to a listener that does this to one connection.
+/// Checks that connecting is `Unavailable` if the listener does `treat` to one connection.
 fn unavailable_behind(treat: fn(TcpStream)) {
     let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
     let port = listener.local_addr().expect("bound").port();

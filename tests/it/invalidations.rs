@@ -19,7 +19,7 @@ use crate::support::{
     without,
 };
 
-/// The only listener's connection, as soon as it is another than `before`.
+/// Waits until there is a listener's connection other than `before`, and returns its id.
 #[track_caller]
 fn listener(server: &Server, before: Option<u64>) -> u64 {
     let mut found = None;
@@ -31,7 +31,7 @@ fn listener(server: &Server, before: Option<u64>) -> u64 {
 }
 
 fn kill(server: &Server, number: u64) {
-    // It may be gone by now.
+    // The connection may be gone by now.
     let _ = server.command(&["CLIENT", "KILL", "ID", &number.to_string()]);
 }
 
@@ -43,11 +43,11 @@ fn assert_hears(server: &Server, locks: &LockManager) {
     let tracked = server.tracked_keys();
     thread::scope(|scope| {
         let waiter = scope.spawn(move || take(locks, name));
-        eventually(LONG, "it waits for an invalidation", || {
+        eventually(LONG, "the waiter waits for an invalidation", || {
             server.tracked_keys() > tracked && server.redirects_invalidations()
         });
-        // (A new listener wakes all waiters. Their last poll may have come just before that.)
-        eventually(LONG, "it does not poll", || {
+        // (A new listener wakes all waiters, so a waiter may ask once more.)
+        eventually(LONG, "the waiter does not poll", || {
             let asked = server.calls("pttl");
             throughout(ANSWER, || ());
             server.calls("pttl") == asked
@@ -84,7 +84,7 @@ fn a_waiter_is_woken_though_its_listener_was_killed() {
     }
 }
 
-/// The pauses between its connections are not added up over all its connections.
+/// The backoff between connections starts anew after each connection that has worked.
 #[test]
 fn a_killed_listener_that_had_worked_comes_back_soon() {
     let server = Server::start();
@@ -98,7 +98,7 @@ fn a_killed_listener_that_had_worked_comes_back_soon() {
     }
 }
 
-/// `CLIENT TRACKING` holds for a connection until it ends: an attempt, or a renewal, is one
+/// `CLIENT TRACKING` holds until its connection ends. So each later attempt or renewal is a single
 /// command.
 #[test]
 fn tracking_is_switched_on_once_per_connection() {
@@ -113,7 +113,7 @@ fn tracking_is_switched_on_once_per_connection() {
         for round in 1..=5 {
             let looks = rig.proxy.commands("SET lock:a");
             occupy(&rig.server, "a", MINUTE);
-            eventually(LONG, "it looks again", || rig.proxy.commands("SET lock:a") > looks);
+            eventually(LONG, "the waiter looks again", || rig.proxy.commands("SET lock:a") > looks);
             until_tracked(&rig.server, 2);
             guard.extend((1 + round) * MINUTE).expect("extends");
         }
@@ -137,7 +137,7 @@ fn a_waiter_tries_again_when_a_pooled_connection_breaks() {
         server.query::<u64>(&["CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes"]);
         let asked = server.calls("pttl");
         drop(locks.lock("other").expect("locks, over another connection"));
-        eventually(LONG, "it asks again", || {
+        eventually(LONG, "the waiter asks again", || {
             server.calls("pttl") > asked && server.redirects_invalidations()
         });
         let deleted = Instant::now();
@@ -162,19 +162,19 @@ fn a_broken_connection_wakes_only_the_waiters_whose_keys_it_tracked() {
         let listener = listener(&rig.server, None);
         let tracking = || rig.server.clients_with(&format!("redir={listener}"));
         // The connection with which the listener was tested may take a moment to close.
-        eventually(LONG, "it looked over one connection", || tracking().len() == 1);
+        eventually(LONG, "the waiter looked over one connection", || tracking().len() == 1);
         let number = tracking()[0];
-        // While that is in use, the other waiter's attempt goes over another.
+        // While this connection is in use, the other waiter's attempt goes over another one.
         rig.proxy.on("GET lock:slow", Fault::DelayReply(SOON));
         let slow = scope.spawn(|| rig.locks.named("slow").holder());
-        eventually(LONG, "it is in use", || rig.proxy.commands("GET lock:slow") > 0);
+        eventually(LONG, "the connection is in use", || rig.proxy.commands("GET lock:slow") > 0);
         let second = wait("b");
         until_tracked(&rig.server, 3); // Redis counts what was read over the first one, too.
         slow.join().expect("no panic").expect("answers");
         assert_eq!(tracking().len(), 2);
         let (first_looked, second_looked) = (looks("a"), looks("b"));
         kill(&rig.server, number);
-        eventually(LONG, "it looks again", || looks("a") > first_looked);
+        eventually(LONG, "the waiter looks again", || looks("a") > first_looked);
         throughout(ANSWER, || assert_eq!(looks("b"), second_looked, "woken for nothing"));
         let deleted = Instant::now();
         for (key, waiter) in [("a", first), ("b", second)] {
@@ -221,7 +221,7 @@ fn no_waiter_hangs_while_listeners_are_killed() {
                     let locks = &managers[(number + turns) % 2];
                     let (took, guard) = time(|| locks.try_lock_for(format!("{}", turns % 2), LONG));
                     longest = longest.max(took);
-                    let guard = guard.expect("answers").expect("its turn comes");
+                    let guard = guard.expect("answers").expect("the waiter's turn comes");
                     assert_eq!(guard.unlock().expect("unlocks"), Unlocked::Released);
                 }
                 (longest, turns)
@@ -264,8 +264,8 @@ fn a_waiter_takes_the_lock_after_a_restart_of_redis() {
     }
 }
 
-/// For a user with all rights but these: waiters poll, which is logged once, and so is the end of
-/// it.
+/// Checks that the waiters of a user without these rights poll, and that the log says once that the
+/// polling begins, and once that it ends.
 #[track_caller]
 pub(crate) fn assert_polls_without(missing: &[&str]) {
     let (server, url) = server_for(&without(missing));
@@ -279,12 +279,13 @@ pub(crate) fn assert_polls_without(missing: &[&str]) {
         let (took, taken) = time(|| waiter.expect_line("", LONG));
         assert_eq!(taken, "Ok(true)");
         assert!(took < SOON, "without {missing:?}: {took:?}: woken too late: was a wake-up lost?");
-        eventually(LONG, "it is given back", || !server.exists("lock:a"));
+        eventually(LONG, "the lock is given back", || !server.exists("lock:a"));
         waiter.ask("log")
     };
     let complaint = "WARN relatch::listener Redis sends no invalidations, so waiters poll";
     for _ in 0..3 {
-        let log = waits(&|before| eventually(LONG, "it polls", || server.calls("set") >= before + 12));
+        let log =
+            waits(&|before| eventually(LONG, "the waiter polls", || server.calls("set") >= before + 12));
         assert!(log.starts_with(complaint) && log.contains("NOPERM"), "without {missing:?}: {log:?}");
         assert!(missing.iter().any(|right| names_right(&log, right)), "does not name {missing:?}: {log:?}");
         assert_eq!(log.matches("relatch::listener").count(), 1, "without {missing:?}: {log:?}");
@@ -321,9 +322,9 @@ fn with_tracking_off_nothing_listens_and_waiters_poll_at_their_interval() {
         thread::scope(|scope| {
             let waiter = scope.spawn(|| take(&locks, "a"));
             if longest < SOON {
-                eventually(LONG, "it polls often", || polls() > 1000);
+                eventually(LONG, "the waiter polls often", || polls() > 1000);
             } else {
-                eventually(LONG, "it polls", || polls() >= 8);
+                eventually(LONG, "the waiter polls", || polls() >= 8);
                 let before = polls();
                 throughout(2 * SOON, || ());
                 assert!(polls() <= before + 8, "{} polls in {:?}", polls() - before, 2 * SOON);
@@ -336,8 +337,8 @@ fn with_tracking_off_nothing_listens_and_waiters_poll_at_their_interval() {
     }
 }
 
-/// What would fail in the same way each time is not tried again and again, and what was renewed is
-/// not renewed each time.
+/// Without the right, every retry fails in the same way. So the listener retries rarely, and a
+/// retry does not make the keeper renew.
 #[test]
 fn row_23_a_listener_without_the_right_to_tracking_retries_rarely_and_renews_nothing() {
     let (server, url) = server_for(&without(&["+client|tracking"]));
@@ -347,7 +348,7 @@ fn row_23_a_listener_without_the_right_to_tracking_retries_rarely_and_renews_not
     occupy(&server, "a", MINUTE);
     thread::scope(|scope| {
         let waiter = scope.spawn(|| take(&locks, "a"));
-        eventually(LONG, "it polls", || server.calls("set") >= 12 && server.calls("subscribe") > 0);
+        eventually(LONG, "the waiter polls", || server.calls("set") >= 12 && server.calls("subscribe") > 0);
         let (tries, renewed) = (server.calls("subscribe"), renewals(&locks, "renewed"));
         throughout(3 * SOON, || {
             let more = server.calls("subscribe") - tries;
@@ -359,7 +360,7 @@ fn row_23_a_listener_without_the_right_to_tracking_retries_rarely_and_renews_not
     });
 }
 
-/// A user who may use some keys only, and not the key with which the listener tests itself.
+/// The user may use some keys only, and not the key with which the listener tests itself.
 #[test]
 fn row_23_a_listener_whose_own_key_is_refused_retries_rarely() {
     let rights: Vec<_> = without(&["~lock:*"]).into_iter().chain(["~lock:a"]).collect();
@@ -368,7 +369,7 @@ fn row_23_a_listener_whose_own_key_is_refused_retries_rarely() {
     occupy(&server, "a", MINUTE);
     thread::scope(|scope| {
         let waiter = scope.spawn(|| take(&locks, "a"));
-        eventually(LONG, "it polls", || server.calls("set") >= 12 && server.calls("subscribe") > 0);
+        eventually(LONG, "the waiter polls", || server.calls("set") >= 12 && server.calls("subscribe") > 0);
         let tries = server.calls("subscribe");
         throughout(3 * SOON, || {
             let more = server.calls("subscribe") - tries;
@@ -379,8 +380,8 @@ fn row_23_a_listener_whose_own_key_is_refused_retries_rarely() {
     });
 }
 
-/// As behind a proxy that gives connections ids of its own: Redis agrees to redirect to another
-/// connection.
+/// A proxy may give connections ids of its own. Then Redis accepts the redirection, and redirects
+/// to the wrong connection.
 #[test]
 fn row_23_when_tracking_is_accepted_and_no_invalidation_comes_waiters_poll() {
     let rig = Rig::new();
@@ -392,14 +393,14 @@ fn row_23_when_tracking_is_accepted_and_no_invalidation_comes_waiters_poll() {
         occupy(&rig.server, "a", MINUTE);
         let before = rig.proxy.commands("SET lock:a");
         waiter.send("wait");
-        eventually(LONG, "it is found out", || rig.proxy.fired() > 0);
+        eventually(LONG, "the fault has happened", || rig.proxy.fired() > 0);
         throughout(2 * SOON, || ());
         assert!(rig.proxy.commands("SET lock:a") >= before + 12, "round {round}: it does not poll");
         delete(&rig.server, "a");
         let (took, taken) = time(|| waiter.expect_line("", LONG));
         assert_eq!(taken, "Ok(true)");
         assert!(took < SOON, "{took:?}: woken too late: was a wake-up lost?");
-        eventually(LONG, "it is given back", || !rig.server.exists("lock:a"));
+        eventually(LONG, "the lock is given back", || !rig.server.exists("lock:a"));
         let log = waiter.ask("log");
         assert_eq!(log.matches("relatch::listener").count(), 1, "{log:?}");
         assert!(log.contains("no invalidation came"), "{log:?}");
@@ -413,7 +414,7 @@ fn row_23_when_tracking_is_accepted_and_no_invalidation_comes_waiters_poll() {
     assert!(waiter.ask("log").contains("; INFO relatch::listener Redis wakes waiters again"));
 }
 
-/// Redis agrees to track what is read over one connection, and does not: here, it never got the
+/// The answer says that Redis tracks what is read over a connection, but Redis never got the
 /// command.
 #[test]
 fn a_waiter_that_missed_an_invalidation_has_the_listener_reconnect() {
@@ -423,15 +424,15 @@ fn a_waiter_that_missed_an_invalidation_has_the_listener_reconnect() {
         occupy(&rig.server, "a", MINUTE);
         thread::scope(|scope| {
             let waiter = scope.spawn(|| rig.locks.try_lock_for("a", 4 * SOON).map(|it| it.is_some()));
-            eventually(LONG, "it looks, and relies on the listener", || {
+            eventually(LONG, "the waiter looks, and relies on the listener", || {
                 let mut log = rig.proxy.log_in_full().into_iter();
                 log.by_ref().any(|args| args.last().is_some_and(|arg| arg == "NOLOOP"))
                     && log.any(|args| args.starts_with(&["SET".into(), "lock:a".into()]))
             });
             let was = listener(&rig.server, None);
-            // The listener wakes all waiters when it starts to listen. If this one had registered
-            // already, it asks once more.
-            eventually(LONG, "it does not poll", || {
+            // The listener wakes all waiters when it starts to listen. If this waiter has
+            // registered by then, it asks once more.
+            eventually(LONG, "the waiter does not poll", || {
                 let (looks, mut is_quiet) = (rig.proxy.commands("SET lock:a"), true);
                 throughout(ANSWER, || is_quiet &= rig.proxy.commands("SET lock:a") == looks);
                 is_quiet
@@ -465,7 +466,7 @@ fn row_23_tracking_that_is_refused_later_is_logged() {
     occupy(&server, "a", MINUTE);
     waiter.send("wait");
     let before = server.calls("set");
-    eventually(LONG, "it polls", || server.calls("set") >= before + 12);
+    eventually(LONG, "the waiter polls", || server.calls("set") >= before + 12);
     delete(&server, "a");
     assert_eq!(waiter.expect_line("", LONG), "Ok(true)");
     let log = waiter.ask("log");
@@ -475,7 +476,7 @@ fn row_23_tracking_that_is_refused_later_is_logged() {
     );
 }
 
-/// The same where only renewals need tracking: a listener would be of no use.
+/// Only renewals need tracking here. If Redis refuses it, the listener is of no use.
 #[test]
 fn row_23_when_tracking_of_a_renewed_lock_is_refused_the_listener_disconnects() {
     let (server, url) = server_for(&least_rights());
@@ -487,7 +488,7 @@ fn row_23_when_tracking_of_a_renewed_lock_is_refused_the_listener_disconnects() 
     // The next renewal goes over a new connection.
     server.query::<u64>(&["CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes"]);
     guard.extend(MINUTE).expect("extends");
-    eventually(LONG, "it gives its connection up", || !server.listeners().contains(&was));
+    eventually(LONG, "the listener gives up its connection", || !server.listeners().contains(&was));
 }
 
 #[test]
@@ -497,14 +498,14 @@ fn polling_is_logged_once_however_often_the_listener_retries() {
     occupy(&rig.server, "a", MINUTE);
     let mut waiter = Worker::spawn("waiter", &[("url", &rig.proxy.url())]);
     waiter.send("wait");
-    eventually(LONG, "it tries again and again", || rig.proxy.commands("SUBSCRIBE") > 3);
+    eventually(LONG, "the listener tries again and again", || rig.proxy.commands("SUBSCRIBE") > 3);
     delete(&rig.server, "a");
     assert_eq!(waiter.expect_line("", LONG), "Ok(true)");
     let log = waiter.ask("log");
     assert_eq!(log.matches("relatch::listener").count(), 1, "{log:?}");
 }
 
-/// A connection that Redis keeps open and that nothing arrives over: here, one that never
+/// Redis keeps the listener's connection open, and nothing arrives over it, because it never
 /// subscribed.
 #[test]
 fn a_listener_that_receives_nothing_is_noticed_and_replaced() {
@@ -532,7 +533,7 @@ fn row_06_a_loss_after_the_first_renewal_is_reported_at_once() {
     let [locks, others] = [(); 2].map(|()| connect(&server));
     let force = |_: &Server, key: &str| {
         let name = key.strip_prefix("lock:").expect("a lock's key");
-        others.named(name).force_unlock().expect("answers").expect("it was held");
+        others.named(name).force_unlock().expect("answers").expect("the lock was held");
     };
     let mut injuries: Vec<Injury<'_>> = vec![("force-unlocked", &force, LostCause::Deleted)];
     injuries.extend(INJURIES.iter().map(|(what, injure, cause)| -> Injury<'_> { (what, injure, *cause) }));
@@ -590,7 +591,7 @@ fn row_06_a_loss_while_a_renewal_is_answered_is_reported_at_once() {
         let fired = rig.proxy.fired();
         thread::scope(|scope| {
             let helper = scope.spawn(|| {
-                rig.proxy.wait_fired(fired + 1, LONG); // It was executed.
+                rig.proxy.wait_fired(fired + 1, LONG); // The renewal was executed.
                 delete(&rig.server, "a");
                 time(|| watch.wait_lost(LONG))
             });
@@ -612,8 +613,8 @@ fn row_06_a_lease_that_is_cut_short_is_renewed_at_once() {
     let guard = tracked_hold(&server, &locks, "a");
     for round in 2..5 {
         server.query::<()>(&["PEXPIRE", "lock:a", "400"]);
-        eventually(ANSWER, "it is pushed out", || server.pttl("lock:a") > 50_000);
-        eventually(SOON, "its key is tracked again", || server.tracked_keys() == 1);
+        eventually(ANSWER, "the lease is renewed", || server.pttl("lock:a") > 50_000);
+        eventually(SOON, "the key is tracked again", || server.tracked_keys() == 1);
         assert!(renewals(&locks, "a") >= round && guard.is_valid());
     }
     throughout(2 * ANSWER, || assert!(guard.is_valid()));
@@ -628,9 +629,9 @@ fn a_tracked_hold_sends_nothing_for_its_own_changes() {
     let guard = tracked_hold(&server, &locks, "a");
     guard.extend(2 * MINUTE).expect("extends");
     let sent = server.all_calls();
-    throughout(SOON, || assert_eq!(server.all_calls(), sent, "its own renewals are no news"));
+    throughout(SOON, || assert_eq!(server.all_calls(), sent, "commands after its own renewals"));
     assert_eq!(guard.unlock().expect("unlocks"), Unlocked::Released);
-    throughout(ANSWER, || assert!(server.all_calls() <= sent + 3, "nor is its release"));
+    throughout(ANSWER, || assert!(server.all_calls() <= sent + 3, "commands after its own release"));
 }
 
 #[test]
@@ -649,7 +650,7 @@ fn a_managers_own_changes_are_no_loss() {
                     let guard = locks.lock("a").expect("locks");
                     guard.extend(3 * SOON).expect("extends");
                     if round % 10 == 0 {
-                        // Renewed by the keeper, too.
+                        // Long enough that the keeper renews the hold, too.
                         throughout(ANSWER / 8, || assert!(guard.is_valid()));
                     }
                     assert_eq!(guard.unlock().expect("unlocks"), Unlocked::Released);
@@ -665,7 +666,7 @@ fn a_managers_own_changes_are_no_loss() {
     assert_eq!(server.query::<i64>(&["DBSIZE"]), 0);
 }
 
-/// It polls ever more rarely, and once more half a second before its deadline.
+/// The waiter polls ever more rarely, and then once more half a second before its deadline.
 #[test]
 fn a_waiter_that_polls_rarely_tries_once_more_before_its_deadline() {
     let server = Server::start();
@@ -686,7 +687,7 @@ fn a_waiter_that_polls_rarely_tries_once_more_before_its_deadline() {
             delete(&server, name);
         }
         for waiter in waiters {
-            assert!(waiter.join().expect("no panic").expect("answers"), "it was free for 700 ms");
+            assert!(waiter.join().expect("no panic").expect("answers"), "the lock was free for 700 ms");
         }
     });
 }

@@ -1,4 +1,4 @@
-//! The keeper sends what is due together, and no call waits for another one's answer.
+//! The keeper sends all due commands together, and no call waits for the answer to another call.
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::mpsc;
@@ -19,13 +19,12 @@ const LEASE: Duration = Duration::from_secs(1);
 /// How long each thread waits until it gives up.
 const WAIT: Duration = Duration::from_millis(100);
 
-/// The names of as many locks.
+/// The names of [`MANY`] locks.
 fn names() -> impl Iterator<Item = String> {
     (0..MANY).map(|number| format!("many-{number}"))
 }
 
-/// Has as many threads give up on a `SET` without an answer: the keeper has to clean up after all
-/// of these.
+/// Has [`MANY`] threads give up on a `SET` without an answer. The keeper cleans up after each.
 fn give_up(rig: &Rig) {
     thread::scope(|scope| {
         for name in names() {
@@ -34,8 +33,8 @@ fn give_up(rig: &Rig) {
     });
 }
 
-/// Has as many threads hold a lock and then, after `before`, extend it at the same time;
-/// `meanwhile` runs then.
+/// Has [`MANY`] threads hold a lock each. After `before`, all extend their locks at the same time,
+/// while `meanwhile` runs.
 fn ask_for_more(rig: &Rig, answered: bool, before: impl FnOnce(), meanwhile: impl FnOnce()) {
     let (held, go) = (AtomicUsize::new(0), AtomicBool::new(false));
     thread::scope(|scope| {
@@ -55,8 +54,8 @@ fn ask_for_more(rig: &Rig, answered: bool, before: impl FnOnce(), meanwhile: imp
     });
 }
 
-/// How long after the end of a lease its loss is reported, in a black hole and beside the faults
-/// that `faults` causes.
+/// How long after the end of a lease the loss of its hold is reported, while `faults` keeps the
+/// keeper busy.
 fn reported_after_end(faults: impl FnOnce(&Rig)) -> Duration {
     let (sender, reports) = mpsc::channel();
     let rig = Rig::with(|builder| {
@@ -67,7 +66,7 @@ fn reported_after_end(faults: impl FnOnce(&Rig)) -> Duration {
     let guard = lock.lock().expect("locks");
     let end = Instant::now() + guard.remaining();
     faults(&rig);
-    let (key, at) = reports.recv_timeout(LONG).expect("it is reported");
+    let (key, at) = reports.recv_timeout(LONG).expect("the loss is reported");
     assert_eq!(key, "short");
     assert!(!guard.is_valid());
     rig.proxy.black_hole(false);
@@ -87,7 +86,7 @@ fn a_loss_is_reported_before_orphans_are_cleaned_up() {
 
 #[test]
 fn a_loss_is_reported_before_all_extensions_are_answered() {
-    // It waits for one try, and its repetition.
+    // The report waits for one try of the extensions, and for its repetition.
     returns_by(Duration::from_millis(500), "the report of the loss", || {
         reported_after_end(|rig| {
             ask_for_more(rig, false, || rig.proxy.black_hole(true), || ());
@@ -95,8 +94,8 @@ fn a_loss_is_reported_before_all_extensions_are_answered() {
     });
 }
 
-/// The keeper waits for the answer to `first`, and then for each answer. All commands of `many` are
-/// sent nevertheless, if they are sent together.
+/// Every answer is late: the one to `first`, and then all others. If the keeper sends the commands
+/// of `many` together, all of them go out nevertheless.
 fn assert_go_out_together(first: impl FnOnce(&Rig) + Send, many: impl FnOnce(&Rig, &dyn Fn())) {
     let pool = u32::try_from(MANY).expect("a few") + 1;
     let rig = Rig::with(|builder| builder.response_timeout(LONG).pool_size(pool));
@@ -151,12 +150,13 @@ fn a_clean_up_without_an_answer_delays_no_renewal() {
     rig.proxy.on("EVALSHA * 1 lock:orphan", Fault::SwallowCommand);
     let guard = rig.locks.named("held").lease(2 * LEASE).lock().expect("locks");
     make_orphan(&rig, "orphan");
-    eventually(LONG, "it is renewed all the same", || renewals(&rig.locks, "held") > 0);
+    eventually(LONG, "the hold is renewed all the same", || renewals(&rig.locks, "held") > 0);
     assert!(rig.proxy.commands("EVALSHA * 1 lock:orphan") > 0, "the clean-up came first");
     assert!(guard.is_valid());
 }
 
-/// More than are sent together, and more than a table can be searched for one by one.
+/// More than the keeper sends in one pipeline, and too many for a table that is searched entry by
+/// entry.
 const VERY_MANY: usize = 20_000;
 
 #[test]
@@ -195,12 +195,12 @@ fn orphans_are_cleaned_up_beside_the_shortest_leases() {
         scope.spawn(|| {
             let short = rig.locks.named("short").lease(Duration::from_millis(20));
             while !done.load(Ordering::SeqCst) {
-                // It may be lost, where the machine is busy.
+                // On a busy machine, so short a hold may be lost at once.
                 let Ok(guard) = short.lock() else { continue };
-                eventually(LONG, "its end", || !guard.is_valid() || done.load(Ordering::SeqCst));
+                eventually(LONG, "the end of the hold", || !guard.is_valid() || done.load(Ordering::SeqCst));
             }
         });
-        eventually(LONG, "it is renewed", || rig.locks.stats().renewed > 10);
+        eventually(LONG, "the hold is renewed", || rig.locks.stats().renewed > 10);
         make_orphan(&rig, "orphan");
         let cleaned = || rig.proxy.commands("EVALSHA * 1 lock:orphan") > 0;
         let start = Instant::now();
@@ -212,7 +212,7 @@ fn orphans_are_cleaned_up_beside_the_shortest_leases() {
 #[test]
 fn a_short_lease_does_not_shorten_the_extension_of_another() {
     let rig = Rig::with(|builder| builder.response_timeout(LONG));
-    // Answered when the short hold is over, but in time for the long one.
+    // The answers come when the short hold is over, but in time for the long one.
     rig.proxy.on("EVALSHA * 1 lock:first", Fault::DelayReply(ANSWER));
     rig.proxy.always("EVALSHA", Fault::DelayReply(ANSWER));
     let extend = |name: &'static str, lease: Duration| {

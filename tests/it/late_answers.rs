@@ -20,7 +20,7 @@ fn a_delayed_hand_off_leaves_no_key_without_a_holder() {
         let guard = rig.locks.lock(&key).expect("locks");
         thread::scope(|scope| {
             for _ in 0..threads {
-                behind(scope, || drop(rig.locks.lock(&key).expect("its turn comes")));
+                behind(scope, || drop(rig.locks.lock(&key).expect("the waiter's turn comes")));
             }
             rig.proxy.on(&format!("EVALSHA * 1 lock:{key}"), Fault::DelayCommand(TOO_LATE));
             let _ = guard.unlock();
@@ -47,7 +47,7 @@ fn a_waiter_that_considers_a_hold_expired_is_woken_by_its_release() {
         let released = Instant::now();
         let _ = guard.unlock();
         let had = waiter.join().expect("no panic");
-        assert!(had - released < SOON, "it slept beside a free lock for {:?}", had - released);
+        assert!(had - released < SOON, "the waiter slept beside a free lock for {:?}", had - released);
     });
 }
 
@@ -58,7 +58,7 @@ fn a_wait_that_ends_while_redis_is_silent_is_reported_as_an_outage() {
     let guard = other.lock("a").expect("locks");
     thread::scope(|scope| {
         let waiter = scope.spawn(|| rig.locks.named("a").wait(Duration::from_secs(2)).lock().map(drop));
-        eventually(LONG, "it waits for an invalidation", || rig.server.redirects_invalidations());
+        eventually(LONG, "the waiter waits for an invalidation", || rig.server.redirects_invalidations());
         rig.proxy.black_hole(true);
         let error = waiter.join().expect("no panic").expect_err("no release");
         assert!(error.is_unavailable(), "{error:?}");
@@ -77,7 +77,7 @@ fn dropping_the_manager_keeps_to_its_timeouts_while_redis_is_paused() {
     let guard = other.lock("a").expect("locks");
     thread::scope(|scope| {
         scope.spawn(|| drop(locks.lock("a").expect("locks")));
-        eventually(LONG, "it listens", || server.redirects_invalidations());
+        eventually(LONG, "the listener is connected", || server.redirects_invalidations());
         drop(guard);
     });
     server.pause();
@@ -98,14 +98,14 @@ fn row_14_a_hand_off_whose_answer_drips_leaves_no_key() {
         let (took, unlocked) = time(|| guard.unlock());
         assert!(!unlocked.is_err_and(|error| error.is_lost()));
         assert!(took < SOON / 2, "{took:?}");
-        assert!(rig.tokens_sent(&key).len() > 1, "it was handed off");
-        assert!(waiter.join().expect("no panic").is_some(), "its turn comes");
+        assert!(rig.tokens_sent(&key).len() > 1, "the lock was handed off");
+        assert!(waiter.join().expect("no panic").is_some(), "the waiter's turn comes");
     });
     eventually(SOON, "no key without a holder is left", || rig.value_of(&key).is_none());
 }
 
-/// The `SET` of an abandoned token may still be on its way when the lock was taken with another
-/// token, and released. Here the test sends it.
+/// The `SET` of an abandoned token may still be on its way after the lock was taken with another
+/// token and released. Here the test sends that `SET`.
 #[test]
 fn row_11_a_set_that_is_executed_after_the_release_leaves_no_key() {
     let rig = Rig::with(|builder| builder.connect_timeout(LONG).response_timeout(LONG));
@@ -113,7 +113,7 @@ fn row_11_a_set_that_is_executed_after_the_release_leaves_no_key() {
     let guard = rig.locks.lock("a").expect("the second attempt is answered");
     let [abandoned, token] = <[String; 2]>::try_from(rig.tokens_sent("a")).expect("two attempts");
     assert_eq!(token, guard.token());
-    assert_ne!(token, abandoned, "its fate is unknown");
+    assert_ne!(token, abandoned, "the abandoned token is used again");
     assert_eq!(guard.unlock().expect("unlocks"), Unlocked::Released);
     for _ in 0..3 {
         rig.server.query::<()>(&["SET", "lock:a", &abandoned, "NX", "PX", "30000"]);
@@ -125,12 +125,12 @@ fn row_11_a_set_that_is_executed_after_the_release_leaves_no_key() {
 fn a_wait_whose_last_attempt_is_cut_short_is_reported_as_busy() {
     let rig = Rig::new();
     rig.server.query::<()>(&["SET", "lock:a", "somebody", "PX", "6000000"]);
-    // The looks at the holder, and not the attempt before them.
+    // Delays the looks at the holder, and not the attempt before them.
     rig.proxy.always("SET lock:a * PX", Fault::DelayReply(Duration::from_millis(50)));
     for wait in 110..130 {
-        // Again: the machine may delay the first look for the rest of the wait, or the last for 100
-        // ms. Then Redis had not answered, and it is right to say so. (On a core shared with dozens
-        // of threads that happened three times in a row.)
+        // Tried more than once: the machine may delay the first look for the rest of the wait, or
+        // the last look for 100 ms. Then Redis had not answered, and `Unavailable` is right. (On a
+        // core shared with dozens of threads, that happened three times in a row.)
         eventually(LONG, &format!("{wait} ms: Redis is there, though not in a hurry"), || {
             matches!(rig.locks.try_lock_for("a", Duration::from_millis(wait)), Ok(None))
         });

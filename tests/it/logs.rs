@@ -1,4 +1,5 @@
-//! What is logged, and under which target: in a process of its own, since a process has one logger.
+//! What is logged, and under which target. The tests run processes of their own, since a process
+//! has one logger.
 
 use std::process;
 use std::sync::Mutex;
@@ -55,7 +56,7 @@ fn each_fault_is_logged_under_its_target_and_without_secrets() {
     }
 }
 
-/// Runs into one fault of each kind, and reports what was logged meanwhile.
+/// A role: causes one fault of each kind, and reports what was logged meanwhile.
 pub(crate) fn logger() {
     log::set_logger(&LINES).expect("the only logger");
     log::set_max_level(LevelFilter::Trace);
@@ -70,9 +71,9 @@ pub(crate) fn logger() {
     proxy.always("EVALSHA", Fault::CutBeforeReply);
     eventually(LONG, "a renewal has no answer", || logged("were not renewed"));
     proxy.clear();
-    eventually(LONG, "it is renewed in spite of an error", || locks.stats().renewed > 0);
+    eventually(LONG, "the hold is renewed in spite of an error", || locks.stats().renewed > 0);
     locks.named("a").force_unlock().expect("deletes it");
-    eventually(LONG, "it is lost", || !guard.is_valid());
+    eventually(LONG, "the hold is lost", || !guard.is_valid());
     let other = locks.lock("b").expect("locks");
     proxy.black_hole(true);
     other.unlock().expect_err("no answer");
@@ -87,8 +88,8 @@ pub(crate) fn logger() {
     process::exit(0);
 }
 
-/// Waits for the lock `a` at each line, until its input ends; at the line `log`, it reports what
-/// the listener has logged.
+/// A role: at the line `log`, it reports what the listener has logged; at any other line, it waits
+/// for the lock `a`. It ends with its input.
 pub(crate) fn waiter() {
     log::set_logger(&LINES).expect("the only logger");
     log::set_max_level(LevelFilter::Info);
@@ -104,7 +105,7 @@ pub(crate) fn waiter() {
     }
 }
 
-/// Holds the lock `a` until it is lost, and reports what is logged.
+/// A role: holds the lock `a` until it is lost, and reports what was logged.
 pub(crate) fn holder() {
     log::set_logger(&LINES).expect("the only logger");
     log::set_max_level(LevelFilter::Info);
@@ -112,10 +113,10 @@ pub(crate) fn holder() {
     let builder = LockManager::builder(&role::arg("url")).lease(lease).renew_every(lease / 10);
     let locks = builder.build().expect("connects");
     let guard = locks.lock("a").expect("locks");
-    eventually(LONG, "it is renewed", || locks.stats().renewed > 0);
+    eventually(LONG, "the hold is renewed", || locks.stats().renewed > 0);
     role::report("renewed");
-    assert!(guard.watch().wait_lost(LONG).is_some(), "it is lost");
-    eventually(LONG, "that is logged", || logged("relatch::lost"));
+    assert!(guard.watch().wait_lost(LONG).is_some(), "the hold is lost");
+    eventually(LONG, "the loss is logged", || logged("relatch::lost"));
     for line in LINES.0.lock().expect("no panic").iter() {
         role::report(line);
     }

@@ -1,4 +1,4 @@
-//! Lost answers: a command was executed, or will be, and its caller does not learn that.
+//! Lost answers: Redis has executed a command, or will, and its caller does not learn that.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
@@ -22,7 +22,7 @@ fn row_11_a_set_whose_answer_is_cut_off_takes_the_lock() {
     }
 }
 
-/// The `SET` is executed when the manager that would repeat its clean-up is gone.
+/// When the `SET` is executed, the manager that would repeat its clean-up is gone.
 #[test]
 fn row_11_a_manager_dropped_after_giving_up_leaves_no_key() {
     let rig = Rig::new();
@@ -30,11 +30,12 @@ fn row_11_a_manager_dropped_after_giving_up_leaves_no_key() {
     assert!(rig.locks.try_lock("a").is_err(), "no answer");
     let Rig { locks, proxy, server } = rig;
     drop(locks);
-    eventually(LONG, "it is executed", || server.calls("set") == proxy.commands("SET lock:a"));
+    eventually(LONG, "the command is executed", || server.calls("set") == proxy.commands("SET lock:a"));
     eventually(SOON, "no key without a holder is left", || !server.exists("lock:a"));
 }
 
-/// Redis answers that it did not take the token, and then the key has it: since when is unknown.
+/// The answer says that Redis did not set the token, but the key has it. Nobody knows since when,
+/// so the hold could be trusted for too long.
 #[test]
 fn row_11_a_token_found_in_redis_after_a_denied_set_is_not_trusted() {
     let rig = Rig::new();
@@ -76,10 +77,10 @@ fn row_11_a_waiter_whose_answer_is_lost_does_not_wait_for_itself() {
             let guard = rig.locks.lock("a").expect("locks");
             (guard.token().to_owned(), rig.value_of("a"))
         });
-        eventually(LONG, "it waits", || rig.server.calls("set") > started + 2);
+        eventually(LONG, "the waiter waits", || rig.server.calls("set") > started + 2);
         rig.proxy.hold_replies(true);
         rig.server.query::<()>(&["DEL", "lock:a"]);
-        eventually(LONG, "it takes the lock without knowing", || rig.value_of("a").is_some());
+        eventually(LONG, "the waiter takes the lock without knowing", || rig.value_of("a").is_some());
         rig.proxy.cut_all();
         rig.proxy.hold_replies(false);
         let (token, stood) = within(3 * SOON, "learning of it", || waiter.join()).expect("no panic");
@@ -133,8 +134,8 @@ fn row_11_an_attempt_that_gives_up_on_a_stopped_server_leaves_no_key() {
     }
 }
 
-/// A stopped server reads the connections that it has before it accepts another: the `SET` comes
-/// last here, and so must its clean-up.
+/// A stopped server that continues reads its open connections before it accepts new ones. Here the
+/// `SET` is on a new connection. A clean-up on an open one would overtake it, and leave a key.
 #[test]
 fn row_11_a_clean_up_does_not_overtake_its_set() {
     let rig = Rig::without_login(|builder| builder);
@@ -223,7 +224,7 @@ fn row_12_a_repeated_release_does_not_delete_the_next_holders_key() {
 #[test]
 fn a_lost_answer_in_one_thread_does_not_disturb_others() {
     const ROUNDS: usize = 5;
-    // So long that only a lost answer is late, however busy the machine is.
+    // The timeout is so long that only lost answers are late, however busy the machine is.
     let rig = Rig::with(|builder| builder.response_timeout(SOON).tolerate_outage(LONG));
     let (rig, done) = (&rig, &AtomicBool::new(false));
     let faults =

@@ -17,7 +17,7 @@ use crate::support::{
     ANSWER, INJURIES, LATE, MINUTE, PERIOD, Rig, SOON, assert_lost, connect, renewals, returns_by,
 };
 
-/// Checks that a hold is lost within a period of each injury, and that its key is left as it is.
+/// Checks that a hold is lost within a period after each injury, and that its key stays as it is.
 #[track_caller]
 fn assert_lost_within_a_period(rig: &Rig) {
     for (what, injure, cause) in INJURIES {
@@ -25,9 +25,9 @@ fn assert_lost_within_a_period(rig: &Rig) {
             let name = unique_key("a");
             let key = format!("lock:{name}");
             let guard = rig.locks.lock(&name).expect("locks");
-            eventually(LONG, "it is renewed", || renewals(&rig.locks, &name) >= 1);
+            eventually(LONG, "the hold is renewed", || renewals(&rig.locks, &name) >= 1);
             injure(&rig.server, &key);
-            let (took, ()) = time(|| eventually(LONG, "it is lost", || !guard.is_valid()));
+            let (took, ()) = time(|| eventually(LONG, "the hold is lost", || !guard.is_valid()));
             assert_eq!(rig.locks.held()[0].lost, Some(cause), "{what}");
             assert_eq!(guard.remaining(), Duration::ZERO);
             let kind = || rig.server.query::<String>(&["TYPE", &key]);
@@ -73,7 +73,7 @@ fn row_06_a_lock_expired_by_the_servers_clock_is_lost_within_a_renewal_period() 
     let mut seconds = 0;
     returns_by(PERIOD, "the server's clock is a minute ahead", || {
         let guard = locks.lock("a").expect("locks");
-        eventually(LONG, "it is renewed", || renewals(&locks, "a") >= 1);
+        eventually(LONG, "the hold is renewed", || renewals(&locks, "a") >= 1);
         let mut step = || {
             seconds += 60;
             fs::write(&ahead, seconds.to_string()).expect("a file that can be written to");
@@ -81,9 +81,10 @@ fn row_06_a_lock_expired_by_the_servers_clock_is_lost_within_a_renewal_period() 
         };
         let mut stepped = step();
         let (took, ()) = time(|| {
-            eventually(LONG, "it is lost", || {
-                // A renewal that is executed in that very moment reads the key by the old time, and
-                // extends it by the new.
+            eventually(LONG, "the hold is lost", || {
+                // If a renewal is executed at the moment of the step, it reads the key by the old
+                // time and extends it by the new time, and the hold survives. So the clock steps
+                // again.
                 if stepped.elapsed() > 10 * PERIOD {
                     stepped = step();
                 }
@@ -204,7 +205,7 @@ fn a_callback_that_is_slow_or_panics_disturbs_no_other_hold() {
     }
     eventually(LONG, "the callbacks run", || called.lock().len() == 2);
     let before = renewals(&rig.locks, "kept");
-    eventually(LONG, "it is renewed", || renewals(&rig.locks, "kept") >= before + 8);
+    eventually(LONG, "the hold is renewed", || renewals(&rig.locks, "kept") >= before + 8);
     assert!(kept.is_valid());
     assert_eq!(called.lock()[..], ["panics", "slow"], "one after the other");
     assert_eq!(kept.unlock().expect("unlocks"), Unlocked::Released);
@@ -242,7 +243,7 @@ fn a_watch_wakes_other_threads() {
     returns_by(PERIOD, "hearing of the loss", || {
         let (lost, took) = watched(&|guard| {
             rig.server.query::<()>(&["SET", &format!("lock:{}", guard.key()), "other", "PX", "60000"]);
-            std::mem::forget(guard); // Only the keeper looks.
+            std::mem::forget(guard); // Only the keeper can notice the loss.
         });
         assert_eq!(lost, Some(LostCause::Taken));
         took
@@ -278,8 +279,8 @@ fn the_keeper_is_one_thread_and_starts_only_when_needed() {
     eventually(SOON, "the thread is gone", || keepers() == 0);
 }
 
-/// A thread has the name of the thread that started it until it sets its own: here the keeper's,
-/// for the listener that the keeper starts.
+/// Waits, because a new thread has the name of the thread that started it until it sets its own.
+/// The keeper starts the listener, which therefore looks like a second keeper for a moment.
 #[cfg(target_os = "linux")]
 fn one_keeper() {
     eventually(SOON, "the keeper is one thread", || keepers() == 1);

@@ -24,7 +24,7 @@ pub(crate) struct LyingServer {
     lie: Arc<Mutex<Option<(&'static str, Reply)>>>,
     /// How often it has lied.
     lies: Arc<AtomicUsize>,
-    /// Another holder has the lock.
+    /// Whether another holder has the lock.
     pub(crate) busy: Arc<AtomicBool>,
     /// How long the managers here wait for a connection, and for an answer.
     pub(crate) answer: Duration,
@@ -35,7 +35,7 @@ impl LyingServer {
         LyingServer::waiting(ANSWER)
     }
 
-    /// With managers that wait so long for a connection, and for an answer.
+    /// Its managers wait for `answer`, for a connection as well as for an answer.
     pub(crate) fn waiting(answer: Duration) -> LyingServer {
         watch_threads();
         let lie = Arc::<Mutex<Option<(&'static str, Reply)>>>::default();
@@ -43,7 +43,7 @@ impl LyingServer {
         let (liar, count, taken) = (Arc::clone(&lie), Arc::clone(&lies), Arc::clone(&busy));
         let stands = Mutex::new(String::new());
         let fake = FakeServer::start(move |args| {
-            // A test may name an attempt by script as such, or as the `SET` that it does.
+            // A test may name an attempt by script as `EVALSHA`, or as the `SET` that it does.
             let lines = [args.join(" "), as_set(args.to_vec()).join(" ")];
             let meant =
                 |to: &str| lines.iter().any(|line| to.is_empty() == line.is_empty() && line.starts_with(to));
@@ -93,8 +93,8 @@ impl LyingServer {
     }
 }
 
-/// What Redis would reply, if there were one key, and its value were `stands`; a busy lock cannot
-/// be taken.
+/// What Redis would reply if `stands` were the value of its only key. If the lock is `busy`,
+/// another holder has it.
 fn honest(args: &[String], busy: bool, stands: &mut String) -> Vec<u8> {
     let args: Vec<_> = args.iter().map(String::as_str).collect();
     match args[..] {
@@ -130,7 +130,7 @@ fn claims(script: &str) -> bool {
     [CLAIM, claim_hash()].contains(&script)
 }
 
-/// Panics on the crate's own threads, which would otherwise go unnoticed.
+/// How many panics there were on the crate's own threads. No test would notice them otherwise.
 pub(crate) static PANICS: AtomicUsize = AtomicUsize::new(0);
 
 fn watch_threads() {

@@ -12,7 +12,7 @@ mod public_api;
 mod input_validation;
 // `ensure`, `extend`, `verify`, `held` and `stats`.
 mod extend_ensure_verify;
-// `force_unlock`, and a key deleted by hand: who waits behind the hold goes on at once.
+// `force_unlock`, and a key deleted by hand: a waiter behind the hold goes on at once.
 mod force_unlock;
 // `reclaim_dead`: the lock of a process that is certainly dead, and of no other, is taken over.
 mod reclaim_dead;
@@ -33,7 +33,7 @@ mod thread_exit;
 mod processes;
 // From one thread of a process to the next: a hand-off takes one round trip, and others get turns.
 mod handoff;
-// A waiter sleeps until the lock is free, and is woken then, however the hold ends.
+// A waiter sleeps until the lock is free, and is then woken, however the hold ends.
 mod wakeups;
 // Redis's invalidations: the listener is lost, refused or silent, and waiters poll instead.
 mod invalidations;
@@ -89,15 +89,16 @@ mod hostile_server;
 mod support;
 // The roles of worker processes.
 mod worker_roles;
-// The server behind `hostile_server`: as Redis, except that it lies to one command.
+// The server behind `hostile_server`: it replies as Redis does, and lies to one command.
 mod lying_server;
-// What it answers then.
+// The lies.
 mod garbage_replies;
 
 // The repository itself: layers, sizes, versions, names and links in the docs.
 mod tidy;
 
-/// Where a worker process begins. In a run of the tests there is no role, and nothing to do.
+/// A worker process begins here. In an ordinary run of the tests there is no role, and this does
+/// nothing.
 #[test]
 fn worker_entry() {
     if let Some(role) = relatch_rig::role::name() {

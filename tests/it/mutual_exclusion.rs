@@ -17,10 +17,11 @@ const COUNTING: Duration = Duration::from_secs(60);
 /// A wait that ends without the lock.
 const WAIT: Duration = Duration::from_millis(200);
 
-/// All commands about a lock, and the first of a connection.
+/// All commands about a lock, and the first command of a connection.
 const TRAFFIC: [&str; 8] = ["set", "get", "pttl", "eval", "evalsha", "ping", "del", "exists"];
 
-/// The key that is incremented: among the locks' keys, so that a user who may lock may also count.
+/// The key that is incremented. It has the prefix of the locks, so that a user with the rights for
+/// locks may use it, too.
 const COUNTER: &str = "lock:counter";
 
 /// How a thread does one increment.
@@ -54,7 +55,7 @@ impl How {
     }
 }
 
-/// Adds one, in a way that loses updates if two threads do it at a time.
+/// Adds one with a read and a write, which loses updates if two threads do it at a time.
 fn increment(connection: &mut Connection) {
     let found: Option<u64> = redis::cmd("GET").arg(COUNTER).query(connection).expect("a reply");
     thread::yield_now();
@@ -63,7 +64,7 @@ fn increment(connection: &mut Connection) {
     redis::cmd("SET").arg(COUNTER).arg(next).query::<()>(connection).expect("a reply");
 }
 
-/// Counts with so many threads on one manager, each so many times.
+/// Has `threads` threads share one manager, and add one `rounds` times each.
 fn count(url: &str, threads: u64, rounds: u64, how: How) {
     let locks = LockManager::connect(url).expect("connects");
     thread::scope(|scope| {
@@ -88,7 +89,7 @@ pub(crate) fn count_as_told() {
     count(&role::arg("url"), 2, 40, How::parse(&role::arg("how")));
 }
 
-/// The total of four processes with two threads each, of 320.
+/// What four processes with two threads each count to. Without a lost update, it is 320.
 fn total_of_processes(how: How) -> u64 {
     let server = Server::start();
     let url = server.url();
@@ -193,7 +194,7 @@ fn threads_take_the_lock_in_the_order_in_which_they_asked() {
                 reported.send(number).expect("awaited");
                 drop(guard);
             });
-            until_queued(asking.recv().expect("it asks"));
+            until_queued(asking.recv().expect("the thread asks"));
         }
         drop(held);
     });
@@ -211,7 +212,7 @@ fn one_pooled_connection_serves_many_threads() {
             scope.spawn(move || {
                 for round in 0..4 {
                     let key = format!("{}", (number + round) % 3);
-                    locks.with_lock(key, thread::yield_now).expect("its turn comes");
+                    locks.with_lock(key, thread::yield_now).expect("the waiter's turn comes");
                 }
             });
         }

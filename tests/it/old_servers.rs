@@ -85,7 +85,7 @@ fn row_20_renewals_that_a_replica_refuses_are_retried() {
     rig.proxy.on("EVALSHA", failed(READ_ONLY));
     rig.proxy.wait_fired(1, LONG);
     let before = rig.locks.stats().renewed;
-    eventually(LONG, "it is renewed", || rig.locks.stats().renewed > before);
+    eventually(LONG, "the hold is renewed", || rig.locks.stats().renewed > before);
     assert!(rig.proxy.connections_accepted() > connections);
     assert!(guard.is_valid());
     rig.proxy.always("EVALSHA", failed("-OOM command not allowed when used memory > 'maxmemory'."));
@@ -93,9 +93,9 @@ fn row_20_renewals_that_a_replica_refuses_are_retried() {
     assert!(matches!(&refused, Error::Refused { code, .. } if code == "OOM"), "{refused:?}");
 }
 
-/// Before Redis 7, a server can be set to replicate scripts verbatim. Then it refuses a write after
-/// a read that is not the same on every server. (A later server accepts the setting, and ignores
-/// it.)
+/// Before Redis 7, a server can be set to replicate scripts verbatim. Such a server refuses a write
+/// if the script has read something before that may differ between servers. (Later servers ignore
+/// the setting.)
 #[test]
 fn scripts_work_on_a_server_that_replicates_scripts_verbatim() {
     let server = Server::with(&["--lua-replicate-commands", "no"]);
@@ -106,7 +106,7 @@ fn scripts_work_on_a_server_that_replicates_scripts_verbatim() {
         let waiter = scope.spawn(|| locks.named("b").wait(ANSWER).lock().map(drop));
         waiter.join().expect("no panic").expect("free");
         occupy(&server, "b", ANSWER);
-        drop(locks.try_lock_for("b", LONG).expect("answers").expect("its lease ends"));
+        drop(locks.try_lock_for("b", LONG).expect("answers").expect("the lease ends"));
     });
     assert!(server.pttl("lock:a") > i64::try_from(LONG.as_millis()).expect("small"));
     assert!(locks.named("a").force_unlock().expect("deletes").is_some());

@@ -1,4 +1,4 @@
-//! Redis that does not answer, breaks off its answers, or is not up yet.
+//! Redis does not answer, breaks off its answers, or is not up yet.
 
 use std::thread;
 use std::time::{Duration, Instant};
@@ -20,7 +20,7 @@ fn row_13_taking_a_lock_in_a_black_hole_ends_by_its_deadline() {
         ("try_lock_for, shorter than an answer", ANSWER / 2, &|| rig.locks.try_lock_for("a", ANSWER / 2)),
         ("try_lock_for", 4 * ANSWER, &|| rig.locks.try_lock_for("a", 4 * ANSWER)),
         ("lock with a wait", ANSWER * 3 / 2, &|| waiting.lock().map(Some)),
-        // The tolerated outage and two answers: the last attempt, and the pause before it.
+        // The tolerated outage is four answers. The last attempt, and the pause before it, are two.
         ("lock", 6 * ANSWER, &|| rig.locks.lock("a").map(Some)),
     ];
     let in_a_hole = |take: &dyn Fn() -> Taken| {
@@ -59,7 +59,7 @@ type Ask = fn(&LockManager, &LockGuard) -> Result<(), Error>;
 const ASKS: [(&str, u32, Ask); 5] = [
     ("extend", 1, |_, guard| guard.extend(2 * MINUTE)),
     ("ensure", 1, |_, guard| guard.ensure(trusted(MINUTE))),
-    // The connection of these may have been closed while idle: they try again, over another.
+    // The connection of these two may have been closed while idle, so they ask once more.
     ("verify", 2, |_, guard| guard.verify()),
     ("holder", 2, |locks, guard| locks.named(guard.key()).holder().map(drop)),
     ("force_unlock", 1, |locks, guard| locks.named(guard.key()).force_unlock().map(drop)),
@@ -208,11 +208,14 @@ fn assert_settled_elsewhere(rig: &Rig, to_set: &Fault, to_evalsha: &Fault) {
 
 #[test]
 fn row_14_a_reply_in_small_pieces_is_accepted() {
-    // The pieces take half of a usual timeout, and a busy machine the other half.
+    // The timeout is long: the pieces take half of the usual one, and a busy machine may take the
+    // other half.
     let rig = Rig::with(|builder| builder.response_timeout(LONG));
     rig.server.query::<()>(&["SET", "lock:busy", "somebody", "PX", "60000"]);
     assert!(rig.locks.try_lock_for("busy", SOON).expect("answers").is_none());
-    eventually(LONG, "it listens, over a connection of its own", || !rig.server.listeners().is_empty());
+    eventually(LONG, "the listener is connected, over its own connection", || {
+        !rig.server.listeners().is_empty()
+    });
     let before = rig.proxy.connections_accepted();
     for gap in [1, 5].map(Duration::from_millis) {
         for command in ["CLIENT", "SET", "GET", "PTTL", "EVALSHA"] {

@@ -44,7 +44,7 @@ fn row_01_a_process_stopped_past_its_lease_sees_an_invalid_lock_first() {
     let proxy = Proxy::start(server.port());
     let mut child = worker(&["env"], &proxy.url(), LEASE);
     let token = child.ask("lock");
-    eventually(LONG, "it is renewed", || proxy.commands("EVALSHA") >= 3);
+    eventually(LONG, "the hold is renewed", || proxy.commands("EVALSHA") >= 3);
     assert_eq!(child.ask("valid"), "true");
     child.send("watch");
     child.expect_line("watching", LONG);
@@ -106,10 +106,9 @@ fn row_02_a_machine_suspended_for_part_of_the_lease_renews_on_resume() {
         (format!("LD_PRELOAD={}", shim.display()), format!("BOOT_CLOCK_OFFSET={}", offset.display()));
     let mut child = worker(&["env", &preload, &clock], &server.url(), LONG);
     child.ask("lock");
-    // The next renewal is due by now, but not by a clock that stops during suspend: that has 6 s to
-    // go.
+    // The next renewal is due by now. By a clock that stops during suspend, it would be due in 6 s.
     fs::write(&offset, "10").expect("a file can be written");
-    eventually(Duration::from_secs(3), "it is renewed", || server.calls("pexpire") >= 1);
+    eventually(Duration::from_secs(3), "the hold is renewed", || server.calls("pexpire") >= 1);
     assert_eq!(child.ask("valid"), "true");
 }
 
@@ -138,16 +137,15 @@ fn a_process_and_its_fork_draw_different_tokens() {
     assert_ne!(nonces[0], nonces[1], "the same token, but for the process id");
 }
 
-/// Builds a manager where the system starts so many threads and no more, and then where it starts
-/// all.
+/// A role: builds a manager while the system starts only `left` threads, and then without a limit.
 pub(crate) fn build_as_told() {
     let (url, left) = (role::arg("url"), std::env::var("THREADS_LEFT").expect("a path"));
     let locks = || LockManager::builder(&url);
     fs::write(&left, role::arg("left")).expect("a file can be written");
     let refused = match role::arg("left").as_str() {
-        // The thread that is tried first, and the pool's own.
+        // The first thread is a trial, the second is the pool's.
         "0" | "1" => vec![locks().build().map(drop), locks().build_unchecked().map(drop)],
-        // The keeper's.
+        // The third thread is the keeper.
         _ => vec![locks().build().expect("connects").lock("a").map(drop)],
     };
     fs::remove_file(&left).expect("it can be removed");
@@ -177,11 +175,11 @@ fn a_manager_whose_threads_cannot_start_is_an_error() {
     }
 }
 
-/// Waits until nothing has been sent for a while: threads that started a moment ago have sent what
-/// they had to send.
+/// Waits until nothing has been sent for a while, so that threads that have just started send
+/// nothing later.
 fn until_quiet(proxy: &Proxy) {
     let (mut sent, mut since) = (0, Instant::now());
-    eventually(LONG, "it is quiet", || {
+    eventually(LONG, "nothing is sent", || {
         let now = proxy.log().len();
         if now != sent {
             (sent, since) = (now, Instant::now());
@@ -190,8 +188,8 @@ fn until_quiet(proxy: &Proxy) {
     });
 }
 
-/// The role checks what the processes find; this checks that the fork does not use the parent's
-/// connections.
+/// The role `forker` checks what both processes see. This checks that the copy does not use the
+/// parent's connections.
 fn fork(holding: &str) {
     let server = Server::start();
     let proxy = Proxy::start(server.port());
@@ -223,11 +221,11 @@ fn row_26_a_lock_whose_guard_was_forgotten_by_an_ended_thread_expires() {
     thread::scope(|scope| {
         scope.spawn(|| {
             forget(rig.locks.lock("a").expect("locks"));
-            eventually(LONG, "it is renewed", || rig.locks.stats().renewed >= 2);
+            eventually(LONG, "the hold is renewed", || rig.locks.stats().renewed >= 2);
         });
     });
     let (sent, renewed) = (rig.proxy.log_in_full(), rig.locks.stats().renewed);
-    let left = Duration::from_millis(rig.server.pttl("lock:a").try_into().expect("it stands yet"));
+    let left = Duration::from_millis(rig.server.pttl("lock:a").try_into().expect("the key is still there"));
     let start = Instant::now();
     let guard = others(&rig.server).lock("a").expect("locks after the lease");
     let took = start.elapsed();
@@ -245,10 +243,10 @@ fn row_26_a_thread_that_ends_with_a_forgotten_guard_leaves_the_next_its_turn() {
         scope.spawn(|| {
             forget(rig.locks.lock("a").expect("locks"));
             has.send(()).expect("awaited");
-            // The other thread waits by the time that this one ends.
-            eventually(LONG, "it is renewed", || rig.locks.stats().renewed >= 2);
+            // When this thread ends, the other one waits already.
+            eventually(LONG, "the hold is renewed", || rig.locks.stats().renewed >= 2);
         });
-        is_held.recv().expect("it is held");
+        is_held.recv().expect("the lock is held");
         let guard = within(LEASE * 3 + SLACK, "one lease more", || rig.locks.lock("a")).expect("locks");
         assert!(guard.is_valid());
         assert_eq!(rig.server.get("lock:a").as_deref(), Some(guard.token()));
@@ -266,7 +264,7 @@ fn row_26_a_forgotten_guard_is_renewed_until_max_hold() {
     let guard = lock.lock().expect("locks");
     let watch = guard.watch();
     forget(guard);
-    let _ = watch.wait_lost(LONG).expect("it is lost at last");
+    let _ = watch.wait_lost(LONG).expect("the hold is lost at last");
     let took = start.elapsed();
     assert!((limit..limit + lease + SLACK).contains(&took), "{took:?}");
     assert!(rig.locks.stats().renewed >= 4, "{:?}", rig.locks.stats().renewed);
@@ -281,10 +279,10 @@ fn row_26_the_lock_of_a_process_that_exits_expires() {
     let server = Server::start();
     let mut child = worker(&["env"], &server.url(), LEASE);
     let token = child.ask("lock");
-    eventually(LONG, "it is renewed", || server.calls("pexpire") >= 2);
+    eventually(LONG, "the hold is renewed", || server.calls("pexpire") >= 2);
     child.send("exit");
     assert_eq!(child.wait(SLACK).code(), Some(7));
-    assert_eq!(server.get("lock:a"), Some(token), "it was not released");
+    assert_eq!(server.get("lock:a"), Some(token), "the lock was not released");
     drop(within(LEASE + SLACK, "the lease", || others(&server).lock("a")).expect("locks"));
 }
 
@@ -310,25 +308,26 @@ fn row_26_the_lock_of_a_thread_that_panics_is_released() {
 #[test]
 fn row_28_the_lock_of_a_killed_process_is_free_after_its_lease() {
     let lease = Duration::from_secs(1);
-    // Within 100 ms: 50 ms, and those that are added.
+    // Within 100 ms: these 50 ms, and 50 ms that `returns_by` adds.
     returns_by(Duration::from_millis(50), "what the lease had left", || {
         let server = Server::start();
         let ours = others(&server);
         let mut child = worker(&["env"], &server.url(), lease);
         child.ask("lock");
-        eventually(LONG, "it is renewed", || server.calls("pexpire") >= 1);
+        eventually(LONG, "the hold is renewed", || server.calls("pexpire") >= 1);
         thread::scope(|scope| {
             let waiter = scope.spawn(|| ours.lock("a").map(|guard| (guard.is_valid(), Instant::now())));
             eventually(LONG, "another waits", || ours.stats().waited == 1);
             child.kill();
             let before = Instant::now();
-            let left = Duration::from_millis(server.pttl("lock:a").try_into().expect("it stands yet"));
+            let left =
+                Duration::from_millis(server.pttl("lock:a").try_into().expect("the key is still there"));
             let after = Instant::now();
             let (valid, taken) = waiter.join().expect("no panic").expect("locks");
             let (took, early) = (taken - before, Duration::from_millis(20));
             assert!(valid);
             assert!(left > lease / 4 && took + early >= left, "{took:?} for a lease with {left:?} left");
-            // Redis answered between the two, and counts from then.
+            // Redis answered between `before` and `after`, and `left` counts from that moment.
             let late = taken.saturating_duration_since(after + left);
             assert!(late < Duration::from_secs(1), "{late:?}");
             late

@@ -8,7 +8,7 @@ use relatch_rig::{Fault, LONG, eventually, throughout, unique_key};
 
 use crate::support::{ANSWER, MINUTE, Rig, SOON, WAYS, assert_unavailable, behind};
 
-/// What Envoy and twemproxy answer where the server behind them did not answer in time.
+/// What Envoy and twemproxy answer if the server behind them does not answer in time.
 const ERRORS: [&str; 2] = ["-upstream failure\r\n", "-ERR Connection timed out\r\n"];
 
 fn faults() -> impl Iterator<Item = Fault> {
@@ -17,14 +17,16 @@ fn faults() -> impl Iterator<Item = Fault> {
 
 #[test]
 fn a_set_that_a_proxy_answers_with_an_error_leaves_a_lock_or_no_key() {
-    // Every command is answered, however busy the machine is.
+    // The timeout is so long that every answer comes in time, however busy the machine is.
     let rig = Rig::with(|builder| builder.response_timeout(LONG));
     for fault in faults() {
         for (what, take) in WAYS {
             let key = unique_key("a");
             rig.proxy.on(&format!("SET lock:{key}"), fault.clone());
             let taken = take(&rig.locks, &key);
-            let guard = taken.unwrap_or_else(|error| panic!("{what}: {error:?}")).expect("no other has it");
+            let guard = taken
+                .unwrap_or_else(|error| panic!("{what}: {error:?}"))
+                .expect("no other holder has the lock");
             assert_eq!(rig.value_of(&key).as_deref(), Some(guard.token()), "{what}");
             assert_eq!(guard.unlock().expect("unlocks"), Unlocked::Released);
 
@@ -55,7 +57,7 @@ fn a_release_that_a_proxy_answers_with_an_error_is_sent_again() {
     }
 }
 
-/// The lease may have been extended or not: the hold is valid for as long as before.
+/// Redis may have extended the lease or not, so the hold stays valid only for as long as before.
 #[test]
 fn an_extension_that_a_proxy_answers_with_an_error_does_not_count() {
     let rig = Rig::with(|builder| builder.renew(false));
@@ -87,7 +89,7 @@ fn a_hand_off_that_a_proxy_answers_with_an_error_counts_from_its_send() {
             thread::scope(|scope| {
                 let next = behind(scope, || {
                     let guard = rig.locks.named(&key).wait(LONG).lock().expect("locks");
-                    // In this order: what Redis answers is older than what is compared with it.
+                    // Redis is asked first, so its answer is older than the time compared with it.
                     let left = rig.server.pttl(&format!("lock:{key}"));
                     let valid = guard.remaining().as_millis();
                     assert_eq!(rig.value_of(&key).as_deref(), Some(guard.token()));
@@ -99,14 +101,14 @@ fn a_hand_off_that_a_proxy_answers_with_an_error_counts_from_its_send() {
                 let sets = rig.server.calls("set");
                 rig.proxy.hold_replies(true);
                 let answers_come = scope.spawn(move || {
-                    eventually(LONG, "it is handed off", || rig.server.calls("set") > sets);
+                    eventually(LONG, "the lock is handed off", || rig.server.calls("set") > sets);
                     throughout(2 * ANSWER, || ());
                     rig.proxy.hold_replies(false);
                 });
                 assert_eq!(first.unlock().expect("kept"), Unlocked::Released, "{command}: {fault:?}");
                 answers_come.join().expect("no panic");
                 let (valid, left) = next.join().expect("no panic");
-                let left = u128::try_from(left).expect("it stands");
+                let left = u128::try_from(left).expect("the key is still there");
                 assert!(valid <= left, "{command}, {fault:?}: {valid} ms, {left} ms in Redis");
             });
             assert_eq!(rig.value_of(&key), None);

@@ -81,7 +81,7 @@ fn with_lock_succeeds_though_the_release_has_no_answer() {
     let server = Server::start();
     let locks = LockManager::builder(&server.url()).response_timeout(WAIT).build().expect("connects");
     let result = within(WAIT + SLACK, "the release", || locks.with_lock("a", || server.kill()));
-    result.expect("it ran under the lock");
+    result.expect("the closure ran under the lock");
 }
 
 #[test]
@@ -181,7 +181,7 @@ fn a_panic_under_a_lock_can_be_caught_around_it() {
         locks.with_lock("a", || lock.with_lock(|| panic!("in the closure")))
     });
     assert!(caught.is_err());
-    assert!(!server.exists("lock:a"), "it was released on the way out");
+    assert!(!server.exists("lock:a"), "the unwinding released the lock");
     assert!(server.exists("lock:b"));
 }
 
@@ -212,7 +212,7 @@ fn try_lock_for_takes_a_lock_that_becomes_free_in_time() {
     thread::scope(|scope| {
         let waiter = scope.spawn(|| ours.try_lock_for("a", LONG).expect("answers").is_some());
         server.reset_stats();
-        eventually(LONG, "it waits", || server.calls("set") > 2);
+        eventually(LONG, "the waiter waits", || server.calls("set") > 2);
         drop(held);
         assert!(waiter.join().expect("no panic"));
     });
@@ -355,8 +355,8 @@ fn nothing_shows_the_password() {
     assert_no_canary(&guard.unlock().expect_err("gone"));
 }
 
-/// The role of a process that installs a manager: what can be installed once cannot be tested
-/// beside other tests.
+/// The role of a process that installs a manager. A process can install only one, so this cannot
+/// run beside other tests.
 pub(crate) fn install_as_told() {
     let connect = || LockManager::connect(&role::arg("url")).expect("connects");
     assert!(matches!(relatch::installed(), Err(Error::NotInstalled)));

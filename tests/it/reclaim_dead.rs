@@ -9,14 +9,14 @@ use std::time::{Duration, Instant};
 use relatch::{LockManager, Owner, Unlocked};
 use relatch_rig::{Fault, LONG, Proxy, Server, Worker, eventually, within};
 
-/// How long a lock is tried in vain.
+/// How long a waiter tries in vain.
 const WAIT: Duration = Duration::from_millis(300);
 
 /// How soon the lock of a dead process has to be taken over.
 const SOON: Duration = Duration::from_millis(200);
 
-/// In a pid namespace of its own: goes on to a process id that is unused outside, where /proc is
-/// from.
+/// A script for a pid namespace of its own: starts processes until one has an id that no process
+/// outside has. (`/proc` shows the processes outside.)
 const ELSEWHERE: &str =
     r#"while sh -c '[ -e /proc/$$ ] && exit 99; exec "$@"' sh "$@"; [ $? = 99 ]; do :; done"#;
 
@@ -123,7 +123,7 @@ fn nothing_is_taken_over_without_the_option() {
     assert!(ours.try_lock_for("a", WAIT).expect("asks").is_none());
     assert!(ours.named("a").wait(WAIT).lock().expect_err("busy").is_timeout());
     assert_eq!(server.get("lock:a"), Some(token));
-    // The lock's own option is as good as the manager's.
+    // The option of the lock has the same effect as the manager's.
     assert!(ours.named("a").reclaim_dead(true).try_lock_for(WAIT).expect("asks").is_some());
 }
 
@@ -144,7 +144,7 @@ fn nothing_is_taken_over_from_another_pid_namespace() {
     let namespace = ["unshare", "--pid", "--fork", "--kill-child"];
     let allowed = Command::new(namespace[0]).args(&namespace[1..]).arg("true").output();
     if !allowed.is_ok_and(|it| it.status.success()) {
-        // `eprintln` would not show this, as the test passes.
+        // The test passes, so the harness would hide the output of `eprintln`.
         let warning =
             b"\nWARNING: no pid namespace can be made here: reclaim_dead was tried on forged tokens only\n";
         io::stderr().write_all(warning).expect("stderr can be written to");
@@ -197,7 +197,7 @@ fn a_lock_with_a_doubtful_token_is_not_taken_over() {
             });
         }
     });
-    // The token of a dead process, whatever its random part.
+    // A token of the dead process with another random part is taken over.
     put(&server, "a", &format!("{host}-{pid}-{thread}-{digits}{}", "0".repeat(24)));
     assert!(locks(&server, true).try_lock_for("a", WAIT).expect("asks").is_some());
 }
@@ -229,7 +229,7 @@ fn only_the_dead_token_is_deleted() {
     proxy.on("EVALSHA", Fault::DelayCommand(WAIT));
     thread::scope(|scope| {
         let waiter = scope.spawn(|| ours.try_lock_for("a", 3 * WAIT).map(|guard| guard.is_some()));
-        eventually(LONG, "it is about to be deleted", || proxy.commands("EVALSHA") > deletions);
+        eventually(LONG, "the token is about to be deleted", || proxy.commands("EVALSHA") > deletions);
         put(&server, "a", "somebody");
         assert!(!waiter.join().expect("no panic").expect("asks"));
     });

@@ -11,7 +11,7 @@ use relatch_rig::{Fault, LONG, Proxy, Server, eventually, server_version, within
 
 use crate::support::{chain, connect};
 
-/// How soon a call returns that could wait for longer.
+/// How soon a call that could wait for longer has to return.
 const IN_TIME: Duration = Duration::from_secs(10);
 
 /// A wait that ends without the lock.
@@ -27,7 +27,7 @@ fn follow_a_missing_master(server: &Server) {
     server.query::<()>(&["REPLICAOF", "127.0.0.1", &missing.port().to_string()]);
 }
 
-/// The error of each way of taking a lock; none may be that it is busy.
+/// The error of each way to take a lock. None may say that the lock is busy.
 fn refusals(locks: &LockManager, key: &str) -> Vec<Error> {
     let lock = locks.named(key).wait(WAIT);
     vec![
@@ -56,8 +56,8 @@ fn assert_unavailable(error: &Error, code: &str) {
 
 /// Asserts that each way of taking a lock says that Redis is unavailable, and why.
 ///
-/// The deadline may cut the last attempt of a wait short. Its error says no more than that, so this
-/// holds for most attempts and not for each.
+/// The deadline may cut the last attempt of a wait short, and then the error does not say why. So
+/// this tries until each way has named the code once.
 #[track_caller]
 fn assert_all_unavailable(locks: &LockManager, code: &str) {
     let mut named = [false; 4];
@@ -107,7 +107,7 @@ fn row_19_a_foreign_key_without_a_ttl_is_reported_and_not_waited_for() {
         assert!(text.contains("\"lock:a\"") && text.contains("by-hand"), "{text}");
         assert!(text.contains("never expires"), "{text}");
     }
-    let error = locks.try_lock("a").expect_err("it can never be free");
+    let error = locks.try_lock("a").expect_err("the lock can never be free");
     assert!(matches!(error, Error::NotALock { .. }), "{error:?}");
     assert!(locks.try_lock_for("a", WAIT).expect("answers").is_none(), "too soon to know");
     let holder = locks.named("a").holder().expect("answers").expect("somebody");
@@ -132,15 +132,15 @@ fn row_19_a_list_at_the_key_is_reported_and_not_waited_for() {
             assert!(text.contains("\"lock:a\"") && text.contains("not a string"), "{text}");
         }
     }
-    let error = locks.try_lock("a").expect_err("it can never be free");
+    let error = locks.try_lock("a").expect_err("the lock can never be free");
     assert!(matches!(error, Error::NotALock { .. }), "{error:?}");
     let deleted = locks.named("a").force_unlock().expect("answers").expect("something");
     assert!(deleted.raw().contains("not a string"), "{deleted}");
     assert_all_is_well(&server, &locks, "a");
 }
 
-/// An operator's `PERSIST` takes the TTL off a held key. The holder sets it again as soon as it
-/// learns of that. The key is not tracked yet, and its first renewal is ten seconds away.
+/// An operator's `PERSIST` removes the TTL of a held key. The holder restores it as soon as it
+/// learns of that. Here the key is not tracked yet, and its first renewal is ten seconds away.
 #[test]
 fn row_19_a_young_lock_whose_key_lost_its_ttl_is_waited_for() {
     let server = Server::start();
@@ -151,10 +151,10 @@ fn row_19_a_young_lock_whose_key_lost_its_ttl_is_waited_for() {
     thread::scope(|scope| {
         let waiter = scope.spawn(|| ours.lock("a").map(drop));
         let begun = Instant::now();
-        eventually(LONG, "a foreign value were no lock by now", || begun.elapsed() > 6 * WAIT);
+        eventually(LONG, "by now, a foreign value would not count as a lock", || begun.elapsed() > 6 * WAIT);
         assert!(!waiter.is_finished());
-        guard.unlock().expect("it was held");
-        waiter.join().expect("no panic").expect("it is a lock, and its holder lives");
+        guard.unlock().expect("the lock was held");
+        waiter.join().expect("no panic").expect("the key is a lock, and its holder lives");
     });
 }
 
@@ -164,7 +164,7 @@ fn row_19_a_renewed_lock_whose_key_lost_its_ttl_is_waited_for() {
     let (ours, theirs) = (connect(&server), connect(&server));
     for key in ["a", "b", "c"] {
         let guard = theirs.named(key).renew_every(WAIT / 3).lock().expect("locks");
-        eventually(LONG, "it is renewed, and a listener is there", || {
+        eventually(LONG, "the hold is renewed, and a listener is connected", || {
             server.redirects_invalidations() && theirs.stats().renewed > 0
         });
         let done = AtomicBool::new(false);
@@ -172,22 +172,22 @@ fn row_19_a_renewed_lock_whose_key_lost_its_ttl_is_waited_for() {
             let waiter = scope.spawn(|| ours.named(key).lock().map(drop));
             let tries = scope.spawn(|| {
                 while !done.load(Ordering::SeqCst) {
-                    assert!(ours.try_lock_for(key, WAIT / 10).expect("it is a lock").is_none());
+                    assert!(ours.try_lock_for(key, WAIT / 10).expect("the key is a lock").is_none());
                     let other = LockManager::connect(&server.url()).expect("connects");
-                    assert!(other.try_lock(key).expect("it is a lock").is_none());
+                    assert!(other.try_lock(key).expect("the key is a lock").is_none());
                 }
             });
-            eventually(LONG, "it waits for an invalidation", || server.tracked_keys() > 0);
+            eventually(LONG, "the waiter waits for an invalidation", || server.tracked_keys() > 0);
             let redis_key = format!("lock:{key}");
             assert_eq!(server.query::<i64>(&["PERSIST", &redis_key]), 1);
-            eventually(LONG, "its holder repairs it", || server.pttl(&redis_key) > 0);
+            eventually(LONG, "the holder restores the TTL", || server.pttl(&redis_key) > 0);
             let (repaired, renewed) = (Instant::now(), theirs.stats().renewed);
             let passed = || repaired.elapsed() > 3 * WAIT && theirs.stats().renewed > renewed;
-            eventually(LONG, "those who looked meanwhile look again", passed);
+            eventually(LONG, "the waiters that looked meanwhile look again", passed);
             done.store(true, Ordering::SeqCst);
             tries.join().expect("no panic");
-            guard.unlock().expect("it was held throughout");
-            waiter.join().expect("no panic").expect("its turn comes");
+            guard.unlock().expect("the lock was held throughout");
+            waiter.join().expect("no panic").expect("the waiter's turn comes");
         });
     }
 }
@@ -267,7 +267,7 @@ fn row_20_a_refusal_that_passes_is_waited_for() {
         proxy.clear();
         let armed = proxy.fired();
         proxy.on_times("SET", 3, answer);
-        drop(locks.named("a").wait(LONG).lock().expect("it passes"));
+        drop(locks.named("a").wait(LONG).lock().expect("the refusal passes"));
         proxy.wait_fired(armed + 3, LONG);
     }
     assert_all_is_well(&server, &locks, "a");
@@ -284,7 +284,7 @@ fn row_20_a_replica_is_not_reported_as_busy_and_its_promotion_ends_the_wait() {
         let before = proxy.commands("SET");
         let taker =
             scope.spawn(|| drop(locks.named("a").wait(LONG).lock().expect("taken after the promotion")));
-        eventually(LONG, "it tries", || proxy.commands("SET") >= before + 4);
+        eventually(LONG, "the waiter tries", || proxy.commands("SET") >= before + 4);
         assert!(!taker.is_finished());
         server.query::<()>(&["REPLICAOF", "NO", "ONE"]);
     });
@@ -300,7 +300,7 @@ fn row_20_a_release_on_a_replica_is_retried_until_its_promotion() {
     server.reset_stats();
     thread::scope(|scope| {
         scope.spawn(|| {
-            eventually(LONG, "it tries", || server.total_calls(&["evalsha", "eval"]) >= 3);
+            eventually(LONG, "the release is tried", || server.total_calls(&["evalsha", "eval"]) >= 3);
             server.query::<()>(&["REPLICAOF", "NO", "ONE"]);
         });
         assert_eq!(guard.unlock().expect("unlocks"), Unlocked::Released);
@@ -310,13 +310,13 @@ fn row_20_a_release_on_a_replica_is_retried_until_its_promotion() {
 
 #[test]
 fn row_20_a_replica_without_its_master_is_not_reported_as_busy() {
-    // A server that accepts writes, as far as that goes: another would answer READONLY first.
+    // A replica that accepts writes, because any other would answer READONLY first.
     let server = Server::with(&["--replica-serve-stale-data", "no", "--replica-read-only", "no"]);
     let locks = connect(&server);
     follow_a_missing_master(&server);
     assert_all_unavailable(&locks, "MASTERDOWN");
     assert_unavailable(&locks.named("a").holder().expect_err("no master"), "MASTERDOWN");
-    // Servers before 7 answer PING, which is all that is sent to connect, also in this state.
+    // Connecting sends only PING, which servers before 7 answer in this state, too.
     let connected = LockManager::connect(&server.url());
     if server_version() >= (7, 0) {
         assert_unavailable(&connected.expect_err("no master"), "MASTERDOWN");
@@ -374,8 +374,8 @@ fn row_21_a_forgotten_script_costs_a_renewal_one_round_trip() {
     let server = Server::start();
     let proxy = Proxy::start(server.port());
     let locks = LockManager::connect(&proxy.url()).expect("connects");
-    // With a listener, each of the two would begin with a `CLIENT TRACKING`; and it renews when it
-    // starts.
+    // Without a listener: with one, each renewal here would begin with `CLIENT TRACKING`, and its
+    // start would cause one more renewal.
     proxy.always("SUBSCRIBE", Fault::Answer(b"-NOPERM no\r\n".to_vec()));
     let lease = Duration::from_secs(60);
     let guard = locks.lock("a").expect("locks");
@@ -388,7 +388,7 @@ fn row_21_a_forgotten_script_costs_a_renewal_one_round_trip() {
     for round in 2..4 {
         server.query::<()>(&["SCRIPT", "FLUSH"]);
         guard.extend(round * lease).expect("extends");
-        let left = Duration::from_millis(server.pttl("lock:a").try_into().expect("it stands"));
+        let left = Duration::from_millis(server.pttl("lock:a").try_into().expect("the key is still there"));
         assert!(left > (round - 1) * lease && guard.remaining() > (round - 1) * lease, "{left:?}");
     }
     assert_eq!(renewals(), ["EVALSHA", "EVAL"].repeat(3));
@@ -416,8 +416,8 @@ fn row_21_a_restart_without_the_key_loses_the_lock() {
     let locks = connect(&server);
     let guard = locks.lock("a").expect("locks");
     server.restart();
-    // This notices that the connection is closed. A release that notices it has lost an answer, and
-    // gets the benefit of the doubt.
+    // This call notices that the connection is closed. If the release noticed that, its answer
+    // would count as lost, and the missing key as released.
     locks.with_lock("b", || ()).expect("runs");
     assert!(guard.unlock().expect_err("lost").is_lost());
     assert_all_is_well(&server, &locks, "a");

@@ -18,16 +18,16 @@ fn row_07_a_renewal_counts_from_its_send() {
     rig.proxy.on(&renewal, Fault::DelayReply(LEASE / 2));
     rig.proxy.always(&renewal, Fault::SwallowCommand);
     let guard = rig.locks.lock("a").expect("locks");
-    eventually(LONG, "it is renewed", || renewals(&rig.locks, "a") == 1);
+    eventually(LONG, "the hold is renewed", || renewals(&rig.locks, "a") == 1);
     let remaining = guard.remaining();
     assert!(remaining + LEASE / 2 <= trusted(LEASE), "{remaining:?}: as if counted from the answer");
-    assert!(guard.is_valid(), "it counts for what is left");
+    assert!(guard.is_valid(), "the rest of the lease is valid");
     assert_eq!(guard.watch().wait_lost(LONG), Some(LostCause::Expired));
     assert_eq!(renewals(&rig.locks, "a"), 1);
 }
 
-/// Otherwise the time of each answer would lengthen the period, and be missing at the end of the
-/// lease.
+/// If the period counted from the answers, slow answers would lengthen it, and that time would be
+/// missing at the end of the lease.
 #[test]
 fn row_07_slow_answers_do_not_lengthen_the_renewal_period() {
     const ROUNDS: u32 = 5;
@@ -36,14 +36,14 @@ fn row_07_slow_answers_do_not_lengthen_the_renewal_period() {
     rig.proxy.always(&renewals_of(&rig.server, "a"), Fault::DelayReply(late));
     let _guard = rig.locks.lock("a").expect("locks");
     let start = Instant::now();
-    eventually(LONG, "it is renewed", || renewals(&rig.locks, "a") == ROUNDS);
+    eventually(LONG, "the hold is renewed", || renewals(&rig.locks, "a") == ROUNDS);
     let took = start.elapsed();
     let from_answers = ROUNDS * (period + late);
     assert!(took + late * 2 < from_answers, "{took:?}: a period was counted from an answer?");
 }
 
-/// Waits for the end of a hold's lease, and checks that it is valid until then and no longer;
-/// returns when that was, at the earliest. Runs `look` every 2 ms, too.
+/// Waits for the end of a hold's validity, and checks that the hold is valid until then and no
+/// longer. Returns the earliest moment of that end. Runs `look` every 2 ms, too.
 fn ends_exactly(guard: &LockGuard, mut look: impl FnMut()) -> Instant {
     let (before, remaining, after) = (Instant::now(), guard.remaining(), Instant::now());
     let (earliest, latest) = (before + remaining, after + remaining);
@@ -77,19 +77,20 @@ fn reported_after_end(cut: impl FnOnce(&Rig), restore: impl FnOnce(&Rig)) -> Dur
             (sent, last) = (seen, Some(Instant::now()));
         }
     });
-    eventually(LONG, "it is reported", || reported.lock().is_some());
+    eventually(LONG, "the loss is reported", || reported.lock().is_some());
     restore(&rig);
     let (at, cause) = reported.lock().expect("just looked");
     assert!(sent >= 2, "tried again");
     assert!(last.is_some_and(|last| last + PERIOD >= end), "{sent} tries, and then no more");
     assert_eq!((cause, renewals(&rig.locks, "a")), (LostCause::Expired, 0));
-    eventually(LONG, "the key expires", || rig.value_of("a").is_none()); // Until then Redis decides.
+    // As long as the key exists, a release would find its token, and succeed.
+    eventually(LONG, "the key expires", || rig.value_of("a").is_none());
     assert!(matches!(guard.unlock(), Err(Error::Lost { cause: LostCause::Expired, .. })));
     assert!(at >= end, "reported before its end");
     at - end
 }
 
-/// The best of up to three tries, and none beyond a second.
+/// Checks that one of up to three tries takes at most 10 ms, and that none takes a second.
 fn assert_prompt(mut timed: impl FnMut() -> Duration) {
     let mut took = Vec::new();
     while took.len() < 3 && took.last().is_none_or(|&last| last > Duration::from_millis(10)) {
@@ -135,7 +136,8 @@ fn row_09_a_closure_that_outlasts_its_lease_is_lost_only_if_redis_denies_it() {
     rig.server.query::<()>(&["DEL", "lock:a"]);
     let lost = overrun(&gone);
     assert!(matches!(lost, Err(Error::Lost { cause: LostCause::Expired, .. })), "{lost:?}");
-    // Redis decides: its clock had stepped, and no other could have taken the lock.
+    // Redis decides. It kept the key for longer than the lease, as after a step of its clock, so no
+    // other holder could have taken the lock.
     let kept = lock.with_lock_result(|guard| {
         rig.server.query::<()>(&["PEXPIRE", "lock:a", "60000"]);
         ends_exactly(guard, || ());
@@ -196,7 +198,7 @@ fn row_18_a_hold_survives_a_renewal_that_fails() {
         rig.proxy.on(&renewals_of(&rig.server, &key), fault.clone());
         let guard = rig.locks.lock(&key).expect("locks");
         rig.proxy.wait_fired(u64::try_from(n + 1).expect("few"), LONG);
-        eventually(LONG, "it is renewed", || renewals(&rig.locks, &key) >= 1);
+        eventually(LONG, "the hold is renewed", || renewals(&rig.locks, &key) >= 1);
         assert!(guard.is_valid(), "{fault:?}");
         assert_eq!(rig.locks.stats().renewal_errors, errors + 1, "{fault:?}");
         assert_eq!(guard.unlock().expect("unlocks"), Unlocked::Released, "{fault:?}");
@@ -208,7 +210,7 @@ fn row_18_a_hold_survives_a_renewal_that_fails() {
     eventually(LONG, "several fail", || rig.locks.stats().renewal_errors >= errors + 3);
     rig.proxy.refuse(false);
     let before = renewals(&rig.locks, "a");
-    eventually(LONG, "it is renewed", || renewals(&rig.locks, "a") > before);
+    eventually(LONG, "the hold is renewed", || renewals(&rig.locks, "a") > before);
     assert_eq!(guard.unlock().expect("unlocks"), Unlocked::Released);
     assert_eq!(rig.locks.stats().lost, 0);
 }
@@ -218,7 +220,7 @@ fn row_18_one_lost_answer_costs_no_hold_whose_lease_is_shorter_than_the_response
     let rig = Rig::with(|builder| builder.lease(LEASE).renew_every(PERIOD).response_timeout(2 * LEASE));
     rig.proxy.on(&renewals_of(&rig.server, "a"), Fault::SwallowCommand);
     let guard = rig.locks.lock("a").expect("locks");
-    eventually(LONG, "it is renewed or lost", || renewals(&rig.locks, "a") >= 1 || !guard.is_valid());
+    eventually(LONG, "the hold is renewed or lost", || renewals(&rig.locks, "a") >= 1 || !guard.is_valid());
     assert!(guard.is_valid(), "lost with {} tries", rig.proxy.commands(&renewals_of(&rig.server, "a")));
 }
 
@@ -239,7 +241,7 @@ fn row_32_nothing_is_renewed_after_its_release() {
             }
             let guard = locks.lock(key).expect("locks");
             let token = guard.token().to_owned();
-            // Until a renewal is about due, sometimes a little less, sometimes a little more.
+            // Releases about when a renewal is due, sometimes a little earlier, sometimes later.
             let _ = guard
                 .watch()
                 .wait_lost(every * (round % 3) + Duration::from_micros(200 * u64::from(round % 7)));
@@ -268,7 +270,7 @@ fn row_32_a_renewal_answered_after_the_release_changes_nothing() {
     for late in [Fault::DelayReply(LEASE / 2), Fault::DelayCommand(LEASE / 2)] {
         let rig = Rig::with(|builder| builder.lease(10 * LEASE).renew_every(PERIOD).response_timeout(SOON));
         rig.proxy.on(&renewals_of(&rig.server, "a"), late);
-        // The release: executed at once, but its answer comes after the renewal's.
+        // The release is executed at once, but its answer comes after the renewal's.
         rig.proxy.on("EVALSHA * 1 lock:a", Fault::DelayReply(LEASE));
         let guard = rig.locks.lock("a").expect("locks");
         eventually(LONG, "a renewal is under way", || rig.proxy.fired() == 1);
@@ -276,7 +278,7 @@ fn row_32_a_renewal_answered_after_the_release_changes_nothing() {
         assert_eq!(guard.unlock().expect("unlocks"), Unlocked::Released);
         throughout(LEASE, || {
             assert!(!watch.is_valid());
-            assert_eq!(watch.wait_lost(LONG), None, "it was given back");
+            assert_eq!(watch.wait_lost(LONG), None, "the lock was released");
             assert_eq!(rig.value_of("a"), None);
         });
         let stats = rig.locks.stats();
@@ -287,9 +289,9 @@ fn row_32_a_renewal_answered_after_the_release_changes_nothing() {
 #[test]
 fn a_closure_that_lasts_ten_leases_keeps_its_lock() {
     let rig = Rig::with(|builder| builder.connect_timeout(LONG).response_timeout(LONG));
-    // Where the machine runs nothing of ours from one renewal until the end of the lease, the lock
-    // is lost, and that is right. With this lease that takes 400 ms; with a shorter one it took 130
-    // ms.
+    // If the machine runs none of our threads from the time when a renewal is due to the end of the
+    // lease, the lock is rightly lost. With this lease, that takes a delay of 400 ms. With a
+    // shorter lease, a delay of 130 ms was enough.
     let lease = Duration::from_millis(600);
     let lock = rig.locks.named("a").lease(lease);
     let (stop, stopped) = mpsc::channel::<()>();
@@ -297,7 +299,7 @@ fn a_closure_that_lasts_ten_leases_keeps_its_lock() {
     thread::scope(|scope| {
         let server = &rig.server;
         let sampler = scope.spawn(move || {
-            let token: String = started.recv().expect("it starts");
+            let token: String = started.recv().expect("the closure starts");
             let mut samples = 0;
             while stopped.recv_timeout(Duration::from_millis(1)) == Err(mpsc::RecvTimeoutError::Timeout) {
                 assert_eq!(
@@ -310,8 +312,8 @@ fn a_closure_that_lasts_ten_leases_keeps_its_lock() {
             samples
         });
         let done = lock.with_lock_result(|guard| {
-            start.send(guard.token().to_owned()).expect("it runs");
-            throughout(10 * lease, || assert!(guard.is_valid(), "it was not renewed in time"));
+            start.send(guard.token().to_owned()).expect("the sampler runs");
+            throughout(10 * lease, || assert!(guard.is_valid(), "the hold was not renewed in time"));
             drop(stop);
             assert!(sampler.join().expect("no panic") > 200);
             Ok::<_, Error>(())
@@ -364,10 +366,10 @@ fn a_release_without_an_answer_is_repeated_in_the_background() {
     assert!(rig.locks.held().is_empty());
     rig.proxy.clear();
     eventually(2 * SOON, "the key is deleted", || rig.value_of("a").is_none());
-    eventually(SOON, "it is counted", || rig.locks.stats().late_releases == 1);
+    eventually(SOON, "the late release is counted", || rig.locks.stats().late_releases == 1);
     let sent = rig.proxy.log().len();
-    throughout(ANSWER, || assert_eq!(rig.proxy.log().len(), sent, "it is done once"));
-    // There is no keeper so far, and two connections are cut under the attempt.
+    throughout(ANSWER, || assert_eq!(rig.proxy.log().len(), sent, "the key is deleted once"));
+    // This manager has no keeper yet, and its attempt loses two connections.
     let rig = Rig::with(|builder| builder.renew(false));
     rig.proxy.on_times("SET lock:b", 2, Fault::CutBeforeReply);
     assert!(matches!(rig.locks.try_lock("b"), Err(Error::Unavailable { .. })));

@@ -16,14 +16,14 @@ use log::{LevelFilter, Log, Metadata, Record};
 use relatch::{Error, LockGuard, LockManager, LostLock};
 use relatch_rig::{Fault, LONG, Proxy, Server, Worker, eventually, role};
 
-/// How long a missing answer is waited for.
+/// How long the managers here wait for an answer.
 const ANSWER: Duration = Duration::from_millis(100);
 
 /// The password, and how it is written in a URL.
 const PASSWORD: &str = "pa7Qx@wd/9Zk";
 const IN_URL: &str = "pa7Qx%40wd%2F9Zk";
 
-/// Pieces of it, the same in both, that occur in nothing else.
+/// Pieces of the password that are the same in both forms, and occur in nothing else.
 const PIECES: [&str; 2] = ["7Qx", "9Zk"];
 
 /// URLs that cannot work, with a password in the right place or not.
@@ -79,7 +79,7 @@ fn show_error(what: &str, error: &Error) {
     let variant = variant.split([' ', '{']).next().expect("a name").to_owned();
     let code = if let Error::Refused { code, .. } = error { code } else { "" };
     role::report(format!("{what}: {variant} {code}"));
-    // What `expect` makes of it.
+    // As `expect` would show the error.
     panics(|| panic!("as the test wants it: {error:?}"));
 }
 
@@ -87,7 +87,7 @@ fn panics(action: impl FnOnce()) {
     catch_unwind(AssertUnwindSafe(action)).expect_err("a panic, whose message is printed");
 }
 
-/// Tries a URL in every way, and prints what there is to show before and after.
+/// Tries a URL in every way, and prints every value and error on the way.
 fn try_url(what: &str, url: &str) {
     show(&LockManager::builder(url));
     let hasty = || LockManager::builder(url).connect_timeout(ANSWER).response_timeout(ANSWER);
@@ -158,7 +158,7 @@ fn show_logins() {
     try_url("no password", &format!("redis://{IN_URL}@127.0.0.1:{good}/"));
     try_url("no right", &url("nothing", IN_URL, good));
     try_url("no database", &format!("{}99", url("worker", IN_URL, good)));
-    // Redis repeats an unknown command: its first 128 bytes.
+    // Redis repeats the first 128 bytes of an unknown command in its error.
     try_url("no AUTH", &url("worker", IN_URL, port("unknowing")));
     try_url("no AUTH", &url("worker", &IN_URL.repeat(20), port("unknowing")));
     let proxy = Proxy::start(good);
@@ -276,7 +276,7 @@ fn the_password_is_never_printed() {
         iter::repeat_with(|| child.expect_line("", LONG)).take_while(|line| line != "end").collect();
     assert!(child.wait(LONG).success(), "{}", child.printed());
 
-    // It was shown everything ...
+    // The process has printed everything ...
     for expected in [
         "a bad url: InvalidOption",
         "a wrong password: Refused WRONGPASS",

@@ -14,13 +14,13 @@ const WAIT: Duration = Duration::from_millis(150);
 /// What the machine may add to a deadline.
 const SLACK: Duration = Duration::from_millis(400);
 
-/// A manager that waits [`WAIT`] for each answer, that to the login included.
+/// A manager that waits [`WAIT`] for each answer, also for the answer to its login.
 fn hasty(server: &Server) -> LockManager {
     let builder = LockManager::builder(&server.url()).connect_timeout(WAIT).response_timeout(WAIT);
     builder.build().expect("connects")
 }
 
-/// Checks every operation on a stalled server: it ends by its deadline, and leaves the right state.
+/// Checks that every operation on a stalled server ends by its deadline, and leaves no key behind.
 ///
 /// `stall` begins a stall, and `end` ends it or waits for its end.
 fn survives(server: &Server, stall: impl FnOnce(), end: impl FnOnce()) {
@@ -87,7 +87,7 @@ fn row_22_calls_during_an_endless_script_end_by_their_deadline() {
         };
         survives(&server, stall, || {
             server.query::<()>(&["SCRIPT", "KILL"]);
-            eventually(LONG, "it is killed", || server.command(&["PING"]).is_ok());
+            eventually(LONG, "the script is killed", || server.command(&["PING"]).is_ok());
         });
     });
 }

@@ -1,5 +1,6 @@
-//! What the tests here share that knows relatch: managers behind a proxy, what they look like from
-//! Redis, and how soon something has to happen. Servers, proxy and workers are in `tests/rig`.
+//! What the tests here share: managers behind a proxy, how their locks look in Redis, and how soon
+//! something has to happen. Servers, proxy and workers, which do not use relatch, are in
+//! `tests/rig`.
 
 use std::error::Error as StdError;
 use std::iter;
@@ -26,13 +27,13 @@ pub(crate) const SOON: Duration = Duration::from_secs(1);
 /// A lease whose end no test waits for.
 pub(crate) const MINUTE: Duration = Duration::from_secs(60);
 
-/// The time from one renewal to the next, where it is short.
+/// A short time from one renewal to the next.
 pub(crate) const PERIOD: Duration = Duration::from_millis(100);
 
 /// A lease that a test can wait for.
 pub(crate) const LEASE: Duration = Duration::from_millis(600);
 
-/// The renewal, as it is sent.
+/// The script of a renewal.
 const RENEW: &str = include_str!("../../src/store/renew.lua");
 
 /// The commands that listening takes. (Servers before 7 count `client` as a whole.)
@@ -51,18 +52,18 @@ impl Rig {
         Rig::with(|builder| builder)
     }
 
-    /// The same, with further settings.
+    /// Like [`new`](Rig::new), with further settings.
     pub(crate) fn with(change: impl FnOnce(Builder) -> Builder) -> Rig {
         Rig::at(Proxy::url, |url| change(builder(url)))
     }
 
-    /// The same, with short leases that are renewed often.
+    /// Like [`new`](Rig::new), with short leases that are renewed often.
     pub(crate) fn renewing() -> Rig {
         Rig::with(|builder| builder.lease(LEASE).renew_every(PERIOD))
     }
 
-    /// Without a login, also when the tests log in: for tests in which a manager would wait for the
-    /// login in place of the command that matters.
+    /// Without a login, even if the tests log in: for tests in which a manager would wait for the
+    /// login instead of the command that matters.
     pub(crate) fn without_login(change: impl FnOnce(Builder) -> Builder) -> Rig {
         Rig::at(Proxy::bare_url, |url| change(builder(url)))
     }
@@ -77,9 +78,10 @@ impl Rig {
         let proxy = Proxy::start(server.port());
         let locks = configure(&url(&proxy)).build_unchecked().expect("options that can work");
         // The timeouts are short here, and the machine may be busy.
-        eventually(LONG, "it connects", || locks.named("warm-up").holder().is_ok());
-        drop(locks.lock("warm-up").expect("locks")); // Redis knows the release script now,
-        server.query::<String>(&["SCRIPT", "LOAD", CLAIM]); // and that of a waiter's attempt.
+        eventually(LONG, "the manager connects", || locks.named("warm-up").holder().is_ok());
+        // Redis knows the scripts of a release and of a waiter's attempt from now on.
+        drop(locks.lock("warm-up").expect("locks"));
+        server.query::<String>(&["SCRIPT", "LOAD", CLAIM]);
         server.reset_stats();
         Rig { locks, proxy, server }
     }
@@ -96,7 +98,7 @@ impl Rig {
         sent.filter(|it| it[0] == "SET" && it[1] == key).map(|it| it[2].clone()).collect()
     }
 
-    /// Checks that Redis has set the key, and that it is gone again.
+    /// Waits until Redis has executed `sets` `SET` commands and the key is gone.
     #[track_caller]
     pub(crate) fn assert_removed(&self, name: &str, sets: u64) {
         eventually(LONG, "the SET is executed", || self.server.calls("set") >= sets);
@@ -181,7 +183,7 @@ pub(crate) fn returns_by(limit: Duration, what: &str, mut timed: impl FnMut() ->
     assert!(in_time, "{what}: {took:?}, not by {limit:?}");
 }
 
-/// How the renewals of a lock begin, for a proxy's rule. Redis knows the script from now on.
+/// The beginning of each renewal of a lock, for a proxy's rule. Makes Redis know the script.
 pub(crate) fn renewals_of(server: &Server, name: &str) -> String {
     format!("EVALSHA {} 1 lock:{name}", server.query::<String>(&["SCRIPT", "LOAD", RENEW]))
 }
@@ -196,7 +198,7 @@ pub(crate) fn trusted(lease: Duration) -> Duration {
     lease.saturating_sub(lease / 100 + Duration::from_millis(2))
 }
 
-/// Gives a lock to a holder that is not this crate's.
+/// Gives a lock to a holder that does not use this crate.
 #[track_caller]
 pub(crate) fn occupy(server: &Server, name: &str, lease: Duration) {
     let millis = lease.as_millis().to_string();
@@ -209,15 +211,15 @@ pub(crate) fn delete(server: &Server, name: &str) {
     server.query::<()>(&["DEL", &format!("lock:{name}")]);
 }
 
-/// Waits until so many keys are tracked, so that their waiters sleep until an invalidation.
+/// Waits until Redis tracks this many keys: then their waiters sleep until an invalidation.
 #[track_caller]
 pub(crate) fn until_tracked(server: &Server, keys: u64) {
-    eventually(LONG, "they wait for an invalidation", || server.tracked_keys() == keys);
+    eventually(LONG, "the waiters wait for an invalidation", || server.tracked_keys() == keys);
 }
 
-/// Waits for a lock, and releases it: when it was taken.
+/// Waits for a lock, releases it, and returns when it was taken.
 pub(crate) fn take(locks: &LockManager, name: &str) -> Instant {
-    let guard = locks.try_lock_for(name, LONG).expect("answers").expect("it becomes free");
+    let guard = locks.try_lock_for(name, LONG).expect("answers").expect("the lock becomes free");
     let at = Instant::now();
     assert!(matches!(guard.unlock(), Ok(Unlocked::Released)));
     at
@@ -229,7 +231,7 @@ pub(crate) fn tracked_hold(server: &Server, locks: &LockManager, name: &str) -> 
     let tracked = server.tracked_keys();
     let guard = locks.named(name).lease(MINUTE).lock().expect("locks");
     guard.extend(MINUTE).expect("extends");
-    eventually(5 * SOON, "its key is tracked", || server.tracked_keys() > tracked);
+    eventually(5 * SOON, "the key is tracked", || server.tracked_keys() > tracked);
     guard
 }
 
@@ -260,8 +262,8 @@ fn evict(server: &Server, key: &str) {
     server.query::<()>(&["CONFIG", "SET", "maxmemory", "0"]);
 }
 
-/// Starts a thread that waits for a lock that another thread of this process holds, and then does
-/// something with it; returns when it waits.
+/// Starts a thread that runs `body`, which waits for a lock of another thread of this process.
+/// Returns when the thread waits.
 #[cfg(target_os = "linux")]
 pub(crate) fn behind<'s, T: Send + 's>(
     scope: &'s Scope<'s, '_>,
@@ -273,17 +275,17 @@ pub(crate) fn behind<'s, T: Send + 's>(
         asks.send(u64::try_from(id).expect("positive")).expect("awaited");
         body()
     });
-    until_queued(asking.recv().expect("it asks"));
+    until_queued(asking.recv().expect("the thread asks"));
     thread
 }
 
-/// Waits until a thread of this process, which takes a lock and sends nothing for it, is in the
-/// wait queue.
+/// Waits until a thread of this process is in the wait queue. The thread must be taking a lock that
+/// another thread of the process holds, so that it sleeps only there.
 #[cfg(target_os = "linux")]
 #[track_caller]
 pub(crate) fn until_queued(thread: u64) {
     let mut looks = 0;
-    eventually(3 * LONG, "it waits", || {
+    eventually(3 * LONG, "the waiter waits", || {
         looks = if sleeps(thread) { looks + 1 } else { 0 };
         looks == 5
     });
@@ -292,7 +294,7 @@ pub(crate) fn until_queued(thread: u64) {
 /// Whether a thread of this process sleeps, as the system sees it, or has ended.
 #[cfg(target_os = "linux")]
 fn sleeps(thread: u64) -> bool {
-    // A thread that has ended has waited as long as it would.
+    // A thread that has ended will not wait any more, so nothing has to wait for it.
     let Ok(stat) = std::fs::read_to_string(format!("/proc/self/task/{thread}/stat")) else { return true };
     stat.rsplit(')').next().is_some_and(|rest| rest.trim_start().starts_with('S'))
 }
@@ -311,14 +313,14 @@ pub(crate) fn grant(server: &Server, rights: &[&str]) {
     server.query::<()>(&[&user, rights].concat());
 }
 
-/// The least rights but these.
+/// The least rights without these.
 pub(crate) fn without(missing: &[&str]) -> Vec<&'static str> {
     least_rights().into_iter().filter(|right| !missing.contains(right)).collect()
 }
 
-/// Whether an error names the right that is missing, as any server does: Redis 7.0 speaks of "the
-/// keys used as arguments" and "the channels", later servers of "a key" and "a channel"; servers
-/// before 7 name a command without its subcommand.
+/// Whether an error names the missing right, in the words of any server. Redis 7.0 says "the keys
+/// used as arguments" and "the channels"; later servers say "a key" and "a channel". Servers before
+/// 7 name a command without its subcommand.
 pub(crate) fn names_right(text: &str, right: &str) -> bool {
     let mut words = text.split(|c: char| !c.is_ascii_lowercase() && c != '|');
     let mut said = |any_of: &[&str]| words.any(|it| any_of.contains(&it));

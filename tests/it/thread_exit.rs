@@ -1,10 +1,10 @@
-//! What runs when a thread ends: managers and guards that a thread-local holds, and locks that one
-//! takes as it is dropped.
+//! What runs when a thread ends: managers and guards in thread-locals, and locks that a
+//! thread-local takes as it is dropped.
 //!
-//! A thread's locals are dropped one after the other, the last used first. So a local of the
-//! program may be dropped before the map in which relatch keeps the thread's holds, or after it;
-//! and after those of other libraries, which panic when they are used then. A panic there aborts
-//! the process.
+//! A thread's locals are dropped one after the other; the last one that the thread began to use is
+//! dropped first. So a local of the program may be dropped before or after the map in which relatch
+//! keeps the thread's holds. It may also be dropped after the locals of other libraries, which
+//! panic if they are used then. Such a panic aborts the process.
 
 use std::cell::RefCell;
 use std::process;
@@ -17,11 +17,11 @@ use relatch_rig::{LONG, Server, Worker, eventually, role};
 /// The TTL of a key that is not released.
 const LEASE: Duration = Duration::from_millis(900);
 
-/// When the program's local is used first: before the thread's map of relatch, which is then gone
-/// when the local is dropped; or after it.
+/// When the program's local is first used: before relatch's map, which is then gone when the local
+/// is dropped, or after it.
 const ORDERS: [&str; 2] = ["before", "after"];
 
-/// A thread that returns, and one that ends the process, which is how the main thread ends.
+/// How the thread ends: it returns, or it ends the process, as a main thread does.
 const ENDS: [&str; 2] = ["returns", "exits"];
 
 /// Runs an action when the thread's locals are dropped.
@@ -39,7 +39,7 @@ thread_local! {
     static LAST: RefCell<Last> = const { RefCell::new(Last(None)) };
 }
 
-/// A process whose thread ends, with something to do as it does.
+/// A role: a process with a thread that ends, and a thread-local that does something then.
 pub(crate) fn end_as_told() {
     if role::arg("end") == "returns" {
         return thread::spawn(prepare).join().expect("no panic");
@@ -55,7 +55,8 @@ fn prepare() {
     let builder = LockManager::builder(&role::arg("url")).lease(LEASE).wait(LONG);
     let builder = builder.on_lost(|_| role::report("a lock was lost"));
     let locks = builder.build().expect("connects");
-    // So long that only a release deletes the key in time, for the test that looks at that.
+    // For the test that looks for a release, the lease is so long that only a release deletes the
+    // key in time.
     let lease = if role::arg("deed") == "drop the guard" { 100 * LEASE } else { LEASE };
     let guard = locks.named("a").lease(lease).renew_every(LEASE / 3).lock().expect("locks");
     if role::arg("threads") == "all" {
@@ -63,8 +64,8 @@ fn prepare() {
         let lost = locks.lock("lost").expect("locks");
         let _ = locks.named("lost").force_unlock().expect("deletes");
         let watch = lost.watch();
-        let _ = lost.verify().expect_err("it is deleted");
-        let _ = watch.wait_lost(LONG).expect("it is lost");
+        let _ = lost.verify().expect_err("the key is deleted");
+        let _ = watch.wait_lost(LONG).expect("the hold is lost");
     }
     let deed = deed(&role::arg("deed"), locks, guard);
     LAST.with(|last| last.borrow_mut().0 = Some(deed));
@@ -77,7 +78,9 @@ fn deed(name: &str, locks: LockManager, guard: LockGuard) -> Box<dyn FnOnce()> {
         "drop the manager first" => Box::new(move || drop((locks, guard))),
         "drop the guard" => Box::new(move || {
             drop(guard);
-            eventually(LONG, "it is released", || locks.named("a").holder().expect("answers").is_none());
+            eventually(LONG, "the lock is released", || {
+                locks.named("a").holder().expect("answers").is_none()
+            });
         }),
         "drop the manager" => {
             drop(guard);
@@ -98,9 +101,9 @@ fn deed(name: &str, locks: LockManager, guard: LockGuard) -> Box<dyn FnOnce()> {
             assert_eq!(locks.with_lock("e", || 5).expect("locks"), 5);
             let long = locks.lock("f").expect("locks");
             assert!(long.is_valid() && long.remaining() > Duration::ZERO);
-            long.ensure(LEASE / 3).expect("it is there");
-            long.extend(2 * LEASE).expect("it is there");
-            long.verify().expect("it is there");
+            long.ensure(LEASE / 3).expect("the lock is held");
+            long.extend(2 * LEASE).expect("the lock is held");
+            long.verify().expect("the lock is held");
             drop(long);
             drop(guard);
             eventually(LONG, "all are released", || {
@@ -110,12 +113,12 @@ fn deed(name: &str, locks: LockManager, guard: LockGuard) -> Box<dyn FnOnce()> {
             });
         }),
         "wait" => Box::new(move || {
-            // The lock of another process, as this manager sees it.
+            // A lock of another holder.
             drop(locks.lock("foreign").expect("locks when its lease is over"));
             drop(guard);
         }),
         "force" => Box::new(move || {
-            let _ = locks.named("a").force_unlock().expect("answers").expect("it was held");
+            let _ = locks.named("a").force_unlock().expect("answers").expect("the lock was held");
             drop(guard);
         }),
         other => panic!("no such deed: {other}"),
@@ -126,8 +129,7 @@ fn keys(server: &Server) -> Vec<String> {
     server.query(&["KEYS", "*"])
 }
 
-/// Runs an action in a thread that ends, in both orders and both ways, and checks the result by the
-/// order.
+/// Runs the role for each of [`ORDERS`] and [`ENDS`]. `check` judges the result by the order.
 fn end(deed: &str, threads: &str, mut check: impl FnMut(&Server, &str, &Worker)) {
     for order in ORDERS {
         for end in ENDS {
@@ -164,8 +166,8 @@ fn a_guard_and_its_manager_can_be_dropped_as_thread_locals() {
     for threads in ["few", "all"] {
         for deed in ["drop both", "drop the manager first"] {
             end(deed, threads, |server, order, _| {
-                // Where the map of the thread's holds is gone, the keeper releases; and the keeper
-                // ends, too.
+                // In the order `before`, the map of the thread's holds is gone, so only the keeper
+                // could release. The keeper ends, too, so the key may stay until its lease ends.
                 assert!(order == "before" || !server.exists("lock:a"));
             });
         }

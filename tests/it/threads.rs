@@ -62,7 +62,7 @@ fn row_24_reentry_does_not_take_a_lock_that_another_holds_now() {
             let _ = is_done.recv();
             assert_eq!(guard.unlock().expect("unlocks"), Unlocked::Released);
         });
-        let token = is_taken.recv().expect("the other has it");
+        let token = is_taken.recv().expect("the other holder has the lock");
         assert!(!outer.is_valid());
         assert!(ours.lock("a").expect_err("lost").is_lost());
         assert_eq!(outer.depth(), 1);
@@ -78,7 +78,7 @@ struct Payload(u32);
 
 fn payload_of<T>(action: impl FnOnce() -> T) -> Payload {
     let Err(payload) = catch_unwind(AssertUnwindSafe(action)) else {
-        panic!("it was to panic");
+        panic!("the action did not panic");
     };
     *payload.downcast().expect("the payload survives")
 }
@@ -120,8 +120,8 @@ fn row_27_a_panic_without_redis_keeps_its_payload_and_does_not_abort() {
     assert_eq!(guard.depth(), 1);
 }
 
-/// Whether a type is `Send` and `Sync`: inherent constants win over the trait's, where their bounds
-/// hold.
+/// Whether a type implements a marker trait, `Send` or `Sync`. If the bound holds, the inherent
+/// constant wins over the trait's.
 macro_rules! is {
     ($type:ty: $marker:path) => {{
         #[allow(dead_code, reason = "used where the bound does not hold")]
@@ -214,8 +214,8 @@ fn row_31_reentry_beyond_the_greatest_depth_is_an_error() {
     assert!(!server.exists("lock:a"));
 }
 
-/// One thread has A and wants B, the other has B and wants A: returns who had B, and the error of
-/// the first.
+/// One thread has `a` and wants `b`, the other has `b` and wants `a`. Returns the owner of `b`, and
+/// the error of the thread that gave up on `b`.
 fn embrace(one: &LockManager, other: &LockManager) -> (Owner, Error) {
     let both = Barrier::new(2);
     thread::scope(|scope| {
@@ -268,8 +268,8 @@ fn row_33_a_deadlock_of_two_managers_ends_by_the_deadline() {
     assert_eq!(server.query::<i64>(&["DBSIZE"]), 0);
 }
 
-/// Two threads that take two locks in different orders, without a limit: their results, once `end`
-/// has run.
+/// Two threads take two locks in different orders, without a limit. Runs `end`, and returns the
+/// results of both threads.
 fn deadlock(locks: &LockManager, end: impl FnOnce()) -> [Result<Result<bool, Error>, Error>; 2] {
     let both_hold = Barrier::new(2);
     let take = |first: &str, second: &str| {
@@ -293,9 +293,9 @@ fn row_33_a_deadlock_without_a_limit_lasts_while_both_are_renewed() {
     let results = deadlock(&locks, || {
         eventually(LONG, "several leases pass", || locks.stats().renewed >= 30);
         assert_eq!((locks.held().len(), locks.stats().acquired), (2, 2), "neither has both");
-        let _ = locks.named("a").force_unlock().expect("answers").expect("it is held");
+        let _ = locks.named("a").force_unlock().expect("answers").expect("the lock is held");
     });
-    // The holder of `a` learns that its closure did not run under the lock; the other has had both.
+    // The holder of `a` learns that it lost the lock under its closure. The other had both locks.
     let [first, second] = results;
     assert!(matches!(first, Err(Error::Lost { .. })), "{first:?}");
     assert!(matches!(second, Ok(Ok(true))), "{second:?}");
@@ -308,8 +308,7 @@ fn row_33_a_deadlock_ends_with_max_hold_and_the_outer_locks_are_lost() {
     let builder = LockManager::builder(&server.url()).lease(lease).max_hold(2 * lease);
     let locks = builder.build().expect("connects");
     let results = deadlock(&locks, || ());
-    // Both have had both, one after the other; but one of them at least had lost the outer lock
-    // before.
+    // Each thread got its inner lock in the end. But at least one had lost its outer lock by then.
     let lost = results.iter().filter(|it| matches!(it, Err(Error::Lost { .. }))).count();
     assert!(lost > 0, "{results:?}");
     assert!(results.iter().flatten().all(Result::is_ok), "{results:?}");

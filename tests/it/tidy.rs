@@ -1,4 +1,4 @@
-//! What can be held by a test rather than by memory: layers, sizes, versions, the names and links
+//! Rules for the repository that a test can check: layers, sizes, versions, and the names and links
 //! in the docs.
 
 use std::collections::HashMap;
@@ -31,14 +31,14 @@ fn root() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR"))
 }
 
-/// Up to the tests, which stand last. (Something else for tests only may stand before.)
+/// The text of a file up to its unit tests, which come last. (A helper for tests may come before.)
 fn without_tests(text: &str) -> &str {
     let tests = ["#[cfg(test)]\nmod ", "#[cfg(test)]\npub(crate) mod ", "#[cfg(test)]\npub(super) mod "];
     let starts = tests.iter().filter_map(|tests| text.find(tests));
     &text[..starts.min().unwrap_or(text.len())]
 }
 
-/// The modules that a file declares, in its order: from the top layer to the bottom one.
+/// The modules that a file declares, in its order: from the top layer to the bottom layer.
 fn declared(file: &Path) -> Vec<String> {
     let text = fs::read_to_string(file).expect("a text");
     let after_mod = |line: &str| Some(line.split_once("mod ")?.1.strip_suffix(';')?.to_owned());
@@ -86,7 +86,7 @@ fn a_room_uses_only_rooms_below_it() {
             assert!(!line.contains("super::super"), "{room} does not name the room it uses: {line}");
             for used in line.split("crate::").skip(1) {
                 let used: String = used.chars().take_while(|c| c.is_alphanumeric() || *c == '_').collect();
-                // A name that is re-exported, or a group in braces, would hide where the arrow leads.
+                // A re-exported name, or a group in braces, would hide which room is used.
                 let Some(&below) = layers.get(&used) else {
                     panic!("{room} uses {used:?}, which is no room and no file at the root: {line}");
                 };
@@ -114,8 +114,9 @@ fn only_the_store_names_redis() {
     }
 }
 
-/// A generator's state in the process would be copied with it, and a thread-local one be gone where
-/// destructors run. (The tests have one, so the compiler does not notice.)
+/// A random generator with state in the process would be copied by a fork or a snapshot, and two
+/// processes would draw the same tokens. A thread-local generator would be gone when other
+/// thread-locals are dropped. (The unit tests use one, so the compiler does not refuse it.)
 #[test]
 fn random_numbers_come_from_the_system() {
     for (path, text) in sources() {
@@ -136,8 +137,7 @@ fn files_stay_small_and_do_not_unwrap() {
     }
 }
 
-/// From the line that begins with `fn` to the brace that closes it, which stands as far to the
-/// left.
+/// A function goes from the line with its `fn` to the closing brace with the same indentation.
 #[test]
 fn functions_can_be_seen_whole() {
     for (path, text) in sources() {
@@ -149,7 +149,7 @@ fn functions_can_be_seen_whole() {
                 continue;
             }
             let end = format!("{}}}", &line[..line.len() - code.len()]);
-            let length = lines[start..].iter().position(|line| **line == end).expect("it ends") + 1;
+            let length = lines[start..].iter().position(|line| **line == end).expect("the function ends") + 1;
             assert!(length <= 60, "{}, line {}: {length} lines", path.display(), start + 1);
         }
     }
@@ -256,8 +256,8 @@ fn no_dependency_asks_for_a_newer_rust() {
     assert_eq!(asked.into_iter().max(), Some(ours), "the version in Cargo.toml is the lowest that will do");
 }
 
-/// Our lock file is no help to a program that depends on the crate: it gets the newest versions
-/// that our `Cargo.toml` lets through. (Needs the registry, or a cargo that knows it already.)
+/// A program that depends on the crate does not see our lock file: it gets the newest versions that
+/// our `Cargo.toml` allows. (Needs the registry, or a cargo that has its index already.)
 #[test]
 fn no_dependency_asks_for_a_newer_rust_of_a_program_that_depends_on_this() {
     let dir = TempDir::new().expect("a temporary directory");
@@ -271,7 +271,7 @@ fn no_dependency_asks_for_a_newer_rust_of_a_program_that_depends_on_this() {
     let output = Command::new(env!("CARGO"))
         .args(["metadata", "--format-version", "1"])
         .current_dir(dir.path())
-        .env("CARGO_RESOLVER_INCOMPATIBLE_RUST_VERSIONS", "allow") // As a program has it that does not say which Rust it is for.
+        .env("CARGO_RESOLVER_INCOMPATIBLE_RUST_VERSIONS", "allow") // As for a program that does not say which Rust it needs.
         .output()
         .expect("cargo runs");
     let told = String::from_utf8_lossy(&output.stderr);

@@ -1,5 +1,5 @@
-//! Waiting for a lock that another process holds: silent until an invalidation arrives, and quick
-//! then.
+//! Waiting for a lock that another process holds: the waiter sends nothing until an invalidation
+//! arrives, and then takes the lock quickly.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -52,7 +52,7 @@ const ENDS: [(&str, End); 11] = [
 ];
 
 fn forced(locks: &LockManager, name: &str) {
-    locks.named(name).force_unlock().expect("answers").expect("it was held");
+    locks.named(name).force_unlock().expect("answers").expect("the lock was held");
 }
 
 #[test]
@@ -104,16 +104,16 @@ fn a_waiter_takes_an_abandoned_lock_when_its_lease_ends() {
     let earliest = start + lease.saturating_sub(LATE / 10);
     let (at, asked) = thread::scope(|scope| {
         let waiter = scope.spawn(|| take(&scene.locks, "a"));
-        // It polls until it is registered for invalidations.
+        // The waiter polls until it is registered for invalidations.
         until_tracked(&scene.server, 1);
         let sets = scene.server.calls("set");
         (waiter.join().expect("no panic"), scene.server.calls("set") - sets)
     });
     assert!(at >= earliest && at < start + lease + SOON, "{:?}", at - start);
-    assert!(asked <= 8, "it polled, {asked} times");
+    assert!(asked <= 8, "the waiter polled, {asked} times");
 }
 
-/// How many threads of this process listen.
+/// How many listener threads this process has.
 #[cfg(target_os = "linux")]
 fn listening() -> usize {
     let tasks = std::fs::read_dir("/proc/self/task").expect("Linux");
@@ -138,7 +138,7 @@ fn no_listener_starts_while_nothing_waits_for_another_process() {
     assert_eq!(server.total_calls(&["get", "del"]), 200, "those of the script");
     assert_eq!(server.all_calls() - 1, 400, "and nothing else");
 
-    // One after the other, each held for as long as a hand-off budget may last.
+    // Three holds, each longer than the hand-off budget of 5 ms.
     for _ in 0..3 {
         locks.with_lock("a", || throughout(Duration::from_millis(6), || ())).expect("runs");
     }
@@ -147,16 +147,16 @@ fn no_listener_starts_while_nothing_waits_for_another_process() {
     assert!(locks.named("busy").wait(Duration::ZERO).lock().expect_err("busy").is_timeout());
     let guard = locks.lock("a").expect("locks");
     thread::scope(|scope| {
-        // Behind a thread of its own process.
+        // This thread waits behind a thread of its own process.
         scope.spawn(|| assert!(locks.try_lock_for("a", LATE).expect("answers").is_none()));
     });
     drop(guard);
     assert_eq!((listening(), server.total_calls(&LISTENING)), (0, 0));
 
     assert!(locks.try_lock_for("busy", LATE).expect("answers").is_none());
-    eventually(LONG, "it listens", || server.listeners().len() == 1);
+    eventually(LONG, "the listener is connected", || server.listeners().len() == 1);
     assert!(others.try_lock_for("busy", LATE).expect("answers").is_none());
-    eventually(LONG, "both listen", || server.listeners().len() == 2);
+    eventually(LONG, "both listeners are connected", || server.listeners().len() == 2);
     assert_eq!(listening(), 2);
     // The system may still list a thread that was just joined.
     drop(scene.others);
@@ -199,13 +199,14 @@ fn a_hundred_waiters_share_a_listener_and_send_nothing() {
     assert_eq!(server.query::<i64>(&["DBSIZE"]), 0);
 }
 
-/// A waiter may be woken just after its wait has ended: then the next one is woken.
+/// A wake-up may reach a waiter just after its wait has ended. It must not be lost: then the next
+/// waiter is woken.
 #[test]
 fn a_waiter_that_gives_up_while_it_is_woken_delays_no_other() {
     let Scene { server, locks, others: _ } = &Scene::new();
     let wait = Duration::from_millis(40);
     let mut gave_up = 0;
-    // The listener starts before the waits begin: they are short.
+    // The listener starts before the waits begin, because the waits are short.
     occupy(server, "first", MINUTE);
     thread::scope(|scope| {
         let waiter = scope.spawn(|| take(locks, "first"));
@@ -221,7 +222,7 @@ fn a_waiter_that_gives_up_while_it_is_woken_delays_no_other() {
             let first = scope.spawn(move || locks.try_lock_for(name, wait).expect("answers").is_none());
             until_tracked(server, 1);
             let second = scope.spawn(move || take(locks, name));
-            // From 1 ms before its end to 1 ms after.
+            // From 1 ms before the end of the first wait to 1 ms after.
             let at = start + wait.saturating_sub(LATE / 50) + Duration::from_micros(50 * round);
             while Instant::now() < at {
                 std::hint::spin_loop();
@@ -237,7 +238,7 @@ fn a_waiter_that_gives_up_while_it_is_woken_delays_no_other() {
     assert!((1..40).contains(&gave_up), "{gave_up} of 40: either might have happened");
 }
 
-/// The listener tries on a waiter's behalf, and the answer comes when the wait is over, or never.
+/// The listener attempts on a waiter's behalf. The answer comes after the wait is over, or never.
 #[test]
 fn a_lock_taken_for_a_waiter_that_has_given_up_is_released() {
     let rig = Rig::new();
@@ -252,7 +253,7 @@ fn a_lock_taken_for_a_waiter_that_has_given_up_is_released() {
             until_tracked(&rig.server, 1);
             let second = scope.spawn(|| take(&rig.locks, name));
             rig.proxy.on(&format!("SET lock:{name}"), fault.clone());
-            eventually(LONG, "its wait is all but over", || Instant::now() >= end);
+            eventually(LONG, "the wait is almost over", || Instant::now() >= end);
             delete(&rig.server, name);
             let _ = first.join().expect("no panic");
             let took = second.join().expect("no panic").saturating_duration_since(end);
@@ -277,7 +278,7 @@ fn a_waiter_that_panics_with_the_lock_delays_no_other() {
             let second = scope.spawn(move || take(locks, name));
             let deleted = Instant::now();
             delete(server, name);
-            assert!(first.join().expect("caught"), "its closure was run");
+            assert!(first.join().expect("caught"), "the closure was run");
             let took = second.join().expect("no panic").saturating_duration_since(deleted);
             assert!(took < SOON, "{took:?}: woken too late: was a wake-up lost?");
         });
@@ -303,7 +304,7 @@ fn a_manager_dropped_after_waiting_ends_at_once_and_leaves_nothing() {
         drop(guard);
         throughout(LATE, || ()); // Nothing is under way that would wake the listener.
         within(SOON / 2, "dropping the manager", || drop(locks));
-        eventually(SOON, "its connections are closed", || scene.server.connections() == 2);
+        eventually(SOON, "the manager's connections are closed", || scene.server.connections() == 2);
         assert_eq!(scene.server.query::<i64>(&["DBSIZE"]), 0);
     }
 }
@@ -325,8 +326,8 @@ fn a_manager_dropped_after_waiting_ends_by_its_deadline_without_redis() {
     }
 }
 
-/// A manager that has seen many holders, each of another process, over slow attempts: it leaves
-/// them a sixteenth of a second at least before it tries.
+/// A manager that has seen many holders, each in another process, while its attempts were slow. So
+/// it sleeps for at least a sixteenth of a second before it tries.
 fn beside_many_rivals() -> Rig {
     let poll = Duration::from_millis(1);
     let rig = Rig::with(|builder| builder.client_tracking(false).poll_every(poll).response_timeout(SOON));
@@ -338,7 +339,7 @@ fn beside_many_rivals() -> Rig {
             let holder = format!("host-{number}-1-{number:032x}");
             rig.server.query::<()>(&["SET", "lock:a", &holder, "PX", "60000"]);
             let looks = rig.proxy.commands("SET lock:a");
-            eventually(LONG, "it looks", || rig.proxy.commands("SET lock:a") > looks + 1);
+            eventually(LONG, "the waiter looks", || rig.proxy.commands("SET lock:a") > looks + 1);
         }
         delete(&rig.server, "a");
         waiter.join().expect("no panic");
@@ -347,19 +348,19 @@ fn beside_many_rivals() -> Rig {
     rig
 }
 
-/// A waiter that is woken leaves the lock to the rivals that it has seen, and tries then. So does a
-/// newcomer, which relies on invalidations from its first attempt on.
+/// A waiter that is woken first leaves time to the rivals that it has seen, and then tries. So does
+/// a newcomer, which relies on invalidations from its first attempt on.
 #[test]
 fn a_waiter_with_rivals_leaves_them_time_before_it_tries() {
     let rig = Rig::with(|builder| builder.response_timeout(SOON));
     rig.proxy.always("SET lock:a", Fault::DelayReply(Duration::from_millis(30)));
     let looks = || rig.proxy.commands("SET lock:a");
-    // How long after a holder has the lock the waiter sees it.
+    // Gives the lock to another holder, and measures how soon the waiter looks.
     let holds = |number: u32| {
         let holder = format!("host-{number}-1-{number:032x}");
         let (before, start) = (looks(), Instant::now());
         rig.server.query::<()>(&["SET", "lock:a", &holder, "PX", "60000"]);
-        eventually(LONG, "it looks", || looks() > before);
+        eventually(LONG, "the waiter looks", || looks() > before);
         let took = start.elapsed();
         until_tracked(&rig.server, 1);
         took
@@ -368,9 +369,9 @@ fn a_waiter_with_rivals_leaves_them_time_before_it_tries() {
     thread::scope(|scope| {
         let waiter = scope.spawn(|| take(&rig.locks, "a"));
         until_tracked(&rig.server, 1);
-        // Attempts at once would take 30 ms each, for the answer to the one before. A rival's turn
-        // is worth 105 ms, and the waiter has slept for half of all that it knows of, at least. (A
-        // sleep is never too short.)
+        // If the waiter looked at once, it would need 30 ms each time, for the answer to the last
+        // look. A rival's turn is worth 105 ms, so after eight rivals the waiter has slept for at
+        // least half of eight such turns. (A sleep is never shorter than requested.)
         let took: Duration = (1..=8).map(holds).sum();
         assert!(took >= Duration::from_millis(400), "{took:?}: it looks at once");
         delete(&rig.server, "a");
@@ -387,7 +388,7 @@ fn a_waiter_with_rivals_leaves_them_time_before_it_tries() {
             newcomer.join().expect("no panic");
             looked == 1
         };
-        assert!((0..3).any(|_| looks_once()), "it looked twice");
+        assert!((0..3).any(|_| looks_once()), "the newcomer looked twice");
     });
 }
 
@@ -398,12 +399,12 @@ fn a_wait_shorter_than_the_pause_for_rivals_ends_on_time() {
     let wait = ANSWER / 10;
     returns_by(wait, "a wait beside many rivals", || {
         let (took, taken) = time(|| rig.locks.named("a").wait(wait).lock());
-        assert!(taken.expect_err("another has it").is_timeout());
+        assert!(taken.expect_err("another holder has the lock").is_timeout());
         took
     });
 }
 
-/// A lock is not known to be busy before Redis has said so.
+/// A waiter may report a lock as busy only after Redis has said so.
 #[test]
 fn a_wait_shorter_than_the_pause_for_rivals_ends_with_an_attempt() {
     let rig = beside_many_rivals();
@@ -413,11 +414,11 @@ fn a_wait_shorter_than_the_pause_for_rivals_ends_with_an_attempt() {
         let taken = rig.locks.named("a").wait(wait).lock();
         matches!(taken, Err(Error::Timeout { holder: Some(_), .. }))
     };
-    assert!((0..3).any(|_| has_looked()), "it slept until its end");
+    assert!((0..3).any(|_| has_looked()), "the wait ended without an attempt");
 }
 
-/// Redis wakes waiters in the order of their connections. With nothing to prevent it, the third
-/// would never get its turn.
+/// Redis wakes waiters in the order of their connections, so the third could starve. The sleep
+/// before each look prevents that.
 #[test]
 fn of_three_waiters_that_take_turns_none_starves() {
     let server = Server::start();

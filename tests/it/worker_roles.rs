@@ -1,7 +1,8 @@
-//! The roles of worker processes: each is a function that runs in the test binary, started again.
+//! The roles of worker processes. A worker is the test binary, started again, and a role is the
+//! function that it runs.
 //!
-//! A role reads its arguments with [`role::arg`] and lines of its parent with [`role::next_line`],
-//! and answers with [`role::report`]; it ends by returning.
+//! A role reads its arguments with [`role::arg`] and the lines of its parent with
+//! [`role::next_line`], and answers with [`role::report`]. It ends by returning.
 
 use std::mem::forget;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -32,7 +33,7 @@ pub(crate) fn run_role(name: &str) {
     }
 }
 
-/// Takes the lock `a` and does with it what each line says.
+/// Does with the lock `a` what each line says.
 fn worker() {
     let lease = Duration::from_millis(role::arg("lease").parse().expect("a number"));
     let builder = LockManager::builder(&role::arg("url")).lease(lease);
@@ -53,12 +54,12 @@ fn worker() {
         };
         role::report(answer);
     }
-    // Its input ends when it is about to be killed: it must not release what it holds then.
+    // The input ends when the process is about to be killed. It must not release the lock then.
     forget(held);
 }
 
-/// Checks the guard without a pause, until it is not valid or a lease has passed between two
-/// checks: the last result.
+/// Checks the guard again and again, until it is not valid or a lease has passed between two
+/// checks. Returns the last result.
 fn watch(guard: &LockGuard, lease: Duration) -> bool {
     role::report("watching");
     let mut before = Instant::now();
@@ -72,7 +73,7 @@ fn watch(guard: &LockGuard, lease: Duration) -> bool {
     }
 }
 
-/// Forks, with the lock `a` held twice or not; the C library's `sync` does it (see
+/// Forks with the lock `a` held twice, or not held. The C library's `sync` forks (see
 /// `tests/rig/preload/fork.c`).
 fn forker() {
     let locks = LockManager::connect(&role::arg("url")).expect("connects");
@@ -97,7 +98,7 @@ fn forker() {
         assert!(outer.is_valid() && inner.is_valid());
         assert_eq!(locks.held().len(), 1);
         outer.extend(Duration::from_millis(300)).expect("extends");
-        eventually(Duration::from_secs(5), "it is renewed", || locks.stats().renewed >= 4);
+        eventually(Duration::from_secs(5), "the hold is renewed", || locks.stats().renewed >= 4);
         assert!(outer.is_valid());
         assert_eq!(outer.unlock().expect("unlocks"), Unlocked::StillHeld { depth: 1 });
         assert_eq!(inner.unlock().expect("unlocks"), Unlocked::Released);
@@ -106,8 +107,8 @@ fn forker() {
     role::report("fine");
 }
 
-/// Forks after it has drawn a token and while it has no manager, and reports which token either
-/// process draws next.
+/// Draws a token, drops its manager, and forks. Then each of the two processes draws a token and
+/// reports it.
 fn drawer() {
     let url = role::arg("url");
     let draw = |key: &str| {

@@ -4,7 +4,7 @@ use crate::model::{Mutation, Protocol};
 use crate::state::{Claim, Command, Hold, How, LEASE, Link, MARGIN, Outcome, State, Step, Token};
 
 impl Protocol {
-    /// A fresh token; none where the bound of the model is reached.
+    /// A fresh token; `None` if the thread has used as many as the model allows.
     fn fresh_token(&self, state: &mut State, thread: usize) -> Option<Token> {
         let nonce = state.nonces[thread];
         if nonce == self.nonces {
@@ -15,7 +15,7 @@ impl Protocol {
         Some(Token { thread: u8::try_from(thread).expect("few threads"), nonce })
     }
 
-    /// How long a hold is valid whose answer comes so many ticks after its send.
+    /// How long a hold is valid if its answer comes `age` ticks after its send.
     pub(crate) fn validity(&self, age: u8) -> u8 {
         let age = if self.is(Mutation::CountsFromTheAnswer) { 0 } else { age };
         let margin = if self.is(Mutation::NoMargin) { 0 } else { MARGIN };
@@ -53,7 +53,7 @@ impl Protocol {
         self.validity(if self.is(Mutation::CountsHandOffsFromTheAnswer) { 0 } else { age })
     }
 
-    /// Sends one attempt. Earlier calls of the listener are forgotten: this attempt is newer.
+    /// Sends one attempt. Forgets earlier calls of the listener, because this attempt is newer.
     pub(crate) fn attempt(&self, state: &mut State, thread: usize) {
         let listener = self.listener(state, thread);
         let Step::Claiming(claim) = &mut state.steps[thread] else { return };
@@ -87,8 +87,8 @@ impl Protocol {
             let hold = Hold { token: claim.token, how: How::Asked, valid, renewal: None };
             state.steps[thread] = Step::Holding(hold);
         } else if said.set || said.found == Some(claim.token) {
-            // The key has this token, but the answer came too late, or does not tell since when.
-            // (In the program, no orphan is needed if the removal is answered.)
+            // The key has this token, but the answer came too late, or does not say when Redis set
+            // the key. (In the program, no orphan is needed if the removal is answered.)
             self.clean_up_behind(state, thread, claim, true);
         } else if said.found == claim.abandoned && !self.is(Mutation::OverlooksItsAbandonedToken) {
             self.send_attempt(&mut claim);
@@ -106,8 +106,8 @@ impl Protocol {
         self.clean_up_behind(state, thread, claim, link_stands);
     }
 
-    /// Writes the clean-up after what is under way, where there is a connection for it, and goes on
-    /// with a fresh token.
+    /// Writes the clean-up behind the commands that are under way, if the connection still stands,
+    /// and goes on with a fresh token.
     fn clean_up_behind(&self, state: &mut State, thread: usize, claim: Claim, link_stands: bool) {
         let token = claim.token;
         let mut link = claim.link.unwrap_or_default();

@@ -1,49 +1,52 @@
 //! The lock protocol as a model, and every order of events in it, within bounds.
 //!
-//! This is not the code of the crate. It is its rules written down a second time, and what is shown
-//! here is shown of the rules.
+//! This is not the code of the crate. The model has the rules of the code a second time, so what
+//! the tests show here holds for the rules, and not for the code.
 //!
-//! # What is in it
+//! # What the model has
 //!
-//! One key in Redis, with a lease of three ticks, of which a holder trusts two. Commands are
-//! executed one at a time, in order per connection, with anything in between. An answer may come at
-//! any time after that, or get lost, with or without its connection. What was sent over a
-//! connection that is no longer read is executed at any time later, or never. Time passes at any
-//! moment, and a thread's clock may miss a tick. A thread attempts with one script, gives up,
-//! holds, is renewed, releases, tries again after a lost answer or does not, and hands the lock off
-//! to the next waiter of its process, as the claim, the release and the wait queue do. The keeper
-//! of a process cleans up orphans once a tick, and is always answered.
+//! There is one key in Redis, with a lease of three ticks, of which a holder trusts two. Redis
+//! executes commands one at a time, in the order of each connection; commands of other connections
+//! may come in between. After that, an answer may come at any time, or get lost, with or without
+//! its connection. If nobody reads from a connection any more, Redis executes what was sent over it
+//! at any later time, or never. Time passes at any moment, and a thread's clock may miss a tick. A
+//! thread attempts with one script, gives up, holds, is renewed and releases. After a lost answer
+//! it tries again or does not. It hands the lock off to the next waiter of its process. All this
+//! follows the code of the claim, the release and the wait queue. The keeper of a process cleans up
+//! orphans once a tick, and always gets an answer.
 //!
-//! Waiting, where a model has it (`asleep`): an attempt that finds the lock held has Redis track
-//! the key for the process's listener. The next change, which is a release, a renewal or the end of
-//! the lease, leads to an invalidation. The waiter sleeps unless the listener has called since the
-//! attempt began. The invalidation arrives at any time later, and the listener calls the waiter,
+//! Some models have waiting as well (`asleep`). If an attempt finds the lock held, Redis tracks the
+//! key for the process's listener. The next change, which is a release, a renewal or the end of the
+//! lease, leads to an invalidation. The waiter sleeps unless the listener has called since the
+//! attempt began. The invalidation arrives at any later time, and the listener calls the waiter,
 //! which pauses for any time and tries again. The listener's connection may get lost, with what is
-//! under way on it and what Redis tracks for it; so may the connection of the attempt, with the key
-//! that it tracks. The process notices at some time, calls its waiters, and has them poll until the
-//! listener is connected again. Redis sends a process no invalidation for what it changes over a
-//! connection of its pool, as the attempt may have gone over the same one.
+//! under way on it and what Redis tracks for it. The connection of the attempt may get lost, too,
+//! with the key that it tracks. The process notices at some time, calls its waiters, and has them
+//! poll until the listener is connected again. If a process changes the key over a connection of
+//! its pool, Redis sends it no invalidation, because its attempt may have used the same connection.
 //!
-//! A sleep has no other end in the model: neither the safety poll nor the end of the lease that the
-//! waiter saw, which are there in the program. So a waiter that sleeps and will not be called is a
-//! lost wake-up, and a violation.
+//! In the model, only a call ends a sleep. (In the program, the safety poll and the end of the
+//! lease that the waiter saw end it, too.) So a waiter that sleeps and will not be called is a lost
+//! wake-up, and a violation.
 //!
-//! # What is not
+//! # What the model leaves out
 //!
-//! - Bounds: two or three threads, one to three tokens each, one or two lost answers, one renewal,
-//!   one missed tick, one or two connections that a sleeper relies on.
+//! - More than these bounds: two or three threads, one to three tokens each, one or two lost
+//!   answers, one renewal, one missed tick, and one or two losses of a connection on which a
+//!   sleeping waiter relies.
 //! - `SET` without a look at the holder, how long pauses are (the tests of contention simulate
-//!   that), how the threads of a process wake each other (`src/interleavings` tries that),
+//!   that), how the threads of a process wake each other (`src/interleavings` tests that),
 //!   deadlines as such (a thread gives up at any time), the pool, `extend`, `reclaim_dead`,
 //!   `force_unlock`, refusals, forks, and a Redis that forgets or sends no invalidations.
-//! - What is only promised if things go on: that a waiter gets the lock in the end. What is shown
-//!   is that a waiter which sleeps always has something to come.
-//! - An answer after its lease: the removal is written after it, and the token is an orphan as
-//!   well. In the program it is one only if the removal is not answered.
-//! - A `SET` that is executed long after the lease it asks for would have ended: nothing looks for
-//!   it any more.
+//! - Progress: whether a waiter gets the lock in the end. The model shows only that something is
+//!   always about to call a waiter that sleeps.
+//! - An answer that comes after its lease. In the model, the removal is written behind the claim,
+//!   and the token always becomes an orphan. In the program it becomes one only if the removal gets
+//!   no answer.
+//! - A `SET` that is executed long after the end of the lease it asks for. Nothing looks for its
+//!   key any more.
 //!
-//! Each rule is also broken once, to see that the model notices.
+//! Each rule is also broken once, to check that the model notices.
 mod client;
 mod release;
 mod model;
@@ -75,7 +78,7 @@ fn a_pair(nonces: u8, losses: u8, renewals: u8) -> Protocol {
     Protocol { threads: vec![0, 0, PROMPT], nonces, sleeps: false, budget, mutation: None }
 }
 
-/// Its waiters sleep, and so many connections that they rely on are lost.
+/// The same protocol with waiters that sleep. They lose `cuts` of the connections they rely on.
 fn asleep(protocol: Protocol, cuts: u8) -> Protocol {
     let budget = Budget { cuts, ..protocol.budget };
     Protocol { sleeps: true, budget, ..protocol }

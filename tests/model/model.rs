@@ -1,4 +1,4 @@
-//! What can happen next, and what must hold whatever happens.
+//! What can happen next, and which properties must hold whatever happens.
 
 use stateright::{Model, Property};
 
@@ -18,25 +18,25 @@ pub(crate) enum Mutation {
     UsesASpoiltToken,
     CleansUpElsewhere,
     RenewalCreates,
-    /// It takes its own abandoned token, which it finds at the key, for another holder's.
+    /// A waiter that finds its own abandoned token at the key takes it for another holder's.
     OverlooksItsAbandonedToken,
     KeepsNoOrphans,
     TakesALateAnswerForALoss,
-    /// It takes a missing orphan for proof that its `SET` is not under way.
+    /// The keeper takes a missing orphan for proof that its `SET` is not under way.
     TakesAMissForTheEnd,
     /// The attempt and the registration for invalidations are two commands.
     RegistersAfterTheAttempt,
-    /// A call that comes during the attempt is forgotten.
+    /// A waiter forgets a call that comes during its attempt.
     ForgetsWhenItFallsAsleep,
-    /// Its connection to Redis redirects to the first listener for ever.
+    /// A waiter's connection redirects to the first listener for ever.
     KeepsToItsFirstListener,
-    /// The listener wakes no waiter when its connection is lost, nor when there is another.
+    /// The listener wakes no waiter when it loses its connection, nor when it has a new one.
     WakesNoWaiterWithoutListener,
     /// No waiter is woken when the connection of an attempt is lost.
     IgnoresACutLink,
     /// The release of a hold that a peer considers expired wakes no waiter in its own process.
     ReleasesQuietly,
-    /// A hold that was valid when it was released counts as over while Redis is asked.
+    /// A hold that was valid when it was released counts as over before Redis has answered.
     PassesByARelease,
 }
 
@@ -47,14 +47,14 @@ pub(crate) struct Protocol {
     pub(crate) threads: Vec<u8>,
     /// How many tokens a thread may use.
     pub(crate) nonces: u8,
-    /// Waiters sleep until their listener calls; or else they poll.
+    /// Whether waiters sleep until their listener calls. If not, they poll.
     pub(crate) sleeps: bool,
     pub(crate) budget: Budget,
     pub(crate) mutation: Option<Mutation>,
 }
 
-/// The process of a thread whose commands are executed and answered at once: another client, of
-/// which nothing is to be shown.
+/// The process of a thread whose commands are executed and answered at once. The thread stands for
+/// another client.
 pub(crate) const PROMPT: u8 = 9;
 
 /// A connection.
@@ -79,7 +79,7 @@ pub(crate) enum Action {
     Receive(At),
     Lose(At, bool),
     Tick(Option<usize>),
-    /// The connection of a process's listener is lost, or that of an attempt.
+    /// A process loses the connection of its listener (`true`) or of an attempt (`false`).
     Cut(usize, bool),
     Listen(usize, Event),
 }
@@ -89,13 +89,13 @@ impl Protocol {
         self.mutation == Some(mutation)
     }
 
-    /// The other threads of its process.
+    /// The other threads of the thread's process.
     pub(crate) fn peers(&self, thread: usize) -> impl Iterator<Item = usize> + use<'_> {
         (0..self.threads.len())
             .filter(move |peer| *peer != thread && self.threads[*peer] == self.threads[thread])
     }
 
-    /// No other thread of its process keeps the thread waiting.
+    /// Whether no other thread of its process keeps the thread waiting.
     fn is_open(&self, state: &State, thread: usize) -> bool {
         self.peers(thread).all(|peer| match &state.steps[peer] {
             Step::Idle | Step::Queued(_) => true,
@@ -220,7 +220,7 @@ impl Protocol {
         match (action, &mut state.steps[thread]) {
             (Action::Start(_), _) => self.start(state, thread),
             (Action::TakeTurn(_), _) => self.take_turn(state, thread),
-            // What it has left is an orphan already.
+            // Each token that the thread has abandoned is an orphan already.
             (Action::GiveUp(_), step) => *step = Step::Idle,
             (Action::Attempt(_), _) => self.attempt(state, thread),
             (Action::Renew(_), Step::Holding(hold)) => {
@@ -311,7 +311,7 @@ impl Model for Protocol {
                 }
             }
         }
-        // A mutant may use a token again, or create a key without `SET`: then nothing is void.
+        // A mutant may use a token again, or create a key without `SET`, so no token is void there.
         if self.mutation.is_none() {
             state.forget_what_is_void();
         }
@@ -373,8 +373,7 @@ fn believers(state: &State) -> usize {
     (0..state.steps.len()).filter(|thread| holds(state, *thread)).count()
 }
 
-/// A thread uses the token, or it is an orphan, or is left to its lease; or its removal is on its
-/// way, after it.
+/// Whether a thread uses the token, or a keeper has it as an orphan.
 fn is_known(state: &State, token: Token) -> bool {
     state.steps.iter().any(|step| step.uses(token))
         || state.orphans.iter().any(|orphan| orphan.token == token)

@@ -4,7 +4,7 @@ use crate::model::{Mutation, Protocol};
 use crate::state::{Command, Hold, Link, Outcome, Release, State, Step, Token};
 
 impl Protocol {
-    /// Begins to release, with the `SET` of the next waiter, if the lock is to be handed off.
+    /// Begins a release. If `next_token` is given, sends the `SET` of the next waiter with it.
     pub(crate) fn release(state: &mut State, thread: usize, hold: Hold, next_token: Option<Token>) {
         // The hold has left the table: the answer to a renewal is not read any more.
         state.leave(hold.renewal.map(|(_, link)| link).unwrap_or_default());
@@ -35,8 +35,8 @@ impl Protocol {
         }
         state.wrongly_released |= said.removed && !said.stood && !release.maybe_done;
         let (when_released, now) = release.valid;
-        // A token that is not there proves a loss only before the hold's own end; later, it is not
-        // confirmed.
+        // A token that is not there proves a loss only before the hold's own end. Later, the
+        // release is merely not confirmed.
         let proves = now > 0 || self.is(Mutation::TakesALateAnswerForALoss);
         let reports_loss = !said.removed && !release.maybe_done && proves;
         state.wrongly_lost |= reports_loss && when_released > 0;
@@ -65,7 +65,8 @@ impl Protocol {
         }
         state.steps[thread] = Step::Idle;
         if release.valid.0 == 0 && !self.is(Mutation::ReleasesQuietly) {
-            // A peer considers it expired, and may have attempted over the same connection.
+            // A peer that considers the hold expired may have attempted over the same connection.
+            // Then Redis sends this process no invalidation, and the peer would sleep on.
             self.call(state, self.threads[thread].into());
         }
         let Some((next_token, _)) = release.next_token else { return };

@@ -4,8 +4,7 @@ use crate::model::{Mutation, Protocol};
 use crate::state::{Command, Connected, LEASE, Link, Orphan, Outcome, Redis, Said, State, Step, Token};
 
 impl Protocol {
-    /// Executes a connection's next command, of a process that gets no invalidation for its own
-    /// changes.
+    /// Executes a connection's next command. The process `by` gets no invalidation for the change.
     pub(crate) fn execute(&self, redis: &mut Redis, link: &mut Link, by: Option<usize>) {
         let said = self.run(redis, link.commands.remove(0), by);
         if link.old > 0 {
@@ -57,7 +56,8 @@ impl Protocol {
         said
     }
 
-    /// The listener of that number gets an invalidation for the next change, if it is still there.
+    /// If the listener with this number is still connected, it gets an invalidation for the next
+    /// change.
     fn register(&self, redis: &mut Redis, thread: u8, listener: Option<u8>) {
         let Some(tracking) = redis.tracking.get_mut(usize::from(self.threads[usize::from(thread)])) else {
             return;
@@ -108,9 +108,9 @@ impl Protocol {
 
     /// The keepers delete orphans, over connections of their own.
     ///
-    /// A token is sent once without an answer, so an orphan ends when it is found. One that is
-    /// missing may still come: where that takes longer than the lease, it is left to its lease,
-    /// which is noted by an orphan with no time left.
+    /// Only one `SET` of a token goes without an answer, so an orphan ends when its key is found.
+    /// If the key is missing, the `SET` may still be executed. If that takes longer than the lease,
+    /// the keeper leaves the key to its lease: an orphan with no time left notes that.
     fn clean_up(&self, state: &mut State) {
         for mut orphan in std::mem::take(&mut state.orphans) {
             if orphan.left > 0 {

@@ -1,13 +1,13 @@
-//! What the model knows at one moment. Times are what has passed or is left, so that equal states
-//! are found to be equal.
+//! What the model knows at one moment. A time is the number of ticks that have passed or are left,
+//! so that states compare as equal whenever they were reached.
 
 /// How long Redis keeps a key, in ticks.
 pub(crate) const LEASE: u8 = 3;
 
-/// How much sooner a holder stops trusting it.
+/// How many ticks before the end of its lease a holder stops trusting its hold.
 pub(crate) const MARGIN: u8 = 1;
 
-/// The thread that it belongs to, and its nonce.
+/// A token: the thread that drew it, and its nonce.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(crate) struct Token {
     pub(crate) thread: u8,
@@ -19,10 +19,10 @@ pub(crate) struct Token {
 pub(crate) enum Command {
     /// `SET key token NX PX lease`, as it is sent after a release.
     Set(Token),
-    /// The same and, where another has the lock, who that is: one script. The listener of this
-    /// number gets an invalidation for the next change then.
+    /// One script: the same `SET`. If another holder has the lock, the script also says which, and
+    /// the listener with this number gets an invalidation for the next change.
     Attempt(Token, Option<u8>),
-    /// Requests an invalidation for the next change: only a mutant sends that by itself.
+    /// Requests an invalidation for the next change. Only a mutant sends this command.
     Register(u8, Option<u8>),
     /// Compare and delete.
     Delete(Token),
@@ -39,16 +39,17 @@ pub(crate) struct Said {
     pub(crate) found: Option<Token>,
     pub(crate) removed: bool,
     pub(crate) extended: bool,
-    /// Not answered, but so: the key had the token that was removed.
+    /// Whether the key had the token that was to be removed. Redis does not answer this; the
+    /// properties need it.
     pub(crate) stood: bool,
 }
 
-/// A connection with something under way. One without is no part of the state.
+/// A connection with commands under way. An idle connection is no part of the state.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub(crate) struct Link {
     /// Not executed yet, in order.
     pub(crate) commands: Vec<Command>,
-    /// How many of those belong to batches whose answer is not awaited any more.
+    /// How many of `commands` belong to batches whose answer nobody waits for any more.
     pub(crate) old: usize,
     pub(crate) said: Said,
 }
@@ -71,15 +72,15 @@ pub(crate) struct Claim {
     pub(crate) token: Token,
     /// The last token that this claim has abandoned: Redis may hold it.
     pub(crate) abandoned: Option<Token>,
-    /// The attempt whose answer is awaited.
+    /// The age of the attempt that has no answer yet.
     pub(crate) sent: Option<u8>,
     pub(crate) link: Option<Link>,
     /// The listener that this attempt registered.
     pub(crate) listener: Option<u8>,
     /// The listener has called since this attempt began.
     pub(crate) called: bool,
-    /// It sleeps until the listener calls. Where it does not, it tries again at any time, or never:
-    /// it may pause, or have to poll.
+    /// Whether the waiter sleeps until the listener calls. If not, it tries again at any time, or
+    /// never: it may pause, or have to poll.
     pub(crate) asleep: bool,
 }
 
@@ -96,14 +97,14 @@ pub(crate) enum Connected {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Tracking {
     pub(crate) connected: Connected,
-    /// The number of its connection, or of the last one where there is none.
+    /// The number of its connection; if there is none, of the last one.
     pub(crate) number: u8,
-    /// It will get an invalidation for the next change, once.
+    /// The listener will get one invalidation, for the next change.
     pub(crate) registered: bool,
-    /// An invalidation is under way to it.
+    /// An invalidation is on its way to the listener.
     pub(crate) invalidation: bool,
-    /// The connection of the attempt is lost, and Redis has forgotten what it tracked. The process
-    /// has not noticed.
+    /// The connection of the attempt is lost, and Redis has forgotten the key that this connection
+    /// tracked. The process has not noticed.
     pub(crate) cut: bool,
 }
 
@@ -115,15 +116,15 @@ impl Tracking {
 /// What Redis knows.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Redis {
-    /// The value of the key, and for how many ticks.
+    /// The value of the key, and how many ticks of its lease are left.
     pub(crate) key: Option<(Token, u8)>,
-    /// By process. None where the waiters poll.
+    /// One entry for each process; empty if the waiters poll.
     pub(crate) tracking: Vec<Tracking>,
 }
 
 impl Redis {
-    /// The key has changed. A connection gets no invalidation for its own change, so neither does a
-    /// process that may have attempted over it.
+    /// The key has changed. Redis sends a connection no invalidation for its own change. The
+    /// process `by` may have attempted over that connection, so the process gets none.
     pub(crate) fn changed(&mut self, by: Option<usize>) {
         for (process, tracking) in self.tracking.iter_mut().enumerate() {
             if std::mem::take(&mut tracking.registered) && by != Some(process) {
@@ -175,9 +176,9 @@ pub(crate) struct Release {
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Step {
     Idle,
-    /// Behind another thread of its process, with a token to take.
+    /// In the queue behind another thread of its process, with the token that it will claim.
     Queued(Token),
-    /// The turn was handed off to it.
+    /// A release handed the turn off to this thread.
     Called(Token, Outcome),
     Claiming(Claim),
     Holding(Hold),
@@ -203,21 +204,22 @@ impl Step {
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(crate) struct Orphan {
     pub(crate) token: Token,
-    /// Zero: the key, or what may still come, is left to its lease.
+    /// For how many ticks the keeper still looks for the key. At zero, it leaves the key to its
+    /// lease.
     pub(crate) left: u8,
-    /// A `SET` of it may still be executed: the orphan does not end when its key is missing.
+    /// A `SET` of this token may still be executed, so a missing key does not end the orphan.
     pub(crate) stray: bool,
 }
 
-/// How much can still happen.
+/// How many faults can still happen.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Budget {
-    /// Answers that get lost.
+    /// Answers that can get lost.
     pub(crate) losses: u8,
     pub(crate) renewals: u8,
-    /// Ticks that a clock misses.
+    /// Ticks that a clock can miss.
     pub(crate) missed: u8,
-    /// Connections that are lost, of a listener or of an attempt.
+    /// Connections of a listener or of an attempt that can get lost.
     pub(crate) cuts: u8,
 }
 
@@ -227,20 +229,21 @@ pub(crate) struct State {
     pub(crate) steps: Vec<Step>,
     /// The next nonce of each thread.
     pub(crate) nonces: Vec<u8>,
-    /// Connections that are not read any more. What was sent may be executed at any time, or never.
+    /// Connections from which nobody reads any more. Redis may execute what was sent at any time,
+    /// or never.
     pub(crate) strays: Vec<Link>,
     pub(crate) orphans: Vec<Orphan>,
     pub(crate) budget: Budget,
-    /// A release was reported as such after a first answer, and its token had not been at the key.
+    /// The first answer to a release confirmed it, although its token was not at the key.
     pub(crate) wrongly_released: bool,
     pub(crate) wrongly_lost: bool,
 }
 
 impl State {
-    /// Leaves a connection to Redis, which is not read any more.
+    /// Leaves a connection from which nobody reads any more.
     ///
-    /// What is only read is left out. (So is a registration for invalidations: it would lead to one
-    /// call too many.)
+    /// Keeps only what changes the key: an attempt becomes a `SET`. (A registration for
+    /// invalidations is left out, too: it could only lead to one call too many.)
     pub(crate) fn leave(&mut self, mut link: Link) {
         link.commands.retain(|command| !matches!(command, Command::Register(..)));
         for command in &mut link.commands {
@@ -255,8 +258,8 @@ impl State {
         }
     }
 
-    /// Leaves out what cannot change anything any more: what is for a token that no thread will use
-    /// and no `SET` brings back.
+    /// Drops connections that cannot change anything any more: their commands are for tokens that
+    /// no thread will use and no `SET` brings back.
     pub(crate) fn forget_what_is_void(&mut self) {
         for link in std::mem::take(&mut self.strays) {
             let alive = link.commands.iter().any(|command| match command {

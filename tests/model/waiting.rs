@@ -1,4 +1,4 @@
-//! Waiting: the listener of a process, what it receives, and what a waiter that sleeps relies on.
+//! Waiting: the listener of a process, what it receives, and what a sleeping waiter relies on.
 
 use crate::model::{Action, Mutation, PROMPT, Protocol};
 use crate::state::{Connected, State, Step, Tracking};
@@ -9,22 +9,22 @@ pub(crate) enum Event {
     Invalidation,
     /// The connection of an attempt is lost.
     Cut,
-    /// Its own connection is lost.
+    /// The listener's own connection is lost.
     Lost,
-    /// It is connected again.
+    /// The listener is connected again.
     Back,
 }
 
 impl Protocol {
-    /// The processes whose waiters sleep.
+    /// How many processes have a listener.
     pub(crate) fn listeners(&self) -> usize {
         let processes = self.threads.iter().filter(|process| **process != PROMPT && self.sleeps);
         processes.max().map_or(0, |last| usize::from(*last) + 1)
     }
 
-    /// Whether a thread that sleeps will be called. The key exists, with a TTL, and Redis tracks it
-    /// for the listener; or the invalidation, or the loss of a connection, is about to reach the
-    /// process.
+    /// Whether something will call a thread that sleeps. One of these has to hold: the key exists,
+    /// and Redis tracks it for the listener; an invalidation, or the loss of a connection, is about
+    /// to reach the process; or a peer releases a hold that was over, and calls the waiters then.
     pub(crate) fn has_something_to_come(&self, state: &State, thread: usize) -> bool {
         if !matches!(&state.steps[thread], Step::Claiming(claim) if claim.asleep) {
             return true;
@@ -41,8 +41,7 @@ impl Protocol {
             || self.peers(thread).any(calls_at_its_end)
     }
 
-    /// Whether a thread sleeps since its attempt, and the value that it found is its own abandoned
-    /// token.
+    /// Whether a thread sleeps although its attempt found its own abandoned token at the key.
     pub(crate) fn waits_for_itself(&self, state: &State, thread: usize) -> bool {
         let Step::Claiming(claim) = &state.steps[thread] else { return false };
         let found = state.redis.key.map(|(found, _)| found);
@@ -54,8 +53,8 @@ impl Protocol {
             && tracking.is_some_and(|tracking| tracking.registered)
     }
 
-    /// The number of the listener of a thread's process, while that is connected as far as the
-    /// process knows.
+    /// The number of the listener of a thread's process, if the process believes that the listener
+    /// is connected.
     pub(crate) fn listener(&self, state: &State, thread: usize) -> Option<u8> {
         let tracking = state.redis.tracking.get(usize::from(self.threads[thread]))?;
         (tracking.connected != Connected::No).then_some(tracking.number)
@@ -73,7 +72,7 @@ impl Protocol {
         }
     }
 
-    /// What a process's listener does next.
+    /// Executes what a process's listener does at an event.
     pub(crate) fn listen(&self, state: &mut State, process: usize, event: Event) {
         let tracking = &mut state.redis.tracking[process];
         match event {
@@ -92,7 +91,7 @@ impl Protocol {
         }
     }
 
-    /// A connection is lost: the listener's, or that of the last attempt.
+    /// A process loses the connection of its listener, or that of its last attempt.
     pub(crate) fn cut(state: &mut State, process: usize, of_listener: bool) {
         state.budget.cuts -= 1;
         let tracking = &mut state.redis.tracking[process];

@@ -1,5 +1,5 @@
-/* A way to fork for a program that may not say so: preloaded into a process, sync() copies it. The copy does not live
- * for long, whatever becomes of it. */
+/* A way to fork for a program without unsafe code. Preloaded into a process, this library makes
+ * sync() fork it. An alarm ends the copy after ten seconds, if it still runs. */
 
 #include <unistd.h>
 

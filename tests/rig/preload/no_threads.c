@@ -1,5 +1,5 @@
-/* Threads that the system will not start: preloaded into a process, it refuses all but as many as a file says, from when there is
- * that file. */
+/* Preloaded into a process, this library makes the start of threads fail. As soon as the file that
+ * THREADS_LEFT names exists, only as many threads can start as the file says. */
 
 #define _GNU_SOURCE
 #include <dlfcn.h>

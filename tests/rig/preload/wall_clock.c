@@ -1,5 +1,6 @@
-/* Clocks that a test can set: preloaded into a process, it adds what a file says, in seconds, to the time of day,
- * and what another file says to the time since boot. The clock that stops during suspend is left alone. */
+/* Clocks that a test can set. Preloaded into a process, this library adds the seconds in one file
+ * to the time of day, and the seconds in another file to the time since boot. It does not change
+ * the clock that stops during suspend. */
 
 #define _GNU_SOURCE
 #include <fcntl.h>

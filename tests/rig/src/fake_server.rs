@@ -20,8 +20,8 @@ pub enum Reply {
     Bytes(Vec<u8>),
     /// The first bytes, and the others after a pause.
     Paused(Vec<u8>, Duration, Vec<u8>),
-    /// The first bytes, then the others over and over for so long, as fast as the client reads
-    /// them; then the connection ends.
+    /// The first bytes, then the others over and over for the given time, as fast as the client
+    /// reads them. Then the connection ends.
     Endless(Vec<u8>, Vec<u8>, Duration),
     /// The end of the connection.
     Close,
@@ -103,7 +103,7 @@ impl Shared {
         let _ = stream.shutdown(Shutdown::Both);
     }
 
-    /// Returns false where the connection is to end.
+    /// Sends the reply to a command; returns false if the connection has to end.
     fn reply(&self, stream: &mut TcpStream, args: &[String]) -> bool {
         match (self.script)(args) {
             Reply::Bytes(bytes) => stream.write_all(&bytes).is_ok(),
@@ -128,7 +128,7 @@ impl Shared {
 impl Drop for FakeServer {
     fn drop(&mut self) {
         self.shared.stopped.store(true, Ordering::SeqCst);
-        // The acceptor checks whether it is to stop when a client connects.
+        // The acceptor checks only when a client connects whether it has to stop.
         let _ = TcpStream::connect((Ipv4Addr::LOCALHOST, self.port));
         if let Some(acceptor) = self.acceptor.take() {
             let _ = acceptor.join();

@@ -1,16 +1,16 @@
-//! What the tests, benchmarks and examples of relatch stand on.
+//! What the tests, benchmarks and examples of relatch share.
 //!
 //! - [`Server`]: a `redis-server` of the caller's own, which can be paused, killed and restarted.
 //! - [`Proxy`] and [`Fault`]: a TCP proxy that understands enough of RESP to lose exactly the reply
 //!   that a test names.
-//! - [`FakeServer`] and [`Reply`]: no Redis at all, but a script that decides what it answers.
+//! - [`FakeServer`] and [`Reply`]: a server without Redis, where a script decides what it answers.
 //! - [`Worker`] and [`role`]: this program, run again as another process.
 //! - [`rights`]: the ACL user with the least rights; all tests can run as that user.
 //! - [`compile_preload`]: a library that changes what the C library tells a process.
 //! - [`eventually`], [`throughout`] and [`within`]: how a test waits. No test only sleeps.
 //!
-//! Nothing here knows relatch, so that the crate with mistakes compiled in (`tests/flawed`) can use
-//! it as well.
+//! Nothing here depends on relatch, so `tests/flawed`, which builds relatch with mistakes compiled
+//! in, can use it as well.
 
 #![allow(
     clippy::missing_errors_doc,

@@ -1,7 +1,7 @@
 //! Cuts a stream of RESP into whole frames.
 //!
-//! It understands the lengths and not the values: the bytes that come out are those that went in.
-//! Commands and replies are the same to it, since a command is an array of bulk strings. It
+//! The splitter understands the lengths and not the values: the bytes that come out are those that
+//! went in. It treats commands and replies alike, since a command is an array of bulk strings. It
 //! understands RESP3 too.
 
 use std::sync::OnceLock;

@@ -7,17 +7,18 @@ use std::sync::{Once, OnceLock};
 
 use log::{LevelFilter, Log, Metadata, Record};
 
-/// The variable that has the tests log in, and the password: letters, digits and hyphens.
+/// If this variable is set, the tests log in. Its value is the password: letters, digits and
+/// hyphens.
 const PASSWORD: &str = "RELATCH_TEST_LEAST_RIGHTS";
 
-/// The name that the page gives to the user.
+/// The name of the user in `docs/operations.md`.
 const USER: &str = "locks";
 
 /// What is printed in front of a command that the server refused to this user. The script looks for
 /// it.
 const REFUSED: &str = "refused to the user with the least rights:";
 
-/// The rights that docs/operations.md says a user needs, from its own line.
+/// The rights that a user needs, read from the command in docs/operations.md.
 pub fn least_rights() -> Vec<&'static str> {
     let page = include_str!("../../../docs/operations.md");
     let mut lines = page.lines();
@@ -26,14 +27,14 @@ pub fn least_rights() -> Vec<&'static str> {
     rights.filter(|right| *right != "-@all").collect()
 }
 
-/// Those of them without which everything works, but Redis sends no invalidations.
+/// Those of the least rights that are for invalidations only. Everything works without them.
 pub fn invalidation_rights() -> Vec<&'static str> {
     let is_for_invalidations =
         |right: &str| right.starts_with(['&']) || right.contains("client|") || right == "+subscribe";
     least_rights().into_iter().filter(|right| is_for_invalidations(right)).collect()
 }
 
-/// The others.
+/// The least rights without those for invalidations.
 pub fn working_rights() -> Vec<&'static str> {
     let others = invalidation_rights();
     least_rights().into_iter().filter(|right| !others.contains(right)).collect()
@@ -60,14 +61,14 @@ pub(crate) fn server_args() -> Vec<String> {
     args.into_iter().chain(least_rights().into_iter().map(str::to_owned)).collect()
 }
 
-/// Prints what a worker printed, so that the script sees that as well.
+/// Prints what a worker printed, so that `tests/rights.sh` sees that as well.
 pub(crate) fn note_printed(line: &str) {
     if password().is_some() {
         print(&format!("a worker: {line}"));
     }
 }
 
-/// Prints what a server refused, as far as `ACL LOG` has it: user and command (or key, or channel).
+/// Prints what a server refused to the user, as far as `ACL LOG` has it: command, key or channel.
 pub(crate) fn note_refused(ask: impl FnOnce() -> Vec<(String, String)>) {
     if password().is_some() {
         for (_, what) in ask().into_iter().filter(|(user, _)| user == USER) {
@@ -104,7 +105,7 @@ impl Log for Printer {
     fn flush(&self) {}
 }
 
-/// Prints past the test harness, which does not show what passing tests print.
+/// Prints directly to stderr, because the test harness hides what passing tests print.
 fn print(line: &str) {
     // The reader may be gone.
     let _ = std::io::stderr().write_all(format!("{line}\n").as_bytes());

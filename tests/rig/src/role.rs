@@ -1,8 +1,8 @@
-//! This program, run again as another process that plays a role: what its parent starts, and what
+//! This program, run again as another process that plays a role: how its parent starts it, and what
 //! the role itself can do.
 //!
 //! Parent and child talk in lines. The child reads its standard input. A line that is meant for the
-//! parent begins with a mark: test harnesses print lines, too.
+//! parent begins with a mark, because the test harness prints lines, too.
 
 use std::env;
 use std::fmt::Display;
@@ -53,7 +53,7 @@ pub fn arg(name: &str) -> String {
 
 /// Sends the parent a line.
 pub fn report(line: impl Display) {
-    // The line end in front ends whatever a test harness has begun.
+    // The first line end closes a line that the test harness may have begun.
     let line = format!("\n{MARK}{line}\n");
     let mut stdout = io::stdout().lock();
     let written = stdout.write_all(line.as_bytes()).and(stdout.flush());

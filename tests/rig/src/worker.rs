@@ -154,8 +154,9 @@ impl Drop for Worker {
     }
 }
 
-/// Runs a test once more, in a process where nothing else runs: returns true there. `module` is the
-/// test's `module_path!()`.
+/// Runs a test once more, in a process where nothing else runs. Returns true in that process, and
+/// false in the first one, after the second run has passed. `module` is the test's
+/// `module_path!()`.
 #[track_caller]
 pub fn is_alone(module: &str, test: &str) -> bool {
     const ALONE: &str = "alone";

@@ -31,9 +31,9 @@ const CONNECT: Duration = Duration::from_secs(5);
 /// A client's connection and, once there was a command to forward, its connection to the server.
 pub(crate) struct ProxiedConnection {
     client: TcpStream,
-    /// A fault has struck one of its commands.
+    /// Whether a fault has struck one of its commands.
     struck: AtomicBool,
-    /// On this connection nothing passes any more.
+    /// Whether nothing passes over this connection any more.
     stranded: AtomicBool,
     pending: Mutex<Pending>,
     /// Notified when `pending` or one of the proxy's switches changes.
@@ -80,7 +80,7 @@ impl ProxiedConnection {
     pub(crate) fn close(&self) {
         let mut pending = self.pending.lock();
         pending.closed = true;
-        // Shutting down fails where the other end is gone: then it is not needed.
+        // If the other end is gone, shutting down fails; then it is not needed.
         let _ = self.client.shutdown(Shutdown::Both);
         if let Some(server) = &pending.server {
             let _ = server.shutdown(Shutdown::Both);
@@ -101,8 +101,9 @@ impl ProxiedConnection {
 
     /// Makes the threads check the proxy's switches again.
     pub(crate) fn wake(&self) {
-        // A thread that holds this lock has not checked the switches yet, or waits already. Without
-        // it, the notification could come between the check and the wait, and be lost.
+        // Threads check the switches and begin to wait under this lock. Without it, the
+        // notification could come between a thread's check and its wait. Then it would be lost, and
+        // the thread would sleep on.
         let _pending = self.pending.lock();
         self.changed.notify_all();
     }
@@ -201,7 +202,7 @@ impl ProxiedConnection {
             self.changed.wait(&mut pending);
         }
         let Some(server) = &pending.server else {
-            drop(pending); // `close` takes it.
+            drop(pending); // `close` takes this lock.
             return self.close();
         };
         // Only this direction: a hard close could discard what was sent before.

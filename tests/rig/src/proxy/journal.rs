@@ -7,7 +7,7 @@ use parking_lot::Mutex;
 
 use crate::now;
 
-/// The commands that were forwarded, in that order, and that can change a lock.
+/// The commands that can change a lock, in the order in which the proxy forwarded them.
 #[derive(Debug, Default)]
 pub(crate) struct Journal {
     exchanges: Mutex<Vec<Exchange>>,
@@ -18,10 +18,10 @@ pub(crate) struct Journal {
 pub struct Exchange {
     /// The command, its name first.
     pub args: Vec<String>,
-    /// Just before it was written: the server executed it later than that, if at all.
+    /// The time just before it was written. The server executed it after that, if at all.
     pub sent: Duration,
-    /// When its reply came, and how that began: the server executed it earlier. `None` where no
-    /// reply came.
+    /// When its reply came, and the first bytes of the reply. The server executed it before that.
+    /// `None` if no reply came.
     pub answered: Option<(Duration, Vec<u8>)>,
 }
 

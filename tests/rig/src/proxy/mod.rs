@@ -23,7 +23,7 @@ use crate::rights;
 ///
 /// A fault of the command (`SwallowCommand`, `CutBeforeForward`, `DelayCommand`, `Answer`) fires
 /// when the command arrives. A fault of the reply fires when the server's reply has arrived, so
-/// that the command has been executed. Both fire before the client can see anything of it.
+/// that the command has been executed. Both fire before the client can see any effect of the fault.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Fault {
     /// The server executes the command; the reply is lost, the connection stays open.
@@ -79,7 +79,7 @@ impl Proxy {
         Self { shared, port, acceptor }
     }
 
-    /// The address for a manager, its login included: usually there is none (see [`rights`]).
+    /// The address for a manager, with the login if there is one (see [`rights`]).
     pub fn url(&self) -> String {
         format!("redis://{}127.0.0.1:{}/", rights::login(), self.port)
     }
@@ -136,7 +136,7 @@ impl Proxy {
     }
 
     /// While on, nothing listens, so that connects are refused; present connections stay. Returns
-    /// when that is so.
+    /// when the change has taken effect.
     pub fn refuse(&self, on: bool) {
         let mut acceptor = self.acceptor.lock();
         match acceptor.take() {
@@ -152,7 +152,7 @@ impl Proxy {
         self.shared.for_each_connection(ProxiedConnection::close);
     }
 
-    /// While on, replies are held, in order, and with them what their faults do; commands pass. All
+    /// While on, replies are held, in order, and their faults do not fire; commands pass. All
     /// replies are delivered when this is turned off.
     pub fn hold_replies(&self, on: bool) {
         self.shared.holding.store(on, Ordering::SeqCst);

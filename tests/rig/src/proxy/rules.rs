@@ -1,4 +1,4 @@
-//! The rules of a proxy: which command which fault happens to.
+//! The rules of a proxy: which fault happens to which command.
 
 use super::Fault;
 

@@ -83,7 +83,7 @@ impl Shared {
 
     /// Joins all threads.
     pub(crate) fn join(&self) {
-        // One at a time: a thread that still runs may start the last of its own meanwhile.
+        // One at a time, because a thread that still runs may start another one meanwhile.
         while let Some(thread) = self.next_thread() {
             let _ = thread.join();
         }
@@ -98,7 +98,7 @@ impl Shared {
     fn accept(self: &Arc<Self>, client: TcpStream) {
         let _ = client.set_nodelay(true);
         self.accepted.fetch_add(1, Ordering::SeqCst);
-        // Locked before the connection is served, so that `cut_all` finds each that was served.
+        // Locked before the connection is served, so that `cut_all` finds every served connection.
         let mut connections = self.connections.lock();
         connections.retain(|connection| connection.strong_count() > 0);
         connections.push(Arc::downgrade(&ProxiedConnection::open(client, self)));
@@ -139,11 +139,11 @@ impl Acceptor {
     pub(crate) fn stop(self, port: u16) {
         let is_refused = || TcpStream::connect((Ipv4Addr::LOCALHOST, port)).is_err();
         self.stopped.store(true, Ordering::SeqCst);
-        // The thread checks whether it is to stop when a client connects: this one, at the latest.
+        // The thread checks only when a client connects whether it has to stop, so connect once.
         let _ = is_refused();
         let _ = self.thread.join();
-        // A process that another test is just starting may have a copy of the listener until it has
-        // become another program.
+        // Another test may be starting a process right now. Until its `exec`, that process has a
+        // copy of the listener, and connects would still succeed.
         eventually(Duration::from_secs(5), "connects are refused", is_refused);
     }
 }

@@ -24,7 +24,7 @@ use crate::{Sig, freeze, signal};
 /// How long a server may take until it answers.
 const START: Duration = LONG;
 
-/// How long one attempt may take to find out whether it answers.
+/// How long one attempt to find out whether a server answers may take.
 const PING: Duration = Duration::from_millis(500);
 
 /// How long the reply to a question that a test asks the server directly may take.
@@ -62,7 +62,7 @@ impl Server {
         Self::in_env(args, &[])
     }
 
-    /// The same, with further environment variables.
+    /// Starts a server with further arguments and environment variables.
     pub fn in_env(args: &[&str], env: &[(&str, &str)]) -> Self {
         let env: Vec<_> = env.iter().map(|&(name, value)| (name.to_owned(), value.to_owned())).collect();
         let args: Vec<_> = args.iter().map(|&arg| arg.to_owned()).collect();
@@ -88,7 +88,7 @@ impl Server {
         server.becomes_ready().then_some(server)
     }
 
-    /// The address for a manager, its login included: usually there is none (see [`rights`]).
+    /// The address for a manager, with the login if there is one (see [`rights`]).
     pub fn url(&self) -> String {
         format!("redis://{}{}/", rights::login(), self.address())
     }
@@ -170,13 +170,14 @@ impl Server {
             return true;
         }
         eventually(START, "the server ends", || !self.is_running());
-        // A server without a log does not say why: it takes no arguments that could be wrong.
+        // A server without a log does not say why it ended. It got no arguments that could be
+        // wrong, so the port was taken.
         let taken = log().is_none_or(|log| log.contains("already in use"));
         assert!(taken, "the server ended at once:\n{}", log().unwrap_or_default());
         false
     }
 
-    /// Whether what answers is another server than the one that was started, as far as it says.
+    /// Whether another server answers at the port, and not the one that was started here.
     fn is_another(&self) -> bool {
         let Ok(info) = self.command(&["INFO", "server"]) else {
             return false;
@@ -210,7 +211,7 @@ fn log_in(dir: &TempDir) -> PathBuf {
     dir.path().join("log")
 }
 
-/// Whether anything answers PING at `port`, be it with an error.
+/// Whether anything answers PING at `port`, even with an error.
 fn answers(port: u16) -> bool {
     let address = SocketAddr::from((Ipv4Addr::LOCALHOST, port));
     let ask = || -> io::Result<bool> {

@@ -12,7 +12,7 @@ use crate::{Process, rights};
 /// The variable that names the server that the tests run against: the path of its program.
 const PROGRAM: &str = "RELATCH_TEST_SERVER";
 
-/// What is tried, in this order, where that variable is not set.
+/// The programs that are tried, in this order, if that variable is not set.
 const PROGRAMS: [&str; 2] = ["redis-server", "valkey-server"];
 
 /// The version of the server, major and minor, for tests of what differs between servers.
@@ -34,7 +34,7 @@ pub(super) fn spawn(
     env: &[(String, String)],
 ) -> Process {
     let (program, version) = program();
-    // Servers before 7 do not know the option, and always have the command.
+    // Servers before 7 do not know the option, and always have the `DEBUG` command.
     let debug = if *version >= (7, 0) { &["--enable-debug-command", "yes"][..] } else { &[] };
     let output = || {
         let log = log.map(|log| log.try_clone().expect("a second handle of the log"));

@@ -9,8 +9,8 @@ use super::{ANSWER, Server, number_after};
 impl Server {
     /// Sends a command and returns the reply.
     ///
-    /// When the connection turns out to be broken, it is opened again and the command is sent once
-    /// more. When there is no reply for 5 s, that is an error.
+    /// If the connection turns out to be broken, opens it again, and sends the command once more.
+    /// It is an error if there is no reply for 5 s.
     pub fn command(&self, args: &[&str]) -> RedisResult<Value> {
         let mut private = self.private.lock();
         let reused = private.is_some();
@@ -65,8 +65,8 @@ impl Server {
         commands.iter().map(|command| self.calls(command)).sum()
     }
 
-    /// How many commands were executed since then, by all clients and scripts: all but `INFO`, with
-    /// which this is asked.
+    /// How many commands all clients and scripts executed since the start or
+    /// [`reset_stats`](Self::reset_stats). `INFO` does not count, because this method sends it.
     #[track_caller]
     pub fn all_calls(&self) -> u64 {
         let info: String = self.query(&["INFO", "commandstats"]);
@@ -129,8 +129,8 @@ impl Server {
         others.filter_map(user).collect()
     }
 
-    /// What the server refused for want of a right, the latest first, and at most 128 of them: the
-    /// user, and the command, key or channel.
+    /// What the server refused because a right was missing, the latest first, at most 128 entries:
+    /// the user, and the command, key or channel.
     #[track_caller]
     pub fn refused(&self) -> Vec<(String, String)> {
         let log: Vec<HashMap<String, Value>> = self.query(&["ACL", "LOG", "128"]);

@@ -1,4 +1,5 @@
-//! Servers, proxy and workers do what they say: other tests prove nothing without that.
+//! Servers, proxy and workers do what their documentation says. Without that, the other tests would
+//! prove nothing.
 
 // What the tests here share.
 mod client;
@@ -15,7 +16,8 @@ mod worker;
 // `eventually` and `within` have an end.
 mod wait;
 
-/// Where a worker process begins. In a run of the tests there is no role, and nothing to do.
+/// A worker process begins here. In an ordinary run of the tests there is no role, and this does
+/// nothing.
 #[test]
 fn worker_entry() {
     match relatch_rig::role::name().as_deref() {

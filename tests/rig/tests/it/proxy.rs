@@ -313,7 +313,7 @@ fn held_replies_come_in_order_afterwards() {
             pipeline.cmd("SET").arg("a").arg("1").cmd("PING");
             pipeline.query::<(String, String)>(&mut connection)
         });
-        eventually(LONG, "it is executed", || server.exists("a"));
+        eventually(LONG, "the command is executed", || server.exists("a"));
         assert!(!client.is_finished());
         proxy.hold_replies(false);
         let replies = client.join().expect("no panic");

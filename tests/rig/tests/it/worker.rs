@@ -4,7 +4,7 @@ use relatch_rig::{LONG, Sig, Worker, role, signal};
 
 use crate::client::SHORT;
 
-/// Answers every line with the greeting that it was given and the line, until its input ends.
+/// Answers every line with the greeting from its arguments and the line, until its input ends.
 pub(crate) fn echo() {
     let greeting = role::arg("greeting");
     while let Some(line) = role::next_line() {
@@ -53,7 +53,7 @@ fn what_a_worker_prints_is_in_the_panic_of_its_parent() {
     worker.expect_line("anything", LONG);
 }
 
-/// Its output ends first here: that was a matter of luck.
+/// Here the worker's output always ends before its errors. (Usually that is a matter of luck.)
 #[test]
 #[should_panic(expected = "the last words")]
 fn what_a_worker_prints_after_its_output_has_ended_is_in_the_panic_too() {
