@@ -212,8 +212,13 @@ pub(crate) fn delete(server: &Server, name: &str) {
 }
 
 /// Waits until Redis tracks this many keys: then their waiters sleep until an invalidation.
+///
+/// A new listener tests whether invalidations come, with a key of its own. Through a proxy, Redis
+/// may execute the commands of that test one by one, and track the key for a moment. The `DEL` is
+/// the last of these commands.
 #[track_caller]
 pub(crate) fn until_tracked(server: &Server, keys: u64) {
+    eventually(LONG, "the listener was tested", || server.calls("del") > 0);
     eventually(LONG, "the waiters wait for an invalidation", || server.tracked_keys() == keys);
 }
 
