@@ -41,10 +41,11 @@ pub(crate) struct Hold {
     renewal: Renewal,
     /// How many guards are alive. Only the holding thread writes it.
     depth: AtomicU32,
-    /// In milliseconds. `extend` changes it.
+    /// The lease, in milliseconds. `extend` changes it.
     lease: AtomicU64,
-    /// [`Moment::PAST`] (zero) from the beginning of the release on, and once `end` is recorded.
-    /// [`RUN_OUT`] if the lease has run out and `end` is not recorded yet.
+    /// Until when the hold can be trusted. [`Moment::PAST`] (zero) from the beginning of the
+    /// release on, and once `end` is recorded. [`RUN_OUT`] if a thread has found that the lease has
+    /// run out, and `end` is not recorded yet.
     valid_until: AtomicU64,
     /// When the key has certainly expired, according to the commands sent so far.
     gone_by: AtomicU64,
@@ -54,7 +55,7 @@ pub(crate) struct Hold {
     reported: AtomicBool,
     /// How the hold ended: the cause of its loss, or `None` if it was released. Empty until then.
     end: OnceLock<Option<LostCause>>,
-    /// A thread in `wait_lost` holds this between its look at the hold and its sleep on `ended`.
+    /// Locked by a thread in `wait_lost` from its look at the hold until it sleeps on `ended`.
     watchers: Mutex<()>,
     ended: Condvar,
 }
@@ -229,8 +230,8 @@ impl Hold {
         Error::Lost { key: self.key.name().to_string(), cause }
     }
 
-    /// Redis has answered that the key does not hold the token. If it does again later, another
-    /// holder may have had the lock in between.
+    /// Redis has answered that the key does not hold the token. If the key holds the token again
+    /// later, another holder may have had the lock in between.
     pub(crate) fn mark_token_gone(&self) {
         self.token_gone.store(true, Ordering::Relaxed);
     }

@@ -34,9 +34,9 @@ pub(crate) fn give_back(
     let claim = next.as_ref().map(|next| &next.claim);
     let mut handed = HandoffOutcome::NotTaken;
 
-    // 2. Close the hold. If this came after step 3, the holder would trust a lock that another
-    //    process may have by then. The keeper would find the key gone, and report our own release
-    //    as a loss.
+    // 2. Close the hold, so that no thread trusts it any more. If this came after step 3, the
+    //    holder would trust a lock that another process may have by then. The keeper would find the
+    //    key gone, and report our own release as a loss.
     let now = Moment::now();
     let valid_until = keeper.work.lock().leases.close(hold, now);
     keeper.counters.time_held.add(now.since(hold.acquired.answered));
@@ -61,10 +61,10 @@ pub(crate) fn give_back(
         delete_later(keeper, hold);
     }
 
-    // 6. Wake this process's waiter. The waiter may have taken the turn when the lease ran out, and
-    //    have asked over the connection that has now deleted the key. Because of `NOLOOP`, Redis
-    //    sends no invalidation then. If this came before step 3, the waiter would find the key, and
-    //    sleep again.
+    // 6. If the hold was over before step 2, wake this process's waiter. The waiter may have taken
+    //    the turn when the lease ran out, and have asked over the connection that has now deleted
+    //    the key. Because of `NOLOOP`, Redis sends no invalidation then. If this came
+    //    before step 3, the waiter would find the key and sleep again.
     if valid_until.is_none() {
         keeper.listener.wakeups.wake(hold.key.in_redis().as_bytes());
     }
@@ -191,15 +191,15 @@ impl Release<'_> {
     }
 
     /// Redis decides how a release ends. [`Compared::Done`] means that the key held the token until
-    /// that moment. So no other process held the lock meanwhile, even if the lease had run out by
-    /// the local clock. But if Redis said earlier that the token was gone, another process may have
-    /// had the lock in between, so the hold stays lost.
+    /// Redis deleted it. So no other process held the lock meanwhile, even if the lease had run out
+    /// by the local clock. But if Redis said earlier that the token was gone, another process may
+    /// have had the lock in between, so the hold stays lost.
     ///
     /// A key that is absent or holds another token proves a loss if the hold was over when it was
-    /// closed, or if the answer came before its validity ended. A later answer proves nothing: the
-    /// lease may have run out while the release was on its way. If an earlier answer was lost
-    /// (`maybe_done`), that try may have deleted the key, so a hold that is still valid counts as
-    /// released.
+    /// closed, or if the answer came before the hold's validity would have ended. A later answer
+    /// proves nothing: the lease may have run out while the release was on its way. If an earlier
+    /// answer was lost (`maybe_done`), that try may have deleted the key, so a hold that is still
+    /// valid counts as released.
     fn judge(&self, compared: Compared, answered: Moment) -> Result<(), Error> {
         if self.hold.token_was_gone() {
             return Err(self.hold.lose(LostCause::Expired)); // A recorded cause stays.
@@ -283,8 +283,8 @@ mod tests {
         Release { hold, valid_until, deadline: Moment::NEVER, maybe_done: false }
     }
 
-    /// How the release of a hold ends. `lost_before`: the hold was lost before that, with this
-    /// cause.
+    /// How the release of a hold ends. `lost_before`: the hold was lost before the release, with
+    /// this cause.
     fn release(compared: Compared, time: Timing, maybe_done: bool, lost_before: Option<LostCause>) -> End {
         let sent = Moment::from_nanos(1_000);
         let hold = sample("a", LEASE, sent);
@@ -293,7 +293,7 @@ mod tests {
             hold.lose(cause);
         }
         let valid_until = hold.close(if time == Over { end_of_hold } else { sent });
-        // For a hold that was lost before, `close` returns `None`. Where the time is not over, the
+        // For a hold that was lost before, `close` returns `None`. Unless `time` is `Over`, the
         // test assumes that the loss became known just after `close`.
         let valid_until = valid_until.or((time != Over).then_some(end_of_hold));
         let late = u64::from(time != InTime);

@@ -13,7 +13,8 @@
 //!    over. If an attempt finds that the last token given up keeps the lock busy, the attempt
 //!    deletes it.
 //!
-//! The next attempt goes over another connection: perhaps only this one is dead, and Redis is well.
+//! After a missing answer, the next attempt goes over another connection: perhaps only the silent
+//! connection is dead, and Redis is well.
 
 use log::warn;
 
@@ -30,8 +31,8 @@ use crate::waiting::handoff::{Claim, HandoffOutcome};
 /// An attempt: what came of it, and from when on a silence of Redis counts.
 #[derive(Debug)]
 pub(crate) struct Attempt {
-    /// When the attempt began. If Redis answered other threads after that: when the command was
-    /// sent.
+    /// When the attempt began. If Redis had answered another thread since then, when the command
+    /// was sent.
     pub(crate) since: Moment,
     pub(crate) answer: Result<Answer, Failure>,
     /// This attempt or an earlier one has given up a token, which may keep the lock busy.
@@ -51,7 +52,7 @@ pub(crate) enum Answer {
     NotAString,
 }
 
-/// The tokens of one acquisition, as far as Redis knows them.
+/// The tokens of one acquisition: that of the next attempt, and the last one that was given up.
 pub(super) struct PendingClaim<'a> {
     context: AcquireContext<'a>,
     /// The token of the next attempt. Redis does not hold it, and no command with it can still be
@@ -78,7 +79,7 @@ impl<'a> PendingClaim<'a> {
             PendingClaim { context, token: Some(claim.token), given_up: None, tracks, deadline };
         match handed {
             HandoffOutcome::NotTaken => {}
-            // The thread in front has told the keeper to delete the token.
+            // The thread in front tells the keeper to delete the token.
             HandoffOutcome::Unanswered { .. } => pending.given_up = pending.token.take(),
             // The lease of the claim was over before this thread could use it.
             HandoffOutcome::Taken { .. } => pending.give_up(),
@@ -131,7 +132,7 @@ impl<'a> PendingClaim<'a> {
             Ok((ClaimReply::Taken, _)) => self.taken(connection, sent),
             Ok((ClaimReply::Busy(Some(holder)), _)) if holder.raw() == token => {
                 // Redis refused each `SET` of this token, but the key holds the token. No thread
-                // knows since when. The next attempt deletes it.
+                // knows since when. The next attempt deletes the key.
                 self.give_up();
                 Err(unanswered("the key holds the token, though Redis refused its `SET`"))
             }
@@ -172,8 +173,8 @@ impl<'a> PendingClaim<'a> {
         Ok(Answer::Taken(Taken { token, at: AcquiredAt { sent, answered } }))
     }
 
-    /// Removes a token whose answer came after its lease. Even if the removal has no answer, Redis
-    /// executes it before any later command on this connection.
+    /// Removes a token whose `SET` was answered after the lease was over. Even if the removal has
+    /// no answer, Redis executes it before any later command on this connection.
     fn too_late(&mut self, mut connection: Connection<'a>) -> Failure {
         let token = self.token.as_deref().unwrap_or_default();
         if let Err(failure) = connection.remove(self.context.key.in_redis(), token, self.deadline) {

@@ -63,15 +63,15 @@ pub(crate) struct Taken {
     pub(crate) at: AcquiredAt,
 }
 
-/// The error of a wait that ends while the lock is busy. The error has a cause if the time was over
-/// before Redis answered.
+/// The error of a wait that ends while the lock is busy. `cause` says why the last attempt failed,
+/// or why no holder is known.
 pub(crate) fn busy(key: &Key, patience: &Patience, holder: Option<Holder>, cause: Option<Cause>) -> Error {
     let waited = Moment::now().since(patience.began);
     Error::Timeout { key: key.name().to_string(), waited, holder: holder.map(Box::new), source: cause }
 }
 
-/// Takes the lock for the thread that has the turn. If the lock was handed off to that thread, no
-/// command is needed.
+/// Takes the lock for the thread that has the turn. If the lock was handed off to that thread, and
+/// the lease still lasts, no command is needed.
 pub(crate) fn acquire(
     context: AcquireContext<'_>,
     patience: &Patience,
@@ -90,7 +90,7 @@ pub(crate) fn acquire(
     ask_until_taken(context, patience, turn, has_given_up, |ask| pending.ask(ask))
 }
 
-/// Calls `attempt` until the lock is taken, or until it is of no use to wait for it.
+/// Calls `attempt` until the lock is taken, or until the wait ends without it.
 ///
 /// `has_given_up`: before the first attempt, this thread has given up a token that may keep the
 /// lock busy.
@@ -128,7 +128,8 @@ impl Acquisition<'_> {
                 return Err(self.error(end));
             }
             self.turn.asks();
-            // The answer to this attempt is newer than the changes that caused earlier wake-ups.
+            // Earlier wake-ups are forgotten: the answer to this attempt is newer than the changes
+            // that caused them.
             if self.registration.as_ref().is_some_and(Registration::forget) {
                 self.progress.woken();
             }
@@ -164,8 +165,9 @@ impl Acquisition<'_> {
         match step {
             Step::Ask => return None,
             Step::Register => {
-                // The waiter registers before it asks Redis for invalidations. The first may come
-                // at once, and a waiter that registered later would sleep through it.
+                // The waiter registers before it asks Redis for invalidations. The first
+                // invalidation may come at once, and a waiter that registered later would sleep
+                // through it.
                 let AcquireContext { listener, key, .. } = self.context;
                 self.registration.get_or_insert_with(|| listener.wakeups.register(key.in_redis()));
                 return None;
@@ -189,8 +191,8 @@ impl Acquisition<'_> {
         }
     }
 
-    /// Sleeps until a wake-up or until `until`. With `reclaim_dead`, it also checks regularly
-    /// whether the holder has died, which Redis does not report. True after a wake-up.
+    /// Sleeps until a wake-up or until `until`. With `reclaim_dead`, also returns soon after the
+    /// holder has died, which Redis does not report. True after a wake-up.
     fn sleeps_until_woken(&self, until: Moment) -> bool {
         loop {
             let check = if self.context.reclaim_dead {
@@ -254,8 +256,9 @@ impl Acquisition<'_> {
         reclaim_dead && machine::is_dead(holder.raw(), owner.host(), machine)
     }
 
-    /// Deletes the key of a dead holder, if the key still holds that token. A lost answer does no
-    /// harm: the next attempt finds out whether the key is gone.
+    /// Deletes the key of a dead holder, if the key still holds that holder's token. True if Redis
+    /// says that it has done so. A lost answer does no harm: the next attempt finds out whether the
+    /// key is gone.
     fn reclaim(&self, holder: &Holder) -> bool {
         let AcquireContext { store, counters, key, .. } = self.context;
         let deadline = self.patience.deadline;
@@ -458,8 +461,8 @@ mod tests {
     fn a_wake_up_ends_the_sleep() {
         let rig = Rig::new();
         let asleep = Instant::now();
-        // A wake-up before the second attempt is forgotten, since the answer to that attempt is
-        // newer.
+        // The test wakes the waiter after its second attempt. An earlier wake-up would be
+        // forgotten, since the answer to that attempt is newer.
         let (asks, asked) = std::sync::mpsc::channel();
         std::thread::scope(|scope| {
             let rig = &rig;

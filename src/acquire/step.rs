@@ -1,4 +1,4 @@
-//! Decides what a thread that wants a lock does next, from what it has found out and the time.
+//! Decides what a thread that wants a lock does next, from the time and what it has found out.
 //!
 //! Nothing here reads the clock, asks Redis or sleeps. The loop in [`acquire`](super) does that,
 //! and passes on what came of it and when.
@@ -38,8 +38,9 @@ pub(super) enum Step {
     Register,
     /// Sleep, and let nothing wake the thread.
     Sleep { until: Moment },
-    /// Sleep until a wake-up. `tracked`: Redis will report a change. `long`: if the key changes and
-    /// no wake-up comes, the listener has missed that change.
+    /// Sleep until a wake-up. `tracked`: Redis will report a change of the key. `long`: the sleep
+    /// ends before the holder's lease. So if the key changes meanwhile and no wake-up comes, the
+    /// listener has missed the change.
     Wait { until: Moment, tracked: bool, long: bool },
     /// There is no next attempt.
     GiveUp(End),
@@ -48,13 +49,14 @@ pub(super) enum Step {
 /// How the wait for a lock ends without it.
 #[derive(Debug)]
 pub(super) enum End {
-    /// The lock is busy. If there is a failure, the time was over before Redis could say so.
+    /// The lock is busy. If there is a failure, the time was over before Redis could answer.
     Busy { holder: Option<Holder>, failure: Option<Failure> },
     /// Redis does not answer as it should, and waiting does not help or has lasted too long.
     Unavailable { failure: Failure, final_answer: bool },
     /// This thread holds the lock, through another manager.
     WouldDeadlock,
-    /// The key will not expire, and no holder is going to change that.
+    /// The key is no lock: it is not a string, or it will not expire and no holder is going to
+    /// change that.
     NotALock { found: String },
 }
 
@@ -63,14 +65,14 @@ pub(super) enum End {
 #[expect(clippy::struct_excessive_bools, reason = "each is a fact of its own")]
 pub(super) struct Progress<'a> {
     patience: &'a Patience,
-    /// How long the lock would be taken for.
+    /// The lease with which the lock would be taken.
     lease: Duration,
     ask: Ask,
     /// An attempt has found the lock busy.
     was_busy: bool,
     /// The last holder that an answer named.
     holder: Option<Holder>,
-    /// Since when the key exists without expiry, if it does.
+    /// If the key has no expiry, when it stops counting as a lock.
     without_expiry: WithoutExpiry,
     /// [`Step::Register`] was returned, so wake-ups reach the thread.
     registered: bool,
@@ -161,7 +163,7 @@ impl<'a> Progress<'a> {
     }
 
     /// Notes that the key of a dead holder was deleted. True the first time: the thread asks again
-    /// at once. It waits for later dead holders as for any other.
+    /// at once. For a later dead holder, it waits as for any other.
     pub(super) fn reclaimed(&mut self) -> bool {
         if mem::replace(&mut self.reclaimed, true) {
             return false;
@@ -170,8 +172,9 @@ impl<'a> Progress<'a> {
         true
     }
 
-    /// The listener that missed a change, if one did: a long sleep has ended without a wake-up, and
-    /// the holder has changed. `holder` is `None` where this thread has taken the lock.
+    /// The `CLIENT ID` of the listener that missed a change, if one did: a long sleep has ended
+    /// without a wake-up, and the holder has changed. `holder` is `None` if this thread has taken
+    /// the lock.
     pub(super) fn missed_change(&mut self, holder: Option<&Holder>) -> Option<u64> {
         let changed = holder.map(Holder::raw) != self.holder.as_ref().map(Holder::raw);
         self.silent_listener.take().filter(|_| changed)
@@ -191,8 +194,8 @@ impl<'a> Progress<'a> {
         if self.patience.once {
             return match self.without_expiry.left(now) {
                 _ if asked == Ask::Claim => Step::Ask,
-                // The key has no expiry, and its holder has this long to repair that. The thread
-                // looks again after that.
+                // The key has no expiry. Its holder has this long to give it one. Then the thread
+                // looks again.
                 Some(left) => Step::Sleep { until: now.after(left).min(self.patience.deadline) },
                 None => Step::GiveUp(self.end_busy()),
             };
@@ -208,8 +211,9 @@ impl<'a> Progress<'a> {
         }
     }
 
-    /// Plans a sleep until a wake-up or, without tracking, for one pause of the backoff. The sleep
-    /// ends with the holder's lease or at the deadline, if that comes first.
+    /// Plans a sleep that a wake-up ends. Without a wake-up, it lasts for 10 to 15 s if Redis
+    /// tracks the key, and otherwise for one pause of the backoff. It ends earlier with the
+    /// holder's lease, or for the last look before the deadline.
     fn wait(&mut self, lease_left: Option<Duration>, tracked: bool, now: Moment) -> Step {
         let poll = self.while_busy.pause();
         let pause = if tracked { safety_poll() } else { poll }.min(self.until_last_look(now));
@@ -219,8 +223,9 @@ impl<'a> Progress<'a> {
         Step::Wait { until: now.after(pause).min(self.patience.deadline), tracked, long }
     }
 
-    /// The longest sleep that leaves time for one look before the deadline. That look is needed:
-    /// the lock may be free, or Redis gone, though no wake-up came.
+    /// The longest sleep that leaves time for one look shortly before the deadline. That look is
+    /// needed: the lock may be free, or Redis gone, though no wake-up came. After it, the sleep may
+    /// last until the deadline.
     fn until_last_look(&mut self, now: Moment) -> Duration {
         let left = self.patience.deadline.since(now);
         let looked = mem::replace(&mut self.looked_late, true);
@@ -233,8 +238,8 @@ impl<'a> Progress<'a> {
         }
     }
 
-    /// A long sleep has ended without a wake-up. `listener` is the one at the end of the sleep, if
-    /// there is one.
+    /// A long sleep has ended without a wake-up. `listener` is the `CLIENT ID` of the listener at
+    /// the end of the sleep, if one is connected.
     pub(super) fn not_woken(&mut self, listener: Option<u64>) {
         self.silent_listener = listener;
     }

@@ -27,10 +27,10 @@ const LONG: Duration = Duration::from_secs(30);
 /// The lease of holds that run out.
 const SHORT: Duration = Duration::from_millis(30);
 
-/// The limit of a release.
+/// How long a release may wait for an answer.
 const ANSWER: Duration = Duration::from_millis(4);
 
-/// Orphans are due by then.
+/// The time within which each orphan is due.
 const SOON: Duration = Duration::from_millis(20);
 
 fn millis(millis: u64) -> Duration {
@@ -236,7 +236,7 @@ impl Scene {
         answer.map(|(compared, _)| compared).ok_or_else(lost)
     }
 
-    /// The turn, where no thread has it or waits for it.
+    /// Takes the turn, which no thread has or waits for.
     fn free_turn(&self) -> Turn {
         self.keeper.queues.free_turn(&"key".into())
     }

@@ -44,7 +44,7 @@ struct Findings {
     released: bool,
 }
 
-/// The keeper's connection: answers come late and, where Redis is silent, never.
+/// The keeper's connection: answers come late or, if Redis is silent, never.
 impl KeeperCommands for &Scene {
     fn is_open(&self) -> bool {
         true

@@ -45,7 +45,7 @@ struct State {
     token: Option<String>,
     /// The client to send the next invalidation to.
     tracked_for: Option<u64>,
-    /// The listener's client, where it is connected.
+    /// The client id of the listener's connection. `None` while the listener is not connected.
     client: Option<u64>,
     /// Invalidations that the listener has not read yet.
     unread: u32,
@@ -142,7 +142,7 @@ impl Redis {
     }
 
     /// Runs the listener's thread, over connections that break now and then. Calls `heard` after
-    /// each change that the listener could pass on.
+    /// each change that was passed on, and after each reconnect.
     pub(crate) fn listen(&self, listener: &Listener, heard: impl Fn()) {
         let mut client = 1;
         self.connect(client);
@@ -179,7 +179,7 @@ pub(crate) fn a_change() -> Heard {
     if one_in(8) { Heard::Everything } else { Heard::Keys(vec![KEY.into()]) }
 }
 
-/// A thread that waits for the key, the listener, and others that have the lock meanwhile.
+/// The listener, a thread that waits for the key, and others that have the lock meanwhile.
 struct Scene {
     keeper: Keeper,
     redis: Redis,

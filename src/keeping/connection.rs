@@ -6,9 +6,10 @@ use crate::store::{Compared, Connection, Extension, Failure, Tracking};
 
 /// The keeper's commands. [`KeeperConnection`] sends them to Redis. Unit tests have a fake.
 ///
-/// Each method is one round trip. Its answers have the order of its arguments.
+/// `extend_all` and `remove_all` are one round trip each. The answers have the order of the
+/// arguments.
 pub(crate) trait KeeperCommands {
-    /// True where the next command needs no new connection.
+    /// True if the next command needs no new connection.
     fn is_open(&self) -> bool;
 
     /// Compares and extends. With a listener's `CLIENT ID`, Redis also tells that listener when one
@@ -52,15 +53,16 @@ impl<'a> KeeperConnection<'a> {
 
     /// Redis sends invalidations of the keys that were read over a connection only while that
     /// connection lasts. When the keeper's connection ends, invalidations may have been missed. So
-    /// the keeper renews each hold again that was renewed before.
+    /// all holds that were renewed before are due again.
     fn invalidate_all(&self) {
         self.shared.work.lock().leases.all_invalidated(Moment::now());
     }
 
     /// Runs an exchange over the connection. If there is none, opens it first.
     ///
-    /// A connection that was used before may be dead, though Redis is well. So it gets half of the
-    /// time, and the other half is left for another attempt over a fresh one.
+    /// A connection that was used before may be dead, though Redis is well. So an exchange over it
+    /// gets only a part of the time, and the rest is left for another attempt over a fresh
+    /// connection.
     fn exchange<T>(
         &mut self,
         deadline: Moment,

@@ -1,7 +1,8 @@
 //! The thread that keeps what is held: it renews leases, reports losses and deletes orphans.
 //!
-//! Each manager has one, and the first work for it starts it: a hold to renew or to watch, an
-//! orphan, `extend`, `ensure`. No other thread renews a lease. (When a lease is renewed: `leases`.)
+//! Each manager has one keeper. The first work for the keeper starts its thread: a hold to renew or
+//! to watch, an orphan, `extend`, `ensure`. No other thread renews a lease. (`leases` says when a
+//! lease is renewed.)
 
 use std::sync::mpsc;
 use std::sync::{Arc, Weak};
@@ -87,8 +88,8 @@ impl Shared {
         self.schedule(|work| work.leases.renew_sooner(hold, Moment::now()))
     }
 
-    /// `force_unlock` of this manager has deleted a key with this token. If that was a hold of this
-    /// manager, it is lost.
+    /// `force_unlock` of this manager has deleted a key with this token. If a hold of this manager
+    /// has the token, that hold is lost.
     pub(crate) fn lose_deleted(&self, token: &str) {
         let mut work = self.work.lock();
         // A hold whose release has begun is not in the table any more. Redis tells that release
@@ -120,8 +121,8 @@ impl Shared {
         Ok(())
     }
 
-    /// Ends this thread, the listener's and the one that calls `on_lost`. A forked child has none
-    /// of them, and must not call this.
+    /// Ends the keeper's thread, the listener's and the one that calls `on_lost`. A forked child
+    /// has none of these threads, and must not call this.
     pub(crate) fn stop(&self) {
         self.listener.stop();
         let mut work = self.work.lock();

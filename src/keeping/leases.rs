@@ -9,7 +9,8 @@ use crate::base::clock::Moment;
 use crate::hold::Hold;
 use crate::keeping::orphans::{FIRST_RETRY, LAST_RETRY, OrphanKey, Orphans};
 
-/// However often others change a key, invalidations renew its hold no more often than this.
+/// The shortest time from one renewal of a hold to the next that an invalidation causes, however
+/// often others change the key.
 const LEAST_INTERVAL: Duration = Duration::from_millis(10);
 
 /// The holds of one manager, and the keys that it still has to delete.
@@ -37,7 +38,7 @@ struct Entry {
     retry: Duration,
     /// When the last renewal of the hold was sent.
     sent: Moment,
-    /// The key of the hold was invalidated after that.
+    /// The key of the hold was invalidated after `sent`.
     invalidated: bool,
 }
 
@@ -59,7 +60,7 @@ pub(crate) struct Due {
     pub(crate) renew: Vec<Arc<Hold>>,
     /// Holds that have run out by the clock.
     pub(crate) over: Vec<Arc<Hold>>,
-    /// Keys to delete, where they still hold these tokens.
+    /// Keys to delete, if they still hold the orphans' tokens.
     pub(crate) remove: Vec<OrphanKey>,
 }
 
@@ -77,8 +78,8 @@ impl Leases {
     /// Enters a hold. Returns when it is due.
     pub(crate) fn enter(&mut self, hold: Arc<Hold>, now: Moment) -> Moment {
         if self.by_number.len() == self.by_number.capacity() {
-            // Before the table grows, it drops the holds of threads that ended with a forgotten
-            // guard.
+            // Before the table grows, it drops the holds that have run out and whose threads ended
+            // with a forgotten guard.
             self.by_number.retain(|_, entry| !entry.hold.can_be_forgotten(now));
         }
         let due = self.regularly_due(&hold, now);
@@ -87,7 +88,7 @@ impl Leases {
         due
     }
 
-    /// When a hold is due that was taken or renewed at `sent`.
+    /// When a hold that was taken or renewed at `sent` is due.
     fn regularly_due(&self, hold: &Hold, sent: Moment) -> Moment {
         match hold.renews_every(sent) {
             Some(every) => sent.after(every).min(hold.valid_until()),
@@ -96,8 +97,8 @@ impl Leases {
         }
     }
 
-    /// Removes a hold that is about to be released, and closes it. Returns the end of its validity,
-    /// if that is after `now`.
+    /// Removes a hold that is about to be released, and closes it ([`Hold::close`]). Returns the
+    /// end of its validity, if that is after `now`.
     ///
     /// Removing and closing are one step under the caller's lock. If the keeper found a closed hold
     /// in the table, it would report that hold as one that ran out.
@@ -128,7 +129,7 @@ impl Leases {
         holds.min().unwrap_or(Moment::NEVER).min(self.orphans.next())
     }
 
-    /// When the first hold ends whose loss has to be found at once.
+    /// The earliest end of a hold whose loss the keeper has to find.
     pub(crate) fn first_end(&self) -> Moment {
         let due = self.by_number.values().filter(|entry| entry.due < Moment::NEVER);
         due.map(|entry| entry.hold.valid_until())
@@ -140,8 +141,8 @@ impl Leases {
     /// What there is to do at `now`. Each renewal and deletion is due again after a pause, unless
     /// an answer comes first.
     ///
-    /// If another hold is due, a hold is renewed up to an eighth of its period early. So ten
-    /// thousand holds that were taken one after the other are renewed in a few pipelines.
+    /// When one hold is due, the others are renewed with it, up to an eighth of their period early.
+    /// So ten thousand holds that were taken one after the other are renewed in a few pipelines.
     pub(crate) fn take_due(&mut self, now: Moment) -> Due {
         let mut due = Due::default();
         if self.next() > now {
@@ -165,8 +166,8 @@ impl Leases {
         due
     }
 
-    /// The renewal of a hold is about to be sent; `is_tracked` says whether Redis will be asked to
-    /// track its key.
+    /// The renewal of a hold is about to be sent. `is_tracked` says whether Redis will be asked to
+    /// track the key.
     ///
     /// Call this before the command is sent. An invalidation may come before the answer. If the key
     /// were not in `tracked` by then, the invalidation would be dropped, and a loss found late.
@@ -191,8 +192,8 @@ impl Leases {
         }
     }
 
-    /// Redis has sent an invalidation. If the key is that of a hold, the hold is due soon. Returns
-    /// when.
+    /// Redis has sent an invalidation of this key. If the key is that of a hold, the hold is due
+    /// soon. Returns when it is due.
     pub(crate) fn invalidated(&mut self, redis_key: &[u8], now: Moment) -> Moment {
         let number = self.tracked.remove(redis_key);
         let entry = number.and_then(|number| self.by_number.get_mut(&number));
@@ -200,7 +201,7 @@ impl Leases {
     }
 
     /// Any key may have changed, or invalidations may have been missed. Every hold that was renewed
-    /// before is due soon. Returns when.
+    /// before is due soon. Returns when the first of them is due.
     pub(crate) fn all_invalidated(&mut self, now: Moment) -> Moment {
         self.tracked.clear();
         // All holds are marked, also those whose first renewal is under way.
@@ -209,8 +210,8 @@ impl Leases {
         renewed.map(|entry| entry.renew_soon(now)).min().unwrap_or(Moment::NEVER)
     }
 
-    /// A thread of this process waits for a hold. If the hold is to be renewed and has not been
-    /// yet, it is due now. Returns when it is due.
+    /// A thread of this process waits for the end of a hold. If the hold is one to renew, and was
+    /// never renewed, it is due now. Returns when it is due.
     pub(crate) fn renew_for_waiter(&mut self, hold: &Hold, now: Moment) -> Moment {
         let is_first = hold.renews_every(now).is_some() && hold.renewals() == 0;
         let entry = self.by_number.get_mut(&hold.number).filter(|_| is_first);

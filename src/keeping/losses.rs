@@ -1,5 +1,5 @@
-//! Calls the program's `on_lost` callback, on a thread of its own. (Whether a loss is reported:
-//! `Shared::report_loss`.)
+//! Calls the program's `on_lost` callback, on a thread of its own. (`Shared::report_loss` decides
+//! whether a loss is reported.)
 
 use std::fmt;
 use std::panic::{self, AssertUnwindSafe};
@@ -27,7 +27,7 @@ pub struct LostLock {
     pub owner: Owner,
     /// What happened.
     pub cause: LostCause,
-    /// For how long it had been held.
+    /// How long the thread had held the lock when the loss was found.
     pub held_for: Duration,
 }
 
@@ -35,7 +35,8 @@ pub(crate) type OnLost = Arc<dyn Fn(&LostLock) + Send + Sync>;
 
 /// Calls `on_lost`, for one loss after the other, on a thread that the first loss starts.
 ///
-/// The keeper's thread does not call the callback: while a slow one ran, no lease would be renewed.
+/// The keeper's thread does not call the callback: while a slow callback ran, no lease would be
+/// renewed.
 pub(crate) struct LossNotifier {
     on_lost: OnLost,
     state: Mutex<State>,
@@ -99,7 +100,8 @@ impl LossNotifier {
         }
     }
 
-    /// Lets the callback finish, for `limit` at most, and ends the thread.
+    /// Waits until the callback was called for all losses so far, for `limit` at most, and ends the
+    /// thread. A callback that takes longer is left behind with its thread.
     pub(crate) fn stop(&self, limit: Duration) {
         let mut state = self.state.lock();
         let State { losses, done, thread, .. } = std::mem::take(&mut *state);

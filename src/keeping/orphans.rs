@@ -8,11 +8,11 @@ use std::time::Duration;
 
 use crate::base::clock::Moment;
 
-/// The first pause after a renewal that failed, or before an orphan is deleted. It doubles with
-/// each attempt.
+/// The first pause after a renewal that failed, or before an orphan is deleted. The pause doubles
+/// with each attempt.
 pub(crate) const FIRST_RETRY: Duration = Duration::from_millis(20);
 
-/// The longest such pause.
+/// The longest pause after a renewal or a deletion without an answer.
 pub(crate) const LAST_RETRY: Duration = Duration::from_millis(500);
 
 /// A key that may exist in Redis though nobody holds it. While it exists, nobody can take the lock.
@@ -22,12 +22,13 @@ pub(crate) struct OrphanKey {
     pub(crate) token: String,
     /// When the key has certainly expired.
     pub(crate) gone_by: Moment,
-    /// Redis may still execute a `SET` of this token. The search goes on even after the key was
-    /// deleted or absent.
+    /// Redis may still execute a `SET` of this token. So the keeper searches for the key again,
+    /// even after it was deleted or absent.
     pub(crate) may_reappear: bool,
 }
 
-/// The most orphans that are handed out at a time. Renewals that fall due meanwhile go first.
+/// The most orphans that are handed out at a time. Renewals that fall due meanwhile go before the
+/// next batch.
 const BATCH: usize = 1000;
 
 /// The orphans of one manager.
@@ -89,15 +90,15 @@ impl Orphans {
         remove
     }
 
-    /// Whether Redis has answered the last batch. If not, it would not answer the rest either, so
-    /// nothing is handed out for a while.
+    /// Notes whether Redis has answered the last batch. If not, it would not answer the rest
+    /// either, so nothing is handed out for a while.
     pub(crate) fn batch_answered(&mut self, answered: bool, now: Moment) {
         let pause = self.silence.map_or(FIRST_RETRY, |(pause, _)| (pause * 2).min(LAST_RETRY));
         self.silence = (!answered).then(|| (pause, now.after(pause)));
     }
 
-    /// An orphan was deleted, or was absent. The table forgets it, unless it may reappear. Then the
-    /// keeper searches for it after ever longer pauses.
+    /// An orphan was deleted, or was absent. The table forgets it. But if it may reappear, the
+    /// keeper searches for it again, after ever longer pauses.
     pub(crate) fn answered(&mut self, orphan: &OrphanKey, now: Moment) {
         let Some((token, mut entry)) = self.by_token.remove_entry(&*orphan.token) else { return };
         self.by_due.remove(&(entry.due, Arc::clone(&token)));
@@ -179,7 +180,7 @@ mod tests {
     }
 
     /// A hundred thousand orphans take a hundred times as long as a thousand. If each answer walked
-    /// the table, they would take minutes.
+    /// the table, a hundred thousand would take minutes.
     #[test]
     #[cfg(unix)]
     fn an_answer_about_one_orphan_costs_the_same_however_many_there_are() {

@@ -24,13 +24,14 @@ use crate::store::{Compared, Extension, Failure};
 /// The most leases that are renewed in one round trip: a late answer delays no more than these.
 const BATCH: usize = 1000;
 
-/// With less time than this, there is one attempt, which gets all of the time.
+/// The time that is too short for two attempts to renew a hold: one attempt gets all of it. With
+/// less time than this, no connection is opened to delete orphans.
 const TOO_SHORT_FOR_TWO: Duration = Duration::from_millis(20);
 
-/// With less time than this, there is no attempt, not even over an open connection.
+/// The least time in which orphans are deleted over an open connection.
 const ONE_ROUND_TRIP: Duration = Duration::from_millis(1);
 
-/// An attempt may take this long even if an unrelated hold ends meanwhile.
+/// How long an attempt to renew may take even if a hold that it does not renew ends meanwhile.
 const FAIR_ATTEMPT: Duration = Duration::from_millis(250);
 
 /// One round of the keeper: does what is due and what was requested.
@@ -47,7 +48,7 @@ pub(crate) fn round(shared: &Shared, redis: &mut impl KeeperCommands, work: Work
     }
 }
 
-/// Renews what is due, in batches: false where one of them had no answer.
+/// Renews the holds that are due, in batches. False if a batch had no answer.
 fn renew_due(shared: &Shared, redis: &mut impl KeeperCommands, holds: &[Arc<Hold>]) -> bool {
     let mut answered = true;
     for batch in holds.chunks(BATCH) {
@@ -70,10 +71,11 @@ fn renew_due(shared: &Shared, redis: &mut impl KeeperCommands, holds: &[Arc<Hold
     answered
 }
 
-/// Renews what threads wait for, all of it in one round trip.
+/// Renews the holds for which `extend` or `ensure` was called, all in one round trip.
 ///
-/// A second attempt follows for the requests that still have time: the connection may be stale, or
-/// one hold's near end may have cut the first attempt short. (A lease may be renewed twice then.)
+/// If there is no answer, a second attempt follows for the requests that still have time: the
+/// connection may be stale, or the near end of one hold may have cut the first attempt short. (So a
+/// lease may be renewed twice.)
 fn renew_requested(shared: &Shared, redis: &mut impl KeeperCommands, mut requests: Vec<RenewalRequest>) {
     for is_last in [false, true] {
         let now = Moment::now();
@@ -105,7 +107,7 @@ fn renew<'h>(
 ) -> Result<HashMap<u64, Failure>, Failure> {
     if !holds.is_empty() {
         // From its first renewal on, Redis tracks the key of a hold, so that a loss is found at
-        // once. That needs the listener.
+        // once. Tracking needs the listener.
         shared.listener.start();
     }
     let mut work = shared.work.lock();
@@ -118,7 +120,8 @@ fn renew<'h>(
     let deadline = answer_by(shared.response_timeout, &holds, work.leases.first_end(), now);
     // The id is read under the lock. A new listener sets its id, then reports that any key may have
     // changed. If we read the old id before the lock, and that report came in between, `sending`
-    // would erase its mark. A deletion by hand would go unseen until the next renewal.
+    // would erase the mark that the report left. A deletion by hand would go unseen until the next
+    // renewal.
     let listener = shared.listener.client_id();
     let sending = |hold: &&'h Arc<Hold>| {
         let lease = hold.lease();
@@ -136,7 +139,8 @@ fn renew<'h>(
     Ok(take_in(shared, holds.into_iter().zip(leases).zip(answers), sent))
 }
 
-/// Records the answers to renewals that were sent at `sent`. Returns why Redis refused.
+/// Records the answers to renewals that were sent at `sent`. Returns the refusals of Redis, each by
+/// the number of its hold.
 fn take_in<'h>(
     shared: &Shared,
     answers: impl Iterator<Item = ((&'h Arc<Hold>, Lease), Result<Compared, Failure>)>,
@@ -147,7 +151,7 @@ fn take_in<'h>(
     let now = Moment::now();
     for ((hold, lease), answer) in answers {
         match answer {
-            // The release of the hold has begun since: what Redis says may be due to it.
+            // The release of the hold has begun since, and may be the reason for this answer.
             _ if !work.leases.has(hold) => {}
             Ok(compared) if on_renewal(hold, lease, compared, sent, now) => {
                 shared.counters.renewed.add(1);
@@ -167,10 +171,10 @@ fn take_in<'h>(
     refused
 }
 
-/// Deletes orphans in one round trip: false where there was no answer, or no time for one.
+/// Deletes orphans in one round trip. False if there was no answer, or no time for one.
 ///
-/// In that case, all of them are sent again. No thread uses their tokens again, so a deletion that
-/// Redis executes twice or late does no harm.
+/// Without an answer, all these orphans are sent again later. No thread uses their tokens any more,
+/// so a deletion that Redis executes twice or late does no harm.
 fn remove_orphans(shared: &Shared, redis: &mut impl KeeperCommands, orphans: &[OrphanKey]) -> bool {
     let first_end = shared.work.lock().leases.first_end();
     let now = Moment::now();
@@ -198,9 +202,10 @@ fn remove_orphans(shared: &Shared, redis: &mut impl KeeperCommands, orphans: &[O
 
 /// Until when to wait for the answer to a renewal of these holds.
 ///
-/// The wait lasts for four fifths of the time until the first of these holds ends, so that a second
-/// attempt fits in. At `first_end`, the first of all holds ends. If this wait goes on then, the
-/// loss of that hold is reported late, by [`FAIR_ATTEMPT`] at most.
+/// The wait lasts for `limit`, but for no more than four fifths of the time until the first of
+/// these holds ends, so that a second attempt fits in. At `first_end`, the first of all the
+/// keeper's holds ends. If the wait is not over by then, the loss of that hold is reported late, by
+/// [`FAIR_ATTEMPT`] at most.
 fn answer_by(limit: Duration, holds: &[&Arc<Hold>], first_end: Moment, now: Moment) -> Moment {
     let ends = holds.iter().map(|hold| hold.valid_until()).filter(|end| *end > Moment::PAST);
     let left = ends.min().unwrap_or(Moment::NEVER).since(now);
@@ -208,8 +213,8 @@ fn answer_by(limit: Duration, holds: &[&Arc<Hold>], first_end: Moment, now: Mome
     now.after(limit.min(share).min(first_end.since(now).max(FAIR_ATTEMPT)))
 }
 
-/// Until when to wait for the answer to the deletion of orphans. `None` if there is no time for
-/// that. A hold that has to be renewed, or whose loss has to be reported, goes first.
+/// Until when to wait for the answer to the deletion of orphans. `None` if there is no time for it:
+/// a hold that has to be renewed, or whose loss has to be reported, goes first.
 fn remove_by(limit: Duration, first_end: Moment, is_open: bool, now: Moment) -> Option<Moment> {
     let left = first_end.since(now) / 5 * 4;
     let enough = if is_open { ONE_ROUND_TRIP } else { TOO_SHORT_FOR_TWO };

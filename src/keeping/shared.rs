@@ -19,7 +19,7 @@ use crate::store::{Failure, Store};
 use crate::waiting::listener::Listener;
 use crate::waiting::queues::WaitQueues;
 
-/// While something is due, the thread sleeps no longer than this at a time. When the machine is
+/// The longest sleep of the keeper's thread while any work is planned. When the machine is
 /// suspended, the clock of a condition variable stands still, and the clock of the leases goes on.
 const LONGEST_SLEEP: Duration = Duration::from_secs(1);
 
@@ -29,7 +29,8 @@ pub(crate) struct Shared {
     pub(crate) store: Arc<Store>,
     pub(crate) counters: Arc<Counters>,
     pub(crate) notifier: Option<LossNotifier>,
-    /// The threads of this process that wait for a lock. A loss wakes the first.
+    /// The threads of this process that wait for a lock. When a lock is lost, the first of its
+    /// waiters is woken.
     pub(crate) queues: Arc<WaitQueues>,
     pub(crate) listener: Arc<Listener>,
     pub(crate) response_timeout: Duration,
@@ -98,10 +99,10 @@ impl Shared {
         self.work.lock().stop
     }
 
-    /// Waits until there is something to do; `None` when it is time to stop.
+    /// Waits until there is something to do. `None` if it is time to stop.
     ///
-    /// Also returns after each sleep, with nothing to do, so that the thread looks at its
-    /// connection.
+    /// Also returns after each sleep, even if there is nothing to do, so that the thread looks at
+    /// its connection.
     pub(crate) fn next_round(&self) -> Option<WorkDue> {
         let mut work = self.work.lock();
         let mut has_slept = false;
@@ -124,8 +125,8 @@ impl Shared {
         }
     }
 
-    /// A thread of this process waits for this hold. If it was never renewed, it is renewed now, so
-    /// that Redis says whether its key exists, and tracks the key from then on.
+    /// A thread of this process waits for the end of this hold. If the hold was never renewed, the
+    /// keeper renews it now. So Redis says whether the key exists, and tracks it from then on.
     pub(crate) fn renew_for_waiter(&self, hold: &Hold) {
         let mut work = self.work.lock();
         let due = work.leases.renew_for_waiter(hold, Moment::now());

@@ -13,15 +13,17 @@ use crate::base::owner::Owner;
 use crate::hold::Hold;
 use crate::waiting::queues::Turn;
 
-/// A million guards of one lock in one thread are a leak, not a design; and the count never wraps.
+/// The most guards of one lock that one thread may have. A million are a leak, not a design, and
+/// with this limit the count never wraps.
 const MAX_DEPTH: u32 = 1 << 20;
 
 thread_local! {
-    /// By the key's name, one hold per manager. (Nearly always, there is one manager.)
+    /// The holds of this thread, by the name of their key: one for each manager. (Nearly always,
+    /// there is one manager.)
     ///
     /// No function here runs other code while the map is borrowed: a destructor that takes or
-    /// releases a lock would borrow it again, and panic. When the thread ends, the map is dropped:
-    /// each turn goes to the next waiter, and nothing is sent.
+    /// releases a lock would borrow the map again, and panic. When the thread ends, the map is
+    /// dropped: each turn goes to the next waiter, and nothing is sent to Redis.
     static HOLDS: RefCell<HashMap<Arc<str>, Vec<Entry>>> = RefCell::default();
 }
 
@@ -32,7 +34,8 @@ thread_local! {
 struct Entry {
     manager: u64,
     held: Rc<Held>,
-    /// Taken out by the last guard. Still here if the thread ends first.
+    /// The turn of the hold, until the last guard takes it out. If the thread ends first, the turn
+    /// is still here.
     turn: Option<Turn>,
 }
 
@@ -88,8 +91,8 @@ impl Held {
     }
 }
 
-/// Takes a lock once more that this thread holds. `None` if this thread does not hold it. With
-/// `Err`, the depth stays as it is.
+/// Re-enters the lock `name`. `None` if this thread does not hold it. With `Err`, the depth stays
+/// as it is.
 pub(crate) fn reenter(manager: u64, name: &str, now: Moment) -> Option<Result<Rc<Held>, Error>> {
     let held = with(|holds| {
         let entry = holds.get(name)?.iter().find(|entry| entry.manager == manager)?;
@@ -118,7 +121,7 @@ pub(crate) fn enter(manager: u64, hold: Arc<Hold>, turn: Turn) -> Rc<Held> {
     held
 }
 
-/// True if a token is that of a hold of this thread, through any manager.
+/// True if this thread has a hold with this token, through any manager.
 pub(crate) fn is_mine(token: &str, pid: u32) -> bool {
     // A forked child finds its parent's holds in its copy of the map. They are not its own.
     let of_this_process = || Owner::parse(token).is_some_and(|owner| owner.pid() == pid);

@@ -204,7 +204,8 @@ impl Session {
         Patience { began, deadline, once, tolerate_outage, an_attempt }
     }
 
-    /// The deadline of one attempt: as long as connecting and answering may take.
+    /// The deadline of an attempt that begins at `now`: connecting and answering may take that
+    /// long.
     fn one_answer(&self, now: Moment) -> Moment {
         now.after(self.settings.connect_timeout).after(self.settings.response_timeout)
     }
@@ -261,7 +262,7 @@ impl Session {
         hold.check(now)
     }
 
-    /// True where a hold can be trusted, and belongs to this process.
+    /// True if a hold can be trusted, and belongs to this process.
     pub(crate) fn trusts(&self, hold: &Hold) -> bool {
         let now = Moment::now();
         hold.is_valid(now) && this_process::id(now) == self.pid
@@ -276,8 +277,8 @@ impl Session {
         }
     }
 
-    /// Reads a key. If the first try fails, its connection may have gone stale: the second try goes
-    /// over another one.
+    /// Reads a key. If the first try fails, its connection may have been stale, so a second try
+    /// goes over another one.
     pub(crate) fn look(&self, action: &str, key: &Key) -> Result<Seen, Error> {
         self.own_process(Moment::now())?;
         let deadline = self.one_answer(Moment::now());

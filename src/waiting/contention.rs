@@ -15,7 +15,8 @@
 //! processes have `many - kinds` repeats, and mean about `kinds * many / (2 * repeats)` rivals. The
 //! added `1` in the divisor keeps the estimate finite if there are no repeats.
 //!
-//! The figures at the constants are those of the simulation in this file's tests.
+//! The figures at the constants are those of the simulation in this file's tests. Processes *lose*
+//! turns if they have fewer in the same time than processes that look at once.
 
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::mem;
@@ -34,15 +35,16 @@ const SIGHTINGS: usize = 16;
 /// longest waits of ten processes are half as long again.
 const FORGOTTEN: usize = 4;
 
-/// What a rival's turn takes, in looks: its own look, its release, and a waiter's way to Redis.
-/// With half of this, four hundred processes ask 72 times a turn; with twice as much, two processes
-/// with short holds lose a sixth of their turns instead of a twentieth.
+/// How long a rival's turn takes, apart from its hold, as a multiple of the time of one look: its
+/// own look, its release, and a waiter's way to Redis. With half of this, four hundred processes
+/// ask 72 times a turn; with twice as much, two processes with short holds lose a sixth of their
+/// turns instead of a twentieth.
 const LOOKS: f64 = 3.5;
 
-/// A waiter that has already slept its time sleeps at least this part of the full sleep: if late
-/// waiters looked at once, more and more of them would ask a slow Redis more and more often. With
-/// an eighth, ten processes lose 14 % of their turns instead of 8; with a 32nd, four hundred ask 54
-/// times a turn.
+/// The least part of the full sleep that a waiter sleeps before each look, even if it has slept its
+/// full time already. If such waiters looked at once, more and more of them would ask a slow Redis
+/// more and more often. With an eighth, ten processes lose 14 % of their turns instead of 8; with a
+/// 32nd, four hundred ask 54 times a turn.
 const LATE: f64 = 1.0 / 16.0;
 
 /// The chance that a waiter that knows one rival looks at once, except at the start of its wait. If
@@ -50,8 +52,8 @@ const LATE: f64 = 1.0 / 16.0;
 /// two would take turns for ever, and a third would have none.
 const AT_ONCE: f64 = 0.75;
 
-/// The longest sleep before a look. It is there because a Redis that was slow once must not keep a
-/// waiter for long. A quarter of it, or four times as much, does as well.
+/// The longest sleep before a look, so that a Redis that was slow once does not keep a waiter for
+/// long. A quarter of this, or four times as much, does as well.
 const LONGEST: Duration = Duration::from_millis(250);
 
 /// A process that saw no other for this long counts as alone. A process that did not want the key
@@ -69,7 +71,8 @@ pub(crate) struct Contention {
     last_seen: Option<Moment>,
     /// When it last released the lock or gave up the wait.
     ended: Option<Moment>,
-    /// How long a look takes: the mean of the last look and of the mean before that look.
+    /// How long a look takes: a running mean, in which the last look counts one half. (A slow look
+    /// counts as twice the mean at most.)
     look: Option<Duration>,
     /// How long it has slept in this wait.
     slept: Duration,
@@ -122,7 +125,7 @@ impl Contention {
     }
 
     /// True if no other process was seen for [`MEMORY`], so perhaps none wants the lock. (The
-    /// estimate alone does not tell that: it drops after each free look.)
+    /// estimate alone does not tell that: it drops with each first look that finds the lock free.)
     pub(crate) fn is_alone(&self, now: Moment) -> bool {
         self.last_seen.is_none_or(|seen| now.since(seen) > MEMORY)
     }
@@ -150,9 +153,9 @@ impl Contention {
     }
 }
 
-/// The process that holds the lock. All of its threads are one rival. So are all holders whose
-/// values this crate did not write: most libraries write a new value each time, which does not say
-/// how many they are.
+/// The process that holds the lock, as a hash. All of its threads are one rival. All holders whose
+/// values this crate did not write are one rival, too: most libraries write a new value each time,
+/// so the values do not tell how many processes there are.
 fn process_of(holder: &Holder) -> u64 {
     let mut hash = DefaultHasher::new();
     // Containers may share a host name, and each be process 1. The beginning of the nonce differs.
@@ -271,7 +274,7 @@ mod tests {
         assert_eq!(contention.nap(|| 1.0), micros(3500));
         contention.took(Duration::from_secs(3600));
         contention.begin(at(0));
-        assert_eq!(contention.nap(|| 1.0), micros(5250), "one that was slow counts as twice the mean");
+        assert_eq!(contention.nap(|| 1.0), micros(5250), "a slow look counts as twice the mean");
         (0..40).for_each(|_| contention.took(Duration::from_secs(3600)));
         contention.begin(at(0));
         assert_eq!(contention.nap(|| 1.0), LONGEST);
@@ -443,7 +446,7 @@ mod tests {
             }
         }
 
-        /// How long the process lets others in.
+        /// How long the process leaves the lock to others.
         fn begin(&mut self, now: u64, who: usize) -> u64 {
             let me = &mut self.processes[who];
             me.began = now;

@@ -1,5 +1,5 @@
 //! The hand-off of a lock from one thread of the process to the next, and for how long a process
-//! may go on with that before it leaves the lock free for other processes.
+//! may keep a lock to itself before it leaves the lock free for other processes.
 
 use std::time::Duration;
 
@@ -19,23 +19,24 @@ pub(crate) struct Claim {
 pub(crate) enum HandoffOutcome {
     /// It was not sent, or another process had the lock: the token is not in Redis.
     NotTaken,
-    /// Redis has stored it.
+    /// Redis has stored the token.
     Taken { sent: Moment, answered: Moment },
     /// It was sent at this moment, and there was no answer: Redis may have stored it, or may still
     /// do so. The token must not be used again, and has to be deleted.
     Unanswered { sent: Moment },
 }
 
-/// A lock that was free for this long after a turn could have been taken by other processes.
+/// If a lock was free for this long after a turn, other processes could have taken it.
 const LONG_FREE: Duration = Duration::from_millis(1);
 
 /// For how long a process has had a lock, in consecutive turns that left other processes no chance.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct HandoffBudget {
-    /// When the first of these turns took the lock, plus the time for which the lock was free since
-    /// then.
+    /// The moment from which the held time counts: when the first of these turns took the lock,
+    /// moved forward by the time in which the lock was free or being released.
     since: Moment,
-    /// Since when the process does not have the lock, or has been releasing it.
+    /// When the process began to release the lock, or began to be without it. `None` while the
+    /// process holds the lock.
     free_since: Option<Moment>,
 }
 
@@ -81,7 +82,7 @@ impl HandoffBudget {
         HandoffBudget { free_since: None, ..self }
     }
 
-    /// For how long the process had the lock, once it has released it or is about to.
+    /// For how long the process had the lock until its last release began.
     pub(crate) fn held(&self) -> Duration {
         self.free_since.unwrap_or(self.since).since(self.since)
     }

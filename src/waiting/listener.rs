@@ -1,5 +1,5 @@
-//! The thread that receives invalidations from Redis, and wakes the threads that wait for those
-//! keys.
+//! The thread that receives invalidations from Redis, and wakes the threads that wait for the
+//! changed keys.
 //!
 //! Each manager has one. The first wait for a busy lock or the first renewal starts it. An
 //! invalidation is a hint and no more: a thread that it wakes asks Redis, and no thread sleeps
@@ -23,11 +23,12 @@ use crate::base::sync::{Condvar, Mutex};
 use crate::store::{Ender, Failure, Heard, Store, Tracking};
 use crate::waiting::wakeups::Wakeups;
 
-/// How long the thread reads before it looks whether it is to stop, and whether connections of the
-/// pool have ended: the response timeout, within these bounds.
+/// The shortest and the longest time for which the thread reads before it looks whether it is to
+/// stop, and whether connections of the pool have ended. Within these bounds, it reads for the
+/// response timeout.
 const SILENCE: [Duration; 2] = [Duration::from_millis(100), Duration::from_secs(1)];
 
-/// How much longer than a timeout the thread may take to end.
+/// How much longer than the response timeout [`Listener::stop`] waits for the thread.
 const GRACE: Duration = Duration::from_millis(100);
 
 /// Called for each invalidation, with its key. `None`: any key may have changed, because of a flush
@@ -45,7 +46,7 @@ pub(crate) struct Listener {
     pub(crate) wakeups: Wakeups,
     /// The `CLIENT ID` of the connection that receives invalidations. Zero while there is none.
     client_id: AtomicU64,
-    /// A failure was logged, and no success since.
+    /// A failure was logged, and the listener has not connected since.
     has_warned: AtomicBool,
     state: Mutex<State>,
     stopped: Condvar,
@@ -120,8 +121,8 @@ impl Listener {
         Some(self.client_id.load(Ordering::Acquire)).filter(|id| *id != 0)
     }
 
-    /// Handles what Redis answered when it was asked to send invalidations to this client. True if
-    /// they will be received.
+    /// Handles what Redis answered when it was asked to send invalidations to the client
+    /// `client_id`. True if the listener will receive them.
     pub(crate) fn will_hear(&self, client_id: u64, tracking: Tracking) -> bool {
         match tracking {
             Tracking::Off => false,
@@ -134,11 +135,10 @@ impl Listener {
         }
     }
 
-    /// Does the same for a waiter, which is also woken when the connection over which it asked is
-    /// closed.
+    /// Does the same as [`Listener::will_hear`] for a waiter. If the connection over which the
+    /// waiter asked is closed later, the waiter is woken, too.
     ///
-    /// The waiter still has that connection, so the pool cannot have closed it before this is
-    /// noted.
+    /// The waiter still has that connection, so the pool cannot have closed it yet.
     pub(crate) fn will_wake(&self, redis_key: &str, client_id: u64, tracking: Tracking) -> bool {
         if let Tracking::On { link } = tracking {
             self.wakeups.asked_over(redis_key.as_bytes(), link);
@@ -146,7 +146,8 @@ impl Listener {
         self.will_hear(client_id, tracking)
     }
 
-    /// Makes the thread reconnect, unless it has done so since. Logs `reason`.
+    /// Makes the thread reconnect, unless the connection of this client has ended already. Logs
+    /// `reason`.
     pub(crate) fn give_up(&self, client_id: u64, reason: &dyn fmt::Display) {
         if self.client_id() == Some(client_id) {
             self.state.lock().given_up = true;
@@ -155,8 +156,8 @@ impl Listener {
         }
     }
 
-    /// Ends the thread, by ending its connection. (A TLS connection cannot be ended from here: its
-    /// thread looks every second at least whether it is to stop.)
+    /// Ends the thread, by ending its connection. (A TLS connection cannot be ended from here. But
+    /// the thread looks at least every second whether it is to stop.)
     ///
     /// Nothing wakes the thread while it connects and tries whether invalidations come, which may
     /// take a connect timeout and a response timeout, each twice. If that outlasts the wait here,
@@ -297,9 +298,9 @@ impl Listener {
 
 /// How long to pause before the next connection.
 struct Pauses {
-    /// Redis answered, but sends no invalidations.
+    /// The pauses while Redis answers, but sends no invalidations.
     after_refusal: Backoff,
-    /// Redis could not be reached, or the connection ended.
+    /// The pauses after Redis could not be reached, or the connection ended.
     after_end: Backoff,
 }
 
@@ -313,8 +314,8 @@ impl Pauses {
     }
 }
 
-/// True where Redis refuses to send invalidations, or accepts `CLIENT TRACKING` and sends none:
-/// that rarely changes. (A login that is refused may be accepted again soon.)
+/// True if Redis refuses to send invalidations, or accepts `CLIENT TRACKING` and sends none.
+/// Neither changes often. (A login that is refused may be accepted again soon.)
 fn is_refused(ended: &Result<(), Failure>) -> bool {
     matches!(ended, Err(Failure::Refused(refusal))
         if !refusal.can_pass() && !["NOAUTH", "WRONGPASS"].contains(&&*refusal.code))
@@ -332,7 +333,7 @@ pub(crate) mod tests {
     use crate::base::options::Settings;
     use crate::store::{Address, Refusal};
 
-    /// A listener without a thread and a Redis, and the keys that it passes on.
+    /// A listener without a thread and without a Redis, and the keys that it passes on.
     fn listener() -> (Listener, Receiver<Option<String>>) {
         let address = Address::parse("redis://127.0.0.1:1/").unwrap();
         let store = Arc::new(Store::new(address, &Settings::default()).unwrap());
@@ -381,7 +382,7 @@ pub(crate) mod tests {
         listener.disconnected();
         assert!(waiter.forget() && listener.client_id().is_none());
         listener.disconnected();
-        assert!(!waiter.forget(), "they poll already");
+        assert!(!waiter.forget(), "the waiter polls already");
     }
 
     #[test]
@@ -401,7 +402,7 @@ pub(crate) mod tests {
         let waiter = listener.wakeups.register("a");
         assert!(!listener.will_wake("a", 7, Tracking::Refused(refused("NOPERM"))));
         assert!(waiter.forget() && listener.client_id().is_none(), "the connection is given up");
-        assert!(!listener.will_wake("a", 7, Tracking::On { link: 1 }), "it was lost meanwhile");
+        assert!(!listener.will_wake("a", 7, Tracking::On { link: 1 }), "the connection was lost meanwhile");
     }
 
     #[test]

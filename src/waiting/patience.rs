@@ -8,11 +8,11 @@ use crate::base::clock::Moment;
 use crate::base::holder::Holder;
 use crate::store::{FAIR_TRY, Failure, Refusal};
 
-/// A Redis that has answered before counts as slow, not as away, for this long.
+/// For how long a Redis that has answered before counts as slow, and not as away.
 pub(crate) const SLOW_ANSWER: Duration = Duration::from_millis(100);
 
-/// The first waiter of a queue looks this often, even if nothing wakes it. The others look no more
-/// often than this while nothing is wrong.
+/// How often the first waiter of a queue looks at the turn in front, even if nothing wakes it.
+/// While nothing is wrong, the other waiters look no more often.
 ///
 /// The first waiter thus finds holds that end without a release: a guard was forgotten, or a thread
 /// hangs. If each new hold woke the waiter instead, each turn would cost one more switch of
@@ -39,7 +39,8 @@ pub(crate) struct Patience {
 pub(crate) struct Silence {
     /// When the first attempt without an answer began.
     pub(crate) since: Moment,
-    /// At a deadline, a silence of this length is an outage; a shorter one proves nothing.
+    /// How long the silence has to last to be an outage at the deadline. A shorter one proves
+    /// nothing.
     pub(crate) outage_after: Duration,
     /// What went wrong. `None` while the first attempt still waits for its answer.
     pub(crate) cause: Option<Arc<str>>,
@@ -112,8 +113,9 @@ impl Patience {
     }
 
     /// True if a silence has lasted too long. With a deadline: the deadline has come, and the
-    /// silence has lasted for its `outage_after`. Without: it has lasted for as long as an outage
-    /// is tolerated. It counts from when this caller asked for the lock, at the earliest.
+    /// silence has lasted for its `outage_after`. Without a deadline: it has lasted for as long as
+    /// an outage is tolerated. The silence counts from when this caller asked for the lock, at the
+    /// earliest.
     pub(crate) fn is_outage(&self, silence: &Silence, now: Moment) -> bool {
         let lasted = now.min(self.deadline).since(silence.since.max(self.began));
         if self.is_endless() {
@@ -147,16 +149,17 @@ impl Patience {
     }
 }
 
-/// A key that has no expiry for this long is not a lock. After a `PERSIST`, a live holder that
+/// For how long a key without expiry still counts as a lock. After a `PERSIST`, a live holder that
 /// receives invalidations repairs its key within tens of milliseconds.
 const WITHOUT_EXPIRY: Duration = Duration::from_millis(250);
 
-/// The value of a key without expiry, and when the key is not a lock if it still has that value.
+/// The value of a key without expiry, and the moment from which the key no longer counts as a lock
+/// if it still has that value.
 #[derive(Debug, Default)]
 pub(crate) struct WithoutExpiry(Option<(String, Moment)>);
 
 impl WithoutExpiry {
-    /// Notes the holder that a waiter saw. `lease` is the waiter's own.
+    /// Notes the holder that a waiter saw. `lease` is the waiter's own, or zero for a single try.
     ///
     /// A holder repairs its key at once if Redis has sent it an invalidation, and otherwise with
     /// its next renewal: after half of its lease at most. The waiter assumes that this lease is as
@@ -219,7 +222,8 @@ impl Attempts {
         kind
     }
 
-    /// Forgets a silence that is over, since Redis has answered other threads.
+    /// Forgets the silence if it is over: Redis has answered other threads since
+    /// ([`Silence::is_refuted`]).
     pub(crate) fn refute(&mut self, answered_since: impl Fn(Moment) -> bool) {
         if self.silence.as_ref().is_some_and(|silence| silence.is_refuted(answered_since)) {
             self.silence = None;
@@ -326,7 +330,7 @@ pub(crate) mod tests {
             (once(), 1002, Down, Some(silent(1000)), 2, GiveUp),
             (once(), 3000, Silent, Some(silent(1000)), 1, GiveUp),
             (once(), 3000, OutOfTime, None, 1, Busy),
-            // No limit: the caller tolerates an outage for this long, from when it began or, if
+            // No limit: the caller tolerates an outage for 10 s, from when the outage began or, if
             // later, from when the caller came.
             (endless(), 10_999, Silent, Some(silent(1000)), 9, TryAgain),
             (endless(), 11_000, Silent, Some(silent(1000)), 9, GiveUp),
@@ -387,7 +391,7 @@ pub(crate) mod tests {
         assert_eq!(attempts.fail(&Failure::Refused(loading), at(1), at(1)), Kind::Down);
         assert_eq!(attempts.silence.as_ref().unwrap().outage_after, Duration::ZERO);
         assert_eq!(attempts.fail(&unanswered(), at(2), at(2)), Kind::Down);
-        assert_eq!(attempts.silence.as_ref().unwrap().since, at(0), "from the first of them on");
+        assert_eq!(attempts.silence.as_ref().unwrap().since, at(0), "from the first failure on");
         attempts.hear();
         assert_eq!(attempts.fail(&unanswered(), at(3), at(3)), Kind::Silent);
     }
@@ -409,7 +413,7 @@ pub(crate) mod tests {
             attempts.fail(&failure, at(0), at(0));
             let failed = attempts.silence.as_ref().unwrap().failed_at;
             attempts.refute(|since| since < failed);
-            assert!(attempts.silence.is_some(), "the answer was before that");
+            assert!(attempts.silence.is_some(), "the answer came before the failure");
             attempts.refute(|since| since <= failed);
             assert_eq!(attempts.silence.is_none(), over, "{failure:?}");
         }

@@ -15,14 +15,14 @@ use crate::waiting::handoff::{HandoffBudget, HandoffOutcome};
 use crate::waiting::patience::{Attempts, GLANCE, Silence};
 use crate::waiting::waiter::{AWAKE, Waiter};
 
-/// After a spent budget, a process leaves the lock free for 1/24 of the time for which it had it,
-/// within the bounds below. This pause is needed, since Redis wakes other processes only after the
-/// release.
+/// After a spent budget, a process pauses: it leaves the lock free for 1/24 of the time for which
+/// it had the lock, within the bounds below, and for up to a third more by chance. The pause is
+/// needed, since Redis wakes other processes only after the release.
 const PART: u32 = 24;
 
 /// The shortest pause. A waiter that Redis wakes needs about one round trip to ask. So does the
-/// first command of the process that pauses, so the distance to Redis cancels out. The pause is
-/// three times as long if rivals are known: they may poll, or be woken late.
+/// first command of the process that pauses, so the distance to Redis cancels out. The shortest
+/// pause is three times as long if rivals are known: they may poll, or be woken late.
 const SHORTEST: Duration = Duration::from_micros(250);
 
 /// The longest pause: enough for most waiters that are farther from Redis than this process. If all
@@ -52,7 +52,7 @@ pub(super) struct WaitQueue {
 pub(super) struct Past {
     /// The budget of the last turn.
     budget: Option<HandoffBudget>,
-    /// That turn has spent its budget.
+    /// The last turn has spent its budget.
     budget_is_spent: bool,
     /// How many pauses there were.
     pauses: u32,
@@ -96,7 +96,8 @@ impl WaitQueue {
     /// Starts the turn of `waiter`, if its turn has come. (`None`: a thread that is not in the
     /// queue.)
     ///
-    /// A thread that asks `once` does not pause. It leaves the pause to the next.
+    /// After a spent budget, a thread that asks only `once` does not pause. It leaves the pause to
+    /// the next thread.
     pub(super) fn start_turn(
         &mut self,
         number: u64,
@@ -122,7 +123,7 @@ impl WaitQueue {
             return None;
         }
         self.waiting.pop_front();
-        // If the hold of the front is over, the front is still there, and is passed over.
+        // If there is still a front, its hold is over, and its turn is passed over.
         let last = self.past.budget.take().or(self.front.as_ref().map(|front| front.budget.released(now)));
         let is_over = !once && mem::take(&mut self.past.budget_is_spent);
         let budget = last.filter(|_| !is_over).map_or(HandoffBudget::new(now), |last| last.at(now));
@@ -154,7 +155,7 @@ impl WaitQueue {
         if self.has_turn(number) { self.past.contention.nap(fraction) } else { Duration::ZERO }
     }
 
-    /// The front has learned that another process has the lock. Asking took the time `took`.
+    /// The front has learned from Redis who has the lock. Asking took the time `took`.
     pub(super) fn saw(&mut self, number: u64, holder: &Holder, took: Duration, now: Moment) {
         if let Some(front) = self.front.as_mut().filter(|front| front.number == number) {
             self.past.contention.took(took);
@@ -228,8 +229,8 @@ impl WaitQueue {
             .min(now.after(GLANCE))
     }
 
-    /// The hold in front of the first waiter, if it was never renewed: Redis was not asked about it
-    /// since it was taken.
+    /// The hold in front, if this waiter is the first and the hold was never renewed. Redis was not
+    /// asked about such a hold since it was taken.
     pub(super) fn unrenewed_hold(&self, waiter: &Arc<Waiter>) -> Option<Arc<Hold>> {
         let hold = self.front.as_ref().filter(|_| self.is_next(Some(waiter)))?.hold.as_ref()?;
         (hold.renewals() == 0).then(|| Arc::clone(hold))
@@ -281,10 +282,10 @@ impl WaitQueue {
         hold.map(|hold| hold.as_holder(now)).or_else(|| front.seen.clone())
     }
 
-    /// The release of a turn begins. Returns the waiter whose claim is to be sent behind it, if
-    /// any.
+    /// The release of a turn begins. Returns the waiter whose claim is to be sent behind the
+    /// release, if any.
     ///
-    /// There is none if `limit` is zero (no hand-offs), if the budget is spent, or if the waiter
+    /// No claim is sent if `limit` is zero (no hand-offs), if the budget is spent, or if the waiter
     /// may have given up by `answer_by`, when the answer comes at the latest.
     pub(super) fn hand_off(
         &mut self,

@@ -3,8 +3,8 @@
 //!
 //! One thread of a process talks to Redis about a key. The others wait behind it and send nothing.
 //! A thread's turn ends when its [`Turn`] is dropped, after the release. If a hold ends without a
-//! release, its turn is passed over. A release may send the claim of the next thread, which is the
-//! hand-off.
+//! release, its turn is passed over. With its release, a thread may send the claim of the next
+//! thread. That is the hand-off.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
@@ -53,17 +53,19 @@ pub(crate) struct Turn {
 /// Why there was no turn.
 #[derive(Debug)]
 pub(crate) enum NoTurn {
-    /// The time to wait was over. The holder is named if it is known.
+    /// The lock is busy, and the caller's deadline has come, or the caller tries only once. The
+    /// holder is named if it is known.
     Busy(Option<Holder>),
     /// The caller itself holds the lock, through another manager.
     Mine,
-    /// The time to wait was over, and the thread in front has no answer from Redis. Says why, if
-    /// that is known.
+    /// The thread in front has no answer from Redis, and the caller waits no longer: its deadline
+    /// has come, or the outage has lasted for `tolerate_outage`. The cause of the outage is named
+    /// if it is known.
     Outage(Option<Arc<str>>),
 }
 
 impl WaitQueues {
-    /// Waits for the turn. If one answer is enough (`Patience::once`), it does not wait.
+    /// Waits for the turn. A caller that tries only once (`Patience::once`) does not wait.
     ///
     /// - `is_mine`: whether a holder that Redis named is the calling thread, through another
     ///   manager.
@@ -132,7 +134,7 @@ struct Place<'a> {
     patience: &'a Patience,
     /// The last turn for whose end the thread has stayed awake. It does so once per turn.
     stayed_awake_for: Option<u64>,
-    /// When the thread had planned to look again if nothing woke it.
+    /// When the thread planned to look again, if nothing wakes it earlier.
     look_again: Moment,
 }
 
@@ -262,7 +264,7 @@ impl Turn {
         self.note(|queue| queue.asks(self.start.number, Moment::now()));
     }
 
-    /// Redis has answered it.
+    /// Redis has answered the thread.
     pub(crate) fn answered(&self) {
         self.note(|queue| queue.answered(self.start.number));
     }
@@ -282,7 +284,7 @@ impl Turn {
     /// Redis has named this holder; the answer took the time `took`.
     ///
     /// A holder in this process may itself wait in this queue, through another manager, and would
-    /// wait for itself. So all waiters check that.
+    /// wait for itself. So all waiters are woken to check that.
     pub(crate) fn saw(&self, holder: &Holder, took: Duration, of_this_process: bool) {
         self.note(|queue| {
             queue.saw(self.start.number, holder, took, Moment::now());
@@ -307,7 +309,7 @@ impl Turn {
 
     /// Ends the turn, and hands over to the next thread what became of its claim. Returns the claim
     /// if its token may be in Redis and no thread will use it, so that it has to be deleted. The
-    /// flag says whether Redis may still execute its `SET`.
+    /// flag says whether Redis may still execute the `SET` of the claim.
     #[must_use = "the key may exist until its lease is over"]
     pub(crate) fn settle(mut self, to: &Arc<Waiter>, handed: HandoffOutcome) -> Option<(Claim, bool)> {
         if handed == HandoffOutcome::NotTaken {
@@ -362,7 +364,7 @@ pub(crate) mod tests {
     use crate::waiting::patience::tests::until;
 
     impl WaitQueues {
-        /// The turn, where no thread has it or waits for it.
+        /// Takes a turn that no thread has or waits for.
         pub(crate) fn free_turn(self: &Arc<WaitQueues>, name: &Arc<str>) -> Turn {
             let joined = self.join(
                 name,
@@ -585,8 +587,8 @@ pub(crate) mod tests {
         let sent = Moment::PAST;
         let limit = Duration::from_secs(10);
         let taken = HandoffOutcome::Taken { sent, answered: sent };
-        // What became of the claim, and what has to be deleted if the waiter has given up, and if
-        // it has not.
+        // What became of the claim, and the flag if it has to be deleted: once if the waiter has
+        // given up, and once if it has not.
         let table = [
             (HandoffOutcome::NotTaken, None, None),
             (taken, Some(false), None),

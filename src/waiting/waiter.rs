@@ -11,9 +11,9 @@ use crate::waiting::handoff::Claim;
 /// How long a thread stays awake when the turn in front of it is about to end.
 ///
 /// A sleeping thread takes tens of microseconds to wake up, as long as Redis takes for a command.
-/// So the first in the queue is awake when the release in front of it starts. If the turn before
-/// was over within this time, it is awake from the beginning of the turn. A lock that is held for
-/// long costs a waiter no more than this, once.
+/// So the first waiter stays awake when the release in front of it begins. If the last turn was
+/// over within this time, the first waiter stays awake when the next turn begins, since that turn
+/// may be as short. If it is long, the waiter was awake for no more than this time.
 pub(crate) const AWAKE: Duration = Duration::from_micros(200);
 
 /// A yield that takes this long has given the core to other work.
@@ -26,7 +26,7 @@ const ASLEEP: Duration = Duration::from_millis(20);
 #[derive(Debug)]
 pub(crate) struct Waiter {
     pub(crate) woken: Condvar,
-    /// The turn in front of it is over.
+    /// The turn in front is over, so it is this thread's turn.
     has_turn: AtomicBool,
     pub(crate) claim: Claim,
     pub(crate) deadline: Moment,
@@ -59,7 +59,8 @@ impl Cores {
         Moment::from_nanos(self.busy_until.load(Ordering::Relaxed)) <= now
     }
 
-    /// Stays awake until it is the waiter's turn, but not for longer than [`AWAKE`].
+    /// Stays awake until it is the waiter's turn, but for [`AWAKE`] at most, and only until a yield
+    /// gives the core to other work.
     pub(crate) fn stay_awake(&self, waiter: &Waiter) {
         let mut now = Moment::now();
         let end = now.after(AWAKE);

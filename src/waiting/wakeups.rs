@@ -10,8 +10,8 @@ use crate::base::sync::{Condvar, Mutex};
 /// The sleeping threads of one manager: at most one for each key, since the others queue behind it.
 #[derive(Debug, Default)]
 pub(crate) struct Wakeups {
-    /// Locked before the state of a parker: parkers are unparked under this lock, so the other
-    /// order could deadlock.
+    /// The parker of each sleeping thread. This mutex is locked before the state of a parker:
+    /// parkers are unparked under it, so the other order could deadlock.
     by_key: Mutex<HashMap<Box<[u8]>, Arc<Parker>>>,
 }
 
@@ -63,8 +63,8 @@ impl Wakeups {
         }
     }
 
-    /// Wakes the threads that asked over this connection last. It is closed, so Redis sends no
-    /// invalidations of the keys that were read over it.
+    /// Wakes the threads that asked over this connection last. The connection is closed, so Redis
+    /// sends no invalidations of the keys that were read over it.
     pub(crate) fn wake_over(&self, link: u64) {
         for parker in
             self.by_key.lock().values().filter(|parker| parker.state.lock().asked_over == Some(link))
