@@ -8,7 +8,7 @@ case "${1:-}" in
 -h | --help)
     echo "usage: bash benches/instructions.sh"
     echo
-    echo "Prints the instructions of this program per cycle, uncontended, and their ratio:"
+    echo "Prints how many instructions the client executes per cycle, uncontended, and the ratio:"
     echo "  a plain connection of the redis crate that sends SET NX PX and EVALSHA,"
     echo "  a lock + unlock, which sends the same."
     echo "Needs valgrind (apt-get install valgrind), redis-server and cargo. Installs nothing."

@@ -59,8 +59,8 @@ fn one_by_one(criterion: &mut Criterion, server: &Server, locks: &LockManager) {
     criterion.bench_function("is_valid", |b| b.iter(|| black_box(guard.is_valid())));
 }
 
-/// Floor and subject in turns, as ratios. Each subject has its own rounds: a subject that spreads
-/// threads over the cores changes the conditions of the round after it.
+/// Measures each subject alternately with the floor, and prints the ratio. Each subject has its own
+/// rounds: a subject that spreads threads over the cores changes the conditions of the next round.
 fn side_by_side(title: &str, server: &Server, locks: &LockManager) {
     let mut floor = Floor::new(server);
     let mut floor_cycles = || (0..CYCLES).for_each(|_| floor.cycle("lock:floor"));

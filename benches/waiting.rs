@@ -3,8 +3,8 @@
 //! or names of other parts, it runs only these. With `-- --help`, it lists the parts.
 //!
 //! If a figure has a bound, both are printed together, with `ok` or `MISSED`. Figures that depend
-//! on the machine are compared with a floor, a `PING`, or a hand-written polling lock of the same
-//! run.
+//! on the machine are compared with other figures of the same run: the floor (the two commands of a
+//! lock on one plain connection), a `PING`, or a hand-written polling lock.
 
 #[path = "waiting/cores.rs"]
 mod cores;
@@ -25,7 +25,7 @@ use support::children::{self, Child};
 use support::figures::{Figure, Gauge, Report, Spread, cpu_time, threads_named};
 use support::{Floor, Rounds, pin_apart, take_turns};
 
-/// The thread of a manager that receives Redis's invalidations.
+/// The name of the thread of a manager that receives Redis's invalidations.
 const LISTENER: &str = "relatch-listen";
 
 struct Part {
@@ -92,10 +92,10 @@ fn connect(server: &Server) -> LockManager {
     LockManager::connect(&server.url()).expect("a Redis of our own")
 }
 
-/// Times hand-offs: from a release here to the return of `lock` in a process that waits. Two others
-/// alternate with them: a `PING` on a plain connection after the same idle time, and a hand-off by
-/// hand. For the latter, this process releases by `EVALSHA`, and a thread of the other process
-/// receives the invalidation and sends only its `SET`.
+/// Times hand-offs: from a release here to the return of `lock` in a process that waits. Two other
+/// measurements alternate with them: a `PING` on a plain connection after the same idle time, and a
+/// hand-off by hand. For the hand-off by hand, this process releases by `EVALSHA`, and a thread of
+/// another process receives the invalidation and sends only its `SET`.
 fn handoff(report: &mut Report) {
     const SAMPLES: usize = 300;
     /// The first samples do not count, since connections are opened and threads started then.
@@ -162,14 +162,15 @@ fn idle_for_a_while() {
     thread::sleep(Duration::from_micros(rand::rng().random_range(20_000..=40_000)));
 }
 
-/// Eight threads that lock and unlock as fast as they can, in turns with the floor.
+/// Eight threads that lock and unlock as fast as they can, alternating with the floor.
 fn threads(report: &mut Report) {
     eight_threads(report, "by the scheduler", &Server::start(), 2.0, Some(3.0));
     pinned(pin_apart, |server| eight_threads(report, "pinned apart", server, 2.0, Some(3.0)));
 }
 
-/// Starts a server, and calls `run` in a new thread. `pin` pins this thread to the server's core or
-/// to another one. Threads that `run` starts inherit the core. The other parts keep all cores.
+/// Starts a server, and calls `run` in a new thread. `pin` pins the new thread to the server's core
+/// or to another one. Threads that `run` starts inherit that core. This thread keeps all cores, and
+/// so do the other parts of the benchmark.
 fn pinned(pin: fn(&Server) -> bool, run: impl FnOnce(&Server) + Send) {
     let server = Server::start();
     thread::scope(|scope| {
@@ -183,9 +184,10 @@ fn pinned(pin: fn(&Server) -> bool, run: impl FnOnce(&Server) + Send) {
     });
 }
 
-/// Waits are measured in rounds: the mean time of a turn in the same stretch, times the number of
-/// threads. In a fair queue, each wait lasts one round. The bound: the threads make at least
-/// `least` turns in the time of a floor cycle.
+/// Stretches of turns alternate with stretches of the floor. The unit of a wait is the round: the
+/// mean time of a turn in the wait's stretch, times the number of threads. In a fair queue, each
+/// wait lasts one round. The bounds: the threads make at least `least` turns in the time of a floor
+/// cycle, and the p99 of the waits is below `p99_below` rounds.
 fn eight_threads(report: &mut Report, placed: &str, server: &Server, least: f64, p99_below: Option<f64>) {
     const THREADS: u32 = 8;
     /// How many turns, or floor cycles, a stretch has.
@@ -221,8 +223,8 @@ fn eight_threads(report: &mut Report, placed: &str, server: &Server, least: f64,
     report.must(&of("longest wait"), longest, "< 20 ms", longest < bound);
 }
 
-/// Threads that wait for a long time: which commands they send meanwhile, what they cost, and
-/// whether all of them take their locks in the end.
+/// Threads that wait for a long time: which commands they send meanwhile, how much CPU time that
+/// takes, and whether all of them take their locks in the end.
 fn idle(report: &mut Report) {
     const KEYS: u64 = 100;
     const SPAN: Duration = Duration::from_secs(11);

@@ -76,7 +76,8 @@ impl Builder {
 
     /// The longest lease that is accepted. Defaults to 24 hours.
     ///
-    /// This limit catches typing errors: after a crash, other processes wait until the lease ends.
+    /// This limit catches a lease that is too long by mistake. After a crash, other processes would
+    /// have to wait until that lease ends.
     pub fn max_lease(mut self, cap: Duration) -> Builder {
         self.settings.max_lease = cap;
         self
@@ -140,8 +141,10 @@ impl Builder {
         self
     }
 
-    /// The most connections that are open at a time, up to 10,000 (the default limit of Redis).
-    /// Defaults to 64.
+    /// The most connections that the pool has open at a time, up to 10,000 (the default limit of
+    /// Redis). Defaults to 64.
+    ///
+    /// The keeper, the listener and each `force_unlock` open connections of their own.
     ///
     /// A connection is in use only while a command is under way, so a few connections serve many
     /// threads. The pool opens a connection when a thread needs one, and closes it after ten
@@ -167,9 +170,10 @@ impl Builder {
     /// manager's last handle can take longer, because it also waits for threads (see
     /// [`LockManager`]).
     ///
-    /// A connection that comes from the pool may be dead. So its first command waits at most for
-    /// half of the caller's limit, and the other half is left for a fresh connection. If the last
-    /// answer was slow, the first command waits longer, up to three quarters of the limit.
+    /// A connection that comes from the pool may be dead. So its first command usually waits only
+    /// for half of the caller's time, and the other half is left for a fresh connection. If the
+    /// last answer over that connection was slow, the first command waits longer, up to three
+    /// quarters.
     pub fn response_timeout(mut self, limit: Duration) -> Builder {
         self.settings.response_timeout = limit;
         self
@@ -179,10 +183,11 @@ impl Builder {
     /// seconds, counted from the first attempt without an answer.
     ///
     /// A waiter that sleeps until it receives an invalidation asks every 10 to 15 seconds, and
-    /// notices an outage then. Threads that wait behind another thread of their process share its
-    /// outage, but count only the part that falls in their own wait. They give up without an
-    /// attempt of their own. An attempt that has begun may always take the connect timeout and the
-    /// response timeout. A wait with a limit goes on until the limit, whatever the outage.
+    /// notices an outage then. A thread that waits behind another thread of its process makes no
+    /// attempt of its own. For such a thread, the outage begins with the other thread's first
+    /// attempt without an answer, but not before its own wait. An attempt that has begun may always
+    /// take the connect timeout and the response timeout. A wait with a limit goes on until the
+    /// limit, whatever the outage.
     pub fn tolerate_outage(mut self, limit: Duration) -> Builder {
         self.settings.tolerate_outage = limit;
         self

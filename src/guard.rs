@@ -35,13 +35,13 @@ use crate::session::Session;
 /// A forgotten guard ([`std::mem::forget`]) keeps the lock while its thread lives and for a lease
 /// longer: the keeper renews the hold like any other, at most for
 /// [`max_hold`](crate::Lock::max_hold). Without renewal, the guard keeps the lock for one lease. If
-/// the thread then takes the lock again, it gets [`Error::Lost`].
+/// the thread takes the lock again after that lease, it gets [`Error::Lost`].
 #[must_use = "the lock is released as soon as the guard is dropped"]
 #[clippy::has_significant_drop]
 pub struct LockGuard {
     session: Arc<Session>,
     held: Rc<Held>,
-    /// `leave_` has run.
+    /// Whether `leave_` has run.
     left: bool,
 }
 
@@ -98,8 +98,8 @@ impl LockGuard {
     /// the lock, as far as this one knows.
     ///
     /// Compares the clock with the end of the lease. Sends nothing and does not block. The answer
-    /// is also right in a process that was stopped and goes on. It turns `false` before another
-    /// process can take the lock, unless Redis forgot the key early ([what is not
+    /// is also right in a process that was stopped and then continues. It turns `false` before
+    /// another process can take the lock, unless Redis forgot the key early ([what is not
     /// promised](crate#what-is-not-promised)). `true` may be out of date when the program acts upon
     /// it.
     #[must_use]
@@ -122,7 +122,8 @@ impl LockGuard {
     ///
     /// # Errors
     ///
-    /// - [`Error::Lost`]: the hold can no longer be trusted. Names the first cause found.
+    /// - [`Error::Lost`]: the hold can no longer be trusted. The error names the first cause that
+    ///   was found.
     /// - [`Error::Unavailable`], [`Error::Refused`]: the hold can be trusted, but not for `span`,
     ///   and Redis did not renew it.
     /// - [`Error::InvalidOption`]: `span` is longer than the lease less 1 % and 2 ms.
@@ -133,13 +134,14 @@ impl LockGuard {
 
     /// Asks Redis whether the key still has this hold's token: `GET` and `PTTL` in one round trip.
     ///
-    /// Finds out at once what the next renewal would find out: a key that was deleted, replaced or
-    /// cut short. Blocks for the answer, at most the connect timeout and the response timeout
-    /// together.
+    /// Finds out at once what the next renewal would find out: that the key was deleted, has
+    /// another value, or expires too early. Blocks for the answer, at most the connect timeout and
+    /// the response timeout together.
     ///
     /// # Errors
     ///
-    /// - [`Error::Lost`]: the key is gone or has another value. Names the first cause found.
+    /// - [`Error::Lost`]: the key is gone or has another value. The error names the first cause
+    ///   that was found.
     /// - [`Error::Unavailable`], [`Error::Refused`]: Redis did not answer the question. The hold is
     ///   as valid as before.
     /// - [`Error::NoThread`], [`Error::Forked`].
@@ -150,14 +152,15 @@ impl LockGuard {
     /// Sets a new lease, renews the hold with it now, and keeps renewing with it.
     ///
     /// Blocks for the answer, at most for the response timeout. A longer lease counts once Redis
-    /// has answered; a shorter one counts from the call. In Redis a lease is never cut short. So
-    /// after a crash, other processes may have to wait for the rest of the longer lease. `extend`
-    /// never creates the key again.
+    /// has answered; a shorter one counts from the call. But Redis does not shorten the earlier
+    /// lease, so after a crash other processes may have to wait until the earlier lease ends.
+    /// `extend` never creates the key again.
     ///
     /// # Errors
     ///
     /// - [`Error::InvalidOption`]: the lease is too short or too long. Nothing was sent.
-    /// - [`Error::Lost`]: the hold can no longer be trusted. Names the first cause found.
+    /// - [`Error::Lost`]: the hold can no longer be trusted. The error names the first cause that
+    ///   was found.
     /// - [`Error::Unavailable`], [`Error::Refused`]: the hold can be trusted for the rest of its
     ///   lease. The next renewal, if there is one, tries again.
     /// - [`Error::NoThread`], [`Error::Forked`].
@@ -254,9 +257,8 @@ impl LockWatch {
 
     /// Blocks until the hold is lost, at most for `limit`, and returns how it was lost.
     ///
-    /// Returns `None` if the hold was not lost within that time, and at once if it was released.
     /// Returns the cause as soon as the lease runs out or the manager finds that the key is gone.
-    /// Sends nothing.
+    /// Returns `None` when the hold was released, or was not lost within `limit`. Sends nothing.
     #[must_use = "`None` means that it was not lost"]
     pub fn wait_lost(&self, limit: Duration) -> Option<LostCause> {
         let now = Moment::now();

@@ -32,15 +32,16 @@
 //! - Redis can forget a lock early: by a failover to a replica that lagged behind, an eviction
 //!   policy other than `noeviction`, a flush, a restart without persistence, or a step of the
 //!   server's clock. Such a hold is [lost](Error::Lost). The first renewal comes a third of a lease
-//!   after the hold began. From then on, the holder learns of a loss within milliseconds. The first
-//!   renewal itself finds an earlier loss. Without renewal, the release finds the loss.
+//!   after the hold began, and finds an earlier loss. From then on, an invalidation reports a loss
+//!   within milliseconds; if Redis sends no [invalidations](#waiting), the next renewal finds the
+//!   loss. Without renewal, the release finds the loss.
 //! - There is one server. This is not Redlock.
 //! - The time for which the machine is suspended counts against a lease on Linux, Android and
 //!   Apple's systems. On other systems, the clock may stand still while the machine is suspended,
 //!   and a hold may look valid for too long.
-//! - The system resolves host names, and no timeout of this crate limits that. Over TLS the
-//!   response timeout starts anew with each byte, so a server that sends byte by byte can exceed
-//!   the timeout.
+//! - The system resolves host names, and no timeout of this crate limits how long that takes. Over
+//!   TLS, the response timeout starts anew with each byte, so a server that sends byte by byte can
+//!   exceed the timeout.
 //!
 //! The whole list is in `docs/guarantees.md` of the repository. For the Redis user, settings and
 //! monitoring, see `docs/operations.md`.
@@ -97,7 +98,7 @@
 //!
 //! A thread-local of your program may hold a guard or the manager, or take a lock in its
 //! destructor. But this crate keeps the map of a thread's holds in a thread-local, too, and the
-//! system may drop that map first. From then on:
+//! system may drop that map first. Once the map is gone:
 //!
 //! - a thread that takes a lock again waits for itself;
 //! - a lock that the thread takes is not renewed;
@@ -109,12 +110,12 @@
 //! | thread | what it does | from when on |
 //! |---|---|---|
 //! | `relatch-pool-0` | looks after idle connections | the start |
-//! | `relatch-keeper` | renews leases, finishes late releases | the first hold that is renewed (by default, every hold is) or extended; with [`Builder::on_lost`], the first hold of all; or the first orphan (a key that a lost answer may have left behind) |
+//! | `relatch-keeper` | renews leases, finishes late releases | the first hold that is renewed (by default, every hold is) or extended; with [`Builder::on_lost`], the first hold; or the first orphan (a key that a lost answer may have left behind) |
 //! | `relatch-on-lost` | calls [`Builder::on_lost`]'s callback | the first loss |
 //! | `relatch-listen` | receives invalidations from Redis | the first wait for a busy lock, or the first renewal |
 //!
-//! When the program drops the last handle or guard, the manager ends the last three of these
-//! threads.
+//! These threads end when the program drops the last handle or guard. The drop [waits](LockManager)
+//! for the last three.
 //!
 //! # Waiting
 //!
@@ -131,11 +132,11 @@
 //! among themselves in one round trip, [for a few milliseconds](Builder::local_handoff). Then other
 //! processes have a chance.
 //!
-//! Between processes there is no order. Each waiter estimates how many processes want the lock from
-//! the holders that it saw. Before it asks, it sleeps a few round trips for each of these
-//! processes, up to 250 ms. Without this sleep, each release would cost as many commands as there
-//! are waiting processes. A woken waiter that saw one other process asks at once three times out of
-//! four. If it saw none, it always asks at once.
+//! Between processes there is no order. From the holders that it saw, each waiter estimates how
+//! many processes want the lock. Before it asks, it sleeps: for each of these processes, as long as
+//! a few round trips take, but at most 250 ms in all. Without this sleep, each release would cost
+//! as many commands as there are waiting processes. A woken waiter that saw one other process asks
+//! at once three times out of four. A woken waiter that saw none always asks at once.
 //!
 //! # Log targets and levels
 //!
@@ -145,8 +146,8 @@
 //! | target | `error` | `warn` | `info` | `debug` |
 //! |---|---|---|---|---|
 //! | `relatch::acquire` | | an answer that came after the lease | a lock taken over from a dead process | each failed attempt |
-//! | `relatch::listener` | | waiters have to poll (logged once, until it works again); the thread panicked, or still connects when the last handle is dropped | it works again | |
-//! | `relatch::keeper` | | leases that could not be renewed, at each try; the thread panicked | | |
+//! | `relatch::listener` | | waiters have to poll (logged once, until invalidations come again); the thread panicked, or still connects when the last handle is dropped | invalidations come again | |
+//! | `relatch::keeper` | | each try that left leases without renewal; the thread panicked | | |
 //! | `relatch::lost` | a callback that panics or does not return | each hold that was lost | | |
 //! | `relatch::release` | | a release without an answer; a key that is not deleted and stays until its lease ends | | each failed attempt |
 //! | `relatch::force_unlock` | | a lock that was force-unlocked, and its holder | | |

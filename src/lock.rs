@@ -126,9 +126,10 @@ impl Lock {
     /// - [`Error::Lost`]: this thread has the lock already, but its hold is lost. The depth is
     ///   unchanged.
     /// - [`Error::Unavailable`], [`Error::Refused`]: Redis could not be asked, or refused.
-    /// - [`Error::NotALock`]: the Redis key holds a value that is not a string, or for 250 ms has
-    ///   held a string that never expires. If that string is a token of this crate, its holder may
-    ///   repair the key, and the time is half of this lock's lease.
+    /// - [`Error::NotALock`]: the Redis key holds a value that is not a string, or has held the
+    ///   same string for 250 ms and never expires. If that string is a token of this crate, its
+    ///   holder may repair the key, so the 250 ms become half of this lock's lease if that is
+    ///   longer.
     /// - [`Error::WouldDeadlock`]: this thread has the lock already, through another manager.
     /// - [`Error::InvalidKey`], [`Error::InvalidOption`], [`Error::DepthOverflow`],
     ///   [`Error::Forked`], [`Error::NoThread`], [`Error::NoRandomness`].
@@ -154,8 +155,8 @@ impl Lock {
     /// Takes the lock, waiting for `limit` at most. `Ok(None)` means that it was busy for that
     /// long.
     ///
-    /// The limit covers everything: other threads of this process, the pool, connecting, and Redis.
-    /// A limit of zero is [`try_lock`](Lock::try_lock).
+    /// The limit covers every wait: for other threads of this process, for a connection, and for
+    /// Redis. A limit of zero is [`try_lock`](Lock::try_lock).
     ///
     /// # Errors
     ///
@@ -171,9 +172,10 @@ impl Lock {
     /// # Errors
     ///
     /// If the lock was not taken, the errors of [`lock`](Lock::lock): the closure did not run.
-    /// After the closure, only [`Error::Lost`]: the closure did not have the lock for its whole
-    /// time. A release without an answer is logged and is no error, because the closure was already
-    /// done.
+    /// After the closure, [`Error::Lost`]: the closure did not have the lock for its whole time.
+    /// (If the closure forks the process, and the child returns from it, the child gets
+    /// [`Error::Forked`].) A release without an answer is logged and is no error, because the
+    /// closure was already done.
     pub fn with_lock<T>(&self, body: impl FnOnce() -> T) -> Result<T, Error> {
         self.request().with_lock(body)
     }
@@ -224,11 +226,11 @@ impl Lock {
 
     /// Deletes the lock's Redis key, whatever its value, and returns who held it. For operators.
     ///
-    /// The holder loses the lock, and its work may still go on. If the hold is of this manager, it
-    /// is lost when this method returns, and the next waiting thread gets the lock. Another manager
-    /// notices the loss within milliseconds if it has renewed the hold before, and otherwise at the
-    /// next renewal. Blocks for the answer, at most the connect timeout and the response timeout
-    /// together.
+    /// The holder loses the lock, and its work may still go on. If the holder uses this manager,
+    /// its hold is lost when this method returns, and the next waiting thread gets the lock.
+    /// Another manager notices the loss within milliseconds if it has renewed the hold before, and
+    /// otherwise at the next renewal. Blocks for the answer, at most the connect timeout and the
+    /// response timeout together.
     ///
     /// # Errors
     ///

@@ -50,27 +50,27 @@ impl LockManager {
         Lock::new(Arc::clone(&self.session), key.as_ref().into())
     }
 
-    /// [`Lock::lock`] on the named lock, its errors included.
+    /// [`Lock::lock`] on the lock named `key`, with the same errors.
     pub fn lock(&self, key: impl AsRef<str>) -> Result<LockGuard, Error> {
         self.request(key.as_ref()).lock()
     }
 
-    /// [`Lock::try_lock`] on the named lock, its errors included.
+    /// [`Lock::try_lock`] on the lock named `key`, with the same errors.
     pub fn try_lock(&self, key: impl AsRef<str>) -> Result<Option<LockGuard>, Error> {
         self.request(key.as_ref()).try_lock_for(Duration::ZERO)
     }
 
-    /// [`Lock::try_lock_for`] on the named lock, its errors included.
+    /// [`Lock::try_lock_for`] on the lock named `key`, with the same errors.
     pub fn try_lock_for(&self, key: impl AsRef<str>, limit: Duration) -> Result<Option<LockGuard>, Error> {
         self.request(key.as_ref()).try_lock_for(limit)
     }
 
-    /// [`Lock::with_lock`] on the named lock, its errors included.
+    /// [`Lock::with_lock`] on the lock named `key`, with the same errors.
     pub fn with_lock<T>(&self, key: impl AsRef<str>, body: impl FnOnce() -> T) -> Result<T, Error> {
         self.request(key.as_ref()).with_lock(body)
     }
 
-    /// [`Lock::with_lock_result`] on the named lock, its errors included.
+    /// [`Lock::with_lock_result`] on the lock named `key`, with the same errors.
     pub fn with_lock_result<T, E: From<Error>>(
         &self,
         key: impl AsRef<str>,

@@ -58,7 +58,7 @@ LOCKS = {"redis-py": RedisPy, "python-redis-lock": PythonRedisLock}
 
 
 class Room:
-    """What only one thread may be in."""
+    """Counts how often two threads are inside at the same time."""
 
     def __init__(self):
         self.door = threading.Lock()

@@ -24,7 +24,7 @@ impl Child {
         Child(Process::start(&mut command).expect("starts itself"))
     }
 
-    /// Starts `count` children, a few at a time, and waits for the first answer of each.
+    /// Starts `count` children, a few at a time, and waits until each has given this first answer.
     pub(crate) fn start_all(count: usize, role: &str, url: &str, key: &str, answer: &str) -> Vec<Child> {
         const AT_ONCE: usize = 20;
 
@@ -67,7 +67,7 @@ impl Child {
         self.tell(format_args!("{threads} {} {}", nanos(span), nanos(hold)));
     }
 
-    /// The result of its turns. A child that has ended counts as one turn that failed.
+    /// The result of the child's turns. A child that has ended counts as one turn that failed.
     pub(crate) fn tally(&mut self, span: Duration) -> Tally {
         let numbers = self.try_numbers::<6>().unwrap_or_else(|line| {
             eprintln!("waiting: process {} said {line:?} in place of what it did", self.0.pid());

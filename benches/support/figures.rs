@@ -27,7 +27,7 @@ pub(crate) fn threads_named(name: &str) -> Option<u64> {
     u64::try_from(names.filter(|found| found.trim_end() == name).count()).ok()
 }
 
-/// Times of one kind, in order.
+/// Times of one kind, the shortest first.
 pub(crate) struct Spread(Vec<Duration>);
 
 impl Spread {
@@ -121,7 +121,7 @@ impl Commands {
         self.0.get(name).copied().unwrap_or_default()
     }
 
-    /// A command and all of its subcommands.
+    /// How often a command or one of its subcommands was executed.
     pub(crate) fn family(&self, name: &str) -> u64 {
         let related = |found: &str| found.split('|').next() == Some(name);
         self.0.iter().filter(|(found, _)| related(found)).map(|(_, calls)| calls).sum()

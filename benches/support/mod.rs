@@ -1,4 +1,5 @@
-//! The floor, cores, and rounds that are compared by their medians.
+//! What the benchmarks share: the floor, pinning to cores, and times that are compared by their
+//! medians.
 #![allow(dead_code, reason = "each benchmark uses a part of it")]
 
 pub(crate) mod children;
@@ -57,7 +58,7 @@ pub(crate) fn load(connection: &mut redis::Connection, script: &str) -> String {
 
 const TOKEN: &str = "host-1-2-00112233445566778899aabbccddeeff";
 
-/// One connection, two commands, two round trips.
+/// The floor: the two commands of a lock on one plain connection, in two round trips.
 pub(crate) struct Floor {
     connection: redis::Connection,
     hash: String,
@@ -131,7 +132,7 @@ pub(crate) fn take_turns(locks: &LockManager, key: &str, threads: usize, turns: 
     })
 }
 
-/// Times of several subjects, measured in turns.
+/// Times of several subjects, measured alternately.
 pub(crate) struct Rounds {
     names: Vec<String>,
     times: Vec<Vec<Duration>>,
@@ -164,7 +165,8 @@ impl Rounds {
         self.times[subject].iter().copied().min().unwrap_or_default()
     }
 
-    /// The median over the rounds of the ratio of a subject's time to the first subject's.
+    /// A subject's time, divided by the first subject's time in the same round: the median of all
+    /// rounds.
     pub(crate) fn ratio(&self, subject: usize) -> f64 {
         let pairs = self.times[subject].iter().zip(&self.times[0]);
         median(pairs.map(|(time, floor)| time.as_secs_f64() / floor.as_secs_f64()).collect())

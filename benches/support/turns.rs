@@ -102,8 +102,9 @@ pub(crate) struct Tally {
     /// Turns whose wait ended within the span.
     pub(crate) turns: u64,
     pub(crate) span: Duration,
-    /// All waits together, and the longest of them.
+    /// The sum of all waits.
     pub(crate) waited: Duration,
+    /// The longest wait.
     pub(crate) longest: Duration,
     /// The CPU time that the process used.
     pub(crate) cpu: Duration,

@@ -1,9 +1,9 @@
 //! Counts the commands that clients send.
 //!
 //! `INFO commandstats` counts these together with the commands that scripts execute. `MONITOR`
-//! shows each command with the address of the client that sent it, or with `lua` where a script
-//! executed it. That costs the server a few microseconds per command, so a run is either watched or
-//! timed.
+//! shows each command with the address of the client that sent it, or with `lua` if a script
+//! executed it. `MONITOR` costs the server a few microseconds per command, so a run is either
+//! watched or timed.
 
 use std::io::{Read, Write};
 use std::net::TcpStream;
@@ -17,7 +17,7 @@ use super::figures::Commands;
 /// The last command, which is not counted.
 const END: &str = "the watch ends";
 
-/// Records all commands from its start.
+/// Records all commands from its own start on.
 pub(crate) struct Watch {
     connection: redis::Connection,
     /// Keeps the output unparsed until the end, when the cores are free.

@@ -14,7 +14,8 @@ use crate::support::{Floor, Rounds, pin_apart, pin_together};
 
 use super::{connect, eight_threads, pinned};
 
-/// Lock and unlock of a free lock, in turns with the floor. Then of a lock that the thread holds.
+/// Lock and unlock of a free lock, alternating with the floor. Then lock and unlock of a lock that
+/// the thread holds already.
 pub(crate) fn cycle(report: &mut Report) {
     const PAIRS: u32 = 5_000;
     const ROUNDS: usize = 201;

@@ -66,8 +66,8 @@ fn say_shares(report: &mut Report, tallies: &[Tally], least: f64, most: f64) {
     }
 }
 
-/// Fifty processes use relatch for ten seconds. Fifty others poll by hand, pooled and bare, each
-/// for five seconds before and five seconds after.
+/// Fifty processes use relatch for ten seconds. Two other crowds of fifty poll by hand, one pooled
+/// and one bare. Each of them runs for five seconds before relatch and for five seconds after it.
 pub(crate) fn fifty(report: &mut Report) {
     const PROCESSES: usize = 50;
     const HALF: Duration = Duration::from_secs(5);

@@ -49,7 +49,8 @@ impl Moment {
 #[cfg(any(target_os = "linux", target_os = "android"))]
 const CLOCK: ClockId = ClockId::Boottime;
 
-/// On Apple's systems this clock counts suspend. `Instant` (`CLOCK_UPTIME_RAW`) does not.
+/// On Apple's systems, this clock goes on while the machine is suspended. The clock of `Instant`
+/// (`CLOCK_UPTIME_RAW`) stands still.
 #[cfg(target_vendor = "apple")]
 const CLOCK: ClockId = ClockId::Monotonic;
 

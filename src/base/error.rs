@@ -21,7 +21,7 @@ use crate::base::holder::Holder;
 pub enum Error {
     /// The wait ended before this thread got the lock.
     ///
-    /// Happens only where [`Lock::wait`](crate::Lock::wait) or
+    /// Happens only if [`Lock::wait`](crate::Lock::wait) or
     /// [`Builder::wait`](crate::Builder::wait) sets a limit. Without a limit, a thread waits until
     /// the lock is free.
     ///
@@ -70,7 +70,7 @@ pub enum Error {
         /// How long the key can still exist in Redis, and keep others waiting. Zero if Redis
         /// answered that the token is gone.
         at_most: Duration,
-        /// Why there is no answer, or why the answer does not settle it.
+        /// Why there is no answer, or why the answer leaves the result in doubt.
         source: Box<dyn StdError + Send + Sync>,
     },
 
@@ -133,7 +133,7 @@ pub enum Error {
     InvalidKey {
         /// The key's length in bytes.
         length: usize,
-        /// What is wrong with it.
+        /// What is wrong with the key.
         reason: &'static str,
     },
 
@@ -145,7 +145,7 @@ pub enum Error {
         option: &'static str,
         /// The value that was set. Never a password.
         value: String,
-        /// What is wrong with it.
+        /// What is wrong with the value.
         reason: &'static str,
     },
 
@@ -171,7 +171,7 @@ pub enum Error {
     Forked {
         /// The process that made the manager.
         parent: u32,
-        /// The process that used it.
+        /// The process that used the manager.
         child: u32,
     },
 
@@ -188,8 +188,8 @@ pub enum Error {
     /// The system did not start a thread that the manager needs.
     ///
     /// Making a manager starts a thread. The first hold that is renewed, or whose loss is to be
-    /// reported, starts others. If the thread was taking a lock, the lock was released again. If
-    /// the thread already held the lock, it still does.
+    /// reported, starts others. If the caller was taking a lock, the lock was released again. If
+    /// the caller already held the lock, it still does.
     #[error("a thread that the lock manager needs cannot be started")]
     #[non_exhaustive]
     NoThread {

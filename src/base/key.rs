@@ -8,7 +8,7 @@ use crate::base::error::Error;
 /// program.
 pub(crate) const MAX_BYTES: usize = 64 * 1024;
 
-/// The `found` of [`Key::not_a_lock`] if Redis answers `WRONGTYPE`.
+/// The argument `found` of [`Key::not_a_lock`] if Redis answers `WRONGTYPE`.
 pub(crate) const NOT_A_STRING: &str = "a value that is not a string";
 
 /// A lock's name as the caller has it. A [`Lock`](crate::Lock) shares its name, so that taking the

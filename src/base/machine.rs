@@ -2,8 +2,8 @@
 //!
 //! The first eight hex digits of a nonce identify the machine's boot and the pid namespace: they
 //! are a hash of the boot id and of the namespace's inode number. If a token has the digits of this
-//! process, then a process id means the same process in both. (The system reuses an inode number
-//! only when all processes of its namespace have ended.)
+//! process, then the process id in the token means the same process here. (The system reuses an
+//! inode number only when all processes of its namespace have ended.)
 
 use std::io;
 
@@ -49,7 +49,7 @@ pub(crate) fn is_dead(token: &str, host: &str, digits: &str) -> bool {
 #[cfg(target_os = "linux")]
 fn is_gone(pid: u32) -> bool {
     let pid = i32::try_from(pid).ok().and_then(rustix::process::Pid::from_raw);
-    // Only "no such process" proves it: if the answer is "not permitted", the process exists.
+    // Only "no such process" proves the end. If the answer is "not permitted", the process exists.
     pid.is_some_and(|pid| rustix::process::test_kill_process(pid) == Err(rustix::io::Errno::SRCH))
 }
 

@@ -24,8 +24,8 @@ pub(crate) struct Options {
     pub(crate) wait: Option<Duration>,
     pub(crate) renewal: Renewal,
     pub(crate) reclaim_dead: bool,
-    /// If an option has a value that cannot work, this one: taking the lock then fails with this
-    /// error.
+    /// An option whose value cannot work, if there is one. Taking the lock then fails with an error
+    /// that names this option.
     pub(crate) invalid: Option<InvalidOption>,
 }
 
@@ -55,7 +55,7 @@ impl Default for Options {
     }
 }
 
-/// Whether and how often a hold is renewed.
+/// Whether, how often and for how long a hold is renewed.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Renewal {
     pub(crate) on: bool,

@@ -44,7 +44,7 @@ const YIELD: Duration = Duration::from_micros(20);
 /// delays threads at a few places only, which finds rare interleavings sooner.
 ///
 /// A wait with a timeout of more than `longest` never ends by itself. So a lost wake-up shows as a
-/// deadlock, even if the thread would wake up by itself after `longest`.
+/// deadlock, even if outside of these tests the timeout would end the wait.
 pub(crate) fn in_many_orders(
     times: usize,
     longest: Duration,

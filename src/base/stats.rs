@@ -51,7 +51,7 @@ impl Default for Histogram {
     }
 }
 
-/// The last bucket is for everything from 2^38 us (three days) on.
+/// How many ranges there are. The last one is for everything from 2^38 us (three days) on.
 const BUCKETS: usize = 40;
 
 impl Histogram {

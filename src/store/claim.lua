@@ -1,12 +1,12 @@
 -- Takes a lock if it is free. Otherwise answers who has it, and for how much longer.
 --
--- The script reads the key only if the lock is busy. So a connection with tracking on gets an
--- invalidation when the busy key changes. A script is atomic: no release can come between `SET` and
--- `GET`.
+-- The script reads the key only if the lock is busy. If the connection has tracking on, Redis sends
+-- an invalidation when the key that was read changes. A script is atomic: no release can come
+-- between `SET` and `GET`.
 --
 -- KEYS[1]  the lock's key in Redis
 -- ARGV[1]  the token of the hold that begins
--- ARGV[2]  its lease in milliseconds
+-- ARGV[2]  the lease of that hold in milliseconds
 --
 -- Replies  OK           the key was free, and holds the token now
 --          {value, ms}  the value that the key holds, and the rest of its TTL in milliseconds

@@ -128,7 +128,7 @@ impl<'a> Connection<'a> {
             (removed, set) = self.remove_then(&RELEASE.whole(key, &[token]), &claim, deadline)?;
         }
         if set && matches!(removed, Err(Failure::Refused(_))) {
-            // The script did not run, but the `SET` found no key: it was gone already.
+            // The script did not run, but the `SET` found no key, so the key was gone already.
             removed = Ok(Compared::Absent);
         }
         Ok((removed.map_err(|failure| RELEASE.explain(failure)), set))
@@ -178,7 +178,7 @@ impl<'a> Connection<'a> {
     /// a NOSCRIPT answer to its hash would go unnoticed.
     pub(crate) fn abandon(mut self, key: &str, token: &str) {
         let batch = Batch::of(&RELEASE.whole(key, &[token]));
-        // If this fails, the key lives until its lease ends. There is no way to prevent that here.
+        // If this fails, the keeper deletes the key: it searches for each token that is given up.
         let _ = self.link.send(&batch, Moment::now().after(Duration::from_millis(1)));
         self.link.retire();
     }
@@ -190,8 +190,8 @@ impl<'a> Connection<'a> {
         self.sensible(seen(next(&mut replies), next(&mut replies)))
     }
 
-    /// Deletes a key whatever its value, and returns the value. The script is sent whole, and so
-    /// only once: a second try could delete the key of another holder.
+    /// Deletes a key whatever its value, and returns the value. Sends the script whole, so that one
+    /// try is enough: before a second try, another holder could take the lock.
     pub(crate) fn force(&mut self, key: &str, deadline: Moment) -> Result<Option<Holder>, Failure> {
         let reply = self.run(&FORCE.whole(key, &[]), deadline).map_err(|failure| FORCE.explain(failure))?;
         self.sensible(deleted(reply))

@@ -15,7 +15,8 @@ pub(crate) struct Endpoint {
     pub(super) db: i64,
     /// Host and port, or the socket's path.
     name: String,
-    /// The address of the host name that accepted the last connection.
+    /// The address to which the last connection was opened. (A host name may have several
+    /// addresses.)
     worked: Mutex<Option<SocketAddr>>,
 }
 

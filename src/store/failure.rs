@@ -14,9 +14,10 @@ pub(crate) enum Failure {
     /// Redis did not get the command: there was no connection, or only a part of the command was
     /// written, and Redis executes no incomplete command.
     NotSent(Cause),
-    /// The command was sent and no answer came.
+    /// The command was sent, and no answer came that says what became of it.
     Unanswered {
-        /// The connection is in order, so a command sent over it now is executed after this one.
+        /// Whether the connection is in order. If it is, Redis executes this command before any
+        /// that is sent over the connection now.
         link_stands: bool,
         cause: Cause,
     },
@@ -37,7 +38,7 @@ pub(crate) enum Fate {
     Elsewhere,
     /// Redis may have executed the command, or may still execute it.
     Unknown {
-        /// A command sent over the same connection now is executed after this one.
+        /// Whether Redis executes this command before any that is sent over the connection now.
         link_stands: bool,
     },
 }
@@ -49,8 +50,8 @@ const DID_NOTHING: &str = "
     NOGOODSLAVE NOPERM NOPROTO NOREPLICAS NOSCRIPT OOM READONLY REDIRECT TRYAGAIN WRONGPASS
     WRONGTYPE";
 
-/// The same for errors with the code `ERR`. That code alone says nothing, so these texts match the
-/// start of the message. A script of this crate that fails has changed nothing.
+/// The same for errors with the code `ERR`. That code alone says nothing, so the message has to
+/// begin with one of these texts. A script of this crate that fails has changed nothing.
 const DID_NOTHING_ERR: [&str; 19] = [
     "ACL failure in script",
     "Error compiling script",
@@ -257,8 +258,8 @@ pub(super) fn ends_link(error: &io::Error) -> bool {
     )
 }
 
-/// True for a reply of a server that accepts no writes. Then the next command needs a new
-/// connection.
+/// True if the reply says that this server accepts no writes, or that another server has the key.
+/// Then the next command needs a new connection.
 pub(super) fn comes_from_wrong_server(reply: &Reply) -> bool {
     matches!(reply, Reply::Error(error) if is_elsewhere(code_of(error)))
 }

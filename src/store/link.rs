@@ -1,5 +1,5 @@
-//! One connection. It opens, logs in and answers by a deadline. Once it is broken, it is not used
-//! again.
+//! One connection. Opening it, logging in and waiting for replies have deadlines. Once it is
+//! broken, it is not used again.
 
 use std::io;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -12,8 +12,8 @@ use crate::store::reply::agreed;
 use crate::store::resp::{Batch, Reply};
 use crate::store::wire::{SHORTEST, Wire};
 
-/// The shortest time whose end says something about Redis. On a busy machine, an attempt with less
-/// time may fail although Redis works.
+/// The shortest timeout whose expiry says something about Redis. On a busy machine, an attempt with
+/// less time may fail although Redis works.
 pub(crate) const FAIR_TRY: Duration = Duration::from_millis(20);
 
 /// How many links were opened.
@@ -39,21 +39,22 @@ pub(crate) struct Link {
     pub(super) wire: Wire,
     /// No other link of this process has the same number.
     pub(super) id: u64,
-    /// When it last answered, or began to be opened.
+    /// When the last answer came. Before the first answer: when the link began to open.
     pub(super) answered: Moment,
     /// How many replies are still to come. The replies of earlier batches come first, and are
     /// skipped.
     unread: usize,
-    /// Redis, or the way to it, ended the connection.
+    /// Whether the connection is of no more use: it has ended, the server accepts no writes, or
+    /// bytes came that nobody asked for.
     pub(super) broken: bool,
-    /// The connection is in order, but must not be used again.
+    /// Whether `retire` was called: the link must not be lent again, although it has not ended.
     retired: bool,
-    /// What is known of the other end since the link was lent.
+    /// What is known about the other end since the link was lent.
     proof: Proof,
     /// How long the last answer took.
     took: Duration,
-    /// A reply is late. The current borrower may wait for it. The pool does not lend this link
-    /// again.
+    /// Whether a reply is late. The current borrower may wait for the reply. If the reply is still
+    /// late when the link goes back to the pool, the link is closed.
     behind: bool,
     /// The listener to which Redis sends the invalidations of what is read over this link.
     listener: Option<u64>,
@@ -125,7 +126,7 @@ impl Link {
         self.broken || self.retired || self.behind
     }
 
-    /// When it last answered since it was lent.
+    /// When the link last answered its current borrower. `None` if it has not answered yet.
     pub(super) fn answered_to_borrower(&self) -> Option<Moment> {
         (self.proof == Proof::Answered).then_some(self.answered)
     }
@@ -190,9 +191,9 @@ impl Link {
 
     /// Reads the replies of the batch that was sent last, and skips those of earlier ones.
     ///
-    /// A proxy may send a reply twice. The next command over this link would take the second copy
-    /// for its own reply, and could believe that it has taken a busy lock. So the link is not used
-    /// again if more was received.
+    /// A proxy may send a reply twice. The next borrower would take the second copy for the reply
+    /// to its own command, and could believe that it has taken a busy lock. So the link is not used
+    /// again if more was received than was asked for.
     pub(super) fn collect(&mut self, sent: &Sent, deadline: Moment) -> Result<Vec<Reply>, Failure> {
         let mut replies = Vec::with_capacity(sent.replies);
         while self.unread > 0 {

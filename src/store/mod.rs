@@ -3,7 +3,8 @@
 //! May use `base`. No other room names the crates `redis` and `r2d2`. (Among the handles, one
 //! constructor of the builder takes a `redis` client.) From the outside to the wire:
 //!
-//! - [`Store`] is all that the rooms above know. It lends a [`Connection`], which has the commands.
+//! - [`Store`] is the way in for the rooms above. It lends a [`Connection`], which has the
+//!   commands.
 //! - `node`: a server with all its connections. `pool` lends most of them. Over the connection in
 //!   `tracking`, Redis sends invalidations.
 //! - `link`: a connection whose replies are counted. `wire`: the bytes of a connection. `resp`: the

@@ -29,10 +29,11 @@ use crate::store::resp::{Batch, Reply};
 /// useless. (And r2d2 panics if the end of a wait overflows.)
 const LONGEST_GET: Duration = Duration::from_secs(10);
 
-/// After a shorter silence, other links stay in use: Redis may have been busy.
+/// The shortest silence on one link after which the other links may be dead, too. After a shorter
+/// silence they stay in use: Redis may have been busy.
 const LONG_SILENCE: Duration = Duration::from_millis(100);
 
-/// A link that nobody has used for this long is closed. (r2d2 has such a limit, but would count
+/// How long a link may stay unused before it is closed. (r2d2 has such a limit, but would count
 /// each sweep as a use.)
 const LONGEST_IDLE: Duration = Duration::from_secs(600);
 
@@ -41,9 +42,9 @@ type OnClose = Box<dyn Fn(u64) + Send + Sync>;
 
 pub(super) struct Pool {
     slots: r2d2::Pool<Slots>,
-    /// Links that have not answered since this moment are not used again. After a restart of Redis,
-    /// or if a firewall has dropped the idle connections, only one caller loses time to a dead
-    /// link, not one caller per link.
+    /// A `Moment` in nanoseconds: links that have not answered since then are not used again. So
+    /// after a restart of Redis, or if a firewall has dropped the idle connections, only one caller
+    /// loses time to a dead link, not one caller per link.
     condemned: AtomicU64,
     /// When the last answer came over a link that has been given back. It tells a thread that waits
     /// for a link whether Redis answers at all.

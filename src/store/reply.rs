@@ -11,8 +11,8 @@ use crate::store::resp::Reply;
 pub(crate) enum ClaimReply {
     /// The key was free, and holds the caller's token now.
     Taken,
-    /// The key holds a token already. `Some` if the command asked whose. It is the caller's own
-    /// token if an earlier attempt, whose answer was lost, has taken the lock.
+    /// The key holds a string already. `Some` if the command asked for it. The string is the
+    /// caller's own token if an earlier attempt, whose answer was lost, has taken the lock.
     Busy(Option<Holder>),
     /// The key holds something that is not a string.
     NotAString,

@@ -23,7 +23,7 @@ const USUAL_ROOM: usize = 4096;
 #[derive(Default)]
 pub(super) struct Batch {
     pub(super) bytes: Vec<u8>,
-    /// How many commands, and so how many replies.
+    /// How many commands there are, and so how many replies will come.
     pub(super) count: usize,
 }
 
@@ -84,7 +84,7 @@ pub(super) struct Reader {
     received: Range<usize>,
     /// The arrays that are not complete yet, from the outermost to the innermost.
     arrays: Vec<Array>,
-    /// How many bytes of the reply are read.
+    /// How many bytes of the current reply have been read.
     length: usize,
 }
 
@@ -414,7 +414,8 @@ mod tests {
             format!("*1{}\r\n", "0".repeat(18)).into_bytes(),
             format!("*{}\r\n{}", 60_000, "$1\r\nx\r\n".repeat(60_000)).into_bytes(),
         ];
-        // The first element leaves room for an empty second one, but not for the line behind it.
+        // The first element leaves room for the length of an empty second one, but not for the line
+        // end that follows the second.
         let first = Reply::Bytes(vec![b'x'; LONGEST_REPLY - "*3\r\n$262125\r\n\r\n$0\r\n".len()]);
         let full = [b"*3\r\n".to_vec(), encode(&first), encode(&Reply::Bytes(vec![])), encode(&first)];
         for bytes in too_long.into_iter().chain([full.concat()]) {

@@ -37,8 +37,8 @@ impl Script {
         Script { hash: redis::Script::new(text).get_hash().to_owned(), text, rights }
     }
 
-    /// Adds the needed rights to a failure for which a right was missing: Redis 7.0 does not say
-    /// which one.
+    /// If a right was missing, adds the rights that the script needs to the failure's message:
+    /// Redis 7.0 does not say which right was missing.
     pub(super) fn explain(&self, failure: Failure) -> Failure {
         match failure {
             Failure::Refused(mut refusal) if refusal.message.contains("can't run this command") => {

@@ -19,7 +19,7 @@ use crate::store::wire::{Ender, Message, Wire};
 /// The channel on which Redis publishes redirected invalidations.
 const CHANNEL: &str = "__redis__:invalidate";
 
-/// After this time without a message, the listener sends a `PING`.
+/// How long the connection may be silent before the listener sends a `PING`.
 const QUIET: Duration = Duration::from_secs(3);
 
 #[derive(Debug, PartialEq, Eq)]
@@ -80,8 +80,8 @@ impl TrackingConnection {
     /// Passes each invalidation to `hear`, until `hear` breaks or the connection fails.
     ///
     /// `hear` is also called when nothing has come for `silence`, so that it can break. After
-    /// [`QUIET`] without a message, this sends a `PING`. If nothing comes within `patience` after
-    /// that, the connection is dead.
+    /// [`QUIET`] without a message, this function sends a `PING`. If nothing comes within
+    /// `patience` after the `PING`, the connection counts as failed. (Over TLS, no `PING` is sent.)
     pub(crate) fn listen(
         mut self,
         (silence, patience): (Duration, Duration),

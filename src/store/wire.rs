@@ -19,8 +19,8 @@ use crate::store::tls::Tls;
 /// The shortest timeout that is set on a socket. Zero would mean no timeout.
 pub(super) const SHORTEST: Duration = Duration::from_millis(1);
 
-/// After this silence, the system sends TCP keepalive probes. They keep firewalls from dropping the
-/// idle connection, and end a connection whose other end is gone.
+/// How long a connection may be silent before the system sends TCP keepalive probes. The probes
+/// keep firewalls from dropping an idle connection, and end a connection whose other end is gone.
 const ASKED_AFTER: Duration = Duration::from_secs(30);
 
 /// The transport of a connection.

@@ -69,23 +69,25 @@ impl Scenario {
 pub(crate) struct Measured {
     /// The times of turns, lock calls or hand-offs, depending on the scenario. In nanoseconds.
     pub(crate) times: Histogram<u64>,
-    /// Turns that began to hold the lock within the time. Or hand-offs.
+    /// How many turns began to hold the lock within the time of the plan. In the scenario with
+    /// hand-offs: how many hand-offs there were.
     pub(crate) turns: u64,
-    /// Those, and the turns that began to hold the lock after the time: all turns that used
-    /// processor time.
+    /// How many turns used processor time: `turns`, and the turns that began to hold the lock
+    /// later.
     done: u64,
     seconds: f64,
-    /// The share of turns of the thread that had the fewest in a round, and the most. Added up over
-    /// the rounds.
+    /// The smallest share of the turns that a thread had in a round, summed over the rounds.
     smallest: f64,
+    /// The largest share of the turns that a thread had in a round, summed over the rounds.
     largest: f64,
     rounds: u32,
-    /// Nanoseconds of processor time, of all workers and of the server.
+    /// The processor time of all workers, in nanoseconds.
     clients: u64,
+    /// The processor time of the server, in nanoseconds.
     server: u64,
-    /// Commands that the server executed for one waiter, and the seconds in which they were
-    /// counted.
+    /// How many commands the server executed for one waiter.
     pub(crate) commands: u64,
+    /// The seconds in which `commands` were counted.
     pub(crate) waited: f64,
     /// How often a lock gave up after its last retry, and was tried again.
     pub(crate) gave_up: u64,
@@ -174,7 +176,7 @@ impl Measured {
         self.turns as f64 / self.seconds
     }
 
-    /// The mean over the rounds.
+    /// The smallest share of the turns that a thread had in a round: the mean over the rounds.
     pub(crate) fn smallest_share(&self) -> f64 {
         self.smallest / f64::from(self.rounds)
     }

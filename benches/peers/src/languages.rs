@@ -18,7 +18,7 @@ pub(crate) struct Program {
 }
 
 impl Program {
-    /// Builds the program, below `target`.
+    /// Builds the program of a language, below `benches/peers/target`.
     pub(crate) fn build(language: Language) -> Result<Program> {
         let command = match language {
             Language::Rust => return Ok(Program { command: own()?, versions: String::new() }),

@@ -1,4 +1,4 @@
-//! The machine and the versions of a measurement. Without the machine's name.
+//! The machine and the versions of a measurement. The machine's name stays out of the report.
 
 use std::fs;
 use std::process::Command;
@@ -32,7 +32,7 @@ pub(crate) fn today() -> String {
     said_by("date", &["-u", "+%Y-%m-%d"])
 }
 
-/// The version of a crate. If the lock file has several, all of them.
+/// The version of a crate. If the lock file has several versions, all of them.
 pub(crate) fn crate_version(name: &str) -> String {
     let versions = LOCK_FILE.split("[[package]]").filter_map(|package| {
         let field = |field: &str| {

@@ -7,7 +7,7 @@ use clap::ValueEnum;
 pub(crate) enum Peer {
     /// One round trip on one plain connection.
     Ping,
-    /// Both commands of a lock on one plain connection, with no lock around them.
+    /// The two commands that a lock sends, on one plain connection, without any lock library.
     Floor,
     Relatch,
     Rlock,

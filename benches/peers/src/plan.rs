@@ -8,13 +8,15 @@ use crate::peer::{Language, Peer};
 pub(crate) struct Plan {
     pub(crate) name: &'static str,
     pub(crate) rounds: usize,
-    /// Before anything is measured.
+    /// How long a peer works before it is measured.
     warm_up: Duration,
-    /// The same for Java, whose virtual machine compiles what runs often.
+    /// The same for a peer in Java, whose virtual machine compiles what runs often.
     warm_up_java: Duration,
+    /// How many hand-offs come before those that are measured.
     pub(crate) first_hand_offs: usize,
-    /// The time of a slice of the scenario with one thread, and how many slices a round has.
+    /// How long a slice lasts in the scenario with one thread.
     pub(crate) slice: Duration,
+    /// How many such slices a round has.
     pub(crate) slices: usize,
     pub(crate) turns: Duration,
     pub(crate) hand_off: Duration,

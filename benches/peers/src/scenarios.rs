@@ -12,7 +12,7 @@ use crate::protocol::{Tally, Turns};
 use crate::setting::Setting;
 use crate::stage::{Stage, Worker};
 
-/// Processes of a peer: as many as the largest crowd has.
+/// How many processes a peer has: as many as the scenario with the most processes needs.
 const PROCESSES: usize = 4;
 
 /// A command of the protocol, and how many threads of a worker obey it.

@@ -12,7 +12,7 @@ use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 /// How many loops keep the machine busy.
 const LOOPS: usize = 2;
 
-/// Each table appears once per setting.
+/// The conditions of a measurement. The report has each table once per setting.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, ValueEnum)]
 pub(crate) enum Setting {
     /// Nothing else runs; the scheduler places all processes.
@@ -38,7 +38,7 @@ impl Setting {
         }
     }
 
-    /// Applies to this thread, and to the processes that it starts from now on.
+    /// Creates the conditions, for this thread and the processes that it starts from now on.
     pub(crate) fn enter(self) -> Result<Surroundings> {
         let before = sched_getaffinity(None)?;
         let over = Arc::new(AtomicBool::new(false));

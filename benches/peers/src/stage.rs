@@ -117,7 +117,7 @@ impl Worker {
         Ok(self.hear(word)?.parse()?)
     }
 
-    /// Processor time that it has used so far, in nanoseconds.
+    /// The processor time that the worker has used so far, in nanoseconds.
     pub(crate) fn cpu(&mut self) -> Result<u64> {
         self.tell("cpu")?;
         self.hear_number("cpu")

@@ -1,4 +1,4 @@
-//! What worker processes do: the half of each scenario that is timed.
+//! What worker processes do: the part of each scenario that is timed.
 
 use std::hint::black_box;
 use std::io::{BufRead, Write, stdin, stdout};
