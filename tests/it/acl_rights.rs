@@ -10,14 +10,15 @@ use relatch_rig::{LONG, Server, Worker, eventually, within};
 use crate::invalidations::assert_polls_without;
 use crate::support::{chain, grant, name_of_command, names_right, redis_connection, server_for, without};
 
-/// A wait that ends without the lock.
+/// The limit of a wait that ends without the lock.
 const WAIT: Duration = Duration::from_millis(150);
 
-/// What the machine may add: a call that Redis refuses fails at once, or at the end of its wait.
+/// How much later a call may fail on a busy machine. A call that Redis refuses fails at once, or
+/// when its wait ends.
 const SLACK: Duration = Duration::from_secs(1);
 
-/// Which calls fail without each right. No call fails without the rights that are not in this
-/// table: they are for invalidations.
+/// For each right, the calls that fail without it. The rights that are not in this table are for
+/// invalidations: no call fails without them.
 const NEEDED_BY: [(&str, &[&str]); 9] = [
     ("~lock:*", &["lock", "wait", "holder", "verify", "extend", "unlock", "unlock, taught", "force_unlock"]),
     ("+set", &["lock", "wait"]),
@@ -123,7 +124,7 @@ fn row_23_an_error_names_the_missing_right() {
         }
         let mut complained: Vec<_> = complaints.into_iter().map(|(what, _)| what).collect();
         complained.dedup();
-        assert_eq!(complained, *needed_by, "who missed {right}");
+        assert_eq!(complained, *needed_by, "the calls that failed without {right}");
     }
     for right in invalidation_rights() {
         assert_eq!(complaints_without(right).len(), 0, "without {right}");
@@ -167,8 +168,8 @@ fn row_23_a_missing_right_to_the_key_is_named() {
     assert!(names_right(&error.to_string(), "~lock:*"), "{error}");
 }
 
-/// Checks all connections, those of the keeper and the listener too. If managers did not log in,
-/// `tests/rights.sh` would show nothing.
+/// Checks the connections of the pool, the keeper and the listener. If managers did not log in,
+/// `tests/rights.sh` would prove nothing.
 #[test]
 fn managers_log_in_as_the_user_that_the_environment_says() {
     let server = Server::start();
@@ -177,7 +178,7 @@ fn managers_log_in_as_the_user_that_the_environment_says() {
     guard.extend(Duration::from_secs(60)).expect("extends");
     eventually(LONG, "the listener is connected", || !server.listeners().is_empty());
     // There is one more connection while the listener checks that invalidations arrive.
-    eventually(LONG, "all three are there", || server.users() == [user(); 3]);
+    eventually(LONG, "each of the three has one connection", || server.users() == [user(); 3]);
     let expected = std::env::var("RELATCH_TEST_LEAST_RIGHTS").map_or("default", |_| "locks");
     assert_eq!(user(), expected);
 }

@@ -45,8 +45,7 @@ fn row_11_a_wait_that_a_refusal_ends_leaves_no_key() {
 fn row_11_a_late_answer_is_not_read_as_the_answer_to_the_next_command() {
     let rig = rig(|it| it);
     rig.server.query::<()>(&["SET", "lock:a", "somebody", "PX", "60000"]);
-    // The reply to the second command comes late. So do the replies to commands that are sent
-    // before it is read.
+    // The reply to the second `SET` comes late, and so do the replies behind it on that connection.
     rig.proxy.on_nth("SET lock:a", 2, Fault::DelayReply(3 * ANSWER / 2));
     let taken = rig.locks.try_lock_for("a", 5 * ANSWER);
     assert!(taken.expect("Redis is there").is_none(), "another holder has the lock");
@@ -99,14 +98,14 @@ fn a_waiter_takes_the_lock_when_the_hold_before_it_expires() {
         let next = scope.spawn(|| rig.locks.lock("a").map(drop));
         next.join().expect("no panic").expect("the waiter's turn comes");
     });
-    assert!(start.elapsed() < 9 * ANSWER / 2, "the waiter looked after {:?}", start.elapsed());
+    assert!(start.elapsed() < 9 * ANSWER / 2, "the waiter took the lock after {:?}", start.elapsed());
     assert!(guard.unlock().expect_err("the lease is over").is_lost());
 }
 
 #[test]
 fn two_answers_of_one_call_share_its_timeout() {
     let rig = rig(|it| it.connect_timeout(ANSWER));
-    // Redis is asked twice, because the first connection might have been closed while idle.
+    // The call asks again over a second connection, because the first one might be dead.
     rig.proxy.on_times("GET lock:a", 2, Fault::DelayReply(3 * ANSWER / 4));
     rig.proxy.on_times("PTTL lock:a", 2, Fault::DelayReply(3 * ANSWER / 2));
     let answer = within(3 * ANSWER, "two questions", || rig.locks.named("a").holder());
@@ -155,7 +154,7 @@ fn a_thread_that_waits_for_a_connection_is_woken_when_one_is_closed() {
 fn try_lock_works_though_all_idle_connections_were_cut() {
     const IDLE: u64 = 3;
     let rig = rig(|it| it.renew(false));
-    // So that each thread needs a connection of its own.
+    // The delay keeps all connections in use, so each thread needs one of its own.
     rig.proxy.on_times("SET", IDLE, Fault::DelayReply(ANSWER / 4));
     thread::scope(|scope| {
         for n in 0..IDLE {
@@ -187,15 +186,16 @@ fn a_value_that_is_too_long_costs_no_other_connection() {
     assert!(error.is_unavailable() && format!("{error:?}").contains("more than 262144 bytes"), "{error:?}");
     let connections = rig.proxy.connections_accepted();
     drop(rig.locks.lock("d").expect("locks"));
-    assert_eq!(rig.proxy.connections_accepted(), connections, "the third is in order");
+    assert_eq!(rig.proxy.connections_accepted(), connections, "the third connection can still be used");
 }
 
 #[test]
 fn ensure_works_though_the_connection_was_cut_while_idle() {
     let rig = rig(|it| it.lease(Duration::from_secs(9)));
     let guard = rig.locks.lock("a").expect("locks");
-    guard.extend(Duration::from_secs(8)).expect("extends"); // The keeper has its connection.
-    // (Not by a restart: the keeper would renew at once, and find the key gone.)
+    guard.extend(Duration::from_secs(8)).expect("extends"); // Opens the keeper's connection.
+    // This closes the connections. (After a restart, the keeper would renew at once, and find the
+    // key gone.)
     rig.server.query::<i64>(&["CLIENT", "KILL", "TYPE", "normal"]);
     rig.server.query::<i64>(&["PEXPIRE", "lock:a", "5000"]);
     guard.verify().expect("the key is there, though the connections are gone");
@@ -260,7 +260,7 @@ fn a_key_renewed_after_its_hold_expired_is_deleted() {
 }
 
 /// The answer says that another holder has the lock, but the key has our token. Nobody knows when
-/// Redis set it, so the hold could be trusted for too long.
+/// Redis set the key, so a hold with this token could be trusted for too long.
 #[test]
 fn row_11_a_token_found_after_a_busy_answer_is_not_trusted() {
     let rig = rig(|it| it);

@@ -1,5 +1,5 @@
-//! How a wait without the lock ends: busy, or an outage; and that an outage ends the waits of all
-//! waiters at once.
+//! How a wait that does not get the lock ends: busy, or an outage. An outage ends all waits at
+//! once.
 
 use std::error::Error as StdError;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
@@ -13,8 +13,8 @@ use crate::support::{
     ANSWER, MINUTE, Rig, SOON, assert_unavailable, behind, builder, delete, occupy, until_tracked,
 };
 
-/// Redis is well all the time. A short limit may end before there is a connection or an answer, but
-/// that is no outage.
+/// Redis is well all the time. A short wait may end before a connection is free or an answer comes,
+/// but that is no outage.
 #[test]
 fn a_limit_that_ends_in_this_process_is_reported_as_busy() {
     const THREADS: u32 = 20;
@@ -58,7 +58,7 @@ fn a_wait_that_ends_while_a_connection_is_opened_is_reported_as_busy() {
     drop(locks.lock("a").expect("Redis is there"));
 }
 
-/// More threads than connections, and Redis answers each thread that has a connection.
+/// There are more threads than connections. Redis answers each thread that has a connection.
 #[test]
 fn a_wait_for_a_pooled_connection_in_use_is_reported_as_busy() {
     const THREADS: u32 = 12;
@@ -77,7 +77,7 @@ fn a_wait_for_a_pooled_connection_in_use_is_reported_as_busy() {
         let sets = || rig.proxy.commands("SET");
         let before = sets();
         eventually(LONG, "the threads take locks", || sets() > before + u64::from(THREADS));
-        // Up to three times: the machine may delay all of them for the whole wait.
+        // Tried up to three times: the machine may delay the other threads for the whole wait.
         let mut tries = (0..3).map(|_| rig.locks.try_lock_for("a", ANSWER / 3));
         assert!(
             tries.any(|taken| matches!(taken, Ok(None))),
@@ -86,7 +86,8 @@ fn a_wait_for_a_pooled_connection_in_use_is_reported_as_busy() {
     });
 }
 
-/// While this thread waits for a connection, Redis answers another thread.
+/// This thread waits for a connection for longer than the tolerated outage. But Redis answers
+/// another thread meanwhile.
 #[test]
 fn the_wait_for_a_connection_does_not_count_as_an_outage() {
     let rig =
@@ -112,8 +113,7 @@ fn a_timeout_names_what_took_the_time() {
     assert!(error.to_string().starts_with("lock \"a\" was not taken within"), "{error}");
 }
 
-/// All connections are stuck. A thread that waits for one of them must report an outage, not a busy
-/// lock.
+/// The only connection is stuck. A thread that waits for it must report an outage, not a busy lock.
 #[test]
 fn a_pool_whose_connections_are_stuck_is_reported_as_an_outage() {
     let rig = Rig::with(|builder| builder.pool_size(1).response_timeout(5 * ANSWER));
@@ -140,12 +140,13 @@ fn a_wait_behind_a_thread_in_a_black_hole_is_reported_as_an_outage() {
     });
 }
 
-/// The turn comes so late that Redis cannot answer in time. That is no fault of Redis.
+/// The waiter's turn in the queue comes so late that Redis cannot answer before the deadline. That
+/// is no fault of Redis.
 #[test]
 fn a_turn_that_comes_too_late_is_reported_as_busy() {
     let rig = Rig::new();
     let (rest, before) = (ANSWER / 10, ANSWER * 9 / 10);
-    // Up to three times: the machine itself may delay something for long.
+    // Tried up to three times: a busy machine may delay a thread for long.
     let mut tries = (0..3).map(|_| {
         let key = unique_key("a");
         let guard = rig.locks.lock(&key).expect("locks");
@@ -159,7 +160,7 @@ fn a_turn_that_comes_too_late_is_reported_as_busy() {
             second.join().expect("no panic")
         })
     });
-    assert!(tries.any(|taken| matches!(taken, Ok(false))), "Redis is there, though not in a hurry");
+    assert!(tries.any(|taken| matches!(taken, Ok(false))), "Redis is slow, and not away");
 }
 
 /// Fifty waiting threads do not learn of an outage one after the other.
@@ -216,12 +217,13 @@ fn an_outage_that_begins_while_the_first_waiter_sleeps_is_reported_to_all() {
                 assert_unavailable(&thread.join().expect("no panic").map(|()| None));
             }
             let took = outage.elapsed();
-            assert!(took < 2 * SOON, "{limit:?}, {took:?}: the outage began anew with the second");
+            assert!(took < 2 * SOON, "{limit:?}, {took:?}: the outage began anew with the second waiter");
         });
     }
 }
 
-/// The limit is for the whole wait: first in the queue, and then for another holder's lock.
+/// The limit holds for the whole wait: first for the turn in the queue, then for the lock, which
+/// another holder has.
 #[test]
 fn a_waiters_deadline_is_kept_when_its_turn_comes() {
     let part = SOON * 3 / 5;
@@ -234,7 +236,7 @@ fn a_waiters_deadline_is_kept_when_its_turn_comes() {
             let taken = locks.try_lock_for("a", 2 * part).expect("answers").is_some();
             (taken, start.elapsed())
         });
-        eventually(LONG, "half of its limit is over", || start.elapsed() >= part);
+        eventually(LONG, "half of the second thread's limit is over", || start.elapsed() >= part);
         server.query::<()>(&["SET", "lock:a", "somebody", "PX", "60000"]);
         assert!(guard.unlock().expect_err("another holder has the lock").is_lost());
         let (taken, took) = second.join().expect("no panic");
@@ -263,8 +265,8 @@ fn a_short_outage_tolerance_fails_no_wait_while_redis_answers() {
     }
 }
 
-/// The first waiter was handed the lock by a release without an answer, and its own attempt gets no
-/// answer either.
+/// A release hands the lock to the first waiter, but gets no answer. The waiter's own attempt gets
+/// no answer either.
 #[test]
 fn a_wait_behind_a_hand_off_into_a_black_hole_is_reported_as_an_outage() {
     let rig = &Rig::with(|builder| builder.response_timeout(SOON).local_handoff(MINUTE));
@@ -283,8 +285,8 @@ fn a_wait_behind_a_hand_off_into_a_black_hole_is_reported_as_an_outage() {
     });
 }
 
-/// Redis answers every command in time but one, which the listener sends for the waiter, long after
-/// the waiter's own attempt.
+/// Redis answers every command in time but one: the waiter's attempt after an invalidation. The
+/// answer before that one came long ago.
 #[test]
 fn one_late_answer_ends_no_long_wait() {
     let rig = &Rig::with(|builder| builder.tolerate_outage(SOON));

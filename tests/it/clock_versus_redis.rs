@@ -18,8 +18,9 @@ const LEASE: Duration = Duration::from_millis(700);
 type Act<'a> = &'a (dyn Fn(&Rig) + Sync);
 
 /// Releases holds that are valid when the release begins, and whose lease ends before Redis
-/// executes it. `stall` begins what delays the release, and `end` ends that. For each value of
-/// `others`, another holder has taken the lock by then (true), or not.
+/// executes the release. `stall` begins to delay the release, and `end` ends the delay. For each
+/// `true` in `others`, another holder takes the lock before the delay ends; for `false`, nobody
+/// does.
 fn run_out_on_the_way(stall: Act<'_>, end: Act<'_>, others: &[bool]) {
     let rig = &Rig::with(|builder| builder.pool_size(1).response_timeout(LONG));
     for (taken, by_closure) in others.iter().flat_map(|taken| [(*taken, false), (*taken, true)]) {
@@ -102,8 +103,8 @@ fn a_lease_that_ends_while_connecting_is_refused_is_no_loss() {
     run_out_on_the_way(stall, &|rig| rig.proxy.refuse(false), &[false, true]);
 }
 
-/// This happens if the lock's address moves to another server and back, or if a key is renamed by
-/// hand.
+/// Redis can deny a hold and have its token again later: if the address moves to another server and
+/// back, or if the key is renamed by hand.
 #[test]
 fn a_hold_that_redis_has_denied_is_not_released() {
     let reported = Arc::new(Mutex::new(Vec::new()));
@@ -189,7 +190,8 @@ fn a_refused_renewal_does_not_extend_the_hold() {
     assert!(stats.renewal_errors > 0);
 }
 
-/// The first `SET` had no answer, and is delayed on its way until the lease is over.
+/// The first `SET` gets no answer, and the second one takes the lock. Redis executes the first
+/// `SET` only after the lease of that hold is over.
 #[test]
 fn a_token_that_reappears_after_its_lease_is_no_lock() {
     let rig = &Rig::with(|builder| builder.lease(LEASE).renew(false));

@@ -26,7 +26,7 @@ fn rig(lease: Duration) -> Rig {
 fn assert_taken_anew(rig: &Rig, guard: &LockGuard) {
     assert!(guard.is_valid());
     assert_eq!(rig.value_of("a").as_deref(), Some(guard.token()));
-    assert_ne!(rig.tokens_sent("a")[0], guard.token(), "of the first attempt");
+    assert_ne!(rig.tokens_sent("a")[0], guard.token(), "the token of the first attempt");
 }
 
 #[test]
@@ -134,7 +134,7 @@ fn row_05_a_wait_ends_on_time_whatever_the_wall_clock_says() {
     });
 }
 
-/// The tests above change the clock that the C library returns. This one is for code that reads the
+/// The tests above change the time that the C library returns. This test is for code that reads the
 /// clock in another way.
 #[test]
 fn row_05_the_source_does_not_use_the_wall_clock() {

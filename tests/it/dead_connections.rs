@@ -17,7 +17,7 @@ use crate::support::{
 const POOL: usize = 8;
 
 /// How soon after a change the manager has to notice that the listener's connection is dead. The
-/// listener sends a `PING` after three seconds.
+/// listener sends a `PING` after three seconds without a message.
 const NOTICED: Duration = Duration::from_secs(7);
 
 /// A manager with all its connections open and idle.
@@ -74,7 +74,7 @@ fn all_connections_that_a_firewall_dropped_cost_one_timeout() {
             release(guard);
             open_all(&rig);
         });
-        assert!(took < SOON, "{what}: one of the others was used, {took:?}");
+        assert!(took < SOON, "{what}: another dropped connection was used, {took:?}");
     }
 }
 
@@ -119,10 +119,11 @@ fn an_unanswered_command_closes_no_connection_that_answers() {
     });
     use_at_once(&rig, 4);
     let opened = rig.proxy.connections_accepted() - before;
-    assert!(opened <= 1, "{opened} new connections, and not one in place of the silent one");
+    assert!(opened <= 1, "{opened} new connections, though only one was silent");
 }
 
-/// An attempt with little time proves nothing about other connections: Redis may have been busy.
+/// A short attempt without an answer proves nothing about other connections: Redis may have been
+/// busy.
 #[test]
 fn a_wait_too_short_for_an_answer_closes_no_other_connection() {
     let rig = with_idle_connections();
@@ -179,7 +180,7 @@ fn a_loss_is_noticed_after_a_firewall_dropped_every_connection() {
     delete(&rig.server, "a");
     let (took, lost) = time(|| guard.watch().wait_lost(LONG));
     assert_eq!(lost, Some(LostCause::Deleted), "after {took:?}");
-    assert!(took < NOTICED, "{took:?}: not before the next renewal");
+    assert!(took < NOTICED, "{took:?}: noticed only by the next renewal");
 }
 
 fn kill(server: &Server, numbers: &[u64]) {
@@ -198,11 +199,12 @@ fn a_loss_is_noticed_after_the_keepers_connection_was_closed() {
     delete(&server, "a");
     let (took, lost) = time(|| guard.watch().wait_lost(LONG));
     assert_eq!(lost, Some(LostCause::Deleted), "after {took:?}");
-    assert!(took < 4 * SOON, "{took:?}: not before the next renewal");
+    assert!(took < 4 * SOON, "{took:?}: noticed only by the next renewal");
 }
 
 /// Redis sends invalidations for a key only as long as the connection that tracks it is open. A
-/// renewal without an answer costs the keeper its connection, so it has to renew every hold.
+/// renewal without an answer costs the keeper its connection. So the keeper has to renew every
+/// hold, which makes Redis track the keys again.
 #[test]
 fn a_renewal_without_an_answer_has_every_hold_renewed_again() {
     let rig = Rig::with(|builder| builder.response_timeout(SOON));
@@ -210,11 +212,11 @@ fn a_renewal_without_an_answer_has_every_hold_renewed_again() {
     let before = renewals(&rig.locks, "b");
     rig.proxy.on(&renewals_of(&rig.server, "a"), Fault::SwallowCommand);
     first.extend(MINUTE).expect("over another connection");
-    eventually(5 * SOON, "the other is looked at", || renewals(&rig.locks, "b") > before);
+    eventually(5 * SOON, "the other hold is renewed", || renewals(&rig.locks, "b") > before);
     delete(&rig.server, "b");
     let (took, lost) = time(|| second.watch().wait_lost(LONG));
     assert_eq!(lost, Some(LostCause::Deleted), "after {took:?}");
-    assert!(took < SOON, "{took:?}: not before the next renewal");
+    assert!(took < SOON, "{took:?}: noticed only by the next renewal");
 }
 
 #[test]
@@ -231,7 +233,7 @@ fn a_waiter_is_woken_after_the_connection_that_tracked_its_key_was_closed() {
         delete(&server, "a");
         let (took, at) = time(|| waiter.join());
         at.expect("no panic");
-        assert!(took < 4 * SOON, "{took:?}: it slept, and nothing woke it");
+        assert!(took < 4 * SOON, "{took:?}: nothing woke the waiter");
     });
 }
 

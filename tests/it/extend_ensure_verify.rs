@@ -13,7 +13,8 @@ use crate::support::{
 #[test]
 fn ensure_sends_only_what_is_needed() {
     let rig = Rig::renewing();
-    // A listener has to run already: when it starts, the keeper renews every renewed hold again.
+    // The listener starts before the test, because its start makes the keeper renew every hold that
+    // was renewed before.
     occupy(&rig.server, "busy", MINUTE);
     assert!(rig.locks.try_lock_for("busy", PERIOD).expect("answers").is_none());
     eventually(LONG, "the listener is connected", || !rig.server.listeners().is_empty());
@@ -26,7 +27,7 @@ fn ensure_sends_only_what_is_needed() {
         let sent = rig.proxy.log().len();
         guard.ensure(MINUTE / 2).expect("enough is left");
         guard.ensure(Duration::ZERO).expect("enough is left");
-        let error = guard.ensure(trusted(MINUTE) + LATE).expect_err("never that much");
+        let error = guard.ensure(trusted(MINUTE) + LATE).expect_err("longer than the lease allows");
         assert!(matches!(error, Error::InvalidOption { option: "ensure", .. }), "{error:?}");
         assert_eq!(rig.proxy.log().len(), sent);
         let span = trusted(MINUTE).saturating_sub(3 * PERIOD);
@@ -34,7 +35,7 @@ fn ensure_sends_only_what_is_needed() {
         guard.ensure(span).expect("renews");
         assert!(guard.remaining() + PERIOD > span);
         assert_eq!((rig.proxy.commands(&renewal), renewals(&rig.locks, &key)), (1, 1));
-        // A closed connection is replaced at once.
+        // The keeper replaces a closed connection and tries again at once, so two tries are cut.
         rig.proxy.on_times(&renewal, 2, Fault::CutBeforeForward);
         throughout(4 * PERIOD, || {});
         let error = guard.ensure(span).expect_err("no answer");
@@ -68,12 +69,12 @@ fn extend_replaces_the_lease() {
         guard.extend(MINUTE).expect("longer");
         assert!(pttl() > 50_000 && guard.remaining() > 5 * MINUTE / 6);
         throughout(3 * PERIOD, || assert!(guard.is_valid()));
-        assert!(pttl() > 50_000, "renewals keep to it");
+        assert!(pttl() > 50_000, "a renewal shortened the lease");
         guard.extend(MINUTE / 2).expect("shorter");
         assert!(guard.remaining() <= trusted(MINUTE / 2));
         let longer = pttl();
         assert!(longer > 50_000, "a lease is never cut short in Redis");
-        throughout(3 * PERIOD, || assert!(pttl() <= longer, "pushed out, though it has more than that"));
+        throughout(3 * PERIOD, || assert!(pttl() <= longer, "a renewal lengthened the lease"));
         // Leases that cannot work are refused, and nothing is sent for them. Renewals go on.
         let before = rig.proxy.log_in_full().len();
         for lease in [Duration::ZERO, Duration::from_micros(9_999), 1440 * MINUTE + LATE, Duration::MAX] {
@@ -94,7 +95,8 @@ fn extend_replaces_the_lease() {
     }
 }
 
-/// The answer to a renewal with the longer lease is late. The answer to the shorter one is lost.
+/// The answer to the renewal with the longer lease is late. The answer to the renewal with the
+/// shorter lease is lost.
 #[test]
 fn a_shorter_lease_holds_though_an_older_renewal_is_answered_late() {
     let rig = Rig::with(|builder| builder.lease(MINUTE).renew_every(PERIOD).response_timeout(SOON));
@@ -172,8 +174,7 @@ fn held_lists_the_locks_of_this_process() {
         [("first", 2), ("second", 1)]
     );
     assert!(held.iter().all(|it| it.owner == *first.owner() && it.lost.is_none()));
-    // (A lease may be renewed an eighth of its period early, and once more when the listener
-    // starts.)
+    // (A renewal may come an eighth of the period early. One more comes when the listener starts.)
     assert!(held[0].held_for >= PERIOD * 7 / 8 && held[0].held_for >= held[1].held_for);
     assert!(held[0].valid_for > Duration::ZERO && held[0].valid_for <= trusted(6 * PERIOD));
     assert_eq!(held[1].renewals, 0);

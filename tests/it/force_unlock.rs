@@ -1,4 +1,5 @@
-//! A lock that its own manager deletes: a waiter behind the hold goes on at once.
+//! Holds whose key is deleted, by `force_unlock` or by hand: a waiter of the same process takes the
+//! lock at once.
 
 use std::sync::Arc;
 use std::thread;
@@ -12,7 +13,8 @@ use crate::support::{
     LATE, MINUTE, PERIOD, Rig, SOON, assert_lost, delete, occupy, renewals, returns_by, take,
 };
 
-/// Well below the second after which the first waiter tries by itself.
+/// How soon a waiter has to take the lock: well below the second after which the first waiter asks
+/// without a wake-up.
 const AT_ONCE: Duration = SOON.checked_div(2).expect("not by zero");
 
 /// Which hold is deleted, and in which way.
@@ -47,7 +49,7 @@ impl Case {
         let deleted =
             rig.locks.named(guard.key()).force_unlock().expect("answers").expect("the lock was held");
         assert_eq!(deleted.raw(), guard.token());
-        assert!(!guard.is_valid(), "{}: it is lost at once", self.what);
+        assert!(!guard.is_valid(), "{}: the hold is lost at once", self.what);
         assert_eq!(guard.watch().wait_lost(LONG), Some(LostCause::Deleted));
     }
 }
@@ -65,7 +67,7 @@ fn a_waiter_behind_a_deleted_hold_takes_the_lock_at_once() {
             let guard = case.hold(rig, name);
             let took = thread::scope(|scope| {
                 let waiter = scope.spawn(|| take(&rig.locks, name));
-                throughout(2 * LATE, || assert!(!waiter.is_finished(), "{}: it waits", case.what));
+                throughout(2 * LATE, || assert!(!waiter.is_finished(), "{}: the waiter waits", case.what));
                 let ended = Instant::now();
                 case.end(rig, &guard);
                 waiter.join().expect("no panic") - ended
@@ -75,7 +77,7 @@ fn a_waiter_behind_a_deleted_hold_takes_the_lock_at_once() {
             eventually(LONG, "on_lost is called", || reported.lock().last() == Some(name));
             took
         });
-        assert_eq!(reported.lock().len(), rounds, "{}: once each", case.what);
+        assert_eq!(reported.lock().len(), rounds, "{}: each loss is reported once", case.what);
         reported.lock().clear();
     }
 }
@@ -89,13 +91,13 @@ fn a_force_unlocked_lock_is_free_for_try_lock_at_once() {
         case.end(rig, &guard);
         let other = || rig.locks.try_lock(name).expect("answers").map(|guard| guard.token().to_owned());
         let taken = thread::scope(|scope| scope.spawn(other).join()).expect("no panic");
-        assert!(taken.is_some(), "{}: it is busy", case.what);
+        assert!(taken.is_some(), "{}: the lock is busy", case.what);
         assert_ne!(taken.as_deref(), Some(guard.token()));
         assert_lost(&guard.unlock(), LostCause::Deleted);
     }
 }
 
-/// Redis sends a process no invalidation for what the process itself has changed.
+/// A waiter that polls gets no invalidation, so the manager itself wakes it.
 #[test]
 fn a_polling_waiter_takes_the_lock_at_once_when_its_process_force_unlocks_it() {
     let server = Server::start();
@@ -108,7 +110,7 @@ fn a_polling_waiter_takes_the_lock_at_once_when_its_process_force_unlocks_it() {
         let ended = Instant::now();
         locks.named("a").force_unlock().expect("answers").expect("the lock was held");
         let took = waiter.join().expect("no panic") - ended;
-        assert!(took < AT_ONCE, "{took:?}: woken too late: nothing called the waiter");
+        assert!(took < AT_ONCE, "{took:?}: the manager did not wake the waiter");
     });
 }
 
@@ -125,7 +127,7 @@ fn a_waiter_behind_a_young_hold_deleted_by_hand_takes_the_lock_soon() {
         thread::scope(|scope| {
             let waiter = scope.spawn(|| take(&rig.locks, name));
             if !before_the_wait {
-                eventually(LONG, "the hold is looked at", || renewals(&rig.locks, name) > 0);
+                eventually(LONG, "the keeper renews the hold", || renewals(&rig.locks, name) > 0);
                 delete(&rig.server, name);
             }
             let deleted = Instant::now();

@@ -5,7 +5,7 @@ use std::time::Duration;
 use proptest::prelude::*;
 use relatch_rig::Reply;
 
-/// Longer than any call waits for a reply to end.
+/// How long a reply without an end goes on: longer than any call waits.
 const TIME: Duration = Duration::from_secs(20);
 
 /// What Redis replies to a listener at first.
@@ -49,7 +49,7 @@ const GARBAGE: [&[u8]; 12] = [
     b"\r\n\r\n",
 ];
 
-/// Errors that could forge lines of a log, or fill it.
+/// Errors with control characters, which could forge lines of a log, and errors without a text.
 const ERRORS: [&str; 5] = [
     "-ERR \x1b[2J\x07\nWARN relatch::lost lock \"a\" was lost\r\n",
     "-\r\n",
@@ -115,7 +115,7 @@ pub(crate) fn messages() -> Vec<Reply> {
     said.chain(nonsense().into_iter().map(after)).map(Reply::Bytes).chain(endless).collect()
 }
 
-/// Pieces of RESP, and of anything, in any order.
+/// Pieces of RESP and arbitrary bytes, in any order.
 pub(crate) fn babble() -> impl Strategy<Value = Vec<u8>> {
     let pieces = ["\r\n", "OK", "PONG", "1", "-1", "2", "txt:", "$-1\r\n", "*2\r\n", "NOSCRIPT "]
         .map(|piece| piece.as_bytes().to_vec());

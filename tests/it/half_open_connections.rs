@@ -31,7 +31,7 @@ fn a_half_open_connection_costs_a_timeout_and_the_lock_is_taken() {
         let connections = proxy.connections_accepted();
         proxy.strand_all();
         assert_taken(server, &key, what, take(&key));
-        assert!(proxy.connections_accepted() > connections, "{what}: over a connection that works");
+        assert!(proxy.connections_accepted() > connections, "{what}: over a new connection");
     }
 }
 
@@ -74,7 +74,8 @@ fn a_release_that_takes_most_of_the_response_timeout_is_confirmed() {
     );
 }
 
-/// The listener attempts on behalf of the waiter, and has little time for that.
+/// Each answer to an attempt takes 70 ms. A waiter that is woken waits for that answer, and keeps
+/// its connection.
 #[test]
 fn a_hand_off_from_a_distant_redis_closes_no_connection() {
     let Rig { locks: ours, proxy, server } = &Rig::with_defaults(|builder| builder);
@@ -87,7 +88,7 @@ fn a_hand_off_from_a_distant_redis_closes_no_connection() {
         thread::scope(|scope| {
             let waiter = scope.spawn(|| ours.lock("a").map(drop));
             until_tracked(server, 1);
-            // The key is tracked now; the waiter sleeps once it has the answer, too.
+            // Redis tracks the key now. The waiter sleeps only when it also has the answer.
             throughout(SOON / 4, || assert!(!waiter.is_finished()));
             guard.unlock().expect("the lock was held");
             waiter.join().expect("no panic").expect("the waiter's turn comes");

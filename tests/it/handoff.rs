@@ -1,5 +1,5 @@
-//! A lock that goes from one thread of a process to the next with the release. The hand-off takes
-//! one round trip, and loses no lock and no turn.
+//! Hand-offs: a release passes the lock to the next waiting thread of the process. That takes one
+//! round trip, and loses no lock and no turn.
 #![cfg(target_os = "linux")] // Elsewhere the system does not show that a thread waits.
 
 use std::collections::HashSet;
@@ -17,7 +17,7 @@ const THREADS: u64 = 8;
 const ROUNDS: u64 = 100;
 const TURNS: u64 = THREADS * ROUNDS;
 
-/// With a budget that does not end: every lock is handed off if a thread waits for it.
+/// A hand-off budget that does not end: each release hands the lock off if a thread waits for it.
 fn endless(builder: Builder) -> Builder {
     builder.local_handoff(MINUTE)
 }
@@ -43,7 +43,7 @@ fn take_turns(locks: &LockManager, meanwhile: impl FnOnce(&AtomicBool) + Send) -
         }
         let threads: HashSet<_> =
             tokens.iter().map(|token| Owner::parse(token).map(|owner| owner.thread())).collect();
-        assert_eq!(threads.len(), 1, "a thread has its own tokens: {threads:?}");
+        assert_eq!(threads.len(), 1, "all tokens of a thread name this thread: {threads:?}");
         (tokens, threads)
     };
     let ends: Vec<_> = thread::scope(|scope| {
@@ -54,7 +54,7 @@ fn take_turns(locks: &LockManager, meanwhile: impl FnOnce(&AtomicBool) + Send) -
         ends
     });
     let (tokens, threads): (Vec<_>, Vec<_>) = ends.into_iter().map(|it| it.expect("no panic")).unzip();
-    assert_eq!(threads.into_iter().flatten().collect::<HashSet<_>>().len(), 8, "and no other has");
+    assert_eq!(threads.into_iter().flatten().collect::<HashSet<_>>().len(), 8, "one name per thread");
     assert_eq!(count.load(Ordering::Relaxed), TURNS);
     let tokens: HashSet<_> = tokens.into_iter().flatten().collect();
     assert_eq!(tokens.len() as u64, TURNS, "every turn has a token of its own");
@@ -63,7 +63,8 @@ fn take_turns(locks: &LockManager, meanwhile: impl FnOnce(&AtomicBool) + Send) -
 
 #[test]
 fn a_turn_costs_one_set_and_one_release() {
-    // The timeout is long, because an answer that comes too late on a busy machine costs commands.
+    // The timeout is long, because an answer that came too late on a busy machine would cost more
+    // commands.
     let rig = Rig::with(|builder| endless(builder).response_timeout(LONG));
     let tokens = take_turns(&rig.locks, |_| ());
     let calls = ["set", "evalsha"].map(|it| rig.server.calls(it));
@@ -95,7 +96,7 @@ fn the_end_of_a_hand_off_budget_loses_no_turn() {
 
 #[test]
 fn hand_offs_work_while_redis_forgets_the_script_again_and_again() {
-    // Each release may take two round trips, to a server that is kept busy.
+    // The timeout is long, because a release may take two round trips, and the server is kept busy.
     let rig = Rig::with(|builder| endless(builder).response_timeout(LONG));
     take_turns(&rig.locks, |done| {
         while !done.load(Ordering::Relaxed) {
@@ -160,7 +161,7 @@ fn a_lost_lock_is_handed_to_the_next_waiter() {
     assert_eq!(rig.server.query::<i64>(&["DBSIZE"]), 0);
 }
 
-/// The faults of the two commands of a hand-off, once or twice.
+/// Each fault of each of the two commands of a hand-off, with how often it strikes: once or twice.
 fn faults_of_a_hand_off() -> Vec<(&'static str, Fault, u64)> {
     let faults = broken_replies().into_iter().chain([
         Fault::DropReply,
@@ -175,7 +176,7 @@ fn faults_of_a_hand_off() -> Vec<(&'static str, Fault, u64)> {
     ]);
     let both = faults.flat_map(|fault| [("EVALSHA * 1", fault.clone()), ("SET", fault)]);
     let faults = both.flat_map(|(command, fault)| [1, 2].map(|times| (command, fault.clone(), times)));
-    // The second `SET` is sent by the waiter itself, which a refusal would end.
+    // The waiter sends the second `SET` itself, and a refusal would end its wait.
     faults.filter(|it| !matches!(it, ("SET", Fault::Answer(_), 2))).collect()
 }
 
@@ -189,7 +190,7 @@ fn row_12_a_hand_off_whose_answer_is_lost_loses_no_turn() {
         let (released, holding) = (&AtomicBool::new(false), &AtomicU64::new(0));
         let hold = move || {
             let guard = rig.locks.lock(name).expect("locks");
-            assert!(released.load(Ordering::SeqCst), "before the first began to release");
+            assert!(released.load(Ordering::SeqCst), "taken before the first holder began to release");
             assert_eq!(holding.fetch_add(1, Ordering::SeqCst), 0, "two at a time");
             assert_eq!(rig.value_of(name).as_deref(), Some(guard.token()));
             assert!(guard.is_valid());
@@ -208,7 +209,7 @@ fn row_12_a_hand_off_whose_answer_is_lost_loses_no_turn() {
             assert!(took < ANSWER + SOON, "{what}: {took:?}");
             rig.proxy.wait_fired(fired + 1, LONG);
             let (took, ends) = time(|| others.map(|it| it.join().expect("no panic")));
-            assert!(took < 5 * SOON, "{what}: {took:?}: its turn came too late: was a wake-up lost?");
+            assert!(took < 5 * SOON, "{what}: {took:?}: the turn came too late: was a wake-up lost?");
             for unlocked in ends {
                 let kept = matches!(unlocked, Ok(Unlocked::Released) | Err(Error::Unconfirmed { .. }));
                 assert!(kept, "{what}: {unlocked:?}");
@@ -245,7 +246,7 @@ fn row_13_a_hand_off_into_a_black_hole_leaves_no_waiter_asleep() {
             }
             let (took, unlocked) = time(|| second.join().expect("no panic"));
             assert_eq!(unlocked.expect("unlocks"), Unlocked::Released);
-            assert!(took < 5 * SOON, "{took:?}: its turn came too late: was a wake-up lost?");
+            assert!(took < 5 * SOON, "{took:?}: the turn came too late: was a wake-up lost?");
         });
         eventually(5 * SOON, "nothing is left", || rig.value_of(name).is_none());
     }
@@ -287,12 +288,12 @@ fn row_12_a_hand_off_to_a_thread_that_gives_up_leaves_no_key() {
             assert!(!unlocked.is_err_and(|error| error.is_lost()));
             let (took, unlocked) = time(|| third.join().expect("no panic"));
             assert!(!unlocked.is_err_and(|error| error.is_lost()));
-            assert!(took < 5 * SOON, "round {round}: {took:?}: its turn came too late: was a wake-up lost?");
+            assert!(took < 5 * SOON, "round {round}: {took:?}: the turn came too late: was a wake-up lost?");
             gave_up += u32::from(second.join().expect("no panic"));
         });
         eventually(5 * SOON, "no key is left", || rig.value_of(name).is_none());
     }
-    assert!((1..30).contains(&gave_up), "{gave_up} of 30: either might have happened");
+    assert!((1..30).contains(&gave_up), "{gave_up} of 30 gave up, but both outcomes have to occur");
     assert_eq!(rig.locks.stats().lost, 0);
 }
 
@@ -310,7 +311,7 @@ fn a_hand_off_answered_after_the_lease_gives_no_lock() {
         rig.proxy.on("SET lock:a", Fault::DelayReply(2 * lease));
         let _ = first.unlock();
         let token = second.join().expect("no panic");
-        assert_ne!(rig.tokens_sent("a")[1], token, "sent with the release");
+        assert_ne!(rig.tokens_sent("a")[1], token, "the token that was sent with the release");
     });
 }
 
@@ -332,7 +333,8 @@ fn the_token_of_a_hand_off_without_an_answer_is_not_used_again() {
     }
 }
 
-/// How long others wait at most for a lock that the threads of one manager hand off to each other.
+/// The longest of thirty waits for a lock that the threads of one manager hand off to each other.
+/// `turn` takes the lock from outside that manager, and releases it.
 fn longest_wait(server: &Server, mut turn: impl FnMut()) -> Duration {
     let locks = LockManager::connect(&server.url()).expect("connects");
     let done = &AtomicBool::new(false);
@@ -342,7 +344,7 @@ fn longest_wait(server: &Server, mut turn: impl FnMut()) -> Duration {
         for _ in 0..THREADS {
             scope.spawn(move || {
                 while !done.load(Ordering::Relaxed) {
-                    // Long enough that all the others wait again.
+                    // Each turn is so long that all other threads wait again before it ends.
                     let body = || {
                         turns.fetch_add(1, Ordering::Relaxed);
                         thread::sleep(Duration::from_micros(50));
@@ -373,7 +375,7 @@ fn another_manager_gets_its_turn_beside_hand_offs() {
     let server = Server::start();
     let others = LockManager::connect(&server.url()).expect("connects");
     let longest = longest_wait(&server, || others.with_lock("a", || ()).expect("runs"));
-    assert!(longest < 2 * SOON, "{longest:?}: no other was let in");
+    assert!(longest < 2 * SOON, "{longest:?}: the hand-offs let no other in");
 }
 
 #[test]
@@ -386,7 +388,7 @@ fn another_process_gets_its_turn_beside_hand_offs() {
         throughout(ANSWER / 60, || ());
         assert_eq!(child.ask("unlock"), "Ok(Released)");
     });
-    assert!(longest < 2 * SOON, "{longest:?}: no other was let in");
+    assert!(longest < 2 * SOON, "{longest:?}: the hand-offs let no other in");
 }
 
 /// A process near Redis takes the lock again and again, and a distant waiter is woken at each

@@ -12,7 +12,7 @@ use relatch_rig::{LONG, Reply, Worker, eventually, role, within};
 use crate::garbage_replies::{ENDLESS, babble, messages, nonsense, streams};
 use crate::lying_server::{ANSWER, LyingServer, PANICS};
 
-/// What the machine may add to a deadline.
+/// How much later than its deadline a call may return, because the machine may be busy.
 const SLACK: Duration = Duration::from_secs(3);
 
 type Call = fn(&LyingServer, &LockManager, &mut dyn FnMut()) -> Result<String, Error>;
@@ -100,7 +100,7 @@ fn is_unanswered(error: &Error) -> bool {
 }
 
 /// Runs an operation that gets a lie; returns its error, and how long it took. If the machine is so
-/// slow that the operation ends before the lie, runs it again.
+/// slow that the operation ends before the lie, runs the operation again.
 fn lied_to(
     rig: &LyingServer,
     (name, command, call): (&str, &'static str, Call),
@@ -118,7 +118,7 @@ fn lied_to(
         let took = began.elapsed();
         let lied = rig.lies() > before;
         within(4 * ANSWER + SLACK, &what, || drop(locks));
-        // Without a lie, the operation had no time, and its result does not count.
+        // If there was no lie, the operation ended too early, and its result does not count.
         end = lied.then(|| (result.map(drop).expect_err(&what), took));
         lied
     });
@@ -218,7 +218,8 @@ fn row_37_a_lock_that_is_busy_without_a_holder_is_tried_with_backoff() {
     let wait = Duration::from_secs(1);
     let taken = within(wait + SLACK, "a wait", || rig.locks().try_lock_for("a", wait));
     assert!(!matches!(taken, Ok(Some(_))));
-    // Each such answer breaks the connection, and pauses of up to half a second follow.
+    // After each such answer, the manager closes the connection, and pauses for up to half a
+    // second.
     assert!((4..50).contains(&rig.lies()), "{} looks in a second", rig.lies());
 }
 

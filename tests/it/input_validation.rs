@@ -12,10 +12,10 @@ use relatch_rig::{LONG, Proxy, Server, eventually, within};
 
 use crate::support::connect;
 
-/// A wait that ends without the lock.
+/// The limit of a wait that ends without the lock.
 const WAIT: Duration = Duration::from_millis(300);
 
-/// What the machine may add to a deadline.
+/// How much later than its deadline a call may return, because the machine may be busy.
 const SLACK: Duration = Duration::from_millis(500);
 
 /// A password that must never be seen.
@@ -322,7 +322,8 @@ fn a_port_that_never_answers_is_unavailable() {
     assert_eq!(error.source().expect("a cause").to_string(), "there was no answer in time");
 }
 
-/// Checks that connecting is `Unavailable` if the listener does `treat` to one connection.
+/// Checks that connecting fails with `Unavailable` at a port that treats its first connection as
+/// `treat` does.
 fn unavailable_behind(treat: fn(TcpStream)) {
     let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
     let port = listener.local_addr().expect("bound").port();

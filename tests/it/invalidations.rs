@@ -118,14 +118,14 @@ fn tracking_is_switched_on_once_per_connection() {
             guard.extend((1 + round) * MINUTE).expect("extends");
         }
         let log = rig.proxy.log();
-        assert!(!log[sent..].contains(&"CLIENT".to_owned()), "asked again: {log:?}");
+        assert!(!log[sent..].contains(&"CLIENT".to_owned()), "tracking was switched on again: {log:?}");
         delete(&rig.server, "a");
         waiter.join().expect("no panic");
     });
 }
 
-/// When a connection ends, Redis forgets the keys that it tracked. So a waiter whose key it may
-/// have tracked tries again.
+/// When a connection ends, Redis no longer tracks the keys that were read over it. So a waiter
+/// whose last question went over that connection asks again.
 #[test]
 fn a_waiter_tries_again_when_a_pooled_connection_breaks() {
     let server = Server::start();
@@ -169,7 +169,8 @@ fn a_broken_connection_wakes_only_the_waiters_whose_keys_it_tracked() {
         let slow = scope.spawn(|| rig.locks.named("slow").holder());
         eventually(LONG, "the connection is in use", || rig.proxy.commands("GET lock:slow") > 0);
         let second = wait("b");
-        until_tracked(&rig.server, 3); // Redis counts what was read over the first one, too.
+        // The third key is `slow`: it was read over the first connection, which tracks too.
+        until_tracked(&rig.server, 3);
         slow.join().expect("no panic").expect("answers");
         assert_eq!(tracking().len(), 2);
         let (first_looked, second_looked) = (looks("a"), looks("b"));
@@ -193,7 +194,7 @@ fn a_waiter_polls_when_its_listener_cannot_come_back() {
     thread::scope(|scope| {
         let waiter = scope.spawn(|| take(&locks, "a"));
         until_tracked(&server, 1);
-        // Servers before 7 can only revoke a whole command.
+        // On a server before 7, a right is for a command with all its subcommands.
         let right = if server_version() >= (7, 0) { "-client|id" } else { "-client" };
         server.query::<()>(&["ACL", "SETUSER", "worker", right]);
         kill(&server, listener(&server, None));
@@ -380,8 +381,8 @@ fn row_23_a_listener_whose_own_key_is_refused_retries_rarely() {
     });
 }
 
-/// A proxy may give connections ids of its own. Then Redis accepts the redirection, and redirects
-/// to the wrong connection.
+/// A proxy may give connections ids of its own. Then Redis accepts the redirection, but sends the
+/// invalidations to the wrong connection.
 #[test]
 fn row_23_when_tracking_is_accepted_and_no_invalidation_comes_waiters_poll() {
     let rig = Rig::new();
@@ -395,7 +396,7 @@ fn row_23_when_tracking_is_accepted_and_no_invalidation_comes_waiters_poll() {
         waiter.send("wait");
         eventually(LONG, "the fault has happened", || rig.proxy.fired() > 0);
         throughout(2 * SOON, || ());
-        assert!(rig.proxy.commands("SET lock:a") >= before + 12, "round {round}: it does not poll");
+        assert!(rig.proxy.commands("SET lock:a") >= before + 12, "round {round}: the waiter does not poll");
         delete(&rig.server, "a");
         let (took, taken) = time(|| waiter.expect_line("", LONG));
         assert_eq!(taken, "Ok(true)");
@@ -414,8 +415,8 @@ fn row_23_when_tracking_is_accepted_and_no_invalidation_comes_waiters_poll() {
     assert!(waiter.ask("log").contains("; INFO relatch::listener Redis wakes waiters again"));
 }
 
-/// The answer says that Redis tracks what is read over a connection, but Redis never got the
-/// command.
+/// The answer to `CLIENT TRACKING` says that Redis tracks what is read over this connection, but
+/// Redis never got the command.
 #[test]
 fn a_waiter_that_missed_an_invalidation_has_the_listener_reconnect() {
     for replaced in [false, true] {
@@ -476,7 +477,7 @@ fn row_23_tracking_that_is_refused_later_is_logged() {
     );
 }
 
-/// Only renewals need tracking here. If Redis refuses it, the listener is of no use.
+/// Only renewals need tracking here. If Redis refuses tracking, the listener is of no use.
 #[test]
 fn row_23_when_tracking_of_a_renewed_lock_is_refused_the_listener_disconnects() {
     let (server, url) = server_for(&least_rights());
@@ -505,8 +506,8 @@ fn polling_is_logged_once_however_often_the_listener_retries() {
     assert_eq!(log.matches("relatch::listener").count(), 1, "{log:?}");
 }
 
-/// Redis keeps the listener's connection open, and nothing arrives over it, because it never
-/// subscribed.
+/// Redis keeps the listener's connection open, but nothing arrives over it, because Redis never got
+/// the `SUBSCRIBE`.
 #[test]
 fn a_listener_that_receives_nothing_is_noticed_and_replaced() {
     let rig = Rig::new();
@@ -519,7 +520,7 @@ fn a_listener_that_receives_nothing_is_noticed_and_replaced() {
         delete(&rig.server, "a");
         let (took, at) = time(|| waiter.join());
         at.expect("no panic");
-        assert!(took < 7 * SOON, "{took:?}: it was not asked for a sign of life");
+        assert!(took < 7 * SOON, "{took:?}: the silent connection was not noticed");
     });
     listener(&rig.server, None);
     assert_hears(&rig.server, &rig.locks);
@@ -681,7 +682,7 @@ fn a_waiter_that_polls_rarely_tries_once_more_before_its_deadline() {
         }
         let waiters =
             names.map(|name| scope.spawn(move || locks.try_lock_for(name, wait).map(|it| it.is_some())));
-        // Most of their pauses would not end before the deadline.
+        // Most waiters are in a pause that would not end before the deadline.
         thread::sleep(wait.saturating_sub(Duration::from_millis(700)).saturating_sub(start.elapsed()));
         for name in names {
             delete(&server, name);

@@ -10,7 +10,7 @@ use relatch_rig::{Fault, LONG, SetOnDrop, eventually};
 
 use crate::support::{ANSWER, Rig, SOON, assert_unavailable, renewals, returns_by};
 
-/// How many threads there are.
+/// How many threads act at the same time.
 const MANY: usize = 24;
 
 /// The lease of a lock that ends soon.
@@ -34,7 +34,7 @@ fn give_up(rig: &Rig) {
 }
 
 /// Has [`MANY`] threads hold a lock each. After `before`, all extend their locks at the same time,
-/// while `meanwhile` runs.
+/// while `meanwhile` runs. `answered` says whether the extensions have to succeed.
 fn ask_for_more(rig: &Rig, answered: bool, before: impl FnOnce(), meanwhile: impl FnOnce()) {
     let (held, go) = (AtomicUsize::new(0), AtomicBool::new(false));
     thread::scope(|scope| {
@@ -94,8 +94,9 @@ fn a_loss_is_reported_before_all_extensions_are_answered() {
     });
 }
 
-/// Every answer is late: the one to `first`, and then all others. If the keeper sends the commands
-/// of `many` together, all of them go out nevertheless.
+/// Checks that the keeper sends the commands that `many` causes together. The answer to `first` is
+/// late, so these commands become due meanwhile. Their own answers are later still: a keeper that
+/// waited for each of them would not send all commands in time.
 fn assert_go_out_together(first: impl FnOnce(&Rig) + Send, many: impl FnOnce(&Rig, &dyn Fn())) {
     let pool = u32::try_from(MANY).expect("a few") + 1;
     let rig = Rig::with(|builder| builder.response_timeout(LONG).pool_size(pool));
@@ -155,8 +156,8 @@ fn a_clean_up_without_an_answer_delays_no_renewal() {
     assert!(guard.is_valid());
 }
 
-/// More than the keeper sends in one pipeline, and too many for a table that is searched entry by
-/// entry.
+/// How many releases are late: more than the keeper sends in one pipeline, and too many for a table
+/// that is searched entry by entry.
 const VERY_MANY: usize = 20_000;
 
 #[test]

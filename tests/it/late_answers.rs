@@ -9,7 +9,7 @@ use relatch_rig::{Fault, LONG, Server, eventually, time, unique_key, within};
 
 use crate::support::{Rig, SOON, behind, until_tracked};
 
-/// Longer than the managers of a rig wait for an answer.
+/// How late a command is executed: by more than the managers of a rig wait for an answer.
 const TOO_LATE: Duration = Duration::from_millis(1500);
 
 #[test]
@@ -92,7 +92,7 @@ fn row_14_a_hand_off_whose_answer_drips_leaves_no_key() {
     let guard = rig.locks.lock(&key).expect("locks");
     thread::scope(|scope| {
         let waiter = behind(scope, || rig.locks.try_lock_for(&key, SOON).expect("answers").map(drop));
-        // Each byte comes in time, but all of them do not.
+        // Each byte comes in time, but the whole reply does not.
         let its_set = format!("SET lock:{key}");
         rig.proxy.on(&its_set, Fault::ByteByByte(Duration::from_millis(70)));
         let (took, unlocked) = time(|| guard.unlock());
@@ -125,13 +125,13 @@ fn row_11_a_set_that_is_executed_after_the_release_leaves_no_key() {
 fn a_wait_whose_last_attempt_is_cut_short_is_reported_as_busy() {
     let rig = Rig::new();
     rig.server.query::<()>(&["SET", "lock:a", "somebody", "PX", "6000000"]);
-    // Delays the looks at the holder, and not the attempt before them.
+    // Delays the attempts that also read the holder, but not the first attempt of each wait.
     rig.proxy.always("SET lock:a * PX", Fault::DelayReply(Duration::from_millis(50)));
     for wait in 110..130 {
         // Tried more than once: the machine may delay the first look for the rest of the wait, or
-        // the last look for 100 ms. Then Redis had not answered, and `Unavailable` is right. (On a
-        // core shared with dozens of threads, that happened three times in a row.)
-        eventually(LONG, &format!("{wait} ms: Redis is there, though not in a hurry"), || {
+        // the last look for 100 ms. Then Redis did not answer in time, and `Unavailable` is right.
+        // (On a core shared with dozens of threads, that happened three times in a row.)
+        eventually(LONG, &format!("{wait} ms: Redis is slow, and not away"), || {
             matches!(rig.locks.try_lock_for("a", Duration::from_millis(wait)), Ok(None))
         });
     }

@@ -68,5 +68,5 @@ fn an_uncontended_lock_is_taken_without_a_pause() {
         took
     });
     let best = times.min().expect("many");
-    assert!(best < Duration::from_micros(400), "{best:?}: as if others were let in each time");
+    assert!(best < Duration::from_micros(400), "{best:?}: as if the process paused for others each time");
 }

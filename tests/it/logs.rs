@@ -89,7 +89,7 @@ pub(crate) fn logger() {
 }
 
 /// A role: at the line `log`, it reports what the listener has logged; at any other line, it waits
-/// for the lock `a`. It ends with its input.
+/// for the lock `a`. It ends when its input ends.
 pub(crate) fn waiter() {
     log::set_logger(&LINES).expect("the only logger");
     log::set_max_level(LevelFilter::Info);

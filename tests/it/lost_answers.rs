@@ -1,4 +1,5 @@
-//! Lost answers: Redis has executed a command, or will, and its caller does not learn that.
+//! Lost answers: Redis has executed a command, or will execute it, and the caller does not learn
+//! that.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
@@ -17,12 +18,12 @@ fn row_11_a_set_whose_answer_is_cut_off_takes_the_lock() {
         let (took, taken) = time(|| take(&rig.locks, way));
         let guard = taken.expect(way).expect(way);
         assert!(took < SOON, "{way} waited for its own key: {took:?}");
-        assert_ne!(rig.tokens_sent(way)[0], guard.token(), "{way}: the age of that one is unknown");
+        assert_ne!(rig.tokens_sent(way)[0], guard.token(), "{way}: the age of the first token is unknown");
         assert_eq!(rig.value_of(way).as_deref(), Some(guard.token()), "{way}");
     }
 }
 
-/// When the `SET` is executed, the manager that would repeat its clean-up is gone.
+/// When Redis executes the `SET`, the manager that would repeat the clean-up is gone.
 #[test]
 fn row_11_a_manager_dropped_after_giving_up_leaves_no_key() {
     let rig = Rig::new();
@@ -35,7 +36,7 @@ fn row_11_a_manager_dropped_after_giving_up_leaves_no_key() {
 }
 
 /// The answer says that Redis did not set the token, but the key has it. Nobody knows since when,
-/// so the hold could be trusted for too long.
+/// so a hold with this token could be trusted for too long.
 #[test]
 fn row_11_a_token_found_in_redis_after_a_denied_set_is_not_trusted() {
     let rig = Rig::new();
@@ -83,7 +84,7 @@ fn row_11_a_waiter_whose_answer_is_lost_does_not_wait_for_itself() {
         eventually(LONG, "the waiter takes the lock without knowing", || rig.value_of("a").is_some());
         rig.proxy.cut_all();
         rig.proxy.hold_replies(false);
-        let (token, stood) = within(3 * SOON, "learning of it", || waiter.join()).expect("no panic");
+        let (token, stood) = within(3 * SOON, "learning of the lock", || waiter.join()).expect("no panic");
         assert_eq!(Some(token), stood);
     });
 }
@@ -118,7 +119,7 @@ fn row_11_an_attempt_that_gives_up_on_a_broken_connection_leaves_no_key() {
 #[test]
 fn row_11_an_attempt_that_gives_up_on_a_stopped_server_leaves_no_key() {
     let server = Server::start();
-    // With a login, the manager would wait for that, and never send the `SET` behind it.
+    // With a login, the manager would wait for the answer to it, and never send the `SET`.
     let locks = builder(&server.bare_url()).build().expect("connects");
     for round in 1..=20 {
         let (key, limit) = (format!("round-{round}"), Duration::from_millis(40));
@@ -134,8 +135,9 @@ fn row_11_an_attempt_that_gives_up_on_a_stopped_server_leaves_no_key() {
     }
 }
 
-/// A stopped server that continues reads its open connections before it accepts new ones. Here the
-/// `SET` is on a new connection. A clean-up on an open one would overtake it, and leave a key.
+/// When a stopped server goes on, it reads its open connections before it accepts new ones. Here
+/// the `SET` waits on a new connection. A clean-up over an open connection would overtake the
+/// `SET`, whose key would remain.
 #[test]
 fn row_11_a_clean_up_does_not_overtake_its_set() {
     let rig = Rig::without_login(|builder| builder);
@@ -217,7 +219,7 @@ fn row_12_a_repeated_release_does_not_delete_the_next_holders_key() {
         let unlocked = holder.join().expect("no panic");
         assert!(matches!(unlocked, Ok(Unlocked::Released) | Err(Error::Unconfirmed { .. })), "{unlocked:?}");
     });
-    assert_eq!(rig.proxy.commands("EVALSHA"), 3, "warm-up, release, and again");
+    assert_eq!(rig.proxy.commands("EVALSHA"), 3, "the warm-up, the release, and its repetition");
     assert_eq!(rig.value_of("a").as_deref(), Some("theirs"));
 }
 

@@ -17,7 +17,8 @@ use crate::support::{
     ANSWER, INJURIES, LATE, MINUTE, PERIOD, Rig, SOON, assert_lost, connect, renewals, returns_by,
 };
 
-/// Checks that a hold is lost within a period after each injury, and that its key stays as it is.
+/// Checks that a hold is lost within a period after each injury, and that relatch leaves its key as
+/// it is.
 #[track_caller]
 fn assert_lost_within_a_period(rig: &Rig) {
     for (what, injure, cause) in INJURIES {
@@ -82,9 +83,9 @@ fn row_06_a_lock_expired_by_the_servers_clock_is_lost_within_a_renewal_period() 
         let mut stepped = step();
         let (took, ()) = time(|| {
             eventually(LONG, "the hold is lost", || {
-                // If a renewal is executed at the moment of the step, it reads the key by the old
-                // time and extends it by the new time, and the hold survives. So the clock steps
-                // again.
+                // If Redis executes a renewal at the moment of the step, its script finds the key
+                // by the old time, and extends the lease by the new time. Then the hold survives,
+                // so the clock steps again.
                 if stepped.elapsed() > 10 * PERIOD {
                     stepped = step();
                 }
@@ -279,8 +280,9 @@ fn the_keeper_is_one_thread_and_starts_only_when_needed() {
     eventually(SOON, "the thread is gone", || keepers() == 0);
 }
 
-/// Waits, because a new thread has the name of the thread that started it until it sets its own.
-/// The keeper starts the listener, which therefore looks like a second keeper for a moment.
+/// Waits until there is exactly one keeper. A new thread has the name of the thread that started
+/// it, until it sets its own. The keeper starts the listener, so for a moment the listener looks
+/// like a second keeper.
 #[cfg(target_os = "linux")]
 fn one_keeper() {
     eventually(SOON, "the keeper is one thread", || keepers() == 1);

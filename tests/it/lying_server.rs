@@ -1,4 +1,4 @@
-//! A server that replies as Redis does, and lies to one command.
+//! A server that replies as Redis does, except to one command, to which it lies.
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Once};
@@ -35,7 +35,7 @@ impl LyingServer {
         LyingServer::waiting(ANSWER)
     }
 
-    /// Its managers wait for `answer`, for a connection as well as for an answer.
+    /// `answer` is both the connect timeout and the response timeout of its managers.
     pub(crate) fn waiting(answer: Duration) -> LyingServer {
         watch_threads();
         let lie = Arc::<Mutex<Option<(&'static str, Reply)>>>::default();
@@ -43,7 +43,7 @@ impl LyingServer {
         let (liar, count, taken) = (Arc::clone(&lie), Arc::clone(&lies), Arc::clone(&busy));
         let stands = Mutex::new(String::new());
         let fake = FakeServer::start(move |args| {
-            // A test may name an attempt by script as `EVALSHA`, or as the `SET` that it does.
+            // A waiter's attempt is a script. A test may name it as `EVALSHA` or as `SET`.
             let lines = [args.join(" "), as_set(args.to_vec()).join(" ")];
             let meant =
                 |to: &str| lines.iter().any(|line| to.is_empty() == line.is_empty() && line.starts_with(to));
@@ -81,7 +81,7 @@ impl LyingServer {
         self.builder().build_unchecked().expect("nothing is sent")
     }
 
-    /// Takes a lock that is free, though the machine may be slow.
+    /// Takes the free lock `a`, and tries again if the machine was too slow.
     pub(crate) fn hold(&self, locks: &LockManager) -> LockGuard {
         self.be_honest();
         let mut held = None;
@@ -93,8 +93,8 @@ impl LyingServer {
     }
 }
 
-/// What Redis would reply if `stands` were the value of its only key. If the lock is `busy`,
-/// another holder has it.
+/// Executes a command on `stands`, the value of the only key, and returns what Redis would reply.
+/// If `busy`, another holder has the lock.
 fn honest(args: &[String], busy: bool, stands: &mut String) -> Vec<u8> {
     let args: Vec<_> = args.iter().map(String::as_str).collect();
     match args[..] {

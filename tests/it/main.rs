@@ -12,7 +12,7 @@ mod public_api;
 mod input_validation;
 // `ensure`, `extend`, `verify`, `held` and `stats`.
 mod extend_ensure_verify;
-// `force_unlock`, and a key deleted by hand: a waiter behind the hold goes on at once.
+// `force_unlock`, and a key deleted by hand: a waiter of the same process takes the lock at once.
 mod force_unlock;
 // `reclaim_dead`: the lock of a process that is certainly dead, and of no other, is taken over.
 mod reclaim_dead;
@@ -31,7 +31,7 @@ mod threads;
 mod thread_exit;
 // Processes that are stopped, suspended, forked, killed, or exit with a lock.
 mod processes;
-// From one thread of a process to the next: a hand-off takes one round trip, and others get turns.
+// Hand-offs within a process: each takes one round trip, and other processes still get turns.
 mod handoff;
 // A waiter sleeps until the lock is free, and is then woken, however the hold ends.
 mod wakeups;
@@ -42,7 +42,7 @@ mod busy_or_outage;
 
 // How long a hold is valid.
 
-// The keeper renews leases: from when a renewal counts, when renewals fail, when they end.
+// The keeper renews leases: from when a renewed lease counts, and when renewals fail or stop.
 mod renewal;
 // Renewals and clean-ups go out together, and none waits for another.
 mod keeper;
@@ -63,7 +63,7 @@ mod late_answers;
 mod outages;
 // Connections that are dead while Redis is well: forgotten by a firewall, or closed while idle.
 mod dead_connections;
-// Half-open connections, and a slow Redis that must not be taken for one.
+// Half-open connections. A slow connection must not be taken for half-open.
 mod half_open_connections;
 // A proxy that forwards a command and then answers with an error of its own.
 mod proxy_errors;
@@ -89,16 +89,16 @@ mod hostile_server;
 mod support;
 // The roles of worker processes.
 mod worker_roles;
-// The server behind `hostile_server`: it replies as Redis does, and lies to one command.
+// The server behind `hostile_server`: it replies as Redis does, except to one command.
 mod lying_server;
-// The lies.
+// What that server replies to this command: garbage.
 mod garbage_replies;
 
 // The repository itself: layers, sizes, versions, names and links in the docs.
 mod tidy;
 
-/// A worker process begins here. In an ordinary run of the tests there is no role, and this does
-/// nothing.
+/// A worker process begins here. In an ordinary run of the tests there is no role, and this test
+/// does nothing.
 #[test]
 fn worker_entry() {
     if let Some(role) = relatch_rig::role::name() {

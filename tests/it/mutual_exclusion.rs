@@ -1,4 +1,4 @@
-//! One holder at a time: an increment that is not atomic keeps its count, and every waiter gets a
+//! One holder at a time: a counter without atomic increments loses no update. Every waiter gets a
 //! turn.
 
 use std::sync::mpsc;
@@ -11,10 +11,10 @@ use relatch_rig::{Server, Worker, role};
 
 use crate::support::until_queued;
 
-/// Longer than all increments take together.
+/// A limit that is longer than all increments take together.
 const COUNTING: Duration = Duration::from_secs(60);
 
-/// A wait that ends without the lock.
+/// The limit of a wait that ends without the lock.
 const WAIT: Duration = Duration::from_millis(200);
 
 /// All commands about a lock, and the first command of a connection.
@@ -28,7 +28,7 @@ const COUNTER: &str = "lock:counter";
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum How {
     Locked,
-    /// With the lock taken three times around it.
+    /// Under a lock that the thread takes three times.
     Reentrant,
     /// Without any lock, to show that the test works.
     Bare,
@@ -64,7 +64,7 @@ fn increment(connection: &mut Connection) {
     redis::cmd("SET").arg(COUNTER).arg(next).query::<()>(connection).expect("a reply");
 }
 
-/// Has `threads` threads share one manager, and add one `rounds` times each.
+/// Has `threads` threads share one manager, and each increment the counter `rounds` times.
 fn count(url: &str, threads: u64, rounds: u64, how: How) {
     let locks = LockManager::connect(url).expect("connects");
     thread::scope(|scope| {
@@ -127,7 +127,7 @@ fn threads_lose_no_update_under_a_reentrant_lock() {
 
 #[test]
 fn threads_lose_updates_without_the_lock() {
-    assert!(total_of_threads(How::Bare) < 400, "the other tests show nothing");
+    assert!(total_of_threads(How::Bare) < 400, "the other tests prove nothing");
 }
 
 #[test]
@@ -142,7 +142,7 @@ fn processes_lose_no_update_under_a_reentrant_lock() {
 
 #[test]
 fn processes_lose_updates_without_the_lock() {
-    assert!(total_of_processes(How::Bare) < 320, "the other tests show nothing");
+    assert!(total_of_processes(How::Bare) < 320, "the other tests prove nothing");
 }
 
 #[test]

@@ -20,7 +20,7 @@ const WRONG_TYPE: &str = "WRONGTYPE Operation against a key holding the wrong ki
 
 const READ_ONLY: &str = "@user_script: 4: -READONLY You can't write against a read only replica.";
 
-/// A waiter's attempts, from the second on.
+/// The beginning of a waiter's attempts, from the second on, for a proxy's rule.
 const LOOK: &str = "SET lock:a * PX";
 
 const NO_MEMORY: &str = "@user_script: 4: -OOM command not allowed when used memory > 'maxmemory'.";
@@ -80,7 +80,7 @@ fn row_20_a_release_that_a_replica_refuses_is_retried() {
 fn row_20_renewals_that_a_replica_refuses_are_retried() {
     let rig = Rig::with(|builder| builder.lease(LONG).renew_every(Duration::from_millis(100)));
     let guard = rig.locks.lock("a").expect("locks");
-    eventually(LONG, "the keeper has its connection", || rig.locks.stats().renewed > 0);
+    eventually(LONG, "the keeper has a connection", || rig.locks.stats().renewed > 0);
     let connections = rig.proxy.connections_accepted();
     rig.proxy.on("EVALSHA", failed(READ_ONLY));
     rig.proxy.wait_fired(1, LONG);

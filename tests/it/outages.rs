@@ -20,7 +20,8 @@ fn row_13_taking_a_lock_in_a_black_hole_ends_by_its_deadline() {
         ("try_lock_for, shorter than an answer", ANSWER / 2, &|| rig.locks.try_lock_for("a", ANSWER / 2)),
         ("try_lock_for", 4 * ANSWER, &|| rig.locks.try_lock_for("a", 4 * ANSWER)),
         ("lock with a wait", ANSWER * 3 / 2, &|| waiting.lock().map(Some)),
-        // The tolerated outage is four answers. The last attempt, and the pause before it, are two.
+        // The tolerated outage lasts for four times `ANSWER`. The last attempt, with the pause
+        // before it, takes two more.
         ("lock", 6 * ANSWER, &|| rig.locks.lock("a").map(Some)),
     ];
     let in_a_hole = |take: &dyn Fn() -> Taken| {
@@ -41,7 +42,7 @@ fn row_13_taking_a_lock_in_a_black_hole_ends_by_its_deadline() {
             took
         });
         returns_by(limit, &format!("{what}, connecting into the hole"), || {
-            // This attempt closes the connection on which the black hole began.
+            // This attempt closes the connection that was open when the black hole began.
             in_a_hole(&|| rig.locks.try_lock_for("a", ANSWER / 2));
             let connections = rig.proxy.connections_accepted();
             let took = in_a_hole(take);
@@ -55,11 +56,11 @@ fn row_13_taking_a_lock_in_a_black_hole_ends_by_its_deadline() {
 
 type Ask = fn(&LockManager, &LockGuard) -> Result<(), Error>;
 
-/// Other calls, and how many answers each waits for at most.
+/// Other calls, and how many response timeouts each takes at most.
 const ASKS: [(&str, u32, Ask); 5] = [
     ("extend", 1, |_, guard| guard.extend(2 * MINUTE)),
     ("ensure", 1, |_, guard| guard.ensure(trusted(MINUTE))),
-    // The connection of these two may have been closed while idle, so they ask once more.
+    // `verify` and `holder` ask once more, because the connection may have been closed while idle.
     ("verify", 2, |_, guard| guard.verify()),
     ("holder", 2, |locks, guard| locks.named(guard.key()).holder().map(drop)),
     ("force_unlock", 1, |locks, guard| locks.named(guard.key()).force_unlock().map(drop)),
@@ -180,8 +181,8 @@ fn row_14_a_reply_of_the_wrong_type_is_resolved_over_another_connection() {
     }
 }
 
-/// Spoils a `SET` and a release, and checks that both do what they should, and that no connection
-/// is used again after a fault.
+/// Has a fault strike a `SET` and a release. Checks that both succeed nevertheless, and that no
+/// connection is used again after a fault.
 fn assert_settled_elsewhere(rig: &Rig, to_set: &Fault, to_evalsha: &Fault) {
     let one_more = |accepted: u64, what: &str| {
         assert_eq!(rig.proxy.commands_after_faults(), 0, "{what}: a struck connection, after {to_set:?}");
@@ -227,7 +228,7 @@ fn row_14_a_reply_in_small_pieces_is_accepted() {
     assert_eq!(rig.proxy.connections_accepted(), before, "nothing was broken");
 }
 
-/// Each byte comes in time, but the reply does not.
+/// Each byte comes in time, but the whole reply does not.
 #[test]
 fn row_14_a_reply_that_drips_ends_by_the_deadline() {
     let rig = Rig::new();

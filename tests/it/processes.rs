@@ -13,7 +13,7 @@ use tempfile::TempDir;
 
 use crate::support::{Rig, returns_by};
 
-/// What the machine may add to a deadline.
+/// How much later than its deadline a call may return, because the machine may be busy.
 const SLACK: Duration = Duration::from_millis(500);
 
 /// A lease that a test can wait for.
@@ -24,7 +24,7 @@ fn rig() -> Rig {
     Rig::with_defaults(|builder| builder.lease(LEASE).wait(LONG / 4))
 }
 
-/// The manager of another process, as the locks see it.
+/// A second manager for the same server, which stands for another process.
 fn others(server: &Server) -> LockManager {
     LockManager::builder(&server.url()).wait(LONG / 4).build().expect("connects")
 }
@@ -52,7 +52,7 @@ fn row_01_a_process_stopped_past_its_lease_sees_an_invalid_lock_first() {
     assert_eq!(server.get("lock:a"), Some(token));
     let guard = within(LEASE + SLACK, "the lease", || others(&server).lock("a")).expect("locks");
 
-    proxy.black_hole(true); // So that no answer can come from Redis.
+    proxy.black_hole(true); // From now on, no answer comes from Redis.
     child.cont();
     assert_eq!(child.expect_line("", LONG), "false");
     assert_eq!(child.ask("valid"), "false");
@@ -188,8 +188,8 @@ fn until_quiet(proxy: &Proxy) {
     });
 }
 
-/// The role `forker` checks what both processes see. This checks that the copy does not use the
-/// parent's connections.
+/// Forks a process that holds the lock `a` (if `holding` is `yes`), and checks that the copy does
+/// not use the parent's connections. The role `forker` checks what both processes see.
 fn fork(holding: &str) {
     let server = Server::start();
     let proxy = Proxy::start(server.port());
@@ -211,7 +211,7 @@ fn fork(holding: &str) {
     child.send("go on");
     child.expect_line("fine", LONG);
     assert!(child.wait(LONG).success());
-    assert_eq!(proxy.connections_accepted(), connections, "the parent's connections stood");
+    assert_eq!(proxy.connections_accepted(), connections, "the parent's connections stayed open");
     assert!(!server.exists("lock:a") && !server.exists("lock:b"));
 }
 

@@ -89,7 +89,7 @@ fn a_hand_off_that_a_proxy_answers_with_an_error_counts_from_its_send() {
             thread::scope(|scope| {
                 let next = behind(scope, || {
                     let guard = rig.locks.named(&key).wait(LONG).lock().expect("locks");
-                    // Redis is asked first, so its answer is older than the time compared with it.
+                    // Redis is asked first, so its TTL is older than the validity compared with it.
                     let left = rig.server.pttl(&format!("lock:{key}"));
                     let valid = guard.remaining().as_millis();
                     assert_eq!(rig.value_of(&key).as_deref(), Some(guard.token()));

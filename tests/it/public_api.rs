@@ -10,10 +10,10 @@ use relatch_rig::{LONG, Server, Worker, eventually, role, within};
 
 use crate::support::connect;
 
-/// A wait that ends without the lock.
+/// The limit of a wait that ends without the lock.
 const WAIT: Duration = Duration::from_millis(200);
 
-/// What the machine may add to a deadline.
+/// How much later than its deadline a call may return, because the machine may be busy.
 const SLACK: Duration = Duration::from_millis(500);
 
 /// A password that must never be seen.
@@ -32,7 +32,7 @@ impl From<Error> for Failure {
     }
 }
 
-/// Another client deletes the lock's key.
+/// Deletes the lock's key, as another client would.
 fn delete(server: &Server, key: &str) {
     assert_eq!(server.query::<i64>(&["DEL", key]), 1);
 }

@@ -208,7 +208,7 @@ fn a_dead_token_that_cannot_be_deleted_is_waited_for() {
     let proxy = Proxy::start(server.port());
     let ours = LockManager::builder(&proxy.url()).reclaim_dead(true).build().expect("connects");
     let token = dead_token(&server);
-    // The answer says that the key was deleted, and it is still there.
+    // The answer says that the key was deleted, but the key is still there.
     proxy.always("EVALSHA", Fault::Answer(b":1\r\n".to_vec()));
     assert!(within(WAIT, "try_lock", || ours.try_lock("a")).expect("asks").is_none());
     assert!(within(2 * WAIT, "try_lock_for", || ours.try_lock_for("a", WAIT)).expect("asks").is_none());

@@ -1,5 +1,5 @@
-//! Redis refuses, forgets or has another value at the key: which error the caller gets, and what is
-//! left behind.
+//! Redis refuses a command, forgets a script, or has another value at the key: which error the
+//! caller gets, and what is left behind.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc;
@@ -14,10 +14,10 @@ use crate::support::{chain, connect};
 /// How soon a call that could wait for longer has to return.
 const IN_TIME: Duration = Duration::from_secs(10);
 
-/// A wait that ends without the lock.
+/// The limit of a wait that ends without the lock.
 const WAIT: Duration = Duration::from_millis(150);
 
-/// What the machine may add to a deadline.
+/// How much later than its deadline a call may return, because the machine may be busy.
 const SLACK: Duration = Duration::from_millis(600);
 
 /// Makes the server a replica of a master that does not exist.
@@ -57,7 +57,7 @@ fn assert_unavailable(error: &Error, code: &str) {
 /// Asserts that each way of taking a lock says that Redis is unavailable, and why.
 ///
 /// The deadline may cut the last attempt of a wait short, and then the error does not say why. So
-/// this tries until each way has named the code once.
+/// this tries again until each way has named the code once.
 #[track_caller]
 fn assert_all_unavailable(locks: &LockManager, code: &str) {
     let mut named = [false; 4];
@@ -139,8 +139,9 @@ fn row_19_a_list_at_the_key_is_reported_and_not_waited_for() {
     assert_all_is_well(&server, &locks, "a");
 }
 
-/// An operator's `PERSIST` removes the TTL of a held key. The holder restores it as soon as it
-/// learns of that. Here the key is not tracked yet, and its first renewal is ten seconds away.
+/// An operator's `PERSIST` removes the TTL of a held key. The next renewal restores the TTL, and if
+/// the key is tracked, that renewal comes at once. Here the key is not tracked yet, and the first
+/// renewal is ten seconds away.
 #[test]
 fn row_19_a_young_lock_whose_key_lost_its_ttl_is_waited_for() {
     let server = Server::start();
@@ -249,7 +250,7 @@ fn row_20_a_password_set_meanwhile_is_reported() {
         assert_refused(&error, "NOAUTH");
     }
     assert_refused(&late.named("a").holder().expect_err("no password"), "NOAUTH");
-    // Redis does not close connections that have logged in before.
+    // Redis still serves connections that were opened before the password was set.
     assert_eq!(held.unlock().expect("unlocks"), Unlocked::Released);
     let url = format!("redis://:canary@127.0.0.1:{}/", server.port());
     assert_all_is_well(&server, &LockManager::connect(&url).expect("connects"), "a");
@@ -374,8 +375,7 @@ fn row_21_a_forgotten_script_costs_a_renewal_one_round_trip() {
     let server = Server::start();
     let proxy = Proxy::start(server.port());
     let locks = LockManager::connect(&proxy.url()).expect("connects");
-    // Without a listener: with one, each renewal here would begin with `CLIENT TRACKING`, and its
-    // start would cause one more renewal.
+    // No listener can connect here. A listener that connects causes one more renewal.
     proxy.always("SUBSCRIBE", Fault::Answer(b"-NOPERM no\r\n".to_vec()));
     let lease = Duration::from_secs(60);
     let guard = locks.lock("a").expect("locks");

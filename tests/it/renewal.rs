@@ -1,4 +1,5 @@
-//! The keeper's renewals: from when they count, when they end, and what a release ends.
+//! The keeper's renewals: from when a renewed lease counts, when renewals stop, and that nothing is
+//! renewed after its release.
 
 use std::sync::Arc;
 use std::sync::mpsc;
@@ -26,8 +27,8 @@ fn row_07_a_renewal_counts_from_its_send() {
     assert_eq!(renewals(&rig.locks, "a"), 1);
 }
 
-/// If the period counted from the answers, slow answers would lengthen it, and that time would be
-/// missing at the end of the lease.
+/// If the period counted from the answers, slow answers would lengthen the period, and that time
+/// would be missing at the end of the lease.
 #[test]
 fn row_07_slow_answers_do_not_lengthen_the_renewal_period() {
     const ROUNDS: u32 = 5;
@@ -43,7 +44,7 @@ fn row_07_slow_answers_do_not_lengthen_the_renewal_period() {
 }
 
 /// Waits for the end of a hold's validity, and checks that the hold is valid until then and no
-/// longer. Returns the earliest moment of that end. Runs `look` every 2 ms, too.
+/// longer. Returns the earliest moment at which the validity could end. Runs `look` every 2 ms.
 fn ends_exactly(guard: &LockGuard, mut look: impl FnMut()) -> Instant {
     let (before, remaining, after) = (Instant::now(), guard.remaining(), Instant::now());
     let (earliest, latest) = (before + remaining, after + remaining);
@@ -58,8 +59,8 @@ fn ends_exactly(guard: &LockGuard, mut look: impl FnMut()) -> Instant {
     earliest
 }
 
-/// How long after the end of its lease the loss of `a` is reported, when `cut` keeps renewals from
-/// being answered.
+/// How long after the end of its lease the loss of `a` is reported, if `cut` keeps renewals from
+/// being answered. `restore` ends what `cut` began.
 fn reported_after_end(cut: impl FnOnce(&Rig), restore: impl FnOnce(&Rig)) -> Duration {
     let reported = Arc::new(Mutex::new(None));
     let recorder = Arc::clone(&reported);
@@ -136,8 +137,8 @@ fn row_09_a_closure_that_outlasts_its_lease_is_lost_only_if_redis_denies_it() {
     rig.server.query::<()>(&["DEL", "lock:a"]);
     let lost = overrun(&gone);
     assert!(matches!(lost, Err(Error::Lost { cause: LostCause::Expired, .. })), "{lost:?}");
-    // Redis decides. It kept the key for longer than the lease, as after a step of its clock, so no
-    // other holder could have taken the lock.
+    // Redis decides. Here Redis keeps the key for longer than the lease, as after a step of its
+    // clock, so no other holder could have taken the lock.
     let kept = lock.with_lock_result(|guard| {
         rig.server.query::<()>(&["PEXPIRE", "lock:a", "60000"]);
         ends_exactly(guard, || ());
@@ -347,12 +348,12 @@ fn a_hold_without_renewals_is_invalid_before_another_takes_its_lock() {
                 now = Instant::now();
             }
             let taken = taker.join().expect("no panic");
-            assert!(last_valid < taken, "valid while another had it");
+            assert!(last_valid < taken, "valid while another holder had the lock");
             Ok(())
         })
     });
     assert!(matches!(done, Err(Error::Lost { .. })), "{done:?}");
-    assert!(rig.value_of("a").is_some(), "the other's, untouched");
+    assert!(rig.value_of("a").is_some(), "the other holder's key is untouched");
 }
 
 #[test]

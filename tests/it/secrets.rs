@@ -19,8 +19,10 @@ use relatch_rig::{Fault, LONG, Proxy, Server, Worker, eventually, role};
 /// How long the managers here wait for an answer.
 const ANSWER: Duration = Duration::from_millis(100);
 
-/// The password, and how it is written in a URL.
+/// The password.
 const PASSWORD: &str = "pa7Qx@wd/9Zk";
+
+/// The password, as it is written in a URL.
 const IN_URL: &str = "pa7Qx%40wd%2F9Zk";
 
 /// Pieces of the password that are the same in both forms, and occur in nothing else.
@@ -105,7 +107,7 @@ fn try_url(what: &str, url: &str) {
             }
         }
     }
-    // And as a client, where the `redis` crate accepts the URL.
+    // If the `redis` crate accepts the URL, it is tried as a client, too.
     if let Ok(client) = redis::Client::open(url) {
         let builder = LockManager::builder_with_client(&client).connect_timeout(ANSWER);
         show(&builder);

@@ -8,10 +8,10 @@ use relatch_rig::{LONG, Server, eventually, within};
 
 use crate::support::chain;
 
-/// A wait that ends without the lock, and how long an answer may take.
+/// The limit of a wait that ends without the lock, and the timeout for a connection or an answer.
 const WAIT: Duration = Duration::from_millis(150);
 
-/// What the machine may add to a deadline.
+/// How much later than its deadline a call may return, because the machine may be busy.
 const SLACK: Duration = Duration::from_millis(400);
 
 /// A manager that waits [`WAIT`] for each answer, also for the answer to its login.
@@ -25,7 +25,7 @@ fn hasty(server: &Server) -> LockManager {
 /// `stall` begins a stall, and `end` ends it or waits for its end.
 fn survives(server: &Server, stall: impl FnOnce(), end: impl FnOnce()) {
     let locks = hasty(server);
-    // The lease outlasts the time by which the key must be gone.
+    // The lease is so long that only a release deletes the key in time.
     let held = locks.named("released").lease(3 * LONG).renew(false).lock().expect("locks");
     stall();
     let error = within(WAIT + SLACK, "lock", || locks.named("a").wait(WAIT).lock()).expect_err("stalled");

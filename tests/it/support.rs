@@ -18,10 +18,10 @@ use relatch_rig::{CLAIM, Fault, LONG, Proxy, Server, eventually, server_version,
 /// How long the managers of a rig wait for a connection, and for an answer.
 pub(crate) const ANSWER: Duration = Duration::from_millis(300);
 
-/// How late a call may return.
+/// How much later than its limit a call may return.
 pub(crate) const LATE: Duration = Duration::from_millis(50);
 
-/// How soon an orphaned key is gone.
+/// How soon an orphaned key must be gone.
 pub(crate) const SOON: Duration = Duration::from_secs(1);
 
 /// A lease whose end no test waits for.
@@ -36,7 +36,8 @@ pub(crate) const LEASE: Duration = Duration::from_millis(600);
 /// The script of a renewal.
 const RENEW: &str = include_str!("../../src/store/renew.lua");
 
-/// The commands that listening takes. (Servers before 7 count `client` as a whole.)
+/// The commands that set up invalidations. (A server before 7 counts `client` with all its
+/// subcommands.)
 pub(crate) const LISTENING: [&str; 4] = ["client", "client|id", "client|tracking", "subscribe"];
 
 /// A manager that reaches its server through a proxy.
@@ -62,13 +63,14 @@ impl Rig {
         Rig::with(|builder| builder.lease(LEASE).renew_every(PERIOD))
     }
 
-    /// Without a login, even if the tests log in: for tests in which a manager would wait for the
-    /// login instead of the command that matters.
+    /// Like [`with`](Rig::with), but the manager does not log in, even if the tests run with a
+    /// login. For tests in which a manager would wait for the login, and not for the command that
+    /// matters.
     pub(crate) fn without_login(change: impl FnOnce(Builder) -> Builder) -> Rig {
         Rig::at(Proxy::bare_url, |url| change(builder(url)))
     }
 
-    /// With the timeouts that a manager has by default, and further settings.
+    /// Like [`with`](Rig::with), but with the timeouts that a manager has by default.
     pub(crate) fn with_defaults(change: impl FnOnce(Builder) -> Builder) -> Rig {
         Rig::at(Proxy::url, |url| change(LockManager::builder(url)))
     }
@@ -105,7 +107,8 @@ impl Rig {
         eventually(SOON, "the orphaned key is removed", || self.value_of(name).is_none());
     }
 
-    /// Checks that the lock can be taken and released, with its own token, and quickly.
+    /// Checks that the lock can be taken quickly and released, and that its key has the hold's
+    /// token.
     #[track_caller]
     pub(crate) fn assert_works(&self, name: &str) {
         let guard = within(LONG / 4, "a free lock", || self.locks.lock(name)).expect("locks");
@@ -165,14 +168,14 @@ pub(crate) fn chain(error: &Error) -> String {
     all.map(ToString::to_string).collect::<Vec<_>>().join(": ")
 }
 
-/// Replies that break off or are no RESP, to a command that was executed.
+/// Faults after which Redis has executed the command, and the reply breaks off or is no RESP.
 pub(crate) fn broken_replies() -> [Fault; 3] {
     let garbage = Fault::Replace(b"HTTP/1.1 400 Bad Request\r\n\r\n".to_vec());
     [Fault::CutBeforeReply, Fault::HalfReply, garbage]
 }
 
-/// Checks that one of up to three calls takes at most `limit` and 50 ms: a busy machine may delay a
-/// call, but hardly three.
+/// Checks that one of up to three calls returns at most 50 ms after `limit`. A busy machine may
+/// delay a call, but hardly three.
 #[track_caller]
 pub(crate) fn returns_by(limit: Duration, what: &str, mut timed: impl FnMut() -> Duration) {
     let mut took = Vec::new();
@@ -183,7 +186,8 @@ pub(crate) fn returns_by(limit: Duration, what: &str, mut timed: impl FnMut() ->
     assert!(in_time, "{what}: {took:?}, not by {limit:?}");
 }
 
-/// The beginning of each renewal of a lock, for a proxy's rule. Makes Redis know the script.
+/// The beginning of each command that renews a lock, for a proxy's rule. Loads the script of a
+/// renewal into Redis.
 pub(crate) fn renewals_of(server: &Server, name: &str) -> String {
     format!("EVALSHA {} 1 lock:{name}", server.query::<String>(&["SCRIPT", "LOAD", RENEW]))
 }
@@ -211,10 +215,11 @@ pub(crate) fn delete(server: &Server, name: &str) {
     server.query::<()>(&["DEL", &format!("lock:{name}")]);
 }
 
-/// Waits until Redis tracks this many keys: then their waiters sleep until an invalidation.
+/// Waits until Redis tracks this many keys: then the waiters for these keys sleep until an
+/// invalidation.
 ///
 /// A new listener tests whether invalidations come, with a key of its own. Through a proxy, Redis
-/// may execute the commands of that test one by one, and track the key for a moment. The `DEL` is
+/// may execute the commands of that test one by one, and track that key for a moment. The `DEL` is
 /// the last of these commands.
 #[track_caller]
 pub(crate) fn until_tracked(server: &Server, keys: u64) {
@@ -255,7 +260,7 @@ pub(crate) const INJURIES: [(&str, Injure, LostCause); 6] = [
         },
         LostCause::Taken,
     ),
-    // What a step of the server's clock does.
+    // As if the server's clock had jumped ahead.
     ("expired early", |server, key| server.query(&["PEXPIREAT", key, "1"]), LostCause::Deleted),
     ("evicted", evict, LostCause::Deleted),
 ];
@@ -337,7 +342,8 @@ pub(crate) fn names_right(text: &str, right: &str) -> bool {
     }
 }
 
-/// What the server calls a command that it refuses: before 7, `client` for `client|id`.
+/// The name under which a server refuses a command. A server before 7 says `client` for
+/// `client|id`.
 pub(crate) fn name_of_command(command: &str) -> &str {
     let whole = command.split('|').next().expect("a first part");
     if server_version() >= (7, 0) { command } else { whole }

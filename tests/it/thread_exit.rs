@@ -14,11 +14,11 @@ use std::time::Duration;
 use relatch::{LockGuard, LockManager};
 use relatch_rig::{LONG, Server, Worker, eventually, role};
 
-/// The TTL of a key that is not released.
+/// The lease of a lock: a key that is not released expires after this time.
 const LEASE: Duration = Duration::from_millis(900);
 
-/// When the program's local is first used: before relatch's map, which is then gone when the local
-/// is dropped, or after it.
+/// Whether the program's local is first used before relatch's map or after the map. If before, the
+/// map is gone when the local is dropped.
 const ORDERS: [&str; 2] = ["before", "after"];
 
 /// How the thread ends: it returns, or it ends the process, as a main thread does.
@@ -39,7 +39,7 @@ thread_local! {
     static LAST: RefCell<Last> = const { RefCell::new(Last(None)) };
 }
 
-/// A role: a process with a thread that ends, and a thread-local that does something then.
+/// A role: a process with a thread that ends, and a thread-local that acts when it is dropped.
 pub(crate) fn end_as_told() {
     if role::arg("end") == "returns" {
         return thread::spawn(prepare).join().expect("no panic");
@@ -113,7 +113,7 @@ fn deed(name: &str, locks: LockManager, guard: LockGuard) -> Box<dyn FnOnce()> {
             });
         }),
         "wait" => Box::new(move || {
-            // A lock of another holder.
+            // Another holder has this lock.
             drop(locks.lock("foreign").expect("locks when its lease is over"));
             drop(guard);
         }),
@@ -129,7 +129,7 @@ fn keys(server: &Server) -> Vec<String> {
     server.query(&["KEYS", "*"])
 }
 
-/// Runs the role for each of [`ORDERS`] and [`ENDS`]. `check` judges the result by the order.
+/// Runs the role for each pair of [`ORDERS`] and [`ENDS`]. `check` judges the result by the order.
 fn end(deed: &str, threads: &str, mut check: impl FnMut(&Server, &str, &Worker)) {
     for order in ORDERS {
         for end in ENDS {

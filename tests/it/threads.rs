@@ -11,13 +11,13 @@ use relatch_rig::{LONG, Proxy, Server, eventually, within};
 
 use crate::support::connect;
 
-/// A wait that ends without the lock.
+/// The limit of a wait that ends without the lock.
 const WAIT: Duration = Duration::from_millis(200);
 
-/// What the machine may add to a deadline.
+/// How much later than its deadline a call may return, because the machine may be busy.
 const SLACK: Duration = Duration::from_millis(500);
 
-/// The most guards of one hold.
+/// How many guards one hold may have.
 const MAX_DEPTH: u32 = 1 << 20;
 
 #[test]

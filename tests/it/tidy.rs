@@ -8,7 +8,7 @@ use std::process::Command;
 
 use tempfile::TempDir;
 
-/// The code part of every file in `src`: without its unit tests.
+/// The path and the text of every Rust file in `src`, with its unit tests.
 fn sources() -> Vec<(PathBuf, String)> {
     let mut found = Vec::new();
     let mut folders = vec![root().join("src")];
@@ -52,7 +52,7 @@ fn layers() -> HashMap<String, usize> {
     names.into_iter().enumerate().map(|(depth, name)| (name, depth)).collect()
 }
 
-/// Where a file stands: its room, or its own name at the root.
+/// The room of a file, or the file's own name if it is at the root of `src`.
 fn room_of(path: &Path) -> String {
     let inside = path.strip_prefix(root().join("src")).expect("inside");
     let room = inside.iter().next().and_then(|part| part.to_str()).expect("a name");
@@ -182,7 +182,7 @@ fn the_readme_is_short_and_its_links_lead_somewhere() {
     }
 }
 
-/// The text of all tests.
+/// The text of the tests in `tests/it` and `tests/history`.
 fn tests() -> String {
     let folders =
         ["tests/it", "tests/history"].map(|folder| fs::read_dir(root().join(folder)).expect("a folder"));
@@ -257,7 +257,7 @@ fn no_dependency_asks_for_a_newer_rust() {
 }
 
 /// A program that depends on the crate does not see our lock file: it gets the newest versions that
-/// our `Cargo.toml` allows. (Needs the registry, or a cargo that has its index already.)
+/// our `Cargo.toml` allows. (Needs the registry, or a cargo that already has its index.)
 #[test]
 fn no_dependency_asks_for_a_newer_rust_of_a_program_that_depends_on_this() {
     let dir = TempDir::new().expect("a temporary directory");

@@ -89,7 +89,7 @@ fn a_waiter_is_woken_by_a_release_in_another_manager() {
             assert_eq!(guard.unlock().expect("unlocks"), Unlocked::Released);
             let took = waiter.join().expect("no panic") - released;
             assert!(took < SOON, "{took:?}: woken too late: was a wake-up lost?");
-            assert!(scene.server.calls("set") - sets <= 2, "asked more often than once");
+            assert!(scene.server.calls("set") - sets <= 2, "the waiter asked more than twice");
         });
     }
     assert_eq!(scene.server.query::<i64>(&["DBSIZE"]), 0);
@@ -199,8 +199,8 @@ fn a_hundred_waiters_share_a_listener_and_send_nothing() {
     assert_eq!(server.query::<i64>(&["DBSIZE"]), 0);
 }
 
-/// A wake-up may reach a waiter just after its wait has ended. It must not be lost: then the next
-/// waiter is woken.
+/// A wake-up may reach a waiter just after its wait has ended. In that case, it must reach the next
+/// waiter.
 #[test]
 fn a_waiter_that_gives_up_while_it_is_woken_delays_no_other() {
     let Scene { server, locks, others: _ } = &Scene::new();
@@ -235,10 +235,11 @@ fn a_waiter_that_gives_up_while_it_is_woken_delays_no_other() {
         });
         eventually(SOON, "no key is left", || !server.exists(&format!("lock:{name}")));
     }
-    assert!((1..40).contains(&gave_up), "{gave_up} of 40: either might have happened");
+    assert!((1..40).contains(&gave_up), "{gave_up} of 40 gave up, but both outcomes have to occur");
 }
 
-/// The listener attempts on a waiter's behalf. The answer comes after the wait is over, or never.
+/// A waiter is woken just before its wait ends, and asks. The answer comes after the wait is over,
+/// or never.
 #[test]
 fn a_lock_taken_for_a_waiter_that_has_given_up_is_released() {
     let rig = Rig::new();
@@ -300,9 +301,9 @@ fn a_manager_dropped_after_waiting_ends_at_once_and_leaves_nothing() {
             waiter.join().expect("no panic");
         });
         let guard = locks.lock("b").expect("locks");
-        guard.extend(MINUTE).expect("extends"); // So that there is a keeper too.
+        guard.extend(MINUTE).expect("extends"); // Starts the keeper.
         drop(guard);
-        throughout(LATE, || ()); // Nothing is under way that would wake the listener.
+        throughout(LATE, || ()); // Now nothing is under way that would wake the listener.
         within(SOON / 2, "dropping the manager", || drop(locks));
         eventually(SOON, "the manager's connections are closed", || scene.server.connections() == 2);
         assert_eq!(scene.server.query::<i64>(&["DBSIZE"]), 0);
@@ -327,7 +328,7 @@ fn a_manager_dropped_after_waiting_ends_by_its_deadline_without_redis() {
 }
 
 /// A manager that has seen many holders, each in another process, while its attempts were slow. So
-/// it sleeps for at least a sixteenth of a second before it tries.
+/// its waiters sleep for at least a sixteenth of a second before they ask.
 fn beside_many_rivals() -> Rig {
     let poll = Duration::from_millis(1);
     let rig = Rig::with(|builder| builder.client_tracking(false).poll_every(poll).response_timeout(SOON));
@@ -348,8 +349,8 @@ fn beside_many_rivals() -> Rig {
     rig
 }
 
-/// A waiter that is woken first leaves time to the rivals that it has seen, and then tries. So does
-/// a newcomer, which relies on invalidations from its first attempt on.
+/// After a wake-up, a waiter leaves its rivals some time before it asks. So does a new waiter
+/// before its first look. That look already registers for invalidations, so no second look follows.
 #[test]
 fn a_waiter_with_rivals_leaves_them_time_before_it_tries() {
     let rig = Rig::with(|builder| builder.response_timeout(SOON));
@@ -369,14 +370,14 @@ fn a_waiter_with_rivals_leaves_them_time_before_it_tries() {
     thread::scope(|scope| {
         let waiter = scope.spawn(|| take(&rig.locks, "a"));
         until_tracked(&rig.server, 1);
-        // If the waiter looked at once, it would need 30 ms each time, for the answer to the last
-        // look. A rival's turn is worth 105 ms, so after eight rivals the waiter has slept for at
-        // least half of eight such turns. (A sleep is never shorter than requested.)
+        // A waiter that looked at once would need 30 ms each time, for the answer to the last look.
+        // But a rival counts for about 105 ms of sleep. So after eight rivals, the waiter has slept
+        // for at least half of 840 ms. (A sleep is never shorter than requested.)
         let took: Duration = (1..=8).map(holds).sum();
         assert!(took >= Duration::from_millis(400), "{took:?}: it looks at once");
         delete(&rig.server, "a");
         waiter.join().expect("no panic");
-        // Up to three times: the machine may be so slow that the rivals were forgotten meanwhile.
+        // Tried up to three times: the machine may be so slow that the manager forgets its rivals.
         let looks_once = || {
             occupy(&rig.server, "a", MINUTE);
             let before = looks();
@@ -409,7 +410,7 @@ fn a_wait_shorter_than_the_pause_for_rivals_ends_on_time() {
 fn a_wait_shorter_than_the_pause_for_rivals_ends_with_an_attempt() {
     let rig = beside_many_rivals();
     let wait = ANSWER / 4;
-    // Up to three times: the machine itself may delay the attempt.
+    // Tried up to three times: the machine itself may delay the attempt.
     let has_looked = || {
         let taken = rig.locks.named("a").wait(wait).lock();
         matches!(taken, Err(Error::Timeout { holder: Some(_), .. }))

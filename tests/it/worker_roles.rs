@@ -54,11 +54,11 @@ fn worker() {
         };
         role::report(answer);
     }
-    // The input ends when the process is about to be killed. It must not release the lock then.
+    // The input ends when the process is about to be killed. So the lock must not be released here.
     forget(held);
 }
 
-/// Checks the guard again and again, until it is not valid or a lease has passed between two
+/// Checks the guard again and again, until the hold is not valid or a lease has passed between two
 /// checks. Returns the last result.
 fn watch(guard: &LockGuard, lease: Duration) -> bool {
     role::report("watching");
@@ -80,7 +80,7 @@ fn forker() {
     let hold = || (locks.lock("a").expect("locks"), locks.lock("a").expect("locks again"));
     let guards = (role::arg("holding") == "yes").then(hold);
     if let Some((guard, _)) = &guards {
-        guard.extend(Duration::from_secs(20)).expect("extends"); // The keeper has its connection.
+        guard.extend(Duration::from_secs(20)).expect("extends"); // Opens the keeper's connection.
     }
     drop(locks.lock("warm-up").expect("locks"));
     role::report("forking");
@@ -128,7 +128,7 @@ fn drawer() {
     assert_eq!(status.exit_status(), Some(0));
 }
 
-/// Checks what a fork finds, with the parent's manager and guards.
+/// Checks, in the forked copy, what the parent's manager and guards do.
 fn forked(locks: LockManager, guards: Option<(LockGuard, LockGuard)>) {
     let second = Duration::from_secs(1);
     let is_forked = |error: Option<Error>| {
