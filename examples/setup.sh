@@ -16,8 +16,8 @@ have() { command -v "$1" >/dev/null 2>&1; }
 
 have_server() { have redis-server || have valkey-server; }
 
-# limited <seconds> <command>...: runs the command. When the time is over, ends it and its children,
-# and returns 124 or 137.
+# limited <seconds> <command>...: runs the command. When the time is over, ends the command and its
+# children, and returns 124 or 137.
 limited() {
     have timeout || die 'the command timeout is not on the PATH: install coreutils'
     timeout -k 10 "$@"

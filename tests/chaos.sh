@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# What takes too long for every run of the tests. See `usage`.
+# Runs what takes too long for every run of the tests. See `usage`.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 # shellcheck source=examples/setup.sh
@@ -17,7 +17,7 @@ Everything that takes too long for tests/run.sh, in less than half an hour:
     and what was claimed is compared with what the server did
   - the same with mistakes compiled in, which have to be found
 
-Goes on after a failure, ends with a table, and fails if anything did.
+Goes on after a failure, ends with a table, and fails if anything failed.
 EOF
 }
 
@@ -29,7 +29,7 @@ case ${1:-} in
     *[!0-9]* | 0*) die "not a number of acquisitions: $1 (bash tests/chaos.sh --help)" ;;
 esac
 
-# In seconds, for everything.
+# The limit for everything, in seconds.
 limit=1800
 acquisitions=${1:-100000}
 need_cargo

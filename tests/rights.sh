@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# The integration tests, as the user that docs/operations.md describes, who may do no more than that: bash tests/rights.sh
+# Runs the integration tests as the user of docs/operations.md, who has the least rights:
+# bash tests/rights.sh
 #
 # The user's password occurs nowhere else. Nothing that is printed may contain it: neither what the
 # tests and the processes that they start print, nor a panic, nor a log line at trace level. Redis
@@ -23,7 +24,8 @@ trap 'rm -f "$printed"' EXIT
 # Built before the limit begins, because building has no limit.
 cargo test --locked --workspace --test it --no-run
 
-# as_the_user <package> <threads> [names]: runs those tests, or all, and returns what `limited` does.
+# as_the_user <package> <threads> [arguments]: runs the package's tests, and returns what `limited`
+# does.
 as_the_user() {
     local package=$1 threads=$2
     shift 2
@@ -32,7 +34,8 @@ as_the_user() {
         cargo test --locked --package "$package" --test it -- --nocapture "--test-threads=$threads" "$@" >>"$printed" 2>&1
 }
 
-# The names at the end of what was printed. (Children print such a list, too.)
+# The names of the failed tests, from the last list that was printed. (Children print such lists,
+# too.)
 failures() { tac "$printed" | sed -n '/^failures:$/q; s/^    \([a-z0-9_:]*\)$/\1/p'; }
 
 say "the integration tests, as a user with the least rights (at most $limit s)"

@@ -1,14 +1,16 @@
 #!/usr/bin/env bash
-# All checks, in an order that shows most mistakes early: bash tests/run.sh
+# Runs all checks, in an order that shows most mistakes early: bash tests/run.sh
 # (What takes longer, for the day before a release: bash tests/chaos.sh)
 #
-# Installs a Redis server if there is none. Ends at the first failure, and says how to run that part only.
+# Installs a Redis server if there is none. Ends at the first failure, and says how to run only the
+# part that failed.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 # shellcheck source=examples/setup.sh
 . examples/setup.sh
 
-# part <seconds> <command>: the limit is several times what it takes on two cores with nothing built yet.
+# part <seconds> <command>: runs the command. The limit is several times what the command takes on
+# two cores with nothing built yet.
 part() {
     local status=0 what=FAILED
     say "$2"

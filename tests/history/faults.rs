@@ -28,7 +28,8 @@ pub(crate) enum Weather {
     Delays,
     /// Commands and replies are lost.
     Losses,
-    /// Connections end before a command is forwarded, instead of a reply, or in the middle of one.
+    /// Connections end before a command is forwarded, in place of a reply, or in the middle of a
+    /// reply.
     Cuts,
     /// Nothing passes for a while.
     BlackHoles,
@@ -53,13 +54,13 @@ impl Weather {
     }
 
     /// The lease of most keys. If the server deletes held locks, it is so long that the report of a
-    /// loss differs from the end of the lease.
+    /// loss comes well before the end of the lease.
     pub(crate) fn lease(self) -> Duration {
         Duration::from_millis(if self.deletes_held_locks() { 3000 } else { 300 })
     }
 
-    /// The lease of one of the keys. If no worker has to wait for its end, it is longer than a
-    /// round, so that an orphan is still there when the round is over.
+    /// The lease of one of the keys. If no worker has to wait for the end of a lease, this lease is
+    /// longer than a round, so that an orphan is still there when the round is over.
     fn long_lease(self) -> Duration {
         if self.deletes_held_locks() || self == Weather::Kills {
             self.lease()
@@ -145,7 +146,7 @@ impl Scene {
         self.proxy.clear();
     }
 
-    /// How often a fault happened. A fault of messages counts only if it has spoilt one.
+    /// How often a fault happened. A fault of messages counts only if it has spoilt a message.
     pub(crate) fn faults(&self) -> u64 {
         let of_messages = matches!(self.weather, Weather::Delays | Weather::Losses | Weather::Cuts);
         if of_messages { self.proxy.fired() } else { self.strikes }

@@ -27,10 +27,11 @@ pub(crate) struct World {
     /// Processes that were killed, and a time just before that. A dead process trusts no hold, and
     /// its locks may be taken over.
     pub(crate) deaths: Vec<(u32, Duration)>,
-    /// If the server deletes held locks: how soon the loss of a renewed hold has to be reported.
+    /// How soon the loss of a renewed hold has to be reported. `None` if the server deletes no held
+    /// locks.
     pub(crate) reported_within: Option<Duration>,
     /// Whether a restart loses keys together with answers. (Then a release may report `Released`
-    /// for a lock that ended in another way: see "not promised".)
+    /// for a lock that ended in another way: see "Not promised" in docs/guarantees.md.)
     pub(crate) restarts: bool,
     /// How long a release may take.
     pub(crate) release: Duration,
@@ -157,8 +158,8 @@ impl Verdict {
         }
     }
 
-    /// No release deletes another holder's key. When its own lease has certainly ended, any key
-    /// that it deletes is another's.
+    /// No release deletes another holder's key. When the lease of its own hold has certainly ended,
+    /// any key that it deletes is another's.
     fn check_deletions(&mut self, claim: &Claim, done: &[&Exchange]) {
         for deletion in done.iter().filter(|exchange| has_deleted(exchange)) {
             let before = done.iter().filter(|exchange| exchange.sent <= deletion.sent);
@@ -180,8 +181,8 @@ impl Verdict {
         let sent = || done.iter().filter(|exchange| is_release(exchange) && exchange.sent >= released);
         let begun = || sent().map(|exchange| exchange.sent).min().unwrap_or(*ended);
         match how.as_str() {
-            // The server may have deleted the key, and the answer to the first try, which says so,
-            // may have come too late to be read. (See "not promised".)
+            // The server itself may have dropped the key. The answer to the first try says so, but
+            // may have come too late to be read. (See "Not promised" in docs/guarantees.md.)
             "Released" if world.reported_within.is_some() && sent().count() > 1 => {}
             "Released"
                 if !world.restarts
@@ -209,8 +210,8 @@ impl Verdict {
         }
     }
 
-    /// No lock has two holders at a time. If the server deletes held locks, it has two only for a
-    /// short time.
+    /// No lock has two holders at a time. If the server deletes held locks, a lock has two only for
+    /// a short time.
     fn check_exclusion(&mut self, claims: &[Claim], world: &World) {
         let mut by_key: BTreeMap<&str, Vec<(Duration, Duration, &Claim)>> = BTreeMap::new();
         for claim in claims {
@@ -240,8 +241,8 @@ impl Verdict {
                         }
                     }
                 }
-                // If the server deletes held locks, a hold without renewals never asks Redis, so
-                // only its lease limits how long it is trusted.
+                // If the server deletes held locks, no renewal finds the loss of a hold without
+                // renewals, so only its lease limits how long it is trusted.
                 let counts = world.reported_within.is_none() || claim.renewed;
                 if counts && longest.is_none_or(|(until, _)| until < end) {
                     longest = Some((end, claim));
@@ -251,9 +252,9 @@ impl Verdict {
     }
 }
 
-/// From when until when a worker could trust its hold. If the server deletes held locks, that ends
+/// The span in which a worker could trust its hold. If the server deletes held locks, the span ends
 /// with the last check that found the hold valid. Otherwise it ends with the validity or the
-/// release. The death of the process ends it in any case.
+/// release, whichever comes first. The death of the process ends it in any case.
 fn belief(claim: &Claim, world: &World) -> Option<(Duration, Duration)> {
     let (start, (at, until)) = (claim.answered?, claim.valid?);
     let end = if world.reported_within.is_some() { at } else { until.min(claim.released.unwrap_or(until)) };
@@ -276,7 +277,7 @@ fn is_set(exchange: &Exchange) -> bool {
     exchange.args[0].eq_ignore_ascii_case("SET")
 }
 
-/// `EVALSHA hash 1 key token`: a renewal has the lease after that.
+/// True for `EVALSHA hash 1 key token`. (A renewal has the lease as a sixth argument.)
 fn is_release(exchange: &Exchange) -> bool {
     !is_set(exchange) && exchange.args.len() == 5
 }

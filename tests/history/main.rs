@@ -31,7 +31,7 @@ use crate::roles::ANSWER;
 /// How long faults happen in one round.
 const ROUND: Duration = Duration::from_secs(4);
 
-/// What the machine may add to the time of a report.
+/// The delay that a busy machine may cause.
 const SLACK: Duration = Duration::from_millis(500);
 
 /// A worker process begins here. In an ordinary run of the tests there is no role, and this does

@@ -90,8 +90,8 @@ pub(crate) fn read(dir: &Path) -> Vec<Claim> {
 
 fn parse(by: (u32, u32), text: &str) -> Vec<Claim> {
     let mut claims: Vec<Claim> = Vec::new();
-    // A line without an end was not written whole: its writer was killed where one page of the file
-    // ends and the next begins.
+    // A line without an end was not written whole: its writer was killed during the write, between
+    // two pages of the file.
     let whole = text.rfind('\n').map_or("", |end| &text[..end]);
     for line in whole.lines() {
         let words: Vec<&str> = line.split(' ').collect();

@@ -57,8 +57,8 @@ fn names() -> Vec<String> {
     names.filter_map(Result::ok).collect()
 }
 
-/// Takes locks until the first line comes. After the second line, drops the manager, and fails if
-/// the manager leaves something behind.
+/// Takes locks until the parent sends a line. After the second line, drops the manager, and fails
+/// if the manager leaves something behind.
 fn worker() {
     let seed: u64 = role::arg("seed").parse().expect("a number");
     let [lease, long] =

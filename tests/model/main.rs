@@ -7,23 +7,25 @@
 //!
 //! There is one key in Redis, with a lease of three ticks, of which a holder trusts two. Redis
 //! executes commands one at a time, in the order of each connection; commands of other connections
-//! may come in between. After that, an answer may come at any time, or get lost, with or without
-//! its connection. If nobody reads from a connection any more, Redis executes what was sent over it
-//! at any later time, or never. Time passes at any moment, and a thread's clock may miss a tick. A
-//! thread attempts with one script, gives up, holds, is renewed and releases. After a lost answer
-//! it tries again or does not. It hands the lock off to the next waiter of its process. All this
-//! follows the code of the claim, the release and the wait queue. The keeper of a process cleans up
-//! orphans once a tick, and always gets an answer.
+//! may come in between. The answer to a command may come at any time after its execution, or get
+//! lost, with or without its connection. If nobody reads from a connection any more, Redis executes
+//! what was sent over it at any later time, or never. Time passes at any moment, and a thread's
+//! clock may miss a tick. A thread attempts to take the lock with one script, or gives up. It holds
+//! the lock, its hold is renewed, and it releases the lock, perhaps with a hand-off to the next
+//! waiter of its process. After a lost answer, it tries again or gives up. All this follows the
+//! code of the claim, the release and the wait queue. The keeper of a process cleans up orphans
+//! once a tick, and always gets an answer.
 //!
 //! Some models have waiting as well (`asleep`). If an attempt finds the lock held, Redis tracks the
 //! key for the process's listener. The next change, which is a release, a renewal or the end of the
-//! lease, leads to an invalidation. The waiter sleeps unless the listener has called since the
-//! attempt began. The invalidation arrives at any later time, and the listener calls the waiter,
-//! which pauses for any time and tries again. The listener's connection may get lost, with what is
-//! under way on it and what Redis tracks for it. The connection of the attempt may get lost, too,
-//! with the key that it tracks. The process notices at some time, calls its waiters, and has them
-//! poll until the listener is connected again. If a process changes the key over a connection of
-//! its pool, Redis sends it no invalidation, because its attempt may have used the same connection.
+//! lease, leads to an invalidation. The waiter sleeps unless the listener has woken it (*called*
+//! it) since the attempt began. The invalidation arrives at any later time, and the listener calls
+//! the waiter, which pauses for any time and tries again. The listener's connection may get lost,
+//! with what is under way on it and what Redis tracks for it. The connection of the attempt may get
+//! lost, too, with the key that it tracks. The process notices at some time, calls its waiters, and
+//! has them poll until the listener is connected again. If a process changes the key over a
+//! connection of its pool, Redis sends it no invalidation, because its attempt may have used the
+//! same connection.
 //!
 //! In the model, only a call ends a sleep. (In the program, the safety poll and the end of the
 //! lease that the waiter saw end it, too.) So a waiter that sleeps and will not be called is a lost

@@ -356,7 +356,7 @@ impl Model for Protocol {
 pub(crate) const EXCLUSION: &str = "at most one thread believes that it holds the lock";
 pub(crate) const RELEASED: &str = "a release that the first answer confirms has deleted its token";
 pub(crate) const LOST: &str =
-    "a hold that was valid when it was released is not reported as lost, where Redis forgets nothing";
+    "a hold that was valid when it was released is not reported as lost, if Redis forgets nothing";
 pub(crate) const NOT_ITSELF: &str = "no thread waits for its own abandoned token";
 pub(crate) const WOKEN: &str = "a waiter that sleeps will be called";
 pub(crate) const NO_KEY_LEFT: &str = "every key in Redis is known to a thread or a keeper";

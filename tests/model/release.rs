@@ -35,8 +35,8 @@ impl Protocol {
         }
         state.wrongly_released |= said.removed && !said.stood && !release.maybe_done;
         let (when_released, now) = release.valid;
-        // A token that is not there proves a loss only before the hold's own end. Later, the
-        // release is merely not confirmed.
+        // A missing token proves a loss only before the hold's own end. Later, the release is
+        // merely not confirmed.
         let proves = now > 0 || self.is(Mutation::TakesALateAnswerForALoss);
         let reports_loss = !said.removed && !release.maybe_done && proves;
         state.wrongly_lost |= reports_loss && when_released > 0;

@@ -108,9 +108,10 @@ impl Protocol {
 
     /// The keepers delete orphans, over connections of their own.
     ///
-    /// Only one `SET` of a token goes without an answer, so an orphan ends when its key is found.
-    /// If the key is missing, the `SET` may still be executed. If that takes longer than the lease,
-    /// the keeper leaves the key to its lease: an orphan with no time left notes that.
+    /// Only one `SET` of a token can lack an answer, so an orphan ends when its key is found. If
+    /// the key is missing, the `SET` may still be executed. If that takes longer than the lease,
+    /// the keeper leaves the key to its lease. Such an orphan stays in the list with `left` at
+    /// zero, as a mark that its key may still appear.
     fn clean_up(&self, state: &mut State) {
         for mut orphan in std::mem::take(&mut state.orphans) {
             if orphan.left > 0 {

@@ -35,7 +35,7 @@ pub(crate) enum Command {
 #[expect(clippy::struct_excessive_bools, reason = "one per command of a batch")]
 pub(crate) struct Said {
     pub(crate) set: bool,
-    /// What an attempt found.
+    /// The token that an attempt found at the key.
     pub(crate) found: Option<Token>,
     pub(crate) removed: bool,
     pub(crate) extended: bool,
@@ -47,7 +47,7 @@ pub(crate) struct Said {
 /// A connection with commands under way. An idle connection is no part of the state.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub(crate) struct Link {
-    /// Not executed yet, in order.
+    /// The commands that Redis has not executed yet, in order.
     pub(crate) commands: Vec<Command>,
     /// How many of `commands` belong to batches whose answer nobody waits for any more.
     pub(crate) old: usize,
@@ -77,7 +77,7 @@ pub(crate) struct Claim {
     pub(crate) link: Option<Link>,
     /// The listener that this attempt registered.
     pub(crate) listener: Option<u8>,
-    /// The listener has called since this attempt began.
+    /// Whether the listener has called since this attempt began.
     pub(crate) called: bool,
     /// Whether the waiter sleeps until the listener calls. If not, it tries again at any time, or
     /// never: it may pause, or have to poll.
@@ -99,12 +99,12 @@ pub(crate) struct Tracking {
     pub(crate) connected: Connected,
     /// The number of its connection; if there is none, of the last one.
     pub(crate) number: u8,
-    /// The listener will get one invalidation, for the next change.
+    /// Whether the listener will get an invalidation for the next change of the key.
     pub(crate) registered: bool,
-    /// An invalidation is on its way to the listener.
+    /// Whether an invalidation is on its way to the listener.
     pub(crate) invalidation: bool,
-    /// The connection of the attempt is lost, and Redis has forgotten the key that this connection
-    /// tracked. The process has not noticed.
+    /// Whether the connection of the attempt is lost, and the process has not noticed. Redis has
+    /// forgotten the key that this connection tracked.
     pub(crate) cut: bool,
 }
 
@@ -146,13 +146,14 @@ pub(crate) enum How {
 pub(crate) struct Hold {
     pub(crate) token: Token,
     pub(crate) how: How,
-    /// Ticks left by its own clock.
+    /// For how many ticks the hold is still valid, by the clock of its thread.
     pub(crate) valid: u8,
     /// The age of a renewal under way, and its link.
     pub(crate) renewal: Option<(u8, Link)>,
 }
 
-/// What became of the `SET` of a hand-off.
+/// What became of the `SET` of a hand-off. `Nothing`: it was not sent, has no answer yet, or found
+/// the key taken. `Spoilt`: its answer was lost, so its token must not be used.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Outcome {
     Nothing,
@@ -163,12 +164,13 @@ pub(crate) enum Outcome {
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Release {
     pub(crate) token: Token,
-    /// Ticks left by its own clock when it was released, and now.
+    /// For how many ticks the hold was still valid when its release began, and for how many it
+    /// would be now, by the clock of its thread.
     pub(crate) valid: (u8, u8),
     pub(crate) maybe_done: bool,
-    /// A try under way.
+    /// The connection of the try that is under way.
     pub(crate) link: Option<Link>,
-    /// The `SET` that was sent with the first try, and how long ago.
+    /// The token of the `SET` that was sent with the first try, and the ticks since that send.
     pub(crate) next_token: Option<(Token, u8)>,
     pub(crate) outcome: Outcome,
 }
@@ -207,7 +209,8 @@ pub(crate) struct Orphan {
     /// For how many ticks the keeper still looks for the key. At zero, it leaves the key to its
     /// lease.
     pub(crate) left: u8,
-    /// A `SET` of this token may still be executed, so a missing key does not end the orphan.
+    /// Whether a `SET` of this token may still be executed. If so, a missing key does not end the
+    /// orphan.
     pub(crate) stray: bool,
 }
 
@@ -234,7 +237,7 @@ pub(crate) struct State {
     pub(crate) strays: Vec<Link>,
     pub(crate) orphans: Vec<Orphan>,
     pub(crate) budget: Budget,
-    /// The first answer to a release confirmed it, although its token was not at the key.
+    /// Whether the first answer to a release confirmed it although its token was not at the key.
     pub(crate) wrongly_released: bool,
     pub(crate) wrongly_lost: bool,
 }

@@ -3,7 +3,7 @@
 use crate::model::{Action, Mutation, PROMPT, Protocol};
 use crate::state::{Connected, State, Step, Tracking};
 
-/// What a listener receives.
+/// What a listener learns.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Event {
     Invalidation,

@@ -1,5 +1,5 @@
 /* A way to fork for a program without unsafe code. Preloaded into a process, this library makes
- * sync() fork it. An alarm ends the copy after ten seconds, if it still runs. */
+ * sync() fork the process. An alarm ends the copy after ten seconds, if the copy still runs. */
 
 #include <unistd.h>
 

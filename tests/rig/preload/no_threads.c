@@ -1,5 +1,5 @@
-/* Preloaded into a process, this library makes the start of threads fail. As soon as the file that
- * THREADS_LEFT names exists, only as many threads can start as the file says. */
+/* Preloaded into a process, this library can make the start of threads fail. As soon as the file
+ * that THREADS_LEFT names exists, only as many more threads can start as the file says. */
 
 #define _GNU_SOURCE
 #include <dlfcn.h>

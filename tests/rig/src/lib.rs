@@ -3,7 +3,7 @@
 //! - [`Server`]: a `redis-server` of the caller's own, which can be paused, killed and restarted.
 //! - [`Proxy`] and [`Fault`]: a TCP proxy that understands enough of RESP to lose exactly the reply
 //!   that a test names.
-//! - [`FakeServer`] and [`Reply`]: a server without Redis, where a script decides what it answers.
+//! - [`FakeServer`] and [`Reply`]: a server that is no Redis, and whose replies a script decides.
 //! - [`Worker`] and [`role`]: this program, run again as another process.
 //! - [`rights`]: the ACL user with the least rights; all tests can run as that user.
 //! - [`compile_preload`]: a library that changes what the C library tells a process.

@@ -7,9 +7,9 @@ use std::ops::Range;
 use parking_lot::Mutex;
 use rand::RngExt;
 
-/// The range of the ports: below the ephemeral ports of Linux, macOS and Windows. While a server
-/// restarts, an outgoing connection could take an ephemeral port of that server, and could even
-/// connect to itself.
+/// The range of the ports: below the ephemeral ports of Linux, macOS and Windows. If a server's
+/// port were ephemeral, an outgoing connection could take that port while the server restarts, and
+/// could even connect to itself.
 const PORTS: Range<u16> = 10_000..30_000;
 
 /// Listens on a port of 127.0.0.1 that this process has not used and will not use again.

@@ -49,7 +49,7 @@ impl Process {
     }
 
     /// Waits for the next line that it [reports](crate::role::report) on its standard output, which
-    /// must be piped; `None` when that has ended.
+    /// must be piped; `None` when the output has ended.
     pub fn next_report(&mut self) -> Option<String> {
         let mut lines = self.stdout.as_mut()?.lines().map_while(Result::ok);
         lines.find_map(|line| line.strip_prefix(MARK).map(str::to_owned))
@@ -70,13 +70,13 @@ impl Process {
         self.child.try_wait().expect("a child can be waited for")
     }
 
-    /// Closes its standard input, and waits until it ends.
+    /// Closes its standard input, and waits until the process ends.
     pub fn wait(&mut self) -> io::Result<ExitStatus> {
         self.child.wait()
     }
 
-    /// Kills it if it still runs. For drops: neither call can fail in a way that matters there, and
-    /// a panic in a drop would hide the panic that led to it.
+    /// Kills it if it still runs. Ignores errors, because this is for drops: a panic there would
+    /// hide the panic that led to the drop.
     pub(crate) fn end(&mut self) {
         let _ = self.child.kill();
         let _ = self.child.wait();
@@ -127,7 +127,8 @@ pub fn signal(pid: u32, sig: Sig) {
     }
 }
 
-/// Stops a child of this process, and returns once it no longer runs: `SIGSTOP` only requests that.
+/// Stops a child of this process, and returns once the child no longer runs: `SIGSTOP` only
+/// requests the stop.
 #[cfg(unix)]
 #[track_caller]
 pub fn freeze(pid: u32) {

@@ -57,8 +57,8 @@ pub fn claim_hash() -> &'static str {
     HASH.get_or_init(|| redis::Script::new(CLAIM).get_hash().to_owned())
 }
 
-/// Returns a command, and for an attempt by script the `SET` that it does: rules and tests that
-/// name `SET` mean attempts of both kinds.
+/// Returns a command unchanged, but an attempt by script as the `SET` that the script does. So
+/// rules and tests that name `SET` mean attempts of both kinds.
 pub fn as_set(mut args: Vec<String>) -> Vec<String> {
     let is_claim = args.len() == 6 && [CLAIM, claim_hash()].contains(&args[1].as_str());
     if is_claim {

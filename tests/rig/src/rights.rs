@@ -1,6 +1,6 @@
 //! The user that managers log in as: the default one or, if the environment says so, a user who may
-//! do no more than `docs/operations.md` asks for. `tests/rights.sh` runs all tests like that, and
-//! looks for the password in what they print.
+//! do no more than `docs/operations.md` asks for. `tests/rights.sh` runs all tests as that user,
+//! and looks for the password in what they print.
 
 use std::io::Write as _;
 use std::sync::{Once, OnceLock};
@@ -14,8 +14,8 @@ const PASSWORD: &str = "RELATCH_TEST_LEAST_RIGHTS";
 /// The name of the user in `docs/operations.md`.
 const USER: &str = "locks";
 
-/// What is printed in front of a command that the server refused to this user. The script looks for
-/// it.
+/// What is printed in front of a command that the server refused to this user. `tests/rights.sh`
+/// looks for that text.
 const REFUSED: &str = "refused to the user with the least rights:";
 
 /// The rights that a user needs, read from the command in docs/operations.md.
@@ -45,7 +45,7 @@ pub fn user() -> &'static str {
     password().map_or("default", |_| USER)
 }
 
-/// What stands in front of the host in a URL.
+/// The login, as it stands in front of the host in a URL. Empty for the default user.
 pub(crate) fn login() -> String {
     password().map_or_else(String::new, |password| format!("{USER}:{password}@"))
 }

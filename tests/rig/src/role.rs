@@ -21,7 +21,7 @@ pub fn command(name: &str, args: &[(&str, &str)]) -> Command {
     command_under(&[], name, args)
 }
 
-/// The same, run by another program: `launcher` is put in front of the command.
+/// The same command, run by another program: `launcher` is put in front of it.
 pub(crate) fn command_under(launcher: &[&str], name: &str, args: &[(&str, &str)]) -> Command {
     let this = env::current_exe().expect("the path of this program");
     let mut command = match launcher {

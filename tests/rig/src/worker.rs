@@ -36,7 +36,7 @@ impl Worker {
         Self::spawn_under(&[], role, args)
     }
 
-    /// The same, run by another program: `launcher` is put in front of the command.
+    /// Starts the same process through another program: `launcher` is put in front of the command.
     pub fn spawn_under(launcher: &[&str], role: &str, args: &[(&str, &str)]) -> Self {
         let mut command = role::command_under(launcher, role, args);
         command.args([ENTRY, "--exact", "--nocapture", "--test-threads=1"]).stderr(Stdio::piped());

@@ -6,9 +6,9 @@
 //! ```
 //!
 //! `up` asks the rules about each command and notes, in order, what is to happen to its reply;
-//! `down` cuts the server's bytes into replies; `out` matches the two, and is the only thread that
-//! writes to the client. So a reply that is delayed or held never keeps the next command from the
-//! server.
+//! `down` cuts the server's bytes into replies; `out` matches these notes with the replies, and is
+//! the only thread that writes to the client. So a reply that is delayed or held never keeps the
+//! next command from the server.
 
 use std::collections::VecDeque;
 use std::io::{Read, Write};
@@ -195,7 +195,7 @@ impl ProxiedConnection {
         Some(server)
     }
 
-    /// Closes the client's side towards the server, once no black hole keeps it from passing.
+    /// Passes the end of the client's stream on to the server, once no black hole holds it back.
     fn end_upstream(&self, shared: &Shared) {
         let mut pending = self.pending.lock();
         while self.is_hole(shared) && !pending.closed {
@@ -205,7 +205,7 @@ impl ProxiedConnection {
             drop(pending); // `close` takes this lock.
             return self.close();
         };
-        // Only this direction: a hard close could discard what was sent before.
+        // Closes only this direction: a hard close could discard what was sent before.
         let _ = server.shutdown(Shutdown::Write);
     }
 
@@ -287,7 +287,8 @@ impl ProxiedConnection {
         }
     }
 
-    /// Writes to the client. If it is gone, `up` sees the same error and ends the connection.
+    /// Writes to the client. If the client is gone, `up` sees the same error and ends the
+    /// connection.
     fn write(&self, bytes: &[u8]) {
         let _ = (&self.client).write_all(bytes);
     }

@@ -20,8 +20,8 @@ pub struct Exchange {
     pub args: Vec<String>,
     /// The time just before it was written. The server executed it after that, if at all.
     pub sent: Duration,
-    /// When its reply came, and the first bytes of the reply. The server executed it before that.
-    /// `None` if no reply came.
+    /// When its reply came, and the first bytes of the reply. The server executed the command
+    /// before that. `None` if no reply came.
     pub answered: Option<(Duration, Vec<u8>)>,
 }
 
@@ -40,7 +40,7 @@ impl Journal {
         Some(exchanges.len() - 1)
     }
 
-    /// Notes its reply.
+    /// Notes the reply to a command.
     pub(crate) fn answer(&self, open: Open, reply: &[u8]) {
         if let Some(place) = open {
             let start = reply[..reply.len().min(32)].to_vec();

@@ -54,8 +54,8 @@ pub enum Fault {
 /// threads, when this is dropped.
 ///
 /// A rule's `command` is the beginning of a command, such as `SET` or `EVALSHA 6b1bf486`, in upper
-/// or lower case; `*` matches any argument. `SET` does not match `SETEX`, nor `EVALSHA 6b` a longer
-/// digest. A waiter's attempt, which is a script, is a `SET` here.
+/// or lower case; `*` matches any argument. `SET` does not match `SETEX`, and `EVALSHA 6b` matches
+/// no longer digest. A waiter's attempt, which is a script, is a `SET` here.
 ///
 /// All settings are for connections present and future. Each rule sees every command. If several
 /// rules could fire for the same command, the one that was armed first does; those of
@@ -164,7 +164,8 @@ impl Proxy {
         self.shared.accepted.load(Ordering::SeqCst)
     }
 
-    /// How many commands arrived since the start that begin like `command`, as in a rule.
+    /// How many commands that match the pattern `command` (as in a rule) have arrived since the
+    /// start.
     pub fn commands(&self, command: &str) -> u64 {
         let pattern = split(command);
         let seen = self.shared.seen.lock();
@@ -184,7 +185,7 @@ impl Proxy {
     }
 
     /// The commands since the start that can change a lock and were forwarded to the server, with
-    /// its replies.
+    /// the server's replies.
     pub fn journal(&self) -> Vec<Exchange> {
         self.shared.journal.exchanges()
     }

@@ -20,9 +20,9 @@ pub(crate) struct Rules(Vec<Rule>);
 #[derive(Debug)]
 struct Rule {
     pattern: Vec<String>,
-    /// Matches to let pass first.
+    /// How many matching commands pass before the rule fires.
     skip: u64,
-    /// Matches to fire at after that; `None` for all.
+    /// At how many matching commands the rule fires after that; `None` for all.
     left: Option<u64>,
     fault: Fault,
 }

@@ -135,7 +135,7 @@ impl Acceptor {
         Self { stopped, thread }
     }
 
-    /// Ends it, and returns when connects to `port` are refused.
+    /// Ends the thread, and returns when connects to `port` are refused.
     pub(crate) fn stop(self, port: u16) {
         let is_refused = || TcpStream::connect((Ipv4Addr::LOCALHOST, port)).is_err();
         self.stopped.store(true, Ordering::SeqCst);

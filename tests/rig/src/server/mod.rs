@@ -36,7 +36,8 @@ const ANSWER: Duration = Duration::from_secs(5);
 /// first needed. It is not counted by [`connections`](Self::connections), but its commands are
 /// counted by [`calls`](Self::calls).
 ///
-/// Nothing is persisted unless the arguments say so: after [`restart`](Self::restart) it is empty.
+/// Nothing is persisted unless the arguments say so: after [`restart`](Self::restart), the server
+/// is empty.
 pub struct Server {
     port: u16,
     args: Vec<String>,

@@ -1,4 +1,4 @@
-//! The program of the server, and a process of it.
+//! The server's program: which one it is, and how it is started.
 
 use std::fs::File;
 use std::io;
@@ -9,7 +9,7 @@ use std::sync::OnceLock;
 use super::number_after;
 use crate::{Process, rights};
 
-/// The variable that names the server that the tests run against: the path of its program.
+/// The environment variable with the path of the server program that the tests use.
 const PROGRAM: &str = "RELATCH_TEST_SERVER";
 
 /// The programs that are tried, in this order, if that variable is not set.

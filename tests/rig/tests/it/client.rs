@@ -5,7 +5,7 @@ use std::time::Duration;
 use redis::{Client, Connection, RedisResult};
 use relatch_rig::LONG;
 
-/// How long a client waits for a reply that does not come.
+/// How long a client of [`connect_hasty`] waits for a reply.
 pub(crate) const SHORT: Duration = Duration::from_millis(100);
 
 pub(crate) fn connect(url: &str) -> Connection {
