@@ -71,6 +71,7 @@ pub(crate) enum Left {
 
 impl Held {
     /// Takes one guard off. With the last guard, takes the hold out of the map.
+    #[inline]
     pub(crate) fn leave(self: &Rc<Held>) -> Left {
         let depth = self.hold.depth() - 1;
         self.hold.set_depth(depth);
@@ -93,6 +94,7 @@ impl Held {
 
 /// Re-enters the lock `name`. `None` if this thread does not hold it. With `Err`, the depth stays
 /// as it is.
+#[inline]
 pub(crate) fn reenter(manager: u64, name: &str, now: Moment) -> Option<Result<Rc<Held>, Error>> {
     let held = with(|holds| {
         let entry = holds.get(name)?.iter().find(|entry| entry.manager == manager)?;
@@ -130,6 +132,7 @@ pub(crate) fn is_mine(token: &str, pid: u32) -> bool {
 }
 
 /// `None` if the thread is ending and the map is gone.
+#[inline]
 fn with<T>(use_holds: impl FnOnce(&mut HashMap<Arc<str>, Vec<Entry>>) -> T) -> Option<T> {
     HOLDS.try_with(|holds| use_holds(&mut holds.borrow_mut())).ok()
 }
