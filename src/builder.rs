@@ -185,9 +185,9 @@ impl Builder {
     /// A waiter that sleeps until it receives an invalidation asks every 10 to 15 seconds, and
     /// notices an outage then. A thread that waits behind another thread of its process makes no
     /// attempt of its own. For such a thread, the outage begins with the other thread's first
-    /// attempt without an answer, but not before its own wait. An attempt that has begun may always
-    /// take the connect timeout and the response timeout. A wait with a limit goes on until the
-    /// limit, whatever the outage.
+    /// attempt without an answer or, if that is later, with its own wait. An attempt that has begun
+    /// may always take the connect timeout and the response timeout. A wait with a limit goes on
+    /// until the limit, even during an outage.
     pub fn tolerate_outage(mut self, limit: Duration) -> Builder {
         self.settings.tolerate_outage = limit;
         self

@@ -55,7 +55,8 @@ pub(crate) struct Hold {
     reported: AtomicBool,
     /// How the hold ended: the cause of its loss, or `None` if it was released. Empty until then.
     end: OnceLock<Option<LostCause>>,
-    /// Locked by a thread in `wait_lost` from its look at the hold until it sleeps on `ended`.
+    /// A thread in `wait_lost` locks this before it looks at the hold, and until it sleeps on
+    /// `ended`.
     watchers: Mutex<()>,
     ended: Condvar,
 }

@@ -32,9 +32,10 @@
 //! - Redis can forget a lock early: by a failover to a replica that lagged behind, an eviction
 //!   policy other than `noeviction`, a flush, a restart without persistence, or a step of the
 //!   server's clock. Such a hold is [lost](Error::Lost). The first renewal comes a third of a lease
-//!   after the hold began, and finds an earlier loss. From then on, an invalidation reports a loss
-//!   within milliseconds; if Redis sends no [invalidations](#waiting), the next renewal finds the
-//!   loss. Without renewal, the release finds the loss.
+//!   after the hold began. If the lock is forgotten before that, this renewal finds the loss. After
+//!   it, an invalidation reports a loss within milliseconds; if Redis sends no
+//!   [invalidations](#waiting), the next renewal finds the loss. Without renewals, the release
+//!   does.
 //! - There is one server. This is not Redlock.
 //! - The time for which the machine is suspended counts against a lease on Linux, Android and
 //!   Apple's systems. On other systems, the clock may stand still while the machine is suspended,

@@ -97,8 +97,9 @@ impl Lock {
         &self.name
     }
 
-    /// Takes the lock, and blocks until it is free: without limit, unless [`wait`](Lock::wait) is
-    /// set.
+    /// Takes the lock, and blocks while it is busy, for [`wait`](Lock::wait) at most. Without that
+    /// limit, the thread waits until the lock is free, or until an error ends the wait, such as [an
+    /// outage](crate::Builder::tolerate_outage) that lasts too long.
     ///
     /// A thread that has the lock already gets another guard at once, and nothing is sent.
     /// Otherwise the threads of this process get the lock in the order in which they asked for it.
@@ -121,8 +122,9 @@ impl Lock {
     ///
     /// # Errors
     ///
-    /// - [`Error::Timeout`]: the lock was busy for the whole wait. The error names the holder. If
-    ///   the limit was too short to learn the holder, the error has a source instead.
+    /// - [`Error::Timeout`]: the wait ended before this thread got the lock. The error names the
+    ///   holder, if an answer did. If the time was too short for that, or for the last attempt, the
+    ///   error has a source.
     /// - [`Error::Lost`]: this thread has the lock already, but its hold is lost. The depth is
     ///   unchanged.
     /// - [`Error::Unavailable`], [`Error::Refused`]: Redis could not be asked, or refused.
@@ -227,10 +229,10 @@ impl Lock {
     /// Deletes the lock's Redis key, whatever its value, and returns who held it. For operators.
     ///
     /// The holder loses the lock, and its work may still go on. If the holder uses this manager,
-    /// its hold is lost when this method returns, and the next waiting thread gets the lock.
-    /// Another manager notices the loss within milliseconds if it has renewed the hold before, and
-    /// otherwise at the next renewal. Blocks for the answer, at most the connect timeout and the
-    /// response timeout together.
+    /// its hold is lost when this method returns, and the next thread in this process's queue asks
+    /// for the lock. Another manager notices the loss within milliseconds if it has renewed the
+    /// hold before, and otherwise at the next renewal. Blocks for the answer, at most the connect
+    /// timeout and the response timeout together.
     ///
     /// # Errors
     ///

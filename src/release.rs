@@ -128,8 +128,8 @@ pub(crate) fn remove(
 #[derive(Debug)]
 pub(crate) struct Release<'a> {
     hold: &'a Hold,
-    /// When the validity of the hold would have ended. `None` if it was over when the hold was
-    /// closed.
+    /// When the validity of the hold would have ended. `None` if the hold was over when the release
+    /// began.
     valid_until: Option<Moment>,
     deadline: Moment,
     /// A try had no answer, and may have deleted the key.
@@ -145,7 +145,8 @@ struct Outcome {
 }
 
 impl Release<'_> {
-    /// Asks until Redis answers or the deadline comes.
+    /// Repeats the release until Redis answers, another try would not help, or the next try would
+    /// come after the deadline.
     fn run(
         mut self,
         claim: Option<&Claim>,
@@ -165,9 +166,9 @@ impl Release<'_> {
         }
     }
 
-    /// Handles what a try has brought at `now`. Returns the end of the release, or the pause before
-    /// the next try. After the first lost answer there is no pause: the next try goes over another
-    /// connection.
+    /// Handles the answer to a try, or its failure, at `now`. Returns the end of the release, or
+    /// the pause before the next try. After the first lost answer there is no pause: the next try
+    /// goes over another connection.
     fn next(
         &mut self,
         answer: Result<Compared, Failure>,
@@ -195,11 +196,11 @@ impl Release<'_> {
     /// by the local clock. But if Redis said earlier that the token was gone, another process may
     /// have had the lock in between, so the hold stays lost.
     ///
-    /// A key that is absent or holds another token proves a loss if the hold was over when it was
-    /// closed, or if the answer came before the hold's validity would have ended. A later answer
-    /// proves nothing: the lease may have run out while the release was on its way. If an earlier
-    /// answer was lost (`maybe_done`), that try may have deleted the key, so a hold that is still
-    /// valid counts as released.
+    /// A key that is absent or holds another token proves a loss if the hold was over when the
+    /// release began, or if the answer came before the hold's validity would have ended. A later
+    /// answer proves nothing: the lease may have run out while the release was on its way. If an
+    /// earlier try had no answer (`maybe_done`), that try may have deleted the key, so a hold whose
+    /// validity has not ended counts as released.
     fn judge(&self, compared: Compared, answered: Moment) -> Result<(), Error> {
         if self.hold.token_was_gone() {
             return Err(self.hold.lose(LostCause::Expired)); // A recorded cause stays.
@@ -222,8 +223,9 @@ impl Release<'_> {
         Error::Unconfirmed { key: self.hold.key.name().to_string(), at_most: Duration::ZERO, source }
     }
 
-    /// There was no answer. If the hold was not valid when it was closed, or was found lost since,
-    /// it is lost. Otherwise, the caller had the lock until now.
+    /// Returns the error of a release without an answer. If the hold was over when the release
+    /// began, or was found lost since, it is lost. Otherwise, the caller had the lock until the
+    /// release began.
     fn unconfirmed(&self, failure: Failure, now: Moment) -> Error {
         if self.valid_until.is_none() || self.hold.lost().is_some() {
             return self.hold.lose(LostCause::Expired);
@@ -270,7 +272,8 @@ mod tests {
         }
     }
 
-    /// Whether the hold was valid when it was closed, and still when the answer came.
+    /// Whether the hold was valid when the release began, and whether the answer came before that
+    /// validity would have ended.
     #[derive(Clone, Copy, Debug, PartialEq, Eq)]
     enum Timing {
         InTime,
@@ -304,8 +307,8 @@ mod tests {
     #[test]
     fn each_answer_to_a_release_has_its_result() {
         let table = [
-            // The answer, whether it came in time, and two results: of the answer to the first try,
-            // and of one after an earlier answer was lost.
+            // Columns: the answer; the timing; two results. The first result is for an answer to
+            // the first try. The second is for an answer after an earlier one was lost.
             (Compared::Done, InTime, [Released, Released]),
             (Compared::Done, ValidButAnsweredLate, [Released, Released]),
             (Compared::Done, Over, [Released, Released]),

@@ -31,8 +31,8 @@ use crate::waiting::handoff::{Claim, HandoffOutcome};
 /// An attempt: what came of it, and from when on a silence of Redis counts.
 #[derive(Debug)]
 pub(crate) struct Attempt {
-    /// When the attempt began. If Redis had answered another thread since then, when the command
-    /// was sent.
+    /// The moment from which a silence counts: when the attempt began or, if Redis has answered
+    /// another thread since then, when the command was sent.
     pub(crate) since: Moment,
     pub(crate) answer: Result<Answer, Failure>,
     /// This attempt or an earlier one has given up a token, which may keep the lock busy.

@@ -52,7 +52,7 @@ pub(crate) struct AcquireContext<'a> {
     pub(crate) machine: &'a str,
     pub(crate) lease: Lease,
     pub(crate) reclaim_dead: bool,
-    /// The longest pause between two looks while Redis sends no invalidations.
+    /// The longest pause between two attempts while Redis sends no invalidations.
     pub(crate) poll_every: Duration,
 }
 

@@ -15,7 +15,8 @@ use crate::waiting::patience::{Attempts, Kind, Patience, Silence, Verdict, Witho
 /// The shortest sleep of a waiter: Redis may delete an expired key a moment late.
 const SHORTEST_PAUSE: Duration = Duration::from_micros(200);
 
-/// How long before the deadline a waiter looks for the last time.
+/// How long before its deadline a sleeping waiter wakes to look once more. (With less time left, it
+/// wakes after half of that time.)
 const LAST_LOOK: Duration = Duration::from_millis(500);
 
 /// What an attempt asks Redis.
@@ -72,7 +73,7 @@ pub(super) struct Progress<'a> {
     was_busy: bool,
     /// The last holder that an answer named.
     holder: Option<Holder>,
-    /// If the key has no expiry, when it stops counting as a lock.
+    /// Says when a key without expiry stops counting as a lock.
     without_expiry: WithoutExpiry,
     /// [`Step::Register`] was returned, so wake-ups reach the thread.
     registered: bool,
@@ -194,8 +195,8 @@ impl<'a> Progress<'a> {
         if self.patience.once {
             return match self.without_expiry.left(now) {
                 _ if asked == Ask::Claim => Step::Ask,
-                // The key has no expiry. Its holder has this long to give it one. Then the thread
-                // looks again.
+                // The key has no expiry. Its holder has the time `left` to give it one. Then the
+                // thread looks again.
                 Some(left) => Step::Sleep { until: now.after(left).min(self.patience.deadline) },
                 None => Step::GiveUp(self.end_busy()),
             };

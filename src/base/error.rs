@@ -23,11 +23,11 @@ pub enum Error {
     ///
     /// Happens only if [`Lock::wait`](crate::Lock::wait) or
     /// [`Builder::wait`](crate::Builder::wait) sets a limit. Without a limit, a thread waits until
-    /// the lock is free.
+    /// the lock is free, or until another error ends the wait, such as an outage.
     ///
-    /// If there is a `source`, the limit was too short to find out who holds the lock. The source
-    /// says what took the time. If that was the wait for a connection, raise
-    /// [`pool_size`](crate::Builder::pool_size).
+    /// If there is a `source`, the time was over before the last attempt had an answer, or before
+    /// any answer named a holder. The source says what took the time. If that was the wait for a
+    /// connection, raise [`pool_size`](crate::Builder::pool_size).
     #[error("{}", timed_out(key, *waited, holder.as_deref(), source.is_some()))]
     #[non_exhaustive]
     Timeout {
@@ -37,7 +37,7 @@ pub enum Error {
         waited: Duration,
         /// Who held the lock when Redis was last asked, if that is known.
         holder: Option<Box<Holder>>,
-        /// What took the time, if it is not known whether the lock was busy.
+        /// What took the time, if it is not known whether the lock was busy in the end.
         source: Option<Box<dyn StdError + Send + Sync>>,
     },
 

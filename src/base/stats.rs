@@ -28,7 +28,8 @@ pub struct Stats {
     pub renewed: u64,
     /// Renewals that got no answer or were refused. The keeper repeats each while the lease lasts.
     pub renewal_errors: u64,
-    /// Releases that got no answer, and that the keeper finished in the background.
+    /// Keys that the keeper deleted in the background, or found gone: after a release or an attempt
+    /// without an answer, or for a guard that was dropped while its thread ended.
     pub late_releases: u64,
     /// Locks taken from dead processes: see [`reclaim_dead`](crate::Builder::reclaim_dead).
     pub reclaimed: u64,

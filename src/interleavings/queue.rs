@@ -221,7 +221,8 @@ impl Scene {
             (Some(claim), None) => {
                 *handed = HandoffOutcome::Unanswered { sent };
                 if one_in(2) {
-                    self.redis.remove(&claim.token); // As if written behind the claim.
+                    // The real release writes this deletion behind the claim.
+                    self.redis.remove(&claim.token);
                 }
             }
             (Some(_), Some((_, true))) => *handed = HandoffOutcome::Taken { sent, answered: Moment::now() },

@@ -230,7 +230,8 @@ impl Scene {
         Attempt { since, answer: Ok(answer), has_given_up: false }
     }
 
-    /// The holder releases the lock. Other processes have it a few times more, and then nobody.
+    /// The holder releases the lock. Other processes then try three times to take the lock. If they
+    /// get it, they release it.
     fn others(&self) {
         self.redis.remove(Some(THEIRS));
         if one_in(2) {

@@ -123,7 +123,7 @@ impl Leases {
         self.by_number.values().map(|entry| &entry.hold).find(|hold| hold.token == token)
     }
 
-    /// When there is something to do next.
+    /// The moment of the next thing to do.
     pub(crate) fn next(&self) -> Moment {
         let holds = self.by_number.values().map(|entry| entry.due);
         holds.min().unwrap_or(Moment::NEVER).min(self.orphans.next())

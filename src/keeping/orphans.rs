@@ -52,7 +52,7 @@ struct Entry {
 }
 
 impl Orphans {
-    /// Adds a key to delete. Returns when there is something to do next.
+    /// Adds a key to delete. Returns the moment of the next thing to do.
     pub(crate) fn add(&mut self, mut orphan: OrphanKey, now: Moment) -> Moment {
         let (token, due) = (Arc::from(&*orphan.token), now.after(FIRST_RETRY));
         if let Some(before) = self.by_token.remove(&token) {
@@ -65,14 +65,14 @@ impl Orphans {
         self.next()
     }
 
-    /// When there is something to do next.
+    /// The moment of the next thing to do.
     pub(crate) fn next(&self) -> Moment {
         let due = self.by_due.first().map_or(Moment::NEVER, |(due, _)| *due);
         self.silence.map_or(due, |(_, end)| due.max(end))
     }
 
-    /// What to delete at `now`, but no more than a batch. Each is due again after a pause, unless
-    /// an answer comes first.
+    /// The orphans to delete at `now`, at most a batch of them. Each is due again after a pause,
+    /// unless an answer comes first.
     pub(crate) fn take_due(&mut self, now: Moment) -> Vec<OrphanKey> {
         let mut remove = Vec::new();
         while self.next() <= now && remove.len() < BATCH {

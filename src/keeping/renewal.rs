@@ -24,8 +24,8 @@ use crate::store::{Compared, Extension, Failure};
 /// The most leases that are renewed in one round trip: a late answer delays no more than these.
 const BATCH: usize = 1000;
 
-/// The time that is too short for two attempts to renew a hold: one attempt gets all of it. With
-/// less time than this, no connection is opened to delete orphans.
+/// A time that is too short for two attempts to renew a hold. If no more is left, one attempt gets
+/// all of it. If less is left, no connection is opened to delete orphans.
 const TOO_SHORT_FOR_TWO: Duration = Duration::from_millis(20);
 
 /// The least time in which orphans are deleted over an open connection.
@@ -503,7 +503,8 @@ mod tests {
         };
         let [long, short, over] = [hold(10_000), hold(1000), hold(20)];
         let never = Moment::NEVER;
-        // The holds, when the first hold of all ends, and until when an answer is waited for.
+        // Columns: the holds to renew; the end of the first hold of the manager, renewed or not;
+        // the deadline for the answer.
         let table = [
             (vec![&long], never, 2000),
             (vec![&long, &short], never, 800),
@@ -521,7 +522,8 @@ mod tests {
 
     #[test]
     fn orphans_are_removed_in_the_time_that_holds_leave() {
-        // When the first hold ends, whether a connection is open, and until when to wait.
+        // Columns: the end of the first hold; whether a connection is open; the deadline for the
+        // answer.
         let table = [
             (Moment::NEVER, false, Some(at(2000))),
             (at(1000), false, Some(at(800))),
@@ -539,8 +541,8 @@ mod tests {
     #[test]
     fn what_an_answer_to_a_renewal_says_of_a_hold() {
         let table = [
-            // What Redis said. For a hold that is still valid: whether it goes on, and how it was
-            // lost. The same for a hold that ran out.
+            // Columns: what Redis answered; for a hold that is still valid, whether it goes on and
+            // how it was lost; the same for a hold that has run out.
             (Compared::Done, (true, None), (false, Some(Expired))),
             (Compared::Absent, (false, Some(Deleted)), (false, Some(Expired))),
             (Compared::NotOurs, (false, Some(Taken)), (false, Some(Taken))),

@@ -51,7 +51,7 @@ pub(crate) struct Work {
     pub(crate) stop: bool,
 }
 
-/// A thread waits for this hold to be renewed now.
+/// A request to renew a hold now. The thread that made it waits for the answer.
 #[derive(Debug)]
 pub(crate) struct RenewalRequest {
     pub(crate) hold: Arc<Hold>,

@@ -26,7 +26,7 @@ const QUIET: Duration = Duration::from_secs(3);
 pub(crate) enum Heard {
     /// These keys have changed, or are gone.
     Keys(Vec<Vec<u8>>),
-    /// Every key may be gone.
+    /// Any key may have changed, or be gone.
     Everything,
     /// Nothing, for a while.
     Silence,

@@ -298,10 +298,10 @@ mod tests {
         assert_eq!(contention.seen.len(), 0);
     }
 
-    /// Many processes and one key, simulated, in microseconds: a network of `ONE_WAY` each way, a
-    /// Redis that takes `COMMAND` for each command and `NOTICE` for each invalidation, one after
-    /// the other, and processes that need `WAKE` to run. Each takes the lock again as soon as it
-    /// has released it.
+    /// A simulation of many processes and one key. All times are in microseconds. A message takes
+    /// `ONE_WAY` over the network. Redis does one thing after the other: a command takes `COMMAND`,
+    /// an invalidation `NOTICE`. A process that gets a message needs `WAKE` to run. Unless `once`
+    /// is set, a process wants the lock again as soon as it has released it.
     struct Herd {
         hold: u64,
         /// The processes follow the rule. If false, they look at once.
@@ -318,7 +318,7 @@ mod tests {
         holder: Option<usize>,
         registered: BTreeSet<usize>,
         processes: Vec<Process>,
-        /// For each turn: when it began, of which process, and after what wait.
+        /// For each turn: when it began, which process had it, and how long that process waited.
         turns: Vec<(u64, usize, u64)>,
     }
 

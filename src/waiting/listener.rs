@@ -23,7 +23,7 @@ use crate::base::sync::{Condvar, Mutex};
 use crate::store::{Ender, Failure, Heard, Store, Tracking};
 use crate::waiting::wakeups::Wakeups;
 
-/// The shortest and the longest time for which the thread reads before it looks whether it is to
+/// The shortest and the longest time for which the thread reads before it checks whether it has to
 /// stop, and whether connections of the pool have ended. Within these bounds, it reads for the
 /// response timeout.
 const SILENCE: [Duration; 2] = [Duration::from_millis(100), Duration::from_secs(1)];
@@ -39,8 +39,8 @@ type OnInvalidation = Box<dyn Fn(Option<&[u8]>) + Send + Sync>;
 pub(crate) struct Listener {
     store: Arc<Store>,
     response_timeout: Duration,
-    /// A key that nobody else knows, to try whether invalidations come. `None` if there is to be no
-    /// listener.
+    /// A key that nobody else knows, to test whether invalidations arrive. `None` if there is to be
+    /// no listener.
     probe: Option<String>,
     on_invalidation: OnInvalidation,
     pub(crate) wakeups: Wakeups,
@@ -157,11 +157,11 @@ impl Listener {
     }
 
     /// Ends the thread, by ending its connection. (A TLS connection cannot be ended from here. But
-    /// the thread looks at least every second whether it is to stop.)
+    /// the thread checks at least once a second whether it has to stop.)
     ///
-    /// Nothing wakes the thread while it connects and tries whether invalidations come, which may
-    /// take a connect timeout and a response timeout, each twice. If that outlasts the wait here,
-    /// about a response timeout, the thread is left behind and ends by itself.
+    /// Nothing wakes the thread while it connects and tests whether invalidations arrive. That may
+    /// take two connect timeouts and two response timeouts. This function waits for about one
+    /// response timeout. If the thread needs longer, it is left behind and ends by itself.
     pub(crate) fn stop(&self) {
         let mut state = self.state.lock();
         state.stop = true;

@@ -11,8 +11,8 @@ use crate::store::{FAIR_TRY, Failure, Refusal};
 /// For how long a Redis that has answered before counts as slow, and not as away.
 pub(crate) const SLOW_ANSWER: Duration = Duration::from_millis(100);
 
-/// How often the first waiter of a queue looks at the turn in front, even if nothing wakes it.
-/// While nothing is wrong, the other waiters look no more often.
+/// The longest time for which the first waiter of a queue sleeps before it looks at the turn in
+/// front again. While nothing is wrong, the other waiters look no more often.
 ///
 /// The first waiter thus finds holds that end without a release: a guard was forgotten, or a thread
 /// hangs. If each new hold woke the waiter instead, each turn would cost one more switch of
@@ -125,8 +125,8 @@ impl Patience {
         }
     }
 
-    /// When a thread in a queue has to look whether a silence has become an outage. No other thread
-    /// wakes it for that.
+    /// When a thread in a queue has to check whether a silence has become an outage. No other
+    /// thread wakes it for that.
     pub(crate) fn look_again(&self, silence: Option<&Silence>, now: Moment) -> Moment {
         match silence {
             _ if !self.is_endless() => self.deadline,
@@ -230,7 +230,8 @@ impl Attempts {
         }
     }
 
-    /// The cause of an outage that ends with this failure: the last refusal, if there was one.
+    /// What to name as the cause if a wait ends with this failure: the last refusal, if there was
+    /// one; otherwise the failure.
     pub(crate) fn cause(&mut self, failure: Failure) -> Failure {
         match failure {
             Failure::Refused(_) => failure,

@@ -25,9 +25,9 @@ const PART: u32 = 24;
 /// pause is three times as long if rivals are known: they may poll, or be woken late.
 const SHORTEST: Duration = Duration::from_micros(250);
 
-/// The longest pause: enough for most waiters that are farther from Redis than this process. If all
-/// pauses were shorter, such a waiter would come too late each time. So one pause in [`RARELY`] is
-/// this long in any case.
+/// The longest pause, without the part that chance adds. It is enough for most waiters that are
+/// farther from Redis than this process. If all pauses were shorter, such a waiter would come too
+/// late each time. So one pause in [`RARELY`] is at least this long.
 const LONGEST: Duration = Duration::from_micros(2500);
 const RARELY: u32 = 64;
 
@@ -202,7 +202,7 @@ impl WaitQueue {
         })
     }
 
-    /// True for the first waiter; if no thread waits, for any.
+    /// True if this is the first waiter, or if no thread waits.
     fn is_next(&self, waiter: Option<&Arc<Waiter>>) -> bool {
         match (self.waiting.front(), waiter) {
             (Some(first), Some(waiter)) => Arc::ptr_eq(first, waiter),
@@ -358,7 +358,7 @@ mod tests {
 
     const LIMIT: Duration = Duration::from_millis(20);
 
-    /// A limit that any time with the lock reaches.
+    /// A limit so short that any hold reaches it.
     const AT_ONCE: Duration = Duration::from_nanos(1);
     const GONE: HandoffOutcome = HandoffOutcome::Unanswered { sent: Moment::PAST };
     const SOON: Moment = Moment::from_nanos(2_000_000_000);

@@ -307,9 +307,9 @@ impl Turn {
         to
     }
 
-    /// Ends the turn, and hands over to the next thread what became of its claim. Returns the claim
-    /// if its token may be in Redis and no thread will use it, so that it has to be deleted. The
-    /// flag says whether Redis may still execute the `SET` of the claim.
+    /// Ends the turn, and tells the next thread what became of its claim. Returns the claim if its
+    /// token may be in Redis and no thread will use it, so that it has to be deleted. The flag says
+    /// whether Redis may still execute the `SET` of the claim.
     #[must_use = "the key may exist until its lease is over"]
     pub(crate) fn settle(mut self, to: &Arc<Waiter>, handed: HandoffOutcome) -> Option<(Claim, bool)> {
         if handed == HandoffOutcome::NotTaken {
@@ -435,7 +435,8 @@ pub(crate) mod tests {
         queue.asks(1, at(4000));
         let gives_up = step(&mut place(at(5000)), &queue, false, 5000);
         assert!(matches!(gives_up, Step::GiveUp(NoTurn::Outage(None))), "a second without an answer");
-        // The thread was stopped, and the thread in front may be about to read its answer.
+        // This waiter woke a second late, so the process was probably stopped. The thread in front
+        // may have an answer that it has not read yet.
         let gives_up = step(&mut place(at(4000)), &queue, false, 5000);
         assert!(matches!(gives_up, Step::GiveUp(NoTurn::Busy(_))));
     }
@@ -587,8 +588,8 @@ pub(crate) mod tests {
         let sent = Moment::PAST;
         let limit = Duration::from_secs(10);
         let taken = HandoffOutcome::Taken { sent, answered: sent };
-        // What became of the claim, and the flag if it has to be deleted: once if the waiter has
-        // given up, and once if it has not.
+        // Columns: what became of the claim; the flag that `settle` returns if the waiter has given
+        // up; the flag if it has not. (`None`: the claim need not be deleted.)
         let table = [
             (HandoffOutcome::NotTaken, None, None),
             (taken, Some(false), None),
