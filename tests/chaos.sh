@@ -13,8 +13,8 @@ Everything that takes too long for tests/run.sh, in less than half an hour:
 
   - the tests that are marked as slow, and the wider bounds of the model
   - the whole integration suite as a user with the least rights
-  - histories: in each kind of bad weather, locks are taken so many times (100000 unless said otherwise),
-    and what was claimed is compared with what the server did
+  - histories: in each kind of bad weather, locks are taken as often as the argument says (by default
+    100000 times), and what was claimed is compared with what the server did
   - the same with mistakes compiled in, which have to be found
 
 Goes on after a failure, ends with a table, and fails if anything failed.

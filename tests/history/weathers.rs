@@ -23,7 +23,7 @@ fn holds_in(weather: Weather) {
     let (mut seed, mut total, mut faults) = (first, Verdict::default(), 0);
     while (total.acquisitions as u64) < wanted || !was_noticed(weather, &total) {
         let goes_on = was_noticed(weather, &total) || seed < first + 5;
-        assert!(goes_on, "{weather:?}: nobody noticed in five rounds: {total:?}");
+        assert!(goes_on, "{weather:?}: no hold was lost in five rounds: {total:?}");
         println!("{weather:?}: RELATCH_SEED={seed}");
         let (verdict, struck) = round(weather, seed, "none");
         let (count, first) = (verdict.violations.len(), verdict.violations.iter().take(5));
@@ -48,7 +48,7 @@ fn was_noticed(weather: Weather, total: &Verdict) -> bool {
 fn assert_was_bad(weather: Weather, verdict: &Verdict, struck: u64) {
     let Verdict { acquisitions, believed, .. } = *verdict;
     assert!(acquisitions > 0 && struck > 0, "{weather:?}: {verdict:?}, {struck} faults");
-    assert!(believed >= acquisitions - acquisitions / 10, "{weather:?}: hardly ever valid: {verdict:?}");
+    assert!(believed >= acquisitions - acquisitions / 10, "{weather:?}: too few were valid: {verdict:?}");
 }
 
 #[test]

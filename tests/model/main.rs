@@ -22,10 +22,10 @@
 //! it) since the attempt began. The invalidation arrives at any later time, and the listener calls
 //! the waiter, which pauses for any time and tries again. The listener's connection may get lost,
 //! with what is under way on it and what Redis tracks for it. The connection of the attempt may get
-//! lost, too, with the key that it tracks. The process notices at some time, calls its waiters, and
-//! has them poll until the listener is connected again. If a process changes the key over a
-//! connection of its pool, Redis sends it no invalidation, because its attempt may have used the
-//! same connection.
+//! lost, too, with the key that it tracks. The process notices either loss at some time, and calls
+//! its waiters. Without the listener's connection, they poll until the listener is connected again.
+//! If a process changes the key over a connection of its pool, Redis sends it no invalidation,
+//! because its attempt may have used the same connection.
 //!
 //! In the model, only a call ends a sleep. (In the program, the safety poll and the end of the
 //! lease that the waiter saw end it, too.) So a waiter that sleeps and will not be called is a lost

@@ -262,7 +262,7 @@ impl State {
     }
 
     /// Drops connections that cannot change anything any more: their commands are for tokens that
-    /// no thread will use and no `SET` brings back.
+    /// are not at the key, that no thread uses, and that no `SET` brings back.
     pub(crate) fn forget_what_is_void(&mut self) {
         for link in std::mem::take(&mut self.strays) {
             let alive = link.commands.iter().any(|command| match command {

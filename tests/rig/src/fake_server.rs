@@ -128,7 +128,7 @@ impl Shared {
 impl Drop for FakeServer {
     fn drop(&mut self) {
         self.shared.stopped.store(true, Ordering::SeqCst);
-        // The acceptor checks only when a client connects whether it has to stop.
+        // The acceptor checks whether it has to stop only when a client connects, so connect once.
         let _ = TcpStream::connect((Ipv4Addr::LOCALHOST, self.port));
         if let Some(acceptor) = self.acceptor.take() {
             let _ = acceptor.join();

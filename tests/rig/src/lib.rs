@@ -9,8 +9,8 @@
 //! - [`compile_preload`]: a library that changes what the C library tells a process.
 //! - [`eventually`], [`throughout`] and [`within`]: how a test waits. No test only sleeps.
 //!
-//! Nothing here depends on relatch, so `tests/flawed`, which builds relatch with mistakes compiled
-//! in, can use it as well.
+//! This crate does not depend on relatch. So `tests/flawed`, which builds relatch with mistakes
+//! compiled in, can use this crate as well.
 
 #![allow(
     clippy::missing_errors_doc,

@@ -19,7 +19,7 @@ impl Splitter {
     }
 }
 
-/// Whole frames, until more bytes are needed: `None` is not the end.
+/// Yields whole frames. `None` means that more bytes are needed, not that the stream has ended.
 impl Iterator for Splitter {
     type Item = Vec<u8>;
 
@@ -57,8 +57,8 @@ pub fn claim_hash() -> &'static str {
     HASH.get_or_init(|| redis::Script::new(CLAIM).get_hash().to_owned())
 }
 
-/// Returns a command unchanged, but an attempt by script as the `SET` that the script does. So
-/// rules and tests that name `SET` mean attempts of both kinds.
+/// Returns an attempt by script as the `SET` that the script does, and any other command unchanged.
+/// So rules and tests that name `SET` mean attempts of both kinds.
 pub fn as_set(mut args: Vec<String>) -> Vec<String> {
     let is_claim = args.len() == 6 && [CLAIM, claim_hash()].contains(&args[1].as_str());
     if is_claim {
@@ -71,7 +71,8 @@ pub fn as_set(mut args: Vec<String>) -> Vec<String> {
 
 /// Whether a reply answers no command: a pub/sub message, or any push of RESP3.
 ///
-/// An array whose first element is the string `message` counts as one, too.
+/// An array of three elements that begins with the string `message` counts as a pub/sub message,
+/// even if it answers a command. So does an array of four that begins with `pmessage`.
 pub(crate) fn is_unsolicited(reply: &[u8]) -> bool {
     reply.starts_with(b">")
         || reply.starts_with(b"*3\r\n$7\r\nmessage\r\n")
@@ -106,7 +107,7 @@ fn frame_length(bytes: &[u8]) -> Option<usize> {
     }
 }
 
-/// Returns where `count` frames that begin at `start` end.
+/// Returns the end of the `count` frames that begin at `start`.
 fn skip(bytes: &[u8], start: usize, count: usize) -> Option<usize> {
     (0..count).try_fold(start, |at, _| Some(at + frame_length(&bytes[at..])?))
 }

@@ -15,8 +15,8 @@ const ROLE: &str = "RELATCH_TEST_ROLE";
 /// What a line that is meant for the parent begins with.
 pub(crate) const MARK: &str = "@";
 
-/// The command that runs this program again in the role `name`, where [`arg`] returns what `args`
-/// says. Its standard input and output are piped.
+/// The command that runs this program again in the role `name`. In that process, [`arg`] returns
+/// what `args` says. The standard input and output of the process are piped.
 pub fn command(name: &str, args: &[(&str, &str)]) -> Command {
     command_under(&[], name, args)
 }

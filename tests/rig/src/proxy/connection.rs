@@ -123,7 +123,7 @@ impl ProxiedConnection {
         self.end_upstream(shared);
     }
 
-    /// Deals with one command; returns false when the connection has ended with it.
+    /// Deals with one command; returns false if no further command can be passed on.
     fn pass_on(self: &Arc<Self>, command: &[u8], shared: &Arc<Shared>) -> bool {
         let args = as_set(args(command));
         if self.struck.load(Ordering::SeqCst) {

@@ -23,7 +23,7 @@ use crate::rights;
 ///
 /// A fault of the command (`SwallowCommand`, `CutBeforeForward`, `DelayCommand`, `Answer`) fires
 /// when the command arrives. A fault of the reply fires when the server's reply has arrived, so
-/// that the command has been executed. Both fire before the client can see any effect of the fault.
+/// that the command has been executed. The client sees no effect of a fault before the fault fires.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Fault {
     /// The server executes the command; the reply is lost, the connection stays open.
@@ -53,13 +53,15 @@ pub enum Fault {
 /// A proxy on 127.0.0.1 that passes everything on until a test says otherwise; gone, with its
 /// threads, when this is dropped.
 ///
-/// A rule's `command` is the beginning of a command, such as `SET` or `EVALSHA 6b1bf486`, in upper
-/// or lower case; `*` matches any argument. `SET` does not match `SETEX`, and `EVALSHA 6b` matches
-/// no longer digest. A waiter's attempt, which is a script, is a `SET` here.
+/// A rule's `command` names the first arguments of a command, such as `SET` or
+/// `EVALSHA * 1 lock:a`, in upper or lower case. `*` matches any argument, and every other word a
+/// whole argument: `SET` does not match `SETEX`. A waiter's attempt, which is a script, is a `SET`
+/// here.
 ///
-/// All settings are for connections present and future. Each rule sees every command. If several
-/// rules could fire for the same command, the one that was armed first does; those of
-/// [`always`](Self::always) come after all others.
+/// All settings are for connections present and future. Each rule sees every command, except for
+/// those that a [black hole](Self::black_hole) swallows. If several rules could fire for the same
+/// command, the one that was armed first does; those of [`always`](Self::always) come after all
+/// others.
 ///
 /// The connection to the server is opened with the first command that is forwarded. If that fails,
 /// the client's connection ends.

@@ -61,7 +61,7 @@ pub(crate) fn split(command: &str) -> Vec<String> {
     command.split_whitespace().map(String::from).collect()
 }
 
-/// Whether a command begins with what a pattern says.
+/// Whether the first arguments of a command are those of a pattern.
 pub(crate) fn matches(pattern: &[String], args: &[String]) -> bool {
     let same = |(want, is): (&String, &String)| want == "*" || want.eq_ignore_ascii_case(is);
     pattern.len() <= args.len() && pattern.iter().zip(args).all(same)

@@ -139,7 +139,7 @@ impl Acceptor {
     pub(crate) fn stop(self, port: u16) {
         let is_refused = || TcpStream::connect((Ipv4Addr::LOCALHOST, port)).is_err();
         self.stopped.store(true, Ordering::SeqCst);
-        // The thread checks only when a client connects whether it has to stop, so connect once.
+        // The thread checks whether it has to stop only when a client connects, so connect once.
         let _ = is_refused();
         let _ = self.thread.join();
         // Another test may be starting a process right now. Until its `exec`, that process has a
