@@ -69,7 +69,7 @@ fn count(subject: &str, server: &Server, cycles: u64) -> u64 {
     total.trim().parse().expect("a number")
 }
 
-/// The part that callgrind counts: `cycles` cycles of one subject.
+/// What a process under callgrind does: `cycles` cycles of one subject.
 fn run(subject: &str, url: &str, cycles: u64) {
     match subject {
         "connection" => {

@@ -59,8 +59,8 @@ fn main() {
 
 /// The time to renew all holds. To make them due together, this kills the listener's connection:
 /// when the listener is back, the keeper renews all holds, since the listener may have missed an
-/// invalidation. The time runs from the end of the first batch to the end of the last, and is
-/// scaled to all batches.
+/// invalidation. Measures from the end of the first batch to the end of the last, and scales that
+/// time up to all batches.
 fn renewed_by_keeper(locks: &LockManager, connection: &mut redis::Connection) -> Duration {
     let renewed = || locks.stats().renewed;
     let done = |count| {

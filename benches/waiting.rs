@@ -145,8 +145,8 @@ fn handoff(report: &mut Report) {
     }
 }
 
-/// Lets a child wait for a lock that this process holds, and releases the lock. Returns how long
-/// the child then needed to take it, from the call of the release and from its return.
+/// Lets a child wait for a lock that this process holds, and releases the lock. Returns the time
+/// until the child has it: from the call of the release, and from the return of that call.
 fn hand_off(child: &mut Child, release: impl FnOnce()) -> (Duration, Duration) {
     child.tell("lock");
     child.expect("waiting");
@@ -184,10 +184,10 @@ fn pinned(pin: fn(&Server) -> bool, run: impl FnOnce(&Server) + Send) {
     });
 }
 
-/// Stretches of turns alternate with stretches of the floor. The unit of a wait is the round: the
-/// mean time of a turn in the wait's stretch, times the number of threads. In a fair queue, each
-/// wait lasts one round. The bounds: the threads make at least `least` turns in the time of a floor
-/// cycle, and the p99 of the waits is below `p99_below` rounds.
+/// Stretches of turns alternate with stretches of the floor. A wait is measured in rounds. One
+/// round is the number of threads times the mean time of a turn in the same stretch. In a fair
+/// queue, each wait lasts one round. The bounds: the threads make at least `least` turns in the
+/// time of a floor cycle, and the p99 of the waits is below `p99_below` rounds.
 fn eight_threads(report: &mut Report, placed: &str, server: &Server, least: f64, p99_below: Option<f64>) {
     const THREADS: u32 = 8;
     /// How many turns, or floor cycles, a stretch has.

@@ -48,9 +48,9 @@ fn main() -> Result<(), Box<dyn Error>> {
 }
 
 /// Every tick has a lock of its own, and the process that gets it runs the job. The process keeps
-/// the guard until the tick is over, long after the job is done. So another process finds the tick
-/// taken even if it is late, or its clock is wrong, by nearly a whole tick. The lease is longer
-/// than a tick, so that the tick stays taken if the process dies.
+/// the guard until the tick is over, long after the job is done. So a process that is late by
+/// nearly a whole tick, or whose clock is, still finds the lock held. The lease is longer than a
+/// tick, so that the lock stays held if the process dies.
 fn worker(locks: &LockManager, name: &str, ticks: std::ops::Range<u64>) -> Result<(), Box<dyn Error>> {
     let me = format!("{name} (pid {})", process::id());
     for tick in ticks {

@@ -188,8 +188,8 @@ fn holder(locks: &LockManager, keys: &str) {
     drop(guards);
 }
 
-/// Takes the lock, holds it for a millisecond, and ends. Answers with the times at which it took
-/// and released the lock.
+/// Takes the lock, holds it for a millisecond, and answers with the times at which it took and
+/// released the lock. Then it waits for the end of its input.
 fn once(taker: &mut impl Taker) {
     role::report("waiting");
     let (mut had, mut gave_back) = (Duration::ZERO, Duration::ZERO);
@@ -202,7 +202,7 @@ fn once(taker: &mut impl Taker) {
         Ok(()) => role::report(format!("{} {}", nanos(had), nanos(gave_back))),
         Err(error) => role::report(error.replace('\n', " ")),
     }
-    role::next_line(); // Dropping the manager is not measured, so it waits for the next order.
+    role::next_line(); // Only then is the manager dropped, so this is not measured.
 }
 
 pub(crate) fn nanos(time: Duration) -> u64 {

@@ -14,7 +14,7 @@ use relatch_rig::Server;
 
 use super::figures::Commands;
 
-/// The last command, which is not counted.
+/// The argument of the last command, an `ECHO`, which is not counted.
 const END: &str = "the watch ends";
 
 /// Records all commands from its own start on.

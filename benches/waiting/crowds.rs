@@ -174,9 +174,9 @@ pub(crate) fn cascade(report: &mut Report) {
 }
 
 struct Cascade {
-    /// From the first release to the last.
+    /// The time from the first release to the last.
     took: Duration,
-    /// From each release to the next holder.
+    /// The time from each release until the next holder has the lock.
     gaps: Spread,
     overlaps: u64,
     failed: u64,
@@ -236,8 +236,8 @@ impl Cascade {
     }
 }
 
-/// Waits until each process has a connection with tracking on, which means that its waiter sleeps.
-/// Gives up after ten seconds, for a build whose waiters poll.
+/// Waits until each process has a connection with tracking on, which means that its waiter is about
+/// to sleep. Gives up after ten seconds, for a build whose waiters poll.
 fn until_all_are_told(gauge: &mut Gauge, processes: usize) {
     let deadline = Instant::now() + Duration::from_secs(10);
     while gauge.tracking() < processes as u64 {

@@ -12,7 +12,7 @@ use relatch_rig::{Fault, LONG, eventually, throughout, unique_key};
 
 use crate::support::{MINUTE, Rig, SOON, assert_lost, delete, occupy, renewals, renewals_of};
 
-/// A lease so long that a release begins before its end.
+/// A lease so long that a hold is still valid when its release begins.
 const LEASE: Duration = Duration::from_millis(700);
 
 type Act<'a> = &'a (dyn Fn(&Rig) + Sync);

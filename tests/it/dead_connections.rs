@@ -101,8 +101,8 @@ fn extend_and_ensure_work_after_a_firewall_dropped_the_connection() {
     release(guard);
 }
 
-/// The timeout of one command proves nothing about connections that have answered since it was
-/// sent.
+/// The timeout of one command proves nothing about a connection that has answered since that
+/// command was sent.
 #[test]
 fn an_unanswered_command_closes_no_connection_that_answers() {
     let rig = Rig::with(|builder| builder.response_timeout(4 * SOON));

@@ -161,7 +161,7 @@ fn a_lost_lock_is_handed_to_the_next_waiter() {
     assert_eq!(rig.server.query::<i64>(&["DBSIZE"]), 0);
 }
 
-/// Each fault of each of the two commands of a hand-off, with how often it strikes: once or twice.
+/// Every fault, for both commands of a hand-off, and how often the fault strikes: once or twice.
 fn faults_of_a_hand_off() -> Vec<(&'static str, Fault, u64)> {
     let faults = broken_replies().into_iter().chain([
         Fault::DropReply,
@@ -393,7 +393,8 @@ fn another_process_gets_its_turn_beside_hand_offs() {
 
 /// A process near Redis takes the lock again and again, and a distant waiter is woken at each
 /// release. The distant waiter comes too late for the shortest pause, and could starve. It gets a
-/// turn because every pause after a long hold, and now and then one after a short hold, is longer.
+/// turn because the near process pauses for longer after each long hold, and sometimes after a
+/// short one.
 #[test]
 fn a_waiter_far_from_redis_gets_its_turn_beside_a_near_process() {
     for hold in [150, 10].map(Duration::from_millis) {

@@ -17,8 +17,8 @@ const SLACK: Duration = Duration::from_secs(3);
 
 type Call = fn(&LyingServer, &LockManager, &mut dyn FnMut()) -> Result<String, Error>;
 
-/// Every operation, and the command that gets the lie. Each operation calls its last argument when
-/// the lies have to begin.
+/// Every operation, and the command to which the server lies. Each operation calls its last
+/// argument when the lies have to begin.
 const CALLS: [(&str, &str, Call); 16] = [
     ("build", "PING", build),
     ("build", "AUTH", build),
@@ -125,8 +125,8 @@ fn lied_to(
     end.expect("just lied to")
 }
 
-/// Answers every operation with each of `lies`: all of them fail, in time, and with errors that are
-/// fit for a log.
+/// Answers every operation with each of `lies`, and checks that the operation fails within `limit`,
+/// with an error that is fit for a log.
 #[track_caller]
 fn assert_all_fail(lies: &[Reply], limit: Duration) {
     thread::scope(|scope| {

@@ -94,9 +94,9 @@ fn a_loss_is_reported_before_all_extensions_are_answered() {
     });
 }
 
-/// Checks that the keeper sends the commands that `many` causes together. The answer to `first` is
-/// late, so these commands become due meanwhile. Their own answers are later still: a keeper that
-/// waited for each of them would not send all commands in time.
+/// Checks that the keeper sends all commands that `many` causes in one pipeline. The answer to
+/// `first` is late, so these commands become due meanwhile. Their own answers are later still: a
+/// keeper that waited for each of them would not send all commands in time.
 fn assert_go_out_together(first: impl FnOnce(&Rig) + Send, many: impl FnOnce(&Rig, &dyn Fn())) {
     let pool = u32::try_from(MANY).expect("a few") + 1;
     let rig = Rig::with(|builder| builder.response_timeout(LONG).pool_size(pool));

@@ -9,7 +9,7 @@ use relatch_rig::{Fault, LONG, Server, eventually, time, unique_key, within};
 
 use crate::support::{Rig, SOON, behind, until_tracked};
 
-/// How late a command is executed: by more than the managers of a rig wait for an answer.
+/// The delay of a command: longer than the managers of a rig wait for an answer.
 const TOO_LATE: Duration = Duration::from_millis(1500);
 
 #[test]

@@ -94,7 +94,7 @@ fn row_20_renewals_that_a_replica_refuses_are_retried() {
 }
 
 /// Before Redis 7, a server can be set to replicate scripts verbatim. Such a server refuses a write
-/// if the script has read something before that may differ between servers. (Later servers ignore
+/// if the script has already read something that may differ between servers. (Later servers ignore
 /// the setting.)
 #[test]
 fn scripts_work_on_a_server_that_replicates_scripts_verbatim() {

@@ -308,7 +308,7 @@ fn row_26_the_lock_of_a_thread_that_panics_is_released() {
 #[test]
 fn row_28_the_lock_of_a_killed_process_is_free_after_its_lease() {
     let lease = Duration::from_secs(1);
-    // Within 100 ms: these 50 ms, and 50 ms that `returns_by` adds.
+    // The waiter has 100 ms after the lease: these 50 ms, and 50 ms that `returns_by` adds.
     returns_by(Duration::from_millis(50), "what the lease had left", || {
         let server = Server::start();
         let ours = others(&server);
@@ -327,7 +327,7 @@ fn row_28_the_lock_of_a_killed_process_is_free_after_its_lease() {
             let (took, early) = (taken - before, Duration::from_millis(20));
             assert!(valid);
             assert!(left > lease / 4 && took + early >= left, "{took:?} for a lease with {left:?} left");
-            // Redis answered between `before` and `after`, and `left` counts from that moment.
+            // `left` counts from Redis's answer, which came between `before` and `after`.
             let late = taken.saturating_duration_since(after + left);
             assert!(late < Duration::from_secs(1), "{late:?}");
             late

@@ -28,7 +28,7 @@ const IN_URL: &str = "pa7Qx%40wd%2F9Zk";
 /// Pieces of the password that are the same in both forms, and occur in nothing else.
 const PIECES: [&str; 2] = ["7Qx", "9Zk"];
 
-/// URLs that cannot work, with a password in the right place or not.
+/// URLs with mistakes, and with a password (`P`) in the right place or elsewhere.
 const BAD_URLS: [&str; 18] = [
     "P",
     "u:P@127.0.0.1",

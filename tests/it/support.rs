@@ -81,7 +81,7 @@ impl Rig {
         let locks = configure(&url(&proxy)).build_unchecked().expect("options that can work");
         // The timeouts are short here, and the machine may be busy.
         eventually(LONG, "the manager connects", || locks.named("warm-up").holder().is_ok());
-        // Redis knows the scripts of a release and of a waiter's attempt from now on.
+        // Makes Redis load the scripts of a release and of a waiter's attempt.
         drop(locks.lock("warm-up").expect("locks"));
         server.query::<String>(&["SCRIPT", "LOAD", CLAIM]);
         server.reset_stats();

@@ -199,8 +199,8 @@ fn a_hundred_waiters_share_a_listener_and_send_nothing() {
     assert_eq!(server.query::<i64>(&["DBSIZE"]), 0);
 }
 
-/// A wake-up may reach a waiter just after its wait has ended. In that case, it must reach the next
-/// waiter.
+/// A wake-up may reach a waiter just after its wait has ended. In that case, the next waiter must
+/// be woken instead.
 #[test]
 fn a_waiter_that_gives_up_while_it_is_woken_delays_no_other() {
     let Scene { server, locks, others: _ } = &Scene::new();
@@ -222,7 +222,7 @@ fn a_waiter_that_gives_up_while_it_is_woken_delays_no_other() {
             let first = scope.spawn(move || locks.try_lock_for(name, wait).expect("answers").is_none());
             until_tracked(server, 1);
             let second = scope.spawn(move || take(locks, name));
-            // From 1 ms before the end of the first wait to 1 ms after.
+            // The first round deletes the key 1 ms before the first wait ends, the last 1 ms after.
             let at = start + wait.saturating_sub(LATE / 50) + Duration::from_micros(50 * round);
             while Instant::now() < at {
                 std::hint::spin_loop();
@@ -328,7 +328,7 @@ fn a_manager_dropped_after_waiting_ends_by_its_deadline_without_redis() {
 }
 
 /// A manager that has seen many holders, each in another process, while its attempts were slow. So
-/// its waiters sleep for at least a sixteenth of a second before they ask.
+/// a new waiter would sleep for at least a tenth of a second before it asks.
 fn beside_many_rivals() -> Rig {
     let poll = Duration::from_millis(1);
     let rig = Rig::with(|builder| builder.client_tracking(false).poll_every(poll).response_timeout(SOON));
@@ -349,7 +349,7 @@ fn beside_many_rivals() -> Rig {
     rig
 }
 
-/// After a wake-up, a waiter leaves its rivals some time before it asks. So does a new waiter
+/// A waiter that knows of rivals sleeps after a wake-up, and asks only then. A new waiter sleeps
 /// before its first look. That look already registers for invalidations, so no second look follows.
 #[test]
 fn a_waiter_with_rivals_leaves_them_time_before_it_tries() {
@@ -370,9 +370,10 @@ fn a_waiter_with_rivals_leaves_them_time_before_it_tries() {
     thread::scope(|scope| {
         let waiter = scope.spawn(|| take(&rig.locks, "a"));
         until_tracked(&rig.server, 1);
-        // A waiter that looked at once would need 30 ms each time, for the answer to the last look.
-        // But a rival counts for about 105 ms of sleep. So after eight rivals, the waiter has slept
-        // for at least half of 840 ms. (A sleep is never shorter than requested.)
+        // A waiter that looked at once would need 30 ms each time, for the answer to the last look:
+        // 240 ms in all. But this waiter sleeps for 105 ms or more per rival, and chance shortens a
+        // sleep by half at most. So eight rivals cost it at least half of 8 x 105 ms, or 420 ms. (A
+        // sleep is never shorter than requested.)
         let took: Duration = (1..=8).map(holds).sum();
         assert!(took >= Duration::from_millis(400), "{took:?}: it looks at once");
         delete(&rig.server, "a");

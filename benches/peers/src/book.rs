@@ -43,7 +43,7 @@ impl Scenario {
         }
     }
 
-    /// How many processes take turns, and how many threads of each.
+    /// How many processes take turns, and how many threads each of them has.
     pub(crate) fn crowd(self) -> (usize, usize) {
         match self {
             Scenario::Alone | Scenario::Reentry => (1, 1),
@@ -69,11 +69,10 @@ impl Scenario {
 pub(crate) struct Measured {
     /// The times of turns, lock calls or hand-offs, depending on the scenario. In nanoseconds.
     pub(crate) times: Histogram<u64>,
-    /// How many turns began to hold the lock within the time of the plan. In the scenario with
-    /// hand-offs: how many hand-offs there were.
+    /// How many turns got the lock before the time of the scenario (`Plan`) was over. In the
+    /// scenario with hand-offs: how many hand-offs there were.
     pub(crate) turns: u64,
-    /// How many turns used processor time: `turns`, and the turns that began to hold the lock
-    /// later.
+    /// How many turns used processor time: those in `turns`, and those that got the lock later.
     done: u64,
     seconds: f64,
     /// The smallest share of the turns that a thread had in a round, summed over the rounds.
@@ -93,7 +92,7 @@ pub(crate) struct Measured {
     pub(crate) gave_up: u64,
     /// How many calls, or workers, failed.
     pub(crate) failures: u64,
-    /// How often two threads had the lock at once.
+    /// How often two threads of one worker had the lock at once.
     pub(crate) overlaps: u64,
 }
 

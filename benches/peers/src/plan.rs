@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use crate::peer::{Language, Peer};
 
-/// The times of the scenarios. Each is for one peer in one round of one setting.
+/// How long each scenario lasts, with one peer, in one round of one setting.
 pub(crate) struct Plan {
     pub(crate) name: &'static str,
     pub(crate) rounds: usize,

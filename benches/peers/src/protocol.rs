@@ -34,9 +34,9 @@ pub(crate) struct Tally {
 /// What one thread did.
 #[derive(Debug, Default, Serialize, Deserialize)]
 pub(crate) struct Turns {
-    /// Turns that began to hold the lock within the time.
+    /// How many turns got the lock before the time was over.
     pub(crate) in_time: u64,
-    /// How long each lock call took, those that ended after the time included.
+    /// How long each lock call took, even if it ended after the time was over.
     pub(crate) waits: Vec<u64>,
     /// How long each turn took, from before the lock call to after the unlock.
     pub(crate) cycles: Vec<u64>,

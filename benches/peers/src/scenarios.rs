@@ -157,7 +157,7 @@ impl Run<'_> {
         let mut commands = 0;
         let (stage, waiting) = (&self.stage, self.plan.waiting);
         hand_off(&key, holder, waiter, || {
-            // After this time, the first tries are over.
+            // By then, the waiter has made its first tries, which follow each other quickly.
             thread::sleep(Duration::from_millis(300));
             let before = stage.commands()?;
             thread::sleep(waiting);

@@ -1,5 +1,5 @@
-//! The floor: one plain connection, and nothing around it. These are no locks, and no thread can
-//! wait for them.
+//! `PING` and the floor: one plain connection, and nothing around it. Neither is a lock, so no
+//! thread can wait for it.
 
 use std::sync::{Mutex, PoisonError};
 

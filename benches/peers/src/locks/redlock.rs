@@ -6,7 +6,7 @@ use redlock::RedLock;
 
 use super::{LEASE_MS, Lock};
 
-/// It keeps no connections.
+/// The lock manager of that crate, which keeps no connections.
 pub(crate) struct Redlock {
     locks: RedLock,
 }
