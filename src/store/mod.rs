@@ -8,11 +8,11 @@
 //! - `node`: a server with all its connections. `pool` lends most of them. Over the connection in
 //!   `tracking`, Redis sends invalidations.
 //! - `link`: a connection whose replies are counted. `wire`: the bytes of a connection. `resp`: the
-//!   meaning of the bytes.
+//!   bytes of commands and replies. `reply`: what a reply means.
 //! - `failure`: why a command has no result, and whether Redis executed it.
 //!
 //! There is one node. Support for several servers would begin here: [`Store::checkout`] gets the
-//! key, and can choose the node by it. [`Fate::Elsewhere`] says that another node should be asked.
+//! key, and can choose the node by it. [`Fate::Elsewhere`] says that another node has to be asked.
 //! Sending and collecting are two steps (`Link::send`, `Link::collect`), so that a batch can go to
 //! each node before a thread waits for the first answer.
 

@@ -1,7 +1,7 @@
 //! Sends and receives the bytes of a connection by a deadline.
 //!
-//! If a reply is not whole by the deadline, or is too long, the result is an error. The `redis`
-//! crate limits each socket call, but not the whole reply, so it is used for TLS only.
+//! If a reply is not whole by the deadline, or is too long, the result is an error. Over TLS, the
+//! `redis` crate reads the reply. It limits each socket call, but not the whole reply.
 
 use std::io::{self, ErrorKind, Read, Write};
 use std::net::{Shutdown, TcpStream};

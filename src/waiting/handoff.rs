@@ -1,5 +1,6 @@
-//! The hand-off of a lock from one thread of the process to the next, and for how long a process
-//! may keep a lock to itself before it leaves the lock free for other processes.
+//! The hand-off of a lock from one thread of the process to the next, and the budget of time for
+//! which a process may keep a lock to itself. (`queue` decides by it when to hand off, and when to
+//! leave the lock free.)
 
 use std::time::Duration;
 

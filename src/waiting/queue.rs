@@ -1,5 +1,5 @@
-//! The queue of one key in this process: who has the turn, who is next, and what one turn hands off
-//! to the next. Without clock, threads or Redis.
+//! The queue of one key in this process: who has the turn, who is next, what one turn hands off to
+//! the next, and when the process leaves the lock free for others. Without clock, threads or Redis.
 
 use std::collections::VecDeque;
 use std::mem;
