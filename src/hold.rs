@@ -55,8 +55,8 @@ pub(crate) struct Hold {
     reported: AtomicBool,
     /// How the hold ended: the cause of its loss, or `None` if it was released. Empty until then.
     end: OnceLock<Option<LostCause>>,
-    /// A thread in `wait_lost` locks this before it looks at the hold, and until it sleeps on
-    /// `ended`.
+    /// A thread in `wait_lost` locks this before it looks at the hold, and keeps it locked until it
+    /// sleeps on `ended`.
     watchers: Mutex<()>,
     ended: Condvar,
 }

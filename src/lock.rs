@@ -86,7 +86,8 @@ impl Lock {
     }
 
     /// Whether a waiter takes the lock over from a dead process of the same machine. Defaults to
-    /// the manager's, which is no. See [`Builder::reclaim_dead`](crate::Builder::reclaim_dead).
+    /// the manager's setting, which is off by default. See
+    /// [`Builder::reclaim_dead`](crate::Builder::reclaim_dead).
     pub fn reclaim_dead(self, on: bool) -> Lock {
         self.set(|options| options.reclaim_dead = on)
     }
@@ -123,15 +124,15 @@ impl Lock {
     /// # Errors
     ///
     /// - [`Error::Timeout`]: the wait ended before this thread got the lock. The error names the
-    ///   holder, if an answer did. If the time was too short for that, or for the last attempt, the
-    ///   error has a source.
+    ///   holder, if an answer did. If there was no time for an answer, or if the deadline cut the
+    ///   last attempt short, the error has a source.
     /// - [`Error::Lost`]: this thread has the lock already, but its hold is lost. The depth is
     ///   unchanged.
     /// - [`Error::Unavailable`], [`Error::Refused`]: Redis could not be asked, or refused.
     /// - [`Error::NotALock`]: the Redis key holds a value that is not a string, or has held the
-    ///   same string for 250 ms and never expires. If that string is a token of this crate, its
-    ///   holder may repair the key, so the 250 ms become half of this lock's lease if that is
-    ///   longer.
+    ///   same string for 250 ms and never expires. If that string is a token of this crate, the
+    ///   next renewal of its holder sets an expiry again. So `lock` waits for half of this lock's
+    ///   lease, if that is longer than 250 ms.
     /// - [`Error::WouldDeadlock`]: this thread has the lock already, through another manager.
     /// - [`Error::InvalidKey`], [`Error::InvalidOption`], [`Error::DepthOverflow`],
     ///   [`Error::Forked`], [`Error::NoThread`], [`Error::NoRandomness`].
@@ -144,8 +145,8 @@ impl Lock {
     /// Sends one `SET` and, if the lock is busy, a `GET` and a `PTTL` that say which process has
     /// it. Sends nothing if another thread of this process has the lock or waits for it. Blocks
     /// only for the answers: at most the connect timeout and the response timeout together. If the
-    /// key never expires, the thread looks at it again after a quarter of a second, since the
-    /// holder may repair the key meanwhile.
+    /// key never expires, the thread looks at it again after a quarter of a second, since a
+    /// renewal of the holder may set an expiry meanwhile.
     ///
     /// # Errors
     ///

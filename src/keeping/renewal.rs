@@ -25,7 +25,7 @@ use crate::store::{Compared, Extension, Failure};
 const BATCH: usize = 1000;
 
 /// A time that is too short for two attempts to renew a hold. If no more is left, one attempt gets
-/// all of it. If less is left, no connection is opened to delete orphans.
+/// all of it. If the first hold ends sooner than this, no connection is opened to delete orphans.
 const TOO_SHORT_FOR_TWO: Duration = Duration::from_millis(20);
 
 /// The least time in which orphans are deleted over an open connection.

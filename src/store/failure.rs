@@ -185,8 +185,8 @@ impl Failure {
         self
     }
 
-    /// The failure of a trial with a key of the manager's own. `NOPERM` and `MOVED` for that key
-    /// would come again. Any other refusal may pass, and becomes `NotSent`.
+    /// The failure of a listener's test, which changes a key of the manager's own. `NOPERM` and
+    /// `MOVED` for that key would come again. Any other refusal may pass, and becomes `NotSent`.
     pub(super) fn of_a_trial(self) -> Failure {
         match self {
             Failure::Refused(refusal) if !matches!(&*refusal.code, "NOPERM" | "MOVED") => {

@@ -34,7 +34,7 @@ const LONGEST_GET: Duration = Duration::from_secs(10);
 const LONG_SILENCE: Duration = Duration::from_millis(100);
 
 /// How long a link may stay unused before it is closed. (r2d2 has such a limit, but would count
-/// each sweep as a use.)
+/// each [`sweep`](Pool::sweep) as a use of all links.)
 const LONGEST_IDLE: Duration = Duration::from_secs(600);
 
 /// A function that gets the number of a link that was closed.

@@ -28,7 +28,8 @@ use crate::waiting::wakeups::Wakeups;
 /// response timeout.
 const SILENCE: [Duration; 2] = [Duration::from_millis(100), Duration::from_secs(1)];
 
-/// How much longer than the response timeout [`Listener::stop`] waits for the thread.
+/// How much longer than the response timeout, or than 100 ms, [`Listener::stop`] waits for the
+/// thread.
 const GRACE: Duration = Duration::from_millis(100);
 
 /// Called for each invalidation, with its key. `None`: any key may have changed, because of a flush

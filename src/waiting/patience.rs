@@ -315,7 +315,7 @@ pub(crate) mod tests {
             // Redis has answered before, so it may be slow.
             (limit(99), 1099, Silent, Some(slow(1000)), 1, Busy),
             (limit(100), 1100, Silent, Some(slow(1000)), 1, GiveUp),
-            // Refused is refused, however short the limit.
+            // A refusal for now counts, however short the limit.
             (limit(1), 1001, Down, Some(silent(1000)), 1, GiveUp),
             // Redis was not asked.
             (limit(1), 1001, OutOfTime, None, 1, Busy),

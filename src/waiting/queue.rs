@@ -195,7 +195,8 @@ impl WaitQueue {
         }
     }
 
-    /// True if no thread has the turn, or if the hold of the thread that has it is over.
+    /// True if no thread has the turn. Also true if the hold of the thread that has it is over,
+    /// unless that thread is handing off.
     fn is_open(&self, now: Moment) -> bool {
         self.front.as_ref().is_none_or(|front| {
             !front.handing_off && front.hold.as_ref().is_some_and(|hold| hold.is_over(now))
@@ -487,7 +488,7 @@ mod tests {
     #[test]
     fn a_turn_that_was_handed_off_says_nothing_about_rivals() {
         let (mut queue, [second, third]) = queue();
-        // More sightings than one win forgets.
+        // More sightings than are forgotten when the lock is found free at once.
         for number in 0..6 {
             let holder = Holder::new(format!("theirs {number}").as_bytes(), None);
             queue.saw(1, &holder, Duration::from_micros(50), at(0));

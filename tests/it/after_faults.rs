@@ -194,8 +194,7 @@ fn ensure_works_though_the_connection_was_cut_while_idle() {
     let rig = rig(|it| it.lease(Duration::from_secs(9)));
     let guard = rig.locks.lock("a").expect("locks");
     guard.extend(Duration::from_secs(8)).expect("extends"); // Opens the keeper's connection.
-    // This closes the connections. (After a restart, the keeper would renew at once, and find the
-    // key gone.)
+    // This closes the connections. (A restart would delete the key, too.)
     rig.server.query::<i64>(&["CLIENT", "KILL", "TYPE", "normal"]);
     rig.server.query::<i64>(&["PEXPIRE", "lock:a", "5000"]);
     guard.verify().expect("the key is there, though the connections are gone");

@@ -242,7 +242,7 @@ fn row_32_nothing_is_renewed_after_its_release() {
             }
             let guard = locks.lock(key).expect("locks");
             let token = guard.token().to_owned();
-            // Releases about when a renewal is due, sometimes a little earlier, sometimes later.
+            // Each release comes close to a renewal, sometimes a little earlier, sometimes later.
             let _ = guard
                 .watch()
                 .wait_lost(every * (round % 3) + Duration::from_micros(200 * u64::from(round % 7)));

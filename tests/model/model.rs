@@ -311,7 +311,8 @@ impl Model for Protocol {
                 }
             }
         }
-        // A mutant may use a token again, or create a key without `SET`, so no token is void there.
+        // A mutant may use a token again, or create a key without `SET`. So with a mutation, no
+        // token is certainly useless.
         if self.mutation.is_none() {
             state.forget_what_is_void();
         }

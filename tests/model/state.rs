@@ -214,7 +214,7 @@ pub(crate) struct Orphan {
     pub(crate) stray: bool,
 }
 
-/// How many faults can still happen.
+/// How many faults and renewals can still happen.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Budget {
     /// Answers that can get lost.
