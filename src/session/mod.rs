@@ -270,7 +270,7 @@ impl Session {
 
     pub(crate) fn holder(&self, name: &str) -> Result<Option<Holder>, Error> {
         let key = Key::new(&self.settings.prefix, name)?;
-        match self.look("looking at", &key)? {
+        match self.look("looking at", &key)?.0 {
             Seen::Nothing => Ok(None),
             Seen::Somebody(holder) => Ok(Some(holder)),
             Seen::NotAString => Err(key.not_a_lock(NOT_A_STRING)),
@@ -278,11 +278,15 @@ impl Session {
     }
 
     /// Reads a key. If the first try fails, its connection may have been stale, so a second try
-    /// goes over another one.
-    pub(crate) fn look(&self, action: &str, key: &Key) -> Result<Seen, Error> {
+    /// goes over another one. Also returns when the try that was answered was sent.
+    pub(crate) fn look(&self, action: &str, key: &Key) -> Result<(Seen, Moment), Error> {
         self.own_process(Moment::now())?;
         let deadline = self.one_answer(Moment::now());
-        let ask = || self.store.checkout(key.in_redis(), deadline)?.look(key.in_redis(), deadline);
+        let ask = || {
+            let mut connection = self.store.checkout(key.in_redis(), deadline)?;
+            let sent = Moment::now();
+            connection.look(key.in_redis(), deadline).map(|seen| (seen, sent))
+        };
         let answer = ask().or_else(|failure| if failure.can_pass() { ask() } else { Err(failure) });
         answer.map_err(|failure| self.failed(action, key, failure))
     }

@@ -57,13 +57,13 @@ impl Session {
     /// Asks Redis whether the key still holds the token.
     pub(crate) fn verify(&self, hold: &Arc<Hold>) -> Result<(), Error> {
         self.trust(hold)?;
-        let (key, now) = (&hold.key, Moment::now());
-        let cause = match self.look("verifying", key)? {
+        let (seen, sent) = self.look("verifying", &hold.key)?;
+        let cause = match seen {
             Seen::Somebody(holder) if holder.raw() == hold.token => {
                 // If the server's clock has stepped, the key may expire earlier than the lease that
                 // was sent. The time left counts from when the question was sent, since Redis
                 // measured it later.
-                let left = holder.time_left().map(|left| Lease::new(left).valid_until(now));
+                let left = holder.time_left().map(|left| Lease::new(left).valid_until(sent));
                 if left.is_some_and(|until| hold.shorten_to(until)) {
                     self.keeper.renew_sooner(hold)?;
                 }

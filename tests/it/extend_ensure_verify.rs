@@ -1,13 +1,13 @@
 //! What a program can ask about a hold while it lasts, and about all holds together.
 
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use relatch::{Error, LostCause};
 use relatch_rig::{Fault, LONG, eventually, throughout, unique_key};
 
 use crate::support::{
-    INJURIES, LATE, MINUTE, PERIOD, Rig, SOON, assert_lost, occupy, renewals, renewals_of, trusted,
+    ANSWER, INJURIES, LATE, MINUTE, PERIOD, Rig, SOON, assert_lost, occupy, renewals, renewals_of, trusted,
 };
 
 #[test]
@@ -149,6 +149,18 @@ fn verify_counts_the_time_left_from_its_send() {
     rig.proxy.on("PTTL lock:a", Fault::DelayReply(4 * PERIOD));
     guard.verify().expect("the key was there");
     assert!(guard.remaining() <= 2 * PERIOD, "{:?}", guard.remaining());
+}
+
+#[test]
+fn verify_counts_the_time_left_from_the_try_that_was_answered() {
+    let rig = Rig::with(|builder| builder.response_timeout(SOON).lease(3 * SOON));
+    let guard = rig.locks.named("a").renew(false).lock().expect("locks");
+    let end = Instant::now() + guard.remaining();
+    rig.proxy.on("GET lock:a", Fault::SwallowCommand);
+    guard.verify().expect("the key is there");
+    assert_eq!(rig.proxy.fired(), 1);
+    let shortened = end.saturating_duration_since(Instant::now() + guard.remaining());
+    assert!(shortened < ANSWER, "{shortened:?}");
 }
 
 #[test]
