@@ -131,10 +131,7 @@ impl<'a> PendingClaim<'a> {
         match answer {
             Ok((ClaimReply::Taken, _)) => self.taken(connection, sent),
             Ok((ClaimReply::Busy(Some(holder)), _)) if holder.raw() == token => {
-                // Redis refused each `SET` of this token, but the key holds the token. No thread
-                // knows since when. The next attempt deletes the key.
-                self.give_up();
-                Err(unanswered("the key holds the token, though Redis refused its `SET`"))
+                Err(self.refused_and_stored())
             }
             Ok((ClaimReply::Busy(holder), tracking)) => {
                 let tracked = number.is_some_and(|number| listener.will_wake(redis_key, number, tracking));
@@ -154,9 +151,19 @@ impl<'a> PendingClaim<'a> {
         let mut connection = self.context.store.checkout(key, self.deadline)?;
         Ok(match connection.look(key, self.deadline)? {
             Seen::Nothing => Answer::Busy { holder: None, tracked: false },
+            Seen::Somebody(holder) if self.token.as_deref() == Some(holder.raw()) => {
+                return Err(self.refused_and_stored());
+            }
             Seen::Somebody(holder) => Answer::Busy { holder: Some(holder), tracked: false },
             Seen::NotAString => Answer::NotAString,
         })
+    }
+
+    /// Redis refused each `SET` of the token, but the key holds the token. No thread knows since
+    /// when. The next attempt deletes the key.
+    fn refused_and_stored(&mut self) -> Failure {
+        self.give_up();
+        unanswered("the key holds the token, though Redis refused its `SET`")
     }
 
     /// Handles the answer that Redis has stored the token. The command was sent at `sent`.

@@ -279,6 +279,18 @@ fn row_11_a_token_found_after_a_busy_answer_is_not_trusted() {
     eventually(LONG, "no key without a holder is left", || rig.value_of("a").is_none());
 }
 
+/// The proxy answers the `SET` with nil, though Redis executed it.
+#[test]
+fn row_11_a_try_lock_whose_refused_token_is_stored_leaves_no_key() {
+    let rig = rig(|it| it);
+    rig.proxy.on("SET lock:a", Fault::Replace(b"$-1\r\n".into()));
+    let guard = rig.locks.try_lock("a").expect("answers").expect("the key that nobody holds is removed");
+    let sent = rig.tokens_sent("a");
+    assert_ne!(sent[0], guard.token(), "a token that Redis denied is trusted: {sent:?}");
+    guard.unlock().expect("unlocks");
+    eventually(LONG, "no key without a holder is left", || rig.value_of("a").is_none());
+}
+
 /// The clean-up is lost with its connection, so the key that remains has no holder.
 #[test]
 fn row_11_an_abandoned_token_of_our_own_is_not_reported_as_busy() {
