@@ -157,8 +157,9 @@ impl Builder {
     /// How long opening a connection may take, login included. Between 1 ms and 1 hour; defaults to
     /// 1 second.
     ///
-    /// The limit does not include the time in which the system resolves a host name. If the name
-    /// has several addresses, each address gets a share of this time.
+    /// The limit does not include the time in which the system resolves a host name, but
+    /// [`build`](Builder::build) and a wait with a limit do. If the name has several addresses, each
+    /// address gets a share of this time.
     pub fn connect_timeout(mut self, limit: Duration) -> Builder {
         self.settings.connect_timeout = limit;
         self

@@ -1,13 +1,14 @@
 //! One server: where it is, and how to log in there.
 
 use std::fmt;
-use std::io;
 use std::net::{SocketAddr, ToSocketAddrs};
 #[cfg(unix)]
 use std::path::{Path, PathBuf};
 
 use parking_lot::Mutex;
 use redis::ConnectionInfo;
+
+use crate::store::failure::Failure;
 
 pub(crate) struct Endpoint {
     place: Place,
@@ -55,11 +56,13 @@ impl Endpoint {
     }
 
     /// The ways to reach the server, one for each address of its host name. The way that worked
-    /// last comes first.
-    pub(super) fn ways(&self) -> io::Result<Vec<Way<'_>>> {
+    /// last comes first. The system looks the name up, and nothing bounds the time that it takes:
+    /// so a connect timeout begins after this.
+    pub(super) fn ways(&self) -> Result<Vec<Way<'_>>, Failure> {
         match &self.place {
             Place::Tcp { host, port } => {
-                let addresses = (host.as_str(), *port).to_socket_addrs()?.collect();
+                let addresses =
+                    (host.as_str(), *port).to_socket_addrs().map_err(Failure::not_sent)?.collect();
                 Ok(self.in_order(addresses).into_iter().map(Way::Tcp).collect())
             }
             #[cfg(unix)]
@@ -119,7 +122,8 @@ mod tests {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let good = listener.local_addr().unwrap();
         let endpoint = endpoint("127.0.0.1", good.port());
-        let _link = Link::open(&endpoint, Moment::now().after(Duration::from_secs(10))).unwrap();
+        let ways = endpoint.ways().unwrap();
+        let _link = Link::open(&endpoint, &ways, Moment::now().after(Duration::from_secs(10))).unwrap();
         let others = ["127.0.0.2:1", "127.0.0.1:1"].map(|it| it.parse().unwrap());
         assert_eq!(endpoint.in_order([&others[..], &[good]].concat())[0], good);
     }

@@ -67,10 +67,10 @@ pub(super) struct Sent {
 }
 
 impl Link {
-    pub(super) fn open(endpoint: &Endpoint, deadline: Moment) -> Result<Link, Failure> {
+    /// Connects by one of `ways`, and logs in.
+    pub(super) fn open(endpoint: &Endpoint, ways: &[Way<'_>], deadline: Moment) -> Result<Link, Failure> {
         let began = Moment::now();
-        let ways = endpoint.ways().map_err(Failure::not_sent)?;
-        let (wire, way) = connect(&ways, deadline)?;
+        let (wire, way) = connect(ways, deadline)?;
         endpoint.worked(way);
         let mut link = Link::new(wire, began);
         link.log_in(endpoint, deadline)?;

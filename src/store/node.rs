@@ -39,15 +39,15 @@ impl Node {
     }
 
     fn open(&self, deadline: Moment) -> Result<Link, Failure> {
-        Link::open(&self.endpoint, deadline.min(Moment::now().after(self.connect_timeout)))
+        let ways = self.endpoint.ways()?;
+        Link::open(&self.endpoint, &ways, deadline.min(Moment::now().after(self.connect_timeout)))
     }
 
     /// Opens a connection for invalidations, and makes sure that they come: it changes `probe`, a
     /// key that nobody else uses, over a second connection. If no invalidation comes, the result is
     /// `Refused`: a proxy may accept `CLIENT TRACKING` without passing it on.
     pub(super) fn listen(&self, probe: &str) -> Result<TrackingConnection, Failure> {
-        let opened_by = Moment::now().after(self.connect_timeout);
-        let mut tracking = TrackingConnection::open(&self.endpoint, opened_by)?;
+        let mut tracking = TrackingConnection::open(&self.endpoint, self.connect_timeout)?;
         let mut other = self.connect(Moment::NEVER)?;
         other.change(probe, tracking.id, Moment::now().after(self.response_timeout))?;
         if tracking.hears(probe, Moment::now().after(self.response_timeout))? {

@@ -91,8 +91,8 @@ impl Pool {
         let began = Moment::now();
         self.borrow(deadline, open).map_err(|failure| match failure {
             // If Redis answered nobody in the whole time, the links are not busy but stuck.
-            Failure::OutOfTime(_) if deadline.since(began) >= FAIR_TRY && !self.answered_since(began) => {
-                Failure::not_sent("no connection became free, and Redis answered nobody meanwhile")
+            Failure::OutOfTime(cause) if deadline.since(began) >= FAIR_TRY && !self.answered_since(began) => {
+                Failure::NotSent(cause)
             }
             other => other,
         })
@@ -187,8 +187,14 @@ impl Pool {
 
     fn wait_for_slot(&self, deadline: Moment) -> Result<r2d2::PooledConnection<Slots>, Failure> {
         let limit = deadline.since(Moment::now()).min(LONGEST_GET);
-        let busy = "all connections of the pool stayed in use: a larger `pool_size` would help";
-        let mut slot = self.slots.get_timeout(limit).map_err(|_| Failure::OutOfTime(busy.into()))?;
+        let began = Moment::now();
+        let mut slot = self.slots.get_timeout(limit).map_err(|_| {
+            Failure::OutOfTime(if self.answered_since(began) {
+                "all connections of the pool stayed in use: a larger `pool_size` would help".into()
+            } else {
+                "no connection became free, and Redis answered nobody meanwhile".into()
+            })
+        })?;
         self.drop_stale(&mut slot);
         Ok(slot)
     }

@@ -41,8 +41,10 @@ pub(crate) struct TrackingConnection {
 impl TrackingConnection {
     /// Connects, logs in, asks for the connection's number, and subscribes. (Not with the
     /// `subscribe` of the `redis` crate, which treats a refusal as success.)
-    pub(super) fn open(endpoint: &Endpoint, deadline: Moment) -> Result<TrackingConnection, Failure> {
-        let mut link = Link::open(endpoint, deadline)?;
+    pub(super) fn open(endpoint: &Endpoint, limit: Duration) -> Result<TrackingConnection, Failure> {
+        let ways = endpoint.ways()?;
+        let deadline = Moment::now().after(limit);
+        let mut link = Link::open(endpoint, &ways, deadline)?;
         let mut ask = |command: &[&str]| {
             let replies = link.exchange(&Batch::of(command), deadline)?;
             replies.into_iter().next().map_or(Ok(Reply::Nil), allowed)

@@ -11,7 +11,7 @@ use relatch::{Error, LockGuard, LockManager, Unlocked};
 use relatch_rig::{LONG, Proxy, Server, Worker, compile_preload, eventually, role, within};
 use tempfile::TempDir;
 
-use crate::support::{Rig, returns_by};
+use crate::support::{ANSWER, Rig, returns_by};
 
 /// How much later than its deadline a call may return, because the machine may be busy.
 const SLACK: Duration = Duration::from_millis(500);
@@ -62,6 +62,24 @@ fn row_01_a_process_stopped_past_its_lease_sees_an_invalid_lock_first() {
     assert!(unlocked.contains("Lost"), "{unlocked}");
     assert_eq!(server.get("lock:a").as_deref(), Some(guard.token()), "the other's key is untouched");
     assert_eq!(guard.unlock().expect("unlocks"), Unlocked::Released);
+}
+
+/// Looking up a name takes longer than the connect timeout, as if the first name server were dead.
+#[test]
+fn the_time_to_look_up_a_name_does_not_count_as_time_to_connect() {
+    let server = Server::start();
+    let dir = TempDir::new().expect("a temporary directory");
+    let preload = format!("LD_PRELOAD={}", compile_preload("slow_names", dir.path()).display());
+    let url = server.url().replace("127.0.0.1", "localhost");
+    let child = Worker::spawn_under(&["env", &preload], "resolver", &[("url", &url)]);
+    child.expect_line("Ok(Released)", LONG);
+}
+
+/// Takes and releases a lock of a Redis that has a name.
+pub(crate) fn resolve_as_told() {
+    let locks = LockManager::builder(&role::arg("url")).connect_timeout(ANSWER).build_unchecked();
+    let locks = locks.expect("options that can work");
+    role::report(format!("{:?}", locks.lock("a").and_then(LockGuard::unlock)));
 }
 
 #[test]
