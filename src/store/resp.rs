@@ -209,7 +209,8 @@ fn piece(bytes: &[u8], longest: usize) -> io::Result<Option<(Piece, usize)>> {
     let reply = match kind {
         b'+' if line == b"OK" => Reply::Ok,
         b'+' => Reply::Line(text(line)?),
-        b'-' => Reply::Error(text(line)?),
+        // Redis cuts the arguments that an error repeats, perhaps in the middle of a character.
+        b'-' => Reply::Error(String::from_utf8_lossy(line).into_owned()),
         b':' => Reply::Int(number(line)?),
         _ if line == b"-1" => Reply::Nil,
         _ => {
@@ -456,6 +457,7 @@ mod tests {
             assert_eq!(whole(bytes.as_bytes()).unwrap_err().kind(), ErrorKind::InvalidData, "{bytes:?}");
         }
         assert_eq!(whole(b"+\xff\r\n").unwrap_err().kind(), ErrorKind::InvalidData);
+        assert_eq!(whole(b"-ERR unknown 'x\xd0\r\n").unwrap(), Reply::Error("ERR unknown 'x\u{fffd}".into()));
         assert_eq!(whole(b"*-1\r\n").unwrap(), Reply::Nil);
         assert_eq!(whole(b"-\r\n").unwrap(), Reply::Error(String::new()));
     }
