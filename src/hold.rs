@@ -296,9 +296,7 @@ impl Hold {
             }
             // While the release is under way, only its end or the deadline counts.
             let look_again = if valid_until == Moment::PAST { deadline } else { valid_until.min(deadline) };
-            // At most a second at a time: while the machine is suspended, our clock goes on, and
-            // the clock of the wait stands still.
-            self.ended.wait_for(&mut watching, look_again.since(now).min(Duration::from_secs(1)));
+            self.ended.wait_for(&mut watching, look_again.one_wait_from(now));
         }
     }
 

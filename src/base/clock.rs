@@ -14,6 +14,9 @@ use rustix::time::ClockId;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Moment(u64);
 
+/// See [`Moment::one_wait_from`].
+const LONGEST_WAIT: Duration = Duration::from_secs(1);
+
 impl Moment {
     /// Later than every other moment: the end of a wait without a limit.
     pub(crate) const NEVER: Moment = Moment(u64::MAX);
@@ -43,6 +46,16 @@ impl Moment {
     /// The time from `earlier` to this moment. Zero if `earlier` is later.
     pub(crate) fn since(self, earlier: Moment) -> Duration {
         Duration::from_nanos(self.0.saturating_sub(earlier.0))
+    }
+
+    /// For how long a thread may wait on a condition variable before it reads this clock again, if
+    /// it waits until this moment: for a second at most.
+    ///
+    /// While the machine is suspended, this clock goes on and the clock of the wait stands still.
+    /// With one long wait, the thread would come too late by the whole time of the suspension.
+    pub(crate) fn one_wait_from(self, now: Moment) -> Duration {
+        let wait = self.since(now);
+        if self == Moment::NEVER { wait } else { wait.min(LONGEST_WAIT) }
     }
 }
 
@@ -83,6 +96,15 @@ impl Moment {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_thread_reads_the_clock_at_least_once_a_second_while_it_waits_for_a_moment() {
+        let at = |nanos: u64| Moment::from_nanos(nanos);
+        assert_eq!(at(500).one_wait_from(at(200)), Duration::from_nanos(300));
+        assert_eq!(at(200).one_wait_from(at(500)), Duration::ZERO);
+        assert_eq!(at(10_000_000_000).one_wait_from(at(0)), Duration::from_secs(1));
+        assert!(Moment::NEVER.one_wait_from(at(0)) > Duration::from_secs(1_000_000));
+    }
 
     #[test]
     fn time_never_goes_back() {

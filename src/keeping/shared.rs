@@ -19,10 +19,6 @@ use crate::store::{Failure, Store};
 use crate::waiting::listener::Listener;
 use crate::waiting::queues::WaitQueues;
 
-/// The longest sleep of the keeper's thread while any work is planned. When the machine is
-/// suspended, the clock of a condition variable stands still, and the clock of the leases goes on.
-const LONGEST_SLEEP: Duration = Duration::from_secs(1);
-
 /// The keeper of one manager. Any thread notes work for it here.
 #[derive(Debug)]
 pub(crate) struct Shared {
@@ -118,9 +114,7 @@ impl Shared {
             }
             let until = work.leases.next();
             work.sleeps_until = Some(until);
-            let sleep = until.since(now);
-            let sleep = if until == Moment::NEVER { sleep } else { sleep.min(LONGEST_SLEEP) };
-            self.due_sooner.wait_for(&mut work, sleep);
+            self.due_sooner.wait_for(&mut work, until.one_wait_from(now));
             has_slept = true;
         }
     }

@@ -112,7 +112,7 @@ impl WaitQueues {
                 Step::Renew(hold) => MutexGuard::unlocked(&mut table, || renew(&hold)),
                 // Why the thread was woken does not matter: the loop looks again.
                 Step::Sleep { until } => {
-                    me.woken.wait_for(&mut table, until.since(now));
+                    me.woken.wait_for(&mut table, until.one_wait_from(now));
                 }
             }
         }

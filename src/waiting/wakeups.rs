@@ -96,7 +96,7 @@ impl Registration<'_> {
             if state.woken || until <= now {
                 return state.woken;
             }
-            self.parker.unparked.wait_for(&mut state, until.since(now));
+            self.parker.unparked.wait_for(&mut state, until.one_wait_from(now));
         }
     }
 }

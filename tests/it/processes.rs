@@ -11,7 +11,7 @@ use relatch::{Error, LockGuard, LockManager, Unlocked};
 use relatch_rig::{LONG, Proxy, Server, Worker, compile_preload, eventually, role, within};
 use tempfile::TempDir;
 
-use crate::support::{ANSWER, Rig, returns_by};
+use crate::support::{ANSWER, Rig, occupy, returns_by, until_tracked};
 
 /// How much later than its deadline a call may return, because the machine may be busy.
 const SLACK: Duration = Duration::from_millis(500);
@@ -113,6 +113,56 @@ fn row_02_a_machine_suspended_past_the_lease_sees_an_invalid_lock_first() {
     let unlocked = child.ask("unlock");
     assert!(unlocked.contains("Lost"), "{unlocked}");
     assert_eq!(server.get("lock:a").as_deref(), Some("somebody"));
+}
+
+/// One thread sleeps until Redis reports a change. Another is the second in the queue of another
+/// lock, and waits behind threads without a limit.
+#[test]
+fn a_wait_ends_at_its_deadline_though_the_machine_was_suspended_meanwhile() {
+    let server = Server::start();
+    ["a", "b"].map(|key| occupy(&server, key, 60 * LONG));
+    let dir = TempDir::new().expect("a temporary directory");
+    let (shim, offset) = (compile_preload("wall_clock", dir.path()), dir.path().join("offset"));
+    let preload = format!("LD_PRELOAD={}", shim.display());
+    let clock = format!("BOOT_CLOCK_OFFSET={}", offset.display());
+    let mut child = Worker::spawn_under(&["env", &preload, &clock], "two waiters", &[("url", &server.url())]);
+    until_tracked(&server, 2);
+    assert_eq!(child.ask("wait"), "asleep");
+    fs::write(&offset, "100").expect("a file can be written");
+    for _ in 0..2 {
+        child.expect_line("timed out", LONG / 4);
+    }
+}
+
+/// Waits for `a`, and after a line from the parent also for `b`, behind two threads.
+pub(crate) fn wait_as_told() {
+    let locks = LockManager::connect(&role::arg("url")).expect("connects");
+    let wait = |key| {
+        let taken = locks.named(key).wait(LONG).lock();
+        assert!(matches!(taken, Err(Error::Timeout { .. })), "{taken:?}");
+        role::report("timed out");
+    };
+    for name in ["asks", "first"] {
+        let endless = locks.named("b");
+        let thread = thread::Builder::new().name(name.to_owned());
+        thread.spawn(move || endless.lock().map(drop)).expect("starts"); // Ends with the process.
+        eventually(LONG, "a thread waits", || is_asleep(name));
+    }
+    thread::scope(|scope| {
+        scope.spawn(|| wait("a"));
+        role::next_line();
+        let second = thread::Builder::new().name("second".to_owned());
+        second.spawn_scoped(scope, || wait("b")).expect("starts");
+        eventually(LONG, "the second waiter sleeps", || is_asleep("second"));
+        role::report("asleep");
+    });
+}
+
+/// Whether a thread of this process with this name sleeps.
+fn is_asleep(name: &str) -> bool {
+    let tasks = fs::read_dir("/proc/self/task").expect("Linux lists threads").flatten();
+    let stats = tasks.filter_map(|task| fs::read_to_string(task.path().join("stat")).ok());
+    stats.into_iter().any(|stat| stat.contains(&format!("({name}) S")))
 }
 
 #[test]

@@ -26,6 +26,7 @@ pub(crate) fn run_role(name: &str) {
         "holder" => crate::logs::holder(),
         "drawer" => drawer(),
         "builder" => crate::processes::build_as_told(),
+        "two waiters" => crate::processes::wait_as_told(),
         "resolver" => crate::processes::resolve_as_told(),
         "ender" => crate::thread_exit::end_as_told(),
         "wall clock" => crate::clocks::wall_clock_as_told(),
