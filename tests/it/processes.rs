@@ -120,7 +120,9 @@ fn row_02_a_machine_suspended_past_the_lease_sees_an_invalid_lock_first() {
 #[test]
 fn a_wait_ends_at_its_deadline_though_the_machine_was_suspended_meanwhile() {
     let server = Server::start();
-    ["a", "b"].map(|key| occupy(&server, key, 60 * LONG));
+    for key in ["a", "b"] {
+        occupy(&server, key, 60 * LONG);
+    }
     let dir = TempDir::new().expect("a temporary directory");
     let (shim, offset) = (compile_preload("wall_clock", dir.path()), dir.path().join("offset"));
     let preload = format!("LD_PRELOAD={}", shim.display());
