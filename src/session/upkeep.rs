@@ -31,8 +31,7 @@ impl Session {
         if hold.remaining(Moment::now()) >= span {
             return Ok(());
         }
-        let late =
-            Failure::NotSent("the answer took so long that too little of the lease is left over".into());
+        let late = Failure::NotSent("the answer took so long that too little of the lease is left".into());
         Err(self.failed("renewing", &hold.key, late))
     }
 

@@ -39,8 +39,9 @@ pub(crate) struct TrackingConnection {
 }
 
 impl TrackingConnection {
-    /// Connects, logs in, asks for the connection's number, and subscribes. (Not with the
-    /// `subscribe` of the `redis` crate, which treats a refusal as success.)
+    /// Connects, logs in, asks for the connection's number, and subscribes. All of that ends within
+    /// `limit`, which begins after the look-up of the host's name. (The `subscribe` of the `redis`
+    /// crate is not used: it treats a refusal as success.)
     pub(super) fn open(endpoint: &Endpoint, limit: Duration) -> Result<TrackingConnection, Failure> {
         let ways = endpoint.ways()?;
         let deadline = Moment::now().after(limit);

@@ -11,7 +11,7 @@ use relatch::{Error, LockGuard, LockManager, Unlocked};
 use relatch_rig::{LONG, Proxy, Server, Worker, compile_preload, eventually, role, within};
 use tempfile::TempDir;
 
-use crate::support::{ANSWER, Rig, occupy, returns_by, until_tracked};
+use crate::support::{ANSWER, Rig, behind, occupy, returns_by, until_tracked};
 
 /// How much later than its deadline a call may return, because the machine may be busy.
 const SLACK: Duration = Duration::from_millis(500);
@@ -144,27 +144,15 @@ pub(crate) fn wait_as_told() {
         assert!(matches!(taken, Err(Error::Timeout { .. })), "{taken:?}");
         role::report("timed out");
     };
-    for name in ["asks", "first"] {
-        let endless = locks.named("b");
-        let thread = thread::Builder::new().name(name.to_owned());
-        thread.spawn(move || endless.lock().map(drop)).expect("starts"); // Ends with the process.
-        eventually(LONG, "a thread waits", || is_asleep(name));
-    }
+    let endless = || drop(locks.lock("b")); // It lasts until the parent kills this process.
     thread::scope(|scope| {
         scope.spawn(|| wait("a"));
-        role::next_line();
-        let second = thread::Builder::new().name("second".to_owned());
-        second.spawn_scoped(scope, || wait("b")).expect("starts");
-        eventually(LONG, "the second waiter sleeps", || is_asleep("second"));
+        scope.spawn(endless);
+        role::next_line(); // Both sleep until Redis reports a change.
+        behind(scope, endless);
+        behind(scope, || wait("b"));
         role::report("asleep");
     });
-}
-
-/// Whether a thread of this process with this name sleeps.
-fn is_asleep(name: &str) -> bool {
-    let tasks = fs::read_dir("/proc/self/task").expect("Linux lists threads").flatten();
-    let stats = tasks.filter_map(|task| fs::read_to_string(task.path().join("stat")).ok());
-    stats.into_iter().any(|stat| stat.contains(&format!("({name}) S")))
 }
 
 #[test]
