@@ -48,16 +48,6 @@ impl LockManager {
     pub fn builder(url: &str) -> Builder {
         Builder { address: Address::parse(url), settings: Settings::default(), on_lost: None }
     }
-
-    /// A builder for a manager that reaches Redis as `client` would. For TLS, and for other
-    /// settings that a URL cannot express.
-    ///
-    /// The manager uses the client's address, login, database and TLS settings. It ignores the
-    /// client's protocol, and speaks RESP2. Only this function has a type of the `redis` crate
-    /// (1.x) in its signature.
-    pub fn builder_with_client(client: &redis::Client) -> Builder {
-        Builder { address: Address::of_client(client), settings: Settings::default(), on_lost: None }
-    }
 }
 
 impl Builder {
@@ -260,7 +250,8 @@ impl Builder {
     fn session(self) -> Result<Arc<Session>, Error> {
         let address = self.address?;
         self.settings.check()?;
-        Session::new(address, self.settings, self.on_lost).map(Arc::new)
+        let target = address.with_tls(None)?;
+        Session::new(target, self.settings, self.on_lost).map(Arc::new)
     }
 }
 

@@ -157,12 +157,12 @@ pub(crate) mod tests {
 
     use super::*;
     use crate::base::options::Settings;
-    use crate::store::Address;
+    use crate::store::Target;
 
     /// A keeper that starts no thread, and whose Redis is not there.
     pub(crate) fn keeper_without_redis() -> Keeper {
         static NOWHERE: LazyLock<Arc<Store>> = LazyLock::new(|| {
-            let address = Address::parse("redis://127.0.0.1:1/").unwrap();
+            let address = Target::nowhere();
             Arc::new(Store::new(address, &Settings::default()).unwrap())
         });
         let keeper = Shared::new(Arc::clone(&NOWHERE), None, Duration::from_millis(50), None);

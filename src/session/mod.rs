@@ -31,7 +31,7 @@ use crate::keeping::losses::{LossNotifier, OnLost};
 use crate::keeping::shared::Shared;
 use crate::keeping::thread_map::{self, Held, Left};
 use crate::release;
-use crate::store::{Address, Failure, Seen, Store};
+use crate::store::{Failure, Seen, Store, Target};
 use crate::waiting::handoff::Claim;
 use crate::waiting::listener::Listener;
 use crate::waiting::patience::Patience;
@@ -56,13 +56,9 @@ pub(crate) struct Session {
 }
 
 impl Session {
-    pub(crate) fn new(
-        address: Address,
-        settings: Settings,
-        on_lost: Option<OnLost>,
-    ) -> Result<Session, Error> {
+    pub(crate) fn new(target: Target, settings: Settings, on_lost: Option<OnLost>) -> Result<Session, Error> {
         static NEXT: AtomicU64 = AtomicU64::new(1);
-        let store = Arc::new(Store::new(address, &settings)?);
+        let store = Arc::new(Store::new(target, &settings)?);
         let (pid, host, machine) = (process::id(), host_name(), machine::digits().map_err(no_randomness)?);
         let owner = Owner::new(Arc::clone(&host), pid, this_process::thread_id(pid));
         let unused = fresh_token(&owner, &machine).map_err(no_randomness)?;
@@ -351,7 +347,7 @@ mod tests {
     fn without_redis() -> Session {
         let limit = Duration::from_millis(50);
         let settings = Settings { connect_timeout: limit, response_timeout: limit, ..Settings::default() };
-        Session::new(Address::parse("redis://127.0.0.1:1/").unwrap(), settings, None).unwrap()
+        Session::new(Target::nowhere(), settings, None).unwrap()
     }
 
     /// If a closed hold were still in the keeper's table, the keeper would take it for one that ran

@@ -1,95 +1,233 @@
-//! Turns a URL or a client of the `redis` crate into an endpoint.
+//! Turns a URL into an address: one server, or the sentinels that know it.
 //!
-//! The `redis` crate parses the URL. No error shows a password, wherever in the URL it stands.
+//! The `redis` crate parses the URL. It knows no list of hosts, so the URL of sentinels is taken
+//! apart here, and the `redis` crate gets the rest of it. No error shows a password, wherever in the
+//! URL it stands.
 
-use redis::{ConnectionAddr, ConnectionInfo, IntoConnectionInfo, RedisConnectionInfo};
+use std::net::Ipv6Addr;
+
+use redis::{ConnectionAddr, ConnectionInfo, IntoConnectionInfo};
 
 use crate::base::error::Error;
-use crate::store::endpoint::{Endpoint, Login, Place};
-use crate::store::wire;
+use crate::store::endpoint::{Login, Place};
+use crate::store::tls::{self, Tls};
 
 /// Stands in an error for a URL that may have its password in a wrong place.
 const NOT_SHOWN: &str = "(not shown)";
 
-/// The server that a program names.
+/// The port of a sentinel whose URL names none.
+const SENTINEL_PORT: u16 = 26379;
+
+/// The servers that a program names, as far as a URL says.
 #[derive(Debug)]
 pub(crate) struct Address {
-    pub(super) endpoint: Endpoint,
+    pub(super) servers: Servers,
+    /// How to log in to Redis. With sentinels: to the master that they name.
+    pub(super) login: Option<Login>,
+    pub(super) db: i64,
+    /// Whether connections to Redis use TLS. With sentinels: those to the master.
+    pub(super) tls: bool,
+}
+
+/// Where Redis is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Servers {
+    One(Place),
+    /// Redis is where these sentinels say.
+    Sentinels {
+        hosts: Vec<(String, u16)>,
+        /// The name that the master has for the sentinels.
+        name: String,
+    },
+}
+
+/// The servers, and all that is needed to connect to them.
+#[derive(Debug)]
+pub(crate) struct Target {
+    pub(super) servers: Servers,
+    pub(super) login: Option<Login>,
+    pub(super) db: i64,
+    pub(super) tls: Option<tls::Client>,
+}
+
+/// What is wrong with a URL, and what of it may be shown.
+struct Bad {
+    shown: String,
+    reason: &'static str,
 }
 
 impl Address {
     pub(crate) fn parse(url: &str) -> Result<Address, Error> {
-        let parsed = redis::parse_redis_url(url).ok_or_else(|| {
-            // The text is not shown, because its password may stand anywhere.
-            invalid(NOT_SHOWN.to_owned(), "it is not of the form redis://[user:password@]host[:port][/db]")
-        })?;
-        // If a slash, question mark or hash in a password is not escaped, the parser takes the rest
-        // of the password for the path, the query or the fragment.
-        let spilled = [Some(parsed.path()), parsed.query(), parsed.fragment()];
-        if parsed.fragment().is_some() || spilled.into_iter().flatten().any(|part| part.contains('@')) {
-            let reason = "what follows the host holds a `#` or `@`: in a password, / ? # and @ are written %2F %3F %23 %40";
-            return Err(invalid(NOT_SHOWN.to_owned(), reason));
-        }
-        // If an `@` in a password is not escaped, the parser takes the rest of the password for
-        // host and path. So if the URL has a login, not even host and path are shown.
-        let has_login = !parsed.username().is_empty() || parsed.password().is_some();
-        let up_to_query = parsed.as_str().split('?').next().unwrap_or_default();
-        let shown = if has_login { NOT_SHOWN } else { up_to_query }.to_owned();
-        let on_socket = parsed.scheme().contains("unix");
-        if !on_socket && parsed.query_pairs().any(|(name, _)| name != "protocol") {
-            let reason = "only `protocol` may follow `?`; write the database as the path, such as /3";
-            return Err(invalid(shown, reason));
-        }
-        let is_resp2 = |name: &str, value: &str| name != "protocol" || matches!(value, "2" | "resp2");
-        if !parsed.query_pairs().all(|(name, value)| is_resp2(&name, &value)) {
-            return Err(invalid(shown, "only `protocol=resp2` is supported"));
-        }
-        let info = parsed.into_connection_info().map_err(|error| {
-            let reason = if error.to_string().contains("TLS") {
-                "TLS needs a redis::Client built with it: use builder_with_client"
-            } else {
-                "it needs a host, and a whole number as database"
-            };
-            invalid(shown, reason)
-        })?;
-        Address::from_info("url", info)
-    }
-
-    pub(crate) fn of_client(client: &redis::Client) -> Result<Address, Error> {
-        Address::from_info("client", client.get_connection_info().clone())
-    }
-
-    fn from_info(option: &'static str, info: ConnectionInfo) -> Result<Address, Error> {
-        let login = info.redis_settings();
-        if login.username().is_some() && login.password().is_none() {
-            // What looks like the user may be a password without its colon.
-            let reason =
-                "it has a user and no password, so nobody would log in: it is user:password@, or :password@";
-            return Err(Error::InvalidOption { option, value: NOT_SHOWN.to_owned(), reason });
-        }
-        let username = login.username().map(str::to_owned);
-        let login_of = |password: &str| Login { username, password: password.to_owned() };
-        let (login, db) = (login.password().map(login_of), login.db());
-        let name = info.addr().to_string();
-        let place = match info.addr() {
-            ConnectionAddr::Tcp(host, port) => Place::Tcp { host: host.clone(), port: *port },
-            #[cfg(unix)]
-            ConnectionAddr::Unix(path) => Place::Unix(path.clone()),
-            _ => Place::Tls(Box::new(bare(info))),
+        let address = match after_sentinel_scheme(url) {
+            Some((tls, rest)) => sentinels(url, rest, tls),
+            None => one(url),
         };
-        Ok(Address { endpoint: Endpoint::new(place, login, db, name) })
+        address.map_err(|bad| Error::InvalidOption { option: "url", value: bad.shown, reason: bad.reason })
+    }
+
+    /// Adds the settings of TLS: `tls` if the program has set it, and else the defaults.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::InvalidOption`] if the settings cannot work, or the URL does not ask for TLS.
+    pub(crate) fn with_tls(self, tls: Option<Tls>) -> Result<Target, Error> {
+        let Address { servers, login, db, tls: wanted } = self;
+        if !wanted && tls.is_some() {
+            let reason = "the URL does not ask for TLS: its scheme has to be `rediss` or `rediss+sentinel`";
+            return Err(Error::InvalidOption { option: "tls", value: "set".to_owned(), reason });
+        }
+        let tls = if wanted { Some(tls::Client::new(tls, "tls")?) } else { None };
+        Ok(Target { servers, login, db, tls })
     }
 }
 
-/// Removes login and database: the link sends them itself, so that it can distinguish their errors,
-/// and so that their time counts against the same deadline.
-fn bare(info: ConnectionInfo) -> ConnectionInfo {
-    let tcp = info.tcp_settings().clone().set_nodelay(true).set_keepalive(wire::keepalive());
-    info.set_tcp_settings(tcp).set_redis_settings(RedisConnectionInfo::default().set_skip_set_lib_name())
+#[cfg(test)]
+impl Target {
+    /// A server that is not there.
+    pub(crate) fn nowhere() -> Target {
+        let address = Address::parse("redis://127.0.0.1:1/").expect("a valid address");
+        address.with_tls(None).expect("no TLS")
+    }
 }
 
-fn invalid(value: String, reason: &'static str) -> Error {
-    Error::InvalidOption { option: "url", value, reason }
+/// The address of a URL that names one server.
+fn one(url: &str) -> Result<Address, Bad> {
+    let (info, tls) = read(url)?;
+    let place = match info.addr() {
+        ConnectionAddr::Tcp(host, port) => Place::Tcp { host: host.clone(), port: *port },
+        #[cfg(unix)]
+        ConnectionAddr::Unix(path) => Place::Unix(path.clone()),
+        _ => return Err(bad(NOT_SHOWN, "it names no server")),
+    };
+    let (login, db) = login_and_db(&info)?;
+    Ok(Address { servers: Servers::One(place), login, db, tls })
+}
+
+/// The rest of a URL of sentinels, and whether the master uses TLS. `None` for any other URL.
+fn after_sentinel_scheme(url: &str) -> Option<(bool, &str)> {
+    let (scheme, rest) = url.split_once("://")?;
+    let is = |name| scheme.eq_ignore_ascii_case(name);
+    (is("redis+sentinel") || is("rediss+sentinel")).then(|| (is("rediss+sentinel"), rest))
+}
+
+/// The address of a URL that names sentinels. `rest` is what follows `://`.
+fn sentinels(url: &str, rest: &str, tls: bool) -> Result<Address, Bad> {
+    let (authority, tail) = rest.split_at(rest.find(['/', '?', '#']).unwrap_or(rest.len()));
+    let (userinfo, hosts) =
+        authority.rsplit_once('@').map_or((None, authority), |(it, rest)| (Some(it), rest));
+    let is_hidden = userinfo.is_some_and(|it| !it.is_empty());
+    if tail.contains(['@', '#']) {
+        return Err(bad(NOT_SHOWN, SPILLED));
+    }
+    if url.contains(|c: char| c.is_whitespace() || c.is_control()) {
+        return Err(bad(NOT_SHOWN, "it holds a space or a control character"));
+    }
+    let up_to_query = url.split('?').next().unwrap_or_default();
+    let shown = if is_hidden { NOT_SHOWN } else { up_to_query };
+    let (path, query) = tail.split_once('?').map_or((tail, None), |(path, query)| (path, Some(query)));
+    let (name, db) = path[path.len().min(1)..].split_once('/').unwrap_or((path.trim_start_matches('/'), ""));
+    let is_in_name = |c: char| c.is_ascii_alphanumeric() || ".-_".contains(c);
+    if name.is_empty() || !name.chars().all(is_in_name) {
+        let reason = "the name of the master has to follow the sentinels, of letters, digits and `.-_`: \
+                      redis+sentinel://[user:password@]host[:port][,host[:port]...]/name[/db]";
+        return Err(bad(shown, reason));
+    }
+    let hosts: Option<Vec<_>> = hosts.split(',').map(host_and_port).collect();
+    let Some(hosts) = hosts else {
+        let reason =
+            "each sentinel is host[:port], with a comma between two of them, and an IPv6 address in brackets";
+        return Err(bad(shown, reason));
+    };
+    let login = userinfo.map_or_else(String::new, |it| format!("{it}@"));
+    let query = query.map_or_else(String::new, |it| format!("?{it}"));
+    let for_one =
+        |bad: Bad| if bad.shown == NOT_SHOWN { bad } else { Bad { shown: shown.to_owned(), ..bad } };
+    let (info, _) =
+        read(&format!("redis{}://{login}master/{db}{query}", if tls { "s" } else { "" })).map_err(for_one)?;
+    let (login, db) = login_and_db(&info)?;
+    Ok(Address { servers: Servers::Sentinels { hosts, name: name.to_owned() }, login, db, tls })
+}
+
+/// Reads `host`, `host:port`, `[address]` or `[address]:port`.
+fn host_and_port(text: &str) -> Option<(String, u16)> {
+    let (host, port) = match text.strip_prefix('[') {
+        Some(rest) => {
+            let (host, rest) = rest.split_once(']')?;
+            host.parse::<Ipv6Addr>().ok()?;
+            (host, if rest.is_empty() { None } else { Some(rest.strip_prefix(':')?) })
+        }
+        None => text.split_once(':').map_or((text, None), |(host, port)| (host, Some(port))),
+    };
+    let is_in_host = |c: char| c.is_alphanumeric() || ".-_:".contains(c);
+    let is_number = |port: &str| port.bytes().all(|it| it.is_ascii_digit());
+    let port = match port {
+        Some(port) => port.parse().ok().filter(|number| *number != 0 && is_number(port))?,
+        None => SENTINEL_PORT,
+    };
+    (!host.is_empty() && host.chars().all(is_in_host)).then(|| (host.to_owned(), port))
+}
+
+const SPILLED: &str =
+    "what follows the host holds a `#` or `@`: in a password, / ? # and @ are written %2F %3F %23 %40";
+
+/// Reads a URL that names one server, and whether it asks for TLS.
+fn read(url: &str) -> Result<(ConnectionInfo, bool), Bad> {
+    let mut parsed = redis::parse_redis_url(url).ok_or_else(|| {
+        // The text is not shown, because its password may stand anywhere.
+        bad(NOT_SHOWN, "it is not of the form redis://[user:password@]host[:port][/db]")
+    })?;
+    // If a slash, question mark or hash in a password is not escaped, the parser takes the rest of
+    // the password for the path, the query or the fragment.
+    let spilled = [Some(parsed.path()), parsed.query(), parsed.fragment()];
+    if parsed.fragment().is_some() || spilled.into_iter().flatten().any(|part| part.contains('@')) {
+        return Err(bad(NOT_SHOWN, SPILLED));
+    }
+    // If an `@` in a password is not escaped, the parser takes the rest of the password for host
+    // and path. So if the URL has a login, not even host and path are shown.
+    let has_login = !parsed.username().is_empty() || parsed.password().is_some();
+    let up_to_query = parsed.as_str().split('?').next().unwrap_or_default();
+    let shown = if has_login { NOT_SHOWN } else { up_to_query }.to_owned();
+    let on_socket = parsed.scheme().contains("unix");
+    if !on_socket && parsed.query_pairs().any(|(name, _)| name != "protocol") {
+        return Err(bad(shown, "only `protocol` may follow `?`; write the database as the path, such as /3"));
+    }
+    let is_resp2 = |name: &str, value: &str| name != "protocol" || matches!(value, "2" | "resp2");
+    if !parsed.query_pairs().all(|(name, value)| is_resp2(&name, &value)) {
+        return Err(bad(shown, "only `protocol=resp2` is supported"));
+    }
+    // The `redis` crate is built without TLS, and refuses its schemes.
+    let plain = match parsed.scheme() {
+        "rediss" => Some("redis"),
+        "valkeys" => Some("valkey"),
+        _ => None,
+    };
+    if plain.is_some() && !tls::IS_BUILT_IN {
+        return Err(bad(shown, "TLS needs the feature `tls` of the crate relatch"));
+    }
+    if plain.is_some_and(|scheme| parsed.set_scheme(scheme).is_err()) {
+        return Err(bad(shown, "its scheme cannot be read"));
+    }
+    match parsed.into_connection_info() {
+        Ok(info) => Ok((info, plain.is_some())),
+        Err(_) => Err(bad(shown, "it needs a host, and a whole number as database")),
+    }
+}
+
+fn login_and_db(info: &ConnectionInfo) -> Result<(Option<Login>, i64), Bad> {
+    let login = info.redis_settings();
+    if login.username().is_some() && login.password().is_none() {
+        // What looks like the user may be a password without its colon.
+        let reason =
+            "it has a user and no password, so nobody would log in: it is user:password@, or :password@";
+        return Err(bad(NOT_SHOWN, reason));
+    }
+    let username = login.username().map(str::to_owned);
+    let login_of = |password: &str| Login { username, password: password.to_owned() };
+    Ok((login.password().map(login_of), login.db()))
+}
+
+fn bad(shown: impl Into<String>, reason: &'static str) -> Bad {
+    Bad { shown: shown.into(), reason }
 }
 
 #[cfg(test)]
@@ -98,19 +236,87 @@ mod tests {
 
     use super::*;
 
-    fn endpoint(url: &str) -> Endpoint {
-        Address::parse(url).unwrap().endpoint
+    fn parse(url: &str) -> Address {
+        Address::parse(url).expect(url)
+    }
+
+    /// The servers, as text.
+    fn named(address: &Address) -> String {
+        match &address.servers {
+            Servers::One(place) => place.to_string(),
+            Servers::Sentinels { hosts, name } => {
+                let hosts: Vec<_> = hosts.iter().map(|(host, port)| format!("{host} {port}")).collect();
+                format!("{name}: {}", hosts.join(", "))
+            }
+        }
+    }
+
+    fn assert_login(address: &Address, user: Option<&str>, password: &str) {
+        let login = address.login.as_ref().expect("a login");
+        assert_eq!((login.username.as_deref(), login.password.as_str()), (user, password));
     }
 
     #[test]
     fn a_url_is_taken_apart() {
-        let server = endpoint("redis://user:p%40ss@example.org:7000/3");
-        assert_eq!(server.name(), "example.org:7000");
-        let login = server.login.as_ref().unwrap();
-        assert_eq!((login.username.as_deref(), login.password.as_str()), (Some("user"), "p@ss"));
-        assert_eq!(server.db, 3);
-        assert_eq!(endpoint("redis://[::1]").name(), "::1:6379");
-        assert_eq!(endpoint("unix:///run/redis.sock?db=2").db, 2);
+        let address = parse("redis://user:p%40ss@example.org:7000/3");
+        assert_eq!((named(&address).as_str(), address.db), ("example.org:7000", 3));
+        assert_login(&address, Some("user"), "p@ss");
+        assert_eq!(named(&parse("redis://[::1]")), "[::1]:6379");
+        #[cfg(unix)]
+        assert_eq!(parse("unix:///run/redis.sock?db=2").db, 2);
+    }
+
+    #[test]
+    fn a_url_of_sentinels_is_taken_apart() {
+        let url =
+            "redis+sentinel://user:p%40ss@a.example.org:7000,b,[::1]:7001,[::2]/my-master.1/3?protocol=resp2";
+        let address = parse(url);
+        let all = "my-master.1: a.example.org 7000, b 26379, ::1 7001, ::2 26379";
+        assert_eq!((named(&address).as_str(), address.db, address.tls), (all, 3, false));
+        assert_login(&address, Some("user"), "p@ss");
+        for url in ["redis+sentinel://s/m", "redis+sentinel://s/m/", "Redis+Sentinel://s/m/0"] {
+            let address = parse(url);
+            assert_eq!((named(&address).as_str(), address.db), ("m: s 26379", 0), "{url}");
+            assert!(address.login.is_none());
+        }
+        assert_login(&parse("redis+sentinel://:secret@s/m"), None, "secret");
+    }
+
+    #[test]
+    fn a_bad_url_of_sentinels_is_refused_with_the_reason() {
+        for (rest, reason) in [
+            ("", "name of the master"),
+            ("s", "name of the master"),
+            ("s/", "name of the master"),
+            ("s/a%20b", "name of the master"),
+            ("/m", "each sentinel"),
+            ("s,/m", "each sentinel"),
+            ("s:/m", "each sentinel"),
+            ("s:0/m", "each sentinel"),
+            ("s:+1/m", "each sentinel"),
+            ("s:99999/m", "each sentinel"),
+            ("::1/m", "each sentinel"),
+            ("[::1/m", "each sentinel"),
+            ("[s]/m", "each sentinel"),
+            ("a b/m", "a space"),
+            ("s/m/three", "a whole number"),
+            ("s/m/1/2", "a whole number"),
+            ("s/m?db=3", "such as /3"),
+            ("s/m?protocol=resp3", "resp2"),
+            ("user@s/m", "a user and no password"),
+            ("s/m#x", "`#`"),
+        ] {
+            let error = Address::parse(&format!("redis+sentinel://{rest}")).expect_err(rest).to_string();
+            assert!(error.contains(reason), "{rest}: {error}");
+        }
+    }
+
+    #[test]
+    fn a_url_with_tls_is_refused_without_the_feature() {
+        for url in ["rediss://example.org/", "valkeys://example.org/", "rediss+sentinel://s/m"] {
+            let error = Address::parse(url).expect_err(url).to_string();
+            assert!(error.contains("feature `tls`") && error.contains(url), "{error}");
+        }
     }
 
     #[test]
@@ -140,6 +346,18 @@ mod tests {
             "redis://canary@example.org/?protocol=resp3",
             "http://canary@example.org/",
             "unix:///run/redis.sock?user=canary",
+            "redis+sentinel://canary@s/m",
+            "redis+sentinel://user:canary@s",
+            "redis+sentinel://user:canary@s/m/three",
+            "redis+sentinel://user:canary@s:99999/m",
+            "redis+sentinel://user:canary@s/m?db=3",
+            "redis+sentinel://user:canary@s/m?protocol=3",
+            "redis+sentinel://user:/canary@s/m",
+            "redis+sentinel://user:12/canary@s/m",
+            "redis+sentinel://user:12?canary@s/m",
+            "redis+sentinel://user:12@s/m/canary",
+            "redis+sentinel://user:12@canary:x/m",
+            "redis+sentinel://user: canary@s/m",
         ] {
             let error = Address::parse(url).expect_err(url);
             assert!(matches!(error, Error::InvalidOption { option: "url", .. }), "{error:?}");
@@ -166,13 +384,9 @@ mod tests {
 
     #[test]
     fn a_user_without_a_password_is_refused() {
-        let client = redis::Client::open("redis://canary@example.org/").unwrap();
-        for (error, named) in [
-            (Address::parse("redis://canary@example.org/").unwrap_err(), "url"),
-            (Address::of_client(&client).unwrap_err(), "client"),
-        ] {
-            let text = error.to_string();
-            assert!(text.contains(named) && text.contains("password@") && !text.contains("canary"), "{text}");
+        for url in ["redis://canary@example.org/", "redis+sentinel://canary@s/m"] {
+            let text = Address::parse(url).expect_err(url).to_string();
+            assert!(text.contains("url") && text.contains("password@") && !text.contains("canary"), "{text}");
         }
         Address::parse("redis://:secret@example.org/").unwrap();
     }
@@ -182,7 +396,7 @@ mod tests {
 
         #[test]
         fn any_text_is_an_address_or_refused(
-            url in prop_oneof![any::<String>(), "(redis|rediss|unix|redis\\+unix|valkey)://.{0,40}"],
+            url in prop_oneof![any::<String>(), "(redis|rediss|unix|redis\\+unix|valkey|rediss?\\+sentinel)://.{0,40}"],
         ) {
             if let Err(error) = Address::parse(&url) {
                 let is_option = matches!(error, Error::InvalidOption { option: "url", .. });
@@ -193,7 +407,7 @@ mod tests {
         /// Whatever stands before and after the password, and however wrong the rest of the URL is.
         #[test]
         fn no_message_holds_a_password(
-            scheme in "redis|rediss|unix|redis\\+unix|valkey|http",
+            scheme in "redis|rediss|unix|redis\\+unix|valkey|http|rediss?\\+sentinel",
             user in "[a-z]{0,3}",
             before in "[!-~\t ]{0,4}",
             after in "[!-~\t ]{0,4}",
@@ -205,7 +419,7 @@ mod tests {
                 format!("{scheme}://{before}canary{after}@{rest}"),
             ] {
                 let shown = match Address::parse(&url) {
-                    Ok(address) => format!("{address:?} {}", address.endpoint.name()),
+                    Ok(address) => format!("{address:?} ") + &format!("{:?}", address.with_tls(None)),
                     Err(error) => format!("{error} {error:?}"),
                 };
                 prop_assert!(!shown.contains("canary"), "{} shows {}", url, shown);
@@ -221,13 +435,18 @@ mod tests {
             db in 0..16_i64,
         ) {
             let escaped: Vec<_> = password.bytes().map(|byte| format!("%{byte:02X}")).collect();
-            let address = Address::parse(&format!("redis://{user}:{}@{host}:{port}/{db}", escaped.concat()));
-            let server = address.map_err(|error| TestCaseError::fail(error.to_string()))?.endpoint;
-            prop_assert_eq!(server.name(), format!("{host}:{port}"));
-            let login = server.login.as_ref().expect("a login");
-            prop_assert_eq!(login.username.as_deref(), Some(user.as_str()));
-            prop_assert_eq!(&login.password, &password);
-            prop_assert_eq!(server.db, db);
+            let login = format!("{user}:{}", escaped.concat());
+            for (url, servers) in [
+                (format!("redis://{login}@{host}:{port}/{db}"), format!("{host}:{port}")),
+                (format!("redis+sentinel://{login}@{host},{host}:{port}/m/{db}"), format!("m: {host} 26379, {host} {port}")),
+            ] {
+                let address = Address::parse(&url).map_err(|error| TestCaseError::fail(error.to_string()))?;
+                prop_assert_eq!(named(&address), servers);
+                let login = address.login.as_ref().expect("a login");
+                prop_assert_eq!(login.username.as_deref(), Some(user.as_str()));
+                prop_assert_eq!(&login.password, &password);
+                prop_assert_eq!(address.db, db);
+            }
         }
     }
 }

@@ -3,62 +3,74 @@
 use std::fmt;
 use std::net::{SocketAddr, ToSocketAddrs};
 #[cfg(unix)]
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use parking_lot::Mutex;
-use redis::ConnectionInfo;
 
 use crate::store::failure::Failure;
+use crate::store::tls;
 
 pub(crate) struct Endpoint {
     place: Place,
     pub(super) login: Option<Login>,
     pub(super) db: i64,
-    /// Host and port, or the socket's path.
+    tls: Option<tls::Client>,
+    /// The place, as errors name it.
     name: String,
     /// The address to which the last connection was opened. (A host name may have several
     /// addresses.)
     worked: Mutex<Option<SocketAddr>>,
 }
 
-pub(super) enum Place {
+/// Where a server is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Place {
     Tcp {
         host: String,
         port: u16,
     },
     #[cfg(unix)]
     Unix(PathBuf),
-    /// The `redis` crate opens the connection itself: TLS needs the host's name.
-    Tls(Box<ConnectionInfo>),
 }
 
-pub(super) struct Login {
+/// How to log in. Its `Debug` does not show the password.
+#[derive(Clone)]
+pub(crate) struct Login {
     pub(super) username: Option<String>,
     pub(super) password: String,
 }
 
 /// One way to reach a server.
-#[derive(Clone, Copy, Debug)]
-pub(super) enum Way<'a> {
+#[derive(Clone, Debug)]
+pub(super) enum Way {
     Tcp(SocketAddr),
     #[cfg(unix)]
-    Unix(&'a Path),
-    Tls(&'a ConnectionInfo),
+    Unix(PathBuf),
 }
 
 impl Endpoint {
-    pub(super) fn new(place: Place, login: Option<Login>, db: i64, name: String) -> Endpoint {
-        Endpoint { place, login, db, name, worked: Mutex::default() }
+    pub(super) fn new(place: Place, login: Option<Login>, db: i64, tls: Option<tls::Client>) -> Endpoint {
+        Endpoint { name: place.to_string(), place, login, db, tls, worked: Mutex::default() }
     }
 
+    /// Host and port, or the socket's path.
     pub(super) fn name(&self) -> &str {
         &self.name
+    }
+
+    /// TLS, if connections use it, and the host to which they go.
+    pub(super) fn tls(&self) -> Option<(&tls::Client, &str)> {
+        match &self.place {
+            Place::Tcp { host, .. } => self.tls.as_ref().map(|tls| (tls, &**host)),
+            #[cfg(unix)]
+            Place::Unix(_) => None,
+        }
     }
 
     /// The ways to reach the server, one for each address of its host name. The way that worked
     /// last comes first. The system looks the name up, and nothing bounds the time that it takes:
     /// so a connect timeout begins after this.
-    pub(super) fn ways(&self) -> Result<Vec<Way<'_>>, Failure> {
+    pub(super) fn ways(&self) -> Result<Vec<Way>, Failure> {
         match &self.place {
             Place::Tcp { host, port } => {
                 let addresses =
@@ -66,8 +78,7 @@ impl Endpoint {
                 Ok(self.in_order(addresses).into_iter().map(Way::Tcp).collect())
             }
             #[cfg(unix)]
-            Place::Unix(path) => Ok(vec![Way::Unix(path)]),
-            Place::Tls(server) => Ok(vec![Way::Tls(server)]),
+            Place::Unix(path) => Ok(vec![Way::Unix(path.clone())]),
         }
     }
 
@@ -78,10 +89,28 @@ impl Endpoint {
     }
 
     /// Remembers the way by which a connection was made.
-    pub(super) fn worked(&self, way: Way<'_>) {
+    pub(super) fn worked(&self, way: &Way) {
         if let Way::Tcp(address) = way {
-            *self.worked.lock() = Some(address);
+            *self.worked.lock() = Some(*address);
         }
+    }
+}
+
+impl fmt::Display for Place {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Place::Tcp { host, port } if host.contains(':') => write!(f, "[{host}]:{port}"),
+            Place::Tcp { host, port } => write!(f, "{host}:{port}"),
+            #[cfg(unix)]
+            Place::Unix(path) => write!(f, "{}", path.display()),
+        }
+    }
+}
+
+impl fmt::Debug for Login {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        // What was meant as the password may stand where the user belongs.
+        f.debug_struct("Login").finish_non_exhaustive()
     }
 }
 
@@ -102,7 +131,7 @@ mod tests {
 
     fn endpoint(host: &str, port: u16) -> Endpoint {
         let place = Place::Tcp { host: host.to_owned(), port };
-        Endpoint::new(place, None, 0, format!("{host}:{port}"))
+        Endpoint::new(place, None, 0, None)
     }
 
     #[test]
@@ -111,9 +140,9 @@ mod tests {
         let addresses: [SocketAddr; 2] = ["[::1]:7000", "127.0.0.1:7000"].map(|it| it.parse().unwrap());
         let first = || endpoint.in_order(addresses.to_vec())[0];
         assert_eq!(first(), addresses[0], "in the system's order");
-        endpoint.worked(Way::Tcp(addresses[1]));
+        endpoint.worked(&Way::Tcp(addresses[1]));
         assert_eq!(first(), addresses[1]);
-        endpoint.worked(Way::Tcp(addresses[0]));
+        endpoint.worked(&Way::Tcp(addresses[0]));
         assert_eq!(first(), addresses[0]);
     }
 

@@ -68,9 +68,9 @@ pub(super) struct Sent {
 
 impl Link {
     /// Connects by one of `ways`, and logs in.
-    pub(super) fn open(endpoint: &Endpoint, ways: &[Way<'_>], deadline: Moment) -> Result<Link, Failure> {
+    pub(super) fn open(endpoint: &Endpoint, ways: &[Way], deadline: Moment) -> Result<Link, Failure> {
         let began = Moment::now();
-        let (wire, way) = connect(ways, deadline)?;
+        let (wire, way) = connect(endpoint, ways, deadline)?;
         endpoint.worked(way);
         let mut link = Link::new(wire, began);
         link.log_in(endpoint, deadline)?;
@@ -213,7 +213,6 @@ impl Link {
 
     fn lost(&mut self, error: io::Error) -> Failure {
         let link_stands = failure::leaves_link_standing(&error);
-        self.unread -= usize::from(self.wire.skips_late_replies());
         self.broken |= failure::ends_link(&error);
         self.behind = true;
         Failure::Unanswered { link_stands, cause: error.into() }
@@ -222,7 +221,7 @@ impl Link {
 
 /// Connects by the first way that works. Each way gets an equal share of the time that is left, so
 /// that a dead address leaves time for the others.
-fn connect<'a>(ways: &[Way<'a>], deadline: Moment) -> Result<(Wire, Way<'a>), Failure> {
+fn connect<'a>(endpoint: &Endpoint, ways: &'a [Way], deadline: Moment) -> Result<(Wire, &'a Way), Failure> {
     let mut last = None;
     for (way, to_try) in ways.iter().zip((1..=ways.len()).rev()) {
         let left = deadline.since(Moment::now());
@@ -230,8 +229,8 @@ fn connect<'a>(ways: &[Way<'a>], deadline: Moment) -> Result<(Wire, Way<'a>), Fa
             break;
         }
         let share = left / u32::try_from(to_try).unwrap_or(u32::MAX);
-        match Wire::open(*way, share.max(SHORTEST)) {
-            Ok(wire) => return Ok((wire, *way)),
+        match Wire::open(way, endpoint.tls(), share.max(SHORTEST)) {
+            Ok(wire) => return Ok((wire, way)),
             Err(error) => last = Some(Failure::not_sent(error)),
         }
     }
@@ -248,9 +247,10 @@ mod tests {
     use redis::io::tcp::socket2::{Domain, Socket, Type};
 
     use super::*;
+    use crate::store::endpoint::Place;
     use crate::store::wire::tests::wires;
 
-    fn way(port: u16) -> Way<'static> {
+    fn way(port: u16) -> Way {
         Way::Tcp(SocketAddr::from((Ipv4Addr::LOCALHOST, port)))
     }
 
@@ -312,9 +312,10 @@ mod tests {
         let good = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
         let ways = [way(dead), way(dead), way(good.local_addr().unwrap().port())];
         let deadline = Moment::now().after(Duration::from_secs(2));
-        let (_wire, worked) = connect(&ways, deadline).expect("connects to the third");
-        assert!(matches!(worked, Way::Tcp(address) if address == good.local_addr().unwrap()));
+        let endpoint = Endpoint::new(Place::Tcp { host: String::new(), port: 0 }, None, 0, None);
+        let (_wire, worked) = connect(&endpoint, &ways, deadline).expect("connects to the third");
+        assert!(matches!(worked, Way::Tcp(address) if *address == good.local_addr().unwrap()));
         assert!(Moment::now() < deadline);
-        assert!(connect(&ways[..2], Moment::now().after(Duration::from_millis(50))).is_err());
+        assert!(connect(&endpoint, &ways[..2], Moment::now().after(Duration::from_millis(50))).is_err());
     }
 }

@@ -1,7 +1,6 @@
 //! Redis, as the rest of the crate sees it: a few commands, and small enums for the replies.
 //!
-//! May use `base`. No other room names the crates `redis` and `r2d2`. (Among the handles, one
-//! constructor of the builder takes a `redis` client.) From the outside to the wire:
+//! May use `base`. No other room names the crates `redis` and `r2d2`. From the outside to the wire:
 //!
 //! - [`Store`] is the way in for the rooms above. It lends a [`Connection`], which has the
 //!   commands.
@@ -35,9 +34,11 @@ use std::fmt;
 use crate::base::clock::Moment;
 use crate::base::error::Error;
 use crate::base::options::Settings;
+use crate::store::address::Servers;
+use crate::store::endpoint::Endpoint;
 use crate::store::node::Node;
 
-pub(crate) use crate::store::address::Address;
+pub(crate) use crate::store::address::{Address, Target};
 pub(crate) use crate::store::connection::{Connection, Extension};
 pub(crate) use crate::store::failure::{Cause, Failure, Fate, Refusal};
 pub(crate) use crate::store::link::FAIR_TRY;
@@ -51,9 +52,14 @@ pub(crate) struct Store {
 }
 
 impl Store {
-    pub(crate) fn new(address: Address, settings: &Settings) -> Result<Store, Error> {
+    pub(crate) fn new(target: Target, settings: &Settings) -> Result<Store, Error> {
         script::prepare();
-        Ok(Store { node: Node::new(address.endpoint, settings)? })
+        let Target { servers, login, db, tls } = target;
+        let place = match servers {
+            Servers::One(place) => place,
+            Servers::Sentinels { .. } => unimplemented!("SENTINEL: the lead replaces this line"),
+        };
+        Ok(Store { node: Node::new(Endpoint::new(place, login, db, tls), settings)? })
     }
 
     /// Speaks to Redis once.

@@ -59,7 +59,8 @@ impl TrackingConnection {
         Ok(TrackingConnection { wire: link.wire, id: id.unsigned_abs() })
     }
 
-    pub(crate) fn ender(&self) -> Option<Ender> {
+    /// A handle by which another thread can end the connection.
+    pub(crate) fn ender(&self) -> Ender {
         self.wire.ender()
     }
 
@@ -84,7 +85,7 @@ impl TrackingConnection {
     ///
     /// `hear` is also called when nothing has come for `silence`, so that it can break. After
     /// [`QUIET`] without a message, this function sends a `PING`. If nothing comes within
-    /// `patience` after the `PING`, the connection counts as failed. (Over TLS, no `PING` is sent.)
+    /// `patience` after the `PING`, the connection counts as failed.
     pub(crate) fn listen(
         mut self,
         (silence, patience): (Duration, Duration),
@@ -95,17 +96,16 @@ impl TrackingConnection {
         if hear(Heard::Silence).is_break() {
             return Ok(());
         }
-        let asks = self.wire.shows_life();
         let (mut quiet_since, mut asked_at) = (Moment::now(), None::<Moment>);
         loop {
             let now = Moment::now();
-            if asks && asked_at.is_none() && quiet_since.after(QUIET) <= now {
+            if asked_at.is_none() && quiet_since.after(QUIET) <= now {
                 let ping = Batch::of(&["PING"]);
                 self.wire.send(&ping.bytes, now.after(patience)).map_err(Failure::not_sent)?;
                 asked_at = Some(now);
             }
             let dead_at = asked_at.map_or(Moment::NEVER, |at| at.max(quiet_since).after(patience));
-            let ask_at = if asks && asked_at.is_none() { quiet_since.after(QUIET) } else { Moment::NEVER };
+            let ask_at = if asked_at.is_none() { quiet_since.after(QUIET) } else { Moment::NEVER };
             let heard = match self.wire.message(now.after(silence).min(ask_at).min(dead_at)) {
                 Ok(Message::Payload(message)) => {
                     quiet_since = Moment::now();

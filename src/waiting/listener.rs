@@ -157,8 +157,7 @@ impl Listener {
         }
     }
 
-    /// Ends the thread, by ending its connection. (A TLS connection cannot be ended from here. But
-    /// the thread checks at least once a second whether it has to stop.)
+    /// Ends the thread, by ending its connection.
     ///
     /// Nothing wakes the thread while it connects and tests whether invalidations arrive. That may
     /// take two connect timeouts and two response timeouts. This function waits for about one
@@ -170,8 +169,8 @@ impl Listener {
         let ender = state.ender.take();
         drop(state);
         self.stopped.notify_one();
-        if let Some(end) = ender {
-            end();
+        if let Some(ender) = ender {
+            ender.end();
         }
         let Some((thread, done)) = thread else {
             return;
@@ -221,7 +220,7 @@ impl Listener {
     /// Connects, and receives invalidations until the connection ends or is given up.
     fn listen(&self, probe: &str, pauses: &mut Pauses) -> Result<(), Failure> {
         let connection = self.store.listen(probe)?;
-        self.state.lock().ender = connection.ender();
+        self.state.lock().ender = Some(connection.ender());
         if self.is_stopping() {
             return Ok(());
         }
@@ -332,11 +331,11 @@ impl fmt::Debug for Listener {
 pub(crate) mod tests {
     use super::*;
     use crate::base::options::Settings;
-    use crate::store::{Address, Refusal};
+    use crate::store::{Refusal, Target};
 
     /// A listener without a thread and without a Redis, and the keys that it passes on.
     fn listener() -> (Listener, Receiver<Option<String>>) {
-        let address = Address::parse("redis://127.0.0.1:1/").unwrap();
+        let address = Target::nowhere();
         let store = Arc::new(Store::new(address, &Settings::default()).unwrap());
         let (passed, passes) = mpsc::channel();
         let text = |key: &[u8]| String::from_utf8(key.to_vec()).unwrap();

@@ -289,18 +289,6 @@ fn the_builders_lease_and_wait_apply_to_every_lock() {
 }
 
 #[test]
-fn a_manager_can_be_built_with_a_redis_client() {
-    let server = Server::with(&["--requirepass", CANARY]);
-    let client = redis::Client::open(format!("redis://:{CANARY}@127.0.0.1:{}/2", server.port()));
-    let builder = LockManager::builder_with_client(&client.expect("a valid address"));
-    assert_no_canary(&builder);
-    let locks = builder.build().expect("connects");
-    let _guard = locks.lock("a").expect("locks");
-    let info: String = server.query(&["INFO", "keyspace"]);
-    assert!(info.contains("db2:keys=1"), "{info}");
-}
-
-#[test]
 #[cfg(unix)]
 fn a_unix_socket_works() {
     let dir = tempfile::tempdir().expect("a temporary directory");

@@ -107,12 +107,6 @@ fn try_url(what: &str, url: &str) {
             }
         }
     }
-    // If the `redis` crate accepts the URL, it is tried as a client, too.
-    if let Ok(client) = redis::Client::open(url) {
-        let builder = LockManager::builder_with_client(&client).connect_timeout(ANSWER);
-        show(&builder);
-        show_error(what, &builder.response_timeout(ANSWER).build().expect_err(what));
-    }
 }
 
 /// The role of the process that prints.
