@@ -9,7 +9,7 @@ use crate::base::options::Settings;
 use crate::keeping::losses::{LostLock, OnLost};
 use crate::manager::LockManager;
 use crate::session::Session;
-use crate::store::Address;
+use crate::store::{Address, AskCredentials, Login};
 
 /// Makes a [`LockManager`] with settings of its own. [`LockManager::builder`] returns a builder.
 ///
@@ -27,6 +27,8 @@ use crate::store::Address;
 #[must_use = "a builder does nothing until it builds"]
 pub struct Builder {
     address: Result<Address, Error>,
+    credentials: Option<AskCredentials>,
+    sentinel_login: Option<Login>,
     settings: Settings,
     on_lost: Option<OnLost>,
 }
@@ -46,11 +48,72 @@ impl LockManager {
 
     /// A builder for a manager with options of its own. Sends nothing.
     pub fn builder(url: &str) -> Builder {
-        Builder { address: Address::parse(url), settings: Settings::default(), on_lost: None }
+        Builder::at(Address::parse(url))
+    }
+
+    /// A builder for a manager whose Redis is the master that these sentinels know by `name`, as
+    /// with the URL `redis+sentinel://host:port,host:port/name`. Sends nothing.
+    ///
+    /// Set the login with [`Builder::credentials`] and the database with [`Builder::database`].
+    ///
+    /// ```no_run
+    /// # fn main() -> Result<(), relatch::Error> {
+    /// let sentinels = [("s1.internal", 26379), ("s2.internal", 26379), ("s3.internal", 26379)];
+    /// let locks = relatch::LockManager::builder_with_sentinels(sentinels, "mymaster").build()?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn builder_with_sentinels(
+        sentinels: impl IntoIterator<Item = (impl Into<String>, u16)>,
+        name: impl Into<String>,
+    ) -> Builder {
+        let hosts = sentinels.into_iter().map(|(host, port)| (host.into(), port)).collect();
+        Builder::at(Address::of_sentinels(hosts, name.into()))
     }
 }
 
 impl Builder {
+    fn at(address: Result<Address, Error>) -> Builder {
+        let settings = Settings::default();
+        Builder { address, credentials: None, sentinel_login: None, settings, on_lost: None }
+    }
+
+    /// Asks `provider` for a user and a password each time a connection is opened, in place of a
+    /// login in the URL. For passwords that expire. (The user of a Redis without ACLs is `default`.)
+    ///
+    /// The threads of the manager and the destructors of guards open connections, too, so `provider`
+    /// has to return soon, and must not take a lock of this manager. If it panics, opening the
+    /// connection fails.
+    ///
+    /// ```no_run
+    /// # fn token() -> String { String::new() }
+    /// # fn main() -> Result<(), relatch::Error> {
+    /// let locks = relatch::LockManager::builder("redis://127.0.0.1/")
+    ///     .credentials(|| ("worker".to_owned(), token()))
+    ///     .build()?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn credentials(mut self, provider: impl Fn() -> (String, String) + Send + Sync + 'static) -> Builder {
+        self.credentials = Some(Arc::new(provider));
+        self
+    }
+
+    /// The number of the database, in place of the one in the URL.
+    pub fn database(mut self, number: u32) -> Builder {
+        self.address = self.address.map(|address| address.with_db(number));
+        self
+    }
+
+    /// How to log in to the sentinels. They have users and passwords of their own, so by default the
+    /// manager does not log in there, even if the URL has a login. `None`: a sentinel with
+    /// `requirepass`, and no ACLs.
+    pub fn sentinel_login(mut self, username: Option<&str>, password: &str) -> Builder {
+        let username = username.map(str::to_owned);
+        self.sentinel_login = Some(Login { username, password: password.to_owned() });
+        self
+    }
+
     /// The text that each key begins with in Redis. Defaults to `lock:`.
     pub fn prefix(mut self, prefix: impl Into<String>) -> Builder {
         self.settings.prefix = prefix.into();
@@ -250,7 +313,9 @@ impl Builder {
     fn session(self) -> Result<Arc<Session>, Error> {
         let address = self.address?;
         self.settings.check()?;
-        let target = address.with_tls(None)?;
+        let mut target = address.with_tls(None)?;
+        target.set_credentials(self.credentials)?;
+        target.set_sentinels(self.sentinel_login, None)?;
         Session::new(target, self.settings, self.on_lost).map(Arc::new)
     }
 }
@@ -259,6 +324,8 @@ impl fmt::Debug for Builder {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Builder")
             .field("address", &self.address)
+            .field("credentials", &self.credentials.is_some())
+            .field("sentinel_login", &self.sentinel_login.is_some())
             .field("settings", &self.settings)
             .field("on_lost", &self.on_lost.is_some())
             .finish()

@@ -10,6 +10,7 @@ pub(crate) mod error;
 pub(crate) mod holder;
 pub(crate) mod machine;
 pub(crate) mod owner;
+pub(crate) mod background;
 pub(crate) mod backoff;
 pub(crate) mod random;
 pub(crate) mod process;

@@ -39,13 +39,19 @@ impl Shared {
         let (queues, counters) = (Arc::<WaitQueues>::default(), Arc::<Counters>::default());
         let work = Mutex::new(Work::new(notifier.is_some()));
         Arc::new_cyclic(|shared: &Weak<Shared>| {
-            let shared = shared.clone();
+            let (shared, other) = (shared.clone(), shared.clone());
+            let moved = move || {
+                if let Some(shared) = other.upgrade() {
+                    shared.moved();
+                }
+            };
             let invalidated = move |redis_key: Option<&[u8]>| {
                 if let Some(shared) = shared.upgrade() {
                     shared.invalidated(redis_key);
                 }
             };
             let listener = Listener::new(Arc::clone(&store), response_timeout, probe, invalidated);
+            store.on_switch(moved);
             let (listener, due_sooner, worker) =
                 (Arc::new(listener), Condvar::new(), WorkerThread::default());
             Shared { store, counters, notifier, queues, listener, response_timeout, work, due_sooner, worker }
@@ -121,10 +127,11 @@ impl Shared {
         Ok(())
     }
 
-    /// Ends the keeper's thread, the listener's and the one that calls `on_lost`. A forked child
-    /// has none of these threads, and must not call this.
+    /// Ends the keeper's thread, the listener's, the store's and the one that calls `on_lost`. A
+    /// forked child has none of these threads, and must not call this.
     pub(crate) fn stop(&self) {
         self.listener.stop();
+        self.store.stop();
         let mut work = self.work.lock();
         work.stop = true;
         let thread = work.thread.take();

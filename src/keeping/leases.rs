@@ -210,6 +210,14 @@ impl Leases {
         renewed.map(|entry| entry.renew_soon(now)).min().unwrap_or(Moment::NEVER)
     }
 
+    /// Another server has all keys now, and may lack some: all holds that are renewed are due now.
+    /// Returns when the first is due.
+    pub(crate) fn all_moved(&mut self, now: Moment) -> Moment {
+        let due = self.all_invalidated(now);
+        let kept = self.by_number.values_mut().filter(|entry| entry.hold.renews_every(now).is_some());
+        kept.map(|entry| entry.renew_soon(now)).min().unwrap_or(due).min(due)
+    }
+
     /// A thread of this process waits for the end of a hold. If the hold is one to renew, and was
     /// never renewed, it is due now. Returns when it is due.
     pub(crate) fn renew_for_waiter(&mut self, hold: &Hold, now: Moment) -> Moment {

@@ -160,4 +160,13 @@ impl Shared {
         };
         self.wake(work, due);
     }
+
+    /// Another server has all keys now. The waiters ask it at once, and the keeper renews each hold
+    /// that it renews at all, so that a loss is found at once.
+    pub(crate) fn moved(&self) {
+        self.listener.wakeups.wake_all();
+        let mut work = self.work.lock();
+        let due = work.leases.all_moved(Moment::now());
+        self.wake(work, due);
+    }
 }

@@ -10,6 +10,7 @@ use redis::{ConnectionAddr, ConnectionInfo, IntoConnectionInfo};
 
 use crate::base::error::Error;
 use crate::store::endpoint::{Login, Place};
+use crate::store::login::{AskCredentials, Credentials};
 use crate::store::tls::{self, Tls};
 
 /// Stands in an error for a URL that may have its password in a wrong place.
@@ -25,8 +26,9 @@ pub(crate) struct Address {
     /// How to log in to Redis. With sentinels: to the master that they name.
     pub(super) login: Option<Login>,
     pub(super) db: i64,
-    /// Whether connections to Redis use TLS. With sentinels: those to the master.
-    pub(super) tls: bool,
+    /// Whether connections to Redis use TLS. With sentinels: those to the master. `None` if there is
+    /// no URL that says so: then the settings of TLS decide.
+    pub(super) tls: Option<bool>,
 }
 
 /// Where Redis is.
@@ -45,9 +47,11 @@ pub(crate) enum Servers {
 #[derive(Debug)]
 pub(crate) struct Target {
     pub(super) servers: Servers,
-    pub(super) login: Option<Login>,
+    pub(super) credentials: Option<Credentials>,
     pub(super) db: i64,
     pub(super) tls: Option<tls::Client>,
+    pub(super) sentinel_login: Option<Login>,
+    pub(super) sentinel_tls: Option<tls::Client>,
 }
 
 /// What is wrong with a URL, and what of it may be shown.
@@ -65,6 +69,24 @@ impl Address {
         address.map_err(|bad| Error::InvalidOption { option: "url", value: bad.shown, reason: bad.reason })
     }
 
+    pub(crate) fn with_db(self, db: u32) -> Address {
+        Address { db: db.into(), ..self }
+    }
+
+    /// The address of sentinels, without a URL.
+    pub(crate) fn of_sentinels(hosts: Vec<(String, u16)>, name: String) -> Result<Address, Error> {
+        let (option, value) = ("sentinels", format!("{name:?} at {hosts:?}"));
+        if hosts.is_empty() || hosts.iter().any(|(host, port)| host.is_empty() || *port == 0) {
+            let reason = "it takes at least one sentinel, each with a host and a port above 0";
+            return Err(Error::InvalidOption { option, value, reason });
+        }
+        if name.is_empty() || !name.chars().all(is_in_name) {
+            let reason = "the name of the master has letters, digits and `.-_`";
+            return Err(Error::InvalidOption { option, value, reason });
+        }
+        Ok(Address { servers: Servers::Sentinels { hosts, name }, login: None, db: 0, tls: None })
+    }
+
     /// Adds the settings of TLS: `tls` if the program has set it, and else the defaults.
     ///
     /// # Errors
@@ -72,12 +94,38 @@ impl Address {
     /// [`Error::InvalidOption`] if the settings cannot work, or the URL does not ask for TLS.
     pub(crate) fn with_tls(self, tls: Option<Tls>) -> Result<Target, Error> {
         let Address { servers, login, db, tls: wanted } = self;
-        if !wanted && tls.is_some() {
+        if wanted == Some(false) && tls.is_some() {
             let reason = "the URL does not ask for TLS: its scheme has to be `rediss` or `rediss+sentinel`";
             return Err(Error::InvalidOption { option: "tls", value: "set".to_owned(), reason });
         }
+        let wanted = wanted == Some(true) || tls.is_some();
         let tls = if wanted { Some(tls::Client::new(tls, "tls")?) } else { None };
-        Ok(Target { servers, login, db, tls })
+        let credentials = login.map(Credentials::Fixed);
+        Ok(Target { servers, credentials, db, tls, sentinel_login: None, sentinel_tls: None })
+    }
+}
+
+impl Target {
+    /// Sets the function that is asked for the user and the password, in place of those in the URL.
+    pub(crate) fn set_credentials(&mut self, ask: Option<AskCredentials>) -> Result<(), Error> {
+        if ask.is_some() && self.credentials.is_some() {
+            let reason = "the URL has a password already";
+            return Err(Error::InvalidOption { option: "credentials", value: "set".to_owned(), reason });
+        }
+        self.credentials = ask.map(Credentials::Asked).or(self.credentials.take());
+        Ok(())
+    }
+
+    /// Sets the login of the sentinels, and their settings of TLS.
+    pub(crate) fn set_sentinels(&mut self, login: Option<Login>, tls: Option<Tls>) -> Result<(), Error> {
+        let option = if login.is_some() { "sentinel_login" } else { "sentinel_tls" };
+        if (login.is_some() || tls.is_some()) && !matches!(self.servers, Servers::Sentinels { .. }) {
+            let reason = "the URL names no sentinels: it has to begin with redis+sentinel://";
+            return Err(Error::InvalidOption { option, value: "set".to_owned(), reason });
+        }
+        self.sentinel_login = login;
+        self.sentinel_tls = tls.map(|tls| tls::Client::new(Some(tls), option)).transpose()?;
+        Ok(())
     }
 }
 
@@ -100,7 +148,11 @@ fn one(url: &str) -> Result<Address, Bad> {
         _ => return Err(bad(NOT_SHOWN, "it names no server")),
     };
     let (login, db) = login_and_db(&info)?;
-    Ok(Address { servers: Servers::One(place), login, db, tls })
+    Ok(Address { servers: Servers::One(place), login, db, tls: Some(tls) })
+}
+
+fn is_in_name(c: char) -> bool {
+    c.is_ascii_alphanumeric() || ".-_".contains(c)
 }
 
 /// The rest of a URL of sentinels, and whether the master uses TLS. `None` for any other URL.
@@ -126,7 +178,6 @@ fn sentinels(url: &str, rest: &str, tls: bool) -> Result<Address, Bad> {
     let shown = if is_hidden { NOT_SHOWN } else { up_to_query };
     let (path, query) = tail.split_once('?').map_or((tail, None), |(path, query)| (path, Some(query)));
     let (name, db) = path[path.len().min(1)..].split_once('/').unwrap_or((path.trim_start_matches('/'), ""));
-    let is_in_name = |c: char| c.is_ascii_alphanumeric() || ".-_".contains(c);
     if name.is_empty() || !name.chars().all(is_in_name) {
         let reason = "the name of the master has to follow the sentinels, of letters, digits and `.-_`: \
                       redis+sentinel://[user:password@]host[:port][,host[:port]...]/name[/db]";
@@ -145,7 +196,7 @@ fn sentinels(url: &str, rest: &str, tls: bool) -> Result<Address, Bad> {
     let (info, _) =
         read(&format!("redis{}://{login}master/{db}{query}", if tls { "s" } else { "" })).map_err(for_one)?;
     let (login, db) = login_and_db(&info)?;
-    Ok(Address { servers: Servers::Sentinels { hosts, name: name.to_owned() }, login, db, tls })
+    Ok(Address { servers: Servers::Sentinels { hosts, name: name.to_owned() }, login, db, tls: Some(tls) })
 }
 
 /// Reads `host`, `host:port`, `[address]` or `[address]:port`.
@@ -272,7 +323,7 @@ mod tests {
             "redis+sentinel://user:p%40ss@a.example.org:7000,b,[::1]:7001,[::2]/my-master.1/3?protocol=resp2";
         let address = parse(url);
         let all = "my-master.1: a.example.org 7000, b 26379, ::1 7001, ::2 26379";
-        assert_eq!((named(&address).as_str(), address.db, address.tls), (all, 3, false));
+        assert_eq!((named(&address).as_str(), address.db, address.tls), (all, 3, Some(false)));
         assert_login(&address, Some("user"), "p@ss");
         for url in ["redis+sentinel://s/m", "redis+sentinel://s/m/", "Redis+Sentinel://s/m/0"] {
             let address = parse(url);

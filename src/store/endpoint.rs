@@ -1,4 +1,4 @@
-//! One server: where it is, and how to log in there.
+//! Where a server is, and the ways to it.
 
 use std::fmt;
 use std::net::{SocketAddr, ToSocketAddrs};
@@ -12,8 +12,6 @@ use crate::store::tls;
 
 pub(crate) struct Endpoint {
     place: Place,
-    pub(super) login: Option<Login>,
-    pub(super) db: i64,
     tls: Option<tls::Client>,
     /// The place, as errors name it.
     name: String,
@@ -36,8 +34,8 @@ pub(crate) enum Place {
 /// How to log in. Its `Debug` does not show the password.
 #[derive(Clone)]
 pub(crate) struct Login {
-    pub(super) username: Option<String>,
-    pub(super) password: String,
+    pub(crate) username: Option<String>,
+    pub(crate) password: String,
 }
 
 /// One way to reach a server.
@@ -49,8 +47,8 @@ pub(super) enum Way {
 }
 
 impl Endpoint {
-    pub(super) fn new(place: Place, login: Option<Login>, db: i64, tls: Option<tls::Client>) -> Endpoint {
-        Endpoint { name: place.to_string(), place, login, db, tls, worked: Mutex::default() }
+    pub(super) fn new(place: Place, tls: Option<tls::Client>) -> Endpoint {
+        Endpoint { name: place.to_string(), place, tls, worked: Mutex::default() }
     }
 
     /// Host and port, or the socket's path.
@@ -116,7 +114,7 @@ impl fmt::Debug for Login {
 
 impl fmt::Debug for Endpoint {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Endpoint").field("name", &self.name).field("db", &self.db).finish_non_exhaustive()
+        f.debug_struct("Endpoint").field("name", &self.name).finish_non_exhaustive()
     }
 }
 
@@ -128,10 +126,11 @@ mod tests {
     use super::*;
     use crate::base::clock::Moment;
     use crate::store::link::Link;
+    use crate::store::login::{Access, Expected};
 
     fn endpoint(host: &str, port: u16) -> Endpoint {
         let place = Place::Tcp { host: host.to_owned(), port };
-        Endpoint::new(place, None, 0, None)
+        Endpoint::new(place, None)
     }
 
     #[test]
@@ -152,7 +151,10 @@ mod tests {
         let good = listener.local_addr().unwrap();
         let endpoint = endpoint("127.0.0.1", good.port());
         let ways = endpoint.ways().unwrap();
-        let _link = Link::open(&endpoint, &ways, Moment::now().after(Duration::from_secs(10))).unwrap();
+        // Nobody answers the login.
+        let (access, limit) =
+            (Access::new(None, 0, Expected::Server), Moment::now().after(Duration::from_millis(20)));
+        assert!(Link::open(&endpoint, &ways, &access, &[], limit, |_| Ok(())).is_err());
         let others = ["127.0.0.2:1", "127.0.0.1:1"].map(|it| it.parse().unwrap());
         assert_eq!(endpoint.in_order([&others[..], &[good]].concat())[0], good);
     }

@@ -8,9 +8,9 @@ use std::time::Duration;
 use crate::base::clock::Moment;
 use crate::store::endpoint::{Endpoint, Way};
 use crate::store::failure::{self, Failure};
-use crate::store::reply::agreed;
+use crate::store::login::Access;
 use crate::store::resp::{Batch, Reply};
-use crate::store::wire::{SHORTEST, Wire};
+use crate::store::wire::{Ender, SHORTEST, Wire};
 
 /// The shortest timeout whose expiry says something about Redis. On a busy machine, an attempt with
 /// less time may fail although Redis works.
@@ -67,14 +67,23 @@ pub(super) struct Sent {
 }
 
 impl Link {
-    /// Connects by one of `ways`, and logs in.
-    pub(super) fn open(endpoint: &Endpoint, ways: &[Way], deadline: Moment) -> Result<Link, Failure> {
+    /// Connects by one of `ways`, logs in, and sends `first` with the login. Also returns the replies
+    /// to `first`. `connected` gets the connection's ender before the login, and can refuse it.
+    pub(super) fn open(
+        endpoint: &Endpoint,
+        ways: &[Way],
+        access: &Access,
+        first: &[&[&str]],
+        deadline: Moment,
+        connected: impl FnOnce(Ender) -> Result<(), Failure>,
+    ) -> Result<(Link, Vec<Reply>), Failure> {
         let began = Moment::now();
         let (wire, way) = connect(endpoint, ways, deadline)?;
         endpoint.worked(way);
+        connected(wire.ender())?;
         let mut link = Link::new(wire, began);
-        link.log_in(endpoint, deadline)?;
-        Ok(link)
+        let replies = access.begin(&mut link, first, deadline)?;
+        Ok((link, replies))
     }
 
     fn new(wire: Wire, began: Moment) -> Link {
@@ -90,29 +99,6 @@ impl Link {
             behind: false,
             listener: None,
         }
-    }
-
-    fn log_in(&mut self, endpoint: &Endpoint, deadline: Moment) -> Result<(), Failure> {
-        let mut batch = Batch::default();
-        if let Some(login) = &endpoint.login {
-            batch = match &login.username {
-                Some(username) => batch.and(&["AUTH", username, &login.password]),
-                None => batch.and(&["AUTH", &login.password]),
-            };
-        }
-        if endpoint.db != 0 {
-            batch = batch.and(&["SELECT", &endpoint.db.to_string()]);
-        }
-        if batch.count == 0 {
-            return Ok(());
-        }
-        let replies = self.exchange(&batch, deadline);
-        let agreed = replies.and_then(|replies| replies.into_iter().try_for_each(agreed));
-        agreed.map_err(|failure| match failure {
-            // Even if the login was executed, no command of a lock was sent yet.
-            Failure::Unanswered { cause, .. } => Failure::NotSent(cause),
-            other => other.without(endpoint.login.as_ref().map(|login| login.password.as_str())),
-        })
     }
 
     /// True if the idle connection is known to have ended. Does not wait.
@@ -312,7 +298,7 @@ mod tests {
         let good = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
         let ways = [way(dead), way(dead), way(good.local_addr().unwrap().port())];
         let deadline = Moment::now().after(Duration::from_secs(2));
-        let endpoint = Endpoint::new(Place::Tcp { host: String::new(), port: 0 }, None, 0, None);
+        let endpoint = Endpoint::new(Place::Tcp { host: String::new(), port: 0 }, None);
         let (_wire, worked) = connect(&endpoint, &ways, deadline).expect("connects to the third");
         assert!(matches!(worked, Way::Tcp(address) if *address == good.local_addr().unwrap()));
         assert!(Moment::now() < deadline);

@@ -20,31 +20,40 @@ mod connection;
 mod endpoint;
 mod failure;
 mod link;
+mod login;
+mod master;
 mod node;
 mod pool;
 mod reply;
 mod resp;
 mod script;
+mod sentinels;
+mod subscription;
 mod tls;
 mod tracking;
 mod wire;
 
 use std::fmt;
+use std::sync::Arc;
 
 use crate::base::clock::Moment;
 use crate::base::error::Error;
 use crate::base::options::Settings;
 use crate::store::address::Servers;
 use crate::store::endpoint::Endpoint;
-use crate::store::node::Node;
+use crate::store::login::{Access, Credentials, Expected};
+use crate::store::master::Master;
+use crate::store::node::{Location, Node};
+use crate::store::sentinels::Sentinels;
 
 pub(crate) use crate::store::address::{Address, Target};
 pub(crate) use crate::store::connection::{Connection, Extension};
+pub(crate) use crate::store::endpoint::Login;
 pub(crate) use crate::store::failure::{Cause, Failure, Fate, Refusal};
 pub(crate) use crate::store::link::FAIR_TRY;
+pub(crate) use crate::store::login::AskCredentials;
 pub(crate) use crate::store::reply::{ClaimReply, Compared, Seen, Tracking};
 pub(crate) use crate::store::tracking::{Heard, TrackingConnection};
-pub(crate) use crate::store::wire::Ender;
 
 /// The server, and the connections to it.
 pub(crate) struct Store {
@@ -54,12 +63,17 @@ pub(crate) struct Store {
 impl Store {
     pub(crate) fn new(target: Target, settings: &Settings) -> Result<Store, Error> {
         script::prepare();
-        let Target { servers, login, db, tls } = target;
-        let place = match servers {
-            Servers::One(place) => place,
-            Servers::Sentinels { .. } => unimplemented!("SENTINEL: the lead replaces this line"),
+        let Target { servers, credentials, db, tls, sentinel_login, sentinel_tls } = target;
+        let location = match servers {
+            Servers::One(place) => Location::At(Endpoint::new(place, tls)),
+            Servers::Sentinels { hosts, name } => {
+                let access = Access::new(sentinel_login.map(Credentials::Fixed), 0, Expected::Sentinel);
+                let sentinels = Sentinels::new(name, hosts, access, sentinel_tls, false);
+                Location::Master(Arc::new(Master::new(sentinels, tls)))
+            }
         };
-        Ok(Store { node: Node::new(Endpoint::new(place, login, db, tls), settings)? })
+        let expected = if matches!(location, Location::At(_)) { Expected::Server } else { Expected::Master };
+        Ok(Store { node: Node::new(location, Access::new(credentials, db, expected), settings)? })
     }
 
     /// Speaks to Redis once.
@@ -101,6 +115,17 @@ impl Store {
         self.node.pool.on_close(call);
     }
 
+    /// Registers `call`, which is called after another server has become the master. All connections
+    /// to the old one have been ended by then.
+    pub(crate) fn on_switch(&self, call: impl Fn() + Send + Sync + 'static) {
+        self.node.on_switch(call);
+    }
+
+    /// Ends the store's thread, if there is one.
+    pub(crate) fn stop(&self) {
+        self.node.stop();
+    }
+
     /// Closes the idle connections that have ended or may be dead. Does not wait.
     pub(crate) fn sweep(&self) {
         self.node.pool.sweep();
@@ -108,7 +133,7 @@ impl Store {
 
     /// The error that the caller sees.
     pub(crate) fn error(&self, action: String, failure: Failure) -> Error {
-        let server = self.node.endpoint.name().to_owned();
+        let server = self.node.name();
         match failure {
             Failure::Refused(refusal) if !refusal.can_pass() => {
                 Error::Refused { server, action, code: refusal.code, message: refusal.message }
@@ -120,6 +145,6 @@ impl Store {
 
 impl fmt::Debug for Store {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Store").field("endpoint", &self.node.endpoint).finish_non_exhaustive()
+        f.debug_struct("Store").field("node", &self.node).finish_non_exhaustive()
     }
 }

@@ -1,6 +1,8 @@
 //! One server and all connections to it: the pool's, the keeper's, the listener's.
 //! (`Store::checkout` chooses the server.)
 
+use std::fmt;
+use std::sync::Arc;
 use std::time::Duration;
 
 use crate::base::clock::Moment;
@@ -10,20 +12,58 @@ use crate::store::connection::Connection;
 use crate::store::endpoint::Endpoint;
 use crate::store::failure::{Failure, Refusal};
 use crate::store::link::Link;
+use crate::store::login::Access;
+use crate::store::master::Master;
 use crate::store::pool::{LinkRef, Pool};
 use crate::store::tracking::TrackingConnection;
 
 pub(super) struct Node {
-    pub(super) endpoint: Endpoint,
-    pub(super) pool: Pool,
+    location: Location,
+    access: Access,
+    pub(super) pool: Arc<Pool>,
     connect_timeout: Duration,
     response_timeout: Duration,
 }
 
+/// Where the server is.
+pub(super) enum Location {
+    At(Endpoint),
+    /// Where the sentinels say.
+    Master(Arc<Master>),
+}
+
 impl Node {
-    pub(super) fn new(endpoint: Endpoint, settings: &Settings) -> Result<Node, Error> {
+    pub(super) fn new(location: Location, access: Access, settings: &Settings) -> Result<Node, Error> {
         let &Settings { connect_timeout, response_timeout, pool_size, .. } = settings;
-        Ok(Node { endpoint, pool: Pool::new(pool_size)?, connect_timeout, response_timeout })
+        let pool = Arc::new(Pool::new(pool_size)?);
+        Ok(Node { location, access, pool, connect_timeout, response_timeout })
+    }
+
+    /// The server, as errors name it.
+    pub(super) fn name(&self) -> String {
+        match &self.location {
+            Location::At(endpoint) => endpoint.name().to_owned(),
+            Location::Master(master) => master.describe(),
+        }
+    }
+
+    /// Registers `call`, which is called after the sentinels have named another master. All
+    /// connections to the old one have been ended by then.
+    pub(super) fn on_switch(&self, call: impl Fn() + Send + Sync + 'static) {
+        if let Location::Master(master) = &self.location {
+            let pool = Arc::clone(&self.pool);
+            master.on_switch(move || {
+                pool.condemn(Moment::now());
+                call();
+            });
+        }
+    }
+
+    /// Ends the threads of this node.
+    pub(super) fn stop(&self) {
+        if let Location::Master(master) = &self.location {
+            master.stop(self.response_timeout);
+        }
     }
 
     /// Borrows a connection of the pool. Waits for one and connects if necessary, until the
@@ -39,21 +79,43 @@ impl Node {
     }
 
     fn open(&self, deadline: Moment) -> Result<Link, Failure> {
-        let ways = self.endpoint.ways()?;
-        Link::open(&self.endpoint, &ways, deadline.min(Moment::now().after(self.connect_timeout)))
+        let in_time = || deadline.min(Moment::now().after(self.connect_timeout));
+        let (link, _) = match &self.location {
+            Location::At(endpoint) => {
+                let ways = endpoint.ways()?;
+                Link::open(endpoint, &ways, &self.access, &[], in_time(), |_| Ok(()))?
+            }
+            Location::Master(master) => {
+                master.watch(self.connect_timeout);
+                let deadline = in_time();
+                let (endpoint, generation) = master.find(deadline)?;
+                let ways = endpoint.ways()?;
+                let note = |ender| master.opened(generation, ender);
+                Link::open(&endpoint, &ways, &self.access, &[], deadline, note)?
+            }
+        };
+        Ok(link)
     }
 
     /// Opens a connection for invalidations, and makes sure that they come: it changes `probe`, a
     /// key that nobody else uses, over a second connection. If no invalidation comes, the result is
     /// `Refused`: a proxy may accept `CLIENT TRACKING` without passing it on.
     pub(super) fn listen(&self, probe: &str) -> Result<TrackingConnection, Failure> {
-        let mut tracking = TrackingConnection::open(&self.endpoint, self.connect_timeout)?;
+        let answer = || Moment::now().after(self.response_timeout);
+        let link = self.open(Moment::NEVER)?;
+        let mut tracking = TrackingConnection::open(link, Moment::now().after(self.connect_timeout))?;
         let mut other = self.connect(Moment::NEVER)?;
-        other.change(probe, tracking.id, Moment::now().after(self.response_timeout))?;
-        if tracking.hears(probe, Moment::now().after(self.response_timeout))? {
+        other.change(probe, tracking.id, answer())?;
+        if tracking.hears(probe, answer())? {
             Ok(tracking)
         } else {
             Err(Failure::Refused(Refusal::no_invalidation()))
         }
+    }
+}
+
+impl fmt::Debug for Node {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Node").field("name", &self.name()).finish_non_exhaustive()
     }
 }

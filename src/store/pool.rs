@@ -145,7 +145,7 @@ impl Pool {
         link.answered <= Moment::from_nanos(self.condemned.load(Ordering::Relaxed))
     }
 
-    fn condemn(&self, since: Moment) {
+    pub(super) fn condemn(&self, since: Moment) {
         self.condemned.fetch_max(since.as_nanos(), Ordering::Relaxed);
     }
 

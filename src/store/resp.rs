@@ -72,6 +72,25 @@ impl Reply {
     pub(super) fn is_noscript(&self) -> bool {
         matches!(self, Reply::Error(error) if error.split(' ').next() == Some("NOSCRIPT"))
     }
+
+    /// A string, if this is one.
+    pub(super) fn text(&self) -> Option<&str> {
+        match self {
+            Reply::Line(line) => Some(line),
+            Reply::Bytes(bytes) => str::from_utf8(bytes).ok(),
+            _ => None,
+        }
+    }
+
+    /// The value of a field, if this is a map. RESP2 writes a map as an array of names and values in
+    /// turn.
+    pub(super) fn field(&self, name: &str) -> Option<&str> {
+        let Reply::Array(parts) = self else {
+            return None;
+        };
+        let at = parts.iter().step_by(2).position(|part| part.text() == Some(name))?;
+        parts.get(2 * at + 1)?.text()
+    }
 }
 
 /// Reads replies one by one, however the bytes arrive.

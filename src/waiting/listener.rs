@@ -9,28 +9,21 @@
 use std::fmt;
 use std::ops::ControlFlow;
 use std::sync::Arc;
-use std::sync::mpsc::{self, Receiver, RecvTimeoutError};
-use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
 use log::{info, warn};
 
+use crate::base::background::{Background, Stopped};
 use crate::base::backoff::Backoff;
 use crate::base::clock::Moment;
-use crate::base::process::WorkerThread;
 use crate::base::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use crate::base::sync::{Condvar, Mutex};
-use crate::store::{Ender, Failure, Heard, Store, Tracking};
+use crate::store::{Failure, Heard, Store, Tracking};
 use crate::waiting::wakeups::Wakeups;
 
 /// The shortest and the longest time for which the thread reads before it checks whether it has to
 /// stop, and whether connections of the pool have ended. Within these bounds, it reads for the
 /// response timeout.
 const SILENCE: [Duration; 2] = [Duration::from_millis(100), Duration::from_secs(1)];
-
-/// How much longer than the response timeout, or than 100 ms, [`Listener::stop`] waits for the
-/// thread.
-const GRACE: Duration = Duration::from_millis(100);
 
 /// Called for each invalidation, with its key. `None`: any key may have changed, because of a flush
 /// or because invalidations were missed.
@@ -49,23 +42,9 @@ pub(crate) struct Listener {
     client_id: AtomicU64,
     /// A failure was logged, and the listener has not connected since.
     has_warned: AtomicBool,
-    state: Mutex<State>,
-    stopped: Condvar,
-    worker: WorkerThread,
-}
-
-#[derive(Default)]
-struct State {
-    /// The manager has tried to start the thread.
-    started: bool,
-    thread: Option<JoinHandle<()>>,
-    /// Closed when the thread has ended.
-    done: Option<Receiver<()>>,
-    /// Ends the connection, while there is one.
-    ender: Option<Ender>,
     /// The connection is of no use, so the thread opens another.
-    given_up: bool,
-    stop: bool,
+    given_up: AtomicBool,
+    thread: Background,
 }
 
 impl Listener {
@@ -83,22 +62,16 @@ impl Listener {
             wakeups: Wakeups::default(),
             client_id: AtomicU64::new(0),
             has_warned: AtomicBool::new(false),
-            state: Mutex::default(),
-            stopped: Condvar::new(),
-            worker: WorkerThread::default(),
+            given_up: AtomicBool::new(false),
+            thread: Background::default(),
         }
     }
 
     /// Starts the thread, once. It connects by itself, and no thread waits for that.
     pub(crate) fn start(self: &Arc<Listener>) {
-        let mut state = self.state.lock();
-        if state.started || state.stop {
-            return;
-        }
-        let Some(probe) = self.probe.clone() else {
+        let Some(probe) = self.probe.as_ref().filter(|_| !self.thread.was_started()).cloned() else {
             return;
         };
-        state.started = true;
         let weak = Arc::downgrade(self);
         self.store.on_close(move |link| {
             if let Some(listener) = weak.upgrade() {
@@ -106,14 +79,8 @@ impl Listener {
             }
         });
         let listener = Arc::clone(self);
-        let (alive, done) = mpsc::channel::<()>();
-        let run = move || {
-            let _alive = alive;
-            listener.run(&probe);
-        };
-        match thread::Builder::new().name("relatch-listen".to_owned()).spawn(run) {
-            Ok(thread) => (state.thread, state.done) = (Some(thread), Some(done)),
-            Err(error) => self.warn_once(&error),
+        if let Err(error) = self.thread.start("relatch-listen", move || listener.run(&probe)) {
+            self.warn_once(&error);
         }
     }
 
@@ -151,7 +118,7 @@ impl Listener {
     /// `reason`.
     pub(crate) fn give_up(&self, client_id: u64, reason: &dyn fmt::Display) {
         if self.client_id() == Some(client_id) {
-            self.state.lock().given_up = true;
+            self.given_up.store(true, Ordering::Relaxed);
             self.disconnected();
             self.warn_once(reason);
         }
@@ -160,34 +127,19 @@ impl Listener {
     /// Ends the thread, by ending its connection.
     ///
     /// Nothing wakes the thread while it connects and tests whether invalidations arrive. That may
-    /// take two connect timeouts and two response timeouts. This function waits for about one
+    /// take three connect timeouts and two response timeouts. This function waits for about one
     /// response timeout. If the thread needs longer, it is left behind and ends by itself.
     pub(crate) fn stop(&self) {
-        let mut state = self.state.lock();
-        state.stop = true;
-        let thread = state.thread.take().zip(state.done.take());
-        let ender = state.ender.take();
-        drop(state);
-        self.stopped.notify_one();
-        if let Some(ender) = ender {
-            ender.end();
-        }
-        let Some((thread, done)) = thread else {
-            return;
-        };
-        if self.worker.is_current() {
-            return;
-        }
-        let limit = self.response_timeout.max(SILENCE[0]).saturating_add(GRACE);
-        if done.recv_timeout(limit) != Err(RecvTimeoutError::Disconnected) {
-            warn!(target: "relatch::listener", "the listener still connects: its thread is left behind, and ends by itself");
-        } else if thread.join().is_err() {
-            warn!(target: "relatch::listener", "the listener had panicked");
+        match self.thread.stop(self.response_timeout.max(SILENCE[0])) {
+            Stopped::Ended => {}
+            Stopped::Panicked => warn!(target: "relatch::listener", "the listener had panicked"),
+            Stopped::LeftBehind => warn!(target: "relatch::listener",
+                "the listener still connects: its thread is left behind, and ends by itself"),
         }
     }
 
     fn run(&self, probe: &str) {
-        self.worker.enter();
+        self.thread.enter();
         let mut pauses = Pauses::new();
         while !self.is_stopping() {
             let ended = self.listen(probe, &mut pauses);
@@ -199,29 +151,16 @@ impl Listener {
             if let Err(failure) = ended {
                 self.warn_once(&failure.into_cause());
             }
-            self.pause(pause);
-        }
-    }
-
-    /// Waits before the next connection, or until it is time to stop.
-    fn pause(&self, pause: Duration) {
-        let mut state = self.state.lock();
-        (state.given_up, state.ender) = (false, None);
-        let until = Moment::now().after(pause);
-        loop {
-            let now = Moment::now();
-            if state.stop || until <= now {
-                return;
-            }
-            self.stopped.wait_for(&mut state, until.since(now));
+            self.given_up.store(false, Ordering::Relaxed);
+            self.thread.pause(pause);
         }
     }
 
     /// Connects, and receives invalidations until the connection ends or is given up.
     fn listen(&self, probe: &str, pauses: &mut Pauses) -> Result<(), Failure> {
         let connection = self.store.listen(probe)?;
-        self.state.lock().ender = Some(connection.ender());
-        if self.is_stopping() {
+        let ender = connection.ender();
+        if !self.thread.ends_by(move || ender.end()) {
             return Ok(());
         }
         pauses.after_refusal.reset();
@@ -237,8 +176,8 @@ impl Listener {
                 pauses.after_end.reset();
             }
             self.dispatch(heard);
-            let state = self.state.lock();
-            if state.stop || state.given_up { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+            let ends = self.is_stopping() || self.given_up.load(Ordering::Relaxed);
+            if ends { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
         })
     }
 
@@ -285,7 +224,7 @@ impl Listener {
     }
 
     fn is_stopping(&self) -> bool {
-        self.state.lock().stop
+        self.thread.is_stopping()
     }
 
     fn warn_once(&self, failure: &dyn fmt::Display) {
@@ -329,6 +268,8 @@ impl fmt::Debug for Listener {
 
 #[cfg(test)]
 pub(crate) mod tests {
+    use std::sync::mpsc::{self, Receiver};
+
     use super::*;
     use crate::base::options::Settings;
     use crate::store::{Refusal, Target};
@@ -410,9 +351,9 @@ pub(crate) mod tests {
         let (listener, _passes) = listener();
         listener.connected(7);
         listener.give_up(6, &"that was the one before");
-        assert!(listener.client_id() == Some(7) && !listener.state.lock().given_up);
+        assert!(listener.client_id() == Some(7) && !listener.given_up.load(Ordering::Relaxed));
         listener.give_up(7, &"it misses invalidations");
-        assert!(listener.client_id().is_none() && listener.state.lock().given_up);
+        assert!(listener.client_id().is_none() && listener.given_up.load(Ordering::Relaxed));
     }
 
     #[test]

@@ -17,9 +17,9 @@ const WAIT: Duration = Duration::from_millis(150);
 /// when its wait ends.
 const SLACK: Duration = Duration::from_secs(1);
 
-/// For each right, the calls that fail without it. The rights that are not in this table are for
-/// invalidations: no call fails without them.
-const NEEDED_BY: [(&str, &[&str]); 9] = [
+/// For each right, the calls that fail without it. (A login does without its last two.) The rights
+/// that are not in this table are for invalidations: no call fails without them.
+const NEEDED_BY: [(&str, &[&str]); 11] = [
     ("~lock:*", &["lock", "wait", "holder", "verify", "extend", "unlock", "unlock, taught", "force_unlock"]),
     ("+set", &["lock", "wait"]),
     ("+get", &["wait", "holder", "verify", "extend", "unlock", "unlock, taught", "force_unlock"]),
@@ -29,6 +29,8 @@ const NEEDED_BY: [(&str, &[&str]); 9] = [
     ("+eval", &["wait", "unlock, taught", "force_unlock"]),
     ("+evalsha", &["wait", "extend", "unlock", "unlock, taught"]),
     ("+ping", &["connect"]),
+    ("+hello", &[]),
+    ("+client|setname", &[]),
 ];
 
 /// Does everything that can be done with a lock, as a user with these rights; returns what Redis

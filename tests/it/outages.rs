@@ -8,7 +8,7 @@ use relatch_rig::{Fault, LONG, Proxy, Server, eventually, time, unique_key};
 
 use crate::support::{
     ANSWER, LATE, MINUTE, PERIOD, Rig, SOON, Taken, WAYS, assert_unavailable, broken_replies, builder,
-    renewals_of, returns_by, trusted,
+    renewals, renewals_of, returns_by, trusted,
 };
 
 #[test]
@@ -69,11 +69,14 @@ const ASKS: [(&str, u32, Ask); 5] = [
 #[test]
 fn row_13_a_question_in_a_black_hole_ends_by_the_response_timeout() {
     for every in [MINUTE / 2, PERIOD] {
-        let rig = Rig::without_login(|builder| builder.lease(MINUTE).renew_every(every));
+        let rig = Rig::with(|builder| builder.lease(MINUTE).renew_every(every));
         for (what, answers, ask) in ASKS {
             returns_by(answers * ANSWER, &format!("{what}, renewed every {every:?}"), || {
                 let guard = rig.locks.lock(unique_key("a")).expect("locks");
                 let renewal = renewals_of(&rig.server, guard.key());
+                // In the black hole, no login is answered, so the keeper needs its connection now.
+                let has_renewed = || every > PERIOD || renewals(&rig.locks, guard.key()) > 0;
+                eventually(LONG, "the keeper is connected", has_renewed);
                 rig.proxy.black_hole(true);
                 let before = rig.proxy.commands(&renewal);
                 let is_renewed = || every > PERIOD || rig.proxy.commands(&renewal) > before;

@@ -55,7 +55,7 @@ impl Rig {
 
     /// Like [`new`](Rig::new), with further settings.
     pub(crate) fn with(change: impl FnOnce(Builder) -> Builder) -> Rig {
-        Rig::at(Proxy::url, |url| change(builder(url)))
+        Rig::at(|url| change(builder(url)))
     }
 
     /// Like [`new`](Rig::new), with short leases that are renewed often.
@@ -63,22 +63,15 @@ impl Rig {
         Rig::with(|builder| builder.lease(LEASE).renew_every(PERIOD))
     }
 
-    /// Like [`with`](Rig::with), but the manager does not log in, even if the tests run with a
-    /// login. For tests in which a manager would wait for the login, and not for the command that
-    /// matters.
-    pub(crate) fn without_login(change: impl FnOnce(Builder) -> Builder) -> Rig {
-        Rig::at(Proxy::bare_url, |url| change(builder(url)))
-    }
-
     /// Like [`with`](Rig::with), but with the timeouts that a manager has by default.
     pub(crate) fn with_defaults(change: impl FnOnce(Builder) -> Builder) -> Rig {
-        Rig::at(Proxy::url, |url| change(LockManager::builder(url)))
+        Rig::at(|url| change(LockManager::builder(url)))
     }
 
-    fn at(url: fn(&Proxy) -> String, configure: impl FnOnce(&str) -> Builder) -> Rig {
+    fn at(configure: impl FnOnce(&str) -> Builder) -> Rig {
         let server = Server::start();
         let proxy = Proxy::start(server.port());
-        let locks = configure(&url(&proxy)).build_unchecked().expect("options that can work");
+        let locks = configure(&proxy.url()).build_unchecked().expect("options that can work");
         // The timeouts are short here, and the machine may be busy.
         eventually(LONG, "the manager connects", || locks.named("warm-up").holder().is_ok());
         // Makes Redis load the scripts of a release and of a waiter's attempt.

@@ -29,9 +29,10 @@ pub fn least_rights() -> Vec<&'static str> {
 
 /// Those of the least rights that are for invalidations only. Everything works without them.
 pub fn invalidation_rights() -> Vec<&'static str> {
-    let is_for_invalidations =
-        |right: &str| right.starts_with(['&']) || right.contains("client|") || right == "+subscribe";
-    least_rights().into_iter().filter(|right| is_for_invalidations(right)).collect()
+    let is_for_invalidations = |right: &&str| {
+        right.starts_with('&') || ["+client|id", "+client|tracking", "+subscribe"].contains(right)
+    };
+    least_rights().into_iter().filter(is_for_invalidations).collect()
 }
 
 /// The least rights without those for invalidations.

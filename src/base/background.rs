@@ -1,0 +1,123 @@
+//! A thread of the manager's own that blocks in a read most of the time: how it begins, and how it
+//! is made to end.
+
+use std::io;
+use std::sync::mpsc::{self, Receiver, RecvTimeoutError};
+use std::thread::{self, JoinHandle};
+use std::time::Duration;
+
+use crate::base::clock::Moment;
+use crate::base::process::WorkerThread;
+use crate::base::sync::{Condvar, Mutex};
+
+/// How much longer than `limit` [`Background::stop`] waits for the thread.
+const GRACE: Duration = Duration::from_millis(100);
+
+#[derive(Default)]
+pub(crate) struct Background {
+    state: Mutex<State>,
+    stopped: Condvar,
+    worker: WorkerThread,
+}
+
+#[derive(Default)]
+struct State {
+    /// The manager has tried to start the thread.
+    started: bool,
+    thread: Option<JoinHandle<()>>,
+    /// Closed when the thread has ended.
+    done: Option<Receiver<()>>,
+    /// Ends what the thread is blocked in.
+    ender: Option<Box<dyn FnOnce() + Send>>,
+    stop: bool,
+}
+
+/// What became of a thread that was told to stop.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum Stopped {
+    /// The thread has ended, or there was none.
+    Ended,
+    Panicked,
+    /// The thread did not end in time. It ends by itself.
+    LeftBehind,
+}
+
+impl Background {
+    /// Starts the thread. Only the first call does so; later calls, and calls after
+    /// [`stop`](Self::stop), do nothing.
+    pub(crate) fn start(&self, name: &str, run: impl FnOnce() + Send + 'static) -> io::Result<()> {
+        let mut state = self.state.lock();
+        if state.started || state.stop {
+            return Ok(());
+        }
+        state.started = true;
+        let (alive, done) = mpsc::channel::<()>();
+        let run = move || {
+            let _alive = alive;
+            run();
+        };
+        let thread = thread::Builder::new().name(name.to_owned()).spawn(run)?;
+        (state.thread, state.done) = (Some(thread), Some(done));
+        Ok(())
+    }
+
+    /// True if [`start`](Self::start) was called.
+    pub(crate) fn was_started(&self) -> bool {
+        self.state.lock().started
+    }
+
+    /// The thread calls this first.
+    pub(crate) fn enter(&self) {
+        self.worker.enter();
+    }
+
+    pub(crate) fn is_stopping(&self) -> bool {
+        self.state.lock().stop
+    }
+
+    /// From now on, [`stop`](Self::stop) calls `ender`, which ends what the thread is blocked in.
+    /// False if the thread has to stop already.
+    pub(crate) fn ends_by(&self, ender: impl FnOnce() + Send + 'static) -> bool {
+        let mut state = self.state.lock();
+        state.ender = Some(Box::new(ender));
+        !state.stop
+    }
+
+    /// Sleeps, or returns early if the thread has to stop.
+    pub(crate) fn pause(&self, pause: Duration) {
+        let mut state = self.state.lock();
+        state.ender = None;
+        let until = Moment::now().after(pause);
+        loop {
+            let now = Moment::now();
+            if state.stop || until <= now {
+                return;
+            }
+            self.stopped.wait_for(&mut state, until.since(now));
+        }
+    }
+
+    /// Tells the thread to stop, and waits for it, a little longer than `limit` at most. The thread
+    /// itself may call this, and then waits for nothing.
+    pub(crate) fn stop(&self, limit: Duration) -> Stopped {
+        let mut state = self.state.lock();
+        state.stop = true;
+        let thread = state.thread.take().zip(state.done.take());
+        let ender = state.ender.take();
+        drop(state);
+        self.stopped.notify_one();
+        if let Some(end) = ender {
+            end();
+        }
+        let Some((thread, done)) = thread.filter(|_| !self.worker.is_current()) else {
+            return Stopped::Ended;
+        };
+        if done.recv_timeout(limit.saturating_add(GRACE)) != Err(RecvTimeoutError::Disconnected) {
+            Stopped::LeftBehind
+        } else if thread.join().is_err() {
+            Stopped::Panicked
+        } else {
+            Stopped::Ended
+        }
+    }
+}

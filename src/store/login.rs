@@ -1,0 +1,168 @@
+//! The beginning of a connection: who logs in, and what must be at the other end.
+//!
+//! All commands of a login go out in one batch, so it costs one round trip.
+
+use std::fmt;
+use std::io;
+use std::panic::{self, AssertUnwindSafe};
+use std::process;
+use std::sync::Arc;
+
+use crate::base::clock::Moment;
+use crate::base::owner::host_name;
+use crate::store::endpoint::Login;
+use crate::store::failure::{Failure, Refusal};
+use crate::store::link::Link;
+use crate::store::reply::{agreed, allowed};
+use crate::store::resp::{Batch, Reply};
+
+/// A function that returns a user and a password.
+pub(crate) type AskCredentials = Arc<dyn Fn() -> (String, String) + Send + Sync>;
+
+/// How to begin a connection.
+pub(super) struct Access {
+    credentials: Option<Credentials>,
+    db: i64,
+    /// The name that `CLIENT LIST` shows. Empty: the connection gets no name.
+    client_name: String,
+    expected: Expected,
+}
+
+#[derive(Clone)]
+pub(crate) enum Credentials {
+    Fixed(Login),
+    /// Asked for each connection, for passwords that expire.
+    Asked(AskCredentials),
+}
+
+/// What has to be at the other end.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Expected {
+    /// One server, whatever its role: while it is a replica, it refuses each `SET`.
+    Server,
+    /// The master that the sentinels named.
+    Master,
+    /// A sentinel. Its answers show what it is.
+    Sentinel,
+}
+
+impl Access {
+    pub(super) fn new(credentials: Option<Credentials>, db: i64, expected: Expected) -> Access {
+        let client_name = format!("relatch:{}-{}", host_name(), process::id());
+        Access { credentials, db, client_name, expected }
+    }
+
+    /// Logs in, and sends `first` in the same batch. Returns the replies to `first`.
+    pub(super) fn begin(
+        &self,
+        link: &mut Link,
+        first: &[&[&str]],
+        deadline: Moment,
+    ) -> Result<Vec<Reply>, Failure> {
+        let credentials = self.credentials.as_ref().map(Credentials::get).transpose()?;
+        let batch = self.batch(credentials.as_ref(), first);
+        let answer = link.exchange(&batch, deadline).and_then(|replies| {
+            let mut replies = replies.into_iter();
+            self.read(credentials.is_some(), &mut replies)?;
+            Ok(replies.collect())
+        });
+        answer.map_err(|failure| match failure {
+            // Even if the login was executed, no command of a lock was sent yet.
+            Failure::Unanswered { cause, .. } => Failure::NotSent(cause),
+            other => other.without(credentials.as_ref().map(|(_, password)| password.as_str())),
+        })
+    }
+
+    fn batch(&self, credentials: Option<&(Option<String>, String)>, first: &[&[&str]]) -> Batch {
+        let mut batch = Batch::default();
+        batch = match credentials {
+            Some((Some(username), password)) => batch.and(&["AUTH", username, password]),
+            Some((None, password)) => batch.and(&["AUTH", password]),
+            None => batch,
+        };
+        if self.expected != Expected::Sentinel {
+            batch = batch.and(&["HELLO", "2"]);
+        }
+        batch = batch.and(&["CLIENT", "SETNAME", &self.client_name]);
+        if self.db != 0 {
+            batch = batch.and(&["SELECT", &self.db.to_string()]);
+        }
+        first.iter().fold(batch, |batch, command| batch.and(command))
+    }
+
+    /// Reads the replies to the login, in the order of [`Self::batch`].
+    fn read(&self, authenticates: bool, replies: &mut impl Iterator<Item = Reply>) -> Result<(), Failure> {
+        let mut next = || replies.next().unwrap_or(Reply::Nil);
+        if authenticates {
+            agreed(next())?;
+        }
+        if self.expected != Expected::Sentinel {
+            check(&optional(next())?.unwrap_or(Reply::Nil), self.expected)?;
+        }
+        optional(next())?; // A connection works without a name, too.
+        if self.db != 0 {
+            agreed(next())?;
+        }
+        Ok(())
+    }
+}
+
+impl Credentials {
+    /// The user, if one is named, and the password.
+    fn get(&self) -> Result<(Option<String>, String), Failure> {
+        match self {
+            Credentials::Fixed(Login { username, password }) => Ok((username.clone(), password.clone())),
+            Credentials::Asked(ask) => {
+                // A connection may be opened by a drop or by a thread of the manager. A panic would
+                // end that thread.
+                let asked = panic::catch_unwind(AssertUnwindSafe(|| ask()));
+                let (username, password) = asked
+                    .map_err(|_| Failure::not_sent("the function that returns the credentials panicked"))?;
+                Ok((Some(username), password))
+            }
+        }
+    }
+}
+
+/// Returns an error if `greeting`, the reply to `HELLO`, shows that something else is at the other
+/// end. Nothing is known if the server does not know the command, or if the user may not call it.
+fn check(greeting: &Reply, expected: Expected) -> Result<(), Failure> {
+    let wrong = match (greeting.field("mode"), greeting.field("role")) {
+        (Some("cluster"), _) => "this is a cluster node: relatch does not support Redis Cluster",
+        (Some("sentinel"), _) => "this is a sentinel: its URL is redis+sentinel://host:port/name",
+        (_, Some("replica" | "slave")) if expected == Expected::Master => {
+            // The sentinels may name another server soon.
+            let cause = "the server that the sentinels named is a replica";
+            return Err(Failure::not_sent(io::Error::other(cause)));
+        }
+        _ => return Ok(()),
+    };
+    Err(Failure::Refused(Refusal { code: String::new(), message: wrong.to_owned() }))
+}
+
+/// Reads the reply to a command that a login can do without: `None` if it was refused.
+///
+/// Some refusals are about the connection, not about the command: too many clients, protected mode.
+/// Redis sends such a refusal as soon as it accepts the connection, so it comes in the place of the
+/// first reply.
+fn optional(reply: Reply) -> Result<Option<Reply>, Failure> {
+    match allowed(reply) {
+        Err(Failure::Refused(refusal)) if !refusal.can_pass() && refusal.code != "DENIED" => Ok(None),
+        other => other.map(Some),
+    }
+}
+
+impl fmt::Debug for Credentials {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Credentials").finish_non_exhaustive()
+    }
+}
+
+impl fmt::Debug for Access {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Access")
+            .field("db", &self.db)
+            .field("expected", &self.expected)
+            .finish_non_exhaustive()
+    }
+}

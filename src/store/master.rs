@@ -1,0 +1,217 @@
+//! The master that the sentinels name, and the connections to it.
+//!
+//! Each new connection asks the sentinels first. If they name another server than before, or report
+//! a switch, all connections to the old master are ended at once: those of the pool, the keeper's
+//! and the listener's. A thread that is blocked in one of them gets an error, and tries again over a
+//! new connection.
+
+use std::fmt;
+use std::mem;
+use std::ops::ControlFlow;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, OnceLock};
+use std::time::Duration;
+
+use log::{info, warn};
+use parking_lot::{Mutex, MutexGuard};
+
+use crate::base::background::{Background, Stopped};
+use crate::base::backoff::Backoff;
+use crate::base::clock::Moment;
+use crate::store::endpoint::{Endpoint, Place};
+use crate::store::failure::Failure;
+use crate::store::resp::Reply;
+use crate::store::sentinels::Sentinels;
+use crate::store::tls;
+use crate::store::wire::Ender;
+
+/// How often the thread checks whether it has to stop, while the sentinels report nothing.
+const SILENCE: Duration = Duration::from_secs(1);
+
+pub(super) struct Master {
+    pub(super) sentinels: Sentinels,
+    /// TLS, if connections to the master use it.
+    tls: Option<tls::Client>,
+    state: Mutex<State>,
+    /// Called after each switch.
+    on_switch: OnceLock<Box<dyn Fn() + Send + Sync>>,
+    /// The thread that receives the sentinels' reports.
+    watch: Background,
+    /// A failure of the thread was logged, and it has not subscribed since.
+    has_warned: AtomicBool,
+}
+
+#[derive(Default)]
+struct State {
+    /// The server that is the master, as far as is known.
+    endpoint: Option<Arc<Endpoint>>,
+    /// How many switches there were.
+    generation: u64,
+    /// The connections that were opened since the last switch.
+    open: Vec<Ender>,
+}
+
+impl Master {
+    pub(super) fn new(sentinels: Sentinels, tls: Option<tls::Client>) -> Master {
+        Master {
+            sentinels,
+            tls,
+            has_warned: AtomicBool::new(false),
+            state: Mutex::default(),
+            on_switch: OnceLock::new(),
+            watch: Background::default(),
+        }
+    }
+
+    /// Registers `call`, which is called after each switch.
+    pub(super) fn on_switch(&self, call: impl Fn() + Send + Sync + 'static) {
+        let _ = self.on_switch.set(Box::new(call)); // The node sets it once.
+    }
+
+    /// The name of the master, and its address if that is known.
+    pub(super) fn describe(&self) -> String {
+        let name = self.sentinels.name();
+        match &self.state.lock().endpoint {
+            Some(endpoint) => format!("{} ({name})", endpoint.name()),
+            None => format!("{name} (sentinels {})", self.sentinels.addresses()),
+        }
+    }
+
+    /// Asks the sentinels who is the master. Also returns the number of the generation, for
+    /// [`Master::opened`].
+    pub(super) fn find(&self, deadline: Moment) -> Result<(Arc<Endpoint>, u64), Failure> {
+        loop {
+            let before = self.state.lock().generation;
+            let (host, port) = self.sentinels.master(deadline)?;
+            let state = self.state.lock();
+            // If a switch was reported since the question was sent, the answer may be older than the
+            // switch, and lead back to the old master. Then the sentinels are asked again.
+            if state.generation == before {
+                return Ok(self.is_at(state, Place::Tcp { host, port }));
+            }
+        }
+    }
+
+    /// Notes where the master is now. If it was elsewhere before, ends all connections to that
+    /// server. Returns the endpoint and the number of its generation.
+    fn is_at(&self, mut state: MutexGuard<'_, State>, place: Place) -> (Arc<Endpoint>, u64) {
+        let found = Endpoint::new(place, self.tls.clone());
+        if let Some(known) = state.endpoint.as_ref().filter(|known| known.name() == found.name()) {
+            return (Arc::clone(known), state.generation);
+        }
+        let endpoint = Arc::new(found);
+        if state.endpoint.replace(Arc::clone(&endpoint)).is_none() {
+            return (endpoint, state.generation);
+        }
+        state.generation += 1;
+        let (generation, open) = (state.generation, mem::take(&mut state.open));
+        drop(state);
+        open.iter().for_each(Ender::end);
+        info!(target: "relatch::sentinel", "the master {:?} is at {} now", self.sentinels.name(), endpoint.name());
+        if let Some(call) = self.on_switch.get() {
+            call();
+        }
+        (endpoint, generation)
+    }
+
+    /// Notes a connection that was opened to the master of this generation. Fails if there was a
+    /// switch since.
+    pub(super) fn opened(&self, generation: u64, ender: Ender) -> Result<(), Failure> {
+        let mut state = self.state.lock();
+        if state.generation != generation {
+            return Err(Failure::not_sent("the master was replaced while the connection was opened"));
+        }
+        if state.open.len() == state.open.capacity() {
+            state.open.retain(|ender| !ender.is_closed());
+        }
+        state.open.push(ender);
+        Ok(())
+    }
+
+    /// Starts the thread that receives the sentinels' reports, once. Each of its connections is
+    /// opened, and each of its questions answered, within `limit`.
+    pub(super) fn watch(self: &Arc<Master>, limit: Duration) {
+        if !self.watch.was_started() {
+            let master = Arc::clone(self);
+            if let Err(error) = self.watch.start("relatch-sentinel", move || master.run(limit)) {
+                self.warn_once(&error);
+            }
+        }
+    }
+
+    /// Ends the thread.
+    pub(super) fn stop(&self, limit: Duration) {
+        match self.watch.stop(limit) {
+            Stopped::Ended => {}
+            Stopped::Panicked => warn!(target: "relatch::sentinel", "the thread had panicked"),
+            Stopped::LeftBehind => warn!(target: "relatch::sentinel",
+                "the thread still connects to a sentinel: it is left behind, and ends by itself"),
+        }
+    }
+
+    fn run(&self, limit: Duration) {
+        self.watch.enter();
+        let mut pauses = Backoff::for_listener();
+        while !self.watch.is_stopping() {
+            let ended = self.receive(limit, &mut pauses);
+            if self.watch.is_stopping() {
+                return;
+            }
+            if let Err(failure) = ended {
+                self.warn_once(&failure.into_cause());
+            }
+            self.watch.pause(pauses.pause());
+        }
+    }
+
+    /// Subscribes, and receives reports until the connection ends.
+    fn receive(&self, limit: Duration, pauses: &mut Backoff) -> Result<(), Failure> {
+        let (subscription, sentinel) = self.sentinels.subscribe(Moment::now().after(limit))?;
+        let ender = subscription.ender();
+        if !self.watch.ends_by(move || ender.end()) {
+            return Ok(());
+        }
+        // The sentinels may have reported a switch before this connection subscribed.
+        self.find(Moment::now().after(limit))?;
+        pauses.reset();
+        if self.has_warned.swap(false, Ordering::Relaxed) {
+            info!(target: "relatch::sentinel", "a sentinel reports switches again");
+        }
+        subscription.listen((SILENCE, limit), |report| {
+            if let Some(report) = report.as_ref().and_then(Reply::text) {
+                self.heard(report, &sentinel, limit);
+            }
+            if self.watch.is_stopping() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+        })
+    }
+
+    /// Handles a report: a switch of any master, or a new replica of any master.
+    fn heard(&self, report: &str, sentinel: &Arc<Endpoint>, limit: Duration) {
+        let words: Vec<_> = report.split(' ').collect();
+        let place =
+            |host: &str, port: &str| Some(Place::Tcp { host: host.to_owned(), port: port.parse().ok()? });
+        match words[..] {
+            // name, old host and port, new host and port
+            [name, _, _, host, port] if name == self.sentinels.name() => {
+                // This sentinel knows of the switch. Others may not know yet, and name the old
+                // master.
+                self.sentinels.prefer(sentinel);
+                if let Some(place) = place(host, port) {
+                    self.is_at(self.state.lock(), place);
+                }
+            }
+            ["slave", .., name, _, _] if name == self.sentinels.name() => {
+                // Asks for the number of replicas. Without an answer, the next connection asks.
+                let _ = self.find(Moment::now().after(limit));
+            }
+            _ => {}
+        }
+    }
+
+    fn warn_once(&self, failure: &dyn fmt::Display) {
+        if !self.has_warned.swap(true, Ordering::Relaxed) {
+            warn!(target: "relatch::sentinel",
+                "no sentinel reports switches, so a switch is noticed when the old master fails: {failure}");
+        }
+    }
+}
