@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::base::error::Error;
-use crate::base::options::Settings;
+use crate::base::options::{Replicas, Settings};
 use crate::keeping::losses::{LostLock, OnLost};
 use crate::manager::LockManager;
 use crate::session::Session;
@@ -277,8 +277,50 @@ impl Builder {
     /// makes other processes wait longer. When the time is over, the lock stays free for 0.25 to
     /// 3.3 ms (longer if many other processes want it), so that a waiter of another process can
     /// take it. The same limit holds for a single thread that takes a lock again and again.
+    ///
+    /// With [`replicas`](Builder::replicas), nothing is handed off, and this option has no effect.
     pub fn local_handoff(mut self, longest: Duration) -> Builder {
         self.settings.local_handoff = longest;
+        self
+    }
+
+    /// Counts a lock as taken only once replicas have acknowledged it. Redis waits for them for
+    /// `timeout` at most, which is between 1 ms and the
+    /// [`response_timeout`](Builder::response_timeout). Off by default.
+    ///
+    /// A master answers before its replicas have the lock. If it dies then, a replica without the
+    /// lock becomes the master, and another process takes the lock as well. This option sends
+    /// `WAIT` (or `WAITAOF`) after a `SET` that took the lock, and behind each renewal. A hold is
+    /// valid for a lease from the send of its `SET` or of its last acknowledged renewal.
+    ///
+    /// *Too few replicas.* The lock is not taken: its key is deleted again, and a waiter tries
+    /// until its wait ends or, without a limit, for
+    /// [`tolerate_outage`](Builder::tolerate_outage). The error then says how many replicas
+    /// answered. A hold whose renewals are not acknowledged ends with its last acknowledged lease.
+    ///
+    /// *What it closes.* With [`Replicas::all`], whichever replica the sentinels promote has the
+    /// lock. The price: a replica that is down stops every lock, until it returns or an operator
+    /// makes the sentinels forget it (`SENTINEL RESET`). With [`Replicas::at_least`], a failover
+    /// that loses a lock becomes less likely, not impossible: of two replicas, the one that
+    /// acknowledged may be cut off, and the sentinels promote the other.
+    ///
+    /// *What stays open.* A master that restarts empty before the sentinels notice has no lock, and
+    /// its replicas delete theirs. `WAIT` counts replicas and does not name them: a new replica that
+    /// the sentinels have not found yet (they look every ten seconds) can stand in for one that is
+    /// cut off. After a failover, the replica's clock counts: the lease ends at the same time of
+    /// day there, so if that clock is ahead, the lease ends earlier by as much. A release never
+    /// waits for replicas: if the failover loses it, the lock comes back without a holder, and
+    /// nobody can take it until its lease ends.
+    ///
+    /// *What it costs.* Taking a lock takes one more round trip to Redis, and Redis one to its
+    /// replicas. A try that finds the lock busy, reentry and a release cost nothing more. Threads
+    /// of one process do not hand the lock off: as with
+    /// [`local_handoff(0)`](Builder::local_handoff).
+    ///
+    /// The user needs the right `+wait` (with [`on_disk`](Replicas::on_disk), `+waitaof`). If the
+    /// server refuses the command, no lock is taken, and the error says so.
+    pub fn replicas(mut self, replicas: Replicas, timeout: Duration) -> Builder {
+        self.settings.replicas = Some((replicas, timeout));
         self
     }
 

@@ -173,6 +173,7 @@ mod base;
 
 pub use crate::base::error::{Error, LostCause};
 pub use crate::base::holder::Holder;
+pub use crate::base::options::Replicas;
 pub use crate::base::owner::Owner;
 pub use crate::base::stats::{Histogram, Stats};
 pub use crate::builder::Builder;

@@ -1,5 +1,6 @@
 //! The options that a program can set, their defaults and their checks.
 
+use std::fmt;
 use std::time::Duration;
 
 use crate::base::clock::Moment;
@@ -116,6 +117,52 @@ pub(crate) fn check_lease(
     Ok(())
 }
 
+/// How many replicas have to acknowledge a lock before it counts as taken, for
+/// [`Builder::replicas`](crate::Builder::replicas).
+#[derive(Clone, Copy, PartialEq, Eq)]
+#[must_use = "it has no effect until it is given to `Builder::replicas`"]
+pub struct Replicas {
+    /// `None` is all of them.
+    pub(crate) count: Option<u32>,
+    pub(crate) on_disk: bool,
+}
+
+impl Replicas {
+    /// Every replica that the sentinels know, also one that is down or cut off: at a failover, the
+    /// sentinels may make it the master. At least one.
+    ///
+    /// Without sentinels, nobody knows how many replicas there are, and
+    /// [`build`](crate::Builder::build) fails: write the number.
+    pub const fn all() -> Replicas {
+        Replicas { count: None, on_disk: false }
+    }
+
+    /// This many replicas, whichever answer first.
+    pub const fn at_least(count: u32) -> Replicas {
+        Replicas { count: Some(count), on_disk: false }
+    }
+
+    /// The same, but the master and these replicas have to have written the lock to their
+    /// append-only files (`WAITAOF`). So the lock also survives a power failure.
+    ///
+    /// Needs Redis 7.2 or Valkey, with `appendonly yes` on the master and on the replicas. A server
+    /// without that refuses each lock. `at_least(0).on_disk()` asks the master alone.
+    pub const fn on_disk(self) -> Replicas {
+        Replicas { on_disk: true, ..self }
+    }
+}
+
+/// As a program writes it: `at_least(1).on_disk()`.
+impl fmt::Debug for Replicas {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.count {
+            Some(count) => write!(f, "at_least({count})")?,
+            None => f.write_str("all()")?,
+        }
+        f.write_str(if self.on_disk { ".on_disk()" } else { "" })
+    }
+}
+
 /// The options of a manager.
 #[derive(Clone, Debug)]
 pub(crate) struct Settings {
@@ -131,6 +178,9 @@ pub(crate) struct Settings {
     pub(crate) local_handoff: Duration,
     pub(crate) client_tracking: bool,
     pub(crate) poll_every: Duration,
+    /// Which replicas have to acknowledge a lock and its renewals, and how long the server waits
+    /// for them.
+    pub(crate) replicas: Option<(Replicas, Duration)>,
 }
 
 /// The defaults of a manager. (The defaults of a lock are in `Options`.)
@@ -147,11 +197,20 @@ impl Default for Settings {
             local_handoff: Duration::from_millis(5),
             client_tracking: true,
             poll_every: Duration::from_millis(64),
+            replicas: None,
         }
     }
 }
 
 impl Settings {
+    /// For how long threads of this process may hand a lock off among themselves.
+    ///
+    /// With acknowledged replicas not at all: the next thread's `SET` goes out with the release,
+    /// and nobody would ask whether the replicas have got it.
+    pub(crate) fn local_handoff(&self) -> Duration {
+        if self.replicas.is_some() { Duration::ZERO } else { self.local_handoff }
+    }
+
     pub(crate) fn check(&self) -> Result<(), Error> {
         const LONGEST: Duration = Duration::from_secs(366 * 24 * 3600);
 
@@ -182,6 +241,21 @@ impl Settings {
             if timeout < Duration::from_millis(1) || timeout > MAX_TIMEOUT {
                 return Err(invalid_option(option, timeout, "it has to be between 1 ms and 1 h"));
             }
+        }
+        self.check_replicas()
+    }
+
+    fn check_replicas(&self) -> Result<(), Error> {
+        let Some((replicas, timeout)) = self.replicas else {
+            return Ok(());
+        };
+        if replicas == Replicas::at_least(0) {
+            let reason = "leave the option out, or ask for the master's disk with `at_least(0).on_disk()`";
+            return Err(invalid_option("replicas", replicas, reason));
+        }
+        if timeout < Duration::from_millis(1) || timeout > self.response_timeout {
+            let reason = "its timeout has to be between 1 ms and the response timeout";
+            return Err(invalid_option("replicas", timeout, reason));
         }
         Ok(())
     }
@@ -307,6 +381,26 @@ mod tests {
         assert_eq!(refused(|s| s.poll_every = Duration::from_millis(3_600_001)), "poll_every");
         assert_eq!(refused(|s| s.max_lease = Duration::MAX), "max_lease");
         assert_eq!(refused(|s| s.max_lease = Duration::ZERO), "max_lease");
+    }
+
+    #[test]
+    fn replicas_that_cannot_work_are_refused() {
+        let second = Duration::from_secs(1);
+        let with = |replicas, timeout| move |s: &mut Settings| s.replicas = Some((replicas, timeout));
+        assert_eq!(refused(with(Replicas::at_least(0), second)), "replicas");
+        for timeout in [Duration::ZERO, Duration::from_micros(999), second + Duration::from_millis(1)] {
+            assert_eq!(refused(with(Replicas::all(), timeout)), "replicas", "{timeout:?}");
+        }
+        let good = [Replicas::all(), Replicas::at_least(1), Replicas::at_least(0).on_disk()];
+        for replicas in good.into_iter().zip([second, Duration::from_millis(1), second]) {
+            Settings { replicas: Some(replicas), ..Settings::default() }.check().unwrap();
+        }
+    }
+
+    #[test]
+    fn replicas_are_shown_as_a_program_writes_them() {
+        assert_eq!(format!("{:?}", Replicas::all()), "all()");
+        assert_eq!(format!("{:?}", Replicas::at_least(2).on_disk()), "at_least(2).on_disk()");
     }
 
     #[test]

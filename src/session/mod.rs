@@ -227,13 +227,12 @@ impl Session {
     }
 
     fn give_back(&self, hold: &Hold, turn: Turn) -> Result<(), Error> {
-        let Settings { local_handoff, response_timeout, .. } = self.settings;
         release::give_back(
             &self.keeper,
             hold,
             turn,
-            local_handoff,
-            response_timeout,
+            self.settings.local_handoff(),
+            self.settings.response_timeout,
             |claim, handed, deadline| release::remove(&self.store, hold, claim, handed, deadline),
         )
     }

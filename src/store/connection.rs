@@ -5,7 +5,9 @@ use std::time::Duration;
 use crate::base::clock::Moment;
 use crate::base::holder::Holder;
 use crate::store::failure::Failure;
+use crate::store::node::Node;
 use crate::store::pool::LinkRef;
+use crate::store::replicas::{Wait, left_behind};
 use crate::store::reply::{
     ClaimReply, Compared, Seen, Tracking, accepted, alive, allowed, claimed, compared, deleted, seen,
     tracking, was_set,
@@ -19,7 +21,7 @@ use crate::store::script::{CLAIM, FORCE, RELEASE, RENEW, Script};
 /// The first command may have less time (`Link::limit`).
 pub(crate) struct Connection<'a> {
     link: LinkRef<'a>,
-    response_timeout: Duration,
+    node: &'a Node,
 }
 
 /// A lease that is to be extended, if the key still holds the token.
@@ -31,8 +33,8 @@ pub(crate) struct Extension<'a> {
 }
 
 impl<'a> Connection<'a> {
-    pub(super) fn new(link: LinkRef<'a>, response_timeout: Duration) -> Connection<'a> {
-        Connection { link, response_timeout }
+    pub(super) fn new(link: LinkRef<'a>, node: &'a Node) -> Connection<'a> {
+        Connection { link, node }
     }
 
     /// Notes that Redis may have ended the connection before its next use.
@@ -55,7 +57,8 @@ impl<'a> Connection<'a> {
         self.sensible(alive(next(&mut replies)))
     }
 
-    /// One attempt to take a lock: `SET key token NX PX lease`.
+    /// One attempt to take a lock: `SET key token NX PX lease`. If replicas have to acknowledge the
+    /// lock, it is taken only once they have.
     pub(crate) fn claim(
         &mut self,
         key: &str,
@@ -64,8 +67,11 @@ impl<'a> Connection<'a> {
         deadline: Moment,
     ) -> Result<ClaimReply, Failure> {
         let reply = self.run(&set(key, token, &lease.to_string()), deadline)?;
-        let was_set = self.sensible(was_set(&reply))?;
-        Ok(if was_set { ClaimReply::Taken } else { ClaimReply::Busy(None) })
+        if self.sensible(was_set(&reply))? {
+            self.acknowledged(key, token, deadline)?;
+            return Ok(ClaimReply::Taken);
+        }
+        Ok(ClaimReply::Busy(None))
     }
 
     /// An attempt that also learns who has the lock, if it is busy. If `listener` is given, Redis
@@ -83,7 +89,30 @@ impl<'a> Connection<'a> {
         let (replies, tracking) = self.run_all(listener, fill, deadline)?;
         let reply = accepted(next(&mut replies.into_iter()));
         let claim = self.sensible(claimed(reply).map_err(|failure| CLAIM.explain(failure)))?;
+        if matches!(claim, ClaimReply::Taken) {
+            self.acknowledged(key, token, deadline)?;
+        }
         Ok((claim, tracking))
+    }
+
+    /// Waits until enough replicas have the key that this connection has just set. If they are too
+    /// few, deletes the key again.
+    ///
+    /// The second round trip is sent only for a lock that was free. If `WAIT` went out behind each
+    /// `SET`, a try that finds the lock busy would wait until the replicas have the writes of other
+    /// clients.
+    fn acknowledged(&mut self, key: &str, token: &str, deadline: Moment) -> Result<(), Failure> {
+        let Some(wait) = Wait::new(self.node, deadline) else { return Ok(()) };
+        let replies = self.exchange(&wait.behind(Batch::default()), deadline);
+        let reply = next(&mut replies.map_err(|failure| left_behind(failure, None))?.into_iter());
+        let Err(failure) = self.sensible(wait.judge(reply, "lock")) else { return Ok(()) };
+        if matches!(failure, Failure::Unanswered { .. }) {
+            return Err(failure);
+        }
+        match self.remove(key, token, deadline) {
+            Ok(_) => Err(failure),
+            Err(removal) => Err(left_behind(removal, Some(&failure))),
+        }
     }
 
     /// Compare and delete. Takes one more round trip if Redis has forgotten the script.
@@ -150,7 +179,9 @@ impl<'a> Connection<'a> {
         Ok((self.sensible(removed), set))
     }
 
-    /// Compare and extend, for many locks in one round trip. If `listener` is given, Redis sends
+    /// Compare and extend, for many locks in one round trip. If replicas have to acknowledge the
+    /// leases and too few do, the answers say of no lease that it was extended: at a failover, the
+    /// replica that becomes the master may have the old end. If `listener` is given, Redis sends
     /// that listener an invalidation when one of these keys changes. The answers come in the order
     /// of the extensions.
     pub(crate) fn extend_all(
@@ -159,16 +190,29 @@ impl<'a> Connection<'a> {
         listener: Option<u64>,
         deadline: Moment,
     ) -> Result<(Vec<Result<Compared, Failure>>, Tracking), Failure> {
+        let wait = Wait::new(self.node, deadline);
         let fill = |mut batch: Batch, teach: bool| {
             for (n, extension) in extensions.iter().enumerate() {
                 let lease = extension.lease.to_string();
                 let args = [extension.token, lease.as_str()];
                 batch = batch.and(&RENEW.command(teach && n == 0, extension.key, &args));
             }
-            batch
+            match &wait {
+                Some(wait) => wait.behind(batch),
+                None => batch,
+            }
         };
-        let (replies, tracking) = self.run_all(listener, fill, deadline)?;
-        Ok((self.comparisons(&RENEW, replies), tracking))
+        let (mut replies, tracking) = self.run_all(listener, fill, deadline)?;
+        let acknowledged = wait.as_ref().map_or(Ok(()), |wait| {
+            let reply = replies.pop().unwrap_or(Reply::Nil);
+            self.sensible(wait.judge(reply, "renewal"))
+        });
+        let mut answers = self.comparisons(&RENEW, replies);
+        if let Err(failure) = acknowledged {
+            let extended = answers.iter_mut().filter(|answer| matches!(answer, Ok(Compared::Done)));
+            extended.for_each(|answer| *answer = Err(failure.copy()));
+        }
+        Ok((answers, tracking))
     }
 
     /// Gives up a claim whose answer was lost. Sends the compare-and-delete over the connection
@@ -258,8 +302,8 @@ impl<'a> Connection<'a> {
     }
 
     fn exchange(&mut self, batch: &Batch, deadline: Moment) -> Result<Vec<Reply>, Failure> {
-        let limit = self.link.limit(deadline, self.response_timeout);
-        self.link.exchange(batch, limit)
+        let limit = self.link.limit(deadline, self.node.response_timeout);
+        self.link.exchange(batch, limit.after(batch.blocks_for).min(deadline))
     }
 
     /// Retires the connection after a reply that made no sense.

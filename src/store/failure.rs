@@ -52,7 +52,7 @@ const DID_NOTHING: &str = "
 
 /// The same for errors with the code `ERR`. That code alone says nothing, so the message has to
 /// begin with one of these texts. A script of this crate that fails has changed nothing.
-const DID_NOTHING_ERR: [&str; 19] = [
+const DID_NOTHING_ERR: [&str; 20] = [
     "ACL failure in script",
     "Error compiling script",
     "Error running script",
@@ -63,6 +63,7 @@ const DID_NOTHING_ERR: [&str; 19] = [
     "The user executing the script can't",
     "This Redis command is not allowed from script",
     "Unknown Redis command called from script",
+    "WAITAOF cannot be used when",
     "Write commands are not allowed",
     "invalid expire time",
     "max number of clients",

@@ -8,6 +8,7 @@
 //!   `tracking`, Redis sends invalidations.
 //! - `link`: a connection whose replies are counted. `wire`: the bytes of a connection. `resp`: the
 //!   bytes of commands and replies. `reply`: what a reply means.
+//! - `replicas`: which replicas have to acknowledge a lock.
 //! - `failure`: why a command has no result, and whether Redis executed it.
 //!
 //! There is one node. Support for several servers would begin here: [`Store::checkout`] gets the
@@ -24,6 +25,7 @@ mod login;
 mod master;
 mod node;
 mod pool;
+mod replicas;
 mod reply;
 mod resp;
 mod script;
@@ -67,8 +69,9 @@ impl Store {
         let location = match servers {
             Servers::One(place) => Location::At(Endpoint::new(place, tls)),
             Servers::Sentinels { hosts, name } => {
+                let counts_replicas = settings.replicas.is_some_and(|(replicas, _)| replicas.count.is_none());
                 let access = Access::new(sentinel_login.map(Credentials::Fixed), 0, Expected::Sentinel);
-                let sentinels = Sentinels::new(name, hosts, access, sentinel_tls, false);
+                let sentinels = Sentinels::new(name, hosts, access, sentinel_tls, counts_replicas);
                 Location::Master(Arc::new(Master::new(sentinels, tls)))
             }
         };

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use crate::base::clock::Moment;
 use crate::base::error::Error;
-use crate::base::options::Settings;
+use crate::base::options::{Replicas, Settings, invalid_option};
 use crate::store::connection::Connection;
 use crate::store::endpoint::Endpoint;
 use crate::store::failure::{Failure, Refusal};
@@ -21,8 +21,10 @@ pub(super) struct Node {
     location: Location,
     access: Access,
     pub(super) pool: Arc<Pool>,
+    /// Which replicas have to acknowledge a lock, and how long Redis waits for them.
+    pub(super) replicas: Option<(Replicas, Duration)>,
     connect_timeout: Duration,
-    response_timeout: Duration,
+    pub(super) response_timeout: Duration,
 }
 
 /// Where the server is.
@@ -34,9 +36,23 @@ pub(super) enum Location {
 
 impl Node {
     pub(super) fn new(location: Location, access: Access, settings: &Settings) -> Result<Node, Error> {
-        let &Settings { connect_timeout, response_timeout, pool_size, .. } = settings;
+        let &Settings { connect_timeout, response_timeout, pool_size, replicas, .. } = settings;
+        if let (Some((all @ Replicas { count: None, .. }, _)), Location::At(_)) = (replicas, &location) {
+            let reason = "only sentinels know how many there are; with one address, write the number: \
+                          `Replicas::at_least(n)`";
+            return Err(invalid_option("replicas", all, reason));
+        }
         let pool = Arc::new(Pool::new(pool_size)?);
-        Ok(Node { location, access, pool, connect_timeout, response_timeout })
+        Ok(Node { location, access, pool, replicas, connect_timeout, response_timeout })
+    }
+
+    /// How many replicas the sentinels know, also those that are down. `None` if there are no
+    /// sentinels, or if they have not said so.
+    pub(super) fn known_replicas(&self) -> Option<u32> {
+        match &self.location {
+            Location::At(_) => None,
+            Location::Master(master) => master.sentinels.replicas(),
+        }
     }
 
     /// The server, as errors name it.
@@ -70,12 +86,12 @@ impl Node {
     /// deadline.
     pub(super) fn checkout(&self, deadline: Moment) -> Result<Connection<'_>, Failure> {
         let lent = self.pool.checkout(deadline, || self.open(deadline))?;
-        Ok(Connection::new(LinkRef::Lent(lent), self.response_timeout))
+        Ok(Connection::new(LinkRef::Lent(lent), self))
     }
 
     /// Opens a connection outside the pool.
     pub(super) fn connect(&self, deadline: Moment) -> Result<Connection<'_>, Failure> {
-        Ok(Connection::new(LinkRef::Own(Box::new(self.open(deadline)?)), self.response_timeout))
+        Ok(Connection::new(LinkRef::Own(Box::new(self.open(deadline)?)), self))
     }
 
     fn open(&self, deadline: Moment) -> Result<Link, Failure> {

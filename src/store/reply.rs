@@ -171,7 +171,7 @@ fn time_left(reply: &Reply) -> Result<Option<Duration>, Failure> {
 
 /// The failure for a reply that does not answer the command. The server is not Redis, or its
 /// replies are out of step with the commands, so the fate of the command is unknown.
-fn unexpected(reply: &Reply) -> Failure {
+pub(super) fn unexpected(reply: &Reply) -> Failure {
     Failure::Unanswered { link_stands: false, cause: Refusal::nonsense(kind(reply)).into() }
 }
 

@@ -7,6 +7,7 @@
 use std::io::{self, ErrorKind};
 use std::mem;
 use std::ops::Range;
+use std::time::Duration;
 
 /// The longest reply. A token is a hundred bytes, a key at most 64 KiB.
 pub(super) const LONGEST_REPLY: usize = 256 * 1024;
@@ -25,6 +26,8 @@ pub(super) struct Batch {
     pub(super) bytes: Vec<u8>,
     /// How many commands there are, and so how many replies will come.
     pub(super) count: usize,
+    /// For how long Redis may wait before it answers, besides the time that any answer takes.
+    pub(super) blocks_for: Duration,
 }
 
 impl Batch {

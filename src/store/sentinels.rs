@@ -90,7 +90,9 @@ impl Sentinels {
                 return Ok(None);
             };
             self.learn(replies.next());
-            self.count(replies.next());
+            if self.counts_replicas {
+                self.count(replies.next().unwrap_or(Reply::Nil))?;
+            }
             Ok(Some((host, port)))
         })
     }
@@ -179,12 +181,13 @@ impl Sentinels {
         }
     }
 
-    /// Takes the number of replicas from the reply to `SENTINEL master`.
-    fn count(&self, master: Option<Reply>) {
-        let count = master.and_then(|master| master.field("num-slaves")?.parse().ok());
-        if let Some(count) = count {
-            self.replicas.store(count, Ordering::Relaxed);
-        }
+    /// Takes the number of replicas from the reply to `SENTINEL master`. Without that number, nobody
+    /// would know when all of them have a lock.
+    fn count(&self, master: Reply) -> Result<(), Failure> {
+        let count = allowed(master)?.field("num-slaves").and_then(|count| count.parse().ok());
+        let count = count.ok_or_else(|| Failure::not_sent("the sentinel's reply made no sense"))?;
+        self.replicas.store(count, Ordering::Relaxed);
+        Ok(())
     }
 }
 

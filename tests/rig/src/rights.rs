@@ -14,6 +14,9 @@ const PASSWORD: &str = "RELATCH_TEST_LEAST_RIGHTS";
 /// The name of the user in `docs/operations.md`.
 const USER: &str = "locks";
 
+/// The right that a manager needs as well if replicas have to acknowledge its locks.
+const WAIT: &str = "+wait";
+
 /// What is printed in front of a command that the server refused to this user. `tests/rights.sh`
 /// looks for that text.
 const REFUSED: &str = "refused to the user with the least rights:";
@@ -59,7 +62,8 @@ pub(crate) fn server_args() -> Vec<String> {
     log_everything();
     let user = ["--user", USER, "on", &format!(">{password}"), "resetchannels", "-@all"];
     let args = user.map(str::to_owned);
-    args.into_iter().chain(least_rights().into_iter().map(str::to_owned)).collect()
+    let rights = least_rights().into_iter().chain([WAIT]);
+    args.into_iter().chain(rights.map(str::to_owned)).collect()
 }
 
 /// Prints what a worker printed, so that `tests/rights.sh` sees that as well.
