@@ -39,6 +39,8 @@ mod wakeups;
 mod invalidations;
 // How a wait ends without the lock: busy, or an outage.
 mod busy_or_outage;
+// Replicas that have to acknowledge a lock and its renewals before these count.
+mod replicas;
 
 // How long a hold is valid.
 

@@ -26,7 +26,7 @@ const COUNTER: &str = "lock:counter";
 
 /// How a thread does one increment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum How {
+pub(crate) enum How {
     Locked,
     /// Under a lock that the thread takes three times.
     Reentrant,
@@ -66,19 +66,23 @@ fn increment(connection: &mut Connection) {
 
 /// Has `threads` threads share one manager, and each increment the counter `rounds` times.
 fn count(url: &str, threads: u64, rounds: u64, how: How) {
-    let locks = LockManager::connect(url).expect("connects");
+    count_with(&LockManager::connect(url).expect("connects"), url, threads, rounds, how);
+}
+
+/// The same with a manager of the caller's.
+pub(crate) fn count_with(locks: &LockManager, url: &str, threads: u64, rounds: u64, how: How) {
     thread::scope(|scope| {
         for _ in 0..threads {
             scope.spawn(|| {
                 let client = Client::open(url).expect("a valid address");
                 let mut connection = client.get_connection().expect("connects");
-                (0..rounds).for_each(|_| how.run(&locks, || increment(&mut connection)));
+                (0..rounds).for_each(|_| how.run(locks, || increment(&mut connection)));
             });
         }
     });
 }
 
-fn total(server: &Server) -> u64 {
+pub(crate) fn total(server: &Server) -> u64 {
     server.get(COUNTER).expect("a count").parse().expect("a number")
 }
 
