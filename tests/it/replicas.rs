@@ -164,6 +164,32 @@ fn a_lock_is_taken_when_its_replica_comes_back_within_the_wait() {
     }
 }
 
+/// An answer to `WAIT` comes after its timeout, and so later than other answers. The keeper, which
+/// grants only half of its time to a connection that was idle, must wait that long, too.
+#[test]
+fn replicas_may_take_as_long_as_the_server_itself() {
+    let group = Group::start(1);
+    let locks = group.locks_with(|builder| builder.replicas(Replicas::at_least(1), ANSWER));
+    let guard = locks.lock("held").expect("locks");
+    guard.extend(MINUTE).expect("extends");
+    group.cut();
+    let (taken, extended) =
+        (locks.lock("a").expect_err("cut off"), guard.extend(MINUTE).expect_err("cut off"));
+    let (taken, extended) = (chain(&taken), chain(&extended));
+    assert!(taken.contains("0 of 1 replicas acknowledged the lock within 300 ms"), "{taken}");
+    assert!(extended.contains("0 of 1 replicas acknowledged the renewal within"), "{extended}");
+}
+
+#[test]
+fn a_limit_too_short_for_replicas_is_reported_as_busy() {
+    let group = Group::start(1);
+    let locks = group.locks(1);
+    locks.with_lock("a", || ()).expect("runs");
+    group.replicas[0].pause();
+    assert!(locks.try_lock_for("a", Duration::from_millis(10)).expect("no outage").is_none());
+    eventually(SOON, "no key is left", || group.value_of("a").is_none());
+}
+
 /// A replica that was cut off becomes a master. It has the old end of the lease, and grants the
 /// lock after that. The holder, which the old master still answers, must not believe in it by then.
 #[test]
