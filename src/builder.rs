@@ -9,7 +9,7 @@ use crate::base::options::{Replicas, Settings};
 use crate::keeping::losses::{LostLock, OnLost};
 use crate::manager::LockManager;
 use crate::session::Session;
-use crate::store::{Address, AskCredentials, Login};
+use crate::store::{Address, AskCredentials, Login, Tls};
 
 /// Makes a [`LockManager`] with settings of its own. [`LockManager::builder`] returns a builder.
 ///
@@ -29,13 +29,16 @@ pub struct Builder {
     address: Result<Address, Error>,
     credentials: Option<AskCredentials>,
     sentinel_login: Option<Login>,
+    tls: Option<Tls>,
+    sentinel_tls: Option<Tls>,
     settings: Settings,
     on_lost: Option<OnLost>,
 }
 
 impl LockManager {
     /// A manager with every option at its default, connected to the Redis at `url`:
-    /// `redis://[user:password@]host[:port][/db]`, or `unix:///path/to/socket[?db=n]`.
+    /// `redis://[user:password@]host[:port][/db]`, `rediss://...` for TLS (which needs the feature
+    /// `tls`), or `unix:///path/to/socket[?db=n]`.
     ///
     /// Speaks to Redis once, within the connect timeout of a second.
     ///
@@ -75,7 +78,15 @@ impl LockManager {
 impl Builder {
     fn at(address: Result<Address, Error>) -> Builder {
         let settings = Settings::default();
-        Builder { address, credentials: None, sentinel_login: None, settings, on_lost: None }
+        Builder {
+            address,
+            credentials: None,
+            tls: None,
+            sentinel_login: None,
+            sentinel_tls: None,
+            settings,
+            on_lost: None,
+        }
     }
 
     /// Asks `provider` for a user and a password each time a connection is opened, in place of a
@@ -111,6 +122,22 @@ impl Builder {
     pub fn sentinel_login(mut self, username: Option<&str>, password: &str) -> Builder {
         let username = username.map(str::to_owned);
         self.sentinel_login = Some(Login { username, password: password.to_owned() });
+        self
+    }
+
+    /// How connections to the sentinels use TLS. They have certificates of their own, so by default
+    /// these connections do not use TLS, even if those to the master do.
+    #[cfg(feature = "tls-no-provider")]
+    pub fn sentinel_tls(mut self, tls: Tls) -> Builder {
+        self.sentinel_tls = Some(tls);
+        self
+    }
+
+    /// How connections use TLS, with a URL whose scheme is `rediss` or `rediss+sentinel`. Defaults
+    /// to [`Tls::new`].
+    #[cfg(feature = "tls-no-provider")]
+    pub fn tls(mut self, tls: Tls) -> Builder {
+        self.tls = Some(tls);
         self
     }
 
@@ -355,9 +382,9 @@ impl Builder {
     fn session(self) -> Result<Arc<Session>, Error> {
         let address = self.address?;
         self.settings.check()?;
-        let mut target = address.with_tls(None)?;
+        let mut target = address.with_tls(self.tls)?;
         target.set_credentials(self.credentials)?;
-        target.set_sentinels(self.sentinel_login, None)?;
+        target.set_sentinels(self.sentinel_login, self.sentinel_tls)?;
         Session::new(target, self.settings, self.on_lost).map(Arc::new)
     }
 }
@@ -368,6 +395,8 @@ impl fmt::Debug for Builder {
             .field("address", &self.address)
             .field("credentials", &self.credentials.is_some())
             .field("sentinel_login", &self.sentinel_login.is_some())
+            .field("tls", &self.tls)
+            .field("sentinel_tls", &self.sentinel_tls)
             .field("settings", &self.settings)
             .field("on_lost", &self.on_lost.is_some())
             .finish()

@@ -171,7 +171,7 @@ mod hold;
 mod store;
 mod base;
 
-pub use crate::base::error::{Error, LostCause};
+pub use crate::base::error::{Error, LostCause, TlsCause};
 pub use crate::base::holder::Holder;
 pub use crate::base::options::Replicas;
 pub use crate::base::owner::Owner;
@@ -183,6 +183,8 @@ pub use crate::installed::{install, installed, with_lock};
 pub use crate::keeping::losses::LostLock;
 pub use crate::lock::Lock;
 pub use crate::manager::LockManager;
+#[cfg(feature = "tls-no-provider")]
+pub use crate::store::Tls;
 
 /// The README's code, compiled.
 #[cfg(doctest)]

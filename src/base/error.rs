@@ -10,7 +10,7 @@ use crate::base::holder::Holder;
 /// A program can tell three situations apart:
 ///
 /// - The lock is *busy*: [`Error::Timeout`]. The `try_` methods return `Ok(None)` instead.
-/// - Redis is *not available*: [`Error::Unavailable`], [`Error::Refused`].
+/// - Redis is *not available*: [`Error::Unavailable`], [`Error::Refused`], [`Error::Tls`].
 /// - A hold was *lost*: [`Error::Lost`]. The work under the lock may have run beside other work.
 ///
 /// [`Error::Unconfirmed`] means that the work was protected and only the release is in doubt. The
@@ -108,6 +108,21 @@ pub enum Error {
         code: String,
         /// The server's error, code included. Very long ones are cut.
         message: String,
+    },
+
+    /// There is no connection over TLS, for a reason that waiting does not change.
+    ///
+    /// A timeout, or a connection that ends in the handshake, is [`Error::Unavailable`]. The URL
+    /// decides whether TLS is used, and `Builder::tls` (feature `tls`) which servers are trusted.
+    #[error("no TLS connection to redis at {server}: {cause}")]
+    #[non_exhaustive]
+    Tls {
+        /// Host and port.
+        server: String,
+        /// What is wrong.
+        cause: TlsCause,
+        /// The error in detail.
+        source: Box<dyn StdError + Send + Sync>,
     },
 
     /// The Redis key exists, but its value cannot be a lock of this crate.
@@ -228,10 +243,11 @@ impl Error {
         matches!(self, Error::Lost { .. })
     }
 
-    /// True for [`Error::Unavailable`] and [`Error::Refused`]: Redis did not do what was asked.
+    /// True for [`Error::Unavailable`], [`Error::Refused`] and [`Error::Tls`]: Redis did not do what
+    /// was asked.
     #[must_use]
     pub fn is_unavailable(&self) -> bool {
-        matches!(self, Error::Unavailable { .. } | Error::Refused { .. })
+        matches!(self, Error::Unavailable { .. } | Error::Refused { .. } | Error::Tls { .. })
     }
 }
 
@@ -264,6 +280,34 @@ pub enum LostCause {
     /// key.
     #[error("it was taken by another holder")]
     Taken,
+}
+
+/// Why there is no connection over TLS.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum TlsCause {
+    /// No authority that is trusted has issued the server's certificate. (A certificate may also
+    /// be its own issuer.)
+    #[error("the issuer of its certificate is not trusted")]
+    UnknownIssuer,
+    /// The server's certificate is for other hosts.
+    #[error("its certificate is for another host")]
+    WrongName,
+    /// The server's certificate has expired, or is not valid yet.
+    #[error("its certificate has expired, or is not valid yet")]
+    Expired,
+    /// The server does not speak TLS.
+    #[error("it does not speak TLS")]
+    NotTls,
+    /// The server is a Redis that does not use TLS at this port.
+    #[error("it is a Redis that does not use TLS at this port")]
+    PlainRedis,
+    /// The server asked for a certificate, and got none, or none that it accepts.
+    #[error("it refuses the client's certificate, or there is none")]
+    ClientCertificate,
+    /// Something else: the source of the error says what.
+    #[error("the handshake failed")]
+    Other,
 }
 
 fn may_exist(at_most: Duration) -> String {

@@ -252,7 +252,7 @@ fn read(url: &str) -> Result<(ConnectionInfo, bool), Bad> {
         "valkeys" => Some("valkey"),
         _ => None,
     };
-    if plain.is_some() && !tls::IS_BUILT_IN {
+    if plain.is_some() && !cfg!(feature = "tls-no-provider") {
         return Err(bad(shown, "TLS needs the feature `tls` of the crate relatch"));
     }
     if plain.is_some_and(|scheme| parsed.set_scheme(scheme).is_err()) {
@@ -363,6 +363,17 @@ mod tests {
     }
 
     #[test]
+    #[cfg(feature = "tls-no-provider")]
+    fn a_scheme_with_an_s_more_asks_for_tls() {
+        for url in ["rediss://s/", "valkeys://s/", "rediss+sentinel://s/m", "REDISS://s:6379/3"] {
+            let plain = url.to_ascii_lowercase().replace("s+", "+").replace("s://", "://");
+            assert_eq!((parse(url).tls, parse(&plain).tls), (Some(true), Some(false)), "{url}");
+            assert_eq!(named(&parse(url)), named(&parse(&plain)));
+        }
+    }
+
+    #[test]
+    #[cfg(not(feature = "tls-no-provider"))]
     fn a_url_with_tls_is_refused_without_the_feature() {
         for url in ["rediss://example.org/", "valkeys://example.org/", "rediss+sentinel://s/m"] {
             let error = Address::parse(url).expect_err(url).to_string();
@@ -379,7 +390,7 @@ mod tests {
             "redis://user:canary@example.org/three",
             "redis://user:canary@example.org/?db=3",
             "redis://user:canary@0.0.0.0/",
-            "rediss://user:canary@example.org/",
+            "rediss://user:canary@example.org/three",
             "redis://user:canary@example.org:99999/",
             "redis://user:/canary@example.org/",
             "redis://user:12/canary@example.org/",

@@ -3,7 +3,9 @@
 use std::error::Error as StdError;
 use std::io::{self, ErrorKind};
 
+use crate::base::error::TlsCause;
 use crate::store::resp::Reply;
+use crate::store::tls;
 
 /// How many characters of a server's error are kept. The errors of Redis itself are shorter.
 const LONGEST_MESSAGE: usize = 500;
@@ -23,6 +25,8 @@ pub(crate) enum Failure {
     },
     /// Redis answered with an error, and did nothing.
     Refused(Refusal),
+    /// TLS failed in a way that another try does not change. Redis executed nothing.
+    Tls { cause: TlsCause, source: Cause },
     /// The time ran out in this process, before the command was sent. It does not mean that Redis
     /// is slow or unreachable.
     OutOfTime(Cause),
@@ -151,7 +155,19 @@ impl Refusal {
 
 impl Failure {
     pub(crate) fn not_sent(cause: impl Into<Cause>) -> Failure {
-        Failure::NotSent(cause.into())
+        let cause = cause.into();
+        match cause.downcast_ref().and_then(tls::cause_of) {
+            Some(of_tls) => Failure::Tls { cause: of_tls, source: cause },
+            None => Failure::NotSent(cause),
+        }
+    }
+
+    /// The failure of a command that was sent. `error` says why there is no answer.
+    pub(super) fn unanswered(error: io::Error) -> Failure {
+        match tls::cause_of(&error) {
+            Some(cause) => Failure::Tls { cause, source: error.into() },
+            None => Failure::Unanswered { link_stands: leaves_link_standing(&error), cause: error.into() },
+        }
     }
 
     /// What became of the command.
@@ -159,7 +175,9 @@ impl Failure {
         match self {
             Failure::Unanswered { link_stands, .. } => Fate::Unknown { link_stands: *link_stands },
             Failure::Refused(refusal) if is_elsewhere(&refusal.code) => Fate::Elsewhere,
-            Failure::Refused(_) | Failure::NotSent(_) | Failure::OutOfTime(_) => Fate::NotExecuted,
+            Failure::Refused(_) | Failure::NotSent(_) | Failure::Tls { .. } | Failure::OutOfTime(_) => {
+                Fate::NotExecuted
+            }
         }
     }
 
@@ -168,6 +186,7 @@ impl Failure {
         match self {
             Failure::NotSent(_) | Failure::Unanswered { .. } | Failure::OutOfTime(_) => true,
             Failure::Refused(refusal) => refusal.can_pass(),
+            Failure::Tls { .. } => false,
         }
     }
 
@@ -202,6 +221,7 @@ impl Failure {
             Failure::NotSent(cause) | Failure::Unanswered { cause, .. } | Failure::OutOfTime(cause) => {
                 cause.to_string()
             }
+            Failure::Tls { cause, source } => format!("{cause}: {source}"),
             Failure::Refused(refusal) => refusal.to_string(),
         }
     }
@@ -216,6 +236,7 @@ impl Failure {
                 Failure::Unanswered { link_stands: *link_stands, cause: text(cause) }
             }
             Failure::Refused(refusal) => Failure::Refused(refusal.clone()),
+            Failure::Tls { cause, source } => Failure::Tls { cause: *cause, source: text(source) },
             Failure::OutOfTime(cause) => Failure::OutOfTime(text(cause)),
         }
     }
@@ -223,6 +244,7 @@ impl Failure {
     pub(crate) fn into_cause(self) -> Cause {
         match self {
             Failure::NotSent(cause) | Failure::Unanswered { cause, .. } | Failure::OutOfTime(cause) => cause,
+            Failure::Tls { source, .. } => source,
             Failure::Refused(refusal) => refusal.into(),
         }
     }

@@ -164,11 +164,12 @@ impl Link {
         let at = Moment::now();
         self.wire.send(&batch.bytes, deadline).map_err(|error| {
             self.broken = true;
-            if batch.count == 1 {
-                Failure::not_sent(error)
-            } else {
+            match Failure::not_sent(error) {
                 // Redis may have got the first commands of the batch whole.
-                Failure::Unanswered { link_stands: false, cause: error.into() }
+                Failure::NotSent(cause) if batch.count > 1 => {
+                    Failure::Unanswered { link_stands: false, cause }
+                }
+                other => other,
             }
         })?;
         self.unread += batch.count;
@@ -198,10 +199,9 @@ impl Link {
     }
 
     fn lost(&mut self, error: io::Error) -> Failure {
-        let link_stands = failure::leaves_link_standing(&error);
         self.broken |= failure::ends_link(&error);
         self.behind = true;
-        Failure::Unanswered { link_stands, cause: error.into() }
+        Failure::unanswered(error)
     }
 }
 
@@ -217,6 +217,8 @@ fn connect<'a>(endpoint: &Endpoint, ways: &'a [Way], deadline: Moment) -> Result
         let share = left / u32::try_from(to_try).unwrap_or(u32::MAX);
         match Wire::open(way, endpoint.tls(), share.max(SHORTEST)) {
             Ok(wire) => return Ok((wire, way)),
+            // Another address may be no server at all, and would hide why this one was refused.
+            Err(_) if matches!(last, Some(Failure::Tls { .. })) => {}
             Err(error) => last = Some(Failure::not_sent(error)),
         }
     }
@@ -284,7 +286,7 @@ mod tests {
 
     #[test]
     fn a_link_over_which_a_reply_came_twice_is_not_used_again() {
-        let [(wire, mut redis), _] = wires();
+        let (wire, mut redis) = wires().remove(0);
         let mut link = Link::new(wire, Moment::now());
         redis.write_all(b"+OK\r\n+OK\r\n").unwrap();
         let replies = link.exchange(&Batch::of(&["PING"]), Moment::now().after(Duration::from_secs(10)));

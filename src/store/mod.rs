@@ -55,6 +55,10 @@ pub(crate) use crate::store::failure::{Cause, Failure, Fate, Refusal};
 pub(crate) use crate::store::link::FAIR_TRY;
 pub(crate) use crate::store::login::AskCredentials;
 pub(crate) use crate::store::reply::{ClaimReply, Compared, Seen, Tracking};
+#[cfg(not(feature = "tls-no-provider"))]
+pub(crate) use crate::store::tls::Tls;
+#[cfg(feature = "tls-no-provider")]
+pub use crate::store::tls::Tls;
 pub(crate) use crate::store::tracking::{Heard, TrackingConnection};
 
 /// The server, and the connections to it.
@@ -141,6 +145,7 @@ impl Store {
             Failure::Refused(refusal) if !refusal.can_pass() => {
                 Error::Refused { server, action, code: refusal.code, message: refusal.message }
             }
+            Failure::Tls { cause, source } => Error::Tls { server, cause, source },
             other => Error::Unavailable { server, action, source: other.into_cause() },
         }
     }

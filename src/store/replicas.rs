@@ -117,7 +117,7 @@ pub(super) fn left_behind(failure: Failure, why: Option<&Failure>) -> Failure {
     let link_stands = match &failure {
         Failure::Unanswered { link_stands, .. } => *link_stands,
         Failure::Refused(_) => true,
-        Failure::NotSent(_) | Failure::OutOfTime(_) => false,
+        Failure::NotSent(_) | Failure::OutOfTime(_) | Failure::Tls { .. } => false,
     };
     let cause = match why {
         Some(why) => format!("{}; deleting the key failed: {}", why.text(), failure.text()).into(),

@@ -221,7 +221,9 @@ fn piece(bytes: &[u8], longest: usize) -> io::Result<Option<(Piece, usize)>> {
         return Ok(None);
     };
     if !b"+-:$*".contains(kind) {
-        return Err(garbage("a reply of no known kind"));
+        // These bytes begin a record of TLS: most servers send one before they close.
+        let is_tls = matches!(bytes, [0x15 | 0x16, 3, ..]);
+        return Err(if is_tls { speaks_tls() } else { garbage("a reply of no known kind") });
     }
     let Some(end) = rest.windows(2).position(|two| two == b"\r\n") else {
         return if bytes.len() < longest { Ok(None) } else { Err(too_long()) };
@@ -276,6 +278,13 @@ fn number(line: &[u8]) -> io::Result<i64> {
 
 fn garbage(what: &str) -> io::Error {
     io::Error::new(ErrorKind::InvalidData, format!("the server does not speak RESP2: {what}"))
+}
+
+fn speaks_tls() -> io::Error {
+    io::Error::new(
+        ErrorKind::InvalidData,
+        "the server seems to speak TLS, for which a URL begins with `rediss`",
+    )
 }
 
 fn too_long() -> io::Error {

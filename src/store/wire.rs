@@ -277,13 +277,18 @@ pub(super) mod tests {
     const LONG: Duration = Duration::from_secs(10);
     const SHORT: Duration = Duration::from_millis(20);
 
-    /// Wires, and their other ends.
-    pub(in crate::store) fn wires() -> [(Wire, TcpStream); 2] {
-        [(), ()].map(|()| {
-            let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
-            let wire = Wire::open(&Way::Tcp(listener.local_addr().unwrap()), None, LONG).unwrap();
-            (wire, listener.accept().unwrap().0)
-        })
+    /// The other end of a wire. What is written to it arrives in plain text.
+    pub(in crate::store) type Far = Box<dyn Write + Send>;
+
+    /// A wire of each kind, and its other end.
+    pub(in crate::store) fn wires() -> Vec<(Wire, Far)> {
+        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+        let wire = Wire::open(&Way::Tcp(listener.local_addr().unwrap()), None, LONG).unwrap();
+        vec![
+            (wire, Box::new(listener.accept().unwrap().0)),
+            #[cfg(feature = "tls")]
+            crate::store::tls::tests::wire(),
+        ]
     }
 
     fn within(span: Duration) -> Moment {
@@ -300,19 +305,37 @@ pub(super) mod tests {
 
     #[test]
     fn the_end_of_a_connection_is_found_out_without_waiting() {
-        let [(mut quiet, redis), _] = wires();
-        assert!(!quiet.has_ended());
-        drop(redis);
-        assert!(quiet.has_ended(), "it is closed");
-        let [(mut talks, mut redis), _] = wires();
-        talks.send(b"x", within(LONG)).unwrap();
-        redis.write_all(b"+the reply\r\n").unwrap();
-        assert_eq!(text(talks.receive(within(LONG))), "the reply");
-        assert!(!talks.has_ended());
-        redis.write_all(b"+unasked\r\n").unwrap();
-        let deadline = within(LONG);
-        while !talks.has_ended() {
-            assert!(Moment::now() < deadline, "unasked bytes count as its end");
+        for (mut quiet, redis) in wires() {
+            assert!(!quiet.has_ended());
+            drop(redis);
+            assert!(quiet.has_ended(), "it is closed");
+        }
+        for (mut talks, mut redis) in wires() {
+            talks.send(b"x", within(LONG)).unwrap();
+            redis.write_all(b"+the reply\r\n").unwrap();
+            assert_eq!(text(talks.receive(within(LONG))), "the reply");
+            assert!(!talks.has_ended() && !talks.has_unasked());
+            redis.write_all(b"+unasked\r\n").unwrap();
+            let deadline = within(LONG);
+            while !talks.has_ended() {
+                assert!(Moment::now() < deadline, "unasked bytes count as its end");
+            }
+        }
+    }
+
+    #[test]
+    fn another_thread_ends_a_connection() {
+        for (mut wire, _redis) in wires() {
+            let ender = wire.ender();
+            std::thread::scope(|scope| {
+                let reads = scope.spawn(|| wire.receive(within(LONG)).map(|_| ()).unwrap_err());
+                ender.end();
+                assert_eq!(reads.join().unwrap().kind(), ErrorKind::UnexpectedEof);
+            });
+            assert!(!ender.is_closed());
+            drop(wire);
+            assert!(ender.is_closed());
+            ender.end();
         }
     }
 
@@ -344,7 +367,7 @@ pub(super) mod tests {
 
     #[test]
     fn the_longest_reply_counts_for_each_reply_alone() {
-        let [(mut wire, mut redis), _] = wires();
+        let (mut wire, mut redis) = wires().remove(0);
         let half = format!("+{}\r\n", "x".repeat(LONGEST_REPLY / 2));
         let sends =
             std::thread::spawn(move || (0..5).for_each(|_| redis.write_all(half.as_bytes()).unwrap()));
@@ -356,7 +379,7 @@ pub(super) mod tests {
 
     #[test]
     fn a_subscriber_takes_the_reply_to_a_ping_as_a_sign_of_life() {
-        let [(mut wire, mut redis), _] = wires();
+        let (mut wire, mut redis) = wires().remove(0);
         redis.write_all(b"*2\r\n$4\r\npong\r\n$0\r\n\r\n-LOADING Redis is loading\r\n+PONG\r\n").unwrap();
         for _ in 0..2 {
             assert!(matches!(wire.message(within(LONG)), Ok(Message::Life)));
@@ -393,7 +416,7 @@ pub(super) mod tests {
 
     #[test]
     fn a_reply_that_never_ends_is_an_error() {
-        let [(mut wire, mut redis), _] = wires();
+        let (mut wire, mut redis) = wires().remove(0);
         let deadline = within(SHORT);
         let drips = std::thread::spawn(move || while redis.write_all(b"+").is_ok() {});
         assert!(wire.receive(deadline).is_err());

@@ -65,7 +65,7 @@ impl Silence {
 /// What a failure says about Redis.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
-    /// Redis has refused, and waiting does not change that.
+    /// Redis has refused, or TLS has failed, and waiting does not change that.
     Final,
     /// Redis refuses connections or commands for now.
     Down,
@@ -79,6 +79,7 @@ impl Kind {
     pub(crate) fn of(failure: &Failure) -> Kind {
         match failure {
             Failure::Refused(refusal) if !refusal.can_pass() => Kind::Final,
+            Failure::Tls { .. } => Kind::Final,
             Failure::Refused(_) | Failure::NotSent(_) => Kind::Down,
             Failure::Unanswered { .. } => Kind::Silent,
             Failure::OutOfTime(_) => Kind::OutOfTime,
@@ -234,7 +235,7 @@ impl Attempts {
     /// one; otherwise the failure.
     pub(crate) fn cause(&mut self, failure: Failure) -> Failure {
         match failure {
-            Failure::Refused(_) => failure,
+            Failure::Refused(_) | Failure::Tls { .. } => failure,
             other => self.refusal.take().map_or(other, Failure::Refused),
         }
     }

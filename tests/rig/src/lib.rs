@@ -3,6 +3,8 @@
 //! - [`Server`]: a `redis-server` of the caller's own, which can be paused, killed and restarted.
 //! - [`Proxy`] and [`Fault`]: a TCP proxy that understands enough of RESP to lose exactly the reply
 //!   that a test names.
+//! - [`Relay`]: a proxy that passes on, holds back, drips or cuts bytes that it does not understand.
+//! - [`Authority`] and [`Identity`]: certificates for a server with TLS.
 //! - [`FakeServer`] and [`Reply`]: a server that is no Redis, and whose replies a script decides.
 //! - [`Worker`] and [`role`]: this program, run again as another process.
 //! - [`rights`]: the ACL user with the least rights; all tests can run as that user.
@@ -19,11 +21,13 @@
     reason = "a fixture that cannot do what it should panics, and says why"
 )]
 
+mod certificates;
 mod fake_server;
 mod ports;
 mod preload;
 mod process;
 mod proxy;
+mod relay;
 mod resp;
 pub mod rights;
 pub mod role;
@@ -34,12 +38,14 @@ mod worker;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
+pub use self::certificates::{Authority, Identity};
 pub use self::fake_server::{FakeServer, Reply};
 pub use self::preload::compile_preload;
 pub use self::process::{Process, now};
 #[cfg(unix)]
 pub use self::process::{Sig, freeze, signal};
 pub use self::proxy::{Exchange, Fault, Proxy};
+pub use self::relay::Relay;
 pub use self::resp::{CLAIM, as_set, claim_hash};
 pub use self::server::{Server, is_server_installed, server_version};
 pub use self::wait::{eventually, throughout, time, within};

@@ -17,7 +17,7 @@ use tempfile::TempDir;
 use self::program::spawn;
 pub use self::program::{is_server_installed, server_version};
 use crate::ports::listen;
-use crate::{LONG, Process, eventually, rights};
+use crate::{Authority, Identity, LONG, Process, eventually, rights};
 #[cfg(unix)]
 use crate::{Sig, freeze, signal};
 
@@ -46,6 +46,8 @@ pub struct Server {
     private: Mutex<Option<Connection>>,
     /// Its files and its log; `None` for a server without files.
     dir: Option<TempDir>,
+    /// The port for TLS, if there is one.
+    tls_port: Option<u16>,
 }
 
 impl Server {
@@ -75,6 +77,46 @@ impl Server {
         }
     }
 
+    /// Starts a server that also has a port for TLS, where it shows `identity`. It accepts clients
+    /// without a certificate unless `args` say otherwise; if they show one, `clients` must have
+    /// issued it.
+    pub fn with_tls(identity: &Identity, clients: &Authority, args: &[&str]) -> Self {
+        loop {
+            let dir = TempDir::new().expect("a temporary directory");
+            let file = |name: &str, text: &str| {
+                let path = dir.path().join(name);
+                fs::write(&path, text).expect("a file can be written");
+                path.to_str().expect("a printable path").to_owned()
+            };
+            let port = listen().local_addr().expect("a bound listener").port();
+            let all = [
+                ("--tls-port", port.to_string()),
+                ("--tls-cert-file", file("certificate.pem", &identity.certificate)),
+                ("--tls-key-file", file("key.pem", &identity.key)),
+                ("--tls-ca-cert-file", file("clients.pem", clients.pem())),
+                ("--tls-auth-clients", "no".to_owned()),
+            ];
+            let all = all.into_iter().flat_map(|(name, value)| [name.to_owned(), value]);
+            let args = all.chain(args.iter().map(|&arg| arg.to_owned())).collect();
+            if let Some(mut server) = Self::try_start(args, Vec::new(), Some(dir)) {
+                server.tls_port = Some(port);
+                return server;
+            }
+        }
+    }
+
+    /// The port for TLS.
+    #[track_caller]
+    pub fn tls_port(&self) -> u16 {
+        self.tls_port.expect("a server with TLS")
+    }
+
+    /// The address for a manager that uses TLS, with the login if there is one (see [`rights`]).
+    #[track_caller]
+    pub fn tls_url(&self) -> String {
+        format!("rediss://{}localhost:{}/", rights::login(), self.tls_port())
+    }
+
     /// Starts a server that creates no file, so that none is left behind if this process is killed.
     pub fn without_files() -> Self {
         let mut attempts = (0..10).map(|_| Self::try_start(Vec::new(), Vec::new(), None));
@@ -85,7 +127,7 @@ impl Server {
     fn try_start(args: Vec<String>, env: Vec<(String, String)>, dir: Option<TempDir>) -> Option<Self> {
         let port = listen().local_addr().expect("a bound listener").port();
         let process = Mutex::new(start(port, dir.as_ref(), &args, &env));
-        let server = Self { port, args, env, process, private: Mutex::new(None), dir };
+        let server = Self { port, args, env, process, private: Mutex::new(None), dir, tls_port: None };
         server.becomes_ready().then_some(server)
     }
 

@@ -1,0 +1,55 @@
+//! What stands for TLS in a build without it: types that have no values.
+
+use std::io;
+
+use crate::base::error::{Error, TlsCause};
+use crate::store::wire::By;
+
+/// Settings of TLS, which nobody can make.
+#[derive(Clone, Debug)]
+pub(crate) enum Tls {}
+
+/// The configuration of TLS, which nobody can make.
+#[derive(Clone, Debug)]
+pub(crate) enum Client {}
+
+/// A connection over TLS, which nobody can open.
+pub(crate) enum Session {}
+
+impl Client {
+    /// Always an error: this build has no TLS.
+    pub(crate) fn new(tls: Option<Tls>, option: &'static str) -> Result<Client, Error> {
+        let Some(tls) = tls else {
+            let reason = "it needs the feature `tls` of the crate relatch";
+            return Err(Error::InvalidOption { option, value: "used".to_owned(), reason });
+        };
+        match tls {}
+    }
+
+    pub(in crate::store) fn handshake(&self, _host: &str, _socket: &mut By<'_>) -> io::Result<Session> {
+        match *self {}
+    }
+}
+
+impl Session {
+    pub(in crate::store) fn write(&mut self, _bytes: &[u8], _socket: &mut By<'_>) -> io::Result<()> {
+        match *self {}
+    }
+
+    pub(in crate::store) fn read(&mut self, _buffer: &mut [u8], _socket: &mut By<'_>) -> io::Result<usize> {
+        match *self {}
+    }
+
+    pub(in crate::store) fn has_ended(&mut self, _read: impl FnMut(&mut [u8]) -> io::Result<usize>) -> bool {
+        match *self {}
+    }
+
+    pub(in crate::store) fn has_unread(&mut self) -> bool {
+        match *self {}
+    }
+}
+
+/// Always `None`: no handshake takes place.
+pub(crate) fn cause_of(_error: &io::Error) -> Option<TlsCause> {
+    None
+}
