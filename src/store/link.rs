@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use crate::base::clock::Moment;
 use crate::store::endpoint::{Endpoint, Way};
-use crate::store::failure::{self, Failure};
+use crate::store::failure::{self, Failure, Refusal};
 use crate::store::login::Access;
 use crate::store::resp::{Batch, Reply};
 use crate::store::wire::{Ender, SHORTEST, Wire};
@@ -184,7 +184,7 @@ impl Link {
     pub(super) fn collect(&mut self, sent: &Sent, deadline: Moment) -> Result<Vec<Reply>, Failure> {
         let mut replies = Vec::with_capacity(sent.replies);
         while self.unread > 0 {
-            let reply = self.wire.receive(deadline).map_err(|error| self.lost(error))?;
+            let reply = self.wire.receive(deadline).map_err(|error| self.lost(error, replies.last()))?;
             self.unread -= 1;
             self.broken |= failure::comes_from_wrong_server(&reply);
             if self.unread < sent.replies {
@@ -198,9 +198,14 @@ impl Link {
         Ok(replies)
     }
 
-    fn lost(&mut self, error: io::Error) -> Failure {
+    /// The failure of a batch of which `last` was the last reply that came. If that was an error, and
+    /// the connection ended then, the error says why.
+    fn lost(&mut self, error: io::Error, last: Option<&Reply>) -> Failure {
         self.broken |= failure::ends_link(&error);
         self.behind = true;
+        if let (true, Some(Reply::Error(reason))) = (failure::ends_link(&error), last) {
+            return Failure::Unanswered { link_stands: false, cause: Refusal::new(reason).into() };
+        }
         Failure::unanswered(error)
     }
 }

@@ -66,10 +66,17 @@ impl Access {
             self.read(credentials.is_some(), &mut replies)?;
             Ok(replies.collect())
         });
-        answer.map_err(|failure| match failure {
-            // Even if the login was executed, no command of a lock was sent yet.
-            Failure::Unanswered { cause, .. } => Failure::NotSent(cause),
-            other => other.without(credentials.as_ref().map(|(_, password)| password.as_str())),
+        answer.map_err(|failure| {
+            let failure = match failure {
+                // Even if the login was executed, no command of a lock was sent yet. A server that
+                // accepts no client sends the reason, and ends the connection.
+                Failure::Unanswered { cause, .. } => match cause.downcast() {
+                    Ok(refusal) => Failure::Refused(*refusal),
+                    Err(cause) => Failure::NotSent(cause),
+                },
+                other => other,
+            };
+            failure.without(credentials.as_ref().map(|(_, password)| password.as_str()))
         })
     }
 

@@ -8,6 +8,8 @@
 mod lock;
 // Every public function, as a user calls it.
 mod public_api;
+// The login: one batch, credentials that change, and what is at the other end.
+mod login;
 // Options, keys and addresses: which are refused, and which are unusual and work.
 mod input_validation;
 // `ensure`, `extend`, `verify`, `held` and `stats`.

@@ -1,0 +1,133 @@
+//! The beginning of a connection: the login, and what is at the other end.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use parking_lot::Mutex;
+use relatch::{Error, LockManager};
+use relatch_rig::{FakeServer, Reply, Server};
+
+use crate::support::{ANSWER, assert_unavailable, builder, chain};
+
+#[track_caller]
+fn assert_refused(error: &Error, words: &str) {
+    assert!(matches!(error, Error::Refused { .. }), "{error:?}");
+    assert!(error.to_string().contains(words), "{error}");
+}
+
+/// The server answers no command of the login before it has got the last one.
+#[test]
+fn a_login_is_one_batch() {
+    let server = FakeServer::start(|command| {
+        let command: Vec<_> = command.iter().map(String::as_str).collect();
+        let reply = match command[..] {
+            ["SELECT", "3"] => "+OK\r\n*0\r\n+OK\r\n+OK\r\n",
+            ["PING"] => "+PONG\r\n",
+            [] | ["AUTH", "secret"] | ["HELLO", "2"] | ["CLIENT", "SETNAME", _] => "",
+            _ => "-ERR not expected here\r\n",
+        };
+        Reply::Bytes(reply.as_bytes().to_vec())
+    });
+    LockManager::connect(&format!("redis://:secret@{}/3", server.address())).expect("connects");
+}
+
+#[test]
+fn connections_are_named_after_their_process() {
+    let server = Server::start();
+    let _locks = LockManager::connect(&server.url()).expect("connects");
+    let clients: String = server.query(&["CLIENT", "LIST"]);
+    let name = clients.lines().find_map(|line| line.split(" name=relatch:").nth(1)?.split(' ').next());
+    assert!(name.is_some_and(|name| name.ends_with(&format!("-{}", std::process::id()))), "{clients}");
+}
+
+#[test]
+fn a_server_without_hello_or_client_works() {
+    let renamed = ["--rename-command", "HELLO", "", "--rename-command", "CLIENT", ""];
+    let server = Server::with(&renamed);
+    let locks = LockManager::connect(&server.bare_url()).expect("connects");
+    locks.with_lock("a", || ()).expect("locks");
+}
+
+#[test]
+fn a_cluster_node_is_refused() {
+    let server = Server::with(&["--cluster-enabled", "yes"]);
+    let error = LockManager::connect(&server.bare_url()).expect_err("not one server");
+    assert_refused(&error, "this is a cluster node: relatch does not support Redis Cluster");
+}
+
+#[test]
+fn too_many_clients_are_an_outage_and_not_a_missing_command() {
+    let server = Server::with(&["--maxclients", "1"]);
+    let error = builder(&server.bare_url()).build().expect_err("the test's own connection is the one");
+    assert!(matches!(error, Error::Unavailable { .. }), "{error:?}");
+    assert!(chain(&error).contains("max number of clients"), "{}", chain(&error));
+}
+
+/// The password changes with each connection, as a token that expires does.
+#[test]
+fn the_provider_is_asked_for_each_connection() {
+    let server = Server::start();
+    let user = |password: &str| {
+        let user = ["ACL", "SETUSER", "worker", "on", "resetpass", password, "~*", "&*", "+@all"];
+        server.query::<()>(&user);
+    };
+    let password = Arc::new(Mutex::new("first".to_owned()));
+    user(">first");
+    let (current, asked) = (Arc::clone(&password), Arc::<AtomicUsize>::default());
+    let count = Arc::clone(&asked);
+    let builder = LockManager::builder(&server.bare_url()).credentials(move || {
+        count.fetch_add(1, Ordering::SeqCst);
+        ("worker".to_owned(), current.lock().clone())
+    });
+    let locks = builder.build().expect("connects");
+    locks.with_lock("a", || ()).expect("locks");
+    assert_eq!((asked.load(Ordering::SeqCst), server.users()), (1, vec!["worker".to_owned()]));
+    user(">second");
+    for id in server.clients_with("user=worker") {
+        server.query::<()>(&["CLIENT", "KILL", "ID", &id.to_string()]);
+    }
+    let error = locks.lock("a").expect_err("the password is old");
+    assert_refused(&error, "WRONGPASS");
+    "second".clone_into(&mut password.lock());
+    locks.with_lock("a", || ()).expect("logs in with the new password");
+}
+
+#[test]
+fn a_provider_that_panics_is_an_outage() {
+    let server = Server::start();
+    let builder = builder(&server.bare_url()).credentials(|| panic!("expected here: no token"));
+    let locks = builder.build_unchecked().expect("sends nothing");
+    let taken = locks.try_lock_for("a", ANSWER);
+    assert_unavailable(&taken);
+    let error = chain(&taken.expect_err("just looked"));
+    assert!(error.contains("credentials panicked") && !error.contains("token"), "{error}");
+}
+
+#[test]
+fn a_password_in_the_url_and_a_provider_contradict_each_other() {
+    let builder = LockManager::builder("redis://:secret@127.0.0.1/");
+    let error = builder.credentials(|| (String::new(), String::new())).build().expect_err("which one?");
+    assert!(matches!(error, Error::InvalidOption { option: "credentials", .. }), "{error:?}");
+}
+
+#[test]
+fn the_database_can_be_set_beside_the_url() {
+    let server = Server::start();
+    let locks = LockManager::builder(&server.bare_url()).database(3).build().expect("connects");
+    let _guard = locks.lock("a").expect("locks");
+    assert_eq!(server.get("lock:a"), None);
+    assert_eq!(server.clients_with("db=3").len(), 1);
+}
+
+#[test]
+fn settings_of_sentinels_need_sentinels() {
+    let builder = LockManager::builder("redis://127.0.0.1/").sentinel_login(None, "secret");
+    let error = builder.build_unchecked().expect_err("no sentinels");
+    assert!(matches!(error, Error::InvalidOption { option: "sentinel_login", .. }), "{error:?}");
+    assert!(!error.to_string().contains("secret"), "{error}");
+    for (hosts, name) in [(vec![], "mymaster"), (vec![("", 1)], "mymaster"), (vec![("s", 1)], "my master")] {
+        let error =
+            LockManager::builder_with_sentinels(hosts, name).build_unchecked().expect_err("cannot work");
+        assert!(matches!(error, Error::InvalidOption { option: "sentinels", .. }), "{error:?}");
+    }
+}
