@@ -13,6 +13,7 @@ use redis::io::tcp::socket2::{SockRef, TcpKeepalive};
 
 use crate::base::clock::Moment;
 use crate::store::endpoint::Way;
+use crate::store::failure;
 use crate::store::resp::{Reader, Reply};
 use crate::store::tls;
 
@@ -28,6 +29,8 @@ pub(super) struct Wire {
     stream: Stream,
     tls: Option<Box<tls::Session>>,
     reader: Reader,
+    /// Whether nothing was received yet.
+    is_new: bool,
 }
 
 /// A message on a connection that has subscribed.
@@ -100,25 +103,25 @@ impl Socket {
 impl Wire {
     /// Connects within `limit`. With `tls`, which names the host, the handshake is part of that.
     pub(super) fn open(way: &Way, tls: Option<(&tls::Client, &str)>, limit: Duration) -> io::Result<Wire> {
-        let deadline = Moment::now().after(limit);
-        let socket = match way {
-            Way::Tcp(address) => {
-                let stream = TcpStream::connect_timeout(address, limit)?;
-                // With Nagle's algorithm, a clean-up that is written behind an unanswered command
-                // would wait for that answer.
-                stream.set_nodelay(true)?;
-                SockRef::from(&stream).set_tcp_keepalive(&keepalive())?;
-                Socket::Tcp(stream)
-            }
-            #[cfg(unix)]
-            Way::Unix(path) => Socket::Unix(UnixStream::connect(path)?),
-        };
-        let mut stream = Stream { socket: Arc::new(socket), timeout: Duration::ZERO };
+        let began = Moment::now();
+        let mut stream = Stream::open(way, limit)?;
         let tls = match tls {
-            Some((client, host)) => Some(Box::new(client.handshake(host, &mut stream.by(deadline))?)),
+            Some((client, host)) => {
+                let mut session = Box::new(client.session(host)?);
+                match session.shake_hands(&mut stream.by(began.after(limit / 2))) {
+                    Err(error) if error.kind() == ErrorKind::TimedOut => {
+                        if session.is_silent() && answers_in_plain(way, limit / 4) {
+                            return Err(tls::plain_redis());
+                        }
+                        session.shake_hands(&mut stream.by(began.after(limit)))?;
+                    }
+                    shaken => shaken?,
+                }
+                Some(session)
+            }
             None => None,
         };
-        Ok(Wire { stream, tls, reader: Reader::new() })
+        Ok(Wire { stream, tls, reader: Reader::new(), is_new: true })
     }
 
     /// Writes all bytes. After an error, it is unknown how many bytes were written, but some were
@@ -136,10 +139,19 @@ impl Wire {
     pub(super) fn receive(&mut self, deadline: Moment) -> io::Result<Reply> {
         let mut socket = self.stream.by(deadline);
         let tls = &mut self.tls;
-        self.reader.reply(|buffer| match tls {
+        let reply = self.reader.reply(|buffer| match tls {
             Some(tls) => tls.read(buffer, &mut socket),
             None => socket.read(buffer),
-        })
+        });
+        match reply {
+            Err(error) if self.is_new && self.tls.is_none() && failure::ends_link(&error) => {
+                Err(io::Error::new(error.kind(), format!("{error}: the server may expect TLS")))
+            }
+            reply => {
+                self.is_new &= reply.is_err();
+                reply
+            }
+        }
     }
 
     /// True if the connection has ended, or has received bytes that nobody asked for. Does not
@@ -184,6 +196,22 @@ impl Wire {
 }
 
 impl Stream {
+    fn open(way: &Way, limit: Duration) -> io::Result<Stream> {
+        let socket = match way {
+            Way::Tcp(address) => {
+                let stream = TcpStream::connect_timeout(address, limit)?;
+                // With Nagle's algorithm, a clean-up that is written behind an unanswered command
+                // would wait for that answer.
+                stream.set_nodelay(true)?;
+                SockRef::from(&stream).set_tcp_keepalive(&keepalive())?;
+                Socket::Tcp(stream)
+            }
+            #[cfg(unix)]
+            Way::Unix(path) => Socket::Unix(UnixStream::connect(path)?),
+        };
+        Ok(Stream { socket: Arc::new(socket), timeout: Duration::ZERO })
+    }
+
     fn by(&mut self, deadline: Moment) -> By<'_> {
         By { stream: self, deadline, begun: false }
     }
@@ -245,6 +273,20 @@ impl Write for By<'_> {
     }
 }
 
+/// True if the server answers a command that is not encrypted. A Redis that does not use TLS may
+/// wait for the rest of what it takes for a command, and give no answer to a handshake.
+fn answers_in_plain(way: &Way, limit: Duration) -> bool {
+    let deadline = Moment::now().after(limit);
+    let ask = || -> io::Result<[u8; 1]> {
+        let mut stream = Stream::open(way, limit)?;
+        let mut socket = stream.by(deadline);
+        socket.write_all(b"PING\r\n")?;
+        let mut first = [0];
+        socket.read_exact(&mut first).map(|()| first)
+    };
+    matches!(ask(), Ok([b'+' | b'-']))
+}
+
 /// The settings of TCP keepalive: see [`ASKED_AFTER`].
 fn keepalive() -> TcpKeepalive {
     let keepalive = TcpKeepalive::new().with_time(ASKED_AFTER);
@@ -271,7 +313,6 @@ pub(super) mod tests {
     use std::net::{Ipv4Addr, TcpListener};
 
     use super::*;
-    use crate::store::failure;
     use crate::store::resp::LONGEST_REPLY;
 
     const LONG: Duration = Duration::from_secs(10);

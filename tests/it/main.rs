@@ -65,6 +65,9 @@ mod lost_answers;
 mod late_answers;
 // Black holes, broken replies, and a Redis that is not up yet: every call ends by its deadline.
 mod outages;
+// TLS: which servers are trusted, and that deadlines, late replies and wake-ups hold there, too.
+#[cfg(feature = "tls")]
+mod tls;
 // Connections that are dead while Redis is well: forgotten by a firewall, or closed while idle.
 mod dead_connections;
 // Half-open connections. A slow connection must not be taken for half-open.

@@ -26,12 +26,20 @@ impl Client {
         match tls {}
     }
 
-    pub(in crate::store) fn handshake(&self, _host: &str, _socket: &mut By<'_>) -> io::Result<Session> {
+    pub(in crate::store) fn session(&self, _host: &str) -> io::Result<Session> {
         match *self {}
     }
 }
 
 impl Session {
+    pub(in crate::store) fn shake_hands(&mut self, _socket: &mut By<'_>) -> io::Result<()> {
+        match *self {}
+    }
+
+    pub(in crate::store) fn is_silent(&self) -> bool {
+        match *self {}
+    }
+
     pub(in crate::store) fn write(&mut self, _bytes: &[u8], _socket: &mut By<'_>) -> io::Result<()> {
         match *self {}
     }
@@ -47,6 +55,11 @@ impl Session {
     pub(in crate::store) fn has_unread(&mut self) -> bool {
         match *self {}
     }
+}
+
+/// Not called: no handshake takes place.
+pub(crate) fn plain_redis() -> io::Error {
+    io::ErrorKind::Unsupported.into()
 }
 
 /// Always `None`: no handshake takes place.

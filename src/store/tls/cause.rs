@@ -27,6 +27,11 @@ pub(super) fn refused(cause: TlsCause, text: impl fmt::Display) -> io::Error {
     io::Error::new(ErrorKind::InvalidData, Final { cause, text: text.to_string() })
 }
 
+/// The error for a Redis that does not use TLS.
+pub(crate) fn plain_redis() -> io::Error {
+    refused(TlsCause::PlainRedis, "it answered as Redis does, but not over TLS")
+}
+
 /// Why TLS failed, if that comes again with the next connection.
 pub(crate) fn cause_of(error: &io::Error) -> Option<TlsCause> {
     error.get_ref()?.downcast_ref::<Final>().map(|it| it.cause)
@@ -48,12 +53,11 @@ pub(super) fn in_handshake(error: TlsError, head: &[u8], has_begun: bool) -> io:
         _ if !head.is_empty() && !is_tls(head) => {
             // Without TLS, Redis takes the first message for a command that it does not know.
             let is_redis = matches!(head, [b'-', b'A'..=b'Z', ..]);
-            let (cause, text) = if is_redis {
-                (TlsCause::PlainRedis, "it answered with an error of Redis, without TLS")
+            return if is_redis {
+                plain_redis()
             } else {
-                (TlsCause::NotTls, "its first bytes are not TLS")
+                refused(TlsCause::NotTls, "its first bytes are not TLS")
             };
-            return refused(cause, text);
         }
         _ => TlsCause::Other,
     };
@@ -91,12 +95,15 @@ fn is_about_certificate(alert: AlertDescription) -> bool {
             | AlertDescription::UnknownCA
             | AlertDescription::AccessDenied
             | AlertDescription::CertificateRequired
+            // OpenSSL says so if another authority has the name of one that it trusts.
+            | AlertDescription::DecryptError
     )
 }
 
 fn of_certificate(error: &CertificateError) -> TlsCause {
     match error {
-        CertificateError::UnknownIssuer => TlsCause::UnknownIssuer,
+        // A bad signature: another authority has the name of one that is trusted.
+        CertificateError::UnknownIssuer | CertificateError::BadSignature => TlsCause::UnknownIssuer,
         CertificateError::NotValidForName | CertificateError::NotValidForNameContext { .. } => {
             TlsCause::WrongName
         }

@@ -14,9 +14,9 @@ mod options;
 mod session;
 
 #[cfg(not(feature = "tls-no-provider"))]
-pub(crate) use self::absent::{Client, Session, Tls, cause_of};
+pub(crate) use self::absent::{Client, Session, Tls, cause_of, plain_redis};
 #[cfg(feature = "tls-no-provider")]
-pub(crate) use self::cause::cause_of;
+pub(crate) use self::cause::{cause_of, plain_redis};
 #[cfg(feature = "tls-no-provider")]
 pub use self::options::Tls;
 #[cfg(feature = "tls-no-provider")]
@@ -203,7 +203,7 @@ pub(super) mod tests {
                 server.tls.read_tls(&mut server.socket).unwrap();
                 server.tls.process_new_packets().unwrap();
                 let mut part = [0; 10_000];
-                if let Ok(count) = io::Read::read(&mut server.tls.reader(), &mut part) {
+                while let Ok(count) = io::Read::read(&mut server.tls.reader(), &mut part) {
                     arrived.extend_from_slice(&part[..count]);
                 }
             }

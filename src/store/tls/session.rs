@@ -40,8 +40,8 @@ pub(crate) struct Session {
 }
 
 impl Client {
-    /// Does the handshake with `host`.
-    pub(in crate::store) fn handshake(&self, host: &str, socket: &mut By<'_>) -> io::Result<Session> {
+    /// Begins a connection to `host`. Sends nothing.
+    pub(in crate::store) fn session(&self, host: &str) -> io::Result<Session> {
         let name = match &self.name {
             Some(name) => name.clone(),
             None => ServerName::try_from(host.to_owned()).map_err(|_| {
@@ -50,18 +50,7 @@ impl Client {
         };
         let connection = ClientConnection::new(Arc::clone(&self.config), name)
             .map_err(|error| cause::in_handshake(error, &[], false))?;
-        let mut session = Session { connection, head: Vec::new(), has_answered: false, without_data: 0 };
-        session.shake_hands(socket).map_err(|error| match error.kind() {
-            ErrorKind::TimedOut => {
-                io::Error::new(ErrorKind::TimedOut, "the TLS handshake was not done in time")
-            }
-            ErrorKind::UnexpectedEof => io::Error::new(
-                ErrorKind::UnexpectedEof,
-                "the server closed the connection in the TLS handshake",
-            ),
-            _ => error,
-        })?;
-        Ok(session)
+        Ok(Session { connection, head: Vec::new(), has_answered: false, without_data: 0 })
     }
 }
 
@@ -72,12 +61,34 @@ impl fmt::Debug for Client {
 }
 
 impl Session {
-    fn shake_hands(&mut self, socket: &mut By<'_>) -> io::Result<()> {
+    /// Does the handshake. After a time-out, the caller can call this again.
+    pub(in crate::store) fn shake_hands(&mut self, socket: &mut By<'_>) -> io::Result<()> {
+        let shaken = self.try_to_shake_hands(socket);
+        let words = |error: &io::Error| match error.kind() {
+            ErrorKind::TimedOut if self.is_silent() => {
+                Some("the server sent nothing in the time for the TLS handshake, and may not speak TLS")
+            }
+            ErrorKind::TimedOut => Some("the TLS handshake was not done in time"),
+            ErrorKind::UnexpectedEof => Some("the server closed the connection in the TLS handshake"),
+            _ => None,
+        };
+        shaken.map_err(|error| match words(&error) {
+            Some(words) => io::Error::new(error.kind(), words),
+            None => error,
+        })
+    }
+
+    fn try_to_shake_hands(&mut self, socket: &mut By<'_>) -> io::Result<()> {
         while self.connection.is_handshaking() {
-            self.flush(socket)?;
+            self.flush(socket).map_err(|error| self.reason(error, socket))?;
             self.pull(|buffer| socket.read(buffer)).inspect_err(|_| self.tell_why(socket))?;
         }
-        self.flush(socket)
+        self.flush(socket).map_err(|error| self.reason(error, socket))
+    }
+
+    /// True if the server has sent nothing.
+    pub(in crate::store) fn is_silent(&self) -> bool {
+        self.head.is_empty()
     }
 
     /// Writes all bytes. After an error, at least the last of them cannot be read by the server.
@@ -165,7 +176,7 @@ impl Session {
 
     /// Why the server has closed the connection, if it has told; or else `error`, which the write
     /// met. A server that refuses the client's certificate may have closed the connection before
-    /// the first command is written.
+    /// all is written.
     fn reason(&mut self, error: io::Error, socket: &mut By<'_>) -> io::Error {
         if self.has_answered || !failure::ends_link(&error) {
             return error;

@@ -50,7 +50,7 @@ pub fn user() -> &'static str {
 }
 
 /// The login, as it stands in front of the host in a URL. Empty for the default user.
-pub(crate) fn login() -> String {
+pub fn login() -> String {
     password().map_or_else(String::new, |password| format!("{USER}:{password}@"))
 }
 
