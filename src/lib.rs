@@ -40,12 +40,16 @@
 //! - The time for which the machine is suspended counts against a lease on Linux, Android and
 //!   Apple's systems. On other systems, the clock may stand still while the machine is suspended,
 //!   and a hold may look valid for too long.
-//! - The system resolves host names, and no timeout of this crate limits how long that takes. Over
-//!   TLS, the response timeout starts anew with each byte, so a server that sends byte by byte can
-//!   exceed the timeout.
+//! - The system resolves host names, and no timeout of this crate limits how long that takes.
 //!
 //! The whole list is in `docs/guarantees.md` of the repository. For the Redis user, settings and
 //! monitoring, see `docs/operations.md`.
+//!
+//! # Features
+//!
+//! None is on by default. `tls` adds TLS (by rustls, with the cryptography of *ring*) for URLs that
+//! begin with `rediss`. `tls-no-provider` adds the same without any cryptography: the program then
+//! gives its own, in `Tls::provider`.
 //!
 //! # A program, step by step
 //!

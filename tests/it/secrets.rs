@@ -13,8 +13,9 @@ use std::thread;
 use std::time::Duration;
 
 use log::{LevelFilter, Log, Metadata, Record};
-use relatch::{Error, LockGuard, LockManager, LostLock};
-use relatch_rig::{Fault, LONG, Proxy, Server, Worker, eventually, role};
+use relatch::{Error, LockGuard, LockManager, LostLock, TlsCause};
+use relatch_rig::{Fault, Identity, LONG, Proxy, Server, Worker, eventually, role};
+use tempfile::TempDir;
 
 /// How long the managers here wait for an answer.
 const ANSWER: Duration = Duration::from_millis(100);
@@ -29,7 +30,7 @@ const IN_URL: &str = "pa7Qx%40wd%2F9Zk";
 const PIECES: [&str; 2] = ["7Qx", "9Zk"];
 
 /// URLs with mistakes, and with a password (`P`) in the right place or elsewhere.
-const BAD_URLS: [&str; 18] = [
+const BAD_URLS: [&str; 22] = [
     "P",
     "u:P@127.0.0.1",
     "//u:P@127.0.0.1/",
@@ -47,6 +48,10 @@ const BAD_URLS: [&str; 18] = [
     "redis://u%FF:P@127.0.0.1/",
     "http://u:P@127.0.0.1/",
     "rediss://u:P@127.0.0.1/",
+    "redis+sentinel://u:P@127.0.0.1",
+    "redis+sentinel://u:P@127.0.0.1:x/m",
+    "redis+sentinel://u:P@127.0.0.1/m/three",
+    "rediss+sentinel://P@127.0.0.1/m",
     "unix:///nowhere.sock?db=three&user=u&pass=P",
 ];
 
@@ -116,6 +121,9 @@ pub(crate) fn spill() {
     show_urls();
     show_logins();
     show_silence();
+    show(&TlsCause::Other);
+    #[cfg(feature = "tls")]
+    show_tls();
     let proxy = Proxy::start(port("good"));
     let url = url("worker", IN_URL, proxy.port());
     show_values(&url);
@@ -178,6 +186,29 @@ fn show_silence() {
     let mute = TcpListener::bind("127.0.0.1:0").expect("a port");
     try_url("a mute port", &url("worker", IN_URL, mute.local_addr().expect("bound").port()));
     try_url("no socket", &format!("unix:///nowhere.sock?user=worker&pass={IN_URL}"));
+}
+
+/// Settings with a key, right ones and wrong ones.
+#[cfg(feature = "tls")]
+fn show_tls() {
+    use relatch::Tls;
+
+    let read = |name| fs::read_to_string(format!("{}/{name}", role::arg("pem"))).expect("a file");
+    let (certificate, key) = (read("certificate.pem"), read("key.pem"));
+    let url = format!("rediss://worker:{IN_URL}@127.0.0.1:{}/", port("good"));
+    let builder = |tls: Tls| LockManager::builder(&url).tls(tls).connect_timeout(LONG / 4);
+    let trusting = || Tls::new().roots(certificate.as_str());
+    for (what, tls) in [
+        ("no TLS there", trusting().client_certificate(certificate.as_str(), key.as_str())),
+        ("bad PEM", trusting().client_certificate(key.as_str(), certificate.as_str())),
+        ("bad PEM", trusting().client_certificate(certificate.as_str(), &key[..key.len() / 2])),
+        ("bad PEM", Tls::new().roots(key.as_str())),
+        ("bad PEM", Tls::new().roots(PASSWORD)),
+    ] {
+        show(&tls);
+        show(&builder(tls.clone()));
+        show_error(what, &builder(tls).build().expect_err(what));
+    }
 }
 
 fn show_values(url: &str) {
@@ -257,7 +288,9 @@ fn public_types() -> Vec<String> {
     let lib = fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/src/lib.rs")).expect("lib.rs");
     let lines = lib.lines().filter(|line| line.starts_with("pub use"));
     let names = lines.flat_map(|line| line.split(|c: char| !c.is_alphanumeric() && c != '_'));
-    names.filter(|name| name.starts_with(char::is_uppercase)).map(str::to_owned).collect()
+    let is_there =
+        |name: &&str| name.starts_with(char::is_uppercase) && (*name != "Tls" || cfg!(feature = "tls"));
+    names.filter(is_there).map(str::to_owned).collect()
 }
 
 #[test]
@@ -266,8 +299,15 @@ fn the_password_is_never_printed() {
     let closed = Server::start();
     closed.kill();
     let ports = [&good, &unknowing, &closed].map(|server| server.port().to_string());
-    let mut child =
-        Worker::spawn("spiller", &[("good", &*ports[0]), ("unknowing", &*ports[1]), ("closed", &*ports[2])]);
+    let (pem, identity) = (TempDir::new().expect("a folder"), Identity::self_signed(&["127.0.0.1"]));
+    for (name, text) in [("certificate.pem", &identity.certificate), ("key.pem", &identity.key)] {
+        fs::write(pem.path().join(name), text).expect("a file can be written");
+    }
+    let pem = pem.path().to_str().expect("a printable path");
+    let mut child = Worker::spawn(
+        "spiller",
+        &[("good", &*ports[0]), ("unknowing", &*ports[1]), ("closed", &*ports[2]), ("pem", pem)],
+    );
     let printed: Vec<_> =
         iter::repeat_with(|| child.expect_line("", LONG)).take_while(|line| line != "end").collect();
     assert!(child.wait(LONG).success(), "{}", child.printed());
@@ -306,8 +346,15 @@ fn the_password_is_never_printed() {
     {
         assert!(printed.contains(logged), "no {logged:?} in {printed}");
     }
-    // ... and has printed no password.
+    if cfg!(feature = "tls") {
+        for expected in ["no TLS there: Tls", "bad PEM: InvalidOption"] {
+            assert!(printed.contains(expected), "no {expected:?} in {printed}");
+        }
+    }
+    // ... and has printed no password, no key and no certificate.
+    let of_pem = [&identity.certificate, &identity.key].map(|pem| pem.lines().nth(1).expect("a line"));
+    let pieces = [&PIECES[..], &of_pem.map(|line| &line[line.len() / 2..])].concat();
     let leaks: Vec<_> =
-        printed.lines().filter(|line| PIECES.iter().any(|piece| line.contains(piece))).collect();
+        printed.lines().filter(|line| pieces.iter().any(|piece| line.contains(piece))).collect();
     assert!(leaks.is_empty(), "{leaks:#?}");
 }

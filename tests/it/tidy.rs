@@ -255,6 +255,19 @@ fn no_dependency_asks_for_a_newer_rust() {
     assert_eq!(asked.into_iter().max(), Some(ours), "the version in Cargo.toml is the lowest that will do");
 }
 
+#[test]
+fn without_the_feature_nothing_of_tls_is_built() {
+    let output = Command::new(env!("CARGO"))
+        .args(["tree", "--locked", "--edges", "normal", "--target", "all", "--prefix", "none"])
+        .args(["--package", "relatch"])
+        .current_dir(root())
+        .output()
+        .expect("cargo runs");
+    let tree = String::from_utf8(output.stdout).expect("a text");
+    assert!(output.status.success() && tree.contains("parking_lot"), "{tree}");
+    assert!(!tree.contains("rustls") && !tree.contains("ring v"), "{tree}");
+}
+
 /// A program that depends on the crate does not see our lock file: it gets the newest versions that
 /// our `Cargo.toml` allows. (Needs the registry, or a cargo that already has its index.)
 #[test]

@@ -82,7 +82,7 @@ fn assert_refused(builder: impl Fn() -> Builder, wanted: TlsCause) -> String {
     chain(&error)
 }
 
-fn refusal(identity: &Identity, tls: Tls, wanted: TlsCause) -> String {
+fn refusal(identity: &Identity, tls: &Tls, wanted: TlsCause) -> String {
     let server = Server::with_tls(identity, &Authority::new(), &[]);
     assert_refused(|| builder(&server.tls_url()).tls(tls.clone()), wanted)
 }
@@ -111,9 +111,9 @@ fn a_login_and_a_database_work_over_tls() {
 #[test]
 fn a_certificate_that_nobody_trusted_has_issued_is_refused() {
     let (ours, theirs) = (Authority::new(), Authority::new());
-    refusal(&theirs.issue(&["localhost"]), Tls::new().roots(ours.pem()), TlsCause::UnknownIssuer);
+    refusal(&theirs.issue(&["localhost"]), &Tls::new().roots(ours.pem()), TlsCause::UnknownIssuer);
     let own = Identity::self_signed(&["localhost"]);
-    refusal(&own, Tls::new().roots(ours.pem()), TlsCause::UnknownIssuer);
+    refusal(&own, &Tls::new().roots(ours.pem()), TlsCause::UnknownIssuer);
     // The system does not trust it either. (A system without any authority cannot be asked.)
     let server = Server::with_tls(&own, &ours, &[]);
     match builder(&server.tls_url()).build_unchecked() {
@@ -128,7 +128,7 @@ fn a_certificate_that_nobody_trusted_has_issued_is_refused() {
 fn a_certificate_for_another_host_is_refused() {
     let authority = Authority::new();
     let tls = Tls::new().roots(authority.pem());
-    let text = refusal(&authority.issue(&["elsewhere.example.org"]), tls, TlsCause::WrongName);
+    let text = refusal(&authority.issue(&["elsewhere.example.org"]), &tls, TlsCause::WrongName);
     assert!(text.contains("localhost") && text.contains("elsewhere.example.org"), "{text}");
 }
 
@@ -136,7 +136,7 @@ fn a_certificate_for_another_host_is_refused() {
 fn an_expired_certificate_is_refused() {
     let authority = Authority::new();
     let tls = Tls::new().roots(authority.pem());
-    refusal(&authority.issue_expired(&["localhost"]), tls, TlsCause::Expired);
+    refusal(&authority.issue_expired(&["localhost"]), &tls, TlsCause::Expired);
 }
 
 #[test]
@@ -173,8 +173,8 @@ fn a_server_that_does_not_speak_tls_is_found_out() {
     let authority = Authority::new();
     for garbage in ["HTTP/1.1 400 Bad Request\r\n\r\n", "\0\0\0\0\0\0\0\0", "220 mail.example.org\r\n"] {
         let server = FakeServer::start(|_| Reply::Bytes(garbage.as_bytes().to_vec()));
-        let (_, port) =
-            server.address().split_once(':').map(|(_, port)| ((), port.to_owned())).expect("a port");
+        let address = server.address();
+        let port = address.split(':').nth(1).expect("a port");
         let url = format!("rediss://localhost:{port}/");
         let text = assert_refused(|| builder(&url).tls(Tls::new().roots(authority.pem())), TlsCause::NotTls);
         assert!(!text.contains("HTTP") && !text.contains("mail"), "{text}");
