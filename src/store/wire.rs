@@ -67,8 +67,7 @@ impl Ender {
     }
 
     /// True if the connection is no longer in use, so that there is nothing to end.
-    #[cfg(test)]
-    pub(crate) fn is_closed(&self) -> bool {
+    pub(super) fn is_closed(&self) -> bool {
         self.0.strong_count() == 0
     }
 }

@@ -13,7 +13,7 @@ use std::thread;
 use std::time::Duration;
 
 use log::{LevelFilter, Log, Metadata, Record};
-use relatch::{Error, LockGuard, LockManager, LostLock, TlsCause};
+use relatch::{Error, LockGuard, LockManager, LostLock, Replicas, TlsCause};
 use relatch_rig::{Fault, Identity, LONG, Proxy, Server, Worker, eventually, role};
 use tempfile::TempDir;
 
@@ -121,6 +121,7 @@ pub(crate) fn spill() {
     show_urls();
     show_logins();
     show_silence();
+    show_sentinels();
     show(&TlsCause::Other);
     #[cfg(feature = "tls")]
     show_tls();
@@ -186,6 +187,29 @@ fn show_silence() {
     let mute = TcpListener::bind("127.0.0.1:0").expect("a port");
     try_url("a mute port", &url("worker", IN_URL, mute.local_addr().expect("bound").port()));
     try_url("no socket", &format!("unix:///nowhere.sock?user=worker&pass={IN_URL}"));
+}
+
+/// Logins of sentinels, and logins from a function: wrong ones, and where nothing answers.
+fn show_sentinels() {
+    for (what, place) in
+        [("a sentinel's login", "good"), ("no sentinel", "unknowing"), ("no sentinel there", "closed")]
+    {
+        let url = format!("redis+sentinel://worker:{IN_URL}@127.0.0.1:{}/mymaster", port(place));
+        let builder = || {
+            let builder = LockManager::builder(&url).sentinel_login(Some("worker"), &format!("{PASSWORD}?"));
+            builder.connect_timeout(LONG / 4).tolerate_outage(ANSWER)
+        };
+        show(&builder());
+        show_error(what, &builder().build().expect_err(what));
+        let locks = builder().build_unchecked().expect("sends nothing");
+        show_error(what, &locks.lock("a").expect_err(what));
+        show(&locks);
+    }
+    let builder = LockManager::builder(&format!("redis://127.0.0.1:{}/", port("good")));
+    let builder = builder.credentials(|| ("worker".to_owned(), format!("{PASSWORD}?")));
+    show(&builder);
+    show_error("a function's login", &builder.build().expect_err("the password is wrong"));
+    show(&Replicas::all());
 }
 
 /// Settings with a key, right ones and wrong ones.
@@ -327,6 +351,10 @@ fn the_password_is_never_printed() {
         "a closed port: Unavailable",
         "a mute port: Unavailable",
         "no socket: Unavailable",
+        "a sentinel's login: Refused WRONGPASS",
+        "no sentinel: Refused ERR",
+        "no sentinel there: Unavailable",
+        "a function's login: Refused WRONGPASS",
         "a wait: Timeout",
         "a loss: Lost",
         "fault: Unavailable",

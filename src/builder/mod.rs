@@ -1,11 +1,16 @@
 //! The builder of a manager: every setting, and its default.
+//!
+//! [`connections`] has the settings of the connections. As one of the handles, this room may use
+//! `manager` and what is below it.
+
+mod connections;
 
 use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
 use crate::base::error::Error;
-use crate::base::options::{Replicas, Settings};
+use crate::base::options::Settings;
 use crate::keeping::losses::{LostLock, OnLost};
 use crate::manager::LockManager;
 use crate::session::Session;
@@ -89,58 +94,6 @@ impl Builder {
         }
     }
 
-    /// Asks `provider` for a user and a password each time a connection is opened, in place of a
-    /// login in the URL. For passwords that expire. (The user of a Redis without ACLs is `default`.)
-    ///
-    /// The threads of the manager and the destructors of guards open connections, too, so `provider`
-    /// has to return soon, and must not take a lock of this manager. If it panics, opening the
-    /// connection fails.
-    ///
-    /// ```no_run
-    /// # fn token() -> String { String::new() }
-    /// # fn main() -> Result<(), relatch::Error> {
-    /// let locks = relatch::LockManager::builder("redis://127.0.0.1/")
-    ///     .credentials(|| ("worker".to_owned(), token()))
-    ///     .build()?;
-    /// # Ok(())
-    /// # }
-    /// ```
-    pub fn credentials(mut self, provider: impl Fn() -> (String, String) + Send + Sync + 'static) -> Builder {
-        self.credentials = Some(Arc::new(provider));
-        self
-    }
-
-    /// The number of the database, in place of the one in the URL.
-    pub fn database(mut self, number: u32) -> Builder {
-        self.address = self.address.map(|address| address.with_db(number));
-        self
-    }
-
-    /// How to log in to the sentinels. They have users and passwords of their own, so by default the
-    /// manager does not log in there, even if the URL has a login. `None`: a sentinel with
-    /// `requirepass`, and no ACLs.
-    pub fn sentinel_login(mut self, username: Option<&str>, password: &str) -> Builder {
-        let username = username.map(str::to_owned);
-        self.sentinel_login = Some(Login { username, password: password.to_owned() });
-        self
-    }
-
-    /// How connections to the sentinels use TLS. They have certificates of their own, so by default
-    /// these connections do not use TLS, even if those to the master do.
-    #[cfg(feature = "tls-no-provider")]
-    pub fn sentinel_tls(mut self, tls: Tls) -> Builder {
-        self.sentinel_tls = Some(tls);
-        self
-    }
-
-    /// How connections use TLS, with a URL whose scheme is `rediss` or `rediss+sentinel`. Defaults
-    /// to [`Tls::new`].
-    #[cfg(feature = "tls-no-provider")]
-    pub fn tls(mut self, tls: Tls) -> Builder {
-        self.tls = Some(tls);
-        self
-    }
-
     /// The text that each key begins with in Redis. Defaults to `lock:`.
     pub fn prefix(mut self, prefix: impl Into<String>) -> Builder {
         self.settings.prefix = prefix.into();
@@ -221,45 +174,6 @@ impl Builder {
         self
     }
 
-    /// The most connections that the pool has open at a time, up to 10,000 (the default limit of
-    /// Redis). Defaults to 64.
-    ///
-    /// The keeper, the listener and each `force_unlock` open connections of their own.
-    ///
-    /// A connection is in use only while a command is under way, so a few connections serve many
-    /// threads. The pool opens a connection when a thread needs one, and closes it after ten
-    /// minutes without use.
-    pub fn pool_size(mut self, connections: u32) -> Builder {
-        self.settings.pool_size = connections;
-        self
-    }
-
-    /// How long opening a connection may take, login included. Between 1 ms and 1 hour; defaults to
-    /// 1 second.
-    ///
-    /// The limit does not include the time in which the system resolves a host name, but
-    /// [`build`](Builder::build) and a wait with a limit do. If the name has several addresses, each
-    /// address gets a share of this time.
-    pub fn connect_timeout(mut self, limit: Duration) -> Builder {
-        self.settings.connect_timeout = limit;
-        self
-    }
-
-    /// How long an answer may take. Between 1 ms and 1 hour; defaults to 1 second.
-    ///
-    /// A release takes no longer than this limit, and neither does dropping a guard. Dropping the
-    /// manager's last handle can take longer, because it also waits for threads (see
-    /// [`LockManager`]).
-    ///
-    /// A connection that comes from the pool may be dead. So its first command usually waits only
-    /// for half of the caller's time, and the other half is left for a fresh connection. If the
-    /// last answer over that connection was slow, the first command waits longer, up to three
-    /// quarters.
-    pub fn response_timeout(mut self, limit: Duration) -> Builder {
-        self.settings.response_timeout = limit;
-        self
-    }
-
     /// How long a wait without limit goes on while Redis gives no proper answer. Defaults to 10
     /// seconds, counted from the first attempt without an answer.
     ///
@@ -308,46 +222,6 @@ impl Builder {
     /// With [`replicas`](Builder::replicas), nothing is handed off, and this option has no effect.
     pub fn local_handoff(mut self, longest: Duration) -> Builder {
         self.settings.local_handoff = longest;
-        self
-    }
-
-    /// Counts a lock as taken only once replicas have acknowledged it. Redis waits for them for
-    /// `timeout` at most, which is between 1 ms and the
-    /// [`response_timeout`](Builder::response_timeout). Off by default.
-    ///
-    /// A master answers before its replicas have the lock. If it dies then, a replica without the
-    /// lock becomes the master, and another process takes the lock as well. This option sends
-    /// `WAIT` (or `WAITAOF`) after a `SET` that took the lock, and behind each renewal. A hold is
-    /// valid for a lease from the send of its `SET` or of its last acknowledged renewal.
-    ///
-    /// *Too few replicas.* The lock is not taken: its key is deleted again, and a waiter tries
-    /// until its wait ends or, without a limit, for
-    /// [`tolerate_outage`](Builder::tolerate_outage). The error then says how many replicas
-    /// answered. A hold whose renewals are not acknowledged ends with its last acknowledged lease.
-    ///
-    /// *What it closes.* With [`Replicas::all`], whichever replica the sentinels promote has the
-    /// lock. The price: a replica that is down stops every lock, until it returns or an operator
-    /// makes the sentinels forget it (`SENTINEL RESET`). With [`Replicas::at_least`], a failover
-    /// that loses a lock becomes less likely, not impossible: of two replicas, the one that
-    /// acknowledged may be cut off, and the sentinels promote the other.
-    ///
-    /// *What stays open.* A master that restarts empty before the sentinels notice has no lock, and
-    /// its replicas delete theirs. `WAIT` counts replicas and does not name them: a new replica that
-    /// the sentinels have not found yet (they look every ten seconds) can stand in for one that is
-    /// cut off. After a failover, the replica's clock counts: the lease ends at the same time of
-    /// day there, so if that clock is ahead, the lease ends earlier by as much. A release never
-    /// waits for replicas: if the failover loses it, the lock comes back without a holder, and
-    /// nobody can take it until its lease ends.
-    ///
-    /// *What it costs.* Taking a lock takes one more round trip to Redis, and Redis one to its
-    /// replicas. A try that finds the lock busy, reentry and a release cost nothing more. Threads
-    /// of one process do not hand the lock off: as with
-    /// [`local_handoff(0)`](Builder::local_handoff).
-    ///
-    /// The user needs the right `+wait` (with [`on_disk`](Replicas::on_disk), `+waitaof`). If the
-    /// server refuses the command, no lock is taken, and the error says so.
-    pub fn replicas(mut self, replicas: Replicas, timeout: Duration) -> Builder {
-        self.settings.replicas = Some((replicas, timeout));
         self
     }
 
