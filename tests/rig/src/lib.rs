@@ -1,6 +1,8 @@
 //! What the tests, benchmarks and examples of relatch share.
 //!
 //! - [`Server`]: a `redis-server` of the caller's own, which can be paused, killed and restarted.
+//! - [`Sentinels`]: a master with replicas, watched by sentinels, which can be failed over and cut off
+//!   from each other.
 //! - [`Proxy`] and [`Fault`]: a TCP proxy that understands enough of RESP to lose exactly the reply
 //!   that a test names.
 //! - [`Relay`]: a proxy that passes on, holds back, drips or cuts bytes that it does not understand.
@@ -31,6 +33,7 @@ mod relay;
 mod resp;
 pub mod rights;
 pub mod role;
+mod sentinels;
 mod server;
 mod wait;
 mod worker;
@@ -47,6 +50,7 @@ pub use self::process::{Sig, freeze, signal};
 pub use self::proxy::{Exchange, Fault, Proxy};
 pub use self::relay::Relay;
 pub use self::resp::{CLAIM, as_set, claim_hash};
+pub use self::sentinels::{MASTER, Sentinels, Setup};
 pub use self::server::{Server, is_server_installed, server_version};
 pub use self::wait::{eventually, throughout, time, within};
 pub use self::worker::{Worker, is_alone};

@@ -27,3 +27,8 @@ pub(crate) fn listen() -> TcpListener {
         }
     }
 }
+
+/// A port that nothing listens on, and that this process has not used and will not use again.
+pub(crate) fn free_port() -> u16 {
+    listen().local_addr().expect("a bound listener").port()
+}

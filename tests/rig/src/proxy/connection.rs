@@ -35,6 +35,9 @@ pub(crate) struct ProxiedConnection {
     struck: AtomicBool,
     /// Whether nothing passes over this connection any more.
     stranded: AtomicBool,
+    /// Whether the client is a replica, which has asked for the stream of all changes. That stream
+    /// has no replies, and not even whole frames: what is left passes as it is.
+    is_replica: AtomicBool,
     pending: Mutex<Pending>,
     /// Notified when `pending` or one of the proxy's switches changes.
     changed: Condvar,
@@ -67,6 +70,7 @@ impl ProxiedConnection {
             client,
             struck: AtomicBool::new(false),
             stranded: AtomicBool::new(false),
+            is_replica: AtomicBool::new(false),
             pending: Mutex::default(),
             changed: Condvar::new(),
         });
@@ -113,6 +117,10 @@ impl ProxiedConnection {
         let mut splitter = Splitter::default();
         let mut buffer = [0; 16 * 1024];
         while let Ok(read @ 1..) = (&self.client).read(&mut buffer) {
+            if self.is_replica() {
+                self.write_up(&buffer[..read]);
+                continue;
+            }
             splitter.push(&buffer[..read]);
             for command in splitter.by_ref() {
                 if !self.pass_on(&command, shared) {
@@ -126,6 +134,10 @@ impl ProxiedConnection {
     /// Deals with one command; returns false if no further command can be passed on.
     fn pass_on(self: &Arc<Self>, command: &[u8], shared: &Arc<Shared>) -> bool {
         let args = as_set(args(command));
+        if args.first().is_some_and(|name| name.eq_ignore_ascii_case("PSYNC")) {
+            self.is_replica.store(true, Ordering::SeqCst);
+            return self.server(shared).is_some() && self.write_up(command);
+        }
         if self.struck.load(Ordering::SeqCst) {
             shared.count_after_fault();
         }
@@ -177,6 +189,17 @@ impl ProxiedConnection {
         true
     }
 
+    /// Whether the client is a replica.
+    fn is_replica(&self) -> bool {
+        self.is_replica.load(Ordering::SeqCst)
+    }
+
+    /// Sends bytes of a replica to the server; returns false if that fails.
+    fn write_up(&self, bytes: &[u8]) -> bool {
+        let server = self.pending.lock().server.clone();
+        server.is_some_and(|server| (&*server).write_all(bytes).is_ok())
+    }
+
     /// Returns the connection to the server, opening it first if need be; `None` if that fails.
     fn server(self: &Arc<Self>, shared: &Arc<Shared>) -> Option<Arc<TcpStream>> {
         if let Some(server) = &self.pending.lock().server {
@@ -214,10 +237,18 @@ impl ProxiedConnection {
         let mut splitter = Splitter::default();
         let mut buffer = [0; 16 * 1024];
         while let Ok(read @ 1..) = server.read(&mut buffer) {
+            if self.is_replica() {
+                self.write(&buffer[..read]);
+                continue;
+            }
             splitter.push(&buffer[..read]);
             let mut pending = self.pending.lock();
             for reply in splitter.by_ref() {
-                if !is_unsolicited(&reply) {
+                let is_message = is_unsolicited(&reply);
+                if is_message && shared.loses_messages.load(Ordering::SeqCst) {
+                    continue;
+                }
+                if !is_message {
                     shared.journal.answer(pending.open.pop_front().flatten(), &reply);
                 }
                 pending.replies.push_back(reply);

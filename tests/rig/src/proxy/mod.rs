@@ -63,6 +63,9 @@ pub enum Fault {
 /// command, the one that was armed first does; those of [`always`](Self::always) come after all
 /// others.
 ///
+/// What a replica and its master exchange passes as it is, once the replica has sent `PSYNC`: no
+/// rule, no black hole and no other setting changes it, but the connection can be ended.
+///
 /// The connection to the server is opened with the first command that is forwarded. If that fails,
 /// the client's connection ends.
 pub struct Proxy {
@@ -159,6 +162,11 @@ impl Proxy {
     pub fn hold_replies(&self, on: bool) {
         self.shared.holding.store(on, Ordering::SeqCst);
         self.shared.for_each_connection(ProxiedConnection::wake);
+    }
+
+    /// While on, the messages of subscriptions that arrive from the server are lost. Replies pass.
+    pub fn lose_messages(&self, on: bool) {
+        self.shared.loses_messages.store(on, Ordering::SeqCst);
     }
 
     /// How many connections were accepted since the start.

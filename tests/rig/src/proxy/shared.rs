@@ -20,6 +20,7 @@ pub(crate) struct Shared {
     pub(crate) target: u16,
     pub(crate) black_hole: AtomicBool,
     pub(crate) holding: AtomicBool,
+    pub(crate) loses_messages: AtomicBool,
     pub(crate) accepted: AtomicU64,
     pub(crate) rules: Mutex<Rules>,
     /// All commands that arrived.

@@ -6,7 +6,8 @@ mod queries;
 use std::fs::{self, File};
 use std::io::{self, Read, Write};
 use std::net::{Ipv4Addr, SocketAddr, TcpStream};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -16,7 +17,7 @@ use tempfile::TempDir;
 
 use self::program::spawn;
 pub use self::program::{is_server_installed, server_version};
-use crate::ports::listen;
+use crate::ports::free_port;
 use crate::{Authority, Identity, LONG, Process, eventually, rights};
 #[cfg(unix)]
 use crate::{Sig, freeze, signal};
@@ -48,6 +49,9 @@ pub struct Server {
     dir: Option<TempDir>,
     /// The port for TLS, if there is one.
     tls_port: Option<u16>,
+    /// The configuration of a sentinel.
+    sentinel: Option<PathBuf>,
+    paused: AtomicBool,
 }
 
 impl Server {
@@ -88,7 +92,7 @@ impl Server {
                 fs::write(&path, text).expect("a file can be written");
                 path.to_str().expect("a printable path").to_owned()
             };
-            let port = listen().local_addr().expect("a bound listener").port();
+            let port = free_port();
             let all = [
                 ("--tls-port", port.to_string()),
                 ("--tls-cert-file", file("certificate.pem", &identity.certificate)),
@@ -123,11 +127,29 @@ impl Server {
         attempts.find_map(|server| server).expect("the server can be started")
     }
 
+    /// Starts a sentinel with this configuration; `None` if the port was taken meanwhile.
+    pub(crate) fn try_sentinel(port: u16, config: &str, args: Vec<String>) -> Option<Self> {
+        let dir = TempDir::new().expect("a temporary directory");
+        let path = dir.path().join("sentinel.conf");
+        fs::write(&path, config).expect("a file can be written");
+        Self::try_start_at(port, args, Vec::new(), Some(dir), Some(path))
+    }
+
     /// Starts a server on a random port; `None` if that port was taken meanwhile.
     fn try_start(args: Vec<String>, env: Vec<(String, String)>, dir: Option<TempDir>) -> Option<Self> {
-        let port = listen().local_addr().expect("a bound listener").port();
-        let process = Mutex::new(start(port, dir.as_ref(), &args, &env));
-        let server = Self { port, args, env, process, private: Mutex::new(None), dir, tls_port: None };
+        Self::try_start_at(free_port(), args, env, dir, None)
+    }
+
+    fn try_start_at(
+        port: u16,
+        args: Vec<String>,
+        env: Vec<(String, String)>,
+        dir: Option<TempDir>,
+        sentinel: Option<PathBuf>,
+    ) -> Option<Self> {
+        let process = Mutex::new(start(port, dir.as_ref(), sentinel.as_deref(), &args, &env));
+        let (private, paused) = (Mutex::new(None), AtomicBool::new(false));
+        let server = Self { port, args, env, process, private, dir, tls_port: None, sentinel, paused };
         server.becomes_ready().then_some(server)
     }
 
@@ -169,24 +191,32 @@ impl Server {
         self.process.lock().is_running()
     }
 
+    /// Whether the process runs and is not paused.
+    pub(crate) fn is_awake(&self) -> bool {
+        self.is_running() && !self.paused.load(Ordering::SeqCst)
+    }
+
     /// Stops the process: connections stay, connects succeed, nothing is answered. Returns when it
     /// has stopped.
     #[cfg(unix)]
     #[track_caller]
     pub fn pause(&self) {
         freeze(self.pid());
+        self.paused.store(true, Ordering::SeqCst);
     }
 
     /// Continues a paused process.
     #[cfg(unix)]
     #[track_caller]
     pub fn resume(&self) {
+        self.paused.store(false, Ordering::SeqCst);
         signal(self.pid(), Sig::Cont);
     }
 
     /// Kills the process with `SIGKILL`, paused or not, and returns when it is gone.
     pub fn kill(&self) {
         self.process.lock().kill();
+        self.paused.store(false, Ordering::SeqCst);
         *self.private.lock() = None;
     }
 
@@ -195,14 +225,15 @@ impl Server {
     /// errors.
     pub fn restart(&self) {
         self.kill();
-        *self.process.lock() = start(self.port, self.dir.as_ref(), &self.args, &self.env);
+        let sentinel = self.sentinel.as_deref();
+        *self.process.lock() = start(self.port, self.dir.as_ref(), sentinel, &self.args, &self.env);
         assert!(self.becomes_ready(), "port {} was taken", self.port);
     }
 
     /// Returns true when the server answers, false when its port was taken; panics if it stalls, or
     /// ends for another reason.
     fn becomes_ready(&self) -> bool {
-        let log = || self.dir.as_ref().and_then(|dir| fs::read_to_string(log_in(dir)).ok());
+        let log = || self.log();
         let start = Instant::now();
         eventually(2 * START, "the server answers or ends", || {
             let waited = start.elapsed();
@@ -218,6 +249,11 @@ impl Server {
         let taken = log().is_none_or(|log| log.contains("already in use"));
         assert!(taken, "the server ended at once:\n{}", log().unwrap_or_default());
         false
+    }
+
+    /// What it logged since its last start; `None` for a server without files.
+    pub(crate) fn log(&self) -> Option<String> {
+        fs::read_to_string(log_in(self.dir.as_ref()?)).ok()
     }
 
     /// Whether another server answers at the port, and not the one that was started here.
@@ -244,10 +280,16 @@ impl Drop for Server {
     }
 }
 
-fn start(port: u16, dir: Option<&TempDir>, args: &[String], env: &[(String, String)]) -> Process {
+fn start(
+    port: u16,
+    dir: Option<&TempDir>,
+    sentinel: Option<&Path>,
+    args: &[String],
+    env: &[(String, String)],
+) -> Process {
     let log = dir.map(|dir| File::create(log_in(dir)).expect("a log file"));
     let anywhere = std::env::temp_dir();
-    spawn(port, dir.map_or(&*anywhere, TempDir::path), log.as_ref(), args, env)
+    spawn(port, dir.map_or(&*anywhere, TempDir::path), sentinel, log.as_ref(), args, env)
 }
 
 fn log_in(dir: &TempDir) -> PathBuf {

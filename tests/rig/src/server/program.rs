@@ -25,10 +25,12 @@ pub fn is_server_installed() -> bool {
     find().is_some()
 }
 
-/// Starts a server on `port` that logs to `log` and keeps its files, if it has any, in `dir`.
+/// Starts a server on `port` that logs to `log` and keeps its files, if it has any, in `dir`. With
+/// a file `sentinel`, it is a sentinel, which rewrites that file.
 pub(super) fn spawn(
     port: u16,
     dir: &Path,
+    sentinel: Option<&Path>,
     log: Option<&File>,
     args: &[String],
     env: &[(String, String)],
@@ -41,13 +43,16 @@ pub(super) fn spawn(
         log.map_or_else(Stdio::null, Stdio::from)
     };
     let mut command = Command::new(program);
+    match sentinel {
+        Some(config) => command.arg(config).arg("--sentinel"),
+        None => command.args(rights::server_args()),
+    };
     command
         .args(["--port", &port.to_string(), "--bind", "127.0.0.1"])
         .args(["--save", "", "--appendonly", "no"])
         .args(debug)
         .arg("--dir")
         .arg(dir)
-        .args(rights::server_args())
         .args(args)
         // A locale that is set but not installed keeps the server from starting.
         .env("LC_ALL", "C")

@@ -7,6 +7,9 @@ mod client;
 // A server's life: start, arguments, pause, kill, restart; what it can be asked.
 mod server;
 
+// A master with replicas and sentinels: failovers, replicas that are cut off.
+mod sentinels;
+
 // The proxy: each fault, its rules, black holes, refused connects.
 mod proxy;
 
