@@ -90,6 +90,11 @@ mod acl_rights;
 // A server that answers with garbage: callers get an error, in time, and nothing breaks.
 mod hostile_server;
 
+// More than one server.
+
+// Sentinel: the master dies, hangs or is replaced; sentinels are silent, wrong or gone.
+mod sentinel;
+
 // What the tests share.
 
 // A rig of manager, proxy and server, and what a lock looks like from Redis.

@@ -222,7 +222,9 @@ impl Sentinels {
         self.nodes.iter().position(|it| it.port() == port)
     }
 
-    fn is_master(&self, place: usize) -> bool {
+    /// Whether a server runs and believes itself to be the master.
+    #[track_caller]
+    pub fn is_master(&self, place: usize) -> bool {
         let server = self.server(place);
         server.is_awake() && role(server).is_master
     }

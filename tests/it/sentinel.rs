@@ -1,0 +1,438 @@
+//! Sentinel: the master dies, hangs or is replaced; sentinels are silent, wrong or gone.
+
+use std::fs;
+use std::sync::Barrier;
+use std::sync::mpsc::{self, Receiver};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use relatch::{Builder, Error, LockManager, LostCause, Unlocked};
+use relatch_rig::{
+    FakeServer, Fault, LONG, MASTER, Proxy, Reply, Sentinels, Server, Setup, Worker, compile_preload,
+    eventually, is_alone, time, within,
+};
+use tempfile::TempDir;
+
+use crate::support::{
+    ANSWER, LATE, MINUTE, SOON, assert_lost, assert_unavailable, builder, chain, redis_connection,
+    returns_by, take, until_tracked,
+};
+
+/// From one renewal to the next: long enough that a loss found sooner was not found by chance.
+const PERIOD: Duration = Duration::from_millis(500);
+
+/// A manager that waits through a failover, and whose leases outlast it.
+fn patient(url: &str) -> Builder {
+    builder(url).tolerate_outage(LONG).lease(MINUTE).renew_every(PERIOD)
+}
+
+fn connect(url: &str) -> LockManager {
+    patient(url).build().expect("connects")
+}
+
+/// A proxy in front of each sentinel, and the address that names the proxies. No sentinel tells of
+/// another one, so that nothing goes past the proxies.
+fn behind_proxies(sentinels: &Sentinels) -> (Vec<Proxy>, String) {
+    let proxies: Vec<_> = (0..3).map(|place| Proxy::start(sentinels.sentinel(place).port())).collect();
+    proxies.iter().for_each(|it| it.always("SENTINEL SENTINELS", Fault::Answer(b"*0\r\n".to_vec())));
+    let url = sentinels.url_with(&proxies.iter().map(Proxy::port).collect::<Vec<_>>());
+    (proxies, url)
+}
+
+/// Waits until the manager receives the reports of a sentinel behind one of the proxies.
+#[track_caller]
+fn until_subscribed(proxies: &[Proxy]) {
+    // After the subscription, the manager asks once more who is the master.
+    let has_subscribed = |proxy: &Proxy| {
+        let sent = proxy.log_in_full();
+        let subscribed = sent.iter().position(|it| it[0].eq_ignore_ascii_case("SUBSCRIBE"));
+        subscribed.is_some_and(|at| sent[at..].iter().any(|it| it[0].eq_ignore_ascii_case("SENTINEL")))
+    };
+    eventually(LONG, "the manager has subscribed", || proxies.iter().any(has_subscribed));
+}
+
+/// When a sentinel reports a new master.
+fn report_of(sentinel: &Server) -> Receiver<Instant> {
+    let url = sentinel.bare_url();
+    let ((subscribed, is_subscribed), (reports, reported)) = (mpsc::channel(), mpsc::channel());
+    // The thread ends when the sentinel does.
+    thread::spawn(move || {
+        let mut connection = redis_connection(&url);
+        let mut pubsub = connection.as_pubsub();
+        pubsub.subscribe("+switch-master").expect("subscribes");
+        subscribed.send(()).expect("awaited");
+        while pubsub.get_message().is_ok() {
+            let _ = reports.send(Instant::now());
+        }
+    });
+    is_subscribed.recv().expect("subscribes");
+    reported
+}
+
+/// How many connections of managers a server has.
+fn clients_of(server: &Server) -> usize {
+    let clients: String = server.query(&["CLIENT", "LIST"]);
+    clients.lines().filter(|line| line.contains(" name=relatch:")).count()
+}
+
+/// A server that answers as a sentinel would, which takes the server at `port` for the master and
+/// knows no other sentinel.
+fn sentinel_that_names(port: u16) -> FakeServer {
+    FakeServer::start(move |args| {
+        let words: Vec<_> = args.iter().map(|it| it.to_lowercase()).collect();
+        let words: Vec<_> = words.iter().map(String::as_str).collect();
+        let reply = match words[..] {
+            [] => String::new(),
+            ["sentinel", "get-master-addr-by-name", _] => {
+                format!("*2\r\n$9\r\n127.0.0.1\r\n${}\r\n{port}\r\n", port.to_string().len())
+            }
+            ["sentinel", "master", _] => "*2\r\n$10\r\nnum-slaves\r\n$1\r\n2\r\n".to_owned(),
+            ["sentinel", ..] => "*0\r\n".to_owned(),
+            ["subscribe", channel] => {
+                format!("*3\r\n$9\r\nsubscribe\r\n${}\r\n{channel}\r\n:1\r\n", channel.len())
+            }
+            ["ping"] => "*2\r\n$4\r\npong\r\n$0\r\n\r\n".to_owned(),
+            _ => "+OK\r\n".to_owned(),
+        };
+        Reply::Bytes(reply.into_bytes())
+    })
+}
+
+fn port_of(fake: &FakeServer) -> u16 {
+    fake.address().rsplit(':').next().and_then(|port| port.parse().ok()).expect("a port")
+}
+
+#[test]
+fn a_hold_and_a_wait_survive_the_death_of_the_master() {
+    let sentinels = Sentinels::start();
+    let [locks, others] = [(); 2].map(|()| connect(&sentinels.url()));
+    let guard = locks.lock("a").expect("locks");
+    sentinels.until_in_sync();
+    thread::scope(|scope| {
+        let waiter = scope.spawn(|| take(&others, "a"));
+        eventually(LONG, "the waiter waits", || sentinels.server(0).tracked_keys() > 0);
+        sentinels.server(0).kill();
+        let master = sentinels.until_replaced(0);
+        eventually(LONG, "the hold is at the new master", || guard.verify().is_ok());
+        assert_eq!(sentinels.server(master).get("lock:a").as_deref(), Some(guard.token()));
+        assert!(guard.is_valid() && !waiter.is_finished());
+        // The waiter is woken by the new master.
+        until_tracked(sentinels.server(master), 1);
+        let released = Instant::now();
+        assert_eq!(guard.unlock().expect("unlocks"), Unlocked::Released);
+        let taken = waiter.join().expect("no panic");
+        assert!(taken - released < SOON, "{:?}", taken - released);
+    });
+}
+
+#[test]
+fn a_wait_ends_by_its_deadline_while_there_is_no_master() {
+    let sentinels = Sentinels::with(Setup { replicas: 0, ..Setup::default() });
+    let locks = connect(&sentinels.url());
+    drop(locks.lock("a").expect("locks"));
+    sentinels.server(0).kill();
+    returns_by(4 * ANSWER, "a wait without a master", || {
+        let (took, taken) = time(|| locks.try_lock_for("a", 4 * ANSWER));
+        assert_unavailable(&taken);
+        took
+    });
+}
+
+/// A lock is lost with its master. Returns how long after the report of the switch its holder is
+/// told. If the manager does not get the report, it finds the switch by itself.
+fn lose_a_lock(gets_the_report: bool) -> Duration {
+    let sentinels = Sentinels::with(Setup { replicas: 1, ..Setup::default() });
+    let (proxies, url) = behind_proxies(&sentinels);
+    proxies.iter().for_each(|it| it.lose_messages(!gets_the_report));
+    let locks = connect(&url);
+    until_subscribed(&proxies);
+    let reported = report_of(sentinels.sentinel(0));
+    sentinels.cut_off(1);
+    let guard = locks.lock("a").expect("locks");
+    guard.extend(MINUTE).expect("extends");
+    sentinels.server(0).kill();
+    assert_eq!(guard.watch().wait_lost(LONG), Some(LostCause::Deleted));
+    let lost = Instant::now();
+    let reported = reported.recv_timeout(LONG).expect("the switch is reported");
+    assert_lost(&guard.unlock(), LostCause::Deleted);
+    lost.saturating_duration_since(reported)
+}
+
+#[test]
+fn a_lock_that_was_lost_with_its_master_is_reported_with_the_switch() {
+    returns_by(Duration::ZERO, "the report of the loss", || lose_a_lock(true));
+}
+
+#[test]
+fn without_the_report_of_a_switch_a_lost_lock_is_noticed_within_a_renewal_period() {
+    returns_by(PERIOD, "the report of the loss", || lose_a_lock(false));
+}
+
+#[test]
+fn after_a_planned_failover_nothing_goes_to_the_old_master() {
+    let sentinels = Sentinels::with(Setup { demoted_after: Duration::from_secs(8), ..Setup::default() });
+    let [locks, others] = [(); 2].map(|()| connect(&sentinels.url()));
+    let guard = locks.lock("held").expect("locks");
+    sentinels.until_in_sync();
+    thread::scope(|scope| {
+        let waiter = scope.spawn(|| take(&others, "held"));
+        eventually(LONG, "the waiter waits", || sentinels.server(0).tracked_keys() > 0);
+        let reported = report_of(sentinels.sentinel(0));
+        let master = sentinels.fail_over();
+        reported.recv_timeout(LONG).expect("the switch is reported");
+        eventually(SOON, "the old master has no client", || clients_of(sentinels.server(0)) == 0);
+        sentinels.server(0).reset_stats();
+        for key in 0..50 {
+            locks.with_lock(format!("{key}"), || {}).expect("runs");
+        }
+        guard.verify().expect("the key was replicated");
+        assert_eq!(guard.unlock().expect("unlocks"), Unlocked::Released);
+        waiter.join().expect("no panic");
+        assert!(sentinels.is_master(0), "the test came too late");
+        assert_eq!(sentinels.server(0).total_calls(&["set", "get", "evalsha", "eval"]), 0);
+        assert!(sentinels.server(master).calls("set") >= 50);
+        sentinels.until_in_sync();
+        locks.with_lock("a", || {}).expect("runs");
+    });
+}
+
+#[test]
+fn a_switch_whose_report_is_lost_is_noticed_when_the_old_master_is_demoted() {
+    let sentinels = Sentinels::start();
+    let (proxies, url) = behind_proxies(&sentinels);
+    proxies.iter().for_each(|it| it.lose_messages(true));
+    let locks = connect(&url);
+    until_subscribed(&proxies);
+    let master = sentinels.fail_over();
+    locks.with_lock("a", || {}).expect("runs, at whichever master");
+    sentinels.until_in_sync();
+    let guard = within(LONG, "a free lock", || locks.lock("b")).expect("locks");
+    assert_eq!(sentinels.server(master).get("lock:b").as_deref(), Some(guard.token()));
+}
+
+#[test]
+fn a_master_that_accepts_and_is_silent_leads_back_to_the_sentinels() {
+    let sentinels = Sentinels::start();
+    let locks = connect(&sentinels.url());
+    let held = locks.lock("held").expect("locks");
+    sentinels.until_in_sync();
+    sentinels.server(0).pause();
+    let guard = locks.try_lock_for("a", LONG).expect("a master answers").expect("a free lock");
+    let master = sentinels.master();
+    assert_ne!(master, 0);
+    assert_eq!(sentinels.server(master).get("lock:a").as_deref(), Some(guard.token()));
+    held.verify().expect("the key was replicated");
+    sentinels.server(0).resume();
+    sentinels.until_in_sync();
+    for guard in [guard, held] {
+        assert_eq!(guard.unlock().expect("unlocks"), Unlocked::Released);
+    }
+    assert!(!sentinels.server(master).exists("lock:a"));
+}
+
+/// Takes locks in several threads, all of which release at a time, over as many connections as the
+/// manager has to open for that.
+fn open_connections(locks: &LockManager, count: usize) {
+    let all_have_one = Barrier::new(count);
+    thread::scope(|scope| {
+        for key in 0..count {
+            let all_have_one = &all_have_one;
+            scope.spawn(move || {
+                let guard = locks.lock(format!("{key}")).expect("locks");
+                all_have_one.wait();
+                drop(guard);
+            });
+        }
+    });
+}
+
+#[test]
+fn a_silent_sentinel_costs_its_timeout_once() {
+    let sentinels = Sentinels::start();
+    let silent = Proxy::start(sentinels.sentinel(0).port());
+    silent.black_hole(true);
+    let ports = [silent.port(), sentinels.sentinel(1).port(), sentinels.sentinel(2).port()];
+    let (took, locks) = time(|| LockManager::connect(&sentinels.url_with(&ports)).expect("connects"));
+    assert!(took < SOON, "{took:?}");
+    drop(locks.lock("a").expect("locks"));
+    // The thread that subscribes may have asked it as well.
+    let asked = silent.connections_accepted();
+    assert!(asked <= 2, "{asked}");
+    let clients = || clients_of(sentinels.server(0));
+    let before = clients();
+    sentinels.server(0).query::<()>(&["CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes"]);
+    locks.with_lock("a", || {}).expect("runs");
+    open_connections(&locks, 8);
+    assert!(before > 0 && clients() > 0);
+    assert_eq!(silent.connections_accepted(), asked);
+}
+
+#[test]
+fn a_sentinel_that_names_a_replica_or_a_dead_server_is_not_asked_alone() {
+    let sentinels = Sentinels::with(Setup { replicas: 1, ..Setup::default() });
+    let dead = Server::start();
+    dead.kill();
+    for wrong in [sentinels.server(1).port(), dead.port()] {
+        let liar = sentinel_that_names(wrong);
+        let alone = builder(&sentinels.url_with(&[port_of(&liar)])).build_unchecked().expect("an address");
+        let refused = alone.try_lock_for("a", 2 * ANSWER);
+        assert_unavailable(&refused);
+        if wrong == sentinels.server(1).port() {
+            let said = chain(&refused.expect_err("no master"));
+            assert!(said.contains("is a replica"), "{said}");
+        }
+        let ports = [port_of(&liar), sentinels.sentinel(0).port()];
+        let locks = builder(&sentinels.url_with(&ports)).build_unchecked().expect("an address");
+        let guard = locks.try_lock_for("a", LONG).expect("the other sentinel knows").expect("a free lock");
+        assert_eq!(sentinels.server(0).get("lock:a").as_deref(), Some(guard.token()));
+    }
+}
+
+#[test]
+fn sentinels_have_a_login_of_their_own() {
+    let password = "canary-of-the-sentinels";
+    let sentinels = Sentinels::with(Setup { password: Some(password.into()), ..Setup::default() });
+    let locks = builder(&sentinels.url()).sentinel_login(None, password).build().expect("connects");
+    let guard = locks.lock("a").expect("locks");
+    drop(guard);
+    let named = builder(&sentinels.url()).sentinel_login(Some("default"), password);
+    named.build().expect("connects with a user's name");
+    for (login, code) in [(None, "NOAUTH"), (Some("canary-wrong"), "WRONGPASS")] {
+        let without = builder(&sentinels.url());
+        let with = match login {
+            Some(password) => without.sentinel_login(None, password),
+            None => without,
+        };
+        let said = format!("{with:?}");
+        let error = with.build().expect_err("refused");
+        assert!(matches!(error, Error::Refused { .. }), "{error:?}");
+        let said = format!("{said} {} {error:?}", chain(&error));
+        assert!(said.contains(code) && said.contains("sentinel"), "{said}");
+        assert!(!said.contains("canary"), "{said}");
+    }
+}
+
+#[test]
+fn a_sentinel_with_another_password_is_passed_over() {
+    let sentinels = Sentinels::with(Setup { replicas: 0, ..Setup::default() });
+    let other = Server::with(&["--requirepass", "secret"]);
+    let ports = [other.port(), sentinels.sentinel(0).port()];
+    let locks = builder(&sentinels.url_with(&ports)).build().expect("connects");
+    drop(locks.lock("a").expect("locks"));
+}
+
+#[test]
+fn sentinels_that_are_gone_are_named_by_the_error() {
+    let sentinels = Sentinels::with(Setup { replicas: 0, ..Setup::default() });
+    let locks = connect(&sentinels.url());
+    drop(locks.lock("a").expect("locks"));
+    (0..3).for_each(|place| sentinels.sentinel(place).kill());
+    // Nobody has to be asked for a connection that is there.
+    drop(locks.lock("a").expect("locks"));
+    let error = builder(&sentinels.url()).build().expect_err("no sentinel");
+    assert!(matches!(error, Error::Unavailable { .. }), "{error:?}");
+    assert!(chain(&error).contains("no sentinel reachable"), "{}", chain(&error));
+}
+
+#[test]
+fn a_name_that_no_sentinel_knows_is_named_by_the_error() {
+    let sentinels = Sentinels::with(Setup { replicas: 0, ..Setup::default() });
+    let url = sentinels.url().replace(MASTER, "othermaster");
+    let said = chain(&builder(&url).build().expect_err("no such master"));
+    assert!(said.contains("no sentinel knows") && said.contains("othermaster"), "{said}");
+}
+
+#[test]
+fn a_server_in_the_place_of_a_sentinel_is_named_by_the_error_and_so_is_the_reverse() {
+    let sentinels = Sentinels::with(Setup { replicas: 0, ..Setup::default() });
+    let url = sentinels.url_with(&[sentinels.server(0).port()]);
+    let said = chain(&builder(&url).build().expect_err("no sentinel"));
+    assert!(said.contains("is not a sentinel"), "{said}");
+    let error = builder(&sentinels.sentinel(0).bare_url()).build().expect_err("no server");
+    assert!(matches!(error, Error::Refused { .. }), "{error:?}");
+    assert!(chain(&error).contains("this is a sentinel"), "{}", chain(&error));
+}
+
+#[test]
+fn other_sentinels_are_learnt() {
+    let sentinels = Sentinels::start();
+    let locks = connect(&sentinels.url_with(&[sentinels.sentinel(0).port()]));
+    drop(locks.lock("a").expect("locks"));
+    sentinels.sentinel(0).kill();
+    sentinels.server(0).kill();
+    let master = sentinels.until_replaced(0);
+    let guard = within(LONG, "a free lock", || locks.lock("a")).expect("locks");
+    assert_eq!(sentinels.server(master).get("lock:a").as_deref(), Some(guard.token()));
+}
+
+#[test]
+fn connecting_asks_one_sentinel_in_one_round_trip() {
+    let sentinels = Sentinels::with(Setup { replicas: 0, proxied: true, ..Setup::default() });
+    let (proxies, url) = behind_proxies(&sentinels);
+    let locks = connect(&url);
+    until_subscribed(&proxies);
+    drop(locks.lock("a").expect("locks"));
+    let asked = || proxies.iter().map(|it| it.commands("SENTINEL GET-MASTER-ADDR-BY-NAME")).sum::<u64>();
+    let (before, sent) = (asked(), sentinels.proxy(0).log().len());
+    // All that is asked is sent before the first reply, so it is one round trip.
+    proxies.iter().for_each(|it| it.hold_replies(true));
+    sentinels.server(0).query::<()>(&["CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes"]);
+    thread::scope(|scope| {
+        let waiter = scope.spawn(|| take(&locks, "a"));
+        eventually(LONG, "a sentinel is asked", || asked() > before);
+        eventually(LONG, "and for the others", || proxies[0].log().last().is_some_and(|it| it == "SENTINEL"));
+        proxies.iter().for_each(|it| it.hold_replies(false));
+        waiter.join().expect("no panic");
+    });
+    assert!(asked() <= before + 2, "more than the pool's and the keeper's connection asked");
+    assert!(sentinels.proxy(0).log()[sent..].iter().any(|it| it == "SET"));
+    assert_eq!(proxies[1].commands("SENTINEL") + proxies[2].commands("SENTINEL"), 0);
+}
+
+/// The names of this process's threads that are managers'.
+fn threads() -> Vec<String> {
+    let tasks = fs::read_dir("/proc/self/task").expect("Linux");
+    let names = tasks.filter_map(|task| fs::read_to_string(task.ok()?.path().join("comm")).ok());
+    names.filter(|name| name.starts_with("relatch")).collect()
+}
+
+#[test]
+#[cfg(target_os = "linux")]
+fn dropping_the_manager_ends_its_threads_also_while_sentinels_are_silent() {
+    if !is_alone(module_path!(), "dropping_the_manager_ends_its_threads_also_while_sentinels_are_silent") {
+        return;
+    }
+    let sentinels = Sentinels::with(Setup { replicas: 0, ..Setup::default() });
+    for silent in [false, true] {
+        let locks = connect(&sentinels.url());
+        drop(locks.lock("a").expect("locks"));
+        eventually(LONG, "a thread subscribes", || {
+            threads().iter().any(|it| it.contains("sentinel") || it.contains("sentine"))
+        });
+        if silent {
+            (0..3).for_each(|place| sentinels.sentinel(place).pause());
+        }
+        within(3 * ANSWER + SOON, "dropping the manager", || drop(locks));
+        eventually(SOON, "its threads have ended", || threads().is_empty());
+    }
+}
+
+#[test]
+fn a_fork_leaves_the_connections_to_sentinels_alone() {
+    let sentinels = Sentinels::with(Setup { replicas: 0, ..Setup::default() });
+    let (proxies, url) = behind_proxies(&sentinels);
+    let dir = TempDir::new().expect("a temporary directory");
+    let preload = format!("LD_PRELOAD={}", compile_preload("fork", dir.path()).display());
+    let mut child = Worker::spawn_under(&["env", &preload], "forker", &[("url", &*url), ("holding", "yes")]);
+    child.expect_line("forking", LONG);
+    until_subscribed(&proxies);
+    let subscriptions = || proxies.iter().map(|it| it.commands("SUBSCRIBE")).sum::<u64>();
+    let before = subscriptions();
+    child.send("fork");
+    let ended = child.expect_line("the copy", LONG);
+    assert!(ended.contains("Some(0)"), "{ended}: {}", child.printed());
+    child.send("go on");
+    child.expect_line("fine", LONG);
+    assert!(child.wait(LONG).success());
+    assert_eq!(subscriptions(), before, "the parent's subscription stayed open");
+}
