@@ -1,6 +1,6 @@
 //! The master that the sentinels name, and the connections to it.
 //!
-//! Each new connection asks the sentinels first. If they name another server than before, or report
+//! Each new connection asks the sentinels first. If they name another master than before, or report
 //! a switch, all connections to the old master are ended at once: those of the pool, the keeper's
 //! and the listener's. A thread that is blocked in one of them gets an error, and tries again over a
 //! new connection.
@@ -20,6 +20,7 @@ use crate::base::backoff::Backoff;
 use crate::base::clock::Moment;
 use crate::store::endpoint::{Endpoint, Place};
 use crate::store::failure::Failure;
+use crate::store::link::Link;
 use crate::store::resp::Reply;
 use crate::store::sentinels::Sentinels;
 use crate::store::tls;
@@ -77,55 +78,73 @@ impl Master {
         }
     }
 
-    /// Asks the sentinels who is the master. Also returns the number of the generation, for
-    /// [`Master::opened`].
-    pub(super) fn find(&self, deadline: Moment) -> Result<(Arc<Endpoint>, u64), Failure> {
-        loop {
-            let before = self.state.lock().generation;
-            let (host, port) = self.sentinels.master(deadline)?;
-            let state = self.state.lock();
-            // If a switch was reported since the question was sent, the answer may be older than the
-            // switch, and lead back to the old master. Then the sentinels are asked again.
-            if state.generation == before {
-                return Ok(self.is_at(state, Place::Tcp { host, port }));
-            }
-        }
+    /// Opens a connection to the server that the sentinels name. `open` gets the server, and a
+    /// function that it calls as soon as the connection can be ended; and it checks the server's role.
+    ///
+    /// If that fails, the sentinel that named the server is asked last the next time: perhaps only
+    /// this sentinel has not heard of a switch.
+    pub(super) fn connect(
+        &self,
+        deadline: Moment,
+        open: impl FnOnce(&Endpoint, &dyn Fn(Ender) -> Result<(), Failure>) -> Result<Link, Failure>,
+    ) -> Result<Link, Failure> {
+        let generation = self.state.lock().generation;
+        let (place, sentinel) = self.sentinels.master(deadline)?;
+        let endpoint = self.endpoint(place);
+        let link = open(&endpoint, &|ender| self.opened(generation, ender));
+        let link = link.inspect_err(|_| self.sentinels.doubt(&sentinel))?;
+        self.confirmed(&endpoint, generation, &link.wire.ender())?;
+        Ok(link)
     }
 
-    /// Notes where the master is now. If it was elsewhere before, ends all connections to that
-    /// server. Returns the endpoint and the number of its generation.
-    fn is_at(&self, mut state: MutexGuard<'_, State>, place: Place) -> (Arc<Endpoint>, u64) {
+    /// The endpoint at this place. The known one has the address that worked last.
+    fn endpoint(&self, place: Place) -> Arc<Endpoint> {
         let found = Endpoint::new(place, self.tls.clone());
-        if let Some(known) = state.endpoint.as_ref().filter(|known| known.name() == found.name()) {
-            return (Arc::clone(known), state.generation);
-        }
-        let endpoint = Arc::new(found);
-        if state.endpoint.replace(Arc::clone(&endpoint)).is_none() {
-            return (endpoint, state.generation);
-        }
-        state.generation += 1;
-        let (generation, open) = (state.generation, mem::take(&mut state.open));
-        drop(state);
-        open.iter().for_each(Ender::end);
-        info!(target: "relatch::sentinel", "the master {:?} is at {} now", self.sentinels.name(), endpoint.name());
-        if let Some(call) = self.on_switch.get() {
-            call();
-        }
-        (endpoint, generation)
+        let known = self.state.lock().endpoint.clone();
+        known.filter(|known| known.name() == found.name()).unwrap_or_else(|| Arc::new(found))
     }
 
-    /// Notes a connection that was opened to the master of this generation. Fails if there was a
-    /// switch since.
-    pub(super) fn opened(&self, generation: u64, ender: Ender) -> Result<(), Failure> {
+    /// Notes a connection that was opened. Fails if there was a switch since `generation`: the
+    /// sentinel may have named the old master.
+    fn opened(&self, generation: u64, ender: Ender) -> Result<(), Failure> {
         let mut state = self.state.lock();
         if state.generation != generation {
-            return Err(Failure::not_sent("the master was replaced while the connection was opened"));
+            return Err(replaced());
         }
         if state.open.len() == state.open.capacity() {
             state.open.retain(|ender| !ender.is_closed());
         }
         state.open.push(ender);
         Ok(())
+    }
+
+    /// A server that the sentinels named has said that it is the master, over the connection of
+    /// `ender`. If the master was elsewhere before, this is a switch that nobody reported.
+    fn confirmed(&self, endpoint: &Arc<Endpoint>, generation: u64, ender: &Ender) -> Result<(), Failure> {
+        let state = self.state.lock();
+        if state.generation != generation {
+            return Err(replaced());
+        }
+        self.is_at(state, endpoint, Some(ender));
+        Ok(())
+    }
+
+    /// Notes where the master is now. If it was elsewhere before, ends all connections but `kept`.
+    fn is_at(&self, mut state: MutexGuard<'_, State>, endpoint: &Arc<Endpoint>, kept: Option<&Ender>) {
+        let before = state.endpoint.replace(Arc::clone(endpoint));
+        if before.is_none_or(|before| before.name() == endpoint.name()) {
+            return;
+        }
+        state.generation += 1;
+        let (kept, ended): (Vec<_>, Vec<_>) =
+            mem::take(&mut state.open).into_iter().partition(|ender| Some(ender) == kept);
+        state.open = kept;
+        drop(state);
+        ended.iter().for_each(Ender::end);
+        info!(target: "relatch::sentinel", "the master {:?} is at {} now", self.sentinels.name(), endpoint.name());
+        if let Some(call) = self.on_switch.get() {
+            call();
+        }
     }
 
     /// Starts the thread that receives the sentinels' reports, once. Each of its connections is
@@ -172,7 +191,7 @@ impl Master {
             return Ok(());
         }
         // The sentinels may have reported a switch before this connection subscribed.
-        self.find(Moment::now().after(limit))?;
+        self.look(limit)?;
         pauses.reset();
         if self.has_warned.swap(false, Ordering::Relaxed) {
             info!(target: "relatch::sentinel", "a sentinel reports switches again");
@@ -185,24 +204,35 @@ impl Master {
         })
     }
 
+    /// Asks where the master is, and how many replicas it has.
+    fn look(&self, limit: Duration) -> Result<(), Failure> {
+        let generation = self.state.lock().generation;
+        let (place, _) = self.sentinels.master(Moment::now().after(limit))?;
+        let endpoint = self.endpoint(place);
+        let state = self.state.lock();
+        if state.generation == generation {
+            self.is_at(state, &endpoint, None);
+        }
+        Ok(())
+    }
+
     /// Handles a report: a switch of any master, or a new replica of any master.
     fn heard(&self, report: &str, sentinel: &Arc<Endpoint>, limit: Duration) {
         let words: Vec<_> = report.split(' ').collect();
-        let place =
-            |host: &str, port: &str| Some(Place::Tcp { host: host.to_owned(), port: port.parse().ok()? });
         match words[..] {
             // name, old host and port, new host and port
             [name, _, _, host, port] if name == self.sentinels.name() => {
                 // This sentinel knows of the switch. Others may not know yet, and name the old
                 // master.
                 self.sentinels.prefer(sentinel);
-                if let Some(place) = place(host, port) {
-                    self.is_at(self.state.lock(), place);
+                if let Ok(port) = port.parse() {
+                    let endpoint = self.endpoint(Place::Tcp { host: host.to_owned(), port });
+                    self.is_at(self.state.lock(), &endpoint, None);
                 }
             }
             ["slave", .., name, _, _] if name == self.sentinels.name() => {
-                // Asks for the number of replicas. Without an answer, the next connection asks.
-                let _ = self.find(Moment::now().after(limit));
+                // Without an answer, the next connection asks.
+                let _ = self.look(limit);
             }
             _ => {}
         }
@@ -214,4 +244,8 @@ impl Master {
                 "no sentinel reports switches, so a switch is noticed when the old master fails: {failure}");
         }
     }
+}
+
+fn replaced() -> Failure {
+    Failure::not_sent("the master was replaced while the connection was opened")
 }

@@ -96,21 +96,22 @@ impl Node {
 
     fn open(&self, deadline: Moment) -> Result<Link, Failure> {
         let in_time = || deadline.min(Moment::now().after(self.connect_timeout));
-        let (link, _) = match &self.location {
+        match &self.location {
             Location::At(endpoint) => {
                 let ways = endpoint.ways()?;
-                Link::open(endpoint, &ways, &self.access, &[], in_time(), |_| Ok(()))?
+                let opened = Link::open(endpoint, &ways, &self.access, &[], in_time(), |_| Ok(()));
+                opened.map(|(link, _)| link)
             }
             Location::Master(master) => {
                 master.watch(self.connect_timeout);
                 let deadline = in_time();
-                let (endpoint, generation) = master.find(deadline)?;
-                let ways = endpoint.ways()?;
-                let note = |ender| master.opened(generation, ender);
-                Link::open(&endpoint, &ways, &self.access, &[], deadline, note)?
+                master.connect(deadline, |endpoint, connected| {
+                    let ways = endpoint.ways()?;
+                    let opened = Link::open(endpoint, &ways, &self.access, &[], deadline, connected);
+                    opened.map(|(link, _)| link)
+                })
             }
-        };
-        Ok(link)
+        }
     }
 
     /// Opens a connection for invalidations, and makes sure that they come: it changes `probe`, a

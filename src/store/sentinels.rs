@@ -75,8 +75,8 @@ impl Sentinels {
         Some(self.replicas.load(Ordering::Relaxed)).filter(|replicas| *replicas != UNKNOWN)
     }
 
-    /// Asks who is the master.
-    pub(super) fn master(&self, deadline: Moment) -> Result<(String, u16), Failure> {
+    /// Asks who is the master. Also returns the sentinel that said so.
+    pub(super) fn master(&self, deadline: Moment) -> Result<(Place, Arc<Endpoint>), Failure> {
         let questions: [&[&str]; 3] = [
             &["SENTINEL", "get-master-addr-by-name", &self.name],
             &["SENTINEL", "sentinels", &self.name],
@@ -86,14 +86,14 @@ impl Sentinels {
         self.first_answer(deadline, |sentinel, limit| {
             let (_, replies) = self.open(sentinel, asked, limit)?;
             let mut replies = replies.into_iter();
-            let Some((host, port)) = read_master(replies.next().unwrap_or(Reply::Nil))? else {
+            let Some(place) = read_master(replies.next().unwrap_or(Reply::Nil))? else {
                 return Ok(None);
             };
             self.learn(replies.next());
             if self.counts_replicas {
                 self.count(replies.next().unwrap_or(Reply::Nil))?;
             }
-            Ok(Some((host, port)))
+            Ok(Some((place, Arc::clone(sentinel))))
         })
     }
 
@@ -112,6 +112,14 @@ impl Sentinels {
         let mut known = self.known.lock();
         if let Some(at) = known.iter().position(|it| Arc::ptr_eq(it, sentinel)) {
             known[..=at].rotate_right(1);
+        }
+    }
+
+    /// Asks this sentinel last from now on: what it said was wrong, or is out of date.
+    pub(super) fn doubt(&self, sentinel: &Arc<Endpoint>) {
+        let mut known = self.known.lock();
+        if let Some(at) = known.iter().position(|it| Arc::ptr_eq(it, sentinel)) {
+            known[at..].rotate_left(1);
         }
     }
 
@@ -203,12 +211,15 @@ fn at(sentinel: &Endpoint, failure: Failure) -> Failure {
 
 /// Reads the reply to `SENTINEL get-master-addr-by-name`. `None` if the sentinel does not know the
 /// name.
-fn read_master(reply: Reply) -> Result<Option<(String, u16)>, Failure> {
+fn read_master(reply: Reply) -> Result<Option<Place>, Failure> {
     let parts = match allowed(reply)? {
         Reply::Nil => return Ok(None),
         Reply::Array(parts) => parts,
         _ => Vec::new(),
     };
-    let read = || Some((parts.first()?.text()?.to_owned(), parts.get(1)?.text()?.parse().ok()?));
+    let read = || {
+        let (host, port) = (parts.first()?.text()?, parts.get(1)?.text()?);
+        Some(Place::Tcp { host: host.to_owned(), port: port.parse().ok()? })
+    };
     read().map(Some).ok_or_else(|| Failure::not_sent("the sentinel's reply made no sense"))
 }

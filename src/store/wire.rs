@@ -57,6 +57,13 @@ enum Socket {
 #[derive(Clone, Debug)]
 pub(crate) struct Ender(Weak<Socket>);
 
+impl PartialEq for Ender {
+    /// True if both end the same connection.
+    fn eq(&self, other: &Ender) -> bool {
+        Weak::ptr_eq(&self.0, &other.0)
+    }
+}
+
 impl Ender {
     /// Ends the connection, if it is still open. Does not wait.
     pub(crate) fn end(&self) {

@@ -14,8 +14,8 @@ use relatch_rig::{
 use tempfile::TempDir;
 
 use crate::support::{
-    ANSWER, LATE, MINUTE, SOON, assert_lost, assert_unavailable, builder, chain, redis_connection,
-    returns_by, take, until_tracked,
+    ANSWER, MINUTE, SOON, assert_lost, assert_unavailable, builder, chain, redis_connection, returns_by,
+    take, until_tracked,
 };
 
 /// From one renewal to the next: long enough that a loss found sooner was not found by chance.
@@ -34,7 +34,9 @@ fn connect(url: &str) -> LockManager {
 /// another one, so that nothing goes past the proxies.
 fn behind_proxies(sentinels: &Sentinels) -> (Vec<Proxy>, String) {
     let proxies: Vec<_> = (0..3).map(|place| Proxy::start(sentinels.sentinel(place).port())).collect();
-    proxies.iter().for_each(|it| it.always("SENTINEL SENTINELS", Fault::Answer(b"*0\r\n".to_vec())));
+    for it in &proxies {
+        it.always("SENTINEL SENTINELS", Fault::Answer(b"*0\r\n".to_vec()));
+    }
     let url = sentinels.url_with(&proxies.iter().map(Proxy::port).collect::<Vec<_>>());
     (proxies, url)
 }
@@ -143,7 +145,9 @@ fn a_wait_ends_by_its_deadline_while_there_is_no_master() {
 fn lose_a_lock(gets_the_report: bool) -> Duration {
     let sentinels = Sentinels::with(Setup { replicas: 1, ..Setup::default() });
     let (proxies, url) = behind_proxies(&sentinels);
-    proxies.iter().for_each(|it| it.lose_messages(!gets_the_report));
+    for it in &proxies {
+        it.lose_messages(!gets_the_report);
+    }
     let locks = connect(&url);
     until_subscribed(&proxies);
     let reported = report_of(sentinels.sentinel(0));
@@ -200,7 +204,9 @@ fn after_a_planned_failover_nothing_goes_to_the_old_master() {
 fn a_switch_whose_report_is_lost_is_noticed_when_the_old_master_is_demoted() {
     let sentinels = Sentinels::start();
     let (proxies, url) = behind_proxies(&sentinels);
-    proxies.iter().for_each(|it| it.lose_messages(true));
+    for it in &proxies {
+        it.lose_messages(true);
+    }
     let locks = connect(&url);
     until_subscribed(&proxies);
     let master = sentinels.fail_over();
@@ -375,13 +381,17 @@ fn connecting_asks_one_sentinel_in_one_round_trip() {
     let asked = || proxies.iter().map(|it| it.commands("SENTINEL GET-MASTER-ADDR-BY-NAME")).sum::<u64>();
     let (before, sent) = (asked(), sentinels.proxy(0).log().len());
     // All that is asked is sent before the first reply, so it is one round trip.
-    proxies.iter().for_each(|it| it.hold_replies(true));
+    for it in &proxies {
+        it.hold_replies(true);
+    }
     sentinels.server(0).query::<()>(&["CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes"]);
     thread::scope(|scope| {
         let waiter = scope.spawn(|| take(&locks, "a"));
         eventually(LONG, "a sentinel is asked", || asked() > before);
         eventually(LONG, "and for the others", || proxies[0].log().last().is_some_and(|it| it == "SENTINEL"));
-        proxies.iter().for_each(|it| it.hold_replies(false));
+        for it in &proxies {
+            it.hold_replies(false);
+        }
         waiter.join().expect("no panic");
     });
     assert!(asked() <= before + 2, "more than the pool's and the keeper's connection asked");
