@@ -216,7 +216,7 @@ impl Master {
         Ok(())
     }
 
-    /// Handles a report: a switch of any master, or a new replica of any master.
+    /// Handles a report: a switch of any master, or a promoted or new replica of any master.
     fn heard(&self, report: &str, sentinel: &Arc<Endpoint>, limit: Duration) {
         let words: Vec<_> = report.split(' ').collect();
         match words[..] {
@@ -231,6 +231,7 @@ impl Master {
                 }
             }
             ["slave", .., name, _, _] if name == self.sentinels.name() => {
+                self.sentinels.prefer(sentinel);
                 // Without an answer, the next connection asks.
                 let _ = self.look(limit);
             }

@@ -28,9 +28,13 @@ const LONGEST_ASK: Duration = Duration::from_millis(300);
 /// The most sentinels that are remembered. (Five are many.)
 const MOST: usize = 32;
 
-/// The channels on which a sentinel reports a new master, and a replica that it did not know.
+/// The channel on which a sentinel reports a new master.
 const SWITCH: &str = "+switch-master";
-const REPLICA: &str = "+slave";
+
+/// The channels on which a sentinel reports that a replica was promoted, and a replica that it did
+/// not know. The sentinel that leads a failover reports the new master only when all replicas follow
+/// it, a second or more after the promotion.
+const OTHERS: [&str; 2] = ["+promoted-slave", "+slave"];
 
 /// The value of `replicas` while the number is not known.
 const UNKNOWN: u32 = u32::MAX;
@@ -97,21 +101,20 @@ impl Sentinels {
         })
     }
 
-    /// Subscribes at a sentinel to its reports of a new master (and, if replicas are counted, of
-    /// new replicas). Also returns the sentinel.
+    /// Subscribes at a sentinel to its reports: of a new master, of a promotion, of a new replica.
+    /// Also returns the sentinel.
     pub(super) fn subscribe(&self, deadline: Moment) -> Result<(Subscription, Arc<Endpoint>), Failure> {
-        let channels = if self.counts_replicas { &[SWITCH, REPLICA][..] } else { &[SWITCH] };
         self.first_answer(deadline, |sentinel, limit| {
             let (link, _) = self.open(sentinel, &[], limit)?;
-            Ok(Some((Subscription::open(link, channels, limit)?, Arc::clone(sentinel))))
+            Ok(Some((Subscription::open(link, SWITCH, &OTHERS, limit)?, Arc::clone(sentinel))))
         })
     }
 
-    /// Asks this sentinel first from now on.
+    /// Asks this sentinel first from now on, and those that came before it last.
     pub(super) fn prefer(&self, sentinel: &Arc<Endpoint>) {
         let mut known = self.known.lock();
         if let Some(at) = known.iter().position(|it| Arc::ptr_eq(it, sentinel)) {
-            known[..=at].rotate_right(1);
+            known.rotate_left(at);
         }
     }
 

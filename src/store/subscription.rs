@@ -18,15 +18,20 @@ pub(super) struct Subscription {
 }
 
 impl Subscription {
-    /// Subscribes to `channels`. (The `subscribe` of the `redis` crate is not used: it treats a
-    /// refusal as success.)
-    pub(super) fn open(mut link: Link, channels: &[&str], deadline: Moment) -> Result<Subscription, Failure> {
-        for channel in channels {
-            let replies = link.exchange(&Batch::of(&["SUBSCRIBE", channel]), deadline)?;
-            let Some(Reply::Array(_)) = replies.into_iter().next().map(allowed).transpose()? else {
-                return Err(Failure::not_sent("the reply to SUBSCRIBE made no sense"));
-            };
-        }
+    /// Subscribes to `channel`, and to those of `others` that the server allows. (The `subscribe` of
+    /// the `redis` crate is not used: it treats a refusal as success.)
+    pub(super) fn open(
+        mut link: Link,
+        channel: &str,
+        others: &[&str],
+        deadline: Moment,
+    ) -> Result<Subscription, Failure> {
+        let subscribe = |batch: Batch, channel: &&str| batch.and(&["SUBSCRIBE", channel]);
+        let batch = others.iter().fold(Batch::of(&["SUBSCRIBE", channel]), subscribe);
+        let mut replies = link.exchange(&batch, deadline)?.into_iter();
+        let Some(Reply::Array(_)) = replies.next().map(allowed).transpose()? else {
+            return Err(Failure::not_sent("the reply to SUBSCRIBE made no sense"));
+        };
         Ok(Subscription { wire: link.wire })
     }
 

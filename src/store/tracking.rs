@@ -42,7 +42,7 @@ impl TrackingConnection {
         let Some(Reply::Int(id @ 1..)) = replies.into_iter().next().map(allowed).transpose()? else {
             return Err(Failure::not_sent("the reply to CLIENT ID made no sense"));
         };
-        let subscription = Subscription::open(link, &[CHANNEL], deadline)?;
+        let subscription = Subscription::open(link, CHANNEL, &[], deadline)?;
         Ok(TrackingConnection { subscription, id: id.unsigned_abs() })
     }
 
