@@ -36,7 +36,8 @@
 //!   it, an invalidation reports a loss within milliseconds; if Redis sends no
 //!   [invalidations](#waiting), the next renewal finds the loss. Without renewals, the release
 //!   does.
-//! - There is one server. This is not Redlock.
+//! - One server has the locks: the one in the URL, or the master that Sentinel names. This is not
+//!   Redlock, and it does not support Redis Cluster.
 //! - The time for which the machine is suspended counts against a lease on Linux, Android and
 //!   Apple's systems. On other systems, the clock may stand still while the machine is suspended,
 //!   and a hold may look valid for too long.
@@ -44,6 +45,15 @@
 //!
 //! The whole list is in `docs/guarantees.md` of the repository. For the Redis user, settings and
 //! monitoring, see `docs/operations.md`.
+//!
+//! # Sentinel
+//!
+//! With a URL such as `redis+sentinel://user:password@s1:26379,s2:26379/mymaster/0`, the locks are on
+//! the master that the sentinels know by that name; login and database are those of the master. (The
+//! scheme `rediss+sentinel` uses TLS for the master.) The sentinels have a
+//! [login](Builder::sentinel_login) and TLS of their own. After a switch, waiters ask the new master
+//! at once, and renewed holds are checked there. A failover can lose a lock:
+//! [`Builder::replicas`] closes that. `docs/engines.md` of the repository helps to choose.
 //!
 //! # Features
 //!
@@ -110,17 +120,18 @@
 //! - releasing a lock returns [`Error::Unconfirmed`], and the keeper's thread deletes the key. If
 //!   the manager ends at the same time, the key exists until its lease ends.
 //!
-//! Each manager has up to four threads of its own:
+//! Each manager has up to four threads of its own, and with sentinels up to five:
 //!
 //! | thread | what it does | from when on |
 //! |---|---|---|
 //! | `relatch-pool-0` | looks after idle connections | the start |
 //! | `relatch-keeper` | renews leases, finishes late releases | the first hold that is renewed (by default, every hold is) or extended; with [`Builder::on_lost`], the first hold; or the first orphan (a key that a lost answer may have left behind) |
 //! | `relatch-on-lost` | calls [`Builder::on_lost`]'s callback | the first loss |
+//! | `relatch-sentinel` | receives the sentinels' reports of another master | with sentinels: the first connection |
 //! | `relatch-listen` | receives invalidations from Redis | the first wait for a busy lock, or the first renewal |
 //!
 //! These threads end when the program drops the last handle or guard. The drop [waits](LockManager)
-//! for the last three.
+//! for the last four.
 //!
 //! # Waiting
 //!
@@ -152,6 +163,7 @@
 //! |---|---|---|---|---|
 //! | `relatch::acquire` | | an answer that came after the lease | a lock taken over from a dead process | each failed attempt |
 //! | `relatch::listener` | | waiters have to poll (logged once, until invalidations come again); the thread panicked, or still connects when the last handle is dropped | invalidations come again | |
+//! | `relatch::sentinel` | | no sentinel reports another master (logged once, until one does); the thread panicked, or still connects when the last handle is dropped | another master; reports come again | |
 //! | `relatch::keeper` | | each try that left leases without renewal; the thread panicked | | |
 //! | `relatch::lost` | a callback that panics or does not return | each hold that was lost | | |
 //! | `relatch::release` | | a release without an answer; a key that is not deleted and stays until its lease ends | | each failed attempt |

@@ -90,7 +90,7 @@ impl Builder {
     ///
     /// A release takes no longer than this limit, and neither does dropping a guard. Dropping the
     /// manager's last handle can take longer, because it also waits for threads (see
-    /// [`LockManager`]).
+    /// [`LockManager`](crate::LockManager)).
     ///
     /// A connection that comes from the pool may be dead. So its first command usually waits only
     /// for half of the caller's time, and the other half is left for a fresh connection. If the

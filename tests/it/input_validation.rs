@@ -236,7 +236,7 @@ fn an_impossible_url_is_refused_and_its_password_is_not_shown() {
         format!("redis://user:{CANARY}@127.0.0.1/three"),
         format!("redis://user:{CANARY}@127.0.0.1/?db=3"),
         format!("redis://user:{CANARY}@127.0.0.1:99999/"),
-        format!("rediss://user:{CANARY}@127.0.0.1/"),
+        format!("rediss://user:{CANARY}@127.0.0.1:99999/"),
         format!("redis://:{CANARY}@/"),
     ] {
         for result in [LockManager::connect(&url), LockManager::builder(&url).build_unchecked()] {
