@@ -1,0 +1,170 @@
+//! What TLS, Sentinel and acknowledged replicas cost, beside a plain connection to the same server:
+//! `cargo bench --bench engines --features tls`. It takes about a minute.
+//!
+//! One thread locks and unlocks a free lock. All subjects take turns, in many short rounds, and the
+//! ratios are medians over the rounds. The program and all servers share one core, so that the
+//! figures do not depend on how the system wakes a core.
+
+mod support;
+
+use std::io::{Read, Write};
+use std::net::TcpStream;
+use std::sync::Arc;
+use std::time::Duration;
+
+use relatch::{LockManager, Replicas, Tls};
+use relatch_rig::{Authority, Sentinels, Server, Setup};
+use rustls::pki_types::pem::PemObject;
+use rustls::pki_types::{CertificateDer, ServerName};
+use rustls::{ClientConfig, ClientConnection, RootCertStore, StreamOwned};
+
+use support::figures::{Figure, Report};
+use support::{Rounds, load, pin_together};
+
+const CYCLES: u32 = 200;
+const ROUNDS: usize = 61;
+
+fn main() {
+    let mut report = Report::new(None);
+    eprintln!("engines: part 1 of 2, tls");
+    report.part("tls", "lock and unlock over TLS");
+    over_tls(&mut report);
+    eprintln!("engines: part 2 of 2, sentinel");
+    report.part("sentinel", "lock and unlock on a master with a replica and three sentinels");
+    by_sentinels(&mut report);
+    report.close();
+}
+
+fn over_tls(report: &mut Report) {
+    let authority = Authority::new();
+    let server = Server::with_tls(&authority.issue(&["localhost", "127.0.0.1"]), &authority, &[]);
+    let pinned = pin_together(&server);
+    report.say("on one core", if pinned { "yes" } else { "no" }.to_owned());
+    let plain = LockManager::connect(&server.url()).expect("connects");
+    let builder = LockManager::builder(&server.tls_url()).tls(Tls::new().roots(authority.pem()));
+    let sealed = builder.build().expect("connects");
+    let mut floors = [Floor::plain(&server), Floor::over_tls(&server, &authority)];
+
+    let mut rounds = Rounds::new(&["lock + unlock", "over TLS", "floor", "floor over TLS"]);
+    for _ in 0..ROUNDS {
+        for (subject, locks) in [&plain, &sealed].into_iter().enumerate() {
+            rounds.time(subject, CYCLES, || cycles(locks));
+        }
+        for (subject, floor) in floors.iter_mut().enumerate() {
+            rounds.time(2 + subject, CYCLES, || (0..CYCLES).for_each(|_| floor.cycle(false)));
+        }
+    }
+    rounds.print("TLS");
+    bounded(report, "over TLS, x plain", rounds.ratio(1), 1.25);
+    let floor = rounds.ratio(3) / rounds.ratio(2);
+    report.say("floor over TLS, x plain floor", Figure::number(floor, 3, ""));
+    bounded(report, "over TLS, beyond what the floor costs", rounds.ratio(1) / floor, 1.10);
+}
+
+fn by_sentinels(report: &mut Report) {
+    let sentinels = Sentinels::with(Setup { replicas: 1, ..Setup::default() });
+    let master = sentinels.server(0);
+    for server in (0..2).map(|it| sentinels.server(it)).chain((0..3).map(|it| sentinels.sentinel(it))) {
+        pin_together(server);
+    }
+    let acknowledged = LockManager::builder(&master.url())
+        .replicas(Replicas::at_least(1), Duration::from_secs(1))
+        .build()
+        .expect("connects");
+    let managers = [
+        LockManager::connect(&master.url()).expect("connects"),
+        LockManager::connect(&sentinels.url()).expect("connects"),
+        acknowledged,
+    ];
+    let mut floor = Floor::plain(master);
+
+    let names = ["the master's address", "sentinels", "replicas(1)", "floor", "floor with WAIT"];
+    let mut rounds = Rounds::new(&names);
+    for _ in 0..ROUNDS {
+        for (subject, locks) in managers.iter().enumerate() {
+            rounds.time(subject, CYCLES, || cycles(locks));
+        }
+        for (subject, waits) in [(3, false), (4, true)] {
+            rounds.time(subject, CYCLES, || (0..CYCLES).for_each(|_| floor.cycle(waits)));
+        }
+    }
+    rounds.print("Sentinel and replicas");
+    bounded(report, "sentinels, x the master's address", rounds.ratio(1), 1.02);
+    let wait = rounds.ratio(4) - rounds.ratio(3);
+    report.say("a WAIT by hand, x a cycle", Figure::number(wait, 3, ""));
+    bounded(report, "replicas(1), x (a cycle + a WAIT by hand)", rounds.ratio(2) / (1.0 + wait), 1.05);
+}
+
+fn cycles(locks: &LockManager) {
+    (0..CYCLES).for_each(|_| drop(locks.lock("a").expect("locks")));
+}
+
+fn bounded(report: &mut Report, what: &str, ratio: f64, most: f64) {
+    report.must(what, Figure::number(ratio, 3, ""), format!("<= {most:.2}"), ratio <= most);
+}
+
+/// The floor: the two commands of a lock as bytes that were made before, on one connection.
+struct Floor {
+    stream: Box<dyn Stream>,
+    set: Vec<u8>,
+    removal: Vec<u8>,
+}
+
+trait Stream: Read + Write {}
+impl<T: Read + Write> Stream for T {}
+
+impl Floor {
+    fn plain(server: &Server) -> Floor {
+        Floor::over(Box::new(tcp(server.port())), server)
+    }
+
+    fn over_tls(server: &Server, authority: &Authority) -> Floor {
+        let mut roots = RootCertStore::empty();
+        roots.add(CertificateDer::from_pem_slice(authority.pem().as_bytes()).expect("PEM")).expect("a root");
+        let provider = Arc::new(rustls::crypto::ring::default_provider());
+        let config = ClientConfig::builder_with_provider(provider)
+            .with_safe_default_protocol_versions()
+            .expect("versions")
+            .with_root_certificates(roots)
+            .with_no_client_auth();
+        let name = ServerName::try_from("localhost").expect("a name");
+        let client = ClientConnection::new(Arc::new(config), name).expect("a client");
+        Floor::over(Box::new(StreamOwned::new(client, tcp(server.tls_port()))), server)
+    }
+
+    fn over(stream: Box<dyn Stream>, server: &Server) -> Floor {
+        let hash = load(&mut server.connect(), include_str!("../src/store/release.lua"));
+        let token = "host-1-2-00112233445566778899aabbccddeeff";
+        let set = command(&["SET", "lock:floor", token, "NX", "PX", "30000"]);
+        Floor { stream, set, removal: command(&["EVALSHA", &hash, "1", "lock:floor", token]) }
+    }
+
+    fn cycle(&mut self, waits: bool) {
+        let (set, removal) = (self.set.clone(), self.removal.clone());
+        self.ask(&set, b"+OK\r\n");
+        if waits {
+            self.ask(&command(&["WAIT", "1", "1000"]), b":1\r\n");
+        }
+        self.ask(&removal, b":1\r\n");
+    }
+
+    fn ask(&mut self, command: &[u8], expected: &[u8]) {
+        self.stream.write_all(command).expect("writes");
+        self.stream.flush().expect("writes");
+        let mut reply = vec![0; expected.len()];
+        self.stream.read_exact(&mut reply).expect("answers");
+        assert_eq!(reply, expected);
+    }
+}
+
+fn tcp(port: u16) -> TcpStream {
+    let stream = TcpStream::connect(("127.0.0.1", port)).expect("connects");
+    stream.set_nodelay(true).expect("an option");
+    stream
+}
+
+fn command(parts: &[&str]) -> Vec<u8> {
+    let parts = parts.iter().map(|part| format!("${}\r\n{part}\r\n", part.len()));
+    let parts: Vec<_> = parts.collect();
+    format!("*{}\r\n{}", parts.len(), parts.concat()).into_bytes()
+}
