@@ -311,4 +311,26 @@ mod tests {
         assert!(Moment::now() < deadline);
         assert!(connect(&endpoint, &ways[..2], Moment::now().after(Duration::from_millis(50))).is_err());
     }
+
+    /// A host may have several addresses. Why one of them is not trusted says more than that nobody
+    /// listens at another.
+    #[test]
+    #[cfg(feature = "tls")]
+    fn a_failure_of_tls_is_reported_though_another_address_is_dead() {
+        let garbage = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+        let port = garbage.local_addr().unwrap().port();
+        let answers = std::thread::spawn(move || {
+            let mut client = garbage.accept().unwrap().0;
+            client.write_all(b"HTTP/1.1 400 Bad Request\r\n\r\n").unwrap();
+            std::io::Read::read_to_end(&mut client, &mut Vec::new())
+        });
+        let closed = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap().local_addr().unwrap().port();
+        let client = crate::store::tls::tests::client();
+        let place = Place::Tcp { host: "localhost".to_owned(), port };
+        let endpoint = Endpoint::new(place, None, 0, Some(client));
+        let ways = [way(port), way(closed)];
+        let failure = connect(&endpoint, &ways, Moment::now().after(Duration::from_secs(10)));
+        assert!(matches!(failure, Err(Failure::Tls { .. })));
+        let _ = answers.join().unwrap();
+    }
 }

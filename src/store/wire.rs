@@ -163,16 +163,16 @@ impl Wire {
     /// True if the connection has ended, or has received bytes that nobody asked for. Does not
     /// wait.
     pub(super) fn has_ended(&mut self) -> bool {
-        if self.has_unasked() || self.stream.socket.raw().set_nonblocking(true).is_err() {
+        if self.stream.socket.raw().set_nonblocking(true).is_err() {
             return true;
         }
         let socket = &*self.stream.socket;
         let has_ended = match &mut self.tls {
             Some(tls) => tls.has_ended(|buffer| socket.read(buffer)),
             // The byte is dropped: a connection that receives unasked bytes is not used again.
-            None => !is_nothing_yet(&socket.read(&mut [0])),
+            None => !matches!(socket.read(&mut [0]), Err(error) if error.kind() == ErrorKind::WouldBlock),
         };
-        socket.raw().set_nonblocking(false).is_err() || has_ended
+        socket.raw().set_nonblocking(false).is_err() || has_ended || self.has_unasked()
     }
 
     /// True if bytes were received that nobody asked for.
@@ -303,11 +303,6 @@ fn keepalive() -> TcpKeepalive {
         keepalive.with_interval(EVERY).with_retries(TIMES)
     };
     keepalive
-}
-
-/// True for what a socket that does not wait returns if nothing has arrived.
-pub(super) fn is_nothing_yet(read: &io::Result<usize>) -> bool {
-    matches!(read, Err(error) if error.kind() == ErrorKind::WouldBlock)
 }
 
 fn is(kind: &Reply, name: &str) -> bool {

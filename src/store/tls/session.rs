@@ -11,7 +11,7 @@ use super::cause;
 use crate::base::error::TlsCause;
 use crate::store::failure;
 use crate::store::resp::LONGEST_REPLY;
-use crate::store::wire::{By, is_nothing_yet};
+use crate::store::wire::By;
 
 /// How much is encrypted before it is sent: one record at most. If that record leaves only in part,
 /// the server cannot read it. So a command whose last record has not left whole is not executed.
@@ -119,16 +119,16 @@ impl Session {
         }
     }
 
-    /// True if the connection has ended, or has received data that nobody asked for. `read` does
-    /// not wait. A server may send other messages at any time: for those, the connection goes on.
+    /// True if the connection has ended. `read` does not wait. A server may send messages without
+    /// data at any time: they do not end the connection. What comes with data is kept, and found by
+    /// [`has_unread`](Self::has_unread).
     pub(in crate::store) fn has_ended(
         &mut self,
         mut read: impl FnMut(&mut [u8]) -> io::Result<usize>,
     ) -> bool {
         loop {
-            match self.pull(&mut read) {
-                Ok(state) if state.plaintext_bytes_to_read() == 0 && !state.peer_has_closed() => {}
-                other => return !is_nothing_yet(&other.map(|_| 0)),
+            if let Err(error) = self.pull(&mut read) {
+                return error.kind() != ErrorKind::WouldBlock;
             }
         }
     }
