@@ -204,7 +204,7 @@ pub(super) mod tests {
     #[test]
     fn a_long_command_arrives() {
         let (mut wire, mut server) = connect();
-        let command: &[u8] = &[b'x'; 100_000];
+        let command: &[u8] = &vec![b'x'; 100_000];
         thread::scope(|scope| {
             let sends = scope.spawn(move || wire.send(command, within(LONG)).map(|()| wire));
             let mut arrived = Vec::new();
