@@ -7,6 +7,7 @@
 //! Redis counts for a connection: `WAIT` answers how many replicas have every write that the master
 //! had executed by the end of the connection's last command. `WAIT` itself writes nothing, so it
 //! can be sent again. After its timeout it answers with the number so far, and not with an error.
+//! Redis looks at timeouts ten times a second, so that answer may come a tenth of a second later.
 
 use std::time::Duration;
 
@@ -16,6 +17,9 @@ use crate::store::link::FAIR_TRY;
 use crate::store::node::Node;
 use crate::store::reply::unexpected;
 use crate::store::resp::{Batch, Reply};
+
+/// How much later than its timeout an answer to `WAIT` may come (with the default `hz 10`).
+const TICK: Duration = Duration::from_millis(100);
 
 /// One `WAIT`, or `WAITAOF`.
 #[derive(Debug)]
@@ -48,7 +52,7 @@ impl Wait {
         } else {
             batch.and(&["WAIT", &wanted, &millis])
         };
-        Batch { blocks_for: Duration::from_millis(self.millis), ..batch }
+        Batch { blocks_for: Duration::from_millis(self.millis) + TICK, ..batch }
     }
 
     /// Reads the reply. `what` is what the replicas were to acknowledge.
@@ -99,7 +103,8 @@ impl Wait {
 }
 
 /// For how long Redis is to wait if its answer is due after `left`: for half of that time at most,
-/// so that the answer, and a removal after it, come in time. Never zero, which means for ever.
+/// so that the answer, and a removal after it, come in time. (If so little time is left that they do
+/// not, the keeper deletes the key.) Never zero, which means for ever.
 fn millis(timeout: Duration, left: Duration) -> u64 {
     u64::try_from(timeout.min(left / 2).as_millis()).unwrap_or(u64::MAX).max(1)
 }
@@ -162,7 +167,7 @@ mod tests {
     fn the_command_says_how_many_and_for_how_long() {
         let sent = |wait: &Wait| {
             let batch = wait.behind(Batch::of(&["PING"]));
-            assert_eq!((batch.count, batch.blocks_for), (2, Duration::from_millis(100)));
+            assert_eq!((batch.count, batch.blocks_for), (2, Duration::from_millis(100) + TICK));
             String::from_utf8(batch.bytes).unwrap()
         };
         assert!(sent(&WAIT).ends_with("$4\r\nWAIT\r\n$1\r\n2\r\n$3\r\n100\r\n"));
