@@ -1,7 +1,7 @@
 //! A thread that takes the lock: its turn, its attempts, and lost answers.
 
 use crate::model::{Mutation, Protocol};
-use crate::state::{Claim, Command, Hold, How, LEASE, Link, MARGIN, Outcome, State, Step, Token};
+use crate::state::{Claim, Command, Hold, How, LEASE, Link, MARGIN, Outcome, Stage, State, Step, Token};
 
 impl Protocol {
     /// A fresh token; `None` if the thread has used as many as the model allows.
@@ -82,11 +82,23 @@ impl Protocol {
     pub(crate) fn receive_attempt(&self, state: &mut State, thread: usize, mut claim: Claim) {
         let Some(sent) = claim.sent else { return };
         let said = claim.link.as_ref().map(|link| link.said).unwrap_or_default();
-        if said.set && self.validity(sent) > 0 {
+        if let Some(next) = self.next_stage(&claim) {
+            claim.stage = next;
+            let (token, link) = (claim.token, claim.link.get_or_insert_default());
+            link.post(&[if next == Stage::Set { Command::Wait } else { Command::Delete(token) }]);
+            if next == Stage::Set && self.is(Mutation::CountsFromTheWait) {
+                claim.sent = Some(0);
+            }
+            state.steps[thread] = Step::Claiming(claim);
+        } else if claim.stage == Stage::Removed {
+            // Redis has executed the removal, so the token can be used again.
+            let abandoned = claim.abandoned;
+            state.steps[thread] = claiming(claim.token, abandoned);
+        } else if (said.set || claim.stage == Stage::Set) && self.validity(sent) > 0 {
             let valid = self.validity(sent);
             let hold = Hold { token: claim.token, how: How::Asked, valid, renewal: None };
             state.steps[thread] = Step::Holding(hold);
-        } else if said.set || said.found == Some(claim.token) {
+        } else if said.set || claim.stage == Stage::Set || said.found == Some(claim.token) {
             // The key has this token, but the answer came too late, or does not say when Redis set
             // the key. (In the program, no orphan is needed if the removal is answered.)
             self.clean_up_behind(state, thread, claim, true);
@@ -98,6 +110,17 @@ impl Protocol {
             claim.asleep = registered && (!claim.called || self.is(Mutation::ForgetsWhenItFallsAsleep));
             (claim.sent, claim.link, claim.listener, claim.called) = (None, None, None, false);
             state.steps[thread] = Step::Claiming(claim);
+        }
+    }
+
+    /// What an attempt that was answered sends next, if anything: it asks for the replicas once the
+    /// key is set, and deletes the key if they are too few.
+    fn next_stage(&self, claim: &Claim) -> Option<Stage> {
+        let link = claim.link.as_ref()?;
+        match claim.stage {
+            Stage::Asked if link.said.set && self.wants() > 0 => Some(Stage::Set),
+            Stage::Set if !self.is_acknowledged(link) => Some(Stage::Removed),
+            Stage::Asked | Stage::Set | Stage::Removed => None,
         }
     }
 
@@ -137,17 +160,17 @@ impl Protocol {
         let Some((age, link)) = hold.renewal.take() else { return };
         if !link.said.extended {
             hold.valid = 0;
-        } else if hold.valid > 0 {
+        } else if hold.valid > 0 && self.is_renewal_acknowledged(&link) {
             hold.valid = self.validity(age);
         }
     }
 
-    pub(crate) fn renew(hold: &mut Hold) {
-        hold.renewal = Some((0, Link::with(&[Command::Renew(hold.token)])));
+    pub(crate) fn renew(&self, hold: &mut Hold) {
+        hold.renewal = Some((0, Link::with(&self.with_wait(Command::Renew(hold.token)))));
     }
 }
 
 fn claiming(token: Token, abandoned: Option<Token>) -> Step {
-    let (sent, link, listener) = (None, None, None);
-    Step::Claiming(Claim { token, abandoned, sent, link, listener, called: false, asleep: false })
+    let (stage, sent, link, listener) = (Stage::Asked, None, None, None);
+    Step::Claiming(Claim { stage, token, abandoned, sent, link, listener, called: false, asleep: false })
 }

@@ -2,6 +2,7 @@
 
 use stateright::{Model, Property};
 
+use crate::replicas::{self, Replica};
 use crate::state::{Budget, How, Link, Redis, Release, State, Step, Token, Tracking};
 use crate::waiting::{self, Event};
 
@@ -38,6 +39,10 @@ pub(crate) enum Mutation {
     ReleasesQuietly,
     /// A hold that was valid when it was released counts as over before Redis has answered.
     PassesByARelease,
+    /// A renewal counts although no replica has acknowledged it.
+    CountsUnacknowledgedRenewals,
+    /// The validity of a hold counts from when its replicas were asked.
+    CountsFromTheWait,
 }
 
 /// The protocol, within bounds.
@@ -49,6 +54,9 @@ pub(crate) struct Protocol {
     pub(crate) nonces: u8,
     /// Whether waiters sleep until their listener calls. If not, they poll.
     pub(crate) sleeps: bool,
+    /// How many replicas there are, and how many of them have to acknowledge a lock.
+    pub(crate) replicas: usize,
+    pub(crate) acknowledged: u8,
     pub(crate) budget: Budget,
     pub(crate) mutation: Option<Mutation>,
 }
@@ -82,6 +90,13 @@ pub(crate) enum Action {
     /// A process loses the connection of its listener (`true`) or of an attempt (`false`).
     Cut(usize, bool),
     Listen(usize, Event),
+    /// A replica gets the next write.
+    Replicate(usize),
+    /// A replica becomes the master; the old master goes on (`true`) or dies.
+    Failover(usize, bool),
+    EndOldMaster,
+    /// A thread learns that there is a new master.
+    Notice(usize),
 }
 
 impl Protocol {
@@ -123,7 +138,7 @@ impl Protocol {
             Step::Claiming(claim) if claim.sent.is_none() => {
                 actions.extend([Action::Attempt(thread), Action::GiveUp(thread)]);
             }
-            Step::Claiming(claim) => wire(state, At::Own(thread), claim.link.as_ref(), actions),
+            Step::Claiming(claim) => self.wire(state, At::Own(thread), claim.link.as_ref(), actions),
             Step::Holding(hold) => {
                 let waiting = self.peers(thread).find_map(|peer| match state.steps[peer] {
                     Step::Queued(next_token) => Some(next_token),
@@ -134,12 +149,31 @@ impl Protocol {
                 if hold.renewal.is_none() && hold.valid > 0 && state.budget.renewals > 0 {
                     actions.push(Action::Renew(thread));
                 }
-                wire(state, At::Keeper(thread), hold.renewal.as_ref().map(|(_, link)| link), actions);
+                self.wire(state, At::Keeper(thread), hold.renewal.as_ref().map(|(_, link)| link), actions);
             }
             Step::Releasing(Release { link: None, .. }) => {
                 actions.extend([Action::ReleaseAgain(thread), Action::ReleaseUnconfirmed(thread)]);
             }
-            Step::Releasing(release) => wire(state, At::Own(thread), release.link.as_ref(), actions),
+            Step::Releasing(release) => self.wire(state, At::Own(thread), release.link.as_ref(), actions),
+        }
+    }
+
+    /// What can happen to a batch whose answer is awaited.
+    fn wire(&self, state: &State, at: At, link: Option<&Link>, actions: &mut Vec<Action>) {
+        let Some(link) = link else { return };
+        if state.is_cut_off(link) {
+            return actions.push(Action::Lose(at, false));
+        }
+        if link.commands.is_empty() {
+            actions.push(Action::Receive(at));
+        } else if state.budget.shortages > 0 || !self.is_short(&state.redis, link) {
+            actions.push(Action::Execute(at));
+        }
+        if state.budget.losses > 0 {
+            actions.push(Action::Lose(at, false));
+            if matches!(at, At::Own(_)) {
+                actions.push(Action::Lose(at, true));
+            }
         }
     }
 
@@ -150,18 +184,14 @@ impl Protocol {
                 self.execute(&mut state.redis, &mut link, None);
                 return state.leave(link);
             }
-            At::Own(thread) | At::Keeper(thread) => match &mut state.steps[thread] {
-                Step::Claiming(claim) => claim.link.as_mut(),
-                Step::Holding(hold) => hold.renewal.as_mut().map(|(_, link)| link),
-                Step::Releasing(release) => release.link.as_mut(),
-                Step::Idle | Step::Queued(_) | Step::Called(..) => None,
-            },
+            At::Own(thread) | At::Keeper(thread) => state.steps[thread].link_mut(),
         };
         let by = match at {
             At::Own(thread) => Some(self.threads[thread].into()),
             At::Keeper(_) | At::Stray(_) => None,
         };
         if let Some(link) = link {
+            state.budget.shortages -= u8::from(self.is_short(&state.redis, link));
             self.execute(&mut state.redis, link, by);
         }
     }
@@ -183,8 +213,10 @@ impl Protocol {
     }
 
     fn lose(&self, state: &mut State, at: At, link_stands: bool) {
-        state.budget.losses -= 1;
         let (At::Own(thread) | At::Keeper(thread) | At::Stray(thread)) = at;
+        if !state.steps[thread].link().is_some_and(|link| state.is_cut_off(link)) {
+            state.budget.losses -= 1;
+        }
         match &mut state.steps[thread] {
             Step::Holding(hold) => {
                 let link = hold.renewal.take().map(|(_, link)| link).unwrap_or_default();
@@ -202,11 +234,15 @@ impl Protocol {
         }
     }
 
-    /// Executes what the thread has sent, and takes the answer.
+    /// Executes what the thread has sent, and takes the answer. The replicas get at once what the
+    /// thread waits for.
     fn be_prompt(&self, state: &mut State, thread: usize) {
         let mut next = Vec::new();
         loop {
             next.clear();
+            if state.steps[thread].link().is_some_and(|link| self.is_short(&state.redis, link)) {
+                replicas::catch_up(state);
+            }
             self.actions_of(state, thread, &mut next);
             match next.first() {
                 Some(Action::Execute(at)) => self.execute_at(state, *at),
@@ -225,7 +261,7 @@ impl Protocol {
             (Action::Attempt(_), _) => self.attempt(state, thread),
             (Action::Renew(_), Step::Holding(hold)) => {
                 state.budget.renewals -= 1;
-                Protocol::renew(hold);
+                self.renew(hold);
             }
             (Action::Release(_, next_token), Step::Holding(hold)) => {
                 let hold = hold.clone();
@@ -241,25 +277,19 @@ impl Protocol {
     }
 }
 
-/// What can happen to a batch whose answer is awaited.
-fn wire(state: &State, at: At, link: Option<&Link>, actions: &mut Vec<Action>) {
-    let Some(link) = link else { return };
-    actions.push(if link.commands.is_empty() { Action::Receive(at) } else { Action::Execute(at) });
-    if state.budget.losses > 0 {
-        actions.push(Action::Lose(at, false));
-        if matches!(at, At::Own(_)) {
-            actions.push(Action::Lose(at, true));
-        }
-    }
-}
-
 impl Model for Protocol {
     type State = State;
     type Action = Action;
 
     fn init_states(&self) -> Vec<State> {
         vec![State {
-            redis: Redis { key: None, tracking: vec![Tracking::NEW; self.listeners()] },
+            redis: Redis {
+                key: None,
+                replicas: vec![Replica::default(); self.replicas],
+                term: 0,
+                replaced: None,
+                tracking: vec![Tracking::NEW; self.listeners()],
+            },
             steps: vec![Step::Idle; self.threads.len()],
             nonces: vec![0; self.threads.len()],
             strays: Vec::new(),
@@ -267,6 +297,7 @@ impl Model for Protocol {
             budget: self.budget.clone(),
             wrongly_released: false,
             wrongly_lost: false,
+            stale: Vec::new(),
         }]
     }
 
@@ -278,6 +309,7 @@ impl Model for Protocol {
         for (process, tracking) in state.redis.tracking.iter().copied().enumerate() {
             waiting::actions(process, tracking, state.budget.cuts > 0, actions);
         }
+        replicas::actions(state, actions);
         actions.push(Action::Tick(None));
         if state.budget.missed > 0 {
             let holding = |thread: &usize| state.steps[*thread] != Step::Idle;
@@ -297,6 +329,9 @@ impl Model for Protocol {
                 state.budget.missed -= u8::from(missed_by.is_some());
                 self.tick(&mut state, missed_by);
             }
+            Action::Replicate(_) | Action::Failover(..) | Action::EndOldMaster | Action::Notice(_) => {
+                replicas::act(&mut state, action);
+            }
             Action::Start(thread)
             | Action::TakeTurn(thread)
             | Action::Attempt(thread)
@@ -306,6 +341,9 @@ impl Model for Protocol {
             | Action::ReleaseAgain(thread)
             | Action::ReleaseUnconfirmed(thread) => {
                 self.act(&mut state, thread, action);
+                if self.replicas > 0 {
+                    state.connect(thread);
+                }
                 if self.threads[thread] == PROMPT {
                     self.be_prompt(&mut state, thread);
                 }
@@ -323,14 +361,20 @@ impl Model for Protocol {
         let mut properties = vec![
             Property::always(EXCLUSION, |_, state| believers(state) <= 1),
             Property::always(RELEASED, |_, state: &State| !state.wrongly_released),
-            Property::always(LOST, |_, state: &State| !state.wrongly_lost),
             Property::always(NOT_ITSELF, |model: &Protocol, state: &State| {
                 (0..state.steps.len()).all(|thread| !model.waits_for_itself(state, thread))
             }),
-            Property::always(NO_KEY_LEFT, |_, state: &State| {
-                state.redis.key.is_none_or(|(token, _)| is_known(state, token))
-            }),
         ];
+        if self.budget.failovers == 0 {
+            properties.push(Property::always(LOST, |_, state: &State| !state.wrongly_lost));
+            properties.push(Property::always(NO_KEY_LEFT, |_, state: &State| {
+                state.redis.key.is_none_or(|(token, _)| is_known(state, token))
+            }));
+        } else {
+            properties.push(Property::sometimes("a hold outlives a failover", |_, state: &State| {
+                holds(state, 0) && state.redis.term > 0 && state.budget.renewals == 0
+            }));
+        }
         if self.sleeps {
             properties.push(Property::always(WOKEN, |model: &Protocol, state: &State| {
                 (0..state.steps.len()).all(|thread| model.has_something_to_come(state, thread))

@@ -6,7 +6,12 @@ use crate::state::{Command, Connected, LEASE, Link, Orphan, Outcome, Redis, Said
 impl Protocol {
     /// Executes a connection's next command. The process `by` gets no invalidation for the change.
     pub(crate) fn execute(&self, redis: &mut Redis, link: &mut Link, by: Option<usize>) {
-        let said = self.run(redis, link.commands.remove(0), by);
+        let command = link.commands.remove(0);
+        let said = if command == Command::Wait {
+            Said { acknowledged: redis.acknowledged(link), ..Said::default() }
+        } else {
+            redis.at_its_server(link, |redis| self.run(redis, command, by))
+        };
         if link.old > 0 {
             link.old -= 1;
             return;
@@ -17,6 +22,7 @@ impl Protocol {
         so_far.removed |= said.removed;
         so_far.extended |= said.extended;
         so_far.stood |= said.stood;
+        so_far.acknowledged += said.acknowledged;
     }
 
     fn run(&self, redis: &mut Redis, command: Command, by: Option<usize>) -> Said {
@@ -27,7 +33,7 @@ impl Protocol {
                 redis.key = Some((token, LEASE));
                 redis.changed(by);
             }
-            Command::Set(_) => {}
+            Command::Set(_) | Command::Wait => {}
             Command::Attempt(token, listener) => {
                 said.found = redis.key.map(|(found, _)| found);
                 self.register(redis, token.thread, listener);
@@ -72,6 +78,7 @@ impl Protocol {
             state.redis.changed(None);
         }
         state.redis.key = key;
+        state.redis.copies_grow_older();
         for (thread, step) in state.steps.iter_mut().enumerate() {
             if missed_by != Some(thread) {
                 self.grow_older(step);
@@ -115,7 +122,8 @@ impl Protocol {
     fn clean_up(&self, state: &mut State) {
         for mut orphan in std::mem::take(&mut state.orphans) {
             if orphan.left > 0 {
-                let said = self.run(&mut state.redis, Command::Delete(orphan.token), None);
+                let delete = Command::Delete(orphan.token);
+                let said = state.redis.replicating(|redis| self.run(redis, delete, None));
                 if said.removed || !orphan.stray || self.is(Mutation::TakesAMissForTheEnd) {
                     continue;
                 }
@@ -130,7 +138,7 @@ impl Protocol {
 
 fn may_come(state: &State, orphan: &Orphan) -> bool {
     let set = Command::Set(orphan.token);
-    stands(state.redis.key.as_ref(), orphan.token)
+    state.redis.copies().any(|key| stands(key.as_ref(), orphan.token))
         || state.strays.iter().any(|link| link.commands.contains(&set))
 }
 

@@ -1,6 +1,8 @@
 //! What the model knows at one moment. A time is the number of ticks that have passed or are left,
 //! so that states compare as equal whenever they were reached.
 
+use crate::replicas::Replica;
+
 /// How long Redis keeps a key, in ticks.
 pub(crate) const LEASE: u8 = 3;
 
@@ -28,6 +30,8 @@ pub(crate) enum Command {
     Delete(Token),
     /// Compare and extend.
     Renew(Token),
+    /// Answers how many replicas have all that the connection has written.
+    Wait,
 }
 
 /// What Redis has answered to the last batch of a connection so far.
@@ -42,6 +46,8 @@ pub(crate) struct Said {
     /// Whether the key had the token that was to be removed. Redis does not answer this; the
     /// properties need it.
     pub(crate) stood: bool,
+    /// How many replicas have acknowledged.
+    pub(crate) acknowledged: u8,
 }
 
 /// A connection with commands under way. An idle connection is no part of the state.
@@ -52,6 +58,11 @@ pub(crate) struct Link {
     /// How many of `commands` belong to batches whose answer nobody waits for any more.
     pub(crate) old: usize,
     pub(crate) said: Said,
+    /// The term of the master at the other end; `None` until the thread's action is over.
+    pub(crate) term: Option<u8>,
+    /// For each replica, how many writes it did not have yet when the last command of this
+    /// connection was executed, and does not have now.
+    pub(crate) behind: Vec<u8>,
 }
 
 impl Link {
@@ -66,9 +77,21 @@ impl Link {
     }
 }
 
+/// What an attempt that was sent waits for.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub(crate) enum Stage {
+    #[default]
+    Asked,
+    /// Redis has set the key, and is asked for its replicas.
+    Set,
+    /// Too few replicas have the key, and Redis is asked to delete it.
+    Removed,
+}
+
 /// A token on its way into Redis. Ages are in ticks since the send.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Claim {
+    pub(crate) stage: Stage,
     pub(crate) token: Token,
     /// The last token that this claim has abandoned: Redis may hold it.
     pub(crate) abandoned: Option<Token>,
@@ -113,11 +136,18 @@ impl Tracking {
         Tracking { connected: Connected::Yes, number: 0, registered: false, invalidation: false, cut: false };
 }
 
+/// The value of the key, and how many ticks of its lease are left.
+pub(crate) type Key = Option<(Token, u8)>;
+
 /// What Redis knows.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Redis {
-    /// The value of the key, and how many ticks of its lease are left.
-    pub(crate) key: Option<(Token, u8)>,
+    pub(crate) key: Key,
+    pub(crate) replicas: Vec<Replica>,
+    /// How many failovers there were.
+    pub(crate) term: u8,
+    /// The key at a master that was replaced, as long as that master still executes commands.
+    pub(crate) replaced: Option<Key>,
     /// One entry for each process; empty if the waiters poll.
     pub(crate) tracking: Vec<Tracking>,
 }
@@ -188,6 +218,25 @@ pub(crate) enum Step {
 }
 
 impl Step {
+    /// The connection with commands or answers under way.
+    pub(crate) fn link(&self) -> Option<&Link> {
+        match self {
+            Step::Claiming(claim) => claim.link.as_ref(),
+            Step::Holding(hold) => hold.renewal.as_ref().map(|(_, link)| link),
+            Step::Releasing(release) => release.link.as_ref(),
+            Step::Idle | Step::Queued(_) | Step::Called(..) => None,
+        }
+    }
+
+    pub(crate) fn link_mut(&mut self) -> Option<&mut Link> {
+        match self {
+            Step::Claiming(claim) => claim.link.as_mut(),
+            Step::Holding(hold) => hold.renewal.as_mut().map(|(_, link)| link),
+            Step::Releasing(release) => release.link.as_mut(),
+            Step::Idle | Step::Queued(_) | Step::Called(..) => None,
+        }
+    }
+
     pub(crate) fn uses(&self, token: Token) -> bool {
         match self {
             Step::Idle => false,
@@ -224,6 +273,10 @@ pub(crate) struct Budget {
     pub(crate) missed: u8,
     /// Connections of a listener or of an attempt that can get lost.
     pub(crate) cuts: u8,
+    /// How often a replica can become the master.
+    pub(crate) failovers: u8,
+    /// How often Redis gives up waiting for its replicas. (An old master may always give up.)
+    pub(crate) shortages: u8,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -240,6 +293,8 @@ pub(crate) struct State {
     /// Whether the first answer to a release confirmed it although its token was not at the key.
     pub(crate) wrongly_released: bool,
     pub(crate) wrongly_lost: bool,
+    /// The threads that still connect to the master that was replaced.
+    pub(crate) stale: Vec<usize>,
 }
 
 impl State {
@@ -248,14 +303,14 @@ impl State {
     /// Keeps only what changes the key: an attempt becomes a `SET`. (A registration for
     /// invalidations is left out, too: it could only lead to one call too many.)
     pub(crate) fn leave(&mut self, mut link: Link) {
-        link.commands.retain(|command| !matches!(command, Command::Register(..)));
+        link.commands.retain(|command| !matches!(command, Command::Register(..) | Command::Wait));
         for command in &mut link.commands {
             if let Command::Attempt(token, _) = *command {
                 *command = Command::Set(token);
             }
         }
         if !link.commands.is_empty() {
-            (link.old, link.said) = (link.commands.len(), Said::default());
+            (link.old, link.said, link.behind) = (link.commands.len(), Said::default(), Vec::new());
             self.strays.push(link);
             self.strays.sort_by(|one, other| one.commands.cmp(&other.commands));
         }
@@ -267,7 +322,7 @@ impl State {
         for link in std::mem::take(&mut self.strays) {
             let alive = link.commands.iter().any(|command| match command {
                 Command::Set(_) | Command::Attempt(..) => true,
-                Command::Register(..) => false,
+                Command::Register(..) | Command::Wait => false,
                 Command::Delete(token) | Command::Renew(token) => self.may_matter(*token),
             });
             if alive {
@@ -277,7 +332,7 @@ impl State {
     }
 
     fn may_matter(&self, token: Token) -> bool {
-        self.redis.key.is_some_and(|(found, _)| found == token)
+        self.redis.copies().any(|key| key.is_some_and(|(found, _)| found == token))
             || self.steps.iter().any(|step| step.uses(token))
             || self.strays.iter().any(|link| link.commands.contains(&Command::Set(token)))
     }
