@@ -57,10 +57,10 @@ impl Wait {
 
     /// Reads the reply. `what` is what the replicas were to acknowledge.
     ///
-    /// After `Unanswered`, the server may be a replica by now, or the reply makes no sense. After any
-    /// other failure, the server is still the master, and what was written before can be taken back
-    /// over this connection: too few replicas have answered (`OutOfTime` if the deadline was too
-    /// near to say anything about them), or the server does not wait for replicas.
+    /// After `Unanswered`, the server may be a replica by now, or the reply makes no sense. After
+    /// any other failure, the server is still the master, and what was written before can be taken
+    /// back over this connection: too few replicas have answered (`OutOfTime` if the deadline was
+    /// too near to say anything about them), or the server does not wait for replicas.
     pub(super) fn judge(&self, reply: Reply, what: &str) -> Result<(), Failure> {
         let (on_master, got) = match (reply, self.on_disk) {
             (Reply::Int(got), false) => (true, got),
@@ -103,8 +103,8 @@ impl Wait {
 }
 
 /// For how long Redis is to wait if its answer is due after `left`: for half of that time at most,
-/// so that the answer, and a removal after it, come in time. (If so little time is left that they do
-/// not, the keeper deletes the key.) Never zero, which means for ever.
+/// so that the answer, and a removal after it, come in time. (If so little time is left that they
+/// do not, the keeper deletes the key.) Never zero, which means for ever.
 fn millis(timeout: Duration, left: Duration) -> u64 {
     u64::try_from(timeout.min(left / 2).as_millis()).unwrap_or(u64::MAX).max(1)
 }

@@ -32,9 +32,9 @@
 //! wake-up, and a violation.
 //!
 //! Some models have replicas (`failing_over`). A replica gets the master's writes in order, each at
-//! any later time. Once, a replica becomes the master with what it has by then. The old master dies,
-//! or goes on for some time beside the new one. A thread that has taken the lock asks how many
-//! replicas have it; if they are too few, it deletes the key again. A renewal counts if enough
+//! any later time. Once, a replica becomes the master with what it has by then. The old master
+//! dies, or goes on for some time beside the new one. A thread that has taken the lock asks how
+//! many replicas have it; if they are too few, it deletes the key again. A renewal counts if enough
 //! replicas have it. Without that, and with one of two replicas, the model finds two holders.
 //!
 //! # What the model leaves out
@@ -45,11 +45,11 @@
 //! - `SET` without a look at the holder, how long pauses are (the tests of contention simulate
 //!   that), how the threads of a process wake each other (`src/interleavings` tests that),
 //!   deadlines as such (a thread gives up at any time), the pool, `extend`, `reclaim_dead`,
-//!   `force_unlock`, refusals, forks, and a Redis that sends no invalidations or forgets, other than
-//!   by a failover.
-//! - Of failovers: a second one, servers whose clocks differ, and replicas that come and go. How often
-//!   the master gives up waiting for its replicas is bounded, too. After a failover, a release may
-//!   be lost, and its key comes back without a holder until its lease ends.
+//!   `force_unlock`, refusals, forks, and a Redis that sends no invalidations or forgets, other
+//!   than by a failover.
+//! - Of failovers: a second one, servers whose clocks differ, and replicas that come and go. How
+//!   often the master gives up waiting for its replicas is bounded, too. After a failover, a
+//!   release may be lost, and its key comes back without a holder until its lease ends.
 //! - Progress: whether a waiter gets the lock in the end. The model shows only that something is
 //!   always about to call a waiter that sleeps.
 //! - An answer that comes after its lease. In the model, the removal is written behind the claim,
@@ -97,8 +97,8 @@ fn asleep(protocol: Protocol, cuts: u8) -> Protocol {
     Protocol { sleeps: true, budget, ..protocol }
 }
 
-/// The same protocol with replicas, one of which becomes the master once. `acknowledged` of them have
-/// to acknowledge a lock.
+/// The same protocol with replicas, one of which becomes the master once. `acknowledged` of them
+/// have to acknowledge a lock.
 fn failing_over(protocol: Protocol, replicas: usize, acknowledged: u8) -> Protocol {
     let budget = Budget { failovers: 1, shortages: 1, ..protocol.budget };
     Protocol { replicas, acknowledged, budget, ..protocol }
