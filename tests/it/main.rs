@@ -94,6 +94,8 @@ mod hostile_server;
 
 // Sentinel: the master dies, hangs or is replaced; sentinels are silent, wrong or gone.
 mod sentinel;
+// Failovers that lose what replicas lack, and the exclusion over failovers.
+mod failovers;
 
 // What the tests share.
 

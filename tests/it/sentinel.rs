@@ -22,7 +22,7 @@ use crate::support::{
 const PERIOD: Duration = Duration::from_millis(500);
 
 /// A manager that waits through a failover, and whose leases outlast it.
-fn patient(url: &str) -> Builder {
+pub(crate) fn patient(url: &str) -> Builder {
     builder(url).tolerate_outage(LONG).lease(MINUTE).renew_every(PERIOD)
 }
 
@@ -79,7 +79,7 @@ fn clients_of(server: &Server) -> usize {
 
 /// A server that answers as a sentinel would, which takes the server at `port` for the master and
 /// knows no other sentinel.
-fn sentinel_that_names(port: u16) -> FakeServer {
+pub(crate) fn sentinel_that_names(port: u16) -> FakeServer {
     FakeServer::start(move |args| {
         let words: Vec<_> = args.iter().map(|it| it.to_lowercase()).collect();
         let words: Vec<_> = words.iter().map(String::as_str).collect();
@@ -100,7 +100,7 @@ fn sentinel_that_names(port: u16) -> FakeServer {
     })
 }
 
-fn port_of(fake: &FakeServer) -> u16 {
+pub(crate) fn port_of(fake: &FakeServer) -> u16 {
     fake.address().rsplit(':').next().and_then(|port| port.parse().ok()).expect("a port")
 }
 
