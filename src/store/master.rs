@@ -223,8 +223,9 @@ impl Master {
             // name, old host and port, new host and port
             [name, _, _, host, port] if name == self.sentinels.name() => {
                 // This sentinel knows of the switch. Others may not know yet, and name the old
-                // master.
+                // master. Their answers must not count any more once the connections to it end.
                 self.sentinels.prefer(sentinel);
+                self.sentinels.note_epoch(sentinel, Moment::now().after(limit));
                 if let Ok(port) = port.parse() {
                     let endpoint = self.endpoint(Place::Tcp { host: host.to_owned(), port });
                     self.is_at(self.state.lock(), &endpoint, None);

@@ -7,7 +7,7 @@
 
 use std::io;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::time::Duration;
 
 use parking_lot::Mutex;
@@ -49,6 +49,9 @@ pub(super) struct Sentinels {
     /// Whether to ask how many replicas there are.
     counts_replicas: bool,
     replicas: AtomicU32,
+    /// The newest configuration that a sentinel has answered with. Each failover has an epoch of its
+    /// own, higher than those before.
+    epoch: AtomicU64,
 }
 
 impl Sentinels {
@@ -61,7 +64,8 @@ impl Sentinels {
     ) -> Sentinels {
         let endpoint = |(host, port)| Arc::new(Endpoint::new(Place::Tcp { host, port }, tls.clone()));
         let known = Mutex::new(hosts.into_iter().map(endpoint).collect());
-        Sentinels { name, known, access, tls, counts_replicas, replicas: AtomicU32::new(UNKNOWN) }
+        let (replicas, epoch) = (AtomicU32::new(UNKNOWN), AtomicU64::new(0));
+        Sentinels { name, known, access, tls, counts_replicas, replicas, epoch }
     }
 
     pub(super) fn name(&self) -> &str {
@@ -80,25 +84,69 @@ impl Sentinels {
     }
 
     /// Asks who is the master. Also returns the sentinel that said so.
+    ///
+    /// For a moment after a failover, some sentinels still name the old master, which may still say
+    /// that it is the master. Without a rule, a client that knows better would go back to it, find
+    /// none of its locks there, and take them for lost. So an answer with an older epoch than one
+    /// before does not count, unless no sentinel has a better one: then the sentinels were set up
+    /// anew, and count from the start.
     pub(super) fn master(&self, deadline: Moment) -> Result<(Place, Arc<Endpoint>), Failure> {
+        let mut older: Option<(u64, (Place, Arc<Endpoint>))> = None;
+        let newest = self.first_answer(deadline, |sentinel, limit| {
+            let Some((place, epoch)) = self.ask(sentinel, limit)? else {
+                return Ok(None);
+            };
+            let answer = (place, Arc::clone(sentinel));
+            let Some(epoch) = epoch.filter(|epoch| *epoch < self.epoch.load(Ordering::Relaxed)) else {
+                self.note(epoch);
+                return Ok(Some(answer));
+            };
+            if older.as_ref().is_none_or(|(other, _)| *other < epoch) {
+                older = Some((epoch, answer));
+            }
+            Ok(None)
+        });
+        newest.or_else(|failure| {
+            let (epoch, answer) = older.ok_or(failure)?;
+            self.epoch.store(epoch, Ordering::Relaxed);
+            Ok(answer)
+        })
+    }
+
+    /// Takes note of the epoch of a sentinel that has reported a switch, so that from now on no
+    /// older answer counts.
+    pub(super) fn note_epoch(&self, sentinel: &Arc<Endpoint>, deadline: Moment) {
+        if let Ok(Some((_, epoch))) = self.ask(sentinel, deadline) {
+            self.note(epoch);
+        }
+    }
+
+    fn note(&self, epoch: Option<u64>) {
+        if let Some(epoch) = epoch {
+            self.epoch.fetch_max(epoch, Ordering::Relaxed);
+        }
+    }
+
+    /// Asks one sentinel for the master and the epoch. `None` if it does not know the name, and for
+    /// the epoch if it does not tell: then the right to ask is missing.
+    fn ask(&self, sentinel: &Endpoint, deadline: Moment) -> Result<Option<(Place, Option<u64>)>, Failure> {
         let questions: [&[&str]; 3] = [
             &["SENTINEL", "get-master-addr-by-name", &self.name],
             &["SENTINEL", "sentinels", &self.name],
             &["SENTINEL", "master", &self.name],
         ];
-        let asked = if self.counts_replicas { &questions[..] } else { &questions[..2] };
-        self.first_answer(deadline, |sentinel, limit| {
-            let (_, replies) = self.open(sentinel, asked, limit)?;
-            let mut replies = replies.into_iter();
-            let Some(place) = read_master(replies.next().unwrap_or(Reply::Nil))? else {
-                return Ok(None);
-            };
-            self.learn(replies.next());
-            if self.counts_replicas {
-                self.count(replies.next().unwrap_or(Reply::Nil))?;
-            }
-            Ok(Some((place, Arc::clone(sentinel))))
-        })
+        let (_, replies) = self.open(sentinel, &questions, deadline)?;
+        let mut replies = replies.into_iter();
+        let Some(place) = read_master(replies.next().unwrap_or(Reply::Nil))? else {
+            return Ok(None);
+        };
+        self.learn(replies.next());
+        let master = replies.next().unwrap_or(Reply::Nil);
+        let epoch = master.field("config-epoch").and_then(|epoch| epoch.parse().ok());
+        if self.counts_replicas {
+            self.count(master)?;
+        }
+        Ok(Some((place, epoch)))
     }
 
     /// Subscribes at a sentinel to its reports: of a new master, of a promotion, of a new replica.

@@ -1,8 +1,9 @@
 //! Sentinel: the master dies, hangs or is replaced; sentinels are silent, wrong or gone.
 
 use std::fs;
-use std::sync::Barrier;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{self, Receiver};
+use std::sync::{Arc, Barrier};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -80,20 +81,30 @@ fn clients_of(server: &Server) -> usize {
 /// A server that answers as a sentinel would, which takes the server at `port` for the master and
 /// knows no other sentinel.
 pub(crate) fn sentinel_that_names(port: u16) -> FakeServer {
+    sentinel_that_says(move || Some((port, 0)))
+}
+
+/// The same, with the port and the epoch that `view` returns. While that is `None`, it closes its
+/// connections.
+fn sentinel_that_says(view: impl Fn() -> Option<(u16, u64)> + Send + Sync + 'static) -> FakeServer {
     FakeServer::start(move |args| {
+        let Some((port, epoch)) = view() else { return Reply::Close };
+        let array = |parts: &[&str]| {
+            let parts = parts.iter().map(|part| format!("${}\r\n{part}\r\n", part.len()));
+            let parts: Vec<_> = parts.collect();
+            format!("*{}\r\n{}", parts.len(), parts.concat())
+        };
         let words: Vec<_> = args.iter().map(|it| it.to_lowercase()).collect();
         let words: Vec<_> = words.iter().map(String::as_str).collect();
         let reply = match words[..] {
             [] => String::new(),
-            ["sentinel", "get-master-addr-by-name", _] => {
-                format!("*2\r\n$9\r\n127.0.0.1\r\n${}\r\n{port}\r\n", port.to_string().len())
-            }
-            ["sentinel", "master", _] => "*2\r\n$10\r\nnum-slaves\r\n$1\r\n2\r\n".to_owned(),
-            ["sentinel", ..] => "*0\r\n".to_owned(),
+            ["sentinel", "get-master-addr-by-name", _] => array(&["127.0.0.1", &port.to_string()]),
+            ["sentinel", "master", _] => array(&["num-slaves", "2", "config-epoch", &epoch.to_string()]),
+            ["sentinel", ..] => array(&[]),
             ["subscribe", channel] => {
                 format!("*3\r\n$9\r\nsubscribe\r\n${}\r\n{channel}\r\n:1\r\n", channel.len())
             }
-            ["ping"] => "*2\r\n$4\r\npong\r\n$0\r\n\r\n".to_owned(),
+            ["ping"] => array(&["pong", ""]),
             _ => "+OK\r\n".to_owned(),
         };
         Reply::Bytes(reply.into_bytes())
@@ -292,6 +303,36 @@ fn a_sentinel_that_names_a_replica_or_a_dead_server_is_not_asked_alone() {
         let guard = locks.try_lock_for("a", LONG).expect("the other sentinel knows").expect("a free lock");
         assert_eq!(sentinels.server(0).get("lock:a").as_deref(), Some(guard.token()));
     }
+}
+
+#[test]
+fn a_sentinel_that_has_not_heard_of_a_switch_does_not_lead_back_to_the_old_master() {
+    let [old, new] = [(); 2].map(|()| Server::start());
+    let (old_port, new_port) = (old.port(), new.port());
+    let [goes, starts_anew] = [(); 2].map(|()| Arc::new(AtomicBool::new(false)));
+    let [is_gone, is_anew] = [&goes, &starts_anew].map(Arc::clone);
+    let first = sentinel_that_says(move || (!is_gone.load(Ordering::SeqCst)).then_some((new_port, 5)));
+    let behind = sentinel_that_says(move || Some((old_port, 4)));
+    let last = sentinel_that_says(move || {
+        let anew = is_anew.load(Ordering::SeqCst);
+        Some(if anew { (old_port, 0) } else { (new_port, 5) })
+    });
+    let ports = [&first, &behind, &last].map(port_of).map(|port| format!("127.0.0.1:{port}"));
+    let url = new.url().replace(&new.address(), &ports.join(",")).replace("redis:", "redis+sentinel:");
+    let locks = connect(&format!("{url}{MASTER}"));
+    let guard = locks.lock("a").expect("locks");
+    goes.store(true, Ordering::SeqCst);
+    for _ in 0..5 {
+        new.query::<()>(&["CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes"]);
+        locks.with_lock("b", || {}).expect("runs");
+    }
+    guard.verify().expect("it is where it was");
+    assert_eq!(old.total_calls(&["hello", "set", "evalsha"]), 0);
+    // The sentinels were set up anew: no answer is as new as those before.
+    starts_anew.store(true, Ordering::SeqCst);
+    new.kill();
+    locks.with_lock("b", || {}).expect("runs");
+    assert!(old.calls("set") > 0);
 }
 
 #[test]
