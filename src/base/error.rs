@@ -243,8 +243,8 @@ impl Error {
         matches!(self, Error::Lost { .. })
     }
 
-    /// True for [`Error::Unavailable`], [`Error::Refused`] and [`Error::Tls`]: Redis did not do what
-    /// was asked.
+    /// True for [`Error::Unavailable`], [`Error::Refused`] and [`Error::Tls`]: Redis did not do
+    /// what was asked.
     #[must_use]
     pub fn is_unavailable(&self) -> bool {
         matches!(self, Error::Unavailable { .. } | Error::Refused { .. } | Error::Tls { .. })

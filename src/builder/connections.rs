@@ -11,11 +11,12 @@ use crate::store::Tls;
 
 impl Builder {
     /// Asks `provider` for a user and a password each time a connection is opened, in place of a
-    /// login in the URL. For passwords that expire. (The user of a Redis without ACLs is `default`.)
+    /// login in the URL. For passwords that expire. (The user of a Redis without ACLs is
+    /// `default`.)
     ///
-    /// The threads of the manager and the destructors of guards open connections, too, so `provider`
-    /// has to return soon, and must not take a lock of this manager. If it panics, opening the
-    /// connection fails.
+    /// The threads of the manager and the destructors of guards open connections, too, so
+    /// `provider` has to return soon, and must not take a lock of this manager. If it panics,
+    /// opening the connection fails.
     ///
     /// ```no_run
     /// # fn token() -> String { String::new() }
@@ -37,8 +38,8 @@ impl Builder {
         self
     }
 
-    /// How to log in to the sentinels. They have users and passwords of their own, so by default the
-    /// manager does not log in there, even if the URL has a login. `None`: a sentinel with
+    /// How to log in to the sentinels. They have users and passwords of their own, so by default
+    /// the manager does not log in there, even if the URL has a login. `None`: a sentinel with
     /// `requirepass`, and no ACLs.
     pub fn sentinel_login(mut self, username: Option<&str>, password: &str) -> Builder {
         let username = username.map(str::to_owned);
@@ -79,8 +80,8 @@ impl Builder {
     /// 1 second.
     ///
     /// The limit does not include the time in which the system resolves a host name, but
-    /// [`build`](Builder::build) and a wait with a limit do. If the name has several addresses, each
-    /// address gets a share of this time.
+    /// [`build`](Builder::build) and a wait with a limit do. If the name has several addresses,
+    /// each address gets a share of this time.
     pub fn connect_timeout(mut self, limit: Duration) -> Builder {
         self.settings.connect_timeout = limit;
         self
@@ -123,12 +124,12 @@ impl Builder {
     /// acknowledged may be cut off, and the sentinels promote the other.
     ///
     /// *What stays open.* A master that restarts empty before the sentinels notice has no lock, and
-    /// its replicas delete theirs. `WAIT` counts replicas and does not name them: a new replica that
-    /// the sentinels have not found yet (they look every ten seconds) can stand in for one that is
-    /// cut off. After a failover, the replica's clock counts: the lease ends at the same time of
-    /// day there, so if that clock is ahead, the lease ends earlier by as much. A release never
-    /// waits for replicas: if the failover loses it, the lock comes back without a holder, and
-    /// nobody can take it until its lease ends.
+    /// its replicas delete theirs. `WAIT` counts replicas and does not name them: a new replica
+    /// that the sentinels have not found yet (they look every ten seconds) can stand in for one
+    /// that is cut off. After a failover, the replica's clock counts: the lease ends at the same
+    /// time of day there, so if that clock is ahead, the lease ends earlier by as much. A release
+    /// never waits for replicas: if the failover loses it, the lock comes back without a holder,
+    /// and nobody can take it until its lease ends.
     ///
     /// *What it costs.* Taking a lock takes one more round trip to Redis, and Redis one to its
     /// replicas. A try that finds the lock busy, reentry and a release cost nothing more. Threads

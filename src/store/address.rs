@@ -1,8 +1,8 @@
 //! Turns a URL into an address: one server, or the sentinels that know it.
 //!
 //! The `redis` crate parses the URL. It knows no list of hosts, so the URL of sentinels is taken
-//! apart here, and the `redis` crate gets the rest of it. No error shows a password, wherever in the
-//! URL it stands.
+//! apart here, and the `redis` crate gets the rest of it. No error shows a password, wherever in
+//! the URL it stands.
 
 use std::net::Ipv6Addr;
 
@@ -26,8 +26,8 @@ pub(crate) struct Address {
     /// How to log in to Redis. With sentinels: to the master that they name.
     pub(super) login: Option<Login>,
     pub(super) db: i64,
-    /// Whether connections to Redis use TLS. With sentinels: those to the master. `None` if there is
-    /// no URL that says so: then the settings of TLS decide.
+    /// Whether connections to Redis use TLS. With sentinels: those to the master. `None` if there
+    /// is no URL that says so: then the settings of TLS decide.
     pub(super) tls: Option<bool>,
 }
 

@@ -67,8 +67,9 @@ pub(super) struct Sent {
 }
 
 impl Link {
-    /// Connects by one of `ways`, logs in, and sends `first` with the login. Also returns the replies
-    /// to `first`. `connected` gets the connection's ender before the login, and can refuse it.
+    /// Connects by one of `ways`, logs in, and sends `first` with the login. Also returns the
+    /// replies to `first`. `connected` gets the connection's ender before the login, and can refuse
+    /// it.
     pub(super) fn open(
         endpoint: &Endpoint,
         ways: &[Way],
@@ -198,8 +199,8 @@ impl Link {
         Ok(replies)
     }
 
-    /// The failure of a batch of which `last` was the last reply that came. If that was an error, and
-    /// the connection ended then, the error says why.
+    /// The failure of a batch of which `last` was the last reply that came. If that was an error,
+    /// and the connection ended then, the error says why.
     fn lost(&mut self, error: io::Error, last: Option<&Reply>) -> Failure {
         self.broken |= failure::ends_link(&error);
         self.behind = true;
@@ -327,7 +328,7 @@ mod tests {
         let closed = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap().local_addr().unwrap().port();
         let client = crate::store::tls::tests::client();
         let place = Place::Tcp { host: "localhost".to_owned(), port };
-        let endpoint = Endpoint::new(place, None, 0, Some(client));
+        let endpoint = Endpoint::new(place, Some(client));
         let ways = [way(port), way(closed)];
         let failure = connect(&endpoint, &ways, Moment::now().after(Duration::from_secs(10)));
         assert!(matches!(failure, Err(Failure::Tls { .. })));

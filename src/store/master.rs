@@ -2,8 +2,8 @@
 //!
 //! Each new connection asks the sentinels first. If they name another master than before, or report
 //! a switch, all connections to the old master are ended at once: those of the pool, the keeper's
-//! and the listener's. A thread that is blocked in one of them gets an error, and tries again over a
-//! new connection.
+//! and the listener's. A thread that is blocked in one of them gets an error, and tries again over
+//! a new connection.
 
 use std::fmt;
 use std::mem;
@@ -79,7 +79,8 @@ impl Master {
     }
 
     /// Opens a connection to the server that the sentinels name. `open` gets the server, and a
-    /// function that it calls as soon as the connection can be ended; and it checks the server's role.
+    /// function that it calls as soon as the connection can be ended; and it checks the server's
+    /// role.
     ///
     /// If that fails, the sentinel that named the server is asked last the next time: perhaps only
     /// this sentinel has not heard of a switch.

@@ -122,8 +122,8 @@ impl Store {
         self.node.pool.on_close(call);
     }
 
-    /// Registers `call`, which is called after another server has become the master. All connections
-    /// to the old one have been ended by then.
+    /// Registers `call`, which is called after another server has become the master. All
+    /// connections to the old one have been ended by then.
     pub(crate) fn on_switch(&self, call: impl Fn() + Send + Sync + 'static) {
         self.node.on_switch(call);
     }

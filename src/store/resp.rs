@@ -85,8 +85,8 @@ impl Reply {
         }
     }
 
-    /// The value of a field, if this is a map. RESP2 writes a map as an array of names and values in
-    /// turn.
+    /// The value of a field, if this is a map. RESP2 writes a map as an array of names and values
+    /// in turn.
     pub(super) fn field(&self, name: &str) -> Option<&str> {
         let Reply::Array(parts) = self else {
             return None;

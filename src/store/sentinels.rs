@@ -32,8 +32,8 @@ const MOST: usize = 32;
 const SWITCH: &str = "+switch-master";
 
 /// The channels on which a sentinel reports that a replica was promoted, and a replica that it did
-/// not know. The sentinel that leads a failover reports the new master only when all replicas follow
-/// it, a second or more after the promotion.
+/// not know. The sentinel that leads a failover reports the new master only when all replicas
+/// follow it, a second or more after the promotion.
 const OTHERS: [&str; 2] = ["+promoted-slave", "+slave"];
 
 /// The value of `replicas` while the number is not known.
@@ -49,8 +49,8 @@ pub(super) struct Sentinels {
     /// Whether to ask how many replicas there are.
     counts_replicas: bool,
     replicas: AtomicU32,
-    /// The newest configuration that a sentinel has answered with. Each failover has an epoch of its
-    /// own, higher than those before.
+    /// The newest configuration that a sentinel has answered with. Each failover has an epoch of
+    /// its own, higher than those before.
     epoch: AtomicU64,
 }
 
@@ -240,8 +240,8 @@ impl Sentinels {
         }
     }
 
-    /// Takes the number of replicas from the reply to `SENTINEL master`. Without that number, nobody
-    /// would know when all of them have a lock.
+    /// Takes the number of replicas from the reply to `SENTINEL master`. Without that number,
+    /// nobody would know when all of them have a lock.
     fn count(&self, master: Reply) -> Result<(), Failure> {
         let count = allowed(master)?.field("num-slaves").and_then(|count| count.parse().ok());
         let count = count.ok_or_else(|| Failure::not_sent("the sentinel's reply made no sense"))?;

@@ -18,8 +18,8 @@ pub(super) struct Subscription {
 }
 
 impl Subscription {
-    /// Subscribes to `channel`, and to those of `others` that the server allows. (The `subscribe` of
-    /// the `redis` crate is not used: it treats a refusal as success.)
+    /// Subscribes to `channel`, and to those of `others` that the server allows. (The `subscribe`
+    /// of the `redis` crate is not used: it treats a refusal as success.)
     pub(super) fn open(
         mut link: Link,
         channel: &str,

@@ -235,7 +235,8 @@ fn dropping_the_manager_does_not_wait_for_all_orphans() {
             });
         }
     });
-    // 24 releases were sent in vain. The keeper is to repeat them, and gets no further than its login.
+    // 24 releases were sent in vain. The keeper is to repeat them, and gets no further than its
+    // login.
     let before = proxy.commands("HELLO");
     eventually(LONG, "the keeper is at it", || proxy.commands("HELLO") >= before + 2);
     let Rig { locks, proxy: _proxy, .. } = rig;

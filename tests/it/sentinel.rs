@@ -192,8 +192,8 @@ fn after_a_planned_failover_nothing_goes_to_the_old_master() {
     thread::scope(|scope| {
         let waiter = scope.spawn(|| take(&others, "held"));
         eventually(LONG, "the waiter waits", || sentinels.server(0).tracked_keys() > 0);
-        // The first sentinel, from which the managers get reports, leads the failover. It reports the
-        // switch late, when all replicas follow the new master.
+        // The first sentinel, from which the managers get reports, leads the failover. It reports
+        // the switch late, when all replicas follow the new master.
         let master = sentinels.fail_over();
         eventually(SOON, "the old master has no client", || clients_of(sentinels.server(0)) == 0);
         sentinels.server(0).reset_stats();

@@ -1,5 +1,5 @@
-//! TLS: which servers are trusted, why a connection is refused, and that deadlines, late replies and
-//! wake-ups are the same as without it.
+//! TLS: which servers are trusted, why a connection is refused, and that deadlines, late replies
+//! and wake-ups are the same as without it.
 
 use std::io::{Read, Write};
 use std::net::TcpListener;

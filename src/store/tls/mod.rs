@@ -1,8 +1,8 @@
 //! TLS: the settings, and the bytes of a connection that is encrypted.
 //!
 //! rustls does the cryptography and never touches a socket. So the handshake and each read and
-//! write end by the same deadlines as without TLS. Without the feature `tls-no-provider`, nothing of
-//! this is compiled: the types have no values.
+//! write end by the same deadlines as without TLS. Without the feature `tls-no-provider`, nothing
+//! of this is compiled: the types have no values.
 
 #[cfg(not(feature = "tls-no-provider"))]
 mod absent;

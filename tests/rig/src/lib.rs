@@ -1,11 +1,12 @@
 //! What the tests, benchmarks and examples of relatch share.
 //!
 //! - [`Server`]: a `redis-server` of the caller's own, which can be paused, killed and restarted.
-//! - [`Sentinels`]: a master with replicas, watched by sentinels, which can be failed over and cut off
-//!   from each other.
+//! - [`Sentinels`]: a master with replicas, watched by sentinels, which can be failed over and cut
+//!   off from each other.
 //! - [`Proxy`] and [`Fault`]: a TCP proxy that understands enough of RESP to lose exactly the reply
 //!   that a test names.
-//! - [`Relay`]: a proxy that passes on, holds back, drips or cuts bytes that it does not understand.
+//! - [`Relay`]: a proxy that passes on, holds back, drips or cuts bytes that it does not
+//!   understand.
 //! - [`Authority`] and [`Identity`]: certificates for a server with TLS.
 //! - [`FakeServer`] and [`Reply`]: a server that is no Redis, and whose replies a script decides.
 //! - [`Worker`] and [`role`]: this program, run again as another process.

@@ -24,8 +24,8 @@ pub struct Setup {
     /// How long a master has to be silent until a sentinel takes it for dead.
     pub down_after: Duration,
     /// How long a server that wrongly believes itself to be the master may go on, until the
-    /// sentinels make it a replica: the master that a planned failover has replaced, or a killed one
-    /// that was started again. Redis's own value is 8 s, which Redis before 7 always uses.
+    /// sentinels make it a replica: the master that a planned failover has replaced, or a killed
+    /// one that was started again. Redis's own value is 8 s, which Redis before 7 always uses.
     pub demoted_after: Duration,
     /// The password of the sentinels. (The servers have none.)
     pub password: Option<String>,
@@ -103,7 +103,8 @@ impl Sentinels {
         format!("redis+sentinel://{}{}/{MASTER}", rights::login(), hosts.join(","))
     }
 
-    /// A sentinel; there are three. To restart one, use [`restart_sentinel`](Self::restart_sentinel).
+    /// A sentinel; there are three. To restart one, use
+    /// [`restart_sentinel`](Self::restart_sentinel).
     pub fn sentinel(&self, place: usize) -> &Server {
         &self.guards[place]
     }
