@@ -93,7 +93,12 @@ impl Master {
         let (place, sentinel) = self.sentinels.master(deadline)?;
         let endpoint = self.endpoint(place);
         let link = open(&endpoint, &|ender| self.opened(generation, ender));
-        let link = link.inspect_err(|_| self.sentinels.doubt(&sentinel))?;
+        let link = link.inspect_err(|_| {
+            // After a switch, the connection failed because of the switch.
+            if self.state.lock().generation == generation {
+                self.sentinels.doubt(&sentinel);
+            }
+        })?;
         self.confirmed(&endpoint, generation, &link.wire.ender())?;
         Ok(link)
     }
