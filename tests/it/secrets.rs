@@ -260,6 +260,11 @@ fn show_values(url: &str) {
     panics(|| locks.with_lock("b", || panic!("{locks:?}")).expect("not reached"));
     show_error("an option", &locks.named("d").lease(Duration::ZERO).lock().expect_err("no lease"));
     show_error("a key", &locks.lock("").expect_err("no key"));
+    let copied = LockManager::builder(url).replicas(Replicas::at_least(1), ANSWER / 4);
+    show(&copied);
+    show(&Replicas::at_least(1));
+    let copied = copied.build().expect("connects");
+    show_error("no replica", &copied.try_lock("e").map(drop).expect_err("there is none"));
     locks.named("a").force_unlock().expect("answers").expect("held");
     show_error("a loss", &guard.verify().expect_err("lost"));
     show(&guard.watch().wait_lost(LONG).expect("lost"));
@@ -356,6 +361,7 @@ fn the_password_is_never_printed() {
         "no sentinel there: Unavailable",
         "a function's login: Refused WRONGPASS",
         "a wait: Timeout",
+        "no replica: Unavailable",
         "a loss: Lost",
         "fault: Unavailable",
         "a hole: Unavailable",
