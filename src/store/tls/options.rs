@@ -101,7 +101,7 @@ impl Tls {
         });
         let name = name.transpose()?;
         let Some(config) = self.config else {
-            return Ok(Client { config: Arc::new(self.config()?), name });
+            return Ok(Client { config: Arc::new(self.config(default_provider())?), name });
         };
         if self.roots.is_some() || self.certificate.is_some() || self.provider.is_some() {
             let reason = "beside `from_config`, only `server_name` can be set";
@@ -110,12 +110,9 @@ impl Tls {
         Ok(Client { config, name })
     }
 
-    fn config(self) -> Result<ClientConfig, Bad> {
+    fn config(self, default: Option<Arc<CryptoProvider>>) -> Result<ClientConfig, Bad> {
         let bad = |reason| (NOT_SHOWN.to_owned(), reason);
-        let provider = self.provider;
-        #[cfg(feature = "tls")]
-        let provider = provider.or_else(|| Some(Arc::new(rustls::crypto::ring::default_provider())));
-        let Some(provider) = provider else {
+        let Some(provider) = self.provider.or(default) else {
             let reason =
                 "a crypto provider is missing: call `Tls::provider`, or use the feature `tls` of relatch";
             return Err(("used".to_owned(), reason));
@@ -151,6 +148,14 @@ impl Client {
     }
 }
 
+/// The provider of a program that gives none.
+fn default_provider() -> Option<Arc<CryptoProvider>> {
+    #[cfg(feature = "tls")]
+    return Some(Arc::new(rustls::crypto::ring::default_provider()));
+    #[cfg(not(feature = "tls"))]
+    None
+}
+
 fn roots_in(pem: &[u8]) -> Result<RootCertStore, &'static str> {
     let certificates = certificates_in(pem).ok_or("`roots` has to be certificates in PEM form")?;
     let mut roots = RootCertStore::empty();
@@ -178,5 +183,17 @@ impl fmt::Debug for Tls {
             .field("server_name", &self.server_name)
             .field("provider", &self.provider.is_some())
             .finish()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// As with the feature `tls-no-provider` alone.
+    #[test]
+    fn without_a_provider_there_is_an_error_and_no_panic() {
+        let (_, reason) = Tls::new().config(None).unwrap_err();
+        assert!(reason.contains("`Tls::provider`"), "{reason}");
     }
 }
