@@ -149,10 +149,14 @@ impl Client {
 }
 
 /// The provider of a program that gives none.
+#[cfg(feature = "tls")]
+#[expect(clippy::unnecessary_wraps, reason = "without the feature, there is none")]
 fn default_provider() -> Option<Arc<CryptoProvider>> {
-    #[cfg(feature = "tls")]
-    return Some(Arc::new(rustls::crypto::ring::default_provider()));
-    #[cfg(not(feature = "tls"))]
+    Some(Arc::new(rustls::crypto::ring::default_provider()))
+}
+
+#[cfg(not(feature = "tls"))]
+fn default_provider() -> Option<Arc<CryptoProvider>> {
     None
 }
 
