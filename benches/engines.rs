@@ -59,9 +59,10 @@ fn over_tls(report: &mut Report, pin: fn(&Server) -> bool, is_bounded: bool) {
         }
     }
     rounds.print("TLS");
-    match is_bounded {
-        true => bounded(report, "over TLS, x plain", rounds.ratio(1), 1.25),
-        false => report.say("over TLS, x plain", Figure::number(rounds.ratio(1), 3, "")),
+    if is_bounded {
+        bounded(report, "over TLS, x plain", rounds.ratio(1), 1.25);
+    } else {
+        report.say("over TLS, x plain", Figure::number(rounds.ratio(1), 3, ""));
     }
     let floor = rounds.ratio(3) / rounds.ratio(2);
     report.say("floor over TLS, x plain floor", Figure::number(floor, 3, ""));
