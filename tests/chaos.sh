@@ -14,7 +14,10 @@ Everything that takes too long for tests/run.sh, in less than half an hour:
   - the tests that are marked as slow, and the wider bounds of the model
   - the whole integration suite as a user with the least rights
   - histories: in each kind of bad weather, locks are taken as often as the argument says (by default
-    100000 times), and what was claimed is compared with what the server did
+    100000 times; with failovers a twentieth of that), and what was claimed is compared with what
+    the server did
+  - a hundred failovers to a replica that was cut off: no lock that all replicas have acknowledged
+    is lost
   - the same with mistakes compiled in, which have to be found
 
 Goes on after a failure, ends with a table, and fails if anything failed.
@@ -59,6 +62,8 @@ part 'the model, wider' cargo test --quiet --locked --test model -- --ignored
 part 'peers in other languages' cargo test --quiet --locked --manifest-path benches/peers/Cargo.toml -- --ignored
 part 'with the least rights' bash tests/rights.sh
 part 'mistakes that have to be found' cargo test --quiet --locked -p relatch-flawed -- --nocapture
+part 'lossy failovers' env RELATCH_FAILOVERS=100 \
+    cargo test --quiet --locked --test it lossy_failovers_lose_no -- --nocapture
 part 'histories' env "RELATCH_ACQUISITIONS=$acquisitions" \
     cargo test --quiet --locked --test history -- --nocapture --test-threads=2
 
@@ -66,6 +71,8 @@ say 'parts'
 printf '%s\n' "${results[@]}"
 say 'mistakes, and when they were found'
 sed -n 's/^.*flaw | //p' "$log"
+say 'failovers that lose what a replica lacks'
+sed -n 's/^.*failovers | //p' "$log"
 say 'histories'
 {
     echo 'weather | seeds | faults | locks taken | not taken | lost | unconfirmed | reported within'

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use rand::RngExt;
 use rand::rngs::StdRng;
-use relatch_rig::{Fault, Proxy, Server, Worker, compile_preload, now};
+use relatch_rig::{Exchange, Fault, Proxy, Sentinels, Server, Setup, Worker, compile_preload, now};
 use tempfile::TempDir;
 
 use crate::roles::KEYS;
@@ -45,6 +45,8 @@ pub(crate) enum Weather {
     Evictions,
     /// The server's clock steps.
     Clocks,
+    /// The master is killed, stopped, or replaced by an operator. All replicas acknowledge locks.
+    Failovers,
 }
 
 impl Weather {
@@ -55,15 +57,23 @@ impl Weather {
 
     /// The lease of most keys. If the server deletes held locks, it is so long that the report of a
     /// loss comes well before the end of the lease.
+    /// And a hold should outlive a failover.
     pub(crate) fn lease(self) -> Duration {
-        Duration::from_millis(if self.deletes_held_locks() { 3000 } else { 300 })
+        let is_long = self.deletes_held_locks() || self == Weather::Failovers;
+        Duration::from_millis(if is_long { 3000 } else { 300 })
+    }
+
+    /// How long faults happen in one round. A failover takes seconds.
+    pub(crate) fn round(self) -> Duration {
+        Duration::from_secs(if self == Weather::Failovers { 10 } else { 4 })
     }
 
     /// The lease of one of the keys. It is longer than a round, so that an orphan is still there
-    /// when the round is over. But if processes are killed, workers have to wait for the end of
-    /// leases. In that case, and if the server deletes held locks, all keys have the same lease.
+    /// when the round is over. But if processes are killed, or a failover loses a release, workers
+    /// have to wait for the end of leases. In these cases, and if the server deletes held locks, all
+    /// keys have the same lease.
     fn long_lease(self) -> Duration {
-        if self.deletes_held_locks() || self == Weather::Kills {
+        if self.deletes_held_locks() || matches!(self, Weather::Kills | Weather::Failovers) {
             self.lease()
         } else {
             Duration::from_secs(60)
@@ -71,12 +81,59 @@ impl Weather {
     }
 }
 
-/// Workers, a proxy, a server, and what happens to them.
+/// Where the locks are.
+enum Redis {
+    One { server: Box<Server>, proxy: Proxy },
+    Watched(Sentinels),
+}
+
+impl Redis {
+    fn start(weather: Weather, clock: &TempDir) -> Redis {
+        let server = match weather {
+            Weather::Failovers => {
+                let setup = Setup { proxied: true, ..Setup::default() };
+                return Redis::Watched(Sentinels::with(setup));
+            }
+            Weather::Clocks => {
+                let path = |path: PathBuf| path.to_str().expect("UTF-8").to_owned();
+                let shim = path(compile_preload("wall_clock", clock.path()));
+                let ahead = path(clock.path().join(AHEAD));
+                Server::in_env(&[], &[("LD_PRELOAD", &shim), ("WALL_CLOCK_OFFSET", &ahead)])
+            }
+            _ => Server::start(),
+        };
+        Redis::One { proxy: Proxy::start(server.port()), server: Box::new(server) }
+    }
+
+    /// The server, or the master.
+    fn server(&self) -> &Server {
+        match self {
+            Redis::One { server, .. } => server,
+            Redis::Watched(sentinels) => sentinels.server(sentinels.master()),
+        }
+    }
+
+    /// The proxies in front of the servers.
+    fn proxies(&self) -> Vec<&Proxy> {
+        match self {
+            Redis::One { proxy, .. } => vec![proxy],
+            Redis::Watched(sentinels) => (0..sentinels.count()).map(|it| sentinels.proxy(it)).collect(),
+        }
+    }
+
+    fn url(&self) -> String {
+        match self {
+            Redis::One { proxy, .. } => proxy.url(),
+            Redis::Watched(sentinels) => sentinels.url(),
+        }
+    }
+}
+
+/// Workers, the servers with their proxies, and what happens to them.
 pub(crate) struct Scene {
     weather: Weather,
     rng: StdRng,
-    pub(crate) server: Server,
-    pub(crate) proxy: Proxy,
+    redis: Redis,
     workers: Vec<Worker>,
     seeds: u64,
     flaw: String,
@@ -91,31 +148,11 @@ pub(crate) struct Scene {
 impl Scene {
     pub(crate) fn new(weather: Weather, mut rng: StdRng, flaw: &str) -> Scene {
         let [records, clock] = [(); 2].map(|()| TempDir::new().expect("a temporary directory"));
-        let server = if weather == Weather::Clocks {
-            let path = |path: PathBuf| path.to_str().expect("UTF-8").to_owned();
-            let shim = path(compile_preload("wall_clock", clock.path()));
-            let ahead = path(clock.path().join(AHEAD));
-            Server::in_env(&[], &[("LD_PRELOAD", &shim), ("WALL_CLOCK_OFFSET", &ahead)])
-        } else {
-            Server::start()
-        };
-        let proxy = Proxy::start(server.port());
+        let redis = Redis::start(weather, &clock);
         let seeds = rng.random();
         let (workers, stops, deaths, flaw) = (Vec::new(), Vec::new(), Vec::new(), flaw.to_owned());
-        let mut scene = Scene {
-            weather,
-            rng,
-            server,
-            proxy,
-            workers,
-            seeds,
-            flaw,
-            records,
-            clock,
-            stops,
-            deaths,
-            strikes: 0,
-        };
+        let mut scene =
+            Scene { weather, rng, redis, workers, seeds, flaw, records, clock, stops, deaths, strikes: 0 };
         for _ in 0..PROCESSES {
             scene.add_worker();
         }
@@ -130,9 +167,10 @@ impl Scene {
         let [lease, long] =
             [self.weather.lease(), self.weather.long_lease()].map(|it| it.as_millis().to_string());
         let dir = self.records.path().to_str().expect("UTF-8");
-        let (url, seed) = (self.proxy.url(), self.seeds.to_string());
+        let (url, seed) = (self.redis.url(), self.seeds.to_string());
+        let replicas = if self.weather == Weather::Failovers { "all" } else { "none" };
         let args = [("url", &*url), ("seed", &*seed), ("lease", &*lease), ("long", &*long), ("dir", dir)];
-        let args = [&args[..], &[("flaw", &self.flaw)]].concat();
+        let args = [&args[..], &[("flaw", &self.flaw), ("replicas", replicas)]].concat();
         self.workers.push(Worker::spawn("worker", &args));
     }
 
@@ -144,13 +182,25 @@ impl Scene {
             self.strike();
             self.strikes += 1;
         }
-        self.proxy.clear();
+        self.redis.proxies().iter().for_each(|it| it.clear());
+    }
+
+    /// The server, or the master.
+    pub(crate) fn server(&self) -> &Server {
+        self.redis.server()
+    }
+
+    /// What the servers were sent, in the order in which it was sent, and what they answered.
+    pub(crate) fn journal(&self) -> Vec<Exchange> {
+        let mut all: Vec<_> = self.redis.proxies().iter().flat_map(|it| it.journal()).collect();
+        all.sort_by_key(|exchange| exchange.sent);
+        all
     }
 
     /// How often a fault happened. A fault of messages counts only if it has spoilt a message.
     pub(crate) fn faults(&self) -> u64 {
         let of_messages = matches!(self.weather, Weather::Delays | Weather::Losses | Weather::Cuts);
-        if of_messages { self.proxy.fired() } else { self.strikes }
+        if of_messages { self.proxy().fired() } else { self.strikes }
     }
 
     /// Has the workers stop, and checks that they do.
@@ -182,27 +232,27 @@ impl Scene {
                 self.spoil(fault);
                 self.lasts(20, 120); // Each loss costs a worker a response timeout.
             }
-            Weather::Cuts if self.rng.random_ratio(1, 8) => self.proxy.cut_all(),
+            Weather::Cuts if self.rng.random_ratio(1, 8) => self.proxy().cut_all(),
             Weather::Cuts => {
                 let fault = self.cut();
                 self.spoil(fault);
             }
             Weather::BlackHoles => {
-                self.proxy.black_hole(true);
+                self.proxy().black_hole(true);
                 self.lasts(20, 250);
-                self.proxy.black_hole(false);
+                self.proxy().black_hole(false);
                 self.lasts(100, 400);
             }
             Weather::Pauses => {
-                self.server.pause();
+                self.server().pause();
                 self.lasts(10, 400);
-                self.server.resume();
+                self.server().resume();
                 self.lasts(50, 300);
             }
             Weather::Restarts => {
-                self.server.kill();
+                self.server().kill();
                 self.lasts(1, 300);
-                self.server.restart();
+                self.server().restart();
                 self.lasts(200, 600);
             }
             Weather::Stops => self.stop(),
@@ -221,13 +271,47 @@ impl Scene {
                 fs::write(self.clock.path().join(AHEAD), ahead).expect("a file that can be written to");
                 self.lasts(50, 500);
             }
+            Weather::Failovers => {
+                self.lasts(100, 500);
+                self.fail_over();
+            }
         }
+    }
+
+    /// The proxy in front of the only server.
+    fn proxy(&self) -> &Proxy {
+        self.redis.proxies()[0]
+    }
+
+    /// Has another server become the master, in one of three ways, and waits until the old one is a
+    /// replica in sync: only then are locks taken again, and only then is the next failover safe.
+    fn fail_over(&mut self) {
+        let way = self.rng.random_range(0..3);
+        let Redis::Watched(sentinels) = &self.redis else { return };
+        let old = sentinels.master();
+        match way {
+            0 => {
+                sentinels.server(old).kill();
+                sentinels.until_replaced(old);
+                sentinels.restart(old);
+            }
+            1 => {
+                sentinels.server(old).pause();
+                sentinels.until_replaced(old);
+                sentinels.server(old).resume();
+            }
+            _ => {
+                sentinels.fail_over();
+            }
+        }
+        sentinels.until_in_sync();
     }
 
     /// Spoils one of the next commands of the protocol.
     fn spoil(&mut self, fault: Fault) {
         let commands = ["SET", "SET", "EVALSHA", "EVALSHA", "EVALSHA * 1 * * *", "GET", "*"];
-        self.proxy.on(commands[self.rng.random_range(0..commands.len())], fault);
+        let command = commands[self.rng.random_range(0..commands.len())];
+        self.proxy().on(command, fault);
     }
 
     fn delay(&mut self) -> Fault {
@@ -262,15 +346,15 @@ impl Scene {
     fn take_keys_away(&mut self) {
         let key = format!("lock:k{}", self.rng.random_range(0..KEYS));
         match self.rng.random_range(0..6) {
-            0 => self.server.query::<()>(&["FLUSHALL"]),
-            1 => self.server.query::<()>(&["SET", &key, "somebody", "PX", "50"]),
+            0 => self.server().query::<()>(&["FLUSHALL"]),
+            1 => self.server().query::<()>(&["SET", &key, "somebody", "PX", "50"]),
             2 => {
-                self.server.query::<()>(&["CONFIG", "SET", "maxmemory-policy", "allkeys-random"]);
-                self.server.query::<()>(&["CONFIG", "SET", "maxmemory", "1"]);
+                self.server().query::<()>(&["CONFIG", "SET", "maxmemory-policy", "allkeys-random"]);
+                self.server().query::<()>(&["CONFIG", "SET", "maxmemory", "1"]);
                 self.lasts(1, 20);
-                self.server.query::<()>(&["CONFIG", "SET", "maxmemory", "0"]);
+                self.server().query::<()>(&["CONFIG", "SET", "maxmemory", "0"]);
             }
-            _ => self.server.query::<()>(&["DEL", &key]),
+            _ => self.server().query::<()>(&["DEL", &key]),
         }
         self.lasts(10, 100);
     }

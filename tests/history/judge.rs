@@ -148,7 +148,11 @@ impl Verdict {
             }
             Some(_) => {}
         }
-        let deletions = before().filter(|exchange| has_deleted(exchange));
+        // A lock that too few replicas acknowledge is deleted, and tried again with the same token.
+        let is_set_again = |deletion: &Exchange| {
+            before().any(|it| is_set(it) && promise(it).is_some() && it.sent >= deletion.sent)
+        };
+        let deletions = before().filter(|exchange| has_deleted(exchange) && !is_set_again(exchange));
         let deleted =
             deletions.filter_map(|exchange| exchange.answered.as_ref()).map(|answer| answer.0).min();
         if let Some(deleted) = deleted.filter(|deleted| world.reported_within.is_none() && *deleted < at) {

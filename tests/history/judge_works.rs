@@ -118,6 +118,16 @@ fn a_claim_that_outlives_its_key_is_found() {
     found("valid, after its key was deleted", &world(), |_, journal| {
         journal.push(release("y", 230, ":1"));
     });
+    // Too few replicas acknowledged the first try, so it was taken back.
+    let taken_back = |reply: &'static str| {
+        move |_: &mut Vec<Claim>, journal: &mut Vec<Exchange>| {
+            journal.insert(2, set("y", 185, "+OK"));
+            journal.insert(3, release("y", 190, ":1"));
+            journal[4] = set("y", 195, reply);
+        }
+    };
+    found("", &world(), taken_back("+OK"));
+    found("valid, after its key was deleted", &world(), taken_back("$-1"));
 }
 
 #[test]

@@ -28,9 +28,6 @@ use crate::faults::{Scene, Weather};
 use crate::judge::{Verdict, World, judge};
 use crate::roles::ANSWER;
 
-/// How long faults happen in one round.
-const ROUND: Duration = Duration::from_secs(4);
-
 /// The delay that a busy machine may cause.
 const SLACK: Duration = Duration::from_millis(500);
 
@@ -47,16 +44,16 @@ fn worker_entry() {
 /// compiled in, `flaw` selects one.
 fn round(weather: Weather, seed: u64, flaw: &str) -> (Verdict, u64) {
     let mut scene = Scene::new(weather, StdRng::seed_from_u64(seed), flaw);
-    scene.rage(ROUND);
+    scene.rage(weather.round());
     scene.end();
     let lease = weather.lease();
     eventually(2 * lease + 2 * SLACK, "no key is left that nobody holds", || {
-        scene.server.query::<Vec<String>>(&["KEYS", "lock:*"]).is_empty()
+        scene.server().query::<Vec<String>>(&["KEYS", "lock:*"]).is_empty()
     });
     scene.leave();
     let reported_within = weather.deletes_held_locks().then(|| lease / 3 + Duration::from_millis(50) + SLACK);
     let restarts = weather == Weather::Restarts;
     let (stops, deaths) = (scene.stops.clone(), scene.deaths.clone());
     let world = World { stops, deaths, reported_within, restarts, release: ANSWER };
-    (judge(&record::read(scene.records.path()), &scene.proxy.journal(), &world), scene.faults())
+    (judge(&record::read(scene.records.path()), &scene.journal(), &world), scene.faults())
 }

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
-use relatch::{Error, LockGuard, LockManager};
+use relatch::{Error, LockGuard, LockManager, Replicas};
 use relatch_rig::{now, role};
 
 use crate::record::Record;
@@ -68,6 +68,11 @@ fn worker() {
     let builder = LockManager::builder(&role::arg("url")).lease(lease).pool_size(THREADS + 1);
     let builder =
         builder.connect_timeout(ANSWER).response_timeout(ANSWER).reclaim_dead(seed.is_multiple_of(2));
+    let builder = match role::arg("replicas").as_str() {
+        // To connect is to ask a sentinel first.
+        "all" => builder.replicas(Replicas::all(), ANSWER / 2).connect_timeout(2 * ANSWER),
+        _ => builder,
+    };
     let locks = builder.build_unchecked().expect("a valid address");
     let done = AtomicBool::new(false);
     thread::scope(|scope| {

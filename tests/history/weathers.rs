@@ -19,6 +19,8 @@ fn number(variable: &str) -> Option<u64> {
 /// Runs rounds until there were enough acquisitions; panics at the first violation.
 fn holds_in(weather: Weather) {
     let wanted = number("RELATCH_ACQUISITIONS").unwrap_or(1);
+    // During a failover, no lock can be taken for seconds.
+    let wanted = if weather == Weather::Failovers { wanted.div_ceil(20) } else { wanted };
     let first = number("RELATCH_SEED").unwrap_or_else(|| u64::from(rand::random::<u32>()));
     let (mut seed, mut total, mut faults) = (first, Verdict::default(), 0);
     while (total.acquisitions as u64) < wanted || !was_noticed(weather, &total) {
@@ -109,4 +111,10 @@ fn losses_are_reported_while_keys_are_deleted() {
 #[serial(one)]
 fn losses_are_reported_while_the_servers_clock_steps() {
     holds_in(Weather::Clocks);
+}
+
+#[test]
+#[serial(other)]
+fn locks_hold_while_masters_are_replaced() {
+    holds_in(Weather::Failovers);
 }
