@@ -65,6 +65,9 @@ example=${1:-quickstart}
 [ -f "examples/$example.rs" ] || die "there is no example $example, but these are:
 $(examples)"
 need_cargo
-[ -n "${REDIS_URL:-}" ] || start_server
+case $example in
+    sentinel) need_server ;; # It starts its own.
+    *) [ -n "${REDIS_URL:-}" ] || start_server ;;
+esac
 say "cargo run --example $example (the first time takes a while to build)"
 cargo run --quiet --example "$example" -- "${@:2}"

@@ -18,11 +18,7 @@ impl Redis {
         if let Ok(url) = env::var("REDIS_URL") {
             return Ok(Redis { url, _server: None });
         }
-        if !is_server_installed() {
-            return Err("neither redis-server nor valkey-server is installed: \
-                 `bash examples/run.sh` installs one, or set REDIS_URL to a Redis that runs already"
-                .into());
-        }
+        check_installed()?;
         // The server writes nothing to disk, so that a Ctrl-C leaves no files behind.
         let server = Server::without_files();
         Ok(Redis { url: server.bare_url(), _server: Some(server) })
@@ -31,6 +27,16 @@ impl Redis {
     pub(crate) fn url(&self) -> &str {
         &self.url
     }
+}
+
+/// Returns an error if there is no server to start.
+pub(crate) fn check_installed() -> Result<(), Box<dyn Error>> {
+    if is_server_installed() {
+        return Ok(());
+    }
+    Err("neither redis-server nor valkey-server is installed: \
+         `bash examples/run.sh` installs one, or set REDIS_URL to a Redis that runs already"
+        .into())
 }
 
 /// The role of this process. `None` in the process that the user started.
