@@ -359,6 +359,59 @@ fn sentinels_have_a_login_of_their_own() {
     }
 }
 
+/// The rights that a user needs at the sentinels, read from the command in docs/engines.md.
+fn rights() -> Vec<&'static str> {
+    let page = include_str!("../../docs/engines.md");
+    let mut lines = page.lines();
+    let rights = lines.find_map(|line| line.strip_prefix("ACL SETUSER locks on >password "));
+    rights.expect("docs/engines.md says how the user is made").split(' ').collect()
+}
+
+/// Gives each sentinel a user with these rights. Returns a manager that logs in as that user.
+fn with_rights(sentinels: &Sentinels, rights: &[&str]) -> LockManager {
+    for place in 0..3 {
+        let user = ["ACL", "SETUSER", "locks", "reset", "on", ">canary"];
+        sentinels.sentinel(place).query::<()>(&[&user, rights].concat());
+    }
+    patient(&sentinels.url()).sentinel_login(Some("locks"), "canary").build().expect("connects")
+}
+
+#[test]
+fn a_user_with_the_least_rights_at_the_sentinels_is_refused_nothing() {
+    let sentinels = Sentinels::with(Setup { demoted_after: Duration::from_secs(8), ..Setup::default() });
+    let locks = with_rights(&sentinels, &rights());
+    drop(locks.lock("a").expect("locks"));
+    let subscribed = || !sentinels.sentinel(0).clients_with("user=locks").is_empty();
+    eventually(LONG, "the manager has subscribed", subscribed);
+    let master = sentinels.fail_over();
+    eventually(SOON, "the old master has no client", || clients_of(sentinels.server(0)) == 0);
+    let guard = locks.lock("a").expect("locks");
+    assert_eq!(sentinels.server(master).get("lock:a").as_deref(), Some(guard.token()));
+    for place in 0..3 {
+        let refused = sentinels.sentinel(place).refused();
+        assert!(refused.is_empty(), "{refused:?}");
+    }
+}
+
+#[test]
+fn one_right_at_the_sentinels_is_enough_to_find_the_master() {
+    let sentinels = Sentinels::with(Setup { replicas: 0, ..Setup::default() });
+    let needed = "+sentinel|get-master-addr-by-name";
+    let locks = with_rights(&sentinels, &["resetchannels", "-@all", needed]);
+    drop(locks.lock("a").expect("locks"));
+    let all = rights();
+    let others: Vec<_> = all.iter().copied().filter(|right| *right != needed).collect();
+    assert_eq!(others.len() + 1, all.len());
+    for place in 0..3 {
+        sentinels
+            .sentinel(place)
+            .query::<()>(&[&["ACL", "SETUSER", "locks", "reset", "on", ">canary"], &*others].concat());
+    }
+    let refused = patient(&sentinels.url()).sentinel_login(Some("locks"), "canary").build();
+    let said = chain(&refused.expect_err("a right is missing"));
+    assert!(said.contains("NOPERM") && said.contains("sentinel"), "{said}");
+}
+
 #[test]
 fn a_sentinel_with_another_password_is_passed_over() {
     let sentinels = Sentinels::with(Setup { replicas: 0, ..Setup::default() });
