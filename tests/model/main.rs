@@ -159,8 +159,7 @@ fn a_failover_that_forgets_breaks_exclusion_unless_all_replicas_acknowledge() {
 
 #[test]
 fn all_replicas_keep_exclusion_through_a_failover() {
-    check(&failing_over(two(1, 0, 0, 0), 1, 1));
-    check(&failing_over(Protocol { threads: vec![0, PROMPT], ..two(1, 0, 2, 0) }, 1, 1));
+    check(&failing_over(Protocol { threads: vec![0, PROMPT], ..two(1, 0, 1, 0) }, 1, 1));
     check(&failing_over(one(1, 1), 1, 1));
     check(&failing_over(one(1, 0), 2, 2));
 }
@@ -175,8 +174,18 @@ fn the_protocol_keeps_its_properties_within_wider_bounds() {
     check(&asleep(two(1, 1, 1, 0), 1));
     check(&asleep(a_pair(1, 1, 0), 1));
     check(&asleep(Protocol { threads: vec![0, 1, 2], ..two(1, 0, 0, 0) }, 1));
+    check(&failing_over(two(1, 0, 0, 0), 1, 1));
     check(&failing_over(two(1, 0, 1, 0), 1, 1));
+    check(&failing_over(Protocol { threads: vec![0, PROMPT], ..two(1, 0, 2, 0) }, 1, 1));
     check(&failing_over(one(2, 1), 1, 1));
+}
+
+/// The shortest way to two holders takes two renewals.
+#[test]
+#[ignore = "takes a minute"]
+fn a_renewal_that_counts_unacknowledged_is_caught() {
+    let protocol = Protocol { threads: vec![0, PROMPT], ..two(1, 0, 2, 0) };
+    caught(failing_over(protocol, 1, 1), Mutation::CountsUnacknowledgedRenewals, EXCLUSION);
 }
 
 macro_rules! mutants {
@@ -210,7 +219,6 @@ mutants! {
     a_lost_listener_that_wakes_no_waiter_is_caught: asleep(two(1, 0, 0, 0), 1), WakesNoWaiterWithoutListener, WOKEN;
     a_lost_tracking_connection_that_wakes_no_waiter_is_caught: asleep(two(1, 0, 0, 0), 1), IgnoresACutLink, WOKEN;
     a_late_release_that_wakes_no_waiter_is_caught: asleep(a_pair(1, 0, 0), 0), ReleasesQuietly, WOKEN;
-    a_renewal_that_counts_unacknowledged_is_caught: failing_over(Protocol { threads: vec![0, PROMPT], ..two(1, 0, 2, 0) }, 1, 1), CountsUnacknowledgedRenewals, EXCLUSION;
     a_hold_that_counts_from_its_wait_is_caught: failing_over(one(1, 0), 1, 1), CountsFromTheWait, EXCLUSION;
     a_wait_queue_that_passes_by_a_release_is_caught: asleep(a_pair(1, 0, 0), 0), PassesByARelease, WOKEN;
 }
