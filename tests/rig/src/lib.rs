@@ -33,6 +33,7 @@ mod proxy;
 mod relay;
 mod resp;
 pub mod rights;
+mod road;
 pub mod role;
 mod sentinels;
 mod server;

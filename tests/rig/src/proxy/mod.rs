@@ -17,7 +17,7 @@ pub use self::journal::Exchange;
 use self::rules::{matches, split};
 use self::shared::{Acceptor, Shared, listen_again};
 use crate::ports::listen;
-use crate::rights;
+use crate::road;
 
 /// What happens to one command or its reply.
 ///
@@ -84,9 +84,9 @@ impl Proxy {
         Self { shared, port, acceptor }
     }
 
-    /// The address for a manager, with the login if there is one (see [`rights`]).
+    /// The address for a manager, with the login if there is one (see [`rights`](crate::rights)).
     pub fn url(&self) -> String {
-        format!("redis://{}127.0.0.1:{}/", rights::login(), self.port)
+        road::url(self.port)
     }
 
     /// The address without a login: see [`Server::bare_url`](crate::Server::bare_url).

@@ -18,7 +18,7 @@ use tempfile::TempDir;
 use self::program::spawn;
 pub use self::program::{is_server_installed, server_version};
 use crate::ports::free_port;
-use crate::{Authority, Identity, LONG, Process, eventually, rights};
+use crate::{Authority, Identity, LONG, Process, eventually, rights, road};
 #[cfg(unix)]
 use crate::{Sig, freeze, signal};
 
@@ -155,7 +155,7 @@ impl Server {
 
     /// The address for a manager, with the login if there is one (see [`rights`]).
     pub fn url(&self) -> String {
-        format!("redis://{}{}/", rights::login(), self.address())
+        road::url(self.port)
     }
 
     /// The address without a login, for what the least rights do not cover: other keys, prefixes
