@@ -8,6 +8,7 @@
 //! - [`Relay`]: a proxy that passes on, holds back, drips or cuts bytes that it does not
 //!   understand.
 //! - [`Authority`] and [`Identity`]: certificates for a server with TLS.
+//! - [`Terminator`]: TLS in front of a proxy, whose faults then strike encrypted connections.
 //! - [`FakeServer`] and [`Reply`]: a server that is no Redis, and whose replies a script decides.
 //! - [`Worker`] and [`role`]: this program, run again as another process.
 //! - [`rights`]: the ACL user with the least rights; all tests can run as that user.
@@ -24,6 +25,7 @@
     reason = "a fixture that cannot do what it should panics, and says why"
 )]
 
+mod bridge;
 mod certificates;
 mod fake_server;
 mod ports;
@@ -37,6 +39,7 @@ mod road;
 pub mod role;
 mod sentinels;
 mod server;
+mod terminator;
 mod wait;
 mod worker;
 
@@ -54,6 +57,7 @@ pub use self::relay::Relay;
 pub use self::resp::{CLAIM, as_set, claim_hash};
 pub use self::sentinels::{MASTER, Sentinels, Setup};
 pub use self::server::{Server, is_server_installed, server_version};
+pub use self::terminator::Terminator;
 pub use self::wait::{eventually, throughout, time, within};
 pub use self::worker::{Worker, is_alone};
 

@@ -2,29 +2,25 @@
 
 use std::fmt;
 use std::io::{Read, Write};
-use std::net::{Ipv4Addr, Shutdown, TcpListener, TcpStream};
+use std::net::TcpStream;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
 use parking_lot::{Condvar, Mutex};
 
-use crate::ports::listen;
+use crate::bridge::{Bridge, Pump, Streams};
 
 /// A proxy on 127.0.0.1 in front of a port; gone, with its threads, when this is dropped.
 pub struct Relay {
     shared: Arc<Shared>,
-    port: u16,
-    acceptor: Option<JoinHandle<()>>,
+    bridge: Bridge,
 }
 
+#[derive(Default)]
 struct Shared {
-    target: u16,
     rules: Mutex<Rules>,
     changed: Condvar,
-    connections: Mutex<Vec<Connection>>,
-    accepted: AtomicU64,
     passed: AtomicU64,
 }
 
@@ -37,11 +33,6 @@ struct Rules {
     stopped: bool,
 }
 
-struct Connection {
-    streams: [TcpStream; 2],
-    threads: [JoinHandle<()>; 2],
-}
-
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Direction {
     ToClient,
@@ -51,29 +42,25 @@ enum Direction {
 impl Relay {
     /// Starts a proxy in front of `target`, a port of 127.0.0.1.
     pub fn start(target: u16) -> Relay {
-        let listener = listen();
-        let port = listener.local_addr().expect("a bound listener").port();
-        let shared = Arc::new(Shared {
-            target,
-            rules: Mutex::default(),
-            changed: Condvar::new(),
-            connections: Mutex::default(),
-            accepted: AtomicU64::new(0),
-            passed: AtomicU64::new(0),
-        });
+        let shared = Arc::new(Shared::default());
         let host = Arc::clone(&shared);
-        let acceptor = Some(thread::spawn(move || host.accept(&listener)));
-        Relay { shared, port, acceptor }
+        let bridge = Bridge::start("relay", target, move |streams| {
+            [Direction::ToClient, Direction::ToServer].map(|direction| {
+                let (host, streams) = (Arc::clone(&host), streams.clone());
+                Box::new(move || host.pump(&streams, direction)) as Pump
+            })
+        });
+        Relay { shared, bridge }
     }
 
     /// The port that clients connect to.
     pub fn port(&self) -> u16 {
-        self.port
+        self.bridge.port()
     }
 
     /// How many connections were accepted so far.
     pub fn connections_accepted(&self) -> u64 {
-        self.shared.accepted.load(Ordering::SeqCst)
+        self.bridge.connections_accepted()
     }
 
     /// How many bytes were passed on to clients so far.
@@ -103,9 +90,7 @@ impl Relay {
 
     /// Ends all connections.
     pub fn cut_all(&self) {
-        for connection in &*self.shared.connections.lock() {
-            connection.shut_down();
-        }
+        self.bridge.cut_all();
     }
 
     fn change(&self, change: impl FnOnce(&mut Rules)) {
@@ -115,36 +100,19 @@ impl Relay {
 }
 
 impl Shared {
-    fn accept(self: &Arc<Self>, listener: &TcpListener) {
-        for client in listener.incoming() {
-            if self.rules.lock().stopped {
-                return;
-            }
-            let (Ok(client), Ok(server)) = (client, TcpStream::connect((Ipv4Addr::LOCALHOST, self.target)))
-            else {
-                continue;
-            };
-            self.accepted.fetch_add(1, Ordering::SeqCst);
-            let _ = (client.set_nodelay(true), server.set_nodelay(true));
-            let twin = |stream: &TcpStream| stream.try_clone().expect("a descriptor");
-            let pump = |from: &TcpStream, to: &TcpStream, direction| {
-                let (host, from, to) = (Arc::clone(self), twin(from), twin(to));
-                thread::spawn(move || host.pump(from, to, direction))
-            };
-            let threads =
-                [pump(&server, &client, Direction::ToClient), pump(&client, &server, Direction::ToServer)];
-            self.connections.lock().push(Connection { streams: [client, server], threads });
-        }
-    }
-
-    fn pump(&self, mut from: TcpStream, mut to: TcpStream, direction: Direction) {
+    fn pump(&self, streams: &Streams, direction: Direction) {
+        let Streams { client, server } = streams;
+        let (mut from, mut to): (&TcpStream, &TcpStream) = match direction {
+            Direction::ToClient => (server, client),
+            Direction::ToServer => (client, server),
+        };
         let mut buffer = [0; 4096];
-        'all: while let Ok(count @ 1..) = from.read(&mut buffer) {
+        while let Ok(count @ 1..) = from.read(&mut buffer) {
             let mut rest = &buffer[..count];
             while !rest.is_empty() {
-                let Some(part) = self.may_pass(direction, rest.len()) else { break 'all };
+                let Some(part) = self.may_pass(direction, rest.len()) else { return };
                 if to.write_all(&rest[..part]).is_err() {
-                    break 'all;
+                    return;
                 }
                 if direction == Direction::ToClient {
                     self.passed.fetch_add(part as u64, Ordering::SeqCst);
@@ -152,7 +120,6 @@ impl Shared {
                 rest = &rest[part..];
             }
         }
-        let _ = (from.shutdown(Shutdown::Both), to.shutdown(Shutdown::Both));
     }
 
     /// Waits until bytes may pass, and returns how many; `None` at the end of the proxy.
@@ -179,33 +146,15 @@ impl Shared {
     }
 }
 
-impl Connection {
-    fn shut_down(&self) {
-        for stream in &self.streams {
-            let _ = stream.shutdown(Shutdown::Both);
-        }
-    }
-}
-
 impl Drop for Relay {
     fn drop(&mut self) {
+        // The threads that hold back bytes end; after this, the bridge joins them.
         self.change(|rules| rules.stopped = true);
-        // The acceptor checks whether it has to stop only when a client connects, so connect once.
-        let _ = TcpStream::connect((Ipv4Addr::LOCALHOST, self.port));
-        if let Some(acceptor) = self.acceptor.take() {
-            let _ = acceptor.join();
-        }
-        for connection in self.shared.connections.lock().drain(..) {
-            connection.shut_down();
-            for thread in connection.threads {
-                let _ = thread.join();
-            }
-        }
     }
 }
 
 impl fmt::Debug for Relay {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Relay").field("port", &self.port).finish_non_exhaustive()
+        f.debug_struct("Relay").field("port", &self.port()).finish_non_exhaustive()
     }
 }
