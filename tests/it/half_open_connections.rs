@@ -20,7 +20,7 @@ fn assert_taken(server: &Server, key: &str, what: &str, taken: Taken) {
 
 #[test]
 fn a_half_open_connection_costs_a_timeout_and_the_lock_is_taken() {
-    let Rig { locks, proxy, server } = &Rig::with_defaults(|builder| builder);
+    let Rig { locks, proxy, server, .. } = &Rig::with_defaults(|builder| builder);
     let takes: [(&str, Take<'_>); 3] = [
         ("try_lock", &|key| locks.try_lock(key)),
         ("try_lock_for", &|key| locks.try_lock_for(key, Duration::from_millis(500))),
@@ -37,7 +37,7 @@ fn a_half_open_connection_costs_a_timeout_and_the_lock_is_taken() {
 
 #[test]
 fn an_answer_of_a_slow_redis_is_waited_for() {
-    let Rig { locks, proxy, server } = &Rig::with_defaults(|builder| builder);
+    let Rig { locks, proxy, server, .. } = &Rig::with_defaults(|builder| builder);
     let takes: [(&str, Take<'_>); 3] = [
         ("try_lock", &|key| locks.try_lock(key)),
         ("lock", &|key| locks.lock(key).map(Some)),
@@ -78,7 +78,7 @@ fn a_release_that_takes_most_of_the_response_timeout_is_confirmed() {
 /// its connection.
 #[test]
 fn a_hand_off_from_a_distant_redis_closes_no_connection() {
-    let Rig { locks: ours, proxy, server } = &Rig::with_defaults(|builder| builder);
+    let Rig { locks: ours, proxy, server, .. } = &Rig::with_defaults(|builder| builder);
     let theirs = LockManager::connect(&server.url()).expect("connects");
     proxy.always("SET", Fault::DelayReply(Duration::from_millis(70)));
     drop(ours.lock("warm").expect("locks"));

@@ -9,12 +9,17 @@ use relatch::{Error, Unlocked};
 use relatch_rig::{Fault, LONG, Server, eventually, time, unique_key, within};
 
 use crate::support::{
-    ANSWER, Rig, SOON, WAYS, assert_unavailable, broken_replies, builder, delete, returns_by, until_tracked,
+    ANSWER, Over, Rig, SOON, WAYS, assert_unavailable, broken_replies, builder, delete, returns_by,
+    until_tracked,
 };
 
 #[test]
 fn row_11_a_set_whose_answer_is_cut_off_takes_the_lock() {
-    let rig = Rig::new();
+    a_set_whose_answer_is_cut_off_takes_the_lock(Over::Tcp);
+}
+
+pub(crate) fn a_set_whose_answer_is_cut_off_takes_the_lock(over: Over) {
+    let rig = Rig::over(over, |builder| builder);
     for (way, take) in WAYS {
         rig.proxy.on(&format!("SET lock:{way}"), Fault::CutBeforeReply);
         let (took, taken) = time(|| take(&rig.locks, way));
@@ -31,7 +36,7 @@ fn row_11_a_manager_dropped_after_giving_up_leaves_no_key() {
     let rig = Rig::new();
     rig.proxy.always("SET lock:a", Fault::DelayCommand(6 * ANSWER));
     assert!(rig.locks.try_lock("a").is_err(), "no answer");
-    let Rig { locks, proxy, server } = rig;
+    let Rig { locks, proxy, server, .. } = rig;
     drop(locks);
     eventually(LONG, "the command is executed", || server.calls("set") == proxy.commands("SET lock:a"));
     eventually(SOON, "no key without a holder is left", || !server.exists("lock:a"));
@@ -53,7 +58,11 @@ fn row_11_a_token_found_in_redis_after_a_denied_set_is_not_trusted() {
 
 #[test]
 fn row_11_a_set_whose_answer_never_comes_leaves_a_lock_or_no_key() {
-    let rig = Rig::new();
+    a_set_whose_answer_never_comes_leaves_a_lock_or_no_key(Over::Tcp);
+}
+
+pub(crate) fn a_set_whose_answer_never_comes_leaves_a_lock_or_no_key(over: Over) {
+    let rig = Rig::over(over, |builder| builder);
     for fault in [Fault::DropReply, Fault::SwallowCommand, Fault::DelayReply(ANSWER * 3 / 2)] {
         for (way, take) in WAYS {
             let key = unique_key(way);
@@ -93,7 +102,11 @@ fn row_11_a_waiter_whose_answer_is_lost_does_not_wait_for_itself() {
 
 #[test]
 fn row_11_an_attempt_that_gives_up_leaves_no_key() {
-    let rig = Rig::new();
+    an_attempt_that_gives_up_leaves_no_key(Over::Tcp);
+}
+
+pub(crate) fn an_attempt_that_gives_up_leaves_no_key(over: Over) {
+    let rig = Rig::over(over, |builder| builder);
     for (way, take) in WAYS {
         let sets = rig.server.calls("set");
         rig.proxy.hold_replies(true);
@@ -162,7 +175,11 @@ fn row_11_a_clean_up_does_not_overtake_its_set() {
 
 #[test]
 fn row_12_a_release_whose_answer_is_lost_is_never_reported_as_lost() {
-    let rig = Rig::new();
+    a_release_whose_answer_is_lost_is_never_reported_as_lost(Over::Tcp);
+}
+
+pub(crate) fn a_release_whose_answer_is_lost_is_never_reported_as_lost(over: Over) {
+    let rig = Rig::over(over, |builder| builder);
     for fault in broken_replies() {
         let guard = rig.locks.lock("a").expect("locks");
         rig.proxy.on("EVALSHA * 1 lock:a", fault.clone());
@@ -173,7 +190,11 @@ fn row_12_a_release_whose_answer_is_lost_is_never_reported_as_lost() {
 
 #[test]
 fn row_12_a_release_whose_answer_never_comes_is_unconfirmed() {
-    let rig = Rig::new();
+    a_release_whose_answer_never_comes_is_unconfirmed(Over::Tcp);
+}
+
+pub(crate) fn a_release_whose_answer_never_comes_is_unconfirmed(over: Over) {
+    let rig = Rig::over(over, |builder| builder);
     for fault in [Fault::DropReply, Fault::SwallowCommand] {
         returns_by(ANSWER, "unlock", || {
             let key = unique_key("a");
@@ -211,7 +232,11 @@ fn row_12_a_release_whose_answer_never_comes_does_not_disturb_the_next_hold() {
 
 #[test]
 fn row_12_a_repeated_release_does_not_delete_the_next_holders_key() {
-    let rig = Rig::new();
+    a_repeated_release_does_not_delete_the_next_holders_key(Over::Tcp);
+}
+
+pub(crate) fn a_repeated_release_does_not_delete_the_next_holders_key(over: Over) {
+    let rig = Rig::over(over, |builder| builder);
     let rig = &rig;
     rig.proxy.on("EVALSHA", Fault::CutBeforeReply);
     rig.proxy.on_nth("EVALSHA", 2, Fault::DelayCommand(ANSWER / 3));

@@ -150,7 +150,7 @@ fn on_lost_is_called_once_for_each_loss() {
         let builder = builder.lease(6 * PERIOD).renew_every(PERIOD);
         builder.on_lost(move |lost| recorder.lock().entry(lost.key.clone()).or_default().push(lost.cause))
     });
-    let Rig { locks, server, proxy: _proxy } = rig;
+    let Rig { locks, server, proxy: _proxy, .. } = rig;
     let take = |key: &str, renew| locks.named(key).renew(renew).lock().expect("locks");
     let delete = |key: &str| server.query::<()>(&["DEL", &format!("lock:{key}")]);
     for renew in [true, false] {

@@ -68,6 +68,9 @@ mod outages;
 // TLS: which servers are trusted, and that deadlines, late replies and wake-ups hold there, too.
 #[cfg(feature = "tls")]
 mod tls;
+// The exclusion and the faults once more, over TLS.
+#[cfg(feature = "tls")]
+mod faults_over_tls;
 // Connections that are dead while Redis is well: forgotten by a firewall, or closed while idle.
 mod dead_connections;
 // Half-open connections. A slow connection must not be taken for half-open.

@@ -12,7 +12,7 @@ use relatch_rig::{Server, Worker, role};
 use crate::support::until_queued;
 
 /// A limit that is longer than all increments take together.
-const COUNTING: Duration = Duration::from_secs(60);
+pub(crate) const COUNTING: Duration = Duration::from_secs(60);
 
 /// The limit of a wait that ends without the lock.
 const WAIT: Duration = Duration::from_millis(200);
@@ -22,7 +22,7 @@ const TRAFFIC: [&str; 8] = ["set", "get", "pttl", "eval", "evalsha", "ping", "de
 
 /// The key that is incremented. It has the prefix of the locks, so that a user with the rights for
 /// locks may use it, too.
-const COUNTER: &str = "lock:counter";
+pub(crate) const COUNTER: &str = "lock:counter";
 
 /// How a thread does one increment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -88,17 +88,31 @@ pub(crate) fn total(server: &Server) -> u64 {
 
 /// The role of a process that counts; it begins when it receives a line.
 pub(crate) fn count_as_told() {
+    let builder = LockManager::builder(&role::arg("locks")).tolerate_outage(COUNTING);
+    #[cfg(feature = "tls")]
+    let builder = match role::arg("roots").as_str() {
+        "" => builder,
+        roots => builder.tls(relatch::Tls::new().roots(roots)),
+    };
+    let locks = builder.build_unchecked().expect("options that can work");
     role::report("ready");
     role::next_line();
-    count(&role::arg("url"), 2, 40, How::parse(&role::arg("how")));
+    count_with(&locks, &role::arg("url"), 2, 40, How::parse(&role::arg("how")));
 }
 
 /// What four processes with two threads each count to. Without a lost update, it is 320.
 fn total_of_processes(how: How) -> u64 {
     let server = Server::start();
-    let url = server.url();
-    let mut children =
-        [(); 4].map(|()| Worker::spawn("count", &[("url", &*url), ("how", &*format!("{how:?}"))]));
+    count_in_processes(&server, &server.url(), "", how);
+    total(&server)
+}
+
+/// Has four processes with two threads each increment the counter, under a lock at `locks`. If that
+/// is an address for TLS, the processes trust `roots`.
+pub(crate) fn count_in_processes(server: &Server, locks: &str, roots: &str, how: How) {
+    let (url, how) = (&*server.url(), &*format!("{how:?}"));
+    let args = [("url", url), ("locks", locks), ("roots", roots), ("how", how)];
+    let mut children = [(); 4].map(|()| Worker::spawn("count", &args));
     for child in &children {
         child.expect_line("ready", COUNTING);
     }
@@ -109,7 +123,6 @@ fn total_of_processes(how: How) -> u64 {
         assert!(child.wait(COUNTING).success());
     }
     assert!(!server.exists("lock:a"));
-    total(&server)
 }
 
 fn total_of_threads(how: How) -> u64 {

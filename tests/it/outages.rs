@@ -7,13 +7,17 @@ use relatch::{Error, LockGuard, LockManager, Unlocked};
 use relatch_rig::{Fault, LONG, Proxy, Server, eventually, time, unique_key};
 
 use crate::support::{
-    ANSWER, LATE, MINUTE, PERIOD, Rig, SOON, Taken, WAYS, assert_unavailable, broken_replies, builder,
+    ANSWER, LATE, MINUTE, Over, PERIOD, Rig, SOON, Taken, WAYS, assert_unavailable, broken_replies, builder,
     renewals, renewals_of, returns_by, trusted,
 };
 
 #[test]
 fn row_13_taking_a_lock_in_a_black_hole_ends_by_its_deadline() {
-    let rig = Rig::new();
+    taking_a_lock_in_a_black_hole_ends_by_its_deadline(Over::Tcp);
+}
+
+pub(crate) fn taking_a_lock_in_a_black_hole_ends_by_its_deadline(over: Over) {
+    let rig = Rig::over(over, |builder| builder);
     let waiting = rig.locks.named("a").wait(ANSWER * 3 / 2);
     let takes: [(&str, Duration, &dyn Fn() -> Taken); 5] = [
         ("try_lock", 2 * ANSWER, &|| rig.locks.try_lock("a")),
@@ -68,8 +72,12 @@ const ASKS: [(&str, u32, Ask); 5] = [
 
 #[test]
 fn row_13_a_question_in_a_black_hole_ends_by_the_response_timeout() {
+    a_question_in_a_black_hole_ends_by_the_response_timeout(Over::Tcp);
+}
+
+pub(crate) fn a_question_in_a_black_hole_ends_by_the_response_timeout(over: Over) {
     for every in [MINUTE / 2, PERIOD] {
-        let rig = Rig::with(|builder| builder.lease(MINUTE).renew_every(every));
+        let rig = Rig::over(over, |builder| builder.lease(MINUTE).renew_every(every));
         for (what, answers, ask) in ASKS {
             returns_by(answers * ANSWER, &format!("{what}, renewed every {every:?}"), || {
                 let guard = rig.locks.lock(unique_key("a")).expect("locks");
@@ -117,7 +125,11 @@ fn row_13_connecting_into_a_black_hole_ends_by_the_deadline() {
 
 #[test]
 fn row_13_releasing_in_a_black_hole_ends_by_the_response_timeout() {
-    let rig = Rig::new();
+    releasing_in_a_black_hole_ends_by_the_response_timeout(Over::Tcp);
+}
+
+pub(crate) fn releasing_in_a_black_hole_ends_by_the_response_timeout(over: Over) {
+    let rig = Rig::over(over, |builder| builder);
     let in_a_hole = |release: &dyn Fn(LockGuard)| {
         let guard = rig.locks.lock(unique_key("a")).expect("locks");
         rig.proxy.black_hole(true);

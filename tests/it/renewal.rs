@@ -10,7 +10,7 @@ use parking_lot::Mutex;
 use relatch::{Error, LockGuard, LockManager, LostCause, Unlocked};
 use relatch_rig::{Fault, LONG, Proxy, Server, eventually, throughout, time, unique_key};
 
-use crate::support::{ANSWER, LEASE, PERIOD, Rig, SOON, renewals, renewals_of, returns_by, trusted};
+use crate::support::{ANSWER, LEASE, Over, PERIOD, Rig, SOON, renewals, renewals_of, returns_by, trusted};
 
 #[test]
 fn row_07_a_renewal_counts_from_its_send() {
@@ -61,10 +61,10 @@ fn ends_exactly(guard: &LockGuard, mut look: impl FnMut()) -> Instant {
 
 /// How long after the end of its lease the loss of `a` is reported, if `cut` keeps renewals from
 /// being answered. `restore` ends what `cut` began.
-fn reported_after_end(cut: impl FnOnce(&Rig), restore: impl FnOnce(&Rig)) -> Duration {
+fn reported_after_end(over: Over, cut: impl FnOnce(&Rig), restore: impl FnOnce(&Rig)) -> Duration {
     let reported = Arc::new(Mutex::new(None));
     let recorder = Arc::clone(&reported);
-    let rig = Rig::with(|builder| {
+    let rig = Rig::over(over, |builder| {
         let builder = builder.lease(LEASE).renew_every(PERIOD).response_timeout(LEASE / 3);
         builder.on_lost(move |lost| *recorder.lock() = Some((Instant::now(), lost.cause)))
     });
@@ -106,17 +106,25 @@ fn assert_prompt(mut timed: impl FnMut() -> Duration) {
 
 #[test]
 fn row_08_a_hold_whose_renewals_have_no_answer_ends_with_its_lease() {
+    a_hold_whose_renewals_have_no_answer_ends_with_its_lease(Over::Tcp);
+}
+
+pub(crate) fn a_hold_whose_renewals_have_no_answer_ends_with_its_lease(over: Over) {
     let swallow = |rig: &Rig| rig.proxy.always(&renewals_of(&rig.server, "a"), Fault::SwallowCommand);
-    assert_prompt(|| reported_after_end(swallow, |rig| rig.proxy.clear()));
+    assert_prompt(|| reported_after_end(over, swallow, |rig| rig.proxy.clear()));
 }
 
 #[test]
 fn row_08_a_hold_in_a_black_hole_ends_with_its_lease() {
+    a_hold_in_a_black_hole_ends_with_its_lease(Over::Tcp);
+}
+
+pub(crate) fn a_hold_in_a_black_hole_ends_with_its_lease(over: Over) {
     let back = |rig: &Rig| {
         rig.proxy.black_hole(false);
         rig.proxy.cut_all();
     };
-    assert_prompt(|| reported_after_end(|rig| rig.proxy.black_hole(true), back));
+    assert_prompt(|| reported_after_end(over, |rig| rig.proxy.black_hole(true), back));
 }
 
 #[test]

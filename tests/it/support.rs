@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 use redis::{Client, Connection};
 use relatch::{Builder, Error, LockGuard, LockManager, LostCause, Unlocked};
 use relatch_rig::rights::least_rights;
-use relatch_rig::{CLAIM, Fault, LONG, Proxy, Server, eventually, server_version, within};
+use relatch_rig::{CLAIM, Fault, LONG, Proxy, Server, Terminator, eventually, server_version, within};
 
 /// How long the managers of a rig wait for a connection, and for an answer.
 pub(crate) const ANSWER: Duration = Duration::from_millis(300);
@@ -45,6 +45,16 @@ pub(crate) struct Rig {
     pub(crate) locks: LockManager,
     pub(crate) proxy: Proxy,
     pub(crate) server: Server,
+    /// In front of the proxy, for a manager that uses TLS.
+    _terminator: Option<Terminator>,
+}
+
+/// How a rig's manager is connected to the proxy.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Over {
+    Tcp,
+    #[cfg(feature = "tls")]
+    Tls,
 }
 
 impl Rig {
@@ -55,7 +65,12 @@ impl Rig {
 
     /// Like [`new`](Rig::new), with further settings.
     pub(crate) fn with(change: impl FnOnce(Builder) -> Builder) -> Rig {
-        Rig::at(|url| change(builder(url)))
+        Rig::over(Over::Tcp, change)
+    }
+
+    /// Like [`with`](Rig::with), with or without TLS. Faults strike what is inside of it.
+    pub(crate) fn over(over: Over, change: impl FnOnce(Builder) -> Builder) -> Rig {
+        Rig::at(over, |url| change(builder(url)))
     }
 
     /// Like [`new`](Rig::new), with short leases that are renewed often.
@@ -65,20 +80,29 @@ impl Rig {
 
     /// Like [`with`](Rig::with), but with the timeouts that a manager has by default.
     pub(crate) fn with_defaults(change: impl FnOnce(Builder) -> Builder) -> Rig {
-        Rig::at(|url| change(LockManager::builder(url)))
+        Rig::at(Over::Tcp, |url| change(LockManager::builder(url)))
     }
 
-    fn at(configure: impl FnOnce(&str) -> Builder) -> Rig {
+    fn at(over: Over, configure: impl FnOnce(&str) -> Builder) -> Rig {
         let server = Server::start();
         let proxy = Proxy::start(server.port());
-        let locks = configure(&proxy.url()).build_unchecked().expect("options that can work");
+        let (builder, terminator) = match over {
+            Over::Tcp => (configure(&proxy.url()), None),
+            #[cfg(feature = "tls")]
+            Over::Tls => {
+                let terminator = Terminator::start(proxy.port());
+                let tls = relatch::Tls::new().roots(terminator.roots());
+                (configure(&terminator.url()).tls(tls), Some(terminator))
+            }
+        };
+        let locks = builder.build_unchecked().expect("options that can work");
         // The timeouts are short here, and the machine may be busy.
         eventually(LONG, "the manager connects", || locks.named("warm-up").holder().is_ok());
         // Makes Redis load the scripts of a release and of a waiter's attempt.
         drop(locks.lock("warm-up").expect("locks"));
         server.query::<String>(&["SCRIPT", "LOAD", CLAIM]);
         server.reset_stats();
-        Rig { locks, proxy, server }
+        Rig { locks, proxy, server, _terminator: terminator }
     }
 
     /// The value of a lock's key.

@@ -17,13 +17,13 @@ use rustls::{ClientConfig, RootCertStore, SupportedProtocolVersion};
 use crate::support::{ANSWER, LATE, LEASE, MINUTE, PERIOD, SOON, builder, chain, returns_by, until_tracked};
 
 /// A server whose certificate the authority has issued.
-struct TlsRig {
-    authority: Authority,
-    server: Server,
+pub(crate) struct TlsRig {
+    pub(crate) authority: Authority,
+    pub(crate) server: Server,
 }
 
 impl TlsRig {
-    fn new() -> TlsRig {
+    pub(crate) fn new() -> TlsRig {
         TlsRig::with(&[])
     }
 
@@ -34,11 +34,11 @@ impl TlsRig {
     }
 
     /// Settings that trust the server.
-    fn trusting(&self) -> Tls {
+    pub(crate) fn trusting(&self) -> Tls {
         Tls::new().roots(self.authority.pem())
     }
 
-    fn builder(&self) -> Builder {
+    pub(crate) fn builder(&self) -> Builder {
         builder(&self.server.tls_url()).tls(self.trusting())
     }
 
@@ -57,7 +57,8 @@ impl TlsRig {
     }
 }
 
-fn url(port: u16) -> String {
+/// The address of a port of `localhost` with TLS.
+pub(crate) fn url(port: u16) -> String {
     format!("rediss://{}localhost:{port}/", rights::login())
 }
 
