@@ -65,7 +65,7 @@ part 'mistakes that have to be found' cargo test --quiet --locked -p relatch-fla
 part 'lossy failovers' env RELATCH_FAILOVERS=100 \
     cargo test --quiet --locked --test it lossy_failovers_lose_no -- --nocapture
 part 'histories' env "RELATCH_ACQUISITIONS=$acquisitions" \
-    cargo test --quiet --locked --test history -- --nocapture --test-threads=2
+    cargo test --quiet --locked --features tls --test history -- --nocapture --test-threads=2
 
 say 'parts'
 printf '%s\n' "${results[@]}"

@@ -19,7 +19,7 @@ fn is_found(flaw: &str, weather: Weather, expected: &str) {
     for seed in 0.. {
         assert!(start.elapsed() < LIMIT, "{flaw}: not found in {seed} rounds");
         // A worker may notice the mistake, too, and panic.
-        let Ok((verdict, _)) = catch_unwind(|| round(weather, seed, flaw)) else { continue };
+        let Ok((verdict, _)) = catch_unwind(|| round(weather, false, seed, flaw)) else { continue };
         if let Some(found) = verdict.violations.iter().find(|it| it.starts_with(expected)) {
             let (count, took) = (verdict.violations.len(), start.elapsed());
             println!("flaw | {flaw}: after {took:.1?}, by {count} violations in {weather:?}");

@@ -7,7 +7,9 @@ use std::time::Duration;
 
 use rand::RngExt;
 use rand::rngs::StdRng;
-use relatch_rig::{Exchange, Fault, Proxy, Sentinels, Server, Setup, Worker, compile_preload, now};
+use relatch_rig::{
+    Exchange, Fault, Proxy, Sentinels, Server, Setup, Terminator, Worker, compile_preload, now,
+};
 use tempfile::TempDir;
 
 use crate::roles::KEYS;
@@ -83,12 +85,12 @@ impl Weather {
 
 /// Where the locks are.
 enum Redis {
-    One { server: Box<Server>, proxy: Proxy },
+    One { server: Box<Server>, proxy: Proxy, terminator: Option<Terminator> },
     Watched(Sentinels),
 }
 
 impl Redis {
-    fn start(weather: Weather, clock: &TempDir) -> Redis {
+    fn start(weather: Weather, over_tls: bool, clock: &TempDir) -> Redis {
         let server = match weather {
             Weather::Failovers => {
                 let setup = Setup { proxied: true, ..Setup::default() };
@@ -102,7 +104,9 @@ impl Redis {
             }
             _ => Server::start(),
         };
-        Redis::One { proxy: Proxy::start(server.port()), server: Box::new(server) }
+        let proxy = Proxy::start(server.port());
+        let terminator = over_tls.then(|| Terminator::start(proxy.port()));
+        Redis::One { server: Box::new(server), proxy, terminator }
     }
 
     /// The server, or the master.
@@ -123,8 +127,17 @@ impl Redis {
 
     fn url(&self) -> String {
         match self {
+            Redis::One { terminator: Some(terminator), .. } => terminator.url(),
             Redis::One { proxy, .. } => proxy.url(),
             Redis::Watched(sentinels) => sentinels.url(),
+        }
+    }
+
+    /// Whom the workers have to trust; empty without TLS.
+    fn roots(&self) -> &str {
+        match self {
+            Redis::One { terminator: Some(terminator), .. } => terminator.roots(),
+            _ => "",
         }
     }
 }
@@ -146,9 +159,9 @@ pub(crate) struct Scene {
 }
 
 impl Scene {
-    pub(crate) fn new(weather: Weather, mut rng: StdRng, flaw: &str) -> Scene {
+    pub(crate) fn new(weather: Weather, over_tls: bool, mut rng: StdRng, flaw: &str) -> Scene {
         let [records, clock] = [(); 2].map(|()| TempDir::new().expect("a temporary directory"));
-        let redis = Redis::start(weather, &clock);
+        let redis = Redis::start(weather, over_tls, &clock);
         let seeds = rng.random();
         let (workers, stops, deaths, flaw) = (Vec::new(), Vec::new(), Vec::new(), flaw.to_owned());
         let mut scene =
@@ -170,7 +183,8 @@ impl Scene {
         let (url, seed) = (self.redis.url(), self.seeds.to_string());
         let replicas = if self.weather == Weather::Failovers { "all" } else { "none" };
         let args = [("url", &*url), ("seed", &*seed), ("lease", &*lease), ("long", &*long), ("dir", dir)];
-        let args = [&args[..], &[("flaw", &self.flaw), ("replicas", replicas)]].concat();
+        let more = [("flaw", &*self.flaw), ("replicas", replicas), ("roots", self.redis.roots())];
+        let args = [&args[..], &more].concat();
         self.workers.push(Worker::spawn("worker", &args));
     }
 

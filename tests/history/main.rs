@@ -42,8 +42,8 @@ fn worker_entry() {
 
 /// Runs one round; returns its verdict and the number of faults. If this build has mistakes
 /// compiled in, `flaw` selects one.
-fn round(weather: Weather, seed: u64, flaw: &str) -> (Verdict, u64) {
-    let mut scene = Scene::new(weather, StdRng::seed_from_u64(seed), flaw);
+fn round(weather: Weather, over_tls: bool, seed: u64, flaw: &str) -> (Verdict, u64) {
+    let mut scene = Scene::new(weather, over_tls, StdRng::seed_from_u64(seed), flaw);
     scene.rage(weather.round());
     scene.end();
     let lease = weather.lease();

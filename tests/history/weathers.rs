@@ -16,8 +16,13 @@ fn number(variable: &str) -> Option<u64> {
     Some(value.parse().unwrap_or_else(|_| panic!("{variable} is not a number: {value:?}")))
 }
 
-/// Runs rounds until there were enough acquisitions; panics at the first violation.
+/// Runs rounds without TLS until there were enough acquisitions; panics at the first violation.
 fn holds_in(weather: Weather) {
+    holds(weather, false);
+}
+
+/// The same with or without TLS.
+fn holds(weather: Weather, over_tls: bool) {
     let wanted = number("RELATCH_ACQUISITIONS").unwrap_or(1);
     // During a failover, no lock can be taken for seconds.
     let wanted = if weather == Weather::Failovers { wanted.div_ceil(20) } else { wanted };
@@ -27,7 +32,7 @@ fn holds_in(weather: Weather) {
         let goes_on = was_noticed(weather, &total) || seed < first + 5;
         assert!(goes_on, "{weather:?}: no hold was lost in five rounds: {total:?}");
         println!("{weather:?}: RELATCH_SEED={seed}");
-        let (verdict, struck) = round(weather, seed, "none");
+        let (verdict, struck) = round(weather, over_tls, seed, "none");
         let (count, first) = (verdict.violations.len(), verdict.violations.iter().take(5));
         let first = first.map(String::as_str).collect::<Vec<_>>().join("\n");
         assert!(
@@ -38,7 +43,8 @@ fn holds_in(weather: Weather) {
         total.add_up(&verdict);
         (seed, faults) = (seed + 1, faults + struck);
     }
-    println!("history | {weather:?} | {first}..{seed} | {faults} | {total}");
+    let name = format!("{weather:?}{}", if over_tls { " (TLS)" } else { "" });
+    println!("history | {name} | {first}..{seed} | {faults} | {total}");
 }
 
 /// If the server deletes held locks, some hold has to be lost. (A single round may lose none.)
@@ -117,4 +123,18 @@ fn losses_are_reported_while_the_servers_clock_steps() {
 #[serial(other)]
 fn locks_hold_while_masters_are_replaced() {
     holds_in(Weather::Failovers);
+}
+
+#[test]
+#[serial(one)]
+#[cfg(feature = "tls")]
+fn locks_hold_while_messages_are_lost_over_tls() {
+    holds(Weather::Losses, true);
+}
+
+#[test]
+#[serial(other)]
+#[cfg(feature = "tls")]
+fn locks_hold_while_connections_are_cut_over_tls() {
+    holds(Weather::Cuts, true);
 }
