@@ -85,7 +85,7 @@ impl Weather {
 
 /// Where the locks are.
 enum Redis {
-    One { server: Box<Server>, proxy: Proxy, terminator: Option<Terminator> },
+    One { server: Box<Server>, proxy: Proxy, terminator: Option<Box<Terminator>> },
     Watched(Sentinels),
 }
 
@@ -105,7 +105,7 @@ impl Redis {
             _ => Server::start(),
         };
         let proxy = Proxy::start(server.port());
-        let terminator = over_tls.then(|| Terminator::start(proxy.port()));
+        let terminator = over_tls.then(|| Box::new(Terminator::start(proxy.port())));
         Redis::One { server: Box::new(server), proxy, terminator }
     }
 
