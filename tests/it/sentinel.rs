@@ -370,10 +370,10 @@ fn rights() -> Vec<&'static str> {
 /// Gives each sentinel a user with these rights. Returns a manager that logs in as that user.
 fn with_rights(sentinels: &Sentinels, rights: &[&str]) -> LockManager {
     for place in 0..3 {
-        let user = ["ACL", "SETUSER", "locks", "reset", "on", ">canary"];
+        let user = ["ACL", "SETUSER", "watcher", "reset", "on", ">canary"];
         sentinels.sentinel(place).query::<()>(&[&user, rights].concat());
     }
-    patient(&sentinels.url()).sentinel_login(Some("locks"), "canary").build().expect("connects")
+    patient(&sentinels.url()).sentinel_login(Some("watcher"), "canary").build().expect("connects")
 }
 
 #[test]
@@ -381,7 +381,7 @@ fn a_user_with_the_least_rights_at_the_sentinels_is_refused_nothing() {
     let sentinels = Sentinels::with(Setup { demoted_after: Duration::from_secs(8), ..Setup::default() });
     let locks = with_rights(&sentinels, &rights());
     drop(locks.lock("a").expect("locks"));
-    let subscribed = || !sentinels.sentinel(0).clients_with("user=locks").is_empty();
+    let subscribed = || !sentinels.sentinel(0).clients_with("user=watcher").is_empty();
     eventually(LONG, "the manager has subscribed", subscribed);
     let master = sentinels.fail_over();
     eventually(SOON, "the old master has no client", || clients_of(sentinels.server(0)) == 0);
@@ -405,9 +405,9 @@ fn one_right_at_the_sentinels_is_enough_to_find_the_master() {
     for place in 0..3 {
         sentinels
             .sentinel(place)
-            .query::<()>(&[&["ACL", "SETUSER", "locks", "reset", "on", ">canary"], &*others].concat());
+            .query::<()>(&[&["ACL", "SETUSER", "watcher", "reset", "on", ">canary"], &*others].concat());
     }
-    let refused = patient(&sentinels.url()).sentinel_login(Some("locks"), "canary").build();
+    let refused = patient(&sentinels.url()).sentinel_login(Some("watcher"), "canary").build();
     let said = chain(&refused.expect_err("a right is missing"));
     assert!(said.contains("NOPERM") && said.contains("sentinel"), "{said}");
 }

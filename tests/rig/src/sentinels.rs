@@ -161,7 +161,7 @@ impl Sentinels {
         let master = self.master();
         let others: Vec<_> = (0..self.count()).filter(|&place| place != master).collect();
         let others = || others.iter().copied().filter(|&place| self.server(place).is_awake());
-        eventually(2 * LONG, "all replicas follow the master, and the sentinels know", || {
+        eventually(4 * LONG, "all replicas follow the master, and the sentinels know", || {
             others().all(|place| self.is_in_sync(place, master))
                 && self.awake_sentinels().all(|it| Self::flags(it) == "master")
                 && self.awake_sentinels().all(|it| others().all(|place| self.is_fit(it, place)))
