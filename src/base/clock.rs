@@ -11,7 +11,7 @@ use rustix::time::ClockId;
 /// A number rather than a [`std::time::Instant`], for two reasons. A hold keeps the end of its
 /// validity in an atomic. And on Linux and macOS, `Instant` stands still while the machine is
 /// suspended: after an hour of sleep, a laptop would still trust a lease of thirty seconds.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Moment(u64);
 
 /// See [`Moment::one_wait_from`].

@@ -25,6 +25,8 @@ pub(crate) struct Leases {
     /// There is an `on_lost` callback. It gets the losses of all holds, also of those that are not
     /// renewed.
     reports_losses: bool,
+    /// When another server got all keys last.
+    moved: Moment,
     pub(crate) orphans: Orphans,
 }
 
@@ -82,7 +84,9 @@ impl Leases {
             // with a forgotten guard.
             self.by_number.retain(|_, entry| !entry.hold.can_be_forgotten(now));
         }
-        let due = self.regularly_due(&hold, now);
+        // The hold was taken at the server that had the keys before, and is not entered until now.
+        let has_moved = hold.acquired.sent < self.moved && hold.renews_every(now).is_some();
+        let due = if has_moved { Moment::PAST } else { self.regularly_due(&hold, now) };
         let entry = Entry { hold, due, retry: FIRST_RETRY, sent: Moment::PAST, invalidated: false };
         self.by_number.insert(entry.hold.number, entry);
         due
@@ -213,6 +217,7 @@ impl Leases {
     /// Another server has all keys now, and may lack some: all holds that are renewed are due now.
     /// Returns when the first is due.
     pub(crate) fn all_moved(&mut self, now: Moment) -> Moment {
+        self.moved = now;
         let due = self.all_invalidated(now);
         let kept = self.by_number.values_mut().filter(|entry| entry.hold.renews_every(now).is_some());
         kept.map(|entry| entry.renew_soon(now)).min().unwrap_or(due).min(due)
@@ -294,6 +299,15 @@ mod tests {
         hold.renewed(hold.lease(), after(100), after(101)).unwrap();
         leases.renewed(&hold, after(100));
         assert_eq!(leases.next(), after(200));
+    }
+
+    #[test]
+    fn all_holds_are_due_when_the_keys_have_moved_also_one_that_is_entered_late() {
+        let (early, late, later) = (hold(), hold(), sample("a", Duration::from_millis(300), after(60)));
+        let mut leases = entered(&early);
+        assert_eq!(leases.all_moved(after(50)), after(50), "it was never renewed");
+        assert!(leases.enter(late, START) <= after(50));
+        assert_eq!(leases.enter(Arc::new(later), after(60)), after(160), "taken at the new server");
     }
 
     #[test]

@@ -302,8 +302,8 @@ impl<'a> Connection<'a> {
     }
 
     fn exchange(&mut self, batch: &Batch, deadline: Moment) -> Result<Vec<Reply>, Failure> {
-        let limit = self.link.limit(deadline, self.node.response_timeout);
-        self.link.exchange(batch, limit.after(batch.blocks_for).min(deadline))
+        let limit = self.link.limit(deadline, self.node.response_timeout, batch.blocks_for);
+        self.link.exchange(batch, limit)
     }
 
     /// Retires the connection after a reply that made no sense.

@@ -205,6 +205,14 @@ impl Failure {
         self
     }
 
+    /// The failure of something that is tried again soon, whatever the reason was.
+    pub(super) fn of_an_attempt(self) -> Failure {
+        match self {
+            Failure::Refused(refusal) => Failure::NotSent(refusal.into()),
+            other => other,
+        }
+    }
+
     /// The failure of a listener's test, which changes a key of the manager's own. `NOPERM` and
     /// `MOVED` for that key would come again. Any other refusal may pass, and becomes `NotSent`.
     pub(super) fn of_a_trial(self) -> Failure {

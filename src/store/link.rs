@@ -123,14 +123,15 @@ impl Link {
     /// The first exchange after the pool has lent the link again gets half of the time that is
     /// left. The link may be dead, and the other half is for a fresh link. But if Redis is slow or
     /// far away, half may be too short. So the exchange gets at least twice the time of the last
-    /// answer, up to three quarters of what is left.
-    pub(super) fn limit(&self, deadline: Moment, response_timeout: Duration) -> Moment {
+    /// answer, up to three quarters of what is left. The time for which Redis blocks the batch
+    /// (`blocks_for`) is added to both.
+    pub(super) fn limit(&self, deadline: Moment, response_timeout: Duration, blocks_for: Duration) -> Moment {
         let now = Moment::now();
         let left = deadline.since(now);
-        let slow = (2 * self.took).min(left / 4 * 3);
+        let slow = (2 * self.took).saturating_add(blocks_for).min(left / 4 * 3);
         let half = (left / 2).max(FAIR_TRY).max(slow);
         let share = if self.proof == Proof::Nothing { half } else { left };
-        now.after(share.min(left).min(response_timeout))
+        now.after(share.min(left).min(response_timeout.saturating_add(blocks_for)))
     }
 
     /// True if Redis sends that listener the invalidations of keys that are read over this link.
@@ -185,7 +186,7 @@ impl Link {
     pub(super) fn collect(&mut self, sent: &Sent, deadline: Moment) -> Result<Vec<Reply>, Failure> {
         let mut replies = Vec::with_capacity(sent.replies);
         while self.unread > 0 {
-            let reply = self.wire.receive(deadline).map_err(|error| self.lost(error, replies.last()))?;
+            let reply = self.wire.receive(deadline).map_err(|error| self.lost(error, &replies))?;
             self.unread -= 1;
             self.broken |= failure::comes_from_wrong_server(&reply);
             if self.unread < sent.replies {
@@ -199,12 +200,13 @@ impl Link {
         Ok(replies)
     }
 
-    /// The failure of a batch of which `last` was the last reply that came. If that was an error,
-    /// and the connection ended then, the error says why.
-    fn lost(&mut self, error: io::Error, last: Option<&Reply>) -> Failure {
+    /// The failure of a batch of which these replies have come. A server that accepts no client
+    /// sends an error in the place of the first reply, and ends the connection: then the error says
+    /// why.
+    fn lost(&mut self, error: io::Error, replies: &[Reply]) -> Failure {
         self.broken |= failure::ends_link(&error);
         self.behind = true;
-        if let (true, Some(Reply::Error(reason))) = (failure::ends_link(&error), last) {
+        if let (true, [Reply::Error(reason)]) = (failure::ends_link(&error), replies) {
             return Failure::Unanswered { link_stands: false, cause: Refusal::new(reason).into() };
         }
         Failure::unanswered(error)

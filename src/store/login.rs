@@ -71,7 +71,8 @@ impl Access {
                 // Even if the login was executed, no command of a lock was sent yet. A server that
                 // accepts no client sends the reason, and ends the connection.
                 Failure::Unanswered { cause, .. } => match cause.downcast() {
-                    Ok(refusal) => Failure::Refused(*refusal),
+                    Ok(refusal) if is_about_the_client(&refusal) => Failure::Refused(*refusal),
+                    Ok(refusal) => Failure::NotSent(refusal),
                     Err(cause) => Failure::NotSent(cause),
                 },
                 other => other,
@@ -154,9 +155,14 @@ fn check(greeting: &Reply, expected: Expected) -> Result<(), Failure> {
 /// first reply.
 fn optional(reply: Reply) -> Result<Option<Reply>, Failure> {
     match allowed(reply) {
-        Err(Failure::Refused(refusal)) if !refusal.can_pass() && refusal.code != "DENIED" => Ok(None),
+        Err(Failure::Refused(refusal)) if !is_about_the_client(&refusal) => Ok(None),
         other => other.map(Some),
     }
+}
+
+/// True if the server accepts no client, or not this one.
+fn is_about_the_client(refusal: &Refusal) -> bool {
+    refusal.can_pass() || ["DENIED", "WRONGPASS"].contains(&&*refusal.code)
 }
 
 impl fmt::Debug for Credentials {

@@ -29,6 +29,10 @@ use crate::store::wire::Ender;
 /// How often the thread checks whether it has to stop, while the sentinels report nothing.
 const SILENCE: Duration = Duration::from_secs(1);
 
+/// How often the thread asks where the master is, although nothing was reported. A report can be
+/// lost, and the sentinel that the thread listens to may be cut off from the others.
+const LOOKS_EVERY: Duration = Duration::from_secs(10);
+
 pub(super) struct Master {
     pub(super) sentinels: Sentinels,
     /// TLS, if connections to the master use it.
@@ -138,9 +142,10 @@ impl Master {
     /// Notes where the master is now. If it was elsewhere before, ends all connections but `kept`.
     fn is_at(&self, mut state: MutexGuard<'_, State>, endpoint: &Arc<Endpoint>, kept: Option<&Ender>) {
         let before = state.endpoint.replace(Arc::clone(endpoint));
-        if before.is_none_or(|before| before.name() == endpoint.name()) {
+        let Some(before) = before.filter(|before| before.name() != endpoint.name()) else {
             return;
-        }
+        };
+        self.sentinels.leave(before.name());
         state.generation += 1;
         let (kept, ended): (Vec<_>, Vec<_>) =
             mem::take(&mut state.open).into_iter().partition(|ender| Some(ender) == kept);
@@ -198,11 +203,17 @@ impl Master {
         }
         // The sentinels may have reported a switch before this connection subscribed.
         self.look(limit)?;
-        pauses.reset();
         if self.has_warned.swap(false, Ordering::Relaxed) {
             info!(target: "relatch::sentinel", "a sentinel reports switches again");
         }
+        let mut look_at = Moment::now().after(LOOKS_EVERY);
         subscription.listen((SILENCE, limit), |report| {
+            if look_at <= Moment::now() {
+                // Without an answer, the next connection asks.
+                let _ = self.look(limit);
+                look_at = Moment::now().after(LOOKS_EVERY);
+                pauses.reset();
+            }
             if let Some(report) = report.as_ref().and_then(Reply::text) {
                 self.heard(report, &sentinel, limit);
             }
@@ -225,25 +236,36 @@ impl Master {
     /// Handles a report: a switch of any master, or a promoted or new replica of any master.
     fn heard(&self, report: &str, sentinel: &Arc<Endpoint>, limit: Duration) {
         let words: Vec<_> = report.split(' ').collect();
+        // Without an answer, the next connection asks.
+        let look = || _ = self.look(limit);
         match words[..] {
-            // name, old host and port, new host and port
-            [name, _, _, host, port] if name == self.sentinels.name() => {
-                // This sentinel knows of the switch. Others may not know yet, and name the old
-                // master. Their answers must not count any more once the connections to it end.
+            [name, old_host, old_port, host, port] if name == self.sentinels.name() => {
+                // This sentinel knows of the switch. Others may not know yet.
                 self.sentinels.prefer(sentinel);
-                self.sentinels.note_epoch(sentinel, Moment::now().after(limit));
-                if let Ok(port) = port.parse() {
-                    let endpoint = self.endpoint(Place::Tcp { host: host.to_owned(), port });
-                    self.is_at(self.state.lock(), &endpoint, None);
+                let places = place(old_host, old_port).zip(place(host, port));
+                if !places.is_some_and(|(old, new)| self.follow(&old, new)) {
+                    look();
                 }
             }
             ["slave", .., name, _, _] if name == self.sentinels.name() => {
                 self.sentinels.prefer(sentinel);
-                // Without an answer, the next connection asks.
-                let _ = self.look(limit);
+                look();
             }
             _ => {}
         }
+    }
+
+    /// Follows the master from its old place to a new one. False if it was known to be elsewhere:
+    /// then the report comes late, or an earlier one was missed.
+    fn follow(&self, old: &Place, new: Place) -> bool {
+        let endpoint = self.endpoint(new);
+        let state = self.state.lock();
+        let is_here = |name: &str| state.endpoint.as_ref().is_none_or(|here| here.name() == name);
+        let (was_here, is_there) = (is_here(&old.to_string()), is_here(endpoint.name()));
+        if was_here {
+            self.is_at(state, &endpoint, None);
+        }
+        was_here || is_there
     }
 
     fn warn_once(&self, failure: &dyn fmt::Display) {
@@ -252,6 +274,10 @@ impl Master {
                 "no sentinel reports switches, so a switch is noticed when the old master fails: {failure}");
         }
     }
+}
+
+fn place(host: &str, port: &str) -> Option<Place> {
+    Some(Place::Tcp { host: host.to_owned(), port: port.parse().ok()? })
 }
 
 fn replaced() -> Failure {

@@ -19,6 +19,7 @@
 mod address;
 mod connection;
 mod endpoint;
+mod epochs;
 mod failure;
 mod link;
 mod login;

@@ -119,10 +119,14 @@ impl Node {
     /// `Refused`: a proxy may accept `CLIENT TRACKING` without passing it on.
     pub(super) fn listen(&self, probe: &str) -> Result<TrackingConnection, Failure> {
         let answer = || Moment::now().after(self.response_timeout);
-        let link = self.open(Moment::NEVER)?;
+        // A refusal of the connection may pass soon. (A refusal of what follows comes again.)
+        let link = self.open(Moment::NEVER).map_err(Failure::of_an_attempt)?;
         let mut tracking = TrackingConnection::open(link, Moment::now().after(self.connect_timeout))?;
-        let mut other = self.connect(Moment::NEVER)?;
-        other.change(probe, tracking.id, answer())?;
+        let mut other = self.connect(Moment::NEVER).map_err(Failure::of_an_attempt)?;
+        if let Err(failure) = other.change(probe, tracking.id, answer()) {
+            // If the master was replaced in between, the new one does not know the listener.
+            return Err(if tracking.has_ended() { failure.of_an_attempt() } else { failure });
+        }
         if tracking.hears(probe, answer())? {
             Ok(tracking)
         } else {

@@ -102,11 +102,11 @@ impl Wait {
     }
 }
 
-/// For how long Redis is to wait if its answer is due after `left`: for half of that time at most,
-/// so that the answer, and a removal after it, come in time. (If so little time is left that they
-/// do not, the keeper deletes the key.) Never zero, which means for ever.
+/// For how long Redis is to wait if its answer is due after `left`: for a third of that time at
+/// most, so that the answer, and a removal or another try after it, come in time. (If so little
+/// time is left that they do not, the keeper deletes the key.) Never zero, which means for ever.
 fn millis(timeout: Duration, left: Duration) -> u64 {
-    u64::try_from(timeout.min(left / 2).as_millis()).unwrap_or(u64::MAX).max(1)
+    u64::try_from(timeout.min(left / 3).as_millis()).unwrap_or(u64::MAX).max(1)
 }
 
 /// The refusal of a lock that too few replicas have. It has the code with which Redis refuses a
@@ -152,8 +152,8 @@ mod tests {
         let ms = Duration::from_millis;
         for (timeout, left, expected) in [
             (ms(100), Duration::MAX, 100),
-            (ms(100), ms(200), 100),
-            (ms(100), ms(199), 99),
+            (ms(100), ms(300), 100),
+            (ms(100), ms(299), 99),
             (ms(100), ms(3), 1),
             (ms(100), ms(1), 1),
             (ms(100), Duration::ZERO, 1),

@@ -7,15 +7,16 @@
 
 use std::io;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use parking_lot::Mutex;
 
 use crate::base::clock::Moment;
 use crate::store::endpoint::{Endpoint, Place};
+use crate::store::epochs::Epochs;
 use crate::store::failure::{Failure, Refusal};
-use crate::store::link::Link;
+use crate::store::link::{FAIR_TRY, Link};
 use crate::store::login::Access;
 use crate::store::reply::allowed;
 use crate::store::resp::Reply;
@@ -25,7 +26,7 @@ use crate::store::tls;
 /// The longest time that one sentinel gets to answer. A sentinel is near, and does little.
 const LONGEST_ASK: Duration = Duration::from_millis(300);
 
-/// The most sentinels that are remembered. (Five are many.)
+/// The most sentinels that are learnt. (Five are many.)
 const MOST: usize = 32;
 
 /// The channel on which a sentinel reports a new master.
@@ -43,15 +44,28 @@ pub(super) struct Sentinels {
     /// The name by which the sentinels know the master.
     name: String,
     /// The one that answered last comes first.
-    known: Mutex<Vec<Arc<Endpoint>>>,
+    known: Mutex<Vec<Known>>,
     access: Access,
     tls: Option<tls::Client>,
     /// Whether to ask how many replicas there are.
     counts_replicas: bool,
     replicas: AtomicU32,
-    /// The newest configuration that a sentinel has answered with. Each failover has an epoch of
-    /// its own, higher than those before.
-    epoch: AtomicU64,
+    epochs: Mutex<Epochs>,
+}
+
+struct Known {
+    endpoint: Arc<Endpoint>,
+    /// Whether the program named it. (The others are learnt.)
+    is_in_url: bool,
+}
+
+/// What a sentinel has answered.
+struct Answer {
+    place: Place,
+    /// The epoch of its configuration. `None` if the right to ask is missing.
+    epoch: Option<u64>,
+    /// How many replicas there are, if that was asked.
+    replicas: Option<u32>,
 }
 
 impl Sentinels {
@@ -62,10 +76,13 @@ impl Sentinels {
         tls: Option<tls::Client>,
         counts_replicas: bool,
     ) -> Sentinels {
-        let endpoint = |(host, port)| Arc::new(Endpoint::new(Place::Tcp { host, port }, tls.clone()));
-        let known = Mutex::new(hosts.into_iter().map(endpoint).collect());
-        let (replicas, epoch) = (AtomicU32::new(UNKNOWN), AtomicU64::new(0));
-        Sentinels { name, known, access, tls, counts_replicas, replicas, epoch }
+        let known = |(host, port)| {
+            let endpoint = Arc::new(Endpoint::new(Place::Tcp { host, port }, tls.clone()));
+            Known { endpoint, is_in_url: true }
+        };
+        let known = Mutex::new(hosts.into_iter().map(known).collect());
+        let (replicas, epochs) = (AtomicU32::new(UNKNOWN), Mutex::default());
+        Sentinels { name, known, access, tls, counts_replicas, replicas, epochs }
     }
 
     pub(super) fn name(&self) -> &str {
@@ -74,7 +91,7 @@ impl Sentinels {
 
     /// The addresses of the sentinels, for messages.
     pub(super) fn addresses(&self) -> String {
-        self.known.lock().iter().map(|sentinel| sentinel.name()).collect::<Vec<_>>().join(", ")
+        self.known.lock().iter().map(|it| it.endpoint.name()).collect::<Vec<_>>().join(", ")
     }
 
     /// How many replicas the master has, also those that are down. `None` if the sentinels have not
@@ -85,51 +102,47 @@ impl Sentinels {
 
     /// Asks who is the master. Also returns the sentinel that said so.
     ///
-    /// For a moment after a failover, some sentinels still name the old master, which may still say
-    /// that it is the master. Without a rule, a client that knows better would go back to it, find
-    /// none of its locks there, and take them for lost. So an answer with an older epoch than one
-    /// before does not count, unless no sentinel has a better one: then the sentinels were set up
-    /// anew, and count from the start.
+    /// An answer that is out of date does not count, and the next sentinel is asked. If all have
+    /// answered, and none knows better, the sentinels were set up anew. The same is assumed if some
+    /// cannot be asked, and nobody has shown the newer epoch for long.
     pub(super) fn master(&self, deadline: Moment) -> Result<(Place, Arc<Endpoint>), Failure> {
-        let mut older: Option<(u64, (Place, Arc<Endpoint>))> = None;
+        let (mut outdated, mut all_answered) = (None::<(Answer, Arc<Endpoint>)>, true);
         let newest = self.first_answer(deadline, |sentinel, limit| {
-            let Some((place, epoch)) = self.ask(sentinel, limit)? else {
+            let asked = self.ask(sentinel, limit).inspect_err(|_| all_answered = false);
+            let Some(answer) = asked? else { return Ok(None) };
+            let mut epochs = self.epochs.lock();
+            if epochs.is_outdated(&answer.place.to_string(), answer.epoch) {
+                if outdated.as_ref().is_none_or(|(other, _)| other.epoch < answer.epoch) {
+                    outdated = Some((answer, Arc::clone(sentinel)));
+                }
                 return Ok(None);
-            };
-            let answer = (place, Arc::clone(sentinel));
-            let Some(epoch) = epoch.filter(|epoch| *epoch < self.epoch.load(Ordering::Relaxed)) else {
-                self.note(epoch);
-                return Ok(Some(answer));
-            };
-            if older.as_ref().is_none_or(|(other, _)| *other < epoch) {
-                older = Some((epoch, answer));
             }
-            Ok(None)
+            epochs.note(answer.epoch, Moment::now());
+            Ok(Some((answer, Arc::clone(sentinel))))
         });
-        newest.or_else(|failure| {
-            let (epoch, answer) = older.ok_or(failure)?;
-            self.epoch.store(epoch, Ordering::Relaxed);
-            Ok(answer)
-        })
-    }
-
-    /// Takes note of the epoch of a sentinel that has reported a switch, so that from now on no
-    /// older answer counts.
-    pub(super) fn note_epoch(&self, sentinel: &Arc<Endpoint>, deadline: Moment) {
-        if let Ok(Some((_, epoch))) = self.ask(sentinel, deadline) {
-            self.note(epoch);
+        let mut epochs = self.epochs.lock();
+        let now = Moment::now();
+        let (answer, sentinel) = match (newest, outdated) {
+            (Ok(newest), _) => newest,
+            (Err(_), Some(outdated)) if all_answered || epochs.is_old(now) => {
+                epochs.begin_anew(outdated.0.epoch.unwrap_or_default(), now);
+                outdated
+            }
+            (Err(failure), _) => return Err(failure),
+        };
+        if let Some(replicas) = answer.replicas {
+            self.replicas.store(replicas, Ordering::Relaxed);
         }
+        Ok((answer.place, sentinel))
     }
 
-    fn note(&self, epoch: Option<u64>) {
-        if let Some(epoch) = epoch {
-            self.epoch.fetch_max(epoch, Ordering::Relaxed);
-        }
+    /// Notes that this is not the master any more: answers from before that are out of date.
+    pub(super) fn leave(&self, master: &str) {
+        self.epochs.lock().leave(master);
     }
 
-    /// Asks one sentinel for the master and the epoch. `None` if it does not know the name, and for
-    /// the epoch if it does not tell: then the right to ask is missing.
-    fn ask(&self, sentinel: &Endpoint, deadline: Moment) -> Result<Option<(Place, Option<u64>)>, Failure> {
+    /// Asks one sentinel. `None` if it does not know the name.
+    fn ask(&self, sentinel: &Arc<Endpoint>, deadline: Moment) -> Result<Option<Answer>, Failure> {
         let questions: [&[&str]; 3] = [
             &["SENTINEL", "get-master-addr-by-name", &self.name],
             &["SENTINEL", "sentinels", &self.name],
@@ -140,13 +153,17 @@ impl Sentinels {
         let Some(place) = read_master(replies.next().unwrap_or(Reply::Nil))? else {
             return Ok(None);
         };
-        self.learn(replies.next());
+        self.learn(sentinel, replies.next());
         let master = replies.next().unwrap_or(Reply::Nil);
-        let epoch = master.field("config-epoch").and_then(|epoch| epoch.parse().ok());
-        if self.counts_replicas {
-            self.count(master)?;
-        }
-        Ok(Some((place, epoch)))
+        let epoch = number(&master, "config-epoch");
+        let replicas = if self.counts_replicas {
+            // Without that number, nobody would know when all of them have a lock.
+            let count = number(&allowed(master)?, "num-slaves").and_then(|count| count.try_into().ok());
+            Some(count.ok_or_else(|| Failure::not_sent("the sentinel's reply made no sense"))?)
+        } else {
+            None
+        };
+        Ok(Some(Answer { place, epoch, replicas }))
     }
 
     /// Subscribes at a sentinel to its reports: of a new master, of a promotion, of a new replica.
@@ -161,7 +178,7 @@ impl Sentinels {
     /// Asks this sentinel first from now on, and those that came before it last.
     pub(super) fn prefer(&self, sentinel: &Arc<Endpoint>) {
         let mut known = self.known.lock();
-        if let Some(at) = known.iter().position(|it| Arc::ptr_eq(it, sentinel)) {
+        if let Some(at) = known.iter().position(|it| Arc::ptr_eq(&it.endpoint, sentinel)) {
             known.rotate_left(at);
         }
     }
@@ -169,30 +186,38 @@ impl Sentinels {
     /// Asks this sentinel last from now on: what it said was wrong, or is out of date.
     pub(super) fn doubt(&self, sentinel: &Arc<Endpoint>) {
         let mut known = self.known.lock();
-        if let Some(at) = known.iter().position(|it| Arc::ptr_eq(it, sentinel)) {
+        if let Some(at) = known.iter().position(|it| Arc::ptr_eq(&it.endpoint, sentinel)) {
             known[at..].rotate_left(1);
         }
     }
 
-    /// Asks one sentinel after the other until one knows the master, and prefers that one from then
-    /// on. The time is shared equally among those that were not asked yet and the master itself.
+    /// Asks one sentinel after the other until one can answer, and prefers that one from then on.
+    /// Each gets half of the time that is left: the rest is for the others and for the master.
     fn first_answer<T>(
         &self,
         deadline: Moment,
         mut ask: impl FnMut(&Arc<Endpoint>, Moment) -> Result<Option<T>, Failure>,
     ) -> Result<T, Failure> {
-        let known = self.known.lock().clone();
+        let known: Vec<_> = self.known.lock().iter().map(|it| Arc::clone(&it.endpoint)).collect();
         let (mut outage, mut refusal) = (None, None);
-        for (asked, sentinel) in known.iter().enumerate() {
-            let (now, shares) = (Moment::now(), known.len() - asked + 1);
-            let share = deadline.since(now) / u32::try_from(shares).unwrap_or(u32::MAX);
-            let limit = now.after(share.min(LONGEST_ASK));
-            match ask(sentinel, limit) {
+        for sentinel in &known {
+            let now = Moment::now();
+            let limit = (deadline.since(now) / 2).min(LONGEST_ASK);
+            if limit.is_zero() {
+                let cause = "no time was left to ask more sentinels".into();
+                outage = outage.or(Some((sentinel, Failure::OutOfTime(cause))));
+                break;
+            }
+            match ask(sentinel, now.after(limit)) {
                 Ok(Some(answer)) => {
                     self.prefer(sentinel);
                     return Ok(answer);
                 }
                 Ok(None) => {}
+                // With more time, the sentinel might have answered.
+                Err(Failure::NotSent(cause)) if limit < FAIR_TRY => {
+                    outage = outage.or(Some((sentinel, Failure::OutOfTime(cause))));
+                }
                 Err(failure) if failure.can_pass() => outage = outage.or(Some((sentinel, failure))),
                 Err(failure) => refusal = refusal.or(Some((sentinel, failure))),
             }
@@ -200,7 +225,11 @@ impl Sentinels {
         Err(match (outage, refusal) {
             (Some((sentinel, failure)), _) => {
                 let (name, why) = (sentinel.name(), failure.text());
-                Failure::not_sent(io::Error::other(format!("no sentinel reachable ({name}: {why})")))
+                let cause = io::Error::other(format!("no sentinel reachable ({name}: {why})")).into();
+                match failure {
+                    Failure::OutOfTime(_) => Failure::OutOfTime(cause),
+                    _ => Failure::NotSent(cause),
+                }
             }
             (None, Some((sentinel, failure))) => at(sentinel, failure),
             (None, None) => {
@@ -220,34 +249,35 @@ impl Sentinels {
         Link::open(sentinel, &sentinel.ways()?, &self.access, first, deadline, |_| Ok(()))
     }
 
-    /// Remembers the sentinels that another one knows. Their number is bounded: an address that
-    /// changes often would otherwise fill the memory.
-    fn learn(&self, others: Option<Reply>) {
+    /// Learns the sentinels that this one knows, and forgets those that are neither among them nor
+    /// in the URL: where sentinels change their addresses, the list would grow, and the time for
+    /// each would shrink.
+    fn learn(&self, sentinel: &Arc<Endpoint>, others: Option<Reply>) {
         let Some(Reply::Array(others)) = others else {
             return;
         };
+        let place = |other: &Reply| {
+            let (host, port) = (other.field("ip")?, other.field("port")?);
+            Some(Place::Tcp { host: host.to_owned(), port: port.parse().ok()? })
+        };
+        let named: Vec<_> = others.iter().filter_map(place).take(MOST).collect();
         let mut known = self.known.lock();
-        for other in others {
-            let (Some(host), Some(port)) = (other.field("ip"), other.field("port")) else {
-                continue;
-            };
-            let Ok(port) = port.parse() else { continue };
-            let place = Place::Tcp { host: host.to_owned(), port };
-            let endpoint = Endpoint::new(place, self.tls.clone());
-            if known.len() < MOST && !known.iter().any(|it| it.name() == endpoint.name()) {
-                known.push(Arc::new(endpoint));
+        known.retain(|it| {
+            let is_named = || named.iter().any(|place| place.to_string() == it.endpoint.name());
+            it.is_in_url || Arc::ptr_eq(&it.endpoint, sentinel) || is_named()
+        });
+        for place in named {
+            if !known.iter().any(|it| it.endpoint.name() == place.to_string()) {
+                let endpoint = Arc::new(Endpoint::new(place, self.tls.clone()));
+                known.push(Known { endpoint, is_in_url: false });
             }
         }
     }
+}
 
-    /// Takes the number of replicas from the reply to `SENTINEL master`. Without that number,
-    /// nobody would know when all of them have a lock.
-    fn count(&self, master: Reply) -> Result<(), Failure> {
-        let count = allowed(master)?.field("num-slaves").and_then(|count| count.parse().ok());
-        let count = count.ok_or_else(|| Failure::not_sent("the sentinel's reply made no sense"))?;
-        self.replicas.store(count, Ordering::Relaxed);
-        Ok(())
-    }
+/// A number in a reply that is a map.
+fn number(map: &Reply, field: &str) -> Option<u64> {
+    map.field(field)?.parse().ok()
 }
 
 /// Adds to a refusal which sentinel it came from.

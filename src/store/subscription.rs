@@ -39,6 +39,11 @@ impl Subscription {
         self.wire.ender()
     }
 
+    /// True if the connection is known to have ended. Does not wait.
+    pub(super) fn has_ended(&mut self) -> bool {
+        self.wire.has_ended()
+    }
+
     /// The payload of the next message. `None` if none comes before the deadline.
     pub(super) fn next(&mut self, deadline: Moment) -> Result<Option<Reply>, Failure> {
         while Moment::now() < deadline {

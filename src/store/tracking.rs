@@ -50,6 +50,11 @@ impl TrackingConnection {
         self.subscription.ender()
     }
 
+    /// True if the connection is known to have ended. Does not wait.
+    pub(super) fn has_ended(&mut self) -> bool {
+        self.subscription.has_ended()
+    }
+
     /// Waits for the invalidation of a key. False if it does not come in time.
     pub(super) fn hears(&mut self, key: &str, deadline: Moment) -> Result<bool, Failure> {
         while let Some(message) = self.subscription.next(deadline)? {

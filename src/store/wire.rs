@@ -116,7 +116,8 @@ impl Wire {
                 let mut session = Box::new(client.session(host)?);
                 match session.shake_hands(&mut stream.by(began.after(limit / 2))) {
                     Err(error) if error.kind() == ErrorKind::TimedOut => {
-                        if session.is_silent() && answers_in_plain(way, limit / 4) {
+                        let left = began.after(limit).since(Moment::now());
+                        if session.is_silent() && answers_in_plain(way, left.min(limit / 4)) {
                             return Err(tls::plain_redis());
                         }
                         session.shake_hands(&mut stream.by(began.after(limit)))?;

@@ -63,6 +63,29 @@ fn too_many_clients_are_an_outage_and_not_a_missing_command() {
     assert!(chain(&error).contains("max number of clients"), "{}", chain(&error));
 }
 
+/// A server that ends the connection in the middle of a login may be well soon, whatever it has
+/// said about the first command.
+#[test]
+fn a_login_that_is_cut_off_is_tried_again() {
+    let cuts = AtomicUsize::new(3);
+    let server = FakeServer::start(move |command| {
+        let command: Vec<_> = command.iter().map(String::as_str).collect();
+        let cut =
+            || cuts.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |left| left.checked_sub(1)).is_ok();
+        match command[..] {
+            [] => Reply::Bytes(Vec::new()),
+            ["HELLO", "2"] => Reply::Bytes(b"-NOPERM this user has no permissions\r\n".to_vec()),
+            ["CLIENT", "SETNAME", _] if cut() => Reply::Close,
+            ["GET", _] => Reply::Bytes(b"$-1\r\n".to_vec()),
+            ["PTTL", _] => Reply::Bytes(b":-2\r\n".to_vec()),
+            ["EVALSHA", _, _, _, _] => Reply::Bytes(b":1\r\n".to_vec()), // A release.
+            _ => Reply::Bytes(b"+OK\r\n".to_vec()),
+        }
+    });
+    let locks = builder(&format!("redis://{}/", server.address())).build_unchecked().expect("sends nothing");
+    drop(locks.lock("a").expect("the fourth connection is not cut off"));
+}
+
 /// The password changes with each connection, as a token that expires does.
 #[test]
 fn the_provider_is_asked_for_each_connection() {

@@ -1,7 +1,7 @@
 //! Sentinel: the master dies, hangs or is replaced; sentinels are silent, wrong or gone.
 
 use std::fs;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicU8, Ordering};
 use std::sync::mpsc::{self, Receiver};
 use std::sync::{Arc, Barrier};
 use std::thread;
@@ -307,32 +307,46 @@ fn a_sentinel_that_names_a_replica_or_a_dead_server_is_not_asked_alone() {
 
 #[test]
 fn a_sentinel_that_has_not_heard_of_a_switch_does_not_lead_back_to_the_old_master() {
+    // What the first and the last sentinel say: as long as both are well, when the first is gone,
+    // when the last is gone as well, and when they were set up anew.
+    const WELL: u8 = 0;
+    const ONE_IS_GONE: u8 = 1;
+    const BOTH_ARE_GONE: u8 = 2;
+    const ANEW: u8 = 3;
+
     let [old, new] = [(); 2].map(|()| Server::start());
     let (old_port, new_port) = (old.port(), new.port());
-    let [goes, starts_anew] = [(); 2].map(|()| Arc::new(AtomicBool::new(false)));
-    let [is_gone, is_anew] = [&goes, &starts_anew].map(Arc::clone);
-    let first = sentinel_that_says(move || (!is_gone.load(Ordering::SeqCst)).then_some((new_port, 5)));
+    let state = Arc::new(AtomicU8::new(WELL));
+    let says = |gone_from: u8| {
+        let state = Arc::clone(&state);
+        sentinel_that_says(move || match state.load(Ordering::SeqCst) {
+            ANEW => Some((old_port, 0)),
+            now => (now < gone_from).then_some((new_port, 5)),
+        })
+    };
+    let [first, last] = [says(ONE_IS_GONE), says(BOTH_ARE_GONE)];
     let behind = sentinel_that_says(move || Some((old_port, 4)));
-    let last = sentinel_that_says(move || {
-        let anew = is_anew.load(Ordering::SeqCst);
-        Some(if anew { (old_port, 0) } else { (new_port, 5) })
-    });
     let ports = [&first, &behind, &last].map(port_of).map(|port| format!("127.0.0.1:{port}"));
     let url = new.url().replace(&new.address(), &ports.join(",")).replace("redis:", "redis+sentinel:");
     let locks = connect(&format!("{url}{MASTER}"));
     let guard = locks.lock("a").expect("locks");
-    goes.store(true, Ordering::SeqCst);
+    let cut = || new.query::<()>(&["CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes"]);
+    let calls = || old.total_calls(&["hello", "set", "evalsha"]);
+    state.store(ONE_IS_GONE, Ordering::SeqCst);
     for _ in 0..5 {
-        new.query::<()>(&["CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes"]);
+        cut();
         locks.with_lock("b", || {}).expect("runs");
     }
     guard.verify().expect("it is where it was");
-    assert_eq!(old.total_calls(&["hello", "set", "evalsha"]), 0);
-    // The sentinels were set up anew: no answer is as new as those before.
-    starts_anew.store(true, Ordering::SeqCst);
-    new.kill();
+    // Only the sentinel that has not heard answers. Soon the others may do so, too.
+    state.store(BOTH_ARE_GONE, Ordering::SeqCst);
+    cut();
+    assert_unavailable(&locks.try_lock_for("b", ANSWER));
+    assert!(guard.is_valid());
+    assert_eq!(calls(), 0);
+    state.store(ANEW, Ordering::SeqCst);
     locks.with_lock("b", || {}).expect("runs");
-    assert!(old.calls("set") > 0);
+    assert!(calls() > 0);
 }
 
 #[test]
