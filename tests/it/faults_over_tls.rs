@@ -50,17 +50,22 @@ fn while_connections_are_cut(server: &Server, relay: &Relay, count: impl FnOnce(
         drop(stop);
         cutting.join().expect("no panic")
     });
-    assert!(cuts > 10 && relay.connections_accepted() > cuts, "{cuts} cuts");
+    assert!(cuts > 3 && relay.connections_accepted() > cuts, "{cuts} cuts");
 }
 
 #[test]
 fn threads_lose_no_update_over_tls_while_connections_are_cut() {
     let rig = TlsRig::new();
     let relay = Relay::start(rig.server.tls_port());
-    let locks = LockManager::builder(&url(relay.port())).tls(rig.trusting()).tolerate_outage(COUNTING);
-    let locks = locks.build().expect("connects");
-    let count = || count_with(&locks, &rig.server.url(), 8, 50, How::Reentrant);
-    while_connections_are_cut(&rig.server, &relay, count);
+    let count = || {
+        // With one manager, the queue within the process would be enough to exclude the others.
+        let builder = LockManager::builder(&url(relay.port())).tls(rig.trusting()).tolerate_outage(COUNTING);
+        let locks = builder.build_unchecked().expect("options that can work");
+        count_with(&locks, &rig.server.url(), 2, 50, How::Reentrant);
+    };
+    while_connections_are_cut(&rig.server, &relay, || {
+        thread::scope(|scope| [(); 4].map(|()| scope.spawn(count)).map(|it| it.join().expect("no panic")));
+    });
     assert_eq!(total(&rig.server), 400);
 }
 
