@@ -16,7 +16,7 @@ use crate::{lost_answers, outages, renewal};
 fn threads_lose_no_update_over_tls() {
     let rig = TlsRig::new();
     let locks = rig.builder().build().expect("connects");
-    count_with(&locks, &rig.server.url(), 8, 50, How::Locked);
+    count_with(&locks, &rig.server.bare_url(), 8, 50, How::Locked);
     assert_eq!(total(&rig.server), 400);
 }
 
@@ -61,7 +61,7 @@ fn threads_lose_no_update_over_tls_while_connections_are_cut() {
         // With one manager, the queue within the process would be enough to exclude the others.
         let builder = LockManager::builder(&url(relay.port())).tls(rig.trusting()).tolerate_outage(COUNTING);
         let locks = builder.build_unchecked().expect("options that can work");
-        count_with(&locks, &rig.server.url(), 2, 50, How::Reentrant);
+        count_with(&locks, &rig.server.bare_url(), 2, 50, How::Reentrant);
     };
     while_connections_are_cut(&rig.server, &relay, || {
         thread::scope(|scope| [(); 4].map(|()| scope.spawn(count)).map(|it| it.join().expect("no panic")));

@@ -65,8 +65,9 @@ fn increment(connection: &mut Connection) {
 }
 
 /// Has `threads` threads share one manager, and each increment the counter `rounds` times.
-fn count(url: &str, threads: u64, rounds: u64, how: How) {
-    count_with(&LockManager::connect(url).expect("connects"), url, threads, rounds, how);
+fn count(server: &Server, threads: u64, rounds: u64, how: How) {
+    let locks = LockManager::connect(&server.url()).expect("connects");
+    count_with(&locks, &server.bare_url(), threads, rounds, how);
 }
 
 /// The same with a manager of the caller's.
@@ -110,7 +111,7 @@ fn total_of_processes(how: How) -> u64 {
 /// Has four processes with two threads each increment the counter, under a lock at `locks`. If that
 /// is an address for TLS, the processes trust `roots`.
 pub(crate) fn count_in_processes(server: &Server, locks: &str, roots: &str, how: How) {
-    let (url, how) = (&*server.url(), &*format!("{how:?}"));
+    let (url, how) = (&*server.bare_url(), &*format!("{how:?}"));
     let args = [("url", url), ("locks", locks), ("roots", roots), ("how", how)];
     let mut children = [(); 4].map(|()| Worker::spawn("count", &args));
     for child in &children {
@@ -127,7 +128,7 @@ pub(crate) fn count_in_processes(server: &Server, locks: &str, roots: &str, how:
 
 fn total_of_threads(how: How) -> u64 {
     let server = Server::start();
-    count(&server.url(), 8, 50, how);
+    count(&server, 8, 50, how);
     assert!(!server.exists("lock:a"));
     total(&server)
 }
@@ -165,10 +166,9 @@ fn processes_lose_updates_without_the_lock() {
 #[test]
 fn managers_of_one_process_exclude_each_other() {
     let server = Server::start();
-    let url = server.url();
     thread::scope(|scope| {
         for _ in 0..4 {
-            scope.spawn(|| count(&url, 2, 25, How::Locked));
+            scope.spawn(|| count(&server, 2, 25, How::Locked));
         }
     });
     assert_eq!(total(&server), 200);

@@ -423,7 +423,7 @@ fn managers_that_wait_for_replicas_lose_no_update() {
     let managers = [group.locks(1), group.locks(1)];
     thread::scope(|scope| {
         for locks in &managers {
-            scope.spawn(|| count_with(locks, &group.master.url(), 4, 25, How::Locked));
+            scope.spawn(|| count_with(locks, &group.master.bare_url(), 4, 25, How::Locked));
         }
     });
     assert_eq!(total(&group.master), 200);
