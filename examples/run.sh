@@ -65,9 +65,14 @@ example=${1:-quickstart}
 [ -f "examples/$example.rs" ] || die "there is no example $example, but these are:
 $(examples)"
 need_cargo
+features=()
 case $example in
     sentinel) need_server ;; # It starts its own.
+    tls)
+        need_server
+        features=(--features tls)
+        ;;
     *) [ -n "${REDIS_URL:-}" ] || start_server ;;
 esac
 say "cargo run --example $example (the first time takes a while to build)"
-cargo run --quiet --example "$example" -- "${@:2}"
+cargo run --quiet "${features[@]}" --example "$example" -- "${@:2}"
