@@ -1,16 +1,19 @@
 //! What failovers do to locks, and what acknowledged replicas change about that.
 
+use std::collections::HashMap;
 use std::env;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::{self, Receiver};
 use std::thread;
 use std::time::Duration;
 
-use relatch::{Builder, LockManager, Replicas};
-use relatch_rig::{LONG, Sentinels, SetOnDrop, Setup, eventually, throughout, unique_key};
+use relatch::{Builder, Error, LockManager, LostCause, Replicas};
+use relatch_rig::{
+    Fault, LONG, MASTER, Proxy, Sentinels, Server, SetOnDrop, Setup, eventually, throughout, unique_key,
+};
 
 use crate::sentinel::{patient, port_of, sentinel_that_names};
-use crate::support::{ANSWER, SOON, chain};
+use crate::support::{ANSWER, SOON, assert_lost, assert_unavailable, chain};
 
 /// For how long Redis waits for replicas.
 const WAIT: Duration = Duration::from_millis(100);
@@ -54,7 +57,7 @@ fn take_locks(locks: &LockManager, ended: &AtomicBool, taken: &AtomicU64, done: 
         eventually(LONG, "the new master answers", || {
             kept = match guard.verify() {
                 Ok(()) => Some(true),
-                Err(relatch::Error::Lost { .. }) => Some(false),
+                Err(Error::Lost { .. }) => Some(false),
                 Err(_) => None,
             };
             kept.is_some()
@@ -88,35 +91,115 @@ fn lossy_failover(sentinels: &Sentinels, locks: &LockManager) -> Toll {
     })
 }
 
-/// Many such failovers: two, or as many as the variable says.
-fn lossy_failovers(builder: fn(&str) -> Builder) -> Toll {
+/// Many such failovers, each with its toll: two, or as many as the variable says.
+fn lossy_failovers(builder: fn(&str) -> Builder) -> Vec<Toll> {
     let wanted = env::var("RELATCH_FAILOVERS").map_or(2, |it| it.parse().expect("a number"));
     let deployments = if wanted > AT_A_TIME { AT_A_TIME } else { 1 };
     let run = || {
         let sentinels = Sentinels::with(Setup { replicas: 1, ..Setup::default() });
         let locks = builder(&sentinels.url()).build().expect("connects");
         let tolls = (0..wanted.div_ceil(deployments)).map(|_| lossy_failover(&sentinels, &locks));
-        tolls.fold(Toll::default(), |sum, it| Toll { taken: sum.taken + it.taken, lost: sum.lost + it.lost })
+        tolls.collect::<Vec<_>>()
     };
     thread::scope(|scope| {
         let running: Vec<_> = (0..deployments).map(|_| scope.spawn(run)).collect();
-        let tolls = running.into_iter().map(|it| it.join().expect("no panic"));
-        tolls.fold(Toll::default(), |sum, it| Toll { taken: sum.taken + it.taken, lost: sum.lost + it.lost })
+        running.into_iter().flat_map(|it| it.join().expect("no panic")).collect()
     })
+}
+
+fn sum(tolls: &[Toll]) -> Toll {
+    let taken = tolls.iter().map(|it| it.taken).sum();
+    Toll { taken, lost: tolls.iter().map(|it| it.lost).sum() }
 }
 
 #[test]
 fn lossy_failovers_lose_no_lock_that_all_replicas_acknowledged() {
-    let toll = lossy_failovers(acknowledged);
+    let toll = sum(&lossy_failovers(acknowledged));
     println!("failovers | replicas(all) | {} locks taken, {} lost", toll.taken, toll.lost);
     assert!(toll.taken > 0 && toll.lost == 0, "{toll:?}");
 }
 
 #[test]
 fn lossy_failovers_lose_locks_that_no_replica_acknowledged() {
-    let toll = lossy_failovers(plain);
+    let tolls = lossy_failovers(plain);
+    let toll = sum(&tolls);
     println!("failovers | without replicas | {} locks taken, {} lost", toll.taken, toll.lost);
-    assert!(toll.lost > 0, "the other test proves nothing: {toll:?}");
+    assert!(tolls.iter().all(|it| it.lost > 0), "the other test proves nothing: {tolls:?}");
+}
+
+/// One of two replicas has the lock, and the sentinels promote the other.
+#[test]
+fn a_failover_to_a_replica_without_the_lock_loses_it_unless_all_had_to_acknowledge() {
+    let sentinels = Sentinels::start();
+    let some = plain(&sentinels.url()).replicas(Replicas::at_least(1), WAIT).tolerate_outage(LONG);
+    let (some, all) = (some.build(), acknowledged(&sentinels.url()).build());
+    let (some, all) = (some.expect("connects"), all.expect("connects"));
+    sentinels.server(1).query::<()>(&["CONFIG", "SET", "replica-priority", "0"]);
+    eventually(LONG, "the sentinels know that they cannot promote it", || {
+        let port = sentinels.server(1).port().to_string();
+        (0..3).all(|place| {
+            let replicas: Vec<HashMap<String, String>> =
+                sentinels.sentinel(place).query(&["SENTINEL", "REPLICAS", MASTER]);
+            replicas.iter().any(|it| it["port"] == port && it["slave-priority"] == "0")
+        })
+    });
+    sentinels.cut_off(2);
+    let refused = all.try_lock("all");
+    assert_unavailable(&refused);
+    let told = chain(&refused.expect_err("just seen"));
+    assert!(told.contains("1 of 2 replicas acknowledged the lock"), "{told}");
+    let guard = some.lock("some").expect("one replica has it");
+    sentinels.server(0).kill();
+    assert_eq!(sentinels.until_replaced(0), 2);
+    assert_eq!(guard.watch().wait_lost(LONG), Some(LostCause::Deleted));
+    assert_lost(&guard.verify(), LostCause::Deleted);
+}
+
+/// `Replicas::all` follows what the sentinels say, but a lock without any copy is never enough.
+#[test]
+fn all_replicas_are_at_least_one_and_also_those_that_come_later() {
+    let down_after = LONG;
+    let sentinels = Sentinels::with(Setup { replicas: 0, down_after, ..Setup::default() });
+    // A keeper would ask the sentinels, too, when it connects.
+    let locks = acknowledged(&sentinels.url()).renew(false).build().expect("connects");
+    let is_short = |counts: &str| {
+        let taken = locks.try_lock("a");
+        taken.is_err_and(|error| chain(&error).contains(&format!("{counts} replicas acknowledged the lock")))
+    };
+    assert!(is_short("0 of 1"), "nobody has a copy");
+    assert_unavailable(&locks.try_lock("a"));
+    let master = sentinels.server(0).port().to_string();
+    let replica = || Server::with(&["--replicaof", "127.0.0.1", &master]);
+    let first = replica();
+    eventually(LONG, "the replica acknowledges", || {
+        let taken = locks.try_lock("a").ok().flatten();
+        taken.is_some_and(|guard| first.get("lock:a").as_deref() == Some(guard.token()))
+    });
+    let second = replica();
+    eventually(LONG, "the master has two replicas", || {
+        sentinels.server(0).query::<String>(&["INFO", "replication"]).matches("state=online").count() == 2
+    });
+    second.pause();
+    eventually(LONG, "the second replica is missed", || is_short("1 of 2"));
+    second.resume();
+    eventually(LONG, "both have it", || {
+        let taken = locks.try_lock("a").ok().flatten();
+        taken.is_some_and(|guard| second.get("lock:a").as_deref() == Some(guard.token()))
+    });
+}
+
+/// Without the number of replicas, nobody knows when all of them have a lock.
+#[test]
+fn all_replicas_need_the_right_to_ask_how_many_there_are() {
+    let sentinels = Sentinels::with(Setup { down_after: LONG, replicas: 1, ..Setup::default() });
+    let proxy = Proxy::start(sentinels.sentinel(0).port());
+    proxy.always("SENTINEL SENTINELS", Fault::Answer(b"*0\r\n".to_vec()));
+    let url = sentinels.url_with(&[proxy.port()]);
+    acknowledged(&url).build().expect("may ask");
+    proxy.always("SENTINEL MASTER", Fault::Answer(b"-NOPERM this user may not ask\r\n".to_vec()));
+    plain(&url).build().expect("need not know");
+    let error = acknowledged(&url).build().expect_err("may not ask");
+    assert!(matches!(&error, Error::Refused { code, .. } if code == "NOPERM"), "{error:?}");
 }
 
 #[test]
