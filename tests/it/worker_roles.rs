@@ -31,6 +31,8 @@ pub(crate) fn run_role(name: &str) {
         "ender" => crate::thread_exit::end_as_told(),
         "wall clock" => crate::clocks::wall_clock_as_told(),
         "spiller" => crate::secrets::spill(),
+        #[cfg(feature = "tls")]
+        "connector" => crate::tls::connect_as_told(),
         other => panic!("no role is called {other:?}; add it to tests/it/worker_roles.rs"),
     }
 }

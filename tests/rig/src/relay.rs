@@ -22,6 +22,8 @@ struct Shared {
     rules: Mutex<Rules>,
     changed: Condvar,
     passed: AtomicU64,
+    /// How many connections there were.
+    opened: AtomicU64,
 }
 
 #[derive(Default)]
@@ -30,6 +32,8 @@ struct Rules {
     allowed: [Option<usize>; 2],
     /// The pause before each byte to the client.
     drip: Option<Duration>,
+    /// How many of the first connections let nothing pass any more.
+    stranded: u64,
     stopped: bool,
 }
 
@@ -45,9 +49,10 @@ impl Relay {
         let shared = Arc::new(Shared::default());
         let host = Arc::clone(&shared);
         let bridge = Bridge::start("relay", target, move |streams| {
+            let number = host.opened.fetch_add(1, Ordering::SeqCst);
             [Direction::ToClient, Direction::ToServer].map(|direction| {
                 let (host, streams) = (Arc::clone(&host), streams.clone());
-                Box::new(move || host.pump(&streams, direction)) as Pump
+                Box::new(move || host.pump(&streams, direction, number)) as Pump
             })
         });
         Relay { shared, bridge }
@@ -73,9 +78,11 @@ impl Relay {
         self.change(|rules| rules.allowed[0] = Some(bytes));
     }
 
-    /// Holds back all bytes in both directions: the connections are half-open.
-    pub fn hold_all(&self) {
-        self.change(|rules| rules.allowed = [Some(0); 2]);
+    /// Lets no byte pass any more over the connections that are open now: they are half-open. Later
+    /// ones work.
+    pub fn strand_all(&self) {
+        let opened = self.shared.opened.load(Ordering::SeqCst);
+        self.change(|rules| rules.stranded = opened);
     }
 
     /// Passes bytes to clients one by one, with a pause before each.
@@ -100,7 +107,7 @@ impl Relay {
 }
 
 impl Shared {
-    fn pump(&self, streams: &Streams, direction: Direction) {
+    fn pump(&self, streams: &Streams, direction: Direction, number: u64) {
         let Streams { client, server } = streams;
         let (mut from, mut to): (&TcpStream, &TcpStream) = match direction {
             Direction::ToClient => (server, client),
@@ -110,7 +117,7 @@ impl Shared {
         while let Ok(count @ 1..) = from.read(&mut buffer) {
             let mut rest = &buffer[..count];
             while !rest.is_empty() {
-                let Some(part) = self.may_pass(direction, rest.len()) else { return };
+                let Some(part) = self.may_pass(direction, rest.len(), number) else { return };
                 if to.write_all(&rest[..part]).is_err() {
                     return;
                 }
@@ -122,8 +129,9 @@ impl Shared {
         }
     }
 
-    /// Waits until bytes may pass, and returns how many; `None` at the end of the proxy.
-    fn may_pass(&self, direction: Direction, count: usize) -> Option<usize> {
+    /// Waits until bytes of this connection may pass, and returns how many; `None` at the end of the
+    /// proxy.
+    fn may_pass(&self, direction: Direction, count: usize, number: u64) -> Option<usize> {
         let mut rules = self.rules.lock();
         if let (Direction::ToClient, Some(pause)) = (direction, rules.drip) {
             self.changed.wait_for(&mut rules, pause);
@@ -132,6 +140,10 @@ impl Shared {
         loop {
             if rules.stopped {
                 return None;
+            }
+            if number < rules.stranded {
+                self.changed.wait(&mut rules);
+                continue;
             }
             match &mut rules.allowed[usize::from(direction == Direction::ToServer)] {
                 None => return Some(count),
