@@ -105,10 +105,16 @@ fn the_provider_is_asked_for_each_connection() {
     let locks = builder.build().expect("connects");
     locks.with_lock("a", || ()).expect("locks");
     assert_eq!((asked.load(Ordering::SeqCst), server.users()), (1, vec!["worker".to_owned()]));
+    let cut = || {
+        for id in server.clients_with("user=worker") {
+            server.query::<()>(&["CLIENT", "KILL", "ID", &id.to_string()]);
+        }
+    };
+    cut();
+    locks.with_lock("a", || ()).expect("logs in once more");
+    assert_eq!(asked.load(Ordering::SeqCst), 2, "also for a password that is still right");
     user(">second");
-    for id in server.clients_with("user=worker") {
-        server.query::<()>(&["CLIENT", "KILL", "ID", &id.to_string()]);
-    }
+    cut();
     let error = locks.lock("a").expect_err("the password is old");
     assert_refused(&error, "WRONGPASS");
     "second".clone_into(&mut password.lock());
