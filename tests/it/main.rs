@@ -97,6 +97,8 @@ mod hostile_server;
 
 // Sentinel: the master dies, hangs or is replaced; sentinels are silent, wrong or gone.
 mod sentinel;
+// Sentinels that a test plays: reports to the millisecond, and sentinels that disagree.
+mod sentinel_reports;
 // Failovers that lose what replicas lack, and the exclusion over failovers.
 mod failovers;
 

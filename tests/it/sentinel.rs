@@ -27,13 +27,13 @@ pub(crate) fn patient(url: &str) -> Builder {
     builder(url).tolerate_outage(LONG).lease(MINUTE).renew_every(PERIOD)
 }
 
-fn connect(url: &str) -> LockManager {
+pub(crate) fn connect(url: &str) -> LockManager {
     patient(url).build().expect("connects")
 }
 
 /// A proxy in front of each sentinel, and the address that names the proxies. No sentinel tells of
 /// another one, so that nothing goes past the proxies.
-fn behind_proxies(sentinels: &Sentinels) -> (Vec<Proxy>, String) {
+pub(crate) fn behind_proxies(sentinels: &Sentinels) -> (Vec<Proxy>, String) {
     let proxies: Vec<_> = (0..3).map(|place| Proxy::start(sentinels.sentinel(place).port())).collect();
     for it in &proxies {
         it.always("SENTINEL SENTINELS", Fault::Answer(b"*0\r\n".to_vec()));
@@ -44,7 +44,7 @@ fn behind_proxies(sentinels: &Sentinels) -> (Vec<Proxy>, String) {
 
 /// Waits until the manager receives the reports of a sentinel behind one of the proxies.
 #[track_caller]
-fn until_subscribed(proxies: &[Proxy]) {
+pub(crate) fn until_subscribed(proxies: &[Proxy]) {
     // After the subscription, the manager asks once more who is the master.
     let has_subscribed = |proxy: &Proxy| {
         let sent = proxy.log_in_full();
@@ -73,7 +73,7 @@ fn report_of(sentinel: &Server) -> Receiver<Instant> {
 }
 
 /// How many connections of managers a server has.
-fn clients_of(server: &Server) -> usize {
+pub(crate) fn clients_of(server: &Server) -> usize {
     let clients: String = server.query(&["CLIENT", "LIST"]);
     clients.lines().filter(|line| line.contains(" name=relatch:")).count()
 }
@@ -86,14 +86,11 @@ pub(crate) fn sentinel_that_names(port: u16) -> FakeServer {
 
 /// The same, with the port and the epoch that `view` returns. While that is `None`, it closes its
 /// connections.
-fn sentinel_that_says(view: impl Fn() -> Option<(u16, u64)> + Send + Sync + 'static) -> FakeServer {
+pub(crate) fn sentinel_that_says(
+    view: impl Fn() -> Option<(u16, u64)> + Send + Sync + 'static,
+) -> FakeServer {
     FakeServer::start(move |args| {
         let Some((port, epoch)) = view() else { return Reply::Close };
-        let array = |parts: &[&str]| {
-            let parts = parts.iter().map(|part| format!("${}\r\n{part}\r\n", part.len()));
-            let parts: Vec<_> = parts.collect();
-            format!("*{}\r\n{}", parts.len(), parts.concat())
-        };
         let words: Vec<_> = args.iter().map(|it| it.to_lowercase()).collect();
         let words: Vec<_> = words.iter().map(String::as_str).collect();
         let reply = match words[..] {
@@ -102,13 +99,21 @@ fn sentinel_that_says(view: impl Fn() -> Option<(u16, u64)> + Send + Sync + 'sta
             ["sentinel", "master", _] => array(&["num-slaves", "2", "config-epoch", &epoch.to_string()]),
             ["sentinel", ..] => array(&[]),
             ["subscribe", channel] => {
-                format!("*3\r\n$9\r\nsubscribe\r\n${}\r\n{channel}\r\n:1\r\n", channel.len())
+                let reply = format!("*3\r\n$9\r\nsubscribe\r\n${}\r\n{channel}\r\n:1\r\n", channel.len());
+                let is_last = channel == "+slave";
+                return if is_last { Reply::Subscribed } else { Reply::Bytes }(reply.into_bytes());
             }
             ["ping"] => array(&["pong", ""]),
             _ => "+OK\r\n".to_owned(),
         };
         Reply::Bytes(reply.into_bytes())
     })
+}
+
+/// An array of strings, as a server sends it.
+pub(crate) fn array(parts: &[&str]) -> String {
+    let parts: Vec<_> = parts.iter().map(|part| format!("${}\r\n{part}\r\n", part.len())).collect();
+    format!("*{}\r\n{}", parts.len(), parts.concat())
 }
 
 pub(crate) fn port_of(fake: &FakeServer) -> u16 {
@@ -249,7 +254,7 @@ fn a_master_that_accepts_and_is_silent_leads_back_to_the_sentinels() {
 
 /// Takes locks in several threads, all of which release at a time, over as many connections as the
 /// manager has to open for that.
-fn open_connections(locks: &LockManager, count: usize) {
+pub(crate) fn open_connections(locks: &LockManager, count: usize) {
     let all_have_one = Barrier::new(count);
     thread::scope(|scope| {
         for key in 0..count {
@@ -508,7 +513,7 @@ fn connecting_asks_one_sentinel_in_one_round_trip() {
 }
 
 /// The names of this process's threads that are managers'.
-fn threads() -> Vec<String> {
+pub(crate) fn threads() -> Vec<String> {
     let tasks = fs::read_dir("/proc/self/task").expect("Linux");
     let names = tasks.filter_map(|task| fs::read_to_string(task.ok()?.path().join("comm")).ok());
     names.filter(|name| name.starts_with("relatch")).collect()

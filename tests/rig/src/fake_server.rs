@@ -23,6 +23,8 @@ pub enum Reply {
     /// The first bytes, then the others over and over for the given time, as fast as the client
     /// reads them. Then the connection ends.
     Endless(Vec<u8>, Vec<u8>, Duration),
+    /// These bytes. From then on, the connection gets what [`FakeServer::push`] sends.
+    Subscribed(Vec<u8>),
     /// The end of the connection.
     Close,
 }
@@ -44,6 +46,7 @@ struct Shared {
     script: Box<Script>,
     stopped: AtomicBool,
     clients: Mutex<Vec<(TcpStream, JoinHandle<()>)>>,
+    subscribers: Mutex<Vec<TcpStream>>,
 }
 
 impl FakeServer {
@@ -55,6 +58,7 @@ impl FakeServer {
             script: Box::new(script),
             stopped: AtomicBool::new(false),
             clients: Mutex::default(),
+            subscribers: Mutex::default(),
         });
         let host = Arc::clone(&shared);
         let acceptor = Some(thread::spawn(move || host.accept(&listener)));
@@ -64,6 +68,14 @@ impl FakeServer {
     /// Host and port.
     pub fn address(&self) -> String {
         format!("127.0.0.1:{}", self.port)
+    }
+
+    /// Sends bytes that nobody asked for, over each connection that has
+    /// [subscribed](Reply::Subscribed). Returns how many connections they were written to.
+    pub fn push(&self, bytes: &[u8]) -> usize {
+        let mut subscribers = self.shared.subscribers.lock();
+        subscribers.retain_mut(|stream| stream.write_all(bytes).is_ok());
+        subscribers.len()
     }
 }
 
@@ -119,6 +131,13 @@ impl Shared {
                     goes_on = stream.write_all(&block).is_ok();
                 }
                 false
+            }
+            Reply::Subscribed(bytes) => {
+                // Locked first, so that no push comes before the reply.
+                let mut subscribers = self.subscribers.lock();
+                let goes_on = stream.write_all(&bytes).is_ok();
+                subscribers.extend(stream.try_clone());
+                goes_on
             }
             Reply::Close => false,
         }
