@@ -177,10 +177,7 @@ impl Sentinels {
 
     /// Asks this sentinel first from now on, and those that came before it last.
     pub(super) fn prefer(&self, sentinel: &Arc<Endpoint>) {
-        let mut known = self.known.lock();
-        if let Some(at) = known.iter().position(|it| Arc::ptr_eq(&it.endpoint, sentinel)) {
-            known.rotate_left(at);
-        }
+        to_front(&mut self.known.lock(), sentinel);
     }
 
     /// Asks this sentinel last from now on: what it said was wrong, or is out of date.
@@ -210,7 +207,14 @@ impl Sentinels {
             }
             match ask(sentinel, now.after(limit)) {
                 Ok(Some(answer)) => {
-                    self.prefer(sentinel);
+                    // If another sentinel has come to the front since the first was asked, it may
+                    // have reported a switch that this one has not heard of. Preferring this one
+                    // would lead back to the old master where the sentinels do not show their
+                    // epoch.
+                    let mut now = self.known.lock();
+                    if Arc::ptr_eq(&now[0].endpoint, &known[0]) {
+                        to_front(&mut now, sentinel);
+                    }
                     return Ok(answer);
                 }
                 Ok(None) => {}
@@ -272,6 +276,13 @@ impl Sentinels {
                 known.push(Known { endpoint, is_in_url: false });
             }
         }
+    }
+}
+
+/// Has this sentinel asked first, and those that came before it last.
+fn to_front(known: &mut [Known], sentinel: &Arc<Endpoint>) {
+    if let Some(at) = known.iter().position(|it| Arc::ptr_eq(&it.endpoint, sentinel)) {
+        known.rotate_left(at);
     }
 }
 
