@@ -99,6 +99,9 @@ mod hostile_server;
 mod sentinel;
 // Sentinels that a test plays: reports to the millisecond, and sentinels that disagree.
 mod sentinel_reports;
+// TLS to the master that sentinels name, and to the sentinels.
+#[cfg(feature = "tls")]
+mod sentinel_tls;
 // Failovers that lose what replicas lack, and the exclusion over failovers.
 mod failovers;
 

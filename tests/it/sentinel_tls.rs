@@ -1,0 +1,69 @@
+//! TLS and sentinels: to the master, to the sentinels, and to both.
+
+use relatch::{Builder, Error, LockManager, Tls, TlsCause};
+use relatch_rig::{Authority, FakeServer, LONG, MASTER, Server, Terminator, within};
+
+use crate::sentinel::{patient, port_of, sentinel_that_names};
+use crate::support::chain;
+
+/// Checks that locks work, and that they are in this server.
+#[track_caller]
+fn assert_works(builder: Builder, server: &Server) {
+    let locks = builder.connect_timeout(LONG).build().expect("connects");
+    let guard = locks.lock("a").expect("locks");
+    assert_eq!(server.get("lock:a").as_deref(), Some(guard.token()));
+}
+
+#[track_caller]
+fn assert_refused(builder: Builder, wanted: TlsCause) {
+    let refused = within(LONG, "a refusal", || builder.connect_timeout(LONG).build());
+    let error = refused.expect_err("refused");
+    assert!(matches!(&error, Error::Tls { cause, .. } if *cause == wanted), "{error:?}, not {wanted:?}");
+    assert!(!chain(&error).contains("canary"), "{}", chain(&error));
+}
+
+#[test]
+fn a_master_that_sentinels_name_is_reached_over_tls_and_in_no_other_way() {
+    let authority = Authority::new();
+    let server = Server::with_tls(&authority.issue(&["localhost"]), &authority, &["--requirepass", "canary"]);
+    // The sentinel names an address, and the certificate has a name.
+    let trusting = || Tls::new().roots(authority.pem()).server_name("localhost");
+    let url = |port: u16| format!("rediss+sentinel://:canary@127.0.0.1:{port}/{MASTER}");
+    let sentinel = sentinel_that_names(server.tls_port());
+    assert_works(patient(&url(port_of(&sentinel))).tls(trusting()), &server);
+    let nameless = Tls::new().roots(authority.pem());
+    assert_refused(patient(&url(port_of(&sentinel))).tls(nameless), TlsCause::WrongName);
+    // A port without TLS gets no password.
+    let sentinel = sentinel_that_names(server.port());
+    server.reset_stats();
+    assert_refused(patient(&url(port_of(&sentinel))).tls(trusting()), TlsCause::PlainRedis);
+    assert_eq!(server.calls("auth"), 0);
+}
+
+/// Sentinels behind a terminator, and the port of that.
+fn sentinels_over_tls(server: &Server) -> (FakeServer, Terminator, u16) {
+    let sentinel = sentinel_that_names(server.port());
+    let terminator = Terminator::start(port_of(&sentinel));
+    let url = terminator.url();
+    let port = url.trim_end_matches('/').rsplit(':').next().and_then(|it| it.parse().ok());
+    (sentinel, terminator, port.expect("a port"))
+}
+
+#[test]
+fn sentinels_are_asked_over_tls_if_that_is_set_and_the_master_without_it() {
+    let server = Server::start();
+    let (_sentinel, terminator, port) = sentinels_over_tls(&server);
+    let hosts = || [("localhost", port)];
+    let builder = || LockManager::builder_with_sentinels(hosts(), MASTER);
+    assert_works(builder().sentinel_tls(Tls::new().roots(terminator.roots())), &server);
+    let other = Authority::new();
+    assert_refused(builder().sentinel_tls(Tls::new().roots(other.pem())), TlsCause::UnknownIssuer);
+    let without = builder().build().expect_err("the sentinels speak TLS");
+    assert!(without.is_unavailable(), "{without:?}");
+    // The settings are those of the sentinels, and of nothing else.
+    let plain = sentinel_that_names(server.port());
+    let hosts = [("127.0.0.1", port_of(&plain))];
+    assert_works(LockManager::builder_with_sentinels(hosts, MASTER), &server);
+    let over = LockManager::builder_with_sentinels(hosts, MASTER).sentinel_tls(Tls::new().roots(other.pem()));
+    assert!(over.build().expect_err("the sentinel speaks no TLS").is_unavailable());
+}
