@@ -85,7 +85,11 @@ impl Protocol {
         if let Some(next) = self.next_stage(&claim) {
             claim.stage = next;
             let (token, link) = (claim.token, claim.link.get_or_insert_default());
-            link.post(&[if next == Stage::Set { Command::Wait } else { Command::Delete(token) }]);
+            match next {
+                Stage::Removed if self.is(Mutation::KeepsAKeyTooFewHave) => link.post(&[]),
+                Stage::Removed => link.post(&[Command::Delete(token)]),
+                Stage::Asked | Stage::Set => link.post(&[Command::Wait]),
+            }
             if next == Stage::Set && self.is(Mutation::CountsFromTheWait) {
                 claim.sent = Some(0);
             }

@@ -104,6 +104,12 @@ fn failing_over(protocol: Protocol, replicas: usize, acknowledged: u8) -> Protoc
     Protocol { replicas, acknowledged, budget, ..protocol }
 }
 
+/// The same protocol with a replica that has to acknowledge a lock, and sometimes does not in time.
+fn short_of_its_replica(protocol: Protocol) -> Protocol {
+    let budget = Budget { shortages: 1, ..protocol.budget };
+    Protocol { replicas: 1, acknowledged: 1, budget, ..protocol }
+}
+
 fn check(protocol: &Protocol) {
     let start = Instant::now();
     let checker = protocol.clone().checker().threads(2).spawn_bfs().join();
@@ -164,6 +170,13 @@ fn all_replicas_keep_exclusion_through_a_failover() {
     check(&failing_over(one(1, 0), 2, 2));
 }
 
+/// Without a failover, no key is left behind and no loss is reported wrongly either.
+#[test]
+fn replicas_that_are_late_leave_no_key_behind() {
+    check(&short_of_its_replica(one(1, 1)));
+    check(&short_of_its_replica(two(1, 0, 1, 0)));
+}
+
 #[test]
 #[ignore = "takes minutes"]
 fn the_protocol_keeps_its_properties_within_wider_bounds() {
@@ -220,5 +233,6 @@ mutants! {
     a_lost_tracking_connection_that_wakes_no_waiter_is_caught: asleep(two(1, 0, 0, 0), 1), IgnoresACutLink, WOKEN;
     a_late_release_that_wakes_no_waiter_is_caught: asleep(a_pair(1, 0, 0), 0), ReleasesQuietly, WOKEN;
     a_hold_that_counts_from_its_wait_is_caught: failing_over(one(1, 0), 1, 1), CountsFromTheWait, EXCLUSION;
+    a_key_that_too_few_replicas_have_and_that_stays_is_caught: short_of_its_replica(one(1, 0)), KeepsAKeyTooFewHave, NO_KEY_LEFT;
     a_wait_queue_that_passes_by_a_release_is_caught: asleep(a_pair(1, 0, 0), 0), PassesByARelease, WOKEN;
 }

@@ -43,6 +43,8 @@ pub(crate) enum Mutation {
     CountsUnacknowledgedRenewals,
     /// The validity of a hold counts from when its replicas were asked.
     CountsFromTheWait,
+    /// A key that too few replicas have is left where it is.
+    KeepsAKeyTooFewHave,
 }
 
 /// The protocol, within bounds.
