@@ -299,12 +299,22 @@ fn a_reply_that_is_cut_at_the_deadline_reaches_no_other_command() {
         relay.hold_after(bytes);
         let error = locks.named(&key).wait(ANSWER).lock().expect_err("no whole reply");
         assert!(error.is_timeout() || error.is_unavailable(), "{error:?}");
-        relay.release();
-        eventually(LONG, "the server answers", || {
+        let is_busy = || {
             let taken = locks.try_lock("busy");
             assert!(!matches!(taken, Ok(Some(_))), "a late reply was taken for another");
             taken.is_ok()
+        };
+        let sets = rig.server.calls("set");
+        thread::scope(|scope| {
+            let next = scope.spawn(is_busy);
+            // No new connection works yet. Over the old one, this command would reach the server.
+            eventually(LONG, "the next command was sent or given up", || {
+                next.is_finished() || rig.server.calls("set") > sets
+            });
+            relay.release();
+            next.join().expect("no late reply");
         });
+        eventually(LONG, "the server answers", is_busy);
         eventually(LONG, "what the cut attempt left is removed", || {
             !rig.server.exists(&format!("lock:{key}"))
         });
@@ -431,6 +441,9 @@ fn dropping_the_last_handle_over_tls_is_quick() {
         eventually(LONG, "the listener listens", || rig.server.listeners().len() == 1);
         eventually(LONG, "the key is tracked", || rig.server.tracked_keys() > 0);
         drop(guard);
+        // After a message, the listener looks by itself whether it has to stop. So the invalidation
+        // has to be over.
+        throughout(Duration::from_millis(100), || {});
         let took = time(|| drop(locks)).0;
         eventually(LONG, "the listener is gone", || rig.server.listeners().is_empty());
         took
