@@ -421,6 +421,13 @@ mod tests {
     }
 
     #[test]
+    fn after_a_move_a_hold_is_due_also_if_it_was_never_renewed() {
+        let mut leases = entered(&hold());
+        assert_eq!(leases.all_moved(after(60)), after(60));
+        assert_eq!(leases.take_due(after(60)).renew.len(), 1);
+    }
+
+    #[test]
     fn a_hold_that_has_run_out_is_due_once_whatever_else_is() {
         let [first, second] = [hold(), Arc::new(sample("b", Duration::from_millis(600), START))];
         first.mark_thread_ended();

@@ -15,8 +15,8 @@ use relatch_rig::{
 use tempfile::TempDir;
 
 use crate::support::{
-    ANSWER, MINUTE, SOON, assert_lost, assert_unavailable, builder, chain, redis_connection, returns_by,
-    take, until_tracked,
+    ANSWER, MINUTE, SOON, assert_lost, assert_unavailable, builder, chain, redis_connection, renewals,
+    returns_by, take, until_tracked,
 };
 
 /// From one renewal to the next: long enough that a loss found sooner was not found by chance.
@@ -29,6 +29,16 @@ pub(crate) fn patient(url: &str) -> Builder {
 
 pub(crate) fn connect(url: &str) -> LockManager {
     patient(url).build().expect("connects")
+}
+
+/// A manager whose waiters sleep until an invalidation wakes them.
+fn without_polling(url: &str) -> LockManager {
+    patient(url).poll_every(LONG).build().expect("connects")
+}
+
+/// Sentinels that take no master for dead, however busy the machine is.
+fn calm(replicas: usize) -> Setup {
+    Setup { replicas, down_after: LONG, ..Setup::default() }
 }
 
 /// A proxy in front of each sentinel, and the address that names the proxies. No sentinel tells of
@@ -123,18 +133,21 @@ pub(crate) fn port_of(fake: &FakeServer) -> u16 {
 #[test]
 fn a_hold_and_a_wait_survive_the_death_of_the_master() {
     let sentinels = Sentinels::start();
-    let [locks, others] = [(); 2].map(|()| connect(&sentinels.url()));
+    let (locks, others) = (connect(&sentinels.url()), without_polling(&sentinels.url()));
     let guard = locks.lock("a").expect("locks");
     sentinels.until_in_sync();
     thread::scope(|scope| {
         let waiter = scope.spawn(|| take(&others, "a"));
-        eventually(LONG, "the waiter waits", || sentinels.server(0).tracked_keys() > 0);
+        eventually(LONG, "the waiter waits", || others.stats().waited > 0);
         sentinels.server(0).kill();
         let master = sentinels.until_replaced(0);
         eventually(LONG, "the hold is at the new master", || guard.verify().is_ok());
         assert_eq!(sentinels.server(master).get("lock:a").as_deref(), Some(guard.token()));
         assert!(guard.is_valid() && !waiter.is_finished());
-        // The waiter is woken by the new master.
+        let before = renewals(&locks, "a");
+        eventually(LONG, "the hold is renewed there", || renewals(&locks, "a") > before);
+        // The waiter is woken by the new master, and has a connection of its own for that.
+        eventually(LONG, "both managers listen", || sentinels.server(master).listeners().len() == 2);
         until_tracked(sentinels.server(master), 1);
         let released = Instant::now();
         assert_eq!(guard.unlock().expect("unlocks"), Unlocked::Released);
@@ -191,12 +204,12 @@ fn without_the_report_of_a_switch_a_lost_lock_is_noticed_within_a_renewal_period
 #[test]
 fn after_a_planned_failover_nothing_goes_to_the_old_master() {
     let sentinels = Sentinels::with(Setup { demoted_after: Duration::from_secs(8), ..Setup::default() });
-    let [locks, others] = [(); 2].map(|()| connect(&sentinels.url()));
+    let (locks, others) = (connect(&sentinels.url()), without_polling(&sentinels.url()));
     let guard = locks.lock("held").expect("locks");
     sentinels.until_in_sync();
     thread::scope(|scope| {
         let waiter = scope.spawn(|| take(&others, "held"));
-        eventually(LONG, "the waiter waits", || sentinels.server(0).tracked_keys() > 0);
+        eventually(LONG, "the waiter waits", || others.stats().waited > 0);
         // The first sentinel, from which the managers get reports, leads the failover. It reports
         // the switch late, when all replicas follow the new master.
         let master = sentinels.fail_over();
@@ -235,7 +248,11 @@ fn a_switch_whose_report_is_lost_is_noticed_when_the_old_master_is_demoted() {
 #[test]
 fn a_master_that_accepts_and_is_silent_leads_back_to_the_sentinels() {
     let sentinels = Sentinels::start();
-    let locks = connect(&sentinels.url());
+    let (proxies, url) = behind_proxies(&sentinels);
+    for it in &proxies {
+        it.lose_messages(true);
+    }
+    let locks = connect(&url);
     let held = locks.lock("held").expect("locks");
     sentinels.until_in_sync();
     sentinels.server(0).pause();
@@ -270,7 +287,7 @@ pub(crate) fn open_connections(locks: &LockManager, count: usize) {
 
 #[test]
 fn a_silent_sentinel_costs_its_timeout_once() {
-    let sentinels = Sentinels::start();
+    let sentinels = Sentinels::with(calm(0));
     let silent = Proxy::start(sentinels.sentinel(0).port());
     silent.black_hole(true);
     let ports = [silent.port(), sentinels.sentinel(1).port(), sentinels.sentinel(2).port()];
@@ -291,7 +308,7 @@ fn a_silent_sentinel_costs_its_timeout_once() {
 
 #[test]
 fn a_sentinel_that_names_a_replica_or_a_dead_server_is_not_asked_alone() {
-    let sentinels = Sentinels::with(Setup { replicas: 1, ..Setup::default() });
+    let sentinels = Sentinels::with(calm(1));
     let dead = Server::start();
     dead.kill();
     for wrong in [sentinels.server(1).port(), dead.port()] {
@@ -357,7 +374,7 @@ fn a_sentinel_that_has_not_heard_of_a_switch_does_not_lead_back_to_the_old_maste
 #[test]
 fn sentinels_have_a_login_of_their_own() {
     let password = "canary-of-the-sentinels";
-    let sentinels = Sentinels::with(Setup { password: Some(password.into()), ..Setup::default() });
+    let sentinels = Sentinels::with(Setup { password: Some(password.into()), ..calm(0) });
     let locks = builder(&sentinels.url()).sentinel_login(None, password).build().expect("connects");
     let guard = locks.lock("a").expect("locks");
     drop(guard);
@@ -400,7 +417,7 @@ fn a_user_with_the_least_rights_at_the_sentinels_is_refused_nothing() {
     let sentinels = Sentinels::with(Setup { demoted_after: Duration::from_secs(8), ..Setup::default() });
     let locks = with_rights(&sentinels, &rights());
     drop(locks.lock("a").expect("locks"));
-    let subscribed = || !sentinels.sentinel(0).clients_with("user=watcher").is_empty();
+    let subscribed = || !sentinels.sentinel(0).clients_with("sub=3").is_empty();
     eventually(LONG, "the manager has subscribed", subscribed);
     let master = sentinels.fail_over();
     eventually(SOON, "the old master has no client", || clients_of(sentinels.server(0)) == 0);
@@ -414,7 +431,7 @@ fn a_user_with_the_least_rights_at_the_sentinels_is_refused_nothing() {
 
 #[test]
 fn one_right_at_the_sentinels_is_enough_to_find_the_master() {
-    let sentinels = Sentinels::with(Setup { replicas: 0, ..Setup::default() });
+    let sentinels = Sentinels::with(calm(0));
     let needed = "+sentinel|get-master-addr-by-name";
     let locks = with_rights(&sentinels, &["resetchannels", "-@all", needed]);
     drop(locks.lock("a").expect("locks"));
@@ -433,16 +450,24 @@ fn one_right_at_the_sentinels_is_enough_to_find_the_master() {
 
 #[test]
 fn a_sentinel_with_another_password_is_passed_over() {
-    let sentinels = Sentinels::with(Setup { replicas: 0, ..Setup::default() });
+    let sentinels = Sentinels::with(calm(0));
     let other = Server::with(&["--requirepass", "secret"]);
     let ports = [other.port(), sentinels.sentinel(0).port()];
-    let locks = builder(&sentinels.url_with(&ports)).build().expect("connects");
-    drop(locks.lock("a").expect("locks"));
+    // Without a login (`NOAUTH`), and with a wrong one (`WRONGPASS`).
+    sentinels.sentinel(0).query::<()>(&["ACL", "SETUSER", "locks", "on", ">canary", "~*", "&*", "+@all"]);
+    let with = |builder: Builder| builder.sentinel_login(Some("locks"), "canary");
+    for builder in [builder(&sentinels.url_with(&ports)), with(builder(&sentinels.url_with(&ports)))] {
+        let locks = builder.build().expect("connects");
+        drop(locks.lock("a").expect("locks"));
+    }
+    let refused = with(builder(&sentinels.url_with(&ports[..1]))).build();
+    let said = chain(&refused.expect_err("there is no other"));
+    assert!(said.contains("WRONGPASS"), "{said}");
 }
 
 #[test]
 fn sentinels_that_are_gone_are_named_by_the_error() {
-    let sentinels = Sentinels::with(Setup { replicas: 0, ..Setup::default() });
+    let sentinels = Sentinels::with(calm(0));
     let locks = connect(&sentinels.url());
     drop(locks.lock("a").expect("locks"));
     (0..3).for_each(|place| sentinels.sentinel(place).kill());
@@ -455,17 +480,21 @@ fn sentinels_that_are_gone_are_named_by_the_error() {
 
 #[test]
 fn a_name_that_no_sentinel_knows_is_named_by_the_error() {
-    let sentinels = Sentinels::with(Setup { replicas: 0, ..Setup::default() });
+    let sentinels = Sentinels::with(calm(0));
     let url = sentinels.url().replace(MASTER, "othermaster");
-    let said = chain(&builder(&url).build().expect_err("no such master"));
+    let error = builder(&url).build().expect_err("no such master");
+    assert!(matches!(error, Error::Refused { .. }), "{error:?}");
+    let said = chain(&error);
     assert!(said.contains("no sentinel knows") && said.contains("othermaster"), "{said}");
 }
 
 #[test]
 fn a_server_in_the_place_of_a_sentinel_is_named_by_the_error_and_so_is_the_reverse() {
-    let sentinels = Sentinels::with(Setup { replicas: 0, ..Setup::default() });
+    let sentinels = Sentinels::with(calm(0));
     let url = sentinels.url_with(&[sentinels.server(0).port()]);
-    let said = chain(&builder(&url).build().expect_err("no sentinel"));
+    let error = builder(&url).build().expect_err("no sentinel");
+    assert!(matches!(error, Error::Refused { .. }), "{error:?}");
+    let said = chain(&error);
     assert!(said.contains("is not a sentinel"), "{said}");
     let error = builder(&sentinels.sentinel(0).bare_url()).build().expect_err("no server");
     assert!(matches!(error, Error::Refused { .. }), "{error:?}");
@@ -486,7 +515,7 @@ fn other_sentinels_are_learnt() {
 
 #[test]
 fn connecting_asks_one_sentinel_in_one_round_trip() {
-    let sentinels = Sentinels::with(Setup { replicas: 0, proxied: true, ..Setup::default() });
+    let sentinels = Sentinels::with(Setup { proxied: true, ..calm(0) });
     let (proxies, url) = behind_proxies(&sentinels);
     let locks = connect(&url);
     until_subscribed(&proxies);
@@ -525,37 +554,52 @@ fn dropping_the_manager_ends_its_threads_also_while_sentinels_are_silent() {
     if !is_alone(module_path!(), "dropping_the_manager_ends_its_threads_also_while_sentinels_are_silent") {
         return;
     }
-    let sentinels = Sentinels::with(Setup { replicas: 0, ..Setup::default() });
-    for silent in [false, true] {
-        let locks = connect(&sentinels.url());
+    let sentinels = Sentinels::with(calm(0));
+    let connect = || patient(&sentinels.url()).response_timeout(LONG);
+    // Whether the sentinels are silent when the manager is dropped, and when its thread connects.
+    for (silent, before) in [(false, false), (true, false), (true, true)] {
+        let locks = connect().build().expect("connects");
         drop(locks.lock("a").expect("locks"));
-        eventually(LONG, "a thread subscribes", || {
-            threads().iter().any(|it| it.contains("sentinel") || it.contains("sentine"))
-        });
+        let subscribed = || (0..3).any(|place| !sentinels.sentinel(place).clients_with("sub=3").is_empty());
+        eventually(LONG, "a thread subscribes", subscribed);
+        let pause = || (0..3).for_each(|place| sentinels.sentinel(place).pause());
         if silent {
-            (0..3).for_each(|place| sentinels.sentinel(place).pause());
+            pause();
         }
-        within(3 * ANSWER + SOON, "dropping the manager", || drop(locks));
-        eventually(SOON, "its threads have ended", || threads().is_empty());
+        let connecting = before.then(|| {
+            let locks = connect().build_unchecked().expect("an address");
+            assert_unavailable(&locks.try_lock_for("a", ANSWER));
+            locks
+        });
+        assert!(threads().iter().any(|it| it.starts_with("relatch-sentine")), "{:?}", threads());
+        // A thread that nobody ends looks every second whether it has to stop.
+        within(SOON / 2, "dropping the manager", || drop(locks));
+        within(SOON, "dropping a manager that connects", || drop(connecting));
+        assert_eq!(threads(), [""; 0]);
+        if silent {
+            (0..3).for_each(|place| sentinels.sentinel(place).resume());
+        }
     }
 }
 
 #[test]
 fn a_fork_leaves_the_connections_to_sentinels_alone() {
-    let sentinels = Sentinels::with(Setup { replicas: 0, ..Setup::default() });
+    let sentinels = Sentinels::with(calm(0));
     let (proxies, url) = behind_proxies(&sentinels);
     let dir = TempDir::new().expect("a temporary directory");
     let preload = format!("LD_PRELOAD={}", compile_preload("fork", dir.path()).display());
     let mut child = Worker::spawn_under(&["env", &preload], "forker", &[("url", &*url), ("holding", "yes")]);
     child.expect_line("forking", LONG);
     until_subscribed(&proxies);
-    let subscriptions = || proxies.iter().map(|it| it.commands("SUBSCRIBE")).sum::<u64>();
-    let before = subscriptions();
+    let subscribers =
+        || -> Vec<_> { (0..3).flat_map(|place| sentinels.sentinel(place).clients_with("sub=3")).collect() };
+    let before = subscribers();
+    assert_eq!(before.len(), 1);
     child.send("fork");
     let ended = child.expect_line("the copy", LONG);
     assert!(ended.contains("Some(0)"), "{ended}: {}", child.printed());
+    assert_eq!(subscribers(), before, "the parent's subscription stayed open");
     child.send("go on");
     child.expect_line("fine", LONG);
     assert!(child.wait(LONG).success());
-    assert_eq!(subscriptions(), before, "the parent's subscription stayed open");
 }

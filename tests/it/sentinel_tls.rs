@@ -4,7 +4,7 @@ use relatch::{Builder, Error, LockManager, Tls, TlsCause};
 use relatch_rig::{Authority, FakeServer, LONG, MASTER, Server, Terminator, within};
 
 use crate::sentinel::{patient, port_of, sentinel_that_names};
-use crate::support::chain;
+use crate::support::{SOON, chain};
 
 /// Checks that locks work, and that they are in this server.
 #[track_caller]
@@ -16,7 +16,7 @@ fn assert_works(builder: Builder, server: &Server) {
 
 #[track_caller]
 fn assert_refused(builder: Builder, wanted: TlsCause) {
-    let refused = within(LONG, "a refusal", || builder.connect_timeout(LONG).build());
+    let refused = within(LONG, "a refusal", || builder.connect_timeout(2 * SOON).build());
     let error = refused.expect_err("refused");
     assert!(matches!(&error, Error::Tls { cause, .. } if *cause == wanted), "{error:?}, not {wanted:?}");
     assert!(!chain(&error).contains("canary"), "{}", chain(&error));
