@@ -146,6 +146,9 @@ fn reports_of_other_masters_and_reports_without_sense_change_nothing() {
     let guard = locks.lock("a").expect("locks");
     guard.extend(MINUTE).expect("extends");
     until_subscribed(slice::from_ref(&sentinel.proxy));
+    // The listener tests itself over a connection that it then closes.
+    let is_tested = || old.redirects_invalidations() && old.clients_with("cmd=del").is_empty();
+    eventually(LONG, "the listener is connected", is_tested);
     let (before, asked) = (connections_to(&old), sentinel.questions());
     let (from, to) = (old.port(), new.port());
     for report in [
