@@ -45,6 +45,12 @@ impl Epochs {
         self.left = Some((master.to_owned(), self.newest));
     }
 
+    /// Notes that the server which was named in place of the one that was left could not be used. The
+    /// one that was left may be the master after all.
+    pub(super) fn may_return(&mut self) {
+        self.left = None;
+    }
+
     /// True if no sentinel has shown the newest epoch for long.
     pub(super) fn is_old(&self, now: Moment) -> bool {
         now.since(self.shown) > COUNTS_FOR
@@ -76,6 +82,15 @@ mod tests {
         epochs.note(Some(4), now);
         assert!(epochs.is_outdated("a", Some(3)) && epochs.is_outdated("b", Some(3)));
         assert!(!epochs.is_outdated("a", Some(5)), "a later failover may lead back");
+    }
+
+    #[test]
+    fn the_master_that_was_left_counts_again_if_the_new_one_cannot_be_used() {
+        let mut epochs = Epochs::default();
+        epochs.note(Some(3), Moment::now());
+        epochs.leave("a");
+        epochs.may_return();
+        assert!(!epochs.is_outdated("a", Some(3)) && epochs.is_outdated("a", Some(2)));
     }
 
     #[test]

@@ -180,8 +180,9 @@ impl Sentinels {
         to_front(&mut self.known.lock(), sentinel);
     }
 
-    /// Asks this sentinel last from now on: what it said was wrong, or is out of date.
+    /// Asks this sentinel last from now on: the server that it named could not be used.
     pub(super) fn doubt(&self, sentinel: &Arc<Endpoint>) {
+        self.epochs.lock().may_return();
         let mut known = self.known.lock();
         if let Some(at) = known.iter().position(|it| Arc::ptr_eq(&it.endpoint, sentinel)) {
             known[at..].rotate_left(1);

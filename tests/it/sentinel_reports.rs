@@ -138,6 +138,24 @@ fn a_report_of_a_switch_reaches_each_hold_at_once() {
     }
 }
 
+/// A sentinel reports a switch, without a failover that others could know of, to a server that is not
+/// there. The others name the master that was left, and it is used again.
+#[test]
+fn a_report_that_leads_nowhere_does_not_keep_the_manager_from_its_master() {
+    let [master, dead] = servers();
+    let (from, to) = (master.port(), dead.port());
+    dead.kill();
+    let sentinels = [(); 2].map(|()| Played::naming(from));
+    let locks = connect(&sentinels);
+    let liar = &sentinels[0];
+    until_subscribed(slice::from_ref(&liar.proxy));
+    liar.view.lock().0 = to;
+    liar.report("+switch-master", &format!("{MASTER} 127.0.0.1 {from} 127.0.0.1 {to}"));
+    eventually(LONG, "the report is followed", || clients_of(&master) == 0);
+    let lock = locks.named("a").wait(LONG / 4);
+    lock.with_lock(|| ()).expect("runs");
+}
+
 #[test]
 fn reports_of_other_masters_and_reports_without_sense_change_nothing() {
     let [old, new] = servers();
