@@ -28,7 +28,7 @@ part() {
 need_cargo
 need_server
 # Most tests wait most of the time, so more of them than there are cores can run at once.
-export RUST_TEST_THREADS="${RUST_TEST_THREADS:-6}"
+export RUST_TEST_THREADS="${RUST_TEST_THREADS:-4}"
 part 60 'cargo fmt --all --check'
 part 900 'cargo clippy --locked --all-targets --package relatch --package relatch-rig -- -D warnings'
 part 900 'cargo clippy --locked --all-targets --features tls -- -D warnings'

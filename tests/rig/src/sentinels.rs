@@ -5,6 +5,7 @@ use std::fmt;
 use std::thread;
 use std::time::Duration;
 
+use parking_lot::Mutex;
 use redis::{FromRedisValue, Value};
 
 use crate::ports::free_port;
@@ -82,6 +83,10 @@ impl Sentinels {
 
     /// Like [`start`](Self::start), set up in another way.
     pub fn with(setup: Setup) -> Sentinels {
+        // Six servers that start keep two cores busy for a second. If several deployments started at
+        // a time, tests beside them would measure the machine.
+        static STARTING: Mutex<()> = Mutex::new(());
+        let _one_at_a_time = STARTING.lock();
         let nodes = start_nodes(&setup);
         let mut attempts = (0..10).map(|_| try_sentinels(&setup, &nodes));
         let guards = attempts.find_map(|it| it).expect("the sentinels can be started");
