@@ -460,11 +460,11 @@ fn a_sentinel_with_another_password_is_passed_over() {
     let other = Server::with(&["--requirepass", "secret"]);
     let ports = [other.port(), sentinels.sentinel(0).port()];
     // Without a login (`NOAUTH`), and with a wrong one (`WRONGPASS`).
-    sentinels.sentinel(0).query::<()>(&["ACL", "SETUSER", "locks", "on", ">canary", "~*", "&*", "+@all"]);
-    let with = |builder: Builder| builder.sentinel_login(Some("locks"), "canary");
+    sentinels.sentinel(0).query::<()>(&["ACL", "SETUSER", "watcher", "on", ">canary", "~*", "&*", "+@all"]);
+    let with = |builder: Builder| builder.sentinel_login(Some("watcher"), "canary");
     for builder in [builder(&sentinels.url_with(&ports)), with(builder(&sentinels.url_with(&ports)))] {
         let locks = builder.build().expect("connects");
-        drop(locks.lock("a").expect("locks"));
+        drop(locks.lock("a").expect("watcher"));
     }
     let refused = with(builder(&sentinels.url_with(&ports[..1]))).build();
     let said = chain(&refused.expect_err("there is no other"));
