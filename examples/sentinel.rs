@@ -1,7 +1,7 @@
 //! Two processes take turns while their master is killed, and a chart shows who held the lock when.
 //!
-//! Run it with `bash examples/run.sh sentinel`, or `cargo run --example sentinel` if redis-server is
-//! installed. It takes ten seconds.
+//! Run it with `bash examples/run.sh sentinel`, or `cargo run --example sentinel` if redis-server
+//! is installed. It takes ten seconds.
 
 use std::env;
 use std::error::Error;

@@ -45,8 +45,8 @@ impl Epochs {
         self.left = Some((master.to_owned(), self.newest));
     }
 
-    /// Notes that the server which was named in place of the one that was left could not be used. The
-    /// one that was left may be the master after all.
+    /// Notes that the server which was named in place of the one that was left could not be used.
+    /// The one that was left may be the master after all.
     pub(super) fn may_return(&mut self) {
         self.left = None;
     }

@@ -72,8 +72,8 @@ impl Weather {
 
     /// The lease of one of the keys. It is longer than a round, so that an orphan is still there
     /// when the round is over. But if processes are killed, or a failover loses a release, workers
-    /// have to wait for the end of leases. In these cases, and if the server deletes held locks, all
-    /// keys have the same lease.
+    /// have to wait for the end of leases. In these cases, and if the server deletes held locks,
+    /// all keys have the same lease.
     fn long_lease(self) -> Duration {
         if self.deletes_held_locks() || matches!(self, Weather::Kills | Weather::Failovers) {
             self.lease()

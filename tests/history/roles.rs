@@ -76,8 +76,8 @@ fn worker() {
     #[cfg(feature = "tls")]
     let builder = match role::arg("roots").as_str() {
         "" => builder,
-        // A handshake costs milliseconds of computing, and all threads may connect at a time. With a
-        // shorter limit, a busy machine would end each handshake before it is done.
+        // A handshake costs milliseconds of computing, and all threads may connect at a time. With
+        // a shorter limit, a busy machine would end each handshake before it is done.
         roots => builder.tls(relatch::Tls::new().roots(roots)).connect_timeout(4 * ANSWER),
     };
     let locks = builder.build_unchecked().expect("a valid address");

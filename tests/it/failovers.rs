@@ -219,6 +219,25 @@ fn a_sentinel_that_names_the_old_master_leads_to_no_acknowledged_lock() {
     assert!(sentinels.is_master(0), "the test came too late");
 }
 
+/// Counts one up. If another thread does so meanwhile, an update is lost.
+fn increment(counter: &AtomicU64) {
+    let found = counter.load(Ordering::SeqCst);
+    thread::sleep(Duration::from_millis(1));
+    counter.store(found + 1, Ordering::SeqCst);
+}
+
+/// The control: without a lock, six threads lose updates.
+#[test]
+fn updates_are_lost_without_a_lock() {
+    let counter = AtomicU64::new(0);
+    thread::scope(|scope| {
+        for _ in 0..6 {
+            scope.spawn(|| (0..20).for_each(|_| increment(&counter)));
+        }
+    });
+    assert!(counter.load(Ordering::SeqCst) < 120, "the other test proves nothing");
+}
+
 /// Threads of three managers count, with a lost update wherever two of them have the lock.
 #[test]
 fn no_update_is_lost_over_failovers() {
@@ -229,9 +248,7 @@ fn no_update_is_lost_over_failovers() {
         while !ended.load(Ordering::SeqCst) {
             // During a failover there may be no lock, or a release may not be confirmed.
             let _ = locks.with_lock("a", || {
-                let found = counter.load(Ordering::SeqCst);
-                thread::sleep(Duration::from_millis(1));
-                counter.store(found + 1, Ordering::SeqCst);
+                increment(&counter);
                 counted += 1;
             });
         }

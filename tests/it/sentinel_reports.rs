@@ -70,8 +70,8 @@ fn url_of(sentinels: &[Played]) -> String {
     format!("redis+sentinel://{}{}/{MASTER}", rights::login(), hosts.join(","))
 }
 
-/// A manager that neither renews nor polls while a test runs, and gives a sentinel as much time as a
-/// sentinel ever gets.
+/// A manager that neither renews nor polls while a test runs, and gives a sentinel as much time as
+/// a sentinel ever gets.
 fn connect(sentinels: &[Played]) -> LockManager {
     let builder = patient(&url_of(sentinels)).renew_every(MINUTE / 3).poll_every(LONG);
     builder.connect_timeout(LONG).build().expect("connects")
@@ -138,8 +138,8 @@ fn a_report_of_a_switch_reaches_each_hold_at_once() {
     }
 }
 
-/// A sentinel reports a switch, without a failover that others could know of, to a server that is not
-/// there. The others name the master that was left, and it is used again.
+/// A sentinel reports a switch, without a failover that others could know of, to a server that is
+/// not there. The others name the master that was left, and it is used again.
 #[test]
 fn a_report_that_leads_nowhere_does_not_keep_the_manager_from_its_master() {
     let [master, dead] = servers();
@@ -200,7 +200,8 @@ fn with_a_reporter_that_is_asked_last(server: &Server) -> ([Played; 3], LockMana
     for it in &sentinels[..2] {
         it.proxy.always("SUBSCRIBE", Fault::Answer(REFUSED.to_vec()));
     }
-    // The thread that has subscribed asks its sentinel first, and then prefers the one that answers.
+    // The thread that has subscribed asks its sentinel first, and then prefers the one that
+    // answers.
     sentinels[2].proxy.always(QUESTION, Fault::CutBeforeForward);
     let locks = connect(&sentinels);
     drop(locks.lock("a").expect("locks"));

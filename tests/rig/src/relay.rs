@@ -129,8 +129,8 @@ impl Shared {
         }
     }
 
-    /// Waits until bytes of this connection may pass, and returns how many; `None` at the end of the
-    /// proxy.
+    /// Waits until bytes of this connection may pass, and returns how many; `None` at the end of
+    /// the proxy.
     fn may_pass(&self, direction: Direction, count: usize, number: u64) -> Option<usize> {
         let mut rules = self.rules.lock();
         if let (Direction::ToClient, Some(pause)) = (direction, rules.drip) {

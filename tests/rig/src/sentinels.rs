@@ -83,8 +83,8 @@ impl Sentinels {
 
     /// Like [`start`](Self::start), set up in another way.
     pub fn with(setup: Setup) -> Sentinels {
-        // Six servers that start keep two cores busy for a second. If several deployments started at
-        // a time, tests beside them would measure the machine.
+        // Six servers that start keep two cores busy for a second. If several deployments started
+        // at a time, tests beside them would measure the machine.
         static STARTING: Mutex<()> = Mutex::new(());
         let _one_at_a_time = STARTING.lock();
         let nodes = start_nodes(&setup);
