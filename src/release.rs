@@ -66,7 +66,7 @@ pub(crate) fn give_back(
     //    the key. Because of `NOLOOP`, Redis sends no invalidation then. If this came
     //    before step 3, the waiter would find the key and sleep again.
     if valid_until.is_none() {
-        keeper.listener.wakeups.wake(hold.key.in_redis().as_bytes());
+        keeper.listeners.wakeups.wake(hold.key.in_redis().as_bytes());
     }
 
     // 7. End the turn. If this came before step 3, the next thread would compete with this release.

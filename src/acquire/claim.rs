@@ -104,16 +104,17 @@ impl<'a> PendingClaim<'a> {
 
     /// Asks for the lock. With `look`, the answer says who has it.
     fn claim(&mut self, look: bool, since: &mut Moment) -> Result<Answer, Failure> {
-        let AcquireContext { store, listener, key, lease, .. } = self.context;
+        let AcquireContext { store, listeners, key, lease, .. } = self.context;
         let token = match self.token.take() {
             Some(token) => token,
             None => fresh_token(self.context.owner, self.context.machine).map_err(Failure::not_sent)?,
         };
         let token = self.token.insert(token);
         let mut connection = store.checkout(key.in_redis(), self.deadline)?;
-        let number = if self.tracks { listener.client_id() } else { None };
+        let listener = if self.tracks { listeners.of(connection.node()) } else { None };
+        let number = listener.as_ref().and_then(|listener| listener.client_id());
         let sent = Moment::now();
-        if store.answered_since(*since) {
+        if store.answered_since(key.in_redis(), *since) {
             *since = sent;
         }
         let (redis_key, millis, deadline) = (key.in_redis(), lease.millis(), self.deadline);
@@ -134,7 +135,9 @@ impl<'a> PendingClaim<'a> {
                 Err(self.refused_and_stored())
             }
             Ok((ClaimReply::Busy(holder), tracking)) => {
-                let tracked = number.is_some_and(|number| listener.will_wake(redis_key, number, tracking));
+                let tracked = listener
+                    .zip(number)
+                    .is_some_and(|(listener, number)| listener.will_wake(redis_key, number, tracking));
                 Ok(Answer::Busy { holder, tracked })
             }
             Ok((ClaimReply::NotAString, _)) => Ok(Answer::NotAString),
@@ -167,7 +170,7 @@ impl<'a> PendingClaim<'a> {
     }
 
     /// Handles the answer that Redis has stored the token. The command was sent at `sent`.
-    fn taken(&mut self, connection: Connection<'a>, sent: Moment) -> Result<Answer, Failure> {
+    fn taken(&mut self, connection: Connection, sent: Moment) -> Result<Answer, Failure> {
         let AcquireContext { key, lease, .. } = self.context;
         let answered = Moment::now();
         let Some(token) = self.token.take_if(|_| answered < lease.valid_until(sent)) else {
@@ -182,7 +185,7 @@ impl<'a> PendingClaim<'a> {
 
     /// Removes a token whose `SET` was answered after the lease was over. Even if the removal has
     /// no answer, Redis executes it before any later command on this connection.
-    fn too_late(&mut self, mut connection: Connection<'a>) -> Failure {
+    fn too_late(&mut self, mut connection: Connection) -> Failure {
         let token = self.token.as_deref().unwrap_or_default();
         if let Err(failure) = connection.remove(self.context.key.in_redis(), token, self.deadline) {
             self.give_up();
@@ -193,7 +196,7 @@ impl<'a> PendingClaim<'a> {
     }
 
     /// Gives up the token if Redis may have executed its `SET`, or may still do so.
-    fn note_lost_answer(&mut self, connection: Connection<'a>, failure: &Failure) {
+    fn note_lost_answer(&mut self, connection: Connection, failure: &Failure) {
         if let (Fate::Unknown { link_stands }, Some(token)) = (failure.fate(), &self.token) {
             if link_stands {
                 connection.abandon(self.context.key.in_redis(), token);

@@ -7,7 +7,6 @@
 mod claim;
 mod step;
 
-use std::sync::Arc;
 use std::time::Duration;
 
 use log::{debug, info};
@@ -28,7 +27,7 @@ use crate::keeping::keeper::Keeper;
 use crate::keeping::thread_map;
 use crate::store::{Cause, Compared, Failure, Store};
 use crate::waiting::handoff::{Claim, HandoffOutcome};
-use crate::waiting::listener::Listener;
+use crate::waiting::listeners::Listeners;
 use crate::waiting::patience::{Kind, Patience};
 use crate::waiting::queues::Turn;
 use crate::waiting::wakeups::Registration;
@@ -43,7 +42,7 @@ const DEAD_HOLDER_CHECK: Duration = Duration::from_millis(50);
 #[derive(Clone, Copy)]
 pub(crate) struct AcquireContext<'a> {
     pub(crate) store: &'a Store,
-    pub(crate) listener: &'a Arc<Listener>,
+    pub(crate) listeners: &'a Listeners,
     pub(crate) counters: &'a Counters,
     pub(crate) keeper: &'a Keeper,
     pub(crate) key: &'a Key,
@@ -168,8 +167,8 @@ impl Acquisition<'_> {
                 // The waiter registers before it asks Redis for invalidations. The first
                 // invalidation may come at once, and a waiter that registered later would sleep
                 // through it.
-                let AcquireContext { listener, key, .. } = self.context;
-                self.registration.get_or_insert_with(|| listener.wakeups.register(key.in_redis()));
+                let AcquireContext { listeners, key, .. } = self.context;
+                self.registration.get_or_insert_with(|| listeners.wakeups.register(key.in_redis()));
                 return None;
             }
             Step::Sleep { until } => sleep_until(until),
@@ -184,7 +183,8 @@ impl Acquisition<'_> {
     fn wait(&mut self, until: Moment, tracked: bool, long: bool) {
         let woken = self.sleeps_until_woken(until);
         if long && !woken && until <= Moment::now() {
-            self.progress.not_woken(self.context.listener.client_id());
+            let AcquireContext { listeners, key, .. } = self.context;
+            self.progress.not_woken(listeners.of_key(key.in_redis()).and_then(|it| it.client_id()));
         }
         if tracked {
             self.nap(self.turn.nap());
@@ -230,8 +230,10 @@ impl Acquisition<'_> {
         }
         self.report_missed_change(holder.as_ref());
         if !self.patience.once {
-            let AcquireContext { listener, counters, .. } = self.context;
-            listener.start();
+            let AcquireContext { store, listeners, counters, key, .. } = self.context;
+            if let Some(node) = store.node_of(key.in_redis()) {
+                listeners.start(&node);
+            }
             counters.waited.add(u64::from(self.progress.is_first_busy() && !self.turn.waited));
         }
         self.progress.busy(holder, tracked, Moment::now())
@@ -278,15 +280,18 @@ impl Acquisition<'_> {
 
     /// Makes the listener reconnect if it has missed a change.
     fn report_missed_change(&mut self, holder: Option<&Holder>) {
-        if let Some(number) = self.progress.missed_change(holder) {
-            self.context.listener.give_up(number, &"Redis sent no invalidation of a key that changed");
+        let AcquireContext { listeners, key, .. } = self.context;
+        if let Some(number) = self.progress.missed_change(holder)
+            && let Some(listener) = listeners.of_key(key.in_redis())
+        {
+            listener.give_up(number, &"Redis sent no invalidation of a key that changed");
         }
     }
 
     /// Records that an attempt failed, and decides what to do next.
     fn failed(&mut self, failure: Failure, since: Moment) -> Step {
         let AcquireContext { store, key, .. } = self.context;
-        let answered_since = |since| store.answered_since(since);
+        let answered_since = |since| store.answered_since(key.in_redis(), since);
         let now = Moment::now();
         let kind = self.progress.failed(&failure, since, now, answered_since);
         if kind != Kind::OutOfTime {
@@ -313,7 +318,7 @@ impl Acquisition<'_> {
                 if final_answer {
                     self.turn.answered();
                 }
-                store.error(format!("taking lock {:?}", key.name()), failure)
+                store.error(Some(key.in_redis()), format!("taking lock {:?}", key.name()), failure)
             }
             End::WouldDeadlock => Error::WouldDeadlock { key: key.name().to_string() },
             End::NotALock { found } => key.not_a_lock(&found),
@@ -327,6 +332,7 @@ fn sleep_until(until: Moment) {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
     use std::time::Instant;
 
     use super::*;
@@ -354,7 +360,7 @@ mod tests {
         fn context(&self) -> AcquireContext<'_> {
             AcquireContext {
                 store: &self.keeper.store,
-                listener: &self.keeper.listener,
+                listeners: &self.keeper.listeners,
                 counters: &self.keeper.counters,
                 keeper: &self.keeper,
                 key: &self.key,
@@ -383,7 +389,7 @@ mod tests {
                 let answer = answers.next().expect("there are more attempts than answers");
                 Attempt { since: Moment::now(), answer, has_given_up: false }
             });
-            assert!(self.keeper.listener.wakeups.is_empty(), "the thread is still registered");
+            assert!(self.keeper.listeners.wakeups.is_empty(), "the thread is still registered");
             (taken, asked)
         }
     }
@@ -469,7 +475,7 @@ mod tests {
             let waker = scope.spawn(move || {
                 asked.recv().unwrap();
                 asked.recv().unwrap();
-                rig.keeper.listener.wakeups.wake(rig.key.in_redis().as_bytes());
+                rig.keeper.listeners.wakeups.wake(rig.key.in_redis().as_bytes());
             });
             let answers = [Ok(busy_by_nobody()), Ok(busy_by("theirs", Some(LEASE), true)), Ok(taken())];
             let answers = answers.into_iter().inspect(|_| _ = asks.send(()));

@@ -66,6 +66,11 @@ impl Background {
         self.state.lock().started
     }
 
+    /// True if the thread was started, and has ended.
+    pub(crate) fn has_ended(&self) -> bool {
+        self.state.lock().thread.as_ref().is_some_and(JoinHandle::is_finished)
+    }
+
     /// The thread calls this first.
     pub(crate) fn enter(&self) {
         self.worker.enter();

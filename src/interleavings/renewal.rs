@@ -19,7 +19,7 @@ use crate::keeping::connection::{ExtendAnswers, Extended, KeeperCommands, Remove
 use crate::keeping::keeper::{Keeper, tests::keeper_without_redis};
 use crate::keeping::renewal::{on_renewal, round};
 use crate::release::give_back;
-use crate::store::{Compared, Extension, Failure};
+use crate::store::{Compared, Extension, Failure, Node};
 
 const LEASE: Duration = Duration::from_millis(300);
 
@@ -28,6 +28,7 @@ struct Scene {
     began: Moment,
     hold: Arc<Hold>,
     keeper: Keeper,
+    node: Arc<Node>,
     redis: Redis,
     /// Redis does not answer the keeper.
     silent: bool,
@@ -46,6 +47,10 @@ struct Findings {
 
 /// The keeper's connection: answers come late or, if Redis is silent, never.
 impl KeeperCommands for &Scene {
+    fn node(&self) -> &Arc<Node> {
+        &self.node
+    }
+
     fn is_open(&self) -> bool {
         true
     }
@@ -71,7 +76,8 @@ impl Scene {
         let (hold, keeper) = (Arc::new(sample("a", LEASE, began)), keeper_without_redis());
         keeper.enter(&hold).expect("no thread is started");
         redis.claim(&hold.token, None);
-        Arc::new(Scene { began, hold, keeper, redis, silent, log: parking_lot::Mutex::default() })
+        let node = keeper.store.node_of("").expect("there is one node");
+        Arc::new(Scene { began, hold, keeper, node, redis, silent, log: parking_lot::Mutex::default() })
     }
 
     /// Runs the keeper's rounds until the hold is lost or the test stops the keeper.
@@ -177,7 +183,7 @@ fn keeps(times: usize, releases: bool, deleted: bool) {
             thread::spawn(move || part(&scene))
         };
         let keeper = spawn(Scene::keep);
-        let listener = spawn(|scene| scene.redis.listen(&scene.keeper.listener, || scene.heard()));
+        let listener = spawn(|scene| scene.redis.listen(&scene.keeper.listeners.only(), || scene.heard()));
         let touches = below(4);
         for _ in 0..touches {
             on_the_way();
@@ -227,7 +233,7 @@ fn a_hold_whose_renewals_are_not_answered_is_lost_at_its_end_and_reported_once()
             move || scene.keep()
         });
         on_the_way();
-        scene.keeper.listener.dispatch(a_change());
+        scene.keeper.listeners.only().dispatch(a_change());
         keeper.join().expect("the thread does not panic");
         assert!(Moment::now() >= scene.began.after(LEASE * 9 / 10), "too early");
         scene.end(2, None);

@@ -195,7 +195,7 @@ impl Scene {
         let (keeper, key) = (&self.keeper, Key::new("lock:", "a").expect("a key"));
         let context = AcquireContext {
             store: &keeper.store,
-            listener: &keeper.listener,
+            listeners: &keeper.listeners,
             counters: &keeper.counters,
             keeper,
             key: &key,
@@ -215,7 +215,7 @@ impl Scene {
 
     /// One attempt of the waiter.
     fn attempt(&self, ask: Ask) -> Attempt {
-        let listener = &self.keeper.listener;
+        let listener = self.keeper.listeners.only();
         let (since, looks) = (Moment::now(), ask != Ask::Claim);
         let client = if looks { listener.client_id() } else { None };
         let (is_taken, tracking) = self.redis.claim(OURS, client);
@@ -235,7 +235,7 @@ impl Scene {
     fn others(&self) {
         self.redis.remove(Some(THEIRS));
         if one_in(2) {
-            self.keeper.listener.wakeups.wake(KEY.as_bytes()); // As `force_unlock` does.
+            self.keeper.listeners.wakeups.wake(KEY.as_bytes()); // As `force_unlock` does.
         }
         for _ in 0..3 {
             if self.redis.claim(THEIRS, None).0 {
@@ -255,7 +255,7 @@ fn one_waits_while_others_come_and_go(times: usize, longest: Duration, patience:
             thread::spawn(move || part(&scene))
         };
         let others = spawn(Scene::others);
-        let listener = spawn(|scene| scene.redis.listen(&scene.keeper.listener, || ()));
+        let listener = spawn(|scene| scene.redis.listen(&scene.keeper.listeners.only(), || ()));
         let deadline = patience.map_or(Moment::NEVER, |patience| Moment::now().after(patience));
         let has_it = scene.wait(deadline);
         assert!(has_it || patience.is_some());
@@ -266,7 +266,7 @@ fn one_waits_while_others_come_and_go(times: usize, longest: Duration, patience:
         scene.redis.end();
         listener.join().expect("the thread does not panic");
         assert_eq!(scene.redis.state.lock().token, None, "a token was left behind");
-        assert!(scene.keeper.listener.wakeups.is_empty());
+        assert!(scene.keeper.listeners.wakeups.is_empty());
     });
 }
 

@@ -1,8 +1,9 @@
 //! The thread that keeps what is held: it renews leases, reports losses and deletes orphans.
 //!
 //! Each manager has one keeper. The first work for the keeper starts its thread: a hold to renew or
-//! to watch, an orphan, `extend`, `ensure`. No other thread renews a lease. (`leases` says when a
-//! lease is renewed.)
+//! to watch, an orphan, `extend`, `ensure`. No other thread renews a lease, except that in a cluster
+//! the keeper hands its work out to a thread for each node (`renewers`). (`leases` says when a lease
+//! is renewed.)
 
 use std::sync::mpsc;
 use std::sync::{Arc, Weak};
@@ -21,9 +22,10 @@ use crate::keeping::connection::KeeperConnection;
 use crate::keeping::losses::LossNotifier;
 use crate::keeping::orphans::OrphanKey;
 use crate::keeping::renewal;
+use crate::keeping::renewers::Renewers;
 use crate::keeping::shared::{RenewalRequest, Shared, Work};
 use crate::store::{Failure, Store};
-use crate::waiting::listener::Listener;
+use crate::waiting::listeners::Listeners;
 use crate::waiting::queues::WaitQueues;
 
 /// The keeper, as the session sees it.
@@ -40,9 +42,9 @@ impl Shared {
         let work = Mutex::new(Work::new(notifier.is_some()));
         Arc::new_cyclic(|shared: &Weak<Shared>| {
             let (shared, other) = (shared.clone(), shared.clone());
-            let moved = move || {
+            let moved = move |has_moved: &dyn Fn(&[u8]) -> bool| {
                 if let Some(shared) = other.upgrade() {
-                    shared.moved();
+                    shared.moved(has_moved);
                 }
             };
             let invalidated = move |redis_key: Option<&[u8]>| {
@@ -50,11 +52,21 @@ impl Shared {
                     shared.invalidated(redis_key);
                 }
             };
-            let listener = Listener::new(Arc::clone(&store), response_timeout, probe, invalidated);
-            store.on_switch(moved);
-            let (listener, due_sooner, worker) =
-                (Arc::new(listener), Condvar::new(), WorkerThread::default());
-            Shared { store, counters, notifier, queues, listener, response_timeout, work, due_sooner, worker }
+            let listeners = Listeners::new(Arc::clone(&store), response_timeout, probe, invalidated);
+            store.on_move(moved);
+            let (listeners, due_sooner, worker) =
+                (Arc::new(listeners), Condvar::new(), WorkerThread::default());
+            Shared {
+                store,
+                counters,
+                notifier,
+                queues,
+                listeners,
+                response_timeout,
+                work,
+                due_sooner,
+                worker,
+            }
         })
     }
 
@@ -130,7 +142,7 @@ impl Shared {
     /// Ends the keeper's thread, the listener's, the store's and the one that calls `on_lost`. A
     /// forked child has none of these threads, and must not call this.
     pub(crate) fn stop(&self) {
-        self.listener.stop();
+        self.listeners.stop();
         self.store.stop();
         let mut work = self.work.lock();
         work.stop = true;
@@ -149,13 +161,20 @@ impl Shared {
     }
 }
 
-fn run(shared: &Shared) {
+fn run(shared: &Keeper) {
     shared.worker.enter();
-    let mut connection = KeeperConnection::new(shared);
+    let mut connection = None;
+    let mut renewers = Renewers::default();
     while let Some(work) = shared.next_round() {
-        connection.drop_if_closed();
-        renewal::round(shared, &mut connection, work);
+        if shared.store.is_cluster() {
+            renewers.hand_out(shared, work);
+        } else if let Some(node) = shared.store.node_of("") {
+            let connection = connection.get_or_insert_with(|| KeeperConnection::new(shared, node));
+            connection.drop_if_closed();
+            renewal::round(shared, connection, work);
+        }
     }
+    renewers.stop();
 }
 
 #[cfg(test)]

@@ -25,7 +25,7 @@ pub(crate) struct Leases {
     /// There is an `on_lost` callback. It gets the losses of all holds, also of those that are not
     /// renewed.
     reports_losses: bool,
-    /// When another server got all keys last.
+    /// When another server got keys last.
     moved: Moment,
     pub(crate) orphans: Orphans,
 }
@@ -84,7 +84,8 @@ impl Leases {
             // with a forgotten guard.
             self.by_number.retain(|_, entry| !entry.hold.can_be_forgotten(now));
         }
-        // The hold was taken at the server that had the keys before, and is not entered until now.
+        // The hold was perhaps taken at the server that had the key before, and is not entered until
+        // now.
         let has_moved = hold.acquired.sent < self.moved && hold.renews_every(now).is_some();
         let due = if has_moved { Moment::PAST } else { self.regularly_due(&hold, now) };
         let entry = Entry { hold, due, retry: FIRST_RETRY, sent: Moment::PAST, invalidated: false };
@@ -204,23 +205,35 @@ impl Leases {
         entry.map_or(Moment::NEVER, |entry| entry.renew_soon(now))
     }
 
-    /// Any key may have changed, or invalidations may have been missed. Every hold that was renewed
-    /// before is due soon. Returns when the first of them is due.
-    pub(crate) fn all_invalidated(&mut self, now: Moment) -> Moment {
-        self.tracked.clear();
-        // All holds are marked, also those whose first renewal is under way.
-        self.by_number.values_mut().for_each(|entry| entry.invalidated = true);
-        let renewed = self.by_number.values_mut().filter(|entry| entry.hold.renewals() > 0);
-        renewed.map(|entry| entry.renew_soon(now)).min().unwrap_or(Moment::NEVER)
+    /// Any of these keys may have changed, or invalidations of them may have been missed. Every
+    /// hold of them that was renewed before is due soon. Returns when the first of them is due.
+    pub(crate) fn invalidated_those(&mut self, is_meant: impl Fn(&[u8]) -> bool, now: Moment) -> Moment {
+        self.tracked.retain(|redis_key, _| !is_meant(redis_key));
+        let mut due = Moment::NEVER;
+        for entry in self.by_number.values_mut() {
+            if is_meant(entry.hold.key.in_redis().as_bytes()) {
+                // Also a hold whose first renewal is under way.
+                entry.invalidated = true;
+                if entry.hold.renewals() > 0 {
+                    due = due.min(entry.renew_soon(now));
+                }
+            }
+        }
+        due
     }
 
-    /// Another server has all keys now, and may lack some: all holds that are renewed are due now.
-    /// Returns when the first is due.
-    pub(crate) fn all_moved(&mut self, now: Moment) -> Moment {
+    /// Another server has these keys now, and may lack some: all holds of them that are renewed are
+    /// due now. Returns when the first is due.
+    pub(crate) fn moved(&mut self, has_moved: impl Fn(&[u8]) -> bool, now: Moment) -> Moment {
         self.moved = now;
-        let due = self.all_invalidated(now);
-        let kept = self.by_number.values_mut().filter(|entry| entry.hold.renews_every(now).is_some());
-        kept.map(|entry| entry.renew_soon(now)).min().unwrap_or(due).min(due)
+        let mut due = self.invalidated_those(&has_moved, now);
+        for entry in self.by_number.values_mut() {
+            let is_kept = entry.hold.renews_every(now).is_some();
+            if is_kept && has_moved(entry.hold.key.in_redis().as_bytes()) {
+                due = due.min(entry.renew_soon(now));
+            }
+        }
+        due
     }
 
     /// A thread of this process waits for the end of a hold. If the hold is one to renew, and was
@@ -305,7 +318,7 @@ mod tests {
     fn all_holds_are_due_when_the_keys_have_moved_also_one_that_is_entered_late() {
         let (early, late, later) = (hold(), hold(), sample("a", Duration::from_millis(300), after(60)));
         let mut leases = entered(&early);
-        assert_eq!(leases.all_moved(after(50)), after(50), "it was never renewed");
+        assert_eq!(leases.moved(|_| true, after(50)), after(50), "it was never renewed");
         assert!(leases.enter(late, START) <= after(50));
         assert_eq!(leases.enter(Arc::new(later), after(60)), after(160), "taken at the new server");
     }
@@ -410,20 +423,20 @@ mod tests {
         first.renewed(first.lease(), after(50), after(51)).unwrap();
         leases.sending(&first, true, after(50));
         leases.renewed(&first, after(50));
-        assert_eq!(leases.all_invalidated(after(60)), after(60));
+        assert_eq!(leases.invalidated_those(|_| true, after(60)), after(60));
         let due = leases.take_due(after(60)).renew;
         assert!(
             due.len() == 1 && Arc::ptr_eq(&due[0], &first),
             "a hold that was never renewed costs nothing"
         );
         leases.lost(&first);
-        assert_eq!(leases.all_invalidated(after(70)), Moment::NEVER);
+        assert_eq!(leases.invalidated_those(|_| true, after(70)), Moment::NEVER);
     }
 
     #[test]
     fn after_a_move_a_hold_is_due_also_if_it_was_never_renewed() {
         let mut leases = entered(&hold());
-        assert_eq!(leases.all_moved(after(60)), after(60));
+        assert_eq!(leases.moved(|_| true, after(60)), after(60));
         assert_eq!(leases.take_due(after(60)).renew.len(), 1);
     }
 

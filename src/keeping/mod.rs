@@ -8,6 +8,7 @@
 
 pub(crate) mod keeper;
 pub(crate) mod renewal;
+pub(crate) mod renewers;
 pub(crate) mod connection;
 pub(crate) mod shared;
 mod leases;

@@ -44,7 +44,10 @@ pub(crate) fn round(shared: &Shared, redis: &mut impl KeeperCommands, work: Work
         // Leases are more urgent than orphans, and a Redis that did not answer a renewal will not
         // answer a deletion. Orphans that are left out here come again in a later round.
         let answered = answered && !shared.is_stopping() && remove_orphans(shared, redis, &due.remove);
-        shared.work.lock().leases.orphans.batch_answered(answered, Moment::now());
+        // Another node of a cluster may answer.
+        if !shared.store.is_cluster() {
+            shared.work.lock().leases.orphans.batch_answered(answered, Moment::now());
+        }
     }
 }
 
@@ -108,8 +111,9 @@ fn renew<'h>(
     if !holds.is_empty() {
         // From its first renewal on, Redis tracks the key of a hold, so that a loss is found at
         // once. Tracking needs the listener.
-        shared.listener.start();
+        shared.listeners.start(redis.node());
     }
+    let listener = shared.listeners.of(redis.node());
     let mut work = shared.work.lock();
     // A hold whose release has begun since it fell due is not renewed.
     let holds: Vec<_> = holds.iter().filter(|hold| work.leases.has(hold)).collect();
@@ -122,18 +126,18 @@ fn renew<'h>(
     // changed. If we read the old id before the lock, and that report came in between, `sending`
     // would erase the mark that the report left. A deletion by hand would go unseen until the next
     // renewal.
-    let listener = shared.listener.client_id();
+    let client_id = listener.as_ref().and_then(|listener| listener.client_id());
     let sending = |hold: &&'h Arc<Hold>| {
         let lease = hold.lease();
         hold.renewing(lease, now, deadline);
-        work.leases.sending(hold, listener.is_some(), now);
+        work.leases.sending(hold, client_id.is_some(), now);
         Extension { key: hold.key.in_redis(), token: &hold.token, lease: lease.millis() }
     };
     let extensions: Vec<_> = holds.iter().map(sending).collect();
     drop(work);
-    let ExtendAnswers { sent, answers, tracking } = redis.extend_all(&extensions, listener, deadline)?;
-    if let Some(client_id) = listener {
-        shared.listener.will_hear(client_id, tracking);
+    let ExtendAnswers { sent, answers, tracking } = redis.extend_all(&extensions, client_id, deadline)?;
+    if let Some((listener, client_id)) = listener.zip(client_id) {
+        listener.will_hear(client_id, tracking);
     }
     let leases = extensions.iter().map(|extension| Lease::from_millis(extension.lease));
     Ok(take_in(shared, holds.into_iter().zip(leases).zip(answers), sent))
@@ -245,7 +249,7 @@ mod tests {
     use crate::keeping::connection::{Extended, Removed};
     use crate::keeping::keeper::Keeper;
     use crate::keeping::keeper::tests::keeper_without_redis;
-    use crate::store::{Refusal, Tracking};
+    use crate::store::{Node, Refusal, Tracking};
     use crate::waiting::patience::tests::until;
 
     const LEASE: Duration = Duration::from_secs(1);
@@ -259,6 +263,7 @@ mod tests {
 
     /// A Redis that answers as the test wants, and remembers how many keys each command had.
     struct Redis {
+        node: Arc<Node>,
         /// How many commands get no answer.
         silent: usize,
         answer: fn(&str) -> Result<Compared, Failure>,
@@ -268,7 +273,8 @@ mod tests {
 
     impl Redis {
         fn new(answer: fn(&str) -> Result<Compared, Failure>) -> Redis {
-            Redis { silent: 0, answer, extended: Vec::new(), removed: Vec::new() }
+            let node = keeper_without_redis().store.node_of("").unwrap();
+            Redis { node, silent: 0, answer, extended: Vec::new(), removed: Vec::new() }
         }
 
         fn silent(commands: usize) -> Redis {
@@ -285,6 +291,10 @@ mod tests {
     }
 
     impl KeeperCommands for Redis {
+        fn node(&self) -> &Arc<Node> {
+            &self.node
+        }
+
         fn is_open(&self) -> bool {
             true
         }

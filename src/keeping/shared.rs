@@ -16,7 +16,7 @@ use crate::hold::Hold;
 use crate::keeping::leases::{Due, Leases};
 use crate::keeping::losses::LossNotifier;
 use crate::store::{Failure, Store};
-use crate::waiting::listener::Listener;
+use crate::waiting::listeners::Listeners;
 use crate::waiting::queues::WaitQueues;
 
 /// The keeper of one manager. Any thread notes work for it here.
@@ -28,7 +28,7 @@ pub(crate) struct Shared {
     /// The threads of this process that wait for a lock. When a lock is lost, the first of its
     /// waiters is woken.
     pub(crate) queues: Arc<WaitQueues>,
-    pub(crate) listener: Arc<Listener>,
+    pub(crate) listeners: Arc<Listeners>,
     pub(crate) response_timeout: Duration,
     pub(crate) work: Mutex<Work>,
     /// Wakes the thread when something is due sooner than the thread knew.
@@ -74,7 +74,7 @@ impl Work {
 }
 
 impl WorkDue {
-    fn is_empty(&self) -> bool {
+    pub(crate) fn is_empty(&self) -> bool {
         self.due.is_empty() && self.requests.is_empty()
     }
 }
@@ -156,17 +156,17 @@ impl Shared {
         let now = Moment::now();
         let due = match redis_key {
             Some(redis_key) => work.leases.invalidated(redis_key, now),
-            None => work.leases.all_invalidated(now),
+            None => work.leases.invalidated_those(|_| true, now),
         };
         self.wake(work, due);
     }
 
-    /// Another server has all keys now. The waiters ask it at once, and the keeper renews each hold
-    /// that it renews at all, so that a loss is found at once.
-    pub(crate) fn moved(&self) {
-        self.listener.wakeups.wake_all();
+    /// Another server has these keys now. The waiters ask it at once, and the keeper renews each
+    /// hold that it renews at all, so that a loss is found at once.
+    pub(crate) fn moved(&self, has_moved: &dyn Fn(&[u8]) -> bool) {
+        self.listeners.wakeups.wake_those(has_moved);
         let mut work = self.work.lock();
-        let due = work.leases.all_moved(Moment::now());
+        let due = work.leases.moved(has_moved, Moment::now());
         self.wake(work, due);
     }
 }

@@ -33,7 +33,7 @@ use crate::keeping::thread_map::{self, Held, Left};
 use crate::release;
 use crate::store::{Failure, Seen, Store, Target};
 use crate::waiting::handoff::Claim;
-use crate::waiting::listener::Listener;
+use crate::waiting::listeners::Listeners;
 use crate::waiting::patience::Patience;
 use crate::waiting::queues::{NoTurn, Turn, WaitQueues};
 
@@ -49,7 +49,7 @@ pub(crate) struct Session {
     machine: String,
     store: Arc<Store>,
     queues: Arc<WaitQueues>,
-    listener: Arc<Listener>,
+    listeners: Arc<Listeners>,
     pub(crate) counters: Arc<Counters>,
     keeper: Keeper,
     pub(crate) settings: Settings,
@@ -72,7 +72,7 @@ impl Session {
             machine,
             store,
             queues: Arc::clone(&keeper.queues),
-            listener: Arc::clone(&keeper.listener),
+            listeners: Arc::clone(&keeper.listeners),
             counters: Arc::clone(&keeper.counters),
             keeper,
             settings,
@@ -83,7 +83,7 @@ impl Session {
     pub(crate) fn check(&self) -> Result<(), Error> {
         let deadline = Moment::now().after(self.settings.connect_timeout);
         let answer = self.store.ping(deadline);
-        answer.map_err(|failure| self.store.error("connecting".to_owned(), failure))
+        answer.map_err(|failure| self.store.error(None, "connecting".to_owned(), failure))
     }
 
     /// Takes a lock, or re-enters it if this thread holds it. Without a limit, waits while the lock
@@ -132,7 +132,7 @@ impl Session {
         };
         let context = AcquireContext {
             store: &self.store,
-            listener: &self.listener,
+            listeners: &self.listeners,
             counters: &self.counters,
             keeper: &self.keeper,
             key: &key,
@@ -151,7 +151,7 @@ impl Session {
     /// Waits for the turn: one thread of the process at a time asks Redis for a key.
     fn turn(&self, key: &Key, patience: &Patience, pid: u32, first: &Claim) -> Result<Turn, NoTurn> {
         let is_mine = |holder: &Holder| thread_map::is_mine(holder.raw(), pid);
-        let answered_since = |moment| self.store.answered_since(moment);
+        let answered_since = |moment| self.store.answered_since(key.in_redis(), moment);
         let renew = |hold: &Hold| self.keeper.renew_for_waiter(hold);
         let claim = || first.clone();
         let turn = self.queues.join(key.name(), patience, is_mine, answered_since, renew, claim)?;
@@ -292,7 +292,7 @@ impl Session {
         let key = Key::new(&self.settings.prefix, name)?;
         self.own_process(Moment::now())?;
         let deadline = self.one_answer(Moment::now());
-        let connection = self.store.connect(deadline);
+        let connection = self.store.connect(key.in_redis(), deadline);
         let deleted = connection.and_then(|mut connection| connection.force(key.in_redis(), deadline));
         let deleted = deleted.map_err(|failure| self.failed("force-unlocking", &key, failure))?;
         if let Some(holder) = &deleted {
@@ -300,12 +300,12 @@ impl Session {
             warn!(target: "relatch::force_unlock", "lock {name:?} was force-unlocked, it was held by {holder}");
         }
         // Redis sends no invalidation to the waiters of this process that poll.
-        self.listener.wakeups.wake(key.in_redis().as_bytes());
+        self.listeners.wakeups.wake(key.in_redis().as_bytes());
         Ok(deleted)
     }
 
     pub(crate) fn failed(&self, action: &str, key: &Key, failure: Failure) -> Error {
-        self.store.error(format!("{action} lock {:?}", key.name()), failure)
+        self.store.error(Some(key.in_redis()), format!("{action} lock {:?}", key.name()), failure)
     }
 
     /// The process id, or an error in a forked child.

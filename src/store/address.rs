@@ -1,7 +1,7 @@
-//! Turns a URL into an address: one server, or the sentinels that know it.
+//! Turns a URL into an address: one server, the sentinels that know it, or nodes of a cluster.
 //!
-//! The `redis` crate parses the URL. It knows no list of hosts, so the URL of sentinels is taken
-//! apart here, and the `redis` crate gets the rest of it. No error shows a password, wherever in
+//! The `redis` crate parses the URL. It knows no list of hosts, so a URL with several hosts is
+//! taken apart here, and the `redis` crate gets the rest of it. No error shows a password, wherever in
 //! the URL it stands.
 
 use std::net::Ipv6Addr;
@@ -18,6 +18,9 @@ const NOT_SHOWN: &str = "(not shown)";
 
 /// The port of a sentinel whose URL names none.
 const SENTINEL_PORT: u16 = 26379;
+
+/// The port of a node of a cluster whose URL names none.
+const REDIS_PORT: u16 = 6379;
 
 /// The servers that a program names, as far as a URL says.
 #[derive(Debug)]
@@ -41,6 +44,10 @@ pub(crate) enum Servers {
         /// The name that the master has for the sentinels.
         name: String,
     },
+    /// Redis is a cluster, and these nodes know the others.
+    Cluster {
+        hosts: Vec<(String, u16)>,
+    },
 }
 
 /// The servers, and all that is needed to connect to them.
@@ -62,8 +69,9 @@ struct Bad {
 
 impl Address {
     pub(crate) fn parse(url: &str) -> Result<Address, Error> {
-        let address = match after_sentinel_scheme(url) {
-            Some((tls, rest)) => sentinels(url, rest, tls),
+        let address = match several(url) {
+            Some(Ok(url)) if url.of_sentinels => sentinels(url),
+            Some(url) => url.and_then(cluster),
             None => one(url),
         };
         address.map_err(|bad| Error::InvalidOption { option: "url", value: bad.shown, reason: bad.reason })
@@ -155,52 +163,91 @@ fn is_in_name(c: char) -> bool {
     c.is_ascii_alphanumeric() || ".-_".contains(c)
 }
 
-/// The rest of a URL of sentinels, and whether the master uses TLS. `None` for any other URL.
-fn after_sentinel_scheme(url: &str) -> Option<(bool, &str)> {
-    let (scheme, rest) = url.split_once("://")?;
-    let is = |name| scheme.eq_ignore_ascii_case(name);
-    (is("redis+sentinel") || is("rediss+sentinel")).then(|| (is("rediss+sentinel"), rest))
+/// A URL that names several hosts.
+struct Several<'a> {
+    of_sentinels: bool,
+    /// Whether connections to Redis use TLS.
+    tls: bool,
+    userinfo: Option<&'a str>,
+    hosts: Vec<(String, u16)>,
+    /// What follows the hosts, without its slash.
+    path: &'a str,
+    query: Option<&'a str>,
+    /// What of the URL may be shown.
+    shown: &'a str,
 }
 
-/// The address of a URL that names sentinels. `rest` is what follows `://`.
-fn sentinels(url: &str, rest: &str, tls: bool) -> Result<Address, Bad> {
-    let (authority, tail) = rest.split_at(rest.find(['/', '?', '#']).unwrap_or(rest.len()));
-    let (userinfo, hosts) =
-        authority.rsplit_once('@').map_or((None, authority), |(it, rest)| (Some(it), rest));
-    let is_hidden = userinfo.is_some_and(|it| !it.is_empty());
-    if tail.contains(['@', '#']) {
-        return Err(bad(NOT_SHOWN, SPILLED));
-    }
-    if url.contains(|c: char| c.is_whitespace() || c.is_control()) {
-        return Err(bad(NOT_SHOWN, "it holds a space or a control character"));
-    }
-    let up_to_query = url.split('?').next().unwrap_or_default();
-    let shown = if is_hidden { NOT_SHOWN } else { up_to_query };
-    let (path, query) = tail.split_once('?').map_or((tail, None), |(path, query)| (path, Some(query)));
-    let (name, db) = path[path.len().min(1)..].split_once('/').unwrap_or((path.trim_start_matches('/'), ""));
+/// Takes a URL of sentinels or of a cluster apart. `None` for any other URL.
+fn several(url: &str) -> Option<Result<Several<'_>, Bad>> {
+    let (scheme, rest) = url.split_once("://")?;
+    let is = |name| scheme.eq_ignore_ascii_case(name);
+    let tls = is("rediss+sentinel") || is("rediss+cluster");
+    let of_sentinels = is("redis+sentinel") || is("rediss+sentinel");
+    let parts = || {
+        let (authority, tail) = rest.split_at(rest.find(['/', '?', '#']).unwrap_or(rest.len()));
+        let (userinfo, hosts) =
+            authority.rsplit_once('@').map_or((None, authority), |(it, rest)| (Some(it), rest));
+        if tail.contains(['@', '#']) {
+            return Err(bad(NOT_SHOWN, SPILLED));
+        }
+        if url.contains(|c: char| c.is_whitespace() || c.is_control()) {
+            return Err(bad(NOT_SHOWN, "it holds a space or a control character"));
+        }
+        let is_hidden = userinfo.is_some_and(|it| !it.is_empty());
+        let shown = if is_hidden { NOT_SHOWN } else { url.split('?').next().unwrap_or_default() };
+        let port = if of_sentinels { SENTINEL_PORT } else { REDIS_PORT };
+        let hosts: Option<Vec<_>> = hosts.split(',').map(|host| host_and_port(host, port)).collect();
+        let Some(hosts) = hosts else {
+            let reason = if of_sentinels { NO_SENTINEL } else { NO_NODE };
+            return Err(bad(shown, reason));
+        };
+        let (path, query) = tail.split_once('?').map_or((tail, None), |(path, query)| (path, Some(query)));
+        let path = &path[path.len().min(1)..];
+        Ok(Several { of_sentinels, tls, userinfo, hosts, path, query, shown })
+    };
+    (tls || of_sentinels || is("redis+cluster")).then(parts)
+}
+
+const NO_SENTINEL: &str =
+    "each sentinel is host[:port], with a comma between two of them, and an IPv6 address in brackets";
+const NO_NODE: &str =
+    "each node is host[:port], with a comma between two of them, and an IPv6 address in brackets";
+
+/// The address of a URL that names sentinels.
+fn sentinels(url: Several<'_>) -> Result<Address, Bad> {
+    let (name, db) = url.path.split_once('/').unwrap_or((url.path, ""));
     if name.is_empty() || !name.chars().all(is_in_name) {
         let reason = "the name of the master has to follow the sentinels, of letters, digits and `.-_`: \
                       redis+sentinel://[user:password@]host[:port][,host[:port]...]/name[/db]";
-        return Err(bad(shown, reason));
+        return Err(bad(url.shown, reason));
     }
-    let hosts: Option<Vec<_>> = hosts.split(',').map(host_and_port).collect();
-    let Some(hosts) = hosts else {
-        let reason =
-            "each sentinel is host[:port], with a comma between two of them, and an IPv6 address in brackets";
-        return Err(bad(shown, reason));
-    };
-    let login = userinfo.map_or_else(String::new, |it| format!("{it}@"));
-    let query = query.map_or_else(String::new, |it| format!("?{it}"));
-    let for_one =
-        |bad: Bad| if bad.shown == NOT_SHOWN { bad } else { Bad { shown: shown.to_owned(), ..bad } };
-    let (info, _) =
-        read(&format!("redis{}://{login}master/{db}{query}", if tls { "s" } else { "" })).map_err(for_one)?;
-    let (login, db) = login_and_db(&info)?;
-    Ok(Address { servers: Servers::Sentinels { hosts, name: name.to_owned() }, login, db, tls: Some(tls) })
+    let (login, db) = url.login_and_db(db)?;
+    let servers = Servers::Sentinels { hosts: url.hosts, name: name.to_owned() };
+    Ok(Address { servers, login, db, tls: Some(url.tls) })
+}
+
+/// The address of a URL that names nodes of a cluster.
+fn cluster(url: Several<'_>) -> Result<Address, Bad> {
+    let (login, db) = url.login_and_db(url.path)?;
+    Ok(Address { servers: Servers::Cluster { hosts: url.hosts }, login, db, tls: Some(url.tls) })
+}
+
+impl Several<'_> {
+    /// The login and the database. They are read from a URL that names one server and is otherwise
+    /// the same.
+    fn login_and_db(&self, db: &str) -> Result<(Option<Login>, i64), Bad> {
+        let login = self.userinfo.map_or_else(String::new, |it| format!("{it}@"));
+        let query = self.query.map_or_else(String::new, |it| format!("?{it}"));
+        let for_one =
+            |bad: Bad| if bad.shown == NOT_SHOWN { bad } else { Bad { shown: self.shown.to_owned(), ..bad } };
+        let scheme = if self.tls { "rediss" } else { "redis" };
+        let (info, _) = read(&format!("{scheme}://{login}host/{db}{query}")).map_err(for_one)?;
+        login_and_db(&info)
+    }
 }
 
 /// Reads `host`, `host:port`, `[address]` or `[address]:port`.
-fn host_and_port(text: &str) -> Option<(String, u16)> {
+fn host_and_port(text: &str, default: u16) -> Option<(String, u16)> {
     let (host, port) = match text.strip_prefix('[') {
         Some(rest) => {
             let (host, rest) = rest.split_once(']')?;
@@ -213,7 +260,7 @@ fn host_and_port(text: &str) -> Option<(String, u16)> {
     let is_number = |port: &str| port.bytes().all(|it| it.is_ascii_digit());
     let port = match port {
         Some(port) => port.parse().ok().filter(|number| *number != 0 && is_number(port))?,
-        None => SENTINEL_PORT,
+        None => default,
     };
     (!host.is_empty() && host.chars().all(is_in_host)).then(|| (host.to_owned(), port))
 }
@@ -298,6 +345,10 @@ mod tests {
             Servers::Sentinels { hosts, name } => {
                 let hosts: Vec<_> = hosts.iter().map(|(host, port)| format!("{host} {port}")).collect();
                 format!("{name}: {}", hosts.join(", "))
+            }
+            Servers::Cluster { hosts } => {
+                let hosts: Vec<_> = hosts.iter().map(|(host, port)| format!("{host} {port}")).collect();
+                format!("cluster: {}", hosts.join(", "))
             }
         }
     }

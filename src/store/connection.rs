@@ -1,10 +1,11 @@
 //! The commands that go over a connection, and what their replies mean.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use crate::base::clock::Moment;
 use crate::base::holder::Holder;
-use crate::store::failure::Failure;
+use crate::store::failure::{Failure, Refusal};
 use crate::store::node::Node;
 use crate::store::pool::LinkRef;
 use crate::store::replicas::{Wait, left_behind};
@@ -13,16 +14,31 @@ use crate::store::reply::{
     tracking, was_set,
 };
 use crate::store::resp::{Batch, Reply};
+use crate::store::router::Router;
 use crate::store::script::{CLAIM, FORCE, RELEASE, RENEW, Script};
 
 /// A borrowed connection.
 ///
 /// Each command waits for its reply until the deadline, but no longer than the response timeout.
 /// The first command may have less time (`Link::limit`).
-pub(crate) struct Connection<'a> {
-    link: LinkRef<'a>,
-    node: &'a Node,
+///
+/// If the node answers that another node of a cluster has the slot of the key, this becomes a
+/// connection to that node, and the command is sent again. A command that was redirected was not
+/// executed, so the last node to which a command was sent is the only one that may execute it.
+pub(crate) struct Connection {
+    link: LinkRef,
+    node: Arc<Node>,
+    router: Arc<Router>,
+    /// The node has not got the slot yet: each command for it needs an `ASKING` in front.
+    asking: bool,
+    /// How many more redirects are followed.
+    redirects: u8,
+    /// A redirect has led to another node than the one that the borrower knows.
+    redirected: bool,
 }
+
+/// The most redirects that one command follows. More mean that the nodes do not agree.
+const MOST_REDIRECTS: u8 = 5;
 
 /// A lease that is to be extended, if the key still holds the token.
 #[derive(Clone, Copy, Debug)]
@@ -32,9 +48,19 @@ pub(crate) struct Extension<'a> {
     pub(crate) lease: u64,
 }
 
-impl<'a> Connection<'a> {
-    pub(super) fn new(link: LinkRef<'a>, node: &'a Node) -> Connection<'a> {
-        Connection { link, node }
+impl Connection {
+    pub(super) fn new(link: LinkRef, node: Arc<Node>, router: Arc<Router>) -> Connection {
+        Connection { link, node, router, asking: false, redirects: MOST_REDIRECTS, redirected: false }
+    }
+
+    /// A connection that stays with its node, and follows no redirect.
+    pub(super) fn pinned(link: LinkRef, node: Arc<Node>, router: Arc<Router>) -> Connection {
+        Connection { redirects: 0, ..Connection::new(link, node, router) }
+    }
+
+    /// The node at the other end.
+    pub(crate) fn node(&self) -> &Arc<Node> {
+        &self.node
     }
 
     /// Notes that Redis may have ended the connection before its next use.
@@ -86,7 +112,7 @@ impl<'a> Connection<'a> {
     ) -> Result<(ClaimReply, Tracking), Failure> {
         let lease = lease.to_string();
         let fill = |batch: Batch, teach| batch.and(&CLAIM.command(teach, key, &[token, &lease]));
-        let (replies, tracking) = self.run_all(listener, fill, deadline)?;
+        let (replies, tracking) = self.run_all(listener, 1, fill, deadline)?;
         let reply = accepted(next(&mut replies.into_iter()));
         let claim = self.sensible(claimed(reply).map_err(|failure| CLAIM.explain(failure)))?;
         if matches!(claim, ClaimReply::Taken) {
@@ -102,7 +128,7 @@ impl<'a> Connection<'a> {
     /// `SET`, a try that finds the lock busy would wait until the replicas have the writes of other
     /// clients.
     fn acknowledged(&mut self, key: &str, token: &str, deadline: Moment) -> Result<(), Failure> {
-        let Some(wait) = Wait::new(self.node, deadline) else { return Ok(()) };
+        let Some(wait) = Wait::new(&self.node, deadline) else { return Ok(()) };
         let replies = self.exchange(&wait.behind(Batch::default()), deadline);
         let reply = next(&mut replies.map_err(|failure| left_behind(failure, None))?.into_iter());
         let Err(failure) = self.sensible(wait.judge(reply, "lock")) else { return Ok(()) };
@@ -137,7 +163,7 @@ impl<'a> Connection<'a> {
             }
             batch
         };
-        let (replies, _) = self.run_all(None, fill, deadline)?;
+        let (replies, _) = self.run_all(None, removals.len(), fill, deadline)?;
         Ok(self.comparisons(&RELEASE, replies))
     }
 
@@ -169,7 +195,13 @@ impl<'a> Connection<'a> {
         claim: &[&str],
         deadline: Moment,
     ) -> Result<(Result<Compared, Failure>, bool), Failure> {
-        let mut replies = self.exchange(&Batch::of(removal).and(claim), deadline)?.into_iter();
+        let mut replies = loop {
+            let replies = self.exchange_all(&[removal, claim], deadline)?;
+            let is_elsewhere = |reply: &Reply| redirection(reply).is_some();
+            if !(replies.iter().all(is_elsewhere) && self.follow(&replies[0], deadline)?) {
+                break replies.into_iter();
+            }
+        };
         let removed = compared(accepted(next(&mut replies)));
         let set = accepted(next(&mut replies)).and_then(|reply| was_set(&reply));
         let set = match self.sensible(set) {
@@ -190,7 +222,7 @@ impl<'a> Connection<'a> {
         listener: Option<u64>,
         deadline: Moment,
     ) -> Result<(Vec<Result<Compared, Failure>>, Tracking), Failure> {
-        let wait = Wait::new(self.node, deadline);
+        let wait = Wait::new(&self.node, deadline);
         let fill = |mut batch: Batch, teach: bool| {
             for (n, extension) in extensions.iter().enumerate() {
                 let lease = extension.lease.to_string();
@@ -202,7 +234,7 @@ impl<'a> Connection<'a> {
                 None => batch,
             }
         };
-        let (mut replies, tracking) = self.run_all(listener, fill, deadline)?;
+        let (mut replies, tracking) = self.run_all(listener, extensions.len(), fill, deadline)?;
         let acknowledged = wait.as_ref().map_or(Ok(()), |wait| {
             let reply = replies.pop().unwrap_or(Reply::Nil);
             self.sensible(wait.judge(reply, "renewal"))
@@ -221,7 +253,7 @@ impl<'a> Connection<'a> {
     /// Nobody reads the answers, and the connection is not used again. So the script is sent whole:
     /// a NOSCRIPT answer to its hash would go unnoticed.
     pub(crate) fn abandon(mut self, key: &str, token: &str) {
-        let batch = Batch::of(&RELEASE.whole(key, &[token]));
+        let batch = self.behind_asking(&[&RELEASE.whole(key, &[token])]);
         // If this fails, the keeper deletes the key: it searches for each token that is given up.
         let _ = self.link.send(&batch, Moment::now().after(Duration::from_millis(1)));
         self.link.retire();
@@ -229,8 +261,14 @@ impl<'a> Connection<'a> {
 
     /// Who has a lock: `GET key`, `PTTL key`.
     pub(crate) fn look(&mut self, key: &str, deadline: Moment) -> Result<Seen, Failure> {
-        let batch = Batch::of(&["GET", key]).and(&["PTTL", key]);
-        let mut replies = self.exchange(&batch, deadline)?.into_iter();
+        let mut replies = loop {
+            let replies = self.exchange_all(&[&["GET", key], &["PTTL", key]], deadline)?;
+            let elsewhere = replies.iter().find(|reply| redirection(reply).is_some());
+            let Some(elsewhere) = elsewhere else { break replies.into_iter() };
+            if !self.follow(elsewhere, deadline)? {
+                break replies.into_iter();
+            }
+        };
         self.sensible(seen(next(&mut replies), next(&mut replies)))
     }
 
@@ -257,28 +295,70 @@ impl<'a> Connection<'a> {
     }
 
     fn run(&mut self, command: &[&str], deadline: Moment) -> Result<Reply, Failure> {
-        let mut replies = self.exchange(&Batch::of(command), deadline)?.into_iter();
-        self.sensible(accepted(next(&mut replies)))
+        loop {
+            let reply = next(&mut self.exchange_all(&[command], deadline)?.into_iter());
+            if !self.follow(&reply, deadline)? {
+                return self.sensible(accepted(reply));
+            }
+        }
     }
 
-    /// Runs a script for as many keys as `fill` puts into a batch. If Redis does not know the
+    /// Sends commands for one key, each behind an `ASKING` if the node needs that.
+    fn exchange_all(&mut self, commands: &[&[&str]], deadline: Moment) -> Result<Vec<Reply>, Failure> {
+        let mut replies = self.exchange(&self.behind_asking(commands), deadline)?;
+        if self.asking {
+            let mut is_own = [false, true].into_iter().cycle();
+            replies.retain(|_| is_own.next().unwrap_or(true));
+        }
+        Ok(replies)
+    }
+
+    fn behind_asking(&self, commands: &[&[&str]]) -> Batch {
+        commands.iter().fold(Batch::default(), |batch, command| self.ask(batch).and(command))
+    }
+
+    fn ask(&self, batch: Batch) -> Batch {
+        if self.asking { batch.and(&["ASKING"]) } else { batch }
+    }
+
+    /// If the reply says that another node has the slot, goes on with a connection to that node. The
+    /// command was not executed then. False for any other reply, and if this follows no redirect.
+    fn follow(&mut self, reply: &Reply, deadline: Moment) -> Result<bool, Failure> {
+        let Some(refusal) = redirection(reply).filter(|_| self.redirects > 0) else { return Ok(false) };
+        let Some((node, asking)) = self.router.redirected(&refusal, &self.node) else { return Ok(false) };
+        self.redirects -= 1;
+        let link = match &self.link {
+            LinkRef::Lent(_) => node.lend(deadline),
+            LinkRef::Own(_) => node.own(deadline),
+        };
+        self.link = self.router.noting(link)?;
+        (self.node, self.asking, self.redirected) = (node, asking, true);
+        Ok(true)
+    }
+
+    /// Runs a script for the `keys` that `fill` puts into a batch. If Redis does not know the
     /// script, the whole batch is sent again. Its first command then has the script's text, and
     /// makes the script known to the other commands.
     ///
     /// If `listener` is given, the batch first asks Redis, once per connection, to send that
-    /// listener the invalidations of keys that are read over this connection.
+    /// listener the invalidations of keys that are read over this connection. The listener is one
+    /// of this node: after a redirect, the other node sends no invalidations.
+    ///
+    /// A batch with more than one key follows no redirect.
     fn run_all(
         &mut self,
         listener: Option<u64>,
+        keys: usize,
         fill: impl Fn(Batch, bool) -> Batch,
         deadline: Moment,
     ) -> Result<(Vec<Reply>, Tracking), Failure> {
+        let listener = listener.filter(|_| !self.redirected);
         let link = self.link.id;
         let mut result = if listener.is_some() { Tracking::On { link } } else { Tracking::Off };
         let mut to_ask = listener.filter(|listener| !self.link.invalidates_to(*listener));
         let mut teach = false;
         loop {
-            let batch = fill(begin(to_ask), teach);
+            let batch = fill(self.ask(begin(to_ask)), teach);
             let mut replies = self.exchange(&batch, deadline)?.into_iter();
             if let Some(listener) = to_ask.take() {
                 result = tracking(next(&mut replies), link);
@@ -286,7 +366,14 @@ impl<'a> Connection<'a> {
                     self.link.set_listener(listener);
                 }
             }
+            if self.asking {
+                next(&mut replies);
+            }
             let replies: Vec<_> = replies.collect();
+            if keys == 1 && self.follow(&replies[0], deadline)? {
+                result = Tracking::Off;
+                continue;
+            }
             let unknown = replies.first().is_some_and(Reply::is_noscript);
             if teach || !unknown {
                 return Ok((replies, result));
@@ -302,8 +389,10 @@ impl<'a> Connection<'a> {
     }
 
     fn exchange(&mut self, batch: &Batch, deadline: Moment) -> Result<Vec<Reply>, Failure> {
-        let limit = self.link.limit(deadline, self.node.response_timeout, batch.blocks_for);
-        self.link.exchange(batch, limit)
+        let limit = self.link.limit(deadline, self.node.common.response_timeout, batch.blocks_for);
+        let answer = self.link.exchange(batch, limit);
+        self.router.heard(&answer);
+        answer
     }
 
     /// Retires the connection after a reply that made no sense.
@@ -312,6 +401,16 @@ impl<'a> Connection<'a> {
             self.link.retire();
         }
         read
+    }
+}
+
+/// The error by which a node of a cluster says that another node has the slot of a key.
+fn redirection(reply: &Reply) -> Option<Refusal> {
+    match reply {
+        Reply::Error(error) if error.starts_with("MOVED ") || error.starts_with("ASK ") => {
+            Some(Refusal::new(error))
+        }
+        _ => None,
     }
 }
 

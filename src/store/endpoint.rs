@@ -51,6 +51,10 @@ impl Endpoint {
         Endpoint { name: place.to_string(), place, tls, worked: Mutex::default() }
     }
 
+    pub(super) fn place(&self) -> &Place {
+        &self.place
+    }
+
     /// Host and port, or the socket's path.
     pub(super) fn name(&self) -> &str {
         &self.name

@@ -37,9 +37,6 @@ pub(crate) enum Failure {
 pub(crate) enum Fate {
     /// Redis has not executed the command, and will not.
     NotExecuted,
-    /// Redis has not executed the command, and another server might. (For a store of several
-    /// servers. Today, only a test distinguishes it.)
-    Elsewhere,
     /// Redis may have executed the command, or may still execute it.
     Unknown {
         /// Whether Redis executes this command before any that is sent over the connection now.
@@ -143,12 +140,25 @@ impl Refusal {
             || DID_NOTHING_ERR.iter().any(|beginning| message.starts_with(beginning))
     }
 
+    /// True if another node of a cluster has the slot of the key.
+    pub(crate) fn is_redirect(&self) -> bool {
+        matches!(&*self.code, "MOVED" | "ASK")
+    }
+
     /// True for states of Redis that end by themselves: loading, failing over, running a long
-    /// script.
+    /// script, moving slots.
     pub(crate) fn can_pass(&self) -> bool {
         matches!(
             self.code.as_str(),
-            "LOADING" | "READONLY" | "MASTERDOWN" | "CLUSTERDOWN" | "TRYAGAIN" | "BUSY" | "NOREPLICAS"
+            "LOADING"
+                | "READONLY"
+                | "MASTERDOWN"
+                | "BUSY"
+                | "NOREPLICAS"
+                | "CLUSTERDOWN"
+                | "TRYAGAIN"
+                | "MOVED"
+                | "ASK"
         ) || self.message.contains("max number of clients")
     }
 }
@@ -174,7 +184,6 @@ impl Failure {
     pub(crate) fn fate(&self) -> Fate {
         match self {
             Failure::Unanswered { link_stands, .. } => Fate::Unknown { link_stands: *link_stands },
-            Failure::Refused(refusal) if is_elsewhere(&refusal.code) => Fate::Elsewhere,
             Failure::Refused(_) | Failure::NotSent(_) | Failure::Tls { .. } | Failure::OutOfTime(_) => {
                 Fate::NotExecuted
             }
@@ -213,8 +222,9 @@ impl Failure {
         }
     }
 
-    /// The failure of a listener's test, which changes a key of the manager's own. `NOPERM` and
-    /// `MOVED` for that key would come again. Any other refusal may pass, and becomes `NotSent`.
+    /// The failure of a listener's test, which changes a key of the manager's own. `NOPERM` for
+    /// that key would come again. Any other refusal may pass, and becomes `NotSent`. (`Router`
+    /// handles `MOVED`.)
     pub(super) fn of_a_trial(self) -> Failure {
         match self {
             Failure::Refused(refusal) if !matches!(&*refusal.code, "NOPERM" | "MOVED") => {
@@ -289,14 +299,14 @@ pub(super) fn ends_link(error: &io::Error) -> bool {
     )
 }
 
-/// True if the reply says that this server accepts no writes, or that another server has the key.
-/// Then the next command needs a new connection.
+/// True if the reply says that this server accepts no writes. Then the next command needs a new
+/// connection.
 pub(super) fn comes_from_wrong_server(reply: &Reply) -> bool {
     matches!(reply, Reply::Error(error) if is_elsewhere(code_of(error)))
 }
 
 fn is_elsewhere(code: &str) -> bool {
-    matches!(code, "READONLY" | "MASTERDOWN" | "MOVED")
+    matches!(code, "READONLY" | "MASTERDOWN")
 }
 
 /// The code of an error. Before Redis 7, an error inside a script has its code in the middle of the
@@ -376,8 +386,8 @@ mod tests {
         assert_eq!(Failure::not_sent("no connection").fate(), Fate::NotExecuted);
         assert_eq!(Failure::OutOfTime("all connections in use".into()).fate(), Fate::NotExecuted);
         assert_eq!(refused("OOM command not allowed"), Fate::NotExecuted);
-        assert_eq!(refused("READONLY You can't write against a read only replica."), Fate::Elsewhere);
-        assert_eq!(refused("MOVED 3999 127.0.0.1:6381"), Fate::Elsewhere);
+        assert_eq!(refused("READONLY You can't write against a read only replica."), Fate::NotExecuted);
+        assert_eq!(refused("MOVED 3999 127.0.0.1:6381"), Fate::NotExecuted);
         for link_stands in [false, true] {
             let fate = Failure::Unanswered { link_stands, cause: "no answer in time".into() }.fate();
             assert_eq!(fate, Fate::Unknown { link_stands });

@@ -19,7 +19,11 @@ use crate::store::resp::{Batch, Reply};
 /// A function that returns a user and a password.
 pub(crate) type AskCredentials = Arc<dyn Fn() -> (String, String) + Send + Sync>;
 
+/// The code of the refusal of a server that turns out to be a node of a cluster.
+pub(super) const CLUSTER_NODE: &str = "CLUSTERNODE";
+
 /// How to begin a connection.
+#[derive(Clone)]
 pub(super) struct Access {
     credentials: Option<Credentials>,
     db: i64,
@@ -42,6 +46,8 @@ pub(super) enum Expected {
     Server,
     /// The master that the sentinels named.
     Master,
+    /// A node of a cluster. If it is a replica, it names the master in place of each answer.
+    ClusterNode,
     /// A sentinel. Its answers show what it is.
     Sentinel,
 }
@@ -50,6 +56,14 @@ impl Access {
     pub(super) fn new(credentials: Option<Credentials>, db: i64, expected: Expected) -> Access {
         let client_name = format!("relatch:{}-{}", host_name(), process::id());
         Access { credentials, db, client_name, expected }
+    }
+
+    pub(super) fn expects(&self, expected: Expected) -> bool {
+        self.expected == expected
+    }
+
+    pub(super) fn expecting(self, expected: Expected) -> Access {
+        Access { expected, ..self }
     }
 
     /// Logs in, and sends `first` in the same batch. Returns the replies to `first`.
@@ -135,9 +149,15 @@ impl Credentials {
 /// Returns an error if `greeting`, the reply to `HELLO`, shows that something else is at the other
 /// end. Nothing is known if the server does not know the command, or if the user may not call it.
 fn check(greeting: &Reply, expected: Expected) -> Result<(), Failure> {
-    let wrong = match (greeting.field("mode"), greeting.field("role")) {
-        (Some("cluster"), _) => "this is a cluster node: relatch does not support Redis Cluster",
-        (Some("sentinel"), _) => "this is a sentinel: its URL is redis+sentinel://host:port/name",
+    let (code, wrong) = match (greeting.field("mode"), greeting.field("role")) {
+        (Some("sentinel"), _) => ("", "this is a sentinel: its URL is redis+sentinel://host:port/name"),
+        (Some("cluster"), _) if expected == Expected::Server => (CLUSTER_NODE, "this is a node of a cluster"),
+        (Some("cluster"), _) if expected == Expected::Master => {
+            ("", "this is a node of a cluster: its URL is redis+cluster://host:port")
+        }
+        (Some("standalone"), _) if expected == Expected::ClusterNode => {
+            ("", "this server is not part of a cluster: its URL is redis://host:port")
+        }
         (_, Some("replica" | "slave")) if expected == Expected::Master => {
             // The sentinels may name another server soon.
             let cause = "the server that the sentinels named is a replica";
@@ -145,7 +165,7 @@ fn check(greeting: &Reply, expected: Expected) -> Result<(), Failure> {
         }
         _ => return Ok(()),
     };
-    Err(Failure::Refused(Refusal { code: String::new(), message: wrong.to_owned() }))
+    Err(Failure::Refused(Refusal { code: code.to_owned(), message: wrong.to_owned() }))
 }
 
 /// Reads the reply to a command that a login can do without: `None` if it was refused.

@@ -4,19 +4,17 @@
 //!
 //! - [`Store`] is the way in for the rooms above. It lends a [`Connection`], which has the
 //!   commands.
+//! - `router`: which node has a key. `cluster`: the map of a cluster, and the thread that reads it.
+//!   `slots`: the slot of a key, and what a map and a redirect say.
 //! - `node`: a server with all its connections. `pool` lends most of them. Over the connection in
 //!   `tracking`, Redis sends invalidations.
 //! - `link`: a connection whose replies are counted. `wire`: the bytes of a connection. `resp`: the
 //!   bytes of commands and replies. `reply`: what a reply means.
 //! - `replicas`: which replicas have to acknowledge a lock.
 //! - `failure`: why a command has no result, and whether Redis executed it.
-//!
-//! There is one node. Support for several servers would begin here: [`Store::checkout`] gets the
-//! key, and can choose the node by it. [`Fate::Elsewhere`] says that another node has to be asked.
-//! Sending and collecting are two steps (`Link::send`, `Link::collect`), so that a batch can go to
-//! each node before a thread waits for the first answer.
 
 mod address;
+mod cluster;
 mod connection;
 mod endpoint;
 mod epochs;
@@ -29,8 +27,10 @@ mod pool;
 mod replicas;
 mod reply;
 mod resp;
+mod router;
 mod script;
 mod sentinels;
+mod slots;
 mod subscription;
 mod tls;
 mod tracking;
@@ -43,10 +43,12 @@ use crate::base::clock::Moment;
 use crate::base::error::Error;
 use crate::base::options::Settings;
 use crate::store::address::Servers;
-use crate::store::endpoint::Endpoint;
+use crate::store::cluster::Cluster;
+use crate::store::endpoint::{Endpoint, Place};
 use crate::store::login::{Access, Credentials, Expected};
 use crate::store::master::Master;
-use crate::store::node::{Location, Node};
+use crate::store::node::{Common, Location};
+use crate::store::router::Router;
 use crate::store::sentinels::Sentinels;
 
 pub(crate) use crate::store::address::{Address, Target};
@@ -55,6 +57,7 @@ pub(crate) use crate::store::endpoint::Login;
 pub(crate) use crate::store::failure::{Cause, Failure, Fate, Refusal};
 pub(crate) use crate::store::link::FAIR_TRY;
 pub(crate) use crate::store::login::AskCredentials;
+pub(crate) use crate::store::node::Node;
 pub(crate) use crate::store::reply::{ClaimReply, Compared, Seen, Tracking};
 #[cfg(not(feature = "tls-no-provider"))]
 pub(crate) use crate::store::tls::Tls;
@@ -62,86 +65,103 @@ pub(crate) use crate::store::tls::Tls;
 pub use crate::store::tls::Tls;
 pub(crate) use crate::store::tracking::{Heard, TrackingConnection};
 
-/// The server, and the connections to it.
+/// The servers, and the connections to them.
 pub(crate) struct Store {
-    node: Node,
+    router: Arc<Router>,
 }
 
 impl Store {
     pub(crate) fn new(target: Target, settings: &Settings) -> Result<Store, Error> {
         script::prepare();
         let Target { servers, credentials, db, tls, sentinel_login, sentinel_tls } = target;
-        let location = match servers {
-            Servers::One(place) => Location::At(Endpoint::new(place, tls)),
+        let common = |expected| Common::new(Access::new(credentials, db, expected), settings).map(Arc::new);
+        let router = match servers {
+            Servers::One(place) => {
+                let location = Location::At(Endpoint::new(place, tls));
+                Router::to_one(Arc::new(Node::new(location, common(Expected::Server)?)))
+            }
             Servers::Sentinels { hosts, name } => {
                 let counts_replicas = settings.replicas.is_some_and(|(replicas, _)| replicas.count.is_none());
                 let access = Access::new(sentinel_login.map(Credentials::Fixed), 0, Expected::Sentinel);
                 let sentinels = Sentinels::new(name, hosts, access, sentinel_tls, counts_replicas);
-                Location::Master(Arc::new(Master::new(sentinels, tls)))
+                let location = Location::Master(Arc::new(Master::new(sentinels, tls)));
+                Router::to_one(Arc::new(Node::new(location, common(Expected::Master)?)))
+            }
+            Servers::Cluster { hosts } => {
+                let seeds = hosts.into_iter().map(|(host, port)| Place::Tcp { host, port }).collect();
+                let cluster = |common, on_move| Cluster::new(seeds, tls, common, on_move);
+                Router::to_cluster(common(Expected::ClusterNode)?, cluster)
             }
         };
-        let expected = if matches!(location, Location::At(_)) { Expected::Server } else { Expected::Master };
-        Ok(Store { node: Node::new(location, Access::new(credentials, db, expected), settings)? })
+        Ok(Store { router: Arc::new(router) })
     }
 
     /// Speaks to Redis once.
     pub(crate) fn ping(&self, deadline: Moment) -> Result<(), Failure> {
-        self.node.checkout(deadline)?.ping(deadline)
+        self.router.any(deadline)?.ping(deadline)
     }
 
     /// Borrows a connection to the server that has this key. Waits for one and connects if
     /// necessary, until the deadline.
-    pub(crate) fn checkout(&self, key: &str, deadline: Moment) -> Result<Connection<'_>, Failure> {
-        self.node_of(key).checkout(deadline)
+    pub(crate) fn checkout(&self, key: &str, deadline: Moment) -> Result<Connection, Failure> {
+        self.router.checkout(key, deadline)
     }
 
-    /// The server that has this key: there is only one.
-    fn node_of(&self, _key: &str) -> &Node {
-        &self.node
+    /// Opens a connection outside the pool, for a command that must not go over a connection that
+    /// may be dead.
+    pub(crate) fn connect(&self, key: &str, deadline: Moment) -> Result<Connection, Failure> {
+        self.router.connect(key, deadline)
     }
 
-    /// Opens a connection outside the pool: for a thread that must not wait for others, or a
-    /// command that must not go over a connection that may be dead.
-    pub(crate) fn connect(&self, deadline: Moment) -> Result<Connection<'_>, Failure> {
-        self.node.connect(deadline)
+    /// Opens a connection outside the pool to this node, for a thread that serves no other.
+    pub(crate) fn connect_to(&self, node: &Arc<Node>, deadline: Moment) -> Result<Connection, Failure> {
+        self.router.connect_to(node, deadline)
     }
 
-    /// Opens a connection for invalidations. `probe` is a key that nobody else uses: the node
-    /// changes it, to make sure that its invalidation comes.
-    pub(crate) fn listen(&self, probe: &str) -> Result<TrackingConnection, Failure> {
-        self.node.listen(probe)
+    /// The node that has this key, as far as is known. `None` if the map of the cluster was not
+    /// read yet, or names no node for the key. Does not wait.
+    pub(crate) fn node_of(&self, key: &str) -> Option<Arc<Node>> {
+        self.router.known_node_of(key)
     }
 
-    /// True if Redis has answered since `moment`, over a connection that has gone back to the pool.
-    pub(crate) fn answered_since(&self, moment: Moment) -> bool {
-        self.node.pool.answered_since(moment)
+    /// True if each key may be on a node of its own.
+    pub(crate) fn is_cluster(&self) -> bool {
+        self.router.cluster().is_some()
+    }
+
+    /// Opens a connection for the invalidations of a node. `probe` is a key that nobody else uses,
+    /// or the beginning of one: it is changed, to make sure that its invalidation comes.
+    pub(crate) fn listen(&self, node: &Arc<Node>, probe: &str) -> Result<TrackingConnection, Failure> {
+        self.router.listen(node, probe)
+    }
+
+    /// True if the node that has this key has answered since `moment`, over a connection that has
+    /// gone back to the pool.
+    pub(crate) fn answered_since(&self, key: &str, moment: Moment) -> bool {
+        self.node_of(key).is_some_and(|node| node.pool.answered_since(moment))
     }
 
     /// Registers `call`, which gets the number of each pooled connection that is closed. Redis then
     /// sends no invalidations of keys that were read over that connection.
     pub(crate) fn on_close(&self, call: impl Fn(u64) + Send + Sync + 'static) {
-        self.node.pool.on_close(call);
+        let _ = self.router.common.on_close.set(Box::new(call)); // The first listener sets it.
     }
 
-    /// Registers `call`, which is called after another server has become the master. All
-    /// connections to the old one have been ended by then.
-    pub(crate) fn on_switch(&self, call: impl Fn() + Send + Sync + 'static) {
-        self.node.on_switch(call);
+    /// Registers `call`, which is called after other servers have keys than before, with a function
+    /// that says of which keys that is true. With sentinels, all connections to the old master have
+    /// been ended by then.
+    pub(crate) fn on_move(&self, call: impl Fn(&dyn Fn(&[u8]) -> bool) + Send + Sync + 'static) {
+        self.router.on_move(call);
     }
 
     /// Ends the store's thread, if there is one.
     pub(crate) fn stop(&self) {
-        self.node.stop();
+        self.router.stop();
     }
 
-    /// Closes the idle connections that have ended or may be dead. Does not wait.
-    pub(crate) fn sweep(&self) {
-        self.node.pool.sweep();
-    }
-
-    /// The error that the caller sees.
-    pub(crate) fn error(&self, action: String, failure: Failure) -> Error {
-        let server = self.node.name();
+    /// The error that the caller sees, of a command for this key.
+    pub(crate) fn error(&self, key: Option<&str>, action: String, failure: Failure) -> Error {
+        let server = self.router.name(key);
         match failure {
             Failure::Refused(refusal) if !refusal.can_pass() => {
                 Error::Refused { server, action, code: refusal.code, message: refusal.message }
@@ -154,6 +174,6 @@ impl Store {
 
 impl fmt::Debug for Store {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Store").field("node", &self.node).finish_non_exhaustive()
+        f.debug_struct("Store").field("router", &self.router).finish_non_exhaustive()
     }
 }

@@ -1,26 +1,48 @@
 //! One server and all connections to it: the pool's, the keeper's, the listener's.
-//! (`Store::checkout` chooses the server.)
+//! (`Router` chooses the server.)
 
 use std::fmt;
-use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use crate::base::clock::Moment;
 use crate::base::error::Error;
 use crate::base::options::{Replicas, Settings, invalid_option};
-use crate::store::connection::Connection;
-use crate::store::endpoint::Endpoint;
+use crate::store::endpoint::{Endpoint, Place};
 use crate::store::failure::{Failure, Refusal};
 use crate::store::link::Link;
-use crate::store::login::Access;
+use crate::store::login::{Access, Expected};
 use crate::store::master::Master;
-use crate::store::pool::{LinkRef, Pool};
+use crate::store::pool::{LinkRef, OnClose, Pool, Worker};
+use crate::store::reply::allowed;
+use crate::store::resp::{Batch, Reply};
 use crate::store::tracking::TrackingConnection;
 
-pub(super) struct Node {
+/// How many nodes were made.
+static COUNT: AtomicU64 = AtomicU64::new(0);
+
+/// Called when other servers have keys than before, with a function that says of which keys this is
+/// true.
+pub(super) type OnMove = OnceLock<Box<dyn Fn(&dyn Fn(&[u8]) -> bool) + Send + Sync>>;
+
+pub(crate) struct Node {
+    /// No other node of this process has the same number.
+    pub(crate) number: u64,
     location: Location,
-    access: Access,
+    pub(super) common: Arc<Common>,
     pub(super) pool: Arc<Pool>,
+    /// See [`Self::is_retired`].
+    retired: AtomicBool,
+}
+
+/// What all nodes of a store have in common.
+#[derive(Clone)]
+pub(super) struct Common {
+    access: Access,
+    worker: Arc<Worker>,
+    pool_size: u32,
+    pub(super) on_close: Arc<OnClose>,
     /// Which replicas have to acknowledge a lock, and how long Redis waits for them.
     pub(super) replicas: Option<(Replicas, Duration)>,
     connect_timeout: Duration,
@@ -34,16 +56,62 @@ pub(super) enum Location {
     Master(Arc<Master>),
 }
 
-impl Node {
-    pub(super) fn new(location: Location, access: Access, settings: &Settings) -> Result<Node, Error> {
+impl Common {
+    pub(super) fn new(access: Access, settings: &Settings) -> Result<Common, Error> {
         let &Settings { connect_timeout, response_timeout, pool_size, replicas, .. } = settings;
-        if let (Some((all @ Replicas { count: None, .. }, _)), Location::At(_)) = (replicas, &location) {
-            let reason = "only sentinels know how many there are; with one address, write the number: \
+        if let Some((all @ Replicas { count: None, .. }, _)) = replicas
+            && !access.expects(Expected::Master)
+        {
+            let reason = "only sentinels know how many there are; without them, write the number: \
                           `Replicas::at_least(n)`";
             return Err(invalid_option("replicas", all, reason));
         }
-        let pool = Arc::new(Pool::new(pool_size)?);
-        Ok(Node { location, access, pool, replicas, connect_timeout, response_timeout })
+        let (worker, on_close) = (Arc::new(Worker::start()?), Arc::default());
+        Ok(Common { access, worker, pool_size, on_close, replicas, connect_timeout, response_timeout })
+    }
+
+    /// The same for the nodes of a cluster.
+    pub(super) fn of_cluster(&self) -> Common {
+        Common { access: self.access.clone().expecting(Expected::ClusterNode), ..self.clone() }
+    }
+
+    /// Asks a server for one thing, over a connection that is opened for it.
+    pub(super) fn ask_once(
+        &self,
+        endpoint: &Endpoint,
+        command: &[&str],
+        limit: Duration,
+    ) -> Result<Reply, Failure> {
+        let ways = endpoint.ways()?;
+        let deadline = Moment::now().after(limit.min(self.connect_timeout));
+        let (mut link, _) = Link::open(endpoint, &ways, &self.access, &[], deadline, |_| Ok(()))?;
+        link.wire.expect_map();
+        let reply = link.exchange(&Batch::of(command), deadline)?.into_iter().next();
+        allowed(reply.unwrap_or(Reply::Nil))
+    }
+}
+
+impl Node {
+    pub(super) fn new(location: Location, common: Arc<Common>) -> Node {
+        let pool = Arc::new(Pool::new(common.pool_size, &common.worker, Arc::clone(&common.on_close)));
+        let number = COUNT.fetch_add(1, Ordering::Relaxed);
+        Node { number, location, common, pool, retired: AtomicBool::new(false) }
+    }
+
+    /// Where the server is. `None` if sentinels say that, each time.
+    pub(super) fn place(&self) -> Option<&Place> {
+        match &self.location {
+            Location::At(endpoint) => Some(endpoint.place()),
+            Location::Master(_) => None,
+        }
+    }
+
+    /// TLS and place, for a server that turns out to be a node of a cluster.
+    pub(super) fn endpoint(&self) -> Option<&Endpoint> {
+        match &self.location {
+            Location::At(endpoint) => Some(endpoint),
+            Location::Master(_) => None,
+        }
     }
 
     /// How many replicas the sentinels know, also those that are down. `None` if there are no
@@ -63,6 +131,21 @@ impl Node {
         }
     }
 
+    /// Closes the idle connections that have ended or may be dead. Does not wait.
+    pub(crate) fn sweep(&self) {
+        self.pool.sweep();
+    }
+
+    /// The node has no slot of the cluster any more: its threads have nothing left to do.
+    pub(super) fn retire(&self) {
+        self.retired.store(true, Ordering::Relaxed);
+    }
+
+    /// True if the cluster has no such master any more.
+    pub(crate) fn is_retired(&self) -> bool {
+        self.retired.load(Ordering::Relaxed)
+    }
+
     /// Registers `call`, which is called after the sentinels have named another master. All
     /// connections to the old one have been ended by then.
     pub(super) fn on_switch(&self, call: impl Fn() + Send + Sync + 'static) {
@@ -78,57 +161,54 @@ impl Node {
     /// Ends the threads of this node.
     pub(super) fn stop(&self) {
         if let Location::Master(master) = &self.location {
-            master.stop(self.response_timeout);
+            master.stop(self.common.response_timeout);
         }
     }
 
     /// Borrows a connection of the pool. Waits for one and connects if necessary, until the
     /// deadline.
-    pub(super) fn checkout(&self, deadline: Moment) -> Result<Connection<'_>, Failure> {
-        let lent = self.pool.checkout(deadline, || self.open(deadline))?;
-        Ok(Connection::new(LinkRef::Lent(lent), self))
+    pub(super) fn lend(&self, deadline: Moment) -> Result<LinkRef, Failure> {
+        Ok(LinkRef::Lent(self.pool.checkout(deadline, || self.open(deadline))?))
     }
 
     /// Opens a connection outside the pool.
-    pub(super) fn connect(&self, deadline: Moment) -> Result<Connection<'_>, Failure> {
-        Ok(Connection::new(LinkRef::Own(Box::new(self.open(deadline)?)), self))
+    pub(super) fn own(&self, deadline: Moment) -> Result<LinkRef, Failure> {
+        Ok(LinkRef::Own(Box::new(self.open(deadline)?)))
     }
 
-    fn open(&self, deadline: Moment) -> Result<Link, Failure> {
-        let in_time = || deadline.min(Moment::now().after(self.connect_timeout));
+    pub(super) fn open(&self, deadline: Moment) -> Result<Link, Failure> {
+        let Common { access, connect_timeout, .. } = &*self.common;
+        let in_time = || deadline.min(Moment::now().after(*connect_timeout));
         match &self.location {
             Location::At(endpoint) => {
                 let ways = endpoint.ways()?;
-                let opened = Link::open(endpoint, &ways, &self.access, &[], in_time(), |_| Ok(()));
+                let opened = Link::open(endpoint, &ways, access, &[], in_time(), |_| Ok(()));
                 opened.map(|(link, _)| link)
             }
             Location::Master(master) => {
-                master.watch(self.connect_timeout);
+                master.watch(*connect_timeout);
                 let deadline = in_time();
                 master.connect(deadline, |endpoint, connected| {
                     let ways = endpoint.ways()?;
-                    let opened = Link::open(endpoint, &ways, &self.access, &[], deadline, connected);
+                    let opened = Link::open(endpoint, &ways, access, &[], deadline, connected);
                     opened.map(|(link, _)| link)
                 })
             }
         }
     }
 
-    /// Opens a connection for invalidations, and makes sure that they come: it changes `probe`, a
-    /// key that nobody else uses, over a second connection. If no invalidation comes, the result is
-    /// `Refused`: a proxy may accept `CLIENT TRACKING` without passing it on.
-    pub(super) fn listen(&self, probe: &str) -> Result<TrackingConnection, Failure> {
-        let answer = || Moment::now().after(self.response_timeout);
+    /// Opens the connection on which invalidations come.
+    pub(super) fn open_tracking(&self) -> Result<TrackingConnection, Failure> {
         // A refusal of the connection may pass soon. (A refusal of what follows comes again.)
         let link = self.open(Moment::NEVER).map_err(Failure::of_an_attempt)?;
-        let mut tracking = TrackingConnection::open(link, Moment::now().after(self.connect_timeout))?;
-        let mut other = self.connect(Moment::NEVER).map_err(Failure::of_an_attempt)?;
-        if let Err(failure) = other.change(probe, tracking.id, answer()) {
-            // If the master was replaced in between, the new one does not know the listener.
-            return Err(if tracking.has_ended() { failure.of_an_attempt() } else { failure });
-        }
-        if tracking.hears(probe, answer())? {
-            Ok(tracking)
+        TrackingConnection::open(link, Moment::now().after(self.common.connect_timeout))
+    }
+
+    /// Waits for the invalidation of `probe`, which was changed over another connection. If none
+    /// comes, the result is `Refused`: a proxy may accept `CLIENT TRACKING` without passing it on.
+    pub(super) fn hears(&self, tracking: &mut TrackingConnection, probe: &str) -> Result<(), Failure> {
+        if tracking.hears(probe, Moment::now().after(self.common.response_timeout))? {
+            Ok(())
         } else {
             Err(Failure::Refused(Refusal::no_invalidation()))
         }

@@ -37,8 +37,15 @@ const LONG_SILENCE: Duration = Duration::from_millis(100);
 /// each [`sweep`](Pool::sweep) as a use of all links.)
 const LONGEST_IDLE: Duration = Duration::from_secs(600);
 
-/// A function that gets the number of a link that was closed.
-type OnClose = Box<dyn Fn(u64) + Send + Sync>;
+/// A function that gets the number of a link that was closed. All pools of a store have the same.
+pub(super) type OnClose = OnceLock<Box<dyn Fn(u64) + Send + Sync>>;
+
+/// The thread that r2d2 makes slots with. All pools of a store share it.
+pub(super) struct Worker {
+    threads: Arc<ScheduledThreadPool>,
+    /// The process that started the thread.
+    pid: u32,
+}
 
 pub(super) struct Pool {
     slots: r2d2::Pool<Slots>,
@@ -51,43 +58,51 @@ pub(super) struct Pool {
     answered_at: AtomicU64,
     /// Called for each closed link, since Redis sends no invalidations of keys that were read over
     /// it.
-    on_close: OnceLock<OnClose>,
+    on_close: Arc<OnClose>,
     /// The process that made the pool.
     pid: u32,
 }
 
-impl Pool {
-    pub(super) fn new(size: u32) -> Result<Pool, Error> {
+impl Worker {
+    pub(super) fn start() -> Result<Worker, Error> {
         // The worker that r2d2 makes by default would go on until its next round, up to half a
         // minute after the pool is dropped.
-        let worker = ScheduledThreadPool::builder()
+        let threads = ScheduledThreadPool::builder()
             .num_threads(1)
             .on_drop_behavior(OnPoolDropBehavior::DiscardPendingScheduled)
             .thread_name_pattern("relatch-pool-{}");
-        let worker = start(|| worker.build())?;
+        Ok(Worker { threads: Arc::new(start(|| threads.build())?), pid: process::id() })
+    }
+}
+
+impl Drop for Worker {
+    fn drop(&mut self) {
+        if process::id() != self.pid {
+            // As with the drop of a pool: the thread may have held a mutex at the fork.
+            mem::forget(Arc::clone(&self.threads));
+        }
+    }
+}
+
+impl Pool {
+    pub(super) fn new(size: u32, worker: &Worker, on_close: Arc<OnClose>) -> Pool {
         let slots = r2d2::Pool::builder()
             .max_size(size)
             .min_idle(Some(0))
             .max_lifetime(None)
             .test_on_check_out(false)
-            .thread_pool(Arc::new(worker))
+            .thread_pool(Arc::clone(&worker.threads))
             .build_unchecked(Slots);
         let (condemned, answered_at) = (AtomicU64::new(0), AtomicU64::new(0));
-        let (on_close, pid) = (OnceLock::new(), process::id());
-        Ok(Pool { slots, condemned, answered_at, on_close, pid })
-    }
-
-    /// Registers `call`, which gets the number of each link that is closed.
-    pub(super) fn on_close(&self, call: impl Fn(u64) + Send + Sync + 'static) {
-        let _ = self.on_close.set(Box::new(call)); // There is one listener, which sets it once.
+        Pool { slots, condemned, answered_at, on_close, pid: process::id() }
     }
 
     /// Borrows a link. Waits for a slot until the deadline. An empty slot gets a link from `open`.
     pub(super) fn checkout(
-        &self,
+        self: &Arc<Pool>,
         deadline: Moment,
         open: impl FnOnce() -> Result<Link, Failure>,
-    ) -> Result<Lent<'_>, Failure> {
+    ) -> Result<Lent, Failure> {
         let began = Moment::now();
         self.borrow(deadline, open).map_err(|failure| match failure {
             // If Redis answered nobody in the whole time, the links are not busy but stuck.
@@ -99,10 +114,10 @@ impl Pool {
     }
 
     fn borrow(
-        &self,
+        self: &Arc<Pool>,
         deadline: Moment,
         open: impl FnOnce() -> Result<Link, Failure>,
-    ) -> Result<Lent<'_>, Failure> {
+    ) -> Result<Lent, Failure> {
         let mut slot = match self.free_slot() {
             Some(slot) => slot,
             None => self.wait_for_slot(deadline)?,
@@ -118,7 +133,7 @@ impl Pool {
             });
             slot.link = Some(Box::new(opened?));
         }
-        Ok(Lent { slot, pool: self })
+        Ok(Lent { slot, pool: Arc::clone(self) })
     }
 
     /// A slot that nobody uses, if possible one with a link. (r2d2 lends the slot that came back
@@ -153,7 +168,7 @@ impl Pool {
     /// Does not wait.
     ///
     /// A waiter may have registered for an invalidation over such a link, and would not get it. The
-    /// function that [`on_close`](Self::on_close) registered wakes that waiter.
+    /// function in `on_close` wakes that waiter.
     pub(super) fn sweep(&self) {
         // All slots are borrowed before one is given back: otherwise r2d2 would lend the same slot
         // again and again.
@@ -222,15 +237,15 @@ fn start<T>(start: impl FnOnce() -> T) -> Result<T, Error> {
 }
 
 /// A link to send commands over.
-pub(super) enum LinkRef<'a> {
+pub(super) enum LinkRef {
     /// It belongs to the pool.
-    Lent(Lent<'a>),
+    Lent(Lent),
     /// It belongs to one thread: the keeper, or a caller whose command must not go over a
     /// connection that may be dead.
     Own(Box<Link>),
 }
 
-impl LinkRef<'_> {
+impl LinkRef {
     /// Sends a batch and collects its replies.
     pub(super) fn exchange(&mut self, batch: &Batch, deadline: Moment) -> Result<Vec<Reply>, Failure> {
         let sent = self.send(batch, deadline)?;
@@ -251,7 +266,7 @@ impl LinkRef<'_> {
     }
 }
 
-impl Deref for LinkRef<'_> {
+impl Deref for LinkRef {
     type Target = Link;
 
     fn deref(&self) -> &Link {
@@ -262,7 +277,7 @@ impl Deref for LinkRef<'_> {
     }
 }
 
-impl DerefMut for LinkRef<'_> {
+impl DerefMut for LinkRef {
     fn deref_mut(&mut self) -> &mut Link {
         match self {
             LinkRef::Lent(lent) => lent.slot.link.as_mut().expect("a lent slot has a link"),
@@ -273,12 +288,12 @@ impl DerefMut for LinkRef<'_> {
 
 /// A link on loan. Dropping this gives the link back to the pool, or closes it if it must not be
 /// used again.
-pub(super) struct Lent<'a> {
+pub(super) struct Lent {
     slot: r2d2::PooledConnection<Slots>,
-    pool: &'a Pool,
+    pool: Arc<Pool>,
 }
 
-impl Drop for Lent<'_> {
+impl Drop for Lent {
     fn drop(&mut self) {
         if let Some(answered) = self.slot.link.as_ref().and_then(|link| link.answered_to_borrower()) {
             self.pool.answered_at.fetch_max(answered.as_nanos(), Ordering::Relaxed);

@@ -36,7 +36,7 @@ impl Wait {
     /// What to send behind a write whose answer is due by the deadline. `None` if no replica has to
     /// acknowledge anything.
     pub(super) fn new(node: &Node, deadline: Moment) -> Option<Wait> {
-        let (replicas, timeout) = node.replicas?;
+        let (replicas, timeout) = node.common.replicas?;
         // If the sentinels know of no replica, a lock without any copy is not what was asked for.
         let wanted = replicas.count.unwrap_or_else(|| node.known_replicas().unwrap_or(0).max(1));
         let millis = millis(timeout, deadline.since(Moment::now()));

@@ -12,6 +12,9 @@ use std::time::Duration;
 /// The longest reply. A token is a hundred bytes, a key at most 64 KiB.
 pub(super) const LONGEST_REPLY: usize = 256 * 1024;
 
+/// The longest reply to `CLUSTER SLOTS`: ten thousand ranges of slots, each with three nodes.
+const LONGEST_MAP: usize = 4 * 1024 * 1024;
+
 /// How deep arrays may nest. The deepest reply that is expected has two levels: an invalidation,
 /// which is a message with a list of keys.
 const DEEPEST: usize = 8;
@@ -108,6 +111,8 @@ pub(super) struct Reader {
     arrays: Vec<Array>,
     /// How many bytes of the current reply have been read.
     length: usize,
+    /// The most bytes that a reply may have.
+    longest: usize,
 }
 
 struct Array {
@@ -123,7 +128,18 @@ enum Piece {
 
 impl Reader {
     pub(super) fn new() -> Reader {
-        Reader { buffer: vec![0; USUAL_ROOM], received: 0..0, arrays: Vec::new(), length: 0 }
+        Reader {
+            buffer: vec![0; USUAL_ROOM],
+            received: 0..0,
+            arrays: Vec::new(),
+            length: 0,
+            longest: LONGEST_REPLY,
+        }
+    }
+
+    /// From now on, a reply may be as long as the map of a large cluster.
+    pub(super) fn expect_map(&mut self) {
+        self.longest = LONGEST_MAP;
     }
 
     /// The next reply. Calls `receive` for more bytes only if the buffer has no whole reply.
@@ -153,7 +169,7 @@ impl Reader {
     fn received_reply(&mut self) -> io::Result<Option<Reply>> {
         loop {
             let bytes = &self.buffer[self.received.clone()];
-            let Some((piece, length)) = piece(bytes, LONGEST_REPLY - self.length)? else {
+            let Some((piece, length)) = piece(bytes, self.longest - self.length)? else {
                 return Ok(None);
             };
             let whole = match piece {
@@ -288,7 +304,7 @@ fn speaks_tls() -> io::Error {
 }
 
 fn too_long() -> io::Error {
-    io::Error::new(ErrorKind::InvalidData, format!("a reply of more than {LONGEST_REPLY} bytes"))
+    io::Error::new(ErrorKind::InvalidData, "a reply that is too long")
 }
 
 #[cfg(test)]

@@ -131,6 +131,11 @@ impl Wire {
         Ok(Wire { stream, tls, reader: Reader::new(), is_new: true })
     }
 
+    /// From now on, a reply may be as long as the map of a large cluster.
+    pub(super) fn expect_map(&mut self) {
+        self.reader.expect_map();
+    }
+
     /// Writes all bytes. After an error, it is unknown how many bytes were written, but some were
     /// not.
     pub(super) fn send(&mut self, bytes: &[u8], deadline: Moment) -> io::Result<()> {

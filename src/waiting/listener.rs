@@ -1,10 +1,10 @@
-//! The thread that receives invalidations from Redis, and wakes the threads that wait for the
+//! The thread that receives the invalidations of a node, and wakes the threads that wait for the
 //! changed keys.
 //!
-//! Each manager has one. The first wait for a busy lock or the first renewal starts it. An
-//! invalidation is a hint and no more: a thread that it wakes asks Redis, and no thread sleeps
-//! without a limit of its own. While no listener is connected (Redis is away, or sends no
-//! invalidations), waiters poll.
+//! Each manager has one for each node ([`listeners`](crate::waiting::listeners)). An invalidation
+//! is a hint and no more: a thread that it wakes asks Redis, and no thread sleeps without a limit
+//! of its own. While no listener is connected (the node is away, or sends no invalidations),
+//! waiters poll.
 
 use std::fmt;
 use std::ops::ControlFlow;
@@ -17,7 +17,7 @@ use crate::base::background::{Background, Stopped};
 use crate::base::backoff::Backoff;
 use crate::base::clock::Moment;
 use crate::base::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use crate::store::{Failure, Heard, Store, Tracking};
+use crate::store::{Failure, Heard, Node, Store, Tracking};
 use crate::waiting::wakeups::Wakeups;
 
 /// The shortest and the longest time for which the thread reads before it checks whether it has to
@@ -27,17 +27,16 @@ const SILENCE: [Duration; 2] = [Duration::from_millis(100), Duration::from_secs(
 
 /// Called for each invalidation, with its key. `None`: any key may have changed, because of a flush
 /// or because invalidations were missed.
-type OnInvalidation = Box<dyn Fn(Option<&[u8]>) + Send + Sync>;
+pub(crate) type OnInvalidation = Box<dyn Fn(Option<&[u8]>) + Send + Sync>;
 
 /// The listener: what its thread shares with the waiters and the keeper.
 pub(crate) struct Listener {
     store: Arc<Store>,
+    /// The node whose invalidations it receives.
+    node: Arc<Node>,
     response_timeout: Duration,
-    /// A key that nobody else knows, to test whether invalidations arrive. `None` if there is to be
-    /// no listener.
-    probe: Option<String>,
-    on_invalidation: OnInvalidation,
-    pub(crate) wakeups: Wakeups,
+    on_invalidation: Arc<OnInvalidation>,
+    wakeups: Arc<Wakeups>,
     /// The `CLIENT ID` of the connection that receives invalidations. Zero while there is none.
     client_id: AtomicU64,
     /// A failure was logged, and the listener has not connected since.
@@ -50,16 +49,17 @@ pub(crate) struct Listener {
 impl Listener {
     pub(crate) fn new(
         store: Arc<Store>,
+        node: Arc<Node>,
         response_timeout: Duration,
-        probe: Option<String>,
-        on_invalidation: impl Fn(Option<&[u8]>) + Send + Sync + 'static,
+        on_invalidation: Arc<OnInvalidation>,
+        wakeups: Arc<Wakeups>,
     ) -> Listener {
         Listener {
             store,
+            node,
             response_timeout,
-            probe,
-            on_invalidation: Box::new(on_invalidation),
-            wakeups: Wakeups::default(),
+            on_invalidation,
+            wakeups,
             client_id: AtomicU64::new(0),
             has_warned: AtomicBool::new(false),
             given_up: AtomicBool::new(false),
@@ -67,18 +67,13 @@ impl Listener {
         }
     }
 
-    /// Starts the thread, once. It connects by itself, and no thread waits for that.
-    pub(crate) fn start(self: &Arc<Listener>) {
-        let Some(probe) = self.probe.as_ref().filter(|_| !self.thread.was_started()).cloned() else {
+    /// Starts the thread, once. It connects by itself, and no thread waits for that. `probe` is a
+    /// key that nobody else knows, to test whether invalidations arrive.
+    pub(crate) fn start(self: &Arc<Listener>, probe: &str) {
+        if self.thread.was_started() {
             return;
-        };
-        let weak = Arc::downgrade(self);
-        self.store.on_close(move |link| {
-            if let Some(listener) = weak.upgrade() {
-                listener.wakeups.wake_over(link);
-            }
-        });
-        let listener = Arc::clone(self);
+        }
+        let (listener, probe) = (Arc::clone(self), probe.to_owned());
         if let Err(error) = self.thread.start("relatch-listen", move || listener.run(&probe)) {
             self.warn_once(&error);
         }
@@ -158,7 +153,7 @@ impl Listener {
 
     /// Connects, and receives invalidations until the connection ends or is given up.
     fn listen(&self, probe: &str, pauses: &mut Pauses) -> Result<(), Failure> {
-        let connection = self.store.listen(probe)?;
+        let connection = self.store.listen(&self.node, probe)?;
         let ender = connection.ender();
         if !self.thread.ends_by(move || ender.end()) {
             return Ok(());
@@ -169,7 +164,7 @@ impl Listener {
         let mut sweep_at = Moment::now().after(silence);
         connection.listen((silence, self.response_timeout), |heard| {
             if sweep_at <= Moment::now() {
-                self.store.sweep();
+                self.node.sweep();
                 sweep_at = Moment::now().after(silence);
             }
             if matches!(heard, Heard::Keys(_)) {
@@ -223,8 +218,14 @@ impl Listener {
         }
     }
 
+    /// True if the manager is dropped, or the node has left the cluster.
     fn is_stopping(&self) -> bool {
-        self.thread.is_stopping()
+        self.thread.is_stopping() || self.node.is_retired()
+    }
+
+    /// True if the node has left the cluster, and the thread has ended.
+    pub(crate) fn is_over(&self) -> bool {
+        self.node.is_retired() && self.thread.has_ended()
     }
 
     fn warn_once(&self, failure: &dyn fmt::Display) {
@@ -280,8 +281,10 @@ pub(crate) mod tests {
         let store = Arc::new(Store::new(address, &Settings::default()).unwrap());
         let (passed, passes) = mpsc::channel();
         let text = |key: &[u8]| String::from_utf8(key.to_vec()).unwrap();
-        let pass = move |key: Option<&[u8]>| passed.send(key.map(text)).unwrap();
-        (Listener::new(store, Duration::from_millis(50), None, pass), passes)
+        let pass: OnInvalidation = Box::new(move |key: Option<&[u8]>| passed.send(key.map(text)).unwrap());
+        let node = store.node_of("a").unwrap();
+        let timeout = Duration::from_millis(50);
+        (Listener::new(store, node, timeout, Arc::new(pass), Arc::default()), passes)
     }
 
     fn refused(code: &str) -> Refusal {

@@ -7,6 +7,7 @@
 //! This room may use `hold`, `store` and `base`.
 
 pub(crate) mod listener;
+pub(crate) mod listeners;
 pub(crate) mod wakeups;
 pub(crate) mod queues;
 mod queue;

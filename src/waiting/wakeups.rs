@@ -53,7 +53,13 @@ impl Wakeups {
     }
 
     pub(crate) fn wake_all(&self) {
-        self.by_key.lock().values().for_each(|parker| parker.unpark());
+        self.wake_those(|_| true);
+    }
+
+    /// Wakes the threads that wait for such keys.
+    pub(crate) fn wake_those(&self, is_meant: impl Fn(&[u8]) -> bool) {
+        let by_key = self.by_key.lock();
+        by_key.iter().filter(|(key, _)| is_meant(key)).for_each(|(_, parker)| parker.unpark());
     }
 
     /// The thread that waits for this key has asked over this connection, which it still has.

@@ -1,0 +1,149 @@
+//! The threads that do the keeper's work in a cluster, one for each node that has some.
+//!
+//! A node that is silent holds up its own thread, and no other node's renewals. Each thread has a
+//! connection of its own, and does its rounds as the keeper does with one server.
+
+use std::collections::HashMap;
+use std::io;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};
+use std::thread::{self, JoinHandle};
+use std::time::Duration;
+
+use log::warn;
+
+use crate::keeping::connection::KeeperConnection;
+use crate::keeping::keeper::Keeper;
+use crate::keeping::renewal;
+use crate::keeping::shared::{RenewalRequest, Shared, WorkDue};
+use crate::store::{Failure, Node};
+
+/// How often a thread without work checks whether its connection has ended.
+const LOOKS_EVERY: Duration = Duration::from_secs(1);
+
+/// The threads, as the keeper's thread sees them.
+#[derive(Default)]
+pub(crate) struct Renewers {
+    by_node: HashMap<u64, Renewer>,
+    /// Threads of nodes that have left the cluster.
+    leaving: Vec<JoinHandle<()>>,
+}
+
+struct Renewer {
+    node: Arc<Node>,
+    work: Sender<WorkDue>,
+    /// How many rounds it has still to do.
+    rounds: Arc<AtomicUsize>,
+    thread: JoinHandle<()>,
+}
+
+impl Renewers {
+    /// Hands work out to the threads of the nodes that have the keys.
+    pub(crate) fn hand_out(&mut self, shared: &Keeper, work: WorkDue) {
+        shared.expire(&work.due.over);
+        self.dismiss();
+        for (node, work) in by_node(shared, work) {
+            if let Err(error) = self.give(shared, &node, work) {
+                warn!(target: "relatch::keeper", "no thread to renew the leases of {node:?}: {error}");
+            }
+        }
+    }
+
+    /// Gives work to the thread of a node. A thread that has not done its last round gets requests
+    /// only: what else is due is due again soon.
+    fn give(&mut self, shared: &Keeper, node: &Arc<Node>, work: WorkDue) -> io::Result<()> {
+        if !self.by_node.contains_key(&node.number) {
+            self.by_node.insert(node.number, Renewer::start(shared, node)?);
+        }
+        let Some(renewer) = self.by_node.get(&node.number) else { return Ok(()) };
+        let is_free = renewer.rounds.load(Ordering::Acquire) == 0;
+        let work = if is_free { work } else { WorkDue { requests: work.requests, ..WorkDue::default() } };
+        if !work.is_empty() {
+            renewer.rounds.fetch_add(1, Ordering::AcqRel);
+            // The thread has panicked if nobody receives this.
+            let _ = renewer.work.send(work);
+        }
+        Ok(())
+    }
+
+    /// Ends the threads of nodes that have left the cluster. Does not wait.
+    fn dismiss(&mut self) {
+        let left: Vec<_> = self.by_node.extract_if(|_, renewer| renewer.node.is_retired()).collect();
+        self.leaving.extend(left.into_iter().map(|(_, renewer)| renewer.thread));
+        self.leaving.retain(|thread| !thread.is_finished());
+    }
+
+    /// Ends the threads: each ends its round, which has a limit.
+    pub(crate) fn stop(self) {
+        let threads = self.by_node.into_values().map(|renewer| renewer.thread);
+        for thread in threads.collect::<Vec<_>>().into_iter().chain(self.leaving) {
+            if thread.join().is_err() {
+                warn!(target: "relatch::keeper", "a thread that renews leases had panicked");
+            }
+        }
+    }
+}
+
+impl Renewer {
+    fn start(shared: &Keeper, node: &Arc<Node>) -> io::Result<Renewer> {
+        let (work, inbox) = mpsc::channel();
+        let rounds = Arc::<AtomicUsize>::default();
+        let (keeper, its_node, its_rounds) = (Arc::clone(shared), Arc::clone(node), Arc::clone(&rounds));
+        let run = move || serve(&keeper, its_node, &inbox, &its_rounds);
+        let thread = thread::Builder::new().name("relatch-renewer".to_owned()).spawn(run)?;
+        Ok(Renewer { node: Arc::clone(node), work, rounds, thread })
+    }
+}
+
+fn serve(shared: &Shared, node: Arc<Node>, inbox: &Receiver<WorkDue>, rounds: &AtomicUsize) {
+    let mut connection = KeeperConnection::new(shared, node);
+    loop {
+        let work = inbox.recv_timeout(LOOKS_EVERY);
+        connection.drop_if_closed();
+        match work {
+            Ok(work) => {
+                renewal::round(shared, &mut connection, work);
+                rounds.fetch_sub(1, Ordering::AcqRel);
+            }
+            Err(RecvTimeoutError::Timeout) => {}
+            Err(RecvTimeoutError::Disconnected) => return,
+        }
+    }
+}
+
+type Parts = HashMap<u64, (Arc<Node>, WorkDue)>;
+
+/// The work of each node. Work for a key without a known node is due again soon; a request for such
+/// a key is answered now.
+fn by_node(shared: &Shared, work: WorkDue) -> impl Iterator<Item = (Arc<Node>, WorkDue)> {
+    let mut parts = Parts::new();
+    for hold in work.due.renew {
+        if let Some(part) = part_of(&mut parts, shared, hold.key.in_redis()) {
+            part.due.renew.push(hold);
+        }
+    }
+    for orphan in work.due.remove {
+        if let Some(part) = part_of(&mut parts, shared, &orphan.redis_key) {
+            part.due.remove.push(orphan);
+        }
+    }
+    for request in work.requests {
+        match part_of(&mut parts, shared, request.hold.key.in_redis()) {
+            Some(part) => part.requests.push(request),
+            None => refuse(&request),
+        }
+    }
+    parts.into_values()
+}
+
+fn part_of<'p>(parts: &'p mut Parts, shared: &Shared, redis_key: &str) -> Option<&'p mut WorkDue> {
+    let node = shared.store.node_of(redis_key)?;
+    let (_, work) = parts.entry(node.number).or_insert_with(|| (node, WorkDue::default()));
+    Some(work)
+}
+
+fn refuse(request: &RenewalRequest) {
+    // If the deadline came first, no thread receives the answer.
+    let _ = request.answer.send(Err(Failure::NotSent("no known node of the cluster has the key".into())));
+}

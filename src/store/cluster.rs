@@ -1,0 +1,354 @@
+//! A Redis Cluster: the map that says which node has a slot, and the thread that reads the map.
+//!
+//! The map is read once at the beginning, and again whenever something shows that it may be out of
+//! date: `MOVED`, a node that refuses connections or is silent, `READONLY`, `CLUSTERDOWN`. The
+//! thread asks one node after the other, first those of the last map, then those that the program
+//! named, until one answers. Since only this thread asks, and pauses after each map, a storm of
+//! errors costs at most one `CLUSTER SLOTS` a second.
+//!
+//! No other thread waits for a new map, unless there is none yet: a thread whose map is out of date
+//! follows the redirects of the nodes ([`Connection`](crate::store::Connection)).
+
+use std::collections::HashMap;
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use log::{debug, info, warn};
+use parking_lot::{Condvar, Mutex};
+
+use crate::base::background::{Background, Stopped};
+use crate::base::backoff::Backoff;
+use crate::base::clock::Moment;
+use crate::base::random;
+use crate::store::endpoint::{Endpoint, Place};
+use crate::store::failure::{Failure, Refusal};
+use crate::store::node::{Common, Location, Node, OnMove};
+use crate::store::slots::{self, Range, SLOTS, slot};
+use crate::store::tls;
+
+/// The pause after the map was read. Meanwhile, threads follow redirects.
+const LEAST_INTERVAL: Duration = Duration::from_secs(1);
+
+/// How often the map is read although nothing shows that it is out of date. A node that was demoted
+/// may keep its connections open and stay silent: then no waiter would learn of its successor.
+const LOOKS_EVERY: Duration = Duration::from_secs(10);
+
+/// The longest time that one node gets to connect and to send its map.
+const LONGEST_ASK: Duration = Duration::from_millis(500);
+
+pub(super) struct Cluster {
+    /// The nodes that the program named.
+    seeds: Vec<Place>,
+    tls: Option<tls::Client>,
+    common: Arc<Common>,
+    state: Mutex<State>,
+    /// A map was read, or no node has one. Also wakes the thread.
+    changed: Condvar,
+    /// The thread that reads the map.
+    thread: Background,
+    on_move: Arc<OnMove>,
+}
+
+#[derive(Default)]
+struct State {
+    map: Option<Arc<Map>>,
+    /// The masters of the map and the nodes to which redirects led, by address.
+    nodes: HashMap<String, Arc<Node>>,
+    /// The map may be out of date.
+    wanted: bool,
+    /// How often reading the map has ended.
+    rounds: u64,
+    /// Why the last reading failed.
+    failure: Option<Failure>,
+}
+
+/// Which node has which slot.
+struct Map {
+    masters: Vec<Arc<Node>>,
+    /// For each slot the place of its master in `masters`, or [`NOBODY`].
+    owners: Box<[u16]>,
+}
+
+const NOBODY: u16 = u16::MAX;
+
+impl Map {
+    fn owner(&self, slot: u16) -> Option<&Arc<Node>> {
+        self.masters.get(usize::from(self.owners[usize::from(slot)]))
+    }
+}
+
+impl Cluster {
+    pub(super) fn new(
+        seeds: Vec<Place>,
+        tls: Option<tls::Client>,
+        common: Arc<Common>,
+        on_move: Arc<OnMove>,
+    ) -> Cluster {
+        let (state, changed, thread) = (Mutex::default(), Condvar::new(), Background::default());
+        Cluster { seeds, tls, common, state, changed, thread, on_move }
+    }
+
+    /// The node that has the slot of this key. If there is no map yet, waits until the deadline for
+    /// one.
+    pub(super) fn node_of(self: &Arc<Cluster>, key: &str, deadline: Moment) -> Result<Arc<Node>, Failure> {
+        let map = self.map(deadline)?;
+        map.owner(slot(key.as_bytes())).cloned().ok_or_else(|| {
+            self.want_map();
+            Failure::Refused(Refusal::new("CLUSTERDOWN no known node has the slot of the key"))
+        })
+    }
+
+    /// Any master.
+    pub(super) fn any_node(self: &Arc<Cluster>, deadline: Moment) -> Result<Arc<Node>, Failure> {
+        let map = self.map(deadline)?;
+        map.masters.first().cloned().ok_or_else(|| Failure::not_sent("no node of the cluster has a slot"))
+    }
+
+    /// The node that has the slot of this key, if a map is at hand. Does not wait: if there is no
+    /// map or no such node, has the map read.
+    pub(super) fn known_node_of(self: &Arc<Cluster>, key: &str) -> Option<Arc<Node>> {
+        let map = self.state.lock().map.clone();
+        let node = map.and_then(|map| map.owner(slot(key.as_bytes())).cloned());
+        if node.is_none() {
+            self.want_map();
+            let _ = self.start(); // If no thread can start, the next command says so.
+        }
+        node
+    }
+
+    /// The node at this place, to which a redirect led.
+    pub(super) fn node_at(&self, place: Place) -> Arc<Node> {
+        self.node_in(&mut self.state.lock(), place)
+    }
+
+    fn node_in(&self, state: &mut State, place: Place) -> Arc<Node> {
+        let endpoint = Endpoint::new(place, self.tls.clone());
+        let new = |endpoint| Arc::new(Node::new(Location::At(endpoint), Arc::clone(&self.common)));
+        let node = state.nodes.entry(endpoint.name().to_owned()).or_insert_with(|| new(endpoint));
+        Arc::clone(node)
+    }
+
+    /// A key in a slot of this node, made from `stem`. `None` if the node has no slot.
+    pub(super) fn key_at(&self, node: &Node, stem: &str) -> Option<String> {
+        let map = self.state.lock().map.clone()?;
+        let is_there =
+            |key: &String| map.owner(slot(key.as_bytes())).is_some_and(|owner| owner.number == node.number);
+        map.masters.iter().any(|master| master.number == node.number).then_some(())?;
+        (0..u32::MAX).map(|n| format!("{stem}{{{n}}}")).find(is_there)
+    }
+
+    /// The cluster, as errors name it.
+    pub(super) fn describe(&self) -> String {
+        let seeds: Vec<_> = self.seeds.iter().map(Place::to_string).collect();
+        format!("the cluster of {}", seeds.join(", "))
+    }
+
+    /// The map may be out of date. Does not wait.
+    pub(super) fn want_map(&self) {
+        let mut state = self.state.lock();
+        if !state.wanted {
+            state.wanted = true;
+            drop(state);
+            self.changed.notify_all();
+        }
+    }
+
+    /// The map. Starts the thread that reads it.
+    fn map(self: &Arc<Cluster>, deadline: Moment) -> Result<Arc<Map>, Failure> {
+        if let Some(map) = &self.state.lock().map {
+            return Ok(Arc::clone(map));
+        }
+        self.start()?;
+        let mut state = self.state.lock();
+        let asked = state.rounds;
+        loop {
+            if let Some(map) = &state.map {
+                return Ok(Arc::clone(map));
+            }
+            // A reading that has begun may fail for a reason of its own time: the next one counts,
+            // too. The first counts for the callers that have started it.
+            if let Some(failure) = state.failure.as_ref().filter(|_| state.rounds > asked) {
+                return Err(failure.copy());
+            }
+            let now = Moment::now();
+            if deadline <= now {
+                let silence = || Failure::not_sent("no node of the cluster has answered in time");
+                return Err(state.failure.as_ref().map_or_else(silence, Failure::copy));
+            }
+            state.wanted = true;
+            self.changed.notify_all();
+            self.changed.wait_for(&mut state, deadline.one_wait_from(now));
+        }
+    }
+
+    fn start(self: &Arc<Cluster>) -> Result<(), Failure> {
+        let cluster = Arc::clone(self);
+        self.thread.start("relatch-cluster", move || cluster.run()).map_err(Failure::not_sent)
+    }
+
+    /// Ends the thread.
+    pub(super) fn stop(&self, limit: Duration) {
+        match self.thread.stop(limit) {
+            Stopped::Ended => {}
+            Stopped::Panicked => warn!(target: "relatch::cluster", "the thread had panicked"),
+            Stopped::LeftBehind => warn!(target: "relatch::cluster",
+                "the thread still asks a node for the map: it is left behind, and ends by itself"),
+        }
+    }
+
+    fn run(self: &Arc<Cluster>) {
+        self.thread.enter();
+        let mut pauses = Backoff::for_listener();
+        loop {
+            self.state.lock().wanted = false;
+            let read = self.read();
+            if self.thread.is_stopping() {
+                return;
+            }
+            if self.note(read) {
+                pauses.reset();
+                self.thread.pause(LEAST_INTERVAL);
+            } else {
+                self.thread.pause(pauses.pause());
+            }
+            if !self.sleep_until_wanted() {
+                return;
+            }
+        }
+    }
+
+    /// Sleeps until the map may be out of date. False if the thread has to stop.
+    fn sleep_until_wanted(self: &Arc<Cluster>) -> bool {
+        let cluster = Arc::downgrade(self);
+        let wake = move || {
+            if let Some(cluster) = cluster.upgrade() {
+                cluster.want_map();
+            }
+        };
+        if !self.thread.ends_by(wake) {
+            return false;
+        }
+        let until = Moment::now().after(LOOKS_EVERY);
+        let mut state = self.state.lock();
+        while !state.wanted && Moment::now() < until {
+            self.changed.wait_for(&mut state, until.one_wait_from(Moment::now()));
+        }
+        drop(state);
+        !self.thread.is_stopping()
+    }
+
+    /// Asks one node after the other. If none answers, returns the failure that says most.
+    fn read(&self) -> Result<Vec<Range>, Failure> {
+        let mut last = None;
+        for place in self.candidates() {
+            if self.thread.is_stopping() {
+                break;
+            }
+            match self.ask(&place) {
+                Ok(ranges) if ranges.is_empty() => {
+                    last.get_or_insert_with(|| Failure::not_sent(format!("{place} knows no slots")));
+                }
+                Ok(ranges) => return Ok(ranges),
+                Err(failure) => {
+                    debug!(target: "relatch::cluster", "{place} has sent no map: {failure:?}");
+                    // That a node refuses the question says more than that another is away.
+                    if failure.can_pass() {
+                        last.get_or_insert(failure);
+                    } else {
+                        last = Some(failure);
+                    }
+                }
+            }
+        }
+        Err(last.unwrap_or_else(|| Failure::not_sent("the manager is stopping")))
+    }
+
+    /// The nodes to ask: the known ones, from a random one on, then those that the program named.
+    fn candidates(&self) -> Vec<Place> {
+        let masters = self.state.lock().map.as_ref().map_or_else(Vec::new, |map| map.masters.clone());
+        let mut places: Vec<_> = masters.iter().filter_map(|node| node.place().cloned()).collect();
+        #[expect(
+            clippy::cast_possible_truncation,
+            clippy::cast_sign_loss,
+            clippy::cast_precision_loss,
+            reason = "a number below that of the nodes"
+        )]
+        let first = (random::fraction() * places.len() as f64) as usize;
+        places.rotate_left(first);
+        let others: Vec<_> = self.seeds.iter().filter(|seed| !places.contains(seed)).cloned().collect();
+        places.extend(others);
+        places
+    }
+
+    fn ask(&self, place: &Place) -> Result<Vec<Range>, Failure> {
+        let endpoint = Endpoint::new(place.clone(), self.tls.clone());
+        let reply = self.common.ask_once(&endpoint, &["CLUSTER", "SLOTS"], LONGEST_ASK)?;
+        slots::ranges(&reply, place)
+    }
+
+    /// Takes in what was read, and tells which keys have another node than before. False if no node
+    /// has sent a map.
+    fn note(&self, read: Result<Vec<Range>, Failure>) -> bool {
+        let mut state = self.state.lock();
+        state.rounds += 1;
+        let ranges = match read {
+            Ok(ranges) => ranges,
+            Err(failure) => {
+                if state.failure.is_none() {
+                    warn!(target: "relatch::cluster", "no node has sent a map: {}", failure.text());
+                }
+                state.failure = Some(failure);
+                self.changed.notify_all();
+                return false;
+            }
+        };
+        if state.failure.take().is_some() {
+            info!(target: "relatch::cluster", "a node has sent a map again");
+        }
+        let map = Arc::new(self.map_of(&mut state, ranges));
+        let before = state.map.replace(Arc::clone(&map));
+        state.nodes.retain(|_, node| {
+            let stays = map.masters.iter().any(|master| master.number == node.number);
+            if !stays {
+                node.retire();
+            }
+            stays
+        });
+        drop(state);
+        self.changed.notify_all();
+        let Some(before) = before else { return true };
+        let number = |map: &Map, slot| map.owner(slot).map(|node| node.number);
+        let moved: Vec<_> = (0..SLOTS).map(|slot| number(&before, slot) != number(&map, slot)).collect();
+        if moved.contains(&true)
+            && let Some(call) = self.on_move.get()
+        {
+            let count = moved.iter().filter(|moved| **moved).count();
+            debug!(target: "relatch::cluster", "{count} slots have another node");
+            call(&|key| moved[usize::from(slot(key))]);
+        }
+        true
+    }
+
+    fn map_of(&self, state: &mut State, ranges: Vec<Range>) -> Map {
+        let mut owners = vec![NOBODY; usize::from(SLOTS)].into_boxed_slice();
+        let mut masters: Vec<Arc<Node>> = Vec::new();
+        for Range { first, last, master } in ranges {
+            let node = self.node_in(state, master);
+            let known = masters.iter().position(|master| master.number == node.number);
+            let at = known.unwrap_or_else(|| {
+                masters.push(node);
+                masters.len() - 1
+            });
+            // There are fewer masters than slots.
+            owners[usize::from(first)..=usize::from(last)].fill(u16::try_from(at).unwrap_or(NOBODY));
+        }
+        Map { masters, owners }
+    }
+}
+
+impl fmt::Debug for Cluster {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Cluster").field("seeds", &self.seeds).finish_non_exhaustive()
+    }
+}

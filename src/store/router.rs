@@ -1,0 +1,234 @@
+//! Which node has a key: the one server, or that of a cluster.
+//!
+//! A program may give the address of one node of a cluster as that of a server. The first login
+//! there, or the first `MOVED`, shows what the server is, and makes that node the first of a
+//! cluster.
+
+use std::fmt;
+use std::sync::{Arc, OnceLock};
+
+use crate::base::clock::Moment;
+use crate::store::cluster::Cluster;
+use crate::store::connection::Connection;
+use crate::store::failure::{Failure, Refusal};
+use crate::store::login;
+use crate::store::node::{Common, Node, OnMove};
+use crate::store::pool::LinkRef;
+use crate::store::resp::Reply;
+use crate::store::slots::Redirect;
+use crate::store::tracking::TrackingConnection;
+
+pub(super) struct Router {
+    named: Servers,
+    /// The cluster, if the one server has turned out to be a node of it.
+    joined: OnceLock<Servers>,
+    pub(super) common: Arc<Common>,
+    on_move: Arc<OnMove>,
+}
+
+enum Servers {
+    /// The server of the URL, or the master that the sentinels name.
+    One(Arc<Node>),
+    Cluster(Arc<Cluster>),
+}
+
+impl Router {
+    pub(super) fn to_one(node: Arc<Node>) -> Router {
+        let (common, on_move) = (Arc::clone(&node.common), Arc::<OnMove>::default());
+        let moves = Arc::clone(&on_move);
+        node.on_switch(move || {
+            if let Some(call) = moves.get() {
+                call(&|_| true);
+            }
+        });
+        Router { named: Servers::One(node), joined: OnceLock::new(), common, on_move }
+    }
+
+    pub(super) fn to_cluster(
+        common: Arc<Common>,
+        cluster: impl FnOnce(Arc<Common>, Arc<OnMove>) -> Cluster,
+    ) -> Router {
+        let on_move = Arc::<OnMove>::default();
+        let cluster = cluster(Arc::clone(&common), Arc::clone(&on_move));
+        Router { named: Servers::Cluster(Arc::new(cluster)), joined: OnceLock::new(), common, on_move }
+    }
+
+    /// Registers `call`: see [`OnMove`].
+    pub(super) fn on_move(&self, call: impl Fn(&dyn Fn(&[u8]) -> bool) + Send + Sync + 'static) {
+        let _ = self.on_move.set(Box::new(call)); // The keeper sets it once.
+    }
+
+    fn servers(&self) -> &Servers {
+        self.joined.get().unwrap_or(&self.named)
+    }
+
+    pub(super) fn cluster(&self) -> Option<&Arc<Cluster>> {
+        match self.servers() {
+            Servers::One(_) => None,
+            Servers::Cluster(cluster) => Some(cluster),
+        }
+    }
+
+    /// A connection of the pool to the node that has this key.
+    pub(super) fn checkout(self: &Arc<Router>, key: &str, deadline: Moment) -> Result<Connection, Failure> {
+        self.reach(deadline, |router| router.node_of(key, deadline), Node::lend)
+    }
+
+    /// A connection outside the pool to the node that has this key.
+    pub(super) fn connect(self: &Arc<Router>, key: &str, deadline: Moment) -> Result<Connection, Failure> {
+        self.reach(deadline, |router| router.node_of(key, deadline), Node::own)
+    }
+
+    /// A connection of the pool to any node.
+    pub(super) fn any(self: &Arc<Router>, deadline: Moment) -> Result<Connection, Failure> {
+        let any = |router: &Router| match router.servers() {
+            Servers::One(one) => Ok(Arc::clone(one)),
+            Servers::Cluster(cluster) => cluster.any_node(deadline),
+        };
+        self.reach(deadline, any, Node::lend)
+    }
+
+    /// A connection outside the pool to this node, for a thread that serves this node alone.
+    pub(super) fn connect_to(
+        self: &Arc<Router>,
+        node: &Arc<Node>,
+        deadline: Moment,
+    ) -> Result<Connection, Failure> {
+        let link = self.noting(node.own(deadline))?;
+        Ok(Connection::pinned(link, Arc::clone(node), Arc::clone(self)))
+    }
+
+    fn reach(
+        self: &Arc<Router>,
+        deadline: Moment,
+        choose: impl Fn(&Router) -> Result<Arc<Node>, Failure>,
+        open: impl Fn(&Node, Moment) -> Result<LinkRef, Failure>,
+    ) -> Result<Connection, Failure> {
+        let mut node = choose(self)?;
+        let mut link = open(&node, deadline);
+        if let Err(Failure::Refused(refusal)) = &link
+            && refusal.code == login::CLUSTER_NODE
+            && self.become_cluster().is_some()
+        {
+            node = choose(self)?;
+            link = open(&node, deadline);
+        }
+        Ok(Connection::new(self.noting(link)?, node, Arc::clone(self)))
+    }
+
+    /// The node that has this key. In a cluster whose map is not known yet, waits for it until the
+    /// deadline.
+    fn node_of(&self, key: &str, deadline: Moment) -> Result<Arc<Node>, Failure> {
+        match self.servers() {
+            Servers::One(one) => Ok(Arc::clone(one)),
+            Servers::Cluster(cluster) => cluster.node_of(key, deadline),
+        }
+    }
+
+    /// The node that has this key, as far as is known. Does not wait.
+    pub(super) fn known_node_of(&self, key: &str) -> Option<Arc<Node>> {
+        match self.servers() {
+            Servers::One(one) => Some(Arc::clone(one)),
+            Servers::Cluster(cluster) => cluster.known_node_of(key),
+        }
+    }
+
+    /// Where to send a command again that was answered by `refusal` at `node`, and whether behind
+    /// `ASKING`. `None` if the error is no redirect.
+    pub(super) fn redirected(&self, refusal: &Refusal, node: &Node) -> Option<(Arc<Node>, bool)> {
+        let Redirect { to, asks } = Redirect::read(refusal, node.place()?)?;
+        let cluster = self.become_cluster()?;
+        if !asks {
+            cluster.want_map();
+        }
+        Some((cluster.node_at(to), asks))
+    }
+
+    /// The cluster. The first call makes it from the one server, if there was no cluster before.
+    fn become_cluster(&self) -> Option<&Arc<Cluster>> {
+        if let Servers::One(one) = self.servers() {
+            let endpoint = one.endpoint()?;
+            let (place, tls) = (endpoint.place().clone(), endpoint.tls().map(|(tls, _)| tls.clone()));
+            let common = Arc::new(self.common.of_cluster());
+            let cluster = Cluster::new(vec![place], tls, common, Arc::clone(&self.on_move));
+            self.joined.get_or_init(|| Servers::Cluster(Arc::new(cluster)));
+        }
+        self.cluster()
+    }
+
+    /// Notes whether a connection to a node could be opened.
+    pub(super) fn noting<T>(&self, opened: Result<T, Failure>) -> Result<T, Failure> {
+        if let (Err(_), Some(cluster)) = (&opened, self.cluster()) {
+            cluster.want_map();
+        }
+        opened
+    }
+
+    /// Notes what a node answered: silence and some errors show that the map may be out of date.
+    pub(super) fn heard(&self, answer: &Result<Vec<Reply>, Failure>) {
+        let Some(cluster) = self.cluster() else { return };
+        let is_misplaced = |reply: &Reply| {
+            let code = if let Reply::Error(error) = reply { error.split(' ').next() } else { None };
+            matches!(code, Some("MOVED" | "READONLY" | "CLUSTERDOWN" | "MASTERDOWN"))
+        };
+        if answer.as_ref().map_or(true, |replies| replies.iter().any(is_misplaced)) {
+            cluster.want_map();
+        }
+    }
+
+    /// Opens a connection for invalidations of this node's keys. `probe` is a key that nobody else
+    /// uses, or the beginning of one: it is changed, to make sure that its invalidation comes.
+    pub(super) fn listen(
+        self: &Arc<Router>,
+        node: &Arc<Node>,
+        probe: &str,
+    ) -> Result<TrackingConnection, Failure> {
+        let key = match self.cluster() {
+            Some(cluster) => cluster.key_at(node, probe),
+            None => Some(probe.to_owned()),
+        };
+        let Some(probe) = key else { return Err(Failure::not_sent("the node has no slots")) };
+        let mut tracking = self.noting(node.open_tracking())?;
+        let mut other = self.connect_to(node, Moment::NEVER).map_err(Failure::of_an_attempt)?;
+        let until = Moment::now().after(self.common.response_timeout);
+        if let Err(failure) = other.change(&probe, tracking.id, until) {
+            // If the master was replaced in between, the new one does not know the listener. And a
+            // slot of a cluster may have moved.
+            let passes = tracking.has_ended() || self.redirected_from(&failure, node);
+            return Err(if passes { failure.of_an_attempt() } else { failure });
+        }
+        node.hears(&mut tracking, &probe)?;
+        Ok(tracking)
+    }
+
+    fn redirected_from(&self, failure: &Failure, node: &Node) -> bool {
+        matches!(failure, Failure::Refused(refusal) if self.redirected(refusal, node).is_some())
+    }
+
+    /// The server that has this key, as errors name it.
+    pub(super) fn name(&self, key: Option<&str>) -> String {
+        match self.servers() {
+            Servers::One(one) => one.name(),
+            Servers::Cluster(cluster) => {
+                let node = key.and_then(|key| cluster.known_node_of(key));
+                node.map_or_else(|| cluster.describe(), |node| node.name())
+            }
+        }
+    }
+
+    /// Ends the threads.
+    pub(super) fn stop(&self) {
+        if let Servers::One(one) = &self.named {
+            one.stop();
+        }
+        if let Some(cluster) = self.cluster() {
+            cluster.stop(self.common.response_timeout);
+        }
+    }
+}
+
+impl fmt::Debug for Router {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Router").field("name", &self.name(None)).finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,221 @@
+//! The slots of a cluster: which slot a key is in, and which server has a slot.
+//!
+//! Source: the [Redis Cluster
+//! specification](https://redis.io/docs/latest/operate/oss_and_stack/reference/cluster-spec/).
+
+use std::net::Ipv6Addr;
+use std::str;
+
+use crate::store::endpoint::Place;
+use crate::store::failure::{Failure, Refusal};
+use crate::store::reply::unexpected;
+use crate::store::resp::Reply;
+
+/// How many slots a cluster has.
+pub(super) const SLOTS: u16 = 16384;
+
+/// CRC-16/XMODEM of each byte: polynomial 0x1021, initial value 0.
+const CRC16: [u16; 256] = {
+    let mut table = [0; 256];
+    let mut byte = 0;
+    while byte < 256 {
+        let mut crc = (byte as u16) << 8;
+        let mut bit = 0;
+        while bit < 8 {
+            crc = if crc & 0x8000 == 0 { crc << 1 } else { (crc << 1) ^ 0x1021 };
+            bit += 1;
+        }
+        table[byte] = crc;
+        byte += 1;
+    }
+    table
+};
+
+/// The slot of a key.
+pub(super) fn slot(key: &[u8]) -> u16 {
+    crc16(tag(key)) % SLOTS
+}
+
+fn crc16(bytes: &[u8]) -> u16 {
+    bytes.iter().fold(0, |crc, byte| (crc << 8) ^ CRC16[usize::from((crc >> 8) as u8 ^ byte)])
+}
+
+/// The part of a key that decides its slot: what stands between the first `{` and the next `}`. If
+/// there is nothing between them, or no such pair, that is the whole key.
+fn tag(key: &[u8]) -> &[u8] {
+    let inside = || {
+        let rest = &key[key.iter().position(|byte| *byte == b'{')? + 1..];
+        let tag = &rest[..rest.iter().position(|byte| *byte == b'}')?];
+        (!tag.is_empty()).then_some(tag)
+    };
+    inside().unwrap_or(key)
+}
+
+/// Slots in a row, first and last, and the master that has them.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct Range {
+    pub(super) first: u16,
+    pub(super) last: u16,
+    pub(super) master: Place,
+}
+
+/// Reads the reply to `CLUSTER SLOTS` of the server at `asked`. Leaves out slots whose master is
+/// unknown to that server.
+pub(super) fn ranges(reply: &Reply, asked: &Place) -> Result<Vec<Range>, Failure> {
+    let Reply::Array(entries) = reply else { return Err(unexpected(reply)) };
+    let mut ranges = Vec::with_capacity(entries.len());
+    for entry in entries {
+        let (first, last, host, port) = read(entry).ok_or_else(|| unexpected(reply))?;
+        if let Some(master) = place(host, port, asked) {
+            ranges.push(Range { first, last, master });
+        }
+    }
+    Ok(ranges)
+}
+
+/// First slot, last slot, and the master's host and port. (Replicas and further details follow.)
+fn read(entry: &Reply) -> Option<(u16, u16, &str, u16)> {
+    let Reply::Array(parts) = entry else { return None };
+    let [Reply::Int(first), Reply::Int(last), Reply::Array(master), ..] = parts.as_slice() else {
+        return None;
+    };
+    let [host, Reply::Int(port), ..] = master.as_slice() else { return None };
+    let host = if *host == Reply::Nil { "" } else { host.text()? };
+    let slot = |number: &i64| u16::try_from(*number).ok().filter(|number| *number < SLOTS);
+    let (first, last) = (slot(first)?, slot(last)?);
+    (first <= last).then_some((first, last, host, u16::try_from(*port).ok()?))
+}
+
+/// The server at this host and port. Without a host, it is the one at which the server that named
+/// it was asked. `None` for a server whose address is not known (`?`).
+fn place(host: &str, port: u16, asked: &Place) -> Option<Place> {
+    let host = match (host, asked) {
+        ("?", _) => return None,
+        ("", Place::Tcp { host, .. }) => host,
+        #[cfg(unix)]
+        ("", Place::Unix(_)) => return None,
+        (host, _) => host,
+    };
+    Some(Place::Tcp { host: host.to_owned(), port: Some(port).filter(|port| *port != 0)? })
+}
+
+/// `MOVED` or `ASK`: another server has the slot of a key.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct Redirect {
+    pub(super) to: Place,
+    /// `ASK`: the slot is on its way there. The command has to be sent behind `ASKING`, and the
+    /// next command for the slot to the old server again.
+    pub(super) asks: bool,
+}
+
+impl Redirect {
+    /// Reads an error of the server at `asked`: `MOVED slot host:port`. (An IPv6 address has no
+    /// brackets.) `None` for any other error.
+    pub(super) fn read(refusal: &Refusal, asked: &Place) -> Option<Redirect> {
+        let asks = match &*refusal.code {
+            "MOVED" => false,
+            "ASK" => true,
+            _ => return None,
+        };
+        let address = refusal.message.split(' ').nth(2)?;
+        let (host, port) = address.rsplit_once(':')?;
+        let host = host.strip_prefix('[').and_then(|host| host.strip_suffix(']')).unwrap_or(host);
+        let is_address = host.is_empty() || !host.contains(':') || host.parse::<Ipv6Addr>().is_ok();
+        let to = place(host, port.parse().ok()?, asked).filter(|_| is_address)?;
+        Some(Redirect { to, asks })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn at(host: &str, port: u16) -> Place {
+        Place::Tcp { host: host.to_owned(), port }
+    }
+
+    /// The first vector is that of the specification. `CLUSTER KEYSLOT` of Redis judges in
+    /// `tests/it/cluster.rs`.
+    #[test]
+    fn the_slot_of_a_key_is_that_of_its_tag() {
+        assert_eq!(crc16(b"123456789"), 0x31C3);
+        for (key, tag_of) in [
+            ("{user1000}.following", "user1000"),
+            ("foo{}{bar}", "foo{}{bar}"),
+            ("foo{{bar}}zap", "{bar"),
+            ("foo{bar}{zap}", "bar"),
+            ("foo{bar", "foo{bar"),
+            ("foo}bar{zap}", "zap"),
+            ("", ""),
+        ] {
+            assert_eq!(tag(key.as_bytes()), tag_of.as_bytes(), "{key}");
+        }
+        assert_eq!(slot(b"foo"), 12182);
+        assert_eq!(slot(b"{foo}bar"), 12182);
+    }
+
+    fn entry(first: i64, last: i64, host: Reply, port: i64) -> Reply {
+        let id = Reply::Bytes(b"an id".to_vec());
+        let master = Reply::Array(vec![host, Reply::Int(port), id, Reply::Array(Vec::new())]);
+        Reply::Array(vec![Reply::Int(first), Reply::Int(last), master.clone(), master])
+    }
+
+    #[test]
+    fn the_map_names_hosts_or_leaves_them_to_the_server_that_was_asked() {
+        let named = |host: &str| Reply::Bytes(host.as_bytes().to_vec());
+        let reply = Reply::Array(vec![
+            entry(0, 99, named("a"), 1),
+            entry(100, 100, Reply::Nil, 2),
+            entry(101, 200, named(""), 3),
+            entry(201, 300, named("?"), 4),
+            entry(301, 16383, named("::1"), 5),
+        ]);
+        let read = ranges(&reply, &at("asked", 9)).unwrap();
+        let range = |first, last, master| Range { first, last, master };
+        let expected = [
+            range(0, 99, at("a", 1)),
+            range(100, 100, at("asked", 2)),
+            range(101, 200, at("asked", 3)),
+            range(301, 16383, at("::1", 5)),
+        ];
+        assert_eq!(read, expected);
+    }
+
+    #[test]
+    fn a_map_that_makes_no_sense_is_refused() {
+        let host = || Reply::Bytes(b"a".to_vec());
+        for reply in [
+            Reply::Nil,
+            Reply::Array(vec![Reply::Int(1)]),
+            Reply::Array(vec![entry(5, 4, host(), 1)]),
+            Reply::Array(vec![entry(0, 16384, host(), 1)]),
+            Reply::Array(vec![entry(-1, 4, host(), 1)]),
+            Reply::Array(vec![entry(0, 4, host(), 65536)]),
+            Reply::Array(vec![entry(0, 4, Reply::Int(1), 1)]),
+        ] {
+            assert!(ranges(&reply, &at("asked", 9)).is_err(), "{reply:?}");
+        }
+    }
+
+    #[test]
+    fn a_redirect_names_the_server() {
+        let read = |error: &str| Redirect::read(&Refusal::new(error), &at("asked", 9));
+        let to = |host, port, asks| Some(Redirect { to: at(host, port), asks });
+        assert_eq!(read("MOVED 3999 127.0.0.1:6381"), to("127.0.0.1", 6381, false));
+        assert_eq!(read("ASK 3999 redis.example.org:6381"), to("redis.example.org", 6381, true));
+        assert_eq!(read("MOVED 3999 :6380"), to("asked", 6380, false));
+        assert_eq!(read("MOVED 3999 2001:db8::1:6380"), to("2001:db8::1", 6380, false));
+        assert_eq!(read("MOVED 3999 [::1]:6380"), to("::1", 6380, false));
+        for error in [
+            "MOVED 3999 ?:6380",
+            "MOVED 3999 a:0",
+            "MOVED 3999 a",
+            "MOVED 3999 a:b:6380",
+            "MOVED",
+            "TRYAGAIN Multiple keys",
+            "ERR MOVED 1 a:1",
+        ] {
+            assert_eq!(read(error), None, "{error}");
+        }
+    }
+}
