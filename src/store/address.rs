@@ -385,9 +385,22 @@ mod tests {
     }
 
     #[test]
+    fn a_url_of_a_cluster_is_taken_apart() {
+        let address = parse("redis+cluster://user:p%40ss@a.example.org:7000,b,[::1]:7001/0");
+        let all = "cluster: a.example.org 7000, b 6379, ::1 7001";
+        assert_eq!((named(&address).as_str(), address.db, address.tls), (all, 0, Some(false)));
+        assert_login(&address, Some("user"), "p@ss");
+        assert_eq!(named(&parse("Redis+Cluster://a")), "cluster: a 6379");
+        for (rest, reason) in [("", "each node"), ("a,,b", "each node"), ("a/m", "a whole number")] {
+            let error = Address::parse(&format!("redis+cluster://{rest}")).expect_err(rest).to_string();
+            assert!(error.contains(reason), "{rest}: {error}");
+        }
+    }
+
+    #[test]
     fn a_bad_url_of_sentinels_is_refused_with_the_reason() {
         for (rest, reason) in [
-            ("", "name of the master"),
+            ("", "each sentinel"),
             ("s", "name of the master"),
             ("s/", "name of the master"),
             ("s/a%20b", "name of the master"),
