@@ -4,6 +4,7 @@
 //! connection of its own, and does its rounds as the keeper does with one server.
 
 use std::collections::HashMap;
+use std::collections::hash_map::Entry;
 use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -53,10 +54,10 @@ impl Renewers {
     /// Gives work to the thread of a node. A thread that has not done its last round gets requests
     /// only: what else is due is due again soon.
     fn give(&mut self, shared: &Keeper, node: &Arc<Node>, work: WorkDue) -> io::Result<()> {
-        if !self.by_node.contains_key(&node.number) {
-            self.by_node.insert(node.number, Renewer::start(shared, node)?);
-        }
-        let Some(renewer) = self.by_node.get(&node.number) else { return Ok(()) };
+        let renewer = match self.by_node.entry(node.number) {
+            Entry::Occupied(known) => known.into_mut(),
+            Entry::Vacant(unknown) => unknown.insert(Renewer::start(shared, node)?),
+        };
         let is_free = renewer.rounds.load(Ordering::Acquire) == 0;
         let work = if is_free { work } else { WorkDue { requests: work.requests, ..WorkDue::default() } };
         if !work.is_empty() {

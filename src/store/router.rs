@@ -152,6 +152,7 @@ impl Router {
             let common = Arc::new(self.common.of_cluster());
             let cluster = Cluster::new(vec![place], tls, common, Arc::clone(&self.on_move));
             self.joined.get_or_init(|| Servers::Cluster(Arc::new(cluster)));
+            one.retire();
         }
         self.cluster()
     }
