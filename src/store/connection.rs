@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use crate::base::clock::Moment;
 use crate::base::holder::Holder;
+use crate::base::seeded_bugs;
 use crate::store::failure::{Failure, Refusal};
 use crate::store::node::Node;
 use crate::store::pool::LinkRef;
@@ -128,7 +129,8 @@ impl Connection {
     /// `SET`, a try that finds the lock busy would wait until the replicas have the writes of other
     /// clients.
     fn acknowledged(&mut self, key: &str, token: &str, deadline: Moment) -> Result<(), Failure> {
-        let Some(wait) = Wait::new(&self.node, deadline) else { return Ok(()) };
+        let wait = Wait::new(&self.node, deadline);
+        let Some(wait) = wait.filter(|_| !seeded_bugs::is_in("waits for no replica")) else { return Ok(()) };
         let replies = self.exchange(&wait.behind(Batch::default()), deadline);
         let reply = next(&mut replies.map_err(|failure| left_behind(failure, None))?.into_iter());
         let Err(failure) = self.sensible(wait.judge(reply, "lock")) else { return Ok(()) };

@@ -53,3 +53,9 @@ fn a_release_that_does_not_compare_is_found_out() {
 fn a_flag_instead_of_the_clock_is_found_out() {
     is_found("trusts a flag", Weather::Stops, "two at a time");
 }
+
+#[test]
+#[serial(one)]
+fn a_lock_that_waits_for_no_replica_is_found_out() {
+    is_found("waits for no replica", Weather::Failovers, "two at a time");
+}

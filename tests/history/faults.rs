@@ -297,19 +297,22 @@ impl Scene {
         self.redis.proxies()[0]
     }
 
-    /// Has another server become the master, in one of three ways, and waits until the old one is a
-    /// replica in sync: only then are locks taken again, and only then is the next failover safe.
+    /// Has another server become the master, in one of four ways, and waits until all others are
+    /// replicas in sync: only then are locks taken again, and only then is the next failover safe.
     fn fail_over(&mut self) {
-        let way = self.rng.random_range(0..3);
+        // Each round has the way in which a lock that not all replicas acknowledged is lost.
+        let way = if self.strikes == 0 { 0 } else { self.rng.random_range(0..4) };
+        let (offset, cut_off_for) = (self.rng.random_range(1..3), self.millis(800, 1600));
         let Redis::Watched(sentinels) = &self.redis else { return };
         let old = sentinels.master();
         match way {
-            0 => {
+            0 => leave_one(sentinels, old, (old + offset) % sentinels.count(), cut_off_for),
+            1 => {
                 sentinels.server(old).kill();
                 sentinels.until_replaced(old);
                 sentinels.restart(old);
             }
-            1 => {
+            2 => {
                 sentinels.server(old).pause();
                 sentinels.until_replaced(old);
                 sentinels.server(old).resume();
@@ -381,4 +384,16 @@ impl Scene {
     fn millis(&mut self, least: u64, most: u64) -> Duration {
         Duration::from_millis(self.rng.random_range(least..most))
     }
+}
+
+/// Cuts the replica `last` off, kills all other servers some time later, and has `last` become the
+/// master. It lacks all that the master `old` wrote meanwhile, even if the other replica had it.
+fn leave_one(sentinels: &Sentinels, old: usize, last: usize, cut_off_for: Duration) {
+    let others: Vec<_> = (0..sentinels.count()).filter(|&place| place != last).collect();
+    sentinels.cut_off(last);
+    thread::sleep(cut_off_for); // Locks are taken meanwhile, or refused. This waits for no event.
+    others.iter().for_each(|&place| sentinels.server(place).kill());
+    sentinels.until_replaced(old);
+    sentinels.server(last).query::<()>(&["CONFIG", "SET", "masterauth", ""]);
+    others.iter().for_each(|&place| sentinels.restart(place));
 }
