@@ -238,7 +238,9 @@ fn updates_are_lost_without_a_lock() {
     assert!(counter.load(Ordering::SeqCst) < 120, "the other test proves nothing");
 }
 
-/// Threads of three managers count, with a lost update wherever two of them have the lock.
+/// Threads of three managers count, with a lost update wherever two of them have the lock. (They
+/// take no lock while two masters take writes: the old master is one of the replicas that have to
+/// acknowledge it. The next test counts at such a time.)
 #[test]
 fn no_update_is_lost_over_failovers() {
     let sentinels = Sentinels::start();
@@ -286,4 +288,77 @@ fn no_update_is_lost_over_failovers() {
         threads.into_iter().map(|it| it.join().expect("no panic")).sum()
     });
     assert_eq!(counter.load(Ordering::SeqCst), counted);
+}
+
+/// A manager that knows one of two masters, and what came of its tries.
+struct Side {
+    locks: LockManager,
+    counted: AtomicU64,
+    refused: AtomicU64,
+}
+
+impl Side {
+    fn new(builder: Builder) -> Side {
+        let locks = builder.build().expect("connects");
+        Side { locks, counted: AtomicU64::new(0), refused: AtomicU64::new(0) }
+    }
+
+    fn count(&self, counter: &AtomicU64, ended: &AtomicBool) {
+        while !ended.load(Ordering::SeqCst) {
+            match self.locks.try_lock_for("a", ANSWER) {
+                Ok(Some(guard)) => {
+                    increment(counter);
+                    self.counted.fetch_add(1, Ordering::SeqCst);
+                    drop(guard);
+                }
+                Ok(None) => {}
+                Err(_) => _ = self.refused.fetch_add(1, Ordering::SeqCst),
+            }
+        }
+    }
+}
+
+/// Has two threads of each manager count until `is_enough`. Returns how many updates were lost.
+fn lost_updates(sides: &[Side; 2], is_enough: impl Fn() -> bool) -> u64 {
+    let (counter, ended) = (AtomicU64::new(0), AtomicBool::new(false));
+    thread::scope(|scope| {
+        let _stop = SetOnDrop(&ended);
+        for side in sides.iter().flat_map(|it| [it, it]) {
+            scope.spawn(|| side.count(&counter, &ended));
+        }
+        eventually(LONG, "enough is counted", is_enough);
+    });
+    let counted: u64 = sides.iter().map(|it| it.counted.load(Ordering::SeqCst)).sum();
+    counted - counter.load(Ordering::SeqCst)
+}
+
+/// Some clients know the new master, others still the old one, which takes writes until it is
+/// demoted. One replica is enough for a lock here, and that replica follows the new master.
+#[test]
+fn no_update_is_lost_while_two_masters_take_writes() {
+    let sentinels = Sentinels::with(Setup { demoted_after: Duration::from_secs(8), ..Setup::default() });
+    let old = sentinels.master();
+    let new = sentinels.fail_over();
+    let online = |place: usize| {
+        sentinels.server(place).query::<String>(&["INFO", "replication"]).matches("state=online").count()
+    };
+    // Until then, the replica acknowledges locks of the old master, and loses them when it turns to
+    // the new one.
+    eventually(LONG, "the replica follows the new master", || (online(old), online(new)) == (0, 1));
+    let stale = sentinel_that_names(sentinels.server(old).port());
+    let urls = [sentinels.url(), sentinels.url_with(&[port_of(&stale)])];
+    let had = |side: &Side| side.counted.load(Ordering::SeqCst);
+    let sides = |builder: fn(&str) -> Builder| urls.each_ref().map(|url| Side::new(builder(url)));
+
+    let both = sides(|url| plain(url).replicas(Replicas::at_least(1), WAIT));
+    let is_enough = || had(&both[0]) >= 50 && both[1].refused.load(Ordering::SeqCst) >= 4;
+    let lost = lost_updates(&both, is_enough);
+    assert_eq!(lost, 0, "of {} at the new master and {} at the old", had(&both[0]), had(&both[1]));
+    assert!(sentinels.is_master(old), "the test came too late");
+
+    // The control: without acknowledgements, both masters grant the lock.
+    let both = sides(plain);
+    let lost = lost_updates(&both, || both.iter().all(|it| had(it) >= 50));
+    assert!(lost > 0, "the test proves nothing");
+    assert!(sentinels.is_master(old), "the control came too late");
 }
