@@ -47,7 +47,8 @@ pub(crate) enum Weather {
     Evictions,
     /// The server's clock steps.
     Clocks,
-    /// The master is killed, stopped, or replaced by an operator. All replicas acknowledge locks.
+    /// The master is killed, alone or with all but a replica that was cut off, or stopped, or
+    /// replaced by an operator. All replicas acknowledge locks.
     Failovers,
 }
 
@@ -389,11 +390,11 @@ impl Scene {
 /// Cuts the replica `last` off, kills all other servers some time later, and has `last` become the
 /// master. It lacks all that the master `old` wrote meanwhile, even if the other replica had it.
 fn leave_one(sentinels: &Sentinels, old: usize, last: usize, cut_off_for: Duration) {
-    let others: Vec<_> = (0..sentinels.count()).filter(|&place| place != last).collect();
+    let others = || (0..sentinels.count()).filter(|&place| place != last);
     sentinels.cut_off(last);
     thread::sleep(cut_off_for); // Locks are taken meanwhile, or refused. This waits for no event.
-    others.iter().for_each(|&place| sentinels.server(place).kill());
+    others().for_each(|place| sentinels.server(place).kill());
     sentinels.until_replaced(old);
     sentinels.server(last).query::<()>(&["CONFIG", "SET", "masterauth", ""]);
-    others.iter().for_each(|&place| sentinels.restart(place));
+    others().for_each(|place| sentinels.restart(place));
 }
