@@ -14,7 +14,7 @@ Everything that takes too long for tests/run.sh, in less than three quarters of 
   - the tests that are marked as slow, and the wider bounds of the model
   - the whole integration suite as a user with the least rights, and by a sentinel
   - histories: in each kind of bad weather, locks are taken as often as the argument says (by default
-    100000 times; with failovers a twentieth of that), and what was claimed is compared with what
+    100000 times; with failovers a hundredth of that), and what was claimed is compared with what
     the server did
   - a hundred failovers to a replica that was cut off: no lock that all replicas have acknowledged
     is lost
