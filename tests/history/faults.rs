@@ -59,11 +59,10 @@ impl Weather {
     }
 
     /// The lease of most keys. If the server deletes held locks, it is so long that the report of a
-    /// loss comes well before the end of the lease.
-    /// And a hold should outlive a failover.
+    /// loss comes well before the end of the lease. And a hold should outlive a failover.
     pub(crate) fn lease(self) -> Duration {
-        let is_long = self.deletes_held_locks() || self == Weather::Failovers;
-        Duration::from_millis(if is_long { 3000 } else { 300 })
+        let others = if self.deletes_held_locks() { 3000 } else { 300 };
+        Duration::from_millis(if self == Weather::Failovers { 5000 } else { others })
     }
 
     /// How long faults happen in one round. A failover takes seconds.
@@ -303,7 +302,7 @@ impl Scene {
     fn fail_over(&mut self) {
         // Each round has the way in which a lock that not all replicas acknowledged is lost.
         let way = if self.strikes == 0 { 0 } else { self.rng.random_range(0..4) };
-        let (offset, cut_off_for) = (self.rng.random_range(1..3), self.millis(800, 1600));
+        let (offset, cut_off_for) = (self.rng.random_range(1..3), self.millis(500, 1200));
         let Redis::Watched(sentinels) = &self.redis else { return };
         let old = sentinels.master();
         match way {
