@@ -6,7 +6,7 @@ use std::time::Duration;
 use crate::base::clock::Moment;
 use crate::base::holder::Holder;
 use crate::base::seeded_bugs;
-use crate::store::failure::{Failure, Refusal};
+use crate::store::failure::{Failure, Refusal, comes_from_wrong_server};
 use crate::store::node::Node;
 use crate::store::pool::LinkRef;
 use crate::store::replicas::{Wait, left_behind};
@@ -393,6 +393,9 @@ impl Connection {
     fn exchange(&mut self, batch: &Batch, deadline: Moment) -> Result<Vec<Reply>, Failure> {
         let limit = self.link.limit(deadline, self.node.common.response_timeout, batch.blocks_for);
         let answer = self.link.exchange(batch, limit);
+        if answer.as_ref().is_ok_and(|replies| replies.iter().any(comes_from_wrong_server)) {
+            self.node.refused_by_replica(&self.link);
+        }
         self.router.heard(&answer);
         answer
     }

@@ -53,7 +53,13 @@ struct State {
     /// How many switches there were.
     generation: u64,
     /// The connections that were opened since the last switch.
-    open: Vec<Ender>,
+    open: Vec<Opened>,
+}
+
+struct Opened {
+    ender: Ender,
+    /// The sentinel that named the server.
+    sentinel: Arc<Endpoint>,
 }
 
 impl Master {
@@ -96,7 +102,7 @@ impl Master {
         let generation = self.state.lock().generation;
         let (place, sentinel) = self.sentinels.master(deadline)?;
         let endpoint = self.endpoint(place);
-        let link = open(&endpoint, &|ender| self.opened(generation, ender));
+        let link = open(&endpoint, &|ender| self.opened(generation, ender, &sentinel));
         let link = link.inspect_err(|_| {
             // After a switch, the connection failed because of the switch.
             if self.state.lock().generation == generation {
@@ -114,17 +120,35 @@ impl Master {
         known.filter(|known| known.name() == found.name()).unwrap_or_else(|| Arc::new(found))
     }
 
-    /// Notes a connection that was opened. Fails if there was a switch since `generation`: the
-    /// sentinel may have named the old master.
-    fn opened(&self, generation: u64, ender: Ender) -> Result<(), Failure> {
+    /// Handles a refusal that only a server which is not the master sends, over the connection of
+    /// `ender`. The sentinel that named the server is asked last from now on.
+    ///
+    /// Where the server does not know `HELLO`, or the user may not call it, only such a refusal
+    /// shows that a sentinel names a replica. That sentinel would be asked first again, and no lock
+    /// could be taken, although other sentinels know the master.
+    pub(super) fn refused_by_replica(&self, ender: &Ender) {
+        let state = self.state.lock();
+        // A connection from before a switch is not listed any more: the sentinel that named the old
+        // master may be the one that has reported the switch.
+        let opened = state.open.iter().find(|it| it.ender == *ender);
+        let sentinel = opened.map(|it| Arc::clone(&it.sentinel));
+        drop(state);
+        if let Some(sentinel) = sentinel {
+            self.sentinels.doubt(&sentinel);
+        }
+    }
+
+    /// Notes a connection that was opened to the server that `sentinel` named. Fails if there was a
+    /// switch since `generation`: the sentinel may have named the old master.
+    fn opened(&self, generation: u64, ender: Ender, sentinel: &Arc<Endpoint>) -> Result<(), Failure> {
         let mut state = self.state.lock();
         if state.generation != generation {
             return Err(replaced());
         }
         if state.open.len() == state.open.capacity() {
-            state.open.retain(|ender| !ender.is_closed());
+            state.open.retain(|it| !it.ender.is_closed());
         }
-        state.open.push(ender);
+        state.open.push(Opened { ender, sentinel: Arc::clone(sentinel) });
         Ok(())
     }
 
@@ -148,10 +172,12 @@ impl Master {
         self.sentinels.leave(before.name());
         state.generation += 1;
         let (kept, ended): (Vec<_>, Vec<_>) =
-            mem::take(&mut state.open).into_iter().partition(|ender| Some(ender) == kept);
+            mem::take(&mut state.open).into_iter().partition(|it| Some(&it.ender) == kept);
         state.open = kept;
         drop(state);
-        ended.iter().for_each(Ender::end);
+        for it in ended {
+            it.ender.end();
+        }
         info!(target: "relatch::sentinel", "the master {:?} is at {} now", self.sentinels.name(), endpoint.name());
         if let Some(call) = self.on_switch.get() {
             call();

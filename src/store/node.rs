@@ -158,6 +158,13 @@ impl Node {
         }
     }
 
+    /// Handles a refusal, over this connection, that only a server sends which accepts no writes.
+    pub(super) fn refused_by_replica(&self, link: &Link) {
+        if let Location::Master(master) = &self.location {
+            master.refused_by_replica(&link.wire.ender());
+        }
+    }
+
     /// Ends the threads of this node.
     pub(super) fn stop(&self) {
         if let Location::Master(master) = &self.location {

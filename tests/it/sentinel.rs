@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use relatch::{Builder, Error, LockManager, LostCause, Unlocked};
 use relatch_rig::{
     FakeServer, Fault, LONG, MASTER, Proxy, Reply, Sentinels, Server, Setup, Worker, compile_preload,
-    eventually, is_alone, time, within,
+    eventually, is_alone, rights, time, within,
 };
 use tempfile::TempDir;
 
@@ -331,6 +331,25 @@ fn a_sentinel_that_names_a_replica_or_a_dead_server_is_not_asked_alone() {
         let guard = locks.try_lock_for("a", LONG).expect("the other sentinel knows").expect("a free lock");
         assert_eq!(sentinels.server(0).get("lock:a").as_deref(), Some(guard.token()));
     }
+}
+
+/// Without `HELLO`, only the refusal of a write shows that the server is a replica.
+#[test]
+fn without_hello_a_sentinel_that_names_a_replica_is_not_asked_alone() {
+    let [master, replica] = [(); 2].map(|()| Server::with(&["--rename-command", "HELLO", ""]));
+    replica.query::<()>(&["REPLICAOF", "127.0.0.1", &master.port().to_string()]);
+    let [liar, other] = [&replica, &master].map(|it| sentinel_that_names(it.port()));
+    let hosts = [&liar, &other].map(FakeServer::address).join(",");
+    let url = format!("redis+sentinel://{}{hosts}/{MASTER}", rights::login());
+    let locks = builder(&url).build_unchecked().expect("an address");
+    let guard = locks.try_lock_for("a", LONG).expect("the other sentinel knows").expect("a free lock");
+    assert_eq!(master.get("lock:a").as_deref(), Some(guard.token()));
+    // The sentinel that was right is asked first from then on.
+    let refused = || replica.total_calls(&["client", "client|setname"]);
+    let before = refused();
+    master.query::<()>(&["CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes"]);
+    open_connections(&locks, 4);
+    assert_eq!(refused(), before);
 }
 
 #[test]
