@@ -20,7 +20,7 @@ use crate::support::{
 };
 
 /// From one renewal to the next: long enough that a loss found sooner was not found by chance.
-const PERIOD: Duration = Duration::from_millis(500);
+pub(crate) const PERIOD: Duration = Duration::from_millis(500);
 
 /// A manager that waits through a failover, and whose leases outlast it.
 pub(crate) fn patient(url: &str) -> Builder {
@@ -421,7 +421,7 @@ fn sentinels_have_a_login_of_their_own() {
 }
 
 /// The rights that a user needs at the sentinels, read from the command in docs/engines.md.
-fn rights() -> Vec<&'static str> {
+fn rights_at_sentinels() -> Vec<&'static str> {
     let page = include_str!("../../docs/engines.md");
     let mut lines = page.lines();
     let rights = lines.find_map(|line| line.strip_prefix("ACL SETUSER locks on >password "));
@@ -440,7 +440,7 @@ fn with_rights(sentinels: &Sentinels, rights: &[&str]) -> LockManager {
 #[test]
 fn a_user_with_the_least_rights_at_the_sentinels_is_refused_nothing() {
     let sentinels = Sentinels::with(Setup { demoted_after: Duration::from_secs(8), ..Setup::default() });
-    let locks = with_rights(&sentinels, &rights());
+    let locks = with_rights(&sentinels, &rights_at_sentinels());
     drop(locks.lock("a").expect("locks"));
     let subscribed = || !sentinels.sentinel(0).clients_with("sub=3").is_empty();
     eventually(LONG, "the manager has subscribed", subscribed);
@@ -460,7 +460,7 @@ fn one_right_at_the_sentinels_is_enough_to_find_the_master() {
     let needed = "+sentinel|get-master-addr-by-name";
     let locks = with_rights(&sentinels, &["resetchannels", "-@all", needed]);
     drop(locks.lock("a").expect("locks"));
-    let all = rights();
+    let all = rights_at_sentinels();
     let others: Vec<_> = all.iter().copied().filter(|right| *right != needed).collect();
     assert_eq!(others.len() + 1, all.len());
     for place in 0..3 {
@@ -471,6 +471,31 @@ fn one_right_at_the_sentinels_is_enough_to_find_the_master() {
     let refused = patient(&sentinels.url()).sentinel_login(Some("watcher"), "canary").build();
     let said = chain(&refused.expect_err("a right is missing"));
     assert!(said.contains("NOPERM") && said.contains("sentinel"), "{said}");
+}
+
+#[test]
+fn without_the_channels_a_switch_is_noticed_when_the_old_master_is_demoted_or_fails() {
+    let sentinels = Sentinels::start();
+    let is_for_reports = |right: &&str| right.starts_with('&') || *right == "+subscribe";
+    let others: Vec<_> = rights_at_sentinels().into_iter().filter(|it| !is_for_reports(it)).collect();
+    let locks = with_rights(&sentinels, &others);
+    let guard = locks.lock("held").expect("locks");
+    sentinels.until_in_sync();
+    let refused = || (0..3).flat_map(|place| sentinels.sentinel(place).refused()).collect::<Vec<_>>();
+    let needs = |(_, what): &(String, String)| what == "subscribe";
+    eventually(LONG, "the right to subscribe is missing", || refused().iter().any(needs));
+    let is_used = |name: &str, master: usize| {
+        let other = locks.lock(name).expect("locks");
+        assert_eq!(sentinels.server(master).get(&format!("lock:{name}")).as_deref(), Some(other.token()));
+        guard.verify().expect("the key was replicated");
+    };
+    let master = sentinels.fail_over();
+    // Now the old master is a replica.
+    sentinels.until_in_sync();
+    is_used("a", master);
+    sentinels.until_in_sync();
+    sentinels.server(master).kill();
+    is_used("b", sentinels.until_replaced(master));
 }
 
 #[test]

@@ -11,7 +11,7 @@ use relatch::{LockManager, LostCause};
 use relatch_rig::{FakeServer, Fault, LONG, MASTER, Proxy, Reply, Server, eventually, rights, time, within};
 
 use crate::sentinel::{
-    array, clients_of, open_connections, patient, port_of, sentinel_that_says, until_subscribed,
+    PERIOD, array, clients_of, open_connections, patient, port_of, sentinel_that_says, until_subscribed,
 };
 use crate::support::{ANSWER, MINUTE, SOON, assert_unavailable, builder, returns_by};
 
@@ -89,6 +89,14 @@ fn connections_to(server: &Server) -> Vec<String> {
     ours.filter_map(|line| line.split(' ').next().map(str::to_owned)).collect()
 }
 
+/// Waits until the manager's listener is connected, and has tested itself.
+#[track_caller]
+fn until_listening(server: &Server) {
+    // It does so over a connection that it then closes.
+    let is_tested = || server.redirects_invalidations() && server.clients_with("cmd=del").is_empty();
+    eventually(LONG, "the listener is connected", is_tested);
+}
+
 /// Ends all connections of managers, so that the next command needs a new one.
 fn end_all(server: &Server) {
     server.query::<()>(&["CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes"]);
@@ -164,9 +172,7 @@ fn reports_of_other_masters_and_reports_without_sense_change_nothing() {
     let guard = locks.lock("a").expect("locks");
     guard.extend(MINUTE).expect("extends");
     until_subscribed(slice::from_ref(&sentinel.proxy));
-    // The listener tests itself over a connection that it then closes.
-    let is_tested = || old.redirects_invalidations() && old.clients_with("cmd=del").is_empty();
-    eventually(LONG, "the listener is connected", is_tested);
+    until_listening(&old);
     let (before, asked) = (connections_to(&old), sentinel.questions());
     let (from, to) = (old.port(), new.port());
     for report in [
@@ -344,6 +350,97 @@ fn a_switch_that_nobody_reports_is_noticed_by_the_next_new_connection() {
     });
     assert_moved(&locks, &old, &new);
     assert_eq!(guard.watch().wait_lost(SOON), Some(LostCause::Deleted));
+}
+
+/// Replaces the first server by the second, without a report. Returns the time from which on the
+/// sentinel names the second, and the first is not the master any more.
+type Replace = fn(&Played, &Server, &Server) -> Instant;
+
+const REPLACEMENTS: [(&str, Replace); 4] = [
+    ("killed", |sentinel, old, new| {
+        sentinel.names(new.port());
+        let ended = Instant::now();
+        old.kill();
+        ended
+    }),
+    ("killed before another one is named", |sentinel, old, new| {
+        let asked = sentinel.questions();
+        old.kill();
+        eventually(LONG, "the manager looks for another one", || sentinel.questions() > asked + 1);
+        sentinel.names(new.port());
+        Instant::now()
+    }),
+    ("demoted as by a sentinel", |sentinel, old, new| {
+        let ended = demote(sentinel, old, new);
+        for kind in ["normal", "pubsub"] {
+            old.query::<()>(&["CLIENT", "KILL", "TYPE", kind]);
+        }
+        ended
+    }),
+    ("demoted as by hand", demote),
+];
+
+/// Makes the first server a replica of the second. (A sentinel would also end all connections.)
+fn demote(sentinel: &Played, old: &Server, new: &Server) -> Instant {
+    sentinel.names(new.port());
+    let ended = Instant::now();
+    old.query::<()>(&["REPLICAOF", "127.0.0.1", &new.port().to_string()]);
+    ended
+}
+
+/// How long after the end of the old master the holder of a lock that the new master lacks is told,
+/// although nobody has reported the switch.
+fn loss_without_report(replace: Replace, may_subscribe: bool, tracks: bool) -> Duration {
+    let [old, new] = servers();
+    let sentinel = Played::naming(old.port());
+    if !may_subscribe {
+        sentinel.proxy.always("SUBSCRIBE", Fault::Answer(REFUSED.to_vec()));
+    }
+    let url = url_of(slice::from_ref(&sentinel));
+    let locks = patient(&url).connect_timeout(LONG).client_tracking(tracks).build().expect("connects");
+    let guard = locks.lock("a").expect("locks");
+    guard.extend(MINUTE).expect("extends");
+    // A connection that is opened later than this would notice the switch by itself.
+    if may_subscribe {
+        until_subscribed(slice::from_ref(&sentinel.proxy));
+    }
+    if tracks {
+        until_listening(&old);
+    }
+    assert_eq!((clients_of(&new), guard.is_valid()), (0, true));
+    let ended = replace(&sentinel, &old, &new);
+    assert_eq!(guard.watch().wait_lost(PERIOD + SOON), Some(LostCause::Deleted));
+    let told = ended.elapsed();
+    let other = locks.lock("b").expect("locks");
+    assert_eq!(new.get("lock:b").as_deref(), Some(other.token()));
+    told
+}
+
+/// Each holder is told within [`SOON`] after a renewal period. Where the machine gives the process a
+/// core in time, it is 50 ms: one of three runs has to show that.
+#[track_caller]
+fn assert_loss_is_told_within_a_renewal_period(may_subscribe: bool, tracks: bool) {
+    for (how, replace) in REPLACEMENTS {
+        let what = format!("the news of a loss, the master {how}");
+        returns_by(PERIOD, &what, || loss_without_report(replace, may_subscribe, tracks));
+    }
+}
+
+#[test]
+fn without_the_right_to_subscribe_a_lost_lock_is_noticed_within_a_renewal_period() {
+    assert_loss_is_told_within_a_renewal_period(false, true);
+}
+
+/// Without invalidations, either: then no connection shows the end of the master before the next
+/// renewal.
+#[test]
+fn without_any_subscription_a_lost_lock_is_noticed_within_a_renewal_period() {
+    assert_loss_is_told_within_a_renewal_period(false, false);
+}
+
+#[test]
+fn a_report_that_is_lost_delays_the_news_of_a_lost_lock_by_a_renewal_period_at_most() {
+    assert_loss_is_told_within_a_renewal_period(true, false);
 }
 
 #[test]
