@@ -203,6 +203,13 @@ pub(crate) fn returns_by(limit: Duration, what: &str, mut timed: impl FnMut() ->
     assert!(in_time, "{what}: {took:?}, not by {limit:?}");
 }
 
+/// Runs a test that has to end before the sentinels demote the old master, at most three times. The
+/// test returns false if it came too late: then it has shown nothing.
+#[track_caller]
+pub(crate) fn before_the_demotion(mut test: impl FnMut() -> bool) {
+    assert!((0..3).any(|_| test()), "three times, the test came too late");
+}
+
 /// The beginning of each command that renews a lock, for a proxy's rule. Loads the script of a
 /// renewal into Redis.
 pub(crate) fn renewals_of(server: &Server, name: &str) -> String {
