@@ -494,7 +494,7 @@ fn without_the_channels_a_switch_is_noticed_when_the_old_master_is_demoted_or_fa
     let needs = |(_, what): &(String, String)| what == "subscribe";
     eventually(LONG, "the right to subscribe is missing", || refused().iter().any(needs));
     let is_used = |name: &str, master: usize| {
-        let other = locks.lock(name).expect("locks");
+        let other = locks.try_lock_for(name, LONG).expect("a master answers").expect("a free lock");
         assert_eq!(sentinels.server(master).get(&format!("lock:{name}")).as_deref(), Some(other.token()));
         guard.verify().expect("the key was replicated");
     };
