@@ -3,6 +3,8 @@
 //! - [`Server`]: a `redis-server` of the caller's own, which can be paused, killed and restarted.
 //! - [`Sentinels`]: a master with replicas, watched by sentinels, which can be failed over and cut
 //!   off from each other.
+//! - [`Cluster`]: masters and their replicas that share the slots, whose slots can be moved, and
+//!   whose masters can be failed over.
 //! - [`Proxy`] and [`Fault`]: a TCP proxy that understands enough of RESP to lose exactly the reply
 //!   that a test names.
 //! - [`Relay`]: a proxy that passes on, holds back, drips or cuts bytes that it does not
@@ -27,6 +29,7 @@
 
 mod bridge;
 mod certificates;
+mod cluster;
 mod fake_server;
 mod ports;
 mod preload;
@@ -47,6 +50,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 pub use self::certificates::{Authority, Identity};
+pub use self::cluster::{Cluster, ClusterSetup, SlotMove};
 pub use self::fake_server::{FakeServer, Reply};
 pub use self::preload::compile_preload;
 pub use self::process::{Process, now};

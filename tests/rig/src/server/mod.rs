@@ -87,26 +87,32 @@ impl Server {
     pub fn with_tls(identity: &Identity, clients: &Authority, args: &[&str]) -> Self {
         loop {
             let dir = TempDir::new().expect("a temporary directory");
-            let file = |name: &str, text: &str| {
-                let path = dir.path().join(name);
-                fs::write(&path, text).expect("a file can be written");
-                path.to_str().expect("a printable path").to_owned()
-            };
             let port = free_port();
-            let all = [
-                ("--tls-port", port.to_string()),
-                ("--tls-cert-file", file("certificate.pem", &identity.certificate)),
-                ("--tls-key-file", file("key.pem", &identity.key)),
-                ("--tls-ca-cert-file", file("clients.pem", clients.pem())),
-                ("--tls-auth-clients", "no".to_owned()),
-            ];
-            let all = all.into_iter().flat_map(|(name, value)| [name.to_owned(), value]);
-            let args = all.chain(args.iter().map(|&arg| arg.to_owned())).collect();
-            if let Some(mut server) = Self::try_start(args, Vec::new(), Some(dir)) {
+            let mut all = tls_args(&dir, port, identity, clients);
+            all.extend(args.iter().map(|&arg| arg.to_owned()));
+            if let Some(mut server) = Self::try_start(all, Vec::new(), Some(dir)) {
                 server.tls_port = Some(port);
                 return server;
             }
         }
+    }
+
+    /// Starts a node of a cluster, whose state is `nodes`; `None` if one of its ports was taken
+    /// meanwhile. `tls` is the port for TLS, and what [`with_tls`](Self::with_tls) wants.
+    pub(crate) fn try_node(
+        port: u16,
+        nodes: &str,
+        tls: Option<(u16, &Identity, &Authority)>,
+        mut args: Vec<String>,
+    ) -> Option<Self> {
+        let dir = TempDir::new().expect("a temporary directory");
+        fs::write(dir.path().join("nodes.conf"), nodes).expect("a file can be written");
+        if let Some((port, identity, clients)) = tls {
+            args.extend(tls_args(&dir, port, identity, clients));
+        }
+        let mut server = Self::try_start_at(port, args, Vec::new(), Some(dir), None)?;
+        server.tls_port = tls.map(|(port, ..)| port);
+        Some(server)
     }
 
     /// The port for TLS.
@@ -290,6 +296,23 @@ fn start(
     let log = dir.map(|dir| File::create(log_in(dir)).expect("a log file"));
     let anywhere = std::env::temp_dir();
     spawn(port, dir.map_or(&*anywhere, TempDir::path), sentinel, log.as_ref(), args, env)
+}
+
+/// The arguments for a port with TLS. Their files are put into `dir`.
+fn tls_args(dir: &TempDir, port: u16, identity: &Identity, clients: &Authority) -> Vec<String> {
+    let file = |name: &str, text: &str| {
+        let path = dir.path().join(name);
+        fs::write(&path, text).expect("a file can be written");
+        path.to_str().expect("a printable path").to_owned()
+    };
+    let all = [
+        ("--tls-port", port.to_string()),
+        ("--tls-cert-file", file("certificate.pem", &identity.certificate)),
+        ("--tls-key-file", file("key.pem", &identity.key)),
+        ("--tls-ca-cert-file", file("clients.pem", clients.pem())),
+        ("--tls-auth-clients", "no".to_owned()),
+    ];
+    all.into_iter().flat_map(|(name, value)| [name.to_owned(), value]).collect()
 }
 
 fn log_in(dir: &TempDir) -> PathBuf {

@@ -10,6 +10,9 @@ mod server;
 // A master with replicas and sentinels: failovers, replicas that are cut off.
 mod sentinels;
 
+// A cluster: slots that are moved, failovers, nodes that come and go.
+mod cluster;
+
 // The proxy: each fault, its rules, black holes, refused connects.
 mod proxy;
 

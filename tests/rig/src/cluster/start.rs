@@ -1,0 +1,134 @@
+//! How the nodes of a cluster are started: with a state on their disks in which they know each
+//! other, as after a restart. So they need not be introduced to each other first.
+
+use std::sync::atomic::AtomicBool;
+use std::thread;
+
+use super::{ClusterSetup, Node};
+use crate::ports::{BUS, free_node_port, free_port};
+use crate::{Authority, Identity, Proxy, Server, server_version};
+
+/// How many slots a cluster has.
+pub(super) const SLOTS: u16 = 16_384;
+
+/// What a node is going to be.
+struct Plan {
+    id: String,
+    port: u16,
+    tls_port: Option<u16>,
+    proxy: Option<Proxy>,
+}
+
+impl Plan {
+    fn new(setup: &ClusterSetup) -> Plan {
+        let node_port = free_node_port();
+        let (port, tls_port) = if setup.tls { (free_port(), Some(node_port)) } else { (node_port, None) };
+        let proxy = setup.proxied.then(|| Proxy::start(port));
+        // The same id at the same port of another cluster would make the two clusters one.
+        Plan { id: format!("{:032x}{port:08x}", std::process::id()), port, tls_port, proxy }
+    }
+
+    /// The port that the other nodes and the clients are told.
+    fn announced(&self) -> u16 {
+        self.proxy.as_ref().map_or(self.own_port(), Proxy::port)
+    }
+
+    fn bus(&self) -> u16 {
+        self.own_port() + BUS
+    }
+
+    fn own_port(&self) -> u16 {
+        self.tls_port.unwrap_or(self.port)
+    }
+
+    fn args(&self, setup: &ClusterSetup) -> Vec<String> {
+        let mut args = vec![
+            ("--cluster-enabled", "yes".to_owned()),
+            ("--cluster-node-timeout", setup.node_timeout.as_millis().to_string()),
+            ("--cluster-replica-validity-factor", "0".to_owned()),
+            // No replica leaves its master for another one that has none.
+            ("--cluster-migration-barrier", "999".to_owned()),
+            // By default a master waits 5 s for more replicas before it sends its data.
+            ("--repl-diskless-sync-delay", "0".to_owned()),
+            ("--repl-ping-replica-period", "1".to_owned()),
+        ];
+        if server_version() >= (7, 0) {
+            // Without this, a master that loses its last slot becomes a replica. (Before Redis 7 it
+            // always does.)
+            args.push(("--cluster-allow-replica-migration", "no".to_owned()));
+        }
+        if let Some(password) = &setup.password {
+            args.push(("--requirepass", password.clone()));
+            args.push(("--masterauth", password.clone()));
+        }
+        if setup.tls {
+            args.push(("--tls-cluster", "yes".to_owned()));
+            args.push(("--tls-replication", "yes".to_owned()));
+        }
+        if self.proxy.is_some() {
+            args.push(("--cluster-announce-ip", "127.0.0.1".to_owned()));
+            args.push(("--cluster-announce-port", self.announced().to_string()));
+            args.push(("--cluster-announce-bus-port", self.bus().to_string()));
+        }
+        let args = args.into_iter().flat_map(|(name, value)| [name.to_owned(), value]);
+        args.chain(setup.args.iter().map(|&arg| arg.to_owned())).collect()
+    }
+}
+
+/// Starts all nodes; `None` if one of their ports was taken meanwhile.
+pub(super) fn try_start(setup: &ClusterSetup, authority: Option<&Authority>) -> Option<Vec<Node>> {
+    let identity = authority.map(|it| it.issue(&["localhost", "127.0.0.1"]));
+    let tls = identity.as_ref().zip(authority);
+    let plans: Vec<_> = (0..setup.members() + setup.spares).map(|_| Plan::new(setup)).collect();
+    let servers: Option<Vec<_>> = thread::scope(|scope| {
+        let start = |me: usize| {
+            let nodes = state(setup, &plans, me);
+            let plan = &plans[me];
+            scope.spawn(move || start(setup, plan, &nodes, tls))
+        };
+        let starting: Vec<_> = (0..plans.len()).map(start).collect();
+        starting.into_iter().map(|it| it.join().expect("the node starts")).collect()
+    });
+    let nodes = servers?.into_iter().zip(plans).enumerate().map(|(place, (server, plan))| Node {
+        own_port: plan.own_port(),
+        joined: AtomicBool::new(place < setup.members()),
+        server,
+        proxy: plan.proxy,
+        id: plan.id,
+    });
+    Some(nodes.collect())
+}
+
+fn start(
+    setup: &ClusterSetup,
+    plan: &Plan,
+    nodes: &str,
+    tls: Option<(&Identity, &Authority)>,
+) -> Option<Server> {
+    let tls = plan.tls_port.zip(tls).map(|(port, (identity, clients))| (port, identity, clients));
+    Server::try_node(plan.port, nodes, tls, plan.args(setup))
+}
+
+/// What the node `me` knows when it starts: itself and, unless it is a spare one, all members.
+fn state(setup: &ClusterSetup, plans: &[Plan], me: usize) -> String {
+    let known = if me < setup.members() { 0..setup.members() } else { me..me + 1 };
+    let mut lines: Vec<_> = known.map(|place| line(setup, plans, place, me)).collect();
+    let epoch = if me < setup.members() { setup.masters } else { 0 };
+    lines.push(format!("vars currentEpoch {epoch} lastVoteEpoch 0"));
+    lines.join("\n") + "\n"
+}
+
+fn line(setup: &ClusterSetup, plans: &[Plan], place: usize, me: usize) -> String {
+    let Plan { id, .. } = &plans[place];
+    let address = format!("127.0.0.1:{}@{}", plans[place].announced(), plans[place].bus());
+    let myself = if place == me { "myself," } else { "" };
+    let is_master = place < setup.masters;
+    let is_spare = place >= setup.members();
+    let (role, master) =
+        if is_master || is_spare { ("master", "-") } else { ("slave", &*plans[place % setup.masters].id) };
+    let epoch = if is_spare { 0 } else { place % setup.masters + 1 };
+    let border = |place: usize| usize::from(SLOTS) * place / setup.masters;
+    let slots =
+        if is_master { format!(" {}-{}", border(place), border(place + 1) - 1) } else { String::new() };
+    format!("{id} {address} {myself}{role} {master} 0 1 {epoch} connected{slots}")
+}
