@@ -90,7 +90,7 @@ struct Node {
     server: Server,
     proxy: Option<Proxy>,
     /// By which the nodes know each other. It stays the same over a restart.
-    id: String,
+    id: Mutex<String>,
     /// The port where it listens for clients that speak as its cluster does: with TLS, or without.
     own_port: u16,
     /// Whether it belongs to the cluster.
@@ -98,6 +98,10 @@ struct Node {
 }
 
 impl Node {
+    fn id(&self) -> String {
+        self.id.lock().clone()
+    }
+
     /// The port that other nodes and clients are told.
     fn port(&self) -> u16 {
         self.proxy.as_ref().map_or(self.own_port, Proxy::port)
@@ -301,9 +305,11 @@ impl Cluster {
         }
         self.nodes[place].joined.store(false, Ordering::SeqCst);
         for member in self.awake() {
-            self.server(member).query::<()>(&["CLUSTER", "FORGET", &self.nodes[place].id]);
+            self.server(member).query::<()>(&["CLUSTER", "FORGET", &self.nodes[place].id()]);
         }
-        self.server(place).query::<()>(&["CLUSTER", "RESET", "SOFT"]);
+        // With a new id. Under the old one, the members would not let it join for a minute.
+        self.server(place).query::<()>(&["CLUSTER", "RESET", "HARD"]);
+        *self.nodes[place].id.lock() = self.server(place).query(&["CLUSTER", "MYID"]);
         self.until_well();
     }
 
@@ -330,7 +336,7 @@ impl Drop for Cluster {
         if thread::panicking() {
             for node in &self.nodes {
                 let log = node.server.log().unwrap_or_default();
-                eprintln!("node {} at {}:\n{log}", node.id, node.server.port());
+                eprintln!("node {} at {}:\n{log}", node.id(), node.server.port());
             }
         }
     }

@@ -1,13 +1,21 @@
 //! Slots that are moved from one master to another.
 
-use super::Cluster;
+use std::collections::BTreeMap;
 
-/// A slot that is on its way from one master to another. Nothing more happens if this is dropped.
+use redis::RedisResult;
+
+use super::Cluster;
+use crate::server_version;
+
+/// How many slots are moved at a time, if there are many. Meanwhile their clients are redirected.
+const AT_A_TIME: usize = 1000;
+
+/// Slots that are on their way from one master to another. Nothing more happens if this is dropped.
 #[derive(Debug)]
 #[must_use]
 pub struct SlotMove<'a> {
     cluster: &'a Cluster,
-    slot: u16,
+    slots: Vec<String>,
     from: usize,
     to: usize,
 }
@@ -19,9 +27,7 @@ impl Cluster {
     pub fn begin_move(&self, slot: u16, to: usize) -> SlotMove<'_> {
         let from = self.owner(slot);
         assert_ne!(from, to, "slot {slot} is there already");
-        let moving = SlotMove { cluster: self, slot, from, to };
-        moving.mark();
-        moving
+        SlotMove::begin(self, &[slot], from, to)
     }
 
     /// Moves a slot with its keys, and returns when all nodes know. Does nothing if it is there
@@ -35,11 +41,15 @@ impl Cluster {
     #[track_caller]
     pub fn move_slots(&self, slots: &[u16], to: usize) {
         let owners = self.owners();
+        let mut by_owner = BTreeMap::<usize, Vec<u16>>::new();
         for &slot in slots {
             let from = owners[usize::from(slot)].expect("a slot with an owner");
-            if from != to {
-                let moving = SlotMove { cluster: self, slot, from, to };
-                moving.mark();
+            by_owner.entry(from).or_default().push(slot);
+        }
+        by_owner.remove(&to);
+        for (from, slots) in by_owner {
+            for part in slots.chunks(AT_A_TIME) {
+                let moving = SlotMove::begin(self, part, from, to);
                 moving.move_keys();
                 moving.assign();
             }
@@ -48,7 +58,17 @@ impl Cluster {
     }
 }
 
-impl SlotMove<'_> {
+impl<'a> SlotMove<'a> {
+    #[track_caller]
+    fn begin(cluster: &'a Cluster, slots: &[u16], from: usize, to: usize) -> SlotMove<'a> {
+        let slots = slots.iter().map(u16::to_string).collect();
+        let moving = SlotMove { cluster, slots, from, to };
+        let [source, target] = [from, to].map(|place| cluster.nodes[place].id());
+        moving.set(to, &["IMPORTING", &source]).expect("a slot can be imported");
+        moving.set(from, &["MIGRATING", &target]).expect("a slot can be given away");
+        moving
+    }
+
     /// The place of the old owner.
     pub fn from(&self) -> usize {
         self.from
@@ -62,10 +82,22 @@ impl SlotMove<'_> {
     /// Moves the keys that are at the old owner now.
     #[track_caller]
     pub fn move_keys(&self) {
+        let from = self.cluster.server(self.from);
+        let count = |slot| vec!["CLUSTER", "COUNTKEYSINSLOT", slot];
+        let counts = from.batch(&self.for_each(count)).expect("the keys can be counted");
+        for (slot, count) in self.slots.iter().zip(counts) {
+            if redis::from_redis_value::<u64>(count).expect("a number") > 0 {
+                self.move_keys_of(slot);
+            }
+        }
+    }
+
+    #[track_caller]
+    fn move_keys_of(&self, slot: &str) {
         let (from, to) = (self.cluster.server(self.from), &self.cluster.nodes[self.to]);
         let port = to.own_port.to_string();
         loop {
-            let keys: Vec<String> = from.query(&["CLUSTER", "GETKEYSINSLOT", &self.slot.to_string(), "100"]);
+            let keys: Vec<String> = from.query(&["CLUSTER", "GETKEYSINSLOT", slot, "100"]);
             if keys.is_empty() {
                 return;
             }
@@ -80,45 +112,45 @@ impl SlotMove<'_> {
         }
     }
 
-    /// Makes the new node the owner, and returns when all nodes know.
+    /// Makes the new node the owner, and returns when all nodes know. Before that, move the keys.
     #[track_caller]
     pub fn end(self) {
         self.assign();
-        self.cluster.until_owned_by(&[self.slot], self.to);
+        let slots: Vec<_> = self.slots.iter().map(|it| it.parse().expect("a slot")).collect();
+        self.cluster.until_owned_by(&slots, self.to);
     }
 
-    /// Gives up: the old owner remains the owner. Move back the keys that have been moved first.
+    /// Gives up: the old owner remains the owner. Keys that have been moved stay where they are.
     #[track_caller]
     pub fn cancel(self) {
         for place in [self.from, self.to] {
-            self.set(place, &["STABLE"]);
+            self.set(place, &["STABLE"]).expect("a move can be given up");
         }
-    }
-
-    fn mark(&self) {
-        let id = |place: usize| &*self.cluster.nodes[place].id;
-        self.set(self.to, &["IMPORTING", id(self.from)]);
-        self.set(self.from, &["MIGRATING", id(self.to)]);
     }
 
     /// The new owner is told first: if the old one were, nobody would own the slot for a moment,
     /// and the two would send clients to each other.
+    #[track_caller]
     fn assign(&self) {
-        let owner = ["NODE", &self.cluster.nodes[self.to].id];
-        self.set(self.to, &owner);
-        self.set(self.from, &owner);
-        // The others would hear of it anyway, a little later. Replicas cannot be told.
+        let owner = ["NODE", &self.cluster.nodes[self.to].id()];
+        self.set(self.to, &owner).expect("a slot can be taken");
+        let told = self.set(self.from, &owner);
+        // Before Redis 7, the old owner becomes a replica when it hears that it has no slot left,
+        // and replicas cannot be told.
+        assert!(told.is_ok() || server_version() < (7, 0), "the old owner: {told:?}");
+        // The others would hear of it anyway, a little later. Some are replicas.
         for place in self.cluster.awake().filter(|&place| place != self.from && place != self.to) {
-            let _ = self.cluster.server(place).command(&set_slot(&self.slot.to_string(), &owner));
+            let _ = self.set(place, &owner);
         }
     }
 
-    #[track_caller]
-    fn set(&self, place: usize, what: &[&str]) {
-        self.cluster.server(place).query::<()>(&set_slot(&self.slot.to_string(), what));
+    /// Has a node set what it knows of the slots.
+    fn set(&self, place: usize, what: &[&str]) -> RedisResult<()> {
+        let command = |slot| [&["CLUSTER", "SETSLOT", slot], what].concat();
+        self.cluster.server(place).batch(&self.for_each(command)).map(drop)
     }
-}
 
-fn set_slot<'a>(slot: &'a str, what: &[&'a str]) -> Vec<&'a str> {
-    [&["CLUSTER", "SETSLOT", slot], what].concat()
+    fn for_each<'b>(&'b self, command: impl Fn(&'b str) -> Vec<&'b str>) -> Vec<Vec<&'b str>> {
+        self.slots.iter().map(|slot| command(slot)).collect()
+    }
 }

@@ -4,6 +4,8 @@
 use std::sync::atomic::AtomicBool;
 use std::thread;
 
+use parking_lot::Mutex;
+
 use super::{ClusterSetup, Node};
 use crate::ports::{BUS, free_node_port, free_port};
 use crate::{Authority, Identity, Proxy, Server, server_version};
@@ -94,7 +96,7 @@ pub(super) fn try_start(setup: &ClusterSetup, authority: Option<&Authority>) -> 
         joined: AtomicBool::new(place < setup.members()),
         server,
         proxy: plan.proxy,
-        id: plan.id,
+        id: Mutex::new(plan.id),
     });
     Some(nodes.collect())
 }

@@ -3,8 +3,8 @@
 use std::collections::HashMap;
 use std::sync::atomic::Ordering;
 
-use super::Cluster;
 use super::start::SLOTS;
+use super::{Cluster, Node};
 use crate::{LONG, Server, eventually};
 
 /// The place of the owner of each slot.
@@ -44,7 +44,8 @@ impl Cluster {
 
     /// Reads lines of `id address flags master ping pong epoch link slots...`.
     fn read(&self, text: &str) -> View {
-        let place_of = |id: &str| self.nodes.iter().position(|it| it.id == id);
+        let ids: Vec<_> = self.nodes.iter().map(Node::id).collect();
+        let place_of = |id: &str| ids.iter().position(|it| it == id);
         let nothing = vec![None; usize::from(SLOTS)];
         let mut view = View { members: HashMap::new(), has_strangers: false, owners: nothing };
         for line in text.lines() {

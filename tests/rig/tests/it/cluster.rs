@@ -1,7 +1,7 @@
 //! A cluster.
 
 use redis::{Connection, RedisResult};
-use relatch_rig::{Cluster, ClusterSetup, LONG, Server, eventually, time};
+use relatch_rig::{Cluster, ClusterSetup, LONG, Server, eventually, server_version, time};
 
 use crate::client::connect;
 
@@ -121,7 +121,10 @@ fn while_a_slot_moves_the_old_owner_sends_clients_to_the_new_one() {
     assert_eq!((moving.from(), moving.to()), (0, 1));
     assert!(cluster.server(0).exists(&here));
     assert_eq!(error(cluster.server(0), &["GET", &missing]), asks);
-    assert_eq!(error(cluster.server(0), &["MGET", &here, &missing]).split(' ').next(), Some("TRYAGAIN"));
+    if server_version() >= (7, 0) {
+        let both = error(cluster.server(0), &["MGET", &here, &missing]);
+        assert!(both.starts_with("TRYAGAIN"), "{both}");
+    }
     moving.move_keys();
     assert_eq!(error(cluster.server(0), &["GET", &here]), asks);
     let mut client: Connection = connect(&cluster.server(1).bare_url());
