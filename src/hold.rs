@@ -37,6 +37,8 @@ pub(crate) struct Hold {
     pub(crate) key: Key,
     pub(crate) owner: Owner,
     pub(crate) token: String,
+    /// The fencing token; zero if the hold has none.
+    pub(crate) fence: u64,
     pub(crate) acquired: AcquiredAt,
     renewal: Renewal,
     /// How many guards are alive. Only the holding thread writes it.
@@ -66,6 +68,7 @@ impl Hold {
         key: Key,
         owner: Owner,
         token: String,
+        fence: u64,
         lease: Lease,
         renewal: Renewal,
         acquired: AcquiredAt,
@@ -78,6 +81,7 @@ impl Hold {
             key,
             owner,
             token,
+            fence,
             acquired,
             renewal,
             depth: AtomicU32::new(1),
@@ -322,6 +326,8 @@ pub struct HeldLock {
     pub key: String,
     /// The thread that holds it.
     pub owner: Owner,
+    /// Its [fencing token](crate::LockGuard::fence); zero if it is not fenced.
+    pub fence: u64,
     /// How many guards of the thread are alive.
     pub depth: u32,
     /// How long the thread has held it.
@@ -339,6 +345,7 @@ impl HeldLock {
         HeldLock {
             key: hold.key.name().to_string(),
             owner: hold.owner.clone(),
+            fence: hold.fence,
             depth: hold.depth(),
             held_for: now.since(hold.acquired.answered),
             valid_for: hold.remaining(now),
@@ -358,7 +365,7 @@ pub(crate) mod tests {
         let owner = Owner::new("host".into(), std::process::id(), 2);
         let token = format!("{owner}-{}", "0".repeat(32));
         let since = AcquiredAt { sent, answered: sent };
-        Hold::new(key, owner, token, Lease::new(lease), Options::default().renewal, since)
+        Hold::new(key, owner, token, 0, Lease::new(lease), Options::default().renewal, since)
     }
 
     /// A sample with this token.

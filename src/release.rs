@@ -72,7 +72,8 @@ pub(crate) fn give_back(
     // 7. End the turn. If this came before step 3, the next thread would compete with this release.
     //    If it came before step 4, the next thread could hold the lock while this hold does not
     //    count as over yet.
-    if let Some((Claim { token, lease }, may_reappear)) = next.and_then(|next| turn.settle(&next, handed)) {
+    if let Some((Claim { token, lease, .. }, may_reappear)) = next.and_then(|next| turn.settle(&next, handed))
+    {
         let (redis_key, gone_by) = (hold.key.in_redis().to_owned(), lease.gone_by(Moment::now()));
         keeper.delete_later(OrphanKey { redis_key, token, gone_by, may_reappear });
     }
@@ -103,10 +104,10 @@ pub(crate) fn remove(
         return connection.remove(key, token, deadline);
     };
     let sent = Moment::now();
-    match connection.remove_and_claim(key, token, (&claim.token, claim.lease.millis()), deadline) {
+    match connection.remove_and_claim(token, claim.wanted(key), deadline) {
         Ok((removed, taken)) => {
-            if taken {
-                *handed = HandoffOutcome::Taken { sent, answered: Moment::now() };
+            if let Some(fence) = taken {
+                *handed = HandoffOutcome::Taken { sent, answered: Moment::now(), fence };
             }
             removed
         }
@@ -424,7 +425,7 @@ mod tests {
     #[test]
     fn a_claim_of_the_next_thread_is_sent_once() {
         let hold = sample("a", LEASE, Moment::now());
-        let next = Claim { token: "next".into(), lease: Lease::new(LEASE) };
+        let next = Claim { token: "next".into(), lease: Lease::new(LEASE), counter: None };
         let (mut handed, mut sent) = (HandoffOutcome::NotTaken, Vec::new());
         let release = release_of(&hold, Some(hold.valid_until()));
         let released = release.run(Some(&next), &mut handed, |claim, handed, _| {

@@ -16,6 +16,8 @@
 //! After a missing answer, the next attempt goes over another connection: perhaps only the silent
 //! connection is dead, and Redis is well.
 
+use std::sync::Arc;
+
 use log::warn;
 
 use crate::acquire::step::Ask;
@@ -25,7 +27,7 @@ use crate::base::holder::Holder;
 use crate::base::owner::fresh_token;
 use crate::hold::AcquiredAt;
 use crate::keeping::orphans::OrphanKey;
-use crate::store::{ClaimReply, Connection, Failure, Fate, Seen, Tracking};
+use crate::store::{ClaimReply, Connection, Failure, Fate, Seen, Tracking, Wanted};
 use crate::waiting::handoff::{Claim, HandoffOutcome};
 
 /// An attempt: what came of it, and from when on a silence of Redis counts.
@@ -60,6 +62,8 @@ pub(super) struct PendingClaim<'a> {
     token: Option<String>,
     /// The last token that was given up. If the key holds this token, no thread holds the lock.
     given_up: Option<String>,
+    /// The key of the lock's counter, if the hold is to have a fencing token.
+    counter: Option<Arc<str>>,
     /// Whether Redis is asked to report changes to the listener: true for a caller that will wait
     /// if the lock is busy.
     tracks: bool,
@@ -75,8 +79,9 @@ impl<'a> PendingClaim<'a> {
         tracks: bool,
         deadline: Moment,
     ) -> PendingClaim<'a> {
+        let Claim { token, counter, .. } = claim;
         let mut pending =
-            PendingClaim { context, token: Some(claim.token), given_up: None, tracks, deadline };
+            PendingClaim { context, token: Some(token), given_up: None, counter, tracks, deadline };
         match handed {
             HandoffOutcome::NotTaken => {}
             // The thread in front tells the keeper to delete the token.
@@ -117,20 +122,22 @@ impl<'a> PendingClaim<'a> {
         if store.answered_since(key.in_redis(), *since) {
             *since = sent;
         }
-        let (redis_key, millis, deadline) = (key.in_redis(), lease.millis(), self.deadline);
+        let (redis_key, deadline) = (key.in_redis(), self.deadline);
+        let counter = self.counter.as_deref();
+        let wanted = Wanted { key: redis_key, token, lease: lease.millis(), counter };
         let mut answer = if look {
-            connection.claim_or_look(redis_key, token, millis, number, deadline)
+            connection.claim_or_look(wanted, number, deadline)
         } else {
-            connection.claim(redis_key, token, millis, deadline).map(|reply| (reply, Tracking::Off))
+            connection.claim(wanted, deadline).map(|reply| (reply, Tracking::Off))
         };
         if let (Ok((ClaimReply::Busy(Some(holder)), _)), Some(given_up)) = (&answer, &self.given_up)
             && holder.raw() == given_up
         {
             connection.remove(redis_key, given_up, deadline)?;
-            answer = connection.claim_or_look(redis_key, token, millis, number, deadline);
+            answer = connection.claim_or_look(wanted, number, deadline);
         }
         match answer {
-            Ok((ClaimReply::Taken, _)) => self.taken(connection, sent),
+            Ok((ClaimReply::Taken { fence }, _)) => self.taken(connection, fence, sent),
             Ok((ClaimReply::Busy(Some(holder)), _)) if holder.raw() == token => {
                 Err(self.refused_and_stored())
             }
@@ -170,7 +177,7 @@ impl<'a> PendingClaim<'a> {
     }
 
     /// Handles the answer that Redis has stored the token. The command was sent at `sent`.
-    fn taken(&mut self, connection: Connection, sent: Moment) -> Result<Answer, Failure> {
+    fn taken(&mut self, connection: Connection, fence: u64, sent: Moment) -> Result<Answer, Failure> {
         let AcquireContext { key, lease, .. } = self.context;
         let answered = Moment::now();
         let Some(token) = self.token.take_if(|_| answered < lease.valid_until(sent)) else {
@@ -180,7 +187,7 @@ impl<'a> PendingClaim<'a> {
             );
             return Err(self.too_late(connection));
         };
-        Ok(Answer::Taken(Taken { token, at: AcquiredAt { sent, answered } }))
+        Ok(Answer::Taken(Taken { token, fence, at: AcquiredAt { sent, answered } }))
     }
 
     /// Removes a token whose `SET` was answered after the lease was over. Even if the removal has

@@ -59,6 +59,8 @@ pub(crate) struct AcquireContext<'a> {
 #[derive(Debug)]
 pub(crate) struct Taken {
     pub(crate) token: String,
+    /// The fencing token; zero if none was wanted.
+    pub(crate) fence: u64,
     pub(crate) at: AcquiredAt,
 }
 
@@ -78,11 +80,11 @@ pub(crate) fn acquire(
     claim: Claim,
 ) -> Result<Taken, Error> {
     let handed = turn.start.handed;
-    if let HandoffOutcome::Taken { sent, answered } = handed
+    if let HandoffOutcome::Taken { sent, answered, fence } = handed
         && Moment::now() < claim.lease.valid_until(sent)
     {
         context.counters.handed_off.add(1);
-        return Ok(Taken { token: claim.token, at: AcquiredAt { sent, answered } });
+        return Ok(Taken { token: claim.token, fence, at: AcquiredAt { sent, answered } });
     }
     let mut pending = PendingClaim::new(context, claim, handed, !patience.once, patience.deadline);
     let has_given_up = pending.has_given_up();
@@ -409,7 +411,7 @@ mod tests {
     fn taken() -> Answer {
         let now = Moment::now();
         let at = AcquiredAt { sent: now, answered: now };
-        Answer::Taken(Taken { token: "ours".to_owned(), at })
+        Answer::Taken(Taken { token: "ours".to_owned(), fence: 0, at })
     }
 
     fn lost_answer() -> Failure {
@@ -530,8 +532,8 @@ mod tests {
                 .queues
                 .join(rig.key.name(), &patience, |_| false, |_| true, |_| (), || unreachable!())
                 .unwrap();
-            turn.start.handed = HandoffOutcome::Taken { sent, answered: sent };
-            let claim = Claim { token: "handed".to_owned(), lease: Lease::new(LEASE) };
+            turn.start.handed = HandoffOutcome::Taken { sent, answered: sent, fence: 0 };
+            let claim = Claim { token: "handed".to_owned(), lease: Lease::new(LEASE), counter: None };
             let taken = acquire(rig.context(), &patience, &turn, claim);
             assert_eq!(taken.is_ok(), is_taken, "{taken:?}");
             let orphan = rig.keeper.work.lock().leases.orphans.next() < Moment::NEVER;

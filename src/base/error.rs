@@ -152,6 +152,19 @@ pub enum Error {
         reason: &'static str,
     },
 
+    /// The lock cannot have a [fencing token](crate::LockGuard::fence). Nothing was sent.
+    ///
+    /// Either its key has braces (`}`, or `{}`) that leave no name for its counter, or this thread
+    /// holds the lock already and took it without a fence.
+    #[error("lock {key:?} cannot be fenced: {reason}")]
+    #[non_exhaustive]
+    NoFence {
+        /// The lock's key.
+        key: String,
+        /// Why not.
+        reason: &'static str,
+    },
+
     /// An option, or the argument of a method, has a value that cannot work. Nothing was sent.
     #[error("option `{option}` cannot be {value}: {reason}")]
     #[non_exhaustive]

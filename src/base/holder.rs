@@ -14,11 +14,17 @@ use crate::base::owner::Owner;
 pub struct Holder {
     raw: String,
     time_left: Option<Duration>,
+    fence: Option<u64>,
 }
 
 impl Holder {
     pub(crate) fn new(raw: &[u8], time_left: Option<Duration>) -> Holder {
-        Holder { raw: String::from_utf8_lossy(raw).into_owned(), time_left }
+        Holder { raw: String::from_utf8_lossy(raw).into_owned(), time_left, fence: None }
+    }
+
+    /// The same holder, with the number that its lock's counter has.
+    pub(crate) fn with_fence(self, fence: Option<u64>) -> Holder {
+        Holder { fence: fence.filter(|fence| *fence > 0), ..self }
     }
 
     /// The host, process and thread that held the lock, or `None` if this crate did not write the
@@ -40,6 +46,17 @@ impl Holder {
     #[must_use]
     pub fn time_left(&self) -> Option<Duration> {
         self.time_left
+    }
+
+    /// The [fencing token](crate::LockGuard::fence) of the hold, if it was asked for and is known.
+    ///
+    /// Only [`Lock::holder`](crate::Lock::holder) asks for it, on a lock that is
+    /// [`fenced`](crate::Lock::fenced). If the holder took the lock without a fence, this is the
+    /// fence of an earlier hold. `None` if the counter is gone, or if the lock changed hands while
+    /// Redis was asked.
+    #[must_use]
+    pub fn fence(&self) -> Option<u64> {
+        self.fence
     }
 }
 

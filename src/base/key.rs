@@ -70,6 +70,27 @@ impl Key {
         &self.in_redis
     }
 
+    /// The key of the lock's counter, for fencing tokens: the prefix, `fence:`, and the lock's key
+    /// in braces. It begins with the prefix, so that a right to the locks is one to the counters.
+    ///
+    /// Redis Cluster stores two keys in one place if they have the same [tag](hash_tag), and a
+    /// script can use them together only there. So the lock's whole key is the counter's tag,
+    /// unless the lock's key has a tag of its own.
+    pub(crate) fn counter(&self) -> Result<String, Error> {
+        let prefix = self.in_redis.strip_suffix(&*self.name).unwrap_or_default();
+        let (tag, key) = (hash_tag(&self.in_redis), &self.in_redis);
+        let counter = match tag {
+            Some(_) => format!("{prefix}fence:{key}"),
+            None => format!("{prefix}fence:{{{key}}}"),
+        };
+        if hash_tag(&counter) == Some(tag.unwrap_or(key)) {
+            return Ok(counter);
+        }
+        let reason = "Redis Cluster could not keep its counter in the place of its key, because of the \
+                      braces in key or prefix";
+        Err(Error::NoFence { key: self.name.to_string(), reason })
+    }
+
     pub(crate) fn not_a_lock(&self, found: &str) -> Error {
         Error::NotALock {
             key: self.name.to_string(),
@@ -77,6 +98,15 @@ impl Key {
             found: found.to_owned(),
         }
     }
+}
+
+/// The part of a key that decides where Redis Cluster stores it: what is between the first `{` and
+/// the first `}` behind it. `None` if there is nothing between them, or no such pair. Then the whole
+/// key decides.
+fn hash_tag(key: &str) -> Option<&str> {
+    let (_, behind) = key.split_once('{')?;
+    let (tag, _) = behind.split_once('}')?;
+    Some(tag).filter(|tag| !tag.is_empty())
 }
 
 #[cfg(test)]
@@ -101,6 +131,55 @@ mod tests {
         assert!(
             matches!(Key::new("", long.as_str()), Err(Error::InvalidKey { length, .. }) if length == MAX_BYTES + 1)
         );
+    }
+
+    fn counter(prefix: &str, name: &str) -> Option<String> {
+        match Key::new(prefix, name).unwrap().counter() {
+            Ok(counter) => Some(counter),
+            Err(Error::NoFence { key, .. }) if key == name => None,
+            Err(error) => panic!("{error:?}"),
+        }
+    }
+
+    #[test]
+    fn a_counter_is_where_its_lock_is() {
+        for (prefix, name, expected) in [
+            ("lock:", "orders:42", "lock:fence:{lock:orders:42}"),
+            ("lock:", "{orders}:42", "lock:fence:lock:{orders}:42"),
+            ("lock:", "a{b", "lock:fence:{lock:a{b}"),
+            ("", "a", "fence:{a}"),
+            ("{shop}:", "a", "{shop}:fence:{shop}:a"),
+            ("{shop}:", "{a}{b}", "{shop}:fence:{shop}:{a}{b}"),
+            ("", "{a}}", "fence:{a}}"),
+        ] {
+            assert_eq!(counter(prefix, name).as_deref(), Some(expected));
+        }
+    }
+
+    #[test]
+    fn a_key_whose_counter_would_be_elsewhere_has_none() {
+        for (prefix, name) in
+            [("lock:", "a}b"), ("lock:", "{}x"), ("lock:", "{}{x}"), ("", "}"), ("a{b", "x"), ("a{b", "x}")]
+        {
+            assert_eq!(counter(prefix, name), None, "{prefix} and {name}");
+        }
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
+
+        #[test]
+        fn any_counter_has_the_prefix_and_is_where_its_lock_is(prefix in "[a{}]{0,4}", name in "[a{}]{1,6}") {
+            let key = prefix.clone() + &name;
+            if let Some(counter) = counter(&prefix, &name) {
+                prop_assert!(counter.starts_with(&prefix) && counter != key);
+                let place = |key| hash_tag(key).unwrap_or(key).to_owned();
+                prop_assert_eq!(place(&counter), place(&key));
+            } else {
+                let odd = key.contains('}') || prefix.contains('{');
+                prop_assert!(odd, "{:?} and {:?}", prefix, name);
+            }
+        }
     }
 
     proptest! {

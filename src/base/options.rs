@@ -25,6 +25,8 @@ pub(crate) struct Options {
     pub(crate) wait: Option<Duration>,
     pub(crate) renewal: Renewal,
     pub(crate) reclaim_dead: bool,
+    /// Whether a hold gets a fencing token.
+    pub(crate) fenced: bool,
     /// An option whose value cannot work, if there is one. Taking the lock then fails with an error
     /// that names this option.
     pub(crate) invalid: Option<InvalidOption>,
@@ -51,6 +53,7 @@ impl Default for Options {
             wait: None,
             renewal: Renewal { on: true, every: None, max_hold: None },
             reclaim_dead: false,
+            fenced: false,
             invalid: None,
         }
     }

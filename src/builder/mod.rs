@@ -165,6 +165,12 @@ impl Builder {
         self
     }
 
+    /// Whether holds get fencing tokens: see [`Lock::fenced`](crate::Lock::fenced). Defaults to no.
+    pub fn fenced(mut self, on: bool) -> Builder {
+        self.settings.options.fenced = on;
+        self
+    }
+
     /// Calls `callback` once for each lost hold, as soon as the manager finds the loss.
     ///
     /// The calls come one after the other, on a thread of their own (`relatch-on-lost`): a slow or

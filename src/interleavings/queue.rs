@@ -85,7 +85,7 @@ impl Scene {
     fn visit(&self, me: u64, deadline: Moment) -> bool {
         let claim = || {
             self.log.lock().arrived.push(me);
-            Claim { token: me.to_string(), lease: Lease::new(self.lease) }
+            Claim { token: me.to_string(), lease: Lease::new(self.lease), counter: None }
         };
         let turn = match self.keeper.queues.join(
             &"key".into(),
@@ -225,7 +225,9 @@ impl Scene {
                     self.redis.remove(&claim.token);
                 }
             }
-            (Some(_), Some((_, true))) => *handed = HandoffOutcome::Taken { sent, answered: Moment::now() },
+            (Some(_), Some((_, true))) => {
+                *handed = HandoffOutcome::Taken { sent, answered: Moment::now(), fence: 0 }
+            }
             _ => {}
         }
         if let Some(claim) = claim.filter(|_| *handed != HandoffOutcome::NotTaken) {
@@ -363,7 +365,7 @@ fn a_thread_that_waits_for_itself_learns_it_wherever_it_is_in_the_queue() {
         let turn = scene.free_turn();
         let other = spawn(&scene, |scene| assert!(scene.visit(1, Moment::NEVER)));
         let itself = spawn(&scene, |scene| {
-            let claim = || Claim { token: String::new(), lease: Lease::new(LONG) };
+            let claim = || Claim { token: String::new(), lease: Lease::new(LONG), counter: None };
             let joined = scene.keeper.queues.join(
                 &"key".into(),
                 &until(Moment::NEVER),

@@ -433,7 +433,11 @@ mod tests {
         let name = Arc::clone(holds[0].key.name());
         let waiter = std::thread::spawn(move || {
             let deadline = Moment::now().after(Duration::from_secs(20));
-            let claim = || crate::waiting::handoff::Claim { token: "next".into(), lease: Lease::new(LONG) };
+            let claim = || crate::waiting::handoff::Claim {
+                token: "next".into(),
+                lease: Lease::new(LONG),
+                counter: None,
+            };
             queues.join(&name, &until(deadline), |_| false, |_| true, |_| (), claim).is_ok()
         });
         renews(&keeper, &mut Redis::new(|_| Ok(Compared::Absent)), &holds);

@@ -93,9 +93,14 @@ impl Held {
 }
 
 /// Re-enters the lock `name`. `None` if this thread does not hold it. With `Err`, the depth stays
-/// as it is.
+/// as it is. `fenced`: the hold has to have a fencing token.
 #[inline]
-pub(crate) fn reenter(manager: u64, name: &str, now: Moment) -> Option<Result<Rc<Held>, Error>> {
+pub(crate) fn reenter(
+    manager: u64,
+    name: &str,
+    fenced: bool,
+    now: Moment,
+) -> Option<Result<Rc<Held>, Error>> {
     let held = with(|holds| {
         let entry = holds.get(name)?.iter().find(|entry| entry.manager == manager)?;
         Some(Rc::clone(&entry.held))
@@ -103,6 +108,10 @@ pub(crate) fn reenter(manager: u64, name: &str, now: Moment) -> Option<Result<Rc
     let depth = held.hold.depth();
     if let Err(lost) = held.hold.check(now) {
         return Some(Err(lost));
+    }
+    if fenced && held.hold.fence == 0 {
+        let reason = "this thread holds it already, and took it without a fence";
+        return Some(Err(Error::NoFence { key: name.to_owned(), reason }));
     }
     if depth == MAX_DEPTH {
         return Some(Err(Error::DepthOverflow { key: name.to_owned(), depth }));
@@ -153,7 +162,7 @@ mod tests {
     }
 
     fn reentered(manager: u64, name: &str) -> Result<Rc<Held>, Error> {
-        reenter(manager, name, Moment::now()).expect("held")
+        reenter(manager, name, false, Moment::now()).expect("held")
     }
 
     #[test]
@@ -163,7 +172,7 @@ mod tests {
         assert_eq!(held.hold.depth(), 2);
         assert!(matches!(held.leave(), Left::StillHeld(1)));
         assert!(matches!(held.leave(), Left::LastGuard(_)));
-        assert!(reenter(1, "a", Moment::now()).is_none());
+        assert!(reenter(1, "a", false, Moment::now()).is_none());
         HOLDS.with(|holds| assert!(holds.borrow().is_empty(), "nothing is kept of a key that is not held"));
     }
 
@@ -173,8 +182,8 @@ mod tests {
         let two = entered(2, "a");
         assert!(Rc::ptr_eq(&one, &reentered(1, "a").unwrap()));
         assert!(Rc::ptr_eq(&two, &reentered(2, "a").unwrap()));
-        assert!(reenter(1, "b", Moment::now()).is_none());
-        assert!(std::thread::spawn(|| reenter(1, "a", Moment::now()).is_none()).join().unwrap());
+        assert!(reenter(1, "b", false, Moment::now()).is_none());
+        assert!(std::thread::spawn(|| reenter(1, "a", false, Moment::now()).is_none()).join().unwrap());
         assert!(matches!(two.leave(), Left::StillHeld(1)));
         assert_eq!((one.hold.depth(), two.hold.depth()), (2, 1));
     }

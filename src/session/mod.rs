@@ -96,7 +96,7 @@ impl Session {
     ) -> Result<Rc<Held>, Error> {
         let started = Moment::now();
         let pid = self.own_process(started)?;
-        if let Some(again) = thread_map::reenter(self.id, name.as_str(), started) {
+        if let Some(again) = thread_map::reenter(self.id, name.as_str(), options.fenced, started) {
             let held = again?;
             self.counters.reentered.add(1);
             return Ok(held);
@@ -120,12 +120,13 @@ impl Session {
         pid: u32,
     ) -> Result<Rc<Held>, Error> {
         let key = Key::new(&self.settings.prefix, name)?;
+        let counter = if options.fenced { Some(key.counter()?.into()) } else { None };
         let owner = Owner::new(Arc::clone(&self.host), pid, this_process::thread_id(pid));
         let lease = Lease::new(options.lease);
         // The token is drawn before the turn comes: the thread in front may send the claim with its
         // release.
         let token = fresh_token(&owner, &self.machine).map_err(no_randomness)?;
-        let claim = Claim { token, lease };
+        let claim = Claim { token, lease, counter };
         let turn = match self.turn(&key, patience, pid, &claim) {
             Ok(turn) => turn,
             Err(no_turn) => return Err(self.without_turn(no_turn, &key, patience)),
@@ -142,10 +143,10 @@ impl Session {
             reclaim_dead: options.reclaim_dead,
             poll_every: self.settings.poll_every,
         };
-        let Taken { token, at } = acquire(context, patience, &turn, claim)?;
+        let Taken { token, fence, at } = acquire(context, patience, &turn, claim)?;
         self.counters.acquired.add(1);
         self.counters.time_waited.add(at.answered.since(patience.began));
-        self.keep(Arc::new(Hold::new(key, owner, token, lease, options.renewal, at)), turn)
+        self.keep(Arc::new(Hold::new(key, owner, token, fence, lease, options.renewal, at)), turn)
     }
 
     /// Waits for the turn: one thread of the process at a time asks Redis for a key.
@@ -263,24 +264,34 @@ impl Session {
         hold.is_valid(now) && this_process::id(now) == self.pid
     }
 
-    pub(crate) fn holder(&self, name: &str) -> Result<Option<Holder>, Error> {
+    pub(crate) fn holder(&self, name: &str, fenced: bool) -> Result<Option<Holder>, Error> {
         let key = Key::new(&self.settings.prefix, name)?;
-        match self.look("looking at", &key)?.0 {
+        let counter = if fenced { Some(key.counter()?) } else { None };
+        match self.look("looking at", &key, counter.as_deref())?.0 {
             Seen::Nothing => Ok(None),
             Seen::Somebody(holder) => Ok(Some(holder)),
             Seen::NotAString => Err(key.not_a_lock(NOT_A_STRING)),
         }
     }
 
-    /// Reads a key. If the first try fails, its connection may have been stale, so a second try
+    /// Reads a key, and the lock's counter if that is given. If the first try fails, its connection may have been stale, so a second try
     /// goes over another one. Also returns when the try that was answered was sent.
-    pub(crate) fn look(&self, action: &str, key: &Key) -> Result<(Seen, Moment), Error> {
+    pub(crate) fn look(
+        &self,
+        action: &str,
+        key: &Key,
+        counter: Option<&str>,
+    ) -> Result<(Seen, Moment), Error> {
         self.own_process(Moment::now())?;
         let deadline = self.one_answer(Moment::now());
         let ask = || {
             let mut connection = self.store.checkout(key.in_redis(), deadline)?;
             let sent = Moment::now();
-            connection.look(key.in_redis(), deadline).map(|seen| (seen, sent))
+            let seen = match counter {
+                Some(counter) => connection.look_at_fence(key.in_redis(), counter, deadline),
+                None => connection.look(key.in_redis(), deadline),
+            };
+            seen.map(|seen| (seen, sent))
         };
         let answer = ask().or_else(|failure| if failure.can_pass() { ask() } else { Err(failure) });
         answer.map_err(|failure| self.failed(action, key, failure))

@@ -56,7 +56,7 @@ impl Session {
     /// Asks Redis whether the key still holds the token.
     pub(crate) fn verify(&self, hold: &Arc<Hold>) -> Result<(), Error> {
         self.trust(hold)?;
-        let (seen, sent) = self.look("verifying", &hold.key)?;
+        let (seen, sent) = self.look("verifying", &hold.key, None)?;
         let cause = match seen {
             Seen::Somebody(holder) if holder.raw() == hold.token => {
                 // If the server's clock has stepped, the key may expire earlier than the lease that

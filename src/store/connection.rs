@@ -11,12 +11,13 @@ use crate::store::node::Node;
 use crate::store::pool::LinkRef;
 use crate::store::replicas::{Wait, left_behind};
 use crate::store::reply::{
-    ClaimReply, Compared, Seen, Tracking, accepted, alive, allowed, claimed, compared, deleted, seen,
+    ClaimReply, Compared, Seen, Tracking, accepted, alive, allowed, claimed, compared, deleted, fence, seen,
     tracking, was_set,
 };
 use crate::store::resp::{Batch, Reply};
 use crate::store::router::Router;
-use crate::store::script::{CLAIM, FORCE, RELEASE, RENEW, Script};
+use crate::store::script::{FORCE, RELEASE, RENEW, Script};
+use crate::store::wanted::{Wanted, set};
 
 /// A borrowed connection.
 ///
@@ -84,19 +85,16 @@ impl Connection {
         self.sensible(alive(next(&mut replies)))
     }
 
-    /// One attempt to take a lock: `SET key token NX PX lease`. If replicas have to acknowledge the
-    /// lock, it is taken only once they have.
-    pub(crate) fn claim(
-        &mut self,
-        key: &str,
-        token: &str,
-        lease: u64,
-        deadline: Moment,
-    ) -> Result<ClaimReply, Failure> {
-        let reply = self.run(&set(key, token, &lease.to_string()), deadline)?;
+    /// One attempt to take a lock: `SET key token NX PX lease`, or a script if the hold is to have a
+    /// fencing token. If replicas have to acknowledge the lock, it is taken only once they have.
+    pub(crate) fn claim(&mut self, wanted: Wanted<'_>, deadline: Moment) -> Result<ClaimReply, Failure> {
+        if wanted.counter.is_some() {
+            return self.claim_or_look(wanted, None, deadline).map(|(reply, _)| reply);
+        }
+        let reply = self.run(&wanted.claim(false, &wanted.times()), deadline)?;
         if self.sensible(was_set(&reply))? {
-            self.acknowledged(key, token, deadline)?;
-            return Ok(ClaimReply::Taken);
+            self.acknowledged(wanted.key, wanted.token, deadline)?;
+            return Ok(ClaimReply::Taken { fence: 0 });
         }
         Ok(ClaimReply::Busy(None))
     }
@@ -105,19 +103,18 @@ impl Connection {
     /// sends that listener an invalidation when the key changes.
     pub(crate) fn claim_or_look(
         &mut self,
-        key: &str,
-        token: &str,
-        lease: u64,
+        wanted: Wanted<'_>,
         listener: Option<u64>,
         deadline: Moment,
     ) -> Result<(ClaimReply, Tracking), Failure> {
-        let lease = lease.to_string();
-        let fill = |batch: Batch, teach| batch.and(&CLAIM.command(teach, key, &[token, &lease]));
+        let times = wanted.times();
+        let (script, args) = wanted.script(&times);
+        let fill = |batch: Batch, teach| batch.and(&script.command(teach, wanted.key, &args));
         let (replies, tracking) = self.run_all(listener, 1, fill, deadline)?;
-        let reply = accepted(next(&mut replies.into_iter()));
-        let claim = self.sensible(claimed(reply).map_err(|failure| CLAIM.explain(failure)))?;
-        if matches!(claim, ClaimReply::Taken) {
-            self.acknowledged(key, token, deadline)?;
+        let reply = claimed(accepted(next(&mut replies.into_iter())), wanted.counter.is_some());
+        let claim = self.sensible(reply.map_err(|failure| script.explain(failure)))?;
+        if matches!(claim, ClaimReply::Taken { .. }) {
+            self.acknowledged(wanted.key, wanted.token, deadline)?;
         }
         Ok((claim, tracking))
     }
@@ -169,48 +166,51 @@ impl Connection {
         Ok(self.comparisons(&RELEASE, replies))
     }
 
-    /// Compare and delete and, behind it in the same round trip, `SET key token NX PX lease` for
-    /// another thread. The second part of the result says whether the `SET` took the lock.
+    /// Compare and delete the `token` and, behind it in the same round trip, take the lock for
+    /// another thread. The second part of the result is `Some` if that took the lock, and has the
+    /// fencing token (0: none was wanted).
     pub(crate) fn remove_and_claim(
         &mut self,
-        key: &str,
         token: &str,
-        (next_token, lease): (&str, u64),
+        wanted: Wanted<'_>,
         deadline: Moment,
-    ) -> Result<(Result<Compared, Failure>, bool), Failure> {
-        let lease = lease.to_string();
-        let claim = set(key, next_token, &lease);
-        let (mut removed, mut set) = self.remove_then(&RELEASE.by_hash(key, &[token]), &claim, deadline)?;
-        if !set && removed.as_ref().is_err_and(Failure::is_noscript) {
-            (removed, set) = self.remove_then(&RELEASE.whole(key, &[token]), &claim, deadline)?;
+    ) -> Result<(Result<Compared, Failure>, Option<u64>), Failure> {
+        let mut done = self.remove_then(token, wanted, false, deadline)?;
+        if done.1.is_none() && done.0.as_ref().is_err_and(Failure::is_noscript) {
+            done = self.remove_then(token, wanted, true, deadline)?;
         }
-        if set && matches!(removed, Err(Failure::Refused(_))) {
-            // The script did not run, but the `SET` found no key, so the key was gone already.
+        let (mut removed, fence) = done;
+        if fence.is_some() && matches!(removed, Err(Failure::Refused(_))) {
+            // The script did not run, but the claim found no key, so the key was gone already.
             removed = Ok(Compared::Absent);
         }
-        Ok((removed.map_err(|failure| RELEASE.explain(failure)), set))
+        Ok((removed.map_err(|failure| RELEASE.explain(failure)), fence))
     }
 
     fn remove_then(
         &mut self,
-        removal: &[&str],
-        claim: &[&str],
+        token: &str,
+        wanted: Wanted<'_>,
+        teach: bool,
         deadline: Moment,
-    ) -> Result<(Result<Compared, Failure>, bool), Failure> {
+    ) -> Result<(Result<Compared, Failure>, Option<u64>), Failure> {
+        let times = wanted.times();
+        let removal = RELEASE.command(teach, wanted.key, &[token]);
+        let claim = wanted.claim(teach, &times);
         let mut replies = loop {
-            let replies = self.exchange_all(&[removal, claim], deadline)?;
+            let replies = self.exchange_all(&[&removal, &claim], deadline)?;
             let is_elsewhere = |reply: &Reply| redirection(reply).is_some();
             if !(replies.iter().all(is_elsewhere) && self.follow(&replies[0], deadline)?) {
                 break replies.into_iter();
             }
         };
         let removed = compared(accepted(next(&mut replies)));
-        let set = accepted(next(&mut replies)).and_then(|reply| was_set(&reply));
-        let set = match self.sensible(set) {
-            Err(Failure::Refused(_)) => false,
+        let taken = accepted(next(&mut replies));
+        let taken = match self.sensible(wanted.taken(taken)) {
+            Err(Failure::Refused(_)) => None,
             other => other?,
         };
-        Ok((self.sensible(removed), set))
+        Ok((self.sensible(removed), taken))
     }
 
     /// Compare and extend, for many locks in one round trip. If replicas have to acknowledge the
@@ -263,15 +263,30 @@ impl Connection {
 
     /// Who has a lock: `GET key`, `PTTL key`.
     pub(crate) fn look(&mut self, key: &str, deadline: Moment) -> Result<Seen, Failure> {
-        let mut replies = loop {
-            let replies = self.exchange_all(&[&["GET", key], &["PTTL", key]], deadline)?;
-            let elsewhere = replies.iter().find(|reply| redirection(reply).is_some());
-            let Some(elsewhere) = elsewhere else { break replies.into_iter() };
-            if !self.follow(elsewhere, deadline)? {
-                break replies.into_iter();
-            }
-        };
+        let mut replies = self.read_all(&[&["GET", key], &["PTTL", key]], deadline)?.into_iter();
         self.sensible(seen(next(&mut replies), next(&mut replies)))
+    }
+
+    /// Who has a lock, and the fencing token of the hold.
+    ///
+    /// Other clients' commands can come between these four. If the key has the same token before
+    /// and after the counter was read, no later hold has raised the counter.
+    pub(crate) fn look_at_fence(
+        &mut self,
+        key: &str,
+        counter: &str,
+        deadline: Moment,
+    ) -> Result<Seen, Failure> {
+        let get: &[&str] = &["GET", key];
+        let mut replies = self.read_all(&[get, &["PTTL", key], &["GET", counter], get], deadline)?.into_iter();
+        let seen = self.sensible(seen(next(&mut replies), next(&mut replies)))?;
+        let fence = fence(next(&mut replies));
+        Ok(match (seen, next(&mut replies)) {
+            (Seen::Somebody(holder), Reply::Bytes(after)) if holder.raw().as_bytes() == after => {
+                Seen::Somebody(holder.with_fence(fence))
+            }
+            (seen, _) => seen,
+        })
     }
 
     /// Deletes a key whatever its value, and returns the value. Sends the script whole, so that one
@@ -301,6 +316,18 @@ impl Connection {
             let reply = next(&mut self.exchange_all(&[command], deadline)?.into_iter());
             if !self.follow(&reply, deadline)? {
                 return self.sensible(accepted(reply));
+            }
+        }
+    }
+
+    /// Sends commands that read, for keys of one slot.
+    fn read_all(&mut self, commands: &[&[&str]], deadline: Moment) -> Result<Vec<Reply>, Failure> {
+        loop {
+            let replies = self.exchange_all(commands, deadline)?;
+            let elsewhere = replies.iter().find(|reply| redirection(reply).is_some());
+            let Some(elsewhere) = elsewhere else { return Ok(replies) };
+            if !self.follow(elsewhere, deadline)? {
+                return Ok(replies);
             }
         }
     }
@@ -427,10 +454,6 @@ fn begin(listener: Option<u64>) -> Batch {
         return Batch::default();
     };
     Batch::of(&["CLIENT", "TRACKING", "ON", "REDIRECT", &listener.to_string(), "NOLOOP"])
-}
-
-fn set<'a>(key: &'a str, token: &'a str, lease: &'a str) -> [&'a str; 6] {
-    ["SET", key, token, "NX", "PX", lease]
 }
 
 /// The next reply. (A link returns as many replies as it sent commands, or an error.)

@@ -10,6 +10,7 @@
 //!   `tracking`, Redis sends invalidations.
 //! - `link`: a connection whose replies are counted. `wire`: the bytes of a connection. `resp`: the
 //!   bytes of commands and replies. `reply`: what a reply means.
+//! - `wanted`: the commands that take a lock. `script`: the Lua scripts.
 //! - `replicas`: which replicas have to acknowledge a lock.
 //! - `failure`: why a command has no result, and whether Redis executed it.
 
@@ -34,6 +35,7 @@ mod slots;
 mod subscription;
 mod tls;
 mod tracking;
+mod wanted;
 mod wire;
 
 use std::fmt;
@@ -64,6 +66,7 @@ pub(crate) use crate::store::tls::Tls;
 #[cfg(feature = "tls-no-provider")]
 pub use crate::store::tls::Tls;
 pub(crate) use crate::store::tracking::{Heard, TrackingConnection};
+pub(crate) use crate::store::wanted::Wanted;
 
 /// The servers, and the connections to them.
 pub(crate) struct Store {

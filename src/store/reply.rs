@@ -9,8 +9,9 @@ use crate::store::resp::Reply;
 /// What came of an attempt to take a lock.
 #[derive(Debug)]
 pub(crate) enum ClaimReply {
-    /// The key was free, and holds the caller's token now.
-    Taken,
+    /// The key was free, and holds the caller's token now. The fencing token of the hold is zero if
+    /// none was wanted.
+    Taken { fence: u64 },
     /// The key holds a string already. `Some` if the command asked for it. The string is the
     /// caller's own token if an earlier attempt, whose answer was lost, has taken the lock.
     Busy(Option<Holder>),
@@ -82,19 +83,35 @@ pub(super) fn compared(reply: Result<Reply, Failure>) -> Result<Compared, Failur
     }
 }
 
-/// Reads the reply of the script that takes a lock or looks who has it.
-pub(super) fn claimed(reply: Result<Reply, Failure>) -> Result<ClaimReply, Failure> {
+/// Reads the reply of a script that takes a lock or looks who has it. `is_fenced`: the hold was to
+/// have a fencing token.
+pub(super) fn claimed(reply: Result<Reply, Failure>, is_fenced: bool) -> Result<ClaimReply, Failure> {
     let parts = match reply {
-        Ok(Reply::Ok) => return Ok(ClaimReply::Taken),
+        Ok(Reply::Ok) if !is_fenced => return Ok(ClaimReply::Taken { fence: 0 }),
+        Ok(Reply::Int(fence @ 1..)) if is_fenced => {
+            return Ok(ClaimReply::Taken { fence: fence.unsigned_abs() });
+        }
         Ok(Reply::Array(parts)) => parts,
         Ok(other) => return Err(unexpected(&other)),
         Err(Failure::Refused(refusal)) if refusal.code == "WRONGTYPE" => return Ok(ClaimReply::NotAString),
         Err(failure) => return Err(failure),
     };
-    let [Reply::Bytes(value), left] = parts.as_slice() else {
-        return Err(unexpected(&Reply::Array(parts)));
+    let holder = match parts.as_slice() {
+        [Reply::Bytes(value), left] => Holder::new(value, time_left(left)?),
+        [Reply::Bytes(value), left, Reply::Int(fence @ 0..)] if is_fenced => {
+            Holder::new(value, time_left(left)?).with_fence(Some(fence.unsigned_abs()))
+        }
+        _ => return Err(unexpected(&Reply::Array(parts))),
     };
-    Ok(ClaimReply::Busy(Some(Holder::new(value, time_left(left)?))))
+    Ok(ClaimReply::Busy(Some(holder)))
+}
+
+/// Reads the number in a counter. `None` if there is none, or none that this crate has written.
+pub(super) fn fence(reply: Reply) -> Option<u64> {
+    match reply {
+        Reply::Bytes(digits) => str::from_utf8(&digits).ok()?.parse().ok(),
+        _ => None,
+    }
 }
 
 /// Reads the replies of `GET` and `PTTL`.
@@ -241,7 +258,7 @@ mod tests {
 
             let parts = Reply::Array(vec![value.clone(), left.clone()]);
             let sensible = matches!((&value, &left), (Reply::Bytes(_), Reply::Int(-1..)));
-            prop_assert_eq!(makes_no_sense(&claimed(accepted(parts))), !sensible);
+            prop_assert_eq!(makes_no_sense(&claimed(accepted(parts), false)), !sensible);
 
             let set = was_set(&value);
             prop_assert_eq!(makes_no_sense(&set), !matches!(value, Reply::Ok | Reply::Nil));
@@ -295,11 +312,11 @@ mod tests {
 
     #[test]
     fn an_attempt_by_script_is_read() {
-        let read = |reply| claimed(accepted(reply));
+        let read = |reply| claimed(accepted(reply), false);
         let busy = |value: &str, left| {
             read(Reply::Array(vec![Reply::Bytes(value.as_bytes().to_vec()), Reply::Int(left)]))
         };
-        assert!(matches!(read(Reply::Ok), Ok(ClaimReply::Taken)));
+        assert!(matches!(read(Reply::Ok), Ok(ClaimReply::Taken { fence: 0 })));
         assert!(matches!(busy(&token(), 5), Ok(ClaimReply::Busy(Some(own))) if own.raw() == token()));
         let Ok(ClaimReply::Busy(Some(holder))) = busy("other", -1) else { panic!("another holds it") };
         assert_eq!((holder.raw(), holder.time_left()), ("other", None));
@@ -311,6 +328,35 @@ mod tests {
             assert!(makes_no_sense(&read(nonsense.clone())), "{nonsense:?}");
         }
         assert!(makes_no_sense(&busy("other", -2)));
+    }
+
+    #[test]
+    fn a_fenced_attempt_is_read() {
+        let read = |reply| claimed(accepted(reply), true);
+        let array = |more: &[Reply]| {
+            Reply::Array([&[Reply::Bytes(token().into_bytes()), Reply::Int(5)], more].concat())
+        };
+        let fence_of = |reply| match read(reply) {
+            Ok(ClaimReply::Busy(Some(holder))) => holder.fence(),
+            other => panic!("it is busy: {other:?}"),
+        };
+        assert!(matches!(read(Reply::Int(7)), Ok(ClaimReply::Taken { fence: 7 })));
+        assert_eq!(fence_of(array(&[])), None);
+        assert_eq!(fence_of(array(&[Reply::Int(7)])), Some(7));
+        assert_eq!(fence_of(array(&[Reply::Int(0)])), None, "the counter was gone");
+        // A lock without a fence would be taken for one that is not fenced.
+        let no_number = array(&[Reply::Nil]);
+        for nonsense in [Reply::Ok, Reply::Int(0), Reply::Int(-1), Reply::Nil, no_number] {
+            assert!(makes_no_sense(&read(nonsense.clone())), "{nonsense:?}");
+        }
+        assert!(makes_no_sense(&claimed(accepted(array(&[Reply::Int(7)])), false)));
+    }
+
+    #[test]
+    fn a_counter_is_read() {
+        let read = |text: &str| fence(Reply::Bytes(text.as_bytes().to_vec()));
+        assert_eq!(read("1784000000000000"), Some(1_784_000_000_000_000));
+        assert_eq!([read(""), read("-1"), read("x"), fence(Reply::Nil), fence(error("no"))], [None; 5]);
     }
 
     #[test]

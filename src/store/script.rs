@@ -9,19 +9,26 @@ use crate::store::failure::Failure;
 pub(super) struct Script {
     text: &'static str,
     hash: String,
+    /// How many keys it has.
+    keys: &'static str,
     rights: &'static str,
 }
 
 /// Makes all scripts now. If a thread made a script at its first use, and the process were forked
 /// at that moment, the child would wait for ever for the script to be made.
 pub(super) fn prepare() {
-    for script in [&CLAIM, &RELEASE, &RENEW, &FORCE] {
+    for script in [&CLAIM, &CLAIM_FENCED, &RELEASE, &RENEW, &FORCE] {
         LazyLock::force(script);
     }
 }
 
 pub(super) static CLAIM: LazyLock<Script> =
     LazyLock::new(|| Script::new(include_str!("claim.lua"), "+set +get +pttl"));
+/// Has a second key: its first argument is the key of the lock's counter.
+pub(super) static CLAIM_FENCED: LazyLock<Script> = LazyLock::new(|| {
+    let script = Script::new(include_str!("claim_fenced.lua"), "+set +get +pttl +time");
+    Script { keys: "2", ..script }
+});
 pub(super) static RELEASE: LazyLock<Script> = LazyLock::new(|| {
     let comparing = !seeded_bugs::is_in("deletes without comparing");
     let text = if comparing { include_str!("release.lua") } else { "return redis.call('DEL', KEYS[1])" };
@@ -34,7 +41,7 @@ pub(super) static FORCE: LazyLock<Script> =
 
 impl Script {
     fn new(text: &'static str, rights: &'static str) -> Script {
-        Script { hash: redis::Script::new(text).get_hash().to_owned(), text, rights }
+        Script { hash: redis::Script::new(text).get_hash().to_owned(), text, keys: "1", rights }
     }
 
     /// If a right was missing, adds the rights that the script needs to the failure's message:
@@ -57,11 +64,11 @@ impl Script {
 
     /// `EVALSHA`: short. Redis answers NOSCRIPT if it does not know the script.
     pub(super) fn by_hash<'a>(&'a self, key: &'a str, args: &[&'a str]) -> Vec<&'a str> {
-        [&["EVALSHA", &self.hash, "1", key], args].concat()
+        [&["EVALSHA", &self.hash, self.keys, key], args].concat()
     }
 
     /// `EVAL` with the whole text. Redis then knows the script for the next `EVALSHA`.
     pub(super) fn whole<'a>(&'a self, key: &'a str, args: &[&'a str]) -> Vec<&'a str> {
-        [&["EVAL", self.text, "1", key], args].concat()
+        [&["EVAL", self.text, self.keys, key], args].concat()
     }
 }

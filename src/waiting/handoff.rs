@@ -2,17 +2,28 @@
 //! which a process may keep a lock to itself. (`queue` decides by it when to hand off, and when to
 //! leave the lock free.)
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use crate::base::clock::Moment;
 use crate::base::options::Lease;
+use crate::store::Wanted;
 
 /// What a waiting thread wants Redis to store: a token, and for how long. The thread in front may
-/// send this claim behind its own release.
+/// send this claim behind its own release. `counter` is the key of the lock's counter, if the hold
+/// is to have a fencing token.
 #[derive(Clone, Debug)]
 pub(crate) struct Claim {
     pub(crate) token: String,
     pub(crate) lease: Lease,
+    pub(crate) counter: Option<Arc<str>>,
+}
+
+impl Claim {
+    /// The claim, as it is sent for this key.
+    pub(crate) fn wanted<'a>(&'a self, key: &'a str) -> Wanted<'a> {
+        Wanted { key, token: &self.token, lease: self.lease.millis(), counter: self.counter.as_deref() }
+    }
 }
 
 /// What became of a claim that the thread in front was to send.
@@ -21,7 +32,7 @@ pub(crate) enum HandoffOutcome {
     /// It was not sent, or another process had the lock: the token is not in Redis.
     NotTaken,
     /// Redis has stored the token.
-    Taken { sent: Moment, answered: Moment },
+    Taken { sent: Moment, answered: Moment, fence: u64 },
     /// It was sent at this moment, and there was no answer: Redis may have stored it, or may still
     /// do so. The token must not be used again, and has to be deleted.
     Unanswered { sent: Moment },

@@ -370,7 +370,7 @@ mod tests {
 
     fn waiter() -> Arc<Waiter> {
         let lease = Lease::new(Duration::from_secs(30));
-        Arc::new(Waiter::new(Claim { token: "host-1-2-00".into(), lease }, SOON))
+        Arc::new(Waiter::new(Claim { token: "host-1-2-00".into(), lease, counter: None }, SOON))
     }
 
     fn hold() -> Arc<Hold> {
@@ -445,7 +445,7 @@ mod tests {
         let (mut queue, waiters) = queue::<6>();
         sees(&mut queue, 1);
         queue.holds(1, &hold(), at(0));
-        let taken = HandoffOutcome::Taken { sent: at(0), answered: at(0) };
+        let taken = HandoffOutcome::Taken { sent: at(0), answered: at(0), fence: 0 };
         for number in 1..3 {
             let now = at(9 * number);
             let next = queue.hand_off(number, LIMIT, now, now).unwrap();
@@ -497,7 +497,13 @@ mod tests {
         queue.start_turn(2, Some(&second), false, at(0)).unwrap();
         queue.holds(2, &hold(), at(0));
         queue.hand_off(2, LIMIT, at(0), at(1)).unwrap();
-        assert!(queue.hand_over(2, &third, 3, HandoffOutcome::Taken { sent: at(0), answered: at(0) }, at(0)));
+        assert!(queue.hand_over(
+            2,
+            &third,
+            3,
+            HandoffOutcome::Taken { sent: at(0), answered: at(0), fence: 0 },
+            at(0)
+        ));
         queue.start_turn(9, Some(&third), false, at(0)).unwrap();
         assert!(queue.past.contention.contention() > 0.0);
         queue.holds(3, &hold(), at(0));
@@ -684,7 +690,7 @@ mod tests {
     #[test]
     fn a_hand_off_without_an_answer_is_part_of_the_silence() {
         let spoilt = HandoffOutcome::Unanswered { sent: at(30) };
-        let taken = HandoffOutcome::Taken { sent: at(30), answered: at(31) };
+        let taken = HandoffOutcome::Taken { sent: at(30), answered: at(31), fence: 0 };
         for (handed, since) in [(spoilt, Some(30)), (taken, None)] {
             let (mut queue, [second]) = queue();
             queue.answered(1);

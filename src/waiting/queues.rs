@@ -387,7 +387,7 @@ pub(crate) mod tests {
     }
 
     fn claim() -> Claim {
-        Claim { token: "host-1-2-00".into(), lease: Lease::new(Duration::from_secs(30)) }
+        Claim { token: "host-1-2-00".into(), lease: Lease::new(Duration::from_secs(30)), counter: None }
     }
 
     fn soon() -> Moment {
@@ -587,7 +587,7 @@ pub(crate) mod tests {
     fn a_claim_that_was_sent_and_is_not_used_has_to_be_deleted() {
         let sent = Moment::PAST;
         let limit = Duration::from_secs(10);
-        let taken = HandoffOutcome::Taken { sent, answered: sent };
+        let taken = HandoffOutcome::Taken { sent, answered: sent, fence: 0 };
         // Columns: what became of the claim; the flag that `settle` returns if the waiter has given
         // up; the flag if it has not. (`None`: the claim need not be deleted.)
         let table = [

@@ -43,6 +43,8 @@ mod invalidations;
 mod busy_or_outage;
 // Replicas that have to acknowledge a lock and its renewals before these count.
 mod replicas;
+// Fencing tokens: they grow, whatever happens to the counter.
+mod fence;
 
 // How long a hold is valid.
 

@@ -1,0 +1,62 @@
+//! The commands that take a lock, with a fencing token or without.
+
+use crate::store::failure::Failure;
+use crate::store::reply::{ClaimReply, claimed, was_set};
+use crate::store::resp::Reply;
+use crate::store::script::{CLAIM, CLAIM_FENCED, Script};
+
+/// How long a counter stays after the last acquisition, unless the lease is longer than half of it.
+///
+/// By then, the server's time has long been larger than the number in the counter. The counter is
+/// only needed if the server's clock is set back, by less than this time.
+const COUNTER_STAYS: u64 = 24 * 3600 * 1000;
+
+/// A lock that is to be taken.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Wanted<'a> {
+    pub(crate) key: &'a str,
+    pub(crate) token: &'a str,
+    pub(crate) lease: u64,
+    /// The key of the lock's counter, if the hold is to have a fencing token.
+    pub(crate) counter: Option<&'a str>,
+}
+
+impl<'a> Wanted<'a> {
+    /// The times that the script needs: of the lease and, for a counter, how long that stays.
+    pub(super) fn times(&self) -> [String; 2] {
+        [self.lease, COUNTER_STAYS.max(2 * self.lease)].map(|millis| millis.to_string())
+    }
+
+    /// The script that takes the lock, and its arguments.
+    pub(super) fn script(&self, [lease, stays]: &'a [String; 2]) -> (&'static Script, Vec<&'a str>) {
+        match self.counter {
+            None => (&CLAIM, vec![self.token, lease]),
+            Some(counter) => (&CLAIM_FENCED, vec![counter, self.token, lease, stays]),
+        }
+    }
+
+    /// The shortest command that takes the lock. It need not say who has the lock.
+    pub(super) fn claim(&self, teach: bool, times: &'a [String; 2]) -> Vec<&'a str> {
+        if self.counter.is_none() {
+            return set(self.key, self.token, &times[0]).to_vec();
+        }
+        let (script, args) = self.script(times);
+        script.command(teach, self.key, &args)
+    }
+
+    /// Reads the reply of that command. `Some` if it took the lock, with the fencing token (0: none
+    /// was wanted).
+    pub(super) fn taken(&self, reply: Result<Reply, Failure>) -> Result<Option<u64>, Failure> {
+        if self.counter.is_none() {
+            return was_set(&reply?).map(|set| set.then_some(0));
+        }
+        Ok(match claimed(reply, true)? {
+            ClaimReply::Taken { fence } => Some(fence),
+            ClaimReply::Busy(_) | ClaimReply::NotAString => None,
+        })
+    }
+}
+
+pub(super) fn set<'a>(key: &'a str, token: &'a str, lease: &'a str) -> [&'a str; 6] {
+    ["SET", key, token, "NX", "PX", lease]
+}
