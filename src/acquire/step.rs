@@ -194,7 +194,7 @@ impl<'a> Progress<'a> {
         self.holder = holder.or_else(|| self.holder.take());
         if self.patience.once {
             return match self.without_expiry.left(now) {
-                _ if asked == Ask::Claim => Step::Ask,
+                _ if asked == Ask::Claim && self.holder.is_none() => Step::Ask,
                 // The key has no expiry. Its holder has the time `left` to give it one. Then the
                 // thread looks again.
                 Some(left) => Step::Sleep { until: now.after(left).min(self.patience.deadline) },

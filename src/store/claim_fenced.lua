@@ -8,7 +8,7 @@
 --
 -- Whatever can fail comes before the lock's `SET`: no lock is taken without a number. The counter
 -- is not read while another holder has the lock: with tracking on, Redis would send an
--- invalidation for it as well.
+-- invalidation for it as well. (Before 7.2 it does so in any case, for each key of a script.)
 --
 -- KEYS[1]  the lock's key in Redis
 -- KEYS[2]  the counter's key

@@ -45,9 +45,9 @@ pub(crate) enum Fate {
 }
 
 /// The codes of the errors that Redis and Valkey answer *instead of* executing a command that a
-/// lock sends.
+/// lock sends. (`NOFENCE` is the answer of `claim_fenced.lua` to a counter that is no number.)
 const DID_NOTHING: &str = "
-    ASK BUSY CLUSTERDOWN CROSSSLOT DENIED EXECABORT LOADING MASTERDOWN MISCONF MOVED NOAUTH
+    ASK BUSY CLUSTERDOWN CROSSSLOT DENIED EXECABORT LOADING MASTERDOWN MISCONF MOVED NOAUTH NOFENCE
     NOGOODSLAVE NOPERM NOPROTO NOREPLICAS NOSCRIPT OOM READONLY REDIRECT TRYAGAIN WRONGPASS
     WRONGTYPE";
 

@@ -14,8 +14,9 @@ const PASSWORD: &str = "RELATCH_TEST_LEAST_RIGHTS";
 /// The name of the user in `docs/operations.md`.
 const USER: &str = "locks";
 
-/// The right that a manager needs as well if replicas have to acknowledge its locks.
-const WAIT: &str = "+wait";
+/// The rights that a manager needs as well if replicas have to acknowledge its locks, or if its
+/// locks are fenced.
+const FOR_OPTIONS: [&str; 2] = ["+wait", "+time"];
 
 /// What is printed in front of a command that the server refused to this user. `tests/rights.sh`
 /// looks for that text.
@@ -62,7 +63,7 @@ pub(crate) fn server_args() -> Vec<String> {
     log_everything();
     let user = ["--user", USER, "on", &format!(">{password}"), "resetchannels", "-@all"];
     let args = user.map(str::to_owned);
-    let rights = least_rights().into_iter().chain([WAIT]);
+    let rights = least_rights().into_iter().chain(FOR_OPTIONS);
     args.into_iter().chain(rights.map(str::to_owned)).collect()
 }
 
