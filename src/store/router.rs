@@ -15,6 +15,7 @@ use crate::store::login;
 use crate::store::node::{Common, Node, OnMove};
 use crate::store::pool::LinkRef;
 use crate::store::resp::Reply;
+use crate::store::route::Route;
 use crate::store::slots::Redirect;
 use crate::store::tracking::TrackingConnection;
 
@@ -95,7 +96,7 @@ impl Router {
         deadline: Moment,
     ) -> Result<Connection, Failure> {
         let link = self.noting(node.own(deadline))?;
-        Ok(Connection::pinned(link, Arc::clone(node), Arc::clone(self)))
+        Ok(Connection::new(Route::pinned(link, Arc::clone(node), Arc::clone(self))))
     }
 
     fn reach(
@@ -113,7 +114,7 @@ impl Router {
             node = choose(self)?;
             link = open(&node, deadline);
         }
-        Ok(Connection::new(self.noting(link)?, node, Arc::clone(self)))
+        Ok(Connection::new(Route::new(self.noting(link)?, node, Arc::clone(self))))
     }
 
     /// The node that has this key. In a cluster whose map is not known yet, waits for it until the

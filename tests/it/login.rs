@@ -49,10 +49,19 @@ fn a_server_without_hello_or_client_works() {
 }
 
 #[test]
-fn a_cluster_node_is_refused() {
+fn a_server_outside_of_a_cluster_is_refused_as_one_of_its_nodes() {
+    let server = Server::start();
+    let url = server.bare_url().replace("redis://", "redis+cluster://");
+    let error = LockManager::connect(&url).expect_err("not a node");
+    assert_refused(&error, "this server is not part of a cluster: its URL is redis://host:port");
+}
+
+#[test]
+fn a_node_that_knows_no_cluster_has_no_slots() {
     let server = Server::with(&["--cluster-enabled", "yes"]);
-    let error = LockManager::connect(&server.bare_url()).expect_err("not one server");
-    assert_refused(&error, "this is a cluster node: relatch does not support Redis Cluster");
+    let error = LockManager::connect(&server.bare_url()).expect_err("no slots");
+    assert!(matches!(error, Error::Unavailable { .. }), "{error:?}");
+    assert!(chain(&error).contains("knows no slots"), "{}", chain(&error));
 }
 
 #[test]

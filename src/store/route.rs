@@ -1,0 +1,186 @@
+//! The way of a batch of commands: to a node, and on to the one to which that node redirects.
+
+use std::sync::Arc;
+
+use crate::base::clock::Moment;
+use crate::store::failure::{Failure, Refusal, comes_from_wrong_server};
+use crate::store::node::Node;
+use crate::store::pool::LinkRef;
+use crate::store::reply::{Tracking, accepted, tracking};
+use crate::store::resp::{Batch, Reply};
+use crate::store::router::Router;
+
+/// The most redirects that a borrower follows. More mean that the nodes do not agree.
+const MOST_REDIRECTS: u8 = 5;
+
+/// A link to a node, and what is needed to follow redirects.
+pub(super) struct Route {
+    pub(super) link: LinkRef,
+    pub(super) node: Arc<Node>,
+    router: Arc<Router>,
+    /// The node has not got the slot yet: each command for it needs an `ASKING` in front.
+    asking: bool,
+    /// How many more redirects are followed.
+    redirects: u8,
+    /// A redirect has led to another node than the one that the borrower knows.
+    redirected: bool,
+}
+
+impl Route {
+    pub(super) fn new(link: LinkRef, node: Arc<Node>, router: Arc<Router>) -> Route {
+        Route { link, node, router, asking: false, redirects: MOST_REDIRECTS, redirected: false }
+    }
+
+    /// A route that stays with its node, and follows no redirect.
+    pub(super) fn pinned(link: LinkRef, node: Arc<Node>, router: Arc<Router>) -> Route {
+        Route { redirects: 0, ..Route::new(link, node, router) }
+    }
+
+    /// Sends a command for one key.
+    pub(super) fn run(&mut self, command: &[&str], deadline: Moment) -> Result<Reply, Failure> {
+        loop {
+            let reply = next(&mut self.exchange_all(&[command], deadline)?.into_iter());
+            if !self.follow(&reply, deadline)? {
+                return self.sensible(accepted(reply));
+            }
+        }
+    }
+
+    /// Sends commands that read, for keys of one slot.
+    pub(super) fn read_all(&mut self, commands: &[&[&str]], deadline: Moment) -> Result<Vec<Reply>, Failure> {
+        loop {
+            let replies = self.exchange_all(commands, deadline)?;
+            let elsewhere = replies.iter().find(|reply| redirection(reply).is_some());
+            let Some(elsewhere) = elsewhere else { return Ok(replies) };
+            if !self.follow(elsewhere, deadline)? {
+                return Ok(replies);
+            }
+        }
+    }
+
+    /// Sends commands for one key, each behind an `ASKING` if the node needs that.
+    pub(super) fn exchange_all(
+        &mut self,
+        commands: &[&[&str]],
+        deadline: Moment,
+    ) -> Result<Vec<Reply>, Failure> {
+        let mut replies = self.exchange(&self.behind_asking(commands), deadline)?;
+        if self.asking {
+            let mut is_own = [false, true].into_iter().cycle();
+            replies.retain(|_| is_own.next().unwrap_or(true));
+        }
+        Ok(replies)
+    }
+
+    pub(super) fn behind_asking(&self, commands: &[&[&str]]) -> Batch {
+        commands.iter().fold(Batch::default(), |batch, command| self.ask(batch).and(command))
+    }
+
+    fn ask(&self, batch: Batch) -> Batch {
+        if self.asking { batch.and(&["ASKING"]) } else { batch }
+    }
+
+    /// If the reply says that another node has the slot, goes on with a connection to that node. The
+    /// command was not executed then. False for any other reply, and if this follows no redirect.
+    pub(super) fn follow(&mut self, reply: &Reply, deadline: Moment) -> Result<bool, Failure> {
+        let Some(refusal) = redirection(reply).filter(|_| self.redirects > 0) else { return Ok(false) };
+        let Some((node, asking)) = self.router.redirected(&refusal, &self.node) else { return Ok(false) };
+        self.redirects -= 1;
+        let link = match &self.link {
+            LinkRef::Lent(_) => node.lend(deadline),
+            LinkRef::Own(_) => node.own(deadline),
+        };
+        self.link = self.router.noting(link)?;
+        (self.node, self.asking, self.redirected) = (node, asking, true);
+        Ok(true)
+    }
+
+    /// Runs a script for the `keys` that `fill` puts into a batch. If Redis does not know the
+    /// script, the whole batch is sent again. Its first command then has the script's text, and
+    /// makes the script known to the other commands.
+    ///
+    /// If `listener` is given, the batch first asks Redis, once per connection, to send that
+    /// listener the invalidations of keys that are read over this connection. The listener is one
+    /// of this node: after a redirect, the other node sends no invalidations.
+    ///
+    /// A batch with more than one key follows no redirect.
+    pub(super) fn run_all(
+        &mut self,
+        listener: Option<u64>,
+        keys: usize,
+        fill: impl Fn(Batch, bool) -> Batch,
+        deadline: Moment,
+    ) -> Result<(Vec<Reply>, Tracking), Failure> {
+        let listener = listener.filter(|_| !self.redirected);
+        let link = self.link.id;
+        let mut result = if listener.is_some() { Tracking::On { link } } else { Tracking::Off };
+        let mut to_ask = listener.filter(|listener| !self.link.invalidates_to(*listener));
+        let mut teach = false;
+        loop {
+            let batch = fill(self.ask(begin(to_ask)), teach);
+            let mut replies = self.exchange(&batch, deadline)?.into_iter();
+            if let Some(listener) = to_ask.take() {
+                result = tracking(next(&mut replies), link);
+                if matches!(result, Tracking::On { .. }) {
+                    self.link.set_listener(listener);
+                }
+            }
+            if self.asking {
+                next(&mut replies);
+            }
+            let replies: Vec<_> = replies.collect();
+            if keys == 1 && self.follow(&replies[0], deadline)? {
+                result = Tracking::Off;
+                continue;
+            }
+            let unknown = replies.first().is_some_and(Reply::is_noscript);
+            if teach || !unknown {
+                return Ok((replies, result));
+            }
+            teach = true;
+        }
+    }
+
+    pub(super) fn exchange(&mut self, batch: &Batch, deadline: Moment) -> Result<Vec<Reply>, Failure> {
+        let limit = self.link.limit(deadline, self.node.common.response_timeout, batch.blocks_for);
+        let answer = self.link.exchange(batch, limit);
+        if answer.as_ref().is_ok_and(|replies| replies.iter().any(comes_from_wrong_server)) {
+            self.node.refused_by_replica(&self.link);
+        }
+        self.router.heard(&answer);
+        answer
+    }
+
+    /// Retires the connection after a reply that made no sense.
+    pub(super) fn sensible<T>(&mut self, read: Result<T, Failure>) -> Result<T, Failure> {
+        if let Err(Failure::Unanswered { link_stands: false, .. }) = &read {
+            self.link.retire();
+        }
+        read
+    }
+}
+
+/// The error by which a node of a cluster says that another node has the slot of a key.
+pub(super) fn redirection(reply: &Reply) -> Option<Refusal> {
+    match reply {
+        Reply::Error(error) if error.starts_with("MOVED ") || error.starts_with("ASK ") => {
+            Some(Refusal::new(error))
+        }
+        _ => None,
+    }
+}
+
+/// An empty batch or, if `listener` is given, a batch that asks for invalidations. With `NOLOOP`,
+/// changes over this connection cause no invalidations, so that an uncontended release costs no
+/// extra message.
+fn begin(listener: Option<u64>) -> Batch {
+    let Some(listener) = listener else {
+        return Batch::default();
+    };
+    Batch::of(&["CLIENT", "TRACKING", "ON", "REDIRECT", &listener.to_string(), "NOLOOP"])
+}
+
+/// The next reply. (A link returns as many replies as it sent commands, or an error.)
+pub(super) fn next(replies: &mut impl Iterator<Item = Reply>) -> Reply {
+    replies.next().unwrap_or(Reply::Nil)
+}
