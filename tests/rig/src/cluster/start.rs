@@ -1,14 +1,18 @@
 //! How the nodes of a cluster are started: with a state on their disks in which they know each
 //! other, as after a restart. So they need not be introduced to each other first.
+//!
+//! A master that starts refuses all commands for 2 s. A replica that takes over does not. So all
+//! nodes start as replicas of masters that do not exist, take over, and forget those.
 
 use std::sync::atomic::AtomicBool;
 use std::thread;
 
 use parking_lot::Mutex;
 
+use super::view::is_ok;
 use super::{ClusterSetup, Node};
 use crate::ports::{BUS, free_node_port, free_port};
-use crate::{Authority, Identity, Proxy, Server, server_version};
+use crate::{Authority, Identity, LONG, Proxy, Server, eventually, server_version};
 
 /// How many slots a cluster has.
 pub(super) const SLOTS: u16 = 16_384;
@@ -91,7 +95,9 @@ pub(super) fn try_start(setup: &ClusterSetup, authority: Option<&Authority>) -> 
         let starting: Vec<_> = (0..plans.len()).map(start).collect();
         starting.into_iter().map(|it| it.join().expect("the node starts")).collect()
     });
-    let nodes = servers?.into_iter().zip(plans).enumerate().map(|(place, (server, plan))| Node {
+    let servers = servers?;
+    take_over(setup, &plans, &servers[..setup.members()]);
+    let nodes = servers.into_iter().zip(plans).enumerate().map(|(place, (server, plan))| Node {
         own_port: plan.own_port(),
         joined: AtomicBool::new(place < setup.members()),
         server,
@@ -111,26 +117,51 @@ fn start(
     Server::try_node(plan.port, nodes, tls, plan.args(setup))
 }
 
-/// What the node `me` knows when it starts: itself and, unless it is a spare one, all members.
-fn state(setup: &ClusterSetup, plans: &[Plan], me: usize) -> String {
-    let known = if me < setup.members() { 0..setup.members() } else { me..me + 1 };
-    let mut lines: Vec<_> = known.map(|place| line(setup, plans, place, me)).collect();
-    let epoch = if me < setup.members() { setup.masters } else { 0 };
-    lines.push(format!("vars currentEpoch {epoch} lastVoteEpoch 0"));
-    lines.join("\n") + "\n"
+/// Makes the masters what they are to be.
+fn take_over(setup: &ClusterSetup, plans: &[Plan], members: &[Server]) {
+    // A node that took over before that would be a master that has just started.
+    eventually(LONG, "the nodes have begun", || members.iter().all(is_ok));
+    for master in &members[..setup.masters] {
+        master.query::<()>(&["CLUSTER", "FAILOVER", "TAKEOVER"]);
+    }
+    for (place, replica) in members.iter().enumerate().skip(setup.masters) {
+        let master = &plans[place % setup.masters].id;
+        eventually(LONG, "the replica has heard of its master", || {
+            replica.command(&["CLUSTER", "REPLICATE", master]).is_ok()
+        });
+    }
+    for ghost in (0..setup.masters).map(ghost) {
+        for member in members {
+            member.query::<()>(&["CLUSTER", "FORGET", &ghost]);
+        }
+    }
 }
 
-fn line(setup: &ClusterSetup, plans: &[Plan], place: usize, me: usize) -> String {
-    let Plan { id, .. } = &plans[place];
-    let address = format!("127.0.0.1:{}@{}", plans[place].announced(), plans[place].bus());
-    let myself = if place == me { "myself," } else { "" };
-    let is_master = place < setup.masters;
-    let is_spare = place >= setup.members();
-    let (role, master) =
-        if is_master || is_spare { ("master", "-") } else { ("slave", &*plans[place % setup.masters].id) };
-    let epoch = if is_spare { 0 } else { place % setup.masters + 1 };
-    let border = |place: usize| usize::from(SLOTS) * place / setup.masters;
-    let slots =
-        if is_master { format!(" {}-{}", border(place), border(place + 1) - 1) } else { String::new() };
-    format!("{id} {address} {myself}{role} {master} 0 1 {epoch} connected{slots}")
+/// The id of a master that does not exist.
+fn ghost(group: usize) -> String {
+    format!("{:040x}", group + 1)
+}
+
+/// What the node `me` knows when it starts: itself and, unless it is a spare one, all members and
+/// their masters.
+fn state(setup: &ClusterSetup, plans: &[Plan], me: usize) -> String {
+    let is_spare = me >= setup.members();
+    let known = if is_spare { me..me + 1 } else { 0..setup.members() };
+    let nodes = known.map(|place| {
+        let Plan { id, .. } = &plans[place];
+        let address = format!("127.0.0.1:{}@{}", plans[place].announced(), plans[place].bus());
+        let myself = if place == me { "myself," } else { "" };
+        let role = if is_spare { "master -" } else { &format!("slave {}", ghost(place % setup.masters)) };
+        format!("{id} {address} {myself}{role} 0 1 0 connected\n")
+    });
+    let border = |group: usize| usize::from(SLOTS) * group / setup.masters;
+    let ghosts = (0..setup.masters).map(|group| {
+        let (id, epoch, first, last) = (ghost(group), group + 1, border(group), border(group + 1) - 1);
+        // Nothing listens at that port.
+        format!("{id} 127.0.0.1:1@1 master - 0 1 {epoch} connected {first}-{last}\n")
+    });
+    let ghosts = ghosts.filter(|_| !is_spare);
+    let epoch = if is_spare { 0 } else { setup.masters };
+    let epoch = format!("vars currentEpoch {epoch} lastVoteEpoch 0\n");
+    nodes.chain(ghosts).chain([epoch]).collect()
 }

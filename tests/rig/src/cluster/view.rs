@@ -100,11 +100,7 @@ impl Cluster {
 
     /// Whether all members that answer take the cluster for working.
     pub(super) fn are_ok(&self) -> bool {
-        self.awake().all(|place| {
-            let info = self.server(place).command(&["CLUSTER", "INFO"]).ok();
-            let info = info.and_then(|it| redis::from_redis_value::<String>(it).ok());
-            info.is_some_and(|it| it.contains("cluster_state:ok"))
-        })
+        self.awake().all(|place| is_ok(self.server(place)))
     }
 
     /// Whether a member knows all others and, if it is a replica, is in sync.
@@ -140,6 +136,13 @@ impl Member {
     fn is_suspect(&self) -> bool {
         ["fail", "handshake", "noaddr"].iter().any(|it| self.flags.contains(it))
     }
+}
+
+/// Whether a node takes the cluster for working.
+pub(super) fn is_ok(node: &Server) -> bool {
+    let info = node.command(&["CLUSTER", "INFO"]).ok();
+    let info = info.and_then(|it| redis::from_redis_value::<String>(it).ok());
+    info.is_some_and(|it| it.contains("cluster_state:ok"))
 }
 
 /// Whether a replica is connected to its master, and the master sends it all changes.

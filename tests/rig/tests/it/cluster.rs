@@ -79,7 +79,7 @@ fn a_planned_failover_loses_nothing() {
     let cluster = Cluster::start();
     let mut master = 2;
     let name = stored(&cluster, master);
-    for count in 0..2 {
+    for count in 0..3 {
         let replica = cluster.replicas_of(master)[0];
         let (took, ()) = time(|| cluster.fail_over(replica));
         println!("failed over in {took:?}");
