@@ -119,7 +119,7 @@ impl<'a> PendingClaim<'a> {
         let listener = if self.tracks { listeners.of(connection.node()) } else { None };
         let number = listener.as_ref().and_then(|listener| listener.client_id());
         let sent = Moment::now();
-        if store.answered_since(key.in_redis(), *since) {
+        if connection.node().answered_since(*since) {
             *since = sent;
         }
         let (redis_key, deadline) = (key.in_redis(), self.deadline);

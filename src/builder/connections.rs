@@ -64,7 +64,7 @@ impl Builder {
     }
 
     /// The most connections that the pool has open at a time, up to 10,000 (the default limit of
-    /// Redis). Defaults to 64.
+    /// Redis). Defaults to 64. In a cluster, each node has a pool of this size.
     ///
     /// The keeper, the listener and each `force_unlock` open connections of their own.
     ///

@@ -143,7 +143,7 @@ impl Store {
     /// True if the node that has this key has answered since `moment`, over a connection that has
     /// gone back to the pool.
     pub(crate) fn answered_since(&self, key: &str, moment: Moment) -> bool {
-        self.node_of(key).is_some_and(|node| node.pool.answered_since(moment))
+        self.node_of(key).is_some_and(|node| node.answered_since(moment))
     }
 
     /// Registers `call`, which gets the number of each pooled connection that is closed. Redis then

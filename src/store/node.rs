@@ -131,6 +131,11 @@ impl Node {
         }
     }
 
+    /// True if Redis has answered since `moment`, over a connection that has gone back to the pool.
+    pub(crate) fn answered_since(&self, moment: Moment) -> bool {
+        self.pool.answered_since(moment)
+    }
+
     /// Closes the idle connections that have ended or may be dead. Does not wait.
     pub(crate) fn sweep(&self) {
         self.pool.sweep();
