@@ -18,6 +18,8 @@ Everything that takes too long for tests/run.sh, in less than three quarters of 
     the server did
   - a hundred failovers to a replica that was cut off: no lock that all replicas have acknowledged
     is lost
+  - a million fencing tokens, over restarts without persistence and other losses of the counter:
+    each is larger than all before it
   - the same with mistakes compiled in, which have to be found
 
 Goes on after a failure, ends with a table, and fails if anything failed.
@@ -70,6 +72,8 @@ part 'by a sentinel' env RELATCH_TEST_BY_SENTINEL=1 \
 part 'mistakes that have to be found' cargo test --quiet --locked -p relatch-flawed -- --nocapture
 part 'lossy failovers' env RELATCH_FAILOVERS=100 \
     cargo test --quiet --locked --features tls --test it lossy_failovers_lose_no -- --nocapture
+part 'a million fences' env RELATCH_FENCES=1000000 \
+    cargo test --quiet --locked --features tls --test it a_million_fences_grow -- --ignored --nocapture
 part 'histories' env "RELATCH_ACQUISITIONS=$acquisitions" \
     cargo test --quiet --locked --features tls --test history -- --nocapture --test-threads=2
 
@@ -79,6 +83,8 @@ say 'mistakes, and when they were found'
 sed -n 's/^.*flaw | //p' "$log"
 say 'failovers that lose what a replica lacks'
 sed -n 's/^.*failovers | //p' "$log"
+say 'fencing tokens'
+sed -n 's/^.*fences | //p' "$log"
 say 'histories'
 {
     echo 'weather | seeds | faults | locks taken | not taken | lost | unconfirmed | reported within'

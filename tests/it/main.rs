@@ -43,8 +43,10 @@ mod invalidations;
 mod busy_or_outage;
 // Replicas that have to acknowledge a lock and its renewals before these count.
 mod replicas;
-// Fencing tokens: they grow, whatever happens to the counter.
+// Fencing tokens: what is sent, what is refused, what the counter is.
 mod fence;
+// Fencing tokens as a resource sees them: they grow, whatever happens to the counter.
+mod fence_growth;
 
 // How long a hold is valid.
 

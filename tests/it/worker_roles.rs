@@ -30,6 +30,7 @@ pub(crate) fn run_role(name: &str) {
         "resolver" => crate::processes::resolve_as_told(),
         "ender" => crate::thread_exit::end_as_told(),
         "wall clock" => crate::clocks::wall_clock_as_told(),
+        "fencer" => crate::fence_growth::take_as_told(),
         "spiller" => crate::secrets::spill(),
         #[cfg(feature = "tls")]
         "connector" => crate::tls::connect_as_told(),
