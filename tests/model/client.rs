@@ -32,10 +32,10 @@ impl Protocol {
     /// The thread's turn has come.
     pub(crate) fn take_turn(&self, state: &mut State, thread: usize) {
         match state.steps[thread].clone() {
-            Step::Called(token, Outcome::Taken { age }) if self.validity_of_hand_off(age) > 0 => {
+            Step::Called(token, Outcome::Taken { age, fence }) if self.validity_of_hand_off(age) > 0 => {
                 let valid = self.validity_of_hand_off(age);
-                state.steps[thread] =
-                    Step::Holding(Hold { token, valid, how: How::HandedOff, renewal: None });
+                let hold = Hold { token, valid, fence, how: How::HandedOff, renewal: None };
+                self.hold(state, thread, hold);
             }
             Step::Called(token, Outcome::Taken { .. }) => {
                 self.add_abandoned(state, token);
@@ -73,6 +73,9 @@ impl Protocol {
             None if self.is(Mutation::RegistersAfterTheAttempt) => {
                 vec![Command::Attempt(token, None), Command::Register(token.thread, redirect)]
             }
+            None if self.is(Mutation::RaisesInThePipeline) => {
+                vec![Command::Raise, Command::Attempt(token, redirect)]
+            }
             None => vec![Command::Attempt(token, redirect)],
         };
         claim.link.get_or_insert_default().post(&batch);
@@ -98,10 +101,12 @@ impl Protocol {
             // Redis has executed the removal, so the token can be used again.
             let abandoned = claim.abandoned;
             state.steps[thread] = claiming(claim.token, abandoned);
-        } else if (said.set || claim.stage == Stage::Set) && self.validity(sent) > 0 {
+        } else if (said.set || claim.stage == Stage::Set || self.trusts_a_repeat(&claim))
+            && self.validity(sent) > 0
+        {
             let valid = self.validity(sent);
-            let hold = Hold { token: claim.token, how: How::Asked, valid, renewal: None };
-            state.steps[thread] = Step::Holding(hold);
+            let hold = Hold { token: claim.token, how: How::Asked, valid, fence: said.fence, renewal: None };
+            self.hold(state, thread, hold);
         } else if said.set || claim.stage == Stage::Set || said.found == Some(claim.token) {
             // The key has this token, but the answer came too late, or does not say when Redis set
             // the key. (In the program, no orphan is needed if the removal is answered.)
@@ -154,8 +159,8 @@ impl Protocol {
 
     /// Goes on with a fresh token, or gives up if there is none.
     fn start_over(&self, state: &mut State, thread: usize, abandoned: Token) {
-        let fresh =
-            if self.is(Mutation::ReusesItsToken) { Some(abandoned) } else { self.fresh_token(state, thread) };
+        let reuses = self.is(Mutation::ReusesItsToken) || self.is(Mutation::TrustsARepeatedClaim);
+        let fresh = if reuses { Some(abandoned) } else { self.fresh_token(state, thread) };
         state.steps[thread] = fresh.map_or(Step::Idle, |token| claiming(token, Some(abandoned)));
     }
 

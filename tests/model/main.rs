@@ -27,6 +27,11 @@
 //! If a process changes the key over a connection of its pool, Redis sends it no invalidation,
 //! because its attempt may have used the same connection.
 //!
+//! Some models have fences (`fenced`). The script that sets the key also raises a counter, and
+//! answers its number: one more than what is stored, or the server's time if that is larger. The
+//! counter gets lost, or the server's clock is set back: either, but not both. Each holder writes
+//! to a resource, with its number, as soon as it has the lock and at any later time.
+//!
 //! In the model, only a call ends a sleep. (In the program, the safety poll and the end of the
 //! lease that the waiter saw end it, too.) So a waiter that sleeps and will not be called is a lost
 //! wake-up, and a violation.
@@ -47,6 +52,8 @@
 //!   deadlines as such (a thread gives up at any time), the pool, `extend`, `reclaim_dead`,
 //!   `force_unlock`, refusals, forks, and a Redis that sends no invalidations or forgets, other
 //!   than by a failover.
+//! - Of fences: replicas, and a failover that takes the counter back. For the numbers, that is the
+//!   loss of the counter.
 //! - Of failovers: a second one, servers whose clocks differ, and replicas that come and go. How
 //!   often the master gives up waiting for its replicas is bounded, too. After a failover, a
 //!   release may be lost, and its key comes back without a holder until its lease ends.
@@ -60,6 +67,7 @@
 //!
 //! Each rule is also broken once, to check that the model notices.
 mod client;
+mod fence;
 mod release;
 mod model;
 mod replicas;
@@ -71,14 +79,32 @@ use std::time::Instant;
 
 use stateright::{Checker, HasDiscoveries, Model};
 
-use model::{EXCLUSION, LOST, Mutation, NO_KEY_LEFT, NOT_ITSELF, PROMPT, Protocol, RELEASED, WOKEN};
+use model::{EXCLUSION, FENCED, LOST, Mutation, NO_KEY_LEFT, NOT_ITSELF, PROMPT, Protocol, RELEASED, WOKEN};
 use state::Budget;
 
 /// Two processes of one thread each.
 fn two(nonces: u8, losses: u8, renewals: u8, missed: u8) -> Protocol {
-    let budget = Budget { losses, renewals, missed, cuts: 0, failovers: 0, shortages: 0 };
-    let threads = vec![0, 1];
-    Protocol { threads, nonces, sleeps: false, replicas: 0, acknowledged: 0, budget, mutation: None }
+    let budget = Budget {
+        losses,
+        renewals,
+        missed,
+        cuts: 0,
+        failovers: 0,
+        shortages: 0,
+        lost_counters: 0,
+        steps_back: 0,
+        reentries: 0,
+    };
+    Protocol {
+        threads: vec![0, 1],
+        nonces,
+        sleeps: false,
+        replicas: 0,
+        acknowledged: 0,
+        fenced: false,
+        budget,
+        mutation: None,
+    }
 }
 
 /// A process of one thread, and another client.
@@ -108,6 +134,12 @@ fn failing_over(protocol: Protocol, replicas: usize, acknowledged: u8) -> Protoc
 fn short_of_its_replica(protocol: Protocol) -> Protocol {
     let budget = Budget { shortages: 1, ..protocol.budget };
     Protocol { replicas: 1, acknowledged: 1, budget, ..protocol }
+}
+
+/// The same protocol with fences. The counter gets lost, or the server's clock is set back.
+fn fenced(protocol: Protocol, lost_counters: u8, steps_back: u8) -> Protocol {
+    let budget = Budget { lost_counters, steps_back, reentries: 1, ..protocol.budget };
+    Protocol { fenced: true, budget, ..protocol }
 }
 
 fn check(protocol: &Protocol) {
@@ -178,6 +210,21 @@ fn replicas_that_are_late_leave_no_key_behind() {
 }
 
 #[test]
+fn fences_grow_and_holders_are_accepted() {
+    check(&fenced(two(1, 1, 0, 0), 1, 0));
+    check(&fenced(two(1, 1, 0, 0), 0, 1));
+    check(&fenced(one(2, 1), 2, 0));
+    check(&fenced(one(2, 1), 0, 1));
+    check(&fenced(a_pair(1, 0, 0), 1, 0));
+}
+
+/// The control: what nothing protects from.
+#[test]
+fn a_lost_counter_and_a_clock_that_is_set_back_repeat_a_fence() {
+    violated(fenced(two(1, 0, 0, 0), 1, 1), FENCED);
+}
+
+#[test]
 #[ignore = "takes minutes"]
 fn the_protocol_keeps_its_properties_within_wider_bounds() {
     check(&a_pair(1, 1, 1));
@@ -234,5 +281,10 @@ mutants! {
     a_late_release_that_wakes_no_waiter_is_caught: asleep(a_pair(1, 0, 0), 0), ReleasesQuietly, WOKEN;
     a_hold_that_counts_from_its_wait_is_caught: failing_over(one(1, 0), 1, 1), CountsFromTheWait, EXCLUSION;
     a_key_that_too_few_replicas_have_and_that_stays_is_caught: short_of_its_replica(one(1, 0)), KeepsAKeyTooFewHave, NO_KEY_LEFT;
+    a_fence_that_is_raised_on_reentry_is_caught: fenced(two(1, 0, 0, 0), 0, 0), RaisesOnReentry, FENCED;
+    a_claim_that_is_repeated_after_a_lost_answer_is_caught: fenced(one(1, 2), 0, 0), TrustsARepeatedClaim, FENCED;
+    a_counter_that_is_raised_in_the_pipeline_is_caught: fenced(two(1, 0, 0, 0), 0, 0), RaisesInThePipeline, FENCED;
+    a_fence_without_the_clock_is_caught: fenced(two(1, 0, 0, 0), 1, 0), CountsWithoutTheClock, FENCED;
+    a_fence_of_the_clock_alone_is_caught: fenced(two(1, 0, 0, 0), 0, 1), TrustsTheClockAlone, FENCED;
     a_wait_queue_that_passes_by_a_release_is_caught: asleep(a_pair(1, 0, 0), 0), PassesByARelease, WOKEN;
 }

@@ -2,8 +2,9 @@
 
 use stateright::{Model, Property};
 
+use crate::fence;
 use crate::replicas::{self, Replica};
-use crate::state::{Budget, How, Link, Redis, Release, State, Step, Token, Tracking};
+use crate::state::{Budget, Counter, How, Link, Redis, Release, Resource, State, Step, Token, Tracking};
 use crate::waiting::{self, Event};
 
 /// A part of the protocol that is left out or done wrongly.
@@ -45,6 +46,17 @@ pub(crate) enum Mutation {
     CountsFromTheWait,
     /// A key that too few replicas have is left where it is.
     KeepsAKeyTooFewHave,
+    /// A holder that enters again gets a new fence.
+    RaisesOnReentry,
+    /// After a lost answer, the same token is sent again. If the key has it, the lock is taken, with
+    /// the fence that is stored.
+    TrustsARepeatedClaim,
+    /// The counter is raised by a command of its own, in front of the attempt.
+    RaisesInThePipeline,
+    /// The fence is one more than the stored one, whatever the server's time is.
+    CountsWithoutTheClock,
+    /// The fence is the server's time, whatever is stored.
+    TrustsTheClockAlone,
 }
 
 /// The protocol, within bounds.
@@ -59,6 +71,8 @@ pub(crate) struct Protocol {
     /// How many replicas there are, and how many of them have to acknowledge a lock.
     pub(crate) replicas: usize,
     pub(crate) acknowledged: u8,
+    /// Whether each hold has a fence.
+    pub(crate) fenced: bool,
     pub(crate) budget: Budget,
     pub(crate) mutation: Option<Mutation>,
 }
@@ -99,6 +113,11 @@ pub(crate) enum Action {
     EndOldMaster,
     /// A thread learns that there is a new master.
     Notice(usize),
+    /// The counter is gone.
+    LoseCounter,
+    SetClockBack,
+    /// A holder takes the lock once more.
+    Reenter(usize),
 }
 
 impl Protocol {
@@ -290,6 +309,7 @@ impl Model for Protocol {
                 replicas: vec![Replica::default(); self.replicas],
                 term: 0,
                 replaced: None,
+                counter: Counter::default(),
                 tracking: vec![Tracking::NEW; self.listeners()],
             },
             steps: vec![Step::Idle; self.threads.len()],
@@ -299,6 +319,7 @@ impl Model for Protocol {
             budget: self.budget.clone(),
             wrongly_released: false,
             wrongly_lost: false,
+            resource: Resource::default(),
             stale: Vec::new(),
         }]
     }
@@ -312,6 +333,7 @@ impl Model for Protocol {
             waiting::actions(process, tracking, state.budget.cuts > 0, actions);
         }
         replicas::actions(state, actions);
+        fence::actions(state, actions);
         actions.push(Action::Tick(None));
         if state.budget.missed > 0 {
             let holding = |thread: &usize| state.steps[*thread] != Step::Idle;
@@ -333,6 +355,9 @@ impl Model for Protocol {
             }
             Action::Replicate(_) | Action::Failover(..) | Action::EndOldMaster | Action::Notice(_) => {
                 replicas::act(&mut state, action);
+            }
+            Action::LoseCounter | Action::SetClockBack | Action::Reenter(_) => {
+                self.happen_to_fences(&mut state, action);
             }
             Action::Start(thread)
             | Action::TakeTurn(thread)
@@ -377,6 +402,9 @@ impl Model for Protocol {
                 holds(state, 0) && state.redis.term > 0 && state.budget.renewals == 0
             }));
         }
+        if self.fenced {
+            properties.push(Property::always(FENCED, |_, state: &State| fence::is_accepted(state)));
+        }
         if self.sleeps {
             properties.push(Property::always(WOKEN, |model: &Protocol, state: &State| {
                 (0..state.steps.len()).all(|thread| model.has_something_to_come(state, thread))
@@ -401,6 +429,8 @@ impl Model for Protocol {
 }
 
 pub(crate) const EXCLUSION: &str = "at most one thread believes that it holds the lock";
+pub(crate) const FENCED: &str =
+    "each hold has a larger fence than all before it, and a resource accepts it from the holder";
 pub(crate) const RELEASED: &str = "a release that the first answer confirms has deleted its token";
 pub(crate) const LOST: &str =
     "a hold that was valid when it was released is not reported as lost, if Redis forgets nothing";

@@ -31,7 +31,7 @@ impl Protocol {
         if let Some((_, age)) = release.next_token
             && said.set
         {
-            release.outcome = Outcome::Taken { age };
+            release.outcome = Outcome::Taken { age, fence: said.fence };
         }
         state.wrongly_released |= said.removed && !said.stood && !release.maybe_done;
         let (when_released, now) = release.valid;

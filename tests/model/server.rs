@@ -23,6 +23,7 @@ impl Protocol {
         so_far.extended |= said.extended;
         so_far.stood |= said.stood;
         so_far.acknowledged += said.acknowledged;
+        so_far.fence = so_far.fence.max(said.fence);
     }
 
     fn run(&self, redis: &mut Redis, command: Command, by: Option<usize>) -> Said {
@@ -30,12 +31,17 @@ impl Protocol {
         match command {
             Command::Set(token) | Command::Attempt(token, _) if redis.key.is_none() => {
                 said.set = true;
+                said.fence = self.number(&mut redis.counter);
                 redis.key = Some((token, LEASE));
                 redis.changed(by);
             }
             Command::Set(_) | Command::Wait => {}
+            Command::Raise => said.fence = redis.counter.raise(),
             Command::Attempt(token, listener) => {
                 said.found = redis.key.map(|(found, _)| found);
+                if said.found == Some(token) {
+                    said.fence = redis.counter.stored;
+                }
                 self.register(redis, token.thread, listener);
             }
             Command::Register(thread, listener) => self.register(redis, thread, listener),
@@ -91,7 +97,7 @@ impl Protocol {
         match step {
             Step::Idle | Step::Queued(_) => {}
             Step::Called(_, outcome) => match outcome {
-                Outcome::Taken { age } => older(age),
+                Outcome::Taken { age, .. } => older(age),
                 Outcome::Nothing | Outcome::Spoilt => {}
             },
             Step::Claiming(claim) => {
@@ -106,7 +112,7 @@ impl Protocol {
             Step::Releasing(release) => {
                 release.valid.1 = release.valid.1.saturating_sub(1);
                 release.next_token.iter_mut().for_each(|(_, age)| older(age));
-                if let Outcome::Taken { age } = &mut release.outcome {
+                if let Outcome::Taken { age, .. } = &mut release.outcome {
                     older(age);
                 }
             }

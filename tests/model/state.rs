@@ -32,6 +32,8 @@ pub(crate) enum Command {
     Renew(Token),
     /// Answers how many replicas have all that the connection has written.
     Wait,
+    /// Raises the counter. Only a mutant sends this command.
+    Raise,
 }
 
 /// What Redis has answered to the last batch of a connection so far.
@@ -48,6 +50,8 @@ pub(crate) struct Said {
     pub(crate) stood: bool,
     /// How many replicas have acknowledged.
     pub(crate) acknowledged: u8,
+    /// The fence of a claim that set the key, or that found its own token there. Zero: none.
+    pub(crate) fence: u8,
 }
 
 /// A connection with commands under way. An idle connection is no part of the state.
@@ -139,6 +143,16 @@ impl Tracking {
 /// The value of the key, and how many ticks of its lease are left.
 pub(crate) type Key = Option<(Token, u8)>;
 
+/// Where the fences come from.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub(crate) struct Counter {
+    /// What is stored at the counter's key; zero if the key is gone.
+    pub(crate) stored: u8,
+    /// The largest fence so far. The server's time is larger, unless the clock was set back.
+    pub(crate) largest: u8,
+    pub(crate) clock_was_set_back: bool,
+}
+
 /// What Redis knows.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Redis {
@@ -146,6 +160,7 @@ pub(crate) struct Redis {
     pub(crate) replicas: Vec<Replica>,
     /// How many failovers there were.
     pub(crate) term: u8,
+    pub(crate) counter: Counter,
     /// The key at a master that was replaced, as long as that master still executes commands.
     pub(crate) replaced: Option<Key>,
     /// One entry for each process; empty if the waiters poll.
@@ -178,6 +193,8 @@ pub(crate) struct Hold {
     pub(crate) how: How,
     /// For how many ticks the hold is still valid, by the clock of its thread.
     pub(crate) valid: u8,
+    /// Zero if the model has no fences.
+    pub(crate) fence: u8,
     /// The age of a renewal under way, and its link.
     pub(crate) renewal: Option<(u8, Link)>,
 }
@@ -187,7 +204,7 @@ pub(crate) struct Hold {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Outcome {
     Nothing,
-    Taken { age: u8 },
+    Taken { age: u8, fence: u8 },
     Spoilt,
 }
 
@@ -277,6 +294,18 @@ pub(crate) struct Budget {
     pub(crate) failovers: u8,
     /// How often Redis gives up waiting for its replicas. (An old master may always give up.)
     pub(crate) shortages: u8,
+    /// How often the counter can get lost, the clock be set back, and a holder enter again.
+    pub(crate) lost_counters: u8,
+    pub(crate) steps_back: u8,
+    pub(crate) reentries: u8,
+}
+
+/// A resource that each holder writes to with its fence.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub(crate) struct Resource {
+    pub(crate) newest: u8,
+    /// A hold began whose fence was not larger than each one before.
+    pub(crate) saw_an_old_one: bool,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -293,6 +322,7 @@ pub(crate) struct State {
     /// Whether the first answer to a release confirmed it although its token was not at the key.
     pub(crate) wrongly_released: bool,
     pub(crate) wrongly_lost: bool,
+    pub(crate) resource: Resource,
     /// The threads that still connect to the master that was replaced.
     pub(crate) stale: Vec<usize>,
 }
@@ -303,7 +333,8 @@ impl State {
     /// Keeps only what changes the key: an attempt becomes a `SET`. (A registration for
     /// invalidations is left out, too: it could only lead to one call too many.)
     pub(crate) fn leave(&mut self, mut link: Link) {
-        link.commands.retain(|command| !matches!(command, Command::Register(..) | Command::Wait));
+        link.commands
+            .retain(|command| !matches!(command, Command::Register(..) | Command::Wait | Command::Raise));
         for command in &mut link.commands {
             if let Command::Attempt(token, _) = *command {
                 *command = Command::Set(token);
@@ -322,7 +353,7 @@ impl State {
         for link in std::mem::take(&mut self.strays) {
             let alive = link.commands.iter().any(|command| match command {
                 Command::Set(_) | Command::Attempt(..) => true,
-                Command::Register(..) | Command::Wait => false,
+                Command::Register(..) | Command::Wait | Command::Raise => false,
                 Command::Delete(token) | Command::Renew(token) => self.may_matter(*token),
             });
             if alive {
