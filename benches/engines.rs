@@ -1,4 +1,4 @@
-//! What TLS, Sentinel and acknowledged replicas cost, beside a plain connection to the same server:
+//! What TLS, Sentinel, acknowledged replicas and fencing tokens cost, beside a plain connection to the same server:
 //! `cargo bench --bench engines --features tls`. It takes about a minute.
 //!
 //! One thread locks and unlocks a free lock. All subjects take turns, in many short rounds, and the
@@ -28,15 +28,21 @@ const ROUNDS: usize = 61;
 
 fn main() {
     let mut report = Report::new(None);
-    eprintln!("engines: part 1 of 3, tls on two cores");
+    eprintln!("engines: part 1 of 5, tls on two cores");
     report.part("tls", "lock and unlock over TLS, the server on a core of its own");
     over_tls(&mut report, pin_apart, true);
-    eprintln!("engines: part 2 of 3, tls on one core");
+    eprintln!("engines: part 2 of 5, tls on one core");
     report.part("tls-one-core", "lock and unlock over TLS, all on one core");
     over_tls(&mut report, pin_together, false);
-    eprintln!("engines: part 3 of 3, sentinel");
+    eprintln!("engines: part 3 of 5, sentinel");
     report.part("sentinel", "lock and unlock on a master with a replica and three sentinels");
     by_sentinels(&mut report);
+    eprintln!("engines: part 4 of 5, fence on two cores");
+    report.part("fence", "lock and unlock with a fencing token, the server on a core of its own");
+    fenced(&mut report, pin_apart);
+    eprintln!("engines: part 5 of 5, fence on one core");
+    report.part("fence-one-core", "lock and unlock with a fencing token, all on one core");
+    fenced(&mut report, pin_together);
     report.close();
 }
 
@@ -101,6 +107,21 @@ fn by_sentinels(report: &mut Report) {
     let wait = rounds.ratio(4) - rounds.ratio(3);
     report.say("a WAIT by hand, x a cycle", Figure::number(wait, 3, ""));
     bounded(report, "replicas(1), x (a cycle + a WAIT by hand)", rounds.ratio(2) / (1.0 + wait), 1.05);
+}
+
+fn fenced(report: &mut Report, pin: fn(&Server) -> bool) {
+    let server = Server::start();
+    report.say("pinned", if pin(&server) { "yes" } else { "no" }.to_owned());
+    let plain = LockManager::connect(&server.url()).expect("connects");
+    let fenced = LockManager::builder(&server.url()).fenced(true).build().expect("connects");
+    let mut rounds = Rounds::new(&["lock + unlock", "with a fence"]);
+    for _ in 0..ROUNDS {
+        for (subject, locks) in [&plain, &fenced].into_iter().enumerate() {
+            rounds.time(subject, CYCLES, || cycles(locks));
+        }
+    }
+    rounds.print("fence");
+    bounded(report, "with a fence, x plain", rounds.ratio(1), 1.15);
 }
 
 fn cycles(locks: &LockManager) {

@@ -28,7 +28,8 @@
 //!   lease has lost the lock, and another process may have it. Call [`LockGuard::ensure`] before a
 //!   step that cannot be undone. If a late write would do damage, let the resource itself refuse
 //!   it.
-//! - A [token](LockGuard::token) is not a fencing token: tokens have no order.
+//! - A [token](LockGuard::token) is not a fencing token: tokens have no order. A lock that is
+//!   [`fenced`](Lock::fenced) has [one](LockGuard::fence), for a resource that compares it.
 //! - Redis can forget a lock early: by a failover to a replica that lagged behind, an eviction
 //!   policy other than `noeviction`, a flush, a restart without persistence, or a step of the
 //!   server's clock. Such a hold is [lost](Error::Lost). The first renewal comes a third of a lease

@@ -92,14 +92,17 @@ impl Lock {
         self.set(|options| options.reclaim_dead = on)
     }
 
-    /// Whether each hold gets a [fencing token](LockGuard::fence). Defaults to the manager's setting,
-    /// which is no. A resource that compares fences refuses a holder that comes back too late.
+    /// Whether each hold gets a [fencing token](LockGuard::fence). Defaults to the manager's
+    /// setting, which is no. A resource that compares fences refuses a holder that comes back too
+    /// late. `docs/fencing.md` of the repository has examples.
     ///
-    /// With this, a lock is taken by a script in place of the `SET`, still in one round trip. The
-    /// script needs the right `+time` and another key: the prefix, `fence:`, and the lock's key in
-    /// braces. That key holds the last fence, and expires a day after the lock was last taken.
+    /// With this, a script takes the place of the `SET`, still in one round trip. The script needs
+    /// the right `+time` and a second key, the lock's counter: the prefix, `fence:`, and the lock's
+    /// key in braces. The counter holds the last fence. It expires a day (or two leases, if that is
+    /// longer) after the lock was last taken. If it holds anything else than a number, no lock is
+    /// taken: [`Error::Refused`] with the code `NOFENCE`.
     ///
-    /// Take a lock always with a fence or never: the fence of a hold without one is zero.
+    /// Take a lock always with a fence, or never: the fence of a hold without one is zero.
     pub fn fenced(self, on: bool) -> Lock {
         self.set(|options| options.fenced = on)
     }
@@ -229,9 +232,9 @@ impl Lock {
 
     /// The process and thread that hold the lock now, as Redis says. `None` if it is free.
     ///
-    /// Sends `GET` and `PTTL` in one round trip; for a [`fenced`](Lock::fenced) lock also a `GET` of
-    /// the counter, so that the answer has the [fence](Holder::fence). Blocks for the answer, at most the connect timeout
-    /// and the response timeout together.
+    /// Sends `GET` and `PTTL` in one round trip. For a [`fenced`](Lock::fenced) lock, also reads
+    /// the counter, so that the answer has the [fence](Holder::fence). Blocks for the answer, at
+    /// most the connect timeout and the response timeout together.
     ///
     /// # Errors
     ///

@@ -101,8 +101,8 @@ impl Key {
 }
 
 /// The part of a key that decides where Redis Cluster stores it: what is between the first `{` and
-/// the first `}` behind it. `None` if there is nothing between them, or no such pair. Then the whole
-/// key decides.
+/// the first `}` behind it. `None` if there is nothing between them, or no such pair. Then the
+/// whole key decides.
 fn hash_tag(key: &str) -> Option<&str> {
     let (_, behind) = key.split_once('{')?;
     let (tag, _) = behind.split_once('}')?;

@@ -274,8 +274,9 @@ impl Session {
         }
     }
 
-    /// Reads a key, and the lock's counter if that is given. If the first try fails, its connection may have been stale, so a second try
-    /// goes over another one. Also returns when the try that was answered was sent.
+    /// Reads a key, and the lock's counter if that is given. If the first try fails, its connection
+    /// may have been stale, so a second try goes over another one. Also returns when the try that
+    /// was answered was sent.
     pub(crate) fn look(
         &self,
         action: &str,

@@ -68,8 +68,8 @@ impl Connection {
         self.route.sensible(alive(next(&mut replies)))
     }
 
-    /// One attempt to take a lock: `SET key token NX PX lease`, or a script if the hold is to have a
-    /// fencing token. If replicas have to acknowledge the lock, it is taken only once they have.
+    /// One attempt to take a lock: `SET key token NX PX lease`, or a script if the hold is to have
+    /// a fencing token. If replicas have to acknowledge the lock, it is taken only once they have.
     pub(crate) fn claim(&mut self, wanted: Wanted<'_>, deadline: Moment) -> Result<ClaimReply, Failure> {
         if wanted.counter.is_some() {
             return self.claim_or_look(wanted, None, deadline).map(|(reply, _)| reply);

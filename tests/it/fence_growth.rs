@@ -25,8 +25,8 @@ struct Resource {
 }
 
 impl Resource {
-    /// A lock was taken. `before` is what [`newest`](Resource::newest) was before the lock was asked
-    /// for, so every fence up to it was handed out earlier.
+    /// A lock was taken. `before` is what [`newest`](Resource::newest) was before the lock was
+    /// asked for, so every fence up to it was handed out earlier.
     #[track_caller]
     fn enter(&self, fence: u64, before: u64) {
         assert!(fence > before, "{fence} was handed out after {before}");

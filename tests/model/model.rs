@@ -48,8 +48,8 @@ pub(crate) enum Mutation {
     KeepsAKeyTooFewHave,
     /// A holder that enters again gets a new fence.
     RaisesOnReentry,
-    /// After a lost answer, the same token is sent again. If the key has it, the lock is taken, with
-    /// the fence that is stored.
+    /// After a lost answer, the same token is sent again. If the key has it, the lock is taken,
+    /// with the fence that is stored.
     TrustsARepeatedClaim,
     /// The counter is raised by a command of its own, in front of the attempt.
     RaisesInThePipeline,
