@@ -37,8 +37,8 @@
 //!   it, an invalidation reports a loss within milliseconds; if Redis sends no
 //!   [invalidations](#waiting), the next renewal finds the loss. Without renewals, the release
 //!   does.
-//! - One server has the locks: the one in the URL, or the master that Sentinel names. This is not
-//!   Redlock, and it does not support Redis Cluster.
+//! - One server has a lock: the one in the URL, the master that Sentinel names, or a master of a
+//!   Redis Cluster. This is not Redlock.
 //! - The time for which the machine is suspended counts against a lease on Linux, Android and
 //!   Apple's systems. On other systems, the clock may stand still while the machine is suspended,
 //!   and a hold may look valid for too long.
@@ -55,6 +55,14 @@
 //! [login](Builder::sentinel_login) and TLS of their own. After a switch, waiters ask the new
 //! master at once, and renewed holds are checked there. A failover can lose a lock:
 //! [`Builder::replicas`] closes that. `docs/engines.md` of the repository helps to choose.
+//!
+//! # Redis Cluster
+//!
+//! With a URL such as `redis+cluster://user:password@n1:6379,n2:6379`, each lock is on the master
+//! that has the slot of its key, and the nodes in the URL know the others. (The scheme
+//! `rediss+cluster` uses TLS.) A `redis` URL of one node works, too. When a slot moves, commands
+//! follow it, waiters ask its new master at once, and renewed holds are checked there. A node that
+//! is silent delays no renewal of other nodes' locks. A failover can lose a lock, as with Sentinel.
 //!
 //! # Features
 //!

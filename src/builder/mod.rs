@@ -43,8 +43,9 @@ pub struct Builder {
 impl LockManager {
     /// A manager with every option at its default, connected to the Redis at `url`:
     /// `redis://[user:password@]host[:port][/db]`, `unix:///path/to/socket[?db=n]`, or with
-    /// sentinels `redis+sentinel://[user:password@]host[:port][,host[:port]...]/name[/db]`. For
-    /// TLS, which needs the feature `tls`, write `rediss` in the place of `redis`.
+    /// sentinels `redis+sentinel://[user:password@]host[:port][,host[:port]...]/name[/db]`, or with
+    /// a cluster `redis+cluster://[user:password@]host[:port][,host[:port]...]`. For TLS, which
+    /// needs the feature `tls`, write `rediss` in the place of `redis`.
     ///
     /// Speaks to Redis once, within the connect timeout of a second.
     ///
