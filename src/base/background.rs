@@ -66,9 +66,9 @@ impl Background {
         self.state.lock().started
     }
 
-    /// True if the thread was started, and has ended.
+    /// True if no thread is running.
     pub(crate) fn has_ended(&self) -> bool {
-        self.state.lock().thread.as_ref().is_some_and(JoinHandle::is_finished)
+        self.state.lock().thread.as_ref().is_none_or(JoinHandle::is_finished)
     }
 
     /// The thread calls this first.

@@ -142,7 +142,7 @@ impl Node {
     }
 
     /// The node has no slot of the cluster any more: its threads have nothing left to do.
-    pub(super) fn retire(&self) {
+    pub(crate) fn retire(&self) {
         self.retired.store(true, Ordering::Relaxed);
     }
 

@@ -223,7 +223,7 @@ impl Listener {
         self.thread.is_stopping() || self.node.is_retired()
     }
 
-    /// True if the node has left the cluster, and the thread has ended.
+    /// True if the node has left the cluster, and no thread is running.
     pub(crate) fn is_over(&self) -> bool {
         self.node.is_retired() && self.thread.has_ended()
     }

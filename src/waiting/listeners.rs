@@ -115,3 +115,35 @@ impl Listeners {
         self.add(&node).expect("there is room")
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::base::options::Settings;
+    use crate::store::Target;
+
+    fn store() -> Arc<Store> {
+        Arc::new(Store::new(Target::nowhere(), &Settings::default()).unwrap())
+    }
+
+    #[test]
+    fn beyond_the_limit_a_node_has_no_listener_until_another_node_leaves() {
+        let nodes: Vec<_> = (0..=MOST).map(|_| store().node_of("").unwrap()).collect();
+        let listeners = Listeners::new(store(), Duration::from_millis(50), None, |_| ());
+        assert!(nodes[..MOST].iter().all(|node| listeners.add(node).is_some()));
+        assert!(listeners.add(&nodes[MOST]).is_none() && listeners.of(&nodes[MOST]).is_none());
+        assert!(listeners.add(&nodes[0]).is_some(), "it has one already");
+        nodes[0].retire();
+        assert!(listeners.add(&nodes[MOST]).is_some());
+        assert!(listeners.add(&nodes[0]).is_none(), "it has left");
+    }
+
+    #[test]
+    fn after_the_end_no_listener_starts() {
+        let store = store();
+        let node = store.node_of("").unwrap();
+        let listeners = Listeners::new(store, Duration::from_millis(50), None, |_| ());
+        listeners.stop();
+        assert!(listeners.add(&node).is_none());
+    }
+}
