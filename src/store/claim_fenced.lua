@@ -10,6 +10,9 @@
 -- is not read while another holder has the lock: with tracking on, Redis would send an
 -- invalidation for it as well. (Before 7.2 it does so in any case, for each key of a script.)
 --
+-- The number is kept as digits, and compared as such where both have the same length: reading and
+-- writing numbers would take longer than all commands of this script but one.
+--
 -- KEYS[1]  the lock's key in Redis
 -- KEYS[2]  the counter's key
 -- ARGV[1]  the token of the hold that begins
@@ -24,9 +27,10 @@
 -- Before Redis 7, a server may be set to replicate scripts as they are. It then refuses a write
 -- behind `TIME`.
 if redis.replicate_commands then redis.replicate_commands() end
-local found = redis.call('GET', KEYS[1])
+local call = redis.call
+local found = call('GET', KEYS[1])
 if found and found ~= ARGV[1] then
-  return {found, redis.call('PTTL', KEYS[1])}
+  return {found, call('PTTL', KEYS[1])}
 end
 local stored = redis.pcall('GET', KEYS[2])
 if type(stored) == 'table' then
@@ -35,17 +39,21 @@ if type(stored) == 'table' then
   end
   return redis.error_reply('NOFENCE the counter ' .. KEYS[2] .. ' is not a string')
 end
-local last = tonumber(stored or '0')
 -- From 2^53 on, Lua no longer tells a number from the next one.
-if stored and not (string.find(stored, '^%d+$') and last < 9007199254740991) then
+local is_number = not stored or stored ~= '' and not string.find(stored, '%D')
+  and (#stored < 16 or #stored == 16 and stored < '9007199254740991')
+if not is_number then
   local shown = string.sub(stored, 1, 40)
   return redis.error_reply('NOFENCE the counter ' .. KEYS[2] .. ' holds no number: ' .. shown)
 end
 if found then
-  return {found, redis.call('PTTL', KEYS[1]), last}
+  return {found, call('PTTL', KEYS[1]), stored or '0'}
 end
-local time = redis.call('TIME')
-local fence = math.max(last + 1, time[1] * 1000000 + time[2])
-redis.call('SET', KEYS[2], string.format('%.0f', fence), 'PX', ARGV[3])
-redis.call('SET', KEYS[1], ARGV[1], 'PX', ARGV[2])
+local time = call('TIME')
+local fence = time[1] .. string.sub('00000' .. time[2], -6)
+if stored and (#stored ~= #fence or stored >= fence) and tonumber(stored) >= tonumber(fence) then
+  fence = string.format('%.0f', stored + 1)
+end
+call('SET', KEYS[2], fence, 'PX', ARGV[3])
+call('SET', KEYS[1], ARGV[1], 'PX', ARGV[2])
 return fence

@@ -264,12 +264,13 @@ impl Connection {
         let mut replies =
             self.route.read_all(&[get, &["PTTL", key], &["GET", counter], get], deadline)?.into_iter();
         let seen = self.route.sensible(seen(next(&mut replies), next(&mut replies)))?;
-        let fence = fence(next(&mut replies));
-        Ok(match (seen, next(&mut replies)) {
-            (Seen::Somebody(holder), Reply::Bytes(after)) if holder.raw().as_bytes() == after => {
-                Seen::Somebody(holder.with_fence(fence))
+        Ok(match (seen, next(&mut replies), next(&mut replies)) {
+            (Seen::Somebody(holder), Reply::Bytes(digits), Reply::Bytes(after))
+                if holder.raw().as_bytes() == after =>
+            {
+                Seen::Somebody(holder.with_fence(fence(&digits)))
             }
-            (seen, _) => seen,
+            (seen, ..) => seen,
         })
     }
 
