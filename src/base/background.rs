@@ -22,7 +22,7 @@ pub(crate) struct Background {
 
 #[derive(Default)]
 struct State {
-    /// The manager has tried to start the thread.
+    /// The thread was started.
     started: bool,
     thread: Option<JoinHandle<()>>,
     /// Closed when the thread has ended.
@@ -43,21 +43,20 @@ pub(crate) enum Stopped {
 }
 
 impl Background {
-    /// Starts the thread. Only the first call does so; later calls, and calls after
+    /// Starts the thread. Only the first call that succeeds does so; later calls, and calls after
     /// [`stop`](Self::stop), do nothing.
     pub(crate) fn start(&self, name: &str, run: impl FnOnce() + Send + 'static) -> io::Result<()> {
         let mut state = self.state.lock();
         if state.started || state.stop {
             return Ok(());
         }
-        state.started = true;
         let (alive, done) = mpsc::channel::<()>();
         let run = move || {
             let _alive = alive;
             run();
         };
         let thread = thread::Builder::new().name(name.to_owned()).spawn(run)?;
-        (state.thread, state.done) = (Some(thread), Some(done));
+        (state.thread, state.done, state.started) = (Some(thread), Some(done), true);
         Ok(())
     }
 
@@ -102,18 +101,25 @@ impl Background {
         }
     }
 
-    /// Tells the thread to stop, and waits for it, a little longer than `limit` at most. The thread
-    /// itself may call this, and then waits for nothing.
-    pub(crate) fn stop(&self, limit: Duration) -> Stopped {
+    /// Tells the thread to stop, and does not wait.
+    pub(crate) fn tell_to_stop(&self) {
         let mut state = self.state.lock();
         state.stop = true;
-        let thread = state.thread.take().zip(state.done.take());
         let ender = state.ender.take();
         drop(state);
         self.stopped.notify_one();
         if let Some(end) = ender {
             end();
         }
+    }
+
+    /// Tells the thread to stop, and waits for it, a little longer than `limit` at most. The thread
+    /// itself may call this, and then waits for nothing.
+    pub(crate) fn stop(&self, limit: Duration) -> Stopped {
+        self.tell_to_stop();
+        let mut state = self.state.lock();
+        let thread = state.thread.take().zip(state.done.take());
+        drop(state);
         let Some((thread, done)) = thread.filter(|_| !self.worker.is_current()) else {
             return Stopped::Ended;
         };

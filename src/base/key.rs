@@ -78,12 +78,12 @@ impl Key {
     /// unless the lock's key has a tag of its own.
     pub(crate) fn counter(&self) -> Result<String, Error> {
         let prefix = self.in_redis.strip_suffix(&*self.name).unwrap_or_default();
-        let (tag, key) = (hash_tag(&self.in_redis), &self.in_redis);
+        let (tag, key) = (hash_tag(self.in_redis.as_bytes()), &self.in_redis);
         let counter = match tag {
             Some(_) => format!("{prefix}fence:{key}"),
             None => format!("{prefix}fence:{{{key}}}"),
         };
-        if hash_tag(&counter) == Some(tag.unwrap_or(key)) {
+        if hash_tag(counter.as_bytes()) == Some(tag.unwrap_or(key.as_bytes())) {
             return Ok(counter);
         }
         let reason = "Redis Cluster could not keep its counter in the place of its key, because of the \
@@ -103,9 +103,9 @@ impl Key {
 /// The part of a key that decides where Redis Cluster stores it: what is between the first `{` and
 /// the first `}` behind it. `None` if there is nothing between them, or no such pair. Then the
 /// whole key decides.
-fn hash_tag(key: &str) -> Option<&str> {
-    let (_, behind) = key.split_once('{')?;
-    let (tag, _) = behind.split_once('}')?;
+pub(crate) fn hash_tag(key: &[u8]) -> Option<&[u8]> {
+    let behind = &key[key.iter().position(|byte| *byte == b'{')? + 1..];
+    let tag = &behind[..behind.iter().position(|byte| *byte == b'}')?];
     Some(tag).filter(|tag| !tag.is_empty())
 }
 
@@ -173,7 +173,7 @@ mod tests {
             let key = prefix.clone() + &name;
             if let Some(counter) = counter(&prefix, &name) {
                 prop_assert!(counter.starts_with(&prefix) && counter != key);
-                let place = |key| hash_tag(key).unwrap_or(key).to_owned();
+                let place = |key: &str| hash_tag(key.as_bytes()).unwrap_or(key.as_bytes()).to_owned();
                 prop_assert_eq!(place(&counter), place(&key));
             } else {
                 let odd = key.contains('}') || prefix.contains('{');

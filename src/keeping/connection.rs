@@ -1,11 +1,14 @@
 //! The keeper's own connection to a node.
 
-use std::slice;
 use std::sync::Arc;
+use std::time::Duration;
 
 use crate::base::clock::Moment;
 use crate::keeping::shared::Shared;
 use crate::store::{Compared, Connection, Extension, Failure, Node, Tracking};
+
+/// The longest time for which keys are searched for whose slot is on its way to another node.
+const CHASE: Duration = Duration::from_millis(100);
 
 /// The keeper's commands. [`KeeperConnection`] sends them to Redis. Unit tests have a fake.
 ///
@@ -38,7 +41,7 @@ pub(crate) struct ExtendAnswers {
 
 /// The keeper opens the connection at its first use, and again at the first use after a failure.
 ///
-/// The keeper has one connection, so it reads the answers in the order of its commands.
+/// There is one connection to each node, so answers are read in the order of the commands.
 pub(crate) struct KeeperConnection<'a> {
     shared: &'a Shared,
     node: Arc<Node>,
@@ -62,25 +65,28 @@ impl<'a> KeeperConnection<'a> {
     /// connection lasts. When the keeper's connection ends, invalidations may have been missed. So
     /// all holds of this node that were renewed before are due again.
     fn invalidate_all(&self) {
-        let Shared { store, work, .. } = self.shared;
-        let is_here = |redis_key: &[u8]| {
-            let key = str::from_utf8(redis_key).unwrap_or_default();
-            store.node_of(key).is_none_or(|node| node.number == self.node.number)
-        };
-        work.lock().leases.invalidated_those(is_here, Moment::now());
+        self.shared.invalidated(None, &self.node);
     }
 
-    /// Sends a command again, for a key that another node has. (The map of the cluster is out of
-    /// date, or the key's slot is on its way.)
-    fn elsewhere<T>(
-        &self,
-        answer: &Result<Compared, Failure>,
-        key: &str,
+    /// Sends commands again for keys whose slot is on its way to another node: the answer was `ASK`.
+    /// (After `MOVED`, a new map comes, and the thread of the other node sends them.)
+    ///
+    /// The answers of the other keys are here already, and wait for this. So it ends after
+    /// [`CHASE`], and at the first command without an answer.
+    fn ask_elsewhere(
+        answers: &mut [Result<Compared, Failure>],
         until: Moment,
-        ask: impl FnOnce(&mut Connection) -> Result<T, Failure>,
-    ) -> Option<Result<T, Failure>> {
-        let is_elsewhere = matches!(answer, Err(Failure::Refused(refusal)) if refusal.is_redirect());
-        is_elsewhere.then(|| ask(&mut self.shared.store.checkout(key, until)?))
+        mut ask: impl FnMut(usize, Moment) -> Result<Compared, Failure>,
+    ) {
+        let until = until.min(Moment::now().after(CHASE));
+        for (n, answer) in answers.iter_mut().enumerate() {
+            if matches!(answer, Err(Failure::Refused(refusal)) if refusal.code == "ASK") {
+                *answer = ask(n, until);
+                if !matches!(answer, Ok(_) | Err(Failure::Refused(_))) {
+                    return;
+                }
+            }
+        }
     }
 
     /// Runs an exchange over the connection. If there is none, opens it first.
@@ -126,31 +132,21 @@ impl KeeperCommands for KeeperConnection<'_> {
             Ok(ExtendAnswers { sent, answers, tracking })
         })
         .map(|mut all: ExtendAnswers| {
-            for (answer, lease) in all.answers.iter_mut().zip(leases) {
-                let extend = |connection: &mut Connection| {
-                    let (answers, _) = connection.extend_all(slice::from_ref(lease), None, until)?;
-                    answers.into_iter().next().unwrap_or_else(|| Err(no_answer()))
-                };
-                if let Some(extended) = self.elsewhere(answer, lease.key, until, extend) {
-                    *answer = extended;
-                }
-            }
+            Self::ask_elsewhere(&mut all.answers, until, |n, until| {
+                let mut connection = self.shared.store.checkout(leases[n].key, until)?;
+                let (answers, _) = connection.extend_all(&leases[n..=n], None, until)?;
+                answers.into_iter().next().unwrap_or_else(|| Err(Failure::not_sent("no answer")))
+            });
             all
         })
     }
 
     fn remove_all(&mut self, removals: &[(&str, &str)], until: Moment) -> Removed {
         let mut answers = self.exchange(until, |connection| connection.remove_all(removals, until))?;
-        for (answer, (key, token)) in answers.iter_mut().zip(removals) {
-            let remove = |connection: &mut Connection| connection.remove(key, token, until);
-            if let Some(removed) = self.elsewhere(answer, key, until, remove) {
-                *answer = removed;
-            }
-        }
+        Self::ask_elsewhere(&mut answers, until, |n, until| {
+            let (key, token) = removals[n];
+            self.shared.store.checkout(key, until)?.remove(key, token, until)
+        });
         Ok(answers)
     }
-}
-
-fn no_answer() -> Failure {
-    Failure::Unanswered { link_stands: false, cause: "no answer".into() }
 }

@@ -1,8 +1,8 @@
 //! The thread that keeps what is held: it renews leases, reports losses and deletes orphans.
 //!
 //! Each manager has one keeper. The first work for the keeper starts its thread: a hold to renew or
-//! to watch, an orphan, `extend`, `ensure`. No other thread renews a lease, except that in a cluster
-//! the keeper hands its work out to a thread for each node (`renewers`). (`leases` says when a lease
+//! to watch, an orphan, `extend`, `ensure`. In a cluster, the keeper hands its work out to a thread for
+//! each node (`renewers`). No other thread renews a lease. (`leases` says when a lease
 //! is renewed.)
 
 use std::sync::mpsc;
@@ -24,7 +24,7 @@ use crate::keeping::orphans::OrphanKey;
 use crate::keeping::renewal;
 use crate::keeping::renewers::Renewers;
 use crate::keeping::shared::{RenewalRequest, Shared, Work};
-use crate::store::{Failure, Store};
+use crate::store::{Failure, Node, Store};
 use crate::waiting::listeners::Listeners;
 use crate::waiting::queues::WaitQueues;
 
@@ -47,9 +47,9 @@ impl Shared {
                     shared.moved(has_moved);
                 }
             };
-            let invalidated = move |redis_key: Option<&[u8]>| {
+            let invalidated = move |redis_key: Option<&[u8]>, node: &Node| {
                 if let Some(shared) = shared.upgrade() {
-                    shared.invalidated(redis_key);
+                    shared.invalidated(redis_key, node);
                 }
             };
             let listeners = Listeners::new(Arc::clone(&store), response_timeout, probe, invalidated);
@@ -166,12 +166,13 @@ fn run(shared: &Keeper) {
     let mut connection = None;
     let mut renewers = Renewers::default();
     while let Some(work) = shared.next_round() {
-        if shared.store.is_cluster() {
-            renewers.hand_out(shared, work);
-        } else if let Some(node) = shared.store.node_of("") {
+        if let Some(node) = shared.store.only_node() {
             let connection = connection.get_or_insert_with(|| KeeperConnection::new(shared, node));
             connection.drop_if_closed();
             renewal::round(shared, connection, work);
+        } else {
+            connection = None; // The server may have turned out to be a node of a cluster.
+            renewers.hand_out(shared, work);
         }
     }
     renewers.stop();

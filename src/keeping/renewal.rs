@@ -1,4 +1,5 @@
-//! What the keeper does in one round: renew leases, delete orphans, and handle Redis's answers.
+//! What the keeper does in one round: renew leases, delete orphans, and handle Redis's answers. (In
+//! a cluster, each node's thread does that for its node.)
 //!
 //! The commands are an argument ([`KeeperCommands`]), so unit tests run these steps without a
 //! server, and shuttle runs them in many orders.
@@ -121,7 +122,7 @@ fn renew<'h>(
         return Ok(HashMap::new());
     }
     let now = Moment::now();
-    let deadline = answer_by(shared.response_timeout, &holds, work.leases.first_end(), now);
+    let deadline = answer_by(shared.response_timeout, &holds, shared.first_end(&work), now);
     // The id is read under the lock. A new listener sets its id, then reports that any key may have
     // changed. If we read the old id before the lock, and that report came in between, `sending`
     // would erase the mark that the report left. A deletion by hand would go unseen until the next
@@ -180,7 +181,7 @@ fn take_in<'h>(
 /// Without an answer, all these orphans are sent again later. No thread uses their tokens any more,
 /// so a deletion that Redis executes twice or late does no harm.
 fn remove_orphans(shared: &Shared, redis: &mut impl KeeperCommands, orphans: &[OrphanKey]) -> bool {
-    let first_end = shared.work.lock().leases.first_end();
+    let first_end = shared.first_end(&shared.work.lock());
     let now = Moment::now();
     let Some(deadline) = remove_by(shared.response_timeout, first_end, redis.is_open(), now) else {
         return false;

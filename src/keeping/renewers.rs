@@ -7,7 +7,7 @@ use std::collections::HashMap;
 use std::collections::hash_map::Entry;
 use std::io;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
@@ -34,8 +34,9 @@ pub(crate) struct Renewers {
 struct Renewer {
     node: Arc<Node>,
     work: Sender<WorkDue>,
-    /// How many rounds it has still to do.
-    rounds: Arc<AtomicUsize>,
+    /// It has still to do what was due. (Requests do not count: if they did, a program that calls
+    /// `extend` again and again would keep what is due from being done.)
+    busy: Arc<AtomicBool>,
     thread: JoinHandle<()>,
 }
 
@@ -51,18 +52,24 @@ impl Renewers {
         }
     }
 
-    /// Gives work to the thread of a node. A thread that has not done its last round gets requests
-    /// only: what else is due is due again soon.
+    /// Gives work to the thread of a node. A thread that has not yet done what was due before gets
+    /// requests only: what else is due is due again soon.
     fn give(&mut self, shared: &Keeper, node: &Arc<Node>, work: WorkDue) -> io::Result<()> {
+        if self.by_node.get(&node.number).is_some_and(|renewer| renewer.thread.is_finished()) {
+            // It has panicked, or the node has left the cluster.
+            self.by_node.remove(&node.number);
+        }
         let renewer = match self.by_node.entry(node.number) {
             Entry::Occupied(known) => known.into_mut(),
             Entry::Vacant(unknown) => unknown.insert(Renewer::start(shared, node)?),
         };
-        let is_free = renewer.rounds.load(Ordering::Acquire) == 0;
-        let work = if is_free { work } else { WorkDue { requests: work.requests, ..WorkDue::default() } };
+        let is_busy = renewer.busy.load(Ordering::Acquire);
+        let work = if is_busy { WorkDue { requests: work.requests, ..WorkDue::default() } } else { work };
         if !work.is_empty() {
-            renewer.rounds.fetch_add(1, Ordering::AcqRel);
-            // The thread has panicked if nobody receives this.
+            if !work.due.is_empty() {
+                renewer.busy.store(true, Ordering::Release);
+            }
+            // If the thread has just panicked, the work is due again soon.
             let _ = renewer.work.send(work);
         }
         Ok(())
@@ -89,23 +96,26 @@ impl Renewers {
 impl Renewer {
     fn start(shared: &Keeper, node: &Arc<Node>) -> io::Result<Renewer> {
         let (work, inbox) = mpsc::channel();
-        let rounds = Arc::<AtomicUsize>::default();
-        let (keeper, its_node, its_rounds) = (Arc::clone(shared), Arc::clone(node), Arc::clone(&rounds));
-        let run = move || serve(&keeper, its_node, &inbox, &its_rounds);
+        let busy = Arc::<AtomicBool>::default();
+        let (keeper, its_node, is_busy) = (Arc::clone(shared), Arc::clone(node), Arc::clone(&busy));
+        let run = move || serve(&keeper, &its_node, &inbox, &is_busy);
         let thread = thread::Builder::new().name("relatch-renewer".to_owned()).spawn(run)?;
-        Ok(Renewer { node: Arc::clone(node), work, rounds, thread })
+        Ok(Renewer { node: Arc::clone(node), work, busy, thread })
     }
 }
 
-fn serve(shared: &Shared, node: Arc<Node>, inbox: &Receiver<WorkDue>, rounds: &AtomicUsize) {
-    let mut connection = KeeperConnection::new(shared, node);
-    loop {
+fn serve(shared: &Shared, node: &Arc<Node>, inbox: &Receiver<WorkDue>, busy: &AtomicBool) {
+    let mut connection = KeeperConnection::new(shared, Arc::clone(node));
+    while !node.is_retired() {
         let work = inbox.recv_timeout(LOOKS_EVERY);
         connection.drop_if_closed();
         match work {
             Ok(work) => {
+                let has_due = !work.due.is_empty();
                 renewal::round(shared, &mut connection, work);
-                rounds.fetch_sub(1, Ordering::AcqRel);
+                if has_due {
+                    busy.store(false, Ordering::Release);
+                }
             }
             Err(RecvTimeoutError::Timeout) => {}
             Err(RecvTimeoutError::Disconnected) => return,

@@ -15,7 +15,7 @@ use crate::base::sync::{Condvar, Mutex, MutexGuard};
 use crate::hold::Hold;
 use crate::keeping::leases::{Due, Leases};
 use crate::keeping::losses::LossNotifier;
-use crate::store::{Failure, Store};
+use crate::store::{Failure, Node, Store};
 use crate::waiting::listeners::Listeners;
 use crate::waiting::queues::WaitQueues;
 
@@ -127,6 +127,12 @@ impl Shared {
         self.wake(work, due);
     }
 
+    /// The end of the first hold whose loss the caller, a thread that renews, has to report in time.
+    /// In a cluster that is the keeper's work, whose own thread sends nothing.
+    pub(crate) fn first_end(&self, work: &Work) -> Moment {
+        if self.store.is_cluster() { Moment::NEVER } else { work.leases.first_end() }
+    }
+
     /// Ends holds that have run out by the clock.
     pub(crate) fn expire(&self, holds: &[Arc<Hold>]) {
         for hold in holds {
@@ -149,14 +155,14 @@ impl Shared {
         self.queues.wake_first(hold.key.name());
     }
 
-    /// Handles the invalidation of a key. `None`: any key may have changed. If the key is that of a
-    /// hold, the keeper renews the hold, and so finds out what became of it.
-    pub(crate) fn invalidated(&self, redis_key: Option<&[u8]>) {
+    /// Handles the invalidation of a key. `None`: any key of the node may have changed. If the key
+    /// is that of a hold, the keeper renews the hold, and so finds out what became of it.
+    pub(crate) fn invalidated(&self, redis_key: Option<&[u8]>, node: &Node) {
         let mut work = self.work.lock();
         let now = Moment::now();
         let due = match redis_key {
             Some(redis_key) => work.leases.invalidated(redis_key, now),
-            None => work.leases.invalidated_those(|_| true, now),
+            None => work.leases.invalidated_those(|key| self.store.may_be_at(node, key), now),
         };
         self.wake(work, due);
     }

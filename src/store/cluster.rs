@@ -12,6 +12,7 @@
 use std::collections::HashMap;
 use std::fmt;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use log::{debug, info, warn};
@@ -23,8 +24,10 @@ use crate::base::clock::Moment;
 use crate::base::random;
 use crate::store::endpoint::{Endpoint, Place};
 use crate::store::failure::{Failure, Refusal};
+use crate::store::map::Map;
 use crate::store::node::{Common, Location, Node, OnMove};
-use crate::store::slots::{self, Range, SLOTS, slot};
+use crate::store::reply::allowed;
+use crate::store::slots::{self, Range, slot};
 use crate::store::tls;
 
 /// The pause after the map was read. Meanwhile, threads follow redirects.
@@ -42,6 +45,8 @@ pub(super) struct Cluster {
     seeds: Vec<Place>,
     tls: Option<tls::Client>,
     common: Arc<Common>,
+    /// The highest epoch of a map that was taken in.
+    epoch: AtomicU64,
     state: Mutex<State>,
     /// A map was read, or no node has one. Also wakes the thread.
     changed: Condvar,
@@ -55,6 +60,8 @@ struct State {
     map: Option<Arc<Map>>,
     /// The masters of the map and the nodes to which redirects led, by address.
     nodes: HashMap<String, Arc<Node>>,
+    /// The replicas that the map names. If all masters are gone, they know the new ones.
+    replicas: Vec<Place>,
     /// The map may be out of date.
     wanted: bool,
     /// How often reading the map has ended.
@@ -63,19 +70,13 @@ struct State {
     failure: Option<Failure>,
 }
 
-/// Which node has which slot.
-struct Map {
-    masters: Vec<Arc<Node>>,
-    /// For each slot the place of its master in `masters`, or [`NOBODY`].
-    owners: Box<[u16]>,
-}
-
-const NOBODY: u16 = u16::MAX;
-
-impl Map {
-    fn owner(&self, slot: u16) -> Option<&Arc<Node>> {
-        self.masters.get(usize::from(self.owners[usize::from(slot)]))
-    }
+/// What a node says of its cluster.
+struct View {
+    ranges: Vec<Range>,
+    replicas: Vec<Place>,
+    is_well: bool,
+    /// Each failover has a higher one. `u64::MAX` if the node does not say.
+    epoch: u64,
 }
 
 impl Cluster {
@@ -86,7 +87,7 @@ impl Cluster {
         on_move: Arc<OnMove>,
     ) -> Cluster {
         let (state, changed, thread) = (Mutex::default(), Condvar::new(), Background::default());
-        Cluster { seeds, tls, common, state, changed, thread, on_move }
+        Cluster { seeds, tls, common, epoch: AtomicU64::new(0), state, changed, thread, on_move }
     }
 
     /// The node that has the slot of this key. If there is no map yet, waits until the deadline for
@@ -99,10 +100,24 @@ impl Cluster {
         })
     }
 
-    /// Any master.
-    pub(super) fn any_node(self: &Arc<Cluster>, deadline: Moment) -> Result<Arc<Node>, Failure> {
-        let map = self.map(deadline)?;
-        map.masters.first().cloned().ok_or_else(|| Failure::not_sent("no node of the cluster has a slot"))
+    /// Reads the map, and speaks to one node.
+    pub(super) fn ping(self: &Arc<Cluster>, deadline: Moment) -> Result<(), Failure> {
+        let mut last = Failure::not_sent("no node of the cluster has a slot");
+        for (node, to_try) in self.map(deadline)?.masters.iter().rev().zip(1..) {
+            let share = deadline.since(Moment::now()) / to_try;
+            match node.ping(Moment::now().after(share)) {
+                Ok(()) => return Ok(()),
+                Err(failure) => last = failure,
+            }
+        }
+        Err(last)
+    }
+
+    /// True if this node has the key, or no node is known to have it.
+    pub(super) fn may_be_at(&self, node: &Node, redis_key: &[u8]) -> bool {
+        let state = self.state.lock();
+        let owner = state.map.as_ref().and_then(|map| map.owner(slot(redis_key)));
+        owner.is_none_or(|owner| owner.number == node.number)
     }
 
     /// The node that has the slot of this key, if a map is at hand. Does not wait: if there is no
@@ -129,13 +144,10 @@ impl Cluster {
         Arc::clone(node)
     }
 
-    /// A key in a slot of this node, made from `stem`. `None` if the node has no slot.
+    /// A key in a slot of this node, made from `stem`. `None` if there is none, or it is not found.
     pub(super) fn key_at(&self, node: &Node, stem: &str) -> Option<String> {
-        let map = self.state.lock().map.clone()?;
-        let is_there =
-            |key: &String| map.owner(slot(key.as_bytes())).is_some_and(|owner| owner.number == node.number);
-        map.masters.iter().any(|master| master.number == node.number).then_some(())?;
-        (0..u32::MAX).map(|n| format!("{stem}{{{n}}}")).find(is_there)
+        let map = self.state.lock().map.clone();
+        map?.key_at(node, stem)
     }
 
     /// The cluster, as errors name it.
@@ -199,18 +211,21 @@ impl Cluster {
 
     fn run(self: &Arc<Cluster>) {
         self.thread.enter();
-        let mut pauses = Backoff::for_listener();
+        let (mut pauses, mut limit) = (Backoff::for_listener(), LONGEST_ASK);
         loop {
             self.state.lock().wanted = false;
-            let read = self.read();
+            let read = self.read(limit);
             if self.thread.is_stopping() {
                 return;
             }
             if self.note(read) {
                 pauses.reset();
+                limit = LONGEST_ASK;
                 self.thread.pause(LEAST_INTERVAL);
             } else {
-                self.thread.pause(pauses.pause());
+                // Perhaps the nodes are far away, or the machine is busy.
+                limit = self.common.connect_timeout;
+                self.thread.pause(pauses.pause().min(LEAST_INTERVAL));
             }
             if !self.sleep_until_wanted() {
                 return;
@@ -238,18 +253,31 @@ impl Cluster {
         !self.thread.is_stopping()
     }
 
-    /// Asks one node after the other. If none answers, returns the failure that says most.
-    fn read(&self) -> Result<Vec<Range>, Failure> {
-        let mut last = None;
+    /// Asks one node after the other, each for `limit` at most. If none answers, returns the failure
+    /// that says most.
+    ///
+    /// A node that was cut off from the others for a while has an old map, and says that the cluster
+    /// is not well, or that its epoch is older than one that was seen. Such a map counts only if no
+    /// node has a better one: a flight back to the old masters would cost more than a late map.
+    fn read(&self, limit: Duration) -> Result<View, Failure> {
+        let (mut last, mut doubtful) = (None, None::<View>);
         for place in self.candidates() {
             if self.thread.is_stopping() {
                 break;
             }
-            match self.ask(&place) {
-                Ok(ranges) if ranges.is_empty() => {
+            match self.ask(&place, limit) {
+                Ok(view) if view.ranges.is_empty() => {
                     last.get_or_insert_with(|| Failure::not_sent(format!("{place} knows no slots")));
                 }
-                Ok(ranges) => return Ok(ranges),
+                Ok(view) if view.is_well && self.epoch.load(Ordering::Relaxed) <= view.epoch => {
+                    return Ok(view);
+                }
+                Ok(view) => {
+                    debug!(target: "relatch::cluster", "the map of {place} may be old");
+                    if doubtful.as_ref().is_none_or(|other| other.epoch < view.epoch) {
+                        doubtful = Some(view);
+                    }
+                }
                 Err(failure) => {
                     debug!(target: "relatch::cluster", "{place} has sent no map: {failure:?}");
                     // That a node refuses the question says more than that another is away.
@@ -261,13 +289,17 @@ impl Cluster {
                 }
             }
         }
-        Err(last.unwrap_or_else(|| Failure::not_sent("the manager is stopping")))
+        doubtful.ok_or_else(|| last.unwrap_or_else(|| Failure::not_sent("the manager is stopping")))
     }
 
-    /// The nodes to ask: the known ones, from a random one on, then those that the program named.
+    /// The nodes to ask: the masters, from a random one on, then the replicas of the last map, then
+    /// the nodes that the program named.
     fn candidates(&self) -> Vec<Place> {
-        let masters = self.state.lock().map.as_ref().map_or_else(Vec::new, |map| map.masters.clone());
+        let state = self.state.lock();
+        let masters = state.map.as_ref().map_or(&[][..], |map| &map.masters);
         let mut places: Vec<_> = masters.iter().filter_map(|node| node.place().cloned()).collect();
+        let replicas = state.replicas.clone();
+        drop(state);
         #[expect(
             clippy::cast_possible_truncation,
             clippy::cast_sign_loss,
@@ -276,24 +308,34 @@ impl Cluster {
         )]
         let first = (random::fraction() * places.len() as f64) as usize;
         places.rotate_left(first);
-        let others: Vec<_> = self.seeds.iter().filter(|seed| !places.contains(seed)).cloned().collect();
-        places.extend(others);
+        for other in replicas.iter().chain(&self.seeds) {
+            if !places.contains(other) {
+                places.push(other.clone());
+            }
+        }
         places
     }
 
-    fn ask(&self, place: &Place) -> Result<Vec<Range>, Failure> {
+    fn ask(&self, place: &Place, limit: Duration) -> Result<View, Failure> {
         let endpoint = Endpoint::new(place.clone(), self.tls.clone());
-        let reply = self.common.ask_once(&endpoint, &["CLUSTER", "SLOTS"], LONGEST_ASK)?;
-        slots::ranges(&reply, place)
+        let questions: [&[&str]; 2] = [&["CLUSTER", "SLOTS"], &["CLUSTER", "INFO"]];
+        let [slots, info] = self.common.ask_once(&endpoint, questions, limit)?;
+        let (ranges, replicas) = slots::ranges(&allowed(slots)?, place)?;
+        // Without the right to ask, nothing is known about the node.
+        let info = info.text().unwrap_or_default();
+        let of = |name| info.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'));
+        let is_well = of("cluster_state").is_none_or(|state| state == "ok");
+        let epoch = of("cluster_current_epoch").and_then(|epoch| epoch.parse().ok());
+        Ok(View { ranges, replicas, is_well, epoch: epoch.unwrap_or(u64::MAX) })
     }
 
     /// Takes in what was read, and tells which keys have another node than before. False if no node
     /// has sent a map.
-    fn note(&self, read: Result<Vec<Range>, Failure>) -> bool {
+    fn note(&self, read: Result<View, Failure>) -> bool {
         let mut state = self.state.lock();
         state.rounds += 1;
-        let ranges = match read {
-            Ok(ranges) => ranges,
+        let View { ranges, replicas, epoch, .. } = match read {
+            Ok(view) => view,
             Err(failure) => {
                 if state.failure.is_none() {
                     warn!(target: "relatch::cluster", "no node has sent a map: {}", failure.text());
@@ -306,20 +348,25 @@ impl Cluster {
         if state.failure.take().is_some() {
             info!(target: "relatch::cluster", "a node has sent a map again");
         }
-        let map = Arc::new(self.map_of(&mut state, ranges));
-        let before = state.map.replace(Arc::clone(&map));
-        state.nodes.retain(|_, node| {
-            let stays = map.masters.iter().any(|master| master.number == node.number);
-            if !stays {
-                node.retire();
-            }
-            stays
+        if epoch < u64::MAX {
+            self.epoch.store(epoch, Ordering::Relaxed);
+        }
+        state.replicas = replicas;
+        let before = state.map.take();
+        let ranges = ranges.into_iter().map(|Range { first, last, master }| {
+            let node = self.node_in(&mut state, master);
+            (first..=last, node)
         });
+        let map = Arc::new(Map::new(ranges, before.as_deref()));
+        state.map = Some(Arc::clone(&map));
+        let gone: Vec<_> = state.nodes.extract_if(|_, node| !map.has(node)).collect();
         drop(state);
         self.changed.notify_all();
+        for (_, node) in &gone {
+            node.retire();
+        }
         let Some(before) = before else { return true };
-        let number = |map: &Map, slot| map.owner(slot).map(|node| node.number);
-        let moved: Vec<_> = (0..SLOTS).map(|slot| number(&before, slot) != number(&map, slot)).collect();
+        let moved = map.differs_from(&before);
         if moved.contains(&true)
             && let Some(call) = self.on_move.get()
         {
@@ -328,22 +375,6 @@ impl Cluster {
             call(&|key| moved[usize::from(slot(key))]);
         }
         true
-    }
-
-    fn map_of(&self, state: &mut State, ranges: Vec<Range>) -> Map {
-        let mut owners = vec![NOBODY; usize::from(SLOTS)].into_boxed_slice();
-        let mut masters: Vec<Arc<Node>> = Vec::new();
-        for Range { first, last, master } in ranges {
-            let node = self.node_in(state, master);
-            let known = masters.iter().position(|master| master.number == node.number);
-            let at = known.unwrap_or_else(|| {
-                masters.push(node);
-                masters.len() - 1
-            });
-            // There are fewer masters than slots.
-            owners[usize::from(first)..=usize::from(last)].fill(u16::try_from(at).unwrap_or(NOBODY));
-        }
-        Map { masters, owners }
     }
 }
 

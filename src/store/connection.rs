@@ -14,7 +14,7 @@ use crate::store::reply::{
     tracking, was_set,
 };
 use crate::store::resp::{Batch, Reply};
-use crate::store::route::{Route, next, redirection};
+use crate::store::route::{Route, next};
 use crate::store::script::{FORCE, RELEASE, RENEW, Script};
 use crate::store::wanted::{Wanted, set};
 
@@ -50,17 +50,19 @@ impl Connection {
 
     /// Notes that Redis may have ended the connection before its next use.
     pub(crate) fn doubt(&mut self) {
-        self.route.link.doubt();
+        if let Some(link) = &mut self.route.link {
+            link.doubt();
+        }
     }
 
     /// True if the connection must not be used again.
     pub(crate) fn is_over(&self) -> bool {
-        self.route.link.is_over()
+        self.route.link.as_ref().is_none_or(|link| link.is_over())
     }
 
     /// True if the idle connection is known to have ended. Does not wait.
     pub(crate) fn has_ended(&mut self) -> bool {
-        self.route.link.has_ended()
+        self.route.link.as_mut().is_none_or(|link| link.has_ended())
     }
 
     pub(crate) fn ping(&mut self, deadline: Moment) -> Result<(), Failure> {
@@ -182,8 +184,10 @@ impl Connection {
         let claim = wanted.claim(teach, &times);
         let mut replies = loop {
             let replies = self.route.exchange_all(&[&removal, &claim], deadline)?;
-            let is_elsewhere = |reply: &Reply| redirection(reply).is_some();
-            if !(replies.iter().all(is_elsewhere) && self.route.follow(&replies[0], deadline)?) {
+            // While the slot moves, a claim with a fencing token is refused as long as one of its two
+            // keys is elsewhere. If the claim was executed, or may have been, it is not sent again.
+            let claim_did_nothing = matches!(accepted(replies[1].clone()), Err(Failure::Refused(_)));
+            if !(claim_did_nothing && self.route.follow(&replies[0], deadline)?) {
                 break replies.into_iter();
             }
         };
@@ -239,9 +243,11 @@ impl Connection {
     /// a NOSCRIPT answer to its hash would go unnoticed.
     pub(crate) fn abandon(mut self, key: &str, token: &str) {
         let batch = self.route.behind_asking(&[&RELEASE.whole(key, &[token])]);
-        // If this fails, the keeper deletes the key: it searches for each token that is given up.
-        let _ = self.route.link.send(&batch, Moment::now().after(Duration::from_millis(1)));
-        self.route.link.retire();
+        if let Some(link) = &mut self.route.link {
+            // If this fails, the keeper deletes the key: it searches for each token that is given up.
+            let _ = link.send(&batch, Moment::now().after(Duration::from_millis(1)));
+            link.retire();
+        }
     }
 
     /// Who has a lock: `GET key`, `PTTL key`.
@@ -291,7 +297,7 @@ impl Connection {
             .and(&set(key, "-", "1000"))
             .and(&["DEL", key]);
         let mut replies = self.route.exchange(&batch, deadline)?.into_iter();
-        if let Tracking::Refused(refusal) = tracking(next(&mut replies), self.route.link.id) {
+        if let Tracking::Refused(refusal) = tracking(next(&mut replies), 0) {
             return Err(Failure::Refused(refusal));
         }
         replies.try_for_each(|reply| allowed(reply).map(drop)).map_err(Failure::of_a_trial)

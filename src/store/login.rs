@@ -22,6 +22,9 @@ pub(crate) type AskCredentials = Arc<dyn Fn() -> (String, String) + Send + Sync>
 /// The code of the refusal of a server that turns out to be a node of a cluster.
 pub(super) const CLUSTER_NODE: &str = "CLUSTERNODE";
 
+/// The code of the refusal of a server that should be a node of a cluster, and is not.
+pub(super) const NO_NODE: &str = "NOCLUSTER";
+
 /// How to begin a connection.
 #[derive(Clone)]
 pub(super) struct Access {
@@ -156,7 +159,7 @@ fn check(greeting: &Reply, expected: Expected) -> Result<(), Failure> {
             ("", "this is a node of a cluster: its URL is redis+cluster://host:port")
         }
         (Some("standalone"), _) if expected == Expected::ClusterNode => {
-            ("", "this server is not part of a cluster: its URL is redis://host:port")
+            (NO_NODE, "this server is not part of a cluster: its URL is redis://host:port")
         }
         (_, Some("replica" | "slave")) if expected == Expected::Master => {
             // The sentinels may name another server soon.

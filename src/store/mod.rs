@@ -4,7 +4,7 @@
 //!
 //! - [`Store`] is the way in for the rooms above. It lends a [`Connection`], which has the
 //!   commands.
-//! - `router`: which node has a key. `cluster`: the map of a cluster, and the thread that reads it.
+//! - `router`: which node has a key. `cluster`, `map`: the map of a cluster, and the thread that reads it.
 //!   `slots`: the slot of a key, and what a map and a redirect say. `route`: the way of a batch to a
 //!   node, and on to the one to which that node redirects.
 //! - `node`: a server with all its connections. `pool` lends most of them. Over the connection in
@@ -23,6 +23,7 @@ mod epochs;
 mod failure;
 mod link;
 mod login;
+mod map;
 mod master;
 mod node;
 mod pool;
@@ -101,9 +102,9 @@ impl Store {
         Ok(Store { router: Arc::new(router) })
     }
 
-    /// Speaks to Redis once.
+    /// Speaks to Redis once. In a cluster, any node will do.
     pub(crate) fn ping(&self, deadline: Moment) -> Result<(), Failure> {
-        self.router.any(deadline)?.ping(deadline)
+        self.router.ping(deadline)
     }
 
     /// Borrows a connection to the server that has this key. Waits for one and connects if
@@ -129,9 +130,19 @@ impl Store {
         self.router.known_node_of(key)
     }
 
+    /// The node that has all keys. `None` in a cluster.
+    pub(crate) fn only_node(&self) -> Option<Arc<Node>> {
+        self.router.only_node()
+    }
+
     /// True if each key may be on a node of its own.
     pub(crate) fn is_cluster(&self) -> bool {
         self.router.cluster().is_some()
+    }
+
+    /// True if this node has the key, as far as is known.
+    pub(crate) fn may_be_at(&self, node: &Node, redis_key: &[u8]) -> bool {
+        self.router.cluster().is_none_or(|cluster| cluster.may_be_at(node, redis_key))
     }
 
     /// Opens a connection for the invalidations of a node. `probe` is a key that nobody else uses,

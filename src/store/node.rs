@@ -12,10 +12,10 @@ use crate::base::options::{Replicas, Settings, invalid_option};
 use crate::store::endpoint::{Endpoint, Place};
 use crate::store::failure::{Failure, Refusal};
 use crate::store::link::Link;
-use crate::store::login::{Access, Expected};
+use crate::store::login::{Access, Expected, NO_NODE};
 use crate::store::master::Master;
 use crate::store::pool::{LinkRef, OnClose, Pool, Worker};
-use crate::store::reply::allowed;
+use crate::store::reply::alive;
 use crate::store::resp::{Batch, Reply};
 use crate::store::tracking::TrackingConnection;
 
@@ -45,7 +45,7 @@ pub(super) struct Common {
     pub(super) on_close: Arc<OnClose>,
     /// Which replicas have to acknowledge a lock, and how long Redis waits for them.
     pub(super) replicas: Option<(Replicas, Duration)>,
-    connect_timeout: Duration,
+    pub(super) connect_timeout: Duration,
     pub(super) response_timeout: Duration,
 }
 
@@ -75,19 +75,24 @@ impl Common {
         Common { access: self.access.clone().expecting(Expected::ClusterNode), ..self.clone() }
     }
 
-    /// Asks a server for one thing, over a connection that is opened for it.
-    pub(super) fn ask_once(
+    /// Asks a server, over a connection that is opened for it. One of the replies may be long.
+    pub(super) fn ask_once<const N: usize>(
         &self,
         endpoint: &Endpoint,
-        command: &[&str],
+        commands: [&[&str]; N],
         limit: Duration,
-    ) -> Result<Reply, Failure> {
+    ) -> Result<[Reply; N], Failure> {
         let ways = endpoint.ways()?;
         let deadline = Moment::now().after(limit.min(self.connect_timeout));
         let (mut link, _) = Link::open(endpoint, &ways, &self.access, &[], deadline, |_| Ok(()))?;
         link.wire.expect_map();
-        let reply = link.exchange(&Batch::of(command), deadline)?.into_iter().next();
-        allowed(reply.unwrap_or(Reply::Nil))
+        let batch = commands.iter().fold(Batch::default(), |batch, command| batch.and(command));
+        let replies = link.exchange(&batch, deadline).map_err(|failure| match failure {
+            // No command of a lock was sent.
+            Failure::Unanswered { cause, .. } => Failure::NotSent(cause),
+            other => other,
+        })?;
+        replies.try_into().map_err(|_| Failure::not_sent("replies are missing"))
     }
 }
 
@@ -141,9 +146,22 @@ impl Node {
         self.pool.sweep();
     }
 
-    /// The node has no slot of the cluster any more: its threads have nothing left to do.
+    /// The node has no slot of the cluster any more: its threads have nothing left to do, and its
+    /// idle connections are closed.
     pub(crate) fn retire(&self) {
         self.retired.store(true, Ordering::Relaxed);
+        self.pool.condemn(Moment::now());
+        self.pool.sweep();
+    }
+
+    /// Speaks to the server once.
+    pub(super) fn ping(&self, deadline: Moment) -> Result<(), Failure> {
+        let limit = deadline.min(Moment::now().after(self.common.response_timeout));
+        let replies = self
+            .pool
+            .checkout(deadline, || self.open(deadline))
+            .and_then(|lent| LinkRef::Lent(lent).exchange(&Batch::of(&["PING"]), limit))?;
+        alive(replies.into_iter().next().unwrap_or(Reply::Nil))
     }
 
     /// True if the cluster has no such master any more.
@@ -195,7 +213,11 @@ impl Node {
             Location::At(endpoint) => {
                 let ways = endpoint.ways()?;
                 let opened = Link::open(endpoint, &ways, access, &[], in_time(), |_| Ok(()));
-                opened.map(|(link, _)| link)
+                opened.map(|(link, _)| link).map_err(|failure| match failure {
+                    // A node has left, and another server has its address. The next map says more.
+                    Failure::Refused(refusal) if refusal.code == NO_NODE => Failure::NotSent(refusal.into()),
+                    other => other,
+                })
             }
             Location::Master(master) => {
                 master.watch(*connect_timeout);

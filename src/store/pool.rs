@@ -31,7 +31,7 @@ const LONGEST_GET: Duration = Duration::from_secs(10);
 
 /// The shortest silence on one link after which the other links may be dead, too. After a shorter
 /// silence they stay in use: Redis may have been busy.
-const LONG_SILENCE: Duration = Duration::from_millis(100);
+pub(super) const LONG_SILENCE: Duration = Duration::from_millis(100);
 
 /// How long a link may stay unused before it is closed. (r2d2 has such a limit, but would count
 /// each [`sweep`](Pool::sweep) as a use of all links.)

@@ -15,7 +15,8 @@ const MOST_REDIRECTS: u8 = 5;
 
 /// A link to a node, and what is needed to follow redirects.
 pub(super) struct Route {
-    pub(super) link: LinkRef,
+    /// `None` after a redirect to a node that could not be reached.
+    pub(super) link: Option<LinkRef>,
     pub(super) node: Arc<Node>,
     router: Arc<Router>,
     /// The node has not got the slot yet: each command for it needs an `ASKING` in front.
@@ -28,7 +29,7 @@ pub(super) struct Route {
 
 impl Route {
     pub(super) fn new(link: LinkRef, node: Arc<Node>, router: Arc<Router>) -> Route {
-        Route { link, node, router, asking: false, redirects: MOST_REDIRECTS, redirected: false }
+        Route { link: Some(link), node, router, asking: false, redirects: MOST_REDIRECTS, redirected: false }
     }
 
     /// A route that stays with its node, and follows no redirect.
@@ -46,13 +47,13 @@ impl Route {
         }
     }
 
-    /// Sends commands that read, for keys of one slot.
+    /// Sends commands that read, for keys of one slot. The first reply says whether another node has
+    /// the slot: while the slot moves, a later key may be elsewhere.
     pub(super) fn read_all(&mut self, commands: &[&[&str]], deadline: Moment) -> Result<Vec<Reply>, Failure> {
         loop {
             let replies = self.exchange_all(commands, deadline)?;
-            let elsewhere = replies.iter().find(|reply| redirection(reply).is_some());
-            let Some(elsewhere) = elsewhere else { return Ok(replies) };
-            if !self.follow(elsewhere, deadline)? {
+            let Some(first) = replies.first() else { return Ok(replies) };
+            if !self.follow(first, deadline)? {
                 return Ok(replies);
             }
         }
@@ -86,11 +87,13 @@ impl Route {
         let Some(refusal) = redirection(reply).filter(|_| self.redirects > 0) else { return Ok(false) };
         let Some((node, asking)) = self.router.redirected(&refusal, &self.node) else { return Ok(false) };
         self.redirects -= 1;
-        let link = match &self.link {
-            LinkRef::Lent(_) => node.lend(deadline),
-            LinkRef::Own(_) => node.own(deadline),
+        // The old link goes back first. If threads kept it while they wait for another node's, they
+        // could wait for each other, and a dead node would use up the connections of the others.
+        let link = match self.link.take() {
+            Some(LinkRef::Own(_)) => node.own(deadline),
+            Some(LinkRef::Lent(_)) | None => node.lend(deadline),
         };
-        self.link = self.router.noting(link)?;
+        self.link = Some(self.router.noting(link)?);
         (self.node, self.asking, self.redirected) = (node, asking, true);
         Ok(true)
     }
@@ -112,17 +115,18 @@ impl Route {
         deadline: Moment,
     ) -> Result<(Vec<Reply>, Tracking), Failure> {
         let listener = listener.filter(|_| !self.redirected);
-        let link = self.link.id;
+        let link = self.link.as_ref().map_or(0, |link| link.id);
         let mut result = if listener.is_some() { Tracking::On { link } } else { Tracking::Off };
-        let mut to_ask = listener.filter(|listener| !self.link.invalidates_to(*listener));
+        let mut to_ask = listener
+            .filter(|listener| !self.link.as_ref().is_some_and(|link| link.invalidates_to(*listener)));
         let mut teach = false;
         loop {
             let batch = fill(self.ask(begin(to_ask)), teach);
             let mut replies = self.exchange(&batch, deadline)?.into_iter();
             if let Some(listener) = to_ask.take() {
                 result = tracking(next(&mut replies), link);
-                if matches!(result, Tracking::On { .. }) {
-                    self.link.set_listener(listener);
+                if let (Tracking::On { .. }, Some(link)) = (&result, &mut self.link) {
+                    link.set_listener(listener);
                 }
             }
             if self.asking {
@@ -142,32 +146,31 @@ impl Route {
     }
 
     pub(super) fn exchange(&mut self, batch: &Batch, deadline: Moment) -> Result<Vec<Reply>, Failure> {
-        let limit = self.link.limit(deadline, self.node.common.response_timeout, batch.blocks_for);
-        let answer = self.link.exchange(batch, limit);
+        let Some(link) = &mut self.link else { return Err(Failure::not_sent("the redirect failed")) };
+        let began = Moment::now();
+        let limit = link.limit(deadline, self.node.common.response_timeout, batch.blocks_for);
+        let answer = link.exchange(batch, limit);
         if answer.as_ref().is_ok_and(|replies| replies.iter().any(comes_from_wrong_server)) {
-            self.node.refused_by_replica(&self.link);
+            self.node.refused_by_replica(link);
         }
-        self.router.heard(&answer);
+        self.router.heard(&answer, Moment::now().since(began));
         answer
     }
 
     /// Retires the connection after a reply that made no sense.
     pub(super) fn sensible<T>(&mut self, read: Result<T, Failure>) -> Result<T, Failure> {
-        if let Err(Failure::Unanswered { link_stands: false, .. }) = &read {
-            self.link.retire();
+        if let (Err(Failure::Unanswered { link_stands: false, .. }), Some(link)) = (&read, &mut self.link) {
+            link.retire();
         }
         read
     }
 }
 
 /// The error by which a node of a cluster says that another node has the slot of a key.
-pub(super) fn redirection(reply: &Reply) -> Option<Refusal> {
-    match reply {
-        Reply::Error(error) if error.starts_with("MOVED ") || error.starts_with("ASK ") => {
-            Some(Refusal::new(error))
-        }
-        _ => None,
-    }
+fn redirection(reply: &Reply) -> Option<Refusal> {
+    // A full `Refusal` is made for errors only.
+    let Reply::Error(error) = reply else { return None };
+    Some(Refusal::new(error)).filter(Refusal::is_redirect)
 }
 
 /// An empty batch or, if `listener` is given, a batch that asks for invalidations. With `NOLOOP`,

@@ -6,6 +6,7 @@
 
 use std::fmt;
 use std::sync::{Arc, OnceLock};
+use std::time::Duration;
 
 use crate::base::clock::Moment;
 use crate::store::cluster::Cluster;
@@ -13,7 +14,7 @@ use crate::store::connection::Connection;
 use crate::store::failure::{Failure, Refusal};
 use crate::store::login;
 use crate::store::node::{Common, Node, OnMove};
-use crate::store::pool::LinkRef;
+use crate::store::pool::{LONG_SILENCE, LinkRef};
 use crate::store::resp::Reply;
 use crate::store::route::Route;
 use crate::store::slots::Redirect;
@@ -80,13 +81,25 @@ impl Router {
         self.reach(deadline, |router| router.node_of(key, deadline), Node::own)
     }
 
-    /// A connection of the pool to any node.
-    pub(super) fn any(self: &Arc<Router>, deadline: Moment) -> Result<Connection, Failure> {
-        let any = |router: &Router| match router.servers() {
-            Servers::One(one) => Ok(Arc::clone(one)),
-            Servers::Cluster(cluster) => cluster.any_node(deadline),
+    /// Speaks to Redis once. In a cluster, the nodes are tried one after the other.
+    pub(super) fn ping(self: &Arc<Router>, deadline: Moment) -> Result<(), Failure> {
+        let one = match self.servers() {
+            Servers::One(one) => self.reach(deadline, |_| Ok(Arc::clone(one)), Node::lend),
+            Servers::Cluster(_) => Err(Failure::Refused(Refusal::new(login::CLUSTER_NODE))),
         };
-        self.reach(deadline, any, Node::lend)
+        match (one, self.cluster()) {
+            (Ok(mut connection), None) => connection.ping(deadline),
+            (Err(failure), None) => Err(failure),
+            (_, Some(cluster)) => cluster.ping(deadline),
+        }
+    }
+
+    /// The only node. `None` in a cluster.
+    pub(super) fn only_node(&self) -> Option<Arc<Node>> {
+        match self.servers() {
+            Servers::One(one) => Some(Arc::clone(one)),
+            Servers::Cluster(_) => None,
+        }
     }
 
     /// A connection outside the pool to this node, for a thread that serves this node alone.
@@ -160,20 +173,30 @@ impl Router {
 
     /// Notes whether a connection to a node could be opened.
     pub(super) fn noting<T>(&self, opened: Result<T, Failure>) -> Result<T, Failure> {
-        if let (Err(_), Some(cluster)) = (&opened, self.cluster()) {
+        if let (Err(failure), Some(cluster)) = (&opened, self.cluster())
+            && !matches!(failure, Failure::OutOfTime(_))
+        {
             cluster.want_map();
         }
         opened
     }
 
     /// Notes what a node answered: silence and some errors show that the map may be out of date.
-    pub(super) fn heard(&self, answer: &Result<Vec<Reply>, Failure>) {
+    /// `waited` is the time that the node had.
+    pub(super) fn heard(&self, answer: &Result<Vec<Reply>, Failure>, waited: Duration) {
         let Some(cluster) = self.cluster() else { return };
         let is_misplaced = |reply: &Reply| {
             let code = if let Reply::Error(error) = reply { error.split(' ').next() } else { None };
             matches!(code, Some("MOVED" | "READONLY" | "CLUSTERDOWN" | "MASTERDOWN"))
         };
-        if answer.as_ref().map_or(true, |replies| replies.iter().any(is_misplaced)) {
+        let shows_an_old_map = match answer {
+            Ok(replies) => replies.iter().any(is_misplaced),
+            // After a shorter wait, the silence says nothing about the node.
+            Err(Failure::Unanswered { link_stands: true, .. }) => waited >= LONG_SILENCE,
+            Err(Failure::OutOfTime(_)) => false,
+            Err(_) => true,
+        };
+        if shows_an_old_map {
             cluster.want_map();
         }
     }

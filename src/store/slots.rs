@@ -4,8 +4,8 @@
 //! specification](https://redis.io/docs/latest/operate/oss_and_stack/reference/cluster-spec/).
 
 use std::net::Ipv6Addr;
-use std::str;
 
+pub(super) use crate::base::key::hash_tag;
 use crate::store::endpoint::Place;
 use crate::store::failure::{Failure, Refusal};
 use crate::store::reply::unexpected;
@@ -33,22 +33,11 @@ const CRC16: [u16; 256] = {
 
 /// The slot of a key.
 pub(super) fn slot(key: &[u8]) -> u16 {
-    crc16(tag(key)) % SLOTS
+    crc16(hash_tag(key).unwrap_or(key)) % SLOTS
 }
 
 fn crc16(bytes: &[u8]) -> u16 {
     bytes.iter().fold(0, |crc, byte| (crc << 8) ^ CRC16[usize::from((crc >> 8) as u8 ^ byte)])
-}
-
-/// The part of a key that decides its slot: what stands between the first `{` and the next `}`. If
-/// there is nothing between them, or no such pair, that is the whole key.
-fn tag(key: &[u8]) -> &[u8] {
-    let inside = || {
-        let rest = &key[key.iter().position(|byte| *byte == b'{')? + 1..];
-        let tag = &rest[..rest.iter().position(|byte| *byte == b'}')?];
-        (!tag.is_empty()).then_some(tag)
-    };
-    inside().unwrap_or(key)
 }
 
 /// Slots in a row, first and last, and the master that has them.
@@ -59,31 +48,44 @@ pub(super) struct Range {
     pub(super) master: Place,
 }
 
-/// Reads the reply to `CLUSTER SLOTS` of the server at `asked`. Leaves out slots whose master is
-/// unknown to that server.
-pub(super) fn ranges(reply: &Reply, asked: &Place) -> Result<Vec<Range>, Failure> {
+/// Reads the reply to `CLUSTER SLOTS` of the server at `asked`: the slots with their masters, and
+/// all replicas. Leaves out servers whose address that server does not know.
+pub(super) fn ranges(reply: &Reply, asked: &Place) -> Result<(Vec<Range>, Vec<Place>), Failure> {
     let Reply::Array(entries) = reply else { return Err(unexpected(reply)) };
-    let mut ranges = Vec::with_capacity(entries.len());
+    let (mut ranges, mut replicas) = (Vec::with_capacity(entries.len()), Vec::new());
     for entry in entries {
-        let (first, last, host, port) = read(entry).ok_or_else(|| unexpected(reply))?;
-        if let Some(master) = place(host, port, asked) {
+        let (first, last, servers) = read(entry).ok_or_else(|| unexpected(reply))?;
+        let mut servers = servers.into_iter().map(|(host, port)| place(host, port, asked));
+        if let Some(master) = servers.next().flatten() {
             ranges.push(Range { first, last, master });
         }
+        for replica in servers.flatten() {
+            if !replicas.contains(&replica) {
+                replicas.push(replica);
+            }
+        }
     }
-    Ok(ranges)
+    Ok((ranges, replicas))
 }
 
-/// First slot, last slot, and the master's host and port. (Replicas and further details follow.)
-fn read(entry: &Reply) -> Option<(u16, u16, &str, u16)> {
+/// First slot, last slot, and host and port of the servers, of which the first is the master.
+type Entry<'a> = (u16, u16, Vec<(&'a str, u16)>);
+
+fn read(entry: &Reply) -> Option<Entry<'_>> {
     let Reply::Array(parts) = entry else { return None };
-    let [Reply::Int(first), Reply::Int(last), Reply::Array(master), ..] = parts.as_slice() else {
-        return None;
-    };
-    let [host, Reply::Int(port), ..] = master.as_slice() else { return None };
-    let host = if *host == Reply::Nil { "" } else { host.text()? };
+    let [Reply::Int(first), Reply::Int(last), servers @ ..] = parts.as_slice() else { return None };
     let slot = |number: &i64| u16::try_from(*number).ok().filter(|number| *number < SLOTS);
     let (first, last) = (slot(first)?, slot(last)?);
-    (first <= last).then_some((first, last, host, u16::try_from(*port).ok()?))
+    let servers: Option<Vec<_>> = servers.iter().map(read_server).collect();
+    servers.filter(|servers| first <= last && !servers.is_empty()).map(|servers| (first, last, servers))
+}
+
+/// Host and port of a server. (Its id and further details follow.)
+fn read_server(server: &Reply) -> Option<(&str, u16)> {
+    let Reply::Array(parts) = server else { return None };
+    let [host, Reply::Int(port), ..] = parts.as_slice() else { return None };
+    let host = if *host == Reply::Nil { "" } else { host.text()? };
+    Some((host, u16::try_from(*port).ok()?))
 }
 
 /// The server at this host and port. Without a host, it is the one at which the server that named
@@ -135,7 +137,7 @@ mod tests {
     }
 
     /// The first vector is that of the specification. `CLUSTER KEYSLOT` of Redis judges in
-    /// `tests/it/cluster.rs`.
+    /// the tests of `tests/it` whose names begin with `cluster`.
     #[test]
     fn the_slot_of_a_key_is_that_of_its_tag() {
         assert_eq!(crc16(b"123456789"), 0x31C3);
@@ -148,7 +150,7 @@ mod tests {
             ("foo}bar{zap}", "zap"),
             ("", ""),
         ] {
-            assert_eq!(tag(key.as_bytes()), tag_of.as_bytes(), "{key}");
+            assert_eq!(slot(key.as_bytes()), crc16(tag_of.as_bytes()) % SLOTS, "{key}");
         }
         assert_eq!(slot(b"foo"), 12182);
         assert_eq!(slot(b"{foo}bar"), 12182);
@@ -170,7 +172,7 @@ mod tests {
             entry(201, 300, named("?"), 4),
             entry(301, 16383, named("::1"), 5),
         ]);
-        let read = ranges(&reply, &at("asked", 9)).unwrap();
+        let (read, replicas) = ranges(&reply, &at("asked", 9)).unwrap();
         let range = |first, last, master| Range { first, last, master };
         let expected = [
             range(0, 99, at("a", 1)),
@@ -179,6 +181,7 @@ mod tests {
             range(301, 16383, at("::1", 5)),
         ];
         assert_eq!(read, expected);
+        assert_eq!(replicas, expected.map(|range| range.master));
     }
 
     #[test]

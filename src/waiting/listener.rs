@@ -25,9 +25,9 @@ use crate::waiting::wakeups::Wakeups;
 /// response timeout.
 const SILENCE: [Duration; 2] = [Duration::from_millis(100), Duration::from_secs(1)];
 
-/// Called for each invalidation, with its key. `None`: any key may have changed, because of a flush
-/// or because invalidations were missed.
-pub(crate) type OnInvalidation = Box<dyn Fn(Option<&[u8]>) + Send + Sync>;
+/// Called for each invalidation, with its key and its node. `None`: any key of the node may have
+/// changed, because of a flush or because invalidations were missed.
+pub(crate) type OnInvalidation = Box<dyn Fn(Option<&[u8]>, &Node) + Send + Sync>;
 
 /// The listener: what its thread shares with the waiters and the keeper.
 pub(crate) struct Listener {
@@ -119,6 +119,11 @@ impl Listener {
         }
     }
 
+    /// Tells the thread to stop, and does not wait.
+    pub(crate) fn tell_to_stop(&self) {
+        self.thread.tell_to_stop();
+    }
+
     /// Ends the thread, by ending its connection.
     ///
     /// Nothing wakes the thread while it connects and tests whether invalidations arrive. That may
@@ -196,12 +201,12 @@ impl Listener {
             Heard::Keys(keys) => {
                 for key in &keys {
                     self.wakeups.wake(key);
-                    (self.on_invalidation)(Some(key));
+                    (self.on_invalidation)(Some(key), &self.node);
                 }
             }
             Heard::Everything => {
-                self.wakeups.wake_all();
-                (self.on_invalidation)(None);
+                self.wake_all();
+                (self.on_invalidation)(None, &self.node);
             }
             Heard::Silence => {}
         }
@@ -214,8 +219,14 @@ impl Listener {
     /// ([`Listener::will_hear`]), or it has registered before this function wakes all waiters.
     pub(crate) fn disconnected(&self) {
         if self.client_id.swap(0, Ordering::AcqRel) != 0 {
-            self.wakeups.wake_all();
+            self.wake_all();
         }
+    }
+
+    /// Wakes the threads that wait for keys of this node. (The threads whose keys have gone to
+    /// another node were woken when the map changed.)
+    fn wake_all(&self) {
+        self.wakeups.wake_those(|redis_key| self.store.may_be_at(&self.node, redis_key));
     }
 
     /// True if the manager is dropped, or the node has left the cluster.
@@ -281,7 +292,8 @@ pub(crate) mod tests {
         let store = Arc::new(Store::new(address, &Settings::default()).unwrap());
         let (passed, passes) = mpsc::channel();
         let text = |key: &[u8]| String::from_utf8(key.to_vec()).unwrap();
-        let pass: OnInvalidation = Box::new(move |key: Option<&[u8]>| passed.send(key.map(text)).unwrap());
+        let pass: OnInvalidation =
+            Box::new(move |key: Option<&[u8]>, _: &Node| passed.send(key.map(text)).unwrap());
         let node = store.node_of("a").unwrap();
         let timeout = Duration::from_millis(50);
         (Listener::new(store, node, timeout, Arc::new(pass), Arc::default()), passes)

@@ -41,7 +41,7 @@ impl Listeners {
         store: Arc<Store>,
         response_timeout: Duration,
         probe: Option<String>,
-        on_invalidation: impl Fn(Option<&[u8]>) + Send + Sync + 'static,
+        on_invalidation: impl Fn(Option<&[u8]>, &Node) + Send + Sync + 'static,
     ) -> Listeners {
         let wakeups = Arc::<Wakeups>::default();
         let weak = Arc::downgrade(&wakeups);
@@ -95,6 +95,10 @@ impl Listeners {
         running.stop = true;
         let listeners: Vec<_> = running.by_node.drain().map(|(_, listener)| listener).collect();
         drop(running);
+        // All are told before the first is waited for, so that they end together.
+        for listener in &listeners {
+            listener.tell_to_stop();
+        }
         for listener in listeners {
             listener.stop();
         }
@@ -129,7 +133,7 @@ mod tests {
     #[test]
     fn beyond_the_limit_a_node_has_no_listener_until_another_node_leaves() {
         let nodes: Vec<_> = (0..=MOST).map(|_| store().node_of("").unwrap()).collect();
-        let listeners = Listeners::new(store(), Duration::from_millis(50), None, |_| ());
+        let listeners = Listeners::new(store(), Duration::from_millis(50), None, |_, _| ());
         assert!(nodes[..MOST].iter().all(|node| listeners.add(node).is_some()));
         assert!(listeners.add(&nodes[MOST]).is_none() && listeners.of(&nodes[MOST]).is_none());
         assert!(listeners.add(&nodes[0]).is_some(), "it has one already");
@@ -142,7 +146,7 @@ mod tests {
     fn after_the_end_no_listener_starts() {
         let store = store();
         let node = store.node_of("").unwrap();
-        let listeners = Listeners::new(store, Duration::from_millis(50), None, |_| ());
+        let listeners = Listeners::new(store, Duration::from_millis(50), None, |_, _| ());
         listeners.stop();
         assert!(listeners.add(&node).is_none());
     }

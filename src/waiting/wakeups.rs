@@ -52,10 +52,6 @@ impl Wakeups {
         }
     }
 
-    pub(crate) fn wake_all(&self) {
-        self.wake_those(|_| true);
-    }
-
     /// Wakes the threads that wait for such keys.
     pub(crate) fn wake_those(&self, is_meant: impl Fn(&[u8]) -> bool) {
         let by_key = self.by_key.lock();
@@ -173,7 +169,7 @@ pub(crate) mod tests {
     fn a_wake_up_before_the_sleep_is_kept_until_it_is_forgotten() {
         let wakeups = Wakeups::default();
         let registration = wakeups.register("one");
-        wakeups.wake_all();
+        wakeups.wake_those(|_| true);
         assert!(registration.wait(soon()));
         assert!(registration.forget());
         assert!(!registration.forget(), "it is forgotten");
