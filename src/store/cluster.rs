@@ -103,8 +103,11 @@ impl Cluster {
     /// Reads the map, and speaks to one node.
     pub(super) fn ping(self: &Arc<Cluster>, deadline: Moment) -> Result<(), Failure> {
         let mut last = Failure::not_sent("no node of the cluster has a slot");
-        for (node, to_try) in self.map(deadline)?.masters.iter().rev().zip(1..) {
-            let share = deadline.since(Moment::now()) / to_try;
+        let map = self.map(deadline)?;
+        for (node, is_last) in map.masters.iter().zip((0..map.masters.len()).rev().map(|left| left == 0)) {
+            // A node that is silent leaves time for another one.
+            let left = deadline.since(Moment::now());
+            let share = if is_last { left } else { left / 2 };
             match node.ping(Moment::now().after(share)) {
                 Ok(()) => return Ok(()),
                 Err(failure) => last = failure,
@@ -211,7 +214,9 @@ impl Cluster {
 
     fn run(self: &Arc<Cluster>) {
         self.thread.enter();
-        let (mut pauses, mut limit) = (Backoff::for_listener(), LONGEST_ASK);
+        // Of the time in which a caller wants to be connected, a silent node leaves some for others.
+        let first_limit = LONGEST_ASK.min(self.common.connect_timeout / 3);
+        let (mut pauses, mut limit) = (Backoff::for_listener(), first_limit);
         loop {
             self.state.lock().wanted = false;
             let read = self.read(limit);
@@ -220,7 +225,7 @@ impl Cluster {
             }
             if self.note(read) {
                 pauses.reset();
-                limit = LONGEST_ASK;
+                limit = first_limit;
                 self.thread.pause(LEAST_INTERVAL);
             } else {
                 // Perhaps the nodes are far away, or the machine is busy.

@@ -147,10 +147,10 @@ impl Node {
     }
 
     /// The node has no slot of the cluster any more: its threads have nothing left to do, and its
-    /// idle connections are closed.
+    /// pool keeps no connection.
     pub(crate) fn retire(&self) {
         self.retired.store(true, Ordering::Relaxed);
-        self.pool.condemn(Moment::now());
+        self.pool.condemn(Moment::NEVER);
         self.pool.sweep();
     }
 

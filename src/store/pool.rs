@@ -298,7 +298,8 @@ impl Drop for Lent {
         if let Some(answered) = self.slot.link.as_ref().and_then(|link| link.answered_to_borrower()) {
             self.pool.answered_at.fetch_max(answered.as_nanos(), Ordering::Relaxed);
         }
-        let Some(link) = self.slot.link.take_if(|link| link.is_over()) else {
+        let pool = &self.pool;
+        let Some(link) = self.slot.link.take_if(|link| link.is_over() || pool.is_condemned(link)) else {
             if let Some(link) = &mut self.slot.link {
                 link.doubt();
             }
