@@ -230,7 +230,7 @@ fn an_old_master_grants_no_acknowledged_lock() -> bool {
 }
 
 /// Counts one up. If another thread does so meanwhile, an update is lost.
-fn increment(counter: &AtomicU64) {
+pub(crate) fn increment(counter: &AtomicU64) {
     let found = counter.load(Ordering::SeqCst);
     thread::sleep(Duration::from_millis(1));
     counter.store(found + 1, Ordering::SeqCst);

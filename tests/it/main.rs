@@ -108,6 +108,12 @@ mod sentinel_reports;
 mod sentinel_tls;
 // Failovers that lose what replicas lack, and the exclusion over failovers.
 mod failovers;
+// Redis Cluster: which node a command goes to, how a cluster is found, and what errors say.
+mod cluster;
+// Redis Cluster: slots that move, and nodes that come and go.
+mod cluster_moves;
+// Redis Cluster: nodes that die, are silent or are failed over.
+mod cluster_faults;
 
 // What the tests share.
 

@@ -14,9 +14,9 @@ const PASSWORD: &str = "RELATCH_TEST_LEAST_RIGHTS";
 /// The name of the user in `docs/operations.md`.
 const USER: &str = "locks";
 
-/// The rights that a manager needs as well if replicas have to acknowledge its locks, or if its
-/// locks are fenced.
-const FOR_OPTIONS: [&str; 2] = ["+wait", "+time"];
+/// The rights that a manager needs as well if replicas have to acknowledge its locks, if its locks
+/// are fenced, or if Redis is a cluster.
+const FOR_OPTIONS: [&str; 4] = ["+wait", "+time", "+cluster|slots", "+asking"];
 
 /// What is printed in front of a command that the server refused to this user. `tests/rights.sh`
 /// looks for that text.

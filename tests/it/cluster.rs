@@ -1,0 +1,368 @@
+//! A Redis Cluster: which node a command goes to, how a cluster is found, and what errors say.
+
+use std::thread;
+use std::time::Duration;
+
+use relatch::{Builder, Error, LockManager, LostCause, Unlocked};
+use relatch_rig::rights::{least_rights, login};
+use relatch_rig::{
+    Cluster, ClusterSetup, LONG, Server, Worker, eventually, server_version, unique_key, within,
+};
+
+#[cfg(target_os = "linux")]
+use crate::support::behind;
+use crate::support::{ANSWER, MINUTE, SOON, assert_lost, assert_unavailable, chain, names_right};
+
+/// The rights that a user needs as well if Redis is a cluster.
+const OF_A_CLUSTER: [&str; 2] = ["+cluster|slots", "+asking"];
+
+/// A manager that waits through a failover, and whose leases outlast it. It has time to read the map
+/// on a busy machine.
+pub(crate) fn patient(url: &str) -> Builder {
+    crate::sentinel::patient(url).connect_timeout(SOON)
+}
+
+pub(crate) fn connect(url: &str) -> LockManager {
+    patient(url).build().expect("connects")
+}
+
+/// Without replicas, set up in another way.
+pub(crate) fn small(setup: ClusterSetup) -> Cluster {
+    Cluster::with(ClusterSetup { replicas: 0, ..setup })
+}
+
+/// The address of these nodes, without a login.
+fn bare_url(cluster: &Cluster, places: &[usize]) -> String {
+    let hosts: Vec<_> = places.iter().map(|&place| cluster.address(place)).collect();
+    format!("redis+cluster://{}", hosts.join(","))
+}
+
+/// The address of one node, as if it were the only server.
+fn url_of_one(cluster: &Cluster, place: usize) -> String {
+    format!("redis://{}{}", login(), cluster.address(place))
+}
+
+/// How often these nodes have answered that another one has the slot of a key.
+pub(crate) fn redirects(cluster: &Cluster, places: impl IntoIterator<Item = usize>) -> u64 {
+    let of = |place: usize| -> u64 {
+        let info: String = cluster.server(place).query(&["INFO", "errorstats"]);
+        let starts = ["errorstat_MOVED:count=", "errorstat_ASK:count="];
+        let counts = info.lines().filter_map(|line| starts.iter().find_map(|it| line.strip_prefix(it)));
+        counts.map(|count| count.parse::<u64>().expect("a number")).sum()
+    };
+    places.into_iter().map(of).sum()
+}
+
+/// Takes a lock of each of these nodes, looks for its key there, and releases it.
+#[track_caller]
+pub(crate) fn assert_works(cluster: &Cluster, locks: &LockManager, places: &[usize]) {
+    for &place in places {
+        let name = cluster.key_on(place);
+        let guard = within(LONG, "a free lock", || locks.lock(&name)).expect("locks");
+        assert_eq!(cluster.server(place).get(&format!("lock:{name}")).as_deref(), Some(guard.token()));
+        assert_eq!(guard.unlock().expect("unlocks"), Unlocked::Released);
+        assert!(!cluster.server(place).exists(&format!("lock:{name}")));
+    }
+}
+
+/// `CLUSTER KEYSLOT` of Redis is the judge: a command for a key in another slot than relatch thinks
+/// would be redirected.
+#[test]
+fn each_command_goes_to_the_node_that_has_the_slot() {
+    let cluster = Cluster::without_replicas();
+    let mut owners = vec![0; 16384];
+    for place in 0..3 {
+        cluster.slots_of(place).into_iter().for_each(|slot| owners[usize::from(slot)] = place);
+    }
+    let fixed = ["a", "{a}", "{}", "a{}{b}", "{{b}}c", "foo{bar", "foo}bar", "}{x}", "ü{ß}", "x{a}{b}", "{ß"];
+    let names: Vec<_> =
+        fixed.map(str::to_owned).into_iter().chain((0..30).map(|_| unique_key("k"))).collect();
+    for prefix in ["lock:", "{", "{}", "a}{b}:", "\u{1}ü:\u{10FFFF}", "{tag}"] {
+        let locks = patient(&bare_url(&cluster, &[0])).prefix(prefix).build().expect("connects");
+        for name in &names {
+            let key = format!("{prefix}{name}");
+            let slot: usize = cluster.server(0).query(&["CLUSTER", "KEYSLOT", &key]);
+            let guard = locks.lock(name).expect("locks");
+            assert_eq!(cluster.server(owners[slot]).get(&key).as_deref(), Some(guard.token()), "{key}");
+            assert_eq!(guard.unlock().expect("unlocks"), Unlocked::Released);
+        }
+    }
+    assert_eq!(redirects(&cluster, 0..3), 0);
+    assert!((0..3).all(|place| cluster.server(place).calls("set") > 20), "all nodes have locks");
+}
+
+#[test]
+fn waiters_are_woken_and_holds_renewed_on_every_node_without_a_redirect() {
+    let cluster = Cluster::without_replicas();
+    let locks = patient(&cluster.url()).renew_every(Duration::from_millis(50)).build().expect("connects");
+    let others = patient(&cluster.url()).poll_every(LONG).build().expect("connects");
+    let names = [0, 1, 2].map(|place| cluster.key_on(place));
+    let guards = names.each_ref().map(|name| locks.lock(name).expect("locks"));
+    thread::scope(|scope| {
+        let waiters = names.each_ref().map(|name| {
+            let others = &others;
+            scope.spawn(move || crate::support::take(others, name))
+        });
+        for place in 0..3 {
+            let server = cluster.server(place);
+            eventually(LONG, "two listeners", || server.listeners().len() == 2);
+            eventually(LONG, "waits are tracked", || server.tracked_keys() == 1);
+        }
+        eventually(LONG, "all are renewed", || locks.held().iter().all(|it| it.renewals > 1));
+        for (guard, waiter) in guards.into_iter().zip(waiters) {
+            assert_eq!(guard.unlock().expect("unlocks"), Unlocked::Released);
+            within(5 * SOON, "a wake-up", || waiter.join().expect("no panic"));
+        }
+    });
+    assert_eq!(redirects(&cluster, 0..3), 0);
+    assert_eq!(others.stats().waited, 3);
+}
+
+#[test]
+fn one_node_of_many_that_answers_is_enough() {
+    let cluster = Cluster::without_replicas();
+    let dead = [Server::start(), Server::start()];
+    dead.iter().for_each(Server::kill);
+    let hosts = [dead[0].address(), dead[1].address(), cluster.address(2)].join(",");
+    let locks = connect(&format!("redis+cluster://{}{hosts}", login()));
+    assert_works(&cluster, &locks, &[0, 1, 2]);
+    assert_eq!(redirects(&cluster, 0..3), 0);
+}
+
+#[test]
+fn the_address_of_one_node_leads_to_the_whole_cluster() {
+    let cluster = Cluster::without_replicas();
+    let locks = connect(&url_of_one(&cluster, 1));
+    assert_works(&cluster, &locks, &[0, 1, 2]);
+    assert_eq!(redirects(&cluster, 0..3), 0, "the login shows what the server is");
+}
+
+/// Without `HELLO`, only `MOVED` shows that the server is a node of a cluster.
+#[test]
+fn the_address_of_one_node_leads_to_the_whole_cluster_also_without_hello() {
+    // (No ACL keeps a user from calling it.)
+    let args = vec!["--rename-command", "HELLO", ""];
+    let cluster = small(ClusterSetup { args, ..ClusterSetup::default() });
+    let locks = connect(&url_of_one(&cluster, 1));
+    assert_works(&cluster, &locks, &[0, 1, 2]);
+    let moved = redirects(&cluster, 0..3);
+    assert!(moved > 0, "something has shown it");
+    assert_works(&cluster, &locks, &[0, 1, 2]);
+    assert_eq!(redirects(&cluster, 0..3), moved, "now the map is known");
+    let guard = locks.lock(cluster.key_on(2)).expect("locks");
+    eventually(LONG, "it is renewed", || locks.held()[0].renewals > 0);
+    guard.unlock().expect("unlocks");
+}
+
+/// Gives the user `worker` with the password `canary` these rights on every node.
+fn grant_all(cluster: &Cluster, rights: &[&str]) {
+    (0..cluster.count()).for_each(|place| crate::support::grant(cluster.server(place), rights));
+}
+
+#[test]
+fn a_replica_leads_to_the_masters() {
+    let cluster = Cluster::start();
+    for url in [cluster.url_with(&[3]), url_of_one(&cluster, 4)] {
+        assert_works(&cluster, &connect(&url), &[0, 1, 2]);
+    }
+}
+
+#[test]
+fn a_cluster_may_have_a_password() {
+    let cluster = small(ClusterSetup { password: Some("canary".into()), ..ClusterSetup::default() });
+    assert_works(&cluster, &connect(&cluster.url()), &[0, 1, 2]);
+    let wrong = format!("redis+cluster://:wrong@{}", cluster.address(0));
+    let error = patient(&wrong).build().expect_err("the password is wrong");
+    assert!(matches!(&error, Error::Refused { code, .. } if code == "WRONGPASS"), "{error:?}");
+    assert!(error.to_string().contains(&cluster.address(0)), "{error}");
+}
+
+#[test]
+#[cfg(feature = "tls")]
+fn a_cluster_may_speak_tls() {
+    let setup = ClusterSetup { tls: true, password: Some("canary".into()), ..ClusterSetup::default() };
+    let cluster = small(setup);
+    let tls = relatch::Tls::new().roots(cluster.roots());
+    let locks = patient(&cluster.url()).tls(tls).build().expect("connects");
+    assert_works(&cluster, &locks, &[0, 1, 2]);
+    assert_eq!(redirects(&cluster, 0..3), 0);
+    let (name, guard) = held_on(&cluster, &locks, 0);
+    cluster.move_slot(cluster.slot_of(&name), 1);
+    guard.verify().expect("still there");
+    assert_eq!(guard.unlock().expect("unlocks"), Unlocked::Released);
+    let error = patient(&cluster.url()).build().expect_err("an unknown authority");
+    assert!(matches!(error, Error::Tls { .. }), "{error:?}");
+}
+
+#[cfg(feature = "tls")]
+fn held_on(cluster: &Cluster, locks: &LockManager, place: usize) -> (String, relatch::LockGuard) {
+    let name = cluster.key_on(place);
+    let guard = locks.lock(&name).expect("locks");
+    (name, guard)
+}
+
+#[test]
+fn a_cluster_has_one_database() {
+    let cluster = Cluster::without_replicas();
+    for url in [format!("{}/3", cluster.url()), format!("{}/3", url_of_one(&cluster, 0))] {
+        let error = patient(&url).build().expect_err("there is no other database");
+        let text = chain(&error);
+        assert!(matches!(error, Error::Refused { .. } | Error::InvalidOption { .. }), "{error:?}");
+        assert!(text.contains("SELECT") || text.contains("database"), "{text}");
+    }
+    for url in [format!("{}/0", cluster.url()), format!("{}/0", url_of_one(&cluster, 0))] {
+        assert_works(&cluster, &connect(&url), &[1]);
+    }
+}
+
+/// A map may name no host: then it is the host that was asked. Or it has names of hosts.
+#[test]
+fn a_map_may_leave_out_hosts_or_name_them() {
+    if server_version() < (7, 0) {
+        return; // It names addresses.
+    }
+    let unknown = vec!["--cluster-preferred-endpoint-type", "unknown-endpoint"];
+    let named =
+        vec!["--cluster-preferred-endpoint-type", "hostname", "--cluster-announce-hostname", "localhost"];
+    for args in [unknown, named] {
+        let cluster = small(ClusterSetup { args, ..ClusterSetup::default() });
+        for url in [cluster.url_with(&[1]), url_of_one(&cluster, 1)] {
+            let locks = connect(&url);
+            assert_works(&cluster, &locks, &[0, 1, 2]);
+            assert_eq!(redirects(&cluster, 0..3), 0);
+            let name = cluster.key_on(0);
+            let guard = locks.lock(&name).expect("locks");
+            cluster.move_slot(cluster.slot_of(&name), 2);
+            guard.verify().expect("found by a redirect without a host, or with its name");
+            assert_eq!(guard.unlock().expect("unlocks"), Unlocked::Released);
+            cluster.move_slot(cluster.slot_of(&name), 0);
+            (0..3).for_each(|place| cluster.server(place).reset_stats());
+        }
+    }
+}
+
+#[test]
+fn holder_held_and_force_unlock_find_the_node() {
+    let cluster = Cluster::without_replicas();
+    let (locks, others) = (connect(&cluster.url()), connect(&cluster.url()));
+    let names = [0, 1, 2].map(|place| cluster.key_on(place));
+    let guards = names.each_ref().map(|name| locks.lock(name).expect("locks"));
+    let mut listed: Vec<_> = locks.held().into_iter().map(|it| it.key).collect();
+    listed.sort();
+    let mut expected = names.to_vec();
+    expected.sort();
+    assert_eq!(listed, expected);
+    for (name, guard) in names.iter().zip(guards) {
+        guard.ensure(MINUTE / 2).expect("valid");
+        guard.extend(MINUTE).expect("extends"); // From now on, Redis tracks the key.
+        let seen = others.named(name).holder().expect("answers").expect("held");
+        assert_eq!(seen.raw(), guard.token());
+        thread::scope(|scope| {
+            let busy = || others.try_lock(name).expect("answers").is_none();
+            assert!(scope.spawn(busy).join().expect("no panic"));
+        });
+        let gone = others.named(name).force_unlock().expect("answers").expect("held");
+        assert_eq!(gone.raw(), guard.token());
+        assert_eq!(guard.watch().wait_lost(LONG), Some(LostCause::Deleted));
+        assert_lost(&guard.unlock(), LostCause::Deleted);
+        assert!(others.named(name).holder().expect("answers").is_none());
+    }
+    let (stats, theirs) = (locks.stats(), others.stats());
+    assert_eq!((stats.acquired, stats.lost, theirs.timed_out), (3, 3, 3));
+    assert_eq!(redirects(&cluster, 0..3), 0);
+}
+
+#[test]
+#[cfg(target_os = "linux")]
+fn a_lock_is_handed_off_on_every_node() {
+    let cluster = Cluster::without_replicas();
+    let locks = patient(&cluster.url()).local_handoff(MINUTE).build().expect("connects");
+    for place in 0..3 {
+        let name = cluster.key_on(place);
+        let guard = locks.lock(&name).expect("locks");
+        thread::scope(|scope| {
+            let next = behind(scope, || crate::support::take(&locks, &name));
+            assert_eq!(guard.unlock().expect("unlocks"), Unlocked::Released);
+            next.join().expect("no panic");
+        });
+    }
+    assert_eq!(locks.stats().handed_off, 3);
+    assert_eq!(redirects(&cluster, 0..3), 0);
+}
+
+#[test]
+fn the_lock_of_a_dead_process_is_taken_over() {
+    let cluster = Cluster::without_replicas();
+    let mut holder =
+        Worker::spawn("worker", &[("url", &*cluster.url()), ("lease", "60000"), ("reclaim", "no")]);
+    holder.expect_line("ready", LONG);
+    holder.send("lock");
+    let token = holder.expect_line("", LONG);
+    let locks = connect(&cluster.url());
+    assert_eq!(locks.named("a").holder().expect("answers").expect("held").raw(), token);
+    holder.kill();
+    let guard = within(LONG, "the take-over", || locks.named("a").reclaim_dead(true).lock()).expect("locks");
+    assert_eq!(locks.stats().reclaimed, 1);
+    assert_eq!(guard.unlock().expect("unlocks"), Unlocked::Released);
+}
+
+/// An error names the node that has the key or, if no map is known, the nodes of the URL.
+#[test]
+fn errors_name_the_node_or_those_of_the_url() {
+    let args = vec!["--cluster-require-full-coverage", "no"];
+    let cluster = small(ClusterSetup { args, ..ClusterSetup::default() });
+    let names = [0, 1, 2].map(|place| cluster.key_on(place));
+    let locks = connect(&cluster.url());
+    assert_works(&cluster, &locks, &[0, 1, 2]);
+    cluster.server(1).kill();
+    let refused = locks.named(&names[1]).wait(2 * ANSWER).lock().map(Some);
+    assert_unavailable(&refused);
+    let text = refused.expect_err("it is dead").to_string();
+    assert!(text.contains(&cluster.address(1)), "{text}");
+    locks.with_lock(&names[2], || ()).expect("another node");
+    for place in [0, 2] {
+        cluster.server(place).kill();
+    }
+    let url = cluster.url_with(&[2, 0]);
+    for error in [
+        patient(&url).build().map(drop).expect_err("all are dead"),
+        patient(&url).build_unchecked().expect("an address").try_lock(&names[0]).expect_err("all are dead"),
+    ] {
+        assert!(matches!(error, Error::Unavailable { .. }), "{error:?}");
+        let seeds = format!("the cluster of {}, {}", cluster.address(2), cluster.address(0));
+        assert!(error.to_string().contains(&seeds), "{error}");
+    }
+}
+
+#[test]
+fn row_23_the_right_to_read_the_map_is_needed_and_named() {
+    let cluster = Cluster::without_replicas();
+    grant_all(&cluster, &least_rights());
+    let url = |scheme: &str| format!("{scheme}://worker:canary@{}", cluster.address(0));
+    for url in [url("redis+cluster"), url("redis")] {
+        let error = patient(&url).build().expect_err("it may not be read");
+        assert!(matches!(&error, Error::Refused { code, .. } if code == "NOPERM"), "{error:?}");
+        assert!(names_right(&chain(&error), OF_A_CLUSTER[0]), "{}", chain(&error));
+    }
+    grant_all(&cluster, &[&least_rights()[..], &OF_A_CLUSTER].concat());
+    for url in [url("redis+cluster"), url("redis")] {
+        let locks = connect(&url);
+        let name = cluster.key_on(0);
+        let guard = locks.lock(&name).expect("locks");
+        let moving = cluster.begin_move(cluster.slot_of(&name), 1);
+        moving.move_keys();
+        guard.extend(MINUTE).expect("extends at the new owner");
+        thread::scope(|scope| {
+            let others = connect(&url);
+            let name = &name;
+            scope.spawn(move || assert!(others.try_lock_for(name, ANSWER).expect("answers").is_none()));
+        });
+        assert_eq!(guard.unlock().expect("unlocks"), Unlocked::Released);
+        moving.cancel();
+    }
+    for place in 0..3 {
+        let refused = cluster.server(place).refused().into_iter();
+        let refused: Vec<_> = refused.map(|(_, what)| what).filter(|it| !it.starts_with("cluster")).collect();
+        assert!(refused.is_empty(), "{refused:?}");
+    }
+}

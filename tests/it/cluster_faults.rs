@@ -1,0 +1,273 @@
+//! Redis Cluster: nodes that die, are silent or are failed over, and what the other nodes' locks
+//! notice of that.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use relatch::{Builder, LockManager, LostCause, Replicas, Unlocked};
+use relatch_rig::{Cluster, ClusterSetup, LONG, Server, SetOnDrop, eventually, throughout, within};
+
+use crate::cluster::{assert_works, connect, patient, redirects, small};
+use crate::cluster_moves::{NEW_MAP, key, until_renewed, while_counting};
+use crate::support::{ANSWER, MINUTE, SOON, assert_lost, assert_unavailable, chain, take};
+
+/// A lease that the death of another node must not end, and from one renewal to the next.
+const BRIEF: Duration = Duration::from_millis(1500);
+const PERIOD: Duration = Duration::from_millis(300);
+
+/// What must always be left of such a lease: the rest is for a busy machine.
+const LEAST: i64 = 400;
+
+/// For how long Redis waits for replicas.
+const WAIT: Duration = Duration::from_millis(100);
+
+/// While a master is dead, the others go on.
+const PARTLY: [&str; 2] = ["--cluster-require-full-coverage", "no"];
+
+fn partly() -> ClusterSetup {
+    ClusterSetup { args: PARTLY.to_vec(), ..ClusterSetup::default() }
+}
+
+fn acknowledged(cluster: &Cluster) -> Builder {
+    patient(&cluster.url()).replicas(Replicas::at_least(1), WAIT)
+}
+
+/// Managers that count. The lock whose release is lost is free again after the lease.
+fn counting(cluster: &Cluster) -> [LockManager; 2] {
+    [(); 2].map(|()| acknowledged(cluster).lease(2 * SOON).build().expect("connects"))
+}
+
+/// Checks all the time that these locks, each on its node, are renewed in time.
+fn watch_leases(cluster: &Cluster, locks: &[(usize, String)], ended: &AtomicBool) {
+    while !ended.load(Ordering::SeqCst) {
+        throughout(Duration::from_millis(5), || {});
+        for (place, name) in locks {
+            let left = cluster.server(*place).pttl(&key(name));
+            assert!(left > LEAST, "{name} on node {place}: {left} ms left");
+        }
+    }
+}
+
+/// Holds on two nodes are renewed in time, locks are taken everywhere and a wait goes on, while
+/// `body` replaces the master at place 0. No lock is lost that a replica has acknowledged.
+fn while_the_first_master_is_replaced(cluster: &Cluster, body: impl FnOnce(&dyn Fn())) {
+    let renewing = patient(&cluster.url()).lease(BRIEF).renew_every(PERIOD).build().expect("connects");
+    let brief = [1, 2].map(|place| (place, cluster.key_on(place)));
+    let guards = brief.each_ref().map(|(_, name)| renewing.lock(name).expect("locks"));
+    let (holder, waiter) = (acknowledged(cluster).build(), acknowledged(cluster).poll_every(LONG).build());
+    let (holder, waiter) = (holder.expect("connects"), waiter.expect("connects"));
+    let kept = cluster.key_on(0);
+    let kept_guard = holder.lock(&kept).expect("locks");
+    let names = [0, 1, 2].map(|place| cluster.key_on(place));
+    let (managers, ended) = (counting(cluster), AtomicBool::new(false));
+    thread::scope(|scope| {
+        let stop = SetOnDrop(&ended);
+        scope.spawn(|| watch_leases(cluster, &brief, &ended));
+        let waiting = scope.spawn(|| take(&waiter, &kept));
+        let longest = while_counting(&managers, &names, body);
+        println!("the longest wait: {longest:?}");
+        drop(stop);
+        kept_guard.verify().expect("a replica had it");
+        until_renewed(&holder, &kept, 2);
+        assert!(!waiting.is_finished());
+        assert_eq!(kept_guard.unlock().expect("unlocks"), Unlocked::Released);
+        let released = Instant::now();
+        let woken = waiting.join().expect("no panic").saturating_duration_since(released);
+        assert!(woken < 2 * SOON, "woken after {woken:?}");
+    });
+    assert_eq!((holder.stats().lost, renewing.stats().lost, renewing.stats().renewal_errors), (0, 0, 0));
+    for guard in guards {
+        assert_eq!(guard.unlock().expect("unlocks"), Unlocked::Released);
+    }
+}
+
+#[test]
+fn the_death_of_a_master_loses_no_acknowledged_lock_and_disturbs_no_other_node() {
+    let cluster = Cluster::with(partly());
+    while_the_first_master_is_replaced(&cluster, |goes_on| {
+        cluster.server(0).kill();
+        assert_eq!(cluster.until_replaced(0), 3);
+        // Without its replica, no lock of the new master is acknowledged.
+        cluster.server(0).restart();
+        cluster.until_well();
+        goes_on();
+    });
+}
+
+#[test]
+fn a_silent_master_loses_no_acknowledged_lock_and_disturbs_no_other_node() {
+    let cluster = Cluster::with(partly());
+    while_the_first_master_is_replaced(&cluster, |goes_on| {
+        cluster.server(0).pause();
+        assert_eq!(cluster.until_replaced(0), 3);
+        cluster.server(0).resume();
+        cluster.until_well();
+        goes_on();
+    });
+}
+
+#[test]
+fn a_planned_failover_loses_nothing() {
+    let cluster = Cluster::start();
+    while_the_first_master_is_replaced(&cluster, |goes_on| {
+        cluster.fail_over(3);
+        goes_on();
+        cluster.fail_over(0);
+        goes_on();
+    });
+}
+
+/// The replica lacks the lock. The holder learns of the loss when the new master is found, and not
+/// only at the next renewal.
+#[test]
+fn a_lock_that_died_with_its_master_is_reported_as_lost() {
+    let cluster = Cluster::start();
+    let locks = patient(&cluster.url()).renew_every(MINUTE / 3).build().expect("connects");
+    let waiter = patient(&cluster.url()).poll_every(LONG).build().expect("connects");
+    let (name, other) = (cluster.key_on(0), cluster.key_on(1));
+    cut_off(&cluster, 3, 0);
+    let guard = locks.lock(&name).expect("locks");
+    let kept = locks.lock(&other).expect("locks");
+    for it in [&guard, &kept] {
+        it.extend(MINUTE).expect("extends"); // From now on, Redis tracks the key.
+    }
+    thread::scope(|scope| {
+        let waiting = scope.spawn(|| take(&waiter, &name));
+        eventually(LONG, "the wait is tracked", || cluster.server(0).tracked_keys() > 0);
+        cluster.server(0).kill();
+        assert_eq!(cluster.until_replaced(0), 3);
+        let lost = within(NEW_MAP, "the report", || guard.watch().wait_lost(LONG));
+        assert_eq!(lost, Some(LostCause::Deleted));
+        within(NEW_MAP, "the lock at the new master", || waiting.join().expect("no panic"));
+    });
+    assert_lost(&guard.unlock(), LostCause::Deleted);
+    kept.verify().expect("valid");
+    assert_works(&cluster, &locks, &[3, 1, 2]);
+}
+
+/// The replica gets no more writes of its master, which takes it for well.
+fn cut_off(cluster: &Cluster, replica: usize, master: usize) {
+    let server = cluster.server(replica);
+    // The master refuses the password, because it has none.
+    server.query::<()>(&["CONFIG", "SET", "masterauth", "wrong"]);
+    server.query::<i64>(&["CLIENT", "KILL", "TYPE", "master"]);
+    let replicas = |server: &Server| -> String { server.query(&["INFO", "replication"]) };
+    eventually(LONG, "the replica is cut off", || {
+        replicas(cluster.server(master)).contains("connected_slaves:0")
+    });
+}
+
+/// The response timeout is long, so that whoever waits for the silent node is noticed.
+#[test]
+fn what_is_done_on_other_nodes_does_not_wait_for_a_silent_one() {
+    let cluster = small(ClusterSetup { node_timeout: LONG, ..partly() });
+    let answer = 3 * SOON;
+    let builder = patient(&cluster.url()).response_timeout(answer).renew_every(PERIOD);
+    let locks = builder.build().expect("connects");
+    let lock = |place: usize, lease: Duration| {
+        let name = cluster.key_on(place);
+        let guard = locks.named(&name).lease(lease).lock().expect("locks");
+        ((place, name), guard)
+    };
+    let (silent, others) = (lock(0, MINUTE), [lock(1, BRIEF), lock(2, BRIEF)]);
+    until_renewed(&locks, &silent.0.1, 1);
+    let (brief, guards): (Vec<_>, Vec<_>) = others.into_iter().unzip();
+    let ended = AtomicBool::new(false);
+    let free = [1, 2].map(|place| cluster.key_on(place));
+    cluster.server(0).pause();
+    thread::scope(|scope| {
+        let _stop = SetOnDrop(&ended);
+        scope.spawn(|| watch_leases(&cluster, &brief, &ended));
+        eventually(LONG, "a renewal has waited in vain", || {
+            for (guard, name) in guards.iter().zip(&free) {
+                within(SOON, "an extension", || guard.extend(BRIEF)).expect("extends");
+                within(SOON, "a check", || guard.ensure(BRIEF / 10)).expect("valid");
+                within(SOON, "a question", || guard.verify()).expect("valid");
+                within(SOON, "a free lock", || locks.with_lock(name, || ())).expect("locks");
+            }
+            locks.stats().renewal_errors > 0
+        });
+    });
+    assert!(silent.1.is_valid());
+    drop(guards);
+    within(answer + SOON, "the release at the silent node", || drop(silent));
+    within(3 * (answer + SOON), "the end of the manager", || drop(locks));
+}
+
+#[test]
+fn a_manager_is_made_although_nodes_are_dead_or_silent() {
+    let cluster = small(ClusterSetup { proxied: true, ..partly() });
+    for place in 0..3 {
+        let others: Vec<_> = (0..3).filter(|it| *it != place).collect();
+        let make =
+            || within(NEW_MAP, "a manager", || patient(&cluster.url_with(&[place, others[0]])).build());
+        cluster.proxy(place).black_hole(true);
+        assert_works(&cluster, &make().expect("another node answers"), &others);
+        cluster.proxy(place).black_hole(false);
+        cluster.proxy(place).refuse(true);
+        assert_works(&cluster, &make().expect("another node answers"), &others);
+        cluster.proxy(place).refuse(false);
+    }
+}
+
+/// The node that is asked first is drawn by lot, so there are a few moves.
+#[test]
+fn a_silent_node_does_not_keep_the_map_old() {
+    let cluster = small(ClusterSetup { proxied: true, ..partly() });
+    let locks = patient(&cluster.url()).renew_every(PERIOD / 3).build().expect("connects");
+    let name = cluster.key_on(0);
+    let guard = locks.lock(&name).expect("locks");
+    assert_works(&cluster, &locks, &[1]);
+    cluster.proxy(1).black_hole(true);
+    for to in [2, 0, 2, 0] {
+        cluster.move_slot(cluster.slot_of(&name), to);
+        eventually(2 * NEW_MAP, "the new map is used", || {
+            let before = redirects(&cluster, [0, 2]);
+            until_renewed(&locks, &name, 3);
+            redirects(&cluster, [0, 2]) == before
+        });
+    }
+    assert_eq!(guard.unlock().expect("unlocks"), Unlocked::Released);
+}
+
+/// Without replicas, and if the cluster has to be whole, a dead master stops all nodes.
+#[test]
+fn a_cluster_that_is_down_is_unavailable_until_it_is_up_again() {
+    let cluster = Cluster::without_replicas();
+    let locks = connect(&cluster.url());
+    let names = [0, 1].map(|place| cluster.key_on(place));
+    let held = cluster.key_on(2);
+    let guard = locks.lock(&held).expect("locks");
+    cluster.server(0).kill();
+    eventually(LONG, "the cluster is down", || {
+        cluster.server(1).query::<String>(&["CLUSTER", "INFO"]).contains("cluster_state:fail")
+    });
+    for name in &names {
+        let lock = locks.named(name);
+        for error in [
+            within(4 * ANSWER + SOON, "lock", || lock.clone().wait(4 * ANSWER).lock()).map(Some),
+            within(4 * ANSWER + SOON, "try_lock_for", || lock.try_lock_for(4 * ANSWER)),
+            within(2 * ANSWER + SOON, "try_lock", || lock.try_lock()),
+        ] {
+            assert_unavailable(&error);
+            let text = chain(&error.expect_err("unavailable"));
+            assert!(name != &names[1] || text.contains("CLUSTERDOWN"), "{text}");
+        }
+    }
+    eventually(LONG, "a renewal fails", || locks.stats().renewal_errors > 0);
+    thread::scope(|scope| {
+        let waits = names.each_ref().map(|name| {
+            let locks = &locks;
+            scope.spawn(move || take(locks, name))
+        });
+        cluster.server(0).restart();
+        cluster.until_well();
+        for wait in waits {
+            within(NEW_MAP, "a lock", || wait.join().expect("no panic"));
+        }
+    });
+    until_renewed(&locks, &held, 1);
+    assert_eq!(guard.unlock().expect("unlocks"), Unlocked::Released);
+    assert_works(&cluster, &locks, &[0, 1, 2]);
+}
