@@ -12,6 +12,10 @@ use crate::round;
 /// How long the checker may take to find a mistake.
 const LIMIT: Duration = Duration::from_secs(60);
 
+/// What shows that a failover has lost a lock. The second if the holder learned of that before
+/// somebody else had the lock.
+const LOST: [&str; 2] = ["two at a time", "said to be lost, but nobody took it away"];
+
 /// Runs rounds with the mistake `flaw` until the checker reports a violation that begins with one
 /// of `expected`.
 fn is_found(flaw: &str, weather: Weather, expected: &[&str]) {
@@ -59,7 +63,17 @@ fn a_flag_instead_of_the_clock_is_found_out() {
 #[test]
 #[serial(one)]
 fn a_lock_that_waits_for_no_replica_is_found_out() {
-    // The second if the holder learned of the loss before somebody else had the lock.
-    let lost = ["two at a time", "said to be lost, but nobody took it away"];
-    is_found("waits for no replica", Weather::Failovers, &lost);
+    is_found("waits for no replica", Weather::Failovers, &LOST);
+}
+
+#[test]
+#[serial(other)]
+fn a_lock_that_a_cluster_has_elsewhere_is_found_out() {
+    is_found("takes a redirect for success", Weather::SlotsMove, &["no server ever had its token"]);
+}
+
+#[test]
+#[serial(one)]
+fn a_lock_that_waits_for_no_replica_of_a_cluster_is_found_out() {
+    is_found("waits for no replica", Weather::MastersFailOver, &LOST);
 }

@@ -1,27 +1,22 @@
 //! The weather: which faults happen while the workers take locks. A seed decides that.
 
 use std::fs;
-use std::path::PathBuf;
 use std::thread;
 use std::time::Duration;
 
 use rand::RngExt;
 use rand::rngs::StdRng;
-use relatch_rig::{
-    Exchange, Fault, Proxy, Sentinels, Server, Setup, Terminator, Worker, compile_preload, now,
-};
+use relatch_rig::{Fault, Proxy, Server, SlotMove, Worker, now};
 use tempfile::TempDir;
 
 use crate::roles::KEYS;
+use crate::servers::{AHEAD, Servers, Way};
 
 /// How many processes take locks.
 const PROCESSES: u64 = 3;
 
 /// Longer than a worker takes to start, and to finish its last turn.
 const FINISH: Duration = Duration::from_secs(30);
-
-/// The file that says how far the server's clock is ahead.
-const AHEAD: &str = "ahead";
 
 /// What goes wrong, over and over.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -50,6 +45,10 @@ pub(crate) enum Weather {
     /// The master is killed, alone or with all but a replica that was cut off, or stopped, or
     /// replaced by an operator. All replicas acknowledge locks.
     Failovers,
+    /// Slots of a cluster move from one master to another, with the keys that are contended for.
+    SlotsMove,
+    /// The same as `Failovers` to the masters of a cluster, one after the other.
+    MastersFailOver,
 }
 
 impl Weather {
@@ -58,16 +57,21 @@ impl Weather {
         matches!(self, Weather::Restarts | Weather::Evictions | Weather::Clocks)
     }
 
+    /// Whether masters are replaced. Replicas acknowledge locks then.
+    pub(crate) fn replaces_masters(self) -> bool {
+        matches!(self, Weather::Failovers | Weather::MastersFailOver)
+    }
+
     /// The lease of most keys. If the server deletes held locks, it is so long that the report of a
     /// loss comes well before the end of the lease. And a hold should outlive a failover.
     pub(crate) fn lease(self) -> Duration {
         let others = if self.deletes_held_locks() { 3000 } else { 300 };
-        Duration::from_millis(if self == Weather::Failovers { 5000 } else { others })
+        Duration::from_millis(if self.replaces_masters() { 5000 } else { others })
     }
 
     /// How long faults happen in one round. A failover takes seconds.
     pub(crate) fn round(self) -> Duration {
-        Duration::from_secs(if self == Weather::Failovers { 10 } else { 4 })
+        Duration::from_secs(if self.replaces_masters() { 10 } else { 4 })
     }
 
     /// The lease of one of the keys. It is longer than a round, so that an orphan is still there
@@ -75,69 +79,10 @@ impl Weather {
     /// have to wait for the end of leases. In these cases, and if the server deletes held locks,
     /// all keys have the same lease.
     fn long_lease(self) -> Duration {
-        if self.deletes_held_locks() || matches!(self, Weather::Kills | Weather::Failovers) {
+        if self.deletes_held_locks() || self.replaces_masters() || self == Weather::Kills {
             self.lease()
         } else {
             Duration::from_secs(60)
-        }
-    }
-}
-
-/// Where the locks are.
-enum Redis {
-    One { server: Box<Server>, proxy: Proxy, terminator: Option<Box<Terminator>> },
-    Watched(Sentinels),
-}
-
-impl Redis {
-    fn start(weather: Weather, over_tls: bool, clock: &TempDir) -> Redis {
-        let server = match weather {
-            Weather::Failovers => {
-                let setup = Setup { proxied: true, ..Setup::default() };
-                return Redis::Watched(Sentinels::with(setup));
-            }
-            Weather::Clocks => {
-                let path = |path: PathBuf| path.to_str().expect("UTF-8").to_owned();
-                let shim = path(compile_preload("wall_clock", clock.path()));
-                let ahead = path(clock.path().join(AHEAD));
-                Server::in_env(&[], &[("LD_PRELOAD", &shim), ("WALL_CLOCK_OFFSET", &ahead)])
-            }
-            _ => Server::start(),
-        };
-        let proxy = Proxy::start(server.port());
-        let terminator = over_tls.then(|| Box::new(Terminator::start(proxy.port())));
-        Redis::One { server: Box::new(server), proxy, terminator }
-    }
-
-    /// The server, or the master.
-    fn server(&self) -> &Server {
-        match self {
-            Redis::One { server, .. } => server,
-            Redis::Watched(sentinels) => sentinels.server(sentinels.master()),
-        }
-    }
-
-    /// The proxies in front of the servers.
-    fn proxies(&self) -> Vec<&Proxy> {
-        match self {
-            Redis::One { proxy, .. } => vec![proxy],
-            Redis::Watched(sentinels) => (0..sentinels.count()).map(|it| sentinels.proxy(it)).collect(),
-        }
-    }
-
-    fn url(&self) -> String {
-        match self {
-            Redis::One { terminator: Some(terminator), .. } => terminator.url(),
-            Redis::One { proxy, .. } => proxy.url(),
-            Redis::Watched(sentinels) => sentinels.url(),
-        }
-    }
-
-    /// Whom the workers have to trust; empty without TLS.
-    fn roots(&self) -> &str {
-        match self {
-            Redis::One { terminator: Some(terminator), .. } => terminator.roots(),
-            _ => "",
         }
     }
 }
@@ -146,7 +91,7 @@ impl Redis {
 pub(crate) struct Scene {
     weather: Weather,
     rng: StdRng,
-    redis: Redis,
+    pub(crate) servers: Servers,
     workers: Vec<Worker>,
     seeds: u64,
     flaw: String,
@@ -156,16 +101,28 @@ pub(crate) struct Scene {
     pub(crate) stops: Vec<(u32, Duration, Duration)>,
     pub(crate) deaths: Vec<(u32, Duration)>,
     strikes: u64,
+    /// The longest time that the move of keys from one master to another has taken.
+    pub(crate) moved_within: Duration,
 }
 
 impl Scene {
     pub(crate) fn new(weather: Weather, over_tls: bool, mut rng: StdRng, flaw: &str) -> Scene {
         let [records, clock] = [(); 2].map(|()| TempDir::new().expect("a temporary directory"));
-        let redis = Redis::start(weather, over_tls, &clock);
-        let seeds = rng.random();
-        let (workers, stops, deaths, flaw) = (Vec::new(), Vec::new(), Vec::new(), flaw.to_owned());
-        let mut scene =
-            Scene { weather, rng, redis, workers, seeds, flaw, records, clock, stops, deaths, strikes: 0 };
+        let servers = Servers::start(weather, over_tls, clock.path());
+        let mut scene = Scene {
+            weather,
+            seeds: rng.random(),
+            rng,
+            servers,
+            workers: Vec::new(),
+            flaw: flaw.to_owned(),
+            records,
+            clock,
+            stops: Vec::new(),
+            deaths: Vec::new(),
+            strikes: 0,
+            moved_within: Duration::ZERO,
+        };
         for _ in 0..PROCESSES {
             scene.add_worker();
         }
@@ -180,11 +137,16 @@ impl Scene {
         let [lease, long] =
             [self.weather.lease(), self.weather.long_lease()].map(|it| it.as_millis().to_string());
         let dir = self.records.path().to_str().expect("UTF-8");
-        let (url, seed) = (self.redis.url(), self.seeds.to_string());
-        let replicas = if self.weather == Weather::Failovers { "all" } else { "none" };
+        let (url, seed) = (self.servers.url(), self.seeds.to_string());
+        let replicas = match self.weather {
+            Weather::Failovers => "all",
+            Weather::MastersFailOver => "1",
+            _ => "none",
+        };
+        let masters = self.servers.masters().to_string();
         let args = [("url", &*url), ("seed", &*seed), ("lease", &*lease), ("long", &*long), ("dir", dir)];
-        let more = [("flaw", &*self.flaw), ("replicas", replicas), ("roots", self.redis.roots())];
-        let args = [&args[..], &more].concat();
+        let more = [("flaw", &*self.flaw), ("replicas", replicas), ("roots", self.servers.roots())];
+        let args = [&args[..], &more, &[("masters", &*masters)]].concat();
         self.workers.push(Worker::spawn("worker", &args));
     }
 
@@ -196,19 +158,12 @@ impl Scene {
             self.strike();
             self.strikes += 1;
         }
-        self.redis.proxies().iter().for_each(|it| it.clear());
+        self.servers.proxies().iter().for_each(|it| it.clear());
     }
 
     /// The server, or the master.
-    pub(crate) fn server(&self) -> &Server {
-        self.redis.server()
-    }
-
-    /// What the servers were sent, in the order in which it was sent, and what they answered.
-    pub(crate) fn journal(&self) -> Vec<Exchange> {
-        let mut all: Vec<_> = self.redis.proxies().iter().flat_map(|it| it.journal()).collect();
-        all.sort_by_key(|exchange| exchange.sent);
-        all
+    fn server(&self) -> &Server {
+        self.servers.server()
     }
 
     /// How often a fault happened. A fault of messages counts only if it has spoilt a message.
@@ -285,43 +240,51 @@ impl Scene {
                 fs::write(self.clock.path().join(AHEAD), ahead).expect("a file that can be written to");
                 self.lasts(50, 500);
             }
-            Weather::Failovers => {
+            Weather::Failovers | Weather::MastersFailOver => {
                 self.lasts(100, 500);
                 self.fail_over();
             }
+            Weather::SlotsMove => self.move_slots(),
         }
     }
 
     /// The proxy in front of the only server.
     fn proxy(&self) -> &Proxy {
-        self.redis.proxies()[0]
+        self.servers.proxies()[0]
     }
 
-    /// Has another server become the master, in one of four ways, and waits until all others are
-    /// replicas in sync: only then are locks taken again, and only then is the next failover safe.
+    /// Replaces a master in one of four ways.
     fn fail_over(&mut self) {
         // Each round has the way in which a lock that not all replicas acknowledged is lost.
-        let way = if self.strikes == 0 { 0 } else { self.rng.random_range(0..4) };
-        let (offset, cut_off_for) = (self.rng.random_range(1..3), self.millis(500, 1200));
-        let Redis::Watched(sentinels) = &self.redis else { return };
-        let old = sentinels.master();
-        match way {
-            0 => leave_one(sentinels, old, (old + offset) % sentinels.count(), cut_off_for),
-            1 => {
-                sentinels.server(old).kill();
-                sentinels.until_replaced(old);
-                sentinels.restart(old);
-            }
-            2 => {
-                sentinels.server(old).pause();
-                sentinels.until_replaced(old);
-                sentinels.server(old).resume();
-            }
-            _ => {
-                sentinels.fail_over();
-            }
+        let way = match if self.strikes == 0 { 0 } else { self.rng.random_range(0..4) } {
+            0 => Way::KilledAfter(self.millis(500, 1200)),
+            1 => Way::Killed,
+            2 => Way::Stopped,
+            _ => Way::ByOperator,
+        };
+        let choice = self.rng.random_range(0..100);
+        self.servers.fail_over(way, choice);
+    }
+
+    /// Moves the slots of some locks to another master, with or without pauses before and after the
+    /// keys move. Meanwhile both masters redirect clients to each other.
+    fn move_slots(&mut self) {
+        let to = self.rng.random_range(0..self.servers.masters());
+        let names: Vec<_> =
+            (0..KEYS).filter(|_| self.rng.random_ratio(1, 3)).map(|it| format!("k{it}")).collect();
+        let [before, after] =
+            [(); 2].map(|()| if self.rng.random() { self.millis(1, 300) } else { Duration::ZERO });
+        let Servers::Cluster(cluster) = &self.servers else { return };
+        let elsewhere = names.iter().filter(|it| cluster.node_of(it) != to);
+        let moves: Vec<_> = elsewhere.map(|it| cluster.begin_move(cluster.slot_of(it), to)).collect();
+        thread::sleep(before);
+        for it in &moves {
+            let since = now();
+            it.move_keys();
+            self.moved_within = self.moved_within.max(now() - since);
         }
-        sentinels.until_in_sync();
+        thread::sleep(after);
+        moves.into_iter().for_each(SlotMove::end);
     }
 
     /// Spoils one of the next commands of the protocol.
@@ -384,16 +347,4 @@ impl Scene {
     fn millis(&mut self, least: u64, most: u64) -> Duration {
         Duration::from_millis(self.rng.random_range(least..most))
     }
-}
-
-/// Cuts the replica `last` off, kills all other servers some time later, and has `last` become the
-/// master. It lacks all that the master `old` wrote meanwhile, even if the other replica had it.
-fn leave_one(sentinels: &Sentinels, old: usize, last: usize, cut_off_for: Duration) {
-    let others = || (0..sentinels.count()).filter(|&place| place != last);
-    sentinels.cut_off(last);
-    thread::sleep(cut_off_for); // Locks are taken meanwhile, or refused. This waits for no event.
-    others().for_each(|place| sentinels.server(place).kill());
-    sentinels.until_replaced(old);
-    sentinels.server(last).query::<()>(&["CONFIG", "SET", "masterauth", ""]);
-    others().for_each(|place| sentinels.restart(place));
 }

@@ -33,6 +33,9 @@ pub(crate) struct World {
     /// Whether a restart loses keys together with answers. (Then a release may report `Released`
     /// for a lock that ended in another way: see "Not promised" in docs/guarantees.md.)
     pub(crate) restarts: bool,
+    /// The longest time in which keys were moved from one server to another. The server that gets a
+    /// key counts the rest of its TTL from the time when it gets it.
+    pub(crate) moved_within: Duration,
     /// How long a release may take.
     pub(crate) release: Duration,
 }
@@ -74,7 +77,7 @@ pub(crate) fn judge(claims: &[Claim], journal: &[Exchange], world: &World) -> Ve
         let done = exchanges.get(token).map_or(&[][..], Vec::as_slice);
         verdict.check_truth(claim, done, world);
         if world.reported_within.is_none() {
-            verdict.check_deletions(claim, done);
+            verdict.check_deletions(claim, done, GRAIN + world.moved_within);
         }
         verdict.check_release(claim, done, world);
     }
@@ -164,11 +167,11 @@ impl Verdict {
 
     /// No release deletes another holder's key. When the lease of its own hold has certainly ended,
     /// any key that it deletes is another's.
-    fn check_deletions(&mut self, claim: &Claim, done: &[&Exchange]) {
+    fn check_deletions(&mut self, claim: &Claim, done: &[&Exchange], grain: Duration) {
         for deletion in done.iter().filter(|exchange| has_deleted(exchange)) {
             let before = done.iter().filter(|exchange| exchange.sent <= deletion.sent);
             let end = before.filter_map(|exchange| promise(exchange)).max();
-            if end.is_none_or(|end| end.saturating_add(GRAIN) < deletion.sent) {
+            if end.is_none_or(|end| end.saturating_add(grain) < deletion.sent) {
                 let own = end.map_or("it never had one".to_owned(), |end| {
                     format!("its own key had ended {:?} before", deletion.sent.saturating_sub(end))
                 });

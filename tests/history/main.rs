@@ -15,6 +15,7 @@ mod judge;
 mod judge_works;
 mod record;
 mod roles;
+mod servers;
 #[cfg(not(relatch_flawed))]
 mod weathers;
 
@@ -47,13 +48,12 @@ fn round(weather: Weather, over_tls: bool, seed: u64, flaw: &str) -> (Verdict, u
     scene.rage(weather.round());
     scene.end();
     let lease = weather.lease();
-    eventually(2 * lease + 2 * SLACK, "no key is left that nobody holds", || {
-        scene.server().query::<Vec<String>>(&["KEYS", "lock:*"]).is_empty()
-    });
+    eventually(2 * lease + 2 * SLACK, "no key is left that nobody holds", || scene.servers.keys().is_empty());
     scene.leave();
     let reported_within = weather.deletes_held_locks().then(|| lease / 3 + Duration::from_millis(50) + SLACK);
     let restarts = weather == Weather::Restarts;
     let (stops, deaths) = (scene.stops.clone(), scene.deaths.clone());
-    let world = World { stops, deaths, reported_within, restarts, release: ANSWER };
-    (judge(&record::read(scene.records.path()), &scene.journal(), &world), scene.faults())
+    let moved_within = scene.moved_within;
+    let world = World { stops, deaths, reported_within, restarts, moved_within, release: ANSWER };
+    (judge(&record::read(scene.records.path()), &scene.servers.journal(), &world), scene.faults())
 }

@@ -72,6 +72,7 @@ fn worker() {
         // To connect is to ask a sentinel first. A hold that ends before the failover does shows
         // nothing, so more of them are long.
         "all" => (builder.replicas(Replicas::all(), ANSWER / 2).connect_timeout(2 * ANSWER), 40),
+        "1" => (builder.replicas(Replicas::at_least(1), ANSWER / 2), 40),
         _ => (builder, 400),
     };
     #[cfg(feature = "tls")]
@@ -93,8 +94,10 @@ fn worker() {
         done.store(true, Ordering::Relaxed);
     });
     let with = Has::now();
-    // Room for the keeper, the listener and the threads of the pool, and for all their connections.
-    let bound = Has { threads: before.threads + 6, files: before.files + 8 };
+    // Room for the keeper, the threads of the pool and the one that reads a cluster's map. And for
+    // each master a listener, a thread that renews, and all their connections.
+    let masters: usize = role::arg("masters").parse().expect("a number");
+    let bound = Has { threads: before.threads + 4 + 2 * masters, files: before.files + 1 + 7 * masters };
     assert!(with.threads <= bound.threads && with.files <= bound.files, "{before:?}, at rest {with:?}");
     assert!(locks.held().is_empty(), "{:?}", locks.held());
     role::report("stopped");

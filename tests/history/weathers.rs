@@ -25,7 +25,7 @@ fn holds_in(weather: Weather) {
 fn holds(weather: Weather, over_tls: bool) {
     let wanted = number("RELATCH_ACQUISITIONS").unwrap_or(1);
     // During a failover, no lock can be taken for seconds.
-    let wanted = if weather == Weather::Failovers { wanted.div_ceil(100) } else { wanted };
+    let wanted = if weather.replaces_masters() { wanted.div_ceil(100) } else { wanted };
     let first = number("RELATCH_SEED").unwrap_or_else(|| u64::from(rand::random::<u32>()));
     let (mut seed, mut total, mut faults) = (first, Verdict::default(), 0);
     while (total.acquisitions as u64) < wanted || !was_noticed(weather, &total) {
@@ -123,6 +123,18 @@ fn losses_are_reported_while_the_servers_clock_steps() {
 #[serial(other)]
 fn locks_hold_while_masters_are_replaced() {
     holds_in(Weather::Failovers);
+}
+
+#[test]
+#[serial(other)]
+fn locks_hold_while_slots_of_a_cluster_move() {
+    holds_in(Weather::SlotsMove);
+}
+
+#[test]
+#[serial(one)]
+fn locks_hold_while_masters_of_a_cluster_are_replaced() {
+    holds_in(Weather::MastersFailOver);
 }
 
 #[test]

@@ -14,6 +14,7 @@ use parking_lot::Mutex;
 
 pub use self::slots::SlotMove;
 use self::start::try_start;
+use self::view::is_linked;
 use crate::ports::BUS;
 use crate::{Authority, LONG, Proxy, Server, eventually, rights, unique_key};
 
@@ -276,6 +277,23 @@ impl Cluster {
             self.agreed().is_some_and(|it| others.iter().all(|&other| !it.contains(&Some(other))))
         });
         self.note_replaced(replica);
+    }
+
+    /// Cuts a replica off from its master, and from no other node. Returns when it is cut off.
+    #[track_caller]
+    pub fn cut_off(&self, replica: usize) {
+        let server = self.server(replica);
+        // The master refuses the password, because it has none.
+        assert_eq!(self.setup.password, None, "a password would be lost");
+        server.query::<()>(&["CONFIG", "SET", "masterauth", "wrong"]);
+        server.query::<i64>(&["CLIENT", "KILL", "TYPE", "master"]);
+        eventually(LONG, "the replica is cut off", || !is_linked(server));
+    }
+
+    /// Ends what [`cut_off`](Self::cut_off) began. The node may be a master meanwhile.
+    #[track_caller]
+    pub fn heal(&self, place: usize) {
+        self.server(place).query::<()>(&["CONFIG", "SET", "masterauth", ""]);
     }
 
     fn note_replaced(&self, place: usize) {

@@ -145,12 +145,20 @@ pub(super) fn is_ok(node: &Server) -> bool {
     info.is_some_and(|it| it.contains("cluster_state:ok"))
 }
 
+/// Whether a replica is connected to its master.
+pub(super) fn is_linked(replica: &Server) -> bool {
+    replication(replica).contains("master_link_status:up")
+}
+
+fn replication(server: &Server) -> String {
+    server.query(&["INFO", "replication"])
+}
+
 /// Whether a replica is connected to its master, and the master sends it all changes.
 fn follows(replica: &Server, master: &Server) -> bool {
-    let replication = |server: &Server| -> String { server.query(&["INFO", "replication"]) };
     let states = |text: &str, state: &str| text.matches(state).count();
-    let (replica, master) = (replication(replica), replication(master));
-    replica.contains("master_link_status:up")
+    let master = replication(master);
+    is_linked(replica)
         && states(&master, "state=online") >= 1
         && states(&master, "state=online") == states(&master, "state=")
 }
