@@ -10,7 +10,7 @@ use relatch_rig::{Fault, Proxy, Server, SlotMove, Worker, now};
 use tempfile::TempDir;
 
 use crate::roles::KEYS;
-use crate::servers::{AHEAD, Servers, Way};
+use crate::servers::{AHEAD, MASTERS, Servers, Way};
 
 /// How many processes take locks.
 const PROCESSES: u64 = 3;
@@ -143,10 +143,10 @@ impl Scene {
             Weather::MastersFailOver => "1",
             _ => "none",
         };
-        let masters = self.servers.masters().to_string();
+        let nodes = self.servers.nodes().to_string();
         let args = [("url", &*url), ("seed", &*seed), ("lease", &*lease), ("long", &*long), ("dir", dir)];
         let more = [("flaw", &*self.flaw), ("replicas", replicas), ("roots", self.servers.roots())];
-        let args = [&args[..], &more, &[("masters", &*masters)]].concat();
+        let args = [&args[..], &more, &[("nodes", &*nodes)]].concat();
         self.workers.push(Worker::spawn("worker", &args));
     }
 
@@ -269,7 +269,7 @@ impl Scene {
     /// Moves the slots of some locks to another master, with or without pauses before and after the
     /// keys move. Meanwhile both masters redirect clients to each other.
     fn move_slots(&mut self) {
-        let to = self.rng.random_range(0..self.servers.masters());
+        let to = self.rng.random_range(0..MASTERS);
         let names: Vec<_> =
             (0..KEYS).filter(|_| self.rng.random_ratio(1, 3)).map(|it| format!("k{it}")).collect();
         let [before, after] =

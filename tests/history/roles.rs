@@ -95,9 +95,10 @@ fn worker() {
     });
     let with = Has::now();
     // Room for the keeper, the threads of the pool and the one that reads a cluster's map. And for
-    // each master a listener, a thread that renews, and all their connections.
-    let masters: usize = role::arg("masters").parse().expect("a number");
-    let bound = Has { threads: before.threads + 4 + 2 * masters, files: before.files + 1 + 7 * masters };
+    // each node a listener, a thread that renews, and all their connections: those of a master that
+    // was replaced may end later, when there is something to renew.
+    let nodes: usize = role::arg("nodes").parse().expect("a number");
+    let bound = Has { threads: before.threads + 4 + 2 * nodes, files: before.files + 1 + 7 * nodes };
     assert!(with.threads <= bound.threads && with.files <= bound.files, "{before:?}, at rest {with:?}");
     assert!(locks.held().is_empty(), "{:?}", locks.held());
     role::report("stopped");

@@ -13,6 +13,9 @@ use crate::faults::Weather;
 /// The file that says how far the server's clock is ahead.
 pub(crate) const AHEAD: &str = "ahead";
 
+/// How many masters a cluster has. They come first.
+pub(crate) const MASTERS: usize = 3;
+
 /// Where the locks are.
 pub(crate) enum Servers {
     One { server: Box<Server>, proxy: Proxy, terminator: Option<Box<Terminator>> },
@@ -38,7 +41,7 @@ impl Servers {
                 return Servers::Watched(Sentinels::with(setup));
             }
             Weather::SlotsMove | Weather::MastersFailOver => {
-                let setup = ClusterSetup { proxied: true, ..ClusterSetup::default() };
+                let setup = ClusterSetup { masters: MASTERS, proxied: true, ..ClusterSetup::default() };
                 return Servers::Cluster(Cluster::with(setup));
             }
             Weather::Clocks => {
@@ -108,11 +111,11 @@ impl Servers {
         }
     }
 
-    /// Among how many masters the locks are shared out.
-    pub(crate) fn masters(&self) -> usize {
+    /// To how many servers a manager may have connections for locks.
+    pub(crate) fn nodes(&self) -> usize {
         match self {
             Servers::One { .. } | Servers::Watched(_) => 1,
-            Servers::Cluster(cluster) => (0..cluster.count()).filter(|&it| cluster.is_master(it)).count(),
+            Servers::Cluster(cluster) => cluster.count(),
         }
     }
 
