@@ -7,7 +7,7 @@ use crate::base::clock::Moment;
 use crate::keeping::shared::Shared;
 use crate::store::{Compared, Connection, Extension, Failure, Node, Tracking};
 
-/// The longest time for which keys are searched for whose slot is on its way to another node.
+/// The longest time for which a batch waits for keys that another node has.
 const CHASE: Duration = Duration::from_millis(100);
 
 /// The keeper's commands. [`KeeperConnection`] sends them to Redis. Unit tests have a fake.
@@ -68,11 +68,12 @@ impl<'a> KeeperConnection<'a> {
         self.shared.invalidated(None, &self.node);
     }
 
-    /// Sends commands again for keys whose slot is on its way to another node: the answer was `ASK`.
-    /// (After `MOVED`, a new map comes, and the thread of the other node sends them.)
+    /// Sends commands again for keys that another node has: their slots have moved since the map was
+    /// read, or are on their way.
     ///
     /// The answers of the other keys are here already, and wait for this. So it ends after
-    /// [`CHASE`], and at the first command without an answer.
+    /// [`CHASE`], and at the first command without an answer. What is left is due again soon, and
+    /// goes to the thread of the other node as soon as the map names it.
     fn ask_elsewhere(
         answers: &mut [Result<Compared, Failure>],
         until: Moment,
@@ -80,7 +81,7 @@ impl<'a> KeeperConnection<'a> {
     ) {
         let until = until.min(Moment::now().after(CHASE));
         for (n, answer) in answers.iter_mut().enumerate() {
-            if matches!(answer, Err(Failure::Refused(refusal)) if refusal.code == "ASK") {
+            if matches!(answer, Err(Failure::Refused(refusal)) if refusal.is_redirect()) {
                 *answer = ask(n, until);
                 if !matches!(answer, Ok(_) | Err(Failure::Refused(_))) {
                     return;
