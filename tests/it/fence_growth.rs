@@ -132,9 +132,13 @@ fn fences_grow_over_processes() {
     let url = server.url();
     let mut workers: Vec<_> =
         (0..3).map(|_| Worker::spawn("fencer", &[("url", &*url), ("bare", &*server.bare_url())])).collect();
-    workers.iter().for_each(|it| drop(it.expect_line("ready", LONG)));
-    workers.iter_mut().for_each(|it| it.send("200"));
-    workers.iter().for_each(|it| drop(it.expect_line("done", 3 * LONG)));
+    for worker in &mut workers {
+        worker.expect_line("ready", LONG);
+        worker.send("200");
+    }
+    for worker in &workers {
+        worker.expect_line("done", 3 * LONG);
+    }
     let fences: Vec<u64> = server.query(&["LRANGE", "fences", "0", "-1"]);
     assert_eq!(fences.len(), 600);
     assert!(fences.is_sorted_by(|one, next| one < next), "{fences:?}");
