@@ -1,16 +1,16 @@
 //! Redis Cluster: nodes that die, are silent or are failed over, and what the other nodes' locks
 //! notice of that.
 
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use relatch::{Builder, LockManager, LostCause, Replicas, Unlocked};
-use relatch_rig::{Cluster, ClusterSetup, LONG, Server, SetOnDrop, eventually, throughout, within};
+use relatch_rig::{Cluster, ClusterSetup, Fault, LONG, Server, SetOnDrop, eventually, throughout, within};
 
 use crate::cluster::{assert_works, connect, patient, redirects, small};
 use crate::cluster_moves::{NEW_MAP, key, until_renewed, while_counting};
-use crate::support::{ANSWER, MINUTE, SOON, assert_lost, assert_unavailable, chain, take};
+use crate::support::{ANSWER, MINUTE, SOON, assert_lost, assert_unavailable, chain, renewals, take};
 
 /// A lease that the death of another node must not end, and from one renewal to the next.
 const BRIEF: Duration = Duration::from_millis(1500);
@@ -211,6 +211,68 @@ fn a_manager_is_made_although_nodes_are_dead_or_silent() {
     }
 }
 
+/// In the middle of a move, a waiter is sent to the new owner, where its listener is not connected.
+/// There, another client may have the number of that listener.
+#[test]
+fn a_waiter_that_is_sent_elsewhere_relies_on_no_invalidation() {
+    let cluster = Cluster::without_replicas();
+    let (locks, others) = (connect(&cluster.url()), connect(&cluster.url()));
+    let name = cluster.key_on(0);
+    // The clients of node 0 get larger numbers than those of node 1.
+    for _ in 0..100 {
+        drop(cluster.server(0).connect());
+    }
+    let guard = locks.named(&name).renew(false).lock().expect("locks");
+    thread::scope(|scope| {
+        let waiter = scope.spawn(|| take(&others, &name));
+        eventually(LONG, "the wait is tracked", || cluster.server(0).tracked_keys() == 1);
+        let listener = cluster.server(0).listeners()[0];
+        let mut namesake = cluster.server(1).connect();
+        while redis::cmd("CLIENT").arg("ID").query::<u64>(&mut namesake).expect("a number") < listener {
+            namesake = cluster.server(1).connect();
+        }
+        let moving = cluster.begin_move(cluster.slot_of(&name), 1);
+        cluster.server(1).reset_stats();
+        moving.move_keys();
+        eventually(LONG, "it has asked there", || cluster.server(1).total_calls(&["eval", "evalsha"]) > 0);
+        // The answer has to arrive.
+        throughout(PERIOD, || assert!(!waiter.is_finished()));
+        assert_eq!(guard.unlock().expect("unlocks"), Unlocked::Released);
+        within(2 * SOON, "the lock", || waiter.join().expect("no panic"));
+        moving.end();
+    });
+}
+
+/// The master keeps its connections open and says nothing. Another slot that has moved shows that
+/// the map is old, and the map shows the new master.
+#[test]
+fn a_new_map_is_enough_to_wake_waiters_and_renew_holds() {
+    let cluster = Cluster::with(partly());
+    let slow = |builder: Builder| builder.response_timeout(LONG).poll_every(LONG).renew_every(MINUTE / 3);
+    let [locks, others] = [(); 2].map(|()| slow(acknowledged(&cluster)).build().expect("connects"));
+    let [name, free] = [0, 1].map(|place| cluster.key_on(place));
+    let guard = locks.lock(&name).expect("locks");
+    guard.extend(MINUTE).expect("extends");
+    thread::scope(|scope| {
+        let waiter = scope.spawn(|| take(&others, &name));
+        eventually(LONG, "the wait is tracked", || cluster.server(0).listeners().len() == 2);
+        assert_works(&cluster, &others, &[1, 2]);
+        cluster.server(0).pause();
+        assert_eq!(cluster.until_replaced(0), 3);
+        cluster.move_slot(cluster.slot_of(&free), 2);
+        let before = renewals(&locks, &name);
+        for locks in [&locks, &others] {
+            locks.with_lock(&free, || ()).expect("locks");
+        }
+        eventually(NEW_MAP, "the hold is renewed", || renewals(&locks, &name) > before);
+        eventually(NEW_MAP, "the waiter asks, and is tracked", || cluster.server(3).listeners().len() == 2);
+        cluster.server(0).resume();
+        cluster.until_well();
+        assert_eq!(guard.unlock().expect("unlocks"), Unlocked::Released);
+        within(2 * SOON, "the lock", || waiter.join().expect("no panic"));
+    });
+}
+
 /// The node that is asked first is drawn by lot, so there are a few moves.
 #[test]
 fn a_silent_node_does_not_keep_the_map_old() {
@@ -229,6 +291,37 @@ fn a_silent_node_does_not_keep_the_map_old() {
         });
     }
     assert_eq!(guard.unlock().expect("unlocks"), Unlocked::Released);
+}
+
+/// Every command of many threads is answered with `MOVED`, and the map is read once a second.
+#[test]
+fn a_storm_of_redirects_reads_the_map_about_once_a_second() {
+    let cluster = small(ClusterSetup { proxied: true, ..ClusterSetup::default() });
+    let locks = patient(&cluster.url()).pool_size(8).build().expect("connects");
+    let name = cluster.key_on(0);
+    let slot = cluster.slot_of(&name);
+    let moved = format!("-MOVED {slot} {}\r\n", cluster.address(1));
+    cluster.proxy(0).always("SET", Fault::Answer(moved.into_bytes()));
+    let reads = || (0..3).map(|place| cluster.proxy(place).commands("CLUSTER SLOTS")).sum::<u64>();
+    let (before, ended) = (reads(), AtomicBool::new(false));
+    let tries = AtomicU64::new(0);
+    thread::scope(|scope| {
+        let _stop = SetOnDrop(&ended);
+        for _ in 0..8 {
+            scope.spawn(|| {
+                while !ended.load(Ordering::SeqCst) {
+                    assert_unavailable(&locks.named(&name).wait(ANSWER).lock().map(Some));
+                    tries.fetch_add(1, Ordering::SeqCst);
+                }
+            });
+        }
+        throughout(3 * SOON, || {});
+    });
+    let reads = reads() - before;
+    println!("{} tries, {reads} maps", tries.load(Ordering::SeqCst));
+    assert!((2..=5).contains(&reads), "{reads} maps");
+    cluster.proxy(0).clear();
+    drop(within(LONG, "a free lock", || locks.lock(&name)).expect("locks"));
 }
 
 /// Without replicas, and if the cluster has to be whole, a dead master stops all nodes.

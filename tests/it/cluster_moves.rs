@@ -16,7 +16,7 @@ use crate::failovers::increment;
 use crate::sentinel::{clients_of, threads};
 #[cfg(target_os = "linux")]
 use crate::support::behind;
-use crate::support::{ANSWER, LEASE, MINUTE, PERIOD, SOON, assert_unavailable, chain, renewals, take};
+use crate::support::{LEASE, MINUTE, PERIOD, SOON, assert_unavailable, chain, renewals, take};
 
 /// How soon after a redirect the new map must be in use: it is read at most once a second, and a
 /// silent node that is asked first takes half a second.
@@ -325,7 +325,8 @@ fn the_threads_and_connections_of_a_node_end_when_it_leaves() {
     let guards = names.each_ref().map(|name| locks.lock(name).expect("locks"));
     let count = |what: &str| threads().iter().filter(|it| it.trim_end() == what).count();
     let until_are = |number: usize| {
-        eventually(3 * NEW_MAP, "as many threads as nodes", || {
+        // If no lock is in the slot that moves last, nothing shows for 10 s that the map is old.
+        eventually(LONG, "as many threads as nodes", || {
             count("relatch-listen") == number && count("relatch-renewer") == number
         });
     };
@@ -378,35 +379,4 @@ fn the_key_of_a_lost_answer_is_deleted_at_the_new_owner() {
         eventually(LONG, "the clean-up is counted", || locks.stats().late_releases > 0);
         assert_no_key_is_left(&cluster, &[0, 1, 2]);
     }
-}
-
-/// Every command of many threads is answered with `MOVED`, and the map is read once a second.
-#[test]
-fn a_storm_of_redirects_reads_the_map_about_once_a_second() {
-    let cluster = small(ClusterSetup { proxied: true, ..ClusterSetup::default() });
-    let locks = patient(&cluster.url()).pool_size(8).build().expect("connects");
-    let name = cluster.key_on(0);
-    let slot = cluster.slot_of(&name);
-    let moved = format!("-MOVED {slot} {}\r\n", cluster.address(1));
-    cluster.proxy(0).always("SET", Fault::Answer(moved.into_bytes()));
-    let reads = || (0..3).map(|place| cluster.proxy(place).commands("CLUSTER SLOTS")).sum::<u64>();
-    let (before, ended) = (reads(), AtomicBool::new(false));
-    let tries = AtomicU64::new(0);
-    thread::scope(|scope| {
-        let _stop = SetOnDrop(&ended);
-        for _ in 0..8 {
-            scope.spawn(|| {
-                while !ended.load(Ordering::SeqCst) {
-                    assert_unavailable(&locks.named(&name).wait(ANSWER).lock().map(Some));
-                    tries.fetch_add(1, Ordering::SeqCst);
-                }
-            });
-        }
-        throughout(3 * SOON, || {});
-    });
-    let reads = reads() - before;
-    println!("{} tries, {reads} maps", tries.load(Ordering::SeqCst));
-    assert!((2..=5).contains(&reads), "{reads} maps");
-    cluster.proxy(0).clear();
-    drop(within(LONG, "a free lock", || locks.lock(&name)).expect("locks"));
 }

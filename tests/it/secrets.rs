@@ -30,7 +30,7 @@ const IN_URL: &str = "pa7Qx%40wd%2F9Zk";
 const PIECES: [&str; 2] = ["7Qx", "9Zk"];
 
 /// URLs with mistakes, and with a password (`P`) in the right place or elsewhere.
-const BAD_URLS: [&str; 22] = [
+const BAD_URLS: [&str; 25] = [
     "P",
     "u:P@127.0.0.1",
     "//u:P@127.0.0.1/",
@@ -52,6 +52,9 @@ const BAD_URLS: [&str; 22] = [
     "redis+sentinel://u:P@127.0.0.1:x/m",
     "redis+sentinel://u:P@127.0.0.1/m/three",
     "rediss+sentinel://P@127.0.0.1/m",
+    "redis+cluster://u:P@127.0.0.1:x,127.0.0.1",
+    "redis+cluster://u:P@127.0.0.1/three",
+    "rediss+cluster://P@127.0.0.1",
     "unix:///nowhere.sock?db=three&user=u&pass=P",
 ];
 
@@ -122,6 +125,7 @@ pub(crate) fn spill() {
     show_logins();
     show_silence();
     show_sentinels();
+    show_clusters();
     show(&TlsCause::Other);
     #[cfg(feature = "tls")]
     show_tls();
@@ -212,6 +216,14 @@ fn show_sentinels() {
         show_error(what, &builder.build().expect_err("the password is wrong"));
     }
     show(&Replicas::all());
+}
+
+/// URLs of a cluster, where there is none.
+fn show_clusters() {
+    let url = |password: &str, place| format!("redis+cluster://worker:{password}@127.0.0.1:{}", port(place));
+    try_url("a cluster's login", &url(&format!("{IN_URL}-not"), "good"));
+    try_url("no cluster", &url(IN_URL, "good"));
+    try_url("no node there", &url(IN_URL, "closed"));
 }
 
 /// Settings with a key, right ones and wrong ones.
@@ -361,6 +373,9 @@ fn the_password_is_never_printed() {
         "a sentinel's login: Refused WRONGPASS",
         "no sentinel: Refused ERR",
         "no sentinel there: Unavailable",
+        "a cluster's login: Refused WRONGPASS",
+        "no cluster: Refused ",
+        "no node there: Unavailable",
         "a function's login: Refused WRONGPASS",
         "a function's echo: Refused ERR",
         "a wait: Timeout",
