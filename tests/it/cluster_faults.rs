@@ -179,14 +179,14 @@ fn what_is_done_on_other_nodes_does_not_wait_for_a_silent_one() {
     thread::scope(|scope| {
         let _stop = SetOnDrop(&ended);
         scope.spawn(|| watch_leases(&cluster, &brief, &ended));
-        eventually(LONG, "a renewal has waited in vain", || {
+        eventually(LONG, "renewals have waited in vain", || {
             for (guard, name) in guards.iter().zip(&free) {
                 within(SOON, "an extension", || guard.extend(BRIEF)).expect("extends");
                 within(SOON, "a check", || guard.ensure(BRIEF / 10)).expect("valid");
                 within(SOON, "a question", || guard.verify()).expect("valid");
                 within(SOON, "a free lock", || locks.with_lock(name, || ())).expect("locks");
             }
-            locks.stats().renewal_errors > 0
+            locks.stats().renewal_errors > 2
         });
     });
     assert!(silent.1.is_valid());
