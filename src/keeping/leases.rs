@@ -1,7 +1,7 @@
 //! The holds of one manager, and when each of them has to be renewed. A table without clock,
 //! threads or Redis.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -171,6 +171,16 @@ impl Leases {
         due
     }
 
+    /// Drops what is there more than once, and what an answer has come for since it was handed out.
+    pub(crate) fn drop_answered(&self, due: &mut Due) {
+        let mut seen = HashSet::new();
+        due.renew.retain(|hold| {
+            let entry = self.by_number.get(&hold.number);
+            entry.is_some_and(|entry| entry.retry > FIRST_RETRY) && seen.insert(hold.number)
+        });
+        self.orphans.drop_answered(&mut due.remove);
+    }
+
     /// The renewal of a hold is about to be sent. `is_tracked` says whether Redis will be asked to
     /// track the key.
     ///
@@ -301,6 +311,26 @@ mod tests {
         let mut leases = Leases::default();
         assert_eq!(leases.enter(Arc::clone(hold), START), after(100));
         leases
+    }
+
+    #[test]
+    fn work_that_was_answered_meanwhile_or_comes_twice_is_dropped() {
+        let hold = hold();
+        let mut leases = entered(&hold);
+        let mut work = leases.take_due(after(100));
+        work.renew.extend(leases.take_due(after(120)).renew);
+        assert_eq!(work.renew.len(), 2);
+        leases.drop_answered(&mut work);
+        assert_eq!(work.renew.len(), 1);
+        leases.renewed(&hold, after(120));
+        leases.drop_answered(&mut work);
+        assert!(work.is_empty());
+        let mut next = leases.take_due(after(220));
+        leases.drop_answered(&mut next);
+        assert_eq!(next.renew.len(), 1, "it is due again");
+        leases.close(&hold, after(221));
+        leases.drop_answered(&mut next);
+        assert!(next.is_empty(), "its release has begun");
     }
 
     #[test]

@@ -2,7 +2,7 @@
 //! table without clock, threads or Redis. (Why a key becomes an orphan: `acquire/claim.rs` and
 //! `release.rs`.)
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::{BTreeSet, HashMap, HashSet};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -90,6 +90,16 @@ impl Orphans {
         remove
     }
 
+    /// Drops orphans that are there more than once, and those that an answer has come for since they
+    /// were handed out.
+    pub(crate) fn drop_answered(&self, orphans: &mut Vec<OrphanKey>) {
+        let mut seen = HashSet::new();
+        orphans.retain(|orphan| match self.by_token.get_key_value(&*orphan.token) {
+            Some((token, entry)) => entry.retry > FIRST_RETRY && seen.insert(token),
+            None => false,
+        });
+    }
+
     /// Notes whether Redis has answered the last batch. If not, it would not answer the rest
     /// either, so nothing is handed out for a while.
     pub(crate) fn batch_answered(&mut self, answered: bool, now: Moment) {
@@ -134,6 +144,23 @@ mod tests {
         assert_eq!(orphans.take_due(orphans.next()).len(), 1);
         assert!(orphans.take_due(after(500)).is_empty());
         assert_eq!(orphans.next(), Moment::NEVER);
+    }
+
+    #[test]
+    fn work_that_was_answered_meanwhile_or_comes_twice_is_dropped() {
+        let mut orphans = Orphans::default();
+        orphans.add(orphan(true), after(0));
+        let mut due = orphans.take_due(after(20));
+        due.extend(orphans.take_due(after(40)));
+        assert_eq!(due.len(), 2);
+        orphans.drop_answered(&mut due);
+        assert_eq!(due.len(), 1);
+        orphans.answered(&orphan(true), after(41));
+        orphans.drop_answered(&mut due);
+        assert!(due.is_empty());
+        let mut again = orphans.take_due(orphans.next());
+        orphans.drop_answered(&mut again);
+        assert_eq!(again.len(), 1, "it may have reappeared");
     }
 
     #[test]

@@ -7,7 +7,6 @@ use std::collections::HashMap;
 use std::collections::hash_map::Entry;
 use std::io;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
@@ -34,9 +33,6 @@ pub(crate) struct Renewers {
 struct Renewer {
     node: Arc<Node>,
     work: Sender<WorkDue>,
-    /// It has still to do what was due. (Requests do not count: if they did, a program that calls
-    /// `extend` again and again would keep what is due from being done.)
-    busy: Arc<AtomicBool>,
     thread: JoinHandle<()>,
 }
 
@@ -52,8 +48,7 @@ impl Renewers {
         }
     }
 
-    /// Gives work to the thread of a node. A thread that has not yet done what was due before gets
-    /// requests only: what else is due is due again soon.
+    /// Gives work to the thread of a node, which may still be busy with earlier work.
     fn give(&mut self, shared: &Keeper, node: &Arc<Node>, work: WorkDue) -> io::Result<()> {
         if self.by_node.get(&node.number).is_some_and(|renewer| renewer.thread.is_finished()) {
             // It has panicked, or the node has left the cluster.
@@ -63,15 +58,8 @@ impl Renewers {
             Entry::Occupied(known) => known.into_mut(),
             Entry::Vacant(unknown) => unknown.insert(Renewer::start(shared, node)?),
         };
-        let is_busy = renewer.busy.load(Ordering::Acquire);
-        let work = if is_busy { WorkDue { requests: work.requests, ..WorkDue::default() } } else { work };
-        if !work.is_empty() {
-            if !work.due.is_empty() {
-                renewer.busy.store(true, Ordering::Release);
-            }
-            // If the thread has just panicked, the work is due again soon.
-            let _ = renewer.work.send(work);
-        }
+        // If the thread has just panicked, the work is due again soon.
+        let _ = renewer.work.send(work);
         Ok(())
     }
 
@@ -96,26 +84,26 @@ impl Renewers {
 impl Renewer {
     fn start(shared: &Keeper, node: &Arc<Node>) -> io::Result<Renewer> {
         let (work, inbox) = mpsc::channel();
-        let busy = Arc::<AtomicBool>::default();
-        let (keeper, its_node, is_busy) = (Arc::clone(shared), Arc::clone(node), Arc::clone(&busy));
-        let run = move || serve(&keeper, &its_node, &inbox, &is_busy);
+        let (keeper, its_node) = (Arc::clone(shared), Arc::clone(node));
+        let run = move || serve(&keeper, &its_node, &inbox);
         let thread = thread::Builder::new().name("relatch-renewer".to_owned()).spawn(run)?;
-        Ok(Renewer { node: Arc::clone(node), work, busy, thread })
+        Ok(Renewer { node: Arc::clone(node), work, thread })
     }
 }
 
-fn serve(shared: &Shared, node: &Arc<Node>, inbox: &Receiver<WorkDue>, busy: &AtomicBool) {
+/// Does rounds of work. What comes during a round is done together in the next one, as the keeper
+/// does it with one server. (The pauses between attempts grow during a round. If such work were
+/// dropped, a hold whose renewal got no answer could be due again after its end.)
+fn serve(shared: &Shared, node: &Arc<Node>, inbox: &Receiver<WorkDue>) {
     let mut connection = KeeperConnection::new(shared, Arc::clone(node));
     while !node.is_retired() {
         let work = inbox.recv_timeout(LOOKS_EVERY);
         connection.drop_if_closed();
         match work {
-            Ok(work) => {
-                let has_due = !work.due.is_empty();
+            Ok(mut work) => {
+                inbox.try_iter().for_each(|more| work.add(more));
+                shared.work.lock().leases.drop_answered(&mut work.due);
                 renewal::round(shared, &mut connection, work);
-                if has_due {
-                    busy.store(false, Ordering::Release);
-                }
             }
             Err(RecvTimeoutError::Timeout) => {}
             Err(RecvTimeoutError::Disconnected) => return,

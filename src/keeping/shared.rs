@@ -74,6 +74,13 @@ impl Work {
 }
 
 impl WorkDue {
+    pub(crate) fn add(&mut self, more: WorkDue) {
+        self.due.renew.extend(more.due.renew);
+        self.due.over.extend(more.due.over);
+        self.due.remove.extend(more.due.remove);
+        self.requests.extend(more.requests);
+    }
+
     pub(crate) fn is_empty(&self) -> bool {
         self.due.is_empty() && self.requests.is_empty()
     }
