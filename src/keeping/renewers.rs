@@ -101,7 +101,9 @@ fn serve(shared: &Shared, node: &Arc<Node>, inbox: &Receiver<WorkDue>) {
         connection.drop_if_closed();
         match work {
             Ok(mut work) => {
-                inbox.try_iter().for_each(|more| work.add(more));
+                for more in inbox.try_iter() {
+                    work.add(more);
+                }
                 shared.work.lock().leases.drop_answered(&mut work.due);
                 renewal::round(shared, &mut connection, work);
             }

@@ -281,7 +281,7 @@ impl Scene {
         for it in &moves {
             let since = now();
             it.move_keys();
-            self.moved_within = self.moved_within.max(now() - since);
+            self.moved_within = self.moved_within.max(now().saturating_sub(since));
         }
         thread::sleep(after);
         moves.into_iter().for_each(SlotMove::end);

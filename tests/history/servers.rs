@@ -20,7 +20,7 @@ pub(crate) const MASTERS: usize = 3;
 pub(crate) enum Servers {
     One { server: Box<Server>, proxy: Proxy, terminator: Option<Box<Terminator>> },
     Watched(Sentinels),
-    Cluster(Cluster),
+    Cluster(Box<Cluster>),
 }
 
 /// How a master is replaced.
@@ -42,7 +42,7 @@ impl Servers {
             }
             Weather::SlotsMove | Weather::MastersFailOver => {
                 let setup = ClusterSetup { masters: MASTERS, proxied: true, ..ClusterSetup::default() };
-                return Servers::Cluster(Cluster::with(setup));
+                return Servers::Cluster(Box::new(Cluster::with(setup)));
             }
             Weather::Clocks => {
                 let path = |path: PathBuf| path.to_str().expect("UTF-8").to_owned();
