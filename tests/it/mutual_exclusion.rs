@@ -1,13 +1,14 @@
 //! One holder at a time: a counter without atomic increments loses no update. Every waiter gets a
 //! turn.
 
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::mpsc;
 use std::thread;
 use std::time::Duration;
 
 use redis::{Client, Connection};
 use relatch::LockManager;
-use relatch_rig::{Server, Worker, role};
+use relatch_rig::{Cluster, Server, SetOnDrop, Worker, role};
 
 use crate::support::until_queued;
 
@@ -161,6 +162,46 @@ fn processes_lose_no_update_under_a_reentrant_lock() {
 #[test]
 fn processes_lose_updates_without_the_lock() {
     assert!(total_of_processes(How::Bare) < 320, "the other tests prove nothing");
+}
+
+/// Has processes count under a lock of a cluster while `change` is done over and over, at least
+/// `least` times. The counter is elsewhere.
+fn loses_no_update_while(cluster: &Cluster, least: u32, change: impl Fn() + Sync) {
+    let server = Server::start();
+    let (mut expected, done, changes) = (0, AtomicBool::new(false), AtomicU32::new(0));
+    thread::scope(|scope| {
+        let _end = SetOnDrop(&done);
+        let changing = scope.spawn(|| {
+            while !done.load(Ordering::SeqCst) {
+                change();
+                changes.fetch_add(1, Ordering::SeqCst);
+            }
+        });
+        while changes.load(Ordering::SeqCst) < least {
+            assert!(!changing.is_finished(), "the cluster cannot be changed");
+            count_in_processes(&server, &cluster.url(), "", How::Locked);
+            expected += 320;
+        }
+    });
+    println!("{expected} increments, {changes:?} changes");
+    assert_eq!(total(&server), expected);
+}
+
+#[test]
+fn processes_lose_no_update_while_the_slot_of_the_lock_moves() {
+    let cluster = Cluster::without_replicas();
+    let slot = cluster.slot_of("a");
+    loses_no_update_while(&cluster, 10, || {
+        let moving = cluster.begin_move(slot, (cluster.owner(slot) + 1) % 3);
+        moving.move_keys();
+        moving.end();
+    });
+}
+
+#[test]
+fn processes_lose_no_update_while_the_master_of_the_lock_is_failed_over() {
+    let cluster = Cluster::start();
+    loses_no_update_while(&cluster, 2, || cluster.fail_over(cluster.replicas_of(cluster.node_of("a"))[0]));
 }
 
 #[test]
