@@ -14,7 +14,7 @@ use crate::support::behind;
 use crate::support::{ANSWER, MINUTE, SOON, assert_lost, assert_unavailable, chain, names_right};
 
 /// The rights that a user needs as well if Redis is a cluster.
-const OF_A_CLUSTER: [&str; 2] = ["+cluster|slots", "+asking"];
+const OF_A_CLUSTER: [&str; 3] = ["+cluster|slots", "+cluster|info", "+asking"];
 
 /// A manager that waits through a failover, and whose leases outlast it. It has time to read the map
 /// on a busy machine.

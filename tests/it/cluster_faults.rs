@@ -6,7 +6,10 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use relatch::{Builder, LockManager, LostCause, Replicas, Unlocked};
-use relatch_rig::{Cluster, ClusterSetup, Fault, LONG, Server, SetOnDrop, eventually, throughout, within};
+use relatch_rig::rights::login;
+use relatch_rig::{
+    Cluster, ClusterSetup, FakeServer, Fault, LONG, Reply, Server, SetOnDrop, eventually, throughout, within,
+};
 
 use crate::cluster::{assert_works, connect, patient, redirects, small};
 use crate::cluster_moves::{NEW_MAP, key, until_renewed, while_counting};
@@ -354,4 +357,56 @@ fn a_cluster_that_is_down_is_unavailable_until_it_is_up_again() {
     until_renewed(&locks, &held, 1);
     assert_eq!(guard.unlock().expect("unlocks"), Unlocked::Released);
     assert_works(&cluster, &locks, &[0, 1, 2]);
+}
+
+/// A node with an old map, as one that was cut off from the others: it says so by `cluster_state`, or
+/// by an epoch that others have left behind. It names itself for all slots.
+fn cut_off_node(state: &'static str, epoch: u64) -> FakeServer {
+    FakeServer::start(move |command| {
+        let command: Vec<_> = command.iter().map(String::as_str).collect();
+        let reply = match command[..] {
+            ["CLUSTER", "SLOTS"] => "*1\r\n*3\r\n:0\r\n:16383\r\n*2\r\n$0\r\n\r\n:1\r\n".to_owned(),
+            ["CLUSTER", "INFO"] => {
+                let info = format!("cluster_state:{state}\r\ncluster_current_epoch:{epoch}\r\n");
+                format!("${}\r\n{info}\r\n", info.len())
+            }
+            [] => String::new(),
+            _ => "+OK\r\n".to_owned(),
+        };
+        Reply::Bytes(reply.into_bytes())
+    })
+}
+
+#[test]
+fn the_map_of_a_node_that_was_cut_off_is_believed_only_if_there_is_no_other() {
+    let cluster = Cluster::without_replicas();
+    let cut_off = cut_off_node("fail", u64::MAX - 1);
+    let url = |rest: &str| format!("redis+cluster://{}{}{rest}", login(), cut_off.address());
+    let locks = connect(&url(&format!(",{}", cluster.address(1))));
+    assert_works(&cluster, &locks, &[0, 1, 2]);
+    assert_eq!(redirects(&cluster, 0..3), 0);
+    let alone = patient(&url("")).build_unchecked().expect("sends nothing");
+    let error = alone.try_lock("a").expect_err("nobody listens at port 1");
+    assert!(chain(&error).contains(":1"), "{}", chain(&error));
+}
+
+/// The manager has read the map of the cluster. Then its masters are silent, and the node with the
+/// old map is the one that answers first.
+#[test]
+fn a_map_of_an_earlier_epoch_does_not_replace_a_newer_one() {
+    let cluster = Cluster::start();
+    let cut_off = cut_off_node("ok", 0);
+    let hosts = [cluster.address(0), cut_off.address()].join(",");
+    let locks = patient(&format!("redis+cluster://{}{hosts}", login())).build().expect("connects");
+    assert_works(&cluster, &locks, &[0, 1, 2]);
+    let name = cluster.key_on(0);
+    cluster.server(0).kill();
+    // The map is read over and over meanwhile, also from the node with the old one if no other
+    // answers in time.
+    drop(locks.named(&name).wait(MINUTE).lock().expect("locks at the successor"));
+    let successor = cluster.until_replaced(0);
+    assert_eq!(cluster.node_of(&name), successor);
+    for other in [1, 2].map(|place| cluster.key_on(place)) {
+        drop(locks.try_lock(&other).expect("answers").expect("free"));
+    }
 }

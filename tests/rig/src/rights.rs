@@ -16,7 +16,7 @@ const USER: &str = "locks";
 
 /// The rights that a manager needs as well if replicas have to acknowledge its locks, if its locks
 /// are fenced, or if Redis is a cluster.
-const FOR_OPTIONS: [&str; 4] = ["+wait", "+time", "+cluster|slots", "+asking"];
+const FOR_OPTIONS: [&str; 5] = ["+wait", "+time", "+cluster|slots", "+cluster|info", "+asking"];
 
 /// What is printed in front of a command that the server refused to this user. `tests/rights.sh`
 /// looks for that text.
