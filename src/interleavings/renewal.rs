@@ -65,6 +65,10 @@ impl KeeperCommands for &Scene {
         Ok(ExtendAnswers { sent, answers: vec![Ok(compared)], tracking })
     }
 
+    fn extend_elsewhere(&mut self, _: &Extension<'_>, _: Moment) -> Result<Compared, Failure> {
+        unreachable!("there is one node")
+    }
+
     fn remove_all(&mut self, removals: &[(&str, &str)], _: Moment) -> Removed {
         Ok(removals.iter().map(|(_, token)| Ok(self.redis.remove(Some(token)))).collect())
     }

@@ -1,14 +1,11 @@
 //! The keeper's own connection to a node.
 
+use std::slice;
 use std::sync::Arc;
-use std::time::Duration;
 
 use crate::base::clock::Moment;
 use crate::keeping::shared::Shared;
 use crate::store::{Compared, Connection, Extension, Failure, Node, Tracking};
-
-/// The longest time for which a batch waits for keys that another node has.
-const CHASE: Duration = Duration::from_millis(100);
 
 /// The keeper's commands. [`KeeperConnection`] sends them to Redis. Unit tests have a fake.
 ///
@@ -24,6 +21,10 @@ pub(crate) trait KeeperCommands {
     /// Compares and extends. With a listener's `CLIENT ID`, Redis also tells that listener when one
     /// of these keys changes.
     fn extend_all(&mut self, leases: &[Extension<'_>], listener: Option<u64>, until: Moment) -> Extended;
+
+    /// Compares and extends one lease at another node: its slot has moved since the map was read, or
+    /// is on its way.
+    fn extend_elsewhere(&mut self, lease: &Extension<'_>, until: Moment) -> Result<Compared, Failure>;
 
     /// Compares and deletes. Each removal is a key and a token.
     fn remove_all(&mut self, removals: &[(&str, &str)], until: Moment) -> Removed;
@@ -68,28 +69,6 @@ impl<'a> KeeperConnection<'a> {
         self.shared.invalidated(None, &self.node);
     }
 
-    /// Sends commands again for keys that another node has: their slots have moved since the map was
-    /// read, or are on their way.
-    ///
-    /// The answers of the other keys are here already, and wait for this. So it ends after
-    /// [`CHASE`], and at the first command without an answer. What is left is due again soon, and
-    /// goes to the thread of the other node as soon as the map names it.
-    fn ask_elsewhere(
-        answers: &mut [Result<Compared, Failure>],
-        until: Moment,
-        mut ask: impl FnMut(usize, Moment) -> Result<Compared, Failure>,
-    ) {
-        let until = until.min(Moment::now().after(CHASE));
-        for (n, answer) in answers.iter_mut().enumerate() {
-            if matches!(answer, Err(Failure::Refused(refusal)) if refusal.is_redirect()) {
-                *answer = ask(n, until);
-                if !matches!(answer, Ok(_) | Err(Failure::Refused(_))) {
-                    return;
-                }
-            }
-        }
-    }
-
     /// Runs an exchange over the connection. If there is none, opens it first.
     ///
     /// A connection that was used before may be dead, though Redis is well. So an exchange over it
@@ -132,22 +111,36 @@ impl KeeperCommands for KeeperConnection<'_> {
             let (answers, tracking) = connection.extend_all(leases, listener, until)?;
             Ok(ExtendAnswers { sent, answers, tracking })
         })
-        .map(|mut all: ExtendAnswers| {
-            Self::ask_elsewhere(&mut all.answers, until, |n, until| {
-                let mut connection = self.shared.store.checkout(leases[n].key, until)?;
-                let (answers, _) = connection.extend_all(&leases[n..=n], None, until)?;
-                answers.into_iter().next().unwrap_or_else(|| Err(Failure::not_sent("no answer")))
-            });
-            all
-        })
+    }
+
+    fn extend_elsewhere(&mut self, lease: &Extension<'_>, until: Moment) -> Result<Compared, Failure> {
+        let mut connection = self.shared.store.checkout(lease.key, until)?;
+        let (answers, _) = connection.extend_all(slice::from_ref(lease), None, until)?;
+        answers.into_iter().next().unwrap_or_else(|| Err(Failure::not_sent("no answer")))
     }
 
     fn remove_all(&mut self, removals: &[(&str, &str)], until: Moment) -> Removed {
         let mut answers = self.exchange(until, |connection| connection.remove_all(removals, until))?;
-        Self::ask_elsewhere(&mut answers, until, |n, until| {
-            let (key, token) = removals[n];
-            self.shared.store.checkout(key, until)?.remove(key, token, until)
-        });
+        // A key whose slot has moved or is on its way is looked for at the other node. After the first
+        // silence, the rest is left for another time.
+        let moved = answers.iter_mut().zip(removals).filter(|(answer, _)| is_elsewhere(answer));
+        for (answer, (key, token)) in moved {
+            let Ok(mut connection) = self.shared.store.checkout(key, until) else { break };
+            *answer = connection.remove(key, token, until);
+            if !is_final(answer) {
+                break;
+            }
+        }
         Ok(answers)
     }
+}
+
+/// True if another node has the key.
+pub(crate) fn is_elsewhere(answer: &Result<Compared, Failure>) -> bool {
+    matches!(answer, Err(Failure::Refused(refusal)) if refusal.is_redirect())
+}
+
+/// True unless the node was silent, or could not be reached.
+pub(crate) fn is_final(answer: &Result<Compared, Failure>) -> bool {
+    matches!(answer, Ok(_) | Err(Failure::Refused(_)))
 }

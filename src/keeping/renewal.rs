@@ -8,6 +8,7 @@
 //! `renew.lua` never shortens a lease, so a late renewal ends no hold that its holder still trusts.
 
 use std::collections::HashMap;
+use std::iter;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -17,7 +18,7 @@ use crate::base::clock::Moment;
 use crate::base::error::LostCause;
 use crate::base::options::Lease;
 use crate::hold::Hold;
-use crate::keeping::connection::{ExtendAnswers, KeeperCommands};
+use crate::keeping::connection::{ExtendAnswers, KeeperCommands, is_elsewhere, is_final};
 use crate::keeping::orphans::OrphanKey;
 use crate::keeping::shared::{RenewalRequest, Shared, WorkDue};
 use crate::store::{Compared, Extension, Failure};
@@ -140,8 +141,23 @@ fn renew<'h>(
     if let Some((listener, client_id)) = listener.zip(client_id) {
         listener.will_hear(client_id, tracking);
     }
-    let leases = extensions.iter().map(|extension| Lease::from_millis(extension.lease));
-    Ok(take_in(shared, holds.into_iter().zip(leases).zip(answers), sent))
+    let moved: Vec<_> = (0..answers.len()).filter(|n| is_elsewhere(&answers[*n])).collect();
+    let lease = |n: usize| Lease::from_millis(extensions[n].lease);
+    let leases = (0..extensions.len()).map(lease);
+    let mut refused = take_in(shared, holds.iter().copied().zip(leases).zip(answers), sent);
+    // After the first silence, the rest is due again soon. By then, the map may name the other node,
+    // whose thread renews it.
+    for n in moved {
+        let sent = Moment::now();
+        let answer = redis.extend_elsewhere(&extensions[n], deadline);
+        let goes_on = is_final(&answer);
+        refused.remove(&holds[n].number);
+        refused.extend(take_in(shared, iter::once(((holds[n], lease(n)), answer)), sent));
+        if !goes_on {
+            break;
+        }
+    }
+    Ok(refused)
 }
 
 /// Records the answers to renewals that were sent at `sent`. Returns the refusals of Redis, each by
@@ -305,6 +321,10 @@ mod tests {
             let sent = Moment::now();
             let answers = self.answers(leases.iter().map(|extension| extension.token))?;
             Ok(ExtendAnswers { sent, answers, tracking: Tracking::Off })
+        }
+
+        fn extend_elsewhere(&mut self, _: &Extension<'_>, _: Moment) -> Result<Compared, Failure> {
+            unreachable!("there is one node")
         }
 
         fn remove_all(&mut self, removals: &[(&str, &str)], _: Moment) -> Removed {

@@ -13,6 +13,7 @@ use std::time::Duration;
 
 use log::warn;
 
+use crate::base::clock::Moment;
 use crate::keeping::connection::KeeperConnection;
 use crate::keeping::keeper::Keeper;
 use crate::keeping::renewal;
@@ -111,6 +112,11 @@ fn serve(shared: &Shared, node: &Arc<Node>, inbox: &Receiver<WorkDue>) {
             Err(RecvTimeoutError::Disconnected) => return,
         }
     }
+    // The requests go to the node that has the keys now. (What else was due is due again soon.)
+    let requests = inbox.try_iter().flat_map(|work| work.requests);
+    let mut work = shared.work.lock();
+    work.requests.extend(requests);
+    shared.wake(work, Moment::PAST);
 }
 
 type Parts = HashMap<u64, (Arc<Node>, WorkDue)>;

@@ -17,7 +17,7 @@
 -- KEYS[2]  the counter's key
 -- ARGV[1]  the token of the hold that begins
 -- ARGV[2]  the lease of that hold in milliseconds
--- ARGV[3]  how long the counter stays, in milliseconds
+-- ARGV[3]  how long the counter stays at least, in milliseconds
 --
 -- Replies  n               the key was free, and holds the token now; n is the hold's number
 --          {value, ms}     the value that the key holds, and the rest of its TTL in milliseconds
@@ -51,9 +51,12 @@ if found then
 end
 local time = call('TIME')
 local fence = time[1] .. string.sub('00000' .. time[2], -6)
+local stays = ARGV[3]
 if stored and (#stored ~= #fence or stored >= fence) and tonumber(stored) >= tonumber(fence) then
+  -- The clock was set back. The counter has to stay until the clock has passed it.
+  stays = string.format('%.0f', stays + (stored - fence) / 1000)
   fence = string.format('%.0f', stored + 1)
 end
-call('SET', KEYS[2], fence, 'PX', ARGV[3])
+call('SET', KEYS[2], fence, 'PX', stays)
 call('SET', KEYS[1], ARGV[1], 'PX', ARGV[2])
 return fence

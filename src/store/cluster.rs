@@ -27,7 +27,7 @@ use crate::store::failure::{Failure, Refusal};
 use crate::store::map::Map;
 use crate::store::node::{Common, Location, Node, OnMove};
 use crate::store::reply::allowed;
-use crate::store::slots::{self, Range, slot};
+use crate::store::slots::{self, Range, SLOTS, slot};
 use crate::store::tls;
 
 /// The pause after the map was read. Meanwhile, threads follow redirects.
@@ -45,7 +45,7 @@ pub(super) struct Cluster {
     seeds: Vec<Place>,
     tls: Option<tls::Client>,
     common: Arc<Common>,
-    /// The highest epoch of a map that was taken in.
+    /// The epoch of the last map, if its node said one.
     epoch: AtomicU64,
     state: Mutex<State>,
     /// A map was read, or no node has one. Also wakes the thread.
@@ -59,7 +59,7 @@ pub(super) struct Cluster {
 struct State {
     map: Option<Arc<Map>>,
     /// The masters of the map and the nodes to which redirects led, by address.
-    nodes: HashMap<String, Arc<Node>>,
+    nodes: HashMap<String, Known>,
     /// The replicas that the map names. If all masters are gone, they know the new ones.
     replicas: Vec<Place>,
     /// The map may be out of date.
@@ -70,6 +70,15 @@ struct State {
     failure: Option<Failure>,
 }
 
+struct Known {
+    node: Arc<Node>,
+    /// When a redirect led to it last. While a slot is on its way to a node, the map may not name it.
+    led_to: Moment,
+}
+
+/// How many maps that may be old are compared. If the whole cluster is not well, all maps may be.
+const MOST_DOUBTS: u32 = 3;
+
 /// What a node says of its cluster.
 struct View {
     ranges: Vec<Range>,
@@ -77,6 +86,12 @@ struct View {
     is_well: bool,
     /// Each failover has a higher one. `u64::MAX` if the node does not say.
     epoch: u64,
+}
+
+impl View {
+    fn rank(&self) -> (bool, u64) {
+        (self.is_well, self.epoch)
+    }
 }
 
 impl Cluster {
@@ -137,14 +152,18 @@ impl Cluster {
 
     /// The node at this place, to which a redirect led.
     pub(super) fn node_at(&self, place: Place) -> Arc<Node> {
-        self.node_in(&mut self.state.lock(), place)
+        let mut state = self.state.lock();
+        self.node_in(&mut state, place, Moment::now())
     }
 
-    fn node_in(&self, state: &mut State, place: Place) -> Arc<Node> {
+    fn node_in(&self, state: &mut State, place: Place, led_to: Moment) -> Arc<Node> {
         let endpoint = Endpoint::new(place, self.tls.clone());
-        let new = |endpoint| Arc::new(Node::new(Location::At(endpoint), Arc::clone(&self.common)));
-        let node = state.nodes.entry(endpoint.name().to_owned()).or_insert_with(|| new(endpoint));
-        Arc::clone(node)
+        let known = state.nodes.entry(endpoint.name().to_owned()).or_insert_with(|| {
+            let node = Node::new(Location::At(endpoint), Arc::clone(&self.common));
+            Known { node: Arc::new(node), led_to }
+        });
+        known.led_to = known.led_to.max(led_to);
+        Arc::clone(&known.node)
     }
 
     /// A key in a slot of this node, made from `stem`. `None` if there is none, or it is not found.
@@ -215,26 +234,35 @@ impl Cluster {
     fn run(self: &Arc<Cluster>) {
         self.thread.enter();
         // Of the time in which a caller wants to be connected, a silent node leaves some for others.
-        let first_limit = LONGEST_ASK.min(self.common.connect_timeout / 3);
-        let (mut pauses, mut limit) = (Backoff::for_listener(), first_limit);
+        let short = LONGEST_ASK.min(self.common.connect_timeout / 3);
+        let mut pauses = Backoff::for_listener();
         loop {
             self.state.lock().wanted = false;
-            let read = self.read(limit);
+            // If no node answers in time, perhaps they are far away, or the machine is busy.
+            let read = self.read(short).or_else(|failure| {
+                if failure.can_pass() { self.read(self.common.connect_timeout) } else { Err(failure) }
+            });
             if self.thread.is_stopping() {
                 return;
             }
             if self.note(read) {
                 pauses.reset();
-                limit = first_limit;
                 self.thread.pause(LEAST_INTERVAL);
             } else {
-                // Perhaps the nodes are far away, or the machine is busy.
-                limit = self.common.connect_timeout;
                 self.thread.pause(pauses.pause().min(LEAST_INTERVAL));
             }
+            self.sweep();
             if !self.sleep_until_wanted() {
                 return;
             }
+        }
+    }
+
+    /// Closes the idle connections that have ended, or that nobody has used for long.
+    fn sweep(&self) {
+        let nodes: Vec<_> = self.state.lock().nodes.values().map(|it| Arc::clone(&it.node)).collect();
+        for node in nodes {
+            node.sweep();
         }
     }
 
@@ -263,9 +291,10 @@ impl Cluster {
     ///
     /// A node that was cut off from the others for a while has an old map, and says that the cluster
     /// is not well, or that its epoch is older than one that was seen. Such a map counts only if no
-    /// node has a better one: a flight back to the old masters would cost more than a late map.
+    /// of the first few nodes has a better one: a flight back to the old masters would cost more than
+    /// a late map.
     fn read(&self, limit: Duration) -> Result<View, Failure> {
-        let (mut last, mut doubtful) = (None, None::<View>);
+        let (mut last, mut doubtful, mut doubts) = (None, None::<View>, 0);
         for place in self.candidates() {
             if self.thread.is_stopping() {
                 break;
@@ -279,8 +308,12 @@ impl Cluster {
                 }
                 Ok(view) => {
                     debug!(target: "relatch::cluster", "the map of {place} may be old");
-                    if doubtful.as_ref().is_none_or(|other| other.epoch < view.epoch) {
+                    doubts += 1;
+                    if doubtful.as_ref().is_none_or(|other| other.rank() < view.rank()) {
                         doubtful = Some(view);
+                    }
+                    if doubts == MOST_DOUBTS {
+                        break;
                     }
                 }
                 Err(failure) => {
@@ -339,7 +372,7 @@ impl Cluster {
     fn note(&self, read: Result<View, Failure>) -> bool {
         let mut state = self.state.lock();
         state.rounds += 1;
-        let View { ranges, replicas, epoch, .. } = match read {
+        let View { ranges, replicas, is_well, epoch } = match read {
             Ok(view) => view,
             Err(failure) => {
                 if state.failure.is_none() {
@@ -359,19 +392,21 @@ impl Cluster {
         state.replicas = replicas;
         let before = state.map.take();
         let ranges = ranges.into_iter().map(|Range { first, last, master }| {
-            let node = self.node_in(&mut state, master);
+            let node = self.node_in(&mut state, master, Moment::PAST);
             (first..=last, node)
         });
-        let map = Arc::new(Map::new(ranges, before.as_deref()));
+        // A node that is well names the owners of all slots that have one.
+        let map = Arc::new(Map::new(ranges, before.as_deref().filter(|_| !is_well)));
         state.map = Some(Arc::clone(&map));
-        let gone: Vec<_> = state.nodes.extract_if(|_, node| !map.has(node)).collect();
+        let is_gone = |it: &Known| !map.has(&it.node) && it.led_to.after(LOOKS_EVERY) < Moment::now();
+        let gone: Vec<_> = state.nodes.extract_if(|_, it| is_gone(it)).collect();
         drop(state);
         self.changed.notify_all();
-        for (_, node) in &gone {
-            node.retire();
+        for (_, it) in &gone {
+            it.node.retire();
         }
-        let Some(before) = before else { return true };
-        let moved = map.differs_from(&before);
+        // Before the first map, the one server of the URL may have had locks.
+        let moved = before.map_or_else(|| vec![true; usize::from(SLOTS)], |it| map.differs_from(&it));
         if moved.contains(&true)
             && let Some(call) = self.on_move.get()
         {

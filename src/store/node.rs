@@ -98,7 +98,9 @@ impl Common {
 
 impl Node {
     pub(super) fn new(location: Location, common: Arc<Common>) -> Node {
-        let pool = Arc::new(Pool::new(common.pool_size, &common.worker, Arc::clone(&common.on_close)));
+        let is_swept = common.access.expects(Expected::ClusterNode);
+        let pool =
+            Arc::new(Pool::new(common.pool_size, is_swept, &common.worker, Arc::clone(&common.on_close)));
         let number = COUNT.fetch_add(1, Ordering::Relaxed);
         Node { number, location, common, pool, retired: AtomicBool::new(false) }
     }

@@ -85,11 +85,14 @@ impl Drop for Worker {
 }
 
 impl Pool {
-    pub(super) fn new(size: u32, worker: &Worker, on_close: Arc<OnClose>) -> Pool {
+    /// `is_swept`: somebody calls [`Self::sweep`] now and then. If not, r2d2 closes links that nobody
+    /// has used for long. (For that it keeps a job as long as its thread lives, also after the pool.)
+    pub(super) fn new(size: u32, is_swept: bool, worker: &Worker, on_close: Arc<OnClose>) -> Pool {
         let slots = r2d2::Pool::builder()
             .max_size(size)
             .min_idle(Some(0))
             .max_lifetime(None)
+            .idle_timeout((!is_swept).then_some(LONGEST_IDLE))
             .test_on_check_out(false)
             .thread_pool(Arc::clone(&worker.threads))
             .build_unchecked(Slots);
