@@ -25,7 +25,11 @@ fn holds_in(weather: Weather) {
 fn holds(weather: Weather, over_tls: bool) {
     let wanted = number("RELATCH_ACQUISITIONS").unwrap_or(1);
     // During a failover, no lock can be taken for seconds.
-    let wanted = if weather.replaces_masters() { wanted.div_ceil(100) } else { wanted };
+    let wanted = wanted.div_ceil(match weather {
+        Weather::Failovers | Weather::MastersFailOver => 100,
+        Weather::SlotsMove => 4, // The nodes of a cluster need much of the machine.
+        _ => 1,
+    });
     let first = number("RELATCH_SEED").unwrap_or_else(|| u64::from(rand::random::<u32>()));
     let (mut seed, mut total, mut faults) = (first, Verdict::default(), 0);
     while (total.acquisitions as u64) < wanted || !was_noticed(weather, &total) {

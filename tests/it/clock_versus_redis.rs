@@ -117,7 +117,7 @@ fn a_hold_that_redis_has_denied_is_not_released() {
     for (taken, cause) in [(false, LostCause::Deleted), (true, LostCause::Taken)] {
         for by_closure in [false, true] {
             let name = &unique_key("a");
-            let (key, away) = (format!("lock:{name}"), format!("lock:{name}:away"));
+            let (key, away) = (format!("lock:{name}"), format!("away{{lock:{name}}}"));
             let goes_and_comes_back = |guard: &LockGuard| {
                 eventually(LONG, "the hold is renewed", || renewals(&rig.locks, name) > 0);
                 let script = "redis.call('RENAME', KEYS[1], KEYS[2]) \

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 use redis::{Client, Connection};
 use relatch::{Builder, Error, LockGuard, LockManager, LostCause, Unlocked};
-use relatch_rig::rights::least_rights;
+use relatch_rig::rights::{self, least_rights};
 use relatch_rig::{CLAIM, Fault, LONG, Proxy, Server, Terminator, eventually, server_version, within};
 
 /// How long the managers of a rig wait for a connection, and for an answer.
@@ -344,7 +344,7 @@ pub(crate) fn server_for(rights: &[&str]) -> (Server, String) {
 /// Gives the user of [`server_for`] these rights, and no others.
 pub(crate) fn grant(server: &Server, rights: &[&str]) {
     let user = ["ACL", "SETUSER", "worker", "reset", "on", ">canary", "resetchannels", "-@all"];
-    server.query::<()>(&[&user, rights].concat());
+    server.query::<()>(&[&user, rights, rights::in_cluster()].concat());
 }
 
 /// The least rights without these.

@@ -36,7 +36,11 @@ type End = fn(&Scene, &str);
 const ENDS: [(&str, End); 11] = [
     ("deleted", |scene, name| delete(&scene.server, name)),
     ("unlinked", |scene, name| scene.server.query(&["UNLINK", &format!("lock:{name}")])),
-    ("renamed", |scene, name| scene.server.query(&["RENAME", &format!("lock:{name}"), "elsewhere"])),
+    ("renamed", |scene, name| {
+        // In the same slot of a cluster.
+        let key = format!("lock:{name}");
+        scene.server.query::<()>(&["RENAME", &key, &format!("elsewhere{{{key}}}")]);
+    }),
     ("flushed", |scene, _| scene.server.query(&["FLUSHALL"])),
     ("flushed in the background", |scene, _| scene.server.query(&["FLUSHDB", "ASYNC"])),
     ("expired", |scene, name| scene.server.query(&["PEXPIREAT", &format!("lock:{name}"), "1"])),

@@ -9,6 +9,7 @@ use std::thread::{Builder, JoinHandle};
 use parking_lot::Mutex;
 
 use crate::ports::listen;
+use crate::road;
 
 /// What one thread does with a connection. When it returns, the connection is ended.
 pub(crate) type Pump = Box<dyn FnOnce() + Send>;
@@ -49,6 +50,7 @@ impl Bridge {
     ) -> Bridge {
         let listener = listen();
         let port = listener.local_addr().expect("a bound listener").port();
+        road::leads(port, target);
         let shared = Arc::new(Shared::default());
         let host = Arc::clone(&shared);
         let acceptor = spawn(name, move || host.accept(name, &listener, target, &open));

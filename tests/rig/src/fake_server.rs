@@ -12,6 +12,7 @@ use parking_lot::Mutex;
 
 use crate::ports::listen;
 use crate::resp::{Splitter, args};
+use crate::road;
 
 /// What is sent in the place of a reply.
 #[derive(Clone, Debug)]
@@ -99,6 +100,7 @@ impl Shared {
     }
 
     fn serve(&self, mut stream: TcpStream) {
+        let port = stream.local_addr().map_or(0, |address| address.port());
         let _ = stream.set_nodelay(true);
         let mut splitter = Splitter::default();
         let mut bytes = [0; 4096];
@@ -108,7 +110,13 @@ impl Shared {
                 Ok(0) | Err(_) => false,
                 Ok(count) => {
                     splitter.push(&bytes[..count]);
-                    splitter.by_ref().all(|command| self.reply(&mut stream, &args(&command)))
+                    splitter.by_ref().all(|command| {
+                        let command = args(&command);
+                        match road::of_cluster(&command, port) {
+                            Some(reply) => stream.write_all(&reply).is_ok(),
+                            None => self.reply(&mut stream, &command),
+                        }
+                    })
                 }
             };
         }

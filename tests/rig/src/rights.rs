@@ -7,6 +7,8 @@ use std::sync::{Once, OnceLock};
 
 use log::{LevelFilter, Log, Metadata, Record};
 
+use crate::{road, server_version};
+
 /// If this variable is set, the tests log in. Its value is the password: letters, digits and
 /// hyphens.
 const PASSWORD: &str = "RELATCH_TEST_LEAST_RIGHTS";
@@ -45,6 +47,15 @@ pub fn working_rights() -> Vec<&'static str> {
     least_rights().into_iter().filter(|right| !others.contains(right)).collect()
 }
 
+/// The rights that a manager needs as well if each server is a cluster: none otherwise.
+pub fn in_cluster() -> &'static [&'static str] {
+    match (road::is_in_cluster(), server_version() >= (7, 0)) {
+        (false, _) => &[],
+        (true, true) => &["+cluster|slots", "+cluster|info", "+asking"],
+        (true, false) => &["+cluster", "+asking"],
+    }
+}
+
 /// The user that managers log in as, by the name that Redis has for it.
 pub fn user() -> &'static str {
     password().map_or("default", |_| USER)
@@ -63,7 +74,7 @@ pub(crate) fn server_args() -> Vec<String> {
     log_everything();
     let user = ["--user", USER, "on", &format!(">{password}"), "resetchannels", "-@all"];
     let args = user.map(str::to_owned);
-    let rights = least_rights().into_iter().chain(FOR_OPTIONS);
+    let rights = least_rights().into_iter().chain(FOR_OPTIONS).chain(in_cluster().iter().copied());
     args.into_iter().chain(rights.map(str::to_owned)).collect()
 }
 

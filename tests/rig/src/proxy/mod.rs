@@ -79,7 +79,7 @@ impl Proxy {
     pub fn start(target_port: u16) -> Self {
         let listener = listen();
         let port = listener.local_addr().expect("a bound listener").port();
-        let shared = Arc::new(Shared::new(target_port));
+        let shared = Arc::new(Shared::new(port, target_port));
         let acceptor = Mutex::new(Some(Acceptor::start(listener, &shared)));
         Self { shared, port, acceptor }
     }

@@ -16,6 +16,8 @@ use crate::eventually;
 /// What all threads of a proxy share.
 #[derive(Default)]
 pub(crate) struct Shared {
+    /// The port of the proxy.
+    pub(crate) port: u16,
     /// The port of the server.
     pub(crate) target: u16,
     pub(crate) black_hole: AtomicBool,
@@ -35,9 +37,9 @@ pub(crate) struct Shared {
 }
 
 impl Shared {
-    /// For a proxy in front of the server at `target`.
-    pub(crate) fn new(target: u16) -> Shared {
-        Shared { target, ..Shared::default() }
+    /// For a proxy at `port` in front of the server at `target`.
+    pub(crate) fn new(port: u16, target: u16) -> Shared {
+        Shared { port, target, ..Shared::default() }
     }
 
     /// Whether nothing passes.

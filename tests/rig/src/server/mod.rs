@@ -1,5 +1,6 @@
 //! A Redis server of the caller's own.
 
+mod lone_node;
 mod program;
 mod queries;
 
@@ -15,9 +16,10 @@ use parking_lot::Mutex;
 use redis::Connection;
 use tempfile::TempDir;
 
+use self::lone_node::{LoneNode, excludes_cluster};
 use self::program::spawn;
 pub use self::program::{is_server_installed, server_version};
-use crate::ports::free_port;
+use crate::ports::{free_node_port, free_port};
 use crate::{Authority, Identity, LONG, Process, eventually, rights, road};
 #[cfg(unix)]
 use crate::{Sig, freeze, signal};
@@ -52,6 +54,8 @@ pub struct Server {
     /// The configuration of a sentinel.
     sentinel: Option<PathBuf>,
     paused: AtomicBool,
+    /// What makes it the only node of a cluster, if it is one.
+    lone: Option<LoneNode>,
 }
 
 impl Server {
@@ -143,19 +147,26 @@ impl Server {
 
     /// Starts a server on a random port; `None` if that port was taken meanwhile.
     fn try_start(args: Vec<String>, env: Vec<(String, String)>, dir: Option<TempDir>) -> Option<Self> {
-        Self::try_start_at(free_port(), args, env, dir, None)
+        // A node of a cluster also needs a port for its bus.
+        let port = if road::is_in_cluster() { free_node_port() } else { free_port() };
+        Self::try_start_at(port, args, env, dir, None)
     }
 
     fn try_start_at(
         port: u16,
-        args: Vec<String>,
+        mut args: Vec<String>,
         env: Vec<(String, String)>,
         dir: Option<TempDir>,
         sentinel: Option<PathBuf>,
     ) -> Option<Self> {
+        let lone = road::is_in_cluster() && sentinel.is_none() && !excludes_cluster(&args);
+        let lone = lone.then(|| dir.as_ref()).flatten().map(|dir| LoneNode::new(dir.path(), port));
+        if let Some(lone) = &lone {
+            args.extend(lone.begin());
+        }
         let process = Mutex::new(start(port, dir.as_ref(), sentinel.as_deref(), &args, &env));
         let (private, paused) = (Mutex::new(None), AtomicBool::new(false));
-        let server = Self { port, args, env, process, private, dir, tls_port: None, sentinel, paused };
+        let server = Self { port, args, env, process, private, dir, tls_port: None, sentinel, paused, lone };
         server.becomes_ready().then_some(server)
     }
 
@@ -231,6 +242,9 @@ impl Server {
     /// errors.
     pub fn restart(&self) {
         self.kill();
+        if let Some(lone) = &self.lone {
+            lone.begin();
+        }
         let sentinel = self.sentinel.as_deref();
         *self.process.lock() = start(self.port, self.dir.as_ref(), sentinel, &self.args, &self.env);
         assert!(self.becomes_ready(), "port {} was taken", self.port);
@@ -247,6 +261,9 @@ impl Server {
             !self.is_running() || answers(self.port)
         });
         if self.is_running() && !self.is_another() {
+            if let Some(lone) = &self.lone {
+                lone.take_over(self);
+            }
             return true;
         }
         eventually(START, "the server ends", || !self.is_running());
@@ -312,7 +329,9 @@ fn tls_args(dir: &TempDir, port: u16, identity: &Identity, clients: &Authority) 
         ("--tls-ca-cert-file", file("clients.pem", clients.pem())),
         ("--tls-auth-clients", "no".to_owned()),
     ];
-    all.into_iter().flat_map(|(name, value)| [name.to_owned(), value]).collect()
+    // A node of a cluster then names the port for TLS to clients that use it.
+    let cluster = road::is_in_cluster().then(|| ("--tls-cluster", "yes".to_owned()));
+    all.into_iter().chain(cluster).flat_map(|(name, value)| [name.to_owned(), value]).collect()
 }
 
 fn log_in(dir: &TempDir) -> PathBuf {
