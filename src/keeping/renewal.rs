@@ -197,7 +197,9 @@ fn take_in<'h>(
 /// Without an answer, all these orphans are sent again later. No thread uses their tokens any more,
 /// so a deletion that Redis executes twice or late does no harm.
 fn remove_orphans(shared: &Shared, redis: &mut impl KeeperCommands, orphans: &[OrphanKey]) -> bool {
-    let first_end = shared.first_end(&shared.work.lock());
+    // In a cluster, too: without this, a clean-up that gets no answer could outlast a short hold that
+    // the same thread has to renew.
+    let first_end = shared.work.lock().leases.first_end();
     let now = Moment::now();
     let Some(deadline) = remove_by(shared.response_timeout, first_end, redis.is_open(), now) else {
         return false;
