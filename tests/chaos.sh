@@ -14,9 +14,9 @@ Everything that takes too long for tests/run.sh, in less than three quarters of 
   - the tests that are marked as slow, and the wider bounds of the model
   - the whole integration suite as a user with the least rights, by a sentinel, and with each server
     as a cluster
-  - histories: in each kind of bad weather, locks are taken as often as the argument says (by default
-    100000 times; with failovers a hundredth of that, with slots that move a quarter), and what was
-    claimed is compared with what the servers did
+  - histories: in each kind of bad weather, locks are taken as often as the argument says (by
+    default 100000 times; with failovers a hundredth of that, with slots that move a quarter), and
+    what was claimed is compared with what the servers did
   - a hundred failovers to a replica that was cut off: no lock that all replicas have acknowledged
     is lost
   - a million fencing tokens, over restarts without persistence and other losses of the counter:
@@ -70,9 +70,9 @@ part 'by a sentinel' env RELATCH_TEST_BY_SENTINEL=1 \
     cargo test --quiet --locked --features tls --test it -- --test-threads=5 \
     --skip on_a_replica --skip replica_is_not_reported --skip replica_without_its \
     --skip the_time_to_look_up_a_name --skip sentinel --skip failovers
-# Left out: what is a cluster anyway; what a cluster does not have (databases, `REPLICAOF`, sockets); what counts connections
-# or threads, because the map is read over a connection of its own; and relays in front of TLS, which
-# a node does not name.
+# Left out: what is a cluster anyway; what a cluster does not have (databases, `REPLICAOF`, sockets);
+# what counts connections or threads, because the map is read over a connection of its own; and
+# relays in front of TLS, which a node does not name.
 part 'in a cluster' env RELATCH_TEST_IN_CLUSTER=1 \
     cargo test --quiet --locked --features tls --test it -- --test-threads=5 \
     --skip cluster --skip sentinel --skip failovers --skip replicas:: --skip on_a_replica \

@@ -43,7 +43,7 @@ impl LoneNode {
     }
 
     /// Makes it the master that owns all slots.
-    pub(super) fn take_over(&self, server: &Server) {
+    pub(super) fn take_over(server: &Server) {
         // While it loads its data, it refuses this.
         eventually(LONG, "the node has taken over", || {
             let _ = server.command(&["CLUSTER", "FAILOVER", "TAKEOVER"]);

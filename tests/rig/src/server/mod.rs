@@ -160,7 +160,7 @@ impl Server {
         sentinel: Option<PathBuf>,
     ) -> Option<Self> {
         let lone = road::is_in_cluster() && sentinel.is_none() && !excludes_cluster(&args);
-        let lone = lone.then(|| dir.as_ref()).flatten().map(|dir| LoneNode::new(dir.path(), port));
+        let lone = dir.as_ref().filter(|_| lone).map(|dir| LoneNode::new(dir.path(), port));
         if let Some(lone) = &lone {
             args.extend(lone.begin());
         }
@@ -261,8 +261,8 @@ impl Server {
             !self.is_running() || answers(self.port)
         });
         if self.is_running() && !self.is_another() {
-            if let Some(lone) = &self.lone {
-                lone.take_over(self);
+            if self.lone.is_some() {
+                LoneNode::take_over(self);
             }
             return true;
         }
