@@ -90,14 +90,15 @@ impl Orphans {
         remove
     }
 
-    /// Drops orphans that are there more than once, and those that an answer has come for since they
-    /// were handed out.
+    /// Drops orphans that are there more than once, those that an answer has come for since they were
+    /// handed out, and all behind the first batch. These are due again after their pauses.
     pub(crate) fn drop_answered(&self, orphans: &mut Vec<OrphanKey>) {
         let mut seen = HashSet::new();
         orphans.retain(|orphan| match self.by_token.get_key_value(&*orphan.token) {
             Some((token, entry)) => entry.retry > FIRST_RETRY && seen.insert(token),
             None => false,
         });
+        orphans.truncate(BATCH);
     }
 
     /// Notes whether Redis has answered the last batch. If not, it would not answer the rest
@@ -161,6 +162,15 @@ mod tests {
         let mut again = orphans.take_due(orphans.next());
         orphans.drop_answered(&mut again);
         assert_eq!(again.len(), 1, "it may have reappeared");
+    }
+
+    #[test]
+    fn what_is_left_of_several_batches_is_one_batch() {
+        let mut orphans = many(3 * BATCH);
+        let mut due: Vec<_> = (0..3).flat_map(|_| orphans.take_due(after(20))).collect();
+        assert_eq!(due.len(), 3 * BATCH);
+        orphans.drop_answered(&mut due);
+        assert_eq!(due.len(), BATCH);
     }
 
     #[test]
