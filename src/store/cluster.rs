@@ -3,8 +3,8 @@
 //! The map is read once at the beginning, and again whenever something shows that it may be out of
 //! date: `MOVED`, a node that refuses connections or is silent, `READONLY`, `CLUSTERDOWN`. The
 //! thread asks one node after the other, first those of the last map, then those that the program
-//! named, until one answers. Since only this thread asks, and pauses after each map, a storm of
-//! errors costs at most one `CLUSTER SLOTS` a second.
+//! named, until one answers that is well. Since only this thread asks, and pauses after each map, a
+//! storm of errors costs about one map a second.
 //!
 //! No other thread waits for a new map, unless there is none yet: a thread whose map is out of date
 //! follows the redirects of the nodes ([`Connection`](crate::store::Connection)).

@@ -410,3 +410,32 @@ fn a_map_of_an_earlier_epoch_does_not_replace_a_newer_one() {
         drop(locks.try_lock(&other).expect("answers").expect("free"));
     }
 }
+
+/// The map that the manager has names a master that is gone. All that it knows besides is a replica.
+#[test]
+fn a_replica_of_the_last_map_leads_to_the_new_masters() {
+    let cluster = Cluster::without_replicas();
+    let gone = Server::start();
+    gone.kill();
+    let [of_gone, of_replica] = [gone.address(), cluster.address(1)].map(|address| {
+        let (host, port) = address.split_once(':').expect("host and port");
+        format!("*2\r\n${}\r\n{host}\r\n:{port}\r\n", host.len())
+    });
+    let map = format!("*1\r\n*4\r\n:0\r\n:16383\r\n{of_gone}{of_replica}");
+    let seed = FakeServer::start(move |command| {
+        let command: Vec<_> = command.iter().map(String::as_str).collect();
+        Reply::Bytes(match command[..] {
+            [] => Vec::new(),
+            ["CLUSTER", "SLOTS"] => map.clone().into_bytes(),
+            ["CLUSTER", "INFO"] => b"-NOPERM no permissions\r\n".to_vec(),
+            _ => b"+OK\r\n".to_vec(),
+        })
+    });
+    let url = format!("redis+cluster://{}{}", login(), seed.address());
+    let locks = patient(&url).build_unchecked().expect("sends nothing");
+    let error = locks.try_lock("a").expect_err("the master is gone");
+    assert_unavailable(&Err(error));
+    drop(seed);
+    eventually(LONG, "the replica has been asked", || locks.try_lock("a").is_ok());
+    assert_works(&cluster, &locks, &[0, 1, 2]);
+}

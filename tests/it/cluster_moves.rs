@@ -380,3 +380,18 @@ fn the_key_of_a_lost_answer_is_deleted_at_the_new_owner() {
         assert_no_key_is_left(&cluster, &[0, 1, 2]);
     }
 }
+
+/// While the slot moves, the counter is at the new owner already, or nowhere.
+#[test]
+fn the_holder_of_a_lock_is_seen_although_its_counter_is_elsewhere() {
+    let cluster = Cluster::without_replicas();
+    let locks = connect(&cluster.url());
+    let name = cluster.key_on(0);
+    let guard = locks.lock(&name).expect("locks");
+    let moving = cluster.begin_move(cluster.slot_of(&name), 1);
+    let seen = locks.named(&name).fenced(true).holder().expect("answers").expect("it is held");
+    assert_eq!((seen.raw(), seen.fence()), (guard.token(), None));
+    moving.move_keys();
+    moving.end();
+    assert_eq!(guard.unlock().expect("unlocks"), Unlocked::Released);
+}

@@ -1,6 +1,7 @@
 //! Fencing tokens: what a lock with a fence sends, what is refused, and what the counter is.
 
 use std::thread;
+use std::time::{SystemTime, UNIX_EPOCH};
 
 use relatch::{Builder, Error, LockManager, Unlocked};
 use relatch_rig::{Fault, LONG, Server, eventually, server_version};
@@ -109,6 +110,21 @@ fn a_counter_stays_a_day_after_the_last_hold_and_two_leases_at_least() {
     assert!(stays(DAY), "{}: not renewed", server.pttl(COUNTER));
     drop(locks.named("a").fenced(true).lease(30 * MINUTE * 60).lock().expect("locks"));
     assert!(stays(DAY * 60 / 24), "{}", server.pttl(COUNTER));
+}
+
+/// The server's clock was a month ahead, and is right again. If the counter expired before its number
+/// has passed, fences would fall.
+#[test]
+fn a_counter_that_is_ahead_of_the_clock_stays_until_the_clock_has_passed_it() {
+    let server = Server::start();
+    let month = 30 * DAY;
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).expect("after 1970").as_micros();
+    let ahead = u64::try_from(now).expect("small") + 1000 * month.unsigned_abs();
+    server.query::<()>(&["SET", COUNTER, &ahead.to_string(), "PX", "1000"]);
+    let guard = fenced(&server.url()).lock("a").expect("locks");
+    assert_eq!(guard.fence(), ahead + 1);
+    let stays = server.pttl(COUNTER);
+    assert!((month..month + 2 * DAY).contains(&stays), "{stays}");
 }
 
 #[test]
