@@ -390,27 +390,6 @@ fn the_map_of_a_node_that_was_cut_off_is_believed_only_if_there_is_no_other() {
     assert!(chain(&error).contains(":1"), "{}", chain(&error));
 }
 
-/// The manager has read the map of the cluster. Then its masters are silent, and the node with the
-/// old map is the one that answers first.
-#[test]
-fn a_map_of_an_earlier_epoch_does_not_replace_a_newer_one() {
-    let cluster = Cluster::start();
-    let cut_off = cut_off_node("ok", 0);
-    let hosts = [cluster.address(0), cut_off.address()].join(",");
-    let locks = patient(&format!("redis+cluster://{}{hosts}", login())).build().expect("connects");
-    assert_works(&cluster, &locks, &[0, 1, 2]);
-    let name = cluster.key_on(0);
-    cluster.server(0).kill();
-    // The map is read over and over meanwhile, also from the node with the old one if no other
-    // answers in time.
-    drop(locks.named(&name).wait(MINUTE).lock().expect("locks at the successor"));
-    let successor = cluster.until_replaced(0);
-    assert_eq!(cluster.node_of(&name), successor);
-    for other in [1, 2].map(|place| cluster.key_on(place)) {
-        drop(locks.try_lock(&other).expect("answers").expect("free"));
-    }
-}
-
 /// The map that the manager has names a master that is gone. All that it knows besides is a replica.
 #[test]
 fn a_replica_of_the_last_map_leads_to_the_new_masters() {
