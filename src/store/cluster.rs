@@ -26,9 +26,9 @@ use crate::store::endpoint::{Endpoint, Place};
 use crate::store::failure::{Failure, Refusal};
 use crate::store::map::Map;
 use crate::store::node::{Common, Location, Node, OnMove};
-use crate::store::reply::allowed;
-use crate::store::slots::{self, Range, SLOTS, slot};
+use crate::store::slots::{Range, SLOTS, slot};
 use crate::store::tls;
+use crate::store::view::{QUESTIONS, View};
 
 /// The pause after the map was read. Meanwhile, threads follow redirects.
 const LEAST_INTERVAL: Duration = Duration::from_secs(1);
@@ -74,24 +74,6 @@ struct Known {
     node: Arc<Node>,
     /// When a redirect led to it last. While a slot is on its way to a node, the map may not name it.
     led_to: Moment,
-}
-
-/// How many maps that may be old are compared. If the whole cluster is not well, all maps may be.
-const MOST_DOUBTS: u32 = 3;
-
-/// What a node says of its cluster.
-struct View {
-    ranges: Vec<Range>,
-    replicas: Vec<Place>,
-    is_well: bool,
-    /// Each failover has a higher one. `u64::MAX` if the node does not say.
-    epoch: u64,
-}
-
-impl View {
-    fn rank(&self) -> (bool, u64) {
-        (self.is_well, self.epoch)
-    }
 }
 
 impl Cluster {
@@ -286,48 +268,14 @@ impl Cluster {
         !self.thread.is_stopping()
     }
 
-    /// Asks one node after the other, each for `limit` at most. If none answers, returns the failure
-    /// that says most.
-    ///
-    /// A node that was cut off from the others for a while has an old map, and says that the cluster
-    /// is not well, or that its epoch is older than one that was seen. Such a map counts only if no
-    /// of the first few nodes has a better one: a flight back to the old masters would cost more than
-    /// a late map.
+    /// Asks one node after the other, each for `limit` at most.
     fn read(&self, limit: Duration) -> Result<View, Failure> {
-        let (mut last, mut doubtful, mut doubts) = (None, None::<View>, 0);
-        for place in self.candidates() {
-            if self.thread.is_stopping() {
-                break;
-            }
-            match self.ask(&place, limit) {
-                Ok(view) if view.ranges.is_empty() => {
-                    last.get_or_insert_with(|| Failure::not_sent(format!("{place} knows no slots")));
-                }
-                Ok(view) if view.is_well && self.epoch.load(Ordering::Relaxed) <= view.epoch => {
-                    return Ok(view);
-                }
-                Ok(view) => {
-                    debug!(target: "relatch::cluster", "the map of {place} may be old");
-                    doubts += 1;
-                    if doubtful.as_ref().is_none_or(|other| other.rank() < view.rank()) {
-                        doubtful = Some(view);
-                    }
-                    if doubts == MOST_DOUBTS {
-                        break;
-                    }
-                }
-                Err(failure) => {
-                    debug!(target: "relatch::cluster", "{place} has sent no map: {failure:?}");
-                    // That a node refuses the question says more than that another is away.
-                    if failure.can_pass() {
-                        last.get_or_insert(failure);
-                    } else {
-                        last = Some(failure);
-                    }
-                }
-            }
-        }
-        doubtful.ok_or_else(|| last.unwrap_or_else(|| Failure::not_sent("the manager is stopping")))
+        let candidates = self.candidates().into_iter().take_while(|_| !self.thread.is_stopping());
+        let ask = |place: &Place| {
+            let endpoint = Endpoint::new(place.clone(), self.tls.clone());
+            View::new(self.common.ask_once(&endpoint, QUESTIONS, limit)?, place)
+        };
+        View::best(candidates, self.epoch.load(Ordering::Relaxed), ask)
     }
 
     /// The nodes to ask: the masters, from a random one on, then the replicas of the last map, then
@@ -352,19 +300,6 @@ impl Cluster {
             }
         }
         places
-    }
-
-    fn ask(&self, place: &Place, limit: Duration) -> Result<View, Failure> {
-        let endpoint = Endpoint::new(place.clone(), self.tls.clone());
-        let questions: [&[&str]; 2] = [&["CLUSTER", "SLOTS"], &["CLUSTER", "INFO"]];
-        let [slots, info] = self.common.ask_once(&endpoint, questions, limit)?;
-        let (ranges, replicas) = slots::ranges(&allowed(slots)?, place)?;
-        // Without the right to ask, nothing is known about the node.
-        let info = info.text().unwrap_or_default();
-        let of = |name| info.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'));
-        let is_well = of("cluster_state").is_none_or(|state| state == "ok");
-        let epoch = of("cluster_current_epoch").and_then(|epoch| epoch.parse().ok());
-        Ok(View { ranges, replicas, is_well, epoch: epoch.unwrap_or(u64::MAX) })
     }
 
     /// Takes in what was read, and tells which keys have another node than before. False if no node
