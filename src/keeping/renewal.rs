@@ -145,12 +145,14 @@ fn renew<'h>(
     let lease = |n: usize| Lease::from_millis(extensions[n].lease);
     let leases = (0..extensions.len()).map(lease);
     let mut refused = take_in(shared, holds.iter().copied().zip(leases).zip(answers), sent);
-    // After the first silence, the rest is due again soon. By then, the map may name the other node,
-    // whose thread renews it.
+    // This node's other holds wait meanwhile, so this takes a quarter of the batch's time at most, and
+    // ends at the first silence. The rest is due again soon. By then, the map may name the other
+    // node, whose thread renews it.
+    let until = Moment::now().after(deadline.since(now) / 4);
     for n in moved {
         let sent = Moment::now();
-        let answer = redis.extend_elsewhere(&extensions[n], deadline);
-        let goes_on = is_final(&answer);
+        let answer = redis.extend_elsewhere(&extensions[n], until);
+        let goes_on = is_final(&answer) && sent < until;
         refused.remove(&holds[n].number);
         refused.extend(take_in(shared, iter::once(((holds[n], lease(n)), answer)), sent));
         if !goes_on {

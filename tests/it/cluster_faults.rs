@@ -112,7 +112,7 @@ fn a_silent_master_loses_no_acknowledged_lock_and_disturbs_no_other_node() {
 
 #[test]
 fn a_planned_failover_loses_nothing() {
-    let cluster = Cluster::start();
+    let cluster = Cluster::with(partly());
     while_the_first_master_is_replaced(&cluster, |goes_on| {
         cluster.fail_over(3);
         goes_on();
@@ -304,7 +304,7 @@ fn a_storm_of_redirects_reads_the_map_about_once_a_second() {
         for _ in 0..8 {
             scope.spawn(|| {
                 while !ended.load(Ordering::SeqCst) {
-                    locks.named(&name).wait(ANSWER).lock().expect_err("the nodes do not agree");
+                    locks.named(&name).wait(SOON).lock().expect_err("the nodes do not agree");
                     tries.fetch_add(1, Ordering::SeqCst);
                 }
             });
@@ -417,4 +417,29 @@ fn a_replica_of_the_last_map_leads_to_the_new_masters() {
     drop(seed);
     eventually(LONG, "the replica has been asked", || locks.try_lock("a").is_ok());
     assert_works(&cluster, &locks, &[0, 1, 2]);
+}
+
+/// A hold whose slot is on its way to a node that falls silent cannot be renewed. The others of the
+/// node from which it comes are renewed in time.
+#[test]
+fn a_silent_new_owner_delays_no_renewal_at_the_old_one() {
+    let cluster = small(ClusterSetup { proxied: true, node_timeout: LONG, ..partly() });
+    let locks =
+        patient(&cluster.url()).response_timeout(3 * SOON).renew_every(PERIOD).build().expect("connects");
+    let [kept, moved] = [(); 2].map(|()| cluster.key_on(0));
+    assert_ne!(cluster.slot_of(&kept), cluster.slot_of(&moved));
+    let _far = locks.named(&moved).lease(MINUTE).lock().expect("locks");
+    let near = locks.named(&kept).lease(BRIEF).lock().expect("locks");
+    until_renewed(&locks, &moved, 2);
+    let moving = cluster.begin_move(cluster.slot_of(&moved), 1);
+    moving.move_keys();
+    until_renewed(&locks, &moved, 2);
+    cluster.proxy(1).black_hole(true);
+    throughout(4 * BRIEF, || {
+        let left = cluster.server(0).pttl(&key(&kept));
+        assert!(left > LEAST, "{left} ms left");
+    });
+    near.verify().expect("valid");
+    cluster.proxy(1).black_hole(false);
+    moving.end();
 }

@@ -395,3 +395,16 @@ fn the_holder_of_a_lock_is_seen_although_its_counter_is_elsewhere() {
     moving.end();
     assert_eq!(guard.unlock().expect("unlocks"), Unlocked::Released);
 }
+
+/// The holder has nothing to do with Redis for a while. The map is looked at nevertheless, and the
+/// hold is tracked at the new owner.
+#[test]
+fn the_map_is_looked_at_now_and_then_though_nothing_shows_that_it_is_old() {
+    let cluster = Cluster::without_replicas();
+    let locks = patient(&cluster.url()).renew_every(MINUTE / 3).build().expect("connects");
+    let name = cluster.key_on(0);
+    let guard = locks.lock(&name).expect("locks");
+    cluster.move_slot(cluster.slot_of(&name), 1);
+    eventually(LONG, "the hold is tracked there", || cluster.server(1).tracked_keys() == 1);
+    assert_eq!(guard.unlock().expect("unlocks"), Unlocked::Released);
+}

@@ -11,8 +11,11 @@ use std::thread;
 use std::time::Duration;
 
 use relatch::{LockManager, Replicas};
-use relatch_rig::{LONG, Sentinels, Server, SetOnDrop, Worker, compile_preload, eventually, role};
+use relatch_rig::{
+    Cluster, ClusterSetup, LONG, Sentinels, Server, SetOnDrop, Worker, compile_preload, eventually, role,
+};
 
+use crate::cluster;
 use crate::fence::{COUNTER, fence_of_a_turn};
 use crate::sentinel::patient;
 use crate::support::{ANSWER, connect, redis_connection};
@@ -44,16 +47,19 @@ impl Resource {
     }
 }
 
-/// Takes the lock `a` until the resource has seen `turns` fences; returns how many writes it
+/// Takes a lock until the resource has seen `turns` fences; returns how many writes it
 /// refused. A lock that is not taken while Redis is away does not count.
-fn take_turns(locks: &LockManager, resource: &Resource, turns: u64, taken: &AtomicU64) -> u64 {
-    let lock = locks.named("a").fenced(true);
+fn take_turns(locks: &LockManager, name: &str, resource: &Resource, turns: u64, taken: &AtomicU64) -> u64 {
+    let lock = locks.named(name).fenced(true);
     let mut refused = 0;
     while taken.load(Ordering::SeqCst) < turns {
         let before = resource.newest();
         let Ok(guard) = lock.lock() else { continue };
+        // A larger fence was there already. That holder came later, if Redis has forgotten this one.
+        let is_late = !resource.write(guard.fence());
+        assert!(!(is_late && guard.verify().is_ok()), "a fence of an earlier hold is larger");
         resource.enter(guard.fence(), before);
-        refused += u64::from(!resource.write(guard.fence()));
+        refused += u64::from(is_late);
         taken.fetch_add(1, Ordering::SeqCst);
         // A release may not be confirmed while Redis is away.
         let _ = guard.unlock();
@@ -83,7 +89,7 @@ fn fences_grow(turns: u64) {
         let (resource, taken, ended) = (&resource, &taken, &ended);
         let threads = managers.iter().flat_map(|it| [it; 2]);
         let takers: Vec<_> =
-            threads.map(|it| scope.spawn(move || take_turns(it, resource, turns, taken))).collect();
+            threads.map(|it| scope.spawn(move || take_turns(it, "a", resource, turns, taken))).collect();
         let server = &server;
         let striking = scope.spawn(move || {
             let mut blows = BLOWS.iter().cycle();
@@ -210,4 +216,47 @@ fn fences_grow_over_failovers_and_replicas_that_acknowledge_have_the_counter() {
         next.is_some()
     });
     assert!(next.expect("taken").fence() > last);
+}
+
+/// The lock's slot and its master change, and the counter with them.
+#[test]
+fn fences_grow_while_a_slot_moves_and_masters_are_failed_over() {
+    let cluster = Cluster::with(ClusterSetup {
+        args: vec!["--cluster-require-full-coverage", "no"],
+        ..ClusterSetup::default()
+    });
+    let name = cluster.key_on(0);
+    let managers = [(); 2].map(|()| cluster::patient(&cluster.url()).build().expect("connects"));
+    let (resource, taken) = (Resource::default(), AtomicU64::new(0));
+    let turns = AtomicU64::new(u64::MAX);
+    thread::scope(|scope| {
+        let takers: Vec<_> = managers
+            .iter()
+            .flat_map(|it| [it; 2])
+            .map(|it| {
+                let (name, resource, taken, turns) = (&name, &resource, &taken, &turns);
+                scope.spawn(move || {
+                    while taken.load(Ordering::SeqCst) < turns.load(Ordering::SeqCst) {
+                        take_turns(it, name, resource, taken.load(Ordering::SeqCst) + 1, taken);
+                    }
+                })
+            })
+            .collect();
+        let goes_on = || {
+            let enough = taken.load(Ordering::SeqCst) + 100;
+            eventually(LONG, "locks are taken", || taken.load(Ordering::SeqCst) > enough);
+        };
+        goes_on();
+        cluster.fail_over(3);
+        goes_on();
+        cluster.move_slot(cluster.slot_of(&name), 1);
+        goes_on();
+        cluster.server(1).kill();
+        cluster.until_replaced(1);
+        goes_on();
+        turns.store(0, Ordering::SeqCst);
+        for it in takers {
+            it.join().expect("no panic");
+        }
+    });
 }
