@@ -1,5 +1,5 @@
-//! What TLS, Sentinel, acknowledged replicas and fencing tokens cost, beside a plain connection to the same server:
-//! `cargo bench --bench engines --features tls`. It takes about a minute.
+//! What TLS, Sentinel, acknowledged replicas and fencing tokens cost, beside a plain connection to
+//! the same server: `cargo bench --bench engines --features tls`. It takes about a minute.
 //!
 //! One thread locks and unlocks a free lock. All subjects take turns, in many short rounds, and the
 //! ratios are medians over the rounds. The program and all servers share one core, so that the

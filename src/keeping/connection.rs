@@ -22,8 +22,8 @@ pub(crate) trait KeeperCommands {
     /// of these keys changes.
     fn extend_all(&mut self, leases: &[Extension<'_>], listener: Option<u64>, until: Moment) -> Extended;
 
-    /// Compares and extends one lease at another node: its slot has moved since the map was read, or
-    /// is on its way.
+    /// Compares and extends one lease at another node: its slot has moved since the map was read,
+    /// or is on its way.
     fn extend_elsewhere(&mut self, lease: &Extension<'_>, until: Moment) -> Result<Compared, Failure>;
 
     /// Compares and deletes. Each removal is a key and a token.
@@ -121,8 +121,8 @@ impl KeeperCommands for KeeperConnection<'_> {
 
     fn remove_all(&mut self, removals: &[(&str, &str)], until: Moment) -> Removed {
         let mut answers = self.exchange(until, |connection| connection.remove_all(removals, until))?;
-        // A key whose slot has moved or is on its way is looked for at the other node. After the first
-        // silence, the rest is left for another time.
+        // A key whose slot has moved or is on its way is looked for at the other node. After the
+        // first silence, the rest is left for another time.
         let moved = answers.iter_mut().zip(removals).filter(|(answer, _)| is_elsewhere(answer));
         for (answer, (key, token)) in moved {
             let Ok(mut connection) = self.shared.store.checkout(key, until) else { break };

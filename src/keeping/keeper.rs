@@ -1,9 +1,9 @@
 //! The thread that keeps what is held: it renews leases, reports losses and deletes orphans.
 //!
 //! Each manager has one keeper. The first work for the keeper starts its thread: a hold to renew or
-//! to watch, an orphan, `extend`, `ensure`. In a cluster, the keeper hands its work out to a thread for
-//! each node (`renewers`). No other thread renews a lease. (`leases` says when a lease
-//! is renewed.)
+//! to watch, an orphan, `extend`, `ensure`. In a cluster, the keeper hands its work out to a thread
+//! for each node (`renewers`). No other thread renews a lease. (`leases` says when a lease is
+//! renewed.)
 
 use std::sync::mpsc;
 use std::sync::{Arc, Weak};

@@ -84,8 +84,8 @@ impl Leases {
             // with a forgotten guard.
             self.by_number.retain(|_, entry| !entry.hold.can_be_forgotten(now));
         }
-        // The hold was perhaps taken at the server that had the key before, and is not entered until
-        // now.
+        // The hold was perhaps taken at the server that had the key before, and is not entered
+        // until now.
         let has_moved = hold.acquired.sent < self.moved && hold.renews_every(now).is_some();
         let due = if has_moved { Moment::PAST } else { self.regularly_due(&hold, now) };
         let entry = Entry { hold, due, retry: FIRST_RETRY, sent: Moment::PAST, invalidated: false };

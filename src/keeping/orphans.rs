@@ -90,8 +90,8 @@ impl Orphans {
         remove
     }
 
-    /// Drops orphans that are there more than once, those that an answer has come for since they were
-    /// handed out, and all behind the first batch. These are due again after their pauses.
+    /// Drops orphans that are there more than once, those that an answer has come for since they
+    /// were handed out, and all behind the first batch. These are due again after their pauses.
     pub(crate) fn drop_answered(&self, orphans: &mut Vec<OrphanKey>) {
         let mut seen = HashSet::new();
         orphans.retain(|orphan| match self.by_token.get_key_value(&*orphan.token) {

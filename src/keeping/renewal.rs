@@ -145,9 +145,9 @@ fn renew<'h>(
     let lease = |n: usize| Lease::from_millis(extensions[n].lease);
     let leases = (0..extensions.len()).map(lease);
     let mut refused = take_in(shared, holds.iter().copied().zip(leases).zip(answers), sent);
-    // This node's other holds wait meanwhile, so this takes a quarter of the batch's time at most, and
-    // ends at the first silence. The rest is due again soon. By then, the map may name the other
-    // node, whose thread renews it.
+    // This node's other holds wait meanwhile, so this takes a quarter of the batch's time at most,
+    // and ends at the first silence. The rest is due again soon. By then, the map may name the
+    // other node, whose thread renews it.
     let until = Moment::now().after(deadline.since(now) / 4);
     for n in moved {
         let sent = Moment::now();
@@ -199,8 +199,8 @@ fn take_in<'h>(
 /// Without an answer, all these orphans are sent again later. No thread uses their tokens any more,
 /// so a deletion that Redis executes twice or late does no harm.
 fn remove_orphans(shared: &Shared, redis: &mut impl KeeperCommands, orphans: &[OrphanKey]) -> bool {
-    // In a cluster, too: without this, a clean-up that gets no answer could outlast a short hold that
-    // the same thread has to renew.
+    // In a cluster, too: without this, a clean-up that gets no answer could outlast a short hold
+    // that the same thread has to renew.
     let first_end = shared.work.lock().leases.first_end();
     let now = Moment::now();
     let Some(deadline) = remove_by(shared.response_timeout, first_end, redis.is_open(), now) else {

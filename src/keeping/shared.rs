@@ -134,8 +134,8 @@ impl Shared {
         self.wake(work, due);
     }
 
-    /// The end of the first hold whose loss the caller, a thread that renews, has to report in time.
-    /// In a cluster that is the keeper's work, whose own thread sends nothing.
+    /// The end of the first hold whose loss the caller, a thread that renews, has to report in
+    /// time. In a cluster that is the keeper's work, whose own thread sends nothing.
     pub(crate) fn first_end(&self, work: &Work) -> Moment {
         if self.store.is_cluster() { Moment::NEVER } else { work.leases.first_end() }
     }

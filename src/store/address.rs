@@ -1,8 +1,8 @@
 //! Turns a URL into an address: one server, the sentinels that know it, or nodes of a cluster.
 //!
 //! The `redis` crate parses the URL. It knows no list of hosts, so a URL with several hosts is
-//! taken apart here, and the `redis` crate gets the rest of it. No error shows a password, wherever in
-//! the URL it stands.
+//! taken apart here, and the `redis` crate gets the rest of it. No error shows a password, wherever
+//! in the URL it stands.
 
 use std::net::Ipv6Addr;
 

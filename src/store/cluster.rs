@@ -72,7 +72,8 @@ struct State {
 
 struct Known {
     node: Arc<Node>,
-    /// When a redirect led to it last. While a slot is on its way to a node, the map may not name it.
+    /// When a redirect led to it last. While a slot is on its way to a node, the map may not name
+    /// it.
     led_to: Moment,
 }
 
@@ -101,10 +102,11 @@ impl Cluster {
     pub(super) fn ping(self: &Arc<Cluster>, deadline: Moment) -> Result<(), Failure> {
         let mut last = Failure::not_sent("no node of the cluster has a slot");
         let map = self.map(deadline)?;
-        for (node, is_last) in map.masters.iter().zip((0..map.masters.len()).rev().map(|left| left == 0)) {
+        let mut nodes = map.masters.iter();
+        while let Some(node) = nodes.next() {
             // A node that is silent leaves time for another one.
             let left = deadline.since(Moment::now());
-            let share = if is_last { left } else { left / 2 };
+            let share = if nodes.len() == 0 { left } else { left / 2 };
             match node.ping(Moment::now().after(share)) {
                 Ok(()) => return Ok(()),
                 Err(failure) => last = failure,
@@ -215,7 +217,8 @@ impl Cluster {
 
     fn run(self: &Arc<Cluster>) {
         self.thread.enter();
-        // Of the time in which a caller wants to be connected, a silent node leaves some for others.
+        // Of the time in which a caller wants to be connected, a silent node leaves some for
+        // others.
         let short = LONGEST_ASK.min(self.common.connect_timeout / 3);
         let mut pauses = Backoff::for_listener();
         loop {

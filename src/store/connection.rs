@@ -184,8 +184,9 @@ impl Connection {
         let claim = wanted.claim(teach, &times);
         let mut replies = loop {
             let replies = self.route.exchange_all(&[&removal, &claim], deadline)?;
-            // While the slot moves, a claim with a fencing token is refused as long as one of its two
-            // keys is elsewhere. If the claim was executed, or may have been, it is not sent again.
+            // While the slot moves, a claim with a fencing token is refused as long as one of its
+            // two keys is elsewhere. If the claim was executed, or may have been, it is not sent
+            // again.
             let claim_did_nothing = matches!(accepted(replies[1].clone()), Err(Failure::Refused(_)));
             if !(claim_did_nothing && self.route.follow(&replies[0], deadline)?) {
                 break replies.into_iter();
@@ -244,7 +245,8 @@ impl Connection {
     pub(crate) fn abandon(mut self, key: &str, token: &str) {
         let batch = self.route.behind_asking(&[&RELEASE.whole(key, &[token])]);
         if let Some(link) = &mut self.route.link {
-            // If this fails, the keeper deletes the key: it searches for each token that is given up.
+            // If this fails, the keeper deletes the key: it searches for each token that is given
+            // up.
             let _ = link.send(&batch, Moment::now().after(Duration::from_millis(1)));
             link.retire();
         }

@@ -7,8 +7,8 @@ use crate::base::random;
 use crate::store::node::Node;
 use crate::store::slots::{SLOTS, hash_tag, slot};
 
-/// How many keys are tried to find one in a slot of a node. A node with a single slot is missed once
-/// in `e^16` times.
+/// How many keys are tried to find one in a slot of a node. A node with a single slot is missed
+/// once in `e^16` times.
 const MOST_TRIES: usize = 16 * SLOTS as usize;
 
 pub(super) struct Map {
@@ -70,8 +70,8 @@ impl Map {
 
     /// A key in a slot of this node, made from `stem`. `None` if there is none, or it is not found.
     ///
-    /// Each call finds another key: the slot of one may be on its way to another node. If `stem` has
-    /// a hash tag, all its keys are in one slot.
+    /// Each call finds another key: the slot of one may be on its way to another node. If `stem`
+    /// has a hash tag, all its keys are in one slot.
     pub(super) fn key_at(&self, node: &Node, stem: &str) -> Option<String> {
         let is_there =
             |key: &String| self.owner(slot(key.as_bytes())).is_some_and(|owner| owner.number == node.number);

@@ -4,10 +4,10 @@
 //!
 //! - [`Store`] is the way in for the rooms above. It lends a [`Connection`], which has the
 //!   commands.
-//! - `router`: which node has a key. `cluster`: the thread that reads the map of a cluster.
-//!   `view`: whom it believes. `map`: which node has which slot.
-//!   `slots`: the slot of a key, and what a map and a redirect say. `route`: the way of a batch to a
-//!   node, and on to the one to which that node redirects.
+//! - `router`: which node has a key. `cluster`: the thread that reads the map of a cluster. `view`:
+//!   whom it believes. `map`: which node has which slot. `slots`: the slot of a key, and what a map
+//!   and a redirect say. `route`: the way of a batch to a node, and on to the one to which that
+//!   node redirects.
 //! - `node`: a server with all its connections. `pool` lends most of them. Over the connection in
 //!   `tracking`, Redis sends invalidations.
 //! - `link`: a connection whose replies are counted. `wire`: the bytes of a connection. `resp`: the

@@ -85,8 +85,9 @@ impl Drop for Worker {
 }
 
 impl Pool {
-    /// `is_swept`: somebody calls [`Self::sweep`] now and then. If not, r2d2 closes links that nobody
-    /// has used for long. (For that it keeps a job as long as its thread lives, also after the pool.)
+    /// `is_swept`: somebody calls [`Self::sweep`] now and then. If not, r2d2 closes links that
+    /// nobody has used for long. (For that it keeps a job as long as its thread lives, also after
+    /// the pool.)
     pub(super) fn new(size: u32, is_swept: bool, worker: &Worker, on_close: Arc<OnClose>) -> Pool {
         let slots = r2d2::Pool::builder()
             .max_size(size)

@@ -51,8 +51,8 @@ impl Route {
         }
     }
 
-    /// Sends commands that read, for keys of one slot. The first reply says whether another node has
-    /// the slot: while the slot moves, a later key may be elsewhere.
+    /// Sends commands that read, for keys of one slot. The first reply says whether another node
+    /// has the slot: while the slot moves, a later key may be elsewhere.
     pub(super) fn read_all(&mut self, commands: &[&[&str]], deadline: Moment) -> Result<Vec<Reply>, Failure> {
         loop {
             let replies = self.exchange_all(commands, deadline)?;
@@ -85,8 +85,9 @@ impl Route {
         if self.asking { batch.and(&["ASKING"]) } else { batch }
     }
 
-    /// If the reply says that another node has the slot, goes on with a connection to that node. The
-    /// command was not executed then. False for any other reply, and if this follows no redirect.
+    /// If the reply says that another node has the slot, goes on with a connection to that node.
+    /// The command was not executed then. False for any other reply, and if this follows no
+    /// redirect.
     pub(super) fn follow(&mut self, reply: &Reply, deadline: Moment) -> Result<bool, Failure> {
         let Some(refusal) = redirection(reply).filter(|_| self.redirects > 0) else { return Ok(false) };
         let Some((node, asking)) = self.router.redirected(&refusal, &self.node) else { return Ok(false) };

@@ -83,15 +83,13 @@ impl Router {
 
     /// Speaks to Redis once. In a cluster, the nodes are tried one after the other.
     pub(super) fn ping(self: &Arc<Router>, deadline: Moment) -> Result<(), Failure> {
-        let one = match self.servers() {
-            Servers::One(one) => self.reach(deadline, |_| Ok(Arc::clone(one)), Node::lend),
-            Servers::Cluster(_) => Err(Failure::Refused(Refusal::new(login::CLUSTER_NODE))),
-        };
-        match (one, self.cluster()) {
-            (Ok(mut connection), None) => connection.ping(deadline),
-            (Err(failure), None) => Err(failure),
-            (_, Some(cluster)) => cluster.ping(deadline),
+        if let Servers::One(one) = self.servers() {
+            let opened = self.reach(deadline, |_| Ok(Arc::clone(one)), Node::lend);
+            if self.cluster().is_none() {
+                return opened?.ping(deadline);
+            }
         }
+        self.cluster().map_or(Ok(()), |cluster| cluster.ping(deadline))
     }
 
     /// The only node. `None` in a cluster.

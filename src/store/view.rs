@@ -39,10 +39,10 @@ impl View {
     /// Asks one node after the other for its view. If none has one, returns the failure that says
     /// most.
     ///
-    /// A node that was cut off from the others for a while has an old map, and says that the cluster
-    /// is not well, or that its epoch is older than `least_epoch`, which was seen before. Such a map
-    /// counts only if none of the first few nodes has a better one: a flight back to the old masters
-    /// would cost more than a late map.
+    /// A node that was cut off from the others for a while has an old map, and says that the
+    /// cluster is not well, or that its epoch is older than `least_epoch`, which was seen before.
+    /// Such a map counts only if none of the first few nodes has a better one: a flight back to the
+    /// old masters would cost more than a late map.
     pub(super) fn best(
         nodes: impl Iterator<Item = Place>,
         least_epoch: u64,

@@ -24,7 +24,8 @@ pub(crate) struct Wanted<'a> {
 impl<'a> Wanted<'a> {
     /// The times that the script needs: of the lease and, for a counter, how long that stays.
     pub(super) fn times(&self) -> [String; 2] {
-        [self.lease, COUNTER_STAYS.max(2 * self.lease)].map(|millis| millis.to_string())
+        let stays = self.counter.map(|_| COUNTER_STAYS.max(2 * self.lease).to_string());
+        [self.lease.to_string(), stays.unwrap_or_default()]
     }
 
     /// The script that takes the lock, and its arguments.

@@ -1,8 +1,8 @@
 //! The listeners of a manager: one for each node that has waiters or renewed holds. (Without a
 //! cluster, there is one node.)
 //!
-//! The first wait for a busy lock of a node, or the first renewal there, starts the listener. When a
-//! node leaves the cluster, its listener ends.
+//! The first wait for a busy lock of a node, or the first renewal there, starts the listener. When
+//! a node leaves the cluster, its listener ends.
 
 use std::collections::HashMap;
 use std::fmt;

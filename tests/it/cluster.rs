@@ -16,8 +16,8 @@ use crate::support::{ANSWER, MINUTE, SOON, assert_lost, assert_unavailable, chai
 /// The rights that a user needs as well if Redis is a cluster.
 const OF_A_CLUSTER: [&str; 3] = ["+cluster|slots", "+cluster|info", "+asking"];
 
-/// A manager that waits through a failover, and whose leases outlast it. It has time to read the map
-/// on a busy machine.
+/// A manager that waits through a failover, and whose leases outlast it. It has time to read the
+/// map on a busy machine.
 pub(crate) fn patient(url: &str) -> Builder {
     crate::sentinel::patient(url).connect_timeout(SOON)
 }

@@ -359,8 +359,8 @@ fn a_cluster_that_is_down_is_unavailable_until_it_is_up_again() {
     assert_works(&cluster, &locks, &[0, 1, 2]);
 }
 
-/// A node with an old map, as one that was cut off from the others: it says so by `cluster_state`, or
-/// by an epoch that others have left behind. It names itself for all slots.
+/// A node with an old map, as one that was cut off from the others: it says so by `cluster_state`,
+/// or by an epoch that others have left behind. It names itself for all slots.
 fn cut_off_node(state: &'static str, epoch: u64) -> FakeServer {
     FakeServer::start(move |command| {
         let command: Vec<_> = command.iter().map(String::as_str).collect();
@@ -390,7 +390,8 @@ fn the_map_of_a_node_that_was_cut_off_is_believed_only_if_there_is_no_other() {
     assert!(chain(&error).contains(":1"), "{}", chain(&error));
 }
 
-/// The map that the manager has names a master that is gone. All that it knows besides is a replica.
+/// The map that the manager has names a master that is gone. All that it knows besides is a
+/// replica.
 #[test]
 fn a_replica_of_the_last_map_leads_to_the_new_masters() {
     let cluster = Cluster::without_replicas();

@@ -277,8 +277,8 @@ fn a_waiter_follows_its_slot_and_is_woken_by_the_new_owner() {
     assert_no_key_is_left(&cluster, &[0, 1, 2]);
 }
 
-/// A slot goes round while a lock of it is held and renewed, another is taken again and again, and a
-/// third is waited for.
+/// A slot goes round while a lock of it is held and renewed, another is taken again and again, and
+/// a third is waited for.
 #[test]
 fn no_update_wake_up_or_hold_is_lost_while_slots_go_round() {
     let cluster = Cluster::without_replicas();

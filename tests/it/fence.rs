@@ -112,8 +112,8 @@ fn a_counter_stays_a_day_after_the_last_hold_and_two_leases_at_least() {
     assert!(stays(DAY * 60 / 24), "{}", server.pttl(COUNTER));
 }
 
-/// The server's clock was a month ahead, and is right again. If the counter expired before its number
-/// has passed, fences would fall.
+/// The server's clock was a month ahead, and is right again. If the counter expired before its
+/// number has passed, fences would fall.
 #[test]
 fn a_counter_that_is_ahead_of_the_clock_stays_until_the_clock_has_passed_it() {
     let server = Server::start();

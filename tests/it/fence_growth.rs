@@ -55,7 +55,8 @@ fn take_turns(locks: &LockManager, name: &str, resource: &Resource, turns: u64, 
     while taken.load(Ordering::SeqCst) < turns {
         let before = resource.newest();
         let Ok(guard) = lock.lock() else { continue };
-        // A larger fence was there already. That holder came later, if Redis has forgotten this one.
+        // A larger fence was there already. That holder came later, if Redis has forgotten this
+        // one.
         let is_late = !resource.write(guard.fence());
         assert!(!(is_late && guard.verify().is_ok()), "a fence of an earlier hold is larger");
         resource.enter(guard.fence(), before);

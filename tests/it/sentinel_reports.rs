@@ -416,8 +416,8 @@ fn loss_without_report(replace: Replace, may_subscribe: bool, tracks: bool) -> D
     told
 }
 
-/// Each holder is told within [`SOON`] after a renewal period. Where the machine gives the process a
-/// core in time, it is 50 ms: one of three runs has to show that.
+/// Each holder is told within [`SOON`] after a renewal period. Where the machine gives the process
+/// a core in time, it is 50 ms: one of three runs has to show that.
 #[track_caller]
 fn assert_loss_is_told_within_a_renewal_period(may_subscribe: bool, tracks: bool) {
     for (how, replace) in REPLACEMENTS {

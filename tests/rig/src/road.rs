@@ -29,9 +29,10 @@ pub(crate) fn leads(port: u16, target: u16) {
     IN_FRONT.lock().insert(target, port);
 }
 
-/// What is answered in the place of a node, if managers take servers for clusters: that what listens
-/// at `port`, or what stands in front of that, is the only node. The node itself would name its own
-/// port, and managers would go past the proxy. `None` if this is no question about the cluster.
+/// What is answered in the place of a node, if managers take servers for clusters: that what
+/// listens at `port`, or what stands in front of that, is the only node. The node itself would name
+/// its own port, and managers would go past the proxy. `None` if this is no question about the
+/// cluster.
 pub(crate) fn of_cluster(command: &[String], port: u16) -> Option<Vec<u8>> {
     let is = |wanted: [&str; 2]| command.iter().map(|it| it.to_uppercase()).eq(wanted);
     let reply = if !is_in_cluster() {

@@ -21,10 +21,10 @@ use crate::{Authority, LONG, Proxy, Server, eventually, rights, unique_key};
 /// The prefix that managers put before a lock's name by default.
 const PREFIX: &str = "lock:";
 
-/// For how long a replica that has won an election takes its votes for valid. If it became a replica
-/// and wanted to be the master again before that, it would believe itself elected already, in an
-/// epoch that has passed, and the nodes would not agree for long. (Redis 7.0: `auth_retry_time` in
-/// its source; four node timeouts, if that is longer.)
+/// For how long a replica that has won an election takes its votes for valid. If it became a
+/// replica and wanted to be the master again before that, it would believe itself elected already,
+/// in an epoch that has passed, and the nodes would not agree for long. (Redis 7.0:
+/// `auth_retry_time` in its source; four node timeouts, if that is longer.)
 const VOTES: Duration = Duration::from_secs(4);
 
 /// How a [`Cluster`] is set up.
