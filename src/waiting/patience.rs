@@ -232,11 +232,15 @@ impl Attempts {
     }
 
     /// What to name as the cause if a wait ends with this failure: the last refusal, if there was
-    /// one; otherwise the failure.
+    /// one; otherwise the failure. If time ran out before Redis was asked again, what went wrong
+    /// before says more.
     pub(crate) fn cause(&mut self, failure: Failure) -> Failure {
-        match failure {
-            Failure::Refused(_) | Failure::Tls { .. } => failure,
-            other => self.refusal.take().map_or(other, Failure::Refused),
+        let before = self.silence.as_ref().and_then(|silence| silence.cause.as_deref());
+        match (failure, self.refusal.take(), before) {
+            (failure @ (Failure::Refused(_) | Failure::Tls { .. }), ..) => failure,
+            (_, Some(refusal), _) => Failure::Refused(refusal),
+            (Failure::OutOfTime(_), None, Some(before)) => Failure::not_sent(before),
+            (failure, ..) => failure,
         }
     }
 }
@@ -396,6 +400,16 @@ pub(crate) mod tests {
         assert_eq!(attempts.silence.as_ref().unwrap().since, at(0), "from the first failure on");
         attempts.hear();
         assert_eq!(attempts.fail(&unanswered(), at(3), at(3)), Kind::Silent);
+    }
+
+    #[test]
+    fn an_attempt_that_had_no_time_left_does_not_hide_what_went_wrong_before() {
+        let no_time = || Failure::OutOfTime("no time was left".into());
+        let mut attempts = Attempts::after(None, false);
+        assert_eq!(attempts.cause(no_time()).text(), "no time was left");
+        attempts.fail(&Failure::not_sent("no password"), at(0), at(1));
+        attempts.fail(&no_time(), at(1), at(2));
+        assert_eq!(attempts.cause(no_time()).text(), "no password");
     }
 
     #[test]
