@@ -11,7 +11,8 @@ usage: bash tests/chaos.sh [acquisitions]
 
 Everything that takes too long for tests/run.sh, in less than three quarters of an hour:
 
-  - the tests that are marked as slow, and the wider bounds of the model
+  - the tests that are marked as slow, the wider bounds of the model, the tests of the benchmarks
+    against other locks, and those of addresses without the feature tls
   - the whole integration suite as a user with the least rights, by a sentinel, and with each server
     as a cluster
   - histories: in each kind of bad weather, locks are taken as often as the argument says (by
@@ -62,7 +63,9 @@ part() {
 
 part 'to build everything' cargo test --quiet --locked --workspace --features relatch/tls --no-run
 part 'the model, wider' cargo test --quiet --locked --features tls --test model -- --ignored
-part 'peers in other languages' cargo test --quiet --locked --manifest-path benches/peers/Cargo.toml -- --ignored
+part 'without TLS' cargo test --quiet --locked --lib address
+part 'peers, also in other languages' \
+    cargo test --quiet --locked --manifest-path benches/peers/Cargo.toml -- --include-ignored
 part 'with the least rights' bash tests/rights.sh
 # Left out: what is not the same by a sentinel. A replica is refused as soon as it says what it is,
 # and the name of a host is the sentinel's.

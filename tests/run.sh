@@ -37,9 +37,8 @@ part 600 'cargo clippy --locked --package relatch-flawed --test controls -- -D w
 part 900 'cargo test --locked --workspace --features relatch/tls --no-run'
 # With other packages selected, cargo would build some of them again.
 part 1200 'cargo test --locked --workspace --features relatch/tls'
-part 300 'cargo test --locked --lib address'
 part 600 'RUSTDOCFLAGS="-D warnings" cargo doc --locked --no-deps --features tls'
 part 60 'cargo fmt --check --manifest-path benches/peers/Cargo.toml'
-part 900 'cargo clippy --locked --all-targets --manifest-path benches/peers/Cargo.toml -- -D warnings'
-part 900 'cargo test --locked --manifest-path benches/peers/Cargo.toml'
+# In the same directory, so that what both need is built once.
+part 900 'cargo clippy --locked --all-targets --manifest-path benches/peers/Cargo.toml --target-dir target -- -D warnings'
 say 'all is well'
