@@ -9,7 +9,7 @@ use rand::rngs::StdRng;
 use relatch_rig::{Fault, Proxy, Server, SlotMove, Worker, now};
 use tempfile::TempDir;
 
-use crate::roles::KEYS;
+use crate::roles::HOLD;
 use crate::servers::{AHEAD, MASTERS, Servers, Way};
 
 /// How many processes take locks.
@@ -67,6 +67,12 @@ impl Weather {
     pub(crate) fn lease(self) -> Duration {
         let others = if self.deletes_held_locks() { 3000 } else { 300 };
         Duration::from_millis(if self.replaces_masters() { 5000 } else { others })
+    }
+
+    /// How many locks there are. With failovers there are more: then some are held for long, to
+    /// outlive a failover, and the others are taken meanwhile.
+    fn keys(self) -> u32 {
+        if self.replaces_masters() { 24 } else { 6 }
     }
 
     /// How long faults happen in one round. A failover takes seconds.
@@ -143,10 +149,10 @@ impl Scene {
             Weather::MastersFailOver => "1",
             _ => "none",
         };
-        let nodes = self.servers.nodes().to_string();
+        let [nodes, keys] = [self.servers.nodes().to_string(), self.weather.keys().to_string()];
         let args = [("url", &*url), ("seed", &*seed), ("lease", &*lease), ("long", &*long), ("dir", dir)];
         let more = [("flaw", &*self.flaw), ("replicas", replicas), ("roots", self.servers.roots())];
-        let args = [&args[..], &more, &[("nodes", &*nodes)]].concat();
+        let args = [&args[..], &more, &[("nodes", &*nodes), ("keys", &*keys)]].concat();
         self.workers.push(Worker::spawn("worker", &args));
     }
 
@@ -240,10 +246,7 @@ impl Scene {
                 fs::write(self.clock.path().join(AHEAD), ahead).expect("a file that can be written to");
                 self.lasts(50, 500);
             }
-            Weather::Failovers | Weather::MastersFailOver => {
-                self.lasts(100, 500);
-                self.fail_over();
-            }
+            Weather::Failovers | Weather::MastersFailOver => self.fail_over(),
             Weather::SlotsMove => self.move_slots(),
         }
     }
@@ -253,7 +256,10 @@ impl Scene {
         self.servers.proxies()[0]
     }
 
-    /// Replaces a master in one of four ways.
+    /// Replaces a master in one of four ways. The workers hold half of its locks until that is
+    /// done: a hold that ends before the failover does shows nothing. While a replica is cut off,
+    /// they also hold each other lock of the master that they get. (A manager that waits for
+    /// replicas gets none then. With one that does not, these locks are lost.)
     fn fail_over(&mut self) {
         // Each round has the way in which a lock that not all replicas acknowledged is lost.
         let way = match if self.strikes == 0 { 0 } else { self.rng.random_range(0..4) } {
@@ -263,15 +269,26 @@ impl Scene {
             _ => Way::ByOperator,
         };
         let choice = self.rng.random_range(0..100);
-        self.servers.fail_over(way, choice);
+        let old = self.servers.a_master(choice);
+        let names = self.servers.names_at(old, self.names());
+        hold(&mut self.workers, &names[names.len().div_ceil(2)..]);
+        self.lasts(100, 500);
+        let Scene { servers, workers, .. } = self;
+        servers.fail_over(old, way, choice, || hold(workers, &names));
+        hold(&mut self.workers, &[]);
+    }
+
+    /// The names of all locks.
+    fn names(&self) -> Vec<String> {
+        (0..self.weather.keys()).map(|it| format!("k{it}")).collect()
     }
 
     /// Moves the slots of some locks to another master, with or without pauses before and after the
     /// keys move. Meanwhile both masters redirect clients to each other.
     fn move_slots(&mut self) {
         let to = self.rng.random_range(0..MASTERS);
-        let names: Vec<_> =
-            (0..KEYS).filter(|_| self.rng.random_ratio(1, 3)).map(|it| format!("k{it}")).collect();
+        let mut names = self.names();
+        names.retain(|_| self.rng.random_ratio(1, 3));
         let [before, after] =
             [(); 2].map(|()| if self.rng.random() { self.millis(1, 300) } else { Duration::ZERO });
         let Servers::Cluster(cluster) = &self.servers else { return };
@@ -324,7 +341,7 @@ impl Scene {
     }
 
     fn take_keys_away(&mut self) {
-        let key = format!("lock:k{}", self.rng.random_range(0..KEYS));
+        let key = format!("lock:k{}", self.rng.random_range(0..self.weather.keys()));
         match self.rng.random_range(0..6) {
             0 => self.server().query::<()>(&["FLUSHALL"]),
             1 => self.server().query::<()>(&["SET", &key, "somebody", "PX", "50"]),
@@ -346,5 +363,13 @@ impl Scene {
 
     fn millis(&mut self, least: u64, most: u64) -> Duration {
         Duration::from_millis(self.rng.random_range(least..most))
+    }
+}
+
+/// Has the workers hold these locks for long, and no others.
+fn hold(workers: &mut [Worker], names: &[String]) {
+    let line = format!("{HOLD} {}", names.join(" "));
+    for worker in workers {
+        worker.send(&line);
     }
 }

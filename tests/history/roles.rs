@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::Duration;
 
+use parking_lot::Mutex;
 use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
 use relatch::{Error, LockGuard, LockManager, Replicas};
@@ -19,13 +20,15 @@ pub(crate) const ANSWER: Duration = Duration::from_millis(100);
 /// The longest wait for a lock.
 const WAIT: Duration = Duration::from_millis(800);
 
-/// How many locks there are.
-pub(crate) const KEYS: u32 = 6;
+/// Begins a line from the parent. The locks that the line names are to be held for long, until the
+/// next such line.
+pub(crate) const HOLD: &str = "hold";
 
 /// How many threads of each process take locks.
 const THREADS: u32 = 4;
 
-/// How soon after the drop of a manager all that it has started has to be gone.
+/// How soon after the last lock a manager has to be at rest, and after its drop all that it has
+/// started has to be gone.
 const SOON: Duration = Duration::from_secs(5);
 
 /// Runs the role named `name`, on the main test thread of a child process.
@@ -50,6 +53,14 @@ impl Has {
     }
 }
 
+/// Waits until `is_enough` for what the process has, but not for long.
+fn until_soon(is_enough: impl Fn(Has) -> bool) {
+    let end = now() + SOON;
+    while !is_enough(Has::now()) && now() < end {
+        thread::sleep(Duration::from_millis(5));
+    }
+}
+
 /// The names of all threads.
 fn names() -> Vec<String> {
     let tasks = fs::read_dir("/proc/self/task").expect("Linux");
@@ -57,23 +68,39 @@ fn names() -> Vec<String> {
     names.filter_map(Result::ok).collect()
 }
 
-/// Takes locks until the parent sends a line. After the second line, drops the manager, and fails
-/// if the manager leaves something behind.
+/// Which locks the threads of a process take, and for how long.
+struct Habits {
+    lease: Duration,
+    /// The lease of the first key.
+    long: Duration,
+    /// How many locks there are.
+    keys: u32,
+    /// One in so many turns is at another lock. While one of several masters is away, threads that
+    /// chose anew each time would soon all wait for its locks.
+    roams: u32,
+    /// One in so many holds is about as long as the lease.
+    seldom: u32,
+    /// The locks that the parent wants to be held for long.
+    wanted: Mutex<Vec<String>>,
+    done: AtomicBool,
+}
+
+/// Takes locks until the parent sends "stop". After another line, drops the manager, and fails if
+/// the manager leaves something behind.
 fn worker() {
-    let seed: u64 = role::arg("seed").parse().expect("a number");
-    let [lease, long] =
-        ["lease", "long"].map(|name| Duration::from_millis(role::arg(name).parse().expect("a number")));
+    let number = |name| role::arg(name).parse::<u64>().expect("a number");
+    let seed = number("seed");
+    let [lease, long] = ["lease", "long"].map(|name| Duration::from_millis(number(name)));
     let dir = PathBuf::from(role::arg("dir"));
     let before = Has::now();
     let builder = LockManager::builder(&role::arg("url")).lease(lease).pool_size(THREADS + 1);
     let builder =
         builder.connect_timeout(ANSWER).response_timeout(ANSWER).reclaim_dead(seed.is_multiple_of(2));
-    let (builder, seldom) = match role::arg("replicas").as_str() {
-        // To connect is to ask a sentinel first. A hold that ends before the failover does shows
-        // nothing, so more of them are long.
-        "all" => (builder.replicas(Replicas::all(), ANSWER / 2).connect_timeout(2 * ANSWER), 40),
-        "1" => (builder.replicas(Replicas::at_least(1), ANSWER / 2), 40),
-        _ => (builder, 400),
+    let (builder, roams, seldom) = match role::arg("replicas").as_str() {
+        // To connect is to ask a sentinel first.
+        "all" => (builder.replicas(Replicas::all(), ANSWER / 2).connect_timeout(2 * ANSWER), 32, 4000),
+        "1" => (builder.replicas(Replicas::at_least(1), ANSWER / 2), 32, 4000),
+        _ => (builder, 1, 400),
     };
     #[cfg(feature = "tls")]
     let builder = match role::arg("roots").as_str() {
@@ -83,31 +110,34 @@ fn worker() {
         roots => builder.tls(relatch::Tls::new().roots(roots)).connect_timeout(4 * ANSWER),
     };
     let locks = builder.build_unchecked().expect("a valid address");
-    let done = AtomicBool::new(false);
+    let keys = u32::try_from(number("keys")).expect("a small number");
+    let habits = &Habits { lease, long, keys, roams, seldom, wanted: Mutex::default(), done: false.into() };
     thread::scope(|scope| {
         for number in 0..THREADS {
-            let (locks, dir, done) = (&locks, &dir, &done);
-            scope.spawn(move || Worker::new(locks, [lease, long], seldom, dir, seed, number).work(done));
+            let (locks, dir) = (&locks, &dir);
+            scope.spawn(move || Worker::new(locks, habits, dir, seed, number).work());
         }
         role::report("ready");
-        role::next_line();
-        done.store(true, Ordering::Relaxed);
+        while let Some(wanted) = role::next_line().and_then(|it| Some(it.strip_prefix(HOLD)?.to_owned())) {
+            *habits.wanted.lock() = wanted.split_whitespace().map(str::to_owned).collect();
+        }
+        habits.done.store(true, Ordering::Relaxed);
     });
-    let with = Has::now();
     // Room for the keeper, the threads of the pool and the one that reads a cluster's map. And for
     // each node a listener, a thread that renews, and all their connections: those of a master that
-    // was replaced may end later, when there is something to renew.
-    let nodes: usize = role::arg("nodes").parse().expect("a number");
+    // was replaced may end later, when there is something to renew. For a moment there may be more:
+    // what ends just now, and what asks a sentinel for the master.
+    let nodes = usize::try_from(number("nodes")).expect("a small number");
     let bound = Has { threads: before.threads + 4 + 2 * nodes, files: before.files + 1 + 7 * nodes };
-    assert!(with.threads <= bound.threads && with.files <= bound.files, "{before:?}, at rest {with:?}");
+    let is_within = |it: Has| it.threads <= bound.threads && it.files <= bound.files;
+    until_soon(is_within);
+    let with = Has::now();
+    assert!(is_within(with), "{before:?}, at rest {with:?}: {:?}", names());
     assert!(locks.held().is_empty(), "{:?}", locks.held());
     role::report("stopped");
     role::next_line();
     drop(locks);
-    let end = now() + SOON;
-    while Has::now() != before && now() < end {
-        thread::sleep(Duration::from_millis(5));
-    }
+    until_soon(|it| it == before);
     assert_eq!(Has::now(), before, "left behind: {:?}", names());
     role::report("clean");
 }
@@ -115,50 +145,51 @@ fn worker() {
 /// One thread of the process.
 struct Worker<'a> {
     locks: &'a LockManager,
-    lease: Duration,
-    /// The lease of the first key.
-    long: Duration,
-    /// One in so many holds is about as long as the lease.
-    seldom: u32,
+    habits: &'a Habits,
     rng: StdRng,
     record: Record,
 }
 
 impl Worker<'_> {
-    fn new<'a>(
-        locks: &'a LockManager,
-        [lease, long]: [Duration; 2],
-        seldom: u32,
-        dir: &Path,
-        seed: u64,
-        number: u32,
-    ) -> Worker<'a> {
+    fn new<'a>(locks: &'a LockManager, habits: &'a Habits, dir: &Path, seed: u64, number: u32) -> Worker<'a> {
         let rng = StdRng::seed_from_u64(seed ^ u64::from(number) << 32);
-        Worker { locks, lease, long, seldom, rng, record: Record::create(dir, std::process::id(), number) }
+        Worker { locks, habits, rng, record: Record::create(dir, std::process::id(), number) }
     }
 
     fn lease_of(&self, key: &str) -> Duration {
-        if key == "k0" { self.long } else { self.lease }
+        if key == "k0" { self.habits.long } else { self.habits.lease }
     }
 
-    fn work(&mut self, done: &AtomicBool) {
-        while !done.load(Ordering::Relaxed) {
-            let key = format!("k{}", self.rng.random_range(0..KEYS));
+    fn work(&mut self) {
+        let mut key = self.any_key();
+        while !self.habits.done.load(Ordering::Relaxed) {
             let renewed = self.rng.random_ratio(3, 4);
+            let mut roams = self.rng.random_ratio(1, self.habits.roams);
             match self.take(&key, renewed) {
                 Ok(Some(guard)) => {
                     self.record.has(guard.token(), renewed);
                     self.hold(&guard);
                     self.give_back(guard);
                 }
-                Ok(None) => self.record.refused("busy"),
+                Ok(None) => {
+                    self.record.refused("busy");
+                    roams = true;
+                }
                 Err(error) => {
                     self.record.refused(name(&error));
+                    roams = true;
                     // Without this sleep, the thread would spin during an outage.
                     thread::sleep(Duration::from_millis(1));
                 }
             }
+            if roams {
+                key = self.any_key();
+            }
         }
+    }
+
+    fn any_key(&mut self) -> String {
+        format!("k{}", self.rng.random_range(0..self.habits.keys))
     }
 
     /// Takes the lock in one of three ways.
@@ -180,14 +211,16 @@ impl Worker<'_> {
 
     /// Checks for a while whether the hold is valid, and records when it was.
     fn hold(&mut self, guard: &LockGuard) {
-        let end = now() + self.how_long();
+        let start = now();
+        let end = start + self.how_long();
         loop {
             let at = now();
             if !guard.is_valid() {
                 break;
             }
             self.record.valid((at, at + guard.remaining()));
-            if now() >= end {
+            let is_wanted = now() < start + 2 * self.habits.lease && self.is_wanted(guard.key());
+            if now() >= end && !is_wanted {
                 break;
             }
             if self.rng.random_ratio(1, 8) {
@@ -200,14 +233,21 @@ impl Worker<'_> {
                     assert_eq!((inner.token(), inner.depth()), (guard.token(), 2));
                 }
             }
-            thread::sleep(Duration::from_micros(self.rng.random_range(100..1000)));
+            // The long holds leave most of the machine to those who take locks meanwhile.
+            let most = if is_wanted { 10_000 } else { 1000 };
+            thread::sleep(Duration::from_micros(self.rng.random_range(100..most)));
         }
+    }
+
+    /// Whether the parent wants this lock to be held for long.
+    fn is_wanted(&self, key: &str) -> bool {
+        self.habits.wanted.lock().iter().any(|it| it == key)
     }
 
     /// How long to hold a lock: mostly no time, sometimes a while, rarely longer than the lease.
     fn how_long(&mut self) -> Duration {
-        if self.rng.random_ratio(1, self.seldom) {
-            return self.lease.mul_f64(self.rng.random_range(0.5..1.5));
+        if self.rng.random_ratio(1, self.habits.seldom) {
+            return self.habits.lease.mul_f64(self.rng.random_range(0.5..1.5));
         }
         match self.rng.random_range(0..400) {
             0..60 => Duration::from_micros(self.rng.random_range(500..5000)),

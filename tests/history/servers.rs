@@ -119,24 +119,47 @@ impl Servers {
         }
     }
 
-    /// Has another server become the master, and waits until all others are replicas in sync: only
-    /// then are locks taken again, and only then is the next failover safe. `choice` says which
-    /// server.
-    pub(crate) fn fail_over(&self, way: Way, choice: usize) {
+    /// The place of the master, or of one of them: `choice` says which.
+    pub(crate) fn a_master(&self, choice: usize) -> usize {
+        match self {
+            Servers::One { .. } => 0,
+            Servers::Watched(sentinels) => sentinels.master(),
+            Servers::Cluster(cluster) => {
+                let masters: Vec<_> = (0..cluster.count()).filter(|&it| cluster.is_master(it)).collect();
+                masters[choice % masters.len()]
+            }
+        }
+    }
+
+    /// Those of the locks `names` that a master has.
+    pub(crate) fn names_at(&self, master: usize, mut names: Vec<String>) -> Vec<String> {
+        if let Servers::Cluster(cluster) = self {
+            let slots = cluster.slots_of(master);
+            names.retain(|it| slots.contains(&cluster.slot_of(it)));
+        }
+        names
+    }
+
+    /// Has another server become the master in the place of `old`, and waits until all others are
+    /// replicas in sync: only then are locks taken again, and only then is the next failover safe.
+    /// `choice` says which server. If that one is cut off first, calls `cut_off` when it is.
+    pub(crate) fn fail_over(&self, old: usize, way: Way, choice: usize, cut_off: impl FnOnce()) {
         match self {
             Servers::One { .. } => unreachable!("there is no replica"),
-            Servers::Watched(sentinels) => replace_master(sentinels, way, choice),
-            Servers::Cluster(cluster) => replace_one_master(cluster, way, choice),
+            Servers::Watched(sentinels) => replace_master(sentinels, old, way, choice, cut_off),
+            Servers::Cluster(cluster) => replace_one_master(cluster, old, way, cut_off),
         }
     }
 }
 
-fn replace_master(sentinels: &Sentinels, way: Way, choice: usize) {
-    let old = sentinels.master();
+fn replace_master(sentinels: &Sentinels, old: usize, way: Way, choice: usize, cut_off: impl FnOnce()) {
     match way {
         Way::KilledAfter(cut_off_for) => {
             let last = (old + 1 + choice % (sentinels.count() - 1)) % sentinels.count();
-            leave_one(sentinels, old, last, cut_off_for);
+            sentinels.cut_off(last);
+            cut_off();
+            thread::sleep(cut_off_for); // Locks are taken meanwhile, or refused. This waits for no event.
+            leave_one(sentinels, old, last);
         }
         Way::Killed => {
             sentinels.server(old).kill();
@@ -155,12 +178,10 @@ fn replace_master(sentinels: &Sentinels, way: Way, choice: usize) {
     sentinels.until_in_sync();
 }
 
-/// Cuts the replica `last` off, kills all other servers some time later, and has `last` become the
-/// master. It lacks all that the master `old` wrote meanwhile, even if the other replica had it.
-fn leave_one(sentinels: &Sentinels, old: usize, last: usize, cut_off_for: Duration) {
+/// Kills all servers but the replica `last`, which was cut off, and has it become the master. It
+/// lacks all that the master `old` wrote meanwhile, even if the other replica had it.
+fn leave_one(sentinels: &Sentinels, old: usize, last: usize) {
     let others = || (0..sentinels.count()).filter(|&place| place != last);
-    sentinels.cut_off(last);
-    thread::sleep(cut_off_for); // Locks are taken meanwhile, or refused. This waits for no event.
     others().for_each(|place| sentinels.server(place).kill());
     sentinels.until_replaced(old);
     sentinels.server(last).query::<()>(&["CONFIG", "SET", "masterauth", ""]);
@@ -168,14 +189,13 @@ fn leave_one(sentinels: &Sentinels, old: usize, last: usize, cut_off_for: Durati
 }
 
 /// Replaces the master of one of the groups.
-fn replace_one_master(cluster: &Cluster, way: Way, choice: usize) {
-    let masters: Vec<_> = (0..cluster.count()).filter(|&it| cluster.is_master(it)).collect();
-    let old = masters[choice % masters.len()];
+fn replace_one_master(cluster: &Cluster, old: usize, way: Way, cut_off: impl FnOnce()) {
     let new = cluster.replicas_of(old)[0];
     match way {
         Way::KilledAfter(cut_off_for) => {
             cluster.cut_off(new);
-            thread::sleep(cut_off_for); // As in `leave_one`.
+            cut_off();
+            thread::sleep(cut_off_for); // As in `replace_master`.
             cluster.server(old).kill();
             cluster.until_replaced(old);
             cluster.heal(new);
