@@ -97,7 +97,14 @@ pub(crate) fn a_question_in_a_black_hole_ends_by_the_response_timeout(over: Over
                 assert!(guard.is_valid(), "{what}");
                 rig.proxy.black_hole(false);
                 rig.proxy.cut_all();
-                assert_eq!(guard.unlock().expect("unlocks"), Unlocked::Released, "{what}");
+                let name = guard.key().to_owned();
+                let released = guard.unlock();
+                // On a busy machine, the answer may take longer than `ANSWER`. Then the keeper
+                // deletes the key.
+                let is_given_back =
+                    matches!(released, Ok(Unlocked::Released) | Err(Error::Unconfirmed { .. }));
+                assert!(is_given_back, "{what}: {released:?}");
+                eventually(LONG, "the key is deleted", || rig.value_of(&name).is_none());
                 took
             });
         }
