@@ -70,6 +70,25 @@ fn the_fence_of_a_hold_is_seen_by_others() {
     assert_eq!(lock.holder().expect("answers").expect("held").fence(), None, "the counter is gone");
 }
 
+/// Between the questions for the holder and for the counter, another thread takes the lock. The
+/// number in the counter is that of its hold then.
+#[test]
+fn a_holder_is_not_said_to_have_the_fence_of_the_next_one() {
+    let rig = Rig::with(|builder| builder.fenced(true).response_timeout(LONG));
+    let others = fenced(&rig.server.url());
+    let first = others.lock("a").expect("locks");
+    let token = first.token().to_owned();
+    rig.proxy.on(&format!("GET {COUNTER}"), Fault::DelayCommand(2 * SOON));
+    thread::scope(|scope| {
+        let asked = scope.spawn(|| rig.locks.named("a").holder().expect("answers").expect("held"));
+        rig.proxy.wait_fired(1, LONG);
+        assert_eq!(first.unlock().expect("unlocks"), Unlocked::Released);
+        let _next = others.lock("a").expect("locks");
+        let seen = asked.join().expect("no panic");
+        assert_eq!((seen.raw(), seen.fence()), (&*token, None));
+    });
+}
+
 #[test]
 fn a_lock_without_a_fence_sends_what_it_always_sent_and_has_the_fence_zero() {
     let rig = Rig::new();
