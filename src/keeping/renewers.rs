@@ -154,3 +154,78 @@ fn refuse(request: &RenewalRequest) {
     // If the deadline came first, no thread receives the answer.
     let _ = request.answer.send(Err(Failure::NotSent("no known node of the cluster has the key".into())));
 }
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc::TryRecvError;
+
+    use super::*;
+    use crate::base::options::Settings;
+    use crate::hold::Hold;
+    use crate::hold::tests::sample;
+    use crate::keeping::keeper::tests::keeper_without_redis;
+    use crate::store::{Store, Target};
+
+    const LEASE: Duration = Duration::from_secs(30);
+
+    /// A node to which nobody can connect.
+    fn node() -> Arc<Node> {
+        Store::new(Target::nowhere(), &Settings::default()).unwrap().node_of("").unwrap()
+    }
+
+    /// A keeper with a hold, and two pieces of work in which this hold is due.
+    fn due_twice() -> (Keeper, Arc<Hold>, [WorkDue; 2]) {
+        let (keeper, hold) = (keeper_without_redis(), Arc::new(sample("a", LEASE, Moment::now())));
+        keeper.enter(&hold).unwrap();
+        let first = Moment::now().after(LEASE / 2);
+        let work = [first, first.after(LEASE / 10)].map(|now| {
+            let due = keeper.work.lock().leases.take_due(now);
+            assert_eq!(due.renew.len(), 1);
+            WorkDue { due, requests: Vec::new() }
+        });
+        (keeper, hold, work)
+    }
+
+    /// Runs a node's thread until it has done this work.
+    fn serves(keeper: &Keeper, node: &Arc<Node>, work: impl IntoIterator<Item = WorkDue>) {
+        let (sender, inbox) = mpsc::channel();
+        work.into_iter().for_each(|work| sender.send(work).unwrap());
+        drop(sender);
+        serve(keeper, node, &inbox);
+    }
+
+    #[test]
+    fn what_has_come_during_a_round_is_done_once() {
+        let (keeper, _hold, work) = due_twice();
+        serves(&keeper, &node(), work);
+        assert_eq!(keeper.counters.read().renewal_errors, 1, "one attempt, to which nobody answers");
+    }
+
+    #[test]
+    fn a_hold_that_was_released_while_its_work_waited_is_left_alone() {
+        let (keeper, hold, work) = due_twice();
+        keeper.work.lock().leases.close(&hold, Moment::now());
+        serves(&keeper, &node(), work);
+        assert_eq!(keeper.counters.read().renewal_errors, 0);
+    }
+
+    /// If they were dropped, the callers of `extend` would get an error, though another node has
+    /// the key.
+    #[test]
+    fn the_requests_to_a_node_that_has_left_go_back_to_the_keeper_at_once() {
+        let (keeper, node) = (keeper_without_redis(), node());
+        let requests = [(); 2].map(|()| {
+            let hold = Arc::new(sample("a", LEASE, Moment::now()));
+            let (answer, answered) = mpsc::channel();
+            let request = RenewalRequest { hold, deadline: Moment::now().after(LEASE), answer };
+            (WorkDue { requests: vec![request], ..WorkDue::default() }, answered)
+        });
+        keeper.work.lock().sleeps_until = Some(Moment::NEVER);
+        node.retire();
+        let (work, answers): (Vec<_>, Vec<_>) = requests.into_iter().unzip();
+        serves(&keeper, &node, work);
+        let work = keeper.work.lock();
+        assert_eq!((work.requests.len(), work.sleeps_until), (2, Some(Moment::PAST)));
+        assert!(answers.iter().all(|answer| matches!(answer.try_recv(), Err(TryRecvError::Empty))));
+    }
+}
