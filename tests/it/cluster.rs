@@ -1,17 +1,21 @@
 //! A Redis Cluster: which node a command goes to, how a cluster is found, and what errors say.
 
+use std::net::{Ipv6Addr, TcpListener};
 use std::thread;
 use std::time::Duration;
 
 use relatch::{Builder, Error, LockManager, LostCause, Unlocked};
 use relatch_rig::rights::{least_rights, login};
 use relatch_rig::{
-    Cluster, ClusterSetup, LONG, Server, Worker, eventually, server_version, unique_key, within,
+    Cluster, ClusterSetup, Fault, LONG, Proxy, Server, Worker, eventually, server_version, throughout,
+    unique_key, within,
 };
 
 #[cfg(target_os = "linux")]
 use crate::support::behind;
-use crate::support::{ANSWER, MINUTE, SOON, assert_lost, assert_unavailable, chain, names_right};
+use crate::support::{
+    ANSWER, MINUTE, SOON, assert_lost, assert_unavailable, chain, delete, names_right, occupy, take,
+};
 
 /// The rights that a user needs as well if Redis is a cluster.
 const OF_A_CLUSTER: [&str; 3] = ["+cluster|slots", "+cluster|info", "+asking"];
@@ -241,6 +245,180 @@ fn a_map_may_leave_out_hosts_or_name_them() {
             (0..3).for_each(|place| cluster.server(place).reset_stats());
         }
     }
+}
+
+/// A node that prefers names of hosts says `?` for a node whose name it does not know. Locks of that
+/// node are not to be had until it has a name; the others do not notice.
+#[test]
+fn a_node_without_an_address_in_the_map_is_unavailable_and_no_other() {
+    if server_version() < (7, 0) {
+        return; // It names addresses.
+    }
+    let args = vec!["--cluster-preferred-endpoint-type", "hostname"];
+    let cluster = small(ClusterSetup { args, ..ClusterSetup::default() });
+    let announce = |place: usize| {
+        let name = ["CONFIG", "SET", "cluster-announce-hostname", "localhost"];
+        cluster.server(place).query::<()>(&name);
+        eventually(LONG, "all nodes know the name", || {
+            let named = |asked| {
+                let map: String = cluster.server(asked).query(&["CLUSTER", "NODES"]);
+                let port = cluster.server(place).port();
+                map.lines().any(|line| line.contains(&format!(":{port}@")) && line.contains(",localhost"))
+            };
+            (0..3).all(named)
+        });
+    };
+    [0, 1].into_iter().for_each(announce);
+    let [first, nameless] = [0, 2].map(|place| cluster.key_on(place));
+    let locks = connect(&cluster.url_with(&[2, 0]));
+    assert_works(&cluster, &locks, &[0, 1]);
+    for error in [
+        within(2 * ANSWER + SOON, "try_lock", || locks.try_lock(&nameless)),
+        within(ANSWER + SOON, "try_lock_for", || locks.try_lock_for(&nameless, ANSWER)),
+    ] {
+        assert_unavailable(&error);
+        let text = chain(&error.expect_err("unavailable"));
+        assert!(text.contains("no known node has the slot"), "{text}");
+    }
+    // A redirect to `?` leads nowhere, either.
+    let guard = locks.lock(&first).expect("locks");
+    let moving = cluster.begin_move(cluster.slot_of(&first), 2);
+    moving.move_keys();
+    let text = chain(&guard.verify().expect_err("it is at the node without a name"));
+    assert!(text.contains("ASK"), "{text}");
+    announce(2);
+    eventually(LONG, "the lock is found", || guard.verify().is_ok());
+    moving.end();
+    assert_eq!(guard.unlock().expect("unlocks"), Unlocked::Released);
+    drop(within(LONG, "a lock of the node that has a name now", || locks.lock(&nameless)).expect("locks"));
+    assert_works(&cluster, &locks, &[0, 1, 2]);
+}
+
+/// The map and the redirects have IPv6 addresses, without brackets.
+#[test]
+fn a_cluster_may_have_ipv6_addresses() {
+    if TcpListener::bind((Ipv6Addr::LOCALHOST, 0)).is_err() {
+        return; // There are none here.
+    }
+    // The test itself asks the nodes at 127.0.0.1.
+    let args = vec!["--bind", "127.0.0.1", "::1", "--cluster-announce-ip", "::1"];
+    let cluster = small(ClusterSetup { args, ..ClusterSetup::default() });
+    eventually(LONG, "all nodes have the address", || {
+        (0..3).all(|place| {
+            let map: String = cluster.server(place).query(&["CLUSTER", "NODES"]);
+            map.matches(" ::1:").count() == 3
+        })
+    });
+    let seed = format!("[::1]:{}", cluster.server(1).port());
+    for url in [format!("redis+cluster://{}{seed}", login()), format!("redis://{}{seed}", login())] {
+        let locks = connect(&url);
+        assert_works(&cluster, &locks, &[0, 1, 2]);
+        assert_eq!(redirects(&cluster, 0..3), 0);
+        let name = cluster.key_on(0);
+        let guard = locks.lock(&name).expect("locks");
+        let moving = cluster.begin_move(cluster.slot_of(&name), 2);
+        moving.move_keys();
+        guard.verify().expect("found by `ASK`");
+        moving.end();
+        guard.verify().expect("found by `MOVED`");
+        assert_eq!(guard.unlock().expect("unlocks"), Unlocked::Released);
+        assert!(redirects(&cluster, 0..3) > 0);
+        (0..3).for_each(|place| cluster.server(place).reset_stats());
+    }
+}
+
+/// The user may not use `CLIENT TRACKING` on one node. Its waiters poll, and those of the other
+/// nodes are woken. A right that is taken away later is missed in the same way.
+#[test]
+fn row_23_waiters_poll_on_a_node_that_refuses_tracking_and_on_no_other() {
+    let cluster = Cluster::without_replicas();
+    let rights = [&least_rights()[..], &OF_A_CLUSTER].concat();
+    grant_all(&cluster, &rights);
+    let revoke = |place: usize| {
+        // On a server before 7, a right is for a command with all its subcommands.
+        let right = if server_version() >= (7, 0) { "-client|tracking" } else { "-client" };
+        cluster.server(place).query::<()>(&["ACL", "SETUSER", "worker", right]);
+    };
+    revoke(0);
+    let others = connect(&cluster.url());
+    let locks = connect(&format!("redis+cluster://worker:canary@{}", cluster.address(0)));
+    let names = [0, 1].map(|place| cluster.key_on(place));
+    let asked = |place: usize| cluster.server(place).calls("pttl");
+    let until_polls = |place: usize| {
+        let before = asked(place);
+        eventually(LONG, "the waiter polls", || asked(place) >= before + 12);
+    };
+    let until_sleeps = |place: usize| {
+        eventually(LONG, "the waiter does not poll", || {
+            let before = asked(place);
+            throughout(ANSWER, || ());
+            asked(place) == before
+        });
+    };
+    for later in [false, true] {
+        let guards = names.each_ref().map(|name| others.named(name).renew(false).lock().expect("locks"));
+        thread::scope(|scope| {
+            let waiters = names.each_ref().map(|name| {
+                let locks = &locks;
+                scope.spawn(move || take(locks, name))
+            });
+            until_polls(0);
+            until_sleeps(1);
+            assert_eq!([0, 1].map(|place| cluster.server(place).tracked_keys()), [0, 1]);
+            if later {
+                revoke(1);
+                cluster.server(1).query::<u64>(&["CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes"]);
+                until_polls(1);
+            }
+            for (guard, waiter) in guards.into_iter().zip(waiters) {
+                assert_eq!(guard.unlock().expect("unlocks"), Unlocked::Released);
+                within(SOON, "the lock", || waiter.join().expect("no panic"));
+            }
+        });
+    }
+}
+
+/// A manager listens to 64 nodes at most. The node here has as many addresses as the map has
+/// masters.
+#[test]
+fn waiters_poll_beyond_sixty_four_nodes() {
+    const MOST: usize = 64;
+    let cluster = Cluster::with(ClusterSetup { masters: 1, replicas: 0, ..ClusterSetup::default() });
+    let server = cluster.server(0);
+    let proxies: Vec<_> = (0..=MOST).map(|_| Proxy::start(server.port())).collect();
+    let border = |place: usize| 16384 * place / (MOST + 1);
+    let masters = proxies.iter().enumerate().map(|(place, proxy)| {
+        let (first, last, port) = (border(place), border(place + 1) - 1, proxy.port());
+        format!("*3\r\n:{first}\r\n:{last}\r\n*2\r\n$9\r\n127.0.0.1\r\n:{port}\r\n")
+    });
+    let map = format!("*{}\r\n{}", proxies.len(), masters.collect::<String>());
+    for proxy in &proxies {
+        proxy.always("CLUSTER SLOTS", Fault::Answer(map.clone().into_bytes()));
+    }
+    let url = format!("redis+cluster://{}127.0.0.1:{}", login(), proxies[0].port());
+    let locks = patient(&url).build().expect("connects");
+    let name_at = |place: usize| {
+        let mut names = std::iter::repeat_with(|| unique_key("k"));
+        let is_there =
+            |name: &String| (border(place)..border(place + 1)).contains(&usize::from(cluster.slot_of(name)));
+        names.find(is_there).expect("endless")
+    };
+    let names: Vec<_> = (0..=MOST).map(name_at).collect();
+    for name in &names {
+        occupy(server, name, MINUTE);
+    }
+    thread::scope(|scope| {
+        let waiters: Vec<_> = names[..MOST].iter().map(|name| scope.spawn(|| take(&locks, name))).collect();
+        eventually(LONG, "all but one node have a listener", || server.listeners().len() == MOST);
+        let last = scope.spawn(|| take(&locks, &names[MOST]));
+        let looks = || proxies[MOST].commands(&format!("SET lock:{}", names[MOST]));
+        eventually(LONG, "the waiter polls", || looks() > 12);
+        assert_eq!(server.listeners().len(), MOST);
+        for (name, waiter) in names.iter().zip(waiters.into_iter().chain([last])) {
+            delete(server, name);
+            within(SOON, "the lock", || waiter.join().expect("no panic"));
+        }
+    });
 }
 
 #[test]
