@@ -12,7 +12,7 @@ use relatch_rig::{
 };
 
 use crate::cluster::{assert_works, connect, patient, redirects, small};
-use crate::cluster_moves::{NEW_MAP, key, until_renewed, while_counting};
+use crate::cluster_moves::{NEW_MAP, assert_no_key_is_left, key, until_renewed, while_counting};
 use crate::support::{ANSWER, MINUTE, SOON, assert_lost, assert_unavailable, chain, renewals, take};
 
 /// A lease that the death of another node must not end, and from one renewal to the next.
@@ -27,6 +27,9 @@ const WAIT: Duration = Duration::from_millis(100);
 
 /// While a master is dead, the others go on.
 const PARTLY: [&str; 2] = ["--cluster-require-full-coverage", "no"];
+
+/// The places of three masters and their replicas.
+const ALL: [usize; 6] = [0, 1, 2, 3, 4, 5];
 
 fn partly() -> ClusterSetup {
     ClusterSetup { args: PARTLY.to_vec(), ..ClusterSetup::default() }
@@ -52,9 +55,18 @@ fn watch_leases(cluster: &Cluster, locks: &[(usize, String)], ended: &AtomicBool
     }
 }
 
+/// The longest wait over the death of a master. It is found dead after two seconds at most, an
+/// election takes two more, and then the new map has to be read. A lock whose release was lost is
+/// free two seconds after it was taken.
+const OVER_A_DEATH: Duration = Duration::from_secs(10);
+
+/// The same for a planned failover. Nobody has to be found dead.
+const OVER_A_FAILOVER: Duration = Duration::from_secs(6);
+
 /// Holds on two nodes are renewed in time, locks are taken everywhere and a wait goes on, while
-/// `body` replaces the master at place 0. No lock is lost that a replica has acknowledged.
-fn while_the_first_master_is_replaced(cluster: &Cluster, body: impl FnOnce(&dyn Fn())) {
+/// `body` replaces the master at place 0. No lock is lost that a replica has acknowledged, no wait
+/// takes longer than `limit`, and no key is left in the end.
+fn while_the_first_master_is_replaced(cluster: &Cluster, limit: Duration, body: impl FnOnce(&dyn Fn())) {
     let renewing = patient(&cluster.url()).lease(BRIEF).renew_every(PERIOD).build().expect("connects");
     let brief = [1, 2].map(|place| (place, cluster.key_on(place)));
     let guards = brief.each_ref().map(|(_, name)| renewing.lock(name).expect("locks"));
@@ -68,8 +80,7 @@ fn while_the_first_master_is_replaced(cluster: &Cluster, body: impl FnOnce(&dyn 
         let stop = SetOnDrop(&ended);
         scope.spawn(|| watch_leases(cluster, &brief, &ended));
         let waiting = scope.spawn(|| take(&waiter, &kept));
-        let longest = while_counting(&managers, &names, body);
-        println!("the longest wait: {longest:?}");
+        while_counting(&managers, &names, limit, body);
         drop(stop);
         kept_guard.verify().expect("a replica had it");
         until_renewed(&holder, &kept, 2);
@@ -83,12 +94,13 @@ fn while_the_first_master_is_replaced(cluster: &Cluster, body: impl FnOnce(&dyn 
     for guard in guards {
         assert_eq!(guard.unlock().expect("unlocks"), Unlocked::Released);
     }
+    assert_no_key_is_left(cluster, &ALL);
 }
 
 #[test]
 fn the_death_of_a_master_loses_no_acknowledged_lock_and_disturbs_no_other_node() {
     let cluster = Cluster::with(partly());
-    while_the_first_master_is_replaced(&cluster, |goes_on| {
+    while_the_first_master_is_replaced(&cluster, OVER_A_DEATH, |goes_on| {
         cluster.server(0).kill();
         assert_eq!(cluster.until_replaced(0), 3);
         // Without its replica, no lock of the new master is acknowledged.
@@ -101,7 +113,7 @@ fn the_death_of_a_master_loses_no_acknowledged_lock_and_disturbs_no_other_node()
 #[test]
 fn a_silent_master_loses_no_acknowledged_lock_and_disturbs_no_other_node() {
     let cluster = Cluster::with(partly());
-    while_the_first_master_is_replaced(&cluster, |goes_on| {
+    while_the_first_master_is_replaced(&cluster, OVER_A_DEATH, |goes_on| {
         cluster.server(0).pause();
         assert_eq!(cluster.until_replaced(0), 3);
         cluster.server(0).resume();
@@ -113,7 +125,7 @@ fn a_silent_master_loses_no_acknowledged_lock_and_disturbs_no_other_node() {
 #[test]
 fn a_planned_failover_loses_nothing() {
     let cluster = Cluster::with(partly());
-    while_the_first_master_is_replaced(&cluster, |goes_on| {
+    while_the_first_master_is_replaced(&cluster, OVER_A_FAILOVER, |goes_on| {
         cluster.fail_over(3);
         goes_on();
         cluster.fail_over(0);
@@ -147,6 +159,8 @@ fn a_lock_that_died_with_its_master_is_reported_as_lost() {
     assert_lost(&guard.unlock(), LostCause::Deleted);
     kept.verify().expect("valid");
     assert_works(&cluster, &locks, &[3, 1, 2]);
+    assert_eq!(kept.unlock().expect("unlocks"), Unlocked::Released);
+    assert_no_key_is_left(&cluster, &[3, 1, 2]);
 }
 
 /// The replica gets no more writes of its master, which takes it for well.
@@ -265,6 +279,7 @@ fn a_new_map_is_enough_to_wake_waiters_and_renew_holds() {
         assert_eq!(guard.unlock().expect("unlocks"), Unlocked::Released);
         within(2 * SOON, "the lock", || waiter.join().expect("no panic"));
     });
+    assert_no_key_is_left(&cluster, &ALL);
 }
 
 /// The node that is asked first is drawn by lot, so there are a few moves.
@@ -357,6 +372,7 @@ fn a_cluster_that_is_down_is_unavailable_until_it_is_up_again() {
     until_renewed(&locks, &held, 1);
     assert_eq!(guard.unlock().expect("unlocks"), Unlocked::Released);
     assert_works(&cluster, &locks, &[0, 1, 2]);
+    assert_no_key_is_left(&cluster, &[0, 1, 2]);
 }
 
 /// A node with an old map, as one that was cut off from the others: it says so by `cluster_state`,
