@@ -58,7 +58,7 @@ fn watch_leases(cluster: &Cluster, locks: &[(usize, String)], ended: &AtomicBool
 /// The longest wait over the death of a master. It is found dead after two seconds at most, an
 /// election takes two more, and then the new map has to be read. A lock whose release was lost is
 /// free two seconds after it was taken.
-const OVER_A_DEATH: Duration = Duration::from_secs(10);
+const OVER_A_DEATH: Duration = Duration::from_secs(8);
 
 /// The same for a planned failover. Nobody has to be found dead.
 const OVER_A_FAILOVER: Duration = Duration::from_secs(6);

@@ -265,16 +265,16 @@ fn fences_grow_while_a_slot_moves_and_masters_are_failed_over() {
     });
     let name = cluster.key_on(0);
     let managers = [(); 2].map(|()| cluster::patient(&cluster.url()).build().expect("connects"));
-    let (resource, taken) = (Resource::default(), AtomicU64::new(0));
-    let turns = AtomicU64::new(u64::MAX);
+    let (resource, taken, ended) = (Resource::default(), AtomicU64::new(0), AtomicBool::new(false));
     thread::scope(|scope| {
+        let stop = SetOnDrop(&ended);
         let takers: Vec<_> = managers
             .iter()
             .flat_map(|it| [it; 2])
             .map(|it| {
-                let (name, resource, taken, turns) = (&name, &resource, &taken, &turns);
+                let (name, resource, taken, ended) = (&name, &resource, &taken, &ended);
                 scope.spawn(move || {
-                    while taken.load(Ordering::SeqCst) < turns.load(Ordering::SeqCst) {
+                    while !ended.load(Ordering::SeqCst) {
                         take_turns(it, name, resource, taken.load(Ordering::SeqCst) + 1, taken);
                     }
                 })
@@ -292,7 +292,7 @@ fn fences_grow_while_a_slot_moves_and_masters_are_failed_over() {
         cluster.server(1).kill();
         cluster.until_replaced(1);
         goes_on();
-        turns.store(0, Ordering::SeqCst);
+        drop(stop);
         for it in takers {
             it.join().expect("no panic");
         }
