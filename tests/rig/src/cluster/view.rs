@@ -1,6 +1,6 @@
 //! What the nodes of a cluster say of each other.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::atomic::Ordering;
 
 use super::start::SLOTS;
@@ -89,12 +89,18 @@ impl Cluster {
         views.all(|it| it.is_some_and(is_same)).then_some(first.owners)
     }
 
-    /// Waits until all nodes know that `place` owns these slots.
+    /// Waits until all nodes know that `place` owns these slots, and the epoch in which it took them.
+    ///
+    /// A node that takes a slot back before it knows that epoch would choose the same one for
+    /// itself. Of two nodes with one epoch, the one with the lesser name takes the next, and with it
+    /// the slot.
     #[track_caller]
     pub(super) fn until_owned_by(&self, slots: &[u16], place: usize) {
         eventually(LONG, "all nodes know the new owner", || {
             let owners = self.agreed();
+            let epochs: HashSet<_> = self.awake().map(|it| current_epoch(self.server(it))).collect();
             owners.is_some_and(|it| slots.iter().all(|&slot| it[usize::from(slot)] == Some(place)))
+                && epochs.len() == 1
         });
     }
 
@@ -140,9 +146,18 @@ impl Member {
 
 /// Whether a node takes the cluster for working.
 pub(super) fn is_ok(node: &Server) -> bool {
-    let info = node.command(&["CLUSTER", "INFO"]).ok();
-    let info = info.and_then(|it| redis::from_redis_value::<String>(it).ok());
-    info.is_some_and(|it| it.contains("cluster_state:ok"))
+    cluster_info(node).is_some_and(|it| it.contains("cluster_state:ok"))
+}
+
+/// The newest epoch that a node knows.
+fn current_epoch(node: &Server) -> Option<String> {
+    let info = cluster_info(node)?;
+    info.lines().find_map(|line| line.strip_prefix("cluster_current_epoch:")).map(str::to_owned)
+}
+
+fn cluster_info(node: &Server) -> Option<String> {
+    let info = node.command(&["CLUSTER", "INFO"]).ok()?;
+    redis::from_redis_value(info).ok()
 }
 
 /// Whether a replica is connected to its master.
