@@ -1,11 +1,12 @@
 //! What TLS, Sentinel, acknowledged replicas and fencing tokens cost, beside a plain connection to
 //! the same server: `cargo bench --bench engines --features tls`. It takes about a minute.
+//! `cargo bench --bench engines --features tls fence` runs the last two parts alone.
 //!
 //! One thread locks and unlocks a free lock. All subjects take turns, in many short rounds, and the
 //! ratios are medians over the rounds. The program and all servers share one core, so that the
-//! figures do not depend on how the system wakes a core. TLS is measured a second time with the
-//! server on a core of its own: on one core, the server's cryptography counts as if the program did
-//! it.
+//! figures do not depend on how the system wakes a core. TLS and the fence are measured a second
+//! time with the server on a core of its own, as if a network lay between them: on one core, the
+//! server's cryptography and its Lua count as if the program did them.
 
 mod support;
 
@@ -21,29 +22,35 @@ use rustls::pki_types::{CertificateDer, ServerName};
 use rustls::{ClientConfig, ClientConnection, RootCertStore, StreamOwned};
 
 use support::figures::{Figure, Report};
-use support::{Rounds, load, pin_apart, pin_together};
+use support::{Rounds, TOKEN, load, pin_apart, pin_together};
 
 const CYCLES: u32 = 200;
 const ROUNDS: usize = 61;
 
 fn main() {
     let mut report = Report::new(None);
-    eprintln!("engines: part 1 of 5, tls on two cores");
-    report.part("tls", "lock and unlock over TLS, the server on a core of its own");
-    over_tls(&mut report, pin_apart, true);
-    eprintln!("engines: part 2 of 5, tls on one core");
-    report.part("tls-one-core", "lock and unlock over TLS, all on one core");
-    over_tls(&mut report, pin_together, false);
-    eprintln!("engines: part 3 of 5, sentinel");
-    report.part("sentinel", "lock and unlock on a master with a replica and three sentinels");
-    by_sentinels(&mut report);
+    if !std::env::args().any(|arg| arg == "fence") {
+        secured_and_replicated(&mut report);
+    }
     eprintln!("engines: part 4 of 5, fence on two cores");
     report.part("fence", "lock and unlock with a fencing token, the server on a core of its own");
-    fenced(&mut report, pin_apart);
+    fenced(&mut report, pin_apart, true);
     eprintln!("engines: part 5 of 5, fence on one core");
     report.part("fence-one-core", "lock and unlock with a fencing token, all on one core");
-    fenced(&mut report, pin_together);
+    fenced(&mut report, pin_together, false);
     report.close();
+}
+
+fn secured_and_replicated(report: &mut Report) {
+    eprintln!("engines: part 1 of 5, tls on two cores");
+    report.part("tls", "lock and unlock over TLS, the server on a core of its own");
+    over_tls(report, pin_apart, true);
+    eprintln!("engines: part 2 of 5, tls on one core");
+    report.part("tls-one-core", "lock and unlock over TLS, all on one core");
+    over_tls(report, pin_together, false);
+    eprintln!("engines: part 3 of 5, sentinel");
+    report.part("sentinel", "lock and unlock on a master with a replica and three sentinels");
+    by_sentinels(report);
 }
 
 fn over_tls(report: &mut Report, pin: fn(&Server) -> bool, is_bounded: bool) {
@@ -109,19 +116,32 @@ fn by_sentinels(report: &mut Report) {
     bounded(report, "replicas(1), x (a cycle + a WAIT by hand)", rounds.ratio(2) / (1.0 + wait), 1.05);
 }
 
-fn fenced(report: &mut Report, pin: fn(&Server) -> bool) {
+fn fenced(report: &mut Report, pin: fn(&Server) -> bool, is_bounded: bool) {
     let server = Server::start();
     report.say("pinned", if pin(&server) { "yes" } else { "no" }.to_owned());
     let plain = LockManager::connect(&server.url()).expect("connects");
     let fenced = LockManager::builder(&server.url()).fenced(true).build().expect("connects");
-    let mut rounds = Rounds::new(&["lock + unlock", "with a fence"]);
+    let mut floors = [Floor::plain(&server), Floor::by_script(&server)];
+
+    let mut rounds = Rounds::new(&["lock + unlock", "with a fence", "floor", "floor, `SET` in a script"]);
     for _ in 0..ROUNDS {
         for (subject, locks) in [&plain, &fenced].into_iter().enumerate() {
             rounds.time(subject, CYCLES, || cycles(locks));
         }
+        for (subject, floor) in floors.iter_mut().enumerate() {
+            rounds.time(2 + subject, CYCLES, || (0..CYCLES).for_each(|_| floor.cycle(false)));
+        }
     }
     rounds.print("fence");
-    bounded(report, "with a fence, x plain", rounds.ratio(1), 1.15);
+    let ratio = rounds.ratio(1);
+    if is_bounded {
+        bounded(report, "with a fence, x plain", ratio, 1.15);
+    } else {
+        report.say("with a fence, x plain", Figure::number(ratio, 3, ""));
+    }
+    let floor = rounds.ratio(3) / rounds.ratio(2);
+    report.say("a lone `SET` in a script, x the floor", Figure::number(floor, 3, ""));
+    report.say("with a fence, beyond what the floor costs", Figure::number(ratio / floor, 3, ""));
 }
 
 fn cycles(locks: &LockManager) {
@@ -161,11 +181,18 @@ impl Floor {
         Floor::over(Box::new(StreamOwned::new(client, tcp(server.tls_port()))), server)
     }
 
+    /// No script that takes a lock can be cheaper than one that has a `SET` alone.
+    fn by_script(server: &Server) -> Floor {
+        let script = "return redis.call('SET', KEYS[1], ARGV[1], 'NX', 'PX', ARGV[2])";
+        let hash = load(&mut server.connect(), script);
+        let set = command(&["EVALSHA", &hash, "1", "lock:floor", TOKEN, "30000"]);
+        Floor { set, ..Floor::plain(server) }
+    }
+
     fn over(stream: Box<dyn Stream>, server: &Server) -> Floor {
         let hash = load(&mut server.connect(), include_str!("../src/store/release.lua"));
-        let token = "host-1-2-00112233445566778899aabbccddeeff";
-        let set = command(&["SET", "lock:floor", token, "NX", "PX", "30000"]);
-        Floor { stream, set, removal: command(&["EVALSHA", &hash, "1", "lock:floor", token]) }
+        let set = command(&["SET", "lock:floor", TOKEN, "NX", "PX", "30000"]);
+        Floor { stream, set, removal: command(&["EVALSHA", &hash, "1", "lock:floor", TOKEN]) }
     }
 
     fn cycle(&mut self, waits: bool) {

@@ -7,7 +7,8 @@ pub(crate) mod figures;
 pub(crate) mod turns;
 pub(crate) mod watch;
 
-use std::sync::Barrier;
+use std::num::NonZero;
+use std::sync::{Barrier, LazyLock};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -18,7 +19,7 @@ use relatch_rig::Server;
 /// network lay between them. Without this, the scheduler may put both sides of a floor on one core,
 /// but spread eight threads over all cores. False if that is not possible.
 pub(crate) fn pin_apart(server: &Server) -> bool {
-    thread::available_parallelism().is_ok_and(|cores| cores.get() > 1) && pin(server, 1)
+    pin(server, 1)
 }
 
 /// Puts the server, this thread and the threads that it starts on one core. False if that is not
@@ -27,7 +28,13 @@ pub(crate) fn pin_together(server: &Server) -> bool {
     pin(server, 0)
 }
 
+/// How many cores this program may use. Counted before the first pin: a pinned thread counts one.
+static CORES: LazyLock<usize> = LazyLock::new(|| thread::available_parallelism().map_or(1, NonZero::get));
+
 fn pin(server: &Server, core: usize) -> bool {
+    if core >= *CORES {
+        return false;
+    }
     #[cfg(target_os = "linux")]
     {
         use rustix::thread::{CpuSet, sched_setaffinity};
@@ -56,7 +63,7 @@ pub(crate) fn load(connection: &mut redis::Connection, script: &str) -> String {
     redis::cmd("SCRIPT").arg("LOAD").arg(script).query(connection).expect("loads")
 }
 
-const TOKEN: &str = "host-1-2-00112233445566778899aabbccddeeff";
+pub(crate) const TOKEN: &str = "host-1-2-00112233445566778899aabbccddeeff";
 
 /// The floor: the two commands of a lock on one plain connection, in two round trips.
 pub(crate) struct Floor {
