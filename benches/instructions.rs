@@ -16,15 +16,19 @@ use std::process::{Command, Stdio};
 
 use relatch::LockManager;
 
-use relatch_rig::Server;
+use relatch_rig::{Cluster, Server};
 use support::Floor;
 
 /// The cycles of the two runs.
 const FEWER: u64 = 200;
 const MORE: u64 = 2200;
 
-const SUBJECTS: [(&str, &str); 2] =
-    [("connection", "a plain connection: SET + EVALSHA"), ("lock", "lock + unlock")];
+const SUBJECTS: [(&str, &str); 4] = [
+    ("connection", "a plain connection: SET + EVALSHA"),
+    ("lock", "lock + unlock"),
+    ("fenced", "lock + unlock, with a fence"),
+    ("cluster", "lock + unlock, in a cluster"),
+];
 
 fn main() {
     // Cargo adds `--bench`.
@@ -42,11 +46,12 @@ fn has_valgrind() -> bool {
 }
 
 fn compare() {
-    let server = Server::start();
+    let (server, cluster) = (Server::start(), Cluster::without_replicas());
     println!("{:<36}{:>20}{:>8}", "", "instructions/cycle", "ratio");
     let mut floor = None;
     for (subject, name) in SUBJECTS {
-        let [fewer, more] = [FEWER, MORE].map(|cycles| count(subject, &server, cycles));
+        let url = if subject == "cluster" { cluster.url() } else { server.url() };
+        let [fewer, more] = [FEWER, MORE].map(|cycles| count(subject, &url, cycles));
         let cycle = (more - fewer) / (MORE - FEWER);
         let floor = *floor.get_or_insert(cycle);
         println!("{name:<36}{cycle:>20}{:>8}", format!("{}.{:02}", cycle / floor, cycle * 100 / floor % 100));
@@ -54,13 +59,13 @@ fn compare() {
 }
 
 /// Runs this program for one subject under callgrind, and returns the count of instructions.
-fn count(subject: &str, server: &Server, cycles: u64) -> u64 {
+fn count(subject: &str, url: &str, cycles: u64) -> u64 {
     let dir = tempfile::tempdir().expect("a temporary folder");
     let counts = dir.path().join("counts");
     let output = Command::new("valgrind")
         .args(["--tool=callgrind", &format!("--callgrind-out-file={}", counts.display())])
         .arg(env::current_exe().expect("this program has a path"))
-        .args([subject, &server.url(), &cycles.to_string()])
+        .args([subject, url, &cycles.to_string()])
         .output()
         .expect("valgrind runs");
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
@@ -76,8 +81,9 @@ fn run(subject: &str, url: &str, cycles: u64) {
             let mut floor = Floor::open(url);
             (0..cycles).for_each(|_| floor.cycle("lock:floor"));
         }
-        "lock" => {
-            let locks = LockManager::connect(url).expect("a Redis of our own");
+        "lock" | "fenced" | "cluster" => {
+            let builder = LockManager::builder(url).fenced(subject == "fenced");
+            let locks = builder.build().expect("a Redis of our own");
             (0..cycles).for_each(|_| drop(locks.lock("one").expect("locks")));
         }
         other => panic!("no such subject: {other}"),

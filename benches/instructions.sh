@@ -10,7 +10,8 @@ case "${1:-}" in
     echo
     echo "Prints how many instructions the client executes per cycle, uncontended, and the ratio:"
     echo "  a plain connection of the redis crate that sends SET NX PX and EVALSHA,"
-    echo "  a lock + unlock, which sends the same."
+    echo "  a lock + unlock, which sends the same,"
+    echo "  the same with a fencing token, and in a cluster."
     echo "Needs valgrind (apt-get install valgrind), redis-server and cargo. Installs nothing."
     exit 0
     ;;
