@@ -80,8 +80,8 @@ impl Key {
         let prefix = self.in_redis.strip_suffix(&*self.name).unwrap_or_default();
         let (tag, key) = (hash_tag(self.in_redis.as_bytes()), &self.in_redis);
         let counter = match tag {
-            Some(_) => format!("{prefix}fence:{key}"),
-            None => format!("{prefix}fence:{{{key}}}"),
+            Some(_) => [prefix, "fence:", key].concat(),
+            None => [prefix, "fence:{", key, "}"].concat(),
         };
         if hash_tag(counter.as_bytes()) == Some(tag.unwrap_or(key.as_bytes())) {
             return Ok(counter);

@@ -40,7 +40,7 @@ if type(stored) == 'table' then
   return redis.error_reply('NOFENCE the counter ' .. KEYS[2] .. ' is not a string')
 end
 -- From 2^53 on, Lua no longer tells a number from the next one.
-local is_number = not stored or stored ~= '' and not string.find(stored, '%D')
+local is_number = not stored or string.find(stored, '^%d+$')
   and (#stored < 16 or #stored == 16 and stored < '9007199254740991')
 if not is_number then
   local shown = string.sub(stored, 1, 40)
