@@ -16,8 +16,7 @@ Everything that takes too long for tests/run.sh, in less than three quarters of 
   - the whole integration suite as a user with the least rights, by a sentinel, and with each server
     as a cluster
   - histories: in each kind of bad weather, locks are taken as often as the argument says (by
-    default 100000 times; with failovers a hundredth of that, with slots that move a quarter), and
-    what was claimed is compared with what the servers did
+    default 100000 times), and what was claimed is compared with what the servers did
   - a hundred failovers to a replica that was cut off: no lock that all replicas have acknowledged
     is lost
   - a million fencing tokens, over restarts without persistence and other losses of the counter:

@@ -156,10 +156,10 @@ impl Scene {
         self.workers.push(Worker::spawn("worker", &args));
     }
 
-    /// Causes faults for `span`.
+    /// Causes faults for `span`, and one at least.
     pub(crate) fn rage(&mut self, span: Duration) {
         let end = now() + span;
-        while now() < end {
+        while self.strikes == 0 || now() < end {
             self.lasts(5, 60);
             self.strike();
             self.strikes += 1;
@@ -246,7 +246,12 @@ impl Scene {
                 fs::write(self.clock.path().join(AHEAD), ahead).expect("a file that can be written to");
                 self.lasts(50, 500);
             }
-            Weather::Failovers | Weather::MastersFailOver => self.fail_over(),
+            Weather::Failovers => {
+                // Most locks are taken now: while the only master is away, none can be.
+                self.lasts(600, 1400);
+                self.fail_over();
+            }
+            Weather::MastersFailOver => self.fail_over(),
             Weather::SlotsMove => self.move_slots(),
         }
     }
@@ -256,7 +261,7 @@ impl Scene {
         self.servers.proxies()[0]
     }
 
-    /// Replaces a master in one of four ways. The workers hold half of its locks until that is
+    /// Replaces a master in one of four ways. The workers hold some of its locks until that is
     /// done: a hold that ends before the failover does shows nothing. While a replica is cut off,
     /// they also hold each other lock of the master that they get. (A manager that waits for
     /// replicas gets none then. With one that does not, these locks are lost.)
@@ -271,7 +276,9 @@ impl Scene {
         let choice = self.rng.random_range(0..100);
         let old = self.servers.a_master(choice);
         let names = self.servers.names_at(old, self.names());
-        hold(&mut self.workers, &names[names.len().div_ceil(2)..]);
+        // Few enough that most threads go on to take locks.
+        let few = (names.len() / 2).min(4);
+        hold(&mut self.workers, &names[..few]);
         self.lasts(100, 500);
         let Scene { servers, workers, .. } = self;
         servers.fail_over(old, way, choice, || hold(workers, &names));

@@ -41,11 +41,11 @@ fn worker_entry() {
     }
 }
 
-/// Runs one round; returns its verdict and the number of faults. If this build has mistakes
-/// compiled in, `flaw` selects one.
-fn round(weather: Weather, over_tls: bool, seed: u64, flaw: &str) -> (Verdict, u64) {
+/// Runs one round, in which faults happen for `span`; returns its verdict and the number of faults.
+/// If this build has mistakes compiled in, `flaw` selects one.
+fn round(weather: Weather, span: Duration, over_tls: bool, seed: u64, flaw: &str) -> (Verdict, u64) {
     let mut scene = Scene::new(weather, over_tls, StdRng::seed_from_u64(seed), flaw);
-    scene.rage(weather.round());
+    scene.rage(span);
     scene.end();
     let lease = weather.lease();
     eventually(2 * lease + 2 * SLACK, "no key is left that nobody holds", || scene.servers.keys().is_empty());

@@ -24,19 +24,13 @@ fn holds_in(weather: Weather) {
 /// The same with or without TLS.
 fn holds(weather: Weather, over_tls: bool) {
     let wanted = number("RELATCH_ACQUISITIONS").unwrap_or(1);
-    // During a failover, no lock can be taken for seconds.
-    let wanted = wanted.div_ceil(match weather {
-        Weather::Failovers | Weather::MastersFailOver => 100,
-        Weather::SlotsMove => 4, // The nodes of a cluster need much of the machine.
-        _ => 1,
-    });
     let first = number("RELATCH_SEED").unwrap_or_else(|| u64::from(rand::random::<u32>()));
     let (mut seed, mut total, mut faults) = (first, Verdict::default(), 0);
     while (total.acquisitions as u64) < wanted || !was_noticed(weather, &total) {
         let goes_on = was_noticed(weather, &total) || seed < first + 5;
         assert!(goes_on, "{weather:?}: no hold was lost in five rounds: {total:?}");
         println!("{weather:?}: RELATCH_SEED={seed}");
-        let (verdict, struck) = round(weather, over_tls, seed, "none");
+        let (verdict, struck) = round(weather, weather.round(), over_tls, seed, "none");
         let (count, first) = (verdict.violations.len(), verdict.violations.iter().take(5));
         let first = first.map(String::as_str).collect::<Vec<_>>().join("\n");
         assert!(
