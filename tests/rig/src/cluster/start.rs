@@ -6,13 +6,18 @@
 
 use std::sync::atomic::AtomicBool;
 use std::thread;
+use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 
 use super::view::is_ok;
 use super::{ClusterSetup, Node};
 use crate::ports::{BUS, free_node_port, free_port};
+use crate::wait::POLL;
 use crate::{Authority, Identity, LONG, Proxy, Server, eventually, server_version};
+
+/// For how long a master that has started refuses all commands. (`CLUSTER_WRITABLE_DELAY` in Redis.)
+const JUST_STARTED: Duration = Duration::from_secs(2);
 
 /// How many slots a cluster has.
 pub(super) const SLOTS: u16 = 16_384;
@@ -119,8 +124,13 @@ fn start(
 
 /// Makes the masters what they are to be.
 fn take_over(setup: &ClusterSetup, plans: &[Plan], members: &[Server]) {
-    // A node that took over before that would be a master that has just started.
-    eventually(LONG, "the nodes have begun", || members.iter().all(is_ok));
+    // A node that took over before that would be a master that has just started. If the nodes start
+    // so slowly that one of them takes the ghosts for dead before the last is there, they never all
+    // take the cluster for working. Then they take over when no master counts as just started.
+    let end = Instant::now() + JUST_STARTED;
+    while !members.iter().all(is_ok) && Instant::now() < end {
+        thread::sleep(POLL);
+    }
     for master in &members[..setup.masters] {
         master.query::<()>(&["CLUSTER", "FAILOVER", "TAKEOVER"]);
     }
