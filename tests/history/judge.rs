@@ -24,6 +24,8 @@ const GRAIN: Duration = Duration::from_millis(2);
 pub(crate) struct World {
     /// Processes that were stopped, and when.
     pub(crate) stops: Vec<(u32, Duration, Duration)>,
+    /// When the machine let no thread run, or hardly any.
+    pub(crate) stalls: Vec<(Duration, Duration)>,
     /// Processes that were killed, and a time just before that. A dead process trusts no hold, and
     /// its locks may be taken over.
     pub(crate) deaths: Vec<(u32, Duration)>,
@@ -109,11 +111,12 @@ impl Verdict {
     }
 
     /// Every wait ends by its deadline, and every release by its limit. The time in which the
-    /// process is stopped does not count.
+    /// process is stopped does not count, nor the time in which the machine stands still.
     fn check_times(&mut self, claim: &Claim, world: &World) {
         let stopped = |from: Duration, to: Duration| -> Duration {
             let of_it = world.stops.iter().filter(|(pid, ..)| *pid == claim.by.0);
-            of_it.map(|&(_, start, end)| end.min(to).saturating_sub(start.max(from))).sum()
+            let spans = of_it.map(|&(_, start, end)| (start, end)).chain(world.stalls.iter().copied());
+            spans.map(|(start, end)| end.min(to).saturating_sub(start.max(from))).sum()
         };
         let late = |from: Duration, to: Duration, limit: Duration| {
             let late = to.saturating_sub(from).saturating_sub(limit + stopped(from, to));

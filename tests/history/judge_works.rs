@@ -191,6 +191,8 @@ fn a_call_that_misses_its_deadline_is_found() {
     found("a wait did not end by its deadline", &world(), asked);
     let stopped = World { stops: vec![(1, at(50), at(950))], ..world() };
     found("", &stopped, asked);
+    let stalled = World { stalls: vec![(at(50), at(950))], ..world() };
+    found("", &stalled, asked);
     found("a release took longer", &world(), |claims, _| {
         claims[1].ended = Some((at(1400), "Released".to_owned()));
     });

@@ -18,6 +18,7 @@ mod roles;
 mod servers;
 #[cfg(not(relatch_flawed))]
 mod weathers;
+mod witness;
 
 use std::time::Duration;
 
@@ -28,6 +29,7 @@ use relatch_rig::eventually;
 use crate::faults::{Scene, Weather};
 use crate::judge::{Verdict, World, judge};
 use crate::roles::ANSWER;
+use crate::witness::Witness;
 
 /// The delay that a busy machine may cause.
 const SLACK: Duration = Duration::from_millis(500);
@@ -44,6 +46,7 @@ fn worker_entry() {
 /// Runs one round, in which faults happen for `span`; returns its verdict and the number of faults.
 /// If this build has mistakes compiled in, `flaw` selects one.
 fn round(weather: Weather, span: Duration, over_tls: bool, seed: u64, flaw: &str) -> (Verdict, u64) {
+    let witness = Witness::start();
     let mut scene = Scene::new(weather, over_tls, StdRng::seed_from_u64(seed), flaw);
     scene.rage(span);
     scene.end();
@@ -54,6 +57,7 @@ fn round(weather: Weather, span: Duration, over_tls: bool, seed: u64, flaw: &str
     let restarts = weather == Weather::Restarts;
     let (stops, deaths) = (scene.stops.clone(), scene.deaths.clone());
     let moved_within = scene.moved_within;
-    let world = World { stops, deaths, reported_within, restarts, moved_within, release: ANSWER };
+    let stalls = witness.stalls();
+    let world = World { stops, stalls, deaths, reported_within, restarts, moved_within, release: ANSWER };
     (judge(&record::read(scene.records.path()), &scene.servers.journal(), &world), scene.faults())
 }
