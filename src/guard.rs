@@ -58,6 +58,16 @@ pub enum Unlocked {
     },
 }
 
+impl fmt::Display for Unlocked {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Unlocked::Released => f.write_str("released"),
+            Unlocked::StillHeld { depth: 1 } => f.write_str("still held by one guard"),
+            Unlocked::StillHeld { depth } => write!(f, "still held by {depth} guards"),
+        }
+    }
+}
+
 impl LockGuard {
     pub(crate) fn new(session: Arc<Session>, held: Rc<Held>) -> LockGuard {
         LockGuard { session, held, left: false }
@@ -128,12 +138,32 @@ impl LockGuard {
         if self.is_valid() { self.hold().remaining(Moment::now()) } else { Duration::ZERO }
     }
 
-    /// Returns `Ok` only if at least `span` of the lease is left, by this machine's clock. Call it
-    /// before a step that cannot be undone.
+    /// Returns `Ok` only if Redis has just said that the lock is this hold's, and at least `span`
+    /// of the lease is left by this machine's clock. Call it before a step that cannot be undone.
+    ///
+    /// Renews the lease, whatever is left of it, and waits for the answer, at most for the response
+    /// timeout. So it notices that Redis has forgotten the key (by a flush, a failover), or that
+    /// somebody has replaced it. Redis may still forget the key within `span`: what no lease can
+    /// prevent, a [fence](LockGuard::fence) can.
+    ///
+    /// # Errors
+    ///
+    /// - [`Error::Lost`]: the hold can no longer be trusted. The error names the first cause that
+    ///   was found.
+    /// - [`Error::Unavailable`], [`Error::Refused`]: Redis did not renew the lease, or answered so
+    ///   late that less than `span` is left. The hold is as valid as before.
+    /// - [`Error::InvalidOption`]: `span` is longer than the lease less 1 % and 2 ms.
+    /// - [`Error::NoThread`], [`Error::Forked`].
+    pub fn confirm(&self, span: Duration) -> Result<(), Error> {
+        self.session.confirm(&self.held.hold, span)
+    }
+
+    /// Returns `Ok` only if at least `span` of the lease is left, by this machine's clock. For long
+    /// work, between its steps: it costs nothing as long as the lease is renewed.
     ///
     /// If less is left, `ensure` renews the lease now and waits for the answer, at most for the
     /// response timeout. Otherwise it sends nothing, and cannot notice that Redis has forgotten the
-    /// key (by a flush, a failover). [`verify`](LockGuard::verify) asks Redis.
+    /// key. Before a step that cannot be undone, call [`confirm`](LockGuard::confirm).
     ///
     /// # Errors
     ///
@@ -164,12 +194,19 @@ impl LockGuard {
         self.session.verify(&self.held.hold)
     }
 
+    /// Goes back to the lease with which the lock was taken: [`extend_to`](LockGuard::extend_to)
+    /// with that lease, and the same errors.
+    #[expect(clippy::missing_errors_doc, reason = "they are those of `extend_to`, which lists them")]
+    pub fn extend(&self) -> Result<(), Error> {
+        self.extend_to(self.hold().first_lease.time())
+    }
+
     /// Sets a new lease, renews the hold with it now, and keeps renewing with it.
     ///
     /// Blocks for the answer, at most for the response timeout. A longer lease counts once Redis
     /// has answered; a shorter one counts from the call. But Redis does not shorten the earlier
     /// lease, so after a crash other processes may have to wait until the earlier lease ends.
-    /// `extend` never creates the key again.
+    /// `extend_to` never creates the key again.
     ///
     /// # Errors
     ///
@@ -179,7 +216,7 @@ impl LockGuard {
     /// - [`Error::Unavailable`], [`Error::Refused`]: the hold can be trusted for the rest of its
     ///   lease. The next renewal, if there is one, tries again.
     /// - [`Error::NoThread`], [`Error::Forked`].
-    pub fn extend(&self, lease: Duration) -> Result<(), Error> {
+    pub fn extend_to(&self, lease: Duration) -> Result<(), Error> {
         self.session.extend(&self.held.hold, lease)
     }
 

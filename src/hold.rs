@@ -1,5 +1,6 @@
 //! A hold: one thread's possession of one lock, and until when it can be trusted.
 
+use std::fmt;
 use std::sync::OnceLock;
 use std::time::Duration;
 
@@ -40,6 +41,8 @@ pub(crate) struct Hold {
     /// The fencing token; zero if the hold has none.
     pub(crate) fence: u64,
     pub(crate) acquired: AcquiredAt,
+    /// The lease with which the lock was taken.
+    pub(crate) first_lease: Lease,
     renewal: Renewal,
     /// How many guards are alive. Only the holding thread writes it.
     depth: AtomicU32,
@@ -85,6 +88,7 @@ impl Hold {
             acquired,
             renewal,
             depth: AtomicU32::new(1),
+            first_lease: lease,
             lease: AtomicU64::new(lease.millis()),
             valid_until: AtomicU64::new(lease.valid_until(counts_from).as_nanos()),
             gone_by: AtomicU64::new(lease.gone_by(acquired.answered).as_nanos()),
@@ -338,6 +342,18 @@ pub struct HeldLock {
     pub renewals: u32,
     /// How the hold was lost. `None` if it was not, or if the manager has not found out yet.
     pub lost: Option<LostCause>,
+}
+
+/// One line for a log.
+impl fmt::Display for HeldLock {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let HeldLock { key, owner, depth, held_for, valid_for, lost, .. } = self;
+        write!(f, "lock {key:?}, held by {owner} for {held_for:.1?} ({depth} deep), ")?;
+        match lost {
+            Some(cause) => write!(f, "lost: {cause}"),
+            None => write!(f, "valid for {valid_for:.1?}"),
+        }
+    }
 }
 
 impl HeldLock {

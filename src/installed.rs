@@ -1,8 +1,11 @@
 //! A process-wide manager, for codebases where passing a handle around is not possible.
 
 use std::sync::OnceLock;
+use std::time::Duration;
 
 use crate::base::error::Error;
+use crate::guard::LockGuard;
+use crate::lock::Lock;
 use crate::manager::LockManager;
 
 static INSTALLED: OnceLock<LockManager> = OnceLock::new();
@@ -44,4 +47,55 @@ pub fn installed() -> Result<&'static LockManager, Error> {
 /// [`Lock::with_lock`](crate::Lock::with_lock).
 pub fn with_lock<T>(key: impl AsRef<str>, body: impl FnOnce() -> T) -> Result<T, Error> {
     installed()?.with_lock(key, body)
+}
+
+/// [`LockManager::with_lock_result`] on the manager that was [`install`]ed.
+///
+/// # Errors
+///
+/// As for [`with_lock`](crate::with_lock()), and the closure's own.
+pub fn with_lock_result<T, E: From<Error>>(
+    key: impl AsRef<str>,
+    body: impl FnOnce(&LockGuard) -> Result<T, E>,
+) -> Result<T, E> {
+    installed()?.with_lock_result(key, body)
+}
+
+/// [`LockManager::lock`] on the manager that was [`install`]ed.
+///
+/// # Errors
+///
+/// [`Error::NotInstalled`] if no manager was installed; otherwise see
+/// [`Lock::lock`](crate::Lock::lock).
+pub fn lock(key: impl AsRef<str>) -> Result<LockGuard, Error> {
+    installed()?.lock(key)
+}
+
+/// [`LockManager::try_lock`] on the manager that was [`install`]ed.
+///
+/// # Errors
+///
+/// [`Error::NotInstalled`] if no manager was installed; otherwise see
+/// [`Lock::try_lock`](crate::Lock::try_lock).
+pub fn try_lock(key: impl AsRef<str>) -> Result<Option<LockGuard>, Error> {
+    installed()?.try_lock(key)
+}
+
+/// [`LockManager::try_lock_for`] on the manager that was [`install`]ed.
+///
+/// # Errors
+///
+/// [`Error::NotInstalled`] if no manager was installed; otherwise see
+/// [`Lock::try_lock_for`](crate::Lock::try_lock_for).
+pub fn try_lock_for(key: impl AsRef<str>, limit: Duration) -> Result<Option<LockGuard>, Error> {
+    installed()?.try_lock_for(key, limit)
+}
+
+/// [`LockManager::named`] on the manager that was [`install`]ed.
+///
+/// # Errors
+///
+/// [`Error::NotInstalled`] if no manager was installed.
+pub fn named(key: impl AsRef<str>) -> Result<Lock, Error> {
+    Ok(installed()?.named(key))
 }

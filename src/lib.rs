@@ -204,7 +204,9 @@ pub use crate::base::stats::{Histogram, Stats};
 pub use crate::builder::Builder;
 pub use crate::guard::{LockGuard, LockWatch, Unlocked};
 pub use crate::hold::HeldLock;
-pub use crate::installed::{install, installed, with_lock};
+pub use crate::installed::{
+    install, installed, lock, named, try_lock, try_lock_for, with_lock, with_lock_result,
+};
 pub use crate::keeping::losses::LostLock;
 pub use crate::lock::Lock;
 pub use crate::manager::LockManager;

@@ -3,7 +3,7 @@
 use std::fmt;
 use std::panic::{RefUnwindSafe, UnwindSafe};
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use crate::base::error::Error;
 use crate::base::holder::Holder;
@@ -62,6 +62,12 @@ impl Lock {
         self.set(|options| options.wait = Some(wait))
     }
 
+    /// No limit for [`lock`](Lock::lock): undoes a [`wait`](Lock::wait) of this lock or of the
+    /// manager.
+    pub fn wait_forever(self) -> Lock {
+        self.set(|options| options.wait = None)
+    }
+
     /// Whether the lease is renewed while the lock is held. Defaults to the manager's, which is
     /// yes.
     ///
@@ -107,6 +113,16 @@ impl Lock {
         self.set(|options| options.fenced = on)
     }
 
+    /// Whether a thread that has the lock may take it again. Defaults to the manager's setting,
+    /// which is yes. If not, the second attempt is [`Error::AlreadyHeld`], and nothing is sent.
+    ///
+    /// Set this to `false` where one thread runs several jobs at a time: a job of a rayon pool that
+    /// waits for others may run another job meanwhile, in the same thread. To the lock, both jobs
+    /// are the same holder.
+    pub fn reentrant(self, on: bool) -> Lock {
+        self.set(|options| options.reentrant = on)
+    }
+
     /// The lock's key.
     #[must_use]
     pub fn key(&self) -> &str {
@@ -148,6 +164,8 @@ impl Lock {
     ///   same string for 250 ms and never expires. If that string is a token of this crate, the
     ///   next renewal of its holder sets an expiry again. So `lock` waits for half of this lock's
     ///   lease, if that is longer than 250 ms.
+    /// - [`Error::AlreadyHeld`]: this thread has the lock already, and it is not
+    ///   [`reentrant`](Lock::reentrant).
     /// - [`Error::WouldDeadlock`]: this thread has the lock already, through another manager.
     /// - [`Error::NoFence`]: the lock is to be [`fenced`](Lock::fenced), and cannot be.
     /// - [`Error::InvalidKey`], [`Error::InvalidOption`], [`Error::DepthOverflow`],
@@ -182,6 +200,54 @@ impl Lock {
     /// As for [`lock`](Lock::lock), except `Timeout`.
     pub fn try_lock_for(&self, limit: Duration) -> Result<Option<LockGuard>, Error> {
         self.request().try_lock_for(limit)
+    }
+
+    /// Takes the lock, waiting until `deadline` at most. `Ok(None)` means that it was busy until
+    /// then.
+    ///
+    /// For several locks that share one deadline. A deadline that has passed is
+    /// [`try_lock`](Lock::try_lock).
+    ///
+    /// # Errors
+    ///
+    /// As for [`lock`](Lock::lock), except `Timeout`.
+    pub fn try_lock_until(&self, deadline: Instant) -> Result<Option<LockGuard>, Error> {
+        self.request().try_lock_until(deadline)
+    }
+
+    /// Another guard of the lock if this thread holds it, and `None` if it does not, or if its hold
+    /// can no longer be trusted. Never takes the lock, sends nothing, and does not block.
+    ///
+    /// For code that is called with the lock held, and needs the guard: its
+    /// [`fence`](LockGuard::fence), or [`confirm`](LockGuard::confirm).
+    ///
+    /// ```no_run
+    /// # fn main() -> Result<(), relatch::Error> {
+    /// # let locks = relatch::LockManager::connect("redis://127.0.0.1/")?;
+    /// let lock = locks.named("orders:42");
+    /// let outer = lock.lock()?;
+    /// let inner = lock.current().expect("this thread holds it");
+    /// assert_eq!(inner.token(), outer.token());
+    /// # Ok(())
+    /// # }
+    /// ```
+    #[must_use]
+    pub fn current(&self) -> Option<LockGuard> {
+        self.request().current()
+    }
+
+    /// Returns `Ok` if this thread holds the lock, as far as this process knows. Sends nothing, and
+    /// does not block.
+    ///
+    /// For the beginning of a function that has to be called with the lock held.
+    ///
+    /// # Errors
+    ///
+    /// - [`Error::NotHeld`]: this thread does not hold the lock.
+    /// - [`Error::Lost`]: its hold can no longer be trusted.
+    /// - [`Error::Forked`].
+    pub fn assert_held(&self) -> Result<(), Error> {
+        self.request().assert_held()
     }
 
     /// Runs a closure under the lock, and returns its result.

@@ -2,7 +2,7 @@
 
 use std::panic::{RefUnwindSafe, UnwindSafe};
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use crate::base::error::Error;
 use crate::base::stats::Stats;
@@ -63,6 +63,26 @@ impl LockManager {
     /// [`Lock::try_lock_for`] on the lock named `key`, with the same errors.
     pub fn try_lock_for(&self, key: impl AsRef<str>, limit: Duration) -> Result<Option<LockGuard>, Error> {
         self.request(key.as_ref()).try_lock_for(limit)
+    }
+
+    /// [`Lock::try_lock_until`] on the lock named `key`, with the same errors.
+    pub fn try_lock_until(
+        &self,
+        key: impl AsRef<str>,
+        deadline: Instant,
+    ) -> Result<Option<LockGuard>, Error> {
+        self.request(key.as_ref()).try_lock_until(deadline)
+    }
+
+    /// [`Lock::current`] on the lock named `key`.
+    #[must_use]
+    pub fn current(&self, key: impl AsRef<str>) -> Option<LockGuard> {
+        self.request(key.as_ref()).current()
+    }
+
+    /// [`Lock::assert_held`] on the lock named `key`, with the same errors.
+    pub fn assert_held(&self, key: impl AsRef<str>) -> Result<(), Error> {
+        self.request(key.as_ref()).assert_held()
     }
 
     /// [`Lock::with_lock`] on the lock named `key`, with the same errors.

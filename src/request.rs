@@ -2,7 +2,7 @@
 //! A request borrows all its parts, so that re-entering a lock allocates nothing.
 
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use log::debug;
 
@@ -28,6 +28,19 @@ impl Request<'_> {
             Err(Error::Timeout { .. }) => Ok(None),
             entered => entered.map(Some),
         }
+    }
+
+    pub(crate) fn try_lock_until(&self, deadline: Instant) -> Result<Option<LockGuard>, Error> {
+        self.try_lock_for(deadline.saturating_duration_since(Instant::now()))
+    }
+
+    pub(crate) fn current(&self) -> Option<LockGuard> {
+        let held = self.session.current(self.name)?.ok()?;
+        Some(LockGuard::new(Arc::clone(self.session), held))
+    }
+
+    pub(crate) fn assert_held(&self) -> Result<(), Error> {
+        self.session.assert_held(self.name)
     }
 
     fn enter(&self, limit: Option<Duration>) -> Result<LockGuard, Error> {

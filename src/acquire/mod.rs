@@ -320,7 +320,7 @@ impl Acquisition<'_> {
                 if final_answer {
                     self.turn.answered();
                 }
-                store.error(Some(key.in_redis()), format!("taking lock {:?}", key.name()), failure)
+                store.error(Some(key), "taking", failure)
             }
             End::WouldDeadlock => Error::WouldDeadlock { key: key.name().to_string() },
             End::NotALock { found } => key.not_a_lock(&found),

@@ -81,13 +81,18 @@ pub enum Error {
     /// [`response_timeout`](crate::Builder::response_timeout). A thread that waits for a lock tries
     /// again until its [`wait`](crate::Lock::wait) is over or, without a limit, for
     /// [`tolerate_outage`](crate::Builder::tolerate_outage).
-    #[error("redis at {server} is unavailable ({action})")]
+    ///
+    /// The text of this error ends with the text of its source, so that a program that logs only
+    /// one line logs the cause.
+    #[error("redis at {server} is unavailable ({}): {source}", doing(action, key.as_deref()))]
     #[non_exhaustive]
     Unavailable {
         /// Host and port, or the socket's path.
         server: String,
         /// What the manager was doing.
-        action: String,
+        action: &'static str,
+        /// The lock's key, if this was about a lock.
+        key: Option<Box<str>>,
         /// What went wrong.
         source: Box<dyn StdError + Send + Sync>,
     },
@@ -97,13 +102,15 @@ pub enum Error {
     ///
     /// The URL given to [`LockManager::builder`](crate::LockManager::builder) sets the user, the
     /// password and the database.
-    #[error("redis at {server} refused ({action}): {message}")]
+    #[error("redis at {server} refused ({}): {message}", doing(action, key.as_deref()))]
     #[non_exhaustive]
     Refused {
         /// Host and port, or the socket's path.
         server: String,
         /// What the manager was doing.
-        action: String,
+        action: &'static str,
+        /// The lock's key, if this was about a lock.
+        key: Option<Box<str>>,
         /// The code of the server's error, such as `NOPERM` or `OOM`.
         code: String,
         /// The server's error, code included. Very long ones are cut.
@@ -166,13 +173,13 @@ pub enum Error {
     },
 
     /// An option, or the argument of a method, has a value that cannot work. Nothing was sent.
-    #[error("option `{option}` cannot be {value}: {reason}")]
+    #[error("{}", invalid(option, value.as_deref(), reason))]
     #[non_exhaustive]
     InvalidOption {
         /// The name of the setter or method.
         option: &'static str,
-        /// The value that was set. Never a password.
-        value: String,
+        /// The value that was set. `None` if it may have a password, or is no text.
+        value: Option<String>,
         /// What is wrong with the value.
         reason: &'static str,
     },
@@ -201,6 +208,23 @@ pub enum Error {
         parent: u32,
         /// The process that used the manager.
         child: u32,
+    },
+
+    /// This thread does not hold the lock. Nothing was sent.
+    #[error("this thread does not hold lock {key:?}")]
+    #[non_exhaustive]
+    NotHeld {
+        /// The lock's key.
+        key: String,
+    },
+
+    /// This thread holds the lock already, and the lock is not
+    /// [`reentrant`](crate::Lock::reentrant). Nothing was sent.
+    #[error("this thread holds lock {key:?} already, and the lock is not reentrant")]
+    #[non_exhaustive]
+    AlreadyHeld {
+        /// The lock's key.
+        key: String,
     },
 
     /// This thread has about a million guards of one lock, so the program is leaking guards.
@@ -241,6 +265,16 @@ pub enum Error {
     /// [`relatch::install`](crate::install) was called twice.
     #[error("a process-wide manager is already installed")]
     AlreadyInstalled,
+
+    /// [`LockManager::from_env`](crate::LockManager::from_env) found no address.
+    #[error("no address of Redis: set the environment variable {first} or {second}")]
+    #[non_exhaustive]
+    NoAddress {
+        /// The variable that is read first.
+        first: &'static str,
+        /// The variable that is read if the first is not set.
+        second: &'static str,
+    },
 }
 
 impl Error {
@@ -261,6 +295,34 @@ impl Error {
     #[must_use]
     pub fn is_unavailable(&self) -> bool {
         matches!(self, Error::Unavailable { .. } | Error::Refused { .. } | Error::Tls { .. })
+    }
+
+    /// True if the same call may succeed later though nothing is changed: the lock was busy, or
+    /// Redis was not available.
+    ///
+    /// Says nothing about whether the *work* may be repeated: after [`Error::Lost`] and
+    /// [`Error::Unconfirmed`], the work was done.
+    #[must_use]
+    pub fn is_retryable(&self) -> bool {
+        matches!(self, Error::Timeout { .. } | Error::Unavailable { .. })
+    }
+
+    /// The key of the lock that the error is about, if the error names one.
+    #[must_use]
+    pub fn key(&self) -> Option<&str> {
+        match self {
+            Error::Timeout { key, .. }
+            | Error::Lost { key, .. }
+            | Error::Unconfirmed { key, .. }
+            | Error::NotALock { key, .. }
+            | Error::NoFence { key, .. }
+            | Error::NotHeld { key }
+            | Error::AlreadyHeld { key }
+            | Error::WouldDeadlock { key }
+            | Error::DepthOverflow { key, .. } => Some(key),
+            Error::Unavailable { key, .. } | Error::Refused { key, .. } => key.as_deref(),
+            _ => None,
+        }
     }
 }
 
@@ -321,6 +383,17 @@ pub enum TlsCause {
     /// Something else: the source of the error says what.
     #[error("the handshake failed")]
     Other,
+}
+
+fn doing(action: &str, key: Option<&str>) -> String {
+    key.map_or_else(|| action.to_owned(), |key| format!("{action} lock {key:?}"))
+}
+
+fn invalid(option: &str, value: Option<&str>, reason: &str) -> String {
+    match value {
+        Some(value) => format!("option `{option}` cannot be {value}: {reason}"),
+        None => format!("option `{option}` has a value that cannot work: {reason}"),
+    }
 }
 
 fn may_exist(at_most: Duration) -> String {

@@ -4,6 +4,7 @@ use std::fmt::{self, Write};
 use std::io;
 use std::sync::Arc;
 
+use crate::base::process;
 use crate::base::random;
 use crate::base::seeded_bugs;
 
@@ -52,6 +53,13 @@ impl Owner {
             nonce.len() == NONCE_DIGITS && nonce.bytes().all(|b| matches!(b, b'0'..=b'9' | b'a'..=b'f'));
         let host_fits = !host.is_empty() && host.len() <= MAX_HOST && host.chars().all(is_host_char);
         (nonce_fits && host_fits).then(|| Owner { host: host.into(), pid, thread })
+    }
+
+    /// This host, process and thread: what the tokens of this thread's locks begin with.
+    #[must_use]
+    pub fn current() -> Owner {
+        let pid = std::process::id();
+        Owner::new(host_name(), pid, process::thread_id(pid))
     }
 
     /// The host has to be clean already: see [`host_name`].

@@ -56,6 +56,20 @@ impl LockManager {
         LockManager::builder(url).build()
     }
 
+    /// As [`connect`](LockManager::connect), with the URL that the environment variable
+    /// `RELATCH_URL` or, if that is not set, `REDIS_URL` names. An empty variable counts as not
+    /// set.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::NoAddress`] if neither is set, and otherwise as for [`Builder::build`].
+    pub fn from_env() -> Result<LockManager, Error> {
+        let [first, second] = ["RELATCH_URL", "REDIS_URL"];
+        let url = |name| std::env::var(name).ok().filter(|url| !url.is_empty());
+        let url = url(first).or_else(|| url(second)).ok_or(Error::NoAddress { first, second })?;
+        LockManager::connect(&url)
+    }
+
     /// A builder for a manager with options of its own. Sends nothing.
     pub fn builder(url: &str) -> Builder {
         Builder::at(Address::parse(url))
@@ -125,6 +139,13 @@ impl Builder {
         self
     }
 
+    /// No limit for waits: see [`Lock::wait_forever`](crate::Lock::wait_forever). This is the
+    /// default.
+    pub fn wait_forever(mut self) -> Builder {
+        self.settings.options.wait = None;
+        self
+    }
+
     /// Whether leases are renewed while locks are held: see [`Lock::renew`](crate::Lock::renew).
     /// Defaults to yes.
     pub fn renew(mut self, on: bool) -> Builder {
@@ -169,6 +190,13 @@ impl Builder {
     /// Whether holds get fencing tokens: see [`Lock::fenced`](crate::Lock::fenced). Defaults to no.
     pub fn fenced(mut self, on: bool) -> Builder {
         self.settings.options.fenced = on;
+        self
+    }
+
+    /// Whether a thread may take a lock again that it has: see
+    /// [`Lock::reentrant`](crate::Lock::reentrant). Defaults to yes.
+    pub fn reentrant(mut self, on: bool) -> Builder {
+        self.settings.options.reentrant = on;
         self
     }
 

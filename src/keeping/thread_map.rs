@@ -92,20 +92,31 @@ impl Held {
     }
 }
 
+/// The hold of this thread on the lock `name`, if there is one.
+#[inline]
+pub(crate) fn find(manager: u64, name: &str) -> Option<Rc<Held>> {
+    with(|holds| {
+        let entry = holds.get(name)?.iter().find(|entry| entry.manager == manager)?;
+        Some(Rc::clone(&entry.held))
+    })?
+}
+
 /// Re-enters the lock `name`. `None` if this thread does not hold it. With `Err`, the depth stays
-/// as it is. `fenced`: the hold has to have a fencing token.
+/// as it is. `fenced`: the hold has to have a fencing token. `reentrant`: whether the options allow
+/// this.
 #[inline]
 pub(crate) fn reenter(
     manager: u64,
     name: &str,
     fenced: bool,
+    reentrant: bool,
     now: Moment,
 ) -> Option<Result<Rc<Held>, Error>> {
-    let held = with(|holds| {
-        let entry = holds.get(name)?.iter().find(|entry| entry.manager == manager)?;
-        Some(Rc::clone(&entry.held))
-    })??;
+    let held = find(manager, name)?;
     let depth = held.hold.depth();
+    if !reentrant {
+        return Some(Err(Error::AlreadyHeld { key: name.to_owned() }));
+    }
     if let Err(lost) = held.hold.check(now) {
         return Some(Err(lost));
     }
@@ -162,7 +173,7 @@ mod tests {
     }
 
     fn reentered(manager: u64, name: &str) -> Result<Rc<Held>, Error> {
-        reenter(manager, name, false, Moment::now()).expect("held")
+        reenter(manager, name, false, true, Moment::now()).expect("held")
     }
 
     #[test]
@@ -172,7 +183,7 @@ mod tests {
         assert_eq!(held.hold.depth(), 2);
         assert!(matches!(held.leave(), Left::StillHeld(1)));
         assert!(matches!(held.leave(), Left::LastGuard(_)));
-        assert!(reenter(1, "a", false, Moment::now()).is_none());
+        assert!(reenter(1, "a", false, true, Moment::now()).is_none());
         HOLDS.with(|holds| assert!(holds.borrow().is_empty(), "nothing is kept of a key that is not held"));
     }
 
@@ -182,8 +193,8 @@ mod tests {
         let two = entered(2, "a");
         assert!(Rc::ptr_eq(&one, &reentered(1, "a").unwrap()));
         assert!(Rc::ptr_eq(&two, &reentered(2, "a").unwrap()));
-        assert!(reenter(1, "b", false, Moment::now()).is_none());
-        assert!(std::thread::spawn(|| reenter(1, "a", false, Moment::now()).is_none()).join().unwrap());
+        assert!(reenter(1, "b", false, true, Moment::now()).is_none());
+        assert!(std::thread::spawn(|| reenter(1, "a", false, true, Moment::now()).is_none()).join().unwrap());
         assert!(matches!(two.leave(), Left::StillHeld(1)));
         assert_eq!((one.hold.depth(), two.hold.depth()), (2, 1));
     }

@@ -83,7 +83,7 @@ impl Session {
     pub(crate) fn check(&self) -> Result<(), Error> {
         let deadline = Moment::now().after(self.settings.connect_timeout);
         let answer = self.store.ping(deadline);
-        answer.map_err(|failure| self.store.error(None, "connecting".to_owned(), failure))
+        answer.map_err(|failure| self.store.error(None, "connecting", failure))
     }
 
     /// Takes a lock, or re-enters it if this thread holds it. Without a limit, waits while the lock
@@ -96,7 +96,8 @@ impl Session {
     ) -> Result<Rc<Held>, Error> {
         let started = Moment::now();
         let pid = self.own_process(started)?;
-        if let Some(again) = thread_map::reenter(self.id, name.as_str(), options.fenced, started) {
+        let again = thread_map::reenter(self.id, name.as_str(), options.fenced, options.reentrant, started);
+        if let Some(again) = again {
             let held = again?;
             self.counters.reentered.add(1);
             return Ok(held);
@@ -279,7 +280,7 @@ impl Session {
     /// was answered was sent.
     pub(crate) fn look(
         &self,
-        action: &str,
+        action: &'static str,
         key: &Key,
         counter: Option<&str>,
     ) -> Result<(Seen, Moment), Error> {
@@ -316,8 +317,8 @@ impl Session {
         Ok(deleted)
     }
 
-    pub(crate) fn failed(&self, action: &str, key: &Key, failure: Failure) -> Error {
-        self.store.error(Some(key.in_redis()), format!("{action} lock {:?}", key.name()), failure)
+    pub(crate) fn failed(&self, action: &'static str, key: &Key, failure: Failure) -> Error {
+        self.store.error(Some(key), action, failure)
     }
 
     /// The process id, or an error in a forked child.

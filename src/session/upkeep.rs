@@ -1,33 +1,71 @@
 //! What a program does with a held lock: extend its lease, ask whether Redis still has it, and list
 //! all held locks.
 
+use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
 
 use crate::base::clock::Moment;
 use crate::base::error::{Error, LostCause};
+use crate::base::key::Name;
 use crate::base::options::{Lease, check_lease, invalid_option};
 use crate::hold::{HeldLock, Hold};
+use crate::keeping::thread_map::{self, Held};
 use crate::session::Session;
 use crate::store::{Failure, Seen};
 
 impl Session {
+    /// Re-enters a lock that this thread holds, and no other.
+    pub(crate) fn current(&self, name: Name<'_>) -> Option<Result<Rc<Held>, Error>> {
+        let now = Moment::now();
+        self.own_process(now).ok()?;
+        let again = thread_map::reenter(self.id, name.as_str(), false, true, now)?;
+        self.counters.reentered.add(u64::from(again.is_ok()));
+        Some(again)
+    }
+
+    /// Returns an error if this thread does not hold a lock, or can no longer trust its hold.
+    pub(crate) fn assert_held(&self, name: Name<'_>) -> Result<(), Error> {
+        match thread_map::find(self.id, name.as_str()) {
+            Some(held) => self.trust(&held.hold),
+            None => self
+                .own_process(Moment::now())
+                .and_then(|_| Err(Error::NotHeld { key: name.as_str().to_owned() })),
+        }
+    }
+
+    /// Has Redis renew a hold now, whatever is left of its lease, and makes sure that the hold can be
+    /// trusted for `span` then.
+    pub(crate) fn confirm(&self, hold: &Arc<Hold>, span: Duration) -> Result<(), Error> {
+        self.trust(hold)?;
+        Self::check_span("confirm", hold, span)?;
+        self.push(hold)?;
+        self.has_left(hold, span)
+    }
+
     /// Makes sure that a hold can be trusted for `span`. Renews the hold now if its lease ends
     /// sooner.
     pub(crate) fn ensure(&self, hold: &Arc<Hold>, span: Duration) -> Result<(), Error> {
         self.trust(hold)?;
-        let now = Moment::now();
-        if span > hold.lease().valid_until(now).since(now) {
-            return Err(invalid_option(
-                "ensure",
-                span,
-                "it is longer than the lease can be trusted: call `extend` first",
-            ));
-        }
-        if hold.remaining(now) >= span {
+        Self::check_span("ensure", hold, span)?;
+        if hold.remaining(Moment::now()) >= span {
             return Ok(());
         }
         self.push(hold)?;
+        self.has_left(hold, span)
+    }
+
+    fn check_span(method: &'static str, hold: &Hold, span: Duration) -> Result<(), Error> {
+        let now = Moment::now();
+        if span > hold.lease().valid_until(now).since(now) {
+            let reason = "it is longer than the lease can be trusted: call `extend_to` first";
+            return Err(invalid_option(method, span, reason));
+        }
+        Ok(())
+    }
+
+    /// Returns an error if a hold that was just renewed cannot be trusted for `span`.
+    fn has_left(&self, hold: &Hold, span: Duration) -> Result<(), Error> {
         if hold.remaining(Moment::now()) >= span {
             return Ok(());
         }
@@ -37,7 +75,7 @@ impl Session {
 
     /// Gives a hold another lease, from now on.
     pub(crate) fn extend(&self, hold: &Arc<Hold>, lease: Duration) -> Result<(), Error> {
-        check_lease("extend", lease, self.settings.max_lease)?;
+        check_lease("extend_to", lease, self.settings.max_lease)?;
         self.trust(hold)?;
         hold.set_lease(Lease::new(lease), Moment::now());
         self.keeper.renew_sooner(hold)?;

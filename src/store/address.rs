@@ -14,8 +14,6 @@ use crate::store::login::{AskCredentials, Credentials};
 use crate::store::tls::{self, Tls};
 
 /// Stands in an error for a URL that may have its password in a wrong place.
-const NOT_SHOWN: &str = "(not shown)";
-
 /// The port of a sentinel whose URL names none.
 const SENTINEL_PORT: u16 = 26379;
 
@@ -61,9 +59,9 @@ pub(crate) struct Target {
     pub(super) sentinel_tls: Option<tls::Client>,
 }
 
-/// What is wrong with a URL, and what of it may be shown.
+/// What is wrong with a URL, and what of it may be shown: nothing, if it may have a password.
 struct Bad {
-    shown: String,
+    shown: Option<String>,
     reason: &'static str,
 }
 
@@ -86,11 +84,11 @@ impl Address {
         let (option, value) = ("sentinels", format!("{name:?} at {hosts:?}"));
         if hosts.is_empty() || hosts.iter().any(|(host, port)| host.is_empty() || *port == 0) {
             let reason = "it takes at least one sentinel, each with a host and a port above 0";
-            return Err(Error::InvalidOption { option, value, reason });
+            return Err(Error::InvalidOption { option, value: Some(value), reason });
         }
         if name.is_empty() || !name.chars().all(is_in_name) {
             let reason = "the name of the master has letters, digits and `.-_`";
-            return Err(Error::InvalidOption { option, value, reason });
+            return Err(Error::InvalidOption { option, value: Some(value), reason });
         }
         Ok(Address { servers: Servers::Sentinels { hosts, name }, login: None, db: 0, tls: None })
     }
@@ -104,7 +102,7 @@ impl Address {
         let Address { servers, login, db, tls: wanted } = self;
         if wanted == Some(false) && tls.is_some() {
             let reason = "the URL does not ask for TLS: its scheme has to be `rediss` or `rediss+sentinel`";
-            return Err(Error::InvalidOption { option: "tls", value: "set".to_owned(), reason });
+            return Err(Error::InvalidOption { option: "tls", value: None, reason });
         }
         let wanted = wanted == Some(true) || tls.is_some();
         let tls = if wanted { Some(tls::Client::new(tls, "tls")?) } else { None };
@@ -118,7 +116,7 @@ impl Target {
     pub(crate) fn set_credentials(&mut self, ask: Option<AskCredentials>) -> Result<(), Error> {
         if ask.is_some() && self.credentials.is_some() {
             let reason = "the URL has a password already";
-            return Err(Error::InvalidOption { option: "credentials", value: "set".to_owned(), reason });
+            return Err(Error::InvalidOption { option: "credentials", value: None, reason });
         }
         self.credentials = ask.map(Credentials::Asked).or(self.credentials.take());
         Ok(())
@@ -129,7 +127,7 @@ impl Target {
         let option = if login.is_some() { "sentinel_login" } else { "sentinel_tls" };
         if (login.is_some() || tls.is_some()) && !matches!(self.servers, Servers::Sentinels { .. }) {
             let reason = "the URL names no sentinels: it has to begin with redis+sentinel://";
-            return Err(Error::InvalidOption { option, value: "set".to_owned(), reason });
+            return Err(Error::InvalidOption { option, value: None, reason });
         }
         self.sentinel_login = login;
         self.sentinel_tls = tls.map(|tls| tls::Client::new(Some(tls), option)).transpose()?;
@@ -153,7 +151,7 @@ fn one(url: &str) -> Result<Address, Bad> {
         ConnectionAddr::Tcp(host, port) => Place::Tcp { host: host.clone(), port: *port },
         #[cfg(unix)]
         ConnectionAddr::Unix(path) => Place::Unix(path.clone()),
-        _ => return Err(bad(NOT_SHOWN, "it names no server")),
+        _ => return Err(bad(None, "it names no server")),
     };
     let (login, db) = login_and_db(&info)?;
     Ok(Address { servers: Servers::One(place), login, db, tls: Some(tls) })
@@ -174,7 +172,7 @@ struct Several<'a> {
     path: &'a str,
     query: Option<&'a str>,
     /// What of the URL may be shown.
-    shown: &'a str,
+    shown: Option<&'a str>,
 }
 
 /// Takes a URL of sentinels or of a cluster apart. `None` for any other URL.
@@ -188,13 +186,13 @@ fn several(url: &str) -> Option<Result<Several<'_>, Bad>> {
         let (userinfo, hosts) =
             authority.rsplit_once('@').map_or((None, authority), |(it, rest)| (Some(it), rest));
         if tail.contains(['@', '#']) {
-            return Err(bad(NOT_SHOWN, SPILLED));
+            return Err(bad(None, SPILLED));
         }
         if url.contains(|c: char| c.is_whitespace() || c.is_control()) {
-            return Err(bad(NOT_SHOWN, "it holds a space or a control character"));
+            return Err(bad(None, "it holds a space or a control character"));
         }
         let is_hidden = userinfo.is_some_and(|it| !it.is_empty());
-        let shown = if is_hidden { NOT_SHOWN } else { url.split('?').next().unwrap_or_default() };
+        let shown = if is_hidden { None } else { url.split('?').next() };
         let port = if of_sentinels { SENTINEL_PORT } else { REDIS_PORT };
         let hosts: Option<Vec<_>> = hosts.split(',').map(|host| host_and_port(host, port)).collect();
         let Some(hosts) = hosts else {
@@ -238,8 +236,7 @@ impl Several<'_> {
     fn login_and_db(&self, db: &str) -> Result<(Option<Login>, i64), Bad> {
         let login = self.userinfo.map_or_else(String::new, |it| format!("{it}@"));
         let query = self.query.map_or_else(String::new, |it| format!("?{it}"));
-        let for_one =
-            |bad: Bad| if bad.shown == NOT_SHOWN { bad } else { Bad { shown: self.shown.to_owned(), ..bad } };
+        let for_one = |bad: Bad| Bad { shown: bad.shown.and(self.shown.map(str::to_owned)), ..bad };
         let scheme = if self.tls { "rediss" } else { "redis" };
         let (info, _) = read(&format!("{scheme}://{login}host/{db}{query}")).map_err(for_one)?;
         login_and_db(&info)
@@ -272,19 +269,20 @@ const SPILLED: &str =
 fn read(url: &str) -> Result<(ConnectionInfo, bool), Bad> {
     let mut parsed = redis::parse_redis_url(url).ok_or_else(|| {
         // The text is not shown, because its password may stand anywhere.
-        bad(NOT_SHOWN, "it is not of the form redis://[user:password@]host[:port][/db]")
+        bad(None, "it is not of the form redis://[user:password@]host[:port][/db]")
     })?;
     // If a slash, question mark or hash in a password is not escaped, the parser takes the rest of
     // the password for the path, the query or the fragment.
     let spilled = [Some(parsed.path()), parsed.query(), parsed.fragment()];
     if parsed.fragment().is_some() || spilled.into_iter().flatten().any(|part| part.contains('@')) {
-        return Err(bad(NOT_SHOWN, SPILLED));
+        return Err(bad(None, SPILLED));
     }
     // If an `@` in a password is not escaped, the parser takes the rest of the password for host
     // and path. So if the URL has a login, not even host and path are shown.
     let has_login = !parsed.username().is_empty() || parsed.password().is_some();
-    let up_to_query = parsed.as_str().split('?').next().unwrap_or_default();
-    let shown = if has_login { NOT_SHOWN } else { up_to_query }.to_owned();
+    let up_to_query = parsed.as_str().split('?').next().map(str::to_owned);
+    let shown = up_to_query.filter(|_| !has_login);
+    let bad = |shown: Option<String>, reason| Bad { shown, reason };
     let on_socket = parsed.scheme().contains("unix");
     if !on_socket && parsed.query_pairs().any(|(name, _)| name != "protocol") {
         return Err(bad(shown, "only `protocol` may follow `?`; write the database as the path, such as /3"));
@@ -317,15 +315,15 @@ fn login_and_db(info: &ConnectionInfo) -> Result<(Option<Login>, i64), Bad> {
         // What looks like the user may be a password without its colon.
         let reason =
             "it has a user and no password, so nobody would log in: it is user:password@, or :password@";
-        return Err(bad(NOT_SHOWN, reason));
+        return Err(bad(None, reason));
     }
     let username = login.username().map(str::to_owned);
     let login_of = |password: &str| Login { username, password: password.to_owned() };
     Ok((login.password().map(login_of), login.db()))
 }
 
-fn bad(shown: impl Into<String>, reason: &'static str) -> Bad {
-    Bad { shown: shown.into(), reason }
+fn bad(shown: Option<&str>, reason: &'static str) -> Bad {
+    Bad { shown: shown.map(str::to_owned), reason }
 }
 
 #[cfg(test)]

@@ -48,6 +48,7 @@ use std::sync::Arc;
 
 use crate::base::clock::Moment;
 use crate::base::error::Error;
+use crate::base::key::Key;
 use crate::base::options::Settings;
 use crate::store::address::Servers;
 use crate::store::cluster::Cluster;
@@ -178,14 +179,15 @@ impl Store {
     }
 
     /// The error that the caller sees, of a command for this key.
-    pub(crate) fn error(&self, key: Option<&str>, action: String, failure: Failure) -> Error {
-        let server = self.router.name(key);
+    pub(crate) fn error(&self, key: Option<&Key>, action: &'static str, failure: Failure) -> Error {
+        let server = self.router.name(key.map(Key::in_redis));
+        let key = key.map(|key| Box::from(&**key.name()));
         match failure {
             Failure::Refused(refusal) if !refusal.can_pass() => {
-                Error::Refused { server, action, code: refusal.code, message: refusal.message }
+                Error::Refused { server, action, key, code: refusal.code, message: refusal.message }
             }
             Failure::Tls { cause, source } => Error::Tls { server, cause, source },
-            other => Error::Unavailable { server, action, source: other.into_cause() },
+            other => Error::Unavailable { server, action, key, source: other.into_cause() },
         }
     }
 }

@@ -40,7 +40,7 @@ fn refused_to_a_user_with(rights: &[&str]) -> Vec<String> {
     let locks = LockManager::connect(&url).expect("connects");
     let outer = locks.lock("a").expect("locks");
     let inner = locks.lock("a").expect("locks again");
-    outer.extend(Duration::from_secs(30)).expect("extends");
+    outer.extend_to(Duration::from_secs(30)).expect("extends");
     thread::scope(|scope| {
         let others = LockManager::connect(&url).expect("connects");
         scope.spawn(move || {
@@ -86,7 +86,7 @@ fn complaints_without(right: &str) -> Vec<(&'static str, Error)> {
         scope.spawn(|| std::mem::forget(others.named("taken").lock().expect("locks")));
     });
     let [first, second] = ["first", "second"].map(|key| locks.lock(key).expect("locks"));
-    first.extend(Duration::from_secs(30)).expect("extends");
+    first.extend_to(Duration::from_secs(30)).expect("extends");
     drop(locks.lock("script").expect("locks"));
     grant(&server, &without(&[right]));
 
@@ -100,7 +100,7 @@ fn complaints_without(right: &str) -> Vec<(&'static str, Error)> {
     note("wait", &|| locks.named("taken").wait(WAIT).lock().err());
     note("holder", &|| locks.named("taken").holder().err());
     note("verify", &|| first.verify().err());
-    note("extend", &|| first.extend(Duration::from_secs(60)).err());
+    note("extend", &|| first.extend_to(Duration::from_secs(60)).err());
     let (first, second) = (std::cell::Cell::new(Some(first)), std::cell::Cell::new(Some(second)));
     note("unlock", &|| first.take()?.unlock().err());
     server.query::<()>(&["SCRIPT", "FLUSH"]);
@@ -177,7 +177,7 @@ fn managers_log_in_as_the_user_that_the_environment_says() {
     let server = Server::start();
     let locks = LockManager::connect(&server.url()).expect("connects");
     let guard = locks.lock("a").expect("locks");
-    guard.extend(Duration::from_secs(60)).expect("extends");
+    guard.extend_to(Duration::from_secs(60)).expect("extends");
     eventually(LONG, "the listener is connected", || !server.listeners().is_empty());
     // There is one more connection while the listener checks that invalidations arrive.
     eventually(LONG, "each of the three has one connection", || server.users() == [user(); 3]);

@@ -152,7 +152,7 @@ fn a_hold_goes_on_while_its_slot_moves() {
     let is_held = || {
         until_renewed(&locks, &name, 3);
         guard.verify().expect("valid");
-        guard.extend(4 * LEASE).expect("extends");
+        guard.extend_to(4 * LEASE).expect("extends");
         thread::scope(|scope| {
             let busy = || others.try_lock(&name).expect("answers").is_none();
             assert!(scope.spawn(busy).join().expect("no panic"), "another manager finds it busy");

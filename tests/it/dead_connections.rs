@@ -92,9 +92,9 @@ fn a_release_over_a_connection_that_a_firewall_dropped_is_confirmed() {
 fn extend_and_ensure_work_after_a_firewall_dropped_the_connection() {
     let rig = Rig::with(|builder| builder.response_timeout(SOON).lease(MINUTE));
     let guard = rig.locks.lock("a").expect("locks");
-    guard.extend(MINUTE).expect("extends");
+    guard.extend_to(MINUTE).expect("extends");
     rig.proxy.strand_all();
-    guard.extend(MINUTE / 2).expect("over another connection");
+    guard.extend_to(MINUTE / 2).expect("over another connection");
     rig.proxy.strand_all();
     throughout(ANSWER, || ());
     guard.ensure(guard.remaining() + ANSWER / 10).expect("over another connection");
@@ -211,7 +211,7 @@ fn a_renewal_without_an_answer_has_every_hold_renewed_again() {
     let [first, second] = ["a", "b"].map(|name| tracked_hold(&rig.server, &rig.locks, name));
     let before = renewals(&rig.locks, "b");
     rig.proxy.on(&renewals_of(&rig.server, "a"), Fault::SwallowCommand);
-    first.extend(MINUTE).expect("over another connection");
+    first.extend_to(MINUTE).expect("over another connection");
     eventually(5 * SOON, "the other hold is renewed", || renewals(&rig.locks, "b") > before);
     delete(&rig.server, "b");
     let (took, lost) = time(|| second.watch().wait_lost(LONG));

@@ -66,11 +66,11 @@ fn extend_replaces_the_lease() {
         let key = unique_key("a");
         let pttl = || rig.server.pttl(&format!("lock:{key}"));
         let guard = rig.locks.named(&key).renew(renew).lock().expect("locks");
-        guard.extend(MINUTE).expect("longer");
+        guard.extend_to(MINUTE).expect("longer");
         assert!(pttl() > 50_000 && guard.remaining() > 5 * MINUTE / 6);
         throughout(3 * PERIOD, || assert!(guard.is_valid()));
         assert!(pttl() > 50_000, "a renewal shortened the lease");
-        guard.extend(MINUTE / 2).expect("shorter");
+        guard.extend_to(MINUTE / 2).expect("shorter");
         assert!(guard.remaining() <= trusted(MINUTE / 2));
         let longer = pttl();
         assert!(longer > 50_000, "a lease is never cut short in Redis");
@@ -78,16 +78,16 @@ fn extend_replaces_the_lease() {
         // Leases that cannot work are refused, and nothing is sent for them. Renewals go on.
         let before = rig.proxy.log_in_full().len();
         for lease in [Duration::ZERO, Duration::from_micros(9_999), 1440 * MINUTE + LATE, Duration::MAX] {
-            let error = guard.extend(lease).expect_err("refused");
+            let error = guard.extend_to(lease).expect_err("refused");
             assert!(matches!(error, Error::InvalidOption { option: "extend", .. }), "{error:?}");
         }
         let sent = rig.proxy.log_in_full().split_off(before);
         let renews = |args: &[String]| args.last().is_some_and(|it| it == "30000");
         assert!(sent.iter().all(|args| args[0] == "CLIENT" || renews(args)), "{sent:?}");
         rig.server.query::<()>(&["DEL", &format!("lock:{key}")]);
-        assert_lost(&guard.extend(MINUTE), LostCause::Deleted);
+        assert_lost(&guard.extend_to(MINUTE), LostCause::Deleted);
         rig.server.query::<()>(&["SET", &format!("lock:{key}"), "other", "PX", "5000"]);
-        assert_lost(&guard.extend(MINUTE), LostCause::Deleted);
+        assert_lost(&guard.extend_to(MINUTE), LostCause::Deleted);
         assert_lost(&guard.verify(), LostCause::Deleted);
         assert!(pttl() <= 5000 && rig.value_of(&key).as_deref() == Some("other"));
         drop(guard);
@@ -106,7 +106,7 @@ fn a_shorter_lease_holds_though_an_older_renewal_is_answered_late() {
     rig.proxy.always(&renewal, Fault::SwallowCommand);
     let guard = rig.locks.lock("a").expect("locks");
     eventually(LONG, "a renewal is under way", || rig.proxy.commands(&renewal) == 1);
-    guard.extend(6 * PERIOD).expect_err("no answer");
+    guard.extend_to(6 * PERIOD).expect_err("no answer");
     eventually(10 * PERIOD, "the hold ends with the shorter lease", || !guard.is_valid());
 }
 

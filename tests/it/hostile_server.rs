@@ -52,7 +52,7 @@ const CALLS: [(&str, &str, Call); 16] = [
     ("extend", "EVALSHA", |rig, locks, begin| {
         let guard = rig.hold(locks);
         begin();
-        guard.extend(LONG).map(shown)
+        guard.extend_to(LONG).map(shown)
     }),
     ("verify", "GET", |rig, locks, begin| {
         let guard = rig.hold(locks);
@@ -243,7 +243,7 @@ fn row_37_renewals_continue_after_garbage() {
         assert!(guard.is_valid(), "{what}");
     }
     assert_eq!(reported.load(Ordering::SeqCst), 0);
-    guard.extend(4 * ANSWER).expect("extends");
+    guard.extend_to(4 * ANSWER).expect("extends");
     rig.lie("EVALSHA", Reply::Bytes(b"*0\r\n".to_vec()));
     eventually(LONG, "the loss is reported", || reported.load(Ordering::SeqCst) == 1);
     assert!(guard.unlock().expect_err("lost").is_lost());

@@ -116,7 +116,7 @@ fn tracking_is_switched_on_once_per_connection() {
             occupy(&rig.server, "a", MINUTE);
             eventually(LONG, "the waiter looks again", || rig.proxy.commands("SET lock:a") > looks);
             until_tracked(&rig.server, 2);
-            guard.extend((1 + round) * MINUTE).expect("extends");
+            guard.extend_to((1 + round) * MINUTE).expect("extends");
         }
         let log = rig.proxy.log();
         assert!(!log[sent..].contains(&"CLIENT".to_owned()), "tracking was switched on again: {log:?}");
@@ -317,7 +317,7 @@ fn with_tracking_off_nothing_listens_and_waiters_poll_at_their_interval() {
     for longest in [Duration::from_millis(1), SOON] {
         let locks = off().poll_every(longest).build().expect("connects");
         let guard = locks.named("renewed").lease(MINUTE).lock().expect("locks");
-        guard.extend(MINUTE).expect("extends");
+        guard.extend_to(MINUTE).expect("extends");
         occupy(&server, "a", MINUTE);
         server.reset_stats();
         let polls = || server.calls("pttl");
@@ -346,7 +346,7 @@ fn row_23_a_listener_without_the_right_to_tracking_retries_rarely_and_renews_not
     let (server, url) = server_for(&without(&["+client|tracking"]));
     let locks = LockManager::connect(&url).expect("connects");
     let guard = locks.named("renewed").lease(MINUTE).lock().expect("locks");
-    guard.extend(MINUTE).expect("extends");
+    guard.extend_to(MINUTE).expect("extends");
     occupy(&server, "a", MINUTE);
     thread::scope(|scope| {
         let waiter = scope.spawn(|| take(&locks, "a"));
@@ -489,7 +489,7 @@ fn row_23_when_tracking_of_a_renewed_lock_is_refused_the_listener_disconnects() 
     server.query::<()>(&["ACL", "SETUSER", "worker", right]);
     // The next renewal goes over a new connection.
     server.query::<u64>(&["CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes"]);
-    guard.extend(MINUTE).expect("extends");
+    guard.extend_to(MINUTE).expect("extends");
     eventually(LONG, "the listener gives up its connection", || !server.listeners().contains(&was));
 }
 
@@ -586,7 +586,7 @@ fn row_06_a_loss_while_a_renewal_is_answered_is_reported_at_once() {
         drop(tracked_hold(&rig.server, &rig.locks, "listened for"));
         let guard = rig.locks.named("a").lease(MINUTE).lock().expect("locks");
         if !first {
-            guard.extend(MINUTE).expect("extends");
+            guard.extend_to(MINUTE).expect("extends");
         }
         let watch = guard.watch();
         rig.proxy.on(&renewal, Fault::DelayReply(ANSWER));
@@ -597,7 +597,7 @@ fn row_06_a_loss_while_a_renewal_is_answered_is_reported_at_once() {
                 delete(&rig.server, "a");
                 time(|| watch.wait_lost(LONG))
             });
-            let _ = guard.extend(MINUTE);
+            let _ = guard.extend_to(MINUTE);
             let (took, lost) = helper.join().expect("no panic");
             assert_eq!(lost, Some(LostCause::Deleted));
             assert!(
@@ -629,7 +629,7 @@ fn a_tracked_hold_sends_nothing_for_its_own_changes() {
     let locks = connect(&server);
     drop(locks.lock("warm-up").expect("locks"));
     let guard = tracked_hold(&server, &locks, "a");
-    guard.extend(2 * MINUTE).expect("extends");
+    guard.extend_to(2 * MINUTE).expect("extends");
     let sent = server.all_calls();
     throughout(SOON, || assert_eq!(server.all_calls(), sent, "commands after its own renewals"));
     assert_eq!(guard.unlock().expect("unlocks"), Unlocked::Released);
@@ -650,7 +650,7 @@ fn a_managers_own_changes_are_no_loss() {
             scope.spawn(|| {
                 for round in 0..rounds {
                     let guard = locks.lock("a").expect("locks");
-                    guard.extend(3 * SOON).expect("extends");
+                    guard.extend_to(3 * SOON).expect("extends");
                     if round % 10 == 0 {
                         // Long enough that the keeper renews the hold, too.
                         throughout(ANSWER / 8, || assert!(guard.is_valid()));

@@ -44,7 +44,7 @@ fn ask_for_more(rig: &Rig, answered: bool, before: impl FnOnce(), meanwhile: imp
                 let guard = rig.locks.lock(name).expect("locks");
                 held.fetch_add(1, Ordering::SeqCst);
                 eventually(LONG, "all begin", || go.load(Ordering::SeqCst));
-                assert_eq!(guard.extend(LONG).is_ok(), answered);
+                assert_eq!(guard.extend_to(LONG).is_ok(), answered);
             });
         }
         eventually(LONG, "all hold a lock", || held.load(Ordering::SeqCst) == MANY);
@@ -134,7 +134,7 @@ fn many_clean_ups_are_sent_together() {
 fn many_extensions_are_sent_together() {
     let first = |rig: &Rig| {
         let guard = rig.locks.lock("first").expect("locks");
-        guard.extend(LONG).expect("extends");
+        guard.extend_to(LONG).expect("extends");
     };
     assert_go_out_together(first, |rig, all_sent| ask_for_more(rig, true, || (), all_sent));
 }
@@ -220,7 +220,7 @@ fn a_short_lease_does_not_shorten_the_extension_of_another() {
         let rig = &rig;
         move || {
             let guard = rig.locks.named(name).renew(false).lease(lease).lock().expect("locks");
-            let extended = guard.extend(lease);
+            let extended = guard.extend_to(lease);
             (extended, guard.is_valid())
         }
     };

@@ -36,7 +36,7 @@ fn a_waiter_that_considers_a_hold_expired_is_woken_by_its_release() {
     let server = Server::start();
     let locks = LockManager::connect(&server.url()).expect("connects");
     let guard = locks.named("a").lease(Duration::from_secs(60)).renew(false).lock().expect("locks");
-    guard.extend(Duration::from_millis(300)).expect("shorter by our clock; in Redis it is not");
+    guard.extend_to(Duration::from_millis(300)).expect("shorter by our clock; in Redis it is not");
     thread::scope(|scope| {
         let waiter = scope.spawn(|| {
             drop(locks.lock("a").expect("locks"));

@@ -14,6 +14,8 @@ mod login;
 mod input_validation;
 // `ensure`, `extend`, `verify`, `held` and `stats`.
 mod extend_ensure_verify;
+// A thread and its own hold: `current`, `assert_held`, `confirm`, locks that are not reentrant.
+mod own_hold;
 // `force_unlock`, and a key deleted by hand: a waiter of the same process takes the lock at once.
 mod force_unlock;
 // `reclaim_dead`: the lock of a process that is certainly dead, and of no other, is taken over.

@@ -383,16 +383,16 @@ fn row_21_a_forgotten_script_costs_a_renewal_one_round_trip() {
         let sent = proxy.log_in_full().into_iter().filter(|args| args.iter().any(|arg| arg == "lock:a"));
         sent.map(|args| args[0].clone()).skip(1).collect::<Vec<_>>()
     };
-    guard.extend(lease).expect("extends");
+    guard.extend_to(lease).expect("extends");
     assert_eq!(renewals(), ["EVALSHA", "EVAL"]);
     for round in 2..4 {
         server.query::<()>(&["SCRIPT", "FLUSH"]);
-        guard.extend(round * lease).expect("extends");
+        guard.extend_to(round * lease).expect("extends");
         let left = Duration::from_millis(server.pttl("lock:a").try_into().expect("the key is still there"));
         assert!(left > (round - 1) * lease && guard.remaining() > (round - 1) * lease, "{left:?}");
     }
     assert_eq!(renewals(), ["EVALSHA", "EVAL"].repeat(3));
-    guard.extend(lease).expect("extends");
+    guard.extend_to(lease).expect("extends");
     assert_eq!(renewals()[6..], ["EVALSHA"], "and no more than one");
     assert_eq!(guard.unlock().expect("unlocks"), Unlocked::Released);
 }

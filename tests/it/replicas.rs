@@ -187,9 +187,9 @@ fn replicas_may_take_as_long_as_the_server_itself() {
     let group = Group::start(1);
     let locks = group.locks_with(|builder| builder.replicas(Replicas::at_least(1), ANSWER));
     let guard = locks.lock("held").expect("locks");
-    guard.extend(MINUTE).expect("extends");
+    guard.extend_to(MINUTE).expect("extends");
     group.cut();
-    let extended = guard.extend(MINUTE).expect_err("cut off");
+    let extended = guard.extend_to(MINUTE).expect_err("cut off");
     group.proxy.always("WAIT", Fault::DelayReply(ANSWER / 4));
     let taken = locks.lock("a").expect_err("cut off");
     let (taken, extended) = (chain(&taken), chain(&extended));
@@ -246,10 +246,12 @@ fn extend_and_ensure_fail_without_their_replicas() {
     let group = Group::start(1);
     let locks = group.hasty(1);
     let guard = locks.named("a").lease(MINUTE).renew(false).lock().expect("locks");
-    eventually(LONG, "the replica has it", || guard.extend(MINUTE).is_ok());
+    eventually(LONG, "the replica has it", || guard.extend_to(MINUTE).is_ok());
     group.cut();
     let left = guard.remaining();
-    for error in [guard.extend(2 * MINUTE), guard.ensure(MINUTE * 3 / 2)].map(|it| it.expect_err("cut off")) {
+    for error in
+        [guard.extend_to(2 * MINUTE), guard.ensure(MINUTE * 3 / 2)].map(|it| it.expect_err("cut off"))
+    {
         assert!(matches!(error, Error::Unavailable { .. }), "{error:?}");
         let told = chain(&error);
         assert!(told.contains("NOREPLICAS 0 of 1 replicas acknowledged the renewal within"), "{told}");
@@ -258,7 +260,7 @@ fn extend_and_ensure_fail_without_their_replicas() {
     guard.verify().expect("the master has the key");
     group.heal();
     group.until_connected(1);
-    eventually(LONG, "the replica has it", || guard.extend(2 * MINUTE).is_ok());
+    eventually(LONG, "the replica has it", || guard.extend_to(2 * MINUTE).is_ok());
     assert!(guard.remaining() > MINUTE);
 }
 
@@ -271,8 +273,8 @@ fn a_lost_key_is_reported_although_no_replica_acknowledges() {
     group.cut();
     group.master.query::<()>(&["DEL", "lock:gone"]);
     occupy(&group.master, "taken", MINUTE);
-    assert_lost(&gone.extend(MINUTE), LostCause::Deleted);
-    assert_lost(&taken.extend(MINUTE), LostCause::Taken);
+    assert_lost(&gone.extend_to(MINUTE), LostCause::Deleted);
+    assert_lost(&taken.extend_to(MINUTE), LostCause::Taken);
 }
 
 /// What becomes of the answer to `WAIT`: lost, broken, or an error that leaves the key in doubt.
@@ -405,9 +407,9 @@ fn only_what_takes_or_renews_a_lock_waits_for_replicas() {
     outer.verify().expect("answers");
     assert_eq!(waited(), 0, "a question");
     // The server does not know the script yet, so the first renewal takes two tries.
-    outer.extend(MINUTE).expect("extends");
+    outer.extend_to(MINUTE).expect("extends");
     assert_eq!(waited(), 2, "a script that Redis did not know");
-    outer.extend(2 * MINUTE).expect("extends");
+    outer.extend_to(2 * MINUTE).expect("extends");
     assert_eq!(waited(), 1, "a renewal");
     assert_eq!(outer.unlock().expect("unlocks"), Unlocked::Released);
     assert_eq!(waited(), 0, "a release");

@@ -119,7 +119,7 @@ fn loss_after(channel: &str, report: impl Fn(u16, u16) -> String, renewed: bool)
     let locks = connect(slice::from_ref(&sentinel));
     let guard = locks.lock("a").expect("locks");
     if renewed {
-        guard.extend(MINUTE).expect("extends");
+        guard.extend_to(MINUTE).expect("extends");
     }
     until_subscribed(slice::from_ref(&sentinel.proxy));
     sentinel.names(new.port());
@@ -170,7 +170,7 @@ fn reports_of_other_masters_and_reports_without_sense_change_nothing() {
     let sentinel = Played::naming(old.port());
     let locks = connect(slice::from_ref(&sentinel));
     let guard = locks.lock("a").expect("locks");
-    guard.extend(MINUTE).expect("extends");
+    guard.extend_to(MINUTE).expect("extends");
     until_subscribed(slice::from_ref(&sentinel.proxy));
     until_listening(&old);
     let (before, asked) = (connections_to(&old), sentinel.questions());
@@ -281,7 +281,7 @@ fn an_answer_that_a_report_has_overtaken_does_not_count() {
     reporter.proxy.clear();
     knows.names(new.port());
     let held = locks.lock("held").expect("locks");
-    held.extend(MINUTE).expect("extends");
+    held.extend_to(MINUTE).expect("extends");
     let other = locks.lock("other").expect("locks");
     asked.proxy.hold_replies(true);
     let before = asked.questions();
@@ -339,7 +339,7 @@ fn a_switch_that_nobody_reports_is_noticed_by_the_next_new_connection() {
     let sentinel = Played::naming(old.port());
     let locks = connect(slice::from_ref(&sentinel));
     let guard = locks.lock("held").expect("locks");
-    guard.extend(MINUTE).expect("extends");
+    guard.extend_to(MINUTE).expect("extends");
     until_subscribed(slice::from_ref(&sentinel.proxy));
     sentinel.names(new.port());
     // The old master is well, and still says that it is the master.
@@ -399,7 +399,7 @@ fn loss_without_report(replace: Replace, may_subscribe: bool, tracks: bool) -> D
     let url = url_of(slice::from_ref(&sentinel));
     let locks = patient(&url).connect_timeout(LONG).client_tracking(tracks).build().expect("connects");
     let guard = locks.lock("a").expect("locks");
-    guard.extend(MINUTE).expect("extends");
+    guard.extend_to(MINUTE).expect("extends");
     // A connection that is opened later than this would notice the switch by itself.
     if may_subscribe {
         until_subscribed(slice::from_ref(&sentinel.proxy));

@@ -437,7 +437,7 @@ fn dropping_the_last_handle_over_tls_is_quick() {
         let builder = LockManager::builder(&rig.server.tls_url()).tls(rig.trusting());
         let locks = builder.response_timeout(LONG / 4).build().expect("connects");
         let guard = locks.lock("a").expect("locks");
-        guard.extend(MINUTE).expect("extends");
+        guard.extend_to(MINUTE).expect("extends");
         eventually(LONG, "the listener listens", || rig.server.listeners().len() == 1);
         eventually(LONG, "the key is tracked", || rig.server.tracked_keys() > 0);
         drop(guard);

@@ -32,6 +32,7 @@ pub(crate) fn run_role(name: &str) {
         "wall clock" => crate::clocks::wall_clock_as_told(),
         "fencer" => crate::fence_growth::take_as_told(),
         "spiller" => crate::secrets::spill(),
+        "from env" => crate::own_hold::connect_as_told(),
         #[cfg(feature = "tls")]
         "connector" => crate::tls::connect_as_told(),
         other => panic!("no role is called {other:?}; add it to tests/it/worker_roles.rs"),
@@ -85,7 +86,7 @@ fn forker() {
     let hold = || (locks.lock("a").expect("locks"), locks.lock("a").expect("locks again"));
     let guards = (role::arg("holding") == "yes").then(hold);
     if let Some((guard, _)) = &guards {
-        guard.extend(Duration::from_secs(20)).expect("extends"); // Opens the keeper's connection.
+        guard.extend_to(Duration::from_secs(20)).expect("extends"); // Opens the keeper's connection.
     }
     drop(locks.lock("warm-up").expect("locks"));
     role::report("forking");
@@ -102,7 +103,7 @@ fn forker() {
     if let Some((outer, inner)) = guards {
         assert!(outer.is_valid() && inner.is_valid());
         assert_eq!(locks.held().len(), 1);
-        outer.extend(Duration::from_millis(300)).expect("extends");
+        outer.extend_to(Duration::from_millis(300)).expect("extends");
         eventually(Duration::from_secs(5), "the hold is renewed", || locks.stats().renewed >= 4);
         assert!(outer.is_valid());
         assert_eq!(outer.unlock().expect("unlocks"), Unlocked::StillHeld { depth: 1 });
@@ -144,7 +145,7 @@ fn forked(locks: LockManager, guards: Option<(LockGuard, LockGuard)>) {
         assert!(!outer.is_valid() && !inner.is_valid() && !outer.watch().is_valid());
         is_forked(outer.verify().err());
         is_forked(outer.ensure(second).err());
-        is_forked(inner.extend(second).err());
+        is_forked(inner.extend_to(second).err());
     }
     for key in ["a", "b"] {
         is_forked(locks.lock(key).err());

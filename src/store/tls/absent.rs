@@ -21,7 +21,7 @@ impl Client {
     pub(crate) fn new(tls: Option<Tls>, option: &'static str) -> Result<Client, Error> {
         let Some(tls) = tls else {
             let reason = "it needs the feature `tls` of the crate relatch";
-            return Err(Error::InvalidOption { option, value: "used".to_owned(), reason });
+            return Err(Error::InvalidOption { option, value: None, reason });
         };
         match tls {}
     }

@@ -12,8 +12,6 @@ use rustls_platform_verifier::Verifier;
 use super::Client;
 use crate::base::error::Error;
 
-const NOT_SHOWN: &str = "(not shown)";
-
 /// How connections use TLS: which servers they trust, and how they identify this program. For
 /// [`Builder::tls`](crate::Builder::tls).
 ///
@@ -43,7 +41,7 @@ pub struct Tls {
 }
 
 /// What is wrong with the settings: the value, if it may be shown, and the reason.
-type Bad = (String, &'static str);
+type Bad = (Option<String>, &'static str);
 
 impl Tls {
     /// Every setting at its default.
@@ -97,7 +95,7 @@ impl Tls {
     fn client(self) -> Result<Client, Bad> {
         let name = self.server_name.as_ref().map(|name| {
             let reason = "`server_name` has to be the name of a host, or an address";
-            ServerName::try_from(name.clone()).map_err(|_| (format!("{name:?}"), reason))
+            ServerName::try_from(name.clone()).map_err(|_| (Some(format!("{name:?}")), reason))
         });
         let name = name.transpose()?;
         let Some(config) = self.config else {
@@ -105,17 +103,17 @@ impl Tls {
         };
         if self.roots.is_some() || self.certificate.is_some() || self.provider.is_some() {
             let reason = "beside `from_config`, only `server_name` can be set";
-            return Err((NOT_SHOWN.to_owned(), reason));
+            return Err((None, reason));
         }
         Ok(Client { config, name })
     }
 
     fn config(self, default: Option<Arc<CryptoProvider>>) -> Result<ClientConfig, Bad> {
-        let bad = |reason| (NOT_SHOWN.to_owned(), reason);
+        let bad = |reason| (None, reason);
         let Some(provider) = self.provider.or(default) else {
             let reason =
                 "a crypto provider is missing: call `Tls::provider`, or use the feature `tls` of relatch";
-            return Err(("used".to_owned(), reason));
+            return Err((None, reason));
         };
         let builder = ClientConfig::builder_with_provider(Arc::clone(&provider))
             .with_safe_default_protocol_versions()
@@ -124,7 +122,7 @@ impl Tls {
             builder.with_root_certificates(roots_in(pem).map_err(bad)?)
         } else {
             let reason = "the certificates that the system trusts cannot be read: set `roots`";
-            let verifier = Verifier::new(provider).map_err(|_| ("used".to_owned(), reason))?;
+            let verifier = Verifier::new(provider).map_err(|_| (None, reason))?;
             builder.dangerous().with_custom_certificate_verifier(Arc::new(verifier))
         };
         let Some((chain, key)) = &self.certificate else {
