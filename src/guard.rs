@@ -13,7 +13,7 @@ use crate::base::clock::Moment;
 use crate::base::error::{Error, LostCause};
 use crate::base::owner::Owner;
 use crate::base::process;
-use crate::hold::Hold;
+use crate::hold::{Hold, Unlocked};
 use crate::keeping::thread_map::Held;
 use crate::session::Session;
 
@@ -43,29 +43,6 @@ pub struct LockGuard {
     held: Rc<Held>,
     /// Whether `leave_` has run.
     left: bool,
-}
-
-/// What [`LockGuard::unlock`] did.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[non_exhaustive]
-pub enum Unlocked {
-    /// It was the last guard: the lock is released in Redis.
-    Released,
-    /// Other guards of this thread are alive: the lock is still held.
-    StillHeld {
-        /// How many guards are left.
-        depth: u32,
-    },
-}
-
-impl fmt::Display for Unlocked {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Unlocked::Released => f.write_str("released"),
-            Unlocked::StillHeld { depth: 1 } => f.write_str("still held by one guard"),
-            Unlocked::StillHeld { depth } => write!(f, "still held by {depth} guards"),
-        }
-    }
 }
 
 impl LockGuard {
@@ -239,14 +216,15 @@ impl LockGuard {
     ///   way. The hold was valid until this call. The key may exist for a while longer.
     /// - [`Error::Forked`]: the process was forked since the lock was taken. Nothing was sent.
     pub fn unlock(mut self) -> Result<Unlocked, Error> {
-        match self.leave_()? {
-            0 => Ok(Unlocked::Released),
-            depth => self.session.trust(self.hold()).map(|()| Unlocked::StillHeld { depth }),
+        let unlocked = self.leave_()?;
+        if let Unlocked::StillHeld { .. } = unlocked {
+            self.session.trust(self.hold())?;
         }
+        Ok(unlocked)
     }
 
     /// What `unlock` and `drop` share. Returns how deep the lock is still held.
-    fn leave_(&mut self) -> Result<u32, Error> {
+    fn leave_(&mut self) -> Result<Unlocked, Error> {
         self.left = true;
         self.session.leave(&self.held)
     }

@@ -2,13 +2,13 @@
 
 use std::fmt;
 use std::sync::OnceLock;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use crate::base::clock::Moment;
 use crate::base::error::{Error, LostCause};
 use crate::base::holder::Holder;
 use crate::base::key::Key;
-use crate::base::options::{Lease, Renewal};
+use crate::base::options::{Lease, Options, Renewal};
 use crate::base::owner::Owner;
 use crate::base::seeded_bugs;
 use crate::base::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
@@ -44,6 +44,8 @@ pub(crate) struct Hold {
     /// The lease with which the lock was taken.
     pub(crate) first_lease: Lease,
     renewal: Renewal,
+    /// Until when the lock stays taken, even if the hold ends sooner.
+    pub(crate) keep_until: Moment,
     /// How many guards are alive. Only the holding thread writes it.
     depth: AtomicU32,
     /// The lease, in milliseconds. `extend` changes it.
@@ -72,11 +74,11 @@ impl Hold {
         owner: Owner,
         token: String,
         fence: u64,
-        lease: Lease,
-        renewal: Renewal,
+        options: &Options,
         acquired: AcquiredAt,
     ) -> Hold {
         static NEXT: AtomicU64 = AtomicU64::new(1);
+        let lease = Lease::new(options.lease);
         let counts_from =
             if seeded_bugs::is_in("counts from the answer") { acquired.answered } else { acquired.sent };
         Hold {
@@ -86,7 +88,8 @@ impl Hold {
             token,
             fence,
             acquired,
-            renewal,
+            renewal: options.renewal,
+            keep_until: acquired.sent.after(options.keep_at_least),
             depth: AtomicU32::new(1),
             first_lease: lease,
             lease: AtomicU64::new(lease.millis()),
@@ -344,6 +347,39 @@ pub struct HeldLock {
     pub lost: Option<LostCause>,
 }
 
+/// What became of a guard that was [unlocked](crate::LockGuard::unlock).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Unlocked {
+    /// It was the last guard: the lock is released in Redis.
+    Released,
+    /// Other guards of this thread are alive: the lock is still held.
+    StillHeld {
+        /// How many guards are left.
+        depth: u32,
+    },
+    /// It was the last guard, but the lock stays taken for a while: see
+    /// [`keep_at_least`](crate::Lock::keep_at_least).
+    #[non_exhaustive]
+    Kept {
+        /// When the lock will be free.
+        until: Instant,
+    },
+}
+
+impl fmt::Display for Unlocked {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Unlocked::Released => f.write_str("released"),
+            Unlocked::StillHeld { depth: 1 } => f.write_str("still held by one guard"),
+            Unlocked::StillHeld { depth } => write!(f, "still held by {depth} guards"),
+            Unlocked::Kept { until } => {
+                write!(f, "kept for {:.1?}", until.saturating_duration_since(Instant::now()))
+            }
+        }
+    }
+}
+
 /// One line for a log.
 impl fmt::Display for HeldLock {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -374,14 +410,13 @@ impl HeldLock {
 #[cfg(test)]
 pub(crate) mod tests {
     use super::*;
-    use crate::base::options::Options;
 
     pub(crate) fn sample(name: &str, lease: Duration, sent: Moment) -> Hold {
         let key = Key::new("lock:", name).unwrap();
         let owner = Owner::new("host".into(), std::process::id(), 2);
         let token = format!("{owner}-{}", "0".repeat(32));
         let since = AcquiredAt { sent, answered: sent };
-        Hold::new(key, owner, token, 0, Lease::new(lease), Options::default().renewal, since)
+        Hold::new(key, owner, token, 0, &Options { lease, ..Options::default() }, since)
     }
 
     /// A sample with this token.

@@ -202,8 +202,8 @@ pub use crate::base::options::Replicas;
 pub use crate::base::owner::Owner;
 pub use crate::base::stats::{Histogram, Stats};
 pub use crate::builder::Builder;
-pub use crate::guard::{LockGuard, LockWatch, Unlocked};
-pub use crate::hold::HeldLock;
+pub use crate::guard::{LockGuard, LockWatch};
+pub use crate::hold::{HeldLock, Unlocked};
 pub use crate::installed::{
     install, installed, lock, named, try_lock, try_lock_for, with_lock, with_lock_result,
 };

@@ -113,6 +113,29 @@ impl Lock {
         self.set(|options| options.fenced = on)
     }
 
+    /// For how long the lock stays taken at least, counted from when it was taken. Zero, the
+    /// default, is no longer than it is held.
+    ///
+    /// For a job that several processes start at about the same time, and that one of them shall
+    /// run: if the job is done sooner than the clocks of the machines differ, a process that is late
+    /// would find the lock free, and run the job again.
+    ///
+    /// The outermost release before that time does not delete the key. It lets the key expire when
+    /// the time is over: compare and `PEXPIRE` in one script, as safe as a release, for the price of
+    /// one. This thread and this process hold the lock no more: nothing renews it, the process may
+    /// exit, and [`unlock`](LockGuard::unlock) returns [`Unlocked::Kept`](crate::Unlocked::Kept).
+    /// If the thread takes the lock again before that time, it waits like any other.
+    ///
+    /// If the process dies before the release, the lock is free when its lease ends. So let the
+    /// [`lease`](Lock::lease) be at least as long. A release without an answer leaves the key as it
+    /// is, until its lease ends. A renewal whose answer was lost may come behind the release, and
+    /// keep the key for a lease.
+    ///
+    /// Cannot be combined with [`reclaim_dead`](Lock::reclaim_dead).
+    pub fn keep_at_least(self, least: Duration) -> Lock {
+        self.set(|options| options.keep_at_least = least)
+    }
+
     /// Whether a thread that has the lock may take it again. Defaults to the manager's setting,
     /// which is yes. If not, the second attempt is [`Error::AlreadyHeld`], and nothing is sent.
     ///

@@ -8,6 +8,7 @@ use log::{debug, warn};
 use crate::base::backoff::Backoff;
 use crate::base::clock::Moment;
 use crate::base::error::{Error, LostCause};
+use crate::base::options::Lease;
 use crate::base::sync::thread;
 use crate::hold::Hold;
 use crate::keeping::keeper::Keeper;
@@ -18,19 +19,22 @@ use crate::waiting::queues::Turn;
 
 /// Gives a lock back within `limit`. `ask` sends one try of the release to Redis.
 ///
+/// `local_handoff` says how long threads of this process may hand the lock off among themselves.
+/// `None`: the lock stays taken for a while, so no thread gets it, and nothing deletes its key.
+///
 /// The caller has taken the hold out of the thread's map already. If it were still there, a
 /// destructor that takes the lock meanwhile would re-enter a hold that is being released.
 pub(crate) fn give_back(
     keeper: &Keeper,
     hold: &Hold,
     turn: Turn,
-    local_handoff: Duration,
+    local_handoff: Option<Duration>,
     limit: Duration,
     ask: impl FnMut(Option<&Claim>, &mut HandoffOutcome, Moment) -> Result<Compared, Failure>,
 ) -> Result<(), Error> {
     // 1. Choose the thread to hand off to, and keep the turn for it. If this came later, the claim
     //    could not go out with the release, and each turn would cost one more round trip.
-    let next = turn.hand_off(local_handoff, Moment::now().after(limit));
+    let next = turn.hand_off(local_handoff.unwrap_or_default(), Moment::now().after(limit));
     let claim = next.as_ref().map(|next| &next.claim);
     let mut handed = HandoffOutcome::NotTaken;
 
@@ -57,7 +61,7 @@ pub(crate) fn give_back(
     //    if the lease has run out by our clock, the key may exist: a renewal without an answer may
     //    have extended it.
     let outlived = matches!(result, Err(Error::Lost { cause: LostCause::Expired, .. }));
-    if !answered || outlived && hold.gone_by() > now {
+    if local_handoff.is_some() && (!answered || outlived && hold.gone_by() > now) {
         delete_later(keeper, hold);
     }
 
@@ -123,6 +127,14 @@ pub(crate) fn remove(
             Err(failure)
         }
     }
+}
+
+/// Sends one try of the release of a lock that stays taken for a while.
+pub(crate) fn keep(store: &Store, hold: &Hold, deadline: Moment) -> Result<Compared, Failure> {
+    let key = hold.key.in_redis();
+    let mut connection = store.checkout(key, deadline)?;
+    let rest = Lease::new(hold.keep_until.since(Moment::now()));
+    connection.keep(key, &hold.token, rest.millis(), deadline)
 }
 
 /// The release of one hold, over as many tries as it takes.
@@ -231,7 +243,8 @@ impl Release<'_> {
         if self.valid_until.is_none() || self.hold.lost().is_some() {
             return self.hold.lose(LostCause::Expired);
         }
-        let (name, at_most) = (self.hold.key.name(), self.hold.gone_by().since(now));
+        let gone_by = self.hold.gone_by().max(self.hold.keep_until);
+        let (name, at_most) = (self.hold.key.name(), gone_by.since(now));
         warn!(
             target: "relatch::release",
             "the release of lock {name:?} is not confirmed: its key may exist for up to {at_most:.1?}"

@@ -29,6 +29,8 @@ pub(crate) struct Options {
     pub(crate) fenced: bool,
     /// Whether a thread may take a lock again that it holds.
     pub(crate) reentrant: bool,
+    /// How long the lock stays taken at least. Zero: no longer than it is held.
+    pub(crate) keep_at_least: Duration,
     /// An option whose value cannot work, if there is one. Taking the lock then fails with an error
     /// that names this option.
     pub(crate) invalid: Option<InvalidOption>,
@@ -57,6 +59,7 @@ impl Default for Options {
             reclaim_dead: false,
             fenced: false,
             reentrant: true,
+            keep_at_least: Duration::ZERO,
             invalid: None,
         }
     }
@@ -94,6 +97,15 @@ impl Options {
         {
             let reason = "it has to be between 1 ms and half the lease, so that a renewal can fail once";
             return Err(InvalidOption { name: "renew_every", value, reason });
+        }
+        if self.keep_at_least > max_lease {
+            let reason = "it is longer than `max_lease` (24 h unless raised)";
+            return Err(InvalidOption { name: "keep_at_least", value: self.keep_at_least, reason });
+        }
+        if !self.keep_at_least.is_zero() && self.reclaim_dead {
+            let reason =
+                "with `reclaim_dead`, a waiter would take the lock as soon as this process has ended";
+            return Err(InvalidOption { name: "keep_at_least", value: self.keep_at_least, reason });
         }
         if let Some(value) = self.renewal.max_hold
             && value < self.lease

@@ -11,7 +11,7 @@ use std::process;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use log::{debug, warn};
 
@@ -25,7 +25,7 @@ use crate::base::options::{Lease, Options, Settings};
 use crate::base::owner::{Owner, fresh_token, host_name};
 use crate::base::process as this_process;
 use crate::base::stats::Counters;
-use crate::hold::Hold;
+use crate::hold::{Hold, Unlocked};
 use crate::keeping::keeper::Keeper;
 use crate::keeping::losses::{LossNotifier, OnLost};
 use crate::keeping::shared::Shared;
@@ -147,7 +147,7 @@ impl Session {
         let Taken { token, fence, at } = acquire(context, patience, &turn, claim)?;
         self.counters.acquired.add(1);
         self.counters.time_waited.add(at.answered.since(patience.began));
-        self.keep(Arc::new(Hold::new(key, owner, token, fence, lease, options.renewal, at)), turn)
+        self.keep(Arc::new(Hold::new(key, owner, token, fence, options, at)), turn)
     }
 
     /// Waits for the turn: one thread of the process at a time asks Redis for a key.
@@ -209,13 +209,13 @@ impl Session {
     }
 
     /// Takes one guard off a hold, and releases the lock with the last guard, within the response
-    /// timeout. Returns the depth that is left.
+    /// timeout.
     ///
     /// The hold leaves the thread's map first. If it stayed there during the release, a destructor
     /// that takes the lock meanwhile would re-enter a hold that is being released.
-    pub(crate) fn leave(&self, held: &Rc<Held>) -> Result<u32, Error> {
+    pub(crate) fn leave(&self, held: &Rc<Held>) -> Result<Unlocked, Error> {
         let turn = match held.leave() {
-            Left::StillHeld(depth) => return Ok(depth),
+            Left::StillHeld(depth) => return Ok(Unlocked::StillHeld { depth }),
             Left::LastGuard(turn) => turn,
             Left::ThreadEnding => return self.leave_to_keeper(&held.hold),
         };
@@ -225,28 +225,36 @@ impl Session {
             mem::forget(turn);
             return Err(forked);
         }
-        self.give_back(&held.hold, turn).map(|()| 0)
+        self.give_back(&held.hold, turn)
     }
 
-    fn give_back(&self, hold: &Hold, turn: Turn) -> Result<(), Error> {
-        release::give_back(
-            &self.keeper,
-            hold,
-            turn,
-            self.settings.local_handoff(),
-            self.settings.response_timeout,
-            |claim, handed, deadline| release::remove(&self.store, hold, claim, handed, deadline),
-        )
+    fn give_back(&self, hold: &Hold, turn: Turn) -> Result<Unlocked, Error> {
+        let limit = self.settings.response_timeout;
+        let rest = hold.keep_until.since(Moment::now());
+        if rest.is_zero() {
+            let handoff = Some(self.settings.local_handoff());
+            release::give_back(&self.keeper, hold, turn, handoff, limit, |claim, handed, deadline| {
+                release::remove(&self.store, hold, claim, handed, deadline)
+            })?;
+            return Ok(Unlocked::Released);
+        }
+        let until = Instant::now() + rest;
+        release::give_back(&self.keeper, hold, turn, None, limit, |_, _, deadline| {
+            release::keep(&self.store, hold, deadline)
+        })?;
+        Ok(Unlocked::Kept { until })
     }
 
     /// Ends a hold whose thread is ending. The thread's map is gone, and another thread may have
     /// the turn by now. The keeper deletes the key.
-    fn leave_to_keeper(&self, hold: &Hold) -> Result<u32, Error> {
+    fn leave_to_keeper(&self, hold: &Hold) -> Result<Unlocked, Error> {
         let now = Moment::now();
         self.own_process(now)?;
         self.keeper.work.lock().leases.close(hold, now);
         hold.mark_released();
-        release::delete_later(&self.keeper, hold);
+        if hold.keep_until <= now {
+            release::delete_later(&self.keeper, hold);
+        }
         let (key, at_most) = (hold.key.name().to_string(), hold.gone_by().since(now));
         let source = "the thread is ending: its lock is released in the background".into();
         Err(Error::Unconfirmed { key, at_most, source })

@@ -15,7 +15,7 @@ use crate::store::reply::{
 };
 use crate::store::resp::{Batch, Reply};
 use crate::store::route::{Route, next};
-use crate::store::script::{FORCE, RELEASE, RENEW, Script};
+use crate::store::script::{FORCE, KEEP, RELEASE, RENEW, Script};
 use crate::store::wanted::{Wanted, set};
 
 /// A borrowed connection.
@@ -127,11 +127,33 @@ impl Connection {
 
     /// Compare and delete. Takes one more round trip if Redis has forgotten the script.
     pub(crate) fn remove(&mut self, key: &str, token: &str, deadline: Moment) -> Result<Compared, Failure> {
-        let mut reply = self.route.run(&RELEASE.by_hash(key, &[token]), deadline);
+        self.compare(&RELEASE, key, &[token], deadline)
+    }
+
+    /// Compare and keep: the key expires after `rest`, in milliseconds. Takes one more round trip if
+    /// Redis has forgotten the script.
+    pub(crate) fn keep(
+        &mut self,
+        key: &str,
+        token: &str,
+        rest: u64,
+        deadline: Moment,
+    ) -> Result<Compared, Failure> {
+        self.compare(&KEEP, key, &[token, &rest.to_string()], deadline)
+    }
+
+    fn compare(
+        &mut self,
+        script: &Script,
+        key: &str,
+        args: &[&str],
+        deadline: Moment,
+    ) -> Result<Compared, Failure> {
+        let mut reply = self.route.run(&script.by_hash(key, args), deadline);
         if reply.as_ref().is_err_and(Failure::is_noscript) {
-            reply = self.route.run(&RELEASE.whole(key, &[token]), deadline);
+            reply = self.route.run(&script.whole(key, args), deadline);
         }
-        self.route.sensible(compared(reply).map_err(|failure| RELEASE.explain(failure)))
+        self.route.sensible(compared(reply).map_err(|failure| script.explain(failure)))
     }
 
     /// Compare and delete, for many locks in one round trip. The answers come in the order of the

@@ -17,7 +17,7 @@ pub(super) struct Script {
 /// Makes all scripts now. If a thread made a script at its first use, and the process were forked
 /// at that moment, the child would wait for ever for the script to be made.
 pub(super) fn prepare() {
-    for script in [&CLAIM, &CLAIM_FENCED, &RELEASE, &RENEW, &FORCE] {
+    for script in [&CLAIM, &CLAIM_FENCED, &RELEASE, &KEEP, &RENEW, &FORCE] {
         LazyLock::force(script);
     }
 }
@@ -34,6 +34,8 @@ pub(super) static RELEASE: LazyLock<Script> = LazyLock::new(|| {
     let text = if comparing { include_str!("release.lua") } else { "return redis.call('DEL', KEYS[1])" };
     Script::new(text, "+get +del")
 });
+pub(super) static KEEP: LazyLock<Script> =
+    LazyLock::new(|| Script::new(include_str!("keep.lua"), "+get +pexpire"));
 pub(super) static RENEW: LazyLock<Script> =
     LazyLock::new(|| Script::new(include_str!("renew.lua"), "+get +pttl +pexpire"));
 pub(super) static FORCE: LazyLock<Script> =

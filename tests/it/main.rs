@@ -16,6 +16,8 @@ mod input_validation;
 mod extend_ensure_verify;
 // A thread and its own hold: `current`, `assert_held`, `confirm`, locks that are not reentrant.
 mod own_hold;
+// `keep_at_least`: a lock that is released early stays taken.
+mod kept;
 // `force_unlock`, and a key deleted by hand: a waiter of the same process takes the lock at once.
 mod force_unlock;
 // `reclaim_dead`: the lock of a process that is certainly dead, and of no other, is taken over.

@@ -1,0 +1,187 @@
+//! `keep_at_least`: a lock that is released early stays taken, and nobody owns it.
+
+use std::thread;
+use std::time::{Duration, Instant};
+
+use relatch::{Error, LockManager, LostCause, Unlocked};
+use relatch_rig::{Fault, LONG, Server, Worker, eventually, role, throughout};
+
+use crate::support::{ANSWER, LATE, LEASE, MINUTE, PERIOD, Rig, assert_lost, broken_replies, connect};
+
+/// For how long locks are kept here.
+const KEPT: Duration = Duration::from_millis(400);
+
+#[test]
+fn a_lock_that_is_released_early_stays_taken() {
+    let rig = Rig::new();
+    let start = Instant::now();
+    let guard = rig.locks.named("a").keep_at_least(KEPT).lock().expect("locks");
+    let token = guard.token().to_owned();
+    let Unlocked::Kept { until, .. } = guard.unlock().expect("keeps") else { panic!("it was released") };
+    assert!(until >= start + KEPT / 2 && until <= Instant::now() + KEPT, "{until:?}");
+    assert_eq!(rig.value_of("a"), Some(token));
+    let left = rig.server.pttl("lock:a");
+    assert!(left > 0 && u128::from(left.unsigned_abs()) <= KEPT.as_millis(), "{left}");
+    assert!(rig.locks.held().is_empty() && rig.locks.current("a").is_none(), "nobody holds it");
+    assert!(rig.locks.try_lock("a").expect("answers").is_none(), "it is taken");
+    // The thread itself waits like any other, and gets the lock when the key expires.
+    let again = rig.locks.lock("a").expect("locks");
+    assert!(start.elapsed() >= KEPT, "{:?}", start.elapsed());
+    assert!(start.elapsed() < KEPT + LONG / 2, "{:?}", start.elapsed());
+    assert_eq!(again.unlock().expect("unlocks"), Unlocked::Released);
+}
+
+#[test]
+fn a_lock_that_is_held_for_longer_is_released() {
+    let rig = Rig::new();
+    let lock = rig.locks.named("a").keep_at_least(PERIOD);
+    let guard = lock.lock().expect("locks");
+    throughout(PERIOD + LATE, || assert!(guard.is_valid()));
+    assert_eq!(guard.unlock().expect("unlocks"), Unlocked::Released);
+    assert_eq!(rig.value_of("a"), None);
+}
+
+#[test]
+fn only_the_outermost_release_keeps() {
+    let rig = Rig::new();
+    let lock = rig.locks.named("a").keep_at_least(MINUTE);
+    let outer = lock.lock().expect("locks");
+    let inner = rig.locks.lock("a").expect("re-enters");
+    assert_eq!(inner.unlock().expect("unlocks"), Unlocked::StillHeld { depth: 1 });
+    assert!(outer.is_valid());
+    assert!(rig.server.pttl("lock:a") < 31_000, "the lease of the hold");
+    drop(outer);
+    assert!(rig.server.pttl("lock:a") > 31_000, "the rest of a minute");
+}
+
+#[test]
+fn a_kept_lock_is_not_renewed() {
+    let rig = Rig::renewing();
+    let lock = rig.locks.named("a").keep_at_least(LEASE + KEPT);
+    let guard = lock.lock().expect("locks");
+    throughout(2 * PERIOD, || assert!(guard.is_valid()));
+    drop(guard);
+    let renewed = rig.locks.stats().renewed;
+    eventually(LONG, "the key expires", || rig.value_of("a").is_none());
+    assert_eq!((rig.locks.stats().renewed, rig.locks.stats().lost), (renewed, 0));
+}
+
+#[test]
+fn waiters_in_and_outside_of_the_process_get_a_kept_lock_when_it_expires() {
+    let server = Server::start();
+    let (here, there) = (connect(&server), connect(&server));
+    let start = Instant::now();
+    let guard = here.named("a").keep_at_least(KEPT).lock().expect("locks");
+    thread::scope(|scope| {
+        let waiters = [&here, &there].map(|locks| {
+            scope.spawn(move || {
+                let guard = locks.lock("a").expect("locks");
+                let waited = start.elapsed();
+                drop(guard);
+                waited
+            })
+        });
+        eventually(LONG, "one waits in the queue, one behind Redis", || there.stats().waited == 1);
+        drop(guard);
+        for waiter in waiters {
+            let waited = waiter.join().expect("no panic");
+            assert!(waited >= KEPT && waited < KEPT + LONG / 2, "{waited:?}");
+        }
+    });
+}
+
+#[test]
+fn a_lost_answer_to_keeping_is_settled() {
+    for fault in broken_replies() {
+        let rig = Rig::new();
+        let guard = rig.locks.named("a").keep_at_least(MINUTE).lock().expect("locks");
+        rig.proxy.on("EVALSHA * 1 * * *", fault.clone());
+        let kept = guard.unlock();
+        assert!(matches!(kept, Ok(Unlocked::Kept { .. })), "{fault:?}: {kept:?}");
+        assert!(rig.server.pttl("lock:a") > 31_000, "{fault:?}: the rest of a minute");
+    }
+}
+
+/// Without an answer, the keeper must not delete what was to be kept.
+#[test]
+fn a_lock_whose_keeping_has_no_answer_is_not_deleted() {
+    let rig = Rig::new();
+    let guard = rig.locks.named("a").lease(4 * ANSWER).keep_at_least(MINUTE).lock().expect("locks");
+    rig.proxy.black_hole(true);
+    let error = guard.unlock().expect_err("no answer");
+    assert!(
+        matches!(error, Error::Unconfirmed { at_most, .. } if at_most > MINUTE / 2),
+        "the keeping may have been executed: {error:?}"
+    );
+    rig.proxy.black_hole(false);
+    rig.assert_works("b");
+    assert!(rig.value_of("a").is_some(), "nobody deletes it");
+    eventually(LONG, "the lease ends", || rig.value_of("a").is_none());
+}
+
+#[test]
+fn a_lost_lock_is_not_kept() {
+    let rig = Rig::new();
+    let guard = rig.locks.named("a").keep_at_least(MINUTE).lock().expect("locks");
+    rig.server.query::<()>(&["SET", "lock:a", "other", "PX", "1000"]);
+    assert_lost(&guard.unlock(), LostCause::Taken);
+    assert!(rig.server.pttl("lock:a") <= 1000);
+    let guard = rig.locks.named("b").keep_at_least(MINUTE).lock().expect("locks");
+    rig.server.query::<()>(&["DEL", "lock:b"]);
+    assert_lost(&guard.unlock(), LostCause::Deleted);
+    assert_eq!(rig.value_of("b"), None, "the key is not created again");
+}
+
+#[test]
+fn keeping_and_reclaiming_contradict_each_other() {
+    let rig = Rig::new();
+    let lock = rig.locks.named("a").keep_at_least(KEPT);
+    for (wrong, value) in [
+        (lock.clone().reclaim_dead(true), "400ms"),
+        (lock.keep_at_least(Duration::MAX), "18446744073709551615.999999999s"),
+    ] {
+        let error = wrong.lock().expect_err("cannot work");
+        let text = error.to_string();
+        assert!(matches!(error, Error::InvalidOption { option: "keep_at_least", .. }), "{error:?}");
+        assert!(text.starts_with(&format!("option `keep_at_least` cannot be {value}: ")), "{text}");
+    }
+}
+
+/// Three processes start 60 ms apart, each with a job of 5 ms. One runs it, ten times out of ten.
+#[test]
+fn one_of_three_processes_that_start_one_after_the_other_runs_a_short_job() {
+    let server = Server::start();
+    for round in 0..10 {
+        let key = format!("nightly:{round}");
+        let workers: Vec<_> = (0..3)
+            .map(|number| {
+                thread::sleep(Duration::from_millis(60 * u64::from(number > 0))); // From start to start.
+                Worker::spawn("one shot", &[("url", &server.url()), ("key", &key)])
+            })
+            .collect();
+        let said: Vec<_> = workers.iter().map(|it| it.expect_line("", LONG)).collect();
+        let runs = said.iter().filter(|it| *it == "ran").count();
+        assert_eq!(runs, 1, "{said:?}");
+    }
+}
+
+/// A process that runs a short job if it gets the lock, and exits.
+pub(crate) fn run_once_as_told() {
+    let locks = LockManager::connect(&role::arg("url")).expect("connects");
+    let lock = locks.named(role::arg("key")).keep_at_least(Duration::from_secs(20));
+    let Some(guard) = lock.try_lock().expect("answers") else { return role::report("left it") };
+    thread::sleep(Duration::from_millis(5)); // The job.
+    let kept = guard.unlock();
+    assert!(matches!(kept, Ok(Unlocked::Kept { .. })), "{kept:?}");
+    role::report("ran");
+}
+
+/// In the middle of a release, the process of a kept lock may stop: others see a held lock.
+#[test]
+fn a_slow_answer_to_keeping_changes_nothing() {
+    let rig = Rig::new();
+    let guard = rig.locks.named("a").keep_at_least(MINUTE).lock().expect("locks");
+    rig.proxy.on("EVALSHA * 1 * * *", Fault::DelayReply(ANSWER / 2));
+    assert!(matches!(guard.unlock(), Ok(Unlocked::Kept { .. })));
+    assert!(rig.locks.try_lock("a").expect("answers").is_none());
+}
