@@ -1,9 +1,8 @@
-//! Three processes schedule the same job every two seconds, and each time one of them runs it.
+//! Every tick starts three short-lived processes with the same job, and one of them runs it.
 //!
-//! Run it with `bash examples/run.sh cron [rounds]`, or `cargo run --example cron [rounds]` if
+//! Run it with `bash examples/run.sh cron [ticks]`, or `cargo run --example cron [ticks]` if
 //! redis-server is installed.
 
-use std::collections::BTreeMap;
 use std::env;
 use std::error::Error;
 use std::process;
@@ -17,52 +16,61 @@ mod support;
 /// Seconds from one tick to the next.
 const PERIOD: u64 = 2;
 
+/// How much later the second process starts than the first, and the third than the second: as if
+/// each ran on a machine of its own, with a clock of its own.
+const APART: Duration = Duration::from_millis(60);
+
+/// Much shorter than the time from one start to the next.
+const JOB: Duration = Duration::from_millis(5);
+
 fn main() -> Result<(), Box<dyn Error>> {
-    let redis = support::Redis::start()?;
-    let rounds: u64 =
-        env::args().nth(1).map_or(Ok(3), |arg| arg.parse()).map_err(|_| "usage: cron [rounds]")?;
     if let Some(name) = support::role() {
-        let first: u64 = env::args().nth(2).ok_or("no first tick")?.parse()?;
-        return worker(&LockManager::connect(redis.url())?, &name, first..first + rounds);
+        return one_shot(&name, &env::args().nth(1).ok_or("no tick")?);
     }
-    println!("Three processes, one job, every {PERIOD} seconds; rounds: {rounds}");
+    let redis = support::Redis::start()?;
+    let ticks: u64 =
+        env::args().nth(1).map_or(Ok(3), |arg| arg.parse()).map_err(|_| "usage: cron [ticks]")?;
+    println!("Every {PERIOD} s: three processes, started 60 ms apart, with a job of 5 ms; ticks: {ticks}");
     let first = UNIX_EPOCH.elapsed()?.as_secs() / PERIOD + 1;
-    let args = [rounds.to_string(), first.to_string()];
-    let mut workers = support::Workers::start(redis.url(), &["A", "B", "C"], &args)?;
-    let mut runs = BTreeMap::new();
-    for line in &mut workers.lines {
-        let line = line?;
-        let (tick, report) = line.split_once(' ').ok_or("a worker printed something else")?;
-        if !runs.contains_key(tick) {
-            println!("\n{} UTC, lock \"nightly:{tick}\"", time_of_day(tick.parse()?));
+    for tick in first..first + ticks {
+        sleep_until(tick);
+        println!("\n{} UTC, lock \"nightly:{tick}\"", time_of_day(tick));
+        let mut runs = 0;
+        let mut processes = Vec::new();
+        for name in ["A", "B", "C"] {
+            processes.push(support::Workers::start(redis.url(), &[name], &[tick.to_string()])?);
+            sleep(APART);
         }
-        println!("  {report}");
-        *runs.entry(tick.to_owned()).or_insert(0) += i32::from(report.ends_with("runs the job"));
+        for mut started in processes {
+            for line in &mut started.lines {
+                let line = line?;
+                println!("  {line}");
+                runs += i32::from(line.ends_with("runs the job"));
+            }
+            started.finish()?;
+        }
+        if runs != 1 {
+            return Err(format!("the job should have run once, but ran {runs} times").into());
+        }
     }
-    workers.finish()?;
-    if runs.len() as u64 != rounds || runs.values().any(|&times| times != 1) {
-        return Err(format!("the job should have run once per tick, but ran {runs:?}").into());
-    }
-    println!("\nIn each round exactly one of them ran the job.");
+    println!("\nIn each tick exactly one of them ran the job.");
     Ok(())
 }
 
-/// Every tick has a lock of its own, and the process that gets it runs the job. The process keeps
-/// the guard until the tick is over, long after the job is done. So a process that is late by
-/// nearly a whole tick, or whose clock is, still finds the lock held. The lease is longer than a
-/// tick, so that the lock stays held if the process dies.
-fn worker(locks: &LockManager, name: &str, ticks: std::ops::Range<u64>) -> Result<(), Box<dyn Error>> {
+/// What cron would start. Every tick has a lock of its own, and the process that gets it runs the
+/// job. The job is done before the next process starts. So the lock stays taken for half a tick:
+/// that is more than the clocks of the machines may differ. Then the process exits, and nothing of
+/// it is needed any more.
+fn one_shot(name: &str, tick: &str) -> Result<(), Box<dyn Error>> {
+    let locks = LockManager::from_env()?;
     let me = format!("{name} (pid {})", process::id());
-    for tick in ticks {
-        sleep_until(tick);
-        let lock = locks.named(format!("nightly:{tick}")).lease(Duration::from_secs(2 * PERIOD));
-        let guard = lock.try_lock()?;
-        if guard.is_some() {
-            println!("{tick} {me}  runs the job");
-        } else if let Some(holder) = lock.holder()? {
-            println!("{tick} {me}  leaves it to {holder}");
-        }
-        sleep_until(tick + 1);
+    let lock = locks.named(format!("nightly:{tick}")).keep_at_least(Duration::from_secs(PERIOD) / 2);
+    if let Some(guard) = lock.try_lock()? {
+        sleep(JOB);
+        println!("{me}  runs the job");
+        guard.unlock()?;
+    } else if let Some(holder) = lock.holder()? {
+        println!("{me}  leaves it to {holder}");
     }
     Ok(())
 }

@@ -57,7 +57,7 @@ impl Workers {
         let mut workers = Workers { processes: Vec::new(), lines: BufReader::new(reader).lines() };
         for role in roles {
             let mut command = role::command(role, &[]);
-            command.args(args).env("REDIS_URL", url).stdout(writer.try_clone()?);
+            command.args(args).env_remove("RELATCH_URL").env("REDIS_URL", url).stdout(writer.try_clone()?);
             workers.processes.push(Process::start(&mut command)?);
         }
         Ok(workers)
