@@ -1,8 +1,7 @@
 //! A hold: one thread's possession of one lock, and until when it can be trusted.
 
-use std::fmt;
 use std::sync::OnceLock;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use crate::base::clock::Moment;
 use crate::base::error::{Error, LostCause};
@@ -318,92 +317,6 @@ impl Hold {
 
     pub(crate) fn as_holder(&self, now: Moment) -> Holder {
         Holder::new(self.token.as_bytes(), Some(self.gone_by().since(now)))
-    }
-}
-
-/// A lock that a thread of this process holds, as listed by
-/// [`LockManager::held`](crate::LockManager::held).
-///
-/// This is a snapshot: the thread may have released the lock since. A lock that was lost is listed
-/// until its guards are dropped.
-#[derive(Clone, Debug)]
-#[non_exhaustive]
-pub struct HeldLock {
-    /// The lock's key.
-    pub key: String,
-    /// The thread that holds it.
-    pub owner: Owner,
-    /// Its [fencing token](crate::LockGuard::fence); zero if it is not fenced.
-    pub fence: u64,
-    /// How many guards of the thread are alive.
-    pub depth: u32,
-    /// How long the thread has held it.
-    pub held_for: Duration,
-    /// How long the hold can be trusted without another renewal. Zero once it is lost.
-    pub valid_for: Duration,
-    /// How often it was renewed.
-    pub renewals: u32,
-    /// How the hold was lost. `None` if it was not, or if the manager has not found out yet.
-    pub lost: Option<LostCause>,
-}
-
-/// What became of a guard that was [unlocked](crate::LockGuard::unlock).
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[non_exhaustive]
-pub enum Unlocked {
-    /// It was the last guard: the lock is released in Redis.
-    Released,
-    /// Other guards of this thread are alive: the lock is still held.
-    StillHeld {
-        /// How many guards are left.
-        depth: u32,
-    },
-    /// It was the last guard, but the lock stays taken for a while: see
-    /// [`keep_at_least`](crate::Lock::keep_at_least).
-    #[non_exhaustive]
-    Kept {
-        /// When the lock will be free.
-        until: Instant,
-    },
-}
-
-impl fmt::Display for Unlocked {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Unlocked::Released => f.write_str("released"),
-            Unlocked::StillHeld { depth: 1 } => f.write_str("still held by one guard"),
-            Unlocked::StillHeld { depth } => write!(f, "still held by {depth} guards"),
-            Unlocked::Kept { until } => {
-                write!(f, "kept for {:.1?}", until.saturating_duration_since(Instant::now()))
-            }
-        }
-    }
-}
-
-/// One line for a log.
-impl fmt::Display for HeldLock {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let HeldLock { key, owner, depth, held_for, valid_for, lost, .. } = self;
-        write!(f, "lock {key:?}, held by {owner} for {held_for:.1?} ({depth} deep), ")?;
-        match lost {
-            Some(cause) => write!(f, "lost: {cause}"),
-            None => write!(f, "valid for {valid_for:.1?}"),
-        }
-    }
-}
-
-impl HeldLock {
-    pub(crate) fn new(hold: &Hold, now: Moment) -> HeldLock {
-        HeldLock {
-            key: hold.key.name().to_string(),
-            owner: hold.owner.clone(),
-            fence: hold.fence,
-            depth: hold.depth(),
-            held_for: now.since(hold.acquired.answered),
-            valid_for: hold.remaining(now),
-            renewals: hold.renewals(),
-            lost: hold.lost(),
-        }
     }
 }
 

@@ -25,7 +25,7 @@
 //!
 //! - A lease binds Redis, not the holder. The lease is renewed [while the lock is
 //!   held](Lock::renew). But a process that was paused, or cut off from Redis, for longer than the
-//!   lease has lost the lock, and another process may have it. Call [`LockGuard::ensure`] before a
+//!   lease has lost the lock, and another process may have it. Call [`LockGuard::confirm`] before a
 //!   step that cannot be undone. If a late write would do damage, let the resource itself refuse
 //!   it.
 //! - A [token](LockGuard::token) is not a fencing token: tokens have no order. A lock that is
@@ -98,8 +98,7 @@
 //! # let locks = relatch::LockManager::connect("redis://127.0.0.1/")?;
 //! let guard = locks.lock("orders:42")?;
 //! prepare();
-//! guard.ensure(Duration::from_secs(5))?; // 5 s of the lease are left, by this machine's clock
-//! guard.verify()?; // Redis still has the key
+//! guard.confirm(Duration::from_secs(5))?; // Redis says: still ours, for 5 s at least
 //! charge_card();
 //! guard.unlock()?;
 //! # Ok(())
@@ -119,6 +118,8 @@
 //! A hold belongs to its thread, and so do its guards. If a thread ends without releasing a lock,
 //! the keeper stops renewing the lease, and the lease runs out. After a `fork`, the child holds
 //! nothing, and each operation returns [`Error::Forked`].
+//!
+//! `docs/threads.md` of the repository is about thread pools, rayon, async code, forks and exits.
 //!
 //! A thread-local of your program may hold a guard or the manager, or take a lock in its
 //! destructor. But this crate keeps the map of a thread's holds in a thread-local, too, and the
@@ -192,6 +193,7 @@ mod release;
 mod acquire;
 mod keeping;
 mod waiting;
+mod held_lock;
 mod hold;
 mod store;
 mod base;
@@ -203,7 +205,7 @@ pub use crate::base::owner::Owner;
 pub use crate::base::stats::{Histogram, Stats};
 pub use crate::builder::Builder;
 pub use crate::guard::{LockGuard, LockWatch};
-pub use crate::hold::{HeldLock, Unlocked};
+pub use crate::held_lock::{HeldLock, Unlocked};
 pub use crate::installed::{
     install, installed, lock, named, try_lock, try_lock_for, with_lock, with_lock_result,
 };

@@ -117,14 +117,15 @@ impl Lock {
     /// default, is no longer than it is held.
     ///
     /// For a job that several processes start at about the same time, and that one of them shall
-    /// run: if the job is done sooner than the clocks of the machines differ, a process that is late
-    /// would find the lock free, and run the job again.
+    /// run: if the job is done sooner than the clocks of the machines differ, a process that is
+    /// late would find the lock free, and run the job again.
     ///
     /// The outermost release before that time does not delete the key. It lets the key expire when
-    /// the time is over: compare and `PEXPIRE` in one script, as safe as a release, for the price of
-    /// one. This thread and this process hold the lock no more: nothing renews it, the process may
-    /// exit, and [`unlock`](LockGuard::unlock) returns [`Unlocked::Kept`](crate::Unlocked::Kept).
-    /// If the thread takes the lock again before that time, it waits like any other.
+    /// the time is over: compare and `PEXPIRE` in one script, as safe as a release, for the price
+    /// of one. This thread and this process hold the lock no more: nothing renews it, the process
+    /// may exit, and [`unlock`](LockGuard::unlock) returns
+    /// [`Unlocked::Kept`](crate::Unlocked::Kept). If the thread takes the lock again before that
+    /// time, it waits like any other.
     ///
     /// If the process dies before the release, the lock is free when its lease ends. So let the
     /// [`lease`](Lock::lease) be at least as long. A release without an answer leaves the key as it

@@ -9,7 +9,8 @@ use crate::base::clock::Moment;
 use crate::base::error::{Error, LostCause};
 use crate::base::key::Name;
 use crate::base::options::{Lease, check_lease, invalid_option};
-use crate::hold::{HeldLock, Hold};
+use crate::held_lock::HeldLock;
+use crate::hold::Hold;
 use crate::keeping::thread_map::{self, Held};
 use crate::session::Session;
 use crate::store::{Failure, Seen};
@@ -34,8 +35,8 @@ impl Session {
         }
     }
 
-    /// Has Redis renew a hold now, whatever is left of its lease, and makes sure that the hold can be
-    /// trusted for `span` then.
+    /// Has Redis renew a hold now, whatever is left of its lease, and makes sure that the hold can
+    /// be trusted for `span` then.
     pub(crate) fn confirm(&self, hold: &Arc<Hold>, span: Duration) -> Result<(), Error> {
         self.trust(hold)?;
         Self::check_span("confirm", hold, span)?;
