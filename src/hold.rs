@@ -162,6 +162,16 @@ impl Hold {
         Moment::from_nanos(self.gone_by.load(Ordering::Acquire))
     }
 
+    /// When the hold ends though its thread keeps it. [`Moment::NEVER`] if it is renewed for as long
+    /// as that lasts.
+    pub(crate) fn ends_by_itself(&self) -> Moment {
+        match self.renewal.max_hold {
+            _ if !self.renewal.on => self.valid_until(),
+            Some(limit) => self.acquired.answered.after(limit).after(self.lease().time()),
+            None => Moment::NEVER,
+        }
+    }
+
     /// The time from one renewal to the next. `None` if the hold is not renewed, or not any more.
     pub(crate) fn renews_every(&self, now: Moment) -> Option<Duration> {
         let stopped = self.thread_ended.load(Ordering::Relaxed)
@@ -325,11 +335,15 @@ pub(crate) mod tests {
     use super::*;
 
     pub(crate) fn sample(name: &str, lease: Duration, sent: Moment) -> Hold {
+        sample_with(name, &Options { lease, ..Options::default() }, sent)
+    }
+
+    pub(crate) fn sample_with(name: &str, options: &Options, sent: Moment) -> Hold {
         let key = Key::new("lock:", name).unwrap();
         let owner = Owner::new("host".into(), std::process::id(), 2);
         let token = format!("{owner}-{}", "0".repeat(32));
         let since = AcquiredAt { sent, answered: sent };
-        Hold::new(key, owner, token, 0, &Options { lease, ..Options::default() }, since)
+        Hold::new(key, owner, token, 0, options, since)
     }
 
     /// A sample with this token.

@@ -198,7 +198,7 @@ mod hold;
 mod store;
 mod base;
 
-pub use crate::base::error::{Error, LostCause, TlsCause};
+pub use crate::base::error::{BlockedThread, Error, LostCause, TlsCause};
 pub use crate::base::holder::Holder;
 pub use crate::base::options::Replicas;
 pub use crate::base::owner::Owner;

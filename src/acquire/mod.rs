@@ -14,7 +14,7 @@ use log::{debug, info};
 use crate::acquire::claim::PendingClaim;
 use crate::acquire::step::{End, Progress, Step};
 use crate::base::clock::Moment;
-use crate::base::error::Error;
+use crate::base::error::{BlockedThread, Error};
 use crate::base::holder::Holder;
 use crate::base::key::{Key, NOT_A_STRING};
 use crate::base::machine;
@@ -24,7 +24,6 @@ use crate::base::stats::Counters;
 use crate::base::sync::thread;
 use crate::hold::AcquiredAt;
 use crate::keeping::keeper::Keeper;
-use crate::keeping::thread_map;
 use crate::store::{Cause, Compared, Failure, Store};
 use crate::waiting::handoff::{Claim, HandoffOutcome};
 use crate::waiting::listeners::Listeners;
@@ -51,6 +50,10 @@ pub(crate) struct AcquireContext<'a> {
     pub(crate) machine: &'a str,
     pub(crate) lease: Lease,
     pub(crate) reclaim_dead: bool,
+    /// The cycle, if this thread would wait for itself: as in [`WaitQueues::join`].
+    ///
+    /// [`WaitQueues::join`]: crate::waiting::queues::WaitQueues::join
+    pub(crate) is_vain: &'a dyn Fn(Option<&Holder>, bool) -> Result<(), Vec<BlockedThread>>,
     /// The longest pause between two attempts while Redis sends no invalidations.
     pub(crate) poll_every: Duration,
 }
@@ -68,7 +71,13 @@ pub(crate) struct Taken {
 /// or why no holder is known.
 pub(crate) fn busy(key: &Key, patience: &Patience, holder: Option<Holder>, cause: Option<Cause>) -> Error {
     let waited = Moment::now().since(patience.began);
-    Error::Timeout { key: key.name().to_string(), waited, holder: holder.map(Box::new), source: cause }
+    Error::Timeout {
+        key: key.name().to_string(),
+        waited,
+        holder: holder.map(Box::new),
+        held: Vec::new(),
+        source: cause,
+    }
 }
 
 /// Takes the lock for the thread that has the turn. If the lock was handed off to that thread, and
@@ -244,8 +253,10 @@ impl Acquisition<'_> {
     /// Notes who has the lock. Returns the end if a wait for this holder would last for ever.
     fn examine(&mut self, holder: &Holder, since: Moment) -> Option<End> {
         let (pid, now) = (self.context.owner.pid(), Moment::now());
-        let is_mine = thread_map::is_mine(holder.raw(), pid);
-        let end = self.progress.examine(holder, is_mine, now);
+        if let Err(cycle) = (self.context.is_vain)(Some(holder), !self.patience.once) {
+            return Some(End::WouldDeadlock(cycle));
+        }
+        let end = self.progress.examine(holder, now);
         if end.is_none() {
             let of_this_process = holder.owner().is_some_and(|owner| owner.pid() == pid);
             self.turn.saw(holder, now.since(since), of_this_process);
@@ -322,7 +333,7 @@ impl Acquisition<'_> {
                 }
                 store.error(Some(key), "taking", failure)
             }
-            End::WouldDeadlock => Error::WouldDeadlock { key: key.name().to_string() },
+            End::WouldDeadlock(cycle) => Error::WouldDeadlock { key: key.name().to_string(), cycle },
             End::NotALock { found } => key.not_a_lock(&found),
         }
     }
@@ -334,13 +345,12 @@ fn sleep_until(until: Moment) {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::Arc;
     use std::time::Instant;
 
     use super::*;
-    use crate::hold::tests::sample;
     use crate::keeping::keeper::tests::keeper_without_redis;
     use crate::waiting::patience::tests::until;
+    use crate::waiting::queues::tests::is_mine;
 
     const LEASE: Duration = Duration::from_secs(30);
 
@@ -361,6 +371,7 @@ mod tests {
 
         fn context(&self) -> AcquireContext<'_> {
             AcquireContext {
+                is_vain: &is_mine,
                 store: &self.keeper.store,
                 listeners: &self.keeper.listeners,
                 counters: &self.keeper.counters,
@@ -384,7 +395,7 @@ mod tests {
             let (mut asked, mut answers) = (Vec::new(), answers.into_iter());
             let no_claim = || unreachable!("nobody is in the queue");
             let turn =
-                self.keeper.queues.join(self.key.name(), patience, |_| false, |_| true, |_| (), no_claim);
+                self.keeper.queues.join(self.key.name(), patience, |_, _| Ok(()), |_| true, |_| (), no_claim);
             let turn = turn.expect("nobody is in the queue");
             let taken = ask_until_taken(self.context(), patience, &turn, false, |ask| {
                 asked.push(ask);
@@ -509,17 +520,10 @@ mod tests {
     }
 
     #[test]
-    fn a_holder_that_this_thread_is_itself_ends_the_wait() {
+    fn a_holder_for_which_a_wait_would_never_end_ends_it() {
         let rig = Rig::new();
-        let hold = Arc::new(sample("mine", LEASE, Moment::now()));
-        let no_claim = || unreachable!("nobody is in the queue");
-        let patience = until(Moment::PAST);
-        let turn = rig.keeper.queues.join(hold.key.name(), &patience, |_| false, |_| true, |_| (), no_claim);
-        let held = thread_map::enter(1, Arc::clone(&hold), turn.unwrap());
-        let (error, _) =
-            rig.take(&soon(), [Ok(busy_by_nobody()), Ok(busy_by(&hold.token, Some(LEASE), false))]);
-        assert!(matches!(error, Err(Error::WouldDeadlock { key }) if key == "a"));
-        drop(held.leave());
+        let (error, _) = rig.take(&soon(), [Ok(busy_by_nobody()), Ok(busy_by("mine", Some(LEASE), false))]);
+        assert!(matches!(error, Err(Error::WouldDeadlock { key, .. }) if key == "a"));
     }
 
     #[test]
@@ -530,7 +534,7 @@ mod tests {
             let mut turn = rig
                 .keeper
                 .queues
-                .join(rig.key.name(), &patience, |_| false, |_| true, |_| (), || unreachable!())
+                .join(rig.key.name(), &patience, |_, _| Ok(()), |_| true, |_| (), || unreachable!())
                 .unwrap();
             turn.start.handed = HandoffOutcome::Taken { sent, answered: sent, fence: 0 };
             let claim = Claim { token: "handed".to_owned(), lease: Lease::new(LEASE), counter: None };

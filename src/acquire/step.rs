@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use crate::base::backoff::{Backoff, safety_poll};
 use crate::base::clock::Moment;
+use crate::base::error::BlockedThread;
 use crate::base::holder::Holder;
 use crate::store::Failure;
 use crate::waiting::patience::{Attempts, Kind, Patience, Silence, Verdict, WithoutExpiry};
@@ -55,7 +56,7 @@ pub(super) enum End {
     /// Redis does not answer as it should, and waiting does not help or has lasted too long.
     Unavailable { failure: Failure, final_answer: bool },
     /// This thread holds the lock, through another manager.
-    WouldDeadlock,
+    WouldDeadlock(Vec<BlockedThread>),
     /// The key is no lock: it is not a string, or it will not expire and no holder is going to
     /// change that.
     NotALock { found: String },
@@ -153,10 +154,7 @@ impl<'a> Progress<'a> {
 
     /// The answer at `now` names a holder. Returns the end if a wait for this holder would never
     /// end.
-    pub(super) fn examine(&mut self, holder: &Holder, is_mine: bool, now: Moment) -> Option<End> {
-        if is_mine {
-            return Some(End::WouldDeadlock);
-        }
+    pub(super) fn examine(&mut self, holder: &Holder, now: Moment) -> Option<End> {
         let lease = if self.patience.once { Duration::ZERO } else { self.lease };
         self.without_expiry.saw(holder, lease, now);
         let no_lock = self.without_expiry.left(now) == Some(Duration::ZERO);
@@ -374,7 +372,7 @@ mod tests {
     /// Does what the loop does with a proper answer that names a holder.
     fn sees(progress: &mut Progress<'_>, holder: Holder, tracked: bool, now: Moment) -> Step {
         progress.answered();
-        match progress.examine(&holder, false, now) {
+        match progress.examine(&holder, now) {
             Some(end) => Step::GiveUp(end),
             None => progress.busy(Some(holder), tracked, now),
         }
@@ -517,13 +515,6 @@ mod tests {
     }
 
     #[test]
-    fn a_thread_does_not_wait_for_itself() {
-        let patience = no_limit();
-        let mut progress = waiter(&patience);
-        assert!(matches!(progress.examine(&theirs(), true, at(1001)), Some(End::WouldDeadlock)));
-    }
-
-    #[test]
     fn a_key_without_expiry_is_no_lock_where_it_stays_for_a_quarter_of_a_second() {
         let patience = no_limit();
         let mut progress = waiter(&patience);
@@ -544,8 +535,8 @@ mod tests {
         let mut progress = waiter(&patience);
         let step = sees(&mut progress, holder(&token, None), false, at(1000));
         assert!(wait_of(&step, at(1000)).0 <= millis(1), "a waiter asks for it as often as for any lock");
-        assert!(progress.examine(&holder(&token, None), false, at(15_999)).is_none());
-        let end = progress.examine(&holder(&token, None), false, at(16_000));
+        assert!(progress.examine(&holder(&token, None), at(15_999)).is_none());
+        let end = progress.examine(&holder(&token, None), at(16_000));
         assert!(matches!(end, Some(End::NotALock { .. })), "{end:?}");
 
         let patience = once();

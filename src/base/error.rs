@@ -4,6 +4,7 @@ use std::error::Error as StdError;
 use std::time::Duration;
 
 use crate::base::holder::Holder;
+use crate::base::owner::Owner;
 
 /// Why an operation on a lock failed.
 ///
@@ -28,7 +29,7 @@ pub enum Error {
     /// If there is a `source`, the time was over before the last attempt had an answer, or before
     /// any answer named a holder. The source says what took the time. If that was the wait for a
     /// connection, raise [`pool_size`](crate::Builder::pool_size).
-    #[error("{}", timed_out(key, *waited, holder.as_deref(), source.is_some()))]
+    #[error("{}", timed_out(key, *waited, holder.as_deref(), held, source.is_some()))]
     #[non_exhaustive]
     Timeout {
         /// The lock's key.
@@ -37,6 +38,9 @@ pub enum Error {
         waited: Duration,
         /// Who held the lock when Redis was last asked, if that is known.
         holder: Option<Box<Holder>>,
+        /// The keys of the locks that this thread held while it waited. If another process waits
+        /// for one of them and holds this one, both wait in vain.
+        held: Vec<String>,
         /// What took the time, if it is not known whether the lock was busy in the end.
         source: Option<Box<dyn StdError + Send + Sync>>,
     },
@@ -184,15 +188,24 @@ pub enum Error {
         reason: &'static str,
     },
 
-    /// This thread already holds the key through another [`LockManager`](crate::LockManager), so it
-    /// would wait for itself.
+    /// This thread would wait for itself: it wants a lock whose holder waits, directly or through
+    /// others, for a lock that this thread holds. Each thread of the cycle belongs to this process.
     ///
-    /// Reentry works within one manager. Clone the manager instead of making a second one.
-    #[error("this thread already holds {key:?} through another LockManager: waiting would never end")]
+    /// The thread that closes a cycle gets this error at once, and keeps what it holds. The others
+    /// go on once it releases that. Let all code take locks in the same order, or take them
+    /// together. A cycle does not count if something ends it before this thread would give up: the
+    /// deadline of another thread's wait, or a hold that is not renewed.
+    ///
+    /// A cycle of one thread holds the lock through another [`LockManager`](crate::LockManager).
+    /// Reentry works within one manager: clone it in place of making a second one.
+    #[error("{}", would_deadlock(cycle))]
     #[non_exhaustive]
     WouldDeadlock {
         /// The lock's key.
         key: String,
+        /// The threads, each with the lock for which it waits. This thread comes first. The next
+        /// one holds that lock, and so on; this thread holds the lock for which the last one waits.
+        cycle: Vec<BlockedThread>,
     },
 
     /// The manager was used in a child process that was forked after the manager was made.
@@ -318,7 +331,7 @@ impl Error {
             | Error::NoFence { key, .. }
             | Error::NotHeld { key }
             | Error::AlreadyHeld { key }
-            | Error::WouldDeadlock { key }
+            | Error::WouldDeadlock { key, .. }
             | Error::DepthOverflow { key, .. } => Some(key),
             Error::Unavailable { key, .. } | Error::Refused { key, .. } => key.as_deref(),
             _ => None,
@@ -336,6 +349,16 @@ impl From<Error> for std::io::Error {
         let kind = if error.is_timeout() { std::io::ErrorKind::TimedOut } else { std::io::ErrorKind::Other };
         std::io::Error::new(kind, error)
     }
+}
+
+/// A thread of a [deadlock](Error::WouldDeadlock).
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct BlockedThread {
+    /// The thread.
+    pub thread: Owner,
+    /// The key of the lock for which it waits.
+    pub key: String,
 }
 
 /// How a hold was lost, as far as this process knows.
@@ -403,12 +426,34 @@ fn may_exist(at_most: Duration) -> String {
     format!("its key may exist for up to {at_most:.1?}")
 }
 
-fn timed_out(key: &str, waited: Duration, holder: Option<&Holder>, cut_short: bool) -> String {
-    match holder {
+fn timed_out(
+    key: &str,
+    waited: Duration,
+    holder: Option<&Holder>,
+    held: &[String],
+    cut_short: bool,
+) -> String {
+    let what = match holder {
         Some(holder) => format!("lock {key:?} was still busy after {waited:.1?}, held by {holder}"),
         None if cut_short => format!("lock {key:?} was not taken within {waited:.1?}"),
         None => format!("lock {key:?} was still busy after {waited:.1?}"),
+    };
+    let held: Vec<_> = held.iter().map(|key| format!("{key:?}")).collect();
+    if held.is_empty() { what } else { format!("{what}; this thread held {} meanwhile", held.join(", ")) }
+}
+
+fn would_deadlock(cycle: &[BlockedThread]) -> String {
+    if let [alone] = cycle {
+        let BlockedThread { key, .. } = alone;
+        return format!(
+            "this thread already holds {key:?} through another LockManager: waiting would never end"
+        );
     }
+    let waits = cycle.iter().enumerate().map(|(place, BlockedThread { thread, key })| {
+        let holder = cycle[(place + 1) % cycle.len()].thread.thread();
+        format!("thread {} waits for {key:?}, which thread {holder} holds", thread.thread())
+    });
+    format!("waiting would never end: {}", waits.collect::<Vec<_>>().join("; "))
 }
 
 #[cfg(test)]
@@ -441,6 +486,7 @@ mod tests {
             key: "orders:42".to_owned(),
             waited: Duration::from_secs(5),
             holder: Some(Box::new(holder)),
+            held: Vec::new(),
             source: None,
         };
         assert_eq!(
@@ -452,8 +498,13 @@ mod tests {
     #[test]
     fn a_timeout_with_a_source_does_not_say_that_the_lock_was_busy() {
         let (key, waited) = ("a".to_owned(), Duration::from_millis(5));
-        let error =
-            Error::Timeout { key, waited, holder: None, source: Some("no connection was free".into()) };
+        let error = Error::Timeout {
+            key,
+            waited,
+            holder: None,
+            held: Vec::new(),
+            source: Some("no connection was free".into()),
+        };
         assert_eq!(error.to_string(), r#"lock "a" was not taken within 5.0ms"#);
         assert_eq!(error.source().expect("a source").to_string(), "no connection was free");
         assert!(error.is_timeout() && !error.is_unavailable());

@@ -19,6 +19,7 @@ use crate::release::give_back;
 use crate::store::{Compared, Failure};
 use crate::waiting::handoff::{Claim, HandoffOutcome};
 use crate::waiting::patience::tests::until;
+use crate::waiting::queues::tests::is_mine;
 use crate::waiting::queues::{NoTurn, Turn};
 
 /// Longer than any scene, unless the clock is advanced.
@@ -90,13 +91,15 @@ impl Scene {
         let turn = match self.keeper.queues.join(
             &"key".into(),
             &until(deadline),
-            |_| false,
+            |_, _| Ok(()),
             |_| true,
             |hold| self.keeper.renew_for_waiter(hold),
             claim,
         ) {
             Ok(turn) => turn,
-            Err(NoTurn::Mine | NoTurn::Outage(_)) => panic!("no thread holds it itself, and Redis answers"),
+            Err(NoTurn::Deadlock(_) | NoTurn::Outage(_)) => {
+                panic!("no thread holds it itself, and Redis answers")
+            }
             Err(NoTurn::Busy(_)) => {
                 assert!(deadline <= Moment::now(), "it gave up too early");
                 self.log.lock().gone.push(me);
@@ -370,12 +373,12 @@ fn a_thread_that_waits_for_itself_learns_it_wherever_it_is_in_the_queue() {
             let joined = scene.keeper.queues.join(
                 &"key".into(),
                 &until(Moment::NEVER),
-                |holder| holder.raw() == "mine",
+                is_mine,
                 |_| true,
                 |hold| scene.keeper.renew_for_waiter(hold),
                 claim,
             );
-            assert!(matches!(joined, Err(NoTurn::Mine)));
+            assert!(matches!(joined, Err(NoTurn::Deadlock(_))));
         });
         turn.saw(&Holder::new(b"mine", None), Duration::ZERO, true);
         join([itself]);

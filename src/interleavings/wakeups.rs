@@ -203,6 +203,7 @@ impl Scene {
             machine: "0123abcd",
             lease: Lease::new(LEASE),
             reclaim_dead: false,
+            is_vain: &|_, _| Ok(()),
             poll_every: POLL,
         };
         let turn = keeper.queues.free_turn(key.name());

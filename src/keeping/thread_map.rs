@@ -11,6 +11,7 @@ use crate::base::clock::Moment;
 use crate::base::error::Error;
 use crate::base::owner::Owner;
 use crate::hold::Hold;
+use crate::waiting::deadlocks::HeldBy;
 use crate::waiting::queues::Turn;
 
 /// The most guards of one lock that one thread may have. A million are a leak, not a design, and
@@ -141,6 +142,17 @@ pub(crate) fn enter(manager: u64, hold: Arc<Hold>, turn: Turn) -> Rc<Held> {
         holds.entry(name).or_insert_with(|| Vec::with_capacity(1)).push(entry);
     });
     held
+}
+
+/// What this thread holds, through all managers, the oldest first.
+pub(crate) fn held() -> Vec<HeldBy> {
+    let all = with(|holds| {
+        let all = holds.values().flatten().map(|entry| (entry.manager, Arc::clone(&entry.held.hold)));
+        all.collect::<Vec<_>>()
+    });
+    let mut all = all.unwrap_or_default();
+    all.sort_by_key(|(_, hold)| hold.number);
+    all
 }
 
 /// True if this thread has a hold with this token, through any manager.

@@ -17,7 +17,7 @@ use log::{debug, warn};
 
 use crate::acquire::{AcquireContext, Taken, acquire, busy};
 use crate::base::clock::Moment;
-use crate::base::error::Error;
+use crate::base::error::{BlockedThread, Error};
 use crate::base::holder::Holder;
 use crate::base::key::{Key, NOT_A_STRING, Name};
 use crate::base::machine;
@@ -33,6 +33,7 @@ use crate::keeping::shared::Shared;
 use crate::keeping::thread_map::{self, Held, Left};
 use crate::release;
 use crate::store::{Failure, Seen, Store, Target};
+use crate::waiting::deadlocks::Wait;
 use crate::waiting::handoff::Claim;
 use crate::waiting::listeners::Listeners;
 use crate::waiting::patience::Patience;
@@ -106,9 +107,10 @@ impl Session {
         if let Some(invalid) = options.invalid {
             return Err(invalid.into());
         }
-        let taken = self.take(name, options, &self.patience(limit, started), pid);
-        if let Err(Error::Timeout { .. }) = &taken {
+        let mut taken = self.take(name, options, &self.patience(limit, started), pid);
+        if let Err(Error::Timeout { held, .. }) = &mut taken {
             self.counters.timed_out.add(1);
+            *held = thread_map::held().into_iter().map(|(_, hold)| hold.key.name().to_string()).collect();
         }
         taken
     }
@@ -129,7 +131,13 @@ impl Session {
         // release.
         let token = fresh_token(&owner, &self.machine).map_err(no_randomness)?;
         let claim = Claim { token, lease, counter };
-        let turn = match self.turn(&key, patience, pid, &claim) {
+        let wait = Wait::new(self.id, key.name(), &owner, patience.deadline, thread_map::held);
+        let is_vain = |seen: Option<&Holder>, sleeps: bool| match seen {
+            Some(holder) if thread_map::is_mine(holder.raw(), pid) => Err(wait.for_itself()),
+            _ if sleeps => wait.begins(seen),
+            _ => Ok(()),
+        };
+        let turn = match self.turn(&key, patience, is_vain, &claim) {
             Ok(turn) => turn,
             Err(no_turn) => return Err(self.without_turn(no_turn, &key, patience)),
         };
@@ -143,21 +151,28 @@ impl Session {
             machine: &self.machine,
             lease,
             reclaim_dead: options.reclaim_dead,
+            is_vain: &is_vain,
             poll_every: self.settings.poll_every,
         };
         let Taken { token, fence, at } = acquire(context, patience, &turn, claim)?;
         self.counters.acquired.add(1);
         self.counters.time_waited.add(at.answered.since(patience.began));
+        drop(wait);
         self.keep(Arc::new(Hold::new(key, owner, token, fence, options, at)), turn)
     }
 
     /// Waits for the turn: one thread of the process at a time asks Redis for a key.
-    fn turn(&self, key: &Key, patience: &Patience, pid: u32, first: &Claim) -> Result<Turn, NoTurn> {
-        let is_mine = |holder: &Holder| thread_map::is_mine(holder.raw(), pid);
+    fn turn(
+        &self,
+        key: &Key,
+        patience: &Patience,
+        is_vain: impl Fn(Option<&Holder>, bool) -> Result<(), Vec<BlockedThread>>,
+        first: &Claim,
+    ) -> Result<Turn, NoTurn> {
         let answered_since = |moment| self.store.answered_since(key.in_redis(), moment);
         let renew = |hold: &Hold| self.keeper.renew_for_waiter(hold);
         let claim = || first.clone();
-        let turn = self.queues.join(key.name(), patience, is_mine, answered_since, renew, claim)?;
+        let turn = self.queues.join(key.name(), patience, is_vain, answered_since, renew, claim)?;
         self.counters.waited.add(u64::from(turn.waited));
         Ok(turn)
     }
@@ -175,7 +190,7 @@ impl Session {
                 self.counters.waited.add(1);
                 self.failed("taking", key, behind_an_outage(cause.as_deref()))
             }
-            NoTurn::Mine => Error::WouldDeadlock { key: key.name().to_string() },
+            NoTurn::Deadlock(cycle) => Error::WouldDeadlock { key: key.name().to_string(), cycle },
         }
     }
 
@@ -381,7 +396,7 @@ mod tests {
         let wait = until(Moment::PAST);
         let turn = session
             .queues
-            .join(hold.key.name(), &wait, |_| false, |_| true, |_| (), || unreachable!())
+            .join(hold.key.name(), &wait, |_, _| Ok(()), |_| true, |_| (), || unreachable!())
             .unwrap();
         thread::scope(|scope| {
             let held_up = session.keeper.work.lock();

@@ -3,7 +3,8 @@
 //! [`queues`] lets one thread of the process at a time ask Redis for a key. That thread sleeps in
 //! [`wakeups`] until [`listener`] receives an invalidation of the key. [`queue`] decides whose turn
 //! is next, and [`handoff`] for how long a process may keep the lock to itself. [`contention`]
-//! estimates how many other processes wait, and [`patience`] says when a silent Redis is an outage.
+//! estimates how many other processes wait, [`patience`] says when a silent Redis is an outage, and
+//! [`deadlocks`] when a wait would never end.
 //! This room may use `hold`, `store` and `base`.
 
 pub(crate) mod listener;
@@ -14,4 +15,5 @@ mod queue;
 pub(crate) mod waiter;
 pub(crate) mod handoff;
 mod contention;
+pub(crate) mod deadlocks;
 pub(crate) mod patience;

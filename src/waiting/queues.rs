@@ -11,6 +11,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::base::clock::Moment;
+use crate::base::error::BlockedThread;
 use crate::base::holder::Holder;
 use crate::base::sync::{Mutex, MutexGuard};
 use crate::hold::Hold;
@@ -56,8 +57,8 @@ pub(crate) enum NoTurn {
     /// The lock is busy, and the caller's deadline has come, or the caller tries only once. The
     /// holder is named if it is known.
     Busy(Option<Holder>),
-    /// The caller itself holds the lock, through another manager.
-    Mine,
+    /// The caller would wait for itself.
+    Deadlock(Vec<BlockedThread>),
     /// The thread in front has no answer from Redis, and the caller waits no longer: its deadline
     /// has come, or the outage has lasted for `tolerate_outage`. The cause of the outage is named
     /// if it is known.
@@ -67,8 +68,8 @@ pub(crate) enum NoTurn {
 impl WaitQueues {
     /// Waits for the turn. A caller that tries only once (`Patience::once`) does not wait.
     ///
-    /// - `is_mine`: whether a holder that Redis named is the calling thread, through another
-    ///   manager.
+    /// - `is_vain`: the cycle, if the calling thread would wait for itself. It gets the holder that
+    ///   Redis has named, and whether the thread is about to sleep.
     /// - `answered_since`: whether Redis has answered any thread since that moment.
     /// - `renew`: renews a hold that was never renewed, once the first waiter has waited for it for
     ///   a while. This finds out whether its key was deleted by hand.
@@ -77,7 +78,7 @@ impl WaitQueues {
         self: &Arc<WaitQueues>,
         name: &Arc<str>,
         patience: &Patience,
-        is_mine: impl Fn(&Holder) -> bool,
+        is_vain: impl Fn(Option<&Holder>, bool) -> Result<(), Vec<BlockedThread>>,
         answered_since: impl Fn(Moment) -> bool,
         renew: impl Fn(&Hold),
         claim: impl FnOnce() -> Claim,
@@ -88,8 +89,8 @@ impl WaitQueues {
         }
         if patience.once {
             let queue = table.queue(name);
-            let mine = queue.seen().is_some_and(is_mine);
-            return Err(if mine { NoTurn::Mine } else { NoTurn::Busy(queue.holder(Moment::now())) });
+            let busy = || NoTurn::Busy(queue.holder(Moment::now()));
+            return Err(is_vain(queue.seen(), false).map_or_else(NoTurn::Deadlock, |()| busy()));
         }
         let me = Arc::new(Waiter::new(claim(), patience.deadline));
         table.queue(name).waiting.push_back(Arc::clone(&me));
@@ -101,7 +102,7 @@ impl WaitQueues {
                 return Ok(self.turn(name, start, true));
             }
             let cores_are_free = self.cores.are_free(now);
-            match place.next_step(table.queue(name), &is_mine, &answered_since, cores_are_free, now) {
+            match place.next_step(table.queue(name), &is_vain, &answered_since, cores_are_free, now) {
                 Step::GiveUp(no_turn) => {
                     if table.queue(name).leave(&me) {
                         notify_first(table, name); // The next one has to look at the front from now on.
@@ -156,7 +157,7 @@ impl Place<'_> {
     fn next_step(
         &mut self,
         queue: &WaitQueue,
-        is_mine: impl Fn(&Holder) -> bool,
+        is_vain: impl Fn(Option<&Holder>, bool) -> Result<(), Vec<BlockedThread>>,
         answered_since: impl Fn(Moment) -> bool,
         cores_are_free: bool,
         now: Moment,
@@ -164,7 +165,7 @@ impl Place<'_> {
         // If Redis has answered other threads since the silence began, there is no outage.
         let silence = queue.silence.as_ref().filter(|it| !it.is_refuted(answered_since));
         let overslept = now.since(self.look_again) > SLOW_ANSWER;
-        if let Some(no_turn) = self.give_up(queue, is_mine, silence, overslept, now) {
+        if let Some(no_turn) = self.give_up(queue, is_vain, silence, overslept, now) {
             return Step::GiveUp(no_turn);
         }
         let ending = queue.ending(self.me);
@@ -184,7 +185,7 @@ impl Place<'_> {
     fn give_up(
         &self,
         queue: &WaitQueue,
-        is_mine: impl Fn(&Holder) -> bool,
+        is_vain: impl Fn(Option<&Holder>, bool) -> Result<(), Vec<BlockedThread>>,
         silence: Option<&Silence>,
         overslept: bool,
         now: Moment,
@@ -194,8 +195,8 @@ impl Place<'_> {
         let outage = silence
             .filter(|silence| self.patience.is_outage(silence, now))
             .filter(|silence| silence.cause.is_some() || !overslept);
-        if queue.seen().is_some_and(is_mine) {
-            Some(NoTurn::Mine)
+        if let Err(cycle) = is_vain(queue.seen(), true) {
+            Some(NoTurn::Deadlock(cycle))
         } else if let Some(silence) = outage {
             Some(NoTurn::Outage(silence.cause.clone()))
         } else {
@@ -369,7 +370,7 @@ pub(crate) mod tests {
             let joined = self.join(
                 name,
                 &until(Moment::PAST),
-                |_| false,
+                |_, _| Ok(()),
                 |_| true,
                 |_| (),
                 || unreachable!("it does not wait"),
@@ -383,7 +384,7 @@ pub(crate) mod tests {
     }
 
     fn at_once(queues: &Arc<WaitQueues>, name: &Arc<str>) -> Option<Turn> {
-        queues.join(name, &until(Moment::PAST), |_| false, |_| true, |_| (), claim).ok()
+        queues.join(name, &until(Moment::PAST), |_, _| Ok(()), |_| true, |_| (), claim).ok()
     }
 
     fn claim() -> Claim {
@@ -418,7 +419,7 @@ pub(crate) mod tests {
         let patience = until(at(5000));
         let place = |look_again| Place { me: &me, patience: &patience, stayed_awake_for: None, look_again };
         let step = |place: &mut Place<'_>, queue: &WaitQueue, cores_are_free, now| {
-            place.next_step(queue, |_| false, |_| false, cores_are_free, at(now))
+            place.next_step(queue, |_, _| Ok(()), |_| false, cores_are_free, at(now))
         };
         let mut waits = place(Moment::NEVER);
         assert!(matches!(step(&mut waits, &queue, true, 100), Step::Sleep { until } if until == at(1100)));
@@ -451,7 +452,7 @@ pub(crate) mod tests {
                 let (queue, told) = (Arc::clone(&queues), told.clone());
                 let thread = thread::spawn(move || {
                     let turn =
-                        queue.join(&name(), &until(soon()), |_| false, |_| true, |_| (), claim).unwrap();
+                        queue.join(&name(), &until(soon()), |_, _| Ok(()), |_| true, |_| (), claim).unwrap();
                     told.send(n).unwrap();
                     drop(turn);
                 });
@@ -475,7 +476,7 @@ pub(crate) mod tests {
         let zombie = at_once(&queues, &name()).unwrap();
         let hold = Arc::new(sample("key", Duration::from_millis(20), Moment::now()));
         zombie.holds(&hold);
-        let turn = queues.join(&name(), &until(soon()), |_| false, |_| true, |_| (), claim).unwrap();
+        let turn = queues.join(&name(), &until(soon()), |_, _| Ok(()), |_| true, |_| (), claim).unwrap();
         assert!(!hold.is_valid(Moment::now()));
         drop(zombie);
         assert!(at_once(&queues, &name()).is_none(), "the turn is still taken");
@@ -490,12 +491,17 @@ pub(crate) mod tests {
         let hold = Arc::new(sample("key", Duration::from_secs(5), Moment::now()));
         turn.holds(&hold);
         let Err(NoTurn::Busy(Some(holder))) =
-            queues.join(&name(), &until(Moment::now()), |_| false, |_| true, |_| (), claim)
+            queues.join(&name(), &until(Moment::now()), |_, _| Ok(()), |_| true, |_| (), claim)
         else {
             panic!("it is busy, and the holder is known");
         };
         assert_eq!(holder.raw(), hold.token);
         assert!(queues.table.lock().queue(&name()).waiting.is_empty());
+    }
+
+    /// The calling thread holds the lock with the token "mine".
+    pub(crate) fn is_mine(seen: Option<&Holder>, _sleeps: bool) -> Result<(), Vec<BlockedThread>> {
+        if seen.is_some_and(|holder| holder.raw() == "mine") { Err(Vec::new()) } else { Ok(()) }
     }
 
     #[test]
@@ -504,15 +510,13 @@ pub(crate) mod tests {
         let turn = at_once(&queues, &name()).unwrap();
         let queue = Arc::clone(&queues);
         let waiter = thread::spawn(move || {
-            queue
-                .join(&name(), &until(soon()), |holder| holder.raw() == "mine", |_| true, |_| (), claim)
-                .map(drop)
+            queue.join(&name(), &until(soon()), is_mine, |_| true, |_| (), claim).map(drop)
         });
         while queues.table.lock().queue(&name()).waiting.is_empty() {
             thread::yield_now();
         }
         turn.saw(&Holder::new(b"mine", None), Duration::ZERO, true);
-        assert!(matches!(waiter.join().unwrap(), Err(NoTurn::Mine)));
+        assert!(matches!(waiter.join().unwrap(), Err(NoTurn::Deadlock(_))));
         assert!(queues.table.lock().queue(&name()).waiting.is_empty());
     }
 
@@ -547,7 +551,7 @@ pub(crate) mod tests {
         let told = |answered: bool| {
             let now = Moment::now();
             let patience = Patience { began: now, ..until(now.after(Duration::from_millis(30))) };
-            queues.join(&name(), &patience, |_| false, |_| answered, |_| (), claim).unwrap_err()
+            queues.join(&name(), &patience, |_, _| Ok(()), |_| answered, |_| (), claim).unwrap_err()
         };
         assert!(matches!(told(false), NoTurn::Busy(None)), "the front has not asked yet");
         front.asks();
@@ -575,7 +579,7 @@ pub(crate) mod tests {
         let tolerate_outage = Duration::from_millis(50);
         let began = Moment::now();
         let patience = Patience { began, tolerate_outage, ..until(Moment::NEVER) };
-        let told = || queues.join(&name(), &patience, |_| false, |_| false, |_| (), claim).unwrap_err();
+        let told = || queues.join(&name(), &patience, |_, _| Ok(()), |_| false, |_| (), claim).unwrap_err();
         front.failed(Some(&Silence { cause: Some("no answer".into()), ..Silence::new(began, true) }));
         assert!(matches!(told(), NoTurn::Outage(Some(cause)) if &*cause == "no answer"));
         assert!(Moment::now().since(began) >= tolerate_outage);
@@ -602,7 +606,7 @@ pub(crate) mod tests {
                 let queue = Arc::clone(&queues);
                 let deadline = Moment::now().after(Duration::from_millis(wait));
                 let next = thread::spawn(move || {
-                    queue.join(&name(), &until(deadline), |_| false, |_| true, |_| (), claim).is_ok()
+                    queue.join(&name(), &until(deadline), |_, _| Ok(()), |_| true, |_| (), claim).is_ok()
                 });
                 while queues.table.lock().queue(&name()).waiting.is_empty() && !next.is_finished() {
                     thread::yield_now();

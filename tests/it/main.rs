@@ -31,6 +31,8 @@ mod secrets;
 
 // One holder at a time: a counter with a lost-update race loses no update.
 mod mutual_exclusion;
+// Deadlocks within the process, and what a timeout says about those between processes.
+mod deadlocks;
 // Threads: reentry, the order in which guards are dropped, panics, deadlocks.
 mod threads;
 // Managers, guards and locks in thread-locals, which are dropped when their thread ends.

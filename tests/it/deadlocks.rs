@@ -1,0 +1,184 @@
+//! Threads that wait for each other: who closes the cycle learns it at once, and the others go on.
+
+use std::sync::{Barrier, mpsc};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use relatch::{Error, LockManager};
+use relatch_rig::{LONG, Server, eventually, throughout};
+
+use crate::support::{ANSWER, LATE, LEASE, MINUTE, PERIOD, connect, occupy};
+
+/// How soon the thread that closes a cycle learns it.
+const AT_ONCE: Duration = Duration::from_secs(1);
+
+/// Thread `n` takes lock `n` of `keys`, waits until all have done so, and then takes the next
+/// thread's lock. One of them closes the cycle. Checks its error, and that the others get their
+/// locks.
+fn in_a_circle(managers: &[&LockManager], keys: &[&str]) {
+    let all_hold = Barrier::new(keys.len());
+    let started = Instant::now();
+    let outcomes: Vec<_> = thread::scope(|scope| {
+        let threads: Vec<_> = (0..keys.len())
+            .map(|n| {
+                let (all_hold, locks) = (&all_hold, managers[n % managers.len()]);
+                scope.spawn(move || {
+                    let mine = locks.lock(keys[n]).expect("locks");
+                    all_hold.wait();
+                    let next = locks.lock(keys[(n + 1) % keys.len()]).map(drop);
+                    mine.unlock().expect("it was held all the time");
+                    (n, next)
+                })
+            })
+            .collect();
+        threads.into_iter().map(|it| it.join().expect("no panic")).collect()
+    });
+    assert!(started.elapsed() < LONG, "{:?}", started.elapsed());
+    let failed: Vec<_> = outcomes.into_iter().filter(|(_, next)| next.is_err()).collect();
+    let [(closer, Err(error))] = &failed[..] else { panic!("one of them learns it: {failed:?}") };
+    let Error::WouldDeadlock { key, cycle, .. } = error else { panic!("{error:?}") };
+    assert_eq!(key, keys[(closer + 1) % keys.len()]);
+    let named: Vec<_> = cycle.iter().map(|it| it.key.as_str()).collect();
+    let wanted: Vec<_> = (1..=keys.len()).map(|step| keys[(closer + step) % keys.len()]).collect();
+    assert_eq!(named, wanted, "each waits for the lock of the next");
+    let text = error.to_string();
+    for blocked in cycle {
+        assert!(text.contains(&format!("thread {} waits for", blocked.thread.thread())), "{text}");
+    }
+}
+
+#[test]
+fn who_closes_a_cycle_of_two_threads_learns_it_and_the_other_goes_on() {
+    let server = Server::start();
+    in_a_circle(&[&connect(&server)], &["a", "b"]);
+}
+
+#[test]
+fn a_cycle_may_have_many_threads_and_lead_through_several_managers() {
+    let server = Server::start();
+    let [one, two, three] = [(); 3].map(|()| connect(&server));
+    in_a_circle(&[&one], &["a", "b", "c", "d", "e"]);
+    in_a_circle(&[&one, &two, &three], &["a", "b", "c"]);
+}
+
+#[test]
+fn the_error_comes_at_once() {
+    let server = Server::start();
+    let locks = connect(&server);
+    let (has_b, when_b) = mpsc::channel();
+    thread::scope(|scope| {
+        let outer = locks.lock("a").expect("locks");
+        let other = scope.spawn(|| {
+            let guard = locks.lock("b").expect("locks");
+            has_b.send(()).expect("the other thread listens");
+            locks.lock("a").map(|inner| drop((inner, guard)))
+        });
+        when_b.recv().expect("the other thread has it");
+        eventually(LONG, "the other thread waits", || locks.stats().waited == 0 && locks.held().len() == 2);
+        throughout(PERIOD, || assert!(!other.is_finished()));
+        let asked = Instant::now();
+        let error = locks.lock("b").expect_err("the other waits for this thread");
+        assert!(asked.elapsed() < AT_ONCE, "{:?}", asked.elapsed());
+        assert!(matches!(error, Error::WouldDeadlock { .. }), "{error:?}");
+        assert!(outer.is_valid(), "what it holds stays");
+        drop(outer);
+        other.join().expect("no panic").expect("the other goes on");
+    });
+}
+
+/// The other thread of the cycle gives up sooner. So this is no deadlock, and this thread gets its
+/// lock.
+#[test]
+fn a_wait_that_ends_sooner_makes_no_deadlock() {
+    let server = Server::start();
+    let locks = connect(&server);
+    let both = Barrier::new(2);
+    thread::scope(|scope| {
+        let brief = scope.spawn(|| {
+            let guard = locks.lock("b").expect("locks");
+            both.wait();
+            let taken = locks.named("a").wait(5 * PERIOD).lock().map(drop);
+            drop(guard);
+            taken
+        });
+        let guard = locks.lock("a").expect("locks");
+        both.wait();
+        throughout(PERIOD, || assert!(!brief.is_finished()));
+        locks.lock("b").map(drop).expect("the other gives up, and lets go");
+        drop(guard);
+        let error = brief.join().expect("no panic").expect_err("it was busy");
+        let Error::Timeout { held, .. } = &error else { panic!("{error:?}") };
+        assert_eq!(held, &["b"]);
+        assert!(error.to_string().ends_with("; this thread held \"b\" meanwhile"), "{error}");
+    });
+}
+
+/// A hold that is lost, or that runs out, keeps nobody waiting.
+#[test]
+fn holds_that_end_by_themselves_make_no_deadlock() {
+    let server = Server::start();
+    let locks = connect(&server);
+    for lost in [true, false] {
+        let both = Barrier::new(2);
+        thread::scope(|scope| {
+            let other = scope.spawn(|| {
+                let lock = locks.named("b").renew(lost).lease(if lost { MINUTE } else { LEASE });
+                let guard = lock.lock().expect("locks");
+                both.wait();
+                let taken = locks.lock("a").map(drop);
+                drop(guard);
+                taken
+            });
+            let guard = locks.lock("a").expect("locks");
+            both.wait();
+            throughout(PERIOD, || assert!(!other.is_finished()));
+            if lost {
+                locks.named("b").force_unlock().expect("deletes");
+            }
+            locks.lock("b").map(drop).expect("the lock is free, or will be");
+            drop(guard);
+            other.join().expect("no panic").expect("free by then");
+        });
+    }
+}
+
+#[test]
+fn a_timeout_lists_what_the_waiter_held() {
+    let server = Server::start();
+    let here = connect(&server);
+    occupy(&server, "c", MINUTE);
+    let error = here.named("c").wait(ANSWER).lock().expect_err("busy");
+    assert!(matches!(&error, Error::Timeout { held, .. } if held.is_empty()), "{error:?}");
+    let _outer = (here.lock("a").expect("locks"), here.lock("b").expect("locks"));
+    let error = thread::scope(|scope| {
+        let _elsewhere = scope.spawn(|| here.lock("x").map(drop)).join().expect("no panic");
+        here.named("c").wait(ANSWER).lock().expect_err("busy")
+    });
+    assert!(matches!(&error, Error::Timeout { held, .. } if held == &["a", "b"]), "{error:?}");
+    assert!(error.to_string().contains("this thread held \"a\", \"b\" meanwhile"), "{error}");
+}
+
+/// Threads that take two locks in opposite orders, and let go when they learn it: all make progress.
+#[test]
+fn threads_that_let_go_after_the_error_make_progress() {
+    let server = Server::start();
+    let locks = connect(&server);
+    let start = Instant::now();
+    thread::scope(|scope| {
+        for keys in [["a", "b"], ["b", "a"], ["a", "b"], ["b", "a"]] {
+            let locks = &locks;
+            scope.spawn(move || {
+                let mut done = 0;
+                while done < 50 {
+                    let _outer = locks.lock(keys[0]).expect("one lock is no deadlock");
+                    match locks.lock(keys[1]) {
+                        Ok(_) => done += 1,
+                        Err(Error::WouldDeadlock { .. }) => {}
+                        Err(other) => panic!("{other}"),
+                    }
+                }
+            });
+        }
+    });
+    assert!(start.elapsed() < LONG + LATE, "{:?}", start.elapsed());
+}
