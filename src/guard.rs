@@ -13,8 +13,7 @@ use crate::base::clock::Moment;
 use crate::base::error::{Error, LostCause};
 use crate::base::owner::Owner;
 use crate::base::process;
-use crate::held_lock::Unlocked;
-use crate::hold::Hold;
+use crate::hold::{Hold, Unlocked};
 use crate::keeping::thread_map::Held;
 use crate::session::Session;
 

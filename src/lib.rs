@@ -193,7 +193,6 @@ mod release;
 mod acquire;
 mod keeping;
 mod waiting;
-mod held_lock;
 mod hold;
 mod store;
 mod base;
@@ -205,7 +204,7 @@ pub use crate::base::owner::Owner;
 pub use crate::base::stats::{Histogram, Stats};
 pub use crate::builder::Builder;
 pub use crate::guard::{LockGuard, LockWatch};
-pub use crate::held_lock::{HeldLock, Unlocked};
+pub use crate::hold::{HeldLock, Unlocked};
 pub use crate::installed::{
     install, installed, lock, named, try_lock, try_lock_for, with_lock, with_lock_result,
 };

@@ -85,8 +85,8 @@ impl Lock {
     /// For how long the lock is renewed at most. Defaults to the manager's, which is no limit.
     ///
     /// After that time the lease runs out, and the hold is lost. This limit protects from work that
-    /// hangs and from guards that are forgotten. It also ends a deadlock, but by taking locks away.
-    /// A limited [`wait`](Lock::wait) ends a deadlock without that.
+    /// hangs and from guards that are forgotten. It also ends a deadlock of two processes, but by
+    /// taking locks away. A limited [`wait`](Lock::wait) ends a deadlock without that.
     pub fn max_hold(self, limit: Duration) -> Lock {
         self.set(|options| options.renewal.max_hold = Some(limit))
     }
@@ -172,9 +172,10 @@ impl Lock {
     /// [Waiting](crate#waiting)) polls with growing pauses of up to 64 ms, or [another
     /// limit](crate::Builder::poll_every).
     ///
-    /// If two threads each hold a lock and wait for the lock of the other, they wait for ever,
-    /// because both locks are renewed. A limited [`wait`](Lock::wait) or
-    /// [`max_hold`](Lock::max_hold) ends such a deadlock.
+    /// If two threads of a process each hold a lock and wait for the lock of the other, the one
+    /// that begins to wait last gets [`Error::WouldDeadlock`] at once. Between two processes,
+    /// nobody knows of both waits. They wait for ever, because both locks are renewed. A limited
+    /// [`wait`](Lock::wait) or [`max_hold`](Lock::max_hold) ends such a deadlock.
     ///
     /// # Errors
     ///
@@ -190,7 +191,8 @@ impl Lock {
     ///   lease, if that is longer than 250 ms.
     /// - [`Error::AlreadyHeld`]: this thread has the lock already, and it is not
     ///   [`reentrant`](Lock::reentrant).
-    /// - [`Error::WouldDeadlock`]: this thread has the lock already, through another manager.
+    /// - [`Error::WouldDeadlock`]: the holder waits for a lock of this thread, directly or through
+    ///   others. Or this thread has the lock already, through another manager.
     /// - [`Error::NoFence`]: the lock is to be [`fenced`](Lock::fenced), and cannot be.
     /// - [`Error::InvalidKey`], [`Error::InvalidOption`], [`Error::DepthOverflow`],
     ///   [`Error::Forked`], [`Error::NoThread`], [`Error::NoRandomness`].

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use crate::base::error::Error;
 use crate::base::stats::Stats;
 use crate::guard::LockGuard;
-use crate::held_lock::HeldLock;
+use crate::hold::HeldLock;
 use crate::lock::Lock;
 use crate::request::Request;
 use crate::session::Session;

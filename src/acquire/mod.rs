@@ -14,7 +14,7 @@ use log::{debug, info};
 use crate::acquire::claim::PendingClaim;
 use crate::acquire::step::{End, Progress, Step};
 use crate::base::clock::Moment;
-use crate::base::error::{BlockedThread, Error};
+use crate::base::error::Error;
 use crate::base::holder::Holder;
 use crate::base::key::{Key, NOT_A_STRING};
 use crate::base::machine;
@@ -25,6 +25,7 @@ use crate::base::sync::thread;
 use crate::hold::AcquiredAt;
 use crate::keeping::keeper::Keeper;
 use crate::store::{Cause, Compared, Failure, Store};
+use crate::waiting::deadlocks::IsVain;
 use crate::waiting::handoff::{Claim, HandoffOutcome};
 use crate::waiting::listeners::Listeners;
 use crate::waiting::patience::{Kind, Patience};
@@ -50,10 +51,7 @@ pub(crate) struct AcquireContext<'a> {
     pub(crate) machine: &'a str,
     pub(crate) lease: Lease,
     pub(crate) reclaim_dead: bool,
-    /// The cycle, if this thread would wait for itself: as in [`WaitQueues::join`].
-    ///
-    /// [`WaitQueues::join`]: crate::waiting::queues::WaitQueues::join
-    pub(crate) is_vain: &'a dyn Fn(Option<&Holder>, bool) -> Result<(), Vec<BlockedThread>>,
+    pub(crate) is_vain: &'a IsVain<'a>,
     /// The longest pause between two attempts while Redis sends no invalidations.
     pub(crate) poll_every: Duration,
 }

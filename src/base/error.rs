@@ -4,7 +4,10 @@ use std::error::Error as StdError;
 use std::time::Duration;
 
 use crate::base::holder::Holder;
-use crate::base::owner::Owner;
+
+use crate::base::wording::{doing, invalid, may_exist, timed_out, would_deadlock};
+
+pub use crate::base::cause::{BlockedThread, LostCause, TlsCause};
 
 /// Why an operation on a lock failed.
 ///
@@ -349,111 +352,6 @@ impl From<Error> for std::io::Error {
         let kind = if error.is_timeout() { std::io::ErrorKind::TimedOut } else { std::io::ErrorKind::Other };
         std::io::Error::new(kind, error)
     }
-}
-
-/// A thread of a [deadlock](Error::WouldDeadlock).
-#[derive(Clone, Debug, PartialEq, Eq)]
-#[non_exhaustive]
-pub struct BlockedThread {
-    /// The thread.
-    pub thread: Owner,
-    /// The key of the lock for which it waits.
-    pub key: String,
-}
-
-/// How a hold was lost, as far as this process knows.
-///
-/// The first cause that is found stays: it does not change if another one is found later.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[non_exhaustive]
-pub enum LostCause {
-    /// The lease ran out before the lock was released.
-    #[error("its lease ran out")]
-    Expired,
-    /// The key disappeared from Redis before the lease ran out. It was deleted, flushed or evicted,
-    /// Redis restarted or failed over, or the server's clock stepped.
-    #[error("its key was deleted")]
-    Deleted,
-    /// The key has another value: another holder has taken the lock, or something overwrote the
-    /// key.
-    #[error("it was taken by another holder")]
-    Taken,
-}
-
-/// Why there is no connection over TLS.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[non_exhaustive]
-pub enum TlsCause {
-    /// No authority that is trusted has issued the server's certificate. (A certificate may also
-    /// be its own issuer.)
-    #[error("the issuer of its certificate is not trusted")]
-    UnknownIssuer,
-    /// The server's certificate is for other hosts.
-    #[error("its certificate is for another host")]
-    WrongName,
-    /// The server's certificate has expired, or is not valid yet.
-    #[error("its certificate has expired, or is not valid yet")]
-    Expired,
-    /// The server does not speak TLS.
-    #[error("it does not speak TLS")]
-    NotTls,
-    /// The server is a Redis that does not use TLS at this port.
-    #[error("it is a Redis that does not use TLS at this port")]
-    PlainRedis,
-    /// The server asked for a certificate, and got none, or none that it accepts.
-    #[error("it refuses the client's certificate, or there is none")]
-    ClientCertificate,
-    /// Something else: the source of the error says what.
-    #[error("the handshake failed")]
-    Other,
-}
-
-fn doing(action: &str, key: Option<&str>) -> String {
-    key.map_or_else(|| action.to_owned(), |key| format!("{action} lock {key:?}"))
-}
-
-fn invalid(option: &str, value: Option<&str>, reason: &str) -> String {
-    match value {
-        Some(value) => format!("option `{option}` cannot be {value}: {reason}"),
-        None => format!("option `{option}` has a value that cannot work: {reason}"),
-    }
-}
-
-fn may_exist(at_most: Duration) -> String {
-    if at_most.is_zero() {
-        return "its lease is over by now".to_owned();
-    }
-    format!("its key may exist for up to {at_most:.1?}")
-}
-
-fn timed_out(
-    key: &str,
-    waited: Duration,
-    holder: Option<&Holder>,
-    held: &[String],
-    cut_short: bool,
-) -> String {
-    let what = match holder {
-        Some(holder) => format!("lock {key:?} was still busy after {waited:.1?}, held by {holder}"),
-        None if cut_short => format!("lock {key:?} was not taken within {waited:.1?}"),
-        None => format!("lock {key:?} was still busy after {waited:.1?}"),
-    };
-    let held: Vec<_> = held.iter().map(|key| format!("{key:?}")).collect();
-    if held.is_empty() { what } else { format!("{what}; this thread held {} meanwhile", held.join(", ")) }
-}
-
-fn would_deadlock(cycle: &[BlockedThread]) -> String {
-    if let [alone] = cycle {
-        let BlockedThread { key, .. } = alone;
-        return format!(
-            "this thread already holds {key:?} through another LockManager: waiting would never end"
-        );
-    }
-    let waits = cycle.iter().enumerate().map(|(place, BlockedThread { thread, key })| {
-        let holder = cycle[(place + 1) % cycle.len()].thread.thread();
-        format!("thread {} waits for {key:?}, which thread {holder} holds", thread.thread())
-    });
-    format!("waiting would never end: {}", waits.collect::<Vec<_>>().join("; "))
 }
 
 #[cfg(test)]

@@ -7,6 +7,8 @@ pub(crate) mod stats;
 pub(crate) mod options;
 pub(crate) mod key;
 pub(crate) mod error;
+mod wording;
+pub(crate) mod cause;
 pub(crate) mod holder;
 pub(crate) mod machine;
 pub(crate) mod owner;

@@ -9,9 +9,9 @@
 //! Only a thread that holds locks can be part of a cycle. So a thread that holds none, and a thread
 //! that does not sleep, pay nothing.
 //!
-//! A cycle is no deadlock if something ends it. The walk leaves out holds that are lost, and a cycle
-//! does not count if another thread of it gives up, or a hold of it runs out, before the deadline of
-//! the thread that would get the error.
+//! A cycle is no deadlock if something ends it. The walk leaves out holds that are lost, and a
+//! cycle does not count if another thread of it gives up, or a hold of it runs out, before the
+//! deadline of the thread that would get the error.
 
 use std::cell::RefCell;
 use std::sync::Arc;
@@ -27,6 +27,10 @@ use crate::hold::Hold;
 
 /// The threads of this process that hold locks and sleep until they get another one.
 static BLOCKED: Mutex<Vec<Blocked>> = Mutex::new(Vec::new());
+
+/// Whether a wait for the holder that Redis has named, if any, would never end: with the cycle. The
+/// flag says whether the thread is about to sleep.
+pub(crate) type IsVain<'a> = dyn Fn(Option<&Holder>, bool) -> Result<(), Vec<BlockedThread>> + 'a;
 
 /// A hold, and the number of its manager.
 pub(crate) type HeldBy = (u64, Arc<Hold>);
@@ -47,8 +51,8 @@ struct Blocked {
     holds: Vec<HeldBy>,
 }
 
-/// The wait of one thread for one lock. The thread counts as blocked from its first sleep until this
-/// is dropped.
+/// The wait of one thread for one lock. The thread counts as blocked from its first sleep until
+/// this is dropped.
 pub(crate) struct Wait<'a> {
     manager: u64,
     name: &'a Arc<str>,

@@ -247,8 +247,8 @@ fn a_map_may_leave_out_hosts_or_name_them() {
     }
 }
 
-/// A node that prefers names of hosts says `?` for a node whose name it does not know. Locks of that
-/// node are not to be had until it has a name; the others do not notice.
+/// A node that prefers names of hosts says `?` for a node whose name it does not know. Locks of
+/// that node are not to be had until it has a name; the others do not notice.
 #[test]
 fn a_node_without_an_address_in_the_map_is_unavailable_and_no_other() {
     if server_version() < (7, 0) {

@@ -522,7 +522,7 @@ fn a_move_wakes_the_waiters_and_renews_the_holds_of_its_slot_and_no_others() {
     let names = [&moves, &near, &far];
     let guards = names.map(|name| locks.lock(name).expect("locks"));
     for guard in &guards {
-        guard.extend(MINUTE).expect("extends"); // From now on, Redis tracks the key.
+        guard.extend_to(MINUTE).expect("extends"); // From now on, Redis tracks the key.
     }
     let proxies = [0, 1, 2].map(|place| cluster.proxy(place));
     let count = |command: &str| proxies.iter().map(|it| it.commands(command)).sum::<u64>();

@@ -5,7 +5,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use relatch::{Error, LockManager};
-use relatch_rig::{LONG, Server, eventually, throughout};
+use relatch_rig::{LONG, Server, Worker, eventually, role, throughout};
 
 use crate::support::{ANSWER, LATE, LEASE, MINUTE, PERIOD, connect, occupy};
 
@@ -48,7 +48,7 @@ fn in_a_circle(managers: &[&LockManager], keys: &[&str]) {
 }
 
 #[test]
-fn who_closes_a_cycle_of_two_threads_learns_it_and_the_other_goes_on() {
+fn row_33_who_closes_a_cycle_of_two_threads_learns_it_and_the_other_goes_on() {
     let server = Server::start();
     in_a_circle(&[&connect(&server)], &["a", "b"]);
 }
@@ -158,7 +158,51 @@ fn a_timeout_lists_what_the_waiter_held() {
     assert!(error.to_string().contains("this thread held \"a\", \"b\" meanwhile"), "{error}");
 }
 
-/// Threads that take two locks in opposite orders, and let go when they learn it: all make progress.
+/// Nobody knows of both waits. So each lasts until its deadline, and the error says what to look
+/// for.
+#[test]
+fn row_33_a_deadlock_of_two_processes_ends_by_the_deadline() {
+    let server = Server::start();
+    let locks = connect(&server);
+    let mut other = Worker::spawn("embracer", &[("url", &server.url())]);
+    let guard = locks.lock("a").expect("locks");
+    let owner = other.expect_line("", LONG);
+    other.send("take a");
+    assert_eq!(other.expect_line("takes", LONG), "takes a");
+    let error = locks.named("b").wait(PERIOD).lock().expect_err("busy");
+    let Error::Timeout { holder: Some(holder), held, waited, .. } = &error else { panic!("{error:?}") };
+    assert_eq!(
+        (held.as_slice(), holder.owner().map(|it| it.to_string())),
+        (&["a".to_owned()][..], Some(owner))
+    );
+    assert!(*waited >= PERIOD && *waited < LONG, "{waited:?}");
+    let text = error.to_string();
+    assert!(
+        text.starts_with("lock \"b\" was still busy after ") && text.contains(&holder.to_string()),
+        "{text}"
+    );
+    drop(guard);
+    assert_eq!(other.expect_line("has", LONG), "has a");
+    other.send("end");
+    assert!(other.wait(LONG).success());
+    assert_eq!(server.query::<i64>(&["DBSIZE"]), 0);
+}
+
+/// Takes `b` and then, when told to, `a`.
+pub(crate) fn embrace_as_told() {
+    let locks = LockManager::connect(&role::arg("url")).expect("connects");
+    let outer = locks.lock("b").expect("locks");
+    role::report(outer.owner());
+    role::next_line();
+    role::report("takes a");
+    let inner = locks.named("a").wait(LONG).lock().expect("the other gives up");
+    role::report("has a");
+    drop((outer, inner));
+    role::next_line();
+}
+
+/// Threads that take two locks in opposite orders, and let go when they learn it: all make
+/// progress.
 #[test]
 fn threads_that_let_go_after_the_error_make_progress() {
     let server = Server::start();

@@ -32,6 +32,7 @@ pub(crate) fn run_role(name: &str) {
         "wall clock" => crate::clocks::wall_clock_as_told(),
         "fencer" => crate::fence_growth::take_as_told(),
         "spiller" => crate::secrets::spill(),
+        "embracer" => crate::deadlocks::embrace_as_told(),
         "one shot" => crate::kept::run_once_as_told(),
         "from env" => crate::own_hold::connect_as_told(),
         #[cfg(feature = "tls")]

@@ -1,4 +1,8 @@
 //! A hold: one thread's possession of one lock, and until when it can be trusted.
+//!
+//! `report` is what a program learns about holds. This room may use `base`.
+
+mod report;
 
 use std::sync::OnceLock;
 use std::time::Duration;
@@ -12,6 +16,8 @@ use crate::base::owner::Owner;
 use crate::base::seeded_bugs;
 use crate::base::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use crate::base::sync::{Condvar, Mutex};
+
+pub use crate::hold::report::{HeldLock, Unlocked};
 
 /// When a lock was taken. Redis executed the command between the two moments.
 #[derive(Clone, Copy, Debug)]
@@ -162,8 +168,8 @@ impl Hold {
         Moment::from_nanos(self.gone_by.load(Ordering::Acquire))
     }
 
-    /// When the hold ends though its thread keeps it. [`Moment::NEVER`] if it is renewed for as long
-    /// as that lasts.
+    /// When the hold ends though its thread keeps it. [`Moment::NEVER`] if it is renewed for as
+    /// long as that lasts.
     pub(crate) fn ends_by_itself(&self) -> Moment {
         match self.renewal.max_hold {
             _ if !self.renewal.on => self.valid_until(),

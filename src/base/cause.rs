@@ -1,0 +1,61 @@
+//! What an error says about its cause: how a hold was lost, why there is no TLS, who waits for
+//! whom.
+
+use crate::base::owner::Owner;
+
+/// A thread of a [deadlock](crate::Error::WouldDeadlock).
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct BlockedThread {
+    /// The thread.
+    pub thread: Owner,
+    /// The key of the lock for which it waits.
+    pub key: String,
+}
+
+/// How a hold was lost, as far as this process knows.
+///
+/// The first cause that is found stays: it does not change if another one is found later.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum LostCause {
+    /// The lease ran out before the lock was released.
+    #[error("its lease ran out")]
+    Expired,
+    /// The key disappeared from Redis before the lease ran out. It was deleted, flushed or evicted,
+    /// Redis restarted or failed over, or the server's clock stepped.
+    #[error("its key was deleted")]
+    Deleted,
+    /// The key has another value: another holder has taken the lock, or something overwrote the
+    /// key.
+    #[error("it was taken by another holder")]
+    Taken,
+}
+
+/// Why there is no connection over TLS.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum TlsCause {
+    /// No authority that is trusted has issued the server's certificate. (A certificate may also
+    /// be its own issuer.)
+    #[error("the issuer of its certificate is not trusted")]
+    UnknownIssuer,
+    /// The server's certificate is for other hosts.
+    #[error("its certificate is for another host")]
+    WrongName,
+    /// The server's certificate has expired, or is not valid yet.
+    #[error("its certificate has expired, or is not valid yet")]
+    Expired,
+    /// The server does not speak TLS.
+    #[error("it does not speak TLS")]
+    NotTls,
+    /// The server is a Redis that does not use TLS at this port.
+    #[error("it is a Redis that does not use TLS at this port")]
+    PlainRedis,
+    /// The server asked for a certificate, and got none, or none that it accepts.
+    #[error("it refuses the client's certificate, or there is none")]
+    ClientCertificate,
+    /// Something else: the source of the error says what.
+    #[error("the handshake failed")]
+    Other,
+}

@@ -1,0 +1,54 @@
+//! The texts of errors that depend on what is known.
+
+use std::time::Duration;
+
+use crate::base::cause::BlockedThread;
+use crate::base::holder::Holder;
+
+pub(super) fn doing(action: &str, key: Option<&str>) -> String {
+    key.map_or_else(|| action.to_owned(), |key| format!("{action} lock {key:?}"))
+}
+
+pub(super) fn invalid(option: &str, value: Option<&str>, reason: &str) -> String {
+    match value {
+        Some(value) => format!("option `{option}` cannot be {value}: {reason}"),
+        None => format!("option `{option}` has a value that cannot work: {reason}"),
+    }
+}
+
+pub(super) fn may_exist(at_most: Duration) -> String {
+    if at_most.is_zero() {
+        return "its lease is over by now".to_owned();
+    }
+    format!("its key may exist for up to {at_most:.1?}")
+}
+
+pub(super) fn timed_out(
+    key: &str,
+    waited: Duration,
+    holder: Option<&Holder>,
+    held: &[String],
+    cut_short: bool,
+) -> String {
+    let what = match holder {
+        Some(holder) => format!("lock {key:?} was still busy after {waited:.1?}, held by {holder}"),
+        None if cut_short => format!("lock {key:?} was not taken within {waited:.1?}"),
+        None => format!("lock {key:?} was still busy after {waited:.1?}"),
+    };
+    let held: Vec<_> = held.iter().map(|key| format!("{key:?}")).collect();
+    if held.is_empty() { what } else { format!("{what}; this thread held {} meanwhile", held.join(", ")) }
+}
+
+pub(super) fn would_deadlock(cycle: &[BlockedThread]) -> String {
+    if let [alone] = cycle {
+        let BlockedThread { key, .. } = alone;
+        return format!(
+            "this thread already holds {key:?} through another LockManager: waiting would never end"
+        );
+    }
+    let waits = cycle.iter().enumerate().map(|(place, BlockedThread { thread, key })| {
+        let holder = cycle[(place + 1) % cycle.len()].thread.thread();
+        format!("thread {} waits for {key:?}, which thread {holder} holds", thread.thread())
+    });
+    format!("waiting would never end: {}", waits.collect::<Vec<_>>().join("; "))
+}
