@@ -3,7 +3,7 @@
 use std::fmt;
 use std::process;
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use relatch::{Error, LockGuard, LockManager, LostCause, Unlocked};
 use relatch_rig::{LONG, Server, Worker, eventually, role, within};
@@ -219,6 +219,99 @@ fn try_lock_for_takes_a_lock_that_becomes_free_in_time() {
 }
 
 #[test]
+fn try_lock_until_has_a_deadline() {
+    let server = Server::start();
+    let (ours, theirs) = (connect(&server), connect(&server));
+    let guard = theirs.lock("a").expect("locks");
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            let start = Instant::now();
+            let lock = ours.named("a");
+            assert!(lock.try_lock_until(start).expect("answers").is_none(), "it has passed");
+            assert!(ours.try_lock_until("a", start + WAIT).expect("answers").is_none());
+            assert!(start.elapsed() >= WAIT && start.elapsed() < WAIT + SLACK, "{:?}", start.elapsed());
+        });
+    });
+    drop(guard);
+    let past = Instant::now();
+    assert!(ours.try_lock_until("a", past).expect("answers").is_some(), "it is free");
+}
+
+#[test]
+fn wait_forever_undoes_a_wait() {
+    let server = Server::start();
+    let locks = LockManager::builder(&server.url()).wait(WAIT).build().expect("connects");
+    let theirs = connect(&server);
+    let guard = theirs.lock("a").expect("locks");
+    thread::scope(|scope| {
+        let patient = scope.spawn(|| locks.named("a").wait_forever().lock().map(drop));
+        let hasty = scope.spawn(|| locks.lock("a").map(drop));
+        assert!(hasty.join().expect("no panic").is_err_and(|error| error.is_timeout()));
+        assert!(!patient.is_finished());
+        drop(guard);
+        patient.join().expect("no panic").expect("waits until it is free");
+    });
+}
+
+#[test]
+fn what_a_hold_and_a_release_look_like_in_a_log() {
+    let server = Server::start();
+    let locks = connect(&server);
+    let outer = locks.lock("a").expect("locks");
+    let [inner, third] = [(); 2].map(|()| locks.lock("a").expect("re-enters"));
+    let [held] = &locks.held()[..] else { panic!("one lock") };
+    let text = held.to_string();
+    let start = format!("lock \"a\", held by {} for ", outer.owner());
+    assert!(text.starts_with(&start) && text.contains(" (3 deep), valid for 29."), "{text}");
+    assert_eq!(third.unlock().expect("unlocks").to_string(), "still held by 2 guards");
+    assert_eq!(inner.unlock().expect("unlocks").to_string(), "still held by one guard");
+    delete(&server, "lock:a");
+    let _ = outer.verify();
+    assert!(locks.held()[0].to_string().ends_with("lost: its key was deleted"));
+    drop(outer);
+    assert_eq!(locks.lock("a").expect("locks").unlock().expect("unlocks").to_string(), "released");
+    let kept = locks.named("a").keep_at_least(LONG).lock().expect("locks").unlock().expect("keeps");
+    assert!(kept.to_string().starts_with("kept for "), "{kept}");
+}
+
+#[test]
+fn an_error_names_its_key_and_says_whether_to_try_again() {
+    let server = Server::start();
+    let locks = LockManager::builder(&server.url()).tolerate_outage(WAIT).build().expect("connects");
+    let theirs = connect(&server);
+    let guard = theirs.lock("a").expect("locks");
+    let busy = thread::scope(|scope| {
+        let busy = scope.spawn(|| locks.named("a").wait(WAIT).lock().expect_err("busy"));
+        busy.join().expect("no panic")
+    });
+    drop(guard);
+    let held = locks.named("a").lock().expect("locks");
+    delete(&server, "lock:a");
+    let lost = held.unlock().expect_err("deleted");
+    server.query::<()>(&["CONFIG", "SET", "requirepass", CANARY]);
+    let refused = connect_error(&server);
+    server.kill();
+    let away = locks.lock("a").expect_err("away");
+    let by_hand = locks.assert_held("b").expect_err("not held");
+    for (error, key, again) in [
+        (&busy, Some("a"), true),
+        (&lost, Some("a"), false),
+        (&refused, None, false),
+        (&away, Some("a"), true),
+        (&by_hand, Some("b"), false),
+    ] {
+        assert_eq!((error.key(), error.is_retryable()), (key, again), "{error:?}");
+    }
+    let Error::Unavailable { source, .. } = &away else { panic!("{away:?}") };
+    assert!(away.to_string().ends_with(&format!(": {source}")), "the cause is in the text: {away}");
+}
+
+/// The error of a manager that has no password for the server.
+fn connect_error(server: &Server) -> Error {
+    LockManager::connect(&server.bare_url()).expect_err("no password")
+}
+
+#[test]
 fn holder_names_the_owner_and_the_time_left() {
     let server = Server::start();
     let (locks, others) = (connect(&server), connect(&server));
@@ -348,12 +441,21 @@ fn nothing_shows_the_password() {
 pub(crate) fn install_as_told() {
     let connect = || LockManager::connect(&role::arg("url")).expect("connects");
     assert!(matches!(relatch::installed(), Err(Error::NotInstalled)));
+    assert!(matches!(relatch::lock("free"), Err(Error::NotInstalled)));
+    assert!(matches!(relatch::named("free"), Err(Error::NotInstalled)));
     let error = relatch::with_lock("a", || unreachable!()).expect_err("none yet");
     assert!(matches!(error, Error::NotInstalled), "{error:?}");
     assert!(error.to_string().contains("relatch::install"), "{error}");
     relatch::install(connect()).expect("the first");
     assert!(matches!(relatch::install(connect()), Err(Error::AlreadyInstalled)));
     let locks = relatch::installed().expect("installed");
+    let guard = relatch::lock("free").expect("locks");
+    assert_eq!(relatch::try_lock("free").expect("answers").expect("re-enters").depth(), 2);
+    assert_eq!(relatch::try_lock_for("free", WAIT).expect("answers").expect("re-enters").depth(), 2);
+    assert_eq!(relatch::named("free").expect("installed").key(), "free");
+    let inner = relatch::with_lock_result("free", |inner| Ok::<_, Error>(inner.depth()));
+    assert_eq!(inner.expect("re-enters"), 2);
+    drop(guard);
     let depth = relatch::with_lock("a", || locks.lock("a").expect("reenters").depth());
     assert_eq!(depth.expect("runs"), 2);
     assert_eq!(locks.named("a").holder().expect("answers"), None);
@@ -366,5 +468,5 @@ fn a_manager_can_be_installed_once_for_the_process() {
     let mut child = Worker::spawn("install", &[("url", &*server.url())]);
     child.expect_line("installed", LONG);
     assert!(child.wait(LONG).success());
-    assert_eq!(server.calls("set"), 1);
+    assert_eq!(server.calls("set"), 2, "one for each outermost lock");
 }
