@@ -79,7 +79,7 @@ fn extend_replaces_the_lease() {
         let before = rig.proxy.log_in_full().len();
         for lease in [Duration::ZERO, Duration::from_micros(9_999), 1440 * MINUTE + LATE, Duration::MAX] {
             let error = guard.extend_to(lease).expect_err("refused");
-            assert!(matches!(error, Error::InvalidOption { option: "extend", .. }), "{error:?}");
+            assert!(matches!(error, Error::InvalidOption { option: "extend_to", .. }), "{error:?}");
         }
         let sent = rig.proxy.log_in_full().split_off(before);
         let renews = |args: &[String]| args.last().is_some_and(|it| it == "30000");

@@ -263,6 +263,11 @@ fn show_values(url: &str) {
     show(guard.owner());
     show(&guard.watch());
     show(&locks.held().pop().expect("held"));
+    let other = LockManager::connect(url).expect("connects");
+    let Err(Error::WouldDeadlock { cycle, .. }) = other.lock("a") else {
+        panic!("a thread waits for itself")
+    };
+    show(&cycle[0]);
     show(&locks.named("a").holder().expect("answers").expect("held"));
     println!("{} {}", guard.owner(), locks.named("a").holder().expect("answers").expect("held"));
     show(&locks.stats());
