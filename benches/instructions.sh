@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Counts the instructions of a lock + unlock, and of a plain connection that sends the same commands.
+# Counts the instructions of a lock + unlock, and of a plain connection with the same commands.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
