@@ -1,7 +1,8 @@
 //! Whatever goes wrong, a lock has no two holders at a time. If the server itself deletes a lock's
 //! key, the holder soon learns of that.
 //!
-//! Two kinds of weather run at a time: with more, the tests would measure the machine.
+//! Two kinds of weather run at a time, and a third that waits for failovers most of the time: with
+//! more, the tests would measure the machine.
 
 use std::env;
 
@@ -118,7 +119,7 @@ fn losses_are_reported_while_the_servers_clock_steps() {
 }
 
 #[test]
-#[serial(other)]
+#[serial(idle)]
 fn locks_hold_while_masters_are_replaced() {
     holds_in(Weather::Failovers);
 }
@@ -130,7 +131,7 @@ fn locks_hold_while_slots_of_a_cluster_move() {
 }
 
 #[test]
-#[serial(one)]
+#[serial(idle)]
 fn locks_hold_while_masters_of_a_cluster_are_replaced() {
     holds_in(Weather::MastersFailOver);
 }
