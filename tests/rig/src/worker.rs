@@ -56,7 +56,9 @@ impl Worker {
     #[track_caller]
     pub fn send(&mut self, line: &str) {
         if let Err(error) = self.process.send(line) {
-            panic!("cannot send {line:?}: {error}; {}", self.printed());
+            let ended = self.process.ended();
+            self.read_to_the_end();
+            panic!("cannot send {line:?}: {error}, ended: {ended:?}; {}", self.printed());
         }
     }
 
