@@ -1,8 +1,9 @@
 //! Taking a lock and giving it back, from end to end: the thread's map, the process's queue, Redis.
 //!
-//! `enter` and `leave` are here. [`upkeep`] is for a lock while it is held. This room may use all
-//! rooms but the handles.
+//! `enter` and `leave` are here. [`upkeep`] is for a lock while it is held, and [`looking`] for one
+//! that somebody else may hold. This room may use all rooms but the handles.
 
+mod looking;
 mod upkeep;
 
 use std::io;
@@ -13,13 +14,13 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use log::{debug, warn};
+use log::debug;
 
 use crate::acquire::{AcquireContext, Taken, acquire, busy};
 use crate::base::clock::Moment;
 use crate::base::error::{BlockedThread, Error};
 use crate::base::holder::Holder;
-use crate::base::key::{Key, NOT_A_STRING, Name};
+use crate::base::key::{Key, Name};
 use crate::base::machine;
 use crate::base::options::{Lease, Options, Settings};
 use crate::base::owner::{Owner, fresh_token, host_name};
@@ -31,7 +32,7 @@ use crate::keeping::losses::{LossNotifier, OnLost};
 use crate::keeping::shared::Shared;
 use crate::keeping::thread_map::{self, Held, Left};
 use crate::release;
-use crate::store::{Failure, Seen, Store, Target};
+use crate::store::{Failure, Store, Target};
 use crate::waiting::deadlocks::Wait;
 use crate::waiting::handoff::Claim;
 use crate::waiting::listeners::Listeners;
@@ -286,58 +287,6 @@ impl Session {
     pub(crate) fn trusts(&self, hold: &Hold) -> bool {
         let now = Moment::now();
         hold.is_valid(now) && this_process::id(now) == self.pid
-    }
-
-    pub(crate) fn holder(&self, name: &str, fenced: bool) -> Result<Option<Holder>, Error> {
-        let key = Key::new(&self.settings.prefix, name)?;
-        let counter = if fenced { Some(key.counter()?) } else { None };
-        match self.look("looking at", &key, counter.as_deref())?.0 {
-            Seen::Nothing => Ok(None),
-            Seen::Somebody(holder) => Ok(Some(holder)),
-            Seen::NotAString => Err(key.not_a_lock(NOT_A_STRING)),
-        }
-    }
-
-    /// Reads a key, and the lock's counter if that is given. If the first try fails, its connection
-    /// may have been stale, so a second try goes over another one. Also returns when the try that
-    /// was answered was sent.
-    pub(crate) fn look(
-        &self,
-        action: &'static str,
-        key: &Key,
-        counter: Option<&str>,
-    ) -> Result<(Seen, Moment), Error> {
-        self.own_process(Moment::now())?;
-        let deadline = self.one_answer(Moment::now());
-        let ask = || {
-            let mut connection = self.store.checkout(key.in_redis(), deadline)?;
-            let sent = Moment::now();
-            let seen = match counter {
-                Some(counter) => connection.look_at_fence(key.in_redis(), counter, deadline),
-                None => connection.look(key.in_redis(), deadline),
-            };
-            seen.map(|seen| (seen, sent))
-        };
-        let answer = ask().or_else(|failure| if failure.can_pass() { ask() } else { Err(failure) });
-        answer.map_err(|failure| self.failed(action, key, failure))
-    }
-
-    /// Deletes a key, whatever it holds. There is one try only: a second one could delete the key
-    /// of the next holder. The try goes over a fresh connection, since a pooled one may be dead.
-    pub(crate) fn force_unlock(&self, name: &str) -> Result<Option<Holder>, Error> {
-        let key = Key::new(&self.settings.prefix, name)?;
-        self.own_process(Moment::now())?;
-        let deadline = self.one_answer(Moment::now());
-        let connection = self.store.connect(key.in_redis(), deadline);
-        let deleted = connection.and_then(|mut connection| connection.force(key.in_redis(), deadline));
-        let deleted = deleted.map_err(|failure| self.failed("force-unlocking", &key, failure))?;
-        if let Some(holder) = &deleted {
-            self.keeper.lose_deleted(holder.raw());
-            warn!(target: "relatch::force_unlock", "lock {name:?} was force-unlocked, it was held by {holder}");
-        }
-        // Redis sends no invalidation to the waiters of this process that poll.
-        self.listeners.wakeups.wake(key.in_redis().as_bytes());
-        Ok(deleted)
     }
 
     pub(crate) fn failed(&self, action: &'static str, key: &Key, failure: Failure) -> Error {

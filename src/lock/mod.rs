@@ -1,4 +1,9 @@
-//! A named lock with options of its own.
+//! A named lock.
+//!
+//! [`Lock`] and how it is taken are here; `options` has the setters of its options. This room may
+//! use `request`, `guard`, `session`, `store` and `base`.
+
+mod options;
 
 use std::fmt;
 use std::panic::{RefUnwindSafe, UnwindSafe};
@@ -41,110 +46,6 @@ impl Lock {
     pub(crate) fn new(session: Arc<Session>, name: Arc<str>) -> Lock {
         let options = session.settings.options;
         Lock { session, name, options }
-    }
-
-    /// How long Redis keeps the lock after its holder has crashed. Between 10 ms and 24 hours
-    /// ([`max_lease`](crate::Builder::max_lease)), in whole milliseconds. Defaults to the
-    /// manager's, which is 30 seconds.
-    ///
-    /// The lease is [renewed](Lock::renew) while the lock is held, so it need not be as long as the
-    /// work. The lease decides how long other processes wait after a crash, and how long an outage
-    /// of Redis a hold survives. For the holder, the lease begins when the command is sent, and
-    /// ends 1 % of the lease and 2 ms early.
-    pub fn lease(self, lease: Duration) -> Lock {
-        self.set(|options| options.lease = lease)
-    }
-
-    /// How long [`lock`](Lock::lock) and [`with_lock`](Lock::with_lock) wait for a busy lock before
-    /// they return [`Error::Timeout`]. Zero means one attempt. Defaults to the manager's, which is
-    /// no limit.
-    pub fn wait(self, wait: Duration) -> Lock {
-        self.set(|options| options.wait = Some(wait))
-    }
-
-    /// No limit for [`lock`](Lock::lock): undoes a [`wait`](Lock::wait) of this lock or of the
-    /// manager.
-    pub fn wait_forever(self) -> Lock {
-        self.set(|options| options.wait = None)
-    }
-
-    /// Whether the lease is renewed while the lock is held. Defaults to the manager's, which is
-    /// yes.
-    ///
-    /// Without renewal, the work under the lock must be done within the lease.
-    pub fn renew(self, on: bool) -> Lock {
-        self.set(|options| options.renewal.on = on)
-    }
-
-    /// The time from one renewal to the next, from 1 ms to half the lease. Defaults to the
-    /// manager's, which is a third of the lease.
-    pub fn renew_every(self, period: Duration) -> Lock {
-        self.set(|options| options.renewal.every = Some(period))
-    }
-
-    /// For how long the lock is renewed at most. Defaults to the manager's, which is no limit.
-    ///
-    /// After that time the lease runs out, and the hold is lost. This limit protects from work that
-    /// hangs and from guards that are forgotten. It also ends a deadlock of two processes, but by
-    /// taking locks away. A limited [`wait`](Lock::wait) ends a deadlock without that.
-    pub fn max_hold(self, limit: Duration) -> Lock {
-        self.set(|options| options.renewal.max_hold = Some(limit))
-    }
-
-    /// Whether a waiter takes the lock over from a dead process of the same machine. Defaults to
-    /// the manager's setting, which is off by default. See
-    /// [`Builder::reclaim_dead`](crate::Builder::reclaim_dead).
-    pub fn reclaim_dead(self, on: bool) -> Lock {
-        self.set(|options| options.reclaim_dead = on)
-    }
-
-    /// Whether each hold gets a [fencing token](LockGuard::fence). Defaults to the manager's
-    /// setting, which is no. A resource that compares fences refuses a holder that comes back too
-    /// late. `docs/fencing.md` of the repository has examples.
-    ///
-    /// With this, a script takes the place of the `SET`, still in one round trip. The script needs
-    /// the right `+time` and a second key, the lock's counter: the prefix, `fence:`, and the lock's
-    /// key in braces. The counter holds the last fence. It expires a day (or two leases, if that is
-    /// longer) after the lock was last taken. If it holds anything else than a number, no lock is
-    /// taken: [`Error::Refused`] with the code `NOFENCE`.
-    ///
-    /// Take a lock always with a fence, or never: the fence of a hold without one is zero.
-    pub fn fenced(self, on: bool) -> Lock {
-        self.set(|options| options.fenced = on)
-    }
-
-    /// For how long the lock stays taken at least, counted from when it was taken. Zero, the
-    /// default, is no longer than it is held.
-    ///
-    /// For a job that several processes start at about the same time, and that one of them shall
-    /// run: if the job is done sooner than the clocks of the machines differ, a process that is
-    /// late would find the lock free, and run the job again.
-    ///
-    /// The outermost release before that time does not delete the key. It lets the key expire when
-    /// the time is over: compare and `PEXPIRE` in one script, as safe as a release, for the price
-    /// of one. This thread and this process hold the lock no more: nothing renews it, the process
-    /// may exit, and [`unlock`](LockGuard::unlock) returns
-    /// [`Unlocked::Kept`](crate::Unlocked::Kept). If the thread takes the lock again before that
-    /// time, it waits like any other.
-    ///
-    /// If the process dies before the release, the lock is free when its lease ends. So let the
-    /// [`lease`](Lock::lease) be at least as long. A release without an answer leaves the key as it
-    /// is, until its lease ends. A renewal whose answer was lost may come behind the release, and
-    /// keep the key for a lease.
-    ///
-    /// Cannot be combined with [`reclaim_dead`](Lock::reclaim_dead).
-    pub fn keep_at_least(self, least: Duration) -> Lock {
-        self.set(|options| options.keep_at_least = least)
-    }
-
-    /// Whether a thread that has the lock may take it again. Defaults to the manager's setting,
-    /// which is yes. If not, the second attempt is [`Error::AlreadyHeld`], and nothing is sent.
-    ///
-    /// Set this to `false` where one thread runs several jobs at a time: a job of a rayon pool that
-    /// waits for others may run another job meanwhile, in the same thread. To the lock, both jobs
-    /// are the same holder.
-    pub fn reentrant(self, on: bool) -> Lock {
-        self.set(|options| options.reentrant = on)
     }
 
     /// The lock's key.
@@ -351,12 +252,6 @@ impl Lock {
     /// [`Error::InvalidKey`], [`Error::Forked`].
     pub fn force_unlock(&self) -> Result<Option<Holder>, Error> {
         self.session.force_unlock(&self.name)
-    }
-
-    /// Changes an option. If the value cannot work, `lock` reports the error.
-    fn set(mut self, change: impl FnOnce(&mut Options)) -> Lock {
-        self.options.change(self.session.settings.max_lease, change);
-        self
     }
 
     fn request(&self) -> Request<'_> {
