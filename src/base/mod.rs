@@ -7,6 +7,7 @@ pub(crate) mod stats;
 pub(crate) mod options;
 pub(crate) mod key;
 pub(crate) mod error;
+mod questions;
 mod wording;
 pub(crate) mod cause;
 pub(crate) mod holder;
