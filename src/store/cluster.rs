@@ -223,10 +223,13 @@ impl Cluster {
         let mut pauses = Backoff::for_listener();
         loop {
             self.state.lock().wanted = false;
-            // If no node answers in time, perhaps they are far away, or the machine is busy.
-            let read = self.read(short).or_else(|failure| {
-                if failure.can_pass() { self.read(self.common.connect_timeout) } else { Err(failure) }
-            });
+            // If no node answers in time, perhaps they are far away, or the machine is busy. Both
+            // rounds together take no longer than a caller waits for a connection, if there is one
+            // node: the drop of the last handle waits for this thread.
+            let long = self.common.connect_timeout.saturating_sub(short);
+            let read = self
+                .read(short)
+                .or_else(|failure| if failure.can_pass() { self.read(long) } else { Err(failure) });
             if self.thread.is_stopping() {
                 return;
             }
