@@ -202,8 +202,9 @@ pub use crate::base::holder::Holder;
 pub use crate::base::options::Replicas;
 pub use crate::base::owner::Owner;
 pub use crate::base::stats::{Histogram, Stats};
+pub use crate::base::stop::Stop;
 pub use crate::builder::Builder;
-pub use crate::guard::{LockGuard, LockWatch};
+pub use crate::guard::{LockGuard, LockWatch, MultiLockGuard};
 pub use crate::hold::{HeldLock, Unlocked};
 pub use crate::installed::{
     install, installed, lock, named, try_lock, try_lock_for, with_lock, with_lock_result,

@@ -6,10 +6,10 @@ use std::time::{Duration, Instant};
 
 use crate::base::error::Error;
 use crate::base::stats::Stats;
-use crate::guard::LockGuard;
+use crate::guard::{LockGuard, MultiLockGuard};
 use crate::hold::HeldLock;
 use crate::lock::Lock;
-use crate::request::Request;
+use crate::request::{Request, RequestAll};
 use crate::session::Session;
 
 /// Locks on one Redis: a pool of connections, and the holds of this process.
@@ -99,6 +99,85 @@ impl LockManager {
         self.request(key.as_ref()).with_lock_result(body)
     }
 
+    /// Takes several locks, and blocks while one of them is busy, for the manager's
+    /// [`wait`](crate::Builder::wait) at most. All of them, or none.
+    ///
+    /// The locks are taken in the order of their keys' bytes, however they are given; a key that is
+    /// given twice counts once. So two callers with `[a, b]` and `[b, a]` do not wait for each
+    /// other. The locks have the options of the manager, and one deadline. While the caller waits
+    /// for one of them, it keeps those before it, and holds none of those behind it.
+    ///
+    /// What this thread holds already is entered again, first. If the thread holds a lock whose key
+    /// comes *behind* one that is still to be taken, the order is broken: then only a limited wait,
+    /// or [`Error::WouldDeadlock`] within a process, ends a deadlock.
+    ///
+    /// For n free locks, sends n `SET`s in one round trip, in a cluster in one for each node that
+    /// has some of the keys. (With [`replicas`](crate::Builder::replicas), one lock after the
+    /// other.) If one of them is busy, those behind it are deleted again, and the wait for the busy
+    /// one is that of [`lock`](LockManager::lock). The release is one round trip for each node, too.
+    ///
+    /// ```no_run
+    /// # use std::time::Duration;
+    /// # fn transfer() {}
+    /// # fn main() -> Result<(), relatch::Error> {
+    /// let locks = relatch::LockManager::connect("redis://127.0.0.1/")?;
+    /// let both = locks.lock_all(["account:7", "account:3"])?;
+    /// both.confirm(Duration::from_secs(5))?;
+    /// transfer();
+    /// both.unlock()
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// Those of [`Lock::lock`] for one of the locks, which the error names, and which is not
+    /// necessarily the first; the others are given back. [`Error::InvalidOption`] for no key, or
+    /// more than 64.
+    pub fn lock_all<K: AsRef<str>>(&self, keys: impl AsRef<[K]>) -> Result<MultiLockGuard, Error> {
+        self.request_all("lock_all", keys.as_ref())?.lock()
+    }
+
+    /// Takes several locks if all of them are free now. `Ok(None)` means that one is busy, and that
+    /// none is held. Otherwise as [`lock_all`](LockManager::lock_all).
+    pub fn try_lock_all<K: AsRef<str>>(
+        &self,
+        keys: impl AsRef<[K]>,
+    ) -> Result<Option<MultiLockGuard>, Error> {
+        self.request_all("try_lock_all", keys.as_ref())?.try_lock_for(Duration::ZERO)
+    }
+
+    /// [`lock_all`](LockManager::lock_all), waiting for `limit` at most. `Ok(None)` means that one
+    /// of the locks was busy until then.
+    pub fn try_lock_all_for<K: AsRef<str>>(
+        &self,
+        keys: impl AsRef<[K]>,
+        limit: Duration,
+    ) -> Result<Option<MultiLockGuard>, Error> {
+        self.request_all("try_lock_all_for", keys.as_ref())?.try_lock_for(limit)
+    }
+
+    /// Runs a closure under several locks, and returns its result: what
+    /// [`with_lock`](LockManager::with_lock) is for one, and [`lock_all`](LockManager::lock_all)
+    /// for the way in which they are taken.
+    pub fn with_locks<K: AsRef<str>, T>(
+        &self,
+        keys: impl AsRef<[K]>,
+        body: impl FnOnce() -> T,
+    ) -> Result<T, Error> {
+        self.request_all("with_locks", keys.as_ref())?.with_locks_result(|_| Ok(body()))
+    }
+
+    /// Runs a closure that can fail under several locks: see
+    /// [`with_lock_result`](LockManager::with_lock_result) and
+    /// [`lock_all`](LockManager::lock_all).
+    pub fn with_locks_result<K: AsRef<str>, T, E: From<Error>>(
+        &self,
+        keys: impl AsRef<[K]>,
+        body: impl FnOnce(&MultiLockGuard) -> Result<T, E>,
+    ) -> Result<T, E> {
+        self.request_all("with_locks_result", keys.as_ref())?.with_locks_result(body)
+    }
+
     /// What this process holds through this manager, the oldest first. Sends nothing.
     #[must_use]
     pub fn held(&self) -> Vec<HeldLock> {
@@ -111,8 +190,69 @@ impl LockManager {
         self.session.counters.read()
     }
 
+    /// Ends the use of this manager: from now on, its locks can no longer be taken, and all waits
+    /// for them return [`Error::Stopped`]. Then waits until other threads have given back what they
+    /// hold, for `limit` at most, and returns what is held after that: an empty list means that no
+    /// lock of this manager is left in Redis.
+    ///
+    /// For the end of a program, before it returns from `main` or calls
+    /// [`process::exit`](std::process::exit). Without it, other processes would have to wait until
+    /// the leases end. Threads that hold locks can finish their work, and re-enter what they hold.
+    /// What this thread holds itself is listed, and not waited for. All clones of the manager are
+    /// shut down with it, for ever.
+    ///
+    /// Blocks for `limit` at most, or longer by one answer (the connect timeout and the response
+    /// timeout together) if a command is under way by then. Sends nothing. Two things may be left
+    /// in Redis though the list is empty: locks that are [kept](Lock::keep_at_least), and keys whose
+    /// release had no answer, which expire with their leases. In a forked child, returns an empty
+    /// list at once.
+    ///
+    /// ```no_run
+    /// # use std::time::Duration;
+    /// # fn main() -> Result<(), relatch::Error> {
+    /// let locks = relatch::LockManager::connect("redis://127.0.0.1/")?;
+    /// for left in locks.shutdown(Duration::from_secs(10)) {
+    ///     eprintln!("still held: {left}");
+    /// }
+    /// # Ok(())
+    /// # }
+    /// ```
+    #[must_use = "the list says what is still held"]
+    pub fn shutdown(&self, limit: Duration) -> Vec<HeldLock> {
+        self.session.shutdown(limit)
+    }
+
+    /// As [`shutdown`](LockManager::shutdown), and then gives back what is still held. Returns what
+    /// that was.
+    ///
+    /// The threads that held these locks have lost them, with
+    /// [`LostCause::ShutDown`](crate::LostCause::ShutDown), and may not know yet: if their work goes
+    /// on, it runs beside that of the next holder. So call this only if the process ends right
+    /// after.
+    ///
+    /// Sends one compare-and-delete for each lock, and blocks for at most the response timeout
+    /// longer than `shutdown`. Keys that could not be deleted expire with their leases.
+    #[must_use = "the list says whose work may be half done"]
+    pub fn shutdown_and_release(&self, limit: Duration) -> Vec<HeldLock> {
+        self.session.shutdown_and_release(limit)
+    }
+
+    fn request_all<'a, K: AsRef<str>>(
+        &'a self,
+        method: &'static str,
+        keys: &'a [K],
+    ) -> Result<RequestAll<'a>, Error> {
+        let names = keys.iter().map(AsRef::as_ref).collect();
+        RequestAll::new(&self.session, method, names, &self.session.settings.options)
+    }
+
     fn request<'a>(&'a self, key: &'a str) -> Request<'a> {
-        Request { session: &self.session, name: key.into(), options: &self.session.settings.options }
+        Request {
+            session: &self.session,
+            name: key.into(),
+            options: &self.session.settings.options,
+            stop: None,
+        }
     }
 }
 

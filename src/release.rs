@@ -1,6 +1,7 @@
 //! Giving a lock back: the order of the steps, compare and delete, and what the answer means.
 
 use std::ops::ControlFlow;
+use std::sync::Arc;
 use std::time::Duration;
 
 use log::{debug, warn};
@@ -16,6 +17,7 @@ use crate::keeping::orphans::OrphanKey;
 use crate::store::{Compared, Failure, Fate, Store};
 use crate::waiting::handoff::{Claim, HandoffOutcome};
 use crate::waiting::queues::Turn;
+use crate::waiting::waiter::Waiter;
 
 /// Gives a lock back within `limit`. `ask` sends one try of the release to Redis.
 ///
@@ -32,11 +34,32 @@ pub(crate) fn give_back(
     limit: Duration,
     ask: impl FnMut(Option<&Claim>, &mut HandoffOutcome, Moment) -> Result<Compared, Failure>,
 ) -> Result<(), Error> {
+    begin(keeper, hold, turn, local_handoff, limit).finish(keeper, ask)
+}
+
+/// A release whose command is to be sent next.
+#[derive(Debug)]
+pub(crate) struct Begun<'a> {
+    release: Release<'a>,
+    turn: Turn,
+    /// The thread to hand off to.
+    next: Option<Arc<Waiter>>,
+    /// When the release began.
+    began: Moment,
+    deletes: bool,
+}
+
+/// The steps of a release before its command: see [`give_back`].
+pub(crate) fn begin<'a>(
+    keeper: &Keeper,
+    hold: &'a Hold,
+    turn: Turn,
+    local_handoff: Option<Duration>,
+    limit: Duration,
+) -> Begun<'a> {
     // 1. Choose the thread to hand off to, and keep the turn for it. If this came later, the claim
     //    could not go out with the release, and each turn would cost one more round trip.
     let next = turn.hand_off(local_handoff.unwrap_or_default(), Moment::now().after(limit));
-    let claim = next.as_ref().map(|next| &next.claim);
-    let mut handed = HandoffOutcome::NotTaken;
 
     // 2. Close the hold, so that no thread trusts it any more. If this came after step 3, the
     //    holder would trust a lock that another process may have by then. The keeper would find the
@@ -45,43 +68,65 @@ pub(crate) fn give_back(
     let valid_until = keeper.work.lock().leases.close(hold, now);
     keeper.counters.time_held.add(now.since(hold.acquired.answered));
 
-    // 3. Delete the key in Redis; the next thread's claim goes out behind the deletion.
     let release = Release { hold, valid_until, deadline: now.after(limit), maybe_done: false };
-    let Outcome { result, answered } = release.run(claim, &mut handed, ask);
+    Begun { release, turn, next, began: now, deletes: local_handoff.is_some() }
+}
 
-    // 4. Record how the hold ended. If this came before step 3, the first thread in the queue would
-    //    see that the hold is over, and ask Redis for a key that still exists.
-    match &result {
-        Ok(()) | Err(Error::Unconfirmed { .. }) => hold.mark_released(),
-        Err(_) => keeper.report_loss(hold),
+impl Begun<'_> {
+    /// The claim of another thread goes out with the command.
+    pub(crate) fn hands_off(&self) -> bool {
+        self.next.is_some()
     }
 
-    // 5. Have the keeper delete what may be left of the key. If this came before step 3, the keeper
-    //    could delete the key first, and the answer to our own release would look like a loss. Even
-    //    if the lease has run out by our clock, the key may exist: a renewal without an answer may
-    //    have extended it.
-    let outlived = matches!(result, Err(Error::Lost { cause: LostCause::Expired, .. }));
-    if local_handoff.is_some() && (!answered || outlived && hold.gone_by() > now) {
-        delete_later(keeper, hold);
-    }
+    /// The command of the release, and the steps after it: see [`give_back`].
+    pub(crate) fn finish(
+        self,
+        keeper: &Keeper,
+        ask: impl FnMut(Option<&Claim>, &mut HandoffOutcome, Moment) -> Result<Compared, Failure>,
+    ) -> Result<(), Error> {
+        let Begun { release, turn, next, began, deletes } = self;
+        let (hold, valid_until) = (release.hold, release.valid_until);
+        let claim = next.as_ref().map(|next| &next.claim);
+        let mut handed = HandoffOutcome::NotTaken;
 
-    // 6. If the hold was over before step 2, wake this process's waiter. The waiter may have taken
-    //    the turn when the lease ran out, and have asked over the connection that has now deleted
-    //    the key. Because of `NOLOOP`, Redis sends no invalidation then. If this came
-    //    before step 3, the waiter would find the key and sleep again.
-    if valid_until.is_none() {
-        keeper.listeners.wakeups.wake(hold.key.in_redis().as_bytes());
-    }
+        // 3. Delete the key in Redis; the next thread's claim goes out behind the deletion.
+        let Outcome { result, answered } = release.run(claim, &mut handed, ask);
 
-    // 7. End the turn. If this came before step 3, the next thread would compete with this release.
-    //    If it came before step 4, the next thread could hold the lock while this hold does not
-    //    count as over yet.
-    if let Some((Claim { token, lease, .. }, may_reappear)) = next.and_then(|next| turn.settle(&next, handed))
-    {
-        let (redis_key, gone_by) = (hold.key.in_redis().to_owned(), lease.gone_by(Moment::now()));
-        keeper.delete_later(OrphanKey { redis_key, token, gone_by, may_reappear });
+        // 4. Record how the hold ended. If this came before step 3, the first thread in the queue would
+        //    see that the hold is over, and ask Redis for a key that still exists.
+        match &result {
+            Ok(()) | Err(Error::Unconfirmed { .. }) => hold.mark_released(),
+            Err(_) => keeper.report_loss(hold),
+        }
+
+        // 5. Have the keeper delete what may be left of the key. If this came before step 3, the keeper
+        //    could delete the key first, and the answer to our own release would look like a loss. Even
+        //    if the lease has run out by our clock, the key may exist: a renewal without an answer may
+        //    have extended it.
+        let outlived = matches!(result, Err(Error::Lost { cause: LostCause::Expired, .. }));
+        if deletes && (!answered || outlived && hold.gone_by() > began) {
+            delete_later(keeper, hold);
+        }
+
+        // 6. If the hold was over before step 2, wake this process's waiter. The waiter may have taken
+        //    the turn when the lease ran out, and have asked over the connection that has now deleted
+        //    the key. Because of `NOLOOP`, Redis sends no invalidation then. If this came
+        //    before step 3, the waiter would find the key and sleep again.
+        if valid_until.is_none() {
+            keeper.listeners.wakeups.wake(hold.key.in_redis().as_bytes());
+        }
+
+        // 7. End the turn. If this came before step 3, the next thread would compete with this release.
+        //    If it came before step 4, the next thread could hold the lock while this hold does not
+        //    count as over yet.
+        if let Some((Claim { token, lease, .. }, may_reappear)) =
+            next.and_then(|next| turn.settle(&next, handed))
+        {
+            let (redis_key, gone_by) = (hold.key.in_redis().to_owned(), lease.gone_by(Moment::now()));
+            keeper.delete_later(OrphanKey { redis_key, token, gone_by, may_reappear });
+        }
+        result
     }
-    result
 }
 
 /// Has the keeper delete what a hold may have left in Redis. (A renewal that is executed late may

@@ -8,14 +8,17 @@ use log::debug;
 
 use crate::base::error::Error;
 use crate::base::key::Name;
-use crate::base::options::Options;
-use crate::guard::LockGuard;
+use crate::base::options::{Options, invalid_option};
+use crate::base::stop::Stop;
+use crate::guard::{LockGuard, MultiLockGuard};
 use crate::session::Session;
 
 pub(crate) struct Request<'a> {
     pub(crate) session: &'a Arc<Session>,
     pub(crate) name: Name<'a>,
     pub(crate) options: &'a Options,
+    /// Ends the wait.
+    pub(crate) stop: Option<&'a Stop>,
 }
 
 impl Request<'_> {
@@ -44,7 +47,7 @@ impl Request<'_> {
     }
 
     fn enter(&self, limit: Option<Duration>) -> Result<LockGuard, Error> {
-        let held = self.session.enter(self.name, self.options, limit)?;
+        let held = self.session.enter(self.name, self.options, limit, self.stop)?;
         Ok(LockGuard::new(Arc::clone(self.session), held))
     }
 
@@ -57,20 +60,80 @@ impl Request<'_> {
         body: impl FnOnce(&LockGuard) -> Result<T, E>,
     ) -> Result<T, E> {
         let guard = self.lock()?;
-        let value = match body(&guard) {
-            Ok(value) => value,
-            Err(error) => {
-                if let Err(also) = guard.unlock() {
-                    let name = self.name.as_str();
-                    debug!(target: "relatch::release", "after the error of a closure under lock {name:?}: {also}");
-                }
-                return Err(error);
-            }
+        let result = body(&guard);
+        given_back(result, guard.unlock(), || self.name.as_str().to_owned())
+    }
+}
+
+/// The most locks that one call takes.
+const MOST_AT_ONCE: usize = 64;
+
+/// Several locks that are taken together.
+pub(crate) struct RequestAll<'a> {
+    session: &'a Arc<Session>,
+    /// Sorted, each once.
+    names: Vec<&'a str>,
+    options: &'a Options,
+}
+
+impl<'a> RequestAll<'a> {
+    pub(crate) fn new(
+        session: &'a Arc<Session>,
+        method: &'static str,
+        mut names: Vec<&'a str>,
+        options: &'a Options,
+    ) -> Result<RequestAll<'a>, Error> {
+        names.sort_unstable();
+        names.dedup();
+        let reason = match names.len() {
+            0 => "there is no key",
+            1..=MOST_AT_ONCE => return Ok(RequestAll { session, names, options }),
+            _ => "one call takes 64 locks at most",
         };
-        match guard.unlock() {
-            Ok(_) | Err(Error::Unconfirmed { .. }) => Ok(value),
-            // The closure may have run without the lock.
-            Err(error) => Err(error.into()),
+        Err(invalid_option(method, names.len(), reason))
+    }
+
+    pub(crate) fn lock(&self) -> Result<MultiLockGuard, Error> {
+        self.enter(self.options.wait)
+    }
+
+    pub(crate) fn try_lock_for(&self, limit: Duration) -> Result<Option<MultiLockGuard>, Error> {
+        match self.enter(Some(limit)) {
+            Err(Error::Timeout { .. }) => Ok(None),
+            entered => entered.map(Some),
         }
+    }
+
+    pub(crate) fn with_locks_result<T, E: From<Error>>(
+        &self,
+        body: impl FnOnce(&MultiLockGuard) -> Result<T, E>,
+    ) -> Result<T, E> {
+        let guard = self.lock()?;
+        let result = body(&guard);
+        given_back(result, guard.unlock(), || self.names.join(", "))
+    }
+
+    fn enter(&self, limit: Option<Duration>) -> Result<MultiLockGuard, Error> {
+        let held = self.session.enter_all(&self.names, self.options, limit)?;
+        Ok(MultiLockGuard::new(Arc::clone(self.session), held))
+    }
+}
+
+/// What a caller gets after its closure, and after the release.
+fn given_back<T, U, E: From<Error>>(
+    result: Result<T, E>,
+    unlocked: Result<U, Error>,
+    name: impl FnOnce() -> String,
+) -> Result<T, E> {
+    match (result, unlocked) {
+        (Err(error), unlocked) => {
+            if let Err(also) = unlocked {
+                debug!(target: "relatch::release", "after the error of a closure under lock {:?}: {also}", name());
+            }
+            Err(error)
+        }
+        (Ok(value), Ok(_) | Err(Error::Unconfirmed { .. })) => Ok(value),
+        // The closure may have run without the lock.
+        (Ok(_), Err(error)) => Err(error.into()),
     }
 }

@@ -141,6 +141,10 @@ impl Acquisition<'_> {
             if self.registration.as_ref().is_some_and(Registration::forget) {
                 self.progress.woken();
             }
+            // A wait that is stopped from here on leaves a wake-up, so the next sleep ends at once.
+            if let Err(vain) = (self.context.is_vain)(None, false) {
+                return Err(self.error(End::Vain(vain)));
+            }
             let tried = attempt(self.progress.ask(has_given_up));
             has_given_up = tried.has_given_up;
             step = match tried.answer {
@@ -176,15 +180,28 @@ impl Acquisition<'_> {
                 // The waiter registers before it asks Redis for invalidations. The first
                 // invalidation may come at once, and a waiter that registered later would sleep
                 // through it.
-                let AcquireContext { listeners, key, .. } = self.context;
-                self.registration.get_or_insert_with(|| listeners.wakeups.register(key.in_redis()));
+                self.register();
                 return None;
             }
-            Step::Sleep { until } => sleep_until(until),
+            Step::Sleep { until } => self.sleep(until),
             Step::Wait { until, tracked, long } => self.wait(until, tracked, long),
             Step::GiveUp(end) => return Some(end),
         }
         self.progress.slept(Moment::now())
+    }
+
+    fn register(&mut self) -> &Registration<'_> {
+        let AcquireContext { listeners, key, .. } = self.context;
+        self.registration.get_or_insert_with(|| listeners.wakeups.register(key.in_redis()))
+    }
+
+    /// Sleeps until `until`, whatever happens to the key. Only a stop ends this sleep.
+    fn sleep(&mut self, until: Moment) {
+        let is_vain = self.context.is_vain;
+        let registration = self.register();
+        while is_vain(None, false).is_ok() && registration.wait(until) {
+            registration.forget();
+        }
     }
 
     /// Sleeps until a wake-up or until `until`. After that, if Redis tracks the key, leaves the
@@ -251,8 +268,8 @@ impl Acquisition<'_> {
     /// Notes who has the lock. Returns the end if a wait for this holder would last for ever.
     fn examine(&mut self, holder: &Holder, since: Moment) -> Option<End> {
         let (pid, now) = (self.context.owner.pid(), Moment::now());
-        if let Err(cycle) = (self.context.is_vain)(Some(holder), !self.patience.once) {
-            return Some(End::WouldDeadlock(cycle));
+        if let Err(vain) = (self.context.is_vain)(Some(holder), !self.patience.once) {
+            return Some(End::Vain(vain));
         }
         let end = self.progress.examine(holder, now);
         if end.is_none() {
@@ -331,7 +348,7 @@ impl Acquisition<'_> {
                 }
                 store.error(Some(key), "taking", failure)
             }
-            End::WouldDeadlock(cycle) => Error::WouldDeadlock { key: key.name().to_string(), cycle },
+            End::Vain(vain) => vain.error(key),
             End::NotALock { found } => key.not_a_lock(&found),
         }
     }

@@ -8,9 +8,9 @@ use std::time::Duration;
 
 use crate::base::backoff::{Backoff, safety_poll};
 use crate::base::clock::Moment;
-use crate::base::error::BlockedThread;
 use crate::base::holder::Holder;
 use crate::store::Failure;
+use crate::waiting::deadlocks::Vain;
 use crate::waiting::patience::{Attempts, Kind, Patience, Silence, Verdict, WithoutExpiry};
 
 /// The shortest sleep of a waiter: Redis may delete an expired key a moment late.
@@ -55,8 +55,8 @@ pub(super) enum End {
     Busy { holder: Option<Holder>, failure: Option<Failure> },
     /// Redis does not answer as it should, and waiting does not help or has lasted too long.
     Unavailable { failure: Failure, final_answer: bool },
-    /// This thread holds the lock, through another manager.
-    WouldDeadlock(Vec<BlockedThread>),
+    /// The thread must not go on waiting.
+    Vain(Vain),
     /// The key is no lock: it is not a string, or it will not expire and no holder is going to
     /// change that.
     NotALock { found: String },

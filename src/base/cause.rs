@@ -30,6 +30,10 @@ pub enum LostCause {
     /// key.
     #[error("it was taken by another holder")]
     Taken,
+    /// This process has given it back while its thread still held it:
+    /// [`LockManager::shutdown_and_release`](crate::LockManager::shutdown_and_release).
+    #[error("its manager was shut down")]
+    ShutDown,
 }
 
 /// Why there is no connection over TLS.

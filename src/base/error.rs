@@ -62,6 +62,24 @@ pub enum Error {
         cause: LostCause,
     },
 
+    /// This thread has lost another lock, which it holds around this one. What it did since then was
+    /// not protected by that other lock.
+    ///
+    /// A thread that has lost a lock gets this error when it takes another one, until it has
+    /// dropped the guards of the lost one: nothing was sent. It also gets this error when it
+    /// releases a lock that it took inside of the lost one: the release is done, and what this lock
+    /// protects is well.
+    #[error("lock {outer:?}, which this thread holds around lock {key:?}, was lost: {cause}")]
+    #[non_exhaustive]
+    OuterLost {
+        /// The key of the lock that was taken or released.
+        key: String,
+        /// The key of the lock that was lost.
+        outer: String,
+        /// How it was lost.
+        cause: LostCause,
+    },
+
     /// It is not known whether Redis executed the release. The work itself was protected.
     ///
     /// Happens if no answer came within the [`response_timeout`](crate::Builder::response_timeout),
@@ -208,6 +226,15 @@ pub enum Error {
         /// The threads, each with the lock for which it waits. This thread comes first. The next
         /// one holds that lock, and so on; this thread holds the lock for which the last one waits.
         cycle: Vec<BlockedThread>,
+    },
+
+    /// A [`Stop`](crate::Stop) has ended this wait, or the manager was
+    /// [shut down](crate::LockManager::shutdown). The thread does not have the lock.
+    #[error("lock {key:?} was not taken: this wait, or the whole manager, was stopped")]
+    #[non_exhaustive]
+    Stopped {
+        /// The lock's key.
+        key: String,
     },
 
     /// The manager was used in a child process that was forked after the manager was made.

@@ -9,10 +9,10 @@ impl Error {
         matches!(self, Error::Timeout { .. })
     }
 
-    /// True for [`Error::Lost`]: the hold can no longer be trusted.
+    /// True for [`Error::Lost`] and [`Error::OuterLost`]: a hold can no longer be trusted.
     #[must_use]
     pub fn is_lost(&self) -> bool {
-        matches!(self, Error::Lost { .. })
+        matches!(self, Error::Lost { .. } | Error::OuterLost { .. })
     }
 
     /// True for [`Error::Unavailable`], [`Error::Refused`] and [`Error::Tls`]: Redis did not do
@@ -42,6 +42,8 @@ impl Error {
             | Error::NotALock { key, .. }
             | Error::NoFence { key, .. }
             | Error::NotHeld { key }
+            | Error::OuterLost { key, .. }
+            | Error::Stopped { key }
             | Error::AlreadyHeld { key }
             | Error::WouldDeadlock { key, .. }
             | Error::DepthOverflow { key, .. } => Some(key),

@@ -1,8 +1,9 @@
 //! A hold in the caller's hands.
 //!
-//! The guard, by which a thread holds a lock, is here; in `watch` is the watch, by which other
-//! threads observe the hold. This room may use `session`, `keeping`, `hold` and `base`.
+//! The guard, by which a thread holds a lock, is here; in `several` is the one of several locks, and
+//! in `watch` is the watch, by which other threads observe the hold. This room may use `session`, `keeping`, `hold` and `base`.
 
+mod several;
 mod watch;
 
 use std::fmt;
@@ -20,6 +21,7 @@ use crate::hold::{Hold, Unlocked};
 use crate::keeping::thread_map::Held;
 use crate::session::Session;
 
+pub use crate::guard::several::MultiLockGuard;
 pub use crate::guard::watch::LockWatch;
 
 /// A lock that this thread holds, until the guard is dropped or [unlocked](LockGuard::unlock).
@@ -217,6 +219,8 @@ impl LockGuard {
     /// # Errors
     ///
     /// - [`Error::Lost`]: before this call, the lease ran out, or the key was deleted or replaced.
+    /// - [`Error::OuterLost`]: this lock is released, but another one, which this thread holds around
+    ///   it, was lost.
     /// - [`Error::Unconfirmed`]: no answer came, or the lease ran out while the release was on its
     ///   way. The hold was valid until this call. The key may exist for a while longer.
     /// - [`Error::Forked`]: the process was forked since the lock was taken. Nothing was sent.

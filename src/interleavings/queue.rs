@@ -97,7 +97,7 @@ impl Scene {
             claim,
         ) {
             Ok(turn) => turn,
-            Err(NoTurn::Deadlock(_) | NoTurn::Outage(_)) => {
+            Err(NoTurn::Vain(_) | NoTurn::Outage(_)) => {
                 panic!("no thread holds it itself, and Redis answers")
             }
             Err(NoTurn::Busy(_)) => {
@@ -378,7 +378,7 @@ fn a_thread_that_waits_for_itself_learns_it_wherever_it_is_in_the_queue() {
                 |hold| scene.keeper.renew_for_waiter(hold),
                 claim,
             );
-            assert!(matches!(joined, Err(NoTurn::Deadlock(_))));
+            assert!(matches!(joined, Err(NoTurn::Vain(_))));
         });
         turn.saw(&Holder::new(b"mine", None), Duration::ZERO, true);
         join([itself]);

@@ -5,7 +5,7 @@
 //! for each node (`renewers`). No other thread renews a lease. (`leases` says when a lease is
 //! renewed.)
 
-use std::sync::mpsc;
+use std::sync::mpsc::{self, Receiver};
 use std::sync::{Arc, Weak};
 use std::thread;
 use std::time::Duration;
@@ -83,22 +83,27 @@ impl Shared {
         }
     }
 
-    /// Renews a hold now, and waits for the answer until the deadline at most. The outer error
-    /// means that the thread could not be started.
-    pub(crate) fn renew_now(
+    /// Has a hold renewed now. [`renewed`](Shared::renewed) waits for the answer. An error means that
+    /// the thread could not be started.
+    pub(crate) fn ask_to_renew(
         self: &Keeper,
         hold: &Arc<Hold>,
         deadline: Moment,
-    ) -> Result<Result<(), Failure>, Error> {
+    ) -> Result<Receiver<Result<(), Failure>>, Error> {
         let (answer, answered) = mpsc::channel();
         let request = RenewalRequest { hold: Arc::clone(hold), deadline, answer };
         self.schedule(|work| {
             work.requests.push(request);
             Moment::PAST
         })?;
+        Ok(answered)
+    }
+
+    /// Waits for the answer to a request until the deadline at most.
+    pub(crate) fn renewed(answered: &Receiver<Result<(), Failure>>, deadline: Moment) -> Result<(), Failure> {
         let silence = || Failure::Unanswered { link_stands: false, cause: "no answer in time".into() };
         let limit = deadline.since(Moment::now());
-        Ok(answered.recv_timeout(limit).unwrap_or_else(|_| Err(silence())))
+        answered.recv_timeout(limit).unwrap_or_else(|_| Err(silence()))
     }
 
     /// A hold has a new end or a new lease, so its renewal may be due sooner.

@@ -126,6 +126,13 @@ impl Shared {
         }
     }
 
+    /// Wakes all threads of this manager that wait for a lock. Those whose wait was stopped leave.
+    /// The others look again: the first of each queue asks Redis once more.
+    pub(crate) fn wake_waiters(&self) {
+        self.queues.wake_all();
+        self.listeners.wakeups.wake_those(|_| true);
+    }
+
     /// A thread of this process waits for the end of this hold. If the hold was never renewed, the
     /// keeper renews it now. So Redis says whether the key exists, and tracks it from then on.
     pub(crate) fn renew_for_waiter(&self, hold: &Hold) {

@@ -8,7 +8,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 
 use crate::base::clock::Moment;
-use crate::base::error::Error;
+use crate::base::error::{Error, LostCause};
 use crate::base::owner::Owner;
 use crate::hold::Hold;
 use crate::waiting::deadlocks::HeldBy;
@@ -155,6 +155,20 @@ pub(crate) fn held() -> Vec<HeldBy> {
     all
 }
 
+/// A lock that this thread has lost and still has guards of, if its hold is older than the one with
+/// this `number`: its name, and how it was lost.
+#[inline]
+pub(crate) fn lost_around(number: u64, now: Moment) -> Option<(String, LostCause)> {
+    let lost = with(|holds| {
+        let mut older = holds.values().flatten().filter(|entry| entry.held.hold.number < number);
+        older.find_map(|entry| {
+            let hold = &entry.held.hold;
+            hold.check(now).is_err().then(|| Some((hold.key.name().to_string(), hold.lost()?)))?
+        })
+    });
+    lost.flatten()
+}
+
 /// True if this thread has a hold with this token, through any manager.
 pub(crate) fn is_mine(token: &str, pid: u32) -> bool {
     // A forked child finds its parent's holds in its copy of the map. They are not its own.
@@ -174,7 +188,6 @@ mod tests {
     use std::time::Duration;
 
     use super::*;
-    use crate::base::error::LostCause;
     use crate::hold::tests::sample;
     use crate::waiting::queues::WaitQueues;
 

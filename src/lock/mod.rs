@@ -14,6 +14,7 @@ use crate::base::error::Error;
 use crate::base::holder::Holder;
 use crate::base::key::Name;
 use crate::base::options::Options;
+use crate::base::stop::Stop;
 use crate::guard::LockGuard;
 use crate::request::Request;
 use crate::session::Session;
@@ -40,12 +41,14 @@ pub struct Lock {
     session: Arc<Session>,
     name: Arc<str>,
     options: Options,
+    /// Ends waits for this lock.
+    stop: Option<Stop>,
 }
 
 impl Lock {
     pub(crate) fn new(session: Arc<Session>, name: Arc<str>) -> Lock {
         let options = session.settings.options;
-        Lock { session, name, options }
+        Lock { session, name, options, stop: None }
     }
 
     /// The lock's key.
@@ -94,6 +97,8 @@ impl Lock {
     ///   [`reentrant`](Lock::reentrant).
     /// - [`Error::WouldDeadlock`]: the holder waits for a lock of this thread, directly or through
     ///   others. Or this thread has the lock already, through another manager.
+    /// - [`Error::Stopped`]: [`stopped_by`](Lock::stopped_by), or a
+    ///   [shutdown](crate::LockManager::shutdown).
     /// - [`Error::NoFence`]: the lock is to be [`fenced`](Lock::fenced), and cannot be.
     /// - [`Error::InvalidKey`], [`Error::InvalidOption`], [`Error::DepthOverflow`],
     ///   [`Error::Forked`], [`Error::NoThread`], [`Error::NoRandomness`].
@@ -255,7 +260,8 @@ impl Lock {
     }
 
     fn request(&self) -> Request<'_> {
-        Request { session: &self.session, name: Name::Shared(&self.name), options: &self.options }
+        let Lock { session, name, options, stop } = self;
+        Request { session, name: Name::Shared(name), options, stop: stop.as_ref() }
     }
 }
 

@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use crate::base::options::Options;
+use crate::base::stop::Stop;
 use crate::lock::Lock;
 
 impl Lock {
@@ -108,6 +109,17 @@ impl Lock {
     /// are the same holder.
     pub fn reentrant(self, on: bool) -> Lock {
         self.set(|options| options.reentrant = on)
+    }
+
+    /// Ends waits for this lock when `stop` says so: they return
+    /// [`Error::Stopped`](crate::Error::Stopped). By default, nothing but a
+    /// [shutdown](crate::LockManager::shutdown) of the manager ends them.
+    ///
+    /// Once stopped, this lock cannot be taken any more. A thread that holds it still re-enters it.
+    pub fn stopped_by(mut self, stop: &Stop) -> Lock {
+        self.session.heed(stop);
+        self.stop = Some(stop.clone());
+        self
     }
 
     /// Changes an option. If the value cannot work, `lock` reports the error.

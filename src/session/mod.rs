@@ -1,9 +1,12 @@
 //! Taking a lock and giving it back, from end to end: the thread's map, the process's queue, Redis.
 //!
-//! `enter` and `leave` are here. [`upkeep`] is for a lock while it is held, and [`looking`] for one
-//! that somebody else may hold. This room may use all rooms but the handles.
+//! `enter` and `leave` are here. [`upkeep`] is for a lock while it is held, [`looking`] for one
+//! that somebody else may hold, and [`going`] for the end of a manager. This room may use all rooms
+//! but the handles.
 
+mod going;
 mod looking;
+mod several;
 mod upkeep;
 
 use std::io;
@@ -18,7 +21,7 @@ use log::debug;
 
 use crate::acquire::{AcquireContext, Taken, acquire, busy};
 use crate::base::clock::Moment;
-use crate::base::error::{BlockedThread, Error};
+use crate::base::error::Error;
 use crate::base::holder::Holder;
 use crate::base::key::{Key, Name};
 use crate::base::machine;
@@ -26,6 +29,7 @@ use crate::base::options::{Lease, Options, Settings};
 use crate::base::owner::{Owner, fresh_token, host_name};
 use crate::base::process as this_process;
 use crate::base::stats::Counters;
+use crate::base::stop::Stop;
 use crate::hold::{Hold, Unlocked};
 use crate::keeping::keeper::Keeper;
 use crate::keeping::losses::{LossNotifier, OnLost};
@@ -33,7 +37,7 @@ use crate::keeping::shared::Shared;
 use crate::keeping::thread_map::{self, Held, Left};
 use crate::release;
 use crate::store::{Failure, Store, Target};
-use crate::waiting::deadlocks::Wait;
+use crate::waiting::deadlocks::{Vain, Wait};
 use crate::waiting::handoff::Claim;
 use crate::waiting::listeners::Listeners;
 use crate::waiting::patience::Patience;
@@ -54,7 +58,17 @@ pub(crate) struct Session {
     listeners: Arc<Listeners>,
     pub(crate) counters: Arc<Counters>,
     keeper: Keeper,
+    /// Ends all waits, and refuses new locks, once the manager is shut down.
+    going: Stop,
     pub(crate) settings: Settings,
+}
+
+/// A lock that a thread is about to ask for.
+struct Asked {
+    key: Key,
+    owner: Owner,
+    /// With a token that nobody has used yet.
+    claim: Claim,
 }
 
 impl Session {
@@ -67,7 +81,7 @@ impl Session {
         let probe = settings.client_tracking.then(|| settings.prefix.clone() + &unused);
         let keeper =
             Shared::new(Arc::clone(&store), on_lost.map(LossNotifier::new), settings.response_timeout, probe);
-        Ok(Session {
+        let session = Session {
             id: NEXT.fetch_add(1, Ordering::Relaxed),
             pid,
             host,
@@ -77,8 +91,11 @@ impl Session {
             listeners: Arc::clone(&keeper.listeners),
             counters: Arc::clone(&keeper.counters),
             keeper,
+            going: Stop::new(),
             settings,
-        })
+        };
+        session.heed(&session.going);
+        Ok(session)
     }
 
     /// Sends a `PING`, so that a wrong address or login is found out now.
@@ -89,12 +106,13 @@ impl Session {
     }
 
     /// Takes a lock, or re-enters it if this thread holds it. Without a limit, waits while the lock
-    /// is busy. With a limit of zero, waits for one answer.
+    /// is busy. With a limit of zero, waits for one answer. `stop` ends the wait.
     pub(crate) fn enter(
         &self,
         name: Name<'_>,
         options: &Options,
         limit: Option<Duration>,
+        stop: Option<&Stop>,
     ) -> Result<Rc<Held>, Error> {
         let started = Moment::now();
         let pid = self.own_process(started)?;
@@ -104,15 +122,34 @@ impl Session {
             self.counters.reentered.add(1);
             return Ok(held);
         }
-        if let Some(invalid) = options.invalid {
-            return Err(invalid.into());
-        }
-        let mut taken = self.take(name, options, &self.patience(limit, started), pid);
+        self.may_take(name.as_str(), options, stop, started)?;
+        let mut taken = self.take(name, options, &self.patience(limit, started), pid, stop);
         if let Err(Error::Timeout { held, .. }) = &mut taken {
             self.counters.timed_out.add(1);
             *held = thread_map::held().into_iter().map(|(_, hold)| hold.key.name().to_string()).collect();
         }
         taken
+    }
+
+    /// Returns an error if a lock that this thread does not hold must not be taken.
+    fn may_take(&self, name: &str, options: &Options, stop: Option<&Stop>, now: Moment) -> Result<(), Error> {
+        if let Some(invalid) = options.invalid {
+            return Err(invalid.into());
+        }
+        if self.is_stopped(stop) {
+            return Err(Error::Stopped { key: name.to_owned() });
+        }
+        thread_map::lost_around(u64::MAX, now)
+            .map_or(Ok(()), |(outer, cause)| Err(Error::OuterLost { key: name.to_owned(), outer, cause }))
+    }
+
+    /// What an attempt to take a lock needs.
+    fn ask_for(&self, name: Name<'_>, options: &Options, pid: u32) -> Result<Asked, Error> {
+        let key = Key::new(&self.settings.prefix, name)?;
+        let counter = if options.fenced { Some(key.counter()?.into()) } else { None };
+        let owner = Owner::new(Arc::clone(&self.host), pid, this_process::thread_id(pid));
+        let token = fresh_token(&owner, &self.machine).map_err(no_randomness)?;
+        Ok(Asked { key, owner, claim: Claim { token, lease: Lease::new(options.lease), counter } })
     }
 
     /// Takes a lock that this thread does not hold.
@@ -122,19 +159,16 @@ impl Session {
         options: &Options,
         patience: &Patience,
         pid: u32,
+        stop: Option<&Stop>,
     ) -> Result<Rc<Held>, Error> {
-        let key = Key::new(&self.settings.prefix, name)?;
-        let counter = if options.fenced { Some(key.counter()?.into()) } else { None };
-        let owner = Owner::new(Arc::clone(&self.host), pid, this_process::thread_id(pid));
-        let lease = Lease::new(options.lease);
         // The token is drawn before the turn comes: the thread in front may send the claim with its
         // release.
-        let token = fresh_token(&owner, &self.machine).map_err(no_randomness)?;
-        let claim = Claim { token, lease, counter };
+        let Asked { key, owner, claim } = self.ask_for(name, options, pid)?;
         let wait = Wait::new(self.id, key.name(), &owner, patience.deadline, thread_map::held);
         let is_vain = |seen: Option<&Holder>, sleeps: bool| match seen {
-            Some(holder) if thread_map::is_mine(holder.raw(), pid) => Err(wait.for_itself()),
-            _ if sleeps => wait.begins(seen),
+            _ if self.is_stopped(stop) => Err(Vain::Stopped),
+            Some(holder) if thread_map::is_mine(holder.raw(), pid) => Err(Vain::Deadlock(wait.for_itself())),
+            _ if sleeps => wait.begins(seen).map_err(Vain::Deadlock),
             _ => Ok(()),
         };
         let turn = match self.turn(&key, patience, is_vain, &claim) {
@@ -149,7 +183,7 @@ impl Session {
             key: &key,
             owner: &owner,
             machine: &self.machine,
-            lease,
+            lease: claim.lease,
             reclaim_dead: options.reclaim_dead,
             is_vain: &is_vain,
             poll_every: self.settings.poll_every,
@@ -166,7 +200,7 @@ impl Session {
         &self,
         key: &Key,
         patience: &Patience,
-        is_vain: impl Fn(Option<&Holder>, bool) -> Result<(), Vec<BlockedThread>>,
+        is_vain: impl Fn(Option<&Holder>, bool) -> Result<(), Vain>,
         first: &Claim,
     ) -> Result<Turn, NoTurn> {
         let answered_since = |moment| self.store.answered_since(key.in_redis(), moment);
@@ -190,7 +224,7 @@ impl Session {
                 self.counters.waited.add(1);
                 self.failed("taking", key, behind_an_outage(cause.as_deref()))
             }
-            NoTurn::Deadlock(cycle) => Error::WouldDeadlock { key: key.name().to_string(), cycle },
+            NoTurn::Vain(vain) => vain.error(key),
         }
     }
 
@@ -241,7 +275,9 @@ impl Session {
             mem::forget(turn);
             return Err(forked);
         }
-        self.give_back(&held.hold, turn)
+        let unlocked = self.give_back(&held.hold, turn)?;
+        still_has_outer(&held.hold)?;
+        Ok(unlocked)
     }
 
     fn give_back(&self, hold: &Hold, turn: Turn) -> Result<Unlocked, Error> {
@@ -298,6 +334,13 @@ impl Session {
         let pid = this_process::id(now);
         if pid == self.pid { Ok(pid) } else { Err(Error::Forked { parent: self.pid, child: pid }) }
     }
+}
+
+/// Returns an error if this thread has lost a lock around the hold that was just released.
+pub(crate) fn still_has_outer(hold: &Hold) -> Result<(), Error> {
+    thread_map::lost_around(hold.number, Moment::now()).map_or(Ok(()), |(outer, cause)| {
+        Err(Error::OuterLost { key: hold.key.name().to_string(), outer, cause })
+    })
 }
 
 fn no_randomness(source: io::Error) -> Error {

@@ -10,6 +10,7 @@ use crate::base::error::{Error, LostCause};
 use crate::base::key::Name;
 use crate::base::options::{Lease, check_lease, invalid_option};
 use crate::hold::{HeldLock, Hold};
+use crate::keeping::shared::Shared;
 use crate::keeping::thread_map::{self, Held};
 use crate::session::Session;
 use crate::store::{Failure, Seen};
@@ -55,6 +56,28 @@ impl Session {
         self.has_left(hold, span)
     }
 
+    /// [`confirm`](Session::confirm) for several holds, which are renewed together.
+    pub(crate) fn confirm_all(&self, held: &[Rc<Held>], span: Duration) -> Result<(), Error> {
+        for held in held {
+            self.trust(&held.hold)?;
+            Self::check_span("confirm", &held.hold, span)?;
+        }
+        self.push_all(held.iter().map(|held| &held.hold))?;
+        held.iter().try_for_each(|held| self.has_left(&held.hold, span))
+    }
+
+    /// [`ensure`](Session::ensure) for several holds: those that end too soon are renewed together.
+    pub(crate) fn ensure_all(&self, held: &[Rc<Held>], span: Duration) -> Result<(), Error> {
+        for held in held {
+            self.trust(&held.hold)?;
+            Self::check_span("ensure", &held.hold, span)?;
+        }
+        let now = Moment::now();
+        let ending = held.iter().filter(|held| held.hold.remaining(now) < span);
+        self.push_all(ending.map(|held| &held.hold))?;
+        held.iter().try_for_each(|held| self.has_left(&held.hold, span))
+    }
+
     fn check_span(method: &'static str, hold: &Hold, span: Duration) -> Result<(), Error> {
         let now = Moment::now();
         if span > hold.lease().valid_until(now).since(now) {
@@ -84,11 +107,23 @@ impl Session {
 
     /// Has the keeper renew a hold now, and waits for the answer.
     fn push(&self, hold: &Arc<Hold>) -> Result<(), Error> {
-        let deadline = Moment::now().after(self.settings.response_timeout).min(hold.valid_until());
-        let pushed = self.keeper.renew_now(hold, deadline)?;
-        // A loss says more than the reason for which the renewal failed.
-        hold.check(Moment::now())?;
-        pushed.map_err(|failure| self.failed("renewing", &hold.key, failure))
+        self.push_all([hold])
+    }
+
+    /// Has the keeper renew these holds now, and waits for all answers.
+    fn push_all<'a>(&self, holds: impl IntoIterator<Item = &'a Arc<Hold>>) -> Result<(), Error> {
+        let limit = Moment::now().after(self.settings.response_timeout);
+        let ask = |hold: &'a Arc<Hold>| {
+            let deadline = limit.min(hold.valid_until());
+            Ok((hold, deadline, self.keeper.ask_to_renew(hold, deadline)?))
+        };
+        for (hold, deadline, answered) in holds.into_iter().map(ask).collect::<Result<Vec<_>, Error>>()? {
+            let pushed = Shared::renewed(&answered, deadline);
+            // A loss says more than the reason for which the renewal failed.
+            hold.check(Moment::now())?;
+            pushed.map_err(|failure| self.failed("renewing", &hold.key, failure))?;
+        }
+        Ok(())
     }
 
     /// Asks Redis whether the key still holds the token.

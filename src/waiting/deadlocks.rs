@@ -20,17 +20,37 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use parking_lot::Mutex;
 
 use crate::base::clock::Moment;
-use crate::base::error::BlockedThread;
+use crate::base::error::{BlockedThread, Error};
 use crate::base::holder::Holder;
+use crate::base::key::Key;
 use crate::base::owner::Owner;
 use crate::hold::Hold;
 
 /// The threads of this process that hold locks and sleep until they get another one.
 static BLOCKED: Mutex<Vec<Blocked>> = Mutex::new(Vec::new());
 
-/// Whether a wait for the holder that Redis has named, if any, would never end: with the cycle. The
-/// flag says whether the thread is about to sleep.
-pub(crate) type IsVain<'a> = dyn Fn(Option<&Holder>, bool) -> Result<(), Vec<BlockedThread>> + 'a;
+/// Why a thread must not go on waiting.
+#[derive(Debug)]
+pub(crate) enum Vain {
+    /// It would wait for itself.
+    Deadlock(Vec<BlockedThread>),
+    /// The program has stopped the wait.
+    Stopped,
+}
+
+/// Whether a wait for the holder that Redis has named, if any, is in vain. The flag says whether
+/// the thread is about to sleep.
+pub(crate) type IsVain<'a> = dyn Fn(Option<&Holder>, bool) -> Result<(), Vain> + 'a;
+
+impl Vain {
+    pub(crate) fn error(self, key: &Key) -> Error {
+        let key = key.name().to_string();
+        match self {
+            Vain::Deadlock(cycle) => Error::WouldDeadlock { key, cycle },
+            Vain::Stopped => Error::Stopped { key },
+        }
+    }
+}
 
 /// A hold, and the number of its manager.
 pub(crate) type HeldBy = (u64, Arc<Hold>);

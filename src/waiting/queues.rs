@@ -11,10 +11,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::base::clock::Moment;
-use crate::base::error::BlockedThread;
 use crate::base::holder::Holder;
-use crate::base::sync::{Mutex, MutexGuard};
+use crate::base::sync::{Condvar, Mutex, MutexGuard};
 use crate::hold::Hold;
+use crate::waiting::deadlocks::Vain;
 use crate::waiting::handoff::{Claim, HandoffOutcome};
 use crate::waiting::patience::{Patience, SLOW_ANSWER, Silence};
 use crate::waiting::queue::{Past, Start, WaitQueue};
@@ -28,6 +28,8 @@ const REMEMBERED: usize = 8;
 pub(crate) struct WaitQueues {
     table: Mutex<Table>,
     cores: Cores,
+    /// A queue has ended, and a thread waits for that.
+    ended: Condvar,
 }
 
 #[derive(Debug, Default)]
@@ -35,6 +37,8 @@ struct Table {
     by_name: HashMap<Arc<str>, WaitQueue>,
     /// How many turns have started.
     turns: u64,
+    /// A thread waits until the queues have ended.
+    is_watched: bool,
     /// The [`Past`] of the queues that ended last, the latest at the end.
     ended: VecDeque<(Arc<str>, Past)>,
 }
@@ -57,8 +61,8 @@ pub(crate) enum NoTurn {
     /// The lock is busy, and the caller's deadline has come, or the caller tries only once. The
     /// holder is named if it is known.
     Busy(Option<Holder>),
-    /// The caller would wait for itself.
-    Deadlock(Vec<BlockedThread>),
+    /// The caller must not go on waiting.
+    Vain(Vain),
     /// The thread in front has no answer from Redis, and the caller waits no longer: its deadline
     /// has come, or the outage has lasted for `tolerate_outage`. The cause of the outage is named
     /// if it is known.
@@ -68,8 +72,8 @@ pub(crate) enum NoTurn {
 impl WaitQueues {
     /// Waits for the turn. A caller that tries only once (`Patience::once`) does not wait.
     ///
-    /// - `is_vain`: the cycle, if the calling thread would wait for itself. It gets the holder that
-    ///   Redis has named, and whether the thread is about to sleep.
+    /// - `is_vain`: why the calling thread must not go on waiting, if it must not. It gets the holder
+    ///   that Redis has named, and whether the thread is about to sleep.
     /// - `answered_since`: whether Redis has answered any thread since that moment.
     /// - `renew`: renews a hold that was never renewed, once the first waiter has waited for it for
     ///   a while. This finds out whether its key was deleted by hand.
@@ -78,7 +82,7 @@ impl WaitQueues {
         self: &Arc<WaitQueues>,
         name: &Arc<str>,
         patience: &Patience,
-        is_vain: impl Fn(Option<&Holder>, bool) -> Result<(), Vec<BlockedThread>>,
+        is_vain: impl Fn(Option<&Holder>, bool) -> Result<(), Vain>,
         answered_since: impl Fn(Moment) -> bool,
         renew: impl Fn(&Hold),
         claim: impl FnOnce() -> Claim,
@@ -90,7 +94,7 @@ impl WaitQueues {
         if patience.once {
             let queue = table.queue(name);
             let busy = || NoTurn::Busy(queue.holder(Moment::now()));
-            return Err(is_vain(queue.seen(), false).map_or_else(NoTurn::Deadlock, |()| busy()));
+            return Err(is_vain(queue.seen(), false).map_or_else(NoTurn::Vain, |()| busy()));
         }
         let me = Arc::new(Waiter::new(claim(), patience.deadline));
         table.queue(name).waiting.push_back(Arc::clone(&me));
@@ -119,9 +123,46 @@ impl WaitQueues {
         }
     }
 
+    /// The turn for a key, if no other thread of this process wants that key, and if there is no
+    /// reason to leave the lock to other processes. Does not wait.
+    pub(crate) fn join_alone(self: &Arc<WaitQueues>, name: &Arc<str>) -> Option<Turn> {
+        let mut table = self.table.lock();
+        if table.by_name.contains_key(name) {
+            return None;
+        }
+        let is_calm = table.queue(name).is_calm();
+        let start = is_calm.then(|| table.start_turn(name, None, false, Moment::now())).flatten();
+        if start.is_none() {
+            table.end(name);
+        }
+        start.map(|start| self.turn(name, start, false))
+    }
+
     /// Wakes the first waiter, since the hold in front is lost.
     pub(crate) fn wake_first(&self, name: &str) {
         notify_first(self.table.lock(), name);
+    }
+
+    /// Wakes all waiters: those whose wait was stopped leave, and the others sleep again.
+    pub(crate) fn wake_all(&self) {
+        let table = self.table.lock();
+        let waiting = table.by_name.values().flat_map(|queue| &queue.waiting);
+        waiting.for_each(|waiter| _ = waiter.woken.notify_one());
+    }
+
+    /// Waits until no thread has a turn or waits for one, but for the keys that are `left_out`. False
+    /// if that is not so at the deadline.
+    pub(crate) fn wait_until_free(&self, left_out: impl Fn(&str) -> bool, deadline: Moment) -> bool {
+        let mut table = self.table.lock();
+        table.is_watched = true;
+        while !table.by_name.keys().all(|name| left_out(name)) {
+            let now = Moment::now();
+            if deadline <= now {
+                return false;
+            }
+            self.ended.wait_for(&mut table, deadline.one_wait_from(now));
+        }
+        true
     }
 
     fn turn(self: &Arc<WaitQueues>, name: &Arc<str>, start: Start, waited: bool) -> Turn {
@@ -157,7 +198,7 @@ impl Place<'_> {
     fn next_step(
         &mut self,
         queue: &WaitQueue,
-        is_vain: impl Fn(Option<&Holder>, bool) -> Result<(), Vec<BlockedThread>>,
+        is_vain: impl Fn(Option<&Holder>, bool) -> Result<(), Vain>,
         answered_since: impl Fn(Moment) -> bool,
         cores_are_free: bool,
         now: Moment,
@@ -185,7 +226,7 @@ impl Place<'_> {
     fn give_up(
         &self,
         queue: &WaitQueue,
-        is_vain: impl Fn(Option<&Holder>, bool) -> Result<(), Vec<BlockedThread>>,
+        is_vain: impl Fn(Option<&Holder>, bool) -> Result<(), Vain>,
         silence: Option<&Silence>,
         overslept: bool,
         now: Moment,
@@ -195,8 +236,8 @@ impl Place<'_> {
         let outage = silence
             .filter(|silence| self.patience.is_outage(silence, now))
             .filter(|silence| silence.cause.is_some() || !overslept);
-        if let Err(cycle) = is_vain(queue.seen(), true) {
-            Some(NoTurn::Deadlock(cycle))
+        if let Err(vain) = is_vain(queue.seen(), true) {
+            Some(NoTurn::Vain(vain))
         } else if let Some(silence) = outage {
             Some(NoTurn::Outage(silence.cause.clone()))
         } else {
@@ -346,6 +387,9 @@ impl Drop for Turn {
         let next = queue.waiting.front().cloned();
         if next.is_none() {
             table.end(&self.name);
+            if table.is_watched {
+                self.queues.ended.notify_all();
+            }
         }
         drop(table);
         if let Some(next) = next {
@@ -500,7 +544,7 @@ pub(crate) mod tests {
     }
 
     /// The calling thread holds the lock with the token "mine".
-    pub(crate) fn is_mine(seen: Option<&Holder>, _sleeps: bool) -> Result<(), Vec<BlockedThread>> {
+    pub(crate) fn is_mine(seen: Option<&Holder>, _sleeps: bool) -> Result<(), Vain> {
         if seen.is_some_and(|holder| holder.raw() == "mine") { Err(Vec::new()) } else { Ok(()) }
     }
 
@@ -516,7 +560,7 @@ pub(crate) mod tests {
             thread::yield_now();
         }
         turn.saw(&Holder::new(b"mine", None), Duration::ZERO, true);
-        assert!(matches!(waiter.join().unwrap(), Err(NoTurn::Deadlock(_))));
+        assert!(matches!(waiter.join().unwrap(), Err(NoTurn::Vain(_))));
         assert!(queues.table.lock().queue(&name()).waiting.is_empty());
     }
 

@@ -18,6 +18,12 @@ mod extend_ensure_verify;
 mod own_hold;
 // `keep_at_least`: a lock that is released early stays taken.
 mod kept;
+// Several locks at a time, and a lock inside of one that is lost.
+#[cfg(target_os = "linux")]
+mod several;
+// Waits that the program stops, and managers that are shut down.
+#[cfg(target_os = "linux")]
+mod stopping;
 // `force_unlock`, and a key deleted by hand: a waiter of the same process takes the lock at once.
 mod force_unlock;
 // `reclaim_dead`: the lock of a process that is certainly dead, and of no other, is taken over.

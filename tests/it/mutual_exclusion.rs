@@ -57,7 +57,7 @@ impl How {
 }
 
 /// Adds one with a read and a write, which loses updates if two threads do it at a time.
-fn increment(connection: &mut Connection) {
+pub(crate) fn increment(connection: &mut Connection) {
     let found: Option<u64> = redis::cmd("GET").arg(COUNTER).query(connection).expect("a reply");
     thread::yield_now();
     let _pause: String = redis::cmd("PING").query(connection).expect("a reply");

@@ -34,6 +34,10 @@ pub(crate) fn run_role(name: &str) {
         "spiller" => crate::secrets::spill(),
         "embracer" => crate::deadlocks::embrace_as_told(),
         "one shot" => crate::kept::run_once_as_told(),
+        #[cfg(target_os = "linux")]
+        "pairs" => crate::several::pair_as_told(),
+        #[cfg(target_os = "linux")]
+        "leaver" => crate::stopping::leave_as_told(),
         "from env" => crate::own_hold::connect_as_told(),
         #[cfg(feature = "tls")]
         "connector" => crate::tls::connect_as_told(),

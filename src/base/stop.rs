@@ -1,0 +1,87 @@
+//! The handle by which a program ends waits.
+
+use std::fmt;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use parking_lot::Mutex;
+
+/// Ends waits for locks: what `lockInterruptibly` is in Java.
+///
+/// Give it to locks with [`Lock::stopped_by`](crate::Lock::stopped_by), clone it, and call
+/// [`stop`](Stop::stop) from any thread. [`LockManager::shutdown`](crate::LockManager::shutdown)
+/// does the same for all waits of a manager.
+///
+/// ```no_run
+/// # fn main() -> Result<(), relatch::Error> {
+/// let locks = relatch::LockManager::connect("redis://127.0.0.1/")?;
+/// let stop = relatch::Stop::new();
+/// let job = std::thread::spawn({
+///     let (lock, stop) = (locks.named("orders:42"), stop.clone());
+///     move || lock.stopped_by(&stop).with_lock(|| ())
+/// });
+/// stop.stop(); // If the job still waits, its `with_lock` returns `Error::Stopped`.
+/// # let _ = job;
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Clone, Default)]
+pub struct Stop {
+    shared: Arc<Shared>,
+}
+
+#[derive(Default)]
+struct Shared {
+    stopped: AtomicBool,
+    /// Wakes the waiters of a manager, for each manager that has waits with this handle, by the
+    /// manager's number. Returns false if that manager is gone.
+    managers: Mutex<Vec<(u64, Wake)>>,
+}
+
+type Wake = Box<dyn Fn() -> bool + Send>;
+
+impl Stop {
+    /// A handle that has not stopped anything yet.
+    #[must_use]
+    pub fn new() -> Stop {
+        Stop::default()
+    }
+
+    /// Ends the waits that have this handle, now and later: they return
+    /// [`Error::Stopped`](crate::Error::Stopped). What is held stays held. There is no way back.
+    ///
+    /// Wakes the waiters and returns, without waiting for them. A waiter that sleeps returns within
+    /// milliseconds. One that has just asked Redis returns after the answer (so at the latest after
+    /// the connect timeout and the response timeout together); if that answer gives it the lock, it
+    /// has the lock.
+    ///
+    /// Do not call this in a signal handler, since it locks a mutex. Call it in a thread that waits
+    /// for signals, as `examples/shutdown.rs` of the repository does.
+    pub fn stop(&self) {
+        // The flag comes first. A waiter looks at the flag under the mutex that its sleep gives
+        // free, and each call below takes that mutex. So a waiter that saw no flag sleeps by then,
+        // and is woken.
+        self.shared.stopped.store(true, Ordering::Release);
+        self.shared.managers.lock().retain(|(_, wake)| wake());
+    }
+
+    /// Whether [`stop`](Stop::stop) was called.
+    #[must_use]
+    pub fn is_stopped(&self) -> bool {
+        self.shared.stopped.load(Ordering::Acquire)
+    }
+
+    /// Has `stop` call `wake`, which wakes the waiters of this manager.
+    pub(crate) fn wakes(&self, manager: u64, wake: impl Fn() -> bool + Send + 'static) {
+        let mut managers = self.shared.managers.lock();
+        if managers.iter().all(|(number, _)| *number != manager) {
+            managers.push((manager, Box::new(wake)));
+        }
+    }
+}
+
+impl fmt::Debug for Stop {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Stop").field("is_stopped", &self.is_stopped()).finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,152 @@
+//! Several holds in the caller's hands.
+
+use std::fmt;
+use std::mem;
+use std::panic::{RefUnwindSafe, UnwindSafe};
+use std::rc::Rc;
+use std::sync::Arc;
+use std::time::Duration;
+
+use log::debug;
+
+use crate::base::clock::Moment;
+use crate::base::error::Error;
+use crate::hold::Unlocked;
+use crate::keeping::thread_map::Held;
+use crate::session::{Session, still_has_outer};
+
+/// Several locks that this thread holds, until the guard is dropped or
+/// [unlocked](MultiLockGuard::unlock). [`LockManager::lock_all`](crate::LockManager::lock_all)
+/// returns one.
+///
+/// It counts as one guard of each of the locks. If one of them is lost, the set is lost.
+///
+/// Dropping the guard releases the locks that have no other guard, in one round trip for each node
+/// that has some of them: at most the response timeout. Dropping a guard never panics, and logs
+/// errors. A guard stays in the thread that took it: it is neither `Send` nor `Sync`.
+#[must_use = "the locks are released as soon as the guard is dropped"]
+#[clippy::has_significant_drop]
+pub struct MultiLockGuard {
+    session: Arc<Session>,
+    /// In the order of the keys. Empty once the guard has been unlocked.
+    held: Vec<Rc<Held>>,
+}
+
+impl MultiLockGuard {
+    pub(crate) fn new(session: Arc<Session>, held: Vec<Rc<Held>>) -> MultiLockGuard {
+        MultiLockGuard { session, held }
+    }
+
+    /// The locks' keys, sorted, each once.
+    pub fn keys(&self) -> impl Iterator<Item = &str> + '_ {
+        self.held.iter().map(|held| &**held.hold.key.name())
+    }
+
+    /// The fencing token of one of these locks: see [`LockGuard::fence`](crate::LockGuard::fence).
+    /// `None` if the guard does not have this lock.
+    #[must_use]
+    pub fn fence(&self, key: impl AsRef<str>) -> Option<u64> {
+        let held = self.held.iter().find(|held| &**held.hold.key.name() == key.as_ref())?;
+        Some(held.hold.fence)
+    }
+
+    /// Whether this process may still trust all of the holds: see
+    /// [`LockGuard::is_valid`](crate::LockGuard::is_valid). Sends nothing.
+    #[must_use]
+    pub fn is_valid(&self) -> bool {
+        self.held.iter().all(|held| self.session.trusts(&held.hold))
+    }
+
+    /// For how long all of the holds may still be trusted; zero if one is lost. Sends nothing.
+    #[must_use]
+    pub fn remaining(&self) -> Duration {
+        if !self.is_valid() {
+            return Duration::ZERO;
+        }
+        let now = Moment::now();
+        self.held.iter().map(|held| held.hold.remaining(now)).min().unwrap_or_default()
+    }
+
+    /// Returns `Ok` only if Redis has just said that all of the locks are held, and at least `span`
+    /// of each lease is left. Call it before a step that cannot be undone: see
+    /// [`LockGuard::confirm`](crate::LockGuard::confirm).
+    ///
+    /// Renews all leases, together, and waits for the answers, at most for the response timeout.
+    ///
+    /// # Errors
+    ///
+    /// As for [`LockGuard::confirm`](crate::LockGuard::confirm); an error names the key.
+    pub fn confirm(&self, span: Duration) -> Result<(), Error> {
+        self.session.confirm_all(&self.held, span)
+    }
+
+    /// Returns `Ok` only if at least `span` of each lease is left, by this machine's clock. Renews
+    /// those leases of which less is left: see [`LockGuard::ensure`](crate::LockGuard::ensure).
+    ///
+    /// # Errors
+    ///
+    /// As for [`LockGuard::ensure`](crate::LockGuard::ensure); an error names the key.
+    pub fn ensure(&self, span: Duration) -> Result<(), Error> {
+        self.session.ensure_all(&self.held, span)
+    }
+
+    /// Drops the guard, and returns the result. All locks are given back, also if one of them was
+    /// lost.
+    ///
+    /// Blocks at most for the response timeout.
+    ///
+    /// # Errors
+    ///
+    /// - [`Error::Lost`]: one of the locks was lost; the first by its key is named. Or
+    ///   [`Error::OuterLost`], for a lock around them.
+    /// - [`Error::Unconfirmed`]: no answer came for one of them, and none was lost.
+    /// - [`Error::Forked`].
+    pub fn unlock(mut self) -> Result<(), Error> {
+        self.leave_()
+    }
+
+    fn leave_(&mut self) -> Result<(), Error> {
+        let held = mem::take(&mut self.held);
+        let oldest = held.iter().min_by_key(|held| held.hold.number).map(Rc::clone);
+        let results = self.session.leave_all(&held);
+        let mut errors = Vec::new();
+        for (held, result) in held.iter().zip(results) {
+            let trusted = result.and_then(|unlocked| match unlocked {
+                Unlocked::StillHeld { .. } => self.session.trust(&held.hold),
+                _ => Ok(()),
+            });
+            errors.extend(trusted.err());
+        }
+        // A loss says more than a release without an answer.
+        let worst = errors.iter().position(Error::is_lost).unwrap_or(0);
+        if worst < errors.len() {
+            return Err(errors.swap_remove(worst));
+        }
+        oldest.map_or(Ok(()), |held| still_has_outer(&held.hold))
+    }
+}
+
+impl Drop for MultiLockGuard {
+    fn drop(&mut self) {
+        if self.held.is_empty() {
+            return;
+        }
+        if let Err(error) = self.leave_() {
+            // The code that finds a loss or a release without an answer logs it at a higher level.
+            debug!(target: "relatch::release", "dropping the guard of several locks: {error}");
+        }
+    }
+}
+
+/// As for [`LockManager`](crate::LockManager).
+impl UnwindSafe for MultiLockGuard {}
+impl RefUnwindSafe for MultiLockGuard {}
+
+impl fmt::Debug for MultiLockGuard {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("MultiLockGuard")
+            .field("keys", &self.keys().collect::<Vec<_>>())
+            .field("remaining", &self.remaining())
+            .finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,83 @@
+//! The end of a manager: no new locks, and what is held is given back.
+
+use std::collections::HashSet;
+use std::sync::Arc;
+use std::time::Duration;
+
+use log::debug;
+
+use crate::base::clock::Moment;
+use crate::base::error::LostCause;
+use crate::base::stop::Stop;
+use crate::hold::{HeldLock, Hold};
+use crate::keeping::thread_map;
+use crate::release;
+use crate::session::Session;
+use crate::waiting::handoff::HandoffOutcome;
+
+impl Session {
+    /// Has `stop` wake the waiters of this manager.
+    pub(crate) fn heed(&self, stop: &Stop) {
+        let keeper = Arc::downgrade(&self.keeper);
+        stop.wakes(self.id, move || keeper.upgrade().map(|keeper| keeper.wake_waiters()).is_some());
+    }
+
+    /// True if the wait with this handle, or the whole manager, was stopped.
+    pub(super) fn is_stopped(&self, stop: Option<&Stop>) -> bool {
+        self.going.is_stopped() || stop.is_some_and(Stop::is_stopped)
+    }
+
+    /// Refuses new locks, ends all waits, and waits for the holds of other threads, within `limit`.
+    /// Returns what is held then.
+    pub(crate) fn shutdown(&self, limit: Duration) -> Vec<HeldLock> {
+        let now = Moment::now();
+        if self.own_process(now).is_err() {
+            return Vec::new();
+        }
+        self.going.stop();
+        let held = thread_map::held().into_iter().filter(|(manager, _)| *manager == self.id);
+        let mine: HashSet<_> = held.map(|(_, hold)| Arc::clone(hold.key.name())).collect();
+        // A turn lasts from before the attempt to take a lock until after its release. So when the
+        // last turn has ended, no thread has a lock, nor will an answer give it one.
+        let free = |limit| self.queues.wait_until_free(|name| mine.contains(name), limit);
+        if !free(now.after(limit)) && self.held().len() <= mine.len() {
+            // The answer to a command is due: a thread may have got a lock, or given it back.
+            free(self.one_answer(Moment::now()));
+        }
+        self.held()
+    }
+
+    /// [`shutdown`](Session::shutdown), and then gives back what is held, though its threads do not
+    /// know yet. Returns what that was.
+    pub(crate) fn shutdown_and_release(&self, limit: Duration) -> Vec<HeldLock> {
+        let left = self.shutdown(limit);
+        if self.own_process(Moment::now()).is_ok() {
+            let holds: Vec<_> = self.keeper.work.lock().leases.holds(Moment::now()).map(Arc::clone).collect();
+            let deadline = Moment::now().after(self.settings.response_timeout);
+            for hold in holds {
+                self.take_away(&hold, deadline);
+            }
+        }
+        left
+    }
+
+    /// Gives a lock back that a thread still holds. The hold is lost before the key is deleted: the
+    /// other way round, the thread would trust a lock that another process may have.
+    fn take_away(&self, hold: &Hold, deadline: Moment) {
+        let now = Moment::now();
+        self.keeper.work.lock().leases.close(hold, now);
+        hold.lose(LostCause::ShutDown);
+        self.keeper.report_loss(hold);
+        let given_back = if hold.keep_until > now {
+            release::keep(&self.store, hold, deadline)
+        } else {
+            release::remove(&self.store, hold, None, &mut HandoffOutcome::NotTaken, deadline)
+        };
+        if let Err(failure) = given_back {
+            debug!(target: "relatch::release", "giving back lock {:?}: {failure:?}", hold.key.name());
+            if hold.keep_until <= now {
+                release::delete_later(&self.keeper, hold);
+            }
+        }
+    }
+}

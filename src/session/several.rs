@@ -1,0 +1,223 @@
+//! Several locks at a time.
+//!
+//! The locks are taken in the order of their keys, which all programs share. So two callers never
+//! each hold what the other waits for. A caller that waits for one of the locks keeps those before
+//! it, and holds none behind it.
+//!
+//! Locks that are free cost one round trip for each node: their `SET`s go out together. If one of
+//! them is busy, those behind it are given back, and the caller waits for the busy one as for any
+//! lock. The same happens if an answer is lost: the tokens that went out are given up, and the locks
+//! are taken one by one.
+
+use std::mem;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::time::Duration;
+
+use log::debug;
+
+use crate::base::clock::Moment;
+use crate::base::error::Error;
+use crate::base::options::Options;
+use crate::hold::{AcquiredAt, Hold, Unlocked};
+use crate::keeping::orphans::OrphanKey;
+use crate::keeping::thread_map::{self, Held, Left};
+use crate::release::{self, Begun};
+use crate::session::{Asked, Session};
+use crate::store::{Failure, Fate, Wanted};
+use crate::waiting::queues::Turn;
+
+/// A lock that is free as far as this process knows.
+struct Free {
+    asked: Asked,
+    turn: Turn,
+}
+
+impl Session {
+    /// Takes all these locks, or none. The names are sorted, and no two are the same.
+    pub(crate) fn enter_all(
+        &self,
+        names: &[&str],
+        options: &Options,
+        limit: Option<Duration>,
+    ) -> Result<Vec<Rc<Held>>, Error> {
+        let mut held = Vec::with_capacity(names.len());
+        if let Err(error) = self.enter_each(names, options, limit, &mut held) {
+            for result in self.leave_all(&held) {
+                if let Err(also) = result {
+                    debug!(target: "relatch::release", "giving back what was taken before {error}: {also}");
+                }
+            }
+            return Err(error);
+        }
+        held.sort_by(|one, other| one.hold.key.name().cmp(other.hold.key.name()));
+        Ok(held)
+    }
+
+    /// Takes the locks, and adds each to `held` as soon as this thread has it.
+    fn enter_each(
+        &self,
+        names: &[&str],
+        options: &Options,
+        limit: Option<Duration>,
+        held: &mut Vec<Rc<Held>>,
+    ) -> Result<(), Error> {
+        let began = Moment::now();
+        let is_mine = |name: &&&str| thread_map::find(self.id, name).is_some();
+        let (mine, others): (Vec<&str>, Vec<&str>) = names.iter().partition(|name| is_mine(name));
+        // What this thread has already comes first: if it is lost, nothing is to be sent.
+        for name in mine {
+            held.push(self.enter(name.into(), options, limit, None)?);
+        }
+        let mut rest = &others[..];
+        while !rest.is_empty() {
+            rest = &rest[self.take_free(rest, options, held)?..];
+            if let Some((name, behind)) = rest.split_first() {
+                let left = limit.map(|limit| limit.saturating_sub(Moment::now().since(began)));
+                held.push(self.enter((*name).into(), options, left, None)?);
+                rest = behind;
+            }
+        }
+        Ok(())
+    }
+
+    /// Takes as many of these locks as are free, from the first on, in one round trip for each
+    /// node. Returns their number.
+    fn take_free(&self, names: &[&str], options: &Options, held: &mut Vec<Rc<Held>>) -> Result<usize, Error> {
+        // With replicas, each lock has to be acknowledged before it counts.
+        if names.len() < 2 || self.settings.replicas.is_some() {
+            return Ok(0);
+        }
+        let began = Moment::now();
+        let pid = self.own_process(began)?;
+        self.may_take(names[0], options, None, began)?;
+        let mut free = Vec::new();
+        for name in names {
+            let asked = self.ask_for((*name).into(), options, pid)?;
+            let Some(turn) = self.queues.join_alone(asked.key.name()) else { break };
+            free.push(Free { asked, turn });
+        }
+        if free.len() < 2 {
+            return Ok(0);
+        }
+        let taken = self.claim_free(free, began);
+        let number = taken.len();
+        let mut failed = Ok(());
+        for (Free { asked, turn }, fence, at) in taken {
+            let Asked { key, owner, claim } = asked;
+            let hold = Arc::new(Hold::new(key, owner, claim.token, fence, options, at));
+            self.counters.acquired.add(1);
+            self.counters.time_waited.add(at.answered.since(began));
+            match self.keep(hold, turn) {
+                Ok(one) => held.push(one),
+                Err(error) => failed = Err(error),
+            }
+        }
+        failed.map(|()| number)
+    }
+
+    /// Sends the claims of these locks together. Returns those from the first on that were taken.
+    /// The claims behind them are undone.
+    fn claim_free(&self, free: Vec<Free>, began: Moment) -> Vec<(Free, u64, AcquiredAt)> {
+        for free in &free {
+            free.turn.asks();
+        }
+        let sent = Moment::now();
+        let answers = {
+            let wanted: Vec<Wanted<'_>> =
+                free.iter().map(|it| it.asked.claim.wanted(it.asked.key.in_redis())).collect();
+            self.store.claim_all(&wanted, self.one_answer(began))
+        };
+        let answered = Moment::now();
+        let at = AcquiredAt { sent, answered };
+        let (mut taken, mut undone) = (Vec::new(), Vec::new());
+        for (n, (it, answer)) in free.into_iter().zip(answers).enumerate() {
+            let in_time = answered < it.asked.claim.lease.valid_until(sent);
+            match answer {
+                // All before it were taken, too.
+                Ok(Some(fence)) if taken.len() == n && in_time => taken.push((it, fence, at)),
+                Ok(Some(_)) => undone.push(it),
+                Ok(None) => it.turn.answered(),
+                Err(failure) => self.note_unanswered(&it, &failure),
+            }
+        }
+        self.undo(&undone);
+        taken
+    }
+
+    /// Deletes locks that were taken behind a busy one.
+    fn undo(&self, undone: &[Free]) {
+        if undone.is_empty() {
+            return;
+        }
+        let removals: Vec<_> =
+            undone.iter().map(|it| (it.asked.key.in_redis(), it.asked.claim.token.as_str())).collect();
+        let removed = self.store.remove_all(&removals, self.one_answer(Moment::now()));
+        for (it, removed) in undone.iter().zip(removed) {
+            if removed.is_err() {
+                self.orphan(&it.asked, false);
+            }
+        }
+    }
+
+    /// Gives up the token of a claim without an answer: Redis may hold it, or may store it later.
+    fn note_unanswered(&self, it: &Free, failure: &Failure) {
+        debug!(target: "relatch::acquire", "taking lock {:?} with others: {failure:?}", it.asked.key.name());
+        if let Fate::Unknown { .. } = failure.fate() {
+            self.orphan(&it.asked, true);
+        }
+        it.turn.failed(None);
+    }
+
+    fn orphan(&self, asked: &Asked, may_reappear: bool) {
+        let Asked { key, claim, .. } = asked;
+        let (redis_key, token) = (key.in_redis().to_owned(), claim.token.clone());
+        let gone_by = claim.lease.gone_by(Moment::now());
+        self.keeper.delete_later(OrphanKey { redis_key, token, gone_by, may_reappear });
+    }
+
+    /// Takes one guard off each of these holds, and releases those that have no other, in one round
+    /// trip for each node. The results have the order of `held`.
+    pub(crate) fn leave_all(&self, held: &[Rc<Held>]) -> Vec<Result<Unlocked, Error>> {
+        let limit = self.settings.response_timeout;
+        let is_own = self.own_process(Moment::now()).is_ok();
+        let mut results: Vec<_> = held.iter().map(|_| None).collect();
+        let mut begun: Vec<(usize, &Hold, Begun<'_>)> = Vec::new();
+        for (n, held) in held.iter().enumerate() {
+            results[n] = match held.leave() {
+                Left::StillHeld(depth) => Some(Ok(Unlocked::StillHeld { depth })),
+                Left::ThreadEnding => Some(self.leave_to_keeper(&held.hold)),
+                Left::LastGuard(turn) if !is_own => {
+                    mem::forget(turn); // As in `leave`.
+                    Some(self.own_process(Moment::now()).map(|_| Unlocked::Released))
+                }
+                Left::LastGuard(turn) if held.hold.keep_until > Moment::now() => {
+                    Some(self.give_back(&held.hold, turn))
+                }
+                Left::LastGuard(turn) => {
+                    let handoff = Some(self.settings.local_handoff());
+                    begun.push((
+                        n,
+                        &held.hold,
+                        release::begin(&self.keeper, &held.hold, turn, handoff, limit),
+                    ));
+                    None
+                }
+            };
+        }
+        // A release that hands off has a command of its own.
+        let together = begun.iter().filter(|(.., begun)| !begun.hands_off()).map(|(_, hold, _)| *hold);
+        let removals: Vec<_> = together.map(|hold| (hold.key.in_redis(), hold.token.as_str())).collect();
+        let mut removed = self.store.remove_all(&removals, Moment::now().after(limit)).into_iter();
+        for (n, hold, begun) in begun {
+            let mut first = if begun.hands_off() { None } else { removed.next() };
+            let done = begun.finish(&self.keeper, |claim, handed, deadline| match first.take() {
+                // A refusal may be a redirect, which only a command for one key follows.
+                Some(answer) if !matches!(answer, Err(Failure::Refused(_))) => answer,
+                _ => release::remove(&self.store, hold, claim, handed, deadline),
+            });
+            results[n] = Some(done.map(|()| Unlocked::Released));
+        }
+        results.into_iter().flatten().collect()
+    }
+}

@@ -1,0 +1,344 @@
+//! Several locks at a time: all or none, in one round trip, in an order that all callers share; and
+//! a lock inside of one that is lost.
+
+use std::env;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use redis::Client;
+use relatch::{Error, LockManager, LostCause, Unlocked};
+use relatch_rig::{Cluster, Fault, LONG, Server, Worker, eventually, role, throughout};
+
+use crate::mutual_exclusion::{COUNTING, increment, total};
+use crate::support::{
+    ANSWER, LATE, MINUTE, PERIOD, Rig, assert_lost, behind, connect, delete, occupy, returns_by, take,
+};
+
+const NAMES: [&str; 3] = ["a", "b", "c"];
+
+/// Checks that none of the three locks is in Redis.
+#[track_caller]
+fn assert_free(server: &Server) {
+    let left: Vec<_> = NAMES.iter().filter(|name| server.exists(&format!("lock:{name}"))).collect();
+    assert!(left.is_empty(), "{left:?}");
+}
+
+#[test]
+fn several_locks_are_taken_and_released() {
+    let rig = Rig::new();
+    let guard = rig.locks.lock_all(["c", "a", "b", "a"]).expect("locks");
+    assert_eq!(guard.keys().collect::<Vec<_>>(), NAMES, "sorted, and each once");
+    assert!(guard.is_valid() && guard.remaining() > Duration::from_secs(20));
+    for name in NAMES {
+        let one = rig.locks.current(name).expect("this thread holds it");
+        assert_eq!(rig.value_of(name).as_deref(), Some(one.token()));
+        assert_eq!(one.depth(), 2, "it counts as one guard");
+    }
+    assert_eq!(rig.locks.stats().acquired, 1 + 3, "with the warm-up's");
+    guard.ensure(Duration::from_secs(5)).expect("held");
+    guard.confirm(Duration::from_secs(5)).expect("held");
+    guard.unlock().expect("unlocks");
+    assert_free(&rig.server);
+    assert!(rig.locks.held().is_empty());
+    assert_eq!(rig.locks.with_locks(NAMES, || rig.locks.held().len()).expect("locks"), 3);
+    let sum = rig.locks.with_locks_result(vec!["a".to_owned(), "b".to_owned()], |guard| {
+        guard.confirm(Duration::ZERO)?;
+        Ok::<_, Error>(guard.keys().count())
+    });
+    assert_eq!(sum.expect("locks"), 2);
+    assert_free(&rig.server);
+}
+
+/// Each `SET` is sent, and each release, though no answer to the one before has come.
+#[test]
+fn free_locks_are_taken_and_released_in_one_round_trip() {
+    let rig = Rig::with(|builder| builder.response_timeout(LONG).connect_timeout(LONG));
+    rig.proxy.hold_replies(true);
+    thread::scope(|scope| {
+        let locks = &rig.locks;
+        let taker = scope.spawn(|| locks.lock_all(NAMES).expect("locks").unlock());
+        for name in NAMES {
+            let set = format!("SET lock:{name}");
+            eventually(LONG, "its claim is sent", || rig.proxy.commands(&set) == 1);
+        }
+        rig.proxy.hold_replies(false);
+        taker.join().expect("no panic").expect("unlocks");
+    });
+    let guard = rig.locks.lock_all(NAMES).expect("locks");
+    rig.proxy.hold_replies(true);
+    let sent = |name: &str| rig.proxy.commands(&format!("EVALSHA * 1 lock:{name}"));
+    let before = NAMES.map(sent);
+    thread::scope(|scope| {
+        let proxy = &rig.proxy;
+        scope.spawn(move || {
+            for (name, before) in NAMES.iter().zip(before) {
+                eventually(LONG, "its release is sent", || sent(name) > before);
+            }
+            proxy.hold_replies(false);
+        });
+        guard.unlock().expect("unlocks");
+    });
+    assert_free(&rig.server);
+}
+
+#[test]
+fn no_key_or_too_many_are_refused() {
+    let rig = Rig::new();
+    let sent = rig.proxy.log().len();
+    let none: [&str; 0] = [];
+    let many: Vec<_> = (0..65).map(|n| n.to_string()).collect();
+    for refused in [rig.locks.lock_all(none).map(drop), rig.locks.with_locks(&many, || ())] {
+        let error = refused.expect_err("it cannot work");
+        assert!(matches!(error, Error::InvalidOption { .. }), "{error:?}");
+    }
+    assert!(matches!(rig.locks.try_lock_all(["a", ""]), Err(Error::InvalidKey { .. })));
+    assert_eq!(rig.proxy.log().len(), sent, "nothing is sent");
+    assert!(rig.locks.held().is_empty());
+    drop(rig.locks.lock_all(&many[..64]).expect("locks"));
+}
+
+#[test]
+fn if_one_is_busy_those_behind_it_are_free_for_others_and_those_before_it_are_kept() {
+    let server = Server::start();
+    let [locks, others] = [(); 2].map(|()| connect(&server));
+    occupy(&server, "b", MINUTE);
+    assert!(locks.try_lock_all(NAMES).expect("answers").is_none());
+    assert!(!server.exists("lock:a") && !server.exists("lock:c") && locks.held().is_empty());
+    thread::scope(|scope| {
+        let waiter = scope.spawn(|| locks.lock_all(NAMES).map(|guard| guard.keys().count()));
+        eventually(LONG, "it waits for `b`", || server.tracked_keys() == 1);
+        throughout(PERIOD, || assert!(!waiter.is_finished()));
+        assert!(others.try_lock("a").expect("answers").is_none(), "it is kept");
+        drop(others.try_lock("c").expect("answers").expect("it is free"));
+        delete(&server, "b");
+        assert_eq!(waiter.join().expect("no panic").expect("locks"), 3);
+    });
+    assert_free(&server);
+}
+
+#[test]
+fn all_have_one_deadline_and_an_error_leaves_none() {
+    let rig = Rig::new();
+    occupy(&rig.server, "c", MINUTE);
+    returns_by(ANSWER, "a wait for several", || {
+        let asked = Instant::now();
+        assert!(rig.locks.try_lock_all_for(NAMES, ANSWER).expect("answers").is_none());
+        assert!(asked.elapsed() >= ANSWER);
+        asked.elapsed()
+    });
+    let hasty = LockManager::builder(&rig.server.url()).wait(PERIOD).build().expect("connects");
+    let error = hasty.lock_all(NAMES).expect_err("busy");
+    let Error::Timeout { key, held, .. } = &error else { panic!("{error:?}") };
+    assert_eq!((key.as_str(), &held[..]), ("c", &["a".to_owned(), "b".to_owned()][..]), "what it held");
+    rig.server.query::<()>(&["DEL", "lock:c"]);
+    rig.server.query::<()>(&["RPUSH", "lock:b", "a list"]);
+    let error = rig.locks.lock_all(NAMES).expect_err("that is no lock");
+    assert!(matches!(&error, Error::NotALock { key, .. } if key == "b"), "{error:?}");
+    rig.server.query::<()>(&["DEL", "lock:b"]);
+    assert_free(&rig.server);
+    assert!(rig.locks.held().is_empty() && hasty.held().is_empty());
+}
+
+#[test]
+fn what_the_thread_has_already_is_entered_again() {
+    let rig = Rig::new();
+    let b = rig.locks.lock("b").expect("locks");
+    let sets = rig.proxy.commands("SET");
+    let all = rig.locks.lock_all(NAMES).expect("locks");
+    assert_eq!((b.depth(), rig.proxy.commands("SET") - sets), (2, 2));
+    all.unlock().expect("unlocks");
+    assert_eq!(b.depth(), 1);
+    assert!(rig.server.exists("lock:b") && !rig.server.exists("lock:a"));
+    // Only the last guard releases: here that is the set's.
+    let all = rig.locks.lock_all(NAMES).expect("locks");
+    assert_eq!(b.unlock().expect("unlocks"), Unlocked::StillHeld { depth: 1 });
+    drop(all);
+    assert_free(&rig.server);
+}
+
+#[test]
+fn lost_answers_leave_no_key() {
+    for fault in [Fault::CutBeforeReply, Fault::DropReply, Fault::HalfReply] {
+        let rig = Rig::new();
+        rig.proxy.on("SET lock:b", fault.clone());
+        let all = rig.locks.lock_all(NAMES).expect("another attempt takes them");
+        let held: Vec<_> =
+            NAMES.iter().map(|name| rig.locks.current(name).expect("held").token().to_owned()).collect();
+        let stored: Vec<_> = NAMES.iter().filter_map(|name| rig.value_of(name)).collect();
+        assert_eq!(held, stored, "{fault:?}");
+        rig.proxy.on("EVALSHA * 1 lock:b", fault.clone());
+        all.unlock().expect("another try releases them");
+        eventually(LONG, "no key is left", || NAMES.iter().all(|name| rig.value_of(name).is_none()));
+        throughout(2 * PERIOD, || assert_free(&rig.server));
+    }
+}
+
+#[test]
+fn an_outage_leaves_nothing_held() {
+    let rig = Rig::new();
+    rig.proxy.black_hole(true);
+    let error = rig.locks.lock_all(NAMES).expect_err("no answer");
+    assert!(error.is_unavailable(), "{error:?}");
+    assert!(rig.locks.held().is_empty());
+    rig.proxy.black_hole(false);
+    rig.proxy.cut_all();
+    eventually(LONG, "the keeper deletes what may be left", || {
+        NAMES.iter().all(|name| rig.value_of(name).is_none())
+    });
+    eventually(LONG, "they can be taken", || rig.locks.try_lock_all(NAMES).is_ok_and(|it| it.is_some()));
+}
+
+#[test]
+fn if_one_is_lost_the_set_is_lost_and_the_others_are_released() {
+    let rig = Rig::with(|builder| builder.lease(MINUTE));
+    let all = rig.locks.lock_all(NAMES).expect("locks");
+    delete(&rig.server, "b");
+    let confirmed = all.confirm(Duration::ZERO);
+    assert!(matches!(&confirmed, Err(Error::Lost { key, .. }) if key == "b"), "{confirmed:?}");
+    assert!(!all.is_valid() && all.remaining().is_zero());
+    assert!(all.ensure(Duration::ZERO).is_err_and(|error| error.is_lost()));
+    assert_lost(&all.unlock(), LostCause::Deleted);
+    assert_free(&rig.server);
+    let lost = rig.locks.with_locks(NAMES, || delete(&rig.server, "a"));
+    assert!(matches!(&lost, Err(Error::Lost { key, .. }) if key == "a"), "{lost:?}");
+    assert_free(&rig.server);
+}
+
+#[test]
+fn a_thread_that_waits_for_one_of_them_gets_it_with_the_release() {
+    let server = Server::start();
+    let locks = connect(&server);
+    thread::scope(|scope| {
+        let all = locks.lock_all(NAMES).expect("locks");
+        let waiter = behind(scope, || take(&locks, "b"));
+        all.unlock().expect("unlocks");
+        waiter.join().expect("no panic");
+    });
+    assert_eq!(locks.stats().handed_off, 1);
+    assert_free(&server);
+}
+
+#[test]
+fn fenced_locks_and_acknowledged_ones_can_be_taken_together() {
+    let server = Server::start();
+    let fenced = LockManager::builder(&server.url()).fenced(true).build().expect("connects");
+    let mut last = [0; 3];
+    for _ in 0..3 {
+        let all = fenced.lock_all(NAMES).expect("locks");
+        let fences = NAMES.map(|name| all.fence(name).expect("it is one of them"));
+        assert!(fences.iter().zip(last).all(|(new, old)| *new > old), "{fences:?} after {last:?}");
+        assert_eq!(all.fence("d"), None);
+        last = fences;
+    }
+}
+
+#[test]
+fn locks_of_several_nodes_can_be_taken_together() {
+    let cluster = Cluster::without_replicas();
+    let locks = LockManager::builder(&cluster.url()).lease(MINUTE).build().expect("connects");
+    let names: Vec<_> = (0..6).map(|n| cluster.key_on(n % 3)).collect();
+    let key = |n: usize| format!("lock:{}", names[n]);
+    let all = locks.lock_all(&names).expect("locks");
+    assert!((0..6).all(|n| cluster.server(n % 3).exists(&key(n))));
+    all.confirm(Duration::ZERO).expect("held");
+    all.unlock().expect("unlocks");
+    assert!((0..6).all(|n| !cluster.server(n % 3).exists(&key(n))));
+    // The map is out of date: the batch is refused for this key, and a command of its own follows.
+    cluster.move_slot(cluster.slot_of(&names[0]), 1);
+    let all = locks.lock_all(&names).expect("locks");
+    assert!(cluster.server(1).exists(&key(0)));
+    cluster.move_slot(cluster.slot_of(&names[3]), 1);
+    all.unlock().expect("unlocks");
+    assert!(!cluster.server(1).exists(&key(0)) && !cluster.server(1).exists(&key(3)));
+    assert!(locks.held().is_empty());
+}
+
+#[test]
+fn a_thread_that_has_lost_a_lock_is_told_when_it_takes_another_one() {
+    let rig = Rig::with(|builder| builder.lease(MINUTE));
+    let outer = rig.locks.lock("outer").expect("locks");
+    delete(&rig.server, "outer");
+    assert_lost(&outer.verify(), LostCause::Deleted);
+    let sent = rig.proxy.log().len();
+    for taken in [
+        rig.locks.lock("inner").map(drop),
+        rig.locks.try_lock("inner").map(drop),
+        rig.locks.with_lock("inner", || panic!("it runs without the outer lock")),
+        rig.locks.lock_all(["inner", "other"]).map(drop),
+    ] {
+        let error = taken.expect_err("the outer lock is lost");
+        let Error::OuterLost { key, outer, cause, .. } = &error else { panic!("{error:?}") };
+        assert_eq!((key.as_str(), outer.as_str(), *cause), ("inner", "outer", LostCause::Deleted));
+        assert!(error.is_lost());
+    }
+    assert_eq!(rig.proxy.log().len(), sent, "nothing is sent");
+    thread::scope(|scope| scope.spawn(|| rig.assert_works("inner")).join().expect("no panic"));
+    drop(outer);
+    rig.assert_works("inner");
+}
+
+#[test]
+fn a_release_says_that_a_lock_around_it_was_lost_meanwhile() {
+    let rig = Rig::with(|builder| builder.lease(MINUTE));
+    let lose = |outer: &relatch::LockGuard| {
+        delete(&rig.server, "outer");
+        assert_lost(&outer.verify(), LostCause::Deleted);
+    };
+    let nested = rig.locks.with_lock_result("outer", |outer| {
+        let inner = rig.locks.with_lock("inner", || lose(outer));
+        assert!(matches!(&inner, Err(Error::OuterLost { outer, .. }) if outer == "outer"), "{inner:?}");
+        assert!(!rig.server.exists("lock:inner"), "it is released");
+        Ok::<_, Error>(())
+    });
+    assert_lost(&nested, LostCause::Deleted);
+    // A lock that was taken later is no lock around it. Neither is one whose guard is gone.
+    let first = rig.locks.lock("first").expect("locks");
+    let second = rig.locks.lock("outer").expect("locks");
+    lose(&second);
+    assert_eq!(first.unlock().expect("nothing is around it"), Unlocked::Released);
+    drop(second);
+    let outer = rig.locks.lock("outer").expect("locks");
+    let inner = rig.locks.lock_all(["x", "y"]).expect("locks");
+    lose(&outer);
+    assert!(matches!(inner.unlock(), Err(Error::OuterLost { .. })));
+    let outer_is_gone = outer.unlock();
+    assert_lost(&outer_is_gone, LostCause::Deleted);
+    assert!(rig.locks.held().is_empty());
+}
+
+/// Four processes with eight threads each take two locks, half of them in the other order. Each
+/// round increments a counter that would lose updates without the locks.
+#[test]
+fn callers_with_opposite_orders_do_not_wait_for_each_other() {
+    let rounds: u64 = env::var("RELATCH_ROUNDS").map_or(640, |it| it.parse().expect("a number"));
+    let server = Server::start();
+    let each = rounds.div_ceil(4 * 8);
+    let args = [("url", server.url()), ("bare", server.bare_url()), ("rounds", each.to_string())];
+    let args = args.each_ref().map(|(name, value)| (*name, value.as_str()));
+    let mut workers = [(); 4].map(|()| Worker::spawn("pairs", &args));
+    for worker in &mut workers {
+        assert!(worker.wait(COUNTING * 5).success());
+    }
+    assert_eq!(total(&server), each * 32);
+    assert_free(&server);
+}
+
+/// A worker process of that test.
+pub(crate) fn pair_as_told() {
+    let locks = LockManager::builder(&role::arg("url")).wait(COUNTING).build().expect("connects");
+    let rounds: u64 = role::arg("rounds").parse().expect("a number");
+    thread::scope(|scope| {
+        for thread in 0..8 {
+            let locks = &locks;
+            scope.spawn(move || {
+                let keys = if thread % 2 == 0 { ["a", "b"] } else { ["b", "a"] };
+                let client = Client::open(role::arg("bare")).expect("a valid address");
+                let mut connection = client.get_connection().expect("connects");
+                for _ in 0..rounds {
+                    locks.with_locks(keys, || increment(&mut connection)).expect("no wait is too long");
+                }
+            });
+        }
+    });
+    assert_eq!(locks.stats().timed_out, 0);
+}

@@ -1,0 +1,311 @@
+//! The end: waits that the program stops, and a manager that is shut down.
+
+use std::process;
+use std::sync::mpsc;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use relatch::{Error, LockGuard, LockManager, LostCause, Stop, Unlocked};
+use relatch_rig::{Fault, LONG, Server, Worker, eventually, role, throughout};
+
+use crate::support::{
+    ANSWER, LATE, MINUTE, PERIOD, Rig, SOON, assert_lost, behind, connect, occupy, returns_by, take,
+};
+
+#[track_caller]
+fn assert_stopped<T>(result: Result<T, Error>, wanted: &str) {
+    match result {
+        Err(Error::Stopped { key, .. }) if key == wanted => {}
+        Err(other) => panic!("{other:?}"),
+        Ok(_) => panic!("it was taken"),
+    }
+}
+
+/// Runs `body` in a thread that holds the lock `name` until the returned sender is dropped.
+fn held_elsewhere<'s>(
+    scope: &'s thread::Scope<'s, '_>,
+    locks: &'s LockManager,
+    name: &'s str,
+) -> (mpsc::Sender<()>, thread::ScopedJoinHandle<'s, Result<Unlocked, Error>>) {
+    let (release, released) = mpsc::channel::<()>();
+    let (took, taken) = mpsc::channel();
+    let thread = scope.spawn(move || {
+        let guard = locks.lock(name).expect("locks");
+        took.send(()).expect("awaited");
+        let _ = released.recv();
+        guard.unlock()
+    });
+    taken.recv().expect("the thread takes it");
+    (release, thread)
+}
+
+#[test]
+fn a_stop_ends_waits_behind_a_thread_and_behind_a_process() {
+    let server = Server::start();
+    let locks = connect(&server);
+    let stop = Stop::new();
+    occupy(&server, "theirs", MINUTE);
+    thread::scope(|scope| {
+        let guard = locks.lock("ours").expect("locks");
+        let (theirs, ours) = (locks.named("theirs").stopped_by(&stop), locks.named("ours").stopped_by(&stop));
+        let behind_a_process = scope.spawn(move || theirs.lock().map(drop));
+        let behind_a_thread = behind(scope, move || ours.lock().map(drop));
+        let without = behind(scope, || take(&locks, "ours"));
+        eventually(LONG, "the waiter is tracked", || server.tracked_keys() == 1);
+        throughout(PERIOD, || assert!(!behind_a_process.is_finished() && !behind_a_thread.is_finished()));
+        let stopped = Instant::now();
+        stop.stop();
+        assert_stopped(behind_a_process.join().expect("no panic"), "theirs");
+        assert_stopped(behind_a_thread.join().expect("no panic"), "ours");
+        assert!(stopped.elapsed() < SOON, "{:?}", stopped.elapsed());
+        assert!(stop.is_stopped());
+        throughout(PERIOD, || assert!(!without.is_finished(), "this wait has no such handle"));
+        assert_eq!(guard.unlock().expect("it is held all the time"), Unlocked::Released);
+        without.join().expect("it gets the lock");
+    });
+}
+
+/// A waiter that cannot reach Redis sleeps for half a second between its attempts.
+#[test]
+fn a_stop_ends_a_wait_in_an_outage() {
+    let server = Server::start();
+    let locks = LockManager::builder(&server.url()).tolerate_outage(MINUTE).build().expect("connects");
+    server.kill();
+    returns_by(Duration::from_millis(100), "a wait that is stopped in an outage", || {
+        let stop = Stop::new();
+        let waiters: Vec<_> = (0..8)
+            .map(|n| {
+                let lock = locks.named(format!("{n}")).stopped_by(&stop);
+                thread::spawn(move || lock.lock().map(drop))
+            })
+            .collect();
+        throughout(Duration::from_millis(1500), || assert!(waiters.iter().all(|it| !it.is_finished())));
+        let stopped = Instant::now();
+        stop.stop();
+        for (n, waiter) in waiters.into_iter().enumerate() {
+            assert_stopped(waiter.join().expect("no panic"), &n.to_string());
+        }
+        stopped.elapsed()
+    });
+}
+
+#[test]
+fn a_stopped_lock_is_refused_and_what_is_held_stays_held() {
+    let rig = Rig::new();
+    let stop = Stop::new();
+    let lock = rig.locks.named("a").stopped_by(&stop);
+    let guard = lock.lock().expect("locks");
+    stop.stop();
+    assert!(guard.is_valid());
+    assert_eq!(lock.lock().expect("re-enters").depth(), 2);
+    let other = rig.locks.named("b").stopped_by(&stop);
+    let sent = rig.proxy.log().len();
+    assert_stopped(other.lock(), "b");
+    assert_stopped(other.try_lock(), "b");
+    assert_stopped(other.try_lock_for(SOON), "b");
+    assert_stopped(other.with_lock(|| panic!("it has no lock")), "b");
+    assert_eq!(rig.proxy.log().len(), sent, "nothing is sent");
+    assert_eq!(guard.unlock().expect("unlocks"), Unlocked::Released);
+    assert_stopped(lock.lock(), "a");
+    rig.assert_works("a"); // The manager's own handle knows nothing of it.
+}
+
+#[test]
+fn one_handle_stops_waits_of_several_managers_also_if_one_is_gone() {
+    let server = Server::start();
+    let [one, two, gone] = [(); 3].map(|()| connect(&server));
+    let stop = Stop::new();
+    occupy(&server, "a", MINUTE);
+    occupy(&server, "b", MINUTE);
+    drop(gone.named("c").stopped_by(&stop));
+    drop(gone);
+    thread::scope(|scope| {
+        let (a, b) = (one.named("a").stopped_by(&stop), two.named("b").stopped_by(&stop));
+        let (a, b) = (scope.spawn(move || a.lock().map(drop)), scope.spawn(move || b.lock().map(drop)));
+        eventually(LONG, "both wait", || server.tracked_keys() == 2);
+        let stopped = Instant::now();
+        stop.stop();
+        assert_stopped(a.join().expect("no panic"), "a");
+        assert_stopped(b.join().expect("no panic"), "b");
+        assert!(stopped.elapsed() < SOON, "{:?}", stopped.elapsed());
+    });
+}
+
+#[test]
+fn a_shutdown_refuses_locks_ends_waits_and_waits_for_holds() {
+    let server = Server::start();
+    let locks = connect(&server);
+    occupy(&server, "theirs", MINUTE);
+    thread::scope(|scope| {
+        let (release, holder) = held_elsewhere(scope, &locks, "a");
+        let behind_a_thread = behind(scope, || locks.lock("a").map(drop));
+        let behind_a_process = scope.spawn(|| locks.lock("theirs").map(drop));
+        eventually(LONG, "the waiter is tracked", || server.tracked_keys() == 1);
+        let shutdown = scope.spawn(|| {
+            let left = locks.shutdown(LONG);
+            (left, server.exists("lock:a"))
+        });
+        assert_stopped(behind_a_thread.join().expect("no panic"), "a");
+        assert_stopped(behind_a_process.join().expect("no panic"), "theirs");
+        assert_stopped(locks.lock("b"), "b");
+        assert_stopped(locks.clone().try_lock("b"), "b");
+        throughout(PERIOD, || assert!(!shutdown.is_finished(), "a lock is held"));
+        drop(release);
+        assert_eq!(holder.join().expect("no panic").expect("nothing was taken away"), Unlocked::Released);
+        let (left, exists) = shutdown.join().expect("no panic");
+        assert!(left.is_empty() && !exists, "{left:?}, {exists}");
+    });
+    assert!(locks.shutdown(MINUTE).is_empty(), "a second call has nothing to wait for");
+}
+
+#[test]
+fn a_shutdown_lists_what_is_held_at_its_limit() {
+    let server = Server::start();
+    let locks = connect(&server);
+    thread::scope(|scope| {
+        let (release, holder) = held_elsewhere(scope, &locks, "a");
+        let started = Instant::now();
+        let left = locks.shutdown(PERIOD);
+        assert!(started.elapsed() >= PERIOD && started.elapsed() < LONG, "{:?}", started.elapsed());
+        assert!(matches!(&left[..], [held] if held.key == "a" && held.lost.is_none()), "{left:?}");
+        assert!(server.exists("lock:a"), "it is still held");
+        drop(release);
+        assert_eq!(holder.join().expect("no panic").expect("nothing was taken away"), Unlocked::Released);
+    });
+}
+
+#[test]
+fn a_thread_that_shuts_down_does_not_wait_for_itself() {
+    let rig = Rig::new();
+    let guard = rig.locks.lock("a").expect("locks");
+    let started = Instant::now();
+    let left = rig.locks.shutdown(MINUTE);
+    assert!(started.elapsed() < LONG, "{:?}", started.elapsed());
+    assert!(matches!(&left[..], [held] if held.key == "a"), "{left:?}");
+    let again = rig.locks.lock("a").expect("what is held can be re-entered");
+    assert_eq!(again.depth(), 2);
+    drop(again);
+    assert_eq!(guard.unlock().expect("unlocks"), Unlocked::Released);
+}
+
+/// The thread has sent its `SET`, and the answer comes after the limit. A program that exited
+/// before that would leave the key behind.
+#[test]
+fn a_shutdown_waits_for_an_answer_that_may_give_a_lock() {
+    let rig = Rig::new();
+    rig.proxy.on("SET lock:a", Fault::DelayReply(ANSWER / 2));
+    thread::scope(|scope| {
+        let (end, ends) = mpsc::channel::<()>();
+        let locks = &rig.locks;
+        let taker = scope.spawn(move || {
+            let taken = locks.lock("a");
+            let _ = ends.recv();
+            taken.and_then(LockGuard::unlock)
+        });
+        rig.proxy.wait_fired(1, LONG);
+        let left = rig.locks.shutdown(Duration::ZERO);
+        assert!(matches!(&left[..], [held] if held.key == "a"), "{left:?}");
+        drop(end);
+        assert_eq!(taker.join().expect("no panic").expect("unlocks"), Unlocked::Released);
+    });
+}
+
+#[test]
+fn a_shutdown_waits_for_a_release_under_way() {
+    let rig = Rig::new();
+    rig.proxy.on("EVALSHA * 1 lock:a", Fault::DelayCommand(ANSWER / 2));
+    thread::scope(|scope| {
+        let (release, holder) = held_elsewhere(scope, &rig.locks, "a");
+        drop(release);
+        rig.proxy.wait_fired(1, LONG);
+        assert!(rig.locks.held().is_empty(), "its release has begun");
+        assert!(rig.locks.shutdown(Duration::ZERO).is_empty());
+        assert_eq!(rig.value_of("a"), None, "the key is gone");
+        assert_eq!(holder.join().expect("no panic").expect("unlocks"), Unlocked::Released);
+    });
+}
+
+#[test]
+fn a_shutdown_can_give_back_what_others_hold_and_they_learn_it() {
+    let rig = Rig::with(|builder| builder.lease(MINUTE));
+    let other = connect(&rig.server);
+    thread::scope(|scope| {
+        let (took, taken) = mpsc::channel();
+        let (end, ends) = mpsc::channel::<()>();
+        let locks = &rig.locks;
+        let holder = scope.spawn(move || {
+            let guard = locks.lock("a").expect("locks");
+            took.send(guard.watch()).expect("awaited");
+            let _ = ends.recv();
+            (guard.is_valid(), locks.lock("a").map(drop), guard.unlock())
+        });
+        let watch = taken.recv().expect("it is taken");
+        let waiter = scope.spawn(|| take(&other, "a"));
+        eventually(LONG, "the other manager waits", || rig.server.tracked_keys() > 0);
+        let left = rig.locks.shutdown_and_release(Duration::ZERO);
+        assert!(matches!(&left[..], [held] if held.key == "a" && held.lost.is_none()), "{left:?}");
+        assert_eq!(watch.wait_lost(Duration::ZERO), Some(LostCause::ShutDown));
+        waiter.join().expect("the other manager gets it");
+        drop(end);
+        let (valid, again, unlocked) = holder.join().expect("no panic");
+        assert!(!valid);
+        assert_lost(&again, LostCause::ShutDown);
+        assert_lost(&unlocked, LostCause::ShutDown);
+    });
+    assert_eq!(rig.locks.stats().lost, 1);
+    assert!(rig.locks.held().is_empty());
+}
+
+#[test]
+fn a_lock_to_be_kept_is_kept_by_a_shutdown_too() {
+    let rig = Rig::new();
+    let guard = rig.locks.named("a").keep_at_least(MINUTE).lock().expect("locks");
+    assert_eq!(rig.locks.shutdown_and_release(Duration::ZERO).len(), 1);
+    assert!(!guard.is_valid());
+    assert!(rig.server.pttl("lock:a") > 31_000, "the rest of a minute");
+    assert_lost(&guard.unlock(), LostCause::ShutDown);
+    assert!(rig.server.pttl("lock:a") > 31_000);
+}
+
+/// In a black hole, the release takes the response timeout, and not that for each lock.
+#[test]
+fn a_shutdown_in_a_black_hole_ends_by_the_response_timeout() {
+    let rig = Rig::new();
+    let guards: Vec<_> = (0..5).map(|n| rig.locks.lock(n.to_string()).expect("locks")).collect();
+    rig.proxy.black_hole(true);
+    let started = Instant::now();
+    let left = rig.locks.shutdown_and_release(Duration::ZERO);
+    assert!(started.elapsed() < 3 * ANSWER + LATE, "{:?}", started.elapsed());
+    assert_eq!(left.len(), 5);
+    assert!(guards.iter().all(|guard| !guard.is_valid()));
+    rig.proxy.black_hole(false);
+    eventually(LONG, "the keeper deletes them", || (0..5).all(|n| rig.value_of(&n.to_string()).is_none()));
+}
+
+/// A process that is told to end, and leaves nothing behind that others have to wait for.
+#[test]
+fn a_process_that_shuts_down_before_it_exits_leaves_no_lock() {
+    let server = Server::start();
+    let mut worker = Worker::spawn("leaver", &[("url", &server.url())]);
+    worker.expect_line("holds", LONG);
+    assert!(server.exists("lock:a"));
+    worker.send("exit");
+    assert_eq!(worker.wait(LONG).code(), Some(7));
+    assert!(!server.exists("lock:a"), "it is gone before the process is");
+}
+
+/// A worker: holds a lock in another thread, and exits when the parent says so.
+pub(crate) fn leave_as_told() {
+    let locks = LockManager::connect(&role::arg("url")).expect("connects");
+    let theirs = locks.clone();
+    thread::spawn(move || {
+        let _guard = theirs.lock("a").expect("locks");
+        role::report("holds");
+        loop {
+            thread::park();
+        }
+    });
+    role::next_line();
+    assert_eq!(locks.shutdown_and_release(Duration::ZERO).len(), 1);
+    process::exit(7)
+}
