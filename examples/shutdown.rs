@@ -78,10 +78,8 @@ fn job(locks: &LockManager) {
         thread::spawn({
             let locks = locks.clone();
             move || {
-                println!(
-                    "the thread that waits: {}",
-                    locks.lock("nightly").map(drop).expect_err("it is shut down")
-                )
+                let stopped = locks.lock("nightly").map(drop).expect_err("it is shut down");
+                println!("the thread that waits: {stopped}");
             }
         });
         println!("{}", process::id());

@@ -114,7 +114,8 @@ impl LockManager {
     /// For n free locks, sends n `SET`s in one round trip, in a cluster in one for each node that
     /// has some of the keys. (With [`replicas`](crate::Builder::replicas), one lock after the
     /// other.) If one of them is busy, those behind it are deleted again, and the wait for the busy
-    /// one is that of [`lock`](LockManager::lock). The release is one round trip for each node, too.
+    /// one is that of [`lock`](LockManager::lock). The release is one round trip for each node,
+    /// too.
     ///
     /// ```no_run
     /// # use std::time::Duration;
@@ -127,6 +128,8 @@ impl LockManager {
     /// both.unlock()
     /// # }
     /// ```
+    ///
+    /// If locks have to be given back, the call takes longer by that, at most by the response timeout.
     ///
     /// # Errors
     ///
@@ -203,9 +206,9 @@ impl LockManager {
     ///
     /// Blocks for `limit` at most, or longer by one answer (the connect timeout and the response
     /// timeout together) if a command is under way by then. Sends nothing. Two things may be left
-    /// in Redis though the list is empty: locks that are [kept](Lock::keep_at_least), and keys whose
-    /// release had no answer, which expire with their leases. In a forked child, returns an empty
-    /// list at once.
+    /// in Redis though the list is empty: locks that are [kept](Lock::keep_at_least), and keys
+    /// whose release had no answer, which expire with their leases. In a forked child, returns an
+    /// empty list at once.
     ///
     /// ```no_run
     /// # use std::time::Duration;
@@ -226,8 +229,8 @@ impl LockManager {
     /// that was.
     ///
     /// The threads that held these locks have lost them, with
-    /// [`LostCause::ShutDown`](crate::LostCause::ShutDown), and may not know yet: if their work goes
-    /// on, it runs beside that of the next holder. So call this only if the process ends right
+    /// [`LostCause::ShutDown`](crate::LostCause::ShutDown), and may not know yet: if their work
+    /// goes on, it runs beside that of the next holder. So call this only if the process ends right
     /// after.
     ///
     /// Sends one compare-and-delete for each lock, and blocks for at most the response timeout

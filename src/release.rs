@@ -92,33 +92,33 @@ impl Begun<'_> {
         // 3. Delete the key in Redis; the next thread's claim goes out behind the deletion.
         let Outcome { result, answered } = release.run(claim, &mut handed, ask);
 
-        // 4. Record how the hold ended. If this came before step 3, the first thread in the queue would
-        //    see that the hold is over, and ask Redis for a key that still exists.
+        // 4. Record how the hold ended. If this came before step 3, the first thread in the queue
+        //    would see that the hold is over, and ask Redis for a key that still exists.
         match &result {
             Ok(()) | Err(Error::Unconfirmed { .. }) => hold.mark_released(),
             Err(_) => keeper.report_loss(hold),
         }
 
-        // 5. Have the keeper delete what may be left of the key. If this came before step 3, the keeper
-        //    could delete the key first, and the answer to our own release would look like a loss. Even
-        //    if the lease has run out by our clock, the key may exist: a renewal without an answer may
-        //    have extended it.
+        // 5. Have the keeper delete what may be left of the key. If this came before step 3, the
+        //    keeper could delete the key first, and the answer to our own release would look like a
+        //    loss. Even if the lease has run out by our clock, the key may exist: a renewal without
+        //    an answer may have extended it.
         let outlived = matches!(result, Err(Error::Lost { cause: LostCause::Expired, .. }));
         if deletes && (!answered || outlived && hold.gone_by() > began) {
             delete_later(keeper, hold);
         }
 
-        // 6. If the hold was over before step 2, wake this process's waiter. The waiter may have taken
-        //    the turn when the lease ran out, and have asked over the connection that has now deleted
-        //    the key. Because of `NOLOOP`, Redis sends no invalidation then. If this came
+        // 6. If the hold was over before step 2, wake this process's waiter. The waiter may have
+        //    taken the turn when the lease ran out, and have asked over the connection that has now
+        //    deleted the key. Because of `NOLOOP`, Redis sends no invalidation then. If this came
         //    before step 3, the waiter would find the key and sleep again.
         if valid_until.is_none() {
             keeper.listeners.wakeups.wake(hold.key.in_redis().as_bytes());
         }
 
-        // 7. End the turn. If this came before step 3, the next thread would compete with this release.
-        //    If it came before step 4, the next thread could hold the lock while this hold does not
-        //    count as over yet.
+        // 7. End the turn. If this came before step 3, the next thread would compete with this
+        //    release. If it came before step 4, the next thread could hold the lock while this hold
+        //    does not count as over yet.
         if let Some((Claim { token, lease, .. }, may_reappear)) =
             next.and_then(|next| turn.settle(&next, handed))
         {

@@ -62,8 +62,8 @@ pub enum Error {
         cause: LostCause,
     },
 
-    /// This thread has lost another lock, which it holds around this one. What it did since then was
-    /// not protected by that other lock.
+    /// This thread has lost another lock, which it holds around this one. What it did since then
+    /// was not protected by that other lock.
     ///
     /// A thread that has lost a lock gets this error when it takes another one, until it has
     /// dropped the guards of the lost one: nothing was sent. It also gets this error when it

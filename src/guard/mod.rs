@@ -1,7 +1,8 @@
 //! A hold in the caller's hands.
 //!
-//! The guard, by which a thread holds a lock, is here; in `several` is the one of several locks, and
-//! in `watch` is the watch, by which other threads observe the hold. This room may use `session`, `keeping`, `hold` and `base`.
+//! The guard, by which a thread holds a lock, is here; in `several` is the one of several locks,
+//! and in `watch` is the watch, by which other threads observe the hold. This room may use
+//! `session`, `keeping`, `hold` and `base`.
 
 mod several;
 mod watch;
@@ -219,8 +220,8 @@ impl LockGuard {
     /// # Errors
     ///
     /// - [`Error::Lost`]: before this call, the lease ran out, or the key was deleted or replaced.
-    /// - [`Error::OuterLost`]: this lock is released, but another one, which this thread holds around
-    ///   it, was lost.
+    /// - [`Error::OuterLost`]: this lock is released, but another one, which this thread holds
+    ///   around it, was lost.
     /// - [`Error::Unconfirmed`]: no answer came, or the lease ran out while the release was on its
     ///   way. The hold was valid until this call. The key may exist for a while longer.
     /// - [`Error::Forked`]: the process was forked since the lock was taken. Nothing was sent.

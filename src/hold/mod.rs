@@ -26,6 +26,15 @@ pub(crate) struct AcquiredAt {
     pub(crate) answered: Moment,
 }
 
+/// How often a hold of this process was lost, or is trusted for less time than before.
+static SHORTENED: AtomicU64 = AtomicU64::new(0);
+
+/// See [`SHORTENED`]. While this number stays the same, a hold that can be trusted until some moment
+/// can be trusted until then.
+pub(crate) fn shortened() -> u64 {
+    SHORTENED.load(Ordering::Acquire)
+}
+
 /// The value of `valid_until` once a thread has found that the lease has run out. It is earlier
 /// than any time that the clock shows.
 const RUN_OUT: Moment = Moment::from_nanos(1);
@@ -232,6 +241,7 @@ impl Hold {
     pub(crate) fn shorten_to(&self, limit: Moment) -> bool {
         let shortened = self.valid_until.fetch_min(limit.as_nanos(), Ordering::AcqRel) > limit.as_nanos();
         if shortened {
+            SHORTENED.fetch_add(1, Ordering::Release);
             self.wake_watchers();
         }
         shortened
@@ -287,6 +297,9 @@ impl Hold {
     fn finish(&self, end: Option<LostCause>) -> Option<LostCause> {
         let end = *self.end.get_or_init(|| end);
         self.valid_until.store(0, Ordering::Release);
+        if end.is_some() {
+            SHORTENED.fetch_add(1, Ordering::Release);
+        }
         self.wake_watchers();
         end
     }

@@ -1,7 +1,7 @@
 //! What this thread holds, and how deep. A `thread_local!` map leads from the key's name to the
 //! hold. The hold has the depth; only its thread writes it.
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
 use std::mem;
 use std::rc::Rc;
@@ -10,7 +10,7 @@ use std::sync::Arc;
 use crate::base::clock::Moment;
 use crate::base::error::{Error, LostCause};
 use crate::base::owner::Owner;
-use crate::hold::Hold;
+use crate::hold::{Hold, shortened};
 use crate::waiting::deadlocks::HeldBy;
 use crate::waiting::queues::Turn;
 
@@ -26,6 +26,13 @@ thread_local! {
     /// releases a lock would borrow the map again, and panic. When the thread ends, the map is
     /// dropped: each turn goes to the next waiter, and nothing is sent to Redis.
     static HOLDS: RefCell<HashMap<Arc<str>, Vec<Entry>>> = RefCell::default();
+}
+
+thread_local! {
+    /// All holds in the map can be trusted until this moment, unless a hold of the process was lost
+    /// since: [`shortened`] had this value. So a thread with thousands of holds need not look at
+    /// all of them each time that it takes or releases a lock.
+    static WELL: Cell<(Moment, u64)> = const { Cell::new((Moment::PAST, 0)) };
 }
 
 /// A hold in the thread's map, with its turn in the process's queue.
@@ -134,6 +141,8 @@ pub(crate) fn reenter(
 
 /// Enters a new hold, with a depth of one.
 pub(crate) fn enter(manager: u64, hold: Arc<Hold>, turn: Turn) -> Rc<Held> {
+    let (until, known) = WELL.get();
+    WELL.set((until.min(hold.valid_until()), known));
     let held = Rc::new(Held { hold });
     let entry = Entry { manager, held: Rc::clone(&held), turn: Some(turn) };
     // If the thread is ending, the turn is dropped, and the hold lasts as long as its lease.
@@ -159,14 +168,24 @@ pub(crate) fn held() -> Vec<HeldBy> {
 /// this `number`: its name, and how it was lost.
 #[inline]
 pub(crate) fn lost_around(number: u64, now: Moment) -> Option<(String, LostCause)> {
-    let lost = with(|holds| {
-        let mut older = holds.values().flatten().filter(|entry| entry.held.hold.number < number);
-        older.find_map(|entry| {
-            let hold = &entry.held.hold;
-            hold.check(now).is_err().then(|| Some((hold.key.name().to_string(), hold.lost()?)))?
-        })
-    });
-    lost.flatten()
+    let (until, known) = WELL.get();
+    if now < until && shortened() == known { None } else { look_for_lost(number, now) }
+}
+
+fn look_for_lost(number: u64, now: Moment) -> Option<(String, LostCause)> {
+    // The number is read first. If a hold is lost while this looks, the next call looks again.
+    let known = shortened();
+    let (mut until, mut lost) = (Moment::NEVER, None);
+    with(|holds| {
+        for hold in holds.values().flatten().map(|entry| &entry.held.hold) {
+            until = until.min(if hold.check(now).is_ok() { hold.valid_until() } else { Moment::PAST });
+            if let Some(cause) = hold.lost().filter(|_| hold.number < number) {
+                lost = Some((hold.key.name().to_string(), cause));
+            }
+        }
+    })?;
+    WELL.set((until, known));
+    lost
 }
 
 /// True if this thread has a hold with this token, through any manager.
@@ -230,6 +249,24 @@ mod tests {
         let _ = held.hold.lose(LostCause::Deleted);
         assert!(matches!(reentered(1, "a"), Err(Error::Lost { cause: LostCause::Deleted, .. })));
         assert_eq!(held.hold.depth(), 1);
+    }
+
+    #[test]
+    fn a_lost_hold_is_around_those_that_are_younger() {
+        let number = |held: &Rc<Held>| held.hold.number;
+        let is_lost = |number| lost_around(number, Moment::now()).map(|(name, _)| name);
+        let [one, two, three] = ["one", "two", "three"].map(|name| entered(1, name));
+        assert_eq!(is_lost(u64::MAX), None);
+        let _ = two.hold.lose(LostCause::Deleted);
+        assert_eq!(is_lost(u64::MAX).as_deref(), Some("two"));
+        assert_eq!(is_lost(number(&three)).as_deref(), Some("two"));
+        assert_eq!((is_lost(number(&two)), is_lost(number(&one))), (None, None));
+        assert!(matches!(two.leave(), Left::LastGuard(_)));
+        assert_eq!(is_lost(u64::MAX), None);
+        // By the clock alone, in the middle of time for which all was well.
+        let end = one.hold.valid_until();
+        assert_eq!(lost_around(u64::MAX, Moment::from_nanos(end.as_nanos() - 1)), None);
+        assert_eq!(lost_around(u64::MAX, end).expect("it has run out").1, LostCause::Expired);
     }
 
     #[test]

@@ -6,8 +6,8 @@
 //!
 //! Locks that are free cost one round trip for each node: their `SET`s go out together. If one of
 //! them is busy, those behind it are given back, and the caller waits for the busy one as for any
-//! lock. The same happens if an answer is lost: the tokens that went out are given up, and the locks
-//! are taken one by one.
+//! lock. The same happens if an answer is lost: the tokens that went out are given up, and the
+//! locks are taken one by one.
 
 use std::mem;
 use std::rc::Rc;
@@ -63,6 +63,7 @@ impl Session {
         held: &mut Vec<Rc<Held>>,
     ) -> Result<(), Error> {
         let began = Moment::now();
+        let deadline = self.patience(limit, began).deadline;
         let is_mine = |name: &&&str| thread_map::find(self.id, name).is_some();
         let (mine, others): (Vec<&str>, Vec<&str>) = names.iter().partition(|name| is_mine(name));
         // What this thread has already comes first: if it is lost, nothing is to be sent.
@@ -71,7 +72,7 @@ impl Session {
         }
         let mut rest = &others[..];
         while !rest.is_empty() {
-            rest = &rest[self.take_free(rest, options, held)?..];
+            rest = &rest[self.take_free(rest, options, deadline, held)?..];
             if let Some((name, behind)) = rest.split_first() {
                 let left = limit.map(|limit| limit.saturating_sub(Moment::now().since(began)));
                 held.push(self.enter((*name).into(), options, left, None)?);
@@ -83,7 +84,13 @@ impl Session {
 
     /// Takes as many of these locks as are free, from the first on, in one round trip for each
     /// node. Returns their number.
-    fn take_free(&self, names: &[&str], options: &Options, held: &mut Vec<Rc<Held>>) -> Result<usize, Error> {
+    fn take_free(
+        &self,
+        names: &[&str],
+        options: &Options,
+        deadline: Moment,
+        held: &mut Vec<Rc<Held>>,
+    ) -> Result<usize, Error> {
         // With replicas, each lock has to be acknowledged before it counts.
         if names.len() < 2 || self.settings.replicas.is_some() {
             return Ok(0);
@@ -100,7 +107,7 @@ impl Session {
         if free.len() < 2 {
             return Ok(0);
         }
-        let taken = self.claim_free(free, began);
+        let taken = self.claim_free(free, deadline);
         let number = taken.len();
         let mut failed = Ok(());
         for (Free { asked, turn }, fence, at) in taken {
@@ -118,7 +125,7 @@ impl Session {
 
     /// Sends the claims of these locks together. Returns those from the first on that were taken.
     /// The claims behind them are undone.
-    fn claim_free(&self, free: Vec<Free>, began: Moment) -> Vec<(Free, u64, AcquiredAt)> {
+    fn claim_free(&self, free: Vec<Free>, deadline: Moment) -> Vec<(Free, u64, AcquiredAt)> {
         for free in &free {
             free.turn.asks();
         }
@@ -126,18 +133,21 @@ impl Session {
         let answers = {
             let wanted: Vec<Wanted<'_>> =
                 free.iter().map(|it| it.asked.claim.wanted(it.asked.key.in_redis())).collect();
-            self.store.claim_all(&wanted, self.one_answer(began))
+            self.store.claim_all(&wanted, deadline)
         };
         let answered = Moment::now();
         let at = AcquiredAt { sent, answered };
         let (mut taken, mut undone) = (Vec::new(), Vec::new());
         for (n, (it, answer)) in free.into_iter().zip(answers).enumerate() {
             let in_time = answered < it.asked.claim.lease.valid_until(sent);
+            if answer.is_ok() {
+                it.turn.answered();
+            }
             match answer {
                 // All before it were taken, too.
                 Ok(Some(fence)) if taken.len() == n && in_time => taken.push((it, fence, at)),
                 Ok(Some(_)) => undone.push(it),
-                Ok(None) => it.turn.answered(),
+                Ok(None) => {}
                 Err(failure) => self.note_unanswered(&it, &failure),
             }
         }
@@ -152,7 +162,7 @@ impl Session {
         }
         let removals: Vec<_> =
             undone.iter().map(|it| (it.asked.key.in_redis(), it.asked.claim.token.as_str())).collect();
-        let removed = self.store.remove_all(&removals, self.one_answer(Moment::now()));
+        let removed = self.store.remove_all(&removals, Moment::now().after(self.settings.response_timeout));
         for (it, removed) in undone.iter().zip(removed) {
             if removed.is_err() {
                 self.orphan(&it.asked, false);

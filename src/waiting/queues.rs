@@ -545,7 +545,11 @@ pub(crate) mod tests {
 
     /// The calling thread holds the lock with the token "mine".
     pub(crate) fn is_mine(seen: Option<&Holder>, _sleeps: bool) -> Result<(), Vain> {
-        if seen.is_some_and(|holder| holder.raw() == "mine") { Err(Vec::new()) } else { Ok(()) }
+        if seen.is_some_and(|holder| holder.raw() == "mine") {
+            Err(Vain::Deadlock(Vec::new()))
+        } else {
+            Ok(())
+        }
     }
 
     #[test]

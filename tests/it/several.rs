@@ -11,7 +11,7 @@ use relatch_rig::{Cluster, Fault, LONG, Server, Worker, eventually, role, throug
 
 use crate::mutual_exclusion::{COUNTING, increment, total};
 use crate::support::{
-    ANSWER, LATE, MINUTE, PERIOD, Rig, assert_lost, behind, connect, delete, occupy, returns_by, take,
+    ANSWER, MINUTE, PERIOD, Rig, assert_lost, behind, connect, delete, occupy, returns_by, take,
 };
 
 const NAMES: [&str; 3] = ["a", "b", "c"];
