@@ -61,7 +61,7 @@ part() {
 }
 
 part 'to build everything' cargo test --quiet --locked --workspace --features relatch/tls --no-run
-part 'the model, wider' cargo test --quiet --locked --features tls --test model -- --ignored
+part 'the model, wider' cargo test --release --quiet --locked --features tls --test model -- --ignored
 part 'without TLS' cargo test --quiet --locked --lib address
 part 'peers, also in other languages' \
     cargo test --quiet --locked --manifest-path benches/peers/Cargo.toml -- --include-ignored

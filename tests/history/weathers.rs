@@ -125,7 +125,7 @@ fn locks_hold_while_masters_are_replaced() {
 }
 
 #[test]
-#[serial(other)]
+#[serial(idle)]
 fn locks_hold_while_slots_of_a_cluster_move() {
     holds_in(Weather::SlotsMove);
 }
