@@ -91,7 +91,7 @@ part 'lossy failovers' env RELATCH_FAILOVERS=100 \
 part 'a million fences' env RELATCH_FENCES=1000000 \
     cargo test --release --quiet --locked --features tls --test it a_million_fences_grow -- --ignored --nocapture
 part 'histories' env "RELATCH_ACQUISITIONS=$acquisitions" \
-    cargo test --quiet --locked --features tls --test history -- --nocapture --test-threads=3
+    cargo test --release --quiet --locked --features tls --test history -- --nocapture --test-threads=3
 
 say 'parts'
 printf '%s\n' "${results[@]}"

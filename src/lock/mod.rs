@@ -1,7 +1,7 @@
 //! A named lock.
 //!
-//! [`Lock`] and how it is taken are here; `options` has the setters of its options. This room may
-//! use `request`, `guard`, `session`, `store` and `base`.
+//! [`Lock`] and how it is taken are here; `options` has the setters of its options.
+//! This room may use `request`, `guard`, `session`, `store` and `base`.
 
 mod options;
 

@@ -72,6 +72,7 @@ fn row_35_the_shortest_and_the_longest_lease_work() {
     assert!(guard.remaining() <= Duration::from_millis(8));
     eventually(LONG, "the key expires", || !server.exists("lock:short"));
     assert!(!guard.is_valid());
+    drop(guard);
     let raised = LockManager::builder(&server.url()).max_lease(48 * HOUR).build().expect("connects");
     drop(raised.named("longer").lease(25 * HOUR).lock().expect("below the raised cap"));
 }

@@ -74,12 +74,12 @@ pub(crate) fn logger() {
     eventually(LONG, "the hold is renewed in spite of an error", || locks.stats().renewed > 0);
     locks.named("a").force_unlock().expect("deletes it");
     eventually(LONG, "the hold is lost", || !guard.is_valid());
+    drop(guard);
     let other = locks.lock("b").expect("locks");
     proxy.black_hole(true);
     other.unlock().expect_err("no answer");
     eventually(LONG, "the callback is called", || logged("callback panicked"));
     proxy.black_hole(false);
-    drop(guard);
     drop(locks);
     for line in LINES.0.lock().expect("no panic").iter() {
         role::report(line);

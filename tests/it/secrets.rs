@@ -287,12 +287,15 @@ fn show_values(url: &str) {
     locks.named("a").force_unlock().expect("answers").expect("held");
     show_error("a loss", &guard.verify().expect_err("lost"));
     show(&guard.watch().wait_lost(LONG).expect("lost"));
+    show_error("a loss around another lock", &locks.lock("c").expect_err("a lost lock is around it"));
+    drop(guard);
+    show(&locks.lock_all(["f", "g"]).expect("locks"));
+    show(&relatch::Stop::new());
     show(&locks.lock("c").expect("locks").unlock().expect("unlocks"));
     show_error("no manager", &relatch::with_lock("a", || ()).expect_err("none"));
     relatch::install(locks.clone()).expect("the first");
     show(&relatch::installed().expect("installed"));
     show_error("a second manager", &relatch::install(locks).expect_err("the second"));
-    drop(guard);
 }
 
 fn show_faults(proxy: &Proxy, url: &str) {
@@ -386,6 +389,7 @@ fn the_password_is_never_printed() {
         "a wait: Timeout",
         "no replica: Unavailable",
         "a loss: Lost",
+        "a loss around another lock: OuterLost",
         "fault: Unavailable",
         "a hole: Unavailable",
         "a release: Unconfirmed",

@@ -412,6 +412,7 @@ fn loss_without_report(replace: Replace, may_subscribe: bool, tracks: bool) -> D
     let ended = replace(&sentinel, &old, &new);
     assert_eq!(guard.watch().wait_lost(PERIOD + SOON), Some(LostCause::Deleted));
     let told = ended.elapsed();
+    drop(guard);
     let other = locks.try_lock_for("b", LONG).expect("the new master answers").expect("a free lock");
     assert_eq!(new.get("lock:b").as_deref(), Some(other.token()));
     told

@@ -207,7 +207,7 @@ fn if_one_is_lost_the_set_is_lost_and_the_others_are_released() {
 #[test]
 fn a_thread_that_waits_for_one_of_them_gets_it_with_the_release() {
     let server = Server::start();
-    let locks = connect(&server);
+    let locks = LockManager::builder(&server.url()).local_handoff(MINUTE).build().expect("connects");
     thread::scope(|scope| {
         let all = locks.lock_all(NAMES).expect("locks");
         let waiter = behind(scope, || take(&locks, "b"));

@@ -247,7 +247,7 @@ fn row_33_a_deadlock_ends_with_max_hold_and_the_outer_locks_are_lost() {
     let locks = builder.build().expect("connects");
     let results = deadlock(&locks);
     // Each thread got its inner lock in the end. But at least one had lost its outer lock by then.
-    let lost = results.iter().filter(|it| matches!(it, Err(Error::Lost { .. }))).count();
+    let lost = results.iter().filter(|it| matches!(it, Err(Error::OuterLost { .. }))).count();
     assert!(lost > 0, "{results:?}");
     assert!(results.iter().flatten().all(Result::is_ok), "{results:?}");
     assert_eq!(
