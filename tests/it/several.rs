@@ -174,6 +174,17 @@ fn lost_answers_leave_no_key() {
 }
 
 #[test]
+fn an_answer_that_comes_after_the_lease_takes_none() {
+    let rig = Rig::with(|builder| builder.lease(ANSWER / 3));
+    rig.proxy.on("SET lock:b", Fault::DelayReply(ANSWER * 2 / 3));
+    let all = rig.locks.lock_all(NAMES).expect("another attempt takes them");
+    assert_eq!(rig.proxy.fired(), 1);
+    all.confirm(Duration::ZERO).expect("they are held");
+    all.unlock().expect("unlocks");
+    throughout(PERIOD, || assert_free(&rig.server));
+}
+
+#[test]
 fn an_outage_leaves_nothing_held() {
     let rig = Rig::new();
     rig.proxy.black_hole(true);

@@ -151,8 +151,10 @@ fn a_shutdown_refuses_locks_ends_waits_and_waits_for_holds() {
         assert_stopped(locks.clone().try_lock("b"), "b");
         throughout(PERIOD, || assert!(!shutdown.is_finished(), "a lock is held"));
         drop(release);
+        let let_go = Instant::now();
         assert_eq!(holder.join().expect("no panic").expect("nothing was taken away"), Unlocked::Released);
         let (left, exists) = shutdown.join().expect("no panic");
+        assert!(let_go.elapsed() < LONG / 2, "{:?}", let_go.elapsed());
         assert!(left.is_empty() && !exists, "{left:?}, {exists}");
     });
     assert!(locks.shutdown(MINUTE).is_empty(), "a second call has nothing to wait for");
