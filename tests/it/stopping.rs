@@ -49,8 +49,9 @@ fn a_stop_ends_waits_behind_a_thread_and_behind_a_process() {
         let guard = locks.lock("ours").expect("locks");
         let (theirs, ours) = (locks.named("theirs").stopped_by(&stop), locks.named("ours").stopped_by(&stop));
         let behind_a_process = scope.spawn(move || theirs.lock().map(drop));
-        let behind_a_thread = behind(scope, move || ours.lock().map(drop));
+        // Only the first waiter of a queue looks now and then by itself.
         let without = behind(scope, || take(&locks, "ours"));
+        let behind_a_thread = behind(scope, move || ours.lock().map(drop));
         eventually(LONG, "the waiter is tracked", || server.tracked_keys() == 1);
         throughout(PERIOD, || assert!(!behind_a_process.is_finished() && !behind_a_thread.is_finished()));
         let stopped = Instant::now();
@@ -138,6 +139,7 @@ fn a_shutdown_refuses_locks_ends_waits_and_waits_for_holds() {
     occupy(&server, "theirs", MINUTE);
     thread::scope(|scope| {
         let (release, holder) = held_elsewhere(scope, &locks, "a");
+        let in_front = behind(scope, || locks.lock("a").map(drop));
         let behind_a_thread = behind(scope, || locks.lock("a").map(drop));
         let behind_a_process = scope.spawn(|| locks.lock("theirs").map(drop));
         eventually(LONG, "the waiter is tracked", || server.tracked_keys() == 1);
@@ -145,6 +147,7 @@ fn a_shutdown_refuses_locks_ends_waits_and_waits_for_holds() {
             let left = locks.shutdown(LONG);
             (left, server.exists("lock:a"))
         });
+        assert_stopped(in_front.join().expect("no panic"), "a");
         assert_stopped(behind_a_thread.join().expect("no panic"), "a");
         assert_stopped(behind_a_process.join().expect("no panic"), "theirs");
         assert_stopped(locks.lock("b"), "b");
