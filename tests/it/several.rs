@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use redis::Client;
 use relatch::{Error, LockManager, LostCause, Unlocked};
-use relatch_rig::{Cluster, Fault, LONG, Server, Worker, eventually, role, throughout};
+use relatch_rig::{Cluster, Fault, LONG, Server, Worker, eventually, role, throughout, within};
 
 use crate::mutual_exclusion::{COUNTING, increment, total};
 use crate::support::{
@@ -161,7 +161,7 @@ fn lost_answers_leave_no_key() {
     for fault in [Fault::CutBeforeReply, Fault::DropReply, Fault::HalfReply] {
         let rig = Rig::new();
         rig.proxy.on("SET lock:b", fault.clone());
-        let all = rig.locks.lock_all(NAMES).expect("another attempt takes them");
+        let all = within(LONG, "another attempt", || rig.locks.lock_all(NAMES)).expect("takes them");
         let held: Vec<_> =
             NAMES.iter().map(|name| rig.locks.current(name).expect("held").token().to_owned()).collect();
         let stored: Vec<_> = NAMES.iter().filter_map(|name| rig.value_of(name)).collect();

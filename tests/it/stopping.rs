@@ -152,15 +152,33 @@ fn a_shutdown_refuses_locks_ends_waits_and_waits_for_holds() {
         assert_stopped(behind_a_process.join().expect("no panic"), "theirs");
         assert_stopped(locks.lock("b"), "b");
         assert_stopped(locks.clone().try_lock("b"), "b");
+        assert_stopped(locks.lock_all(["b", "c"]), "b");
         throughout(PERIOD, || assert!(!shutdown.is_finished(), "a lock is held"));
         drop(release);
-        let let_go = Instant::now();
         assert_eq!(holder.join().expect("no panic").expect("nothing was taken away"), Unlocked::Released);
         let (left, exists) = shutdown.join().expect("no panic");
-        assert!(let_go.elapsed() < LONG / 2, "{:?}", let_go.elapsed());
         assert!(left.is_empty() && !exists, "{left:?}, {exists}");
     });
     assert!(locks.shutdown(MINUTE).is_empty(), "a second call has nothing to wait for");
+}
+
+#[test]
+fn a_shutdown_returns_as_soon_as_the_last_lock_is_given_back() {
+    let server = Server::start();
+    returns_by(LATE, "the shutdown after the release", || {
+        let locks = connect(&server);
+        thread::scope(|scope| {
+            let (release, holder) = held_elsewhere(scope, &locks, "a");
+            let shutdown = scope.spawn(|| (locks.shutdown(LONG), Instant::now()));
+            throughout(PERIOD, || assert!(!shutdown.is_finished(), "a lock is held"));
+            drop(release);
+            holder.join().expect("no panic").expect("unlocks");
+            let released = Instant::now();
+            let (left, at) = shutdown.join().expect("no panic");
+            assert!(left.is_empty(), "{left:?}");
+            at.saturating_duration_since(released)
+        })
+    });
 }
 
 #[test]
@@ -251,6 +269,7 @@ fn a_shutdown_can_give_back_what_others_hold_and_they_learn_it() {
         assert!(matches!(&left[..], [held] if held.key == "a" && held.lost.is_none()), "{left:?}");
         assert_eq!(watch.wait_lost(Duration::ZERO), Some(LostCause::ShutDown));
         waiter.join().expect("the other manager gets it");
+        assert_eq!(rig.locks.stats().lost, 1, "the loss is reported at once");
         drop(end);
         let (valid, again, unlocked) = holder.join().expect("no panic");
         assert!(!valid);
