@@ -222,9 +222,8 @@ impl Session {
         for (n, hold, begun) in begun {
             let mut first = if begun.hands_off() { None } else { removed.next() };
             let done = begun.finish(&self.keeper, |claim, handed, deadline| match first.take() {
-                // A refusal may be a redirect, which only a command for one key follows.
-                Some(answer) if !matches!(answer, Err(Failure::Refused(_))) => answer,
-                _ => release::remove(&self.store, hold, claim, handed, deadline),
+                Some(answer) => answer,
+                None => release::remove(&self.store, hold, claim, handed, deadline),
             });
             results[n] = Some(done.map(|()| Unlocked::Released));
         }
