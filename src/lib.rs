@@ -68,7 +68,9 @@
 //!
 //! None is on by default. `tls` adds TLS (by rustls, with the cryptography of *ring*) for URLs that
 //! begin with `rediss`. `tls-no-provider` adds the same without any cryptography: the program then
-//! gives its own, in `Tls::provider`.
+//! gives its own, in `Tls::provider`. `metrics` also gives what [`Stats`] counts to the recorder of the
+//! [`metrics`](https://docs.rs/metrics) crate, under the names of [`Stats::prometheus`], summed over
+//! all managers of the process.
 //!
 //! # A program, step by step
 //!
@@ -106,7 +108,8 @@
 //! ```
 //!
 //! [`Lock::holder`] says which process has a lock. [`LockManager::held`] lists the locks of this
-//! process. [`LockManager::stats`] counts what the manager did. [`LockGuard::watch`] and
+//! process, and [`LockManager::waiting`] the threads that wait for one. [`LockManager::stats`] counts
+//! what the manager did, and [`Builder::warn_after`] logs what lasts long. [`LockGuard::watch`] and
 //! [`Builder::on_lost`] report losses.
 //!
 //! # Errors
@@ -135,7 +138,7 @@
 //! | thread | what it does | from when on |
 //! |---|---|---|
 //! | `relatch-pool-0` | looks after idle connections | the start |
-//! | `relatch-keeper` | renews leases, finishes late releases | the first hold that is renewed (by default, every hold is) or extended; with [`Builder::on_lost`], the first hold; or the first orphan (a key that a lost answer may have left behind) |
+//! | `relatch-keeper` | renews leases, finishes late releases | the first hold that is renewed (by default, every hold is) or extended; with [`Builder::on_lost`], the first hold; or the first orphan (a key that a lost answer may have left behind); with [`Builder::warn_after`], the start |
 //! | `relatch-on-lost` | calls [`Builder::on_lost`]'s callback | the first loss |
 //! | `relatch-sentinel` | receives the sentinels' reports of another master | with sentinels: the first connection |
 //! | `relatch-listen` | receives invalidations from Redis | the first wait for a busy lock, or the first renewal |
@@ -176,6 +179,8 @@
 //! | `relatch::sentinel` | | no sentinel reports another master (logged once, until one does); the thread panicked, or still connects when the last handle is dropped | another master; reports come again | |
 //! | `relatch::keeper` | | each try that left leases without renewal; the thread panicked | | |
 //! | `relatch::lost` | a callback that panics or does not return | each hold that was lost | | |
+//! | `relatch::slow` | | a wait or a hold that lasts longer than [`Builder::warn_after`] says | | |
+//! | `relatch::wait` | | | | a thread is about to sleep until it has a lock; how that wait ended |
 //! | `relatch::release` | | a release without an answer; a key that is not deleted and stays until its lease ends | | each failed attempt |
 //! | `relatch::force_unlock` | | a lock that was force-unlocked, and its holder | | |
 
@@ -214,6 +219,7 @@ pub use crate::lock::Lock;
 pub use crate::manager::LockManager;
 #[cfg(feature = "tls-no-provider")]
 pub use crate::store::Tls;
+pub use crate::waiting::waits::WaitingThread;
 
 /// The README's code, compiled.
 #[cfg(doctest)]

@@ -11,6 +11,7 @@ use crate::hold::HeldLock;
 use crate::lock::Lock;
 use crate::request::{Request, RequestAll};
 use crate::session::Session;
+use crate::waiting::waits::WaitingThread;
 
 /// Locks on one Redis: a pool of connections, and the holds of this process.
 ///
@@ -187,10 +188,20 @@ impl LockManager {
         self.session.held()
     }
 
-    /// What this manager has done since it was made. Sends nothing.
+    /// The threads of this process that wait for a lock of this manager, those that have waited
+    /// longest first: for whom, and how long they have left. Sends nothing, and does not block.
+    ///
+    /// A thread is listed from its first sleep on. What it waits for may be a thread of this
+    /// process, another process, or a Redis that gives no answer.
+    #[must_use]
+    pub fn waiting(&self) -> Vec<WaitingThread> {
+        self.session.waiting()
+    }
+
+    /// What this manager has done since it was made, and what goes on now. Sends nothing.
     #[must_use]
     pub fn stats(&self) -> Stats {
-        self.session.counters.read()
+        self.session.stats()
     }
 
     /// Ends the use of this manager: from now on, its locks can no longer be taken, and all waits

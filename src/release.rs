@@ -66,7 +66,7 @@ pub(crate) fn begin<'a>(
     //    key gone, and report our own release as a loss.
     let now = Moment::now();
     let valid_until = keeper.work.lock().leases.close(hold, now);
-    keeper.counters.time_held.add(now.since(hold.acquired.answered));
+    keeper.counters.given_back(now.since(hold.acquired.answered));
 
     let release = Release { hold, valid_until, deadline: now.after(limit), maybe_done: false };
     Begun { release, turn, next, began: now, deletes: local_handoff.is_some() }

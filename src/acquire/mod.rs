@@ -52,6 +52,8 @@ pub(crate) struct AcquireContext<'a> {
     pub(crate) lease: Lease,
     pub(crate) reclaim_dead: bool,
     pub(crate) is_vain: &'a IsVain<'a>,
+    /// Called before each sleep, with the holder if that is known.
+    pub(crate) sleeps: &'a dyn Fn(Option<&Holder>),
     /// The longest pause between two attempts while Redis sends no invalidations.
     pub(crate) poll_every: Duration,
 }
@@ -197,6 +199,7 @@ impl Acquisition<'_> {
 
     /// Sleeps until `until`, whatever happens to the key. Only a stop ends this sleep.
     fn sleep(&mut self, until: Moment) {
+        (self.context.sleeps)(self.progress.holder());
         let is_vain = self.context.is_vain;
         let registration = self.register();
         while is_vain(None, false).is_ok() && registration.wait(until) {
@@ -207,6 +210,7 @@ impl Acquisition<'_> {
     /// Sleeps until a wake-up or until `until`. After that, if Redis tracks the key, leaves the
     /// lock to other processes for a while. Holds no connection meanwhile.
     fn wait(&mut self, until: Moment, tracked: bool, long: bool) {
+        (self.context.sleeps)(self.progress.holder());
         let woken = self.sleeps_until_woken(until);
         if long && !woken && until <= Moment::now() {
             let AcquireContext { listeners, key, .. } = self.context;
@@ -387,6 +391,7 @@ mod tests {
         fn context(&self) -> AcquireContext<'_> {
             AcquireContext {
                 is_vain: &is_mine,
+                sleeps: &|_| (),
                 store: &self.keeper.store,
                 listeners: &self.keeper.listeners,
                 counters: &self.keeper.counters,

@@ -196,9 +196,18 @@ pub(crate) struct Settings {
     pub(crate) local_handoff: Duration,
     pub(crate) client_tracking: bool,
     pub(crate) poll_every: Duration,
+    /// After how long a wait and a hold are warned of.
+    pub(crate) warn_after: Option<WarnAfter>,
     /// Which replicas have to acknowledge a lock and its renewals, and how long the server waits
     /// for them.
     pub(crate) replicas: Option<(Replicas, Duration)>,
+}
+
+/// After how long a wait and a hold are warned of.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct WarnAfter {
+    pub(crate) wait: Duration,
+    pub(crate) held: Duration,
 }
 
 /// The defaults of a manager. (The defaults of a lock are in `Options`.)
@@ -215,6 +224,7 @@ impl Default for Settings {
             local_handoff: Duration::from_millis(5),
             client_tracking: true,
             poll_every: Duration::from_millis(64),
+            warn_after: None,
             replicas: None,
         }
     }
@@ -259,6 +269,11 @@ impl Settings {
             if timeout < Duration::from_millis(1) || timeout > MAX_TIMEOUT {
                 return Err(invalid_option(option, timeout, "it has to be between 1 ms and 1 h"));
             }
+        }
+        if let Some(WarnAfter { wait, held }) = self.warn_after
+            && wait.min(held) < Duration::from_millis(1)
+        {
+            return Err(invalid_option("warn_after", wait.min(held), "both have to be at least 1 ms"));
         }
         self.check_replicas()
     }
@@ -397,6 +412,9 @@ mod tests {
         assert_eq!(refused(|s| s.response_timeout = Duration::MAX), "response_timeout");
         assert_eq!(refused(|s| s.poll_every = Duration::from_micros(999)), "poll_every");
         assert_eq!(refused(|s| s.poll_every = Duration::from_millis(3_600_001)), "poll_every");
+        for (wait, held) in [(Duration::ZERO, Duration::MAX), (Duration::MAX, Duration::ZERO)] {
+            assert_eq!(refused(|s| s.warn_after = Some(WarnAfter { wait, held })), "warn_after");
+        }
         assert_eq!(refused(|s| s.max_lease = Duration::MAX), "max_lease");
         assert_eq!(refused(|s| s.max_lease = Duration::ZERO), "max_lease");
     }

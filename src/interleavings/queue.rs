@@ -19,6 +19,7 @@ use crate::release::give_back;
 use crate::store::{Compared, Failure};
 use crate::waiting::handoff::{Claim, HandoffOutcome};
 use crate::waiting::patience::tests::until;
+use crate::waiting::place::Errand;
 use crate::waiting::queues::tests::is_mine;
 use crate::waiting::queues::{NoTurn, Turn};
 
@@ -81,6 +82,12 @@ impl Scene {
         Arc::new(Scene { keeper, redis, lease, log })
     }
 
+    fn run(&self, errand: Errand) {
+        if let Errand::Renew(hold) = errand {
+            self.keeper.renew_for_waiter(&hold);
+        }
+    }
+
     /// Waits for the turn, takes the lock, holds it for a while, and releases it. False if there
     /// was no turn.
     fn visit(&self, me: u64, deadline: Moment) -> bool {
@@ -93,7 +100,7 @@ impl Scene {
             &until(deadline),
             |_, _| Ok(()),
             |_| true,
-            |hold| self.keeper.renew_for_waiter(hold),
+            |errand| self.run(errand),
             claim,
         ) {
             Ok(turn) => turn,
@@ -375,7 +382,7 @@ fn a_thread_that_waits_for_itself_learns_it_wherever_it_is_in_the_queue() {
                 &until(Moment::NEVER),
                 is_mine,
                 |_| true,
-                |hold| scene.keeper.renew_for_waiter(hold),
+                |errand| scene.run(errand),
                 claim,
             );
             assert!(matches!(joined, Err(NoTurn::Vain(_))));

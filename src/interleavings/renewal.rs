@@ -87,7 +87,7 @@ impl Scene {
     /// Runs the keeper's rounds until the hold is lost or the test stops the keeper.
     fn keep(&self) {
         let shared = &self.keeper;
-        while let Some(work) = shared.next_round() {
+        while let Some(work) = shared.next_round(Moment::NEVER) {
             let in_time = work.due.over.is_empty() || self.hold.lost().is_some();
             assert!(in_time || self.silent, "nobody renewed it in time");
             round(shared, &mut &*self, work);

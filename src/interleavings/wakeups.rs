@@ -204,6 +204,7 @@ impl Scene {
             lease: Lease::new(LEASE),
             reclaim_dead: false,
             is_vain: &|_, _| Ok(()),
+            sleeps: &|_| (),
             poll_every: POLL,
         };
         let turn = keeper.queues.free_turn(key.name());

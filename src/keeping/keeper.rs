@@ -14,6 +14,7 @@ use log::warn;
 
 use crate::base::clock::Moment;
 use crate::base::error::{Error, LostCause};
+use crate::base::options::WarnAfter;
 use crate::base::process::WorkerThread;
 use crate::base::stats::Counters;
 use crate::base::sync::{Condvar, Mutex};
@@ -24,6 +25,7 @@ use crate::keeping::orphans::OrphanKey;
 use crate::keeping::renewal;
 use crate::keeping::renewers::Renewers;
 use crate::keeping::shared::{RenewalRequest, Shared, Work};
+use crate::keeping::slow::Slow;
 use crate::store::{Failure, Node, Store};
 use crate::waiting::listeners::Listeners;
 use crate::waiting::queues::WaitQueues;
@@ -67,6 +69,15 @@ impl Shared {
                 due_sooner,
                 worker,
             }
+        })
+    }
+
+    /// Has the thread warn of slow waits and holds. For that, the thread starts now: a wait, which
+    /// the keeper has no part in, does not have to start it.
+    pub(crate) fn warn_after(self: &Keeper, limits: WarnAfter) -> Result<(), Error> {
+        self.schedule(|work| {
+            work.warn_after = Some(limits);
+            Moment::PAST
         })
     }
 
@@ -170,7 +181,11 @@ fn run(shared: &Keeper) {
     shared.worker.enter();
     let mut connection = None;
     let mut renewers = Renewers::default();
-    while let Some(work) = shared.next_round() {
+    let mut slow = shared.work.lock().warn_after.map(Slow::new);
+    while let Some(work) = shared.next_round(slow.as_ref().map_or(Moment::NEVER, Slow::next)) {
+        if let Some(slow) = &mut slow {
+            slow.warn(shared);
+        }
         if let Some(node) = shared.store.only_node() {
             let connection = connection.get_or_insert_with(|| KeeperConnection::new(shared, node));
             connection.drop_if_closed();
@@ -218,7 +233,7 @@ pub(crate) mod tests {
         let keeper = keeper_without_redis();
         thread::scope(|scope| {
             // Nothing is due, so the keeper sleeps without end.
-            let round = scope.spawn(|| keeper.next_round().is_some());
+            let round = scope.spawn(|| keeper.next_round(Moment::NEVER).is_some());
             while keeper.work.lock().sleeps_until.is_none() {
                 thread::yield_now();
             }

@@ -169,7 +169,7 @@ fn take_in<'h>(
     answers: impl Iterator<Item = ((&'h Arc<Hold>, Lease), Result<Compared, Failure>)>,
     sent: Moment,
 ) -> HashMap<u64, Failure> {
-    let (mut refused, mut lost) = (HashMap::new(), Vec::new());
+    let (mut refused, mut lost, mut renewed) = (HashMap::new(), Vec::new(), 0);
     let mut work = shared.work.lock();
     let now = Moment::now();
     for ((hold, lease), answer) in answers {
@@ -177,7 +177,7 @@ fn take_in<'h>(
             // The release of the hold has begun since, and may be the reason for this answer.
             _ if !work.leases.has(hold) => {}
             Ok(compared) if on_renewal(hold, lease, compared, sent, now) => {
-                shared.counters.renewed.add(1);
+                renewed += 1;
                 work.leases.renewed(hold, sent);
             }
             Ok(_) => {
@@ -188,6 +188,7 @@ fn take_in<'h>(
         }
     }
     drop(work);
+    shared.counters.renewed.add(renewed);
     for hold in lost {
         shared.report_loss(hold);
     }

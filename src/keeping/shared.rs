@@ -9,6 +9,7 @@ use log::warn;
 
 use crate::base::clock::Moment;
 use crate::base::error::LostCause;
+use crate::base::options::WarnAfter;
 use crate::base::process::WorkerThread;
 use crate::base::stats::Counters;
 use crate::base::sync::{Condvar, Mutex, MutexGuard};
@@ -43,6 +44,8 @@ pub(crate) struct Work {
     pub(crate) requests: Vec<RenewalRequest>,
     /// Until when the thread sleeps. Work that is due later need not wake it.
     pub(crate) sleeps_until: Option<Moment>,
+    /// The limits with which the thread starts.
+    pub(crate) warn_after: Option<WarnAfter>,
     pub(crate) thread: Option<JoinHandle<()>>,
     pub(crate) stop: bool,
 }
@@ -65,7 +68,7 @@ pub(crate) struct WorkDue {
 impl Work {
     pub(crate) fn new(reports_losses: bool) -> Work {
         let leases = Leases::new(reports_losses);
-        Work { leases, requests: Vec::new(), sleeps_until: None, thread: None, stop: false }
+        Work { leases, requests: Vec::new(), sleeps_until: None, warn_after: None, thread: None, stop: false }
     }
 
     fn take_due(&mut self, now: Moment) -> WorkDue {
@@ -102,11 +105,11 @@ impl Shared {
         self.work.lock().stop
     }
 
-    /// Waits until there is something to do. `None` if it is time to stop.
+    /// Waits until there is something to do, or until `latest`. `None` if it is time to stop.
     ///
     /// Also returns after each sleep, even if there is nothing to do, so that the thread looks at
     /// its connection.
-    pub(crate) fn next_round(&self) -> Option<WorkDue> {
+    pub(crate) fn next_round(&self, latest: Moment) -> Option<WorkDue> {
         let mut work = self.work.lock();
         let mut has_slept = false;
         loop {
@@ -119,7 +122,7 @@ impl Shared {
                 work.sleeps_until = None;
                 return Some(due);
             }
-            let until = work.leases.next();
+            let until = work.leases.next().min(latest);
             work.sleeps_until = Some(until);
             self.due_sooner.wait_for(&mut work, until.one_wait_from(now));
             has_slept = true;

@@ -41,7 +41,7 @@ impl Session {
             seen.map(|seen| (seen, sent))
         };
         let answer = ask().or_else(|failure| if failure.can_pass() { ask() } else { Err(failure) });
-        answer.map_err(|failure| self.failed(action, key, failure))
+        answer.map_err(|failure| self.call_failed(action, key, failure))
     }
 
     /// Deletes a key, whatever it holds. There is one try only: a second one could delete the key
@@ -52,7 +52,7 @@ impl Session {
         let deadline = self.one_answer(Moment::now());
         let connection = self.store.connect(key.in_redis(), deadline);
         let deleted = connection.and_then(|mut connection| connection.force(key.in_redis(), deadline));
-        let deleted = deleted.map_err(|failure| self.failed("force-unlocking", &key, failure))?;
+        let deleted = deleted.map_err(|failure| self.call_failed("force-unlocking", &key, failure))?;
         if let Some(holder) = &deleted {
             self.keeper.lose_deleted(holder.raw());
             warn!(target: "relatch::force_unlock", "lock {name:?} was force-unlocked, it was held by {holder}");

@@ -1,12 +1,14 @@
 //! Taking a lock and giving it back, from end to end: the thread's map, the process's queue, Redis.
 //!
-//! `enter` and `leave` are here. [`upkeep`] is for a lock while it is held, [`looking`] for one
-//! that somebody else may hold, and [`going`] for the end of a manager. This room may use all rooms
-//! but the handles.
+//! `enter` and `leave` are here. [`taking`] waits and asks. [`upkeep`] is for a lock while it is
+//! held, [`looking`] for one that somebody else may hold, [`report`] for what goes on now, and
+//! [`going`] for the end of a manager. This room may use all rooms but the handles.
 
 mod going;
 mod looking;
+mod report;
 mod several;
+mod taking;
 mod upkeep;
 
 use std::io;
@@ -19,10 +21,10 @@ use std::time::{Duration, Instant};
 
 use log::debug;
 
-use crate::acquire::{AcquireContext, Taken, acquire, busy};
+use crate::acquire::Taken;
 use crate::base::clock::Moment;
+use crate::base::emit;
 use crate::base::error::Error;
-use crate::base::holder::Holder;
 use crate::base::key::{Key, Name};
 use crate::base::machine;
 use crate::base::options::{Lease, Options, Settings};
@@ -37,11 +39,11 @@ use crate::keeping::shared::Shared;
 use crate::keeping::thread_map::{self, Held, Left};
 use crate::release;
 use crate::store::{Failure, Store, Target};
-use crate::waiting::deadlocks::{Vain, Wait};
 use crate::waiting::handoff::Claim;
 use crate::waiting::listeners::Listeners;
 use crate::waiting::patience::Patience;
-use crate::waiting::queues::{NoTurn, Turn, WaitQueues};
+use crate::waiting::queues::{Turn, WaitQueues};
+use crate::waiting::waits::ListedWait;
 
 /// What all handles of a manager share.
 #[derive(Debug)]
@@ -95,6 +97,10 @@ impl Session {
             settings,
         };
         session.heed(&session.going);
+        if let Some(limits) = session.settings.warn_after {
+            session.keeper.warn_after(limits)?;
+        }
+        emit::describe();
         Ok(session)
     }
 
@@ -124,9 +130,13 @@ impl Session {
         }
         self.may_take(name.as_str(), options, stop, started)?;
         let mut taken = self.take(name, options, &self.patience(limit, started), pid, stop);
-        if let Err(Error::Timeout { held, .. }) = &mut taken {
-            self.counters.timed_out.add(1);
-            *held = thread_map::held().into_iter().map(|(_, hold)| hold.key.name().to_string()).collect();
+        match &mut taken {
+            Err(Error::Timeout { held, .. }) => {
+                self.counters.timed_out.add(1);
+                *held = thread_map::held().into_iter().map(|(_, hold)| hold.key.name().to_string()).collect();
+            }
+            Err(error) => self.counters.failed(error),
+            Ok(_) => {}
         }
         taken
     }
@@ -164,68 +174,13 @@ impl Session {
         // The token is drawn before the turn comes: the thread in front may send the claim with its
         // release.
         let Asked { key, owner, claim } = self.ask_for(name, options, pid)?;
-        let wait = Wait::new(self.id, key.name(), &owner, patience.deadline, thread_map::held);
-        let is_vain = |seen: Option<&Holder>, sleeps: bool| match seen {
-            _ if self.is_stopped(stop) => Err(Vain::Stopped),
-            Some(holder) if thread_map::is_mine(holder.raw(), pid) => Err(Vain::Deadlock(wait.for_itself())),
-            _ if sleeps => wait.begins(seen).map_err(Vain::Deadlock),
-            _ => Ok(()),
-        };
-        let turn = match self.turn(&key, patience, is_vain, &claim) {
-            Ok(turn) => turn,
-            Err(no_turn) => return Err(self.without_turn(no_turn, &key, patience)),
-        };
-        let context = AcquireContext {
-            store: &self.store,
-            listeners: &self.listeners,
-            counters: &self.counters,
-            keeper: &self.keeper,
-            key: &key,
-            owner: &owner,
-            machine: &self.machine,
-            lease: claim.lease,
-            reclaim_dead: options.reclaim_dead,
-            is_vain: &is_vain,
-            poll_every: self.settings.poll_every,
-        };
-        let Taken { token, fence, at } = acquire(context, patience, &turn, claim)?;
-        self.counters.acquired.add(1);
-        self.counters.time_waited.add(at.answered.since(patience.began));
+        let wait = ListedWait::new(&self.queues.waits, &key, &owner, patience);
+        let taken = self.wait_and_take(&wait, claim, options, stop);
+        wait.ends(taken.as_ref().err());
         drop(wait);
+        let (turn, Taken { token, fence, at }) = taken?;
+        self.counters.taken(at.answered.since(patience.began));
         self.keep(Arc::new(Hold::new(key, owner, token, fence, options, at)), turn)
-    }
-
-    /// Waits for the turn: one thread of the process at a time asks Redis for a key.
-    fn turn(
-        &self,
-        key: &Key,
-        patience: &Patience,
-        is_vain: impl Fn(Option<&Holder>, bool) -> Result<(), Vain>,
-        first: &Claim,
-    ) -> Result<Turn, NoTurn> {
-        let answered_since = |moment| self.store.answered_since(key.in_redis(), moment);
-        let renew = |hold: &Hold| self.keeper.renew_for_waiter(hold);
-        let claim = || first.clone();
-        let turn = self.queues.join(key.name(), patience, is_vain, answered_since, renew, claim)?;
-        self.counters.waited.add(u64::from(turn.waited));
-        Ok(turn)
-    }
-
-    /// The error of a caller that had no turn.
-    fn without_turn(&self, no_turn: NoTurn, key: &Key, patience: &Patience) -> Error {
-        match no_turn {
-            NoTurn::Busy(holder) => {
-                self.counters.waited.add(u64::from(!patience.once));
-                let unknown = || "another thread of this process is about to take it".into();
-                let cause = holder.is_none().then(unknown);
-                busy(key, patience, holder, cause)
-            }
-            NoTurn::Outage(cause) => {
-                self.counters.waited.add(1);
-                self.failed("taking", key, behind_an_outage(cause.as_deref()))
-            }
-            NoTurn::Vain(vain) => vain.error(key),
-        }
     }
 
     /// Makes a new hold known: to the queue, the keeper and the thread's map.
@@ -303,6 +258,7 @@ impl Session {
         let now = Moment::now();
         self.own_process(now)?;
         self.keeper.work.lock().leases.close(hold, now);
+        self.counters.given_back(now.since(hold.acquired.answered));
         hold.mark_released();
         if hold.keep_until <= now {
             release::delete_later(&self.keeper, hold);
@@ -325,7 +281,14 @@ impl Session {
         hold.is_valid(now) && this_process::id(now) == self.pid
     }
 
-    pub(crate) fn failed(&self, action: &'static str, key: &Key, failure: Failure) -> Error {
+    /// The error of a call that fails, which is counted. (`enter` counts its own.)
+    fn call_failed(&self, action: &'static str, key: &Key, failure: Failure) -> Error {
+        let error = self.failed(action, key, failure);
+        self.counters.failed(&error);
+        error
+    }
+
+    fn failed(&self, action: &'static str, key: &Key, failure: Failure) -> Error {
         self.store.error(Some(key), action, failure)
     }
 
@@ -345,11 +308,6 @@ pub(crate) fn still_has_outer(hold: &Hold) -> Result<(), Error> {
 
 fn no_randomness(source: io::Error) -> Error {
     Error::NoRandomness { source }
-}
-
-fn behind_an_outage(words: Option<&str>) -> Failure {
-    let front = "the thread in front of it in the queue has no answer";
-    Failure::NotSent(words.map_or_else(|| front.into(), |words| format!("{front}: {words}").into()))
 }
 
 impl Drop for Session {

@@ -113,8 +113,7 @@ impl Session {
         for (Free { asked, turn }, fence, at) in taken {
             let Asked { key, owner, claim } = asked;
             let hold = Arc::new(Hold::new(key, owner, claim.token, fence, options, at));
-            self.counters.acquired.add(1);
-            self.counters.time_waited.add(at.answered.since(began));
+            self.counters.taken(at.answered.since(began));
             match self.keep(hold, turn) {
                 Ok(one) => held.push(one),
                 Err(error) => failed = Err(error),

@@ -1,5 +1,4 @@
-//! What a program does with a held lock: extend its lease, ask whether Redis still has it, and list
-//! all held locks.
+//! What a program does with a held lock: extend its lease, and ask whether Redis still has it.
 
 use std::rc::Rc;
 use std::sync::Arc;
@@ -9,7 +8,7 @@ use crate::base::clock::Moment;
 use crate::base::error::{Error, LostCause};
 use crate::base::key::Name;
 use crate::base::options::{Lease, check_lease, invalid_option};
-use crate::hold::{HeldLock, Hold};
+use crate::hold::Hold;
 use crate::keeping::shared::Shared;
 use crate::keeping::thread_map::{self, Held};
 use crate::session::Session;
@@ -93,7 +92,7 @@ impl Session {
             return Ok(());
         }
         let late = Failure::NotSent("the answer took so long that too little of the lease is left".into());
-        Err(self.failed("renewing", &hold.key, late))
+        Err(self.call_failed("renewing", &hold.key, late))
     }
 
     /// Gives a hold another lease, from now on.
@@ -121,7 +120,7 @@ impl Session {
             let pushed = Shared::renewed(&answered, deadline);
             // A loss says more than the reason for which the renewal failed.
             hold.check(Moment::now())?;
-            pushed.map_err(|failure| self.failed("renewing", &hold.key, failure))?;
+            pushed.map_err(|failure| self.call_failed("renewing", &hold.key, failure))?;
         }
         Ok(())
     }
@@ -149,16 +148,5 @@ impl Session {
         let lost = hold.lose(cause);
         self.keeper.report_loss(hold);
         Err(lost)
-    }
-
-    /// The locks that this process holds through this manager, oldest first.
-    pub(crate) fn held(&self) -> Vec<HeldLock> {
-        let now = Moment::now();
-        if self.own_process(now).is_err() {
-            return Vec::new();
-        }
-        let mut holds: Vec<_> = self.keeper.work.lock().leases.holds(now).cloned().collect();
-        holds.sort_by_key(|hold| hold.acquired.answered);
-        holds.iter().map(|hold| HeldLock::new(hold, now)).collect()
     }
 }

@@ -2,18 +2,21 @@
 //!
 //! [`queues`] lets one thread of the process at a time ask Redis for a key. That thread sleeps in
 //! [`wakeups`] until [`listener`] receives an invalidation of the key. [`queue`] decides whose turn
-//! is next, and [`handoff`] for how long a process may keep the lock to itself. [`contention`]
-//! estimates how many other processes wait, [`patience`] says when a silent Redis is an outage, and
-//! [`deadlocks`] when a wait would never end.
+//! is next, [`place`] what the others do meanwhile, and [`handoff`] for how long a process may keep
+//! the lock to itself. [`contention`] estimates how many other processes wait, [`patience`] says
+//! when a silent Redis is an outage, [`deadlocks`] when a wait would never end, and [`waits`] lists
+//! who waits.
 //! This room may use `hold`, `store` and `base`.
 
 pub(crate) mod listener;
 pub(crate) mod listeners;
 pub(crate) mod wakeups;
 pub(crate) mod queues;
+pub(crate) mod place;
 mod queue;
 pub(crate) mod waiter;
 pub(crate) mod handoff;
 mod contention;
 pub(crate) mod deadlocks;
+pub(crate) mod waits;
 pub(crate) mod patience;

@@ -16,9 +16,11 @@ use crate::base::sync::{Condvar, Mutex, MutexGuard};
 use crate::hold::Hold;
 use crate::waiting::deadlocks::Vain;
 use crate::waiting::handoff::{Claim, HandoffOutcome};
-use crate::waiting::patience::{Patience, SLOW_ANSWER, Silence};
+use crate::waiting::patience::{Patience, Silence};
+use crate::waiting::place::{Errand, Place, Step};
 use crate::waiting::queue::{Past, Start, WaitQueue};
 use crate::waiting::waiter::{Cores, Waiter};
+use crate::waiting::waits::Waits;
 
 /// How many keys a manager remembers once no thread of this process wants them any more.
 const REMEMBERED: usize = 8;
@@ -27,6 +29,8 @@ const REMEMBERED: usize = 8;
 #[derive(Debug, Default)]
 pub(crate) struct WaitQueues {
     table: Mutex<Table>,
+    /// The threads that sleep until they have a lock.
+    pub(crate) waits: Waits,
     cores: Cores,
     /// A queue has ended, and a thread waits for that.
     ended: Condvar,
@@ -75,8 +79,7 @@ impl WaitQueues {
     /// - `is_vain`: why the calling thread must not go on waiting, if it must not. It gets the holder
     ///   that Redis has named, and whether the thread is about to sleep.
     /// - `answered_since`: whether Redis has answered any thread since that moment.
-    /// - `renew`: renews a hold that was never renewed, once the first waiter has waited for it for
-    ///   a while. This finds out whether its key was deleted by hand.
+    /// - `run`: runs an errand.
     /// - `claim`: what a thread in front may send for the caller, if the caller has to wait.
     pub(crate) fn join(
         self: &Arc<WaitQueues>,
@@ -84,7 +87,7 @@ impl WaitQueues {
         patience: &Patience,
         is_vain: impl Fn(Option<&Holder>, bool) -> Result<(), Vain>,
         answered_since: impl Fn(Moment) -> bool,
-        renew: impl Fn(&Hold),
+        run: impl Fn(Errand),
         claim: impl FnOnce() -> Claim,
     ) -> Result<Turn, NoTurn> {
         let mut table = self.table.lock();
@@ -98,7 +101,7 @@ impl WaitQueues {
         }
         let me = Arc::new(Waiter::new(claim(), patience.deadline));
         table.queue(name).waiting.push_back(Arc::clone(&me));
-        let mut place = Place { me: &me, patience, stayed_awake_for: None, look_again: Moment::NEVER };
+        let mut place = Place::new(&me, patience, Waits::are_announced());
         loop {
             let now = Moment::now();
             if let Some(start) = table.start_turn(name, Some(&me), false, now) {
@@ -114,7 +117,7 @@ impl WaitQueues {
                     return Err(no_turn);
                 }
                 Step::StayAwake => MutexGuard::unlocked(&mut table, || self.cores.stay_awake(&me)),
-                Step::Renew(hold) => MutexGuard::unlocked(&mut table, || renew(&hold)),
+                Step::Run(errand) => MutexGuard::unlocked(&mut table, || run(errand)),
                 // Why the thread was woken does not matter: the loop looks again.
                 Step::Sleep { until } => {
                     me.woken.wait_for(&mut table, until.one_wait_from(now));
@@ -165,84 +168,13 @@ impl WaitQueues {
         true
     }
 
+    /// Who has this lock, as far as this process knows without asking.
+    pub(crate) fn holder(&self, name: &str, now: Moment) -> Option<Holder> {
+        self.table.lock().by_name.get(name)?.holder(now)
+    }
+
     fn turn(self: &Arc<WaitQueues>, name: &Arc<str>, start: Start, waited: bool) -> Turn {
         Turn { queues: Arc::clone(self), name: Arc::clone(name), start, waited, handed_over: false }
-    }
-}
-
-/// A thread's place in a queue, and what it remembers from one look at the queue to the next.
-struct Place<'a> {
-    me: &'a Arc<Waiter>,
-    patience: &'a Patience,
-    /// The last turn for whose end the thread has stayed awake. It does so once per turn.
-    stayed_awake_for: Option<u64>,
-    /// When the thread planned to look again, if nothing wakes it earlier.
-    look_again: Moment,
-}
-
-/// What a thread in a queue does until its next look.
-#[derive(Debug)]
-enum Step {
-    GiveUp(NoTurn),
-    /// The turn in front is about to end.
-    StayAwake,
-    /// Have this hold renewed, so that a deletion by hand is found out.
-    Renew(Arc<Hold>),
-    Sleep {
-        until: Moment,
-    },
-}
-
-impl Place<'_> {
-    /// What the thread does if its turn has not come at `now`.
-    fn next_step(
-        &mut self,
-        queue: &WaitQueue,
-        is_vain: impl Fn(Option<&Holder>, bool) -> Result<(), Vain>,
-        answered_since: impl Fn(Moment) -> bool,
-        cores_are_free: bool,
-        now: Moment,
-    ) -> Step {
-        // If Redis has answered other threads since the silence began, there is no outage.
-        let silence = queue.silence.as_ref().filter(|it| !it.is_refuted(answered_since));
-        let overslept = now.since(self.look_again) > SLOW_ANSWER;
-        if let Some(no_turn) = self.give_up(queue, is_vain, silence, overslept, now) {
-            return Step::GiveUp(no_turn);
-        }
-        let ending = queue.ending(self.me);
-        if ending.is_some() && ending != self.stayed_awake_for && cores_are_free {
-            self.stayed_awake_for = ending;
-            return Step::StayAwake;
-        }
-        let unrenewed = queue.unrenewed_hold(self.me).filter(|_| self.look_again <= now);
-        self.look_again = queue.look_again(self.me, now).min(self.patience.look_again(silence, now));
-        if overslept {
-            self.look_again = self.look_again.max(now.after(SLOW_ANSWER)).min(self.patience.deadline);
-        }
-        unrenewed.map_or(Step::Sleep { until: self.look_again }, Step::Renew)
-    }
-
-    /// Why the thread leaves the queue at `now`, if it does.
-    fn give_up(
-        &self,
-        queue: &WaitQueue,
-        is_vain: impl Fn(Option<&Holder>, bool) -> Result<(), Vain>,
-        silence: Option<&Silence>,
-        overslept: bool,
-        now: Moment,
-    ) -> Option<NoTurn> {
-        // If the process was stopped for a while, the thread in front may not have read its answer
-        // yet. That is no outage.
-        let outage = silence
-            .filter(|silence| self.patience.is_outage(silence, now))
-            .filter(|silence| silence.cause.is_some() || !overslept);
-        if let Err(vain) = is_vain(queue.seen(), true) {
-            Some(NoTurn::Vain(vain))
-        } else if let Some(silence) = outage {
-            Some(NoTurn::Outage(silence.cause.clone()))
-        } else {
-            (self.patience.deadline <= now).then(|| NoTurn::Busy(queue.holder(now)))
-        }
     }
 }
 
@@ -431,7 +363,7 @@ pub(crate) mod tests {
         queues.join(name, &until(Moment::PAST), |_, _| Ok(()), |_| true, |_| (), claim).ok()
     }
 
-    fn claim() -> Claim {
+    pub(crate) fn claim() -> Claim {
         Claim { token: "host-1-2-00".into(), lease: Lease::new(Duration::from_secs(30)), counter: None }
     }
 
@@ -449,41 +381,6 @@ pub(crate) mod tests {
         drop(turn);
         drop(at_once(&queues, &name()).unwrap());
         assert!(queues.table.lock().by_name.is_empty(), "nothing is kept of a key that no thread uses");
-    }
-
-    #[test]
-    fn a_waiting_thread_sleeps_has_the_hold_in_front_renewed_and_stays_awake_for_its_end() {
-        let at = |millis: u64| Moment::from_nanos(1_000_000 * millis);
-        let mut queue = WaitQueue::default();
-        queue.start_turn(1, None, false, at(0)).expect("it is free");
-        let hold = Arc::new(sample("key", Duration::from_secs(30), at(0)));
-        queue.holds(1, &hold, at(0));
-        let me = Arc::new(Waiter::new(claim(), at(5000)));
-        queue.waiting.push_back(Arc::clone(&me));
-        let patience = until(at(5000));
-        let place = |look_again| Place { me: &me, patience: &patience, stayed_awake_for: None, look_again };
-        let step = |place: &mut Place<'_>, queue: &WaitQueue, cores_are_free, now| {
-            place.next_step(queue, |_, _| Ok(()), |_| false, cores_are_free, at(now))
-        };
-        let mut waits = place(Moment::NEVER);
-        assert!(matches!(step(&mut waits, &queue, true, 100), Step::Sleep { until } if until == at(1100)));
-        assert!(matches!(step(&mut waits, &queue, true, 600), Step::Sleep { until } if until == at(1600)));
-        // The planned look has come, and Redis was not asked about the hold since it was taken.
-        assert!(matches!(step(&mut waits, &queue, true, 1600), Step::Renew(it) if Arc::ptr_eq(&it, &hold)));
-        assert!(matches!(step(&mut waits, &queue, true, 1601), Step::Sleep { until } if until == at(2601)));
-        let _ = queue.hand_off(1, Duration::ZERO, at(2000), at(2001));
-        assert!(matches!(step(&mut waits, &queue, false, 2000), Step::Sleep { .. }), "the cores are busy");
-        assert!(matches!(step(&mut waits, &queue, true, 2000), Step::StayAwake));
-        assert!(matches!(step(&mut waits, &queue, true, 2001), Step::Sleep { .. }), "once for each turn");
-        let gives_up = step(&mut place(at(5000)), &queue, false, 5000);
-        assert!(matches!(gives_up, Step::GiveUp(NoTurn::Busy(Some(it))) if it.raw() == hold.token));
-        queue.asks(1, at(4000));
-        let gives_up = step(&mut place(at(5000)), &queue, false, 5000);
-        assert!(matches!(gives_up, Step::GiveUp(NoTurn::Outage(None))), "a second without an answer");
-        // This waiter woke a second late, so the process was probably stopped. The thread in front
-        // may have an answer that it has not read yet.
-        let gives_up = step(&mut place(at(4000)), &queue, false, 5000);
-        assert!(matches!(gives_up, Step::GiveUp(NoTurn::Busy(_))));
     }
 
     #[test]

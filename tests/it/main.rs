@@ -30,6 +30,9 @@ mod force_unlock;
 mod reclaim_dead;
 // What is logged, and under which target.
 mod logs;
+// Waits and holds as a program, its log and its monitoring system see them.
+#[cfg(target_os = "linux")]
+mod seen;
 // The password is in no error, `Debug`, log line or panic.
 mod secrets;
 

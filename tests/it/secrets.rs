@@ -274,6 +274,14 @@ fn show_values(url: &str) {
     show(&locks.stats().time_waited);
     thread::scope(|scope| {
         let busy = scope.spawn(|| locks.named("a").wait(ANSWER).lock().map(drop).expect_err("busy"));
+        let mut waiting = None;
+        eventually(LONG, "the thread waits", || {
+            waiting = locks.waiting().pop();
+            waiting.is_some()
+        });
+        let waiting = waiting.expect("it waits");
+        println!("{waiting}");
+        show(&waiting);
         show_error("a wait", &busy.join().expect("no panic"));
     });
     panics(|| locks.with_lock("b", || panic!("{locks:?}")).expect("not reached"));

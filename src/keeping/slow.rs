@@ -1,0 +1,114 @@
+//! Warnings of waits and holds that last long, for
+//! [`Builder::warn_after`](crate::Builder::warn_after).
+//!
+//! The keeper's thread looks at all waits and holds. It sleeps no longer from one look to the next
+//! than the shorter of the two limits. So no thread has to wake it: what begins while the keeper
+//! sleeps is not over its limit before the next look.
+
+use std::time::Duration;
+
+use log::warn;
+
+use crate::base::clock::Moment;
+use crate::base::options::WarnAfter;
+use crate::hold::HeldLock;
+use crate::keeping::shared::Shared;
+
+#[derive(Debug)]
+pub(super) struct Slow {
+    limits: WarnAfter,
+    /// When the keeper looked last.
+    looked: Moment,
+    /// When it has to look again.
+    next: Moment,
+}
+
+impl Slow {
+    pub(super) fn new(limits: WarnAfter) -> Slow {
+        Slow { limits, looked: Moment::now(), next: Moment::PAST }
+    }
+
+    pub(super) fn next(&self) -> Moment {
+        self.next
+    }
+
+    /// Logs what has lasted for its limit, or for a doubling of that, since the last look.
+    pub(super) fn warn(&mut self, shared: &Shared) {
+        let now = Moment::now();
+        if now < self.next {
+            return;
+        }
+        let WarnAfter { wait, held } = self.limits;
+        let mut looks = Looks { since: self.looked, now, next: now.after(wait.min(held)) };
+        let mut holds: Vec<HeldLock> =
+            shared.work.lock().leases.holds(now).map(|hold| HeldLock::new(hold, now)).collect();
+        holds.retain(|hold| looks.is_due(hold.held_for, held));
+        let mut waits = shared.queues.waiting(now);
+        waits.retain(|it| looks.is_due(it.waited, wait));
+        (self.looked, self.next) = (now, looks.next);
+        for hold in holds {
+            warn!(target: "relatch::slow", "a lock is held for long: {hold}");
+        }
+        for wait in waits {
+            warn!(target: "relatch::slow", "a thread waits for long: {wait}");
+        }
+    }
+}
+
+/// One look.
+struct Looks {
+    /// When the last look was.
+    since: Moment,
+    now: Moment,
+    next: Moment,
+}
+
+impl Looks {
+    /// Whether what has lasted for so long has reached `limit`, or a doubling of it, since the last
+    /// look. Notes when it reaches the next one.
+    fn is_due(&mut self, lasted: Duration, limit: Duration) -> bool {
+        let reached = |limit: &Duration| *limit <= lasted;
+        let doublings = std::iter::successors(Some(limit), |limit| limit.checked_mul(2));
+        let last = doublings.clone().take_while(reached).last();
+        if let Some(next) = doublings.into_iter().find(|limit| lasted < *limit) {
+            self.next = self.next.min(self.now.after(next.saturating_sub(lasted)));
+        }
+        last.is_some_and(|limit| lasted.saturating_sub(limit) < self.now.since(self.since))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_lasts_is_due_at_its_limit_and_at_each_doubling_of_it() {
+        let at = |millis: u64| Moment::from_nanos(1_000_000 * millis);
+        let limit = Duration::from_millis(100);
+        // Something that began at 1000 ms, and a look every 10 ms; and two looks that came late.
+        let looks = (1000..2000).step_by(10).chain([4500, 4510]);
+        let (mut due, mut since) = (Vec::new(), at(0));
+        for now in looks {
+            let mut look = Looks { since, now: at(now), next: Moment::NEVER };
+            if look.is_due(at(now).since(at(1000)), limit) {
+                due.push(now - 1000);
+            }
+            assert!(look.next > at(now));
+            since = at(now);
+        }
+        assert_eq!(due, [100, 200, 400, 800, 3500]);
+    }
+
+    #[test]
+    fn the_next_look_is_when_the_next_limit_is_reached() {
+        let now = Moment::from_nanos(1_000_000_000);
+        let mut look = Looks { since: now, now, next: Moment::NEVER };
+        let millis = Duration::from_millis;
+        look.is_due(millis(30), millis(100));
+        assert_eq!(look.next.since(now), millis(70));
+        look.is_due(millis(150), millis(100));
+        assert_eq!(look.next.since(now), millis(50));
+        look.is_due(Duration::MAX, Duration::MAX);
+        assert_eq!(look.next.since(now), millis(50));
+    }
+}

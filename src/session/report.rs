@@ -1,0 +1,37 @@
+//! What goes on now: what is held, who waits, and the statistics.
+
+use crate::base::clock::Moment;
+use crate::base::stats::Stats;
+use crate::hold::HeldLock;
+use crate::session::Session;
+use crate::waiting::waits::WaitingThread;
+
+impl Session {
+    /// The locks that this process holds through this manager, oldest first.
+    pub(crate) fn held(&self) -> Vec<HeldLock> {
+        let now = Moment::now();
+        if self.own_process(now).is_err() {
+            return Vec::new();
+        }
+        let mut holds: Vec<_> = self.keeper.work.lock().leases.holds(now).cloned().collect();
+        holds.sort_by_key(|hold| hold.acquired.answered);
+        holds.iter().map(|hold| HeldLock::new(hold, now)).collect()
+    }
+    /// The threads of this process that wait for a lock of this manager, those that have waited
+    /// longest first.
+    pub(crate) fn waiting(&self) -> Vec<WaitingThread> {
+        let now = Moment::now();
+        if self.own_process(now).is_err() { Vec::new() } else { self.queues.waiting(now) }
+    }
+
+    pub(crate) fn stats(&self) -> Stats {
+        let now = Moment::now();
+        if self.own_process(now).is_err() {
+            // A forked child holds nothing, and its copies of the locks may stay locked for ever.
+            return self.counters.read();
+        }
+        let holds = self.keeper.work.lock().leases.holds(now).count();
+        let count = |number: usize| u64::try_from(number).unwrap_or(u64::MAX);
+        Stats { waiting: count(self.queues.waits.count()), held: count(holds), ..self.counters.read() }
+    }
+}

@@ -1,0 +1,159 @@
+//! A thread's place in a queue: what the thread does until its turn comes, or until it gives up.
+
+use std::mem;
+use std::sync::Arc;
+
+use crate::base::clock::Moment;
+use crate::base::holder::Holder;
+use crate::hold::Hold;
+use crate::waiting::deadlocks::Vain;
+use crate::waiting::patience::{Patience, SLOW_ANSWER, Silence};
+use crate::waiting::queue::WaitQueue;
+use crate::waiting::queues::NoTurn;
+use crate::waiting::waiter::Waiter;
+
+/// A thread's place in a queue, and what it remembers from one look at the queue to the next.
+pub(super) struct Place<'a> {
+    me: &'a Arc<Waiter>,
+    patience: &'a Patience,
+    /// The wait has to be announced before the first sleep.
+    announces: bool,
+    /// The last turn for whose end the thread has stayed awake. It does so once per turn.
+    stayed_awake_for: Option<u64>,
+    /// When the thread planned to look again, if nothing wakes it earlier.
+    look_again: Moment,
+}
+
+/// What a thread in a queue does until its next look.
+#[derive(Debug)]
+pub(super) enum Step {
+    GiveUp(NoTurn),
+    /// The turn in front is about to end.
+    StayAwake,
+    Run(Errand),
+    Sleep {
+        until: Moment,
+    },
+}
+
+/// What a thread in a queue has its caller do, before it looks at the queue again.
+#[derive(Debug)]
+pub(crate) enum Errand {
+    /// The wait begins: announce it. The holder is named if it is known.
+    Announce(Option<Holder>),
+    /// Renew this hold, which was never renewed, since the first waiter has waited for it for a
+    /// while. This finds out whether its key was deleted by hand.
+    Renew(Arc<Hold>),
+}
+
+impl<'a> Place<'a> {
+    pub(super) fn new(me: &'a Arc<Waiter>, patience: &'a Patience, announces: bool) -> Place<'a> {
+        Place { me, patience, announces, stayed_awake_for: None, look_again: Moment::NEVER }
+    }
+
+    /// What the thread does if its turn has not come at `now`.
+    pub(super) fn next_step(
+        &mut self,
+        queue: &WaitQueue,
+        is_vain: impl Fn(Option<&Holder>, bool) -> Result<(), Vain>,
+        answered_since: impl Fn(Moment) -> bool,
+        cores_are_free: bool,
+        now: Moment,
+    ) -> Step {
+        // If Redis has answered other threads since the silence began, there is no outage.
+        let silence = queue.silence.as_ref().filter(|it| !it.is_refuted(answered_since));
+        let overslept = now.since(self.look_again) > SLOW_ANSWER;
+        if let Some(no_turn) = self.give_up(queue, is_vain, silence, overslept, now) {
+            return Step::GiveUp(no_turn);
+        }
+        let ending = queue.ending(self.me);
+        if ending.is_some() && ending != self.stayed_awake_for && cores_are_free {
+            self.stayed_awake_for = ending;
+            return Step::StayAwake;
+        }
+        if mem::take(&mut self.announces) {
+            return Step::Run(Errand::Announce(queue.holder(now)));
+        }
+        let unrenewed = queue.unrenewed_hold(self.me).filter(|_| self.look_again <= now);
+        self.look_again = queue.look_again(self.me, now).min(self.patience.look_again(silence, now));
+        if overslept {
+            self.look_again = self.look_again.max(now.after(SLOW_ANSWER)).min(self.patience.deadline);
+        }
+        let sleep = Step::Sleep { until: self.look_again };
+        unrenewed.map_or(sleep, |hold| Step::Run(Errand::Renew(hold)))
+    }
+
+    /// Why the thread leaves the queue at `now`, if it does.
+    fn give_up(
+        &self,
+        queue: &WaitQueue,
+        is_vain: impl Fn(Option<&Holder>, bool) -> Result<(), Vain>,
+        silence: Option<&Silence>,
+        overslept: bool,
+        now: Moment,
+    ) -> Option<NoTurn> {
+        // If the process was stopped for a while, the thread in front may not have read its answer
+        // yet. That is no outage.
+        let outage = silence
+            .filter(|silence| self.patience.is_outage(silence, now))
+            .filter(|silence| silence.cause.is_some() || !overslept);
+        if let Err(vain) = is_vain(queue.seen(), true) {
+            Some(NoTurn::Vain(vain))
+        } else if let Some(silence) = outage {
+            Some(NoTurn::Outage(silence.cause.clone()))
+        } else {
+            (self.patience.deadline <= now).then(|| NoTurn::Busy(queue.holder(now)))
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+    use crate::hold::tests::sample;
+    use crate::waiting::patience::tests::until;
+    use crate::waiting::queues::tests::claim;
+
+    #[test]
+    fn a_waiting_thread_sleeps_has_the_hold_in_front_renewed_and_stays_awake_for_its_end() {
+        let at = |millis: u64| Moment::from_nanos(1_000_000 * millis);
+        let mut queue = WaitQueue::default();
+        queue.start_turn(1, None, false, at(0)).expect("it is free");
+        let hold = Arc::new(sample("key", Duration::from_secs(30), at(0)));
+        queue.holds(1, &hold, at(0));
+        let me = Arc::new(Waiter::new(claim(), at(5000)));
+        queue.waiting.push_back(Arc::clone(&me));
+        let patience = until(at(5000));
+        let place = |look_again| Place { look_again, ..Place::new(&me, &patience, false) };
+        let step = |place: &mut Place<'_>, queue: &WaitQueue, cores_are_free, now| {
+            place.next_step(queue, |_, _| Ok(()), |_| false, cores_are_free, at(now))
+        };
+        let mut announces = Place::new(&me, &patience, true);
+        let first = step(&mut announces, &queue, true, 100);
+        assert!(matches!(first, Step::Run(Errand::Announce(Some(it))) if it.raw() == hold.token));
+        assert!(matches!(step(&mut announces, &queue, true, 100), Step::Sleep { .. }), "it announces once");
+        let mut waits = place(Moment::NEVER);
+        assert!(matches!(step(&mut waits, &queue, true, 100), Step::Sleep { until } if until == at(1100)));
+        assert!(matches!(step(&mut waits, &queue, true, 600), Step::Sleep { until } if until == at(1600)));
+        // The planned look has come, and Redis was not asked about the hold since it was taken.
+        assert!(
+            matches!(step(&mut waits, &queue, true, 1600), Step::Run(Errand::Renew(it)) if Arc::ptr_eq(&it, &hold))
+        );
+        assert!(matches!(step(&mut waits, &queue, true, 1601), Step::Sleep { until } if until == at(2601)));
+        let _ = queue.hand_off(1, Duration::ZERO, at(2000), at(2001));
+        assert!(matches!(step(&mut waits, &queue, false, 2000), Step::Sleep { .. }), "the cores are busy");
+        assert!(matches!(step(&mut waits, &queue, true, 2000), Step::StayAwake));
+        assert!(matches!(step(&mut waits, &queue, true, 2001), Step::Sleep { .. }), "once for each turn");
+        let gives_up = step(&mut place(at(5000)), &queue, false, 5000);
+        assert!(matches!(gives_up, Step::GiveUp(NoTurn::Busy(Some(it))) if it.raw() == hold.token));
+        queue.asks(1, at(4000));
+        let gives_up = step(&mut place(at(5000)), &queue, false, 5000);
+        assert!(matches!(gives_up, Step::GiveUp(NoTurn::Outage(None))), "a second without an answer");
+        // This waiter woke a second late, so the process was probably stopped. The thread in front
+        // may have an answer that it has not read yet.
+        let gives_up = step(&mut place(at(4000)), &queue, false, 5000);
+        assert!(matches!(gives_up, Step::GiveUp(NoTurn::Busy(_))));
+    }
+}
