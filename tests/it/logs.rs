@@ -28,6 +28,20 @@ impl Log for Lines {
     fn flush(&self) {}
 }
 
+/// Collects what this process logs from now on, up to this level.
+#[cfg(target_os = "linux")]
+pub(crate) fn collect(level: LevelFilter) {
+    log::set_logger(&LINES).expect("the only logger");
+    log::set_max_level(level);
+}
+
+/// What was logged under this target, and the level of each line.
+#[cfg(target_os = "linux")]
+pub(crate) fn lines_of(target: &str) -> Vec<String> {
+    let lines = LINES.0.lock().expect("no panic");
+    lines.iter().filter(|line| line.split(' ').nth(1) == Some(target)).cloned().collect()
+}
+
 #[test]
 fn each_fault_is_logged_under_its_target_and_without_secrets() {
     let server = Server::with(&["--requirepass", CANARY]);

@@ -33,6 +33,9 @@ mod logs;
 // Waits and holds as a program, its log and its monitoring system see them.
 #[cfg(target_os = "linux")]
 mod seen;
+// The feature `metrics`: the same numbers, through the recorder of the `metrics` crate.
+#[cfg(all(target_os = "linux", feature = "metrics"))]
+mod recorded;
 // The password is in no error, `Debug`, log line or panic.
 mod secrets;
 

@@ -1,0 +1,138 @@
+//! The feature `metrics`: what the statistics count reaches the recorder of the `metrics` crate,
+//! under the names of the text for Prometheus.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread;
+
+use metrics::{
+    Counter, CounterFn, Gauge, GaugeFn, Histogram, HistogramFn, Key, KeyName, Metadata, Recorder,
+    SharedString, Unit,
+};
+use relatch::Error;
+use relatch_rig::{LONG, eventually, is_alone};
+
+use crate::support::{ANSWER, MINUTE, Rig, behind, delete, occupy, renewals};
+
+/// A recorder that keeps the sum of each metric, and how many values a histogram got.
+#[derive(Clone, Default)]
+struct Sums(Arc<Mutex<BTreeMap<String, f64>>>);
+
+/// One metric of the recorder.
+struct Sum(Sums, String);
+
+impl Sums {
+    fn add(&self, name: &str, more: f64) {
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner).entry(name.to_owned()).or_default() += more;
+    }
+
+    fn all(&self) -> BTreeMap<String, f64> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    fn get(&self, name: &str) -> f64 {
+        self.all().get(name).copied().unwrap_or_default()
+    }
+}
+
+impl CounterFn for Sum {
+    fn increment(&self, value: u64) {
+        self.0.add(&self.1, f64::from(u32::try_from(value).expect("a small number")));
+    }
+
+    fn absolute(&self, _: u64) {
+        unreachable!("counters only grow");
+    }
+}
+
+impl GaugeFn for Sum {
+    fn increment(&self, value: f64) {
+        self.0.add(&self.1, value);
+    }
+
+    fn decrement(&self, value: f64) {
+        self.0.add(&self.1, -value);
+    }
+
+    fn set(&self, _: f64) {
+        unreachable!("two managers would overwrite each other's values");
+    }
+}
+
+impl HistogramFn for Sum {
+    fn record(&self, value: f64) {
+        self.0.add(&format!("{}_sum", self.1), value);
+        self.0.add(&format!("{}_count", self.1), 1.0);
+    }
+}
+
+impl Recorder for Sums {
+    fn describe_counter(&self, key: KeyName, _: Option<Unit>, help: SharedString) {
+        assert!(!help.is_empty());
+        self.add(&format!("help of {}", key.as_str()), 1.0);
+    }
+
+    fn describe_gauge(&self, key: KeyName, unit: Option<Unit>, help: SharedString) {
+        self.describe_counter(key, unit, help);
+    }
+
+    fn describe_histogram(&self, key: KeyName, unit: Option<Unit>, help: SharedString) {
+        self.describe_counter(key, unit, help);
+    }
+
+    fn register_counter(&self, key: &Key, _: &Metadata<'_>) -> Counter {
+        Counter::from_arc(Arc::new(Sum(self.clone(), key.name().to_owned())))
+    }
+
+    fn register_gauge(&self, key: &Key, _: &Metadata<'_>) -> Gauge {
+        Gauge::from_arc(Arc::new(Sum(self.clone(), key.name().to_owned())))
+    }
+
+    fn register_histogram(&self, key: &Key, _: &Metadata<'_>) -> Histogram {
+        Histogram::from_arc(Arc::new(Sum(self.clone(), key.name().to_owned())))
+    }
+}
+
+#[test]
+fn the_recorder_gets_what_the_statistics_count() {
+    if !is_alone(module_path!(), "the_recorder_gets_what_the_statistics_count") {
+        return;
+    }
+    let sums = Sums::default();
+    metrics::set_global_recorder(sums.clone()).expect("the only recorder");
+    let rig = Rig::renewing();
+    let guard = rig.locks.lock("a").expect("locks");
+    drop(rig.locks.lock("a").expect("enters again"));
+    eventually(LONG, "it is renewed", || rig.locks.stats().renewed > 0);
+    thread::scope(|scope| {
+        let waits = behind(scope, || rig.locks.lock("a").map(drop));
+        assert_eq!((sums.get("relatch_waiting"), sums.get("relatch_held")), (1.0, 1.0));
+        guard.unlock().expect("unlocks");
+        waits.join().expect("no panic").expect("locks");
+    });
+    occupy(&rig.server, "b", MINUTE);
+    assert!(rig.locks.try_lock_for("b", ANSWER).expect("answers").is_none());
+    let lost = rig.locks.lock("c").expect("locks");
+    eventually(LONG, "its key is tracked", || renewals(&rig.locks, "c") > 0);
+    delete(&rig.server, "c");
+    eventually(LONG, "it is lost", || !lost.is_valid());
+    drop(lost);
+    rig.proxy.refuse(true);
+    rig.proxy.cut_all();
+    assert!(matches!(rig.locks.lock("d"), Err(Error::Unavailable { .. })));
+    rig.proxy.refuse(false);
+
+    // The counters of the statistics, each under its name.
+    let stats = rig.locks.stats();
+    assert!(stats.lost == 1 && stats.unavailable == 1 && stats.timed_out == 1 && stats.waited > 1);
+    for line in stats.prometheus().lines().filter(|line| !line.starts_with('#') && !line.contains("_bucket"))
+    {
+        let (name, value) = line.split_once(' ').expect("a name and a value");
+        let value: f64 = value.parse().expect("a number");
+        assert!((sums.get(name) - value).abs() < 1e-6, "{line}, but {:?}", sums.all());
+    }
+    for line in stats.prometheus().lines().filter_map(|line| line.strip_prefix("# TYPE ")) {
+        let name = line.split(' ').next().expect("a name");
+        assert!(sums.get(&format!("help of {name}")) > 0.0, "{name}");
+    }
+}

@@ -1,0 +1,294 @@
+//! Waits and holds as a program, its log and its monitoring system see them.
+
+use std::io::Write;
+use std::process::{Command, Stdio};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use log::LevelFilter;
+use relatch::{Error, LockManager, Owner, Stats};
+use relatch_rig::{LONG, Server, eventually, is_alone, within};
+
+use crate::logs::{collect, lines_of};
+use crate::support::{ANSWER, MINUTE, Rig, behind, builder, connect, delete, occupy};
+
+#[test]
+fn threads_that_wait_are_listed_with_the_holder_and_what_is_left() {
+    let rig = Rig::new();
+    occupy(&rig.server, "far", MINUTE);
+    let near = rig.locks.lock("near").expect("locks");
+    let me = Owner::current();
+    thread::scope(|scope| {
+        let far = scope.spawn(|| rig.locks.try_lock_for("far", 2 * MINUTE).map(|it| it.is_some()));
+        eventually(LONG, "one waits, and knows for whom", || {
+            rig.locks.waiting().first().is_some_and(|it| it.holder.is_some())
+        });
+        let queued = behind(scope, || rig.locks.lock("near").map(drop));
+        let waiting = rig.locks.waiting();
+        let [first, second] = &waiting[..] else { panic!("{waiting:?}") };
+        assert_eq!((first.key.as_str(), second.key.as_str()), ("far", "near"), "the longest wait is first");
+        assert_eq!(first.holder.as_ref().map(|it| it.raw()), Some("somebody"));
+        assert_eq!(second.holder.as_ref().and_then(|it| it.owner()), Some(me.clone()));
+        assert!(first.thread != second.thread && first.thread != me && first.thread.pid() == me.pid());
+        assert!(first.time_left.is_some_and(|left| MINUTE < left && left + first.waited <= 2 * MINUTE));
+        assert_eq!(second.time_left, None, "this wait has no limit");
+        assert!(first.waited > second.waited);
+        let stats = rig.locks.stats();
+        assert_eq!((stats.waiting, stats.held), (2, 1));
+        assert!(second.to_string().contains(&format!(r#"lock "near" for "#)), "{second}");
+        near.unlock().expect("unlocks");
+        delete(&rig.server, "far");
+        assert_eq!(far.join().expect("no panic").expect("answers"), true);
+        queued.join().expect("no panic").expect("locks");
+    });
+    assert!(rig.locks.waiting().is_empty());
+    let stats = rig.locks.stats();
+    assert_eq!((stats.waiting, stats.held, stats.waited), (0, 0, 2));
+}
+
+#[test]
+fn a_thread_that_gives_up_is_not_listed_any_more() {
+    let rig = Rig::new();
+    occupy(&rig.server, "a", MINUTE);
+    let guard = rig.locks.lock("b").expect("locks");
+    let locks = &rig.locks;
+    thread::scope(|scope| {
+        for name in ["a", "b"] {
+            let timed = scope.spawn(move || locks.try_lock_for(name, ANSWER).map(|it| it.is_some()));
+            eventually(LONG, "it waits", || rig.locks.stats().waiting == 1);
+            assert!(!timed.join().expect("no panic").expect("answers"));
+            assert!(rig.locks.waiting().is_empty(), "{name}");
+        }
+    });
+    assert!(rig.locks.try_lock("a").expect("answers").is_none(), "a single try does not wait");
+    drop(guard);
+    assert_eq!(rig.locks.stats().waited, 2);
+}
+
+#[test]
+fn calls_that_redis_does_not_answer_or_refuses_are_counted_and_their_waits_are_listed() {
+    let rig = Rig::new();
+    rig.proxy.refuse(true);
+    rig.proxy.cut_all();
+    thread::scope(|scope| {
+        let waits = scope.spawn(|| rig.locks.lock("a").map(drop).expect_err("nothing answers"));
+        eventually(LONG, "it waits", || rig.locks.stats().waiting == 1);
+        let waiting = rig.locks.waiting();
+        assert!(waiting.iter().all(|it| it.holder.is_none()), "{waiting:?}");
+        assert!(waits.join().expect("no panic").is_unavailable());
+    });
+    assert!(rig.locks.waiting().is_empty());
+    assert_eq!(rig.locks.stats().unavailable, 1);
+    rig.locks.named("a").holder().expect_err("nothing answers");
+    assert_eq!((rig.locks.stats().unavailable, rig.locks.stats().refused), (2, 0));
+
+    rig.proxy.refuse(false);
+    rig.server.query::<()>(&["ACL", "SETUSER", "default", "-set", "-get"]);
+    let lock = rig.locks.named("b").wait(LONG);
+    eventually(LONG, "Redis refuses", || matches!(lock.lock(), Err(Error::Refused { .. })));
+    let stats = rig.locks.stats();
+    assert_eq!((stats.refused, stats.timed_out), (1, 0));
+}
+
+#[test]
+fn the_log_says_when_a_wait_begins_and_ends() {
+    if !is_alone(module_path!(), "the_log_says_when_a_wait_begins_and_ends") {
+        return;
+    }
+    collect(LevelFilter::Debug);
+    let rig = Rig::new();
+    drop(rig.locks.lock("free").expect("locks"));
+    assert_eq!(rig.locks.try_lock_for("free", LONG).expect("answers").map(drop), Some(()));
+    let guard = rig.locks.lock("near").expect("locks");
+    occupy(&rig.server, "far", MINUTE);
+    assert!(lines_of("relatch::wait").is_empty(), "nothing was busy: {:?}", lines_of("relatch::wait"));
+
+    assert!(rig.locks.try_lock("far").expect("answers").is_none());
+    assert!(lines_of("relatch::wait").is_empty(), "a single try does not wait");
+    assert!(rig.locks.try_lock_for("far", ANSWER).expect("answers").is_none());
+    thread::scope(|scope| {
+        let waits = behind(scope, || rig.locks.lock("near").map(drop));
+        guard.unlock().expect("unlocks");
+        waits.join().expect("no panic").expect("locks");
+    });
+    let me = Owner::current();
+    let lines = lines_of("relatch::wait");
+    let expected = [
+        (format!("DEBUG relatch::wait {me} waits for lock \"far\", held by \"somebody\" ("), "left)"),
+        (
+            format!("DEBUG relatch::wait {me} stopped waiting for lock \"far\" after "),
+            "lock \"far\" was still busy",
+        ),
+        ("DEBUG relatch::wait ".to_owned(), &*format!("waits for lock \"near\", held by {me} (")),
+        ("DEBUG relatch::wait ".to_owned(), "took lock \"near\" after "),
+    ];
+    assert_eq!(lines.len(), expected.len(), "{lines:#?}");
+    for (line, (begin, part)) in lines.iter().zip(expected) {
+        assert!(line.starts_with(&begin) && line.contains(part), "{lines:#?}");
+    }
+}
+
+/// How often a limit and its doublings are reached within `span`.
+fn doublings(limit: Duration, span: Duration) -> usize {
+    (0..).take_while(|n| limit * 2_u32.pow(*n) <= span).count()
+}
+
+#[test]
+fn long_waits_and_holds_are_warned_of_at_doubling_intervals() {
+    const WAIT: Duration = Duration::from_millis(150);
+    const HELD: Duration = Duration::from_millis(100);
+    if !is_alone(module_path!(), "long_waits_and_holds_are_warned_of_at_doubling_intervals") {
+        return;
+    }
+    collect(LevelFilter::Warn);
+    let server = Server::start();
+    let locks = LockManager::builder(&server.url()).warn_after(WAIT, HELD).build().expect("connects");
+    // This manager does not warn, and its hold is as long.
+    let other = connect(&server);
+    let silent = other.lock("silent").expect("locks");
+    let of = |what: &str| -> Vec<String> {
+        lines_of("relatch::slow").into_iter().filter(|line| line.contains(what)).collect()
+    };
+
+    // A wait, while this manager holds nothing.
+    let began = Instant::now();
+    thread::scope(|scope| {
+        let waits = scope.spawn(|| locks.try_lock_for("silent", LONG).map(|it| it.is_some()));
+        eventually(LONG, "three warnings", || of("waits for long").len() >= 3);
+        silent.unlock().expect("unlocks");
+        assert!(waits.join().expect("no panic").expect("answers"));
+    });
+    let (lines, span) = (of("waits for long"), began.elapsed());
+    assert!(lines.len() <= doublings(WAIT, span), "{span:?}: {lines:#?}");
+    assert!(span >= 4 * WAIT, "three warnings come after four times the limit: {span:?}");
+    for line in &lines {
+        assert!(line.starts_with("WARN relatch::slow a thread waits for long: "), "{line}");
+        let holder = format!("for lock \"silent\" for ");
+        assert!(
+            line.contains(&holder) && line.contains(&format!("held by {} (", Owner::current())),
+            "{line}"
+        );
+        assert!(line.contains("gives up in 1"), "{line}");
+    }
+    assert!(of("held for long").is_empty(), "{:?}", of("held for long"));
+
+    let began = Instant::now();
+    let guard = locks.lock("mine").expect("locks");
+    eventually(LONG, "three warnings", || of("held for long").len() >= 3);
+    guard.unlock().expect("unlocks");
+    let (lines, span) = (of("held for long"), began.elapsed());
+    assert!(lines.len() <= doublings(HELD, span), "{span:?}: {lines:#?}");
+    assert!(span >= 4 * HELD, "{span:?}");
+    for line in &lines {
+        let start = format!(
+            "WARN relatch::slow a lock is held for long: lock \"mine\", held by {}",
+            Owner::current()
+        );
+        assert!(line.starts_with(&start) && line.contains("valid for 29."), "{line}");
+    }
+    drop(locks.lock("short").expect("locks"));
+    assert!(of("short").is_empty());
+}
+
+#[test]
+fn limits_that_would_warn_of_everything_are_refused() {
+    for (wait, held) in [(Duration::ZERO, LONG), (LONG, Duration::ZERO)] {
+        let built = LockManager::builder("redis://127.0.0.1:1/").warn_after(wait, held).build_unchecked();
+        let Err(Error::InvalidOption { option, value, .. }) = built else { panic!("{built:?}") };
+        assert_eq!((option, value.as_deref()), ("warn_after", Some("0ns")));
+    }
+}
+
+/// A manager that warns ends its thread like any other.
+#[test]
+fn a_manager_that_warns_is_dropped_at_once() {
+    let server = Server::start();
+    let locks = builder(&server.url()).warn_after(MINUTE, MINUTE).build().expect("connects");
+    within(LONG / 4, "the drop", || drop(locks));
+}
+
+/// Reads a text with the parser of Prometheus's client for Python. Prints for each metric its type,
+/// its name and whether it has a help text, then its samples.
+const PARSER: &str = r#"
+import sys
+from prometheus_client.parser import text_string_to_metric_families
+for family in text_string_to_metric_families(sys.stdin.read()):
+    print(family.type, family.name, bool(family.documentation))
+    for it in family.samples:
+        print(it.name, it.labels.get("le", "-"), float(it.value))
+"#;
+
+/// What Prometheus's own parser reads from a text.
+#[track_caller]
+fn parsed(text: &str) -> Vec<String> {
+    // Debian's packages are for the Python at the first place, which may not be the first on the
+    // PATH.
+    let python = ["/usr/bin/python3", "python3"].into_iter().find(|python| {
+        let status =
+            Command::new(python).args(["-c", "import prometheus_client"]).stderr(Stdio::null()).status();
+        status.is_ok_and(|status| status.success())
+    });
+    let python = python.expect(
+        "no Python has Prometheus's client: `bash tests/run.sh` installs it (python3-prometheus-client)",
+    );
+    let mut child = Command::new(python)
+        .args(["-c", PARSER])
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .expect("it was just there");
+    child.stdin.take().expect("piped").write_all(text.as_bytes()).expect("it reads all");
+    let output = child.wait_with_output().expect("it ends");
+    let error = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "the parser refuses this text: {error}\n{text}");
+    String::from_utf8_lossy(&output.stdout).lines().map(str::to_owned).collect()
+}
+
+#[test]
+fn prometheus_reads_the_statistics() {
+    let rig = Rig::new();
+    for _ in 0..3 {
+        let guard = rig.locks.lock("a").expect("locks");
+        drop(rig.locks.lock("a").expect("enters again"));
+        drop(guard);
+    }
+    let guard = rig.locks.lock("b").expect("locks");
+    occupy(&rig.server, "c", MINUTE);
+    assert!(rig.locks.try_lock("c").expect("answers").is_none());
+    let stats = rig.locks.stats();
+    let lines = parsed(&stats.prometheus());
+    drop(guard);
+    let has = |line: &str| assert!(lines.iter().any(|it| it == line), "no {line:?} in {lines:#?}");
+    for line in [
+        "counter relatch_acquired True",
+        "relatch_acquired_total - 5.0",
+        "relatch_reentered_total - 3.0",
+        "relatch_timed_out_total - 1.0",
+        "counter relatch_lost True",
+        "relatch_lost_total - 0.0",
+        "relatch_unavailable_total - 0.0",
+        "gauge relatch_held True",
+        "relatch_held - 1.0",
+        "relatch_waiting - 0.0",
+        "histogram relatch_time_held_seconds True",
+        "relatch_time_held_seconds_bucket +Inf 4.0",
+        "relatch_time_held_seconds_count - 4.0",
+        "relatch_time_waited_seconds_bucket 0.000001 0.0",
+        "relatch_time_waited_seconds_bucket 274877.906944 5.0",
+    ] {
+        has(line);
+    }
+    let sum = lines.iter().find_map(|line| line.strip_prefix("relatch_time_held_seconds_sum - "));
+    let sum: f64 = sum.expect("a sum").parse().expect("a number");
+    assert!((sum - stats.time_held.sum().as_secs_f64()).abs() < 1e-9, "{sum}");
+    assert!(stats.time_held.sum() > Duration::ZERO);
+    assert_eq!(parsed(&Stats::default().prometheus()).len(), lines.len(), "also what is empty is there");
+}
+
+#[test]
+fn the_parser_refuses_what_is_no_exposition() {
+    let broken = Stats::default().prometheus().replace("le=\"", "le=");
+    let refused = std::panic::catch_unwind(|| parsed(&broken));
+    refused.expect_err("labels without quotes are refused");
+}
