@@ -67,7 +67,7 @@ $(examples)"
 need_cargo
 features=()
 case $example in
-    sentinel) need_server ;; # It starts its own.
+    sentinel | worker) need_server ;; # They start their own.
     tls)
         need_server
         features=(--features tls)

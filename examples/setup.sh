@@ -51,29 +51,46 @@ need_cargo() {
 
 need_server() {
     export PATH="$PATH:/usr/local/sbin:/usr/sbin:/sbin"
-    have_server && return
-    local manager
+    need have_server 'a Redis server' redis-server
+}
+
+# A test has the metrics read by Prometheus's client for Python. Debian's package is for the Python
+# in /usr/bin.
+have_prometheus() {
+    local python
+    for python in /usr/bin/python3 python3; do
+        "$python" -c 'import prometheus_client' 2>/dev/null && return
+    done
+    return 1
+}
+
+need_prometheus() { need have_prometheus "Prometheus's client for Python" prometheus-client; }
+
+# need <command that says whether it is there> <what it is> <the name that `packages` knows>
+need() {
+    local is_there=$1 what=$2 name=$3 manager
+    "$is_there" && return
     for manager in apt-get dnf yum apk pacman zypper brew ''; do
         [ -n "$manager" ] && have "$manager" && break
     done
-    [ -n "$manager" ] || die 'no Redis server, and no package manager that is known here: install redis-server or valkey-server'
+    [ -n "$manager" ] || die "$what is missing, and no package manager that is known is there: install one of: $(packages '' "$name")"
     local -a as_root=()
     if [ "$manager" != brew ] && [ "$(id -u)" -ne 0 ]; then
-        have sudo || die "no Redis server, and neither root nor sudo to install it: install redis-server or valkey-server with $manager"
+        have sudo || die "$what is missing, and neither root nor sudo to install it: install one of these with $manager: $(packages "$manager" "$name")"
         as_root=(sudo)
     fi
-    say "installing a Redis server with $manager, which is needed once"
-    install_server "$manager" ${as_root[@]+"${as_root[@]}"} || true
+    say "installing $what with $manager, which is needed once"
+    install_one "$manager" "$name" ${as_root[@]+"${as_root[@]}"} || true
     hash -r
-    have_server || die "$manager did not install a Redis server (see above): install redis-server or valkey-server"
+    "$is_there" || die "$manager did not install $what (see above): install one of: $(packages "$manager" "$name")"
 }
 
-# install_server <manager> [sudo]: tries several packages, because their names differ.
-install_server() {
-    local manager=$1 package
-    shift
+# install_one <manager> <name> [sudo]: tries several packages, because their names differ.
+install_one() {
+    local manager=$1 name=$2 package
+    shift 2
     [ "$manager" != apt-get ] || "$@" apt-get update -qq || true
-    for package in $(packages "$manager"); do
+    for package in $(packages "$manager" "$name"); do
         case $manager in
             apt-get)
                 "$@" env DEBIAN_FRONTEND=noninteractive \
@@ -90,8 +107,11 @@ install_server() {
 }
 
 packages() {
-    case $1 in
-        apt-get) echo redis-server valkey-server ;;
-        *) echo redis valkey ;;
+    case $2/$1 in
+        redis-server/apt-get | redis-server/) echo redis-server valkey-server ;;
+        redis-server/*) echo redis valkey ;;
+        prometheus-client/apk) echo py3-prometheus-client ;;
+        prometheus-client/pacman) echo python-prometheus_client ;;
+        *) echo python3-prometheus-client python3-prometheus_client ;;
     esac
 }

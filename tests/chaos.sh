@@ -40,6 +40,7 @@ limit=2700
 acquisitions=${1:-100000}
 need_cargo
 need_server
+need_prometheus
 
 log=$(mktemp)
 trap 'rm -f "$log"' EXIT

@@ -16,6 +16,7 @@ limit=600 # Seconds for the tests; they take about 90.
 [ $# -eq 0 ] || die 'this takes no arguments'
 need_cargo
 need_server
+need_prometheus
 
 password="canary-$$-$RANDOM$RANDOM"
 printed=$(mktemp)
