@@ -22,7 +22,8 @@ use crate::waiting::waiter::Waiter;
 /// Gives a lock back within `limit`. `ask` sends one try of the release to Redis.
 ///
 /// `local_handoff` says how long threads of this process may hand the lock off among themselves.
-/// `None`: the lock stays taken for a while, so no thread gets it, and nothing deletes its key.
+/// `None`: the lock stays taken for a while, so no thread gets it, and nothing deletes its key
+/// until then.
 ///
 /// The caller has taken the hold out of the thread's map already. If it were still there, a
 /// destructor that takes the lock meanwhile would re-enter a hold that is being released.
@@ -46,7 +47,6 @@ pub(crate) struct Begun<'a> {
     next: Option<Arc<Waiter>>,
     /// When the release began.
     began: Moment,
-    deletes: bool,
 }
 
 /// The steps of a release before its command: see [`give_back`].
@@ -68,8 +68,9 @@ pub(crate) fn begin<'a>(
     let valid_until = keeper.work.lock().leases.close(hold, now);
     keeper.counters.given_back(now.since(hold.acquired.answered));
 
-    let release = Release { hold, valid_until, deadline: now.after(limit), maybe_done: false };
-    Begun { release, turn, next, began: now, deletes: local_handoff.is_some() }
+    let deletes = local_handoff.is_some();
+    let release = Release { hold, valid_until, deadline: now.after(limit), deletes, maybe_done: false };
+    Begun { release, turn, next, began: now }
 }
 
 impl Begun<'_> {
@@ -84,8 +85,8 @@ impl Begun<'_> {
         keeper: &Keeper,
         ask: impl FnMut(Option<&Claim>, &mut HandoffOutcome, Moment) -> Result<Compared, Failure>,
     ) -> Result<(), Error> {
-        let Begun { release, turn, next, began, deletes } = self;
-        let (hold, valid_until) = (release.hold, release.valid_until);
+        let Begun { release, turn, next, began } = self;
+        let (hold, valid_until, deletes) = (release.hold, release.valid_until, release.deletes);
         let claim = next.as_ref().map(|next| &next.claim);
         let mut handed = HandoffOutcome::NotTaken;
 
@@ -102,10 +103,10 @@ impl Begun<'_> {
         // 5. Have the keeper delete what may be left of the key. If this came before step 3, the
         //    keeper could delete the key first, and the answer to our own release would look like a
         //    loss. Even if the lease has run out by our clock, the key may exist: a renewal without
-        //    an answer may have extended it.
+        //    an answer may have extended it. A key that was to be kept stays until its time.
         let outlived = matches!(result, Err(Error::Lost { cause: LostCause::Expired, .. }));
-        if deletes && (!answered || outlived && hold.gone_by() > began) {
-            delete_later(keeper, hold);
+        if !answered || outlived && hold.gone_by() > began {
+            delete_from(keeper, hold, if deletes { Moment::now() } else { hold.keep_until });
         }
 
         // 6. If the hold was over before step 2, wake this process's waiter. The waiter may have
@@ -129,12 +130,12 @@ impl Begun<'_> {
     }
 }
 
-/// Has the keeper delete what a hold may have left in Redis. (A renewal that is executed late may
-/// add another lease.)
-pub(crate) fn delete_later(keeper: &Keeper, hold: &Hold) {
+/// Has the keeper delete what a hold may have left in Redis, but not before this moment. (A renewal
+/// that is executed late may add another lease.)
+pub(crate) fn delete_from(keeper: &Keeper, hold: &Hold, moment: Moment) {
     let (redis_key, token) = (hold.key.in_redis().to_owned(), hold.token.clone());
     let gone_by = hold.lease().gone_by(hold.gone_by());
-    keeper.delete_later(OrphanKey { redis_key, token, gone_by, may_reappear: false });
+    keeper.delete_from(OrphanKey { redis_key, token, gone_by, may_reappear: false }, moment);
 }
 
 /// Sends one try of the release: compare and delete. The `claim` of the next thread of this process
@@ -178,7 +179,8 @@ pub(crate) fn remove(
 pub(crate) fn keep(store: &Store, hold: &Hold, deadline: Moment) -> Result<Compared, Failure> {
     let key = hold.key.in_redis();
     let mut connection = store.checkout(key, deadline)?;
-    let rest = Lease::new(hold.keep_until.since(Moment::now()));
+    // A lease is whole milliseconds. If the fraction were cut off, the key would expire too soon.
+    let rest = Lease::new(hold.keep_until.since(Moment::now()) + Duration::from_nanos(999_999));
     connection.keep(key, &hold.token, rest.millis(), deadline)
 }
 
@@ -190,7 +192,9 @@ pub(crate) struct Release<'a> {
     /// began.
     valid_until: Option<Moment>,
     deadline: Moment,
-    /// A try had no answer, and may have deleted the key.
+    /// False if the lock stays taken for a while.
+    deletes: bool,
+    /// A try had no answer, and may have been executed.
     maybe_done: bool,
 }
 
@@ -258,7 +262,8 @@ impl Release<'_> {
     /// release began, or if the answer came before the hold's validity would have ended. A later
     /// answer proves nothing: the lease may have run out while the release was on its way. If an
     /// earlier try had no answer (`maybe_done`), that try may have deleted the key, so a hold whose
-    /// validity has not ended counts as released.
+    /// validity has not ended counts as released. But a key that was to be kept would still be
+    /// there: if it is gone before its time, nothing is kept.
     fn judge(&self, compared: Compared, answered: Moment) -> Result<(), Error> {
         if self.hold.token_was_gone() {
             return Err(self.hold.lose(LostCause::Expired)); // A recorded cause stays.
@@ -266,7 +271,9 @@ impl Release<'_> {
         let cause = match (compared, self.valid_until) {
             (Compared::Done, _) => return Ok(()),
             (_, Some(until)) if until <= answered => return Err(self.ran_out_on_the_way()),
-            (_, Some(_)) if self.maybe_done => return Ok(()),
+            (_, Some(_)) if self.maybe_done && (self.deletes || self.hold.keep_until <= answered) => {
+                return Ok(());
+            }
             (Compared::Absent, Some(_)) => LostCause::Deleted,
             (Compared::Absent, None) => LostCause::Expired,
             // The key may hold the next thread's token, which went out with an earlier try.
@@ -288,7 +295,8 @@ impl Release<'_> {
         if self.valid_until.is_none() || self.hold.lost().is_some() {
             return self.hold.lose(LostCause::Expired);
         }
-        let gone_by = self.hold.gone_by().max(self.hold.keep_until);
+        let kept = if self.deletes { Moment::PAST } else { self.hold.keep_until };
+        let gone_by = self.hold.gone_by().max(kept);
         let (name, at_most) = (self.hold.key.name(), gone_by.since(now));
         warn!(
             target: "relatch::release",
@@ -301,8 +309,8 @@ impl Release<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::base::options::Lease;
-    use crate::hold::tests::sample;
+    use crate::base::options::{Lease, Options};
+    use crate::hold::tests::{sample, sample_with};
     use crate::keeping::renewal::on_renewal;
     use crate::store::Refusal;
 
@@ -342,7 +350,7 @@ mod tests {
     use Timing::{InTime, Over, ValidButAnsweredLate};
 
     fn release_of(hold: &Hold, valid_until: Option<Moment>) -> Release<'_> {
-        Release { hold, valid_until, deadline: Moment::NEVER, maybe_done: false }
+        Release { hold, valid_until, deadline: Moment::NEVER, deletes: true, maybe_done: false }
     }
 
     /// How the release of a hold ends. `lost_before`: the hold was lost before the release, with
@@ -383,6 +391,25 @@ mod tests {
             assert_eq!(release(compared, time, false, None), first, "{asked:?}");
             assert_eq!(release(compared, time, true, None), later, "{asked:?}, after an answer was lost");
         }
+    }
+
+    /// A key that was to be kept is there until then, or was never kept.
+    #[test]
+    fn a_key_that_is_gone_before_its_time_was_not_kept() {
+        let sent = Moment::from_nanos(1_000);
+        let options = Options { lease: LEASE, keep_at_least: LEASE / 2, ..Options::default() };
+        let end_at = |compared, answered| {
+            let hold = sample_with("a", &options, sent);
+            let valid_until = Some(hold.valid_until());
+            let keeping = Release { deletes: false, maybe_done: true, ..release_of(&hold, valid_until) };
+            end(&keeping.judge(compared, answered))
+        };
+        let until = sent.after(LEASE / 2);
+        let before = Moment::from_nanos(until.as_nanos() - 1);
+        assert_eq!(end_at(Compared::Done, before), Released);
+        assert_eq!(end_at(Compared::Absent, until), Released);
+        assert_eq!(end_at(Compared::Absent, before), Lost(Deleted));
+        assert_eq!(end_at(Compared::NotOurs, before), Lost(Taken));
     }
 
     #[test]

@@ -5,6 +5,10 @@ use std::time::Duration;
 
 use crate::base::owner::Owner;
 
+/// How `keep.lua` begins the value of a lock that stays taken and that nobody holds. The token of
+/// the last hold follows. The colon makes sure that the value is no token: no host has one.
+const KEPT: &str = "kept:";
+
 /// Who held a lock when Redis was asked, and for how much longer.
 ///
 /// This is a snapshot for people and log messages, not for decisions: the lock may have changed
@@ -27,15 +31,16 @@ impl Holder {
         Holder { fence: fence.filter(|fence| *fence > 0), ..self }
     }
 
-    /// The host, process and thread that held the lock, or `None` if this crate did not write the
-    /// value.
+    /// The host, process and thread that held the lock. `None` if this crate did not write the
+    /// value, or if nobody holds the lock and it is only [kept](crate::Lock::keep_at_least).
     #[must_use]
     pub fn owner(&self) -> Option<Owner> {
         Owner::parse(&self.raw)
     }
 
-    /// The key's value in Redis: the holder's token, or a value of another program. Bytes that are
-    /// not UTF-8 are replaced.
+    /// The key's value in Redis: the holder's token, a value of another program, or, for a lock
+    /// that is [kept](crate::Lock::keep_at_least), `kept:` and the token of who kept it. Bytes that
+    /// are not UTF-8 are replaced.
     #[must_use]
     pub fn raw(&self) -> &str {
         &self.raw
@@ -61,13 +66,15 @@ impl Holder {
 }
 
 impl fmt::Display for Holder {
-    /// Writes `worker-7-4242-4243 (12.3s left)`. A value of another program is quoted, and cut if
-    /// it is long.
+    /// Writes `worker-7-4242-4243 (12.3s left)`, or `nobody, kept by worker-7-4242-4243 (12.3s
+    /// left)`. A value of another program is quoted, and cut if it is long.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         const SHOWN: usize = 60;
-        match self.owner() {
-            Some(owner) => write!(f, "{owner}")?,
-            None => match self.raw.char_indices().nth(SHOWN) {
+        let kept_by = self.raw.strip_prefix(KEPT).and_then(Owner::parse);
+        match (self.owner(), kept_by) {
+            (Some(owner), _) => write!(f, "{owner}")?,
+            (None, Some(owner)) => write!(f, "nobody, kept by {owner}")?,
+            (None, None) => match self.raw.char_indices().nth(SHOWN) {
                 Some((end, _)) => write!(f, "{:?}...", &self.raw[..end])?,
                 None => write!(f, "{:?}", self.raw)?,
             },
@@ -96,5 +103,8 @@ mod tests {
         let token = format!("host-1-2-{}", "a".repeat(32));
         let holder = Holder::new(token.as_bytes(), Some(Duration::from_millis(1500)));
         assert_eq!(holder.to_string(), "host-1-2 (1.5s left)");
+        let kept = Holder::new(format!("kept:{token}").as_bytes(), Some(Duration::from_millis(1500)));
+        assert_eq!((kept.owner(), kept.to_string().as_str()), (None, "nobody, kept by host-1-2 (1.5s left)"));
+        assert_eq!(Holder::new(b"kept:food", None).to_string(), "\"kept:food\" (never expires)");
     }
 }

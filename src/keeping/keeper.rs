@@ -88,7 +88,12 @@ impl Shared {
 
     /// Has an orphan deleted.
     pub(crate) fn delete_later(self: &Keeper, orphan: OrphanKey) {
-        let scheduled = self.schedule(|work| work.leases.orphans.add(orphan, Moment::now()));
+        self.delete_from(orphan, Moment::now());
+    }
+
+    /// Has an orphan deleted, but not before this moment.
+    pub(crate) fn delete_from(self: &Keeper, orphan: OrphanKey, moment: Moment) {
+        let scheduled = self.schedule(|work| work.leases.orphans.add(orphan, moment));
         if let Err(error) = scheduled {
             warn!(target: "relatch::release", "an orphan is not deleted, it expires with its lease: {error}");
         }

@@ -52,9 +52,9 @@ struct Entry {
 }
 
 impl Orphans {
-    /// Adds a key to delete. Returns the moment of the next thing to do.
-    pub(crate) fn add(&mut self, mut orphan: OrphanKey, now: Moment) -> Moment {
-        let (token, due) = (Arc::from(&*orphan.token), now.after(FIRST_RETRY));
+    /// Adds a key to delete, shortly after `from`. Returns the moment of the next thing to do.
+    pub(crate) fn add(&mut self, mut orphan: OrphanKey, from: Moment) -> Moment {
+        let (token, due) = (Arc::from(&*orphan.token), from.after(FIRST_RETRY));
         if let Some(before) = self.by_token.remove(&token) {
             self.by_due.remove(&(before.due, Arc::clone(&token)));
             orphan.gone_by = orphan.gone_by.max(before.orphan.gone_by);

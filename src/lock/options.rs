@@ -85,18 +85,28 @@ impl Lock {
     /// late would find the lock free, and run the job again.
     ///
     /// The outermost release before that time does not delete the key. It lets the key expire when
-    /// the time is over: compare and `PEXPIRE` in one script, as safe as a release, for the price
-    /// of one. This thread and this process hold the lock no more: nothing renews it, the process
-    /// may exit, and [`unlock`](LockGuard::unlock) returns
-    /// [`Unlocked::Kept`](crate::Unlocked::Kept). If the thread takes the lock again before that
-    /// time, it waits like any other.
+    /// the time is over: compare and `SET` in one script, as safe as a release, for the price of
+    /// one. This thread and this process hold the lock no more: nothing renews it, the process may
+    /// exit, and [`unlock`](LockGuard::unlock) returns [`Unlocked::Kept`](crate::Unlocked::Kept).
+    /// If the thread takes the lock again before that time, it waits like any other. The key's new
+    /// value is `kept:` and the token. That is no token, so no late renewal keeps the key for
+    /// longer, and no process deletes it because its holder is gone.
+    ///
+    /// A release because of a panic keeps the lock, too. If the manager could not start its thread
+    /// ([`Error::NoThread`](crate::Error::NoThread)), nobody got the lock, and it is not kept.
     ///
     /// If the process dies before the release, the lock is free when its lease ends. So let the
-    /// [`lease`](Lock::lease) be at least as long. A release without an answer leaves the key as it
-    /// is, until its lease ends. A renewal whose answer was lost may come behind the release, and
-    /// keep the key for a lease.
+    /// [`lease`](Lock::lease) be at least as long. If the release gets no answer
+    /// ([`Error::Unconfirmed`](crate::Error::Unconfirmed)), Redis may have kept the lock until that
+    /// time or not. If not, the key stays until its lease ends, or until the manager deletes it
+    /// after that time. The same holds for a guard that is dropped [as its thread
+    /// ends](crate#about-threads), which keeps nothing.
     ///
-    /// Cannot be combined with [`reclaim_dead`](Lock::reclaim_dead).
+    /// Replicas need not acknowledge that the lock is kept: after a failover, it may be free when
+    /// the lease that they have acknowledged ends.
+    ///
+    /// Cannot be combined with [`reclaim_dead`](Lock::reclaim_dead), which is about the hold: while
+    /// the job runs, another process could end it early.
     pub fn keep_at_least(self, least: Duration) -> Lock {
         self.set(|options| options.keep_at_least = least)
     }

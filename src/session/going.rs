@@ -75,9 +75,7 @@ impl Session {
         };
         if let Err(failure) = given_back {
             debug!(target: "relatch::release", "giving back lock {:?}: {failure:?}", hold.key.name());
-            if hold.keep_until <= now {
-                release::delete_later(&self.keeper, hold);
-            }
+            release::delete_from(&self.keeper, hold, now.max(hold.keep_until));
         }
     }
 }

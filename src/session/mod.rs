@@ -190,8 +190,9 @@ impl Session {
         // thread would sleep again.
         turn.holds(&hold);
         if let Err(error) = self.keeper.enter(&hold) {
-            // No thread would renew the hold, so the caller must not rely on it.
-            if let Err(also) = self.give_back(&hold, turn) {
+            // No thread would renew the hold, so the caller must not rely on it. A lock that was
+            // to be kept is not: nobody has done what it is kept for.
+            if let Err(also) = self.remove(&hold, turn) {
                 debug!(target: "relatch::release", "{also}");
             }
             return Err(error);
@@ -236,33 +237,35 @@ impl Session {
     }
 
     fn give_back(&self, hold: &Hold, turn: Turn) -> Result<Unlocked, Error> {
-        let limit = self.settings.response_timeout;
         let rest = hold.keep_until.since(Moment::now());
         if rest.is_zero() {
-            let handoff = Some(self.settings.local_handoff());
-            release::give_back(&self.keeper, hold, turn, handoff, limit, |claim, handed, deadline| {
-                release::remove(&self.store, hold, claim, handed, deadline)
-            })?;
+            self.remove(hold, turn)?;
             return Ok(Unlocked::Released);
         }
-        let until = Instant::now() + rest;
+        let (until, limit) = (Instant::now() + rest, self.settings.response_timeout);
         release::give_back(&self.keeper, hold, turn, None, limit, |_, _, deadline| {
             release::keep(&self.store, hold, deadline)
         })?;
         Ok(Unlocked::Kept { until })
     }
 
+    fn remove(&self, hold: &Hold, turn: Turn) -> Result<(), Error> {
+        let (handoff, limit) = (Some(self.settings.local_handoff()), self.settings.response_timeout);
+        release::give_back(&self.keeper, hold, turn, handoff, limit, |claim, handed, deadline| {
+            release::remove(&self.store, hold, claim, handed, deadline)
+        })
+    }
+
     /// Ends a hold whose thread is ending. The thread's map is gone, and another thread may have
-    /// the turn by now. The keeper deletes the key.
+    /// the turn by now. The keeper deletes the key, but not before the time until which the lock is
+    /// to stay taken.
     fn leave_to_keeper(&self, hold: &Hold) -> Result<Unlocked, Error> {
         let now = Moment::now();
         self.own_process(now)?;
         self.keeper.work.lock().leases.close(hold, now);
         self.counters.given_back(now.since(hold.acquired.answered));
         hold.mark_released();
-        if hold.keep_until <= now {
-            release::delete_later(&self.keeper, hold);
-        }
+        release::delete_from(&self.keeper, hold, now.max(hold.keep_until));
         let (key, at_most) = (hold.key.name().to_string(), hold.gone_by().since(now));
         let source = "the thread is ending: its lock is released in the background".into();
         Err(Error::Unconfirmed { key, at_most, source })

@@ -146,8 +146,8 @@ impl Connection {
         self.compare(&RELEASE, key, &[token], deadline)
     }
 
-    /// Compare and keep: the key expires after `rest`, in milliseconds. Takes one more round trip
-    /// if Redis has forgotten the script.
+    /// Compare and keep: the key holds no token any more, and expires after `rest`, in
+    /// milliseconds. Takes one more round trip if Redis has forgotten the script.
     pub(crate) fn keep(
         &mut self,
         key: &str,

@@ -35,7 +35,7 @@ pub(super) static RELEASE: LazyLock<Script> = LazyLock::new(|| {
     Script::new(text, "+get +del")
 });
 pub(super) static KEEP: LazyLock<Script> =
-    LazyLock::new(|| Script::new(include_str!("keep.lua"), "+get +pexpire"));
+    LazyLock::new(|| Script::new(include_str!("keep.lua"), "+get +set"));
 pub(super) static RENEW: LazyLock<Script> =
     LazyLock::new(|| Script::new(include_str!("renew.lua"), "+get +pttl +pexpire"));
 pub(super) static FORCE: LazyLock<Script> =

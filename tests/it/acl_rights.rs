@@ -20,14 +20,17 @@ const SLACK: Duration = Duration::from_secs(1);
 /// For each right, the calls that fail without it. (A login does without its last two.) The rights
 /// that are not in this table are for invalidations: no call fails without them.
 const NEEDED_BY: [(&str, &[&str]); 11] = [
-    ("~lock:*", &["lock", "wait", "holder", "verify", "extend", "unlock", "unlock, taught", "force_unlock"]),
-    ("+set", &["lock", "wait"]),
-    ("+get", &["wait", "holder", "verify", "extend", "unlock", "unlock, taught", "force_unlock"]),
+    (
+        "~lock:*",
+        &["lock", "wait", "holder", "verify", "extend", "unlock", "unlock, taught", "keep", "force_unlock"],
+    ),
+    ("+set", &["lock", "wait", "keep"]),
+    ("+get", &["wait", "holder", "verify", "extend", "unlock", "unlock, taught", "keep", "force_unlock"]),
     ("+del", &["unlock", "unlock, taught", "force_unlock"]),
     ("+pexpire", &["extend"]),
     ("+pttl", &["wait", "holder", "verify", "extend", "force_unlock"]),
-    ("+eval", &["wait", "unlock, taught", "force_unlock"]),
-    ("+evalsha", &["wait", "extend", "unlock", "unlock, taught"]),
+    ("+eval", &["wait", "unlock, taught", "keep", "force_unlock"]),
+    ("+evalsha", &["wait", "extend", "unlock", "unlock, taught", "keep"]),
     ("+ping", &["connect"]),
     ("+hello", &[]),
     ("+client|setname", &[]),
@@ -54,6 +57,8 @@ fn refused_to_a_user_with(rights: &[&str]) -> Vec<String> {
     drop(inner);
     server.query::<()>(&["SCRIPT", "FLUSH"]);
     assert_eq!(outer.unlock().expect("unlocks"), Unlocked::Released);
+    let kept = locks.named("a").keep_at_least(WAIT).lock().expect("locks").unlock();
+    assert!(matches!(kept, Ok(Unlocked::Kept { .. })), "{kept:?}");
     let taken_away = locks.lock("a").expect("locks");
     assert!(locks.named("a").force_unlock().expect("answers").is_some());
     assert!(taken_away.unlock().expect_err("lost").is_lost());
@@ -86,6 +91,7 @@ fn complaints_without(right: &str) -> Vec<(&'static str, Error)> {
         scope.spawn(|| std::mem::forget(others.named("taken").lock().expect("locks")));
     });
     let [first, second] = ["first", "second"].map(|key| locks.lock(key).expect("locks"));
+    let third = locks.named("third").keep_at_least(Duration::from_secs(30)).lock().expect("locks");
     first.extend_to(Duration::from_secs(30)).expect("extends");
     drop(locks.lock("script").expect("locks"));
     grant(&server, &without(&[right]));
@@ -101,10 +107,11 @@ fn complaints_without(right: &str) -> Vec<(&'static str, Error)> {
     note("holder", &|| locks.named("taken").holder().err());
     note("verify", &|| first.verify().err());
     note("extend", &|| first.extend_to(Duration::from_secs(60)).err());
-    let (first, second) = (std::cell::Cell::new(Some(first)), std::cell::Cell::new(Some(second)));
+    let [first, second, third] = [first, second, third].map(|guard| std::cell::Cell::new(Some(guard)));
     note("unlock", &|| first.take()?.unlock().err());
     server.query::<()>(&["SCRIPT", "FLUSH"]);
     note("unlock, taught", &|| second.take()?.unlock().err());
+    note("keep", &|| third.take()?.unlock().err());
     note("force_unlock", &|| locks.named("taken").force_unlock().err());
     within(2 * SLACK, "the end of the manager", || drop(locks));
     complaints.retain(|(_, error)| !error.is_timeout());

@@ -11,7 +11,7 @@ use relatch::{Error, LockGuard, LockManager, Unlocked};
 use relatch_rig::{LONG, Proxy, Server, Worker, compile_preload, eventually, role, within};
 use tempfile::TempDir;
 
-use crate::support::{ANSWER, Rig, behind, occupy, returns_by, until_tracked};
+use crate::support::{ANSWER, MINUTE, Rig, behind, occupy, returns_by, until_tracked};
 
 /// How much later than its deadline a call may return, because the machine may be busy.
 const SLACK: Duration = Duration::from_millis(500);
@@ -204,7 +204,8 @@ pub(crate) fn build_as_told() {
         // The first thread is a trial, the second is the pool's.
         "0" | "1" => vec![locks().build().map(drop), locks().build_unchecked().map(drop)],
         // The third thread is the keeper.
-        _ => vec![locks().build().expect("connects").lock("a").map(drop)],
+        // If the lock were kept, `lock` below would wait for ever.
+        _ => vec![locks().build().expect("connects").named("a").keep_at_least(MINUTE).lock().map(drop)],
     };
     fs::remove_file(&left).expect("it can be removed");
     for error in refused.into_iter().map(|it| it.expect_err("refused")) {

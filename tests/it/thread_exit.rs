@@ -12,7 +12,7 @@ use std::thread;
 use std::time::Duration;
 
 use relatch::{LockGuard, LockManager};
-use relatch_rig::{LONG, Server, Worker, eventually, role};
+use relatch_rig::{LONG, Server, Worker, eventually, role, throughout};
 
 /// The lease of a lock: a key that is not released expires after this time.
 const LEASE: Duration = Duration::from_millis(900);
@@ -57,8 +57,13 @@ fn prepare() {
     let locks = builder.build().expect("connects");
     // For the test that looks for a release, the lease is so long that only a release deletes the
     // key in time.
-    let lease = if role::arg("deed") == "drop the guard" { 100 * LEASE } else { LEASE };
-    let guard = locks.named("a").lease(lease).renew_every(LEASE / 3).lock().expect("locks");
+    let (lease, least) = match &*role::arg("deed") {
+        "drop the guard" => (100 * LEASE, Duration::ZERO),
+        "keep" => (10 * LEASE, 10 * LEASE),
+        _ => (LEASE, Duration::ZERO),
+    };
+    let lock = locks.named("a").lease(lease).renew_every(LEASE / 3).keep_at_least(least);
+    let guard = lock.lock().expect("locks");
     if role::arg("threads") == "all" {
         eventually(LONG, "the keeper and the listener run", || locks.stats().renewed > 0);
         let lost = locks.lock("lost").expect("locks");
@@ -80,6 +85,12 @@ fn deed(name: &str, locks: LockManager, guard: LockGuard) -> Box<dyn FnOnce()> {
             drop(guard);
             eventually(LONG, "the lock is released", || {
                 locks.named("a").holder().expect("answers").is_none()
+            });
+        }),
+        "keep" => Box::new(move || {
+            drop(guard);
+            throughout(LEASE / 3, || {
+                assert!(locks.named("a").holder().expect("answers").is_some(), "it was deleted");
             });
         }),
         "drop the manager" => {
@@ -159,6 +170,14 @@ fn a_manager_dropped_as_a_thread_local_stops_its_threads() {
 fn a_guard_dropped_as_a_thread_local_is_released() {
     end("drop the guard", "few", |server, _, _| assert!(!server.exists("lock:a")));
     end("drop the guard", "all", |server, _, _| assert!(!server.exists("lock:a")));
+}
+
+#[test]
+fn a_lock_to_be_kept_is_not_deleted_as_its_thread_ends() {
+    end("keep", "few", |server, order, _| {
+        let value = server.get("lock:a").expect("it is there");
+        assert_eq!(value.starts_with("kept:"), order == "after", "{order}: {value}");
+    });
 }
 
 #[test]

@@ -150,6 +150,7 @@ fn forked(locks: LockManager, guards: Option<(LockGuard, LockGuard)>) {
     if let Some((outer, inner)) = &guards {
         assert!(!outer.is_valid() && !inner.is_valid() && !outer.watch().is_valid());
         is_forked(outer.verify().err());
+        is_forked(outer.confirm(second).err());
         is_forked(outer.ensure(second).err());
         is_forked(inner.extend_to(second).err());
     }
@@ -158,6 +159,8 @@ fn forked(locks: LockManager, guards: Option<(LockGuard, LockGuard)>) {
         is_forked(locks.try_lock(key).err());
         is_forked(locks.try_lock_for(key, second).err());
         is_forked(locks.with_lock(key, || unreachable!("not held")).err());
+        assert!(locks.current(key).is_none());
+        is_forked(locks.assert_held(key).err());
         is_forked(locks.named(key).holder().err());
         is_forked(locks.named(key).force_unlock().err());
     }
