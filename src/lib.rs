@@ -210,8 +210,8 @@ pub use crate::base::owner::Owner;
 pub use crate::base::stats::{Histogram, Stats};
 pub use crate::base::stop::Stop;
 pub use crate::builder::Builder;
-pub use crate::guard::{LockGuard, LockWatch, MultiLockGuard};
-pub use crate::hold::{HeldLock, Unlocked};
+pub use crate::guard::{DetachedHold, HandOverError, LockGuard, LockWatch, MultiLockGuard};
+pub use crate::hold::{HeldLock, Parcel, Unlocked};
 pub use crate::installed::{
     install, installed, lock, named, try_lock, try_lock_for, with_lock, with_lock_result,
 };

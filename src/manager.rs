@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use crate::base::error::Error;
 use crate::base::stats::Stats;
 use crate::guard::{LockGuard, MultiLockGuard};
-use crate::hold::HeldLock;
+use crate::hold::{HeldLock, Parcel};
 use crate::lock::Lock;
 use crate::request::{Request, RequestAll};
 use crate::session::Session;
@@ -180,6 +180,11 @@ impl LockManager {
         body: impl FnOnce(&MultiLockGuard) -> Result<T, E>,
     ) -> Result<T, E> {
         self.request_all("with_locks_result", keys.as_ref())?.with_locks_result(body)
+    }
+
+    /// [`Lock::adopt`] on the lock that the parcel names, with the same errors.
+    pub fn adopt(&self, parcel: &Parcel) -> Result<LockGuard, Error> {
+        self.request(parcel.key()).adopt(parcel)
     }
 
     /// What this process holds through this manager, the oldest first. Sends nothing.

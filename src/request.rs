@@ -11,6 +11,7 @@ use crate::base::key::Name;
 use crate::base::options::{Options, invalid_option};
 use crate::base::stop::Stop;
 use crate::guard::{LockGuard, MultiLockGuard};
+use crate::hold::Parcel;
 use crate::session::Session;
 
 pub(crate) struct Request<'a> {
@@ -44,6 +45,11 @@ impl Request<'_> {
 
     pub(crate) fn assert_held(&self) -> Result<(), Error> {
         self.session.assert_held(self.name)
+    }
+
+    pub(crate) fn adopt(&self, parcel: &Parcel) -> Result<LockGuard, Error> {
+        let held = self.session.adopt(self.name, self.options, self.stop, parcel)?;
+        Ok(LockGuard::new(Arc::clone(self.session), held))
     }
 
     fn enter(&self, limit: Option<Duration>) -> Result<LockGuard, Error> {

@@ -2,8 +2,10 @@
 //!
 //! [`acquire`] is the loop: it asks, sleeps and looks at the clock. [`step`] decides what it does
 //! next and for how long it sleeps. [`claim`] is one attempt over the wire, and what a lost answer
-//! leaves behind. This room may use `keeping`, `waiting`, `hold`, `store` and `base`.
+//! leaves behind. [`adopt`] takes over a lock that was handed over. This room may use `keeping`,
+//! `waiting`, `hold`, `store` and `base`.
 
+mod adopt;
 mod claim;
 mod step;
 
@@ -32,6 +34,7 @@ use crate::waiting::patience::{Kind, Patience};
 use crate::waiting::queues::Turn;
 use crate::waiting::wakeups::Registration;
 
+pub(crate) use crate::acquire::adopt::Adoption;
 pub(crate) use crate::acquire::claim::{Answer, Attempt};
 pub(crate) use crate::acquire::step::Ask;
 

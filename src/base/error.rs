@@ -260,13 +260,24 @@ pub enum Error {
         key: String,
     },
 
-    /// This thread holds the lock already, and the lock is not
-    /// [`reentrant`](crate::Lock::reentrant). Nothing was sent.
-    #[error("this thread holds lock {key:?} already, and the lock is not reentrant")]
+    /// This thread holds the lock already. Either the lock is not
+    /// [`reentrant`](crate::Lock::reentrant), or the thread was to get a second hold of it, by
+    /// [`attach`](crate::DetachedHold::attach) or [`adopt`](crate::Lock::adopt). Nothing was sent.
+    #[error("this thread holds lock {key:?} already, and cannot have it twice")]
     #[non_exhaustive]
     AlreadyHeld {
         /// The lock's key.
         key: String,
+    },
+
+    /// This thread has several guards of the lock, and only the last one can leave the thread.
+    #[error("this thread has {depth} guards of lock {key:?}, and only the last one can be handed over")]
+    #[non_exhaustive]
+    OtherGuards {
+        /// The lock's key.
+        key: String,
+        /// How many guards there are.
+        depth: u32,
     },
 
     /// This thread has about a million guards of one lock, so the program is leaking guards.

@@ -45,6 +45,7 @@ impl Error {
             | Error::OuterLost { key, .. }
             | Error::Stopped { key }
             | Error::AlreadyHeld { key }
+            | Error::OtherGuards { key, .. }
             | Error::WouldDeadlock { key, .. }
             | Error::DepthOverflow { key, .. } => Some(key),
             Error::Unavailable { key, .. } | Error::Refused { key, .. } => key.as_deref(),

@@ -1,9 +1,12 @@
 //! A hold in the caller's hands.
 //!
-//! The guard, by which a thread holds a lock, is here; in `several` is the one of several locks,
-//! and in `watch` is the watch, by which other threads observe the hold. This room may use
-//! `session`, `keeping`, `hold` and `base`.
+//! The guard, by which a thread holds a lock, is here. `several` is the one of several locks, and
+//! `watch` the watch, by which other threads observe the hold. `detached` is a hold that belongs to
+//! no thread, and `handing_over` has the ways out of a thread.
+//! This room may use `session`, `keeping`, `waiting`, `hold` and `base`.
 
+mod detached;
+mod handing_over;
 mod several;
 mod watch;
 
@@ -22,6 +25,8 @@ use crate::hold::{Hold, Unlocked};
 use crate::keeping::thread_map::Held;
 use crate::session::Session;
 
+pub use crate::guard::detached::DetachedHold;
+pub use crate::guard::handing_over::HandOverError;
 pub use crate::guard::several::MultiLockGuard;
 pub use crate::guard::watch::LockWatch;
 
@@ -32,7 +37,9 @@ pub use crate::guard::watch::LockWatch;
 /// response timeout. Dropping a guard never panics, and logs errors. [`unlock`](LockGuard::unlock)
 /// returns the error instead.
 ///
-/// A guard stays in the thread that took it: it is neither `Send` nor `Sync`.
+/// A guard stays in the thread that took it: it is neither `Send` nor `Sync`. To go on with the hold
+/// in another thread, [`detach`](LockGuard::detach) it; in another process,
+/// [`hand_over`](LockGuard::hand_over).
 ///
 /// ```compile_fail,E0277
 /// fn to_another_thread(guard: relatch::LockGuard) {
@@ -68,7 +75,8 @@ impl LockGuard {
         self.hold().key.name()
     }
 
-    /// The host, process and thread that hold the lock: this thread.
+    /// The host, process and thread that took the lock: this thread, unless it has
+    /// [attached](DetachedHold::attach) the hold of another one.
     #[must_use]
     pub fn owner(&self) -> &Owner {
         &self.hold().owner

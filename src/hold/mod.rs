@@ -1,7 +1,9 @@
 //! A hold: one thread's possession of one lock, and until when it can be trusted.
 //!
-//! `report` is what a program learns about holds. This room may use `base`.
+//! `report` is what a program learns about holds, and `parcel` is a hold on its way to another
+//! process. This room may use `base`.
 
+mod parcel;
 mod report;
 
 use std::sync::OnceLock;
@@ -17,6 +19,7 @@ use crate::base::seeded_bugs;
 use crate::base::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use crate::base::sync::{Condvar, Mutex};
 
+pub use crate::hold::parcel::Parcel;
 pub use crate::hold::report::{HeldLock, Unlocked};
 
 /// When a lock was taken. Redis executed the command between the two moments.

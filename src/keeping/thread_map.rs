@@ -86,7 +86,13 @@ impl Held {
         if depth > 0 {
             return Left::StillHeld(depth);
         }
-        let turn = with(|holds| {
+        self.take_out().map_or(Left::ThreadEnding, Left::LastGuard)
+    }
+
+    /// Takes the hold out of the map, whatever its depth. Returns its turn. `None` if the thread is
+    /// ending, and the map is gone.
+    pub(crate) fn take_out(self: &Rc<Held>) -> Option<Turn> {
+        with(|holds| {
             let name = self.hold.key.name();
             let entries = holds.get_mut(name)?;
             let place = entries.iter().position(|entry| Rc::ptr_eq(&entry.held, self))?;
@@ -95,8 +101,7 @@ impl Held {
                 holds.remove(name);
             }
             entry.turn.take()
-        });
-        turn.flatten().map_or(Left::ThreadEnding, Left::LastGuard)
+        })?
     }
 }
 
@@ -139,7 +144,7 @@ pub(crate) fn reenter(
     Some(Ok(held))
 }
 
-/// Enters a new hold, with a depth of one.
+/// Enters a hold with a depth of one: a new one, or one that was in another thread's map before.
 pub(crate) fn enter(manager: u64, hold: Arc<Hold>, turn: Turn) -> Rc<Held> {
     let (until, known) = WELL.get();
     WELL.set((until.min(hold.valid_until()), known));

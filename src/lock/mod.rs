@@ -16,6 +16,7 @@ use crate::base::key::Name;
 use crate::base::options::Options;
 use crate::base::stop::Stop;
 use crate::guard::LockGuard;
+use crate::hold::Parcel;
 use crate::request::Request;
 use crate::session::Session;
 
@@ -180,6 +181,33 @@ impl Lock {
     /// - [`Error::Forked`].
     pub fn assert_held(&self) -> Result<(), Error> {
         self.request().assert_held()
+    }
+
+    /// Takes over a lock that its holder has [handed over](LockGuard::hand_over), and goes on with
+    /// its work. The parcel has to be for this lock, and for managers with the same prefix.
+    ///
+    /// Of all that adopt a parcel, one gets the lock. It has a token of its own, this lock's
+    /// options, and a depth of one. Its lease counts from this call. If the hold had a
+    /// [fence](LockGuard::fence), or if this lock is [`fenced`](Lock::fenced), the hold gets a new
+    /// fence, so that a resource refuses late writes of the sender.
+    ///
+    /// Does not wait for the lock, nor for other threads of this process that do: sends one script,
+    /// and again if there is no answer. Blocks for the answer, at most the connect timeout and the
+    /// response timeout together.
+    ///
+    /// # Errors
+    ///
+    /// - [`Error::Lost`]: the parcel can no longer be used. [`Expired`](crate::LostCause::Expired):
+    ///   the lease ended, or the key was deleted. [`Taken`](crate::LostCause::Taken): somebody else
+    ///   has adopted the lock or, after that, taken it.
+    /// - [`Error::AlreadyHeld`]: this thread holds the lock. Nothing was sent.
+    /// - [`Error::Unavailable`], [`Error::Refused`]: Redis could not be asked, or refused. If the
+    ///   script was sent, Redis may have executed it, and the parcel may be used up. The manager
+    ///   then deletes the key in the background.
+    /// - [`Error::InvalidOption`]: an option cannot work, or the parcel is for another lock.
+    /// - [`Error::NoFence`], [`Error::Forked`], [`Error::NoThread`], [`Error::NoRandomness`].
+    pub fn adopt(&self, parcel: &Parcel) -> Result<LockGuard, Error> {
+        self.request().adopt(parcel)
     }
 
     /// Runs a closure under the lock, and returns its result.

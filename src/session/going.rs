@@ -2,6 +2,7 @@
 
 use std::collections::HashSet;
 use std::sync::Arc;
+use std::thread;
 use std::time::Duration;
 
 use log::debug;
@@ -14,6 +15,9 @@ use crate::keeping::thread_map;
 use crate::release;
 use crate::session::Session;
 use crate::waiting::handoff::HandoffOutcome;
+
+/// How often to look whether a hold without a turn has ended.
+const WITHOUT_TURN: Duration = Duration::from_millis(5);
 
 impl Session {
     /// Has `stop` wake the waiters of this manager.
@@ -44,7 +48,16 @@ impl Session {
             // The answer to a command is due: a thread may have got a lock, or given it back.
             free(self.one_answer(Moment::now()));
         }
+        // A lock that was adopted while other threads queued for it has no turn. That is rare.
+        while self.holds_for_others(&mine) && Moment::now() < now.after(limit) {
+            thread::sleep(WITHOUT_TURN);
+        }
         self.held()
+    }
+
+    /// True if another thread holds a lock, and has not lost it.
+    fn holds_for_others(&self, mine: &HashSet<Arc<str>>) -> bool {
+        self.held().iter().any(|held| held.lost.is_none() && !mine.contains(held.key.as_str()))
     }
 
     /// [`shutdown`](Session::shutdown), and then gives back what is held, though its threads do not

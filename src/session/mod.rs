@@ -1,10 +1,12 @@
 //! Taking a lock and giving it back, from end to end: the thread's map, the process's queue, Redis.
 //!
 //! `enter` and `leave` are here. [`taking`] waits and asks. [`upkeep`] is for a lock while it is
-//! held, [`looking`] for one that somebody else may hold, [`report`] for what goes on now, and
-//! [`going`] for the end of a manager. This room may use all rooms but the handles.
+//! held, [`looking`] for one that somebody else may hold, [`report`] for what goes on now,
+//! [`handing_over`] for a hold that moves to another thread or process, and [`going`] for the end of
+//! a manager. This room may use all rooms but the handles.
 
 mod going;
+mod handing_over;
 mod looking;
 mod report;
 mod several;
@@ -225,15 +227,20 @@ impl Session {
             Left::LastGuard(turn) => turn,
             Left::ThreadEnding => return self.leave_to_keeper(&held.hold),
         };
+        let unlocked = self.release(&held.hold, turn)?;
+        still_has_outer(&held.hold)?;
+        Ok(unlocked)
+    }
+
+    /// Releases a hold that is in no thread's map any more.
+    pub(crate) fn release(&self, hold: &Hold, turn: Turn) -> Result<Unlocked, Error> {
         if let Err(forked) = self.own_process(Moment::now()) {
             // Dropping the turn would lock the queue. If the fork came while another thread had the
             // queue locked, the child's copy stays locked, and the child would wait for ever.
             mem::forget(turn);
             return Err(forked);
         }
-        let unlocked = self.give_back(&held.hold, turn)?;
-        still_has_outer(&held.hold)?;
-        Ok(unlocked)
+        self.give_back(hold, turn)
     }
 
     fn give_back(&self, hold: &Hold, turn: Turn) -> Result<Unlocked, Error> {

@@ -101,7 +101,7 @@ impl Session {
         let mut free = Vec::new();
         for name in names {
             let asked = self.ask_for((*name).into(), options, pid)?;
-            let Some(turn) = self.queues.join_alone(asked.key.name()) else { break };
+            let Some(turn) = self.queues.join_alone(asked.key.name(), true) else { break };
             free.push(Free { asked, turn });
         }
         if free.len() < 2 {

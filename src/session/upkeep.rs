@@ -105,7 +105,7 @@ impl Session {
     }
 
     /// Has the keeper renew a hold now, and waits for the answer.
-    fn push(&self, hold: &Arc<Hold>) -> Result<(), Error> {
+    pub(super) fn push(&self, hold: &Arc<Hold>) -> Result<(), Error> {
         self.push_all([hold])
     }
 

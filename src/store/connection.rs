@@ -10,8 +10,8 @@ use crate::store::failure::Failure;
 use crate::store::node::Node;
 use crate::store::replicas::{Wait, left_behind};
 use crate::store::reply::{
-    ClaimReply, Compared, Seen, Tracking, accepted, alive, allowed, claimed, compared, deleted, fence, seen,
-    tracking, was_set,
+    AdoptReply, ClaimReply, Compared, Seen, Tracking, accepted, adopted, alive, allowed, claimed, compared,
+    deleted, fence, seen, tracking, was_set,
 };
 use crate::store::resp::{Batch, Reply};
 use crate::store::route::{Route, next};
@@ -139,6 +139,32 @@ impl Connection {
             Ok(_) => Err(failure),
             Err(removal) => Err(left_behind(removal, Some(&failure))),
         }
+    }
+
+    /// One attempt to take a lock over from the holder of the token `old`: compare and swap. If
+    /// replicas have to acknowledge the lock, it counts only once they have. If they are too few,
+    /// the key keeps the new token. The attempt may be repeated.
+    pub(crate) fn adopt(
+        &mut self,
+        old: &str,
+        wanted: Wanted<'_>,
+        deadline: Moment,
+    ) -> Result<AdoptReply, Failure> {
+        let times = wanted.times();
+        let (script, args) = wanted.adoption(old, &times);
+        let fill = |batch: Batch, teach| batch.and(&script.command(teach, wanted.key, &args));
+        let (replies, _) = self.route.run_all(None, 1, fill, deadline)?;
+        let reply = adopted(accepted(next(&mut replies.into_iter())), wanted.counter.is_some());
+        let reply = self.route.sensible(reply.map_err(|failure| script.explain(failure)))?;
+        if matches!(reply, AdoptReply::Adopted { .. })
+            && let Some(wait) = Wait::new(&self.route.node, deadline)
+        {
+            let replies = self.route.exchange(&wait.behind(Batch::default()), deadline);
+            let reply = next(&mut replies.map_err(|failure| left_behind(failure, None))?.into_iter());
+            let judged = self.route.sensible(wait.judge(reply, "lock"));
+            judged.map_err(|failure| left_behind(failure, None))?;
+        }
+        Ok(reply)
     }
 
     /// Compare and delete. Takes one more round trip if Redis has forgotten the script.

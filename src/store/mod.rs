@@ -67,7 +67,7 @@ pub(crate) use crate::store::failure::{Cause, Failure, Fate, Refusal};
 pub(crate) use crate::store::link::FAIR_TRY;
 pub(crate) use crate::store::login::AskCredentials;
 pub(crate) use crate::store::node::Node;
-pub(crate) use crate::store::reply::{ClaimReply, Compared, Seen, Tracking};
+pub(crate) use crate::store::reply::{AdoptReply, ClaimReply, Compared, Seen, Tracking};
 #[cfg(not(feature = "tls-no-provider"))]
 pub(crate) use crate::store::tls::Tls;
 #[cfg(feature = "tls-no-provider")]

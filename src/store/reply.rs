@@ -19,6 +19,18 @@ pub(crate) enum ClaimReply {
     NotAString,
 }
 
+/// What came of an attempt to adopt a lock.
+#[derive(Debug)]
+pub(crate) enum AdoptReply {
+    /// The key holds the caller's token now. The fencing token of the hold is zero if none was
+    /// wanted.
+    Adopted {
+        fence: u64,
+    },
+    Absent,
+    NotOurs,
+}
+
 /// What a compare-and-delete or a compare-and-extend found.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Compared {
@@ -106,6 +118,17 @@ pub(super) fn claimed(reply: Result<Reply, Failure>, is_fenced: bool) -> Result<
         _ => return Err(unexpected(&Reply::Array(parts))),
     };
     Ok(ClaimReply::Busy(Some(holder)))
+}
+
+/// Reads the reply of the script that swaps the token.
+pub(super) fn adopted(reply: Result<Reply, Failure>, is_fenced: bool) -> Result<AdoptReply, Failure> {
+    match reply {
+        Ok(Reply::Int(0)) => Ok(AdoptReply::Absent),
+        other => Ok(match claimed(other, is_fenced)? {
+            ClaimReply::Taken { fence } => AdoptReply::Adopted { fence },
+            ClaimReply::Busy(_) | ClaimReply::NotAString => AdoptReply::NotOurs,
+        }),
+    }
 }
 
 /// Reads the number in a counter. `None` if it is no number.

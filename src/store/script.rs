@@ -17,7 +17,7 @@ pub(super) struct Script {
 /// Makes all scripts now. If a thread made a script at its first use, and the process were forked
 /// at that moment, the child would wait for ever for the script to be made.
 pub(super) fn prepare() {
-    for script in [&CLAIM, &CLAIM_FENCED, &RELEASE, &KEEP, &RENEW, &FORCE] {
+    for script in [&CLAIM, &CLAIM_FENCED, &ADOPT, &ADOPT_FENCED, &RELEASE, &KEEP, &RENEW, &FORCE] {
         LazyLock::force(script);
     }
 }
@@ -29,6 +29,10 @@ pub(super) static CLAIM_FENCED: LazyLock<Script> = LazyLock::new(|| {
     let script = Script::new(include_str!("claim_fenced.lua"), "+set +get +pttl +time");
     Script { keys: "2", ..script }
 });
+pub(super) static ADOPT: LazyLock<Script> = LazyLock::new(|| adopt("1", "+get +pttl +set +pexpire"));
+/// Has a second key, as [`CLAIM_FENCED`].
+pub(super) static ADOPT_FENCED: LazyLock<Script> =
+    LazyLock::new(|| adopt("2", "+get +pttl +set +pexpire +time"));
 pub(super) static RELEASE: LazyLock<Script> = LazyLock::new(|| {
     let comparing = !seeded_bugs::is_in("deletes without comparing");
     let text = if comparing { include_str!("release.lua") } else { "return redis.call('DEL', KEYS[1])" };
@@ -40,6 +44,10 @@ pub(super) static RENEW: LazyLock<Script> =
     LazyLock::new(|| Script::new(include_str!("renew.lua"), "+get +pttl +pexpire"));
 pub(super) static FORCE: LazyLock<Script> =
     LazyLock::new(|| Script::new(include_str!("force.lua"), "+pttl +get +del"));
+
+fn adopt(keys: &'static str, rights: &'static str) -> Script {
+    Script { keys, ..Script::new(include_str!("adopt.lua"), rights) }
+}
 
 impl Script {
     fn new(text: &'static str, rights: &'static str) -> Script {

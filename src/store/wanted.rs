@@ -3,7 +3,7 @@
 use crate::store::failure::Failure;
 use crate::store::reply::{ClaimReply, claimed, was_set};
 use crate::store::resp::Reply;
-use crate::store::script::{CLAIM, CLAIM_FENCED, Script};
+use crate::store::script::{ADOPT, ADOPT_FENCED, CLAIM, CLAIM_FENCED, Script};
 
 /// How long a counter stays after the last acquisition, unless the lease is longer than half of it.
 ///
@@ -33,6 +33,18 @@ impl<'a> Wanted<'a> {
         match self.counter {
             None => (&CLAIM, vec![self.token, lease]),
             Some(counter) => (&CLAIM_FENCED, vec![counter, self.token, lease, stays]),
+        }
+    }
+
+    /// The script that takes the lock over from the holder of the token `old`, and its arguments.
+    pub(super) fn adoption(
+        &self,
+        old: &'a str,
+        [lease, stays]: &'a [String; 2],
+    ) -> (&'static Script, Vec<&'a str>) {
+        match self.counter {
+            None => (&ADOPT, vec![self.token, lease, stays, old]),
+            Some(counter) => (&ADOPT_FENCED, vec![counter, self.token, lease, stays, old]),
         }
     }
 

@@ -16,7 +16,7 @@ use crate::base::sync::{Condvar, Mutex, MutexGuard};
 use crate::hold::Hold;
 use crate::waiting::deadlocks::Vain;
 use crate::waiting::handoff::{Claim, HandoffOutcome};
-use crate::waiting::patience::{Patience, Silence};
+use crate::waiting::patience::{Attempts, Patience, Silence};
 use crate::waiting::place::{Errand, Place, Step};
 use crate::waiting::queue::{Past, Start, WaitQueue};
 use crate::waiting::waiter::{Cores, Waiter};
@@ -58,6 +58,9 @@ pub(crate) struct Turn {
     pub(crate) waited: bool,
     handed_over: bool,
 }
+
+/// The number of a [`Turn::outside`]. No other turn has it.
+const OUTSIDE: u64 = 0;
 
 /// Why there was no turn.
 #[derive(Debug)]
@@ -126,15 +129,15 @@ impl WaitQueues {
         }
     }
 
-    /// The turn for a key, if no other thread of this process wants that key, and if there is no
-    /// reason to leave the lock to other processes. Does not wait.
-    pub(crate) fn join_alone(self: &Arc<WaitQueues>, name: &Arc<str>) -> Option<Turn> {
+    /// The turn for a key, if no other thread of this process wants that key. Does not wait. With
+    /// `if_calm`, only if there is no reason to leave the lock to other processes first.
+    pub(crate) fn join_alone(self: &Arc<WaitQueues>, name: &Arc<str>, if_calm: bool) -> Option<Turn> {
         let mut table = self.table.lock();
         if table.by_name.contains_key(name) {
             return None;
         }
-        let is_calm = table.queue(name).is_calm();
-        let start = is_calm.then(|| table.start_turn(name, None, false, Moment::now())).flatten();
+        let may_start = !if_calm || table.queue(name).is_calm();
+        let start = may_start.then(|| table.start_turn(name, None, false, Moment::now())).flatten();
         if start.is_none() {
             table.end(name);
         }
@@ -222,6 +225,18 @@ fn notify_first(table: MutexGuard<'_, Table>, name: &str) {
 }
 
 impl Turn {
+    /// For a thread that has a lock, though another thread of this process has the turn. Nothing
+    /// waits for the end of this turn. It is like one that was passed over.
+    pub(crate) fn outside(queues: &Arc<WaitQueues>, name: &Arc<str>) -> Turn {
+        let attempts = Attempts::after(None, false);
+        let (handed, nap) = (HandoffOutcome::NotTaken, Duration::ZERO);
+        queues.turn(name, Start { number: OUTSIDE, handed, nap, crowded: false, attempts }, false)
+    }
+
+    pub(crate) fn is_outside(&self) -> bool {
+        self.start.number == OUTSIDE
+    }
+
     /// For how long to leave the lock to other processes before the next attempt.
     pub(crate) fn nap(&self) -> Duration {
         let mut table = self.queues.table.lock();

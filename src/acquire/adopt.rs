@@ -1,0 +1,114 @@
+//! Taking a lock over from a holder that has handed it over.
+//!
+//! The script compares the old token, and swaps it for a fresh one. So exactly one adopter wins.
+//! Two rules deal with lost answers. They differ from those of a claim, since a token that is gone
+//! never comes back.
+//!
+//! 1. *Each try has the same new token.* A try that finds the new token extends its lease, so the
+//!    lease counts from the try that was answered, whichever try swapped the token. Redis may
+//!    execute an earlier try later. That can only extend the lease.
+//! 2. *If no try is answered, the new token is deleted.* The keeper searches for it until its lease
+//!    is over. If the last connection stands, the deletion is written behind the try, too. Nothing
+//!    deletes the old token: if no try was executed, another adopter can still have the lock.
+
+use log::{debug, warn};
+
+use crate::acquire::Taken;
+use crate::base::backoff::Backoff;
+use crate::base::clock::Moment;
+use crate::base::error::{Error, LostCause};
+use crate::base::key::Key;
+use crate::base::sync::thread;
+use crate::hold::AcquiredAt;
+use crate::keeping::keeper::Keeper;
+use crate::keeping::orphans::OrphanKey;
+use crate::store::{AdoptReply, Connection, Failure, Fate, Store};
+use crate::waiting::handoff::Claim;
+
+/// An adoption, over as many tries as it takes.
+pub(crate) struct Adoption<'a> {
+    pub(crate) store: &'a Store,
+    pub(crate) keeper: &'a Keeper,
+    pub(crate) key: &'a Key,
+    /// The token that was handed over.
+    pub(crate) old: &'a str,
+    /// What the key is to hold in its place.
+    pub(crate) claim: Claim,
+    pub(crate) deadline: Moment,
+}
+
+impl Adoption<'_> {
+    /// Tries until Redis answers, another try would not help, or the next one would come after the
+    /// deadline.
+    pub(crate) fn run(self) -> Result<Taken, Error> {
+        let mut backoff = Backoff::after_failure();
+        let mut maybe_done = false;
+        loop {
+            let mut connection = None;
+            let failure = match self.ask(&mut connection) {
+                Ok((reply, at)) => return self.judge(&reply, at),
+                Err(failure) => failure,
+            };
+            let name = self.key.name();
+            debug!(target: "relatch::acquire", "adopting lock {name:?}: {failure:?}");
+            let is_lost = matches!(failure.fate(), Fate::Unknown { .. });
+            let pause = if is_lost && !maybe_done { std::time::Duration::ZERO } else { backoff.pause() };
+            maybe_done |= is_lost;
+            if failure.can_pass() && Moment::now().after(pause) < self.deadline {
+                drop(connection);
+                thread::sleep(pause);
+                continue;
+            }
+            if let (Fate::Unknown { link_stands: true }, Some(connection)) = (failure.fate(), connection) {
+                connection.abandon(self.key.in_redis(), &self.claim.token);
+            }
+            if maybe_done {
+                self.delete_later();
+            }
+            return Err(self.store.error(Some(self.key), "adopting", failure));
+        }
+    }
+
+    /// One try. Leaves its connection in `used`, so that a deletion can be written behind the try.
+    fn ask(&self, used: &mut Option<Connection>) -> Result<(AdoptReply, AcquiredAt), Failure> {
+        let key = self.key.in_redis();
+        let connection = used.insert(self.store.checkout(key, self.deadline)?);
+        let sent = Moment::now();
+        let reply = connection.adopt(self.old, self.claim.wanted(key), self.deadline)?;
+        Ok((reply, AcquiredAt { sent, answered: Moment::now() }))
+    }
+
+    fn judge(&self, reply: &AdoptReply, at: AcquiredAt) -> Result<Taken, Error> {
+        match reply {
+            AdoptReply::Adopted { fence } if at.answered < self.claim.lease.valid_until(at.sent) => {
+                Ok(Taken { token: self.claim.token.clone(), fence: *fence, at })
+            }
+            AdoptReply::Adopted { .. } => {
+                let name = self.key.name();
+                warn!(
+                    target: "relatch::acquire",
+                    "the answer for lock {name:?} came after the lease, so the lock is not adopted"
+                );
+                self.delete_later();
+                Err(self.lost(LostCause::Expired))
+            }
+            AdoptReply::Absent => Err(self.lost(LostCause::Expired)),
+            AdoptReply::NotOurs => Err(self.lost(LostCause::Taken)),
+        }
+    }
+
+    fn lost(&self, cause: LostCause) -> Error {
+        Error::Lost { key: self.key.name().to_string(), cause }
+    }
+
+    /// Redis may hold the new token now or later, and no thread will use it.
+    fn delete_later(&self) {
+        let Claim { token, lease, .. } = &self.claim;
+        self.keeper.delete_later(OrphanKey {
+            redis_key: self.key.in_redis().to_owned(),
+            token: token.clone(),
+            gone_by: lease.gone_by(Moment::now()),
+            may_reappear: true,
+        });
+    }
+}

@@ -1,0 +1,151 @@
+//! A hold that belongs to no thread, on its way from one to another.
+
+use std::fmt;
+use std::panic::{RefUnwindSafe, UnwindSafe};
+use std::sync::Arc;
+
+use log::debug;
+
+use crate::base::error::Error;
+use crate::base::owner::Owner;
+use crate::guard::{HandOverError, LockGuard, LockWatch};
+use crate::hold::{Hold, Unlocked};
+use crate::session::Session;
+use crate::waiting::queues::Turn;
+
+/// A lock that this process holds, and none of its threads: on its way from one thread to another.
+/// [`LockGuard::detach`] makes one.
+///
+/// The hold goes on all the while: it has the same token and fence, and its lease is renewed. It is
+/// `Send`, so a channel or a field of a job can carry it. [`attach`](DetachedHold::attach) makes a
+/// guard of it again, in whatever thread that is called. Dropping it releases the lock, as dropping
+/// the guard does: never panics, waits for the answer at most for the response timeout, and logs
+/// errors.
+///
+/// While a hold is detached, no thread re-enters it. A thread that wants the lock waits, and the
+/// thread that detached it waits like any other. Nobody knows which thread will attach the hold, so
+/// no [`Error::WouldDeadlock`] tells that they wait for each other.
+///
+/// A detached hold that is forgotten ([`std::mem::forget`]) keeps the lock until the process ends,
+/// at most for [`max_hold`](crate::Lock::max_hold): there is no thread whose end would show that
+/// nobody needs it.
+///
+/// ```no_run
+/// # use std::thread;
+/// # fn main() -> Result<(), relatch::Error> {
+/// # let locks = relatch::LockManager::connect("redis://127.0.0.1/")?;
+/// let guard = locks.lock("orders:42")?;
+/// let hold = guard.detach()?;
+/// thread::spawn(move || {
+///     let guard = hold.attach()?; // The lock was never free in between.
+///     locks.with_lock("orders:42", || println!("re-entered"))?;
+///     guard.unlock()
+/// });
+/// # Ok(())
+/// # }
+/// ```
+#[must_use = "the lock is released as soon as the detached hold is dropped"]
+#[clippy::has_significant_drop]
+pub struct DetachedHold {
+    session: Arc<Session>,
+    hold: Arc<Hold>,
+    /// The hold's turn in the queue of this process. `None` once the hold was released or attached.
+    turn: Option<Turn>,
+}
+
+impl DetachedHold {
+    pub(super) fn new(session: Arc<Session>, hold: Arc<Hold>, turn: Turn) -> DetachedHold {
+        DetachedHold { session, hold, turn: Some(turn) }
+    }
+
+    /// Gives the hold to this thread. Sends nothing and does not block.
+    ///
+    /// # Errors
+    ///
+    /// Each error has the hold; see [`HandOverError`].
+    ///
+    /// - [`Error::Lost`]: the hold can no longer be trusted.
+    /// - [`Error::AlreadyHeld`]: this thread holds the lock, through another hold. (Then at least
+    ///   one of the two is lost, or soon will be.)
+    /// - [`Error::Forked`].
+    pub fn attach(mut self) -> Result<LockGuard, HandOverError<DetachedHold>> {
+        match self.session.attach(&self.hold, &mut self.turn) {
+            Ok(held) => Ok(LockGuard::new(Arc::clone(&self.session), held)),
+            Err(error) => Err(HandOverError::new(self, error)),
+        }
+    }
+
+    /// Releases the lock, and returns the result, as [`LockGuard::unlock`] does.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Lost`], [`Error::Unconfirmed`], [`Error::Forked`]: as for [`LockGuard::unlock`].
+    pub fn unlock(mut self) -> Result<Unlocked, Error> {
+        self.release()
+    }
+
+    /// The lock's key, as it was given.
+    #[must_use]
+    pub fn key(&self) -> &str {
+        self.hold.key.name()
+    }
+
+    /// The host, process and thread that took the lock.
+    #[must_use]
+    pub fn owner(&self) -> &Owner {
+        &self.hold.owner
+    }
+
+    /// As [`LockGuard::token`], and the same.
+    #[must_use]
+    pub fn token(&self) -> &str {
+        &self.hold.token
+    }
+
+    /// As [`LockGuard::fence`], and the same.
+    #[must_use]
+    pub fn fence(&self) -> u64 {
+        self.hold.fence
+    }
+
+    /// As [`LockGuard::is_valid`].
+    #[must_use]
+    pub fn is_valid(&self) -> bool {
+        self.session.trusts(&self.hold)
+    }
+
+    /// As [`LockGuard::watch`].
+    #[must_use]
+    pub fn watch(&self) -> LockWatch {
+        LockWatch::new(Arc::clone(&self.hold), self.session.pid)
+    }
+
+    fn release(&mut self) -> Result<Unlocked, Error> {
+        match self.turn.take() {
+            Some(turn) => self.session.release(&self.hold, turn),
+            None => Ok(Unlocked::Released), // It was attached or unlocked, and this is its drop.
+        }
+    }
+}
+
+impl Drop for DetachedHold {
+    fn drop(&mut self) {
+        if let Err(error) = self.release() {
+            debug!(target: "relatch::release", "dropping the detached hold of lock {:?}: {error}", self.key());
+        }
+    }
+}
+
+/// As for [`LockManager`](crate::LockManager).
+impl UnwindSafe for DetachedHold {}
+impl RefUnwindSafe for DetachedHold {}
+
+impl fmt::Debug for DetachedHold {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("DetachedHold")
+            .field("key", &self.key())
+            .field("owner", &self.owner())
+            .field("is_valid", &self.is_valid())
+            .finish_non_exhaustive()
+    }
+}

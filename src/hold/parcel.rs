@@ -1,0 +1,197 @@
+//! A hold on its way from one process to another, as text.
+
+use std::fmt::{self, Write};
+use std::str::FromStr;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use crate::base::error::Error;
+use crate::base::key::MAX_BYTES;
+use crate::base::owner::Owner;
+
+/// What a parcel begins with: the name and the version of its format.
+const VERSION: &str = "relatch1";
+
+/// A lock that its holder has [handed over](crate::LockGuard::hand_over), and that nobody has
+/// [adopted](crate::LockManager::adopt) yet.
+///
+/// A parcel is text: its `Display` form is one line of printable ASCII, whatever the lock's key is,
+/// and `parse` reads it. Send it to the process that goes on with the work: over a pipe, in a job
+/// of a queue, in a column of a table. Whoever has the text can adopt the lock, so do not log it.
+/// `Debug` leaves the token out.
+///
+/// ```
+/// use relatch::Parcel;
+///
+/// let text = "relatch1:1763870000000:0:app-1-42-43-00112233445566778899aabbccddeeff:orders%3A42";
+/// let parcel: Parcel = text.parse()?;
+/// assert_eq!(parcel.key(), "orders:42");
+/// assert_eq!(parcel.to_string(), text);
+/// # Ok::<(), relatch::Error>(())
+/// ```
+#[derive(Clone, PartialEq, Eq)]
+pub struct Parcel {
+    key: String,
+    pub(crate) token: String,
+    /// The fencing token of the hold; zero if it has none.
+    pub(crate) fence: u64,
+    /// In milliseconds since 1970, by the clock of the sender.
+    expires_at: u64,
+}
+
+impl Parcel {
+    /// A parcel of a lock whose lease lasts for the time `left`.
+    pub(crate) fn new(key: &str, token: &str, fence: u64, left: Duration) -> Parcel {
+        let at = SystemTime::now().checked_add(left).and_then(|at| at.duration_since(UNIX_EPOCH).ok());
+        let expires_at = at.and_then(|at| u64::try_from(at.as_millis()).ok()).unwrap_or_default();
+        Parcel { key: key.to_owned(), token: token.to_owned(), fence, expires_at }
+    }
+
+    /// The lock's key.
+    #[must_use]
+    pub fn key(&self) -> &str {
+        &self.key
+    }
+
+    /// Until when the lock can be adopted, by the wall clock of the machine that handed it over.
+    ///
+    /// For logs, and for a receiver that wants to give up early. Nothing is decided by it: Redis
+    /// alone knows when the lease ends.
+    #[must_use]
+    pub fn expires_at(&self) -> SystemTime {
+        UNIX_EPOCH.checked_add(Duration::from_millis(self.expires_at)).unwrap_or(UNIX_EPOCH)
+    }
+}
+
+impl fmt::Display for Parcel {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Parcel { key, token, fence, expires_at } = self;
+        write!(f, "{VERSION}:{expires_at}:{fence}:{token}:")?;
+        for byte in key.bytes() {
+            if byte.is_ascii_alphanumeric() || b"-._~/".contains(&byte) {
+                f.write_char(char::from(byte))?;
+            } else {
+                write!(f, "%{byte:02X}")?;
+            }
+        }
+        Ok(())
+    }
+}
+
+impl FromStr for Parcel {
+    type Err = Error;
+
+    /// Reads the `Display` form. White space around it is no part of it.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::InvalidOption`]: the text is no parcel. The error does not repeat the text.
+    fn from_str(text: &str) -> Result<Parcel, Error> {
+        let invalid = |reason| Error::InvalidOption { option: "parcel", value: None, reason };
+        let mut parts = text.trim().splitn(5, ':');
+        if parts.next() != Some(VERSION) {
+            return Err(invalid("it does not begin with `relatch1:`"));
+        }
+        let mut number = || parts.next().and_then(|digits| digits.parse().ok());
+        let (Some(expires_at), Some(fence)) = (number(), number()) else {
+            return Err(invalid("its end or its fence is no number"));
+        };
+        let Some(token) = parts.next().filter(|token| Owner::parse(token).is_some()) else {
+            return Err(invalid("its token is none of this crate"));
+        };
+        let Some(key) = parts.next().and_then(unescaped).filter(|key| (1..=MAX_BYTES).contains(&key.len()))
+        else {
+            return Err(invalid("its key cannot be read"));
+        };
+        Ok(Parcel { key, token: token.to_owned(), fence, expires_at })
+    }
+}
+
+/// Reads `%` and two hex digits as one byte. `None` if the result is not UTF-8.
+fn unescaped(text: &str) -> Option<String> {
+    let mut bytes = Vec::with_capacity(text.len());
+    let mut rest = text.bytes();
+    while let Some(byte) = rest.next() {
+        if byte == b'%' {
+            let mut digit = || char::from(rest.next()?).to_digit(16);
+            let value = digit()? * 16 + digit()?;
+            bytes.push(u8::try_from(value).ok()?);
+        } else {
+            bytes.push(byte);
+        }
+    }
+    String::from_utf8(bytes).ok()
+}
+
+/// Without the token: whoever has that can adopt the lock.
+impl fmt::Debug for Parcel {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Parcel")
+            .field("key", &self.key)
+            .field("fence", &self.fence)
+            .field("expires_at", &self.expires_at())
+            .finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    const TOKEN: &str = "host-1-2-00112233445566778899aabbccddeeff";
+
+    fn parcel(key: &str) -> Parcel {
+        Parcel::new(key, TOKEN, 7, Duration::from_secs(30))
+    }
+
+    proptest! {
+        #[test]
+        fn any_key_survives_the_way_as_one_line(key in ".{1,40}|[\\s%:\\x00-\\x1f]{1,20}") {
+            let sent = parcel(&key);
+            let text = sent.to_string();
+            prop_assert!(text.bytes().all(|byte| byte.is_ascii_graphic()), "{text}");
+            let got: Parcel = format!(" {text}\r\n").parse().unwrap();
+            prop_assert_eq!(&got, &sent);
+            prop_assert_eq!(got.key(), key);
+        }
+
+        #[test]
+        fn no_text_makes_it_panic(text in ".{0,80}|relatch1:[0-9:%a-f-]{0,80}") {
+            if let Ok(parcel) = text.parse::<Parcel>() {
+                prop_assert_eq!(parcel.to_string().parse::<Parcel>().unwrap(), parcel);
+            }
+        }
+    }
+
+    #[test]
+    fn what_is_no_parcel_is_refused_and_not_repeated() {
+        let good = parcel("a").to_string();
+        let version = good.replace("relatch1", "relatch2");
+        for bad in [
+            "",
+            "a",
+            &version,
+            &good[..good.len() - 1],
+            &format!("{good}%"),
+            &format!("{good}%f"),
+            &format!("{good}%zz"),
+            &format!("{good}%FF"),
+            &good.replace(":7:", ":x:"),
+            &good.replace(TOKEN, "somebody"),
+        ] {
+            let error = bad.parse::<Parcel>().expect_err(bad);
+            assert!(matches!(error, Error::InvalidOption { option: "parcel", value: None, .. }), "{error:?}");
+            assert!(!format!("{error} {error:?}").contains("00112233"), "{error:?}");
+        }
+    }
+
+    #[test]
+    fn the_token_is_in_the_text_and_not_in_debug() {
+        let parcel = parcel("orders:42");
+        assert!(parcel.to_string().contains(TOKEN));
+        assert!(!format!("{parcel:?} {parcel:#?}").contains(TOKEN));
+        let left = parcel.expires_at().duration_since(SystemTime::now()).unwrap();
+        assert!(left <= Duration::from_secs(30) && left > Duration::from_secs(20), "{left:?}");
+    }
+}

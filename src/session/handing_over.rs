@@ -1,0 +1,111 @@
+//! A hold that leaves its thread: for another thread of the process, or for another process.
+
+use std::rc::Rc;
+use std::sync::Arc;
+
+use crate::acquire::{Adoption, Taken};
+use crate::base::clock::Moment;
+use crate::base::error::{Error, LostCause};
+use crate::base::key::Name;
+use crate::base::options::Options;
+use crate::base::stop::Stop;
+use crate::hold::{Hold, Parcel};
+use crate::keeping::thread_map::{self, Held};
+use crate::session::{Asked, Session};
+use crate::waiting::queues::Turn;
+
+impl Session {
+    /// Takes a hold out of this thread's map. The keeper goes on with its renewal, and its turn
+    /// goes to the caller.
+    pub(crate) fn detach(&self, held: &Rc<Held>) -> Result<Turn, Error> {
+        self.may_leave(held)?;
+        // If the thread is ending and its map is gone, so is the turn.
+        held.take_out().ok_or_else(|| Error::NotHeld { key: held.hold.key.name().to_string() })
+    }
+
+    /// Enters a detached hold in this thread's map. Takes the turn only if that succeeds.
+    pub(crate) fn attach(&self, hold: &Arc<Hold>, turn: &mut Option<Turn>) -> Result<Rc<Held>, Error> {
+        self.trust(hold)?;
+        let name = hold.key.name();
+        self.is_not_held(name)?;
+        let turn = turn.take().unwrap_or_else(|| Turn::outside(&self.queues, name));
+        Ok(thread_map::enter(self.id, Arc::clone(hold), turn))
+    }
+
+    /// Ends a hold without a release, so that another process can adopt the lock.
+    ///
+    /// First renews the hold, so that the other process has nearly a lease for that.
+    pub(crate) fn hand_over(&self, held: &Rc<Held>) -> Result<Parcel, Error> {
+        let hold = &held.hold;
+        self.may_leave(held)?;
+        self.push(hold)?;
+
+        // 1. Close the hold, and take it out of the table of leases. If anybody could see the
+        //    parcel before that, its adopter and this thread would believe at the same time. The
+        //    keeper would find the adopter's token, and report a loss.
+        let now = Moment::now();
+        let valid_until = self.keeper.work.lock().leases.close(hold, now);
+        let Some(valid_until) = valid_until else {
+            let lost = hold.lose(LostCause::Expired);
+            self.keeper.report_loss(hold);
+            return Err(lost);
+        };
+        self.counters.given_back(now.since(hold.acquired.answered));
+
+        // 2. Record that the hold has ended, and not by a loss. If this came after step 3, the next
+        //    thread could adopt the parcel while this hold does not count as over yet.
+        hold.mark_released();
+
+        // 3. End the turn. The next thread of this process asks Redis, and finds the lock busy.
+        drop(held.take_out());
+        let left = valid_until.since(now);
+        Ok(Parcel::new(hold.key.name(), &hold.token, hold.fence, left))
+    }
+
+    /// Returns an error unless a hold can leave its thread: it can be trusted, and has one guard.
+    fn may_leave(&self, held: &Held) -> Result<(), Error> {
+        self.trust(&held.hold)?;
+        match held.hold.depth() {
+            1 => Ok(()),
+            depth => Err(Error::OtherGuards { key: held.hold.key.name().to_string(), depth }),
+        }
+    }
+
+    /// Returns an error if this thread holds a lock.
+    fn is_not_held(&self, name: &str) -> Result<(), Error> {
+        match thread_map::find(self.id, name) {
+            Some(_) => Err(Error::AlreadyHeld { key: name.to_owned() }),
+            None => Ok(()),
+        }
+    }
+
+    /// Takes over a lock that was handed over.
+    ///
+    /// If other threads of this process wait for the lock, this thread has it without a turn in
+    /// their queue. It cannot wait for them, since they wait for the end of its hold.
+    pub(crate) fn adopt(
+        &self,
+        name: Name<'_>,
+        options: &Options,
+        stop: Option<&Stop>,
+        parcel: &Parcel,
+    ) -> Result<Rc<Held>, Error> {
+        let began = Moment::now();
+        let pid = self.own_process(began)?;
+        if parcel.key() != name.as_str() {
+            let value = Some(format!("a parcel of lock {:?}", parcel.key()));
+            return Err(Error::InvalidOption { option: "adopt", value, reason: "it is for another lock" });
+        }
+        self.is_not_held(name.as_str())?;
+        self.may_take(name.as_str(), options, stop, began)?;
+        let fenced = Options { fenced: options.fenced || parcel.fence > 0, ..*options };
+        let Asked { key, owner, claim } = self.ask_for(name, &fenced, pid)?;
+        let turn = self.queues.join_alone(key.name(), false);
+        let turn = turn.unwrap_or_else(|| Turn::outside(&self.queues, key.name()));
+        let (store, keeper, deadline) = (&*self.store, &self.keeper, self.one_answer(began));
+        let adoption = Adoption { store, keeper, key: &key, old: &parcel.token, claim, deadline };
+        let Taken { token, fence, at } = adoption.run()?;
+        self.counters.taken(at.answered.since(began));
+        self.keep(Arc::new(Hold::new(key, owner, token, fence, options, at)), turn)
+    }
+}
