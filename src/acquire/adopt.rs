@@ -11,6 +11,8 @@
 //!    is over. If the last connection stands, the deletion is written behind the try, too. Nothing
 //!    deletes the old token: if no try was executed, another adopter can still have the lock.
 
+use std::time::Duration;
+
 use log::{debug, warn};
 
 use crate::acquire::Taken;
@@ -52,7 +54,7 @@ impl Adoption<'_> {
             let name = self.key.name();
             debug!(target: "relatch::acquire", "adopting lock {name:?}: {failure:?}");
             let is_lost = matches!(failure.fate(), Fate::Unknown { .. });
-            let pause = if is_lost && !maybe_done { std::time::Duration::ZERO } else { backoff.pause() };
+            let pause = if is_lost && !maybe_done { Duration::ZERO } else { backoff.pause() };
             maybe_done |= is_lost;
             if failure.can_pass() && Moment::now().after(pause) < self.deadline {
                 drop(connection);

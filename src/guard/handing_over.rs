@@ -42,7 +42,8 @@ impl LockGuard {
     ///
     /// If this process ends before the lock is adopted, a waiter with
     /// [`reclaim_dead`](crate::Lock::reclaim_dead) on the same machine takes the lock.
-    /// [`keep_at_least`](crate::Lock::keep_at_least) does not follow the lock: the adopter's counts.
+    /// [`keep_at_least`](crate::Lock::keep_at_least) does not follow the lock: the adopter's
+    /// counts.
     ///
     /// ```no_run
     /// # use std::io::Write;
@@ -83,7 +84,8 @@ impl LockGuard {
 /// on which the method was called.
 ///
 /// Dropping this error drops the hold, which releases the lock. So does `?` in a function that
-/// returns [`Error`]. To keep the lock, take the hold out: [`into_inner`](HandOverError::into_inner).
+/// returns [`Error`]. To keep the lock, take the hold out:
+/// [`into_inner`](HandOverError::into_inner).
 pub struct HandOverError<T>(Box<(T, Error)>);
 
 impl<T> HandOverError<T> {

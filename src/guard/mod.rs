@@ -37,8 +37,8 @@ pub use crate::guard::watch::LockWatch;
 /// response timeout. Dropping a guard never panics, and logs errors. [`unlock`](LockGuard::unlock)
 /// returns the error instead.
 ///
-/// A guard stays in the thread that took it: it is neither `Send` nor `Sync`. To go on with the hold
-/// in another thread, [`detach`](LockGuard::detach) it; in another process,
+/// A guard stays in the thread that took it: it is neither `Send` nor `Sync`. To go on with the
+/// hold in another thread, [`detach`](LockGuard::detach) it; in another process,
 /// [`hand_over`](LockGuard::hand_over).
 ///
 /// ```compile_fail,E0277

@@ -24,6 +24,8 @@ mod several;
 // Waits that the program stops, and managers that are shut down.
 #[cfg(target_os = "linux")]
 mod stopping;
+// A hold that goes to another thread or process: `detach`, `attach`, `hand_over`, `adopt`.
+mod handed_over;
 // `force_unlock`, and a key deleted by hand: a waiter of the same process takes the lock at once.
 mod force_unlock;
 // `reclaim_dead`: the lock of a process that is certainly dead, and of no other, is taken over.

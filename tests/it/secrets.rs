@@ -13,7 +13,7 @@ use std::thread;
 use std::time::Duration;
 
 use log::{LevelFilter, Log, Metadata, Record};
-use relatch::{Error, LockGuard, LockManager, LostLock, Replicas, TlsCause};
+use relatch::{Error, LockGuard, LockManager, LostLock, Parcel, Replicas, TlsCause};
 use relatch_rig::{Fault, Identity, LONG, Proxy, Server, Worker, eventually, role};
 use tempfile::TempDir;
 
@@ -76,7 +76,8 @@ impl Log for Printer {
 /// Prints a value of a public type, and the name of the type.
 fn show<T: Debug>(value: &T) {
     println!("{value:?}\n{value:#?}");
-    role::report(format!("type {}", type_name::<T>().rsplit("::").next().expect("a name")));
+    let name = type_name::<T>().split('<').next().expect("a first part");
+    role::report(format!("type {}", name.rsplit("::").next().expect("a name")));
 }
 
 /// Prints an error with its sources, makes it the message of a panic, and prints its kind.
@@ -270,6 +271,19 @@ fn show_values(url: &str) {
     show(&cycle[0]);
     show(&locks.named("a").holder().expect("answers").expect("held"));
     println!("{} {}", guard.owner(), locks.named("a").holder().expect("answers").expect("held"));
+    let handed = locks.lock("f").expect("locks").detach().expect("detaches");
+    show(&handed);
+    let handed = handed.attach().expect("attaches");
+    let again = locks.lock("f").expect("re-enters");
+    let error = again.detach().expect_err("there are two guards");
+    show(&error);
+    show_error("a second guard", error.error());
+    drop(error);
+    let parcel = handed.hand_over().expect("hands over");
+    show(&parcel);
+    drop(locks.adopt(&parcel).expect("adopts"));
+    show_error("a used parcel", &locks.adopt(&parcel).expect_err("it is used up"));
+    show_error("no parcel", &PASSWORD.parse::<Parcel>().expect_err("it is none"));
     show(&locks.stats());
     show(&locks.stats().time_waited);
     thread::scope(|scope| {

@@ -9,7 +9,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::process;
 use std::time::{Duration, Instant};
 
-use relatch::{Error, LockGuard, LockManager, Unlocked};
+use relatch::{DetachedHold, Error, LockGuard, LockManager, Unlocked};
 use relatch_rig::{eventually, role, within};
 use rustix::process::{WaitOptions, wait};
 
@@ -38,6 +38,7 @@ pub(crate) fn run_role(name: &str) {
         "pairs" => crate::several::pair_as_told(),
         #[cfg(target_os = "linux")]
         "leaver" => crate::stopping::leave_as_told(),
+        "hander" => crate::handed_over::hand_over_as_told(),
         "from env" => crate::own_hold::connect_as_told(),
         #[cfg(feature = "tls")]
         "connector" => crate::tls::connect_as_told(),
@@ -94,18 +95,22 @@ fn forker() {
     if let Some((guard, _)) = &guards {
         guard.extend_to(Duration::from_secs(20)).expect("extends"); // Opens the keeper's connection.
     }
+    let detached = (guards.is_some()).then(|| locks.lock("d").expect("locks").detach().expect("detaches"));
     drop(locks.lock("warm-up").expect("locks"));
     role::report("forking");
     role::next_line();
     let parent = process::id();
     rustix::fs::sync();
     if process::id() != parent {
-        let forked = catch_unwind(AssertUnwindSafe(|| forked(locks, guards)));
+        let forked = catch_unwind(AssertUnwindSafe(|| forked(locks, guards, detached)));
         process::exit(i32::from(forked.is_err()));
     }
     let (_, status) = wait(WaitOptions::empty()).expect("waits").expect("there is a child");
     role::report(format!("the copy: {:?}", status.exit_status()));
     role::next_line();
+    if let Some(hold) = detached {
+        assert_eq!(hold.attach().expect("attaches").unlock().expect("unlocks"), Unlocked::Released);
+    }
     if let Some((outer, inner)) = guards {
         assert!(outer.is_valid() && inner.is_valid());
         assert_eq!(locks.held().len(), 1);
@@ -141,7 +146,7 @@ fn drawer() {
 }
 
 /// Checks, in the forked copy, what the parent's manager and guards do.
-fn forked(locks: LockManager, guards: Option<(LockGuard, LockGuard)>) {
+fn forked(locks: LockManager, guards: Option<(LockGuard, LockGuard)>, detached: Option<DetachedHold>) {
     let second = Duration::from_secs(1);
     let is_forked = |error: Option<Error>| {
         let copied = matches!(&error, Some(Error::Forked { child, .. }) if *child == process::id());
@@ -169,6 +174,11 @@ fn forked(locks: LockManager, guards: Option<(LockGuard, LockGuard)>) {
         if let Some((outer, inner)) = guards {
             is_forked(outer.unlock().err());
             drop(inner);
+        }
+        if let Some(hold) = detached {
+            let (hold, error) = hold.attach().expect_err("forked").into_parts();
+            is_forked(Some(error));
+            drop(hold);
         }
         drop(locks);
     });
