@@ -2,7 +2,6 @@
 
 use std::rc::Rc;
 use std::sync::Arc;
-use std::time::Duration;
 
 use crate::acquire::{Adoption, Taken};
 use crate::base::clock::Moment;
