@@ -104,7 +104,14 @@ impl Session {
         let turn = turn.unwrap_or_else(|| Turn::outside(&self.queues, key.name()));
         let (store, keeper, deadline) = (&*self.store, &self.keeper, self.one_answer(began));
         let adoption = Adoption { store, keeper, key: &key, old: &parcel.token, claim, deadline };
-        let Taken { token, fence, at } = adoption.run()?;
+        let adopted = adoption.run();
+        if turn.is_outside() {
+            // The swap has used up the invalidation for which the waiter of this process had
+            // registered: Redis does not send it if both used the same connection. The waiter would
+            // sleep on, whoever changes the key next. It asks again now.
+            self.listeners.wakeups.wake(key.in_redis().as_bytes());
+        }
+        let Taken { token, fence, at } = adopted?;
         self.counters.taken(at.answered.since(began));
         self.keep(Arc::new(Hold::new(key, owner, token, fence, options, at)), turn)
     }

@@ -5,7 +5,7 @@ use crate::state::{Claim, Command, Hold, How, LEASE, Link, MARGIN, Outcome, Stag
 
 impl Protocol {
     /// A fresh token; `None` if the thread has used as many as the model allows.
-    fn fresh_token(&self, state: &mut State, thread: usize) -> Option<Token> {
+    pub(crate) fn fresh_token(&self, state: &mut State, thread: usize) -> Option<Token> {
         let nonce = state.nonces[thread];
         if nonce == self.nonces {
             return None;

@@ -32,6 +32,12 @@
 //! counter gets lost, or the server's clock is set back: either, but not both. Each holder writes
 //! to a resource, with its number, as soon as it has the lock and at any later time.
 //!
+//! In some models, a holder hands its hold over (`handing_over`). It stops believing, and any thread
+//! adopts the parcel: one script swaps the token, or extends the lease if it finds the adopter's
+//! own. After a lost answer, the adopter tries again with the same token, or gives up. An adopter
+//! does not wait for the turn of its process. Its swap may use up the invalidation for which a peer
+//! has registered, so it calls its peers, and so does its release.
+//!
 //! In the model, only a call ends a sleep. (In the program, the safety poll and the end of the
 //! lease that the waiter saw end it, too.) So a waiter that sleeps and will not be called is a lost
 //! wake-up, and a violation.
@@ -68,6 +74,7 @@
 //! Each rule is also broken once, to check that the model notices.
 mod client;
 mod fence;
+mod handing_over;
 mod release;
 mod model;
 mod replicas;
@@ -79,7 +86,10 @@ use std::time::Instant;
 
 use stateright::{Checker, HasDiscoveries, Model};
 
-use model::{EXCLUSION, FENCED, LOST, Mutation, NO_KEY_LEFT, NOT_ITSELF, PROMPT, Protocol, RELEASED, WOKEN};
+use model::{
+    ADOPTED_ONCE, EXCLUSION, FENCED, LOST, Mutation, NO_KEY_LEFT, NOT_ITSELF, PROMPT, Protocol, RELEASED,
+    WOKEN,
+};
 use state::Budget;
 
 /// Two processes of one thread each.
@@ -94,6 +104,7 @@ fn two(nonces: u8, losses: u8, renewals: u8, missed: u8) -> Protocol {
         lost_counters: 0,
         steps_back: 0,
         reentries: 0,
+        hand_overs: 0,
     };
     Protocol {
         threads: vec![0, 1],
@@ -140,6 +151,12 @@ fn short_of_its_replica(protocol: Protocol) -> Protocol {
 fn fenced(protocol: Protocol, lost_counters: u8, steps_back: u8) -> Protocol {
     let budget = Budget { lost_counters, steps_back, reentries: 1, ..protocol.budget };
     Protocol { fenced: true, budget, ..protocol }
+}
+
+/// The same protocol in which a hold is handed over once.
+fn handing_over(protocol: Protocol) -> Protocol {
+    let budget = Budget { hand_overs: 1, ..protocol.budget };
+    Protocol { budget, ..protocol }
 }
 
 fn check(protocol: &Protocol) {
@@ -218,6 +235,15 @@ fn fences_grow_and_holders_are_accepted() {
     check(&fenced(a_pair(1, 0, 0), 1, 0));
 }
 
+#[test]
+fn a_parcel_is_adopted_once_and_sender_and_adopter_never_both_believe() {
+    check(&handing_over(two(1, 1, 1, 1)));
+    check(&handing_over(one(2, 1)));
+    check(&handing_over(Protocol { threads: vec![0, 1, PROMPT], ..two(1, 1, 0, 0) }));
+    check(&handing_over(asleep(a_pair(1, 1, 0), 0)));
+    check(&fenced(handing_over(one(1, 1)), 1, 0));
+}
+
 /// The control: what nothing protects from.
 #[test]
 fn a_lost_counter_and_a_clock_that_is_set_back_repeat_a_fence() {
@@ -228,6 +254,10 @@ fn a_lost_counter_and_a_clock_that_is_set_back_repeat_a_fence() {
 #[ignore = "takes minutes"]
 fn the_protocol_keeps_its_properties_within_wider_bounds() {
     check(&a_pair(1, 1, 1));
+    check(&handing_over(two(2, 1, 0, 0)));
+    check(&handing_over(a_pair(2, 1, 0)));
+    check(&fenced(handing_over(one(2, 1)), 1, 0));
+    check(&fenced(handing_over(two(2, 0, 0, 0)), 1, 0));
     check(&a_pair(1, 2, 0));
     check(&a_pair(2, 1, 0));
     check(&asleep(two(2, 1, 0, 0), 0));
@@ -286,5 +316,13 @@ mutants! {
     a_counter_that_is_raised_in_the_pipeline_is_caught: fenced(two(1, 0, 0, 0), 0, 0), RaisesInThePipeline, FENCED;
     a_fence_without_the_clock_is_caught: fenced(two(1, 0, 0, 0), 1, 0), CountsWithoutTheClock, FENCED;
     a_fence_of_the_clock_alone_is_caught: fenced(two(1, 0, 0, 0), 0, 1), TrustsTheClockAlone, FENCED;
+    a_sender_that_believes_on_is_caught: handing_over(one(1, 0)), BelievesBehindTheParcel, EXCLUSION;
+    a_token_that_is_handed_on_is_caught: handing_over(two(2, 0, 0, 0)), HandsItsTokenOn, EXCLUSION;
+    a_token_that_is_handed_on_is_caught_by_its_adopters: handing_over(two(2, 0, 0, 0)), HandsItsTokenOn, ADOPTED_ONCE;
+    an_adoption_without_comparing_is_caught: handing_over(two(2, 0, 0, 0)), AdoptsWhateverIsThere, EXCLUSION;
+    a_repeated_adoption_that_extends_nothing_is_caught: handing_over(one(2, 1)), LeavesTheLeaseOfARepeat, EXCLUSION;
+    an_adoption_without_orphans_is_caught: handing_over(one(2, 1)), KeepsNoOrphans, NO_KEY_LEFT;
+    an_adoption_that_wakes_no_waiter_is_caught: handing_over(asleep(a_pair(1, 0, 0), 0)), AdoptsQuietly, WOKEN;
+    an_adopted_hold_that_is_released_quietly_is_caught: handing_over(asleep(a_pair(1, 0, 0), 0)), ReleasesAnAdoptedHoldQuietly, WOKEN;
     a_wait_queue_that_passes_by_a_release_is_caught: asleep(a_pair(1, 0, 0), 0), PassesByARelease, WOKEN;
 }

@@ -3,6 +3,7 @@
 use stateright::{Model, Property};
 
 use crate::fence;
+use crate::handing_over;
 use crate::replicas::{self, Replica};
 use crate::state::{Budget, Counter, How, Link, Redis, Release, Resource, State, Step, Token, Tracking};
 use crate::waiting::{self, Event};
@@ -57,6 +58,18 @@ pub(crate) enum Mutation {
     CountsWithoutTheClock,
     /// The fence is the server's time, whatever is stored.
     TrustsTheClockAlone,
+    /// A sender believes until it learns that its hold was adopted.
+    BelievesBehindTheParcel,
+    /// The adopter goes on with the token that was handed over.
+    HandsItsTokenOn,
+    /// An adoption sets the key, whatever token it has.
+    AdoptsWhateverIsThere,
+    /// A repeated adoption that finds its own token says yes, and does not extend the lease.
+    LeavesTheLeaseOfARepeat,
+    /// An adoption wakes no waiter in its own process.
+    AdoptsQuietly,
+    /// The release of an adopted hold wakes no waiter in its own process.
+    ReleasesAnAdoptedHoldQuietly,
 }
 
 /// The protocol, within bounds.
@@ -118,6 +131,9 @@ pub(crate) enum Action {
     SetClockBack,
     /// A holder takes the lock once more.
     Reenter(usize),
+    HandOver(usize),
+    Adopt(usize),
+    AdoptAgain(usize),
 }
 
 impl Protocol {
@@ -134,7 +150,7 @@ impl Protocol {
     /// Whether no other thread of its process keeps the thread waiting.
     fn is_open(&self, state: &State, thread: usize) -> bool {
         self.peers(thread).all(|peer| match &state.steps[peer] {
-            Step::Idle | Step::Queued(_) => true,
+            Step::Idle | Step::Queued(_) | Step::Adopting(_) => true,
             Step::Called(..) | Step::Claiming(_) => false,
             Step::Holding(hold) => hold.valid == 0,
             // A hold that was valid when it was released is not over until Redis has answered.
@@ -146,7 +162,10 @@ impl Protocol {
 
     fn actions_of(&self, state: &State, thread: usize, actions: &mut Vec<Action>) {
         match &state.steps[thread] {
-            Step::Idle if state.nonces[thread] < self.nonces => actions.push(Action::Start(thread)),
+            Step::Idle if state.nonces[thread] < self.nonces => {
+                actions.push(Action::Start(thread));
+                actions.extend(state.parcel.map(|_| Action::Adopt(thread)));
+            }
             Step::Idle => {}
             Step::Queued(_) => {
                 actions.push(Action::GiveUp(thread));
@@ -167,6 +186,9 @@ impl Protocol {
                 });
                 actions.push(Action::Release(thread, None));
                 actions.extend(waiting.map(|next_token| Action::Release(thread, Some(next_token))));
+                if hold.valid > 0 && state.budget.hand_overs > 0 {
+                    actions.push(Action::HandOver(thread));
+                }
                 if hold.renewal.is_none() && hold.valid > 0 && state.budget.renewals > 0 {
                     actions.push(Action::Renew(thread));
                 }
@@ -176,6 +198,10 @@ impl Protocol {
                 actions.extend([Action::ReleaseAgain(thread), Action::ReleaseUnconfirmed(thread)]);
             }
             Step::Releasing(release) => self.wire(state, At::Own(thread), release.link.as_ref(), actions),
+            Step::Adopting(adoption) => {
+                handing_over::actions(adoption, thread, actions);
+                self.wire(state, At::Own(thread), adoption.link.as_ref(), actions);
+            }
         }
     }
 
@@ -229,6 +255,10 @@ impl Protocol {
                 let release = release.clone();
                 self.receive_release(state, thread, release);
             }
+            Step::Adopting(adoption) => {
+                let adoption = adoption.clone();
+                self.receive_adoption(state, thread, &adoption);
+            }
             Step::Idle | Step::Queued(_) | Step::Called(..) => {}
         }
     }
@@ -249,6 +279,10 @@ impl Protocol {
             }
             Step::Releasing(release) => {
                 let link = Protocol::lose_release(release, link_stands);
+                state.leave(link);
+            }
+            Step::Adopting(adoption) => {
+                let link = adoption.link.take().unwrap_or_default();
                 state.leave(link);
             }
             Step::Idle | Step::Queued(_) | Step::Called(..) => {}
@@ -277,6 +311,10 @@ impl Protocol {
         match (action, &mut state.steps[thread]) {
             (Action::Start(_), _) => self.start(state, thread),
             (Action::TakeTurn(_), _) => self.take_turn(state, thread),
+            (Action::GiveUp(_), Step::Adopting(adoption)) => {
+                let new = adoption.new;
+                self.drop_adoption(state, thread, new);
+            }
             // Each token that the thread has abandoned is an orphan already.
             (Action::GiveUp(_), step) => *step = Step::Idle,
             (Action::Attempt(_), _) => self.attempt(state, thread),
@@ -288,6 +326,12 @@ impl Protocol {
                 let hold = hold.clone();
                 Protocol::release(state, thread, hold, next_token);
             }
+            (Action::HandOver(_), Step::Holding(hold)) => {
+                let hold = hold.clone();
+                self.hand_over(state, thread, hold);
+            }
+            (Action::Adopt(_), _) => self.adopt(state, thread),
+            (Action::AdoptAgain(_), _) => Protocol::adopt_again(state, thread),
             (Action::ReleaseAgain(_), Step::Releasing(release)) => Protocol::release_again(release),
             (Action::ReleaseUnconfirmed(_), Step::Releasing(release)) => {
                 let release = release.clone();
@@ -319,6 +363,8 @@ impl Model for Protocol {
             budget: self.budget.clone(),
             wrongly_released: false,
             wrongly_lost: false,
+            parcel: None,
+            adopted_twice: false,
             resource: Resource::default(),
             stale: Vec::new(),
         }]
@@ -364,6 +410,9 @@ impl Model for Protocol {
             | Action::Attempt(thread)
             | Action::GiveUp(thread)
             | Action::Renew(thread)
+            | Action::HandOver(thread)
+            | Action::Adopt(thread)
+            | Action::AdoptAgain(thread)
             | Action::Release(thread, _)
             | Action::ReleaseAgain(thread)
             | Action::ReleaseUnconfirmed(thread) => {
@@ -402,6 +451,12 @@ impl Model for Protocol {
                 holds(state, 0) && state.redis.term > 0 && state.budget.renewals == 0
             }));
         }
+        if self.budget.hand_overs > 0 {
+            properties.push(Property::always(ADOPTED_ONCE, |_, state: &State| !state.adopted_twice));
+            properties.push(Property::sometimes("a lock is adopted", |_, state: &State| {
+                came_by_it(state, How::Adopted)
+            }));
+        }
         if self.fenced {
             properties.push(Property::always(FENCED, |_, state: &State| fence::is_accepted(state)));
         }
@@ -431,6 +486,7 @@ impl Model for Protocol {
 pub(crate) const EXCLUSION: &str = "at most one thread believes that it holds the lock";
 pub(crate) const FENCED: &str =
     "each hold has a larger fence than all before it, and a resource accepts it from the holder";
+pub(crate) const ADOPTED_ONCE: &str = "a parcel is adopted once at most";
 pub(crate) const RELEASED: &str = "a release that the first answer confirms has deleted its token";
 pub(crate) const LOST: &str =
     "a hold that was valid when it was released is not reported as lost, if Redis forgets nothing";
@@ -450,8 +506,10 @@ fn believers(state: &State) -> usize {
     (0..state.steps.len()).filter(|thread| holds(state, *thread)).count()
 }
 
-/// Whether a thread uses the token, or a keeper has it as an orphan.
+/// Whether a thread uses the token, a keeper has it as an orphan, or it was handed over: then the
+/// lease ends it, if nobody adopts it.
 fn is_known(state: &State, token: Token) -> bool {
     state.steps.iter().any(|step| step.uses(token))
         || state.orphans.iter().any(|orphan| orphan.token == token)
+        || state.parcel.is_some_and(|parcel| parcel.token == token)
 }

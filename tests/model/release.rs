@@ -1,7 +1,7 @@
 //! A thread that releases the lock, and hands it off.
 
 use crate::model::{Mutation, Protocol};
-use crate::state::{Command, Hold, Link, Outcome, Release, State, Step, Token};
+use crate::state::{Command, Hold, How, Link, Outcome, Release, State, Step, Token};
 
 impl Protocol {
     /// Begins a release. If `next_token` is given, sends the `SET` of the next waiter with it.
@@ -14,6 +14,7 @@ impl Protocol {
             token: hold.token,
             valid: (hold.valid, hold.valid),
             maybe_done: false,
+            adopted: hold.how == How::Adopted,
             link: Some(link),
             next_token: next_token.map(|token| (token, 0)),
             outcome: Outcome::Nothing,
@@ -64,9 +65,12 @@ impl Protocol {
             state.add_orphan(release.token, false);
         }
         state.steps[thread] = Step::Idle;
-        if release.valid.0 == 0 && !self.is(Mutation::ReleasesQuietly) {
-            // A peer that considers the hold expired may have attempted over the same connection.
-            // Then Redis sends this process no invalidation, and the peer would sleep on.
+        let was_over = release.valid.0 == 0 && !self.is(Mutation::ReleasesQuietly);
+        let was_adopted = release.adopted && !self.is(Mutation::ReleasesAnAdoptedHoldQuietly);
+        if was_over || was_adopted {
+            // A peer that considers the hold expired, or that asked before the hold was adopted,
+            // may have attempted over the same connection. Then Redis sends this process no
+            // invalidation, and the peer would sleep on.
             self.call(state, self.threads[thread].into());
         }
         let Some((next_token, _)) = release.next_token else { return };

@@ -44,6 +44,7 @@ impl Protocol {
                 }
                 self.register(redis, token.thread, listener);
             }
+            Command::Adopt(old, new) => said = self.swap(redis, old, new, by),
             Command::Register(thread, listener) => self.register(redis, thread, listener),
             Command::Delete(token) => {
                 said.stood = stands(redis.key.as_ref(), token);
@@ -109,6 +110,7 @@ impl Protocol {
                 }
                 hold.renewal.iter_mut().for_each(|(age, _)| older(age));
             }
+            Step::Adopting(adoption) => older(&mut adoption.sent),
             Step::Releasing(release) => {
                 release.valid.1 = release.valid.1.saturating_sub(1);
                 release.next_token.iter_mut().for_each(|(_, age)| older(age));
@@ -143,9 +145,9 @@ impl Protocol {
 }
 
 fn may_come(state: &State, orphan: &Orphan) -> bool {
-    let set = Command::Set(orphan.token);
+    let sets = |command: &Command| command.sets(orphan.token);
     state.redis.copies().any(|key| stands(key.as_ref(), orphan.token))
-        || state.strays.iter().any(|link| link.commands.contains(&set))
+        || state.strays.iter().any(|link| link.commands.iter().any(sets))
 }
 
 fn stands(key: Option<&(Token, u8)>, token: Token) -> bool {

@@ -1,6 +1,7 @@
 //! What the model knows at one moment. A time is the number of ticks that have passed or are left,
 //! so that states compare as equal whenever they were reached.
 
+use crate::handing_over::{Adoption, Parcel};
 use crate::replicas::Replica;
 
 /// How long Redis keeps a key, in ticks.
@@ -24,6 +25,8 @@ pub(crate) enum Command {
     /// One script: the same `SET`. If another holder has the lock, the script also says which, and
     /// the listener with this number gets an invalidation for the next change.
     Attempt(Token, Option<u8>),
+    /// Swaps the first token for the second.
+    Adopt(Token, Token),
     /// Requests an invalidation for the next change. Only a mutant sends this command.
     Register(u8, Option<u8>),
     /// Compare and delete.
@@ -34,6 +37,13 @@ pub(crate) enum Command {
     Wait,
     /// Raises the counter. Only a mutant sends this command.
     Raise,
+}
+
+impl Command {
+    /// Whether the key may have the token once this was executed.
+    pub(crate) fn sets(self, token: Token) -> bool {
+        matches!(self, Command::Set(new) | Command::Adopt(_, new) if new == token)
+    }
 }
 
 /// What Redis has answered to the last batch of a connection so far.
@@ -184,6 +194,7 @@ impl Redis {
 pub(crate) enum How {
     Asked,
     HandedOff,
+    Adopted,
 }
 
 /// A hold, as its thread sees it.
@@ -215,6 +226,8 @@ pub(crate) struct Release {
     /// would be now, by the clock of its thread.
     pub(crate) valid: (u8, u8),
     pub(crate) maybe_done: bool,
+    /// Whether the hold was adopted, and so perhaps held without a turn.
+    pub(crate) adopted: bool,
     /// The connection of the try that is under way.
     pub(crate) link: Option<Link>,
     /// The token of the `SET` that was sent with the first try, and the ticks since that send.
@@ -232,6 +245,7 @@ pub(crate) enum Step {
     Claiming(Claim),
     Holding(Hold),
     Releasing(Release),
+    Adopting(Adoption),
 }
 
 impl Step {
@@ -241,6 +255,7 @@ impl Step {
             Step::Claiming(claim) => claim.link.as_ref(),
             Step::Holding(hold) => hold.renewal.as_ref().map(|(_, link)| link),
             Step::Releasing(release) => release.link.as_ref(),
+            Step::Adopting(adoption) => adoption.link.as_ref(),
             Step::Idle | Step::Queued(_) | Step::Called(..) => None,
         }
     }
@@ -250,6 +265,7 @@ impl Step {
             Step::Claiming(claim) => claim.link.as_mut(),
             Step::Holding(hold) => hold.renewal.as_mut().map(|(_, link)| link),
             Step::Releasing(release) => release.link.as_mut(),
+            Step::Adopting(adoption) => adoption.link.as_mut(),
             Step::Idle | Step::Queued(_) | Step::Called(..) => None,
         }
     }
@@ -260,6 +276,7 @@ impl Step {
             Step::Queued(own) | Step::Called(own, _) => *own == token,
             Step::Claiming(claim) => claim.token == token,
             Step::Holding(hold) => hold.token == token,
+            Step::Adopting(adoption) => adoption.old == token || adoption.new == token,
             Step::Releasing(release) => {
                 release.token == token
                     || release.next_token.is_some_and(|(next_token, _)| next_token == token)
@@ -298,6 +315,8 @@ pub(crate) struct Budget {
     pub(crate) lost_counters: u8,
     pub(crate) steps_back: u8,
     pub(crate) reentries: u8,
+    /// How often a holder can hand its hold over.
+    pub(crate) hand_overs: u8,
 }
 
 /// A resource that each holder writes to with its fence.
@@ -322,6 +341,9 @@ pub(crate) struct State {
     /// Whether the first answer to a release confirmed it although its token was not at the key.
     pub(crate) wrongly_released: bool,
     pub(crate) wrongly_lost: bool,
+    /// What was handed over last.
+    pub(crate) parcel: Option<Parcel>,
+    pub(crate) adopted_twice: bool,
     pub(crate) resource: Resource,
     /// The threads that still connect to the master that was replaced.
     pub(crate) stale: Vec<usize>,
@@ -353,6 +375,7 @@ impl State {
         for link in std::mem::take(&mut self.strays) {
             let alive = link.commands.iter().any(|command| match command {
                 Command::Set(_) | Command::Attempt(..) => true,
+                Command::Adopt(old, new) => self.may_matter(*old) || self.may_matter(*new),
                 Command::Register(..) | Command::Wait | Command::Raise => false,
                 Command::Delete(token) | Command::Renew(token) => self.may_matter(*token),
             });
@@ -365,7 +388,7 @@ impl State {
     fn may_matter(&self, token: Token) -> bool {
         self.redis.copies().any(|key| key.is_some_and(|(found, _)| found == token))
             || self.steps.iter().any(|step| step.uses(token))
-            || self.strays.iter().any(|link| link.commands.contains(&Command::Set(token)))
+            || self.strays.iter().any(|link| link.commands.iter().any(|command| command.sets(token)))
     }
 
     pub(crate) fn add_orphan(&mut self, token: Token, stray: bool) {

@@ -24,14 +24,16 @@ impl Protocol {
 
     /// Whether something will call a thread that sleeps. One of these has to hold: the key exists,
     /// and Redis tracks it for the listener; an invalidation, or the loss of a connection, is about
-    /// to reach the process; or a peer releases a hold that was over, and calls the waiters then.
+    /// to reach the process; or a peer releases a hold that was over or adopted, or adopts the
+    /// lock, and calls the waiters then.
     pub(crate) fn has_something_to_come(&self, state: &State, thread: usize) -> bool {
         if !matches!(&state.steps[thread], Step::Claiming(claim) if claim.asleep) {
             return true;
         }
         let tracking = &state.redis.tracking[usize::from(self.threads[thread])];
         let calls_at_its_end = |peer: usize| match &state.steps[peer] {
-            Step::Releasing(release) => release.valid.0 == 0,
+            Step::Releasing(release) => release.valid.0 == 0 || release.adopted,
+            Step::Adopting(_) => true,
             _ => false,
         };
         tracking.registered && state.redis.key.is_some()
