@@ -91,6 +91,8 @@ part 'lossy failovers' env RELATCH_FAILOVERS=100 \
     cargo test --quiet --locked --features tls --test it lossy_failovers_lose_no -- --nocapture
 part 'a million fences' env RELATCH_FENCES=1000000 \
     cargo test --release --quiet --locked --features tls --test it a_million_fences_grow -- --ignored --nocapture
+part 'parcels adopted twice' \
+    cargo test --release --quiet --locked --features tls --test it one_wins_ten_thousand_times -- --ignored
 part 'histories' env "RELATCH_ACQUISITIONS=$acquisitions" \
     cargo test --release --quiet --locked --features tls --test history -- --nocapture --test-threads=3
 

@@ -142,6 +142,25 @@ pub(crate) fn while_counting(
     println!("the longest wait: {:?}, and of those in a hurry {:?}", longest.lock(), hurried.lock());
 }
 
+/// Neither manager has read a new map when the slot has moved.
+#[test]
+fn a_parcel_is_adopted_where_its_slot_has_moved() {
+    let cluster = Cluster::without_replicas();
+    let (locks, others) = (connect(&cluster.url()), connect(&cluster.url()));
+    for is_fenced in [false, true] {
+        let name = cluster.key_on(0);
+        let guard = locks.named(&name).fenced(is_fenced).lease(MINUTE).lock().expect("locks");
+        let before = guard.fence();
+        let parcel = guard.hand_over().expect("hands over");
+        drop(others.lock(cluster.key_on(0)).expect("locks"));
+        cluster.move_slot(cluster.slot_of(&name), 1);
+        let adopted = others.adopt(&parcel).expect("adopts");
+        assert_eq!(cluster.server(1).get(&key(&name)).as_deref(), Some(adopted.token()));
+        assert_eq!(adopted.fence() > before, is_fenced);
+        assert_eq!(adopted.unlock().expect("unlocks"), Unlocked::Released);
+    }
+}
+
 #[test]
 fn a_hold_goes_on_while_its_slot_moves() {
     let cluster = Cluster::without_replicas();

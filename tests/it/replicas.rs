@@ -277,6 +277,24 @@ fn a_lost_key_is_reported_although_no_replica_acknowledges() {
     assert_lost(&taken.extend_to(MINUTE), LostCause::Taken);
 }
 
+#[test]
+fn an_adoption_counts_once_replicas_have_it() {
+    let group = Group::start(1);
+    let (patient, hasty) = (group.patient(1), group.hasty(1));
+    let parcel_of = |name: &str| patient.lock(name).expect("locks").hand_over().expect("hands over");
+    let (first, second) = (parcel_of("a"), parcel_of("b"));
+    // Too few replicas at first. The token is swapped by then, and the next try finds it.
+    group.proxy.on("WAIT", Fault::Answer(b":0\r\n".into()));
+    let adopted = patient.adopt(&first).expect("adopts");
+    assert_eq!(group.value_of("a").as_deref(), Some(adopted.token()));
+    group.cut();
+    let error = hasty.adopt(&second).expect_err("no replica has it");
+    assert!(matches!(error, Error::Unavailable { .. }), "{error:?}");
+    assert!(chain(&error).contains("0 of 1 replicas acknowledged the lock"), "{}", chain(&error));
+    assert!(hasty.held().is_empty());
+    eventually(LONG, "no key is left", || group.value_of("b").is_none());
+}
+
 /// What becomes of the answer to `WAIT`: lost, broken, or an error that leaves the key in doubt.
 fn lost_waits() -> Vec<Fault> {
     let says = |text: &str| Fault::Replace(format!("{text}\r\n").into_bytes());

@@ -32,11 +32,11 @@
 //! counter gets lost, or the server's clock is set back: either, but not both. Each holder writes
 //! to a resource, with its number, as soon as it has the lock and at any later time.
 //!
-//! In some models, a holder hands its hold over (`handing_over`). It stops believing, and any thread
-//! adopts the parcel: one script swaps the token, or extends the lease if it finds the adopter's
-//! own. After a lost answer, the adopter tries again with the same token, or gives up. An adopter
-//! does not wait for the turn of its process. Its swap may use up the invalidation for which a peer
-//! has registered, so it calls its peers, and so does its release.
+//! In some models, a holder hands its hold over (`handing_over`). It stops believing, and any
+//! thread adopts the parcel: one script swaps the token, or extends the lease if it finds the
+//! adopter's own. After a lost answer, the adopter tries again with the same token, or gives up. An
+//! adopter does not wait for the turn of its process. Its swap may use up the invalidation for
+//! which a peer has registered, so it calls its peers, and so does its release.
 //!
 //! In the model, only a call ends a sleep. (In the program, the safety poll and the end of the
 //! lease that the waiter saw end it, too.) So a waiter that sleeps and will not be called is a lost
@@ -237,7 +237,7 @@ fn fences_grow_and_holders_are_accepted() {
 
 #[test]
 fn a_parcel_is_adopted_once_and_sender_and_adopter_never_both_believe() {
-    check(&handing_over(two(1, 1, 1, 1)));
+    check(&handing_over(two(1, 1, 0, 1)));
     check(&handing_over(one(2, 1)));
     check(&handing_over(Protocol { threads: vec![0, 1, PROMPT], ..two(1, 1, 0, 0) }));
     check(&handing_over(asleep(a_pair(1, 1, 0), 0)));
