@@ -68,9 +68,9 @@
 //!
 //! None is on by default. `tls` adds TLS (by rustls, with the cryptography of *ring*) for URLs that
 //! begin with `rediss`. `tls-no-provider` adds the same without any cryptography: the program then
-//! gives its own, in `Tls::provider`. `metrics` also gives what [`Stats`] counts to the recorder of the
-//! [`metrics`](https://docs.rs/metrics) crate, under the names of [`Stats::prometheus`], summed over
-//! all managers of the process.
+//! gives its own, in `Tls::provider`. `metrics` also gives what [`Stats`] counts to the recorder of
+//! the [`metrics`](https://docs.rs/metrics) crate, under the names of [`Stats::prometheus`], summed
+//! over all managers of the process.
 //!
 //! # A program, step by step
 //!
@@ -108,9 +108,9 @@
 //! ```
 //!
 //! [`Lock::holder`] says which process has a lock. [`LockManager::held`] lists the locks of this
-//! process, and [`LockManager::waiting`] the threads that wait for one. [`LockManager::stats`] counts
-//! what the manager did, and [`Builder::warn_after`] logs what lasts long. [`LockGuard::watch`] and
-//! [`Builder::on_lost`] report losses.
+//! process, and [`LockManager::waiting`] the threads that wait for one. [`LockManager::stats`]
+//! counts what the manager did, and [`Builder::warn_after`] logs what lasts long.
+//! [`LockGuard::watch`] and [`Builder::on_lost`] report losses.
 //!
 //! # Errors
 //!

@@ -46,6 +46,7 @@ done
 [ $# -gt 0 ] || set -- redis-6.2 system valkey-9.1
 
 need_cargo
+need_prometheus
 # Most tests wait most of the time, so more of them than there are cores can run at once.
 threads="${RUST_TEST_THREADS:-4}"
 

@@ -69,8 +69,8 @@ pub(crate) const HISTOGRAMS: [Distribution; 2] =
 
 impl Stats {
     /// All statistics in the text format that Prometheus reads (version 0.0.4): counters such as
-    /// `relatch_acquired_total`, the gauges `relatch_waiting` and `relatch_held`, and the histograms
-    /// `relatch_time_waited_seconds` and `relatch_time_held_seconds`, with the bounds of
+    /// `relatch_acquired_total`, the gauges `relatch_waiting` and `relatch_held`, and the
+    /// histograms `relatch_time_waited_seconds` and `relatch_time_held_seconds`, with the bounds of
     /// [`Histogram::buckets`]. Each metric has its `HELP` and `TYPE`.
     ///
     /// Serve the text with the content type `text/plain; version=0.0.4`, as `examples/worker.rs` of

@@ -210,13 +210,13 @@ impl Builder {
         self
     }
 
-    /// Logs a warning (target `relatch::slow`) for each thread that waits for a lock for longer than
-    /// `wait`, and for each lock that is held for longer than `held`. Off by default. Both are
+    /// Logs a warning (target `relatch::slow`) for each thread that waits for a lock for longer
+    /// than `wait`, and for each lock that is held for longer than `held`. Off by default. Both are
     /// at least 1 ms; with `Duration::MAX`, one of the two is never logged.
     ///
-    /// The warnings are repeated after twice the time, four times the time and so on, for as long as
-    /// the wait or the hold lasts. They name the key and the thread; for a wait the holder, if it is
-    /// known, and the time left until its deadline; for a hold the time left of its lease.
+    /// The warnings are repeated after twice the time, four times the time and so on, for as long
+    /// as the wait or the hold lasts. They name the key and the thread; for a wait the holder, if
+    /// it is known, and the time left until its deadline; for a hold the time left of its lease.
     ///
     /// The keeper's thread logs them, and is started with the manager for that. Taking and
     /// releasing a lock costs the same as without. A warning is late by up to the response timeout

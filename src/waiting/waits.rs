@@ -1,8 +1,8 @@
 //! The threads that wait for a lock now: a list for the program, and log lines.
 //!
 //! A thread enters the list when it is about to sleep for the first time, and leaves it when its
-//! wait is over. So a lock that is free costs nothing here. (The list of `deadlocks` is another one:
-//! it is one for the whole process, and has only the threads that hold locks.)
+//! wait is over. So a lock that is free costs nothing here. (The list of `deadlocks` is another
+//! one: it is one for the whole process, and has only the threads that hold locks.)
 
 use std::cell::Cell;
 use std::fmt;
@@ -46,11 +46,7 @@ pub struct WaitingThread {
 impl fmt::Display for WaitingThread {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let WaitingThread { key, thread, waited, holder, time_left } = self;
-        write!(
-            f,
-            "{thread} has waited for lock {key:?} for {waited:.1?}, held by {}, ",
-            Named(holder.as_ref())
-        )?;
+        write!(f, "{thread} has waited for lock {key:?} for {waited:.1?}, {}, ", Named(holder.as_ref()))?;
         match time_left {
             Some(left) => write!(f, "gives up in {left:.1?}"),
             None => f.write_str("without a limit"),
@@ -64,8 +60,8 @@ struct Named<'a>(Option<&'a Holder>);
 impl fmt::Display for Named<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.0 {
-            Some(holder) => holder.fmt(f),
-            None => f.write_str("an unknown holder"),
+            Some(holder) => write!(f, "held by {holder}"),
+            None => f.write_str("whose holder is not known"),
         }
     }
 }
@@ -93,8 +89,8 @@ struct Listed {
 }
 
 impl Waits {
-    /// Whether a wait is announced at its begin. This does not ask the program's logger, so a caller
-    /// may hold a lock.
+    /// Whether a wait is announced at its begin. This does not ask the program's logger, so a
+    /// caller may hold a lock.
     pub(crate) fn are_announced() -> bool {
         emit::IS_ON || log::max_level() >= LevelFilter::Debug
     }
@@ -172,7 +168,7 @@ impl<'a> ListedWait<'a> {
             emit::change(&WAITING, 1.0);
             debug!(
                 target: "relatch::wait",
-                "{} waits for lock {:?}, held by {}", self.thread, self.key.name(), Named(holder)
+                "{} waits for lock {:?}, {}", self.thread, self.key.name(), Named(holder)
             );
         }
     }
