@@ -151,7 +151,8 @@ impl LockManager {
     }
 
     /// [`lock_all`](LockManager::lock_all), waiting for `limit` at most. `Ok(None)` means that one
-    /// of the locks was busy until then.
+    /// of the locks was busy until then. [`Error::WouldDeadlock`] stays an error, as for
+    /// [`Lock::try_lock_for`].
     pub fn try_lock_all_for<K: AsRef<str>>(
         &self,
         keys: impl AsRef<[K]>,

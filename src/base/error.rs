@@ -41,7 +41,8 @@ pub enum Error {
         /// Who held the lock when Redis was last asked, if that is known.
         holder: Option<Box<Holder>>,
         /// The keys of the locks that this thread held while it waited. If another process waits
-        /// for one of them and holds this one, both wait in vain.
+        /// for one of them and holds this one, both wait in vain. Empty if the limit of the wait
+        /// was zero.
         held: Vec<String>,
         /// What took the time, if it is not known whether the lock was busy in the end.
         source: Option<Box<dyn StdError + Send + Sync>>,
@@ -213,8 +214,13 @@ pub enum Error {
     ///
     /// The thread that closes a cycle gets this error at once, and keeps what it holds. The others
     /// go on once it releases that. Let all code take locks in the same order, or take them
-    /// together. A cycle does not count if something ends it before this thread would give up: the
-    /// deadline of another thread's wait, or a hold that is not renewed.
+    /// together.
+    ///
+    /// A cycle does not count if something ends it before this thread would give up: the deadline
+    /// of another thread's wait, or a hold that is not renewed or has a
+    /// [`max_hold`](crate::Lock::max_hold). So if all threads wait for the same limited time, the
+    /// one that began first gets a [`Timeout`](Error::Timeout), and none gets this error. A hold
+    /// whose loss this process has not noticed yet counts as a hold.
     ///
     /// A cycle of one thread holds the lock through another [`LockManager`](crate::LockManager).
     /// Reentry works within one manager: clone it in place of making a second one.

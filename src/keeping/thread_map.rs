@@ -9,7 +9,6 @@ use std::sync::Arc;
 
 use crate::base::clock::Moment;
 use crate::base::error::{Error, LostCause};
-use crate::base::owner::Owner;
 use crate::hold::{Hold, shortened};
 use crate::waiting::deadlocks::HeldBy;
 use crate::waiting::queues::Turn;
@@ -127,11 +126,12 @@ pub(crate) fn reenter(
 ) -> Option<Result<Rc<Held>, Error>> {
     let held = find(manager, name)?;
     let depth = held.hold.depth();
-    if !reentrant {
-        return Some(Err(Error::AlreadyHeld { key: name.to_owned() }));
-    }
+    // The loss comes first: the thread has to learn of it, whatever it wanted.
     if let Err(lost) = held.hold.check(now) {
         return Some(Err(lost));
+    }
+    if !reentrant {
+        return Some(Err(Error::AlreadyHeld { key: name.to_owned() }));
     }
     if fenced && held.hold.fence == 0 {
         let reason = "this thread holds it already, and took it without a fence";
@@ -193,12 +193,14 @@ fn look_for_lost(number: u64, now: Moment) -> Option<(String, LostCause)> {
     lost
 }
 
-/// True if this thread has a hold with this token, through any manager.
-pub(crate) fn is_mine(token: &str, pid: u32) -> bool {
+/// This thread's hold with this token, through any manager.
+pub(crate) fn by_token(token: &str, pid: u32) -> Option<Arc<Hold>> {
+    let in_map = with(|holds| {
+        let mut all = holds.values().flatten().map(|entry| &entry.held.hold);
+        all.find(|hold| hold.token == token).map(Arc::clone)
+    });
     // A forked child finds its parent's holds in its copy of the map. They are not its own.
-    let of_this_process = || Owner::parse(token).is_some_and(|owner| owner.pid() == pid);
-    let in_map = with(|holds| holds.values().flatten().any(|entry| entry.held.hold.token == token));
-    in_map.unwrap_or(false) && of_this_process()
+    in_map.flatten().filter(|hold| hold.owner.pid() == pid)
 }
 
 /// `None` if the thread is ending and the map is gone.
@@ -301,8 +303,8 @@ mod tests {
         let held = entered(1, "a");
         let token = &held.hold.token;
         let pid = std::process::id();
-        assert!(is_mine(token, pid));
-        assert!(!is_mine(token, pid + 1), "a forked child's copy of the map");
-        assert!(!is_mine("somebody-else", pid));
+        assert!(by_token(token, pid).is_some());
+        assert!(by_token(token, pid + 1).is_none(), "a forked child's copy of the map");
+        assert!(by_token("somebody-else", pid).is_none());
     }
 }

@@ -78,7 +78,8 @@ impl Lock {
     /// limit](crate::Builder::poll_every).
     ///
     /// If two threads of a process each hold a lock and wait for the lock of the other, the one
-    /// that begins to wait last gets [`Error::WouldDeadlock`] at once. Between two processes,
+    /// that begins to wait last gets [`Error::WouldDeadlock`] at once. (But if the other one's wait
+    /// has a limit and ends sooner, that ends the deadlock, by a `Timeout`.) Between two processes,
     /// nobody knows of both waits. They wait for ever, because both locks are renewed. A limited
     /// [`wait`](Lock::wait) or [`max_hold`](Lock::max_hold) ends such a deadlock.
     ///
@@ -113,7 +114,8 @@ impl Lock {
     /// it. Sends nothing if another thread of this process has the lock or waits for it. Blocks
     /// only for the answers: at most the connect timeout and the response timeout together. If the
     /// key never expires, the thread looks at it again after a quarter of a second, since a
-    /// renewal of the holder may set an expiry meanwhile.
+    /// renewal of the holder may set an expiry meanwhile. (If the two timeouts together are
+    /// shorter than that, such a key is just busy.)
     ///
     /// # Errors
     ///
@@ -130,7 +132,9 @@ impl Lock {
     ///
     /// # Errors
     ///
-    /// As for [`lock`](Lock::lock), except `Timeout`.
+    /// As for [`lock`](Lock::lock), except `Timeout`. [`Error::WouldDeadlock`] stays an
+    /// error, and is no `Ok(None)`: nothing would end the wait but its limit, and asking again
+    /// would not help as long as this thread keeps what it holds.
     pub fn try_lock_for(&self, limit: Duration) -> Result<Option<LockGuard>, Error> {
         self.request().try_lock_for(limit)
     }
@@ -143,7 +147,9 @@ impl Lock {
     ///
     /// # Errors
     ///
-    /// As for [`lock`](Lock::lock), except `Timeout`.
+    /// As for [`lock`](Lock::lock), except `Timeout`. [`Error::WouldDeadlock`] stays an
+    /// error, and is no `Ok(None)`: nothing would end the wait but its limit, and asking again
+    /// would not help as long as this thread keeps what it holds.
     pub fn try_lock_until(&self, deadline: Instant) -> Result<Option<LockGuard>, Error> {
         self.request().try_lock_until(deadline)
     }

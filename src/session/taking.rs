@@ -28,16 +28,19 @@ impl Session {
     ) -> Result<(Turn, Taken), Error> {
         let ListedWait { key, thread: owner, patience, .. } = *listed;
         let wait = Wait::new(self.id, key.name(), owner, patience.deadline, thread_map::held);
-        let is_vain = |seen: Option<&Holder>, sleeps: bool| match seen {
-            _ if self.is_stopped(stop) => Err(Vain::Stopped),
-            Some(holder) if thread_map::is_mine(holder.raw(), owner.pid()) => {
-                Err(Vain::Deadlock(wait.for_itself()))
+        let is_vain = |seen: Option<&Holder>, sleeps: bool| {
+            if self.is_stopped(stop) {
+                return Err(Vain::Stopped);
             }
-            _ if sleeps => {
+            let mine = seen.and_then(|holder| thread_map::by_token(holder.raw(), owner.pid()));
+            if let Some(cycle) = mine.and_then(|hold| wait.for_itself(&hold)) {
+                return Err(Vain::Deadlock(cycle));
+            }
+            if sleeps {
                 listed.begins();
-                wait.begins(seen).map_err(Vain::Deadlock)
+                wait.begins(seen).map_err(Vain::Deadlock)?;
             }
-            _ => Ok(()),
+            Ok(())
         };
         let turn = match self.turn(listed, is_vain, &claim) {
             Ok(turn) => turn,

@@ -9,8 +9,8 @@
 //! Only a thread that holds locks can be part of a cycle. So a thread that holds none, and a thread
 //! that does not sleep, pay nothing.
 //!
-//! A cycle is no deadlock if something ends it. The walk leaves out holds that are lost, and a
-//! cycle does not count if another thread of it gives up, or a hold of it runs out, before the
+//! A cycle is no deadlock if something ends it. The walk leaves out holds that are lost as far as
+//! this process knows, and a cycle does not count if another thread of it gives up, or a hold of it runs out, before the
 //! deadline of the thread that would get the error.
 
 use std::cell::RefCell;
@@ -87,7 +87,8 @@ pub(crate) struct Wait<'a> {
 enum State {
     /// The thread has not slept yet.
     Awake,
-    /// The thread holds nothing, so nobody waits for it.
+    /// The thread holds nothing, so nobody waits for it. Or it has closed a cycle, and its wait is
+    /// over.
     Free,
     /// The thread is in the list, with this number.
     Blocked(u64),
@@ -108,33 +109,52 @@ impl<'a> Wait<'a> {
     /// thread would wait for itself.
     pub(crate) fn begins(&self, seen: Option<&Holder>) -> Result<(), Vec<BlockedThread>> {
         let mut state = self.state.borrow_mut();
+        let holds = match *state {
+            State::Awake => (self.holds)(),
+            State::Free => return Ok(()),
+            State::Blocked(_) => Vec::new(),
+        };
+        let is_first = matches!(*state, State::Awake);
+        if is_first && holds.is_empty() {
+            *state = State::Free;
+            return Ok(());
+        }
         let of_this_process =
             |holder: &&Holder| holder.owner().is_some_and(|it| it.pid() == self.thread.pid());
         let seen = seen.filter(of_this_process).map(Holder::raw);
-        let was_awake = matches!(*state, State::Awake);
-        if was_awake {
-            let holds = (self.holds)();
-            *state = if holds.is_empty() { State::Free } else { State::Blocked(self.enter(holds)) };
-        }
-        let State::Blocked(number) = *state else { return Ok(()) };
+        // The thread enters the list and looks for a cycle in one step. If it entered first, two
+        // threads that close a cycle together would both find it, and both get the error.
         let mut blocked = BLOCKED.lock();
+        let number = match *state {
+            State::Blocked(number) => number,
+            _ => self.enter(&mut blocked, holds),
+        };
+        *state = State::Blocked(number);
         let Some(me) = blocked.iter_mut().find(|it| it.number == number) else { return Ok(()) };
-        let is_new = was_awake || seen.is_some() && me.seen.as_deref() != seen;
+        let is_new = is_first || seen.is_some() && me.seen.as_deref() != seen;
         me.seen = seen.map(str::to_owned).or(me.seen.take());
         // If nothing is new, the thread that closes a cycle is another one.
-        let cycle = is_new.then(|| cycle(&blocked, number, Moment::now()));
-        cycle.flatten().map_or(Ok(()), Err)
+        let Some(cycle) = is_new.then(|| cycle(&blocked, number, Moment::now())).flatten() else {
+            return Ok(());
+        };
+        // The wait is over. If the thread stayed in the list until it has left its queue, another
+        // thread could find the same cycle meanwhile.
+        blocked.retain(|it| it.number != number);
+        *state = State::Free;
+        Err(cycle)
     }
 
-    /// The cycle of a thread that holds the lock itself, through another manager.
-    pub(crate) fn for_itself(&self) -> Vec<BlockedThread> {
-        vec![BlockedThread { thread: self.thread.clone(), key: self.name.to_string() }]
+    /// The cycle of a thread that holds the lock itself, through another manager, if nothing ends
+    /// that hold before the thread gives up.
+    pub(crate) fn for_itself(&self, hold: &Hold) -> Option<Vec<BlockedThread>> {
+        let lasts = hold.is_valid(Moment::now()) && hold.ends_by_itself() >= self.deadline;
+        lasts.then(|| vec![BlockedThread { thread: self.thread.clone(), key: self.name.to_string() }])
     }
 
-    fn enter(&self, holds: Vec<HeldBy>) -> u64 {
+    fn enter(&self, blocked: &mut Vec<Blocked>, holds: Vec<HeldBy>) -> u64 {
         static NEXT: AtomicU64 = AtomicU64::new(0);
         let number = NEXT.fetch_add(1, Ordering::Relaxed);
-        BLOCKED.lock().push(Blocked {
+        blocked.push(Blocked {
             number,
             thread: self.thread.clone(),
             wants: (self.manager, Arc::clone(self.name)),

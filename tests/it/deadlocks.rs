@@ -5,9 +5,9 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use relatch::{Error, LockManager};
-use relatch_rig::{LONG, Server, Worker, eventually, role, throughout};
+use relatch_rig::{LONG, Server, Worker, eventually, role};
 
-use crate::support::{ANSWER, LATE, LEASE, MINUTE, PERIOD, connect, occupy};
+use crate::support::{ANSWER, LATE, LEASE, MINUTE, PERIOD, SOON, connect, occupy};
 
 /// How soon the thread that closes a cycle learns it.
 const AT_ONCE: Duration = Duration::from_secs(1);
@@ -64,18 +64,14 @@ fn a_cycle_may_have_many_threads_and_lead_through_several_managers() {
 #[test]
 fn the_error_comes_at_once() {
     let server = Server::start();
-    let locks = connect(&server);
-    let (has_b, when_b) = mpsc::channel();
+    let (locks, theirs) = (connect(&server), connect(&server));
     thread::scope(|scope| {
         let outer = locks.lock("a").expect("locks");
         let other = scope.spawn(|| {
-            let guard = locks.lock("b").expect("locks");
-            has_b.send(()).expect("the other thread listens");
-            locks.lock("a").map(|inner| drop((inner, guard)))
+            let guard = theirs.lock("b").expect("locks");
+            theirs.lock("a").map(|inner| drop((inner, guard)))
         });
-        when_b.recv().expect("the other thread has it");
-        eventually(LONG, "the other thread waits", || locks.stats().waited == 0 && locks.held().len() == 2);
-        throughout(PERIOD, || assert!(!other.is_finished()));
+        eventually(LONG, "the other thread waits", || theirs.stats().waited == 1);
         let asked = Instant::now();
         let error = locks.lock("b").expect_err("the other waits for this thread");
         assert!(asked.elapsed() < AT_ONCE, "{:?}", asked.elapsed());
@@ -91,19 +87,16 @@ fn the_error_comes_at_once() {
 #[test]
 fn a_wait_that_ends_sooner_makes_no_deadlock() {
     let server = Server::start();
-    let locks = connect(&server);
-    let both = Barrier::new(2);
+    let (locks, theirs) = (connect(&server), connect(&server));
     thread::scope(|scope| {
+        let guard = locks.lock("a").expect("locks");
         let brief = scope.spawn(|| {
-            let guard = locks.lock("b").expect("locks");
-            both.wait();
-            let taken = locks.named("a").wait(5 * PERIOD).lock().map(drop);
+            let guard = theirs.lock("b").expect("locks");
+            let taken = theirs.named("a").wait(SOON).lock().map(drop);
             drop(guard);
             taken
         });
-        let guard = locks.lock("a").expect("locks");
-        both.wait();
-        throughout(PERIOD, || assert!(!brief.is_finished()));
+        eventually(LONG, "the other thread waits", || theirs.stats().waited == 1);
         locks.lock("b").map(drop).expect("the other gives up, and lets go");
         drop(guard);
         let error = brief.join().expect("no panic").expect_err("it was busy");
@@ -117,45 +110,112 @@ fn a_wait_that_ends_sooner_makes_no_deadlock() {
 #[test]
 fn holds_that_end_by_themselves_make_no_deadlock() {
     let server = Server::start();
-    let locks = connect(&server);
-    for lost in [true, false] {
-        let both = Barrier::new(2);
+    for is_lost in [true, false] {
+        let (locks, theirs) = (connect(&server), connect(&server));
         thread::scope(|scope| {
+            let guard = locks.lock("a").expect("locks");
             let other = scope.spawn(|| {
-                let lock = locks.named("b").renew(lost).lease(if lost { MINUTE } else { LEASE });
-                let guard = lock.lock().expect("locks");
-                both.wait();
-                let taken = locks.lock("a").map(drop);
+                let guard = theirs.named("b").lease(LEASE).renew(is_lost).renew_every(PERIOD).lock();
+                let taken = theirs.lock("a").map(drop);
                 drop(guard);
                 taken
             });
-            let guard = locks.lock("a").expect("locks");
-            both.wait();
-            throughout(PERIOD, || assert!(!other.is_finished()));
-            if lost {
-                locks.named("b").force_unlock().expect("deletes");
+            eventually(LONG, "the other thread waits", || theirs.stats().waited == 1);
+            if is_lost {
+                // This thread sleeps, and does not just find the lock free.
+                occupy(&server, "b", LEASE);
+                eventually(LONG, "the keeper finds the loss", || theirs.stats().lost == 1);
             }
-            locks.lock("b").map(drop).expect("the lock is free, or will be");
+            locks.lock("b").map(drop).expect("free when somebody's lease, or the hold, ends");
             drop(guard);
             other.join().expect("no panic").expect("free by then");
         });
     }
 }
 
+/// The same for a thread that waits for its own hold, through another manager.
+#[test]
+fn a_hold_of_the_thread_itself_that_runs_out_makes_no_deadlock() {
+    let server = Server::start();
+    let (first, second) = (connect(&server), connect(&server));
+    let guard = first.named("a").lease(LEASE).renew(false).lock().expect("locks");
+    let brief = second.named("a").wait(PERIOD).lock().map(drop);
+    // On a machine that is held up, the lease may be over by then.
+    assert!(matches!(&brief, Err(Error::WouldDeadlock { .. }) | Ok(())), "it outlasts the wait: {brief:?}");
+    second.lock("a").map(drop).expect("the lease ends");
+    drop(guard);
+}
+
+/// A thread that has waited, and still holds what it held meanwhile, waits for nobody.
+#[test]
+fn a_wait_that_is_over_closes_no_cycle() {
+    let server = Server::start();
+    let (locks, theirs) = (connect(&server), connect(&server));
+    let (done, is_done) = mpsc::channel::<()>();
+    let (inside, is_inside) = mpsc::channel();
+    thread::scope(|scope| {
+        let b = theirs.lock("b").expect("locks");
+        let locks = &locks;
+        scope.spawn(move || {
+            let _a = locks.lock("a").expect("locks");
+            drop(locks.lock("b").expect("free in the end"));
+            inside.send(()).expect("awaited");
+            let _ = is_done.recv();
+        });
+        eventually(LONG, "the other thread waits", || locks.stats().waited == 1);
+        drop(b);
+        is_inside.recv().expect("it has had the lock");
+        let _b = locks.lock("b").expect("locks");
+        let error = locks.named("a").wait(ANSWER).lock().expect_err("busy");
+        assert!(error.is_timeout(), "the other waits for nobody: {error:?}");
+        drop(done);
+    });
+}
+
+/// One thread sleeps, and knows only of the first holder. The second holder closes the cycle.
+#[test]
+fn a_holder_that_changes_during_the_wait_closes_the_cycle() {
+    let server = Server::start();
+    let one = connect(&server);
+    let seldom = LockManager::builder(&server.url()).client_tracking(false).poll_every(ANSWER);
+    let two = seldom.build().expect("connects");
+    let errors = thread::scope(|scope| {
+        let k = one.lock("k").expect("locks");
+        let first = scope.spawn(|| {
+            let _s = two.lock("s").expect("locks");
+            two.lock("k").map(drop)
+        });
+        eventually(LONG, "it waits for this thread", || two.stats().waited == 1);
+        let second = scope.spawn(|| {
+            let _k = one.lock("k").expect("handed off");
+            one.lock("s").map(drop)
+        });
+        // It is in the queue by now, and the first one polls seldom. (If not, the test shows less,
+        // and passes.)
+        thread::sleep(SOON);
+        drop(k);
+        [first, second].map(|it| it.join().expect("no panic"))
+    });
+    let found = errors.iter().filter(|it| matches!(it, Err(Error::WouldDeadlock { .. }))).count();
+    assert_eq!(found, 1, "{errors:?}");
+}
+
 #[test]
 fn a_timeout_lists_what_the_waiter_held() {
     let server = Server::start();
-    let here = connect(&server);
+    let (here, there) = (connect(&server), connect(&server));
     occupy(&server, "c", MINUTE);
     let error = here.named("c").wait(ANSWER).lock().expect_err("busy");
     assert!(matches!(&error, Error::Timeout { held, .. } if held.is_empty()), "{error:?}");
-    let _outer = (here.lock("a").expect("locks"), here.lock("b").expect("locks"));
+    let _outer = (here.lock("a").expect("locks"), there.lock("b").expect("locks"));
     let error = thread::scope(|scope| {
         let _elsewhere = scope.spawn(|| here.lock("x").map(drop)).join().expect("no panic");
         here.named("c").wait(ANSWER).lock().expect_err("busy")
     });
     assert!(matches!(&error, Error::Timeout { held, .. } if held == &["a", "b"]), "{error:?}");
     assert!(error.to_string().contains("this thread held \"a\", \"b\" meanwhile"), "{error}");
+    let error = here.named("c").wait(Duration::ZERO).lock().expect_err("busy");
+    assert!(matches!(&error, Error::Timeout { held, .. } if held.is_empty()), "it did not wait: {error:?}");
 }
 
 /// Nobody knows of both waits. So each lasts until its deadline, and the error says what to look
@@ -169,13 +229,13 @@ fn row_33_a_deadlock_of_two_processes_ends_by_the_deadline() {
     let owner = other.expect_line("", LONG);
     other.send("take a");
     assert_eq!(other.expect_line("takes", LONG), "takes a");
-    let error = locks.named("b").wait(PERIOD).lock().expect_err("busy");
+    let error = locks.named("b").wait(SOON).lock().expect_err("busy");
     let Error::Timeout { holder: Some(holder), held, waited, .. } = &error else { panic!("{error:?}") };
     assert_eq!(
         (held.as_slice(), holder.owner().map(|it| it.to_string())),
         (&["a".to_owned()][..], Some(owner))
     );
-    assert!(*waited >= PERIOD && *waited < LONG, "{waited:?}");
+    assert!(*waited >= SOON && *waited < LONG, "{waited:?}");
     let text = error.to_string();
     assert!(
         text.starts_with("lock \"b\" was still busy after ") && text.contains(&holder.to_string()),

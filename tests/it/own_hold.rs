@@ -4,9 +4,9 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use relatch::{Error, LockManager, LostCause, Owner};
-use relatch_rig::{Fault, LONG, Server, Worker, role};
+use relatch_rig::{Fault, LONG, Server, Worker, eventually, role};
 
-use crate::support::{ANSWER, MINUTE, PERIOD, Rig, assert_lost, connect, renewals_of, trusted};
+use crate::support::{ANSWER, MINUTE, PERIOD, Rig, assert_lost, connect, delete, renewals_of, trusted};
 
 #[test]
 fn only_the_thread_that_holds_a_lock_finds_it() {
@@ -61,6 +61,20 @@ fn confirm_asks_redis_each_time() {
     assert_lost(&guard.unlock(), LostCause::Deleted);
 }
 
+/// A renewal that is under way was executed before the question. Its answer says nothing about now.
+#[test]
+fn confirm_asks_again_while_a_renewal_is_under_way() {
+    let rig = Rig::with(|builder| builder.lease(MINUTE).renew_every(PERIOD).client_tracking(false));
+    let guard = rig.locks.lock("a").expect("locks");
+    let renewal = renewals_of(&rig.server, "a");
+    eventually(LONG, "it is renewed", || rig.proxy.commands(&renewal) > 0);
+    let before = rig.proxy.commands(&renewal);
+    rig.proxy.on(&renewal, Fault::DelayReply(ANSWER / 2));
+    eventually(LONG, "a renewal is under way", || rig.proxy.commands(&renewal) > before);
+    delete(&rig.server, "a");
+    assert_lost(&guard.confirm(Duration::ZERO), LostCause::Deleted);
+}
+
 #[test]
 fn confirm_finds_another_holder() {
     let rig = Rig::with(|builder| builder.lease(MINUTE));
@@ -86,7 +100,7 @@ fn confirm_fails_without_an_answer_and_the_hold_stays_valid() {
 #[test]
 fn an_answer_that_leaves_too_little_time_confirms_nothing() {
     let rig = Rig::with(|builder| builder.lease(MINUTE));
-    let lease = 2 * ANSWER;
+    let lease = MINUTE;
     let guard = rig.locks.named("a").lease(lease).renew(false).lock().expect("locks");
     guard.confirm(Duration::ZERO).expect("opens the connection");
     rig.proxy.on(&renewals_of(&rig.server, "a"), Fault::DelayReply(ANSWER / 2));
@@ -121,7 +135,10 @@ fn a_lock_that_is_not_reentrant_is_taken_once() {
     assert_eq!(rig.locks.lock("a").expect("this attempt may").depth(), 2);
     assert_eq!(once.current().expect("held").depth(), 2);
     drop(guard);
-    drop(once.lock().expect("free again"));
+    let lost = once.lock().expect("free again");
+    rig.locks.named("a").force_unlock().expect("deletes");
+    assert_lost(&once.lock(), LostCause::Deleted);
+    assert_lost(&lost.unlock(), LostCause::Deleted);
 }
 
 #[test]
