@@ -250,6 +250,23 @@ mod tests {
     }
 
     #[test]
+    fn who_closes_a_cycle_leaves_the_list_at_once() {
+        const MANAGER: u64 = u64::MAX; // No other test has it.
+        let listed = || BLOCKED.lock().iter().filter(|it| it.wants.0 == MANAGER).count();
+        let owner = |thread| Owner::new("host".into(), 1, thread);
+        let (a, b): (Arc<str>, Arc<str>) = ("a".into(), "b".into());
+        let (one, two) = (owner(1), owner(2));
+        let first = Wait::new(MANAGER, &b, &one, Moment::NEVER, || vec![(MANAGER, hold("a"))]);
+        assert!(first.begins(None).is_ok());
+        assert_eq!(listed(), 1);
+        let second = Wait::new(MANAGER, &a, &two, Moment::NEVER, || vec![(MANAGER, hold("b"))]);
+        assert_eq!(second.begins(None).unwrap_err().len(), 2);
+        assert_eq!(listed(), 1, "only the thread that goes on waiting");
+        drop(first);
+        assert_eq!(listed(), 0);
+    }
+
+    #[test]
     fn waits_that_lead_into_a_cycle_are_no_part_of_it() {
         let waits = [blocked(1, "b", &["a"]), blocked(2, "a", &["b"]), blocked(3, "a", &["c"])];
         assert_eq!(closed(&waits), None);
