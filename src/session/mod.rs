@@ -179,16 +179,9 @@ impl Session {
         // The token is drawn before the turn comes: the thread in front may send the claim with its
         // release.
         let Asked { key, owner, claim } = self.ask_for(name, options, pid)?;
-        match &mut taken {
-            Err(Error::Timeout { held, .. }) => {
-                self.counters.timed_out.add(1);
-                // What `try_lock` did hold nobody asks for.
-                if limit != Some(Duration::ZERO) {
-                    *held = thread_map::held().iter().map(|(_, hold)| hold.key.name().to_string()).collect();
-                }
-            }
-            Err(error) => self.counters.failed(error),
-            Ok(_) => {}
+        let wait = ListedWait::new(&self.queues.waits, &key, &owner, patience);
+        let taken = self.wait_and_take(&wait, claim, options, stop);
+        wait.ends(taken.as_ref().err());
         drop(wait);
         let (turn, Taken { token, fence, at }) = taken?;
         self.counters.taken(at.answered.since(patience.began));
