@@ -32,16 +32,15 @@ need_prometheus
 export RUST_TEST_THREADS="${RUST_TEST_THREADS:-4}"
 part 60 'cargo fmt --all --check'
 part 900 'cargo clippy --locked --all-targets --package relatch --package relatch-rig -- -D warnings'
-part 900 'cargo clippy --locked --all-targets --features tls -- -D warnings'
+part 900 'cargo clippy --locked --all-targets --features tls,metrics -- -D warnings'
 part 300 'cargo clippy --locked --lib --features tls-no-provider -- -D warnings'
-part 600 'cargo clippy --locked --lib --test it --features metrics -- -D warnings'
 part 600 'cargo clippy --locked --package relatch-flawed --test controls -- -D warnings'
-part 900 'cargo test --locked --workspace --features relatch/tls --no-run'
+part 900 'cargo test --locked --workspace --features relatch/tls,relatch/metrics --no-run'
 # With other packages selected, cargo would build some of them again.
-part 1200 'cargo test --locked --workspace --features relatch/tls'
-part 900 'cargo test --locked --features metrics --test it -- recorded::'
-part 300 'cargo run --locked --features tls --example worker'
-part 600 'RUSTDOCFLAGS="-D warnings" cargo doc --locked --no-deps --features tls'
+part 1200 'cargo test --locked --workspace --features relatch/tls,relatch/metrics'
+part 300 'cargo run --locked --features tls,metrics --example worker'
+part 60 'cargo run --locked --features tls,metrics --example shutdown'
+part 600 'RUSTDOCFLAGS="-D warnings" cargo doc --locked --no-deps --features tls,metrics'
 part 60 'cargo fmt --check --manifest-path benches/peers/Cargo.toml'
 # In the same directory, so that what both need is built once.
 part 900 'cargo clippy --locked --all-targets --manifest-path benches/peers/Cargo.toml --target-dir target -- -D warnings'

@@ -107,15 +107,16 @@ impl MultiLockGuard {
 
     fn leave_(&mut self) -> Result<(), Error> {
         let held = mem::take(&mut self.held);
-        let oldest = held.iter().min_by_key(|held| held.hold.number).map(Rc::clone);
         let results = self.session.leave_all(&held);
-        let mut errors = Vec::new();
+        let (mut errors, mut oldest) = (Vec::new(), None::<&Rc<Held>>);
         for (held, result) in held.iter().zip(results) {
-            let trusted = result.and_then(|unlocked| match unlocked {
-                Unlocked::StillHeld { .. } => self.session.trust(&held.hold),
-                _ => Ok(()),
-            });
-            errors.extend(trusted.err());
+            match result {
+                // Other guards rely on it.
+                Ok(Unlocked::StillHeld { .. }) => errors.extend(self.session.trust(&held.hold).err()),
+                Ok(_) if oldest.is_some_and(|old| old.hold.number < held.hold.number) => {}
+                Ok(_) => oldest = Some(held),
+                Err(error) => errors.push(error),
+            }
         }
         // A loss says more than a release without an answer.
         let worst = errors.iter().position(Error::is_lost).unwrap_or(0);

@@ -276,6 +276,22 @@ mod tests {
         assert_eq!(lost_around(u64::MAX, end).expect("it has run out").1, LostCause::Expired);
     }
 
+    /// A thread looks at its holds only if one of them may have ended since it looked last.
+    #[test]
+    fn a_hold_that_ends_sooner_than_those_before_is_noticed() {
+        let long = entered(1, "long");
+        assert_eq!(lost_around(u64::MAX, Moment::now()), None);
+        let sooner = Moment::now().after(Duration::from_secs(1));
+        let hold = Arc::new(sample("short", Duration::from_secs(1), Moment::now()));
+        let turn = Arc::new(WaitQueues::default()).free_turn(hold.key.name());
+        let short = enter(1, hold, turn);
+        assert!(lost_around(u64::MAX, sooner).is_some());
+        assert!(matches!(short.leave(), Left::LastGuard(_)));
+        assert_eq!(lost_around(u64::MAX, sooner), None);
+        long.hold.set_lease(crate::base::options::Lease::new(Duration::from_secs(1)), Moment::now());
+        assert!(lost_around(u64::MAX, sooner.after(Duration::from_secs(1))).is_some());
+    }
+
     #[test]
     fn the_depth_never_wraps() {
         let held = entered(1, "a");

@@ -15,6 +15,7 @@ use crate::keeping::thread_map;
 use crate::release;
 use crate::session::Session;
 use crate::waiting::handoff::HandoffOutcome;
+use crate::waiting::queue::WaitQueue;
 
 /// How often to look whether a hold without a turn has ended.
 const WITHOUT_TURN: Duration = Duration::from_millis(5);
@@ -43,10 +44,12 @@ impl Session {
         let mine: HashSet<_> = held.map(|(_, hold)| Arc::clone(hold.key.name())).collect();
         // A turn lasts from before the attempt to take a lock until after its release. So when the
         // last turn has ended, no thread has a lock, nor will an answer give it one.
-        let free = |limit| self.queues.wait_until_free(|name| mine.contains(name), limit);
-        if !free(now.after(limit)) && self.held().len() <= mine.len() {
-            // The answer to a command is due: a thread may have got a lock, or given it back.
-            free(self.one_answer(Moment::now()));
+        let is_free = |name: &str, _: &WaitQueue| mine.contains(name);
+        if !self.queues.wait_until(is_free, now.after(limit)) {
+            // The answer to a command may be due: a thread may have got a lock, or given it back.
+            let is_known =
+                |name: &str, queue: &WaitQueue| mine.contains(name) || queue.is_settled(Moment::now());
+            self.queues.wait_until(is_known, self.one_answer(Moment::now()));
         }
         // A lock that was adopted while other threads queued for it has no turn. That is rare.
         while self.holds_for_others(&mine) && Moment::now() < now.after(limit) {

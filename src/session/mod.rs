@@ -133,6 +133,15 @@ impl Session {
         self.may_take(name.as_str(), options, stop, started)?;
         let mut taken = self.take(name, options, &self.patience(limit, started), pid, stop);
         match &mut taken {
+            Ok(new) => {
+                // A lock around this one may have been lost during the wait.
+                if let Err(lost) = still_has_outer(&new.hold) {
+                    if let Err(also) = self.leave(new) {
+                        debug!(target: "relatch::release", "after {lost}: {also}");
+                    }
+                    return Err(lost);
+                }
+            }
             Err(Error::Timeout { held, .. }) => {
                 self.counters.timed_out.add(1);
                 // What `try_lock` did hold nobody asks for.
@@ -141,7 +150,6 @@ impl Session {
                 }
             }
             Err(error) => self.counters.failed(error),
-            Ok(_) => {}
         }
         taken
     }

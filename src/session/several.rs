@@ -41,8 +41,14 @@ impl Session {
         options: &Options,
         limit: Option<Duration>,
     ) -> Result<Vec<Rc<Held>>, Error> {
-        let mut held = Vec::with_capacity(names.len());
-        if let Err(error) = self.enter_each(names, options, limit, &mut held) {
+        let (began, mut held) = (Moment::now(), Vec::with_capacity(names.len()));
+        let entered = self.enter_each(names, options, limit, &mut held);
+        // One of them may have been lost while this thread waited for another one.
+        let all = entered.and_then(|()| held.iter().try_for_each(|one| one.hold.check(Moment::now())));
+        if let Err(mut error) = all {
+            if let Error::Timeout { waited, .. } = &mut error {
+                *waited = Moment::now().since(began);
+            }
             for result in self.leave_all(&held) {
                 if let Err(also) = result {
                     debug!(target: "relatch::release", "giving back what was taken before {error}: {also}");
@@ -136,7 +142,7 @@ impl Session {
         };
         let answered = Moment::now();
         let at = AcquiredAt { sent, answered };
-        let (mut taken, mut undone) = (Vec::new(), Vec::new());
+        let (mut taken, mut undone, mut unknown) = (Vec::new(), Vec::new(), Vec::new());
         for (n, (it, answer)) in free.into_iter().zip(answers).enumerate() {
             let in_time = answered < it.asked.claim.lease.valid_until(sent);
             if answer.is_ok() {
@@ -147,42 +153,51 @@ impl Session {
                 Ok(Some(fence)) if taken.len() == n && in_time => taken.push((it, fence, at)),
                 Ok(Some(_)) => undone.push(it),
                 Ok(None) => {}
-                Err(failure) => self.note_unanswered(&it, &failure),
+                Err(failure) => {
+                    if self.note_failure(&it, &failure) {
+                        unknown.push(it);
+                    }
+                }
             }
         }
-        self.undo(&undone);
+        // If they stayed until the keeper deletes them, the next attempt would find them busy.
+        self.undo(&unknown, deadline);
+        self.undo(&undone, Moment::now().after(self.settings.response_timeout));
         taken
     }
 
-    /// Deletes locks that were taken behind a busy one.
-    fn undo(&self, undone: &[Free]) {
+    /// Deletes locks that this thread may have taken, and will not hold.
+    fn undo(&self, undone: &[Free], deadline: Moment) {
         if undone.is_empty() {
             return;
         }
         let removals: Vec<_> =
             undone.iter().map(|it| (it.asked.key.in_redis(), it.asked.claim.token.as_str())).collect();
-        let removed = self.store.remove_all(&removals, Moment::now().after(self.settings.response_timeout));
+        let removed = self.store.remove_all(&removals, deadline);
         for (it, removed) in undone.iter().zip(removed) {
             if removed.is_err() {
-                self.orphan(&it.asked, false);
+                self.orphan(&it.asked);
             }
         }
     }
 
     /// Gives up the token of a claim without an answer: Redis may hold it, or may store it later.
-    fn note_unanswered(&self, it: &Free, failure: &Failure) {
+    /// True for such a claim.
+    fn note_failure(&self, it: &Free, failure: &Failure) -> bool {
         debug!(target: "relatch::acquire", "taking lock {:?} with others: {failure:?}", it.asked.key.name());
-        if let Fate::Unknown { .. } = failure.fate() {
-            self.orphan(&it.asked, true);
-        }
         it.turn.failed(None);
+        let is_unknown = matches!(failure.fate(), Fate::Unknown { .. });
+        if is_unknown {
+            self.orphan(&it.asked);
+        }
+        is_unknown
     }
 
-    fn orphan(&self, asked: &Asked, may_reappear: bool) {
+    fn orphan(&self, asked: &Asked) {
         let Asked { key, claim, .. } = asked;
         let (redis_key, token) = (key.in_redis().to_owned(), claim.token.clone());
         let gone_by = claim.lease.gone_by(Moment::now());
-        self.keeper.delete_later(OrphanKey { redis_key, token, gone_by, may_reappear });
+        self.keeper.delete_later(OrphanKey { redis_key, token, gone_by, may_reappear: true });
     }
 
     /// Takes one guard off each of these holds, and releases those that have no other, in one round

@@ -13,7 +13,7 @@ pub(crate) mod listeners;
 pub(crate) mod wakeups;
 pub(crate) mod queues;
 pub(crate) mod place;
-mod queue;
+pub(crate) mod queue;
 pub(crate) mod waiter;
 pub(crate) mod handoff;
 mod contention;

@@ -33,7 +33,7 @@ const RARELY: u32 = 64;
 
 /// The queue of one key. It exists while a thread has the turn or waits for it.
 #[derive(Debug, Default)]
-pub(super) struct WaitQueue {
+pub(crate) struct WaitQueue {
     pub(super) front: Option<Front>,
     pub(super) waiting: VecDeque<Arc<Waiter>>,
     /// The last turn was short, so the next may be short, too.
@@ -335,6 +335,13 @@ impl WaitQueue {
     /// and the budget is not spent.
     pub(super) fn is_calm(&self) -> bool {
         !self.past.budget_is_spent && self.past.contention.contention() <= 0.0
+    }
+
+    /// True if no answer of Redis is due to the thread in front: it has the lock, and does not give
+    /// it back yet.
+    pub(crate) fn is_settled(&self, now: Moment) -> bool {
+        let hold = self.front.as_ref().and_then(|front| front.hold.as_ref());
+        hold.is_some_and(|hold| hold.is_valid(now) || hold.is_over(now))
     }
 
     /// A queue that goes on where the last one of this key ended.

@@ -32,8 +32,8 @@ pub(crate) struct WaitQueues {
     /// The threads that sleep until they have a lock.
     pub(crate) waits: Waits,
     cores: Cores,
-    /// A queue has ended, and a thread waits for that.
-    ended: Condvar,
+    /// A queue has ended, or its first thread has got the lock, and a thread waits for that.
+    changed: Condvar,
 }
 
 #[derive(Debug, Default)]
@@ -156,17 +156,17 @@ impl WaitQueues {
         waiting.for_each(|waiter| _ = waiter.woken.notify_one());
     }
 
-    /// Waits until no thread has a turn or waits for one, but for the keys that are `left_out`. False
-    /// if that is not so at the deadline.
-    pub(crate) fn wait_until_free(&self, left_out: impl Fn(&str) -> bool, deadline: Moment) -> bool {
+    /// Waits until each queue is as it should be. A queue without threads is gone. False if that is
+    /// not so at the deadline.
+    pub(crate) fn wait_until(&self, is_good: impl Fn(&str, &WaitQueue) -> bool, deadline: Moment) -> bool {
         let mut table = self.table.lock();
         table.is_watched = true;
-        while !table.by_name.keys().all(|name| left_out(name)) {
+        while !table.by_name.iter().all(|(name, queue)| is_good(name, queue)) {
             let now = Moment::now();
             if deadline <= now {
                 return false;
             }
-            self.ended.wait_for(&mut table, deadline.one_wait_from(now));
+            self.changed.wait_for(&mut table, deadline.one_wait_from(now));
         }
         true
     }
@@ -245,7 +245,13 @@ impl Turn {
 
     /// The thread has the lock. Its turn lasts as long as the hold.
     pub(crate) fn holds(&self, hold: &Arc<Hold>) {
-        self.note(|queue| queue.holds(self.start.number, hold, Moment::now()));
+        let mut table = self.queues.table.lock();
+        if let Some(queue) = table.by_name.get_mut(&self.name) {
+            queue.holds(self.start.number, hold, Moment::now());
+        }
+        if table.is_watched {
+            self.queues.changed.notify_all();
+        }
     }
 
     /// The thread is about to ask Redis.
@@ -335,7 +341,7 @@ impl Drop for Turn {
         if next.is_none() {
             table.end(&self.name);
             if table.is_watched {
-                self.queues.ended.notify_all();
+                self.queues.changed.notify_all();
             }
         }
         drop(table);

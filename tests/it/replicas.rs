@@ -107,6 +107,20 @@ fn patient(builder: Builder) -> Builder {
     builder.connect_timeout(LONG).response_timeout(LONG)
 }
 
+#[test]
+fn several_locks_are_taken_only_if_replicas_have_each_of_them() {
+    let group = Group::start(1);
+    let locks = group.patient(1);
+    let all = locks.lock_all(["a", "b"]).expect("locks");
+    assert!(["lock:a", "lock:b"].iter().all(|key| group.replicas[0].exists(key)));
+    drop(all);
+    group.cut();
+    let hasty = group.hasty(1);
+    let error = hasty.try_lock_all(["a", "b"]).map(drop).expect_err("no replica acknowledges");
+    assert!(error.is_unavailable(), "{error:?}");
+    assert!(group.value_of("a").is_none() && group.value_of("b").is_none() && hasty.held().is_empty());
+}
+
 /// Its lease counts from the `SET`, however long the replicas take.
 #[test]
 fn a_lock_is_taken_once_its_replicas_have_it() {

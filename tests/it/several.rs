@@ -7,11 +7,14 @@ use std::time::{Duration, Instant};
 
 use redis::Client;
 use relatch::{Error, LockManager, LostCause, Unlocked};
-use relatch_rig::{Cluster, Fault, LONG, Server, Worker, eventually, role, throughout, within};
+use relatch_rig::{
+    Cluster, ClusterSetup, Fault, LONG, Server, Worker, eventually, role, throughout, time, within,
+};
 
 use crate::mutual_exclusion::{COUNTING, increment, total};
 use crate::support::{
-    ANSWER, MINUTE, PERIOD, Rig, assert_lost, behind, connect, delete, occupy, returns_by, take,
+    ANSWER, MINUTE, PERIOD, Rig, SOON, assert_lost, behind, broken_replies, connect, delete, occupy,
+    returns_by, take,
 };
 
 const NAMES: [&str; 3] = ["a", "b", "c"];
@@ -127,9 +130,11 @@ fn all_have_one_deadline_and_an_error_leaves_none() {
         assert!(asked.elapsed() >= ANSWER);
         asked.elapsed()
     });
-    let hasty = LockManager::builder(&rig.server.url()).wait(PERIOD).build().expect("connects");
+    occupy(&rig.server, "b", SOON / 2);
+    let hasty = LockManager::builder(&rig.server.url()).wait(SOON).build().expect("connects");
     let error = hasty.lock_all(NAMES).expect_err("busy");
-    let Error::Timeout { key, held, .. } = &error else { panic!("{error:?}") };
+    let Error::Timeout { key, held, waited, .. } = &error else { panic!("{error:?}") };
+    assert!(*waited >= SOON, "from the call on: {waited:?}");
     assert_eq!((key.as_str(), &held[..]), ("c", &["a".to_owned(), "b".to_owned()][..]), "what it held");
     rig.server.query::<()>(&["DEL", "lock:c"]);
     rig.server.query::<()>(&["RPUSH", "lock:b", "a list"]);
@@ -159,7 +164,7 @@ fn what_the_thread_has_already_is_entered_again() {
 
 #[test]
 fn lost_answers_leave_no_key() {
-    for fault in [Fault::CutBeforeReply, Fault::DropReply, Fault::HalfReply] {
+    for fault in broken_replies() {
         let rig = Rig::new();
         rig.proxy.on("SET lock:b", fault.clone());
         let all = within(LONG, "another attempt", || rig.locks.lock_all(NAMES)).expect("takes them");
@@ -167,17 +172,55 @@ fn lost_answers_leave_no_key() {
             NAMES.iter().map(|name| rig.locks.current(name).expect("held").token().to_owned()).collect();
         let stored: Vec<_> = NAMES.iter().filter_map(|name| rig.value_of(name)).collect();
         assert_eq!(held, stored, "{fault:?}");
-        rig.proxy.on("EVALSHA * 1 lock:b", fault.clone());
+        rig.proxy.on(&format!("EVALSHA * 1 lock:b {}", held[1]), fault.clone());
         all.unlock().expect("another try releases them");
+        assert_eq!(rig.proxy.fired(), 2, "{fault:?}");
         eventually(LONG, "no key is left", || NAMES.iter().all(|name| rig.value_of(name).is_none()));
         throughout(2 * PERIOD, || assert_free(&rig.server));
     }
 }
 
+/// The claims were executed, so their keys must not count as somebody else's.
+#[test]
+fn a_single_try_does_not_report_its_own_locks_as_busy() {
+    for fault in broken_replies() {
+        let rig = Rig::new();
+        rig.proxy.on("SET lock:b", fault.clone());
+        let all = rig.locks.try_lock_all(NAMES).expect("answers");
+        all.unwrap_or_else(|| panic!("{fault:?}: they are free")).unlock().expect("unlocks");
+        assert_eq!(rig.proxy.fired(), 1, "{fault:?}");
+    }
+}
+
+/// Redis executes the claims long after the manager has given up, and is gone.
+#[test]
+fn a_manager_dropped_after_giving_up_several_leaves_no_key() {
+    let rig = Rig::new();
+    rig.proxy.always("SET lock:b", Fault::DelayCommand(6 * ANSWER));
+    assert!(rig.locks.try_lock_all(["b", "c"]).is_err(), "no answer");
+    let Rig { locks, proxy, server, .. } = rig;
+    drop(locks);
+    eventually(LONG, "the claims are executed", || server.calls("set") == proxy.commands("SET"));
+    eventually(SOON, "no key without a holder is left", || {
+        !server.exists("lock:b") && !server.exists("lock:c")
+    });
+}
+
+/// The key behind a busy one is deleted by the keeper, if the first try to delete it is lost.
+#[test]
+fn a_lock_behind_a_busy_one_is_given_back_though_the_try_is_lost() {
+    let rig = Rig::new();
+    occupy(&rig.server, "a", MINUTE);
+    rig.proxy.on("EVALSHA * 1 lock:b", Fault::SwallowCommand);
+    assert!(rig.locks.try_lock_all(NAMES).expect("answers").is_none());
+    assert_eq!(rig.proxy.fired(), 1);
+    eventually(SOON, "they are free", || rig.value_of("b").is_none() && rig.value_of("c").is_none());
+}
+
 #[test]
 fn an_answer_that_comes_after_the_lease_takes_none() {
-    let rig = Rig::with(|builder| builder.lease(ANSWER / 3));
-    rig.proxy.on("SET lock:b", Fault::DelayReply(ANSWER * 2 / 3));
+    let rig = Rig::with(|builder| builder.lease(SOON).response_timeout(LONG));
+    rig.proxy.on("SET lock:b", Fault::DelayReply(SOON * 3 / 2));
     let all = rig.locks.lock_all(NAMES).expect("another attempt takes them");
     assert_eq!(rig.proxy.fired(), 1);
     all.confirm(Duration::ZERO).expect("they are held");
@@ -188,11 +231,13 @@ fn an_answer_that_comes_after_the_lease_takes_none() {
 #[test]
 fn an_outage_leaves_nothing_held() {
     let rig = Rig::new();
-    rig.proxy.black_hole(true);
+    rig.server.reset_stats();
+    rig.proxy.hold_replies(true);
     let error = rig.locks.lock_all(NAMES).expect_err("no answer");
     assert!(error.is_unavailable(), "{error:?}");
     assert!(rig.locks.held().is_empty());
-    rig.proxy.black_hole(false);
+    assert!(rig.server.calls("set") >= 3, "the claims were executed");
+    rig.proxy.hold_replies(false);
     rig.proxy.cut_all();
     eventually(LONG, "the keeper deletes what may be left", || {
         NAMES.iter().all(|name| rig.value_of(name).is_none())
@@ -217,6 +262,49 @@ fn if_one_is_lost_the_set_is_lost_and_the_others_are_released() {
 }
 
 #[test]
+fn the_guard_of_a_set_tells_what_happened_to_each() {
+    let rig = Rig::with(|builder| builder.lease(MINUTE));
+    // A lock that has another guard, and is lost.
+    let outer = rig.locks.lock("b").expect("locks");
+    let lost = rig.locks.with_locks(NAMES, || {
+        delete(&rig.server, "b");
+        assert_lost(&outer.verify(), LostCause::Deleted);
+    });
+    assert!(matches!(&lost, Err(Error::Lost { key, .. }) if key == "b"), "{lost:?}");
+    drop(outer);
+    // A loss says more than a release without an answer, and that keeps to its limit.
+    returns_by(ANSWER, "the release of a set in a black hole", || {
+        let all = rig.locks.lock_all(NAMES).expect("locks");
+        delete(&rig.server, "b");
+        assert!(all.confirm(Duration::ZERO).is_err());
+        rig.proxy.black_hole(true);
+        let (took, unlocked) = time(|| all.unlock());
+        assert!(matches!(&unlocked, Err(Error::Lost { key, .. }) if key == "b"), "{unlocked:?}");
+        rig.proxy.black_hole(false);
+        rig.proxy.cut_all();
+        eventually(LONG, "the others are deleted", || NAMES.iter().all(|it| rig.value_of(it).is_none()));
+        took
+    });
+    // A lock that is to be kept.
+    let kept = rig.locks.named("a").keep_at_least(2 * MINUTE).lock().expect("locks");
+    let all = rig.locks.lock_all(NAMES).expect("locks");
+    drop(kept);
+    all.unlock().expect("unlocks");
+    assert!(rig.server.pttl("lock:a") > 61_000 && rig.value_of("b").is_none());
+}
+
+#[test]
+fn ensure_renews_a_set_of_which_too_little_is_left() {
+    let rig = Rig::with(|builder| builder.lease(3 * SOON).renew(false));
+    let all = rig.locks.lock_all(NAMES).expect("locks");
+    let span = 2 * SOON;
+    eventually(LONG, "less is left", || all.remaining() < span);
+    all.ensure(span).expect("renews them");
+    assert!(all.remaining() + PERIOD >= span, "{:?}", all.remaining());
+    assert!(matches!(all.ensure(MINUTE), Err(Error::InvalidOption { .. })));
+}
+
+#[test]
 fn a_thread_that_waits_for_one_of_them_gets_it_with_the_release() {
     let server = Server::start();
     let locks = LockManager::builder(&server.url()).local_handoff(MINUTE).build().expect("connects");
@@ -231,7 +319,7 @@ fn a_thread_that_waits_for_one_of_them_gets_it_with_the_release() {
 }
 
 #[test]
-fn fenced_locks_and_acknowledged_ones_can_be_taken_together() {
+fn fenced_locks_can_be_taken_together() {
     let server = Server::start();
     let fenced = LockManager::builder(&server.url()).fenced(true).build().expect("connects");
     let mut last = [0; 3];
@@ -263,6 +351,75 @@ fn locks_of_several_nodes_can_be_taken_together() {
     all.unlock().expect("unlocks");
     assert!(!cluster.server(1).exists(&key(0)) && !cluster.server(1).exists(&key(3)));
     assert!(locks.held().is_empty());
+}
+
+/// The claims for one node go out together, and a node that is away takes none of the others' locks.
+#[test]
+fn each_node_has_one_round_trip_and_faults_of_its_own() {
+    let cluster = Cluster::with(ClusterSetup { replicas: 0, proxied: true, ..ClusterSetup::default() });
+    let locks = LockManager::builder(&cluster.url()).response_timeout(SOON).tolerate_outage(SOON);
+    let locks = locks.lease(MINUTE).build().expect("connects");
+    let names = [0, 0, 1].map(|place| cluster.key_on(place));
+    drop(locks.lock_all(&names).expect("locks"));
+    cluster.proxy(0).hold_replies(true);
+    thread::scope(|scope| {
+        let (locks, names) = (&locks, &names);
+        let taker = scope.spawn(move || locks.lock_all(names).map(drop));
+        for name in &names[..2] {
+            let set = format!("SET lock:{name}");
+            eventually(LONG, "its claim is sent", || cluster.proxy(0).commands(&set) == 2);
+        }
+        cluster.proxy(0).hold_replies(false);
+        taker.join().expect("no panic").expect("locks");
+    });
+    let all = locks.lock_all(&names).expect("locks");
+    cluster.server(1).pause();
+    let unlocked = all.unlock();
+    assert!(matches!(&unlocked, Err(Error::Unconfirmed { key, .. }) if *key == names[2]), "{unlocked:?}");
+    assert!(names[..2].iter().all(|name| !cluster.server(0).exists(&format!("lock:{name}"))));
+    let taken = locks.lock_all(&names);
+    assert!(matches!(&taken, Err(error) if error.is_unavailable()), "{taken:?}");
+    assert!(locks.held().is_empty());
+    assert!(names[..2].iter().all(|name| !cluster.server(0).exists(&format!("lock:{name}"))));
+    cluster.server(1).resume();
+}
+
+#[test]
+fn a_lock_that_is_lost_during_a_wait_is_told_at_its_end() {
+    let rig = Rig::with(|builder| builder.lease(MINUTE).renew_every(PERIOD));
+    let lose_while = |take: &(dyn Fn() -> Result<(), Error> + Sync), lost: &str, busy: &str| {
+        occupy(&rig.server, busy, MINUTE);
+        thread::scope(|scope| {
+            let taker = scope.spawn(take);
+            eventually(LONG, "it waits", || rig.locks.waiting().len() == 1);
+            let before = rig.locks.stats().lost;
+            delete(&rig.server, lost);
+            eventually(LONG, "the loss is found", || rig.locks.stats().lost > before);
+            delete(&rig.server, busy);
+            let error = taker.join().expect("no panic").expect_err("one is lost");
+            assert!(error.is_lost(), "{error:?}");
+        });
+        assert!(rig.value_of(busy).is_none() && rig.locks.held().is_empty());
+    };
+    let nested = || {
+        let _outer = rig.locks.lock("outer")?;
+        rig.locks.lock("inner").map(drop)
+    };
+    lose_while(&nested, "outer", "inner");
+    lose_while(&|| rig.locks.with_locks(["a", "b"], || panic!("it runs without a")), "a", "b");
+}
+
+/// The outer lock may belong to another manager, and run out by the clock alone.
+#[test]
+fn an_outer_lock_of_any_manager_that_has_run_out_is_noticed() {
+    let rig = Rig::new();
+    let outer = connect(&rig.server).named("outer").lease(ANSWER).renew(false).lock().expect("locks");
+    rig.assert_works("inner");
+    eventually(LONG, "it runs out", || !outer.is_valid());
+    let sent = rig.proxy.log().len();
+    let error = rig.locks.lock("inner").expect_err("the outer lock is lost");
+    assert!(matches!(error, Error::OuterLost { cause: LostCause::Expired, .. }), "{error:?}");
+    assert_eq!(rig.proxy.log().len(), sent);
 }
 
 #[test]
@@ -313,9 +470,13 @@ fn a_release_says_that_a_lock_around_it_was_lost_meanwhile() {
     let inner = rig.locks.lock_all(["x", "y"]).expect("locks");
     lose(&outer);
     assert!(matches!(inner.unlock(), Err(Error::OuterLost { .. })));
-    let outer_is_gone = outer.unlock();
-    assert_lost(&outer_is_gone, LostCause::Deleted);
-    assert!(rig.locks.held().is_empty());
+    drop(outer);
+    // One lock of a set was taken before the outer one, and is not given back with the set.
+    let _first = rig.locks.lock("y").expect("locks");
+    let outer = rig.locks.lock("outer").expect("locks");
+    let inner = rig.locks.with_locks(["x", "y"], || lose(&outer));
+    assert!(matches!(inner, Err(Error::OuterLost { .. })), "{inner:?}");
+    assert_lost(&outer.unlock(), LostCause::Deleted);
 }
 
 /// Four processes with eight threads each take two locks, half of them in the other order. Each
@@ -347,7 +508,9 @@ pub(crate) fn pair_as_told() {
                 let client = Client::open(role::arg("bare")).expect("a valid address");
                 let mut connection = client.get_connection().expect("connects");
                 for _ in 0..rounds {
-                    locks.with_locks(keys, || increment(&mut connection)).expect("no wait is too long");
+                    let (took, done) = time(|| locks.with_locks(keys, || increment(&mut connection)));
+                    done.expect("no wait is too long");
+                    assert!(took < COUNTING / 2, "{took:?}: others make progress, and this thread none");
                 }
             });
         }

@@ -9,7 +9,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::process;
 use std::time::{Duration, Instant};
 
-use relatch::{DetachedHold, Error, LockGuard, LockManager, Unlocked};
+use relatch::{DetachedHold, Error, LockGuard, LockManager, MultiLockGuard, Unlocked};
 use relatch_rig::{eventually, role, within};
 use rustix::process::{WaitOptions, wait};
 
@@ -95,6 +95,7 @@ fn forker() {
     if let Some((guard, _)) = &guards {
         guard.extend_to(Duration::from_secs(20)).expect("extends"); // Opens the keeper's connection.
     }
+    let set = (guards.is_some()).then(|| locks.lock_all(["x", "y"]).expect("locks"));
     let detached = (guards.is_some()).then(|| locks.lock("d").expect("locks").detach().expect("detaches"));
     drop(locks.lock("warm-up").expect("locks"));
     role::report("forking");
@@ -102,12 +103,16 @@ fn forker() {
     let parent = process::id();
     rustix::fs::sync();
     if process::id() != parent {
-        let forked = catch_unwind(AssertUnwindSafe(|| forked(locks, guards, detached)));
+        let forked = catch_unwind(AssertUnwindSafe(|| forked(locks, guards, set, detached)));
         process::exit(i32::from(forked.is_err()));
     }
     let (_, status) = wait(WaitOptions::empty()).expect("waits").expect("there is a child");
     role::report(format!("the copy: {:?}", status.exit_status()));
     role::next_line();
+    if let Some(set) = set {
+        set.confirm(Duration::ZERO).expect("held");
+        set.unlock().expect("unlocks");
+    }
     if let Some(hold) = detached {
         assert_eq!(hold.attach().expect("attaches").unlock().expect("unlocks"), Unlocked::Released);
     }
@@ -146,7 +151,12 @@ fn drawer() {
 }
 
 /// Checks, in the forked copy, what the parent's manager and guards do.
-fn forked(locks: LockManager, guards: Option<(LockGuard, LockGuard)>, detached: Option<DetachedHold>) {
+fn forked(
+    locks: LockManager,
+    guards: Option<(LockGuard, LockGuard)>,
+    set: Option<MultiLockGuard>,
+    detached: Option<DetachedHold>,
+) {
     let second = Duration::from_secs(1);
     let is_forked = |error: Option<Error>| {
         let copied = matches!(&error, Some(Error::Forked { child, .. }) if *child == process::id());
@@ -159,6 +169,13 @@ fn forked(locks: LockManager, guards: Option<(LockGuard, LockGuard)>, detached: 
         is_forked(outer.ensure(second).err());
         is_forked(inner.extend_to(second).err());
     }
+    if let Some(set) = &set {
+        assert!(!set.is_valid() && set.remaining().is_zero());
+        is_forked(set.ensure(second).err());
+        is_forked(set.confirm(second).err());
+        is_forked(locks.lock_all(["x", "z"]).err());
+    }
+    is_forked(locks.lock_all(["p", "q"]).err());
     for key in ["a", "b"] {
         is_forked(locks.lock(key).err());
         is_forked(locks.try_lock(key).err());
@@ -171,6 +188,10 @@ fn forked(locks: LockManager, guards: Option<(LockGuard, LockGuard)>, detached: 
     }
     assert!(locks.held().is_empty());
     within(second, "giving back what is the parent's", || {
+        assert!(locks.shutdown(second).is_empty() && locks.shutdown_and_release(second).is_empty());
+        if let Some(set) = set {
+            is_forked(set.unlock().err());
+        }
         if let Some((outer, inner)) = guards {
             is_forked(outer.unlock().err());
             drop(inner);
