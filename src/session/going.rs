@@ -52,15 +52,23 @@ impl Session {
             self.queues.wait_until(is_known, self.one_answer(Moment::now()));
         }
         // A lock that was adopted while other threads queued for it has no turn. That is rare.
-        while self.holds_for_others(&mine) && Moment::now() < now.after(limit) {
+        let is_for_others = |hold: &Arc<Hold>| hold.lost().is_none() && !mine.contains(hold.key.name());
+        while self.left().iter().any(is_for_others) && Moment::now() < now.after(limit) {
             thread::sleep(WITHOUT_TURN);
         }
-        self.held()
+        let now = Moment::now();
+        self.left().iter().map(|hold| HeldLock::new(hold, now)).collect()
     }
 
-    /// True if another thread holds a lock, and has not lost it.
-    fn holds_for_others(&self, mine: &HashSet<Arc<str>>) -> bool {
-        self.held().iter().any(|held| held.lost.is_none() && !mine.contains(held.key.as_str()))
+    /// What is held, the oldest first. A thread that has just got its lock is known to the queue
+    /// before it is known to the keeper.
+    fn left(&self) -> Vec<Arc<Hold>> {
+        let now = Moment::now();
+        let mut holds = self.queues.holds(now);
+        holds.extend(self.keeper.work.lock().leases.holds(now).map(Arc::clone));
+        holds.sort_by_key(|hold| (hold.acquired.answered, hold.number));
+        holds.dedup_by_key(|hold| hold.number);
+        holds
     }
 
     /// [`shutdown`](Session::shutdown), and then gives back what is held, though its threads do not
@@ -68,9 +76,8 @@ impl Session {
     pub(crate) fn shutdown_and_release(&self, limit: Duration) -> Vec<HeldLock> {
         let left = self.shutdown(limit);
         if self.own_process(Moment::now()).is_ok() {
-            let holds: Vec<_> = self.keeper.work.lock().leases.holds(Moment::now()).map(Arc::clone).collect();
             let deadline = Moment::now().after(self.settings.response_timeout);
-            for hold in holds {
+            for hold in self.left() {
                 self.take_away(&hold, deadline);
             }
         }

@@ -340,8 +340,12 @@ impl WaitQueue {
     /// True if no answer of Redis is due to the thread in front: it has the lock, and does not give
     /// it back yet.
     pub(crate) fn is_settled(&self, now: Moment) -> bool {
-        let hold = self.front.as_ref().and_then(|front| front.hold.as_ref());
-        hold.is_some_and(|hold| hold.is_valid(now) || hold.is_over(now))
+        self.hold().is_some_and(|hold| hold.is_valid(now) || hold.is_over(now))
+    }
+
+    /// The hold of the thread that has the turn.
+    pub(crate) fn hold(&self) -> Option<&Arc<Hold>> {
+        self.front.as_ref()?.hold.as_ref()
     }
 
     /// A queue that goes on where the last one of this key ended.

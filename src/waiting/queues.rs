@@ -171,6 +171,13 @@ impl WaitQueues {
         true
     }
 
+    /// The holds of the threads that have a turn, and can trust them.
+    pub(crate) fn holds(&self, now: Moment) -> Vec<Arc<Hold>> {
+        let table = self.table.lock();
+        let holds = table.by_name.values().filter_map(WaitQueue::hold);
+        holds.filter(|hold| hold.is_valid(now)).map(Arc::clone).collect()
+    }
+
     /// Who has this lock, as far as this process knows without asking.
     pub(crate) fn holder(&self, name: &str, now: Moment) -> Option<Holder> {
         self.table.lock().by_name.get(name)?.holder(now)
