@@ -111,20 +111,20 @@ fn a_wait_that_ends_sooner_makes_no_deadlock() {
 fn holds_that_end_by_themselves_make_no_deadlock() {
     let server = Server::start();
     for is_lost in [true, false] {
-        let (locks, theirs) = (connect(&server), connect(&server));
+        let (locks, elsewhere) = (connect(&server), connect(&server));
         thread::scope(|scope| {
-            let guard = locks.lock("a").expect("locks");
+            let guard = elsewhere.lock("a").expect("locks");
             let other = scope.spawn(|| {
-                let guard = theirs.named("b").lease(LEASE).renew(is_lost).renew_every(PERIOD).lock();
-                let taken = theirs.lock("a").map(drop);
+                let guard = locks.named("b").lease(LEASE).renew(is_lost).renew_every(PERIOD).lock();
+                let taken = locks.lock("a").map(drop);
                 drop(guard);
                 taken
             });
-            eventually(LONG, "the other thread waits", || theirs.stats().waited == 1);
+            eventually(LONG, "the other thread waits", || locks.stats().waited == 1);
             if is_lost {
                 // This thread sleeps, and does not just find the lock free.
                 occupy(&server, "b", LEASE);
-                eventually(LONG, "the keeper finds the loss", || theirs.stats().lost == 1);
+                eventually(LONG, "the keeper finds the loss", || locks.stats().lost == 1);
             }
             locks.lock("b").map(drop).expect("free when somebody's lease, or the hold, ends");
             drop(guard);
