@@ -1,7 +1,7 @@
 //! A process-wide manager, for codebases where passing a handle around is not possible.
 
 use std::sync::OnceLock;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use crate::base::error::Error;
 use crate::guard::LockGuard;
@@ -89,6 +89,35 @@ pub fn try_lock(key: impl AsRef<str>) -> Result<Option<LockGuard>, Error> {
 /// [`Lock::try_lock_for`](crate::Lock::try_lock_for).
 pub fn try_lock_for(key: impl AsRef<str>, limit: Duration) -> Result<Option<LockGuard>, Error> {
     installed()?.try_lock_for(key, limit)
+}
+
+/// [`LockManager::try_lock_until`] on the manager that was [`install`]ed.
+///
+/// # Errors
+///
+/// [`Error::NotInstalled`] if no manager was installed; otherwise see
+/// [`Lock::try_lock_until`](crate::Lock::try_lock_until).
+pub fn try_lock_until(key: impl AsRef<str>, deadline: Instant) -> Result<Option<LockGuard>, Error> {
+    installed()?.try_lock_until(key, deadline)
+}
+
+/// [`LockManager::current`] on the manager that was [`install`]ed.
+///
+/// # Errors
+///
+/// [`Error::NotInstalled`] if no manager was installed.
+pub fn current(key: impl AsRef<str>) -> Result<Option<LockGuard>, Error> {
+    Ok(installed()?.current(key))
+}
+
+/// [`LockManager::assert_held`] on the manager that was [`install`]ed.
+///
+/// # Errors
+///
+/// [`Error::NotInstalled`] if no manager was installed; otherwise see
+/// [`Lock::assert_held`](crate::Lock::assert_held).
+pub fn assert_held(key: impl AsRef<str>) -> Result<(), Error> {
+    installed()?.assert_held(key)
 }
 
 /// [`LockManager::named`] on the manager that was [`install`]ed.

@@ -120,7 +120,9 @@
 //!
 //! A hold belongs to its thread, and so do its guards. If a thread ends without releasing a lock,
 //! the keeper stops renewing the lease, and the lease runs out. After a `fork`, the child holds
-//! nothing, and each operation returns [`Error::Forked`].
+//! nothing: through a manager of its parent, [`current`](LockManager::current) and
+//! [`held`](LockManager::held) find nothing, guards are not valid, and each operation that can fail
+//! returns [`Error::Forked`].
 //!
 //! `docs/threads.md` of the repository is about thread pools, rayon, async code, forks and exits.
 //!
@@ -213,7 +215,8 @@ pub use crate::builder::Builder;
 pub use crate::guard::{DetachedHold, HandOverError, LockGuard, LockWatch, MultiLockGuard};
 pub use crate::hold::{HeldLock, Parcel, Unlocked};
 pub use crate::installed::{
-    install, installed, lock, named, try_lock, try_lock_for, with_lock, with_lock_result,
+    assert_held, current, install, installed, lock, named, try_lock, try_lock_for, try_lock_until, with_lock,
+    with_lock_result,
 };
 pub use crate::keeping::losses::LostLock;
 pub use crate::lock::Lock;

@@ -52,3 +52,14 @@ pub(super) fn would_deadlock(cycle: &[BlockedThread]) -> String {
     });
     format!("waiting would never end: {}", waits.collect::<Vec<_>>().join("; "))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_option_without_a_value_that_can_be_shown_is_a_sentence_too() {
+        assert_eq!(invalid("wait", Some("5s"), "no"), "option `wait` cannot be 5s: no");
+        assert_eq!(invalid("url", None, "no"), "option `url` has a value that cannot work: no");
+    }
+}

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use relatch::{Error, LockGuard, LockManager, LostCause, Unlocked};
 use relatch_rig::{LONG, Server, Worker, eventually, role, within};
 
-use crate::support::connect;
+use crate::support::{connect, grant};
 
 /// The limit of a wait that ends without the lock.
 const WAIT: Duration = Duration::from_millis(200);
@@ -293,9 +293,16 @@ fn an_error_names_its_key_and_says_whether_to_try_again() {
     let held = locks.named("a").lock().expect("locks");
     delete(&server, "lock:a");
     let lost = held.unlock().expect_err("deleted");
+    let (twice, once) = (theirs.lock("a").expect("locks"), theirs.named("a").reentrant(false));
+    let again = once.lock().expect_err("held");
+    let cycle = locks.lock("a").expect_err("it would wait for itself");
+    grant(&server, &["+ping"]);
+    let worker = format!("redis://worker:canary@127.0.0.1:{}/", server.port());
+    let no_right = LockManager::connect(&worker).expect("connects").lock("d").expect_err("no right");
     server.query::<()>(&["CONFIG", "SET", "requirepass", CANARY]);
     let refused = connect_error(&server);
     server.kill();
+    let unconfirmed = twice.unlock().expect_err("away");
     let away = locks.lock("a").expect_err("away");
     let by_hand = locks.assert_held("b").expect_err("not held");
     for (error, key, again) in [
@@ -304,6 +311,10 @@ fn an_error_names_its_key_and_says_whether_to_try_again() {
         (&refused, None, false),
         (&away, Some("a"), true),
         (&by_hand, Some("b"), false),
+        (&again, Some("a"), false),
+        (&cycle, Some("a"), false),
+        (&no_right, Some("d"), false),
+        (&unconfirmed, Some("a"), false),
     ] {
         assert_eq!((error.key(), error.is_retryable()), (key, again), "{error:?}");
     }
@@ -448,6 +459,8 @@ pub(crate) fn install_as_told() {
     assert!(matches!(relatch::installed(), Err(Error::NotInstalled)));
     assert!(matches!(relatch::lock("free"), Err(Error::NotInstalled)));
     assert!(matches!(relatch::named("free"), Err(Error::NotInstalled)));
+    assert!(matches!(relatch::current("free"), Err(Error::NotInstalled)));
+    assert!(matches!(relatch::assert_held("free"), Err(Error::NotInstalled)));
     let error = relatch::with_lock("a", || unreachable!()).expect_err("none yet");
     assert!(matches!(error, Error::NotInstalled), "{error:?}");
     assert!(error.to_string().contains("relatch::install"), "{error}");
@@ -457,6 +470,10 @@ pub(crate) fn install_as_told() {
     let guard = relatch::lock("free").expect("locks");
     assert_eq!(relatch::try_lock("free").expect("answers").expect("re-enters").depth(), 2);
     assert_eq!(relatch::try_lock_for("free", WAIT).expect("answers").expect("re-enters").depth(), 2);
+    assert_eq!(relatch::try_lock_until("free", Instant::now()).expect("answers").expect("enters").depth(), 2);
+    assert_eq!(relatch::current("free").expect("installed").expect("held").depth(), 2);
+    relatch::assert_held("free").expect("held");
+    assert!(matches!(relatch::assert_held("other"), Err(Error::NotHeld { .. })));
     assert_eq!(relatch::named("free").expect("installed").key(), "free");
     let inner = relatch::with_lock_result("free", |inner| Ok::<_, Error>(inner.depth()));
     assert_eq!(inner.expect("re-enters"), 2);
