@@ -42,7 +42,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     let owner = locks.named("payment").holder()?.ok_or("the rival's lock is gone")?;
     say(&format!("none of that touched the rival's lock: {owner}"));
     rival.finish()?;
-    println!("\nWithout `ensure`, the card would have been charged twice.");
+    println!("\nWithout `confirm`, the card would have been charged twice.");
     Ok(())
 }
 
@@ -53,14 +53,14 @@ fn holder(locks: &LockManager) -> Result<(), Box<dyn Error>> {
     // The work would be here. The process is stopped in the middle of it, and cannot notice that.
     let cause = watch.wait_lost(Duration::from_secs(30)).ok_or("nothing happened")?;
     println!("is_valid() is {}: {cause}", guard.is_valid());
-    println!("ensure(100ms):  {}", charge_card(&guard).err().ok_or("charged without the lock")?);
+    println!("confirm(100ms): {}", charge_card(&guard).err().ok_or("charged without the lock")?);
     println!("lock() again:   {}", locks.lock("payment").err().ok_or("a lost lock was entered again")?);
     println!("guard.unlock(): {}", guard.unlock().err().ok_or("a lost lock was released")?);
     Ok(())
 }
 
 fn charge_card(guard: &LockGuard) -> Result<(), relatch::Error> {
-    guard.ensure(Duration::from_millis(100))
+    guard.confirm(Duration::from_millis(100))
 }
 
 /// Waits for the lock, charges the card, and keeps the lock until its standard input is closed.

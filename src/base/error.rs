@@ -222,6 +222,22 @@ pub enum Error {
     /// one that began first gets a [`Timeout`](Error::Timeout), and none gets this error. A hold
     /// whose loss this process has not noticed yet counts as a hold.
     ///
+    /// ```no_run
+    /// # use relatch::{Error, LockManager};
+    /// # fn main() -> Result<(), Error> {
+    /// # let locks = LockManager::connect("redis://127.0.0.1/")?;
+    /// let first = locks.lock("a")?;
+    /// match locks.lock("b") {
+    ///     Err(error @ Error::WouldDeadlock { .. }) => {
+    ///         drop(first); // The other thread goes on. This one begins again.
+    ///         println!("{error}");
+    ///     }
+    ///     second => drop((second?, first)),
+    /// }
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
     /// A cycle of one thread holds the lock through another [`LockManager`](crate::LockManager).
     /// Reentry works within one manager: clone it in place of making a second one.
     #[error("{}", would_deadlock(cycle))]

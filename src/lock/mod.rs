@@ -180,6 +180,15 @@ impl Lock {
     ///
     /// For the beginning of a function that has to be called with the lock held.
     ///
+    /// ```no_run
+    /// # use relatch::{Error, LockManager};
+    /// fn book(locks: &LockManager) -> Result<(), Error> {
+    ///     locks.assert_held("stock")?; // the caller has it
+    ///     println!("booked");
+    ///     Ok(())
+    /// }
+    /// ```
+    ///
     /// # Errors
     ///
     /// - [`Error::NotHeld`]: this thread does not hold the lock.
@@ -234,7 +243,7 @@ impl Lock {
     /// Runs a closure that can fail, under the lock. One error type serves for the closure's errors
     /// and the lock's.
     ///
-    /// The closure gets the guard, so that it can [`ensure`](LockGuard::ensure) that the lock is
+    /// The closure gets the guard, so that it can [`confirm`](LockGuard::confirm) that the lock is
     /// still held before a step that cannot be undone.
     ///
     /// ```no_run
@@ -243,7 +252,7 @@ impl Lock {
     /// # fn main() -> Result<(), relatch::Error> {
     /// # let locks = relatch::LockManager::connect("redis://127.0.0.1/")?;
     /// locks.named("orders:42").with_lock_result(|guard| {
-    ///     guard.ensure(Duration::from_secs(5))?;
+    ///     guard.confirm(Duration::from_secs(5))?;
     ///     charge_card();
     ///     Ok::<_, relatch::Error>(())
     /// })

@@ -117,6 +117,16 @@ impl Lock {
     /// Set this to `false` where one thread runs several jobs at a time: a job of a rayon pool that
     /// waits for others may run another job meanwhile, in the same thread. To the lock, both jobs
     /// are the same holder.
+    ///
+    /// ```no_run
+    /// # fn main() -> Result<(), relatch::Error> {
+    /// # let locks = relatch::LockManager::connect("redis://127.0.0.1/")?;
+    /// let once = locks.named("orders:42").reentrant(false);
+    /// let _guard = once.lock()?;
+    /// assert!(matches!(once.lock(), Err(relatch::Error::AlreadyHeld { .. })));
+    /// # Ok(())
+    /// # }
+    /// ```
     pub fn reentrant(self, on: bool) -> Lock {
         self.set(|options| options.reentrant = on)
     }

@@ -263,9 +263,8 @@ fn extend_and_ensure_fail_without_their_replicas() {
     eventually(LONG, "the replica has it", || guard.extend_to(MINUTE).is_ok());
     group.cut();
     let left = guard.remaining();
-    for error in
-        [guard.extend_to(2 * MINUTE), guard.ensure(MINUTE * 3 / 2)].map(|it| it.expect_err("cut off"))
-    {
+    let refused = [guard.extend_to(2 * MINUTE), guard.ensure(MINUTE * 3 / 2), guard.confirm(MINUTE / 2)];
+    for error in refused.map(|it| it.expect_err("cut off")) {
         assert!(matches!(error, Error::Unavailable { .. }), "{error:?}");
         let told = chain(&error);
         assert!(told.contains("NOREPLICAS 0 of 1 replicas acknowledged the renewal within"), "{told}");
