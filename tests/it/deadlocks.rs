@@ -194,6 +194,12 @@ fn a_holder_that_changes_during_the_wait_closes_the_cycle() {
         // and passes.)
         thread::sleep(SOON);
         drop(k);
+        let end = Instant::now() + LONG;
+        while !(first.is_finished() && second.is_finished()) && Instant::now() < end {
+            thread::sleep(LATE);
+        }
+        // If nobody learns it, both wait for ever, and so would this test.
+        [&one, &two].map(|locks| locks.shutdown(Duration::ZERO));
         [first, second].map(|it| it.join().expect("no panic"))
     });
     let found = errors.iter().filter(|it| matches!(it, Err(Error::WouldDeadlock { .. }))).count();
