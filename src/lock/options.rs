@@ -20,8 +20,8 @@ impl Lock {
     }
 
     /// How long [`lock`](Lock::lock) and [`with_lock`](Lock::with_lock) wait for a busy lock before
-    /// they return [`Error::Timeout`]. Zero means one attempt. Defaults to the manager's, which is
-    /// no limit.
+    /// they return [`Error::Timeout`](crate::Error::Timeout). Zero means one attempt. Defaults to
+    /// the manager's, which is no limit.
     pub fn wait(self, wait: Duration) -> Lock {
         self.set(|options| options.wait = Some(wait))
     }
@@ -62,7 +62,7 @@ impl Lock {
         self.set(|options| options.reclaim_dead = on)
     }
 
-    /// Whether each hold gets a [fencing token](LockGuard::fence). Defaults to the manager's
+    /// Whether each hold gets a [fencing token](crate::LockGuard::fence). Defaults to the manager's
     /// setting, which is no. A resource that compares fences refuses a holder that comes back too
     /// late. `docs/fencing.md` of the repository has examples.
     ///
@@ -70,7 +70,7 @@ impl Lock {
     /// the right `+time` and a second key, the lock's counter: the prefix, `fence:`, and the lock's
     /// key in braces. The counter holds the last fence. It expires a day (or two leases, if that is
     /// longer) after the lock was last taken. If it holds anything else than a number, no lock is
-    /// taken: [`Error::Refused`] with the code `NOFENCE`.
+    /// taken: [`Error::Refused`](crate::Error::Refused) with the code `NOFENCE`.
     ///
     /// Take a lock always with a fence, or never: the fence of a hold without one is zero.
     pub fn fenced(self, on: bool) -> Lock {
@@ -87,10 +87,11 @@ impl Lock {
     /// The outermost release before that time does not delete the key. It lets the key expire when
     /// the time is over: compare and `SET` in one script, as safe as a release, for the price of
     /// one. This thread and this process hold the lock no more: nothing renews it, the process may
-    /// exit, and [`unlock`](LockGuard::unlock) returns [`Unlocked::Kept`](crate::Unlocked::Kept).
-    /// If the thread takes the lock again before that time, it waits like any other. The key's new
-    /// value is `kept:` and the token. That is no token, so no late renewal keeps the key for
-    /// longer, and no process deletes it because its holder is gone.
+    /// exit, and [`unlock`](crate::LockGuard::unlock) returns
+    /// [`Unlocked::Kept`](crate::Unlocked::Kept). If the thread takes the lock again before that
+    /// time, it waits like any other. The key's new value is `kept:` and the token. That is no
+    /// token, so no late renewal keeps the key for longer, and no process deletes it because its
+    /// holder is gone.
     ///
     /// A release because of a panic keeps the lock, too. If the manager could not start its thread
     /// ([`Error::NoThread`](crate::Error::NoThread)), nobody got the lock, and it is not kept.
@@ -112,7 +113,8 @@ impl Lock {
     }
 
     /// Whether a thread that has the lock may take it again. Defaults to the manager's setting,
-    /// which is yes. If not, the second attempt is [`Error::AlreadyHeld`], and nothing is sent.
+    /// which is yes. If not, the second attempt is
+    /// [`Error::AlreadyHeld`](crate::Error::AlreadyHeld), and nothing is sent.
     ///
     /// Set this to `false` where one thread runs several jobs at a time: a job of a rayon pool that
     /// waits for others may run another job meanwhile, in the same thread. To the lock, both jobs
