@@ -2,6 +2,7 @@
 //! under the names of the text for Prometheus.
 
 use std::collections::BTreeMap;
+use std::process;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
 
@@ -23,6 +24,10 @@ struct Sum(Sums, String);
 
 impl Sums {
     fn add(&self, name: &str, more: f64) {
+        // Hangs if the manager calls the recorder while it has one of its mutexes locked.
+        if let Ok(locks) = relatch::installed() {
+            (locks.stats(), locks.waiting(), locks.held());
+        }
         *self.0.lock().unwrap_or_else(PoisonError::into_inner).entry(name.to_owned()).or_default() += more;
     }
 
@@ -98,9 +103,15 @@ fn the_recorder_gets_what_the_statistics_count() {
     if !is_alone(module_path!(), "the_recorder_gets_what_the_statistics_count") {
         return;
     }
+    thread::spawn(|| {
+        thread::sleep(3 * LONG);
+        println!("the test hangs: the recorder was called while a mutex was locked");
+        process::exit(1);
+    });
     let sums = Sums::default();
     metrics::set_global_recorder(sums.clone()).expect("the only recorder");
     let rig = Rig::renewing();
+    relatch::install(rig.locks.clone()).expect("the first");
     let guard = rig.locks.lock("a").expect("locks");
     drop(rig.locks.lock("a").expect("enters again"));
     eventually(LONG, "it is renewed", || rig.locks.stats().renewed > 0);

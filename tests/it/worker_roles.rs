@@ -187,6 +187,8 @@ fn forked(
         is_forked(locks.named(key).force_unlock().err());
     }
     assert!(locks.held().is_empty());
+    assert!(locks.waiting().is_empty());
+    assert_eq!((locks.stats().waiting, locks.stats().held), (0, 0));
     within(second, "giving back what is the parent's", || {
         assert!(locks.shutdown(second).is_empty() && locks.shutdown_and_release(second).is_empty());
         if let Some(set) = set {
