@@ -26,7 +26,7 @@ impl Sums {
     fn add(&self, name: &str, more: f64) {
         // Hangs if the manager calls the recorder while it has one of its mutexes locked.
         if let Ok(locks) = relatch::installed() {
-            (locks.stats(), locks.waiting(), locks.held());
+            drop((locks.stats(), locks.waiting(), locks.held()));
         }
         *self.0.lock().unwrap_or_else(PoisonError::into_inner).entry(name.to_owned()).or_default() += more;
     }
