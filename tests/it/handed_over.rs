@@ -6,7 +6,6 @@ use std::sync::{Arc, Barrier, mpsc};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use parking_lot::Mutex;
 use relatch::{DetachedHold, Error, LockGuard, LockManager, LostCause, Parcel, Unlocked};
 use relatch_rig::{Fault, LONG, Proxy, Server, Worker, eventually, role, throughout, within};
 
@@ -435,7 +434,7 @@ fn a_repeated_adoption_extends_the_lease() {
 
 #[test]
 fn an_adoption_without_an_answer_leaves_no_key_and_no_hold() {
-    for fault in [Fault::DropReply, Fault::DelayCommand(3 * ANSWER)] {
+    for fault in [Fault::DropReply, Fault::CutBeforeReply, Fault::DelayCommand(3 * ANSWER)] {
         let rig = Rig::new();
         let others = connect(&rig.server);
         let parcel = parcel_of(&others, "a");
@@ -483,47 +482,38 @@ fn adopted_twice_at_once(rounds: u64, lossy: bool) {
         builder.lease(MINUTE).build().expect("connects")
     });
     let pattern = adoptions_of(&server, "a");
-    let (start, end) = (Barrier::new(3), Barrier::new(3));
-    let (shared, wins) = (Mutex::new(None::<Parcel>), AtomicU64::new(0));
-    thread::scope(|scope| {
-        for (locks, proxy) in adopters.iter().zip(&proxies) {
-            let (start, end, shared, wins, pattern, server) =
-                (&start, &end, &shared, &wins, &pattern, &server);
-            scope.spawn(move || {
-                for round in 0..rounds {
-                    match (lossy, (round + u64::from(proxy.port())) % 4) {
-                        (true, 0) => proxy.on(pattern, Fault::CutBeforeReply),
-                        (true, 1) => proxy.on(pattern, Fault::CutBeforeForward),
-                        (true, 2) => proxy.on_times(pattern, 2, Fault::HalfReply),
-                        _ => {}
-                    }
-                    start.wait();
-                    let parcel = shared.lock().clone().expect("handed over");
-                    let adopted = locks.adopt(&parcel);
-                    match &adopted {
-                        Ok(guard) => {
-                            wins.fetch_add(1, Ordering::SeqCst);
-                            assert!(guard.is_valid());
-                            assert_eq!(server.get("lock:a").as_deref(), Some(guard.token()), "round {round}");
-                        }
-                        Err(Error::Lost { cause: LostCause::Taken, .. }) => {}
-                        Err(other) => panic!("round {round}: {other:?}"),
-                    }
-                    end.wait();
-                    proxy.clear();
-                    drop(adopted);
-                    start.wait();
-                }
-            });
+    for round in 0..rounds {
+        for (proxy, place) in proxies.iter().zip([0, 1]) {
+            match (lossy, (round / (1 + 2 * place)) % 4) {
+                (true, 0) => proxy.on(&pattern, Fault::CutBeforeReply),
+                (true, 1) => proxy.on(&pattern, Fault::CutBeforeForward),
+                (true, 2) => proxy.on_times(&pattern, 2, Fault::HalfReply),
+                _ => {}
+            }
         }
-        for round in 0..rounds {
-            *shared.lock() = Some(parcel_of(&sender, "a"));
+        let (parcel, start, end) = (parcel_of(&sender, "a"), Barrier::new(2), Barrier::new(2));
+        let adopt = |locks: &LockManager| {
             start.wait();
-            end.wait();
-            assert_eq!(wins.swap(0, Ordering::SeqCst), 1, "round {round}");
-            start.wait(); // The winner has released it.
-        }
-    });
+            let adopted = locks.adopt(&parcel);
+            let in_redis = server.get("lock:a");
+            end.wait(); // Nobody releases it before both have tried.
+            adopted.map(|guard| in_redis.as_deref() == Some(guard.token()) && guard.is_valid())
+        };
+        let adopt = &adopt;
+        let threads = adopters.each_ref().map(|locks| move || adopt(locks));
+        let outcomes = thread::scope(|scope| {
+            threads.map(|thread| scope.spawn(thread)).map(|thread| thread.join().expect("no panic"))
+        });
+        assert!(
+            matches!(
+                &outcomes,
+                [Ok(true), Err(Error::Lost { cause: LostCause::Taken, .. })]
+                    | [Err(Error::Lost { cause: LostCause::Taken, .. }), Ok(true)]
+            ),
+            "round {round}: {outcomes:?}"
+        );
+        proxies.iter().for_each(Proxy::clear);
+    }
     for locks in &adopters {
         assert_eq!(locks.stats().lost, 0);
     }
