@@ -417,6 +417,25 @@ fn an_adoption_whose_answer_is_lost_is_settled() {
     }
 }
 
+/// Redis executes the first try when the second one has long been answered.
+#[test]
+fn an_adoption_that_is_executed_late_changes_nothing() {
+    let rig = Rig::with(|builder| builder.connect_timeout(4 * ANSWER));
+    let lock = rig.locks.named("a").fenced(true).lease(MINUTE);
+    let parcel = lock.lock().expect("locks").hand_over().expect("hands over");
+    let pattern = adoptions_of(&rig.server, "a").replace(" 1 ", " 2 ");
+    rig.proxy.on(&pattern, Fault::DelayCommand(3 * ANSWER));
+    let guard = lock.adopt(&parcel).expect("adopts");
+    guard.extend_to(2 * MINUTE).expect("extends");
+    let scripts = rig.server.calls("evalsha");
+    eventually(LONG, "the first try is executed", || rig.server.calls("evalsha") > scripts);
+    let holder = lock.holder().expect("answers").expect("held");
+    assert_eq!(holder.raw(), guard.token());
+    assert_eq!(holder.fence(), Some(guard.fence()), "numbered once");
+    assert!(rig.server.pttl("lock:a") > 61_000, "the longer lease counts");
+    assert_eq!(guard.unlock().expect("unlocks"), Unlocked::Released);
+}
+
 /// The lease counts from the try that was answered, so that try must have extended it.
 #[test]
 fn a_repeated_adoption_extends_the_lease() {
