@@ -421,7 +421,7 @@ fn an_adoption_whose_answer_is_lost_is_settled() {
 #[test]
 fn an_adoption_that_is_executed_late_changes_nothing() {
     let rig = Rig::with(|builder| builder.connect_timeout(4 * ANSWER));
-    let lock = rig.locks.named("a").fenced(true).lease(MINUTE);
+    let lock = rig.locks.named("a").fenced(true).lease(MINUTE).renew(false);
     let parcel = lock.lock().expect("locks").hand_over().expect("hands over");
     let pattern = adoptions_of(&rig.server, "a").replace(" 1 ", " 2 ");
     rig.proxy.on(&pattern, Fault::DelayCommand(3 * ANSWER));
