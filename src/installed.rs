@@ -1,7 +1,10 @@
 //! A process-wide manager, for codebases where passing a handle around is not possible.
 
 use std::sync::OnceLock;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
+
+use parking_lot::Mutex;
 
 use crate::base::error::Error;
 use crate::guard::LockGuard;
@@ -9,6 +12,13 @@ use crate::lock::Lock;
 use crate::manager::LockManager;
 
 static INSTALLED: OnceLock<LockManager> = OnceLock::new();
+
+/// True from the first [`install_for_test`] on. A program that never calls it reads this flag and
+/// no more.
+static IN_TESTS: AtomicBool = AtomicBool::new(false);
+
+/// The managers of tests, each with its number, the latest at the end.
+static FOR_TESTS: Mutex<Vec<(u64, &'static LockManager)>> = Mutex::new(Vec::new());
 
 /// Makes `manager` the one that [`with_lock`] and [`installed`] use, for the rest of the process.
 ///
@@ -30,13 +40,62 @@ pub fn install(manager: LockManager) -> Result<(), Error> {
     INSTALLED.set(manager).map_err(|_| Error::AlreadyInstalled)
 }
 
-/// The manager that was [`install`]ed.
+/// The manager that was [`install`]ed, or [for a test](install_for_test) since.
 ///
 /// # Errors
 ///
 /// [`Error::NotInstalled`] if no manager was installed.
 pub fn installed() -> Result<&'static LockManager, Error> {
-    INSTALLED.get().ok_or(Error::NotInstalled)
+    let for_test = if IN_TESTS.load(Ordering::Relaxed) { for_test() } else { None };
+    for_test.or_else(|| INSTALLED.get()).ok_or(Error::NotInstalled)
+}
+
+#[cold]
+fn for_test() -> Option<&'static LockManager> {
+    FOR_TESTS.lock().last().map(|(_, manager)| *manager)
+}
+
+/// Makes `manager` the one that [`installed`] returns, until the result is dropped. For tests of
+/// code that uses the process-wide manager. Sends nothing.
+///
+/// Of several such managers, the one that was installed last counts. When it is dropped, the one
+/// before it comes back. The whole process sees them: tests of one binary that run at the same time
+/// see each other's, so let such tests use different keys, or run one after the other.
+///
+/// `installed` hands out references that last as long as the process. So each call leaks its
+/// manager, a few kilobytes; a manager of a Redis also keeps its threads and connections.
+///
+/// ```
+/// use relatch::{LockManager, install_for_test, with_lock};
+///
+/// # fn main() -> Result<(), relatch::Error> {
+/// let restore = install_for_test(LockManager::in_memory());
+/// with_lock("orders:42", || println!("under a lock, without a Redis"))?;
+/// drop(restore);
+/// assert!(relatch::installed().is_err(), "nothing was installed before");
+/// # Ok(())
+/// # }
+/// ```
+pub fn install_for_test(manager: LockManager) -> Restore {
+    static NEXT: AtomicU64 = AtomicU64::new(1);
+    let number = NEXT.fetch_add(1, Ordering::Relaxed);
+    FOR_TESTS.lock().push((number, Box::leak(Box::new(manager))));
+    IN_TESTS.store(true, Ordering::Relaxed);
+    Restore { number }
+}
+
+/// Ends the time of a manager that was [installed for a test](install_for_test), when it is
+/// dropped.
+#[derive(Debug)]
+#[must_use = "the manager is there until this is dropped"]
+pub struct Restore {
+    number: u64,
+}
+
+impl Drop for Restore {
+    fn drop(&mut self) {
+        FOR_TESTS.lock().retain(|(number, _)| *number != self.number);
+    }
 }
 
 /// [`LockManager::with_lock`] on the manager that was [`install`]ed.

@@ -215,12 +215,13 @@ pub use crate::builder::Builder;
 pub use crate::guard::{DetachedHold, HandOverError, LockGuard, LockWatch, MultiLockGuard};
 pub use crate::hold::{HeldLock, Parcel, Unlocked};
 pub use crate::installed::{
-    assert_held, current, install, installed, lock, named, try_lock, try_lock_for, try_lock_until, with_lock,
-    with_lock_result,
+    Restore, assert_held, current, install, install_for_test, installed, lock, named, try_lock, try_lock_for,
+    try_lock_until, with_lock, with_lock_result,
 };
 pub use crate::keeping::losses::LostLock;
 pub use crate::lock::Lock;
 pub use crate::manager::LockManager;
+pub use crate::session::Memory;
 #[cfg(feature = "tls-no-provider")]
 pub use crate::store::Tls;
 pub use crate::waiting::waits::WaitingThread;

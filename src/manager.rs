@@ -10,7 +10,7 @@ use crate::guard::{LockGuard, MultiLockGuard};
 use crate::hold::{HeldLock, Parcel};
 use crate::lock::Lock;
 use crate::request::{Request, RequestAll};
-use crate::session::Session;
+use crate::session::{Memory, Session};
 use crate::waiting::waits::WaitingThread;
 
 /// Locks on one Redis: a pool of connections, and the holds of this process.
@@ -186,6 +186,13 @@ impl LockManager {
     /// [`Lock::adopt`] on the lock that the parcel names, with the same errors.
     pub fn adopt(&self, parcel: &Parcel) -> Result<LockGuard, Error> {
         self.request(parcel.key()).adopt(parcel)
+    }
+
+    /// The controls of a manager [in memory](LockManager::in_memory), for tests. `None` for any
+    /// other manager.
+    #[must_use]
+    pub fn memory(&self) -> Option<Memory> {
+        Memory::of(&self.session)
     }
 
     /// What this process holds through this manager, the oldest first. Sends nothing.

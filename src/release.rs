@@ -100,13 +100,17 @@ impl Begun<'_> {
             Err(_) => keeper.report_loss(hold),
         }
 
+        if !answered {
+            hold.stop_in_memory();
+        }
+
         // 5. Have the keeper delete what may be left of the key. If this came before step 3, the
         //    keeper could delete the key first, and the answer to our own release would look like a
         //    loss. Even if the lease has run out by our clock, the key may exist: a renewal without
         //    an answer may have extended it. A key that was to be kept stays until its time.
         let outlived = matches!(result, Err(Error::Lost { cause: LostCause::Expired, .. }));
         if !answered || outlived && hold.gone_by() > began {
-            delete_from(keeper, hold, if deletes { Moment::now() } else { hold.keep_until });
+            delete_from(keeper, hold, if deletes { Moment::now() } else { hold.keep_until() });
         }
 
         // 6. If the hold was over before step 2, wake this process's waiter. The waiter may have
@@ -181,7 +185,7 @@ pub(crate) fn keep(store: &Store, hold: &Hold, deadline: Moment) -> Result<Compa
     let key = hold.key.in_redis();
     let mut connection = store.checkout(key, deadline)?;
     // A lease is whole milliseconds. If the fraction were cut off, the key would expire too soon.
-    let rest = Lease::new(hold.keep_until.since(Moment::now()) + Duration::from_nanos(999_999));
+    let rest = Lease::new(hold.keep_until().since(Moment::now()) + Duration::from_nanos(999_999));
     connection.keep(key, &hold.token, rest.millis(), deadline)
 }
 
@@ -272,7 +276,7 @@ impl Release<'_> {
         let cause = match (compared, self.valid_until) {
             (Compared::Done, _) => return Ok(()),
             (_, Some(until)) if until <= answered => return Err(self.ran_out_on_the_way()),
-            (_, Some(_)) if self.maybe_done && (self.deletes || self.hold.keep_until <= answered) => {
+            (_, Some(_)) if self.maybe_done && (self.deletes || self.hold.keep_until() <= answered) => {
                 return Ok(());
             }
             (Compared::Absent, Some(_)) => LostCause::Deleted,
@@ -296,7 +300,7 @@ impl Release<'_> {
         if self.valid_until.is_none() || self.hold.lost().is_some() {
             return self.hold.lose(LostCause::Expired);
         }
-        let kept = if self.deletes { Moment::PAST } else { self.hold.keep_until };
+        let kept = if self.deletes { Moment::PAST } else { self.hold.keep_until() };
         let gone_by = self.hold.gone_by().max(kept);
         let (name, at_most) = (self.hold.key.name(), gone_by.since(now));
         warn!(

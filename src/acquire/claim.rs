@@ -116,17 +116,17 @@ impl<'a> PendingClaim<'a> {
         };
         let token = self.token.insert(token);
         let mut connection = store.checkout(key.in_redis(), self.deadline)?;
-        let listener = if self.tracks { listeners.of(connection.node()) } else { None };
+        let listener = connection.node().filter(|_| self.tracks).and_then(|node| listeners.of(node));
         let number = listener.as_ref().and_then(|listener| listener.client_id());
         let sent = Moment::now();
-        if connection.node().answered_since(*since) {
+        if connection.answered_since(*since) {
             *since = sent;
         }
         let (redis_key, deadline) = (key.in_redis(), self.deadline);
         let counter = self.counter.as_deref();
         let wanted = Wanted { key: redis_key, token, lease: lease.millis(), counter };
         let mut answer = if look {
-            connection.claim_or_look(wanted, number, deadline)
+            connection.claim_or_look(wanted, number, self.tracks, deadline)
         } else {
             connection.claim(wanted, deadline).map(|reply| (reply, Tracking::Off))
         };
@@ -134,7 +134,7 @@ impl<'a> PendingClaim<'a> {
             && holder.raw() == given_up
         {
             connection.remove(redis_key, given_up, deadline)?;
-            answer = connection.claim_or_look(wanted, number, deadline);
+            answer = connection.claim_or_look(wanted, number, self.tracks, deadline);
         }
         match answer {
             Ok((ClaimReply::Taken { fence }, _)) => self.taken(connection, fence, sent),
@@ -142,9 +142,11 @@ impl<'a> PendingClaim<'a> {
                 Err(self.refused_and_stored())
             }
             Ok((ClaimReply::Busy(holder), tracking)) => {
-                let tracked = listener
-                    .zip(number)
-                    .is_some_and(|(listener, number)| listener.will_wake(redis_key, number, tracking));
+                let tracked = match (listener.zip(number), tracking) {
+                    (_, Tracking::Direct) => true,
+                    (Some((listener, number)), tracking) => listener.will_wake(redis_key, number, tracking),
+                    (None, _) => false,
+                };
                 Ok(Answer::Busy { holder, tracked })
             }
             Ok((ClaimReply::NotAString, _)) => Ok(Answer::NotAString),

@@ -43,6 +43,13 @@ impl Moment {
         Moment(self.0.saturating_add(nanos))
     }
 
+    /// This moment, `span` earlier. Later than [`Moment::PAST`] in any case. [`Moment::NEVER`]
+    /// stays.
+    pub(crate) fn before(self, span: Duration) -> Moment {
+        let nanos = u64::try_from(span.as_nanos()).unwrap_or(u64::MAX);
+        if self == Moment::NEVER { self } else { Moment(self.0.saturating_sub(nanos).max(1)) }
+    }
+
     /// The time from `earlier` to this moment. Zero if `earlier` is later.
     pub(crate) fn since(self, earlier: Moment) -> Duration {
         Duration::from_nanos(self.0.saturating_sub(earlier.0))

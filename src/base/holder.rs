@@ -7,7 +7,7 @@ use crate::base::owner::Owner;
 
 /// How `keep.lua` begins the value of a lock that stays taken and that nobody holds. The token of
 /// the last hold follows. The colon makes sure that the value is no token: no host has one.
-const KEPT: &str = "kept:";
+pub(crate) const KEPT: &str = "kept:";
 
 /// Who held a lock when Redis was asked, and for how much longer.
 ///

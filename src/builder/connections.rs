@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use crate::base::options::Replicas;
 use crate::builder::Builder;
+use crate::builder::memory::without_server;
 use crate::store::Login;
 #[cfg(feature = "tls-no-provider")]
 use crate::store::Tls;
@@ -34,7 +35,10 @@ impl Builder {
 
     /// The number of the database, in place of the one in the URL.
     pub fn database(mut self, number: u32) -> Builder {
-        self.address = self.address.map(|address| address.with_db(number));
+        self.address = self.address.and_then(|address| match address {
+            Some(address) => Ok(Some(address.with_db(number))),
+            None => Err(without_server("database")),
+        });
         self
     }
 

@@ -1,9 +1,10 @@
 //! The builder of a manager: every setting, and its default.
 //!
-//! [`connections`] has the settings of the connections. As one of the handles, this room may use
+//! [`connections`] has the settings of the connections, and [`memory`] the managers without a Redis. As one of the handles, this room may use
 //! `manager` and what is below it.
 
 mod connections;
+mod memory;
 
 use std::fmt;
 use std::sync::Arc;
@@ -31,7 +32,8 @@ use crate::store::{Address, AskCredentials, Login, Tls};
 /// ```
 #[must_use = "a builder does nothing until it builds"]
 pub struct Builder {
-    address: Result<Address, Error>,
+    /// `None`: the locks are in memory.
+    address: Result<Option<Address>, Error>,
     credentials: Option<AskCredentials>,
     sentinel_login: Option<Login>,
     tls: Option<Tls>,
@@ -72,7 +74,7 @@ impl LockManager {
 
     /// A builder for a manager with options of its own. Sends nothing.
     pub fn builder(url: &str) -> Builder {
-        Builder::at(Address::parse(url))
+        Builder::at(Address::parse(url).map(Some))
     }
 
     /// A builder for a manager whose Redis is the master that these sentinels know by `name`, as
@@ -92,12 +94,12 @@ impl LockManager {
         name: impl Into<String>,
     ) -> Builder {
         let hosts = sentinels.into_iter().map(|(host, port)| (host.into(), port)).collect();
-        Builder::at(Address::of_sentinels(hosts, name.into()))
+        Builder::at(Address::of_sentinels(hosts, name.into()).map(Some))
     }
 }
 
 impl Builder {
-    fn at(address: Result<Address, Error>) -> Builder {
+    fn at(address: Result<Option<Address>, Error>) -> Builder {
         let settings = Settings::default();
         Builder {
             address,
@@ -306,8 +308,11 @@ impl Builder {
     }
 
     fn session(self) -> Result<Arc<Session>, Error> {
-        let address = self.address?;
+        self.check_without_server()?;
         self.settings.check()?;
+        let Some(address) = self.address? else {
+            return Session::in_memory(true, self.settings, self.on_lost).started().map(Arc::new);
+        };
         let mut target = address.with_tls(self.tls)?;
         target.set_credentials(self.credentials)?;
         target.set_sentinels(self.sentinel_login, self.sentinel_tls)?;

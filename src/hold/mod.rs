@@ -1,8 +1,10 @@
 //! A hold: one thread's possession of one lock, and until when it can be trusted.
 //!
 //! `report` is what a program learns about holds, and `parcel` is a hold on its way to another
-//! process. This room may use `base`.
+//! process. `memory` is what is different for a hold whose key is in the memory of this process.
+//! This room may use `store` and `base`.
 
+mod memory;
 mod parcel;
 mod report;
 
@@ -18,6 +20,7 @@ use crate::base::owner::Owner;
 use crate::base::seeded_bugs;
 use crate::base::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use crate::base::sync::{Condvar, Mutex};
+use crate::hold::memory::InMemory;
 
 pub use crate::hold::parcel::Parcel;
 pub use crate::hold::report::{HeldLock, Unlocked};
@@ -62,7 +65,7 @@ pub(crate) struct Hold {
     pub(crate) first_lease: Lease,
     renewal: Renewal,
     /// Until when the lock stays taken, even if the hold ends sooner.
-    pub(crate) keep_until: Moment,
+    keep_until: Moment,
     /// How many guards are alive. Only the holding thread writes it.
     depth: AtomicU32,
     /// The lease, in milliseconds. `extend` changes it.
@@ -83,6 +86,8 @@ pub(crate) struct Hold {
     /// sleeps on `ended`.
     watchers: Mutex<()>,
     ended: Condvar,
+    /// `None` if the key is on a server.
+    memory: Option<InMemory>,
 }
 
 impl Hold {
@@ -119,6 +124,7 @@ impl Hold {
             end: OnceLock::new(),
             watchers: Mutex::new(()),
             ended: Condvar::new(),
+            memory: None,
         }
     }
 
@@ -184,15 +190,17 @@ impl Hold {
     /// long as that lasts.
     pub(crate) fn ends_by_itself(&self) -> Moment {
         match self.renewal.max_hold {
-            _ if !self.renewal.on => self.valid_until(),
+            _ if !self.renewal.on || self.memory.is_some() => self.valid_until(),
             Some(limit) => self.acquired.answered.after(limit).after(self.lease().time()),
             None => Moment::NEVER,
         }
     }
 
-    /// The time from one renewal to the next. `None` if the hold is not renewed, or not any more.
+    /// The time from one renewal to the next. `None` if the keeper does not renew the hold, or not
+    /// any more. (A key in memory needs no renewal.)
     pub(crate) fn renews_every(&self, now: Moment) -> Option<Duration> {
-        let stopped = self.thread_ended.load(Ordering::Relaxed)
+        let stopped = self.memory.is_some()
+            || self.thread_ended.load(Ordering::Relaxed)
             || self.renewal.max_hold.is_some_and(|limit| now.since(self.acquired.answered) >= limit);
         if stopped { None } else { self.renewal.every(self.lease()) }
     }
@@ -206,13 +214,16 @@ impl Hold {
     /// The thread has ended without a release. Nobody will release the hold, so renewal stops.
     pub(crate) fn mark_thread_ended(&self) {
         self.thread_ended.store(true, Ordering::Relaxed);
+        self.stop_in_memory();
     }
 
     /// Sets the lease for the next renewals. If it is shorter, the hold is trusted for less time
     /// from now on, whether or not Redis knows yet.
     pub(crate) fn set_lease(&self, lease: Lease, now: Moment) {
         self.lease.store(lease.millis(), Ordering::Relaxed);
-        self.shorten_to(lease.valid_until(now));
+        if !self.lasts_in_memory() {
+            self.shorten_to(lease.valid_until(now));
+        }
     }
 
     /// Call this before sending a command that sets the lease. `until` is the deadline of its
@@ -222,14 +233,16 @@ impl Hold {
     /// after the deadline, and a lease that is shorter than before counts from now on.
     pub(crate) fn renewing(&self, lease: Lease, now: Moment, until: Moment) {
         self.gone_by.fetch_max(lease.gone_by(until).as_nanos(), Ordering::AcqRel);
-        self.shorten_to(lease.valid_until(now));
+        if !self.lasts_in_memory() {
+            self.shorten_to(lease.valid_until(now));
+        }
     }
 
     /// Redis has extended the lease by a command sent at `sent`: the hold is valid for a lease from
     /// then on. Returns an error if the hold is not valid any more at `now`, or if another thread
     /// has found it over.
     pub(crate) fn renewed(&self, lease: Lease, sent: Moment, now: Moment) -> Result<(), Error> {
-        let new = lease.valid_until(sent).as_nanos();
+        let new = self.end_in_memory().unwrap_or_else(|| lease.valid_until(sent)).as_nanos();
         let changed = self.valid_until.fetch_update(Ordering::AcqRel, Ordering::Acquire, |old| {
             (now < Moment::from_nanos(old)).then_some(new)
         });
@@ -284,6 +297,9 @@ impl Hold {
     /// release brings. If the hold is valid at `now`, returns the end of its validity.
     pub(crate) fn close(&self, now: Moment) -> Option<Moment> {
         let until = Moment::from_nanos(self.valid_until.swap(0, Ordering::AcqRel));
+        if self.lasts_in_memory() {
+            self.gone_by.fetch_max(self.lease().gone_by(now).as_nanos(), Ordering::AcqRel);
+        }
         Some(until).filter(|until| now < *until && self.end.get().is_none())
     }
 
@@ -348,7 +364,9 @@ impl Hold {
     }
 
     pub(crate) fn as_holder(&self, now: Moment) -> Holder {
-        Holder::new(self.token.as_bytes(), Some(self.gone_by().since(now)))
+        let left = self.gone_by().since(now);
+        let left = if self.lasts_in_memory() { self.lease().time() } else { left };
+        Holder::new(self.token.as_bytes(), Some(left))
     }
 }
 

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use crate::base::clock::Moment;
 use crate::keeping::shared::Shared;
-use crate::store::{Compared, Connection, Extension, Failure, Node, Tracking};
+use crate::store::{Compared, Extension, Failure, Node, ServerConnection, Tracking};
 
 /// The keeper's commands. [`KeeperConnection`] sends them to Redis. Unit tests have a fake.
 ///
@@ -46,7 +46,7 @@ pub(crate) struct ExtendAnswers {
 pub(crate) struct KeeperConnection<'a> {
     shared: &'a Shared,
     node: Arc<Node>,
-    connection: Option<Connection>,
+    connection: Option<ServerConnection>,
 }
 
 impl<'a> KeeperConnection<'a> {
@@ -56,7 +56,7 @@ impl<'a> KeeperConnection<'a> {
 
     /// Drops the connection if Redis has closed it. Does not wait.
     pub(crate) fn drop_if_closed(&mut self) {
-        if self.connection.as_mut().is_some_and(Connection::has_ended) {
+        if self.connection.as_mut().is_some_and(ServerConnection::has_ended) {
             self.connection = None;
             self.invalidate_all();
         }
@@ -77,7 +77,7 @@ impl<'a> KeeperConnection<'a> {
     fn exchange<T>(
         &mut self,
         deadline: Moment,
-        exchange: impl FnOnce(&mut Connection) -> Result<T, Failure>,
+        exchange: impl FnOnce(&mut ServerConnection) -> Result<T, Failure>,
     ) -> Result<T, Failure> {
         let (mut connection, is_used) = match self.connection.take() {
             Some(mut connection) => {

@@ -93,6 +93,11 @@ impl Shared {
 
     /// Has an orphan deleted, but not before this moment.
     pub(crate) fn delete_from(self: &Keeper, orphan: OrphanKey, moment: Moment) {
+        if let Some(memory) = self.store.memory() {
+            let is_due = moment <= Moment::now();
+            let gone_by = if is_due { orphan.gone_by } else { moment.min(orphan.gone_by) };
+            return memory.lets_expire(&orphan.redis_key, &orphan.token, gone_by, is_due);
+        }
         let scheduled = self.schedule(|work| work.leases.orphans.add(orphan, moment));
         if let Err(error) = scheduled {
             warn!(target: "relatch::release", "an orphan is not deleted, it expires with its lease: {error}");
@@ -107,6 +112,10 @@ impl Shared {
         deadline: Moment,
     ) -> Result<Receiver<Result<(), Failure>>, Error> {
         let (answer, answered) = mpsc::channel();
+        if self.store.memory().is_some() {
+            let _ = answer.send(renewal::renew_in_memory(self, hold)); // `answered` is here.
+            return Ok(answered);
+        }
         let request = RenewalRequest { hold: Arc::clone(hold), deadline, answer };
         self.schedule(|work| {
             work.requests.push(request);
@@ -127,16 +136,16 @@ impl Shared {
         self.schedule(|work| work.leases.renew_sooner(hold, Moment::now()))
     }
 
-    /// `force_unlock` of this manager has deleted a key with this token. If a hold of this manager
-    /// has the token, that hold is lost.
-    pub(crate) fn lose_deleted(&self, token: &str) {
+    /// A key with this token is gone: `force_unlock` of this manager has deleted it, or a control
+    /// of a store in memory has ended it. If a hold of this manager has the token, it is lost.
+    pub(crate) fn lose_token(&self, token: &str, cause: LostCause) {
         let mut work = self.work.lock();
         // A hold whose release has begun is not in the table any more. Redis tells that release
         // that the key is absent.
         let Some(hold) = work.leases.by_token(token).cloned() else {
             return;
         };
-        hold.lose(LostCause::Deleted);
+        hold.lose(cause);
         work.leases.lost(&hold);
         drop(work);
         self.report_loss(&hold);
@@ -191,7 +200,10 @@ fn run(shared: &Keeper) {
         if let Some(slow) = &mut slow {
             slow.warn(shared);
         }
-        if let Some(node) = shared.store.only_node() {
+        if shared.store.memory().is_some() {
+            // There is nothing to renew or to delete in memory.
+            shared.expire(&work.due.over);
+        } else if let Some(node) = shared.store.only_node() {
             let connection = connection.get_or_insert_with(|| KeeperConnection::new(shared, node));
             connection.drop_if_closed();
             renewal::round(shared, connection, work);

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::base::clock::Moment;
+use crate::base::error::LostCause;
 use crate::hold::Hold;
 use crate::keeping::orphans::{FIRST_RETRY, LAST_RETRY, OrphanKey, Orphans};
 
@@ -266,6 +267,22 @@ impl Leases {
         };
         entry.due = entry.due.min(sooner);
         entry.due
+    }
+
+    /// The controls of a store in memory have changed its keys, and made each lease older by `span`.
+    /// Returns all holds, and those that are over now.
+    pub(crate) fn age(&mut self, span: Duration, now: Moment) -> (Vec<Arc<Hold>>, Vec<Arc<Hold>>) {
+        let mut over = Vec::new();
+        for entry in self.by_number.values_mut() {
+            if entry.hold.age(span, now) {
+                entry.hold.lose(LostCause::Expired);
+                entry.due = Moment::NEVER;
+                over.push(Arc::clone(&entry.hold));
+            } else if self.reports_losses {
+                entry.due = entry.hold.valid_until();
+            }
+        }
+        (self.by_number.values().map(|entry| Arc::clone(&entry.hold)).collect(), over)
     }
 
     /// A hold was found lost. There is nothing left to do for it.

@@ -162,6 +162,17 @@ fn renew<'h>(
     Ok(refused)
 }
 
+/// Renews a lease in memory, on the thread that asks for it.
+pub(crate) fn renew_in_memory(shared: &Shared, hold: &Arc<Hold>) -> Result<(), Failure> {
+    let (now, lease) = (Moment::now(), hold.lease());
+    hold.renewing(lease, now, now);
+    let mut connection = shared.store.checkout(hold.key.in_redis(), now)?;
+    let extension = Extension { key: hold.key.in_redis(), token: &hold.token, lease: lease.millis() };
+    let (answers, _) = connection.extend_all(&[extension], None, now)?;
+    let answers = answers.into_iter().map(|answer| ((hold, lease), answer));
+    take_in(shared, answers, now).into_values().next().map_or(Ok(()), Err)
+}
+
 /// Records the answers to renewals that were sent at `sent`. Returns the refusals of Redis, each by
 /// the number of its hold.
 fn take_in<'h>(

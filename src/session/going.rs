@@ -91,14 +91,14 @@ impl Session {
         self.keeper.work.lock().leases.close(hold, now);
         hold.lose(LostCause::ShutDown);
         self.keeper.report_loss(hold);
-        let given_back = if hold.keep_until > now {
+        let given_back = if hold.keep_until() > now {
             release::keep(&self.store, hold, deadline)
         } else {
             release::remove(&self.store, hold, None, &mut HandoffOutcome::NotTaken, deadline)
         };
         if let Err(failure) = given_back {
             debug!(target: "relatch::release", "giving back lock {:?}: {failure:?}", hold.key.name());
-            release::delete_from(&self.keeper, hold, now.max(hold.keep_until));
+            release::delete_from(&self.keeper, hold, now.max(hold.keep_until()));
         }
     }
 }

@@ -100,8 +100,10 @@ impl Session {
         self.may_take(name.as_str(), options, stop, began)?;
         let fenced = Options { fenced: options.fenced || parcel.fence > 0, ..*options };
         let Asked { key, owner, claim } = self.ask_for(name, &fenced, pid)?;
-        let turn = self.queues.join_alone(key.name(), false);
-        let turn = turn.unwrap_or_else(|| Turn::outside(&self.queues, key.name()));
+        let mut own = None;
+        let queue = self.name_in_queue(&key, &mut own);
+        let turn = self.queues.join_alone(queue, false);
+        let turn = turn.unwrap_or_else(|| Turn::outside(&self.queues, queue));
         let (store, keeper, deadline) = (&*self.store, &self.keeper, self.one_answer(began));
         let adoption = Adoption { store, keeper, key: &key, old: &parcel.token, claim, deadline };
         let adopted = adoption.run();
@@ -113,6 +115,7 @@ impl Session {
         }
         let Taken { token, fence, at } = adopted?;
         self.counters.taken(at.answered.since(began));
-        self.keep(Arc::new(Hold::new(key, owner, token, fence, options, at)), turn)
+        let hold = Hold::new(key, owner, token, fence, &self.suited(options), at);
+        self.keep(self.suited_hold(hold), turn)
     }
 }

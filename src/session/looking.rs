@@ -3,7 +3,7 @@
 use log::warn;
 
 use crate::base::clock::Moment;
-use crate::base::error::Error;
+use crate::base::error::{Error, LostCause};
 use crate::base::holder::Holder;
 use crate::base::key::{Key, NOT_A_STRING};
 use crate::session::Session;
@@ -54,7 +54,7 @@ impl Session {
         let deleted = connection.and_then(|mut connection| connection.force(key.in_redis(), deadline));
         let deleted = deleted.map_err(|failure| self.call_failed("force-unlocking", &key, failure))?;
         if let Some(holder) = &deleted {
-            self.keeper.lose_deleted(holder.raw());
+            self.keeper.lose_token(holder.raw(), LostCause::Deleted);
             warn!(target: "relatch::force_unlock", "lock {name:?} was force-unlocked, it was held by {holder}");
         }
         // Redis sends no invalidation to the waiters of this process that poll.

@@ -2,12 +2,14 @@
 //!
 //! `enter` and `leave` are here. [`taking`] waits and asks. [`upkeep`] is for a lock while it is
 //! held, [`looking`] for one that somebody else may hold, [`report`] for what goes on now,
-//! [`handing_over`] for a hold that moves to another thread or process, and [`going`] for the end of
-//! a manager. This room may use all rooms but the handles.
+//! [`handing_over`] for a hold that moves to another thread or process, [`going`] for the end of a
+//! manager, and [`memory`] for managers without a Redis.
+//! This room may use all rooms but the handles.
 
 mod going;
 mod handing_over;
 mod looking;
+mod memory;
 mod report;
 mod several;
 mod taking;
@@ -47,6 +49,8 @@ use crate::waiting::patience::Patience;
 use crate::waiting::queues::{Turn, WaitQueues};
 use crate::waiting::waits::ListedWait;
 
+pub use crate::session::memory::Memory;
+
 /// What all handles of a manager share.
 #[derive(Debug)]
 pub(crate) struct Session {
@@ -77,12 +81,24 @@ struct Asked {
 
 impl Session {
     pub(crate) fn new(target: Target, settings: Settings, on_lost: Option<OnLost>) -> Result<Session, Error> {
-        static NEXT: AtomicU64 = AtomicU64::new(1);
-        let store = Arc::new(Store::new(target, &settings)?);
+        let store = Store::new(target, &settings)?;
         let (pid, host, machine) = (process::id(), host_name(), machine::digits().map_err(no_randomness)?);
         let owner = Owner::new(Arc::clone(&host), pid, this_process::thread_id(pid));
         let unused = fresh_token(&owner, &machine).map_err(no_randomness)?;
         let probe = settings.client_tracking.then(|| settings.prefix.clone() + &unused);
+        Session::over(store, host, machine, probe, settings, on_lost).started()
+    }
+
+    fn over(
+        store: Store,
+        host: Arc<str>,
+        machine: String,
+        probe: Option<String>,
+        settings: Settings,
+        on_lost: Option<OnLost>,
+    ) -> Session {
+        static NEXT: AtomicU64 = AtomicU64::new(1);
+        let (store, pid) = (Arc::new(store), process::id());
         let keeper =
             Shared::new(Arc::clone(&store), on_lost.map(LossNotifier::new), settings.response_timeout, probe);
         let session = Session {
@@ -99,11 +115,16 @@ impl Session {
             settings,
         };
         session.heed(&session.going);
-        if let Some(limits) = session.settings.warn_after {
-            session.keeper.warn_after(limits)?;
-        }
         emit::describe();
-        Ok(session)
+        session
+    }
+
+    /// Starts what the settings ask for.
+    pub(crate) fn started(self) -> Result<Session, Error> {
+        if let Some(limits) = self.settings.warn_after {
+            self.keeper.warn_after(limits)?;
+        }
+        Ok(self)
     }
 
     /// Sends a `PING`, so that a wrong address or login is found out now.
@@ -171,7 +192,7 @@ impl Session {
         let key = Key::new(&self.settings.prefix, name)?;
         let counter = if options.fenced { Some(key.counter()?.into()) } else { None };
         let owner = Owner::new(Arc::clone(&self.host), pid, this_process::thread_id(pid));
-        let token = fresh_token(&owner, &self.machine).map_err(no_randomness)?;
+        let (key, token) = (self.suited_key(key, &owner), self.fresh_token(&owner)?);
         Ok(Asked { key, owner, claim: Claim { token, lease: Lease::new(options.lease), counter } })
     }
 
@@ -193,7 +214,8 @@ impl Session {
         drop(wait);
         let (turn, Taken { token, fence, at }) = taken?;
         self.counters.taken(at.answered.since(patience.began));
-        self.keep(Arc::new(Hold::new(key, owner, token, fence, options, at)), turn)
+        let hold = Hold::new(key, owner, token, fence, &self.suited(options), at);
+        self.keep(self.suited_hold(hold), turn)
     }
 
     /// Makes a new hold known: to the queue, the keeper and the thread's map.
@@ -210,6 +232,7 @@ impl Session {
             }
             return Err(error);
         }
+        hold.settle_in_memory();
         Ok(thread_map::enter(self.id, hold, turn))
     }
 
@@ -255,7 +278,7 @@ impl Session {
     }
 
     fn give_back(&self, hold: &Hold, turn: Turn) -> Result<Unlocked, Error> {
-        let rest = hold.keep_until.since(Moment::now());
+        let rest = hold.keep_until().since(Moment::now());
         if rest.is_zero() {
             self.remove(hold, turn)?;
             return Ok(Unlocked::Released);
@@ -283,7 +306,7 @@ impl Session {
         self.keeper.work.lock().leases.close(hold, now);
         self.counters.given_back(now.since(hold.acquired.answered));
         hold.mark_released();
-        release::delete_from(&self.keeper, hold, now.max(hold.keep_until));
+        release::delete_from(&self.keeper, hold, now.max(hold.keep_until()));
         let (key, at_most) = (hold.key.name().to_string(), hold.gone_by().since(now));
         let source = "the thread is ending: its lock is released in the background".into();
         Err(Error::Unconfirmed { key, at_most, source })

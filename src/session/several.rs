@@ -11,7 +11,6 @@
 
 use std::mem;
 use std::rc::Rc;
-use std::sync::Arc;
 use std::time::Duration;
 
 use log::debug;
@@ -107,7 +106,9 @@ impl Session {
         let mut free = Vec::new();
         for name in names {
             let asked = self.ask_for((*name).into(), options, pid)?;
-            let Some(turn) = self.queues.join_alone(asked.key.name(), true) else { break };
+            let mut own = None;
+            let queue = self.name_in_queue(&asked.key, &mut own);
+            let Some(turn) = self.queues.join_alone(queue, true) else { break };
             free.push(Free { asked, turn });
         }
         if free.len() < 2 {
@@ -118,7 +119,8 @@ impl Session {
         let mut failed = Ok(());
         for (Free { asked, turn }, fence, at) in taken {
             let Asked { key, owner, claim } = asked;
-            let hold = Arc::new(Hold::new(key, owner, claim.token, fence, options, at));
+            let hold = Hold::new(key, owner, claim.token, fence, &self.suited(options), at);
+            let hold = self.suited_hold(hold);
             self.counters.taken(at.answered.since(began));
             match self.keep(hold, turn) {
                 Ok(one) => held.push(one),
@@ -215,7 +217,7 @@ impl Session {
                     mem::forget(turn); // As in `leave`.
                     Some(self.own_process(Moment::now()).map(|_| Unlocked::Released))
                 }
-                Left::LastGuard(turn) if held.hold.keep_until > Moment::now() => {
+                Left::LastGuard(turn) if held.hold.keep_until() > Moment::now() => {
                     Some(self.give_back(&held.hold, turn))
                 }
                 Left::LastGuard(turn) => {

@@ -78,7 +78,9 @@ impl Session {
             Errand::Renew(hold) => self.keeper.renew_for_waiter(&hold),
         };
         let claim = || first.clone();
-        let turn = self.queues.join(key.name(), patience, is_vain, answered_since, run, claim)?;
+        let mut own = None;
+        let name = self.name_in_queue(key, &mut own);
+        let turn = self.queues.join(name, patience, is_vain, answered_since, run, claim)?;
         self.counters.waited.add(u64::from(turn.waited));
         Ok(turn)
     }

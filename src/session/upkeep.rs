@@ -134,7 +134,9 @@ impl Session {
                 // If the server's clock has stepped, the key may expire earlier than the lease that
                 // was sent. The time left counts from when the question was sent, since Redis
                 // measured it later.
-                let left = holder.time_left().map(|left| Lease::new(left).valid_until(sent));
+                // A key in memory has no clock of its own.
+                let left = holder.time_left().filter(|_| !hold.lasts_in_memory());
+                let left = left.map(|left| Lease::new(left).valid_until(sent));
                 if left.is_some_and(|until| hold.shorten_to(until)) {
                     self.keeper.renew_sooner(hold)?;
                 }

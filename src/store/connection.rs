@@ -1,4 +1,4 @@
-//! The commands that go over a connection, and what their replies mean.
+//! The commands that go over a connection to a server, and what their replies mean.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -26,7 +26,7 @@ use crate::store::wanted::{Wanted, set};
 /// If the node answers that another node of a cluster has the slot of the key, this becomes a
 /// connection to that node, and the command is sent again. A command that was redirected was not
 /// executed, so the last node to which a command was sent is the only one that may execute it.
-pub(crate) struct Connection {
+pub(crate) struct ServerConnection {
     route: Route,
 }
 
@@ -38,9 +38,9 @@ pub(crate) struct Extension<'a> {
     pub(crate) lease: u64,
 }
 
-impl Connection {
-    pub(super) fn new(route: Route) -> Connection {
-        Connection { route }
+impl ServerConnection {
+    pub(super) fn new(route: Route) -> ServerConnection {
+        ServerConnection { route }
     }
 
     /// The node at the other end.

@@ -1,9 +1,11 @@
-//! Redis, as the rest of the crate sees it: a few commands, and small enums for the replies.
+//! Redis, or a store in memory, as the rest of the crate sees it: a few commands, and small enums
+//! for the replies.
 //!
 //! May use `base`. No other room names the crates `redis` and `r2d2`. From the outside to the wire:
 //!
 //! - [`Store`] is the way in for the rooms above. It lends a [`Connection`], which has the
 //!   commands.
+//! - `memory`: the store in the memory of this process. All that follows is about servers.
 //! - `router`: which node has a key. `cluster`: the thread that reads the map of a cluster. `view`:
 //!   whom it believes. `map`: which node has which slot. `slots`: the slot of a key, and what a map
 //!   and a redirect say. `route`: the way of a batch to a node, and on to the one to which that
@@ -18,6 +20,7 @@
 
 mod address;
 mod cluster;
+mod commands;
 mod connection;
 mod endpoint;
 mod epochs;
@@ -26,6 +29,7 @@ mod link;
 mod login;
 mod map;
 mod master;
+mod memory;
 mod node;
 mod pool;
 mod replicas;
@@ -61,11 +65,13 @@ use crate::store::router::Router;
 use crate::store::sentinels::Sentinels;
 
 pub(crate) use crate::store::address::{Address, Target};
-pub(crate) use crate::store::connection::{Connection, Extension};
+pub(crate) use crate::store::commands::Connection;
+pub(crate) use crate::store::connection::{Extension, ServerConnection};
 pub(crate) use crate::store::endpoint::Login;
 pub(crate) use crate::store::failure::{Cause, Failure, Fate, Refusal};
 pub(crate) use crate::store::link::FAIR_TRY;
 pub(crate) use crate::store::login::AskCredentials;
+pub(crate) use crate::store::memory::MemoryStore;
 pub(crate) use crate::store::node::Node;
 pub(crate) use crate::store::reply::{AdoptReply, ClaimReply, Compared, Seen, Tracking};
 #[cfg(not(feature = "tls-no-provider"))]
@@ -75,12 +81,37 @@ pub use crate::store::tls::Tls;
 pub(crate) use crate::store::tracking::{Heard, TrackingConnection};
 pub(crate) use crate::store::wanted::Wanted;
 
-/// The servers, and the connections to them.
+/// The servers and the connections to them, or the store in memory.
 pub(crate) struct Store {
-    router: Arc<Router>,
+    place: Where,
+}
+
+enum Where {
+    Servers(Arc<Router>),
+    Memory(Arc<MemoryStore>),
 }
 
 impl Store {
+    /// A store in memory. With `excludes`, threads exclude each other.
+    pub(crate) fn in_memory(excludes: bool) -> Store {
+        Store { place: Where::Memory(Arc::new(MemoryStore::new(excludes))) }
+    }
+
+    /// The store in memory, if this is one.
+    pub(crate) fn memory(&self) -> Option<&Arc<MemoryStore>> {
+        match &self.place {
+            Where::Servers(_) => None,
+            Where::Memory(memory) => Some(memory),
+        }
+    }
+
+    fn router(&self) -> Option<&Arc<Router>> {
+        match &self.place {
+            Where::Servers(router) => Some(router),
+            Where::Memory(_) => None,
+        }
+    }
+
     pub(crate) fn new(target: Target, settings: &Settings) -> Result<Store, Error> {
         script::prepare();
         let Target { servers, credentials, db, tls, sentinel_login, sentinel_tls } = target;
@@ -103,85 +134,104 @@ impl Store {
                 Router::to_cluster(common(Expected::ClusterNode)?, cluster)
             }
         };
-        Ok(Store { router: Arc::new(router) })
+        Ok(Store { place: Where::Servers(Arc::new(router)) })
     }
 
     /// Speaks to Redis once. In a cluster, any node will do.
     pub(crate) fn ping(&self, deadline: Moment) -> Result<(), Failure> {
-        self.router.ping(deadline)
+        match &self.place {
+            Where::Servers(router) => router.ping(deadline),
+            Where::Memory(memory) => memory.ping(),
+        }
     }
 
     /// Borrows a connection to the server that has this key. Waits for one and connects if
     /// necessary, until the deadline.
     pub(crate) fn checkout(&self, key: &str, deadline: Moment) -> Result<Connection, Failure> {
-        self.router.checkout(key, deadline)
+        match &self.place {
+            Where::Servers(router) => router.checkout(key, deadline).map(Connection::To),
+            Where::Memory(memory) => Ok(Connection::Memory(Arc::clone(memory))),
+        }
     }
 
     /// Opens a connection outside the pool, for a command that must not go over a connection that
     /// may be dead.
     pub(crate) fn connect(&self, key: &str, deadline: Moment) -> Result<Connection, Failure> {
-        self.router.connect(key, deadline)
+        match &self.place {
+            Where::Servers(router) => router.connect(key, deadline).map(Connection::To),
+            Where::Memory(memory) => Ok(Connection::Memory(Arc::clone(memory))),
+        }
     }
 
     /// Opens a connection outside the pool to this node, for a thread that serves no other.
-    pub(crate) fn connect_to(&self, node: &Arc<Node>, deadline: Moment) -> Result<Connection, Failure> {
-        self.router.connect_to(node, deadline)
+    pub(crate) fn connect_to(&self, node: &Arc<Node>, deadline: Moment) -> Result<ServerConnection, Failure> {
+        self.router().ok_or_else(no_server)?.connect_to(node, deadline)
     }
 
     /// The node that has this key, as far as is known. `None` if the map of the cluster was not
-    /// read yet, or names no node for the key. Does not wait.
+    /// read yet, or names no node for the key, and in memory. Does not wait.
     pub(crate) fn node_of(&self, key: &str) -> Option<Arc<Node>> {
-        self.router.known_node_of(key)
+        self.router()?.known_node_of(key)
     }
 
-    /// The node that has all keys. `None` in a cluster.
+    /// The node that has all keys. `None` in a cluster and in memory.
     pub(crate) fn only_node(&self) -> Option<Arc<Node>> {
-        self.router.only_node()
+        self.router()?.only_node()
     }
 
     /// True if each key may be on a node of its own.
     pub(crate) fn is_cluster(&self) -> bool {
-        self.router.cluster().is_some()
+        self.router().is_some_and(|router| router.cluster().is_some())
     }
 
     /// True if this node has the key, as far as is known.
     pub(crate) fn may_be_at(&self, node: &Node, redis_key: &[u8]) -> bool {
-        self.router.cluster().is_none_or(|cluster| cluster.may_be_at(node, redis_key))
+        let cluster = self.router().and_then(|router| router.cluster());
+        cluster.is_none_or(|cluster| cluster.may_be_at(node, redis_key))
     }
 
     /// Opens a connection for the invalidations of a node. `probe` is a key that nobody else uses,
     /// or the beginning of one: it is changed, to make sure that its invalidation comes.
     pub(crate) fn listen(&self, node: &Arc<Node>, probe: &str) -> Result<TrackingConnection, Failure> {
-        self.router.listen(node, probe)
+        self.router().ok_or_else(no_server)?.listen(node, probe)
     }
 
     /// True if the node that has this key has answered since `moment`, over a connection that has
-    /// gone back to the pool.
+    /// gone back to the pool. Memory has, unless it is away.
     pub(crate) fn answered_since(&self, key: &str, moment: Moment) -> bool {
-        self.node_of(key).is_some_and(|node| node.answered_since(moment))
+        match &self.place {
+            Where::Servers(_) => self.node_of(key).is_some_and(|node| node.answered_since(moment)),
+            Where::Memory(memory) => !memory.is_away(Moment::now()),
+        }
     }
 
     /// Registers `call`, which gets the number of each pooled connection that is closed. Redis then
     /// sends no invalidations of keys that were read over that connection.
     pub(crate) fn on_close(&self, call: impl Fn(u64) + Send + Sync + 'static) {
-        let _ = self.router.common.on_close.set(Box::new(call)); // The first listener sets it.
+        if let Some(router) = self.router() {
+            let _ = router.common.on_close.set(Box::new(call)); // The first listener sets it.
+        }
     }
 
     /// Registers `call`, which is called after other servers have keys than before, with a function
     /// that says of which keys that is true. With sentinels, all connections to the old master have
     /// been ended by then.
     pub(crate) fn on_move(&self, call: impl Fn(&dyn Fn(&[u8]) -> bool) + Send + Sync + 'static) {
-        self.router.on_move(call);
+        if let Some(router) = self.router() {
+            router.on_move(call);
+        }
     }
 
     /// Ends the store's thread, if there is one.
     pub(crate) fn stop(&self) {
-        self.router.stop();
+        if let Some(router) = self.router() {
+            router.stop();
+        }
     }
 
     /// The error that the caller sees, of a command for this key.
     pub(crate) fn error(&self, key: Option<&Key>, action: &'static str, failure: Failure) -> Error {
-        let server = self.router.name(key.map(Key::in_redis));
+        let server = self.router().map_or_else(|| "memory".to_owned(), |it| it.name(key.map(Key::in_redis)));
         let key = key.map(|key| Box::from(&**key.name()));
         match failure {
             Failure::Refused(refusal) if !refusal.can_pass() => {
@@ -195,6 +245,13 @@ impl Store {
 
 impl fmt::Debug for Store {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Store").field("router", &self.router).finish_non_exhaustive()
+        match &self.place {
+            Where::Servers(router) => f.debug_struct("Store").field("router", router).finish_non_exhaustive(),
+            Where::Memory(memory) => memory.fmt(f),
+        }
     }
+}
+
+fn no_server() -> Failure {
+    Failure::not_sent("there is no server: the locks are in memory")
 }

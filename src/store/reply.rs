@@ -56,6 +56,8 @@ pub(crate) enum Tracking {
     On {
         link: u64,
     },
+    /// A store in memory wakes the waiter itself.
+    Direct,
     Refused(Refusal),
 }
 

@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use crate::base::clock::Moment;
 use crate::store::cluster::Cluster;
-use crate::store::connection::Connection;
+use crate::store::connection::ServerConnection;
 use crate::store::failure::{Failure, Refusal};
 use crate::store::login;
 use crate::store::node::{Common, Node, OnMove};
@@ -72,12 +72,20 @@ impl Router {
     }
 
     /// A connection of the pool to the node that has this key.
-    pub(super) fn checkout(self: &Arc<Router>, key: &str, deadline: Moment) -> Result<Connection, Failure> {
+    pub(super) fn checkout(
+        self: &Arc<Router>,
+        key: &str,
+        deadline: Moment,
+    ) -> Result<ServerConnection, Failure> {
         self.reach(deadline, |router| router.node_of(key, deadline), Node::lend)
     }
 
     /// A connection outside the pool to the node that has this key.
-    pub(super) fn connect(self: &Arc<Router>, key: &str, deadline: Moment) -> Result<Connection, Failure> {
+    pub(super) fn connect(
+        self: &Arc<Router>,
+        key: &str,
+        deadline: Moment,
+    ) -> Result<ServerConnection, Failure> {
         self.reach(deadline, |router| router.node_of(key, deadline), Node::own)
     }
 
@@ -105,9 +113,9 @@ impl Router {
         self: &Arc<Router>,
         node: &Arc<Node>,
         deadline: Moment,
-    ) -> Result<Connection, Failure> {
+    ) -> Result<ServerConnection, Failure> {
         let link = self.noting(node.own(deadline))?;
-        Ok(Connection::new(Route::pinned(link, Arc::clone(node), Arc::clone(self))))
+        Ok(ServerConnection::new(Route::pinned(link, Arc::clone(node), Arc::clone(self))))
     }
 
     fn reach(
@@ -115,7 +123,7 @@ impl Router {
         deadline: Moment,
         choose: impl Fn(&Router) -> Result<Arc<Node>, Failure>,
         open: impl Fn(&Node, Moment) -> Result<LinkRef, Failure>,
-    ) -> Result<Connection, Failure> {
+    ) -> Result<ServerConnection, Failure> {
         let mut node = choose(self)?;
         let mut link = open(&node, deadline);
         if let Err(Failure::Refused(refusal)) = &link
@@ -125,7 +133,7 @@ impl Router {
             node = choose(self)?;
             link = open(&node, deadline);
         }
-        Ok(Connection::new(Route::new(self.noting(link)?, node, Arc::clone(self))))
+        Ok(ServerConnection::new(Route::new(self.noting(link)?, node, Arc::clone(self))))
     }
 
     /// The node that has this key. In a cluster whose map is not known yet, waits for it until the

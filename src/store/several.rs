@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use crate::base::clock::Moment;
 use crate::store::Store;
-use crate::store::connection::Connection;
+use crate::store::commands::Connection;
 use crate::store::failure::{Failure, Fate};
 use crate::store::reply::Compared;
 use crate::store::wanted::Wanted;

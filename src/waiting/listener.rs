@@ -88,7 +88,7 @@ impl Listener {
     /// `client_id`. True if the listener will receive them.
     pub(crate) fn will_hear(&self, client_id: u64, tracking: Tracking) -> bool {
         match tracking {
-            Tracking::Off => false,
+            Tracking::Off | Tracking::Direct => false,
             // False if the connection of that client was lost meanwhile.
             Tracking::On { .. } => self.client_id() == Some(client_id),
             Tracking::Refused(refusal) => {

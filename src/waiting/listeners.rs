@@ -50,6 +50,14 @@ impl Listeners {
                 wakeups.wake_over(link);
             }
         });
+        if let Some(memory) = store.memory() {
+            let weak = Arc::downgrade(&wakeups);
+            memory.on_change(move |key| {
+                if let Some(wakeups) = weak.upgrade() {
+                    wakeups.wake(key.as_bytes());
+                }
+            });
+        }
         let (on_invalidation, running) = (Arc::new(Box::new(on_invalidation) as _), Mutex::default());
         Listeners { store, response_timeout, probe, on_invalidation, wakeups, running }
     }

@@ -1,0 +1,92 @@
+//! A hold whose key is in the memory of this process. No keeper renews it: if it is one to renew,
+//! it is valid for as long as its key exists, and the store says how long that is.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::base::clock::Moment;
+use crate::base::sync::atomic::{AtomicU64, Ordering};
+use crate::hold::{Hold, RUN_OUT};
+use crate::store::MemoryStore;
+
+#[derive(Debug)]
+pub(super) struct InMemory {
+    store: Arc<MemoryStore>,
+    /// By how much a control for tests has made the hold older, in nanoseconds.
+    older: AtomicU64,
+}
+
+impl Hold {
+    /// The same hold, with its key in memory.
+    pub(crate) fn in_memory(mut self, store: Arc<MemoryStore>) -> Hold {
+        self.memory = Some(InMemory { store, older: AtomicU64::new(0) });
+        self
+    }
+
+    /// Until when the lock stays taken, even if the hold ends sooner.
+    pub(crate) fn keep_until(&self) -> Moment {
+        match &self.memory {
+            Some(memory) => {
+                self.keep_until.before(Duration::from_nanos(memory.older.load(Ordering::Relaxed)))
+            }
+            None => self.keep_until,
+        }
+    }
+
+    /// True if the hold is one to renew, and its key is in memory.
+    pub(crate) fn lasts_in_memory(&self) -> bool {
+        self.memory.is_some() && self.renewal.on
+    }
+
+    /// The keeper's table has the hold: from now on, the hold ends with its key.
+    ///
+    /// A control for tests changes the key first, and then the holds of the table. If this came
+    /// before the hold is in the table, a control in between would end the key and not the hold.
+    pub(crate) fn settle_in_memory(&self) {
+        let Some(memory) = &self.memory else { return };
+        let last = match self.renewal.max_hold {
+            Some(limit) => self.acquired.answered.after(limit).after(self.lease().time()),
+            None => Moment::NEVER,
+        };
+        let renewed = self.renewal.on.then_some(last);
+        memory.store.settle(self.key.in_redis(), &self.token, renewed, |end| {
+            let end = end.max(RUN_OUT);
+            if renewed.is_none() {
+                self.shorten_to(end);
+            } else if self.end.get().is_none() {
+                self.valid_until.store(end.as_nanos(), Ordering::Release);
+            }
+        });
+    }
+
+    /// The end of a hold that lasts as long as its key in memory. `None` for any other hold.
+    pub(super) fn end_in_memory(&self) -> Option<Moment> {
+        let memory = self.memory.as_ref().filter(|_| self.renewal.on)?;
+        memory.store.end_of(self.key.in_redis(), &self.token)
+    }
+
+    /// Nobody has the key renewed any more, and nobody deletes it: it ends with its lease, and so
+    /// does the hold. Does nothing for a key on a server, which ends by itself.
+    pub(crate) fn stop_in_memory(&self) {
+        if let Some(memory) = self.memory.as_ref().filter(|_| self.renewal.on) {
+            let gone_by = self.lease().gone_by(Moment::now());
+            self.gone_by.fetch_max(gone_by.as_nanos(), Ordering::AcqRel);
+            self.shorten_to(gone_by);
+            memory.store.lets_expire(self.key.in_redis(), &self.token, gone_by, false);
+        }
+    }
+
+    /// A control for tests has changed the keys: each lease is older by `span` now, and an outage
+    /// may end the key. True if the hold has run out by that.
+    pub(crate) fn age(&self, span: Duration, now: Moment) -> bool {
+        let Some(memory) = &self.memory else { return false };
+        memory.older.fetch_add(u64::try_from(span.as_nanos()).unwrap_or(u64::MAX), Ordering::Relaxed);
+        let until = self.valid_until();
+        if until == Moment::PAST {
+            return false; // Its release has begun.
+        }
+        let end_of_key = if self.renewal.on { self.end_in_memory().unwrap_or(RUN_OUT) } else { until };
+        self.shorten_to(until.before(span).min(end_of_key));
+        !self.is_valid(now)
+    }
+}

@@ -1,0 +1,189 @@
+//! The commands of a lock, one method each: over a connection to a server, or in memory.
+
+use std::sync::Arc;
+
+use crate::base::clock::Moment;
+use crate::base::holder::Holder;
+use crate::store::connection::{Extension, ServerConnection};
+use crate::store::failure::Failure;
+use crate::store::memory::MemoryStore;
+use crate::store::node::Node;
+use crate::store::reply::{AdoptReply, ClaimReply, Compared, Seen, Tracking};
+use crate::store::wanted::Wanted;
+
+/// The way to the store that has a key. What the commands mean: [`ServerConnection`].
+pub(crate) enum Connection {
+    To(ServerConnection),
+    Memory(Arc<MemoryStore>),
+}
+
+impl Connection {
+    /// The node at the other end. `None` in memory.
+    pub(crate) fn node(&self) -> Option<&Arc<Node>> {
+        match self {
+            Connection::To(server) => Some(server.node()),
+            Connection::Memory(_) => None,
+        }
+    }
+
+    /// True if the other end has answered since `moment`, over a connection that has gone back to
+    /// the pool. Memory has, unless it is away.
+    pub(crate) fn answered_since(&self, moment: Moment) -> bool {
+        match self {
+            Connection::To(server) => server.node().answered_since(moment),
+            Connection::Memory(memory) => !memory.is_away(Moment::now()),
+        }
+    }
+
+    pub(crate) fn claim(&mut self, wanted: Wanted<'_>, deadline: Moment) -> Result<ClaimReply, Failure> {
+        match self {
+            Connection::To(server) => server.claim(wanted, deadline),
+            Connection::Memory(memory) => memory.claim(wanted, false).map(|(reply, _)| reply),
+        }
+    }
+
+    /// In memory, a waiter that `awaits` a change is woken by it, without a listener.
+    pub(crate) fn claim_or_look(
+        &mut self,
+        wanted: Wanted<'_>,
+        listener: Option<u64>,
+        awaits: bool,
+        deadline: Moment,
+    ) -> Result<(ClaimReply, Tracking), Failure> {
+        match self {
+            Connection::To(server) => server.claim_or_look(wanted, listener, deadline),
+            Connection::Memory(memory) => memory.claim(wanted, awaits),
+        }
+    }
+
+    pub(crate) fn remove(&mut self, key: &str, token: &str, deadline: Moment) -> Result<Compared, Failure> {
+        match self {
+            Connection::To(server) => server.remove(key, token, deadline),
+            Connection::Memory(memory) => memory.remove(key, token),
+        }
+    }
+
+    pub(crate) fn keep(
+        &mut self,
+        key: &str,
+        token: &str,
+        rest: u64,
+        deadline: Moment,
+    ) -> Result<Compared, Failure> {
+        match self {
+            Connection::To(server) => server.keep(key, token, rest, deadline),
+            Connection::Memory(memory) => memory.keep(key, token, rest),
+        }
+    }
+
+    pub(crate) fn remove_and_claim(
+        &mut self,
+        token: &str,
+        wanted: Wanted<'_>,
+        deadline: Moment,
+    ) -> Result<(Result<Compared, Failure>, Option<u64>), Failure> {
+        match self {
+            Connection::To(server) => server.remove_and_claim(token, wanted, deadline),
+            Connection::Memory(memory) => {
+                memory.remove_and_claim(token, wanted).map(|(removed, fence)| (Ok(removed), fence))
+            }
+        }
+    }
+
+    pub(crate) fn extend_all(
+        &mut self,
+        extensions: &[Extension<'_>],
+        listener: Option<u64>,
+        deadline: Moment,
+    ) -> Result<(Vec<Result<Compared, Failure>>, Tracking), Failure> {
+        match self {
+            Connection::To(server) => server.extend_all(extensions, listener, deadline),
+            Connection::Memory(memory) => {
+                let extend = |it: &Extension<'_>| memory.extend(it.key, it.token, it.lease);
+                Ok((extensions.iter().map(extend).collect(), Tracking::Off))
+            }
+        }
+    }
+
+    pub(crate) fn abandon(self, key: &str, token: &str) {
+        match self {
+            Connection::To(server) => server.abandon(key, token),
+            Connection::Memory(memory) => _ = memory.remove(key, token),
+        }
+    }
+
+    pub(super) fn claim_all(
+        &mut self,
+        wanted: &[Wanted<'_>],
+        deadline: Moment,
+    ) -> Result<Vec<Result<Option<u64>, Failure>>, Failure> {
+        let claim = |memory: &MemoryStore, it: &Wanted<'_>| match memory.claim(*it, false)? {
+            (ClaimReply::Taken { fence }, _) => Ok(Some(fence)),
+            _ => Ok(None),
+        };
+        match self {
+            Connection::To(server) => server.claim_all(wanted, deadline),
+            Connection::Memory(memory) => Ok(wanted.iter().map(|it| claim(memory, it)).collect()),
+        }
+    }
+
+    pub(super) fn remove_all(
+        &mut self,
+        removals: &[(&str, &str)],
+        deadline: Moment,
+    ) -> Result<Vec<Result<Compared, Failure>>, Failure> {
+        match self {
+            Connection::To(server) => server.remove_all(removals, deadline),
+            Connection::Memory(memory) => {
+                Ok(removals.iter().map(|(key, token)| memory.remove(key, token)).collect())
+            }
+        }
+    }
+
+    pub(super) fn abandon_all(self, claims: &[(&str, &str)]) {
+        match self {
+            Connection::To(server) => server.abandon_all(claims),
+            Connection::Memory(memory) => {
+                claims.iter().for_each(|(key, token)| _ = memory.remove(key, token))
+            }
+        }
+    }
+
+    pub(crate) fn adopt(
+        &mut self,
+        old: &str,
+        wanted: Wanted<'_>,
+        deadline: Moment,
+    ) -> Result<AdoptReply, Failure> {
+        match self {
+            Connection::To(server) => server.adopt(old, wanted, deadline),
+            Connection::Memory(memory) => memory.adopt(old, wanted),
+        }
+    }
+
+    pub(crate) fn look(&mut self, key: &str, deadline: Moment) -> Result<Seen, Failure> {
+        match self {
+            Connection::To(server) => server.look(key, deadline),
+            Connection::Memory(memory) => memory.look(key, false),
+        }
+    }
+
+    pub(crate) fn look_at_fence(
+        &mut self,
+        key: &str,
+        counter: &str,
+        deadline: Moment,
+    ) -> Result<Seen, Failure> {
+        match self {
+            Connection::To(server) => server.look_at_fence(key, counter, deadline),
+            Connection::Memory(memory) => memory.look(key, true),
+        }
+    }
+
+    pub(crate) fn force(&mut self, key: &str, deadline: Moment) -> Result<Option<Holder>, Failure> {
+        match self {
+            Connection::To(server) => server.force(key, deadline),
+            Connection::Memory(memory) => memory.force(key),
+        }
+    }
+}

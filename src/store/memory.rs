@@ -1,0 +1,351 @@
+//! A store in the memory of this process: the same commands with the same answers, and no server.
+//!
+//! It sends nothing, starts no thread and does not wait. A key whose holder has it renewed needs no
+//! renewal here, since nothing can cut the process off from its own memory: the key lasts until its
+//! holder stops renewing it ([`MemoryStore::lets_expire`]). The controls for tests can end it
+//! sooner: they delete keys, make every lease older, and have commands fail for a while.
+
+use std::collections::HashMap;
+use std::fmt;
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use parking_lot::Mutex;
+
+use crate::base::clock::Moment;
+use crate::base::holder::{Holder, KEPT};
+use crate::store::failure::Failure;
+use crate::store::reply::{AdoptReply, ClaimReply, Compared, Seen, Tracking};
+use crate::store::wanted::Wanted;
+
+/// Called with a key that has changed and that a waiter asked about.
+type OnChange = OnceLock<Box<dyn Fn(&str) + Send + Sync>>;
+
+pub(crate) struct MemoryStore {
+    keys: Mutex<Keys>,
+    on_change: OnChange,
+    /// False: threads do not exclude each other, since each has keys of its own.
+    pub(crate) excludes: bool,
+    /// How many tokens were drawn.
+    tokens: AtomicU64,
+}
+
+#[derive(Default)]
+struct Keys {
+    by_name: HashMap<String, Entry>,
+    outage: Option<Outage>,
+    /// The fencing token that was given last, of all keys.
+    fence: u64,
+}
+
+struct Entry {
+    value: String,
+    /// The fencing token of the hold; zero if it has none.
+    fence: u64,
+    lease: Duration,
+    expires: Moment,
+    /// The holder has the key renewed, so it lasts until `expires` or, during an outage, for a
+    /// lease from the beginning of the outage.
+    renewed: bool,
+    /// A waiter has asked about the key, and wants to be woken when it changes.
+    awaited: bool,
+}
+
+/// A time in which each command fails.
+#[derive(Clone, Copy)]
+struct Outage {
+    since: Moment,
+    until: Moment,
+}
+
+impl Entry {
+    fn holder(&self, now: Moment) -> Holder {
+        // A renewed key has a whole lease left, however often it is looked at.
+        let left = self.expires.since(now);
+        let left = if self.renewed { left.min(self.lease) } else { left };
+        Holder::new(self.value.as_bytes(), Some(left))
+    }
+
+    /// An outage that lasts longer than the lease ends a renewed key.
+    fn suffer(&mut self, outage: Outage) {
+        let end = outage.since.after(self.lease);
+        if self.renewed && end <= outage.until {
+            self.expires = self.expires.min(end);
+        }
+    }
+}
+
+impl Keys {
+    fn live(&mut self, key: &str, now: Moment) -> Option<&mut Entry> {
+        self.by_name.get_mut(key).filter(|entry| now < entry.expires)
+    }
+
+    /// The entry of a key, if its value is the token. Otherwise what it is instead.
+    fn of_token(&mut self, key: &str, token: &str, now: Moment) -> Result<&mut Entry, Compared> {
+        match self.live(key, now) {
+            Some(entry) if entry.value == token => Ok(entry),
+            Some(_) => Err(Compared::NotOurs),
+            None => Err(Compared::Absent),
+        }
+    }
+
+    /// Sets a key that does not exist. Returns the fencing token of the hold; zero if none is
+    /// wanted.
+    fn set(&mut self, wanted: Wanted<'_>, now: Moment) -> u64 {
+        let fence = wanted.counter.map_or(0, |_| self.next_fence());
+        let (lease, value) = (Duration::from_millis(wanted.lease), wanted.token.to_owned());
+        let expires = now.after(lease);
+        let entry = Entry { value, fence, lease, expires, renewed: false, awaited: false };
+        if self.by_name.len() == self.by_name.capacity() {
+            self.by_name.retain(|_, entry| now < entry.expires); // Before the table grows.
+        }
+        self.by_name.insert(wanted.key.to_owned(), entry);
+        fence
+    }
+
+    /// As on Redis: never less than the time, so that a resource accepts it after a restart.
+    fn next_fence(&mut self) -> u64 {
+        let time = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_micros();
+        self.fence = (self.fence + 1).max(u64::try_from(time).unwrap_or(0));
+        self.fence
+    }
+
+    fn remove(&mut self, key: &str, token: &str, now: Moment) -> (Compared, bool) {
+        match self.of_token(key, token, now).map(|entry| entry.awaited) {
+            Ok(awaited) => {
+                self.by_name.remove(key);
+                (Compared::Done, awaited)
+            }
+            Err(compared) => (compared, false),
+        }
+    }
+}
+
+impl MemoryStore {
+    pub(super) fn new(excludes: bool) -> MemoryStore {
+        MemoryStore {
+            keys: Mutex::default(),
+            on_change: OnceLock::new(),
+            excludes,
+            tokens: AtomicU64::new(0),
+        }
+    }
+
+    /// Registers `call`, which gets each key that changes while a waiter asks for it.
+    pub(crate) fn on_change(&self, call: impl Fn(&str) + Send + Sync + 'static) {
+        let _ = self.on_change.set(Box::new(call)); // The keeper sets it once.
+    }
+
+    /// A number that no other token of this store has.
+    pub(crate) fn token_number(&self) -> u64 {
+        self.tokens.fetch_add(1, Ordering::Relaxed)
+    }
+
+    pub(super) fn is_away(&self, now: Moment) -> bool {
+        self.keys.lock().outage.is_some_and(|outage| now < outage.until)
+    }
+
+    /// Runs a command, unless the store is away.
+    fn run<T>(&self, command: impl FnOnce(&mut Keys, Moment) -> T) -> Result<T, Failure> {
+        let mut keys = self.keys.lock();
+        let now = Moment::now();
+        if keys.outage.is_some_and(|outage| now < outage.until) {
+            return Err(Failure::not_sent("the store in memory is away: `Memory::go_away` was called"));
+        }
+        Ok(command(&mut keys, now))
+    }
+
+    fn changed(&self, key: &str, awaited: bool) {
+        if let Some(call) = self.on_change.get().filter(|_| awaited) {
+            call(key);
+        }
+    }
+
+    pub(super) fn ping(&self) -> Result<(), Failure> {
+        self.run(|_, _| ())
+    }
+
+    /// Takes a key if it is free. With `awaits`, the caller is woken when a busy key changes.
+    pub(super) fn claim(&self, wanted: Wanted<'_>, awaits: bool) -> Result<(ClaimReply, Tracking), Failure> {
+        self.run(|keys, now| match keys.live(wanted.key, now) {
+            Some(entry) => {
+                entry.awaited |= awaits;
+                let tracking = if awaits { Tracking::Direct } else { Tracking::Off };
+                (ClaimReply::Busy(Some(entry.holder(now))), tracking)
+            }
+            None => (ClaimReply::Taken { fence: keys.set(wanted, now) }, Tracking::Off),
+        })
+    }
+
+    pub(super) fn remove(&self, key: &str, token: &str) -> Result<Compared, Failure> {
+        let (compared, awaited) = self.run(|keys, now| keys.remove(key, token, now))?;
+        self.changed(key, awaited);
+        Ok(compared)
+    }
+
+    /// Removes a key and takes it for another thread, in one step.
+    pub(super) fn remove_and_claim(
+        &self,
+        token: &str,
+        wanted: Wanted<'_>,
+    ) -> Result<(Compared, Option<u64>), Failure> {
+        self.run(|keys, now| {
+            let (compared, _) = keys.remove(wanted.key, token, now);
+            let is_free = keys.live(wanted.key, now).is_none();
+            (compared, is_free.then(|| keys.set(wanted, now)))
+        })
+    }
+
+    /// The key expires after `rest`, in milliseconds, and nobody owns it from now on.
+    pub(super) fn keep(&self, key: &str, token: &str, rest: u64) -> Result<Compared, Failure> {
+        let kept = format!("{KEPT}{token}");
+        self.run(|keys, now| match keys.of_token(key, token, now) {
+            Ok(entry) => {
+                (entry.value, entry.renewed) = (kept, false);
+                entry.expires = now.after(Duration::from_millis(rest));
+                Compared::Done
+            }
+            // It was executed before.
+            Err(_) if keys.of_token(key, &kept, now).is_ok() => Compared::Done,
+            Err(compared) => compared,
+        })
+    }
+
+    /// Swaps the token of a lock that was handed over.
+    pub(super) fn adopt(&self, old: &str, wanted: Wanted<'_>) -> Result<AdoptReply, Failure> {
+        self.run(|keys, now| {
+            let compared = keys.of_token(wanted.key, old, now).map(|_| ());
+            match compared {
+                Ok(()) => AdoptReply::Adopted { fence: keys.set(wanted, now) },
+                Err(Compared::Absent) => AdoptReply::Absent,
+                Err(_) => AdoptReply::NotOurs,
+            }
+        })
+    }
+
+    /// Gives a key a lease, in milliseconds, from now on. Never shortens the time that it has.
+    pub(super) fn extend(&self, key: &str, token: &str, lease: u64) -> Result<Compared, Failure> {
+        self.compare(key, token, |entry, now| {
+            entry.lease = Duration::from_millis(lease);
+            entry.expires = entry.expires.max(now.after(entry.lease));
+        })
+    }
+
+    fn compare(
+        &self,
+        key: &str,
+        token: &str,
+        change: impl FnOnce(&mut Entry, Moment),
+    ) -> Result<Compared, Failure> {
+        self.run(|keys, now| match keys.of_token(key, token, now) {
+            Ok(entry) => {
+                change(entry, now);
+                Compared::Done
+            }
+            Err(compared) => compared,
+        })
+    }
+
+    /// Who has a key, with the fencing token if that is asked for.
+    pub(super) fn look(&self, key: &str, with_fence: bool) -> Result<Seen, Failure> {
+        self.run(|keys, now| match keys.live(key, now) {
+            Some(entry) => {
+                let fence = Some(entry.fence).filter(|_| with_fence);
+                Seen::Somebody(entry.holder(now).with_fence(fence))
+            }
+            None => Seen::Nothing,
+        })
+    }
+
+    /// Deletes a key whatever its value, and returns who had it.
+    pub(super) fn force(&self, key: &str) -> Result<Option<Holder>, Failure> {
+        self.run(|_, _| ())?;
+        Ok(self.delete(key))
+    }
+}
+
+/// What a hold in memory has to do with its key.
+impl MemoryStore {
+    /// The holder of a key is known. If it has the key `renewed`, the key lasts until `until`.
+    /// `use_end` gets the end of the key ([`Moment::PAST`] if the key is gone already), while no
+    /// control for tests can change it.
+    pub(crate) fn settle(
+        &self,
+        key: &str,
+        token: &str,
+        renewed: Option<Moment>,
+        use_end: impl FnOnce(Moment),
+    ) {
+        let mut keys = self.keys.lock();
+        let (now, outage) = (Moment::now(), keys.outage);
+        let Ok(entry) = keys.of_token(key, token, now) else { return use_end(Moment::PAST) };
+        if let Some(until) = renewed {
+            (entry.renewed, entry.expires) = (true, entry.expires.max(until));
+            if let Some(outage) = outage.filter(|outage| now < outage.until) {
+                entry.suffer(outage);
+            }
+        }
+        use_end(entry.expires);
+    }
+
+    /// The end of a key, if the key still holds the token.
+    pub(crate) fn end_of(&self, key: &str, token: &str) -> Option<Moment> {
+        self.keys.lock().of_token(key, token, Moment::now()).ok().map(|entry| entry.expires)
+    }
+
+    /// Nobody has the key renewed any more: it is gone at `gone_by`. If the key is an orphan, which
+    /// nobody wants to last, it is gone as soon as the store is there.
+    pub(crate) fn lets_expire(&self, key: &str, token: &str, gone_by: Moment, is_orphan: bool) {
+        let mut keys = self.keys.lock();
+        let (now, outage) = (Moment::now(), keys.outage);
+        let Ok(entry) = keys.of_token(key, token, now) else { return };
+        let soon = outage.map_or(now, |outage| outage.until.max(now));
+        let end = if is_orphan { gone_by.min(soon) } else { gone_by };
+        (entry.renewed, entry.expires) = (false, entry.expires.min(end));
+        let awaited = entry.awaited && entry.expires <= now;
+        drop(keys);
+        self.changed(key, awaited);
+    }
+}
+
+/// The controls for tests.
+impl MemoryStore {
+    /// Deletes a key, and returns who had it.
+    pub(crate) fn delete(&self, key: &str) -> Option<Holder> {
+        let now = Moment::now();
+        let mut keys = self.keys.lock();
+        let entry = keys.by_name.remove(key).filter(|entry| now < entry.expires)?;
+        drop(keys);
+        self.changed(key, entry.awaited);
+        Some(entry.holder(now))
+    }
+
+    /// From now on, each lease is older by `span`, and so is an outage.
+    pub(crate) fn age(&self, span: Duration) {
+        let mut keys = self.keys.lock();
+        for entry in keys.by_name.values_mut() {
+            entry.expires = entry.expires.before(span);
+        }
+        if let Some(outage) = &mut keys.outage {
+            (outage.since, outage.until) = (outage.since.before(span), outage.until.before(span));
+        }
+    }
+
+    /// Commands fail for `span` from now on. During an outage: until then at least.
+    pub(crate) fn go_away(&self, span: Duration) {
+        let mut keys = self.keys.lock();
+        let now = Moment::now();
+        let before = keys.outage.filter(|outage| now < outage.until);
+        let mut outage = before.unwrap_or(Outage { since: now, until: now });
+        outage.until = outage.until.max(now.after(span));
+        keys.outage = Some(outage);
+        keys.by_name.values_mut().for_each(|entry| entry.suffer(outage));
+    }
+}
+
+impl fmt::Debug for MemoryStore {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("MemoryStore").field("excludes", &self.excludes).finish_non_exhaustive()
+    }
+}
