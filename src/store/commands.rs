@@ -31,7 +31,7 @@ impl Connection {
     pub(crate) fn answered_since(&self, moment: Moment) -> bool {
         match self {
             Connection::To(server) => server.node().answered_since(moment),
-            Connection::Memory(memory) => !memory.is_away(Moment::now()),
+            Connection::Memory(memory) => !memory.is_away(),
         }
     }
 

@@ -60,9 +60,15 @@ struct Outage {
 }
 
 impl Entry {
-    fn holder(&self, now: Moment) -> Holder {
+    /// Reads the clock only for a key that expires: most are renewed, and reading the clock takes
+    /// as long as all the rest of a command.
+    fn is_live(&self) -> bool {
+        self.expires == Moment::NEVER || Moment::now() < self.expires
+    }
+
+    fn holder(&self) -> Holder {
         // A renewed key has a whole lease left, however often it is looked at.
-        let left = self.expires.since(now);
+        let left = self.expires.since(Moment::now());
         let left = if self.renewed { left.min(self.lease) } else { left };
         Holder::new(self.value.as_bytes(), Some(left))
     }
@@ -77,13 +83,17 @@ impl Entry {
 }
 
 impl Keys {
-    fn live(&mut self, key: &str, now: Moment) -> Option<&mut Entry> {
-        self.by_name.get_mut(key).filter(|entry| now < entry.expires)
+    fn live(&mut self, key: &str) -> Option<&mut Entry> {
+        self.by_name.get_mut(key).filter(|entry| entry.is_live())
+    }
+
+    fn is_away(&self) -> bool {
+        self.outage.is_some_and(|outage| Moment::now() < outage.until)
     }
 
     /// The entry of a key, if its value is the token. Otherwise what it is instead.
-    fn of_token(&mut self, key: &str, token: &str, now: Moment) -> Result<&mut Entry, Compared> {
-        match self.live(key, now) {
+    fn of_token(&mut self, key: &str, token: &str) -> Result<&mut Entry, Compared> {
+        match self.live(key) {
             Some(entry) if entry.value == token => Ok(entry),
             Some(_) => Err(Compared::NotOurs),
             None => Err(Compared::Absent),
@@ -92,7 +102,8 @@ impl Keys {
 
     /// Sets a key that does not exist. Returns the fencing token of the hold; zero if none is
     /// wanted.
-    fn set(&mut self, wanted: Wanted<'_>, now: Moment) -> u64 {
+    fn set(&mut self, wanted: Wanted<'_>) -> u64 {
+        let now = Moment::now();
         let fence = wanted.counter.map_or(0, |_| self.next_fence());
         let (lease, value) = (Duration::from_millis(wanted.lease), wanted.token.to_owned());
         let expires = now.after(lease);
@@ -111,8 +122,8 @@ impl Keys {
         self.fence
     }
 
-    fn remove(&mut self, key: &str, token: &str, now: Moment) -> (Compared, bool) {
-        match self.of_token(key, token, now).map(|entry| entry.awaited) {
+    fn remove(&mut self, key: &str, token: &str) -> (Compared, bool) {
+        match self.of_token(key, token).map(|entry| entry.awaited) {
             Ok(awaited) => {
                 self.by_name.remove(key);
                 (Compared::Done, awaited)
@@ -142,18 +153,17 @@ impl MemoryStore {
         self.tokens.fetch_add(1, Ordering::Relaxed)
     }
 
-    pub(super) fn is_away(&self, now: Moment) -> bool {
-        self.keys.lock().outage.is_some_and(|outage| now < outage.until)
+    pub(super) fn is_away(&self) -> bool {
+        self.keys.lock().is_away()
     }
 
     /// Runs a command, unless the store is away.
-    fn run<T>(&self, command: impl FnOnce(&mut Keys, Moment) -> T) -> Result<T, Failure> {
+    fn run<T>(&self, command: impl FnOnce(&mut Keys) -> T) -> Result<T, Failure> {
         let mut keys = self.keys.lock();
-        let now = Moment::now();
-        if keys.outage.is_some_and(|outage| now < outage.until) {
+        if keys.is_away() {
             return Err(Failure::not_sent("the store in memory is away: `Memory::go_away` was called"));
         }
-        Ok(command(&mut keys, now))
+        Ok(command(&mut keys))
     }
 
     fn changed(&self, key: &str, awaited: bool) {
@@ -163,23 +173,23 @@ impl MemoryStore {
     }
 
     pub(super) fn ping(&self) -> Result<(), Failure> {
-        self.run(|_, _| ())
+        self.run(|_| ())
     }
 
     /// Takes a key if it is free. With `awaits`, the caller is woken when a busy key changes.
     pub(super) fn claim(&self, wanted: Wanted<'_>, awaits: bool) -> Result<(ClaimReply, Tracking), Failure> {
-        self.run(|keys, now| match keys.live(wanted.key, now) {
+        self.run(|keys| match keys.live(wanted.key) {
             Some(entry) => {
                 entry.awaited |= awaits;
                 let tracking = if awaits { Tracking::Direct } else { Tracking::Off };
-                (ClaimReply::Busy(Some(entry.holder(now))), tracking)
+                (ClaimReply::Busy(Some(entry.holder())), tracking)
             }
-            None => (ClaimReply::Taken { fence: keys.set(wanted, now) }, Tracking::Off),
+            None => (ClaimReply::Taken { fence: keys.set(wanted) }, Tracking::Off),
         })
     }
 
     pub(super) fn remove(&self, key: &str, token: &str) -> Result<Compared, Failure> {
-        let (compared, awaited) = self.run(|keys, now| keys.remove(key, token, now))?;
+        let (compared, awaited) = self.run(|keys| keys.remove(key, token))?;
         self.changed(key, awaited);
         Ok(compared)
     }
@@ -190,34 +200,31 @@ impl MemoryStore {
         token: &str,
         wanted: Wanted<'_>,
     ) -> Result<(Compared, Option<u64>), Failure> {
-        self.run(|keys, now| {
-            let (compared, _) = keys.remove(wanted.key, token, now);
-            let is_free = keys.live(wanted.key, now).is_none();
-            (compared, is_free.then(|| keys.set(wanted, now)))
+        self.run(|keys| {
+            let (compared, _) = keys.remove(wanted.key, token);
+            let is_free = keys.live(wanted.key).is_none();
+            (compared, is_free.then(|| keys.set(wanted)))
         })
     }
 
     /// The key expires after `rest`, in milliseconds, and nobody owns it from now on.
     pub(super) fn keep(&self, key: &str, token: &str, rest: u64) -> Result<Compared, Failure> {
         let kept = format!("{KEPT}{token}");
-        self.run(|keys, now| match keys.of_token(key, token, now) {
-            Ok(entry) => {
-                (entry.value, entry.renewed) = (kept, false);
-                entry.expires = now.after(Duration::from_millis(rest));
-                Compared::Done
-            }
-            // It was executed before.
-            Err(_) if keys.of_token(key, &kept, now).is_ok() => Compared::Done,
-            Err(compared) => compared,
+        if self.run(|keys| keys.of_token(key, &kept).is_ok())? {
+            return Ok(Compared::Done); // It was executed before.
+        }
+        self.compare(key, token, |entry| {
+            (entry.value, entry.renewed) = (kept, false);
+            entry.expires = Moment::now().after(Duration::from_millis(rest));
         })
     }
 
     /// Swaps the token of a lock that was handed over.
     pub(super) fn adopt(&self, old: &str, wanted: Wanted<'_>) -> Result<AdoptReply, Failure> {
-        self.run(|keys, now| {
-            let compared = keys.of_token(wanted.key, old, now).map(|_| ());
+        self.run(|keys| {
+            let compared = keys.of_token(wanted.key, old).map(|_| ());
             match compared {
-                Ok(()) => AdoptReply::Adopted { fence: keys.set(wanted, now) },
+                Ok(()) => AdoptReply::Adopted { fence: keys.set(wanted) },
                 Err(Compared::Absent) => AdoptReply::Absent,
                 Err(_) => AdoptReply::NotOurs,
             }
@@ -226,21 +233,16 @@ impl MemoryStore {
 
     /// Gives a key a lease, in milliseconds, from now on. Never shortens the time that it has.
     pub(super) fn extend(&self, key: &str, token: &str, lease: u64) -> Result<Compared, Failure> {
-        self.compare(key, token, |entry, now| {
+        self.compare(key, token, |entry| {
             entry.lease = Duration::from_millis(lease);
-            entry.expires = entry.expires.max(now.after(entry.lease));
+            entry.expires = entry.expires.max(Moment::now().after(entry.lease));
         })
     }
 
-    fn compare(
-        &self,
-        key: &str,
-        token: &str,
-        change: impl FnOnce(&mut Entry, Moment),
-    ) -> Result<Compared, Failure> {
-        self.run(|keys, now| match keys.of_token(key, token, now) {
+    fn compare(&self, key: &str, token: &str, change: impl FnOnce(&mut Entry)) -> Result<Compared, Failure> {
+        self.run(|keys| match keys.of_token(key, token) {
             Ok(entry) => {
-                change(entry, now);
+                change(entry);
                 Compared::Done
             }
             Err(compared) => compared,
@@ -249,10 +251,10 @@ impl MemoryStore {
 
     /// Who has a key, with the fencing token if that is asked for.
     pub(super) fn look(&self, key: &str, with_fence: bool) -> Result<Seen, Failure> {
-        self.run(|keys, now| match keys.live(key, now) {
+        self.run(|keys| match keys.live(key) {
             Some(entry) => {
                 let fence = Some(entry.fence).filter(|_| with_fence);
-                Seen::Somebody(entry.holder(now).with_fence(fence))
+                Seen::Somebody(entry.holder().with_fence(fence))
             }
             None => Seen::Nothing,
         })
@@ -260,7 +262,7 @@ impl MemoryStore {
 
     /// Deletes a key whatever its value, and returns who had it.
     pub(super) fn force(&self, key: &str) -> Result<Option<Holder>, Failure> {
-        self.run(|_, _| ())?;
+        self.run(|_| ())?;
         Ok(self.delete(key))
     }
 }
@@ -278,11 +280,11 @@ impl MemoryStore {
         use_end: impl FnOnce(Moment),
     ) {
         let mut keys = self.keys.lock();
-        let (now, outage) = (Moment::now(), keys.outage);
-        let Ok(entry) = keys.of_token(key, token, now) else { return use_end(Moment::PAST) };
+        let outage = keys.outage.filter(|_| keys.is_away());
+        let Ok(entry) = keys.of_token(key, token) else { return use_end(Moment::PAST) };
         if let Some(until) = renewed {
             (entry.renewed, entry.expires) = (true, entry.expires.max(until));
-            if let Some(outage) = outage.filter(|outage| now < outage.until) {
+            if let Some(outage) = outage {
                 entry.suffer(outage);
             }
         }
@@ -291,7 +293,7 @@ impl MemoryStore {
 
     /// The end of a key, if the key still holds the token.
     pub(crate) fn end_of(&self, key: &str, token: &str) -> Option<Moment> {
-        self.keys.lock().of_token(key, token, Moment::now()).ok().map(|entry| entry.expires)
+        self.keys.lock().of_token(key, token).ok().map(|entry| entry.expires)
     }
 
     /// Nobody has the key renewed any more: it is gone at `gone_by`. If the key is an orphan, which
@@ -299,7 +301,7 @@ impl MemoryStore {
     pub(crate) fn lets_expire(&self, key: &str, token: &str, gone_by: Moment, is_orphan: bool) {
         let mut keys = self.keys.lock();
         let (now, outage) = (Moment::now(), keys.outage);
-        let Ok(entry) = keys.of_token(key, token, now) else { return };
+        let Ok(entry) = keys.of_token(key, token) else { return };
         let soon = outage.map_or(now, |outage| outage.until.max(now));
         let end = if is_orphan { gone_by.min(soon) } else { gone_by };
         (entry.renewed, entry.expires) = (false, entry.expires.min(end));
@@ -313,12 +315,11 @@ impl MemoryStore {
 impl MemoryStore {
     /// Deletes a key, and returns who had it.
     pub(crate) fn delete(&self, key: &str) -> Option<Holder> {
-        let now = Moment::now();
         let mut keys = self.keys.lock();
-        let entry = keys.by_name.remove(key).filter(|entry| now < entry.expires)?;
+        let entry = keys.by_name.remove(key).filter(Entry::is_live)?;
         drop(keys);
         self.changed(key, entry.awaited);
-        Some(entry.holder(now))
+        Some(entry.holder())
     }
 
     /// From now on, each lease is older by `span`, and so is an outage.

@@ -201,7 +201,7 @@ impl Store {
     pub(crate) fn answered_since(&self, key: &str, moment: Moment) -> bool {
         match &self.place {
             Where::Servers(_) => self.node_of(key).is_some_and(|node| node.answered_since(moment)),
-            Where::Memory(memory) => !memory.is_away(Moment::now()),
+            Where::Memory(memory) => !memory.is_away(),
         }
     }
 

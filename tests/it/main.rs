@@ -26,6 +26,10 @@ mod several;
 mod stopping;
 // A hold that goes to another thread or process: `detach`, `attach`, `hand_over`, `adopt`.
 mod handed_over;
+// Locks without a Redis: the controls for tests, disabled locks, `install_for_test`.
+mod in_memory;
+// What is the same with a Redis and in memory: each test runs over both.
+mod either_store;
 // `force_unlock`, and a key deleted by hand: a waiter of the same process takes the lock at once.
 mod force_unlock;
 // `reclaim_dead`: the lock of a process that is certainly dead, and of no other, is taken over.

@@ -1,0 +1,339 @@
+//! Managers without a Redis: what their controls do, that they start and open nothing, and what a
+//! disabled one promises. (What is the same as with a Redis: `either_store`.)
+
+use std::fs;
+use std::mem;
+use std::sync::mpsc;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use relatch::{
+    Error, LockGuard, LockManager, LostCause, Memory, Owner, Replicas, Unlocked, install, install_for_test,
+    installed,
+};
+use relatch_rig::{LONG, eventually, is_alone, within};
+
+use crate::support::{ANSWER, MINUTE, assert_lost, assert_unavailable, until_queued};
+
+/// The default lease.
+const LEASE: Duration = Duration::from_secs(30);
+
+const SECOND: Duration = Duration::from_secs(1);
+
+fn in_memory() -> (LockManager, Memory) {
+    let locks = LockManager::builder_in_memory().response_timeout(ANSWER).build().expect("it works");
+    let memory = locks.memory().expect("it is in memory");
+    (locks, memory)
+}
+
+/// Has another thread wait for a lock while `meanwhile` runs, and returns what it took.
+fn behind(locks: &LockManager, name: &str, meanwhile: impl FnOnce()) -> Result<(), Error> {
+    thread::scope(|scope| {
+        let (sender, thread) = mpsc::channel();
+        let waiter = scope.spawn(move || {
+            sender.send(Owner::current().thread()).expect("it is awaited");
+            locks.lock(name).map(drop)
+        });
+        until_queued(thread.recv().expect("it began"));
+        meanwhile();
+        within(LONG, "the waiter goes on", || waiter.join().expect("no panic"))
+    })
+}
+
+/// Takes a lock in a thread that ends with it.
+fn leave(locks: &LockManager, name: &str) {
+    let take = || mem::forget(locks.lock(name).expect("locks"));
+    thread::scope(|scope| scope.spawn(take).join().expect("no panic"));
+}
+
+fn is_lost(guard: &LockGuard) -> bool {
+    !guard.is_valid()
+}
+
+#[test]
+fn no_thread_starts_and_no_socket_is_opened() {
+    if !is_alone(module_path!(), "no_thread_starts_and_no_socket_is_opened") {
+        return;
+    }
+    let (locks, memory) = in_memory();
+    let disabled = LockManager::disabled();
+    for locks in [&locks, &disabled] {
+        thread::scope(|scope| {
+            for _ in 0..3 {
+                scope.spawn(|| (0..100).for_each(|_| locks.with_lock("a", || ()).expect("locks")));
+            }
+        });
+        let guard = locks.lock("a").expect("locks");
+        guard.extend_to(MINUTE).expect("extends");
+        guard.confirm(SECOND).expect("it is there");
+        guard.ensure(SECOND).expect("it is there");
+        assert!(locks.try_lock_for("a", ANSWER).expect("answers").is_some());
+    }
+    memory.go_away(LEASE);
+    assert_unavailable(&locks.try_lock("b"));
+    memory.advance(LEASE);
+    leave(&locks, "c");
+    let guard = locks.lock("d").expect("locks");
+    memory.lose("d");
+    assert_lost(&guard.unlock(), LostCause::Deleted);
+    for task in fs::read_dir("/proc/self/task").expect("Linux") {
+        let name = fs::read_to_string(task.expect("a thread").path().join("comm")).unwrap_or_default();
+        assert!(!name.starts_with("relatch"), "{name}");
+    }
+    let open = fs::read_dir("/proc/self/fd").expect("Linux");
+    let open: Vec<_> = open.filter_map(|it| fs::read_link(it.ok()?.path()).ok()).collect();
+    assert!(open.iter().all(|it| !it.to_string_lossy().starts_with("socket:")), "{open:?}");
+}
+
+#[test]
+fn advance_ends_leases_and_nothing_else() {
+    let (locks, memory) = in_memory();
+    let renewed = locks.lock("renewed").expect("locks");
+    let short = locks.named("short").renew(false).lease(MINUTE).lock().expect("locks");
+    let long = locks.named("long").renew(false).lease(2 * MINUTE).lock().expect("locks");
+    memory.advance(MINUTE / 2);
+    assert!(renewed.is_valid() && short.is_valid() && long.is_valid());
+    assert!(short.remaining() < MINUTE / 2, "{:?}", short.remaining());
+    memory.advance(MINUTE / 2);
+    assert!(renewed.is_valid() && long.is_valid() && is_lost(&short));
+    assert_eq!(locks.stats().lost, 1, "it is told at once");
+    long.verify().expect("its key is there");
+    long.extend_to(3 * MINUTE).expect("extends");
+    memory.advance(2 * MINUTE);
+    assert!(long.is_valid() && renewed.is_valid());
+    assert_lost(&short.unlock(), LostCause::Expired);
+    assert_eq!(long.unlock().expect("unlocks"), Unlocked::Released);
+    assert_eq!(renewed.unlock().expect("unlocks"), Unlocked::Released);
+}
+
+#[test]
+fn a_key_and_its_hold_end_together() {
+    let (locks, memory) = in_memory();
+    let guard = locks.named("a").renew(false).lease(MINUTE).lock().expect("locks");
+    let other = || {
+        thread::scope(|scope| scope.spawn(|| locks.try_lock("a").expect("answers").is_some()).join())
+            .expect("no panic")
+    };
+    for _ in 0..59 {
+        memory.advance(SECOND);
+        assert!(!(guard.is_valid() && other()), "two hold the lock");
+    }
+    memory.advance(SECOND);
+    assert!(is_lost(&guard) && other());
+}
+
+#[test]
+fn a_waiter_gets_the_lock_when_an_advanced_lease_ends() {
+    let (locks, memory) = in_memory();
+    let guard = locks.named("a").renew(false).lease(MINUTE).lock().expect("locks");
+    behind(&locks, "a", || memory.advance(MINUTE)).expect("locks");
+    assert_lost(&guard.unlock(), LostCause::Expired);
+    // The same if nobody of the process holds the lock, and the waiter sleeps until its key ends.
+    leave(&locks, "b");
+    assert!(locks.try_lock("b").expect("answers").is_none());
+    behind(&locks, "b", || memory.advance(LEASE)).expect("locks");
+    let kept = locks.named("c").keep_at_least(MINUTE).lock().expect("locks");
+    assert!(matches!(kept.unlock(), Ok(Unlocked::Kept { .. })));
+    behind(&locks, "c", || memory.advance(MINUTE)).expect("locks");
+}
+
+#[test]
+fn max_hold_and_keep_at_least_go_by_the_advanced_clock() {
+    let (locks, memory) = in_memory();
+    let limited = locks.named("a").max_hold(MINUTE).lock().expect("locks");
+    memory.advance(MINUTE);
+    assert!(limited.is_valid(), "the last lease begins now");
+    memory.advance(LEASE);
+    assert!(is_lost(&limited));
+    let kept = locks.named("b").keep_at_least(MINUTE).lock().expect("locks");
+    memory.advance(MINUTE);
+    assert_eq!(kept.unlock().expect("unlocks"), Unlocked::Released, "it was held for long enough");
+}
+
+#[test]
+fn expire_and_lose_end_one_lock_with_their_cause() {
+    let (locks, memory) = in_memory();
+    let [a, b, c] = ["a", "b", "c"].map(|name| locks.lock(name).expect("locks"));
+    behind(&locks, "a", || assert!(memory.expire("a"))).expect("locks");
+    behind(&locks, "b", || assert!(memory.lose("b"))).expect("locks");
+    assert!(!memory.expire("a") && !memory.lose("nobody has it") && !memory.lose(""));
+    assert!(is_lost(&a) && is_lost(&b) && c.is_valid());
+    assert_lost(&a.unlock(), LostCause::Expired);
+    assert_lost(&b.unlock(), LostCause::Deleted);
+    assert_eq!(c.unlock().expect("unlocks"), Unlocked::Released);
+}
+
+#[test]
+fn a_hold_survives_an_outage_that_is_shorter_than_its_lease() {
+    let (locks, memory) = in_memory();
+    let guard = locks.lock("a").expect("locks");
+    memory.go_away(LEASE - SECOND);
+    assert!(guard.is_valid());
+    assert!(matches!(guard.confirm(SECOND), Err(Error::Unavailable { .. })));
+    assert!(matches!(guard.verify(), Err(Error::Unavailable { .. })));
+    assert_unavailable(&locks.try_lock("b"));
+    assert!(locks.lock("a").is_ok(), "reentry asks nobody");
+    memory.advance(LEASE - SECOND);
+    guard.confirm(SECOND).expect("it is there");
+    memory.advance(MINUTE);
+    assert_eq!(guard.unlock().expect("unlocks"), Unlocked::Released);
+}
+
+#[test]
+fn a_hold_is_lost_by_an_outage_that_outlasts_its_lease() {
+    let (locks, memory) = in_memory();
+    let guard = locks.lock("a").expect("locks");
+    memory.go_away(LEASE / 2);
+    memory.advance(LEASE / 2 - SECOND);
+    memory.go_away(LEASE); // The same outage, which lasts longer than was planned.
+    assert!(guard.is_valid() && guard.remaining() <= LEASE / 2 + SECOND, "{:?}", guard.remaining());
+    memory.advance(LEASE / 2);
+    assert!(guard.is_valid());
+    memory.advance(SECOND);
+    assert!(is_lost(&guard));
+    assert_unavailable(&locks.try_lock("b"));
+    memory.advance(LEASE);
+    assert_lost(&guard.unlock(), LostCause::Expired);
+    assert!(locks.try_lock("a").expect("answers").is_some());
+}
+
+#[test]
+fn a_waiter_goes_on_after_an_outage() {
+    let (locks, memory) = in_memory();
+    memory.go_away(MINUTE);
+    let begun = Instant::now();
+    behind(&locks, "a", || memory.advance(MINUTE)).expect("locks");
+    assert!(begun.elapsed() < LONG, "{:?}", begun.elapsed());
+}
+
+#[test]
+fn a_lock_that_was_released_during_an_outage_is_free_after_it() {
+    let (locks, memory) = in_memory();
+    let [short, long] = ["short", "long"].map(|name| locks.lock(name).expect("locks"));
+    memory.go_away(SECOND);
+    let Err(Error::Unconfirmed { at_most, .. }) = short.unlock() else { panic!("nothing answered") };
+    assert!(at_most <= LEASE && at_most > LEASE / 2, "{at_most:?}");
+    memory.advance(SECOND);
+    assert!(locks.try_lock("short").expect("answers").is_some(), "it was deleted after the outage");
+    // Nothing deletes a lock that is kept. Its key goes with its lease.
+    memory.go_away(SECOND);
+    drop(long);
+    memory.advance(SECOND);
+    let kept = locks.named("kept").keep_at_least(MINUTE).lock().expect("locks");
+    memory.go_away(SECOND);
+    assert!(matches!(kept.unlock(), Err(Error::Unconfirmed { .. })));
+    memory.advance(SECOND);
+    assert!(locks.try_lock("kept").expect("answers").is_none());
+    memory.advance(LEASE);
+    assert!(locks.try_lock("kept").expect("answers").is_some());
+}
+
+#[test]
+fn on_lost_is_called_for_a_lease_that_ends_by_the_real_clock() {
+    let (sender, lost) = mpsc::channel();
+    let builder = LockManager::builder_in_memory().renew(false).lease(ANSWER);
+    let locks = builder.on_lost(move |lost| sender.send(lost.key.clone()).expect("it is awaited"));
+    let locks = locks.build().expect("it works");
+    let guard = locks.lock("a").expect("locks");
+    assert_eq!(lost.recv_timeout(LONG).expect("it is called"), "a");
+    assert!(is_lost(&guard));
+}
+
+#[test]
+fn managers_in_memory_share_nothing_but_with_their_clones() {
+    let (one, _) = in_memory();
+    let (two, _) = in_memory();
+    let guard = one.lock("a").expect("locks");
+    let clone = one.clone();
+    let taken = |locks: &LockManager| locks.try_lock("a").expect("answers").is_some();
+    thread::scope(|scope| {
+        assert!(!scope.spawn(|| taken(&clone)).join().expect("no panic"));
+        assert!(scope.spawn(|| taken(&two)).join().expect("no panic"));
+    });
+    assert!(guard.is_valid());
+}
+
+#[test]
+fn options_of_servers_are_refused_in_memory() {
+    let builder = LockManager::builder_in_memory;
+    let credentials = || (String::new(), String::new());
+    for (option, builder) in [
+        ("credentials", builder().credentials(credentials)),
+        ("database", builder().database(1)),
+        ("sentinel_login", builder().sentinel_login(None, "secret")),
+        ("replicas", builder().replicas(Replicas::at_least(1), ANSWER)),
+    ] {
+        let Err(Error::InvalidOption { option: named, reason, .. }) = builder.build() else {
+            panic!("{option}")
+        };
+        assert_eq!(named, option);
+        assert!(reason.contains("in memory"), "{reason}");
+    }
+    assert!(builder().pool_size(1).prefix("p:").poll_every(SECOND).build().is_ok());
+    assert!(matches!(builder().lease(Duration::ZERO).build(), Err(Error::InvalidOption { .. })));
+}
+
+#[test]
+fn a_disabled_manager_excludes_nobody_and_counts_reentry() {
+    let locks = LockManager::disabled();
+    assert!(locks.memory().is_none());
+    let lock = locks.named("a").renew(false).lease(ANSWER).keep_at_least(MINUTE);
+    let guard = lock.lock().expect("locks");
+    let again = lock.lock().expect("re-enters");
+    assert_eq!((again.depth(), again.token()), (2, guard.token()));
+    thread::scope(|scope| {
+        let other = || {
+            let guard = locks.try_lock("a").expect("answers").expect("it is granted");
+            assert_eq!(guard.depth(), 1);
+            guard.unlock().expect("unlocks")
+        };
+        assert_eq!(scope.spawn(other).join().expect("no panic"), Unlocked::Released);
+        let waits = || locks.lock("a").map(drop);
+        within(LONG, "it is granted at once", || scope.spawn(waits).join())
+            .expect("no panic")
+            .expect("locks");
+    });
+    assert_eq!(locks.named("a").holder().expect("answers"), None);
+    assert_eq!(locks.named("a").force_unlock().expect("answers"), None);
+    let begun = Instant::now();
+    eventually(LONG, "the lease is over", || begun.elapsed() > 2 * ANSWER);
+    assert!(guard.is_valid() && guard.remaining() > LEASE);
+    guard.verify().expect("it is there");
+    guard.confirm(ANSWER / 2).expect("it is there");
+    assert_eq!(again.unlock().expect("unlocks"), Unlocked::StillHeld { depth: 1 });
+    assert_eq!(guard.unlock().expect("unlocks"), Unlocked::Released, "nothing is kept");
+    lock.lock().expect("nor is it in the way").unlock().expect("unlocks");
+    let fenced = locks.named("b").fenced(true);
+    let fences = [(); 2].map(|()| fenced.lock().expect("locks").fence());
+    assert!(fences[0] < fences[1], "{fences:?}");
+}
+
+#[test]
+fn a_manager_for_a_test_is_there_until_it_is_dropped() {
+    if !is_alone(module_path!(), "a_manager_for_a_test_is_there_until_it_is_dropped") {
+        return;
+    }
+    let managers = [(); 4].map(|()| LockManager::in_memory());
+    // The number of the manager that has a lock which the installed one takes.
+    let current = || {
+        let _guard = installed().ok()?.lock("a").expect("locks");
+        managers.iter().position(|locks| !locks.held().is_empty())
+    };
+    let [program, first, second, third] = &managers;
+    assert_eq!(current(), None);
+    let restore_first = install_for_test(first.clone());
+    assert_eq!(current(), Some(1));
+    let restore_second = install_for_test(second.clone());
+    assert_eq!(current(), Some(2));
+    assert_eq!(thread::scope(|scope| scope.spawn(current).join().expect("no panic")), Some(2));
+    relatch::with_lock("a", || second.assert_held("a").expect("this one has it")).expect("locks");
+    drop(restore_second);
+    assert_eq!(current(), Some(1));
+    install(program.clone()).expect("it is the first of the program");
+    assert_eq!(current(), Some(1), "the one of the test counts");
+    let restore_third = install_for_test(third.clone());
+    drop(restore_first);
+    assert_eq!(current(), Some(3), "whatever the order of the drops");
+    drop(restore_third);
+    assert_eq!(current(), Some(0));
+}
