@@ -41,13 +41,13 @@ fn main() {
 /// Cycles in a second of the thread's own time.
 fn per_second(cycle: impl Fn() -> Result<(), Error>) -> f64 {
     let (begun, mut cycles) = (own_time(), 0_u32);
-    while own_time() - begun < FOR {
+    while own_time().saturating_sub(begun) < FOR {
         for _ in 0..1000 {
             cycle().expect("nothing is in the way");
         }
         cycles += 1000;
     }
-    f64::from(cycles) / (own_time() - begun).as_secs_f64()
+    f64::from(cycles) / own_time().saturating_sub(begun).as_secs_f64()
 }
 
 fn own_time() -> Duration {

@@ -186,6 +186,7 @@
 //! | `relatch::wait` | | | | a thread is about to sleep until it has a lock; how that wait ended |
 //! | `relatch::release` | | a release without an answer; a key that is not deleted and stays until its lease ends | | each failed attempt |
 //! | `relatch::force_unlock` | | a lock that was force-unlocked, and its holder | | |
+//! | `relatch::disabled` | | locks are [disabled](LockManager::disabled) (logged once in the process) | | |
 
 // The rooms and files in the order of the layers: each uses only those below it.
 mod installed;
@@ -235,3 +236,8 @@ struct Readme;
 #[cfg(doctest)]
 #[doc = include_str!("../docs/coming-from.md")]
 struct ComingFrom;
+
+/// The code of the page on testing, compiled and run.
+#[cfg(doctest)]
+#[doc = include_str!("../docs/testing.md")]
+struct Testing;

@@ -269,8 +269,8 @@ impl Leases {
         entry.due
     }
 
-    /// The controls of a store in memory have changed its keys, and made each lease older by `span`.
-    /// Returns all holds, and those that are over now.
+    /// The controls of a store in memory have changed its keys, and made each lease older by
+    /// `span`. Returns all holds, and those that are over now.
     pub(crate) fn age(&mut self, span: Duration, now: Moment) -> (Vec<Arc<Hold>>, Vec<Arc<Hold>>) {
         let mut over = Vec::new();
         for entry in self.by_number.values_mut() {

@@ -1,11 +1,11 @@
 //! What a lock does is the same with a Redis and in memory: each test here runs over both.
 
+use std::mem;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
-use std::{mem, vec};
 
 use relatch::{Builder, Error, LockManager, LostCause, Unlocked};
 use relatch_rig::{LONG, Server, eventually, within};
@@ -290,7 +290,7 @@ fn a_forced_lock_goes_to_the_waiter(place: &Place) {
 
 fn fences_grow(place: &Place) {
     let mut last = 0;
-    for name in vec!["a"; 3] {
+    for name in ["a"; 3] {
         let guard = place.locks.lock(name).expect("locks");
         let fence = guard.fence();
         assert!(fence > last, "{fence} after {last}");

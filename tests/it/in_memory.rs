@@ -167,13 +167,13 @@ fn expire_and_lose_end_one_lock_with_their_cause() {
 fn a_hold_survives_an_outage_that_is_shorter_than_its_lease() {
     let (locks, memory) = in_memory();
     let guard = locks.lock("a").expect("locks");
-    memory.go_away(LEASE - SECOND);
+    memory.go_away(LEASE / 2);
     assert!(guard.is_valid());
     assert!(matches!(guard.confirm(SECOND), Err(Error::Unavailable { .. })));
     assert!(matches!(guard.verify(), Err(Error::Unavailable { .. })));
     assert_unavailable(&locks.try_lock("b"));
     assert!(locks.lock("a").is_ok(), "reentry asks nobody");
-    memory.advance(LEASE - SECOND);
+    memory.advance(LEASE / 2);
     guard.confirm(SECOND).expect("it is there");
     memory.advance(MINUTE);
     assert_eq!(guard.unlock().expect("unlocks"), Unlocked::Released);
@@ -184,12 +184,12 @@ fn a_hold_is_lost_by_an_outage_that_outlasts_its_lease() {
     let (locks, memory) = in_memory();
     let guard = locks.lock("a").expect("locks");
     memory.go_away(LEASE / 2);
-    memory.advance(LEASE / 2 - SECOND);
+    memory.advance(LEASE / 3);
     memory.go_away(LEASE); // The same outage, which lasts longer than was planned.
-    assert!(guard.is_valid() && guard.remaining() <= LEASE / 2 + SECOND, "{:?}", guard.remaining());
-    memory.advance(LEASE / 2);
+    assert!(guard.is_valid() && guard.remaining() <= LEASE / 3 * 2, "{:?}", guard.remaining());
+    memory.advance(LEASE / 3);
     assert!(guard.is_valid());
-    memory.advance(SECOND);
+    memory.advance(LEASE / 3);
     assert!(is_lost(&guard));
     assert_unavailable(&locks.try_lock("b"));
     memory.advance(LEASE);

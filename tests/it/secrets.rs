@@ -314,6 +314,11 @@ fn show_values(url: &str) {
     show(&locks.lock_all(["f", "g"]).expect("locks"));
     show(&relatch::Stop::new());
     show(&locks.lock("c").expect("locks").unlock().expect("unlocks"));
+    show(&LockManager::in_memory().memory().expect("in memory"));
+    show(&LockManager::disabled());
+    let restore = relatch::install_for_test(LockManager::in_memory());
+    show(&restore);
+    drop(restore);
     show_error("no manager", &relatch::with_lock("a", || ()).expect_err("none"));
     relatch::install(locks.clone()).expect("the first");
     show(&relatch::installed().expect("installed"));
