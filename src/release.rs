@@ -100,10 +100,6 @@ impl Begun<'_> {
             Err(_) => keeper.report_loss(hold),
         }
 
-        if !answered {
-            hold.stop_in_memory();
-        }
-
         // 5. Have the keeper delete what may be left of the key. If this came before step 3, the
         //    keeper could delete the key first, and the answer to our own release would look like a
         //    loss. Even if the lease has run out by our clock, the key may exist: a renewal without
@@ -297,6 +293,7 @@ impl Release<'_> {
     /// began, or was found lost since, it is lost. Otherwise, the caller had the lock until the
     /// release began.
     fn unconfirmed(&self, failure: Failure, now: Moment) -> Error {
+        self.hold.stop_in_memory(now);
         if self.valid_until.is_none() || self.hold.lost().is_some() {
             return self.hold.lose(LostCause::Expired);
         }

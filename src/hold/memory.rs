@@ -67,9 +67,9 @@ impl Hold {
 
     /// Nobody has the key renewed any more, and nobody deletes it: it ends with its lease, and so
     /// does the hold. Does nothing for a key on a server, which ends by itself.
-    pub(crate) fn stop_in_memory(&self) {
+    pub(crate) fn stop_in_memory(&self, now: Moment) {
         if let Some(memory) = self.memory.as_ref().filter(|_| self.renewal.on) {
-            let gone_by = self.lease().gone_by(Moment::now());
+            let gone_by = self.lease().gone_by(now);
             self.gone_by.fetch_max(gone_by.as_nanos(), Ordering::AcqRel);
             self.shorten_to(gone_by);
             memory.store.lets_expire(self.key.in_redis(), &self.token, gone_by, false);

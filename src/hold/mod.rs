@@ -214,7 +214,7 @@ impl Hold {
     /// The thread has ended without a release. Nobody will release the hold, so renewal stops.
     pub(crate) fn mark_thread_ended(&self) {
         self.thread_ended.store(true, Ordering::Relaxed);
-        self.stop_in_memory();
+        self.stop_in_memory(Moment::now());
     }
 
     /// Sets the lease for the next renewals. If it is shorter, the hold is trusted for less time

@@ -55,7 +55,7 @@ impl Session {
         // 2. Record that the hold has ended, and not by a loss. If this came after step 3, the next
         //    thread could adopt the parcel while this hold does not count as over yet.
         hold.mark_released();
-        hold.stop_in_memory();
+        hold.stop_in_memory(now);
 
         // 3. End the turn. The next thread of this process asks Redis, and finds the lock busy.
         drop(held.take_out());

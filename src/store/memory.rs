@@ -350,3 +350,64 @@ impl fmt::Debug for MemoryStore {
         f.debug_struct("MemoryStore").field("excludes", &self.excludes).finish_non_exhaustive()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn wanted<'a>(key: &'a str, token: &'a str) -> Wanted<'a> {
+        Wanted { key, token, lease: 60_000, counter: None }
+    }
+
+    fn is_taken(store: &MemoryStore, key: &str, token: &str) -> bool {
+        matches!(store.claim(wanted(key, token), false), Ok((ClaimReply::Taken { .. }, _)))
+    }
+
+    #[test]
+    fn each_command_compares_the_token() {
+        let store = MemoryStore::new(true);
+        assert!(is_taken(&store, "a", "one") && !is_taken(&store, "a", "two"));
+        for (key, token, compared) in [("a", "two", Compared::NotOurs), ("b", "one", Compared::Absent)] {
+            assert_eq!(store.remove(key, token).unwrap(), compared);
+            assert_eq!(store.extend(key, token, 1000).unwrap(), compared);
+            assert_eq!(store.keep(key, token, 1000).unwrap(), compared);
+            assert!(store.end_of(key, token).is_none());
+            store.lets_expire(key, token, Moment::PAST, true);
+        }
+        let (removed, fence) = store.remove_and_claim("two", wanted("a", "three")).unwrap();
+        assert_eq!((removed, fence), (Compared::NotOurs, None));
+        let (removed, fence) = store.remove_and_claim("one", wanted("a", "three")).unwrap();
+        assert_eq!((removed, fence), (Compared::Done, Some(0)));
+        assert_eq!(store.remove("a", "three").unwrap(), Compared::Done);
+        assert!(is_taken(&store, "a", "four"));
+    }
+
+    #[test]
+    fn an_expired_key_is_absent_and_leaves_nothing_behind() {
+        let store = MemoryStore::new(true);
+        for key in 0..1000 {
+            let key = key.to_string();
+            assert!(is_taken(&store, &key, "one"));
+            store.age(Duration::from_secs(60));
+            assert_eq!(store.remove(&key, "one").unwrap(), Compared::Absent);
+        }
+        assert!(store.keys.lock().by_name.len() < 100, "expired keys pile up");
+    }
+
+    #[test]
+    fn a_renewal_never_shortens_a_lease_and_a_fence_never_repeats() {
+        let store = MemoryStore::new(true);
+        let numbered = |key| Wanted { counter: Some("counter"), ..wanted(key, "one") };
+        let fence = |key| match store.claim(numbered(key), false) {
+            Ok((ClaimReply::Taken { fence }, _)) => fence,
+            other => panic!("{other:?}"),
+        };
+        let first = fence("a");
+        assert!(first > 0 && fence("b") > first);
+        let end = store.end_of("a", "one");
+        assert_eq!(store.extend("a", "one", 1000).unwrap(), Compared::Done);
+        assert_eq!(store.end_of("a", "one"), end);
+        store.extend("a", "one", 120_000).unwrap();
+        assert!(store.end_of("a", "one") > end);
+    }
+}

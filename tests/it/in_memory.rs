@@ -91,6 +91,7 @@ fn advance_ends_leases_and_nothing_else() {
     let renewed = locks.lock("renewed").expect("locks");
     let short = locks.named("short").renew(false).lease(MINUTE).lock().expect("locks");
     let long = locks.named("long").renew(false).lease(2 * MINUTE).lock().expect("locks");
+    renewed.verify().expect("its key is there");
     memory.advance(MINUTE / 2);
     assert!(renewed.is_valid() && short.is_valid() && long.is_valid());
     assert!(short.remaining() < MINUTE / 2, "{:?}", short.remaining());
@@ -132,6 +133,14 @@ fn a_waiter_gets_the_lock_when_an_advanced_lease_ends() {
     leave(&locks, "b");
     assert!(locks.try_lock("b").expect("answers").is_none());
     behind(&locks, "b", || memory.advance(LEASE)).expect("locks");
+    leave(&locks, "d");
+    let begun = Instant::now();
+    behind(&locks, "d", || {
+        eventually(LONG, "the waiter has asked the store", || locks.stats().waited > 2);
+        assert!(memory.lose("d"));
+    })
+    .expect("locks");
+    assert!(begun.elapsed() < LONG / 2, "nobody has woken the waiter: {:?}", begun.elapsed());
     let kept = locks.named("c").keep_at_least(MINUTE).lock().expect("locks");
     assert!(matches!(kept.unlock(), Ok(Unlocked::Kept { .. })));
     behind(&locks, "c", || memory.advance(MINUTE)).expect("locks");
