@@ -1,5 +1,5 @@
-//! Handing a hold over: to another thread (`detach`, `attach`), and to another process (`hand_over`,
-//! `adopt`).
+//! Handing a hold over: to another thread (`detach`, `attach`), and to another process
+//! (`hand_over`, `adopt`).
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Barrier, mpsc};
@@ -11,7 +11,7 @@ use relatch_rig::{Fault, LONG, Proxy, Server, Worker, eventually, role, througho
 
 use crate::support::{
     ANSWER, LEASE, MINUTE, PERIOD, Rig, SOON, assert_lost, builder, connect, delete, renewals, returns_by,
-    trusted,
+    trusted, until_tracked,
 };
 
 /// The script of an adoption.
@@ -352,6 +352,25 @@ fn an_adopted_lock_is_held_beside_the_queue_and_its_release_wakes_the_queue() {
                 waiter.join().expect("no panic").expect("locks");
             }
         });
+    });
+}
+
+/// The swap goes over the one connection by which the waiter has asked for wake-ups, and uses its
+/// wake-up up. So the waiter asks again.
+#[test]
+fn a_waiter_of_the_adopters_process_is_woken_by_the_next_change_as_well() {
+    let server = Server::start();
+    let locks = LockManager::builder(&server.url()).lease(MINUTE).pool_size(1).build().expect("connects");
+    let others = LockManager::builder(&server.url()).lease(MINUTE).build().expect("connects");
+    let parcel = parcel_of(&others, "a");
+    thread::scope(|scope| {
+        let waiter = scope.spawn(|| locks.lock("a").map(drop));
+        until_tracked(&server, 1);
+        let guard = locks.adopt(&parcel).expect("adopts");
+        within(SOON, "the waiter asks again", || until_tracked(&server, 1));
+        delete(&server, "a");
+        within(SOON, "the waiter gets the lock", || waiter.join()).expect("no panic").expect("locks");
+        assert_lost(&guard.unlock(), LostCause::Deleted);
     });
 }
 
