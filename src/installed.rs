@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use parking_lot::Mutex;
 
 use crate::base::error::Error;
-use crate::guard::LockGuard;
+use crate::guard::{LockGuard, MultiLockGuard};
 use crate::lock::Lock;
 use crate::manager::LockManager;
 
@@ -177,6 +177,24 @@ pub fn current(key: impl AsRef<str>) -> Result<Option<LockGuard>, Error> {
 /// [`Lock::assert_held`](crate::Lock::assert_held).
 pub fn assert_held(key: impl AsRef<str>) -> Result<(), Error> {
     installed()?.assert_held(key)
+}
+
+/// [`LockManager::lock_all`] on the manager that was [`install`]ed.
+///
+/// # Errors
+///
+/// [`Error::NotInstalled`] if no manager was installed; otherwise see [`LockManager::lock_all`].
+pub fn lock_all<K: AsRef<str>>(keys: impl AsRef<[K]>) -> Result<MultiLockGuard, Error> {
+    installed()?.lock_all(keys)
+}
+
+/// [`LockManager::with_locks`] on the manager that was [`install`]ed.
+///
+/// # Errors
+///
+/// [`Error::NotInstalled`] if no manager was installed; otherwise see [`LockManager::with_locks`].
+pub fn with_locks<K: AsRef<str>, T>(keys: impl AsRef<[K]>, body: impl FnOnce() -> T) -> Result<T, Error> {
+    installed()?.with_locks(keys, body)
 }
 
 /// [`LockManager::named`] on the manager that was [`install`]ed.

@@ -216,8 +216,8 @@ pub use crate::builder::Builder;
 pub use crate::guard::{DetachedHold, HandOverError, LockGuard, LockWatch, MultiLockGuard};
 pub use crate::hold::{HeldLock, Parcel, Unlocked};
 pub use crate::installed::{
-    Restore, assert_held, current, install, install_for_test, installed, lock, named, try_lock, try_lock_for,
-    try_lock_until, with_lock, with_lock_result,
+    Restore, assert_held, current, install, install_for_test, installed, lock, lock_all, named, try_lock,
+    try_lock_for, try_lock_until, with_lock, with_lock_result, with_locks,
 };
 pub use crate::keeping::losses::LostLock;
 pub use crate::lock::Lock;

@@ -115,8 +115,8 @@ impl LockManager {
     /// For n free locks, sends n `SET`s in one round trip, in a cluster in one for each node that
     /// has some of the keys. (With [`replicas`](crate::Builder::replicas), one lock after the
     /// other.) If one of them is busy, those behind it are deleted again, and the wait for the busy
-    /// one is that of [`lock`](LockManager::lock). The release is one round trip for each node,
-    /// too.
+    /// one is that of [`lock`](LockManager::lock). (For a moment, they look busy to others.) The
+    /// release is one round trip for each node, too.
     ///
     /// ```no_run
     /// # use std::time::Duration;
@@ -130,7 +130,9 @@ impl LockManager {
     /// # }
     /// ```
     ///
-    /// If locks have to be given back, the call takes longer by that, at most by the response timeout.
+    /// If locks have to be given back, the call takes longer by that, at most by the response
+    /// timeout. A [`Stop`](crate::Stop) does not end this wait; a
+    /// [shutdown](LockManager::shutdown) does.
     ///
     /// # Errors
     ///
@@ -231,7 +233,7 @@ impl LockManager {
     /// Blocks for `limit` at most, or longer by one answer (the connect timeout and the response
     /// timeout together) if a command is under way by then. Sends nothing. Two things may be left
     /// in Redis though the list is empty: locks that are [kept](Lock::keep_at_least), and keys
-    /// whose release had no answer, which expire with their leases. In a forked child, returns an
+    /// whose claim or release had no answer, which expire with their leases. In a forked child, returns an
     /// empty list at once.
     ///
     /// ```no_run

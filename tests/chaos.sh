@@ -93,6 +93,8 @@ part 'a million fences' env RELATCH_FENCES=1000000 \
     cargo test --release --quiet --locked --features tls --test it a_million_fences_grow -- --ignored --nocapture
 part 'parcels adopted twice' \
     cargo test --release --quiet --locked --features tls --test it one_wins_ten_thousand_times -- --ignored
+part 'opposite orders' env RELATCH_ROUNDS=10000 \
+    cargo test --release --quiet --locked --features tls --test it callers_with_opposite -- --nocapture
 part 'histories' env "RELATCH_ACQUISITIONS=$acquisitions" \
     cargo test --release --quiet --locked --features tls --test history -- --nocapture --test-threads=3
 

@@ -108,22 +108,26 @@ impl MultiLockGuard {
     fn leave_(&mut self) -> Result<(), Error> {
         let held = mem::take(&mut self.held);
         let results = self.session.leave_all(&held);
-        let (mut errors, mut oldest) = (Vec::new(), None::<&Rc<Held>>);
+        let mut errors = Vec::new();
         for (held, result) in held.iter().zip(results) {
             match result {
                 // Other guards rely on it.
                 Ok(Unlocked::StillHeld { .. }) => errors.extend(self.session.trust(&held.hold).err()),
-                Ok(_) if oldest.is_some_and(|old| old.hold.number < held.hold.number) => {}
-                Ok(_) => oldest = Some(held),
+                Ok(_) => {}
                 Err(error) => errors.push(error),
             }
+        }
+        if !errors.iter().any(Error::is_lost) {
+            let released =
+                held.iter().filter(|held| held.hold.depth() == 0).min_by_key(|held| held.hold.number);
+            released.map_or(Ok(()), |oldest| still_has_outer(&oldest.hold))?;
         }
         // A loss says more than a release without an answer.
         let worst = errors.iter().position(Error::is_lost).unwrap_or(0);
         if worst < errors.len() {
             return Err(errors.swap_remove(worst));
         }
-        oldest.map_or(Ok(()), |held| still_has_outer(&held.hold))
+        Ok(())
     }
 }
 

@@ -1,6 +1,7 @@
 //! The end of a manager: no new locks, and what is held is given back.
 
 use std::collections::HashSet;
+use std::process;
 use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
@@ -14,7 +15,6 @@ use crate::hold::{HeldLock, Hold};
 use crate::keeping::thread_map;
 use crate::release;
 use crate::session::Session;
-use crate::waiting::handoff::HandoffOutcome;
 use crate::waiting::queue::WaitQueue;
 
 /// How often to look whether a hold without a turn has ended.
@@ -23,8 +23,12 @@ const WITHOUT_TURN: Duration = Duration::from_millis(5);
 impl Session {
     /// Has `stop` wake the waiters of this manager.
     pub(crate) fn heed(&self, stop: &Stop) {
-        let keeper = Arc::downgrade(&self.keeper);
-        stop.wakes(self.id, move || keeper.upgrade().map(|keeper| keeper.wake_waiters()).is_some());
+        let (keeper, pid) = (Arc::downgrade(&self.keeper), self.pid);
+        stop.wakes(self.id, move || {
+            // A forked child has no waiters, and its copies of the mutexes may stay locked.
+            let keeper = keeper.upgrade().filter(|_| process::id() == pid);
+            keeper.map(|keeper| keeper.wake_waiters()).is_some()
+        });
     }
 
     /// True if the wait with this handle, or the whole manager, was stopped.
@@ -76,29 +80,43 @@ impl Session {
     pub(crate) fn shutdown_and_release(&self, limit: Duration) -> Vec<HeldLock> {
         let left = self.shutdown(limit);
         if self.own_process(Moment::now()).is_ok() {
-            let deadline = Moment::now().after(self.settings.response_timeout);
-            for hold in self.left() {
-                self.take_away(&hold, deadline);
-            }
+            self.take_away();
         }
         left
     }
 
-    /// Gives a lock back that a thread still holds. The hold is lost before the key is deleted: the
-    /// other way round, the thread would trust a lock that another process may have.
-    fn take_away(&self, hold: &Hold, deadline: Moment) {
-        let now = Moment::now();
-        self.keeper.work.lock().leases.close(hold, now);
-        hold.lose(LostCause::ShutDown);
-        self.keeper.report_loss(hold);
-        let given_back = if hold.keep_until() > now {
-            release::keep(&self.store, hold, deadline)
-        } else {
-            release::remove(&self.store, hold, None, &mut HandoffOutcome::NotTaken, deadline)
-        };
-        if let Err(failure) = given_back {
-            debug!(target: "relatch::release", "giving back lock {:?}: {failure:?}", hold.key.name());
-            release::delete_from(&self.keeper, hold, now.max(hold.keep_until()));
+    /// Gives back all locks that threads still hold.
+    ///
+    /// Each hold is lost before its key is deleted: the other way round, its thread would trust a
+    /// lock that another process may have.
+    fn take_away(&self) {
+        let mut work = self.keeper.work.lock();
+        let holds: Vec<_> = work.leases.holds(Moment::now()).map(Arc::clone).collect();
+        for hold in &holds {
+            hold.lose(LostCause::ShutDown);
+            work.leases.close(hold, Moment::now());
+        }
+        drop(work);
+        for hold in &holds {
+            self.keeper.report_loss(hold);
+        }
+        let deadline = Moment::now().after(self.settings.response_timeout);
+        let (kept, mut rest): (Vec<_>, Vec<_>) =
+            holds.into_iter().partition(|hold| hold.keep_until() > Moment::now());
+        // If a connection was stale, the second try goes over another one.
+        for _ in 0..2 {
+            let removals: Vec<_> =
+                rest.iter().map(|hold| (hold.key.in_redis(), hold.token.as_str())).collect();
+            let mut removed = self.store.remove_all(&removals, deadline).into_iter();
+            rest.retain(|_| removed.next().is_none_or(|it| it.is_err()));
+        }
+        for hold in &kept {
+            let done = release::keep(&self.store, hold, deadline);
+            rest.extend(done.is_err().then(|| Arc::clone(hold)));
+        }
+        for hold in rest {
+            debug!(target: "relatch::release", "lock {:?} could not be given back yet", hold.key.name());
+            release::delete_from(&self.keeper, &hold, hold.keep_until());
         }
     }
 }

@@ -105,6 +105,7 @@ impl Session {
         let queue = self.name_in_queue(&key, &mut own);
         let turn = self.queues.join_alone(queue, false);
         let turn = turn.unwrap_or_else(|| Turn::outside(&self.queues, queue));
+        self.may_take(key.name(), options, stop, began)?; // A shutdown knows the turn from here on.
         let (store, keeper, deadline) = (&*self.store, &self.keeper, self.one_answer(began));
         let adoption = Adoption { store, keeper, key: &key, old: &parcel.token, claim, deadline };
         let adopted = adoption.run();

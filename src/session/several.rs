@@ -76,7 +76,10 @@ impl Session {
             held.push(self.enter(name.into(), options, limit, None)?);
         }
         let mut rest = &others[..];
-        while !rest.is_empty() {
+        while let Some(name) = rest.first() {
+            if limit.is_some_and(|limit| !limit.is_zero() && deadline <= Moment::now()) {
+                return Err(out_of_time(name));
+            }
             rest = &rest[self.take_free(rest, options, deadline, held)?..];
             if let Some((name, behind)) = rest.split_first() {
                 let left = limit.map(|limit| limit.saturating_sub(Moment::now().since(began)));
@@ -114,6 +117,9 @@ impl Session {
         if free.len() < 2 {
             return Ok(0);
         }
+        // The turns are known to a shutdown from here on, so it waits for them. It must not have come
+        // before.
+        self.may_take(names[0], options, None, began)?;
         let taken = self.claim_free(free, deadline);
         let number = taken.len();
         let mut failed = Ok(());
@@ -238,11 +244,19 @@ impl Session {
         for (n, hold, begun) in begun {
             let mut first = if begun.hands_off() { None } else { removed.next() };
             let done = begun.finish(&self.keeper, |claim, handed, deadline| match first.take() {
-                Some(answer) => answer,
-                None => release::remove(&self.store, hold, claim, handed, deadline),
+                // A refusal may be a redirect or a script that is not known: what a command for one
+                // key settles.
+                Some(answer) if !matches!(answer, Err(Failure::Refused(_))) => answer,
+                _ => release::remove(&self.store, hold, claim, handed, deadline),
             });
             results[n] = Some(done.map(|()| Unlocked::Released));
         }
         results.into_iter().flatten().collect()
     }
+}
+
+/// The time was over before this lock of several could be asked for.
+fn out_of_time(name: &str) -> Error {
+    let source = Some("the locks before it took the time".into());
+    Error::Timeout { key: name.to_owned(), waited: Duration::ZERO, holder: None, held: Vec::new(), source }
 }

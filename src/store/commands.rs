@@ -144,7 +144,9 @@ impl Connection {
         match self {
             Connection::To(server) => server.abandon_all(claims),
             Connection::Memory(memory) => {
-                claims.iter().for_each(|(key, token)| _ = memory.remove(key, token))
+                for (key, token) in claims {
+                    let _ = memory.remove(key, token);
+                }
             }
         }
     }

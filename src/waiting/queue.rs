@@ -343,6 +343,11 @@ impl WaitQueue {
         self.hold().is_some_and(|hold| hold.is_valid(now) || hold.is_over(now))
     }
 
+    /// True while the release of the thread in front is on its way, with the claim of the next one.
+    pub(super) fn is_handing_off(&self) -> bool {
+        self.front.as_ref().is_some_and(|front| front.handing_off)
+    }
+
     /// The hold of the thread that has the turn.
     pub(crate) fn hold(&self) -> Option<&Arc<Hold>> {
         self.front.as_ref()?.hold.as_ref()

@@ -5,5 +5,5 @@ fn main() {
     println!("cargo:rustc-check-cfg=cfg(relatch_flawed)");
     println!("cargo:rustc-cfg=relatch_flawed");
     // The features of the crate's own Cargo.toml, which are off here.
-    println!("cargo::rustc-check-cfg=cfg(feature, values(\"tls\", \"tls-no-provider\"))");
+    println!("cargo::rustc-check-cfg=cfg(feature, values(\"tls\", \"tls-no-provider\", \"metrics\"))");
 }

@@ -475,6 +475,8 @@ pub(crate) fn install_as_told() {
     relatch::assert_held("free").expect("held");
     assert!(matches!(relatch::assert_held("other"), Err(Error::NotHeld { .. })));
     assert_eq!(relatch::named("free").expect("installed").key(), "free");
+    assert_eq!(relatch::lock_all(["free", "one more"]).expect("locks").keys().count(), 2);
+    assert_eq!(relatch::with_locks(["free"], || 7).expect("locks"), 7);
     let inner = relatch::with_lock_result("free", |inner| Ok::<_, Error>(inner.depth()));
     assert_eq!(inner.expect("re-enters"), 2);
     drop(guard);

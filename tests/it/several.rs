@@ -220,6 +220,34 @@ fn a_lock_behind_a_busy_one_is_given_back_though_the_try_is_lost() {
 }
 
 #[test]
+fn a_limit_holds_for_all_keys_together() {
+    let rig = Rig::new();
+    let names: Vec<_> = (0..8).map(|n| n.to_string()).collect();
+    rig.proxy.always("SET", Fault::DelayReply(ANSWER / 2));
+    returns_by(ANSWER, "a wait for eight locks", || {
+        let (took, taken) = time(|| rig.locks.try_lock_all_for(&names, ANSWER / 3));
+        assert!(!matches!(taken, Ok(Some(_))), "no answer can come in time");
+        took
+    });
+    rig.proxy.clear();
+    eventually(LONG, "no key is left", || names.iter().all(|name| rig.value_of(name).is_none()));
+}
+
+#[test]
+fn a_release_without_an_answer_does_not_hide_that_the_outer_lock_was_lost() {
+    let rig = Rig::with(|builder| builder.lease(MINUTE));
+    let outer = rig.locks.lock("outer").expect("locks");
+    let inner = rig.locks.lock("inner").expect("locks");
+    let set = rig.locks.lock_all(["x", "y"]).expect("locks");
+    delete(&rig.server, "outer");
+    assert_lost(&outer.verify(), LostCause::Deleted);
+    rig.proxy.black_hole(true);
+    assert!(matches!(inner.unlock(), Err(Error::OuterLost { .. })));
+    assert!(matches!(set.unlock(), Err(Error::OuterLost { .. })));
+    rig.proxy.black_hole(false);
+}
+
+#[test]
 fn an_answer_that_comes_after_the_lease_takes_none() {
     let rig = Rig::with(|builder| builder.lease(SOON).response_timeout(LONG));
     rig.proxy.on("SET lock:b", Fault::DelayReply(SOON * 3 / 2));

@@ -294,6 +294,25 @@ fn a_shutdown_can_give_back_what_others_hold_and_they_learn_it() {
     assert!(rig.locks.held().is_empty());
 }
 
+/// The claim of the next thread is on its way with the release. If that thread left, its key would
+/// stay for a moment in which the program may exit.
+#[test]
+fn a_shutdown_during_a_hand_off_leaves_no_key() {
+    let rig = Rig::with(|builder| builder.local_handoff(MINUTE));
+    thread::scope(|scope| {
+        let (release, holder) = held_elsewhere(scope, &rig.locks, "a");
+        let next = behind(scope, || rig.locks.lock("a").map(drop));
+        rig.proxy.on("EVALSHA * 1 lock:a", Fault::DelayCommand(ANSWER / 2));
+        drop(release);
+        rig.proxy.wait_fired(1, LONG);
+        let left = rig.locks.shutdown(LONG);
+        let exists = rig.value_of("a").is_some();
+        holder.join().expect("no panic").expect("unlocks");
+        let _ = next.join().expect("no panic");
+        assert!(left.is_empty() && !exists, "{left:?}");
+    });
+}
+
 /// If the key were deleted first, the holder would trust a lock that another process may have.
 #[test]
 fn a_lock_that_is_taken_away_is_lost_before_its_key_is_deleted() {
