@@ -233,8 +233,8 @@ impl LockManager {
     /// Blocks for `limit` at most, or longer by one answer (the connect timeout and the response
     /// timeout together) if a command is under way by then. Sends nothing. Two things may be left
     /// in Redis though the list is empty: locks that are [kept](Lock::keep_at_least), and keys
-    /// whose claim or release had no answer, which expire with their leases. In a forked child, returns an
-    /// empty list at once.
+    /// whose claim or release had no answer, which expire with their leases. In a forked child,
+    /// returns an empty list at once.
     ///
     /// ```no_run
     /// # use std::time::Duration;

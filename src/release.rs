@@ -111,9 +111,9 @@ impl Begun<'_> {
 
         // 6. If the hold was over before step 2, wake this process's waiter. The waiter may have
         //    taken the turn when the lease ran out, and have asked over the connection that has now
-        //    deleted the key. Because of `NOLOOP`, Redis sends no invalidation then. The same is true
-        //    if the waiter had the turn all along, since this hold was adopted outside of the queue.
-        //    If this came before step 3, the waiter would find the key and sleep again.
+        //    deleted the key. Because of `NOLOOP`, Redis sends no invalidation then. The same is
+        //    true if the waiter had the turn all along, since this hold was adopted outside of the
+        //    queue. If this came before step 3, the waiter would find the key and sleep again.
         if valid_until.is_none() || turn.is_outside() {
             keeper.listeners.wakeups.wake(hold.key.in_redis().as_bytes());
         }

@@ -31,8 +31,8 @@ impl LockGuard {
         }
     }
 
-    /// Hands the lock over to another process, or to another manager: whoever has the parcel can
-    /// [`adopt`](crate::Lock::adopt) the lock.
+    /// Hands the lock over to another process, or to another manager: the one that has the parcel
+    /// can [`adopt`](crate::Lock::adopt) the lock.
     ///
     /// Renews the lease, and waits for the answer, at most for the response timeout. From then on
     /// this process neither trusts nor renews the hold, and does not release it. Nobody else can

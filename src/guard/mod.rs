@@ -48,8 +48,8 @@ pub use crate::guard::watch::LockWatch;
 /// ```
 ///
 /// While a thread has a guard of a hold that is lost, it takes no other lock: see
-/// [`Error::OuterLost`]. So drop a guard that is kept for long, such as a leader's, when its lock is
-/// lost.
+/// [`Error::OuterLost`]. So drop a guard that is kept for long, such as a leader's, when its lock
+/// is lost.
 ///
 /// A forgotten guard ([`std::mem::forget`]) keeps the lock while its thread lives and for a lease
 /// longer: the keeper renews the hold like any other, at most for

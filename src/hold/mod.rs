@@ -35,8 +35,8 @@ pub(crate) struct AcquiredAt {
 /// How often a hold of this process was lost, or is trusted for less time than before.
 static SHORTENED: AtomicU64 = AtomicU64::new(0);
 
-/// See [`SHORTENED`]. While this number stays the same, a hold that can be trusted until some moment
-/// can be trusted until then.
+/// See [`SHORTENED`]. While this number stays the same, a hold that can be trusted until some
+/// moment can be trusted until then.
 pub(crate) fn shortened() -> u64 {
     SHORTENED.load(Ordering::Acquire)
 }

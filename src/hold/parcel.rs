@@ -2,7 +2,7 @@
 
 use std::fmt::{self, Write};
 use std::str::FromStr;
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::Duration;
 
 use crate::base::error::Error;
 use crate::base::key::MAX_BYTES;
@@ -16,13 +16,13 @@ const VERSION: &str = "relatch1";
 ///
 /// A parcel is text: its `Display` form is one line of printable ASCII, whatever the lock's key is,
 /// and `parse` reads it. Send it to the process that goes on with the work: over a pipe, in a job
-/// of a queue, in a column of a table. Whoever has the text can adopt the lock, so do not log it.
-/// `Debug` leaves the token out.
+/// of a queue, in a column of a table. The text is all that it takes to adopt the lock, so do not
+/// log it. `Debug` leaves the token out.
 ///
 /// ```
 /// use relatch::Parcel;
 ///
-/// let text = "relatch1:1763870000000:0:app-1-42-43-00112233445566778899aabbccddeeff:orders%3A42";
+/// let text = "relatch1:29650:0:app-1-42-43-00112233445566778899aabbccddeeff:orders%3A42";
 /// let parcel: Parcel = text.parse()?;
 /// assert_eq!(parcel.key(), "orders:42");
 /// assert_eq!(parcel.to_string(), text);
@@ -34,16 +34,15 @@ pub struct Parcel {
     pub(crate) token: String,
     /// The fencing token of the hold; zero if it has none.
     pub(crate) fence: u64,
-    /// In milliseconds since 1970, by the clock of the sender.
-    expires_at: u64,
+    /// How much of the lease was left, in milliseconds.
+    left: u64,
 }
 
 impl Parcel {
     /// A parcel of a lock whose lease lasts for the time `left`.
     pub(crate) fn new(key: &str, token: &str, fence: u64, left: Duration) -> Parcel {
-        let at = SystemTime::now().checked_add(left).and_then(|at| at.duration_since(UNIX_EPOCH).ok());
-        let expires_at = at.and_then(|at| u64::try_from(at.as_millis()).ok()).unwrap_or_default();
-        Parcel { key: key.to_owned(), token: token.to_owned(), fence, expires_at }
+        let left = u64::try_from(left.as_millis()).unwrap_or(u64::MAX);
+        Parcel { key: key.to_owned(), token: token.to_owned(), fence, left }
     }
 
     /// The lock's key.
@@ -52,20 +51,19 @@ impl Parcel {
         &self.key
     }
 
-    /// Until when the lock can be adopted, by the wall clock of the machine that handed it over.
+    /// How long the lock could be adopted, counted from when it was handed over.
     ///
-    /// For logs, and for a receiver that wants to give up early. Nothing is decided by it: Redis
-    /// alone knows when the lease ends.
+    /// For logs. Nothing is decided by it: Redis alone knows when the lease ends.
     #[must_use]
-    pub fn expires_at(&self) -> SystemTime {
-        UNIX_EPOCH.checked_add(Duration::from_millis(self.expires_at)).unwrap_or(UNIX_EPOCH)
+    pub fn lease_left(&self) -> Duration {
+        Duration::from_millis(self.left)
     }
 }
 
 impl fmt::Display for Parcel {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Parcel { key, token, fence, expires_at } = self;
-        write!(f, "{VERSION}:{expires_at}:{fence}:{token}:")?;
+        let Parcel { key, token, fence, left } = self;
+        write!(f, "{VERSION}:{left}:{fence}:{token}:")?;
         for byte in key.bytes() {
             if byte.is_ascii_alphanumeric() || b"-._~/".contains(&byte) {
                 f.write_char(char::from(byte))?;
@@ -92,8 +90,8 @@ impl FromStr for Parcel {
             return Err(invalid("it does not begin with `relatch1:`"));
         }
         let mut number = || parts.next().and_then(|digits| digits.parse().ok());
-        let (Some(expires_at), Some(fence)) = (number(), number()) else {
-            return Err(invalid("its end or its fence is no number"));
+        let (Some(left), Some(fence)) = (number(), number()) else {
+            return Err(invalid("its lease or its fence is no number"));
         };
         let Some(token) = parts.next().filter(|token| Owner::parse(token).is_some()) else {
             return Err(invalid("its token is none of this crate"));
@@ -102,7 +100,7 @@ impl FromStr for Parcel {
         else {
             return Err(invalid("its key cannot be read"));
         };
-        Ok(Parcel { key, token: token.to_owned(), fence, expires_at })
+        Ok(Parcel { key, token: token.to_owned(), fence, left })
     }
 }
 
@@ -122,13 +120,13 @@ fn unescaped(text: &str) -> Option<String> {
     String::from_utf8(bytes).ok()
 }
 
-/// Without the token: whoever has that can adopt the lock.
+/// Without the token, which is all that it takes to adopt the lock.
 impl fmt::Debug for Parcel {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Parcel")
             .field("key", &self.key)
             .field("fence", &self.fence)
-            .field("expires_at", &self.expires_at())
+            .field("lease_left", &self.lease_left())
             .finish_non_exhaustive()
     }
 }
@@ -191,7 +189,6 @@ mod tests {
         let parcel = parcel("orders:42");
         assert!(parcel.to_string().contains(TOKEN));
         assert!(!format!("{parcel:?} {parcel:#?}").contains(TOKEN));
-        let left = parcel.expires_at().duration_since(SystemTime::now()).unwrap();
-        assert!(left <= Duration::from_secs(30) && left > Duration::from_secs(20), "{left:?}");
+        assert_eq!(parcel.lease_left(), Duration::from_secs(30));
     }
 }

@@ -104,8 +104,8 @@ impl Shared {
         }
     }
 
-    /// Has a hold renewed now. [`renewed`](Shared::renewed) waits for the answer. An error means that
-    /// the thread could not be started.
+    /// Has a hold renewed now. [`renewed`](Shared::renewed) waits for the answer. An error means
+    /// that the thread could not be started.
     pub(crate) fn ask_to_renew(
         self: &Keeper,
         hold: &Arc<Hold>,

@@ -112,7 +112,7 @@ impl Session {
         if turn.is_outside() {
             // The swap has used up the invalidation for which the waiter of this process had
             // registered: Redis does not send it if both used the same connection. The waiter would
-            // sleep on, whoever changes the key next. It asks again now.
+            // sleep on at the next change of the key. It asks again now.
             self.listeners.wakeups.wake(key.in_redis().as_bytes());
         }
         let Taken { token, fence, at } = adopted?;

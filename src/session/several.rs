@@ -117,8 +117,8 @@ impl Session {
         if free.len() < 2 {
             return Ok(0);
         }
-        // The turns are known to a shutdown from here on, so it waits for them. It must not have come
-        // before.
+        // The turns are known to a shutdown from here on, so it waits for them. It must not have
+        // come before.
         self.may_take(names[0], options, None, began)?;
         let taken = self.claim_free(free, deadline);
         let number = taken.len();

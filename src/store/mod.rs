@@ -14,7 +14,8 @@
 //!   `tracking`, Redis sends invalidations.
 //! - `link`: a connection whose replies are counted. `wire`: the bytes of a connection. `resp`: the
 //!   bytes of commands and replies. `reply`: what a reply means.
-//! - `wanted`: the commands that take a lock. `several`: those for many keys, node by node. `script`: the Lua scripts.
+//! - `wanted`: the commands that take a lock. `several`: those for many keys, node by node.
+//!   `script`: the Lua scripts.
 //! - `replicas`: which replicas have to acknowledge a lock.
 //! - `failure`: why a command has no result, and whether Redis executed it.
 

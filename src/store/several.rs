@@ -10,8 +10,8 @@ use crate::store::reply::Compared;
 use crate::store::wanted::Wanted;
 
 impl Store {
-    /// One attempt to take each of these locks. `Some` if that took the lock, with the fencing token
-    /// (0: none was wanted).
+    /// One attempt to take each of these locks. `Some` if that took the lock, with the fencing
+    /// token (0: none was wanted).
     ///
     /// A claim without an answer is abandoned: see [`Connection::abandon`].
     pub(crate) fn claim_all(

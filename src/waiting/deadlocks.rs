@@ -10,8 +10,8 @@
 //! that does not sleep, pay nothing.
 //!
 //! A cycle is no deadlock if something ends it. The walk leaves out holds that are lost as far as
-//! this process knows, and a cycle does not count if another thread of it gives up, or a hold of it runs out, before the
-//! deadline of the thread that would get the error.
+//! this process knows, and a cycle does not count if another thread of it gives up, or a hold of it
+//! runs out, before the deadline of the thread that would get the error.
 
 use std::cell::RefCell;
 use std::sync::Arc;

@@ -98,7 +98,8 @@ impl<'a> Place<'a> {
             .filter(|silence| self.patience.is_outage(silence, now))
             .filter(|silence| silence.cause.is_some() || !overslept);
         // If the thread in front hands off, its answer may give this thread the lock. A thread that
-        // left now would leave the key behind, for the keeper to delete after the program has exited.
+        // left now would leave the key behind, for the keeper to delete after the program has
+        // exited.
         let vain = is_vain(queue.seen(), true).err();
         if let Some(vain) = vain.filter(|vain| !(matches!(vain, Vain::Stopped) && queue.is_handing_off())) {
             Some(NoTurn::Vain(vain))

@@ -331,8 +331,8 @@ impl WaitQueue {
         true
     }
 
-    /// True if the next turn need not leave the lock to other processes first: none was seen lately,
-    /// and the budget is not spent.
+    /// True if the next turn need not leave the lock to other processes first: none was seen
+    /// lately, and the budget is not spent.
     pub(super) fn is_calm(&self) -> bool {
         !self.past.budget_is_spent && self.past.contention.contention() <= 0.0
     }

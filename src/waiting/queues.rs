@@ -79,8 +79,8 @@ pub(crate) enum NoTurn {
 impl WaitQueues {
     /// Waits for the turn. A caller that tries only once (`Patience::once`) does not wait.
     ///
-    /// - `is_vain`: why the calling thread must not go on waiting, if it must not. It gets the holder
-    ///   that Redis has named, and whether the thread is about to sleep.
+    /// - `is_vain`: why the calling thread must not go on waiting, if it must not. It gets the
+    ///   holder that Redis has named, and whether the thread is about to sleep.
     /// - `answered_since`: whether Redis has answered any thread since that moment.
     /// - `run`: runs an errand.
     /// - `claim`: what a thread in front may send for the caller, if the caller has to wait.

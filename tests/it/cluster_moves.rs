@@ -372,8 +372,8 @@ fn the_threads_and_connections_of_a_node_end_when_it_leaves() {
     let guards = names.each_ref().map(|name| locks.lock(name).expect("locks"));
     let count = |what: &str| threads().iter().filter(|it| it.trim_end() == what).count();
     let until_are = |number: usize| {
-        // A node to which a redirect has led stays for 10 s. If the map was read just before that, it
-        // is read again 10 s later.
+        // A node to which a redirect has led stays for 10 s. If the map was read just before that,
+        // it is read again 10 s later.
         eventually(2 * LONG, "as many threads as nodes", || {
             count("relatch-listen") == number && count("relatch-renewer") == number
         });

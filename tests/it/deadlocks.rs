@@ -128,7 +128,8 @@ fn holds_that_end_by_themselves_make_no_deadlock() {
             }
             locks.lock("b").map(drop).expect("free when somebody's lease, or the hold, ends");
             drop(guard);
-            other.join().expect("no panic").expect("free by then");
+            let taken = other.join().expect("no panic");
+            assert!(matches!(&taken, Err(Error::OuterLost { outer, .. }) if outer == "b"), "{taken:?}");
         });
     }
 }
@@ -142,8 +143,10 @@ fn a_hold_of_the_thread_itself_that_runs_out_makes_no_deadlock() {
     let brief = second.named("a").wait(PERIOD).lock().map(drop);
     // On a machine that is held up, the lease may be over by then.
     assert!(matches!(&brief, Err(Error::WouldDeadlock { .. }) | Ok(())), "it outlasts the wait: {brief:?}");
-    second.lock("a").map(drop).expect("the lease ends");
+    let ended = second.lock("a").map(drop);
+    assert!(matches!(ended, Err(Error::OuterLost { .. })), "the lease ends: {ended:?}");
     drop(guard);
+    second.lock("a").map(drop).expect("it is free");
 }
 
 /// A thread that has waited, and still holds what it held meanwhile, waits for nobody.

@@ -383,7 +383,8 @@ fn locks_of_several_nodes_can_be_taken_together() {
     assert!(locks.held().is_empty());
 }
 
-/// The claims for one node go out together, and a node that is away takes none of the others' locks.
+/// The claims for one node go out together, and a node that is away takes none of the others'
+/// locks.
 #[test]
 fn each_node_has_one_round_trip_and_faults_of_its_own() {
     // The other nodes go on though the slots of one are not served.
