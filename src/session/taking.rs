@@ -37,8 +37,8 @@ impl Session {
                 return Err(Vain::Deadlock(cycle));
             }
             if sleeps {
-                listed.begins();
                 wait.begins(seen).map_err(Vain::Deadlock)?;
+                listed.begins();
             }
             Ok(())
         };

@@ -71,7 +71,7 @@ fn the_error_comes_at_once() {
             let guard = theirs.lock("b").expect("locks");
             theirs.lock("a").map(|inner| drop((inner, guard)))
         });
-        eventually(LONG, "the other thread waits", || theirs.stats().waited == 1);
+        eventually(LONG, "the other thread waits", || theirs.waiting().len() == 1);
         let asked = Instant::now();
         let error = locks.lock("b").expect_err("the other waits for this thread");
         assert!(asked.elapsed() < AT_ONCE, "{:?}", asked.elapsed());
@@ -96,7 +96,7 @@ fn a_wait_that_ends_sooner_makes_no_deadlock() {
             drop(guard);
             taken
         });
-        eventually(LONG, "the other thread waits", || theirs.stats().waited == 1);
+        eventually(LONG, "the other thread waits", || theirs.waiting().len() == 1);
         locks.lock("b").map(drop).expect("the other gives up, and lets go");
         drop(guard);
         let error = brief.join().expect("no panic").expect_err("it was busy");
@@ -188,7 +188,7 @@ fn a_holder_that_changes_during_the_wait_closes_the_cycle() {
             let _s = two.lock("s").expect("locks");
             two.lock("k").map(drop)
         });
-        eventually(LONG, "it waits for this thread", || two.stats().waited == 1);
+        eventually(LONG, "it waits for this thread", || two.waiting().len() == 1);
         let second = scope.spawn(|| {
             let _k = one.lock("k").expect("handed off");
             one.lock("s").map(drop)
