@@ -120,7 +120,7 @@ fn holds_that_end_by_themselves_make_no_deadlock() {
                 drop(guard);
                 taken
             });
-            eventually(LONG, "the other thread waits", || locks.stats().waited == 1);
+            eventually(LONG, "the other thread waits", || locks.waiting().len() == 1);
             if is_lost {
                 // This thread sleeps, and does not just find the lock free.
                 occupy(&server, "b", LEASE);
@@ -165,7 +165,7 @@ fn a_wait_that_is_over_closes_no_cycle() {
             inside.send(()).expect("awaited");
             let _ = is_done.recv();
         });
-        eventually(LONG, "the other thread waits", || locks.stats().waited == 1);
+        eventually(LONG, "the other thread waits", || locks.waiting().len() == 1);
         drop(b);
         is_inside.recv().expect("it has had the lock");
         let _b = locks.lock("b").expect("locks");
