@@ -9,7 +9,8 @@ impl Error {
         matches!(self, Error::Timeout { .. })
     }
 
-    /// True for [`Error::Lost`] and [`Error::OuterLost`]: a hold can no longer be trusted.
+    /// True for [`Error::Lost`] and [`Error::OuterLost`]: a hold can no longer be trusted. (With
+    /// `OuterLost`, that is not the hold of the lock that [`key`](Error::key) names.)
     #[must_use]
     pub fn is_lost(&self) -> bool {
         matches!(self, Error::Lost { .. } | Error::OuterLost { .. })

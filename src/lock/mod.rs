@@ -90,6 +90,8 @@ impl Lock {
     ///   last attempt short, the error has a source.
     /// - [`Error::Lost`]: this thread has the lock already, but its hold is lost. The depth is
     ///   unchanged.
+    /// - [`Error::OuterLost`]: this thread holds another lock, and has lost that one. It does not
+    ///   have this lock.
     /// - [`Error::Unavailable`], [`Error::Refused`]: Redis could not be asked, or refused.
     /// - [`Error::NotALock`]: the Redis key holds a value that is not a string, or has held the
     ///   same string for 250 ms and never expires. If that string is a token of this crate, the
@@ -232,7 +234,8 @@ impl Lock {
     /// # Errors
     ///
     /// If the lock was not taken, the errors of [`lock`](Lock::lock): the closure did not run.
-    /// After the closure, [`Error::Lost`]: the closure did not have the lock for its whole time.
+    /// After the closure, [`Error::Lost`]: the closure did not have the lock for its whole time, or
+    /// [`Error::OuterLost`]: it had the lock, but not another one that this thread holds around it.
     /// (If the closure forks the process, and the child returns from it, the child gets
     /// [`Error::Forked`].) A release without an answer is logged and is no error, because the
     /// closure was already done.
