@@ -19,7 +19,7 @@ use crate::waiting::handoff::{Claim, HandoffOutcome};
 use crate::waiting::queues::Turn;
 use crate::waiting::waiter::Waiter;
 
-/// Gives a lock back within `limit`. `ask` sends one try of the release to Redis.
+/// Gives a lock back within `limit` from `now` on. `ask` sends one try of the release to Redis.
 ///
 /// `local_handoff` says how long threads of this process may hand the lock off among themselves.
 /// `None`: the lock stays taken for a while, so no thread gets it, and nothing deletes its key
@@ -33,9 +33,10 @@ pub(crate) fn give_back(
     turn: Turn,
     local_handoff: Option<Duration>,
     limit: Duration,
+    now: Moment,
     ask: impl FnMut(Option<&Claim>, &mut HandoffOutcome, Moment) -> Result<Compared, Failure>,
 ) -> Result<(), Error> {
-    begin(keeper, hold, turn, local_handoff, limit).finish(keeper, ask)
+    begin(keeper, hold, turn, local_handoff, limit, now).finish(keeper, ask)
 }
 
 /// A release whose command is to be sent next.
@@ -56,15 +57,15 @@ pub(crate) fn begin<'a>(
     turn: Turn,
     local_handoff: Option<Duration>,
     limit: Duration,
+    now: Moment,
 ) -> Begun<'a> {
     // 1. Choose the thread to hand off to, and keep the turn for it. If this came later, the claim
     //    could not go out with the release, and each turn would cost one more round trip.
-    let next = turn.hand_off(local_handoff.unwrap_or_default(), Moment::now().after(limit));
+    let next = turn.hand_off(local_handoff.unwrap_or_default(), now, now.after(limit));
 
     // 2. Close the hold, so that no thread trusts it any more. If this came after step 3, the
     //    holder would trust a lock that another process may have by then. The keeper would find the
     //    key gone, and report our own release as a loss.
-    let now = Moment::now();
     let valid_until = keeper.work.lock().leases.close(hold, now);
     keeper.counters.given_back(now.since(hold.acquired.answered));
 
@@ -222,21 +223,22 @@ impl Release<'_> {
             // that went out with it.
             let claim = claim.filter(|_| *handed == HandoffOutcome::NotTaken);
             let answer = ask(claim, handed, self.deadline);
-            match self.next(answer, &mut backoff, Moment::now()) {
+            match self.next(answer, &mut backoff, Moment::now) {
                 ControlFlow::Break(released) => return released,
                 ControlFlow::Continue(pause) => thread::sleep(pause),
             }
         }
     }
 
-    /// Handles the answer to a try, or its failure, at `now`. Returns the end of the release, or
-    /// the pause before the next try. After the first lost answer there is no pause: the next try
-    /// goes over another connection.
+    /// Handles the answer to a try, or its failure. Returns the end of the release, or the pause
+    /// before the next try. After the first lost answer there is no pause: the next try goes over
+    /// another connection. (The clock is read only where its time counts: not after a release that
+    /// went well.)
     fn next(
         &mut self,
         answer: Result<Compared, Failure>,
         backoff: &mut Backoff,
-        now: Moment,
+        now: impl Fn() -> Moment,
     ) -> ControlFlow<Outcome, Duration> {
         let failure = match answer {
             Ok(compared) => {
@@ -246,6 +248,7 @@ impl Release<'_> {
         };
         debug!(target: "relatch::release", "releasing lock {:?}: {failure:?}", self.hold.key.name());
         let is_lost = matches!(failure.fate(), Fate::Unknown { .. });
+        let now = now();
         let pause = if is_lost && !self.maybe_done { Duration::ZERO } else { backoff.pause() };
         self.maybe_done |= is_lost;
         if failure.can_pass() && now.after(pause) < self.deadline {
@@ -265,14 +268,14 @@ impl Release<'_> {
     /// earlier try had no answer (`maybe_done`), that try may have deleted the key, so a hold whose
     /// validity has not ended counts as released. But a key that was to be kept would still be
     /// there: if it is gone before its time, nothing is kept.
-    fn judge(&self, compared: Compared, answered: Moment) -> Result<(), Error> {
+    fn judge(&self, compared: Compared, now: impl Fn() -> Moment) -> Result<(), Error> {
         if self.hold.token_was_gone() {
             return Err(self.hold.lose(LostCause::Expired)); // A recorded cause stays.
         }
         let cause = match (compared, self.valid_until) {
             (Compared::Done, _) => return Ok(()),
-            (_, Some(until)) if until <= answered => return Err(self.ran_out_on_the_way()),
-            (_, Some(_)) if self.maybe_done && (self.deletes || self.hold.keep_until() <= answered) => {
+            (_, Some(until)) if until <= now() => return Err(self.ran_out_on_the_way()),
+            (_, Some(_)) if self.maybe_done && (self.deletes || self.hold.keep_until() <= now()) => {
                 return Ok(());
             }
             (Compared::Absent, Some(_)) => LostCause::Deleted,
@@ -370,7 +373,7 @@ mod tests {
         let valid_until = valid_until.or((time != Over).then_some(end_of_hold));
         let late = u64::from(time != InTime);
         let answered = Moment::from_nanos(end_of_hold.as_nanos() - 1 + late);
-        end(&Release { maybe_done, ..release_of(&hold, valid_until) }.judge(compared, answered))
+        end(&Release { maybe_done, ..release_of(&hold, valid_until) }.judge(compared, || answered))
     }
 
     #[test]
@@ -404,7 +407,7 @@ mod tests {
             let hold = sample_with("a", &options, sent);
             let valid_until = Some(hold.valid_until());
             let keeping = Release { deletes: false, maybe_done: true, ..release_of(&hold, valid_until) };
-            end(&keeping.judge(compared, answered))
+            end(&keeping.judge(compared, || answered))
         };
         let until = sent.after(LEASE / 2);
         let before = Moment::from_nanos(until.as_nanos() - 1);
@@ -435,7 +438,7 @@ mod tests {
             assert!(!hold.is_valid(Moment::now()));
             hold.lose(Expired);
             assert!(!on_renewal(&hold, Lease::new(LEASE), compared, Moment::now(), Moment::now()));
-            let result = release_of(&hold, None).judge(Compared::Done, Moment::now());
+            let result = release_of(&hold, None).judge(Compared::Done, Moment::now);
             assert_eq!(end(&result), Lost(Expired), "{compared:?}");
         }
     }
@@ -460,7 +463,7 @@ mod tests {
         let hold = sample("a", LEASE, Moment::now());
         let mut release = release_of(&hold, Some(hold.valid_until()));
         let mut backoff = Backoff::after_failure();
-        let mut pause = |failure| match release.next(Err(failure), &mut backoff, Moment::now()) {
+        let mut pause = |failure| match release.next(Err(failure), &mut backoff, Moment::now) {
             ControlFlow::Continue(pause) => pause,
             ControlFlow::Break(released) => panic!("{released:?}"),
         };
@@ -468,7 +471,7 @@ mod tests {
         assert!(pause(Failure::not_sent("refused")) >= shortest, "the server is not there");
         assert_eq!(pause(lost_answer()), Duration::ZERO);
         assert!(pause(lost_answer()) >= shortest);
-        let ControlFlow::Break(released) = release.next(Ok(Compared::Absent), &mut backoff, Moment::now())
+        let ControlFlow::Break(released) = release.next(Ok(Compared::Absent), &mut backoff, Moment::now)
         else {
             panic!("Redis has answered");
         };
@@ -482,7 +485,7 @@ mod tests {
         let mut backoff = Backoff::after_failure();
         let mut end_at = |valid_until, failure, now| {
             let mut release = Release { deadline, ..release_of(&hold, valid_until) };
-            match release.next(Err(failure), &mut backoff, now) {
+            match release.next(Err(failure), &mut backoff, || now) {
                 ControlFlow::Break(Outcome { result: Err(error), answered: false }) => Some(error),
                 ControlFlow::Break(released) => panic!("{released:?}"),
                 ControlFlow::Continue(_) => None,
@@ -504,7 +507,7 @@ mod tests {
         let next = release_of(&hold, Some(hold.valid_until())).next(
             Err(Failure::Refused(refusal)),
             &mut Backoff::after_failure(),
-            Moment::now(),
+            Moment::now,
         );
         assert!(matches!(next, ControlFlow::Break(Outcome { answered: false, .. })));
     }

@@ -9,6 +9,7 @@ mod adopt;
 mod claim;
 mod step;
 
+use std::mem;
 use std::time::Duration;
 
 use log::{debug, info};
@@ -136,11 +137,14 @@ impl Acquisition<'_> {
         mut attempt: impl FnMut(Ask) -> Attempt,
     ) -> Result<Taken, Error> {
         let mut step = self.first_step(has_given_up);
+        let mut is_noted = self.turn.start.asks_at_once();
         loop {
             if let Some(end) = self.take(step) {
                 return Err(self.error(end));
             }
-            self.turn.asks();
+            if !mem::take(&mut is_noted) {
+                self.turn.asks();
+            }
             // Earlier wake-ups are forgotten: the answer to this attempt is newer than the changes
             // that caused them.
             if self.registration.as_ref().is_some_and(Registration::forget) {

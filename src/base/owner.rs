@@ -113,9 +113,16 @@ pub(crate) fn token_with(owner: &Owner, machine: &str, nonce: u128) -> String {
     let _ = write!(token, "-{}-{}-", owner.pid, owner.thread);
     token.push_str(machine);
     let bytes = nonce.to_be_bytes();
-    let digits = bytes.iter().skip(4).flat_map(|byte| [byte >> 4, byte & 15]);
-    token.extend(digits.map(|digit| char::from(b"0123456789abcdef"[usize::from(digit)])));
+    let mut digits = [0; NONCE_DIGITS - 8];
+    for (two, byte) in digits.chunks_exact_mut(2).zip(&bytes[4..]) {
+        two.copy_from_slice(&[digit(byte >> 4), digit(byte & 15)]);
+    }
+    token.push_str(str::from_utf8(&digits).unwrap_or_default()); // They are ASCII.
     token
+}
+
+fn digit(value: u8) -> u8 {
+    b"0123456789abcdef"[usize::from(value)]
 }
 
 /// This machine's name, cleaned for a token.

@@ -17,10 +17,9 @@ pub(super) struct InMemory {
 }
 
 impl Hold {
-    /// The same hold, with its key in memory.
-    pub(crate) fn in_memory(mut self, store: Arc<MemoryStore>) -> Hold {
+    /// The key of the hold is in this memory.
+    pub(crate) fn set_memory(&mut self, store: Arc<MemoryStore>) {
         self.memory = Some(InMemory { store, older: AtomicU64::new(0) });
-        self
     }
 
     /// Until when the lock stays taken, even if the hold ends sooner.

@@ -198,7 +198,7 @@ impl Scene {
             }
         };
         let released =
-            give_back(&self.keeper, hold, turn, Some(local_handoff), ANSWER, |claim, handed, _| {
+            give_back(&self.keeper, hold, turn, Some(local_handoff), ANSWER, Moment::now(), |claim, handed, _| {
                 assert!(!hold.is_valid(Moment::now()), "it is trusted while its release is under way");
                 handing(claim.is_some());
                 let compared = self.ask(hold, claim, handed);

@@ -154,7 +154,7 @@ impl Scene {
     fn release(&self) {
         let hold = &self.hold;
         let turn = self.keeper.queues.free_turn(hold.key.name());
-        let released = give_back(&self.keeper, hold, turn, Some(Duration::ZERO), LEASE, |_, _, _| {
+        let released = give_back(&self.keeper, hold, turn, Some(Duration::ZERO), LEASE, Moment::now(), |_, _, _| {
             assert!(!hold.is_valid(Moment::now()), "it is trusted while its release is under way");
             let compared = self.redis.remove(Some(&hold.token));
             on_the_way();

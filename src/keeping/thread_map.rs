@@ -63,6 +63,8 @@ impl Drop for Entry {
 #[derive(Debug)]
 pub(crate) struct Held {
     pub(crate) hold: Arc<Hold>,
+    /// The thread held no other lock when this one came, so no lock is around it.
+    pub(crate) is_outermost: bool,
 }
 
 /// What became of a hold when one of its guards was dropped.
@@ -92,14 +94,13 @@ impl Held {
     /// ending, and the map is gone.
     pub(crate) fn take_out(self: &Rc<Held>) -> Option<Turn> {
         with(|holds| {
-            let name = self.hold.key.name();
-            let entries = holds.get_mut(name)?;
-            let place = entries.iter().position(|entry| Rc::ptr_eq(&entry.held, self))?;
-            let mut entry = entries.swap_remove(place);
-            if entries.is_empty() {
-                holds.remove(name);
+            let (name, mut entries) = holds.remove_entry(self.hold.key.name())?;
+            let place = entries.iter().position(|entry| Rc::ptr_eq(&entry.held, self));
+            let entry = place.map(|place| entries.swap_remove(place));
+            if !entries.is_empty() {
+                holds.insert(name, entries); // Those of other managers.
             }
-            entry.turn.take()
+            entry?.turn.take()
         })?
     }
 }
@@ -148,7 +149,8 @@ pub(crate) fn reenter(
 pub(crate) fn enter(manager: u64, hold: Arc<Hold>, turn: Turn) -> Rc<Held> {
     let (until, known) = WELL.get();
     WELL.set((until.min(hold.valid_until()), known));
-    let held = Rc::new(Held { hold });
+    let is_outermost = with(|holds| holds.is_empty()).unwrap_or(true);
+    let held = Rc::new(Held { hold, is_outermost });
     let entry = Entry { manager, held: Rc::clone(&held), turn: Some(turn) };
     // If the thread is ending, the turn is dropped, and the hold lasts as long as its lease.
     with(|holds| {

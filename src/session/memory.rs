@@ -132,11 +132,11 @@ impl Session {
         if self.is_disabled() { own.insert(key.in_redis().into()) } else { key.name() }
     }
 
-    pub(super) fn suited_hold(&self, hold: Hold) -> Arc<Hold> {
-        Arc::new(match self.store.memory() {
-            Some(memory) => hold.in_memory(Arc::clone(memory)),
-            None => hold,
-        })
+    pub(super) fn suited_hold(&self, mut hold: Hold) -> Arc<Hold> {
+        if let Some(memory) = self.store.memory() {
+            hold.set_memory(Arc::clone(memory));
+        }
+        Arc::new(hold)
     }
 
     /// A fresh token. In memory, a number is enough: no other process can have the same token. It

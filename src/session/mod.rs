@@ -156,7 +156,7 @@ impl Session {
         match &mut taken {
             Ok(new) => {
                 // A lock around this one may have been lost during the wait.
-                if let Err(lost) = still_has_outer(&new.hold) {
+                if let Err(lost) = still_has_outer(new) {
                     if let Err(also) = self.leave(new) {
                         debug!(target: "relatch::release", "after {lost}: {also}");
                     }
@@ -227,7 +227,7 @@ impl Session {
         if let Err(error) = self.keeper.enter(&hold) {
             // No thread would renew the hold, so the caller must not rely on it. A lock that was
             // to be kept is not: nobody has done what it is kept for.
-            if let Err(also) = self.remove(&hold, turn) {
+            if let Err(also) = self.remove(&hold, turn, Moment::now()) {
                 debug!(target: "relatch::release", "{also}");
             }
             return Err(error);
@@ -263,38 +263,39 @@ impl Session {
         };
         match self.release(&held.hold, turn) {
             // What causes a missing answer may have cost the outer lock, too.
-            done @ (Ok(_) | Err(Error::Unconfirmed { .. })) => still_has_outer(&held.hold).and(done),
+            done @ (Ok(_) | Err(Error::Unconfirmed { .. })) => still_has_outer(held).and(done),
             failed => failed,
         }
     }
 
     /// Releases a hold that is in no thread's map any more.
     pub(crate) fn release(&self, hold: &Hold, turn: Turn) -> Result<Unlocked, Error> {
-        if let Err(forked) = self.own_process(Moment::now()) {
+        let now = Moment::now();
+        if let Err(forked) = self.own_process(now) {
             // Dropping the turn would lock the queue. If the fork came while another thread had the
             // queue locked, the child's copy stays locked, and the child would wait for ever.
             mem::forget(turn);
             return Err(forked);
         }
-        self.give_back(hold, turn)
+        self.give_back(hold, turn, now)
     }
 
-    fn give_back(&self, hold: &Hold, turn: Turn) -> Result<Unlocked, Error> {
-        let rest = hold.keep_until().since(Moment::now());
+    fn give_back(&self, hold: &Hold, turn: Turn, now: Moment) -> Result<Unlocked, Error> {
+        let rest = hold.keep_until().since(now);
         if rest.is_zero() {
-            self.remove(hold, turn)?;
+            self.remove(hold, turn, now)?;
             return Ok(Unlocked::Released);
         }
         let (until, limit) = (Instant::now() + rest, self.settings.response_timeout);
-        release::give_back(&self.keeper, hold, turn, None, limit, |_, _, deadline| {
+        release::give_back(&self.keeper, hold, turn, None, limit, now, |_, _, deadline| {
             release::keep(&self.store, hold, deadline)
         })?;
         Ok(Unlocked::Kept { until })
     }
 
-    fn remove(&self, hold: &Hold, turn: Turn) -> Result<(), Error> {
+    fn remove(&self, hold: &Hold, turn: Turn, now: Moment) -> Result<(), Error> {
         let (handoff, limit) = (Some(self.settings.local_handoff()), self.settings.response_timeout);
-        release::give_back(&self.keeper, hold, turn, handoff, limit, |claim, handed, deadline| {
+        release::give_back(&self.keeper, hold, turn, handoff, limit, now, |claim, handed, deadline| {
             release::remove(&self.store, hold, claim, handed, deadline)
         })
     }
@@ -346,9 +347,12 @@ impl Session {
 }
 
 /// Returns an error if this thread has lost a lock around the hold that was just released.
-pub(crate) fn still_has_outer(hold: &Hold) -> Result<(), Error> {
-    thread_map::lost_around(hold.number, Moment::now()).map_or(Ok(()), |(outer, cause)| {
-        Err(Error::OuterLost { key: hold.key.name().to_string(), outer, cause })
+pub(crate) fn still_has_outer(held: &Held) -> Result<(), Error> {
+    if held.is_outermost {
+        return Ok(());
+    }
+    thread_map::lost_around(held.hold.number, Moment::now()).map_or(Ok(()), |(outer, cause)| {
+        Err(Error::OuterLost { key: held.hold.key.name().to_string(), outer, cause })
     })
 }
 
@@ -395,7 +399,7 @@ mod tests {
             .unwrap();
         thread::scope(|scope| {
             let held_up = session.keeper.work.lock();
-            let release = scope.spawn(|| match session.give_back(&hold, turn) {
+            let release = scope.spawn(|| match session.give_back(&hold, turn, Moment::now()) {
                 Err(Error::Unconfirmed { .. }) => {}
                 other => panic!("{other:?}, and Redis is not there"),
             });

@@ -223,17 +223,15 @@ impl Session {
                     mem::forget(turn); // As in `leave`.
                     Some(self.own_process(Moment::now()).map(|_| Unlocked::Released))
                 }
-                Left::LastGuard(turn) if held.hold.keep_until() > Moment::now() => {
-                    Some(self.give_back(&held.hold, turn))
-                }
                 Left::LastGuard(turn) => {
-                    let handoff = Some(self.settings.local_handoff());
-                    begun.push((
-                        n,
-                        &held.hold,
-                        release::begin(&self.keeper, &held.hold, turn, handoff, limit),
-                    ));
-                    None
+                    let (now, handoff) = (Moment::now(), Some(self.settings.local_handoff()));
+                    if held.hold.keep_until() > now {
+                        Some(self.give_back(&held.hold, turn, now))
+                    } else {
+                        let release = release::begin(&self.keeper, &held.hold, turn, handoff, limit, now);
+                        begun.push((n, &held.hold, release));
+                        None
+                    }
                 }
             };
         }

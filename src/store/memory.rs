@@ -33,12 +33,15 @@ pub(crate) struct MemoryStore {
 
 #[derive(Default)]
 struct Keys {
+    /// Keys that have expired, or were removed, stay until the table would grow. The next one of
+    /// the same name takes their place.
     by_name: HashMap<String, Entry>,
     outage: Option<Outage>,
     /// The fencing token that was given last, of all keys.
     fence: u64,
 }
 
+#[derive(Default)]
 struct Entry {
     value: String,
     /// The fencing token of the hold; zero if it has none.
@@ -63,7 +66,21 @@ impl Entry {
     /// Reads the clock only for a key that expires: most are renewed, and reading the clock takes
     /// as long as all the rest of a command.
     fn is_live(&self) -> bool {
-        self.expires == Moment::NEVER || Moment::now() < self.expires
+        match self.expires {
+            Moment::NEVER => true,
+            Moment::PAST => false,
+            expires => Moment::now() < expires,
+        }
+    }
+
+    /// Takes the key, which nobody has. Returns the fencing token.
+    fn take(&mut self, wanted: Wanted<'_>, fence: u64) -> u64 {
+        self.value.clear();
+        self.value.push_str(wanted.token);
+        self.lease = Duration::from_millis(wanted.lease);
+        self.expires = Moment::now().after(self.lease);
+        (self.fence, self.renewed, self.awaited) = (fence, false, false);
+        fence
     }
 
     fn holder(&self) -> Holder {
@@ -100,37 +117,36 @@ impl Keys {
         }
     }
 
-    /// Sets a key that does not exist. Returns the fencing token of the hold; zero if none is
-    /// wanted.
-    fn set(&mut self, wanted: Wanted<'_>) -> u64 {
-        let now = Moment::now();
-        let fence = wanted.counter.map_or(0, |_| self.next_fence());
-        let (lease, value) = (Duration::from_millis(wanted.lease), wanted.token.to_owned());
-        let expires = now.after(lease);
-        let entry = Entry { value, fence, lease, expires, renewed: false, awaited: false };
-        if self.by_name.len() == self.by_name.capacity() {
-            self.by_name.retain(|_, entry| now < entry.expires); // Before the table grows.
+    /// Takes a key that is free, and returns the fencing token of the hold, which is zero if none
+    /// is wanted. If the key is not free, returns what `busy` makes of it.
+    fn take<T>(&mut self, wanted: Wanted<'_>, busy: impl FnOnce(&mut Entry) -> T) -> Result<u64, T> {
+        let Keys { by_name, fence: last, .. } = self;
+        let mut fence = || wanted.counter.map_or(0, |_| next_fence(last));
+        if let Some(entry) = by_name.get_mut(wanted.key) {
+            return if entry.is_live() { Err(busy(entry)) } else { Ok(entry.take(wanted, fence())) };
         }
-        self.by_name.insert(wanted.key.to_owned(), entry);
-        fence
-    }
-
-    /// As on Redis: never less than the time, so that a resource accepts it after a restart.
-    fn next_fence(&mut self) -> u64 {
-        let time = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_micros();
-        self.fence = (self.fence + 1).max(u64::try_from(time).unwrap_or(0));
-        self.fence
+        if by_name.len() == by_name.capacity() {
+            by_name.retain(|_, entry| entry.is_live()); // Before the table grows.
+        }
+        Ok(by_name.entry(wanted.key.to_owned()).or_default().take(wanted, fence()))
     }
 
     fn remove(&mut self, key: &str, token: &str) -> (Compared, bool) {
-        match self.of_token(key, token).map(|entry| entry.awaited) {
-            Ok(awaited) => {
-                self.by_name.remove(key);
-                (Compared::Done, awaited)
+        match self.of_token(key, token) {
+            Ok(entry) => {
+                entry.expires = Moment::PAST;
+                (Compared::Done, entry.awaited)
             }
             Err(compared) => (compared, false),
         }
     }
+}
+
+/// As on Redis: never less than the time, so that a resource accepts it after a restart.
+fn next_fence(last: &mut u64) -> u64 {
+    let time = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_micros();
+    *last = (*last + 1).max(u64::try_from(time).unwrap_or(0));
+    *last
 }
 
 impl MemoryStore {
@@ -178,13 +194,16 @@ impl MemoryStore {
 
     /// Takes a key if it is free. With `awaits`, the caller is woken when a busy key changes.
     pub(super) fn claim(&self, wanted: Wanted<'_>, awaits: bool) -> Result<(ClaimReply, Tracking), Failure> {
-        self.run(|keys| match keys.live(wanted.key) {
-            Some(entry) => {
+        self.run(|keys| {
+            let taken = keys.take(wanted, |entry| {
                 entry.awaited |= awaits;
-                let tracking = if awaits { Tracking::Direct } else { Tracking::Off };
-                (ClaimReply::Busy(Some(entry.holder())), tracking)
+                entry.holder()
+            });
+            let tracking = if awaits { Tracking::Direct } else { Tracking::Off };
+            match taken {
+                Ok(fence) => (ClaimReply::Taken { fence }, Tracking::Off),
+                Err(holder) => (ClaimReply::Busy(Some(holder)), tracking),
             }
-            None => (ClaimReply::Taken { fence: keys.set(wanted) }, Tracking::Off),
         })
     }
 
@@ -202,8 +221,7 @@ impl MemoryStore {
     ) -> Result<(Compared, Option<u64>), Failure> {
         self.run(|keys| {
             let (compared, _) = keys.remove(wanted.key, token);
-            let is_free = keys.live(wanted.key).is_none();
-            (compared, is_free.then(|| keys.set(wanted)))
+            (compared, keys.take(wanted, |_| ()).ok())
         })
     }
 
@@ -222,11 +240,14 @@ impl MemoryStore {
     /// Swaps the token of a lock that was handed over.
     pub(super) fn adopt(&self, old: &str, wanted: Wanted<'_>) -> Result<AdoptReply, Failure> {
         self.run(|keys| {
-            let compared = keys.of_token(wanted.key, old).map(|_| ());
-            match compared {
-                Ok(()) => AdoptReply::Adopted { fence: keys.set(wanted) },
-                Err(Compared::Absent) => AdoptReply::Absent,
-                Err(_) => AdoptReply::NotOurs,
+            match keys.remove(wanted.key, old).0 {
+                // The key is free now, which no other command can see.
+                Compared::Done => match keys.take(wanted, |_| ()) {
+                    Ok(fence) => AdoptReply::Adopted { fence },
+                    Err(()) => AdoptReply::NotOurs,
+                },
+                Compared::Absent => AdoptReply::Absent,
+                Compared::NotOurs => AdoptReply::NotOurs,
             }
         })
     }

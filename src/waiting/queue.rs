@@ -31,7 +31,7 @@ const SHORTEST: Duration = Duration::from_micros(250);
 const LONGEST: Duration = Duration::from_micros(2500);
 const RARELY: u32 = 64;
 
-/// The queue of one key. It exists while a thread has the turn or waits for it.
+/// The queue of one key.
 #[derive(Debug, Default)]
 pub(crate) struct WaitQueue {
     pub(super) front: Option<Front>,
@@ -90,6 +90,13 @@ pub(crate) struct Start {
     pub(crate) crowded: bool,
     /// What the threads of earlier turns have found out about Redis.
     pub(crate) attempts: Attempts,
+}
+
+impl Start {
+    /// The thread asks Redis at once.
+    pub(crate) fn asks_at_once(&self) -> bool {
+        self.handed == HandoffOutcome::NotTaken && self.nap.is_zero()
+    }
 }
 
 impl WaitQueue {
@@ -353,9 +360,14 @@ impl WaitQueue {
         self.front.as_ref()?.hold.as_ref()
     }
 
-    /// A queue that goes on where the last one of this key ended.
-    pub(super) fn after(past: Past) -> WaitQueue {
-        WaitQueue { past, ..WaitQueue::default() }
+    /// No thread has the turn or waits for it.
+    pub(super) fn is_idle(&self) -> bool {
+        self.front.is_none() && self.waiting.is_empty()
+    }
+
+    /// No thread wants the key any more. Only the [`Past`] counts for the next one that does.
+    pub(super) fn end(&mut self) {
+        (self.last_was_short, self.silence, self.answered) = (false, None, false);
     }
 
     /// Ends a turn. False if it was passed over, so that another thread has the turn now.
@@ -562,8 +574,20 @@ mod tests {
         queue.holds(1, &hold(), at(0));
         queue.hand_off(1, AT_ONCE, at(1), at(1));
         assert!(queue.end_turn(1, at(1)));
-        let mut next = WaitQueue::after(queue.past);
-        assert!(next.start_turn(2, None, false, at(1)).unwrap().nap >= SHORTEST, "the budget was spent");
+        queue.end();
+        assert!(queue.start_turn(2, None, false, at(1)).unwrap().nap >= SHORTEST, "the budget was spent");
+    }
+
+    /// What was found out about Redis may be old by the time that a thread wants the key again.
+    #[test]
+    fn a_queue_that_has_ended_forgets_whether_redis_answered() {
+        let (mut queue, _) = queue::<0>();
+        queue.asks(1, at(0));
+        queue.failed(1, Some(&Silence { cause: Some("no answer".into()), ..Silence::new(at(0), false) }));
+        assert!(queue.end_turn(1, at(1)) && queue.is_idle());
+        queue.end();
+        let start = queue.start_turn(2, None, false, at(5000)).unwrap();
+        assert!(start.attempts.silence.is_none() && !queue.front.as_ref().unwrap().ending);
     }
 
     #[test]

@@ -18,11 +18,11 @@ use crate::waiting::deadlocks::Vain;
 use crate::waiting::handoff::{Claim, HandoffOutcome};
 use crate::waiting::patience::{Attempts, Patience, Silence};
 use crate::waiting::place::{Errand, Place, Step};
-use crate::waiting::queue::{Past, Start, WaitQueue};
+use crate::waiting::queue::{Start, WaitQueue};
 use crate::waiting::waiter::{Cores, Waiter};
 use crate::waiting::waits::Waits;
 
-/// How many keys a manager remembers once no thread of this process wants them any more.
+/// How many queues a manager keeps once no thread of this process wants their keys any more.
 const REMEMBERED: usize = 8;
 
 /// The queues of one manager.
@@ -38,13 +38,15 @@ pub(crate) struct WaitQueues {
 
 #[derive(Debug, Default)]
 struct Table {
+    /// The queues in which a thread has the turn or waits for it, and those in `ended`.
     by_name: HashMap<Arc<str>, WaitQueue>,
     /// How many turns have started.
     turns: u64,
     /// A thread waits until the queues have ended.
     is_watched: bool,
-    /// The [`Past`] of the queues that ended last, the latest at the end.
-    ended: VecDeque<(Arc<str>, Past)>,
+    /// The keys whose queues ended last, the latest at the end. A thread may want such a key again
+    /// by now.
+    ended: VecDeque<Arc<str>>,
 }
 
 /// The right to talk to Redis about a key, and to hold its lock. When it is dropped, the next
@@ -133,15 +135,14 @@ impl WaitQueues {
     /// `if_calm`, only if there is no reason to leave the lock to other processes first.
     pub(crate) fn join_alone(self: &Arc<WaitQueues>, name: &Arc<str>, if_calm: bool) -> Option<Turn> {
         let mut table = self.table.lock();
-        if table.by_name.contains_key(name) {
+        let may_start = |queue: &WaitQueue| queue.is_idle() && (!if_calm || queue.is_calm());
+        if !table.by_name.get(name).is_none_or(may_start) {
             return None;
         }
-        let may_start = !if_calm || table.queue(name).is_calm();
-        let start = may_start.then(|| table.start_turn(name, None, false, Moment::now())).flatten();
-        if start.is_none() {
-            table.end(name);
-        }
-        start.map(|start| self.turn(name, start, false))
+        let (number, now) = (table.turns + 1, Moment::now());
+        let start = table.queue(name).start_turn(number, None, false, now)?;
+        table.turns = number;
+        Some(self.turn(name, start, false))
     }
 
     /// Wakes the first waiter, since the hold in front is lost.
@@ -161,7 +162,7 @@ impl WaitQueues {
     pub(crate) fn wait_until(&self, is_good: impl Fn(&str, &WaitQueue) -> bool, deadline: Moment) -> bool {
         let mut table = self.table.lock();
         table.is_watched = true;
-        while !table.by_name.iter().all(|(name, queue)| is_good(name, queue)) {
+        while !table.by_name.iter().all(|(name, queue)| queue.is_idle() || is_good(name, queue)) {
             let now = Moment::now();
             if deadline <= now {
                 return false;
@@ -190,24 +191,26 @@ impl WaitQueues {
 
 impl Table {
     fn queue(&mut self, name: &Arc<str>) -> &mut WaitQueue {
-        let ended = &mut self.ended;
-        self.by_name.entry(Arc::clone(name)).or_insert_with(|| {
-            let before = ended.iter().position(|(ended, _)| ended == name);
-            let past = before.and_then(|place| ended.remove(place)).map(|(_, past)| past);
-            WaitQueue::after(past.unwrap_or_default())
-        })
+        self.by_name.entry(Arc::clone(name)).or_default()
     }
 
-    /// Ends a queue. What it leaves is remembered for a while.
-    fn end(&mut self, name: &Arc<str>) {
-        if let Some(queue) = self.by_name.remove(name) {
-            if self.ended.len() == REMEMBERED {
-                self.ended.pop_front();
-            }
-            self.ended.push_back((Arc::clone(name), queue.past));
+    /// A queue has ended. Keeps it for a while, and drops the one that ended first.
+    fn keep_for_a_while(&mut self, name: &Arc<str>) {
+        if self.ended.back() == Some(name) {
+            return;
+        }
+        self.ended.retain(|ended| ended != name);
+        self.ended.push_back(Arc::clone(name));
+        if self.ended.len() > REMEMBERED
+            && let Some(first) = self.ended.pop_front()
+            && self.by_name.get(&first).is_some_and(WaitQueue::is_idle)
+        {
+            self.by_name.remove(&first);
         }
     }
 
+
+    /// Starts a turn, if it has come. If the thread asks Redis at once, that is noted here.
     fn start_turn(
         &mut self,
         name: &Arc<str>,
@@ -216,7 +219,11 @@ impl Table {
         now: Moment,
     ) -> Option<Start> {
         let number = self.turns + 1;
-        let start = self.queue(name).start_turn(number, waiter, once, now)?;
+        let queue = self.queue(name);
+        let start = queue.start_turn(number, waiter, once, now)?;
+        if start.asks_at_once() {
+            queue.asks(start.number, now);
+        }
         self.turns = self.turns.max(start.number);
         Some(start)
     }
@@ -225,9 +232,14 @@ impl Table {
 /// Has the first waiter look again.
 fn notify_first(table: MutexGuard<'_, Table>, name: &str) {
     let first = table.by_name.get(name).and_then(|queue| queue.waiting.front().cloned());
+    notify(first, table);
+}
+
+/// Wakes a waiter once the table is unlocked.
+fn notify(waiter: Option<Arc<Waiter>>, table: MutexGuard<'_, Table>) {
     drop(table);
-    if let Some(first) = first {
-        first.woken.notify_one();
+    if let Some(waiter) = waiter {
+        waiter.woken.notify_one();
     }
 }
 
@@ -254,7 +266,7 @@ impl Turn {
     pub(crate) fn holds(&self, hold: &Arc<Hold>) {
         let mut table = self.queues.table.lock();
         if let Some(queue) = table.by_name.get_mut(&self.name) {
-            queue.holds(self.start.number, hold, Moment::now());
+            queue.holds(self.start.number, hold, hold.acquired.answered);
         }
         if table.is_watched {
             self.queues.changed.notify_all();
@@ -301,11 +313,11 @@ impl Turn {
     ///
     /// A thread that may give up before the answer comes, at `answer_by` at the latest, is not
     /// returned.
-    pub(crate) fn hand_off(&self, limit: Duration, answer_by: Moment) -> Option<Arc<Waiter>> {
+    pub(crate) fn hand_off(&self, limit: Duration, now: Moment, answer_by: Moment) -> Option<Arc<Waiter>> {
         let mut table = self.queues.table.lock();
         let queue = table.by_name.get_mut(&self.name)?;
-        let to = queue.hand_off(self.start.number, limit, Moment::now(), answer_by);
-        notify_first(table, &self.name);
+        let to = queue.hand_off(self.start.number, limit, now, answer_by);
+        notify(queue.waiting.front().cloned(), table);
         to
     }
 
@@ -346,7 +358,8 @@ impl Drop for Turn {
         }
         let next = queue.waiting.front().cloned();
         if next.is_none() {
-            table.end(&self.name);
+            queue.end();
+            table.keep_for_a_while(&self.name);
             if table.is_watched {
                 self.queues.changed.notify_all();
             }
@@ -408,7 +421,23 @@ pub(crate) mod tests {
         assert!(at_once(&queues, &name()).is_none());
         drop(turn);
         drop(at_once(&queues, &name()).unwrap());
-        assert!(queues.table.lock().by_name.is_empty(), "nothing is kept of a key that no thread uses");
+    }
+
+    /// A key that no thread wants is remembered for a while, and not for ever.
+    #[test]
+    fn the_queues_of_keys_that_no_thread_wants_do_not_pile_up() {
+        let queues = Arc::new(WaitQueues::default());
+        let wanted = at_once(&queues, &name()).unwrap();
+        for n in 0..100 {
+            let other: Arc<str> = format!("other {n}").into();
+            drop(at_once(&queues, &other).unwrap());
+            drop(at_once(&queues, &"one".into()).unwrap());
+        }
+        let known = || queues.table.lock().by_name.len();
+        assert_eq!(known(), 1 + REMEMBERED);
+        drop(wanted);
+        assert_eq!(known(), REMEMBERED);
+        assert!(at_once(&queues, &name()).is_some_and(|_| at_once(&queues, &name()).is_none()));
     }
 
     #[test]
@@ -436,7 +465,7 @@ pub(crate) mod tests {
             thread.join().unwrap();
         }
         assert_eq!(order.try_iter().collect::<Vec<_>>(), (0..8).collect::<Vec<_>>());
-        assert!(queues.table.lock().by_name.is_empty());
+        assert!(queues.table.lock().by_name.values().all(WaitQueue::is_idle));
     }
 
     #[test]
@@ -499,7 +528,7 @@ pub(crate) mod tests {
         let queues = Arc::new(WaitQueues::default());
         let turn = at_once(&queues, &name()).unwrap();
         turn.saw(&Holder::new(b"theirs", None), Duration::from_micros(50), false);
-        assert!(turn.hand_off(over, Moment::PAST).is_none(), "no thread waits");
+        assert!(turn.hand_off(over, Moment::now(), Moment::PAST).is_none(), "no thread waits");
         drop(turn);
         let other = at_once(&queues, &"other".into()).unwrap();
         assert_eq!(other.start.nap, Duration::ZERO);
@@ -508,19 +537,9 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn the_past_of_a_few_keys_is_remembered_and_of_no_more() {
-        let queues = Arc::new(WaitQueues::default());
-        for n in 0..3 * REMEMBERED {
-            drop(at_once(&queues, &n.to_string().into()).unwrap());
-            drop(at_once(&queues, &"0".into()).unwrap());
-        }
-        assert_eq!(queues.table.lock().ended.len(), REMEMBERED);
-    }
-
-    #[test]
     fn a_thread_behind_a_silent_one_reports_the_outage_unless_redis_answers_others() {
         let queues = Arc::new(WaitQueues::default());
-        let front = at_once(&queues, &name()).unwrap();
+        let front = queues.join_alone(&name(), false).unwrap();
         let told = |answered: bool| {
             let now = Moment::now();
             let patience = Patience { began: now, ..until(now.after(Duration::from_millis(30))) };
@@ -557,7 +576,7 @@ pub(crate) mod tests {
         assert!(matches!(told(), NoTurn::Outage(Some(cause)) if &*cause == "no answer"));
         assert!(Moment::now().since(began) >= tolerate_outage);
         drop(front);
-        assert!(queues.table.lock().by_name.is_empty());
+        assert!(queues.table.lock().by_name.values().all(WaitQueue::is_idle));
     }
 
     #[test]
@@ -584,7 +603,7 @@ pub(crate) mod tests {
                 while queues.table.lock().queue(&name()).waiting.is_empty() && !next.is_finished() {
                     thread::yield_now();
                 }
-                let Some(to) = turn.hand_off(limit, Moment::PAST) else {
+                let Some(to) = turn.hand_off(limit, Moment::now(), Moment::PAST) else {
                     continue; // The waiter had given up before that.
                 };
                 while wait == 10 && !next.is_finished() {
