@@ -209,7 +209,6 @@ impl Table {
         }
     }
 
-
     /// Starts a turn, if it has come. If the thread asks Redis at once, that is noted here.
     fn start_turn(
         &mut self,
