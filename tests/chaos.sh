@@ -87,16 +87,14 @@ part 'in a cluster' env RELATCH_TEST_IN_CLUSTER=1 \
     --skip a_half_open_connection_over_tls --skip cut_at_the_deadline --skip cut_costs_no_hold \
     --skip over_tls_while_connections_are_cut --skip the_password_is_never_printed
 part 'mistakes that have to be found' cargo test --quiet --locked -p relatch-flawed -- --nocapture
-part 'lossy failovers' env RELATCH_FAILOVERS=100 \
-    cargo test --quiet --locked --features tls --test it lossy_failovers_lose_no -- --nocapture
-part 'a million fences' env RELATCH_FENCES=1000000 \
-    cargo test --release --quiet --locked --features tls --test it a_million_fences_grow -- --ignored --nocapture
-part 'parcels adopted twice' \
-    cargo test --release --quiet --locked --features tls --test it one_wins_ten_thousand_times -- --ignored
-part 'opposite orders' env RELATCH_ROUNDS=10000 \
-    cargo test --release --quiet --locked --features tls --test it callers_with_opposite -- --nocapture
+# Two at a time: the failovers mostly wait.
+part 'lossy failovers, fences, parcels, opposite orders' \
+    env RELATCH_FAILOVERS=100 RELATCH_FENCES=1000000 RELATCH_ROUNDS=10000 \
+    cargo test --release --quiet --locked --features tls --test it -- --include-ignored --nocapture \
+    --test-threads=2 lossy_failovers_lose_no a_million_fences_grow one_wins_ten_thousand_times \
+    callers_with_opposite
 part 'histories' env "RELATCH_ACQUISITIONS=$acquisitions" \
-    cargo test --release --quiet --locked --features tls --test history -- --nocapture --test-threads=3
+    cargo test --release --quiet --locked --features tls --test history -- --nocapture --test-threads=4
 
 say 'parts'
 printf '%s\n' "${results[@]}"
