@@ -118,7 +118,7 @@ impl<'a> PendingClaim<'a> {
         let mut connection = store.checkout(key.in_redis(), self.deadline)?;
         let listener = connection.node().filter(|_| self.tracks).and_then(|node| listeners.of(node));
         let number = listener.as_ref().and_then(|listener| listener.client_id());
-        let sent = Moment::now();
+        let sent = connection.clock(*since);
         if connection.answered_since(*since) {
             *since = sent;
         }
@@ -181,7 +181,7 @@ impl<'a> PendingClaim<'a> {
     /// Handles the answer that Redis has stored the token. The command was sent at `sent`.
     fn taken(&mut self, connection: Connection, fence: u64, sent: Moment) -> Result<Answer, Failure> {
         let AcquireContext { key, lease, .. } = self.context;
-        let answered = Moment::now();
+        let answered = connection.clock(sent);
         let Some(token) = self.token.take_if(|_| answered < lease.valid_until(sent)) else {
             warn!(
                 target: "relatch::acquire",

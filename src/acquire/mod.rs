@@ -32,7 +32,7 @@ use crate::waiting::deadlocks::IsVain;
 use crate::waiting::handoff::{Claim, HandoffOutcome};
 use crate::waiting::listeners::Listeners;
 use crate::waiting::patience::{Kind, Patience};
-use crate::waiting::queues::Turn;
+use crate::waiting::queues::{Joined, Turn};
 use crate::waiting::wakeups::Registration;
 
 pub(crate) use crate::acquire::adopt::Adoption;
@@ -89,10 +89,10 @@ pub(crate) fn busy(key: &Key, patience: &Patience, holder: Option<Holder>, cause
 pub(crate) fn acquire(
     context: AcquireContext<'_>,
     patience: &Patience,
-    turn: &Turn,
+    joined: &Joined,
     claim: Claim,
 ) -> Result<Taken, Error> {
-    let handed = turn.start.handed;
+    let handed = joined.start.handed;
     if let HandoffOutcome::Taken { sent, answered, fence } = handed
         && Moment::now() < claim.lease.valid_until(sent)
     {
@@ -101,7 +101,7 @@ pub(crate) fn acquire(
     }
     let mut pending = PendingClaim::new(context, claim, handed, !patience.once, patience.deadline);
     let has_given_up = pending.has_given_up();
-    ask_until_taken(context, patience, turn, has_given_up, |ask| pending.ask(ask))
+    ask_until_taken(context, patience, joined, has_given_up, |ask| pending.ask(ask))
 }
 
 /// Calls `attempt` until the lock is taken, or until the wait ends without it.
@@ -111,19 +111,21 @@ pub(crate) fn acquire(
 pub(crate) fn ask_until_taken(
     context: AcquireContext<'_>,
     patience: &Patience,
-    turn: &Turn,
+    joined: &Joined,
     has_given_up: bool,
     attempt: impl FnMut(Ask) -> Attempt,
 ) -> Result<Taken, Error> {
-    let (lease, attempts) = (context.lease.time(), turn.start.attempts.clone());
+    let (lease, attempts) = (context.lease.time(), joined.start.attempts.clone());
     let progress = Progress::new(patience, lease, context.poll_every, attempts);
-    Acquisition { context, patience, turn, progress, registration: None }.run(has_given_up, attempt)
+    Acquisition { context, patience, joined, turn: &joined.turn, progress, registration: None }
+        .run(has_given_up, attempt)
 }
 
 /// One acquisition, over as many attempts as it takes.
 struct Acquisition<'a> {
     context: AcquireContext<'a>,
     patience: &'a Patience,
+    joined: &'a Joined,
     turn: &'a Turn,
     progress: Progress<'a>,
     /// Where wake-ups arrive.
@@ -137,7 +139,7 @@ impl Acquisition<'_> {
         mut attempt: impl FnMut(Ask) -> Attempt,
     ) -> Result<Taken, Error> {
         let mut step = self.first_step(has_given_up);
-        let mut is_noted = self.turn.start.asks_at_once();
+        let mut is_noted = self.joined.start.asks_at_once();
         loop {
             if let Some(end) = self.take(step) {
                 return Err(self.error(end));
@@ -172,7 +174,7 @@ impl Acquisition<'_> {
     }
 
     fn first_step(&mut self, has_given_up: bool) -> Step {
-        let start = &self.turn.start;
+        let start = &self.joined.start;
         let waits = !self.patience.once;
         if waits {
             self.nap(start.nap);
@@ -271,7 +273,7 @@ impl Acquisition<'_> {
             if let Some(node) = store.node_of(key.in_redis()) {
                 listeners.start(&node);
             }
-            counters.waited.add(u64::from(self.progress.is_first_busy() && !self.turn.waited));
+            counters.waited.add(u64::from(self.progress.is_first_busy() && !self.joined.waited));
         }
         self.progress.busy(holder, tracked, Moment::now())
     }
@@ -558,14 +560,14 @@ mod tests {
         let rig = Rig::new();
         let patience = Patience { once: true, ..until(Moment::now().after(Duration::from_millis(20))) };
         for (sent, is_taken) in [(Moment::now(), true), (Moment::PAST, false)] {
-            let mut turn = rig
+            let mut joined = rig
                 .keeper
                 .queues
                 .join(rig.key.name(), &patience, |_, _| Ok(()), |_| true, |_| (), || unreachable!())
                 .unwrap();
-            turn.start.handed = HandoffOutcome::Taken { sent, answered: sent, fence: 0 };
+            joined.start.handed = HandoffOutcome::Taken { sent, answered: sent, fence: 0 };
             let claim = Claim { token: "handed".to_owned(), lease: Lease::new(LEASE), counter: None };
-            let taken = acquire(rig.context(), &patience, &turn, claim);
+            let taken = acquire(rig.context(), &patience, &joined, claim);
             assert_eq!(taken.is_ok(), is_taken, "{taken:?}");
             let orphan = rig.keeper.work.lock().leases.orphans.next() < Moment::NEVER;
             assert_eq!(orphan, !is_taken, "the keeper deletes a token whose lease is over");

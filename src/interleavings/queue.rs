@@ -21,7 +21,7 @@ use crate::waiting::handoff::{Claim, HandoffOutcome};
 use crate::waiting::patience::tests::until;
 use crate::waiting::place::Errand;
 use crate::waiting::queues::tests::is_mine;
-use crate::waiting::queues::{NoTurn, Turn};
+use crate::waiting::queues::{Joined, NoTurn, Turn};
 
 /// Longer than any scene, unless the clock is advanced.
 const LONG: Duration = Duration::from_secs(30);
@@ -95,7 +95,7 @@ impl Scene {
             self.log.lock().arrived.push(me);
             Claim { token: me.to_string(), lease: Lease::new(self.lease), counter: None }
         };
-        let turn = match self.keeper.queues.join(
+        let Joined { turn, start, waited } = match self.keeper.queues.join(
             &"key".into(),
             &until(deadline),
             |_, _| Ok(()),
@@ -103,7 +103,7 @@ impl Scene {
             |errand| self.run(errand),
             claim,
         ) {
-            Ok(turn) => turn,
+            Ok(joined) => joined,
             Err(NoTurn::Vain(_) | NoTurn::Outage(_)) => {
                 panic!("no thread holds it itself, and Redis answers")
             }
@@ -113,8 +113,8 @@ impl Scene {
                 return false;
             }
         };
-        let handed = turn.start.handed;
-        self.begin(me, &turn, handed);
+        let handed = start.handed;
+        self.begin(me, waited, handed);
         let token = self.take(me, handed);
         let hold = Arc::new(sample_by(&token, self.lease));
         let until = hold.valid_until();
@@ -138,7 +138,7 @@ impl Scene {
     }
 
     /// A turn starts, and no other thread has it.
-    fn begin(&self, me: u64, turn: &Turn, handed: HandoffOutcome) {
+    fn begin(&self, me: u64, waited: bool, handed: HandoffOutcome) {
         let before = self.log.lock().front.replace(Front { who: me, hold: None, handing_off: false });
         if let Some(before) = before {
             assert!(!before.handing_off, "the turn was taken while it was handed off");
@@ -149,7 +149,7 @@ impl Scene {
             assert!(over, "the turn was taken from a thread that holds the lock");
         }
         let mut log = self.log.lock();
-        if turn.waited {
+        if waited {
             log.served.push(me);
         }
         if handed != HandoffOutcome::NotTaken {

@@ -207,8 +207,8 @@ impl Scene {
             sleeps: &|_| (),
             poll_every: POLL,
         };
-        let turn = keeper.queues.free_turn(key.name());
-        match ask_until_taken(context, &until(deadline), &turn, false, |ask| self.attempt(ask)) {
+        let joined = keeper.queues.join_free(key.name());
+        match ask_until_taken(context, &until(deadline), &joined, false, |ask| self.attempt(ask)) {
             Ok(_) => true,
             Err(Error::Timeout { .. }) => false,
             Err(other) => panic!("{other}, and Redis answers"),

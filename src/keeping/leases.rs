@@ -1,12 +1,13 @@
 //! The holds of one manager, and when each of them has to be renewed. A table without clock,
 //! threads or Redis.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashSet;
 use std::sync::Arc;
 use std::time::Duration;
 
 use crate::base::clock::Moment;
 use crate::base::error::LostCause;
+use crate::base::hash::HashMap;
 use crate::hold::Hold;
 use crate::keeping::orphans::{FIRST_RETRY, LAST_RETRY, OrphanKey, Orphans};
 

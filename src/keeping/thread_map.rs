@@ -2,13 +2,13 @@
 //! hold. The hold has the depth; only its thread writes it.
 
 use std::cell::{Cell, RefCell};
-use std::collections::HashMap;
 use std::mem;
 use std::rc::Rc;
 use std::sync::Arc;
 
 use crate::base::clock::Moment;
 use crate::base::error::{Error, LostCause};
+use crate::base::hash::HashMap;
 use crate::hold::{Hold, shortened};
 use crate::waiting::deadlocks::HeldBy;
 use crate::waiting::queues::Turn;

@@ -392,11 +392,7 @@ mod tests {
         let session = without_redis();
         let hold = Arc::new(sample("a", Duration::from_secs(30), Moment::now()));
         session.keeper.enter(&hold).unwrap();
-        let wait = until(Moment::PAST);
-        let turn = session
-            .queues
-            .join(hold.key.name(), &wait, |_, _| Ok(()), |_| true, |_| (), || unreachable!())
-            .unwrap();
+        let turn = session.queues.free_turn(hold.key.name());
         thread::scope(|scope| {
             let held_up = session.keeper.work.lock();
             let release = scope.spawn(|| match session.give_back(&hold, turn, Moment::now()) {

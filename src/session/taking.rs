@@ -14,7 +14,7 @@ use crate::waiting::deadlocks::{Vain, Wait};
 use crate::waiting::handoff::Claim;
 use crate::waiting::patience::Patience;
 use crate::waiting::place::Errand;
-use crate::waiting::queues::{NoTurn, Turn};
+use crate::waiting::queues::{Joined, NoTurn, Turn};
 use crate::waiting::waits::ListedWait;
 
 impl Session {
@@ -42,8 +42,8 @@ impl Session {
             }
             Ok(())
         };
-        let turn = match self.turn(listed, is_vain, &claim) {
-            Ok(turn) => turn,
+        let joined = match self.turn(listed, is_vain, &claim) {
+            Ok(joined) => joined,
             Err(no_turn) => return Err(self.without_turn(no_turn, key, patience)),
         };
         let context = AcquireContext {
@@ -60,8 +60,8 @@ impl Session {
             sleeps: &|holder| listed.announce(holder),
             poll_every: self.settings.poll_every,
         };
-        let taken = acquire(context, patience, &turn, claim)?;
-        Ok((turn, taken))
+        let taken = acquire(context, patience, &joined, claim)?;
+        Ok((joined.turn, taken))
     }
 
     /// Waits for the turn: one thread of the process at a time asks Redis for a key.
@@ -70,7 +70,7 @@ impl Session {
         listed: &ListedWait<'_>,
         is_vain: impl Fn(Option<&Holder>, bool) -> Result<(), Vain>,
         first: &Claim,
-    ) -> Result<Turn, NoTurn> {
+    ) -> Result<Joined, NoTurn> {
         let ListedWait { key, patience, .. } = *listed;
         let answered_since = |moment| self.store.answered_since(key.in_redis(), moment);
         let run = |errand: Errand| match errand {
@@ -80,9 +80,9 @@ impl Session {
         let claim = || first.clone();
         let mut own = None;
         let name = self.name_in_queue(key, &mut own);
-        let turn = self.queues.join(name, patience, is_vain, answered_since, run, claim)?;
-        self.counters.waited.add(u64::from(turn.waited));
-        Ok(turn)
+        let joined = self.queues.join(name, patience, is_vain, answered_since, run, claim)?;
+        self.counters.waited.add(u64::from(joined.waited));
+        Ok(joined)
     }
 
     /// The error of a caller that had no turn.

@@ -35,6 +35,15 @@ impl Connection {
         }
     }
 
+    /// The time at which a command is sent, or was answered. Memory answers at once, so `before`, a
+    /// moment just before, will do: reading the clock would take a good part of the time of a lock.
+    pub(crate) fn clock(&self, before: Moment) -> Moment {
+        match self {
+            Connection::To(_) => Moment::now(),
+            Connection::Memory(_) => before,
+        }
+    }
+
     pub(crate) fn claim(&mut self, wanted: Wanted<'_>, deadline: Moment) -> Result<ClaimReply, Failure> {
         match self {
             Connection::To(server) => server.claim(wanted, deadline),

@@ -5,7 +5,6 @@
 //! holder stops renewing it ([`MemoryStore::lets_expire`]). The controls for tests can end it
 //! sooner: they delete keys, make every lease older, and have commands fail for a while.
 
-use std::collections::HashMap;
 use std::fmt;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -14,6 +13,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use parking_lot::Mutex;
 
 use crate::base::clock::Moment;
+use crate::base::hash::HashMap;
 use crate::base::holder::{Holder, KEPT};
 use crate::store::failure::Failure;
 use crate::store::reply::{AdoptReply, ClaimReply, Compared, Seen, Tracking};

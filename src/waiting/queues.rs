@@ -6,17 +6,18 @@
 //! release, its turn is passed over. With its release, a thread may send the claim of the next
 //! thread. That is the hand-off.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Duration;
 
 use crate::base::clock::Moment;
+use crate::base::hash::HashMap;
 use crate::base::holder::Holder;
 use crate::base::sync::{Condvar, Mutex, MutexGuard};
 use crate::hold::Hold;
 use crate::waiting::deadlocks::Vain;
 use crate::waiting::handoff::{Claim, HandoffOutcome};
-use crate::waiting::patience::{Attempts, Patience, Silence};
+use crate::waiting::patience::{Patience, Silence};
 use crate::waiting::place::{Errand, Place, Step};
 use crate::waiting::queue::{Start, WaitQueue};
 use crate::waiting::waiter::{Cores, Waiter};
@@ -55,10 +56,18 @@ struct Table {
 pub(crate) struct Turn {
     queues: Arc<WaitQueues>,
     name: Arc<str>,
+    /// Tells turns apart.
+    number: u64,
+    handed_over: bool,
+}
+
+/// A turn that has just begun, and what its thread finds.
+#[derive(Debug)]
+pub(crate) struct Joined {
+    pub(crate) turn: Turn,
     pub(crate) start: Start,
     /// Another thread had the turn first.
     pub(crate) waited: bool,
-    handed_over: bool,
 }
 
 /// The number of a [`Turn::outside`]. No other turn has it.
@@ -94,10 +103,10 @@ impl WaitQueues {
         answered_since: impl Fn(Moment) -> bool,
         run: impl Fn(Errand),
         claim: impl FnOnce() -> Claim,
-    ) -> Result<Turn, NoTurn> {
+    ) -> Result<Joined, NoTurn> {
         let mut table = self.table.lock();
         if let Some(start) = table.start_turn(name, None, patience.once, Moment::now()) {
-            return Ok(self.turn(name, start, false));
+            return Ok(Joined { turn: self.turn(name, start.number), start, waited: false });
         }
         if patience.once {
             let queue = table.queue(name);
@@ -111,7 +120,7 @@ impl WaitQueues {
             let now = Moment::now();
             if let Some(start) = table.start_turn(name, Some(&me), false, now) {
                 notify_first(table, name); // The thread behind may have to stay awake.
-                return Ok(self.turn(name, start, true));
+                return Ok(Joined { turn: self.turn(name, start.number), start, waited: true });
             }
             let cores_are_free = self.cores.are_free(now);
             match place.next_step(table.queue(name), &is_vain, &answered_since, cores_are_free, now) {
@@ -140,9 +149,9 @@ impl WaitQueues {
             return None;
         }
         let (number, now) = (table.turns + 1, Moment::now());
-        let start = table.queue(name).start_turn(number, None, false, now)?;
+        table.queue(name).start_turn(number, None, false, now)?;
         table.turns = number;
-        Some(self.turn(name, start, false))
+        Some(self.turn(name, number))
     }
 
     /// Wakes the first waiter, since the hold in front is lost.
@@ -184,8 +193,8 @@ impl WaitQueues {
         self.table.lock().by_name.get(name)?.holder(now)
     }
 
-    fn turn(self: &Arc<WaitQueues>, name: &Arc<str>, start: Start, waited: bool) -> Turn {
-        Turn { queues: Arc::clone(self), name: Arc::clone(name), start, waited, handed_over: false }
+    fn turn(self: &Arc<WaitQueues>, name: &Arc<str>, number: u64) -> Turn {
+        Turn { queues: Arc::clone(self), name: Arc::clone(name), number, handed_over: false }
     }
 }
 
@@ -246,26 +255,24 @@ impl Turn {
     /// For a thread that has a lock, though another thread of this process has the turn. Nothing
     /// waits for the end of this turn. It is like one that was passed over.
     pub(crate) fn outside(queues: &Arc<WaitQueues>, name: &Arc<str>) -> Turn {
-        let attempts = Attempts::after(None, false);
-        let (handed, nap) = (HandoffOutcome::NotTaken, Duration::ZERO);
-        queues.turn(name, Start { number: OUTSIDE, handed, nap, crowded: false, attempts }, false)
+        queues.turn(name, OUTSIDE)
     }
 
     pub(crate) fn is_outside(&self) -> bool {
-        self.start.number == OUTSIDE
+        self.number == OUTSIDE
     }
 
     /// For how long to leave the lock to other processes before the next attempt.
     pub(crate) fn nap(&self) -> Duration {
         let mut table = self.queues.table.lock();
-        table.by_name.get_mut(&self.name).map_or(Duration::ZERO, |queue| queue.nap(self.start.number))
+        table.by_name.get_mut(&self.name).map_or(Duration::ZERO, |queue| queue.nap(self.number))
     }
 
     /// The thread has the lock. Its turn lasts as long as the hold.
     pub(crate) fn holds(&self, hold: &Arc<Hold>) {
         let mut table = self.queues.table.lock();
         if let Some(queue) = table.by_name.get_mut(&self.name) {
-            queue.holds(self.start.number, hold, hold.acquired.answered);
+            queue.holds(self.number, hold, hold.acquired.answered);
         }
         if table.is_watched {
             self.queues.changed.notify_all();
@@ -274,18 +281,18 @@ impl Turn {
 
     /// The thread is about to ask Redis.
     pub(crate) fn asks(&self) {
-        self.note(|queue| queue.asks(self.start.number, Moment::now()));
+        self.note(|queue| queue.asks(self.number, Moment::now()));
     }
 
     /// Redis has answered the thread.
     pub(crate) fn answered(&self) {
-        self.note(|queue| queue.answered(self.start.number));
+        self.note(|queue| queue.answered(self.number));
     }
 
     /// An attempt has failed. The silence of Redis is `None` if the thread had too little time to
     /// know.
     pub(crate) fn failed(&self, silence: Option<&Silence>) {
-        self.note(|queue| queue.failed(self.start.number, silence));
+        self.note(|queue| queue.failed(self.number, silence));
     }
 
     fn note(&self, note: impl FnOnce(&mut WaitQueue)) {
@@ -300,7 +307,7 @@ impl Turn {
     /// wait for itself. So all waiters are woken to check that.
     pub(crate) fn saw(&self, holder: &Holder, took: Duration, of_this_process: bool) {
         self.note(|queue| {
-            queue.saw(self.start.number, holder, took, Moment::now());
+            queue.saw(self.number, holder, took, Moment::now());
             if of_this_process {
                 queue.waiting.iter().for_each(|waiter| _ = waiter.woken.notify_one());
             }
@@ -315,7 +322,7 @@ impl Turn {
     pub(crate) fn hand_off(&self, limit: Duration, now: Moment, answer_by: Moment) -> Option<Arc<Waiter>> {
         let mut table = self.queues.table.lock();
         let queue = table.by_name.get_mut(&self.name)?;
-        let to = queue.hand_off(self.start.number, limit, now, answer_by);
+        let to = queue.hand_off(self.number, limit, now, answer_by);
         notify(queue.waiting.front().cloned(), table);
         to
     }
@@ -331,8 +338,7 @@ impl Turn {
         let mut table = self.queues.table.lock();
         let (now, next) = (Moment::now(), table.turns + 1);
         let queue = table.by_name.get_mut(&self.name);
-        self.handed_over =
-            queue.is_some_and(|queue| queue.hand_over(self.start.number, to, next, handed, now));
+        self.handed_over = queue.is_some_and(|queue| queue.hand_over(self.number, to, next, handed, now));
         if self.handed_over {
             table.turns = next;
             drop(table);
@@ -352,7 +358,7 @@ impl Drop for Turn {
         let Some(queue) = table.by_name.get_mut(&self.name) else {
             return;
         };
-        if !queue.end_turn(self.start.number, Moment::now()) {
+        if !queue.end_turn(self.number, Moment::now()) {
             return; // It was passed over, and the turn is another thread's.
         }
         let next = queue.waiting.front().cloned();
@@ -383,14 +389,13 @@ pub(crate) mod tests {
     impl WaitQueues {
         /// Takes a turn that no thread has or waits for.
         pub(crate) fn free_turn(self: &Arc<WaitQueues>, name: &Arc<str>) -> Turn {
-            let joined = self.join(
-                name,
-                &until(Moment::PAST),
-                |_, _| Ok(()),
-                |_| true,
-                |_| (),
-                || unreachable!("it does not wait"),
-            );
+            self.join_free(name).turn
+        }
+
+        pub(crate) fn join_free(self: &Arc<WaitQueues>, name: &Arc<str>) -> Joined {
+            let wait = until(Moment::PAST);
+            let joined =
+                self.join(name, &wait, |_, _| Ok(()), |_| true, |_| (), || unreachable!("it does not wait"));
             joined.expect("no other thread has the turn")
         }
     }
@@ -399,8 +404,12 @@ pub(crate) mod tests {
         "key".into()
     }
 
-    fn at_once(queues: &Arc<WaitQueues>, name: &Arc<str>) -> Option<Turn> {
+    fn joined(queues: &Arc<WaitQueues>, name: &Arc<str>) -> Option<Joined> {
         queues.join(name, &until(Moment::PAST), |_, _| Ok(()), |_| true, |_| (), claim).ok()
+    }
+
+    fn at_once(queues: &Arc<WaitQueues>, name: &Arc<str>) -> Option<Turn> {
+        joined(queues, name).map(|joined| joined.turn)
     }
 
     pub(crate) fn claim() -> Claim {
@@ -529,10 +538,10 @@ pub(crate) mod tests {
         turn.saw(&Holder::new(b"theirs", None), Duration::from_micros(50), false);
         assert!(turn.hand_off(over, Moment::now(), Moment::PAST).is_none(), "no thread waits");
         drop(turn);
-        let other = at_once(&queues, &"other".into()).unwrap();
+        let other = joined(&queues, &"other".into()).unwrap();
         assert_eq!(other.start.nap, Duration::ZERO);
         drop(other);
-        assert!(at_once(&queues, &name()).unwrap().start.nap > Duration::ZERO);
+        assert!(joined(&queues, &name()).unwrap().start.nap > Duration::ZERO);
     }
 
     #[test]
