@@ -118,8 +118,7 @@ impl MultiLockGuard {
             }
         }
         if !errors.iter().any(Error::is_lost) {
-            let released =
-                held.iter().filter(|held| held.hold.depth() == 0).min_by_key(|held| held.hold.number);
+            let released = held.iter().filter(|held| held.hold.depth() == 0).min_by_key(|held| held.entered);
             released.map_or(Ok(()), |oldest| still_has_outer(oldest))?;
         }
         // A loss says more than a release without an answer.

@@ -32,6 +32,9 @@ thread_local! {
     /// since: [`shortened`] had this value. So a thread with thousands of holds need not look at
     /// all of them each time that it takes or releases a lock.
     static WELL: Cell<(Moment, u64)> = const { Cell::new((Moment::PAST, 0)) };
+
+    /// How many holds this thread has entered.
+    static ENTERED: Cell<u64> = const { Cell::new(0) };
 }
 
 /// A hold in the thread's map, with its turn in the process's queue.
@@ -63,6 +66,9 @@ impl Drop for Entry {
 #[derive(Debug)]
 pub(crate) struct Held {
     pub(crate) hold: Arc<Hold>,
+    /// The thread's count of such entries. What has a lower one is around this: a hold that was
+    /// attached may be older than one that is around it.
+    pub(crate) entered: u64,
     /// The thread held no other lock when this one came, so no lock is around it.
     pub(crate) is_outermost: bool,
 }
@@ -149,8 +155,9 @@ pub(crate) fn reenter(
 pub(crate) fn enter(manager: u64, hold: Arc<Hold>, turn: Turn) -> Rc<Held> {
     let (until, known) = WELL.get();
     WELL.set((until.min(hold.valid_until()), known));
-    let is_outermost = with(|holds| holds.is_empty()).unwrap_or(true);
-    let held = Rc::new(Held { hold, is_outermost });
+    let (entered, is_outermost) = (ENTERED.get() + 1, with(|holds| holds.is_empty()).unwrap_or(true));
+    ENTERED.set(entered);
+    let held = Rc::new(Held { hold, entered, is_outermost });
     let entry = Entry { manager, held: Rc::clone(&held), turn: Some(turn) };
     // If the thread is ending, the turn is dropped, and the hold lasts as long as its lease.
     with(|holds| {
@@ -171,22 +178,23 @@ pub(crate) fn held() -> Vec<HeldBy> {
     all
 }
 
-/// A lock that this thread has lost and still has guards of, if its hold is older than the one with
-/// this `number`: its name, and how it was lost.
+/// A lock that this thread has lost and still has guards of, if its hold came before the one that
+/// was `entered` then: its name, and how it was lost.
 #[inline]
-pub(crate) fn lost_around(number: u64, now: Moment) -> Option<(String, LostCause)> {
+pub(crate) fn lost_around(entered: u64, now: Moment) -> Option<(String, LostCause)> {
     let (until, known) = WELL.get();
-    if now < until && shortened() == known { None } else { look_for_lost(number, now) }
+    if now < until && shortened() == known { None } else { look_for_lost(entered, now) }
 }
 
-fn look_for_lost(number: u64, now: Moment) -> Option<(String, LostCause)> {
+fn look_for_lost(entered: u64, now: Moment) -> Option<(String, LostCause)> {
     // The number is read first. If a hold is lost while this looks, the next call looks again.
     let known = shortened();
     let (mut until, mut lost) = (Moment::NEVER, None);
     with(|holds| {
-        for hold in holds.values().flatten().map(|entry| &entry.held.hold) {
+        for held in holds.values().flatten().map(|entry| &entry.held) {
+            let hold = &held.hold;
             until = until.min(if hold.check(now).is_ok() { hold.valid_until() } else { Moment::PAST });
-            if let Some(cause) = hold.lost().filter(|_| hold.number < number) {
+            if let Some(cause) = hold.lost().filter(|_| held.entered < entered) {
                 lost = Some((hold.key.name().to_string(), cause));
             }
         }
@@ -261,9 +269,9 @@ mod tests {
     }
 
     #[test]
-    fn a_lost_hold_is_around_those_that_are_younger() {
-        let number = |held: &Rc<Held>| held.hold.number;
-        let is_lost = |number| lost_around(number, Moment::now()).map(|(name, _)| name);
+    fn a_lost_hold_is_around_those_that_came_later() {
+        let number = |held: &Rc<Held>| held.entered;
+        let is_lost = |entered| lost_around(entered, Moment::now()).map(|(name, _)| name);
         let [one, two, three] = ["one", "two", "three"].map(|name| entered(1, name));
         assert_eq!(is_lost(u64::MAX), None);
         let _ = two.hold.lose(LostCause::Deleted);
@@ -276,6 +284,20 @@ mod tests {
         let end = one.hold.valid_until();
         assert_eq!(lost_around(u64::MAX, Moment::from_nanos(end.as_nanos() - 1)), None);
         assert_eq!(lost_around(u64::MAX, end).expect("it has run out").1, LostCause::Expired);
+    }
+
+    #[test]
+    fn a_hold_that_is_attached_is_inside_of_those_that_the_thread_had_before() {
+        let before = entered(1, "attached");
+        let turn = before.take_out().expect("it was entered");
+        let outer = entered(1, "outer");
+        let attached = enter(1, Arc::clone(&before.hold), turn);
+        assert!(attached.hold.number < outer.hold.number && !attached.is_outermost && outer.is_outermost);
+        let is_lost = |held: &Held| lost_around(held.entered, Moment::now()).map(|(name, _)| name);
+        let _ = attached.hold.lose(LostCause::Deleted);
+        assert_eq!(is_lost(&outer), None);
+        let _ = outer.hold.lose(LostCause::Deleted);
+        assert_eq!(is_lost(&attached).as_deref(), Some("outer"));
     }
 
     /// A thread looks at its holds only if one of them may have ended since it looked last.

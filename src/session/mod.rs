@@ -351,7 +351,7 @@ pub(crate) fn still_has_outer(held: &Held) -> Result<(), Error> {
     if held.is_outermost {
         return Ok(());
     }
-    thread_map::lost_around(held.hold.number, Moment::now()).map_or(Ok(()), |(outer, cause)| {
+    thread_map::lost_around(held.entered, Moment::now()).map_or(Ok(()), |(outer, cause)| {
         Err(Error::OuterLost { key: held.hold.key.name().to_string(), outer, cause })
     })
 }
@@ -376,7 +376,6 @@ mod tests {
 
     use super::*;
     use crate::hold::tests::sample;
-    use crate::waiting::patience::tests::until;
 
     /// A session without a Redis.
     fn without_redis() -> Session {
