@@ -197,21 +197,14 @@ impl Scene {
                 front.handing_off = is_handing;
             }
         };
-        let released = give_back(
-            &self.keeper,
-            hold,
-            turn,
-            Some(local_handoff),
-            ANSWER,
-            Moment::now(),
-            |claim, handed, _| {
-                assert!(!hold.is_valid(Moment::now()), "it is trusted while its release is under way");
-                handing(claim.is_some());
-                let compared = self.ask(hold, claim, handed);
-                handing(false);
-                compared
-            },
-        );
+        let (handoff, now) = (Some(local_handoff), Moment::now());
+        let released = give_back(&self.keeper, hold, turn, handoff, ANSWER, now, |claim, handed, _| {
+            assert!(!hold.is_valid(Moment::now()), "it is trusted while its release is under way");
+            handing(claim.is_some());
+            let compared = self.ask(hold, claim, handed);
+            handing(false);
+            compared
+        });
         let is_lost = matches!(released, Err(Error::Lost { .. }));
         assert_eq!(hold.lost().is_some(), is_lost, "{released:?}");
         assert!(hold.is_over(Moment::now()), "{released:?}");
