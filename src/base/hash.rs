@@ -5,20 +5,18 @@
 
 use std::collections;
 use std::hash::{BuildHasher, Hasher, RandomState};
-use std::sync::LazyLock;
 
 /// A `HashMap` that hashes faster.
 pub(crate) type HashMap<K, V> = collections::HashMap<K, V, Seed>;
 
-/// Where each hash of this process starts. It is drawn once, so that nobody who chooses the names
-/// of locks can choose names that have the same hash.
+/// Where each hash of a table starts. It is random, so that those who choose the names of locks do
+/// not know which of them are neighbours in the table.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Seed(u64);
 
 impl Default for Seed {
     fn default() -> Seed {
-        static SEED: LazyLock<u64> = LazyLock::new(|| RandomState::new().hash_one(0_u64));
-        Seed(*SEED)
+        Seed(RandomState::new().hash_one(0_u64))
     }
 }
 
@@ -95,7 +93,8 @@ mod tests {
     /// How many of `keys` have the same hash as another one, and how many different values the
     /// upper seven and the lower seven bits have, by which a table looks.
     fn spread<T: Hash>(keys: impl Iterator<Item = T>) -> (usize, usize, usize) {
-        let hashes: Vec<u64> = keys.map(|key| Seed::default().hash_one(key)).collect();
+        let seed = Seed::default();
+        let hashes: Vec<u64> = keys.map(|key| seed.hash_one(key)).collect();
         let kinds = |of: fn(&u64) -> u64| hashes.iter().map(of).collect::<HashSet<_>>().len();
         (hashes.len() - kinds(|it| *it), kinds(|it| it >> 57), kinds(|it| it & 127))
     }

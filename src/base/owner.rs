@@ -223,6 +223,18 @@ mod tests {
         }
     }
 
+    /// The beginning of the last token is kept for the next one of the thread.
+    #[test]
+    fn a_token_names_its_own_owner_and_machine_whichever_was_made_before() {
+        let [one, two] = ["one", "two"].map(|host| Owner::new(host.into(), 1, 2));
+        for (owner, machine) in
+            [(&one, "0123abcd"), (&one, "89abcdef"), (&two, "89abcdef"), (&one, "0123abcd")]
+        {
+            let token = token_with(owner, machine, 7);
+            assert_eq!(token, format!("{owner}-{machine}{:024x}", 7));
+        }
+    }
+
     #[test]
     fn two_tokens_of_one_owner_differ() {
         let owner = Owner::new("host".into(), 1, 2);

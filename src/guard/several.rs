@@ -119,7 +119,7 @@ impl MultiLockGuard {
         }
         if !errors.iter().any(Error::is_lost) {
             let released = held.iter().filter(|held| held.hold.depth() == 0).min_by_key(|held| held.entered);
-            released.map_or(Ok(()), |oldest| still_has_outer(oldest))?;
+            released.map_or(Ok(()), |outermost| still_has_outer(outermost))?;
         }
         // A loss says more than a release without an answer.
         let worst = errors.iter().position(Error::is_lost).unwrap_or(0);

@@ -258,6 +258,8 @@ mod tests {
         assert!(std::thread::spawn(|| reenter(1, "a", false, true, Moment::now()).is_none()).join().unwrap());
         assert!(matches!(two.leave(), Left::StillHeld(1)));
         assert_eq!((one.hold.depth(), two.hold.depth()), (2, 1));
+        assert!(matches!(two.leave(), Left::LastGuard(_)));
+        assert!(Rc::ptr_eq(&one, &reentered(1, "a").unwrap()), "the other manager's stays");
     }
 
     #[test]

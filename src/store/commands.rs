@@ -37,6 +37,8 @@ impl Connection {
 
     /// The time at which a command is sent, or was answered. Memory answers at once, so `before`, a
     /// moment just before, will do: reading the clock would take a good part of the time of a lock.
+    /// (If the thread is stopped in between, its lease counts from before that. It gets a guard
+    /// that is not valid, as one that is stopped behind the answer.)
     pub(crate) fn clock(&self, before: Moment) -> Moment {
         match self {
             Connection::To(_) => Moment::now(),

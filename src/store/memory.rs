@@ -126,7 +126,9 @@ impl Keys {
             return if entry.is_live() { Err(busy(entry)) } else { Ok(entry.take(wanted, fence())) };
         }
         if by_name.len() == by_name.capacity() {
-            by_name.retain(|_, entry| entry.is_live()); // Before the table grows.
+            by_name.retain(|_, entry| entry.is_live());
+            // So the next time comes after as many new keys as there are now.
+            by_name.reserve(by_name.len() + 1);
         }
         Ok(by_name.entry(wanted.key.to_owned()).or_default().take(wanted, fence()))
     }
@@ -413,6 +415,27 @@ mod tests {
             assert_eq!(store.remove(&key, "one").unwrap(), Compared::Absent);
         }
         assert!(store.keys.lock().by_name.len() < 100, "expired keys pile up");
+    }
+
+    #[test]
+    fn a_key_that_was_removed_leaves_nothing_to_the_next_holder() {
+        let store = MemoryStore::new(true);
+        let changes = std::sync::Arc::new(AtomicU64::new(0));
+        let counted = std::sync::Arc::clone(&changes);
+        store.on_change(move |_| _ = counted.fetch_add(1, Ordering::Relaxed));
+        assert!(is_taken(&store, "a", "one"));
+        store.settle("a", "one", Some(Moment::NEVER), |end| assert_eq!(end, Moment::NEVER));
+        assert!(matches!(store.claim(wanted("a", "two"), true), Ok((ClaimReply::Busy(_), Tracking::Direct))));
+        assert_eq!(store.remove("a", "one").unwrap(), Compared::Done);
+        assert_eq!(changes.load(Ordering::Relaxed), 1, "the waiter is woken");
+        assert!(is_taken(&store, "a", "two"));
+        let end = store.end_of("a", "two").expect("it was taken");
+        store.go_away(Duration::from_secs(600));
+        store.age(Duration::from_secs(600));
+        assert!(end < Moment::NEVER && store.end_of("a", "two").is_none());
+        assert!(is_taken(&store, "a", "three"));
+        assert_eq!(store.remove("a", "three").unwrap(), Compared::Done);
+        assert_eq!(changes.load(Ordering::Relaxed), 1, "nobody waits any more");
     }
 
     #[test]

@@ -166,7 +166,7 @@ impl WaitQueues {
         waiting.for_each(|waiter| _ = waiter.woken.notify_one());
     }
 
-    /// Waits until each queue is as it should be. A queue without threads is gone. False if that is
+    /// Waits until each queue that has threads is as it should be. False if that is
     /// not so at the deadline.
     pub(crate) fn wait_until(&self, is_good: impl Fn(&str, &WaitQueue) -> bool, deadline: Moment) -> bool {
         let mut table = self.table.lock();
@@ -208,13 +208,12 @@ impl Table {
         if self.ended.back() == Some(name) {
             return;
         }
-        self.ended.retain(|ended| ended != name);
+        // Keys that threads want again are not for this list to drop.
+        let by_name = &mut self.by_name;
+        self.ended.retain(|it| it != name && by_name.get(it).is_some_and(WaitQueue::is_idle));
         self.ended.push_back(Arc::clone(name));
-        if self.ended.len() > REMEMBERED
-            && let Some(first) = self.ended.pop_front()
-            && self.by_name.get(&first).is_some_and(WaitQueue::is_idle)
-        {
-            self.by_name.remove(&first);
+        if self.ended.len() > REMEMBERED {
+            self.ended.pop_front().map(|first| by_name.remove(&first));
         }
     }
 
@@ -445,7 +444,30 @@ pub(crate) mod tests {
         assert_eq!(known(), 1 + REMEMBERED);
         drop(wanted);
         assert_eq!(known(), REMEMBERED);
-        assert!(at_once(&queues, &name()).is_some_and(|_| at_once(&queues, &name()).is_none()));
+    }
+
+    #[test]
+    fn a_key_that_is_wanted_again_keeps_its_queue() {
+        let queues = Arc::new(WaitQueues::default());
+        drop(at_once(&queues, &name()).unwrap());
+        let turn = at_once(&queues, &name()).unwrap();
+        for n in 0..=2 * REMEMBERED {
+            drop(at_once(&queues, &n.to_string().into()).unwrap());
+        }
+        assert!(at_once(&queues, &name()).is_none(), "two threads have the turn");
+        drop(turn);
+    }
+
+    /// A thread that asks Redis at once is known to ask from the moment when its turn starts.
+    #[test]
+    fn a_turn_starts_with_a_question_to_redis() {
+        let queues = Arc::new(WaitQueues::default());
+        let front = at_once(&queues, &name()).unwrap();
+        let now = Moment::now();
+        let patience = Patience { began: now, ..until(now.after(Duration::from_millis(30))) };
+        let told = queues.join(&name(), &patience, |_, _| Ok(()), |_| false, |_| (), claim);
+        assert!(matches!(told, Err(NoTurn::Outage(None))), "{told:?}");
+        drop(front);
     }
 
     #[test]
