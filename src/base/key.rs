@@ -61,9 +61,9 @@ impl Key {
         Ok(Key { in_redis: [prefix, name].concat(), name: given.share() })
     }
 
-    /// The key that this thread has to itself, with the same name. No key of a program is the same.
-    pub(crate) fn of_thread(self, thread: u64) -> Key {
-        Key { in_redis: format!("{}\0{thread}", self.in_redis), ..self }
+    /// Another key in Redis with the same name: the one with this number.
+    pub(crate) fn numbered(self, number: u64) -> Key {
+        Key { in_redis: format!("{}\0{number}", self.in_redis), ..self }
     }
 
     pub(crate) fn name(&self) -> &Arc<str> {

@@ -28,7 +28,7 @@ pub struct Stats {
     /// Attempts that ended without the lock because it was busy, including those of `try_lock`.
     pub timed_out: u64,
     /// Calls that ended with [`Error::Unavailable`]: attempts to take a lock, `confirm`, `ensure`,
-    /// `extend`, `verify`, `holder` and `force_unlock`.
+    /// `extend_to`, `verify`, `hand_over`, `adopt`, `holder` and `force_unlock`.
     pub unavailable: u64,
     /// Such calls that ended with [`Error::Refused`] or [`Error::Tls`], which waiting does not
     /// change.

@@ -25,8 +25,9 @@ impl LockManager {
     /// - A hold that is renewed is valid until it is released, or until a control ends it: nothing
     ///   can cut the process off from its own memory. With [`max_hold`](crate::Lock::max_hold), it
     ///   ends a lease after that time. If its thread ends without a release, it ends a lease later.
-    /// - [`on_lost`](Builder::on_lost) is called as ever. Only with this callback, a hold that ends
-    ///   by itself starts the keeper's thread.
+    /// - [`on_lost`](Builder::on_lost) is called as ever. With this callback, a hold that ends by
+    ///   itself starts the keeper's thread. Nothing else does but
+    ///   [`warn_after`](Builder::warn_after).
     /// - Threads hand a lock off without a limit of time, since no other process wants it.
     ///
     /// ```
@@ -64,7 +65,8 @@ impl LockManager {
     ///
     /// Sends nothing, starts no thread, and logs a warning once in the process. A thread re-enters
     /// what it holds, and the depth counts. A hold is valid until it is released, whatever its
-    /// lease, `renew` and `max_hold`; nothing is [kept](crate::Lock::keep_at_least).
+    /// lease, `renew` and `max_hold`; nothing is [kept](crate::Lock::keep_at_least). A parcel
+    /// can be [adopted](crate::Lock::adopt) again and again, by any process.
     /// [`holder`](crate::Lock::holder) knows nobody.
     ///
     /// ```

@@ -45,7 +45,7 @@ impl Session {
         }
         self.going.stop();
         let held = thread_map::held().into_iter().filter(|(manager, _)| *manager == self.id);
-        let mine: HashSet<_> = held.map(|(_, hold)| Arc::clone(hold.key.name())).collect();
+        let mine: HashSet<_> = held.map(|(_, hold)| self.queue_of(&hold)).collect();
         // A turn lasts from before the attempt to take a lock until after its release. So when the
         // last turn has ended, no thread has a lock, nor will an answer give it one.
         let is_free = |name: &str, _: &WaitQueue| mine.contains(name);
@@ -56,12 +56,17 @@ impl Session {
             self.queues.wait_until(is_known, self.one_answer(Moment::now()));
         }
         // A lock that was adopted while other threads queued for it has no turn. That is rare.
-        let is_for_others = |hold: &Arc<Hold>| hold.lost().is_none() && !mine.contains(hold.key.name());
+        let is_for_others = |hold: &Arc<Hold>| hold.lost().is_none() && !mine.contains(&self.queue_of(hold));
         while self.left().iter().any(is_for_others) && Moment::now() < now.after(limit) {
             thread::sleep(WITHOUT_TURN);
         }
         let now = Moment::now();
         self.left().iter().map(|hold| HeldLock::new(hold, now)).collect()
+    }
+
+    /// By which name the threads queue that want the key of this hold.
+    fn queue_of(&self, hold: &Hold) -> Arc<str> {
+        Arc::clone(self.name_in_queue(&hold.key, &mut None))
     }
 
     /// What is held, the oldest first. A thread that has just got its lock is known to the queue

@@ -59,7 +59,8 @@ impl Session {
 
         // 3. End the turn. The next thread of this process asks Redis, and finds the lock busy.
         drop(held.take_out());
-        let left = valid_until.since(now);
+        // In memory, a renewed hold is valid without end. Its key has a lease from now on.
+        let left = valid_until.min(hold.lease().valid_until(now)).since(now);
         Ok(Parcel::new(hold.key.name(), &hold.token, hold.fence, left))
     }
 
@@ -115,7 +116,7 @@ impl Session {
             // sleep on at the next change of the key. It asks again now.
             self.listeners.wakeups.wake(key.in_redis().as_bytes());
         }
-        let Taken { token, fence, at } = adopted?;
+        let Taken { token, fence, at } = adopted.inspect_err(|error| self.counters.failed(error))?;
         self.counters.taken(at.answered.since(began));
         let hold = Hold::new(key, owner, token, fence, &self.suited(options), at);
         self.keep(self.suited_hold(hold), turn)

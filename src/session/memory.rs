@@ -121,13 +121,19 @@ impl Session {
         Options { renewal, keep_at_least: Duration::ZERO, ..*options }
     }
 
-    /// The key of a hold. If the manager is disabled, each thread has a key of its own, so that
-    /// all that is said of locks here holds without another word.
-    pub(super) fn suited_key(&self, key: Key, owner: &Owner) -> Key {
-        if self.is_disabled() { key.of_thread(owner.thread()) } else { key }
+    /// The key of a hold. If the manager is disabled, each hold has a key of its own, so that all
+    /// that is said of locks here holds without another word. (A key for each thread would not do:
+    /// a thread that has detached its hold would wait for it.)
+    pub(super) fn suited_key(&self, key: Key) -> Key {
+        let disabled = self.store.memory().filter(|memory| !memory.excludes);
+        match disabled {
+            Some(memory) => key.numbered(memory.token_number()),
+            None => key,
+        }
     }
 
-    /// By which name the threads that want this key queue. `own` has room for a name that is made.
+    /// By which name the threads that want this key queue. If the manager is disabled, no other
+    /// thread has that name. `own` has room for a name that is made.
     pub(super) fn name_in_queue<'a>(&self, key: &'a Key, own: &'a mut Option<Arc<str>>) -> &'a Arc<str> {
         if self.is_disabled() { own.insert(key.in_redis().into()) } else { key.name() }
     }

@@ -192,7 +192,7 @@ impl Session {
         let key = Key::new(&self.settings.prefix, name)?;
         let counter = if options.fenced { Some(key.counter()?.into()) } else { None };
         let owner = Owner::new(Arc::clone(&self.host), pid, this_process::thread_id(pid));
-        let (key, token) = (self.suited_key(key, &owner), self.fresh_token(&owner)?);
+        let (key, token) = (self.suited_key(key), self.fresh_token(&owner)?);
         Ok(Asked { key, owner, claim: Claim { token, lease: Lease::new(options.lease), counter } })
     }
 

@@ -25,7 +25,7 @@ type OnChange = OnceLock<Box<dyn Fn(&str) + Send + Sync>>;
 pub(crate) struct MemoryStore {
     keys: Mutex<Keys>,
     on_change: OnChange,
-    /// False: threads do not exclude each other, since each has keys of its own.
+    /// False: nobody is excluded, since each hold has a key of its own.
     pub(crate) excludes: bool,
     /// How many tokens were drawn.
     tokens: AtomicU64,
@@ -239,16 +239,17 @@ impl MemoryStore {
         })
     }
 
-    /// Swaps the token of a lock that was handed over.
+    /// Swaps the token of a lock that was handed over. If nobody is excluded, every adoption is
+    /// granted: the key is a fresh one.
     pub(super) fn adopt(&self, old: &str, wanted: Wanted<'_>) -> Result<AdoptReply, Failure> {
         self.run(|keys| {
             match keys.remove(wanted.key, old).0 {
+                Compared::Absent if self.excludes => AdoptReply::Absent,
                 // The key is free now, which no other command can see.
-                Compared::Done => match keys.take(wanted, |_| ()) {
+                Compared::Done | Compared::Absent => match keys.take(wanted, |_| ()) {
                     Ok(fence) => AdoptReply::Adopted { fence },
                     Err(()) => AdoptReply::NotOurs,
                 },
-                Compared::Absent => AdoptReply::Absent,
                 Compared::NotOurs => AdoptReply::NotOurs,
             }
         })
@@ -436,6 +437,47 @@ mod tests {
         assert!(is_taken(&store, "a", "three"));
         assert_eq!(store.remove("a", "three").unwrap(), Compared::Done);
         assert_eq!(changes.load(Ordering::Relaxed), 1, "nobody waits any more");
+    }
+
+    #[test]
+    fn a_table_that_grows_keeps_every_key_that_lives() {
+        let store = MemoryStore::new(true);
+        let keys: Vec<String> = (0..100).map(|n| n.to_string()).collect();
+        assert!(keys.iter().all(|key| is_taken(&store, key, "one")));
+        assert!(keys.iter().all(|key| !is_taken(&store, key, "two") && store.end_of(key, "one").is_some()));
+    }
+
+    /// The key of a hold is taken, then a control comes, and then the hold learns when it ends.
+    #[test]
+    fn a_hold_settles_for_what_a_control_has_left_of_its_key() {
+        let store = MemoryStore::new(true);
+        let end_of = |key| {
+            let mut of_hold = None;
+            store.settle(key, "one", Some(Moment::NEVER), |end| of_hold = Some(end));
+            of_hold.expect("it is called")
+        };
+        assert!(is_taken(&store, "a", "one") && is_taken(&store, "b", "one") && is_taken(&store, "c", "one"));
+        assert_eq!(end_of("a"), Moment::NEVER);
+        assert!(store.delete("b").is_some());
+        assert_eq!(end_of("b"), Moment::PAST);
+        store.go_away(Duration::from_secs(60));
+        let end = end_of("c");
+        assert!(end > Moment::now() && end < Moment::NEVER, "{end:?}");
+    }
+
+    #[test]
+    fn an_adoption_takes_the_lock_from_nobody_but_its_sender() {
+        for excludes in [true, false] {
+            let store = MemoryStore::new(excludes);
+            let adopts = |key| {
+                let reply = store.adopt("one", wanted(key, "two")).unwrap();
+                matches!(reply, AdoptReply::Adopted { .. })
+            };
+            assert!(is_taken(&store, "a", "one") && adopts("a"));
+            assert!(!adopts("a"), "the parcel was used");
+            assert_eq!(store.remove("a", "two").unwrap(), Compared::Done);
+            assert_eq!(adopts("a"), !excludes, "nobody has the lock");
+        }
     }
 
     #[test]

@@ -84,6 +84,10 @@ over_both! {
     a_forced_lock_goes_to_the_waiter: |it| it;
     fences_grow: |it| it.fenced(true);
     what_is_held_is_listed_and_counted: |it| it;
+    a_parcel_is_adopted_once: |it| it;
+    a_parcel_that_nobody_adopts_ends: |it| it.lease(LEASE);
+    several_locks_are_all_taken_or_none: |it| it;
+    a_manager_that_is_shut_down_can_give_back_what_is_held: |it| it;
     a_lost_hold_is_told_to_its_watcher_and_to_on_lost: |it| it.on_lost(|lost| {
         assert_eq!(lost.cause, LostCause::Deleted);
         TOLD.lock().expect("no panic").push(lost.key.clone());
@@ -311,6 +315,53 @@ fn what_is_held_is_listed_and_counted(place: &Place) {
     let stats = place.locks.stats();
     assert_eq!((stats.acquired - before.acquired, stats.reentered - before.reentered), (2, 1));
     assert!(place.locks.held().is_empty());
+}
+
+fn a_parcel_is_adopted_once(place: &Place) {
+    let guard = place.locks.named("a").fenced(true).lock().expect("locks");
+    let (fence, parcel) = (guard.fence(), guard.hand_over().expect("hands over"));
+    let left = parcel.lease_left();
+    assert!(left <= Duration::from_secs(30) && left > Duration::from_secs(15), "{left:?}");
+    assert!(!place.is_free("a") && place.locks.held().is_empty());
+    let adopted = place.locks.adopt(&parcel).expect("adopts");
+    assert!(adopted.fence() > fence && !place.is_free("a"));
+    thread::scope(|scope| {
+        let late = scope.spawn(|| place.locks.adopt(&parcel).map(drop));
+        assert_lost(&late.join().expect("no panic"), LostCause::Taken);
+    });
+    adopted.confirm(Duration::ZERO).expect("it is still ours");
+    let hold = adopted.detach().expect("detaches");
+    assert!(!place.is_free("a"));
+    thread::scope(|scope| {
+        scope.spawn(move || drop(hold.attach().expect("attaches")));
+    });
+    assert!(place.is_free("a"));
+}
+
+fn a_parcel_that_nobody_adopts_ends(place: &Place) {
+    let parcel = place.locks.lock("a").expect("locks").hand_over().expect("hands over");
+    let next = place.locks.try_lock_for("a", LONG).expect("answers").expect("its lease ends");
+    next.unlock().expect("unlocks");
+    assert_lost(&place.locks.adopt(&parcel), LostCause::Expired);
+}
+
+fn several_locks_are_all_taken_or_none(place: &Place) {
+    let kept = place.locks.named("b").keep_at_least(MINUTE).lock().expect("locks");
+    assert!(matches!(kept.unlock(), Ok(Unlocked::Kept { .. })));
+    assert!(place.locks.try_lock_all(["a", "b"]).expect("answers").is_none() && place.is_free("a"));
+    let all = place.locks.lock_all(["a", "c"]).expect("locks");
+    assert!(!place.is_free("a") && !place.is_free("c"));
+    all.confirm(Duration::from_secs(1)).expect("ours");
+    all.unlock().expect("unlocks");
+    assert!(place.is_free("a") && place.is_free("c"));
+}
+
+fn a_manager_that_is_shut_down_can_give_back_what_is_held(place: &Place) {
+    let guard = place.locks.lock("a").expect("locks");
+    assert_eq!(place.locks.shutdown_and_release(Duration::ZERO).len(), 1);
+    assert!(place.locks.named("a").holder().expect("answers").is_none());
+    assert_lost(&guard.unlock(), LostCause::ShutDown);
+    assert!(matches!(place.locks.lock("a"), Err(Error::Stopped { .. })));
 }
 
 /// The keys that `on_lost` was called for, over both stores.

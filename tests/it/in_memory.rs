@@ -7,13 +7,15 @@ use std::sync::mpsc;
 use std::thread;
 use std::time::{Duration, Instant};
 
+use log::LevelFilter;
 use relatch::{
     Error, LockGuard, LockManager, LostCause, Memory, Owner, Replicas, Unlocked, install, install_for_test,
     installed,
 };
-use relatch_rig::{LONG, eventually, is_alone, within};
+use relatch_rig::{LONG, eventually, is_alone, throughout, within};
 
-use crate::support::{ANSWER, MINUTE, assert_lost, assert_unavailable, until_queued};
+use crate::logs::{collect, lines_of};
+use crate::support::{ANSWER, MINUTE, PERIOD, assert_lost, assert_unavailable, until_queued};
 
 /// The default lease.
 const LEASE: Duration = Duration::from_secs(30);
@@ -117,7 +119,7 @@ fn a_key_and_its_hold_end_together() {
     };
     for _ in 0..59 {
         memory.advance(SECOND);
-        assert!(!(guard.is_valid() && other()), "two hold the lock");
+        assert!(guard.is_valid() && !other(), "two hold the lock, or it ended before its lease");
     }
     memory.advance(SECOND);
     assert!(is_lost(&guard) && other());
@@ -251,6 +253,49 @@ fn on_lost_is_called_for_a_lease_that_ends_by_the_real_clock() {
     assert!(is_lost(&guard));
 }
 
+/// Nothing is planned for a hold that is renewed, so the outage must tell the keeper.
+#[test]
+fn on_lost_is_called_for_a_hold_that_an_outage_ends() {
+    let (sender, lost) = mpsc::channel();
+    let builder = LockManager::builder_in_memory().lease(ANSWER);
+    let builder =
+        builder.on_lost(move |lost| sender.send((lost.key.clone(), lost.cause)).expect("it is awaited"));
+    let locks = builder.build().expect("it works");
+    let guard = locks.lock("a").expect("locks");
+    throughout(2 * ANSWER, || assert!(guard.is_valid()));
+    locks.memory().expect("in memory").go_away(2 * ANSWER);
+    assert_eq!(lost.recv_timeout(LONG).expect("it is called"), ("a".to_owned(), LostCause::Expired));
+    assert!(is_lost(&guard));
+}
+
+#[test]
+fn a_shorter_outage_does_not_end_a_longer_one_and_nothing_is_forced_meanwhile() {
+    let (locks, memory) = in_memory();
+    let guard = locks.lock("a").expect("locks");
+    memory.go_away(LEASE / 2);
+    memory.go_away(SECOND);
+    memory.advance(2 * SECOND);
+    assert_unavailable(&locks.try_lock("b"));
+    assert!(matches!(locks.named("a").force_unlock(), Err(Error::Unavailable { .. })));
+    assert!(guard.is_valid());
+}
+
+#[test]
+fn a_renewed_hold_is_listed_with_the_time_of_its_lease() {
+    let (locks, _) = in_memory();
+    let guard = locks.named("a").lease(ANSWER).lock().expect("locks");
+    let is_time_of_a_lease = |left: Option<Duration>| left.is_some_and(|it| it <= ANSWER && it > ANSWER / 2);
+    for _ in 0..2 {
+        let holder = locks.named("a").holder().expect("answers").expect("it is held");
+        assert!(is_time_of_a_lease(holder.time_left()), "{holder}");
+        let wait = || locks.named("a").wait(PERIOD).lock().map(drop);
+        let waited = thread::scope(|scope| scope.spawn(wait).join()).expect("no panic");
+        let Err(Error::Timeout { holder: Some(holder), .. }) = waited else { panic!("{waited:?}") };
+        assert!(is_time_of_a_lease(holder.time_left()), "{holder}");
+        throughout(2 * ANSWER, || assert!(guard.is_valid())); // The first lease is over now.
+    }
+}
+
 #[test]
 fn managers_in_memory_share_nothing_but_with_their_clones() {
     let (one, _) = in_memory();
@@ -318,6 +363,73 @@ fn a_disabled_manager_excludes_nobody_and_counts_reentry() {
     let fenced = locks.named("b").fenced(true);
     let fences = [(); 2].map(|()| fenced.lock().expect("locks").fence());
     assert!(fences[0] < fences[1], "{fences:?}");
+}
+
+/// Calls `check` in another thread. A call that waits where it must not ends with its limit.
+fn elsewhere<T: Send>(check: impl FnOnce() -> T + Send) -> T {
+    within(LONG, "it is granted at once", || thread::scope(|scope| scope.spawn(check).join()))
+        .expect("no panic")
+}
+
+#[test]
+fn a_disabled_manager_never_makes_a_thread_wait() {
+    let locks = LockManager::disabled();
+    let take = || locks.try_lock("a").expect("answers").is_some();
+    let short = locks.named("a").lease(ANSWER).max_hold(ANSWER);
+    let hold = short.lock().expect("locks").detach().expect("detaches");
+    assert!(elsewhere(take));
+    assert!(take(), "granted to this thread, too");
+    let guard = hold.attach().expect("attaches");
+    throughout(3 * ANSWER, || assert!(guard.is_valid()));
+    let parcel = locks.named("b").fenced(true).lock().expect("locks").hand_over().expect("hands over");
+    for _ in 0..2 {
+        let adopted = elsewhere(|| {
+            let guard = locks.adopt(&parcel).expect("adopts");
+            (guard.fence() > 0, guard.unlock().expect("unlocks"))
+        });
+        assert_eq!(adopted, (true, Unlocked::Released));
+    }
+    drop(LockManager::disabled().adopt(&parcel).expect("as in another process"));
+    let left = within(LONG / 2, "it does not wait for itself", || locks.shutdown(LONG));
+    assert!(matches!(&left[..], [held] if held.key == "a"), "{left:?}");
+    guard.unlock().expect("unlocks");
+}
+
+#[test]
+fn a_disabled_manager_that_is_shut_down_waits_for_other_threads_only() {
+    let locks = LockManager::disabled();
+    let guard = locks.lock("a").expect("locks");
+    thread::scope(|scope| {
+        let ((took, taken), (end, ends)) = (mpsc::channel(), mpsc::channel::<()>());
+        let locks = &locks;
+        scope.spawn(move || {
+            let _guard = locks.lock("a").expect("locks");
+            took.send(()).expect("awaited");
+            let _ = ends.recv();
+        });
+        taken.recv().expect("locked");
+        assert_eq!(locks.shutdown(PERIOD).len(), 2, "the same name is another hold");
+        drop(end);
+        let left = within(LONG / 2, "that is over soon", || locks.shutdown(LONG));
+        assert_eq!(left.len(), 1, "{left:?}");
+    });
+    guard.unlock().expect("unlocks");
+}
+
+#[test]
+fn a_disabled_manager_warns_once_and_warn_after_works_in_memory() {
+    if !is_alone(module_path!(), "a_disabled_manager_warns_once_and_warn_after_works_in_memory") {
+        return;
+    }
+    collect(LevelFilter::Warn);
+    let both = [(); 2].map(|()| LockManager::disabled());
+    let lines = lines_of("relatch::disabled");
+    let [line] = &lines[..] else { panic!("{lines:?}") };
+    assert!(line.starts_with("WARN ") && line.contains("excludes nobody"), "{line}");
+    let locks = LockManager::builder_in_memory().warn_after(LONG, ANSWER).build().expect("it works");
+    let _guard = locks.lock("a").expect("locks");
+    eventually(LONG, "a warning", || lines_of("relatch::slow").iter().any(|it| it.contains("lock \"a\"")));
+    drop(both);
 }
 
 #[test]
