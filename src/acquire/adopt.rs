@@ -114,3 +114,29 @@ impl Adoption<'_> {
         });
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::base::options::Lease;
+    use crate::keeping::keeper::tests::keeper_without_redis;
+
+    /// The lease counts from when the command was sent, and Redis may have executed it much later.
+    /// So the key may exist though the lease is over here.
+    #[test]
+    fn a_lock_whose_adoption_was_answered_too_late_is_deleted() {
+        let (keeper, key) = (keeper_without_redis(), Key::new("lock:", "a").unwrap());
+        let second = Duration::from_secs(1);
+        let claim = Claim { token: "new".to_owned(), lease: Lease::new(second), counter: None };
+        let (store, deadline) = (&*keeper.store, Moment::NEVER);
+        let adoption = Adoption { store, keeper: &keeper, key: &key, old: "old", claim, deadline };
+        let answered = Moment::now();
+        let judge = |sent| adoption.judge(&AdoptReply::Adopted { fence: 0 }, AcquiredAt { sent, answered });
+        let next_orphan = || keeper.work.lock().leases.orphans.next();
+        assert!(judge(answered).is_ok());
+        assert_eq!(next_orphan(), Moment::NEVER);
+        let late = judge(answered.before(second));
+        assert!(matches!(late, Err(Error::Lost { cause: LostCause::Expired, .. })));
+        assert!(next_orphan() < Moment::NEVER, "nobody deletes it");
+    }
+}

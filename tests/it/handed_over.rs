@@ -53,7 +53,7 @@ fn a_hold_goes_on_in_another_thread() {
     let rig = Rig::new();
     let guard = rig.locks.named("a").fenced(true).lock().expect("locks");
     let (token, fence, watch) = (guard.token().to_owned(), guard.fence(), guard.watch());
-    rig.server.reset_stats();
+    let sent = rig.proxy.log().len();
     let hold = guard.detach().expect("detaches");
     assert_eq!((hold.key(), hold.token(), hold.fence()), ("a", &*token, fence));
     assert!(hold.is_valid() && hold.watch().is_valid() && watch.is_valid());
@@ -65,7 +65,7 @@ fn a_hold_goes_on_in_another_thread() {
         let again = rig.locks.lock("a").expect("re-enters");
         assert_eq!((again.token(), again.depth()), (&*token, 2));
         drop(again);
-        assert_eq!(rig.server.calls("get"), 0, "nothing was sent");
+        assert_eq!(rig.proxy.log().len(), sent, "nothing was sent");
         assert_eq!(guard.unlock().expect("unlocks"), Unlocked::Released);
     });
     assert!(!watch.is_valid());
@@ -87,11 +87,11 @@ fn a_detached_hold_is_renewed_though_its_thread_has_ended() {
 #[test]
 fn dropping_a_detached_hold_releases_the_lock_and_the_next_thread_gets_it() {
     let rig = Rig::new();
-    let hold = detached_elsewhere(&rig.locks, "a");
+    let hold = rig.locks.lock("a").expect("locks").detach().expect("detaches");
+    assert!(rig.locks.try_lock("a").expect("answers").is_none(), "the thread that took it has it no more");
     thread::scope(|scope| {
-        // Also the thread that took it before waits like any other.
         let waiter = scope.spawn(|| rig.locks.lock("a").map(drop));
-        eventually(LONG, "it waits", || rig.locks.stats().acquired == 2 && !waiter.is_finished());
+        eventually(LONG, "it waits", || rig.locks.waiting().len() == 1);
         throughout(PERIOD, || assert!(!waiter.is_finished()));
         drop(hold);
         waiter.join().expect("no panic").expect("locks");
@@ -259,7 +259,18 @@ fn a_lock_goes_on_in_another_process() {
     assert_eq!(adopted.unlock().expect("unlocks"), Unlocked::Released);
     assert_lost(&rig.locks.adopt(&parcel), LostCause::Expired);
     assert_eq!((lost.load(Ordering::SeqCst), rig.locks.stats().lost), (0, 0), "a hand-over is no loss");
-    assert_eq!(watch.wait_lost(Duration::ZERO), None);
+}
+
+#[test]
+fn a_watcher_learns_at_once_that_its_hold_was_handed_over() {
+    let rig = Rig::new();
+    let guard = rig.locks.lock("a").expect("locks");
+    let watch = guard.watch();
+    let watcher = thread::spawn(move || watch.wait_lost(LONG));
+    let parcel = guard.hand_over().expect("hands over");
+    let learnt = within(SOON, "the watcher returns", || watcher.join()).expect("no panic");
+    assert_eq!(learnt, None, "that is no loss");
+    drop(rig.locks.adopt(&parcel).expect("adopts"));
 }
 
 #[test]
@@ -423,6 +434,7 @@ fn an_adoption_whose_answer_is_lost_is_settled() {
                 adoptions_of(&rig.server, "a").replace(" 1 ", if is_fenced { " 2 " } else { " 1 " });
             rig.proxy.on(&pattern, fault.clone());
             let guard = rig.locks.adopt(&parcel).unwrap_or_else(|error| panic!("{fault:?}: {error:?}"));
+            rig.proxy.wait_fired(1, SOON);
             assert_eq!(rig.value_of("a").as_deref(), Some(guard.token()), "{fault:?}");
             if is_fenced {
                 let holder = lock.holder().expect("answers").expect("held");
@@ -462,6 +474,7 @@ fn a_repeated_adoption_extends_the_lease() {
     let parcel = parcel_of(&rig.locks, "a");
     rig.proxy.on(&adoptions_of(&rig.server, "a"), Fault::DropReply);
     let guard = rig.locks.adopt(&parcel).expect("adopts");
+    rig.proxy.wait_fired(1, SOON);
     let (left, in_redis) = (guard.remaining(), rig.server.pttl("lock:a"));
     assert!(
         u128::from(in_redis.unsigned_abs()) + 5 >= left.as_millis(),
@@ -554,6 +567,10 @@ fn adopted_twice_at_once(rounds: u64, lossy: bool) {
     }
     for locks in &adopters {
         assert_eq!(locks.stats().lost, 0);
+    }
+    if lossy {
+        let fired = proxies.each_ref().map(Proxy::fired);
+        assert!(fired.iter().all(|&it| it >= rounds / 2), "three rounds of four have a fault: {fired:?}");
     }
 }
 

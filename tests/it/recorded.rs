@@ -128,6 +128,16 @@ fn the_recorder_gets_what_the_statistics_count() {
     delete(&rig.server, "c");
     eventually(LONG, "it is lost", || !lost.is_valid());
     drop(lost);
+    let before = rig.locks.stats();
+    let parcel = rig.locks.lock("e").expect("locks").hand_over().expect("hands over");
+    assert_eq!((rig.locks.stats().held, sums.get("relatch_held")), (0, 0.0));
+    let adopted = rig.locks.adopt(&parcel).expect("adopts");
+    assert_eq!((rig.locks.stats().held, sums.get("relatch_held")), (1, 1.0));
+    drop(adopted.detach().expect("detaches"));
+    let stats = rig.locks.stats();
+    let taken_and_given_back =
+        (stats.acquired - before.acquired, stats.time_held.count() - before.time_held.count());
+    assert_eq!(taken_and_given_back, (2, 2), "an adoption is one more hold");
     rig.proxy.refuse(true);
     rig.proxy.cut_all();
     assert!(matches!(rig.locks.lock("d"), Err(Error::Unavailable { .. })));

@@ -361,6 +361,45 @@ fn a_shutdown_in_a_black_hole_ends_by_the_response_timeout() {
     });
 }
 
+/// The adopter has no turn in the queue, so the end of all turns is not enough.
+#[test]
+fn a_shutdown_waits_for_a_lock_that_was_adopted_beside_the_queue() {
+    let server = Server::start();
+    let (locks, others) = (&connect(&server), connect(&server));
+    let parcel = others.lock("a").expect("locks").hand_over().expect("hands over");
+    thread::scope(|scope| {
+        let waiter = scope.spawn(|| locks.lock("a").map(drop));
+        eventually(LONG, "it waits", || locks.waiting().len() == 1 && server.tracked_keys() == 1);
+        let ((took, taken), (end, ends)) = (mpsc::channel(), mpsc::channel::<()>());
+        let adopter = scope.spawn(move || {
+            let guard = locks.adopt(&parcel).expect("adopts");
+            took.send(()).expect("awaited");
+            let _ = ends.recv();
+            guard.unlock()
+        });
+        taken.recv().expect("adopted");
+        let shutdown = scope.spawn(|| locks.shutdown(LONG));
+        assert_stopped(waiter.join().expect("no panic"), "a");
+        throughout(3 * PERIOD, || assert!(!shutdown.is_finished(), "a lock is held"));
+        drop(end);
+        let unlocked = adopter.join().expect("no panic").expect("nothing was taken away");
+        assert_eq!(unlocked, Unlocked::Released);
+        assert!(shutdown.join().expect("no panic").is_empty());
+    });
+    let parcel = others.lock("b").expect("locks").hand_over().expect("hands over");
+    assert_stopped(locks.adopt(&parcel), "b");
+}
+
+#[test]
+fn a_detached_hold_can_be_given_back_by_a_shutdown() {
+    let rig = Rig::new();
+    let hold = rig.locks.lock("a").expect("locks").detach().expect("detaches");
+    let left = rig.locks.shutdown_and_release(Duration::ZERO);
+    assert!(matches!(&left[..], [held] if held.key == "a"), "{left:?}");
+    assert_eq!(rig.value_of("a"), None);
+    assert_lost(&hold.attach().map(drop).map_err(Error::from), LostCause::ShutDown);
+}
+
 /// A process that is told to end, and leaves nothing behind that others have to wait for.
 #[test]
 fn a_process_that_shuts_down_before_it_exits_leaves_no_lock() {

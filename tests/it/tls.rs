@@ -86,6 +86,7 @@ fn assert_refused(builder: impl Fn() -> Builder, wanted: TlsCause) -> String {
     let locks = builds().tolerate_outage(LONG).build_unchecked().expect("options that can work");
     let waits = within(LONG / 2, "no wait for an end of it", || locks.lock("a")).expect_err("refused");
     assert!(is_wanted(&waits), "{waits:?}");
+    assert_eq!((locks.stats().refused, locks.stats().unavailable), (1, 0));
     chain(&error)
 }
 

@@ -9,7 +9,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::process;
 use std::time::{Duration, Instant};
 
-use relatch::{DetachedHold, Error, LockGuard, LockManager, MultiLockGuard, Unlocked};
+use relatch::{DetachedHold, Error, LockGuard, LockManager, MultiLockGuard, Parcel, Unlocked};
 use relatch_rig::{eventually, role, within};
 use rustix::process::{WaitOptions, wait};
 
@@ -97,13 +97,17 @@ fn forker() {
     }
     let set = (guards.is_some()).then(|| locks.lock_all(["x", "y"]).expect("locks"));
     let detached = (guards.is_some()).then(|| locks.lock("d").expect("locks").detach().expect("detaches"));
+    let parcel = (guards.is_some()).then(|| locks.lock("p").expect("locks").hand_over().expect("hands over"));
     drop(locks.lock("warm-up").expect("locks"));
     role::report("forking");
     role::next_line();
     let parent = process::id();
     rustix::fs::sync();
     if process::id() != parent {
-        let forked = catch_unwind(AssertUnwindSafe(|| forked(locks, guards, set, detached)));
+        let forked = catch_unwind(AssertUnwindSafe(|| {
+            let guards = stay_in_their_process(&locks, guards, parcel.as_ref());
+            forked(locks, guards, set, detached);
+        }));
         process::exit(i32::from(forked.is_err()));
     }
     let (_, status) = wait(WaitOptions::empty()).expect("waits").expect("there is a child");
@@ -112,6 +116,9 @@ fn forker() {
     if let Some(set) = set {
         set.confirm(Duration::ZERO).expect("held");
         set.unlock().expect("unlocks");
+    }
+    if let Some(parcel) = parcel {
+        drop(locks.adopt(&parcel).expect("nobody else has adopted it"));
     }
     if let Some(hold) = detached {
         assert_eq!(hold.attach().expect("attaches").unlock().expect("unlocks"), Unlocked::Released);
@@ -150,6 +157,33 @@ fn drawer() {
     assert_eq!(status.exit_status(), Some(0));
 }
 
+#[track_caller]
+fn is_forked(error: Option<Error>) {
+    match error {
+        Some(Error::Forked { child, .. }) if child == process::id() => {}
+        other => panic!("{other:?}"),
+    }
+}
+
+/// Checks that the forked copy can neither hand a lock over nor adopt one. Returns the guards.
+fn stay_in_their_process(
+    locks: &LockManager,
+    guards: Option<(LockGuard, LockGuard)>,
+    parcel: Option<&Parcel>,
+) -> Option<(LockGuard, LockGuard)> {
+    within(Duration::from_secs(1), "what a copy may not do", || {
+        if let Some(parcel) = parcel {
+            is_forked(locks.adopt(parcel).err());
+        }
+        let (outer, inner) = guards?;
+        let (inner, error) = inner.hand_over().expect_err("forked").into_parts();
+        is_forked(Some(error));
+        let (outer, error) = outer.detach().expect_err("forked").into_parts();
+        is_forked(Some(error));
+        Some((outer, inner))
+    })
+}
+
 /// Checks, in the forked copy, what the parent's manager and guards do.
 fn forked(
     locks: LockManager,
@@ -158,10 +192,6 @@ fn forked(
     detached: Option<DetachedHold>,
 ) {
     let second = Duration::from_secs(1);
-    let is_forked = |error: Option<Error>| {
-        let copied = matches!(&error, Some(Error::Forked { child, .. }) if *child == process::id());
-        assert!(copied, "{error:?}");
-    };
     if let Some((outer, inner)) = &guards {
         assert!(!outer.is_valid() && !inner.is_valid() && !outer.watch().is_valid());
         is_forked(outer.verify().err());
