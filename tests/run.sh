@@ -40,6 +40,7 @@ part 900 'cargo test --locked --workspace --features relatch/tls,relatch/metrics
 part 1200 'cargo test --locked --workspace --features relatch/tls,relatch/metrics'
 part 300 'cargo run --locked --features tls,metrics --example worker'
 part 60 'cargo run --locked --features tls,metrics --example shutdown'
+part 60 'cargo run --locked --features tls,metrics --example pool'
 part 600 'RUSTDOCFLAGS="-D warnings" cargo doc --locked --no-deps --features tls,metrics'
 part 60 'cargo fmt --check --manifest-path benches/peers/Cargo.toml'
 # In the same directory, so that what both need is built once.
