@@ -227,14 +227,14 @@ impl LockManager {
     /// For the end of a program, before it returns from `main` or calls
     /// [`process::exit`](std::process::exit). Without it, other processes would have to wait until
     /// the leases end. Threads that hold locks can finish their work, and re-enter what they hold.
-    /// What this thread holds itself is listed, and not waited for. All clones of the manager are
-    /// shut down with it, for ever.
+    /// What this thread holds itself is listed, and not waited for. Detached holds are waited for,
+    /// whoever has them. All clones of the manager are shut down with it, for ever.
     ///
     /// Blocks for `limit` at most, or longer by one answer (the connect timeout and the response
-    /// timeout together) if a command is under way by then. Sends nothing. Two things may be left
-    /// in Redis though the list is empty: locks that are [kept](Lock::keep_at_least), and keys
-    /// whose claim or release had no answer, which expire with their leases. In a forked child,
-    /// returns an empty list at once.
+    /// timeout together) if a command is under way by then. Sends nothing. Three things may be left
+    /// in Redis though the list is empty: locks that are [kept](Lock::keep_at_least), locks that
+    /// were [handed over](crate::LockGuard::hand_over) and not adopted yet, and keys whose claim or
+    /// release had no answer. All of them expire. In a forked child, returns an empty list at once.
     ///
     /// ```no_run
     /// # use std::time::Duration;

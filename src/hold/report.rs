@@ -18,13 +18,14 @@ use crate::hold::Hold;
 pub struct HeldLock {
     /// The lock's key.
     pub key: String,
-    /// The thread that holds it.
+    /// The thread that took it. If the hold was [detached](crate::LockGuard::detach), another
+    /// thread may have it now, or none.
     pub owner: Owner,
     /// Its [fencing token](crate::LockGuard::fence); zero if it is not fenced.
     pub fence: u64,
-    /// How many guards of the thread are alive.
+    /// How many guards of the thread are alive. 1 for a detached hold.
     pub depth: u32,
-    /// How long the thread has held it.
+    /// How long ago it was taken.
     pub held_for: Duration,
     /// How long the hold can be trusted without another renewal. Zero once it is lost.
     pub valid_for: Duration,

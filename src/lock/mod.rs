@@ -217,12 +217,17 @@ impl Lock {
     /// - [`Error::Lost`]: the parcel can no longer be used. [`Expired`](crate::LostCause::Expired):
     ///   the lease ended, or the key was deleted. [`Taken`](crate::LostCause::Taken): somebody else
     ///   has adopted the lock or, after that, taken it.
-    /// - [`Error::AlreadyHeld`]: this thread holds the lock. Nothing was sent.
-    /// - [`Error::Unavailable`], [`Error::Refused`]: Redis could not be asked, or refused. If the
-    ///   script was sent, Redis may have executed it, and the parcel may be used up. The manager
-    ///   then deletes the key in the background.
+    /// - [`Error::AlreadyHeld`], [`Error::Stopped`]: this thread holds the lock, or the manager or
+    ///   the handle was stopped. Nothing was sent.
+    /// - [`Error::OuterLost`]: this thread holds another lock, which was lost. If that happened
+    ///   while the answer was due, the parcel is used up, and the lock is given back.
+    /// - [`Error::Unavailable`], [`Error::Refused`], [`Error::Tls`]: Redis could not be asked, or
+    ///   refused. If the script was sent, Redis may have executed it, and the parcel may be used
+    ///   up. The manager then deletes the key in the background.
+    /// - [`Error::NoThread`]: the system started no thread that would renew the lease. The parcel
+    ///   is used up, and the lock is given back.
     /// - [`Error::InvalidOption`]: an option cannot work, or the parcel is for another lock.
-    /// - [`Error::NoFence`], [`Error::Forked`], [`Error::NoThread`], [`Error::NoRandomness`].
+    /// - [`Error::NoFence`], [`Error::Forked`], [`Error::NoRandomness`].
     pub fn adopt(&self, parcel: &Parcel) -> Result<LockGuard, Error> {
         self.request().adopt(parcel)
     }

@@ -55,7 +55,11 @@ impl Session {
                 |name: &str, queue: &WaitQueue| mine.contains(name) || queue.is_settled(Moment::now());
             self.queues.wait_until(is_known, self.one_answer(Moment::now()));
         }
-        // A lock that was adopted while other threads queued for it has no turn. That is rare.
+        // A lock that is adopted while other threads queue for it has no turn. That is rare.
+        let latest = self.one_answer(Moment::now());
+        while self.adoptions.are_under_way() && Moment::now() < latest {
+            thread::sleep(WITHOUT_TURN);
+        }
         let is_for_others = |hold: &Arc<Hold>| hold.lost().is_none() && !mine.contains(&self.queue_of(hold));
         while self.left().iter().any(is_for_others) && Moment::now() < now.after(limit) {
             thread::sleep(WITHOUT_TURN);

@@ -3,6 +3,9 @@
 use std::rc::Rc;
 use std::sync::Arc;
 
+use log::debug;
+use parking_lot::Mutex;
+
 use crate::acquire::{Adoption, Taken};
 use crate::base::clock::Moment;
 use crate::base::error::{Error, LostCause};
@@ -11,8 +14,34 @@ use crate::base::options::Options;
 use crate::base::stop::Stop;
 use crate::hold::{Hold, Parcel};
 use crate::keeping::thread_map::{self, Held};
-use crate::session::{Asked, Session};
+use crate::session::{Asked, Session, still_has_outer};
 use crate::waiting::queues::Turn;
+
+/// The adoptions of a manager that are under way.
+#[derive(Debug, Default)]
+pub(super) struct Adoptions {
+    count: Mutex<usize>,
+}
+
+/// An adoption is under way until this is dropped.
+struct UnderWay<'a>(&'a Adoptions);
+
+impl Adoptions {
+    fn begin(&self) -> UnderWay<'_> {
+        *self.count.lock() += 1;
+        UnderWay(self)
+    }
+
+    pub(super) fn are_under_way(&self) -> bool {
+        *self.count.lock() > 0
+    }
+}
+
+impl Drop for UnderWay<'_> {
+    fn drop(&mut self) {
+        *self.0.count.lock() -= 1;
+    }
+}
 
 impl Session {
     /// Takes a hold out of this thread's map. The keeper goes on with its renewal, and its turn
@@ -106,7 +135,12 @@ impl Session {
         let queue = self.name_in_queue(&key, &mut own);
         let turn = self.queues.join_alone(queue, false);
         let turn = turn.unwrap_or_else(|| Turn::outside(&self.queues, queue));
-        self.may_take(key.name(), options, stop, began)?; // A shutdown knows the turn from here on.
+        // A turn outside of the queue is not known there. If nothing else told of this adoption, a
+        // shutdown could return while the answer is due, and the program could exit: then the lock
+        // would stay taken. So either a shutdown sees that an adoption is under way, and waits for
+        // its answer, or it has stopped the manager before, and nothing is sent.
+        let _under_way = self.adoptions.begin();
+        self.may_take(key.name(), options, stop, began)?;
         let (store, keeper, deadline) = (&*self.store, &self.keeper, self.one_answer(began));
         let adoption = Adoption { store, keeper, key: &key, old: &parcel.token, claim, deadline };
         let adopted = adoption.run();
@@ -119,6 +153,14 @@ impl Session {
         let Taken { token, fence, at } = adopted.inspect_err(|error| self.counters.failed(error))?;
         self.counters.taken(at.answered.since(began));
         let hold = Hold::new(key, owner, token, fence, &self.suited(options), at);
-        self.keep(self.suited_hold(hold), turn)
+        let new = self.keep(self.suited_hold(hold), turn)?;
+        // A lock around this one may have been lost before the answer came.
+        if let Err(lost) = still_has_outer(&new) {
+            if let Err(also) = self.leave(&new) {
+                debug!(target: "relatch::release", "after {lost}: {also}");
+            }
+            return Err(lost);
+        }
+        Ok(new)
     }
 }

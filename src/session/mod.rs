@@ -42,6 +42,7 @@ use crate::keeping::losses::{LossNotifier, OnLost};
 use crate::keeping::shared::Shared;
 use crate::keeping::thread_map::{self, Held, Left};
 use crate::release;
+use crate::session::handing_over::Adoptions;
 use crate::store::{Failure, Store, Target};
 use crate::waiting::handoff::Claim;
 use crate::waiting::listeners::Listeners;
@@ -66,6 +67,7 @@ pub(crate) struct Session {
     listeners: Arc<Listeners>,
     pub(crate) counters: Arc<Counters>,
     keeper: Keeper,
+    adoptions: Adoptions,
     /// Ends all waits, and refuses new locks, once the manager is shut down.
     going: Stop,
     pub(crate) settings: Settings,
@@ -111,6 +113,7 @@ impl Session {
             listeners: Arc::clone(&keeper.listeners),
             counters: Arc::clone(&keeper.counters),
             keeper,
+            adoptions: Adoptions::default(),
             going: Stop::new(),
             settings,
         };

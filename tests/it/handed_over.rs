@@ -522,6 +522,24 @@ fn an_adoption_that_is_answered_after_its_lease_is_refused() {
     rig.assert_works("a");
 }
 
+/// As for a lock that was waited for: a thread that has lost a lock does not begin to work under
+/// another one.
+#[test]
+fn an_adoption_during_which_an_outer_lock_ends_is_undone() {
+    let rig = Rig::with(|builder| builder.response_timeout(LONG));
+    let parcel = parcel_of(&rig.locks, "b");
+    rig.proxy.on(&adoptions_of(&rig.server, "b"), Fault::DelayReply(2 * LEASE));
+    let outer = rig.locks.named("a").renew(false).lease(LEASE).lock().expect("locks");
+    let adopted = rig.locks.adopt(&parcel);
+    rig.proxy.wait_fired(1, SOON);
+    assert!(
+        matches!(&adopted, Err(Error::OuterLost { key, outer, .. }) if key == "b" && outer == "a"),
+        "{adopted:?}"
+    );
+    assert_eq!(rig.value_of("b"), None, "it was given back");
+    assert_lost(&outer.unlock(), LostCause::Expired);
+}
+
 /// Hands a lock over again and again. Each time, two adopt it at once: `lossy` says what happens to
 /// the scripts of some of them. One wins, and has the lock.
 fn adopted_twice_at_once(rounds: u64, lossy: bool) {

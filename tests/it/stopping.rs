@@ -390,6 +390,31 @@ fn a_shutdown_waits_for_a_lock_that_was_adopted_beside_the_queue() {
     assert_stopped(locks.adopt(&parcel), "b");
 }
 
+/// An adoption beside the queue is known to no queue, and the lock may be its adopter's already.
+#[test]
+fn a_shutdown_waits_for_the_answer_to_an_adoption() {
+    let rig = Rig::with(|builder| builder.response_timeout(2 * SOON));
+    let locks = &rig.locks;
+    let parcel = connect(&rig.server).lock("a").expect("locks").hand_over().expect("hands over");
+    thread::scope(|scope| {
+        let waiter = scope.spawn(|| locks.lock("a").map(drop));
+        eventually(LONG, "it waits", || locks.waiting().len() == 1 && rig.server.tracked_keys() == 1);
+        rig.proxy.on("EVALSHA * 1 lock:a", Fault::DelayReply(SOON / 2));
+        let (end, ends) = mpsc::channel::<()>();
+        let adopter = scope.spawn(move || {
+            let adopted = locks.adopt(&parcel);
+            let _ = ends.recv();
+            adopted.and_then(LockGuard::unlock)
+        });
+        rig.proxy.wait_fired(1, LONG);
+        let left = locks.shutdown(Duration::ZERO);
+        drop(end);
+        assert_stopped(waiter.join().expect("no panic"), "a");
+        assert_eq!(adopter.join().expect("no panic").expect("unlocks"), Unlocked::Released);
+        assert!(matches!(&left[..], [held] if held.key == "a"), "{left:?}");
+    });
+}
+
 #[test]
 fn a_detached_hold_can_be_given_back_by_a_shutdown() {
     let rig = Rig::new();
