@@ -25,9 +25,9 @@ impl LockManager {
     /// - A hold that is renewed is valid until it is released, or until a control ends it: nothing
     ///   can cut the process off from its own memory. With [`max_hold`](crate::Lock::max_hold), it
     ///   ends a lease after that time. If its thread ends without a release, it ends a lease later.
-    /// - [`on_lost`](Builder::on_lost) is called as ever. With this callback, a hold that ends by
-    ///   itself starts the keeper's thread. Nothing else does but
-    ///   [`warn_after`](Builder::warn_after).
+    /// - [`on_lost`](Builder::on_lost) is called as ever. Only with this callback, or with
+    ///   [`warn_after`](Builder::warn_after), there is the keeper's thread. It looks at each hold
+    ///   once in a lease.
     /// - Threads hand a lock off without a limit of time, since no other process wants it.
     ///
     /// ```

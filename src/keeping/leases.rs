@@ -99,7 +99,7 @@ impl Leases {
     fn regularly_due(&self, hold: &Hold, sent: Moment) -> Moment {
         match hold.renews_every(sent) {
             Some(every) => sent.after(every).min(hold.valid_until()),
-            None if self.reports_losses => hold.valid_until(),
+            None if self.reports_losses => looked_at_by(hold, sent),
             None => Moment::NEVER,
         }
     }
@@ -166,7 +166,7 @@ impl Leases {
                     entry.retry = (entry.retry * 2).min(LAST_RETRY);
                 }
             } else {
-                entry.due = entry.hold.valid_until();
+                entry.due = looked_at_by(&entry.hold, now);
             }
         }
         due.remove = self.orphans.take_due(now);
@@ -280,7 +280,7 @@ impl Leases {
                 entry.due = Moment::NEVER;
                 over.push(Arc::clone(&entry.hold));
             } else if self.reports_losses {
-                entry.due = entry.hold.valid_until();
+                entry.due = looked_at_by(&entry.hold, now);
             }
         }
         (self.by_number.values().map(|entry| Arc::clone(&entry.hold)).collect(), over)
@@ -307,6 +307,14 @@ impl Leases {
             }
         }
     }
+}
+
+/// By when to look at a hold that is not renewed: when it ends by the clock. If it lasts in memory,
+/// that is not known before its thread has ended without a release. It ends a lease after that, so
+/// a look in each lease is enough.
+fn looked_at_by(hold: &Hold, now: Moment) -> Moment {
+    let end = hold.valid_until();
+    if hold.lasts_in_memory() { end.min(now.after(hold.lease().time())) } else { end }
 }
 
 #[cfg(test)]

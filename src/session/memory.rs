@@ -127,7 +127,7 @@ impl Session {
     pub(super) fn suited_key(&self, key: Key) -> Key {
         let disabled = self.store.memory().filter(|memory| !memory.excludes);
         match disabled {
-            Some(memory) => key.numbered(memory.token_number()),
+            Some(memory) => key.numbered(memory.fresh_number()),
             None => key,
         }
     }
@@ -145,11 +145,11 @@ impl Session {
         Arc::new(hold)
     }
 
-    /// A fresh token. In memory, a number is enough: no other process can have the same token. It
-    /// takes a fraction of the time of random bits.
+    /// A fresh token. In memory, it has a number that the store draws: that takes a fraction of the
+    /// time of random bits.
     pub(super) fn fresh_token(&self, owner: &Owner) -> Result<String, Error> {
         match self.store.memory() {
-            Some(memory) => Ok(token_with(owner, &self.machine, memory.token_number().into())),
+            Some(memory) => Ok(token_with(owner, &self.machine, memory.fresh_number())),
             None => fresh_token(owner, &self.machine).map_err(no_randomness),
         }
     }

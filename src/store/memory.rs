@@ -15,6 +15,7 @@ use parking_lot::Mutex;
 use crate::base::clock::Moment;
 use crate::base::hash::HashMap;
 use crate::base::holder::{Holder, KEPT};
+use crate::base::random;
 use crate::store::failure::Failure;
 use crate::store::reply::{AdoptReply, ClaimReply, Compared, Seen, Tracking};
 use crate::store::wanted::Wanted;
@@ -27,8 +28,10 @@ pub(crate) struct MemoryStore {
     on_change: OnChange,
     /// False: nobody is excluded, since each hold has a key of its own.
     pub(crate) excludes: bool,
-    /// How many tokens were drawn.
-    tokens: AtomicU64,
+    /// The number before the first one that was drawn.
+    first: u128,
+    /// How many numbers were drawn.
+    drawn: AtomicU64,
 }
 
 #[derive(Default)]
@@ -153,11 +156,15 @@ fn next_fence(last: &mut u64) -> u64 {
 
 impl MemoryStore {
     pub(super) fn new(excludes: bool) -> MemoryStore {
+        /// How many stores had no random bits.
+        static STORES: AtomicU64 = AtomicU64::new(0);
+        let unlike_others = |_| u128::from(STORES.fetch_add(1, Ordering::Relaxed)) << 64;
         MemoryStore {
             keys: Mutex::default(),
             on_change: OnceLock::new(),
             excludes,
-            tokens: AtomicU64::new(0),
+            first: random::bits().unwrap_or_else(unlike_others),
+            drawn: AtomicU64::new(0),
         }
     }
 
@@ -166,9 +173,11 @@ impl MemoryStore {
         let _ = self.on_change.set(Box::new(call)); // The keeper sets it once.
     }
 
-    /// A number that no other token of this store has.
-    pub(crate) fn token_number(&self) -> u64 {
-        self.tokens.fetch_add(1, Ordering::Relaxed)
+    /// A number that was not drawn before, neither from this store nor from another one. A token
+    /// with it is no other manager's: if two managers of a process had the same token, a thread
+    /// that waits for the one would look as if it had the lock already.
+    pub(crate) fn fresh_number(&self) -> u128 {
+        self.first.wrapping_add(self.drawn.fetch_add(1, Ordering::Relaxed).into())
     }
 
     pub(super) fn is_away(&self) -> bool {

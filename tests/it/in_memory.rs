@@ -253,7 +253,6 @@ fn on_lost_is_called_for_a_lease_that_ends_by_the_real_clock() {
     assert!(is_lost(&guard));
 }
 
-/// Nothing is planned for a hold that is renewed, so the outage must tell the keeper.
 #[test]
 fn on_lost_is_called_for_a_hold_that_an_outage_ends() {
     let (sender, lost) = mpsc::channel();
@@ -266,6 +265,38 @@ fn on_lost_is_called_for_a_hold_that_an_outage_ends() {
     locks.memory().expect("in memory").go_away(2 * ANSWER);
     assert_eq!(lost.recv_timeout(LONG).expect("it is called"), ("a".to_owned(), LostCause::Expired));
     assert!(is_lost(&guard));
+}
+
+/// The keeper has planned to look at the hold when its lease ends, and that is sooner now.
+#[test]
+fn on_lost_is_called_for_a_lease_that_ends_sooner_than_planned() {
+    let (sender, lost) = mpsc::channel();
+    let builder = LockManager::builder_in_memory().renew(false).lease(MINUTE);
+    let locks = builder.on_lost(move |lost| sender.send(lost.cause).expect("it is awaited"));
+    let locks = locks.build().expect("it works");
+    let guard = locks.lock("a").expect("locks");
+    throughout(ANSWER, || assert!(guard.is_valid())); // The keeper sleeps by then.
+    locks.memory().expect("in memory").advance(MINUTE / 60 * 59);
+    assert_eq!(lost.recv_timeout(LONG).expect("it is called"), LostCause::Expired);
+    assert!(is_lost(&guard));
+}
+
+#[test]
+fn on_lost_is_called_for_a_guard_that_was_forgotten() {
+    let (sender, lost) = mpsc::channel();
+    let builder = LockManager::builder_in_memory().lease(ANSWER);
+    let locks = builder.on_lost(move |lost| sender.send(lost.cause).expect("it is awaited"));
+    let locks = locks.build().expect("it works");
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            let guard = locks.lock("a").expect("locks");
+            throughout(2 * ANSWER, || assert!(guard.is_valid()));
+            mem::forget(guard);
+        });
+    });
+    assert_eq!(lost.recv_timeout(LONG).expect("it is called"), LostCause::Expired);
+    assert!(locks.try_lock("a").expect("answers").is_some());
+    assert_eq!(locks.stats().lost, 1);
 }
 
 #[test]
@@ -308,6 +339,26 @@ fn managers_in_memory_share_nothing_but_with_their_clones() {
         assert!(scope.spawn(|| taken(&two)).join().expect("no panic"));
     });
     assert!(guard.is_valid());
+}
+
+/// If both managers gave their first holds the same token, a thread would take the hold of the one
+/// for a hold of the other.
+#[test]
+fn a_hold_of_another_manager_in_memory_is_somebody_elses() {
+    let ((one, _), (two, _)) = (in_memory(), in_memory());
+    let held = one.lock("x").expect("locks");
+    let parcel = two.lock("y").expect("locks").hand_over().expect("hands over");
+    assert!(two.try_lock("y").expect("no deadlock: this thread does not hold it").is_none());
+    // The same number of each, for the same name.
+    let (theirs, ours) = (one.lock("z").expect("locks"), two.lock("z").expect("locks"));
+    assert_ne!(theirs.token(), ours.token());
+    let theirs = theirs.hand_over().expect("hands over");
+    assert_lost(
+        &thread::scope(|scope| scope.spawn(|| two.adopt(&theirs).map(drop)).join()).expect("no panic"),
+        LostCause::Taken,
+    );
+    assert!(ours.is_valid() && held.is_valid());
+    assert!(two.adopt(&parcel).is_ok());
 }
 
 #[test]
