@@ -3,7 +3,8 @@
 //!
 //! The keeper's thread looks at all waits and holds. It sleeps no longer from one look to the next
 //! than the shorter of the two limits. So no thread has to wake it: what begins while the keeper
-//! sleeps is not over its limit before the next look.
+//! sleeps is not over its limit before the next look. A wait is listed from its first sleep on. If
+//! Redis gives no answer, that may be long after its limit, and the first look warns of it.
 
 use std::time::Duration;
 
@@ -42,14 +43,14 @@ impl Slow {
         let mut looks = Looks { since: self.looked, now, next: now.after(wait.min(held)) };
         let mut holds: Vec<HeldLock> =
             shared.work.lock().leases.holds(now).map(|hold| HeldLock::new(hold, now)).collect();
-        holds.retain(|hold| looks.is_due(hold.held_for, held));
+        holds.retain(|hold| looks.is_due(hold.held_for, held, Moment::PAST));
         let mut waits = shared.queues.waiting(now);
-        waits.retain(|it| looks.is_due(it.waited, wait));
+        waits.retain(|(it, listed)| looks.is_due(it.waited, wait, *listed));
         (self.looked, self.next) = (now, looks.next);
         for hold in holds {
             warn!(target: "relatch::slow", "a lock is held for long: {hold}");
         }
-        for wait in waits {
+        for (wait, _) in waits {
             warn!(target: "relatch::slow", "a thread waits for long: {wait}");
         }
     }
@@ -65,15 +66,17 @@ struct Looks {
 
 impl Looks {
     /// Whether what has lasted for so long has reached `limit`, or a doubling of it, since the last
-    /// look. Notes when it reaches the next one.
-    fn is_due(&mut self, lasted: Duration, limit: Duration) -> bool {
+    /// look; or at all, if it was not `listed` yet at the last look. Notes when it reaches the next
+    /// one.
+    fn is_due(&mut self, lasted: Duration, limit: Duration, listed: Moment) -> bool {
         let reached = |limit: &Duration| *limit <= lasted;
         let doublings = std::iter::successors(Some(limit), |limit| limit.checked_mul(2));
         let last = doublings.clone().take_while(reached).last();
         if let Some(next) = doublings.into_iter().find(|limit| lasted < *limit) {
             self.next = self.next.min(self.now.after(next.saturating_sub(lasted)));
         }
-        last.is_some_and(|limit| lasted.saturating_sub(limit) < self.now.since(self.since))
+        let since = self.now.since(self.since);
+        last.is_some_and(|limit| listed > self.since || lasted.saturating_sub(limit) < since)
     }
 }
 
@@ -90,13 +93,19 @@ mod tests {
         let (mut due, mut since) = (Vec::new(), at(0));
         for now in looks {
             let mut look = Looks { since, now: at(now), next: Moment::NEVER };
-            if look.is_due(at(now).since(at(1000)), limit) {
+            if look.is_due(at(now).since(at(1000)), limit, at(1000)) {
                 due.push(now - 1000);
             }
             assert!(look.next > at(now));
             since = at(now);
         }
         assert_eq!(due, [100, 200, 400, 800, 3500]);
+        let is_due = |lasted, listed| {
+            let mut look = Looks { since: at(4510), now: at(4520), next: Moment::NEVER };
+            look.is_due(Duration::from_millis(lasted), limit, at(listed))
+        };
+        assert!(is_due(300, 4515) && !is_due(300, 4500), "it is new in the list, or it is not");
+        assert!(!is_due(90, 4515), "it has not lasted for its limit");
     }
 
     #[test]
@@ -104,11 +113,11 @@ mod tests {
         let now = Moment::from_nanos(1_000_000_000);
         let mut look = Looks { since: now, now, next: Moment::NEVER };
         let millis = Duration::from_millis;
-        look.is_due(millis(30), millis(100));
+        look.is_due(millis(30), millis(100), Moment::PAST);
         assert_eq!(look.next.since(now), millis(70));
-        look.is_due(millis(150), millis(100));
+        look.is_due(millis(150), millis(100), Moment::PAST);
         assert_eq!(look.next.since(now), millis(50));
-        look.is_due(Duration::MAX, Duration::MAX);
+        look.is_due(Duration::MAX, Duration::MAX, Moment::PAST);
         assert_eq!(look.next.since(now), millis(50));
     }
 }

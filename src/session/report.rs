@@ -21,7 +21,10 @@ impl Session {
     /// longest first.
     pub(crate) fn waiting(&self) -> Vec<WaitingThread> {
         let now = Moment::now();
-        if self.own_process(now).is_err() { Vec::new() } else { self.queues.waiting(now) }
+        if self.own_process(now).is_err() {
+            return Vec::new();
+        }
+        self.queues.waiting(now).into_iter().map(|(it, _)| it).collect()
     }
 
     pub(crate) fn stats(&self) -> Stats {

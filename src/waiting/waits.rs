@@ -86,6 +86,8 @@ struct Listed {
     thread: Owner,
     began: Moment,
     deadline: Moment,
+    /// When it was added to the list.
+    since: Moment,
 }
 
 impl Waits {
@@ -108,16 +110,19 @@ impl Waits {
 }
 
 impl WaitQueues {
-    /// The threads that wait, those that have waited longest first.
-    pub(crate) fn waiting(&self, now: Moment) -> Vec<WaitingThread> {
+    /// The threads that wait, those that have waited longest first, and when each was listed.
+    pub(crate) fn waiting(&self, now: Moment) -> Vec<(WaitingThread, Moment)> {
         let mut threads = self.waits.list.lock().threads.clone();
         threads.sort_by_key(|it| it.began);
-        let shown = |it: Listed| WaitingThread {
-            key: it.name.to_string(),
-            holder: self.holder(&it.name, now),
-            thread: it.thread,
-            waited: now.since(it.began),
-            time_left: (it.deadline < Moment::NEVER).then(|| it.deadline.since(now)),
+        let shown = |it: Listed| {
+            let waiting = WaitingThread {
+                key: it.name.to_string(),
+                holder: self.holder(&it.name, now),
+                thread: it.thread,
+                waited: now.since(it.began),
+                time_left: (it.deadline < Moment::NEVER).then(|| it.deadline.since(now)),
+            };
+            (waiting, it.since)
         };
         threads.into_iter().map(shown).collect()
     }
@@ -155,8 +160,8 @@ impl<'a> ListedWait<'a> {
             self.number.set(Some(list.entered));
             let (number, name) = (list.entered, Arc::clone(self.key.name()));
             let Patience { began, deadline, .. } = *self.patience;
-            let thread = self.thread.clone();
-            list.threads.push(Listed { number, name, thread, began, deadline });
+            let (thread, since) = (self.thread.clone(), Moment::now());
+            list.threads.push(Listed { number, name, thread, began, deadline, since });
         }
     }
 

@@ -10,7 +10,9 @@ use relatch::{Error, Holder, LockManager, Owner, Stats};
 use relatch_rig::{LONG, Server, eventually, is_alone, within};
 
 use crate::logs::{collect, lines_of};
-use crate::support::{ANSWER, MINUTE, Rig, behind, builder, connect, delete, occupy, server_for, without};
+use crate::support::{
+    ANSWER, MINUTE, PERIOD, Rig, behind, builder, connect, delete, occupy, server_for, without,
+};
 
 #[test]
 fn threads_that_wait_are_listed_with_the_holder_and_what_is_left() {
@@ -230,6 +232,25 @@ fn long_waits_and_holds_are_warned_of_at_doubling_intervals() {
     }
     drop(locks.lock("short").expect("locks"));
     assert!(of("short").is_empty());
+}
+
+/// The thread sleeps for the first time when its first attempt has had no answer. That is after the
+/// first doubling of the limit, and the wait ends before the second one. The keeper looks often,
+/// because of the other limit.
+#[test]
+fn a_wait_that_is_listed_after_its_limit_is_warned_of_at_once() {
+    if !is_alone(module_path!(), "a_wait_that_is_listed_after_its_limit_is_warned_of_at_once") {
+        return;
+    }
+    collect(LevelFilter::Warn);
+    let limit = 4 * PERIOD;
+    let rig = Rig::with(|builder| builder.response_timeout(9 * PERIOD).warn_after(limit, PERIOD / 2));
+    rig.proxy.black_hole(true);
+    let waits = rig.locks.try_lock_for("a", 15 * PERIOD);
+    assert!(waits.expect_err("nothing answers").is_unavailable());
+    let lines = lines_of("relatch::slow");
+    assert!(matches!(&lines[..], [line] if line.contains("lock \"a\"")), "{lines:?}");
+    rig.proxy.black_hole(false);
 }
 
 #[test]
