@@ -295,17 +295,20 @@ fn an_adoption_counts_once_replicas_have_it() {
     let group = Group::start(1);
     let (patient, hasty) = (group.patient(1), group.hasty(1));
     let parcel_of = |name: &str| patient.lock(name).expect("locks").hand_over().expect("hands over");
-    let (first, second) = (parcel_of("a"), parcel_of("b"));
+    let (first, others) = (parcel_of("a"), ["b", "c", "d", "e", "f"].map(parcel_of));
     // Too few replicas at first. The token is swapped by then, and the next try finds it.
     group.proxy.on("WAIT", Fault::Answer(b":0\r\n".into()));
     let adopted = patient.adopt(&first).expect("adopts");
     assert_eq!(group.value_of("a").as_deref(), Some(adopted.token()));
     group.cut();
-    let error = hasty.adopt(&second).expect_err("no replica has it");
-    assert!(matches!(error, Error::Unavailable { .. }), "{error:?}");
-    assert!(chain(&error).contains("0 of 1 replicas acknowledged the lock"), "{}", chain(&error));
-    assert!(hasty.held().is_empty());
-    eventually(LONG, "no key is left", || group.value_of("b").is_none());
+    // The error is that of the last try. The deadline may cut that one short.
+    let says_why = others.iter().any(|parcel| {
+        let error = hasty.adopt(parcel).expect_err("no replica has it");
+        assert!(matches!(error, Error::Unavailable { .. }), "{error:?}");
+        eventually(LONG, "no key is left", || group.value_of(parcel.key()).is_none());
+        chain(&error).contains("0 of 1 replicas acknowledged the lock")
+    });
+    assert!(says_why && hasty.held().is_empty());
 }
 
 /// What becomes of the answer to `WAIT`: lost, broken, or an error that leaves the key in doubt.
