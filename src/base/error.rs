@@ -67,9 +67,10 @@ pub enum Error {
     /// was not protected by that other lock.
     ///
     /// A thread that has lost a lock gets this error when it takes another one, until it has
-    /// dropped the guards of the lost one: nothing was sent. It also gets this error when it
-    /// releases a lock that it took inside of the lost one: the release is done, and what this lock
-    /// protects is well.
+    /// dropped the guards of the lost one: nothing was sent. If the loss came while it waited for
+    /// this lock or adopted it, this lock was given back, and the parcel is used up. The thread
+    /// also gets this error when it releases a lock that it took inside of the lost one: the
+    /// release is done, and what this lock protects is well.
     #[error("lock {outer:?}, which this thread holds around lock {key:?}, was lost: {cause}")]
     #[non_exhaustive]
     OuterLost {

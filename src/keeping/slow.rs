@@ -4,7 +4,7 @@
 //! The keeper's thread looks at all waits and holds. It sleeps no longer from one look to the next
 //! than the shorter of the two limits. So no thread has to wake it: what begins while the keeper
 //! sleeps is not over its limit before the next look. A wait is listed from its first sleep on. If
-//! Redis gives no answer, that may be long after its limit, and the first look warns of it.
+//! Redis gives no answer, that may be long after its limit, and the next look warns of it.
 
 use std::time::Duration;
 
@@ -45,7 +45,8 @@ impl Slow {
             shared.work.lock().leases.holds(now).map(|hold| HeldLock::new(hold, now)).collect();
         holds.retain(|hold| looks.is_due(hold.held_for, held, Moment::PAST));
         let mut waits = shared.queues.waiting(now);
-        waits.retain(|(it, listed)| looks.is_due(it.waited, wait, *listed));
+        // What was listed meanwhile is new at the next look.
+        waits.retain(|(it, listed)| *listed <= now && looks.is_due(it.waited, wait, *listed));
         (self.looked, self.next) = (now, looks.next);
         for hold in holds {
             warn!(target: "relatch::slow", "a lock is held for long: {hold}");

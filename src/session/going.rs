@@ -56,12 +56,19 @@ impl Session {
             self.queues.wait_until(is_known, self.one_answer(Moment::now()));
         }
         // A lock that is adopted while other threads queue for it has no turn. That is rare.
-        let latest = self.one_answer(Moment::now());
-        while self.adoptions.are_under_way() && Moment::now() < latest {
-            thread::sleep(WITHOUT_TURN);
-        }
+        let (end, latest) = (now.after(limit), self.one_answer(Moment::now().max(now.after(limit))));
         let is_for_others = |hold: &Arc<Hold>| hold.lost().is_none() && !mine.contains(&self.queue_of(hold));
-        while self.left().iter().any(is_for_others) && Moment::now() < now.after(limit) {
+        loop {
+            // The adoptions are looked at before and after the holds. What is adopted becomes a
+            // hold before its adoption is over, and a hold ends after its release is under way. So
+            // neither can be missed in between.
+            let answer_is_due = self.adoptions.are_under_way();
+            let is_held = self.left().iter().any(is_for_others);
+            let answer_is_due = answer_is_due || self.adoptions.are_under_way();
+            let now = Moment::now();
+            if !(answer_is_due && now < latest || is_held && now < end) {
+                break;
+            }
             thread::sleep(WITHOUT_TURN);
         }
         let now = Moment::now();

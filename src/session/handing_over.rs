@@ -3,7 +3,6 @@
 use std::rc::Rc;
 use std::sync::Arc;
 
-use log::debug;
 use parking_lot::Mutex;
 
 use crate::acquire::{Adoption, Taken};
@@ -17,19 +16,24 @@ use crate::keeping::thread_map::{self, Held};
 use crate::session::{Asked, Session, still_has_outer};
 use crate::waiting::queues::Turn;
 
-/// The adoptions of a manager that are under way.
+/// The adoptions and releases of a manager that are under way, and that no queue knows of.
 #[derive(Debug, Default)]
 pub(super) struct Adoptions {
     count: Mutex<usize>,
 }
 
-/// An adoption is under way until this is dropped.
-struct UnderWay<'a>(&'a Adoptions);
+/// An adoption, or the release of what was adopted, is under way until this is dropped.
+pub(super) struct UnderWay<'a>(&'a Adoptions);
 
 impl Adoptions {
     fn begin(&self) -> UnderWay<'_> {
         *self.count.lock() += 1;
         UnderWay(self)
+    }
+
+    /// The release of a hold with this turn is under way. A turn in a queue says that itself.
+    pub(super) fn release(&self, turn: &Turn) -> Option<UnderWay<'_>> {
+        turn.is_outside().then(|| self.begin())
     }
 
     pub(super) fn are_under_way(&self) -> bool {
@@ -156,9 +160,7 @@ impl Session {
         let new = self.keep(self.suited_hold(hold), turn)?;
         // A lock around this one may have been lost before the answer came.
         if let Err(lost) = still_has_outer(&new) {
-            if let Err(also) = self.leave(&new) {
-                debug!(target: "relatch::release", "after {lost}: {also}");
-            }
+            self.undo_taking(&new, &lost);
             return Err(lost);
         }
         Ok(new)

@@ -160,9 +160,7 @@ impl Session {
             Ok(new) => {
                 // A lock around this one may have been lost during the wait.
                 if let Err(lost) = still_has_outer(new) {
-                    if let Err(also) = self.leave(new) {
-                        debug!(target: "relatch::release", "after {lost}: {also}");
-                    }
+                    self.undo_taking(new, &lost);
                     return Err(lost);
                 }
             }
@@ -280,7 +278,21 @@ impl Session {
             mem::forget(turn);
             return Err(forked);
         }
+        let _under_way = self.adoptions.release(&turn);
         self.give_back(hold, turn, now)
+    }
+
+    /// Gives back a lock that this thread has just taken and must not have, because of `error`. A
+    /// lock that was to be kept is not: nobody has done what it is kept for.
+    fn undo_taking(&self, held: &Rc<Held>, error: &Error) {
+        let undone = match held.leave() {
+            Left::StillHeld(_) => Ok(()),
+            Left::LastGuard(turn) => self.remove(&held.hold, turn, Moment::now()),
+            Left::ThreadEnding => self.leave_to_keeper(&held.hold).map(drop),
+        };
+        if let Err(also) = undone {
+            debug!(target: "relatch::release", "after {error}: {also}");
+        }
     }
 
     fn give_back(&self, hold: &Hold, turn: Turn, now: Moment) -> Result<Unlocked, Error> {

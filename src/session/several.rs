@@ -215,6 +215,7 @@ impl Session {
         let is_own = self.own_process(Moment::now()).is_ok();
         let mut results: Vec<_> = held.iter().map(|_| None).collect();
         let mut begun: Vec<(usize, &Hold, Begun<'_>)> = Vec::new();
+        let mut beside = Vec::new();
         for (n, held) in held.iter().enumerate() {
             results[n] = match held.leave() {
                 Left::StillHeld(depth) => Some(Ok(Unlocked::StillHeld { depth })),
@@ -228,6 +229,7 @@ impl Session {
                     if held.hold.keep_until() > now {
                         Some(self.give_back(&held.hold, turn, now))
                     } else {
+                        beside.extend(self.adoptions.release(&turn));
                         let release = release::begin(&self.keeper, &held.hold, turn, handoff, limit, now);
                         begun.push((n, &held.hold, release));
                         None

@@ -530,13 +530,13 @@ fn an_adoption_during_which_an_outer_lock_ends_is_undone() {
     let parcel = parcel_of(&rig.locks, "b");
     rig.proxy.on(&adoptions_of(&rig.server, "b"), Fault::DelayReply(2 * LEASE));
     let outer = rig.locks.named("a").renew(false).lease(LEASE).lock().expect("locks");
-    let adopted = rig.locks.adopt(&parcel);
+    let adopted = rig.locks.named("b").keep_at_least(MINUTE).adopt(&parcel);
     rig.proxy.wait_fired(1, SOON);
     assert!(
         matches!(&adopted, Err(Error::OuterLost { key, outer, .. }) if key == "b" && outer == "a"),
         "{adopted:?}"
     );
-    assert_eq!(rig.value_of("b"), None, "it was given back");
+    assert_eq!(rig.value_of("b"), None, "it was given back, and not kept: nobody has done its work");
     assert_lost(&outer.unlock(), LostCause::Expired);
 }
 

@@ -416,6 +416,32 @@ fn a_shutdown_waits_for_the_answer_to_an_adoption() {
 }
 
 #[test]
+fn a_shutdown_waits_for_the_release_of_what_was_adopted_beside_the_queue() {
+    let rig = Rig::with(|builder| builder.response_timeout(2 * SOON));
+    let locks = &rig.locks;
+    let parcel = connect(&rig.server).lock("a").expect("locks").hand_over().expect("hands over");
+    thread::scope(|scope| {
+        let waiter = scope.spawn(|| locks.lock("a").map(drop));
+        eventually(LONG, "it waits", || locks.waiting().len() == 1 && rig.server.tracked_keys() == 1);
+        let ((took, taken), (end, ends)) = (mpsc::channel(), mpsc::channel::<()>());
+        let adopter = scope.spawn(move || {
+            let guard = locks.adopt(&parcel).expect("adopts");
+            took.send(guard.token().to_owned()).expect("awaited");
+            let _ = ends.recv();
+            guard.unlock()
+        });
+        let release = format!("EVALSHA * 1 lock:a {}", taken.recv().expect("adopted"));
+        rig.proxy.on(&release, Fault::DelayCommand(SOON / 2));
+        drop(end);
+        rig.proxy.wait_fired(1, LONG);
+        assert!(locks.shutdown(LONG).is_empty());
+        assert_eq!(rig.value_of("a"), None, "the release is not executed yet");
+        assert_eq!(adopter.join().expect("no panic").expect("unlocks"), Unlocked::Released);
+        assert_stopped(waiter.join().expect("no panic"), "a");
+    });
+}
+
+#[test]
 fn a_detached_hold_can_be_given_back_by_a_shutdown() {
     let rig = Rig::new();
     let hold = rig.locks.lock("a").expect("locks").detach().expect("detaches");
