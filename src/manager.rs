@@ -233,8 +233,9 @@ impl LockManager {
     /// Blocks for `limit` at most, or longer by one answer (the connect timeout and the response
     /// timeout together) if a command is under way by then. Sends nothing. Three things may be left
     /// in Redis though the list is empty: locks that are [kept](Lock::keep_at_least), locks that
-    /// were [handed over](crate::LockGuard::hand_over) and not adopted yet, and keys whose
-    /// claim, adoption or release had no answer. All of them expire. In a forked child, returns an empty list at once.
+    /// were [handed over](crate::LockGuard::hand_over) and not adopted yet, and keys whose claim,
+    /// adoption or release had no answer. All of them expire. In a forked child, returns an empty
+    /// list at once.
     ///
     /// ```no_run
     /// # use std::time::Duration;

@@ -157,8 +157,8 @@ impl Hold {
 
     pub(crate) fn remaining(&self, now: Moment) -> Duration {
         let left = self.validity_left(now).unwrap_or_default();
-        // In memory, a renewed hold lasts as long as its key. It answers as one that was renewed just
-        // now.
+        // In memory, a renewed hold lasts as long as its key. It answers as one that was renewed
+        // just now.
         if self.lasts_in_memory() { left.min(self.lease().valid_until(now).since(now)) } else { left }
     }
 

@@ -31,7 +31,8 @@ use crate::session::Session;
 /// # fn report() {}
 /// # fn main() -> Result<(), relatch::Error> {
 /// let locks = relatch::LockManager::connect("redis://127.0.0.1/")?;
-/// let nightly = locks.named("nightly").lease(Duration::from_secs(60)).wait(Duration::from_secs(5));
+/// let (lease, wait) = (Duration::from_secs(60), Duration::from_secs(5));
+/// let nightly = locks.named("nightly").lease(lease).wait(wait);
 /// nightly.with_lock(|| report())?;
 /// # Ok(())
 /// # }

@@ -193,9 +193,7 @@ fn a_holder_that_changes_during_the_wait_closes_the_cycle() {
             let _k = one.lock("k").expect("handed off");
             one.lock("s").map(drop)
         });
-        // It is in the queue by now, and the first one polls seldom. (If not, the test shows less,
-        // and passes.)
-        thread::sleep(SOON);
+        eventually(LONG, "it is in the queue", || one.waiting().len() == 1);
         drop(k);
         let end = Instant::now() + LONG;
         while !(first.is_finished() && second.is_finished()) && Instant::now() < end {

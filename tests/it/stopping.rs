@@ -5,7 +5,7 @@ use std::sync::mpsc;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use relatch::{Error, LockGuard, LockManager, LostCause, Stop, Unlocked};
+use relatch::{Error, LockGuard, LockManager, LostCause, Parcel, Stop, Unlocked};
 use relatch_rig::{Fault, LONG, Server, Worker, eventually, role, throughout, time};
 
 use crate::support::{
@@ -390,54 +390,59 @@ fn a_shutdown_waits_for_a_lock_that_was_adopted_beside_the_queue() {
     assert_stopped(locks.adopt(&parcel), "b");
 }
 
+/// Calls `check` while a thread of this process waits for the lock `a`, which `parcel` is of. The
+/// manager is shut down by `check`. What it adopts, it has beside the queue.
+fn beside_the_queue(check: impl FnOnce(&Rig, &Parcel)) {
+    let rig = Rig::with(|builder| builder.response_timeout(2 * SOON));
+    let parcel = connect(&rig.server).lock("a").expect("locks").hand_over().expect("hands over");
+    thread::scope(|scope| {
+        let waiter = scope.spawn(|| rig.locks.lock("a").map(drop));
+        eventually(LONG, "it waits", || rig.locks.waiting().len() == 1 && rig.server.tracked_keys() == 1);
+        check(&rig, &parcel);
+        assert_stopped(waiter.join().expect("no panic"), "a");
+    });
+}
+
 /// An adoption beside the queue is known to no queue, and the lock may be its adopter's already.
 #[test]
 fn a_shutdown_waits_for_the_answer_to_an_adoption() {
-    let rig = Rig::with(|builder| builder.response_timeout(2 * SOON));
-    let locks = &rig.locks;
-    let parcel = connect(&rig.server).lock("a").expect("locks").hand_over().expect("hands over");
-    thread::scope(|scope| {
-        let waiter = scope.spawn(|| locks.lock("a").map(drop));
-        eventually(LONG, "it waits", || locks.waiting().len() == 1 && rig.server.tracked_keys() == 1);
+    beside_the_queue(|rig, parcel| {
         rig.proxy.on("EVALSHA * 1 lock:a", Fault::DelayReply(SOON / 2));
         let (end, ends) = mpsc::channel::<()>();
-        let adopter = scope.spawn(move || {
-            let adopted = locks.adopt(&parcel);
-            let _ = ends.recv();
-            adopted.and_then(LockGuard::unlock)
+        thread::scope(|scope| {
+            let adopter = scope.spawn(move || {
+                let adopted = rig.locks.adopt(parcel);
+                let _ = ends.recv();
+                adopted.and_then(LockGuard::unlock)
+            });
+            rig.proxy.wait_fired(1, LONG);
+            let left = rig.locks.shutdown(Duration::ZERO);
+            drop(end);
+            assert_eq!(adopter.join().expect("no panic").expect("unlocks"), Unlocked::Released);
+            assert!(matches!(&left[..], [held] if held.key == "a"), "{left:?}");
         });
-        rig.proxy.wait_fired(1, LONG);
-        let left = locks.shutdown(Duration::ZERO);
-        drop(end);
-        assert_stopped(waiter.join().expect("no panic"), "a");
-        assert_eq!(adopter.join().expect("no panic").expect("unlocks"), Unlocked::Released);
-        assert!(matches!(&left[..], [held] if held.key == "a"), "{left:?}");
     });
 }
 
 #[test]
 fn a_shutdown_waits_for_the_release_of_what_was_adopted_beside_the_queue() {
-    let rig = Rig::with(|builder| builder.response_timeout(2 * SOON));
-    let locks = &rig.locks;
-    let parcel = connect(&rig.server).lock("a").expect("locks").hand_over().expect("hands over");
-    thread::scope(|scope| {
-        let waiter = scope.spawn(|| locks.lock("a").map(drop));
-        eventually(LONG, "it waits", || locks.waiting().len() == 1 && rig.server.tracked_keys() == 1);
+    beside_the_queue(|rig, parcel| {
         let ((took, taken), (end, ends)) = (mpsc::channel(), mpsc::channel::<()>());
-        let adopter = scope.spawn(move || {
-            let guard = locks.adopt(&parcel).expect("adopts");
-            took.send(guard.token().to_owned()).expect("awaited");
-            let _ = ends.recv();
-            guard.unlock()
+        thread::scope(|scope| {
+            let adopter = scope.spawn(move || {
+                let guard = rig.locks.adopt(parcel).expect("adopts");
+                took.send(guard.token().to_owned()).expect("awaited");
+                let _ = ends.recv();
+                guard.unlock()
+            });
+            let release = format!("EVALSHA * 1 lock:a {}", taken.recv().expect("adopted"));
+            rig.proxy.on(&release, Fault::DelayCommand(SOON / 2));
+            drop(end);
+            rig.proxy.wait_fired(1, LONG);
+            assert!(rig.locks.shutdown(LONG).is_empty());
+            assert_eq!(rig.value_of("a"), None, "the release is not executed yet");
+            assert_eq!(adopter.join().expect("no panic").expect("unlocks"), Unlocked::Released);
         });
-        let release = format!("EVALSHA * 1 lock:a {}", taken.recv().expect("adopted"));
-        rig.proxy.on(&release, Fault::DelayCommand(SOON / 2));
-        drop(end);
-        rig.proxy.wait_fired(1, LONG);
-        assert!(locks.shutdown(LONG).is_empty());
-        assert_eq!(rig.value_of("a"), None, "the release is not executed yet");
-        assert_eq!(adopter.join().expect("no panic").expect("unlocks"), Unlocked::Released);
-        assert_stopped(waiter.join().expect("no panic"), "a");
     });
 }
 

@@ -251,7 +251,7 @@ fn a_lost_counter_and_a_clock_that_is_set_back_repeat_a_fence() {
 }
 
 #[test]
-#[ignore = "takes minutes"]
+#[ignore = "takes minutes: tests/chaos.sh runs it"]
 fn the_protocol_keeps_its_properties_within_wider_bounds() {
     check(&a_pair(1, 1, 1));
     check(&handing_over(two(2, 1, 0, 0)));
@@ -272,7 +272,7 @@ fn the_protocol_keeps_its_properties_within_wider_bounds() {
 
 /// The shortest way to two holders takes two renewals.
 #[test]
-#[ignore = "takes a minute"]
+#[ignore = "takes a minute: tests/chaos.sh runs it"]
 fn a_renewal_that_counts_unacknowledged_is_caught() {
     let protocol = Protocol { threads: vec![0, PROMPT], ..two(1, 0, 2, 0) };
     caught(failing_over(protocol, 1, 1), Mutation::CountsUnacknowledgedRenewals, EXCLUSION);

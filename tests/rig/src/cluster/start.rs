@@ -16,7 +16,7 @@ use crate::ports::{BUS, free_node_port, free_port};
 use crate::wait::POLL;
 use crate::{Authority, Identity, LONG, Proxy, Server, eventually, server_version};
 
-/// For how long a master that has started refuses all commands. (`CLUSTER_WRITABLE_DELAY` in Redis.)
+/// For how long a master that has started refuses all commands: Redis's `CLUSTER_WRITABLE_DELAY`.
 const JUST_STARTED: Duration = Duration::from_secs(2);
 
 /// How many slots a cluster has.

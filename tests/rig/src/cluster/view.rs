@@ -89,11 +89,12 @@ impl Cluster {
         views.all(|it| it.is_some_and(is_same)).then_some(first.owners)
     }
 
-    /// Waits until all nodes know that `place` owns these slots, and the epoch in which it took them.
+    /// Waits until all nodes know that `place` owns these slots, and the epoch in which it took
+    /// them.
     ///
     /// A node that takes a slot back before it knows that epoch would choose the same one for
-    /// itself. Of two nodes with one epoch, the one with the lesser name takes the next, and with it
-    /// the slot.
+    /// itself. Of two nodes with one epoch, the one with the lesser name takes the next, and with
+    /// it the slot.
     #[track_caller]
     pub(super) fn until_owned_by(&self, slots: &[u16], place: usize) {
         eventually(LONG, "all nodes know the new owner", || {

@@ -1,8 +1,9 @@
 //! One proxied connection: three threads between a client and the server.
 //!
 //! ```text
-//! client --bytes--> [up] --commands--> server --bytes--> [down] --replies--> queue --> [out] --bytes--> client
-//!                     \---------------- what each reply is for -------------> queue ---/
+//! client --bytes--> [up] --commands--> server --bytes--> [down] --replies--> queue --> [out]
+//!                     \---------------- what each reply is for -------------> queue ---/  |
+//! client <------------------------------------ bytes ------------------------------------/
 //! ```
 //!
 //! `up` asks the rules about each command and notes, in order, what is to happen to its reply;
