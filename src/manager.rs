@@ -48,7 +48,7 @@ impl LockManager {
 
     /// A named lock, whose options can be set. Takes nothing and sends nothing.
     pub fn named(&self, key: impl AsRef<str>) -> Lock {
-        Lock::new(Arc::clone(&self.session), key.as_ref().into())
+        Lock::new(Arc::clone(&self.session), key.as_ref())
     }
 
     /// [`Lock::lock`] on the lock named `key`, with the same errors.

@@ -11,59 +11,67 @@ pub(crate) const MAX_BYTES: usize = 64 * 1024;
 /// The argument `found` of [`Key::not_a_lock`] if Redis answers `WRONGTYPE`.
 pub(crate) const NOT_A_STRING: &str = "a value that is not a string";
 
-/// A lock's name as the caller has it. A [`Lock`](crate::Lock) shares its name, so that taking the
-/// lock does not copy the name.
+/// A lock's name as the caller has it. A [`Lock`](crate::Lock) has its key already, so that taking
+/// the lock copies no text.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Name<'a> {
-    Borrowed(&'a str),
-    Shared(&'a Arc<str>),
+    Given(&'a str),
+    Of(&'a UncheckedKey),
 }
 
 impl Name<'_> {
     pub(crate) fn as_str(&self) -> &str {
         match self {
-            Name::Borrowed(name) => name,
-            Name::Shared(name) => name,
-        }
-    }
-
-    fn share(self) -> Arc<str> {
-        match self {
-            Name::Borrowed(name) => name.into(),
-            Name::Shared(name) => Arc::clone(name),
+            Name::Given(name) => name,
+            Name::Of(UncheckedKey(key)) => &key.name,
         }
     }
 }
 
 impl<'a> From<&'a str> for Name<'a> {
     fn from(name: &'a str) -> Name<'a> {
-        Name::Borrowed(name)
+        Name::Given(name)
     }
 }
 
 /// A lock's key whose name is neither empty nor too long.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct Key {
     name: Arc<str>,
-    in_redis: String,
+    in_redis: Arc<str>,
+}
+
+/// The key of a [`Lock`](crate::Lock). The first use of the lock finds out whether its name is
+/// allowed.
+#[derive(Clone, Debug)]
+pub(crate) struct UncheckedKey(Key);
+
+impl UncheckedKey {
+    pub(crate) fn new(prefix: &str, name: &str) -> UncheckedKey {
+        UncheckedKey(Key { in_redis: [prefix, name].concat().into(), name: name.into() })
+    }
+
+    pub(crate) fn name(&self) -> &str {
+        &self.0.name
+    }
 }
 
 impl Key {
     pub(crate) fn new<'a>(prefix: &str, name: impl Into<Name<'a>>) -> Result<Key, Error> {
         let given = name.into();
-        let name = given.as_str();
-        if name.is_empty() {
-            return Err(Error::InvalidKey { length: 0, reason: "it is empty" });
+        match given.as_str().len() {
+            0 => Err(Error::InvalidKey { length: 0, reason: "it is empty" }),
+            1..=MAX_BYTES => Ok(match given {
+                Name::Given(name) => UncheckedKey::new(prefix, name).0,
+                Name::Of(UncheckedKey(key)) => key.clone(),
+            }),
+            length => Err(Error::InvalidKey { length, reason: "it is longer than 64 KiB" }),
         }
-        if name.len() > MAX_BYTES {
-            return Err(Error::InvalidKey { length: name.len(), reason: "it is longer than 64 KiB" });
-        }
-        Ok(Key { in_redis: [prefix, name].concat(), name: given.share() })
     }
 
     /// Another key in Redis with the same name: the one with this number.
     pub(crate) fn numbered(self, number: u128) -> Key {
-        Key { in_redis: format!("{}\0{number}", self.in_redis), ..self }
+        Key { in_redis: format!("{}\0{number}", self.in_redis).into(), ..self }
     }
 
     pub(crate) fn name(&self) -> &Arc<str> {
@@ -83,7 +91,7 @@ impl Key {
     /// unless the lock's key has a tag of its own.
     pub(crate) fn counter(&self) -> Result<String, Error> {
         let prefix = self.in_redis.strip_suffix(&*self.name).unwrap_or_default();
-        let (tag, key) = (hash_tag(self.in_redis.as_bytes()), &self.in_redis);
+        let (tag, key) = (hash_tag(self.in_redis.as_bytes()), &*self.in_redis);
         let counter = match tag {
             Some(_) => [prefix, "fence:", key].concat(),
             None => [prefix, "fence:{", key, "}"].concat(),
@@ -99,7 +107,7 @@ impl Key {
     pub(crate) fn not_a_lock(&self, found: &str) -> Error {
         Error::NotALock {
             key: self.name.to_string(),
-            redis_key: self.in_redis.clone(),
+            redis_key: self.in_redis.to_string(),
             found: found.to_owned(),
         }
     }

@@ -16,12 +16,13 @@ pub(super) struct InMemory {
     older: AtomicU64,
 }
 
-impl Hold {
-    /// The key of the hold is in this memory.
-    pub(crate) fn set_memory(&mut self, store: Arc<MemoryStore>) {
-        self.memory = Some(InMemory { store, older: AtomicU64::new(0) });
+impl InMemory {
+    pub(super) fn new(store: Arc<MemoryStore>) -> InMemory {
+        InMemory { store, older: AtomicU64::new(0) }
     }
+}
 
+impl Hold {
     /// Until when the lock stays taken, even if the hold ends sooner.
     pub(crate) fn keep_until(&self) -> Moment {
         match &self.memory {

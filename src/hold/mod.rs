@@ -8,7 +8,7 @@ mod memory;
 mod parcel;
 mod report;
 
-use std::sync::OnceLock;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use crate::base::clock::Moment;
@@ -21,6 +21,7 @@ use crate::base::seeded_bugs;
 use crate::base::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use crate::base::sync::{Condvar, Mutex};
 use crate::hold::memory::InMemory;
+use crate::store::MemoryStore;
 
 pub use crate::hold::parcel::Parcel;
 pub use crate::hold::report::{HeldLock, Unlocked};
@@ -98,6 +99,7 @@ impl Hold {
         fence: u64,
         options: &Options,
         acquired: AcquiredAt,
+        memory: Option<Arc<MemoryStore>>,
     ) -> Hold {
         static NEXT: AtomicU64 = AtomicU64::new(1);
         let lease = Lease::new(options.lease);
@@ -124,7 +126,7 @@ impl Hold {
             end: OnceLock::new(),
             watchers: Mutex::new(()),
             ended: Condvar::new(),
-            memory: None,
+            memory: memory.map(InMemory::new),
         }
     }
 
@@ -386,7 +388,7 @@ pub(crate) mod tests {
         let owner = Owner::new("host".into(), std::process::id(), 2);
         let token = format!("{owner}-{}", "0".repeat(32));
         let since = AcquiredAt { sent, answered: sent };
-        Hold::new(key, owner, token, 0, options, since)
+        Hold::new(key, owner, token, 0, options, since, None)
     }
 
     /// A sample with this token.

@@ -2,6 +2,8 @@
 //! hold. The hold has the depth; only its thread writes it.
 
 use std::cell::{Cell, RefCell};
+use std::collections::hash_map::Entry::{Occupied, Vacant};
+use std::iter;
 use std::mem;
 use std::rc::Rc;
 use std::sync::Arc;
@@ -18,13 +20,12 @@ use crate::waiting::queues::Turn;
 const MAX_DEPTH: u32 = 1 << 20;
 
 thread_local! {
-    /// The holds of this thread, by the name of their key: one for each manager. (Nearly always,
-    /// there is one manager.)
+    /// The holds of this thread, by the name of their key.
     ///
     /// No function here runs other code while the map is borrowed: a destructor that takes or
     /// releases a lock would borrow the map again, and panic. When the thread ends, the map is
     /// dropped: each turn goes to the next waiter, and nothing is sent to Redis.
-    static HOLDS: RefCell<HashMap<Arc<str>, Vec<Entry>>> = RefCell::default();
+    static HOLDS: RefCell<Holds> = RefCell::default();
 }
 
 thread_local! {
@@ -37,6 +38,15 @@ thread_local! {
     static ENTERED: Cell<u64> = const { Cell::new(0) };
 }
 
+type Holds = HashMap<Arc<str>, SameName>;
+
+/// The holds of this thread on locks with one name: one for each manager. (Nearly always, there is
+/// one manager. So the first entry is here, and not behind another allocation.)
+struct SameName {
+    first: Entry,
+    others: Vec<Entry>,
+}
+
 /// A hold in the thread's map, with its turn in the process's queue.
 ///
 /// The guards share the hold and not the turn, so the turn ends with the thread even if a guard was
@@ -47,6 +57,12 @@ struct Entry {
     /// The turn of the hold, until the last guard takes it out. If the thread ends first, the turn
     /// is still here.
     turn: Option<Turn>,
+}
+
+impl SameName {
+    fn all(&self) -> impl Iterator<Item = &Entry> {
+        iter::once(&self.first).chain(&self.others)
+    }
 }
 
 impl Drop for Entry {
@@ -100,12 +116,16 @@ impl Held {
     /// ending, and the map is gone.
     pub(crate) fn take_out(self: &Rc<Held>) -> Option<Turn> {
         with(|holds| {
-            let (name, mut entries) = holds.remove_entry(self.hold.key.name())?;
-            let place = entries.iter().position(|entry| Rc::ptr_eq(&entry.held, self));
-            let entry = place.map(|place| entries.swap_remove(place));
-            if !entries.is_empty() {
-                holds.insert(name, entries); // Those of other managers.
+            let (name, mut same) = holds.remove_entry(self.hold.key.name())?;
+            if Rc::ptr_eq(&same.first.held, self) {
+                if let Some(first) = same.others.pop() {
+                    holds.insert(name, SameName { first, others: same.others });
+                }
+                return same.first.turn.take();
             }
+            let place = same.others.iter().position(|entry| Rc::ptr_eq(&entry.held, self));
+            let entry = place.map(|place| same.others.swap_remove(place));
+            holds.insert(name, same);
             entry?.turn.take()
         })?
     }
@@ -115,7 +135,7 @@ impl Held {
 #[inline]
 pub(crate) fn find(manager: u64, name: &str) -> Option<Rc<Held>> {
     with(|holds| {
-        let entry = holds.get(name)?.iter().find(|entry| entry.manager == manager)?;
+        let entry = holds.get(name)?.all().find(|entry| entry.manager == manager)?;
         Some(Rc::clone(&entry.held))
     })?
 }
@@ -160,9 +180,9 @@ pub(crate) fn enter(manager: u64, hold: Arc<Hold>, turn: Turn) -> Rc<Held> {
     let held = Rc::new(Held { hold, entered, is_outermost });
     let entry = Entry { manager, held: Rc::clone(&held), turn: Some(turn) };
     // If the thread is ending, the turn is dropped, and the hold lasts as long as its lease.
-    with(|holds| {
-        let name = Arc::clone(held.hold.key.name());
-        holds.entry(name).or_insert_with(|| Vec::with_capacity(1)).push(entry);
+    with(|holds| match holds.entry(Arc::clone(held.hold.key.name())) {
+        Occupied(mut same) => same.get_mut().others.push(entry),
+        Vacant(none) => _ = none.insert(SameName { first: entry, others: Vec::new() }),
     });
     held
 }
@@ -170,7 +190,8 @@ pub(crate) fn enter(manager: u64, hold: Arc<Hold>, turn: Turn) -> Rc<Held> {
 /// What this thread holds, through all managers, the oldest first.
 pub(crate) fn held() -> Vec<HeldBy> {
     let all = with(|holds| {
-        let all = holds.values().flatten().map(|entry| (entry.manager, Arc::clone(&entry.held.hold)));
+        let all =
+            holds.values().flat_map(SameName::all).map(|entry| (entry.manager, Arc::clone(&entry.held.hold)));
         all.collect::<Vec<_>>()
     });
     let mut all = all.unwrap_or_default();
@@ -191,7 +212,7 @@ fn look_for_lost(entered: u64, now: Moment) -> Option<(String, LostCause)> {
     let known = shortened();
     let (mut until, mut lost) = (Moment::NEVER, None);
     with(|holds| {
-        for held in holds.values().flatten().map(|entry| &entry.held) {
+        for held in holds.values().flat_map(SameName::all).map(|entry| &entry.held) {
             let hold = &held.hold;
             until = until.min(if hold.check(now).is_ok() { hold.valid_until() } else { Moment::PAST });
             if let Some(cause) = hold.lost().filter(|_| held.entered < entered) {
@@ -206,7 +227,7 @@ fn look_for_lost(entered: u64, now: Moment) -> Option<(String, LostCause)> {
 /// This thread's hold with this token, through any manager.
 pub(crate) fn by_token(token: &str, pid: u32) -> Option<Arc<Hold>> {
     let in_map = with(|holds| {
-        let mut all = holds.values().flatten().map(|entry| &entry.held.hold);
+        let mut all = holds.values().flat_map(SameName::all).map(|entry| &entry.held.hold);
         all.find(|hold| hold.token == token).map(Arc::clone)
     });
     // A forked child finds its parent's holds in its copy of the map. They are not its own.
@@ -215,7 +236,7 @@ pub(crate) fn by_token(token: &str, pid: u32) -> Option<Arc<Hold>> {
 
 /// `None` if the thread is ending and the map is gone.
 #[inline]
-fn with<T>(use_holds: impl FnOnce(&mut HashMap<Arc<str>, Vec<Entry>>) -> T) -> Option<T> {
+fn with<T>(use_holds: impl FnOnce(&mut Holds) -> T) -> Option<T> {
     HOLDS.try_with(|holds| use_holds(&mut holds.borrow_mut())).ok()
 }
 

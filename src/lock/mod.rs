@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 use crate::base::error::Error;
 use crate::base::holder::Holder;
-use crate::base::key::Name;
+use crate::base::key::{Name, UncheckedKey};
 use crate::base::options::Options;
 use crate::base::stop::Stop;
 use crate::guard::LockGuard;
@@ -41,22 +41,22 @@ use crate::session::Session;
 #[must_use = "a lock does nothing until it is locked"]
 pub struct Lock {
     session: Arc<Session>,
-    name: Arc<str>,
+    key: UncheckedKey,
     options: Options,
     /// Ends waits for this lock.
     stop: Option<Stop>,
 }
 
 impl Lock {
-    pub(crate) fn new(session: Arc<Session>, name: Arc<str>) -> Lock {
-        let options = session.settings.options;
-        Lock { session, name, options, stop: None }
+    pub(crate) fn new(session: Arc<Session>, name: &str) -> Lock {
+        let (key, options) = (UncheckedKey::new(&session.settings.prefix, name), session.settings.options);
+        Lock { session, key, options, stop: None }
     }
 
     /// The lock's key.
     #[must_use]
     pub fn key(&self) -> &str {
-        &self.name
+        self.key.name()
     }
 
     /// Takes the lock, and blocks while it is busy, for [`wait`](Lock::wait) at most. Without that
@@ -292,7 +292,7 @@ impl Lock {
     /// [`Error::Unavailable`], [`Error::Refused`], [`Error::InvalidKey`], [`Error::NoFence`],
     /// [`Error::Forked`].
     pub fn holder(&self) -> Result<Option<Holder>, Error> {
-        self.session.holder(&self.name, self.options.fenced)
+        self.session.holder(Name::Of(&self.key), self.options.fenced)
     }
 
     /// Deletes the lock's Redis key, whatever its value, and returns who held it. For operators.
@@ -308,19 +308,19 @@ impl Lock {
     /// [`Error::Unavailable`] (Redis may have deleted the key or not), [`Error::Refused`],
     /// [`Error::InvalidKey`], [`Error::Forked`].
     pub fn force_unlock(&self) -> Result<Option<Holder>, Error> {
-        self.session.force_unlock(&self.name)
+        self.session.force_unlock(Name::Of(&self.key))
     }
 
     fn request(&self) -> Request<'_> {
-        let Lock { session, name, options, stop } = self;
-        Request { session, name: Name::Shared(name), options, stop: stop.as_ref() }
+        let Lock { session, key, options, stop } = self;
+        Request { session, name: Name::Of(key), options, stop: stop.as_ref() }
     }
 }
 
 impl fmt::Debug for Lock {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Lock")
-            .field("key", &self.name)
+            .field("key", &self.key())
             .field("options", &self.options)
             .finish_non_exhaustive()
     }

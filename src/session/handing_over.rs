@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use parking_lot::Mutex;
 
-use crate::acquire::{Adoption, Taken};
+use crate::acquire::Adoption;
 use crate::base::clock::Moment;
 use crate::base::error::{Error, LostCause};
 use crate::base::key::Name;
@@ -154,10 +154,9 @@ impl Session {
             // sleep on at the next change of the key. It asks again now.
             self.listeners.wakeups.wake(key.in_redis().as_bytes());
         }
-        let Taken { token, fence, at } = adopted.inspect_err(|error| self.counters.failed(error))?;
-        self.counters.taken(at.answered.since(began));
-        let hold = Hold::new(key, owner, token, fence, &self.suited(options), at);
-        let new = self.keep(self.suited_hold(hold), turn)?;
+        let taken = adopted.inspect_err(|error| self.counters.failed(error))?;
+        self.counters.taken(taken.at.answered.since(began));
+        let new = self.keep(self.new_hold(key, owner, taken, options), turn)?;
         // A lock around this one may have been lost before the answer came.
         if let Err(lost) = still_has_outer(&new) {
             self.undo_taking(&new, &lost);

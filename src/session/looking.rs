@@ -5,12 +5,12 @@ use log::warn;
 use crate::base::clock::Moment;
 use crate::base::error::{Error, LostCause};
 use crate::base::holder::Holder;
-use crate::base::key::{Key, NOT_A_STRING};
+use crate::base::key::{Key, NOT_A_STRING, Name};
 use crate::session::Session;
 use crate::store::Seen;
 
 impl Session {
-    pub(crate) fn holder(&self, name: &str, fenced: bool) -> Result<Option<Holder>, Error> {
+    pub(crate) fn holder(&self, name: Name<'_>, fenced: bool) -> Result<Option<Holder>, Error> {
         let key = Key::new(&self.settings.prefix, name)?;
         let counter = if fenced { Some(key.counter()?) } else { None };
         match self.look("looking at", &key, counter.as_deref())?.0 {
@@ -46,7 +46,7 @@ impl Session {
 
     /// Deletes a key, whatever it holds. There is one try only: a second one could delete the key
     /// of the next holder. The try goes over a fresh connection, since a pooled one may be dead.
-    pub(crate) fn force_unlock(&self, name: &str) -> Result<Option<Holder>, Error> {
+    pub(crate) fn force_unlock(&self, name: Name<'_>) -> Result<Option<Holder>, Error> {
         let key = Key::new(&self.settings.prefix, name)?;
         self.own_process(Moment::now())?;
         let deadline = self.one_answer(Moment::now());

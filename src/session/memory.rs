@@ -4,6 +4,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use crate::acquire::Taken;
 use crate::base::error::{Error, LostCause};
 use crate::base::key::Key;
 use crate::base::options::{Options, Renewal, Settings};
@@ -113,7 +114,7 @@ impl Session {
 
     /// The options of a hold. If the manager is disabled, the hold never ends by itself, and
     /// nothing is kept after it.
-    pub(super) fn suited(&self, options: &Options) -> Options {
+    fn suited(&self, options: &Options) -> Options {
         if !self.is_disabled() {
             return *options;
         }
@@ -138,11 +139,10 @@ impl Session {
         if self.is_disabled() { own.insert(key.in_redis().into()) } else { key.name() }
     }
 
-    pub(super) fn suited_hold(&self, mut hold: Hold) -> Arc<Hold> {
-        if let Some(memory) = self.store.memory() {
-            hold.set_memory(Arc::clone(memory));
-        }
-        Arc::new(hold)
+    /// A hold of a lock that was just taken.
+    pub(super) fn new_hold(&self, key: Key, owner: Owner, taken: Taken, options: &Options) -> Arc<Hold> {
+        let (Taken { token, fence, at }, memory) = (taken, self.store.memory().cloned());
+        Arc::new(Hold::new(key, owner, token, fence, &self.suited(options), at, memory))
     }
 
     /// A fresh token. In memory, it has a number that the store draws: that takes a fraction of the

@@ -25,7 +25,6 @@ use std::time::{Duration, Instant};
 
 use log::debug;
 
-use crate::acquire::Taken;
 use crate::base::clock::Moment;
 use crate::base::emit;
 use crate::base::error::Error;
@@ -213,10 +212,9 @@ impl Session {
         let taken = self.wait_and_take(&wait, claim, options, stop);
         wait.ends(taken.as_ref().err());
         drop(wait);
-        let (turn, Taken { token, fence, at }) = taken?;
-        self.counters.taken(at.answered.since(patience.began));
-        let hold = Hold::new(key, owner, token, fence, &self.suited(options), at);
-        self.keep(self.suited_hold(hold), turn)
+        let (turn, taken) = taken?;
+        self.counters.taken(taken.at.answered.since(patience.began));
+        self.keep(self.new_hold(key, owner, taken, options), turn)
     }
 
     /// Makes a new hold known: to the queue, the keeper and the thread's map.

@@ -15,6 +15,7 @@ use std::time::Duration;
 
 use log::debug;
 
+use crate::acquire::Taken;
 use crate::base::clock::Moment;
 use crate::base::error::Error;
 use crate::base::options::Options;
@@ -125,10 +126,9 @@ impl Session {
         let mut failed = Ok(());
         for (Free { asked, turn }, fence, at) in taken {
             let Asked { key, owner, claim } = asked;
-            let hold = Hold::new(key, owner, claim.token, fence, &self.suited(options), at);
-            let hold = self.suited_hold(hold);
+            let taken = Taken { token: claim.token, fence, at };
             self.counters.taken(at.answered.since(began));
-            match self.keep(hold, turn) {
+            match self.keep(self.new_hold(key, owner, taken, options), turn) {
                 Ok(one) => held.push(one),
                 Err(error) => failed = Err(error),
             }
