@@ -9,7 +9,6 @@ mod adopt;
 mod claim;
 mod step;
 
-use std::mem;
 use std::time::Duration;
 
 use log::{debug, info};
@@ -101,7 +100,7 @@ pub(crate) fn acquire(
     }
     let mut pending = PendingClaim::new(context, claim, handed, !patience.once, patience.deadline);
     let has_given_up = pending.has_given_up();
-    ask_until_taken(context, patience, joined, has_given_up, |ask| pending.ask(ask))
+    ask_until_taken(context, patience, joined, has_given_up, |ask, now| pending.ask(ask, now))
 }
 
 /// Calls `attempt` until the lock is taken, or until the wait ends without it.
@@ -113,12 +112,30 @@ pub(crate) fn ask_until_taken(
     patience: &Patience,
     joined: &Joined,
     has_given_up: bool,
-    attempt: impl FnMut(Ask) -> Attempt,
+    mut attempt: impl FnMut(Ask, Moment) -> Attempt,
 ) -> Result<Taken, Error> {
+    // Most locks are free. What a wait needs is made once the first attempt has not taken the lock.
+    let is_plain = joined.start.asks_at_once() && !expects_busy(patience, joined, has_given_up);
+    let mut first = None;
+    if is_plain {
+        (context.is_vain)(None, false).map_err(|vain| vain.error(context.key))?;
+        match attempt(Ask::Claim, joined.start.at) {
+            Attempt { answer: Ok(Answer::Taken(taken)), .. } => return Ok(taken),
+            tried => first = Some(tried),
+        }
+    }
     let (lease, attempts) = (context.lease.time(), joined.start.attempts.clone());
     let progress = Progress::new(patience, lease, context.poll_every, attempts);
-    Acquisition { context, patience, joined, turn: &joined.turn, progress, registration: None }
-        .run(has_given_up, attempt)
+    Acquisition { context, patience, joined, turn: &joined.turn, progress, registration: None }.run(
+        has_given_up,
+        first,
+        attempt,
+    )
+}
+
+/// True if the lock is probably busy, so that the first attempt also asks who has it.
+fn expects_busy(patience: &Patience, joined: &Joined, has_given_up: bool) -> bool {
+    has_given_up || !patience.once && joined.start.crowded
 }
 
 /// One acquisition, over as many attempts as it takes.
@@ -133,20 +150,28 @@ struct Acquisition<'a> {
 }
 
 impl Acquisition<'_> {
+    /// `first` is the first attempt, if it was made already.
     fn run(
         mut self,
-        mut has_given_up: bool,
-        mut attempt: impl FnMut(Ask) -> Attempt,
+        has_given_up: bool,
+        first: Option<Attempt>,
+        mut attempt: impl FnMut(Ask, Moment) -> Attempt,
     ) -> Result<Taken, Error> {
-        let mut step = self.first_step(has_given_up);
-        let mut is_noted = self.joined.start.asks_at_once();
+        let mut has_given_up = first.as_ref().map_or(has_given_up, |first| first.has_given_up);
+        let mut next = match first {
+            Some(first) => self.judge(first),
+            None => Err(self.first_step(has_given_up)),
+        };
         loop {
+            let step = match next {
+                Ok(taken) => return Ok(taken),
+                Err(step) => step,
+            };
             if let Some(end) = self.take(step) {
                 return Err(self.error(end));
             }
-            if !mem::take(&mut is_noted) {
-                self.turn.asks();
-            }
+            let now = Moment::now();
+            self.turn.asks(now);
             // Earlier wake-ups are forgotten: the answer to this attempt is newer than the changes
             // that caused them.
             if self.registration.as_ref().is_some_and(Registration::forget) {
@@ -156,30 +181,34 @@ impl Acquisition<'_> {
             if let Err(vain) = (self.context.is_vain)(None, false) {
                 return Err(self.error(End::Vain(vain)));
             }
-            let tried = attempt(self.progress.ask(has_given_up));
+            let tried = attempt(self.progress.ask(has_given_up), now);
             has_given_up = tried.has_given_up;
-            step = match tried.answer {
-                Ok(Answer::Taken(taken)) => {
-                    self.report_missed_change(None);
-                    return Ok(taken);
-                }
-                Ok(Answer::Busy { holder, tracked }) => self.busy(holder, tracked, tried.since),
-                Ok(Answer::NotAString) => {
-                    self.turn.answered();
-                    Step::GiveUp(End::NotALock { found: NOT_A_STRING.to_owned() })
-                }
-                Err(failure) => self.failed(failure, tried.since),
-            };
+            next = self.judge(tried);
         }
     }
 
     fn first_step(&mut self, has_given_up: bool) -> Step {
-        let start = &self.joined.start;
-        let waits = !self.patience.once;
-        if waits {
-            self.nap(start.nap);
+        if !self.patience.once {
+            self.nap(self.joined.start.nap);
         }
-        if has_given_up || waits && start.crowded { self.progress.expects_busy() } else { Step::Ask }
+        let is_busy = expects_busy(self.patience, self.joined, has_given_up);
+        if is_busy { self.progress.expects_busy() } else { Step::Ask }
+    }
+
+    /// What an attempt has brought: the lock, or the next step.
+    fn judge(&mut self, tried: Attempt) -> Result<Taken, Step> {
+        Err(match tried.answer {
+            Ok(Answer::Taken(taken)) => {
+                self.report_missed_change(None);
+                return Ok(taken);
+            }
+            Ok(Answer::Busy { holder, tracked }) => self.busy(holder, tracked, tried.since),
+            Ok(Answer::NotAString) => {
+                self.turn.answered();
+                Step::GiveUp(End::NotALock { found: NOT_A_STRING.to_owned() })
+            }
+            Err(failure) => self.failed(failure, tried.since),
+        })
     }
 
     /// Does what has to be done before the next attempt. Returns the end if there is no next
@@ -426,7 +455,7 @@ mod tests {
             let turn =
                 self.keeper.queues.join(self.key.name(), patience, |_, _| Ok(()), |_| true, |_| (), no_claim);
             let turn = turn.expect("nobody is in the queue");
-            let taken = ask_until_taken(self.context(), patience, &turn, false, |ask| {
+            let taken = ask_until_taken(self.context(), patience, &turn, false, |ask, _| {
                 asked.push(ask);
                 let answer = answers.next().expect("there are more attempts than answers");
                 Attempt { since: Moment::now(), answer, has_given_up: false }

@@ -49,7 +49,7 @@ impl Hold {
             None => Moment::NEVER,
         };
         let renewed = self.renewal.on.then_some(last);
-        memory.store.settle(self.key.in_redis(), &self.token, renewed, |end| {
+        memory.store.settle(self.key.in_redis(), &self.token, self.acquired.answered, renewed, |end| {
             let end = end.max(RUN_OUT);
             if renewed.is_none() {
                 self.shorten_to(end);

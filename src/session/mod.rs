@@ -236,17 +236,21 @@ impl Session {
     }
 
     fn patience(&self, limit: Option<Duration>, began: Moment) -> Patience {
+        let (an_attempt, tolerate_outage) = (self.an_attempt(), self.settings.tolerate_outage);
         let once = limit == Some(Duration::ZERO);
-        let attempted = self.one_answer(began);
-        let deadline = if once { attempted } else { limit.map_or(Moment::NEVER, |limit| began.after(limit)) };
-        let (an_attempt, tolerate_outage) = (attempted.since(began), self.settings.tolerate_outage);
+        let limit = if once { Some(an_attempt) } else { limit };
+        let deadline = limit.map_or(Moment::NEVER, |limit| began.after(limit));
         Patience { began, deadline, once, tolerate_outage, an_attempt }
     }
 
-    /// The deadline of an attempt that begins at `now`: connecting and answering may take that
-    /// long.
+    /// How long an attempt may take: connecting, and the answer.
+    fn an_attempt(&self) -> Duration {
+        self.settings.connect_timeout.saturating_add(self.settings.response_timeout)
+    }
+
+    /// The deadline of an attempt that begins at `now`.
     fn one_answer(&self, now: Moment) -> Moment {
-        now.after(self.settings.connect_timeout).after(self.settings.response_timeout)
+        now.after(self.an_attempt())
     }
 
     /// Takes one guard off a hold, and releases the lock with the last guard, within the response

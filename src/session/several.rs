@@ -140,7 +140,7 @@ impl Session {
     /// The claims behind them are undone.
     fn claim_free(&self, free: Vec<Free>, deadline: Moment) -> Vec<(Free, u64, AcquiredAt)> {
         for free in &free {
-            free.turn.asks();
+            free.turn.asks(Moment::now());
         }
         let sent = Moment::now();
         let answers = {

@@ -35,21 +35,16 @@ impl Connection {
         }
     }
 
-    /// The time at which a command is sent, or was answered. Memory answers at once, so `before`, a
-    /// moment just before, will do: reading the clock would take a good part of the time of a lock.
-    /// (If the thread is stopped in between, its lease counts from before that. It gets a guard
-    /// that is not valid, as one that is stopped behind the answer.)
-    pub(crate) fn clock(&self, before: Moment) -> Moment {
-        match self {
-            Connection::To(_) => Moment::now(),
-            Connection::Memory(_) => before,
-        }
-    }
-
-    pub(crate) fn claim(&mut self, wanted: Wanted<'_>, deadline: Moment) -> Result<ClaimReply, Failure> {
+    /// `now` is the time of [`Store::clock`](crate::store::Store::clock).
+    pub(crate) fn claim(
+        &mut self,
+        wanted: Wanted<'_>,
+        now: Moment,
+        deadline: Moment,
+    ) -> Result<ClaimReply, Failure> {
         match self {
             Connection::To(server) => server.claim(wanted, deadline),
-            Connection::Memory(memory) => memory.claim(wanted, false).map(|(reply, _)| reply),
+            Connection::Memory(memory) => memory.claim(wanted, false, now).map(|(reply, _)| reply),
         }
     }
 
@@ -63,7 +58,7 @@ impl Connection {
     ) -> Result<(ClaimReply, Tracking), Failure> {
         match self {
             Connection::To(server) => server.claim_or_look(wanted, listener, deadline),
-            Connection::Memory(memory) => memory.claim(wanted, awaits),
+            Connection::Memory(memory) => memory.claim(wanted, awaits, Moment::now()),
         }
     }
 
@@ -128,7 +123,7 @@ impl Connection {
         wanted: &[Wanted<'_>],
         deadline: Moment,
     ) -> Result<Vec<Result<Option<u64>, Failure>>, Failure> {
-        let claim = |memory: &MemoryStore, it: &Wanted<'_>| match memory.claim(*it, false)? {
+        let claim = |memory: &MemoryStore, it: &Wanted<'_>| match memory.claim(*it, false, Moment::now())? {
             (ClaimReply::Taken { fence }, _) => Ok(Some(fence)),
             _ => Ok(None),
         };

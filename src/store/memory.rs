@@ -77,11 +77,11 @@ impl Entry {
     }
 
     /// Takes the key, which nobody has. Returns the fencing token.
-    fn take(&mut self, wanted: Wanted<'_>, fence: u64) -> u64 {
+    fn take(&mut self, wanted: Wanted<'_>, fence: u64, now: Moment) -> u64 {
         self.value.clear();
         self.value.push_str(wanted.token);
         self.lease = Duration::from_millis(wanted.lease);
-        self.expires = Moment::now().after(self.lease);
+        self.expires = now.after(self.lease);
         (self.fence, self.renewed, self.awaited) = (fence, false, false);
         fence
     }
@@ -120,20 +120,25 @@ impl Keys {
         }
     }
 
-    /// Takes a key that is free, and returns the fencing token of the hold, which is zero if none
-    /// is wanted. If the key is not free, returns what `busy` makes of it.
-    fn take<T>(&mut self, wanted: Wanted<'_>, busy: impl FnOnce(&mut Entry) -> T) -> Result<u64, T> {
+    /// Takes a key that is free at `now`, and returns the fencing token of the hold, which is zero
+    /// if none is wanted. If the key is not free, returns what `busy` makes of it.
+    fn take<T>(
+        &mut self,
+        wanted: Wanted<'_>,
+        now: Moment,
+        busy: impl FnOnce(&mut Entry) -> T,
+    ) -> Result<u64, T> {
         let Keys { by_name, fence: last, .. } = self;
         let mut fence = || wanted.counter.map_or(0, |_| next_fence(last));
         if let Some(entry) = by_name.get_mut(wanted.key) {
-            return if entry.is_live() { Err(busy(entry)) } else { Ok(entry.take(wanted, fence())) };
+            return if now < entry.expires { Err(busy(entry)) } else { Ok(entry.take(wanted, fence(), now)) };
         }
         if by_name.len() == by_name.capacity() {
-            by_name.retain(|_, entry| entry.is_live());
+            by_name.retain(|_, entry| now < entry.expires);
             // So the next time comes after as many new keys as there are now.
             by_name.reserve(by_name.len() + 1);
         }
-        Ok(by_name.entry(wanted.key.to_owned()).or_default().take(wanted, fence()))
+        Ok(by_name.entry(wanted.key.to_owned()).or_default().take(wanted, fence(), now))
     }
 
     fn remove(&mut self, key: &str, token: &str) -> (Compared, bool) {
@@ -203,10 +208,16 @@ impl MemoryStore {
         self.run(|_| ())
     }
 
-    /// Takes a key if it is free. With `awaits`, the caller is woken when a busy key changes.
-    pub(super) fn claim(&self, wanted: Wanted<'_>, awaits: bool) -> Result<(ClaimReply, Tracking), Failure> {
+    /// Takes a key if it is free at `now`: the lease begins then. With `awaits`, the caller is woken
+    /// when a busy key changes.
+    pub(super) fn claim(
+        &self,
+        wanted: Wanted<'_>,
+        awaits: bool,
+        now: Moment,
+    ) -> Result<(ClaimReply, Tracking), Failure> {
         self.run(|keys| {
-            let taken = keys.take(wanted, |entry| {
+            let taken = keys.take(wanted, now, |entry| {
                 entry.awaited |= awaits;
                 entry.holder()
             });
@@ -232,7 +243,7 @@ impl MemoryStore {
     ) -> Result<(Compared, Option<u64>), Failure> {
         self.run(|keys| {
             let (compared, _) = keys.remove(wanted.key, token);
-            (compared, keys.take(wanted, |_| ()).ok())
+            (compared, keys.take(wanted, Moment::now(), |_| ()).ok())
         })
     }
 
@@ -255,7 +266,7 @@ impl MemoryStore {
             match keys.remove(wanted.key, old).0 {
                 Compared::Absent if self.excludes => AdoptReply::Absent,
                 // The key is free now, which no other command can see.
-                Compared::Done | Compared::Absent => match keys.take(wanted, |_| ()) {
+                Compared::Done | Compared::Absent => match keys.take(wanted, Moment::now(), |_| ()) {
                     Ok(fence) => AdoptReply::Adopted { fence },
                     Err(()) => AdoptReply::NotOurs,
                 },
@@ -302,19 +313,21 @@ impl MemoryStore {
 
 /// What a hold in memory has to do with its key.
 impl MemoryStore {
-    /// The holder of a key is known. If it has the key `renewed`, the key lasts until `until`.
-    /// `use_end` gets the end of the key ([`Moment::PAST`] if the key is gone already), while no
-    /// control for tests can change it.
+    /// The holder of a key, who has `taken` it then, is known. If it has the key `renewed`, the key
+    /// lasts until that moment. `use_end` gets the end of the key ([`Moment::PAST`] if the key is
+    /// gone already), while no control for tests can change it.
     pub(crate) fn settle(
         &self,
         key: &str,
         token: &str,
+        taken: Moment,
         renewed: Option<Moment>,
         use_end: impl FnOnce(Moment),
     ) {
         let mut keys = self.keys.lock();
         let outage = keys.outage.filter(|_| keys.is_away());
-        let Ok(entry) = keys.of_token(key, token) else { return use_end(Moment::PAST) };
+        let entry = keys.by_name.get_mut(key).filter(|entry| taken < entry.expires && entry.value == token);
+        let Some(entry) = entry else { return use_end(Moment::PAST) };
         if let Some(until) = renewed {
             (entry.renewed, entry.expires) = (true, entry.expires.max(until));
             if let Some(outage) = outage {
@@ -393,7 +406,11 @@ mod tests {
     }
 
     fn is_taken(store: &MemoryStore, key: &str, token: &str) -> bool {
-        matches!(store.claim(wanted(key, token), false), Ok((ClaimReply::Taken { .. }, _)))
+        is_taken_at(Moment::now(), store, key, token)
+    }
+
+    fn is_taken_at(now: Moment, store: &MemoryStore, key: &str, token: &str) -> bool {
+        matches!(store.claim(wanted(key, token), false, now), Ok((ClaimReply::Taken { .. }, _)))
     }
 
     #[test]
@@ -434,8 +451,9 @@ mod tests {
         let counted = std::sync::Arc::clone(&changes);
         store.on_change(move |_| _ = counted.fetch_add(1, Ordering::Relaxed));
         assert!(is_taken(&store, "a", "one"));
-        store.settle("a", "one", Some(Moment::NEVER), |end| assert_eq!(end, Moment::NEVER));
-        assert!(matches!(store.claim(wanted("a", "two"), true), Ok((ClaimReply::Busy(_), Tracking::Direct))));
+        store.settle("a", "one", Moment::now(), Some(Moment::NEVER), |end| assert_eq!(end, Moment::NEVER));
+        let busy = store.claim(wanted("a", "two"), true, Moment::now());
+        assert!(matches!(busy, Ok((ClaimReply::Busy(_), Tracking::Direct))));
         assert_eq!(store.remove("a", "one").unwrap(), Compared::Done);
         assert_eq!(changes.load(Ordering::Relaxed), 1, "the waiter is woken");
         assert!(is_taken(&store, "a", "two"));
@@ -456,15 +474,30 @@ mod tests {
         assert!(keys.iter().all(|key| !is_taken(&store, key, "two") && store.end_of(key, "one").is_some()));
     }
 
+    /// The end that a renewed hold learns. It was `taken` then.
+    fn settled(store: &MemoryStore, key: &str, taken: Moment) -> Moment {
+        let mut of_hold = None;
+        store.settle(key, "one", taken, Some(Moment::NEVER), |end| of_hold = Some(end));
+        of_hold.expect("it is called")
+    }
+
+    /// Its thread was stopped for longer than the lease before the key was taken, or after that.
+    #[test]
+    fn a_hold_that_settles_late_has_its_key_unless_another_thread_has_taken_it() {
+        let (store, asked) = (MemoryStore::new(true), Moment::now().before(Duration::from_secs(61)));
+        assert!(is_taken_at(asked, &store, "a", "one") && is_taken_at(asked, &store, "b", "one"));
+        assert!(store.end_of("a", "one").is_none(), "the lease began when its holder asked");
+        assert!(is_taken(&store, "b", "two"));
+        assert_eq!(settled(&store, "a", asked), Moment::NEVER);
+        assert_eq!(settled(&store, "b", asked), Moment::PAST);
+        assert!(!is_taken(&store, "a", "two"));
+    }
+
     /// The key of a hold is taken, then a control comes, and then the hold learns when it ends.
     #[test]
     fn a_hold_settles_for_what_a_control_has_left_of_its_key() {
         let store = MemoryStore::new(true);
-        let end_of = |key| {
-            let mut of_hold = None;
-            store.settle(key, "one", Some(Moment::NEVER), |end| of_hold = Some(end));
-            of_hold.expect("it is called")
-        };
+        let end_of = |key| settled(&store, key, Moment::now());
         assert!(is_taken(&store, "a", "one") && is_taken(&store, "b", "one") && is_taken(&store, "c", "one"));
         assert_eq!(end_of("a"), Moment::NEVER);
         assert!(store.delete("b").is_some());
@@ -493,7 +526,7 @@ mod tests {
     fn a_renewal_never_shortens_a_lease_and_a_fence_never_repeats() {
         let store = MemoryStore::new(true);
         let numbered = |key| Wanted { counter: Some("counter"), ..wanted(key, "one") };
-        let fence = |key| match store.claim(numbered(key), false) {
+        let fence = |key| match store.claim(numbered(key), false, Moment::now()) {
             Ok((ClaimReply::Taken { fence }, _)) => fence,
             other => panic!("{other:?}"),
         };

@@ -138,6 +138,17 @@ impl Store {
         Ok(Store { place: Where::Servers(Arc::new(router)) })
     }
 
+    /// The time at which a command is sent, or was answered. Memory answers at once, so `before`, a
+    /// moment just before, will do: reading the clock takes a good part of the time of a lock. (If
+    /// the thread is stopped in between, its lease counts from before that. It gets a guard that is
+    /// not valid, as one that is stopped behind the answer.)
+    pub(crate) fn clock(&self, before: Moment) -> Moment {
+        match &self.place {
+            Where::Servers(_) => Moment::now(),
+            Where::Memory(_) => before,
+        }
+    }
+
     /// Speaks to Redis once. In a cluster, any node will do.
     pub(crate) fn ping(&self, deadline: Moment) -> Result<(), Failure> {
         match &self.place {

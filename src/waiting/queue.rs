@@ -83,6 +83,8 @@ pub(super) struct Front {
 #[derive(Debug)]
 pub(crate) struct Start {
     pub(crate) number: u64,
+    /// When the turn starts.
+    pub(crate) at: Moment,
     pub(crate) handed: HandoffOutcome,
     /// For how long to leave the lock to other processes before asking.
     pub(crate) nap: Duration,
@@ -124,7 +126,7 @@ impl WaitQueue {
                 HandoffOutcome::NotTaken | HandoffOutcome::Taken { .. } => {}
             }
             let attempts = Attempts::after(self.silence.clone(), true);
-            return Some(Start { number, handed, nap: Duration::ZERO, crowded: false, attempts });
+            return Some(Start { number, at: now, handed, nap: Duration::ZERO, crowded: false, attempts });
         }
         if !self.is_open(now) || !self.is_next(waiter) {
             return None;
@@ -138,7 +140,7 @@ impl WaitQueue {
         let attempts = Attempts::after(self.silence.clone(), self.answered);
         let nap = self.first_nap(last.filter(|_| is_over), now);
         let crowded = self.past.contention.contention() > 0.0;
-        Some(Start { number, handed: HandoffOutcome::NotTaken, nap, crowded, attempts })
+        Some(Start { number, at: now, handed: HandoffOutcome::NotTaken, nap, crowded, attempts })
     }
 
     /// For how long a turn that starts leaves the lock to other processes: for the nap that

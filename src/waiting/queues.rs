@@ -279,8 +279,8 @@ impl Turn {
     }
 
     /// The thread is about to ask Redis.
-    pub(crate) fn asks(&self) {
-        self.note(|queue| queue.asks(self.number, Moment::now()));
+    pub(crate) fn asks(&self, now: Moment) {
+        self.note(|queue| queue.asks(self.number, now));
     }
 
     /// Redis has answered the thread.
@@ -576,7 +576,7 @@ pub(crate) mod tests {
             queues.join(&name(), &patience, |_, _| Ok(()), |_| answered, |_| (), claim).unwrap_err()
         };
         assert!(matches!(told(false), NoTurn::Busy(None)), "the front has not asked yet");
-        front.asks();
+        front.asks(Moment::now());
         assert!(matches!(told(false), NoTurn::Outage(None)));
         assert!(matches!(told(true), NoTurn::Busy(None)), "the front waits for something else");
         front.failed(Some(&Silence { cause: Some("no answer".into()), ..Silence::new(Moment::PAST, false) }));
