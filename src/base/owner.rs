@@ -144,18 +144,23 @@ pub(crate) fn token_with(owner: &Owner, machine: &str, nonce: u128) -> String {
     if cached.is_err() {
         token.push_str(&Beginning::new(owner, machine).text); // The thread is ending.
     }
-    let bytes = nonce.to_be_bytes();
-    let mut digits = [0; NONCE_DIGITS - 8];
-    for (two, byte) in digits.chunks_exact_mut(2).zip(&bytes[4..]) {
-        two.copy_from_slice(&[digit(byte >> 4), digit(byte & 15)]);
+    let mut digits = [[0; 2]; NONCE_DIGITS / 2];
+    for (two, byte) in digits.iter_mut().zip(nonce.to_be_bytes()) {
+        *two = HEX[usize::from(byte)];
     }
-    token.push_str(str::from_utf8(&digits).unwrap_or_default()); // They are ASCII.
+    token.push_str(str::from_utf8(&digits.as_flattened()[8..]).unwrap_or_default()); // They are ASCII.
     token
 }
 
-fn digit(value: u8) -> u8 {
-    b"0123456789abcdef"[usize::from(value)]
-}
+/// The two digits of each byte.
+static HEX: [[u8; 2]; 256] = {
+    let (digits, mut all, mut byte) = (b"0123456789abcdef", [[0; 2]; 256], 0);
+    while byte < 256 {
+        all[byte] = [digits[byte >> 4], digits[byte & 15]];
+        byte += 1;
+    }
+    all
+};
 
 /// This machine's name, cleaned for a token.
 pub(crate) fn host_name() -> Arc<str> {

@@ -14,7 +14,7 @@ use crate::base::clock::Moment;
 /// together. A fork takes longer than this constant: before the child runs, the kernel copies the
 /// page tables, which takes some 50 us even for a small program. So if a thread read the id within
 /// this time, there was no fork in between.
-const REUSED_FOR: Duration = Duration::from_micros(5);
+const REUSED_FOR: Duration = Duration::from_micros(10);
 
 thread_local! {
     static LAST_READ: Cell<(Moment, u32)> = const { Cell::new((Moment::PAST, 0)) };

@@ -58,7 +58,8 @@ pub(crate) struct Turn {
     name: Arc<str>,
     /// Tells turns apart.
     number: u64,
-    handed_over: bool,
+    /// The turn has ended, or was handed over.
+    is_over: bool,
 }
 
 /// A turn that has just begun, and what its thread finds.
@@ -194,7 +195,7 @@ impl WaitQueues {
     }
 
     fn turn(self: &Arc<WaitQueues>, name: &Arc<str>, number: u64) -> Turn {
-        Turn { queues: Arc::clone(self), name: Arc::clone(name), number, handed_over: false }
+        Turn { queues: Arc::clone(self), name: Arc::clone(name), number, is_over: false }
     }
 }
 
@@ -337,27 +338,30 @@ impl Turn {
         let mut table = self.queues.table.lock();
         let (now, next) = (Moment::now(), table.turns + 1);
         let queue = table.by_name.get_mut(&self.name);
-        self.handed_over = queue.is_some_and(|queue| queue.hand_over(self.number, to, next, handed, now));
-        if self.handed_over {
+        self.is_over = queue.is_some_and(|queue| queue.hand_over(self.number, to, next, handed, now));
+        if self.is_over {
             table.turns = next;
             drop(table);
             to.wake_for_turn();
         }
         let is_open = matches!(handed, HandoffOutcome::Unanswered { .. });
-        (is_open || !self.handed_over).then(|| (to.claim.clone(), is_open))
+        (is_open || !self.is_over).then(|| (to.claim.clone(), is_open))
     }
 }
 
-impl Drop for Turn {
-    fn drop(&mut self) {
-        if self.handed_over {
-            return;
-        }
+impl Turn {
+    /// Ends the turn at this moment: from then on, the lock is free for other processes.
+    pub(crate) fn end(mut self, now: Moment) {
+        self.pass_on(now);
+        self.is_over = true;
+    }
+
+    fn pass_on(&self, now: Moment) {
         let mut table = self.queues.table.lock();
         let Some(queue) = table.by_name.get_mut(&self.name) else {
             return;
         };
-        if !queue.end_turn(self.number, Moment::now()) {
+        if !queue.end_turn(self.number, now) {
             return; // It was passed over, and the turn is another thread's.
         }
         let next = queue.waiting.front().cloned();
@@ -371,6 +375,14 @@ impl Drop for Turn {
         drop(table);
         if let Some(next) = next {
             next.wake_for_turn();
+        }
+    }
+}
+
+impl Drop for Turn {
+    fn drop(&mut self) {
+        if !self.is_over {
+            self.pass_on(Moment::now());
         }
     }
 }
