@@ -122,14 +122,11 @@ impl Begun<'_> {
         // 7. End the turn. If this came before step 3, the next thread would compete with this
         //    release. If it came before step 4, the next thread could hold the lock while this hold
         //    does not count as over yet.
-        let left = match next {
-            Some(next) => turn.settle(&next, handed),
-            None => {
-                turn.end(keeper.store.clock(began));
-                None
-            }
+        let Some(next) = next else {
+            turn.end(keeper.store.clock(began));
+            return result;
         };
-        if let Some((Claim { token, lease, .. }, may_reappear)) = left {
+        if let Some((Claim { token, lease, .. }, may_reappear)) = turn.settle(&next, handed) {
             let (redis_key, gone_by) = (hold.key.in_redis().to_owned(), lease.gone_by(Moment::now()));
             keeper.delete_later(OrphanKey { redis_key, token, gone_by, may_reappear });
         }

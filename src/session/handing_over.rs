@@ -61,7 +61,7 @@ impl Session {
         self.trust(hold)?;
         let name = hold.key.name();
         self.is_not_held(name)?;
-        let turn = turn.take().unwrap_or_else(|| Turn::outside(&self.queues, name));
+        let turn = turn.take().unwrap_or_else(|| Turn::outside(&self.queues));
         Ok(thread_map::enter(self.id, Arc::clone(hold), turn))
     }
 
@@ -138,7 +138,7 @@ impl Session {
         let mut own = None;
         let queue = self.name_in_queue(&key, &mut own);
         let turn = self.queues.join_alone(queue, false);
-        let turn = turn.unwrap_or_else(|| Turn::outside(&self.queues, queue));
+        let turn = turn.unwrap_or_else(|| Turn::outside(&self.queues));
         // A turn outside of the queue is not known there. If nothing else told of this adoption, a
         // shutdown could return while the answer is due, and the program could exit: then the lock
         // would stay taken. So either a shutdown sees that an adoption is under way, and waits for

@@ -81,7 +81,9 @@ impl Session {
         let mut own = None;
         let name = self.name_in_queue(key, &mut own);
         let joined = self.queues.join(name, patience, is_vain, answered_since, run, claim)?;
-        self.counters.waited.add(u64::from(joined.waited));
+        if joined.waited {
+            self.counters.waited.add(1);
+        }
         Ok(joined)
     }
 

@@ -6,12 +6,10 @@
 //! release, its turn is passed over. With its release, a thread may send the claim of the next
 //! thread. That is the hand-off.
 
-use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Duration;
 
 use crate::base::clock::Moment;
-use crate::base::hash::HashMap;
 use crate::base::holder::Holder;
 use crate::base::sync::{Condvar, Mutex, MutexGuard};
 use crate::hold::Hold;
@@ -20,11 +18,9 @@ use crate::waiting::handoff::{Claim, HandoffOutcome};
 use crate::waiting::patience::{Patience, Silence};
 use crate::waiting::place::{Errand, Place, Step};
 use crate::waiting::queue::{Start, WaitQueue};
+use crate::waiting::table::Table;
 use crate::waiting::waiter::{Cores, Waiter};
 use crate::waiting::waits::Waits;
-
-/// How many queues a manager keeps once no thread of this process wants their keys any more.
-const REMEMBERED: usize = 8;
 
 /// The queues of one manager.
 #[derive(Debug, Default)]
@@ -37,25 +33,14 @@ pub(crate) struct WaitQueues {
     changed: Condvar,
 }
 
-#[derive(Debug, Default)]
-struct Table {
-    /// The queues in which a thread has the turn or waits for it, and those in `ended`.
-    by_name: HashMap<Arc<str>, WaitQueue>,
-    /// How many turns have started.
-    turns: u64,
-    /// A thread waits until the queues have ended.
-    is_watched: bool,
-    /// The keys whose queues ended last, the latest at the end. A thread may want such a key again
-    /// by now.
-    ended: VecDeque<Arc<str>>,
-}
-
 /// The right to talk to Redis about a key, and to hold its lock. When it is dropped, the next
 /// thread has it.
 #[derive(Debug)]
 pub(crate) struct Turn {
     queues: Arc<WaitQueues>,
-    name: Arc<str>,
+    /// The place of the key's queue. If the turn was passed over, another key's queue may be there
+    /// by now, in which no turn has this number.
+    place: usize,
     /// Tells turns apart.
     number: u64,
     /// The turn has ended, or was handed over.
@@ -106,8 +91,9 @@ impl WaitQueues {
         claim: impl FnOnce() -> Claim,
     ) -> Result<Joined, NoTurn> {
         let mut table = self.table.lock();
-        if let Some(start) = table.start_turn(name, None, patience.once, Moment::now()) {
-            return Ok(Joined { turn: self.turn(name, start.number), start, waited: false });
+        let at = table.place(name);
+        if let Some(start) = table.start_turn(at, None, patience.once, Moment::now()) {
+            return Ok(Joined { turn: self.turn(at, start.number), start, waited: false });
         }
         if patience.once {
             let queue = table.queue(name);
@@ -119,9 +105,9 @@ impl WaitQueues {
         let mut place = Place::new(&me, patience, Waits::are_announced());
         loop {
             let now = Moment::now();
-            if let Some(start) = table.start_turn(name, Some(&me), false, now) {
+            if let Some(start) = table.start_turn(at, Some(&me), false, now) {
                 notify_first(table, name); // The thread behind may have to stay awake.
-                return Ok(Joined { turn: self.turn(name, start.number), start, waited: true });
+                return Ok(Joined { turn: self.turn(at, start.number), start, waited: true });
             }
             let cores_are_free = self.cores.are_free(now);
             match place.next_step(table.queue(name), &is_vain, &answered_since, cores_are_free, now) {
@@ -146,13 +132,13 @@ impl WaitQueues {
     pub(crate) fn join_alone(self: &Arc<WaitQueues>, name: &Arc<str>, if_calm: bool) -> Option<Turn> {
         let mut table = self.table.lock();
         let may_start = |queue: &WaitQueue| queue.is_idle() && (!if_calm || queue.is_calm());
-        if !table.by_name.get(name).is_none_or(may_start) {
+        if !table.of(name).is_none_or(may_start) {
             return None;
         }
-        let (number, now) = (table.turns + 1, Moment::now());
-        table.queue(name).start_turn(number, None, false, now)?;
+        let (at, number) = (table.place(name), table.turns + 1);
+        table.queue(name).start_turn(number, None, false, Moment::now())?;
         table.turns = number;
-        Some(self.turn(name, number))
+        Some(self.turn(at, number))
     }
 
     /// Wakes the first waiter, since the hold in front is lost.
@@ -163,7 +149,7 @@ impl WaitQueues {
     /// Wakes all waiters: those whose wait was stopped leave, and the others sleep again.
     pub(crate) fn wake_all(&self) {
         let table = self.table.lock();
-        let waiting = table.by_name.values().flat_map(|queue| &queue.waiting);
+        let waiting = table.all().flat_map(|(_, queue)| &queue.waiting);
         waiting.for_each(|waiter| _ = waiter.woken.notify_one());
     }
 
@@ -172,7 +158,7 @@ impl WaitQueues {
     pub(crate) fn wait_until(&self, is_good: impl Fn(&str, &WaitQueue) -> bool, deadline: Moment) -> bool {
         let mut table = self.table.lock();
         table.is_watched = true;
-        while !table.by_name.iter().all(|(name, queue)| queue.is_idle() || is_good(name, queue)) {
+        while !table.all().all(|(name, queue)| queue.is_idle() || is_good(name, queue)) {
             let now = Moment::now();
             if deadline <= now {
                 return false;
@@ -185,61 +171,23 @@ impl WaitQueues {
     /// The holds of the threads that have a turn, and can trust them.
     pub(crate) fn holds(&self, now: Moment) -> Vec<Arc<Hold>> {
         let table = self.table.lock();
-        let holds = table.by_name.values().filter_map(WaitQueue::hold);
+        let holds = table.all().filter_map(|(_, queue)| queue.hold());
         holds.filter(|hold| hold.is_valid(now)).map(Arc::clone).collect()
     }
 
     /// Who has this lock, as far as this process knows without asking.
     pub(crate) fn holder(&self, name: &str, now: Moment) -> Option<Holder> {
-        self.table.lock().by_name.get(name)?.holder(now)
+        self.table.lock().of(name)?.holder(now)
     }
 
-    fn turn(self: &Arc<WaitQueues>, name: &Arc<str>, number: u64) -> Turn {
-        Turn { queues: Arc::clone(self), name: Arc::clone(name), number, is_over: false }
-    }
-}
-
-impl Table {
-    fn queue(&mut self, name: &Arc<str>) -> &mut WaitQueue {
-        self.by_name.entry(Arc::clone(name)).or_default()
-    }
-
-    /// A queue has ended. Keeps it for a while, and drops the one that ended first.
-    fn keep_for_a_while(&mut self, name: &Arc<str>) {
-        if self.ended.back() == Some(name) {
-            return;
-        }
-        // Keys that threads want again are not for this list to drop.
-        let by_name = &mut self.by_name;
-        self.ended.retain(|it| it != name && by_name.get(it).is_some_and(WaitQueue::is_idle));
-        self.ended.push_back(Arc::clone(name));
-        if self.ended.len() > REMEMBERED {
-            self.ended.pop_front().map(|first| by_name.remove(&first));
-        }
-    }
-
-    /// Starts a turn, if it has come. If the thread asks Redis at once, that is noted here.
-    fn start_turn(
-        &mut self,
-        name: &Arc<str>,
-        waiter: Option<&Arc<Waiter>>,
-        once: bool,
-        now: Moment,
-    ) -> Option<Start> {
-        let number = self.turns + 1;
-        let queue = self.queue(name);
-        let start = queue.start_turn(number, waiter, once, now)?;
-        if start.asks_at_once() {
-            queue.asks(start.number, now);
-        }
-        self.turns = self.turns.max(start.number);
-        Some(start)
+    fn turn(self: &Arc<WaitQueues>, place: usize, number: u64) -> Turn {
+        Turn { queues: Arc::clone(self), place, number, is_over: false }
     }
 }
 
 /// Has the first waiter look again.
 fn notify_first(table: MutexGuard<'_, Table>, name: &str) {
-    let first = table.by_name.get(name).and_then(|queue| queue.waiting.front().cloned());
+    let first = table.of(name).and_then(|queue| queue.waiting.front().cloned());
     notify(first, table);
 }
 
@@ -254,8 +202,8 @@ fn notify(waiter: Option<Arc<Waiter>>, table: MutexGuard<'_, Table>) {
 impl Turn {
     /// For a thread that has a lock, though another thread of this process has the turn. Nothing
     /// waits for the end of this turn. It is like one that was passed over.
-    pub(crate) fn outside(queues: &Arc<WaitQueues>, name: &Arc<str>) -> Turn {
-        queues.turn(name, OUTSIDE)
+    pub(crate) fn outside(queues: &Arc<WaitQueues>) -> Turn {
+        queues.turn(usize::MAX, OUTSIDE)
     }
 
     pub(crate) fn is_outside(&self) -> bool {
@@ -265,13 +213,13 @@ impl Turn {
     /// For how long to leave the lock to other processes before the next attempt.
     pub(crate) fn nap(&self) -> Duration {
         let mut table = self.queues.table.lock();
-        table.by_name.get_mut(&self.name).map_or(Duration::ZERO, |queue| queue.nap(self.number))
+        table.at(self.place).map_or(Duration::ZERO, |queue| queue.nap(self.number))
     }
 
     /// The thread has the lock. Its turn lasts as long as the hold.
     pub(crate) fn holds(&self, hold: &Arc<Hold>) {
         let mut table = self.queues.table.lock();
-        if let Some(queue) = table.by_name.get_mut(&self.name) {
+        if let Some(queue) = table.at(self.place) {
             queue.holds(self.number, hold, hold.acquired.answered);
         }
         if table.is_watched {
@@ -296,7 +244,7 @@ impl Turn {
     }
 
     fn note(&self, note: impl FnOnce(&mut WaitQueue)) {
-        if let Some(queue) = self.queues.table.lock().by_name.get_mut(&self.name) {
+        if let Some(queue) = self.queues.table.lock().at(self.place) {
             note(queue);
         }
     }
@@ -321,7 +269,7 @@ impl Turn {
     /// returned.
     pub(crate) fn hand_off(&self, limit: Duration, now: Moment, answer_by: Moment) -> Option<Arc<Waiter>> {
         let mut table = self.queues.table.lock();
-        let queue = table.by_name.get_mut(&self.name)?;
+        let queue = table.at(self.place)?;
         let to = queue.hand_off(self.number, limit, now, answer_by);
         notify(queue.waiting.front().cloned(), table);
         to
@@ -337,7 +285,7 @@ impl Turn {
         }
         let mut table = self.queues.table.lock();
         let (now, next) = (Moment::now(), table.turns + 1);
-        let queue = table.by_name.get_mut(&self.name);
+        let queue = table.at(self.place);
         self.is_over = queue.is_some_and(|queue| queue.hand_over(self.number, to, next, handed, now));
         if self.is_over {
             table.turns = next;
@@ -358,7 +306,7 @@ impl Turn {
 
     fn pass_on(&self, now: Moment) {
         let mut table = self.queues.table.lock();
-        let Some(queue) = table.by_name.get_mut(&self.name) else {
+        let Some(queue) = table.at(self.place) else {
             return;
         };
         if !queue.end_turn(self.number, now) {
@@ -367,7 +315,7 @@ impl Turn {
         let next = queue.waiting.front().cloned();
         if next.is_none() {
             queue.end();
-            table.keep_for_a_while(&self.name);
+            table.ended(self.place);
             if table.is_watched {
                 self.queues.changed.notify_all();
             }
@@ -396,6 +344,7 @@ pub(crate) mod tests {
     use crate::base::options::Lease;
     use crate::hold::tests::sample;
     use crate::waiting::patience::tests::until;
+    use crate::waiting::table::REMEMBERED;
 
     impl WaitQueues {
         /// Takes a turn that no thread has or waits for.
@@ -452,7 +401,7 @@ pub(crate) mod tests {
             drop(at_once(&queues, &other).unwrap());
             drop(at_once(&queues, &"one".into()).unwrap());
         }
-        let known = || queues.table.lock().by_name.len();
+        let known = || queues.table.lock().known();
         assert_eq!(known(), 1 + REMEMBERED);
         drop(wanted);
         assert_eq!(known(), REMEMBERED);
@@ -507,7 +456,7 @@ pub(crate) mod tests {
             thread.join().unwrap();
         }
         assert_eq!(order.try_iter().collect::<Vec<_>>(), (0..8).collect::<Vec<_>>());
-        assert!(queues.table.lock().by_name.values().all(WaitQueue::is_idle));
+        assert!(queues.table.lock().all().all(|(_, queue)| queue.is_idle()));
     }
 
     #[test]
@@ -618,7 +567,7 @@ pub(crate) mod tests {
         assert!(matches!(told(), NoTurn::Outage(Some(cause)) if &*cause == "no answer"));
         assert!(Moment::now().since(began) >= tolerate_outage);
         drop(front);
-        assert!(queues.table.lock().by_name.values().all(WaitQueue::is_idle));
+        assert!(queues.table.lock().all().all(|(_, queue)| queue.is_idle()));
     }
 
     #[test]
