@@ -72,7 +72,7 @@ impl Adoption<'_> {
     }
 
     /// One try. Leaves its connection in `used`, so that a deletion can be written behind the try.
-    fn ask(&self, used: &mut Option<Connection>) -> Result<(AdoptReply, AcquiredAt), Failure> {
+    fn ask<'a>(&'a self, used: &mut Option<Connection<'a>>) -> Result<(AdoptReply, AcquiredAt), Failure> {
         let key = self.key.in_redis();
         let connection = used.insert(self.store.checkout(key, self.deadline)?);
         let sent = Moment::now();

@@ -179,7 +179,7 @@ impl<'a> PendingClaim<'a> {
     }
 
     /// Handles the answer that Redis has stored the token. The command was sent at `sent`.
-    fn taken(&mut self, connection: Connection, fence: u64, sent: Moment) -> Result<Answer, Failure> {
+    fn taken(&mut self, connection: Connection<'_>, fence: u64, sent: Moment) -> Result<Answer, Failure> {
         let AcquireContext { store, key, lease, .. } = self.context;
         let answered = store.clock(sent);
         let Some(token) = self.token.take_if(|_| answered < lease.valid_until(sent)) else {
@@ -194,7 +194,7 @@ impl<'a> PendingClaim<'a> {
 
     /// Removes a token whose `SET` was answered after the lease was over. Even if the removal has
     /// no answer, Redis executes it before any later command on this connection.
-    fn too_late(&mut self, mut connection: Connection) -> Failure {
+    fn too_late(&mut self, mut connection: Connection<'_>) -> Failure {
         let token = self.token.as_deref().unwrap_or_default();
         if let Err(failure) = connection.remove(self.context.key.in_redis(), token, self.deadline) {
             self.give_up();
@@ -205,7 +205,7 @@ impl<'a> PendingClaim<'a> {
     }
 
     /// Gives up the token if Redis may have executed its `SET`, or may still do so.
-    fn note_lost_answer(&mut self, connection: Connection, failure: &Failure) {
+    fn note_lost_answer(&mut self, connection: Connection<'_>, failure: &Failure) {
         if let (Fate::Unknown { link_stands }, Some(token)) = (failure.fate(), &self.token) {
             if link_stands {
                 connection.abandon(self.context.key.in_redis(), token);

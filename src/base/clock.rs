@@ -39,7 +39,10 @@ impl Moment {
 
     /// Saturates at [`Moment::NEVER`], so that a wait of `Duration::MAX` has no limit.
     pub(crate) fn after(self, span: Duration) -> Moment {
-        let nanos = u64::try_from(span.as_nanos()).unwrap_or(u64::MAX);
+        self.after_nanos(u64::try_from(span.as_nanos()).unwrap_or(u64::MAX))
+    }
+
+    pub(crate) fn after_nanos(self, nanos: u64) -> Moment {
         Moment(self.0.saturating_add(nanos))
     }
 

@@ -78,7 +78,7 @@ impl Renewal {
     /// The time from one renewal to the next. `None` if renewal is off. At most half the lease:
     /// even if `extend` has shortened the lease, one renewal can fail without losing the hold.
     pub(crate) fn every(&self, lease: Lease) -> Option<Duration> {
-        let every = self.every.unwrap_or(lease.0 / 3).min(lease.0 / 2);
+        let every = self.every.unwrap_or(lease.time() / 3).min(lease.time() / 2);
         self.on.then_some(every)
     }
 }
@@ -302,26 +302,26 @@ pub(crate) fn invalid_option(
     Error::InvalidOption { option, value: Some(format!("{value:?}")), reason }
 }
 
-/// How long Redis keeps a key without renewal, in whole milliseconds.
+/// How long Redis keeps a key without renewal, in milliseconds.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Lease(Duration);
+pub(crate) struct Lease(u64);
 
 impl Lease {
     /// Redis counts whole milliseconds, so a fraction of a millisecond is cut off.
     pub(crate) fn new(asked: Duration) -> Lease {
-        Lease(Duration::from_millis(u64::try_from(asked.as_millis()).unwrap_or(u64::MAX)))
+        Lease(u64::try_from(asked.as_millis()).unwrap_or(u64::MAX))
     }
 
     pub(crate) fn from_millis(millis: u64) -> Lease {
-        Lease(Duration::from_millis(millis))
+        Lease(millis)
     }
 
     pub(crate) fn time(self) -> Duration {
-        self.0
+        Duration::from_millis(self.0)
     }
 
     pub(crate) fn millis(self) -> u64 {
-        u64::try_from(self.0.as_millis()).unwrap_or(u64::MAX)
+        self.0
     }
 
     /// Until when a hold may be trusted if the command that set this lease was sent at `sent`.
@@ -331,13 +331,17 @@ impl Lease {
     /// expires keys in whole milliseconds. The Redlock description has the same margin,
     /// <https://redis.io/docs/latest/develop/use/patterns/distributed-locks/>.
     pub(crate) fn valid_until(self, sent: Moment) -> Moment {
-        let margin = self.0 / 100 + Duration::from_millis(2);
-        sent.after(self.0.saturating_sub(margin))
+        let lease = self.nanos();
+        sent.after_nanos(lease.saturating_sub(lease / 100 + 2_000_000))
     }
 
     /// When the key has certainly expired, if Redis set this lease no later than `answered`.
     pub(crate) fn gone_by(self, answered: Moment) -> Moment {
-        answered.after(self.0)
+        answered.after_nanos(self.nanos())
+    }
+
+    fn nanos(self) -> u64 {
+        self.0.saturating_mul(1_000_000)
     }
 }
 

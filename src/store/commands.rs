@@ -12,12 +12,12 @@ use crate::store::reply::{AdoptReply, ClaimReply, Compared, Seen, Tracking};
 use crate::store::wanted::Wanted;
 
 /// The way to the store that has a key. What the commands mean: [`ServerConnection`].
-pub(crate) enum Connection {
+pub(crate) enum Connection<'a> {
     To(ServerConnection),
-    Memory(Arc<MemoryStore>),
+    Memory(&'a MemoryStore),
 }
 
-impl Connection {
+impl Connection<'_> {
     /// The node at the other end. `None` in memory.
     pub(crate) fn node(&self) -> Option<&Arc<Node>> {
         match self {
@@ -27,11 +27,11 @@ impl Connection {
     }
 
     /// True if the other end has answered since `moment`, over a connection that has gone back to
-    /// the pool. Memory has, unless it is away.
+    /// the pool. Memory answers at once.
     pub(crate) fn answered_since(&self, moment: Moment) -> bool {
         match self {
             Connection::To(server) => server.node().answered_since(moment),
-            Connection::Memory(memory) => !memory.is_away(),
+            Connection::Memory(_) => true,
         }
     }
 

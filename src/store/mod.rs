@@ -159,19 +159,19 @@ impl Store {
 
     /// Borrows a connection to the server that has this key. Waits for one and connects if
     /// necessary, until the deadline.
-    pub(crate) fn checkout(&self, key: &str, deadline: Moment) -> Result<Connection, Failure> {
+    pub(crate) fn checkout(&self, key: &str, deadline: Moment) -> Result<Connection<'_>, Failure> {
         match &self.place {
             Where::Servers(router) => router.checkout(key, deadline).map(Connection::To),
-            Where::Memory(memory) => Ok(Connection::Memory(Arc::clone(memory))),
+            Where::Memory(memory) => Ok(Connection::Memory(memory)),
         }
     }
 
     /// Opens a connection outside the pool, for a command that must not go over a connection that
     /// may be dead.
-    pub(crate) fn connect(&self, key: &str, deadline: Moment) -> Result<Connection, Failure> {
+    pub(crate) fn connect(&self, key: &str, deadline: Moment) -> Result<Connection<'_>, Failure> {
         match &self.place {
             Where::Servers(router) => router.connect(key, deadline).map(Connection::To),
-            Where::Memory(memory) => Ok(Connection::Memory(Arc::clone(memory))),
+            Where::Memory(memory) => Ok(Connection::Memory(memory)),
         }
     }
 

@@ -50,7 +50,7 @@ impl Store {
         all: &[T],
         key: impl Fn(&T) -> String,
         deadline: Moment,
-        send: impl Fn(Connection, &[T]) -> Result<Vec<Result<A, Failure>>, Failure>,
+        send: impl Fn(Connection<'_>, &[T]) -> Result<Vec<Result<A, Failure>>, Failure>,
     ) -> Vec<Result<A, Failure>> {
         let mut answers: Vec<_> = all.iter().map(|_| None).collect();
         while let Some(first) = answers.iter().position(Option::is_none) {

@@ -147,6 +147,9 @@ impl Contention {
     /// How many other processes want the lock, as far as was seen.
     #[expect(clippy::cast_precision_loss, reason = "sixteen at most")]
     pub(crate) fn contention(&self) -> f64 {
+        if self.seen.is_empty() {
+            return 0.0;
+        }
         let is_first = |at: &usize| !self.seen[..*at].contains(&self.seen[*at]);
         let (many, kinds) = (self.seen.len(), (0..self.seen.len()).filter(is_first).count());
         kinds as f64 * (many as f64 / (2 * (many - kinds) + 1) as f64).max(1.0)
