@@ -56,7 +56,7 @@ pub(crate) enum Answer {
 
 /// The tokens of one acquisition: that of the next attempt, and the last one that was given up.
 pub(super) struct PendingClaim<'a> {
-    context: AcquireContext<'a>,
+    context: &'a AcquireContext<'a>,
     /// The token of the next attempt. Redis does not hold it, and no command with it can still be
     /// executed. `None` until an attempt draws one.
     token: Option<String>,
@@ -73,7 +73,7 @@ pub(super) struct PendingClaim<'a> {
 impl<'a> PendingClaim<'a> {
     /// `handed` says what became of `claim` if the thread in front was to send it.
     pub(super) fn new(
-        context: AcquireContext<'a>,
+        context: &'a AcquireContext<'a>,
         claim: Claim,
         handed: HandoffOutcome,
         tracks: bool,
@@ -109,7 +109,7 @@ impl<'a> PendingClaim<'a> {
 
     /// Asks for the lock. With `look`, the answer says who has it.
     fn claim(&mut self, look: bool, since: &mut Moment) -> Result<Answer, Failure> {
-        let AcquireContext { store, listeners, key, lease, .. } = self.context;
+        let AcquireContext { store, listeners, key, lease, .. } = *self.context;
         let token = match self.token.take() {
             Some(token) => token,
             None => fresh_token(self.context.owner, self.context.machine).map_err(Failure::not_sent)?,
@@ -180,7 +180,7 @@ impl<'a> PendingClaim<'a> {
 
     /// Handles the answer that Redis has stored the token. The command was sent at `sent`.
     fn taken(&mut self, connection: Connection<'_>, fence: u64, sent: Moment) -> Result<Answer, Failure> {
-        let AcquireContext { store, key, lease, .. } = self.context;
+        let AcquireContext { store, key, lease, .. } = *self.context;
         let answered = store.clock(sent);
         let Some(token) = self.token.take_if(|_| answered < lease.valid_until(sent)) else {
             warn!(
@@ -216,7 +216,7 @@ impl<'a> PendingClaim<'a> {
 
     /// Never uses the token again. Redis may hold it now or later, so the keeper has to delete it.
     fn give_up(&mut self) {
-        let AcquireContext { keeper, key, lease, .. } = self.context;
+        let AcquireContext { keeper, key, lease, .. } = *self.context;
         if let Some(token) = self.token.take() {
             self.given_up = Some(token.clone());
             let gone_by = lease.gone_by(Moment::now());

@@ -42,7 +42,6 @@ pub(crate) use crate::acquire::step::Ask;
 const DEAD_HOLDER_CHECK: Duration = Duration::from_millis(50);
 
 /// Which lock to take, for which owner, and by what means.
-#[derive(Clone, Copy)]
 pub(crate) struct AcquireContext<'a> {
     pub(crate) store: &'a Store,
     pub(crate) listeners: &'a Listeners,
@@ -86,7 +85,7 @@ pub(crate) fn busy(key: &Key, patience: &Patience, holder: Option<Holder>, cause
 /// Takes the lock for the thread that has the turn. If the lock was handed off to that thread, and
 /// the lease still lasts, no command is needed.
 pub(crate) fn acquire(
-    context: AcquireContext<'_>,
+    context: &AcquireContext<'_>,
     patience: &Patience,
     joined: &Joined,
     claim: Claim,
@@ -108,7 +107,7 @@ pub(crate) fn acquire(
 /// `has_given_up`: before the first attempt, this thread has given up a token that may keep the
 /// lock busy.
 pub(crate) fn ask_until_taken(
-    context: AcquireContext<'_>,
+    context: &AcquireContext<'_>,
     patience: &Patience,
     joined: &Joined,
     has_given_up: bool,
@@ -140,7 +139,7 @@ fn expects_busy(patience: &Patience, joined: &Joined, has_given_up: bool) -> boo
 
 /// One acquisition, over as many attempts as it takes.
 struct Acquisition<'a> {
-    context: AcquireContext<'a>,
+    context: &'a AcquireContext<'a>,
     patience: &'a Patience,
     joined: &'a Joined,
     turn: &'a Turn,
@@ -231,7 +230,7 @@ impl Acquisition<'_> {
     }
 
     fn register(&mut self) -> &Registration<'_> {
-        let AcquireContext { listeners, key, .. } = self.context;
+        let AcquireContext { listeners, key, .. } = *self.context;
         self.registration.get_or_insert_with(|| listeners.wakeups.register(key.in_redis()))
     }
 
@@ -251,7 +250,7 @@ impl Acquisition<'_> {
         (self.context.sleeps)(self.progress.holder());
         let woken = self.sleeps_until_woken(until);
         if long && !woken && until <= Moment::now() {
-            let AcquireContext { listeners, key, .. } = self.context;
+            let AcquireContext { listeners, key, .. } = *self.context;
             self.progress.not_woken(listeners.of_key(key.in_redis()).and_then(|it| it.client_id()));
         }
         if tracked {
@@ -298,7 +297,7 @@ impl Acquisition<'_> {
         }
         self.report_missed_change(holder.as_ref());
         if !self.patience.once {
-            let AcquireContext { store, listeners, counters, key, .. } = self.context;
+            let AcquireContext { store, listeners, counters, key, .. } = *self.context;
             if let Some(node) = store.node_of(key.in_redis()) {
                 listeners.start(&node);
             }
@@ -324,7 +323,7 @@ impl Acquisition<'_> {
     /// True if the holder has certainly died, and the options allow this thread to take its lock
     /// over.
     fn is_dead(&self, holder: &Holder) -> bool {
-        let AcquireContext { owner, machine, reclaim_dead, .. } = self.context;
+        let AcquireContext { owner, machine, reclaim_dead, .. } = *self.context;
         reclaim_dead && machine::is_dead(holder.raw(), owner.host(), machine)
     }
 
@@ -332,7 +331,7 @@ impl Acquisition<'_> {
     /// says that it has done so. A lost answer does no harm: the next attempt finds out whether the
     /// key is gone.
     fn reclaim(&self, holder: &Holder) -> bool {
-        let AcquireContext { store, counters, key, .. } = self.context;
+        let AcquireContext { store, counters, key, .. } = *self.context;
         let deadline = self.patience.deadline;
         let removed = store
             .checkout(key.in_redis(), deadline)
@@ -350,7 +349,7 @@ impl Acquisition<'_> {
 
     /// Makes the listener reconnect if it has missed a change.
     fn report_missed_change(&mut self, holder: Option<&Holder>) {
-        let AcquireContext { listeners, key, .. } = self.context;
+        let AcquireContext { listeners, key, .. } = *self.context;
         if let Some(number) = self.progress.missed_change(holder)
             && let Some(listener) = listeners.of_key(key.in_redis())
         {
@@ -360,7 +359,7 @@ impl Acquisition<'_> {
 
     /// Records that an attempt failed, and decides what to do next.
     fn failed(&mut self, failure: Failure, since: Moment) -> Step {
-        let AcquireContext { store, key, .. } = self.context;
+        let AcquireContext { store, key, .. } = *self.context;
         let answered_since = |since| store.answered_since(key.in_redis(), since);
         let now = Moment::now();
         let kind = self.progress.failed(&failure, since, now, answered_since);
@@ -376,7 +375,7 @@ impl Acquisition<'_> {
 
     /// The error that the caller gets.
     fn error(&self, end: End) -> Error {
-        let AcquireContext { store, key, .. } = self.context;
+        let AcquireContext { store, key, .. } = *self.context;
         match end {
             End::Busy { holder, failure } => {
                 if failure.is_some() {
@@ -455,7 +454,7 @@ mod tests {
             let turn =
                 self.keeper.queues.join(self.key.name(), patience, |_, _| Ok(()), |_| true, |_| (), no_claim);
             let turn = turn.expect("nobody is in the queue");
-            let taken = ask_until_taken(self.context(), patience, &turn, false, |ask, _| {
+            let taken = ask_until_taken(&self.context(), patience, &turn, false, |ask, _| {
                 asked.push(ask);
                 let answer = answers.next().expect("there are more attempts than answers");
                 Attempt { since: Moment::now(), answer, has_given_up: false }
@@ -596,7 +595,7 @@ mod tests {
                 .unwrap();
             joined.start.handed = HandoffOutcome::Taken { sent, answered: sent, fence: 0 };
             let claim = Claim { token: "handed".to_owned(), lease: Lease::new(LEASE), counter: None };
-            let taken = acquire(rig.context(), &patience, &joined, claim);
+            let taken = acquire(&rig.context(), &patience, &joined, claim);
             assert_eq!(taken.is_ok(), is_taken, "{taken:?}");
             let orphan = rig.keeper.work.lock().leases.orphans.next() < Moment::NEVER;
             assert_eq!(orphan, !is_taken, "the keeper deletes a token whose lease is over");

@@ -60,7 +60,7 @@ impl Session {
             sleeps: &|holder| listed.announce(holder),
             poll_every: self.settings.poll_every,
         };
-        let taken = acquire(context, patience, &joined, claim)?;
+        let taken = acquire(&context, patience, &joined, claim)?;
         Ok((joined.turn, taken))
     }
 

@@ -374,12 +374,13 @@ impl WaitQueue {
 
     /// Ends a turn. False if it was passed over, so that another thread has the turn now.
     pub(super) fn end_turn(&mut self, number: u64, now: Moment) -> bool {
-        let Some(last) = self.front.take_if(|front| front.number == number) else {
+        let Some(last) = self.front.as_ref().filter(|front| front.number == number) else {
             return false;
         };
         self.last_was_short = now.since(last.started) < AWAKE;
         self.past.budget = Some(last.budget.released(now));
         self.past.contention.ended(now);
+        self.front = None;
         true
     }
 }
