@@ -31,7 +31,7 @@ use crate::waiting::deadlocks::IsVain;
 use crate::waiting::handoff::{Claim, HandoffOutcome};
 use crate::waiting::listeners::Listeners;
 use crate::waiting::patience::{Kind, Patience};
-use crate::waiting::queues::{Joined, Turn};
+use crate::waiting::queues::Joined;
 use crate::waiting::wakeups::Registration;
 
 pub(crate) use crate::acquire::adopt::Adoption;
@@ -125,11 +125,8 @@ pub(crate) fn ask_until_taken(
     }
     let (lease, attempts) = (context.lease.time(), joined.start.attempts.clone());
     let progress = Progress::new(patience, lease, context.poll_every, attempts);
-    Acquisition { context, patience, joined, turn: &joined.turn, progress, registration: None }.run(
-        has_given_up,
-        first,
-        attempt,
-    )
+    let acquisition = Acquisition { context, patience, joined, progress, registration: None };
+    acquisition.run(has_given_up, first, attempt)
 }
 
 /// True if the lock is probably busy, so that the first attempt also asks who has it.
@@ -142,7 +139,6 @@ struct Acquisition<'a> {
     context: &'a AcquireContext<'a>,
     patience: &'a Patience,
     joined: &'a Joined,
-    turn: &'a Turn,
     progress: Progress<'a>,
     /// Where wake-ups arrive.
     registration: Option<Registration<'a>>,
@@ -170,7 +166,7 @@ impl Acquisition<'_> {
                 return Err(self.error(end));
             }
             let now = Moment::now();
-            self.turn.asks(now);
+            self.joined.turn.asks(now);
             // Earlier wake-ups are forgotten: the answer to this attempt is newer than the changes
             // that caused them.
             if self.registration.as_ref().is_some_and(Registration::forget) {
@@ -203,7 +199,7 @@ impl Acquisition<'_> {
             }
             Ok(Answer::Busy { holder, tracked }) => self.busy(holder, tracked, tried.since),
             Ok(Answer::NotAString) => {
-                self.turn.answered();
+                self.joined.turn.answered();
                 Step::GiveUp(End::NotALock { found: NOT_A_STRING.to_owned() })
             }
             Err(failure) => self.failed(failure, tried.since),
@@ -254,7 +250,7 @@ impl Acquisition<'_> {
             self.progress.not_woken(listeners.of_key(key.in_redis()).and_then(|it| it.client_id()));
         }
         if tracked {
-            self.nap(self.turn.nap());
+            self.nap(self.joined.turn.nap());
         }
     }
 
@@ -286,7 +282,7 @@ impl Acquisition<'_> {
     /// Handles the answer that the lock is busy.
     fn busy(&mut self, holder: Option<Holder>, tracked: bool, since: Moment) -> Step {
         self.progress.answered();
-        self.turn.answered();
+        self.joined.turn.answered();
         if let Some(holder) = &holder {
             if let Some(end) = self.examine(holder, since) {
                 return Step::GiveUp(end);
@@ -315,7 +311,7 @@ impl Acquisition<'_> {
         let end = self.progress.examine(holder, now);
         if end.is_none() {
             let of_this_process = holder.owner().is_some_and(|owner| owner.pid() == pid);
-            self.turn.saw(holder, now.since(since), of_this_process);
+            self.joined.turn.saw(holder, now.since(since), of_this_process);
         }
         end
     }
@@ -364,7 +360,7 @@ impl Acquisition<'_> {
         let now = Moment::now();
         let kind = self.progress.failed(&failure, since, now, answered_since);
         if kind != Kind::OutOfTime {
-            self.turn.failed(self.progress.silence());
+            self.joined.turn.failed(self.progress.silence());
         }
         let step = self.progress.after_failure(failure, kind, now);
         if let Some(failure) = self.progress.failure() {
@@ -379,13 +375,13 @@ impl Acquisition<'_> {
         match end {
             End::Busy { holder, failure } => {
                 if failure.is_some() {
-                    self.turn.failed(None); // The time was too short to say anything about Redis.
+                    self.joined.turn.failed(None); // The time was too short to say anything about Redis.
                 }
                 busy(key, self.patience, holder, failure.map(Failure::into_cause))
             }
             End::Unavailable { failure, final_answer } => {
                 if final_answer {
-                    self.turn.answered();
+                    self.joined.turn.answered();
                 }
                 store.error(Some(key), "taking", failure)
             }

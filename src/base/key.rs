@@ -13,7 +13,7 @@ pub(crate) const NOT_A_STRING: &str = "a value that is not a string";
 
 /// A lock's name as the caller has it. A [`Lock`](crate::Lock) has its key already, so that taking
 /// the lock copies no text.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy)]
 pub(crate) enum Name<'a> {
     Given(&'a str),
     Of(&'a UncheckedKey),

@@ -55,7 +55,10 @@ impl Session {
         let deleted = deleted.map_err(|failure| self.call_failed("force-unlocking", &key, failure))?;
         if let Some(holder) = &deleted {
             self.keeper.lose_token(holder.raw(), LostCause::Deleted);
-            warn!(target: "relatch::force_unlock", "lock {name:?} was force-unlocked, it was held by {holder}");
+            warn!(
+                target: "relatch::force_unlock",
+                "lock {:?} was force-unlocked, it was held by {holder}", key.name()
+            );
         }
         // Redis sends no invalidation to the waiters of this process that poll.
         self.listeners.wakeups.wake(key.in_redis().as_bytes());

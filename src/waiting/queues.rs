@@ -473,6 +473,24 @@ pub(crate) mod tests {
         assert!(at_once(&queues, &name()).is_some());
     }
 
+    /// The place of a queue that nobody needs is given to another key.
+    #[test]
+    fn a_turn_that_was_passed_over_ends_no_turn_of_another_key() {
+        let queues = Arc::new(WaitQueues::default());
+        let zombie = at_once(&queues, &name()).unwrap();
+        let hold = Arc::new(sample("key", Duration::from_millis(20), Moment::now()));
+        zombie.holds(&hold);
+        drop(queues.join(&name(), &until(soon()), |_, _| Ok(()), |_| true, |_| (), claim).unwrap());
+        let others: Vec<Arc<str>> = (0..=2 * REMEMBERED).map(|n| format!("other {n}").into()).collect();
+        drop(others[1..].iter().map(|other| at_once(&queues, other).unwrap()).collect::<Vec<_>>());
+        let turns: Vec<_> = others.iter().map(|other| at_once(&queues, other).unwrap()).collect();
+        assert!(turns.iter().any(|turn| turn.place == zombie.place), "no place was used again");
+        zombie.holds(&hold);
+        assert!(zombie.hand_off(Duration::MAX, Moment::now(), Moment::now()).is_none());
+        drop(zombie);
+        assert!(others.iter().all(|other| at_once(&queues, other).is_none()), "two threads have the turn");
+    }
+
     #[test]
     fn a_thread_that_gives_up_names_the_holder_in_front() {
         let queues = Arc::new(WaitQueues::default());

@@ -98,7 +98,6 @@ impl Table {
             && let Some(first) = self.ended.pop_front()
         {
             self.places.remove(&self.queues[first].0);
-            self.queues[first].1 = WaitQueue::default();
             self.unused.push(first);
         }
     }
