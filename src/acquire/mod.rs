@@ -401,8 +401,10 @@ mod tests {
 
     use super::*;
     use crate::keeping::keeper::tests::keeper_without_redis;
+    use crate::waiting::deadlocks::Vain;
     use crate::waiting::patience::tests::until;
-    use crate::waiting::queues::tests::is_mine;
+    use crate::waiting::queues::NoTurn;
+    use crate::waiting::queues::tests::{claim, is_mine};
 
     const LEASE: Duration = Duration::from_secs(30);
 
@@ -570,6 +572,116 @@ mod tests {
         let once = Patience { once: true, ..soon() };
         let silent = rig.take(&once, [Err(lost_answer()), Err(lost_answer())]).0;
         assert!(matches!(silent, Err(Error::Unavailable { .. })), "{silent:?}");
+    }
+
+    /// Takes the lock with a start that is changed. Returns when the turn started, and what the
+    /// attempts asked at which moments.
+    fn starts(
+        rig: &Rig,
+        patience: &Patience,
+        given_up: bool,
+        change: impl FnOnce(&mut Joined),
+    ) -> (Moment, Vec<(Ask, Moment)>) {
+        let queues = &rig.keeper.queues;
+        let mut joined = queues
+            .join(rig.key.name(), patience, |_, _| Ok(()), |_| true, |_| (), || unreachable!())
+            .unwrap();
+        change(&mut joined);
+        let mut asked = Vec::new();
+        let result = ask_until_taken(&rig.context(), patience, &joined, given_up, |ask, now| {
+            asked.push((ask, now));
+            let answer = if asked.len() == 1 { busy_by_nobody() } else { taken() };
+            Attempt { since: now, answer: Ok(answer), has_given_up: false }
+        });
+        assert!(result.is_ok() || patience.once, "{result:?}");
+        (joined.start.at, asked)
+    }
+
+    #[test]
+    fn a_wait_that_was_stopped_before_its_first_attempt_asks_nothing() {
+        let rig = Rig::new();
+        let joined = rig.keeper.queues.join_free(rig.key.name());
+        let context = AcquireContext { is_vain: &|_, _| Err(Vain::Stopped), ..rig.context() };
+        let taken = ask_until_taken(&context, &soon(), &joined, false, |_, _| panic!("it was stopped"));
+        assert!(matches!(taken, Err(Error::Stopped { .. })), "{taken:?}");
+    }
+
+    #[test]
+    fn the_first_attempt_asks_who_has_a_lock_that_is_probably_busy() {
+        let rig = Rig::new();
+        let once = Patience { once: true, ..soon() };
+        let first = |patience: &Patience, given_up, crowded| {
+            starts(&rig, patience, given_up, |joined| joined.start.crowded = crowded).1[0].0
+        };
+        assert_eq!(first(&soon(), false, false), Ask::Claim);
+        assert_eq!(first(&soon(), false, true), Ask::ClaimOrLook);
+        assert_eq!(first(&soon(), true, false), Ask::ClaimOrLook);
+        assert_eq!(first(&once, false, true), Ask::Claim);
+        assert_eq!(first(&once, true, false), Ask::ClaimOrLook);
+    }
+
+    #[test]
+    fn a_turn_that_starts_with_a_nap_asks_after_it_unless_it_asks_once() {
+        let rig = Rig::new();
+        let nap = Duration::from_millis(30);
+        let asked_after = |patience: &Patience| {
+            let (at, asked) = starts(&rig, patience, false, |joined| joined.start.nap = nap);
+            asked[0].1.since(at)
+        };
+        assert!(asked_after(&soon()) >= nap);
+        assert!(asked_after(&Patience { once: true, ..soon() }) < nap);
+    }
+
+    #[test]
+    fn an_attempt_counts_from_its_own_beginning() {
+        let rig = Rig::new();
+        let patience = Patience { began: Moment::now(), ..soon() };
+        sleep_until(patience.began.after(Duration::from_millis(2)));
+        let (at, asked) =
+            starts(&rig, &patience, false, |_| sleep_until(Moment::now().after(Duration::from_millis(2))));
+        assert_eq!(asked[0].1, at, "the queue knows since then that the thread asks");
+        assert!(asked[1].1 > at);
+    }
+
+    #[test]
+    fn a_silence_begins_with_the_attempt_and_not_with_the_turn() {
+        let rig = Rig::new();
+        let queues = &rig.keeper.queues;
+        let mut joined = queues.join_free(rig.key.name());
+        joined.start.at = joined.start.at.before(Duration::from_secs(60));
+        let mut attempts = 0;
+        ask_until_taken(&rig.context(), &soon(), &joined, false, |_, now| {
+            attempts += 1;
+            let patience = until(Moment::now().after(Duration::from_millis(5)));
+            if attempts > 1 {
+                let told = queues.join(rig.key.name(), &patience, |_, _| Ok(()), |_| false, |_| (), claim);
+                assert!(matches!(told, Err(NoTurn::Busy(None))), "{told:?}");
+            }
+            let answer = if attempts == 1 { busy_by_nobody() } else { taken() };
+            Attempt { since: now, answer: Ok(answer), has_given_up: false }
+        })
+        .unwrap();
+    }
+
+    #[test]
+    fn each_attempt_is_known_to_the_queue_from_its_beginning() {
+        let rig = Rig::new();
+        let queues = &rig.keeper.queues;
+        let joined = queues.join_free(rig.key.name());
+        let mut attempts = 0;
+        let result = ask_until_taken(&rig.context(), &soon(), &joined, false, |_, now| {
+            attempts += 1;
+            let (began, outage) = (Moment::now(), Duration::from_millis(20));
+            let patience =
+                Patience { began, tolerate_outage: outage, an_attempt: outage, ..until(Moment::NEVER) };
+            let is_over = || Moment::now().since(began) > Duration::from_secs(5);
+            let is_vain = |_: Option<&Holder>, _| if is_over() { Err(Vain::Stopped) } else { Ok(()) };
+            let told = queues.join(rig.key.name(), &patience, is_vain, |_| false, |_| (), claim);
+            assert!(matches!(told, Err(NoTurn::Outage(None))), "attempt {attempts}: {told:?}");
+            let answer = if attempts == 1 { busy_by_nobody() } else { taken() };
+            Attempt { since: now, answer: Ok(answer), has_given_up: false }
+        });
+        assert!(result.is_ok() && attempts == 2, "{result:?}");
     }
 
     #[test]

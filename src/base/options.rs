@@ -476,6 +476,7 @@ mod tests {
         let lease = Lease::new(Duration::from_secs(10));
         assert_eq!(lease.valid_until(sent).since(sent), Duration::from_millis(9898));
         assert_eq!(lease.gone_by(sent).since(sent), Duration::from_secs(10));
+        assert_eq!(Lease::new(Duration::MAX).gone_by(sent), Moment::NEVER);
         let shortest = Lease::new(Duration::from_micros(10_900));
         assert_eq!(shortest.millis(), 10);
         assert_eq!(shortest.valid_until(sent).since(sent), Duration::from_micros(7900));

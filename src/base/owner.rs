@@ -241,6 +241,18 @@ mod tests {
     }
 
     #[test]
+    fn each_byte_of_a_nonce_is_two_digits() {
+        let owner = Owner::new("host".into(), 1, 2);
+        for byte in 0..=u8::MAX {
+            let nonce = u128::from_be_bytes([byte; 16]);
+            assert_eq!(
+                token_with(&owner, "0123abcd", nonce),
+                format!("{owner}-0123abcd{}", &format!("{nonce:032x}")[8..])
+            );
+        }
+    }
+
+    #[test]
     fn two_tokens_of_one_owner_differ() {
         let owner = Owner::new("host".into(), 1, 2);
         let token = || fresh_token(&owner, "0123abcd").unwrap();

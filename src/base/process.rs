@@ -105,6 +105,14 @@ mod tests {
     }
 
     #[test]
+    fn the_process_id_is_reused_for_a_moment_only() {
+        let now = Moment::now();
+        LAST_READ.set((now, 77));
+        assert_eq!(id(now.after(REUSED_FOR / 2)), 77);
+        assert_eq!(id(now.after(REUSED_FOR)), process::id());
+    }
+
+    #[test]
     fn the_process_id_is_that_of_the_system() {
         assert_eq!(id(Moment::now()), process::id());
         assert_eq!(id(Moment::now()), process::id());

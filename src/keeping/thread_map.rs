@@ -245,7 +245,7 @@ mod tests {
     use std::time::Duration;
 
     use super::*;
-    use crate::hold::tests::sample;
+    use crate::hold::tests::{sample, sample_by};
     use crate::waiting::queues::WaitQueues;
 
     fn entered(manager: u64, name: &str) -> Rc<Held> {
@@ -281,6 +281,43 @@ mod tests {
         assert_eq!((one.hold.depth(), two.hold.depth()), (2, 1));
         assert!(matches!(two.leave(), Left::LastGuard(_)));
         assert!(Rc::ptr_eq(&one, &reentered(1, "a").unwrap()), "the other manager's stays");
+    }
+
+    #[test]
+    fn holds_of_one_name_are_kept_apart_in_whichever_order_they_go() {
+        for order in [[1, 2, 3, 4], [4, 3, 2, 1], [3, 1, 4, 2], [2, 4, 1, 3]] {
+            let all = [1, 2, 3, 4].map(|manager| (manager, entered(manager, "a")));
+            for gone in 0..=order.len() {
+                let rest: Vec<_> = (1..=4).filter(|manager| order[gone..].contains(manager)).collect();
+                let is_found = |(manager, of): &&(u64, Rc<Held>)| {
+                    find(*manager, "a").is_some_and(|found| Rc::ptr_eq(&found, of))
+                };
+                let found: Vec<_> = all.iter().filter(is_found).map(|(manager, _)| *manager).collect();
+                assert_eq!(found, rest, "{order:?}");
+                let listed: Vec<_> = held().iter().map(|(manager, _)| *manager).collect();
+                assert_eq!(listed, rest, "{order:?}: not all, or not the oldest first");
+                for (_, next) in all.iter().filter(|(manager, _)| order.get(gone) == Some(manager)) {
+                    assert!(matches!(next.leave(), Left::LastGuard(_)));
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn a_hold_beside_one_of_the_same_name_is_seen() {
+        let (_first, second) = (entered(1, "b"), entered(2, "b"));
+        let by = |manager, token: &str| {
+            let hold = Arc::new(sample_by(token, Duration::from_secs(30)));
+            let turn = Arc::new(WaitQueues::default()).free_turn(hold.key.name());
+            enter(manager, hold, turn)
+        };
+        let (one, two) = (by(1, "token one"), by(2, "token two"));
+        for held in [&one, &two] {
+            let found = by_token(&held.hold.token, held.hold.owner.pid()).expect("it is held");
+            assert!(Arc::ptr_eq(&found, &held.hold));
+        }
+        let _ = second.hold.lose(LostCause::Deleted);
+        assert_eq!(lost_around(u64::MAX, Moment::now()).map(|(name, _)| name).as_deref(), Some("b"));
     }
 
     #[test]

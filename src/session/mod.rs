@@ -392,13 +392,37 @@ mod tests {
     use std::thread;
 
     use super::*;
+    use crate::acquire::Taken;
+    use crate::hold::AcquiredAt;
     use crate::hold::tests::sample;
+    use crate::store::Wanted;
 
     /// A session without a Redis.
     fn without_redis() -> Session {
         let limit = Duration::from_millis(50);
         let settings = Settings { connect_timeout: limit, response_timeout: limit, ..Settings::default() };
         Session::new(Target::nowhere(), settings, None).unwrap()
+    }
+
+    /// The thread was stopped for longer than the lease, between its claim and the keeper's table.
+    #[test]
+    fn a_hold_in_memory_that_is_kept_late_is_valid_if_its_key_is_still_its_own() {
+        let session = Session::in_memory(true, Settings::default(), None);
+        let (key, owner) =
+            (Key::new("lock:", "a").unwrap(), Owner::new("host".into(), std::process::id(), 1));
+        let asked = Moment::now().before(Duration::from_secs(3600));
+        let token = "token".to_owned();
+        let wanted = Wanted { key: key.in_redis(), token: &token, lease: 30_000, counter: None };
+        session
+            .store
+            .checkout(key.in_redis(), Moment::NEVER)
+            .unwrap()
+            .claim(wanted, asked, Moment::NEVER)
+            .unwrap();
+        let at = AcquiredAt { sent: asked, answered: asked };
+        let hold = session.new_hold(key, owner, Taken { token, fence: 0, at }, &Options::default());
+        hold.settle_in_memory();
+        assert!(hold.is_valid(Moment::now()));
     }
 
     /// If a closed hold were still in the keeper's table, the keeper would take it for one that ran

@@ -493,6 +493,15 @@ mod tests {
         assert!(!is_taken(&store, "a", "two"));
     }
 
+    #[test]
+    fn a_hold_that_settles_after_its_key_grew_old_has_lost_it() {
+        let (store, asked) = (MemoryStore::new(true), Moment::now());
+        assert!(is_taken_at(asked, &store, "a", "one"));
+        store.age(Duration::from_secs(61));
+        assert_eq!(settled(&store, "a", asked), Moment::PAST);
+        assert!(is_taken(&store, "a", "two"));
+    }
+
     /// The key of a hold is taken, then a control comes, and then the hold learns when it ends.
     #[test]
     fn a_hold_settles_for_what_a_control_has_left_of_its_key() {

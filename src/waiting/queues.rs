@@ -492,6 +492,61 @@ pub(crate) mod tests {
     }
 
     #[test]
+    fn a_place_that_is_used_again_has_nothing_of_the_key_before() {
+        let queues = Arc::new(WaitQueues::default());
+        let turn = at_once(&queues, &name()).unwrap();
+        let place = turn.place;
+        turn.saw(&Holder::new(b"theirs", None), Duration::from_micros(50), false);
+        assert!(turn.hand_off(Duration::from_nanos(1), Moment::now(), Moment::PAST).is_none());
+        drop(turn);
+        for n in 0..REMEMBERED {
+            drop(at_once(&queues, &format!("other {n}").into()).unwrap());
+        }
+        let new = joined(&queues, &"new".into()).unwrap();
+        assert_eq!(new.turn.place, place);
+        assert!(new.start.nap.is_zero() && !new.start.crowded);
+    }
+
+    #[test]
+    fn no_two_turns_have_one_number() {
+        let queues = Arc::new(WaitQueues::default());
+        let mut last = 0;
+        for n in 0..6 {
+            let key: Arc<str> = format!("{}", n % 3).into();
+            let turn =
+                if n % 2 == 0 { at_once(&queues, &key) } else { queues.join_alone(&key, false) }.unwrap();
+            assert!(turn.number > last);
+            last = turn.number;
+        }
+    }
+
+    #[test]
+    fn a_turn_that_was_passed_over_ends_no_silence() {
+        let queues = Arc::new(WaitQueues::default());
+        let zombie = at_once(&queues, &name()).unwrap();
+        zombie.holds(&Arc::new(sample("key", Duration::from_millis(20), Moment::now())));
+        let turn = queues.join(&name(), &until(soon()), |_, _| Ok(()), |_| true, |_| (), claim).unwrap();
+        zombie.end(Moment::now());
+        assert!(queues.table.lock().queue(&name()).silence.is_some(), "the next thread asks");
+        drop(turn);
+    }
+
+    #[test]
+    fn a_lock_is_free_from_the_moment_at_which_its_turn_ends() {
+        let queues = Arc::new(WaitQueues::default());
+        let nap = |ended: Moment, name: Arc<str>| {
+            let turn = at_once(&queues, &name).unwrap();
+            turn.holds(&Arc::new(sample(&name, Duration::from_secs(30), Moment::now())));
+            let begun = Moment::now().after(Duration::from_millis(1));
+            assert!(turn.hand_off(Duration::from_nanos(1), begun, Moment::PAST).is_none());
+            turn.end(ended);
+            queues.join(&name, &until(soon()), |_, _| Ok(()), |_| true, |_| (), claim).unwrap().start.nap
+        };
+        assert!(nap(Moment::now().after(Duration::from_secs(9)), "a".into()) > Duration::ZERO);
+        assert_eq!(nap(Moment::now().before(Duration::from_secs(9)), "b".into()), Duration::ZERO);
+    }
+
+    #[test]
     fn a_thread_that_gives_up_names_the_holder_in_front() {
         let queues = Arc::new(WaitQueues::default());
         let turn = at_once(&queues, &name()).unwrap();

@@ -53,6 +53,14 @@ fn is_lost(guard: &LockGuard) -> bool {
 }
 
 #[test]
+fn a_lock_that_is_free_is_not_waited_for() {
+    let (locks, _) = in_memory();
+    drop(locks.lock("a").expect("it is free"));
+    let stats = locks.stats();
+    assert_eq!((stats.acquired, stats.waited), (1, 0));
+}
+
+#[test]
 fn no_thread_starts_and_no_socket_is_opened() {
     if !is_alone(module_path!(), "no_thread_starts_and_no_socket_is_opened") {
         return;
