@@ -313,9 +313,9 @@ impl MemoryStore {
 
 /// What a hold in memory has to do with its key.
 impl MemoryStore {
-    /// The holder of a key, who has `taken` it then, is known. If it has the key `renewed`, the key
-    /// lasts until that moment. `use_end` gets the end of the key ([`Moment::PAST`] if the key is
-    /// gone already), while no control for tests can change it.
+    /// The thread that took a key, at the moment `taken`, has its hold now. `renewed`: until when
+    /// the key lasts, if the hold is one to renew. `use_end` gets the end of the key
+    /// ([`Moment::PAST`] if the key is gone already), while no control for tests can change it.
     pub(crate) fn settle(
         &self,
         key: &str,

@@ -140,8 +140,8 @@ impl Store {
 
     /// The time at which a command is sent, or was answered. Memory answers at once, so `before`, a
     /// moment just before, will do: reading the clock takes a good part of the time of a lock. (If
-    /// the thread is stopped in between, its lease counts from before that. It gets a guard that is
-    /// not valid, as one that is stopped behind the answer.)
+    /// the thread is stopped in between, its lease counts from before that. So a hold that is not
+    /// renewed may be over when the thread gets it, as after a stop behind the answer.)
     pub(crate) fn clock(&self, before: Moment) -> Moment {
         match &self.place {
             Where::Servers(_) => Moment::now(),
