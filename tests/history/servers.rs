@@ -19,7 +19,7 @@ pub(crate) const MASTERS: usize = 3;
 /// Where the locks are.
 pub(crate) enum Servers {
     One { server: Box<Server>, proxy: Proxy, terminator: Option<Box<Terminator>> },
-    Watched(Sentinels),
+    Watched(Box<Sentinels>),
     Cluster(Box<Cluster>),
 }
 
@@ -37,8 +37,8 @@ impl Servers {
     pub(crate) fn start(weather: Weather, over_tls: bool, clock: &Path) -> Servers {
         let server = match weather {
             Weather::Failovers => {
-                let setup = Setup { proxied: true, ..Setup::default() };
-                return Servers::Watched(Sentinels::with(setup));
+                let setup = Setup { proxied: true, tls: over_tls, ..Setup::default() };
+                return Servers::Watched(Box::new(Sentinels::with(setup)));
             }
             Weather::SlotsMove | Weather::MastersFailOver => {
                 let setup = ClusterSetup { masters: MASTERS, proxied: true, ..ClusterSetup::default() };
@@ -107,7 +107,8 @@ impl Servers {
     pub(crate) fn roots(&self) -> &str {
         match self {
             Servers::One { terminator: Some(terminator), .. } => terminator.roots(),
-            _ => "",
+            Servers::Watched(sentinels) => sentinels.roots(),
+            Servers::One { .. } | Servers::Cluster(_) => "",
         }
     }
 

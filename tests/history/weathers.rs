@@ -17,14 +17,18 @@ fn number(variable: &str) -> Option<u64> {
     Some(value.parse().unwrap_or_else(|_| panic!("{variable} is not a number: {value:?}")))
 }
 
-/// Runs rounds without TLS until there were enough acquisitions; panics at the first violation.
-fn holds_in(weather: Weather) {
-    holds(weather, false);
+/// How many locks each weather has to see taken.
+fn wanted() -> u64 {
+    number("RELATCH_ACQUISITIONS").unwrap_or(1)
 }
 
-/// The same with or without TLS.
-fn holds(weather: Weather, over_tls: bool) {
-    let wanted = number("RELATCH_ACQUISITIONS").unwrap_or(1);
+/// Runs rounds without TLS until there were enough acquisitions; panics at the first violation.
+fn holds_in(weather: Weather) {
+    holds(weather, false, wanted());
+}
+
+/// The same with or without TLS, for a number of acquisitions.
+fn holds(weather: Weather, over_tls: bool, wanted: u64) {
     let first = number("RELATCH_SEED").unwrap_or_else(|| u64::from(rand::random::<u32>()));
     let (mut seed, mut total, mut faults) = (first, Verdict::default(), 0);
     while (total.acquisitions as u64) < wanted || !was_noticed(weather, &total) {
@@ -118,10 +122,18 @@ fn losses_are_reported_while_the_servers_clock_steps() {
     holds_in(Weather::Clocks);
 }
 
+/// A round of failovers takes long, so this test and the next one share the number of locks.
 #[test]
 #[serial(idle)]
 fn locks_hold_while_masters_are_replaced() {
-    holds_in(Weather::Failovers);
+    holds(Weather::Failovers, false, wanted().div_ceil(2));
+}
+
+#[test]
+#[serial(idle)]
+#[cfg(feature = "tls")]
+fn locks_hold_while_masters_are_replaced_over_tls() {
+    holds(Weather::Failovers, true, wanted().div_ceil(2));
 }
 
 #[test]
@@ -140,12 +152,12 @@ fn locks_hold_while_masters_of_a_cluster_are_replaced() {
 #[serial(one)]
 #[cfg(feature = "tls")]
 fn locks_hold_while_messages_are_lost_over_tls() {
-    holds(Weather::Losses, true);
+    holds(Weather::Losses, true, wanted());
 }
 
 #[test]
 #[serial(other)]
 #[cfg(feature = "tls")]
 fn locks_hold_while_connections_are_cut_over_tls() {
-    holds(Weather::Cuts, true);
+    holds(Weather::Cuts, true, wanted());
 }

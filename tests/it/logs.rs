@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use log::{LevelFilter, Log, Metadata, Record};
 use relatch::LockManager;
-use relatch_rig::{Fault, LONG, Proxy, Server, Worker, eventually, role};
+use relatch_rig::{Fault, LONG, Proxy, Server, Worker, eventually, role, server_version};
 
 const CANARY: &str = "canary-7f3a";
 
@@ -65,6 +65,16 @@ fn each_fault_is_logged_under_its_target_and_without_secrets() {
     ] {
         assert!(lines.iter().any(|line| line.starts_with(expected)), "no {expected:?} in {lines:#?}");
     }
+    let connected = "DEBUG relatch::connection 127.0.0.1:";
+    let told = lines.iter().find(|line| line.starts_with(connected)).expect("each connection is logged");
+    let told: Vec<_> = told.split_once(" is ").expect("what the server is").1.split(' ').collect();
+    let [kind, version, mode, role] = told[..] else { panic!("{told:?}") };
+    assert!(["redis", "valkey"].contains(&kind) && ["standalone,", "cluster,"].contains(&mode), "{told:?}");
+    assert_eq!(
+        (version.starts_with(&format!("{}.", server_version().0)), role),
+        (true, "master"),
+        "{told:?}"
+    );
     for line in &lines {
         assert!(!line.contains(CANARY) && !line.contains("EVALSHA") && !line.contains("PX"), "{line}");
     }

@@ -139,7 +139,13 @@ pub(crate) fn port_of(fake: &FakeServer) -> u16 {
 #[test]
 fn a_hold_and_a_wait_survive_the_death_of_the_master() {
     let sentinels = Sentinels::start();
-    let (locks, others) = (connect(&sentinels.url()), without_polling(&sentinels.url()));
+    survive_the_death_of_the_master(&sentinels, || patient(&sentinels.url()));
+}
+
+/// A hold of one manager, and the wait of another, which sleeps until an invalidation wakes it.
+pub(crate) fn survive_the_death_of_the_master(sentinels: &Sentinels, builder: impl Fn() -> Builder) {
+    let locks = builder().build().expect("connects");
+    let others = builder().poll_every(LONG).build().expect("connects");
     let guard = locks.lock("a").expect("locks");
     sentinels.until_in_sync();
     thread::scope(|scope| {

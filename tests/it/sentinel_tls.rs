@@ -1,9 +1,9 @@
 //! TLS and sentinels: to the master, to the sentinels, and to both.
 
 use relatch::{Builder, Error, LockManager, Tls, TlsCause};
-use relatch_rig::{Authority, FakeServer, LONG, MASTER, Server, Terminator, within};
+use relatch_rig::{Authority, FakeServer, LONG, MASTER, Sentinels, Server, Setup, Terminator, within};
 
-use crate::sentinel::{patient, port_of, sentinel_that_names};
+use crate::sentinel::{patient, port_of, sentinel_that_names, survive_the_death_of_the_master};
 use crate::support::{SOON, chain};
 
 /// Checks that locks work, and that they are in this server.
@@ -66,4 +66,13 @@ fn sentinels_are_asked_over_tls_if_that_is_set_and_the_master_without_it() {
     assert_works(LockManager::builder_with_sentinels(hosts, MASTER), &server);
     let over = LockManager::builder_with_sentinels(hosts, MASTER).sentinel_tls(Tls::new().roots(other.pem()));
     assert!(over.build().expect_err("the sentinel speaks no TLS").is_unavailable());
+}
+
+/// Keeper, listener and pool follow the switch over TLS, too.
+#[test]
+fn over_tls_a_hold_and_a_wait_survive_the_death_of_the_master() {
+    let sentinels = Sentinels::with(Setup { tls: true, ..Setup::default() });
+    let trusting = |roots: &str| patient(&sentinels.url()).tls(Tls::new().roots(roots));
+    assert_refused(trusting(Authority::new().pem()), TlsCause::UnknownIssuer);
+    survive_the_death_of_the_master(&sentinels, || trusting(sentinels.roots()).connect_timeout(SOON));
 }

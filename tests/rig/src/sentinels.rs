@@ -9,7 +9,7 @@ use parking_lot::Mutex;
 use redis::{FromRedisValue, Value};
 
 use crate::ports::free_port;
-use crate::{LONG, Proxy, Server, eventually, rights, server_version};
+use crate::{Authority, LONG, Proxy, Server, Terminator, eventually, rights, server_version};
 
 /// The name under which the sentinels know the master.
 pub const MASTER: &str = "mymaster";
@@ -33,12 +33,15 @@ pub struct Setup {
     /// Whether there is a proxy in front of each server, and the sentinels name the proxies. The
     /// replicas and the sentinels use them, too.
     pub proxied: bool,
+    /// Whether clients reach the servers over TLS, by the proxies if there are any. The replicas
+    /// and the sentinels do without.
+    pub tls: bool,
 }
 
 impl Default for Setup {
     fn default() -> Setup {
         let [down_after, demoted_after] = [500, 2000].map(Duration::from_millis);
-        Setup { replicas: 2, down_after, demoted_after, password: None, proxied: false }
+        Setup { replicas: 2, down_after, demoted_after, password: None, proxied: false, tls: false }
     }
 }
 
@@ -51,23 +54,26 @@ pub struct Sentinels {
     /// Dropped before the servers, so that no sentinel sees them die.
     guards: Vec<Server>,
     nodes: Vec<Node>,
+    authority: Authority,
 }
 
 struct Node {
     server: Server,
     proxy: Option<Proxy>,
+    terminator: Option<Terminator>,
 }
 
 impl Node {
     /// The port by which the sentinels know it.
     fn port(&self) -> u16 {
-        self.proxy.as_ref().map_or_else(|| self.server.port(), Proxy::port)
+        let behind = || self.proxy.as_ref().map_or_else(|| self.server.port(), Proxy::port);
+        self.terminator.as_ref().map_or_else(behind, Terminator::port)
     }
 
     /// Has the server say under which port it can be reached.
     fn announce(&self) {
-        if let Some(proxy) = &self.proxy {
-            let port = proxy.port().to_string();
+        if self.port() != self.server.port() {
+            let port = self.port().to_string();
             self.server.query::<()>(&["CONFIG", "SET", "replica-announce-ip", "127.0.0.1"]);
             self.server.query::<()>(&["CONFIG", "SET", "replica-announce-port", &port]);
         }
@@ -87,10 +93,11 @@ impl Sentinels {
         // at a time, tests beside them would measure the machine.
         static STARTING: Mutex<()> = Mutex::new(());
         let _one_at_a_time = STARTING.lock();
-        let nodes = start_nodes(&setup);
+        let authority = Authority::new();
+        let nodes = start_nodes(&setup, &authority);
         let mut attempts = (0..10).map(|_| try_sentinels(&setup, &nodes));
         let guards = attempts.find_map(|it| it).expect("the sentinels can be started");
-        let sentinels = Sentinels { setup, guards, nodes };
+        let sentinels = Sentinels { setup, guards, nodes, authority };
         (0..SENTINELS).for_each(|place| sentinels.hurry(place));
         sentinels.until_in_sync();
         sentinels
@@ -105,7 +112,13 @@ impl Sentinels {
     /// The address for a manager, naming these ports as those of the sentinels.
     pub fn url_with(&self, ports: &[u16]) -> String {
         let hosts: Vec<_> = ports.iter().map(|port| format!("127.0.0.1:{port}")).collect();
-        format!("redis+sentinel://{}{}/{MASTER}", rights::login(), hosts.join(","))
+        let scheme = if self.setup.tls { "rediss+sentinel" } else { "redis+sentinel" };
+        format!("{scheme}://{}{}/{MASTER}", rights::login(), hosts.join(","))
+    }
+
+    /// The certificate of the authority that managers have to trust; empty without TLS.
+    pub fn roots(&self) -> &str {
+        if self.setup.tls { self.authority.pem() } else { "" }
     }
 
     /// A sentinel; there are three. To restart one, use
@@ -291,11 +304,14 @@ impl Drop for Sentinels {
 }
 
 /// Starts the servers, all at a time, and makes all but the first replicas of the first.
-fn start_nodes(setup: &Setup) -> Vec<Node> {
+fn start_nodes(setup: &Setup, authority: &Authority) -> Vec<Node> {
     let start = || {
         // By default a master waits 5 s for more replicas before it sends its data to the first.
         let server = Server::with(&["--repl-diskless-sync-delay", "0", "--repl-ping-replica-period", "1"]);
-        let node = Node { proxy: setup.proxied.then(|| Proxy::start(server.port())), server };
+        let proxy = setup.proxied.then(|| Proxy::start(server.port()));
+        let port = proxy.as_ref().map_or_else(|| server.port(), Proxy::port);
+        let terminator = setup.tls.then(|| Terminator::beside_plain(port, authority));
+        let node = Node { server, proxy, terminator };
         node.announce();
         node
     };

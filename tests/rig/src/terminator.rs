@@ -4,6 +4,7 @@
 use std::fmt;
 use std::io::{self, Read, Write};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use parking_lot::Mutex;
 use rustls::pki_types::pem::PemObject;
@@ -17,41 +18,66 @@ use crate::{Authority, Identity, rights};
 /// with its threads, when this is dropped.
 pub struct Terminator {
     bridge: Bridge,
-    authority: Authority,
+    roots: String,
 }
 
 /// One connection.
 struct Session {
     tls: Mutex<ServerConnection>,
     streams: Streams,
+    /// Whether a client may do without TLS.
+    takes_plain: bool,
+    /// Whether the client does without TLS. Known as soon as the client has sent something.
+    is_plain: AtomicBool,
 }
+
+/// The type of the record with which a handshake of TLS begins. No command of Redis begins so.
+const HANDSHAKE: u8 = 0x16;
 
 impl Terminator {
     /// Starts a terminator in front of `target`, a port of 127.0.0.1, with a certificate of an
     /// authority of its own.
     pub fn start(target: u16) -> Terminator {
         let authority = Authority::new();
-        let config = Arc::new(config(&authority.issue(&["localhost"])));
+        let identity = authority.issue(&["localhost"]);
+        Terminator::open(target, &authority, &identity, false)
+    }
+
+    /// Starts one in front of a server that sentinels watch. Its certificate names 127.0.0.1, which
+    /// is what the sentinels say. Clients that do not begin with TLS are connected without it: the
+    /// sentinels and the replicas.
+    pub fn beside_plain(target: u16, authority: &Authority) -> Terminator {
+        Terminator::open(target, authority, &authority.issue(&["127.0.0.1"]), true)
+    }
+
+    fn open(target: u16, authority: &Authority, identity: &Identity, takes_plain: bool) -> Terminator {
+        let config = Arc::new(config(identity));
         let bridge = Bridge::start("terminator", target, move |streams| {
             let tls = ServerConnection::new(Arc::clone(&config)).expect("a configuration that can work");
-            let session = Arc::new(Session { tls: Mutex::new(tls), streams });
+            let (tls, is_plain) = (Mutex::new(tls), AtomicBool::new(false));
+            let session = Arc::new(Session { tls, streams, takes_plain, is_plain });
             let twin = Arc::clone(&session);
             // A broken connection is not the terminator's fault: both sides see that it ends.
             let (up, down): (Pump, Pump) =
                 (Box::new(move || _ = session.pump_up()), Box::new(move || _ = twin.pump_down()));
             [up, down]
         });
-        Terminator { bridge, authority }
+        Terminator { bridge, roots: authority.pem().to_owned() }
+    }
+
+    /// The port that clients connect to.
+    pub fn port(&self) -> u16 {
+        self.bridge.port()
     }
 
     /// The address for a manager, with the login if there is one (see [`rights`]).
     pub fn url(&self) -> String {
-        format!("rediss://{}localhost:{}/", rights::login(), self.bridge.port())
+        format!("rediss://{}localhost:{}/", rights::login(), self.port())
     }
 
     /// The certificate of the authority, for managers to trust.
     pub fn roots(&self) -> &str {
-        self.authority.pem()
+        &self.roots
     }
 }
 
@@ -59,6 +85,13 @@ impl Session {
     /// Decrypts what the client sends, until it closes its side or sends what is no TLS.
     fn pump_up(&self) -> io::Result<()> {
         let mut buffer = [0; 4096];
+        if self.takes_plain {
+            let count = self.streams.client.peek(&mut buffer)?;
+            self.is_plain.store(buffer[..count].first() != Some(&HANDSHAKE), Ordering::SeqCst);
+        }
+        if self.is_plain.load(Ordering::SeqCst) {
+            return io::copy(&mut &*self.streams.client, &mut &*self.streams.server).map(|_| ());
+        }
         loop {
             let count = (&*self.streams.client).read(&mut buffer)?;
             if count == 0 {
@@ -84,11 +117,16 @@ impl Session {
         Ok(plain)
     }
 
-    /// Encrypts what the server sends, until it closes its side.
+    /// Encrypts what the server sends, until it closes its side. A server says nothing before the
+    /// client does.
     fn pump_down(&self) -> io::Result<()> {
         let mut buffer = [0; 4096];
         loop {
             let count = (&*self.streams.server).read(&mut buffer)?;
+            if self.is_plain.load(Ordering::SeqCst) && count > 0 {
+                (&*self.streams.client).write_all(&buffer[..count])?;
+                continue;
+            }
             let mut tls = self.tls.lock();
             if count == 0 {
                 tls.send_close_notify();
@@ -120,6 +158,6 @@ fn config(identity: &Identity) -> ServerConfig {
 
 impl fmt::Debug for Terminator {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Terminator").field("port", &self.bridge.port()).finish_non_exhaustive()
+        f.debug_struct("Terminator").field("port", &self.port()).finish_non_exhaustive()
     }
 }
