@@ -83,7 +83,7 @@ impl Link {
         endpoint.worked(way);
         connected(wire.ender())?;
         let mut link = Link::new(wire, began);
-        let replies = access.begin(&mut link, first, deadline)?;
+        let replies = access.begin(endpoint.name(), &mut link, first, deadline)?;
         Ok((link, replies))
     }
 

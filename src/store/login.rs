@@ -8,6 +8,8 @@ use std::panic::{self, AssertUnwindSafe};
 use std::process;
 use std::sync::Arc;
 
+use log::debug;
+
 use crate::base::clock::Moment;
 use crate::base::owner::host_name;
 use crate::store::endpoint::Login;
@@ -69,9 +71,10 @@ impl Access {
         Access { expected, ..self }
     }
 
-    /// Logs in, and sends `first` in the same batch. Returns the replies to `first`.
+    /// Logs in at `server`, and sends `first` in the same batch. Returns the replies to `first`.
     pub(super) fn begin(
         &self,
+        server: &str,
         link: &mut Link,
         first: &[&[&str]],
         deadline: Moment,
@@ -80,7 +83,9 @@ impl Access {
         let batch = self.batch(credentials.as_ref(), first);
         let answer = link.exchange(&batch, deadline).and_then(|replies| {
             let mut replies = replies.into_iter();
-            self.read(credentials.is_some(), &mut replies)?;
+            if let Some(greeting) = self.read(credentials.is_some(), &mut replies)? {
+                debug!(target: "relatch::connection", "{server} is {}", told_by(&greeting));
+            }
             Ok(replies.collect())
         });
         answer.map_err(|failure| {
@@ -115,20 +120,27 @@ impl Access {
         first.iter().fold(batch, |batch, command| batch.and(command))
     }
 
-    /// Reads the replies to the login, in the order of [`Self::batch`].
-    fn read(&self, authenticates: bool, replies: &mut impl Iterator<Item = Reply>) -> Result<(), Failure> {
+    /// Reads the replies to the login, in the order of [`Self::batch`]. Returns the reply to
+    /// `HELLO`, if the server has allowed that command.
+    fn read(
+        &self,
+        authenticates: bool,
+        replies: &mut impl Iterator<Item = Reply>,
+    ) -> Result<Option<Reply>, Failure> {
         let mut next = || replies.next().unwrap_or(Reply::Nil);
         if authenticates {
             agreed(next())?;
         }
-        if self.expected != Expected::Sentinel {
-            check(&optional(next())?.unwrap_or(Reply::Nil), self.expected)?;
+        let asks = self.expected != Expected::Sentinel;
+        let greeting = if asks { optional(next())? } else { None };
+        if let Some(greeting) = &greeting {
+            check(greeting, self.expected)?;
         }
         optional(next())?; // A connection works without a name, too.
         if self.db != 0 {
             agreed(next())?;
         }
-        Ok(())
+        Ok(greeting)
     }
 }
 
@@ -169,6 +181,13 @@ fn check(greeting: &Reply, expected: Expected) -> Result<(), Failure> {
         _ => return Ok(()),
     };
     Err(Failure::Refused(Refusal { code: code.to_owned(), message: wrong.to_owned() }))
+}
+
+/// What a server is: its kind, its version, its mode and its role.
+fn told_by(greeting: &Reply) -> String {
+    let told = ["server", "version", "mode", "role"].map(|field| greeting.field(field).unwrap_or("?"));
+    let [kind, version, mode, role] = told;
+    format!("{kind} {version}, {mode}, {role}")
 }
 
 /// Reads the reply to a command that a login can do without: `None` if it was refused.
