@@ -44,7 +44,7 @@ impl Adoption<'_> {
     /// deadline.
     pub(crate) fn run(self) -> Result<Taken, Error> {
         let mut backoff = Backoff::after_failure();
-        let mut maybe_done = false;
+        let (mut maybe_done, mut answer) = (false, None);
         loop {
             let mut connection = None;
             let failure = match self.ask(&mut connection) {
@@ -58,6 +58,7 @@ impl Adoption<'_> {
             maybe_done |= is_lost;
             if failure.can_pass() && Moment::now().after(pause) < self.deadline {
                 drop(connection);
+                answer = failure.is_answer().then_some(failure).or(answer);
                 thread::sleep(pause);
                 continue;
             }
@@ -67,6 +68,11 @@ impl Adoption<'_> {
             if maybe_done {
                 self.delete_later();
             }
+            // The deadline may have cut the last try short. Then an earlier answer says more.
+            let failure = match answer {
+                Some(answer) if failure.can_pass() && !failure.is_answer() => answer,
+                _ => failure,
+            };
             return Err(self.store.error(Some(self.key), "adopting", failure));
         }
     }

@@ -199,6 +199,15 @@ impl Failure {
         }
     }
 
+    /// True if Redis has given the reason.
+    pub(crate) fn is_answer(&self) -> bool {
+        match self {
+            Failure::Refused(_) => true,
+            Failure::Unanswered { cause, .. } => cause.is::<Refusal>(),
+            Failure::NotSent(_) | Failure::OutOfTime(_) | Failure::Tls { .. } => false,
+        }
+    }
+
     /// True if Redis does not know a script by its hash.
     pub(super) fn is_noscript(&self) -> bool {
         matches!(self, Failure::Refused(refusal) if refusal.code == "NOSCRIPT")
