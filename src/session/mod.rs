@@ -15,6 +15,7 @@ mod several;
 mod taking;
 mod upkeep;
 
+use std::fmt;
 use std::io;
 use std::mem;
 use std::process;
@@ -52,7 +53,6 @@ use crate::waiting::waits::ListedWait;
 pub use crate::session::memory::Memory;
 
 /// What all handles of a manager share.
-#[derive(Debug)]
 pub(crate) struct Session {
     /// Tells managers apart in a thread's map.
     id: u64,
@@ -384,6 +384,14 @@ impl Drop for Session {
         if process::id() == self.pid {
             self.keeper.stop();
         }
+    }
+}
+
+/// The server and the settings, and nothing of what changes.
+impl fmt::Debug for Session {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Session { store, settings, .. } = self;
+        f.debug_struct("Session").field("store", store).field("settings", settings).finish_non_exhaustive()
     }
 }
 

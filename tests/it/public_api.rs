@@ -431,6 +431,15 @@ fn assert_no_canary(shown: &impl fmt::Debug) {
 }
 
 #[test]
+fn a_manager_is_shown_by_its_server_and_its_settings() {
+    let server = Server::start();
+    let locks = LockManager::connect(&server.url()).expect("connects");
+    let (shown, _guard) = (format!("{locks:?}"), locks.lock("a").expect("locks"));
+    assert!(shown.contains("pool_size: 64") && shown.len() < 1000, "{shown}");
+    assert_eq!(format!("{locks:?}"), shown);
+}
+
+#[test]
 fn nothing_shows_the_password() {
     let server = Server::with(&["--requirepass", CANARY]);
     let url = format!("redis://:{CANARY}@127.0.0.1:{}/", server.port());
