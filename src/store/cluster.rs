@@ -53,6 +53,8 @@ pub(super) struct Cluster {
     /// The thread that reads the map.
     thread: Background,
     on_move: Arc<OnMove>,
+    /// One server had all keys until it sent a redirect. So the first map may move keys.
+    was_one: bool,
 }
 
 #[derive(Default)]
@@ -85,7 +87,18 @@ impl Cluster {
         on_move: Arc<OnMove>,
     ) -> Cluster {
         let (state, changed, thread) = (Mutex::default(), Condvar::new(), Background::default());
-        Cluster { seeds, tls, common, epoch: AtomicU64::new(0), state, changed, thread, on_move }
+        let (epoch, was_one) = (AtomicU64::new(0), false);
+        Cluster { seeds, tls, common, epoch, state, changed, thread, on_move, was_one }
+    }
+
+    /// The cluster of a server that had all keys until now.
+    pub(super) fn of_one(
+        server: Place,
+        tls: Option<tls::Client>,
+        common: Arc<Common>,
+        on_move: Arc<OnMove>,
+    ) -> Cluster {
+        Cluster { was_one: true, ..Cluster::new(vec![server], tls, common, on_move) }
     }
 
     /// The node that has the slot of this key. If there is no map yet, waits until the deadline for
@@ -346,8 +359,8 @@ impl Cluster {
         for (_, it) in &gone {
             it.node.retire();
         }
-        // Before the first map, the one server of the URL may have had locks.
-        let moved = before.map_or_else(|| vec![true; usize::from(SLOTS)], |it| map.differs_from(&it));
+        let first = || vec![self.was_one; usize::from(SLOTS)];
+        let moved = before.map_or_else(first, |before| map.differs_from(&before));
         if moved.contains(&true)
             && let Some(call) = self.on_move.get()
         {
@@ -362,5 +375,49 @@ impl Cluster {
 impl fmt::Debug for Cluster {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Cluster").field("seeds", &self.seeds).finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::OnceLock;
+
+    use super::*;
+    use crate::base::options::Settings;
+    use crate::store::login::{Access, Expected};
+
+    fn view(port: u16) -> View {
+        let master = Place::Tcp { host: "127.0.0.1".to_owned(), port };
+        let ranges = vec![Range { first: 0, last: SLOTS - 1, master }];
+        View { ranges, replicas: Vec::new(), is_well: true, epoch: 1 }
+    }
+
+    /// How often keys have moved after each of these maps.
+    fn moves(
+        cluster: impl FnOnce(Arc<Common>, Arc<OnMove>) -> Cluster,
+        maps: impl IntoIterator<Item = View>,
+    ) -> Vec<u64> {
+        let moves = Arc::new(AtomicU64::new(0));
+        let count = Arc::clone(&moves);
+        let on_move: OnMove = OnceLock::new();
+        let _ = on_move.set(Box::new(move |_| _ = count.fetch_add(1, Ordering::Relaxed)));
+        let common = Common::new(Access::new(None, 0, Expected::ClusterNode), &Settings::default());
+        let cluster = cluster(Arc::new(common.unwrap()), Arc::new(on_move));
+        let after = |map| {
+            assert!(cluster.note(Ok(map)));
+            moves.load(Ordering::Relaxed)
+        };
+        maps.into_iter().map(after).collect()
+    }
+
+    /// Otherwise the keeper would renew a lock that was just taken: once more for each process.
+    #[test]
+    fn the_first_map_moves_the_keys_of_a_server_that_has_become_a_cluster_and_no_others() {
+        let seed = || view(7001).ranges.remove(0).master;
+        let maps = || [view(7001), view(7001), view(7002)];
+        let new = moves(|common, on_move| Cluster::new(vec![seed()], None, common, on_move), maps());
+        assert_eq!(new, [0, 0, 1]);
+        let of_one = moves(|common, on_move| Cluster::of_one(seed(), None, common, on_move), maps());
+        assert_eq!(of_one, [1, 1, 2]);
     }
 }

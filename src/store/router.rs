@@ -170,7 +170,7 @@ impl Router {
             let endpoint = one.endpoint()?;
             let (place, tls) = (endpoint.place().clone(), endpoint.tls().map(|(tls, _)| tls.clone()));
             let common = Arc::new(self.common.of_cluster());
-            let cluster = Cluster::new(vec![place], tls, common, Arc::clone(&self.on_move));
+            let cluster = Cluster::of_one(place, tls, common, Arc::clone(&self.on_move));
             self.joined.get_or_init(|| Servers::Cluster(Arc::new(cluster)));
             one.retire();
         }
