@@ -43,7 +43,7 @@ pub(crate) fn id(now: Moment) -> u32 {
     // `with` cannot panic: this thread-local has no destructor, so it lives as long as the thread.
     LAST_READ.with(|last| {
         let (at, pid) = last.get();
-        if pid != 0 && now.since(at) < REUSED_FOR {
+        if pid != 0 && at <= now && now.since(at) < REUSED_FOR {
             return pid;
         }
         let pid = process::id();
@@ -110,6 +110,9 @@ mod tests {
         LAST_READ.set((now, 77));
         assert_eq!(id(now.after(REUSED_FOR / 2)), 77);
         assert_eq!(id(now.after(REUSED_FOR)), process::id());
+        // A forked child in another time namespace: its clock is behind its parent's.
+        LAST_READ.set((now, 77));
+        assert_eq!(id(now.before(REUSED_FOR)), process::id());
     }
 
     #[test]

@@ -68,12 +68,14 @@ impl SameName {
 impl Drop for Entry {
     fn drop(&mut self) {
         if let Some(turn) = self.turn.take() {
-            self.held.hold.mark_thread_ended();
             if self.held.hold.owner.pid() != std::process::id() {
-                // A dropped turn locks the queue. A forked child may have a copy of the queue that
-                // stays locked for ever.
+                // The rest locks the queue and, in memory, the keys. If another thread of the
+                // parent had one of them locked at the fork, the copy of a forked child stays
+                // locked for ever, and the child would not end.
                 mem::forget(turn);
+                return;
             }
+            self.held.hold.mark_thread_ended();
         }
     }
 }

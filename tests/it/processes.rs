@@ -181,6 +181,15 @@ fn row_25_a_fork_of_a_process_without_a_lock_cannot_use_its_manager() {
 }
 
 #[test]
+fn a_fork_of_a_process_with_a_lock_in_memory_ends() {
+    let dir = TempDir::new().expect("a temporary directory");
+    let preload = format!("LD_PRELOAD={}", compile_preload("fork", dir.path()).display());
+    let mut child = Worker::spawn_under(&["env", &preload], "forker-in-memory", &[]);
+    child.expect_line("fine", LONG);
+    assert!(child.wait(LONG).success());
+}
+
+#[test]
 fn a_process_and_its_fork_draw_different_tokens() {
     let server = Server::start();
     let dir = TempDir::new().expect("a temporary directory");

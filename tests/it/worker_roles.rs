@@ -7,6 +7,8 @@
 use std::mem::forget;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::process;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
 use std::time::{Duration, Instant};
 
 use relatch::{DetachedHold, Error, LockGuard, LockManager, MultiLockGuard, Parcel, Unlocked};
@@ -21,6 +23,7 @@ pub(crate) fn run_role(name: &str) {
         "huge" => crate::hostile_server::huge_as_told(),
         "worker" => worker(),
         "forker" => forker(),
+        "forker-in-memory" => forker_in_memory(),
         "logger" => crate::logs::logger(),
         "waiter" => crate::logs::waiter(),
         "holder" => crate::logs::holder(),
@@ -134,6 +137,36 @@ fn forker() {
     }
     assert_eq!(locks.lock("a").expect("locks").unlock().expect("unlocks"), Unlocked::Released);
     role::report("fine");
+}
+
+/// Holds a lock in memory, and forks again and again while another thread takes and releases locks.
+/// Each copy ends at once.
+fn forker_in_memory() {
+    let locks = LockManager::in_memory();
+    let guard = locks.lock("a").expect("locks");
+    let (ends, mut copies_hang) = (AtomicBool::new(false), false);
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            while !ends.load(Ordering::Relaxed) {
+                drop(locks.lock("b").expect("locks"));
+            }
+        });
+        let parent = process::id();
+        for _ in 0..100 {
+            rustix::fs::sync();
+            if process::id() != parent {
+                process::exit(0);
+            }
+            let (_, status) = wait(WaitOptions::empty()).expect("waits").expect("there is a child");
+            if status.exit_status() != Some(0) {
+                copies_hang = true; // The alarm has ended it.
+                break;
+            }
+        }
+        ends.store(true, Ordering::Relaxed);
+    });
+    assert!(guard.is_valid());
+    role::report(if copies_hang { "a copy hangs" } else { "fine" });
 }
 
 /// Draws a token, drops its manager, and forks. Then each of the two processes draws a token and
