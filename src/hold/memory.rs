@@ -51,12 +51,30 @@ impl Hold {
         let renewed = self.renewal.on.then_some(last);
         memory.store.settle(self.key.in_redis(), &self.token, self.acquired.answered, renewed, |end| {
             let end = end.max(RUN_OUT);
-            if renewed.is_none() {
-                self.shorten_to(end);
-            } else if self.end.get().is_none() {
-                self.valid_until.store(end.as_nanos(), Ordering::Release);
+            if renewed.is_some() {
+                return self.lasts_until(end);
             }
+            self.shorten_to(end);
+            true
         });
+    }
+
+    /// The hold is valid until `end` now. False if a thread has found already that it has run out.
+    ///
+    /// The keeper may have reported its loss, and another thread of the queue may have passed its
+    /// turn over. If the hold became valid again, that thread could not have the lock until a
+    /// program gives back what it was told to be lost.
+    fn lasts_until(&self, end: Moment) -> bool {
+        loop {
+            let until = self.valid_until();
+            if until <= RUN_OUT || self.end.get().is_some() {
+                return false;
+            }
+            let (old, new) = (until.as_nanos(), end.as_nanos());
+            if self.valid_until.compare_exchange(old, new, Ordering::AcqRel, Ordering::Acquire).is_ok() {
+                return true;
+            }
+        }
     }
 
     /// The end of a hold that lasts as long as its key in memory. `None` for any other hold.

@@ -324,9 +324,9 @@ impl Session {
         let now = Moment::now();
         self.own_process(now)?;
         self.keeper.work.lock().leases.close(hold, now);
-        self.counters.given_back(now.since(hold.acquired.answered));
         hold.mark_released();
         release::delete_from(&self.keeper, hold, now.max(hold.keep_until()));
+        self.counters.given_back(now.since(hold.acquired.answered));
         let (key, at_most) = (hold.key.name().to_string(), hold.gone_by().since(now));
         let source = "the thread is ending: its lock is released in the background".into();
         Err(Error::Unconfirmed { key, at_most, source })
@@ -412,25 +412,45 @@ mod tests {
         Session::new(Target::nowhere(), settings, None).unwrap()
     }
 
-    /// The thread was stopped for longer than the lease, between its claim and the keeper's table.
-    #[test]
-    fn a_hold_in_memory_that_is_kept_late_is_valid_if_its_key_is_still_its_own() {
-        let session = Session::in_memory(true, Settings::default(), None);
+    /// A hold in memory whose thread was stopped for longer than the lease, between its claim and
+    /// the keeper's table.
+    fn late_hold(session: &Session) -> Arc<Hold> {
         let (key, owner) =
             (Key::new("lock:", "a").unwrap(), Owner::new("host".into(), std::process::id(), 1));
         let asked = Moment::now().before(Duration::from_secs(3600));
         let token = "token".to_owned();
         let wanted = Wanted { key: key.in_redis(), token: &token, lease: 30_000, counter: None };
-        session
-            .store
-            .checkout(key.in_redis(), Moment::NEVER)
-            .unwrap()
-            .claim(wanted, asked, Moment::NEVER)
-            .unwrap();
+        let mut connection = session.store.checkout(key.in_redis(), Moment::NEVER).unwrap();
+        connection.claim(wanted, asked, Moment::NEVER).unwrap();
         let at = AcquiredAt { sent: asked, answered: asked };
-        let hold = session.new_hold(key, owner, Taken { token, fence: 0, at }, &Options::default());
+        session.new_hold(key, owner, Taken { token, fence: 0, at }, &Options::default())
+    }
+
+    #[test]
+    fn a_hold_in_memory_that_is_kept_late_is_valid_if_its_key_is_still_its_own() {
+        let session = Session::in_memory(true, Settings::default(), None);
+        let hold = late_hold(&session);
         hold.settle_in_memory();
         assert!(hold.is_valid(Moment::now()));
+    }
+
+    #[test]
+    fn a_hold_in_memory_that_was_found_over_before_it_is_kept_stays_over_and_its_key_is_free() {
+        let session = Session::in_memory(true, Settings::default(), None);
+        let found = [
+            // The keeper finds it, and reports it lost.
+            |hold: &Hold| assert!(hold.check(Moment::now()).is_err()),
+            // A thread finds it that waits for the lock.
+            |hold: &Hold| assert!(hold.is_over(Moment::now())),
+        ];
+        for found in found {
+            let hold = late_hold(&session);
+            found(&hold);
+            hold.settle_in_memory();
+            assert!(hold.is_over(Moment::now()) && !hold.is_valid(Moment::now()));
+            let memory = session.store.memory().unwrap();
+            assert_eq!(memory.end_of(hold.key.in_redis(), &hold.token), None, "the key outlives its hold");
+        }
     }
 
     /// If a closed hold were still in the keeper's table, the keeper would take it for one that ran

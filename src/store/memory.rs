@@ -315,26 +315,33 @@ impl MemoryStore {
 impl MemoryStore {
     /// The thread that took a key, at the moment `taken`, has its hold now. `renewed`: until when
     /// the key lasts, if the hold is one to renew. `use_end` gets the end of the key
-    /// ([`Moment::PAST`] if the key is gone already), while no control for tests can change it.
+    /// ([`Moment::PAST`] if the key is gone already), while no control for tests can change it. If
+    /// `use_end` answers false, the key ends with its lease.
     pub(crate) fn settle(
         &self,
         key: &str,
         token: &str,
         taken: Moment,
         renewed: Option<Moment>,
-        use_end: impl FnOnce(Moment),
+        use_end: impl FnOnce(Moment) -> bool,
     ) {
         let mut keys = self.keys.lock();
         let outage = keys.outage.filter(|_| keys.is_away());
         let entry = keys.by_name.get_mut(key).filter(|entry| taken < entry.expires && entry.value == token);
-        let Some(entry) = entry else { return use_end(Moment::PAST) };
+        let Some(entry) = entry else {
+            let _ = use_end(Moment::PAST);
+            return;
+        };
+        let leased = (entry.renewed, entry.expires);
         if let Some(until) = renewed {
             (entry.renewed, entry.expires) = (true, entry.expires.max(until));
             if let Some(outage) = outage {
                 entry.suffer(outage);
             }
         }
-        use_end(entry.expires);
+        if !use_end(entry.expires) {
+            (entry.renewed, entry.expires) = leased;
+        }
     }
 
     /// The end of a key, if the key still holds the token.
@@ -451,7 +458,10 @@ mod tests {
         let counted = std::sync::Arc::clone(&changes);
         store.on_change(move |_| _ = counted.fetch_add(1, Ordering::Relaxed));
         assert!(is_taken(&store, "a", "one"));
-        store.settle("a", "one", Moment::now(), Some(Moment::NEVER), |end| assert_eq!(end, Moment::NEVER));
+        store.settle("a", "one", Moment::now(), Some(Moment::NEVER), |end| {
+            assert_eq!(end, Moment::NEVER);
+            true
+        });
         let busy = store.claim(wanted("a", "two"), true, Moment::now());
         assert!(matches!(busy, Ok((ClaimReply::Busy(_), Tracking::Direct))));
         assert_eq!(store.remove("a", "one").unwrap(), Compared::Done);
@@ -477,7 +487,10 @@ mod tests {
     /// The end that a renewed hold learns. It was `taken` then.
     fn settled(store: &MemoryStore, key: &str, taken: Moment) -> Moment {
         let mut of_hold = None;
-        store.settle(key, "one", taken, Some(Moment::NEVER), |end| of_hold = Some(end));
+        store.settle(key, "one", taken, Some(Moment::NEVER), |end| {
+            of_hold = Some(end);
+            true
+        });
         of_hold.expect("it is called")
     }
 
