@@ -1,7 +1,9 @@
 //! The feature `metrics`: what the statistics count reaches the recorder of the `metrics` crate,
 //! under the names of the text for Prometheus.
 
+use std::cell::Cell;
 use std::collections::BTreeMap;
+use std::panic::{self, AssertUnwindSafe};
 use std::process;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
@@ -10,7 +12,7 @@ use metrics::{
     Counter, CounterFn, Gauge, GaugeFn, Histogram, HistogramFn, Key, KeyName, Metadata, Recorder,
     SharedString, Unit,
 };
-use relatch::Error;
+use relatch::{Error, LockManager};
 use relatch_rig::{LONG, eventually, is_alone};
 
 use crate::support::{ANSWER, MINUTE, Rig, behind, delete, occupy, renewals};
@@ -18,6 +20,9 @@ use crate::support::{ANSWER, MINUTE, Rig, behind, delete, occupy, renewals};
 /// A recorder that keeps the sum of each metric, and how many values a histogram got.
 #[derive(Clone, Default)]
 struct Sums(Arc<Mutex<BTreeMap<String, f64>>>);
+
+/// The recorder panics the next time that it gets this metric.
+static PANICS_AT: Mutex<Option<&str>> = Mutex::new(None);
 
 /// One metric of the recorder.
 struct Sum(Sums, String);
@@ -29,6 +34,8 @@ impl Sums {
             drop((locks.stats(), locks.waiting(), locks.held()));
         }
         *self.0.lock().unwrap_or_else(PoisonError::into_inner).entry(name.to_owned()).or_default() += more;
+        let panics = PANICS_AT.lock().expect("no panic").take_if(|it| *it == name);
+        assert!(panics.is_none(), "the recorder");
     }
 
     fn all(&self) -> BTreeMap<String, f64> {
@@ -155,5 +162,38 @@ fn the_recorder_gets_what_the_statistics_count() {
     for line in stats.prometheus().lines().filter_map(|line| line.strip_prefix("# TYPE ")) {
         let name = line.split(' ').next().expect("a name");
         assert!(sums.get(&format!("help of {name}")) > 0.0, "{name}");
+    }
+}
+
+#[test]
+fn a_recorder_that_panics_leaves_no_lock_behind() {
+    if !is_alone(module_path!(), "a_recorder_that_panics_leaves_no_lock_behind") {
+        return;
+    }
+    metrics::set_global_recorder(Sums::default()).expect("the only recorder");
+    let rig = Rig::renewing();
+    for locks in [&rig.locks, &LockManager::in_memory()] {
+        let panics_at = |name, call: &dyn Fn()| {
+            *PANICS_AT.lock().expect("no panic") = Some(name);
+            assert!(panic::catch_unwind(AssertUnwindSafe(call)).is_err(), "{name}");
+        };
+        let is_free = || {
+            let other = locks.clone();
+            let takes = || other.try_lock_for("a", ANSWER).expect("answers").is_some();
+            assert!(thread::scope(|scope| scope.spawn(takes).join()).expect("no panic"));
+        };
+        let guard = Cell::new(locks.lock("a").ok());
+        panics_at("relatch_held", &|| drop(guard.take()));
+        is_free();
+        // A waiter is announced, and another thread waits behind it.
+        let guard = locks.lock("a").expect("locks");
+        thread::scope(|scope| {
+            scope
+                .spawn(|| panics_at("relatch_waiting", &|| drop(locks.lock("a"))))
+                .join()
+                .expect("it panics");
+        });
+        drop(guard);
+        is_free();
     }
 }
