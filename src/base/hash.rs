@@ -1,6 +1,6 @@
 //! Tables whose keys are short: the names of locks, and numbers.
 //!
-//! A cycle of lock and unlock looks up its key eight times. With the hash of the standard
+//! A cycle of lock and unlock looks up its key seven times. With the hash of the standard
 //! library, that would be a fifth of the instructions of a cycle in memory.
 
 use std::collections;

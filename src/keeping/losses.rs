@@ -2,6 +2,7 @@
 //! whether a loss is reported.)
 
 use std::fmt;
+use std::io;
 use std::panic::{self, AssertUnwindSafe};
 use std::sync::Arc;
 use std::sync::mpsc::{self, Receiver, Sender};
@@ -66,16 +67,21 @@ impl LossNotifier {
             held_for: now.since(hold.acquired.answered),
         };
         let mut state = self.state.lock();
+        let mut started = Ok(());
         if state.losses.is_none() && !state.stopped {
-            self.start(&mut state);
+            started = self.start(&mut state);
         }
         if let Some(losses) = &state.losses {
             // This does not fail: the thread receives for as long as there is a sender.
             let _ = losses.send(lost);
         }
+        drop(state); // The program's logger may call this manager.
+        if let Err(error) = started {
+            error!(target: "relatch::lost", "on_lost cannot be called, no thread can be started: {error}");
+        }
     }
 
-    fn start(&self, state: &mut State) {
+    fn start(&self, state: &mut State) -> io::Result<()> {
         let (sender, losses) = mpsc::channel::<LostLock>();
         let (alive, done) = mpsc::channel::<()>();
         let (on_lost, worker) = (Arc::clone(&self.on_lost), Arc::clone(&self.worker));
@@ -89,15 +95,8 @@ impl LossNotifier {
                 }
             }
         });
-        match thread {
-            Ok(thread) => {
-                *state =
-                    State { losses: Some(sender), done: Some(done), thread: Some(thread), stopped: false };
-            }
-            Err(error) => {
-                error!(target: "relatch::lost", "on_lost cannot be called, no thread can be started: {error}");
-            }
-        }
+        *state = State { losses: Some(sender), done: Some(done), thread: Some(thread?), stopped: false };
+        Ok(())
     }
 
     /// Waits until the callback was called for all losses so far, for `limit` at most, and ends the

@@ -2,6 +2,7 @@
 //! kept.
 
 use std::collections::VecDeque;
+use std::mem;
 use std::sync::Arc;
 
 use crate::base::clock::Moment;
@@ -15,8 +16,8 @@ pub(super) const REMEMBERED: usize = 8;
 /// The queues of one manager.
 #[derive(Debug, Default)]
 pub(super) struct Table {
-    /// The queues in which a thread has the turn or waits for it, those in `ended`, and idle ones
-    /// in the places that are unused.
+    /// The queues in which a thread has the turn or waits for it, those in `ended`, and new ones in
+    /// the places that are unused.
     queues: Vec<(Arc<str>, WaitQueue)>,
     /// The place of a key's queue. A queue stays where it is while a thread has the turn or waits
     /// for it. So a turn knows its place, and looks up its key once.
@@ -97,7 +98,9 @@ impl Table {
         if self.ended.len() > REMEMBERED
             && let Some(first) = self.ended.pop_front()
         {
-            self.places.remove(&self.queues[first].0);
+            // After a burst of keys, their names would stay in memory for ever.
+            let (name, _) = mem::take(&mut self.queues[first]);
+            self.places.remove(&name);
             self.unused.push(first);
         }
     }
