@@ -50,12 +50,12 @@ impl Hold {
         };
         let renewed = self.renewal.on.then_some(last);
         memory.store.settle(self.key.in_redis(), &self.token, self.acquired.answered, renewed, |end| {
-            let end = end.max(RUN_OUT);
-            if renewed.is_some() {
-                return self.lasts_until(end);
+            if renewed.is_none() {
+                self.shorten_to(end.max(RUN_OUT));
+            } else if !self.lasts_until(end.max(RUN_OUT)) {
+                return Moment::PAST;
             }
-            self.shorten_to(end);
-            true
+            end
         });
     }
 

@@ -313,35 +313,29 @@ impl MemoryStore {
 
 /// What a hold in memory has to do with its key.
 impl MemoryStore {
-    /// The thread that took a key, at the moment `taken`, has its hold now. `renewed`: until when
-    /// the key lasts, if the hold is one to renew. `use_end` gets the end of the key
-    /// ([`Moment::PAST`] if the key is gone already), while no control for tests can change it. If
-    /// `use_end` answers false, the key ends with its lease.
+    /// The thread that took a key at the moment `taken` has its hold now. `renewed`: until when the
+    /// key lasts, if the hold is one to renew. `use_end` gets the end of the key, [`Moment::PAST`] if
+    /// it is gone, and says when it is to end. Meanwhile, no control for tests can change it.
     pub(crate) fn settle(
         &self,
         key: &str,
         token: &str,
         taken: Moment,
         renewed: Option<Moment>,
-        use_end: impl FnOnce(Moment) -> bool,
-    ) {
+        use_end: impl FnOnce(Moment) -> Moment,
+    ) -> Moment {
         let mut keys = self.keys.lock();
         let outage = keys.outage.filter(|_| keys.is_away());
         let entry = keys.by_name.get_mut(key).filter(|entry| taken < entry.expires && entry.value == token);
-        let Some(entry) = entry else {
-            let _ = use_end(Moment::PAST);
-            return;
-        };
-        let leased = (entry.renewed, entry.expires);
+        let Some(entry) = entry else { return use_end(Moment::PAST) };
         if let Some(until) = renewed {
             (entry.renewed, entry.expires) = (true, entry.expires.max(until));
             if let Some(outage) = outage {
                 entry.suffer(outage);
             }
         }
-        if !use_end(entry.expires) {
-            (entry.renewed, entry.expires) = leased;
-        }
+        entry.expires = use_end(entry.expires);
+        entry.expires
     }
 
     /// The end of a key, if the key still holds the token.
@@ -460,7 +454,7 @@ mod tests {
         assert!(is_taken(&store, "a", "one"));
         store.settle("a", "one", Moment::now(), Some(Moment::NEVER), |end| {
             assert_eq!(end, Moment::NEVER);
-            true
+            end
         });
         let busy = store.claim(wanted("a", "two"), true, Moment::now());
         assert!(matches!(busy, Ok((ClaimReply::Busy(_), Tracking::Direct))));
@@ -489,7 +483,7 @@ mod tests {
         let mut of_hold = None;
         store.settle(key, "one", taken, Some(Moment::NEVER), |end| {
             of_hold = Some(end);
-            true
+            end
         });
         of_hold.expect("it is called")
     }
