@@ -13,8 +13,9 @@ use std::time::Duration;
 use crate::base::clock::Moment;
 
 /// For how long an epoch counts after a sentinel has shown it last, if other sentinels cannot be
-/// asked. (Sentinels that were set up anew begin with a lower epoch.)
-const COUNTS_FOR: Duration = Duration::from_secs(10);
+/// asked. (Sentinels that were set up anew begin with a lower epoch.) While no connection is opened,
+/// they are asked every ten seconds, so a sentinel that knows the epoch may miss two questions.
+const COUNTS_FOR: Duration = Duration::from_secs(30);
 
 #[derive(Debug, Default)]
 pub(super) struct Epochs {
@@ -35,7 +36,8 @@ impl Epochs {
 
     /// Notes an answer that is not out of date.
     pub(super) fn note(&mut self, epoch: Option<u64>, now: Moment) {
-        if let Some(epoch) = epoch {
+        // Another thread may have noted a newer one since the answer was judged.
+        if let Some(epoch) = epoch.filter(|epoch| self.newest <= *epoch) {
             (self.newest, self.shown) = (epoch, now);
         }
     }
@@ -65,6 +67,7 @@ impl Epochs {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::store::master::LOOKS_EVERY;
 
     #[test]
     fn an_answer_from_before_the_latest_failover_is_out_of_date() {
@@ -82,6 +85,8 @@ mod tests {
         epochs.note(Some(4), now);
         assert!(epochs.is_outdated("a", Some(3)) && epochs.is_outdated("b", Some(3)));
         assert!(!epochs.is_outdated("a", Some(5)), "a later failover may lead back");
+        epochs.note(Some(3), now);
+        assert!(epochs.is_outdated("c", Some(3)), "another thread has noted a newer one");
     }
 
     #[test]
@@ -99,7 +104,8 @@ mod tests {
         let mut epochs = Epochs::default();
         epochs.note(Some(3), now);
         epochs.leave("a");
-        assert!(!epochs.is_old(now.after(COUNTS_FOR)));
+        let two_questions_missed = now.after(2 * (LOOKS_EVERY + Duration::from_secs(1)));
+        assert!(!epochs.is_old(two_questions_missed) && !epochs.is_old(now.after(COUNTS_FOR)));
         assert!(epochs.is_old(now.after(2 * COUNTS_FOR)));
         epochs.begin_anew(1, now);
         assert!(!epochs.is_outdated("a", Some(1)) && !epochs.is_old(now));

@@ -29,9 +29,10 @@ use crate::store::wire::Ender;
 /// How often the thread checks whether it has to stop, while the sentinels report nothing.
 const SILENCE: Duration = Duration::from_secs(1);
 
-/// How often the thread asks where the master is, although nothing was reported. A report can be
-/// lost, and the sentinel that the thread listens to may be cut off from the others.
-const LOOKS_EVERY: Duration = Duration::from_secs(10);
+/// How often the thread asks all sentinels where the master is, although nothing was reported. A
+/// report can be lost, and the sentinel that the thread listens to may be cut off from the others,
+/// together with the old master.
+pub(super) const LOOKS_EVERY: Duration = Duration::from_secs(10);
 
 pub(super) struct Master {
     pub(super) sentinels: Sentinels,
@@ -50,16 +51,25 @@ pub(super) struct Master {
 struct State {
     /// The server that is the master, as far as is known.
     endpoint: Option<Arc<Endpoint>>,
-    /// How many switches there were.
+    /// How often `endpoint` has changed.
     generation: u64,
-    /// The connections that were opened since the last switch.
+    /// The connections that lead to `endpoint`. While no master is known: all that are open.
     open: Vec<Opened>,
 }
 
 struct Opened {
     ender: Ender,
+    endpoint: Arc<Endpoint>,
     /// The sentinel that named the server.
     sentinel: Arc<Endpoint>,
+}
+
+impl State {
+    /// True if another server than this one has become the master since `generation`. Then the
+    /// sentinel that named this server may not have heard of that.
+    fn has_left(&self, endpoint: &Endpoint, generation: u64) -> bool {
+        self.generation != generation && self.endpoint.as_ref().is_some_and(|it| it.name() != endpoint.name())
+    }
 }
 
 impl Master {
@@ -92,25 +102,29 @@ impl Master {
     /// function that it calls as soon as the connection can be ended; and it checks the server's
     /// role.
     ///
-    /// If that fails, the sentinel that named the server is asked last the next time: perhaps only
-    /// this sentinel has not heard of a switch.
+    /// If that fails because of a switch, the sentinels are asked again. If it fails for another
+    /// reason, the sentinel that named the server is asked last the next time: perhaps only this
+    /// sentinel has not heard of a switch.
     pub(super) fn connect(
         &self,
         deadline: Moment,
-        open: impl FnOnce(&Endpoint, &dyn Fn(Ender) -> Result<(), Failure>) -> Result<Link, Failure>,
+        open: impl Fn(&Endpoint, &dyn Fn(Ender) -> Result<(), Failure>) -> Result<Link, Failure>,
     ) -> Result<Link, Failure> {
-        let generation = self.state.lock().generation;
-        let (place, sentinel) = self.sentinels.master(deadline)?;
-        let endpoint = self.endpoint(place);
-        let link = open(&endpoint, &|ender| self.opened(generation, ender, &sentinel));
-        let link = link.inspect_err(|_| {
-            // After a switch, the connection failed because of the switch.
-            if self.state.lock().generation == generation {
-                self.sentinels.doubt(&sentinel);
+        loop {
+            let generation = self.state.lock().generation;
+            let (place, sentinel) = self.sentinels.master(deadline)?;
+            let endpoint = self.endpoint(place);
+            let opened = open(&endpoint, &|ender| self.opened(generation, ender, &endpoint, &sentinel));
+            match opened.and_then(|link| self.confirmed(&endpoint, generation).map(|()| link)) {
+                Ok(link) => return Ok(link),
+                Err(failure) if !self.state.lock().has_left(&endpoint, generation) => {
+                    self.sentinels.doubt(&sentinel);
+                    return Err(failure);
+                }
+                Err(failure) if deadline <= Moment::now() => return Err(failure),
+                Err(_) => {}
             }
-        })?;
-        self.confirmed(&endpoint, generation, &link.wire.ender())?;
-        Ok(link)
+        }
     }
 
     /// The endpoint at this place. The known one has the address that worked last.
@@ -138,45 +152,60 @@ impl Master {
         }
     }
 
-    /// Notes a connection that was opened to the server that `sentinel` named. Fails if there was a
-    /// switch since `generation`: the sentinel may have named the old master.
-    fn opened(&self, generation: u64, ender: Ender, sentinel: &Arc<Endpoint>) -> Result<(), Failure> {
+    /// Notes a connection that was opened to the server that `sentinel` named, in answer to a
+    /// question that was asked at `generation`.
+    fn opened(
+        &self,
+        generation: u64,
+        ender: Ender,
+        endpoint: &Arc<Endpoint>,
+        sentinel: &Arc<Endpoint>,
+    ) -> Result<(), Failure> {
         let mut state = self.state.lock();
-        if state.generation != generation {
+        if state.has_left(endpoint, generation) {
             return Err(replaced());
         }
         if state.open.len() == state.open.capacity() {
             state.open.retain(|it| !it.ender.is_closed());
         }
-        state.open.push(Opened { ender, sentinel: Arc::clone(sentinel) });
+        let (endpoint, sentinel) = (Arc::clone(endpoint), Arc::clone(sentinel));
+        state.open.push(Opened { ender, endpoint, sentinel });
         Ok(())
     }
 
-    /// A server that the sentinels named has said that it is the master, over the connection of
-    /// `ender`. If the master was elsewhere before, this is a switch that nobody reported.
-    fn confirmed(&self, endpoint: &Arc<Endpoint>, generation: u64, ender: &Ender) -> Result<(), Failure> {
+    /// A server that the sentinels named has said that it is the master. If the master was elsewhere
+    /// before, this is a switch that nobody reported.
+    fn confirmed(&self, endpoint: &Arc<Endpoint>, generation: u64) -> Result<(), Failure> {
         let state = self.state.lock();
-        if state.generation != generation {
+        if state.has_left(endpoint, generation) {
             return Err(replaced());
         }
-        self.is_at(state, endpoint, Some(ender));
+        self.is_at(state, endpoint);
         Ok(())
     }
 
-    /// Notes where the master is now. If it was elsewhere before, ends all connections but `kept`.
-    fn is_at(&self, mut state: MutexGuard<'_, State>, endpoint: &Arc<Endpoint>, kept: Option<&Ender>) {
+    /// Notes where the master is now, and ends all connections that lead elsewhere.
+    ///
+    /// At the start, no master is known. A thread may be opening a connection to the old master by
+    /// then, because the sentinel that it asked has not heard of a switch.
+    fn is_at(&self, mut state: MutexGuard<'_, State>, endpoint: &Arc<Endpoint>) {
         let before = state.endpoint.replace(Arc::clone(endpoint));
-        let Some(before) = before.filter(|before| before.name() != endpoint.name()) else {
+        if before.as_ref().is_some_and(|before| before.name() == endpoint.name()) {
             return;
-        };
-        self.sentinels.leave(before.name());
+        }
+        if let Some(before) = &before {
+            self.sentinels.leave(before.name());
+        }
         state.generation += 1;
-        let (kept, ended): (Vec<_>, Vec<_>) =
-            mem::take(&mut state.open).into_iter().partition(|it| Some(&it.ender) == kept);
+        let leads_here = |it: &Opened| it.endpoint.name() == endpoint.name();
+        let (kept, ended): (Vec<_>, Vec<_>) = mem::take(&mut state.open).into_iter().partition(leads_here);
         state.open = kept;
         drop(state);
         for it in ended {
             it.ender.end();
+        }
+        if before.is_none() {
+            return;
         }
         info!(target: "relatch::sentinel", "the master {:?} is at {} now", self.sentinels.name(), endpoint.name());
         if let Some(call) = self.on_switch.get() {
@@ -228,7 +257,7 @@ impl Master {
             return Ok(());
         }
         // The sentinels may have reported a switch before this connection subscribed.
-        self.look(limit)?;
+        self.look(Sentinels::master, limit)?;
         if self.has_warned.swap(false, Ordering::Relaxed) {
             info!(target: "relatch::sentinel", "a sentinel reports switches again");
         }
@@ -236,7 +265,7 @@ impl Master {
         subscription.listen((SILENCE, limit), |report| {
             if look_at <= Moment::now() {
                 // Without an answer, the next connection asks.
-                let _ = self.look(limit);
+                let _ = self.look(Sentinels::newest_master, limit);
                 look_at = Moment::now().after(LOOKS_EVERY);
                 pauses.reset();
             }
@@ -247,23 +276,31 @@ impl Master {
         })
     }
 
-    /// Asks where the master is, and how many replicas it has.
-    fn look(&self, limit: Duration) -> Result<(), Failure> {
-        let generation = self.state.lock().generation;
-        let (place, _) = self.sentinels.master(Moment::now().after(limit))?;
-        let endpoint = self.endpoint(place);
-        let state = self.state.lock();
-        if state.generation == generation {
-            self.is_at(state, &endpoint, None);
+    /// Asks where the master is, and how many replicas it has. `ask` is [`Sentinels::master`] or
+    /// [`Sentinels::newest_master`].
+    fn look(
+        &self,
+        ask: impl Fn(&Sentinels, Moment) -> Result<(Place, Arc<Endpoint>), Failure>,
+        limit: Duration,
+    ) -> Result<(), Failure> {
+        loop {
+            let generation = self.state.lock().generation;
+            let (place, _) = ask(&self.sentinels, Moment::now().after(limit))?;
+            let endpoint = self.endpoint(place);
+            let state = self.state.lock();
+            if state.generation == generation {
+                self.is_at(state, &endpoint);
+                return Ok(());
+            }
+            // Another thread has learnt of a switch, so the answer may be older than that.
         }
-        Ok(())
     }
 
     /// Handles a report: a switch of any master, or a promoted or new replica of any master.
     fn heard(&self, report: &str, sentinel: &Arc<Endpoint>, limit: Duration) {
         let words: Vec<_> = report.split(' ').collect();
         // Without an answer, the next connection asks.
-        let look = || _ = self.look(limit);
+        let look = || _ = self.look(Sentinels::master, limit);
         match words[..] {
             [name, old_host, old_port, host, port] if name == self.sentinels.name() => {
                 // This sentinel knows of the switch. Others may not know yet.
@@ -289,7 +326,7 @@ impl Master {
         let is_here = |name: &str| state.endpoint.as_ref().is_none_or(|here| here.name() == name);
         let (was_here, is_there) = (is_here(&old.to_string()), is_here(endpoint.name()));
         if was_here {
-            self.is_at(state, &endpoint, None);
+            self.is_at(state, &endpoint);
         }
         was_here || is_there
     }
@@ -308,4 +345,53 @@ fn place(host: &str, port: &str) -> Option<Place> {
 
 fn replaced() -> Failure {
     Failure::not_sent("the master was replaced while the connection was opened")
+}
+
+#[cfg(test)]
+mod tests {
+    use std::cell::Cell;
+
+    use super::*;
+    use crate::store::login::{Access, Expected};
+
+    fn master() -> Master {
+        let access = Access::new(None, 0, Expected::Sentinel);
+        Master::new(Sentinels::new("mymaster".to_owned(), [], access, None, false), None)
+    }
+
+    fn at(port: u16) -> Arc<Endpoint> {
+        Arc::new(Endpoint::new(Place::Tcp { host: "127.0.0.1".to_owned(), port }, None))
+    }
+
+    #[test]
+    fn a_connection_that_was_asked_for_before_a_switch_counts_only_if_it_leads_to_the_new_master() {
+        let master = master();
+        for switch in [7002, 7003] {
+            let asked = master.state.lock().generation;
+            // Meanwhile another thread learns of the switch. (The first master counts like one.)
+            master.is_at(master.state.lock(), &at(switch));
+            assert!(master.confirmed(&at(7001), asked).is_err());
+            assert!(master.describe().contains(&format!(":{switch} ")), "{}", master.describe());
+            master.confirmed(&at(switch), asked).expect("it is there");
+        }
+        // A switch that nobody has reported.
+        let asked = master.state.lock().generation;
+        master.confirmed(&at(7001), asked).expect("it says that it is the master");
+        assert!(master.describe().contains(":7001 "));
+    }
+
+    #[test]
+    fn an_answer_that_a_switch_has_overtaken_is_asked_for_again() {
+        let (master, asked) = (master(), Cell::new(0));
+        let ask = |_: &Sentinels, _| {
+            asked.set(asked.get() + 1);
+            let named = if asked.get() == 1 { 7001 } else { 7003 };
+            if asked.get() == 1 {
+                master.is_at(master.state.lock(), &at(7002));
+            }
+            Ok((at(named).place().clone(), at(7000)))
+        };
+        master.look(ask, Duration::ZERO).expect("an answer");
+        assert!(asked.get() == 2 && master.describe().contains(":7003 "), "{}", master.describe());
+    }
 }

@@ -106,29 +106,42 @@ impl Sentinels {
     /// answered, and none knows better, the sentinels were set up anew. The same is assumed if some
     /// cannot be asked, and nobody has shown the newer epoch for long.
     pub(super) fn master(&self, deadline: Moment) -> Result<(Place, Arc<Endpoint>), Failure> {
-        let (mut outdated, mut all_answered) = (None::<(Answer, Arc<Endpoint>)>, true);
-        let newest = self.first_answer(deadline, |sentinel, limit| {
+        self.ask_for_master(false, deadline)
+    }
+
+    /// Asks all sentinels who is the master, and believes the newest epoch. (A sentinel that does
+    /// not show its epoch is believed like one that is asked alone.)
+    pub(super) fn newest_master(&self, deadline: Moment) -> Result<(Place, Arc<Endpoint>), Failure> {
+        self.ask_for_master(true, deadline)
+    }
+
+    fn ask_for_master(&self, all: bool, deadline: Moment) -> Result<(Place, Arc<Endpoint>), Failure> {
+        let (mut newest, mut outdated, mut all_answered) = (None, None, true);
+        let first = self.first_answer(deadline, |sentinel, limit| {
             let asked = self.ask(sentinel, limit).inspect_err(|_| all_answered = false);
             let Some(answer) = asked? else { return Ok(None) };
-            let mut epochs = self.epochs.lock();
-            if epochs.is_outdated(&answer.place.to_string(), answer.epoch) {
-                if outdated.as_ref().is_none_or(|(other, _)| other.epoch < answer.epoch) {
-                    outdated = Some((answer, Arc::clone(sentinel)));
-                }
-                return Ok(None);
+            let is_outdated = self.epochs.lock().is_outdated(&answer.place.to_string(), answer.epoch);
+            let better = match answer.epoch {
+                _ if is_outdated => &mut outdated,
+                Some(_) if all => &mut newest,
+                _ => return Ok(Some((answer, Arc::clone(sentinel)))),
+            };
+            if better.as_ref().is_none_or(|(other, _): &(Answer, _)| other.epoch < answer.epoch) {
+                *better = Some((answer, Arc::clone(sentinel)));
             }
-            epochs.note(answer.epoch, Moment::now());
-            Ok(Some((answer, Arc::clone(sentinel))))
+            Ok(None)
         });
-        let mut epochs = self.epochs.lock();
-        let now = Moment::now();
-        let (answer, sentinel) = match (newest, outdated) {
-            (Ok(newest), _) => newest,
-            (Err(_), Some(outdated)) if all_answered || epochs.is_old(now) => {
+        let (mut epochs, now) = (self.epochs.lock(), Moment::now());
+        let (answer, sentinel) = match (newest, first, outdated) {
+            (Some(newest), ..) | (None, Ok(newest), _) => {
+                epochs.note(newest.0.epoch, now);
+                newest
+            }
+            (None, Err(_), Some(outdated)) if all_answered || epochs.is_old(now) => {
                 epochs.begin_anew(outdated.0.epoch.unwrap_or_default(), now);
                 outdated
             }
-            (Err(failure), _) => return Err(failure),
+            (None, Err(failure), _) => return Err(failure),
         };
         if let Some(replicas) = answer.replicas {
             self.replicas.store(replicas, Ordering::Relaxed);

@@ -270,6 +270,31 @@ fn a_connection_that_is_logging_in_does_not_escape_a_switch() {
     assert_eq!(old.calls("set"), 0);
 }
 
+/// Two sentinels disagree at the start. The manager connects to the server that the first one names,
+/// and then the second one answers.
+#[test]
+fn the_first_connection_does_not_lead_to_an_old_master_either() {
+    let [old, new] = servers();
+    let between = Proxy::start(old.port());
+    let sentinels = [&between, &between].map(|it| Played::naming(it.port()));
+    let [behind, knows] = &sentinels;
+    knows.names(new.port());
+    behind.proxy.always("SUBSCRIBE", Fault::Answer(REFUSED.to_vec()));
+    knows.proxy.hold_replies(true);
+    between.hold_replies(true);
+    let builder = patient(&url_of(&sentinels)).connect_timeout(LONG).response_timeout(LONG);
+    thread::scope(|scope| {
+        let connecting = scope.spawn(|| time(|| builder.build().expect("connects")));
+        eventually(LONG, "the connection logs in", || between.commands("HELLO") > 0);
+        knows.proxy.hold_replies(false);
+        // The replies of the old master are still held.
+        let (took, locks) = connecting.join().expect("no panic");
+        assert!(took < LONG / 2, "{took:?}");
+        between.hold_replies(false);
+        assert_moved(&locks, &old, &new);
+    });
+}
+
 #[test]
 fn an_answer_that_a_report_has_overtaken_does_not_count() {
     let [old, new] = servers();
@@ -350,6 +375,21 @@ fn a_switch_that_nobody_reports_is_noticed_by_the_next_new_connection() {
     });
     assert_moved(&locks, &old, &new);
     assert_eq!(guard.watch().wait_lost(SOON), Some(LostCause::Deleted));
+}
+
+/// The client reaches both sides, and its reports come from the wrong one.
+#[test]
+fn a_sentinel_that_is_cut_off_with_the_old_master_does_not_keep_the_manager_there() {
+    let [old, new] = servers();
+    let sentinels = [(); 3].map(|()| Played::naming(old.port()));
+    let locks = connect(&sentinels);
+    let guard = locks.lock("held").expect("locks");
+    guard.extend_to(MINUTE).expect("extends");
+    until_subscribed(slice::from_ref(&sentinels[0].proxy));
+    sentinels[1].names(new.port());
+    eventually(LONG, "the other sentinels are asked as well", || clients_of(&old) == 0);
+    assert_eq!(guard.watch().wait_lost(SOON), Some(LostCause::Deleted));
+    assert_moved(&locks, &old, &new);
 }
 
 /// Replaces the first server by the second, without a report. Returns the time from which on the
