@@ -53,7 +53,8 @@ struct State {
     endpoint: Option<Arc<Endpoint>>,
     /// How often `endpoint` has changed.
     generation: u64,
-    /// The connections that lead to `endpoint`. While no master is known: all that are open.
+    /// The connections to `endpoint`, and those that are being opened to a server that a sentinel
+    /// has named. Some may have been closed.
     open: Vec<Opened>,
 }
 
