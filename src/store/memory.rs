@@ -8,15 +8,15 @@
 use std::fmt;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::Duration;
 
 use parking_lot::Mutex;
 
 use crate::base::clock::Moment;
-use crate::base::hash::HashMap;
 use crate::base::holder::{Holder, KEPT};
 use crate::base::random;
 use crate::store::failure::Failure;
+use crate::store::keys::{Entry, Keys, Outage};
 use crate::store::reply::{AdoptReply, ClaimReply, Compared, Seen, Tracking};
 use crate::store::wanted::Wanted;
 
@@ -32,131 +32,6 @@ pub(crate) struct MemoryStore {
     first: u128,
     /// How many numbers were drawn.
     drawn: AtomicU64,
-}
-
-#[derive(Default)]
-struct Keys {
-    /// Keys that have expired, or were removed, stay until the table would grow. The next one of
-    /// the same name takes their place.
-    by_name: HashMap<String, Entry>,
-    outage: Option<Outage>,
-    /// The fencing token that was given last, of all keys.
-    fence: u64,
-}
-
-#[derive(Default)]
-struct Entry {
-    value: String,
-    /// The fencing token of the hold; zero if it has none.
-    fence: u64,
-    lease: Duration,
-    expires: Moment,
-    /// The holder has the key renewed, so it lasts until `expires` or, during an outage, for a
-    /// lease from the beginning of the outage.
-    renewed: bool,
-    /// A waiter has asked about the key, and wants to be woken when it changes.
-    awaited: bool,
-}
-
-/// A time in which each command fails.
-#[derive(Clone, Copy)]
-struct Outage {
-    since: Moment,
-    until: Moment,
-}
-
-impl Entry {
-    /// Reads the clock only for a key that expires: most are renewed, and reading the clock takes
-    /// as long as all the rest of a command.
-    fn is_live(&self) -> bool {
-        match self.expires {
-            Moment::NEVER => true,
-            Moment::PAST => false,
-            expires => Moment::now() < expires,
-        }
-    }
-
-    /// Takes the key, which nobody has. Returns the fencing token.
-    fn take(&mut self, wanted: Wanted<'_>, fence: u64, now: Moment) -> u64 {
-        self.value.clear();
-        self.value.push_str(wanted.token);
-        self.lease = Duration::from_millis(wanted.lease);
-        self.expires = now.after(self.lease);
-        (self.fence, self.renewed, self.awaited) = (fence, false, false);
-        fence
-    }
-
-    fn holder(&self) -> Holder {
-        // A renewed key has a whole lease left, however often it is looked at.
-        let left = self.expires.since(Moment::now());
-        let left = if self.renewed { left.min(self.lease) } else { left };
-        Holder::new(self.value.as_bytes(), Some(left))
-    }
-
-    /// An outage that lasts longer than the lease ends a renewed key.
-    fn suffer(&mut self, outage: Outage) {
-        let end = outage.since.after(self.lease);
-        if self.renewed && end <= outage.until {
-            self.expires = self.expires.min(end);
-        }
-    }
-}
-
-impl Keys {
-    fn live(&mut self, key: &str) -> Option<&mut Entry> {
-        self.by_name.get_mut(key).filter(|entry| entry.is_live())
-    }
-
-    fn is_away(&self) -> bool {
-        self.outage.is_some_and(|outage| Moment::now() < outage.until)
-    }
-
-    /// The entry of a key, if its value is the token. Otherwise what it is instead.
-    fn of_token(&mut self, key: &str, token: &str) -> Result<&mut Entry, Compared> {
-        match self.live(key) {
-            Some(entry) if entry.value == token => Ok(entry),
-            Some(_) => Err(Compared::NotOurs),
-            None => Err(Compared::Absent),
-        }
-    }
-
-    /// Takes a key that is free at `now`, and returns the fencing token of the hold, which is zero
-    /// if none is wanted. If the key is not free, returns what `busy` makes of it.
-    fn take<T>(
-        &mut self,
-        wanted: Wanted<'_>,
-        now: Moment,
-        busy: impl FnOnce(&mut Entry) -> T,
-    ) -> Result<u64, T> {
-        let Keys { by_name, fence: last, .. } = self;
-        let mut fence = || wanted.counter.map_or(0, |_| next_fence(last));
-        if let Some(entry) = by_name.get_mut(wanted.key) {
-            return if now < entry.expires { Err(busy(entry)) } else { Ok(entry.take(wanted, fence(), now)) };
-        }
-        if by_name.len() == by_name.capacity() {
-            by_name.retain(|_, entry| now < entry.expires);
-            // So the next time comes after as many new keys as there are now.
-            by_name.reserve(by_name.len() + 1);
-        }
-        Ok(by_name.entry(wanted.key.to_owned()).or_default().take(wanted, fence(), now))
-    }
-
-    fn remove(&mut self, key: &str, token: &str) -> (Compared, bool) {
-        match self.of_token(key, token) {
-            Ok(entry) => {
-                entry.expires = Moment::PAST;
-                (Compared::Done, entry.awaited)
-            }
-            Err(compared) => (compared, false),
-        }
-    }
-}
-
-/// As on Redis: never less than the time, so that a resource accepts it after a restart.
-fn next_fence(last: &mut u64) -> u64 {
-    let time = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_micros();
-    *last = (*last + 1).max(u64::try_from(time).unwrap_or(0));
-    *last
 }
 
 impl MemoryStore {
@@ -315,7 +190,8 @@ impl MemoryStore {
 impl MemoryStore {
     /// The thread that took a key at the moment `taken` has its hold now. `renewed`: until when the
     /// key lasts, if the hold is one to renew. `use_end` gets the end of the key, [`Moment::PAST`] if
-    /// it is gone, and says when it is to end. Meanwhile, no control for tests can change it.
+    /// it is gone, and says when it is to end: [`Moment::PAST`] if at once. Meanwhile, no control for
+    /// tests can change it.
     pub(crate) fn settle(
         &self,
         key: &str,
@@ -323,11 +199,14 @@ impl MemoryStore {
         taken: Moment,
         renewed: Option<Moment>,
         use_end: impl FnOnce(Moment) -> Moment,
-    ) -> Moment {
+    ) {
         let mut keys = self.keys.lock();
         let outage = keys.outage.filter(|_| keys.is_away());
         let entry = keys.by_name.get_mut(key).filter(|entry| taken < entry.expires && entry.value == token);
-        let Some(entry) = entry else { return use_end(Moment::PAST) };
+        let Some(entry) = entry else {
+            use_end(Moment::PAST);
+            return;
+        };
         if let Some(until) = renewed {
             (entry.renewed, entry.expires) = (true, entry.expires.max(until));
             if let Some(outage) = outage {
@@ -335,7 +214,9 @@ impl MemoryStore {
             }
         }
         entry.expires = use_end(entry.expires);
-        entry.expires
+        let awaited = entry.awaited && entry.expires == Moment::PAST;
+        drop(keys);
+        self.changed(key, awaited);
     }
 
     /// The end of a key, if the key still holds the token.
@@ -498,6 +379,20 @@ mod tests {
         assert_eq!(settled(&store, "a", asked), Moment::NEVER);
         assert_eq!(settled(&store, "b", asked), Moment::PAST);
         assert!(!is_taken(&store, "a", "two"));
+    }
+
+    #[test]
+    fn a_waiter_is_woken_if_the_key_goes_with_a_hold_that_was_found_over() {
+        let store = MemoryStore::new(true);
+        let changes = std::sync::Arc::new(AtomicU64::new(0));
+        let counted = std::sync::Arc::clone(&changes);
+        store.on_change(move |_| _ = counted.fetch_add(1, Ordering::Relaxed));
+        let taken = Moment::now();
+        assert!(is_taken(&store, "a", "one"));
+        assert!(store.claim(wanted("a", "two"), true, Moment::now()).is_ok());
+        store.settle("a", "one", taken, Some(Moment::NEVER), |_| Moment::PAST);
+        assert_eq!(changes.load(Ordering::Relaxed), 1);
+        assert!(is_taken(&store, "a", "two"));
     }
 
     #[test]

@@ -5,7 +5,8 @@
 //!
 //! - [`Store`] is the way in for the rooms above. It lends a [`Connection`], which has the
 //!   commands.
-//! - `memory`: the store in the memory of this process. All that follows is about servers.
+//! - `memory`: the store in the memory of this process. `keys`: its keys. All that follows is about
+//!   servers.
 //! - `router`: which node has a key. `cluster`: the thread that reads the map of a cluster. `view`:
 //!   whom it believes. `map`: which node has which slot. `slots`: the slot of a key, and what a map
 //!   and a redirect say. `route`: the way of a batch to a node, and on to the one to which that
@@ -26,6 +27,7 @@ mod connection;
 mod endpoint;
 mod epochs;
 mod failure;
+mod keys;
 mod link;
 mod login;
 mod map;
