@@ -1,14 +1,12 @@
 //! Giving a lock back: the order of the steps, compare and delete, and what the answer means.
 
-use std::mem;
 use std::ops::ControlFlow;
 use std::sync::Arc;
 use std::time::Duration;
 
-use log::{debug, warn};
-
 use crate::base::backoff::Backoff;
 use crate::base::clock::Moment;
+use crate::base::emit::{debug, warn};
 use crate::base::error::{Error, LostCause};
 use crate::base::options::Lease;
 use crate::base::sync::thread;
@@ -49,28 +47,11 @@ pub(crate) struct Begun<'a> {
     next: Option<Arc<Waiter>>,
     /// When the release began.
     began: Moment,
-    unfinished: Unfinished<'a>,
-}
-
-/// Has the keeper delete the key if the program's logger, or its recorder of metrics, panics during
-/// a release. Otherwise a key in memory would stay for ever, and another one until its lease ends.
-#[derive(Debug)]
-struct Unfinished<'a> {
-    keeper: &'a Keeper,
-    hold: &'a Hold,
-    deletes: bool,
-}
-
-impl Drop for Unfinished<'_> {
-    fn drop(&mut self) {
-        let moment = if self.deletes { Moment::now() } else { self.hold.keep_until() };
-        delete_from(self.keeper, self.hold, moment);
-    }
 }
 
 /// The steps of a release before its command: see [`give_back`].
 pub(crate) fn begin<'a>(
-    keeper: &'a Keeper,
+    keeper: &Keeper,
     hold: &'a Hold,
     turn: Turn,
     local_handoff: Option<Duration>,
@@ -85,12 +66,11 @@ pub(crate) fn begin<'a>(
     //    holder would trust a lock that another process may have by then. The keeper would find the
     //    key gone, and report our own release as a loss.
     let valid_until = keeper.work.lock().leases.close(hold, now);
-    let deletes = local_handoff.is_some();
-    let unfinished = Unfinished { keeper, hold, deletes };
     keeper.counters.given_back(now.since(hold.acquired.answered));
 
+    let deletes = local_handoff.is_some();
     let release = Release { hold, valid_until, deadline: now.after(limit), deletes, maybe_done: false };
-    Begun { release, turn, next, began: now, unfinished }
+    Begun { release, turn, next, began: now }
 }
 
 impl Begun<'_> {
@@ -105,7 +85,7 @@ impl Begun<'_> {
         keeper: &Keeper,
         ask: impl FnMut(Option<&Claim>, &mut HandoffOutcome, Moment) -> Result<Compared, Failure>,
     ) -> Result<(), Error> {
-        let Begun { release, turn, next, began, unfinished } = self;
+        let Begun { release, turn, next, began } = self;
         let (hold, valid_until, deletes) = (release.hold, release.valid_until, release.deletes);
         let claim = next.as_ref().map(|next| &next.claim);
         let mut handed = HandoffOutcome::NotTaken;
@@ -141,18 +121,14 @@ impl Begun<'_> {
         // 7. End the turn. If this came before step 3, the next thread would compete with this
         //    release. If it came before step 4, the next thread could hold the lock while this hold
         //    does not count as over yet.
-        let open = match &next {
-            None => {
-                turn.end(keeper.store.clock(began));
-                None
-            }
-            Some(next) => turn.settle(next, handed),
+        let Some(next) = next else {
+            turn.end(keeper.store.clock(began));
+            return result;
         };
-        if let Some((Claim { token, lease, .. }, may_reappear)) = open {
+        if let Some((Claim { token, lease, .. }, may_reappear)) = turn.settle(&next, handed) {
             let (redis_key, gone_by) = (hold.key.in_redis().to_owned(), lease.gone_by(Moment::now()));
             keeper.delete_later(OrphanKey { redis_key, token, gone_by, may_reappear });
         }
-        mem::forget(unfinished);
         result
     }
 }

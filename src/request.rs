@@ -4,8 +4,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use log::debug;
-
+use crate::base::emit::debug;
 use crate::base::error::Error;
 use crate::base::key::Name;
 use crate::base::options::{Options, invalid_option};

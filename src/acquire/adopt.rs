@@ -13,11 +13,10 @@
 
 use std::time::Duration;
 
-use log::{debug, warn};
-
 use crate::acquire::Taken;
 use crate::base::backoff::Backoff;
 use crate::base::clock::Moment;
+use crate::base::emit::{debug, warn};
 use crate::base::error::{Error, LostCause};
 use crate::base::key::Key;
 use crate::base::sync::thread;

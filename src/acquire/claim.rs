@@ -18,11 +18,10 @@
 
 use std::sync::Arc;
 
-use log::warn;
-
 use crate::acquire::step::Ask;
 use crate::acquire::{AcquireContext, Taken};
 use crate::base::clock::Moment;
+use crate::base::emit::warn;
 use crate::base::holder::Holder;
 use crate::base::owner::fresh_token;
 use crate::hold::AcquiredAt;

@@ -11,11 +11,10 @@ mod step;
 
 use std::time::Duration;
 
-use log::{debug, info};
-
 use crate::acquire::claim::PendingClaim;
 use crate::acquire::step::{End, Progress, Step};
 use crate::base::clock::Moment;
+use crate::base::emit::{debug, info};
 use crate::base::error::Error;
 use crate::base::holder::Holder;
 use crate::base::key::{Key, NOT_A_STRING};

@@ -1,8 +1,13 @@
-//! The way to the `metrics` crate, for programs with the feature of that name. Without the feature,
-//! these functions do nothing, and cost nothing.
+//! The way to code of the program: its logger and, with the feature `metrics`, its recorder of
+//! metrics. Without the feature, the functions for metrics do nothing, and cost nothing.
 //!
-//! The recorder is the program's code. So none of these functions may be called while a lock is
-//! held.
+//! None of this may be called while a lock is held: the program's code may use the manager.
+//!
+//! A panic of a logger or a recorder ends here, after the program's panic hook has reported it. It
+//! could come at any step of a lock. If it went on, a key could stay taken, a thread could wait for
+//! a turn that never comes, and the drop of a guard could abort the process.
+
+use std::panic::{self, AssertUnwindSafe};
 
 #[cfg(feature = "metrics")]
 pub(crate) use with_recorder::{change, count, describe, record};
@@ -12,38 +17,60 @@ pub(crate) use without_recorder::{change, count, describe, record};
 /// Whether the changes of gauges go anywhere.
 pub(crate) const IS_ON: bool = cfg!(feature = "metrics");
 
+macro_rules! log_error {
+    ($($line:tt)+) => { $crate::base::emit::contain(|| ::log::error!($($line)+)) };
+}
+macro_rules! log_warn {
+    ($($line:tt)+) => { $crate::base::emit::contain(|| ::log::warn!($($line)+)) };
+}
+macro_rules! log_info {
+    ($($line:tt)+) => { $crate::base::emit::contain(|| ::log::info!($($line)+)) };
+}
+macro_rules! log_debug {
+    ($($line:tt)+) => { $crate::base::emit::contain(|| ::log::debug!($($line)+)) };
+}
+pub(crate) use {log_debug as debug, log_error as error, log_info as info, log_warn as warn};
+
+/// Calls code of the program. A panic in it ends here.
+#[inline]
+pub(crate) fn contain(call: impl FnOnce()) {
+    // The hook has reported it, and nobody here needs more.
+    let _ = panic::catch_unwind(AssertUnwindSafe(call));
+}
+
 #[cfg(feature = "metrics")]
 mod with_recorder {
     use std::time::Duration;
 
     use ::metrics::{counter, describe_counter, describe_gauge, describe_histogram, gauge, histogram};
 
+    use super::contain;
     use crate::base::metrics::{COUNTERS, GAUGES, HISTOGRAMS, Metric};
 
     pub(crate) fn count(metric: &Metric, more: u64) {
         if more > 0 {
-            counter!(metric.name).increment(more);
+            contain(|| counter!(metric.name).increment(more));
         }
     }
 
     pub(crate) fn change(metric: &Metric, by: f64) {
-        gauge!(metric.name).increment(by);
+        contain(|| gauge!(metric.name).increment(by));
     }
 
     pub(crate) fn record(metric: &Metric, time: Duration) {
-        histogram!(metric.name).record(time.as_secs_f64());
+        contain(|| histogram!(metric.name).record(time.as_secs_f64()));
     }
 
     /// Gives the recorder the texts of all metrics.
     pub(crate) fn describe() {
         for (metric, _) in COUNTERS {
-            describe_counter!(metric.name, metric.help);
+            contain(|| describe_counter!(metric.name, metric.help));
         }
         for (metric, _) in GAUGES {
-            describe_gauge!(metric.name, metric.help);
+            contain(|| describe_gauge!(metric.name, metric.help));
         }
         for (metric, _) in HISTOGRAMS {
-            describe_histogram!(metric.name, ::metrics::Unit::Seconds, metric.help);
+            contain(|| describe_histogram!(metric.name, ::metrics::Unit::Seconds, metric.help));
         }
     }
 }

@@ -1,9 +1,9 @@
 //! Managers without a Redis: in memory, for tests and single-process programs; and disabled.
 
-use std::sync::{Arc, Once};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
-use log::warn;
-
+use crate::base::emit::warn;
 use crate::base::error::Error;
 use crate::base::options::Settings;
 use crate::builder::Builder;
@@ -83,13 +83,13 @@ impl LockManager {
     /// ```
     #[must_use]
     pub fn disabled() -> LockManager {
-        static WARNED: Once = Once::new();
-        WARNED.call_once(|| {
+        static HAS_WARNED: AtomicBool = AtomicBool::new(false);
+        if !HAS_WARNED.swap(true, Ordering::Relaxed) {
             warn!(
                 target: "relatch::disabled",
                 "locks are disabled by this program: each one is granted at once, and excludes nobody"
             );
-        });
+        }
         LockManager::new(Arc::new(Session::in_memory(false, Settings::default(), None)))
     }
 }

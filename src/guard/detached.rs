@@ -4,8 +4,7 @@ use std::fmt;
 use std::panic::{RefUnwindSafe, UnwindSafe};
 use std::sync::Arc;
 
-use log::debug;
-
+use crate::base::emit::debug;
 use crate::base::error::Error;
 use crate::base::owner::Owner;
 use crate::guard::{HandOverError, LockGuard, LockWatch};

@@ -16,9 +16,8 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
 
-use log::debug;
-
 use crate::base::clock::Moment;
+use crate::base::emit::debug;
 use crate::base::error::Error;
 use crate::base::owner::Owner;
 use crate::hold::{Hold, Unlocked};

@@ -10,9 +10,8 @@ use std::sync::{Arc, Weak};
 use std::thread;
 use std::time::Duration;
 
-use log::warn;
-
 use crate::base::clock::Moment;
+use crate::base::emit::warn;
 use crate::base::error::{Error, LostCause};
 use crate::base::options::WarnAfter;
 use crate::base::process::WorkerThread;

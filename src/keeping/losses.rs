@@ -9,10 +9,10 @@ use std::sync::mpsc::{self, Receiver, Sender};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
-use log::error;
 use parking_lot::Mutex;
 
 use crate::base::clock::Moment;
+use crate::base::emit::error;
 use crate::base::error::LostCause;
 use crate::base::owner::Owner;
 use crate::base::process::WorkerThread;

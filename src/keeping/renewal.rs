@@ -12,9 +12,8 @@ use std::iter;
 use std::sync::Arc;
 use std::time::Duration;
 
-use log::{debug, warn};
-
 use crate::base::clock::Moment;
+use crate::base::emit::{debug, warn};
 use crate::base::error::LostCause;
 use crate::base::options::Lease;
 use crate::hold::Hold;

@@ -11,9 +11,8 @@ use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
-use log::warn;
-
 use crate::base::clock::Moment;
+use crate::base::emit::warn;
 use crate::keeping::connection::KeeperConnection;
 use crate::keeping::keeper::Keeper;
 use crate::keeping::renewal;

@@ -5,9 +5,8 @@ use std::sync::mpsc::Sender;
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use log::warn;
-
 use crate::base::clock::Moment;
+use crate::base::emit::warn;
 use crate::base::error::LostCause;
 use crate::base::options::WarnAfter;
 use crate::base::process::WorkerThread;

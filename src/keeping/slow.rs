@@ -8,9 +8,8 @@
 
 use std::time::Duration;
 
-use log::warn;
-
 use crate::base::clock::Moment;
+use crate::base::emit::warn;
 use crate::base::options::WarnAfter;
 use crate::hold::HeldLock;
 use crate::keeping::shared::Shared;

@@ -6,9 +6,8 @@ use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
 
-use log::debug;
-
 use crate::base::clock::Moment;
+use crate::base::emit::debug;
 use crate::base::error::LostCause;
 use crate::base::stop::Stop;
 use crate::hold::{HeldLock, Hold};

@@ -1,8 +1,7 @@
 //! Who has a lock, as Redis says, and what an operator may do about it.
 
-use log::warn;
-
 use crate::base::clock::Moment;
+use crate::base::emit::warn;
 use crate::base::error::{Error, LostCause};
 use crate::base::holder::Holder;
 use crate::base::key::{Key, NOT_A_STRING, Name};

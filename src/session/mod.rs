@@ -24,10 +24,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use log::debug;
-
 use crate::base::clock::Moment;
-use crate::base::emit;
+use crate::base::emit::{self, debug};
 use crate::base::error::Error;
 use crate::base::key::{Key, Name};
 use crate::base::machine;

@@ -13,10 +13,9 @@ use std::mem;
 use std::rc::Rc;
 use std::time::Duration;
 
-use log::debug;
-
 use crate::acquire::Taken;
 use crate::base::clock::Moment;
+use crate::base::emit::debug;
 use crate::base::error::Error;
 use crate::base::options::Options;
 use crate::hold::{AcquiredAt, Hold, Unlocked};

@@ -15,12 +15,12 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use log::{debug, info, warn};
 use parking_lot::{Condvar, Mutex};
 
 use crate::base::background::{Background, Stopped};
 use crate::base::backoff::Backoff;
 use crate::base::clock::Moment;
+use crate::base::emit::{debug, info, warn};
 use crate::base::random;
 use crate::store::endpoint::{Endpoint, Place};
 use crate::store::failure::{Failure, Refusal};
@@ -53,7 +53,8 @@ pub(super) struct Cluster {
     /// The thread that reads the map.
     thread: Background,
     on_move: Arc<OnMove>,
-    /// One server had all keys until it sent a redirect. So the first map may move keys.
+    /// One server was taken to have all keys, until its login or a redirect showed the cluster. So the
+    /// first map may move keys.
     was_one: bool,
 }
 
@@ -329,17 +330,17 @@ impl Cluster {
         let View { ranges, replicas, is_well, epoch } = match read {
             Ok(view) => view,
             Err(failure) => {
-                if state.failure.is_none() {
-                    warn!(target: "relatch::cluster", "no node has sent a map: {}", failure.text());
-                }
+                let news = state.failure.is_none().then(|| failure.text());
                 state.failure = Some(failure);
+                drop(state);
                 self.changed.notify_all();
+                if let Some(why) = news {
+                    warn!(target: "relatch::cluster", "no node has sent a map: {why}");
+                }
                 return false;
             }
         };
-        if state.failure.take().is_some() {
-            info!(target: "relatch::cluster", "a node has sent a map again");
-        }
+        let was_failing = state.failure.take().is_some();
         if epoch < u64::MAX {
             self.epoch.store(epoch, Ordering::Relaxed);
         }
@@ -356,6 +357,9 @@ impl Cluster {
         let gone: Vec<_> = state.nodes.extract_if(|_, it| is_gone(it)).collect();
         drop(state);
         self.changed.notify_all();
+        if was_failing {
+            info!(target: "relatch::cluster", "a node has sent a map again");
+        }
         for (_, it) in &gone {
             it.node.retire();
         }

@@ -278,7 +278,7 @@ impl Failure {
 }
 
 /// A server's text as it may appear in a message and in a log: on one line, and of bounded length.
-fn legible(text: &str) -> String {
+pub(super) fn legible(text: &str) -> String {
     let mut rest = text.chars();
     let plain = |c: char| if c.is_control() { ' ' } else { c };
     let mut shown: String = rest.by_ref().take(LONGEST_MESSAGE).map(plain).collect();

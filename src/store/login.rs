@@ -8,12 +8,11 @@ use std::panic::{self, AssertUnwindSafe};
 use std::process;
 use std::sync::Arc;
 
-use log::debug;
-
 use crate::base::clock::Moment;
+use crate::base::emit::debug;
 use crate::base::owner::host_name;
 use crate::store::endpoint::Login;
-use crate::store::failure::{Failure, Refusal};
+use crate::store::failure::{Failure, Refusal, legible};
 use crate::store::link::Link;
 use crate::store::reply::{agreed, allowed};
 use crate::store::resp::{Batch, Reply};
@@ -183,11 +182,11 @@ fn check(greeting: &Reply, expected: Expected) -> Result<(), Failure> {
     Err(Failure::Refused(Refusal { code: code.to_owned(), message: wrong.to_owned() }))
 }
 
-/// What a server is: its kind, its version, its mode and its role.
+/// What a server is, in one line: its kind, its version, its mode and its role.
 fn told_by(greeting: &Reply) -> String {
     let told = ["server", "version", "mode", "role"].map(|field| greeting.field(field).unwrap_or("?"));
     let [kind, version, mode, role] = told;
-    format!("{kind} {version}, {mode}, {role}")
+    legible(&format!("{kind} {version}, {mode}, {role}"))
 }
 
 /// Reads the reply to a command that a login can do without: `None` if it was refused.
@@ -219,5 +218,22 @@ impl fmt::Debug for Access {
             .field("db", &self.db)
             .field("expected", &self.expected)
             .finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_a_server_says_of_itself_is_one_short_line() {
+        let text = |text: &str| Reply::Bytes(text.as_bytes().to_vec());
+        let greeting = |version: &str| {
+            let fields = ["server", "redis", "version", version, "mode", "standalone", "role", "master"];
+            Reply::Array(fields.map(text).into())
+        };
+        assert_eq!(told_by(&greeting("7.0.15")), "redis 7.0.15, standalone, master");
+        assert_eq!(told_by(&greeting("7\nERROR")), "redis 7 ERROR, standalone, master");
+        assert!(told_by(&greeting(&"7".repeat(10_000))).len() < 1000);
     }
 }

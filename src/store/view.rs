@@ -1,7 +1,6 @@
 //! What the nodes of a cluster say of it, and whom to believe.
 
-use log::debug;
-
+use crate::base::emit::debug;
 use crate::store::endpoint::Place;
 use crate::store::failure::Failure;
 use crate::store::reply::allowed;

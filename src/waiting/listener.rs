@@ -11,11 +11,10 @@ use std::ops::ControlFlow;
 use std::sync::Arc;
 use std::time::Duration;
 
-use log::{info, warn};
-
 use crate::base::background::{Background, Stopped};
 use crate::base::backoff::Backoff;
 use crate::base::clock::Moment;
+use crate::base::emit::{info, warn};
 use crate::base::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use crate::store::{Failure, Heard, Node, Store, Tracking};
 use crate::waiting::wakeups::Wakeups;

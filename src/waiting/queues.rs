@@ -6,7 +6,6 @@
 //! release, its turn is passed over. With its release, a thread may send the claim of the next
 //! thread. That is the hand-off.
 
-use std::mem;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -119,11 +118,7 @@ impl WaitQueues {
                     return Err(no_turn);
                 }
                 Step::StayAwake => MutexGuard::unlocked(&mut table, || self.cores.stay_awake(&me)),
-                Step::Run(errand) => MutexGuard::unlocked(&mut table, || {
-                    let leaves = LeavesOnPanic { queues: self, name, me: &me };
-                    run(errand);
-                    mem::forget(leaves);
-                }),
+                Step::Run(errand) => MutexGuard::unlocked(&mut table, || run(errand)),
                 // Why the thread was woken does not matter: the loop looks again.
                 Step::Sleep { until } => {
                     me.woken.wait_for(&mut table, until.one_wait_from(now));
@@ -187,29 +182,6 @@ impl WaitQueues {
 
     fn turn(self: &Arc<WaitQueues>, place: usize, number: u64) -> Turn {
         Turn { queues: Arc::clone(self), place, number, is_over: false }
-    }
-}
-
-/// Takes a waiter out of the queue if the program's logger, or its recorder of metrics, panics.
-/// Otherwise no thread behind this waiter would ever have the turn.
-///
-/// If the lock was handed off to the waiter meanwhile, its key stays until its lease ends.
-struct LeavesOnPanic<'a> {
-    queues: &'a Arc<WaitQueues>,
-    name: &'a Arc<str>,
-    me: &'a Arc<Waiter>,
-}
-
-impl Drop for LeavesOnPanic<'_> {
-    fn drop(&mut self) {
-        let mut table = self.queues.table.lock();
-        let at = table.place(self.name);
-        if let Some(start) = table.start_turn(at, Some(self.me), true, Moment::now()) {
-            drop(table);
-            drop(self.queues.turn(at, start.number));
-        } else if table.queue(self.name).leave(self.me) {
-            notify_first(table, self.name);
-        }
     }
 }
 
@@ -365,8 +337,6 @@ impl Drop for Turn {
 
 #[cfg(test)]
 pub(crate) mod tests {
-    use std::cell::Cell;
-    use std::panic::{self, AssertUnwindSafe};
     use std::sync::mpsc;
     use std::thread;
 
@@ -537,36 +507,6 @@ pub(crate) mod tests {
         let new = joined(&queues, &"new".into()).unwrap();
         assert_eq!(new.turn.place, place);
         assert!(new.start.nap.is_zero() && !new.start.crowded);
-    }
-
-    #[test]
-    fn a_waiter_whose_logger_panics_leaves_the_queue() {
-        let queues = Arc::new(WaitQueues::default());
-        let panics = |run: &dyn Fn()| {
-            let run = |_| -> () {
-                run();
-                panic!("the logger");
-            };
-            let joins = || queues.join(&name(), &until(soon()), |_, _| Ok(()), |_| true, run, claim);
-            assert!(panic::catch_unwind(AssertUnwindSafe(joins)).is_err(), "it is the first to announce");
-        };
-        let front = at_once(&queues, &name()).unwrap();
-        panics(&|| ());
-        drop(front);
-        assert!(at_once(&queues, &name()).is_some(), "no thread can have the turn");
-
-        // The turn comes, with or without the lock, while the logger runs.
-        let front = Cell::new(at_once(&queues, &name()));
-        panics(&|| drop(front.take()));
-        assert!(at_once(&queues, &name()).is_some(), "no thread can have the turn");
-        let front = Cell::new(at_once(&queues, &name()));
-        panics(&|| {
-            let front = front.take().unwrap();
-            let next = front.hand_off(Duration::from_secs(1), Moment::now(), Moment::now()).unwrap();
-            let taken = HandoffOutcome::Taken { sent: Moment::now(), answered: Moment::now(), fence: 0 };
-            assert!(front.settle(&next, taken).is_none());
-        });
-        assert!(at_once(&queues, &name()).is_some(), "no thread can have the turn");
     }
 
     #[test]

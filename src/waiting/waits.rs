@@ -9,11 +9,10 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use log::{LevelFilter, debug};
 use parking_lot::Mutex;
 
 use crate::base::clock::Moment;
-use crate::base::emit;
+use crate::base::emit::{self, debug};
 use crate::base::error::Error;
 use crate::base::holder::Holder;
 use crate::base::key::Key;
@@ -94,7 +93,7 @@ impl Waits {
     /// Whether a wait is announced at its begin. This does not ask the program's logger, so a
     /// caller may hold a lock.
     pub(crate) fn are_announced() -> bool {
-        emit::IS_ON || log::max_level() >= LevelFilter::Debug
+        emit::IS_ON || log::max_level() >= log::LevelFilter::Debug
     }
 
     pub(crate) fn count(&self) -> usize {

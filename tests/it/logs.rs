@@ -2,12 +2,17 @@
 //! has one logger.
 
 use std::process;
-use std::sync::Mutex;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Mutex, OnceLock, mpsc};
+use std::thread;
 use std::time::Duration;
 
 use log::{LevelFilter, Log, Metadata, Record};
-use relatch::LockManager;
-use relatch_rig::{Fault, LONG, Proxy, Server, Worker, eventually, role, server_version};
+use relatch::{LockManager, LostCause, Unlocked};
+use relatch_rig::rights::login;
+use relatch_rig::{Cluster, Fault, LONG, Proxy, Server, Worker, eventually, is_alone, role, server_version};
+
+use crate::support::{ANSWER, Rig, delete};
 
 const CANARY: &str = "canary-7f3a";
 
@@ -148,4 +153,113 @@ pub(crate) fn holder() {
 
 fn logged(what: &str) -> bool {
     LINES.0.lock().expect("no panic").iter().any(|line| line.contains(what))
+}
+
+/// A logger that panics at each line, and counts them.
+struct Panics(AtomicU64);
+
+static PANICS: Panics = Panics(AtomicU64::new(0));
+
+impl Log for Panics {
+    fn enabled(&self, _: &Metadata<'_>) -> bool {
+        true
+    }
+
+    fn log(&self, record: &Record<'_>) {
+        if record.target().starts_with("relatch::") {
+            self.0.fetch_add(1, Ordering::SeqCst);
+            panic!("the logger");
+        }
+    }
+
+    fn flush(&self) {}
+}
+
+#[test]
+fn a_logger_that_panics_changes_nothing() {
+    if !is_alone(module_path!(), "a_logger_that_panics_changes_nothing") {
+        return;
+    }
+    log::set_logger(&PANICS).expect("the only logger");
+    log::set_max_level(LevelFilter::Trace);
+    let logs = |what: &str, act: &mut dyn FnMut()| {
+        let before = PANICS.0.load(Ordering::SeqCst);
+        act();
+        assert!(PANICS.0.load(Ordering::SeqCst) > before, "{what}: nothing was logged");
+    };
+    let rig = Rig::renewing();
+    logs("a lost answer", &mut || {
+        rig.proxy.on("SET", Fault::CutBeforeReply);
+        assert_eq!(rig.locks.lock("a").expect("locks").unlock().expect("unlocks"), Unlocked::Released);
+    });
+    logs("a thread waits", &mut || {
+        let guard = rig.locks.lock("a").expect("locks");
+        thread::scope(|scope| {
+            let waiter = scope.spawn(|| drop(rig.locks.lock("a").expect("locks")));
+            eventually(LONG, "a thread waits", || rig.locks.stats().waiting == 1);
+            drop(guard);
+            waiter.join().expect("no panic");
+        });
+    });
+    logs("a lock is lost", &mut || {
+        let guard = rig.locks.lock("a").expect("locks");
+        eventually(LONG, "it is renewed", || rig.locks.held()[0].renewals > 0);
+        delete(&rig.server, "a");
+        assert_eq!(guard.watch().wait_lost(LONG), Some(LostCause::Deleted));
+    });
+    logs("a drop has no answer", &mut || {
+        let guard = rig.locks.lock("a").expect("locks");
+        rig.proxy.black_hole(true);
+        drop(guard);
+        rig.proxy.black_hole(false);
+    });
+    assert!(rig.locks.try_lock_for("a", LONG).expect("answers").is_some());
+}
+
+/// A logger that uses the manager whose lines it gets.
+struct Uses(OnceLock<LockManager>, AtomicU64);
+
+static USES: Uses = Uses(OnceLock::new(), AtomicU64::new(0));
+
+impl Log for Uses {
+    fn enabled(&self, _: &Metadata<'_>) -> bool {
+        true
+    }
+
+    fn log(&self, record: &Record<'_>) {
+        if record.target() == "relatch::cluster" {
+            // An error, too, is an answer.
+            let _ = self.0.get().expect("it was made before").try_lock_for("of the logger", ANSWER);
+            self.1.fetch_add(1, Ordering::SeqCst);
+        }
+    }
+
+    fn flush(&self) {}
+}
+
+#[test]
+fn a_logger_may_use_a_cluster_without_a_map() {
+    if !is_alone(module_path!(), "a_logger_may_use_a_cluster_without_a_map") {
+        return;
+    }
+    let cluster = Cluster::without_replicas();
+    let proxy = Proxy::start(cluster.server(0).port());
+    proxy.refuse(true);
+    let url = format!("redis+cluster://{}127.0.0.1:{}", login(), proxy.port());
+    let locks = LockManager::builder(&url).build_unchecked().expect("sends nothing");
+    assert!(USES.0.set(locks.clone()).is_ok());
+    log::set_logger(&USES).expect("the only logger");
+    log::set_max_level(LevelFilter::Info);
+    // On threads of their own: if the logger blocked them, they would never return.
+    let locks_on_a_thread = || {
+        let (locks, (tell, told)) = (locks.clone(), mpsc::channel());
+        thread::spawn(move || tell.send(locks.try_lock("a").is_ok()));
+        told.recv_timeout(LONG).expect("the lock returns")
+    };
+    let returned = |times| move || USES.1.load(Ordering::SeqCst) == times;
+    assert!(!locks_on_a_thread(), "there is no map");
+    eventually(LONG, "the logger has used the manager without a map", returned(1));
+    proxy.refuse(false);
+    eventually(LONG, "a node has sent a map", locks_on_a_thread);
+    eventually(LONG, "the logger has used the manager with a map", returned(2));
 }

@@ -113,6 +113,17 @@ fn only_the_store_names_redis() {
     }
 }
 
+/// The macros of the crate `log` would let a panic of the program's logger out.
+#[test]
+fn only_emit_calls_the_logger_and_the_recorder() {
+    for (path, text) in sources() {
+        let calls =
+            ["use log::", "log::debug!", "log::error!", "log::info!", "log::warn!", "metrics::counter!"];
+        let called: Vec<_> = calls.into_iter().filter(|call| without_tests(&text).contains(call)).collect();
+        assert!(called.is_empty() || path.ends_with("base/emit.rs"), "{}: {called:?}", path.display());
+    }
+}
+
 /// A random generator with state in the process would be copied by a fork or a snapshot, and two
 /// processes would draw the same tokens. A thread-local generator would be gone when other
 /// thread-locals are dropped. (The unit tests use one, so the compiler does not refuse it.)
