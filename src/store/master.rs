@@ -30,8 +30,8 @@ use crate::store::wire::Ender;
 const SILENCE: Duration = Duration::from_secs(1);
 
 /// How often the thread asks all sentinels where the master is, although nothing was reported. A
-/// report can be lost, and the sentinel that the thread listens to may be cut off from the others,
-/// together with the old master.
+/// report can be lost, the user may have no right to subscribe, and the sentinel that the thread
+/// listens to may be cut off from the others, together with the old master.
 pub(super) const LOOKS_EVERY: Duration = Duration::from_secs(10);
 
 pub(super) struct Master {
@@ -237,21 +237,33 @@ impl Master {
 
     fn run(&self, limit: Duration) {
         self.watch.enter();
-        let mut pauses = Backoff::for_listener();
+        let (mut pauses, mut look_at) = (Backoff::for_listener(), Moment::now().after(LOOKS_EVERY));
         while !self.watch.is_stopping() {
-            let ended = self.receive(limit, &mut pauses);
+            let ended = self.receive(limit, &mut pauses, &mut look_at);
             if self.watch.is_stopping() {
                 return;
             }
             if let Err(failure) = ended {
                 self.warn_once(&failure.into_cause());
             }
-            self.watch.pause(pauses.pause());
+            self.look_if_due(&mut look_at, limit);
+            self.watch.pause(pauses.pause().min(look_at.since(Moment::now())));
         }
     }
 
+    /// Asks all sentinels if it is time for that. False if it is not.
+    fn look_if_due(&self, look_at: &mut Moment, limit: Duration) -> bool {
+        let is_due = *look_at <= Moment::now();
+        if is_due {
+            // Without an answer, the next connection asks.
+            let _ = self.look(Sentinels::newest_master, limit);
+            *look_at = Moment::now().after(LOOKS_EVERY);
+        }
+        is_due
+    }
+
     /// Subscribes, and receives reports until the connection ends.
-    fn receive(&self, limit: Duration, pauses: &mut Backoff) -> Result<(), Failure> {
+    fn receive(&self, limit: Duration, pauses: &mut Backoff, look_at: &mut Moment) -> Result<(), Failure> {
         let (subscription, sentinel) = self.sentinels.subscribe(Moment::now().after(limit))?;
         let ender = subscription.ender();
         if !self.watch.ends_by(move || ender.end()) {
@@ -262,12 +274,8 @@ impl Master {
         if self.has_warned.swap(false, Ordering::Relaxed) {
             info!(target: "relatch::sentinel", "a sentinel reports switches again");
         }
-        let mut look_at = Moment::now().after(LOOKS_EVERY);
         subscription.listen((SILENCE, limit), |report| {
-            if look_at <= Moment::now() {
-                // Without an answer, the next connection asks.
-                let _ = self.look(Sentinels::newest_master, limit);
-                look_at = Moment::now().after(LOOKS_EVERY);
+            if self.look_if_due(look_at, limit) {
                 pauses.reset();
             }
             if let Some(report) = report.as_ref().and_then(Reply::text) {
@@ -335,7 +343,8 @@ impl Master {
     fn warn_once(&self, failure: &dyn fmt::Display) {
         if !self.has_warned.swap(true, Ordering::Relaxed) {
             warn!(target: "relatch::sentinel",
-                "no sentinel reports switches, so a switch is noticed when the old master fails: {failure}");
+                "no sentinel reports switches, so a switch is noticed when the old master fails, or after \
+                some ten seconds: {failure}");
         }
     }
 }

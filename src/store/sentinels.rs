@@ -106,24 +106,29 @@ impl Sentinels {
     /// answered, and none knows better, the sentinels were set up anew. The same is assumed if some
     /// cannot be asked, and nobody has shown the newer epoch for long.
     pub(super) fn master(&self, deadline: Moment) -> Result<(Place, Arc<Endpoint>), Failure> {
-        self.ask_for_master(false, deadline)
+        self.ask_for_master(false, deadline, Sentinels::ask)
     }
 
     /// Asks all sentinels who is the master, and believes the newest epoch. (A sentinel that does
-    /// not show its epoch is believed like one that is asked alone.)
+    /// not show its epoch is believed if no sentinel does.)
     pub(super) fn newest_master(&self, deadline: Moment) -> Result<(Place, Arc<Endpoint>), Failure> {
-        self.ask_for_master(true, deadline)
+        self.ask_for_master(true, deadline, Sentinels::ask)
     }
 
-    fn ask_for_master(&self, all: bool, deadline: Moment) -> Result<(Place, Arc<Endpoint>), Failure> {
+    fn ask_for_master(
+        &self,
+        all: bool,
+        deadline: Moment,
+        ask: impl Fn(&Self, &Arc<Endpoint>, Moment) -> Result<Option<Answer>, Failure>,
+    ) -> Result<(Place, Arc<Endpoint>), Failure> {
         let (mut newest, mut outdated, mut all_answered) = (None, None, true);
         let first = self.first_answer(deadline, |sentinel, limit| {
-            let asked = self.ask(sentinel, limit).inspect_err(|_| all_answered = false);
+            let asked = ask(self, sentinel, limit).inspect_err(|_| all_answered = false);
             let Some(answer) = asked? else { return Ok(None) };
             let is_outdated = self.epochs.lock().is_outdated(&answer.place.to_string(), answer.epoch);
             let better = match answer.epoch {
                 _ if is_outdated => &mut outdated,
-                Some(_) if all => &mut newest,
+                _ if all => &mut newest,
                 _ => return Ok(Some((answer, Arc::clone(sentinel)))),
             };
             if better.as_ref().is_none_or(|(other, _): &(Answer, _)| other.epoch < answer.epoch) {
@@ -131,6 +136,8 @@ impl Sentinels {
             }
             Ok(None)
         });
+        // Or the time was over before all were asked.
+        let all_answered = all_answered && !matches!(first, Err(Failure::OutOfTime(_)));
         let (mut epochs, now) = (self.epochs.lock(), Moment::now());
         let (answer, sentinel) = match (newest, first, outdated) {
             (Some(newest), ..) | (None, Ok(newest), _) => {
@@ -328,4 +335,60 @@ fn read_master(reply: Reply) -> Result<Option<Place>, Failure> {
         Some(Place::Tcp { host: host.to_owned(), port: port.parse().ok()? })
     };
     read().map(Some).ok_or_else(|| Failure::not_sent("the sentinel's reply made no sense"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::store::login::Expected;
+
+    const FOR: Duration = Duration::from_millis(20);
+
+    fn sentinels() -> Sentinels {
+        let hosts = [1, 2, 3].map(|port| ("127.0.0.1".to_owned(), port));
+        let access = Access::new(None, 0, Expected::Sentinel);
+        Sentinels::new("mymaster".to_owned(), hosts, access, None, false)
+    }
+
+    fn answer(port: u16, epoch: Option<u64>) -> Answer {
+        Answer { place: Place::Tcp { host: "127.0.0.1".to_owned(), port }, epoch, replicas: None }
+    }
+
+    #[test]
+    fn of_all_sentinels_the_newest_epoch_counts_and_none_only_if_nobody_shows_one() {
+        let newest = |answers: [(u16, Option<u64>); 3]| {
+            let sentinels = sentinels();
+            let ask = |_: &Sentinels, sentinel: &Arc<Endpoint>, _| {
+                let at = ["127.0.0.1:1", "127.0.0.1:2", "127.0.0.1:3"]
+                    .iter()
+                    .position(|it| *it == sentinel.name());
+                let (port, epoch) = answers[at.unwrap()];
+                Ok(Some(answer(port, epoch)))
+            };
+            sentinels.ask_for_master(true, Moment::now().after(FOR), ask).unwrap().0.to_string()
+        };
+        assert_eq!(newest([(7001, Some(3)), (7002, None), (7002, Some(4))]), "127.0.0.1:7002");
+        assert_eq!(newest([(7003, None), (7001, Some(3)), (7002, Some(4))]), "127.0.0.1:7002");
+        assert_eq!(newest([(7001, None), (7002, None), (7002, None)]), "127.0.0.1:7001");
+    }
+
+    /// The process was stopped while it waited for the first answer, which is out of date.
+    #[test]
+    fn sentinels_that_nobody_had_the_time_to_ask_have_not_confirmed_an_old_epoch() {
+        let (sentinels, deadline) = (sentinels(), Moment::now().after(FOR));
+        sentinels.epochs.lock().note(Some(4), Moment::now());
+        let ask = |_: &Sentinels, _: &Arc<Endpoint>, _| {
+            while Moment::now() < deadline {
+                std::thread::yield_now();
+            }
+            Ok(Some(answer(7001, Some(3))))
+        };
+        let asked = sentinels.ask_for_master(false, deadline, ask);
+        assert!(matches!(asked, Err(Failure::OutOfTime(_))));
+        assert!(sentinels.epochs.lock().is_outdated("127.0.0.1:7001", Some(3)));
+        // If all of them have answered, they were set up anew.
+        let ask = |_: &Sentinels, _: &Arc<Endpoint>, _| Ok(Some(answer(7001, Some(3))));
+        let asked = sentinels.ask_for_master(false, Moment::now().after(LONGEST_ASK), ask);
+        assert_eq!(asked.unwrap().0.to_string(), "127.0.0.1:7001");
+    }
 }

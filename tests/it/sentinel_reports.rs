@@ -392,6 +392,28 @@ fn a_sentinel_that_is_cut_off_with_the_old_master_does_not_keep_the_manager_ther
     assert_moved(&locks, &old, &new);
 }
 
+/// No subscription lasts, so the thread never receives a report.
+#[test]
+fn without_any_report_all_sentinels_are_asked_all_the_same() {
+    let noes = [Fault::Answer(REFUSED.to_vec()), Fault::CutBeforeReply];
+    thread::scope(|scope| {
+        for no in noes {
+            scope.spawn(move || {
+                let [old, new] = servers();
+                let sentinels = [(); 3].map(|()| Played::naming(old.port()));
+                for sentinel in &sentinels {
+                    sentinel.proxy.always("SUBSCRIBE", no.clone());
+                }
+                let locks = connect(&sentinels);
+                sentinels[2].names(new.port());
+                drop(locks.lock("a").expect("locks"));
+                eventually(LONG, "the last sentinel is asked as well", || clients_of(&old) == 0);
+                assert_moved(&locks, &old, &new);
+            });
+        }
+    });
+}
+
 /// Replaces the first server by the second, without a report. Returns the time from which on the
 /// sentinel names the second, and the first is not the master any more.
 type Replace = fn(&Played, &Server, &Server) -> Instant;
