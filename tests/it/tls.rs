@@ -5,6 +5,7 @@ use std::fs;
 use std::io::{Read, Write};
 use std::net::TcpListener;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::Duration;
 
@@ -15,7 +16,7 @@ use relatch_rig::{
 };
 use rustls::pki_types::CertificateDer;
 use rustls::pki_types::pem::PemObject;
-use rustls::{ClientConfig, RootCertStore, SupportedProtocolVersion};
+use rustls::{ClientConfig, KeyLog, RootCertStore, SupportedProtocolVersion};
 use tempfile::TempDir;
 
 use crate::support::{
@@ -351,6 +352,36 @@ fn both_versions_of_tls_work() {
     let old = TlsRig::with(&["--tls-protocols", "TLSv1.2"]);
     let new = || Tls::from_config(config(&old.authority, &rustls::version::TLS13));
     assert_refused(|| old.builder().tls(new()), TlsCause::Other);
+}
+
+/// A key log that panics while this is true.
+#[derive(Debug)]
+struct Panics(Arc<AtomicBool>);
+
+impl KeyLog for Panics {
+    fn log(&self, _: &str, _: &[u8], _: &[u8]) {
+        assert!(!self.0.load(Ordering::SeqCst), "the key log");
+    }
+}
+
+/// A connection is opened by a call, by the drop of a guard, and by the keeper.
+#[test]
+fn a_panic_in_a_configuration_of_tls_ends_only_the_connection() {
+    let (rig, panics) = (TlsRig::new(), Arc::new(AtomicBool::new(false)));
+    let mut config = ClientConfig::clone(&config(&rig.authority, &rustls::version::TLS13));
+    config.key_log = Arc::new(Panics(Arc::clone(&panics)));
+    let builder = rig.builder().tls(Tls::from_config(Arc::new(config)));
+    let locks = builder.lease(MINUTE).renew_every(ANSWER).build().expect("connects");
+    let guard = locks.lock("a").expect("locks");
+    panics.store(true, Ordering::SeqCst);
+    rig.server.query::<()>(&["CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes"]);
+    let error = locks.try_lock("b").expect_err("no connection");
+    assert!(matches!(error, Error::Tls { cause: TlsCause::Other, .. }), "{error:?}");
+    assert!(chain(&error).contains("a key log or a logger panicked"), "{}", chain(&error));
+    eventually(LONG, "a renewal fails", || locks.stats().renewal_errors > 0);
+    drop(guard);
+    panics.store(false, Ordering::SeqCst);
+    assert_works(&locks);
 }
 
 fn config(authority: &Authority, version: &'static SupportedProtocolVersion) -> Arc<ClientConfig> {

@@ -2,10 +2,11 @@
 
 use std::fmt;
 use std::io::{self, BufRead, ErrorKind, Read, Write};
+use std::panic::{self, AssertUnwindSafe};
 use std::sync::Arc;
 
 use rustls::pki_types::ServerName;
-use rustls::{ClientConfig, ClientConnection, IoState};
+use rustls::{ClientConfig, ClientConnection, Error, IoState};
 
 use super::cause;
 use crate::base::error::TlsCause;
@@ -48,7 +49,7 @@ impl Client {
                 cause::refused(TlsCause::WrongName, "the host is no name that a certificate can have")
             })?,
         };
-        let connection = ClientConnection::new(Arc::clone(&self.config), name)
+        let connection = contain(|| ClientConnection::new(Arc::clone(&self.config), name))
             .map_err(|error| cause::in_handshake(error, &[], false))?;
         Ok(Session { connection, head: Vec::new(), has_answered: false, without_data: 0 })
     }
@@ -149,7 +150,7 @@ impl Session {
         if self.without_data > LONGEST_SILENCE {
             return Err(io::Error::new(ErrorKind::InvalidData, "the server sends bytes without any data"));
         }
-        self.connection.process_new_packets().map_err(|error| {
+        contain(|| self.connection.process_new_packets()).map_err(|error| {
             if is_handshaking {
                 let has_begun = self.connection.negotiated_cipher_suite().is_some();
                 cause::in_handshake(error, &self.head, has_begun)
@@ -189,6 +190,13 @@ impl Session {
             }
         }
     }
+}
+
+/// Has rustls do what may call code of the program: a verifier, a key log, a logger. If that panics,
+/// the connection ends, and the thread of the manager or the drop of a guard goes on.
+fn contain<T>(call: impl FnOnce() -> Result<T, Error>) -> Result<T, Error> {
+    let panicked = |_| Err(Error::General("a verifier, a key log or a logger panicked".to_owned()));
+    panic::catch_unwind(AssertUnwindSafe(call)).unwrap_or_else(panicked)
 }
 
 /// Passes on what a socket receives, and keeps the beginning.
