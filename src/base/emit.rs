@@ -14,8 +14,11 @@ pub(crate) use with_recorder::{change, count, describe, record};
 #[cfg(not(feature = "metrics"))]
 pub(crate) use without_recorder::{change, count, describe, record};
 
-/// Whether the changes of gauges go anywhere.
-pub(crate) const IS_ON: bool = cfg!(feature = "metrics");
+/// Whether a line at `debug`, or the change of a gauge, may go anywhere. Calls no code of the
+/// program.
+pub(crate) fn may_be_on() -> bool {
+    cfg!(feature = "metrics") || log::max_level() >= log::LevelFilter::Debug
+}
 
 macro_rules! log_error {
     ($($line:tt)+) => { $crate::base::emit::contain(|| ::log::error!($($line)+)) };

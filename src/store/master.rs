@@ -239,31 +239,33 @@ impl Master {
         self.watch.enter();
         let (mut pauses, mut look_at) = (Backoff::for_listener(), Moment::now().after(LOOKS_EVERY));
         while !self.watch.is_stopping() {
-            let ended = self.receive(limit, &mut pauses, &mut look_at);
+            let began = Moment::now();
+            let ended = self.receive(limit, &mut look_at);
             if self.watch.is_stopping() {
                 return;
             }
             if let Err(failure) = ended {
                 self.warn_once(&failure.into_cause());
             }
+            if began.after(LOOKS_EVERY) <= Moment::now() {
+                pauses.reset();
+            }
             self.look_if_due(&mut look_at, limit);
             self.watch.pause(pauses.pause().min(look_at.since(Moment::now())));
         }
     }
 
-    /// Asks all sentinels if it is time for that. False if it is not.
-    fn look_if_due(&self, look_at: &mut Moment, limit: Duration) -> bool {
-        let is_due = *look_at <= Moment::now();
-        if is_due {
+    /// Asks all sentinels if it is time for that.
+    fn look_if_due(&self, look_at: &mut Moment, limit: Duration) {
+        if *look_at <= Moment::now() {
             // Without an answer, the next connection asks.
             let _ = self.look(Sentinels::newest_master, limit);
             *look_at = Moment::now().after(LOOKS_EVERY);
         }
-        is_due
     }
 
     /// Subscribes, and receives reports until the connection ends.
-    fn receive(&self, limit: Duration, pauses: &mut Backoff, look_at: &mut Moment) -> Result<(), Failure> {
+    fn receive(&self, limit: Duration, look_at: &mut Moment) -> Result<(), Failure> {
         let (subscription, sentinel) = self.sentinels.subscribe(Moment::now().after(limit))?;
         let ender = subscription.ender();
         if !self.watch.ends_by(move || ender.end()) {
@@ -275,13 +277,14 @@ impl Master {
             info!(target: "relatch::sentinel", "a sentinel reports switches again");
         }
         subscription.listen((SILENCE, limit), |report| {
-            if self.look_if_due(look_at, limit) {
-                pauses.reset();
+            if self.watch.is_stopping() {
+                return ControlFlow::Break(());
             }
+            self.look_if_due(look_at, limit);
             if let Some(report) = report.as_ref().and_then(Reply::text) {
                 self.heard(report, &sentinel, limit);
             }
-            if self.watch.is_stopping() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+            ControlFlow::Continue(())
         })
     }
 

@@ -110,7 +110,7 @@ impl Sentinels {
     }
 
     /// Asks all sentinels who is the master, and believes the newest epoch. (A sentinel that does
-    /// not show its epoch is believed if no sentinel does.)
+    /// not show its epoch counts less than each one that does and is not out of date.)
     pub(super) fn newest_master(&self, deadline: Moment) -> Result<(Place, Arc<Endpoint>), Failure> {
         self.ask_for_master(true, deadline, Sentinels::ask)
     }
@@ -150,6 +150,12 @@ impl Sentinels {
             }
             (None, Err(failure), _) => return Err(failure),
         };
+        drop(epochs);
+        if all {
+            // A sentinel that does not show its epoch may name another master, and must not be asked
+            // first by the next connection.
+            self.prefer(&sentinel);
+        }
         if let Some(replicas) = answer.replicas {
             self.replicas.store(replicas, Ordering::Relaxed);
         }
@@ -342,7 +348,7 @@ mod tests {
     use super::*;
     use crate::store::login::Expected;
 
-    const FOR: Duration = Duration::from_millis(20);
+    const LONG: Duration = Duration::from_secs(60);
 
     fn sentinels() -> Sentinels {
         let hosts = [1, 2, 3].map(|port| ("127.0.0.1".to_owned(), port));
@@ -365,7 +371,10 @@ mod tests {
                 let (port, epoch) = answers[at.unwrap()];
                 Ok(Some(answer(port, epoch)))
             };
-            sentinels.ask_for_master(true, Moment::now().after(FOR), ask).unwrap().0.to_string()
+            let (place, sentinel) = sentinels.ask_for_master(true, Moment::now().after(LONG), ask).unwrap();
+            let first = Arc::clone(&sentinels.known.lock()[0].endpoint);
+            assert!(Arc::ptr_eq(&first, &sentinel), "another one is asked first by the next connection");
+            place.to_string()
         };
         assert_eq!(newest([(7001, Some(3)), (7002, None), (7002, Some(4))]), "127.0.0.1:7002");
         assert_eq!(newest([(7003, None), (7001, Some(3)), (7002, Some(4))]), "127.0.0.1:7002");
@@ -375,7 +384,7 @@ mod tests {
     /// The process was stopped while it waited for the first answer, which is out of date.
     #[test]
     fn sentinels_that_nobody_had_the_time_to_ask_have_not_confirmed_an_old_epoch() {
-        let (sentinels, deadline) = (sentinels(), Moment::now().after(FOR));
+        let (sentinels, deadline) = (sentinels(), Moment::now().after(Duration::from_millis(20)));
         sentinels.epochs.lock().note(Some(4), Moment::now());
         let ask = |_: &Sentinels, _: &Arc<Endpoint>, _| {
             while Moment::now() < deadline {
@@ -388,7 +397,7 @@ mod tests {
         assert!(sentinels.epochs.lock().is_outdated("127.0.0.1:7001", Some(3)));
         // If all of them have answered, they were set up anew.
         let ask = |_: &Sentinels, _: &Arc<Endpoint>, _| Ok(Some(answer(7001, Some(3))));
-        let asked = sentinels.ask_for_master(false, Moment::now().after(LONGEST_ASK), ask);
+        let asked = sentinels.ask_for_master(false, Moment::now().after(LONG), ask);
         assert_eq!(asked.unwrap().0.to_string(), "127.0.0.1:7001");
     }
 }

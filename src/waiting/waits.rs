@@ -93,7 +93,7 @@ impl Waits {
     /// Whether a wait is announced at its begin. This does not ask the program's logger, so a
     /// caller may hold a lock.
     pub(crate) fn are_announced() -> bool {
-        emit::IS_ON || log::max_level() >= log::LevelFilter::Debug
+        emit::may_be_on()
     }
 
     pub(crate) fn count(&self) -> usize {

@@ -213,7 +213,10 @@ fn a_logger_that_panics_changes_nothing() {
         drop(guard);
         rig.proxy.black_hole(false);
     });
-    assert!(rig.locks.try_lock_for("a", LONG).expect("answers").is_some());
+    let guard = rig.locks.try_lock_for("a", LONG).expect("answers").expect("it is free");
+    let renewed = rig.locks.stats().renewed;
+    eventually(LONG, "the keeper lives", || rig.locks.stats().renewed > renewed);
+    assert_eq!(guard.unlock().expect("unlocks"), Unlocked::Released);
 }
 
 /// A logger that uses the manager whose lines it gets.

@@ -392,17 +392,21 @@ fn a_sentinel_that_is_cut_off_with_the_old_master_does_not_keep_the_manager_ther
     assert_moved(&locks, &old, &new);
 }
 
-/// No subscription lasts, so the thread never receives a report.
+/// No subscription lasts for long. (One that is quiet for three seconds sends a `PING`.)
 #[test]
 fn without_any_report_all_sentinels_are_asked_all_the_same() {
-    let noes = [Fault::Answer(REFUSED.to_vec()), Fault::CutBeforeReply];
+    let faults = [
+        ("SUBSCRIBE", Fault::Answer(REFUSED.to_vec())),
+        ("SUBSCRIBE", Fault::CutBeforeReply),
+        ("PING", Fault::CutBeforeReply),
+    ];
     thread::scope(|scope| {
-        for no in noes {
+        for (command, fault) in faults {
             scope.spawn(move || {
                 let [old, new] = servers();
                 let sentinels = [(); 3].map(|()| Played::naming(old.port()));
                 for sentinel in &sentinels {
-                    sentinel.proxy.always("SUBSCRIBE", no.clone());
+                    sentinel.proxy.always(command, fault.clone());
                 }
                 let locks = connect(&sentinels);
                 sentinels[2].names(new.port());
