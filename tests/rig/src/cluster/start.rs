@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 
-use super::view::is_ok;
+use super::view::{current_epoch, is_ok};
 use super::{ClusterSetup, Node};
 use crate::ports::{BUS, free_node_port, free_port};
 use crate::wait::POLL;
@@ -133,6 +133,13 @@ fn take_over(setup: &ClusterSetup, plans: &[Plan], members: &[Server]) {
     }
     for master in &members[..setup.masters] {
         master.query::<()>(&["CLUSTER", "FAILOVER", "TAKEOVER"]);
+        // A master that had not heard of this one would take the same epoch. Then one of them takes
+        // another. If it died before its replica had heard of that, nobody would vote for the
+        // replica.
+        let epoch = current_epoch(master);
+        eventually(LONG, "all nodes have heard of the master", || {
+            members.iter().all(|it| current_epoch(it) == epoch)
+        });
     }
     for (place, replica) in members.iter().enumerate().skip(setup.masters) {
         let master = &plans[place % setup.masters].id;

@@ -151,7 +151,7 @@ pub(super) fn is_ok(node: &Server) -> bool {
 }
 
 /// The newest epoch that a node knows.
-fn current_epoch(node: &Server) -> Option<String> {
+pub(super) fn current_epoch(node: &Server) -> Option<String> {
     let info = cluster_info(node)?;
     info.lines().find_map(|line| line.strip_prefix("cluster_current_epoch:")).map(str::to_owned)
 }

@@ -45,6 +45,21 @@ fn three_masters_share_the_slots() {
     assert_eq!((cluster.count(), cluster.replicas_of(0).len()), (3, 0));
 }
 
+/// If two masters had taken the same one, and one of them had died before its replica had heard which
+/// one it has instead, nobody would have voted for the replica.
+#[test]
+fn each_master_starts_with_an_epoch_of_its_own() {
+    for _ in 0..5 {
+        let cluster = Cluster::without_replicas();
+        let epoch = |place| {
+            let nodes: String = cluster.server(place).query(&["CLUSTER", "NODES"]);
+            let own = nodes.lines().find(|line| line.contains("myself")).expect("it knows itself");
+            own.split(' ').nth(6).map(str::to_owned)
+        };
+        assert_eq!([0, 1, 2].map(epoch), ["4", "5", "6"].map(|it| Some(it.to_owned())));
+    }
+}
+
 #[test]
 fn a_killed_master_is_replaced_and_comes_back_as_a_replica() {
     let (took, cluster) = time(Cluster::start);
