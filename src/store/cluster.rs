@@ -11,6 +11,7 @@
 
 use std::collections::HashMap;
 use std::fmt;
+use std::mem;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -234,9 +235,9 @@ impl Cluster {
         // Of the time in which a caller wants to be connected, a silent node leaves some for
         // others.
         let short = LONGEST_ASK.min(self.common.connect_timeout / 3);
-        let mut pauses = Backoff::for_listener();
+        let (mut pauses, mut repeats) = (Backoff::for_listener(), false);
         loop {
-            self.state.lock().wanted = false;
+            let wanted = mem::take(&mut self.state.lock().wanted);
             // If no node answers in time, perhaps they are far away, or the machine is busy. Both
             // rounds together take no longer than a caller waits for a connection, if there is one
             // node: the drop of the last handle waits for this thread.
@@ -247,7 +248,14 @@ impl Cluster {
             if self.thread.is_stopping() {
                 return;
             }
-            if self.note(read) {
+            if let Some(is_new) = self.note(read) {
+                // Something shows that the map is out of date. The node that has sent the same map
+                // once more may not have heard of the change yet. A waiter may have followed a
+                // redirect, and would poll until the map shows its node.
+                repeats = wanted && !is_new && !repeats;
+                if repeats {
+                    self.want_map();
+                }
                 pauses.reset();
                 self.thread.pause(LEAST_INTERVAL);
             } else {
@@ -322,9 +330,9 @@ impl Cluster {
         places
     }
 
-    /// Takes in what was read, and tells which keys have another node than before. False if no node
-    /// has sent a map.
-    fn note(&self, read: Result<View, Failure>) -> bool {
+    /// Takes in what was read, and tells which keys have another node than before. Returns whether
+    /// there are such keys, or no map was known before. `None` if no node has sent a map.
+    fn note(&self, read: Result<View, Failure>) -> Option<bool> {
         let mut state = self.state.lock();
         state.rounds += 1;
         let View { ranges, replicas, is_well, epoch } = match read {
@@ -337,7 +345,7 @@ impl Cluster {
                 if let Some(why) = news {
                     warn!(target: "relatch::cluster", "no node has sent a map: {why}");
                 }
-                return false;
+                return None;
             }
         };
         let was_failing = state.failure.take().is_some();
@@ -346,6 +354,11 @@ impl Cluster {
         }
         state.replicas = replicas;
         let before = state.map.take();
+        let is_first = before.is_none();
+        if is_first {
+            // Until now, callers could only want the first map.
+            state.wanted = false;
+        }
         let ranges = ranges.into_iter().map(|Range { first, last, master }| {
             let node = self.node_in(&mut state, master, Moment::PAST);
             (first..=last, node)
@@ -372,7 +385,7 @@ impl Cluster {
             debug!(target: "relatch::cluster", "{count} slots have another node");
             call(&|key| moved[usize::from(slot(key))]);
         }
-        true
+        Some(is_first || moved.contains(&true))
     }
 }
 
@@ -408,7 +421,7 @@ mod tests {
         let common = Common::new(Access::new(None, 0, Expected::ClusterNode), &Settings::default());
         let cluster = cluster(Arc::new(common.unwrap()), Arc::new(on_move));
         let after = |map| {
-            assert!(cluster.note(Ok(map)));
+            assert!(cluster.note(Ok(map)).is_some());
             moves.load(Ordering::Relaxed)
         };
         maps.into_iter().map(after).collect()

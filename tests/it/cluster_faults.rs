@@ -2,6 +2,7 @@
 //! notice of that.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -408,6 +409,40 @@ fn the_map_of_a_node_that_was_cut_off_is_believed_only_if_there_is_no_other() {
     let alone = patient(&url("")).build_unchecked().expect("sends nothing");
     let error = alone.try_lock("a").expect_err("nobody listens at port 1");
     assert!(chain(&error).contains(":1"), "{}", chain(&error));
+}
+
+/// A node redirects, and still sends the map from before. A waiter that has followed the redirect may
+/// sleep for long, so no further one shows that the map is old.
+#[test]
+fn a_node_that_has_not_heard_of_a_switch_is_asked_for_the_map_again() {
+    let cluster = Cluster::without_replicas();
+    let (name, owner) = (cluster.key_on(1), cluster.address(1));
+    let (slot, reads, own) = (cluster.slot_of(&name), Arc::new(AtomicU64::new(0)), Arc::new(OnceLock::new()));
+    let (counted, address) = (Arc::clone(&reads), Arc::clone(&own));
+    let old = FakeServer::start(move |command| {
+        let command: Vec<_> = command.iter().map(String::as_str).collect();
+        let reply = match command[..] {
+            [] => String::new(),
+            ["CLUSTER", "SLOTS"] => {
+                // The first map, the one after the redirect, and the one after that.
+                let is_old = counted.fetch_add(1, Ordering::SeqCst) < 2;
+                let named: &String = if is_old { address.get().expect("it has started") } else { &owner };
+                let (host, port) = named.split_once(':').expect("host and port");
+                format!("*1\r\n*3\r\n:0\r\n:16383\r\n*2\r\n${}\r\n{host}\r\n:{port}\r\n", host.len())
+            }
+            ["CLUSTER", "INFO"] => "-NOPERM no permissions\r\n".to_owned(),
+            ["SET" | "EVALSHA" | "EVAL", ..] => format!("-MOVED {slot} {owner}\r\n"),
+            _ => "+OK\r\n".to_owned(),
+        };
+        Reply::Bytes(reply.into_bytes())
+    });
+    own.set(old.address()).expect("it was not set");
+    let url = format!("redis+cluster://{}{}", login(), old.address());
+    // A renewal would be redirected, too.
+    let locks = patient(&url).renew_every(MINUTE / 3).build_unchecked().expect("sends nothing");
+    let guard = locks.try_lock(&name).expect("follows the redirect").expect("it is free");
+    eventually(2 * NEW_MAP, "the map is read once more", || reads.load(Ordering::SeqCst) > 2);
+    assert_eq!(guard.unlock().expect("unlocks"), Unlocked::Released);
 }
 
 /// The map that the manager has names a master that is gone. All that it knows besides is a
