@@ -54,9 +54,10 @@ fn main() -> Result<(), Box<dyn Error>> {
 
 fn holder(locks: &LockManager, store: &Store) -> Result<(), Box<dyn Error>> {
     let guard = locks.lock("report")?;
-    println!("{}\nholder {} has the lock with the fence {}", process::id(), process::id(), guard.fence());
+    let fence = guard.fence().ok_or("not fenced")?;
+    println!("{}\nholder {} has the lock with the fence {fence}", process::id(), process::id());
     sleep(2 * LEASE); // The process is stopped here, and cannot notice that.
-    match store.write(guard.fence(), "the holder's report") {
+    match store.write(fence, "the holder's report") {
         Ok(()) => println!("accepted"),
         Err(refused) => println!("{refused}"),
     }
@@ -66,8 +67,9 @@ fn holder(locks: &LockManager, store: &Store) -> Result<(), Box<dyn Error>> {
 /// Waits for the lock, and writes.
 fn rival(locks: &LockManager, store: &Store) -> Result<(), Box<dyn Error>> {
     let guard = locks.named("report").wait(Duration::from_secs(10)).lock()?;
-    store.write(guard.fence(), "the rival's report")?;
-    println!("rival {} has the lock, and writes with the fence {}", process::id(), guard.fence());
+    let fence = guard.fence().ok_or("not fenced")?;
+    store.write(fence, "the rival's report")?;
+    println!("rival {} has the lock, and writes with the fence {fence}", process::id());
     Ok(())
 }
 

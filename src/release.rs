@@ -13,7 +13,7 @@ use crate::base::sync::thread;
 use crate::hold::Hold;
 use crate::keeping::keeper::Keeper;
 use crate::keeping::orphans::OrphanKey;
-use crate::store::{Compared, Failure, Fate, Store};
+use crate::store::{ClaimReply, Compared, Failure, Fate, Store};
 use crate::waiting::handoff::{Claim, HandoffOutcome};
 use crate::waiting::queues::Turn;
 use crate::waiting::waiter::Waiter;
@@ -158,8 +158,8 @@ pub(crate) fn remove(
     };
     let sent = Moment::now();
     match connection.remove_and_claim(token, claim.wanted(key), deadline) {
-        Ok((removed, taken)) => {
-            if let Some(fence) = taken {
+        Ok((removed, claimed)) => {
+            if let ClaimReply::Taken { fence } = claimed {
                 *handed = HandoffOutcome::Taken { sent, answered: Moment::now(), fence };
             }
             removed

@@ -136,7 +136,8 @@ mod tests {
         let (store, deadline) = (&*keeper.store, Moment::NEVER);
         let adoption = Adoption { store, keeper: &keeper, key: &key, old: "old", claim, deadline };
         let answered = Moment::now();
-        let judge = |sent| adoption.judge(&AdoptReply::Adopted { fence: 0 }, AcquiredAt { sent, answered });
+        let judge =
+            |sent| adoption.judge(&AdoptReply::Adopted { fence: None }, AcquiredAt { sent, answered });
         let next_orphan = || keeper.work.lock().leases.orphans.next();
         assert!(judge(answered).is_ok());
         assert_eq!(next_orphan(), Moment::NEVER);

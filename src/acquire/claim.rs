@@ -178,7 +178,12 @@ impl<'a> PendingClaim<'a> {
     }
 
     /// Handles the answer that Redis has stored the token. The command was sent at `sent`.
-    fn taken(&mut self, connection: Connection<'_>, fence: u64, sent: Moment) -> Result<Answer, Failure> {
+    fn taken(
+        &mut self,
+        connection: Connection<'_>,
+        fence: Option<u64>,
+        sent: Moment,
+    ) -> Result<Answer, Failure> {
         let AcquireContext { store, key, lease, .. } = *self.context;
         let answered = store.clock(sent);
         let Some(token) = self.token.take_if(|_| answered < lease.valid_until(sent)) else {

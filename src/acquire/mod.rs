@@ -63,8 +63,8 @@ pub(crate) struct AcquireContext<'a> {
 #[derive(Debug)]
 pub(crate) struct Taken {
     pub(crate) token: String,
-    /// The fencing token; zero if none was wanted.
-    pub(crate) fence: u64,
+    /// The fencing token, if one was wanted.
+    pub(crate) fence: Option<u64>,
     pub(crate) at: AcquiredAt,
 }
 
@@ -476,7 +476,7 @@ mod tests {
     fn taken() -> Answer {
         let now = Moment::now();
         let at = AcquiredAt { sent: now, answered: now };
-        Answer::Taken(Taken { token: "ours".to_owned(), fence: 0, at })
+        Answer::Taken(Taken { token: "ours".to_owned(), fence: None, at })
     }
 
     fn lost_answer() -> Failure {
@@ -700,7 +700,7 @@ mod tests {
                 .queues
                 .join(rig.key.name(), &patience, |_, _| Ok(()), |_| true, |_| (), || unreachable!())
                 .unwrap();
-            joined.start.handed = HandoffOutcome::Taken { sent, answered: sent, fence: 0 };
+            joined.start.handed = HandoffOutcome::Taken { sent, answered: sent, fence: None };
             let claim = Claim { token: "handed".to_owned(), lease: Lease::new(LEASE), counter: None };
             let taken = acquire(&rig.context(), &patience, &joined, claim);
             assert_eq!(taken.is_ok(), is_taken, "{taken:?}");

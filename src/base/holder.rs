@@ -28,7 +28,7 @@ impl Holder {
 
     /// The same holder, with the number that its lock's counter has.
     pub(crate) fn with_fence(self, fence: Option<u64>) -> Holder {
-        Holder { fence: fence.filter(|fence| *fence > 0), ..self }
+        Holder { fence, ..self }
     }
 
     /// The host, process and thread that held the lock. `None` if this crate did not write the

@@ -103,7 +103,7 @@ impl DetachedHold {
 
     /// As [`LockGuard::fence`], and the same.
     #[must_use]
-    pub fn fence(&self) -> u64 {
+    pub fn fence(&self) -> Option<u64> {
         self.hold.fence
     }
 

@@ -94,18 +94,18 @@ impl LockGuard {
         &self.hold().token
     }
 
-    /// The fencing token of this hold: larger than that of every earlier hold of this lock. Zero if
-    /// the lock is not [`fenced`](crate::Lock::fenced).
+    /// The fencing token of this hold: larger than that of every earlier hold of this lock. `None`
+    /// if the lock is not [`fenced`](crate::Lock::fenced).
     ///
     /// A lease cannot stop a holder that was paused for longer than the lease. The resource can:
     /// send the fence with each write, and let the resource keep the largest one that it has seen,
-    /// and refuse smaller ones. A resource that has seen a fence refuses zero, too.
+    /// and refuse smaller ones, and none at all.
     ///
     /// All guards of a hold have the same fence. The next hold's fence is larger, but hardly ever
     /// by one: it is the server's time in microseconds, or one more than the last fence if that is
     /// larger. So it also grows after Redis has lost the counter. It always fits into 53 bits.
     #[must_use]
-    pub fn fence(&self) -> u64 {
+    pub fn fence(&self) -> Option<u64> {
         self.hold().fence
     }
 

@@ -42,11 +42,11 @@ impl MultiLockGuard {
     }
 
     /// The fencing token of one of these locks: see [`LockGuard::fence`](crate::LockGuard::fence).
-    /// `None` if the guard does not have this lock.
+    /// `None` if it is not fenced, or if the guard does not have this lock.
     #[must_use]
     pub fn fence(&self, key: impl AsRef<str>) -> Option<u64> {
         let held = self.held.iter().find(|held| &**held.hold.key.name() == key.as_ref())?;
-        Some(held.hold.fence)
+        held.hold.fence
     }
 
     /// Whether this process may still trust all of the holds: see

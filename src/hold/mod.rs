@@ -59,8 +59,8 @@ pub(crate) struct Hold {
     pub(crate) key: Key,
     pub(crate) owner: Owner,
     pub(crate) token: String,
-    /// The fencing token; zero if the hold has none.
-    pub(crate) fence: u64,
+    /// The fencing token, if the hold has one.
+    pub(crate) fence: Option<u64>,
     pub(crate) acquired: AcquiredAt,
     /// The lease with which the lock was taken.
     pub(crate) first_lease: Lease,
@@ -96,7 +96,7 @@ impl Hold {
         key: Key,
         owner: Owner,
         token: String,
-        fence: u64,
+        fence: Option<u64>,
         options: &Options,
         acquired: AcquiredAt,
         memory: Option<Arc<MemoryStore>>,
@@ -388,7 +388,7 @@ pub(crate) mod tests {
         let owner = Owner::new("host".into(), std::process::id(), 2);
         let token = format!("{owner}-{}", "0".repeat(32));
         let since = AcquiredAt { sent, answered: sent };
-        Hold::new(key, owner, token, 0, options, since, None)
+        Hold::new(key, owner, token, None, options, since, None)
     }
 
     /// A sample with this token.

@@ -32,15 +32,15 @@ const VERSION: &str = "relatch1";
 pub struct Parcel {
     key: String,
     pub(crate) token: String,
-    /// The fencing token of the hold; zero if it has none.
-    pub(crate) fence: u64,
+    /// The fencing token of the hold, if it has one. The text has a zero if it has none.
+    pub(crate) fence: Option<u64>,
     /// How much of the lease was left, in milliseconds.
     left: u64,
 }
 
 impl Parcel {
     /// A parcel of a lock whose lease lasts for the time `left`.
-    pub(crate) fn new(key: &str, token: &str, fence: u64, left: Duration) -> Parcel {
+    pub(crate) fn new(key: &str, token: &str, fence: Option<u64>, left: Duration) -> Parcel {
         let left = u64::try_from(left.as_millis()).unwrap_or(u64::MAX);
         Parcel { key: key.to_owned(), token: token.to_owned(), fence, left }
     }
@@ -63,7 +63,7 @@ impl Parcel {
 impl fmt::Display for Parcel {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Parcel { key, token, fence, left } = self;
-        write!(f, "{VERSION}:{left}:{fence}:{token}:")?;
+        write!(f, "{VERSION}:{left}:{}:{token}:", fence.unwrap_or(0))?;
         for byte in key.bytes() {
             if byte.is_ascii_alphanumeric() || b"-._~/".contains(&byte) {
                 f.write_char(char::from(byte))?;
@@ -100,7 +100,7 @@ impl FromStr for Parcel {
         else {
             return Err(invalid("its key cannot be read"));
         };
-        Ok(Parcel { key, token: token.to_owned(), fence, left })
+        Ok(Parcel { key, token: token.to_owned(), fence: Some(fence).filter(|it| *it > 0), left })
     }
 }
 
@@ -140,7 +140,7 @@ mod tests {
     const TOKEN: &str = "host-1-2-00112233445566778899aabbccddeeff";
 
     fn parcel(key: &str) -> Parcel {
-        Parcel::new(key, TOKEN, 7, Duration::from_secs(30))
+        Parcel::new(key, TOKEN, Some(7), Duration::from_secs(30))
     }
 
     proptest! {

@@ -21,8 +21,8 @@ pub struct HeldLock {
     /// The thread that took it. If the hold was [detached](crate::LockGuard::detach), another
     /// thread may have it now, or none.
     pub owner: Owner,
-    /// Its [fencing token](crate::LockGuard::fence); zero if it is not fenced.
-    pub fence: u64,
+    /// Its [fencing token](crate::LockGuard::fence). `None` if it is not fenced.
+    pub fence: Option<u64>,
     /// How many guards of the thread are alive. 1 for a detached hold.
     pub depth: u32,
     /// How long ago it was taken.

@@ -237,7 +237,7 @@ impl Scene {
                 }
             }
             (Some(_), Some((_, true))) => {
-                *handed = HandoffOutcome::Taken { sent, answered: Moment::now(), fence: 0 }
+                *handed = HandoffOutcome::Taken { sent, answered: Moment::now(), fence: None }
             }
             _ => {}
         }

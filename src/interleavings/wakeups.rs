@@ -223,7 +223,7 @@ impl Scene {
         let (is_taken, tracking) = self.redis.claim(OURS, client);
         let answer = if is_taken {
             let at = AcquiredAt { sent: since, answered: Moment::now() };
-            Answer::Taken(Taken { token: OURS.to_owned(), fence: 0, at })
+            Answer::Taken(Taken { token: OURS.to_owned(), fence: None, at })
         } else {
             let holder = looks.then(|| Holder::new(THEIRS.as_bytes(), Some(LEASE)));
             let tracked = client.is_some_and(|client| listener.will_wake(KEY, client, tracking));

@@ -162,7 +162,7 @@ pub(crate) fn reenter(
     if !reentrant {
         return Some(Err(Error::AlreadyHeld { key: name.to_owned() }));
     }
-    if fenced && held.hold.fence == 0 {
+    if fenced && held.hold.fence.is_none() {
         let reason = "this thread holds it already, and took it without a fence";
         return Some(Err(Error::NoFence { key: name.to_owned(), reason }));
     }

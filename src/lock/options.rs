@@ -72,7 +72,7 @@ impl Lock {
     /// longer) after the lock was last taken. If it holds anything else than a number, no lock is
     /// taken: [`Error::Refused`](crate::Error::Refused) with the code `NOFENCE`.
     ///
-    /// Take a lock always with a fence, or never: the fence of a hold without one is zero.
+    /// Take a lock always with a fence, or never: a resource cannot place a hold without one.
     pub fn fenced(self, on: bool) -> Lock {
         self.set(|options| options.fenced = on)
     }

@@ -133,7 +133,7 @@ impl Session {
         }
         self.is_not_held(name.as_str())?;
         self.may_take(name.as_str(), options, stop, began)?;
-        let fenced = Options { fenced: options.fenced || parcel.fence > 0, ..*options };
+        let fenced = Options { fenced: options.fenced || parcel.fence.is_some(), ..*options };
         let Asked { key, owner, claim } = self.ask_for(name, &fenced, pid)?;
         let mut own = None;
         let queue = self.name_in_queue(&key, &mut own);

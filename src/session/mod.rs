@@ -421,7 +421,7 @@ mod tests {
         let mut connection = session.store.checkout(key.in_redis(), Moment::NEVER).unwrap();
         connection.claim(wanted, asked, Moment::NEVER).unwrap();
         let at = AcquiredAt { sent: asked, answered: asked };
-        session.new_hold(key, owner, Taken { token, fence: 0, at }, &Options::default())
+        session.new_hold(key, owner, Taken { token, fence: None, at }, &Options::default())
     }
 
     #[test]

@@ -23,7 +23,7 @@ use crate::keeping::orphans::OrphanKey;
 use crate::keeping::thread_map::{self, Held, Left};
 use crate::release::{self, Begun};
 use crate::session::{Asked, Session};
-use crate::store::{Failure, Fate, Wanted};
+use crate::store::{ClaimReply, Failure, Fate, Wanted};
 use crate::waiting::queues::Turn;
 
 /// A lock that is free as far as this process knows.
@@ -137,7 +137,7 @@ impl Session {
 
     /// Sends the claims of these locks together. Returns those from the first on that were taken.
     /// The claims behind them are undone.
-    fn claim_free(&self, free: Vec<Free>, deadline: Moment) -> Vec<(Free, u64, AcquiredAt)> {
+    fn claim_free(&self, free: Vec<Free>, deadline: Moment) -> Vec<(Free, Option<u64>, AcquiredAt)> {
         for free in &free {
             free.turn.asks(Moment::now());
         }
@@ -157,9 +157,9 @@ impl Session {
             }
             match answer {
                 // All before it were taken, too.
-                Ok(Some(fence)) if taken.len() == n && in_time => taken.push((it, fence, at)),
-                Ok(Some(_)) => undone.push(it),
-                Ok(None) => {}
+                Ok(ClaimReply::Taken { fence }) if taken.len() == n && in_time => taken.push((it, fence, at)),
+                Ok(ClaimReply::Taken { .. }) => undone.push(it),
+                Ok(_) => {}
                 Err(failure) => {
                     if self.note_failure(&it, &failure) {
                         unknown.push(it);

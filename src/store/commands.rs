@@ -87,11 +87,11 @@ impl Connection<'_> {
         token: &str,
         wanted: Wanted<'_>,
         deadline: Moment,
-    ) -> Result<(Result<Compared, Failure>, Option<u64>), Failure> {
+    ) -> Result<(Result<Compared, Failure>, ClaimReply), Failure> {
         match self {
             Connection::To(server) => server.remove_and_claim(token, wanted, deadline),
             Connection::Memory(memory) => {
-                memory.remove_and_claim(token, wanted).map(|(removed, fence)| (Ok(removed), fence))
+                memory.remove_and_claim(token, wanted).map(|(removed, claimed)| (Ok(removed), claimed))
             }
         }
     }
@@ -122,14 +122,13 @@ impl Connection<'_> {
         &mut self,
         wanted: &[Wanted<'_>],
         deadline: Moment,
-    ) -> Result<Vec<Result<Option<u64>, Failure>>, Failure> {
-        let claim = |memory: &MemoryStore, it: &Wanted<'_>| match memory.claim(*it, false, Moment::now())? {
-            (ClaimReply::Taken { fence }, _) => Ok(Some(fence)),
-            _ => Ok(None),
-        };
+    ) -> Result<Vec<Result<ClaimReply, Failure>>, Failure> {
         match self {
             Connection::To(server) => server.claim_all(wanted, deadline),
-            Connection::Memory(memory) => Ok(wanted.iter().map(|it| claim(memory, it)).collect()),
+            Connection::Memory(memory) => {
+                let claim = |it: &Wanted<'_>| memory.claim(*it, false, Moment::now()).map(|(reply, _)| reply);
+                Ok(wanted.iter().map(claim).collect())
+            }
         }
     }
 

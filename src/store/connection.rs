@@ -77,11 +77,11 @@ impl ServerConnection {
             return self.claim_or_look(wanted, None, deadline).map(|(reply, _)| reply);
         }
         let reply = self.route.run(&wanted.claim(false, &wanted.times()), deadline)?;
-        if self.route.sensible(was_set(&reply))? {
+        let claim = self.route.sensible(was_set(&reply))?;
+        if matches!(claim, ClaimReply::Taken { .. }) {
             self.acknowledged(wanted.key, wanted.token, deadline)?;
-            return Ok(ClaimReply::Taken { fence: 0 });
         }
-        Ok(ClaimReply::Busy(None))
+        Ok(claim)
     }
 
     /// An attempt that also learns who has the lock, if it is busy. If `listener` is given, Redis
@@ -110,14 +110,14 @@ impl ServerConnection {
         &mut self,
         wanted: &[Wanted<'_>],
         deadline: Moment,
-    ) -> Result<Vec<Result<Option<u64>, Failure>>, Failure> {
+    ) -> Result<Vec<Result<ClaimReply, Failure>>, Failure> {
         let times: Vec<_> = wanted.iter().map(Wanted::times).collect();
         let commands: Vec<_> =
             wanted.iter().zip(&times).enumerate().map(|(n, (it, times))| it.claim(n == 0, times)).collect();
         let commands: Vec<&[&str]> = commands.iter().map(Vec::as_slice).collect();
         let replies = self.route.exchange_all(&commands, deadline)?;
-        let taken = |(reply, it): (Reply, &Wanted<'_>)| self.route.sensible(it.taken(accepted(reply)));
-        Ok(replies.into_iter().zip(wanted).map(taken).collect())
+        let claimed = |(reply, it): (Reply, &Wanted<'_>)| self.route.sensible(it.claimed(accepted(reply)));
+        Ok(replies.into_iter().zip(wanted).map(claimed).collect())
     }
 
     /// Waits until enough replicas have the key that this connection has just set. If they are too
@@ -216,24 +216,24 @@ impl ServerConnection {
     }
 
     /// Compare and delete the `token` and, behind it in the same round trip, take the lock for
-    /// another thread. The second part of the result is `Some` if that took the lock, and has the
-    /// fencing token (0: none was wanted).
+    /// another thread. A claim that Redis refused found the lock busy.
     pub(crate) fn remove_and_claim(
         &mut self,
         token: &str,
         wanted: Wanted<'_>,
         deadline: Moment,
-    ) -> Result<(Result<Compared, Failure>, Option<u64>), Failure> {
+    ) -> Result<(Result<Compared, Failure>, ClaimReply), Failure> {
         let mut done = self.remove_then(token, wanted, false, deadline)?;
-        if done.1.is_none() && done.0.as_ref().is_err_and(Failure::is_noscript) {
+        let is_taken = |claim: &ClaimReply| matches!(claim, ClaimReply::Taken { .. });
+        if !is_taken(&done.1) && done.0.as_ref().is_err_and(Failure::is_noscript) {
             done = self.remove_then(token, wanted, true, deadline)?;
         }
-        let (mut removed, fence) = done;
-        if fence.is_some() && matches!(removed, Err(Failure::Refused(_))) {
+        let (mut removed, claim) = done;
+        if is_taken(&claim) && matches!(removed, Err(Failure::Refused(_))) {
             // The script did not run, but the claim found no key, so the key was gone already.
             removed = Ok(Compared::Absent);
         }
-        Ok((removed.map_err(|failure| RELEASE.explain(failure)), fence))
+        Ok((removed.map_err(|failure| RELEASE.explain(failure)), claim))
     }
 
     fn remove_then(
@@ -242,7 +242,7 @@ impl ServerConnection {
         wanted: Wanted<'_>,
         teach: bool,
         deadline: Moment,
-    ) -> Result<(Result<Compared, Failure>, Option<u64>), Failure> {
+    ) -> Result<(Result<Compared, Failure>, ClaimReply), Failure> {
         let times = wanted.times();
         let removal = RELEASE.command(teach, wanted.key, &[token]);
         let claim = wanted.claim(teach, &times);
@@ -257,12 +257,12 @@ impl ServerConnection {
             }
         };
         let removed = compared(accepted(next(&mut replies)));
-        let taken = accepted(next(&mut replies));
-        let taken = match self.route.sensible(wanted.taken(taken)) {
-            Err(Failure::Refused(_)) => None,
+        let claim = wanted.claimed(accepted(next(&mut replies)));
+        let claim = match self.route.sensible(claim) {
+            Err(Failure::Refused(_)) => ClaimReply::Busy(None),
             other => other?,
         };
-        Ok((self.route.sensible(removed), taken))
+        Ok((self.route.sensible(removed), claim))
     }
 
     /// Compare and extend, for many locks in one round trip. If replicas have to acknowledge the

@@ -21,8 +21,8 @@ pub(super) struct Keys {
 #[derive(Default)]
 pub(super) struct Entry {
     pub(super) value: String,
-    /// The fencing token of the hold; zero if it has none.
-    pub(super) fence: u64,
+    /// The fencing token of the hold, if it has one.
+    pub(super) fence: Option<u64>,
     pub(super) lease: Duration,
     pub(super) expires: Moment,
     /// The holder has the key renewed, so it lasts until `expires` or, during an outage, for a
@@ -51,7 +51,7 @@ impl Entry {
     }
 
     /// Takes the key, which nobody has. Returns the fencing token.
-    pub(super) fn take(&mut self, wanted: Wanted<'_>, fence: u64, now: Moment) -> u64 {
+    pub(super) fn take(&mut self, wanted: Wanted<'_>, fence: Option<u64>, now: Moment) -> Option<u64> {
         self.value.clear();
         self.value.push_str(wanted.token);
         self.lease = Duration::from_millis(wanted.lease);
@@ -94,16 +94,16 @@ impl Keys {
         }
     }
 
-    /// Takes a key that is free at `now`, and returns the fencing token of the hold, which is zero
-    /// if none is wanted. If the key is not free, returns what `busy` makes of it.
+    /// Takes a key that is free at `now`, and returns the fencing token of the hold, if one
+    /// is wanted. If the key is not free, returns what `busy` makes of it.
     pub(super) fn take<T>(
         &mut self,
         wanted: Wanted<'_>,
         now: Moment,
         busy: impl FnOnce(&mut Entry) -> T,
-    ) -> Result<u64, T> {
+    ) -> Result<Option<u64>, T> {
         let Keys { by_name, fence: last, .. } = self;
-        let mut fence = || wanted.counter.map_or(0, |_| next_fence(last));
+        let mut fence = || wanted.counter.map(|_| next_fence(last));
         if let Some(entry) = by_name.get_mut(wanted.key) {
             return if now < entry.expires { Err(busy(entry)) } else { Ok(entry.take(wanted, fence(), now)) };
         }

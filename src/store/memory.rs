@@ -115,10 +115,14 @@ impl MemoryStore {
         &self,
         token: &str,
         wanted: Wanted<'_>,
-    ) -> Result<(Compared, Option<u64>), Failure> {
+    ) -> Result<(Compared, ClaimReply), Failure> {
         self.run(|keys| {
             let (compared, _) = keys.remove(wanted.key, token);
-            (compared, keys.take(wanted, Moment::now(), |_| ()).ok())
+            let claim = match keys.take(wanted, Moment::now(), |_| ()) {
+                Ok(fence) => ClaimReply::Taken { fence },
+                Err(()) => ClaimReply::Busy(None),
+            };
+            (compared, claim)
         })
     }
 
@@ -172,7 +176,7 @@ impl MemoryStore {
     pub(super) fn look(&self, key: &str, with_fence: bool) -> Result<Seen, Failure> {
         self.run(|keys| match keys.live(key) {
             Some(entry) => {
-                let fence = Some(entry.fence).filter(|_| with_fence);
+                let fence = entry.fence.filter(|_| with_fence);
                 Seen::Somebody(entry.holder().with_fence(fence))
             }
             None => Seen::Nothing,
@@ -306,10 +310,10 @@ mod tests {
             assert!(store.end_of(key, token).is_none());
             store.lets_expire(key, token, Moment::PAST, true);
         }
-        let (removed, fence) = store.remove_and_claim("two", wanted("a", "three")).unwrap();
-        assert_eq!((removed, fence), (Compared::NotOurs, None));
-        let (removed, fence) = store.remove_and_claim("one", wanted("a", "three")).unwrap();
-        assert_eq!((removed, fence), (Compared::Done, Some(0)));
+        let (removed, claim) = store.remove_and_claim("two", wanted("a", "three")).unwrap();
+        assert!(removed == Compared::NotOurs && matches!(claim, ClaimReply::Busy(None)), "{claim:?}");
+        let (removed, claim) = store.remove_and_claim("one", wanted("a", "three")).unwrap();
+        assert!(removed == Compared::Done && matches!(claim, ClaimReply::Taken { .. }), "{claim:?}");
         assert_eq!(store.remove("a", "three").unwrap(), Compared::Done);
         assert!(is_taken(&store, "a", "four"));
     }
@@ -442,7 +446,7 @@ mod tests {
             other => panic!("{other:?}"),
         };
         let first = fence("a");
-        assert!(first > 0 && fence("b") > first);
+        assert!(first > Some(0) && fence("b") > first);
         let end = store.end_of("a", "one");
         assert_eq!(store.extend("a", "one", 1000).unwrap(), Compared::Done);
         assert_eq!(store.end_of("a", "one"), end);

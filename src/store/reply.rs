@@ -9,9 +9,8 @@ use crate::store::resp::Reply;
 /// What came of an attempt to take a lock.
 #[derive(Debug)]
 pub(crate) enum ClaimReply {
-    /// The key was free, and holds the caller's token now. The fencing token of the hold is zero if
-    /// none was wanted.
-    Taken { fence: u64 },
+    /// The key was free, and holds the caller's token now. `None`: no fencing token was wanted.
+    Taken { fence: Option<u64> },
     /// The key holds a string already. `Some` if the command asked for it. The string is the
     /// caller's own token if an earlier attempt, whose answer was lost, has taken the lock.
     Busy(Option<Holder>),
@@ -22,10 +21,9 @@ pub(crate) enum ClaimReply {
 /// What came of an attempt to adopt a lock.
 #[derive(Debug)]
 pub(crate) enum AdoptReply {
-    /// The key holds the caller's token now. The fencing token of the hold is zero if none was
-    /// wanted.
+    /// The key holds the caller's token now. `None`: no fencing token was wanted.
     Adopted {
-        fence: u64,
+        fence: Option<u64>,
     },
     Absent,
     NotOurs,
@@ -101,11 +99,12 @@ pub(super) fn compared(reply: Result<Reply, Failure>) -> Result<Compared, Failur
 /// have a fencing token.
 pub(super) fn claimed(reply: Result<Reply, Failure>, is_fenced: bool) -> Result<ClaimReply, Failure> {
     let parts = match reply {
-        Ok(Reply::Ok) if !is_fenced => return Ok(ClaimReply::Taken { fence: 0 }),
+        Ok(Reply::Ok) if !is_fenced => return Ok(ClaimReply::Taken { fence: None }),
         Ok(Reply::Bytes(digits)) if is_fenced => {
-            let fence = fence(&digits).filter(|fence| *fence > 0);
-            let taken = fence.map(|fence| ClaimReply::Taken { fence });
-            return taken.ok_or_else(|| unexpected(&Reply::Bytes(digits)));
+            return match fence(&digits) {
+                None => Err(unexpected(&Reply::Bytes(digits))),
+                fence => Ok(ClaimReply::Taken { fence }),
+            };
         }
         Ok(Reply::Array(parts)) => parts,
         Ok(other) => return Err(unexpected(&other)),
@@ -133,9 +132,9 @@ pub(super) fn adopted(reply: Result<Reply, Failure>, is_fenced: bool) -> Result<
     }
 }
 
-/// Reads the number in a counter. `None` if it is no number.
+/// Reads the number in a counter. `None` if it is no number, or zero: the counter is gone.
 pub(super) fn fence(digits: &[u8]) -> Option<u64> {
-    str::from_utf8(digits).ok()?.parse().ok()
+    str::from_utf8(digits).ok()?.parse().ok().filter(|fence| *fence > 0)
 }
 
 /// Reads the replies of `GET` and `PTTL`.
@@ -165,11 +164,11 @@ pub(super) fn deleted(reply: Reply) -> Result<Option<Holder>, Failure> {
     }
 }
 
-/// Reads the reply of `SET NX`: whether the key was set.
-pub(super) fn was_set(reply: &Reply) -> Result<bool, Failure> {
+/// Reads the reply of `SET NX`.
+pub(super) fn was_set(reply: &Reply) -> Result<ClaimReply, Failure> {
     match reply {
-        Reply::Ok => Ok(true),
-        Reply::Nil => Ok(false),
+        Reply::Ok => Ok(ClaimReply::Taken { fence: None }),
+        Reply::Nil => Ok(ClaimReply::Busy(None)),
         other => Err(unexpected(other)),
     }
 }
@@ -340,7 +339,7 @@ mod tests {
         let busy = |value: &str, left| {
             read(Reply::Array(vec![Reply::Bytes(value.as_bytes().to_vec()), Reply::Int(left)]))
         };
-        assert!(matches!(read(Reply::Ok), Ok(ClaimReply::Taken { fence: 0 })));
+        assert!(matches!(read(Reply::Ok), Ok(ClaimReply::Taken { fence: None })));
         assert!(matches!(busy(&token(), 5), Ok(ClaimReply::Busy(Some(own))) if own.raw() == token()));
         let Ok(ClaimReply::Busy(Some(holder))) = busy("other", -1) else { panic!("another holds it") };
         assert_eq!((holder.raw(), holder.time_left()), ("other", None));
@@ -365,8 +364,7 @@ mod tests {
             other => panic!("it is busy: {other:?}"),
         };
         let digits = |text: &str| Reply::Bytes(text.as_bytes().to_vec());
-        let is_seven =
-            matches!(read(digits("1784000000000007")), Ok(ClaimReply::Taken { fence }) if fence % 10 == 7);
+        let is_seven = matches!(read(digits("1784000000000007")), Ok(ClaimReply::Taken { fence }) if fence == Some(1_784_000_000_000_007));
         assert!(is_seven, "{:?}", read(digits("1784000000000007")));
         assert_eq!(fence_of(array(&[])), None);
         assert_eq!(fence_of(array(&[digits("7")])), Some(7));

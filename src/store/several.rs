@@ -6,19 +6,18 @@ use crate::base::clock::Moment;
 use crate::store::Store;
 use crate::store::commands::Connection;
 use crate::store::failure::{Failure, Fate};
-use crate::store::reply::Compared;
+use crate::store::reply::{ClaimReply, Compared};
 use crate::store::wanted::Wanted;
 
 impl Store {
-    /// One attempt to take each of these locks. `Some` if that took the lock, with the fencing
-    /// token (0: none was wanted).
+    /// One attempt to take each of these locks.
     ///
     /// A claim without an answer is abandoned: see [`Connection::abandon`].
     pub(crate) fn claim_all(
         &self,
         wanted: &[Wanted<'_>],
         deadline: Moment,
-    ) -> Vec<Result<Option<u64>, Failure>> {
+    ) -> Vec<Result<ClaimReply, Failure>> {
         let key = |wanted: &Wanted<'_>| wanted.key.to_owned();
         self.for_each_node(wanted, key, deadline, |mut connection, wanted| {
             connection.claim_all(wanted, deadline).inspect_err(|failure| {

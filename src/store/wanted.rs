@@ -57,16 +57,12 @@ impl<'a> Wanted<'a> {
         script.command(teach, self.key, &args)
     }
 
-    /// Reads the reply of that command. `Some` if it took the lock, with the fencing token (0: none
-    /// was wanted).
-    pub(super) fn taken(&self, reply: Result<Reply, Failure>) -> Result<Option<u64>, Failure> {
-        if self.counter.is_none() {
-            return was_set(&reply?).map(|set| set.then_some(0));
+    /// Reads the reply of that command.
+    pub(super) fn claimed(&self, reply: Result<Reply, Failure>) -> Result<ClaimReply, Failure> {
+        match self.counter {
+            None => was_set(&reply?),
+            Some(_) => claimed(reply, true),
         }
-        Ok(match claimed(reply, true)? {
-            ClaimReply::Taken { fence } => Some(fence),
-            ClaimReply::Busy(_) | ClaimReply::NotAString => None,
-        })
     }
 }
 

@@ -32,7 +32,7 @@ pub(crate) enum HandoffOutcome {
     /// It was not sent, or another process had the lock: the token is not in Redis.
     NotTaken,
     /// Redis has stored the token.
-    Taken { sent: Moment, answered: Moment, fence: u64 },
+    Taken { sent: Moment, answered: Moment, fence: Option<u64> },
     /// It was sent at this moment, and there was no answer: Redis may have stored it, or may still
     /// do so. The token must not be used again, and has to be deleted.
     Unanswered { sent: Moment },

@@ -482,7 +482,7 @@ mod tests {
         let (mut queue, waiters) = queue::<6>();
         sees(&mut queue, 1);
         queue.holds(1, &hold(), at(0));
-        let taken = HandoffOutcome::Taken { sent: at(0), answered: at(0), fence: 0 };
+        let taken = HandoffOutcome::Taken { sent: at(0), answered: at(0), fence: None };
         for number in 1..3 {
             let now = at(9 * number);
             let next = queue.hand_off(number, LIMIT, now, now).unwrap();
@@ -538,7 +538,7 @@ mod tests {
             2,
             &third,
             3,
-            HandoffOutcome::Taken { sent: at(0), answered: at(0), fence: 0 },
+            HandoffOutcome::Taken { sent: at(0), answered: at(0), fence: None },
             at(0)
         ));
         queue.start_turn(9, Some(&third), false, at(0)).unwrap();
@@ -739,7 +739,7 @@ mod tests {
     #[test]
     fn a_hand_off_without_an_answer_is_part_of_the_silence() {
         let spoilt = HandoffOutcome::Unanswered { sent: at(30) };
-        let taken = HandoffOutcome::Taken { sent: at(30), answered: at(31), fence: 0 };
+        let taken = HandoffOutcome::Taken { sent: at(30), answered: at(31), fence: None };
         for (handed, since) in [(spoilt, Some(30)), (taken, None)] {
             let (mut queue, [second]) = queue();
             queue.answered(1);

@@ -649,7 +649,7 @@ pub(crate) mod tests {
     fn a_claim_that_was_sent_and_is_not_used_has_to_be_deleted() {
         let sent = Moment::PAST;
         let limit = Duration::from_secs(10);
-        let taken = HandoffOutcome::Taken { sent, answered: sent, fence: 0 };
+        let taken = HandoffOutcome::Taken { sent, answered: sent, fence: None };
         // Columns: what became of the claim; the flag that `settle` returns if the waiter has given
         // up; the flag if it has not. (`None`: the claim need not be deleted.)
         let table = [

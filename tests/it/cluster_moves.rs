@@ -14,6 +14,7 @@ use relatch_rig::{
 
 use crate::cluster::{connect, patient, redirects, small};
 use crate::failovers::increment;
+use crate::fence::fence_of;
 use crate::sentinel::{clients_of, threads};
 #[cfg(target_os = "linux")]
 use crate::support::behind;
@@ -238,7 +239,7 @@ fn a_fenced_lock_waits_for_the_end_of_a_move_and_its_fence_grows() {
     let name = cluster.key_on(0);
     let turn = || {
         let guard = locks.lock(&name).expect("locks");
-        let fence = guard.fence();
+        let fence = fence_of(&guard);
         assert_eq!(guard.unlock().expect("unlocks"), Unlocked::Released);
         fence
     };
@@ -450,9 +451,9 @@ fn the_key_of_a_lost_answer_is_deleted_at_the_new_owner() {
         if let Some(moving) = moving {
             moving.end();
         }
-        let lost = cluster.server(1).get(&counter(&name)).map_or(0, |it| it.parse().expect("a number"));
+        let lost = cluster.server(1).get(&counter(&name)).map(|it| it.parse().expect("a number"));
         let guard = within(LONG, "a free lock", || lock.lock()).expect("locks");
-        assert!(!fenced || guard.fence() > lost && lost > first, "{}, {lost}, {first}", guard.fence());
+        assert!(!fenced || guard.fence() > lost && lost > first, "{:?}, {lost:?}, {first:?}", guard.fence());
         assert_eq!(guard.unlock().expect("unlocks"), Unlocked::Released);
         assert!((0..3).all(|place| !keys_at(&cluster, place).contains(&key(&name))));
     }
@@ -469,7 +470,7 @@ fn a_fenced_lock_is_released_while_its_counter_is_elsewhere_and_its_next_fence_i
     let locks = builder.build().expect("connects");
     let name = cluster.key_on(0);
     let first = locks.lock(&name).expect("locks");
-    let fence = first.fence();
+    let fence = fence_of(&first);
     let moving = cluster.begin_move(cluster.slot_of(&name), 1);
     let port = cluster.server(1).port().to_string();
     cluster.server(0).query::<()>(&["MIGRATE", "127.0.0.1", &port, &key(&name), "0", "5000"]);
@@ -478,7 +479,7 @@ fn a_fenced_lock_is_released_while_its_counter_is_elsewhere_and_its_next_fence_i
     thread::scope(|scope| {
         let next = behind(scope, || {
             let guard = locks.lock(&name).expect("locks");
-            let fence = guard.fence();
+            let fence = fence_of(&guard);
             assert_eq!(guard.unlock().expect("unlocks"), Unlocked::Released);
             fence
         });

@@ -3,7 +3,7 @@
 use std::thread;
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use relatch::{Builder, Error, LockManager, Unlocked};
+use relatch::{Builder, Error, LockGuard, LockManager, Unlocked};
 use relatch_rig::{Fault, LONG, Server, eventually, server_version};
 
 #[cfg(target_os = "linux")]
@@ -22,11 +22,17 @@ const FENCED_CLAIM: &str = "EVALSHA * 2 lock:a";
 /// How long a counter stays, in milliseconds.
 const DAY: i64 = 24 * 3600 * 1000;
 
+/// The fence of a hold that has one.
+#[track_caller]
+pub(crate) fn fence_of(guard: &LockGuard) -> u64 {
+    guard.fence().expect("it is fenced")
+}
+
 /// Takes the lock `a` with a fence, and releases it; returns the fence.
 #[track_caller]
 pub(crate) fn fence_of_a_turn(locks: &LockManager) -> u64 {
     let guard = locks.named("a").fenced(true).lock().expect("locks");
-    let fence = guard.fence();
+    let fence = fence_of(&guard);
     assert_eq!(guard.unlock().expect("unlocks"), Unlocked::Released);
     fence
 }
@@ -47,13 +53,13 @@ fn each_hold_has_a_larger_fence_and_reentry_keeps_it() {
     let first = fence_of_a_turn(&locks);
     let lock = locks.named("a").fenced(true);
     let outer = lock.lock().expect("locks");
-    assert!(outer.fence() > first && first > 0, "{} after {first}", outer.fence());
-    assert_eq!(counted(&server), outer.fence());
+    assert!(fence_of(&outer) > first && first > 0, "{} after {first}", fence_of(&outer));
+    assert_eq!(counted(&server), fence_of(&outer));
     assert_eq!(lock.lock().expect("locks again").fence(), outer.fence());
     assert_eq!(locks.lock("a").expect("locks again").fence(), outer.fence());
     let inside = lock.with_lock_result(|guard| Ok::<_, Error>(guard.fence()));
     assert_eq!(inside.expect("runs"), outer.fence());
-    assert_eq!((counted(&server), outer.depth()), (outer.fence(), 1));
+    assert_eq!((counted(&server), outer.depth()), (fence_of(&outer), 1));
 }
 
 #[test]
@@ -64,7 +70,7 @@ fn the_fence_of_a_hold_is_seen_by_others() {
     assert!(lock.holder().expect("answers").is_none());
     let guard = locks.lock("a").expect("locks");
     assert_eq!(locks.held()[0].fence, guard.fence());
-    assert_eq!(lock.holder().expect("answers").expect("held").fence(), Some(guard.fence()));
+    assert_eq!(lock.holder().expect("answers").expect("held").fence(), guard.fence());
     assert_eq!(others.named("a").holder().expect("answers").expect("held").fence(), None, "nobody asked");
     server.query::<()>(&["DEL", COUNTER]);
     assert_eq!(lock.holder().expect("answers").expect("held").fence(), None, "the counter is gone");
@@ -90,11 +96,11 @@ fn a_holder_is_not_said_to_have_the_fence_of_the_next_one() {
 }
 
 #[test]
-fn a_lock_without_a_fence_sends_what_it_always_sent_and_has_the_fence_zero() {
+fn a_lock_without_a_fence_sends_what_it_always_sent_and_has_none() {
     let rig = Rig::new();
     let before = rig.proxy.log_in_full().len();
     let guard = rig.locks.lock("a").expect("locks");
-    assert_eq!((guard.fence(), rig.locks.held()[0].fence), (0, 0));
+    assert_eq!((guard.fence(), rig.locks.held()[0].fence), (None, None));
     drop(guard);
     let sent = rig.proxy.log_in_full().split_off(before);
     assert_eq!(sent.len(), 2, "{sent:?}");
@@ -141,7 +147,7 @@ fn a_counter_that_is_ahead_of_the_clock_stays_until_the_clock_has_passed_it() {
     let ahead = u64::try_from(now).expect("small") + 1000 * month.unsigned_abs();
     server.query::<()>(&["SET", COUNTER, &ahead.to_string(), "PX", "1000"]);
     let guard = fenced(&server.url()).lock("a").expect("locks");
-    assert_eq!(guard.fence(), ahead + 1);
+    assert_eq!(fence_of(&guard), ahead + 1);
     let stays = server.pttl(COUNTER);
     assert!((month..month + 2 * DAY).contains(&stays), "{stays}");
 }
@@ -163,7 +169,7 @@ fn a_key_whose_counter_has_no_name_is_refused_before_anything_is_sent() {
     assert_eq!(server.all_calls(), before, "nothing was sent");
     drop(locks.lock("a}b").expect("without a fence, any key will do"));
     let tagged = locks.named("{orders}:42").fenced(true).lock().expect("locks");
-    assert_eq!(server.get("lock:fence:lock:{orders}:42"), Some(tagged.fence().to_string()));
+    assert_eq!(server.get("lock:fence:lock:{orders}:42"), Some(fence_of(&tagged).to_string()));
 }
 
 #[test]
@@ -265,9 +271,9 @@ fn a_claim_whose_answer_is_lost_is_followed_by_a_larger_fence() {
         let (last, before) = (counted(&rig.server), rig.proxy.log().len());
         rig.proxy.on(FENCED_CLAIM, fault.clone());
         let guard = rig.locks.named("a").wait(LONG).lock().expect("locks");
-        assert!(guard.fence() > last, "{fault:?}");
+        assert!(fence_of(&guard) > last, "{fault:?}");
         assert_eq!(rig.value_of("a").as_deref(), Some(guard.token()), "{fault:?}");
-        assert_eq!(counted(&rig.server), guard.fence(), "{fault:?}");
+        assert_eq!(counted(&rig.server), fence_of(&guard), "{fault:?}");
         let sent = rig.proxy.log_in_full().split_off(before);
         let claims: Vec<_> = sent.iter().filter(|it| it[0] == "EVALSHA" && it[2] == "2").collect();
         assert!(claims.len() > 1 && claims[0][5] != guard.token(), "{fault:?}: the token is used again");
@@ -299,7 +305,7 @@ fn a_waiter_is_woken_by_the_lock_and_not_by_its_counter() {
         let waiter = scope.spawn(|| fence_of_a_turn(&theirs));
         // Before 7.2, Redis takes each key that a script was given for read.
         until_tracked(&server, if server_version() >= (7, 2) { 1 } else { 2 });
-        let fence = held.fence();
+        let fence = fence_of(&held);
         drop(held);
         assert!(waiter.join().expect("no panic") > fence);
     });
@@ -317,12 +323,12 @@ fn a_lock_that_is_handed_off_has_a_larger_fence() {
         thread::scope(|scope| {
             let next = behind(scope, || {
                 let guard = rig.locks.lock("a").expect("locks");
-                (guard.fence(), rig.value_of("a").as_deref() == Some(guard.token()))
+                (fence_of(&guard), rig.value_of("a").as_deref() == Some(guard.token()))
             });
             if forgets {
                 rig.server.query::<()>(&["SCRIPT", "FLUSH"]);
             }
-            let fence = first.fence();
+            let fence = fence_of(&first);
             drop(first);
             let (next, stored) = next.join().expect("no panic");
             assert!(next > fence && stored, "{next} after {fence}");

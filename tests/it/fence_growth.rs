@@ -17,7 +17,7 @@ use relatch_rig::{
 };
 
 use crate::cluster;
-use crate::fence::{COUNTER, fence_of_a_turn};
+use crate::fence::{COUNTER, fence_of, fence_of_a_turn};
 use crate::sentinel::patient;
 use crate::support::{ANSWER, connect, redis_connection};
 
@@ -63,9 +63,9 @@ fn take_turns(locks: &LockManager, name: &str, resource: &Resource, turns: u64, 
         };
         // A larger fence was there already. That holder came later, if Redis has forgotten this
         // one.
-        let is_late = !resource.write(guard.fence());
+        let is_late = !resource.write(fence_of(&guard));
         assert!(!(is_late && guard.verify().is_ok()), "a fence of an earlier hold is larger");
-        resource.enter(guard.fence(), before);
+        resource.enter(fence_of(&guard), before);
         refused += u64::from(is_late);
         taken.fetch_add(1, Ordering::SeqCst);
         match guard.unlock() {
@@ -154,8 +154,8 @@ fn fences_grow_although_redis_evicts_the_counter() {
     let mut last = 0;
     for is_held in [false, true, false] {
         let guard = locks.named("a").fenced(true).lock().expect("locks");
-        assert!(guard.fence() > last, "{} after {last}", guard.fence());
-        last = guard.fence();
+        assert!(fence_of(&guard) > last, "{} after {last}", fence_of(&guard));
+        last = fence_of(&guard);
         // The hold may be evicted as well. Then the next one begins beside it.
         let _held = is_held.then_some(guard);
         eventually(LONG, "the counter is evicted", || {
@@ -197,7 +197,7 @@ pub(crate) fn take_as_told() {
     for _ in 0..turns {
         let guard = locks.lock("a").expect("locks");
         let pushed: u64 =
-            redis::cmd("RPUSH").arg("fences").arg(guard.fence()).query(&mut list).expect("pushes");
+            redis::cmd("RPUSH").arg("fences").arg(fence_of(&guard)).query(&mut list).expect("pushes");
         assert!(pushed > 0);
     }
     role::report("done");
@@ -234,8 +234,8 @@ fn fences_grow_over_failovers_and_replicas_that_acknowledge_have_the_counter() {
     let mut last = 0;
     for lossy in [false, true, true] {
         let guard = fenced.lock().expect("locks");
-        assert!(guard.fence() > last, "{} after {last}", guard.fence());
-        last = guard.fence();
+        assert!(fence_of(&guard) > last, "{} after {last}", fence_of(&guard));
+        last = fence_of(&guard);
         for place in 0..sentinels.count() {
             let has = sentinels.server(place).get(COUNTER);
             assert_eq!(has, Some(last.to_string()), "server {place} acknowledged the lock");
@@ -253,7 +253,7 @@ fn fences_grow_over_failovers_and_replicas_that_acknowledge_have_the_counter() {
         next = fenced.lock().ok();
         next.is_some()
     });
-    assert!(next.expect("taken").fence() > last);
+    assert!(fence_of(&next.expect("taken")) > last);
 }
 
 /// The lock's slot and its master change, and the counter with them.
