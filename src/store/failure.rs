@@ -213,11 +213,19 @@ impl Failure {
         matches!(self, Failure::Refused(refusal) if refusal.code == "NOSCRIPT")
     }
 
-    /// Removes the password from the refusal of a login. A server that does not know `AUTH`
-    /// (because it was renamed, or the server is not Redis) repeats the arguments of the command,
-    /// or their beginning.
+    /// Removes the password from what a server has said to a login. A server that does not know
+    /// `AUTH` (because it was renamed, or the server is not Redis) repeats the arguments of the
+    /// command, or their beginning. It may also end the connection then, so that its words are the
+    /// cause of another failure.
     pub(super) fn without(mut self, password: Option<&str>) -> Failure {
-        if let (Failure::Refused(refusal), Some(password)) = (&mut self, password) {
+        let said = match &mut self {
+            Failure::Refused(refusal) => Some(refusal),
+            Failure::NotSent(cause) | Failure::Unanswered { cause, .. } | Failure::OutOfTime(cause) => {
+                cause.downcast_mut()
+            }
+            Failure::Tls { .. } => None,
+        };
+        if let (Some(refusal), Some(password)) = (said, password) {
             refusal.conceal(password);
         }
         self

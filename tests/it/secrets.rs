@@ -14,7 +14,7 @@ use std::time::Duration;
 
 use log::{LevelFilter, Log, Metadata, Record};
 use relatch::{Error, LockGuard, LockManager, LostLock, Parcel, Replicas, TlsCause};
-use relatch_rig::{Fault, Identity, LONG, Proxy, Server, Worker, eventually, role};
+use relatch_rig::{FakeServer, Fault, Identity, LONG, Proxy, Reply, Server, Worker, eventually, role};
 use tempfile::TempDir;
 
 /// How long the managers here wait for an answer.
@@ -185,6 +185,15 @@ fn show_logins() {
         proxy.always("AUTH", fault);
         try_url(what, &url);
     }
+    let echoes = FakeServer::start(|args| match args.first().map(String::as_str) {
+        Some("AUTH") => say_and_close(&format!("-ERR no {}", args.join(" "))),
+        _ => Reply::Bytes(Vec::new()),
+    });
+    try_url("an echo and the end", &format!("redis://worker:{IN_URL}@{}/", echoes.address()));
+}
+
+fn say_and_close(line: &str) -> Reply {
+    Reply::Endless(format!("{line}\r\n").into_bytes(), b"x".to_vec(), Duration::ZERO)
 }
 
 fn show_silence() {
@@ -400,6 +409,7 @@ fn the_password_is_never_printed() {
         "no database: Refused ",
         "no AUTH: Refused ERR",
         "an echo: Refused ERR",
+        "an echo and the end: Unavailable",
         "a broken answer: Unavailable",
         "no answer: Unavailable",
         "a closed port: Unavailable",
