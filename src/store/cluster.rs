@@ -9,7 +9,7 @@
 //! No other thread waits for a new map, unless there is none yet: a thread whose map is out of date
 //! follows the redirects of the nodes ([`Connection`](crate::store::Connection)).
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::fmt;
 use std::mem;
 use std::sync::Arc;
@@ -65,7 +65,7 @@ struct State {
     /// The masters of the map and the nodes to which redirects led, by address.
     nodes: HashMap<String, Known>,
     /// The replicas that the map names. If all masters are gone, they know the new ones.
-    replicas: Vec<Place>,
+    replicas: BTreeSet<Place>,
     /// The map may be out of date.
     wanted: bool,
     /// How often reading the map has ended.
@@ -322,11 +322,9 @@ impl Cluster {
         )]
         let first = (random::fraction() * places.len() as f64) as usize;
         places.rotate_left(first);
-        for other in replicas.iter().chain(&self.seeds) {
-            if !places.contains(other) {
-                places.push(other.clone());
-            }
-        }
+        places.extend(replicas.into_iter().chain(self.seeds.iter().cloned()));
+        let mut known = BTreeSet::new();
+        places.retain(|place| known.insert(place.clone()));
         places
     }
 
@@ -406,7 +404,7 @@ mod tests {
     fn view(port: u16) -> View {
         let master = Place::Tcp { host: "127.0.0.1".to_owned(), port };
         let ranges = vec![Range { first: 0, last: SLOTS - 1, master }];
-        View { ranges, replicas: Vec::new(), is_well: true, epoch: 1 }
+        View { ranges, replicas: BTreeSet::new(), is_well: true, epoch: 1 }
     }
 
     /// How often keys have moved after each of these maps.

@@ -1,7 +1,7 @@
 //! Where a server is, and the ways to it.
 
 use std::fmt;
-use std::net::{SocketAddr, ToSocketAddrs};
+use std::net::{Ipv6Addr, SocketAddr, ToSocketAddrs};
 #[cfg(unix)]
 use std::path::PathBuf;
 
@@ -21,7 +21,7 @@ pub(crate) struct Endpoint {
 }
 
 /// Where a server is.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Place {
     Tcp {
         host: String,
@@ -95,6 +95,18 @@ impl Endpoint {
         if let Way::Tcp(address) = way {
             *self.worked.lock() = Some(*address);
         }
+    }
+}
+
+impl Place {
+    /// Where a server is, as another server says. `None` if that is no host and port: it would be
+    /// shown in errors and logs.
+    pub(super) fn announced(host: &str, port: u16) -> Option<Place> {
+        const LONGEST_NAME: usize = 253;
+        let is_in_name = |c: char| c.is_ascii_alphanumeric() || ".-_".contains(c);
+        let is_name = (1..=LONGEST_NAME).contains(&host.len()) && host.chars().all(is_in_name);
+        let is_host = is_name || host.parse::<Ipv6Addr>().is_ok();
+        (is_host && port != 0).then(|| Place::Tcp { host: host.to_owned(), port })
     }
 }
 

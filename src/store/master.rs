@@ -353,7 +353,7 @@ impl Master {
 }
 
 fn place(host: &str, port: &str) -> Option<Place> {
-    Some(Place::Tcp { host: host.to_owned(), port: port.parse().ok()? })
+    Place::announced(host, port.parse().ok()?)
 }
 
 fn replaced() -> Failure {

@@ -15,6 +15,10 @@ pub(super) const LONGEST_REPLY: usize = 256 * 1024;
 /// The longest reply to `CLUSTER SLOTS`: ten thousand ranges of slots, each with three nodes.
 const LONGEST_MAP: usize = 4 * 1024 * 1024;
 
+/// How much of the longest reply an element of an array takes at least. It has three bytes or more,
+/// and takes some ten times as much memory.
+const LEAST_ELEMENT: usize = 16;
+
 /// How deep arrays may nest. The deepest reply that is expected has two levels: an invalidation,
 /// which is a message with a list of keys.
 const DEEPEST: usize = 8;
@@ -109,7 +113,8 @@ pub(super) struct Reader {
     received: Range<usize>,
     /// The arrays that are not complete yet, from the outermost to the innermost.
     arrays: Vec<Array>,
-    /// How many bytes of the current reply have been read.
+    /// How many bytes of the current reply have been read, with [`LEAST_ELEMENT`] for a shorter
+    /// element.
     length: usize,
     /// The most bytes that a reply may have.
     longest: usize,
@@ -169,7 +174,7 @@ impl Reader {
     fn received_reply(&mut self) -> io::Result<Option<Reply>> {
         loop {
             let bytes = &self.buffer[self.received.clone()];
-            let Some((piece, length)) = piece(bytes, self.longest - self.length)? else {
+            let Some((piece, length)) = piece(bytes, self.longest.saturating_sub(self.length))? else {
                 return Ok(None);
             };
             let whole = match piece {
@@ -182,7 +187,7 @@ impl Reader {
                 }
             };
             self.received.start += length;
-            self.length += length;
+            self.length += length.max(LEAST_ELEMENT);
             if whole.is_some() {
                 self.length = 0;
                 self.make_room();
@@ -261,12 +266,11 @@ fn piece(bytes: &[u8], longest: usize) -> io::Result<Option<(Piece, usize)>> {
     Ok(Some((Piece::Whole(reply), length)))
 }
 
-/// An array of `elements`. Each element has at least three bytes, so an array that cannot fit is an
-/// error.
+/// An array of `elements`. One that cannot fit is an error.
 fn array(elements: usize, length: usize, room: usize) -> io::Result<Option<(Piece, usize)>> {
     match elements {
         0 => Ok(Some((Piece::Whole(Reply::Array(Vec::new())), length))),
-        _ if elements > room / 3 => Err(too_long()),
+        _ if elements > room / LEAST_ELEMENT => Err(too_long()),
         _ => Ok(Some((Piece::Array { elements }, length))),
     }
 }
@@ -468,6 +472,23 @@ mod tests {
         let full = [b"*3\r\n".to_vec(), encode(&first), encode(&Reply::Bytes(vec![])), encode(&first)];
         for bytes in too_long.into_iter().chain([full.concat()]) {
             let error = whole(&bytes).unwrap_err();
+            assert!(error.to_string().contains("too long"), "{error}");
+        }
+    }
+
+    /// A reply of many short elements takes more memory than a long one of few.
+    #[test]
+    fn a_large_map_is_read_and_one_of_tiny_elements_is_refused() {
+        let node = format!("*4\r\n$15\r\n192.168.100.100\r\n:30001\r\n$40\r\n{}\r\n*0\r\n", "a".repeat(40));
+        let range = format!("*5\r\n:10000\r\n:10001\r\n{node}{node}{node}");
+        let read = |map: String| {
+            let mut reader = Reader::new();
+            reader.expect_map();
+            patiently(&mut reader, &mut dripping(map.as_bytes(), &[usize::MAX]))
+        };
+        assert!(read(format!("*10000\r\n{}", range.repeat(10_000))).is_ok());
+        for tiny in ["+\r\n", ":1\r\n", "*0\r\n", "$1\r\nx\r\n"] {
+            let error = read(format!("*1\r\n*300000\r\n{}", tiny.repeat(300_000))).unwrap_err();
             assert!(error.to_string().contains("too long"), "{error}");
         }
     }

@@ -289,7 +289,7 @@ impl Sentinels {
         };
         let place = |other: &Reply| {
             let (host, port) = (other.field("ip")?, other.field("port")?);
-            Some(Place::Tcp { host: host.to_owned(), port: port.parse().ok()? })
+            Place::announced(host, port.parse().ok()?)
         };
         let named: Vec<_> = others.iter().filter_map(place).take(MOST).collect();
         let mut known = self.known.lock();
@@ -338,7 +338,7 @@ fn read_master(reply: Reply) -> Result<Option<Place>, Failure> {
     };
     let read = || {
         let (host, port) = (parts.first()?.text()?, parts.get(1)?.text()?);
-        Some(Place::Tcp { host: host.to_owned(), port: port.parse().ok()? })
+        Place::announced(host, port.parse().ok()?)
     };
     read().map(Some).ok_or_else(|| Failure::not_sent("the sentinel's reply made no sense"))
 }

@@ -3,7 +3,7 @@
 //! Source: the [Redis Cluster
 //! specification](https://redis.io/docs/latest/operate/oss_and_stack/reference/cluster-spec/).
 
-use std::net::Ipv6Addr;
+use std::collections::BTreeSet;
 
 pub(super) use crate::base::key::hash_tag;
 use crate::store::endpoint::Place;
@@ -50,20 +50,16 @@ pub(super) struct Range {
 
 /// Reads the reply to `CLUSTER SLOTS` of the server at `asked`: the slots with their masters, and
 /// all replicas. Leaves out servers whose address that server does not know.
-pub(super) fn ranges(reply: &Reply, asked: &Place) -> Result<(Vec<Range>, Vec<Place>), Failure> {
+pub(super) fn ranges(reply: &Reply, asked: &Place) -> Result<(Vec<Range>, BTreeSet<Place>), Failure> {
     let Reply::Array(entries) = reply else { return Err(unexpected(reply)) };
-    let (mut ranges, mut replicas) = (Vec::with_capacity(entries.len()), Vec::new());
+    let (mut ranges, mut replicas) = (Vec::with_capacity(entries.len()), BTreeSet::new());
     for entry in entries {
         let (first, last, servers) = read(entry).ok_or_else(|| unexpected(reply))?;
         let mut servers = servers.into_iter().map(|(host, port)| place(host, port, asked));
         if let Some(master) = servers.next().flatten() {
             ranges.push(Range { first, last, master });
         }
-        for replica in servers.flatten() {
-            if !replicas.contains(&replica) {
-                replicas.push(replica);
-            }
-        }
+        replicas.extend(servers.flatten());
     }
     Ok((ranges, replicas))
 }
@@ -91,14 +87,10 @@ fn read_server(server: &Reply) -> Option<(&str, u16)> {
 /// The server at this host and port. Without a host, it is the one at which the server that named
 /// it was asked. `None` for a server whose address is not known (`?`).
 fn place(host: &str, port: u16, asked: &Place) -> Option<Place> {
-    let host = match (host, asked) {
-        ("?", _) => return None,
-        ("", Place::Tcp { host, .. }) => host,
-        #[cfg(unix)]
-        ("", Place::Unix(_)) => return None,
-        (host, _) => host,
-    };
-    Some(Place::Tcp { host: host.to_owned(), port: Some(port).filter(|port| *port != 0)? })
+    match asked {
+        Place::Tcp { host: of_asked, .. } if host.is_empty() => Place::announced(of_asked, port),
+        _ => Place::announced(host, port),
+    }
 }
 
 /// `MOVED` or `ASK`: another server has the slot of a key.
@@ -122,9 +114,7 @@ impl Redirect {
         let address = refusal.message.split(' ').nth(2)?;
         let (host, port) = address.rsplit_once(':')?;
         let host = host.strip_prefix('[').and_then(|host| host.strip_suffix(']')).unwrap_or(host);
-        let is_address = host.is_empty() || !host.contains(':') || host.parse::<Ipv6Addr>().is_ok();
-        let to = place(host, port.parse().ok()?, asked).filter(|_| is_address)?;
-        Some(Redirect { to, asks })
+        Some(Redirect { to: place(host, port.parse().ok()?, asked)?, asks })
     }
 }
 
@@ -181,7 +171,7 @@ mod tests {
             range(301, 16383, at("::1", 5)),
         ];
         assert_eq!(read, expected);
-        assert_eq!(replicas, expected.map(|range| range.master));
+        assert_eq!(replicas, expected.map(|range| range.master).into());
     }
 
     #[test]
@@ -214,6 +204,7 @@ mod tests {
             "MOVED 3999 a:0",
             "MOVED 3999 a",
             "MOVED 3999 a:b:6380",
+            "MOVED 3999 a/b:6380",
             "MOVED",
             "TRYAGAIN Multiple keys",
             "ERR MOVED 1 a:1",

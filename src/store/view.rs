@@ -1,5 +1,7 @@
 //! What the nodes of a cluster say of it, and whom to believe.
 
+use std::collections::BTreeSet;
+
 use crate::base::emit::debug;
 use crate::store::endpoint::Place;
 use crate::store::failure::Failure;
@@ -17,7 +19,7 @@ const MOST_DOUBTS: u32 = 3;
 #[derive(Debug)]
 pub(super) struct View {
     pub(super) ranges: Vec<Range>,
-    pub(super) replicas: Vec<Place>,
+    pub(super) replicas: BTreeSet<Place>,
     pub(super) is_well: bool,
     /// Each failover has a higher one. `u64::MAX` if the node does not say.
     pub(super) epoch: u64,

@@ -7,10 +7,11 @@ use std::{fs, thread};
 
 use proptest::prelude::*;
 use relatch::{Error, LockManager};
-use relatch_rig::{LONG, Reply, Worker, eventually, role, within};
+use relatch_rig::{FakeServer, LONG, Reply, Worker, eventually, role, within};
 
 use crate::garbage_replies::{ENDLESS, babble, messages, nonsense, streams};
 use crate::lying_server::{ANSWER, LyingServer, PANICS};
+use crate::sentinel::array;
 
 /// How much later than its deadline a call may return, because the machine may be busy.
 const SLACK: Duration = Duration::from_secs(3);
@@ -182,8 +183,21 @@ pub(crate) fn huge_as_told() {
     let endless: Vec<_> = ENDLESS.iter().map(|head| Reply::Bytes(head.as_bytes().to_vec())).collect();
     assert_all_fail(&endless, 4 * ANSWER + SLACK);
     assert_all_fail(&streams(), 4 * ANSWER + SLACK);
+    // A map of a cluster, as long as the longest, of as many elements as fit.
+    let map = liar_with_map();
+    let url = format!("redis+cluster://{}/", map.address());
+    let locks = LockManager::builder(&url).connect_timeout(LONG).build_unchecked().expect("sends nothing");
+    within(LONG, "reading the map", || locks.try_lock("a")).expect_err("no map");
     let grew = peak() - before;
     role::report(if grew < 50_000 { "grew little".to_owned() } else { format!("grew {grew} KB") });
+}
+
+fn liar_with_map() -> FakeServer {
+    FakeServer::start(|command| match command.get(1).map(String::as_str) {
+        Some("SLOTS") => Reply::Endless(b"*1048000\r\n".to_vec(), b"+x\r\n".to_vec(), LONG),
+        _ if command.is_empty() => Reply::Bytes(Vec::new()),
+        _ => Reply::Bytes(b"-ERR unknown\r\n".to_vec()),
+    })
 }
 
 /// The most memory that this process has had, in KB.
@@ -207,6 +221,44 @@ fn row_37_a_long_error_is_shortened() {
         assert_eq!(matches!(error, Error::Unavailable { .. }), too_long, "{error:.2000}");
         assert!(error.to_string().len() < 1000, "{error:.2000}");
     }
+}
+
+/// A sentinel or a node of a cluster names other servers. What it says is a host and a port, or is
+/// not believed: an error that names the server would forge a line of the log.
+#[test]
+fn row_37_an_announced_host_forges_no_line() {
+    for host in ["a\nERROR forged", "a\rERROR", "a\x1b[2J", "a b", "a/b@c", &"a".repeat(300)] {
+        let master = array(&[host, "6379"]);
+        let sentinel = move |command: &[String]| match command.get(1).map(String::as_str) {
+            Some("get-master-addr-by-name") => master.clone(),
+            _ => "-ERR unknown\r\n".to_owned(),
+        };
+        let node = format!("*2\r\n${}\r\n{host}\r\n:1\r\n", host.len());
+        let map = format!("*1\r\n*4\r\n:0\r\n:16383\r\n{node}{node}");
+        let seed = move |command: &[String]| match command.get(1).map(String::as_str) {
+            Some("SLOTS") => map.clone(),
+            _ => "-ERR unknown\r\n".to_owned(),
+        };
+        for (scheme, fake) in [("redis+sentinel", liar(sentinel)), ("redis+cluster", liar(seed))] {
+            let url =
+                format!("{scheme}://{}/{}", fake.address(), if scheme.ends_with('l') { "m" } else { "" });
+            let builder = LockManager::builder(&url).tolerate_outage(ANSWER).connect_timeout(LONG);
+            let locks = builder.build_unchecked().expect("sends nothing");
+            let error = locks.try_lock("a").expect_err("no such server");
+            let first: &dyn std::error::Error = &error;
+            for error in std::iter::successors(Some(first), |error| error.source()) {
+                let text = error.to_string();
+                assert!(!text.contains("ERROR") && !text.contains(char::is_control), "{text:?}");
+                assert!(text.len() < 250, "{text:?}");
+            }
+        }
+    }
+}
+
+fn liar(script: impl Fn(&[String]) -> String + Send + Sync + 'static) -> FakeServer {
+    FakeServer::start(move |command| {
+        Reply::Bytes(if command.is_empty() { Vec::new() } else { script(command).into_bytes() })
+    })
 }
 
 /// The lie says that the lock is busy and has no holder. No real Redis replies that.
