@@ -131,10 +131,7 @@
 //! system may drop that map first. Once the map is gone:
 //!
 //! - a thread that takes a lock again waits for itself;
-//! - a lock that the thread takes is not renewed;
-//! - releasing a lock returns [`Error::Unconfirmed`], and the keeper's thread deletes the key, but
-//!   not before the time that [`keep_at_least`](Lock::keep_at_least) asks for. If the manager ends
-//!   at the same time, the key exists until its lease ends.
+//! - a lock that the thread takes is not renewed.
 //!
 //! Each manager has up to four threads of its own, and with sentinels up to five:
 //!

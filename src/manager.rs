@@ -112,11 +112,8 @@ impl LockManager {
     /// comes *behind* one that is still to be taken, the order is broken: then only a limited wait,
     /// or [`Error::WouldDeadlock`] within a process, ends a deadlock.
     ///
-    /// For n free locks, sends n `SET`s in one round trip, in a cluster in one for each node that
-    /// has some of the keys. (With [`replicas`](crate::Builder::replicas), one lock after the
-    /// other.) If one of them is busy, those behind it are deleted again, and the wait for the busy
-    /// one is that of [`lock`](LockManager::lock). (For a moment, they look busy to others.) The
-    /// release is one round trip for each node, too.
+    /// Each lock is taken as by [`lock`](LockManager::lock), and released as by
+    /// [`unlock`](LockGuard::unlock): n free locks cost 2n commands, one after the other.
     ///
     /// ```no_run
     /// # use std::time::Duration;
@@ -130,8 +127,9 @@ impl LockManager {
     /// # }
     /// ```
     ///
-    /// If locks have to be given back, the call takes longer by that, at most by the response
-    /// timeout. A [`Stop`](crate::Stop) does not end this wait; a
+    /// If locks have to be given back and the time is over, the call takes longer by that, at most by
+    /// 100 ms; without a limit, by the response timeout. What has no answer by then is given back in
+    /// the background. A [`Stop`](crate::Stop) does not end this wait; a
     /// [shutdown](LockManager::shutdown) does.
     ///
     /// # Errors
@@ -261,7 +259,9 @@ impl LockManager {
     /// after.
     ///
     /// Sends one compare-and-delete for each lock, and blocks for at most the response timeout
-    /// longer than `shutdown`. Keys that could not be deleted expire with their leases.
+    /// longer than `shutdown`, or by one answer longer if a command is under way by then: its thread
+    /// gets no lock, and gives back what that command took. Keys that could not be deleted expire
+    /// with their leases.
     #[must_use = "the list says whose work may be half done"]
     pub fn shutdown_and_release(&self, limit: Duration) -> Vec<HeldLock> {
         self.session.shutdown_and_release(limit)

@@ -1,7 +1,6 @@
 //! Giving a lock back: the order of the steps, compare and delete, and what the answer means.
 
 use std::ops::ControlFlow;
-use std::sync::Arc;
 use std::time::Duration;
 
 use crate::base::backoff::Backoff;
@@ -16,9 +15,8 @@ use crate::keeping::orphans::OrphanKey;
 use crate::store::{ClaimReply, Compared, Failure, Fate, Store};
 use crate::waiting::handoff::{Claim, HandoffOutcome};
 use crate::waiting::queues::Turn;
-use crate::waiting::waiter::Waiter;
 
-/// Gives a lock back within `limit` from `now` on. `ask` sends one try of the release to Redis.
+/// Gives a lock back by the deadline. `ask` sends one try of the release to Redis.
 ///
 /// `local_handoff` says how long threads of this process may hand the lock off among themselves.
 /// `None`: the lock stays taken for a while, so no thread gets it, and nothing deletes its key
@@ -31,106 +29,38 @@ pub(crate) fn give_back(
     hold: &Hold,
     turn: Turn,
     local_handoff: Option<Duration>,
-    limit: Duration,
-    now: Moment,
+    deadline: Moment,
     ask: impl FnMut(Option<&Claim>, &mut HandoffOutcome, Moment) -> Result<Compared, Failure>,
 ) -> Result<(), Error> {
-    begin(keeper, hold, turn, local_handoff, limit, now).finish(keeper, ask)
-}
-
-/// A release whose command is to be sent next.
-#[derive(Debug)]
-pub(crate) struct Begun<'a> {
-    release: Release<'a>,
-    turn: Turn,
-    /// The thread to hand off to.
-    next: Option<Arc<Waiter>>,
-    /// When the release began.
-    began: Moment,
-}
-
-/// The steps of a release before its command: see [`give_back`].
-pub(crate) fn begin<'a>(
-    keeper: &Keeper,
-    hold: &'a Hold,
-    turn: Turn,
-    local_handoff: Option<Duration>,
-    limit: Duration,
-    now: Moment,
-) -> Begun<'a> {
+    let began = Moment::now();
     // 1. Choose the thread to hand off to, and keep the turn for it. If this came later, the claim
     //    could not go out with the release, and each turn would cost one more round trip.
-    let next = turn.hand_off(local_handoff.unwrap_or_default(), now, now.after(limit));
+    let next = turn.hand_off(local_handoff.unwrap_or_default(), began, deadline);
 
     // 2. Close the hold, so that no thread trusts it any more. If this came after step 3, the
     //    holder would trust a lock that another process may have by then. The keeper would find the
     //    key gone, and report our own release as a loss.
-    let valid_until = keeper.work.lock().leases.close(hold, now);
-    keeper.counters.given_back(now.since(hold.acquired.answered));
+    let valid_until = keeper.work.lock().leases.close(hold, began);
+    keeper.counters.given_back(began.since(hold.acquired.answered));
 
+    // 3. Delete the key in Redis; the next thread's claim goes out behind the deletion.
     let deletes = local_handoff.is_some();
-    let release = Release { hold, valid_until, deadline: now.after(limit), deletes, maybe_done: false };
-    Begun { release, turn, next, began: now }
-}
+    let mut release = Release { hold, valid_until, began, deadline, deletes, maybe_done: false };
+    let mut handed = HandoffOutcome::NotTaken;
+    let outcome = release.run(next.as_ref().map(|next| &next.claim), &mut handed, ask);
 
-impl Begun<'_> {
-    /// The claim of another thread goes out with the command.
-    pub(crate) fn hands_off(&self) -> bool {
-        self.next.is_some()
+    release.conclude(keeper, &turn, &outcome);
+
+    // 7. End the turn. If this came before step 3, the next thread would compete with this
+    //    release. If it came before step 4, the next thread could hold the lock while this hold
+    //    does not count as over yet.
+    if let Some(next) = next
+        && let Some((Claim { token, lease, .. }, may_reappear)) = turn.settle(&next, handed)
+    {
+        let (redis_key, gone_by) = (hold.key.in_redis().to_owned(), lease.gone_by(Moment::now()));
+        keeper.delete_later(OrphanKey { redis_key, token, gone_by, may_reappear });
     }
-
-    /// The command of the release, and the steps after it: see [`give_back`].
-    pub(crate) fn finish(
-        self,
-        keeper: &Keeper,
-        ask: impl FnMut(Option<&Claim>, &mut HandoffOutcome, Moment) -> Result<Compared, Failure>,
-    ) -> Result<(), Error> {
-        let Begun { release, turn, next, began } = self;
-        let (hold, valid_until, deletes) = (release.hold, release.valid_until, release.deletes);
-        let claim = next.as_ref().map(|next| &next.claim);
-        let mut handed = HandoffOutcome::NotTaken;
-
-        // 3. Delete the key in Redis; the next thread's claim goes out behind the deletion.
-        let Outcome { result, answered } = release.run(claim, &mut handed, ask);
-
-        // 4. Record how the hold ended. If this came before step 3, the first thread in the queue
-        //    would see that the hold is over, and ask Redis for a key that still exists.
-        match &result {
-            Ok(()) | Err(Error::Unconfirmed { .. }) => hold.mark_released(),
-            Err(_) => keeper.report_loss(hold),
-        }
-
-        // 5. Have the keeper delete what may be left of the key. If this came before step 3, the
-        //    keeper could delete the key first, and the answer to our own release would look like a
-        //    loss. Even if the lease has run out by our clock, the key may exist: a renewal without
-        //    an answer may have extended it. A key that was to be kept stays until its time.
-        let outlived = matches!(result, Err(Error::Lost { cause: LostCause::Expired, .. }));
-        if !answered || outlived && hold.gone_by() > began {
-            delete_from(keeper, hold, if deletes { Moment::now() } else { hold.keep_until() });
-        }
-
-        // 6. If the hold was over before step 2, wake this process's waiter. The waiter may have
-        //    taken the turn when the lease ran out, and have asked over the connection that has now
-        //    deleted the key. Because of `NOLOOP`, Redis sends no invalidation then. The same is
-        //    true if the waiter had the turn all along, since this hold was adopted outside of the
-        //    queue. If this came before step 3, the waiter would find the key and sleep again.
-        if valid_until.is_none() || turn.is_outside() {
-            keeper.listeners.wakeups.wake(hold.key.in_redis().as_bytes());
-        }
-
-        // 7. End the turn. If this came before step 3, the next thread would compete with this
-        //    release. If it came before step 4, the next thread could hold the lock while this hold
-        //    does not count as over yet.
-        let Some(next) = next else {
-            turn.end(keeper.store.clock(began));
-            return result;
-        };
-        if let Some((Claim { token, lease, .. }, may_reappear)) = turn.settle(&next, handed) {
-            let (redis_key, gone_by) = (hold.key.in_redis().to_owned(), lease.gone_by(Moment::now()));
-            keeper.delete_later(OrphanKey { redis_key, token, gone_by, may_reappear });
-        }
-        result
-    }
+    outcome.result
 }
 
 /// Has the keeper delete what a hold may have left in Redis, but not before this moment. (A renewal
@@ -182,8 +112,10 @@ pub(crate) fn remove(
 pub(crate) fn keep(store: &Store, hold: &Hold, deadline: Moment) -> Result<Compared, Failure> {
     let key = hold.key.in_redis();
     let mut connection = store.checkout(key, deadline)?;
-    // A lease is whole milliseconds. If the fraction were cut off, the key would expire too soon.
-    let rest = Lease::new(hold.keep_until().since(Moment::now()) + Duration::from_nanos(999_999));
+    // A lease is whole milliseconds. If the fraction were cut off, the key would expire too soon. If
+    // the time is over by now, the key has to end; Redis refuses an expiry of zero.
+    let rest = hold.keep_until().since(Moment::now()).max(Duration::from_nanos(1));
+    let rest = Lease::new(rest + Duration::from_nanos(999_999));
     connection.keep(key, &hold.token, rest.millis(), deadline)
 }
 
@@ -194,6 +126,7 @@ pub(crate) struct Release<'a> {
     /// When the validity of the hold would have ended. `None` if the hold was over when the release
     /// began.
     valid_until: Option<Moment>,
+    began: Moment,
     deadline: Moment,
     /// False if the lock stays taken for a while.
     deletes: bool,
@@ -213,7 +146,7 @@ impl Release<'_> {
     /// Repeats the release until Redis answers, another try would not help, or the next try would
     /// come after the deadline.
     fn run(
-        mut self,
+        &mut self,
         claim: Option<&Claim>,
         handed: &mut HandoffOutcome,
         mut ask: impl FnMut(Option<&Claim>, &mut HandoffOutcome, Moment) -> Result<Compared, Failure>,
@@ -224,22 +157,50 @@ impl Release<'_> {
             // that went out with it.
             let claim = claim.filter(|_| *handed == HandoffOutcome::NotTaken);
             let answer = ask(claim, handed, self.deadline);
-            match self.next(answer, &mut backoff, Moment::now) {
+            match self.next(answer, &mut backoff, Moment::now()) {
                 ControlFlow::Break(released) => return released,
                 ControlFlow::Continue(pause) => thread::sleep(pause),
             }
         }
     }
 
+    /// The steps between the answer to a release and the end of its turn: see [`give_back`].
+    fn conclude(&self, keeper: &Keeper, turn: &Turn, outcome: &Outcome) {
+        // 4. Record how the hold ended. If this came before step 3, the first thread in the queue
+        //    would see that the hold is over, and ask Redis for a key that still exists.
+        match &outcome.result {
+            Ok(()) | Err(Error::Unconfirmed { .. }) => self.hold.mark_released(),
+            Err(_) => keeper.report_loss(self.hold),
+        }
+
+        // 5. Have the keeper delete what may be left of the key. If this came before step 3, the
+        //    keeper could delete the key first, and the answer to our own release would look like a
+        //    loss. Even if the lease has run out by our clock, the key may exist: a renewal without
+        //    an answer may have extended it. A key that was to be kept stays until its time.
+        let outlived = matches!(outcome.result, Err(Error::Lost { cause: LostCause::Expired, .. }));
+        if !outcome.answered || outlived && self.hold.gone_by() > self.began {
+            delete_from(keeper, self.hold, if self.deletes { Moment::now() } else { self.hold.keep_until() });
+        }
+
+        // 6. If the hold was over before step 2, wake this process's waiter. The waiter may have
+        //    taken the turn when the lease ran out, and have asked over the connection that has now
+        //    deleted the key. Because of `NOLOOP`, Redis sends no invalidation then. The same is
+        //    true if the waiter had the turn all along: this hold was adopted outside of the queue,
+        //    or its thread is ending. If this came before step 3, the waiter would find the key and
+        //    sleep again.
+        if self.valid_until.is_none() || turn.is_outside() {
+            keeper.listeners.wakeups.wake(self.hold.key.in_redis().as_bytes());
+        }
+    }
+
     /// Handles the answer to a try, or its failure. Returns the end of the release, or the pause
     /// before the next try. After the first lost answer there is no pause: the next try goes over
-    /// another connection. (The clock is read only where its time counts: not after a release that
-    /// went well.)
+    /// another connection.
     fn next(
         &mut self,
         answer: Result<Compared, Failure>,
         backoff: &mut Backoff,
-        now: impl Fn() -> Moment,
+        now: Moment,
     ) -> ControlFlow<Outcome, Duration> {
         let failure = match answer {
             Ok(compared) => {
@@ -249,7 +210,6 @@ impl Release<'_> {
         };
         debug!(target: "relatch::release", "releasing lock {:?}: {failure:?}", self.hold.key.name());
         let is_lost = matches!(failure.fate(), Fate::Unknown { .. });
-        let now = now();
         let pause = if is_lost && !self.maybe_done { Duration::ZERO } else { backoff.pause() };
         self.maybe_done |= is_lost;
         if failure.can_pass() && now.after(pause) < self.deadline {
@@ -269,14 +229,14 @@ impl Release<'_> {
     /// earlier try had no answer (`maybe_done`), that try may have deleted the key, so a hold whose
     /// validity has not ended counts as released. But a key that was to be kept would still be
     /// there: if it is gone before its time, nothing is kept.
-    fn judge(&self, compared: Compared, now: impl Fn() -> Moment) -> Result<(), Error> {
+    fn judge(&self, compared: Compared, now: Moment) -> Result<(), Error> {
         if self.hold.token_was_gone() {
             return Err(self.hold.lose(LostCause::Expired)); // A recorded cause stays.
         }
         let cause = match (compared, self.valid_until) {
             (Compared::Done, _) => return Ok(()),
-            (_, Some(until)) if until <= now() => return Err(self.ran_out_on_the_way()),
-            (_, Some(_)) if self.maybe_done && (self.deletes || self.hold.keep_until() <= now()) => {
+            (_, Some(until)) if until <= now => return Err(self.ran_out_on_the_way()),
+            (_, Some(_)) if self.maybe_done && (self.deletes || self.hold.keep_until() <= now) => {
                 return Ok(());
             }
             (Compared::Absent, Some(_)) => LostCause::Deleted,
@@ -356,7 +316,8 @@ mod tests {
     use Timing::{InTime, Over, ValidButAnsweredLate};
 
     fn release_of(hold: &Hold, valid_until: Option<Moment>) -> Release<'_> {
-        Release { hold, valid_until, deadline: Moment::NEVER, deletes: true, maybe_done: false }
+        let (began, deadline) = (Moment::now(), Moment::NEVER);
+        Release { hold, valid_until, began, deadline, deletes: true, maybe_done: false }
     }
 
     /// How the release of a hold ends. `lost_before`: the hold was lost before the release, with
@@ -374,7 +335,7 @@ mod tests {
         let valid_until = valid_until.or((time != Over).then_some(end_of_hold));
         let late = u64::from(time != InTime);
         let answered = Moment::from_nanos(end_of_hold.as_nanos() - 1 + late);
-        end(&Release { maybe_done, ..release_of(&hold, valid_until) }.judge(compared, || answered))
+        end(&Release { maybe_done, ..release_of(&hold, valid_until) }.judge(compared, answered))
     }
 
     #[test]
@@ -408,7 +369,7 @@ mod tests {
             let hold = sample_with("a", &options, sent);
             let valid_until = Some(hold.valid_until());
             let keeping = Release { deletes: false, maybe_done: true, ..release_of(&hold, valid_until) };
-            end(&keeping.judge(compared, || answered))
+            end(&keeping.judge(compared, answered))
         };
         let until = sent.after(LEASE / 2);
         let before = Moment::from_nanos(until.as_nanos() - 1);
@@ -439,7 +400,7 @@ mod tests {
             assert!(!hold.is_valid(Moment::now()));
             hold.lose(Expired);
             assert!(!on_renewal(&hold, Lease::new(LEASE), compared, Moment::now(), Moment::now()));
-            let result = release_of(&hold, None).judge(Compared::Done, Moment::now);
+            let result = release_of(&hold, None).judge(Compared::Done, Moment::now());
             assert_eq!(end(&result), Lost(Expired), "{compared:?}");
         }
     }
@@ -464,7 +425,7 @@ mod tests {
         let hold = sample("a", LEASE, Moment::now());
         let mut release = release_of(&hold, Some(hold.valid_until()));
         let mut backoff = Backoff::after_failure();
-        let mut pause = |failure| match release.next(Err(failure), &mut backoff, Moment::now) {
+        let mut pause = |failure| match release.next(Err(failure), &mut backoff, Moment::now()) {
             ControlFlow::Continue(pause) => pause,
             ControlFlow::Break(released) => panic!("{released:?}"),
         };
@@ -472,7 +433,7 @@ mod tests {
         assert!(pause(Failure::not_sent("refused")) >= shortest, "the server is not there");
         assert_eq!(pause(lost_answer()), Duration::ZERO);
         assert!(pause(lost_answer()) >= shortest);
-        let ControlFlow::Break(released) = release.next(Ok(Compared::Absent), &mut backoff, Moment::now)
+        let ControlFlow::Break(released) = release.next(Ok(Compared::Absent), &mut backoff, Moment::now())
         else {
             panic!("Redis has answered");
         };
@@ -486,7 +447,7 @@ mod tests {
         let mut backoff = Backoff::after_failure();
         let mut end_at = |valid_until, failure, now| {
             let mut release = Release { deadline, ..release_of(&hold, valid_until) };
-            match release.next(Err(failure), &mut backoff, || now) {
+            match release.next(Err(failure), &mut backoff, now) {
                 ControlFlow::Break(Outcome { result: Err(error), answered: false }) => Some(error),
                 ControlFlow::Break(released) => panic!("{released:?}"),
                 ControlFlow::Continue(_) => None,
@@ -508,7 +469,7 @@ mod tests {
         let next = release_of(&hold, Some(hold.valid_until())).next(
             Err(Failure::Refused(refusal)),
             &mut Backoff::after_failure(),
-            Moment::now,
+            Moment::now(),
         );
         assert!(matches!(next, ControlFlow::Break(Outcome { answered: false, .. })));
     }
@@ -518,7 +479,7 @@ mod tests {
         let hold = sample("a", LEASE, Moment::now());
         let next = Claim { token: "next".into(), lease: Lease::new(LEASE), counter: None };
         let (mut handed, mut sent) = (HandoffOutcome::NotTaken, Vec::new());
-        let release = release_of(&hold, Some(hold.valid_until()));
+        let mut release = release_of(&hold, Some(hold.valid_until()));
         let released = release.run(Some(&next), &mut handed, |claim, handed, _| {
             sent.push(claim.is_some());
             if sent.len() == 2 {

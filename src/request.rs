@@ -52,7 +52,8 @@ impl Request<'_> {
     }
 
     fn enter(&self, limit: Option<Duration>) -> Result<LockGuard, Error> {
-        let held = self.session.enter(self.name, self.options, limit, self.stop)?;
+        let patience = self.session.patience(limit);
+        let held = self.session.enter(self.name, self.options, &patience, self.stop)?;
         Ok(LockGuard::new(Arc::clone(self.session), held))
     }
 

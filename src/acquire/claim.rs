@@ -95,9 +95,9 @@ impl<'a> PendingClaim<'a> {
         self.given_up.is_some()
     }
 
-    /// Asks Redis once, at this moment.
-    pub(super) fn ask(&mut self, ask: Ask, now: Moment) -> Attempt {
-        let mut since = now;
+    /// Asks Redis once.
+    pub(super) fn ask(&mut self, ask: Ask) -> Attempt {
+        let mut since = Moment::now();
         let answer = match ask {
             Ask::Look => self.look(),
             Ask::Claim => self.claim(false, &mut since),
@@ -117,7 +117,7 @@ impl<'a> PendingClaim<'a> {
         let mut connection = store.checkout(key.in_redis(), self.deadline)?;
         let listener = connection.node().filter(|_| self.tracks).and_then(|node| listeners.of(node));
         let number = listener.as_ref().and_then(|listener| listener.client_id());
-        let sent = store.clock(*since);
+        let sent = Moment::now();
         if connection.answered_since(*since) {
             *since = sent;
         }
@@ -127,7 +127,7 @@ impl<'a> PendingClaim<'a> {
         let mut answer = if look {
             connection.claim_or_look(wanted, number, self.tracks, deadline)
         } else {
-            connection.claim(wanted, sent, deadline).map(|reply| (reply, Tracking::Off))
+            connection.claim(wanted, deadline).map(|reply| (reply, Tracking::Off))
         };
         if let (Ok((ClaimReply::Busy(Some(holder)), _)), Some(given_up)) = (&answer, &self.given_up)
             && holder.raw() == given_up
@@ -184,8 +184,8 @@ impl<'a> PendingClaim<'a> {
         fence: Option<u64>,
         sent: Moment,
     ) -> Result<Answer, Failure> {
-        let AcquireContext { store, key, lease, .. } = *self.context;
-        let answered = store.clock(sent);
+        let AcquireContext { key, lease, .. } = *self.context;
+        let answered = Moment::now();
         let Some(token) = self.token.take_if(|_| answered < lease.valid_until(sent)) else {
             warn!(
                 target: "relatch::acquire",

@@ -22,7 +22,6 @@ use crate::base::machine;
 use crate::base::options::Lease;
 use crate::base::owner::Owner;
 use crate::base::stats::Counters;
-use crate::base::sync::thread;
 use crate::hold::AcquiredAt;
 use crate::keeping::keeper::Keeper;
 use crate::store::{Cause, Compared, Failure, Store};
@@ -98,7 +97,7 @@ pub(crate) fn acquire(
     }
     let mut pending = PendingClaim::new(context, claim, handed, !patience.once, patience.deadline);
     let has_given_up = pending.has_given_up();
-    ask_until_taken(context, patience, joined, has_given_up, |ask, now| pending.ask(ask, now))
+    ask_until_taken(context, patience, joined, has_given_up, |ask| pending.ask(ask))
 }
 
 /// Calls `attempt` until the lock is taken, or until the wait ends without it.
@@ -110,22 +109,12 @@ pub(crate) fn ask_until_taken(
     patience: &Patience,
     joined: &Joined,
     has_given_up: bool,
-    mut attempt: impl FnMut(Ask, Moment) -> Attempt,
+    attempt: impl FnMut(Ask) -> Attempt,
 ) -> Result<Taken, Error> {
-    // Most locks are free. What a wait needs is made once the first attempt has not taken the lock.
-    let is_plain = joined.start.asks_at_once() && !expects_busy(patience, joined, has_given_up);
-    let mut first = None;
-    if is_plain {
-        (context.is_vain)(None, false).map_err(|vain| vain.error(context.key))?;
-        match attempt(Ask::Claim, joined.start.at) {
-            Attempt { answer: Ok(Answer::Taken(taken)), .. } => return Ok(taken),
-            tried => first = Some(tried),
-        }
-    }
     let (lease, attempts) = (context.lease.time(), joined.start.attempts.clone());
     let progress = Progress::new(patience, lease, context.poll_every, attempts);
     let acquisition = Acquisition { context, patience, joined, progress, registration: None };
-    acquisition.run(has_given_up, first, attempt)
+    acquisition.run(has_given_up, attempt)
 }
 
 /// True if the lock is probably busy, so that the first attempt also asks who has it.
@@ -144,18 +133,12 @@ struct Acquisition<'a> {
 }
 
 impl Acquisition<'_> {
-    /// `first` is the first attempt, if it was made already.
     fn run(
         mut self,
-        has_given_up: bool,
-        first: Option<Attempt>,
-        mut attempt: impl FnMut(Ask, Moment) -> Attempt,
+        mut has_given_up: bool,
+        mut attempt: impl FnMut(Ask) -> Attempt,
     ) -> Result<Taken, Error> {
-        let mut has_given_up = first.as_ref().map_or(has_given_up, |first| first.has_given_up);
-        let mut next = match first {
-            Some(first) => self.judge(first),
-            None => Err(self.first_step(has_given_up)),
-        };
+        let mut next = Err(self.first_step(has_given_up));
         loop {
             let step = match next {
                 Ok(taken) => return Ok(taken),
@@ -164,18 +147,14 @@ impl Acquisition<'_> {
             if let Some(end) = self.take(step) {
                 return Err(self.error(end));
             }
-            let now = Moment::now();
-            self.joined.turn.asks(now);
-            // Earlier wake-ups are forgotten: the answer to this attempt is newer than the changes
-            // that caused them.
-            if self.registration.as_ref().is_some_and(Registration::forget) {
-                self.progress.woken();
-            }
+            self.joined.turn.asks(Moment::now());
+            // The answer to this attempt is newer than the changes that caused earlier wake-ups.
+            self.forget_wake_ups();
             // A wait that is stopped from here on leaves a wake-up, so the next sleep ends at once.
             if let Err(vain) = (self.context.is_vain)(None, false) {
                 return Err(self.error(End::Vain(vain)));
             }
-            let tried = attempt(self.progress.ask(has_given_up), now);
+            let tried = attempt(self.progress.ask(has_given_up));
             has_given_up = tried.has_given_up;
             next = self.judge(tried);
         }
@@ -217,25 +196,34 @@ impl Acquisition<'_> {
                 self.register();
                 return None;
             }
-            Step::Sleep { until } => self.sleep(until),
+            Step::Sleep { until } => {
+                (self.context.sleeps)(self.progress.holder());
+                self.sleep(until);
+            }
             Step::Wait { until, tracked, long } => self.wait(until, tracked, long),
             Step::GiveUp(end) => return Some(end),
         }
         self.progress.slept(Moment::now())
     }
 
-    fn register(&mut self) -> &Registration<'_> {
+    fn register(&mut self) {
         let AcquireContext { listeners, key, .. } = *self.context;
-        self.registration.get_or_insert_with(|| listeners.wakeups.register(key.in_redis()))
+        self.registration.get_or_insert_with(|| listeners.wakeups.register(key.in_redis()));
     }
 
     /// Sleeps until `until`, whatever happens to the key. Only a stop ends this sleep.
     fn sleep(&mut self, until: Moment) {
-        (self.context.sleeps)(self.progress.holder());
-        let is_vain = self.context.is_vain;
-        let registration = self.register();
-        while is_vain(None, false).is_ok() && registration.wait(until) {
-            registration.forget();
+        self.register();
+        while (self.context.is_vain)(None, false).is_ok()
+            && self.registration.as_ref().is_some_and(|registration| registration.wait(until))
+        {
+            self.forget_wake_ups();
+        }
+    }
+
+    fn forget_wake_ups(&mut self) {
+        if self.registration.as_ref().is_some_and(Registration::forget) {
+            self.progress.woken();
         }
     }
 
@@ -272,9 +260,9 @@ impl Acquisition<'_> {
     }
 
     /// Leaves the lock to other processes for the time `nap`.
-    fn nap(&self, nap: Duration) {
+    fn nap(&mut self, nap: Duration) {
         if !nap.is_zero() {
-            sleep_until(self.progress.nap_until(nap, Moment::now()));
+            self.sleep(self.progress.nap_until(nap, Moment::now()));
         }
     }
 
@@ -390,10 +378,6 @@ impl Acquisition<'_> {
     }
 }
 
-fn sleep_until(until: Moment) {
-    thread::sleep(until.since(Moment::now()));
-}
-
 #[cfg(test)]
 mod tests {
     use std::time::Instant;
@@ -451,7 +435,7 @@ mod tests {
             let turn =
                 self.keeper.queues.join(self.key.name(), patience, |_, _| Ok(()), |_| true, |_| (), no_claim);
             let turn = turn.expect("nobody is in the queue");
-            let taken = ask_until_taken(&self.context(), patience, &turn, false, |ask, _| {
+            let taken = ask_until_taken(&self.context(), patience, &turn, false, |ask| {
                 asked.push(ask);
                 let answer = answers.next().expect("there are more attempts than answers");
                 Attempt { since: Moment::now(), answer, has_given_up: false }
@@ -573,27 +557,28 @@ mod tests {
         assert!(matches!(silent, Err(Error::Unavailable { .. })), "{silent:?}");
     }
 
-    /// Takes the lock with a start that is changed. Returns when the turn started, and what the
-    /// attempts asked at which moments.
+    /// Takes the lock with a start that is changed. Returns what the attempts asked at which
+    /// moments.
     fn starts(
         rig: &Rig,
         patience: &Patience,
         given_up: bool,
         change: impl FnOnce(&mut Joined),
-    ) -> (Moment, Vec<(Ask, Moment)>) {
+    ) -> Vec<(Ask, Moment)> {
         let queues = &rig.keeper.queues;
         let mut joined = queues
             .join(rig.key.name(), patience, |_, _| Ok(()), |_| true, |_| (), || unreachable!())
             .unwrap();
         change(&mut joined);
         let mut asked = Vec::new();
-        let result = ask_until_taken(&rig.context(), patience, &joined, given_up, |ask, now| {
+        let result = ask_until_taken(&rig.context(), patience, &joined, given_up, |ask| {
+            let now = Moment::now();
             asked.push((ask, now));
             let answer = if asked.len() == 1 { busy_by_nobody() } else { taken() };
             Attempt { since: now, answer: Ok(answer), has_given_up: false }
         });
         assert!(result.is_ok() || patience.once, "{result:?}");
-        (joined.start.at, asked)
+        asked
     }
 
     #[test]
@@ -601,7 +586,7 @@ mod tests {
         let rig = Rig::new();
         let joined = rig.keeper.queues.join_free(rig.key.name());
         let context = AcquireContext { is_vain: &|_, _| Err(Vain::Stopped), ..rig.context() };
-        let taken = ask_until_taken(&context, &soon(), &joined, false, |_, _| panic!("it was stopped"));
+        let taken = ask_until_taken(&context, &soon(), &joined, false, |_| panic!("it was stopped"));
         assert!(matches!(taken, Err(Error::Stopped { .. })), "{taken:?}");
     }
 
@@ -610,7 +595,7 @@ mod tests {
         let rig = Rig::new();
         let once = Patience { once: true, ..soon() };
         let first = |patience: &Patience, given_up, crowded| {
-            starts(&rig, patience, given_up, |joined| joined.start.crowded = crowded).1[0].0
+            starts(&rig, patience, given_up, |joined| joined.start.crowded = crowded)[0].0
         };
         assert_eq!(first(&soon(), false, false), Ask::Claim);
         assert_eq!(first(&soon(), false, true), Ask::ClaimOrLook);
@@ -624,42 +609,34 @@ mod tests {
         let rig = Rig::new();
         let nap = Duration::from_millis(30);
         let asked_after = |patience: &Patience| {
-            let (at, asked) = starts(&rig, patience, false, |joined| joined.start.nap = nap);
-            asked[0].1.since(at)
+            let began = Moment::now();
+            starts(&rig, patience, false, |joined| joined.start.nap = nap)[0].1.since(began)
         };
         assert!(asked_after(&soon()) >= nap);
         assert!(asked_after(&Patience { once: true, ..soon() }) < nap);
     }
 
     #[test]
-    fn an_attempt_counts_from_its_own_beginning() {
+    fn a_nap_ends_when_the_wait_is_stopped() {
         let rig = Rig::new();
-        let patience = Patience { began: Moment::now(), ..soon() };
-        sleep_until(patience.began.after(Duration::from_millis(2)));
-        let (at, asked) =
-            starts(&rig, &patience, false, |_| sleep_until(Moment::now().after(Duration::from_millis(2))));
-        assert_eq!(asked[0].1, at, "the queue knows since then that the thread asks");
-        assert!(asked[1].1 > at);
-    }
-
-    #[test]
-    fn a_silence_begins_with_the_attempt_and_not_with_the_turn() {
-        let rig = Rig::new();
-        let queues = &rig.keeper.queues;
-        let mut joined = queues.join_free(rig.key.name());
-        joined.start.at = joined.start.at.before(Duration::from_secs(60));
-        let mut attempts = 0;
-        ask_until_taken(&rig.context(), &soon(), &joined, false, |_, now| {
-            attempts += 1;
-            let patience = until(Moment::now().after(Duration::from_millis(5)));
-            if attempts > 1 {
-                let told = queues.join(rig.key.name(), &patience, |_, _| Ok(()), |_| false, |_| (), claim);
-                assert!(matches!(told, Err(NoTurn::Busy(None))), "{told:?}");
-            }
-            let answer = if attempts == 1 { busy_by_nobody() } else { taken() };
-            Attempt { since: now, answer: Ok(answer), has_given_up: false }
-        })
-        .unwrap();
+        let mut joined = rig.keeper.queues.join_free(rig.key.name());
+        joined.start.nap = Duration::from_secs(100);
+        let stopped = std::sync::atomic::AtomicBool::new(false);
+        let is_stopped = || stopped.load(std::sync::atomic::Ordering::Acquire);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                stopped.store(true, std::sync::atomic::Ordering::Release);
+                while is_stopped() {
+                    rig.keeper.listeners.wakeups.wake(rig.key.in_redis().as_bytes());
+                }
+            });
+            let is_vain = |_: Option<&Holder>, _| if is_stopped() { Err(Vain::Stopped) } else { Ok(()) };
+            let context = AcquireContext { is_vain: &is_vain, ..rig.context() };
+            let long = until(Moment::now().after(Duration::from_secs(300)));
+            let taken = ask_until_taken(&context, &long, &joined, false, |_| panic!("it was stopped"));
+            assert!(matches!(taken, Err(Error::Stopped { .. })), "{taken:?}");
+            stopped.store(false, std::sync::atomic::Ordering::Release);
+        });
     }
 
     #[test]
@@ -668,7 +645,7 @@ mod tests {
         let queues = &rig.keeper.queues;
         let joined = queues.join_free(rig.key.name());
         let mut attempts = 0;
-        let result = ask_until_taken(&rig.context(), &soon(), &joined, false, |_, now| {
+        let result = ask_until_taken(&rig.context(), &soon(), &joined, false, |_| {
             attempts += 1;
             let (began, outage) = (Moment::now(), Duration::from_millis(20));
             let patience =
@@ -678,7 +655,7 @@ mod tests {
             let told = queues.join(rig.key.name(), &patience, is_vain, |_| false, |_| (), claim);
             assert!(matches!(told, Err(NoTurn::Outage(None))), "attempt {attempts}: {told:?}");
             let answer = if attempts == 1 { busy_by_nobody() } else { taken() };
-            Attempt { since: now, answer: Ok(answer), has_given_up: false }
+            Attempt { since: began, answer: Ok(answer), has_given_up: false }
         });
         assert!(result.is_ok() && attempts == 2, "{result:?}");
     }

@@ -8,7 +8,6 @@ pub(crate) mod metrics;
 pub(crate) mod emit;
 pub(crate) mod stop;
 pub(crate) mod options;
-pub(crate) mod hash;
 pub(crate) mod key;
 pub(crate) mod error;
 mod questions;

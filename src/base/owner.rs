@@ -1,6 +1,5 @@
 //! Tokens, and the owner that a token names: host, process and thread.
 
-use std::cell::RefCell;
 use std::fmt;
 use std::io;
 use std::sync::Arc;
@@ -13,9 +12,6 @@ const MAX_HOST: usize = 64;
 
 /// Hex digits in a token's nonce: 128 bits.
 const NONCE_DIGITS: usize = 32;
-
-/// The greatest length in bytes of a process id and a thread's number, with three hyphens.
-const NUMBERS_LENGTH: usize = 33;
 
 /// The host, process and thread that hold a lock: the readable part of a token.
 ///
@@ -102,65 +98,9 @@ impl fmt::Display for Owner {
 /// first eight digits of the nonce identify the machine (see `machine`). The other 96 bits are
 /// random.
 pub(crate) fn fresh_token(owner: &Owner, machine: &str) -> io::Result<String> {
-    let nonce = if seeded_bugs::is_in("no nonce") { 0 } else { random::bits()? };
-    Ok(token_with(owner, machine, nonce))
+    let random = if seeded_bugs::is_in("no nonce") { 0 } else { random::bits()? >> 32 };
+    Ok(format!("{owner}-{machine}{random:024x}"))
 }
-
-/// The beginning of a token: all but the random part of its nonce.
-#[derive(Debug)]
-struct Beginning {
-    owner: Owner,
-    machine: String,
-    text: String,
-}
-
-thread_local! {
-    /// That of this thread's last token. Writing it takes longer than all the rest of a token.
-    static BEGINNING: RefCell<Option<Beginning>> = const { RefCell::new(None) };
-}
-
-impl Beginning {
-    fn new(owner: &Owner, machine: &str) -> Beginning {
-        let text = format!("{owner}-{machine}");
-        Beginning { owner: owner.clone(), machine: machine.to_owned(), text }
-    }
-
-    fn is_of(&self, owner: &Owner, machine: &str) -> bool {
-        self.owner == *owner && self.machine == machine
-    }
-}
-
-/// Makes a token with this nonce. Its first 32 bits are not used.
-pub(crate) fn token_with(owner: &Owner, machine: &str, nonce: u128) -> String {
-    let mut token = String::with_capacity(owner.host.len() + NUMBERS_LENGTH + NONCE_DIGITS);
-    let cached = BEGINNING.try_with(|last| {
-        let mut last = last.borrow_mut();
-        let last = match &mut *last {
-            Some(last) if last.is_of(owner, machine) => last,
-            other => other.insert(Beginning::new(owner, machine)),
-        };
-        token.push_str(&last.text);
-    });
-    if cached.is_err() {
-        token.push_str(&Beginning::new(owner, machine).text); // The thread is ending.
-    }
-    let mut digits = [[0; 2]; NONCE_DIGITS / 2];
-    for (two, byte) in digits.iter_mut().zip(nonce.to_be_bytes()) {
-        *two = HEX[usize::from(byte)];
-    }
-    token.push_str(str::from_utf8(&digits.as_flattened()[8..]).unwrap_or_default()); // They are ASCII.
-    token
-}
-
-/// The two digits of each byte.
-static HEX: [[u8; 2]; 256] = {
-    let (digits, mut all, mut byte) = (b"0123456789abcdef", [[0; 2]; 256], 0);
-    while byte < 256 {
-        all[byte] = [digits[byte >> 4], digits[byte & 15]];
-        byte += 1;
-    }
-    all
-};
 
 /// This machine's name, cleaned for a token.
 pub(crate) fn host_name() -> Arc<str> {
@@ -225,30 +165,6 @@ mod tests {
             &format!("ho st-1-2-{nonce}"),
         ] {
             assert_eq!(Owner::parse(text), None, "{text:?}");
-        }
-    }
-
-    /// The beginning of the last token is kept for the next one of the thread.
-    #[test]
-    fn a_token_names_its_own_owner_and_machine_whichever_was_made_before() {
-        let [one, two] = ["one", "two"].map(|host| Owner::new(host.into(), 1, 2));
-        for (owner, machine) in
-            [(&one, "0123abcd"), (&one, "89abcdef"), (&two, "89abcdef"), (&one, "0123abcd")]
-        {
-            let token = token_with(owner, machine, 7);
-            assert_eq!(token, format!("{owner}-{machine}{:024x}", 7));
-        }
-    }
-
-    #[test]
-    fn each_byte_of_a_nonce_is_two_digits() {
-        let owner = Owner::new("host".into(), 1, 2);
-        for byte in 0..=u8::MAX {
-            let nonce = u128::from_be_bytes([byte; 16]);
-            assert_eq!(
-                token_with(&owner, "0123abcd", nonce),
-                format!("{owner}-0123abcd{}", &format!("{nonce:032x}")[8..])
-            );
         }
     }
 

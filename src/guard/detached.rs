@@ -121,7 +121,7 @@ impl DetachedHold {
 
     fn release(&mut self) -> Result<Unlocked, Error> {
         match self.turn.take() {
-            Some(turn) => self.session.release(&self.hold, turn),
+            Some(turn) => self.session.release(&self.hold, turn, self.session.one_release()),
             None => Ok(Unlocked::Released), // It was attached or unlocked, and this is its drop.
         }
     }

@@ -247,7 +247,7 @@ impl LockGuard {
     /// What `unlock` and `drop` share. Returns how deep the lock is still held.
     fn leave_(&mut self) -> Result<Unlocked, Error> {
         self.left = true;
-        self.session.leave(&self.held)
+        self.session.leave(&self.held, self.session.one_release())
     }
 }
 

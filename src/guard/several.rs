@@ -12,7 +12,7 @@ use crate::base::emit::debug;
 use crate::base::error::Error;
 use crate::hold::Unlocked;
 use crate::keeping::thread_map::Held;
-use crate::session::{Session, still_has_outer};
+use crate::session::Session;
 
 /// Several locks that this thread holds, until the guard is dropped or
 /// [unlocked](MultiLockGuard::unlock). [`LockManager::lock_all`](crate::LockManager::lock_all)
@@ -20,8 +20,8 @@ use crate::session::{Session, still_has_outer};
 ///
 /// It counts as one guard of each of the locks. If one of them is lost, the set is lost.
 ///
-/// Dropping the guard releases the locks that have no other guard, in one round trip for each node
-/// that has some of them: at most the response timeout. Dropping a guard never panics, and logs
+/// Dropping the guard releases the locks that have no other guard, one after the other: in all, at
+/// most the response timeout. Dropping a guard never panics, and logs
 /// errors. A guard stays in the thread that took it: it is neither `Send` nor `Sync`.
 #[must_use = "the locks are released as soon as the guard is dropped"]
 #[clippy::has_significant_drop]
@@ -106,7 +106,7 @@ impl MultiLockGuard {
 
     fn leave_(&mut self) -> Result<(), Error> {
         let held = mem::take(&mut self.held);
-        let results = self.session.leave_all(&held);
+        let results = self.session.leave_all(&held, self.session.one_release());
         let mut errors = Vec::new();
         for (held, result) in held.iter().zip(results) {
             match result {
@@ -116,16 +116,10 @@ impl MultiLockGuard {
                 Err(error) => errors.push(error),
             }
         }
-        if !errors.iter().any(Error::is_lost) {
-            let released = held.iter().filter(|held| held.hold.depth() == 0).min_by_key(|held| held.entered);
-            released.map_or(Ok(()), |outermost| still_has_outer(outermost))?;
-        }
-        // A loss says more than a release without an answer.
-        let worst = errors.iter().position(Error::is_lost).unwrap_or(0);
-        if worst < errors.len() {
-            return Err(errors.swap_remove(worst));
-        }
-        Ok(())
+        // That one of these locks was lost says more than that one around them was, or that a release
+        // had no answer.
+        let rank = |error: &Error| (!matches!(error, Error::Lost { .. }), !error.is_lost());
+        errors.into_iter().min_by_key(rank).map_or(Ok(()), Err)
     }
 }
 

@@ -25,11 +25,10 @@ impl InMemory {
 impl Hold {
     /// Until when the lock stays taken, even if the hold ends sooner.
     pub(crate) fn keep_until(&self) -> Moment {
+        let until = Moment::from_nanos(self.keep_until.load(Ordering::Acquire));
         match &self.memory {
-            Some(memory) => {
-                self.keep_until.before(Duration::from_nanos(memory.older.load(Ordering::Relaxed)))
-            }
-            None => self.keep_until,
+            Some(memory) => until.before(Duration::from_nanos(memory.older.load(Ordering::Relaxed))),
+            None => until,
         }
     }
 

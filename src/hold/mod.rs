@@ -33,15 +33,6 @@ pub(crate) struct AcquiredAt {
     pub(crate) answered: Moment,
 }
 
-/// How often a hold of this process was lost, or is trusted for less time than before.
-static SHORTENED: AtomicU64 = AtomicU64::new(0);
-
-/// See [`SHORTENED`]. While this number stays the same, a hold that can be trusted until some
-/// moment can be trusted until then.
-pub(crate) fn shortened() -> u64 {
-    SHORTENED.load(Ordering::Acquire)
-}
-
 /// The value of `valid_until` once a thread has found that the lease has run out. It is earlier
 /// than any time that the clock shows.
 const RUN_OUT: Moment = Moment::from_nanos(1);
@@ -66,7 +57,7 @@ pub(crate) struct Hold {
     pub(crate) first_lease: Lease,
     renewal: Renewal,
     /// Until when the lock stays taken, even if the hold ends sooner.
-    keep_until: Moment,
+    keep_until: AtomicU64,
     /// How many guards are alive. Only the holding thread writes it.
     depth: AtomicU32,
     /// The lease, in milliseconds. `extend` changes it.
@@ -113,7 +104,7 @@ impl Hold {
             fence,
             acquired,
             renewal: options.renewal,
-            keep_until: acquired.sent.after(options.keep_at_least),
+            keep_until: AtomicU64::new(acquired.sent.after(options.keep_at_least).as_nanos()),
             depth: AtomicU32::new(1),
             first_lease: lease,
             lease: AtomicU64::new(lease.millis()),
@@ -141,6 +132,13 @@ impl Hold {
     /// Only the holding thread may call this.
     pub(crate) fn set_depth(&self, depth: u32) {
         self.depth.store(depth, Ordering::Relaxed);
+    }
+
+    /// A reentry at `now` asks that the lock stays taken for this time.
+    pub(crate) fn keep_at_least(&self, span: Duration, now: Moment) {
+        if !span.is_zero() {
+            self.keep_until.fetch_max(now.after(span).as_nanos(), Ordering::AcqRel);
+        }
     }
 
     pub(crate) fn renewals(&self) -> u32 {
@@ -262,7 +260,6 @@ impl Hold {
     pub(crate) fn shorten_to(&self, limit: Moment) -> bool {
         let shortened = self.valid_until.fetch_min(limit.as_nanos(), Ordering::AcqRel) > limit.as_nanos();
         if shortened {
-            SHORTENED.fetch_add(1, Ordering::Release);
             self.wake_watchers();
         }
         shortened
@@ -321,9 +318,6 @@ impl Hold {
     fn finish(&self, end: Option<LostCause>) -> Option<LostCause> {
         let end = *self.end.get_or_init(|| end);
         self.valid_until.store(0, Ordering::Release);
-        if end.is_some() {
-            SHORTENED.fetch_add(1, Ordering::Release);
-        }
         self.wake_watchers();
         end
     }

@@ -197,8 +197,8 @@ impl Scene {
                 front.handing_off = is_handing;
             }
         };
-        let (handoff, now) = (Some(local_handoff), Moment::now());
-        let released = give_back(&self.keeper, hold, turn, handoff, ANSWER, now, |claim, handed, _| {
+        let (handoff, deadline) = (Some(local_handoff), Moment::now().after(ANSWER));
+        let released = give_back(&self.keeper, hold, turn, handoff, deadline, |claim, handed, _| {
             assert!(!hold.is_valid(Moment::now()), "it is trusted while its release is under way");
             handing(claim.is_some());
             let compared = self.ask(hold, claim, handed);

@@ -154,14 +154,14 @@ impl Scene {
     fn release(&self) {
         let hold = &self.hold;
         let turn = self.keeper.queues.free_turn(hold.key.name());
-        let released =
-            give_back(&self.keeper, hold, turn, Some(Duration::ZERO), LEASE, Moment::now(), |_, _, _| {
-                assert!(!hold.is_valid(Moment::now()), "it is trusted while its release is under way");
-                let compared = self.redis.remove(Some(&hold.token));
-                on_the_way();
-                assert!(!hold.is_valid(Moment::now()), "it is trusted while its release is under way");
-                Ok(compared)
-            });
+        let deadline = Moment::now().after(LEASE);
+        let released = give_back(&self.keeper, hold, turn, Some(Duration::ZERO), deadline, |_, _, _| {
+            assert!(!hold.is_valid(Moment::now()), "it is trusted while its release is under way");
+            let compared = self.redis.remove(Some(&hold.token));
+            on_the_way();
+            assert!(!hold.is_valid(Moment::now()), "it is trusted while its release is under way");
+            Ok(compared)
+        });
         assert!(!hold.is_valid(Moment::now()));
         self.log.lock().released = released.is_ok();
         on_the_way();

@@ -208,7 +208,7 @@ impl Scene {
             poll_every: POLL,
         };
         let joined = keeper.queues.join_free(key.name());
-        match ask_until_taken(&context, &until(deadline), &joined, false, |ask, _| self.attempt(ask)) {
+        match ask_until_taken(&context, &until(deadline), &joined, false, |ask| self.attempt(ask)) {
             Ok(_) => true,
             Err(Error::Timeout { .. }) => false,
             Err(other) => panic!("{other}, and Redis answers"),

@@ -76,11 +76,11 @@ impl Shared {
     pub(crate) fn warn_after(self: &Keeper, limits: WarnAfter) -> Result<(), Error> {
         self.schedule(|work| {
             work.warn_after = Some(limits);
-            Moment::PAST
+            Ok(Moment::PAST)
         })
     }
 
-    /// Keeps a hold from now on.
+    /// Keeps a hold from now on. An error means that its thread must not rely on it.
     pub(crate) fn enter(self: &Keeper, hold: &Arc<Hold>) -> Result<(), Error> {
         self.schedule(|work| work.leases.enter(Arc::clone(hold), hold.acquired.sent))
     }
@@ -97,7 +97,7 @@ impl Shared {
             let gone_by = if is_due { orphan.gone_by } else { moment.min(orphan.gone_by) };
             return memory.lets_expire(&orphan.redis_key, &orphan.token, gone_by, is_due);
         }
-        let scheduled = self.schedule(|work| work.leases.orphans.add(orphan, moment));
+        let scheduled = self.schedule(|work| Ok(work.leases.orphans.add(orphan, moment)));
         if let Err(error) = scheduled {
             warn!(target: "relatch::release", "an orphan is not deleted, it expires with its lease: {error}");
         }
@@ -118,7 +118,7 @@ impl Shared {
         let request = RenewalRequest { hold: Arc::clone(hold), deadline, answer };
         self.schedule(|work| {
             work.requests.push(request);
-            Moment::PAST
+            Ok(Moment::PAST)
         })?;
         Ok(answered)
     }
@@ -132,17 +132,18 @@ impl Shared {
 
     /// A hold has a new end or a new lease, so its renewal may be due sooner.
     pub(crate) fn renew_sooner(self: &Keeper, hold: &Hold) -> Result<(), Error> {
-        self.schedule(|work| work.leases.renew_sooner(hold, Moment::now()))
+        self.schedule(|work| Ok(work.leases.renew_sooner(hold, Moment::now())))
     }
 
     /// A key with this token is gone: `force_unlock` of this manager has deleted it, or a control
-    /// of a store in memory has ended it. If a hold of this manager has the token, it is lost.
-    pub(crate) fn lose_token(&self, token: &str, cause: LostCause) {
+    /// of a store in memory has ended it. If a hold of this manager has the token, it is lost; also
+    /// one whose thread has taken the lock and has not entered it yet, which it does until `until`.
+    pub(crate) fn lose_token(&self, token: &str, cause: LostCause, until: Moment) {
         let mut work = self.work.lock();
         // A hold whose release has begun is not in the table any more. Redis tells that release
         // that the key is absent.
         let Some(hold) = work.leases.by_token(token).cloned() else {
-            return;
+            return work.leases.refuse(token, until);
         };
         hold.lose(cause);
         work.leases.lost(&hold);
@@ -151,9 +152,9 @@ impl Shared {
     }
 
     /// Notes work. Starts the thread, or wakes it if the work is due before the thread would wake.
-    fn schedule(self: &Keeper, note: impl FnOnce(&mut Work) -> Moment) -> Result<(), Error> {
+    fn schedule(self: &Keeper, note: impl FnOnce(&mut Work) -> Result<Moment, Error>) -> Result<(), Error> {
         let mut work = self.work.lock();
-        let due = note(&mut work);
+        let due = note(&mut work)?;
         if due == Moment::NEVER {
             return Ok(());
         }
@@ -239,7 +240,7 @@ pub(crate) mod tests {
         let keeper = keeper_without_redis();
         keeper.work.lock().sleeps_until = Some(Moment::from_nanos(1000));
         for (due, sleeps_until) in [(2000, 1000), (1000, 1000), (500, 500), (700, 500)] {
-            keeper.schedule(|_| Moment::from_nanos(due)).unwrap();
+            keeper.schedule(|_| Ok(Moment::from_nanos(due))).unwrap();
             assert_eq!(keeper.work.lock().sleeps_until, Some(Moment::from_nanos(sleeps_until)), "{due}");
         }
     }
@@ -253,7 +254,7 @@ pub(crate) mod tests {
             while keeper.work.lock().sleeps_until.is_none() {
                 thread::yield_now();
             }
-            keeper.schedule(|_| Moment::PAST).unwrap();
+            keeper.schedule(|_| Ok(Moment::PAST)).unwrap();
             let deadline = Moment::now().after(Duration::from_secs(10));
             while !round.is_finished() && Moment::now() < deadline {
                 thread::yield_now();

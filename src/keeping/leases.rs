@@ -6,10 +6,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::base::clock::Moment;
-use crate::base::error::LostCause;
-use crate::base::hash::HashMap;
+use crate::base::error::{Error, LostCause};
 use crate::hold::Hold;
 use crate::keeping::orphans::{FIRST_RETRY, LAST_RETRY, OrphanKey, Orphans};
+use std::collections::HashMap;
 
 /// The shortest time from one renewal of a hold to the next that an invalidation causes, however
 /// often others change the key.
@@ -29,6 +29,11 @@ pub(crate) struct Leases {
     reports_losses: bool,
     /// When another server got keys last.
     moved: Moment,
+    /// The manager has taken all holds from their threads: no other hold is entered.
+    pub(crate) is_closed: bool,
+    /// Tokens that `force_unlock` has deleted, of holds that were not in the table: the thread may
+    /// have its answer and be about to enter the hold. Each counts until such a thread has entered.
+    forced: Vec<(String, Moment)>,
     pub(crate) orphans: Orphans,
 }
 
@@ -79,8 +84,15 @@ impl Leases {
         Leases { reports_losses, ..Leases::default() }
     }
 
-    /// Enters a hold. Returns when it is due.
-    pub(crate) fn enter(&mut self, hold: Arc<Hold>, now: Moment) -> Moment {
+    /// Enters a hold. Returns when it is due. An error says why nobody may trust the hold.
+    pub(crate) fn enter(&mut self, hold: Arc<Hold>, now: Moment) -> Result<Moment, Error> {
+        if self.is_closed {
+            return Err(Error::Stopped { key: hold.key.name().to_string() });
+        }
+        self.forced.retain(|(_, until)| now < *until);
+        if self.forced.iter().any(|(token, _)| *token == hold.token) {
+            return Err(hold.lose(LostCause::Deleted));
+        }
         if self.by_number.len() == self.by_number.capacity() {
             // Before the table grows, it drops the holds that have run out and whose threads ended
             // with a forgotten guard.
@@ -92,7 +104,12 @@ impl Leases {
         let due = if has_moved { Moment::PAST } else { self.regularly_due(&hold, now) };
         let entry = Entry { hold, due, retry: FIRST_RETRY, sent: Moment::PAST, invalidated: false };
         self.by_number.insert(entry.hold.number, entry);
-        due
+        Ok(due)
+    }
+
+    /// A hold with this token is not to be entered until then.
+    pub(crate) fn refuse(&mut self, token: &str, until: Moment) {
+        self.forced.push((token.to_owned(), until));
     }
 
     /// When a hold that was taken or renewed at `sent` is due.
@@ -335,7 +352,7 @@ mod tests {
 
     fn entered(hold: &Arc<Hold>) -> Leases {
         let mut leases = Leases::default();
-        assert_eq!(leases.enter(Arc::clone(hold), START), after(100));
+        assert_eq!(leases.enter(Arc::clone(hold), START).unwrap(), after(100));
         leases
     }
 
@@ -375,8 +392,8 @@ mod tests {
         let (early, late, later) = (hold(), hold(), sample("a", Duration::from_millis(300), after(60)));
         let mut leases = entered(&early);
         assert_eq!(leases.moved(|_| true, after(50)), after(50), "it was never renewed");
-        assert!(leases.enter(late, START) <= after(50));
-        assert_eq!(leases.enter(Arc::new(later), after(60)), after(160), "taken at the new server");
+        assert!(leases.enter(late, START).unwrap() <= after(50));
+        assert_eq!(leases.enter(Arc::new(later), after(60)).unwrap(), after(160), "taken at the new server");
     }
 
     #[test]
@@ -405,7 +422,7 @@ mod tests {
         let mut leases = Leases::default();
         for n in 0..20 {
             let late = Arc::new(sample("a", Duration::from_millis(300), after(n)));
-            leases.enter(late, after(n));
+            leases.enter(late, after(n)).unwrap();
         }
         assert_eq!(leases.take_due(after(100)).renew.len(), 13, "those due within 100/8 ms");
         assert_eq!(leases.next(), after(113));
@@ -415,9 +432,9 @@ mod tests {
     fn a_hold_that_is_not_renewed_is_due_at_its_end_if_losses_are_reported() {
         let left = hold();
         left.mark_thread_ended();
-        assert_eq!(Leases::new(false).enter(Arc::clone(&left), START), Moment::NEVER);
+        assert_eq!(Leases::new(false).enter(Arc::clone(&left), START).unwrap(), Moment::NEVER);
         let mut leases = Leases::new(true);
-        assert_eq!(leases.enter(Arc::clone(&left), START), left.valid_until());
+        assert_eq!(leases.enter(Arc::clone(&left), START).unwrap(), left.valid_until());
         assert!(leases.take_due(after(290)).is_empty());
         assert_eq!(leases.holds(after(290)).count(), 1);
         assert_eq!(leases.take_due(after(296)).over.len(), 1);
@@ -430,7 +447,7 @@ mod tests {
         for n in 0..1000 {
             let left = Arc::new(sample("a", Duration::from_millis(300), after(n * 1000)));
             left.mark_thread_ended();
-            leases.enter(left, after(n * 1000));
+            leases.enter(left, after(n * 1000)).unwrap();
         }
         assert!(leases.by_number.len() < 10, "{}", leases.by_number.len());
     }
@@ -475,7 +492,7 @@ mod tests {
     fn if_any_key_may_have_changed_all_holds_that_were_renewed_are_renewed_again() {
         let [first, second] = [hold(), Arc::new(sample("b", Duration::from_millis(300), START))];
         let mut leases = entered(&first);
-        leases.enter(Arc::clone(&second), START);
+        leases.enter(Arc::clone(&second), START).unwrap();
         first.renewed(first.lease(), after(50), after(51)).unwrap();
         leases.sending(&first, true, after(50));
         leases.renewed(&first, after(50));
@@ -501,8 +518,8 @@ mod tests {
         let [first, second] = [hold(), Arc::new(sample("b", Duration::from_millis(600), START))];
         first.mark_thread_ended();
         let mut leases = Leases::new(true);
-        leases.enter(Arc::clone(&first), START);
-        leases.enter(Arc::clone(&second), START);
+        leases.enter(Arc::clone(&first), START).unwrap();
+        leases.enter(Arc::clone(&second), START).unwrap();
         assert_eq!(leases.first_end(), first.valid_until());
         assert_eq!(leases.take_due(after(300)).over.len(), 1);
         assert_eq!(leases.first_end(), second.valid_until(), "the first has ended");
@@ -530,7 +547,7 @@ mod tests {
     fn an_invalidation_is_for_the_latest_hold_of_its_key() {
         let [before, now] = [hold(), hold()];
         let mut leases = entered(&before);
-        leases.enter(Arc::clone(&now), START);
+        leases.enter(Arc::clone(&now), START).unwrap();
         leases.sending(&before, true, after(100));
         leases.sending(&now, true, after(101));
         leases.remove(&before);

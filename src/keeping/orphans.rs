@@ -65,6 +65,11 @@ impl Orphans {
         self.next()
     }
 
+    /// True if the key with this token is still to be deleted.
+    pub(crate) fn has(&self, token: &str) -> bool {
+        self.by_token.contains_key(token)
+    }
+
     /// The moment of the next thing to do.
     pub(crate) fn next(&self) -> Moment {
         let due = self.by_due.first().map_or(Moment::NEVER, |(due, _)| *due);

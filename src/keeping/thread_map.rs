@@ -2,18 +2,17 @@
 //! hold. The hold has the depth; only its thread writes it.
 
 use std::cell::{Cell, RefCell};
-use std::collections::hash_map::Entry::{Occupied, Vacant};
-use std::iter;
 use std::mem;
 use std::rc::Rc;
 use std::sync::Arc;
 
 use crate::base::clock::Moment;
 use crate::base::error::{Error, LostCause};
-use crate::base::hash::HashMap;
-use crate::hold::{Hold, shortened};
+use crate::base::options::Options;
+use crate::hold::Hold;
 use crate::waiting::deadlocks::HeldBy;
 use crate::waiting::queues::Turn;
+use std::collections::HashMap;
 
 /// The most guards of one lock that one thread may have. A million are a leak, not a design, and
 /// with this limit the count never wraps.
@@ -29,23 +28,12 @@ thread_local! {
 }
 
 thread_local! {
-    /// All holds in the map can be trusted until this moment, unless a hold of the process was lost
-    /// since: [`shortened`] had this value. So a thread with thousands of holds need not look at
-    /// all of them each time that it takes or releases a lock.
-    static WELL: Cell<(Moment, u64)> = const { Cell::new((Moment::PAST, 0)) };
-
     /// How many holds this thread has entered.
     static ENTERED: Cell<u64> = const { Cell::new(0) };
 }
 
-type Holds = HashMap<Arc<str>, SameName>;
-
-/// The holds of this thread on locks with one name: one for each manager. (Nearly always, there is
-/// one manager. So the first entry is here, and not behind another allocation.)
-struct SameName {
-    first: Entry,
-    others: Vec<Entry>,
-}
+/// Each name has one entry for each manager of which this thread holds the lock.
+type Holds = HashMap<Arc<str>, Vec<Entry>>;
 
 /// A hold in the thread's map, with its turn in the process's queue.
 ///
@@ -57,12 +45,6 @@ struct Entry {
     /// The turn of the hold, until the last guard takes it out. If the thread ends first, the turn
     /// is still here.
     turn: Option<Turn>,
-}
-
-impl SameName {
-    fn all(&self) -> impl Iterator<Item = &Entry> {
-        iter::once(&self.first).chain(&self.others)
-    }
 }
 
 impl Drop for Entry {
@@ -87,8 +69,6 @@ pub(crate) struct Held {
     /// The thread's count of such entries. What has a lower one is around this: a hold that was
     /// attached may be older than one that is around it.
     pub(crate) entered: u64,
-    /// The thread held no other lock when this one came, so no lock is around it.
-    pub(crate) is_outermost: bool,
 }
 
 /// What became of a hold when one of its guards was dropped.
@@ -98,13 +78,12 @@ pub(crate) enum Left {
     StillHeld(u32),
     /// It was the last guard. The caller ends the turn, after the release.
     LastGuard(Turn),
-    /// The thread is ending, and its map is gone. Its turn is over, and the keeper deletes the key.
+    /// The thread is ending, and its map is gone. Its turn is over.
     ThreadEnding,
 }
 
 impl Held {
     /// Takes one guard off. With the last guard, takes the hold out of the map.
-    #[inline]
     pub(crate) fn leave(self: &Rc<Held>) -> Left {
         let depth = self.hold.depth() - 1;
         self.hold.set_depth(depth);
@@ -118,39 +97,32 @@ impl Held {
     /// ending, and the map is gone.
     pub(crate) fn take_out(self: &Rc<Held>) -> Option<Turn> {
         with(|holds| {
-            let (name, mut same) = holds.remove_entry(self.hold.key.name())?;
-            if Rc::ptr_eq(&same.first.held, self) {
-                if let Some(first) = same.others.pop() {
-                    holds.insert(name, SameName { first, others: same.others });
-                }
-                return same.first.turn.take();
+            let name = self.hold.key.name();
+            let same = holds.get_mut(name)?;
+            let place = same.iter().position(|entry| Rc::ptr_eq(&entry.held, self))?;
+            let turn = same.swap_remove(place).turn.take();
+            if same.is_empty() {
+                holds.remove(name);
             }
-            let place = same.others.iter().position(|entry| Rc::ptr_eq(&entry.held, self));
-            let entry = place.map(|place| same.others.swap_remove(place));
-            holds.insert(name, same);
-            entry?.turn.take()
+            turn
         })?
     }
 }
 
 /// The hold of this thread on the lock `name`, if there is one.
-#[inline]
 pub(crate) fn find(manager: u64, name: &str) -> Option<Rc<Held>> {
     with(|holds| {
-        let entry = holds.get(name)?.all().find(|entry| entry.manager == manager)?;
+        let entry = holds.get(name)?.iter().find(|entry| entry.manager == manager)?;
         Some(Rc::clone(&entry.held))
     })?
 }
 
-/// Re-enters the lock `name`. `None` if this thread does not hold it. With `Err`, the depth stays
-/// as it is. `fenced`: the hold has to have a fencing token. `reentrant`: whether the options allow
-/// this.
-#[inline]
+/// Re-enters the lock `name`, if the options allow that. `None` if this thread does not hold it.
+/// With `Err`, the depth stays as it is.
 pub(crate) fn reenter(
     manager: u64,
     name: &str,
-    fenced: bool,
-    reentrant: bool,
+    options: &Options,
     now: Moment,
 ) -> Option<Result<Rc<Held>, Error>> {
     let held = find(manager, name)?;
@@ -159,10 +131,10 @@ pub(crate) fn reenter(
     if let Err(lost) = held.hold.check(now) {
         return Some(Err(lost));
     }
-    if !reentrant {
+    if !options.reentrant {
         return Some(Err(Error::AlreadyHeld { key: name.to_owned() }));
     }
-    if fenced && held.hold.fence.is_none() {
+    if options.fenced && held.hold.fence.is_none() {
         let reason = "this thread holds it already, and took it without a fence";
         return Some(Err(Error::NoFence { key: name.to_owned(), reason }));
     }
@@ -170,66 +142,46 @@ pub(crate) fn reenter(
         return Some(Err(Error::DepthOverflow { key: name.to_owned(), depth }));
     }
     held.hold.set_depth(depth + 1);
+    held.hold.keep_at_least(options.keep_at_least, now);
     Some(Ok(held))
 }
 
 /// Enters a hold with a depth of one: a new one, or one that was in another thread's map before.
 pub(crate) fn enter(manager: u64, hold: Arc<Hold>, turn: Turn) -> Rc<Held> {
-    let (until, known) = WELL.get();
-    WELL.set((until.min(hold.valid_until()), known));
-    let (entered, is_outermost) = (ENTERED.get() + 1, with(|holds| holds.is_empty()).unwrap_or(true));
-    ENTERED.set(entered);
-    let held = Rc::new(Held { hold, entered, is_outermost });
+    ENTERED.set(ENTERED.get() + 1);
+    let held = Rc::new(Held { hold, entered: ENTERED.get() });
     let entry = Entry { manager, held: Rc::clone(&held), turn: Some(turn) };
     // If the thread is ending, the turn is dropped, and the hold lasts as long as its lease.
-    with(|holds| match holds.entry(Arc::clone(held.hold.key.name())) {
-        Occupied(mut same) => same.get_mut().others.push(entry),
-        Vacant(none) => _ = none.insert(SameName { first: entry, others: Vec::new() }),
-    });
+    with(|holds| holds.entry(Arc::clone(held.hold.key.name())).or_default().push(entry));
     held
 }
 
 /// What this thread holds, through all managers, the oldest first.
 pub(crate) fn held() -> Vec<HeldBy> {
     let all = with(|holds| {
-        let all =
-            holds.values().flat_map(SameName::all).map(|entry| (entry.manager, Arc::clone(&entry.held.hold)));
-        all.collect::<Vec<_>>()
+        let all = holds.values().flatten().map(|entry| (entry.manager, Arc::clone(&entry.held.hold)));
+        all.collect()
     });
-    let mut all = all.unwrap_or_default();
+    let mut all: Vec<_> = all.unwrap_or_default();
     all.sort_by_key(|(_, hold)| hold.number);
     all
 }
 
 /// A lock that this thread has lost and still has guards of, if its hold came before the one that
 /// was `entered` then: its name, and how it was lost.
-#[inline]
 pub(crate) fn lost_around(entered: u64, now: Moment) -> Option<(String, LostCause)> {
-    let (until, known) = WELL.get();
-    if now < until && shortened() == known { None } else { look_for_lost(entered, now) }
-}
-
-fn look_for_lost(entered: u64, now: Moment) -> Option<(String, LostCause)> {
-    // The number is read first. If a hold is lost while this looks, the next call looks again.
-    let known = shortened();
-    let (mut until, mut lost) = (Moment::NEVER, None);
-    with(|holds| {
-        for held in holds.values().flat_map(SameName::all).map(|entry| &entry.held) {
-            let hold = &held.hold;
-            until = until.min(if hold.check(now).is_ok() { hold.valid_until() } else { Moment::PAST });
-            if let Some(cause) = hold.lost().filter(|_| held.entered < entered) {
-                lost = Some((hold.key.name().to_string(), cause));
-            }
-        }
-    })?;
-    WELL.set((until, known));
-    lost
+    let lost = |entry: &Entry| {
+        let hold = &entry.held.hold;
+        hold.check(now).err()?;
+        hold.lost().map(|cause| (hold.key.name().to_string(), cause))
+    };
+    with(|holds| holds.values().flatten().filter(|entry| entry.held.entered < entered).find_map(lost))?
 }
 
 /// This thread's hold with this token, through any manager.
 pub(crate) fn by_token(token: &str, pid: u32) -> Option<Arc<Hold>> {
     let in_map = with(|holds| {
-        let mut all = holds.values().flat_map(SameName::all).map(|entry| &entry.held.hold);
+        let mut all = holds.values().flatten().map(|entry| &entry.held.hold);
         all.find(|hold| hold.token == token).map(Arc::clone)
     });
     // A forked child finds its parent's holds in its copy of the map. They are not its own.
@@ -237,7 +189,6 @@ pub(crate) fn by_token(token: &str, pid: u32) -> Option<Arc<Hold>> {
 }
 
 /// `None` if the thread is ending and the map is gone.
-#[inline]
 fn with<T>(use_holds: impl FnOnce(&mut Holds) -> T) -> Option<T> {
     HOLDS.try_with(|holds| use_holds(&mut holds.borrow_mut())).ok()
 }
@@ -257,7 +208,7 @@ mod tests {
     }
 
     fn reentered(manager: u64, name: &str) -> Result<Rc<Held>, Error> {
-        reenter(manager, name, false, true, Moment::now()).expect("held")
+        reenter(manager, name, &Options::default(), Moment::now()).expect("held")
     }
 
     #[test]
@@ -267,7 +218,7 @@ mod tests {
         assert_eq!(held.hold.depth(), 2);
         assert!(matches!(held.leave(), Left::StillHeld(1)));
         assert!(matches!(held.leave(), Left::LastGuard(_)));
-        assert!(reenter(1, "a", false, true, Moment::now()).is_none());
+        assert!(reenter(1, "a", &Options::default(), Moment::now()).is_none());
         HOLDS.with(|holds| assert!(holds.borrow().is_empty(), "nothing is kept of a key that is not held"));
     }
 
@@ -277,8 +228,12 @@ mod tests {
         let two = entered(2, "a");
         assert!(Rc::ptr_eq(&one, &reentered(1, "a").unwrap()));
         assert!(Rc::ptr_eq(&two, &reentered(2, "a").unwrap()));
-        assert!(reenter(1, "b", false, true, Moment::now()).is_none());
-        assert!(std::thread::spawn(|| reenter(1, "a", false, true, Moment::now()).is_none()).join().unwrap());
+        assert!(reenter(1, "b", &Options::default(), Moment::now()).is_none());
+        assert!(
+            std::thread::spawn(|| reenter(1, "a", &Options::default(), Moment::now()).is_none())
+                .join()
+                .unwrap()
+        );
         assert!(matches!(two.leave(), Left::StillHeld(1)));
         assert_eq!((one.hold.depth(), two.hold.depth()), (2, 1));
         assert!(matches!(two.leave(), Left::LastGuard(_)));
@@ -354,7 +309,7 @@ mod tests {
         let turn = before.take_out().expect("it was entered");
         let outer = entered(1, "outer");
         let attached = enter(1, Arc::clone(&before.hold), turn);
-        assert!(attached.hold.number < outer.hold.number && !attached.is_outermost && outer.is_outermost);
+        assert!(attached.hold.number < outer.hold.number);
         let is_lost = |held: &Held| lost_around(held.entered, Moment::now()).map(|(name, _)| name);
         let _ = attached.hold.lose(LostCause::Deleted);
         assert_eq!(is_lost(&outer), None);
@@ -362,7 +317,6 @@ mod tests {
         assert_eq!(is_lost(&attached).as_deref(), Some("outer"));
     }
 
-    /// A thread looks at its holds only if one of them may have ended since it looked last.
     #[test]
     fn a_hold_that_ends_sooner_than_those_before_is_noticed() {
         let long = entered(1, "long");

@@ -78,7 +78,8 @@ impl Lock {
     }
 
     /// For how long the lock stays taken at least, counted from when it was taken. Zero, the
-    /// default, is no longer than it is held.
+    /// default, is no longer than it is held. A reentry with this option counts from that reentry,
+    /// and the longest time that any asked for holds.
     ///
     /// For a job that several processes start at about the same time, and that one of them shall
     /// run: if the job is done sooner than the clocks of the machines differ, a process that is
@@ -100,8 +101,7 @@ impl Lock {
     /// [`lease`](Lock::lease) be at least as long. If the release gets no answer
     /// ([`Error::Unconfirmed`](crate::Error::Unconfirmed)), Redis may have kept the lock until that
     /// time or not. If not, the key stays until its lease ends, or until the manager deletes it
-    /// after that time. The same holds for a guard that is dropped [as its thread
-    /// ends](crate#about-threads), which keeps nothing.
+    /// after that time.
     ///
     /// Replicas need not acknowledge that the lock is kept: after a failover, it may be free when
     /// the lease that they have acknowledged ends.

@@ -2,6 +2,7 @@
 
 use std::rc::Rc;
 use std::sync::Arc;
+use std::time::Duration;
 
 use parking_lot::Mutex;
 
@@ -61,7 +62,7 @@ impl Session {
         self.trust(hold)?;
         let name = hold.key.name();
         self.is_not_held(name)?;
-        let turn = turn.take().unwrap_or_else(|| Turn::outside(&self.queues));
+        let turn = turn.take().unwrap_or_else(|| Turn::outside(&self.queues, name));
         Ok(thread_map::enter(self.id, Arc::clone(hold), turn))
     }
 
@@ -137,8 +138,9 @@ impl Session {
         let Asked { key, owner, claim } = self.ask_for(name, &fenced, pid)?;
         let mut own = None;
         let queue = self.name_in_queue(&key, &mut own);
-        let turn = self.queues.join_alone(queue, false);
-        let turn = turn.unwrap_or_else(|| Turn::outside(&self.queues));
+        let once = self.patience(Some(Duration::ZERO));
+        let joined = self.queues.join(queue, &once, |_, _| Ok(()), |_| true, |_| (), || claim.clone());
+        let turn = joined.map_or_else(|_| Turn::outside(&self.queues, queue), |joined| joined.turn);
         // A turn outside of the queue is not known there. If nothing else told of this adoption, a
         // shutdown could return while the answer is due, and the program could exit: then the lock
         // would stay taken. So either a shutdown sees that an adoption is under way, and waits for

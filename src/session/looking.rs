@@ -53,7 +53,7 @@ impl Session {
         let deleted = connection.and_then(|mut connection| connection.force(key.in_redis(), deadline));
         let deleted = deleted.map_err(|failure| self.call_failed("force-unlocking", &key, failure))?;
         if let Some(holder) = &deleted {
-            self.keeper.lose_token(holder.raw(), LostCause::Deleted);
+            self.keeper.lose_token(holder.raw(), LostCause::Deleted, self.one_answer(Moment::now()));
             warn!(
                 target: "relatch::force_unlock",
                 "lock {:?} was force-unlocked, it was held by {holder}", key.name()

@@ -5,13 +5,14 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::acquire::Taken;
-use crate::base::error::{Error, LostCause};
+use crate::base::clock::Moment;
+use crate::base::error::LostCause;
 use crate::base::key::Key;
 use crate::base::options::{Options, Renewal, Settings};
-use crate::base::owner::{Owner, fresh_token, host_name, token_with};
+use crate::base::owner::{Owner, host_name};
 use crate::hold::Hold;
 use crate::keeping::losses::OnLost;
-use crate::session::{Session, no_randomness};
+use crate::session::Session;
 use crate::store::Store;
 
 /// The controls of a manager [in memory](crate::LockManager::in_memory), for tests: what a Redis,
@@ -93,7 +94,7 @@ impl Memory {
         };
         let deleted = memory.delete(key.in_redis());
         if let Some(holder) = &deleted {
-            keeper.lose_token(holder.raw(), cause);
+            keeper.lose_token(holder.raw(), cause, self.session.one_answer(Moment::now()));
         }
         deleted.is_some()
     }
@@ -114,7 +115,7 @@ impl Session {
 
     /// The options of a hold. If the manager is disabled, the hold never ends by itself, and
     /// nothing is kept after it.
-    fn suited(&self, options: &Options) -> Options {
+    pub(super) fn suited(&self, options: &Options) -> Options {
         if !self.is_disabled() {
             return *options;
         }
@@ -143,14 +144,5 @@ impl Session {
     pub(super) fn new_hold(&self, key: Key, owner: Owner, taken: Taken, options: &Options) -> Arc<Hold> {
         let (Taken { token, fence, at }, memory) = (taken, self.store.memory().cloned());
         Arc::new(Hold::new(key, owner, token, fence, &self.suited(options), at, memory))
-    }
-
-    /// A fresh token. In memory, it has a number that the store draws: that takes a fraction of the
-    /// time of random bits.
-    pub(super) fn fresh_token(&self, owner: &Owner) -> Result<String, Error> {
-        match self.store.memory() {
-            Some(memory) => Ok(token_with(owner, &self.machine, memory.fresh_number())),
-            None => fresh_token(owner, &self.machine).map_err(no_randomness),
-        }
     }
 }

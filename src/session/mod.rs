@@ -134,25 +134,23 @@ impl Session {
         answer.map_err(|failure| self.store.error(None, "connecting", failure))
     }
 
-    /// Takes a lock, or re-enters it if this thread holds it. Without a limit, waits while the lock
-    /// is busy. With a limit of zero, waits for one answer. `stop` ends the wait.
+    /// Takes a lock, or re-enters it if this thread holds it. `stop` ends the wait.
     pub(crate) fn enter(
         &self,
         name: Name<'_>,
         options: &Options,
-        limit: Option<Duration>,
+        patience: &Patience,
         stop: Option<&Stop>,
     ) -> Result<Rc<Held>, Error> {
-        let started = Moment::now();
-        let pid = self.own_process(started)?;
-        let again = thread_map::reenter(self.id, name.as_str(), options.fenced, options.reentrant, started);
-        if let Some(again) = again {
+        let now = Moment::now();
+        let pid = self.own_process(now)?;
+        if let Some(again) = thread_map::reenter(self.id, name.as_str(), &self.suited(options), now) {
             let held = again?;
             self.counters.reentered.add(1);
             return Ok(held);
         }
-        self.may_take(name.as_str(), options, stop, started)?;
-        let mut taken = self.take(name, options, &self.patience(limit, started), pid, stop);
+        self.may_take(name.as_str(), options, stop, now)?;
+        let mut taken = self.take(name, options, patience, pid, stop);
         match &mut taken {
             Ok(new) => {
                 // A lock around this one may have been lost during the wait.
@@ -164,7 +162,7 @@ impl Session {
             Err(Error::Timeout { held, .. }) => {
                 self.counters.timed_out.add(1);
                 // What `try_lock` did hold nobody asks for.
-                if limit != Some(Duration::ZERO) {
+                if !patience.once {
                     *held = thread_map::held().iter().map(|(_, hold)| hold.key.name().to_string()).collect();
                 }
             }
@@ -190,7 +188,7 @@ impl Session {
         let key = Key::new(&self.settings.prefix, name)?;
         let counter = if options.fenced { Some(key.counter()?.into()) } else { None };
         let owner = Owner::new(Arc::clone(&self.host), pid, this_process::thread_id(pid));
-        let (key, token) = (self.suited_key(key), self.fresh_token(&owner)?);
+        let (key, token) = (self.suited_key(key), fresh_token(&owner, &self.machine).map_err(no_randomness)?);
         Ok(Asked { key, owner, claim: Claim { token, lease: Lease::new(options.lease), counter } })
     }
 
@@ -217,23 +215,25 @@ impl Session {
 
     /// Makes a new hold known: to the queue, the keeper and the thread's map.
     fn keep(&self, hold: Arc<Hold>, turn: Turn) -> Result<Rc<Held>, Error> {
-        // The queue comes first. As soon as the keeper knows the hold, the keeper can find it lost,
-        // and wake the first thread in the queue. If the queue did not know the hold by then, that
-        // thread would sleep again.
-        turn.holds(&hold);
+        // The keeper comes first. So a hold that the queue knows is in the table of leases, where a
+        // shutdown and `force_unlock` look for it.
         if let Err(error) = self.keeper.enter(&hold) {
-            // No thread would renew the hold, so the caller must not rely on it. A lock that was
-            // to be kept is not: nobody has done what it is kept for.
-            if let Err(also) = self.remove(&hold, turn, Moment::now()) {
+            // The caller must not rely on the hold. A lock that was to be kept is not: nobody has
+            // done what it is kept for.
+            if let Err(also) = self.remove(&hold, turn, self.one_release()) {
                 debug!(target: "relatch::release", "{also}");
             }
             return Err(error);
         }
+        turn.holds(&hold);
         hold.settle_in_memory();
         Ok(thread_map::enter(self.id, hold, turn))
     }
 
-    fn patience(&self, limit: Option<Duration>, began: Moment) -> Patience {
+    /// How long a caller waits that asks now. Without a limit, while the lock is busy. With a limit
+    /// of zero, for one answer.
+    pub(crate) fn patience(&self, limit: Option<Duration>) -> Patience {
+        let began = Moment::now();
         let (an_attempt, tolerate_outage) = (self.an_attempt(), self.settings.tolerate_outage);
         let once = limit == Some(Duration::ZERO);
         let limit = if once { Some(an_attempt) } else { limit };
@@ -251,83 +251,72 @@ impl Session {
         now.after(self.an_attempt())
     }
 
-    /// Takes one guard off a hold, and releases the lock with the last guard, within the response
-    /// timeout.
+    /// By when a release that begins now ends.
+    pub(crate) fn one_release(&self) -> Moment {
+        Moment::now().after(self.settings.response_timeout)
+    }
+
+    /// Takes one guard off a hold, and releases the lock with the last guard, by the deadline.
     ///
     /// The hold leaves the thread's map first. If it stayed there during the release, a destructor
     /// that takes the lock meanwhile would re-enter a hold that is being released.
-    pub(crate) fn leave(&self, held: &Rc<Held>) -> Result<Unlocked, Error> {
+    pub(crate) fn leave(&self, held: &Rc<Held>, deadline: Moment) -> Result<Unlocked, Error> {
         let turn = match held.leave() {
             Left::StillHeld(depth) => return Ok(Unlocked::StillHeld { depth }),
             Left::LastGuard(turn) => turn,
-            Left::ThreadEnding => return self.leave_to_keeper(&held.hold),
+            Left::ThreadEnding => self.outside(&held.hold),
         };
-        match self.release(&held.hold, turn) {
+        match self.release(&held.hold, turn, deadline) {
             // What causes a missing answer may have cost the outer lock, too.
             done @ (Ok(_) | Err(Error::Unconfirmed { .. })) => still_has_outer(held).and(done),
             failed => failed,
         }
     }
 
+    /// The turn of a hold that has none: the thread is ending, and its map is gone.
+    fn outside(&self, hold: &Hold) -> Turn {
+        Turn::outside(&self.queues, hold.key.name())
+    }
+
     /// Releases a hold that is in no thread's map any more.
-    pub(crate) fn release(&self, hold: &Hold, turn: Turn) -> Result<Unlocked, Error> {
-        let now = Moment::now();
-        if let Err(forked) = self.own_process(now) {
+    pub(crate) fn release(&self, hold: &Hold, turn: Turn, deadline: Moment) -> Result<Unlocked, Error> {
+        if let Err(forked) = self.own_process(Moment::now()) {
             // Dropping the turn would lock the queue. If the fork came while another thread had the
             // queue locked, the child's copy stays locked, and the child would wait for ever.
             mem::forget(turn);
             return Err(forked);
         }
         let _under_way = self.adoptions.release(&turn);
-        self.give_back(hold, turn, now)
-    }
-
-    /// Gives back a lock that this thread has just taken and must not have, because of `error`. A
-    /// lock that was to be kept is not: nobody has done what it is kept for.
-    fn undo_taking(&self, held: &Rc<Held>, error: &Error) {
-        let undone = match held.leave() {
-            Left::StillHeld(_) => Ok(()),
-            Left::LastGuard(turn) => self.remove(&held.hold, turn, Moment::now()),
-            Left::ThreadEnding => self.leave_to_keeper(&held.hold).map(drop),
-        };
-        if let Err(also) = undone {
-            debug!(target: "relatch::release", "after {error}: {also}");
-        }
-    }
-
-    fn give_back(&self, hold: &Hold, turn: Turn, now: Moment) -> Result<Unlocked, Error> {
-        let rest = hold.keep_until().since(now);
+        let rest = hold.keep_until().since(Moment::now());
         if rest.is_zero() {
-            self.remove(hold, turn, now)?;
+            self.remove(hold, turn, deadline)?;
             return Ok(Unlocked::Released);
         }
-        let (until, limit) = (Instant::now() + rest, self.settings.response_timeout);
-        release::give_back(&self.keeper, hold, turn, None, limit, now, |_, _, deadline| {
+        let until = Instant::now() + rest;
+        release::give_back(&self.keeper, hold, turn, None, deadline, |_, _, deadline| {
             release::keep(&self.store, hold, deadline)
         })?;
         Ok(Unlocked::Kept { until })
     }
 
-    fn remove(&self, hold: &Hold, turn: Turn, now: Moment) -> Result<(), Error> {
-        let (handoff, limit) = (Some(self.settings.local_handoff()), self.settings.response_timeout);
-        release::give_back(&self.keeper, hold, turn, handoff, limit, now, |claim, handed, deadline| {
-            release::remove(&self.store, hold, claim, handed, deadline)
-        })
+    /// Gives back a lock that this thread has just taken and must not have, because of `error`. A
+    /// lock that was to be kept is not: nobody has done what it is kept for.
+    fn undo_taking(&self, held: &Rc<Held>, error: &Error) {
+        let turn = match held.leave() {
+            Left::StillHeld(_) => return,
+            Left::LastGuard(turn) => turn,
+            Left::ThreadEnding => self.outside(&held.hold),
+        };
+        if let Err(also) = self.remove(&held.hold, turn, self.one_release()) {
+            debug!(target: "relatch::release", "after {error}: {also}");
+        }
     }
 
-    /// Ends a hold whose thread is ending. The thread's map is gone, and another thread may have
-    /// the turn by now. The keeper deletes the key, but not before the time until which the lock is
-    /// to stay taken.
-    fn leave_to_keeper(&self, hold: &Hold) -> Result<Unlocked, Error> {
-        let now = Moment::now();
-        self.own_process(now)?;
-        self.keeper.work.lock().leases.close(hold, now);
-        hold.mark_released();
-        release::delete_from(&self.keeper, hold, now.max(hold.keep_until()));
-        self.counters.given_back(now.since(hold.acquired.answered));
-        let (key, at_most) = (hold.key.name().to_string(), hold.gone_by().since(now));
-        let source = "the thread is ending: its lock is released in the background".into();
-        Err(Error::Unconfirmed { key, at_most, source })
+    fn remove(&self, hold: &Hold, turn: Turn, deadline: Moment) -> Result<(), Error> {
+        let handoff = Some(self.settings.local_handoff());
+        release::give_back(&self.keeper, hold, turn, handoff, deadline, |claim, handed, deadline| {
+            release::remove(&self.store, hold, claim, handed, deadline)
+        })
     }
 
     /// Returns an error if a hold can no longer be trusted, or belongs to another process.
@@ -363,9 +352,6 @@ impl Session {
 
 /// Returns an error if this thread has lost a lock around the hold that was just released.
 pub(crate) fn still_has_outer(held: &Held) -> Result<(), Error> {
-    if held.is_outermost {
-        return Ok(());
-    }
     thread_map::lost_around(held.entered, Moment::now()).map_or(Ok(()), |(outer, cause)| {
         Err(Error::OuterLost { key: held.hold.key.name().to_string(), outer, cause })
     })
@@ -398,57 +384,13 @@ mod tests {
     use std::thread;
 
     use super::*;
-    use crate::acquire::Taken;
-    use crate::hold::AcquiredAt;
     use crate::hold::tests::sample;
-    use crate::store::Wanted;
 
     /// A session without a Redis.
     fn without_redis() -> Session {
         let limit = Duration::from_millis(50);
         let settings = Settings { connect_timeout: limit, response_timeout: limit, ..Settings::default() };
         Session::new(Target::nowhere(), settings, None).unwrap()
-    }
-
-    /// A hold in memory whose thread was stopped for longer than the lease, between its claim and
-    /// the keeper's table.
-    fn late_hold(session: &Session) -> Arc<Hold> {
-        let (key, owner) =
-            (Key::new("lock:", "a").unwrap(), Owner::new("host".into(), std::process::id(), 1));
-        let asked = Moment::now().before(Duration::from_secs(3600));
-        let token = "token".to_owned();
-        let wanted = Wanted { key: key.in_redis(), token: &token, lease: 30_000, counter: None };
-        let mut connection = session.store.checkout(key.in_redis(), Moment::NEVER).unwrap();
-        connection.claim(wanted, asked, Moment::NEVER).unwrap();
-        let at = AcquiredAt { sent: asked, answered: asked };
-        session.new_hold(key, owner, Taken { token, fence: None, at }, &Options::default())
-    }
-
-    #[test]
-    fn a_hold_in_memory_that_is_kept_late_is_valid_if_its_key_is_still_its_own() {
-        let session = Session::in_memory(true, Settings::default(), None);
-        let hold = late_hold(&session);
-        hold.settle_in_memory();
-        assert!(hold.is_valid(Moment::now()));
-    }
-
-    #[test]
-    fn a_hold_in_memory_that_was_found_over_before_it_is_kept_stays_over_and_its_key_is_free() {
-        let session = Session::in_memory(true, Settings::default(), None);
-        let found = [
-            // The keeper finds it, and reports it lost.
-            |hold: &Hold| assert!(hold.check(Moment::now()).is_err()),
-            // A thread finds it that waits for the lock.
-            |hold: &Hold| assert!(hold.is_over(Moment::now())),
-        ];
-        for found in found {
-            let hold = late_hold(&session);
-            found(&hold);
-            hold.settle_in_memory();
-            assert!(hold.is_over(Moment::now()) && !hold.is_valid(Moment::now()));
-            let memory = session.store.memory().unwrap();
-            assert_eq!(memory.end_of(hold.key.in_redis(), &hold.token), None, "the key outlives its hold");
-        }
     }
 
     /// If a closed hold were still in the keeper's table, the keeper would take it for one that ran
@@ -461,7 +403,7 @@ mod tests {
         let turn = session.queues.free_turn(hold.key.name());
         thread::scope(|scope| {
             let held_up = session.keeper.work.lock();
-            let release = scope.spawn(|| match session.give_back(&hold, turn, Moment::now()) {
+            let release = scope.spawn(|| match session.release(&hold, turn, session.one_release()) {
                 Err(Error::Unconfirmed { .. }) => {}
                 other => panic!("{other:?}, and Redis is not there"),
             });

@@ -1,8 +1,10 @@
 //! What goes on now: what is held, who waits, and the statistics.
 
+use std::sync::Arc;
+
 use crate::base::clock::Moment;
 use crate::base::stats::Stats;
-use crate::hold::HeldLock;
+use crate::hold::{HeldLock, Hold};
 use crate::session::Session;
 use crate::waiting::waits::WaitingThread;
 
@@ -13,10 +15,16 @@ impl Session {
         if self.own_process(now).is_err() {
             return Vec::new();
         }
-        let mut holds: Vec<_> = self.keeper.work.lock().leases.holds(now).cloned().collect();
-        holds.sort_by_key(|hold| hold.acquired.answered);
-        holds.iter().map(|hold| HeldLock::new(hold, now)).collect()
+        self.holds().iter().map(|hold| HeldLock::new(hold, now)).collect()
     }
+
+    /// The holds of this manager, the oldest first.
+    pub(super) fn holds(&self) -> Vec<Arc<Hold>> {
+        let mut holds: Vec<_> = self.keeper.work.lock().leases.holds(Moment::now()).map(Arc::clone).collect();
+        holds.sort_by_key(|hold| (hold.acquired.answered, hold.number));
+        holds
+    }
+
     /// The threads of this process that wait for a lock of this manager, those that have waited
     /// longest first.
     pub(crate) fn waiting(&self) -> Vec<WaitingThread> {

@@ -7,7 +7,7 @@ use std::time::Duration;
 use crate::base::clock::Moment;
 use crate::base::error::{Error, LostCause};
 use crate::base::key::Name;
-use crate::base::options::{Lease, check_lease, invalid_option};
+use crate::base::options::{Lease, Options, check_lease, invalid_option};
 use crate::hold::Hold;
 use crate::keeping::shared::Shared;
 use crate::keeping::thread_map::{self, Held};
@@ -19,7 +19,7 @@ impl Session {
     pub(crate) fn current(&self, name: Name<'_>) -> Option<Result<Rc<Held>, Error>> {
         let now = Moment::now();
         self.own_process(now).ok()?;
-        let again = thread_map::reenter(self.id, name.as_str(), false, true, now)?;
+        let again = thread_map::reenter(self.id, name.as_str(), &Options::default(), now)?;
         self.counters.reentered.add(u64::from(again.is_ok()));
         Some(again)
     }

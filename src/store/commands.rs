@@ -35,16 +35,10 @@ impl Connection<'_> {
         }
     }
 
-    /// `now` is the time of [`Store::clock`](crate::store::Store::clock).
-    pub(crate) fn claim(
-        &mut self,
-        wanted: Wanted<'_>,
-        now: Moment,
-        deadline: Moment,
-    ) -> Result<ClaimReply, Failure> {
+    pub(crate) fn claim(&mut self, wanted: Wanted<'_>, deadline: Moment) -> Result<ClaimReply, Failure> {
         match self {
             Connection::To(server) => server.claim(wanted, deadline),
-            Connection::Memory(memory) => memory.claim(wanted, false, now).map(|(reply, _)| reply),
+            Connection::Memory(memory) => memory.claim(wanted, false, Moment::now()).map(|(reply, _)| reply),
         }
     }
 
@@ -115,44 +109,6 @@ impl Connection<'_> {
         match self {
             Connection::To(server) => server.abandon(key, token),
             Connection::Memory(memory) => _ = memory.remove(key, token),
-        }
-    }
-
-    pub(super) fn claim_all(
-        &mut self,
-        wanted: &[Wanted<'_>],
-        deadline: Moment,
-    ) -> Result<Vec<Result<ClaimReply, Failure>>, Failure> {
-        match self {
-            Connection::To(server) => server.claim_all(wanted, deadline),
-            Connection::Memory(memory) => {
-                let claim = |it: &Wanted<'_>| memory.claim(*it, false, Moment::now()).map(|(reply, _)| reply);
-                Ok(wanted.iter().map(claim).collect())
-            }
-        }
-    }
-
-    pub(super) fn remove_all(
-        &mut self,
-        removals: &[(&str, &str)],
-        deadline: Moment,
-    ) -> Result<Vec<Result<Compared, Failure>>, Failure> {
-        match self {
-            Connection::To(server) => server.remove_all(removals, deadline),
-            Connection::Memory(memory) => {
-                Ok(removals.iter().map(|(key, token)| memory.remove(key, token)).collect())
-            }
-        }
-    }
-
-    pub(super) fn abandon_all(self, claims: &[(&str, &str)]) {
-        match self {
-            Connection::To(server) => server.abandon_all(claims),
-            Connection::Memory(memory) => {
-                for (key, token) in claims {
-                    let _ = memory.remove(key, token);
-                }
-            }
         }
     }
 

@@ -104,22 +104,6 @@ impl ServerConnection {
         Ok((claim, tracking))
     }
 
-    /// One attempt to take each of these locks, all in one round trip. It follows no redirect, and
-    /// waits for no replica. Scripts are sent whole, so that no part of the batch is sent again.
-    pub(super) fn claim_all(
-        &mut self,
-        wanted: &[Wanted<'_>],
-        deadline: Moment,
-    ) -> Result<Vec<Result<ClaimReply, Failure>>, Failure> {
-        let times: Vec<_> = wanted.iter().map(Wanted::times).collect();
-        let commands: Vec<_> =
-            wanted.iter().zip(&times).enumerate().map(|(n, (it, times))| it.claim(n == 0, times)).collect();
-        let commands: Vec<&[&str]> = commands.iter().map(Vec::as_slice).collect();
-        let replies = self.route.exchange_all(&commands, deadline)?;
-        let claimed = |(reply, it): (Reply, &Wanted<'_>)| self.route.sensible(it.claimed(accepted(reply)));
-        Ok(replies.into_iter().zip(wanted).map(claimed).collect())
-    }
-
     /// Waits until enough replicas have the key that this connection has just set. If they are too
     /// few, deletes the key again.
     ///
@@ -306,15 +290,8 @@ impl ServerConnection {
     ///
     /// Nobody reads the answers, and the connection is not used again. So the script is sent whole:
     /// a NOSCRIPT answer to its hash would go unnoticed.
-    pub(crate) fn abandon(self, key: &str, token: &str) {
-        self.abandon_all(&[(key, token)]);
-    }
-
-    /// As [`abandon`](Connection::abandon), for several claims: pairs of key and token.
-    pub(super) fn abandon_all(mut self, claims: &[(&str, &str)]) {
-        let removals: Vec<_> = claims.iter().map(|(key, token)| RELEASE.whole(key, &[token])).collect();
-        let removals: Vec<&[&str]> = removals.iter().map(Vec::as_slice).collect();
-        let batch = self.route.behind_asking(&removals);
+    pub(crate) fn abandon(mut self, key: &str, token: &str) {
+        let batch = self.route.behind_asking(&[&RELEASE.whole(key, &[token])]);
         if let Some(link) = &mut self.route.link {
             // If this fails, the keeper deletes the key: it searches for each token that is given
             // up.

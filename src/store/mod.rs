@@ -15,8 +15,7 @@
 //!   `tracking`, Redis sends invalidations.
 //! - `link`: a connection whose replies are counted. `wire`: the bytes of a connection. `resp`: the
 //!   bytes of commands and replies. `reply`: what a reply means.
-//! - `wanted`: the commands that take a lock. `several`: those for many keys, node by node.
-//!   `script`: the Lua scripts.
+//! - `wanted`: the commands that take a lock. `script`: the Lua scripts.
 //! - `replicas`: which replicas have to acknowledge a lock.
 //! - `failure`: why a command has no result, and whether Redis executed it.
 
@@ -42,7 +41,6 @@ mod route;
 mod router;
 mod script;
 mod sentinels;
-mod several;
 mod slots;
 mod subscription;
 mod tls;
@@ -138,17 +136,6 @@ impl Store {
             }
         };
         Ok(Store { place: Where::Servers(Arc::new(router)) })
-    }
-
-    /// The time at which a command is sent, or was answered. Memory answers at once, so `before`, a
-    /// moment just before, will do: reading the clock takes a good part of the time of a lock. (If
-    /// the thread is stopped in between, its lease counts from before that. So a hold that is not
-    /// renewed may be over when the thread gets it, as after a stop behind the answer.)
-    pub(crate) fn clock(&self, before: Moment) -> Moment {
-        match &self.place {
-            Where::Servers(_) => Moment::now(),
-            Where::Memory(_) => before,
-        }
     }
 
     /// Speaks to Redis once. In a cluster, any node will do.

@@ -83,8 +83,6 @@ pub(super) struct Front {
 #[derive(Debug)]
 pub(crate) struct Start {
     pub(crate) number: u64,
-    /// When the turn starts.
-    pub(crate) at: Moment,
     pub(crate) handed: HandoffOutcome,
     /// For how long to leave the lock to other processes before asking.
     pub(crate) nap: Duration,
@@ -92,13 +90,6 @@ pub(crate) struct Start {
     pub(crate) crowded: bool,
     /// What the threads of earlier turns have found out about Redis.
     pub(crate) attempts: Attempts,
-}
-
-impl Start {
-    /// The thread asks Redis at once.
-    pub(crate) fn asks_at_once(&self) -> bool {
-        self.handed == HandoffOutcome::NotTaken && self.nap.is_zero()
-    }
 }
 
 impl WaitQueue {
@@ -126,7 +117,7 @@ impl WaitQueue {
                 HandoffOutcome::NotTaken | HandoffOutcome::Taken { .. } => {}
             }
             let attempts = Attempts::after(self.silence.clone(), true);
-            return Some(Start { number, at: now, handed, nap: Duration::ZERO, crowded: false, attempts });
+            return Some(Start { number, handed, nap: Duration::ZERO, crowded: false, attempts });
         }
         if !self.is_open(now) || !self.is_next(waiter) {
             return None;
@@ -140,7 +131,7 @@ impl WaitQueue {
         let attempts = Attempts::after(self.silence.clone(), self.answered);
         let nap = self.first_nap(last.filter(|_| is_over), now);
         let crowded = self.past.contention.contention() > 0.0;
-        Some(Start { number, at: now, handed: HandoffOutcome::NotTaken, nap, crowded, attempts })
+        Some(Start { number, handed: HandoffOutcome::NotTaken, nap, crowded, attempts })
     }
 
     /// For how long a turn that starts leaves the lock to other processes: for the nap that
@@ -246,11 +237,9 @@ impl WaitQueue {
         (hold.renewals() == 0).then(|| Arc::clone(hold))
     }
 
-    /// Removes a waiter: true if it was the first.
-    pub(super) fn leave(&mut self, waiter: &Arc<Waiter>) -> bool {
-        let was_first = self.is_next(Some(waiter));
+    /// Removes a waiter.
+    pub(super) fn leave(&mut self, waiter: &Arc<Waiter>) {
         self.waiting.retain(|other| !Arc::ptr_eq(other, waiter));
-        was_first
     }
 
     /// The front is about to ask Redis. This is noted first, because there may never be an answer.
@@ -338,12 +327,6 @@ impl WaitQueue {
         let front = self.front(next, last.budget.handed_off(), now);
         self.front = Some(Front { handed: Some((Arc::clone(to), handed)), ..front });
         true
-    }
-
-    /// True if the next turn need not leave the lock to other processes first: none was seen
-    /// lately, and the budget is not spent.
-    pub(super) fn is_calm(&self) -> bool {
-        !self.past.budget_is_spent && self.past.contention.contention() <= 0.0
     }
 
     /// True if no answer of Redis is due to the thread in front: it has the lock, and does not give

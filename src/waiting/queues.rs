@@ -38,9 +38,8 @@ pub(crate) struct WaitQueues {
 #[derive(Debug)]
 pub(crate) struct Turn {
     queues: Arc<WaitQueues>,
-    /// The place of the key's queue. If the turn was passed over, another key's queue may be there
-    /// by now, in which no turn has this number.
-    place: usize,
+    /// The lock's key.
+    name: Arc<str>,
     /// Tells turns apart.
     number: u64,
     /// The turn has ended, or was handed over.
@@ -91,30 +90,31 @@ impl WaitQueues {
         claim: impl FnOnce() -> Claim,
     ) -> Result<Joined, NoTurn> {
         let mut table = self.table.lock();
-        let at = table.place(name);
-        if let Some(start) = table.start_turn(at, None, patience.once, Moment::now()) {
-            return Ok(Joined { turn: self.turn(at, start.number), start, waited: false });
+        let number = table.number();
+        let queue = table.queue(name);
+        if let Some(start) = queue.start_turn(number, None, patience.once, Moment::now()) {
+            return Ok(Joined { turn: self.turn(name, start.number), start, waited: false });
         }
         if patience.once {
-            let queue = table.queue(name);
             let busy = || NoTurn::Busy(queue.holder(Moment::now()));
             return Err(is_vain(queue.seen(), false).map_or_else(NoTurn::Vain, |()| busy()));
         }
         let me = Arc::new(Waiter::new(claim(), patience.deadline));
-        table.queue(name).waiting.push_back(Arc::clone(&me));
+        queue.waiting.push_back(Arc::clone(&me));
         let mut place = Place::new(&me, patience, Waits::are_announced());
         loop {
             let now = Moment::now();
-            if let Some(start) = table.start_turn(at, Some(&me), false, now) {
+            let number = table.number();
+            let queue = table.queue(name);
+            if let Some(start) = queue.start_turn(number, Some(&me), false, now) {
                 notify_first(table, name); // The thread behind may have to stay awake.
-                return Ok(Joined { turn: self.turn(at, start.number), start, waited: true });
+                return Ok(Joined { turn: self.turn(name, start.number), start, waited: true });
             }
             let cores_are_free = self.cores.are_free(now);
-            match place.next_step(table.queue(name), &is_vain, &answered_since, cores_are_free, now) {
+            match place.next_step(queue, &is_vain, &answered_since, cores_are_free, now) {
                 Step::GiveUp(no_turn) => {
-                    if table.queue(name).leave(&me) {
-                        notify_first(table, name); // The next one has to look at the front from now on.
-                    }
+                    queue.leave(&me);
+                    self.left(table, name); // The next one has to look at the front from now on.
                     return Err(no_turn);
                 }
                 Step::StayAwake => MutexGuard::unlocked(&mut table, || self.cores.stay_awake(&me)),
@@ -127,23 +127,13 @@ impl WaitQueues {
         }
     }
 
-    /// The turn for a key, if no other thread of this process wants that key. Does not wait. With
-    /// `if_calm`, only if there is no reason to leave the lock to other processes first.
-    pub(crate) fn join_alone(self: &Arc<WaitQueues>, name: &Arc<str>, if_calm: bool) -> Option<Turn> {
-        let mut table = self.table.lock();
-        let may_start = |queue: &WaitQueue| queue.is_idle() && (!if_calm || queue.is_calm());
-        if !table.of(name).is_none_or(may_start) {
-            return None;
-        }
-        let (at, number) = (table.place(name), table.turns + 1);
-        table.queue(name).start_turn(number, None, false, Moment::now())?;
-        table.turns = number;
-        Some(self.turn(at, number))
-    }
-
     /// Wakes the first waiter, since the hold in front is lost.
     pub(crate) fn wake_first(&self, name: &str) {
-        notify_first(self.table.lock(), name);
+        let table = self.table.lock();
+        if table.is_watched {
+            self.changed.notify_all();
+        }
+        notify_first(table, name);
     }
 
     /// Wakes all waiters: those whose wait was stopped leave, and the others sleep again.
@@ -155,10 +145,10 @@ impl WaitQueues {
 
     /// Waits until each queue that has threads is as it should be. False if that is
     /// not so at the deadline.
-    pub(crate) fn wait_until(&self, is_good: impl Fn(&str, &WaitQueue) -> bool, deadline: Moment) -> bool {
+    pub(crate) fn wait_until(&self, is_good: impl Fn(&WaitQueue) -> bool, deadline: Moment) -> bool {
         let mut table = self.table.lock();
         table.is_watched = true;
-        while !table.all().all(|(name, queue)| queue.is_idle() || is_good(name, queue)) {
+        while !table.all().all(|(_, queue)| queue.is_idle() || is_good(queue)) {
             let now = Moment::now();
             if deadline <= now {
                 return false;
@@ -168,20 +158,28 @@ impl WaitQueues {
         true
     }
 
-    /// The holds of the threads that have a turn, and can trust them.
-    pub(crate) fn holds(&self, now: Moment) -> Vec<Arc<Hold>> {
-        let table = self.table.lock();
-        let holds = table.all().filter_map(|(_, queue)| queue.hold());
-        holds.filter(|hold| hold.is_valid(now)).map(Arc::clone).collect()
-    }
-
     /// Who has this lock, as far as this process knows without asking.
     pub(crate) fn holder(&self, name: &str, now: Moment) -> Option<Holder> {
         self.table.lock().of(name)?.holder(now)
     }
 
-    fn turn(self: &Arc<WaitQueues>, place: usize, number: u64) -> Turn {
-        Turn { queues: Arc::clone(self), place, number, is_over: false }
+    /// A thread has left the queue of this key: wakes the first waiter, if there is one.
+    fn left(&self, mut table: MutexGuard<'_, Table>, name: &Arc<str>) {
+        let Some(queue) = table.of_mut(name) else { return };
+        if let Some(next) = queue.waiting.front().cloned() {
+            drop(table);
+            next.wake_for_turn();
+        } else if queue.is_idle() {
+            queue.end();
+            table.ended(name);
+            if table.is_watched {
+                self.changed.notify_all();
+            }
+        }
+    }
+
+    fn turn(self: &Arc<WaitQueues>, name: &Arc<str>, number: u64) -> Turn {
+        Turn { queues: Arc::clone(self), name: Arc::clone(name), number, is_over: false }
     }
 }
 
@@ -202,8 +200,8 @@ fn notify(waiter: Option<Arc<Waiter>>, table: MutexGuard<'_, Table>) {
 impl Turn {
     /// For a thread that has a lock, though another thread of this process has the turn. Nothing
     /// waits for the end of this turn. It is like one that was passed over.
-    pub(crate) fn outside(queues: &Arc<WaitQueues>) -> Turn {
-        queues.turn(usize::MAX, OUTSIDE)
+    pub(crate) fn outside(queues: &Arc<WaitQueues>, name: &Arc<str>) -> Turn {
+        queues.turn(name, OUTSIDE)
     }
 
     pub(crate) fn is_outside(&self) -> bool {
@@ -213,17 +211,21 @@ impl Turn {
     /// For how long to leave the lock to other processes before the next attempt.
     pub(crate) fn nap(&self) -> Duration {
         let mut table = self.queues.table.lock();
-        table.at(self.place).map_or(Duration::ZERO, |queue| queue.nap(self.number))
+        table.of_mut(&self.name).map_or(Duration::ZERO, |queue| queue.nap(self.number))
     }
 
-    /// The thread has the lock. Its turn lasts as long as the hold.
+    /// The thread has the lock, and the keeper knows the hold. The turn lasts as long as the hold.
     pub(crate) fn holds(&self, hold: &Arc<Hold>) {
         let mut table = self.queues.table.lock();
-        if let Some(queue) = table.at(self.place) {
+        if let Some(queue) = table.of_mut(&self.name) {
             queue.holds(self.number, hold, hold.acquired.answered);
         }
         if table.is_watched {
             self.queues.changed.notify_all();
+        }
+        // If the hold was lost before the queue knew it, the wake-up for that was in vain.
+        if hold.lost().is_some() {
+            notify_first(table, &self.name);
         }
     }
 
@@ -244,7 +246,7 @@ impl Turn {
     }
 
     fn note(&self, note: impl FnOnce(&mut WaitQueue)) {
-        if let Some(queue) = self.queues.table.lock().at(self.place) {
+        if let Some(queue) = self.queues.table.lock().of_mut(&self.name) {
             note(queue);
         }
     }
@@ -269,7 +271,7 @@ impl Turn {
     /// returned.
     pub(crate) fn hand_off(&self, limit: Duration, now: Moment, answer_by: Moment) -> Option<Arc<Waiter>> {
         let mut table = self.queues.table.lock();
-        let queue = table.at(self.place)?;
+        let queue = table.of_mut(&self.name)?;
         let to = queue.hand_off(self.number, limit, now, answer_by);
         notify(queue.waiting.front().cloned(), table);
         to
@@ -284,11 +286,10 @@ impl Turn {
             return None; // The next thread asks for itself.
         }
         let mut table = self.queues.table.lock();
-        let (now, next) = (Moment::now(), table.turns + 1);
-        let queue = table.at(self.place);
+        let (now, next) = (Moment::now(), table.number());
+        let queue = table.of_mut(&self.name);
         self.is_over = queue.is_some_and(|queue| queue.hand_over(self.number, to, next, handed, now));
         if self.is_over {
-            table.turns = next;
             drop(table);
             to.wake_for_turn();
         }
@@ -297,40 +298,16 @@ impl Turn {
     }
 }
 
-impl Turn {
-    /// Ends the turn at this moment: from then on, the lock is free for other processes.
-    pub(crate) fn end(mut self, now: Moment) {
-        self.pass_on(now);
-        self.is_over = true;
-    }
-
-    fn pass_on(&self, now: Moment) {
-        let mut table = self.queues.table.lock();
-        let Some(queue) = table.at(self.place) else {
-            return;
-        };
-        if !queue.end_turn(self.number, now) {
-            return; // It was passed over, and the turn is another thread's.
-        }
-        let next = queue.waiting.front().cloned();
-        if next.is_none() {
-            queue.end();
-            table.ended(self.place);
-            if table.is_watched {
-                self.queues.changed.notify_all();
-            }
-        }
-        drop(table);
-        if let Some(next) = next {
-            next.wake_for_turn();
-        }
-    }
-}
-
 impl Drop for Turn {
     fn drop(&mut self) {
-        if !self.is_over {
-            self.pass_on(Moment::now());
+        if self.is_over {
+            return;
+        }
+        let mut table = self.queues.table.lock();
+        // If the turn was passed over, another thread has it.
+        let queue = table.of_mut(&self.name);
+        if queue.is_some_and(|queue| queue.end_turn(self.number, Moment::now())) {
+            self.queues.left(table, &self.name);
         }
     }
 }
@@ -403,8 +380,6 @@ pub(crate) mod tests {
         }
         let known = || queues.table.lock().known();
         assert_eq!(known(), 1 + REMEMBERED);
-        let names = || queues.table.lock().all().filter(|(name, _)| !name.is_empty()).count();
-        assert_eq!(names(), known(), "the names of other keys stay in memory");
         drop(wanted);
         assert_eq!(known(), REMEMBERED);
     }
@@ -419,18 +394,6 @@ pub(crate) mod tests {
         }
         assert!(at_once(&queues, &name()).is_none(), "two threads have the turn");
         drop(turn);
-    }
-
-    /// A thread that asks Redis at once is known to ask from the moment when its turn starts.
-    #[test]
-    fn a_turn_starts_with_a_question_to_redis() {
-        let queues = Arc::new(WaitQueues::default());
-        let front = at_once(&queues, &name()).unwrap();
-        let now = Moment::now();
-        let patience = Patience { began: now, ..until(now.after(Duration::from_millis(30))) };
-        let told = queues.join(&name(), &patience, |_, _| Ok(()), |_| false, |_| (), claim);
-        assert!(matches!(told, Err(NoTurn::Outage(None))), "{told:?}");
-        drop(front);
     }
 
     #[test]
@@ -475,48 +438,13 @@ pub(crate) mod tests {
         assert!(at_once(&queues, &name()).is_some());
     }
 
-    /// The place of a queue that nobody needs is given to another key.
-    #[test]
-    fn a_turn_that_was_passed_over_ends_no_turn_of_another_key() {
-        let queues = Arc::new(WaitQueues::default());
-        let zombie = at_once(&queues, &name()).unwrap();
-        let hold = Arc::new(sample("key", Duration::from_millis(20), Moment::now()));
-        zombie.holds(&hold);
-        drop(queues.join(&name(), &until(soon()), |_, _| Ok(()), |_| true, |_| (), claim).unwrap());
-        let others: Vec<Arc<str>> = (0..=2 * REMEMBERED).map(|n| format!("other {n}").into()).collect();
-        drop(others[1..].iter().map(|other| at_once(&queues, other).unwrap()).collect::<Vec<_>>());
-        let turns: Vec<_> = others.iter().map(|other| at_once(&queues, other).unwrap()).collect();
-        assert!(turns.iter().any(|turn| turn.place == zombie.place), "no place was used again");
-        zombie.holds(&hold);
-        assert!(zombie.hand_off(Duration::MAX, Moment::now(), Moment::now()).is_none());
-        drop(zombie);
-        assert!(others.iter().all(|other| at_once(&queues, other).is_none()), "two threads have the turn");
-    }
-
-    #[test]
-    fn a_place_that_is_used_again_has_nothing_of_the_key_before() {
-        let queues = Arc::new(WaitQueues::default());
-        let turn = at_once(&queues, &name()).unwrap();
-        let place = turn.place;
-        turn.saw(&Holder::new(b"theirs", None), Duration::from_micros(50), false);
-        assert!(turn.hand_off(Duration::from_nanos(1), Moment::now(), Moment::PAST).is_none());
-        drop(turn);
-        for n in 0..REMEMBERED {
-            drop(at_once(&queues, &format!("other {n}").into()).unwrap());
-        }
-        let new = joined(&queues, &"new".into()).unwrap();
-        assert_eq!(new.turn.place, place);
-        assert!(new.start.nap.is_zero() && !new.start.crowded);
-    }
-
     #[test]
     fn no_two_turns_have_one_number() {
         let queues = Arc::new(WaitQueues::default());
         let mut last = 0;
         for n in 0..6 {
             let key: Arc<str> = format!("{}", n % 3).into();
-            let turn =
-                if n % 2 == 0 { at_once(&queues, &key) } else { queues.join_alone(&key, false) }.unwrap();
+            let turn = at_once(&queues, &key).unwrap();
             assert!(turn.number > last);
             last = turn.number;
         }
@@ -528,24 +456,10 @@ pub(crate) mod tests {
         let zombie = at_once(&queues, &name()).unwrap();
         zombie.holds(&Arc::new(sample("key", Duration::from_millis(20), Moment::now())));
         let turn = queues.join(&name(), &until(soon()), |_, _| Ok(()), |_| true, |_| (), claim).unwrap();
-        zombie.end(Moment::now());
+        turn.turn.asks(Moment::now());
+        drop(zombie);
         assert!(queues.table.lock().queue(&name()).silence.is_some(), "the next thread asks");
         drop(turn);
-    }
-
-    #[test]
-    fn a_lock_is_free_from_the_moment_at_which_its_turn_ends() {
-        let queues = Arc::new(WaitQueues::default());
-        let nap = |ended: Moment, name: Arc<str>| {
-            let turn = at_once(&queues, &name).unwrap();
-            turn.holds(&Arc::new(sample(&name, Duration::from_secs(30), Moment::now())));
-            let begun = Moment::now().after(Duration::from_millis(1));
-            assert!(turn.hand_off(Duration::from_nanos(1), begun, Moment::PAST).is_none());
-            turn.end(ended);
-            queues.join(&name, &until(soon()), |_, _| Ok(()), |_| true, |_| (), claim).unwrap().start.nap
-        };
-        assert!(nap(Moment::now().after(Duration::from_secs(9)), "a".into()) > Duration::ZERO);
-        assert_eq!(nap(Moment::now().before(Duration::from_secs(9)), "b".into()), Duration::ZERO);
     }
 
     #[test]
@@ -605,7 +519,7 @@ pub(crate) mod tests {
     #[test]
     fn a_thread_behind_a_silent_one_reports_the_outage_unless_redis_answers_others() {
         let queues = Arc::new(WaitQueues::default());
-        let front = queues.join_alone(&name(), false).unwrap();
+        let front = at_once(&queues, &name()).unwrap();
         let told = |answered: bool| {
             let now = Moment::now();
             let patience = Patience { began: now, ..until(now.after(Duration::from_millis(30))) };

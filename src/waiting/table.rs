@@ -1,14 +1,10 @@
-//! Where the queue of each key is, and for how long the queue of a key that no thread wants is
+//! The queues of one manager, by key, and for how long the queue of a key that no thread wants is
 //! kept.
 
-use std::collections::VecDeque;
-use std::mem;
+use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 
-use crate::base::clock::Moment;
-use crate::base::hash::HashMap;
-use crate::waiting::queue::{Start, WaitQueue};
-use crate::waiting::waiter::Waiter;
+use crate::waiting::queue::WaitQueue;
 
 /// How many queues a manager keeps once no thread of this process wants their keys any more.
 pub(super) const REMEMBERED: usize = 8;
@@ -16,98 +12,61 @@ pub(super) const REMEMBERED: usize = 8;
 /// The queues of one manager.
 #[derive(Debug, Default)]
 pub(super) struct Table {
-    /// The queues in which a thread has the turn or waits for it, those in `ended`, and new ones in
-    /// the places that are unused.
-    queues: Vec<(Arc<str>, WaitQueue)>,
-    /// The place of a key's queue. A queue stays where it is while a thread has the turn or waits
-    /// for it. So a turn knows its place, and looks up its key once.
-    places: HashMap<Arc<str>, usize>,
-    unused: Vec<usize>,
-    /// The queues that ended last, the latest at the end. A thread may want such a key again by
-    /// now.
-    ended: VecDeque<usize>,
-    /// How many turns have started.
-    pub(super) turns: u64,
+    /// The queues in which a thread has the turn or waits for it, and those in `ended`.
+    queues: HashMap<Arc<str>, WaitQueue>,
+    /// The keys whose queues ended last, the latest at the end. A thread may want such a key again
+    /// by now.
+    ended: VecDeque<Arc<str>>,
+    /// The last number that was given to a turn.
+    turns: u64,
     /// A thread waits until the queues have ended.
     pub(super) is_watched: bool,
 }
 
 impl Table {
-    /// The place of a key's queue, which is a new one if there is none.
-    pub(super) fn place(&mut self, name: &Arc<str>) -> usize {
-        if let Some(place) = self.places.get(name) {
-            return *place;
-        }
-        let new = (Arc::clone(name), WaitQueue::default());
-        let place = self.unused.pop().unwrap_or(self.queues.len());
-        match self.queues.get_mut(place) {
-            Some(unused) => *unused = new,
-            None => self.queues.push(new),
-        }
-        self.places.insert(Arc::clone(name), place);
-        place
-    }
-
-    /// The queue in a place. `None` if nothing was ever there.
-    pub(super) fn at(&mut self, place: usize) -> Option<&mut WaitQueue> {
-        self.queues.get_mut(place).map(|(_, queue)| queue)
-    }
-
     /// A key's queue, if there is one.
     pub(super) fn of(&self, name: &str) -> Option<&WaitQueue> {
-        self.places.get(name).map(|place| &self.queues[*place].1)
+        self.queues.get(name)
+    }
+
+    /// See [`of`](Table::of).
+    pub(super) fn of_mut(&mut self, name: &str) -> Option<&mut WaitQueue> {
+        self.queues.get_mut(name)
     }
 
     /// A key's queue, which is a new one if there is none.
     pub(super) fn queue(&mut self, name: &Arc<str>) -> &mut WaitQueue {
-        let place = self.place(name);
-        &mut self.queues[place].1
+        self.queues.entry(Arc::clone(name)).or_default()
+    }
+
+    /// A number that no turn has had.
+    pub(super) fn number(&mut self) -> u64 {
+        self.turns += 1;
+        self.turns
     }
 
     /// All queues. Some may be idle.
-    pub(super) fn all(&self) -> impl Iterator<Item = &(Arc<str>, WaitQueue)> {
+    pub(super) fn all(&self) -> impl Iterator<Item = (&Arc<str>, &WaitQueue)> {
         self.queues.iter()
     }
 
-    /// Starts a turn, if it has come. If the thread asks Redis at once, that is noted here.
-    pub(super) fn start_turn(
-        &mut self,
-        place: usize,
-        waiter: Option<&Arc<Waiter>>,
-        once: bool,
-        now: Moment,
-    ) -> Option<Start> {
-        let (number, queue) = (self.turns + 1, &mut self.queues[place].1);
-        let start = queue.start_turn(number, waiter, once, now)?;
-        if start.asks_at_once() {
-            queue.asks(start.number, now);
-        }
-        self.turns = self.turns.max(start.number);
-        Some(start)
-    }
-
-    /// A queue has ended. Keeps it for a while, and drops the one that ended first.
-    pub(super) fn ended(&mut self, place: usize) {
-        if self.ended.back() == Some(&place) {
-            return;
-        }
+    /// A queue has ended. Keeps it for a while, and drops the one that ended first: after a burst
+    /// of keys, their names would stay in memory for ever.
+    pub(super) fn ended(&mut self, name: &Arc<str>) {
+        let is_idle = |name: &Arc<str>| self.queues.get(name).is_some_and(WaitQueue::is_idle);
         // Queues that threads use again are not for this list to drop.
-        let queues = &self.queues;
-        self.ended.retain(|it| *it != place && queues[*it].1.is_idle());
-        self.ended.push_back(place);
+        self.ended.retain(|it| it != name && is_idle(it));
+        self.ended.push_back(Arc::clone(name));
         if self.ended.len() > REMEMBERED
             && let Some(first) = self.ended.pop_front()
         {
-            // After a burst of keys, their names would stay in memory for ever.
-            let (name, _) = mem::take(&mut self.queues[first]);
-            self.places.remove(&name);
-            self.unused.push(first);
+            self.queues.remove(&first);
         }
     }
 
     /// How many keys have a queue.
     #[cfg(test)]
     pub(super) fn known(&self) -> usize {
-        self.places.len()
+        self.queues.len()
     }
 }

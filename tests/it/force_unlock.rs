@@ -7,10 +7,10 @@ use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 use relatch::{LockGuard, LockManager, LostCause};
-use relatch_rig::{LONG, Server, eventually, throughout, unique_key};
+use relatch_rig::{Fault, LONG, Server, eventually, throughout, unique_key};
 
 use crate::support::{
-    LATE, MINUTE, PERIOD, Rig, SOON, assert_lost, delete, occupy, renewals, returns_by, take,
+    ANSWER, LATE, MINUTE, PERIOD, Rig, SOON, assert_lost, delete, occupy, renewals, returns_by, take,
 };
 
 /// How soon a waiter has to take the lock: well below the second after which the first waiter asks
@@ -137,4 +137,19 @@ fn a_waiter_behind_a_young_hold_deleted_by_hand_takes_the_lock_soon() {
         });
         assert_lost(&guard.unlock(), LostCause::Deleted);
     }
+}
+
+/// Redis has executed the claim, and its answer is on the way.
+#[test]
+fn a_thread_whose_answer_is_due_gets_no_lock_that_is_force_unlocked() {
+    let rig = Rig::with(|builder| builder.response_timeout(LONG));
+    rig.proxy.on("SET lock:a", Fault::DelayReply(ANSWER));
+    thread::scope(|scope| {
+        let taker = scope.spawn(|| rig.locks.lock("a").map(drop));
+        eventually(LONG, "the claim is executed", || rig.server.exists("lock:a"));
+        let deleted = rig.locks.named("a").force_unlock().expect("answers");
+        assert!(deleted.is_some(), "it had the key");
+        assert_lost(&taker.join().expect("no panic"), LostCause::Deleted);
+    });
+    assert!(rig.locks.held().is_empty());
 }

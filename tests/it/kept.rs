@@ -257,3 +257,25 @@ fn a_slow_answer_to_keeping_changes_nothing() {
     assert!(matches!(guard.unlock(), Ok(Unlocked::Kept { .. })));
     assert!(rig.locks.try_lock("a").expect("answers").is_none());
 }
+
+/// The first try to keep the lock has no answer, and when the second is sent, the time is over.
+#[test]
+fn a_lock_whose_time_ends_during_its_release_is_not_unconfirmed() {
+    let rig = Rig::new();
+    let guard = rig.locks.named("a").keep_at_least(KEPT).lock().expect("locks");
+    let taken = Instant::now();
+    rig.proxy.on("EVALSHA * 1 lock:a", Fault::SwallowCommand);
+    eventually(LONG, "its time is nearly over", || taken.elapsed() + ANSWER / 4 > KEPT);
+    guard.unlock().expect("Redis answers the second try");
+    eventually(LONG, "the lock is free", || rig.value_of("a").is_none());
+}
+
+#[test]
+fn the_longest_time_that_any_reentry_asks_for_counts() {
+    let rig = Rig::new();
+    let outer = rig.locks.lock("a").expect("locks");
+    drop(rig.locks.named("a").keep_at_least(MINUTE).lock().expect("re-enters"));
+    drop(rig.locks.named("a").keep_at_least(SOON).lock().expect("re-enters"));
+    assert!(matches!(outer.unlock(), Ok(Unlocked::Kept { .. })));
+    assert!(rig.server.pttl("lock:a") > 31_000, "the rest of a minute");
+}

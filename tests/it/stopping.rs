@@ -1,6 +1,7 @@
 //! The end: waits that the program stops, and a manager that is shut down.
 
 use std::process;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc;
 use std::thread;
 use std::time::{Duration, Instant};
@@ -482,4 +483,44 @@ pub(crate) fn leave_as_told() {
     role::next_line();
     assert_eq!(locks.shutdown_and_release(Duration::ZERO).len(), 1);
     process::exit(7)
+}
+
+/// Threads that take and release locks all the time are caught at every point of that.
+#[test]
+fn no_thread_trusts_a_lock_once_its_manager_was_shut_down_and_released_and_no_key_is_left() {
+    let server = Server::start();
+    for _ in 0..60 {
+        let (locks, is_over) = (connect(&server), AtomicBool::new(false));
+        let (locks, is_over) = (&locks, &is_over);
+        thread::scope(|scope| {
+            for n in 0..4 {
+                scope.spawn(move || {
+                    while let Ok(guard) = locks.lock(n.to_string()) {
+                        assert!(!(is_over.load(Ordering::Acquire) && guard.is_valid()), "it is trusted");
+                        drop(guard);
+                    }
+                });
+            }
+            eventually(LONG, "the threads take locks", || locks.stats().acquired > 20);
+            let _ = locks.shutdown_and_release(Duration::ZERO);
+            is_over.store(true, Ordering::Release);
+            let left: Vec<String> = server.query(&["KEYS", "*"]);
+            assert!(left.is_empty(), "{left:?}");
+        });
+    }
+}
+
+#[test]
+fn a_shutdown_does_not_wait_for_a_hold_that_is_lost() {
+    let rig = Rig::new();
+    thread::scope(|scope| {
+        let (release, holder) = held_elsewhere(scope, &rig.locks, "a");
+        let _ = rig.locks.named("a").force_unlock().expect("answers").expect("it is held");
+        let asked = Instant::now();
+        let left = rig.locks.shutdown(LONG);
+        assert!(asked.elapsed() < LONG / 2, "{:?}", asked.elapsed());
+        assert_eq!(left.len(), 1, "its guard is there");
+        drop(release);
+        assert_lost(&holder.join().expect("no panic"), LostCause::Deleted);
+    });
 }
