@@ -2,6 +2,10 @@
 //!
 //! A test named `row_NN_...` is a fault of the table in `docs/guarantees.md`.
 
+// Here, `#[test]` is the one of `tests/limit`: a test that hangs ends the run, and is named.
+#[macro_use(test)]
+extern crate relatch_limit;
+
 // What a program calls.
 
 // Lock, unlock and reentry: which commands each of them sends.
