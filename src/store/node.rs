@@ -84,7 +84,7 @@ impl Common {
     ) -> Result<[Reply; N], Failure> {
         let ways = endpoint.ways()?;
         let deadline = Moment::now().after(limit.min(self.connect_timeout));
-        let (mut link, _) = Link::open(endpoint, &ways, &self.access, &[], deadline, |_| Ok(()))?;
+        let (mut link, _) = self.access.open(endpoint, &ways, &[], deadline, |_| Ok(()))?;
         link.wire.expect_map();
         let batch = commands.iter().fold(Batch::default(), |batch, command| batch.and(command));
         let replies = link.exchange(&batch, deadline).map_err(|failure| match failure {
@@ -214,7 +214,7 @@ impl Node {
         match &self.location {
             Location::At(endpoint) => {
                 let ways = endpoint.ways()?;
-                let opened = Link::open(endpoint, &ways, access, &[], in_time(), |_| Ok(()));
+                let opened = access.open(endpoint, &ways, &[], in_time(), |_| Ok(()));
                 opened.map(|(link, _)| link).map_err(|failure| match failure {
                     // A node has left, and another server has its address. The next map says more.
                     Failure::Refused(refusal) if refusal.code == NO_NODE => Failure::NotSent(refusal.into()),
@@ -226,7 +226,7 @@ impl Node {
                 let deadline = in_time();
                 master.connect(deadline, |endpoint, connected| {
                     let ways = endpoint.ways()?;
-                    let opened = Link::open(endpoint, &ways, access, &[], deadline, connected);
+                    let opened = access.open(endpoint, &ways, &[], deadline, connected);
                     opened.map(|(link, _)| link)
                 })
             }
