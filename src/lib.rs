@@ -210,7 +210,7 @@ pub use crate::base::owner::Owner;
 pub use crate::base::stats::{Histogram, Stats};
 pub use crate::base::stop::Stop;
 pub use crate::builder::Builder;
-pub use crate::guard::{DetachedHold, HandOverError, LockGuard, LockWatch, MultiLockGuard};
+pub use crate::guard::{DetachedHold, LockGuard, LockWatch, MultiLockGuard};
 pub use crate::hold::{HeldLock, Parcel, Unlocked};
 pub use crate::installed::{
     Restore, assert_held, current, install, install_for_test, installed, lock, lock_all, named, try_lock,
