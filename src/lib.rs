@@ -214,7 +214,7 @@ pub use crate::guard::{DetachedHold, LockGuard, LockWatch, MultiLockGuard};
 pub use crate::hold::{HeldLock, Parcel, Unlocked};
 pub use crate::installed::{
     Restore, assert_held, current, install, install_for_test, installed, lock, lock_all, named, try_lock,
-    try_lock_for, try_lock_until, with_lock, with_lock_result, with_locks,
+    try_lock_for, try_lock_until, try_with_lock, with_lock, with_lock_result, with_locks,
 };
 pub use crate::keeping::losses::LostLock;
 pub use crate::lock::Lock;

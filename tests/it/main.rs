@@ -12,6 +12,8 @@ extern crate relatch_limit;
 mod lock;
 // Every public function, as a user calls it.
 mod public_api;
+// Closures under a lock: whether they run, and what an error says of that.
+mod bodies;
 // The login: one batch, credentials that change, and what is at the other end.
 mod login;
 // Options, keys and addresses: which are refused, and which are unusual and work.
