@@ -94,8 +94,8 @@ impl ServerConnection {
     ) -> Result<(ClaimReply, Tracking), Failure> {
         let times = wanted.times();
         let (script, args) = wanted.script(&times);
-        let fill = |batch: Batch, teach| batch.and(&script.command(teach, wanted.key, &args));
-        let (replies, tracking) = self.route.run_all(listener, 1, fill, deadline)?;
+        let add = |batch: Batch, _, teach| batch.and(&script.command(teach, wanted.key, &args));
+        let (replies, tracking) = self.route.run_all(listener, 1, add, None, deadline)?;
         let reply = claimed(accepted(next(&mut replies.into_iter())), wanted.counter.is_some());
         let claim = self.route.sensible(reply.map_err(|failure| script.explain(failure)))?;
         if matches!(claim, ClaimReply::Taken { .. }) {
@@ -136,8 +136,8 @@ impl ServerConnection {
     ) -> Result<AdoptReply, Failure> {
         let times = wanted.times();
         let (script, args) = wanted.adoption(old, &times);
-        let fill = |batch: Batch, teach| batch.and(&script.command(teach, wanted.key, &args));
-        let (replies, _) = self.route.run_all(None, 1, fill, deadline)?;
+        let add = |batch: Batch, _, teach| batch.and(&script.command(teach, wanted.key, &args));
+        let (replies, _) = self.route.run_all(None, 1, add, None, deadline)?;
         let reply = adopted(accepted(next(&mut replies.into_iter())), wanted.counter.is_some());
         let reply = self.route.sensible(reply.map_err(|failure| script.explain(failure)))?;
         if matches!(reply, AdoptReply::Adopted { .. })
@@ -189,13 +189,11 @@ impl ServerConnection {
         removals: &[(&str, &str)],
         deadline: Moment,
     ) -> Result<Vec<Result<Compared, Failure>>, Failure> {
-        let fill = |mut batch: Batch, teach: bool| {
-            for (n, (key, token)) in removals.iter().enumerate() {
-                batch = batch.and(&RELEASE.command(teach && n == 0, key, &[token]));
-            }
-            batch
+        let add = |batch: Batch, n: usize, teach| {
+            let (key, token) = removals[n];
+            batch.and(&RELEASE.command(teach, key, &[token]))
         };
-        let (replies, _) = self.route.run_all(None, removals.len(), fill, deadline)?;
+        let (replies, _) = self.route.run_all(None, removals.len(), add, None, deadline)?;
         Ok(self.comparisons(&RELEASE, replies))
     }
 
@@ -261,18 +259,12 @@ impl ServerConnection {
         deadline: Moment,
     ) -> Result<(Vec<Result<Compared, Failure>>, Tracking), Failure> {
         let wait = Wait::new(&self.route.node, deadline);
-        let fill = |mut batch: Batch, teach: bool| {
-            for (n, extension) in extensions.iter().enumerate() {
-                let lease = extension.lease.to_string();
-                let args = [extension.token, lease.as_str()];
-                batch = batch.and(&RENEW.command(teach && n == 0, extension.key, &args));
-            }
-            match &wait {
-                Some(wait) => wait.behind(batch),
-                None => batch,
-            }
+        let add = |batch: Batch, n: usize, teach| {
+            let Extension { key, token, lease } = extensions[n];
+            batch.and(&RENEW.command(teach, key, &[token, &lease.to_string()]))
         };
-        let (mut replies, tracking) = self.route.run_all(listener, extensions.len(), fill, deadline)?;
+        let (mut replies, tracking) =
+            self.route.run_all(listener, extensions.len(), add, wait.as_ref(), deadline)?;
         let acknowledged = wait.as_ref().map_or(Ok(()), |wait| {
             let reply = replies.pop().unwrap_or(Reply::Nil);
             self.route.sensible(wait.judge(reply, "renewal"))

@@ -7,6 +7,7 @@ use crate::base::seeded_bugs;
 use crate::store::failure::{Failure, Refusal, comes_from_wrong_server};
 use crate::store::node::Node;
 use crate::store::pool::LinkRef;
+use crate::store::replicas::Wait;
 use crate::store::reply::{Tracking, accepted, tracking};
 use crate::store::resp::{Batch, Reply};
 use crate::store::router::Router;
@@ -103,9 +104,12 @@ impl Route {
         Ok(true)
     }
 
-    /// Runs a script for the `keys` that `fill` puts into a batch. If Redis does not know the
-    /// script, the whole batch is sent again. Its first command then has the script's text, and
-    /// makes the script known to the other commands.
+    /// Runs a script for `keys` keys: `add` puts the command for the key of a number into a batch,
+    /// with the script's hash or with its whole text. What Redis refuses because it does not know
+    /// the script is sent once more. The first of these commands then has the text, and makes the
+    /// script known to the others. (It is one that this node executes, and does not redirect.)
+    ///
+    /// With `wait`, the last reply is that of the `Wait`.
     ///
     /// If `listener` is given, the batch first asks Redis, once per connection, to send that
     /// listener the invalidations of keys that are read over this connection. The listener is one
@@ -116,7 +120,8 @@ impl Route {
         &mut self,
         listener: Option<u64>,
         keys: usize,
-        fill: impl Fn(Batch, bool) -> Batch,
+        add: impl Fn(Batch, usize, bool) -> Batch,
+        wait: Option<&Wait>,
         deadline: Moment,
     ) -> Result<(Vec<Reply>, Tracking), Failure> {
         let listener = listener.filter(|_| !self.redirected);
@@ -124,9 +129,12 @@ impl Route {
         let mut result = if listener.is_some() { Tracking::On { link } } else { Tracking::Off };
         let mut to_ask = listener
             .filter(|listener| !self.link.as_ref().is_some_and(|link| link.invalidates_to(*listener)));
+        let (mut all, mut open) = (vec![Reply::Nil; keys], (0..keys).collect::<Vec<_>>());
         let mut teach = false;
         loop {
-            let batch = fill(self.ask(begin(to_ask)), teach);
+            let begun = self.ask(begin(to_ask));
+            let batch = open.iter().fold(begun, |batch, n| add(batch, *n, teach && *n == open[0]));
+            let batch = if let Some(wait) = wait { wait.behind(batch) } else { batch };
             let mut replies = self.exchange(&batch, deadline)?.into_iter();
             if let Some(listener) = to_ask.take() {
                 result = tracking(next(&mut replies), link);
@@ -137,14 +145,17 @@ impl Route {
             if self.asking {
                 next(&mut replies);
             }
-            let replies: Vec<_> = replies.collect();
-            if keys == 1 && self.follow(&replies[0], deadline)? {
+            for n in &open {
+                all[*n] = next(&mut replies);
+            }
+            if keys == 1 && self.follow(&all[0], deadline)? {
                 result = Tracking::Off;
                 continue;
             }
-            let unknown = replies.first().is_some_and(Reply::is_noscript);
-            if teach || !unknown {
-                return Ok((replies, result));
+            open.retain(|n| all[*n].is_noscript());
+            if teach || open.is_empty() {
+                all.extend(replies);
+                return Ok((all, result));
             }
             teach = true;
         }
