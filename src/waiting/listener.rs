@@ -151,7 +151,16 @@ impl Listener {
                 self.warn_once(&failure.into_cause());
             }
             self.given_up.store(false, Ordering::Relaxed);
-            self.thread.pause(pause);
+            self.pause(pause);
+        }
+    }
+
+    /// Sleeps, but no longer than the thread is needed. A node that sends no invalidations is asked
+    /// again after ten minutes at the latest, and may leave the cluster sooner.
+    fn pause(&self, pause: Duration) {
+        let until = Moment::now().after(pause);
+        while Moment::now() < until && !self.is_stopping() {
+            self.thread.pause(until.since(Moment::now()).min(SILENCE[1]));
         }
     }
 
@@ -325,6 +334,23 @@ pub(crate) mod tests {
                 "{said}"
             );
         }
+    }
+
+    #[test]
+    fn a_pause_ends_when_the_node_leaves_the_cluster() {
+        let (listener, _passes) = listener();
+        std::thread::scope(|scope| {
+            let pauses = scope.spawn(|| listener.pause(Duration::from_secs(600)));
+            std::thread::sleep(Duration::from_millis(50)); // The pause has begun, most likely.
+            listener.node.retire();
+            let limit = Moment::now().after(Duration::from_secs(20));
+            while !pauses.is_finished() && Moment::now() < limit {
+                std::thread::yield_now();
+            }
+            let has_ended = pauses.is_finished();
+            listener.tell_to_stop();
+            assert!(has_ended, "it still sleeps");
+        });
     }
 
     #[test]
