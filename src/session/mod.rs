@@ -130,8 +130,7 @@ impl Session {
     /// Sends a `PING`, so that a wrong address or login is found out now.
     pub(crate) fn check(&self) -> Result<(), Error> {
         let deadline = Moment::now().after(self.settings.connect_timeout);
-        let answer = self.store.ping(deadline);
-        answer.map_err(|failure| self.store.error(None, "connecting", failure))
+        self.store.ping("connecting", deadline)
     }
 
     /// Takes a lock, or re-enters it if this thread holds it. `stop` ends the wait.

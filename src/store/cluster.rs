@@ -113,10 +113,11 @@ impl Cluster {
         })
     }
 
-    /// Reads the map, and speaks to one node.
-    pub(super) fn ping(self: &Arc<Cluster>, deadline: Moment) -> Result<(), Failure> {
-        let mut last = Failure::not_sent("no node of the cluster has a slot");
-        let map = self.map(deadline)?;
+    /// Reads the map, and speaks to one node. A failure comes with the name of the node
+    /// that could not be reached: a map may name nodes that only its cluster can reach.
+    pub(super) fn ping(self: &Arc<Cluster>, deadline: Moment) -> Result<(), (Failure, String)> {
+        let mut last = (Failure::not_sent("no node of the cluster has a slot"), self.describe());
+        let map = self.map(deadline).map_err(|failure| (failure, self.describe()))?;
         let mut nodes = map.masters.iter();
         while let Some(node) = nodes.next() {
             // A node that is silent leaves time for another one.
@@ -124,7 +125,7 @@ impl Cluster {
             let share = if nodes.len() == 0 { left } else { left / 2 };
             match node.ping(Moment::now().after(share)) {
                 Ok(()) => return Ok(()),
-                Err(failure) => last = failure,
+                Err(failure) => last = (failure, node.name()),
             }
         }
         Err(last)
@@ -187,11 +188,13 @@ impl Cluster {
         }
     }
 
-    /// The map. Starts the thread that reads it.
+    /// The map. Starts the thread that reads it, and waits for the first one: as long as for a
+    /// connection, however many nodes are asked for it.
     fn map(self: &Arc<Cluster>, deadline: Moment) -> Result<Arc<Map>, Failure> {
         if let Some(map) = &self.state.lock().map {
             return Ok(Arc::clone(map));
         }
+        let deadline = deadline.min(Moment::now().after(self.common.connect_timeout));
         self.start()?;
         let mut state = self.state.lock();
         let asked = state.rounds;
@@ -234,17 +237,18 @@ impl Cluster {
         self.thread.enter();
         // Of the time in which a caller wants to be connected, a silent node leaves some for
         // others.
-        let short = LONGEST_ASK.min(self.common.connect_timeout / 3);
-        let (mut pauses, mut repeats) = (Backoff::for_listener(), false);
+        let long = self.common.connect_timeout;
+        let short = LONGEST_ASK.min(long / 3);
+        let (mut limit, mut pauses, mut repeats) = (short, Backoff::for_listener(), false);
         loop {
             let wanted = mem::take(&mut self.state.lock().wanted);
-            // If no node answers in time, perhaps they are far away, or the machine is busy. Both
-            // rounds together take no longer than a caller waits for a connection, if there is one
-            // node: the drop of the last handle waits for this thread.
-            let long = self.common.connect_timeout.saturating_sub(short);
-            let read = self
-                .read(short)
-                .or_else(|failure| if failure.can_pass() { self.read(long) } else { Err(failure) });
+            let began = Moment::now();
+            let read = self.read(limit).or_else(|failure| {
+                if limit < long && failure.can_pass() { self.read(long) } else { Err(failure) }
+            });
+            // If no node answers in so short a time, perhaps they are far away, or the machine is
+            // busy. Then each gets as long as for a connection, until one of them is quick.
+            limit = if Moment::now().since(began) < short { short } else { long };
             if self.thread.is_stopping() {
                 return;
             }

@@ -139,10 +139,13 @@ impl Store {
     }
 
     /// Speaks to Redis once. In a cluster, any node will do.
-    pub(crate) fn ping(&self, deadline: Moment) -> Result<(), Failure> {
+    pub(crate) fn ping(&self, action: &'static str, deadline: Moment) -> Result<(), Error> {
         match &self.place {
-            Where::Servers(router) => router.ping(deadline),
-            Where::Memory(memory) => memory.ping(),
+            Where::Servers(router) => {
+                let answer = router.ping(deadline);
+                answer.map_err(|(failure, server)| error_of(server, None, action, failure))
+            }
+            Where::Memory(memory) => memory.ping().map_err(|failure| self.error(None, action, failure)),
         }
     }
 
@@ -233,14 +236,18 @@ impl Store {
     /// The error that the caller sees, of a command for this key.
     pub(crate) fn error(&self, key: Option<&Key>, action: &'static str, failure: Failure) -> Error {
         let server = self.router().map_or_else(|| "memory".to_owned(), |it| it.name(key.map(Key::in_redis)));
-        let key = key.map(|key| Box::from(&**key.name()));
-        match failure {
-            Failure::Refused(refusal) if !refusal.can_pass() => {
-                Error::Refused { server, action, key, code: refusal.code, message: refusal.message }
-            }
-            Failure::Tls { cause, source } => Error::Tls { server, cause, source },
-            other => Error::Unavailable { server, action, key, source: other.into_cause() },
+        error_of(server, key, action, failure)
+    }
+}
+
+fn error_of(server: String, key: Option<&Key>, action: &'static str, failure: Failure) -> Error {
+    let key = key.map(|key| Box::from(&**key.name()));
+    match failure {
+        Failure::Refused(refusal) if !refusal.can_pass() => {
+            Error::Refused { server, action, key, code: refusal.code, message: refusal.message }
         }
+        Failure::Tls { cause, source } => Error::Tls { server, cause, source },
+        other => Error::Unavailable { server, action, key, source: other.into_cause() },
     }
 }
 

@@ -75,7 +75,8 @@ impl Common {
         Common { access: self.access.clone().expecting(Expected::ClusterNode), ..self.clone() }
     }
 
-    /// Asks a server, over a connection that is opened for it. One of the replies may be long.
+    /// Asks a server, over a connection that is opened for it. The questions go out with the login:
+    /// one round trip less counts where the server is far away.
     pub(super) fn ask_once<const N: usize>(
         &self,
         endpoint: &Endpoint,
@@ -83,15 +84,8 @@ impl Common {
         limit: Duration,
     ) -> Result<[Reply; N], Failure> {
         let ways = endpoint.ways()?;
-        let deadline = Moment::now().after(limit.min(self.connect_timeout));
-        let (mut link, _) = self.access.open(endpoint, &ways, &[], deadline, |_| Ok(()))?;
-        link.wire.expect_map();
-        let batch = commands.iter().fold(Batch::default(), |batch, command| batch.and(command));
-        let replies = link.exchange(&batch, deadline).map_err(|failure| match failure {
-            // No command of a lock was sent.
-            Failure::Unanswered { cause, .. } => Failure::NotSent(cause),
-            other => other,
-        })?;
+        let deadline = Moment::now().after(limit);
+        let (_, replies) = Link::open(endpoint, &ways, &self.access, &commands, deadline, |_| Ok(()))?;
         replies.try_into().map_err(|_| Failure::not_sent("replies are missing"))
     }
 }
@@ -214,7 +208,7 @@ impl Node {
         match &self.location {
             Location::At(endpoint) => {
                 let ways = endpoint.ways()?;
-                let opened = access.open(endpoint, &ways, &[], in_time(), |_| Ok(()));
+                let opened = Link::open(endpoint, &ways, access, &[], in_time(), |_| Ok(()));
                 opened.map(|(link, _)| link).map_err(|failure| match failure {
                     // A node has left, and another server has its address. The next map says more.
                     Failure::Refused(refusal) if refusal.code == NO_NODE => Failure::NotSent(refusal.into()),
@@ -226,7 +220,7 @@ impl Node {
                 let deadline = in_time();
                 master.connect(deadline, |endpoint, connected| {
                     let ways = endpoint.ways()?;
-                    let opened = access.open(endpoint, &ways, &[], deadline, connected);
+                    let opened = Link::open(endpoint, &ways, access, &[], deadline, connected);
                     opened.map(|(link, _)| link)
                 })
             }

@@ -90,11 +90,13 @@ impl Router {
     }
 
     /// Speaks to Redis once. In a cluster, the nodes are tried one after the other.
-    pub(super) fn ping(self: &Arc<Router>, deadline: Moment) -> Result<(), Failure> {
+    /// A failure comes with the name of the server.
+    pub(super) fn ping(self: &Arc<Router>, deadline: Moment) -> Result<(), (Failure, String)> {
         if let Servers::One(one) = self.servers() {
             let opened = self.reach(deadline, |_| Ok(Arc::clone(one)), Node::lend);
             if self.cluster().is_none() {
-                return opened?.ping(deadline);
+                let answer = opened.and_then(|mut connection| connection.ping(deadline));
+                return answer.map_err(|failure| (failure, one.name()));
             }
         }
         self.cluster().map_or(Ok(()), |cluster| cluster.ping(deadline))

@@ -7,10 +7,11 @@ use std::time::Duration;
 use relatch::{Builder, Error, LockManager, LostCause, Unlocked};
 use relatch_rig::rights::{least_rights, login};
 use relatch_rig::{
-    Cluster, ClusterSetup, Fault, LONG, Proxy, Server, Worker, eventually, server_version, throughout,
+    Cluster, ClusterSetup, Fault, LONG, Proxy, Relay, Server, Worker, eventually, server_version, throughout,
     unique_key, within,
 };
 
+use crate::sentinel::array;
 #[cfg(target_os = "linux")]
 use crate::support::behind;
 use crate::support::{
@@ -159,6 +160,49 @@ fn the_address_of_one_node_leads_to_the_whole_cluster_also_without_hello() {
 }
 
 /// Gives the user `worker` with the password `canary` these rights on every node.
+/// The node that is asked for the map is far away, and so are those that the map names.
+#[test]
+fn a_cluster_may_be_far_away() {
+    let cluster = small(ClusterSetup { proxied: true, ..ClusterSetup::default() });
+    let seed = Relay::start(cluster.server(0).port());
+    let be_far = |round_trip: Duration| {
+        seed.be_far(round_trip);
+        for proxy in [0, 1, 2].map(|place| cluster.proxy(place)) {
+            proxy.clear();
+            // Opening the connection takes a round trip, too.
+            proxy.always("HELLO", Fault::DelayReply(2 * round_trip));
+            for command in ["PING", "SET", "EVALSHA"] {
+                proxy.always(command, Fault::DelayReply(round_trip));
+            }
+        }
+    };
+    let url = format!("redis+cluster://{}127.0.0.1:{}", login(), seed.port());
+    let builder = |limit| LockManager::builder(&url).connect_timeout(limit);
+    be_far(Duration::from_millis(180));
+    eventually(LONG, "a manager is made", || builder(3 * SOON / 2).build().is_ok());
+    be_far(Duration::from_millis(240));
+    let locks = builder(SOON).build_unchecked().expect("sends nothing");
+    let guard = within(LONG, "a free lock", || locks.lock("a")).expect("locks");
+    assert_eq!(guard.unlock().expect("unlocks"), Unlocked::Released);
+}
+
+/// As a proxy may, or a server that is a cluster for those only who know it. `CLUSTER SLOTS` decides.
+#[test]
+fn nodes_of_a_cluster_may_call_themselves_standalone() {
+    let cluster = small(ClusterSetup { proxied: true, ..ClusterSetup::default() });
+    let fields = ["server", "redis", "version", "7.0.15", "mode", "standalone", "role", "master"];
+    let greeting = array(&fields).into_bytes();
+    (0..3).for_each(|place| cluster.proxy(place).always("HELLO", Fault::Replace(greeting.clone())));
+    for url in [cluster.url(), url_of_one(&cluster, 1)] {
+        let locks = connect(&url);
+        assert_works(&cluster, &locks, &[0, 1, 2]);
+        let name = cluster.key_on(2);
+        let guard = locks.lock(&name).expect("locks");
+        eventually(LONG, "it is renewed", || locks.held()[0].renewals > 0);
+        assert_eq!(guard.unlock().expect("unlocks"), Unlocked::Released);
+    }
+}
+
 fn grant_all(cluster: &Cluster, rights: &[&str]) {
     (0..cluster.count()).for_each(|place| crate::support::grant(cluster.server(place), rights));
 }
@@ -500,6 +544,13 @@ fn errors_name_the_node_or_those_of_the_url() {
     let text = refused.expect_err("it is dead").to_string();
     assert!(text.contains(&cluster.address(1)), "{text}");
     locks.with_lock(&names[2], || ()).expect("another node");
+    // A map may name nodes that this machine cannot reach. The error names one of them.
+    let map = b"*1\r\n*3\r\n:0\r\n:16383\r\n*2\r\n$9\r\n127.0.0.2\r\n:1\r\n".to_vec();
+    let elsewhere = Proxy::start(cluster.server(0).port());
+    elsewhere.always("CLUSTER SLOTS", Fault::Answer(map));
+    let url = format!("redis+cluster://{}127.0.0.1:{}", login(), elsewhere.port());
+    let error = patient(&url).build().expect_err("nobody listens at port 1");
+    assert!(error.is_unavailable() && error.to_string().contains(" 127.0.0.2:1"), "{error}");
     for place in [0, 2] {
         cluster.server(place).kill();
     }

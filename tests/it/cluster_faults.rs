@@ -1,6 +1,7 @@
 //! Redis Cluster: nodes that die, are silent or are failed over, and what the other nodes' locks
 //! notice of that.
 
+use std::net::TcpListener;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::thread;
@@ -13,7 +14,7 @@ use relatch_rig::{
 };
 
 use crate::cluster::{assert_works, connect, patient, redirects, small};
-use crate::cluster_moves::{NEW_MAP, assert_no_key_is_left, key, until_renewed, while_counting};
+use crate::cluster_moves::{NEW_MAP, assert_no_key_is_left, key, tag_on, until_renewed, while_counting};
 use crate::support::{ANSWER, MINUTE, SOON, assert_lost, assert_unavailable, chain, renewals, take};
 
 /// A lease that the death of another node must not end, and from one renewal to the next.
@@ -498,4 +499,43 @@ fn a_silent_new_owner_delays_no_renewal_at_the_old_one() {
     near.verify().expect("valid");
     cluster.proxy(1).black_hole(false);
     moving.end();
+}
+
+/// The healthy node forgets the script. A batch of renewals begins, almost surely, with one that is
+/// redirected to a node that does not answer. The other hold learns the script all the same.
+#[test]
+fn row_21_a_hold_that_is_redirected_keeps_no_other_from_learning_a_forgotten_script() {
+    let cluster = small(ClusterSetup { proxied: true, node_timeout: LONG, ..partly() });
+    let locks = patient(&cluster.url()).renew_every(PERIOD).build().expect("connects");
+    let tag = tag_on(&cluster, 0);
+    let moved: Vec<_> = (0..30).map(|n| format!("{tag}{n}")).collect();
+    let take = |name: &String| locks.named(name).lease(MINUTE).lock().expect("locks");
+    let far: Vec<_> = moved.iter().map(take).collect();
+    let name = cluster.key_on(0);
+    let near = locks.named(&name).lease(BRIEF).lock().expect("locks");
+    let moving = cluster.begin_move(cluster.slot_of(&moved[0]), 1);
+    moving.move_keys();
+    // From now on, all are renewed together.
+    until_renewed(&locks, &name, 2);
+    cluster.proxy(1).black_hole(true);
+    cluster.server(0).query::<()>(&["SCRIPT", "FLUSH"]);
+    throughout(4 * BRIEF, || assert!(near.is_valid(), "it was not renewed"));
+    near.verify().expect("valid");
+    cluster.proxy(1).black_hole(false);
+    moving.end();
+    for guard in far {
+        guard.verify().expect("valid");
+    }
+}
+
+/// Seeds that accept connections and are silent do not prolong the time for which an outage is
+/// tolerated.
+#[test]
+fn many_silent_nodes_do_not_prolong_a_wait() {
+    let silent: Vec<_> = (0..20).map(|_| TcpListener::bind("127.0.0.1:0").expect("a port")).collect();
+    let hosts = silent.iter().map(|it| it.local_addr().expect("bound").to_string()).collect::<Vec<_>>();
+    let builder = LockManager::builder(&format!("redis+cluster://{}", hosts.join(",")));
+    let locks = builder.tolerate_outage(2 * SOON).build_unchecked().expect("sends nothing");
+    let refused = within(8 * SOON, "the end of the wait", || locks.lock("a").map(Some));
+    assert_unavailable(&refused);
 }

@@ -285,7 +285,9 @@ fn show_values(url: &str) {
     let handed = handed.attach().expect("attaches");
     let again = locks.lock("f").expect("re-enters");
     let error = again.detach().expect_err("there are two guards");
-    show_error("a second guard", &error);
+    show(&error);
+    show_error("a second guard", error.error());
+    drop(error);
     let parcel = handed.hand_over().expect("hands over");
     show(&parcel);
     drop(locks.adopt(&parcel).expect("adopts"));

@@ -328,11 +328,12 @@ fn a_silent_sentinel_costs_its_timeout_once() {
 }
 
 #[test]
-fn a_sentinel_that_names_a_replica_or_a_dead_server_is_not_asked_alone() {
+fn a_sentinel_that_names_a_replica_a_dead_server_or_a_sentinel_is_not_asked_alone() {
     let sentinels = Sentinels::with(calm(1));
     let dead = Server::start();
     dead.kill();
-    for wrong in [sentinels.server(1).port(), dead.port()] {
+    // (It may name itself.)
+    for wrong in [sentinels.server(1).port(), dead.port(), sentinels.sentinel(1).port()] {
         let liar = sentinel_that_names(wrong);
         let alone = builder(&sentinels.url_with(&[port_of(&liar)])).build_unchecked().expect("an address");
         let refused = alone.try_lock_for("a", 2 * ANSWER);

@@ -22,9 +22,6 @@ mod worker;
 // `eventually` and `within` have an end.
 mod wait;
 
-// A test that hangs has an end, too.
-mod limit;
-
 /// A worker process begins here. In an ordinary run of the tests there is no role, and this does
 /// nothing.
 #[test]
@@ -32,7 +29,6 @@ fn worker_entry() {
     match relatch_rig::role::name().as_deref() {
         None => {}
         Some("echo") => worker::echo(),
-        Some("hang") => limit::hang(),
         Some(other) => panic!("no role is called {other:?}"),
     }
 }
