@@ -2,12 +2,14 @@
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::mpsc;
-use std::thread;
+use std::thread::{self, Scope};
 use std::time::{Duration, Instant};
 
 use relatch::{Error, LockGuard};
-use relatch_rig::{Fault, LONG, SetOnDrop, eventually};
+use relatch_rig::{Fault, LONG, SetOnDrop, eventually, throughout};
 
+#[cfg(target_os = "linux")]
+use crate::support::behind;
 use crate::support::{ANSWER, Rig, SOON, assert_unavailable, renewals, returns_by};
 
 /// How many threads act at the same time.
@@ -33,9 +35,9 @@ fn give_up(rig: &Rig) {
     });
 }
 
-/// Has [`MANY`] threads hold a lock each. After `before`, all extend their locks at the same time,
-/// while `meanwhile` runs. `answered` says whether the extensions have to succeed.
-fn ask_for_more(rig: &Rig, answered: bool, before: impl FnOnce(), meanwhile: impl FnOnce()) {
+/// Has [`MANY`] threads hold a lock each, and extend their locks all at the same time, after
+/// `before`. No extension is answered.
+fn extend_in_vain(rig: &Rig, before: impl FnOnce()) {
     let (held, go) = (AtomicUsize::new(0), AtomicBool::new(false));
     thread::scope(|scope| {
         for name in names() {
@@ -44,13 +46,12 @@ fn ask_for_more(rig: &Rig, answered: bool, before: impl FnOnce(), meanwhile: imp
                 let guard = rig.locks.lock(name).expect("locks");
                 held.fetch_add(1, Ordering::SeqCst);
                 eventually(LONG, "all begin", || go.load(Ordering::SeqCst));
-                assert_eq!(guard.extend_to(LONG).is_ok(), answered);
+                assert!(guard.extend_to(LONG).is_err());
             });
         }
         eventually(LONG, "all hold a lock", || held.load(Ordering::SeqCst) == MANY);
         before();
         go.store(true, Ordering::SeqCst);
-        meanwhile();
     });
 }
 
@@ -89,54 +90,54 @@ fn a_loss_is_reported_before_all_extensions_are_answered() {
     // The report waits for one try of the extensions, and for its repetition.
     returns_by(Duration::from_millis(500), "the report of the loss", || {
         reported_after_end(|rig| {
-            ask_for_more(rig, false, || rig.proxy.black_hole(true), || ());
+            extend_in_vain(rig, || rig.proxy.black_hole(true));
         })
     });
 }
 
-/// Checks that the keeper sends all commands that `many` causes in one pipeline. The answer to
-/// `first` is late, so these commands become due meanwhile. Their own answers are later still: a
-/// keeper that waited for each of them would not send all commands in time.
-fn assert_go_out_together(first: impl FnOnce(&Rig) + Send, many: impl FnOnce(&Rig, &dyn Fn())) {
+/// Checks that the keeper sends one command for each of [`names`] in one pipeline. They fall due in
+/// `fall_due`, while the keeper awaits the answer to a command for the lock `first`, which is
+/// delayed for as long as need be.
+///
+/// They get no answer. So a keeper that waited for the answer to one would not send the next.
+fn assert_go_out_together(fall_due: impl for<'s, 'e> FnOnce(&'s Scope<'s, 'e>, &'e Rig)) {
     let pool = u32::try_from(MANY).expect("a few") + 1;
-    let rig = Rig::with(|builder| builder.response_timeout(LONG).pool_size(pool));
-    let all_sent = || {
-        let sent = || names().map(|name| rig.proxy.commands(&format!("EVALSHA * 1 lock:{name}")));
-        eventually(SOON + 2 * ANSWER, "all are sent", || sent().all(|times| times > 0));
+    let rig = Rig::with(|builder| builder.response_timeout(4 * LONG).pool_size(pool));
+    rig.proxy.on("EVALSHA * 1 lock:first", Fault::DelayReply(4 * LONG));
+    thread::scope(|scope| {
+        fall_due(scope, &rig);
+        rig.proxy.always("EVALSHA", Fault::DropReply);
+        rig.proxy.end_delays();
+        let sent = |name: String| rig.proxy.commands(&format!("EVALSHA * 1 lock:{name}"));
+        eventually(LONG, "all are sent", || names().all(|name| sent(name) > 0));
         rig.proxy.clear();
         rig.proxy.cut_all();
-    };
-    rig.proxy.on("EVALSHA * 1 lock:first", Fault::DelayReply(2 * ANSWER));
-    thread::scope(|scope| {
-        scope.spawn(|| first(&rig));
-        rig.proxy.wait_fired(1, LONG);
-        rig.proxy.always("EVALSHA", Fault::DelayReply(4 * SOON));
-        many(&rig, &all_sent);
     });
 }
 
 #[test]
 fn many_clean_ups_are_sent_together() {
-    let refuse = |rig: &Rig| rig.proxy.always("SET", Fault::SwallowCommand);
-    let first = |rig: &Rig| {
-        rig.proxy.on("SET lock:first", Fault::CutBeforeReply);
-        rig.proxy.on_nth("SET lock:first", 2, Fault::CutBeforeReply);
-        assert_unavailable(&rig.locks.try_lock("first"));
-    };
-    assert_go_out_together(first, |rig, all_sent| {
-        refuse(rig);
+    assert_go_out_together(|_, rig| {
+        make_orphan(rig, "first");
+        rig.proxy.wait_fired(2, LONG); // The attempt, and the answer to the clean-up.
+        rig.proxy.always("SET", Fault::SwallowCommand);
         give_up(rig);
-        all_sent();
+        throughout(WAIT, || {}); // Each clean-up is due 20 ms after its attempt.
     });
 }
 
 #[test]
+#[cfg(target_os = "linux")]
 fn many_extensions_are_sent_together() {
-    let first = |rig: &Rig| {
-        let guard = rig.locks.lock("first").expect("locks");
-        guard.extend_to(LONG).expect("extends");
-    };
-    assert_go_out_together(first, |rig, all_sent| ask_for_more(rig, true, || (), all_sent));
+    assert_go_out_together(|scope, rig| {
+        let extend = |name: &str| {
+            let held = rig.locks.lock(name).expect("locks").detach().expect("not entered twice");
+            behind(scope, move || held.attach().expect("is held").extend_to(LONG).expect("extends"));
+        };
+        extend("first");
+        rig.proxy.wait_fired(1, LONG);
+        names().for_each(|name| extend(&name));
+    });
 }
 
 /// Gives up an attempt, so that an orphan has to be cleaned up.

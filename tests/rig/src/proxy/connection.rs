@@ -167,8 +167,10 @@ impl ProxiedConnection {
                 self.expect([Expected::Answer(bytes)]);
             }
             Some(Fault::DelayCommand(delay)) => {
+                let ended = shared.delays_ended();
                 shared.count_fired();
-                return self.pause(delay) && self.forward(command, &args, None, shared);
+                return self.pause(delay, || shared.delays_ended() > ended)
+                    && self.forward(command, &args, None, shared);
             }
             fault => return self.forward(command, &args, fault, shared),
         }
@@ -298,6 +300,7 @@ impl ProxiedConnection {
 
     /// Gives a reply to the client, or what `fault` leaves of it.
     fn deliver(&self, reply: &[u8], fault: Option<Fault>, shared: &Shared) {
+        let ended = shared.delays_ended();
         // Counted first: a client that has seen the fault can rely on its count.
         if fault.is_some() {
             shared.count_fired();
@@ -310,14 +313,14 @@ impl ProxiedConnection {
                 self.close();
             }
             Some(Fault::DelayReply(delay)) => {
-                if self.pause(delay) {
+                if self.pause(delay, || shared.delays_ended() > ended) {
                     self.write(reply);
                 }
             }
             Some(Fault::ByteByByte(gap)) => {
                 for byte in reply.chunks(1) {
                     self.write(byte);
-                    self.pause(gap);
+                    self.pause(gap, || false);
                 }
             }
             Some(Fault::Replace(bytes)) => self.write(&bytes),
@@ -336,11 +339,12 @@ impl ProxiedConnection {
         self.changed.notify_all();
     }
 
-    /// Waits for `delay`; returns false, at once, when the connection is closed meanwhile.
-    fn pause(&self, delay: Duration) -> bool {
+    /// Waits for `delay`, or until `is_ended`; returns false, at once, when the connection is closed
+    /// meanwhile.
+    fn pause(&self, delay: Duration, is_ended: impl Fn() -> bool) -> bool {
         let end = Instant::now() + delay;
         let mut pending = self.pending.lock();
-        while !pending.closed && !self.changed.wait_until(&mut pending, end).timed_out() {}
+        while !pending.closed && !is_ended() && !self.changed.wait_until(&mut pending, end).timed_out() {}
         !pending.closed
     }
 }

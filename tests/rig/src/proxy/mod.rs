@@ -164,6 +164,12 @@ impl Proxy {
         self.shared.for_each_connection(ProxiedConnection::wake);
     }
 
+    /// Ends the delays of commands and replies that have [fired](Self::wait_fired).
+    pub fn end_delays(&self) {
+        self.shared.delays_ended.fetch_add(1, Ordering::SeqCst);
+        self.shared.for_each_connection(ProxiedConnection::wake);
+    }
+
     /// While on, the messages of subscriptions that arrive from the server are lost. Replies pass.
     pub fn lose_messages(&self, on: bool) {
         self.shared.loses_messages.store(on, Ordering::SeqCst);

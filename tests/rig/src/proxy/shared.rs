@@ -24,6 +24,7 @@ pub(crate) struct Shared {
     pub(crate) holding: AtomicBool,
     pub(crate) loses_messages: AtomicBool,
     pub(crate) accepted: AtomicU64,
+    pub(crate) delays_ended: AtomicU64,
     pub(crate) rules: Mutex<Rules>,
     /// All commands that arrived.
     pub(crate) seen: Mutex<Vec<Vec<String>>>,
@@ -50,6 +51,11 @@ impl Shared {
     /// Whether replies are held.
     pub(crate) fn is_holding(&self) -> bool {
         self.holding.load(Ordering::SeqCst)
+    }
+
+    /// How often the delays under way were ended.
+    pub(crate) fn delays_ended(&self) -> u64 {
+        self.delays_ended.load(Ordering::SeqCst)
     }
 
     /// Notes a command that arrived, and decides what is to happen to it.
