@@ -4,6 +4,7 @@ use std::collections::HashMap;
 use std::fs;
 use std::path::Path;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -13,9 +14,7 @@ use relatch_rig::{
     Fault, LONG, Server, compile_preload, eventually, is_alone, throughout, time, unique_key, within,
 };
 
-use crate::support::{
-    ANSWER, INJURIES, LATE, MINUTE, PERIOD, Rig, SOON, assert_lost, connect, renewals, returns_by,
-};
+use crate::support::{INJURIES, MINUTE, PERIOD, Rig, SOON, assert_lost, connect, renewals, returns_by};
 
 /// Checks that a hold is lost within a period after each injury, and that relatch leaves its key as
 /// it is.
@@ -188,14 +187,13 @@ fn on_lost_is_called_once_for_each_loss() {
 
 #[test]
 fn a_callback_that_is_slow_or_panics_disturbs_no_other_hold() {
-    let slow = Duration::from_secs(2);
-    let called = Arc::new(Mutex::new(Vec::new()));
-    let calls = Arc::clone(&called);
+    let (called, goes_on) = (Arc::new(Mutex::new(Vec::new())), Arc::new(AtomicBool::new(false)));
+    let (calls, end) = (Arc::clone(&called), Arc::clone(&goes_on));
     let rig = Rig::with(|builder| {
-        builder.lease(6 * PERIOD).renew_every(PERIOD).on_lost(move |lost| {
+        builder.lease(LONG).renew_every(PERIOD).on_lost(move |lost| {
             calls.lock().push(lost.key.clone());
             assert!(lost.key != "panics", "on purpose");
-            throughout(slow, || {});
+            eventually(4 * LONG, "the test is done", || end.load(Ordering::SeqCst));
         })
     });
     let kept = rig.locks.lock("kept").expect("locks");
@@ -210,7 +208,8 @@ fn a_callback_that_is_slow_or_panics_disturbs_no_other_hold() {
     assert!(kept.is_valid());
     assert_eq!(called.lock()[..], ["panics", "slow"], "one after the other");
     assert_eq!(kept.unlock().expect("unlocks"), Unlocked::Released);
-    within(ANSWER + 4 * LATE, "dropping the manager", || drop(rig.locks));
+    within(LONG, "dropping the manager while a callback runs", || drop(rig.locks));
+    goes_on.store(true, Ordering::SeqCst);
 }
 
 #[test]
