@@ -85,6 +85,7 @@ fn lossy_failover(sentinels: &Sentinels, locks: &LockManager) -> Toll {
         replaced.send(()).expect("awaited");
         // The killed master comes back as a replica, which acknowledges.
         sentinels.restart(old);
+        sentinels.demote(old, 1 - old);
         sentinels.server(1 - old).query::<()>(&["CONFIG", "SET", "masterauth", ""]);
         sentinels.until_in_sync();
         taking.join().expect("no panic")
