@@ -108,6 +108,16 @@ pub fn with_lock<T>(key: impl AsRef<str>, body: impl FnOnce() -> T) -> Result<T,
     installed()?.with_lock(key, body)
 }
 
+/// [`LockManager::try_with_lock`] on the manager that was [`install`]ed.
+///
+/// # Errors
+///
+/// [`Error::NotInstalled`] if no manager was installed; otherwise see
+/// [`Lock::try_with_lock`](crate::Lock::try_with_lock).
+pub fn try_with_lock<T>(key: impl AsRef<str>, body: impl FnOnce() -> T) -> Result<Option<T>, Error> {
+    installed()?.try_with_lock(key, body)
+}
+
 /// [`LockManager::with_lock_result`] on the manager that was [`install`]ed.
 ///
 /// # Errors
@@ -132,6 +142,9 @@ pub fn lock(key: impl AsRef<str>) -> Result<LockGuard, Error> {
 
 /// [`LockManager::try_lock`] on the manager that was [`install`]ed.
 ///
+/// **`if try_lock(key)?.is_some() { .. }` runs its block without the lock.** Write
+/// `if let Some(_guard) = try_lock(key)? { .. }` or, better, [`try_with_lock`].
+///
 /// # Errors
 ///
 /// [`Error::NotInstalled`] if no manager was installed; otherwise see
@@ -140,7 +153,8 @@ pub fn try_lock(key: impl AsRef<str>) -> Result<Option<LockGuard>, Error> {
     installed()?.try_lock(key)
 }
 
-/// [`LockManager::try_lock_for`] on the manager that was [`install`]ed.
+/// [`LockManager::try_lock_for`] on the manager that was [`install`]ed. Keep the guard in a
+/// variable with a name.
 ///
 /// # Errors
 ///
@@ -150,7 +164,8 @@ pub fn try_lock_for(key: impl AsRef<str>, limit: Duration) -> Result<Option<Lock
     installed()?.try_lock_for(key, limit)
 }
 
-/// [`LockManager::try_lock_until`] on the manager that was [`install`]ed.
+/// [`LockManager::try_lock_until`] on the manager that was [`install`]ed. Keep the guard in a
+/// variable with a name.
 ///
 /// # Errors
 ///

@@ -210,11 +210,11 @@ pub use crate::base::owner::Owner;
 pub use crate::base::stats::{Histogram, Stats};
 pub use crate::base::stop::Stop;
 pub use crate::builder::Builder;
-pub use crate::guard::{DetachedHold, HandOverError, LockGuard, LockWatch, MultiLockGuard};
+pub use crate::guard::{DetachedHold, LockGuard, LockWatch, MultiLockGuard};
 pub use crate::hold::{HeldLock, Parcel, Unlocked};
 pub use crate::installed::{
     Restore, assert_held, current, install, install_for_test, installed, lock, lock_all, named, try_lock,
-    try_lock_for, try_lock_until, with_lock, with_lock_result, with_locks,
+    try_lock_for, try_lock_until, try_with_lock, with_lock, with_lock_result, with_locks,
 };
 pub use crate::keeping::losses::LostLock;
 pub use crate::lock::Lock;

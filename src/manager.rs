@@ -57,16 +57,22 @@ impl LockManager {
     }
 
     /// [`Lock::try_lock`] on the lock named `key`, with the same errors.
+    ///
+    /// **`if locks.try_lock(key)?.is_some() { .. }` runs its block without the lock.** Write
+    /// `if let Some(_guard) = locks.try_lock(key)? { .. }` or, better,
+    /// [`try_with_lock`](LockManager::try_with_lock).
     pub fn try_lock(&self, key: impl AsRef<str>) -> Result<Option<LockGuard>, Error> {
         self.request(key.as_ref()).try_lock_for(Duration::ZERO)
     }
 
-    /// [`Lock::try_lock_for`] on the lock named `key`, with the same errors.
+    /// [`Lock::try_lock_for`] on the lock named `key`, with the same errors. Keep the guard in a
+    /// variable with a name.
     pub fn try_lock_for(&self, key: impl AsRef<str>, limit: Duration) -> Result<Option<LockGuard>, Error> {
         self.request(key.as_ref()).try_lock_for(limit)
     }
 
-    /// [`Lock::try_lock_until`] on the lock named `key`, with the same errors.
+    /// [`Lock::try_lock_until`] on the lock named `key`, with the same errors. Keep the guard in a
+    /// variable with a name.
     pub fn try_lock_until(
         &self,
         key: impl AsRef<str>,
@@ -89,6 +95,15 @@ impl LockManager {
     /// [`Lock::with_lock`] on the lock named `key`, with the same errors.
     pub fn with_lock<T>(&self, key: impl AsRef<str>, body: impl FnOnce() -> T) -> Result<T, Error> {
         self.request(key.as_ref()).with_lock(body)
+    }
+
+    /// [`Lock::try_with_lock`] on the lock named `key`, with the same errors.
+    pub fn try_with_lock<T>(
+        &self,
+        key: impl AsRef<str>,
+        body: impl FnOnce() -> T,
+    ) -> Result<Option<T>, Error> {
+        self.request(key.as_ref()).try_with_lock(body)
     }
 
     /// [`Lock::with_lock_result`] on the lock named `key`, with the same errors.
@@ -142,7 +157,8 @@ impl LockManager {
     }
 
     /// Takes several locks if all of them are free now. `Ok(None)` means that one is busy, and that
-    /// none is held. Otherwise as [`lock_all`](LockManager::lock_all).
+    /// none is held. Keep the guard in a variable with a name: a block behind `.is_some()` runs
+    /// without the locks. Otherwise as [`lock_all`](LockManager::lock_all).
     pub fn try_lock_all<K: AsRef<str>>(
         &self,
         keys: impl AsRef<[K]>,
@@ -151,7 +167,8 @@ impl LockManager {
     }
 
     /// [`lock_all`](LockManager::lock_all), waiting for `limit` at most. `Ok(None)` means that one
-    /// of the locks was busy until then. [`Error::WouldDeadlock`] stays an error, as for
+    /// of the locks was busy until then. Keep the guard in a variable with a name.
+    /// [`Error::WouldDeadlock`] stays an error, as for
     /// [`Lock::try_lock_for`].
     pub fn try_lock_all_for<K: AsRef<str>>(
         &self,

@@ -65,7 +65,19 @@ impl Request<'_> {
         &self,
         body: impl FnOnce(&LockGuard) -> Result<T, E>,
     ) -> Result<T, E> {
-        let guard = self.lock()?;
+        self.run(self.lock()?, body)
+    }
+
+    pub(crate) fn try_with_lock<T>(&self, body: impl FnOnce() -> T) -> Result<Option<T>, Error> {
+        let guard = self.try_lock_for(Duration::ZERO)?;
+        guard.map(|guard| self.run(guard, |_| Ok(body()))).transpose()
+    }
+
+    fn run<T, E: From<Error>>(
+        &self,
+        guard: LockGuard,
+        body: impl FnOnce(&LockGuard) -> Result<T, E>,
+    ) -> Result<T, E> {
         let result = body(&guard);
         given_back(result, guard.unlock(), || self.name.as_str().to_owned())
     }

@@ -89,7 +89,7 @@ part 'in a cluster' env RELATCH_TEST_IN_CLUSTER=1 \
 part 'mistakes that have to be found' cargo test --quiet --locked -p relatch-flawed -- --nocapture
 # Two at a time: the failovers mostly wait.
 part 'lossy failovers, fences, parcels, opposite orders' \
-    env RELATCH_FAILOVERS=100 RELATCH_FENCES=1000000 RELATCH_ROUNDS=10000 \
+    env RELATCH_FAILOVERS=100 RELATCH_FENCES=1000000 RELATCH_ROUNDS=10000 RELATCH_TEST_LIMIT=$limit \
     cargo test --release --quiet --locked --features tls --test it -- --include-ignored --nocapture \
     --test-threads=2 lossy_failovers_lose_no a_million_fences_grow one_wins_ten_thousand_times \
     callers_with_opposite

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use crate::base::emit::debug;
 use crate::base::error::Error;
 use crate::base::owner::Owner;
-use crate::guard::{HandOverError, LockGuard, LockWatch};
+use crate::guard::{LockGuard, LockWatch};
 use crate::hold::{Hold, Unlocked};
 use crate::session::Session;
 use crate::waiting::queues::Turn;
@@ -61,16 +61,25 @@ impl DetachedHold {
     ///
     /// # Errors
     ///
-    /// Each error has the hold; see [`HandOverError`].
+    /// With an error, the hold is dropped, which releases the lock.
+    /// [`try_attach`](DetachedHold::try_attach) gives it back.
     ///
     /// - [`Error::Lost`]: the hold can no longer be trusted.
     /// - [`Error::AlreadyHeld`]: this thread holds the lock, through another hold. (Then at least
     ///   one of the two is lost, or soon will be.)
     /// - [`Error::Forked`].
-    pub fn attach(mut self) -> Result<LockGuard, HandOverError<DetachedHold>> {
+    pub fn attach(self) -> Result<LockGuard, Error> {
+        self.try_attach().map_err(|(_, error)| error)
+    }
+
+    /// [`attach`](DetachedHold::attach), with the same errors. If the thread does not get the hold,
+    /// the caller keeps it.
+    #[expect(clippy::missing_errors_doc, reason = "they are those of `attach`, which lists them")]
+    #[expect(clippy::result_large_err, reason = "it is matched where it comes back")]
+    pub fn try_attach(mut self) -> Result<LockGuard, (DetachedHold, Error)> {
         match self.session.attach(&self.hold, &mut self.turn) {
             Ok(held) => Ok(LockGuard::new(Arc::clone(&self.session), held)),
-            Err(error) => Err(HandOverError::new(self, error)),
+            Err(error) => Err((self, error)),
         }
     }
 

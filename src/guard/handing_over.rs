@@ -1,7 +1,5 @@
-//! The ways in which a hold leaves its thread, and what comes back if it cannot.
+//! The ways in which a hold leaves its thread.
 
-use std::error::Error as StdError;
-use std::fmt;
 use std::sync::Arc;
 
 use crate::base::error::Error;
@@ -14,20 +12,27 @@ impl LockGuard {
     ///
     /// # Errors
     ///
-    /// Each error has the guard, and this thread still holds the lock; see [`HandOverError`].
+    /// With an error, the guard is dropped. [`try_detach`](LockGuard::try_detach) gives it back.
     ///
     /// - [`Error::OtherGuards`]: this thread has more guards of the lock. Functions that it called,
     ///   or that called this one, rely on them.
     /// - [`Error::Lost`]: the hold can no longer be trusted.
     /// - [`Error::NotHeld`]: the thread is ending, and its map of holds is gone.
     /// - [`Error::Forked`].
-    pub fn detach(mut self) -> Result<DetachedHold, HandOverError<LockGuard>> {
+    pub fn detach(self) -> Result<DetachedHold, Error> {
+        self.try_detach().map_err(|(_, error)| error)
+    }
+
+    /// [`detach`](LockGuard::detach), with the same errors. If the hold stays, so does the guard.
+    #[expect(clippy::missing_errors_doc, reason = "they are those of `detach`, which lists them")]
+    #[expect(clippy::result_large_err, reason = "it is matched where it comes back")]
+    pub fn try_detach(mut self) -> Result<DetachedHold, (LockGuard, Error)> {
         match self.session.detach(&self.held) {
             Ok(turn) => {
                 self.left = true;
                 Ok(DetachedHold::new(Arc::clone(&self.session), Arc::clone(&self.held.hold), turn))
             }
-            Err(error) => Err(HandOverError::new(self, error)),
+            Err(error) => Err((self, error)),
         }
     }
 
@@ -61,78 +66,29 @@ impl LockGuard {
     ///
     /// # Errors
     ///
-    /// Each error has the guard, and this thread still holds the lock, unless it is lost; see
-    /// [`HandOverError`].
+    /// With an error, the guard is dropped, so this thread gives the lock back.
+    /// [`try_hand_over`](LockGuard::try_hand_over) lets it go on.
     ///
     /// - [`Error::OtherGuards`]: this thread has more guards of the lock.
     /// - [`Error::Lost`]: the hold can no longer be trusted.
     /// - [`Error::Unavailable`], [`Error::Refused`]: Redis did not renew the lease. The hold is as
     ///   valid as before.
     /// - [`Error::NoThread`], [`Error::Forked`].
-    pub fn hand_over(mut self) -> Result<Parcel, HandOverError<LockGuard>> {
+    pub fn hand_over(self) -> Result<Parcel, Error> {
+        self.try_hand_over().map_err(|(_, error)| error)
+    }
+
+    /// [`hand_over`](LockGuard::hand_over), with the same errors. If the hold stays, so does the
+    /// guard.
+    #[expect(clippy::missing_errors_doc, reason = "they are those of `hand_over`, which lists them")]
+    #[expect(clippy::result_large_err, reason = "it is matched where it comes back")]
+    pub fn try_hand_over(mut self) -> Result<Parcel, (LockGuard, Error)> {
         match self.session.hand_over(&self.held) {
             Ok(parcel) => {
                 self.left = true;
                 Ok(parcel)
             }
-            Err(error) => Err(HandOverError::new(self, error)),
+            Err(error) => Err((self, error)),
         }
-    }
-}
-
-/// Why a hold could not be handed over, and the hold itself: the [`LockGuard`] or [`DetachedHold`]
-/// on which the method was called.
-///
-/// Dropping this error drops the hold, which releases the lock. So does `?` in a function that
-/// returns [`Error`]. To keep the lock, take the hold out:
-/// [`into_inner`](HandOverError::into_inner).
-pub struct HandOverError<T>(Box<(T, Error)>);
-
-impl<T> HandOverError<T> {
-    pub(super) fn new(hold: T, error: Error) -> HandOverError<T> {
-        HandOverError(Box::new((hold, error)))
-    }
-
-    /// Why the hold could not be handed over.
-    #[must_use]
-    pub fn error(&self) -> &Error {
-        &self.0.1
-    }
-
-    /// The hold, as it was before the call.
-    #[must_use]
-    pub fn into_inner(self) -> T {
-        self.0.0
-    }
-
-    /// Both.
-    #[must_use]
-    pub fn into_parts(self) -> (T, Error) {
-        *self.0
-    }
-}
-
-/// Drops the hold, which releases the lock.
-impl<T> From<HandOverError<T>> for Error {
-    fn from(error: HandOverError<T>) -> Error {
-        error.into_parts().1
-    }
-}
-
-impl<T> fmt::Display for HandOverError<T> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.error().fmt(f)
-    }
-}
-
-impl<T> fmt::Debug for HandOverError<T> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("HandOverError").field("error", self.error()).finish_non_exhaustive()
-    }
-}
-
-impl<T> StdError for HandOverError<T> {
-    fn source(&self) -> Option<&(dyn StdError + 'static)> {
-        self.error().source()
     }
 }

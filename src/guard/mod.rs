@@ -25,7 +25,6 @@ use crate::keeping::thread_map::Held;
 use crate::session::Session;
 
 pub use crate::guard::detached::DetachedHold;
-pub use crate::guard::handing_over::HandOverError;
 pub use crate::guard::several::MultiLockGuard;
 pub use crate::guard::watch::LockWatch;
 

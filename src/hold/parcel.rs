@@ -29,6 +29,7 @@ const VERSION: &str = "relatch1";
 /// # Ok::<(), relatch::Error>(())
 /// ```
 #[derive(Clone, PartialEq, Eq)]
+#[must_use = "the lock stays taken until somebody adopts the parcel, or the lease ends"]
 pub struct Parcel {
     key: String,
     pub(crate) token: String,

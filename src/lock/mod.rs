@@ -113,6 +113,10 @@ impl Lock {
 
     /// Takes the lock if it is free now. `Ok(None)` means that it is busy.
     ///
+    /// **`if lock.try_lock()?.is_some() { .. }` runs its block without the lock**: the guard is
+    /// dropped before the block begins, and no lint says so. Write `if let Some(_guard) =
+    /// lock.try_lock()? { .. }` or, better, [`try_with_lock`](Lock::try_with_lock).
+    ///
     /// Sends one `SET` and, if the lock is busy, a `GET` and a `PTTL` that say which process has
     /// it. Sends nothing if another thread of this process has the lock or waits for it. Blocks
     /// only for the answers: at most the connect timeout and the response timeout together. If the
@@ -130,6 +134,9 @@ impl Lock {
     /// Takes the lock, waiting for `limit` at most. `Ok(None)` means that it was busy for that
     /// long.
     ///
+    /// **Keep the guard in a variable with a name**, as for [`try_lock`](Lock::try_lock): a block
+    /// behind `.is_some()` runs without the lock.
+    ///
     /// The limit covers every wait: for other threads of this process, for a connection, and for
     /// Redis. A limit of zero is [`try_lock`](Lock::try_lock).
     ///
@@ -144,6 +151,9 @@ impl Lock {
 
     /// Takes the lock, waiting until `deadline` at most. `Ok(None)` means that it was busy until
     /// then.
+    ///
+    /// **Keep the guard in a variable with a name**, as for [`try_lock`](Lock::try_lock): a block
+    /// behind `.is_some()` runs without the lock.
     ///
     /// For several locks that share one deadline. A deadline that has passed is
     /// [`try_lock`](Lock::try_lock).
@@ -247,6 +257,29 @@ impl Lock {
     /// closure was already done.
     pub fn with_lock<T>(&self, body: impl FnOnce() -> T) -> Result<T, Error> {
         self.request().with_lock(body)
+    }
+
+    /// Runs a closure under the lock if the lock is free now, and returns its result. `Ok(None)`
+    /// means that the lock is busy: the closure did not run. Otherwise as
+    /// [`with_lock`](Lock::with_lock) and, for the commands and the time, as
+    /// [`try_lock`](Lock::try_lock).
+    ///
+    /// ```
+    /// # fn write_report() {}
+    /// # fn main() -> Result<(), relatch::Error> {
+    /// # let locks = relatch::LockManager::in_memory();
+    /// if locks.named("nightly").try_with_lock(|| write_report())?.is_none() {
+    ///     println!("another process writes it");
+    /// }
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// As for [`with_lock`](Lock::with_lock), except `Timeout`.
+    pub fn try_with_lock<T>(&self, body: impl FnOnce() -> T) -> Result<Option<T>, Error> {
+        self.request().try_with_lock(body)
     }
 
     /// Runs a closure that can fail, under the lock. One error type serves for the closure's errors

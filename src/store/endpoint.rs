@@ -15,8 +15,7 @@ pub(crate) struct Endpoint {
     tls: Option<tls::Client>,
     /// The place, as errors name it.
     name: String,
-    /// The address to which the last connection was opened. (A host name may have several
-    /// addresses.)
+    /// The address at which the last login succeeded. (A host name may have several addresses.)
     worked: Mutex<Option<SocketAddr>>,
 }
 
@@ -84,13 +83,13 @@ impl Endpoint {
         }
     }
 
-    fn in_order(&self, mut addresses: Vec<SocketAddr>) -> Vec<SocketAddr> {
+    pub(super) fn in_order(&self, mut addresses: Vec<SocketAddr>) -> Vec<SocketAddr> {
         let worked = *self.worked.lock();
         addresses.sort_by_key(|address| worked != Some(*address));
         addresses
     }
 
-    /// Remembers the way by which a connection was made.
+    /// Remembers the way by which a login succeeded.
     pub(super) fn worked(&self, way: &Way) {
         if let Way::Tcp(address) = way {
             *self.worked.lock() = Some(*address);
@@ -136,13 +135,7 @@ impl fmt::Debug for Endpoint {
 
 #[cfg(test)]
 mod tests {
-    use std::net::TcpListener;
-    use std::time::Duration;
-
     use super::*;
-    use crate::base::clock::Moment;
-    use crate::store::link::Link;
-    use crate::store::login::{Access, Expected};
 
     fn endpoint(host: &str, port: u16) -> Endpoint {
         let place = Place::Tcp { host: host.to_owned(), port };
@@ -159,19 +152,5 @@ mod tests {
         assert_eq!(first(), addresses[1]);
         endpoint.worked(&Way::Tcp(addresses[0]));
         assert_eq!(first(), addresses[0]);
-    }
-
-    #[test]
-    fn the_address_that_takes_a_connection_is_remembered() {
-        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-        let good = listener.local_addr().unwrap();
-        let endpoint = endpoint("127.0.0.1", good.port());
-        let ways = endpoint.ways().unwrap();
-        // Nobody answers the login.
-        let (access, limit) =
-            (Access::new(None, 0, Expected::Server), Moment::now().after(Duration::from_millis(20)));
-        assert!(Link::open(&endpoint, &ways, &access, &[], limit, |_| Ok(())).is_err());
-        let others = ["127.0.0.2:1", "127.0.0.1:1"].map(|it| it.parse().unwrap());
-        assert_eq!(endpoint.in_order([&others[..], &[good]].concat())[0], good);
     }
 }

@@ -8,9 +8,8 @@ use std::time::Duration;
 use crate::base::clock::Moment;
 use crate::store::endpoint::{Endpoint, Way};
 use crate::store::failure::{self, Failure, Refusal};
-use crate::store::login::Access;
 use crate::store::resp::{Batch, Reply};
-use crate::store::wire::{Ender, SHORTEST, Wire};
+use crate::store::wire::{SHORTEST, Wire};
 
 /// The shortest timeout whose expiry says something about Redis. On a busy machine, an attempt with
 /// less time may fail although Redis works.
@@ -67,24 +66,11 @@ pub(super) struct Sent {
 }
 
 impl Link {
-    /// Connects by one of `ways`, logs in, and sends `first` with the login. Also returns the
-    /// replies to `first`. `connected` gets the connection's ender before the login, and can refuse
-    /// it.
-    pub(super) fn open(
-        endpoint: &Endpoint,
-        ways: &[Way],
-        access: &Access,
-        first: &[&[&str]],
-        deadline: Moment,
-        connected: impl FnOnce(Ender) -> Result<(), Failure>,
-    ) -> Result<(Link, Vec<Reply>), Failure> {
+    /// Connects, and sends nothing.
+    pub(super) fn connect(endpoint: &Endpoint, way: &Way, deadline: Moment) -> Result<Link, Failure> {
         let began = Moment::now();
-        let (wire, way) = connect(endpoint, ways, deadline)?;
-        endpoint.worked(way);
-        connected(wire.ender())?;
-        let mut link = Link::new(wire, began);
-        let replies = access.begin(endpoint.name(), &mut link, first, deadline)?;
-        Ok((link, replies))
+        let wire = Wire::open(way, endpoint.tls(), deadline.since(began).max(SHORTEST));
+        Ok(Link::new(wire.map_err(Failure::not_sent)?, began))
     }
 
     fn new(wire: Wire, began: Moment) -> Link {
@@ -213,55 +199,12 @@ impl Link {
     }
 }
 
-/// Connects by the first way that works. Each way gets an equal share of the time that is left, so
-/// that a dead address leaves time for the others.
-fn connect<'a>(endpoint: &Endpoint, ways: &'a [Way], deadline: Moment) -> Result<(Wire, &'a Way), Failure> {
-    let mut last = None;
-    for (way, to_try) in ways.iter().zip((1..=ways.len()).rev()) {
-        let left = deadline.since(Moment::now());
-        if left < SHORTEST {
-            break;
-        }
-        let share = left / u32::try_from(to_try).unwrap_or(u32::MAX);
-        match Wire::open(way, endpoint.tls(), share.max(SHORTEST)) {
-            Ok(wire) => return Ok((wire, way)),
-            // Another address may be no server at all, and would hide why this one was refused.
-            Err(_) if matches!(last, Some(Failure::Tls { .. })) => {}
-            Err(error) => last = Some(Failure::not_sent(error)),
-        }
-    }
-    Err(last.unwrap_or_else(|| {
-        Failure::OutOfTime(io::Error::new(io::ErrorKind::TimedOut, "no time was left to connect").into())
-    }))
-}
-
 #[cfg(test)]
 mod tests {
     use std::io::Write;
-    use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
-
-    use redis::io::tcp::socket2::{Domain, Socket, Type};
 
     use super::*;
-    use crate::store::endpoint::Place;
     use crate::store::wire::tests::wires;
-
-    fn way(port: u16) -> Way {
-        Way::Tcp(SocketAddr::from((Ipv4Addr::LOCALHOST, port)))
-    }
-
-    /// An address that neither accepts nor refuses a connection, because its queue is full.
-    fn dead_end() -> (u16, Socket, Vec<TcpStream>) {
-        let socket = Socket::new(Domain::IPV4, Type::STREAM, None).unwrap();
-        socket.bind(&SocketAddr::from((Ipv4Addr::LOCALHOST, 0)).into()).unwrap();
-        socket.listen(0).unwrap();
-        let address = socket.local_addr().unwrap().as_socket().unwrap();
-        let mut waiting = Vec::new();
-        while let Ok(stream) = TcpStream::connect_timeout(&address, Duration::from_millis(200)) {
-            waiting.push(stream);
-        }
-        (address.port(), socket, waiting)
-    }
 
     /// First, only half of a reply comes in time. Then, only one of three replies.
     #[test]
@@ -300,40 +243,5 @@ mod tests {
         let replies = link.exchange(&Batch::of(&["PING"]), Moment::now().after(Duration::from_secs(10)));
         assert_eq!(replies.unwrap(), [Reply::Ok]);
         assert!(link.is_over());
-    }
-
-    #[test]
-    fn a_dead_address_leaves_time_for_the_next() {
-        let (dead, _socket, _waiting) = dead_end();
-        let good = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
-        let ways = [way(dead), way(dead), way(good.local_addr().unwrap().port())];
-        let deadline = Moment::now().after(Duration::from_secs(2));
-        let endpoint = Endpoint::new(Place::Tcp { host: String::new(), port: 0 }, None);
-        let (_wire, worked) = connect(&endpoint, &ways, deadline).expect("connects to the third");
-        assert!(matches!(worked, Way::Tcp(address) if *address == good.local_addr().unwrap()));
-        assert!(Moment::now() < deadline);
-        assert!(connect(&endpoint, &ways[..2], Moment::now().after(Duration::from_millis(50))).is_err());
-    }
-
-    /// A host may have several addresses. Why one of them is not trusted says more than that nobody
-    /// listens at another.
-    #[test]
-    #[cfg(feature = "tls")]
-    fn a_failure_of_tls_is_reported_though_another_address_is_dead() {
-        let garbage = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
-        let port = garbage.local_addr().unwrap().port();
-        let answers = std::thread::spawn(move || {
-            let mut client = garbage.accept().unwrap().0;
-            client.write_all(b"HTTP/1.1 400 Bad Request\r\n\r\n").unwrap();
-            std::io::Read::read_to_end(&mut client, &mut Vec::new())
-        });
-        let closed = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap().local_addr().unwrap().port();
-        let client = crate::store::tls::tests::client();
-        let place = Place::Tcp { host: "localhost".to_owned(), port };
-        let endpoint = Endpoint::new(place, Some(client));
-        let ways = [way(port), way(closed)];
-        let failure = connect(&endpoint, &ways, Moment::now().after(Duration::from_secs(10)));
-        assert!(matches!(failure, Err(Failure::Tls { .. })));
-        let _ = answers.join().unwrap();
     }
 }

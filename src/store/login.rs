@@ -1,8 +1,10 @@
-//! The beginning of a connection: who logs in, and what must be at the other end.
+//! The beginning of a connection: by which way it is opened, who logs in, and what must be at the
+//! other end.
 //!
 //! All commands of a login go out in one batch, so it costs one round trip.
 
 use std::fmt;
+use std::io;
 use std::panic::{self, AssertUnwindSafe};
 use std::process;
 use std::sync::Arc;
@@ -10,11 +12,12 @@ use std::sync::Arc;
 use crate::base::clock::Moment;
 use crate::base::emit::debug;
 use crate::base::owner::host_name;
-use crate::store::endpoint::Login;
+use crate::store::endpoint::{Endpoint, Login, Way};
 use crate::store::failure::{Failure, Refusal, legible};
 use crate::store::link::Link;
 use crate::store::reply::{agreed, allowed};
 use crate::store::resp::{Batch, Reply};
+use crate::store::wire::{Ender, SHORTEST};
 
 /// A function that returns a user and a password.
 pub(crate) type AskCredentials = Arc<dyn Fn() -> (String, String) + Send + Sync>;
@@ -69,8 +72,52 @@ impl Access {
         Access { expected, ..self }
     }
 
+    /// Connects and logs in by the first of `ways` that works, and sends `first` with the login.
+    /// Also returns the replies to `first`. `connected` gets each connection's ender before the
+    /// login, and can refuse the connection.
+    ///
+    /// Each way gets an equal share of the time that is left: another address of the same name may
+    /// be dead, or accept connections and answer nothing. A server that refuses the login for good
+    /// has answered, and no other way is tried.
+    pub(super) fn open(
+        &self,
+        endpoint: &Endpoint,
+        ways: &[Way],
+        first: &[&[&str]],
+        deadline: Moment,
+        connected: impl Fn(Ender) -> Result<(), Failure>,
+    ) -> Result<(Link, Vec<Reply>), Failure> {
+        let mut last = None;
+        for (way, to_try) in ways.iter().zip((1..=ways.len()).rev()) {
+            let now = Moment::now();
+            let left = deadline.since(now);
+            if left < SHORTEST {
+                break;
+            }
+            let limit = now.after(left / u32::try_from(to_try).unwrap_or(u32::MAX));
+            let opened = Link::connect(endpoint, way, limit).and_then(|mut link| {
+                connected(link.wire.ender())?;
+                let replies = self.begin(endpoint.name(), &mut link, first, limit)?;
+                Ok((link, replies))
+            });
+            match opened {
+                Ok(opened) => {
+                    endpoint.worked(way);
+                    return Ok(opened);
+                }
+                Err(failure @ Failure::Refused(_)) if !failure.can_pass() => return Err(failure),
+                // Another address may be no server at all, and would hide why this one was refused.
+                Err(_) if matches!(last, Some(Failure::Tls { .. } | Failure::Refused(_))) => {}
+                Err(failure) => last = Some(failure),
+            }
+        }
+        Err(last.unwrap_or_else(|| {
+            Failure::OutOfTime(io::Error::new(io::ErrorKind::TimedOut, "no time was left to connect").into())
+        }))
+    }
+
     /// Logs in at `server`, and sends `first` in the same batch. Returns the replies to `first`.
-    pub(super) fn begin(
+    fn begin(
         &self,
         server: &str,
         link: &mut Link,
@@ -245,7 +292,14 @@ impl fmt::Debug for Access {
 
 #[cfg(test)]
 mod tests {
+    use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
+    use std::time::Duration;
+
+    use redis::io::tcp::socket2::{Domain, Socket, Type};
+    use relatch_rig::{FakeServer, Reply as Say};
+
     use super::*;
+    use crate::store::endpoint::Place;
 
     #[test]
     fn what_a_server_says_of_itself_is_one_short_line() {
@@ -257,5 +311,71 @@ mod tests {
         assert_eq!(told_by(&greeting("7.0.15")), "redis 7.0.15, standalone, master");
         assert_eq!(told_by(&greeting("7\nERROR")), "redis 7 ERROR, standalone, master");
         assert!(told_by(&greeting(&"7".repeat(10_000))).len() < 1000);
+    }
+    fn way(port: u16) -> Way {
+        Way::Tcp(SocketAddr::from((Ipv4Addr::LOCALHOST, port)))
+    }
+
+    /// An address that neither accepts nor refuses a connection, because its queue is full.
+    fn dead_end() -> (u16, Socket, Vec<TcpStream>) {
+        let socket = Socket::new(Domain::IPV4, Type::STREAM, None).unwrap();
+        socket.bind(&SocketAddr::from((Ipv4Addr::LOCALHOST, 0)).into()).unwrap();
+        socket.listen(0).unwrap();
+        let address = socket.local_addr().unwrap().as_socket().unwrap();
+        let mut waiting = Vec::new();
+        while let Ok(stream) = TcpStream::connect_timeout(&address, Duration::from_millis(200)) {
+            waiting.push(stream);
+        }
+        (address.port(), socket, waiting)
+    }
+
+    /// One is dead, one is silent, one closes what it has accepted, and one answers.
+    #[test]
+    fn an_address_that_answers_no_login_leaves_time_for_the_next_and_is_not_remembered() {
+        let (dead, _socket, _waiting) = dead_end();
+        let silent = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+        let closes = FakeServer::start(|_| Say::Close);
+        let good = FakeServer::start(|command| {
+            Say::Bytes(match command.first().map(String::as_str) {
+                None => Vec::new(),
+                Some("HELLO") => b"-ERR unknown command\r\n".to_vec(),
+                Some(_) => b"+OK\r\n".to_vec(),
+            })
+        });
+        let [redis, closing]: [SocketAddr; 2] = [&good, &closes].map(|it| it.address().parse().unwrap());
+        let ways = [dead, silent.local_addr().unwrap().port(), closing.port(), redis.port()].map(way);
+        let endpoint = Endpoint::new(Place::Tcp { host: "127.0.0.1".to_owned(), port: redis.port() }, None);
+        let access = Access::new(None, 0, Expected::Server);
+        let open = |ways, limit| access.open(&endpoint, ways, &[], Moment::now().after(limit), |_| Ok(()));
+        assert!(open(&ways[..3], Duration::from_millis(100)).is_err());
+        let others = ["127.0.0.2:1", "127.0.0.1:1"].map(|it| it.parse().unwrap());
+        let first = || endpoint.in_order([&others[..], &[redis]].concat())[0];
+        assert_eq!(first(), others[0], "none of them is remembered");
+        assert!(open(&ways, Duration::from_secs(2)).is_ok());
+        assert_eq!(first(), redis);
+    }
+
+    /// A host may have several addresses. Why one of them is not trusted says more than that nobody
+    /// listens at another.
+    #[test]
+    #[cfg(feature = "tls")]
+    fn a_failure_of_tls_is_reported_though_another_address_is_dead() {
+        let garbage = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+        let port = garbage.local_addr().unwrap().port();
+        let answers = std::thread::spawn(move || {
+            let mut client = garbage.accept().unwrap().0;
+            std::io::Write::write_all(&mut client, b"HTTP/1.1 400 Bad Request\r\n\r\n").unwrap();
+            std::io::Read::read_to_end(&mut client, &mut Vec::new())
+        });
+        let closed = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap().local_addr().unwrap().port();
+        let client = crate::store::tls::tests::client();
+        let place = Place::Tcp { host: "localhost".to_owned(), port };
+        let endpoint = Endpoint::new(place, Some(client));
+        let ways = [way(port), way(closed)];
+        let access = Access::new(None, 0, Expected::Server);
+        let failure =
+            access.open(&endpoint, &ways, &[], Moment::now().after(Duration::from_secs(10)), |_| Ok(()));
+        assert!(matches!(failure, Err(Failure::Tls { .. })));
+        let _ = answers.join().unwrap();
     }
 }

@@ -85,7 +85,7 @@ impl Common {
     ) -> Result<[Reply; N], Failure> {
         let ways = endpoint.ways()?;
         let deadline = Moment::now().after(limit);
-        let (_, replies) = Link::open(endpoint, &ways, &self.access, &commands, deadline, |_| Ok(()))?;
+        let (_, replies) = self.access.open(endpoint, &ways, &commands, deadline, |_| Ok(()))?;
         replies.try_into().map_err(|_| Failure::not_sent("replies are missing"))
     }
 }
@@ -208,7 +208,7 @@ impl Node {
         match &self.location {
             Location::At(endpoint) => {
                 let ways = endpoint.ways()?;
-                let opened = Link::open(endpoint, &ways, access, &[], in_time(), |_| Ok(()));
+                let opened = access.open(endpoint, &ways, &[], in_time(), |_| Ok(()));
                 opened.map(|(link, _)| link).map_err(|failure| match failure {
                     // A node has left, and another server has its address. The next map says more.
                     Failure::Refused(refusal) if refusal.code == NO_NODE => Failure::NotSent(refusal.into()),
@@ -220,7 +220,7 @@ impl Node {
                 let deadline = in_time();
                 master.connect(deadline, |endpoint, connected| {
                     let ways = endpoint.ways()?;
-                    let opened = Link::open(endpoint, &ways, access, &[], deadline, connected);
+                    let opened = access.open(endpoint, &ways, &[], deadline, connected);
                     opened.map(|(link, _)| link)
                 })
             }

@@ -277,7 +277,7 @@ impl Sentinels {
         first: &[&[&str]],
         deadline: Moment,
     ) -> Result<(Link, Vec<Reply>), Failure> {
-        Link::open(sentinel, &sentinel.ways()?, &self.access, first, deadline, |_| Ok(()))
+        self.access.open(sentinel, &sentinel.ways()?, first, deadline, |_| Ok(()))
     }
 
     /// Learns the sentinels that this one knows, and forgets those that are neither among them nor

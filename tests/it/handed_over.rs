@@ -1,6 +1,7 @@
 //! Handing a hold over: to another thread (`detach`, `attach`), and to another process
 //! (`hand_over`, `adopt`).
 
+use std::error::Error as StdError;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Barrier, mpsc};
 use std::thread;
@@ -118,20 +119,17 @@ fn only_the_last_guard_leaves_its_thread() {
     let rig = Rig::new();
     let outer = rig.locks.lock("a").expect("locks");
     let inner = rig.locks.lock("a").expect("re-enters");
-    let error = inner.detach().expect_err("there is another guard");
-    assert!(is_other_guards(error.error(), 2), "{error:?}");
+    let (inner, error) = inner.try_detach().expect_err("there is another guard");
+    assert!(is_other_guards(&error, 2), "{error:?}");
     assert_eq!(
         error.to_string(),
         "this thread has 2 guards of lock \"a\", and only the last one can be handed over"
     );
-    let error = error.into_inner().hand_over().expect_err("there is another guard");
-    let (inner, error) = error.into_parts();
+    let (inner, error) = inner.try_hand_over().expect_err("there is another guard");
     assert!(is_other_guards(&error, 2) && error.key() == Some("a"), "{error:?}");
     assert!(inner.is_valid() && outer.is_valid());
-    // `?` drops the guard that came back.
-    let question = |guard: LockGuard| -> Result<DetachedHold, Error> { Ok(guard.detach()?) };
-    assert!(is_other_guards(&question(inner).expect_err("still two"), 2));
-    let hold = question(outer).expect("it is the last one");
+    assert!(is_other_guards(&inner.detach().expect_err("still two"), 2), "and drops the inner one");
+    let hold = outer.detach().expect("it is the last one");
     assert_eq!(hold.unlock().expect("unlocks"), Unlocked::Released);
 }
 
@@ -143,13 +141,13 @@ fn a_lost_hold_neither_leaves_its_thread_nor_comes_to_another() {
     for name in ["a", "b", "c"] {
         rig.locks.named(name).force_unlock().expect("answers");
     }
-    let error = a.detach().expect_err("lost");
-    assert!(matches!(error.error(), Error::Lost { cause: LostCause::Deleted, .. }), "{error:?}");
-    assert_lost(&error.into_inner().unlock(), LostCause::Deleted);
-    let error = b.attach().expect_err("lost");
-    assert!(matches!(error.error(), Error::Lost { cause: LostCause::Deleted, .. }), "{error:?}");
-    assert_lost(&error.into_inner().unlock(), LostCause::Deleted);
-    assert_lost(&c.hand_over().map_err(Error::from), LostCause::Deleted);
+    let (a, error) = a.try_detach().expect_err("lost");
+    assert!(matches!(error, Error::Lost { cause: LostCause::Deleted, .. }), "{error:?}");
+    assert_lost(&a.unlock(), LostCause::Deleted);
+    let (b, error) = b.try_attach().expect_err("lost");
+    assert!(matches!(error, Error::Lost { cause: LostCause::Deleted, .. }), "{error:?}");
+    assert_lost(&b.unlock(), LostCause::Deleted);
+    assert_lost(&c.hand_over(), LostCause::Deleted);
     assert!(rig.locks.held().is_empty());
 }
 
@@ -163,9 +161,8 @@ fn a_hold_is_not_attached_where_the_lock_is_held_already() {
     rig.server.query::<()>(&["SET", "lock:a", &token, "PX", "60000"]);
     let parcel: Parcel = format!("relatch1:0:0:{token}:a").parse().expect("a parcel");
     let guard = rig.locks.adopt(&parcel).expect("adopts");
-    let error = hold.attach().expect_err("the thread holds it");
-    assert!(matches!(error.error(), Error::AlreadyHeld { key, .. } if key == "a"), "{error:?}");
-    let hold = error.into_inner();
+    let (hold, error) = hold.try_attach().expect_err("the thread holds it");
+    assert!(matches!(&error, Error::AlreadyHeld { key, .. } if key == "a"), "{error:?}");
     assert_eq!((guard.depth(), hold.token() == guard.token()), (1, false));
     assert!(in_another_thread(|| hold.attach().map(drop)).is_ok(), "another thread may have it");
     assert_eq!(rig.value_of("a").as_deref(), Some(guard.token()), "it was not that hold's to delete");
@@ -300,12 +297,24 @@ fn a_lock_that_cannot_be_renewed_is_not_handed_over() {
     let rig = Rig::new();
     let guard = rig.locks.lock("a").expect("locks");
     rig.proxy.black_hole(true);
-    let error = guard.hand_over().expect_err("no answer");
-    assert!(matches!(error.error(), Error::Unavailable { .. }), "{error:?}");
+    let (guard, error) = guard.try_hand_over().expect_err("no answer");
+    assert!(matches!(error, Error::Unavailable { .. }), "{error:?}");
     rig.proxy.black_hole(false);
-    let guard = error.into_inner();
     assert!(guard.is_valid());
     assert_eq!(guard.unlock().expect("unlocks"), Unlocked::Released);
+}
+
+/// `?` makes an error of any kind of it, which can go to any thread and keeps no lock.
+#[test]
+fn an_error_of_a_hand_over_keeps_no_lock() {
+    let rig = Rig::new();
+    let hand_over =
+        |guard: LockGuard| -> Result<Parcel, Box<dyn StdError + Send + Sync>> { Ok(guard.hand_over()?) };
+    let guard = rig.locks.lock("a").expect("locks");
+    rig.proxy.on("EVALSHA * 1 lock:a", Fault::DropReply);
+    let error = hand_over(guard).expect_err("no answer");
+    assert!(error.downcast_ref::<Error>().is_some_and(Error::is_unavailable), "{error:?}");
+    assert!(in_another_thread(|| rig.locks.try_lock("a").expect("answers").is_some()), "it is kept");
 }
 
 #[test]

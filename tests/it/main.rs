@@ -2,12 +2,18 @@
 //!
 //! A test named `row_NN_...` is a fault of the table in `docs/guarantees.md`.
 
+// Here, `#[test]` is the one of `tests/limit`: a test that hangs ends the run, and is named.
+#[macro_use(test)]
+extern crate relatch_limit;
+
 // What a program calls.
 
 // Lock, unlock and reentry: which commands each of them sends.
 mod lock;
 // Every public function, as a user calls it.
 mod public_api;
+// Closures under a lock: whether they run, and what an error says of that.
+mod bodies;
 // The login: one batch, credentials that change, and what is at the other end.
 mod login;
 // Options, keys and addresses: which are refused, and which are unusual and work.

@@ -2,16 +2,18 @@
 
 use std::fs;
 use std::mem::forget;
+use std::net::TcpListener;
 use std::panic::resume_unwind;
 use std::sync::mpsc;
 use std::thread;
 use std::time::{Duration, Instant};
 
 use relatch::{Error, LockGuard, LockManager, Unlocked};
-use relatch_rig::{LONG, Proxy, Server, Worker, compile_preload, eventually, role, within};
+use relatch_rig::rights::login;
+use relatch_rig::{Cluster, LONG, Proxy, Server, Worker, compile_preload, eventually, role, within};
 use tempfile::TempDir;
 
-use crate::support::{ANSWER, MINUTE, Rig, behind, occupy, returns_by, until_tracked};
+use crate::support::{MINUTE, Rig, behind, occupy, returns_by, until_tracked};
 
 /// How much later than its deadline a call may return, because the machine may be busy.
 const SLACK: Duration = Duration::from_millis(500);
@@ -71,13 +73,40 @@ fn the_time_to_look_up_a_name_does_not_count_as_time_to_connect() {
     let dir = TempDir::new().expect("a temporary directory");
     let preload = format!("LD_PRELOAD={}", compile_preload("slow_names", dir.path()).display());
     let url = server.url().replace("127.0.0.1", "localhost");
-    let child = Worker::spawn_under(&["env", &preload], "resolver", &[("url", &url)]);
+    let child = Worker::spawn_under(&["env", &preload], "resolver", &[("url", &url), ("limit", "300")]);
     child.expect_line("Ok(Released)", LONG);
+}
+
+/// What listens at the first address of the server's name accepts connections and is silent, or
+/// closes them. It may be tried again, but not first: Redis is at the second address.
+#[test]
+fn the_next_address_of_a_name_is_tried_if_the_first_one_answers_nothing() {
+    let (server, cluster) = (Server::start(), Cluster::without_replicas());
+    let dir = TempDir::new().expect("a temporary directory");
+    let preload = format!("LD_PRELOAD={}", compile_preload("two_addresses", dir.path()).display());
+    let at = |address: &str| address.rsplit(':').next().and_then(|it| it.parse().ok()).expect("a port");
+    for (url, port) in [("redis", server.port()), ("redis+cluster", at(&cluster.address(0)))] {
+        let url = format!("{url}://{}twofold:{port}/", login());
+        for closes in [false, true] {
+            // Unless it is told to accept, the system does it.
+            let other = TcpListener::bind(("127.0.0.2", port)).expect("a free address");
+            let child =
+                Worker::spawn_under(&["env", &preload], "resolver", &[("url", &url), ("limit", "3000")]);
+            let until = Instant::now() + LONG;
+            other.set_nonblocking(true).expect("a listener");
+            while closes && Instant::now() < until && !child.printed().contains("Ok(Released)") {
+                drop(other.accept());
+                thread::sleep(Duration::from_millis(1));
+            }
+            child.expect_line("Ok(Released)", LONG);
+        }
+    }
 }
 
 /// Takes and releases a lock of a Redis that has a name.
 pub(crate) fn resolve_as_told() {
-    let locks = LockManager::builder(&role::arg("url")).connect_timeout(ANSWER).build_unchecked();
+    let limit = Duration::from_millis(role::arg("limit").parse().expect("milliseconds"));
+    let locks = LockManager::builder(&role::arg("url")).connect_timeout(limit).build_unchecked();
     let locks = locks.expect("options that can work");
     role::report(format!("{:?}", locks.lock("a").and_then(LockGuard::unlock)));
 }

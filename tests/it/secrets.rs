@@ -285,9 +285,7 @@ fn show_values(url: &str) {
     let handed = handed.attach().expect("attaches");
     let again = locks.lock("f").expect("re-enters");
     let error = again.detach().expect_err("there are two guards");
-    show(&error);
-    show_error("a second guard", error.error());
-    drop(error);
+    show_error("a second guard", &error);
     let parcel = handed.hand_over().expect("hands over");
     show(&parcel);
     drop(locks.adopt(&parcel).expect("adopts"));

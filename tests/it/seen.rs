@@ -131,8 +131,8 @@ fn each_call_about_a_lock_that_redis_does_not_answer_is_counted() {
         assert!(fail().expect_err("nothing answers").is_unavailable(), "call {n}");
         assert_eq!(rig.locks.stats().unavailable, n);
     }
-    let stays = b.hand_over().expect_err("nothing answers");
-    assert!(stays.error().is_unavailable(), "{stays:?}");
+    let (_b, stays) = b.try_hand_over().expect_err("nothing answers");
+    assert!(stays.is_unavailable(), "{stays:?}");
     assert_eq!((rig.locks.stats().unavailable, rig.locks.stats().refused), (7, 0));
     rig.proxy.black_hole(false);
 }

@@ -454,7 +454,7 @@ fn a_detached_hold_can_be_given_back_by_a_shutdown() {
     let left = rig.locks.shutdown_and_release(Duration::ZERO);
     assert!(matches!(&left[..], [held] if held.key == "a"), "{left:?}");
     assert_eq!(rig.value_of("a"), None);
-    assert_lost(&hold.attach().map(drop).map_err(Error::from), LostCause::ShutDown);
+    assert_lost(&hold.attach().map(drop), LostCause::ShutDown);
 }
 
 /// A process that is told to end, and leaves nothing behind that others have to wait for.

@@ -209,9 +209,9 @@ fn stay_in_their_process(
             is_forked(locks.adopt(parcel).err());
         }
         let (outer, inner) = guards?;
-        let (inner, error) = inner.hand_over().expect_err("forked").into_parts();
+        let (inner, error) = inner.try_hand_over().expect_err("forked");
         is_forked(Some(error));
-        let (outer, error) = outer.detach().expect_err("forked").into_parts();
+        let (outer, error) = outer.try_detach().expect_err("forked");
         is_forked(Some(error));
         Some((outer, inner))
     })
@@ -262,7 +262,7 @@ fn forked(
             drop(inner);
         }
         if let Some(hold) = detached {
-            let (hold, error) = hold.attach().expect_err("forked").into_parts();
+            let (hold, error) = hold.try_attach().expect_err("forked");
             is_forked(Some(error));
             drop(hold);
         }

@@ -15,6 +15,7 @@
 //! - [`Worker`] and [`role`]: this program, run again as another process.
 //! - [`rights`]: the ACL user with the least rights; all tests can run as that user.
 //! - [`compile_preload`]: a library that changes what the C library tells a process.
+//! - [`Limit`]: how long a test may take. One that hangs ends the run.
 //! - [`eventually`], [`throughout`] and [`within`]: how a test waits. No test only sleeps.
 //!
 //! This crate does not depend on relatch. So `tests/flawed`, which builds relatch with mistakes
@@ -31,6 +32,7 @@ mod bridge;
 mod certificates;
 mod cluster;
 mod fake_server;
+mod limit;
 mod ports;
 mod preload;
 mod process;
@@ -52,6 +54,7 @@ use std::time::Duration;
 pub use self::certificates::{Authority, Identity};
 pub use self::cluster::{Cluster, ClusterSetup, SlotMove};
 pub use self::fake_server::{FakeServer, Reply};
+pub use self::limit::Limit;
 pub use self::preload::compile_preload;
 pub use self::process::{Process, now};
 #[cfg(unix)]

@@ -22,6 +22,9 @@ mod worker;
 // `eventually` and `within` have an end.
 mod wait;
 
+// A test that hangs has an end, too.
+mod limit;
+
 /// A worker process begins here. In an ordinary run of the tests there is no role, and this does
 /// nothing.
 #[test]
@@ -29,6 +32,7 @@ fn worker_entry() {
     match relatch_rig::role::name().as_deref() {
         None => {}
         Some("echo") => worker::echo(),
+        Some("hang") => limit::hang(),
         Some(other) => panic!("no role is called {other:?}"),
     }
 }
