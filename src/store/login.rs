@@ -15,7 +15,7 @@ use crate::base::owner::host_name;
 use crate::store::endpoint::{Endpoint, Login, Way};
 use crate::store::failure::{Failure, Refusal, legible};
 use crate::store::link::Link;
-use crate::store::reply::{agreed, allowed};
+use crate::store::reply::{agreed, allowed, unexpected};
 use crate::store::resp::{Batch, Reply};
 use crate::store::wire::{Ender, SHORTEST};
 
@@ -139,6 +139,9 @@ impl Access {
             if self.expected == Expected::ClusterNode && mode == Some("standalone") {
                 knows_slots(link, deadline)?;
             }
+            if link.has_ended() {
+                return Err(Failure::not_sent("the server ended the connection, or said too much"));
+            }
             Ok(replies.collect())
         });
         answer.map_err(|failure| {
@@ -186,10 +189,15 @@ impl Access {
         }
         let asks = self.expected != Expected::Sentinel;
         let greeting = if asks { optional(next())? } else { None };
+        match &greeting {
+            Some(Reply::Array(_)) | None => {}
+            Some(other) => return Err(unexpected(other)),
+        }
         if let Some(greeting) = &greeting {
             check(greeting, self.expected)?;
         }
-        optional(next())?; // A connection works without a name, too.
+        // A connection works without a name, too.
+        optional(next())?.map_or(Ok(()), agreed)?;
         if self.db != 0 {
             agreed(next())?;
         }

@@ -154,8 +154,10 @@ impl Pool {
         empty.pop()
     }
 
+    /// Drops the slot's link if it may be dead, has ended, or has received what nobody asked for: a
+    /// proxy may repeat an answer, and the borrower would take it for the answer to its own command.
     fn drop_stale(&self, slot: &mut Slot) {
-        if let Some(link) = slot.link.take_if(|link| self.is_condemned(link)) {
+        if let Some(link) = slot.link.take_if(|link| self.is_condemned(link) || link.has_ended()) {
             self.closed(&link);
         }
     }

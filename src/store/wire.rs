@@ -97,6 +97,20 @@ impl Socket {
         }
     }
 
+    /// Reads what has arrived. Does not wait.
+    #[cfg(any(target_os = "linux", target_os = "android", target_vendor = "apple"))]
+    fn read_now(&self, buffer: &mut [u8]) -> io::Result<usize> {
+        Ok(rustix::net::recv(&*self.raw(), buffer, rustix::net::RecvFlags::DONTWAIT)?.1)
+    }
+
+    /// Reads what has arrived. Does not wait.
+    #[cfg(not(any(target_os = "linux", target_os = "android", target_vendor = "apple")))]
+    fn read_now(&self, buffer: &mut [u8]) -> io::Result<usize> {
+        self.raw().set_nonblocking(true)?;
+        let read = self.read(buffer);
+        self.raw().set_nonblocking(false).and(read)
+    }
+
     fn write(&self, bytes: &[u8]) -> io::Result<usize> {
         match self {
             Socket::Tcp(stream) => (&*stream).write(bytes),
@@ -167,18 +181,15 @@ impl Wire {
     }
 
     /// True if the connection has ended, or has received bytes that nobody asked for. Does not
-    /// wait.
+    /// wait: this is one system call.
     pub(super) fn has_ended(&mut self) -> bool {
-        if self.stream.socket.raw().set_nonblocking(true).is_err() {
-            return true;
-        }
         let socket = &*self.stream.socket;
         let has_ended = match &mut self.tls {
-            Some(tls) => tls.has_ended(|buffer| socket.read(buffer)),
+            Some(tls) => tls.has_ended(|buffer| socket.read_now(buffer)),
             // The byte is dropped: a connection that receives unasked bytes is not used again.
-            None => !matches!(socket.read(&mut [0]), Err(error) if error.kind() == ErrorKind::WouldBlock),
+            None => !matches!(socket.read_now(&mut [0]), Err(error) if error.kind() == ErrorKind::WouldBlock),
         };
-        socket.raw().set_nonblocking(false).is_err() || has_ended || self.has_unasked()
+        has_ended || self.has_unasked()
     }
 
     /// True if bytes were received that nobody asked for.

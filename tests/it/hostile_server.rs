@@ -223,6 +223,56 @@ fn row_37_a_long_error_is_shortened() {
     }
 }
 
+/// What a server says besides its answers: behind the login's, or later.
+#[test]
+fn row_37_an_ok_that_nobody_asked_for_is_taken_for_no_lock() {
+    for behind_login in [true, false] {
+        let server = FakeServer::start(move |command| {
+            let command: Vec<_> = command.iter().map(String::as_str).collect();
+            match command[..] {
+                [] => Reply::Bytes(Vec::new()),
+                // The last command of the login.
+                ["SELECT", _] if behind_login => Reply::Bytes(b"+OK\r\n+OK\r\n".to_vec()),
+                ["SET", "lock:free", ..] => Reply::Subscribed(b"+OK\r\n".to_vec()),
+                ["SET", ..] => Reply::Bytes(b"$-1\r\n".to_vec()),
+                ["EVALSHA", _, _, "lock:free", ..] => Reply::Bytes(b":1\r\n".to_vec()),
+                ["EVAL" | "EVALSHA", ..] => Reply::Bytes(b"*2\r\n$3\r\na-b\r\n:60000\r\n".to_vec()),
+                ["GET", _] => Reply::Bytes(b"$3\r\na-b\r\n".to_vec()),
+                ["PTTL", _] => Reply::Bytes(b":60000\r\n".to_vec()),
+                _ => Reply::Bytes(b"+OK\r\n".to_vec()),
+            }
+        });
+        let builder = LockManager::builder(&format!("redis://{}/3", server.address()));
+        let builder = builder.connect_timeout(LONG).response_timeout(LONG).tolerate_outage(ANSWER);
+        let locks = builder.build_unchecked().expect("sends nothing");
+        let free = (!behind_login).then(|| locks.try_lock("free").expect("answers").expect("it is free"));
+        assert_eq!(server.push(b"+OK\r\n"), usize::from(free.is_some()));
+        match locks.try_lock("held by another") {
+            Ok(None) if !behind_login => {}
+            Err(Error::Unavailable { .. }) if behind_login => {}
+            other => panic!("behind the login: {behind_login}: {other:?}"),
+        }
+    }
+}
+
+/// A login whose answers do not fit its commands: each is out of step by one.
+#[test]
+fn row_37_a_login_demands_the_answers_of_its_commands() {
+    for (command, answer) in [
+        ("AUTH", "+OK\r\n+OK\r\n"),
+        ("HELLO", ":1\r\n"),
+        ("HELLO", "+PONG\r\n"),
+        ("CLIENT", ":1\r\n"),
+        ("SELECT", "$-1\r\n"),
+    ] {
+        let rig = LyingServer::waiting(LONG);
+        rig.lie(command, Reply::Bytes(answer.as_bytes().to_vec()));
+        let locks = rig.builder().tolerate_outage(ANSWER).build_unchecked().expect("sends nothing");
+        let error = locks.try_lock("a").expect_err(command);
+        assert!(matches!(error, Error::Unavailable { .. }), "{command} {answer:?}: {error:?}");
+    }
+}
+
 /// A sentinel or a node of a cluster names other servers. What it says is a host and a port, or is
 /// not believed: an error that names the server would forge a line of the log.
 #[test]
