@@ -33,6 +33,8 @@ pub(crate) struct Adoption<'a> {
     pub(crate) key: &'a Key,
     /// The token that was handed over.
     pub(crate) old: &'a str,
+    /// The fencing token that it had; zero if none. The new one is larger.
+    pub(crate) least: u64,
     /// What the key is to hold in its place.
     pub(crate) claim: Claim,
     pub(crate) deadline: Moment,
@@ -81,7 +83,7 @@ impl Adoption<'_> {
         let key = self.key.in_redis();
         let connection = used.insert(self.store.checkout(key, self.deadline)?);
         let sent = Moment::now();
-        let reply = connection.adopt(self.old, self.claim.wanted(key), self.deadline)?;
+        let reply = connection.adopt(self.old, self.least, self.claim.wanted(key), self.deadline)?;
         Ok((reply, AcquiredAt { sent, answered: Moment::now() }))
     }
 
@@ -99,7 +101,10 @@ impl Adoption<'_> {
                 self.delete_later();
                 Err(self.lost(LostCause::Expired))
             }
-            AdoptReply::Absent => Err(self.lost(LostCause::Expired)),
+            AdoptReply::Absent => {
+                let (key, redis_key) = (self.key.name().to_string(), self.key.in_redis().to_owned());
+                Err(Error::NothingToAdopt { key, redis_key })
+            }
             AdoptReply::NotOurs => Err(self.lost(LostCause::Taken)),
         }
     }
@@ -134,7 +139,7 @@ mod tests {
         let second = Duration::from_secs(1);
         let claim = Claim { token: "new".to_owned(), lease: Lease::new(second), counter: None };
         let (store, deadline) = (&*keeper.store, Moment::NEVER);
-        let adoption = Adoption { store, keeper: &keeper, key: &key, old: "old", claim, deadline };
+        let adoption = Adoption { store, keeper: &keeper, key: &key, old: "old", least: 0, claim, deadline };
         let answered = Moment::now();
         let judge =
             |sent| adoption.judge(&AdoptReply::Adopted { fence: None }, AcquiredAt { sent, answered });

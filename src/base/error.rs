@@ -105,8 +105,8 @@ pub enum Error {
     ///
     /// One attempt may take the [`connect_timeout`](crate::Builder::connect_timeout) and the
     /// [`response_timeout`](crate::Builder::response_timeout). A thread that waits for a lock tries
-    /// again until its [`wait`](crate::Lock::wait) is over or, without a limit, for
-    /// [`tolerate_outage`](crate::Builder::tolerate_outage).
+    /// again until its [`wait`](crate::Lock::wait) is over, for
+    /// [`tolerate_outage`](crate::Builder::tolerate_outage) at most.
     ///
     /// The text of this error ends with the text of its source, so that a program that logs only
     /// one line logs the cause.
@@ -217,11 +217,10 @@ pub enum Error {
     /// go on once it releases that. Let all code take locks in the same order, or take them
     /// together.
     ///
-    /// A cycle does not count if something ends it before this thread would give up: the deadline
-    /// of another thread's wait, or a hold that is not renewed or has a
-    /// [`max_hold`](crate::Lock::max_hold). So if all threads wait for the same limited time, the
-    /// one that began first gets a [`Timeout`](Error::Timeout), and none gets this error. A hold
-    /// whose loss this process has not noticed yet counts as a hold.
+    /// A cycle does not count if another thread's wait ends before this thread would give up. So if
+    /// all threads wait for the same limited time, the one that began first gets a
+    /// [`Timeout`](Error::Timeout), and none gets this error. A hold whose loss this process has not
+    /// noticed yet counts as a hold.
     ///
     /// ```no_run
     /// # use relatch::{Error, LockManager};
@@ -273,6 +272,23 @@ pub enum Error {
         parent: u32,
         /// The process that used the manager.
         child: u32,
+    },
+
+    /// No key in Redis has anything to do with this parcel.
+    ///
+    /// Nobody can tell which of these it is: the lease ran out, or the key was deleted; the lock was
+    /// adopted already, and released since; or this manager has another prefix or another server
+    /// than the one that handed the lock over.
+    #[error(
+        "lock {key:?} cannot be adopted: redis key {redis_key:?} does not exist (its lease ran out, it was \
+         adopted and released, or the sender uses another prefix or server)"
+    )]
+    #[non_exhaustive]
+    NothingToAdopt {
+        /// The lock's key.
+        key: String,
+        /// The key in Redis that was looked for: prefix and key.
+        redis_key: String,
     },
 
     /// This thread does not hold the lock. Nothing was sent.

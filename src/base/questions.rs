@@ -43,6 +43,7 @@ impl Error {
             | Error::NotALock { key, .. }
             | Error::NoFence { key, .. }
             | Error::NotHeld { key }
+            | Error::NothingToAdopt { key, .. }
             | Error::OuterLost { key, .. }
             | Error::Stopped { key }
             | Error::AlreadyHeld { key }

@@ -1,8 +1,8 @@
 //! The handle by which a program ends waits.
 
 use std::fmt;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Weak};
 
 use parking_lot::Mutex;
 
@@ -33,12 +33,13 @@ pub struct Stop {
 #[derive(Default)]
 struct Shared {
     stopped: AtomicBool,
-    /// Wakes the waiters of a manager, for each manager that has waits with this handle, by the
-    /// manager's number. Returns false if that manager is gone.
-    managers: Mutex<Vec<(u64, Wake)>>,
+    /// For each manager that has waits with this handle, by the manager's number: what wakes its
+    /// waiters. The manager has the other end.
+    managers: Mutex<Vec<(u64, Weak<Wake>)>>,
 }
 
-type Wake = Box<dyn Fn() -> bool + Send>;
+/// Wakes the waiters of a manager.
+pub(crate) type Wake = dyn Fn() + Send + Sync;
 
 impl Stop {
     /// A handle that has not stopped anything yet.
@@ -62,7 +63,8 @@ impl Stop {
         // free, and each call below takes that mutex. So a waiter that saw no flag sleeps by then,
         // and is woken.
         self.shared.stopped.store(true, Ordering::Release);
-        self.shared.managers.lock().retain(|(_, wake)| wake());
+        let managers = self.shared.managers.lock();
+        managers.iter().filter_map(|(_, wake)| wake.upgrade()).for_each(|wake| wake());
     }
 
     /// Whether [`stop`](Stop::stop) was called.
@@ -71,11 +73,12 @@ impl Stop {
         self.shared.stopped.load(Ordering::Acquire)
     }
 
-    /// Has `stop` call `wake`, which wakes the waiters of this manager.
-    pub(crate) fn wakes(&self, manager: u64, wake: impl Fn() -> bool + Send + 'static) {
+    /// Has `stop` call `wake`, for as long as the manager keeps it.
+    pub(crate) fn wakes(&self, manager: u64, wake: &Arc<Wake>) {
         let mut managers = self.shared.managers.lock();
+        managers.retain(|(_, wake)| wake.strong_count() > 0);
         if managers.iter().all(|(number, _)| *number != manager) {
-            managers.push((manager, Box::new(wake)));
+            managers.push((manager, Arc::downgrade(wake)));
         }
     }
 }
@@ -83,5 +86,21 @@ impl Stop {
 impl fmt::Debug for Stop {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Stop").field("is_stopped", &self.is_stopped()).finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_handle_keeps_nothing_of_a_manager_that_is_gone() {
+        let stop = Stop::new();
+        for manager in 0..100 {
+            let wake: Arc<Wake> = Arc::new(|| ());
+            stop.wakes(manager, &wake);
+            stop.wakes(manager, &wake);
+        }
+        assert_eq!(stop.shared.managers.lock().len(), 1, "the last one went after it was noted");
     }
 }

@@ -228,15 +228,16 @@ impl Builder {
         self
     }
 
-    /// How long a wait without limit goes on while Redis gives no proper answer. Defaults to 10
-    /// seconds, counted from the first attempt without an answer.
+    /// How long a wait goes on while Redis gives no proper answer: a wait with a limit until that
+    /// limit, or for as long as this, whichever is shorter. Defaults to 10 seconds, counted from the
+    /// first attempt without an answer.
     ///
     /// A waiter that sleeps until it receives an invalidation asks every 10 to 15 seconds, and
     /// notices an outage then. A thread that waits behind another thread of its process makes no
     /// attempt of its own. For such a thread, the outage begins with the other thread's first
     /// attempt without an answer or, if that is later, with its own wait. An attempt that has begun
-    /// may always take the connect timeout and the response timeout. A wait with a limit goes on
-    /// until the limit, even during an outage.
+    /// may always take the connect timeout and the response timeout. A single try
+    /// ([`try_lock`](crate::Lock::try_lock)) has that time in any case.
     pub fn tolerate_outage(mut self, limit: Duration) -> Builder {
         self.settings.tolerate_outage = limit;
         self

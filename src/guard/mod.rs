@@ -243,6 +243,33 @@ impl LockGuard {
         Ok(unlocked)
     }
 
+    /// [`unlock`](LockGuard::unlock) for a lock that would be [kept](crate::Lock::keep_at_least), and
+    /// is not to be: for a job that has failed, so that another process can try at once.
+    ///
+    /// If other guards of the hold are alive, the last one keeps nothing either, unless a reentry
+    /// asks for that after this call. Sends and blocks as `unlock`, with the same errors.
+    ///
+    /// ```
+    /// # use std::time::Duration;
+    /// # fn run() -> bool { false }
+    /// # fn main() -> Result<(), relatch::Error> {
+    /// # let locks = relatch::LockManager::in_memory();
+    /// let nightly = locks.named("nightly").keep_at_least(Duration::from_secs(60));
+    /// let guard = nightly.lock()?;
+    /// match run() {
+    ///     true => guard.unlock()?, // Nobody runs it again within a minute.
+    ///     false => guard.unlock_now()?,
+    /// };
+    /// assert!(nightly.try_lock()?.is_some());
+    /// # Ok(())
+    /// # }
+    /// ```
+    #[expect(clippy::missing_errors_doc, reason = "they are those of `unlock`, which lists them")]
+    pub fn unlock_now(self) -> Result<Unlocked, Error> {
+        self.hold().keep_nothing();
+        self.unlock()
+    }
+
     /// What `unlock` and `drop` share. Returns how deep the lock is still held.
     fn leave_(&mut self) -> Result<Unlocked, Error> {
         self.left = true;

@@ -141,6 +141,11 @@ impl Hold {
         }
     }
 
+    /// The release deletes the key, whatever was asked for.
+    pub(crate) fn keep_nothing(&self) {
+        self.keep_until.store(0, Ordering::Release);
+    }
+
     pub(crate) fn renewals(&self) -> u32 {
         self.renewals.load(Ordering::Relaxed)
     }
@@ -189,23 +194,23 @@ impl Hold {
         Moment::from_nanos(self.gone_by.load(Ordering::Acquire))
     }
 
-    /// When the hold ends though its thread keeps it. [`Moment::NEVER`] if it is renewed for as
-    /// long as that lasts.
-    pub(crate) fn ends_by_itself(&self) -> Moment {
-        match self.renewal.max_hold {
-            _ if !self.renewal.on || self.memory.is_some() => self.valid_until(),
-            Some(limit) => self.acquired.answered.after(limit).after(self.lease().time()),
-            None => Moment::NEVER,
-        }
-    }
-
     /// The time from one renewal to the next. `None` if the keeper does not renew the hold, or not
     /// any more. (A key in memory needs no renewal.)
     pub(crate) fn renews_every(&self, now: Moment) -> Option<Duration> {
         let stopped = self.memory.is_some()
             || self.thread_ended.load(Ordering::Relaxed)
-            || self.renewal.max_hold.is_some_and(|limit| now.since(self.acquired.answered) >= limit);
+            || self.limit_of(self.lease(), now).is_some();
         if stopped { None } else { self.renewal.every(self.lease()) }
+    }
+
+    /// The `max_hold` of this hold, if a lease that begins at `now` would extend it past that: the
+    /// hold may last for so long, and for the rest of its first lease.
+    pub(crate) fn limit_of(&self, lease: Lease, now: Moment) -> Option<Duration> {
+        let over = |limit: &Duration| {
+            let end = self.acquired.answered.after(*limit).after(self.first_lease.time());
+            end <= now.after(lease.time())
+        };
+        self.renewal.max_hold.filter(over)
     }
 
     /// True once the thread has ended and the lease has run out: nobody will ask for the hold

@@ -178,16 +178,6 @@ pub(crate) fn lost_around(entered: u64, now: Moment) -> Option<(String, LostCaus
     with(|holds| holds.values().flatten().filter(|entry| entry.held.entered < entered).find_map(lost))?
 }
 
-/// This thread's hold with this token, through any manager.
-pub(crate) fn by_token(token: &str, pid: u32) -> Option<Arc<Hold>> {
-    let in_map = with(|holds| {
-        let mut all = holds.values().flatten().map(|entry| &entry.held.hold);
-        all.find(|hold| hold.token == token).map(Arc::clone)
-    });
-    // A forked child finds its parent's holds in its copy of the map. They are not its own.
-    in_map.flatten().filter(|hold| hold.owner.pid() == pid)
-}
-
 /// `None` if the thread is ending and the map is gone.
 fn with<T>(use_holds: impl FnOnce(&mut Holds) -> T) -> Option<T> {
     HOLDS.try_with(|holds| use_holds(&mut holds.borrow_mut())).ok()
@@ -198,7 +188,7 @@ mod tests {
     use std::time::Duration;
 
     use super::*;
-    use crate::hold::tests::{sample, sample_by};
+    use crate::hold::tests::sample;
     use crate::waiting::queues::WaitQueues;
 
     fn entered(manager: u64, name: &str) -> Rc<Held> {
@@ -263,16 +253,6 @@ mod tests {
     #[test]
     fn a_hold_beside_one_of_the_same_name_is_seen() {
         let (_first, second) = (entered(1, "b"), entered(2, "b"));
-        let by = |manager, token: &str| {
-            let hold = Arc::new(sample_by(token, Duration::from_secs(30)));
-            let turn = Arc::new(WaitQueues::default()).free_turn(hold.key.name());
-            enter(manager, hold, turn)
-        };
-        let (one, two) = (by(1, "token one"), by(2, "token two"));
-        for held in [&one, &two] {
-            let found = by_token(&held.hold.token, held.hold.owner.pid()).expect("it is held");
-            assert!(Arc::ptr_eq(&found, &held.hold));
-        }
         let _ = second.hold.lose(LostCause::Deleted);
         assert_eq!(lost_around(u64::MAX, Moment::now()).map(|(name, _)| name).as_deref(), Some("b"));
     }
@@ -352,15 +332,5 @@ mod tests {
         });
         thread.join().unwrap();
         drop(queues.free_turn(&"a".into()));
-    }
-
-    #[test]
-    fn a_token_of_another_process_is_not_mine() {
-        let held = entered(1, "a");
-        let token = &held.hold.token;
-        let pid = std::process::id();
-        assert!(by_token(token, pid).is_some());
-        assert!(by_token(token, pid + 1).is_none(), "a forked child's copy of the map");
-        assert!(by_token("somebody-else", pid).is_none());
     }
 }

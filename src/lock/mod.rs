@@ -217,7 +217,7 @@ impl Lock {
     /// Of all that adopt a parcel, one gets the lock. It has a token of its own, this lock's
     /// options, and a depth of one. Its lease counts from this call. If the hold had a
     /// [fence](LockGuard::fence), or if this lock is [`fenced`](Lock::fenced), the hold gets a new
-    /// fence, so that a resource refuses late writes of the sender.
+    /// fence, larger than the sender's, so that a resource refuses late writes of the sender.
     ///
     /// Does not wait for the lock, nor for other threads of this process that do: sends one script,
     /// and again if there is no answer. Blocks for the answer, at most the connect timeout and the
@@ -225,9 +225,11 @@ impl Lock {
     ///
     /// # Errors
     ///
-    /// - [`Error::Lost`]: the parcel can no longer be used. [`Expired`](crate::LostCause::Expired):
-    ///   the lease ended, or the key was deleted. [`Taken`](crate::LostCause::Taken): somebody else
-    ///   has adopted the lock or, after that, taken it.
+    /// - [`Error::NothingToAdopt`]: the lease ended, the key was deleted, the lock was adopted and
+    ///   released, or it is on another server or under another prefix.
+    /// - [`Error::Lost`] with [`Taken`](crate::LostCause::Taken): somebody else has adopted the lock
+    ///   or, after that, taken it. With [`Expired`](crate::LostCause::Expired): the answer came after
+    ///   the lease.
     /// - [`Error::AlreadyHeld`], [`Error::Stopped`]: this thread holds the lock, or the manager or
     ///   the handle was stopped. Nothing was sent.
     /// - [`Error::OuterLost`]: this thread holds another lock, which was lost. If that happened

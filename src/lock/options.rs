@@ -48,7 +48,11 @@ impl Lock {
 
     /// For how long the lock is renewed at most. Defaults to the manager's, which is no limit.
     ///
-    /// After that time the lease runs out, and the hold is lost. This limit protects from work that
+    /// After that time the lease runs out, and the hold is lost: nothing extends it.
+    /// [`confirm`](crate::LockGuard::confirm), [`ensure`](crate::LockGuard::ensure) (if it would
+    /// have to renew), [`extend_to`](crate::LockGuard::extend_to) and
+    /// [`hand_over`](crate::LockGuard::hand_over) return
+    /// [`Error::InvalidOption`](crate::Error::InvalidOption) for `max_hold` instead. This limit protects from work that
     /// hangs and from guards that are forgotten. It also ends a deadlock of two processes, but by
     /// taking locks away. A limited [`wait`](Lock::wait) ends a deadlock without that.
     pub fn max_hold(self, limit: Duration) -> Lock {
@@ -94,7 +98,10 @@ impl Lock {
     /// token, so no late renewal keeps the key for longer, and no process deletes it because its
     /// holder is gone.
     ///
-    /// A release because of a panic keeps the lock, too. If the manager could not start its thread
+    /// A release because of a panic keeps the lock, too, and so does
+    /// [`with_lock_result`](Lock::with_lock_result) if the closure returns an error. A job that has
+    /// failed, and that another process shall try at once, ends with
+    /// [`unlock_now`](crate::LockGuard::unlock_now). If the manager could not start its thread
     /// ([`Error::NoThread`](crate::Error::NoThread)), nobody got the lock, and it is not kept.
     ///
     /// If the process dies before the release, the lock is free when its lease ends. So let the

@@ -1,7 +1,6 @@
 //! The end of a manager: no new locks, and what is held is given back.
 
 use std::collections::HashSet;
-use std::process;
 use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
@@ -22,12 +21,7 @@ const LOOKS_EVERY: Duration = Duration::from_millis(5);
 impl Session {
     /// Has `stop` wake the waiters of this manager.
     pub(crate) fn heed(&self, stop: &Stop) {
-        let (keeper, pid) = (Arc::downgrade(&self.keeper), self.pid);
-        stop.wakes(self.id, move || {
-            // A forked child has no waiters, and its copies of the mutexes may stay locked.
-            let keeper = keeper.upgrade().filter(|_| process::id() == pid);
-            keeper.map(|keeper| keeper.wake_waiters()).is_some()
-        });
+        stop.wakes(self.id, &self.wake);
     }
 
     /// True if the wait with this handle, or the whole manager, was stopped.

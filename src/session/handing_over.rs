@@ -148,7 +148,8 @@ impl Session {
         let _under_way = self.adoptions.begin();
         self.may_take(key.name(), options, stop, began)?;
         let (store, keeper, deadline) = (&*self.store, &self.keeper, self.one_answer(began));
-        let adoption = Adoption { store, keeper, key: &key, old: &parcel.token, claim, deadline };
+        let (old, least) = (&*parcel.token, parcel.fence.unwrap_or(0));
+        let adoption = Adoption { store, keeper, key: &key, old, least, claim, deadline };
         let adopted = adoption.run();
         if turn.is_outside() {
             // The swap has used up the invalidation for which the waiter of this process had

@@ -33,7 +33,7 @@ use crate::base::options::{Lease, Options, Settings};
 use crate::base::owner::{Owner, fresh_token, host_name};
 use crate::base::process as this_process;
 use crate::base::stats::Counters;
-use crate::base::stop::Stop;
+use crate::base::stop::{Stop, Wake};
 use crate::hold::{Hold, Unlocked};
 use crate::keeping::keeper::Keeper;
 use crate::keeping::losses::{LossNotifier, OnLost};
@@ -67,6 +67,8 @@ pub(crate) struct Session {
     adoptions: Adoptions,
     /// Ends all waits, and refuses new locks, once the manager is shut down.
     going: Stop,
+    /// Wakes all waiters of this manager, for the handles that can stop them.
+    wake: Arc<Wake>,
     pub(crate) settings: Settings,
 }
 
@@ -100,6 +102,13 @@ impl Session {
         let (store, pid) = (Arc::new(store), process::id());
         let keeper =
             Shared::new(Arc::clone(&store), on_lost.map(LossNotifier::new), settings.response_timeout, probe);
+        let keeper_of_waiters = Arc::clone(&keeper);
+        let wake = move || {
+            // A forked child has no waiters, and its copies of the mutexes may stay locked.
+            if process::id() == pid {
+                keeper_of_waiters.wake_waiters();
+            }
+        };
         let session = Session {
             id: NEXT.fetch_add(1, Ordering::Relaxed),
             pid,
@@ -112,6 +121,7 @@ impl Session {
             keeper,
             adoptions: Adoptions::default(),
             going: Stop::new(),
+            wake: Arc::new(wake),
             settings,
         };
         session.heed(&session.going);

@@ -32,10 +32,6 @@ impl Session {
             if self.is_stopped(stop) {
                 return Err(Vain::Stopped);
             }
-            let mine = seen.and_then(|holder| thread_map::by_token(holder.raw(), owner.pid()));
-            if let Some(cycle) = mine.and_then(|hold| wait.for_itself(&hold)) {
-                return Err(Vain::Deadlock(cycle));
-            }
             if sleeps {
                 wait.begins(seen).map_err(Vain::Deadlock)?;
                 listed.begins();

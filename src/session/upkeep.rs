@@ -99,6 +99,7 @@ impl Session {
     pub(crate) fn extend(&self, hold: &Arc<Hold>, lease: Duration) -> Result<(), Error> {
         check_lease("extend_to", lease, self.settings.max_lease)?;
         self.trust(hold)?;
+        check_limit(hold, Lease::new(lease))?;
         hold.set_lease(Lease::new(lease), Moment::now());
         self.keeper.renew_sooner(hold)?;
         self.push(hold)
@@ -113,6 +114,7 @@ impl Session {
     fn push_all<'a>(&self, holds: impl IntoIterator<Item = &'a Arc<Hold>>) -> Result<(), Error> {
         let limit = Moment::now().after(self.settings.response_timeout);
         let ask = |hold: &'a Arc<Hold>| {
+            check_limit(hold, hold.lease())?;
             let deadline = limit.min(hold.valid_until());
             Ok((hold, deadline, self.keeper.ask_to_renew(hold, deadline)?))
         };
@@ -151,4 +153,10 @@ impl Session {
         self.keeper.report_loss(hold);
         Err(lost)
     }
+}
+
+/// Returns an error if this lease would extend a hold past its `max_hold`.
+fn check_limit(hold: &Hold, lease: Lease) -> Result<(), Error> {
+    let reason = "the hold has lasted for nearly as long as it may, and no lease extends it";
+    hold.limit_of(lease, Moment::now()).map_or(Ok(()), |limit| Err(invalid_option("max_hold", limit, reason)))
 }

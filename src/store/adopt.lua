@@ -17,6 +17,7 @@
 -- ARGV[2]  the lease of that hold in milliseconds
 -- ARGV[3]  how long the counter stays at least, in milliseconds; empty without a counter
 -- ARGV[4]  the token that was handed over
+-- ARGV[5]  the number of that hold: the new one is larger
 --
 -- Replies  OK           the key holds the new token, for the lease at least (without a counter)
 --          n            the same, and n is the hold's number (with a counter)
@@ -54,10 +55,11 @@ if KEYS[2] then
     local time = call('TIME')
     local stays = ARGV[3]
     answer = time[1] .. string.sub('00000' .. time[2], -6)
-    if stored and tonumber(stored) >= tonumber(answer) then
+    local last = math.max(tonumber(stored or 0), tonumber(ARGV[5]))
+    if last >= tonumber(answer) then
       -- The clock was set back. The counter has to stay until the clock has passed it.
-      stays = string.format('%.0f', stays + (stored - answer) / 1000)
-      answer = string.format('%.0f', stored + 1)
+      stays = string.format('%.0f', stays + (last - answer) / 1000)
+      answer = string.format('%.0f', last + 1)
     end
     call('SET', KEYS[2], answer, 'PX', stays)
   end

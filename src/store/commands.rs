@@ -115,12 +115,13 @@ impl Connection<'_> {
     pub(crate) fn adopt(
         &mut self,
         old: &str,
+        least: u64,
         wanted: Wanted<'_>,
         deadline: Moment,
     ) -> Result<AdoptReply, Failure> {
         match self {
-            Connection::To(server) => server.adopt(old, wanted, deadline),
-            Connection::Memory(memory) => memory.adopt(old, wanted),
+            Connection::To(server) => server.adopt(old, least, wanted, deadline),
+            Connection::Memory(memory) => memory.adopt(old, least, wanted),
         }
     }
 

@@ -127,15 +127,17 @@ impl ServerConnection {
 
     /// One attempt to take a lock over from the holder of the token `old`: compare and swap. If
     /// replicas have to acknowledge the lock, it counts only once they have. If they are too few,
-    /// the key keeps the new token. The attempt may be repeated.
+    /// the key keeps the new token. The attempt may be repeated. The fencing token, if one is wanted,
+    /// is larger than `least`.
     pub(crate) fn adopt(
         &mut self,
         old: &str,
+        least: u64,
         wanted: Wanted<'_>,
         deadline: Moment,
     ) -> Result<AdoptReply, Failure> {
-        let times = wanted.times();
-        let (script, args) = wanted.adoption(old, &times);
+        let (times, least) = (wanted.times(), least.to_string());
+        let (script, args) = wanted.adoption(old, &least, &times);
         let add = |batch: Batch, _, teach| batch.and(&script.command(teach, wanted.key, &args));
         let (replies, _) = self.route.run_all(None, 1, add, None, deadline)?;
         let reply = adopted(accepted(next(&mut replies.into_iter())), wanted.counter.is_some());

@@ -140,8 +140,9 @@ impl MemoryStore {
 
     /// Swaps the token of a lock that was handed over. If nobody is excluded, every adoption is
     /// granted: the key is a fresh one.
-    pub(super) fn adopt(&self, old: &str, wanted: Wanted<'_>) -> Result<AdoptReply, Failure> {
+    pub(super) fn adopt(&self, old: &str, least: u64, wanted: Wanted<'_>) -> Result<AdoptReply, Failure> {
         self.run(|keys| {
+            keys.fence = keys.fence.max(least);
             match keys.remove(wanted.key, old).0 {
                 Compared::Absent if self.excludes => AdoptReply::Absent,
                 // The key is free now, which no other command can see.
@@ -427,7 +428,7 @@ mod tests {
         for excludes in [true, false] {
             let store = MemoryStore::new(excludes);
             let adopts = |key| {
-                let reply = store.adopt("one", wanted(key, "two")).unwrap();
+                let reply = store.adopt("one", 0, wanted(key, "two")).unwrap();
                 matches!(reply, AdoptReply::Adopted { .. })
             };
             assert!(is_taken(&store, "a", "one") && adopts("a"));

@@ -37,14 +37,16 @@ impl<'a> Wanted<'a> {
     }
 
     /// The script that takes the lock over from the holder of the token `old`, and its arguments.
+    /// The new fencing token is larger than `least`.
     pub(super) fn adoption(
         &self,
         old: &'a str,
+        least: &'a str,
         [lease, stays]: &'a [String; 2],
     ) -> (&'static Script, Vec<&'a str>) {
         match self.counter {
-            None => (&ADOPT, vec![self.token, lease, stays, old]),
-            Some(counter) => (&ADOPT_FENCED, vec![counter, self.token, lease, stays, old]),
+            None => (&ADOPT, vec![self.token, lease, stays, old, least]),
+            Some(counter) => (&ADOPT_FENCED, vec![counter, self.token, lease, stays, old, least]),
         }
     }
 

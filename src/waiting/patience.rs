@@ -28,7 +28,7 @@ pub(crate) struct Patience {
     pub(crate) deadline: Moment,
     /// `try_lock`: one answer is enough.
     pub(crate) once: bool,
-    /// How long an outage may last if there is no deadline.
+    /// How long an outage may last.
     pub(crate) tolerate_outage: Duration,
     /// The longest time after which an attempt can still succeed.
     pub(crate) an_attempt: Duration,
@@ -113,40 +113,32 @@ impl Patience {
         }
     }
 
-    /// True if a silence has lasted too long. With a deadline: the deadline has come, and the
-    /// silence has lasted for its `outage_after`. Without a deadline: it has lasted for as long as
-    /// an outage is tolerated. The silence counts from when this caller asked for the lock, at the
-    /// earliest.
+    /// True if a silence has lasted too long: for as long as an outage is tolerated, or for its
+    /// `outage_after` when the deadline has come. The silence counts from when this caller asked for
+    /// the lock, at the earliest. (A single try ends by its deadline alone.)
     pub(crate) fn is_outage(&self, silence: &Silence, now: Moment) -> bool {
         let lasted = now.min(self.deadline).since(silence.since.max(self.began));
-        if self.is_endless() {
-            lasted >= self.tolerated(silence)
-        } else {
-            self.deadline <= now && lasted >= silence.outage_after
-        }
+        let at_the_deadline = self.deadline <= now && lasted >= silence.outage_after;
+        at_the_deadline || !self.once && lasted >= self.tolerated(silence)
     }
 
     /// When a thread in a queue has to check whether a silence has become an outage. No other
     /// thread wakes it for that.
     pub(crate) fn look_again(&self, silence: Option<&Silence>, now: Moment) -> Moment {
-        match silence {
-            _ if !self.is_endless() => self.deadline,
+        let look = match silence {
             Some(silence) => silence.since.max(self.began).after(self.tolerated(silence)),
             // A silence that begins now or later lasts for `tolerate_outage` before it is an
             // outage. And while nothing is wrong, one look per `GLANCE` is enough.
             None => now.after(self.tolerate_outage.max(GLANCE)),
-        }
+        };
+        look.min(self.deadline)
     }
 
-    /// How long a caller without a deadline tolerates a silence. While the first attempt of the
+    /// How long a caller tolerates a silence. While the first attempt of the
     /// silence is under way, that is at least as long as an attempt may take.
     fn tolerated(&self, silence: &Silence) -> Duration {
         let pending = if silence.cause.is_none() { self.an_attempt } else { Duration::ZERO };
         self.tolerate_outage.max(pending)
-    }
-
-    fn is_endless(&self) -> bool {
-        self.deadline == Moment::NEVER
     }
 }
 

@@ -4,7 +4,7 @@ use std::sync::{Barrier, mpsc};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use relatch::{Error, LockManager};
+use relatch::{Error, Lock, LockManager};
 use relatch_rig::{LONG, Server, Worker, eventually, role};
 
 use crate::support::{ANSWER, LATE, LEASE, MINUTE, PERIOD, SOON, connect, occupy};
@@ -106,47 +106,68 @@ fn a_wait_that_ends_sooner_makes_no_deadlock() {
     });
 }
 
-/// A hold that is lost, or that runs out, keeps nobody waiting.
+/// A hold that is lost keeps nobody waiting.
 #[test]
-fn holds_that_end_by_themselves_make_no_deadlock() {
+fn a_hold_that_is_lost_makes_no_deadlock() {
     let server = Server::start();
-    for is_lost in [true, false] {
-        let (locks, elsewhere) = (connect(&server), connect(&server));
-        thread::scope(|scope| {
-            let guard = elsewhere.lock("a").expect("locks");
-            let other = scope.spawn(|| {
-                let guard = locks.named("b").lease(LEASE).renew(is_lost).renew_every(PERIOD).lock();
-                let taken = locks.lock("a").map(drop);
-                drop(guard);
-                taken
-            });
-            eventually(LONG, "the other thread waits", || locks.waiting().len() == 1);
-            if is_lost {
-                // This thread sleeps, and does not just find the lock free.
-                occupy(&server, "b", LEASE);
-                eventually(LONG, "the keeper finds the loss", || locks.stats().lost == 1);
-            }
-            locks.lock("b").map(drop).expect("free when somebody's lease, or the hold, ends");
+    let (locks, elsewhere) = (connect(&server), connect(&server));
+    thread::scope(|scope| {
+        let guard = elsewhere.lock("a").expect("locks");
+        let other = scope.spawn(|| {
+            let guard = locks.named("b").lease(LEASE).renew_every(PERIOD).lock();
+            let taken = locks.lock("a").map(drop);
             drop(guard);
-            let taken = other.join().expect("no panic");
-            assert!(matches!(&taken, Err(Error::OuterLost { outer, .. }) if outer == "b"), "{taken:?}");
+            taken
         });
-    }
+        eventually(LONG, "the other thread waits", || locks.waiting().len() == 1);
+        // This thread sleeps, and does not just find the lock free.
+        occupy(&server, "b", LEASE);
+        eventually(LONG, "the keeper finds the loss", || locks.stats().lost == 1);
+        locks.lock("b").map(drop).expect("free when somebody's lease ends");
+        drop(guard);
+        let taken = other.join().expect("no panic");
+        assert!(matches!(&taken, Err(Error::OuterLost { outer, .. }) if outer == "b"), "{taken:?}");
+    });
 }
 
-/// The same for a thread that waits for its own hold, through another manager.
+/// The end of a hold would end the wait, and its thread would go on without its lock.
 #[test]
-fn a_hold_of_the_thread_itself_that_runs_out_makes_no_deadlock() {
+fn a_hold_that_will_be_lost_excuses_no_deadlock() {
+    let server = Server::start();
+    let ways: [fn(Lock) -> Lock; 2] = [|lock| lock.renew(false), |lock| lock.max_hold(MINUTE)];
+    for change in ways {
+        let locks = connect(&server);
+        thread::scope(|scope| {
+            let guard = change(locks.named("a").lease(MINUTE)).lock().expect("locks");
+            let other = scope.spawn(|| {
+                let guard = change(locks.named("b").lease(MINUTE)).lock().expect("locks");
+                let inner = locks.lock("a").map(drop);
+                guard.unlock().expect("it was held all the time");
+                inner
+            });
+            eventually(LONG, "the other thread waits", || locks.waiting().len() == 1);
+            let closed = locks.lock("b").map(drop);
+            assert!(matches!(closed, Err(Error::WouldDeadlock { .. })), "{closed:?}");
+            guard.unlock().expect("it was held all the time");
+            other.join().expect("no panic").expect("the lock is free");
+        });
+    }
+    let (first, second) = (connect(&server), connect(&server));
+    let guard = first.named("a").renew(false).lock().expect("locks");
+    let own = second.lock("a").map(drop);
+    assert!(matches!(own, Err(Error::WouldDeadlock { .. })), "{own:?}");
+    drop(guard);
+}
+
+/// Nothing waits, so nothing waits for itself.
+#[test]
+fn a_single_try_of_a_lock_that_the_thread_holds_through_another_manager_is_busy() {
     let server = Server::start();
     let (first, second) = (connect(&server), connect(&server));
-    let guard = first.named("a").lease(LEASE).renew(false).lock().expect("locks");
-    let brief = second.named("a").wait(PERIOD).lock().map(drop);
-    // On a machine that is held up, the lease may be over by then.
-    assert!(matches!(&brief, Err(Error::WouldDeadlock { .. }) | Ok(())), "it outlasts the wait: {brief:?}");
-    let ended = second.lock("a").map(drop);
-    assert!(matches!(ended, Err(Error::OuterLost { .. })), "the lease ends: {ended:?}");
+    let guard = first.lock("a").expect("locks");
+    assert!(second.try_lock("a").expect("it answers").is_none());
     drop(guard);
-    second.lock("a").map(drop).expect("it is free");
+    assert!(second.try_lock("a").expect("it answers").is_some());
 }
 
 /// A thread that has waited, and still holds what it held meanwhile, waits for nobody.
@@ -179,7 +200,7 @@ fn a_wait_that_is_over_closes_no_cycle() {
 #[test]
 fn a_holder_that_changes_during_the_wait_closes_the_cycle() {
     let server = Server::start();
-    let one = connect(&server);
+    let one = LockManager::builder(&server.url()).local_handoff(MINUTE).build().expect("connects");
     let seldom = LockManager::builder(&server.url()).client_tracking(false).poll_every(ANSWER);
     let two = seldom.build().expect("connects");
     let errors = thread::scope(|scope| {

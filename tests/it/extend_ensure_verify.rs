@@ -234,3 +234,25 @@ fn stats_count_what_happened() {
     assert_eq!((stats.time_waited.count(), stats.time_held.count()), (4, 4));
     assert!(stats.time_held.quantile(1.0) >= Some(2 * PERIOD));
 }
+
+#[test]
+fn nothing_extends_a_hold_past_max_hold_and_the_calls_say_so() {
+    let rig = Rig::new();
+    let (lease, limit) = (2 * SOON, 2 * SOON);
+    let guard = rig.locks.named("a").lease(lease).max_hold(limit).lock().expect("locks");
+    let taken = Instant::now();
+    let is_limited = |result: Result<(), Error>| match result {
+        Err(Error::InvalidOption { option: "max_hold", .. }) => true,
+        Ok(()) => false,
+        Err(other) => panic!("{other:?}"),
+    };
+    assert!(is_limited(guard.extend_to(MINUTE)), "that lease ends later");
+    assert!(guard.is_valid(), "nothing was sent, and nothing is lost");
+    eventually(LONG, "the limit passes", || is_limited(guard.confirm(Duration::ZERO)));
+    assert!(is_limited(guard.extend()));
+    assert!(is_limited(guard.ensure(guard.remaining() + Duration::from_millis(1))));
+    let (_, error) = guard.hand_over().map(drop).expect_err("it would extend the lease").into_parts();
+    assert!(is_limited(Err(error)));
+    eventually(LONG, "it ends", || rig.value_of("a").is_none());
+    assert!(taken.elapsed() < LONG);
+}

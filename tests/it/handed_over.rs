@@ -18,6 +18,13 @@ use crate::support::{
 /// The script of an adoption.
 const ADOPT: &str = include_str!("../../src/store/adopt.lua");
 
+/// Redis knows nothing of the parcel, whatever the reason.
+#[track_caller]
+fn assert_nothing<T>(adopted: &Result<T, Error>) {
+    let error = adopted.as_ref().err().expect("there is nothing to adopt");
+    assert!(matches!(error, Error::NothingToAdopt { .. }), "{error:?}");
+}
+
 /// The beginning of each command that adopts a lock without a fence, for a proxy's rule. Loads the
 /// script into Redis.
 fn adoptions_of(server: &Server, name: &str) -> String {
@@ -248,13 +255,10 @@ fn a_lock_goes_on_in_another_process() {
     assert_eq!((adopted.depth(), other.lock("a").expect("re-enters").depth()), (1, 2));
     eventually(LONG, "its lease is renewed", || renewals(&other, "a") > 3);
     throughout(2 * LEASE, || assert!(adopted.is_valid()));
-    assert_lost(
-        &other.named("b").adopt(&sent.replace(":a", ":b").parse().expect("a parcel")),
-        LostCause::Expired,
-    );
+    assert_nothing(&other.named("b").adopt(&sent.replace(":a", ":b").parse().expect("a parcel")));
     assert_lost(&in_another_thread(|| rig.locks.adopt(&parcel).map(drop)), LostCause::Taken);
     assert_eq!(adopted.unlock().expect("unlocks"), Unlocked::Released);
-    assert_lost(&rig.locks.adopt(&parcel), LostCause::Expired);
+    assert_nothing(&rig.locks.adopt(&parcel));
     assert_eq!((lost.load(Ordering::SeqCst), rig.locks.stats().lost), (0, 0), "a hand-over is no loss");
 }
 
@@ -326,10 +330,10 @@ fn a_parcel_that_nobody_adopts_ends_with_the_lease() {
     assert!(start.elapsed() >= LEASE / 2, "{:?}", start.elapsed());
     assert_lost(&in_another_thread(|| rig.locks.adopt(&parcel).map(drop)), LostCause::Taken);
     drop(guard);
-    assert_lost(&rig.locks.adopt(&parcel), LostCause::Expired);
+    assert_nothing(&rig.locks.adopt(&parcel));
     let parcel = parcel_of(&rig.locks, "b");
     delete(&rig.server, "b");
-    assert_lost(&rig.locks.adopt(&parcel), LostCause::Expired);
+    assert_nothing(&rig.locks.adopt(&parcel));
     rig.server.query::<()>(&["RPUSH", "lock:b", "other"]);
     assert_lost(&rig.locks.adopt(&parcel), LostCause::Taken);
 }
@@ -692,4 +696,33 @@ fn of_many_processes_that_get_a_parcel_one_has_the_lock() {
         let parcel = workers[winner].ask("hand over").parse().expect("a parcel");
         drop(locks.adopt(&parcel).expect("comes back"));
     }
+}
+
+/// The lease of each of these parcels is far from over.
+#[test]
+fn a_parcel_that_is_of_no_use_here_is_not_told_to_have_run_out() {
+    let rig = Rig::with(|builder| builder.lease(MINUTE));
+    let server = Server::start();
+    let elsewhere = connect(&server);
+    let prefixed = crate::support::builder(&rig.server.url()).prefix("other:").build().expect("connects");
+    let parcel = parcel_of(&rig.locks, "a");
+    for other in [&elsewhere, &prefixed] {
+        assert_nothing(&other.adopt(&parcel));
+    }
+    drop(rig.locks.adopt(&parcel).expect("adopts"));
+    let error = rig.locks.adopt(&parcel).map(drop).expect_err("it was adopted and released");
+    assert!(matches!(&error, Error::NothingToAdopt { redis_key, .. } if redis_key == "lock:a"), "{error:?}");
+    assert_eq!(error.key(), Some("a"));
+}
+
+/// The counter is gone, and the server's clock is behind.
+#[test]
+fn the_fence_of_an_adopter_is_larger_than_that_in_the_parcel() {
+    let rig = Rig::with(|builder| builder.lease(MINUTE));
+    let ahead = 9_007_199_254_740_000_u64; // Far from now, in microseconds.
+    rig.server.query::<()>(&["SET", crate::fence::COUNTER, &ahead.to_string()]);
+    let parcel = rig.locks.named("a").fenced(true).lock().expect("locks").hand_over().expect("hands over");
+    rig.server.query::<()>(&["DEL", crate::fence::COUNTER]);
+    let adopted = rig.locks.adopt(&parcel).expect("adopts");
+    assert_eq!(adopted.fence(), Some(ahead + 2));
 }

@@ -279,3 +279,18 @@ fn the_longest_time_that_any_reentry_asks_for_counts() {
     assert!(matches!(outer.unlock(), Ok(Unlocked::Kept { .. })));
     assert!(rig.server.pttl("lock:a") > 31_000, "the rest of a minute");
 }
+
+#[test]
+fn a_job_that_has_failed_can_leave_the_lock_to_others_at_once() {
+    let rig = Rig::new();
+    let lock = rig.locks.named("a").keep_at_least(MINUTE);
+    let guard = lock.lock().expect("locks");
+    assert_eq!(guard.unlock_now().expect("unlocks"), Unlocked::Released);
+    assert_eq!(rig.value_of("a"), None);
+    let (outer, inner) = (lock.lock().expect("locks"), lock.lock().expect("re-enters"));
+    assert!(matches!(inner.unlock_now(), Ok(Unlocked::StillHeld { .. })));
+    assert_eq!(outer.unlock().expect("unlocks"), Unlocked::Released);
+    let failed: Result<(), Error> = lock.with_lock_result(|_| Err(Error::NotInstalled));
+    assert!(matches!(failed, Err(Error::NotInstalled)));
+    assert!(rig.value_of("a").is_some_and(|value| value.starts_with("kept:")), "an error keeps it");
+}

@@ -320,3 +320,21 @@ fn row_15_many_threads_that_wait_for_redis_connect_at_a_bounded_rate() {
         }
     });
 }
+
+#[test]
+fn a_wait_with_a_limit_ends_when_an_outage_has_lasted_for_as_long_as_is_tolerated() {
+    let server = Server::start();
+    let locks = LockManager::builder(&server.url()).tolerate_outage(ANSWER).build().expect("connects");
+    server.kill();
+    thread::scope(|scope| {
+        // One asks, and the others wait behind it.
+        for _ in 0..3 {
+            scope.spawn(|| {
+                let asked = Instant::now();
+                let error = locks.named("a").wait(LONG).lock().map(drop).expect_err("Redis is gone");
+                assert!(error.is_unavailable(), "{error:?}");
+                assert!(asked.elapsed() >= ANSWER && asked.elapsed() < LONG / 2, "{:?}", asked.elapsed());
+            });
+        }
+    });
+}
