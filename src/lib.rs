@@ -114,7 +114,8 @@
 //!
 //! # Errors
 //!
-//! Every method distinguishes *busy*, *unreachable* and *lost*: see [`Error`].
+//! Every method distinguishes *busy*, *unreachable* and *lost*: see [`Error`]. Before a program
+//! repeats a call that runs a closure, it asks [`Error::body_ran`].
 //!
 //! # About threads
 //!

@@ -4,6 +4,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use crate::base::body::Body;
 use crate::base::emit::debug;
 use crate::base::error::Error;
 use crate::base::key::Name;
@@ -78,8 +79,7 @@ impl Request<'_> {
         guard: LockGuard,
         body: impl FnOnce(&LockGuard) -> Result<T, E>,
     ) -> Result<T, E> {
-        let result = body(&guard);
-        given_back(result, guard.unlock(), || self.name.as_str().to_owned())
+        run(guard, body, LockGuard::unlock, || self.name.as_str().to_owned())
     }
 }
 
@@ -126,9 +126,7 @@ impl<'a> RequestAll<'a> {
         &self,
         body: impl FnOnce(&MultiLockGuard) -> Result<T, E>,
     ) -> Result<T, E> {
-        let guard = self.lock()?;
-        let result = body(&guard);
-        given_back(result, guard.unlock(), || self.names.join(", "))
+        run(self.lock()?, body, MultiLockGuard::unlock, || self.names.join(", "))
     }
 
     fn enter(&self, limit: Option<Duration>) -> Result<MultiLockGuard, Error> {
@@ -137,13 +135,15 @@ impl<'a> RequestAll<'a> {
     }
 }
 
-/// What a caller gets after its closure, and after the release.
-fn given_back<T, U, E: From<Error>>(
-    result: Result<T, E>,
-    unlocked: Result<U, Error>,
+/// Runs a closure, and the release behind it.
+fn run<G, T, U, E: From<Error>>(
+    guard: G,
+    body: impl FnOnce(&G) -> Result<T, E>,
+    unlock: impl FnOnce(G) -> Result<U, Error>,
     name: impl FnOnce() -> String,
 ) -> Result<T, E> {
-    match (result, unlocked) {
+    let _body = Body;
+    match (body(&guard), unlock(guard)) {
         (Err(error), unlocked) => {
             if let Err(also) = unlocked {
                 debug!(target: "relatch::release", "after the error of a closure under lock {:?}: {also}", name());

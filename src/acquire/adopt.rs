@@ -15,6 +15,7 @@ use std::time::Duration;
 
 use crate::acquire::Taken;
 use crate::base::backoff::Backoff;
+use crate::base::body::Made;
 use crate::base::clock::Moment;
 use crate::base::emit::{debug, warn};
 use crate::base::error::{Error, LostCause};
@@ -110,7 +111,7 @@ impl Adoption<'_> {
     }
 
     fn lost(&self, cause: LostCause) -> Error {
-        Error::Lost { key: self.key.name().to_string(), cause }
+        Error::Lost { key: self.key.name().to_string(), cause, made: Made::now() }
     }
 
     /// Redis may hold the new token now or later, and no thread will use it.

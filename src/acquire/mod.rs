@@ -13,6 +13,7 @@ use std::time::Duration;
 
 use crate::acquire::claim::PendingClaim;
 use crate::acquire::step::{End, Progress, Step};
+use crate::base::body::Made;
 use crate::base::clock::Moment;
 use crate::base::emit::{debug, info};
 use crate::base::error::Error;
@@ -77,6 +78,7 @@ pub(crate) fn busy(key: &Key, patience: &Patience, holder: Option<Holder>, cause
         holder: holder.map(Box::new),
         held: Vec::new(),
         source: cause,
+        made: Made::now(),
     }
 }
 

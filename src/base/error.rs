@@ -3,6 +3,7 @@
 use std::error::Error as StdError;
 use std::time::Duration;
 
+use crate::base::body::Made;
 use crate::base::holder::Holder;
 use crate::base::wording::{doing, invalid, may_exist, timed_out, would_deadlock};
 
@@ -18,7 +19,8 @@ pub use crate::base::cause::{BlockedThread, LostCause, TlsCause};
 ///
 /// [`Error::Unconfirmed`] means that the work was protected and only the release is in doubt. The
 /// other variants report a mistake in the program or its setup, or a limit of the system. No
-/// message contains a password.
+/// message contains a password. [`body_ran`](Error::body_ran) says whether a closure under a lock
+/// had begun.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
@@ -46,6 +48,8 @@ pub enum Error {
         held: Vec<String>,
         /// What took the time, if it is not known whether the lock was busy in the end.
         source: Option<Box<dyn StdError + Send + Sync>>,
+        /// For [`body_ran`](Error::body_ran).
+        made: Made,
     },
 
     /// The hold can no longer be trusted: somebody else may have held the lock in the meantime.
@@ -61,6 +65,8 @@ pub enum Error {
         key: String,
         /// How the hold was lost.
         cause: LostCause,
+        /// For [`body_ran`](Error::body_ran).
+        made: Made,
     },
 
     /// This thread has lost another lock, which it holds around this one. What it did since then
@@ -80,6 +86,8 @@ pub enum Error {
         outer: String,
         /// How it was lost.
         cause: LostCause,
+        /// For [`body_ran`](Error::body_ran).
+        made: Made,
     },
 
     /// It is not known whether Redis executed the release. The work itself was protected.
@@ -121,6 +129,8 @@ pub enum Error {
         key: Option<Box<str>>,
         /// What went wrong.
         source: Box<dyn StdError + Send + Sync>,
+        /// For [`body_ran`](Error::body_ran).
+        made: Made,
     },
 
     /// Redis answered with an error that waiting does not change: a wrong password or database, a
@@ -141,6 +151,8 @@ pub enum Error {
         code: String,
         /// The server's error, code included. Very long ones are cut.
         message: String,
+        /// For [`body_ran`](Error::body_ran).
+        made: Made,
     },
 
     /// There is no connection over TLS, for a reason that waiting does not change.
@@ -156,6 +168,8 @@ pub enum Error {
         cause: TlsCause,
         /// The error in detail.
         source: Box<dyn StdError + Send + Sync>,
+        /// For [`body_ran`](Error::body_ran).
+        made: Made,
     },
 
     /// The Redis key exists, but its value cannot be a lock of this crate.
@@ -248,6 +262,8 @@ pub enum Error {
         /// The threads, each with the lock for which it waits. This thread comes first. The next
         /// one holds that lock, and so on; this thread holds the lock for which the last one waits.
         cycle: Vec<BlockedThread>,
+        /// For [`body_ran`](Error::body_ran).
+        made: Made,
     },
 
     /// A [`Stop`](crate::Stop) has ended this wait, or the manager was
@@ -257,6 +273,8 @@ pub enum Error {
     Stopped {
         /// The lock's key.
         key: String,
+        /// For [`body_ran`](Error::body_ran).
+        made: Made,
     },
 
     /// The manager was used in a child process that was forked after the manager was made.
@@ -377,7 +395,7 @@ mod tests {
     fn errors_are_small_and_can_be_sent_to_other_threads() {
         fn sendable<T: StdError + Send + Sync + 'static>() {}
         sendable::<Error>();
-        assert!(size_of::<Error>() <= 104, "{}", size_of::<Error>());
+        assert!(size_of::<Error>() <= 112, "{}", size_of::<Error>());
     }
 
     #[test]
@@ -400,6 +418,7 @@ mod tests {
             waited: Duration::from_secs(5),
             holder: Some(Box::new(holder)),
             held: Vec::new(),
+            made: Made::now(),
             source: None,
         };
         assert_eq!(
@@ -416,6 +435,7 @@ mod tests {
             waited,
             holder: None,
             held: Vec::new(),
+            made: Made::now(),
             source: Some("no connection was free".into()),
         };
         assert_eq!(error.to_string(), r#"lock "a" was not taken within 5.0ms"#);

@@ -10,6 +10,7 @@ pub(crate) mod stop;
 pub(crate) mod options;
 pub(crate) mod key;
 pub(crate) mod error;
+pub(crate) mod body;
 mod questions;
 mod wording;
 pub(crate) mod cause;

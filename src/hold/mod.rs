@@ -11,6 +11,7 @@ mod report;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
+use crate::base::body::Made;
 use crate::base::clock::Moment;
 use crate::base::error::{Error, LostCause};
 use crate::base::holder::Holder;
@@ -287,7 +288,7 @@ impl Hold {
             self.mark_token_gone();
         }
         let cause = self.finish(Some(cause)).unwrap_or(cause);
-        Error::Lost { key: self.key.name().to_string(), cause }
+        Error::Lost { key: self.key.name().to_string(), cause, made: Made::now() }
     }
 
     /// Redis has answered that the key does not hold the token. If the key holds the token again

@@ -5,6 +5,7 @@ use std::collections::HashSet;
 use std::sync::Arc;
 use std::time::Duration;
 
+use crate::base::body::Made;
 use crate::base::clock::Moment;
 use crate::base::error::{Error, LostCause};
 use crate::hold::Hold;
@@ -87,7 +88,7 @@ impl Leases {
     /// Enters a hold. Returns when it is due. An error says why nobody may trust the hold.
     pub(crate) fn enter(&mut self, hold: Arc<Hold>, now: Moment) -> Result<Moment, Error> {
         if self.is_closed {
-            return Err(Error::Stopped { key: hold.key.name().to_string() });
+            return Err(Error::Stopped { key: hold.key.name().to_string(), made: Made::now() });
         }
         self.forced.retain(|(_, until)| now < *until);
         if self.forced.iter().any(|(token, _)| *token == hold.token) {

@@ -257,6 +257,23 @@ impl Lock {
     /// (If the closure forks the process, and the child returns from it, the child gets
     /// [`Error::Forked`].) A release without an answer is logged and is no error, because the
     /// closure was already done.
+    ///
+    /// With an error, what the closure returned is gone. [`Error::body_ran`] says whether it had
+    /// begun. To keep a value, let the closure put it into a variable:
+    ///
+    /// ```
+    /// # fn charge_card() -> u32 { 7 }
+    /// # fn main() -> Result<(), relatch::Error> {
+    /// # let locks = relatch::LockManager::in_memory();
+    /// let mut receipt = None;
+    /// match locks.named("orders:42").with_lock(|| receipt = Some(charge_card())) {
+    ///     Err(error) if error.body_ran() => println!("{error}, and the card was charged: {receipt:?}"),
+    ///     Err(error) => println!("{error}; nothing was done"),
+    ///     Ok(()) => {}
+    /// }
+    /// # Ok(())
+    /// # }
+    /// ```
     pub fn with_lock<T>(&self, body: impl FnOnce() -> T) -> Result<T, Error> {
         self.request().with_lock(body)
     }
@@ -305,8 +322,9 @@ impl Lock {
     ///
     /// # Errors
     ///
-    /// If the closure fails, its own error, even if the lock was lost, too. Otherwise as for
-    /// [`with_lock`](Lock::with_lock). [`Error`] converts into [`std::io::Error`], so a closure may
+    /// If the closure fails, its own error, even if the lock was lost, too. That may be the
+    /// [`Error`] of another lock, such as a [`Timeout`](Error::Timeout): [`Error::body_ran`] tells
+    /// it from one of this lock. Otherwise as for [`with_lock`](Lock::with_lock). [`Error`] converts into [`std::io::Error`], so a closure may
     /// return [`std::io::Result`].
     pub fn with_lock_result<T, E: From<Error>>(
         &self,

@@ -24,6 +24,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
+use crate::base::body::Made;
 use crate::base::clock::Moment;
 use crate::base::emit::{self, debug};
 use crate::base::error::Error;
@@ -185,11 +186,13 @@ impl Session {
         if let Some(invalid) = options.invalid {
             return Err(invalid.into());
         }
+        let made = Made::now();
         if self.is_stopped(stop) {
-            return Err(Error::Stopped { key: name.to_owned() });
+            return Err(Error::Stopped { key: name.to_owned(), made });
         }
-        thread_map::lost_around(u64::MAX, now)
-            .map_or(Ok(()), |(outer, cause)| Err(Error::OuterLost { key: name.to_owned(), outer, cause }))
+        thread_map::lost_around(u64::MAX, now).map_or(Ok(()), |(outer, cause)| {
+            Err(Error::OuterLost { key: name.to_owned(), outer, cause, made })
+        })
     }
 
     /// What an attempt to take a lock needs.
@@ -362,7 +365,7 @@ impl Session {
 /// Returns an error if this thread has lost a lock around the hold that was just released.
 pub(crate) fn still_has_outer(held: &Held) -> Result<(), Error> {
     thread_map::lost_around(held.entered, Moment::now()).map_or(Ok(()), |(outer, cause)| {
-        Err(Error::OuterLost { key: held.hold.key.name().to_string(), outer, cause })
+        Err(Error::OuterLost { key: held.hold.key.name().to_string(), outer, cause, made: Made::now() })
     })
 }
 

@@ -52,6 +52,7 @@ mod wire;
 use std::fmt;
 use std::sync::Arc;
 
+use crate::base::body::Made;
 use crate::base::clock::Moment;
 use crate::base::error::Error;
 use crate::base::key::Key;
@@ -242,12 +243,13 @@ impl Store {
 
 fn error_of(server: String, key: Option<&Key>, action: &'static str, failure: Failure) -> Error {
     let key = key.map(|key| Box::from(&**key.name()));
+    let made = Made::now();
     match failure {
         Failure::Refused(refusal) if !refusal.can_pass() => {
-            Error::Refused { server, action, key, code: refusal.code, message: refusal.message }
+            Error::Refused { server, action, key, code: refusal.code, message: refusal.message, made }
         }
-        Failure::Tls { cause, source } => Error::Tls { server, cause, source },
-        other => Error::Unavailable { server, action, key, source: other.into_cause() },
+        Failure::Tls { cause, source } => Error::Tls { server, cause, source, made },
+        other => Error::Unavailable { server, action, key, source: other.into_cause(), made },
     }
 }
 

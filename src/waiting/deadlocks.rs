@@ -19,6 +19,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use parking_lot::Mutex;
 
+use crate::base::body::Made;
 use crate::base::clock::Moment;
 use crate::base::error::{BlockedThread, Error};
 use crate::base::holder::Holder;
@@ -44,10 +45,10 @@ pub(crate) type IsVain<'a> = dyn Fn(Option<&Holder>, bool) -> Result<(), Vain> +
 
 impl Vain {
     pub(crate) fn error(self, key: &Key) -> Error {
-        let key = key.name().to_string();
+        let (key, made) = (key.name().to_string(), Made::now());
         match self {
-            Vain::Deadlock(cycle) => Error::WouldDeadlock { key, cycle },
-            Vain::Stopped => Error::Stopped { key },
+            Vain::Deadlock(cycle) => Error::WouldDeadlock { key, cycle, made },
+            Vain::Stopped => Error::Stopped { key, made },
         }
     }
 }

@@ -1,6 +1,8 @@
 //! Closures under a lock: whether they run, and what an error says of that.
 
-use relatch::{LockManager, LostCause};
+use std::time::Duration;
+
+use relatch::{Error, LockGuard, LockManager, LostCause};
 
 use crate::support::assert_lost;
 
@@ -25,4 +27,97 @@ fn try_with_lock_runs_the_closure_under_the_lock_or_not_at_all() {
     assert_lost(&lost, LostCause::Deleted);
     let _restore = relatch::install_for_test(locks);
     assert_eq!(relatch::try_with_lock("a", || 7).expect("runs"), Some(7));
+}
+
+/// An error type of a program.
+#[derive(Debug)]
+struct Failure(Error);
+
+impl From<Error> for Failure {
+    fn from(error: Error) -> Failure {
+        Failure(error)
+    }
+}
+
+#[test]
+fn an_error_of_a_lock_that_was_not_taken_says_that_no_body_ran() {
+    let locks = LockManager::in_memory();
+    let _held = elsewhere(|| locks.lock("a").expect("locks").detach().expect("detaches"));
+    locks.with_lock("b", || ()).expect("a closure that ran before changes nothing");
+    let brief = locks.named("a").wait(Duration::from_millis(1));
+    let error = brief.with_lock(|| unreachable!()).expect_err("busy");
+    assert!(error.is_timeout() && !error.body_ran(), "{error:?}");
+    let error = brief.with_lock_result(|_| -> Result<(), Failure> { unreachable!() }).expect_err("busy");
+    assert!(!error.0.body_ran(), "{error:?}");
+    let error = brief.lock().expect_err("busy");
+    assert!(!error.body_ran(), "there is none: {error:?}");
+    locks.memory().expect("in memory").go_away(Duration::from_secs(60));
+    let away = locks.named("c").wait(Duration::from_millis(1));
+    let error = away.with_lock(|| unreachable!()).expect_err("no answer");
+    assert!(error.is_unavailable() && !error.body_ran(), "{error:?}");
+}
+
+/// The program's own type is between the two locks, and nothing can mark the error in it.
+#[test]
+fn an_error_that_comes_out_of_a_body_says_that_it_ran() {
+    let locks = LockManager::in_memory();
+    let _held = elsewhere(|| locks.lock("inner").expect("locks").detach().expect("detaches"));
+    let inner = || locks.named("inner").wait(Duration::from_millis(1)).with_lock(|| unreachable!());
+    let body = |_: &LockGuard| -> Result<(), Failure> {
+        let error = inner().expect_err("busy");
+        assert!(!error.body_ran(), "the inner one can be tried again: {error:?}");
+        Err(error.into())
+    };
+    let Failure(error) = locks.with_lock_result("a", body).expect_err("busy");
+    assert!(error.is_timeout() && error.key() == Some("inner") && error.body_ran(), "{error:?}");
+    let error = locks.with_lock("a", inner).expect("the outer one is well").expect_err("busy");
+    assert!(error.body_ran(), "{error:?}");
+    let error = locks.with_locks_result(["a", "b"], |_| inner()).expect_err("busy");
+    assert!(error.body_ran(), "{error:?}");
+    // A closure that panics has begun, too.
+    let mut error = None;
+    let fails = std::panic::AssertUnwindSafe(|| {
+        locks.with_lock("a", || {
+            error = inner().err();
+            panic!("in the closure");
+        })
+    });
+    assert!(std::panic::catch_unwind(fails).is_err());
+    assert!(error.expect("busy").body_ran());
+    // In a thread that knows nothing of the closure.
+    let error = elsewhere(|| inner().expect_err("busy"));
+    assert!(error.body_ran(), "{error:?}");
+}
+
+#[test]
+fn a_loss_that_is_found_at_the_end_is_told_from_one_that_is_found_at_the_beginning() {
+    let locks = LockManager::in_memory();
+    let lose = |key: &str| locks.named(key).force_unlock().map(drop);
+    let error = locks.with_lock("a", || lose("a")).expect_err("lost");
+    assert!(error.is_lost() && error.body_ran(), "{error:?}");
+    let guard = locks.lock("a").expect("locks");
+    lose("a").expect("answers");
+    for key in ["a", "b"] {
+        let error = locks.with_lock(key, || unreachable!()).expect_err("lost");
+        assert!(error.is_lost() && !error.body_ran(), "{error:?}");
+    }
+    drop(guard);
+    let outer = locks.lock("a").expect("locks");
+    let error = locks.with_lock("b", || lose("a")).expect_err("the outer one is lost");
+    assert!(matches!(error, Error::OuterLost { .. }) && error.body_ran(), "{error:?}");
+    drop(outer);
+}
+
+/// The value of the closure is gone with an error; a variable around it is not.
+#[test]
+fn what_a_body_puts_into_a_variable_stays_though_the_lock_is_lost() {
+    let locks = LockManager::in_memory();
+    let mut receipt = None;
+    let result = locks.with_lock("a", || {
+        locks.named("a").force_unlock().map(drop)?;
+        receipt = Some(42);
+        Ok::<_, Error>(())
+    });
+    assert!(result.expect_err("lost").body_ran());
+    assert_eq!(receipt, Some(42));
 }
