@@ -134,18 +134,19 @@
 //! - a thread that takes a lock again waits for itself;
 //! - a lock that the thread takes is not renewed.
 //!
-//! Each manager has up to four threads of its own, and with sentinels up to five:
+//! Each manager has up to five threads of its own, and with sentinels up to six:
 //!
 //! | thread | what it does | from when on |
 //! |---|---|---|
 //! | `relatch-pool-0` | looks after idle connections | the start |
-//! | `relatch-keeper` | renews leases, finishes late releases | the first hold that is renewed (by default, every hold is) or extended; with [`Builder::on_lost`], the first hold; or the first orphan (a key that a lost answer may have left behind); with [`Builder::warn_after`], the start |
+//! | `relatch-keeper` | knows when leases are to be renewed, and reports losses | the first hold that is renewed (by default, every hold is) or extended; with [`Builder::on_lost`], the first hold; or the first orphan (a key that a lost answer may have left behind); with [`Builder::warn_after`], the start |
+//! | `relatch-renewer` | renews leases, finishes late releases | the first renewal, or the first orphan |
 //! | `relatch-on-lost` | calls [`Builder::on_lost`]'s callback | the first loss |
 //! | `relatch-sentinel` | receives the sentinels' reports of another master | with sentinels: the first connection |
 //! | `relatch-listen` | receives invalidations from Redis | the first wait for a busy lock, or the first renewal |
 //!
 //! These threads end when the program drops the last handle or guard. The drop [waits](LockManager)
-//! for the last four.
+//! for the last five.
 //!
 //! # Waiting
 //!

@@ -21,8 +21,8 @@ use crate::waiting::waits::WaitingThread;
 /// [`Error::WouldDeadlock`].
 ///
 /// Dropping the last handle or guard ends the manager's threads. The drop waits for the keeper,
-/// callback, listener and sentinel threads, for each at most 0.1 s longer than the response timeout
-/// (a timeout below 0.1 s counts as 0.1 s).
+/// renewer, callback, listener and sentinel threads, for each at most 0.1 s longer than the response
+/// timeout (a timeout below 0.1 s counts as 0.1 s).
 ///
 /// The methods that take a lock exist here, with a key, and on a [`Lock`]. A `Lock` also has
 /// options, [`holder`](Lock::holder) and [`force_unlock`](Lock::force_unlock).

@@ -90,6 +90,7 @@ impl Scene {
         while let Some(work) = shared.next_round(Moment::NEVER) {
             let in_time = work.due.over.is_empty() || self.hold.lost().is_some();
             assert!(in_time || self.silent, "nobody renewed it in time");
+            shared.expire(&work.due.over);
             round(shared, &mut &*self, work);
             assert!(self.silent || shared.counters.read().renewal_errors == 0);
             if shared.counters.read().lost > 0 {

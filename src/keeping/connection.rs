@@ -71,22 +71,30 @@ impl<'a> KeeperConnection<'a> {
 
     /// Runs an exchange over the connection. If there is none, opens it first.
     ///
-    /// A connection that was used before may be dead, though Redis is well. So an exchange over it
-    /// gets only a part of the time, and the rest is left for another attempt over a fresh
-    /// connection.
+    /// No step gets all of the time, so that another attempt fits in. A connection that was used
+    /// before may be dead, though Redis is well: an exchange over it gets half (`Link::limit`).
+    /// Opening one, and an exchange over it, get three quarters each of what is left: even if it
+    /// takes a round trip to open it, another to log in and a third for the answer, a hold is kept
+    /// whose lease is six round trips.
     fn exchange<T>(
         &mut self,
         deadline: Moment,
-        exchange: impl FnOnce(&mut ServerConnection) -> Result<T, Failure>,
+        exchange: impl FnOnce(&mut ServerConnection, bool, Moment) -> Result<T, Failure>,
     ) -> Result<T, Failure> {
-        let (mut connection, is_used) = match self.connection.take() {
-            Some(mut connection) => {
-                connection.doubt();
-                (connection, true)
+        let (mut connection, is_used, limit) = if let Some(mut connection) = self.connection.take() {
+            connection.doubt();
+            (connection, true, deadline)
+        } else {
+            let Shared { store, response_timeout, .. } = self.shared;
+            let limit = most_of_the_time(deadline).min(Moment::now().after(*response_timeout));
+            let connection = store.connect_to(&self.node, limit)?;
+            if self.shared.is_stopping() {
+                // The last handle waits for one response timeout.
+                return Err(Failure::not_sent("the manager is gone"));
             }
-            None => (self.shared.store.connect_to(&self.node, deadline)?, false),
+            (connection, false, most_of_the_time(deadline))
         };
-        let result = exchange(&mut connection);
+        let result = exchange(&mut connection, is_used, limit);
         if !connection.is_over() {
             self.connection = Some(connection);
         } else if is_used {
@@ -106,9 +114,9 @@ impl KeeperCommands for KeeperConnection<'_> {
     }
 
     fn extend_all(&mut self, leases: &[Extension<'_>], listener: Option<u64>, until: Moment) -> Extended {
-        self.exchange(until, |connection| {
+        self.exchange(until, |connection, is_used, until| {
             let sent = Moment::now(); // Now that the connection is open: leases count from here.
-            let (answers, tracking) = connection.extend_all(leases, listener, until)?;
+            let (answers, tracking) = connection.extend_all(leases, listener, !is_used, until)?;
             Ok(ExtendAnswers { sent, answers, tracking })
         })
     }
@@ -120,7 +128,8 @@ impl KeeperCommands for KeeperConnection<'_> {
     }
 
     fn remove_all(&mut self, removals: &[(&str, &str)], until: Moment) -> Removed {
-        let mut answers = self.exchange(until, |connection| connection.remove_all(removals, until))?;
+        let mut answers =
+            self.exchange(until, |connection, _, until| connection.remove_all(removals, until))?;
         // A key whose slot has moved or is on its way is looked for at the other node. After the
         // first silence, the rest is left for another time.
         let moved = answers.iter_mut().zip(removals).filter(|(answer, _)| is_elsewhere(answer));
@@ -133,6 +142,11 @@ impl KeeperCommands for KeeperConnection<'_> {
         }
         Ok(answers)
     }
+}
+
+fn most_of_the_time(deadline: Moment) -> Moment {
+    let now = Moment::now();
+    now.after(deadline.since(now) / 4 * 3)
 }
 
 /// True if another node has the key.

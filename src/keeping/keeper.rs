@@ -1,8 +1,8 @@
 //! The thread that keeps what is held: it renews leases, reports losses and deletes orphans.
 //!
 //! Each manager has one keeper. The first work for the keeper starts its thread: a hold to renew or
-//! to watch, an orphan, `extend`, `ensure`. In a cluster, the keeper hands its work out to a thread
-//! for each node (`renewers`). No other thread renews a lease. (`leases` says when a lease is
+//! to watch, an orphan, `extend`, `ensure`. The keeper waits for no answer: it hands its work out to
+//! a thread for each node (`renewers`). No other thread renews a lease. (`leases` says when a lease is
 //! renewed.)
 
 use std::sync::mpsc::{self, Receiver};
@@ -18,7 +18,6 @@ use crate::base::process::WorkerThread;
 use crate::base::stats::Counters;
 use crate::base::sync::{Condvar, Mutex};
 use crate::hold::Hold;
-use crate::keeping::connection::KeeperConnection;
 use crate::keeping::losses::LossNotifier;
 use crate::keeping::orphans::OrphanKey;
 use crate::keeping::renewal;
@@ -193,22 +192,15 @@ impl Shared {
 
 fn run(shared: &Keeper) {
     shared.worker.enter();
-    let mut connection = None;
     let mut renewers = Renewers::default();
     let mut slow = shared.work.lock().warn_after.map(Slow::new);
     while let Some(work) = shared.next_round(slow.as_ref().map_or(Moment::NEVER, Slow::next)) {
         if let Some(slow) = &mut slow {
             slow.warn(shared);
         }
-        if shared.store.memory().is_some() {
-            // There is nothing to renew or to delete in memory.
-            shared.expire(&work.due.over);
-        } else if let Some(node) = shared.store.only_node() {
-            let connection = connection.get_or_insert_with(|| KeeperConnection::new(shared, node));
-            connection.drop_if_closed();
-            renewal::round(shared, connection, work);
-        } else {
-            connection = None; // The server may have turned out to be a node of a cluster.
+        shared.expire(&work.due.over);
+        // There is nothing to renew or to delete in memory.
+        if shared.store.memory().is_none() {
             renewers.hand_out(shared, work);
         }
     }

@@ -180,7 +180,9 @@ impl Leases {
             } else if let Some(every) = entry.hold.renews_every(now) {
                 if entry.due <= now.after(every / 8) {
                     due.renew.push(Arc::clone(&entry.hold));
-                    entry.due = now.after(entry.retry).min(entry.hold.valid_until());
+                    // The nearer the end, the more often. If Redis is back in time, the hold is kept.
+                    let pause = entry.retry.min(entry.hold.remaining(now) / 4).max(FIRST_RETRY);
+                    entry.due = now.after(pause).min(entry.hold.valid_until());
                     entry.retry = (entry.retry * 2).min(LAST_RETRY);
                 }
             } else {
@@ -413,7 +415,8 @@ mod tests {
             assert_eq!(due.renew.len(), 1);
             tries.push(now);
         }
-        assert_eq!(tries, [after(100), after(120), after(160), after(240)]);
+        let millis: Vec<_> = tries.iter().map(|at| at.since(START).as_millis()).collect();
+        assert_eq!(millis, [100, 120, 160, 193, 219, 239, 259, 279], "more often when the end is near");
         assert_eq!(leases.next(), Moment::NEVER, "reported once");
         assert_eq!(leases.holds(end).count(), 1, "its guards are still there");
     }

@@ -25,20 +25,16 @@ use crate::store::{Compared, Extension, Failure};
 /// The most leases that are renewed in one round trip: a late answer delays no more than these.
 const BATCH: usize = 1000;
 
-/// A time that is too short for two attempts to renew a hold. If no more is left, one attempt gets
-/// all of it. If the first hold ends sooner than this, no connection is opened to delete orphans.
-const TOO_SHORT_FOR_TWO: Duration = Duration::from_millis(20);
+/// If the first hold ends sooner than this, no connection is opened to delete orphans.
+const TOO_SHORT_TO_CONNECT: Duration = Duration::from_millis(20);
 
 /// The least time in which orphans are deleted over an open connection.
 const ONE_ROUND_TRIP: Duration = Duration::from_millis(1);
 
-/// How long an attempt to renew may take even if a hold that it does not renew ends meanwhile.
-const FAIR_ATTEMPT: Duration = Duration::from_millis(250);
-
-/// One round of the keeper: does what is due and what was requested.
+/// One round for one node: does what is due and what was requested. (The keeper's own thread
+/// reports the holds that have run out, so no silence delays that.)
 pub(crate) fn round(shared: &Shared, redis: &mut impl KeeperCommands, work: WorkDue) {
     let WorkDue { due, requests } = work;
-    shared.expire(&due.over);
     renew_requested(shared, redis, requests);
     let answered = renew_due(shared, redis, &due.renew);
     if !due.remove.is_empty() {
@@ -59,7 +55,9 @@ fn renew_due(shared: &Shared, redis: &mut impl KeeperCommands, holds: &[Arc<Hold
         if shared.is_stopping() {
             break;
         }
-        let (count, failure) = match renew(shared, redis, batch) {
+        // Time to open a connection, and for one answer.
+        let latest = Moment::now().after(2 * shared.response_timeout);
+        let (count, failure) = match renew(shared, redis, batch, latest) {
             Ok(refused) => (refused.len(), refused.into_values().next()),
             Err(failure) => {
                 answered = false;
@@ -78,19 +76,15 @@ fn renew_due(shared: &Shared, redis: &mut impl KeeperCommands, holds: &[Arc<Hold
 /// Renews the holds for which `extend` or `ensure` was called, all in one round trip.
 ///
 /// If there is no answer, a second attempt follows for the requests that still have time: the
-/// connection may be stale, or the near end of one hold may have cut the first attempt short. (So a
-/// lease may be renewed twice.)
+/// connection may have been dead. (So a lease may be renewed twice.)
 fn renew_requested(shared: &Shared, redis: &mut impl KeeperCommands, mut requests: Vec<RenewalRequest>) {
     for is_last in [false, true] {
         let now = Moment::now();
         requests.retain(|request| request.deadline > now);
         let holds: Vec<_> = requests.iter().map(|request| Arc::clone(&request.hold)).collect();
-        let renewed = renew(shared, redis, &holds);
-        let now = Moment::now();
-        let longest = requests.iter().map(|request| request.deadline.since(now)).max().unwrap_or_default();
-        let enough = longest.min(FAIR_ATTEMPT) / 2;
-        let is_settled =
-            |request: &mut RenewalRequest| renewed.is_ok() || is_last || request.deadline.since(now) < enough;
+        let latest = requests.iter().map(|request| request.deadline).max().unwrap_or(now);
+        let renewed = renew(shared, redis, &holds, latest);
+        let is_settled = |_: &mut RenewalRequest| renewed.is_ok() || is_last;
         for RenewalRequest { hold, answer, .. } in requests.extract_if(.., is_settled) {
             let failure = match &renewed {
                 Ok(refused) => refused.get(&hold.number),
@@ -102,12 +96,17 @@ fn renew_requested(shared: &Shared, redis: &mut impl KeeperCommands, mut request
     }
 }
 
-/// Renews leases in one round trip. Returns the refusals of Redis, each by the number of its hold.
-/// If there was no answer at all, returns why.
+/// Renews leases in one round trip, until `latest`. Returns the refusals of Redis, each by the
+/// number of its hold. If there was no answer at all, returns why.
+///
+/// The attempt lasts until the last of these holds ends. One that ends sooner is lost if the answer
+/// comes after its end, and cuts off no other. [`KeeperCommands`] leaves a part of the time for
+/// another attempt.
 fn renew<'h>(
     shared: &Shared,
     redis: &mut impl KeeperCommands,
     holds: &'h [Arc<Hold>],
+    latest: Moment,
 ) -> Result<HashMap<u64, Failure>, Failure> {
     if !holds.is_empty() {
         // From its first renewal on, Redis tracks the key of a hold, so that a loss is found at
@@ -118,11 +117,10 @@ fn renew<'h>(
     let mut work = shared.work.lock();
     // A hold whose release has begun since it fell due is not renewed.
     let holds: Vec<_> = holds.iter().filter(|hold| work.leases.has(hold)).collect();
-    if holds.is_empty() {
+    let Some(last_end) = holds.iter().map(|hold| hold.valid_until()).max() else {
         return Ok(HashMap::new());
-    }
-    let now = Moment::now();
-    let deadline = answer_by(shared.response_timeout, &holds, shared.first_end(&work), now);
+    };
+    let (now, deadline) = (Moment::now(), latest.min(last_end));
     // The id is read under the lock. A new listener sets its id, then reports that any key may have
     // changed. If we read the old id before the lock, and that report came in between, `sending`
     // would erase the mark that the report left. A deletion by hand would go unseen until the next
@@ -236,24 +234,11 @@ fn remove_orphans(shared: &Shared, redis: &mut impl KeeperCommands, orphans: &[O
     answers.is_ok()
 }
 
-/// Until when to wait for the answer to a renewal of these holds.
-///
-/// The wait lasts for `limit`, but for no more than four fifths of the time until the first of
-/// these holds ends, so that a second attempt fits in. At `first_end`, the first of all the
-/// keeper's holds ends. If the wait is not over by then, the loss of that hold is reported late, by
-/// [`FAIR_ATTEMPT`] at most.
-fn answer_by(limit: Duration, holds: &[&Arc<Hold>], first_end: Moment, now: Moment) -> Moment {
-    let ends = holds.iter().map(|hold| hold.valid_until()).filter(|end| *end > Moment::PAST);
-    let left = ends.min().unwrap_or(Moment::NEVER).since(now);
-    let share = if left > TOO_SHORT_FOR_TWO { left / 5 * 4 } else { left };
-    now.after(limit.min(share).min(first_end.since(now).max(FAIR_ATTEMPT)))
-}
-
 /// Until when to wait for the answer to the deletion of orphans. `None` if there is no time for it:
 /// a hold that has to be renewed, or whose loss has to be reported, goes first.
 fn remove_by(limit: Duration, first_end: Moment, is_open: bool, now: Moment) -> Option<Moment> {
     let left = first_end.since(now) / 5 * 4;
-    let enough = if is_open { ONE_ROUND_TRIP } else { TOO_SHORT_FOR_TWO };
+    let enough = if is_open { ONE_ROUND_TRIP } else { TOO_SHORT_TO_CONNECT };
     (left >= enough).then(|| now.after(limit.min(left)))
 }
 
@@ -456,7 +441,7 @@ mod tests {
         keeper.enter(&hold).unwrap();
         let due = keeper.work.lock().leases.take_due(Moment::now());
         assert_eq!((due.over.len(), due.renew.len()), (1, 0));
-        round(&keeper, &mut Redis::silent(9), WorkDue { due, requests: Vec::new() });
+        keeper.expire(&due.over);
         assert_eq!((hold.lost(), keeper.counters.read().lost), (Some(Expired), 1));
     }
 
@@ -542,32 +527,6 @@ mod tests {
         round(&keeper, &mut redis, work);
         assert_eq!(redis.extended, [1], "Redis has answered");
         assert!(matches!(answered.recv().unwrap(), Err(Failure::Refused(_))));
-    }
-
-    #[test]
-    fn an_answer_is_waited_for_as_long_as_leaves_time_for_another_attempt() {
-        let hold = |left: u64| {
-            let hold = Arc::new(sample("a", LONG, at(0)));
-            hold.shorten_to(at(left));
-            hold
-        };
-        let [long, short, over] = [hold(10_000), hold(1000), hold(20)];
-        let never = Moment::NEVER;
-        // Columns: the holds to renew; the end of the first hold of the manager, renewed or not;
-        // the deadline for the answer.
-        let table = [
-            (vec![&long], never, 2000),
-            (vec![&long, &short], never, 800),
-            // Too short for two attempts.
-            (vec![&long, &over], never, 20),
-            // Another hold ends: a quarter of a second is fair.
-            (vec![&long], at(100), 250),
-            (vec![&long], at(700), 700),
-            (vec![&short], at(100), 250),
-        ];
-        for (holds, first_end, end) in table {
-            assert_eq!(answer_by(LIMIT, &holds, first_end, at(0)), at(end), "{first_end:?}");
-        }
     }
 
     #[test]

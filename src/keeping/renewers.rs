@@ -1,7 +1,7 @@
-//! The threads that do the keeper's work in a cluster, one for each node that has some.
+//! The threads that do the keeper's work, one for each node that has some.
 //!
-//! A node that is silent holds up its own thread, and no other node's renewals. Each thread has a
-//! connection of its own, and does its rounds as the keeper does with one server.
+//! A node that is silent holds up its own thread, but no report of a loss and no other node's
+//! renewals. Each thread has a connection of its own.
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
@@ -39,7 +39,6 @@ struct Renewer {
 impl Renewers {
     /// Hands work out to the threads of the nodes that have the keys.
     pub(crate) fn hand_out(&mut self, shared: &Keeper, work: WorkDue) {
-        shared.expire(&work.due.over);
         self.dismiss();
         for (node, work) in by_node(shared, work) {
             if let Err(error) = self.give(shared, &node, work) {
@@ -91,8 +90,7 @@ impl Renewer {
     }
 }
 
-/// Does rounds of work. What comes during a round is done together in the next one, as the keeper
-/// does it with one server. (The pauses between attempts grow during a round. If such work were
+/// Does rounds of work. What comes during a round is done together in the next one. (The pauses between attempts grow during a round. If such work were
 /// dropped, a hold whose renewal got no answer could be due again after its end.)
 fn serve(shared: &Shared, node: &Arc<Node>, inbox: &Receiver<WorkDue>) {
     let mut connection = KeeperConnection::new(shared, Arc::clone(node));

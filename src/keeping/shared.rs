@@ -106,8 +106,7 @@ impl Shared {
 
     /// Waits until there is something to do, or until `latest`. `None` if it is time to stop.
     ///
-    /// Also returns after each sleep, even if there is nothing to do, so that the thread looks at
-    /// its connection.
+    /// Also returns after each sleep, even if there is nothing to do: a warning may be due.
     pub(crate) fn next_round(&self, latest: Moment) -> Option<WorkDue> {
         let mut work = self.work.lock();
         let mut has_slept = false;
@@ -141,12 +140,6 @@ impl Shared {
         let mut work = self.work.lock();
         let due = work.leases.renew_for_waiter(hold, Moment::now());
         self.wake(work, due);
-    }
-
-    /// The end of the first hold whose loss the caller, a thread that renews, has to report in
-    /// time. In a cluster that is the keeper's work, whose own thread sends nothing.
-    pub(crate) fn first_end(&self, work: &Work) -> Moment {
-        if self.store.is_cluster() { Moment::NEVER } else { work.leases.first_end() }
     }
 
     /// Ends holds that have run out by the clock.

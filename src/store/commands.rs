@@ -97,7 +97,7 @@ impl Connection<'_> {
         deadline: Moment,
     ) -> Result<(Vec<Result<Compared, Failure>>, Tracking), Failure> {
         match self {
-            Connection::To(server) => server.extend_all(extensions, listener, deadline),
+            Connection::To(server) => server.extend_all(extensions, listener, false, deadline),
             Connection::Memory(memory) => {
                 let extend = |it: &Extension<'_>| memory.extend(it.key, it.token, it.lease);
                 Ok((extensions.iter().map(extend).collect(), Tracking::Off))

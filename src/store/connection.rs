@@ -252,18 +252,20 @@ impl ServerConnection {
     /// Compare and extend, for many locks in one round trip. If replicas have to acknowledge the
     /// leases and too few do, the answers say of no lease that it was extended: at a failover, the
     /// replica that becomes the master may have the old end. If `listener` is given, Redis sends
-    /// that listener an invalidation when one of these keys changes. The answers come in the order
-    /// of the extensions.
+    /// that listener an invalidation when one of these keys changes. `teach`: Redis may not know
+    /// the script, and gets its text at once. The answers come in the order of the extensions.
     pub(crate) fn extend_all(
         &mut self,
         extensions: &[Extension<'_>],
         listener: Option<u64>,
+        teach: bool,
         deadline: Moment,
     ) -> Result<(Vec<Result<Compared, Failure>>, Tracking), Failure> {
         let wait = Wait::new(&self.route.node, deadline);
-        let add = |batch: Batch, n: usize, teach| {
+        let add = |batch: Batch, n: usize, forgotten| {
             let Extension { key, token, lease } = extensions[n];
-            batch.and(&RENEW.command(teach, key, &[token, &lease.to_string()]))
+            let whole = forgotten || teach && n == 0;
+            batch.and(&RENEW.command(whole, key, &[token, &lease.to_string()]))
         };
         let (mut replies, tracking) =
             self.route.run_all(listener, extensions.len(), add, wait.as_ref(), deadline)?;

@@ -179,11 +179,6 @@ impl Store {
         self.router()?.known_node_of(key)
     }
 
-    /// The node that has all keys. `None` in a cluster and in memory.
-    pub(crate) fn only_node(&self) -> Option<Arc<Node>> {
-        self.router()?.only_node()
-    }
-
     /// True if each key may be on a node of its own.
     pub(crate) fn is_cluster(&self) -> bool {
         self.router().is_some_and(|router| router.cluster().is_some())

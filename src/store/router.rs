@@ -102,14 +102,6 @@ impl Router {
         self.cluster().map_or(Ok(()), |cluster| cluster.ping(deadline))
     }
 
-    /// The only node. `None` in a cluster.
-    pub(super) fn only_node(&self) -> Option<Arc<Node>> {
-        match self.servers() {
-            Servers::One(one) => Some(Arc::clone(one)),
-            Servers::Cluster(_) => None,
-        }
-    }
-
     /// A connection outside the pool to this node, for a thread that serves this node alone.
     pub(super) fn connect_to(
         self: &Arc<Router>,

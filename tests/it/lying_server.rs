@@ -7,7 +7,7 @@ use std::{panic, thread};
 
 use parking_lot::Mutex;
 use relatch::{Builder, LockGuard, LockManager};
-use relatch_rig::{CLAIM, FakeServer, LONG, Reply, as_set, claim_hash, eventually};
+use relatch_rig::{CLAIM, FakeServer, LONG, Reply, as_set, by_hash, claim_hash, eventually};
 
 use crate::garbage_replies::SUBSCRIBED;
 
@@ -44,7 +44,7 @@ impl LyingServer {
         let stands = Mutex::new(String::new());
         let fake = FakeServer::start(move |args| {
             // A waiter's attempt is a script. A test may name it as `EVALSHA` or as `SET`.
-            let lines = [args.join(" "), as_set(args.to_vec()).join(" ")];
+            let lines = [by_hash(args.to_vec()).join(" "), as_set(args.to_vec()).join(" ")];
             let meant =
                 |to: &str| lines.iter().any(|line| to.is_empty() == line.is_empty() && line.starts_with(to));
             let lie = liar.lock().clone();
@@ -139,7 +139,7 @@ fn watch_threads() {
         let before = panic::take_hook();
         panic::set_hook(Box::new(move |info| {
             let name = thread::current().name().unwrap_or_default().to_owned();
-            let ours = ["relatch-pool", "relatch-keeper", "relatch-listen"];
+            let ours = ["relatch-pool", "relatch-keeper", "relatch-renew", "relatch-listen"];
             PANICS.fetch_add(usize::from(ours.iter().any(|it| name.starts_with(it))), Ordering::SeqCst);
             before(info);
         }));

@@ -381,19 +381,19 @@ fn row_21_a_forgotten_script_costs_a_renewal_one_round_trip() {
     let guard = locks.lock("a").expect("locks");
     let renewals = || {
         let sent = proxy.log_in_full().into_iter().filter(|args| args.iter().any(|arg| arg == "lock:a"));
-        sent.map(|args| args[0].clone()).skip(1).collect::<Vec<_>>()
+        sent.skip(1).count()
     };
     guard.extend_to(lease).expect("extends");
-    assert_eq!(renewals(), ["EVALSHA", "EVAL"]);
+    assert_eq!((renewals(), server.calls("eval")), (1, 1), "the first one of a connection has the text");
     for round in 2..4 {
         server.query::<()>(&["SCRIPT", "FLUSH"]);
         guard.extend_to(round * lease).expect("extends");
         let left = Duration::from_millis(server.pttl("lock:a").try_into().expect("the key is still there"));
         assert!(left > (round - 1) * lease && guard.remaining() > (round - 1) * lease, "{left:?}");
     }
-    assert_eq!(renewals(), ["EVALSHA", "EVAL"].repeat(3));
+    assert_eq!(renewals(), 1 + 2 * 2);
     guard.extend_to(lease).expect("extends");
-    assert_eq!(renewals()[6..], ["EVALSHA"], "and no more than one");
+    assert_eq!(renewals(), 1 + 2 * 2 + 1, "and no more than one");
     assert_eq!(guard.unlock().expect("unlocks"), Unlocked::Released);
 }
 

@@ -61,7 +61,7 @@ pub use self::process::{Process, now};
 pub use self::process::{Sig, freeze, signal};
 pub use self::proxy::{Exchange, Fault, Proxy};
 pub use self::relay::Relay;
-pub use self::resp::{CLAIM, as_set, claim_hash};
+pub use self::resp::{CLAIM, as_set, by_hash, claim_hash};
 pub use self::sentinels::{MASTER, Sentinels, Setup};
 pub use self::server::{Server, is_server_installed, server_version};
 pub use self::terminator::Terminator;

@@ -10,6 +10,7 @@ use std::time::Duration;
 use parking_lot::{Condvar, Mutex};
 
 use crate::bridge::{Bridge, Pump, Streams};
+use crate::road;
 
 /// A proxy on 127.0.0.1 in front of a port; gone, with its threads, when this is dropped.
 pub struct Relay {
@@ -58,6 +59,11 @@ impl Relay {
             })
         });
         Relay { shared, bridge }
+    }
+
+    /// The address for a manager, with the login if there is one (see [`rights`](crate::rights)).
+    pub fn url(&self) -> String {
+        road::url(self.port())
     }
 
     /// The port that clients connect to.
@@ -121,7 +127,7 @@ impl Shared {
             Direction::ToClient => (server, client),
             Direction::ToServer => (client, server),
         };
-        let (mut buffer, mut round_trips) = ([0; 4096], 2);
+        let (mut buffer, mut round_trips) = ([0; 16 * 1024], 2);
         while let Ok(count @ 1..) = from.read(&mut buffer) {
             let mut rules = self.rules.lock();
             if let (Direction::ToServer, Some(far)) = (direction, rules.far) {

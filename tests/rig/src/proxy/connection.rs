@@ -24,7 +24,7 @@ use super::Fault;
 use super::journal::Open;
 use super::rules::Decision;
 use super::shared::Shared;
-use crate::resp::{Splitter, args, as_set, is_unsolicited, replies_to};
+use crate::resp::{Splitter, args, as_set, by_hash, is_unsolicited, replies_to};
 use crate::road;
 
 /// How long connecting to the server may take.
@@ -135,7 +135,7 @@ impl ProxiedConnection {
 
     /// Deals with one command; returns false if no further command can be passed on.
     fn pass_on(self: &Arc<Self>, command: &[u8], shared: &Arc<Shared>) -> bool {
-        let args = as_set(args(command));
+        let args = by_hash(as_set(args(command)));
         if args.first().is_some_and(|name| name.eq_ignore_ascii_case("PSYNC")) {
             self.is_replica.store(true, Ordering::SeqCst);
             return self.server(shared).is_some() && self.write_up(command);

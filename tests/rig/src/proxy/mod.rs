@@ -56,7 +56,7 @@ pub enum Fault {
 /// A rule's `command` names the first arguments of a command, such as `SET` or
 /// `EVALSHA * 1 lock:a`, in upper or lower case. `*` matches any argument, and every other word a
 /// whole argument: `SET` does not match `SETEX`. A waiter's attempt, which is a script, is a `SET`
-/// here.
+/// here, and a renewal is an `EVALSHA`, also if it has the text of the script.
 ///
 /// All settings are for connections present and future. Each rule sees every command, except for
 /// those that a [black hole](Self::black_hole) swallows. If several rules could fire for the same
