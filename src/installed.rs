@@ -1,10 +1,10 @@
 //! A process-wide manager, for codebases where passing a handle around is not possible.
 
+use std::cell::RefCell;
+use std::marker::PhantomData;
+use std::ptr;
 use std::sync::OnceLock;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
-
-use parking_lot::Mutex;
 
 use crate::base::error::Error;
 use crate::guard::{LockGuard, MultiLockGuard};
@@ -13,12 +13,10 @@ use crate::manager::LockManager;
 
 static INSTALLED: OnceLock<LockManager> = OnceLock::new();
 
-/// True from the first [`install_for_test`] on. A program that never calls it reads this flag and
-/// no more.
-static IN_TESTS: AtomicBool = AtomicBool::new(false);
-
-/// The managers of tests, each with its number, the latest at the end.
-static FOR_TESTS: Mutex<Vec<(u64, &'static LockManager)>> = Mutex::new(Vec::new());
+thread_local! {
+    /// The managers of this thread's tests, the latest at the end.
+    static FOR_TESTS: RefCell<Vec<&'static LockManager>> = const { RefCell::new(Vec::new()) };
+}
 
 /// Makes `manager` the one that [`with_lock`] and [`installed`] use, for the rest of the process.
 ///
@@ -40,27 +38,27 @@ pub fn install(manager: LockManager) -> Result<(), Error> {
     INSTALLED.set(manager).map_err(|_| Error::AlreadyInstalled)
 }
 
-/// The manager that was [`install`]ed, or [for a test](install_for_test) since.
+/// The manager that this thread has installed [for a test](install_for_test) or, if there is none,
+/// the one that was [`install`]ed.
 ///
 /// # Errors
 ///
 /// [`Error::NotInstalled`] if no manager was installed.
 pub fn installed() -> Result<&'static LockManager, Error> {
-    let for_test = if IN_TESTS.load(Ordering::Relaxed) { for_test() } else { None };
+    // A thread that is ending may have no managers of tests any more.
+    let for_test = FOR_TESTS.try_with(|all| all.borrow().last().copied()).unwrap_or(None);
     for_test.or_else(|| INSTALLED.get()).ok_or(Error::NotInstalled)
 }
 
-#[cold]
-fn for_test() -> Option<&'static LockManager> {
-    FOR_TESTS.lock().last().map(|(_, manager)| *manager)
-}
-
-/// Makes `manager` the one that [`installed`] returns, until the result is dropped. For tests of
-/// code that uses the process-wide manager. Sends nothing.
+/// Makes `manager` the one that [`installed`] returns in this thread, until the result is dropped.
+/// For tests of code that uses the process-wide manager. Sends nothing.
 ///
-/// Of several such managers, the one that was installed last counts. When it is dropped, the one
-/// before it comes back. The whole process sees them: tests of one binary that run at the same time
-/// see each other's, so let such tests use different keys, or run one after the other.
+/// No other thread sees it: tests that run at the same time do not see each other's. If the code
+/// under test starts a thread that uses the process-wide manager, give that thread a clone of the
+/// manager, and let it call this function, too.
+///
+/// Of several managers of one thread, the one that was installed last counts. When it is dropped,
+/// the one before it comes back.
 ///
 /// `installed` hands out references that last as long as the process. So each call leaks its
 /// manager, a few kilobytes; a manager of a Redis also keeps its threads and connections.
@@ -77,11 +75,10 @@ fn for_test() -> Option<&'static LockManager> {
 /// # }
 /// ```
 pub fn install_for_test(manager: LockManager) -> Restore {
-    static NEXT: AtomicU64 = AtomicU64::new(1);
-    let number = NEXT.fetch_add(1, Ordering::Relaxed);
-    FOR_TESTS.lock().push((number, Box::leak(Box::new(manager))));
-    IN_TESTS.store(true, Ordering::Relaxed);
-    Restore { number }
+    let manager: &'static LockManager = Box::leak(Box::new(manager));
+    // If the thread is ending, there is no list any more.
+    let _ = FOR_TESTS.try_with(|all| all.borrow_mut().push(manager));
+    Restore { manager, in_this_thread: PhantomData }
 }
 
 /// Ends the time of a manager that was [installed for a test](install_for_test), when it is
@@ -89,12 +86,13 @@ pub fn install_for_test(manager: LockManager) -> Restore {
 #[derive(Debug)]
 #[must_use = "the manager is there until this is dropped"]
 pub struct Restore {
-    number: u64,
+    manager: &'static LockManager,
+    in_this_thread: PhantomData<*const ()>,
 }
 
 impl Drop for Restore {
     fn drop(&mut self) {
-        FOR_TESTS.lock().retain(|(number, _)| *number != self.number);
+        let _ = FOR_TESTS.try_with(|all| all.borrow_mut().retain(|it| !ptr::eq(*it, self.manager)));
     }
 }
 

@@ -508,7 +508,16 @@ fn a_manager_for_a_test_is_there_until_it_is_dropped() {
     assert_eq!(current(), Some(1));
     let restore_second = install_for_test(second.clone());
     assert_eq!(current(), Some(2));
-    assert_eq!(thread::scope(|scope| scope.spawn(current).join().expect("no panic")), Some(2));
+    let elsewhere = |manager: Option<&LockManager>| {
+        let entered = || {
+            let _restore = manager.cloned().map(install_for_test);
+            current()
+        };
+        thread::scope(|scope| scope.spawn(entered).join().expect("no panic"))
+    };
+    assert_eq!(elsewhere(None), None, "it is for the thread of this test");
+    assert_eq!(elsewhere(Some(first)), Some(1), "and for those to which it is given");
+    assert_eq!(current(), Some(2));
     relatch::with_lock("a", || second.assert_held("a").expect("this one has it")).expect("locks");
     drop(restore_second);
     assert_eq!(current(), Some(1));
