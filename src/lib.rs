@@ -51,8 +51,8 @@
 //!
 //! With a URL such as `redis+sentinel://user:password@s1:26379,s2:26379/mymaster/0`, the locks are
 //! on the master that the sentinels know by that name; login and database are those of the master.
-//! (The scheme `rediss+sentinel` uses TLS for the master.) The sentinels have a
-//! [login](Builder::sentinel_login) and TLS of their own. After a switch, waiters ask the new
+//! (The scheme `rediss+sentinel` uses TLS, also to the sentinels.) The sentinels have a
+//! [login](Builder::sentinel_login) of their own. After a switch, waiters ask the new
 //! master at once, and renewed holds are checked there. A failover can lose a lock:
 //! [`Builder::replicas`] closes that. `docs/engines.md` of the repository helps to choose.
 //!

@@ -51,16 +51,32 @@ impl Builder {
         self
     }
 
-    /// How connections to the sentinels use TLS. They have certificates of their own, so by default
-    /// these connections do not use TLS, even if those to the master do.
+    /// How connections to the sentinels use TLS, if their certificates need other settings than that
+    /// of the master. By default, connections to the sentinels use TLS if those to the master do,
+    /// with the same settings.
     #[cfg(feature = "tls-no-provider")]
     pub fn sentinel_tls(mut self, tls: Tls) -> Builder {
-        self.sentinel_tls = Some(tls);
+        (self.sentinel_tls, self.sentinel_plaintext) = (Some(tls), false);
         self
     }
 
-    /// How connections use TLS, with a URL whose scheme is `rediss` or `rediss+sentinel`. Defaults
-    /// to [`Tls::new`].
+    /// Connections to the sentinels use no TLS, although those to the master do.
+    ///
+    /// Only for sentinels that nobody else can stand in for: the manager believes which server a
+    /// sentinel names, and trusts that server if its certificate is valid for the name. Who answers
+    /// in the place of a sentinel names a server of its own, with a certificate of its own, and gets
+    /// the password of the URL. It then decides who has the locks. (If
+    /// [`Tls::roots`](crate::Tls::roots) trusts an authority that issues certificates to your
+    /// servers only, or with [`Tls::server_name`](crate::Tls::server_name), there is no such
+    /// certificate.)
+    #[cfg(feature = "tls-no-provider")]
+    pub fn sentinel_plaintext(mut self) -> Builder {
+        (self.sentinel_tls, self.sentinel_plaintext) = (None, true);
+        self
+    }
+
+    /// How connections use TLS, with a URL whose scheme is `rediss`, `rediss+sentinel` or
+    /// `rediss+cluster`. Defaults to [`Tls::new`].
     #[cfg(feature = "tls-no-provider")]
     pub fn tls(mut self, tls: Tls) -> Builder {
         self.tls = Some(tls);

@@ -38,6 +38,7 @@ pub struct Builder {
     sentinel_login: Option<Login>,
     tls: Option<Tls>,
     sentinel_tls: Option<Tls>,
+    sentinel_plaintext: bool,
     settings: Settings,
     on_lost: Option<OnLost>,
 }
@@ -64,12 +65,10 @@ impl LockManager {
     ///
     /// # Errors
     ///
-    /// [`Error::NoAddress`] if neither is set, and otherwise as for [`Builder::build`].
+    /// [`Error::NoAddress`] if neither is set, and otherwise as for [`Builder::build`]. A variable
+    /// that is not UTF-8 is an [`Error::InvalidOption`].
     pub fn from_env() -> Result<LockManager, Error> {
-        let [first, second] = ["RELATCH_URL", "REDIS_URL"];
-        let url = |name| std::env::var(name).ok().filter(|url| !url.is_empty());
-        let url = url(first).or_else(|| url(second)).ok_or(Error::NoAddress { first, second })?;
-        LockManager::connect(&url)
+        Builder::from_env().build()
     }
 
     /// A builder for a manager with options of its own. Sends nothing.
@@ -99,6 +98,29 @@ impl LockManager {
 }
 
 impl Builder {
+    /// A builder with the URL that the environment variable `RELATCH_URL` or, if that is not set,
+    /// `REDIS_URL` names: for options beside those of
+    /// [`LockManager::from_env`](LockManager::from_env). Sends nothing. What is wrong with the
+    /// variables is an error of [`build`](Builder::build).
+    ///
+    /// ```no_run
+    /// # fn main() -> Result<(), relatch::Error> {
+    /// let locks = relatch::Builder::from_env().prefix("shop:lock:").build()?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn from_env() -> Builder {
+        let [first, second] = ["RELATCH_URL", "REDIS_URL"];
+        let set = |name| std::env::var_os(name).filter(|url| !url.is_empty()).map(|url| (name, url));
+        let not_utf8 = |option| {
+            // It is not shown, because it may have a password.
+            Error::InvalidOption { option, value: None, reason: "this environment variable is not UTF-8" }
+        };
+        let found = set(first).or_else(|| set(second)).ok_or(Error::NoAddress { first, second });
+        let url = found.and_then(|(name, url)| url.into_string().map_err(|_| not_utf8(name)));
+        Builder::at(url.and_then(|url| Address::parse(&url)).map(Some))
+    }
+
     fn at(address: Result<Option<Address>, Error>) -> Builder {
         let settings = Settings::default();
         Builder {
@@ -107,6 +129,7 @@ impl Builder {
             tls: None,
             sentinel_login: None,
             sentinel_tls: None,
+            sentinel_plaintext: false,
             settings,
             on_lost: None,
         }
@@ -316,7 +339,7 @@ impl Builder {
         };
         let mut target = address.with_tls(self.tls)?;
         target.set_credentials(self.credentials)?;
-        target.set_sentinels(self.sentinel_login, self.sentinel_tls)?;
+        target.set_sentinels(self.sentinel_login, self.sentinel_tls, self.sentinel_plaintext)?;
         Session::new(target, self.settings, self.on_lost).map(Arc::new)
     }
 }
@@ -329,6 +352,7 @@ impl fmt::Debug for Builder {
             .field("sentinel_login", &self.sentinel_login.is_some())
             .field("tls", &self.tls)
             .field("sentinel_tls", &self.sentinel_tls)
+            .field("sentinel_plaintext", &self.sentinel_plaintext)
             .field("settings", &self.settings)
             .field("on_lost", &self.on_lost.is_some())
             .finish()

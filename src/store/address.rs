@@ -4,6 +4,7 @@
 //! taken apart here, and the `redis` crate gets the rest of it. No error shows a password, wherever
 //! in the URL it stands.
 
+use std::borrow::Cow;
 use std::net::Ipv6Addr;
 
 use redis::{ConnectionAddr, ConnectionInfo, IntoConnectionInfo};
@@ -13,7 +14,6 @@ use crate::store::endpoint::{Login, Place};
 use crate::store::login::{AskCredentials, Credentials};
 use crate::store::tls::{self, Tls};
 
-/// Stands in an error for a URL that may have its password in a wrong place.
 /// The port of a sentinel whose URL names none.
 const SENTINEL_PORT: u16 = 26379;
 
@@ -101,7 +101,19 @@ impl Address {
     pub(crate) fn with_tls(self, tls: Option<Tls>) -> Result<Target, Error> {
         let Address { servers, login, db, tls: wanted } = self;
         if wanted == Some(false) && tls.is_some() {
-            let reason = "the URL does not ask for TLS: its scheme has to be `rediss` or `rediss+sentinel`";
+            let reason = match &servers {
+                Servers::One(Place::Tcp { .. }) => {
+                    "the URL does not ask for TLS: its scheme has to be `rediss`"
+                }
+                #[cfg(unix)]
+                Servers::One(Place::Unix(_)) => "a unix socket has no TLS",
+                Servers::Sentinels { .. } => {
+                    "the URL does not ask for TLS: its scheme has to be `rediss+sentinel`"
+                }
+                Servers::Cluster { .. } => {
+                    "the URL does not ask for TLS: its scheme has to be `rediss+cluster`"
+                }
+            };
             return Err(Error::InvalidOption { option: "tls", value: None, reason });
         }
         let wanted = wanted == Some(true) || tls.is_some();
@@ -122,15 +134,31 @@ impl Target {
         Ok(())
     }
 
-    /// Sets the login of the sentinels, and their settings of TLS.
-    pub(crate) fn set_sentinels(&mut self, login: Option<Login>, tls: Option<Tls>) -> Result<(), Error> {
-        let option = if login.is_some() { "sentinel_login" } else { "sentinel_tls" };
-        if (login.is_some() || tls.is_some()) && !matches!(self.servers, Servers::Sentinels { .. }) {
+    /// Sets the login of the sentinels, and their settings of TLS: by default, those of the master.
+    /// What a sentinel says is believed, so it must not be easier to stand in for a sentinel than for
+    /// the master.
+    pub(crate) fn set_sentinels(
+        &mut self,
+        login: Option<Login>,
+        tls: Option<Tls>,
+        plaintext: bool,
+    ) -> Result<(), Error> {
+        let set = [
+            ("sentinel_login", login.is_some()),
+            ("sentinel_tls", tls.is_some()),
+            ("sentinel_plaintext", plaintext),
+        ];
+        if let (Some((option, _)), false) =
+            (set.into_iter().find(|(_, is_set)| *is_set), matches!(self.servers, Servers::Sentinels { .. }))
+        {
             let reason = "the URL names no sentinels: it has to begin with redis+sentinel://";
             return Err(Error::InvalidOption { option, value: None, reason });
         }
         self.sentinel_login = login;
-        self.sentinel_tls = tls.map(|tls| tls::Client::new(Some(tls), option)).transpose()?;
+        self.sentinel_tls = match tls {
+            Some(tls) => Some(tls::Client::new(Some(tls), "sentinel_tls")?),
+            None => self.tls.clone().filter(|_| !plaintext),
+        };
         Ok(())
     }
 }
@@ -265,16 +293,49 @@ fn host_and_port(text: &str, default: u16) -> Option<(String, u16)> {
 const SPILLED: &str =
     "what follows the host holds a `#` or `@`: in a password, / ? # and @ are written %2F %3F %23 %40";
 
+/// What to write in the place of a URL that cannot be read.
+fn form_of(url: &str) -> &'static str {
+    let Some((scheme, rest)) = url.split_once("://") else {
+        return "it has no scheme: it is redis://[user:password@]host[:port][/db]";
+    };
+    let scheme = scheme.to_ascii_lowercase();
+    if SOCKET_SCHEMES.contains(&&*scheme) || scheme.contains("sock") {
+        "it is of the form unix:///path/to/socket[?user=name&pass=password][&db=n]"
+    } else if scheme.contains("sentinel") {
+        "with sentinels, it is of the form \
+         redis+sentinel://[user:password@]host[:port][,host[:port]...]/name[/db], or rediss+sentinel with TLS"
+    } else if scheme.contains("cluster") {
+        "with a cluster, it is of the form redis+cluster://[user:password@]host[:port][,host[:port]...], \
+         or rediss+cluster with TLS"
+    } else if !["redis", "rediss", "valkey", "valkeys"].contains(&&*scheme) {
+        "its scheme is none of redis, rediss, unix, redis+sentinel and redis+cluster: it is \
+         redis://[user:password@]host[:port][/db]"
+    } else if rest.contains('@') {
+        "it is not of the form redis://[user:password@]host[:port][/db]: in a password, / ? # and @ are \
+         written %2F %3F %23 %40"
+    } else {
+        "it is not of the form redis://[user:password@]host[:port][/db]"
+    }
+}
+
+/// The schemes of a unix socket, whose path follows.
+const SOCKET_SCHEMES: [&str; 3] = ["unix", "redis+unix", "valkey+unix"];
+
 /// Reads a URL that names one server, and whether it asks for TLS.
 fn read(url: &str) -> Result<(ConnectionInfo, bool), Bad> {
-    let mut parsed = redis::parse_redis_url(url).ok_or_else(|| {
-        // The text is not shown, because its password may stand anywhere.
-        bad(None, "it is not of the form redis://[user:password@]host[:port][/db]")
-    })?;
+    let scheme = url.split(':').next().unwrap_or_default().to_ascii_lowercase();
+    let is_socket = SOCKET_SCHEMES.contains(&&*scheme);
+    let on_socket = is_socket && url[scheme.len()..].starts_with(":///");
+    // The path of a socket may have an `@` or `#`: a password follows it.
+    let escaped = if on_socket { Cow::Owned(url.replace('#', "%23")) } else { Cow::Borrowed(url) };
+    // The text is not shown, because its password may stand anywhere.
+    let mut parsed = redis::parse_redis_url(&escaped).ok_or_else(|| bad(None, form_of(url)))?;
     // If a slash, question mark or hash in a password is not escaped, the parser takes the rest of
     // the password for the path, the query or the fragment.
     let spilled = [Some(parsed.path()), parsed.query(), parsed.fragment()];
-    if parsed.fragment().is_some() || spilled.into_iter().flatten().any(|part| part.contains('@')) {
+    if !on_socket
+        && (parsed.fragment().is_some() || spilled.into_iter().flatten().any(|part| part.contains('@')))
+    {
         return Err(bad(None, SPILLED));
     }
     // If an `@` in a password is not escaped, the parser takes the rest of the password for host
@@ -283,9 +344,14 @@ fn read(url: &str) -> Result<(ConnectionInfo, bool), Bad> {
     let up_to_query = parsed.as_str().split('?').next().map(str::to_owned);
     let shown = up_to_query.filter(|_| !has_login);
     let bad = |shown: Option<String>, reason| Bad { shown, reason };
-    let on_socket = parsed.scheme().contains("unix");
-    if !on_socket && parsed.query_pairs().any(|(name, _)| name != "protocol") {
-        return Err(bad(shown, "only `protocol` may follow `?`; write the database as the path, such as /3"));
+    let (known, reason): (&[_], _) = if on_socket {
+        let reason = "only `user`, `pass`, `db` and `protocol` may follow `?`; in the path, ? is written %3F";
+        (&["user", "pass", "db", "protocol"], reason)
+    } else {
+        (&["protocol"], "only `protocol` may follow `?`; write the database as the path, such as /3")
+    };
+    if parsed.query_pairs().any(|(name, _)| !known.contains(&&*name)) {
+        return Err(bad(shown, reason));
     }
     let is_resp2 = |name: &str, value: &str| name != "protocol" || matches!(value, "2" | "resp2");
     if !parsed.query_pairs().all(|(name, value)| is_resp2(&name, &value)) {
@@ -305,6 +371,7 @@ fn read(url: &str) -> Result<(ConnectionInfo, bool), Bad> {
     }
     match parsed.into_connection_info() {
         Ok(info) => Ok((info, plain.is_some())),
+        Err(_) if is_socket => Err(bad(shown, form_of(url))),
         Err(_) => Err(bad(shown, "it needs a host, and a whole number as database")),
     }
 }
@@ -364,6 +431,54 @@ mod tests {
         assert_eq!(named(&parse("redis://[::1]")), "[::1]:6379");
         #[cfg(unix)]
         assert_eq!(parse("unix:///run/redis.sock?db=2").db, 2);
+    }
+
+    #[test]
+    #[cfg(unix)]
+    fn the_path_of_a_socket_may_have_any_character_but_a_question_mark() {
+        for path in ["/run/a@b.sock", "/run/#1.sock", "/run/@#/a b.sock", "/run/a%20b.sock"] {
+            let address = parse(&format!("unix://{path}?db=2&pass=p@#1"));
+            assert_eq!((named(&address), address.db), (path.replace("%20", " "), 2));
+            assert_login(&address, None, "p@#1");
+        }
+        let error = Address::parse("unix:///run/a?b.sock").expect_err("the path ends there").to_string();
+        assert!(error.contains("%3F"), "{error}");
+    }
+
+    #[test]
+    fn a_url_of_another_kind_is_refused_with_what_to_write() {
+        for (url, form) in [
+            ("redis-sentinel://s:26379/m", " redis+sentinel://"),
+            ("SENTINEL://s/m", " redis+sentinel://"),
+            ("redis-cluster://a,b", " redis+cluster://"),
+            ("redis-socket:///run/redis.sock", " unix:///"),
+            ("unix://run/redis.sock", " unix:///"),
+            ("http://host:6379/", "none of redis, rediss, unix"),
+            ("tcp://host:6379/", "none of redis, rediss, unix"),
+            ("host:6379", "no scheme: it is redis://"),
+            ("localhost", "no scheme: it is redis://"),
+            ("redis://user:pass/word@host/", "%2F"),
+            ("redis://:1/2@host/", "%2F"),
+            ("redis+sentinel://user:pass/word@host/m", "%2F"),
+            ("redis://host:port/", "not of the form redis://"),
+        ] {
+            let error = Address::parse(url).expect_err(url).to_string();
+            assert!(error.contains(form), "{url}: {error}");
+        }
+    }
+
+    #[test]
+    #[cfg(feature = "tls-no-provider")]
+    fn the_advice_to_ask_for_tls_names_the_scheme_of_these_servers() {
+        for (url, scheme) in [
+            ("redis://a", "`rediss`"),
+            ("redis+sentinel://a/m", "`rediss+sentinel`"),
+            ("redis+cluster://a", "`rediss+cluster`"),
+            ("unix:///run/redis.sock", "no TLS"),
+        ] {
+            let error = parse(url).with_tls(Some(Tls::new())).expect_err(url).to_string();
+            assert!(error.contains(scheme), "{url}: {error}");
+        }
     }
 
     #[test]
@@ -542,6 +657,9 @@ mod tests {
                 format!("{scheme}://{user}:{before}canary{after}@{rest}"),
                 format!("{scheme}://{before}canary{after}@{rest}"),
             ] {
+                if scheme.contains("unix") && url.contains(":///") {
+                    continue; // It is a part of the path.
+                }
                 let shown = match Address::parse(&url) {
                     Ok(address) => format!("{address:?} ") + &format!("{:?}", address.with_tls(None)),
                     Err(error) => format!("{error} {error:?}"),

@@ -107,7 +107,11 @@ fn worker() {
         "" => builder,
         // A handshake costs milliseconds of computing, and all threads may connect at a time. With
         // a shorter limit, a busy machine would end each handshake before it is done.
-        roots => builder.tls(relatch::Tls::new().roots(roots)).connect_timeout(4 * ANSWER),
+        roots => {
+            let builder = builder.tls(relatch::Tls::new().roots(roots)).connect_timeout(4 * ANSWER);
+            // (The sentinels of the rig speak no TLS.)
+            if role::arg("url").contains("+sentinel") { builder.sentinel_plaintext() } else { builder }
+        }
     };
     let locks = builder.build_unchecked().expect("a valid address");
     let keys = u32::try_from(number("keys")).expect("a small number");

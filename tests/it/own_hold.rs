@@ -3,7 +3,7 @@
 use std::thread;
 use std::time::{Duration, Instant};
 
-use relatch::{Error, LockManager, LostCause, Owner};
+use relatch::{Builder, Error, LockManager, LostCause, Owner};
 use relatch_rig::{Fault, LONG, Server, Worker, eventually, role};
 
 use crate::support::{ANSWER, MINUTE, PERIOD, Rig, assert_lost, connect, delete, renewals_of, trusted};
@@ -175,6 +175,9 @@ fn the_address_can_come_from_the_environment() {
     let wanted = "no address of Redis: set the environment variable RELATCH_URL or REDIS_URL";
     assert_eq!(connected_by(None, None), wanted);
     assert!(connected_by(None, Some(&elsewhere)).contains("unavailable"));
+    let not_utf8 = ["sh", "-c", "RELATCH_URL=$(printf '\\377') REDIS_URL=redis:// exec \"$@\"", "sh"];
+    let told = Worker::spawn_under(&not_utf8, "from env", &[]).expect_line("", LONG);
+    assert!(told.contains("`RELATCH_URL`") && told.contains("not UTF-8"), "{told}");
 }
 
 /// What a process reports that connects with these variables.
@@ -189,6 +192,10 @@ fn connected_by(relatch_url: Option<&str>, redis_url: Option<&str>) -> String {
 
 /// The process of [`connected_by`].
 pub(crate) fn connect_as_told() {
-    let locked = LockManager::from_env().and_then(|locks| locks.lock("a").map(drop));
+    let locked = LockManager::from_env().and_then(|locks| {
+        let _held = locks.lock("a")?;
+        // With another prefix, it is another lock.
+        Builder::from_env().prefix("other:").build()?.lock("a").map(drop)
+    });
     role::report(locked.map_or_else(|error| error.to_string(), |()| "locked".to_owned()));
 }

@@ -401,7 +401,7 @@ fn the_builders_lease_and_wait_apply_to_every_lock() {
 #[cfg(unix)]
 fn a_unix_socket_works() {
     let dir = tempfile::tempdir().expect("a temporary directory");
-    let path = dir.path().join("redis.sock");
+    let path = dir.path().join("redis@1#2.sock");
     let path = path.to_str().expect("a printable path");
     let server = Server::with(&["--unixsocket", path]);
     let locks = LockManager::connect(&format!("unix://{path}")).expect("connects");
