@@ -3,6 +3,8 @@
 //!
 //! `cargo bench --bench in_memory`
 //!
+//! Locks in memory are for tests. 300,000 cycles a second are enough.
+//!
 //! The figures count the processor's time of the thread, so that other programs on the machine do
 //! not change them much. Each is the median of rounds of a thousand. On a virtual core that shares
 //! its units with a stranger's, that can be half of what an undisturbed round has, which is beside

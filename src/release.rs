@@ -257,7 +257,6 @@ impl Release<'_> {
     /// began, or was found lost since, it is lost. Otherwise, the caller had the lock until the
     /// release began.
     fn unconfirmed(&self, failure: Failure, now: Moment) -> Error {
-        self.hold.stop_in_memory(now);
         if self.valid_until.is_none() || self.hold.lost().is_some() {
             return self.hold.lose(LostCause::Expired);
         }

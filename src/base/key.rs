@@ -69,11 +69,6 @@ impl Key {
         }
     }
 
-    /// Another key in Redis with the same name: the one with this number.
-    pub(crate) fn numbered(self, number: u128) -> Key {
-        Key { in_redis: format!("{}\0{number}", self.in_redis).into(), ..self }
-    }
-
     pub(crate) fn name(&self) -> &Arc<str> {
         &self.name
     }

@@ -13,22 +13,16 @@ use crate::session::Session;
 impl LockManager {
     /// A manager whose locks are in the memory of this process, with every option at its default.
     /// For tests, and for a program that runs in one process and may get a second one later. Opens
-    /// no socket and starts no thread.
+    /// no socket.
     ///
     /// Threads exclude each other, queue, re-enter, time out and lose locks as with a Redis: only
-    /// the store is another one. [Controls](LockManager::memory) end leases, delete keys and have
-    /// the store go away. Each call makes a store of its own, which the clones of the manager
-    /// share. Other processes are not excluded.
+    /// the store is another one. A key has its lease, and the keeper's thread renews it. A process
+    /// that is stopped for longer than the lease loses its locks. [Controls](LockManager::memory)
+    /// end leases, delete keys, make time pass and have the store go away. Each call makes a store
+    /// of its own, which the clones of the manager share. Other processes are not excluded.
     ///
-    /// What is different:
-    ///
-    /// - A hold that is renewed is valid until it is released, or until a control ends it: nothing
-    ///   can cut the process off from its own memory. With [`max_hold`](crate::Lock::max_hold), it
-    ///   ends a lease after that time. If its thread ends without a release, it ends a lease later.
-    /// - [`on_lost`](Builder::on_lost) is called as ever. Only with this callback, or with
-    ///   [`warn_after`](Builder::warn_after), there is the keeper's thread. It looks at each hold
-    ///   once in a lease.
-    /// - Threads hand a lock off without a limit of time, since no other process wants it.
+    /// One thing is different: threads hand a lock off without a limit of time, since no other
+    /// process wants it.
     ///
     /// ```
     /// # fn main() -> Result<(), relatch::Error> {
@@ -44,7 +38,7 @@ impl LockManager {
     /// ```
     #[must_use]
     pub fn in_memory() -> LockManager {
-        LockManager::new(Arc::new(Session::in_memory(true, Settings::default(), None)))
+        LockManager::new(Arc::new(Session::in_memory(false, Settings::default(), None)))
     }
 
     /// A builder for a manager [in memory](LockManager::in_memory) with options of its own.
@@ -90,7 +84,7 @@ impl LockManager {
                 "locks are disabled by this program: each one is granted at once, and excludes nobody"
             );
         }
-        LockManager::new(Arc::new(Session::in_memory(false, Settings::default(), None)))
+        LockManager::new(Arc::new(Session::in_memory(true, Settings::default(), None)))
     }
 }
 

@@ -335,7 +335,7 @@ impl Builder {
         self.check_without_server()?;
         self.settings.check()?;
         let Some(address) = self.address? else {
-            return Session::in_memory(true, self.settings, self.on_lost).started().map(Arc::new);
+            return Session::in_memory(false, self.settings, self.on_lost).started().map(Arc::new);
         };
         let mut target = address.with_tls(self.tls)?;
         target.set_credentials(self.credentials)?;

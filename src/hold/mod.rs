@@ -1,14 +1,12 @@
 //! A hold: one thread's possession of one lock, and until when it can be trusted.
 //!
 //! `report` is what a program learns about holds, and `parcel` is a hold on its way to another
-//! process. `memory` is what is different for a hold whose key is in the memory of this process.
-//! This room may use `store` and `base`.
+//! process. This room may use `store` and `base`.
 
-mod memory;
 mod parcel;
 mod report;
 
-use std::sync::{Arc, OnceLock};
+use std::sync::OnceLock;
 use std::time::Duration;
 
 use crate::base::body::Made;
@@ -21,8 +19,6 @@ use crate::base::owner::Owner;
 use crate::base::seeded_bugs;
 use crate::base::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use crate::base::sync::{Condvar, Mutex};
-use crate::hold::memory::InMemory;
-use crate::store::MemoryStore;
 
 pub use crate::hold::parcel::Parcel;
 pub use crate::hold::report::{HeldLock, Unlocked};
@@ -79,8 +75,8 @@ pub(crate) struct Hold {
     /// sleeps on `ended`.
     watchers: Mutex<()>,
     ended: Condvar,
-    /// `None` if the key is on a server.
-    memory: Option<InMemory>,
+    /// By how much [`age`](Hold::age) has made the hold older, in nanoseconds.
+    older: AtomicU64,
 }
 
 impl Hold {
@@ -91,7 +87,6 @@ impl Hold {
         fence: Option<u64>,
         options: &Options,
         acquired: AcquiredAt,
-        memory: Option<Arc<MemoryStore>>,
     ) -> Hold {
         static NEXT: AtomicU64 = AtomicU64::new(1);
         let lease = Lease::new(options.lease);
@@ -118,7 +113,7 @@ impl Hold {
             end: OnceLock::new(),
             watchers: Mutex::new(()),
             ended: Condvar::new(),
-            memory: memory.map(InMemory::new),
+            older: AtomicU64::new(0),
         }
     }
 
@@ -162,10 +157,7 @@ impl Hold {
     }
 
     pub(crate) fn remaining(&self, now: Moment) -> Duration {
-        let left = self.validity_left(now).unwrap_or_default();
-        // In memory, a renewed hold lasts as long as its key. It answers as one that was renewed
-        // just now.
-        if self.lasts_in_memory() { left.min(self.lease().valid_until(now).since(now)) } else { left }
+        self.validity_left(now).unwrap_or_default()
     }
 
     /// How long the hold can be trusted from `now` on. `None` if it cannot be trusted.
@@ -195,12 +187,25 @@ impl Hold {
         Moment::from_nanos(self.gone_by.load(Ordering::Acquire))
     }
 
+    /// Until when the lock stays taken, even if the hold ends sooner.
+    pub(crate) fn keep_until(&self) -> Moment {
+        Moment::from_nanos(self.keep_until.load(Ordering::Acquire))
+    }
+
+    /// A control for tests has made the key older by `span`, and so the hold is older.
+    pub(crate) fn age(&self, span: Duration) {
+        self.older.fetch_add(u64::try_from(span.as_nanos()).unwrap_or(u64::MAX), Ordering::Relaxed);
+        for moment in [&self.keep_until, &self.gone_by] {
+            let earlier = |moment| Some(Moment::from_nanos(moment).before(span).as_nanos());
+            let _ = moment.fetch_update(Ordering::AcqRel, Ordering::Acquire, earlier);
+        }
+        self.shorten_to(self.valid_until().before(span));
+    }
+
     /// The time from one renewal to the next. `None` if the keeper does not renew the hold, or not
-    /// any more. (A key in memory needs no renewal.)
+    /// any more.
     pub(crate) fn renews_every(&self, now: Moment) -> Option<Duration> {
-        let stopped = self.memory.is_some()
-            || self.thread_ended.load(Ordering::Relaxed)
-            || self.limit_of(self.lease(), now).is_some();
+        let stopped = self.thread_ended.load(Ordering::Relaxed) || self.limit_of(self.lease(), now).is_some();
         if stopped { None } else { self.renewal.every(self.lease()) }
     }
 
@@ -209,7 +214,7 @@ impl Hold {
     pub(crate) fn limit_of(&self, lease: Lease, now: Moment) -> Option<Duration> {
         let over = |limit: &Duration| {
             let end = self.acquired.answered.after(*limit).after(self.first_lease.time());
-            end <= now.after(lease.time())
+            end <= now.after_nanos(self.older.load(Ordering::Relaxed)).after(lease.time())
         };
         self.renewal.max_hold.filter(over)
     }
@@ -223,16 +228,13 @@ impl Hold {
     /// The thread has ended without a release. Nobody will release the hold, so renewal stops.
     pub(crate) fn mark_thread_ended(&self) {
         self.thread_ended.store(true, Ordering::Relaxed);
-        self.stop_in_memory(Moment::now());
     }
 
     /// Sets the lease for the next renewals. If it is shorter, the hold is trusted for less time
     /// from now on, whether or not Redis knows yet.
     pub(crate) fn set_lease(&self, lease: Lease, now: Moment) {
         self.lease.store(lease.millis(), Ordering::Relaxed);
-        if !self.lasts_in_memory() {
-            self.shorten_to(lease.valid_until(now));
-        }
+        self.shorten_to(lease.valid_until(now));
     }
 
     /// Call this before sending a command that sets the lease. `until` is the deadline of its
@@ -242,16 +244,14 @@ impl Hold {
     /// after the deadline, and a lease that is shorter than before counts from now on.
     pub(crate) fn renewing(&self, lease: Lease, now: Moment, until: Moment) {
         self.gone_by.fetch_max(lease.gone_by(until).as_nanos(), Ordering::AcqRel);
-        if !self.lasts_in_memory() {
-            self.shorten_to(lease.valid_until(now));
-        }
+        self.shorten_to(lease.valid_until(now));
     }
 
     /// Redis has extended the lease by a command sent at `sent`: the hold is valid for a lease from
     /// then on. Returns an error if the hold is not valid any more at `now`, or if another thread
     /// has found it over.
     pub(crate) fn renewed(&self, lease: Lease, sent: Moment, now: Moment) -> Result<(), Error> {
-        let new = self.end_in_memory().unwrap_or_else(|| lease.valid_until(sent)).as_nanos();
+        let new = lease.valid_until(sent).as_nanos();
         let changed = self.valid_until.fetch_update(Ordering::AcqRel, Ordering::Acquire, |old| {
             (now < Moment::from_nanos(old)).then_some(new)
         });
@@ -305,9 +305,6 @@ impl Hold {
     /// release brings. If the hold is valid at `now`, returns the end of its validity.
     pub(crate) fn close(&self, now: Moment) -> Option<Moment> {
         let until = Moment::from_nanos(self.valid_until.swap(0, Ordering::AcqRel));
-        if self.lasts_in_memory() {
-            self.gone_by.fetch_max(self.lease().gone_by(now).as_nanos(), Ordering::AcqRel);
-        }
         Some(until).filter(|until| now < *until && self.end.get().is_none())
     }
 
@@ -369,9 +366,7 @@ impl Hold {
     }
 
     pub(crate) fn as_holder(&self, now: Moment) -> Holder {
-        let left = self.gone_by().since(now);
-        let left = if self.lasts_in_memory() { self.lease().time() } else { left };
-        Holder::new(self.token.as_bytes(), Some(left))
+        Holder::new(self.token.as_bytes(), Some(self.gone_by().since(now)))
     }
 }
 
@@ -388,7 +383,7 @@ pub(crate) mod tests {
         let owner = Owner::new("host".into(), std::process::id(), 2);
         let token = format!("{owner}-{}", "0".repeat(32));
         let since = AcquiredAt { sent, answered: sent };
-        Hold::new(key, owner, token, None, options, since, None)
+        Hold::new(key, owner, token, None, options, since)
     }
 
     /// A sample with this token.

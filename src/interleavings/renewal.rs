@@ -47,8 +47,8 @@ struct Findings {
 
 /// The keeper's connection: answers come late or, if Redis is silent, never.
 impl KeeperCommands for &Scene {
-    fn node(&self) -> &Arc<Node> {
-        &self.node
+    fn node(&self) -> Option<&Arc<Node>> {
+        Some(&self.node)
     }
 
     fn is_open(&self) -> bool {

@@ -5,15 +5,15 @@ use std::sync::Arc;
 
 use crate::base::clock::Moment;
 use crate::keeping::shared::Shared;
-use crate::store::{Compared, Extension, Failure, Node, ServerConnection, Tracking};
+use crate::store::{Compared, Extension, Failure, MemoryStore, Node, ServerConnection, Tracking};
 
 /// The keeper's commands. [`KeeperConnection`] sends them to Redis. Unit tests have a fake.
 ///
 /// `extend_all` and `remove_all` are one round trip each. The answers have the order of the
 /// arguments.
 pub(crate) trait KeeperCommands {
-    /// The node to which the commands go.
-    fn node(&self) -> &Arc<Node>;
+    /// The node to which the commands go. `None` in memory.
+    fn node(&self) -> Option<&Arc<Node>>;
 
     /// True if the next command needs no new connection.
     fn is_open(&self) -> bool;
@@ -105,8 +105,8 @@ impl<'a> KeeperConnection<'a> {
 }
 
 impl KeeperCommands for KeeperConnection<'_> {
-    fn node(&self) -> &Arc<Node> {
-        &self.node
+    fn node(&self) -> Option<&Arc<Node>> {
+        Some(&self.node)
     }
 
     fn is_open(&self) -> bool {
@@ -147,6 +147,30 @@ impl KeeperCommands for KeeperConnection<'_> {
 fn most_of_the_time(deadline: Moment) -> Moment {
     let now = Moment::now();
     now.after(deadline.since(now) / 4 * 3)
+}
+
+impl KeeperCommands for &MemoryStore {
+    fn node(&self) -> Option<&Arc<Node>> {
+        None
+    }
+
+    fn is_open(&self) -> bool {
+        true
+    }
+
+    fn extend_all(&mut self, leases: &[Extension<'_>], _: Option<u64>, until: Moment) -> Extended {
+        let sent = Moment::now();
+        let answers = leases.iter().map(|lease| self.extend_elsewhere(lease, until)).collect();
+        Ok(ExtendAnswers { sent, answers, tracking: Tracking::Off })
+    }
+
+    fn extend_elsewhere(&mut self, lease: &Extension<'_>, _: Moment) -> Result<Compared, Failure> {
+        self.extend(lease.key, lease.token, lease.lease)
+    }
+
+    fn remove_all(&mut self, removals: &[(&str, &str)], _: Moment) -> Removed {
+        Ok(removals.iter().map(|(key, token)| self.remove(key, token)).collect())
+    }
 }
 
 /// True if another node has the key.

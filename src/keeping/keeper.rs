@@ -2,8 +2,8 @@
 //!
 //! Each manager has one keeper. The first work for the keeper starts its thread: a hold to renew or
 //! to watch, an orphan, `extend`, `ensure`. The keeper waits for no answer: it hands its work out to
-//! a thread for each node (`renewers`). No other thread renews a lease. (`leases` says when a lease is
-//! renewed.)
+//! a thread for each node (`renewers`). No other thread renews a lease on a server. (`leases` says
+//! when a lease is renewed.)
 
 use std::sync::mpsc::{self, Receiver};
 use std::sync::{Arc, Weak};
@@ -91,10 +91,8 @@ impl Shared {
 
     /// Has an orphan deleted, but not before this moment.
     pub(crate) fn delete_from(self: &Keeper, orphan: OrphanKey, moment: Moment) {
-        if let Some(memory) = self.store.memory() {
-            let is_due = moment <= Moment::now();
-            let gone_by = if is_due { orphan.gone_by } else { moment.min(orphan.gone_by) };
-            return memory.lets_expire(&orphan.redis_key, &orphan.token, gone_by, is_due);
+        if self.store.is_disabled() {
+            return; // There are no keys.
         }
         let scheduled = self.schedule(|work| Ok(work.leases.orphans.add(orphan, moment)));
         if let Err(error) = scheduled {
@@ -110,10 +108,6 @@ impl Shared {
         deadline: Moment,
     ) -> Result<Receiver<Result<(), Failure>>, Error> {
         let (answer, answered) = mpsc::channel();
-        if self.store.memory().is_some() {
-            let _ = answer.send(renewal::renew_in_memory(self, hold)); // `answered` is here.
-            return Ok(answered);
-        }
         let request = RenewalRequest { hold: Arc::clone(hold), deadline, answer };
         self.schedule(|work| {
             work.requests.push(request);
@@ -148,6 +142,31 @@ impl Shared {
         work.leases.lost(&hold);
         drop(work);
         self.report_loss(&hold);
+    }
+
+    /// A control for tests has time pass at once for the keys of the store in memory and for the
+    /// holds. Whatever falls due on the way is done by this thread.
+    pub(crate) fn advance(&self, span: Duration) {
+        let Some(memory) = self.store.memory() else { return };
+        let (began, mut left) = (Moment::now(), span);
+        loop {
+            let mut work = self.work.lock();
+            let now = Moment::now();
+            let step = left.min(work.leases.next().since(now));
+            memory.age(step, began);
+            work.leases.age(step, began, now);
+            let due = work.take_due(now);
+            drop(work);
+            self.expire(&due.due.over);
+            renewal::round(self, &mut &**memory, due);
+            left -= step;
+            if left.is_zero() {
+                break;
+            }
+        }
+        // The keeper and the waiters may have planned to sleep until a lease ends.
+        self.wake(self.work.lock(), Moment::PAST);
+        self.wake_waiters();
     }
 
     /// Notes work. Starts the thread, or wakes it if the work is due before the thread would wake.
@@ -199,8 +218,9 @@ fn run(shared: &Keeper) {
             slow.warn(shared);
         }
         shared.expire(&work.due.over);
-        // There is nothing to renew or to delete in memory.
-        if shared.store.memory().is_none() {
+        if let Some(memory) = shared.store.memory() {
+            renewal::round(shared, &mut &**memory, work);
+        } else {
             renewers.hand_out(shared, work);
         }
     }

@@ -117,7 +117,7 @@ impl Leases {
     fn regularly_due(&self, hold: &Hold, sent: Moment) -> Moment {
         match hold.renews_every(sent) {
             Some(every) => sent.after(every).min(hold.valid_until()),
-            None if self.reports_losses => looked_at_by(hold, sent),
+            None if self.reports_losses => hold.valid_until(),
             None => Moment::NEVER,
         }
     }
@@ -186,7 +186,7 @@ impl Leases {
                     entry.retry = (entry.retry * 2).min(LAST_RETRY);
                 }
             } else {
-                entry.due = looked_at_by(&entry.hold, now);
+                entry.due = entry.hold.valid_until();
             }
         }
         due.remove = self.orphans.take_due(now);
@@ -290,20 +290,15 @@ impl Leases {
         entry.due
     }
 
-    /// The controls of a store in memory have changed its keys, and made each lease older by
-    /// `span`. Returns all holds, and those that are over now.
-    pub(crate) fn age(&mut self, span: Duration, now: Moment) -> (Vec<Arc<Hold>>, Vec<Arc<Hold>>) {
-        let mut over = Vec::new();
-        for entry in self.by_number.values_mut() {
-            if entry.hold.age(span, now) {
-                entry.hold.lose(LostCause::Expired);
-                entry.due = Moment::NEVER;
-                over.push(Arc::clone(&entry.hold));
-            } else if self.reports_losses {
-                entry.due = looked_at_by(&entry.hold, now);
-            }
+    /// A control for tests makes each lease older by `span`, but for those that were taken since
+    /// `began`. A hold that is over by that is due now.
+    pub(crate) fn age(&mut self, span: Duration, began: Moment, now: Moment) {
+        for entry in self.by_number.values_mut().filter(|entry| entry.hold.acquired.sent < began) {
+            entry.hold.age(span);
+            let is_over = !entry.hold.is_valid(now) && entry.hold.lost().is_none();
+            entry.due = if is_over { Moment::PAST } else { entry.due.before(span) };
         }
-        (self.by_number.values().map(|entry| Arc::clone(&entry.hold)).collect(), over)
+        self.orphans.age(span);
     }
 
     /// A hold was found lost. There is nothing left to do for it.
@@ -327,14 +322,6 @@ impl Leases {
             }
         }
     }
-}
-
-/// By when to look at a hold that is not renewed: when it ends by the clock. If it lasts in memory,
-/// that is not known before its thread has ended without a release. It ends a lease after that, so
-/// a look in each lease is enough.
-fn looked_at_by(hold: &Hold, now: Moment) -> Moment {
-    let end = hold.valid_until();
-    if hold.lasts_in_memory() { end.min(now.after(hold.lease().time())) } else { end }
 }
 
 #[cfg(test)]

@@ -108,12 +108,12 @@ fn renew<'h>(
     holds: &'h [Arc<Hold>],
     latest: Moment,
 ) -> Result<HashMap<u64, Failure>, Failure> {
-    if !holds.is_empty() {
+    if let Some(node) = redis.node().filter(|_| !holds.is_empty()) {
         // From its first renewal on, Redis tracks the key of a hold, so that a loss is found at
         // once. Tracking needs the listener.
-        shared.listeners.start(redis.node());
+        shared.listeners.start(node);
     }
-    let listener = shared.listeners.of(redis.node());
+    let listener = redis.node().and_then(|node| shared.listeners.of(node));
     let mut work = shared.work.lock();
     // A hold whose release has begun since it fell due is not renewed.
     let holds: Vec<_> = holds.iter().filter(|hold| work.leases.has(hold)).collect();
@@ -157,17 +157,6 @@ fn renew<'h>(
         }
     }
     Ok(refused)
-}
-
-/// Renews a lease in memory, on the thread that asks for it.
-pub(crate) fn renew_in_memory(shared: &Shared, hold: &Arc<Hold>) -> Result<(), Failure> {
-    let (now, lease) = (Moment::now(), hold.lease());
-    hold.renewing(lease, now, now);
-    let mut connection = shared.store.checkout(hold.key.in_redis(), now)?;
-    let extension = Extension { key: hold.key.in_redis(), token: &hold.token, lease: lease.millis() };
-    let (answers, _) = connection.extend_all(&[extension], None, now)?;
-    let answers = answers.into_iter().map(|answer| ((hold, lease), answer));
-    take_in(shared, answers, now).into_values().next().map_or(Ok(()), Err)
 }
 
 /// Records the answers to renewals that were sent at `sent`. Returns the refusals of Redis, each by
@@ -308,8 +297,8 @@ mod tests {
     }
 
     impl KeeperCommands for Redis {
-        fn node(&self) -> &Arc<Node> {
-            &self.node
+        fn node(&self) -> Option<&Arc<Node>> {
+            Some(&self.node)
         }
 
         fn is_open(&self) -> bool {

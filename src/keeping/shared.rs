@@ -15,7 +15,7 @@ use crate::base::sync::{Condvar, Mutex, MutexGuard};
 use crate::hold::Hold;
 use crate::keeping::leases::{Due, Leases};
 use crate::keeping::losses::LossNotifier;
-use crate::store::{Failure, MemoryStore, Node, Store};
+use crate::store::{Failure, Node, Store};
 use crate::waiting::listeners::Listeners;
 use crate::waiting::queues::WaitQueues;
 
@@ -70,7 +70,7 @@ impl Work {
         Work { leases, requests: Vec::new(), sleeps_until: None, warn_after: None, thread: None, stop: false }
     }
 
-    fn take_due(&mut self, now: Moment) -> WorkDue {
+    pub(crate) fn take_due(&mut self, now: Moment) -> WorkDue {
         WorkDue { due: self.leases.take_due(now), requests: std::mem::take(&mut self.requests) }
     }
 }
@@ -162,26 +162,6 @@ impl Shared {
             notifier.notify(hold, cause, Moment::now());
         }
         self.queues.wake_first(hold.key.name());
-    }
-
-    /// A control for tests changes the store in memory, and makes each lease older by `span`.
-    ///
-    /// The table of leases is locked meanwhile. If it was not, a hold that enters it in between
-    /// could trust a lease whose key is older.
-    pub(crate) fn change_memory(&self, span: Duration, change: impl FnOnce(&MemoryStore)) {
-        let Some(memory) = self.store.memory() else { return };
-        let mut work = self.work.lock();
-        change(memory);
-        let (holds, over) = work.leases.age(span, Moment::now());
-        self.wake(work, Moment::PAST);
-        for hold in over {
-            self.report_loss(&hold);
-        }
-        // Every waiter looks again: it may have planned to sleep until a lease ends.
-        for hold in holds {
-            self.queues.wake_first(hold.key.name());
-        }
-        self.listeners.wakeups.wake_those(|_| true);
     }
 
     /// Handles the invalidation of a key. `None`: any key of the node may have changed. If the key

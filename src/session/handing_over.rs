@@ -89,13 +89,10 @@ impl Session {
         // 2. Record that the hold has ended, and not by a loss. If this came after step 3, the next
         //    thread could adopt the parcel while this hold does not count as over yet.
         hold.mark_released();
-        hold.stop_in_memory(now);
 
         // 3. End the turn. The next thread of this process asks Redis, and finds the lock busy.
         drop(held.take_out());
-        // In memory, a renewed hold is valid without end. Its key has a lease from now on.
-        let left = valid_until.min(hold.lease().valid_until(now)).since(now);
-        Ok(Parcel::new(hold.key.name(), &hold.token, hold.fence, left))
+        Ok(Parcel::new(hold.key.name(), &hold.token, hold.fence, valid_until.since(now)))
     }
 
     /// Returns an error unless a hold can leave its thread: it can be trusted, and has one guard.
@@ -134,10 +131,10 @@ impl Session {
         }
         self.is_not_held(name.as_str())?;
         self.may_take(name.as_str(), options, stop, began)?;
-        let fenced = Options { fenced: options.fenced || parcel.fence.is_some(), ..*options };
-        let Asked { key, owner, claim } = self.ask_for(name, &fenced, pid)?;
-        let mut own = None;
-        let queue = self.name_in_queue(&key, &mut own);
+        let fenced = options.fenced || parcel.fence.is_some();
+        let options = &Options { fenced, ..self.suited(options) };
+        let Asked { key, owner, claim } = self.ask_for(name, options, pid)?;
+        let queue = &self.queue(&key, &claim.token);
         let once = self.patience(Some(Duration::ZERO));
         let joined = self.queues.join(queue, &once, |_, _| Ok(()), |_| true, |_| (), || claim.clone());
         let turn = joined.map_or_else(|_| Turn::outside(&self.queues, queue), |joined| joined.turn);
@@ -159,7 +156,7 @@ impl Session {
         }
         let taken = adopted.inspect_err(|error| self.counters.failed(error))?;
         self.counters.taken(taken.at.answered.since(began));
-        let new = self.keep(self.new_hold(key, owner, taken, options), turn)?;
+        let new = self.keep(Hold::new(key, owner, taken.token, taken.fence, options, taken.at), turn)?;
         // A lock around this one may have been lost before the answer came.
         if let Err(lost) = still_has_outer(&new) {
             self.undo_taking(&new, &lost);

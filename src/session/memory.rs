@@ -4,13 +4,11 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::acquire::Taken;
 use crate::base::clock::Moment;
 use crate::base::error::LostCause;
 use crate::base::key::Key;
 use crate::base::options::{Options, Renewal, Settings};
-use crate::base::owner::{Owner, host_name};
-use crate::hold::Hold;
+use crate::base::owner::host_name;
 use crate::keeping::losses::OnLost;
 use crate::session::Session;
 use crate::store::Store;
@@ -19,8 +17,8 @@ use crate::store::Store;
 /// its operators and its network do to locks. [`LockManager::memory`](crate::LockManager::memory)
 /// returns them.
 ///
-/// *How time works:* [`advance`](Memory::advance) makes each lease older, and nothing else. Waits,
-/// timeouts and `held_for` go by the real clock.
+/// *How time works:* a lease goes by the real clock. [`advance`](Memory::advance) makes each lease
+/// older, and nothing else. Waits, timeouts and `held_for` go by the real clock alone.
 ///
 /// ```
 /// use std::time::Duration;
@@ -45,8 +43,7 @@ pub struct Memory {
 
 impl Memory {
     pub(crate) fn of(session: &Arc<Session>) -> Option<Memory> {
-        let memory = session.store.memory().filter(|memory| memory.excludes);
-        memory.map(|_| Memory { session: Arc::clone(session) })
+        session.store.memory().map(|_| Memory { session: Arc::clone(session) })
     }
 
     /// The lease of a lock runs out now: its key is gone, and the hold is lost with
@@ -67,24 +64,29 @@ impl Memory {
         self.end(key.as_ref(), LostCause::Deleted)
     }
 
-    /// Makes each lease older by `span`, as if that time had passed at once. Does not wait.
+    /// Makes each lease older by `span`, as if that time had passed at once. Does not wait for it.
     ///
-    /// A hold that is renewed stays, since its renewals would have come in that time, until
-    /// [`max_hold`](crate::Lock::max_hold) ends it. Other holds whose leases are over are lost. The
-    /// time for which a lock is [kept](crate::Lock::keep_at_least) and the time of an
-    /// [outage](Memory::go_away) pass as well.
+    /// Each renewal that falls due in that time is done in its turn, on the calling thread. So a
+    /// hold that is renewed stays, until [`max_hold`](crate::Lock::max_hold) ends it or an
+    /// [outage](Memory::go_away) outlasts its lease. Other holds whose leases are over are lost. The
+    /// time for which a lock is [kept](crate::Lock::keep_at_least) and the time of an outage pass as
+    /// well. A lock that another thread takes meanwhile does not get older. (A thousand renewals
+    /// take about a millisecond: with the default lease, that is a span of three hours.)
     pub fn advance(&self, span: Duration) {
-        self.session.keeper.change_memory(span, |memory| memory.age(span));
+        self.session.keeper.advance(span);
     }
 
     /// From now on, nothing answers for `span`: what would ask Redis fails with
     /// [`Error::Unavailable`] or, in a release, with [`Error::Unconfirmed`]. Does not wait.
     ///
-    /// A renewed hold lives on for its lease. If the outage lasts that long, it is lost then;
-    /// otherwise it goes on. [`advance`](Memory::advance) makes the outage pass. A second call
-    /// during an outage makes it longer, never shorter.
+    /// The renewals fail, too. A renewed hold lives on for what is left of its lease, and is lost if
+    /// the outage lasts longer. What failed is done half a second after the outage at the latest.
+    /// [`advance`](Memory::advance) makes the outage pass. A second call during an outage makes it
+    /// longer, never shorter.
     pub fn go_away(&self, span: Duration) {
-        self.session.keeper.change_memory(Duration::ZERO, |memory| memory.go_away(span));
+        if let Some(memory) = self.session.store.memory() {
+            memory.go_away(span);
+        }
     }
 
     fn end(&self, name: &str, cause: LostCause) -> bool {
@@ -101,48 +103,27 @@ impl Memory {
 }
 
 impl Session {
-    /// A session without a Redis. Without `excludes`, each lock is granted at once.
-    pub(crate) fn in_memory(excludes: bool, settings: Settings, on_lost: Option<OnLost>) -> Session {
+    /// A session without a Redis. If it is disabled, each lock is granted at once.
+    pub(crate) fn in_memory(is_disabled: bool, settings: Settings, on_lost: Option<OnLost>) -> Session {
         // No other process can want a lock, so threads need not leave it free for one.
         let settings = Settings { local_handoff: Duration::MAX, ..settings };
         let machine = "0".repeat(8);
-        Session::over(Store::in_memory(excludes), host_name(), machine, None, settings, on_lost)
+        Session::over(Store::in_memory(is_disabled), host_name(), machine, None, settings, on_lost)
     }
 
-    fn is_disabled(&self) -> bool {
-        self.store.memory().is_some_and(|memory| !memory.excludes)
+    /// By which name the threads queue that want this key, each with a token. If the manager is
+    /// disabled, no other thread has that name.
+    pub(super) fn queue(&self, key: &Key, token: &str) -> Arc<str> {
+        if self.store.is_disabled() { token.into() } else { Arc::clone(key.name()) }
     }
 
-    /// The options of a hold. If the manager is disabled, the hold never ends by itself, and
-    /// nothing is kept after it.
+    /// The options with which a lock is taken. If the manager is disabled, the hold does not end by
+    /// itself, and nothing is kept after it.
     pub(super) fn suited(&self, options: &Options) -> Options {
-        if !self.is_disabled() {
+        if !self.store.is_disabled() {
             return *options;
         }
-        let renewal = Renewal { on: true, every: None, max_hold: None };
-        Options { renewal, keep_at_least: Duration::ZERO, ..*options }
-    }
-
-    /// The key of a hold. If the manager is disabled, each hold has a key of its own, so that all
-    /// that is said of locks here holds without another word. (A key for each thread would not do:
-    /// a thread that has detached its hold would wait for it.)
-    pub(super) fn suited_key(&self, key: Key) -> Key {
-        let disabled = self.store.memory().filter(|memory| !memory.excludes);
-        match disabled {
-            Some(memory) => key.numbered(memory.fresh_number()),
-            None => key,
-        }
-    }
-
-    /// By which name the threads that want this key queue. If the manager is disabled, no other
-    /// thread has that name. `own` has room for a name that is made.
-    pub(super) fn name_in_queue<'a>(&self, key: &'a Key, own: &'a mut Option<Arc<str>>) -> &'a Arc<str> {
-        if self.is_disabled() { own.insert(key.in_redis().into()) } else { key.name() }
-    }
-
-    /// A hold of a lock that was just taken.
-    pub(super) fn new_hold(&self, key: Key, owner: Owner, taken: Taken, options: &Options) -> Arc<Hold> {
-        let (Taken { token, fence, at }, memory) = (taken, self.store.memory().cloned());
-        Arc::new(Hold::new(key, owner, token, fence, &self.suited(options), at, memory))
+        let renewal = Renewal { on: false, every: None, max_hold: None };
+        Options { lease: Duration::MAX, renewal, keep_at_least: Duration::ZERO, ..*options }
     }
 }

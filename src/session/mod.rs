@@ -152,9 +152,9 @@ impl Session {
         patience: &Patience,
         stop: Option<&Stop>,
     ) -> Result<Rc<Held>, Error> {
-        let now = Moment::now();
+        let (now, options) = (Moment::now(), &self.suited(options));
         let pid = self.own_process(now)?;
-        if let Some(again) = thread_map::reenter(self.id, name.as_str(), &self.suited(options), now) {
+        if let Some(again) = thread_map::reenter(self.id, name.as_str(), options, now) {
             let held = again?;
             self.counters.reentered.add(1);
             return Ok(held);
@@ -200,7 +200,7 @@ impl Session {
         let key = Key::new(&self.settings.prefix, name)?;
         let counter = if options.fenced { Some(key.counter()?.into()) } else { None };
         let owner = Owner::new(Arc::clone(&self.host), pid, this_process::thread_id(pid));
-        let (key, token) = (self.suited_key(key), fresh_token(&owner, &self.machine).map_err(no_randomness)?);
+        let token = fresh_token(&owner, &self.machine).map_err(no_randomness)?;
         Ok(Asked { key, owner, claim: Claim { token, lease: Lease::new(options.lease), counter } })
     }
 
@@ -222,11 +222,12 @@ impl Session {
         drop(wait);
         let (turn, taken) = taken?;
         self.counters.taken(taken.at.answered.since(patience.began));
-        self.keep(self.new_hold(key, owner, taken, options), turn)
+        self.keep(Hold::new(key, owner, taken.token, taken.fence, options, taken.at), turn)
     }
 
     /// Makes a new hold known: to the queue, the keeper and the thread's map.
-    fn keep(&self, hold: Arc<Hold>, turn: Turn) -> Result<Rc<Held>, Error> {
+    fn keep(&self, hold: Hold, turn: Turn) -> Result<Rc<Held>, Error> {
+        let hold = Arc::new(hold);
         // The keeper comes first. So a hold that the queue knows is in the table of leases, where a
         // shutdown and `force_unlock` look for it.
         if let Err(error) = self.keeper.enter(&hold) {
@@ -238,7 +239,6 @@ impl Session {
             return Err(error);
         }
         turn.holds(&hold);
-        hold.settle_in_memory();
         Ok(thread_map::enter(self.id, hold, turn))
     }
 

@@ -74,9 +74,8 @@ impl Session {
             Errand::Renew(hold) => self.keeper.renew_for_waiter(&hold),
         };
         let claim = || first.clone();
-        let mut own = None;
-        let name = self.name_in_queue(key, &mut own);
-        let joined = self.queues.join(name, patience, is_vain, answered_since, run, claim)?;
+        let name = self.queue(key, &first.token);
+        let joined = self.queues.join(&name, patience, is_vain, answered_since, run, claim)?;
         if joined.waited {
             self.counters.waited.add(1);
         }

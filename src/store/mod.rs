@@ -94,16 +94,20 @@ enum Where {
 }
 
 impl Store {
-    /// A store in memory. With `excludes`, threads exclude each other.
-    pub(crate) fn in_memory(excludes: bool) -> Store {
-        Store { place: Where::Memory(Arc::new(MemoryStore::new(excludes))) }
+    /// A store in memory. If it is disabled, nobody is excluded.
+    pub(crate) fn in_memory(is_disabled: bool) -> Store {
+        Store { place: Where::Memory(Arc::new(MemoryStore::new(is_disabled))) }
     }
 
-    /// The store in memory, if this is one.
+    pub(crate) fn is_disabled(&self) -> bool {
+        matches!(&self.place, Where::Memory(memory) if memory.is_disabled)
+    }
+
+    /// The store in memory, if this is one that is not disabled.
     pub(crate) fn memory(&self) -> Option<&Arc<MemoryStore>> {
         match &self.place {
             Where::Servers(_) => None,
-            Where::Memory(memory) => Some(memory),
+            Where::Memory(memory) => Some(memory).filter(|memory| !memory.is_disabled),
         }
     }
 

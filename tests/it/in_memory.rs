@@ -1,8 +1,9 @@
-//! Managers without a Redis: what their controls do, that they start and open nothing, and what a
-//! disabled one promises. (What is the same as with a Redis: `either_store`.)
+//! Managers without a Redis: what their controls do, what they start, and what a disabled one
+//! promises. (What is the same as with a Redis: `either_store`.)
 
 use std::fs;
 use std::mem;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::mpsc;
 use std::thread;
 use std::time::{Duration, Instant};
@@ -61,13 +62,19 @@ fn a_lock_that_is_free_is_not_waited_for() {
 }
 
 #[test]
-fn no_thread_starts_and_no_socket_is_opened() {
-    if !is_alone(module_path!(), "no_thread_starts_and_no_socket_is_opened") {
+fn no_socket_is_opened_and_only_the_keeper_starts_if_locks_are_not_disabled() {
+    if !is_alone(module_path!(), "no_socket_is_opened_and_only_the_keeper_starts_if_locks_are_not_disabled") {
         return;
     }
-    let (locks, memory) = in_memory();
+    let threads = || {
+        let tasks = fs::read_dir("/proc/self/task").expect("Linux");
+        let names = tasks.map(|task| fs::read_to_string(task.expect("a thread").path().join("comm")));
+        let names = names.map(Result::unwrap_or_default).filter(|name| name.starts_with("relatch"));
+        names.collect::<Vec<_>>()
+    };
     let disabled = LockManager::disabled();
-    for locks in [&locks, &disabled] {
+    let (locks, memory) = in_memory();
+    for (locks, keepers) in [(&disabled, 0), (&locks, 1)] {
         thread::scope(|scope| {
             for _ in 0..3 {
                 scope.spawn(|| (0..100).for_each(|_| locks.with_lock("a", || ()).expect("locks")));
@@ -78,18 +85,20 @@ fn no_thread_starts_and_no_socket_is_opened() {
         guard.confirm(SECOND).expect("it is there");
         guard.ensure(SECOND).expect("it is there");
         assert!(locks.try_lock_for("a", ANSWER).expect("answers").is_some());
+        leave(locks, "c");
+        if locks.memory().is_none() {
+            assert_eq!(locks.shutdown_and_release(Duration::ZERO).len(), 2);
+            assert_lost(&guard.unlock(), LostCause::ShutDown);
+        }
+        assert_eq!(threads(), vec!["relatch-keeper\n"; keepers]);
     }
     memory.go_away(LEASE);
     assert_unavailable(&locks.try_lock("b"));
     memory.advance(LEASE);
-    leave(&locks, "c");
     let guard = locks.lock("d").expect("locks");
     memory.lose("d");
     assert_lost(&guard.unlock(), LostCause::Deleted);
-    for task in fs::read_dir("/proc/self/task").expect("Linux") {
-        let name = fs::read_to_string(task.expect("a thread").path().join("comm")).unwrap_or_default();
-        assert!(!name.starts_with("relatch"), "{name}");
-    }
+    assert_eq!(threads().len(), 1);
     let open = fs::read_dir("/proc/self/fd").expect("Linux");
     let open: Vec<_> = open.filter_map(|it| fs::read_link(it.ok()?.path()).ok()).collect();
     assert!(open.iter().all(|it| !it.to_string_lossy().starts_with("socket:")), "{open:?}");
@@ -112,6 +121,8 @@ fn advance_ends_leases_and_nothing_else() {
     long.extend_to(3 * MINUTE).expect("extends");
     memory.advance(2 * MINUTE);
     assert!(long.is_valid() && renewed.is_valid());
+    let renewals = || locks.held().iter().map(|held| held.renewals).max().expect("they are held");
+    assert!(renewals() >= 9, "one in each third of a lease: {}", renewals());
     assert_lost(&short.unlock(), LostCause::Expired);
     assert_eq!(long.unlock().expect("unlocks"), Unlocked::Released);
     assert_eq!(renewed.unlock().expect("unlocks"), Unlocked::Released);
@@ -165,6 +176,10 @@ fn max_hold_and_keep_at_least_go_by_the_advanced_clock() {
     memory.advance(LEASE);
     assert!(is_lost(&limited));
     drop(limited);
+    let limited = locks.named("a").max_hold(MINUTE).lock().expect("locks");
+    memory.advance(10 * MINUTE);
+    assert!(is_lost(&limited), "also if all of that is one step");
+    drop(limited);
     let kept = locks.named("b").keep_at_least(MINUTE).lock().expect("locks");
     memory.advance(MINUTE);
     assert_eq!(kept.unlock().expect("unlocks"), Unlocked::Released, "it was held for long enough");
@@ -208,6 +223,7 @@ fn a_hold_is_lost_by_an_outage_that_outlasts_its_lease() {
     memory.advance(LEASE / 3);
     memory.go_away(LEASE); // The same outage, which lasts longer than was planned.
     assert!(guard.is_valid() && guard.remaining() <= LEASE / 3 * 2, "{:?}", guard.remaining());
+    assert!(locks.stats().renewal_errors > 0, "its renewals fail");
     memory.advance(LEASE / 3);
     assert!(guard.is_valid());
     memory.advance(LEASE / 3);
@@ -217,6 +233,51 @@ fn a_hold_is_lost_by_an_outage_that_outlasts_its_lease() {
     memory.advance(LEASE);
     assert_lost(&guard.unlock(), LostCause::Expired);
     assert!(locks.try_lock("a").expect("answers").is_some());
+}
+
+#[test]
+fn an_outage_and_what_comes_after_it_can_pass_in_one_step() {
+    let (locks, memory) = in_memory();
+    let guard = locks.lock("a").expect("locks");
+    memory.go_away(LEASE / 2);
+    memory.advance(20 * MINUTE);
+    assert!(guard.is_valid(), "it was renewed after the outage");
+    memory.go_away(2 * LEASE);
+    memory.advance(20 * MINUTE);
+    assert_lost(&guard.unlock(), LostCause::Expired);
+    assert!(locks.try_lock("a").expect("answers").is_some());
+}
+
+/// The keeper renews meanwhile, and the threads wait for each other. A thread whose lock was just
+/// taken may lose it, if the keeper did not know of it yet.
+#[test]
+fn time_can_pass_while_other_threads_take_and_release_locks() {
+    let locks = LockManager::builder_in_memory().lease(PERIOD).fenced(true).build().expect("it works");
+    let memory = locks.memory().expect("it is in memory");
+    let (top, ended) = (AtomicU64::new(0), AtomicU32::new(0));
+    let work = || {
+        let mut good = 0;
+        while good < 500 {
+            let guard = locks.lock("a").expect("locks");
+            let fence = guard.fence().expect("it is fenced");
+            top.fetch_max(fence, Ordering::SeqCst);
+            thread::yield_now();
+            let seen = top.load(Ordering::SeqCst);
+            assert!(seen == fence || is_lost(&guard), "another thread had the lock");
+            good += u32::from(guard.unlock().is_ok());
+        }
+        ended.fetch_add(1, Ordering::SeqCst);
+    };
+    within(2 * LONG, "all threads have their locks", || {
+        thread::scope(|scope| {
+            for _ in 0..3 {
+                scope.spawn(work);
+            }
+            while ended.load(Ordering::SeqCst) < 3 {
+                memory.advance(10 * PERIOD);
+            }
+        });
+    });
 }
 
 #[test]
@@ -236,8 +297,7 @@ fn a_lock_that_was_released_during_an_outage_is_free_after_it() {
     let Err(Error::Unconfirmed { at_most, .. }) = short.unlock() else { panic!("nothing answered") };
     assert!(at_most <= LEASE && at_most > LEASE / 2, "{at_most:?}");
     memory.advance(SECOND);
-    assert!(locks.try_lock("short").expect("answers").is_some(), "it was deleted after the outage");
-    // Nothing deletes a lock that is kept. Its key goes with its lease.
+    assert!(locks.try_lock_for("short", LONG).expect("answers").is_some(), "deleted after the outage");
     memory.go_away(SECOND);
     drop(long);
     memory.advance(SECOND);
@@ -248,6 +308,14 @@ fn a_lock_that_was_released_during_an_outage_is_free_after_it() {
     assert!(locks.try_lock("kept").expect("answers").is_none());
     memory.advance(LEASE);
     assert!(locks.try_lock("kept").expect("answers").is_some());
+    // With a longer lease, it is deleted once it need not be kept any more.
+    let kept = locks.named("kept").lease(10 * MINUTE).keep_at_least(MINUTE).lock().expect("locks");
+    memory.go_away(SECOND);
+    assert!(matches!(kept.unlock(), Err(Error::Unconfirmed { .. })));
+    memory.advance(MINUTE / 2);
+    assert!(locks.try_lock("kept").expect("answers").is_none());
+    memory.advance(MINUTE / 2);
+    assert!(locks.try_lock_for("kept", LONG).expect("answers").is_some());
 }
 
 #[test]
@@ -303,7 +371,8 @@ fn on_lost_is_called_for_a_guard_that_was_forgotten() {
         });
     });
     assert_eq!(lost.recv_timeout(LONG).expect("it is called"), LostCause::Expired);
-    assert!(locks.try_lock("a").expect("answers").is_some());
+    // The hold ends a little before its key.
+    assert!(locks.try_lock_for("a", LONG).expect("answers").is_some());
     assert_eq!(locks.stats().lost, 1);
 }
 
@@ -320,19 +389,15 @@ fn a_shorter_outage_does_not_end_a_longer_one_and_nothing_is_forced_meanwhile() 
 }
 
 #[test]
-fn a_renewed_hold_is_listed_with_the_time_of_its_lease() {
+fn a_hold_is_renewed_and_listed_with_what_is_left_of_its_lease() {
     let (locks, _) = in_memory();
     let guard = locks.named("a").lease(ANSWER).lock().expect("locks");
-    let is_time_of_a_lease = |left: Option<Duration>| left.is_some_and(|it| it <= ANSWER && it > ANSWER / 2);
-    for _ in 0..2 {
-        let holder = locks.named("a").holder().expect("answers").expect("it is held");
-        assert!(is_time_of_a_lease(holder.time_left()), "{holder}");
-        let wait = || locks.named("a").wait(PERIOD).lock().map(drop);
-        let waited = thread::scope(|scope| scope.spawn(wait).join()).expect("no panic");
-        let Err(Error::Timeout { holder: Some(holder), .. }) = waited else { panic!("{waited:?}") };
-        assert!(is_time_of_a_lease(holder.time_left()), "{holder}");
-        throughout(2 * ANSWER, || assert!(guard.is_valid())); // The first lease is over now.
-    }
+    throughout(3 * ANSWER, || assert!(guard.is_valid()));
+    let holder = locks.named("a").holder().expect("answers").expect("it is held");
+    assert!(holder.time_left().is_some_and(|it| it <= ANSWER && !it.is_zero()), "{holder}");
+    let [held] = &locks.held()[..] else { panic!("it is held once") };
+    assert!(held.renewals > 0 && held.valid_for <= ANSWER, "{held:?}");
+    assert_eq!(locks.stats().renewed, held.renewals.into());
 }
 
 #[test]
