@@ -200,6 +200,11 @@ impl LockManager {
         self.request_all("with_locks_result", keys.as_ref())?.with_locks_result(body)
     }
 
+    /// [`Lock::force_unlock_if`] on the lock named `key`, with the same errors.
+    pub fn force_unlock_if(&self, key: impl AsRef<str>, token: &str) -> Result<bool, Error> {
+        self.session.force_unlock_if(key.as_ref().into(), token)
+    }
+
     /// [`Lock::adopt`] on the lock that the parcel names, with the same errors.
     pub fn adopt(&self, parcel: &Parcel) -> Result<LockGuard, Error> {
         self.request(parcel.key()).adopt(parcel)

@@ -1,8 +1,10 @@
 //! A named lock.
 //!
-//! [`Lock`] and how it is taken are here; `options` has the setters of its options.
+//! [`Lock`] and how it is taken are here; `options` has the setters of its options, and `operators`
+//! what those do who look at other holders.
 //! This room may use `request`, `guard`, `session`, `store` and `base`.
 
+mod operators;
 mod options;
 
 use std::fmt;
@@ -11,7 +13,6 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use crate::base::error::Error;
-use crate::base::holder::Holder;
 use crate::base::key::{Name, UncheckedKey};
 use crate::base::options::Options;
 use crate::base::stop::Stop;
@@ -331,37 +332,6 @@ impl Lock {
         body: impl FnOnce(&LockGuard) -> Result<T, E>,
     ) -> Result<T, E> {
         self.request().with_lock_result(body)
-    }
-
-    /// The process and thread that hold the lock now, as Redis says. `None` if it is free.
-    ///
-    /// Sends `GET` and `PTTL` in one round trip. For a [`fenced`](Lock::fenced) lock, also reads
-    /// the counter, so that the answer has the [fence](Holder::fence). Blocks for the answer, at
-    /// most the connect timeout and the response timeout together.
-    ///
-    /// # Errors
-    ///
-    /// [`Error::NotALock`] if the Redis key holds a value that is not a string;
-    /// [`Error::Unavailable`], [`Error::Refused`], [`Error::InvalidKey`], [`Error::NoFence`],
-    /// [`Error::Forked`].
-    pub fn holder(&self) -> Result<Option<Holder>, Error> {
-        self.session.holder(Name::Of(&self.key), self.options.fenced)
-    }
-
-    /// Deletes the lock's Redis key, whatever its value, and returns who held it. For operators.
-    ///
-    /// The holder loses the lock, and its work may still go on. If the holder uses this manager,
-    /// its hold is lost when this method returns, and the next thread in this process's queue asks
-    /// for the lock. Another manager notices the loss within milliseconds if it has renewed the
-    /// hold before, and otherwise at the next renewal. Blocks for the answer, at most the connect
-    /// timeout and the response timeout together.
-    ///
-    /// # Errors
-    ///
-    /// [`Error::Unavailable`] (Redis may have deleted the key or not), [`Error::Refused`],
-    /// [`Error::InvalidKey`], [`Error::Forked`].
-    pub fn force_unlock(&self) -> Result<Option<Holder>, Error> {
-        self.session.force_unlock(Name::Of(&self.key))
     }
 
     fn request(&self) -> Request<'_> {

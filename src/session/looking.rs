@@ -5,8 +5,9 @@ use crate::base::emit::warn;
 use crate::base::error::{Error, LostCause};
 use crate::base::holder::Holder;
 use crate::base::key::{Key, NOT_A_STRING, Name};
+use crate::base::owner::Owner;
 use crate::session::Session;
-use crate::store::Seen;
+use crate::store::{Compared, Connection, Failure, Seen};
 
 impl Session {
     pub(crate) fn holder(&self, name: Name<'_>, fenced: bool) -> Result<Option<Holder>, Error> {
@@ -43,17 +44,44 @@ impl Session {
         answer.map_err(|failure| self.call_failed(action, key, failure))
     }
 
-    /// Deletes a key, whatever it holds. There is one try only: a second one could delete the key
-    /// of the next holder. The try goes over a fresh connection, since a pooled one may be dead.
+    /// Deletes a key, whatever it holds.
     pub(crate) fn force_unlock(&self, name: Name<'_>) -> Result<Option<Holder>, Error> {
         let key = Key::new(&self.settings.prefix, name)?;
+        let deleted = self.force(&key, |connection, deadline| connection.force(key.in_redis(), deadline))?;
+        self.forced(&key, deleted.as_ref().map(|holder| (holder.raw(), holder.to_string())));
+        Ok(deleted)
+    }
+
+    /// Deletes a key if it holds this token.
+    pub(crate) fn force_unlock_if(&self, name: Name<'_>, token: &str) -> Result<bool, Error> {
+        let key = Key::new(&self.settings.prefix, name)?;
+        let compared =
+            self.force(&key, |connection, deadline| connection.remove(key.in_redis(), token, deadline))?;
+        let deleted = compared == Compared::Done;
+        let owner = || Owner::parse(token).map_or_else(|| "nobody".to_owned(), |owner| owner.to_string());
+        self.forced(&key, deleted.then(|| (token, owner())));
+        Ok(deleted)
+    }
+
+    /// Sends the command of an operator. There is one try only: a second one could delete the key
+    /// of the next holder, or find that the first one did. The try goes over a fresh connection,
+    /// since a pooled one may be dead.
+    fn force<T>(
+        &self,
+        key: &Key,
+        send: impl FnOnce(&mut Connection<'_>, Moment) -> Result<T, Failure>,
+    ) -> Result<T, Error> {
         self.own_process(Moment::now())?;
         let deadline = self.one_answer(Moment::now());
         let connection = self.store.connect(key.in_redis(), deadline);
-        let deleted = connection.and_then(|mut connection| connection.force(key.in_redis(), deadline));
-        let deleted = deleted.map_err(|failure| self.call_failed("force-unlocking", &key, failure))?;
-        if let Some(holder) = &deleted {
-            self.keeper.lose_token(holder.raw(), LostCause::Deleted, self.one_answer(Moment::now()));
+        let answer = connection.and_then(|mut connection| send(&mut connection, deadline));
+        answer.map_err(|failure| self.call_failed("force-unlocking", key, failure))
+    }
+
+    /// An operator has deleted a key. `deleted`: its value, if there was one, and whose it was.
+    fn forced(&self, key: &Key, deleted: Option<(&str, String)>) {
+        if let Some((token, holder)) = deleted {
+            self.keeper.lose_token(token, LostCause::Deleted, self.one_answer(Moment::now()));
             warn!(
                 target: "relatch::force_unlock",
                 "lock {:?} was force-unlocked, it was held by {holder}", key.name()
@@ -61,6 +89,5 @@ impl Session {
         }
         // Redis sends no invalidation to the waiters of this process that poll.
         self.listeners.wakeups.wake(key.in_redis().as_bytes());
-        Ok(deleted)
     }
 }

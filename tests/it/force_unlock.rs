@@ -10,7 +10,7 @@ use relatch::{LockGuard, LockManager, LostCause};
 use relatch_rig::{Fault, LONG, Server, eventually, throughout, unique_key};
 
 use crate::support::{
-    ANSWER, LATE, MINUTE, PERIOD, Rig, SOON, assert_lost, delete, occupy, renewals, returns_by, take,
+    ANSWER, LATE, MINUTE, PERIOD, Rig, SOON, assert_lost, connect, delete, occupy, renewals, returns_by, take,
 };
 
 /// How soon a waiter has to take the lock: well below the second after which the first waiter asks
@@ -95,6 +95,49 @@ fn a_force_unlocked_lock_is_free_for_try_lock_at_once() {
         assert_ne!(taken.as_deref(), Some(guard.token()));
         assert_lost(&guard.unlock(), LostCause::Deleted);
     }
+}
+
+/// The operator looked, and then the holder changed.
+#[test]
+fn force_unlock_if_ends_the_hold_that_was_seen_and_no_other() {
+    let rig = Rig::new();
+    let operator = connect(&rig.server);
+    let lock = operator.named("a");
+    let see = || lock.holder().expect("answers").expect("it is held").raw().to_owned();
+    assert!(!operator.force_unlock_if("a", "nobody's").expect("answers"), "the key is not there");
+
+    let first = rig.locks.lock("a").expect("locks");
+    let seen = see();
+    drop(first);
+    let second = rig.locks.lock("a").expect("locks");
+    assert!(!lock.force_unlock_if(&seen).expect("answers"), "that one is gone");
+    second.verify().expect("it is left alone");
+    assert!(lock.force_unlock_if(&see()).expect("answers"));
+    assert_eq!(rig.value_of("a"), None);
+    assert_lost(&second.unlock(), LostCause::Deleted);
+    // By the manager of the holder: the hold is lost at once, and the next thread has the lock.
+    let third = rig.locks.lock("a").expect("locks");
+    thread::scope(|scope| {
+        let waiter = scope.spawn(|| take(&rig.locks, "a"));
+        eventually(LONG, "a thread waits", || !rig.locks.waiting().is_empty());
+        assert!(rig.locks.force_unlock_if("a", third.token()).expect("answers"));
+        assert!(!third.is_valid());
+        waiter.join().expect("no panic");
+    });
+    assert_lost(&third.unlock(), LostCause::Deleted);
+}
+
+/// A second try would find the key gone, and say that it was not there.
+#[test]
+fn force_unlock_if_is_one_try() {
+    let rig = Rig::new();
+    drop(rig.locks.lock("a").expect("locks")); // Redis knows the script now.
+    let guard = rig.locks.lock("a").expect("locks");
+    rig.proxy.on("EVALSHA * 1 lock:a", Fault::DropReply);
+    let error = rig.locks.force_unlock_if("a", guard.token()).expect_err("no answer");
+    assert!(error.is_unavailable(), "{error:?}");
+    assert_eq!(rig.value_of("a"), None, "it was executed");
+    assert_lost(&guard.unlock(), LostCause::Deleted);
 }
 
 /// A waiter that polls gets no invalidation, so the manager itself wakes it.

@@ -1,0 +1,64 @@
+//! Who has a lock, and what an operator may do about it.
+
+use crate::base::error::Error;
+use crate::base::holder::Holder;
+use crate::base::key::Name;
+use crate::lock::Lock;
+
+impl Lock {
+    /// The process and thread that hold the lock now, as Redis says. `None` if it is free.
+    ///
+    /// Sends `GET` and `PTTL` in one round trip. For a [`fenced`](Lock::fenced) lock, also reads
+    /// the counter, so that the answer has the [fence](Holder::fence). Blocks for the answer, at
+    /// most the connect timeout and the response timeout together.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::NotALock`] if the Redis key holds a value that is not a string;
+    /// [`Error::Unavailable`], [`Error::Refused`], [`Error::InvalidKey`], [`Error::NoFence`],
+    /// [`Error::Forked`].
+    pub fn holder(&self) -> Result<Option<Holder>, Error> {
+        self.session.holder(Name::Of(&self.key), self.options.fenced)
+    }
+
+    /// Deletes the lock's Redis key, whatever its value, and returns who held it. For operators.
+    ///
+    /// The holder loses the lock, and its work may still go on. If the holder uses this manager,
+    /// its hold is lost when this method returns, and the next thread in this process's queue asks
+    /// for the lock. Another manager notices the loss within milliseconds if it has renewed the
+    /// hold before, and otherwise at the next renewal. Blocks for the answer, at most the connect
+    /// timeout and the response timeout together.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Unavailable`] (Redis may have deleted the key or not), [`Error::Refused`],
+    /// [`Error::InvalidKey`], [`Error::Forked`].
+    pub fn force_unlock(&self) -> Result<Option<Holder>, Error> {
+        self.session.force_unlock(Name::Of(&self.key))
+    }
+
+    /// [`force_unlock`](Lock::force_unlock) if the key still has this value. For operators who have
+    /// looked at the [`holder`](Lock::holder) first, and mean that hold and no later one.
+    ///
+    /// `Ok(true)` means that the key is deleted, and `Ok(false)` that it has another value by now,
+    /// or is gone. Sends one compare-and-delete.
+    ///
+    /// ```
+    /// # fn main() -> Result<(), relatch::Error> {
+    /// # let locks = relatch::LockManager::in_memory();
+    /// let lock = locks.named("nightly");
+    /// if let Some(holder) = lock.holder()? {
+    ///     println!("held by {holder}: end it?");
+    ///     lock.force_unlock_if(holder.raw())?;
+    /// }
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// Those of [`force_unlock`](Lock::force_unlock).
+    pub fn force_unlock_if(&self, token: &str) -> Result<bool, Error> {
+        self.session.force_unlock_if(Name::Of(&self.key), token)
+    }
+}
