@@ -4,7 +4,6 @@
 //! taken apart here, and the `redis` crate gets the rest of it. No error shows a password, wherever
 //! in the URL it stands.
 
-use std::borrow::Cow;
 use std::net::Ipv6Addr;
 
 use redis::{ConnectionAddr, ConnectionInfo, IntoConnectionInfo};
@@ -102,17 +101,10 @@ impl Address {
         let Address { servers, login, db, tls: wanted } = self;
         if wanted == Some(false) && tls.is_some() {
             let reason = match &servers {
-                Servers::One(Place::Tcp { .. }) => {
-                    "the URL does not ask for TLS: its scheme has to be `rediss`"
-                }
-                #[cfg(unix)]
-                Servers::One(Place::Unix(_)) => "a unix socket has no TLS",
-                Servers::Sentinels { .. } => {
-                    "the URL does not ask for TLS: its scheme has to be `rediss+sentinel`"
-                }
-                Servers::Cluster { .. } => {
-                    "the URL does not ask for TLS: its scheme has to be `rediss+cluster`"
-                }
+                Servers::One(Place::Tcp { .. }) => "without TLS in the URL: its scheme has to be `rediss`",
+                Servers::One(_) => "a unix socket has no TLS",
+                Servers::Sentinels { .. } => "without TLS in the URL: its scheme has to be `rediss+sentinel`",
+                Servers::Cluster { .. } => "without TLS in the URL: its scheme has to be `rediss+cluster`",
             };
             return Err(Error::InvalidOption { option: "tls", value: None, reason });
         }
@@ -143,20 +135,19 @@ impl Target {
         tls: Option<Tls>,
         plaintext: bool,
     ) -> Result<(), Error> {
-        let set = [
-            ("sentinel_login", login.is_some()),
-            ("sentinel_tls", tls.is_some()),
-            ("sentinel_plaintext", plaintext),
-        ];
-        if let (Some((option, _)), false) =
-            (set.into_iter().find(|(_, is_set)| *is_set), matches!(self.servers, Servers::Sentinels { .. }))
-        {
+        let option = match (&login, plaintext) {
+            (Some(_), _) => "sentinel_login",
+            (None, true) => "sentinel_plaintext",
+            (None, false) => "sentinel_tls",
+        };
+        let is_set = login.is_some() || tls.is_some() || plaintext;
+        if is_set && !matches!(self.servers, Servers::Sentinels { .. }) {
             let reason = "the URL names no sentinels: it has to begin with redis+sentinel://";
             return Err(Error::InvalidOption { option, value: None, reason });
         }
         self.sentinel_login = login;
         self.sentinel_tls = match tls {
-            Some(tls) => Some(tls::Client::new(Some(tls), "sentinel_tls")?),
+            tls @ Some(_) => Some(tls::Client::new(tls, option)?),
             None => self.tls.clone().filter(|_| !plaintext),
         };
         Ok(())
@@ -295,45 +286,40 @@ const SPILLED: &str =
 
 /// What to write in the place of a URL that cannot be read.
 fn form_of(url: &str) -> &'static str {
-    let Some((scheme, rest)) = url.split_once("://") else {
-        return "it has no scheme: it is redis://[user:password@]host[:port][/db]";
-    };
-    let scheme = scheme.to_ascii_lowercase();
-    if SOCKET_SCHEMES.contains(&&*scheme) || scheme.contains("sock") {
-        "it is of the form unix:///path/to/socket[?user=name&pass=password][&db=n]"
-    } else if scheme.contains("sentinel") {
-        "with sentinels, it is of the form \
-         redis+sentinel://[user:password@]host[:port][,host[:port]...]/name[/db], or rediss+sentinel with TLS"
-    } else if scheme.contains("cluster") {
-        "with a cluster, it is of the form redis+cluster://[user:password@]host[:port][,host[:port]...], \
-         or rediss+cluster with TLS"
-    } else if !["redis", "rediss", "valkey", "valkeys"].contains(&&*scheme) {
-        "its scheme is none of redis, rediss, unix, redis+sentinel and redis+cluster: it is \
-         redis://[user:password@]host[:port][/db]"
-    } else if rest.contains('@') {
-        "it is not of the form redis://[user:password@]host[:port][/db]: in a password, / ? # and @ are \
-         written %2F %3F %23 %40"
-    } else {
-        "it is not of the form redis://[user:password@]host[:port][/db]"
+    let scheme = url.split_once("://").map_or("", |(scheme, _)| scheme).to_ascii_lowercase();
+    match &*scheme {
+        it if it.contains("unix") || it.contains("sock") => {
+            "it is of the form unix:///path/to/socket[?user=name&pass=password][&db=n]"
+        }
+        it if it.contains("sentinel") => {
+            "with sentinels, it is redis+sentinel://[user:password@]host[:port][,host[:port]...]/name[/db]"
+        }
+        it if it.contains("cluster") => {
+            "with a cluster, it is redis+cluster://[user:password@]host[:port][,host[:port]...]"
+        }
+        "redis" | "rediss" | "valkey" | "valkeys" => {
+            "it is not of the form redis://[user:password@]host[:port][/db]: in a password, / ? # and @ \
+             are written %2F %3F %23 %40"
+        }
+        _ => {
+            "its scheme is none of redis, rediss, unix, redis+sentinel and redis+cluster: it is \
+             redis://[user:password@]host[:port][/db]"
+        }
     }
 }
 
-/// The schemes of a unix socket, whose path follows.
-const SOCKET_SCHEMES: [&str; 3] = ["unix", "redis+unix", "valkey+unix"];
-
 /// Reads a URL that names one server, and whether it asks for TLS.
 fn read(url: &str) -> Result<(ConnectionInfo, bool), Bad> {
-    let scheme = url.split(':').next().unwrap_or_default().to_ascii_lowercase();
-    let is_socket = SOCKET_SCHEMES.contains(&&*scheme);
-    let on_socket = is_socket && url[scheme.len()..].starts_with(":///");
     // The path of a socket may have an `@` or `#`: a password follows it.
-    let escaped = if on_socket { Cow::Owned(url.replace('#', "%23")) } else { Cow::Borrowed(url) };
+    let has_path = |(scheme, _): (&str, &str)| scheme.to_ascii_lowercase().contains("unix");
+    let has_path = url.split_once(":///").is_some_and(has_path);
+    let escaped = if has_path { url.replace('#', "%23") } else { url.to_owned() };
     // The text is not shown, because its password may stand anywhere.
     let mut parsed = redis::parse_redis_url(&escaped).ok_or_else(|| bad(None, form_of(url)))?;
     // If a slash, question mark or hash in a password is not escaped, the parser takes the rest of
     // the password for the path, the query or the fragment.
     let spilled = [Some(parsed.path()), parsed.query(), parsed.fragment()];
-    if !on_socket
+    if !has_path
         && (parsed.fragment().is_some() || spilled.into_iter().flatten().any(|part| part.contains('@')))
     {
         return Err(bad(None, SPILLED));
@@ -344,6 +330,7 @@ fn read(url: &str) -> Result<(ConnectionInfo, bool), Bad> {
     let up_to_query = parsed.as_str().split('?').next().map(str::to_owned);
     let shown = up_to_query.filter(|_| !has_login);
     let bad = |shown: Option<String>, reason| Bad { shown, reason };
+    let on_socket = parsed.scheme().contains("unix");
     let (known, reason): (&[_], _) = if on_socket {
         let reason = "only `user`, `pass`, `db` and `protocol` may follow `?`; in the path, ? is written %3F";
         (&["user", "pass", "db", "protocol"], reason)
@@ -371,7 +358,7 @@ fn read(url: &str) -> Result<(ConnectionInfo, bool), Bad> {
     }
     match parsed.into_connection_info() {
         Ok(info) => Ok((info, plain.is_some())),
-        Err(_) if is_socket => Err(bad(shown, form_of(url))),
+        Err(_) if on_socket => Err(bad(shown, form_of(url))),
         Err(_) => Err(bad(shown, "it needs a host, and a whole number as database")),
     }
 }
@@ -455,8 +442,8 @@ mod tests {
             ("unix://run/redis.sock", " unix:///"),
             ("http://host:6379/", "none of redis, rediss, unix"),
             ("tcp://host:6379/", "none of redis, rediss, unix"),
-            ("host:6379", "no scheme: it is redis://"),
-            ("localhost", "no scheme: it is redis://"),
+            ("host:6379", "is none of redis, rediss, unix"),
+            ("localhost", ": it is redis://"),
             ("redis://user:pass/word@host/", "%2F"),
             ("redis://:1/2@host/", "%2F"),
             ("redis+sentinel://user:pass/word@host/m", "%2F"),

@@ -318,14 +318,8 @@ impl Cluster {
         let mut places: Vec<_> = masters.iter().filter_map(|node| node.place().cloned()).collect();
         let replicas = state.replicas.clone();
         drop(state);
-        #[expect(
-            clippy::cast_possible_truncation,
-            clippy::cast_sign_loss,
-            clippy::cast_precision_loss,
-            reason = "a number below that of the nodes"
-        )]
-        let first = (random::fraction() * places.len() as f64) as usize;
-        places.rotate_left(first);
+        let first = random::bits().unwrap_or_default() % places.len().max(1) as u128;
+        places.rotate_left(usize::try_from(first).unwrap_or_default());
         places.extend(replicas.into_iter().chain(self.seeds.iter().cloned()));
         let mut known = BTreeSet::new();
         places.retain(|place| known.insert(place.clone()));
