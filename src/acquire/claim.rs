@@ -125,7 +125,7 @@ impl<'a> PendingClaim<'a> {
         let counter = self.counter.as_deref();
         let wanted = Wanted { key: redis_key, token, lease: lease.millis(), counter };
         let mut answer = if look {
-            connection.claim_or_look(wanted, number, self.tracks, deadline)
+            connection.claim_or_look(wanted, number, deadline)
         } else {
             connection.claim(wanted, deadline).map(|reply| (reply, Tracking::Off))
         };
@@ -133,7 +133,7 @@ impl<'a> PendingClaim<'a> {
             && holder.raw() == given_up
         {
             connection.remove(redis_key, given_up, deadline)?;
-            answer = connection.claim_or_look(wanted, number, self.tracks, deadline);
+            answer = connection.claim_or_look(wanted, number, deadline);
         }
         match answer {
             Ok((ClaimReply::Taken { fence }, _)) => self.taken(connection, fence, sent),

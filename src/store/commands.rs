@@ -38,21 +38,19 @@ impl Connection<'_> {
     pub(crate) fn claim(&mut self, wanted: Wanted<'_>, deadline: Moment) -> Result<ClaimReply, Failure> {
         match self {
             Connection::To(server) => server.claim(wanted, deadline),
-            Connection::Memory(memory) => memory.claim(wanted, false, Moment::now()).map(|(reply, _)| reply),
+            Connection::Memory(memory) => memory.claim(wanted),
         }
     }
 
-    /// In memory, a waiter that `awaits` a change is woken by it, without a listener.
     pub(crate) fn claim_or_look(
         &mut self,
         wanted: Wanted<'_>,
         listener: Option<u64>,
-        awaits: bool,
         deadline: Moment,
     ) -> Result<(ClaimReply, Tracking), Failure> {
         match self {
             Connection::To(server) => server.claim_or_look(wanted, listener, deadline),
-            Connection::Memory(memory) => memory.claim(wanted, awaits, Moment::now()),
+            Connection::Memory(memory) => memory.claim(wanted).map(|reply| (reply, Tracking::Direct)),
         }
     }
 

@@ -25,13 +25,11 @@ pub(super) struct Entry {
     /// When its holder took the key.
     pub(super) taken: Moment,
     pub(super) expires: Moment,
-    /// A waiter has asked about the key, and wants to be woken when it changes.
-    pub(super) awaited: bool,
 }
 
 impl Entry {
-    pub(super) fn is_live(&self, now: Moment) -> bool {
-        now < self.expires
+    pub(super) fn is_live(&self) -> bool {
+        Moment::now() < self.expires
     }
 
     pub(super) fn holder(&self) -> Holder {
@@ -40,8 +38,8 @@ impl Entry {
 }
 
 impl Keys {
-    pub(super) fn live(&mut self, key: &str, now: Moment) -> Option<&mut Entry> {
-        self.by_name.get_mut(key).filter(|entry| entry.is_live(now))
+    pub(super) fn live(&mut self, key: &str) -> Option<&mut Entry> {
+        self.by_name.get_mut(key).filter(|entry| entry.is_live())
     }
 
     pub(super) fn is_away(&self) -> bool {
@@ -50,23 +48,24 @@ impl Keys {
 
     /// The entry of a key, if its value is the token. Otherwise what it is instead.
     pub(super) fn of_token(&mut self, key: &str, token: &str) -> Result<&mut Entry, Compared> {
-        match self.live(key, Moment::now()) {
+        match self.live(key) {
             Some(entry) if entry.value == token => Ok(entry),
             Some(_) => Err(Compared::NotOurs),
             None => Err(Compared::Absent),
         }
     }
 
-    /// Takes a key that is free at `now`.
-    pub(super) fn take(&mut self, wanted: Wanted<'_>, now: Moment) -> Option<u64> {
+    /// Takes a key that is free.
+    pub(super) fn take(&mut self, wanted: Wanted<'_>) -> Option<u64> {
         if self.by_name.len() == self.by_name.capacity() {
-            self.by_name.retain(|_, entry| entry.is_live(now));
+            self.by_name.retain(|_, entry| entry.is_live());
             // So the next time comes after as many new keys as there are now.
             self.by_name.reserve(self.by_name.len() + 1);
         }
         let (value, fence) = (wanted.token.to_owned(), self.fence(wanted));
+        let now = Moment::now();
         let expires = now.after(Duration::from_millis(wanted.lease));
-        let entry = Entry { value, fence, taken: now, expires, awaited: false };
+        let entry = Entry { value, fence, taken: now, expires };
         self.by_name.insert(wanted.key.to_owned(), entry);
         fence
     }

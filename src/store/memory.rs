@@ -13,10 +13,10 @@ use crate::base::clock::Moment;
 use crate::base::holder::{Holder, KEPT};
 use crate::store::failure::Failure;
 use crate::store::keys::{Entry, Keys};
-use crate::store::reply::{AdoptReply, ClaimReply, Compared, Seen, Tracking};
+use crate::store::reply::{AdoptReply, ClaimReply, Compared, Seen};
 use crate::store::wanted::Wanted;
 
-/// Called with a key that has changed and that a waiter asked about.
+/// Called with a key that has changed: a waiter may have asked about it.
 type OnChange = OnceLock<Box<dyn Fn(&str) + Send + Sync>>;
 
 #[derive(Default)]
@@ -33,7 +33,7 @@ impl MemoryStore {
         MemoryStore { is_disabled, ..MemoryStore::default() }
     }
 
-    /// Registers `call`, which gets each key that changes while a waiter asks for it.
+    /// Registers `call`, which gets each key that is removed.
     pub(crate) fn on_change(&self, call: impl Fn(&str) + Send + Sync + 'static) {
         let _ = self.on_change.set(Box::new(call)); // The keeper sets it once.
     }
@@ -51,8 +51,8 @@ impl MemoryStore {
         Ok(command(&mut keys))
     }
 
-    fn changed(&self, key: &str, awaited: bool) {
-        if let Some(call) = self.on_change.get().filter(|_| awaited) {
+    fn changed(&self, key: &str) {
+        if let Some(call) = self.on_change.get() {
             call(key);
         }
     }
@@ -61,33 +61,17 @@ impl MemoryStore {
         self.run(|_| ())
     }
 
-    /// Takes a key if it is free at `now`: the lease begins then. With `awaits`, the caller is woken
-    /// when a busy key changes.
-    pub(super) fn claim(
-        &self,
-        wanted: Wanted<'_>,
-        awaits: bool,
-        now: Moment,
-    ) -> Result<(ClaimReply, Tracking), Failure> {
-        self.run(|keys| {
-            if self.is_disabled {
-                return (ClaimReply::Taken { fence: keys.fence(wanted) }, Tracking::Off);
-            }
-            if let Some(entry) = keys.live(wanted.key, now) {
-                entry.awaited |= awaits;
-                let tracking = if awaits { Tracking::Direct } else { Tracking::Off };
-                return (ClaimReply::Busy(Some(entry.holder())), tracking);
-            }
-            (ClaimReply::Taken { fence: keys.take(wanted, now) }, Tracking::Off)
+    pub(super) fn claim(&self, wanted: Wanted<'_>) -> Result<ClaimReply, Failure> {
+        self.run(|keys| match keys.live(wanted.key) {
+            _ if self.is_disabled => ClaimReply::Taken { fence: keys.fence(wanted) },
+            Some(entry) => ClaimReply::Busy(Some(entry.holder())),
+            None => ClaimReply::Taken { fence: keys.take(wanted) },
         })
     }
 
     pub(crate) fn remove(&self, key: &str, token: &str) -> Result<Compared, Failure> {
-        let mut awaited = false;
-        let compared = self.compare(key, token, |entry| {
-            (entry.expires, awaited) = (Moment::PAST, entry.awaited);
-        })?;
-        self.changed(key, awaited);
+        let compared = self.compare(key, token, |entry| entry.expires = Moment::PAST)?;
+        self.changed(key);
         Ok(compared)
     }
 
@@ -99,9 +83,7 @@ impl MemoryStore {
     ) -> Result<(Compared, ClaimReply), Failure> {
         self.run(|keys| match keys.of_token(wanted.key, token).map(|_| Compared::Done) {
             Err(Compared::NotOurs) => (Compared::NotOurs, ClaimReply::Busy(None)),
-            Ok(compared) | Err(compared) => {
-                (compared, ClaimReply::Taken { fence: keys.take(wanted, Moment::now()) })
-            }
+            Ok(compared) | Err(compared) => (compared, ClaimReply::Taken { fence: keys.take(wanted) }),
         })
     }
 
@@ -123,7 +105,7 @@ impl MemoryStore {
             keys.fence = keys.fence.max(least);
             match keys.of_token(wanted.key, old).map(|_| ()) {
                 _ if self.is_disabled => AdoptReply::Adopted { fence: keys.fence(wanted) },
-                Ok(()) => AdoptReply::Adopted { fence: keys.take(wanted, Moment::now()) },
+                Ok(()) => AdoptReply::Adopted { fence: keys.take(wanted) },
                 Err(Compared::Absent) => AdoptReply::Absent,
                 Err(_) => AdoptReply::NotOurs,
             }
@@ -150,7 +132,7 @@ impl MemoryStore {
 
     /// Who has a key, with the fencing token if that is asked for.
     pub(super) fn look(&self, key: &str, with_fence: bool) -> Result<Seen, Failure> {
-        self.run(|keys| match keys.live(key, Moment::now()) {
+        self.run(|keys| match keys.live(key) {
             Some(entry) => {
                 let fence = entry.fence.filter(|_| with_fence);
                 Seen::Somebody(entry.holder().with_fence(fence))
@@ -170,10 +152,8 @@ impl MemoryStore {
 impl MemoryStore {
     /// Deletes a key, and returns who had it.
     pub(crate) fn delete(&self, key: &str) -> Option<Holder> {
-        let mut keys = self.keys.lock();
-        let entry = keys.by_name.remove(key).filter(|entry| entry.is_live(Moment::now()))?;
-        drop(keys);
-        self.changed(key, entry.awaited);
+        let entry = self.keys.lock().by_name.remove(key).filter(Entry::is_live)?;
+        self.changed(key);
         Some(entry.holder())
     }
 
@@ -213,7 +193,7 @@ mod tests {
     }
 
     fn is_taken(store: &MemoryStore, key: &str, token: &str) -> bool {
-        matches!(store.claim(wanted(key, token), false, Moment::now()), Ok((ClaimReply::Taken { .. }, _)))
+        matches!(store.claim(wanted(key, token)), Ok(ClaimReply::Taken { .. }))
     }
 
     #[test]
@@ -250,21 +230,16 @@ mod tests {
 
     #[test]
     fn a_key_that_was_removed_leaves_nothing_to_the_next_holder() {
-        let store = MemoryStore::default();
-        let changes = std::sync::Arc::new(std::sync::atomic::AtomicU64::new(0));
-        let counted = std::sync::Arc::clone(&changes);
-        store.on_change(move |_| _ = counted.fetch_add(1, std::sync::atomic::Ordering::Relaxed));
-        let changes = || changes.load(std::sync::atomic::Ordering::Relaxed);
+        let (store, changes) = (MemoryStore::default(), std::sync::Arc::new(Mutex::new(Vec::new())));
+        let changed = std::sync::Arc::clone(&changes);
+        store.on_change(move |key| changed.lock().push(key.to_owned()));
         assert!(is_taken(&store, "a", "one"));
         store.extend("a", "one", 600_000).unwrap();
-        let busy = store.claim(wanted("a", "two"), true, Moment::now());
-        assert!(matches!(busy, Ok((ClaimReply::Busy(_), Tracking::Direct))));
         assert_eq!(store.remove("a", "one").unwrap(), Compared::Done);
-        assert_eq!(changes(), 1, "the waiter is woken");
         assert!(is_taken(&store, "a", "two"));
         assert!(end_of(&store, "a", "two") < Moment::now().after(Duration::from_secs(61)));
-        assert_eq!(store.remove("a", "two").unwrap(), Compared::Done);
-        assert_eq!(changes(), 1, "nobody waits any more");
+        assert!(store.delete("a").is_some() && store.delete("a").is_none());
+        assert_eq!(*changes.lock(), ["a", "a"], "waiters are woken");
     }
 
     #[test]
@@ -332,8 +307,8 @@ mod tests {
     fn a_renewal_never_shortens_a_lease_and_a_fence_never_repeats() {
         let store = MemoryStore::default();
         let numbered = |key| Wanted { counter: Some("counter"), ..wanted(key, "one") };
-        let fence = |key| match store.claim(numbered(key), false, Moment::now()) {
-            Ok((ClaimReply::Taken { fence }, _)) => fence,
+        let fence = |key| match store.claim(numbered(key)) {
+            Ok(ClaimReply::Taken { fence }) => fence,
             other => panic!("{other:?}"),
         };
         let first = fence("a");
