@@ -41,7 +41,7 @@ pub(crate) fn give_back(
     //    holder would trust a lock that another process may have by then. The keeper would find the
     //    key gone, and report our own release as a loss.
     let valid_until = keeper.work.lock().leases.close(hold, began);
-    keeper.counters.given_back(began.since(hold.acquired.answered));
+    keeper.counters.given_back(began.since(hold.acquired.answered), hold.thread_has_ended());
 
     // 3. Delete the key in Redis; the next thread's claim goes out behind the deletion.
     let deletes = local_handoff.is_some();

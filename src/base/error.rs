@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use crate::base::body::Made;
 use crate::base::holder::Holder;
-use crate::base::wording::{doing, invalid, may_exist, timed_out, would_deadlock};
+use crate::base::wording::{around, doing, invalid, may_exist, timed_out, would_deadlock};
 
 pub use crate::base::cause::{BlockedThread, LostCause, TlsCause};
 
@@ -77,7 +77,7 @@ pub enum Error {
     /// this lock or adopted it, this lock was given back, and the parcel is used up. The thread
     /// also gets this error when it releases a lock that it took inside of the lost one: the
     /// release is done, and what this lock protects is well.
-    #[error("lock {outer:?}, which this thread holds around lock {key:?}, was lost: {cause}")]
+    #[error("{}, was lost: {cause}", around(outer, key))]
     #[non_exhaustive]
     OuterLost {
         /// The key of the lock that was taken or released.
@@ -116,9 +116,9 @@ pub enum Error {
     /// again until its [`wait`](crate::Lock::wait) is over, for
     /// [`tolerate_outage`](crate::Builder::tolerate_outage) at most.
     ///
-    /// The text of this error ends with the text of its source, so that a program that logs only
-    /// one line logs the cause.
-    #[error("redis at {server} is unavailable ({}): {source}", doing(action, key.as_deref()))]
+    /// The text of this error ends with its cause, so that a program that logs only one line logs
+    /// the cause. Therefore this error has no `source`: what prints both would print it twice.
+    #[error("redis at {server} is unavailable ({}): {cause}", doing(action, key.as_deref()))]
     #[non_exhaustive]
     Unavailable {
         /// Host and port, or the socket's path.
@@ -128,7 +128,7 @@ pub enum Error {
         /// The lock's key, if this was about a lock.
         key: Option<Box<str>>,
         /// What went wrong.
-        source: Box<dyn StdError + Send + Sync>,
+        cause: Box<dyn StdError + Send + Sync>,
         /// For [`body_ran`](Error::body_ran).
         made: Made,
     },
@@ -389,6 +389,8 @@ pub enum Error {
 
 #[cfg(test)]
 mod tests {
+    use std::io;
+
     use super::*;
 
     #[test]
@@ -396,6 +398,74 @@ mod tests {
         fn sendable<T: StdError + Send + Sync + 'static>() {}
         sendable::<Error>();
         assert!(size_of::<Error>() <= 112, "{}", size_of::<Error>());
+    }
+
+    /// One of each variant.
+    fn each_variant() -> Vec<Error> {
+        let source = || io::Error::other(io::Error::other("the cause"));
+        let (key, made, waited) = (|| "a".to_owned(), Made::now(), Duration::from_secs(5));
+        let (server, action, reason, cause) = (|| "host:1".to_owned(), "taking", "so", LostCause::Expired);
+        let of_key = || Some(Box::from("a"));
+        let code = || "OOM".to_owned();
+        vec![
+            Error::Timeout {
+                key: key(),
+                waited,
+                holder: None,
+                held: vec![],
+                source: Some(source().into()),
+                made,
+            },
+            Error::Lost { key: key(), cause, made },
+            Error::OuterLost { key: key(), outer: "b".to_owned(), cause, made },
+            Error::Unconfirmed { key: key(), at_most: waited, source: source().into() },
+            Error::Unavailable { server: server(), action, key: of_key(), cause: source().into(), made },
+            Error::Refused { server: server(), action, key: of_key(), code: code(), message: code(), made },
+            Error::Tls { server: server(), cause: TlsCause::Other, source: source().into(), made },
+            Error::NotALock { key: key(), redis_key: key(), found: key() },
+            Error::InvalidKey { length: 0, reason },
+            Error::NoFence { key: key(), reason },
+            Error::InvalidOption { option: "lease", value: None, reason },
+            Error::WouldDeadlock { key: key(), cycle: vec![], made },
+            Error::Stopped { key: key(), made },
+            Error::Forked { parent: 1, child: 2 },
+            Error::NotHeld { key: key() },
+            Error::AlreadyHeld { key: key() },
+            Error::OtherGuards { key: key(), depth: 2 },
+            Error::DepthOverflow { key: key(), depth: 2 },
+            Error::NoThread { source: source() },
+            Error::NoRandomness { source: source() },
+            Error::NotInstalled,
+            Error::AlreadyInstalled,
+            Error::NoAddress { first: "A", second: "B" },
+        ]
+    }
+
+    #[test]
+    fn a_deadlock_and_a_timeout_have_their_kind_of_io_error() {
+        for error in each_variant() {
+            let wanted = match error {
+                Error::Timeout { .. } => io::ErrorKind::TimedOut,
+                Error::WouldDeadlock { .. } => io::ErrorKind::Deadlock,
+                _ => io::ErrorKind::Other,
+            };
+            assert_eq!(io::Error::from(error).kind(), wanted);
+        }
+    }
+
+    /// `anyhow` and others print an error and then its sources.
+    #[test]
+    fn no_text_repeats_the_text_of_its_source() {
+        let mut with_a_source = 0;
+        for error in each_variant() {
+            let mut shown: &dyn StdError = &error;
+            while let Some(source) = shown.source() {
+                assert!(!shown.to_string().contains(&source.to_string()), "{shown}: {source}");
+                shown = source;
+                with_a_source += 1;
+            }
+        }
+        assert_eq!(with_a_source, 5, "timeout, unconfirmed, TLS, thread, random bits");
     }
 
     #[test]

@@ -101,13 +101,19 @@ impl Error {
 }
 
 /// For programs whose errors are [`std::io::Error`]. The kind is [`TimedOut`] for
-/// [`Error::Timeout`] and [`Other`] for all other variants, and this error is the inner error.
+/// [`Error::Timeout`], [`Deadlock`] for [`Error::WouldDeadlock`] and [`Other`] for all other
+/// variants, and this error is the inner error.
 ///
 /// [`TimedOut`]: std::io::ErrorKind::TimedOut
+/// [`Deadlock`]: std::io::ErrorKind::Deadlock
 /// [`Other`]: std::io::ErrorKind::Other
 impl From<Error> for std::io::Error {
     fn from(error: Error) -> std::io::Error {
-        let kind = if error.is_timeout() { std::io::ErrorKind::TimedOut } else { std::io::ErrorKind::Other };
+        let kind = match error {
+            Error::Timeout { .. } => std::io::ErrorKind::TimedOut,
+            Error::WouldDeadlock { .. } => std::io::ErrorKind::Deadlock,
+            _ => std::io::ErrorKind::Other,
+        };
         std::io::Error::new(kind, error)
     }
 }

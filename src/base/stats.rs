@@ -231,10 +231,13 @@ impl Counters {
         emit::change(&metrics::HELD, 1.0);
     }
 
-    /// A thread gives back a lock that it has held for this time.
-    pub(crate) fn given_back(&self, held: Duration) {
+    /// A thread gives back a lock that it has held for this time. With the thread's map of holds,
+    /// the lock has gone from the gauge.
+    pub(crate) fn given_back(&self, held: Duration, map_is_gone: bool) {
         self.time_held.add(held);
-        emit::change(&metrics::HELD, -1.0);
+        if !map_is_gone {
+            emit::change(&metrics::HELD, -1.0);
+        }
     }
 
     /// A call ends with this error. Counts it if Redis is the reason.
@@ -326,7 +329,7 @@ mod tests {
         let counters = Counters::default();
         counters.taken(Duration::from_micros(5));
         counters.taken(Duration::ZERO);
-        counters.given_back(Duration::from_secs(1));
+        counters.given_back(Duration::from_secs(1), false);
         let stats = counters.read();
         assert_eq!(stats.acquired, 2);
         assert_eq!((stats.time_held.count(), stats.time_held.sum()), (1, Duration::from_secs(1)));

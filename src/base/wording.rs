@@ -5,6 +5,14 @@ use std::time::Duration;
 use crate::base::cause::BlockedThread;
 use crate::base::holder::Holder;
 
+/// The lock `outer`, as one that the thread holds around the lock `key`.
+pub(super) fn around(outer: &str, key: &str) -> String {
+    if outer == key {
+        return format!("lock {key:?}, which this thread holds through another LockManager");
+    }
+    format!("lock {outer:?}, which this thread holds around lock {key:?}")
+}
+
 pub(super) fn doing(action: &str, key: Option<&str>) -> String {
     key.map_or_else(|| action.to_owned(), |key| format!("{action} lock {key:?}"))
 }

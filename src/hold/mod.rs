@@ -205,7 +205,7 @@ impl Hold {
     /// The time from one renewal to the next. `None` if the keeper does not renew the hold, or not
     /// any more.
     pub(crate) fn renews_every(&self, now: Moment) -> Option<Duration> {
-        let stopped = self.thread_ended.load(Ordering::Relaxed) || self.limit_of(self.lease(), now).is_some();
+        let stopped = self.thread_has_ended() || self.limit_of(self.lease(), now).is_some();
         if stopped { None } else { self.renewal.every(self.lease()) }
     }
 
@@ -222,12 +222,16 @@ impl Hold {
     /// True once the thread has ended and the lease has run out: nobody will ask for the hold
     /// again.
     pub(crate) fn can_be_forgotten(&self, now: Moment) -> bool {
-        self.thread_ended.load(Ordering::Relaxed) && !self.is_valid(now)
+        self.thread_has_ended() && !self.is_valid(now)
     }
 
     /// The thread has ended without a release. Nobody will release the hold, so renewal stops.
     pub(crate) fn mark_thread_ended(&self) {
         self.thread_ended.store(true, Ordering::Relaxed);
+    }
+
+    pub(crate) fn thread_has_ended(&self) -> bool {
+        self.thread_ended.load(Ordering::Relaxed)
     }
 
     /// Sets the lease for the next renewals. If it is shorter, the hold is trusted for less time

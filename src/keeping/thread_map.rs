@@ -7,7 +7,9 @@ use std::rc::Rc;
 use std::sync::Arc;
 
 use crate::base::clock::Moment;
+use crate::base::emit;
 use crate::base::error::{Error, LostCause};
+use crate::base::metrics::HELD;
 use crate::base::options::Options;
 use crate::hold::Hold;
 use crate::waiting::deadlocks::HeldBy;
@@ -58,6 +60,7 @@ impl Drop for Entry {
                 return;
             }
             self.held.hold.mark_thread_ended();
+            emit::change(&HELD, -1.0);
         }
     }
 }

@@ -84,7 +84,7 @@ impl Session {
             self.keeper.report_loss(hold);
             return Err(lost);
         };
-        self.counters.given_back(now.since(hold.acquired.answered));
+        self.counters.given_back(now.since(hold.acquired.answered), hold.thread_has_ended());
 
         // 2. Record that the hold has ended, and not by a loss. If this came after step 3, the next
         //    thread could adopt the parcel while this hold does not count as over yet.

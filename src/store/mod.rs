@@ -248,7 +248,7 @@ fn error_of(server: String, key: Option<&Key>, action: &'static str, failure: Fa
             Error::Refused { server, action, key, code: refusal.code, message: refusal.message, made }
         }
         Failure::Tls { cause, source } => Error::Tls { server, cause, source, made },
-        other => Error::Unavailable { server, action, key, source: other.into_cause(), made },
+        other => Error::Unavailable { server, action, key, cause: other.into_cause(), made },
     }
 }
 

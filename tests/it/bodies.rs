@@ -121,3 +121,20 @@ fn what_a_body_puts_into_a_variable_stays_though_the_lock_is_lost() {
     assert!(result.expect_err("lost").body_ran());
     assert_eq!(receipt, Some(42));
 }
+
+/// An outer lock of the same name can only be that of another manager.
+#[test]
+fn the_loss_of_an_outer_lock_of_the_same_name_says_whose_it_is() {
+    let [ours, theirs] = [(); 2].map(|()| LockManager::in_memory());
+    let _outer = theirs.lock("a").expect("locks");
+    theirs.named("a").force_unlock().expect("answers").expect("it was held");
+    let said = |key: &str| ours.lock(key).expect_err("the outer one is lost").to_string();
+    assert_eq!(
+        said("a"),
+        r#"lock "a", which this thread holds through another LockManager, was lost: its key was deleted"#
+    );
+    assert_eq!(
+        said("b"),
+        r#"lock "a", which this thread holds around lock "b", was lost: its key was deleted"#
+    );
+}

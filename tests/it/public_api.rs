@@ -318,8 +318,8 @@ fn an_error_names_its_key_and_says_whether_to_try_again() {
     ] {
         assert_eq!((error.key(), error.is_retryable()), (key, again), "{error:?}");
     }
-    let Error::Unavailable { source, .. } = &away else { panic!("{away:?}") };
-    assert!(away.to_string().ends_with(&format!(": {source}")), "the cause is in the text: {away}");
+    let Error::Unavailable { cause, .. } = &away else { panic!("{away:?}") };
+    assert!(away.to_string().ends_with(&format!(": {cause}")), "the cause is in the text: {away}");
 }
 
 /// The error of a manager that has no password for the server.

@@ -1,6 +1,7 @@
 //! The feature `metrics`: what the statistics count reaches the recorder of the `metrics` crate,
 //! under the names of the text for Prometheus.
 
+use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::process;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -11,7 +12,7 @@ use metrics::{
     Counter, CounterFn, Gauge, GaugeFn, Histogram, HistogramFn, Key, KeyName, Metadata, Recorder,
     SharedString, Unit,
 };
-use relatch::{Error, LockManager};
+use relatch::{Error, LockGuard, LockManager};
 use relatch_rig::{LONG, eventually, is_alone};
 
 use crate::support::{ANSWER, MINUTE, Rig, behind, delete, occupy, renewals};
@@ -161,6 +162,34 @@ fn the_recorder_gets_what_the_statistics_count() {
         let name = line.split(' ').next().expect("a name");
         assert!(sums.get(&format!("help of {name}")) > 0.0, "{name}");
     }
+}
+
+/// Nobody gives such a hold back. A guard that goes later than the thread's map is counted once.
+#[test]
+fn a_lock_whose_thread_has_ended_is_not_held_for_ever() {
+    if !is_alone(module_path!(), "a_lock_whose_thread_has_ended_is_not_held_for_ever") {
+        return;
+    }
+    thread_local! {
+        static BEFORE: RefCell<Option<LockGuard>> = const { RefCell::new(None) };
+        static BEHIND: RefCell<Option<LockGuard>> = const { RefCell::new(None) };
+    }
+    let sums = Sums::default();
+    metrics::set_global_recorder(sums.clone()).expect("the only recorder");
+    let locks = LockManager::in_memory();
+    let outer = locks.lock("a").expect("locks");
+    let in_a_thread = |check: fn(&LockManager)| {
+        thread::scope(|scope| scope.spawn(|| check(&locks)).join().expect("no panic"));
+        assert!((sums.get("relatch_held") - 1.0).abs() < 1e-6, "{:?}", sums.all());
+    };
+    in_a_thread(|locks| std::mem::forget(locks.lock("b").expect("locks")));
+    in_a_thread(|locks| {
+        BEFORE.with_borrow(|none| assert!(none.is_none()));
+        BEFORE.set(Some(locks.lock("c").expect("locks")));
+    });
+    in_a_thread(|locks| BEHIND.set(Some(locks.lock("d").expect("locks"))));
+    drop(outer);
+    assert!(sums.get("relatch_held").abs() < 1e-6, "{:?}", sums.all());
 }
 
 #[test]
