@@ -32,11 +32,11 @@
 //!   [`fenced`](Lock::fenced) has [one](LockGuard::fence), for a resource that compares it.
 //! - Redis can forget a lock early: by a failover to a replica that lagged behind, an eviction
 //!   policy other than `noeviction`, a flush, a restart without persistence, or a step of the
-//!   server's clock. Such a hold is [lost](Error::Lost). The first renewal comes a third of a lease
-//!   after the hold began. If the lock is forgotten before that, this renewal finds the loss. After
-//!   it, an invalidation reports a loss within milliseconds; if Redis sends no
-//!   [invalidations](#waiting), the next renewal finds the loss. Without renewals, the release
-//!   does.
+//!   server's clock. Such a hold is [lost](Error::Lost). The first renewal comes a second after
+//!   the hold began (or a third of the lease, if that is less). If the lock is forgotten before that,
+//!   this renewal finds the loss. After it, an invalidation reports a loss within milliseconds; if
+//!   Redis sends no [invalidations](#waiting), the next renewal finds the loss. Without renewals, the
+//!   release does.
 //! - One server has a lock: the one in the URL, the master that Sentinel names, or a master of a
 //!   Redis Cluster. This is not Redlock.
 //! - The time for which the machine is suspended counts against a lease on Linux, Android and

@@ -19,7 +19,6 @@ use crate::release::give_back;
 use crate::store::{Compared, Failure};
 use crate::waiting::handoff::{Claim, HandoffOutcome};
 use crate::waiting::patience::tests::until;
-use crate::waiting::place::Errand;
 use crate::waiting::queues::tests::is_mine;
 use crate::waiting::queues::{Joined, NoTurn, Turn};
 
@@ -82,12 +81,6 @@ impl Scene {
         Arc::new(Scene { keeper, redis, lease, log })
     }
 
-    fn run(&self, errand: Errand) {
-        if let Errand::Renew(hold) = errand {
-            self.keeper.renew_for_waiter(&hold);
-        }
-    }
-
     /// Waits for the turn, takes the lock, holds it for a while, and releases it. False if there
     /// was no turn.
     fn visit(&self, me: u64, deadline: Moment) -> bool {
@@ -100,7 +93,7 @@ impl Scene {
             &until(deadline),
             |_, _| Ok(()),
             |_| true,
-            |errand| self.run(errand),
+            |_| (),
             claim,
         ) {
             Ok(joined) => joined,
@@ -382,7 +375,7 @@ fn a_thread_that_waits_for_itself_learns_it_wherever_it_is_in_the_queue() {
                 &until(Moment::NEVER),
                 is_mine,
                 |_| true,
-                |errand| scene.run(errand),
+                |_| (),
                 claim,
             );
             assert!(matches!(joined, Err(NoTurn::Vain(_))));

@@ -16,6 +16,10 @@ use std::collections::HashMap;
 /// often others change the key.
 const LEAST_INTERVAL: Duration = Duration::from_millis(10);
 
+/// How long a hold is not renewed for the first time, at most. From then on, Redis tracks its key.
+/// Until then a loss goes unseen, and a hold costs nothing.
+const FIRST_RENEWAL: Duration = Duration::from_secs(1);
+
 /// The holds of one manager, and the keys that it still has to delete.
 ///
 /// A hold is entered when it is taken, and removed before its release is sent. So the keeper renews
@@ -115,7 +119,7 @@ impl Leases {
 
     /// When a hold that was taken or renewed at `sent` is due.
     fn regularly_due(&self, hold: &Hold, sent: Moment) -> Moment {
-        match hold.renews_every(sent) {
+        match period(hold, sent) {
             Some(every) => sent.after(every).min(hold.valid_until()),
             None if self.reports_losses => hold.valid_until(),
             None => Moment::NEVER,
@@ -177,7 +181,7 @@ impl Leases {
             if !entry.hold.is_valid(now) {
                 due.over.push(Arc::clone(&entry.hold));
                 entry.due = Moment::NEVER; // Reported once. `held` lists it until its guards are gone.
-            } else if let Some(every) = entry.hold.renews_every(now) {
+            } else if let Some(every) = period(&entry.hold, now) {
                 if entry.due <= now.after(every / 8) {
                     due.renew.push(Arc::clone(&entry.hold));
                     // The nearer the end, the more often. If Redis is back in time, the hold is kept.
@@ -268,14 +272,6 @@ impl Leases {
         due
     }
 
-    /// A thread of this process waits for the end of a hold. If the hold is one to renew, and was
-    /// never renewed, it is due now. Returns when it is due.
-    pub(crate) fn renew_for_waiter(&mut self, hold: &Hold, now: Moment) -> Moment {
-        let is_first = hold.renews_every(now).is_some() && hold.renewals() == 0;
-        let entry = self.by_number.get_mut(&hold.number).filter(|_| is_first);
-        entry.map_or(Moment::NEVER, |entry| entry.renew_soon(now))
-    }
-
     /// A hold may end sooner than was known. Returns when it is due.
     pub(crate) fn renew_sooner(&mut self, hold: &Hold, now: Moment) -> Moment {
         let Some(entry) = self.by_number.get_mut(&hold.number) else {
@@ -322,6 +318,13 @@ impl Leases {
             }
         }
     }
+}
+
+/// The time until the next renewal of a hold that is taken or renewed now. `None` if it is not
+/// renewed.
+fn period(hold: &Hold, now: Moment) -> Option<Duration> {
+    let every = hold.renews_every(now)?;
+    Some(if hold.renewals() == 0 { every.min(FIRST_RENEWAL) } else { every })
 }
 
 #[cfg(test)]
@@ -466,17 +469,23 @@ mod tests {
         assert!(leases.tracked.is_empty());
     }
 
+    /// A lock that is held for less than a second costs no renewal, also beside locks that are due.
     #[test]
-    fn a_hold_that_a_thread_waits_for_has_its_first_renewal_at_once() {
-        let hold = hold();
-        let mut leases = entered(&hold);
-        assert_eq!(leases.renew_for_waiter(&hold, after(50)), after(50));
-        assert_eq!(leases.take_due(after(50)).renew.len(), 1);
-        hold.renewed(hold.lease(), after(50), after(51)).unwrap();
-        leases.renewed(&hold, after(50));
-        assert_eq!(leases.renew_for_waiter(&hold, after(60)), Moment::NEVER, "once");
-        leases.close(&hold, after(60));
-        assert_eq!(leases.renew_for_waiter(&hold, after(60)), Moment::NEVER);
+    fn the_first_renewal_is_due_after_a_second_and_the_next_ones_after_a_third_of_the_lease() {
+        let thirty = |at| Arc::new(sample("a", Duration::from_secs(30), after(at)));
+        let [hold, young, soon] = [thirty(0), thirty(800), thirty(100)];
+        let mut leases = Leases::default();
+        assert_eq!(leases.enter(Arc::clone(&hold), START).unwrap(), after(1000));
+        assert_eq!(leases.enter(Arc::clone(&young), after(800)).unwrap(), after(1800));
+        assert_eq!(leases.enter(Arc::clone(&soon), after(100)).unwrap(), after(1100));
+        let due = leases.take_due(after(1000)).renew;
+        let is_due = |hold: &Arc<Hold>| due.iter().any(|it| Arc::ptr_eq(it, hold));
+        assert!(is_due(&hold) && is_due(&soon) && !is_due(&young));
+        hold.renewed(hold.lease(), after(1000), after(1001)).unwrap();
+        leases.renewed(&hold, after(1000));
+        leases.close(&young, after(1000));
+        leases.close(&soon, after(1000));
+        assert_eq!(leases.next(), after(11_000));
     }
 
     #[test]

@@ -134,14 +134,6 @@ impl Shared {
         self.listeners.wakeups.wake_those(|_| true);
     }
 
-    /// A thread of this process waits for the end of this hold. If the hold was never renewed, the
-    /// keeper renews it now. So Redis says whether the key exists, and tracks it from then on.
-    pub(crate) fn renew_for_waiter(&self, hold: &Hold) {
-        let mut work = self.work.lock();
-        let due = work.leases.renew_for_waiter(hold, Moment::now());
-        self.wake(work, due);
-    }
-
     /// Ends holds that have run out by the clock.
     pub(crate) fn expire(&self, holds: &[Arc<Hold>]) {
         for hold in holds {

@@ -41,7 +41,8 @@ impl Lock {
     }
 
     /// The time from one renewal to the next, from 1 ms to half the lease. Defaults to the
-    /// manager's, which is a third of the lease.
+    /// manager's, which is a third of the lease. The first renewal comes after this time, too, but
+    /// after a second at the latest: see [what is not promised](crate#what-is-not-promised).
     pub fn renew_every(self, period: Duration) -> Lock {
         self.set(|options| options.renewal.every = Some(period))
     }

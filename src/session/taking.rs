@@ -13,7 +13,6 @@ use crate::store::Failure;
 use crate::waiting::deadlocks::{Vain, Wait};
 use crate::waiting::handoff::Claim;
 use crate::waiting::patience::Patience;
-use crate::waiting::place::Errand;
 use crate::waiting::queues::{Joined, NoTurn, Turn};
 use crate::waiting::waits::ListedWait;
 
@@ -69,13 +68,10 @@ impl Session {
     ) -> Result<Joined, NoTurn> {
         let ListedWait { key, patience, .. } = *listed;
         let answered_since = |moment| self.store.answered_since(key.in_redis(), moment);
-        let run = |errand: Errand| match errand {
-            Errand::Announce(holder) => listed.announce(holder.as_ref()),
-            Errand::Renew(hold) => self.keeper.renew_for_waiter(&hold),
-        };
+        let announce = |holder: Option<Holder>| listed.announce(holder.as_ref());
         let claim = || first.clone();
         let name = self.queue(key, &first.token);
-        let joined = self.queues.join(&name, patience, is_vain, answered_since, run, claim)?;
+        let joined = self.queues.join(&name, patience, is_vain, answered_since, announce, claim)?;
         if joined.waited {
             self.counters.waited.add(1);
         }

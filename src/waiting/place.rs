@@ -5,7 +5,6 @@ use std::sync::Arc;
 
 use crate::base::clock::Moment;
 use crate::base::holder::Holder;
-use crate::hold::Hold;
 use crate::waiting::deadlocks::Vain;
 use crate::waiting::patience::{Patience, SLOW_ANSWER, Silence};
 use crate::waiting::queue::WaitQueue;
@@ -30,20 +29,11 @@ pub(super) enum Step {
     GiveUp(NoTurn),
     /// The turn in front is about to end.
     StayAwake,
-    Run(Errand),
+    /// The wait begins. The holder is named if it is known.
+    Announce(Option<Holder>),
     Sleep {
         until: Moment,
     },
-}
-
-/// What a thread in a queue has its caller do, before it looks at the queue again.
-#[derive(Debug)]
-pub(crate) enum Errand {
-    /// The wait begins: announce it. The holder is named if it is known.
-    Announce(Option<Holder>),
-    /// Renew this hold, which was never renewed, since the first waiter has waited for it for a
-    /// while. This finds out whether its key was deleted by hand.
-    Renew(Arc<Hold>),
 }
 
 impl<'a> Place<'a> {
@@ -72,15 +62,13 @@ impl<'a> Place<'a> {
             return Step::StayAwake;
         }
         if mem::take(&mut self.announces) {
-            return Step::Run(Errand::Announce(queue.holder(now)));
+            return Step::Announce(queue.holder(now));
         }
-        let unrenewed = queue.unrenewed_hold(self.me).filter(|_| self.look_again <= now);
         self.look_again = queue.look_again(self.me, now).min(self.patience.look_again(silence, now));
         if overslept {
             self.look_again = self.look_again.max(now.after(SLOW_ANSWER)).min(self.patience.deadline);
         }
-        let sleep = Step::Sleep { until: self.look_again };
-        unrenewed.map_or(sleep, |hold| Step::Run(Errand::Renew(hold)))
+        Step::Sleep { until: self.look_again }
     }
 
     /// Why the thread leaves the queue at `now`, if it does.
@@ -121,7 +109,7 @@ mod tests {
     use crate::waiting::queues::tests::claim;
 
     #[test]
-    fn a_waiting_thread_sleeps_has_the_hold_in_front_renewed_and_stays_awake_for_its_end() {
+    fn a_waiting_thread_sleeps_and_stays_awake_for_the_end_of_the_hold_in_front() {
         let at = |millis: u64| Moment::from_nanos(1_000_000 * millis);
         let mut queue = WaitQueue::default();
         queue.start_turn(1, None, false, at(0)).expect("it is free");
@@ -136,15 +124,11 @@ mod tests {
         };
         let mut announces = Place::new(&me, &patience, true);
         let first = step(&mut announces, &queue, true, 100);
-        assert!(matches!(first, Step::Run(Errand::Announce(Some(it))) if it.raw() == hold.token));
+        assert!(matches!(first, Step::Announce(Some(it)) if it.raw() == hold.token));
         assert!(matches!(step(&mut announces, &queue, true, 100), Step::Sleep { .. }), "it announces once");
         let mut waits = place(Moment::NEVER);
         assert!(matches!(step(&mut waits, &queue, true, 100), Step::Sleep { until } if until == at(1100)));
         assert!(matches!(step(&mut waits, &queue, true, 600), Step::Sleep { until } if until == at(1600)));
-        // The planned look has come, and Redis was not asked about the hold since it was taken.
-        assert!(
-            matches!(step(&mut waits, &queue, true, 1600), Step::Run(Errand::Renew(it)) if Arc::ptr_eq(&it, &hold))
-        );
         assert!(matches!(step(&mut waits, &queue, true, 1601), Step::Sleep { until } if until == at(2601)));
         let _ = queue.hand_off(1, Duration::ZERO, at(2000), at(2001));
         assert!(matches!(step(&mut waits, &queue, false, 2000), Step::Sleep { .. }), "the cores are busy");

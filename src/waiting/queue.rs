@@ -230,13 +230,6 @@ impl WaitQueue {
             .min(now.after(GLANCE))
     }
 
-    /// The hold in front, if this waiter is the first and the hold was never renewed. Redis was not
-    /// asked about such a hold since it was taken.
-    pub(super) fn unrenewed_hold(&self, waiter: &Arc<Waiter>) -> Option<Arc<Hold>> {
-        let hold = self.front.as_ref().filter(|_| self.is_next(Some(waiter)))?.hold.as_ref()?;
-        (hold.renewals() == 0).then(|| Arc::clone(hold))
-    }
-
     /// Removes a waiter.
     pub(super) fn leave(&mut self, waiter: &Arc<Waiter>) {
         self.waiting.retain(|other| !Arc::ptr_eq(other, waiter));

@@ -16,7 +16,7 @@ use crate::hold::Hold;
 use crate::waiting::deadlocks::Vain;
 use crate::waiting::handoff::{Claim, HandoffOutcome};
 use crate::waiting::patience::{Patience, Silence};
-use crate::waiting::place::{Errand, Place, Step};
+use crate::waiting::place::{Place, Step};
 use crate::waiting::queue::{Start, WaitQueue};
 use crate::waiting::table::Table;
 use crate::waiting::waiter::{Cores, Waiter};
@@ -78,7 +78,7 @@ impl WaitQueues {
     /// - `is_vain`: why the calling thread must not go on waiting, if it must not. It gets the
     ///   holder that Redis has named, and whether the thread is about to sleep.
     /// - `answered_since`: whether Redis has answered any thread since that moment.
-    /// - `run`: runs an errand.
+    /// - `announce`: the wait begins, and this may be the holder.
     /// - `claim`: what a thread in front may send for the caller, if the caller has to wait.
     pub(crate) fn join(
         self: &Arc<WaitQueues>,
@@ -86,7 +86,7 @@ impl WaitQueues {
         patience: &Patience,
         is_vain: impl Fn(Option<&Holder>, bool) -> Result<(), Vain>,
         answered_since: impl Fn(Moment) -> bool,
-        run: impl Fn(Errand),
+        announce: impl Fn(Option<Holder>),
         claim: impl FnOnce() -> Claim,
     ) -> Result<Joined, NoTurn> {
         let mut table = self.table.lock();
@@ -118,7 +118,7 @@ impl WaitQueues {
                     return Err(no_turn);
                 }
                 Step::StayAwake => MutexGuard::unlocked(&mut table, || self.cores.stay_awake(&me)),
-                Step::Run(errand) => MutexGuard::unlocked(&mut table, || run(errand)),
+                Step::Announce(holder) => MutexGuard::unlocked(&mut table, || announce(holder)),
                 // Why the thread was woken does not matter: the loop looks again.
                 Step::Sleep { until } => {
                     me.woken.wait_for(&mut table, until.one_wait_from(now));

@@ -315,7 +315,8 @@ fn an_error_of_a_hand_over_keeps_no_lock() {
     let hand_over =
         |guard: LockGuard| -> Result<Parcel, Box<dyn StdError + Send + Sync>> { Ok(guard.hand_over()?) };
     let guard = rig.locks.lock("a").expect("locks");
-    rig.proxy.on("EVALSHA * 1 lock:a", Fault::DropReply);
+    // A hold is renewed before it is handed over, and without an answer once more.
+    rig.proxy.on_times("EVALSHA * 1 lock:a", 2, Fault::DropReply);
     let error = hand_over(guard).expect_err("no answer");
     assert!(error.downcast_ref::<Error>().is_some_and(Error::is_unavailable), "{error:?}");
     assert!(in_another_thread(|| rig.locks.try_lock("a").expect("answers").is_some()), "it is kept");

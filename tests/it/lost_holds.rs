@@ -14,7 +14,9 @@ use relatch_rig::{
     Fault, LONG, Server, compile_preload, eventually, is_alone, throughout, time, unique_key, within,
 };
 
-use crate::support::{INJURIES, MINUTE, PERIOD, Rig, SOON, assert_lost, connect, renewals, returns_by};
+use crate::support::{
+    INJURIES, MINUTE, PERIOD, Rig, SOON, assert_lost, connect, delete, renewals, returns_by,
+};
 
 /// Checks that a hold is lost within a period after each injury, and that relatch leaves its key as
 /// it is.
@@ -50,6 +52,22 @@ fn assert_lost_within_a_period(rig: &Rig) {
 #[test]
 fn row_06_a_lock_whose_key_is_gone_is_lost_within_a_renewal_period() {
     assert_lost_within_a_period(&Rig::renewing());
+}
+
+/// The hold has a lease of 30 s, and is renewed every 10 s. But its first renewal is due after a
+/// second, and from then on, Redis tracks the key.
+#[test]
+fn row_06_a_key_that_is_deleted_at_any_age_of_its_hold_is_told_within_seconds() {
+    let server = Server::start();
+    let locks = connect(&server);
+    for renewed in [0, 1] {
+        let guard = locks.lock("a").expect("locks");
+        eventually(LONG, "the hold is as old as wanted", || renewals(&locks, "a") >= renewed);
+        delete(&server, "a");
+        let (took, lost) = time(|| guard.watch().wait_lost(LONG));
+        assert_eq!(lost, Some(LostCause::Deleted));
+        assert!(took < 5 * SOON, "{took:?} after {renewed} renewals");
+    }
 }
 
 /// With a listener, the loss would be reported sooner.

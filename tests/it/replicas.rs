@@ -451,9 +451,8 @@ fn only_what_takes_or_renews_a_lock_waits_for_replicas() {
     assert_eq!(waited(), 0, "tries that find the lock busy");
     outer.verify().expect("answers");
     assert_eq!(waited(), 0, "a question");
-    // The server does not know the script yet, so the first renewal takes two tries.
     outer.extend_to(MINUTE).expect("extends");
-    assert_eq!(waited(), 2, "a script that Redis did not know");
+    assert_eq!(waited(), 1, "the first renewal of a connection");
     outer.extend_to(2 * MINUTE).expect("extends");
     assert_eq!(waited(), 1, "a renewal");
     assert_eq!(outer.unlock().expect("unlocks"), Unlocked::Released);
