@@ -1,8 +1,11 @@
 //! Threads, guards and panics: who holds what, how deep, and when it is released.
 
+use std::future::{Future, poll_fn};
+use std::mem;
 use std::panic::{AssertUnwindSafe, catch_unwind, panic_any};
 use std::sync::Barrier;
 use std::sync::mpsc;
+use std::task::{Context, Poll, Waker};
 use std::thread;
 use std::time::Duration;
 
@@ -301,4 +304,26 @@ fn row_34_managers_with_different_prefixes_do_not_conflict() {
     let _guard = connect(&server).lock("a").expect("locks");
     let _another = other.lock("a").expect("another lock");
     assert!(server.exists("lock:a") && server.exists("other:a"));
+}
+
+/// For a lock, the holder is the thread, and not the future that runs in it.
+#[test]
+fn two_futures_of_a_thread_reenter_each_others_lock_unless_it_is_not_reentrant() {
+    /// Takes the lock, and keeps it for a turn of the other futures of the thread.
+    async fn step(lock: &Lock) -> Result<u32, Error> {
+        let guard = lock.lock()?;
+        let mut waited = false;
+        poll_fn(|_| if mem::replace(&mut waited, true) { Poll::Ready(()) } else { Poll::Pending }).await;
+        Ok(guard.depth())
+    }
+    let both = |lock: &Lock| {
+        let [mut one, mut two] = [(); 2].map(|()| Box::pin(step(lock)));
+        let mut context = Context::from_waker(Waker::noop());
+        assert!(one.as_mut().poll(&mut context).is_pending(), "it has the lock, and waits for something");
+        two.as_mut().poll(&mut context)
+    };
+    let locks = LockManager::in_memory();
+    assert!(both(&locks.named("a")).is_pending(), "the second one has the lock as well");
+    let Poll::Ready(Err(error)) = both(&locks.named("a").reentrant(false)) else { panic!("both have it") };
+    assert!(matches!(error, Error::AlreadyHeld { .. }), "{error:?}");
 }
