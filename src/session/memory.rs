@@ -77,7 +77,8 @@ impl Memory {
     }
 
     /// From now on, nothing answers for `span`: what would ask Redis fails with
-    /// [`Error::Unavailable`] or, in a release, with [`Error::Unconfirmed`]. Does not wait.
+    /// [`Error::Unavailable`](crate::Error::Unavailable) or, in a release, with
+    /// [`Error::Unconfirmed`](crate::Error::Unconfirmed). Does not wait.
     ///
     /// The renewals fail, too. A renewed hold lives on for what is left of its lease, and is lost if
     /// the outage lasts longer. What failed is done half a second after the outage at the latest.
