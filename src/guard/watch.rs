@@ -11,7 +11,7 @@ use crate::hold::Hold;
 
 /// Observes a hold from any thread. [`LockGuard::watch`](crate::LockGuard::watch) returns one.
 ///
-/// For a helper thread that has to stop when the lock is lost. A watch does not keep the lock: when
+/// For a helper thread that has to stop when the lock is lost, or before. A watch does not keep the lock: when
 /// the guards are gone, the watch is no longer valid.
 #[derive(Clone, Debug)]
 pub struct LockWatch {
@@ -35,6 +35,58 @@ impl LockWatch {
     pub fn is_valid(&self) -> bool {
         let now = Moment::now();
         self.hold.is_valid(now) && process::id(now) == self.pid
+    }
+
+    /// For how long the hold may still be trusted; zero if it is lost, and once the release begins.
+    /// Each renewal makes it nearly the lease again. Sends nothing.
+    #[must_use]
+    pub fn remaining(&self) -> Duration {
+        let now = Moment::now();
+        if process::id(now) == self.pid { self.hold.remaining(now) } else { Duration::ZERO }
+    }
+
+    /// Blocks until the hold may be trusted for `left` at most, and returns for how long it may: zero
+    /// if it is lost already. Returns `None` once the hold was released. Sends nothing.
+    ///
+    /// For a job that has to stop cleanly before another process can begin. While Redis answers,
+    /// renewals keep at least half of the lease in reserve (two thirds, unless
+    /// [`renew_every`](crate::Lock::renew_every) says otherwise). When renewals fail, this returns
+    /// before the lock is lost, which [`wait_lost`](Self::wait_lost) cannot. But if the key is deleted
+    /// or Redis loses it, there is no warning.
+    ///
+    /// If `left` is more than that reserve, this also returns while all is well.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// # use std::sync::atomic::{AtomicBool, Ordering};
+    /// # use std::{thread, time::Duration};
+    /// # use relatch::LockManager;
+    /// # fn main() -> Result<(), relatch::Error> {
+    /// let locks = LockManager::in_memory();
+    /// // In this example, nobody renews the lease.
+    /// let lock = locks.named("report").lease(Duration::from_secs(1)).renew(false);
+    /// let guard = lock.lock()?;
+    /// let (watch, stop) = (guard.watch(), AtomicBool::new(false));
+    /// thread::scope(|scope| {
+    ///     scope.spawn(|| {
+    ///         if watch.wait_at_risk(Duration::from_millis(800)).is_some() {
+    ///             stop.store(true, Ordering::Relaxed);
+    ///         }
+    ///     });
+    ///     while !stop.load(Ordering::Relaxed) {
+    ///         thread::sleep(Duration::from_millis(10)); // A step of the job.
+    ///     }
+    ///     // Here the job writes down how far it has come. The lock is still held.
+    ///     drop(guard); // This also ends the helper, if the job is done earlier.
+    /// });
+    /// # Ok(())
+    /// # }
+    /// ```
+    #[must_use = "`None` means that it was released"]
+    pub fn wait_at_risk(&self, left: Duration) -> Option<Duration> {
+        // In a forked child, no thread would ever end this wait.
+        if process::id(Moment::now()) == self.pid { self.hold.wait_at_risk(left) } else { None }
     }
 
     /// Blocks until the hold is lost, at most for `limit`, and returns how it was lost.

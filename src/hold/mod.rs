@@ -71,7 +71,7 @@ pub(crate) struct Hold {
     reported: AtomicBool,
     /// How the hold ended: the cause of its loss, or `None` if it was released. Empty until then.
     end: OnceLock<Option<LostCause>>,
-    /// A thread in `wait_lost` locks this before it looks at the hold, and keeps it locked until it
+    /// A thread in `wait` locks this before it looks at the hold, and keeps it locked until it
     /// sleeps on `ended`.
     watchers: Mutex<()>,
     ended: Condvar,
@@ -275,7 +275,7 @@ impl Hold {
         shortened
     }
 
-    /// Wakes the threads in `wait_lost`.
+    /// Wakes the threads in `wait`.
     ///
     /// A thread may have looked at the hold just before this change and not be asleep yet. It would
     /// miss the notification and sleep until the lease ends. Such a thread holds the mutex until it
@@ -343,24 +343,39 @@ impl Hold {
     /// Waits until the hold has ended or the deadline has passed. Returns how it was lost, if it
     /// was.
     pub(crate) fn wait_lost(&self, deadline: Moment) -> Option<LostCause> {
+        self.wait(|_| deadline);
+        self.lost()
+    }
+
+    /// Waits until the hold has ended, or can be trusted for `left` at most. Returns for how long it
+    /// can be trusted; zero if it was lost. `None` if it was released.
+    pub(crate) fn wait_at_risk(&self, left: Duration) -> Option<Duration> {
+        self.wait(|valid_until| valid_until.before(left)).or_else(|| self.lost().map(|_| Duration::ZERO))
+    }
+
+    /// Waits until the hold has ended, or the moment has come that `deadline` makes of the end of
+    /// its validity. ([`Moment::NEVER`] while the release is under way: only its end counts then.)
+    /// Returns for how long the hold can be trusted. `None` if it has ended.
+    fn wait(&self, deadline: impl Fn(Moment) -> Moment) -> Option<Duration> {
         let mut watching = self.watchers.lock();
         loop {
             let now = Moment::now();
             if self.end.get().is_some() {
-                return self.lost();
-            }
-            let valid_until = self.valid_until();
-            if Moment::PAST < valid_until && valid_until <= now {
-                drop(watching);
-                self.lose(LostCause::Expired);
-                return self.lost();
-            }
-            if deadline <= now {
                 return None;
             }
-            // While the release is under way, only its end or the deadline counts.
-            let look_again = if valid_until == Moment::PAST { deadline } else { valid_until.min(deadline) };
-            self.ended.wait_for(&mut watching, look_again.one_wait_from(now));
+            let known = Some(self.valid_until()).filter(|until| *until > Moment::PAST);
+            let valid_until = known.unwrap_or(Moment::NEVER);
+            if valid_until <= now {
+                drop(watching);
+                self.lose(LostCause::Expired);
+                return None;
+            }
+            let deadline = deadline(valid_until);
+            if deadline <= now {
+                return Some(valid_until.since(now));
+            }
+            // A renewal wakes nobody: the thread looks again when the hold would have been at risk.
+            self.ended.wait_for(&mut watching, valid_until.min(deadline).one_wait_from(now));
         }
     }
 
@@ -512,6 +527,41 @@ pub(crate) mod tests {
 
         let short = sample("b", Duration::from_millis(20), Moment::now());
         assert_eq!(short.wait_lost(Moment::NEVER), Some(LostCause::Expired));
+    }
+
+    /// Each watcher asks for another hold, and the hold that is renewed is at risk later.
+    #[test]
+    fn wait_at_risk_returns_before_the_end_and_not_before_its_time() {
+        let left = Duration::from_secs(1);
+        let lease = |n: u64| left + Duration::from_millis(200 + 2 * n);
+        std::thread::scope(|scope| {
+            for n in 0..200 {
+                scope.spawn(move || {
+                    let hold = sample("a", lease(n), Moment::now());
+                    if n % 2 == 0 {
+                        hold.renewed(Lease::new(2 * lease(n)), Moment::now(), Moment::now()).unwrap();
+                    }
+                    let told = hold.wait_at_risk(left).expect("not released");
+                    assert!(told <= left && told > left / 2, "{told:?}");
+                    assert!(hold.remaining(Moment::now()) <= told);
+                });
+            }
+        });
+    }
+
+    #[test]
+    fn wait_at_risk_says_how_the_hold_has_ended() {
+        let ends: [(fn(&Hold), _); 2] =
+            [(|hold| _ = hold.lose(LostCause::Deleted), Some(Duration::ZERO)), (Hold::mark_released, None)];
+        for (end, told) in ends {
+            let hold = sample("a", Duration::from_secs(30), Moment::now());
+            std::thread::scope(|scope| {
+                let waiter = scope.spawn(|| hold.wait_at_risk(Duration::from_secs(5)));
+                hold.close(Moment::now());
+                end(&hold);
+                assert_eq!(waiter.join().unwrap(), told);
+            });
+        }
     }
 
     #[test]

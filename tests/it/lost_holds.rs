@@ -268,6 +268,56 @@ fn a_watch_wakes_other_threads() {
     });
 }
 
+/// While renewals succeed, a hold is not at risk. Once they fail, its watchers learn of it before the
+/// hold is lost.
+#[test]
+fn a_watch_tells_that_a_hold_is_at_risk_before_it_is_lost() {
+    let rig = Rig::new();
+    let (lease, left) = (6 * SOON, 4 * SOON);
+    let guard = rig.locks.named("a").lease(lease).renew_every(PERIOD).lock().expect("locks");
+    let watches: Vec<_> = (0..20).map(|_| guard.watch()).collect();
+    thread::scope(|scope| {
+        let at_risk: Vec<_> =
+            watches.iter().map(|watch| scope.spawn(move || watch.wait_at_risk(left))).collect();
+        throughout(5 * SOON / 2, || {
+            assert!(at_risk.iter().all(|it| !it.is_finished()), "it is renewed");
+        });
+        rig.proxy.refuse(true);
+        rig.proxy.cut_all();
+        for told in at_risk {
+            let told = told.join().expect("no panic").expect("it was not released");
+            assert!(told <= left && told > Duration::ZERO, "{told:?}");
+        }
+    });
+    assert!(guard.is_valid() && watches[0].remaining() <= left);
+    rig.proxy.refuse(false);
+    eventually(LONG, "it is renewed again", || watches[0].remaining() > left);
+    thread::scope(|scope| {
+        let at_risk = scope.spawn(|| watches[0].wait_at_risk(left));
+        drop(guard);
+        assert_eq!(at_risk.join().expect("no panic"), None, "it was released");
+    });
+    assert_eq!(watches[0].remaining(), Duration::ZERO);
+}
+
+/// Every way in which a hold can be lost ends the wait.
+#[test]
+fn a_watch_that_waits_for_a_risk_learns_of_each_loss() {
+    let rig = Rig::renewing();
+    let losses: [&dyn Fn(&str); 2] =
+        [&|name| delete(&rig.server, name), &|_| _ = rig.locks.shutdown_and_release(Duration::ZERO)];
+    for lose in losses {
+        let guard = rig.locks.lock("a").expect("locks");
+        eventually(LONG, "the hold is renewed", || renewals(&rig.locks, "a") >= 1);
+        let watch = guard.watch();
+        thread::scope(|scope| {
+            let at_risk = scope.spawn(|| watch.wait_at_risk(PERIOD / 10));
+            lose("a");
+            assert_eq!(at_risk.join().expect("no panic"), Some(Duration::ZERO));
+        });
+    }
+}
+
 #[test]
 #[cfg(target_os = "linux")]
 fn the_keeper_is_one_thread_and_starts_only_when_needed() {
