@@ -243,12 +243,15 @@ impl Cluster {
         loop {
             let wanted = mem::take(&mut self.state.lock().wanted);
             let began = Moment::now();
-            let read = self.read(limit).or_else(|failure| {
-                if limit < long && failure.can_pass() { self.read(long) } else { Err(failure) }
-            });
-            // If no node answers in so short a time, perhaps they are far away, or the machine is
-            // busy. Then each gets as long as for a connection, until one of them is quick.
-            limit = if Moment::now().since(began) < short { short } else { long };
+            let mut read = self.read(limit);
+            if limit < long && read.as_ref().is_err_and(Failure::can_pass) {
+                // Perhaps the nodes are far away, or the machine is busy. Each gets as long as for
+                // a connection, until one of them is quick again.
+                limit = long;
+                read = self.read(limit);
+            } else if Moment::now().since(began) < short {
+                limit = short;
+            }
             if self.thread.is_stopping() {
                 return;
             }
