@@ -153,7 +153,7 @@ fn a_thread_that_waits_for_a_connection_is_woken_when_one_is_closed() {
 #[test]
 fn try_lock_works_though_all_idle_connections_were_cut() {
     const IDLE: u64 = 3;
-    let rig = rig(|it| it.renew(false));
+    let rig = rig(|it| it.renew(false).response_timeout(LONG));
     // The delay keeps all connections in use, so each thread needs one of its own.
     rig.proxy.on_times("SET", IDLE, Fault::DelayReply(ANSWER / 4));
     thread::scope(|scope| {
@@ -169,7 +169,7 @@ fn try_lock_works_though_all_idle_connections_were_cut() {
 
 #[test]
 fn a_value_that_is_too_long_costs_no_other_connection() {
-    let rig = rig(|it| it.renew(false));
+    let rig = rig(|it| it.renew(false).response_timeout(LONG));
     let all = Barrier::new(3);
     thread::scope(|scope| {
         for name in ["a", "b", "c"] {

@@ -528,7 +528,7 @@ fn an_adoption_that_redis_never_got_leaves_the_parcel_to_others() {
 
 #[test]
 fn an_adoption_that_is_answered_after_its_lease_is_refused() {
-    let rig = Rig::new();
+    let rig = Rig::with(|builder| builder.response_timeout(LONG));
     let parcel = parcel_of(&rig.locks, "a");
     rig.proxy.on(&adoptions_of(&rig.server, "a"), Fault::DelayReply(ANSWER / 2));
     let adopted = rig.locks.named("a").lease(ANSWER / 4).adopt(&parcel);

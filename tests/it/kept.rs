@@ -104,7 +104,7 @@ fn waiters_in_and_outside_of_the_process_get_a_kept_lock_when_it_expires() {
 
 /// A rig whose Redis knows the script, so that one command is one execution.
 fn taught() -> Rig {
-    let rig = Rig::new();
+    let rig = Rig::with(|builder| builder.response_timeout(LONG));
     drop(rig.locks.named("taught").keep_at_least(MINUTE).lock().expect("locks"));
     rig
 }

@@ -291,7 +291,8 @@ fn the_guard_of_a_set_tells_what_happened_to_each() {
 
 #[test]
 fn ensure_renews_a_set_of_which_too_little_is_left() {
-    let rig = Rig::with(|builder| builder.lease(3 * SOON).renew(false));
+    // Two seconds remain for the answers.
+    let rig = Rig::with(|builder| builder.lease(4 * SOON).renew(false));
     let all = rig.locks.lock_all(NAMES).expect("locks");
     let span = 2 * SOON;
     eventually(LONG, "less is left", || all.remaining() < span);

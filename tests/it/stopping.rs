@@ -250,8 +250,8 @@ fn a_shutdown_waits_for_an_answer_that_may_give_a_lock() {
 
 #[test]
 fn a_shutdown_waits_for_a_release_under_way() {
-    let rig = Rig::new();
-    rig.proxy.on("EVALSHA * 1 lock:a", Fault::DelayCommand(ANSWER / 2));
+    let rig = Rig::with(|builder| builder.response_timeout(LONG));
+    rig.proxy.on("EVALSHA * 1 lock:a", Fault::DelayCommand(SOON));
     thread::scope(|scope| {
         let (release, holder) = held_elsewhere(scope, &rig.locks, "a");
         drop(release);
@@ -317,8 +317,8 @@ fn a_shutdown_during_a_hand_off_leaves_no_key() {
 /// If the key were deleted first, the holder would trust a lock that another process may have.
 #[test]
 fn a_lock_that_is_taken_away_is_lost_before_its_key_is_deleted() {
-    let rig = Rig::new();
-    rig.proxy.on("EVALSHA * 1 lock:a", Fault::DelayCommand(ANSWER / 2));
+    let rig = Rig::with(|builder| builder.response_timeout(LONG));
+    rig.proxy.on("EVALSHA * 1 lock:a", Fault::DelayCommand(SOON));
     thread::scope(|scope| {
         let (release, holder) = held_elsewhere(scope, &rig.locks, "a");
         let shutdown = scope.spawn(|| rig.locks.shutdown_and_release(Duration::ZERO).len());
