@@ -320,7 +320,7 @@ fn a_closed_port_is_unavailable() {
 fn a_port_that_never_answers_is_unavailable() {
     let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
     let error = unavailable_at(listener.local_addr().expect("bound").port());
-    assert_eq!(error.source().expect("a cause").to_string(), "there was no answer in time");
+    assert!(error.to_string().ends_with(": there was no answer in time"), "{error}");
 }
 
 /// Checks that connecting fails with `Unavailable` at a port that treats its first connection as
