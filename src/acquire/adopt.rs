@@ -13,7 +13,7 @@
 
 use std::time::Duration;
 
-use crate::acquire::Taken;
+use crate::acquire::claim::Taken;
 use crate::base::backoff::Backoff;
 use crate::base::body::Made;
 use crate::base::clock::Moment;
@@ -22,8 +22,8 @@ use crate::base::error::{Error, LostCause};
 use crate::base::key::Key;
 use crate::base::sync::thread;
 use crate::hold::AcquiredAt;
-use crate::keeping::keeper::Keeper;
 use crate::keeping::orphans::OrphanKey;
+use crate::keeping::shared::Keeper;
 use crate::store::{AdoptReply, Connection, Failure, Fate, Store};
 use crate::waiting::handoff::Claim;
 

@@ -17,17 +17,51 @@
 //! connection is dead, and Redis is well.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use crate::acquire::step::Ask;
-use crate::acquire::{AcquireContext, Taken};
 use crate::base::clock::Moment;
 use crate::base::emit::warn;
 use crate::base::holder::Holder;
-use crate::base::owner::fresh_token;
+use crate::base::key::Key;
+use crate::base::options::Lease;
+use crate::base::owner::{Owner, fresh_token};
+use crate::base::stats::Counters;
 use crate::hold::AcquiredAt;
 use crate::keeping::orphans::OrphanKey;
-use crate::store::{ClaimReply, Connection, Failure, Fate, Seen, Tracking, Wanted};
+use crate::keeping::shared::Keeper;
+use crate::store::{ClaimReply, Connection, Failure, Fate, Seen, Store, Tracking, Wanted};
+use crate::waiting::deadlocks::IsVain;
 use crate::waiting::handoff::{Claim, HandoffOutcome};
+use crate::waiting::listeners::Listeners;
+
+/// Which lock to take, for which owner, and by what means.
+pub(crate) struct AcquireContext<'a> {
+    pub(crate) store: &'a Store,
+    pub(crate) listeners: &'a Listeners,
+    pub(crate) counters: &'a Counters,
+    pub(crate) keeper: &'a Keeper,
+    pub(crate) key: &'a Key,
+    pub(crate) owner: &'a Owner,
+    /// The digits with which the nonces of this machine's tokens begin.
+    pub(crate) machine: &'a str,
+    pub(crate) lease: Lease,
+    pub(crate) reclaim_dead: bool,
+    pub(crate) is_vain: &'a IsVain<'a>,
+    /// Called before each sleep, with the holder if that is known.
+    pub(crate) sleeps: &'a dyn Fn(Option<&Holder>),
+    /// The longest pause between two attempts while Redis sends no invalidations.
+    pub(crate) poll_every: Duration,
+}
+
+/// Redis holds this token for the caller.
+#[derive(Debug)]
+pub(crate) struct Taken {
+    pub(crate) token: String,
+    /// The fencing token, if one was wanted.
+    pub(crate) fence: Option<u64>,
+    pub(crate) at: AcquiredAt,
+}
 
 /// An attempt: what came of it, and from when on a silence of Redis counts.
 #[derive(Debug)]

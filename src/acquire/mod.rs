@@ -20,53 +20,19 @@ use crate::base::error::Error;
 use crate::base::holder::Holder;
 use crate::base::key::{Key, NOT_A_STRING};
 use crate::base::machine;
-use crate::base::options::Lease;
-use crate::base::owner::Owner;
-use crate::base::stats::Counters;
 use crate::hold::AcquiredAt;
-use crate::keeping::keeper::Keeper;
-use crate::store::{Cause, Compared, Failure, Store};
-use crate::waiting::deadlocks::IsVain;
+use crate::store::{Cause, Compared, Failure};
 use crate::waiting::handoff::{Claim, HandoffOutcome};
-use crate::waiting::listeners::Listeners;
 use crate::waiting::patience::{Kind, Patience};
 use crate::waiting::queues::Joined;
 use crate::waiting::wakeups::Registration;
 
 pub(crate) use crate::acquire::adopt::Adoption;
-pub(crate) use crate::acquire::claim::{Answer, Attempt};
+pub(crate) use crate::acquire::claim::{AcquireContext, Answer, Attempt, Taken};
 pub(crate) use crate::acquire::step::Ask;
 
 /// How often a waiter with `reclaim_dead` checks whether the holder has died.
 const DEAD_HOLDER_CHECK: Duration = Duration::from_millis(50);
-
-/// Which lock to take, for which owner, and by what means.
-pub(crate) struct AcquireContext<'a> {
-    pub(crate) store: &'a Store,
-    pub(crate) listeners: &'a Listeners,
-    pub(crate) counters: &'a Counters,
-    pub(crate) keeper: &'a Keeper,
-    pub(crate) key: &'a Key,
-    pub(crate) owner: &'a Owner,
-    /// The digits with which the nonces of this machine's tokens begin.
-    pub(crate) machine: &'a str,
-    pub(crate) lease: Lease,
-    pub(crate) reclaim_dead: bool,
-    pub(crate) is_vain: &'a IsVain<'a>,
-    /// Called before each sleep, with the holder if that is known.
-    pub(crate) sleeps: &'a dyn Fn(Option<&Holder>),
-    /// The longest pause between two attempts while Redis sends no invalidations.
-    pub(crate) poll_every: Duration,
-}
-
-/// Redis holds this token for the caller.
-#[derive(Debug)]
-pub(crate) struct Taken {
-    pub(crate) token: String,
-    /// The fencing token, if one was wanted.
-    pub(crate) fence: Option<u64>,
-    pub(crate) at: AcquiredAt,
-}
 
 /// The error of a wait that ends while the lock is busy. `cause` says why the last attempt failed,
 /// or why no holder is known.
@@ -385,10 +351,13 @@ mod tests {
     use std::time::Instant;
 
     use super::*;
+    use crate::base::options::Lease;
+    use crate::base::owner::Owner;
     use crate::keeping::keeper::tests::keeper_without_redis;
+    use crate::keeping::shared::Keeper;
     use crate::waiting::deadlocks::Vain;
     use crate::waiting::patience::tests::until;
-    use crate::waiting::queues::NoTurn;
+    use crate::waiting::place::NoTurn;
     use crate::waiting::queues::tests::{claim, is_mine};
 
     const LEASE: Duration = Duration::from_secs(30);

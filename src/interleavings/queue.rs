@@ -14,13 +14,15 @@ use crate::base::options::Lease;
 use crate::base::scheduler::{advance, below, in_many_orders, one_in, step};
 use crate::hold::{Hold, tests::sample_by};
 use crate::interleavings::expiring_key::Redis;
-use crate::keeping::keeper::{Keeper, tests::keeper_without_redis};
+use crate::keeping::keeper::tests::keeper_without_redis;
+use crate::keeping::shared::Keeper;
 use crate::release::give_back;
 use crate::store::{Compared, Failure};
 use crate::waiting::handoff::{Claim, HandoffOutcome};
 use crate::waiting::patience::tests::until;
+use crate::waiting::place::NoTurn;
 use crate::waiting::queues::tests::is_mine;
-use crate::waiting::queues::{Joined, NoTurn, Turn};
+use crate::waiting::queues::{Joined, Turn};
 
 /// Longer than any scene, unless the clock is advanced.
 const LONG: Duration = Duration::from_secs(30);

@@ -16,8 +16,9 @@ use crate::base::scheduler::{advance, below, in_many_orders, one_in};
 use crate::hold::{Hold, tests::sample};
 use crate::interleavings::wakeups::{Redis, a_change};
 use crate::keeping::connection::{ExtendAnswers, Extended, KeeperCommands, Removed};
-use crate::keeping::keeper::{Keeper, tests::keeper_without_redis};
+use crate::keeping::keeper::tests::keeper_without_redis;
 use crate::keeping::renewal::{on_renewal, round};
+use crate::keeping::shared::Keeper;
 use crate::release::give_back;
 use crate::store::{Compared, Extension, Failure, Node};
 

@@ -22,14 +22,11 @@ use crate::keeping::losses::LossNotifier;
 use crate::keeping::orphans::OrphanKey;
 use crate::keeping::renewal;
 use crate::keeping::renewers::Renewers;
-use crate::keeping::shared::{RenewalRequest, Shared, Work};
+use crate::keeping::shared::{Keeper, RenewalRequest, Shared, Work};
 use crate::keeping::slow::Slow;
 use crate::store::{Failure, Node, Store};
 use crate::waiting::listeners::Listeners;
 use crate::waiting::queues::WaitQueues;
-
-/// The keeper, as the session sees it.
-pub(crate) type Keeper = Arc<Shared>;
 
 impl Shared {
     pub(crate) fn new(

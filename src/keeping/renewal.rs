@@ -253,8 +253,8 @@ mod tests {
     use crate::base::error::LostCause::{Deleted, Expired, Taken};
     use crate::hold::tests::{sample, sample_by};
     use crate::keeping::connection::{Extended, Removed};
-    use crate::keeping::keeper::Keeper;
     use crate::keeping::keeper::tests::keeper_without_redis;
+    use crate::keeping::shared::Keeper;
     use crate::store::{Node, Refusal, Tracking};
     use crate::waiting::patience::tests::until;
 

@@ -14,9 +14,8 @@ use std::time::Duration;
 use crate::base::clock::Moment;
 use crate::base::emit::warn;
 use crate::keeping::connection::KeeperConnection;
-use crate::keeping::keeper::Keeper;
 use crate::keeping::renewal;
-use crate::keeping::shared::{RenewalRequest, Shared, WorkDue};
+use crate::keeping::shared::{Keeper, RenewalRequest, Shared, WorkDue};
 use crate::store::{Failure, Node};
 
 /// How often a thread without work checks whether its connection has ended.

@@ -37,6 +37,9 @@ pub(crate) struct Shared {
     pub(crate) worker: WorkerThread,
 }
 
+/// The keeper, as the session sees it.
+pub(crate) type Keeper = Arc<Shared>;
+
 #[derive(Debug)]
 pub(crate) struct Work {
     pub(crate) leases: Leases,

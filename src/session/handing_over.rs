@@ -4,8 +4,6 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
 
-use parking_lot::Mutex;
-
 use crate::acquire::Adoption;
 use crate::base::clock::Moment;
 use crate::base::error::{Error, LostCause};
@@ -16,37 +14,6 @@ use crate::hold::{Hold, Parcel};
 use crate::keeping::thread_map::{self, Held};
 use crate::session::{Asked, Session, still_has_outer};
 use crate::waiting::queues::Turn;
-
-/// The adoptions and releases of a manager that are under way, and that no queue knows of.
-#[derive(Debug, Default)]
-pub(super) struct Adoptions {
-    count: Mutex<usize>,
-}
-
-/// An adoption, or the release of what was adopted, is under way until this is dropped.
-pub(super) struct UnderWay<'a>(&'a Adoptions);
-
-impl Adoptions {
-    fn begin(&self) -> UnderWay<'_> {
-        *self.count.lock() += 1;
-        UnderWay(self)
-    }
-
-    /// The release of a hold with this turn is under way. A turn in a queue says that itself.
-    pub(super) fn release(&self, turn: &Turn) -> Option<UnderWay<'_>> {
-        turn.is_outside().then(|| self.begin())
-    }
-
-    pub(super) fn are_under_way(&self) -> bool {
-        *self.count.lock() > 0
-    }
-}
-
-impl Drop for UnderWay<'_> {
-    fn drop(&mut self) {
-        *self.0.count.lock() -= 1;
-    }
-}
 
 impl Session {
     /// Takes a hold out of this thread's map. The keeper goes on with its renewal, and its turn

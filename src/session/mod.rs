@@ -2,10 +2,12 @@
 //!
 //! `enter` and `leave` are here. [`taking`] waits and asks. [`upkeep`] is for a lock while it is
 //! held, [`looking`] for one that somebody else may hold, [`report`] for what goes on now,
-//! [`handing_over`] for a hold that moves to another thread or process, [`going`] for the end of a
-//! manager, and [`memory`] for managers without a Redis.
+//! [`handing_over`] for a hold that moves to another thread or process ([`adoptions`] counts what
+//! is under way of that), [`going`] for the end of a manager, and [`memory`] for managers without a
+//! Redis.
 //! This room may use all rooms but the handles.
 
+mod adoptions;
 mod going;
 mod handing_over;
 mod looking;
@@ -36,12 +38,12 @@ use crate::base::process as this_process;
 use crate::base::stats::Counters;
 use crate::base::stop::{Stop, Wake};
 use crate::hold::{Hold, Unlocked};
-use crate::keeping::keeper::Keeper;
 use crate::keeping::losses::{LossNotifier, OnLost};
+use crate::keeping::shared::Keeper;
 use crate::keeping::shared::Shared;
 use crate::keeping::thread_map::{self, Held, Left};
 use crate::release;
-use crate::session::handing_over::Adoptions;
+use crate::session::adoptions::Adoptions;
 use crate::store::{Failure, Store, Target};
 use crate::waiting::handoff::Claim;
 use crate::waiting::listeners::Listeners;

@@ -13,7 +13,8 @@ use crate::store::Failure;
 use crate::waiting::deadlocks::{Vain, Wait};
 use crate::waiting::handoff::Claim;
 use crate::waiting::patience::Patience;
-use crate::waiting::queues::{Joined, NoTurn, Turn};
+use crate::waiting::place::NoTurn;
+use crate::waiting::queues::{Joined, Turn};
 use crate::waiting::waits::ListedWait;
 
 impl Session {

@@ -8,7 +8,6 @@ use crate::base::holder::Holder;
 use crate::waiting::deadlocks::Vain;
 use crate::waiting::patience::{Patience, SLOW_ANSWER, Silence};
 use crate::waiting::queue::WaitQueue;
-use crate::waiting::queues::NoTurn;
 use crate::waiting::waiter::Waiter;
 
 /// A thread's place in a queue, and what it remembers from one look at the queue to the next.
@@ -34,6 +33,20 @@ pub(super) enum Step {
     Sleep {
         until: Moment,
     },
+}
+
+/// Why there was no turn.
+#[derive(Debug)]
+pub(crate) enum NoTurn {
+    /// The lock is busy, and the caller's deadline has come, or the caller tries only once. The
+    /// holder is named if it is known.
+    Busy(Option<Holder>),
+    /// The caller must not go on waiting.
+    Vain(Vain),
+    /// The thread in front has no answer from Redis, and the caller waits no longer: its deadline
+    /// has come, or the outage has lasted for `tolerate_outage`. The cause of the outage is named
+    /// if it is known.
+    Outage(Option<Arc<str>>),
 }
 
 impl<'a> Place<'a> {

@@ -16,11 +16,11 @@ use crate::hold::Hold;
 use crate::waiting::deadlocks::Vain;
 use crate::waiting::handoff::{Claim, HandoffOutcome};
 use crate::waiting::patience::{Patience, Silence};
-use crate::waiting::place::{Place, Step};
+use crate::waiting::place::{NoTurn, Place, Step};
 use crate::waiting::queue::{Start, WaitQueue};
 use crate::waiting::table::Table;
 use crate::waiting::waiter::{Cores, Waiter};
-use crate::waiting::waits::Waits;
+use crate::waiting::waits::{WaitingThread, Waits};
 
 /// The queues of one manager.
 #[derive(Debug, Default)]
@@ -57,20 +57,6 @@ pub(crate) struct Joined {
 
 /// The number of a [`Turn::outside`]. No other turn has it.
 const OUTSIDE: u64 = 0;
-
-/// Why there was no turn.
-#[derive(Debug)]
-pub(crate) enum NoTurn {
-    /// The lock is busy, and the caller's deadline has come, or the caller tries only once. The
-    /// holder is named if it is known.
-    Busy(Option<Holder>),
-    /// The caller must not go on waiting.
-    Vain(Vain),
-    /// The thread in front has no answer from Redis, and the caller waits no longer: its deadline
-    /// has come, or the outage has lasted for `tolerate_outage`. The cause of the outage is named
-    /// if it is known.
-    Outage(Option<Arc<str>>),
-}
 
 impl WaitQueues {
     /// Waits for the turn. A caller that tries only once (`Patience::once`) does not wait.
@@ -156,6 +142,11 @@ impl WaitQueues {
             self.changed.wait_for(&mut table, deadline.one_wait_from(now));
         }
         true
+    }
+
+    /// The threads that wait: see [`Waits::threads`].
+    pub(crate) fn waiting(&self, now: Moment) -> Vec<(WaitingThread, Moment)> {
+        self.waits.threads(now, |name| self.holder(name, now))
     }
 
     /// Who has this lock, as far as this process knows without asking.

@@ -19,7 +19,6 @@ use crate::base::key::Key;
 use crate::base::metrics::WAITING;
 use crate::base::owner::Owner;
 use crate::waiting::patience::Patience;
-use crate::waiting::queues::WaitQueues;
 
 /// A thread of this process that waits for a lock, as listed by
 /// [`LockManager::waiting`](crate::LockManager::waiting).
@@ -96,6 +95,28 @@ impl Waits {
         emit::may_be_on()
     }
 
+    /// The threads that wait, those that have waited longest first, and when each was listed.
+    /// `holder` says who has a lock.
+    pub(super) fn threads(
+        &self,
+        now: Moment,
+        holder: impl Fn(&str) -> Option<Holder>,
+    ) -> Vec<(WaitingThread, Moment)> {
+        let mut threads = self.list.lock().threads.clone();
+        threads.sort_by_key(|it| it.began);
+        let shown = |it: Listed| {
+            let waiting = WaitingThread {
+                key: it.name.to_string(),
+                holder: holder(&it.name),
+                thread: it.thread,
+                waited: now.since(it.began),
+                time_left: (it.deadline < Moment::NEVER).then(|| it.deadline.since(now)),
+            };
+            (waiting, it.since)
+        };
+        threads.into_iter().map(shown).collect()
+    }
+
     pub(crate) fn count(&self) -> usize {
         self.list.lock().threads.len()
     }
@@ -105,25 +126,6 @@ impl Waits {
         if let Some(place) = list.threads.iter().position(|it| it.number == number) {
             list.threads.swap_remove(place);
         }
-    }
-}
-
-impl WaitQueues {
-    /// The threads that wait, those that have waited longest first, and when each was listed.
-    pub(crate) fn waiting(&self, now: Moment) -> Vec<(WaitingThread, Moment)> {
-        let mut threads = self.waits.list.lock().threads.clone();
-        threads.sort_by_key(|it| it.began);
-        let shown = |it: Listed| {
-            let waiting = WaitingThread {
-                key: it.name.to_string(),
-                holder: self.holder(&it.name, now),
-                thread: it.thread,
-                waited: now.since(it.began),
-                time_left: (it.deadline < Moment::NEVER).then(|| it.deadline.since(now)),
-            };
-            (waiting, it.since)
-        };
-        threads.into_iter().map(shown).collect()
     }
 }
 
