@@ -194,7 +194,7 @@ impl<'a> PendingClaim<'a> {
     fn look(&mut self) -> Result<Answer, Failure> {
         let key = self.context.key.in_redis();
         let mut connection = self.context.store.checkout(key, self.deadline)?;
-        Ok(match connection.look(key, self.deadline)? {
+        Ok(match connection.look(key, None, self.deadline)? {
             Seen::Nothing => Answer::Busy { holder: None, tracked: false },
             Seen::Somebody(holder) if self.token.as_deref() == Some(holder.raw()) => {
                 return Err(self.refused_and_stored());

@@ -39,8 +39,8 @@ impl Holder {
     }
 
     /// The key's value in Redis: the holder's token, a value of another program, or, for a lock
-    /// that is [kept](crate::Lock::keep_at_least), `kept:` and the token of who kept it. Bytes that
-    /// are not UTF-8 are replaced.
+    /// that is [kept](crate::Lock::keep_at_least), `kept:` and the token of who kept it. Of a longer
+    /// value, these are the first 256 bytes. Bytes that are not UTF-8 are replaced.
     #[must_use]
     pub fn raw(&self) -> &str {
         &self.raw
@@ -57,8 +57,8 @@ impl Holder {
     ///
     /// Only [`Lock::holder`](crate::Lock::holder) asks for it, on a lock that is
     /// [`fenced`](crate::Lock::fenced). If the holder took the lock without a fence, this is the
-    /// fence of an earlier hold. `None` if the counter is gone, or if the lock changed hands while
-    /// Redis was asked.
+    /// fence of an earlier hold. `None` if the counter is gone or, in a cluster, on its way to another
+    /// node.
     #[must_use]
     pub fn fence(&self) -> Option<u64> {
         self.fence

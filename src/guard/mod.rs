@@ -172,7 +172,8 @@ impl LockGuard {
         self.session.ensure(&self.held.hold, span)
     }
 
-    /// Asks Redis whether the key still has this hold's token: `GET` and `PTTL` in one round trip.
+    /// Asks Redis whether the key still has this hold's token: with a script, in one
+    /// round trip.
     ///
     /// Finds out at once what the next renewal would find out: that the key was deleted, has
     /// another value, or expires too early. Blocks for the answer, at most the connect timeout and

@@ -118,8 +118,8 @@ impl Lock {
     /// dropped before the block begins, and no lint says so. Write `if let Some(_guard) =
     /// lock.try_lock()? { .. }` or, better, [`try_with_lock`](Lock::try_with_lock).
     ///
-    /// Sends one `SET` and, if the lock is busy, a `GET` and a `PTTL` that say which process has
-    /// it. Sends nothing if another thread of this process has the lock or waits for it. Blocks
+    /// Sends one `SET` and, if the lock is busy, a script that says which process has it (`GET`
+    /// and `PTTL`). Sends nothing if another thread of this process has the lock or waits for it. Blocks
     /// only for the answers: at most the connect timeout and the response timeout together. If the
     /// key never expires, the thread looks at it again after a quarter of a second, since a
     /// renewal of the holder may set an expiry meanwhile. (If the two timeouts together are

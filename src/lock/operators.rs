@@ -8,8 +8,9 @@ use crate::lock::Lock;
 impl Lock {
     /// The process and thread that hold the lock now, as Redis says. `None` if it is free.
     ///
-    /// Sends `GET` and `PTTL` in one round trip. For a [`fenced`](Lock::fenced) lock, also reads
-    /// the counter, so that the answer has the [fence](Holder::fence). Blocks for the answer, at
+    /// Sends a script that reads the key and its TTL (`GET` and `PTTL`). For a
+    /// [`fenced`](Lock::fenced) lock, it also reads the counter, so that the answer has the
+    /// [fence](Holder::fence). Blocks for the answer, at
     /// most the connect timeout and the response timeout together.
     ///
     /// # Errors

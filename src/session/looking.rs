@@ -34,11 +34,7 @@ impl Session {
         let ask = || {
             let mut connection = self.store.checkout(key.in_redis(), deadline)?;
             let sent = Moment::now();
-            let seen = match counter {
-                Some(counter) => connection.look_at_fence(key.in_redis(), counter, deadline),
-                None => connection.look(key.in_redis(), deadline),
-            };
-            seen.map(|seen| (seen, sent))
+            connection.look(key.in_redis(), counter, deadline).map(|seen| (seen, sent))
         };
         let answer = ask().or_else(|failure| if failure.can_pass() { ask() } else { Err(failure) });
         answer.map_err(|failure| self.call_failed(action, key, failure))

@@ -22,8 +22,8 @@
 -- Replies  OK           the key holds the new token, for the lease at least (without a counter)
 --          n            the same, and n is the hold's number (with a counter)
 --          0            there is no such key
---          {value, ms}  the key holds another value, and is left alone; the rest of its TTL in
---                       milliseconds (-1: it has none)
+--          {value, ms}  the key holds another value, of which this is the beginning, and is left
+--                       alone; the rest of its TTL in milliseconds (-1: it has none)
 --
 -- Before Redis 7, a server may be set to replicate scripts as they are. It then refuses a write
 -- behind `TIME` and `PTTL`.
@@ -33,7 +33,7 @@ local found = call('GET', KEYS[1])
 if not found then
   return 0
 elseif found ~= ARGV[4] and found ~= ARGV[1] then
-  return {found, call('PTTL', KEYS[1])}
+  return {string.sub(found, 1, 256), call('PTTL', KEYS[1])}
 end
 local answer = redis.status_reply('OK')
 if KEYS[2] then

@@ -10,9 +10,10 @@
 --
 -- Replies  OK           the key was free, and holds the token now
 --          {value, ms}  the value that the key holds, and the rest of its TTL in milliseconds
---                       (-1: it has none)
+--                       (-1: it has none). The value is cut to 256 bytes, which no token has: a key
+--                       of another program may hold megabytes.
 local set = redis.call('SET', KEYS[1], ARGV[1], 'NX', 'PX', ARGV[2])
 if set then
   return set
 end
-return {redis.call('GET', KEYS[1]), redis.call('PTTL', KEYS[1])}
+return {string.sub(redis.call('GET', KEYS[1]), 1, 256), redis.call('PTTL', KEYS[1])}

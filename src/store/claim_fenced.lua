@@ -20,8 +20,8 @@
 -- ARGV[3]  how long the counter stays at least, in milliseconds
 --
 -- Replies  n               the key was free, and holds the token now; n is the hold's number
---          {value, ms}     the value that the key holds, and the rest of its TTL in milliseconds
---                          (-1: it has none)
+--          {value, ms}     the value that the key holds, up to 256 bytes, and the rest of its TTL
+--                          in milliseconds (-1: it has none)
 --          {value, ms, n}  the same, if the value is the token: n is its number (0: not known)
 --
 -- Before Redis 7, a server may be set to replicate scripts as they are. It then refuses a write
@@ -30,7 +30,7 @@ if redis.replicate_commands then redis.replicate_commands() end
 local call = redis.call
 local found = call('GET', KEYS[1])
 if found and found ~= ARGV[1] then
-  return {found, call('PTTL', KEYS[1])}
+  return {string.sub(found, 1, 256), call('PTTL', KEYS[1])}
 end
 local stored = redis.pcall('GET', KEYS[2])
 if type(stored) == 'table' then

@@ -123,22 +123,15 @@ impl Connection<'_> {
         }
     }
 
-    pub(crate) fn look(&mut self, key: &str, deadline: Moment) -> Result<Seen, Failure> {
-        match self {
-            Connection::To(server) => server.look(key, deadline),
-            Connection::Memory(memory) => memory.look(key, false),
-        }
-    }
-
-    pub(crate) fn look_at_fence(
+    pub(crate) fn look(
         &mut self,
         key: &str,
-        counter: &str,
+        counter: Option<&str>,
         deadline: Moment,
     ) -> Result<Seen, Failure> {
         match self {
-            Connection::To(server) => server.look_at_fence(key, counter, deadline),
-            Connection::Memory(memory) => memory.look(key, true),
+            Connection::To(server) => server.look(key, counter, deadline),
+            Connection::Memory(memory) => memory.look(key, counter.is_some()),
         }
     }
 

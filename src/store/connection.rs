@@ -11,11 +11,11 @@ use crate::store::node::Node;
 use crate::store::replicas::{Wait, left_behind};
 use crate::store::reply::{
     AdoptReply, ClaimReply, Compared, Seen, Tracking, accepted, adopted, alive, allowed, claimed, compared,
-    deleted, fence, seen, tracking, was_set,
+    deleted, seen, tracking, was_set,
 };
 use crate::store::resp::{Batch, Reply};
 use crate::store::route::{Route, next};
-use crate::store::script::{FORCE, KEEP, RELEASE, RENEW, Script};
+use crate::store::script::{FORCE, KEEP, LOOK, LOOK_FENCED, RELEASE, RENEW, Script};
 use crate::store::wanted::{Wanted, set};
 
 /// A borrowed connection.
@@ -177,11 +177,16 @@ impl ServerConnection {
         args: &[&str],
         deadline: Moment,
     ) -> Result<Compared, Failure> {
-        let mut reply = self.route.run(&script.by_hash(key, args), deadline);
-        if reply.as_ref().is_err_and(Failure::is_noscript) {
-            reply = self.route.run(&script.whole(key, args), deadline);
-        }
+        let reply = self.run(script, key, args, deadline);
         self.route.sensible(compared(reply).map_err(|failure| script.explain(failure)))
+    }
+
+    fn run(&mut self, script: &Script, key: &str, args: &[&str], deadline: Moment) -> Result<Reply, Failure> {
+        let reply = self.route.run(&script.by_hash(key, args), deadline);
+        if reply.as_ref().is_err_and(Failure::is_noscript) {
+            return self.route.run(&script.whole(key, args), deadline);
+        }
+        reply
     }
 
     /// Compare and delete, for many locks in one round trip. The answers come in the order of the
@@ -296,34 +301,24 @@ impl ServerConnection {
         }
     }
 
-    /// Who has a lock: `GET key`, `PTTL key`.
-    pub(crate) fn look(&mut self, key: &str, deadline: Moment) -> Result<Seen, Failure> {
-        let mut replies = self.route.read_all(&[&["GET", key], &["PTTL", key]], deadline)?.into_iter();
-        self.route.sensible(seen(next(&mut replies), next(&mut replies)))
-    }
-
-    /// Who has a lock, and the fencing token of the hold.
-    ///
-    /// Other clients' commands can come between these four. If the key has the same token before
-    /// and after the counter was read, no later hold has raised the counter.
-    pub(crate) fn look_at_fence(
+    /// Who has a lock, and with a `counter` the fencing token of the hold. Takes one more round trip
+    /// if Redis has forgotten the script.
+    pub(crate) fn look(
         &mut self,
         key: &str,
-        counter: &str,
+        counter: Option<&str>,
         deadline: Moment,
     ) -> Result<Seen, Failure> {
-        let get: &[&str] = &["GET", key];
-        let mut replies =
-            self.route.read_all(&[get, &["PTTL", key], &["GET", counter], get], deadline)?.into_iter();
-        let seen = self.route.sensible(seen(next(&mut replies), next(&mut replies)))?;
-        Ok(match (seen, next(&mut replies), next(&mut replies)) {
-            (Seen::Somebody(holder), Reply::Bytes(digits), Reply::Bytes(after))
-                if holder.raw().as_bytes() == after =>
-            {
-                Seen::Somebody(holder.with_fence(fence(&digits)))
-            }
-            (seen, ..) => seen,
-        })
+        let script: &Script = if counter.is_some() { &LOOK_FENCED } else { &LOOK };
+        let args: Vec<_> = counter.into_iter().collect();
+        let reply = self.run(script, key, &args, deadline);
+        if let (Some(_), Err(Failure::Refused(refusal))) = (counter, &reply)
+            && refusal.code == "TRYAGAIN"
+        {
+            // The slot is on its way to another node, and only one of the two keys is there.
+            return self.look(key, None, deadline);
+        }
+        self.route.sensible(seen(reply).map_err(|failure| script.explain(failure)))
     }
 
     /// Deletes a key whatever its value, and returns the value. Sends the script whole, so that one

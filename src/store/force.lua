@@ -3,8 +3,8 @@
 -- KEYS[1]  the lock's key in Redis
 --
 -- Replies  nil          there was no such key
---          {value, ms}  the value that was deleted (nil if it was not a string), and the rest of
---                       its TTL in milliseconds (-1: it had none)
+--          {value, ms}  the value that was deleted, up to 256 bytes (nil if it was not a string),
+--                       and the rest of its TTL in milliseconds (-1: it had none)
 --
 -- Before Redis 7, a server may be set to replicate scripts as they are. It then refuses a write
 -- behind `PTTL`.
@@ -21,4 +21,4 @@ if type(found) == 'table' then
   found = false
 end
 redis.call('DEL', KEYS[1])
-return {found, left}
+return {found and string.sub(found, 1, 256), left}

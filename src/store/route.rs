@@ -52,18 +52,6 @@ impl Route {
         }
     }
 
-    /// Sends commands that read, for keys of one slot. The first reply says whether another node
-    /// has the slot: while the slot moves, a later key may be elsewhere.
-    pub(super) fn read_all(&mut self, commands: &[&[&str]], deadline: Moment) -> Result<Vec<Reply>, Failure> {
-        loop {
-            let replies = self.exchange_all(commands, deadline)?;
-            let Some(first) = replies.first() else { return Ok(replies) };
-            if !self.follow(first, deadline)? {
-                return Ok(replies);
-            }
-        }
-    }
-
     /// Sends commands for one key, each behind an `ASKING` if the node needs that.
     pub(super) fn exchange_all(
         &mut self,

@@ -17,7 +17,9 @@ pub(super) struct Script {
 /// Makes all scripts now. If a thread made a script at its first use, and the process were forked
 /// at that moment, the child would wait for ever for the script to be made.
 pub(super) fn prepare() {
-    for script in [&CLAIM, &CLAIM_FENCED, &ADOPT, &ADOPT_FENCED, &RELEASE, &KEEP, &RENEW, &FORCE] {
+    for script in
+        [&CLAIM, &CLAIM_FENCED, &ADOPT, &ADOPT_FENCED, &RELEASE, &KEEP, &RENEW, &FORCE, &LOOK, &LOOK_FENCED]
+    {
         LazyLock::force(script);
     }
 }
@@ -42,11 +44,18 @@ pub(super) static KEEP: LazyLock<Script> =
     LazyLock::new(|| Script::new(include_str!("keep.lua"), "+get +set"));
 pub(super) static RENEW: LazyLock<Script> =
     LazyLock::new(|| Script::new(include_str!("renew.lua"), "+get +pttl +pexpire"));
+pub(super) static LOOK: LazyLock<Script> = LazyLock::new(|| look("1"));
+/// Has a second key, as [`CLAIM_FENCED`].
+pub(super) static LOOK_FENCED: LazyLock<Script> = LazyLock::new(|| look("2"));
 pub(super) static FORCE: LazyLock<Script> =
     LazyLock::new(|| Script::new(include_str!("force.lua"), "+pttl +get +del"));
 
 fn adopt(keys: &'static str, rights: &'static str) -> Script {
     Script { keys, ..Script::new(include_str!("adopt.lua"), rights) }
+}
+
+fn look(keys: &'static str) -> Script {
+    Script { keys, ..Script::new(include_str!("look.lua"), "+get +pttl") }
 }
 
 impl Script {

@@ -313,7 +313,7 @@ impl Scene {
 
     /// Spoils one of the next commands of the protocol.
     fn spoil(&mut self, fault: Fault) {
-        let commands = ["SET", "SET", "EVALSHA", "EVALSHA", "EVALSHA * 1 * * *", "GET", "*"];
+        let commands = ["SET", "SET", "EVALSHA", "EVALSHA", "EVALSHA * 1 * * *", "EVALSHA * 1 *", "*"];
         let command = commands[self.rng.random_range(0..commands.len())];
         self.proxy().on(command, fault);
     }

@@ -103,11 +103,10 @@ fn a_waiter_takes_the_lock_when_the_hold_before_it_expires() {
 }
 
 #[test]
-fn two_answers_of_one_call_share_its_timeout() {
+fn two_tries_of_one_call_share_its_timeout() {
     let rig = rig(|it| it.connect_timeout(ANSWER));
     // The call asks again over a second connection, because the first one might be dead.
-    rig.proxy.on_times("GET lock:a", 2, Fault::DelayReply(3 * ANSWER / 4));
-    rig.proxy.on_times("PTTL lock:a", 2, Fault::DelayReply(3 * ANSWER / 2));
+    rig.proxy.on_times("EVALSHA * 1 lock:a", 2, Fault::DelayReply(3 * ANSWER / 2));
     let answer = within(3 * ANSWER, "two questions", || rig.locks.named("a").holder());
     assert!(answer.expect_err("the second answer came too late").is_unavailable());
 }
@@ -168,7 +167,7 @@ fn try_lock_works_though_all_idle_connections_were_cut() {
 }
 
 #[test]
-fn a_value_that_is_too_long_costs_no_other_connection() {
+fn an_answer_that_is_too_long_costs_no_other_connection() {
     let rig = rig(|it| it.renew(false).response_timeout(LONG));
     let all = Barrier::new(3);
     thread::scope(|scope| {
@@ -181,7 +180,8 @@ fn a_value_that_is_too_long_costs_no_other_connection() {
             });
         }
     });
-    rig.server.query::<()>(&["SET", "lock:long", &"x".repeat(300_000)]);
+    let long = [b"$300000\r\n".to_vec(), b"x".repeat(300_000), b"\r\n".to_vec()].concat();
+    rig.proxy.on_times("EVALSHA * 1 lock:long", 2, Fault::Replace(long));
     let error = rig.locks.named("long").holder().expect_err("too long, twice");
     assert!(error.is_unavailable() && format!("{error:?}").contains("too long"), "{error:?}");
     let connections = rig.proxy.connections_accepted();

@@ -92,10 +92,12 @@ fn a_wait_for_a_pooled_connection_in_use_is_reported_as_busy() {
 fn the_wait_for_a_connection_does_not_count_as_an_outage() {
     let rig =
         Rig::with(|it| it.pool_size(1).connect_timeout(LONG).response_timeout(LONG).tolerate_outage(SOON));
-    rig.proxy.on("GET lock:slow", Fault::DelayReply(3 * SOON));
+    rig.proxy.on("EVALSHA * 1 lock:slow", Fault::DelayReply(3 * SOON));
     thread::scope(|scope| {
         let slow = scope.spawn(|| rig.locks.named("slow").holder().map(drop));
-        eventually(LONG, "the slow call has the connection", || rig.proxy.commands("GET lock:slow") > 0);
+        eventually(LONG, "the slow call has the connection", || {
+            rig.proxy.commands("EVALSHA * 1 lock:slow") > 0
+        });
         rig.proxy.on("SET lock:a", Fault::CutBeforeReply);
         drop(rig.locks.lock("a").expect("one lost answer is no outage"));
         slow.join().expect("no panic").expect("answers");

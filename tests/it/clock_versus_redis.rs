@@ -85,7 +85,7 @@ fn a_lease_that_ends_while_the_server_is_stopped_is_no_loss() {
 fn a_lease_that_ends_while_its_release_waits_for_a_connection_is_no_loss() {
     let stall: Act<'_> = &|rig| {
         let (locks, fired) = (rig.locks.clone(), rig.proxy.fired());
-        rig.proxy.on("GET lock:other", Fault::DelayReply(2 * LEASE));
+        rig.proxy.on("EVALSHA * 1 lock:other", Fault::DelayReply(2 * LEASE));
         drop(thread::spawn(move || locks.named("other").holder()));
         rig.proxy.wait_fired(fired + 1, LONG);
     };

@@ -146,7 +146,7 @@ fn verify_counts_the_time_left_from_its_send() {
     let rig = Rig::with(|builder| builder.response_timeout(SOON));
     let guard = rig.locks.named("a").renew(false).lock().expect("locks");
     rig.server.query::<()>(&["PEXPIRE", "lock:a", "600"]);
-    rig.proxy.on("PTTL lock:a", Fault::DelayReply(4 * PERIOD));
+    rig.proxy.on("EVALSHA * 1 lock:a", Fault::DelayReply(4 * PERIOD));
     guard.verify().expect("the key was there");
     assert!(guard.remaining() <= 2 * PERIOD, "{:?}", guard.remaining());
 }
@@ -156,7 +156,7 @@ fn verify_counts_the_time_left_from_the_try_that_was_answered() {
     let rig = Rig::with(|builder| builder.response_timeout(SOON).lease(3 * SOON));
     let guard = rig.locks.named("a").renew(false).lock().expect("locks");
     let end = Instant::now() + guard.remaining();
-    rig.proxy.on("GET lock:a", Fault::SwallowCommand);
+    rig.proxy.on("EVALSHA * 1 lock:a", Fault::SwallowCommand);
     guard.verify().expect("the key is there");
     assert_eq!(rig.proxy.fired(), 1);
     let shortened = end.saturating_duration_since(Instant::now() + guard.remaining());

@@ -166,9 +166,10 @@ fn a_broken_connection_wakes_only_the_waiters_whose_keys_it_tracked() {
         eventually(LONG, "the waiter looked over one connection", || tracking().len() == 1);
         let number = tracking()[0];
         // While this connection is in use, the other waiter's attempt goes over another one.
-        rig.proxy.on("GET lock:slow", Fault::DelayReply(SOON));
+        rig.proxy.on("EVALSHA * 1 lock:slow", Fault::DelayReply(SOON));
         let slow = scope.spawn(|| rig.locks.named("slow").holder());
-        eventually(LONG, "the connection is in use", || rig.proxy.commands("GET lock:slow") > 0);
+        let is_in_use = || rig.proxy.commands("EVALSHA * 1 lock:slow") > 0;
+        eventually(LONG, "the connection is in use", is_in_use);
         let second = wait("b");
         // The third key is `slow`: it was read over the first connection, which tracks too.
         until_tracked(&rig.server, 3);

@@ -112,13 +112,12 @@ fn honest(args: &[String], busy: bool, stands: &mut String) -> Vec<u8> {
             return format!("*2\r\n${}\r\n{stands}\r\n:60000\r\n", stands.len()).into_bytes();
         }
         ["EVALSHA" | "EVAL", script, ..] if claims(script) => "+OK\r\n",
-        ["GET", ..] if !stands.is_empty() => {
-            return format!("${}\r\n{stands}\r\n", stands.len()).into_bytes();
+        // To look who has the lock.
+        ["EVALSHA", _, _, _] if !stands.is_empty() => {
+            return format!("*2\r\n${}\r\n{stands}\r\n:60000\r\n", stands.len()).into_bytes();
         }
-        ["PTTL", ..] if stands.is_empty() => ":-2\r\n",
-        ["PTTL", ..] => ":60000\r\n",
-        ["EVALSHA", ..] | ["EVAL", _, _, _, _, ..] => ":1\r\n",
-        ["GET" | "EVAL", ..] => "$-1\r\n",
+        ["EVALSHA" | "EVAL", _, _, _] => "$-1\r\n",
+        ["EVALSHA" | "EVAL", ..] => ":1\r\n",
         ["CLIENT", "ID"] => ":7\r\n",
         ["SUBSCRIBE", ..] => SUBSCRIBED,
         _ => "+OK\r\n",

@@ -27,6 +27,34 @@ fn follow_a_missing_master(server: &Server) {
     server.query::<()>(&["REPLICAOF", "127.0.0.1", &missing.port().to_string()]);
 }
 
+/// Another program has a long value at the key. The lock is busy, and no answer has the whole value.
+#[test]
+fn a_long_value_of_another_program_is_no_outage() {
+    let server = Server::start();
+    let value = "x".repeat(1_000_000);
+    let sent = || {
+        let info: String = server.query(&["INFO", "stats"]);
+        let sent = info.lines().find_map(|line| line.strip_prefix("total_net_output_bytes:"));
+        sent.and_then(|sent| sent.trim().parse::<u64>().ok()).expect("a number")
+    };
+    for fenced in [false, true] {
+        server.query::<()>(&["SET", "lock:a", &value, "PX", "600000"]);
+        let locks = connect(&server);
+        let lock = locks.named("a").fenced(fenced);
+        let before = sent();
+        assert!(lock.try_lock().expect("answers").is_none());
+        // The waiter asks at the beginning and at the end, or more often.
+        let error = lock.clone().wait(SLACK).lock().expect_err("it is busy");
+        assert!(error.is_timeout() && error.to_string().len() < 500, "{error}");
+        let holder = lock.holder().expect("answers").expect("held");
+        assert_eq!((holder.raw(), holder.owner()), (&value[..256], None));
+        let deleted = lock.force_unlock().expect("answers").expect("held");
+        assert_eq!(deleted.raw(), &value[..256]);
+        assert!(sent() - before < 100_000, "{} bytes were sent", sent() - before);
+        drop(lock.try_lock().expect("answers").expect("it is free"));
+    }
+}
+
 /// The error of each way to take a lock. None may say that the lock is busy.
 fn refusals(locks: &LockManager, key: &str) -> Vec<Error> {
     let lock = locks.named(key).wait(WAIT);
