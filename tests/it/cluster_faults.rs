@@ -69,7 +69,9 @@ const OVER_A_FAILOVER: Duration = Duration::from_secs(6);
 /// `body` replaces the master at place 0. No lock is lost that a replica has acknowledged, no wait
 /// takes longer than `limit`, and no key is left in the end.
 fn while_the_first_master_is_replaced(cluster: &Cluster, limit: Duration, body: impl FnOnce(&dyn Fn())) {
-    let renewing = patient(&cluster.url()).lease(BRIEF).renew_every(PERIOD).build().expect("connects");
+    // Who waited for the dead node would wait for long, and a busy machine costs no renewal.
+    let renewing = patient(&cluster.url()).lease(BRIEF).renew_every(PERIOD).response_timeout(LONG);
+    let renewing = renewing.build().expect("connects");
     let brief = [1, 2].map(|place| (place, cluster.key_on(place)));
     let guards = brief.each_ref().map(|(_, name)| renewing.lock(name).expect("locks"));
     let (holder, waiter) = (acknowledged(cluster).build(), acknowledged(cluster).poll_every(LONG).build());

@@ -397,7 +397,7 @@ fn a_hold_is_renewed_and_listed_with_what_is_left_of_its_lease() {
     assert!(holder.time_left().is_some_and(|it| it <= ANSWER && !it.is_zero()), "{holder}");
     let [held] = &locks.held()[..] else { panic!("it is held once") };
     assert!(held.renewals > 0 && held.valid_for <= ANSWER, "{held:?}");
-    assert_eq!(locks.stats().renewed, held.renewals.into());
+    assert_eq!(locks.stats().renewed, u64::from(held.renewals));
 }
 
 #[test]

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use relatch::{Builder, Error, LockManager, LostCause, Owner};
 use relatch_rig::{Fault, LONG, Server, Worker, eventually, role};
 
-use crate::support::{ANSWER, MINUTE, PERIOD, Rig, assert_lost, connect, delete, renewals_of, trusted};
+use crate::support::{ANSWER, MINUTE, PERIOD, Rig, SOON, assert_lost, connect, delete, renewals_of, trusted};
 
 #[test]
 fn only_the_thread_that_holds_a_lock_finds_it() {
@@ -64,12 +64,14 @@ fn confirm_asks_redis_each_time() {
 /// A renewal that is under way was executed before the question. Its answer says nothing about now.
 #[test]
 fn confirm_asks_again_while_a_renewal_is_under_way() {
-    let rig = Rig::with(|builder| builder.lease(MINUTE).renew_every(PERIOD).client_tracking(false));
+    let rig = Rig::with(|builder| {
+        builder.lease(MINUTE).renew_every(PERIOD).client_tracking(false).response_timeout(LONG)
+    });
     let guard = rig.locks.lock("a").expect("locks");
     let renewal = renewals_of(&rig.server, "a");
     eventually(LONG, "it is renewed", || rig.proxy.commands(&renewal) > 0);
     let before = rig.proxy.commands(&renewal);
-    rig.proxy.on(&renewal, Fault::DelayReply(ANSWER / 2));
+    rig.proxy.on(&renewal, Fault::DelayReply(SOON / 2));
     eventually(LONG, "a renewal is under way", || rig.proxy.commands(&renewal) > before);
     delete(&rig.server, "a");
     assert_lost(&guard.confirm(Duration::ZERO), LostCause::Deleted);

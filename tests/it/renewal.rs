@@ -16,14 +16,15 @@ use crate::support::{ANSWER, LEASE, Over, PERIOD, Rig, SOON, renewals, renewals_
 
 #[test]
 fn row_07_a_renewal_counts_from_its_send() {
-    let rig = Rig::with(|builder| builder.lease(LEASE).renew_every(PERIOD).response_timeout(LEASE));
+    let lease = 3 * SOON;
+    let rig = Rig::with(|builder| builder.lease(lease).renew_every(PERIOD).response_timeout(lease));
     let renewal = renewals_of(&rig.server, "a");
-    rig.proxy.on(&renewal, Fault::DelayReply(LEASE / 2));
+    rig.proxy.on(&renewal, Fault::DelayReply(lease / 2));
     rig.proxy.always(&renewal, Fault::SwallowCommand);
     let guard = rig.locks.lock("a").expect("locks");
     eventually(LONG, "the hold is renewed", || renewals(&rig.locks, "a") == 1);
     let remaining = guard.remaining();
-    assert!(remaining + LEASE / 2 <= trusted(LEASE), "{remaining:?}: as if counted from the answer");
+    assert!(remaining + lease / 2 <= trusted(lease), "{remaining:?}: as if counted from the answer");
     assert!(guard.is_valid(), "the rest of the lease is valid");
     assert_eq!(guard.watch().wait_lost(LONG), Some(LostCause::Expired));
     assert_eq!(renewals(&rig.locks, "a"), 1);
