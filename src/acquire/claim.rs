@@ -21,12 +21,12 @@ use std::time::Duration;
 
 use crate::acquire::step::Ask;
 use crate::base::clock::Moment;
+use crate::base::counters::Counters;
 use crate::base::emit::warn;
 use crate::base::holder::Holder;
 use crate::base::key::Key;
 use crate::base::options::Lease;
 use crate::base::owner::{Owner, fresh_token};
-use crate::base::stats::Counters;
 use crate::hold::AcquiredAt;
 use crate::keeping::orphans::OrphanKey;
 use crate::keeping::shared::Keeper;

@@ -3,9 +3,10 @@
 //!
 //! The lowest room. Its files may use each other, but nothing else of the crate.
 
-pub(crate) mod stats;
-pub(crate) mod metrics;
+pub(crate) mod counters;
 pub(crate) mod emit;
+pub(crate) mod metrics;
+pub(crate) mod stats;
 pub(crate) mod stop;
 pub(crate) mod options;
 pub(crate) mod key;

@@ -28,6 +28,7 @@ use std::time::{Duration, Instant};
 
 use crate::base::body::Made;
 use crate::base::clock::Moment;
+use crate::base::counters::Counters;
 use crate::base::emit::{self, debug};
 use crate::base::error::Error;
 use crate::base::key::{Key, Name};
@@ -35,7 +36,6 @@ use crate::base::machine;
 use crate::base::options::{Lease, Options, Settings};
 use crate::base::owner::{Owner, fresh_token, host_name};
 use crate::base::process as this_process;
-use crate::base::stats::Counters;
 use crate::base::stop::{Stop, Wake};
 use crate::hold::{Hold, Unlocked};
 use crate::keeping::losses::{LossNotifier, OnLost};
