@@ -342,10 +342,13 @@ fn minor(version: &str) -> u32 {
 #[test]
 fn the_servers_that_are_claimed_are_those_that_the_tests_run_with() {
     let text = |path: &str| fs::read_to_string(root().join(path)).expect("a text");
-    assert!(text("README.md").contains("Redis 6.2 or 7.0, or Valkey 9.1:"));
-    assert!(text("docs/guarantees.md").contains("Redis 6.2.14, Redis 7.0.15 and Valkey 9.1.2"));
+    assert!(text("README.md").contains("Redis 6.2, 7.0, 8.2 and 8.10, and Valkey 8.1 and 9.1:"));
+    assert!(
+        text("docs/guarantees.md")
+            .contains("Redis 6.2.14, 7.0.15, 8.2.3 and 8.10.2 and with Valkey 8.1.8 and\n9.1.2")
+    );
     let script = text("tests/servers.sh");
-    for server in ["redis-6.2", "system", "valkey-9.1"] {
+    for server in ["redis-6.2", "system", "redis-8.2", "redis-8.10", "valkey-8.1", "valkey-9.1"] {
         assert!(script.contains(server), "{server}");
     }
 }
