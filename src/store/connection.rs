@@ -10,12 +10,14 @@ use crate::store::failure::Failure;
 use crate::store::node::Node;
 use crate::store::replicas::{Wait, left_behind};
 use crate::store::reply::{
-    AdoptReply, ClaimReply, Compared, Seen, Tracking, accepted, adopted, alive, allowed, claimed, compared,
-    deleted, seen, tracking, was_set,
+    AdoptReply, ClaimReply, Compared, Seen, Tracking, accepted, adopted, allowed, claimed, compared, deleted,
+    seen, tracking, was_set,
 };
 use crate::store::resp::{Batch, Reply};
 use crate::store::route::{Route, next};
+use crate::store::router::Router;
 use crate::store::script::{FORCE, KEEP, LOOK, LOOK_FENCED, RELEASE, RENEW, Script};
+use crate::store::tracking::TrackingConnection;
 use crate::store::wanted::{Wanted, set};
 
 /// A borrowed connection.
@@ -36,6 +38,29 @@ pub(crate) struct Extension<'a> {
     pub(crate) key: &'a str,
     pub(crate) token: &'a str,
     pub(crate) lease: u64,
+}
+
+/// Opens a connection for invalidations of this node's keys. `probe` is a key that nobody else uses,
+/// or the beginning of one: it is changed, to make sure that its invalidation comes.
+pub(super) fn listen(
+    router: &Arc<Router>,
+    node: &Arc<Node>,
+    probe: &str,
+) -> Result<TrackingConnection, Failure> {
+    let probe = router.key_at(node, probe).ok_or_else(|| Failure::not_sent("the node has no slots"))?;
+    let mut tracking = router.noting(node.open_tracking())?;
+    let route = Route::pinned(router, node, Moment::NEVER).map_err(Failure::of_an_attempt)?;
+    let until = Moment::now().after(node.common.response_timeout);
+    if let Err(failure) = ServerConnection::new(route).change(&probe, tracking.id, until) {
+        // If the master was replaced in between, the new one does not know the listener. And a slot
+        // of a cluster may have moved.
+        let redirects = |refusal| router.redirected(refusal, node).is_some();
+        let passes =
+            tracking.has_ended() || matches!(&failure, Failure::Refused(refusal) if redirects(refusal));
+        return Err(if passes { failure.of_an_attempt() } else { failure });
+    }
+    node.hears(&mut tracking, &probe)?;
+    Ok(tracking)
 }
 
 impl ServerConnection {
@@ -63,11 +88,6 @@ impl ServerConnection {
     /// True if the idle connection is known to have ended. Does not wait.
     pub(crate) fn has_ended(&mut self) -> bool {
         self.route.link.as_mut().is_none_or(|link| link.has_ended())
-    }
-
-    pub(crate) fn ping(&mut self, deadline: Moment) -> Result<(), Failure> {
-        let mut replies = self.route.exchange(&Batch::of(&["PING"]), deadline)?.into_iter();
-        self.route.sensible(alive(next(&mut replies)))
     }
 
     /// One attempt to take a lock: `SET key token NX PX lease`, or a script if the hold is to have
@@ -332,7 +352,7 @@ impl ServerConnection {
     /// Changes a key so that Redis sends an invalidation of it to a listener. Fails with `Refused`
     /// only if Redis refuses `CLIENT TRACKING` or access to the key. Any other refusal is
     /// `NotSent`.
-    pub(super) fn change(&mut self, key: &str, listener: u64, deadline: Moment) -> Result<(), Failure> {
+    fn change(&mut self, key: &str, listener: u64, deadline: Moment) -> Result<(), Failure> {
         let batch = Batch::of(&["CLIENT", "TRACKING", "ON", "REDIRECT", &listener.to_string()])
             .and(&["GET", key])
             .and(&set(key, "-", "1000"))

@@ -63,6 +63,7 @@ use crate::store::endpoint::{Endpoint, Place};
 use crate::store::login::{Access, Credentials, Expected};
 use crate::store::master::Master;
 use crate::store::node::{Common, Location};
+use crate::store::route::Route;
 use crate::store::router::Router;
 use crate::store::sentinels::Sentinels;
 
@@ -158,7 +159,10 @@ impl Store {
     /// necessary, until the deadline.
     pub(crate) fn checkout(&self, key: &str, deadline: Moment) -> Result<Connection<'_>, Failure> {
         match &self.place {
-            Where::Servers(router) => router.checkout(key, deadline).map(Connection::To),
+            Where::Servers(router) => {
+                let route = Route::lent(router, key, deadline)?;
+                Ok(Connection::To(ServerConnection::new(route)))
+            }
             Where::Memory(memory) => Ok(Connection::Memory(memory)),
         }
     }
@@ -167,14 +171,18 @@ impl Store {
     /// may be dead.
     pub(crate) fn connect(&self, key: &str, deadline: Moment) -> Result<Connection<'_>, Failure> {
         match &self.place {
-            Where::Servers(router) => router.connect(key, deadline).map(Connection::To),
+            Where::Servers(router) => {
+                let route = Route::own(router, key, deadline)?;
+                Ok(Connection::To(ServerConnection::new(route)))
+            }
             Where::Memory(memory) => Ok(Connection::Memory(memory)),
         }
     }
 
     /// Opens a connection outside the pool to this node, for a thread that serves no other.
     pub(crate) fn connect_to(&self, node: &Arc<Node>, deadline: Moment) -> Result<ServerConnection, Failure> {
-        self.router().ok_or_else(no_server)?.connect_to(node, deadline)
+        let router = self.router().ok_or_else(no_server)?;
+        Ok(ServerConnection::new(Route::pinned(router, node, deadline)?))
     }
 
     /// The node that has this key, as far as is known. `None` if the map of the cluster was not
@@ -197,7 +205,7 @@ impl Store {
     /// Opens a connection for the invalidations of a node. `probe` is a key that nobody else uses,
     /// or the beginning of one: it is changed, to make sure that its invalidation comes.
     pub(crate) fn listen(&self, node: &Arc<Node>, probe: &str) -> Result<TrackingConnection, Failure> {
-        self.router().ok_or_else(no_server)?.listen(node, probe)
+        connection::listen(self.router().ok_or_else(no_server)?, node, probe)
     }
 
     /// True if the node that has this key has answered since `moment`, over a connection that has

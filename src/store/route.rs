@@ -30,13 +30,28 @@ pub(super) struct Route {
 }
 
 impl Route {
-    pub(super) fn new(link: LinkRef, node: Arc<Node>, router: Arc<Router>) -> Route {
-        Route { link: Some(link), node, router, asking: false, redirects: MOST_REDIRECTS, redirected: false }
+    /// To the node that has this key, over a connection of the pool.
+    pub(super) fn lent(router: &Arc<Router>, key: &str, deadline: Moment) -> Result<Route, Failure> {
+        let (link, node) = router.reach(key, deadline, Node::lend)?;
+        Ok(Route::new(link, node, router))
     }
 
-    /// A route that stays with its node, and follows no redirect.
-    pub(super) fn pinned(link: LinkRef, node: Arc<Node>, router: Arc<Router>) -> Route {
-        Route { redirects: 0, ..Route::new(link, node, router) }
+    /// To the node that has this key, over a connection of its own.
+    pub(super) fn own(router: &Arc<Router>, key: &str, deadline: Moment) -> Result<Route, Failure> {
+        let (link, node) = router.reach(key, deadline, Node::own)?;
+        Ok(Route::new(link, node, router))
+    }
+
+    /// To this node, over a connection of its own. The route stays with the node, and follows no
+    /// redirect.
+    pub(super) fn pinned(router: &Arc<Router>, node: &Arc<Node>, deadline: Moment) -> Result<Route, Failure> {
+        let link = router.noting(node.own(deadline))?;
+        Ok(Route { redirects: 0, ..Route::new(link, Arc::clone(node), router) })
+    }
+
+    fn new(link: LinkRef, node: Arc<Node>, router: &Arc<Router>) -> Route {
+        let (link, router) = (Some(link), Arc::clone(router));
+        Route { link, node, router, asking: false, redirects: MOST_REDIRECTS, redirected: false }
     }
 
     /// Sends a command for one key.

@@ -10,15 +10,12 @@ use std::time::Duration;
 
 use crate::base::clock::Moment;
 use crate::store::cluster::Cluster;
-use crate::store::connection::ServerConnection;
 use crate::store::failure::{Failure, Refusal};
 use crate::store::login;
 use crate::store::node::{Common, Node, OnMove};
 use crate::store::pool::{LONG_SILENCE, LinkRef};
 use crate::store::resp::Reply;
-use crate::store::route::Route;
 use crate::store::slots::Redirect;
-use crate::store::tracking::TrackingConnection;
 
 pub(super) struct Router {
     named: Servers,
@@ -71,63 +68,38 @@ impl Router {
         }
     }
 
-    /// A connection of the pool to the node that has this key.
-    pub(super) fn checkout(
-        self: &Arc<Router>,
-        key: &str,
-        deadline: Moment,
-    ) -> Result<ServerConnection, Failure> {
-        self.reach(deadline, |router| router.node_of(key, deadline), Node::lend)
-    }
-
-    /// A connection outside the pool to the node that has this key.
-    pub(super) fn connect(
-        self: &Arc<Router>,
-        key: &str,
-        deadline: Moment,
-    ) -> Result<ServerConnection, Failure> {
-        self.reach(deadline, |router| router.node_of(key, deadline), Node::own)
-    }
-
     /// Speaks to Redis once. In a cluster, the nodes are tried one after the other.
     /// A failure comes with the name of the server.
-    pub(super) fn ping(self: &Arc<Router>, deadline: Moment) -> Result<(), (Failure, String)> {
+    pub(super) fn ping(&self, deadline: Moment) -> Result<(), (Failure, String)> {
         if let Servers::One(one) = self.servers() {
-            let opened = self.reach(deadline, |_| Ok(Arc::clone(one)), Node::lend);
-            if self.cluster().is_none() {
-                let answer = opened.and_then(|mut connection| connection.ping(deadline));
+            let answer = one.ping(deadline);
+            if !self.shows_cluster(&answer) {
                 return answer.map_err(|failure| (failure, one.name()));
             }
         }
         self.cluster().map_or(Ok(()), |cluster| cluster.ping(deadline))
     }
 
-    /// A connection outside the pool to this node, for a thread that serves this node alone.
-    pub(super) fn connect_to(
-        self: &Arc<Router>,
-        node: &Arc<Node>,
+    /// Opens a link to the node that has this key.
+    pub(super) fn reach(
+        &self,
+        key: &str,
         deadline: Moment,
-    ) -> Result<ServerConnection, Failure> {
-        let link = self.noting(node.own(deadline))?;
-        Ok(ServerConnection::new(Route::pinned(link, Arc::clone(node), Arc::clone(self))))
-    }
-
-    fn reach(
-        self: &Arc<Router>,
-        deadline: Moment,
-        choose: impl Fn(&Router) -> Result<Arc<Node>, Failure>,
         open: impl Fn(&Node, Moment) -> Result<LinkRef, Failure>,
-    ) -> Result<ServerConnection, Failure> {
-        let mut node = choose(self)?;
+    ) -> Result<(LinkRef, Arc<Node>), Failure> {
+        let mut node = self.node_of(key, deadline)?;
         let mut link = open(&node, deadline);
-        if let Err(Failure::Refused(refusal)) = &link
-            && refusal.code == login::CLUSTER_NODE
-            && self.become_cluster().is_some()
-        {
-            node = choose(self)?;
+        if self.shows_cluster(&link) {
+            node = self.node_of(key, deadline)?;
             link = open(&node, deadline);
         }
-        Ok(ServerConnection::new(Route::new(self.noting(link)?, node, Arc::clone(self))))
+        Ok((self.noting(link)?, node))
+    }
+
+    /// True if the login has shown that the one server is a node of a cluster.
+    fn shows_cluster<T>(&self, opened: &Result<T, Failure>) -> bool {
+        matches!(opened, Err(Failure::Refused(refusal)) if refusal.code == login::CLUSTER_NODE)
+            && self.become_cluster().is_some()
     }
 
     /// The node that has this key. In a cluster whose map is not known yet, waits for it until the
@@ -201,33 +173,13 @@ impl Router {
         }
     }
 
-    /// Opens a connection for invalidations of this node's keys. `probe` is a key that nobody else
-    /// uses, or the beginning of one: it is changed, to make sure that its invalidation comes.
-    pub(super) fn listen(
-        self: &Arc<Router>,
-        node: &Arc<Node>,
-        probe: &str,
-    ) -> Result<TrackingConnection, Failure> {
-        let key = match self.cluster() {
-            Some(cluster) => cluster.key_at(node, probe),
-            None => Some(probe.to_owned()),
-        };
-        let Some(probe) = key else { return Err(Failure::not_sent("the node has no slots")) };
-        let mut tracking = self.noting(node.open_tracking())?;
-        let mut other = self.connect_to(node, Moment::NEVER).map_err(Failure::of_an_attempt)?;
-        let until = Moment::now().after(self.common.response_timeout);
-        if let Err(failure) = other.change(&probe, tracking.id, until) {
-            // If the master was replaced in between, the new one does not know the listener. And a
-            // slot of a cluster may have moved.
-            let passes = tracking.has_ended() || self.redirected_from(&failure, node);
-            return Err(if passes { failure.of_an_attempt() } else { failure });
+    /// A key of this node, made from `stem`: `stem` itself, unless the node is one of a cluster.
+    /// `None` if the node has no slots.
+    pub(super) fn key_at(&self, node: &Node, stem: &str) -> Option<String> {
+        match self.cluster() {
+            Some(cluster) => cluster.key_at(node, stem),
+            None => Some(stem.to_owned()),
         }
-        node.hears(&mut tracking, &probe)?;
-        Ok(tracking)
-    }
-
-    fn redirected_from(&self, failure: &Failure, node: &Node) -> bool {
-        matches!(failure, Failure::Refused(refusal) if self.redirected(refusal, node).is_some())
     }
 
     /// The server that has this key, as errors name it.

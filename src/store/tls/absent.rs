@@ -1,9 +1,8 @@
 //! What stands for TLS in a build without it: types that have no values.
 
-use std::io;
+use std::io::{self, Read, Write};
 
 use crate::base::error::{Error, TlsCause};
-use crate::store::wire::By;
 
 /// Settings of TLS, which nobody can make.
 #[derive(Clone, Debug)]
@@ -32,7 +31,7 @@ impl Client {
 }
 
 impl Session {
-    pub(in crate::store) fn shake_hands(&mut self, _socket: &mut By<'_>) -> io::Result<()> {
+    pub(in crate::store) fn shake_hands(&mut self, _socket: &mut (impl Read + Write)) -> io::Result<()> {
         match *self {}
     }
 
@@ -40,11 +39,19 @@ impl Session {
         match *self {}
     }
 
-    pub(in crate::store) fn write(&mut self, _bytes: &[u8], _socket: &mut By<'_>) -> io::Result<()> {
+    pub(in crate::store) fn write(
+        &mut self,
+        _bytes: &[u8],
+        _socket: &mut (impl Read + Write),
+    ) -> io::Result<()> {
         match *self {}
     }
 
-    pub(in crate::store) fn read(&mut self, _buffer: &mut [u8], _socket: &mut By<'_>) -> io::Result<usize> {
+    pub(in crate::store) fn read(
+        &mut self,
+        _buffer: &mut [u8],
+        _socket: &mut (impl Read + Write),
+    ) -> io::Result<usize> {
         match *self {}
     }
 

@@ -12,7 +12,6 @@ use super::cause;
 use crate::base::error::TlsCause;
 use crate::store::failure;
 use crate::store::resp::LONGEST_REPLY;
-use crate::store::wire::By;
 
 /// How much is encrypted before it is sent: one record at most. If that record leaves only in part,
 /// the server cannot read it. So a command whose last record has not left whole is not executed.
@@ -63,7 +62,7 @@ impl fmt::Debug for Client {
 
 impl Session {
     /// Does the handshake. After a time-out, the caller can call this again.
-    pub(in crate::store) fn shake_hands(&mut self, socket: &mut By<'_>) -> io::Result<()> {
+    pub(in crate::store) fn shake_hands(&mut self, socket: &mut (impl Read + Write)) -> io::Result<()> {
         let shaken = self.try_to_shake_hands(socket);
         let words = |error: &io::Error| match error.kind() {
             ErrorKind::TimedOut if self.is_silent() => {
@@ -79,7 +78,7 @@ impl Session {
         })
     }
 
-    fn try_to_shake_hands(&mut self, socket: &mut By<'_>) -> io::Result<()> {
+    fn try_to_shake_hands(&mut self, socket: &mut (impl Read + Write)) -> io::Result<()> {
         while self.connection.is_handshaking() {
             self.flush(socket).map_err(|error| self.reason(error, socket))?;
             self.pull(|buffer| socket.read(buffer)).inspect_err(|_| self.tell_why(socket))?;
@@ -93,7 +92,11 @@ impl Session {
     }
 
     /// Writes all bytes. After an error, at least the last of them cannot be read by the server.
-    pub(in crate::store) fn write(&mut self, bytes: &[u8], socket: &mut By<'_>) -> io::Result<()> {
+    pub(in crate::store) fn write(
+        &mut self,
+        bytes: &[u8],
+        socket: &mut (impl Read + Write),
+    ) -> io::Result<()> {
         for part in bytes.chunks(RECORD) {
             self.connection.writer().write_all(part)?;
             self.flush(socket).map_err(|error| self.reason(error, socket))?;
@@ -103,7 +106,11 @@ impl Session {
 
     /// Reads some bytes. Zero means that the server has ended the connection. After a time-out,
     /// what has come of a record stays here.
-    pub(in crate::store) fn read(&mut self, buffer: &mut [u8], socket: &mut By<'_>) -> io::Result<usize> {
+    pub(in crate::store) fn read(
+        &mut self,
+        buffer: &mut [u8],
+        socket: &mut (impl Read + Write),
+    ) -> io::Result<usize> {
         loop {
             match self.connection.reader().read(buffer) {
                 Err(error) if error.kind() == ErrorKind::WouldBlock => {}
@@ -161,7 +168,7 @@ impl Session {
     }
 
     /// Sends what has been encrypted.
-    fn flush(&mut self, socket: &mut By<'_>) -> io::Result<()> {
+    fn flush(&mut self, socket: &mut (impl Read + Write)) -> io::Result<()> {
         while self.connection.wants_write() {
             if self.connection.write_tls(socket)? == 0 {
                 return Err(ErrorKind::WriteZero.into());
@@ -171,14 +178,14 @@ impl Session {
     }
 
     /// Tells the server why this side ends the connection, if rustls has something to tell.
-    fn tell_why(&mut self, socket: &mut By<'_>) {
+    fn tell_why(&mut self, socket: &mut (impl Read + Write)) {
         let _ = self.flush(socket); // The error that led here says more.
     }
 
     /// Why the server has closed the connection, if it has told; or else `error`, which the write
     /// met. A server that refuses the client's certificate may have closed the connection before
     /// all is written.
-    fn reason(&mut self, error: io::Error, socket: &mut By<'_>) -> io::Error {
+    fn reason(&mut self, error: io::Error, socket: &mut (impl Read + Write)) -> io::Error {
         if self.has_answered || !failure::ends_link(&error) {
             return error;
         }
