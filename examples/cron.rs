@@ -66,12 +66,20 @@ fn one_shot(name: &str, tick: &str) -> Result<(), Box<dyn Error>> {
     let me = format!("{name} (pid {})", process::id());
     let lock = locks.named(format!("nightly:{tick}")).keep_at_least(Duration::from_secs(PERIOD) / 2);
     if let Some(guard) = lock.try_lock()? {
-        sleep(JOB);
+        match job() {
+            Ok(()) => guard.unlock()?,     // Kept: nobody else runs this tick's job.
+            Err(_) => guard.unlock_now()?, // Another process may try at once.
+        };
         println!("{me}  runs the job");
-        guard.unlock()?;
     } else if let Some(holder) = lock.holder()? {
         println!("{me}  leaves it to {holder}");
     }
+    Ok(())
+}
+
+fn job() -> Result<(), Box<dyn Error>> {
+    sleep(JOB);
+    env::current_dir()?; // Something that can fail.
     Ok(())
 }
 
