@@ -34,6 +34,9 @@ pub(crate) use crate::acquire::step::Ask;
 /// How often a waiter with `reclaim_dead` checks whether the holder has died.
 const DEAD_HOLDER_CHECK: Duration = Duration::from_millis(50);
 
+/// How long after a change of the key its wake-up may come, on a busy machine.
+const ON_ITS_WAY: Duration = Duration::from_millis(250);
+
 /// The error of a wait that ends while the lock is busy. `cause` says why the last attempt failed,
 /// or why no holder is known.
 pub(crate) fn busy(key: &Key, patience: &Patience, holder: Option<Holder>, cause: Option<Cause>) -> Error {
@@ -299,9 +302,16 @@ impl Acquisition<'_> {
     }
 
     /// Makes the listener reconnect if it has missed a change.
+    ///
+    /// Redis may have been asked just after the change, while the wake-up was on its way. Such a
+    /// wake-up comes soon. Without this wait, a listener that misses nothing would be disconnected,
+    /// and all holds would be renewed. If the caller has no time for it, nothing is proven.
     fn report_missed_change(&mut self, holder: Option<&Holder>) {
         let AcquireContext { listeners, key, .. } = *self.context;
+        let comes_by = Moment::now().after(ON_ITS_WAY);
         if let Some(number) = self.progress.missed_change(holder)
+            && comes_by <= self.patience.deadline
+            && !self.registration.as_ref().is_some_and(|registration| registration.wait(comes_by))
             && let Some(listener) = listeners.of_key(key.in_redis())
         {
             listener.give_up(number, &"Redis sent no invalidation of a key that changed");

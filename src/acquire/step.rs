@@ -171,8 +171,8 @@ impl<'a> Progress<'a> {
         true
     }
 
-    /// The `CLIENT ID` of the listener that missed a change, if one did: a long sleep has ended
-    /// without a wake-up, and the holder has changed. `holder` is `None` if this thread has taken
+    /// The `CLIENT ID` of the listener that missed a change, if one did or if the wake-up is still on
+    /// its way: a long sleep has ended without one, and the holder has changed. `holder` is `None` if this thread has taken
     /// the lock.
     pub(super) fn missed_change(&mut self, holder: Option<&Holder>) -> Option<u64> {
         let changed = holder.map(Holder::raw) != self.holder.as_ref().map(Holder::raw);
