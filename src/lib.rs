@@ -182,7 +182,7 @@
 //! | `relatch::keeper` | | each try that left leases without renewal; the thread panicked | | |
 //! | `relatch::lost` | a callback that panics or does not return | each hold that was lost | | |
 //! | `relatch::slow` | | a wait or a hold that lasts longer than [`Builder::warn_after`] says | | |
-//! | `relatch::wait` | | | | a thread is about to sleep until it has a lock; how that wait ended |
+//! | `relatch::wait` | | | a wait lasts for 5 s, 10 s, 20 s and so on: who has the lock, and what is left of the lease | a thread is about to sleep until it has a lock; how that wait ended |
 //! | `relatch::release` | | a release without an answer; a key that is not deleted and stays until its lease ends | | each failed attempt |
 //! | `relatch::force_unlock` | | a lock that was force-unlocked, and its holder | | |
 //! | `relatch::disabled` | | locks are [disabled](LockManager::disabled) (logged once in the process) | | |

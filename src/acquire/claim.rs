@@ -48,8 +48,9 @@ pub(crate) struct AcquireContext<'a> {
     pub(crate) lease: Lease,
     pub(crate) reclaim_dead: bool,
     pub(crate) is_vain: &'a IsVain<'a>,
-    /// Called before each sleep, with the holder if that is known.
-    pub(crate) sleeps: &'a dyn Fn(Option<&Holder>),
+    /// Called before each sleep. Says in the log what the thread waits for, and returns when to say it
+    /// again.
+    pub(crate) sleeps: &'a dyn Fn() -> Moment,
     /// The longest pause between two attempts while Redis sends no invalidations.
     pub(crate) poll_every: Duration,
 }

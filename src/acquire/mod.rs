@@ -168,7 +168,7 @@ impl Acquisition<'_> {
                 return None;
             }
             Step::Sleep { until } => {
-                (self.context.sleeps)(self.progress.holder());
+                (self.context.sleeps)();
                 self.sleep(until);
             }
             Step::Wait { until, tracked, long } => self.wait(until, tracked, long),
@@ -201,7 +201,6 @@ impl Acquisition<'_> {
     /// Sleeps until a wake-up or until `until`. After that, if Redis tracks the key, leaves the
     /// lock to other processes for a while. Holds no connection meanwhile.
     fn wait(&mut self, until: Moment, tracked: bool, long: bool) {
-        (self.context.sleeps)(self.progress.holder());
         let woken = self.sleeps_until_woken(until);
         if long && !woken && until <= Moment::now() {
             let AcquireContext { listeners, key, .. } = *self.context;
@@ -216,13 +215,15 @@ impl Acquisition<'_> {
     /// holder has died, which Redis does not report. True after a wake-up.
     fn sleeps_until_woken(&self, until: Moment) -> bool {
         loop {
+            let speaks = (self.context.sleeps)();
             let check = if self.context.reclaim_dead {
                 Moment::now().after(DEAD_HOLDER_CHECK)
             } else {
                 Moment::NEVER
             };
             let registration = self.registration.as_ref();
-            let woken = registration.is_some_and(|registration| registration.wait(until.min(check)));
+            let woken =
+                registration.is_some_and(|registration| registration.wait(until.min(check).min(speaks)));
             let is_dead = || self.progress.holder().is_some_and(|holder| self.is_dead(holder));
             if woken || until <= Moment::now() || is_dead() {
                 return woken;
@@ -390,7 +391,7 @@ mod tests {
         fn context(&self) -> AcquireContext<'_> {
             AcquireContext {
                 is_vain: &is_mine,
-                sleeps: &|_| (),
+                sleeps: &|| Moment::NEVER,
                 store: &self.keeper.store,
                 listeners: &self.keeper.listeners,
                 counters: &self.keeper.counters,
@@ -414,7 +415,7 @@ mod tests {
             let (mut asked, mut answers) = (Vec::new(), answers.into_iter());
             let no_claim = || unreachable!("nobody is in the queue");
             let turn =
-                self.keeper.queues.join(self.key.name(), patience, |_, _| Ok(()), |_| true, |_| (), no_claim);
+                self.keeper.queues.join(self.key.name(), patience, |_, _| Ok(()), |_| true, || (), no_claim);
             let turn = turn.expect("nobody is in the queue");
             let taken = ask_until_taken(&self.context(), patience, &turn, false, |ask| {
                 asked.push(ask);
@@ -547,9 +548,8 @@ mod tests {
         change: impl FnOnce(&mut Joined),
     ) -> Vec<(Ask, Moment)> {
         let queues = &rig.keeper.queues;
-        let mut joined = queues
-            .join(rig.key.name(), patience, |_, _| Ok(()), |_| true, |_| (), || unreachable!())
-            .unwrap();
+        let mut joined =
+            queues.join(rig.key.name(), patience, |_, _| Ok(()), |_| true, || (), || unreachable!()).unwrap();
         change(&mut joined);
         let mut asked = Vec::new();
         let result = ask_until_taken(&rig.context(), patience, &joined, given_up, |ask| {
@@ -633,7 +633,7 @@ mod tests {
                 Patience { began, tolerate_outage: outage, an_attempt: outage, ..until(Moment::NEVER) };
             let is_over = || Moment::now().since(began) > Duration::from_secs(5);
             let is_vain = |_: Option<&Holder>, _| if is_over() { Err(Vain::Stopped) } else { Ok(()) };
-            let told = queues.join(rig.key.name(), &patience, is_vain, |_| false, |_| (), claim);
+            let told = queues.join(rig.key.name(), &patience, is_vain, |_| false, || (), claim);
             assert!(matches!(told, Err(NoTurn::Outage(None))), "attempt {attempts}: {told:?}");
             let answer = if attempts == 1 { busy_by_nobody() } else { taken() };
             Attempt { since: began, answer: Ok(answer), has_given_up: false }
@@ -656,7 +656,7 @@ mod tests {
             let mut joined = rig
                 .keeper
                 .queues
-                .join(rig.key.name(), &patience, |_, _| Ok(()), |_| true, |_| (), || unreachable!())
+                .join(rig.key.name(), &patience, |_, _| Ok(()), |_| true, || (), || unreachable!())
                 .unwrap();
             joined.start.handed = HandoffOutcome::Taken { sent, answered: sent, fence: None };
             let claim = Claim { token: "handed".to_owned(), lease: Lease::new(LEASE), counter: None };

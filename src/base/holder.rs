@@ -31,6 +31,13 @@ impl Holder {
         Holder { fence, ..self }
     }
 
+    /// The same holder, after some time in which its lease was not renewed. (Redis reports a renewal
+    /// to those who wait, as any change of the key.)
+    pub(crate) fn after(&self, time: Duration) -> Holder {
+        let time_left = self.time_left.map(|left| left.saturating_sub(time));
+        Holder { time_left, ..self.clone() }
+    }
+
     /// The host, process and thread that held the lock. `None` if this crate did not write the
     /// value, or if nobody holds the lock and it is only [kept](crate::Lock::keep_at_least).
     #[must_use]

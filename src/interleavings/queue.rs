@@ -95,7 +95,7 @@ impl Scene {
             &until(deadline),
             |_, _| Ok(()),
             |_| true,
-            |_| (),
+            || (),
             claim,
         ) {
             Ok(joined) => joined,
@@ -377,7 +377,7 @@ fn a_thread_that_waits_for_itself_learns_it_wherever_it_is_in_the_queue() {
                 &until(Moment::NEVER),
                 is_mine,
                 |_| true,
-                |_| (),
+                || (),
                 claim,
             );
             assert!(matches!(joined, Err(NoTurn::Vain(_))));

@@ -205,7 +205,7 @@ impl Scene {
             lease: Lease::new(LEASE),
             reclaim_dead: false,
             is_vain: &|_, _| Ok(()),
-            sleeps: &|_| (),
+            sleeps: &|| Moment::NEVER,
             poll_every: POLL,
         };
         let joined = keeper.queues.join_free(key.name());

@@ -448,7 +448,7 @@ mod tests {
                 lease: Lease::new(LONG),
                 counter: None,
             };
-            queues.join(&name, &until(deadline), |_, _| Ok(()), |_| true, |_| (), claim).is_ok()
+            queues.join(&name, &until(deadline), |_, _| Ok(()), |_| true, || (), claim).is_ok()
         });
         renews(&keeper, &mut Redis::new(|_| Ok(Compared::Absent)), &holds);
         assert!(waiter.join().unwrap());

@@ -103,7 +103,7 @@ impl Session {
         let Asked { key, owner, claim } = self.ask_for(name, options, pid)?;
         let queue = &self.queue(&key, &claim.token);
         let once = self.patience(Some(Duration::ZERO));
-        let joined = self.queues.join(queue, &once, |_, _| Ok(()), |_| true, |_| (), || claim.clone());
+        let joined = self.queues.join(queue, &once, |_, _| Ok(()), |_| true, || (), || claim.clone());
         let turn = joined.map_or_else(|_| Turn::outside(&self.queues, queue), |joined| joined.turn);
         // A turn outside of the queue is not known there. If nothing else told of this adoption, a
         // shutdown could return while the answer is due, and the program could exit: then the lock

@@ -1,6 +1,8 @@
 //! A thread asks for a lock that it does not hold: it waits for its turn in this process, then asks
 //! Redis, and waits there.
 
+use std::sync::Arc;
+
 use crate::acquire::{AcquireContext, Taken, acquire, busy};
 use crate::base::error::Error;
 use crate::base::holder::Holder;
@@ -38,7 +40,9 @@ impl Session {
             }
             Ok(())
         };
-        let joined = match self.turn(listed, is_vain, &claim) {
+        let name = self.queue(key, &claim.token);
+        let announce = || listed.announce(|now| self.queues.awaited(&name, now));
+        let joined = match self.turn(&name, listed, is_vain, || _ = announce(), &claim) {
             Ok(joined) => joined,
             Err(no_turn) => return Err(self.without_turn(no_turn, key, patience)),
         };
@@ -53,7 +57,7 @@ impl Session {
             lease: claim.lease,
             reclaim_dead: options.reclaim_dead,
             is_vain: &is_vain,
-            sleeps: &|holder| listed.announce(holder),
+            sleeps: &announce,
             poll_every: self.settings.poll_every,
         };
         let taken = acquire(&context, patience, &joined, claim)?;
@@ -63,16 +67,16 @@ impl Session {
     /// Waits for the turn: one thread of the process at a time asks Redis for a key.
     fn turn(
         &self,
+        name: &Arc<str>,
         listed: &ListedWait<'_>,
         is_vain: impl Fn(Option<&Holder>, bool) -> Result<(), Vain>,
+        announce: impl Fn(),
         first: &Claim,
     ) -> Result<Joined, NoTurn> {
         let ListedWait { key, patience, .. } = *listed;
         let answered_since = |moment| self.store.answered_since(key.in_redis(), moment);
-        let announce = |holder: Option<Holder>| listed.announce(holder.as_ref());
         let claim = || first.clone();
-        let name = self.queue(key, &first.token);
-        let joined = self.queues.join(&name, patience, is_vain, answered_since, announce, claim)?;
+        let joined = self.queues.join(name, patience, is_vain, answered_since, announce, claim)?;
         if joined.waited {
             self.counters.waited.add(1);
         }

@@ -19,6 +19,9 @@ pub(crate) const SLOW_ANSWER: Duration = Duration::from_millis(100);
 /// threads.
 pub(super) const GLANCE: Duration = Duration::from_secs(1);
 
+/// How long a wait has lasted when the thread says so for the first time.
+const FIRST_REPORT: Duration = Duration::from_secs(5);
+
 /// How long one caller tries to take a lock.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Patience {
@@ -132,6 +135,15 @@ impl Patience {
             None => now.after(self.tolerate_outage.max(GLANCE)),
         };
         look.min(self.deadline)
+    }
+
+    /// When the caller, who waits at `now`, says next that it still does.
+    pub(crate) fn next_report(&self, now: Moment) -> Moment {
+        let mut after = FIRST_REPORT;
+        while after <= now.since(self.began) {
+            after *= 2;
+        }
+        self.began.after(after)
     }
 
     /// How long a caller tolerates a silence. While the first attempt of the
@@ -438,6 +450,15 @@ pub(crate) mod tests {
         assert_eq!(Kind::of(&Failure::NotSent("refused".into())), Kind::Down);
         assert_eq!(Kind::of(&Failure::Unanswered { link_stands: true, cause: "".into() }), Kind::Silent);
         assert_eq!(Kind::of(&Failure::OutOfTime("no slot".into())), Kind::OutOfTime);
+    }
+
+    #[test]
+    fn a_wait_is_reported_after_five_seconds_and_after_each_doubling() {
+        let seconds = |after: u64| at(1000 + 1000 * after);
+        let reports = [(0, 5), (4, 5), (5, 10), (9, 10), (10, 20), (39, 40), (40, 80)];
+        for (now, next) in reports {
+            assert_eq!(endless().next_report(seconds(now)), seconds(next), "{now} s");
+        }
     }
 
     #[test]

@@ -1,6 +1,5 @@
 //! A thread's place in a queue: what the thread does until its turn comes, or until it gives up.
 
-use std::mem;
 use std::sync::Arc;
 
 use crate::base::clock::Moment;
@@ -14,8 +13,9 @@ use crate::waiting::waiter::Waiter;
 pub(super) struct Place<'a> {
     me: &'a Arc<Waiter>,
     patience: &'a Patience,
-    /// The wait has to be announced before the first sleep.
-    announces: bool,
+    /// When the thread says next that it waits. The first time is before its first sleep, unless
+    /// nobody would hear of it.
+    speaks: Moment,
     /// The last turn for whose end the thread has stayed awake. It does so once per turn.
     stayed_awake_for: Option<u64>,
     /// When the thread planned to look again, if nothing wakes it earlier.
@@ -28,8 +28,8 @@ pub(super) enum Step {
     GiveUp(NoTurn),
     /// The turn in front is about to end.
     StayAwake,
-    /// The wait begins. The holder is named if it is known.
-    Announce(Option<Holder>),
+    /// The wait begins, or has lasted for long.
+    Announce,
     Sleep {
         until: Moment,
     },
@@ -51,7 +51,8 @@ pub(crate) enum NoTurn {
 
 impl<'a> Place<'a> {
     pub(super) fn new(me: &'a Arc<Waiter>, patience: &'a Patience, announces: bool) -> Place<'a> {
-        Place { me, patience, announces, stayed_awake_for: None, look_again: Moment::NEVER }
+        let speaks = if announces { Moment::PAST } else { patience.next_report(patience.began) };
+        Place { me, patience, speaks, stayed_awake_for: None, look_again: Moment::NEVER }
     }
 
     /// What the thread does if its turn has not come at `now`.
@@ -74,10 +75,12 @@ impl<'a> Place<'a> {
             self.stayed_awake_for = ending;
             return Step::StayAwake;
         }
-        if mem::take(&mut self.announces) {
-            return Step::Announce(queue.holder(now));
+        if self.speaks <= now {
+            self.speaks = self.patience.next_report(now);
+            return Step::Announce;
         }
-        self.look_again = queue.look_again(self.me, now).min(self.patience.look_again(silence, now));
+        let look_again = self.patience.look_again(silence, now).min(self.speaks);
+        self.look_again = queue.look_again(self.me, now).min(look_again);
         if overslept {
             self.look_again = self.look_again.max(now.after(SLOW_ANSWER)).min(self.patience.deadline);
         }
@@ -137,7 +140,7 @@ mod tests {
         };
         let mut announces = Place::new(&me, &patience, true);
         let first = step(&mut announces, &queue, true, 100);
-        assert!(matches!(first, Step::Announce(Some(it)) if it.raw() == hold.token));
+        assert!(matches!(first, Step::Announce));
         assert!(matches!(step(&mut announces, &queue, true, 100), Step::Sleep { .. }), "it announces once");
         let mut waits = place(Moment::NEVER);
         assert!(matches!(step(&mut waits, &queue, true, 100), Step::Sleep { until } if until == at(1100)));

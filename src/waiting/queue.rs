@@ -69,6 +69,8 @@ pub(super) struct Front {
     pub(super) hold: Option<Arc<Hold>>,
     /// The holder that Redis named, in another process or through another manager.
     pub(super) seen: Option<Holder>,
+    /// When it was named.
+    seen_at: Moment,
     /// The turn is about to end, so the next thread may stay awake for that.
     pub(super) ending: bool,
     /// The release is under way, with the claim of the next thread. No thread may take the turn
@@ -161,6 +163,7 @@ impl WaitQueue {
             self.past.contention.took(took);
             // Seeing the same hold once more says nothing about other processes.
             let before = front.seen.replace(holder.clone());
+            front.seen_at = now;
             if before.is_none_or(|before| before.raw() != holder.raw()) {
                 front.budget = HandoffBudget::new(now); // Even after a failed hand-off.
                 self.past.contention.saw(holder, now);
@@ -188,6 +191,7 @@ impl WaitQueue {
             started: now,
             hold: None,
             seen: None,
+            seen_at: now,
             ending: self.last_was_short,
             handing_off: false,
             budget,
@@ -271,7 +275,8 @@ impl WaitQueue {
     pub(super) fn holder(&self, now: Moment) -> Option<Holder> {
         let front = self.front.as_ref()?;
         let hold = front.hold.as_ref().filter(|hold| !hold.is_over(now));
-        hold.map(|hold| hold.as_holder(now)).or_else(|| front.seen.clone())
+        hold.map(|hold| hold.as_holder(now))
+            .or_else(|| front.seen.as_ref().map(|seen| seen.after(now.since(front.seen_at))))
     }
 
     /// The release of a turn begins. Returns the waiter whose claim is to be sent behind the

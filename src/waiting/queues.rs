@@ -20,7 +20,7 @@ use crate::waiting::place::{NoTurn, Place, Step};
 use crate::waiting::queue::{Start, WaitQueue};
 use crate::waiting::table::Table;
 use crate::waiting::waiter::{Cores, Waiter};
-use crate::waiting::waits::{WaitingThread, Waits};
+use crate::waiting::waits::{Awaited, WaitingThread, Waits};
 
 /// The queues of one manager.
 #[derive(Debug, Default)]
@@ -64,7 +64,7 @@ impl WaitQueues {
     /// - `is_vain`: why the calling thread must not go on waiting, if it must not. It gets the
     ///   holder that Redis has named, and whether the thread is about to sleep.
     /// - `answered_since`: whether Redis has answered any thread since that moment.
-    /// - `announce`: the wait begins, and this may be the holder.
+    /// - `announce`: the wait begins, or has lasted for long.
     /// - `claim`: what a thread in front may send for the caller, if the caller has to wait.
     pub(crate) fn join(
         self: &Arc<WaitQueues>,
@@ -72,7 +72,7 @@ impl WaitQueues {
         patience: &Patience,
         is_vain: impl Fn(Option<&Holder>, bool) -> Result<(), Vain>,
         answered_since: impl Fn(Moment) -> bool,
-        announce: impl Fn(Option<Holder>),
+        announce: impl Fn(),
         claim: impl FnOnce() -> Claim,
     ) -> Result<Joined, NoTurn> {
         let mut table = self.table.lock();
@@ -104,7 +104,7 @@ impl WaitQueues {
                     return Err(no_turn);
                 }
                 Step::StayAwake => MutexGuard::unlocked(&mut table, || self.cores.stay_awake(&me)),
-                Step::Announce(holder) => MutexGuard::unlocked(&mut table, || announce(holder)),
+                Step::Announce => MutexGuard::unlocked(&mut table, &announce),
                 // Why the thread was woken does not matter: the loop looks again.
                 Step::Sleep { until } => {
                     me.woken.wait_for(&mut table, until.one_wait_from(now));
@@ -152,6 +152,14 @@ impl WaitQueues {
     /// Who has this lock, as far as this process knows without asking.
     pub(crate) fn holder(&self, name: &str, now: Moment) -> Option<Holder> {
         self.table.lock().of(name)?.holder(now)
+    }
+
+    /// What a thread waits for, as far as this process knows without asking.
+    pub(crate) fn awaited(&self, name: &str, now: Moment) -> Awaited {
+        let table = self.table.lock();
+        let queue = table.of(name);
+        let silence = queue.and_then(|queue| queue.silence.clone());
+        Awaited { holder: queue.and_then(|queue| queue.holder(now)), silence }
     }
 
     /// A thread has left the queue of this key: wakes the first waiter, if there is one.
@@ -323,7 +331,7 @@ pub(crate) mod tests {
         pub(crate) fn join_free(self: &Arc<WaitQueues>, name: &Arc<str>) -> Joined {
             let wait = until(Moment::PAST);
             let joined =
-                self.join(name, &wait, |_, _| Ok(()), |_| true, |_| (), || unreachable!("it does not wait"));
+                self.join(name, &wait, |_, _| Ok(()), |_| true, || (), || unreachable!("it does not wait"));
             joined.expect("no other thread has the turn")
         }
     }
@@ -333,7 +341,7 @@ pub(crate) mod tests {
     }
 
     fn joined(queues: &Arc<WaitQueues>, name: &Arc<str>) -> Option<Joined> {
-        queues.join(name, &until(Moment::PAST), |_, _| Ok(()), |_| true, |_| (), claim).ok()
+        queues.join(name, &until(Moment::PAST), |_, _| Ok(()), |_| true, || (), claim).ok()
     }
 
     fn at_once(queues: &Arc<WaitQueues>, name: &Arc<str>) -> Option<Turn> {
@@ -397,7 +405,7 @@ pub(crate) mod tests {
                 let (queue, told) = (Arc::clone(&queues), told.clone());
                 let thread = thread::spawn(move || {
                     let turn =
-                        queue.join(&name(), &until(soon()), |_, _| Ok(()), |_| true, |_| (), claim).unwrap();
+                        queue.join(&name(), &until(soon()), |_, _| Ok(()), |_| true, || (), claim).unwrap();
                     told.send(n).unwrap();
                     drop(turn);
                 });
@@ -421,7 +429,7 @@ pub(crate) mod tests {
         let zombie = at_once(&queues, &name()).unwrap();
         let hold = Arc::new(sample("key", Duration::from_millis(20), Moment::now()));
         zombie.holds(&hold);
-        let turn = queues.join(&name(), &until(soon()), |_, _| Ok(()), |_| true, |_| (), claim).unwrap();
+        let turn = queues.join(&name(), &until(soon()), |_, _| Ok(()), |_| true, || (), claim).unwrap();
         assert!(!hold.is_valid(Moment::now()));
         drop(zombie);
         assert!(at_once(&queues, &name()).is_none(), "the turn is still taken");
@@ -446,7 +454,7 @@ pub(crate) mod tests {
         let queues = Arc::new(WaitQueues::default());
         let zombie = at_once(&queues, &name()).unwrap();
         zombie.holds(&Arc::new(sample("key", Duration::from_millis(20), Moment::now())));
-        let turn = queues.join(&name(), &until(soon()), |_, _| Ok(()), |_| true, |_| (), claim).unwrap();
+        let turn = queues.join(&name(), &until(soon()), |_, _| Ok(()), |_| true, || (), claim).unwrap();
         turn.turn.asks(Moment::now());
         drop(zombie);
         assert!(queues.table.lock().queue(&name()).silence.is_some(), "the next thread asks");
@@ -460,7 +468,7 @@ pub(crate) mod tests {
         let hold = Arc::new(sample("key", Duration::from_secs(5), Moment::now()));
         turn.holds(&hold);
         let Err(NoTurn::Busy(Some(holder))) =
-            queues.join(&name(), &until(Moment::now()), |_, _| Ok(()), |_| true, |_| (), claim)
+            queues.join(&name(), &until(Moment::now()), |_, _| Ok(()), |_| true, || (), claim)
         else {
             panic!("it is busy, and the holder is known");
         };
@@ -483,7 +491,7 @@ pub(crate) mod tests {
         let turn = at_once(&queues, &name()).unwrap();
         let queue = Arc::clone(&queues);
         let waiter = thread::spawn(move || {
-            queue.join(&name(), &until(soon()), is_mine, |_| true, |_| (), claim).map(drop)
+            queue.join(&name(), &until(soon()), is_mine, |_| true, || (), claim).map(drop)
         });
         while queues.table.lock().queue(&name()).waiting.is_empty() {
             thread::yield_now();
@@ -514,7 +522,7 @@ pub(crate) mod tests {
         let told = |answered: bool| {
             let now = Moment::now();
             let patience = Patience { began: now, ..until(now.after(Duration::from_millis(30))) };
-            queues.join(&name(), &patience, |_, _| Ok(()), |_| answered, |_| (), claim).unwrap_err()
+            queues.join(&name(), &patience, |_, _| Ok(()), |_| answered, || (), claim).unwrap_err()
         };
         assert!(matches!(told(false), NoTurn::Busy(None)), "the front has not asked yet");
         front.asks(Moment::now());
@@ -542,7 +550,7 @@ pub(crate) mod tests {
         let tolerate_outage = Duration::from_millis(50);
         let began = Moment::now();
         let patience = Patience { began, tolerate_outage, ..until(Moment::NEVER) };
-        let told = || queues.join(&name(), &patience, |_, _| Ok(()), |_| false, |_| (), claim).unwrap_err();
+        let told = || queues.join(&name(), &patience, |_, _| Ok(()), |_| false, || (), claim).unwrap_err();
         front.failed(Some(&Silence { cause: Some("no answer".into()), ..Silence::new(began, true) }));
         assert!(matches!(told(), NoTurn::Outage(Some(cause)) if &*cause == "no answer"));
         assert!(Moment::now().since(began) >= tolerate_outage);
@@ -569,7 +577,7 @@ pub(crate) mod tests {
                 let queue = Arc::clone(&queues);
                 let deadline = Moment::now().after(Duration::from_millis(wait));
                 let next = thread::spawn(move || {
-                    queue.join(&name(), &until(deadline), |_, _| Ok(()), |_| true, |_| (), claim).is_ok()
+                    queue.join(&name(), &until(deadline), |_, _| Ok(()), |_| true, || (), claim).is_ok()
                 });
                 while queues.table.lock().queue(&name()).waiting.is_empty() && !next.is_finished() {
                     thread::yield_now();

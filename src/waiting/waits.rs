@@ -12,13 +12,13 @@ use std::time::Duration;
 use parking_lot::Mutex;
 
 use crate::base::clock::Moment;
-use crate::base::emit::{self, debug};
+use crate::base::emit::{self, debug, info};
 use crate::base::error::Error;
 use crate::base::holder::Holder;
 use crate::base::key::Key;
 use crate::base::metrics::WAITING;
 use crate::base::owner::Owner;
-use crate::waiting::patience::Patience;
+use crate::waiting::patience::{Patience, Silence};
 
 /// A thread of this process that waits for a lock, as listed by
 /// [`LockManager::waiting`](crate::LockManager::waiting).
@@ -40,6 +40,26 @@ pub struct WaitingThread {
     pub time_left: Option<Duration>,
 }
 
+impl WaitingThread {
+    fn new(
+        key: &str,
+        thread: &Owner,
+        began: Moment,
+        deadline: Moment,
+        holder: Option<Holder>,
+        now: Moment,
+    ) -> WaitingThread {
+        let time_left = (deadline < Moment::NEVER).then(|| deadline.since(now));
+        WaitingThread {
+            key: key.to_owned(),
+            thread: thread.clone(),
+            waited: now.since(began),
+            holder,
+            time_left,
+        }
+    }
+}
+
 /// One line for a log.
 impl fmt::Display for WaitingThread {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -49,6 +69,26 @@ impl fmt::Display for WaitingThread {
             Some(left) => write!(f, "gives up in {left:.1?}"),
             None => f.write_str("without a limit"),
         }
+    }
+}
+
+/// What a thread waits for, as far as is known.
+pub(crate) struct Awaited {
+    pub(crate) holder: Option<Holder>,
+    /// The thread in front waits for an answer of Redis, or has got none.
+    pub(crate) silence: Option<Silence>,
+}
+
+/// How long the silence of Redis has to last to be worth a word.
+const LONG_SILENCE: Duration = Duration::from_secs(1);
+
+/// For how long Redis has been silent at that moment, and why.
+struct Silent<'a>(&'a Silence, Moment);
+
+impl fmt::Display for Silent<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Redis has given no answer for {:.1?}", self.1.since(self.0.since))?;
+        self.0.cause.as_ref().map_or(Ok(()), |cause| write!(f, ": {cause}"))
     }
 }
 
@@ -105,14 +145,8 @@ impl Waits {
         let mut threads = self.list.lock().threads.clone();
         threads.sort_by_key(|it| it.began);
         let shown = |it: Listed| {
-            let waiting = WaitingThread {
-                key: it.name.to_string(),
-                holder: holder(&it.name),
-                thread: it.thread,
-                waited: now.since(it.began),
-                time_left: (it.deadline < Moment::NEVER).then(|| it.deadline.since(now)),
-            };
-            (waiting, it.since)
+            let holder = holder(&it.name);
+            (WaitingThread::new(&it.name, &it.thread, it.began, it.deadline, holder, now), it.since)
         };
         threads.into_iter().map(shown).collect()
     }
@@ -140,6 +174,8 @@ pub(crate) struct ListedWait<'a> {
     number: Cell<Option<u64>>,
     /// The log has a line that says that the wait begins.
     is_announced: Cell<bool>,
+    /// When the log says next that the wait goes on.
+    next_report: Cell<Moment>,
 }
 
 impl<'a> ListedWait<'a> {
@@ -150,7 +186,8 @@ impl<'a> ListedWait<'a> {
         patience: &'a Patience,
     ) -> ListedWait<'a> {
         let (number, is_announced) = (Cell::new(None), Cell::new(false));
-        ListedWait { waits, key, thread, patience, number, is_announced }
+        let next_report = Cell::new(patience.next_report(patience.began));
+        ListedWait { waits, key, thread, patience, number, is_announced, next_report }
     }
 
     /// The thread is about to sleep. The caller may hold a lock.
@@ -166,17 +203,29 @@ impl<'a> ListedWait<'a> {
         }
     }
 
-    /// Says once that the thread is about to sleep. This calls the program's logger, so the caller
-    /// holds no lock.
-    pub(crate) fn announce(&self, holder: Option<&Holder>) {
+    /// Says that the thread is about to sleep: once, and again after 5 s, 10 s, 20 s and so on.
+    /// Returns when it has to be called next. This calls the program's logger, so the caller holds no
+    /// lock.
+    pub(crate) fn announce(&self, awaited: impl Fn(Moment) -> Awaited) -> Moment {
         self.begins();
+        let (now, Patience { began, deadline, .. }) = (Moment::now(), *self.patience);
         if !self.is_announced.replace(true) {
             emit::change(&WAITING, 1.0);
             debug!(
                 target: "relatch::wait",
-                "{} waits for lock {:?}, {}", self.thread, self.key.name(), Named(holder)
+                "{} waits for lock {:?}, {}", self.thread, self.key.name(), Named(awaited(now).holder.as_ref())
             );
         }
+        if self.next_report.get() <= now {
+            self.next_report.set(self.patience.next_report(now));
+            let Awaited { holder, silence } = awaited(now);
+            let waiting = WaitingThread::new(self.key.name(), self.thread, began, deadline, holder, now);
+            match silence.filter(|silence| now.since(silence.since) >= LONG_SILENCE) {
+                None => info!(target: "relatch::wait", "{waiting}"),
+                Some(silence) => info!(target: "relatch::wait", "{waiting}; {}", Silent(&silence, now)),
+            }
+        }
+        self.next_report.get()
     }
 
     /// The wait is over: with the lock, or with an error.

@@ -11,7 +11,7 @@ use relatch_rig::{LONG, Server, eventually, is_alone, within};
 
 use crate::logs::{collect, lines_of};
 use crate::support::{
-    ANSWER, MINUTE, PERIOD, Rig, behind, builder, connect, delete, occupy, server_for, without,
+    ANSWER, MINUTE, PERIOD, Rig, SOON, behind, builder, connect, delete, occupy, server_for, without,
 };
 
 #[test]
@@ -173,6 +173,52 @@ fn the_log_says_when_a_wait_begins_and_ends() {
     for (line, (begin, part)) in lines.iter().zip(expected) {
         assert!(line.starts_with(&begin) && line.contains(part), "{lines:#?}");
     }
+}
+
+/// A thread says itself that it waits for long: in front of a queue, behind another thread, and while
+/// Redis is silent.
+#[test]
+fn a_wait_of_five_seconds_says_so_and_whose_lease_it_waits_for() {
+    if !is_alone(module_path!(), "a_wait_of_five_seconds_says_so_and_whose_lease_it_waits_for") {
+        return;
+    }
+    collect(LevelFilter::Info);
+    let (rig, silent) = (Rig::new(), Rig::with(|builder| builder.tolerate_outage(LONG)));
+    occupy(&rig.server, "far", MINUTE);
+    silent.proxy.black_hole(true);
+    let lines = |lock: &str| -> Vec<String> {
+        let of = format!(" has waited for lock \"{lock}\" for ");
+        lines_of("relatch::wait").into_iter().filter(|line| line.contains(&of)).collect()
+    };
+    let wait = |rig: &Rig, lock: &str| {
+        let guard = rig.locks.try_lock_for(lock, 2 * LONG).expect("answers at last");
+        drop(guard.expect("free at last"));
+    };
+    let began = Instant::now();
+    thread::scope(|scope| {
+        scope.spawn(|| wait(&rig, "far"));
+        scope.spawn(|| wait(&rig, "far"));
+        scope.spawn(|| wait(&silent, "nowhere"));
+        eventually(LONG, "all have said so", || lines("far").len() >= 2 && !lines("nowhere").is_empty());
+        let took = began.elapsed();
+        assert!(took >= 5 * SOON && took < 9 * SOON, "{took:?}");
+        assert!(lines("far").len() <= 2 * doublings(5 * SOON, took), "{took:?}: {:#?}", lines("far"));
+        silent.proxy.black_hole(false);
+        silent.proxy.cut_all();
+        delete(&rig.server, "far");
+    });
+    for line in lines("far") {
+        assert!(line.starts_with("INFO relatch::wait "), "{line}");
+        let left = line.split_once("held by \"somebody\" (").expect("the holder").1;
+        let left: f64 = left.split_once("s left)").expect("its lease").0.parse().expect("seconds");
+        assert!(left <= 55.0, "{line}: as if it had just begun");
+        assert!(line.contains("gives up in ") && !line.contains("no answer"), "{line}");
+    }
+    let line = &lines("nowhere")[0];
+    assert!(
+        line.contains("whose holder is not known") && line.contains("; Redis has given no answer for "),
+        "{line}"
+    );
 }
 
 /// How often a limit and its doublings are reached within `span`.
