@@ -80,7 +80,7 @@ impl MultiLockGuard {
     }
 
     /// Returns `Ok` only if at least `span` of each lease is left, by this machine's clock. Renews
-    /// those leases of which less is left: see [`LockGuard::ensure`](crate::LockGuard::ensure).
+    /// all of them if less is left of one: see [`LockGuard::ensure`](crate::LockGuard::ensure).
     ///
     /// # Errors
     ///

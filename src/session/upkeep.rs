@@ -65,16 +65,18 @@ impl Session {
         held.iter().try_for_each(|held| self.has_left(&held.hold, span))
     }
 
-    /// [`ensure`](Session::ensure) for several holds: those that end too soon are renewed together.
+    /// [`ensure`](Session::ensure) for several holds: if one of them ends too soon, all are renewed
+    /// together. A hold that has just enough left would have too little when the answers come.
     pub(crate) fn ensure_all(&self, held: &[Rc<Held>], span: Duration) -> Result<(), Error> {
         for held in held {
             self.trust(&held.hold)?;
             Self::check_span("ensure", &held.hold, span)?;
         }
         let now = Moment::now();
-        let ending = held.iter().filter(|held| held.hold.remaining(now) < span);
-        self.push_all(ending.map(|held| &held.hold))?;
-        held.iter().try_for_each(|held| self.has_left(&held.hold, span))
+        if held.iter().all(|held| held.hold.remaining(now) >= span) {
+            return Ok(());
+        }
+        self.confirm_all(held, span)
     }
 
     fn check_span(method: &'static str, hold: &Hold, span: Duration) -> Result<(), Error> {
