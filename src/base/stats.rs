@@ -22,11 +22,12 @@ pub struct Stats {
     pub waited: u64,
     /// Attempts that ended without the lock because it was busy, including those of `try_lock`.
     pub timed_out: u64,
-    /// Calls that ended with [`Error::Unavailable`]: attempts to take a lock, `confirm`, `ensure`,
-    /// `extend_to`, `verify`, `hand_over`, `adopt`, `holder` and `force_unlock`.
+    /// Calls that ended with [`Unavailable`](crate::Error::Unavailable): attempts to take a lock,
+    /// `confirm`, `ensure`, `extend_to`, `verify`, `hand_over`, `adopt`, `holder` and
+    /// `force_unlock`.
     pub unavailable: u64,
-    /// Such calls that ended with [`Error::Refused`] or [`Error::Tls`], which waiting does not
-    /// change.
+    /// Such calls that ended with [`Refused`](crate::Error::Refused) or
+    /// [`Tls`](crate::Error::Tls), which waiting does not change.
     pub refused: u64,
     /// Holds that were lost.
     pub lost: u64,
