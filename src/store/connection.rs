@@ -335,7 +335,9 @@ impl ServerConnection {
         if let (Some(_), Err(Failure::Refused(refusal))) = (counter, &reply)
             && refusal.code == "TRYAGAIN"
         {
-            // The slot is on its way to another node, and only one of the two keys is there.
+            // The slot is on its way to another node, and only one of the two keys is there. Before
+            // version 7, the old node redirects the script though it has the lock's key.
+            self.route.begin_anew(key, deadline)?;
             return self.look(key, None, deadline);
         }
         self.route.sensible(seen(reply).map_err(|failure| script.explain(failure)))

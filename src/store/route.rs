@@ -36,6 +36,15 @@ impl Route {
         Ok(Route::new(link, node, router))
     }
 
+    /// Goes back to the node that has this key, if a redirect has led to another one.
+    pub(super) fn begin_anew(&mut self, key: &str, deadline: Moment) -> Result<(), Failure> {
+        if self.redirected {
+            self.link = None; // First, as in `follow`.
+            *self = Route::lent(&Arc::clone(&self.router), key, deadline)?;
+        }
+        Ok(())
+    }
+
     /// To the node that has this key, over a connection of its own.
     pub(super) fn own(router: &Arc<Router>, key: &str, deadline: Moment) -> Result<Route, Failure> {
         let (link, node) = router.reach(key, deadline, Node::own)?;
