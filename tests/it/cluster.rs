@@ -27,8 +27,16 @@ pub(crate) fn patient(url: &str) -> Builder {
     crate::sentinel::patient(url).connect_timeout(SOON)
 }
 
+/// On a busy machine, a second may be too short for the login at all nodes.
 pub(crate) fn connect(url: &str) -> LockManager {
-    patient(url).build().expect("connects")
+    let mut built = patient(url).build();
+    eventually(LONG, "a manager connects", || {
+        if built.is_err() {
+            built = patient(url).build();
+        }
+        built.is_ok()
+    });
+    built.expect("just seen")
 }
 
 /// Without replicas, set up in another way.

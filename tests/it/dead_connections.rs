@@ -22,7 +22,7 @@ const NOTICED: Duration = Duration::from_secs(7);
 
 /// A manager with all its connections open and idle.
 fn with_idle_connections() -> Rig {
-    let rig = Rig::with(|builder| builder.response_timeout(SOON).connect_timeout(SOON));
+    let rig = Rig::with(|builder| builder.response_timeout(SOON).connect_timeout(SOON).tolerate_outage(LONG));
     open_all(&rig);
     rig
 }
@@ -143,7 +143,7 @@ fn a_wait_too_short_for_an_answer_closes_no_other_connection() {
 
 #[test]
 fn a_waiter_is_woken_after_a_firewall_dropped_the_listener() {
-    let rig = Rig::with(|builder| builder.response_timeout(SOON));
+    let rig = Rig::with(|builder| builder.response_timeout(SOON).tolerate_outage(LONG));
     occupy(&rig.server, "a", MINUTE);
     thread::scope(|scope| {
         let waiter = scope.spawn(|| take(&rig.locks, "a"));

@@ -237,7 +237,7 @@ fn stats_count_what_happened() {
 
 #[test]
 fn nothing_extends_a_hold_past_max_hold_and_the_calls_say_so() {
-    let rig = Rig::new();
+    let rig = Rig::with(|builder| builder.response_timeout(SOON));
     let (lease, limit) = (2 * SOON, 2 * SOON);
     let guard = rig.locks.named("a").lease(lease).max_hold(limit).lock().expect("locks");
     let taken = Instant::now();

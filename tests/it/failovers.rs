@@ -197,10 +197,11 @@ fn all_replicas_need_the_right_to_ask_how_many_there_are() {
     let proxy = Proxy::start(sentinels.sentinel(0).port());
     proxy.always("SENTINEL SENTINELS", Fault::Answer(b"*0\r\n".to_vec()));
     let url = sentinels.url_with(&[proxy.port()]);
-    acknowledged(&url).build().expect("may ask");
+    let build = |builder: Builder| builder.connect_timeout(LONG).build();
+    build(acknowledged(&url)).expect("may ask");
     proxy.always("SENTINEL MASTER", Fault::Answer(b"-NOPERM this user may not ask\r\n".to_vec()));
-    plain(&url).build().expect("need not know");
-    let error = acknowledged(&url).build().expect_err("may not ask");
+    build(plain(&url)).expect("need not know");
+    let error = build(acknowledged(&url)).expect_err("may not ask");
     assert!(matches!(&error, Error::Refused { code, .. } if code == "NOPERM"), "{error:?}");
 }
 

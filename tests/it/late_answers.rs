@@ -81,7 +81,7 @@ fn dropping_the_manager_keeps_to_its_timeouts_while_redis_is_paused() {
         drop(guard);
     });
     server.pause();
-    within(Duration::from_millis(600), "the last handle", || drop(locks));
+    within(2 * SOON, "the last handle", || drop(locks));
     server.resume();
 }
 
@@ -91,13 +91,13 @@ fn row_14_a_hand_off_whose_answer_drips_leaves_no_key() {
     let key = unique_key("a");
     let guard = rig.locks.lock(&key).expect("locks");
     thread::scope(|scope| {
-        let waiter = behind(scope, || rig.locks.try_lock_for(&key, SOON).expect("answers").map(drop));
+        let waiter = behind(scope, || rig.locks.try_lock_for(&key, LONG).expect("answers").map(drop));
         // Each byte comes in time, but the whole reply does not.
         let its_set = format!("SET lock:{key}");
         rig.proxy.on(&its_set, Fault::ByteByByte(Duration::from_millis(70)));
         let (took, unlocked) = time(|| guard.unlock());
         assert!(!unlocked.is_err_and(|error| error.is_lost()));
-        assert!(took < SOON / 2, "{took:?}");
+        assert!(took < 2 * SOON, "{took:?}");
         assert!(rig.tokens_sent(&key).len() > 1, "the lock was handed off");
         assert!(waiter.join().expect("no panic").is_some(), "the waiter's turn comes");
     });

@@ -230,28 +230,35 @@ fn a_callback_that_is_slow_or_panics_disturbs_no_other_hold() {
     goes_on.store(true, Ordering::SeqCst);
 }
 
+/// Has two threads wait for the end of a hold, and ends it by `act`. Returns what they were told, and
+/// how long after that.
+fn acted_on(rig: &Rig, act: impl Fn(LockGuard)) -> (Option<LostCause>, Duration) {
+    let key = unique_key("a");
+    let guard = rig.locks.lock(&key).expect("locks");
+    let watch = guard.watch();
+    assert_eq!(watch.key(), key);
+    let (took, early) = time(|| watch.clone().wait_lost(PERIOD));
+    assert_eq!(early, None);
+    assert!(took >= PERIOD && watch.is_valid(), "{took:?}");
+    let wait = |watch: LockWatch| move || (watch.wait_lost(LONG), Instant::now());
+    let helpers = [(); 2].map(|()| thread::spawn(wait(watch.clone())));
+    act(guard);
+    let acted = Instant::now();
+    let ends = helpers.map(|it| it.join().expect("no panic"));
+    assert!(!watch.is_valid());
+    assert_eq!(ends[0].0, ends[1].0);
+    assert_eq!(watch.wait_lost(LONG), ends[0].0, "at once, from now on");
+    (ends[0].0, ends[0].1.max(ends[1].1).saturating_duration_since(acted))
+}
+
 #[test]
 fn a_watch_wakes_other_threads() {
-    fn for_all_threads<T: Send + Sync + Clone + 'static>(_: &T) {}
+    fn for_all_threads<T: Send + Sync + Clone + 'static>() {}
+    for_all_threads::<LockWatch>();
     let rig = Rig::renewing();
-    let watched = |act: &dyn Fn(LockGuard)| {
-        let key = unique_key("a");
-        let guard = rig.locks.lock(&key).expect("locks");
-        let watch = guard.watch();
-        for_all_threads(&watch);
-        assert_eq!(watch.key(), key);
-        let (took, early) = time(|| watch.clone().wait_lost(PERIOD));
-        assert_eq!(early, None);
-        assert!(took >= PERIOD && watch.is_valid(), "{took:?}");
-        let wait = |watch: LockWatch| move || (watch.wait_lost(LONG), Instant::now());
-        let helpers = [(); 2].map(|()| thread::spawn(wait(watch.clone())));
-        act(guard);
-        let acted = Instant::now();
-        let ends = helpers.map(|it| it.join().expect("no panic"));
-        assert!(!watch.is_valid());
-        assert_eq!(ends[0].0, ends[1].0);
-        assert_eq!(watch.wait_lost(LONG), ends[0].0, "at once, from now on");
-        (ends[0].0, ends[0].1.max(ends[1].1).saturating_duration_since(acted))
+    // Each try on a thread of its own: one that has lost a lock gets no other.
+    let watched = |act: &(dyn Fn(LockGuard) + Sync)| {
+        thread::scope(|scope| scope.spawn(|| acted_on(&rig, act)).join().expect("no panic"))
     };
     returns_by(Duration::ZERO, "hearing of the release", || {
         let (lost, took) = watched(&|guard| drop(guard));

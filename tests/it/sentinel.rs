@@ -643,7 +643,7 @@ fn dropping_the_manager_ends_its_threads_also_while_sentinels_are_silent() {
         within(SOON, "dropping a manager that connects", || drop(connecting));
         // The system may list a thread for a moment after it was joined.
         let has_ended = || !threads().iter().any(|it| it.starts_with("relatch-sentine"));
-        eventually(SOON / 10, "its thread was joined", has_ended);
+        eventually(SOON / 2, "its thread was joined", has_ended);
         eventually(SOON, "all its threads have ended", || threads().is_empty());
         if silent {
             (0..3).for_each(|place| sentinels.sentinel(place).resume());
