@@ -30,10 +30,6 @@ fn main() {
     drop(locks.lock("warm-up").expect("locks"));
     let before = resident_bytes();
     let guards: Vec<_> = (0..HOLDS).map(|n| locks.lock(format!("held:{n}")).expect("locks")).collect();
-    if let Some((before, after)) = before.zip(resident_bytes()) {
-        println!("memory per held lock: {} bytes (resident, guard included)", (after - before) / HOLDS);
-    }
-
     // The renewals by hand have other keys: if they changed the keys of the manager's holds, Redis
     // would send it invalidations.
     let mut connection = server.connect();
@@ -44,6 +40,10 @@ fn main() {
     while locks.stats().renewed < HOLDS {
         thread::sleep(EVERY / 8);
     }
+    if let Some((before, after)) = before.zip(resident_bytes()) {
+        println!("memory per held lock: {} bytes (resident, guard included)", (after - before) / HOLDS);
+    }
+
     let mut by_hand = Vec::new();
     let mut by_keeper = Vec::new();
     for _ in 1..=3 {

@@ -52,10 +52,6 @@ impl KeeperCommands for &Scene {
         Some(&self.node)
     }
 
-    fn is_open(&self) -> bool {
-        true
-    }
-
     fn extend_all(&mut self, leases: &[Extension<'_>], listener: Option<u64>, _: Moment) -> Extended {
         let sent = Moment::now();
         let (compared, tracking) = self.redis.extend(leases[0].token, listener);

@@ -15,9 +15,6 @@ pub(crate) trait KeeperCommands {
     /// The node to which the commands go. `None` in memory.
     fn node(&self) -> Option<&Arc<Node>>;
 
-    /// True if the next command needs no new connection.
-    fn is_open(&self) -> bool;
-
     /// Compares and extends. With a listener's `CLIENT ID`, Redis also tells that listener when one
     /// of these keys changes.
     fn extend_all(&mut self, leases: &[Extension<'_>], listener: Option<u64>, until: Moment) -> Extended;
@@ -109,10 +106,6 @@ impl KeeperCommands for KeeperConnection<'_> {
         Some(&self.node)
     }
 
-    fn is_open(&self) -> bool {
-        self.connection.is_some()
-    }
-
     fn extend_all(&mut self, leases: &[Extension<'_>], listener: Option<u64>, until: Moment) -> Extended {
         self.exchange(until, |connection, is_used, until| {
             let sent = Moment::now(); // Now that the connection is open: leases count from here.
@@ -152,10 +145,6 @@ fn most_of_the_time(deadline: Moment) -> Moment {
 impl KeeperCommands for &MemoryStore {
     fn node(&self) -> Option<&Arc<Node>> {
         None
-    }
-
-    fn is_open(&self) -> bool {
-        true
     }
 
     fn extend_all(&mut self, leases: &[Extension<'_>], _: Option<u64>, until: Moment) -> Extended {

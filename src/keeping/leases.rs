@@ -48,6 +48,8 @@ struct Entry {
     /// When to renew the hold next, or to find that it has run out. `NEVER` if the keeper need not
     /// find its end, or has found it already.
     due: Moment,
+    /// It was handed out to be renewed, and nothing has come of that yet.
+    asked: bool,
     /// The pause after a renewal without an answer.
     retry: Duration,
     /// When the last renewal of the hold was sent.
@@ -57,6 +59,14 @@ struct Entry {
 }
 
 impl Entry {
+    /// Makes a hold due again after a pause: the nearer its end, the sooner. So if Redis is back in
+    /// time, the hold is kept.
+    fn renew_after(&mut self, pause: Duration, now: Moment) -> Moment {
+        let pause = pause.min(self.hold.remaining(now) / 4).max(FIRST_RETRY);
+        self.due = self.due.min(now.after(pause).min(self.hold.valid_until()));
+        self.due
+    }
+
     /// Makes a hold due now, but not within [`LEAST_INTERVAL`] of its last renewal. A hold that is
     /// never due stays so.
     fn renew_soon(&mut self, now: Moment) -> Moment {
@@ -107,7 +117,8 @@ impl Leases {
         // until now.
         let has_moved = hold.acquired.sent < self.moved && hold.renews_every(now).is_some();
         let due = if has_moved { Moment::PAST } else { self.regularly_due(&hold, now) };
-        let entry = Entry { hold, due, retry: FIRST_RETRY, sent: Moment::PAST, invalidated: false };
+        let entry =
+            Entry { hold, due, asked: false, retry: FIRST_RETRY, sent: Moment::PAST, invalidated: false };
         self.by_number.insert(entry.hold.number, entry);
         Ok(due)
     }
@@ -158,17 +169,16 @@ impl Leases {
         holds.min().unwrap_or(Moment::NEVER).min(self.orphans.next())
     }
 
-    /// The earliest end of a hold whose loss the keeper has to find.
-    pub(crate) fn first_end(&self) -> Moment {
-        let due = self.by_number.values().filter(|entry| entry.due < Moment::NEVER);
-        due.map(|entry| entry.hold.valid_until())
-            .filter(|end| *end > Moment::PAST)
-            .min()
-            .unwrap_or(Moment::NEVER)
+    /// The shortest lease that has to be renewed.
+    pub(crate) fn shortest(&self, now: Moment) -> Duration {
+        let renewed = self.by_number.values().filter(|it| it.due < Moment::NEVER && it.hold.is_valid(now));
+        let leases =
+            renewed.filter(|it| it.hold.renews_every(now).is_some()).map(|it| it.hold.lease().time());
+        leases.min().unwrap_or(Duration::MAX)
     }
 
     /// What there is to do at `now`. Each renewal and deletion is due again after a pause, unless
-    /// an answer comes first.
+    /// something comes of it first.
     ///
     /// When one hold is due, the others are renewed with it, up to an eighth of their period early.
     /// So ten thousand holds that were taken one after the other are renewed in a few pipelines.
@@ -182,12 +192,11 @@ impl Leases {
                 due.over.push(Arc::clone(&entry.hold));
                 entry.due = Moment::NEVER; // Reported once. `held` lists it until its guards are gone.
             } else if let Some(every) = period(&entry.hold, now) {
-                if entry.due <= now.after(every / 8) {
+                let early = if entry.asked { Duration::ZERO } else { every / 8 };
+                if entry.due <= now.after(early) {
                     due.renew.push(Arc::clone(&entry.hold));
-                    // The nearer the end, the more often. If Redis is back in time, the hold is kept.
-                    let pause = entry.retry.min(entry.hold.remaining(now) / 4).max(FIRST_RETRY);
-                    entry.due = now.after(pause).min(entry.hold.valid_until());
-                    entry.retry = (entry.retry * 2).min(LAST_RETRY);
+                    (entry.due, entry.asked) = (Moment::NEVER, true);
+                    entry.renew_after(LAST_RETRY, now);
                 }
             } else {
                 entry.due = entry.hold.valid_until();
@@ -197,12 +206,12 @@ impl Leases {
         due
     }
 
-    /// Drops what is there more than once, and what an answer has come for since it was handed out.
+    /// Drops what is there more than once, and what something has come of since it was handed out.
     pub(crate) fn drop_answered(&self, due: &mut Due) {
         let mut seen = HashSet::new();
         due.renew.retain(|hold| {
             let entry = self.by_number.get(&hold.number);
-            entry.is_some_and(|entry| entry.retry > FIRST_RETRY) && seen.insert(hold.number)
+            entry.is_some_and(|entry| entry.asked) && seen.insert(hold.number)
         });
         self.orphans.drop_answered(&mut due.remove);
     }
@@ -222,15 +231,22 @@ impl Leases {
     }
 
     /// A renewal that was sent at `sent` succeeded. The next renewal is due a period after `sent`,
-    /// or soon if the key was invalidated meanwhile.
-    pub(crate) fn renewed(&mut self, hold: &Hold, sent: Moment) {
+    /// or soon if the key was invalidated meanwhile. Returns when it is due.
+    pub(crate) fn renewed(&mut self, hold: &Hold, sent: Moment) -> Moment {
         let due = self.regularly_due(hold, sent);
-        if let Some(entry) = self.by_number.get_mut(&hold.number) {
-            (entry.retry, entry.due) = (FIRST_RETRY, due);
-            if entry.invalidated {
-                entry.renew_soon(sent);
-            }
-        }
+        let Some(entry) = self.by_number.get_mut(&hold.number) else { return Moment::NEVER };
+        (entry.asked, entry.retry, entry.due) = (false, FIRST_RETRY, due);
+        if entry.invalidated { entry.renew_soon(sent) } else { due }
+    }
+
+    /// A renewal had no answer by `now`, or was refused. The next one is due after a pause, which
+    /// grows. Returns when it is due.
+    pub(crate) fn not_renewed(&mut self, hold: &Hold, now: Moment) -> Moment {
+        let waits = self.by_number.get_mut(&hold.number).filter(|entry| entry.due < Moment::NEVER);
+        let Some(entry) = waits else { return Moment::NEVER };
+        let pause = entry.retry;
+        (entry.asked, entry.retry) = (false, (2 * pause).min(LAST_RETRY));
+        entry.renew_after(pause, now)
     }
 
     /// Redis has sent an invalidation of this key. If the key is that of a hold, the hold is due
@@ -354,13 +370,15 @@ mod tests {
         let hold = hold();
         let mut leases = entered(&hold);
         let mut work = leases.take_due(after(100));
-        work.renew.extend(leases.take_due(after(120)).renew);
+        work.renew.extend(leases.take_due(after(160)).renew);
         assert_eq!(work.renew.len(), 2);
         leases.drop_answered(&mut work);
         assert_eq!(work.renew.len(), 1);
-        leases.renewed(&hold, after(120));
+        leases.not_renewed(&hold, after(170));
         leases.drop_answered(&mut work);
-        assert!(work.is_empty());
+        assert!(work.is_empty(), "it is due again after a pause");
+        assert_eq!(leases.next(), after(190));
+        leases.renewed(&hold, after(120));
         let mut next = leases.take_due(after(220));
         leases.drop_answered(&mut next);
         assert_eq!(next.renew.len(), 1, "it is due again");
@@ -404,6 +422,7 @@ mod tests {
             }
             assert_eq!(due.renew.len(), 1);
             tries.push(now);
+            leases.not_renewed(&hold, now);
         }
         let millis: Vec<_> = tries.iter().map(|at| at.since(START).as_millis()).collect();
         assert_eq!(millis, [100, 120, 160, 193, 219, 239, 259, 279], "more often when the end is near");
@@ -520,13 +539,12 @@ mod tests {
         let mut leases = Leases::new(true);
         leases.enter(Arc::clone(&first), START).unwrap();
         leases.enter(Arc::clone(&second), START).unwrap();
-        assert_eq!(leases.first_end(), first.valid_until());
+        assert_eq!(leases.shortest(START), Duration::from_millis(600), "the first is not renewed");
         assert_eq!(leases.take_due(after(300)).over.len(), 1);
-        assert_eq!(leases.first_end(), second.valid_until(), "the first has ended");
         let due = leases.take_due(after(500));
         assert_eq!((due.over.len(), due.renew.len()), (0, 1));
         second.close(after(500));
-        assert_eq!(leases.first_end(), Moment::NEVER, "its release is under way");
+        assert_eq!(leases.shortest(after(500)), Duration::MAX, "its release is under way");
     }
 
     #[test]

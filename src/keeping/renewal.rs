@@ -10,7 +10,6 @@
 use std::collections::HashMap;
 use std::iter;
 use std::sync::Arc;
-use std::time::Duration;
 
 use crate::base::clock::Moment;
 use crate::base::emit::{debug, warn};
@@ -24,12 +23,6 @@ use crate::store::{Compared, Extension, Failure};
 
 /// The most leases that are renewed in one round trip: a late answer delays no more than these.
 const BATCH: usize = 1000;
-
-/// If the first hold ends sooner than this, no connection is opened to delete orphans.
-const TOO_SHORT_TO_CONNECT: Duration = Duration::from_millis(20);
-
-/// The least time in which orphans are deleted over an open connection.
-const ONE_ROUND_TRIP: Duration = Duration::from_millis(1);
 
 /// One round for one node: does what is due and what was requested. (The keeper's own thread
 /// reports the holds that have run out, so no silence delays that.)
@@ -57,17 +50,23 @@ fn renew_due(shared: &Shared, redis: &mut impl KeeperCommands, holds: &[Arc<Hold
         }
         // Time to open a connection, and for one answer.
         let latest = Moment::now().after(2 * shared.response_timeout);
-        let (count, failure) = match renew(shared, redis, batch, latest) {
-            Ok(refused) => (refused.len(), refused.into_values().next()),
+        let (failed, failure): (Vec<_>, _) = match renew(shared, redis, batch, latest) {
+            Ok(refused) => {
+                let failed = batch.iter().filter(|hold| refused.contains_key(&hold.number)).collect();
+                (failed, refused.into_values().next())
+            }
             Err(failure) => {
                 answered = false;
-                (batch.len(), Some(failure))
+                (batch.iter().collect(), Some(failure))
             }
         };
         if let Some(failure) = failure {
-            shared.counters.renewal_errors.add(u64::try_from(count).unwrap_or(0));
+            let (mut work, now) = (shared.work.lock(), Moment::now());
+            let due = failed.iter().map(|hold| work.leases.not_renewed(hold, now)).min();
+            shared.wake(work, due.unwrap_or(Moment::NEVER));
+            shared.counters.renewal_errors.add(u64::try_from(failed.len()).unwrap_or(0));
             warn!(target: "relatch::keeper",
-                "{count} leases were not renewed, trying again while they last: {failure:?}");
+                "{} leases were not renewed, trying again while they last: {failure:?}", failed.len());
         }
     }
     answered
@@ -142,10 +141,9 @@ fn renew<'h>(
     let lease = |n: usize| Lease::from_millis(extensions[n].lease);
     let leases = (0..extensions.len()).map(lease);
     let mut refused = take_in(shared, holds.iter().copied().zip(leases).zip(answers), sent);
-    // This node's other holds wait meanwhile, so this takes a quarter of the batch's time at most,
-    // and ends at the first silence. The rest is due again soon. By then, the map may name the
-    // other node, whose thread renews it.
-    let until = Moment::now().after(deadline.since(now) / 4);
+    // This ends at the first silence. The rest is due again soon. By then, the map may name the other
+    // node, whose thread renews it.
+    let until = if moved.is_empty() { deadline } else { aside_until(shared) };
     for n in moved {
         let sent = Moment::now();
         let answer = redis.extend_elsewhere(&extensions[n], until);
@@ -168,14 +166,14 @@ fn take_in<'h>(
 ) -> HashMap<u64, Failure> {
     let (mut refused, mut lost, mut renewed) = (HashMap::new(), Vec::new(), 0);
     let mut work = shared.work.lock();
-    let now = Moment::now();
+    let (now, mut due) = (Moment::now(), Moment::NEVER);
     for ((hold, lease), answer) in answers {
         match answer {
             // The release of the hold has begun since, and may be the reason for this answer.
             _ if !work.leases.has(hold) => {}
             Ok(compared) if on_renewal(hold, lease, compared, sent, now) => {
                 renewed += 1;
-                work.leases.renewed(hold, sent);
+                due = due.min(work.leases.renewed(hold, sent));
             }
             Ok(_) => {
                 work.leases.lost(hold);
@@ -184,7 +182,7 @@ fn take_in<'h>(
             Err(failure) => _ = refused.insert(hold.number, failure),
         }
     }
-    drop(work);
+    shared.wake(work, due);
     shared.counters.renewed.add(renewed);
     for hold in lost {
         shared.report_loss(hold);
@@ -192,20 +190,13 @@ fn take_in<'h>(
     refused
 }
 
-/// Deletes orphans in one round trip. False if there was no answer, or no time for one.
+/// Deletes orphans in one round trip. False if there was no answer.
 ///
 /// Without an answer, all these orphans are sent again later. No thread uses their tokens any more,
 /// so a deletion that Redis executes twice or late does no harm.
 fn remove_orphans(shared: &Shared, redis: &mut impl KeeperCommands, orphans: &[OrphanKey]) -> bool {
-    // In a cluster, too: without this, a clean-up that gets no answer could outlast a short hold
-    // that the same thread has to renew.
-    let first_end = shared.work.lock().leases.first_end();
-    let now = Moment::now();
-    let Some(deadline) = remove_by(shared.response_timeout, first_end, redis.is_open(), now) else {
-        return false;
-    };
     let removals: Vec<_> = orphans.iter().map(|orphan| (&*orphan.redis_key, &*orphan.token)).collect();
-    let answers = redis.remove_all(&removals, deadline);
+    let answers = redis.remove_all(&removals, aside_until(shared));
     let now = Moment::now();
     for (n, orphan) in orphans.iter().enumerate() {
         match answers.as_ref().and_then(|answers| answers[n].as_ref()) {
@@ -223,12 +214,12 @@ fn remove_orphans(shared: &Shared, redis: &mut impl KeeperCommands, orphans: &[O
     answers.is_ok()
 }
 
-/// Until when to wait for the answer to the deletion of orphans. `None` if there is no time for it:
-/// a hold that has to be renewed, or whose loss has to be reported, goes first.
-fn remove_by(limit: Duration, first_end: Moment, is_open: bool, now: Moment) -> Option<Moment> {
-    let left = first_end.since(now) / 5 * 4;
-    let enough = if is_open { ONE_ROUND_TRIP } else { TOO_SHORT_TO_CONNECT };
-    (left >= enough).then(|| now.after(limit.min(left)))
+/// Until when the thread may do what is no renewal of its own node's holds. They wait meanwhile, so
+/// this takes a quarter of the shortest lease at most.
+fn aside_until(shared: &Shared) -> Moment {
+    let now = Moment::now();
+    let shortest = shared.work.lock().leases.shortest(now);
+    now.after(shared.response_timeout.min(shortest / 4))
 }
 
 /// Records what Redis answered at `now` to a renewal that was sent at `sent`. False if the hold is
@@ -248,6 +239,7 @@ pub(crate) fn on_renewal(hold: &Hold, lease: Lease, compared: Compared, sent: Mo
 #[cfg(test)]
 mod tests {
     use std::sync::mpsc::{self, Receiver};
+    use std::time::Duration;
 
     use super::*;
     use crate::base::error::LostCause::{Deleted, Expired, Taken};
@@ -260,7 +252,6 @@ mod tests {
 
     const LEASE: Duration = Duration::from_secs(1);
     const LONG: Duration = Duration::from_secs(30);
-    const LIMIT: Duration = Duration::from_secs(2);
     const ALL: [Compared; 3] = [Compared::Done, Compared::Absent, Compared::NotOurs];
 
     fn at(millis: u64) -> Moment {
@@ -299,10 +290,6 @@ mod tests {
     impl KeeperCommands for Redis {
         fn node(&self) -> Option<&Arc<Node>> {
             Some(&self.node)
-        }
-
-        fn is_open(&self) -> bool {
-            true
         }
 
         fn extend_all(&mut self, leases: &[Extension<'_>], _: Option<u64>, _: Moment) -> Extended {
@@ -516,24 +503,6 @@ mod tests {
         round(&keeper, &mut redis, work);
         assert_eq!(redis.extended, [1], "Redis has answered");
         assert!(matches!(answered.recv().unwrap(), Err(Failure::Refused(_))));
-    }
-
-    #[test]
-    fn orphans_are_removed_in_the_time_that_holds_leave() {
-        // Columns: the end of the first hold; whether a connection is open; the deadline for the
-        // answer.
-        let table = [
-            (Moment::NEVER, false, Some(at(2000))),
-            (at(1000), false, Some(at(800))),
-            (at(25), false, Some(at(20))),
-            (at(24), false, None),
-            (at(24), true, Some(Moment::from_nanos(19_200_000))),
-            (at(1), true, None),
-            (at(0), true, None),
-        ];
-        for (first_end, is_open, end) in table {
-            assert_eq!(remove_by(LIMIT, first_end, is_open, at(0)), end, "{first_end:?}, {is_open}");
-        }
     }
 
     #[test]

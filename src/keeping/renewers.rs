@@ -89,8 +89,7 @@ impl Renewer {
     }
 }
 
-/// Does rounds of work. What comes during a round is done together in the next one. (The pauses between attempts grow during a round. If such work were
-/// dropped, a hold whose renewal got no answer could be due again after its end.)
+/// Does rounds of work. What comes during a round is done together in the next one.
 fn serve(shared: &Shared, node: &Arc<Node>, inbox: &Receiver<WorkDue>) {
     let mut connection = KeeperConnection::new(shared, Arc::clone(node));
     while !node.is_retired() {
