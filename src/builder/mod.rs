@@ -258,9 +258,11 @@ impl Builder {
     /// A waiter that sleeps until it receives an invalidation asks every 10 to 15 seconds, and
     /// notices an outage then. A thread that waits behind another thread of its process makes no
     /// attempt of its own. For such a thread, the outage begins with the other thread's first
-    /// attempt without an answer or, if that is later, with its own wait. An attempt that has begun
-    /// may always take the connect timeout and the response timeout. A single try
-    /// ([`try_lock`](crate::Lock::try_lock)) has that time in any case.
+    /// attempt without an answer or, if that is later, with its own wait.
+    ///
+    /// One failed attempt is no outage yet: its connection may have been dead. So a wait whose limit
+    /// has not come makes a second one, and each of the two may take the connect timeout and the
+    /// response timeout. A single try ([`try_lock`](crate::Lock::try_lock)) has that time once.
     pub fn tolerate_outage(mut self, limit: Duration) -> Builder {
         self.settings.tolerate_outage = limit;
         self

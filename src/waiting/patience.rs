@@ -47,6 +47,8 @@ pub(crate) struct Silence {
     pub(crate) outage_after: Duration,
     /// What went wrong. `None` while the first attempt still waits for its answer.
     pub(crate) cause: Option<Arc<str>>,
+    /// How many attempts have failed.
+    pub(crate) failed: u32,
     /// When the last attempt failed. Until one has failed, the same as `since`.
     pub(crate) failed_at: Moment,
 }
@@ -55,7 +57,7 @@ impl Silence {
     /// `answered` says that Redis had answered before.
     pub(crate) fn new(since: Moment, answered: bool) -> Silence {
         let outage_after = if answered { SLOW_ANSWER } else { FAIR_TRY };
-        Silence { since, outage_after, cause: None, failed_at: since }
+        Silence { since, outage_after, cause: None, failed: 0, failed_at: since }
     }
 
     /// True if Redis has answered other threads since the last failure, and that failure was no
@@ -102,8 +104,12 @@ pub(crate) enum Verdict {
 
 impl Patience {
     /// What to do after `tries` attempts in a row have failed.
+    ///
+    /// Before the deadline, one failed attempt is no outage, however long it took: its connection
+    /// may have been dead while Redis is well. The next one goes over another connection.
     pub(crate) fn judge(&self, now: Moment, kind: Kind, silence: Option<&Silence>, tries: u32) -> Verdict {
-        let outage = silence.is_some_and(|silence| self.is_outage(silence, now));
+        let counts = tries > 1 || self.deadline <= now;
+        let outage = counts && silence.is_some_and(|silence| self.is_outage(silence, now));
         let over = self.deadline <= now || (self.once && tries > 1);
         match kind {
             Kind::Final => Verdict::GiveUp,
@@ -146,11 +152,12 @@ impl Patience {
         self.began.after(after)
     }
 
-    /// How long a caller tolerates a silence. While the first attempt of the
-    /// silence is under way, that is at least as long as an attempt may take.
+    /// How long a caller tolerates a silence. Until two attempts have failed, that is at least as
+    /// long as two may take.
     fn tolerated(&self, silence: &Silence) -> Duration {
-        let pending = if silence.cause.is_none() { self.an_attempt } else { Duration::ZERO };
-        self.tolerate_outage.max(pending)
+        let two_attempts =
+            if silence.failed < 2 { self.an_attempt.saturating_mul(2) } else { Duration::ZERO };
+        self.tolerate_outage.max(two_attempts)
     }
 }
 
@@ -223,6 +230,7 @@ impl Attempts {
             let silence = self.silence.get_or_insert_with(|| new.clone());
             silence.outage_after = if kind == Kind::Down { Duration::ZERO } else { new.outage_after };
             (silence.cause, silence.failed_at) = (Some(failure.text().into()), now);
+            silence.failed += 1;
         }
         kind
     }
@@ -299,6 +307,15 @@ pub(crate) mod tests {
         Patience { deadline: Moment::NEVER, ..limit(0) }
     }
 
+    /// Tolerates no outage.
+    fn impatient() -> Patience {
+        Patience { tolerate_outage: Duration::ZERO, ..endless() }
+    }
+
+    fn failed(since: u64, failed: u32) -> Silence {
+        Silence { cause: Some("no answer".into()), failed, ..silent(since) }
+    }
+
     #[test]
     fn what_each_failure_leads_to() {
         use Kind::{Down, Final, OutOfTime, Silent};
@@ -346,7 +363,12 @@ pub(crate) mod tests {
             (endless(), 11_000, Silent, Some(silent(1000)), 9, GiveUp),
             (endless(), 11_000, Down, Some(silent(1000)), 9, GiveUp),
             (endless(), 10_999, Down, Some(silent(0)), 9, TryAgain),
-            (endless(), 11_000, Down, Some(silent(0)), 1, GiveUp),
+            (endless(), 11_000, Down, Some(silent(0)), 2, GiveUp),
+            // The first failure says little, also after the failures of other threads.
+            (endless(), 11_000, Down, Some(silent(0)), 1, TryAgain),
+            (impatient(), 1001, Silent, Some(silent(1000)), 1, TryAgain),
+            (impatient(), 1001, Down, Some(failed(1000, 2)), 2, GiveUp),
+            (impatient(), 1001, Final, Some(silent(1000)), 1, GiveUp),
             (endless(), 11_000, Down, Some(silent(5000)), 1, TryAgain),
             (endless(), 99_000, OutOfTime, None, 99, TryAgain),
         ];
@@ -383,13 +405,13 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn an_attempt_under_way_is_no_outage_before_it_could_have_failed() {
-        let impatient = Patience { tolerate_outage: Duration::ZERO, ..endless() };
-        let pending = silent(1000);
-        let failed = Silence { cause: Some("no answer".into()), ..silent(1000) };
-        assert!(!impatient.is_outage(&pending, at(1099)) && impatient.is_outage(&pending, at(1100)));
-        assert!(impatient.is_outage(&failed, at(1001)));
-        assert_eq!(impatient.look_again(Some(&pending), at(1001)), at(1100));
+    fn a_silence_is_no_outage_before_two_attempts_have_failed_or_could_have() {
+        for young in [silent(1000), failed(1000, 1)] {
+            assert!(!impatient().is_outage(&young, at(1199)), "{young:?}");
+            assert!(impatient().is_outage(&young, at(1200)), "{young:?}");
+            assert_eq!(impatient().look_again(Some(&young), at(1001)), at(1200));
+        }
+        assert!(impatient().is_outage(&failed(1000, 2), at(1001)));
     }
 
     #[test]
@@ -468,7 +490,6 @@ pub(crate) mod tests {
         assert_eq!(endless().look_again(Some(&silent(500)), now), at(11_000), "from when the caller came");
         assert_eq!(endless().look_again(None, now), at(11_500));
         assert_eq!(limit(700).look_again(Some(&silent(1200)), now), at(1700));
-        let impatient = Patience { tolerate_outage: Duration::ZERO, ..endless() };
-        assert!(impatient.look_again(None, now) > now, "it does not spin");
+        assert!(impatient().look_again(None, now) > now, "it does not spin");
     }
 }

@@ -551,7 +551,11 @@ pub(crate) mod tests {
         let began = Moment::now();
         let patience = Patience { began, tolerate_outage, ..until(Moment::NEVER) };
         let told = || queues.join(&name(), &patience, |_, _| Ok(()), |_| false, || (), claim).unwrap_err();
-        front.failed(Some(&Silence { cause: Some("no answer".into()), ..Silence::new(began, true) }));
+        front.failed(Some(&Silence {
+            cause: Some("no answer".into()),
+            failed: 2,
+            ..Silence::new(began, true)
+        }));
         assert!(matches!(told(), NoTurn::Outage(Some(cause)) if &*cause == "no answer"));
         assert!(Moment::now().since(began) >= tolerate_outage);
         drop(front);

@@ -101,6 +101,18 @@ fn extend_and_ensure_work_after_a_firewall_dropped_the_connection() {
     release(guard);
 }
 
+/// Only the next attempt tells a dead connection from an outage, so a wait makes that attempt
+/// however short an outage it tolerates.
+#[test]
+fn a_wait_that_tolerates_no_outage_goes_on_over_another_connection() {
+    let rig = Rig::with_defaults(|builder| builder.tolerate_outage(Duration::ZERO).wait(LONG));
+    for _ in 0..20 {
+        rig.assert_works("a");
+        rig.server.query::<i64>(&["CLIENT", "KILL", "TYPE", "normal"]);
+        release(rig.locks.lock("a").expect("Redis is there"));
+    }
+}
+
 /// The timeout of one command proves nothing about a connection that has answered since that
 /// command was sent.
 #[test]
