@@ -101,11 +101,12 @@ impl<'a> Place<'a> {
         let outage = silence
             .filter(|silence| self.patience.is_outage(silence, now))
             .filter(|silence| silence.cause.is_some() || !overslept);
-        // If the thread in front hands off, its answer may give this thread the lock. A thread that
-        // left now would leave the key behind, for the keeper to delete after the program has
-        // exited.
+        // If the thread in front hands off, its answer may give the lock to this thread, if it is the
+        // first. If it left now, the key would stay behind, for the keeper to delete after the
+        // program has exited.
+        let may_get_it = queue.is_handing_off() && queue.is_next(Some(self.me));
         let vain = is_vain(queue.seen(), true).err();
-        if let Some(vain) = vain.filter(|vain| !(matches!(vain, Vain::Stopped) && queue.is_handing_off())) {
+        if let Some(vain) = vain.filter(|vain| !(matches!(vain, Vain::Stopped) && may_get_it)) {
             Some(NoTurn::Vain(vain))
         } else if let Some(silence) = outage {
             Some(NoTurn::Outage(silence.cause.clone()))

@@ -208,7 +208,7 @@ impl WaitQueue {
     }
 
     /// True if this is the first waiter, or if no thread waits.
-    fn is_next(&self, waiter: Option<&Arc<Waiter>>) -> bool {
+    pub(super) fn is_next(&self, waiter: Option<&Arc<Waiter>>) -> bool {
         match (self.waiting.front(), waiter) {
             (Some(first), Some(waiter)) => Arc::ptr_eq(first, waiter),
             (None, _) => true,

@@ -314,6 +314,29 @@ fn a_shutdown_during_a_hand_off_leaves_no_key() {
     });
 }
 
+/// Only the first waiter's claim is on its way. The others have nothing to wait for.
+#[test]
+fn a_stop_during_a_hand_off_ends_the_waits_behind_it_at_once() {
+    let rig = Rig::with(|builder| builder.local_handoff(MINUTE).response_timeout(LONG));
+    let stop = Stop::new();
+    let lock = || rig.locks.named("a").stopped_by(&stop).lock();
+    thread::scope(|scope| {
+        let (release, holder) = held_elsewhere(scope, &rig.locks, "a");
+        let next = behind(scope, || lock().and_then(LockGuard::unlock));
+        let last = behind(scope, || lock().map(drop));
+        rig.proxy.on("EVALSHA * 1 lock:a", Fault::DelayReply(2 * SOON));
+        drop(release);
+        rig.proxy.wait_fired(1, LONG);
+        let stopped = Instant::now();
+        stop.stop();
+        assert_stopped(last.join().expect("no panic"), "a");
+        assert!(stopped.elapsed() < SOON, "it waited for the answer to the release");
+        holder.join().expect("no panic").expect("unlocks");
+        next.join().expect("no panic").expect("its answer brought the lock");
+    });
+    assert_eq!(rig.value_of("a"), None);
+}
+
 /// If the key were deleted first, the holder would trust a lock that another process may have.
 #[test]
 fn a_lock_that_is_taken_away_is_lost_before_its_key_is_deleted() {
