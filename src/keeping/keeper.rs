@@ -133,7 +133,7 @@ impl Shared {
         // A hold whose release has begun is not in the table any more. Redis tells that release
         // that the key is absent.
         let Some(hold) = work.leases.by_token(token).cloned() else {
-            return work.leases.refuse(token, until);
+            return work.leases.refuse(token, until, Moment::now());
         };
         hold.lose(cause);
         work.leases.lost(&hold);

@@ -104,8 +104,7 @@ impl Leases {
         if self.is_closed {
             return Err(Error::Stopped { key: hold.key.name().to_string(), made: Made::now() });
         }
-        self.forced.retain(|(_, until)| now < *until);
-        if self.forced.iter().any(|(token, _)| *token == hold.token) {
+        if self.refused(now).iter().any(|(token, _)| *token == hold.token) {
             return Err(hold.lose(LostCause::Deleted));
         }
         if self.by_number.len() == self.by_number.capacity() {
@@ -124,8 +123,15 @@ impl Leases {
     }
 
     /// A hold with this token is not to be entered until then.
-    pub(crate) fn refuse(&mut self, token: &str, until: Moment) {
-        self.forced.push((token.to_owned(), until));
+    pub(crate) fn refuse(&mut self, token: &str, until: Moment, now: Moment) {
+        self.refused(now).push((token.to_owned(), until));
+    }
+
+    /// The tokens that are refused at `now`. The others are dropped here, so also by each refusal:
+    /// in a process that only force-unlocks, they would pile up.
+    fn refused(&mut self, now: Moment) -> &mut Vec<(String, Moment)> {
+        self.forced.retain(|(_, until)| now < *until);
+        &mut self.forced
     }
 
     /// When a hold that was taken or renewed at `sent` is due.
@@ -463,6 +469,19 @@ mod tests {
             leases.enter(left, after(n * 1000)).unwrap();
         }
         assert!(leases.by_number.len() < 10, "{}", leases.by_number.len());
+    }
+
+    #[test]
+    fn refused_tokens_count_until_their_end_and_do_not_pile_up() {
+        let (hold, mut leases) = (hold(), Leases::default());
+        leases.refuse(&hold.token, after(10), START);
+        for n in 0..1000 {
+            leases.refuse("another", after(n + 10), after(n));
+        }
+        assert!(leases.forced.len() < 20, "{}", leases.forced.len());
+        assert!(leases.enter(Arc::clone(&hold), after(9)).is_ok(), "it was dropped meanwhile");
+        leases.refuse(&hold.token, after(1010), after(1000));
+        leases.enter(hold, after(1009)).unwrap_err();
     }
 
     #[test]
