@@ -91,7 +91,8 @@ impl Lock {
     ///   holder, if an answer did. If there was no time for an answer, or if the deadline cut the
     ///   last attempt short, the error has a source.
     /// - [`Error::Lost`]: this thread has the lock already, but its hold is lost. The depth is
-    ///   unchanged.
+    ///   unchanged. Or this thread has not had the lock: Redis gave it to this call, and
+    ///   `force_unlock` of this manager deleted the key before the call returned.
     /// - [`Error::OuterLost`]: this thread holds another lock, and has lost that one. It does not
     ///   have this lock.
     /// - [`Error::Unavailable`], [`Error::Refused`]: Redis could not be asked, or refused.
