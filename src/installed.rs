@@ -61,7 +61,8 @@ pub fn installed() -> Result<&'static LockManager, Error> {
 /// the one before it comes back.
 ///
 /// `installed` hands out references that last as long as the process. So each call leaks its
-/// manager, a few kilobytes; a manager of a Redis also keeps its threads and connections.
+/// manager: a few kilobytes and, once it has held a lock that is renewed, its keeper's thread. A
+/// manager of a Redis also keeps its other threads and its connections.
 ///
 /// ```
 /// use relatch::{LockManager, install_for_test, with_lock};

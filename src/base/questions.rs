@@ -44,8 +44,10 @@ impl Error {
     /// taken there.
     ///
     /// Ask in the thread that made the call, and before it runs another closure under a lock; later
-    /// or elsewhere, the answer is true. It is always true for an error that names a mistake, such
-    /// as [`Error::InvalidKey`] or [`Error::AlreadyHeld`], and that no repetition mends.
+    /// or elsewhere, the answer is true. It is always true for [`Error::Unconfirmed`], since the
+    /// closure has ended. It is also always true, whether or not a closure had begun, for an error
+    /// that names a mistake, such as [`Error::InvalidKey`] or [`Error::AlreadyHeld`], and for
+    /// [`Error::NoThread`] and [`Error::NoRandomness`].
     ///
     /// ```
     /// # use std::time::Duration;

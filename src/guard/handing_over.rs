@@ -73,6 +73,8 @@ impl LockGuard {
     /// - [`Error::Lost`]: the hold can no longer be trusted.
     /// - [`Error::Unavailable`], [`Error::Refused`]: Redis did not renew the lease. The hold is as
     ///   valid as before.
+    /// - [`Error::InvalidOption`] for `max_hold`: the hold has lasted for nearly as long as
+    ///   [`max_hold`](crate::Lock::max_hold) allows, so no lease extends it. Nothing was sent.
     /// - [`Error::NoThread`], [`Error::Forked`].
     pub fn hand_over(self) -> Result<Parcel, Error> {
         self.try_hand_over().map_err(|(_, error)| error)

@@ -148,6 +148,8 @@ impl LockGuard {
     /// - [`Error::Unavailable`], [`Error::Refused`]: Redis did not renew the lease, or answered so
     ///   late that less than `span` is left. The hold is as valid as before.
     /// - [`Error::InvalidOption`]: `span` is longer than the lease less 1 % and 2 ms.
+    /// - [`Error::InvalidOption`] for `max_hold`: the hold has lasted for nearly as long as
+    ///   [`max_hold`](crate::Lock::max_hold) allows, so no lease extends it. Nothing was sent.
     /// - [`Error::NoThread`], [`Error::Forked`].
     pub fn confirm(&self, span: Duration) -> Result<(), Error> {
         self.session.confirm(&self.held.hold, span)
@@ -167,6 +169,8 @@ impl LockGuard {
     /// - [`Error::Unavailable`], [`Error::Refused`]: the hold can be trusted, but not for `span`,
     ///   and Redis did not renew it.
     /// - [`Error::InvalidOption`]: `span` is longer than the lease less 1 % and 2 ms.
+    /// - [`Error::InvalidOption`] for `max_hold`: less than `span` is left, and the hold has lasted for
+    ///   nearly as long as [`max_hold`](crate::Lock::max_hold) allows, so no lease extends it.
     /// - [`Error::NoThread`], [`Error::Forked`].
     pub fn ensure(&self, span: Duration) -> Result<(), Error> {
         self.session.ensure(&self.held.hold, span)
@@ -207,6 +211,8 @@ impl LockGuard {
     /// # Errors
     ///
     /// - [`Error::InvalidOption`]: the lease is too short or too long. Nothing was sent.
+    /// - [`Error::InvalidOption`] for `max_hold`: the hold has lasted for nearly as long as
+    ///   [`max_hold`](crate::Lock::max_hold) allows, so no lease extends it. Nothing was sent.
     /// - [`Error::Lost`]: the hold can no longer be trusted. The error names the first cause that
     ///   was found.
     /// - [`Error::Unavailable`], [`Error::Refused`]: the hold can be trusted for the rest of its

@@ -53,9 +53,10 @@ impl Lock {
     /// [`confirm`](crate::LockGuard::confirm), [`ensure`](crate::LockGuard::ensure) (if it would
     /// have to renew), [`extend_to`](crate::LockGuard::extend_to) and
     /// [`hand_over`](crate::LockGuard::hand_over) return
-    /// [`Error::InvalidOption`](crate::Error::InvalidOption) for `max_hold` instead. This limit protects from work that
-    /// hangs and from guards that are forgotten. It also ends a deadlock of two processes, but by
-    /// taking locks away. A limited [`wait`](Lock::wait) ends a deadlock without that.
+    /// [`Error::InvalidOption`](crate::Error::InvalidOption) for `max_hold` instead. This limit
+    /// protects from work that hangs and from guards that are forgotten. It also ends a deadlock of
+    /// two processes, but by taking locks away. A limited [`wait`](Lock::wait) ends a deadlock
+    /// without that.
     pub fn max_hold(self, limit: Duration) -> Lock {
         self.set(|options| options.renewal.max_hold = Some(limit))
     }

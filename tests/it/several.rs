@@ -1,4 +1,4 @@
-//! Several locks at a time: all or none, in one round trip, in an order that all callers share; and
+//! Several locks at a time: all or none, one after the other, in an order that all callers share; and
 //! a lock inside of one that is lost.
 
 use std::env;
