@@ -13,6 +13,10 @@ use crate::keeping::losses::OnLost;
 use crate::session::Session;
 use crate::store::Store;
 
+/// The longest time that passes in one call of [`Memory::advance`]. A hold is renewed all the way. So
+/// without this limit, a call with `Duration::MAX` would not return.
+const LONGEST_ADVANCE: Duration = Duration::from_secs(30 * 24 * 60 * 60);
+
 /// The controls of a manager [in memory](crate::LockManager::in_memory), for tests: what a Redis,
 /// its operators and its network do to locks. [`LockManager::memory`](crate::LockManager::memory)
 /// returns them.
@@ -72,8 +76,10 @@ impl Memory {
     /// time for which a lock is [kept](crate::Lock::keep_at_least) and the time of an outage pass as
     /// well. A lock that another thread takes meanwhile does not get older. (A thousand renewals
     /// take about a millisecond: with the default lease, that is a span of three hours.)
+    ///
+    /// A longer span than 30 days counts as 30 days.
     pub fn advance(&self, span: Duration) {
-        self.session.keeper.advance(span);
+        self.session.keeper.advance(span.min(LONGEST_ADVANCE));
     }
 
     /// From now on, nothing answers for `span`: what would ask Redis fails with

@@ -144,6 +144,27 @@ fn a_key_and_its_hold_end_together() {
     assert!(is_lost(&guard) && other());
 }
 
+/// With nothing due, and with a hold that is renewed again and again on the way.
+#[test]
+fn an_advance_by_the_longest_time_returns() {
+    let (locks, memory) = in_memory();
+    // On a thread of its own: if it did not return, nor would the test.
+    let advance = || {
+        let (memory, (tell, told)) = (memory.clone(), mpsc::channel());
+        thread::spawn(move || {
+            memory.advance(Duration::MAX);
+            tell.send(())
+        });
+        told.recv_timeout(LONG).expect("it returns");
+    };
+    advance();
+    let renewed = locks.named("a").lease(10 * MINUTE).lock().expect("locks");
+    let other = locks.named("b").renew(false).lease(24 * 60 * MINUTE).lock().expect("locks");
+    advance();
+    assert!(renewed.is_valid());
+    assert_lost(&other.unlock(), LostCause::Expired);
+}
+
 #[test]
 fn a_waiter_gets_the_lock_when_an_advanced_lease_ends() {
     let (locks, memory) = in_memory();
