@@ -159,6 +159,8 @@ impl LockManager {
     /// Takes several locks if all of them are free now. `Ok(None)` means that one is busy, and that
     /// none is held. Keep the guard in a variable with a name: a block behind `.is_some()` runs
     /// without the locks. Otherwise as [`lock_all`](LockManager::lock_all).
+    ///
+    /// Blocks for one answer for each lock, or for one attempt without an answer.
     pub fn try_lock_all<K: AsRef<str>>(
         &self,
         keys: impl AsRef<[K]>,

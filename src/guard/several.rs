@@ -20,9 +20,10 @@ use crate::session::Session;
 ///
 /// It counts as one guard of each of the locks. If one of them is lost, the set is lost.
 ///
-/// Dropping the guard releases the locks that have no other guard, one after the other: in all, at
-/// most the response timeout. Dropping a guard never panics, and logs
-/// errors. A guard stays in the thread that took it: it is neither `Send` nor `Sync`.
+/// Dropping the guard releases the locks that have no other guard, one after the other. That blocks
+/// for one answer for each; answers that do not come take the response timeout in all. Dropping a
+/// guard never panics, and logs errors. A guard stays in the thread that took it: it is neither
+/// `Send` nor `Sync`.
 #[must_use = "the locks are released as soon as the guard is dropped"]
 #[clippy::has_significant_drop]
 pub struct MultiLockGuard {
@@ -92,7 +93,8 @@ impl MultiLockGuard {
     /// Drops the guard, and returns the result. All locks are given back, also if one of them was
     /// lost.
     ///
-    /// Blocks at most for the response timeout.
+    /// Blocks for one answer for each lock; answers that do not come take the response timeout in
+    /// all.
     ///
     /// # Errors
     ///
@@ -106,7 +108,7 @@ impl MultiLockGuard {
 
     fn leave_(&mut self) -> Result<(), Error> {
         let held = mem::take(&mut self.held);
-        let results = self.session.leave_all(&held, self.session.one_release());
+        let results = self.session.leave_all(&held);
         let mut errors = Vec::new();
         for (held, result) in held.iter().zip(results) {
             match result {

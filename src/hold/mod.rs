@@ -209,14 +209,18 @@ impl Hold {
         if stopped { None } else { self.renewal.every(self.lease()) }
     }
 
-    /// The `max_hold` of this hold, if a lease that begins at `now` would extend it past that: the
-    /// hold may last for so long, and for the rest of its first lease.
+    /// The `max_hold` of this hold, if a lease that begins at `now` would extend it past that.
     pub(crate) fn limit_of(&self, lease: Lease, now: Moment) -> Option<Duration> {
-        let over = |limit: &Duration| {
-            let end = self.acquired.answered.after(*limit).after(self.first_lease.time());
-            end <= now.after_nanos(self.older.load(Ordering::Relaxed)).after(lease.time())
-        };
-        self.renewal.max_hold.filter(over)
+        self.renewal.max_hold.filter(|_| self.latest_end() <= now.after(lease.time()))
+    }
+
+    /// Until when the hold can be trusted at most: for `max_hold`, and for the rest of its first
+    /// lease.
+    fn latest_end(&self) -> Moment {
+        self.renewal.max_hold.map_or(Moment::NEVER, |limit| {
+            let older = Duration::from_nanos(self.older.load(Ordering::Relaxed));
+            self.acquired.answered.after(limit).after(self.first_lease.time()).before(older)
+        })
     }
 
     /// True once the thread has ended and the lease has run out: nobody will ask for the hold
@@ -252,10 +256,10 @@ impl Hold {
     }
 
     /// Redis has extended the lease by a command sent at `sent`: the hold is valid for a lease from
-    /// then on. Returns an error if the hold is not valid any more at `now`, or if another thread
+    /// then on, but not past its `max_hold`, even if the command was sent late. Returns an error if the hold is not valid any more at `now`, or if another thread
     /// has found it over.
     pub(crate) fn renewed(&self, lease: Lease, sent: Moment, now: Moment) -> Result<(), Error> {
-        let new = lease.valid_until(sent).as_nanos();
+        let new = lease.valid_until(sent).min(self.latest_end()).as_nanos();
         let changed = self.valid_until.fetch_update(Ordering::AcqRel, Ordering::Acquire, |old| {
             (now < Moment::from_nanos(old)).then_some(new)
         });
@@ -512,6 +516,21 @@ pub(crate) mod tests {
         assert_eq!(hold.renews_every(SENT), None);
         assert!(!hold.can_be_forgotten(SENT), "the lease has not run out");
         assert!(hold.can_be_forgotten(hold.valid_until()));
+    }
+
+    /// The renewal was due before, and had its answer at the second attempt.
+    #[test]
+    fn a_renewal_that_is_sent_late_extends_no_hold_past_max_hold() {
+        let (mut hold, lease) = one_second();
+        hold.renewal.max_hold = Some(Duration::from_secs(5));
+        let latest = SENT.after(Duration::from_secs(6));
+        for n in 1..=6 {
+            let sent = SENT.after(n * Duration::from_millis(900));
+            hold.renewed(lease, sent, sent).unwrap();
+            assert_eq!(hold.valid_until(), lease.valid_until(sent).min(latest), "renewal {n}");
+        }
+        assert_eq!(hold.valid_until(), latest);
+        assert!(hold.renewed(lease, latest, latest).is_err());
     }
 
     #[test]

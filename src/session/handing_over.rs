@@ -126,7 +126,7 @@ impl Session {
         let new = self.keep(Hold::new(key, owner, taken.token, taken.fence, options, taken.at), turn)?;
         // A lock around this one may have been lost before the answer came.
         if let Err(lost) = still_has_outer(&new) {
-            self.undo_taking(&new, &lost);
+            self.undo_taking(&new, &lost, self.one_release());
             return Err(lost);
         }
         Ok(new)

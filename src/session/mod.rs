@@ -167,7 +167,7 @@ impl Session {
             Ok(new) => {
                 // A lock around this one may have been lost during the wait.
                 if let Err(lost) = still_has_outer(new) {
-                    self.undo_taking(new, &lost);
+                    self.undo_taking(new, &lost, self.one_release());
                     return Err(lost);
                 }
             }
@@ -315,14 +315,14 @@ impl Session {
 
     /// Gives back a lock that this thread has just taken and must not have, because of `error`. A
     /// lock that was to be kept is not: nobody has done what it is kept for.
-    fn undo_taking(&self, held: &Rc<Held>, error: &Error) {
+    fn undo_taking(&self, held: &Rc<Held>, error: &Error, deadline: Moment) {
         let turn = match held.leave() {
             Left::StillHeld(_) => return,
             Left::LastGuard(turn) => turn,
             Left::ThreadEnding => self.outside(&held.hold),
         };
-        if let Err(also) = self.remove(&held.hold, turn, self.one_release()) {
-            debug!(target: "relatch::release", "after {error}: {also}");
+        if let Err(also) = self.remove(&held.hold, turn, deadline) {
+            debug!(target: "relatch::release", "giving {:?} back after {error}: {also}", held.hold.key.name());
         }
     }
 

@@ -8,13 +8,12 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use crate::base::clock::Moment;
-use crate::base::emit::debug;
 use crate::base::error::Error;
 use crate::base::options::Options;
 use crate::hold::Unlocked;
 use crate::keeping::thread_map::{self, Held};
 use crate::session::Session;
-use crate::waiting::patience::{Patience, SLOW_ANSWER};
+use crate::waiting::patience::SLOW_ANSWER;
 
 impl Session {
     /// Takes all these locks, or none. The names are sorted, and no two are the same.
@@ -24,18 +23,19 @@ impl Session {
         options: &Options,
         limit: Option<Duration>,
     ) -> Result<Vec<Rc<Held>>, Error> {
-        let (patience, mut held) = (self.patience(limit), Vec::with_capacity(names.len()));
-        let entered = self.enter_each(names, options, &patience, &mut held);
+        let (whole, mut held) = (self.patience(limit), Vec::with_capacity(names.len()));
+        let entered = self.enter_each(names, options, limit, whole.deadline, &mut held);
         // One of them may have been lost while this thread waited for another one.
         let lost = held.iter().find_map(|one| one.hold.check(Moment::now()).err());
-        if let Err(error) = lost.map_or(entered, Err) {
+        if let Err(mut error) = lost.map_or(entered, Err) {
+            if let Error::Timeout { waited, .. } = &mut error {
+                *waited = Moment::now().since(whole.began);
+            }
             // The limit of the call counts for this, too. What is not answered by then, the keeper
             // goes on with.
-            let soon = patience.deadline.max(Moment::now().after(SLOW_ANSWER));
-            for also in
-                self.leave_all(&held, soon.min(self.one_release())).into_iter().filter_map(Result::err)
-            {
-                debug!(target: "relatch::release", "giving back what was taken before {error}: {also}");
+            let soon = whole.deadline.max(Moment::now().after(SLOW_ANSWER)).min(self.one_release());
+            for one in &held {
+                self.undo_taking(one, &error, soon);
             }
             return Err(error);
         }
@@ -48,29 +48,42 @@ impl Session {
         &self,
         names: &[&str],
         options: &Options,
-        patience: &Patience,
+        limit: Option<Duration>,
+        deadline: Moment,
         held: &mut Vec<Rc<Held>>,
     ) -> Result<(), Error> {
         let is_mine = |name: &&&str| thread_map::find(self.id, name).is_some();
         let (mine, others): (Vec<&str>, Vec<&str>) = names.iter().partition(|name| is_mine(name));
         // What this thread has already comes first: if it is lost, nothing is to be sent.
         for name in mine.into_iter().chain(others) {
-            held.push(self.enter(name.into(), options, patience, None)?);
+            // Each wait begins now, and all end by one deadline. A single try has time for an answer
+            // of its own for each lock, or many of them would be too slow for a link that is well.
+            let mut patience = self.patience(limit);
+            if !patience.once {
+                patience.deadline = deadline;
+            }
+            held.push(self.enter(name.into(), options, &patience, None)?);
         }
         Ok(())
     }
 
-    /// Takes one guard off each of these holds, and releases those that have no other, all of them
-    /// by the deadline. The results have the order of `held`.
+    /// Takes one guard off each of these holds, and releases those that have no other. The results
+    /// have the order of `held`.
     ///
-    /// Each release gets an equal share of the time that is left: the node of one may be silent.
-    pub(crate) fn leave_all(&self, held: &[Rc<Held>], deadline: Moment) -> Vec<Result<Unlocked, Error>> {
-        let mut to_release = u32::try_from(held.len()).unwrap_or(u32::MAX);
+    /// Answers that do not come take the response timeout in all: each release but the last waits
+    /// for half of what is left of that, since the node of one may be silent. Answers that come use
+    /// up nothing, or a slow link would have too little time for many locks.
+    pub(crate) fn leave_all(&self, held: &[Rc<Held>]) -> Vec<Result<Unlocked, Error>> {
+        let (mut silence, mut to_release) = (self.settings.response_timeout, held.len());
         let leave = |one: &Rc<Held>| {
-            let now = Moment::now();
-            let share = deadline.since(now) / to_release;
+            let (began, share) = (Moment::now(), if to_release > 1 { silence / 2 } else { silence });
             to_release -= 1;
-            self.leave(one, now.after(share))
+            let left = self.leave(one, began.after(share));
+            let took = Moment::now().since(began);
+            if took >= share {
+                silence = silence.saturating_sub(took);
+            }
+            left
         };
         held.iter().map(leave).collect()
     }

@@ -199,6 +199,23 @@ fn a_limit_holds_for_all_keys_together() {
     eventually(LONG, "no key is left", || names.iter().all(|name| rig.value_of(name).is_none()));
 }
 
+/// All answers together take longer than an attempt and a release may.
+#[test]
+fn a_slow_link_has_time_for_an_answer_for_each_of_many_locks() {
+    let rig = Rig::with(|builder| builder.response_timeout(SOON).connect_timeout(SOON));
+    let names: Vec<_> = (0..12).map(|n| n.to_string()).collect();
+    for command in ["SET", "EVALSHA"] {
+        rig.proxy.always(command, Fault::DelayReply(SOON / 5));
+    }
+    let (before, asked) = (rig.locks.stats().time_waited.sum(), Instant::now());
+    let all = rig.locks.try_lock_all(&names).expect("answers").expect("they are free");
+    let waited = rig.locks.stats().time_waited.sum() - before;
+    assert!(waited <= asked.elapsed(), "{waited:?}: no lock waits for those before it");
+    assert!(asked.elapsed() > 2 * SOON);
+    all.unlock().expect("each has its answer in time");
+    assert!(names.iter().all(|name| rig.value_of(name).is_none()));
+}
+
 #[test]
 fn a_release_without_an_answer_does_not_hide_that_the_outer_lock_was_lost() {
     let rig = Rig::with(|builder| builder.lease(MINUTE));
