@@ -1,11 +1,11 @@
 //! Why a command has no result, and whether Redis executed it.
 
 use std::error::Error as StdError;
-use std::io::{self, ErrorKind};
+use std::io;
 
 use crate::base::error::TlsCause;
+use crate::store::io_error;
 use crate::store::resp::Reply;
-use crate::store::tls;
 
 /// How many characters of a server's error are kept. The errors of Redis itself are shorter.
 const LONGEST_MESSAGE: usize = 500;
@@ -166,7 +166,7 @@ impl Refusal {
 impl Failure {
     pub(crate) fn not_sent(cause: impl Into<Cause>) -> Failure {
         let cause = cause.into();
-        match cause.downcast_ref().and_then(tls::cause_of) {
+        match cause.downcast_ref().and_then(io_error::tls_cause_of) {
             Some(of_tls) => Failure::Tls { cause: of_tls, source: cause },
             None => Failure::NotSent(cause),
         }
@@ -174,9 +174,12 @@ impl Failure {
 
     /// The failure of a command that was sent. `error` says why there is no answer.
     pub(super) fn unanswered(error: io::Error) -> Failure {
-        match tls::cause_of(&error) {
+        match io_error::tls_cause_of(&error) {
             Some(cause) => Failure::Tls { cause, source: error.into() },
-            None => Failure::Unanswered { link_stands: leaves_link_standing(&error), cause: error.into() },
+            None => Failure::Unanswered {
+                link_stands: io_error::leaves_link_standing(&error),
+                cause: error.into(),
+            },
         }
     }
 
@@ -294,26 +297,6 @@ pub(super) fn legible(text: &str) -> String {
         shown.push_str(CUT_OFF);
     }
     shown
-}
-
-/// True if the connection is still in order after this error. A late answer is then skipped.
-pub(super) fn leaves_link_standing(error: &io::Error) -> bool {
-    matches!(error.kind(), ErrorKind::TimedOut | ErrorKind::WouldBlock | ErrorKind::Interrupted)
-}
-
-/// True if the error says that the connection has ended. (Garbage, or a reply that is too long,
-/// says nothing about other connections.)
-pub(super) fn ends_link(error: &io::Error) -> bool {
-    matches!(
-        error.kind(),
-        ErrorKind::BrokenPipe
-            | ErrorKind::ConnectionReset
-            | ErrorKind::ConnectionRefused
-            | ErrorKind::ConnectionAborted
-            | ErrorKind::UnexpectedEof
-            | ErrorKind::NotConnected
-            | ErrorKind::NotFound
-    )
 }
 
 /// True if the reply says that this server accepts no writes. Then the next command needs a new

@@ -8,6 +8,7 @@ use std::time::Duration;
 use crate::base::clock::Moment;
 use crate::store::endpoint::{Endpoint, Way};
 use crate::store::failure::{self, Failure, Refusal};
+use crate::store::io_error;
 use crate::store::resp::{Batch, Reply};
 use crate::store::wire::{SHORTEST, Wire};
 
@@ -190,9 +191,9 @@ impl Link {
     /// sends an error in the place of the first reply, and ends the connection: then the error says
     /// why.
     fn lost(&mut self, error: io::Error, replies: &[Reply]) -> Failure {
-        self.broken |= failure::ends_link(&error);
+        self.broken |= io_error::ends_link(&error);
         self.behind = true;
-        if let (true, [Reply::Error(reason)]) = (failure::ends_link(&error), replies) {
+        if let (true, [Reply::Error(reason)]) = (io_error::ends_link(&error), replies) {
             return Failure::Unanswered { link_stands: false, cause: Refusal::new(reason).into() };
         }
         Failure::unanswered(error)

@@ -17,7 +17,8 @@
 //!   bytes of commands and replies. `reply`: what a reply means.
 //! - `wanted`: the commands that take a lock. `script`: the Lua scripts.
 //! - `replicas`: which replicas have to acknowledge a lock.
-//! - `failure`: why a command has no result, and whether Redis executed it.
+//! - `failure`: why a command has no result, and whether Redis executed it. `io_error`: what an
+//!   error of the socket or of TLS says of the connection.
 
 mod address;
 mod cluster;
@@ -26,6 +27,7 @@ mod connection;
 mod endpoint;
 mod epochs;
 mod failure;
+mod io_error;
 mod keys;
 mod link;
 mod login;

@@ -4,7 +4,8 @@ use std::ops::ControlFlow;
 use std::time::Duration;
 
 use crate::base::clock::Moment;
-use crate::store::failure::{self, Failure};
+use crate::store::failure::Failure;
+use crate::store::io_error;
 use crate::store::link::Link;
 use crate::store::reply::allowed;
 use crate::store::resp::{Batch, Reply};
@@ -50,7 +51,7 @@ impl Subscription {
             match self.wire.message(deadline) {
                 Ok(Message::Payload(payload)) => return Ok(Some(payload)),
                 Ok(Message::Life) => {}
-                Err(error) if failure::leaves_link_standing(&error) => {}
+                Err(error) if io_error::leaves_link_standing(&error) => {}
                 Err(error) => return Err(Failure::not_sent(error)),
             }
         }
@@ -94,7 +95,9 @@ impl Subscription {
                 Ok(Message::Life) => {
                     return Err(Failure::not_sent("the server answered what nobody asked"));
                 }
-                Err(error) if !failure::leaves_link_standing(&error) => return Err(Failure::not_sent(error)),
+                Err(error) if !io_error::leaves_link_standing(&error) => {
+                    return Err(Failure::not_sent(error));
+                }
                 Err(_) if dead_at <= Moment::now() => {
                     return Err(Failure::not_sent("its connection gives no sign of life"));
                 }

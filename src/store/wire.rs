@@ -13,7 +13,7 @@ use redis::io::tcp::socket2::{SockRef, TcpKeepalive};
 
 use crate::base::clock::Moment;
 use crate::store::endpoint::Way;
-use crate::store::failure;
+use crate::store::io_error;
 use crate::store::resp::{Reader, Reply};
 use crate::store::tls;
 
@@ -132,7 +132,7 @@ impl Wire {
                     Err(error) if error.kind() == ErrorKind::TimedOut => {
                         let left = began.after(limit).since(Moment::now());
                         if session.is_silent() && answers_in_plain(way, left.min(limit / 4)) {
-                            return Err(tls::plain_redis());
+                            return Err(io_error::plain_redis());
                         }
                         session.shake_hands(&mut stream.by(began.after(limit)))?;
                     }
@@ -170,7 +170,7 @@ impl Wire {
             None => socket.read(buffer),
         });
         match reply {
-            Err(error) if self.is_new && self.tls.is_none() && failure::ends_link(&error) => {
+            Err(error) if self.is_new && self.tls.is_none() && io_error::ends_link(&error) => {
                 Err(io::Error::new(error.kind(), format!("{error}: the server may expect TLS")))
             }
             reply => {
@@ -417,7 +417,7 @@ pub(super) mod tests {
     #[test]
     fn a_message_may_come_after_a_time_out() {
         for (mut wire, mut redis) in wires() {
-            assert!(wire.message(within(SHORT)).is_err_and(|error| failure::leaves_link_standing(&error)));
+            assert!(wire.message(within(SHORT)).is_err_and(|error| io_error::leaves_link_standing(&error)));
             redis.write_all(b"*3\r\n$7\r\nmessage\r\n$1\r\nc\r\n$1\r\nx\r\n").unwrap();
             let Ok(Message::Payload(payload)) = wire.message(within(LONG)) else { panic!("no message") };
             assert_eq!(text(Ok(payload)), "x");
@@ -444,7 +444,7 @@ pub(super) mod tests {
             assert!(matches!(wire.message(within(LONG)), Ok(Message::Life)));
         }
         let error = wire.message(within(LONG)).err().expect("it has not subscribed");
-        assert!(!failure::leaves_link_standing(&error));
+        assert!(!io_error::leaves_link_standing(&error));
     }
 
     /// The deadlines differ as those of a lock and its release do: by a factor of two.

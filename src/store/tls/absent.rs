@@ -2,7 +2,7 @@
 
 use std::io::{self, Read, Write};
 
-use crate::base::error::{Error, TlsCause};
+use crate::base::error::Error;
 
 /// Settings of TLS, which nobody can make.
 #[derive(Clone, Debug)]
@@ -62,14 +62,4 @@ impl Session {
     pub(in crate::store) fn has_unread(&mut self) -> bool {
         match *self {}
     }
-}
-
-/// Not called: no handshake takes place.
-pub(crate) fn plain_redis() -> io::Error {
-    io::ErrorKind::Unsupported.into()
-}
-
-/// Always `None`: no handshake takes place.
-pub(crate) fn cause_of(_error: &io::Error) -> Option<TlsCause> {
-    None
 }

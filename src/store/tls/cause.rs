@@ -1,41 +1,11 @@
 //! Why there is no connection over TLS, from the errors of rustls.
 
-use std::fmt;
 use std::io::{self, ErrorKind};
 
 use rustls::{AlertDescription, CertificateError, Error as TlsError};
 
 use crate::base::error::TlsCause;
-
-/// A failure of TLS that comes again with the next connection. It travels inside an `io::Error`.
-#[derive(Debug)]
-struct Final {
-    cause: TlsCause,
-    text: String,
-}
-
-impl fmt::Display for Final {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.text)
-    }
-}
-
-impl std::error::Error for Final {}
-
-/// An error whose cause [`cause_of`] finds.
-pub(super) fn refused(cause: TlsCause, text: impl fmt::Display) -> io::Error {
-    io::Error::new(ErrorKind::InvalidData, Final { cause, text: text.to_string() })
-}
-
-/// The error for a Redis that does not use TLS.
-pub(crate) fn plain_redis() -> io::Error {
-    refused(TlsCause::PlainRedis, "it answered as Redis does, but not over TLS")
-}
-
-/// Why TLS failed, if that comes again with the next connection.
-pub(crate) fn cause_of(error: &io::Error) -> Option<TlsCause> {
-    error.get_ref()?.downcast_ref::<Final>().map(|it| it.cause)
-}
+use crate::store::io_error::{plain_redis, tls_refused};
 
 /// The error of a handshake. `head` is what the server sent first.
 pub(super) fn in_handshake(error: TlsError, head: &[u8], has_begun: bool) -> io::Error {
@@ -56,12 +26,12 @@ pub(super) fn in_handshake(error: TlsError, head: &[u8], has_begun: bool) -> io:
             return if is_redis {
                 plain_redis()
             } else {
-                refused(TlsCause::NotTls, "its first bytes are not TLS")
+                tls_refused(TlsCause::NotTls, "its first bytes are not TLS")
             };
         }
         _ => TlsCause::Other,
     };
-    refused(cause, error)
+    tls_refused(cause, error)
 }
 
 /// An error after the handshake. `is_first` says that the server has sent no data yet.
@@ -71,7 +41,7 @@ pub(super) fn in_handshake(error: TlsError, head: &[u8], has_begun: bool) -> io:
 pub(super) fn after_handshake(error: TlsError, is_first: bool) -> io::Error {
     match error {
         TlsError::AlertReceived(alert) if is_first && is_about_certificate(alert) => {
-            refused(TlsCause::ClientCertificate, error)
+            tls_refused(TlsCause::ClientCertificate, error)
         }
         TlsError::AlertReceived(_) => io::Error::new(ErrorKind::ConnectionAborted, error),
         _ => io::Error::new(ErrorKind::InvalidData, error),

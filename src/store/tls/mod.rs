@@ -14,9 +14,7 @@ mod options;
 mod session;
 
 #[cfg(not(feature = "tls-no-provider"))]
-pub(crate) use self::absent::{Client, Session, Tls, cause_of, plain_redis};
-#[cfg(feature = "tls-no-provider")]
-pub(crate) use self::cause::{cause_of, plain_redis};
+pub(crate) use self::absent::{Client, Session, Tls};
 #[cfg(feature = "tls-no-provider")]
 pub use self::options::Tls;
 #[cfg(feature = "tls-no-provider")]
@@ -39,7 +37,7 @@ pub(super) mod tests {
     use super::*;
     use crate::base::clock::Moment;
     use crate::store::endpoint::Way;
-    use crate::store::failure;
+    use crate::store::io_error;
     use crate::store::resp::Reply;
     use crate::store::wire::Wire;
     use crate::store::wire::tests::Far;
@@ -147,7 +145,7 @@ pub(super) mod tests {
         let (first, rest) = late.split_at(late.len() / 2);
         server.socket.write_all(first).unwrap();
         let error = wire.receive(within(SHORT)).unwrap_err();
-        assert!(failure::leaves_link_standing(&error), "{error:?}");
+        assert!(io_error::leaves_link_standing(&error), "{error:?}");
         server.socket.write_all(&[rest, &next].concat()).unwrap();
         assert_eq!(wire.receive(within(LONG)).unwrap(), line("late"));
         assert_eq!(wire.receive(within(LONG)).unwrap(), line("next"));
@@ -196,7 +194,7 @@ pub(super) mod tests {
             let mut wire = open(&listener, &client);
             let error = wire.receive(within(LONG)).unwrap_err();
             // For tickets, rustls has a limit of its own, which is below that of a session.
-            assert!(!failure::leaves_link_standing(&error), "{error:?}");
+            assert!(!io_error::leaves_link_standing(&error), "{error:?}");
         });
     }
 

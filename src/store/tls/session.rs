@@ -10,7 +10,7 @@ use rustls::{ClientConfig, ClientConnection, Error, IoState};
 
 use super::cause;
 use crate::base::error::TlsCause;
-use crate::store::failure;
+use crate::store::io_error;
 use crate::store::resp::LONGEST_REPLY;
 
 /// How much is encrypted before it is sent: one record at most. If that record leaves only in part,
@@ -45,7 +45,7 @@ impl Client {
         let name = match &self.name {
             Some(name) => name.clone(),
             None => ServerName::try_from(host.to_owned()).map_err(|_| {
-                cause::refused(TlsCause::WrongName, "the host is no name that a certificate can have")
+                io_error::tls_refused(TlsCause::WrongName, "the host is no name that a certificate can have")
             })?,
         };
         let connection = contain(|| ClientConnection::new(Arc::clone(&self.config), name))
@@ -186,13 +186,13 @@ impl Session {
     /// met. A server that refuses the client's certificate may have closed the connection before
     /// all is written.
     fn reason(&mut self, error: io::Error, socket: &mut (impl Read + Write)) -> io::Error {
-        if self.has_answered || !failure::ends_link(&error) {
+        if self.has_answered || !io_error::ends_link(&error) {
             return error;
         }
         loop {
             match self.pull(|buffer| socket.read(buffer)) {
                 Ok(state) if state.plaintext_bytes_to_read() == 0 => {}
-                Err(refused) if cause::cause_of(&refused).is_some() => return refused,
+                Err(refused) if io_error::tls_cause_of(&refused).is_some() => return refused,
                 _ => return error,
             }
         }
