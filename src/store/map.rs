@@ -1,5 +1,6 @@
 //! The map of a cluster: which node has which slot.
 
+use std::collections::HashMap;
 use std::ops::RangeInclusive;
 use std::sync::Arc;
 
@@ -13,6 +14,8 @@ const MOST_TRIES: usize = 16 * SLOTS as usize;
 
 pub(super) struct Map {
     pub(super) masters: Vec<Arc<Node>>,
+    /// By the number of a node, its place in `masters`.
+    places: HashMap<u64, u16>,
     /// For each slot the place of its master in `masters`, or [`NOBODY`].
     owners: Box<[u16]>,
 }
@@ -26,7 +29,8 @@ impl Map {
         ranges: impl Iterator<Item = (RangeInclusive<u16>, Arc<Node>)>,
         before: Option<&Map>,
     ) -> Map {
-        let mut map = Map { masters: Vec::new(), owners: vec![NOBODY; usize::from(SLOTS)].into() };
+        let owners = vec![NOBODY; usize::from(SLOTS)].into();
+        let mut map = Map { masters: Vec::new(), places: HashMap::new(), owners };
         for (slots, node) in ranges {
             let at = map.place_of(&node);
             for slot in slots {
@@ -45,12 +49,10 @@ impl Map {
 
     /// The place of this node in `masters`. Adds it if it is not there.
     fn place_of(&mut self, node: &Arc<Node>) -> u16 {
-        let known = self.masters.iter().position(|master| master.number == node.number);
-        let at = known.unwrap_or_else(|| {
+        *self.places.entry(node.number).or_insert_with(|| {
             self.masters.push(Arc::clone(node));
-            self.masters.len() - 1
-        });
-        u16::try_from(at).unwrap_or(NOBODY) // There are fewer masters than slots.
+            u16::try_from(self.masters.len() - 1).unwrap_or(NOBODY) // There are fewer than slots.
+        })
     }
 
     pub(super) fn owner(&self, slot: u16) -> Option<&Arc<Node>> {
@@ -59,7 +61,7 @@ impl Map {
 
     /// True if the node has a slot.
     pub(super) fn has(&self, node: &Node) -> bool {
-        self.masters.iter().any(|master| master.number == node.number)
+        self.places.contains_key(&node.number)
     }
 
     /// For each slot, whether it has another node than `before`.

@@ -14,6 +14,9 @@ use crate::store::resp::Reply;
 /// How many slots a cluster has.
 pub(super) const SLOTS: u16 = 16384;
 
+/// The most masters of a map that is believed. Redis recommends at most so many nodes in all.
+const MOST_MASTERS: usize = 1000;
+
 /// CRC-16/XMODEM of each byte: polynomial 0x1021, initial value 0.
 const CRC16: [u16; 256] = {
     let mut table = [0; 256];
@@ -49,17 +52,27 @@ pub(super) struct Range {
 }
 
 /// Reads the reply to `CLUSTER SLOTS` of the server at `asked`: the slots with their masters, and
-/// all replicas. Leaves out servers whose address that server does not know.
+/// all replicas. Leaves out servers whose address that server does not know. What a map costs is
+/// bounded: no slot is in two ranges.
 pub(super) fn ranges(reply: &Reply, asked: &Place) -> Result<(Vec<Range>, BTreeSet<Place>), Failure> {
     let Reply::Array(entries) = reply else { return Err(unexpected(reply)) };
-    let (mut ranges, mut replicas) = (Vec::with_capacity(entries.len()), BTreeSet::new());
+    let (mut ranges, mut replicas, mut slots) = (Vec::new(), BTreeSet::new(), 0);
     for entry in entries {
         let (first, last, servers) = read(entry).ok_or_else(|| unexpected(reply))?;
+        slots += u64::from(last - first) + 1;
         let mut servers = servers.into_iter().map(|(host, port)| place(host, port, asked));
         if let Some(master) = servers.next().flatten() {
             ranges.push(Range { first, last, master });
         }
         replicas.extend(servers.flatten());
+    }
+    if slots > SLOTS.into() {
+        return Err(unexpected(reply));
+    }
+    let masters = ranges.iter().map(|range| &range.master).collect::<BTreeSet<_>>().len();
+    if masters > MOST_MASTERS {
+        let message = format!("the map of the cluster has {masters} masters, more than {MOST_MASTERS}");
+        return Err(Failure::Refused(Refusal { code: String::new(), message }));
     }
     Ok((ranges, replicas))
 }
@@ -185,9 +198,21 @@ mod tests {
             Reply::Array(vec![entry(-1, 4, host(), 1)]),
             Reply::Array(vec![entry(0, 4, host(), 65536)]),
             Reply::Array(vec![entry(0, 4, Reply::Int(1), 1)]),
+            Reply::Array(vec![entry(0, 16383, host(), 1), entry(5, 5, host(), 1)]),
         ] {
             assert!(ranges(&reply, &at("asked", 9)).is_err(), "{reply:?}");
         }
+    }
+
+    #[test]
+    fn a_map_with_too_many_masters_is_refused_with_their_number() {
+        let map = |masters: i64| {
+            let entry = |n| entry(n, n, Reply::Bytes(b"a".to_vec()), 1 + n % masters);
+            ranges(&Reply::Array((0..SLOTS.into()).map(entry).collect()), &at("asked", 9))
+        };
+        assert_eq!(map(1000).unwrap().0.len(), SLOTS.into(), "a range for each slot");
+        let failure = map(1001).unwrap_err();
+        assert!(!failure.can_pass() && failure.text().contains("1001 masters"), "{failure:?}");
     }
 
     #[test]
