@@ -19,8 +19,8 @@
 -- ARGV[4]  the token that was handed over
 -- ARGV[5]  the number of that hold: the new one is larger
 --
--- Replies  OK           the key holds the new token, for the lease at least (without a counter)
---          n            the same, and n is the hold's number (with a counter)
+-- Replies  token        the key holds the new token, for the lease at least (without a counter)
+--          {token, n}   the same, and n is the hold's number (with a counter)
 --          0            there is no such key
 --          {value, ms}  the key holds another value, of which this is the beginning, and is left
 --                       alone; the rest of its TTL in milliseconds (-1: it has none)
@@ -35,7 +35,7 @@ if not found then
 elseif found ~= ARGV[4] and found ~= ARGV[1] then
   return {string.sub(found, 1, 256), call('PTTL', KEYS[1])}
 end
-local answer = redis.status_reply('OK')
+local answer = ARGV[1]
 if KEYS[2] then
   local stored = redis.pcall('GET', KEYS[2])
   if type(stored) == 'table' then
@@ -50,19 +50,20 @@ if KEYS[2] then
     local shown = string.sub(stored, 1, 40)
     return redis.error_reply('NOFENCE the counter ' .. KEYS[2] .. ' holds no number: ' .. shown)
   end
-  answer = stored
+  local number = stored
   if found == ARGV[4] or not stored then
     local time = call('TIME')
     local stays = ARGV[3]
-    answer = time[1] .. string.sub('00000' .. time[2], -6)
+    number = time[1] .. string.sub('00000' .. time[2], -6)
     local last = math.max(tonumber(stored or 0), tonumber(ARGV[5]))
-    if last >= tonumber(answer) then
+    if last >= tonumber(number) then
       -- The clock was set back. The counter has to stay until the clock has passed it.
-      stays = string.format('%.0f', stays + (last - answer) / 1000)
-      answer = string.format('%.0f', last + 1)
+      stays = string.format('%.0f', stays + (last - number) / 1000)
+      number = string.format('%.0f', last + 1)
     end
-    call('SET', KEYS[2], answer, 'PX', stays)
+    call('SET', KEYS[2], number, 'PX', stays)
   end
+  answer = {ARGV[1], number}
 end
 if found == ARGV[4] then
   call('SET', KEYS[1], ARGV[1], 'PX', ARGV[2])

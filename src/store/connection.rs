@@ -10,11 +10,11 @@ use crate::store::failure::Failure;
 use crate::store::node::Node;
 use crate::store::replicas::{Wait, left_behind};
 use crate::store::reply::{
-    AdoptReply, ClaimReply, Compared, Seen, Tracking, accepted, adopted, allowed, claimed, compared, deleted,
-    seen, tracking, was_set,
+    AdoptReply, ClaimReply, Compared, Seen, Tracking, accepted, adopted, allowed, compared, deleted,
+    extended, seen, tracking, unexpected, was_set,
 };
 use crate::store::resp::{Batch, Reply};
-use crate::store::route::{Route, next};
+use crate::store::route::{Route, next, redirection};
 use crate::store::router::Router;
 use crate::store::script::{FORCE, KEEP, LOOK, LOOK_FENCED, RELEASE, RENEW, Script};
 use crate::store::tracking::TrackingConnection;
@@ -93,15 +93,18 @@ impl ServerConnection {
     /// One attempt to take a lock: `SET key token NX PX lease`, or a script if the hold is to have
     /// a fencing token. If replicas have to acknowledge the lock, it is taken only once they have.
     pub(crate) fn claim(&mut self, wanted: Wanted<'_>, deadline: Moment) -> Result<ClaimReply, Failure> {
-        if wanted.counter.is_some() {
-            return self.claim_or_look(wanted, None, deadline).map(|(reply, _)| reply);
+        if wanted.counter.is_none() && !self.route.asking {
+            let set = Batch::of(&set(wanted.key, wanted.token, &wanted.times()[0]));
+            let mut reply = next(&mut self.route.exchange(&set, deadline)?.into_iter());
+            if seeded_bugs::is_in("takes a redirect for success") && redirection(&reply).is_some() {
+                reply = Reply::Ok;
+            }
+            if !self.route.follow(&reply, deadline)? {
+                let claim = accepted(reply).and_then(|reply| was_set(&reply));
+                return self.settled(wanted, claim, deadline);
+            }
         }
-        let reply = self.route.run(&wanted.claim(false, &wanted.times()), deadline)?;
-        let claim = self.route.sensible(was_set(&reply))?;
-        if matches!(claim, ClaimReply::Taken { .. }) {
-            self.acknowledged(wanted.key, wanted.token, deadline)?;
-        }
-        Ok(claim)
+        self.claim_or_look(wanted, None, deadline).map(|(reply, _)| reply)
     }
 
     /// An attempt that also learns who has the lock, if it is busy. If `listener` is given, Redis
@@ -116,12 +119,23 @@ impl ServerConnection {
         let (script, args) = wanted.script(&times);
         let add = |batch: Batch, _, teach| batch.and(&script.command(teach, wanted.key, &args));
         let (replies, tracking) = self.route.run_all(listener, 1, add, None, deadline)?;
-        let reply = claimed(accepted(next(&mut replies.into_iter())), wanted.counter.is_some());
-        let claim = self.route.sensible(reply.map_err(|failure| script.explain(failure)))?;
+        let claim = wanted.told(accepted(next(&mut replies.into_iter())));
+        let claim = claim.map_err(|failure| script.explain(failure));
+        Ok((self.settled(wanted, claim, deadline)?, tracking))
+    }
+
+    /// The result of an attempt, if the replicas agree.
+    fn settled(
+        &mut self,
+        wanted: Wanted<'_>,
+        claim: Result<ClaimReply, Failure>,
+        deadline: Moment,
+    ) -> Result<ClaimReply, Failure> {
+        let claim = self.route.sensible(claim)?;
         if matches!(claim, ClaimReply::Taken { .. }) {
             self.acknowledged(wanted.key, wanted.token, deadline)?;
         }
-        Ok((claim, tracking))
+        Ok(claim)
     }
 
     /// Waits until enough replicas have the key that this connection has just set. If they are too
@@ -158,9 +172,8 @@ impl ServerConnection {
     ) -> Result<AdoptReply, Failure> {
         let (times, least) = (wanted.times(), least.to_string());
         let (script, args) = wanted.adoption(old, &least, &times);
-        let add = |batch: Batch, _, teach| batch.and(&script.command(teach, wanted.key, &args));
-        let (replies, _) = self.route.run_all(None, 1, add, None, deadline)?;
-        let reply = adopted(accepted(next(&mut replies.into_iter())), wanted.counter.is_some());
+        let reply = self.run(script, wanted.key, &args, deadline);
+        let reply = adopted(reply, wanted.token, wanted.counter.is_some());
         let reply = self.route.sensible(reply.map_err(|failure| script.explain(failure)))?;
         if matches!(reply, AdoptReply::Adopted { .. })
             && let Some(wait) = Wait::new(&self.route.node, deadline)
@@ -202,11 +215,9 @@ impl ServerConnection {
     }
 
     fn run(&mut self, script: &Script, key: &str, args: &[&str], deadline: Moment) -> Result<Reply, Failure> {
-        let reply = self.route.run(&script.by_hash(key, args), deadline);
-        if reply.as_ref().is_err_and(Failure::is_noscript) {
-            return self.route.run(&script.whole(key, args), deadline);
-        }
-        reply
+        let add = |batch: Batch, _, teach| batch.and(&script.command(teach, key, args));
+        let (replies, _) = self.route.run_all(None, 1, add, None, deadline)?;
+        self.route.sensible(accepted(next(&mut replies.into_iter())))
     }
 
     /// Compare and delete, for many locks in one round trip. The answers come in the order of the
@@ -221,7 +232,7 @@ impl ServerConnection {
             batch.and(&RELEASE.command(teach, key, &[token]))
         };
         let (replies, _) = self.route.run_all(None, removals.len(), add, None, deadline)?;
-        Ok(self.comparisons(&RELEASE, replies))
+        Ok(self.comparisons(&RELEASE, replies.into_iter().map(|reply| compared(accepted(reply)))))
     }
 
     /// Compare and delete the `token` and, behind it in the same round trip, take the lock for
@@ -234,10 +245,14 @@ impl ServerConnection {
     ) -> Result<(Result<Compared, Failure>, ClaimReply), Failure> {
         let mut done = self.remove_then(token, wanted, false, deadline)?;
         let is_taken = |claim: &ClaimReply| matches!(claim, ClaimReply::Taken { .. });
-        if !is_taken(&done.1) && done.0.as_ref().is_err_and(Failure::is_noscript) {
+        if !is_taken(&done.1) && done.0.is_noscript() {
             done = self.remove_then(token, wanted, true, deadline)?;
+            if done.0.is_noscript() {
+                return self.route.sensible(Err(unexpected(&done.0)));
+            }
         }
-        let (mut removed, claim) = done;
+        let (removed, claim) = done;
+        let mut removed = self.route.sensible(compared(accepted(removed)));
         if is_taken(&claim) && matches!(removed, Err(Failure::Refused(_))) {
             // The script did not run, but the claim found no key, so the key was gone already.
             removed = Ok(Compared::Absent);
@@ -251,27 +266,26 @@ impl ServerConnection {
         wanted: Wanted<'_>,
         teach: bool,
         deadline: Moment,
-    ) -> Result<(Result<Compared, Failure>, ClaimReply), Failure> {
+    ) -> Result<(Reply, ClaimReply), Failure> {
         let times = wanted.times();
         let removal = RELEASE.command(teach, wanted.key, &[token]);
-        let claim = wanted.claim(teach, &times);
-        let mut replies = loop {
-            let replies = self.route.exchange_all(&[&removal, &claim], deadline)?;
+        let [removed, claimed] = loop {
+            let claim = wanted.claim(self.route.asking, teach, &times);
+            let replies = self.route.exchange_both([&removal, &claim], deadline)?;
             // While the slot moves, a claim with a fencing token is refused as long as one of its
             // two keys is elsewhere. If the claim was executed, or may have been, it is not sent
             // again.
             let claim_did_nothing = matches!(accepted(replies[1].clone()), Err(Failure::Refused(_)));
             if !(claim_did_nothing && self.route.follow(&replies[0], deadline)?) {
-                break replies.into_iter();
+                break replies;
             }
         };
-        let removed = compared(accepted(next(&mut replies)));
-        let claim = wanted.claimed(accepted(next(&mut replies)));
+        let claim = wanted.claimed(self.route.asking, claimed);
         let claim = match self.route.sensible(claim) {
             Err(Failure::Refused(_)) => ClaimReply::Busy(None),
             other => other?,
         };
-        Ok((self.route.sensible(removed), claim))
+        Ok((removed, claim))
     }
 
     /// Compare and extend, for many locks in one round trip. If replicas have to acknowledge the
@@ -298,7 +312,9 @@ impl ServerConnection {
             let reply = replies.pop().unwrap_or(Reply::Nil);
             self.route.sensible(wait.judge(reply, "renewal"))
         });
-        let mut answers = self.comparisons(&RENEW, replies);
+        let answers = replies.into_iter().zip(extensions);
+        let answers = answers.map(|(reply, lease)| extended(accepted(reply), lease.token));
+        let mut answers = self.comparisons(&RENEW, answers);
         if let Err(failure) = acknowledged {
             let extended = answers.iter_mut().filter(|answer| matches!(answer, Ok(Compared::Done)));
             extended.for_each(|answer| *answer = Err(failure.copy()));
@@ -312,7 +328,7 @@ impl ServerConnection {
     /// Nobody reads the answers, and the connection is not used again. So the script is sent whole:
     /// a NOSCRIPT answer to its hash would go unnoticed.
     pub(crate) fn abandon(mut self, key: &str, token: &str) {
-        let batch = self.route.behind_asking(&[&RELEASE.whole(key, &[token])]);
+        let batch = self.route.ask(Batch::default()).and(&RELEASE.whole(key, &[token]));
         if let Some(link) = &mut self.route.link {
             // If this fails, the keeper deletes the key: it searches for each token that is given
             // up.
@@ -346,9 +362,10 @@ impl ServerConnection {
     /// Deletes a key whatever its value, and returns the value. Sends the script whole, so that one
     /// try is enough: before a second try, another holder could take the lock.
     pub(crate) fn force(&mut self, key: &str, deadline: Moment) -> Result<Option<Holder>, Failure> {
-        let reply =
-            self.route.run(&FORCE.whole(key, &[]), deadline).map_err(|failure| FORCE.explain(failure))?;
-        self.route.sensible(deleted(reply))
+        let add = |batch: Batch, _, _| batch.and(&FORCE.whole(key, &[]));
+        let (replies, _) = self.route.run_all(None, 1, add, None, deadline)?;
+        let reply = accepted(next(&mut replies.into_iter())).map_err(|failure| FORCE.explain(failure));
+        self.route.sensible(reply.and_then(deleted))
     }
 
     /// Changes a key so that Redis sends an invalidation of it to a listener. Fails with `Refused`
@@ -366,9 +383,11 @@ impl ServerConnection {
         replies.try_for_each(|reply| allowed(reply).map(drop)).map_err(Failure::of_a_trial)
     }
 
-    fn comparisons(&mut self, script: &Script, replies: Vec<Reply>) -> Vec<Result<Compared, Failure>> {
-        let answer =
-            |reply| self.route.sensible(compared(accepted(reply)).map_err(|failure| script.explain(failure)));
-        replies.into_iter().map(answer).collect()
+    fn comparisons(
+        &mut self,
+        script: &Script,
+        read: impl Iterator<Item = Result<Compared, Failure>>,
+    ) -> Vec<Result<Compared, Failure>> {
+        read.map(|read| self.route.sensible(read.map_err(|failure| script.explain(failure)))).collect()
     }
 }

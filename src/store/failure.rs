@@ -183,6 +183,13 @@ impl Failure {
         }
     }
 
+    /// The failure of a command over a connection that has received what nobody asked for, or has
+    /// ended.
+    pub(super) fn out_of_step() -> Failure {
+        let cause = "the server ended the connection, or said more than it was asked".into();
+        Failure::Unanswered { link_stands: false, cause }
+    }
+
     /// What became of the command.
     pub(crate) fn fate(&self) -> Fate {
         match self {
@@ -209,11 +216,6 @@ impl Failure {
             Failure::Unanswered { cause, .. } => cause.is::<Refusal>(),
             Failure::NotSent(_) | Failure::OutOfTime(_) | Failure::Tls { .. } => false,
         }
-    }
-
-    /// True if Redis does not know a script by its hash.
-    pub(super) fn is_noscript(&self) -> bool {
-        matches!(self, Failure::Refused(refusal) if refusal.code == "NOSCRIPT")
     }
 
     /// Removes the password from what a server has said to a login. A server that does not know

@@ -22,7 +22,7 @@ use scheduled_thread_pool::{OnPoolDropBehavior, ScheduledThreadPool};
 use crate::base::clock::Moment;
 use crate::base::error::Error;
 use crate::store::failure::{Failure, Fate};
-use crate::store::link::{FAIR_TRY, Link, Sent};
+use crate::store::link::{FAIR_TRY, Link};
 use crate::store::resp::{Batch, Reply};
 
 /// The longest wait for a slot. A thread uses a link only for a few commands, so a longer wait is
@@ -258,21 +258,16 @@ pub(super) enum LinkRef {
 }
 
 impl LinkRef {
-    /// Sends a batch and collects its replies.
+    /// Sends a batch and collects its replies. If none comes over a lent link, all pooled links that
+    /// have not answered since the send may be dead, too.
     pub(super) fn exchange(&mut self, batch: &Batch, deadline: Moment) -> Result<Vec<Reply>, Failure> {
-        let sent = self.send(batch, deadline)?;
-        self.collect(&sent, deadline)
-    }
-
-    /// Collects the replies. If none comes over a lent link, all pooled links that have not
-    /// answered since the send may be dead, too.
-    fn collect(&mut self, sent: &Sent, deadline: Moment) -> Result<Vec<Reply>, Failure> {
-        let result = self.deref_mut().collect(sent, deadline);
+        let sent = Moment::now();
+        let result = self.deref_mut().exchange(batch, deadline);
         if let (LinkRef::Lent(lent), Err(failure)) = (&*self, &result)
             && failure.fate() == (Fate::Unknown { link_stands: true })
-            && Moment::now().since(sent.at) >= LONG_SILENCE
+            && Moment::now().since(sent) >= LONG_SILENCE
         {
-            lent.pool.condemn(sent.at);
+            lent.pool.condemn(sent);
         }
         result
     }

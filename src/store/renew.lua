@@ -9,9 +9,9 @@
 -- ARGV[1]  the token of the hold that goes on
 -- ARGV[2]  the lease in milliseconds, counted from now
 --
--- Replies   1  the key holds the token, for the lease at least
---           0  there is no such key
---          -1  the key holds another value, and is left alone
+-- Replies  token  the key holds the token, for the lease at least
+--              0  there is no such key
+--             -1  the key holds another value, and is left alone
 --
 -- Before Redis 7, a server may be set to replicate scripts as they are. It then refuses a write
 -- behind `PTTL`.
@@ -22,7 +22,7 @@ if found == ARGV[1] then
     redis.call('PEXPIRE', KEYS[1], ARGV[2])
     redis.call('GET', KEYS[1])
   end
-  return 1
+  return found
 elseif found then
   return -1
 end

@@ -95,18 +95,34 @@ pub(super) fn compared(reply: Result<Reply, Failure>) -> Result<Compared, Failur
     }
 }
 
-/// Reads the reply of a script that takes a lock or looks who has it. `is_fenced`: the hold was to
-/// have a fencing token.
-pub(super) fn claimed(reply: Result<Reply, Failure>, is_fenced: bool) -> Result<ClaimReply, Failure> {
+/// Reads the reply of the script that extends the lease of a hold with this token, which it answers.
+pub(super) fn extended(reply: Result<Reply, Failure>, token: &str) -> Result<Compared, Failure> {
     match reply {
-        Ok(Reply::Ok) if !is_fenced => Ok(ClaimReply::Taken { fence: None }),
-        Ok(Reply::Bytes(digits)) if is_fenced => match fence(&digits) {
-            None => Err(unexpected(&Reply::Bytes(digits))),
-            fence => Ok(ClaimReply::Taken { fence }),
+        Ok(Reply::Bytes(said)) if said == token.as_bytes() => Ok(Compared::Done),
+        Ok(one @ Reply::Int(1)) => Err(unexpected(&one)),
+        other => compared(other),
+    }
+}
+
+/// Reads the reply of a script that takes a lock with this token, which it then answers, or looks
+/// who has the lock. `is_fenced`: the hold was to have a fencing token.
+pub(super) fn claimed(
+    reply: Result<Reply, Failure>,
+    token: &str,
+    is_fenced: bool,
+) -> Result<ClaimReply, Failure> {
+    let is_token = |said: &[u8]| said == token.as_bytes();
+    match reply {
+        Ok(Reply::Bytes(said)) if !is_fenced && is_token(&said) => Ok(ClaimReply::Taken { fence: None }),
+        Ok(Reply::Array(parts)) if is_fenced || parts.len() == 2 => match parts.as_slice() {
+            [Reply::Bytes(said), Reply::Bytes(digits)] if is_fenced && is_token(said) => {
+                match fence(digits) {
+                    None => Err(unexpected(&Reply::Array(parts))),
+                    fence => Ok(ClaimReply::Taken { fence }),
+                }
+            }
+            _ => holder(parts).map(|holder| ClaimReply::Busy(Some(holder))),
         },
-        Ok(Reply::Array(parts)) if is_fenced || parts.len() == 2 => {
-            holder(parts).map(|holder| ClaimReply::Busy(Some(holder)))
-        }
         Ok(other) => Err(unexpected(&other)),
         Err(Failure::Refused(refusal)) if refusal.code == "WRONGTYPE" => Ok(ClaimReply::NotAString),
         Err(failure) => Err(failure),
@@ -114,10 +130,14 @@ pub(super) fn claimed(reply: Result<Reply, Failure>, is_fenced: bool) -> Result<
 }
 
 /// Reads the reply of the script that swaps the token.
-pub(super) fn adopted(reply: Result<Reply, Failure>, is_fenced: bool) -> Result<AdoptReply, Failure> {
+pub(super) fn adopted(
+    reply: Result<Reply, Failure>,
+    token: &str,
+    is_fenced: bool,
+) -> Result<AdoptReply, Failure> {
     match reply {
         Ok(Reply::Int(0)) => Ok(AdoptReply::Absent),
-        other => Ok(match claimed(other, is_fenced)? {
+        other => Ok(match claimed(other, token, is_fenced)? {
             ClaimReply::Taken { fence } => AdoptReply::Adopted { fence },
             ClaimReply::Busy(_) | ClaimReply::NotAString => AdoptReply::NotOurs,
         }),
@@ -282,7 +302,7 @@ mod tests {
 
             let parts = Reply::Array(vec![value.clone(), left.clone()]);
             let sensible = matches!((&value, &left), (Reply::Bytes(_), Reply::Int(-1..)));
-            prop_assert_eq!(makes_no_sense(&claimed(accepted(parts.clone()), false)), !sensible);
+            prop_assert_eq!(makes_no_sense(&claimed(accepted(parts.clone()), &token(), false)), !sensible);
             prop_assert_eq!(makes_no_sense(&seen(accepted(parts))), !sensible);
             let sensible = matches!(value, Reply::Nil) || is_refusal(&value);
             let is_list = matches!(value, Reply::Array(_));
@@ -329,11 +349,12 @@ mod tests {
 
     #[test]
     fn an_attempt_by_script_is_read() {
-        let read = |reply| claimed(accepted(reply), false);
+        let read = |reply| claimed(accepted(reply), &token(), false);
+        let bytes = |text: String| Reply::Bytes(text.into_bytes());
         let busy = |value: &str, left| {
             read(Reply::Array(vec![Reply::Bytes(value.as_bytes().to_vec()), Reply::Int(left)]))
         };
-        assert!(matches!(read(Reply::Ok), Ok(ClaimReply::Taken { fence: None })));
+        assert!(matches!(read(bytes(token())), Ok(ClaimReply::Taken { fence: None })));
         assert!(matches!(busy(&token(), 5), Ok(ClaimReply::Busy(Some(own))) if own.raw() == token()));
         let Ok(ClaimReply::Busy(Some(holder))) = busy("other", -1) else { panic!("another holds it") };
         assert_eq!((holder.raw(), holder.time_left()), ("other", None));
@@ -341,7 +362,9 @@ mod tests {
         assert!(matches!(read(error("OOM no")), Err(Failure::Refused(_))));
         // Busy, but without a holder: the script never answers that.
         let nobody = Reply::Array(vec![Reply::Nil, Reply::Int(-2)]);
-        for nonsense in [nobody, Reply::Nil, Reply::Int(1), Reply::Array(vec![]), error("upstream failure")] {
+        let others = [Reply::Ok, Reply::Int(1), bytes("another token".to_owned())]; // To another command.
+        let no_answers = [nobody, Reply::Nil, Reply::Array(vec![]), error("upstream failure")];
+        for nonsense in no_answers.into_iter().chain(others) {
             assert!(makes_no_sense(&read(nonsense.clone())), "{nonsense:?}");
         }
         assert!(makes_no_sense(&busy("other", -2)));
@@ -349,7 +372,7 @@ mod tests {
 
     #[test]
     fn a_fenced_attempt_is_read() {
-        let read = |reply| claimed(accepted(reply), true);
+        let read = |reply| claimed(accepted(reply), &token(), true);
         let array = |more: &[Reply]| {
             Reply::Array([&[Reply::Bytes(token().into_bytes()), Reply::Int(5)], more].concat())
         };
@@ -358,18 +381,31 @@ mod tests {
             other => panic!("it is busy: {other:?}"),
         };
         let digits = |text: &str| Reply::Bytes(text.as_bytes().to_vec());
-        let is_seven = matches!(read(digits("1784000000000007")), Ok(ClaimReply::Taken { fence }) if fence == Some(1_784_000_000_000_007));
-        assert!(is_seven, "{:?}", read(digits("1784000000000007")));
+        let taken = |by: &str, number| Reply::Array(vec![digits(by), digits(number)]);
+        let numbered = read(taken(&token(), "1784000000000007"));
+        assert!(matches!(numbered, Ok(ClaimReply::Taken { fence: Some(1_784_000_000_000_007) })));
         assert_eq!(fence_of(array(&[])), None);
         assert_eq!(fence_of(array(&[digits("7")])), Some(7));
         assert_eq!(fence_of(array(&[digits("0")])), None, "the counter was gone");
         // A lock without a fence would be taken for one that is not fenced.
-        let no_digits = [digits("0"), digits(""), digits("-7"), digits("x"), array(&[Reply::Nil])];
-        for nonsense in no_digits.into_iter().chain([Reply::Ok, Reply::Int(7), Reply::Nil]) {
+        let no_digits = ["0", "", "-7", "x"].map(|number| taken(&token(), number));
+        let others = [array(&[Reply::Nil]), taken("another", "7"), digits(&token()), digits("7"), Reply::Ok];
+        for nonsense in no_digits.into_iter().chain(others).chain([Reply::Int(7), Reply::Nil]) {
             assert!(makes_no_sense(&read(nonsense.clone())), "{nonsense:?}");
         }
-        for of_a_fence in [digits("7"), array(&[digits("7")])] {
-            assert!(makes_no_sense(&claimed(accepted(of_a_fence), false)));
+        for of_a_fence in [taken(&token(), "7"), array(&[digits("7")])] {
+            assert!(makes_no_sense(&claimed(accepted(of_a_fence), &token(), false)));
+        }
+    }
+
+    #[test]
+    fn a_renewal_is_read() {
+        let read = |reply| extended(accepted(reply), &token());
+        assert!(matches!(read(Reply::Bytes(token().into_bytes())), Ok(Compared::Done)));
+        assert!(matches!(read(Reply::Int(0)), Ok(Compared::Absent)));
+        assert!(matches!(read(Reply::Int(-1)), Ok(Compared::NotOurs)));
+        for of_another in [Reply::Int(1), Reply::Ok, Reply::Bytes(b"another token".to_vec())] {
+            assert!(makes_no_sense(&read(of_another.clone())), "{of_another:?}");
         }
     }
 

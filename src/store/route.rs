@@ -3,12 +3,11 @@
 use std::sync::Arc;
 
 use crate::base::clock::Moment;
-use crate::base::seeded_bugs;
 use crate::store::failure::{Failure, Refusal, comes_from_wrong_server};
 use crate::store::node::Node;
 use crate::store::pool::LinkRef;
 use crate::store::replicas::Wait;
-use crate::store::reply::{Tracking, accepted, tracking};
+use crate::store::reply::{Tracking, tracking, unexpected};
 use crate::store::resp::{Batch, Reply};
 use crate::store::router::Router;
 
@@ -22,7 +21,7 @@ pub(super) struct Route {
     pub(super) node: Arc<Node>,
     router: Arc<Router>,
     /// The node has not got the slot yet: each command for it needs an `ASKING` in front.
-    asking: bool,
+    pub(super) asking: bool,
     /// How many more redirects are followed.
     redirects: u8,
     /// A redirect has led to another node than the one that the borrower knows.
@@ -63,38 +62,25 @@ impl Route {
         Route { link, node, router, asking: false, redirects: MOST_REDIRECTS, redirected: false }
     }
 
-    /// Sends a command for one key.
-    pub(super) fn run(&mut self, command: &[&str], deadline: Moment) -> Result<Reply, Failure> {
-        loop {
-            let reply = next(&mut self.exchange_all(&[command], deadline)?.into_iter());
-            if seeded_bugs::is_in("takes a redirect for success") && redirection(&reply).is_some() {
-                return Ok(Reply::Ok);
-            }
-            if !self.follow(&reply, deadline)? {
-                return self.sensible(accepted(reply));
-            }
-        }
-    }
-
-    /// Sends commands for one key, each behind an `ASKING` if the node needs that.
-    pub(super) fn exchange_all(
+    /// Sends two commands for one key, each behind an `ASKING` if the node needs that.
+    pub(super) fn exchange_both(
         &mut self,
-        commands: &[&[&str]],
+        commands: [&[&str]; 2],
         deadline: Moment,
-    ) -> Result<Vec<Reply>, Failure> {
-        let mut replies = self.exchange(&self.behind_asking(commands), deadline)?;
-        if self.asking {
-            let mut is_own = [false, true].into_iter().cycle();
-            replies.retain(|_| is_own.next().unwrap_or(true));
-        }
-        Ok(replies)
+    ) -> Result<[Reply; 2], Failure> {
+        let batch =
+            commands.into_iter().fold(Batch::default(), |batch, command| self.ask(batch).and(command));
+        let mut replies = self.exchange(&batch, deadline)?.into_iter();
+        Ok([(); 2].map(|()| {
+            if self.asking {
+                next(&mut replies);
+            }
+            next(&mut replies)
+        }))
     }
 
-    pub(super) fn behind_asking(&self, commands: &[&[&str]]) -> Batch {
-        commands.iter().fold(Batch::default(), |batch, command| self.ask(batch).and(command))
-    }
-
-    fn ask(&self, batch: Batch) -> Batch {
+    /// The batch, whose next command is for the key of this route.
+    pub(super) fn ask(&self, batch: Batch) -> Batch {
         if self.asking { batch.and(&["ASKING"]) } else { batch }
     }
 
@@ -119,7 +105,9 @@ impl Route {
     /// Runs a script for `keys` keys: `add` puts the command for the key of a number into a batch,
     /// with the script's hash or with its whole text. What Redis refuses because it does not know
     /// the script is sent once more. The first of these commands then has the text, and makes the
-    /// script known to the others. (It is one that this node executes, and does not redirect.)
+    /// script known to the others. (It is one that this node executes, and does not redirect.) If the
+    /// script is unknown even then, the answer is the second copy of another one, and the script may
+    /// have been executed.
     ///
     /// With `wait`, the last reply is that of the `Wait`.
     ///
@@ -164,6 +152,10 @@ impl Route {
                 result = Tracking::Off;
                 continue;
             }
+            let taught = open[0];
+            if teach && all[taught].is_noscript() {
+                return self.sensible(Err(unexpected(&all[taught])));
+            }
             open.retain(|n| all[*n].is_noscript());
             if teach || open.is_empty() {
                 all.extend(replies);
@@ -195,7 +187,7 @@ impl Route {
 }
 
 /// The error by which a node of a cluster says that another node has the slot of a key.
-fn redirection(reply: &Reply) -> Option<Refusal> {
+pub(super) fn redirection(reply: &Reply) -> Option<Refusal> {
     // A full `Refusal` is made for errors only.
     let Reply::Error(error) = reply else { return None };
     Some(Refusal::new(error)).filter(Refusal::is_redirect)

@@ -29,7 +29,9 @@ impl Subscription {
     ) -> Result<Subscription, Failure> {
         let subscribe = |batch: Batch, channel: &&str| batch.and(&["SUBSCRIBE", channel]);
         let batch = others.iter().fold(Batch::of(&["SUBSCRIBE", channel]), subscribe);
-        let mut replies = link.exchange(&batch, deadline)?.into_iter();
+        // The first message may come with the reply, so this is no `exchange`.
+        let sent = link.send(&batch, deadline)?;
+        let mut replies = link.collect(&sent, deadline)?.into_iter();
         let Some(Reply::Array(_)) = replies.next().map(allowed).transpose()? else {
             return Err(Failure::not_sent("the reply to SUBSCRIBE made no sense"));
         };

@@ -1,7 +1,7 @@
 //! The commands that take a lock, with a fencing token or without.
 
 use crate::store::failure::Failure;
-use crate::store::reply::{ClaimReply, claimed, was_set};
+use crate::store::reply::{ClaimReply, accepted, claimed, was_set};
 use crate::store::resp::Reply;
 use crate::store::script::{ADOPT, ADOPT_FENCED, CLAIM, CLAIM_FENCED, Script};
 
@@ -50,9 +50,10 @@ impl<'a> Wanted<'a> {
         }
     }
 
-    /// The shortest command that takes the lock. It need not say who has the lock.
-    pub(super) fn claim(&self, teach: bool, times: &'a [String; 2]) -> Vec<&'a str> {
-        if self.counter.is_none() {
+    /// The shortest command that takes the lock. It need not say who has the lock. Behind `ASKING`
+    /// it is the script: a proxy may send the `OK` to `ASKING` twice, and `SET` says `OK` as well.
+    pub(super) fn claim(&self, asking: bool, teach: bool, times: &'a [String; 2]) -> Vec<&'a str> {
+        if self.counter.is_none() && !asking {
             return set(self.key, self.token, &times[0]).to_vec();
         }
         let (script, args) = self.script(times);
@@ -60,11 +61,14 @@ impl<'a> Wanted<'a> {
     }
 
     /// Reads the reply of that command.
-    pub(super) fn claimed(&self, reply: Result<Reply, Failure>) -> Result<ClaimReply, Failure> {
-        match self.counter {
-            None => was_set(&reply?),
-            Some(_) => claimed(reply, true),
-        }
+    pub(super) fn claimed(&self, asking: bool, reply: Reply) -> Result<ClaimReply, Failure> {
+        let reply = accepted(reply);
+        if self.counter.is_none() && !asking { was_set(&reply?) } else { self.told(reply) }
+    }
+
+    /// Reads the reply of the script that takes the lock.
+    pub(super) fn told(&self, reply: Result<Reply, Failure>) -> Result<ClaimReply, Failure> {
+        claimed(reply, self.token, self.counter.is_some())
     }
 }
 

@@ -312,7 +312,9 @@ fn promise(exchange: &Exchange) -> Option<Duration> {
     let lease = Duration::from_millis(lease?.parse().ok()?);
     match &exchange.answered {
         None => Some(Duration::MAX),
-        Some((at, reply)) if reply.starts_with(b"+OK") || reply.starts_with(b":1\r") => Some(*at + lease),
+        // A script answers the token, and `SET` an `OK` or nil.
+        Some((at, reply)) if reply.starts_with(b"+OK") => Some(*at + lease),
+        Some((at, reply)) if reply.starts_with(b"$") && !reply.starts_with(b"$-") => Some(*at + lease),
         Some(_) => None,
     }
 }

@@ -138,7 +138,7 @@ fn a_renewal_extends_the_claim() {
             journal.push(exchange(&format!("EVALSHA hash 1 lock:a x {LEASE}"), 130, reply));
         }
     };
-    found("", &world(), renewed(":1"));
+    found("", &world(), renewed("$1\r\nx"));
     found("it outlives its key", &world(), renewed(":0"));
 }
 

@@ -88,6 +88,7 @@ fn a_login_that_is_cut_off_is_tried_again() {
             ["HELLO", "2"] => Reply::Bytes(b"-NOPERM this user has no permissions\r\n".to_vec()),
             ["CLIENT", "SETNAME", _] if cut() => Reply::Close,
             ["EVALSHA", _, _, _] => Reply::Bytes(b"$-1\r\n".to_vec()), // A look who has the lock.
+            ["EVALSHA", _, _, _, token, _] => Reply::Bytes(format!("${}\r\n{token}\r\n", token.len()).into()),
             ["EVALSHA", _, _, _, _] => Reply::Bytes(b":1\r\n".to_vec()), // A release.
             _ => Reply::Bytes(b"+OK\r\n".to_vec()),
         }

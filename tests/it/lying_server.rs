@@ -111,7 +111,10 @@ fn honest(args: &[String], busy: bool, stands: &mut String) -> Vec<u8> {
         ["EVALSHA" | "EVAL", script, ..] if claims(script) && busy => {
             return format!("*2\r\n${}\r\n{stands}\r\n:60000\r\n", stands.len()).into_bytes();
         }
-        ["EVALSHA" | "EVAL", script, ..] if claims(script) => "+OK\r\n",
+        // Who takes or renews a lock is told the token.
+        ["EVALSHA" | "EVAL", _, _, _, token, _] => {
+            return format!("${}\r\n{token}\r\n", token.len()).into_bytes();
+        }
         // To look who has the lock.
         ["EVALSHA", _, _, _] if !stands.is_empty() => {
             return format!("*2\r\n${}\r\n{stands}\r\n:60000\r\n", stands.len()).into_bytes();

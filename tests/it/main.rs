@@ -126,6 +126,8 @@ mod old_servers;
 mod acl_rights;
 // A server that answers with garbage: callers get an error, in time, and nothing breaks.
 mod hostile_server;
+// An answer that comes twice: each later one comes in the place of the one before it.
+mod repeated_answers;
 
 // More than one server.
 
