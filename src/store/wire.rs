@@ -9,6 +9,8 @@ use std::os::unix::net::UnixStream;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
+#[cfg(unix)]
+use redis::io::tcp::socket2::{self, Domain, SockAddr, Type};
 use redis::io::tcp::socket2::{SockRef, TcpKeepalive};
 
 use crate::base::clock::Moment;
@@ -220,19 +222,27 @@ impl Wire {
 
 impl Stream {
     fn open(way: &Way, limit: Duration) -> io::Result<Stream> {
-        let socket = match way {
+        let of = |socket| Stream { socket: Arc::new(socket), timeout: Duration::ZERO };
+        match way {
             Way::Tcp(address) => {
                 let stream = TcpStream::connect_timeout(address, limit)?;
                 // With Nagle's algorithm, a clean-up that is written behind an unanswered command
                 // would wait for that answer.
                 stream.set_nodelay(true)?;
                 SockRef::from(&stream).set_tcp_keepalive(&keepalive())?;
-                Socket::Tcp(stream)
+                Ok(of(Socket::Tcp(stream)))
             }
             #[cfg(unix)]
-            Way::Unix(path) => Socket::Unix(UnixStream::connect(path)?),
-        };
-        Ok(Stream { socket: Arc::new(socket), timeout: Duration::ZERO })
+            Way::Unix(path) => {
+                // While the other end accepts nothing, and its queue is full, `connect` blocks, and
+                // would do so for ever. It blocks no longer than a write may.
+                let (address, deadline) = (SockAddr::unix(path)?, Moment::now().after(limit));
+                let socket = socket2::Socket::new(Domain::UNIX, Type::STREAM, None)?;
+                let mut stream = of(Socket::Unix(socket.into()));
+                stream.by(deadline).call(|socket| socket.raw().connect(&address))?;
+                Ok(stream)
+            }
+        }
     }
 
     fn by(&mut self, deadline: Moment) -> By<'_> {
@@ -379,6 +389,40 @@ pub(super) mod tests {
             while !talks.has_ended() {
                 assert!(Moment::now() < deadline, "unasked bytes count as its end");
             }
+        }
+    }
+
+    /// The process that listens is stopped, or too busy to accept connections.
+    #[test]
+    #[cfg(unix)]
+    fn a_unix_socket_that_accepts_nothing_is_given_up() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("full.sock");
+        let address = SockAddr::unix(&path).unwrap();
+        let unix = || socket2::Socket::new(Domain::UNIX, Type::STREAM, None).unwrap();
+        let listener = unix();
+        listener.bind(&address).unwrap();
+        listener.listen(0).unwrap();
+        let mut waiting = Vec::new();
+        let mut is_full = false;
+        while !is_full {
+            let next = unix();
+            next.set_nonblocking(true).unwrap();
+            is_full = next.connect(&address).is_err();
+            waiting.push(next);
+        }
+        let (says, said) = std::sync::mpsc::channel();
+        let opens = std::thread::spawn(move || {
+            let opened = Wire::open(&Way::Unix(path), None, SHORT);
+            says.send(opened.map(|_| ()).map_err(|error| error.kind()))
+        });
+        let opened = said.recv_timeout(LONG);
+        drop((listener, waiting)); // Ends the attempt, in any case.
+        opens.join().unwrap().unwrap();
+        if cfg!(target_os = "linux") {
+            assert_eq!(opened, Ok(Err(ErrorKind::TimedOut)));
+        } else {
+            assert!(matches!(opened, Ok(Err(_))), "{opened:?}");
         }
     }
 
