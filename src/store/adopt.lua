@@ -20,7 +20,7 @@
 -- ARGV[5]  the number of that hold: the new one is larger
 --
 -- Replies  token        the key holds the new token, for the lease at least (without a counter)
---          {token, n}   the same, and n is the hold's number (with a counter)
+--          'token n'    the same, and n is the hold's number (with a counter)
 --          0            there is no such key
 --          {value, ms}  the key holds another value, of which this is the beginning, and is left
 --                       alone; the rest of its TTL in milliseconds (-1: it has none)
@@ -63,7 +63,7 @@ if KEYS[2] then
     end
     call('SET', KEYS[2], number, 'PX', stays)
   end
-  answer = {ARGV[1], number}
+  answer = answer .. ' ' .. number
 end
 if found == ARGV[4] then
   call('SET', KEYS[1], ARGV[1], 'PX', ARGV[2])

@@ -19,7 +19,7 @@
 -- ARGV[2]  the lease of that hold in milliseconds
 -- ARGV[3]  how long the counter stays at least, in milliseconds
 --
--- Replies  {token, n}      the key was free, and holds the token now; n is the hold's number
+-- Replies  'token n'       the key was free, and holds the token now; n is the hold's number
 --          {value, ms}     the value that the key holds, up to 256 bytes, and the rest of its TTL
 --                          in milliseconds (-1: it has none)
 --          {value, ms, n}  the same, if the value is the token: n is its number (0: not known)
@@ -59,4 +59,4 @@ if stored and (#stored ~= #fence or stored >= fence) and tonumber(stored) >= ton
 end
 call('SET', KEYS[2], fence, 'PX', stays)
 call('SET', KEYS[1], ARGV[1], 'PX', ARGV[2])
-return {ARGV[1], fence}
+return ARGV[1] .. ' ' .. fence

@@ -111,18 +111,19 @@ pub(super) fn claimed(
     token: &str,
     is_fenced: bool,
 ) -> Result<ClaimReply, Failure> {
-    let is_token = |said: &[u8]| said == token.as_bytes();
+    let fence_of = |said: &[u8]| match (said.strip_prefix(token.as_bytes())?, is_fenced) {
+        ([], false) => Some(None),
+        ([b' ', digits @ ..], true) => fence(digits).map(Some),
+        _ => None,
+    };
     match reply {
-        Ok(Reply::Bytes(said)) if !is_fenced && is_token(&said) => Ok(ClaimReply::Taken { fence: None }),
-        Ok(Reply::Array(parts)) if is_fenced || parts.len() == 2 => match parts.as_slice() {
-            [Reply::Bytes(said), Reply::Bytes(digits)] if is_fenced && is_token(said) => {
-                match fence(digits) {
-                    None => Err(unexpected(&Reply::Array(parts))),
-                    fence => Ok(ClaimReply::Taken { fence }),
-                }
-            }
-            _ => holder(parts).map(|holder| ClaimReply::Busy(Some(holder))),
+        Ok(Reply::Bytes(said)) => match fence_of(&said) {
+            Some(fence) => Ok(ClaimReply::Taken { fence }),
+            None => Err(unexpected(&Reply::Bytes(said))),
         },
+        Ok(Reply::Array(parts)) if is_fenced || parts.len() == 2 => {
+            holder(parts).map(|holder| ClaimReply::Busy(Some(holder)))
+        }
         Ok(other) => Err(unexpected(&other)),
         Err(Failure::Refused(refusal)) if refusal.code == "WRONGTYPE" => Ok(ClaimReply::NotAString),
         Err(failure) => Err(failure),
@@ -381,7 +382,7 @@ mod tests {
             other => panic!("it is busy: {other:?}"),
         };
         let digits = |text: &str| Reply::Bytes(text.as_bytes().to_vec());
-        let taken = |by: &str, number| Reply::Array(vec![digits(by), digits(number)]);
+        let taken = |by: &str, number| digits(&format!("{by} {number}"));
         let numbered = read(taken(&token(), "1784000000000007"));
         assert!(matches!(numbered, Ok(ClaimReply::Taken { fence: Some(1_784_000_000_000_007) })));
         assert_eq!(fence_of(array(&[])), None);
@@ -393,7 +394,7 @@ mod tests {
         for nonsense in no_digits.into_iter().chain(others).chain([Reply::Int(7), Reply::Nil]) {
             assert!(makes_no_sense(&read(nonsense.clone())), "{nonsense:?}");
         }
-        for of_a_fence in [taken(&token(), "7"), array(&[digits("7")])] {
+        for of_a_fence in [taken(&token(), "7"), taken(&token(), ""), array(&[digits("7")])] {
             assert!(makes_no_sense(&claimed(accepted(of_a_fence), &token(), false)));
         }
     }
