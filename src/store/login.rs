@@ -76,8 +76,9 @@ impl Access {
     /// Also returns the replies to `first`. `connected` gets each connection's ender before the
     /// login, and can refuse the connection.
     ///
-    /// Each way gets an equal share of the time that is left: another address of the same name may
-    /// be dead, or accept connections and answer nothing. A server that refuses the login for good
+    /// Each way gets half of the time that is left, and the last one all of it: an address may be
+    /// dead, or accept connections and answer nothing. (With equal shares, a server that is far away
+    /// could not be reached by a name with many addresses.) A server that refuses the login for good
     /// has answered, and no other way is tried.
     pub(super) fn open(
         &self,
@@ -88,13 +89,13 @@ impl Access {
         connected: impl Fn(Ender) -> Result<(), Failure>,
     ) -> Result<(Link, Vec<Reply>), Failure> {
         let mut last = None;
-        for (way, to_try) in ways.iter().zip((1..=ways.len()).rev()) {
+        for (at, way) in ways.iter().enumerate() {
             let now = Moment::now();
             let left = deadline.since(now);
             if left < SHORTEST {
                 break;
             }
-            let limit = now.after(left / u32::try_from(to_try).unwrap_or(u32::MAX));
+            let limit = now.after(if at + 1 < ways.len() { left / 2 } else { left });
             let opened = Link::connect(endpoint, way, limit).and_then(|mut link| {
                 connected(link.wire.ender())?;
                 let replies = self.begin(endpoint.name(), &mut link, first, limit)?;
@@ -361,6 +362,26 @@ mod tests {
         assert_eq!(first(), others[0], "none of them is remembered");
         assert!(open(&ways, Duration::from_secs(2)).is_ok());
         assert_eq!(first(), redis);
+    }
+
+    /// The first of many addresses is the one that answers, and it needs more than its equal share.
+    #[test]
+    fn the_time_to_log_in_does_not_shrink_with_the_number_of_addresses() {
+        let limit = Duration::from_secs(8);
+        let far = FakeServer::start(move |command| match command.first().map(String::as_str) {
+            None => Say::Bytes(Vec::new()),
+            Some("HELLO") => Say::Paused(Vec::new(), limit / 4, b"-ERR unknown command\r\n".to_vec()),
+            Some(_) => Say::Bytes(b"+OK\r\n".to_vec()),
+        });
+        let port = far.address().parse::<SocketAddr>().unwrap().port();
+        let silent = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+        let mut ways = vec![way(silent.local_addr().unwrap().port()); 12];
+        ways[0] = way(port);
+        let place = Place::Tcp { host: "127.0.0.1".to_owned(), port };
+        let endpoint = Endpoint::new(place, None);
+        let access = Access::new(None, 0, Expected::Server);
+        let opened = access.open(&endpoint, &ways, &[], Moment::now().after(limit), |_| Ok(()));
+        opened.map(drop).unwrap();
     }
 
     /// A host may have several addresses. Why one of them is not trusted says more than that nobody
