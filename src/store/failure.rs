@@ -76,8 +76,6 @@ const DID_NOTHING_ERR: [&str; 20] = [
     "wrong number of arguments",
 ];
 
-const CUT_OFF: &str = "...";
-
 pub(crate) type Cause = Box<dyn StdError + Send + Sync>;
 
 /// An error that Redis answered.
@@ -92,28 +90,6 @@ impl Refusal {
     /// Parses an error as Redis sent it: a code, a space and a message.
     pub(super) fn new(error: &str) -> Refusal {
         Refusal { code: legible(code_of(error)), message: legible(error) }
-    }
-
-    /// Removes what an answer to a login must not show: the arguments that the answer repeats. If
-    /// the password still shows after that, removes everything but the code.
-    fn conceal(&mut self, password: &str) {
-        if let Some(end) = self.message.find(", with args beginning with") {
-            self.message.truncate(end);
-        }
-        let password = legible(password);
-        // If the message was cut off, it may end with the beginning of the password.
-        let begins =
-            |shown: &str| password.char_indices().skip(1).any(|(at, _)| shown.ends_with(&password[..at]));
-        let cut = self.message.strip_suffix(CUT_OFF).is_some_and(begins);
-        if password.is_empty() || !(cut || self.message.contains(&password)) {
-            return;
-        }
-        if self.code.contains(&password) || cut && self.code.ends_with(CUT_OFF) {
-            "ERR".clone_into(&mut self.code);
-        }
-        // If only the password were removed, the gap in a well-known text would reveal a short
-        // password.
-        self.message = format!("{} (not shown: the answer to the login holds the password)", self.code);
     }
 
     /// The error for a reply that does not answer the command.
@@ -218,24 +194,6 @@ impl Failure {
         }
     }
 
-    /// Removes the password from what a server has said to a login. A server that does not know
-    /// `AUTH` (because it was renamed, or the server is not Redis) repeats the arguments of the
-    /// command, or their beginning. It may also end the connection then, so that its words are the
-    /// cause of another failure.
-    pub(super) fn without(mut self, password: Option<&str>) -> Failure {
-        let said = match &mut self {
-            Failure::Refused(refusal) => Some(refusal),
-            Failure::NotSent(cause) | Failure::Unanswered { cause, .. } | Failure::OutOfTime(cause) => {
-                cause.downcast_mut()
-            }
-            Failure::Tls { .. } => None,
-        };
-        if let (Some(refusal), Some(password)) = (said, password) {
-            refusal.conceal(password);
-        }
-        self
-    }
-
     /// The failure of something that is tried again soon, whatever the reason was.
     pub(super) fn of_an_attempt(self) -> Failure {
         match self {
@@ -290,15 +248,39 @@ impl Failure {
     }
 }
 
+/// Removes the password from an error: the arguments that it repeats or, if the password still shows
+/// after that, everything but the code. A server that does not know `AUTH` (because it was renamed,
+/// or the server is not Redis) repeats the arguments of the command, or their beginning. (A redirect
+/// stays as it is. Its numbers have to be read, and a password may be a number.)
+pub(super) fn conceal(error: &mut String, password: &str) {
+    if matches!(code_of(error), "MOVED" | "ASK") {
+        return;
+    }
+    if let Some(end) = error.find(", with args beginning with") {
+        error.truncate(end);
+    }
+    let password = plain(password);
+    let shows = |text: &str| !password.is_empty() && plain(text).contains(&password);
+    if shows(error) {
+        let code = Some(code_of(error)).filter(|code| !shows(code)).unwrap_or("ERR");
+        // If only the password were removed, the gap in a well-known text would reveal a short
+        // password.
+        *error = format!("{code} (not shown: the answer holds the password)");
+    }
+}
+
 /// A server's text as it may appear in a message and in a log: on one line, and of bounded length.
 pub(super) fn legible(text: &str) -> String {
-    let mut rest = text.chars();
-    let plain = |c: char| if c.is_control() { ' ' } else { c };
-    let mut shown: String = rest.by_ref().take(LONGEST_MESSAGE).map(plain).collect();
-    if rest.next().is_some() {
-        shown.push_str(CUT_OFF);
+    let mut shown = plain(text);
+    if let Some((end, _)) = shown.char_indices().nth(LONGEST_MESSAGE) {
+        shown.truncate(end);
+        shown.push_str("...");
     }
     shown
+}
+
+fn plain(text: &str) -> String {
+    text.replace(char::is_control, " ")
 }
 
 /// True if the reply says that this server accepts no writes. Then the next command needs a new
@@ -397,16 +379,15 @@ mod tests {
     }
 
     #[test]
-    fn the_answer_to_a_login_does_not_show_the_password() {
+    fn an_error_does_not_show_the_password() {
         let concealed = |message: &str, password| {
-            let mut refusal = Refusal::new(message);
-            refusal.conceal(password);
-            assert!(refusal.message.starts_with(&refusal.code));
-            refusal.message
+            let mut message = message.to_owned();
+            conceal(&mut message, password);
+            message
         };
         let unknown = "ERR unknown command 'AUTH', with args beginning with: 'worker' 'canar";
         assert_eq!(concealed(unknown, "canary"), "ERR unknown command 'AUTH'");
-        let not_shown = "(not shown: the answer to the login holds the password)";
+        let not_shown = "(not shown: the answer holds the password)";
         assert_eq!(concealed("ERR what is canary?", "canary"), format!("ERR {not_shown}"));
         assert_eq!(concealed("canary is unknown", "canary"), format!("ERR {not_shown}"));
         assert_eq!(concealed(&("x".repeat(495) + "canary"), "canary"), format!("ERR {not_shown}"));
@@ -414,8 +395,7 @@ mod tests {
         assert_eq!(concealed(wrong, "canary"), wrong);
         assert_eq!(concealed(wrong, ""), wrong);
         assert_eq!(concealed(wrong, "password"), format!("WRONGPASS {not_shown}"));
-        assert_eq!(concealed("ERR what is canar...", "canary"), format!("ERR {not_shown}"));
-        assert_eq!(concealed("ERR what is this...", "canary"), "ERR what is this...");
+        assert_eq!(concealed("MOVED 3999 127.0.0.1:6381", "3999"), "MOVED 3999 127.0.0.1:6381");
         assert_eq!(
             concealed("ERR what is can ary?", "can\tary"),
             format!("ERR {not_shown}"),

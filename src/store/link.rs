@@ -56,6 +56,8 @@ pub(crate) struct Link {
     /// Whether a reply is late. The current borrower may wait for the reply. If the reply is still
     /// late when the link goes back to the pool, the link is closed.
     behind: bool,
+    /// The password of the login, which no error that the server sends may show.
+    pub(super) password: Option<String>,
     /// The listener to which Redis sends the invalidations of what is read over this link.
     listener: Option<u64>,
 }
@@ -85,6 +87,7 @@ impl Link {
             proof: Proof::Opened,
             took: Duration::ZERO,
             behind: false,
+            password: None,
             listener: None,
         }
     }
@@ -183,8 +186,11 @@ impl Link {
     pub(super) fn collect(&mut self, sent: &Sent, deadline: Moment) -> Result<Vec<Reply>, Failure> {
         let mut replies = Vec::with_capacity(sent.replies);
         while self.unread > 0 {
-            let reply = self.wire.receive(deadline).map_err(|error| self.lost(error, &replies))?;
+            let mut reply = self.wire.receive(deadline).map_err(|error| self.lost(error, &replies))?;
             self.unread -= 1;
+            if let (Reply::Error(error), Some(password)) = (&mut reply, &self.password) {
+                failure::conceal(error, password);
+            }
             self.broken |= failure::comes_from_wrong_server(&reply);
             if self.unread < sent.replies {
                 replies.push(reply);

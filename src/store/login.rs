@@ -127,12 +127,14 @@ impl Access {
     ) -> Result<Vec<Reply>, Failure> {
         let credentials = self.credentials.as_ref().map(Credentials::get).transpose()?;
         let batch = self.batch(credentials.as_ref(), first);
+        let authenticates = credentials.is_some();
+        link.password = credentials.map(|(_, password)| password);
         if self.expected == Expected::ClusterNode && !first.is_empty() {
             link.wire.expect_map();
         }
         let answer = link.exchange(&batch, deadline).and_then(|replies| {
             let mut replies = replies.into_iter();
-            let greeting = self.read(credentials.is_some(), &mut replies)?;
+            let greeting = self.read(authenticates, &mut replies)?;
             if let Some(greeting) = &greeting {
                 debug!(target: "relatch::connection", "{server} is {}", told_by(greeting));
             }
@@ -145,18 +147,15 @@ impl Access {
             }
             Ok(replies.collect())
         });
-        answer.map_err(|failure| {
-            let failure = match failure {
-                // Even if the login was executed, no command of a lock was sent yet. A server that
-                // accepts no client sends the reason, and ends the connection.
-                Failure::Unanswered { cause, .. } => match cause.downcast() {
-                    Ok(refusal) if is_about_the_client(&refusal) => Failure::Refused(*refusal),
-                    Ok(refusal) => Failure::NotSent(refusal),
-                    Err(cause) => Failure::NotSent(cause),
-                },
-                other => other,
-            };
-            failure.without(credentials.as_ref().map(|(_, password)| password.as_str()))
+        answer.map_err(|failure| match failure {
+            // Even if the login was executed, no command of a lock was sent yet. A server that
+            // accepts no client sends the reason, and ends the connection.
+            Failure::Unanswered { cause, .. } => match cause.downcast() {
+                Ok(refusal) if is_about_the_client(&refusal) => Failure::Refused(*refusal),
+                Ok(refusal) => Failure::NotSent(refusal),
+                Err(cause) => Failure::NotSent(cause),
+            },
+            other => other,
         })
     }
 

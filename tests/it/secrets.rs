@@ -190,6 +190,18 @@ fn show_logins() {
         _ => Reply::Bytes(Vec::new()),
     });
     try_url("an echo and the end", &format!("redis://worker:{IN_URL}@{}/", echoes.address()));
+    // The login succeeds. What comes with it or later is answered with the password.
+    let later = FakeServer::start(|args| match args.first().map(String::as_str) {
+        None => Reply::Bytes(Vec::new()),
+        Some("AUTH" | "HELLO" | "CLIENT") => Reply::Bytes(b"+OK\r\n".to_vec()),
+        Some(_) => Reply::Bytes(format!("-ERR no {PASSWORD}\r\n").into_bytes()),
+    });
+    let later = later.address();
+    try_url("a late echo", &format!("redis://worker:{IN_URL}@{later}/"));
+    try_url("a node's echo", &format!("redis+cluster://worker:{IN_URL}@{later}"));
+    let builder = LockManager::builder(&format!("redis+sentinel://{later}/mymaster"));
+    let builder = builder.sentinel_login(Some("worker"), PASSWORD).tolerate_outage(ANSWER);
+    show_error("a sentinel's echo", &builder.build().expect_err("no sentinel"));
 }
 
 fn say_and_close(line: &str) -> Reply {
@@ -408,6 +420,10 @@ fn the_password_is_never_printed() {
         "no AUTH: Refused ERR",
         "an echo: Refused ERR",
         "an echo and the end: Unavailable",
+        "a late echo: Refused ERR",
+        "a late echo: Unavailable",
+        "a node's echo: Refused ERR",
+        "a sentinel's echo: Refused ERR",
         "a broken answer: Unavailable",
         "no answer: Unavailable",
         "a closed port: Unavailable",
