@@ -100,7 +100,8 @@ impl Builder {
     /// 1 second.
     ///
     /// The limit does not include the time in which the system resolves a host name, but
-    /// [`build`](Builder::build) and a wait with a limit do. If the name has several addresses,
+    /// [`build`](Builder::build) and a wait with a limit do. (With sentinels it does include that,
+    /// and the time to ask them.) If the name has several addresses,
     /// each gets half of what is left of this time, and the last one all: for the connection and for
     /// the login. The one at which the last login succeeded is tried first.
     pub fn connect_timeout(mut self, limit: Duration) -> Builder {

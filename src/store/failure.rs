@@ -279,8 +279,10 @@ pub(super) fn legible(text: &str) -> String {
     shown
 }
 
+/// The text without line ends, and without what would change the order in which it is shown.
 fn plain(text: &str) -> String {
-    text.replace(char::is_control, " ")
+    let turns = |c| matches!(c, '\u{61c}' | '\u{200e}' | '\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2066}'..='\u{2069}');
+    text.replace(|c: char| c.is_control() || turns(c), " ")
 }
 
 /// True if the reply says that this server accepts no writes. Then the next command needs a new
@@ -321,6 +323,15 @@ mod tests {
         assert_eq!(failed("@user_script"), "ERR");
         assert_eq!(code("ERR no such thing as a @user_script:1: WRONGTYPE"), "ERR");
         assert_eq!(code("WRONGTYPE Operation against a key script: x"), "WRONGTYPE");
+    }
+
+    /// A terminal or an editor would show such a text in another order, or on more lines.
+    #[test]
+    fn the_text_of_a_server_is_one_line_from_left_to_right() {
+        let odd = "\n\u{85}\u{2028}\u{2029}\u{202e}\u{2066}\u{2069}\u{200e}\u{200f}\u{61c}";
+        for c in odd.chars() {
+            assert_eq!(legible(&format!("ERR a{c}b \u{e9}")), "ERR a b \u{e9}", "{c:?}");
+        }
     }
 
     /// The texts are those of Redis 6.2, Redis 7.0 and Valkey.

@@ -255,7 +255,8 @@ fn knows_slots(link: &mut Link, deadline: Moment) -> Result<(), Failure> {
             let message = "this server is not part of a cluster: its URL is redis://host:port".to_owned();
             Err(Failure::Refused(Refusal { code: NO_NODE.to_owned(), message }))
         }
-        other => other.map(drop),
+        Ok(Reply::Array(_)) => Ok(()),
+        other => Err(unexpected(&other?)),
     })
 }
 
@@ -361,6 +362,27 @@ mod tests {
         assert_eq!(first(), others[0], "none of them is remembered");
         assert!(open(&ways, Duration::from_secs(2)).is_ok());
         assert_eq!(first(), redis);
+    }
+
+    /// Such as a proxy that says `OK` to what it does not know.
+    #[test]
+    fn a_server_without_a_map_is_no_node_of_a_cluster() {
+        let proxy = FakeServer::start(|command| {
+            Say::Bytes(match command.first().map(String::as_str) {
+                None => Vec::new(),
+                Some("HELLO") => b"*2\r\n$4\r\nmode\r\n$10\r\nstandalone\r\n".to_vec(),
+                Some(_) => b"+OK\r\n".to_vec(),
+            })
+        });
+        let port = proxy.address().parse::<SocketAddr>().unwrap().port();
+        let endpoint = Endpoint::new(Place::Tcp { host: "127.0.0.1".to_owned(), port }, None);
+        let open = |expected| {
+            let access = Access::new(None, 0, expected);
+            let deadline = Moment::now().after(Duration::from_secs(10));
+            access.open(&endpoint, &[way(port)], &[], deadline, |_| Ok(())).map(drop)
+        };
+        open(Expected::Server).unwrap();
+        open(Expected::ClusterNode).unwrap_err();
     }
 
     /// The first of many addresses is the one that answers, and it needs more than its equal share.

@@ -159,8 +159,9 @@ impl Pool {
         empty.pop()
     }
 
-    /// Drops the slot's link if it may be dead, has ended, or has received what nobody asked for: a
-    /// proxy may repeat an answer, and the borrower would take it for the answer to its own command.
+    /// Drops the slot's link if it may be dead. If it has not answered just now ([`FRESH`]), also
+    /// drops it if it has ended, or has received what nobody asked for: a proxy may repeat an
+    /// answer, and the borrower would take it for the answer to its own command.
     fn drop_stale(&self, slot: &mut Slot, now: Moment) {
         let is_over = |link: &mut Box<Link>| now.since(link.answered) > FRESH && link.has_ended();
         if let Some(link) = slot.link.take_if(|link| self.is_condemned(link) || is_over(link)) {
