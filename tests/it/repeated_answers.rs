@@ -112,7 +112,7 @@ fn row_37_an_answer_to_a_renewal_that_comes_twice_renews_no_other_hold() {
 #[test]
 fn row_37_a_script_is_not_taken_for_unknown_twice() {
     const UNKNOWN: &str = "-NOSCRIPT as the test wants it\r\n";
-    let rig = Rig::with(|builder| builder.renew(false));
+    let rig = Rig::with(|builder| builder.renew(false).local_handoff(MINUTE));
     let forget = |at_once: bool| {
         rig.server.query::<()>(&["SCRIPT", "FLUSH"]);
         if at_once {
@@ -131,5 +131,16 @@ fn row_37_a_script_is_not_taken_for_unknown_twice() {
         let guard = rig.locks.named("a").fenced(true).lock().expect("sent again, with another token");
         assert_eq!(rig.value_of("a").as_deref(), Some(guard.token()));
         rig.proxy.clear();
+        drop(guard);
+        // The release goes out with the claim of the next thread.
+        #[cfg(target_os = "linux")]
+        thread::scope(|scope| {
+            let guard = rig.locks.lock("a").expect("locks");
+            let next = behind(scope, || drop(rig.locks.named("a").wait(LONG).lock().expect("locks")));
+            forget(at_once);
+            assert_eq!(guard.unlock().expect("executed, or sent again"), Unlocked::Released, "{at_once}");
+            next.join().expect("no panic");
+            rig.proxy.clear();
+        });
     }
 }
