@@ -38,7 +38,7 @@ const LEAST_INTERVAL: Duration = Duration::from_secs(1);
 /// may keep its connections open and stay silent: then no waiter would learn of its successor.
 const LOOKS_EVERY: Duration = Duration::from_secs(10);
 
-/// The longest time that one node gets to connect and to send its map.
+/// The longest time that one node gets to connect and to send its map, unless all are silent.
 const LONGEST_ASK: Duration = Duration::from_millis(500);
 
 pub(super) struct Cluster {
@@ -62,6 +62,8 @@ pub(super) struct Cluster {
 #[derive(Default)]
 struct State {
     map: Option<Arc<Map>>,
+    /// The node that has sent the last map.
+    sender: Option<Place>,
     /// The masters of the map and the nodes to which redirects led, by address.
     nodes: HashMap<String, Known>,
     /// The replicas that the map names. If all masters are gone, they know the new ones.
@@ -113,11 +115,16 @@ impl Cluster {
         })
     }
 
-    /// Reads the map, and speaks to one node. A failure comes with the name of the node
-    /// that could not be reached: a map may name nodes that only its cluster can reach.
+    /// Reads the map, and speaks to one node that it names, unless that one has sent it. A failure
+    /// comes with the name of the node that could not be reached: a map may name nodes that only its
+    /// cluster can reach.
     pub(super) fn ping(self: &Arc<Cluster>, deadline: Moment) -> Result<(), (Failure, String)> {
         let mut last = (Failure::not_sent("no node of the cluster has a slot"), self.describe());
         let map = self.map(deadline).map_err(|failure| (failure, self.describe()))?;
+        let sender = self.state.lock().sender.clone();
+        if map.masters.iter().any(|node| node.place() == sender.as_ref()) {
+            return Ok(());
+        }
         let mut nodes = map.masters.iter();
         while let Some(node) = nodes.next() {
             // A node that is silent leaves time for another one.
@@ -235,22 +242,13 @@ impl Cluster {
 
     fn run(self: &Arc<Cluster>) {
         self.thread.enter();
-        // Of the time in which a caller wants to be connected, a silent node leaves some for
-        // others.
-        let long = self.common.connect_timeout;
-        let short = LONGEST_ASK.min(long / 3);
-        let (mut limit, mut pauses, mut repeats) = (short, Backoff::for_listener(), false);
+        let (mut pauses, mut repeats) = (Backoff::for_listener(), false);
         loop {
             let wanted = mem::take(&mut self.state.lock().wanted);
-            let began = Moment::now();
-            let mut read = self.read(limit);
-            if limit < long && read.as_ref().is_err_and(Failure::can_pass) {
-                // Perhaps the nodes are far away, or the machine is busy. Each gets as long as for
-                // a connection, until one of them is quick again.
-                limit = long;
-                read = self.read(limit);
-            } else if Moment::now().since(began) < short {
-                limit = short;
+            let mut read = self.read(false);
+            if read.as_ref().is_err_and(Failure::can_pass) {
+                // Perhaps the nodes are far away, or the machine is busy.
+                read = self.read(true);
             }
             if self.thread.is_stopping() {
                 return;
@@ -303,10 +301,15 @@ impl Cluster {
         !self.thread.is_stopping()
     }
 
-    /// Asks one node after the other, each for `limit` at most.
-    fn read(&self, limit: Duration) -> Result<View, Failure> {
+    /// Asks one node after the other. A silent one leaves half of the time in which a caller wants to be
+    /// connected for others; with patience, each gets all of it.
+    fn read(&self, is_patient: bool) -> Result<View, Failure> {
+        let whole = self.common.connect_timeout;
+        let end = Moment::now().after(whole);
         let candidates = self.candidates().into_iter().take_while(|_| !self.thread.is_stopping());
         let ask = |place: &Place| {
+            let share = (end.since(Moment::now()) / 2).min(LONGEST_ASK);
+            let limit = if is_patient { whole } else { share };
             let endpoint = Endpoint::new(place.clone(), self.tls.clone());
             View::new(self.common.ask_once(&endpoint, QUESTIONS, limit)?, place)
         };
@@ -334,7 +337,7 @@ impl Cluster {
     fn note(&self, read: Result<View, Failure>) -> Option<bool> {
         let mut state = self.state.lock();
         state.rounds += 1;
-        let View { ranges, replicas, is_well, epoch } = match read {
+        let View { sender, ranges, replicas, is_well, epoch } = match read {
             Ok(view) => view,
             Err(failure) => {
                 let news = state.failure.is_none().then(|| failure.text());
@@ -351,7 +354,7 @@ impl Cluster {
         if epoch < u64::MAX {
             self.epoch.store(epoch, Ordering::Relaxed);
         }
-        state.replicas = replicas;
+        (state.sender, state.replicas) = (Some(sender), replicas);
         let before = state.map.take();
         let is_first = before.is_none();
         if is_first {
@@ -404,8 +407,8 @@ mod tests {
 
     fn view(port: u16) -> View {
         let master = Place::Tcp { host: "127.0.0.1".to_owned(), port };
-        let ranges = vec![Range { first: 0, last: SLOTS - 1, master }];
-        View { ranges, replicas: BTreeSet::new(), is_well: true, epoch: 1 }
+        let ranges = vec![Range { first: 0, last: SLOTS - 1, master: master.clone() }];
+        View { sender: master, ranges, replicas: BTreeSet::new(), is_well: true, epoch: 1 }
     }
 
     /// How often keys have moved after each of these maps.

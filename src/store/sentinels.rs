@@ -23,7 +23,8 @@ use crate::store::resp::Reply;
 use crate::store::subscription::Subscription;
 use crate::store::tls;
 
-/// The longest time that one sentinel gets to answer. A sentinel is near, and does little.
+/// The longest time that one sentinel gets to answer, unless all are silent for so long. A sentinel is
+/// near, and does little.
 const LONGEST_ASK: Duration = Duration::from_millis(300);
 
 /// The most sentinels that are learnt. (Five are many.)
@@ -216,44 +217,59 @@ impl Sentinels {
     }
 
     /// Asks one sentinel after the other until one can answer, and prefers that one from then on.
-    /// Each gets half of the time that is left: the rest is for the others and for the master.
+    /// Each gets half of the time that is left: the rest is for the others and for the master. If all
+    /// are silent for [`LONGEST_ASK`], they may be far away, and are asked once more without it.
     fn first_answer<T>(
         &self,
         deadline: Moment,
         mut ask: impl FnMut(&Arc<Endpoint>, Moment) -> Result<Option<T>, Failure>,
     ) -> Result<T, Failure> {
         let known: Vec<_> = self.known.lock().iter().map(|it| Arc::clone(&it.endpoint)).collect();
-        let (mut outage, mut refusal) = (None, None);
-        for sentinel in &known {
-            let now = Moment::now();
-            let limit = (deadline.since(now) / 2).min(LONGEST_ASK);
-            if limit.is_zero() {
-                let cause = "no time was left to ask more sentinels".into();
-                outage = outage.or(Some((sentinel, Failure::OutOfTime(cause))));
+        let (mut outage, mut refusal, mut all_silent) = (None, None, true);
+        for longest in [LONGEST_ASK, Duration::MAX] {
+            for sentinel in &known {
+                let now = Moment::now();
+                let limit = (deadline.since(now) / 2).min(longest);
+                if limit.is_zero() {
+                    let cause = "no time was left to ask more sentinels".into();
+                    outage = outage.or(Some((sentinel, Failure::OutOfTime(cause))));
+                    break;
+                }
+                match ask(sentinel, now.after(limit)) {
+                    Ok(Some(answer)) => {
+                        // If another sentinel has come to the front since the first was asked, it may
+                        // have reported a switch that this one has not heard of. Preferring this one
+                        // would lead back to the old master where the sentinels do not show their
+                        // epoch.
+                        let mut now = self.known.lock();
+                        if Arc::ptr_eq(&now[0].endpoint, &known[0]) {
+                            to_front(&mut now, sentinel);
+                        }
+                        return Ok(answer);
+                    }
+                    Ok(None) => all_silent = false,
+                    // With more time, the sentinel might have answered.
+                    Err(Failure::NotSent(cause)) if limit < FAIR_TRY => {
+                        outage = outage.or(Some((sentinel, Failure::OutOfTime(cause))));
+                    }
+                    Err(failure) if failure.can_pass() => outage = outage.or(Some((sentinel, failure))),
+                    Err(failure) => (all_silent, refusal) = (false, refusal.or(Some((sentinel, failure)))),
+                }
+            }
+            if !all_silent {
                 break;
             }
-            match ask(sentinel, now.after(limit)) {
-                Ok(Some(answer)) => {
-                    // If another sentinel has come to the front since the first was asked, it may
-                    // have reported a switch that this one has not heard of. Preferring this one
-                    // would lead back to the old master where the sentinels do not show their
-                    // epoch.
-                    let mut now = self.known.lock();
-                    if Arc::ptr_eq(&now[0].endpoint, &known[0]) {
-                        to_front(&mut now, sentinel);
-                    }
-                    return Ok(answer);
-                }
-                Ok(None) => {}
-                // With more time, the sentinel might have answered.
-                Err(Failure::NotSent(cause)) if limit < FAIR_TRY => {
-                    outage = outage.or(Some((sentinel, Failure::OutOfTime(cause))));
-                }
-                Err(failure) if failure.can_pass() => outage = outage.or(Some((sentinel, failure))),
-                Err(failure) => refusal = refusal.or(Some((sentinel, failure))),
-            }
         }
-        Err(match (outage, refusal) {
+        Err(self.no_answer(outage, refusal))
+    }
+
+    /// Why no sentinel has answered: the first that is away, or else the first that has refused.
+    fn no_answer(
+        &self,
+        outage: Option<(&Arc<Endpoint>, Failure)>,
+        refusal: Option<(&Arc<Endpoint>, Failure)>,
+    ) -> Failure {
+        match (outage, refusal) {
             (Some((sentinel, failure)), _) => {
                 let (name, why) = (sentinel.name(), failure.text());
                 let cause = io::Error::other(format!("no sentinel reachable ({name}: {why})")).into();
@@ -268,7 +284,7 @@ impl Sentinels {
                 let message = format!("no sentinel knows a master named {name:?} (asked {asked})");
                 Failure::Refused(Refusal { code: String::new(), message })
             }
-        })
+        }
     }
 
     fn open(

@@ -18,6 +18,8 @@ const MOST_DOUBTS: u32 = 3;
 /// What a node says of its cluster.
 #[derive(Debug)]
 pub(super) struct View {
+    /// Where the node is, as it was named to this process.
+    pub(super) sender: Place,
     pub(super) ranges: Vec<Range>,
     pub(super) replicas: BTreeSet<Place>,
     pub(super) is_well: bool,
@@ -34,7 +36,8 @@ impl View {
         let of = |name| info.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'));
         let is_well = of("cluster_state").is_none_or(|state| state == "ok");
         let epoch = of("cluster_current_epoch").and_then(|epoch| epoch.parse().ok());
-        Ok(View { ranges, replicas, is_well, epoch: epoch.unwrap_or(u64::MAX) })
+        let sender = asked.clone();
+        Ok(View { sender, ranges, replicas, is_well, epoch: epoch.unwrap_or(u64::MAX) })
     }
 
     /// Asks one node after the other for its view. If none has one, returns the failure that says

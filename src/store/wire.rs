@@ -130,10 +130,12 @@ impl Wire {
         let tls = match tls {
             Some((client, host)) => {
                 let mut session = Box::new(client.session(host)?);
-                match session.shake_hands(&mut stream.by(began.after(limit / 2))) {
+                // After so long a silence, no login would be answered within the limit: it takes half as
+                // long again.
+                match session.shake_hands(&mut stream.by(began.after(limit * 3 / 4))) {
                     Err(error) if error.kind() == ErrorKind::TimedOut => {
                         let left = began.after(limit).since(Moment::now());
-                        if session.is_silent() && answers_in_plain(way, left.min(limit / 4)) {
+                        if session.is_silent() && answers_in_plain(way, left / 2) {
                             return Err(io_error::plain_redis());
                         }
                         session.shake_hands(&mut stream.by(began.after(limit)))?;
@@ -370,6 +372,33 @@ pub(super) mod tests {
             Reply::Bytes(text) => String::from_utf8(text).unwrap(),
             other => panic!("{other:?}"),
         }
+    }
+
+    /// The time that the question takes is taken from a server that may be far away.
+    #[test]
+    #[cfg(feature = "tls")]
+    fn a_silent_server_is_asked_in_plain_text_once_no_login_would_be_in_time() {
+        let (listener, limit) = (TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap(), 10 * SHORT);
+        let way = Way::Tcp(listener.local_addr().unwrap());
+        std::thread::spawn(move || {
+            let mut open = Vec::new();
+            for mut stream in listener.incoming().map(Result::unwrap) {
+                let mut first = [0];
+                if stream.read_exact(&mut first).is_ok() && first == *b"P" {
+                    let _ = stream.write_all(b"+PONG\r\n");
+                }
+                open.push(stream);
+            }
+        });
+        let client = crate::store::tls::tests::client();
+        let answered_after = || {
+            let began = Moment::now();
+            let error = Wire::open(&way, Some((&client, "localhost")), limit).err().unwrap();
+            (error.kind() != ErrorKind::TimedOut).then(|| Moment::now().since(began))
+        };
+        // On a busy machine, no time may be left for the question.
+        let time = (0..50).find_map(|_| answered_after()).expect("it was not asked");
+        assert!(time >= limit * 3 / 4, "{time:?}");
     }
 
     #[test]

@@ -1,7 +1,9 @@
 //! TLS and sentinels: to the master, to the sentinels, and to both.
 
+use std::time::Duration;
+
 use relatch::{Builder, Error, LockManager, Tls, TlsCause};
-use relatch_rig::{Authority, FakeServer, LONG, MASTER, Sentinels, Server, Setup, Terminator, within};
+use relatch_rig::{Authority, FakeServer, LONG, MASTER, Relay, Sentinels, Server, Setup, Terminator, within};
 
 use crate::sentinel::{patient, port_of, sentinel_that_names, survive_the_death_of_the_master};
 use crate::support::{SOON, chain};
@@ -95,6 +97,20 @@ fn sentinels_are_asked_over_tls_if_that_is_set_and_the_master_without_it() {
     assert_works(LockManager::builder_with_sentinels(hosts, MASTER), &server);
     let over = LockManager::builder_with_sentinels(hosts, MASTER).sentinel_tls(Tls::new().roots(other.pem()));
     assert!(over.build().expect_err("the sentinel speaks no TLS").is_unavailable());
+}
+
+/// None of them answers in the time that a sentinel gets first.
+#[test]
+fn sentinels_over_tls_may_be_far_away() {
+    let server = Server::start();
+    let (_sentinel, terminator, port) = sentinels_over_tls(server.port());
+    let relays = [(); 2].map(|()| Relay::start(port));
+    for relay in &relays {
+        relay.be_far(Duration::from_millis(150));
+    }
+    let hosts = relays.each_ref().map(|relay| ("localhost", relay.port()));
+    let builder = LockManager::builder_with_sentinels(hosts, MASTER);
+    assert_works(builder.sentinel_tls(Tls::new().roots(terminator.roots())), &server);
 }
 
 /// Keeper, listener and pool follow the switch over TLS, too.
