@@ -11,9 +11,6 @@ use crate::base::owner::Owner;
 /// What a parcel begins with: the name and the version of its format.
 const VERSION: &str = "relatch1";
 
-/// Fences are below this: from 2^53 on, Redis's Lua no longer tells a number from the next one.
-const MOST_FENCE: u64 = (1 << 53) - 1;
-
 /// A lock that its holder has [handed over](crate::LockGuard::hand_over), and that nobody has
 /// [adopted](crate::LockManager::adopt) yet.
 ///
@@ -94,7 +91,7 @@ impl FromStr for Parcel {
             return Err(invalid("it does not begin with `relatch1:`"));
         }
         let mut number = || parts.next().and_then(|digits| digits.parse().ok());
-        let (Some(left), Some(fence @ ..MOST_FENCE)) = (number(), number()) else {
+        let (Some(left), Some(fence)) = (number(), number()) else {
             return Err(invalid("its lease or its fence is no number"));
         };
         let Some(token) = parts.next().filter(|token| Owner::parse(token).is_some()) else {

@@ -9,7 +9,8 @@
 --
 -- With a counter, the script also numbers the hold, as `claim_fenced.lua` does, which says why it
 -- is done in this way. A hold is numbered once: a repeated script answers what is stored. Whatever
--- can fail comes before the key's `SET`.
+-- can fail comes before the key's `SET`. The old number is not stored: one that is ahead of the
+-- counter and of the clock may be made up, and the counter would stay ahead for as long.
 --
 -- KEYS[1]  the lock's key in Redis
 -- KEYS[2]  the counter's key; missing if the hold is not to be numbered
@@ -55,8 +56,10 @@ if KEYS[2] then
     local time = call('TIME')
     local stays = ARGV[3]
     number = time[1] .. string.sub('00000' .. time[2], -6)
-    local last = math.max(tonumber(stored or 0), tonumber(ARGV[5]))
-    if last >= tonumber(number) then
+    local last, old = tonumber(stored or 0), tonumber(ARGV[5])
+    if old > last and old >= tonumber(number) then
+      return redis.error_reply('NOFENCE the parcel is ahead of the counter ' .. KEYS[2])
+    elseif last >= tonumber(number) then
       -- The clock was set back. The counter has to stay until the clock has passed it.
       stays = string.format('%.0f', stays + (last - number) / 1000)
       number = string.format('%.0f', last + 1)

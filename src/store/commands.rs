@@ -119,7 +119,7 @@ impl Connection<'_> {
     ) -> Result<AdoptReply, Failure> {
         match self {
             Connection::To(server) => server.adopt(old, least, wanted, deadline),
-            Connection::Memory(memory) => memory.adopt(old, least, wanted),
+            Connection::Memory(memory) => memory.adopt(old, wanted),
         }
     }
 

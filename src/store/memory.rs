@@ -100,15 +100,12 @@ impl MemoryStore {
     }
 
     /// Swaps the token of a lock that was handed over.
-    pub(super) fn adopt(&self, old: &str, least: u64, wanted: Wanted<'_>) -> Result<AdoptReply, Failure> {
-        self.run(|keys| {
-            keys.fence = keys.fence.max(least);
-            match keys.of_token(wanted.key, old).map(|_| ()) {
-                _ if self.is_disabled => AdoptReply::Adopted { fence: keys.fence(wanted) },
-                Ok(()) => AdoptReply::Adopted { fence: keys.take(wanted) },
-                Err(Compared::Absent) => AdoptReply::Absent,
-                Err(_) => AdoptReply::NotOurs,
-            }
+    pub(super) fn adopt(&self, old: &str, wanted: Wanted<'_>) -> Result<AdoptReply, Failure> {
+        self.run(|keys| match keys.of_token(wanted.key, old).map(|_| ()) {
+            _ if self.is_disabled => AdoptReply::Adopted { fence: keys.fence(wanted) },
+            Ok(()) => AdoptReply::Adopted { fence: keys.take(wanted) },
+            Err(Compared::Absent) => AdoptReply::Absent,
+            Err(_) => AdoptReply::NotOurs,
         })
     }
 
@@ -280,7 +277,7 @@ mod tests {
         for is_disabled in [false, true] {
             let store = MemoryStore::new(is_disabled);
             let adopts = |key| {
-                let reply = store.adopt("one", 0, wanted(key, "two")).unwrap();
+                let reply = store.adopt("one", wanted(key, "two")).unwrap();
                 matches!(reply, AdoptReply::Adopted { .. })
             };
             assert!(is_taken(&store, "a", "one") && adopts("a"));

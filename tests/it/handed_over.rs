@@ -716,14 +716,41 @@ fn a_parcel_that_is_of_no_use_here_is_not_told_to_have_run_out() {
     assert_eq!(error.key(), Some("a"));
 }
 
-/// The counter is gone, and the server's clock is behind.
+/// The counter is gone and the server's clock is behind, or the fence is made up. Its successor would
+/// be stored, and from 2^53 on no lock is numbered.
 #[test]
-fn the_fence_of_an_adopter_is_larger_than_that_in_the_parcel() {
+fn a_parcel_that_is_ahead_of_the_counter_and_of_the_clock_is_not_adopted() {
     let rig = Rig::with(|builder| builder.lease(MINUTE));
-    let ahead = 9_007_199_254_740_000_u64; // Far from now, in microseconds.
-    rig.server.query::<()>(&["SET", crate::fence::COUNTER, &ahead.to_string()]);
-    let parcel = rig.locks.named("a").fenced(true).lock().expect("locks").hand_over().expect("hands over");
+    let lock = rig.locks.named("a").fenced(true);
+    let guard = lock.lock().expect("locks");
+    let fence = guard.fence().expect("it is fenced");
+    let parcel = guard.hand_over().expect("hands over");
+    let ahead = |by: u64| -> Parcel {
+        parcel.to_string().replace(&fence.to_string(), &(fence + by).to_string()).parse().expect("a parcel")
+    };
+    let a_day = 24 * 3_600_000_000;
+    for made_up in [a_day, (1 << 53) - 2 - fence, u64::MAX - fence].map(ahead) {
+        let error = rig.locks.adopt(&made_up).map(drop).expect_err("refused");
+        assert!(matches!(&error, Error::Refused { code, .. } if code == "NOFENCE"), "{error:?}");
+    }
+    assert_eq!(rig.server.get(crate::fence::COUNTER), Some(fence.to_string()));
     rig.server.query::<()>(&["DEL", crate::fence::COUNTER]);
-    let adopted = rig.locks.adopt(&parcel).expect("adopts");
-    assert_eq!(adopted.fence(), Some(ahead + 2));
+    assert!(rig.locks.adopt(&ahead(a_day)).is_err());
+    rig.server.query::<()>(&["SET", crate::fence::COUNTER, &(fence + a_day).to_string()]);
+    let adopted = rig.locks.adopt(&ahead(a_day)).expect("adopts");
+    assert_eq!(adopted.fence(), Some(fence + a_day + 1));
+    drop(adopted);
+    assert_eq!(lock.lock().expect("locks").fence(), Some(fence + a_day + 2));
+}
+
+#[test]
+fn a_parcel_moves_no_fence_in_memory() {
+    let locks = LockManager::in_memory();
+    let lock = locks.named("a").fenced(true);
+    let parcel = lock.lock().expect("locks").hand_over().expect("hands over").to_string();
+    let fence = parcel.split(':').nth(2).expect("a fence");
+    let made_up: Parcel = parcel.replace(fence, "9007199254740000").parse().expect("a parcel");
+    let before = fence.parse::<u64>().expect("a number");
+    let adopted = locks.adopt(&made_up).expect("adopts").fence().expect("it is fenced");
+    assert!((before + 1..before + 3_600_000_000).contains(&adopted), "{adopted} after {before}");
 }
