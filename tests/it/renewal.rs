@@ -65,10 +65,11 @@ fn ends_exactly(guard: &LockGuard, mut look: impl FnMut()) -> Instant {
 /// How long after the end of its lease the loss of `a` is reported, if `cut` keeps renewals from
 /// being answered. `restore` ends what `cut` began.
 fn reported_after_end(over: Over, cut: impl FnOnce(&Rig), restore: impl FnOnce(&Rig)) -> Duration {
+    let lease = 3 * LEASE;
     let reported = Arc::new(Mutex::new(None));
     let recorder = Arc::clone(&reported);
     let rig = Rig::over(over, |builder| {
-        let builder = builder.lease(LEASE).renew_every(PERIOD).response_timeout(LEASE / 3);
+        let builder = builder.lease(lease).renew_every(PERIOD).response_timeout(lease / 3);
         builder.on_lost(move |lost| *recorder.lock() = Some((Instant::now(), lost.cause)))
     });
     let renewal = renewals_of(&rig.server, "a");
@@ -90,7 +91,7 @@ fn reported_after_end(over: Over, cut: impl FnOnce(&Rig), restore: impl FnOnce(&
     assert!(sent - before >= 2, "tried again");
     // A try takes a third of the lease at most, and the pauses are short. So the last one began no
     // longer than that before the end.
-    assert!(last.is_some_and(|last| last + LEASE / 2 >= end), "{sent} tries, and then no more");
+    assert!(last.is_some_and(|last| last + lease / 2 >= end), "{sent} tries, and then no more");
     assert_eq!((cause, renewals(&rig.locks, "a")), (LostCause::Expired, 0));
     // As long as the key exists, a release would find its token, and succeed.
     eventually(LONG, "the key expires", || rig.value_of("a").is_none());
@@ -367,9 +368,9 @@ fn row_32_a_renewal_answered_after_the_release_changes_nothing() {
 fn a_closure_that_lasts_ten_leases_keeps_its_lock() {
     let rig = Rig::with(|builder| builder.connect_timeout(LONG).response_timeout(LONG));
     // If the machine runs none of our threads from the time when a renewal is due to the end of the
-    // lease, the lock is rightly lost. With this lease, that takes a delay of 400 ms. With a
-    // shorter lease, a delay of 130 ms was enough.
-    let lease = Duration::from_millis(600);
+    // lease, the lock is rightly lost. With this lease, that takes a delay of 800 ms. With a
+    // shorter lease, a delay of 400 ms was enough.
+    let lease = 2 * LEASE;
     let lock = rig.locks.named("a").lease(lease);
     let (stop, stopped) = mpsc::channel::<()>();
     let (start, started) = mpsc::channel();
