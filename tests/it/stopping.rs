@@ -6,11 +6,13 @@ use std::sync::mpsc;
 use std::thread;
 use std::time::{Duration, Instant};
 
+use log::{LevelFilter, Log, Metadata, Record};
 use relatch::{Error, LockGuard, LockManager, LostCause, Parcel, Stop, Unlocked};
-use relatch_rig::{Fault, LONG, Server, Worker, eventually, role, throughout, time};
+use relatch_rig::{Fault, LONG, Server, SetOnDrop, Worker, eventually, is_alone, role, throughout, time};
 
 use crate::support::{
-    ANSWER, LATE, MINUTE, PERIOD, Rig, SOON, assert_lost, behind, builder, connect, occupy, returns_by, take,
+    ANSWER, LATE, MINUTE, PERIOD, Rig, SOON, assert_lost, behind, builder, connect, delete, occupy,
+    returns_by, take,
 };
 
 #[track_caller]
@@ -365,6 +367,20 @@ fn a_lock_to_be_kept_is_kept_by_a_shutdown_too() {
     assert!(rig.server.pttl("lock:a") > 31_000);
 }
 
+/// No answer says that the lock is kept. Its key has the old lease then, and nobody deletes it before
+/// its time.
+#[test]
+fn a_lock_that_a_shutdown_could_not_keep_is_not_deleted_before_its_time() {
+    let rig = Rig::new();
+    let guard = rig.locks.named("a").keep_at_least(MINUTE).lock().expect("locks");
+    rig.proxy.always("EVALSHA * 1 lock:a * *", Fault::SwallowCommand);
+    assert_eq!(rig.locks.shutdown_and_release(Duration::ZERO).len(), 1);
+    assert!(rig.proxy.fired() > 0);
+    rig.proxy.clear();
+    throughout(SOON, || assert!(rig.server.exists("lock:a"), "it was to be kept"));
+    assert_lost(&guard.unlock(), LostCause::ShutDown);
+}
+
 /// In a black hole, the release takes the response timeout, and not that for each lock.
 #[test]
 fn a_shutdown_in_a_black_hole_ends_by_the_response_timeout() {
@@ -546,4 +562,50 @@ fn a_shutdown_does_not_wait_for_a_hold_that_is_lost() {
         drop(release);
         assert_lost(&holder.join().expect("no panic"), LostCause::Deleted);
     });
+}
+
+/// Stalls a thread that has its answer, and has not entered its hold yet: in the log, which says then
+/// that the thread's wait is over.
+struct Stalls {
+    is_there: AtomicBool,
+    goes_on: AtomicBool,
+}
+
+static STALLS: Stalls = Stalls { is_there: AtomicBool::new(false), goes_on: AtomicBool::new(false) };
+
+impl Log for Stalls {
+    fn enabled(&self, _: &Metadata<'_>) -> bool {
+        true
+    }
+
+    fn log(&self, record: &Record<'_>) {
+        if record.target() == "relatch::wait" && record.args().to_string().contains(" took lock ") {
+            self.is_there.store(true, Ordering::SeqCst);
+            eventually(4 * LONG, "the manager is shut down", || self.goes_on.load(Ordering::SeqCst));
+        }
+    }
+
+    fn flush(&self) {}
+}
+
+#[test]
+fn a_thread_that_stalls_with_its_answer_gets_no_lock_after_a_shutdown() {
+    if !is_alone(module_path!(), "a_thread_that_stalls_with_its_answer_gets_no_lock_after_a_shutdown") {
+        return;
+    }
+    log::set_logger(&STALLS).expect("the only logger");
+    log::set_max_level(LevelFilter::Debug);
+    let rig = Rig::new();
+    occupy(&rig.server, "a", MINUTE);
+    thread::scope(|scope| {
+        let _goes_on = SetOnDrop(&STALLS.goes_on);
+        let taker = scope.spawn(|| rig.locks.lock("a").map(drop));
+        eventually(LONG, "it waits", || rig.locks.waiting().len() == 1);
+        delete(&rig.server, "a");
+        eventually(LONG, "it has its answer", || STALLS.is_there.load(Ordering::SeqCst));
+        assert!(rig.locks.shutdown_and_release(Duration::ZERO).is_empty());
+        STALLS.goes_on.store(true, Ordering::SeqCst);
+        assert_stopped(taker.join().expect("no panic"), "a");
+    });
+    assert_eq!(rig.value_of("a"), None, "the thread has given it back");
 }
