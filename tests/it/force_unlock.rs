@@ -10,7 +10,7 @@ use relatch::{LockGuard, LockManager, LostCause};
 use relatch_rig::{Fault, LONG, Server, eventually, throughout, unique_key};
 
 use crate::support::{
-    ANSWER, LATE, MINUTE, PERIOD, Rig, SOON, assert_lost, connect, delete, occupy, renewals, returns_by, take,
+    LATE, MINUTE, PERIOD, Rig, SOON, assert_lost, connect, delete, occupy, renewals, returns_by, take,
 };
 
 /// How soon a waiter has to take the lock: well below the second after which the first waiter asks
@@ -186,12 +186,14 @@ fn a_waiter_behind_a_young_hold_deleted_by_hand_takes_the_lock_soon() {
 #[test]
 fn a_thread_whose_answer_is_due_gets_no_lock_that_is_force_unlocked() {
     let rig = Rig::with(|builder| builder.response_timeout(LONG));
-    rig.proxy.on("SET lock:a", Fault::DelayReply(ANSWER));
+    rig.proxy.on("SET lock:a", Fault::DelayReply(4 * LONG));
     thread::scope(|scope| {
         let taker = scope.spawn(|| rig.locks.lock("a").map(drop));
         eventually(LONG, "the claim is executed", || rig.server.exists("lock:a"));
         let deleted = rig.locks.named("a").force_unlock().expect("answers");
         assert!(deleted.is_some(), "it had the key");
+        drop(rig.locks.lock("b").expect("a thread that asks later gets another lock"));
+        rig.proxy.end_delays();
         assert_lost(&taker.join().expect("no panic"), LostCause::Deleted);
     });
     assert!(rig.locks.held().is_empty());
