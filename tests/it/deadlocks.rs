@@ -168,7 +168,14 @@ fn a_single_try_of_a_lock_that_the_thread_holds_through_another_manager_is_busy(
     let (first, second) = (connect(&server), connect(&server));
     let guard = first.lock("a").expect("locks");
     assert!(second.try_lock("a").expect("it answers").is_none());
-    drop(guard);
+    // Nor if another thread asks Redis, and has learnt who the holder is.
+    thread::scope(|scope| {
+        let other = scope.spawn(|| second.named("a").wait(2 * LONG).lock().map(drop));
+        eventually(LONG, "it knows the holder", || second.waiting().iter().any(|it| it.holder.is_some()));
+        assert!(second.try_lock("a").expect("it answers").is_none());
+        guard.unlock().expect("it was held all the time");
+        other.join().expect("no panic").expect("it is free");
+    });
     assert!(second.try_lock("a").expect("it answers").is_some());
 }
 
