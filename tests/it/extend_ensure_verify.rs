@@ -7,7 +7,8 @@ use relatch::{Error, LostCause};
 use relatch_rig::{Fault, LONG, eventually, throughout, unique_key};
 
 use crate::support::{
-    ANSWER, INJURIES, LATE, MINUTE, PERIOD, Rig, SOON, assert_lost, occupy, renewals, renewals_of, trusted,
+    ANSWER, INJURIES, LATE, LEASE, MINUTE, PERIOD, Rig, SOON, assert_lost, occupy, renewals, renewals_of,
+    trusted,
 };
 
 #[test]
@@ -255,4 +256,15 @@ fn nothing_extends_a_hold_past_max_hold_and_the_calls_say_so() {
     assert!(is_limited(Err(error)));
     eventually(LONG, "it ends", || rig.value_of("a").is_none());
     assert!(taken.elapsed() < LONG);
+}
+
+/// The limit is what was asked for when the lock was taken: `max_hold`, and the rest of that lease.
+#[test]
+fn a_longer_lease_does_not_put_off_max_hold() {
+    let rig = Rig::new();
+    let guard = rig.locks.named("a").lease(LEASE).max_hold(MINUTE).lock().expect("locks");
+    guard.extend_to(MINUTE / 2).expect("that ends before the limit");
+    let late = guard.extend_to(MINUTE + MINUTE / 4);
+    assert!(matches!(late, Err(Error::InvalidOption { option: "max_hold", .. })), "{late:?}");
+    assert!(guard.is_valid() && guard.remaining() <= MINUTE / 2);
 }

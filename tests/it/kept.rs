@@ -280,6 +280,18 @@ fn the_longest_time_that_any_reentry_asks_for_counts() {
     assert!(rig.server.pttl("lock:a") > 31_000, "the rest of a minute");
 }
 
+/// The time counts from the reentry that asked for it.
+#[test]
+fn a_late_reentry_keeps_the_lock_for_all_of_its_time() {
+    let rig = Rig::new();
+    let outer = rig.locks.named("a").keep_at_least(MINUTE).lock().expect("locks");
+    throughout(SOON, || assert!(outer.is_valid()));
+    let asked = Instant::now();
+    drop(rig.locks.named("a").keep_at_least(MINUTE).lock().expect("re-enters"));
+    let Ok(Unlocked::Kept { until, .. }) = outer.unlock() else { panic!("it was released") };
+    assert!(until + LATE >= asked + MINUTE, "a second too short");
+}
+
 #[test]
 fn a_job_that_has_failed_can_leave_the_lock_to_others_at_once() {
     let rig = Rig::new();
