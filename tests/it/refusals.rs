@@ -6,10 +6,10 @@ use std::sync::mpsc;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use relatch::{Error, LockGuard, LockManager, Unlocked};
+use relatch::{Error, LockGuard, LockManager, LostCause, Unlocked};
 use relatch_rig::{Fault, LONG, Proxy, Server, eventually, server_version, within};
 
-use crate::support::{chain, connect};
+use crate::support::{assert_lost, chain, connect};
 
 /// How soon a call that could wait for longer has to return.
 const IN_TIME: Duration = Duration::from_secs(10);
@@ -46,10 +46,22 @@ fn a_long_value_of_another_program_is_no_outage() {
         // The waiter asks at the beginning and at the end, or more often.
         let error = lock.clone().wait(SLACK).lock().expect_err("it is busy");
         assert!(error.is_timeout() && error.to_string().len() < 500, "{error}");
+        // The lock's counter may have such a value, too.
+        server.query::<()>(&["SET", crate::fence::COUNTER, &value]);
         let holder = lock.holder().expect("answers").expect("held");
-        assert_eq!((holder.raw(), holder.owner()), (&value[..256], None));
+        assert_eq!((holder.raw(), holder.owner(), holder.fence()), (&value[..256], None, None));
+        let parcel = "relatch1:1000:0:app-1-42-43-00112233445566778899aabbccddeeff:a";
+        let adopted = lock.adopt(&parcel.parse().expect("a parcel")).map(drop);
+        assert_lost(&adopted, LostCause::Taken);
         let deleted = lock.force_unlock().expect("answers").expect("held");
         assert_eq!(deleted.raw(), &value[..256]);
+        let taken = lock.try_lock().map(drop);
+        assert_eq!(
+            matches!(&taken, Err(Error::Refused { code, .. }) if code == "NOFENCE"),
+            fenced,
+            "{taken:?}"
+        );
+        server.query::<()>(&["DEL", crate::fence::COUNTER]);
         assert!(sent() - before < 100_000, "{} bytes were sent", sent() - before);
         drop(lock.try_lock().expect("answers").expect("it is free"));
     }
