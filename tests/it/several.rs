@@ -567,3 +567,17 @@ fn kept_locks_of_a_set_have_one_response_timeout() {
         took
     });
 }
+
+/// Redis answers nothing about one of the locks. That takes the time of no other.
+#[test]
+fn a_lock_whose_release_has_no_answer_delays_no_other_by_all_of_the_time() {
+    let rig = Rig::with(|builder| builder.response_timeout(6 * SOON));
+    let all = rig.locks.lock_all(NAMES).expect("locks");
+    rig.proxy.always("EVALSHA * 1 lock:a", Fault::SwallowCommand);
+    let unlocked = all.unlock();
+    let free = ["b", "c"].map(|name| rig.value_of(name).is_none());
+    assert!(matches!(&unlocked, Err(Error::Unconfirmed { key, .. }) if key == "a"), "{unlocked:?}");
+    assert_eq!(free, [true; 2]);
+    rig.proxy.clear();
+    eventually(LONG, "the keeper deletes the key", || rig.value_of("a").is_none());
+}
