@@ -12,6 +12,7 @@ use relatch_rig::{FakeServer, LONG, Reply, Worker, eventually, role, within};
 use crate::garbage_replies::{ENDLESS, babble, messages, nonsense, streams};
 use crate::lying_server::{ANSWER, LyingServer, PANICS};
 use crate::sentinel::array;
+use crate::support::chain;
 
 /// How much later than its deadline a call may return, because the machine may be busy.
 const SLACK: Duration = Duration::from_secs(3);
@@ -289,12 +290,17 @@ fn row_37_an_announced_host_forges_no_line() {
             Some("SLOTS") => map.clone(),
             _ => "-ERR unknown\r\n".to_owned(),
         };
-        for (scheme, fake) in [("redis+sentinel", liar(sentinel)), ("redis+cluster", liar(seed))] {
+        // As if there were no host at all. Otherwise its name would be looked up, and be in the log.
+        for (scheme, fake, said) in [
+            ("redis+sentinel", liar(sentinel), "the sentinel's reply made no sense"),
+            ("redis+cluster", liar(seed), " knows no slots"),
+        ] {
             let url =
                 format!("{scheme}://{}/{}", fake.address(), if scheme.ends_with('l') { "m" } else { "" });
             let builder = LockManager::builder(&url).tolerate_outage(ANSWER).connect_timeout(LONG);
             let locks = builder.build_unchecked().expect("sends nothing");
             let error = locks.try_lock("a").expect_err("no such server");
+            assert!(chain(&error).contains(said), "{}", chain(&error));
             let first: &dyn std::error::Error = &error;
             for error in std::iter::successors(Some(first), |error| error.source()) {
                 let text = error.to_string();
