@@ -496,6 +496,32 @@ fn a_waiter_that_missed_an_invalidation_has_the_listener_reconnect() {
     }
 }
 
+/// The holder has changed, and there was no wake-up. But the wait ends before one that is on its way
+/// could come.
+#[test]
+fn a_wait_that_is_too_short_proves_nothing_against_the_listener() {
+    let rig = Rig::new();
+    rig.proxy.always("CLIENT TRACKING ON REDIRECT * NOLOOP", Fault::Answer(b"+OK\r\n".to_vec()));
+    occupy(&rig.server, "a", MINUTE);
+    let wait = || rig.locks.try_lock_for("a", Duration::from_millis(200)).map(|it| it.is_some());
+    let _ = rig.locks.try_lock_for("a", SOON);
+    let was = listener(&rig.server, None);
+    for _ in 0..10 {
+        let looks = rig.proxy.commands("SET lock:a");
+        thread::scope(|scope| {
+            let waiter = scope.spawn(wait);
+            eventually(LONG, "it has looked", || {
+                rig.proxy.commands("SET lock:a") > looks + 1 || waiter.is_finished()
+            });
+            rig.server.query::<()>(&["SET", "lock:a", &unique_key("another"), "PX", "60000"]);
+            // On a busy machine, the time may be too short for an answer.
+            let _ = waiter.join().expect("no panic");
+        });
+    }
+    throughout(SOON, || ());
+    assert_eq!(listener(&rig.server, None), was, "the listener was disconnected");
+}
+
 /// The right to tracking is revoked after the listener has found that it works.
 #[test]
 fn row_23_tracking_that_is_refused_later_is_logged() {
