@@ -266,6 +266,18 @@ fn a_lease_of_six_round_trips_survives_its_first_renewal() {
     assert!((0..5).any(|_| is_kept()), "lost five times");
 }
 
+/// The first connection for a renewal is silent. The next one has time for it.
+#[test]
+fn row_18_a_silent_login_costs_no_hold_whose_lease_is_shorter_than_the_timeouts() {
+    let rig =
+        Rig::with(|builder| builder.connect_timeout(LONG).response_timeout(LONG).client_tracking(false));
+    let guard = rig.locks.named("a").lease(8 * SOON).lock().expect("locks");
+    rig.proxy.on("HELLO", Fault::SwallowCommand);
+    eventually(LONG, "renewed or lost", || renewals(&rig.locks, "a") > 0 || !guard.is_valid());
+    assert_eq!(rig.proxy.fired(), 1);
+    assert!(guard.is_valid(), "it was not renewed");
+}
+
 /// The ends of the holds are close to each other. After an outage of nearly a lease, there is
 /// always one that ends before Redis can answer.
 #[test]
