@@ -7,7 +7,7 @@ use parking_lot::Mutex;
 use relatch::{Error, LockManager};
 use relatch_rig::{FakeServer, LONG, Reply, Server, eventually};
 
-use crate::support::{ANSWER, assert_unavailable, builder, chain};
+use crate::support::{ANSWER, assert_unavailable, builder, chain, server_for};
 
 #[track_caller]
 fn assert_refused(error: &Error, words: &str) {
@@ -54,6 +54,14 @@ fn a_server_outside_of_a_cluster_is_refused_as_one_of_its_nodes() {
     let url = server.bare_url().replace("redis://", "redis+cluster://");
     let error = LockManager::connect(&url).expect_err("not a node");
     assert_refused(&error, "this server is not part of a cluster: its URL is redis://host:port");
+}
+
+/// It calls itself standalone, and does not say whether it is.
+#[test]
+fn a_server_that_refuses_to_name_its_slots_is_not_told_to_be_outside_of_a_cluster() {
+    let (_server, url) = server_for(&["~*", "&*", "+@all", "-cluster"]);
+    let error = LockManager::connect(&url.replace("redis://", "redis+cluster://")).expect_err("no right");
+    assert!(matches!(&error, Error::Refused { code, .. } if code == "NOPERM"), "{error:?}");
 }
 
 #[test]
