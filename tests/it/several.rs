@@ -391,26 +391,39 @@ fn a_node_that_is_away_keeps_none_of_the_others_locks() {
 #[test]
 fn a_lock_that_is_lost_during_a_wait_is_told_at_its_end() {
     let rig = Rig::with(|builder| builder.lease(MINUTE).renew_every(PERIOD));
-    let lose_while = |take: &(dyn Fn() -> Result<(), Error> + Sync), lost: &str, busy: &str| {
+    let lose_while = |take: &(dyn Fn() -> Result<(), Error> + Sync), lost: &str, busy: &str, ends: bool| {
         occupy(&rig.server, busy, MINUTE);
-        thread::scope(|scope| {
+        let error = thread::scope(|scope| {
             let taker = scope.spawn(take);
             eventually(LONG, "it waits", || rig.locks.waiting().len() == 1);
             let before = rig.locks.stats().lost;
             delete(&rig.server, lost);
             eventually(LONG, "the loss is found", || rig.locks.stats().lost > before);
-            delete(&rig.server, busy);
-            let error = taker.join().expect("no panic").expect_err("one is lost");
-            assert!(error.is_lost(), "{error:?}");
+            if ends {
+                delete(&rig.server, busy);
+            }
+            taker.join().expect("no panic").expect_err("one is lost")
         });
-        assert!(rig.value_of(busy).is_none() && rig.locks.held().is_empty());
+        delete(&rig.server, busy);
+        assert!(rig.locks.held().is_empty());
+        error
     };
     let nested = || {
         let _outer = rig.locks.lock("outer")?;
         rig.locks.lock("inner").map(drop)
     };
-    lose_while(&nested, "outer", "inner");
-    lose_while(&|| rig.locks.with_locks(["a", "b"], || panic!("it runs without a")), "a", "b");
+    let error = lose_while(&nested, "outer", "inner", true);
+    assert!(matches!(&error, Error::OuterLost { outer, .. } if outer == "outer"), "{error:?}");
+    // Of a set, none is around another one.
+    let body = || panic!("it runs without a");
+    let error = lose_while(&|| rig.locks.with_locks(["a", "b"], body), "a", "b", true);
+    assert!(matches!(&error, Error::Lost { key, .. } if key == "a"), "{error:?}");
+    let limited = || rig.locks.try_lock_all_for(["a", "b"], 3 * SOON).map(drop);
+    let error = lose_while(&limited, "a", "b", false);
+    assert!(
+        matches!(&error, Error::Lost { key, .. } if key == "a"),
+        "{error:?}: that says more than a limit"
+    );
 }
 
 /// The outer lock may belong to another manager, and run out by the clock alone.
