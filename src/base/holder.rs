@@ -9,6 +9,14 @@ use crate::base::owner::Owner;
 /// the last hold follows. The colon makes sure that the value is no token: no host has one.
 pub(crate) const KEPT: &str = "kept:";
 
+/// How many bytes of a value the scripts answer.
+const MOST_RAW: usize = 256;
+
+/// True if this is a whole value as [`Holder::raw`] shows it: nothing was cut off or replaced.
+pub(crate) fn is_whole(raw: &str) -> bool {
+    raw.len() < MOST_RAW && !raw.contains(char::REPLACEMENT_CHARACTER)
+}
+
 /// Who held a lock when Redis was asked, and for how much longer.
 ///
 /// This is a snapshot for people and log messages, not for decisions: the lock may have changed
@@ -47,7 +55,9 @@ impl Holder {
 
     /// The key's value in Redis: the holder's token, a value of another program, or, for a lock
     /// that is [kept](crate::Lock::keep_at_least), `kept:` and the token of who kept it. Of a longer
-    /// value, these are the first 256 bytes. Bytes that are not UTF-8 are replaced.
+    /// value, these are the first 256 bytes. Bytes that are not UTF-8 are replaced by `U+FFFD`.
+    /// [`force_unlock_if`](crate::Lock::force_unlock_if) refuses what may have been changed in this
+    /// way.
     #[must_use]
     pub fn raw(&self) -> &str {
         &self.raw

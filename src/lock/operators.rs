@@ -41,8 +41,12 @@ impl Lock {
     /// [`force_unlock`](Lock::force_unlock) if the key still has this value. For operators who have
     /// looked at the [`holder`](Lock::holder) first, and mean that hold and no later one.
     ///
-    /// `Ok(true)` means that the key is deleted, and `Ok(false)` that it has another value by now,
-    /// or is gone. Sends one compare-and-delete.
+    /// `Ok(true)` means that the key had this value and is deleted, and `Ok(false)` that it had
+    /// another value or was not there. Redis compares and deletes in one step. Blocks as
+    /// `force_unlock` does, and like that is not tried again if no answer comes.
+    ///
+    /// The value may be one of another program, if [`Holder::raw`] shows all of it: it is UTF-8 and
+    /// has less than 256 bytes.
     ///
     /// ```
     /// # fn main() -> Result<(), relatch::Error> {
@@ -58,7 +62,8 @@ impl Lock {
     ///
     /// # Errors
     ///
-    /// Those of [`force_unlock`](Lock::force_unlock).
+    /// Those of [`force_unlock`](Lock::force_unlock), and [`Error::InvalidOption`] if `token` may not
+    /// be all of a value.
     pub fn force_unlock_if(&self, token: &str) -> Result<bool, Error> {
         self.session.force_unlock_if(Name::Of(&self.key), token)
     }

@@ -3,7 +3,7 @@
 use crate::base::clock::Moment;
 use crate::base::emit::warn;
 use crate::base::error::{Error, LostCause};
-use crate::base::holder::Holder;
+use crate::base::holder::{Holder, is_whole};
 use crate::base::key::{Key, NOT_A_STRING, Name};
 use crate::base::owner::Owner;
 use crate::session::Session;
@@ -51,6 +51,11 @@ impl Session {
     /// Deletes a key if it holds this token.
     pub(crate) fn force_unlock_if(&self, name: Name<'_>, token: &str) -> Result<bool, Error> {
         let key = Key::new(&self.settings.prefix, name)?;
+        if !is_whole(token) {
+            let reason =
+                "a value of 256 bytes or more, or not in UTF-8, is not known in full: see `force_unlock`";
+            return Err(Error::InvalidOption { option: "force_unlock_if", value: None, reason });
+        }
         let compared =
             self.force(&key, |connection, deadline| connection.remove(key.in_redis(), token, deadline))?;
         let deleted = compared == Compared::Done;

@@ -6,7 +6,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
-use relatch::{LockGuard, LockManager, LostCause};
+use relatch::{Error, LockGuard, LockManager, LostCause};
 use relatch_rig::{Fault, LONG, Server, eventually, throughout, unique_key};
 
 use crate::support::{
@@ -125,6 +125,26 @@ fn force_unlock_if_ends_the_hold_that_was_seen_and_no_other() {
         waiter.join().expect("no panic");
     });
     assert_lost(&third.unlock(), LostCause::Deleted);
+}
+
+/// `raw` does not show all of it, so the comparison would always say that it has changed.
+#[test]
+fn force_unlock_if_refuses_a_value_that_is_not_known_in_full() {
+    let rig = Rig::new();
+    let lock = rig.locks.named("a");
+    let set = |value: &str| {
+        let script = format!("return redis.call('SET', 'lock:a', {value})");
+        rig.server.query::<()>(&["EVAL", &script, "0"]);
+        lock.holder().expect("answers").expect("it is held").raw().to_owned()
+    };
+    for value in ["string.rep('x', 300)", "string.rep('x', 256)", "'not \\255 UTF-8'"] {
+        let error = lock.force_unlock_if(&set(value)).expect_err("it would never match");
+        assert!(matches!(&error, Error::InvalidOption { option: "force_unlock_if", .. }), "{error:?}");
+    }
+    for value in ["string.rep('x', 255)", "'\u{e9}\\r\\n'", "''"] {
+        assert!(lock.force_unlock_if(&set(value)).expect("answers"), "{value}");
+        assert_eq!(rig.value_of("a"), None);
+    }
 }
 
 /// A second try would find the key gone, and say that it was not there.
