@@ -44,7 +44,8 @@ fn worker(launcher: &[&str], url: &str, lease: Duration) -> Worker {
 fn row_01_a_process_stopped_past_its_lease_sees_an_invalid_lock_first() {
     let server = Server::start();
     let proxy = Proxy::start(server.port());
-    let mut child = worker(&["env"], &proxy.url(), LEASE);
+    let lease = 4 * LEASE;
+    let mut child = worker(&["env"], &proxy.url(), lease);
     let token = child.ask("lock");
     eventually(LONG, "the hold is renewed", || proxy.commands("EVALSHA") >= 3);
     assert_eq!(child.ask("valid"), "true");
@@ -52,7 +53,7 @@ fn row_01_a_process_stopped_past_its_lease_sees_an_invalid_lock_first() {
     child.expect_line("watching", LONG);
     child.stop();
     assert_eq!(server.get("lock:a"), Some(token));
-    let guard = within(LEASE + SLACK, "the lease", || others(&server).lock("a")).expect("locks");
+    let guard = within(lease + SLACK, "the lease", || others(&server).lock("a")).expect("locks");
 
     proxy.black_hole(true); // From now on, no answer comes from Redis.
     child.cont();
@@ -354,7 +355,7 @@ fn row_26_a_thread_that_ends_with_a_forgotten_guard_leaves_the_next_its_turn() {
 
 #[test]
 fn row_26_a_forgotten_guard_is_renewed_until_max_hold() {
-    let (lease, limit) = (Duration::from_millis(300), Duration::from_millis(700));
+    let (lease, limit) = (2 * LEASE, 4 * LEASE);
     let rig = rig();
     let lock = rig.locks.named("a").lease(lease).max_hold(limit);
     let start = Instant::now();
