@@ -189,7 +189,7 @@ fn twenty_thousand_late_releases_delay_no_renewal() {
         }
     });
     let held: Vec<_> =
-        names().map(|name| rig.locks.named(name).lease(LEASE).lock().expect("locks")).collect();
+        names().map(|name| rig.locks.named(name).lease(3 * LEASE).lock().expect("locks")).collect();
     rig.proxy.clear();
     let before = rig.locks.stats().renewed;
     eventually(2 * LONG, "all are released", || rig.server.query::<usize>(&["DBSIZE"]) == MANY);
