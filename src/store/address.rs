@@ -147,7 +147,7 @@ impl Target {
         }
         self.sentinel_login = login;
         self.sentinel_tls = match tls {
-            tls @ Some(_) => Some(tls::Client::new(tls, option)?),
+            tls @ Some(_) => Some(tls::Client::new(tls, "sentinel_tls")?),
             None => self.tls.clone().filter(|_| !plaintext),
         };
         Ok(())

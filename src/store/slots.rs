@@ -101,7 +101,10 @@ fn read_server(server: &Reply) -> Option<(&str, u16)> {
 /// it was asked. `None` for a server whose address is not known (`?`).
 fn place(host: &str, port: u16, asked: &Place) -> Option<Place> {
     match asked {
-        Place::Tcp { host: of_asked, .. } if host.is_empty() => Place::announced(of_asked, port),
+        // The program has named it.
+        Place::Tcp { host: of_asked, .. } if host.is_empty() => {
+            (port != 0).then(|| Place::Tcp { host: of_asked.clone(), port })
+        }
         _ => Place::announced(host, port),
     }
 }
@@ -185,6 +188,15 @@ mod tests {
         ];
         assert_eq!(read, expected);
         assert_eq!(replicas, expected.map(|range| range.master).into());
+    }
+
+    #[test]
+    fn a_host_that_is_left_out_is_whatever_the_program_has_named() {
+        let map = |port| Reply::Array(vec![entry(0, 16383, Reply::Nil, port)]);
+        for host in ["b\u{fc}cher", "fe80::1%eth0"] {
+            assert_eq!(ranges(&map(1), &at(host, 9)).unwrap().0[0].master, at(host, 1));
+            assert!(ranges(&map(0), &at(host, 9)).unwrap().0.is_empty());
+        }
     }
 
     #[test]

@@ -421,6 +421,9 @@ fn settings_that_cannot_work_are_refused() {
         LockManager::builder("redis://localhost/").tls(Tls::new()).build().expect_err("no TLS in the URL");
     assert!(matches!(error, Error::InvalidOption { option: "tls", .. }), "{error:?}");
     assert!(error.to_string().contains("`rediss`"), "{error}");
+    let sentinels = LockManager::builder("redis+sentinel://localhost/m").sentinel_login(None, "canary");
+    let error = sentinels.sentinel_tls(Tls::new().roots("canary")).build().expect_err("no certificate");
+    assert!(matches!(error, Error::InvalidOption { option: "sentinel_tls", .. }), "{error:?}");
 }
 
 /// Another process may install any default: no connection depends on it.
