@@ -428,6 +428,7 @@ mod tests {
             assert_eq!((named(&address), address.db), (path.replace("%20", " "), 2));
             assert_login(&address, None, "p@#1");
         }
+        assert_login(&parse("unix:///run/a?pass=%26%2B%20"), None, "&+ ");
         let error = Address::parse("unix:///run/a?b.sock").expect_err("the path ends there").to_string();
         assert!(error.contains("%3F"), "{error}");
     }
