@@ -407,4 +407,17 @@ mod tests {
         master.look(ask, Duration::ZERO).expect("an answer");
         assert!(asked.get() == 2 && master.describe().contains(":7003 "), "{}", master.describe());
     }
+
+    /// Where the master is said to be is shown in errors and in the log.
+    #[test]
+    fn a_report_that_names_no_host_is_not_followed() {
+        let (master, sentinel) = (master(), at(26379));
+        master.is_at(master.state.lock(), &at(7001));
+        for host in ["a\nERROR", "a\u{1b}[2J", ""] {
+            master.heard(&format!("mymaster 127.0.0.1 7001 {host} 7002"), &sentinel, Duration::ZERO);
+            assert!(master.describe().contains(":7001 "), "{:?}", master.describe());
+        }
+        master.heard("mymaster 127.0.0.1 7001 127.0.0.1 7002", &sentinel, Duration::ZERO);
+        assert!(master.describe().contains(":7002 "), "{}", master.describe());
+    }
 }

@@ -416,4 +416,16 @@ mod tests {
         let asked = sentinels.ask_for_master(false, Moment::now().after(LONG), ask);
         assert_eq!(asked.unwrap().0.to_string(), "127.0.0.1:7001");
     }
+
+    /// The addresses of all sentinels are in an error.
+    #[test]
+    fn a_sentinel_that_has_no_host_is_not_learnt() {
+        let sentinels = sentinels();
+        let first = Arc::clone(&sentinels.known.lock()[0].endpoint);
+        let text = |text: &str| Reply::Bytes(text.as_bytes().to_vec());
+        let other = |host| Reply::Array(vec![text("ip"), text(host), text("port"), text("26379")]);
+        let hosts = ["a\nERROR", "a\u{1b}[2J", "", "sentinel-4"];
+        sentinels.learn(&first, Some(Reply::Array(hosts.map(other).into())));
+        assert_eq!(sentinels.addresses(), "127.0.0.1:1, 127.0.0.1:2, 127.0.0.1:3, sentinel-4:26379");
+    }
 }
