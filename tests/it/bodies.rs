@@ -3,8 +3,9 @@
 use std::time::Duration;
 
 use relatch::{Error, LockGuard, LockManager, LostCause};
+use relatch_rig::Server;
 
-use crate::support::assert_lost;
+use crate::support::{assert_lost, connect, server_for, without};
 
 /// Calls `check` in another thread, which holds nothing.
 fn elsewhere<T: Send>(check: impl FnOnce() -> T + Send) -> T {
@@ -55,6 +56,44 @@ fn an_error_of_a_lock_that_was_not_taken_says_that_no_body_ran() {
     let away = locks.named("c").wait(Duration::from_millis(1));
     let error = away.with_lock(|| unreachable!()).expect_err("no answer");
     assert!(error.is_unavailable() && !error.body_ran(), "{error:?}");
+}
+
+/// The errors that only a server or another thread brings.
+#[test]
+fn each_error_that_keeps_a_body_from_running_says_so() {
+    let says = |locks: &LockManager, key: &str| {
+        let error = locks.with_lock(key, || unreachable!()).expect_err("not taken");
+        assert!(!error.body_ran(), "{error:?}");
+        error
+    };
+    let server = Server::start();
+    let (first, second) = (connect(&server), connect(&server));
+    let guard = first.lock("a").expect("locks");
+    assert!(matches!(says(&second, "a"), Error::WouldDeadlock { .. }));
+    drop(guard);
+    assert!(first.shutdown(Duration::ZERO).is_empty());
+    assert!(matches!(says(&first, "a"), Error::Stopped { .. }));
+    let (_refuses, url) = server_for(&without(&["+set"]));
+    let refused = LockManager::builder(&url).build_unchecked().expect("sends nothing");
+    assert!(matches!(says(&refused, "a"), Error::Refused { .. }));
+    #[cfg(feature = "tls")]
+    {
+        let url = format!("rediss://127.0.0.1:{}/", server.port());
+        let plain = LockManager::builder(&url).build_unchecked().expect("sends nothing");
+        assert!(matches!(says(&plain, "a"), Error::Tls { .. }));
+    }
+}
+
+/// Nobody knows better then.
+#[test]
+fn of_an_error_that_is_never_about_the_beginning_the_answer_is_always_true() {
+    let locks = LockManager::in_memory();
+    let guard = locks.lock("a").expect("locks");
+    locks.memory().expect("in memory").go_away(Duration::from_secs(60));
+    let error = guard.unlock().expect_err("no answer");
+    assert!(matches!(error, Error::Unconfirmed { .. }) && error.body_ran(), "{error:?}");
+    let error = locks.with_lock("", || ()).expect_err("that names no lock");
+    assert!(matches!(error, Error::InvalidKey { .. }) && error.body_ran(), "{error:?}");
 }
 
 /// The program's own type is between the two locks, and nothing can mark the error in it.
