@@ -227,6 +227,9 @@ fn forked(
     let second = Duration::from_secs(1);
     if let Some((outer, inner)) = &guards {
         assert!(!outer.is_valid() && !inner.is_valid() && !outer.watch().is_valid());
+        let watch = outer.watch();
+        let waits = || (watch.remaining(), watch.wait_at_risk(Duration::ZERO), watch.wait_lost(second));
+        assert_eq!(within(second / 2, "a watch of the copy", waits), (Duration::ZERO, None, None));
         is_forked(outer.verify().err());
         is_forked(outer.confirm(second).err());
         is_forked(outer.ensure(second).err());
