@@ -14,7 +14,7 @@ use relatch_rig::{
 use crate::mutual_exclusion::{COUNTING, increment, total};
 use crate::support::{
     ANSWER, MINUTE, PERIOD, Rig, SOON, assert_lost, behind, broken_replies, connect, delete, occupy,
-    returns_by, take,
+    renewals, returns_by, take,
 };
 
 const NAMES: [&str; 3] = ["a", "b", "c"];
@@ -578,6 +578,40 @@ fn kept_locks_of_a_set_have_one_response_timeout() {
         let (took, unlocked) = time(|| all.unlock());
         assert!(matches!(unlocked, Err(Error::Unconfirmed { .. })), "{unlocked:?}");
         took
+    });
+}
+
+/// One that has just enough left has too little when the answer for another one comes.
+#[test]
+fn if_one_of_a_set_ends_too_soon_all_are_renewed() {
+    let locks = LockManager::builder_in_memory().lease(MINUTE).renew(false).build().expect("it works");
+    let longer = locks.named("a").lease(10 * MINUTE).lock().expect("locks");
+    let all = locks.lock_all(["a", "b"]).expect("locks");
+    let renewed = || ["a", "b"].map(|name| renewals(&locks, name));
+    all.ensure(MINUTE / 2).expect("that is left");
+    assert_eq!(renewed(), [0, 0]);
+    locks.memory().expect("it is in memory").advance(MINUTE / 2);
+    all.ensure(MINUTE / 2).expect("they are renewed");
+    assert_eq!(renewed(), [1, 1]);
+    drop((all, longer));
+}
+
+/// No renewal waits for the answer to another one.
+#[test]
+fn the_locks_of_a_set_are_renewed_together() {
+    let rig = Rig::with(|builder| builder.response_timeout(LONG).connect_timeout(LONG));
+    let all = rig.locks.lock_all(NAMES).expect("locks");
+    all.confirm(PERIOD).expect("they are held"); // The keeper is connected from now on.
+    let sent = |name: &str| rig.proxy.commands(&format!("EVALSHA * 1 lock:{name}"));
+    let before = NAMES.map(sent);
+    rig.proxy.hold_replies(true);
+    thread::scope(|scope| {
+        let proxy = &rig.proxy;
+        scope.spawn(move || {
+            eventually(LONG / 2, "all are sent", || (0..3).all(|n| sent(NAMES[n]) > before[n]));
+            proxy.hold_replies(false);
+        });
+        all.confirm(PERIOD).expect("they are held");
     });
 }
 
