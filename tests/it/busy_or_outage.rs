@@ -58,6 +58,21 @@ fn a_wait_that_ends_while_a_connection_is_opened_is_reported_as_busy() {
     drop(locks.lock("a").expect("Redis is there"));
 }
 
+/// Nobody knows who will have the lock, and the error says why.
+#[test]
+fn a_short_wait_behind_a_thread_that_asks_says_that_no_holder_is_known() {
+    let rig = Rig::with(|builder| builder.response_timeout(LONG));
+    rig.proxy.on("SET lock:a", Fault::DelayReply(4 * LONG));
+    thread::scope(|scope| {
+        let front = scope.spawn(|| rig.locks.lock("a").map(drop));
+        rig.proxy.wait_fired(1, LONG);
+        let error = rig.locks.named("a").wait(Duration::from_millis(5)).lock().expect_err("it is asked for");
+        rig.proxy.end_delays();
+        assert!(matches!(&error, Error::Timeout { holder: None, source: Some(_), .. }), "{error:?}");
+        front.join().expect("no panic").expect("its answer comes");
+    });
+}
+
 /// There are more threads than connections. Redis answers each thread that has a connection.
 #[test]
 fn a_wait_for_a_pooled_connection_in_use_is_reported_as_busy() {
