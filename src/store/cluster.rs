@@ -30,6 +30,7 @@ use crate::store::node::{Common, Location, Node, OnMove};
 use crate::store::slots::{Range, SLOTS, slot};
 use crate::store::tls;
 use crate::store::view::{QUESTIONS, View};
+use crate::store::wire::Ender;
 
 /// The pause after the map was read. Meanwhile, threads follow redirects.
 const LEAST_INTERVAL: Duration = Duration::from_secs(1);
@@ -266,18 +267,13 @@ impl Cluster {
             } else {
                 self.thread.pause(pauses.pause().min(LEAST_INTERVAL));
             }
-            self.sweep();
+            let nodes: Vec<_> = self.state.lock().nodes.values().map(|it| Arc::clone(&it.node)).collect();
+            for node in nodes {
+                node.sweep(); // It closes idle connections.
+            }
             if !self.sleep_until_wanted() {
                 return;
             }
-        }
-    }
-
-    /// Closes the idle connections that have ended, or that nobody has used for long.
-    fn sweep(&self) {
-        let nodes: Vec<_> = self.state.lock().nodes.values().map(|it| Arc::clone(&it.node)).collect();
-        for node in nodes {
-            node.sweep();
         }
     }
 
@@ -307,11 +303,15 @@ impl Cluster {
         let whole = self.common.connect_timeout;
         let end = Moment::now().after(whole);
         let candidates = self.candidates().into_iter().take_while(|_| !self.thread.is_stopping());
+        let connected = |ender: Ender| {
+            let goes_on = self.thread.ends_by(move || ender.end());
+            if goes_on { Ok(()) } else { Err(Failure::not_sent("the manager was dropped")) }
+        };
         let ask = |place: &Place| {
             let share = (end.since(Moment::now()) / 2).min(LONGEST_ASK);
             let limit = if is_patient { whole } else { share };
             let endpoint = Endpoint::new(place.clone(), self.tls.clone());
-            View::new(self.common.ask_once(&endpoint, QUESTIONS, limit)?, place)
+            View::new(self.common.ask_once(&endpoint, QUESTIONS, limit, connected)?, place)
         };
         View::best(candidates, self.epoch.load(Ordering::Relaxed), ask)
     }

@@ -18,6 +18,7 @@ use crate::store::pool::{LinkRef, OnClose, Pool, Worker};
 use crate::store::reply::alive;
 use crate::store::resp::{Batch, Reply};
 use crate::store::tracking::TrackingConnection;
+use crate::store::wire::Ender;
 
 /// How many nodes were made.
 static COUNT: AtomicU64 = AtomicU64::new(0);
@@ -76,16 +77,18 @@ impl Common {
     }
 
     /// Asks a server, over a connection that is opened for it. The questions go out with the login:
-    /// one round trip less counts where the server is far away.
+    /// one round trip less counts where the server is far away. `connected` gets the connection's
+    /// ender before that.
     pub(super) fn ask_once<const N: usize>(
         &self,
         endpoint: &Endpoint,
         commands: [&[&str]; N],
         limit: Duration,
+        connected: impl Fn(Ender) -> Result<(), Failure>,
     ) -> Result<[Reply; N], Failure> {
         let ways = endpoint.ways()?;
         let deadline = Moment::now().after(limit);
-        let (_, replies) = self.access.open(endpoint, &ways, &commands, deadline, |_| Ok(()))?;
+        let (_, replies) = self.access.open(endpoint, &ways, &commands, deadline, connected)?;
         replies.try_into().map_err(|_| Failure::not_sent("replies are missing"))
     }
 }

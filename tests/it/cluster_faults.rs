@@ -10,12 +10,15 @@ use std::time::{Duration, Instant};
 use relatch::{Builder, LockManager, LostCause, Replicas, Unlocked};
 use relatch_rig::rights::login;
 use relatch_rig::{
-    Cluster, ClusterSetup, FakeServer, Fault, LONG, Reply, Server, SetOnDrop, eventually, throughout, within,
+    Cluster, ClusterSetup, FakeServer, Fault, LONG, Reply, Server, SetOnDrop, eventually, throughout, time,
+    within,
 };
 
 use crate::cluster::{assert_works, connect, patient, redirects, small};
 use crate::cluster_moves::{NEW_MAP, assert_no_key_is_left, key, tag_on, until_renewed, while_counting};
-use crate::support::{ANSWER, MINUTE, SOON, assert_lost, assert_unavailable, chain, renewals, take};
+use crate::support::{
+    ANSWER, MINUTE, SOON, assert_lost, assert_unavailable, chain, renewals, returns_by, take,
+};
 
 /// A lease that the death of another node must not end, and from one renewal to the next.
 const BRIEF: Duration = Duration::from_millis(1500);
@@ -528,6 +531,15 @@ fn row_21_a_hold_that_is_redirected_keeps_no_other_from_learning_a_forgotten_scr
     for guard in far {
         guard.verify().expect("valid");
     }
+}
+
+/// The thread that asks them for the map is ended with the manager that could not be made.
+#[test]
+fn a_manager_of_silent_nodes_is_refused_by_the_connect_timeout() {
+    let silent = [(); 3].map(|()| TcpListener::bind("127.0.0.1:0").expect("a port"));
+    let hosts = silent.each_ref().map(|it| it.local_addr().expect("bound").to_string());
+    let url = format!("redis+cluster://{}", hosts.join(","));
+    returns_by(SOON, "build", || time(|| LockManager::builder(&url).build().expect_err("no answer")).0);
 }
 
 /// Seeds that accept connections and are silent do not prolong the time for which an outage is
