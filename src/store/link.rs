@@ -269,10 +269,18 @@ mod tests {
             assert_eq!(link.exchange(&Batch::of(&["PING"]), long()).unwrap(), [Reply::Ok]);
             redis.write_all(b"+OK\r\n").unwrap();
             let deadline = long();
-            while !link.has_ended() {
+            // The link itself has not looked yet.
+            while !link.wire.has_ended() {
                 assert!(Moment::now() < deadline, "the second copy does not arrive");
             }
             assert!(is_out_of_step(link.exchange(&Batch::of(&["PING"]), long())), "it is sent");
+            assert_eq!(link.unread, 0, "it is sent");
+        }
+        for (wire, _redis) in wires() {
+            let mut link = Link::new(wire, Moment::now());
+            link.broken = true;
+            assert!(is_out_of_step(link.exchange(&Batch::of(&["PING"]), long())));
+            assert_eq!(link.unread, 0, "it is sent");
         }
     }
 }
