@@ -15,7 +15,7 @@ const WAIT: Duration = Duration::from_millis(150);
 
 /// How much later a call may fail on a busy machine. A call that Redis refuses fails at once, or
 /// when its wait ends.
-const SLACK: Duration = Duration::from_secs(1);
+const SLACK: Duration = Duration::from_secs(3);
 
 /// For each right, the calls that fail without it. (A login does without its last two.) The rights
 /// that are not in this table are for invalidations: no call fails without them.

@@ -18,7 +18,7 @@ const IN_TIME: Duration = Duration::from_secs(10);
 const WAIT: Duration = Duration::from_millis(150);
 
 /// How much later than its deadline a call may return, because the machine may be busy.
-const SLACK: Duration = Duration::from_millis(600);
+const SLACK: Duration = Duration::from_secs(3);
 
 /// Makes the server a replica of a master that does not exist.
 fn follow_a_missing_master(server: &Server) {
@@ -44,7 +44,7 @@ fn a_long_value_of_another_program_is_no_outage() {
         let before = sent();
         assert!(lock.try_lock().expect("answers").is_none());
         // The waiter asks at the beginning and at the end, or more often.
-        let error = lock.clone().wait(SLACK).lock().expect_err("it is busy");
+        let error = lock.clone().wait(4 * WAIT).lock().expect_err("it is busy");
         assert!(error.is_timeout() && error.to_string().len() < 500, "{error}");
         // The lock's counter may have such a value, too.
         server.query::<()>(&["SET", crate::fence::COUNTER, &value]);
