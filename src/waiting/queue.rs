@@ -338,9 +338,10 @@ impl WaitQueue {
         self.front.as_ref().is_some_and(|front| front.handing_off)
     }
 
-    /// The hold of the thread that has the turn.
+    /// The hold of the thread that has the turn. `None` as well while the thread gives the lock to
+    /// the next one: its own hold may be over, and the claim of the next one taken.
     pub(crate) fn hold(&self) -> Option<&Arc<Hold>> {
-        self.front.as_ref()?.hold.as_ref()
+        self.front.as_ref().filter(|front| !front.handing_off)?.hold.as_ref()
     }
 
     /// No thread has the turn or waits for it.
@@ -430,6 +431,20 @@ mod tests {
         assert!(queue.start_turn(2, Some(&second), false, at(0)).is_none(), "though the hold is over");
         assert!(queue.hand_over(1, &second, 2, GONE, at(0)));
         assert_eq!(queue.start_turn(2, Some(&second), false, at(0)).unwrap().handed, GONE);
+    }
+
+    /// If a shutdown ended here, the next thread would have a valid hold after it.
+    #[test]
+    fn a_turn_that_is_handed_off_is_not_settled_though_its_hold_is_over() {
+        let (mut queue, [second]) = queue();
+        let hold = hold();
+        queue.holds(1, &hold, at(0));
+        assert!(queue.is_settled(at(1)));
+        queue.hand_off(1, LIMIT, at(0), at(1)).unwrap();
+        hold.mark_released();
+        assert!(!queue.is_settled(at(1)) && queue.hold().is_none());
+        assert!(queue.hand_over(1, &second, 2, GONE, at(0)));
+        assert!(!queue.is_settled(at(1)), "the next thread has a claim under way");
     }
 
     #[test]
