@@ -143,7 +143,8 @@ impl Acquisition<'_> {
     fn judge(&mut self, tried: Attempt) -> Result<Taken, Step> {
         Err(match tried.answer {
             Ok(Answer::Taken(taken)) => {
-                self.report_missed_change(None);
+                // The lease runs meanwhile.
+                self.report_missed_change(None, taken.at.sent.after(self.context.lease.time() / 3));
                 return Ok(taken);
             }
             Ok(Answer::Busy { holder, tracked }) => self.busy(holder, tracked, tried.since),
@@ -151,7 +152,11 @@ impl Acquisition<'_> {
                 self.joined.turn.answered();
                 Step::GiveUp(End::NotALock { found: NOT_A_STRING.to_owned() })
             }
-            Err(failure) => self.failed(failure, tried.since),
+            Err(failure) => {
+                let step = self.failed(failure, tried.since);
+                (self.context.is_vain)(None, false)
+                    .map_or_else(|vain| Step::GiveUp(End::Vain(vain)), |()| step)
+            }
         })
     }
 
@@ -250,7 +255,7 @@ impl Acquisition<'_> {
                 return Step::Ask;
             }
         }
-        self.report_missed_change(holder.as_ref());
+        self.report_missed_change(holder.as_ref(), self.patience.deadline);
         if !self.patience.once {
             let AcquireContext { store, listeners, counters, key, .. } = *self.context;
             if let Some(node) = store.node_of(key.in_redis()) {
@@ -306,12 +311,13 @@ impl Acquisition<'_> {
     ///
     /// Redis may have been asked just after the change, while the wake-up was on its way. Such a
     /// wake-up comes soon. Without this wait, a listener that misses nothing would be disconnected,
-    /// and all holds would be renewed. If the caller has no time for it, nothing is proven.
-    fn report_missed_change(&mut self, holder: Option<&Holder>) {
+    /// and all holds would be renewed. If the caller has no time for it until `limit`, nothing is
+    /// proven.
+    fn report_missed_change(&mut self, holder: Option<&Holder>, limit: Moment) {
         let AcquireContext { listeners, key, .. } = *self.context;
         let comes_by = Moment::now().after(ON_ITS_WAY);
         if let Some(number) = self.progress.missed_change(holder)
-            && comes_by <= self.patience.deadline
+            && comes_by <= limit.min(self.patience.deadline)
             && !self.registration.as_ref().is_some_and(|registration| registration.wait(comes_by))
             && let Some(listener) = listeners.of_key(key.in_redis())
         {

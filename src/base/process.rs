@@ -2,8 +2,11 @@
 //! `Session::own_process`).
 
 use std::cell::Cell;
+use std::io;
 use std::process;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
 use crate::base::clock::Moment;
@@ -35,6 +38,34 @@ impl WorkerThread {
 
     pub(crate) fn is_current(&self) -> bool {
         self.0.load(Ordering::Acquire) == thread_id(process::id())
+    }
+}
+
+/// A thread that may itself be the one that waits for its end.
+pub(crate) struct Worker {
+    thread: JoinHandle<()>,
+    identity: Arc<WorkerThread>,
+}
+
+impl Worker {
+    pub(crate) fn start(name: &str, run: impl FnOnce() + Send + 'static) -> io::Result<Worker> {
+        let identity = Arc::new(WorkerThread::default());
+        let its_identity = Arc::clone(&identity);
+        let run = move || {
+            its_identity.enter();
+            run();
+        };
+        let thread = thread::Builder::new().name(name.to_owned()).spawn(run)?;
+        Ok(Worker { thread, identity })
+    }
+
+    pub(crate) fn is_finished(&self) -> bool {
+        self.thread.is_finished()
+    }
+
+    /// Waits for the end of the thread, unless the thread itself calls this.
+    pub(crate) fn join(self) -> thread::Result<()> {
+        if self.identity.is_current() { Ok(()) } else { self.thread.join() }
     }
 }
 
@@ -85,7 +116,7 @@ mod tests {
         let pid = process::id();
         let here = thread_id(pid);
         assert_eq!(here, thread_id(pid));
-        let there = std::thread::spawn(move || thread_id(pid)).join().unwrap();
+        let there = thread::spawn(move || thread_id(pid)).join().unwrap();
         assert_ne!(here, there);
     }
 
@@ -93,7 +124,7 @@ mod tests {
     fn only_the_workers_own_thread_is_current() {
         let worker = WorkerThread::default();
         assert!(!worker.is_current());
-        std::thread::scope(|scope| {
+        thread::scope(|scope| {
             scope.spawn(|| {
                 worker.enter();
                 assert!(worker.is_current());

@@ -49,10 +49,11 @@ impl LockWatch {
     /// if it is lost already. Returns `None` once the hold was released. Sends nothing.
     ///
     /// For a job that has to stop cleanly before another process can begin. While Redis answers,
-    /// renewals keep at least half of the lease in reserve (two thirds, unless
-    /// [`renew_every`](crate::Lock::renew_every) says otherwise). When renewals fail, this returns
-    /// before the lock is lost, which [`wait_lost`](Self::wait_lost) cannot. But if the key is deleted
-    /// or Redis loses it, there is no warning.
+    /// renewals keep nearly two thirds of the lease in reserve, and with
+    /// [`renew_every`](crate::Lock::renew_every) nearly a half at least: 1 % of the lease and a round
+    /// trip are missing. When renewals fail, this returns before the lock is lost, which
+    /// [`wait_lost`](Self::wait_lost) cannot. But if the key is deleted or Redis loses it, there is no
+    /// warning.
     ///
     /// If `left` is more than that reserve, this also returns while all is well.
     ///

@@ -75,7 +75,11 @@ pub(crate) struct Hold {
     /// sleeps on `ended`.
     watchers: Mutex<()>,
     ended: Condvar,
-    /// By how much [`age`](Hold::age) has made the hold older, in nanoseconds.
+    /// Until when the hold can be trusted at most: for `max_hold`, and for the rest of its first
+    /// lease.
+    latest_end: AtomicU64,
+    /// By how much [`age`](Hold::age) has made the hold older since a renewal was sent, in
+    /// nanoseconds.
     older: AtomicU64,
 }
 
@@ -92,6 +96,8 @@ impl Hold {
         let lease = Lease::new(options.lease);
         let counts_from =
             if seeded_bugs::is_in("counts from the answer") { acquired.answered } else { acquired.sent };
+        let at_most = |limit| acquired.answered.after(limit).after(options.lease);
+        let latest_end = options.renewal.max_hold.map_or(Moment::NEVER, at_most);
         Hold {
             number: NEXT.fetch_add(1, Ordering::Relaxed),
             key,
@@ -113,6 +119,7 @@ impl Hold {
             end: OnceLock::new(),
             watchers: Mutex::new(()),
             ended: Condvar::new(),
+            latest_end: AtomicU64::new(latest_end.as_nanos()),
             older: AtomicU64::new(0),
         }
     }
@@ -195,7 +202,7 @@ impl Hold {
     /// A control for tests has made the key older by `span`, and so the hold is older.
     pub(crate) fn age(&self, span: Duration) {
         self.older.fetch_add(u64::try_from(span.as_nanos()).unwrap_or(u64::MAX), Ordering::Relaxed);
-        for moment in [&self.keep_until, &self.gone_by] {
+        for moment in [&self.keep_until, &self.gone_by, &self.latest_end] {
             let earlier = |moment| Some(Moment::from_nanos(moment).before(span).as_nanos());
             let _ = moment.fetch_update(Ordering::AcqRel, Ordering::Acquire, earlier);
         }
@@ -209,18 +216,15 @@ impl Hold {
         if stopped { None } else { self.renewal.every(self.lease()) }
     }
 
-    /// The `max_hold` of this hold, if a lease that begins at `now` would extend it past that.
+    /// The `max_hold` of this hold, if that has passed at `now`, or if a lease that begins then would
+    /// extend the hold past it.
     pub(crate) fn limit_of(&self, lease: Lease, now: Moment) -> Option<Duration> {
-        self.renewal.max_hold.filter(|_| self.latest_end() <= now.after(lease.time()))
+        let lease = lease.time().max(self.first_lease.time());
+        self.renewal.max_hold.filter(|_| self.latest_end() <= now.after(lease))
     }
 
-    /// Until when the hold can be trusted at most: for `max_hold`, and for the rest of its first
-    /// lease.
     fn latest_end(&self) -> Moment {
-        self.renewal.max_hold.map_or(Moment::NEVER, |limit| {
-            let older = Duration::from_nanos(self.older.load(Ordering::Relaxed));
-            self.acquired.answered.after(limit).after(self.first_lease.time()).before(older)
-        })
+        Moment::from_nanos(self.latest_end.load(Ordering::Relaxed))
     }
 
     /// True once the thread has ended and the lease has run out: nobody will ask for the hold
@@ -251,6 +255,7 @@ impl Hold {
     /// Redis may execute the command even if no answer comes. So the key may exist for a lease
     /// after the deadline, and a lease that is shorter than before counts from now on.
     pub(crate) fn renewing(&self, lease: Lease, now: Moment, until: Moment) {
+        self.older.store(0, Ordering::Relaxed);
         self.gone_by.fetch_max(lease.gone_by(until).as_nanos(), Ordering::AcqRel);
         self.shorten_to(lease.valid_until(now));
     }
@@ -259,7 +264,8 @@ impl Hold {
     /// then on, but not past its `max_hold`, even if the command was sent late. Returns an error if the hold is not valid any more at `now`, or if another thread
     /// has found it over.
     pub(crate) fn renewed(&self, lease: Lease, sent: Moment, now: Moment) -> Result<(), Error> {
-        let new = lease.valid_until(sent).min(self.latest_end()).as_nanos();
+        let older = Duration::from_nanos(self.older.load(Ordering::Relaxed));
+        let new = lease.valid_until(sent).before(older).min(self.latest_end()).as_nanos();
         let changed = self.valid_until.fetch_update(Ordering::AcqRel, Ordering::Acquire, |old| {
             (now < Moment::from_nanos(old)).then_some(new)
         });
@@ -424,6 +430,12 @@ pub(crate) mod tests {
         (sample("a", Duration::from_secs(1), SENT), Lease::new(Duration::from_secs(1)))
     }
 
+    fn set_max_hold(hold: &mut Hold, limit: Duration) {
+        hold.renewal.max_hold = Some(limit);
+        let end = SENT.after(limit).after(hold.first_lease.time());
+        hold.latest_end.store(end.as_nanos(), Ordering::Relaxed);
+    }
+
     #[test]
     fn a_hold_ends_by_the_clock_alone() {
         let (hold, _) = one_second();
@@ -509,7 +521,7 @@ pub(crate) mod tests {
         let limit = Duration::from_secs(5);
         let every = hold.renews_every(SENT);
         assert_eq!(every, Some(Duration::from_secs(1) / 3));
-        hold.renewal.max_hold = Some(limit);
+        set_max_hold(&mut hold, limit);
         assert_eq!(hold.renews_every(SENT.after(Duration::from_millis(4999))), every);
         assert_eq!(hold.renews_every(SENT.after(limit)), None);
         hold.mark_thread_ended();
@@ -522,7 +534,7 @@ pub(crate) mod tests {
     #[test]
     fn a_renewal_that_is_sent_late_extends_no_hold_past_max_hold() {
         let (mut hold, lease) = one_second();
-        hold.renewal.max_hold = Some(Duration::from_secs(5));
+        set_max_hold(&mut hold, Duration::from_secs(5));
         let latest = SENT.after(Duration::from_secs(6));
         for n in 1..=6 {
             let sent = SENT.after(n * Duration::from_millis(900));
@@ -531,6 +543,27 @@ pub(crate) mod tests {
         }
         assert_eq!(hold.valid_until(), latest);
         assert!(hold.renewed(lease, latest, latest).is_err());
+    }
+
+    #[test]
+    fn a_shorter_lease_is_renewed_until_max_hold_too_and_no_longer() {
+        let (mut hold, _) = one_second();
+        set_max_hold(&mut hold, Duration::from_secs(5));
+        hold.set_lease(Lease::new(Duration::from_millis(100)), SENT);
+        assert!(hold.renews_every(SENT.after(Duration::from_millis(4999))).is_some());
+        assert_eq!(hold.renews_every(SENT.after(Duration::from_secs(5))), None);
+    }
+
+    /// A control for tests makes a hold older while its renewal is under way: the key is older, too.
+    #[test]
+    fn a_hold_that_gets_older_during_its_renewal_ends_with_its_key() {
+        let (hold, lease) = one_second();
+        for age in [Duration::from_millis(300), Duration::ZERO] {
+            hold.renewing(lease, SENT, SENT);
+            hold.age(age);
+            hold.renewed(lease, SENT, SENT).unwrap();
+            assert_eq!(hold.valid_until(), lease.valid_until(SENT).before(age));
+        }
     }
 
     #[test]

@@ -15,7 +15,7 @@ use crate::base::counters::Counters;
 use crate::base::emit::warn;
 use crate::base::error::{Error, LostCause};
 use crate::base::options::WarnAfter;
-use crate::base::process::WorkerThread;
+use crate::base::process::{Worker, WorkerThread};
 use crate::base::sync::{Condvar, Mutex};
 use crate::hold::Hold;
 use crate::keeping::losses::LossNotifier;
@@ -194,11 +194,14 @@ impl Shared {
         let thread = work.thread.take();
         drop(work);
         self.due_sooner.notify_one();
-        if let Some(thread) = thread
-            && !self.worker.is_current()
-            && thread.join().is_err()
-        {
-            warn!(target: "relatch::keeper", "the keeper had panicked");
+        if let Some(thread) = thread.filter(|_| !self.worker.is_current()) {
+            // The keeper does not wait for the threads that do its work: one of them may be the one
+            // that calls this, if a logger of the program drops the last handle.
+            let panicked =
+                |workers: Vec<Worker>| workers.into_iter().filter_map(|it| it.join().err()).count();
+            if !matches!(thread.join().map(panicked), Ok(0)) {
+                warn!(target: "relatch::keeper", "the keeper, or a thread that renews leases, had panicked");
+            }
         }
         if let Some(notifier) = &self.notifier {
             notifier.stop(self.response_timeout);
@@ -206,7 +209,8 @@ impl Shared {
     }
 }
 
-fn run(shared: &Keeper) {
+/// Returns the threads that do its work, which end by themselves.
+fn run(shared: &Keeper) -> Vec<Worker> {
     shared.worker.enter();
     let mut renewers = Renewers::default();
     let mut slow = shared.work.lock().warn_after.map(Slow::new);
@@ -221,7 +225,7 @@ fn run(shared: &Keeper) {
             renewers.hand_out(shared, work);
         }
     }
-    renewers.stop();
+    renewers.end()
 }
 
 #[cfg(test)]
@@ -239,7 +243,7 @@ pub(crate) mod tests {
             Arc::new(Store::new(address, &Settings::default()).unwrap())
         });
         let keeper = Shared::new(Arc::clone(&NOWHERE), None, Duration::from_millis(50), None);
-        keeper.work.lock().thread = Some(thread::spawn(|| ()));
+        keeper.work.lock().thread = Some(thread::spawn(Vec::new));
         keeper
     }
 

@@ -10,7 +10,7 @@ use crate::base::counters::Counters;
 use crate::base::emit::warn;
 use crate::base::error::LostCause;
 use crate::base::options::WarnAfter;
-use crate::base::process::WorkerThread;
+use crate::base::process::{Worker, WorkerThread};
 use crate::base::sync::{Condvar, Mutex, MutexGuard};
 use crate::hold::Hold;
 use crate::keeping::leases::{Due, Leases};
@@ -48,7 +48,7 @@ pub(crate) struct Work {
     pub(crate) sleeps_until: Option<Moment>,
     /// The limits with which the thread starts.
     pub(crate) warn_after: Option<WarnAfter>,
-    pub(crate) thread: Option<JoinHandle<()>>,
+    pub(crate) thread: Option<JoinHandle<Vec<Worker>>>,
     pub(crate) stop: bool,
 }
 

@@ -123,10 +123,11 @@ impl Session {
         }
         let taken = adopted.inspect_err(|error| self.counters.failed(error))?;
         self.counters.taken(taken.at.answered.since(began));
-        let new = self.keep(Hold::new(key, owner, taken.token, taken.fence, options, taken.at), turn)?;
+        let hold = Hold::new(key, owner, taken.token, taken.fence, options, taken.at);
+        let new = self.keep(hold, turn, &once)?;
         // A lock around this one may have been lost before the answer came.
         if let Err(lost) = still_has_outer(&new) {
-            self.undo_taking(&new, &lost, self.one_release());
+            self.undo_taking(&new, &lost, self.undone_by(&once));
             return Err(lost);
         }
         Ok(new)

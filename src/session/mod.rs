@@ -47,7 +47,7 @@ use crate::session::adoptions::Adoptions;
 use crate::store::{Failure, Store, Target};
 use crate::waiting::handoff::Claim;
 use crate::waiting::listeners::Listeners;
-use crate::waiting::patience::Patience;
+use crate::waiting::patience::{Patience, SLOW_ANSWER};
 use crate::waiting::queues::{Turn, WaitQueues};
 use crate::waiting::waits::ListedWait;
 
@@ -167,7 +167,7 @@ impl Session {
             Ok(new) => {
                 // A lock around this one may have been lost during the wait.
                 if let Err(lost) = still_has_outer(new) {
-                    self.undo_taking(new, &lost, self.one_release());
+                    self.undo_taking(new, &lost, self.undone_by(patience));
                     return Err(lost);
                 }
             }
@@ -224,18 +224,19 @@ impl Session {
         drop(wait);
         let (turn, taken) = taken?;
         self.counters.taken(taken.at.answered.since(patience.began));
-        self.keep(Hold::new(key, owner, taken.token, taken.fence, options, taken.at), turn)
+        let hold = Hold::new(key, owner, taken.token, taken.fence, options, taken.at);
+        self.keep(hold, turn, patience)
     }
 
     /// Makes a new hold known: to the queue, the keeper and the thread's map.
-    fn keep(&self, hold: Hold, turn: Turn) -> Result<Rc<Held>, Error> {
+    fn keep(&self, hold: Hold, turn: Turn, patience: &Patience) -> Result<Rc<Held>, Error> {
         let hold = Arc::new(hold);
         // The keeper comes first. So a hold that the queue knows is in the table of leases, where a
         // shutdown and `force_unlock` look for it.
         if let Err(error) = self.keeper.enter(&hold) {
             // The caller must not rely on the hold. A lock that was to be kept is not: nobody has
             // done what it is kept for.
-            if let Err(also) = self.remove(&hold, turn, self.one_release()) {
+            if let Err(also) = self.remove(&hold, turn, self.undone_by(patience)) {
                 debug!(target: "relatch::release", "{also}");
             }
             return Err(error);
@@ -268,6 +269,12 @@ impl Session {
     /// By when a release that begins now ends.
     pub(crate) fn one_release(&self) -> Moment {
         Moment::now().after(self.settings.response_timeout)
+    }
+
+    /// By when a lock is given back that this caller must not have. Its limit counts for this, too.
+    /// What is not answered by then, the keeper goes on with.
+    pub(crate) fn undone_by(&self, patience: &Patience) -> Moment {
+        patience.deadline.max(Moment::now().after(SLOW_ANSWER)).min(self.one_release())
     }
 
     /// Takes one guard off a hold, and releases the lock with the last guard, by the deadline.

@@ -13,7 +13,6 @@ use crate::base::options::Options;
 use crate::hold::Unlocked;
 use crate::keeping::thread_map::{self, Held};
 use crate::session::Session;
-use crate::waiting::patience::SLOW_ANSWER;
 
 impl Session {
     /// Takes all these locks, or none. The names are sorted, and no two are the same.
@@ -31,11 +30,9 @@ impl Session {
             if let Error::Timeout { waited, .. } = &mut error {
                 *waited = Moment::now().since(whole.began);
             }
-            // The limit of the call counts for this, too. What is not answered by then, the keeper
-            // goes on with.
-            let soon = whole.deadline.max(Moment::now().after(SLOW_ANSWER)).min(self.one_release());
+            let deadline = self.undone_by(&whole);
             for one in &held {
-                self.undo_taking(one, &error, soon);
+                self.undo_taking(one, &error, deadline);
             }
             return Err(error);
         }
@@ -79,9 +76,8 @@ impl Session {
             let (began, share) = (Moment::now(), if to_release > 1 { silence / 2 } else { silence });
             to_release -= 1;
             let left = self.leave(one, began.after(share));
-            let took = Moment::now().since(began);
-            if took >= share {
-                silence = silence.saturating_sub(took);
+            if left.is_err() {
+                silence = silence.saturating_sub(Moment::now().since(began));
             }
             left
         };

@@ -112,21 +112,21 @@ impl Session {
 
     /// Has the keeper renew a hold now, and waits for the answer.
     pub(super) fn push(&self, hold: &Arc<Hold>) -> Result<(), Error> {
-        self.push_all([hold])
+        self.push_all([hold].into_iter())
     }
 
     /// Has the keeper renew these holds now, and waits for all answers.
-    fn push_all<'a>(&self, holds: impl IntoIterator<Item = &'a Arc<Hold>>) -> Result<(), Error> {
+    fn push_all<'a>(&self, holds: impl Iterator<Item = &'a Arc<Hold>> + Clone) -> Result<(), Error> {
         if self.store.is_disabled() {
             return Ok(());
         }
+        holds.clone().try_for_each(|hold| check_limit(hold, hold.lease()))?;
         let limit = Moment::now().after(self.settings.response_timeout);
         let ask = |hold: &'a Arc<Hold>| {
-            check_limit(hold, hold.lease())?;
             let deadline = limit.min(hold.valid_until());
             Ok((hold, deadline, self.keeper.ask_to_renew(hold, deadline)?))
         };
-        for (hold, deadline, answered) in holds.into_iter().map(ask).collect::<Result<Vec<_>, Error>>()? {
+        for (hold, deadline, answered) in holds.map(ask).collect::<Result<Vec<_>, Error>>()? {
             let pushed = Shared::renewed(&answered, deadline);
             // A loss says more than the reason for which the renewal failed.
             hold.check(Moment::now())?;

@@ -15,7 +15,7 @@ use crate::base::sync::{Condvar, Mutex, MutexGuard};
 use crate::hold::Hold;
 use crate::waiting::deadlocks::Vain;
 use crate::waiting::handoff::{Claim, HandoffOutcome};
-use crate::waiting::patience::{Patience, Silence};
+use crate::waiting::patience::{GLANCE, Patience, Silence};
 use crate::waiting::place::{NoTurn, Place, Step};
 use crate::waiting::queue::{Start, WaitQueue};
 use crate::waiting::table::Table;
@@ -139,7 +139,8 @@ impl WaitQueues {
             if deadline <= now {
                 return false;
             }
-            self.changed.wait_for(&mut table, deadline.one_wait_from(now));
+            // No thread tells that a hold has run out.
+            self.changed.wait_for(&mut table, deadline.min(now.after(GLANCE)).since(now));
         }
         true
     }

@@ -8,7 +8,7 @@ use std::thread;
 use std::time::Duration;
 
 use log::{LevelFilter, Log, Metadata, Record};
-use relatch::{LockManager, LostCause, Unlocked};
+use relatch::{DetachedHold, LockManager, LostCause, Unlocked};
 use relatch_rig::rights::login;
 use relatch_rig::{Cluster, Fault, LONG, Proxy, Server, Worker, eventually, is_alone, role, server_version};
 
@@ -265,4 +265,39 @@ fn a_logger_may_use_a_cluster_without_a_map() {
     proxy.refuse(false);
     eventually(LONG, "a node has sent a map", locks_on_a_thread);
     eventually(LONG, "the logger has used the manager with a map", returned(2));
+}
+
+/// A logger that has the last handles of a manager, and drops them in the thread that renews leases.
+struct Drops(Mutex<Option<(LockManager, DetachedHold)>>, AtomicU64);
+
+static DROPS: Drops = Drops(Mutex::new(None), AtomicU64::new(0));
+
+impl Log for Drops {
+    fn enabled(&self, _: &Metadata<'_>) -> bool {
+        true
+    }
+
+    fn log(&self, record: &Record<'_>) {
+        if record.target() == "relatch::lost" && thread::current().name() == Some("relatch-renewer") {
+            drop(self.0.lock().expect("no panic").take());
+            self.1.fetch_add(1, Ordering::SeqCst);
+        }
+    }
+
+    fn flush(&self) {}
+}
+
+#[test]
+fn a_logger_may_drop_the_last_handle() {
+    if !is_alone(module_path!(), "a_logger_may_drop_the_last_handle") {
+        return;
+    }
+    log::set_logger(&DROPS).expect("the only logger");
+    log::set_max_level(LevelFilter::Warn);
+    let server = Server::start();
+    let locks = LockManager::connect(&server.url()).expect("connects");
+    let hold = locks.lock("a").expect("locks").detach().expect("one guard");
+    *DROPS.0.lock().expect("no panic") = Some((locks, hold));
+    delete(&server, "a");
+    eventually(LONG, "the drop returns", || DROPS.1.load(Ordering::SeqCst) == 1);
 }

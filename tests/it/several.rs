@@ -568,6 +568,49 @@ fn an_outer_lock_that_is_lost_while_the_answer_for_several_is_due_is_told() {
 }
 
 #[test]
+fn locks_of_a_dead_redis_have_one_response_timeout() {
+    let server = Server::start();
+    let locks = LockManager::builder(&server.url()).response_timeout(SOON).build().expect("connects");
+    let names: Vec<_> = (0..16).map(|n| n.to_string()).collect();
+    let all = locks.lock_all(&names).expect("locks");
+    server.kill();
+    let (took, unlocked) = time(|| all.unlock());
+    assert!(matches!(unlocked, Err(Error::Unconfirmed { .. })), "{unlocked:?}");
+    assert!(took < 3 * SOON, "{took:?}");
+}
+
+/// The release of a lock that is not to be held after all has no answer.
+#[test]
+fn a_limit_holds_though_an_outer_lock_is_lost() {
+    for several in [false, true] {
+        let rig = Rig::with(|builder| builder.response_timeout(LONG).connect_timeout(LONG));
+        let outer = rig.locks.lock("outer").expect("locks");
+        let watch = outer.watch();
+        occupy(&rig.server, "a", MINUTE);
+        thread::scope(|scope| {
+            scope.spawn(|| {
+                eventually(LONG, "it waits", || rig.locks.waiting().len() == 1);
+                delete(&rig.server, "outer");
+                assert_eq!(watch.wait_lost(LONG), Some(LostCause::Deleted));
+                for script in ["EVALSHA * 1 lock:a", "EVAL"] {
+                    rig.proxy.always(script, Fault::SwallowCommand);
+                }
+                delete(&rig.server, "a");
+            });
+            let asked = Instant::now();
+            let limit = 4 * SOON;
+            let taken = if several {
+                rig.locks.try_lock_all_for(["a", "b"], limit).map(drop)
+            } else {
+                rig.locks.try_lock_for("a", limit).map(drop)
+            };
+            assert!(asked.elapsed() < LONG / 2, "{:?}", asked.elapsed());
+            assert!(!matches!(taken, Err(ref error) if !error.is_lost()), "{taken:?}");
+        });
+    }
+}
+
+#[test]
 fn kept_locks_of_a_set_have_one_response_timeout() {
     returns_by(ANSWER, "the release of kept locks in a black hole", || {
         let rig = Rig::with(|builder| builder.lease(MINUTE));

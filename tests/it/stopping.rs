@@ -609,3 +609,24 @@ fn a_thread_that_stalls_with_its_answer_gets_no_lock_after_a_shutdown() {
     });
     assert_eq!(rig.value_of("a"), None, "the thread has given it back");
 }
+
+/// The only connection is in use, by a thread that waits for an answer.
+#[test]
+#[cfg(target_os = "linux")]
+fn a_thread_that_waits_for_a_connection_gets_no_lock_after_a_shutdown() {
+    let rig = &Rig::with(|builder| builder.pool_size(1).response_timeout(4 * LONG));
+    rig.proxy.on("SET lock:first", Fault::DelayReply(4 * LONG));
+    thread::scope(|scope| {
+        let first = scope.spawn(|| drop(rig.locks.lock("first")));
+        rig.proxy.wait_fired(1, LONG);
+        let others = ["a", "b"].map(|name| behind(scope, move || rig.locks.lock(name).map(drop)));
+        let down = behind(scope, || rig.locks.shutdown(Duration::ZERO));
+        rig.proxy.end_delays();
+        let _ = down.join().expect("no panic");
+        for (name, other) in ["a", "b"].into_iter().zip(others) {
+            assert_stopped(other.join().expect("no panic"), name);
+            assert_eq!(rig.proxy.commands(&format!("SET lock:{name}")), 0, "nothing is sent");
+        }
+        first.join().expect("no panic");
+    });
+}
