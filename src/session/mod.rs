@@ -1,6 +1,6 @@
 //! Taking a lock and giving it back, from end to end: the thread's map, the process's queue, Redis.
 //!
-//! `enter` and `leave` are here. [`taking`] waits and asks. [`upkeep`] is for a lock while it is
+//! `enter` is here, [`taking`] waits and asks, and `leave` is in [`giving_back`]. [`upkeep`] is for a lock while it is
 //! held, [`looking`] for one that somebody else may hold, [`report`] for what goes on now,
 //! [`handing_over`] for a hold that moves to another thread or process ([`adoptions`] counts what
 //! is under way of that), [`going`] for the end of a manager, and [`memory`] for managers without a
@@ -8,6 +8,7 @@
 //! This room may use all rooms but the handles.
 
 mod adoptions;
+mod giving_back;
 mod going;
 mod handing_over;
 mod looking;
@@ -19,12 +20,11 @@ mod upkeep;
 
 use std::fmt;
 use std::io;
-use std::mem;
 use std::process;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use crate::base::body::Made;
 use crate::base::clock::Moment;
@@ -37,17 +37,16 @@ use crate::base::options::{Lease, Options, Settings};
 use crate::base::owner::{Owner, fresh_token, host_name};
 use crate::base::process as this_process;
 use crate::base::stop::{Stop, Wake};
-use crate::hold::{Hold, Unlocked};
+use crate::hold::Hold;
 use crate::keeping::losses::{LossNotifier, OnLost};
 use crate::keeping::shared::Keeper;
 use crate::keeping::shared::Shared;
-use crate::keeping::thread_map::{self, Held, Left};
-use crate::release;
+use crate::keeping::thread_map::{self, Held};
 use crate::session::adoptions::Adoptions;
 use crate::store::{Failure, Store, Target};
 use crate::waiting::handoff::Claim;
 use crate::waiting::listeners::Listeners;
-use crate::waiting::patience::{Patience, SLOW_ANSWER};
+use crate::waiting::patience::Patience;
 use crate::waiting::queues::{Turn, WaitQueues};
 use crate::waiting::waits::ListedWait;
 
@@ -269,75 +268,6 @@ impl Session {
     /// By when a release that begins now ends.
     pub(crate) fn one_release(&self) -> Moment {
         Moment::now().after(self.settings.response_timeout)
-    }
-
-    /// By when a lock is given back that this caller must not have. Its limit counts for this, too.
-    /// What is not answered by then, the keeper goes on with.
-    pub(crate) fn undone_by(&self, patience: &Patience) -> Moment {
-        patience.deadline.max(Moment::now().after(SLOW_ANSWER)).min(self.one_release())
-    }
-
-    /// Takes one guard off a hold, and releases the lock with the last guard, by the deadline.
-    ///
-    /// The hold leaves the thread's map first. If it stayed there during the release, a destructor
-    /// that takes the lock meanwhile would re-enter a hold that is being released.
-    pub(crate) fn leave(&self, held: &Rc<Held>, deadline: Moment) -> Result<Unlocked, Error> {
-        let turn = match held.leave() {
-            Left::StillHeld(depth) => return Ok(Unlocked::StillHeld { depth }),
-            Left::LastGuard(turn) => turn,
-            Left::ThreadEnding => self.outside(&held.hold),
-        };
-        match self.release(&held.hold, turn, deadline) {
-            // What causes a missing answer may have cost the outer lock, too.
-            done @ (Ok(_) | Err(Error::Unconfirmed { .. })) => still_has_outer(held).and(done),
-            failed => failed,
-        }
-    }
-
-    /// The turn of a hold that has none: the thread is ending, and its map is gone.
-    fn outside(&self, hold: &Hold) -> Turn {
-        Turn::outside(&self.queues, hold.key.name())
-    }
-
-    /// Releases a hold that is in no thread's map any more.
-    pub(crate) fn release(&self, hold: &Hold, turn: Turn, deadline: Moment) -> Result<Unlocked, Error> {
-        if let Err(forked) = self.own_process(Moment::now()) {
-            // Dropping the turn would lock the queue. If the fork came while another thread had the
-            // queue locked, the child's copy stays locked, and the child would wait for ever.
-            mem::forget(turn);
-            return Err(forked);
-        }
-        let _under_way = self.adoptions.release(&turn);
-        let rest = hold.keep_until().since(Moment::now());
-        if rest.is_zero() {
-            self.remove(hold, turn, deadline)?;
-            return Ok(Unlocked::Released);
-        }
-        let until = Instant::now() + rest;
-        release::give_back(&self.keeper, hold, turn, None, deadline, |_, _, deadline| {
-            release::keep(&self.store, hold, deadline)
-        })?;
-        Ok(Unlocked::Kept { until })
-    }
-
-    /// Gives back a lock that this thread has just taken and must not have, because of `error`. A
-    /// lock that was to be kept is not: nobody has done what it is kept for.
-    fn undo_taking(&self, held: &Rc<Held>, error: &Error, deadline: Moment) {
-        let turn = match held.leave() {
-            Left::StillHeld(_) => return,
-            Left::LastGuard(turn) => turn,
-            Left::ThreadEnding => self.outside(&held.hold),
-        };
-        if let Err(also) = self.remove(&held.hold, turn, deadline) {
-            debug!(target: "relatch::release", "giving {:?} back after {error}: {also}", held.hold.key.name());
-        }
-    }
-
-    fn remove(&self, hold: &Hold, turn: Turn, deadline: Moment) -> Result<(), Error> {
-        let handoff = Some(self.settings.local_handoff());
-        release::give_back(&self.keeper, hold, turn, handoff, deadline, |claim, handed, deadline| {
-            release::remove(&self.store, hold, claim, handed, deadline)
-        })
     }
 
     /// Returns an error if a hold can no longer be trusted, or belongs to another process.
