@@ -152,11 +152,7 @@ impl Acquisition<'_> {
                 self.joined.turn.answered();
                 Step::GiveUp(End::NotALock { found: NOT_A_STRING.to_owned() })
             }
-            Err(failure) => {
-                let step = self.failed(failure, tried.since);
-                (self.context.is_vain)(None, false)
-                    .map_or_else(|vain| Step::GiveUp(End::Vain(vain)), |()| step)
-            }
+            Err(failure) => self.failed(failure, tried.since),
         })
     }
 

@@ -62,6 +62,9 @@ impl Session {
             }
             thread::sleep(LOOKS_EVERY);
         }
+        // A redirect or a forgotten script may have kept a thread from its answer until now. It enters
+        // no hold after this, and gives its lock back itself.
+        self.keeper.work.lock().leases.is_closed = true;
         self.held()
     }
 
@@ -85,11 +88,9 @@ impl Session {
     /// Gives back all locks that threads still hold.
     ///
     /// Each hold is lost before its key is deleted: the other way round, its thread would trust a
-    /// lock that another process may have. A thread whose answer is due enters no hold after this,
-    /// and gives its lock back itself.
+    /// lock that another process may have.
     fn take_away(&self) {
         let mut work = self.keeper.work.lock();
-        work.leases.is_closed = true;
         let holds: Vec<_> = work.leases.holds(Moment::now()).map(Arc::clone).collect();
         for hold in &holds {
             hold.lose(LostCause::ShutDown);

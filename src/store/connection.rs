@@ -359,12 +359,17 @@ impl ServerConnection {
         self.route.sensible(seen(reply).map_err(|failure| script.explain(failure)))
     }
 
-    /// Deletes a key whatever its value, and returns the value. Sends the script whole, so that one
-    /// try is enough: before a second try, another holder could take the lock.
+    /// Deletes a key whatever its value, and returns the value. Sends the script whole, and once to
+    /// the node that has the key: before a second try, another holder could take the lock.
     pub(crate) fn force(&mut self, key: &str, deadline: Moment) -> Result<Option<Holder>, Failure> {
-        let add = |batch: Batch, _, _| batch.and(&FORCE.whole(key, &[]));
-        let (replies, _) = self.route.run_all(None, 1, add, None, deadline)?;
-        let reply = accepted(next(&mut replies.into_iter())).map_err(|failure| FORCE.explain(failure));
+        let reply = loop {
+            let batch = self.route.ask(Batch::default()).and(&FORCE.whole(key, &[]));
+            let reply = self.route.exchange(&batch, deadline)?.pop().unwrap_or(Reply::Nil);
+            if !self.route.follow(&reply, deadline)? {
+                break reply;
+            }
+        };
+        let reply = accepted(reply).map_err(|failure| FORCE.explain(failure));
         self.route.sensible(reply.and_then(deleted))
     }
 

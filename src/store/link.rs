@@ -153,8 +153,11 @@ impl Link {
     /// has received more since the borrower's last batch. What comes later still is not seen here:
     /// so a script that takes or renews a lock names the token.
     pub(super) fn exchange(&mut self, batch: &Batch, deadline: Moment) -> Result<Vec<Reply>, Failure> {
-        let may_look = self.proof == Proof::Answered && self.unread == 0;
-        if self.broken || may_look && self.has_ended() {
+        if self.broken {
+            // The server refuses writes, say. That answer was judged, and says what it did.
+            return Err(Failure::not_sent("the connection is not used any more"));
+        }
+        if self.proof == Proof::Answered && self.unread == 0 && self.has_ended() {
             return Err(Failure::out_of_step());
         }
         let sent = self.send(batch, deadline)?;

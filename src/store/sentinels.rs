@@ -235,7 +235,10 @@ impl Sentinels {
                     outage = outage.or(Some((sentinel, Failure::OutOfTime(cause))));
                     break;
                 }
-                match ask(sentinel, now.after(limit)) {
+                let until = now.after(limit);
+                let answer = ask(sentinel, until);
+                all_silent &= until <= Moment::now();
+                match answer {
                     Ok(Some(answer)) => {
                         // If another sentinel has come to the front since the first was asked, it may
                         // have reported a switch that this one has not heard of. Preferring this one
@@ -247,13 +250,13 @@ impl Sentinels {
                         }
                         return Ok(answer);
                     }
-                    Ok(None) => all_silent = false,
+                    Ok(None) => {}
                     // With more time, the sentinel might have answered.
                     Err(Failure::NotSent(cause)) if limit < FAIR_TRY => {
                         outage = outage.or(Some((sentinel, Failure::OutOfTime(cause))));
                     }
                     Err(failure) if failure.can_pass() => outage = outage.or(Some((sentinel, failure))),
-                    Err(failure) => (all_silent, refusal) = (false, refusal.or(Some((sentinel, failure)))),
+                    Err(failure) => refusal = refusal.or(Some((sentinel, failure))),
                 }
             }
             if !all_silent {

@@ -218,3 +218,15 @@ fn a_thread_whose_answer_is_due_gets_no_lock_that_is_force_unlocked() {
     });
     assert!(rig.locks.held().is_empty());
 }
+
+/// Redis executes the deletion, and a copy of another answer comes in the place of its own. A second
+/// deletion could strike the next holder.
+#[test]
+fn a_force_unlock_that_seems_unknown_is_not_sent_again() {
+    let rig = Rig::new();
+    occupy(&rig.server, "a", MINUTE);
+    let sent = rig.proxy.commands("EVAL");
+    rig.proxy.on("EVAL", Fault::Replace(b"-NOSCRIPT No matching script.\r\n".to_vec()));
+    assert!(rig.locks.named("a").force_unlock().is_err());
+    assert_eq!((rig.value_of("a"), rig.proxy.commands("EVAL") - sent), (None, 1));
+}

@@ -450,3 +450,24 @@ fn a_process_pauses_when_its_hand_off_budget_ends_so_that_others_come_first() {
     let pauses = gaps.iter().filter(|gap| **gap >= HOLD / 12).count();
     assert!(pauses >= 45, "{pauses} pauses in {gaps:?}: no other is let in");
 }
+
+/// The old master does not know the script, and refuses the claim behind the release: it has done
+/// nothing. The lock was lost before, and the new master says so.
+#[test]
+#[cfg(target_os = "linux")]
+fn a_lock_that_is_lost_at_a_switch_of_masters_is_told_at_a_hand_off() {
+    let rig = Rig::with(|builder| endless(builder).client_tracking(false).renew(false));
+    thread::scope(|scope| {
+        let guard = rig.locks.named("a").lease(MINUTE).lock().expect("locks");
+        let next = behind(scope, || rig.locks.lock("a").map(drop));
+        delete(&rig.server, "a");
+        let unknown = Fault::Answer(b"-NOSCRIPT No matching script.\r\n".to_vec());
+        rig.proxy.on("EVALSHA * 1 lock:a", unknown);
+        let refused = Fault::Answer(b"-READONLY You can't write against a read only replica.\r\n".to_vec());
+        rig.proxy.on("SET lock:a", refused);
+        let unlocked = guard.unlock();
+        assert_eq!(rig.proxy.fired(), 2);
+        assert_lost(&unlocked, LostCause::Deleted);
+        next.join().expect("no panic").expect("locks");
+    });
+}

@@ -1,6 +1,7 @@
 //! Sentinel: the master dies, hangs or is replaced; sentinels are silent, wrong or gone.
 
 use std::fs;
+use std::net::TcpListener;
 use std::sync::atomic::{AtomicU8, Ordering};
 use std::sync::mpsc::{self, Receiver};
 use std::sync::{Arc, Barrier};
@@ -676,4 +677,17 @@ fn a_fork_leaves_the_connections_to_sentinels_alone() {
     child.send("go on");
     child.expect_line("fine", LONG);
     assert!(child.wait(LONG).success());
+}
+
+/// A sentinel may be far away if all are silent for a moment. One that is away is not.
+#[test]
+fn a_silent_sentinel_beside_one_that_is_away_is_asked_once() {
+    let [silent, away] = [(); 2].map(|()| TcpListener::bind("127.0.0.1:0").expect("a free port"));
+    let [silent_address, away_address] = [&silent, &away].map(|it| it.local_addr().expect("bound"));
+    drop(away);
+    let url = format!("redis+sentinel://{silent_address},{away_address}/mymaster");
+    let locks = LockManager::builder(&url).connect_timeout(LONG).build_unchecked().expect("sends nothing");
+    let (took, taken) = time(|| locks.try_lock("a"));
+    assert!(taken.is_err_and(|error| error.is_unavailable()));
+    assert!(took < LONG / 4, "{took:?}");
 }

@@ -319,6 +319,18 @@ fn ensure_renews_a_set_of_which_too_little_is_left() {
 }
 
 #[test]
+fn a_set_of_which_one_lock_may_not_be_extended_sends_nothing() {
+    let rig = Rig::with(|builder| builder.renew(false).response_timeout(SOON));
+    let limited = rig.locks.named("b").lease(2 * SOON).max_hold(2 * SOON).lock().expect("locks");
+    let all = rig.locks.lock_all(NAMES).expect("locks");
+    let is_refused = |confirmed| matches!(confirmed, Err(Error::InvalidOption { option: "max_hold", .. }));
+    eventually(LONG, "the limit passes", || is_refused(limited.confirm(Duration::ZERO)));
+    let sent = rig.proxy.log().len();
+    assert!(is_refused(all.confirm(Duration::ZERO)));
+    throughout(PERIOD, || assert_eq!(rig.proxy.log().len(), sent));
+}
+
+#[test]
 fn a_thread_that_waits_for_one_of_them_gets_it_with_the_release() {
     let server = Server::start();
     let locks = LockManager::builder(&server.url()).local_handoff(MINUTE).build().expect("connects");

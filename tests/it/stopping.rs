@@ -595,19 +595,28 @@ fn a_thread_that_stalls_with_its_answer_gets_no_lock_after_a_shutdown() {
     }
     log::set_logger(&STALLS).expect("the only logger");
     log::set_max_level(LevelFilter::Debug);
-    let rig = Rig::new();
-    occupy(&rig.server, "a", MINUTE);
-    thread::scope(|scope| {
-        let _goes_on = SetOnDrop(&STALLS.goes_on);
-        let taker = scope.spawn(|| rig.locks.lock("a").map(drop));
-        eventually(LONG, "it waits", || rig.locks.waiting().len() == 1);
-        delete(&rig.server, "a");
-        eventually(LONG, "it has its answer", || STALLS.is_there.load(Ordering::SeqCst));
-        assert!(rig.locks.shutdown_and_release(Duration::ZERO).is_empty());
-        STALLS.goes_on.store(true, Ordering::SeqCst);
-        assert_stopped(taker.join().expect("no panic"), "a");
-    });
-    assert_eq!(rig.value_of("a"), None, "the thread has given it back");
+    let shutdowns: [fn(&LockManager) -> bool; 2] = [
+        |locks| locks.shutdown_and_release(Duration::ZERO).is_empty(),
+        |locks| locks.shutdown(Duration::ZERO).is_empty(),
+    ];
+    for leaves_nothing in shutdowns {
+        for flag in [&STALLS.is_there, &STALLS.goes_on] {
+            flag.store(false, Ordering::SeqCst);
+        }
+        let rig = Rig::new();
+        occupy(&rig.server, "a", MINUTE);
+        thread::scope(|scope| {
+            let _goes_on = SetOnDrop(&STALLS.goes_on);
+            let taker = scope.spawn(|| rig.locks.lock("a").map(drop));
+            eventually(LONG, "it waits", || rig.locks.waiting().len() == 1);
+            delete(&rig.server, "a");
+            eventually(LONG, "it has its answer", || STALLS.is_there.load(Ordering::SeqCst));
+            assert!(leaves_nothing(&rig.locks));
+            STALLS.goes_on.store(true, Ordering::SeqCst);
+            assert_stopped(taker.join().expect("no panic"), "a");
+        });
+        assert_eq!(rig.value_of("a"), None, "the thread has given it back");
+    }
 }
 
 /// The only connection is in use, by a thread that waits for an answer.
@@ -629,4 +638,16 @@ fn a_thread_that_waits_for_a_connection_gets_no_lock_after_a_shutdown() {
         }
         first.join().expect("no panic");
     });
+}
+
+/// Nobody says that a hold without renewals has run out.
+#[test]
+fn a_shutdown_without_a_limit_notices_that_a_hold_runs_out() {
+    let locks = LockManager::in_memory();
+    let hold = locks.named("a").renew(false).lease(SOON).lock().expect("locks");
+    let others = locks.clone();
+    let down = thread::spawn(move || others.shutdown(Duration::MAX).len());
+    eventually(LONG, "it returns", || down.is_finished());
+    assert_eq!(down.join().expect("no panic"), 1, "its guard is there");
+    drop(hold);
 }
