@@ -4,7 +4,7 @@ use std::thread;
 use std::time::Duration;
 
 use relatch::{Error, LockManager, Unlocked};
-use relatch_rig::rights::{invalidation_rights, least_rights, user, working_rights};
+use relatch_rig::rights::{in_cluster, invalidation_rights, least_rights, user, working_rights};
 use relatch_rig::{LONG, Server, Worker, eventually, within};
 
 use crate::invalidations::assert_polls_without;
@@ -125,6 +125,8 @@ fn row_23_an_error_names_the_missing_right() {
     for right in working_rights() {
         let needed = NEEDED_BY.iter().find(|(it, _)| *it == right);
         let (_, needed_by) = needed.unwrap_or_else(|| panic!("nothing needs {right}"));
+        // A node that has sent the map has answered: it is not asked for a `PONG`, too.
+        let needed_by = if right == "+ping" && !in_cluster().is_empty() { &[] } else { *needed_by };
         let complaints = complaints_without(right);
         for (what, error) in &complaints {
             assert!(matches!(error, Error::Refused { .. } | Error::Unconfirmed { .. }), "{error:?}");
@@ -133,7 +135,7 @@ fn row_23_an_error_names_the_missing_right() {
         }
         let mut complained: Vec<_> = complaints.into_iter().map(|(what, _)| what).collect();
         complained.dedup();
-        assert_eq!(complained, *needed_by, "the calls that failed without {right}");
+        assert_eq!(complained, needed_by, "the calls that failed without {right}");
     }
     for right in invalidation_rights() {
         assert_eq!(complaints_without(right).len(), 0, "without {right}");

@@ -34,7 +34,8 @@ fn a_login_is_one_batch() {
 #[test]
 fn connections_are_named_after_their_process() {
     let server = Server::start();
-    let _locks = LockManager::connect(&server.url()).expect("connects");
+    let locks = LockManager::connect(&server.url()).expect("connects");
+    let _guard = locks.lock("a").expect("locks");
     let clients: String = server.query(&["CLIENT", "LIST"]);
     let name = clients.lines().find_map(|line| line.split(" name=relatch:").nth(1)?.split(' ').next());
     assert!(name.is_some_and(|name| name.ends_with(&format!("-{}", std::process::id()))), "{clients}");
