@@ -97,20 +97,22 @@ impl Shared {
         }
     }
 
-    /// Has a hold renewed now. [`renewed`](Shared::renewed) waits for the answer. An error means
-    /// that the thread could not be started.
+    /// Has these holds renewed now, together, each by its deadline. [`renewed`](Shared::renewed) waits
+    /// for an answer. An error means that the thread could not be started.
     pub(crate) fn ask_to_renew(
         self: &Keeper,
-        hold: &Arc<Hold>,
-        deadline: Moment,
-    ) -> Result<Receiver<Result<(), Failure>>, Error> {
-        let (answer, answered) = mpsc::channel();
-        let request = RenewalRequest { hold: Arc::clone(hold), deadline, answer };
+        holds: &[(&Arc<Hold>, Moment)],
+    ) -> Result<Vec<Receiver<Result<(), Failure>>>, Error> {
+        let mut answers = Vec::with_capacity(holds.len());
         self.schedule(|work| {
-            work.requests.push(request);
+            for &(hold, deadline) in holds {
+                let (answer, answered) = mpsc::channel();
+                work.requests.push(RenewalRequest { hold: Arc::clone(hold), deadline, answer });
+                answers.push(answered);
+            }
             Ok(Moment::PAST)
         })?;
-        Ok(answered)
+        Ok(answers)
     }
 
     /// Waits for the answer to a request until the deadline at most.

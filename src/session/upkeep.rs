@@ -122,11 +122,9 @@ impl Session {
         }
         holds.clone().try_for_each(|hold| check_limit(hold, hold.lease()))?;
         let limit = Moment::now().after(self.settings.response_timeout);
-        let ask = |hold: &'a Arc<Hold>| {
-            let deadline = limit.min(hold.valid_until());
-            Ok((hold, deadline, self.keeper.ask_to_renew(hold, deadline)?))
-        };
-        for (hold, deadline, answered) in holds.map(ask).collect::<Result<Vec<_>, Error>>()? {
+        let asked: Vec<_> = holds.map(|hold| (hold, limit.min(hold.valid_until()))).collect();
+        let answers = self.keeper.ask_to_renew(&asked)?;
+        for ((hold, deadline), answered) in asked.into_iter().zip(answers) {
             let pushed = Shared::renewed(&answered, deadline);
             // A loss says more than the reason for which the renewal failed.
             hold.check(Moment::now())?;
