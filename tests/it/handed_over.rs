@@ -705,7 +705,8 @@ fn a_parcel_that_is_of_no_use_here_is_not_told_to_have_run_out() {
     let rig = Rig::with(|builder| builder.lease(MINUTE));
     let server = Server::start();
     let elsewhere = connect(&server);
-    let prefixed = crate::support::builder(&rig.server.url()).prefix("other:").build().expect("connects");
+    let prefixed =
+        crate::support::builder(&rig.server.url()).prefix("lock:other:").build().expect("connects");
     let parcel = parcel_of(&rig.locks, "a");
     for other in [&elsewhere, &prefixed] {
         assert_nothing(&other.adopt(&parcel));

@@ -245,13 +245,13 @@ fn a_logger_may_use_a_cluster_without_a_map() {
     if !is_alone(module_path!(), "a_logger_may_use_a_cluster_without_a_map") {
         return;
     }
+    log::set_logger(&USES).expect("the only logger");
     let cluster = Cluster::without_replicas();
     let proxy = Proxy::start(cluster.server(0).port());
     proxy.refuse(true);
     let url = format!("redis+cluster://{}127.0.0.1:{}", login(), proxy.port());
     let locks = LockManager::builder(&url).build_unchecked().expect("sends nothing");
     assert!(USES.0.set(locks.clone()).is_ok());
-    log::set_logger(&USES).expect("the only logger");
     log::set_max_level(LevelFilter::Info);
     // On threads of their own: if the logger blocked them, they would never return.
     let locks_on_a_thread = || {

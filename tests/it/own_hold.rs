@@ -169,10 +169,10 @@ fn the_current_owner_is_that_of_this_threads_locks() {
 fn the_address_can_come_from_the_environment() {
     let server = Server::start();
     let (url, elsewhere) = (server.url(), "redis://127.0.0.1:1/".to_owned());
-    for (relatch_url, redis_url) in
-        [(Some(&*url), None), (None, Some(&*url)), (Some(&*url), Some(&*elsewhere)), (Some(""), Some(&*url))]
-    {
-        assert_eq!(connected_by(relatch_url, redis_url), "locked", "{relatch_url:?}, {redis_url:?}");
+    let cases =
+        [(Some(&*url), None), (None, Some(&*url)), (Some(&*url), Some(&*elsewhere)), (Some(""), Some(&*url))];
+    for (number, (relatch_url, redis_url)) in cases.into_iter().enumerate() {
+        assert_eq!(connected_by(relatch_url, redis_url), "locked", "case {number}");
     }
     let wanted = "no address of Redis: set the environment variable RELATCH_URL or REDIS_URL";
     assert_eq!(connected_by(None, None), wanted);
@@ -197,7 +197,7 @@ pub(crate) fn connect_as_told() {
     let locked = LockManager::from_env().and_then(|locks| {
         let _held = locks.lock("a")?;
         // With another prefix, it is another lock.
-        Builder::from_env().prefix("other:").build()?.lock("a").map(drop)
+        Builder::from_env().prefix("lock:other:").build()?.lock("a").map(drop)
     });
     role::report(locked.map_or_else(|error| error.to_string(), |()| "locked".to_owned()));
 }
