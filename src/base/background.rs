@@ -7,7 +7,7 @@ use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
 use crate::base::clock::Moment;
-use crate::base::process::WorkerThread;
+use crate::base::process::Workers;
 use crate::base::sync::{Condvar, Mutex};
 
 /// How much longer than `limit` [`Background::stop`] waits for the thread.
@@ -17,7 +17,7 @@ const GRACE: Duration = Duration::from_millis(100);
 pub(crate) struct Background {
     state: Mutex<State>,
     stopped: Condvar,
-    worker: WorkerThread,
+    worker: Workers,
 }
 
 #[derive(Default)]

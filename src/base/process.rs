@@ -2,14 +2,11 @@
 //! `Session::own_process`).
 
 use std::cell::Cell;
-use std::io;
 use std::process;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
 use crate::base::clock::Moment;
+use crate::base::sync::Mutex;
 
 /// For how long a process id is reused after it was read.
 ///
@@ -24,48 +21,21 @@ thread_local! {
     static THREAD: Cell<(u32, u64)> = const { Cell::new((0, 0)) };
 }
 
-/// The thread that a worker of the manager runs in, so that no thread joins itself.
+/// The threads that do a manager's work, so that none of them waits for its own end.
 ///
 /// `std::thread::current` would not do: it panics in a destructor of a thread-local.
 #[derive(Debug, Default)]
-pub(crate) struct WorkerThread(AtomicU64);
+pub(crate) struct Workers(Mutex<Vec<u64>>);
 
-impl WorkerThread {
-    /// The worker's thread calls this first.
+impl Workers {
+    /// A worker's thread calls this first.
     pub(crate) fn enter(&self) {
-        self.0.store(thread_id(process::id()), Ordering::Release);
+        self.0.lock().push(thread_id(process::id()));
     }
 
+    /// True in one of these threads.
     pub(crate) fn is_current(&self) -> bool {
-        self.0.load(Ordering::Acquire) == thread_id(process::id())
-    }
-}
-
-/// A thread that may itself be the one that waits for its end.
-pub(crate) struct Worker {
-    thread: JoinHandle<()>,
-    identity: Arc<WorkerThread>,
-}
-
-impl Worker {
-    pub(crate) fn start(name: &str, run: impl FnOnce() + Send + 'static) -> io::Result<Worker> {
-        let identity = Arc::new(WorkerThread::default());
-        let its_identity = Arc::clone(&identity);
-        let run = move || {
-            its_identity.enter();
-            run();
-        };
-        let thread = thread::Builder::new().name(name.to_owned()).spawn(run)?;
-        Ok(Worker { thread, identity })
-    }
-
-    pub(crate) fn is_finished(&self) -> bool {
-        self.thread.is_finished()
-    }
-
-    /// Waits for the end of the thread, unless the thread itself calls this.
-    pub(crate) fn join(self) -> thread::Result<()> {
-        if self.identity.is_current() { Ok(()) } else { self.thread.join() }
+        self.0.lock().contains(&thread_id(process::id()))
     }
 }
 
@@ -116,15 +86,15 @@ mod tests {
         let pid = process::id();
         let here = thread_id(pid);
         assert_eq!(here, thread_id(pid));
-        let there = thread::spawn(move || thread_id(pid)).join().unwrap();
+        let there = std::thread::spawn(move || thread_id(pid)).join().unwrap();
         assert_ne!(here, there);
     }
 
     #[test]
-    fn only_the_workers_own_thread_is_current() {
-        let worker = WorkerThread::default();
+    fn only_the_workers_own_threads_are_current() {
+        let worker = Workers::default();
         assert!(!worker.is_current());
-        thread::scope(|scope| {
+        std::thread::scope(|scope| {
             scope.spawn(|| {
                 worker.enter();
                 assert!(worker.is_current());

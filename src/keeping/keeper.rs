@@ -15,7 +15,7 @@ use crate::base::counters::Counters;
 use crate::base::emit::warn;
 use crate::base::error::{Error, LostCause};
 use crate::base::options::WarnAfter;
-use crate::base::process::{Worker, WorkerThread};
+use crate::base::process::Workers;
 use crate::base::sync::{Condvar, Mutex};
 use crate::hold::Hold;
 use crate::keeping::losses::LossNotifier;
@@ -51,8 +51,7 @@ impl Shared {
             };
             let listeners = Listeners::new(Arc::clone(&store), response_timeout, probe, invalidated);
             store.on_move(moved);
-            let (listeners, due_sooner, worker) =
-                (Arc::new(listeners), Condvar::new(), WorkerThread::default());
+            let (listeners, due_sooner, workers) = (Arc::new(listeners), Condvar::new(), Workers::default());
             Shared {
                 store,
                 counters,
@@ -62,7 +61,7 @@ impl Shared {
                 response_timeout,
                 work,
                 due_sooner,
-                worker,
+                workers,
             }
         })
     }
@@ -196,14 +195,13 @@ impl Shared {
         let thread = work.thread.take();
         drop(work);
         self.due_sooner.notify_one();
-        if let Some(thread) = thread.filter(|_| !self.worker.is_current()) {
-            // The keeper does not wait for the threads that do its work: one of them may be the one
-            // that calls this, if a logger of the program drops the last handle.
-            let panicked =
-                |workers: Vec<Worker>| workers.into_iter().filter_map(|it| it.join().err()).count();
-            if !matches!(thread.join().map(panicked), Ok(0)) {
-                warn!(target: "relatch::keeper", "the keeper, or a thread that renews leases, had panicked");
-            }
+        // A logger of the program may drop the last handle in one of these threads, for which the
+        // keeper waits.
+        if let Some(thread) = thread
+            && !self.workers.is_current()
+            && thread.join().is_err()
+        {
+            warn!(target: "relatch::keeper", "the keeper had panicked");
         }
         if let Some(notifier) = &self.notifier {
             notifier.stop(self.response_timeout);
@@ -211,9 +209,8 @@ impl Shared {
     }
 }
 
-/// Returns the threads that do its work, which end by themselves.
-fn run(shared: &Keeper) -> Vec<Worker> {
-    shared.worker.enter();
+fn run(shared: &Keeper) {
+    shared.workers.enter();
     let mut renewers = Renewers::default();
     let mut slow = shared.work.lock().warn_after.map(Slow::new);
     while let Some(work) = shared.next_round(slow.as_ref().map_or(Moment::NEVER, Slow::next)) {
@@ -227,7 +224,7 @@ fn run(shared: &Keeper) -> Vec<Worker> {
             renewers.hand_out(shared, work);
         }
     }
-    renewers.end()
+    renewers.stop();
 }
 
 #[cfg(test)]
@@ -245,7 +242,7 @@ pub(crate) mod tests {
             Arc::new(Store::new(address, &Settings::default()).unwrap())
         });
         let keeper = Shared::new(Arc::clone(&NOWHERE), None, Duration::from_millis(50), None);
-        keeper.work.lock().thread = Some(thread::spawn(Vec::new));
+        keeper.work.lock().thread = Some(thread::spawn(|| ()));
         keeper
     }
 

@@ -15,7 +15,7 @@ use crate::base::clock::Moment;
 use crate::base::emit::error;
 use crate::base::error::LostCause;
 use crate::base::owner::Owner;
-use crate::base::process::WorkerThread;
+use crate::base::process::Workers;
 use crate::hold::Hold;
 
 /// A hold that was lost, as the callback of [`on_lost`](crate::Builder::on_lost) gets it.
@@ -41,7 +41,7 @@ pub(crate) type OnLost = Arc<dyn Fn(&LostLock) + Send + Sync>;
 pub(crate) struct LossNotifier {
     on_lost: OnLost,
     state: Mutex<State>,
-    worker: Arc<WorkerThread>,
+    worker: Arc<Workers>,
 }
 
 #[derive(Default)]

@@ -8,11 +8,11 @@ use std::collections::hash_map::Entry;
 use std::io;
 use std::sync::Arc;
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};
+use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
 use crate::base::clock::Moment;
 use crate::base::emit::warn;
-use crate::base::process::Worker;
 use crate::keeping::connection::KeeperConnection;
 use crate::keeping::renewal;
 use crate::keeping::shared::{Keeper, RenewalRequest, Shared, WorkDue};
@@ -26,13 +26,13 @@ const LOOKS_EVERY: Duration = Duration::from_secs(1);
 pub(crate) struct Renewers {
     by_node: HashMap<u64, Renewer>,
     /// Threads of nodes that have left the cluster.
-    leaving: Vec<Worker>,
+    leaving: Vec<JoinHandle<()>>,
 }
 
 struct Renewer {
     node: Arc<Node>,
     work: Sender<WorkDue>,
-    thread: Worker,
+    thread: JoinHandle<()>,
 }
 
 impl Renewers {
@@ -63,15 +63,19 @@ impl Renewers {
 
     /// Ends the threads of nodes that have left the cluster. Does not wait.
     fn dismiss(&mut self) {
-        let left = self.by_node.extract_if(|_, renewer| renewer.node.is_retired());
-        self.leaving.extend(left.map(|(_, renewer)| renewer.thread));
+        let left: Vec<_> = self.by_node.extract_if(|_, renewer| renewer.node.is_retired()).collect();
+        self.leaving.extend(left.into_iter().map(|(_, renewer)| renewer.thread));
         self.leaving.retain(|thread| !thread.is_finished());
     }
 
-    /// Ends the threads, and returns them: each ends its round, which has a limit.
-    pub(crate) fn end(self) -> Vec<Worker> {
+    /// Ends the threads: each ends its round, which has a limit.
+    pub(crate) fn stop(self) {
         let threads = self.by_node.into_values().map(|renewer| renewer.thread);
-        threads.chain(self.leaving).collect()
+        for thread in threads.collect::<Vec<_>>().into_iter().chain(self.leaving) {
+            if thread.join().is_err() {
+                warn!(target: "relatch::keeper", "a thread that renews leases had panicked");
+            }
+        }
     }
 }
 
@@ -80,13 +84,14 @@ impl Renewer {
         let (work, inbox) = mpsc::channel();
         let (keeper, its_node) = (Arc::clone(shared), Arc::clone(node));
         let run = move || serve(&keeper, &its_node, &inbox);
-        let thread = Worker::start("relatch-renewer", run)?;
+        let thread = thread::Builder::new().name("relatch-renewer".to_owned()).spawn(run)?;
         Ok(Renewer { node: Arc::clone(node), work, thread })
     }
 }
 
 /// Does rounds of work. What comes during a round is done together in the next one.
 fn serve(shared: &Shared, node: &Arc<Node>, inbox: &Receiver<WorkDue>) {
+    shared.workers.enter();
     let mut connection = KeeperConnection::new(shared, Arc::clone(node));
     while !node.is_retired() {
         let work = inbox.recv_timeout(LOOKS_EVERY);

@@ -10,7 +10,7 @@ use crate::base::counters::Counters;
 use crate::base::emit::warn;
 use crate::base::error::LostCause;
 use crate::base::options::WarnAfter;
-use crate::base::process::{Worker, WorkerThread};
+use crate::base::process::Workers;
 use crate::base::sync::{Condvar, Mutex, MutexGuard};
 use crate::hold::Hold;
 use crate::keeping::leases::{Due, Leases};
@@ -34,7 +34,7 @@ pub(crate) struct Shared {
     /// Wakes the thread when something is due sooner than the thread knew.
     pub(crate) due_sooner: Condvar,
     /// The keeper's thread.
-    pub(crate) worker: WorkerThread,
+    pub(crate) workers: Workers,
 }
 
 /// The keeper, as the session sees it.
@@ -48,7 +48,7 @@ pub(crate) struct Work {
     pub(crate) sleeps_until: Option<Moment>,
     /// The limits with which the thread starts.
     pub(crate) warn_after: Option<WarnAfter>,
-    pub(crate) thread: Option<JoinHandle<Vec<Worker>>>,
+    pub(crate) thread: Option<JoinHandle<()>>,
     pub(crate) stop: bool,
 }
 

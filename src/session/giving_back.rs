@@ -67,12 +67,10 @@ impl Session {
     /// Gives back a lock that this thread has just taken and must not have, because of `error`. A
     /// lock that was to be kept is not: nobody has done what it is kept for.
     pub(super) fn undo_taking(&self, held: &Rc<Held>, error: &Error, deadline: Moment) {
-        let turn = match held.leave() {
-            Left::StillHeld(_) => return,
-            Left::LastGuard(turn) => turn,
-            Left::ThreadEnding => self.outside(&held.hold),
-        };
-        if let Err(also) = self.remove(&held.hold, turn, deadline) {
+        if held.hold.depth() == 1 {
+            held.hold.keep_nothing();
+        }
+        if let Err(also) = self.leave(held, deadline) {
             debug!(target: "relatch::release", "giving {:?} back after {error}: {also}", held.hold.key.name());
         }
     }

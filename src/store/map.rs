@@ -1,6 +1,5 @@
 //! The map of a cluster: which node has which slot.
 
-use std::collections::HashMap;
 use std::ops::RangeInclusive;
 use std::sync::Arc;
 
@@ -14,8 +13,6 @@ const MOST_TRIES: usize = 16 * SLOTS as usize;
 
 pub(super) struct Map {
     pub(super) masters: Vec<Arc<Node>>,
-    /// By the number of a node, its place in `masters`.
-    places: HashMap<u64, u16>,
     /// For each slot the place of its master in `masters`, or [`NOBODY`].
     owners: Box<[u16]>,
 }
@@ -29,8 +26,7 @@ impl Map {
         ranges: impl Iterator<Item = (RangeInclusive<u16>, Arc<Node>)>,
         before: Option<&Map>,
     ) -> Map {
-        let owners = vec![NOBODY; usize::from(SLOTS)].into();
-        let mut map = Map { masters: Vec::new(), places: HashMap::new(), owners };
+        let mut map = Map { masters: Vec::new(), owners: vec![NOBODY; usize::from(SLOTS)].into() };
         for (slots, node) in ranges {
             let at = map.place_of(&node);
             for slot in slots {
@@ -49,10 +45,12 @@ impl Map {
 
     /// The place of this node in `masters`. Adds it if it is not there.
     fn place_of(&mut self, node: &Arc<Node>) -> u16 {
-        *self.places.entry(node.number).or_insert_with(|| {
+        let known = self.masters.iter().position(|master| master.number == node.number);
+        let at = known.unwrap_or_else(|| {
             self.masters.push(Arc::clone(node));
-            u16::try_from(self.masters.len() - 1).unwrap_or(NOBODY) // There are fewer than slots.
-        })
+            self.masters.len() - 1
+        });
+        u16::try_from(at).unwrap_or(NOBODY) // There are fewer masters than slots.
     }
 
     pub(super) fn owner(&self, slot: u16) -> Option<&Arc<Node>> {
@@ -61,7 +59,7 @@ impl Map {
 
     /// True if the node has a slot.
     pub(super) fn has(&self, node: &Node) -> bool {
-        self.places.contains_key(&node.number)
+        self.masters.iter().any(|master| master.number == node.number)
     }
 
     /// For each slot, whether it has another node than `before`.

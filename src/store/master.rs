@@ -105,22 +105,33 @@ impl Master {
     ///
     /// If that fails because of a switch, the sentinels are asked again. If it fails for another
     /// reason, the sentinel that named the server is asked last the next time: perhaps only this
-    /// sentinel has not heard of a switch.
+    /// sentinel has not heard of a switch. A server that refuses the login may be no master at all: a
+    /// sentinel does so, since it has other users. So a refusal stands only if the next sentinel
+    /// names this server, too.
     pub(super) fn connect(
         &self,
         deadline: Moment,
         open: impl Fn(&Endpoint, &dyn Fn(Ender) -> Result<(), Failure>) -> Result<Link, Failure>,
     ) -> Result<Link, Failure> {
+        let mut refusals: Vec<(Arc<Endpoint>, Failure)> = Vec::new();
         loop {
             let generation = self.state.lock().generation;
-            let (place, sentinel) = self.sentinels.master(deadline)?;
+            let named = self.sentinels.master(deadline);
+            let (place, sentinel) =
+                named.map_err(|failure| refusals.pop().map_or(failure, |(_, refusal)| refusal))?;
             let endpoint = self.endpoint(place);
+            if let Some(at) = refusals.iter().position(|(by, _)| by.name() == endpoint.name()) {
+                return Err(refusals.swap_remove(at).1);
+            }
             let opened = open(&endpoint, &|ender| self.opened(generation, ender, &endpoint, &sentinel));
             match opened.and_then(|link| self.confirmed(&endpoint, generation).map(|()| link)) {
                 Ok(link) => return Ok(link),
                 Err(failure) if !self.state.lock().has_left(&endpoint, generation) => {
                     self.sentinels.doubt(&sentinel);
-                    return Err(failure);
+                    if failure.can_pass() || !matches!(failure, Failure::Refused(_)) {
+                        return Err(failure);
+                    }
+                    refusals.push((endpoint, failure));
                 }
                 Err(failure) if deadline <= Moment::now() => return Err(failure),
                 Err(_) => {}

@@ -333,14 +333,23 @@ fn a_sentinel_that_names_a_replica_a_dead_server_or_a_sentinel_is_not_asked_alon
     let sentinels = Sentinels::with(calm(1));
     let dead = Server::start();
     dead.kill();
-    // (It may name itself. As a master, it knows no user of the servers, and refuses the login.)
-    let itself = rights::login().is_empty().then(|| sentinels.sentinel(1).port());
-    for wrong in [sentinels.server(1).port(), dead.port()].into_iter().chain(itself) {
+    // A sentinel may name itself. Its users are others than the servers'.
+    let other_users = FakeServer::start(|command| {
+        Reply::Bytes(if command.is_empty() { Vec::new() } else { b"-WRONGPASS no such user\r\n".to_vec() })
+    });
+    let [replica, itself] = [sentinels.server(1).port(), sentinels.sentinel(1).port()];
+    for wrong in [replica, dead.port(), itself, port_of(&other_users)] {
         let liar = sentinel_that_names(wrong);
         let alone = builder(&sentinels.url_with(&[port_of(&liar)])).build_unchecked().expect("an address");
         let refused = alone.try_lock_for("a", 2 * ANSWER);
-        assert_unavailable(&refused);
-        if wrong == sentinels.server(1).port() {
+        let refuses = wrong == port_of(&other_users) || wrong == itself && !rights::login().is_empty();
+        assert!(
+            refused
+                .as_ref()
+                .is_err_and(|it| it.is_unavailable() && refuses == matches!(it, Error::Refused { .. })),
+            "{refused:?}"
+        );
+        if wrong == replica {
             let said = chain(&refused.expect_err("no master"));
             assert!(said.contains("is a replica"), "{said}");
         }
