@@ -150,8 +150,8 @@ impl<'a> PendingClaim<'a> {
         };
         let token = self.token.insert(token);
         let mut connection = store.checkout(key.in_redis(), self.deadline)?;
-        // It may have taken long until a connection was free. A shutdown does not wait for that, and
-        // this thread must not have the lock after it.
+        // It may have taken long until a connection was free. A shutdown does not wait for that,
+        // and this thread must not have the lock after it.
         if (self.context.is_vain)(None, false).is_err() {
             return Err(Failure::OutOfTime("the wait was stopped".into()));
         }

@@ -54,8 +54,8 @@ impl Stop {
     /// Wakes the waiters and returns, without waiting for them. A waiter that sleeps returns within
     /// milliseconds. One that has just asked Redis returns after the answer (so at the latest after
     /// the connect timeout and the response timeout together); if that answer gives it the lock, it
-    /// has the lock. One that waits for a connection, because all of the pool are in use, returns when
-    /// it gets one, and sends nothing.
+    /// has the lock. A waiter for which the pool has no connection left returns when it gets one,
+    /// and sends nothing.
     ///
     /// Do not call this in a signal handler, since it locks a mutex. Call it in a thread that waits
     /// for signals, as `examples/shutdown.rs` of the repository does.

@@ -101,9 +101,9 @@ impl Builder {
     ///
     /// The limit does not include the time in which the system resolves a host name, but
     /// [`build`](Builder::build) and a wait with a limit do. (With sentinels it does include that,
-    /// and the time to ask them.) If the name has several addresses,
-    /// each gets half of what is left of this time, and the last one all: for the connection and for
-    /// the login. The one at which the last login succeeded is tried first.
+    /// and the time to ask them.) If the name has several addresses, each gets half of what is left
+    /// of this time, and the last one all: for the connection and for the login. The address
+    /// of the last login that succeeded is tried first.
     pub fn connect_timeout(mut self, limit: Duration) -> Builder {
         self.settings.connect_timeout = limit;
         self

@@ -60,7 +60,8 @@ impl LockManager {
     /// Sends nothing, starts no thread, and logs a warning once in the process. A thread re-enters
     /// what it holds, and the depth counts. A hold is valid until it is released, whatever its
     /// lease, `renew` and `max_hold`; nothing is [kept](crate::Lock::keep_at_least). A parcel
-    /// can be [adopted](crate::Lock::adopt) again and again, by any process.
+    /// can be [adopted](crate::Lock::adopt) again and again, by any process, and its fence may be
+    /// larger than the adopter's.
     /// [`holder`](crate::Lock::holder) knows nobody.
     ///
     /// ```

@@ -305,9 +305,9 @@ impl Builder {
         self
     }
 
-    /// Makes the manager and speaks to Redis once: connects, logs in and sends a `PING`, or reads the
-    /// map of the cluster. So a wrong address, password or database fails here. Blocks for the connect
-    /// timeout at most.
+    /// Makes the manager and speaks to Redis once: connects, logs in and sends a `PING`, or reads
+    /// the map of the cluster. So a wrong address, password or database fails here. Blocks for the
+    /// connect timeout at most.
     ///
     /// # Errors
     ///

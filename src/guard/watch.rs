@@ -50,10 +50,10 @@ impl LockWatch {
     ///
     /// For a job that has to stop cleanly before another process can begin. While Redis answers,
     /// renewals keep nearly two thirds of the lease in reserve, and with
-    /// [`renew_every`](crate::Lock::renew_every) nearly a half at least: 1 % of the lease and a round
-    /// trip are missing. When renewals fail, this returns before the lock is lost, which
-    /// [`wait_lost`](Self::wait_lost) cannot. But if the key is deleted or Redis loses it, there is no
-    /// warning.
+    /// [`renew_every`](crate::Lock::renew_every) nearly a half at least: 1 % of the lease and a
+    /// round trip are missing. When renewals fail, this returns before the lock is lost, which
+    /// [`wait_lost`](Self::wait_lost) cannot. But if the key is deleted or Redis loses it, there is
+    /// no warning.
     ///
     /// If `left` is more than that reserve, this also returns while all is well.
     ///

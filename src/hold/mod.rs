@@ -217,8 +217,8 @@ impl Hold {
         if stopped { None } else { self.renewal.every(self.lease()) }
     }
 
-    /// The `max_hold` of this hold, if that has passed at `now`, or if a lease that begins then would
-    /// extend the hold past it.
+    /// The `max_hold` of this hold, if that has passed at `now`, or if a lease that begins then
+    /// would extend the hold past it.
     pub(crate) fn limit_of(&self, lease: Lease, now: Moment) -> Option<Duration> {
         let lease = lease.time().max(self.first_lease.time());
         self.renewal.max_hold.filter(|_| self.latest_end() <= now.after(lease))
@@ -262,8 +262,8 @@ impl Hold {
     }
 
     /// Redis has extended the lease by a command sent at `sent`: the hold is valid for a lease from
-    /// then on, but not past its `max_hold`, even if the command was sent late. Returns an error if the hold is not valid any more at `now`, or if another thread
-    /// has found it over.
+    /// then on, but not past its `max_hold`, even if the command was sent late. Returns an error if
+    /// the hold is not valid any more at `now`, or if another thread has found it over.
     pub(crate) fn renewed(&self, lease: Lease, sent: Moment, now: Moment) -> Result<(), Error> {
         let older = Duration::from_nanos(self.older.load(Ordering::Relaxed));
         let new = lease.valid_until(sent).before(older).min(self.latest_end()).as_nanos();
@@ -506,7 +506,8 @@ pub(crate) mod tests {
         assert_eq!(hold.renews_every(SENT.after(Duration::from_secs(5))), None);
     }
 
-    /// A control for tests makes a hold older while its renewal is under way: the key is older, too.
+    /// A control for tests makes a hold older while its renewal is under way: the key is older,
+    /// too.
     #[test]
     fn a_hold_that_gets_older_during_its_renewal_ends_with_its_key() {
         let (hold, lease) = one_second();

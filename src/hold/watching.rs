@@ -14,8 +14,8 @@ impl Hold {
         self.lost()
     }
 
-    /// Waits until the hold has ended, or can be trusted for `left` at most. Returns for how long it
-    /// can be trusted; zero if it was lost. `None` if it was released.
+    /// Waits until the hold has ended, or can be trusted for `left` at most. Returns for how long
+    /// it can be trusted; zero if it was lost. `None` if it was released.
     pub(crate) fn wait_at_risk(&self, left: Duration) -> Option<Duration> {
         self.wait(|valid_until| valid_until.before(left)).or_else(|| self.lost().map(|_| Duration::ZERO))
     }

@@ -96,8 +96,8 @@ impl Shared {
         }
     }
 
-    /// Has these holds renewed now, together, each by its deadline. [`renewed`](Shared::renewed) waits
-    /// for an answer. An error means that the thread could not be started.
+    /// Has these holds renewed now, together, each by its deadline. [`renewed`](Shared::renewed)
+    /// waits for an answer. An error means that the thread could not be started.
     pub(crate) fn ask_to_renew(
         self: &Keeper,
         holds: &[(&Arc<Hold>, Moment)],

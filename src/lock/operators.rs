@@ -62,8 +62,8 @@ impl Lock {
     ///
     /// # Errors
     ///
-    /// Those of [`force_unlock`](Lock::force_unlock), and [`Error::InvalidOption`] if `token` may not
-    /// be all of a value.
+    /// Those of [`force_unlock`](Lock::force_unlock), and [`Error::InvalidOption`] if `token` may
+    /// not be all of a value.
     pub fn force_unlock_if(&self, token: &str) -> Result<bool, Error> {
         self.session.force_unlock_if(Name::Of(&self.key), token)
     }

@@ -50,7 +50,8 @@ impl Lock {
     /// For how long the lock is renewed at most. Defaults to the manager's, which is no limit.
     ///
     /// After that time the lease runs out, and the hold is lost: nothing extends it. (If the last
-    /// renewal reaches Redis late, others get the lock later by that.)
+    /// renewal reaches Redis late, other waiters get the lock later by that.)
+    ///
     /// [`confirm`](crate::LockGuard::confirm), [`ensure`](crate::LockGuard::ensure) (if it would
     /// have to renew), [`extend_to`](crate::LockGuard::extend_to) and
     /// [`hand_over`](crate::LockGuard::hand_over) return

@@ -62,8 +62,8 @@ impl Session {
             }
             thread::sleep(LOOKS_EVERY);
         }
-        // A redirect or a forgotten script may have kept a thread from its answer until now. It enters
-        // no hold after this, and gives its lock back itself.
+        // A redirect or a forgotten script may have kept a thread from its answer until now. It
+        // enters no hold after this, and gives its lock back itself.
         self.keeper.work.lock().leases.is_closed = true;
         self.held()
     }

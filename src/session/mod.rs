@@ -1,11 +1,10 @@
 //! Taking a lock and giving it back, from end to end: the thread's map, the process's queue, Redis.
 //!
-//! `enter` is here, [`taking`] waits and asks, and `leave` is in [`giving_back`]. [`upkeep`] is for a lock while it is
-//! held, [`looking`] for one that somebody else may hold, [`report`] for what goes on now,
-//! [`handing_over`] for a hold that moves to another thread or process ([`adoptions`] counts what
-//! is under way of that), [`going`] for the end of a manager, and [`memory`] for managers without a
-//! Redis.
-//! This room may use all rooms but the handles.
+//! `enter` is here, [`taking`] waits and asks, and `leave` is in [`giving_back`]. [`upkeep`] is for
+//! a lock while it is held, [`looking`] for one that somebody else may hold, [`report`] for what
+//! goes on now, [`handing_over`] for a hold that moves to another thread or process ([`adoptions`]
+//! counts what is under way of that), [`going`] for the end of a manager, and [`memory`] for
+//! managers without a Redis. This room may use all rooms but the handles.
 
 mod adoptions;
 mod giving_back;

@@ -53,8 +53,9 @@ impl Session {
         let (mine, others): (Vec<&str>, Vec<&str>) = names.iter().partition(|name| is_mine(name));
         // What this thread has already comes first: if it is lost, nothing is to be sent.
         for name in mine.into_iter().chain(others) {
-            // Each wait begins now, and all end by one deadline. A single try has time for an answer
-            // of its own for each lock, or many of them would be too slow for a link that is well.
+            // Each wait begins now, and all end by one deadline. A single try has time for an
+            // answer of its own for each lock, or many of them would be too slow for a link that is
+            // well.
             let mut patience = self.patience(limit);
             if !patience.once {
                 patience.deadline = deadline;

@@ -117,8 +117,8 @@ impl Cluster {
     }
 
     /// Reads the map, and speaks to one node that it names, unless that one has sent it. A failure
-    /// comes with the name of the node that could not be reached: a map may name nodes that only its
-    /// cluster can reach.
+    /// comes with the name of the node that could not be reached: a map may name nodes that only
+    /// its cluster can reach.
     pub(super) fn ping(self: &Arc<Cluster>, deadline: Moment) -> Result<(), (Failure, String)> {
         let mut last = (Failure::not_sent("no node of the cluster has a slot"), self.describe());
         let map = self.map(deadline).map_err(|failure| (failure, self.describe()))?;
@@ -297,8 +297,8 @@ impl Cluster {
         !self.thread.is_stopping()
     }
 
-    /// Asks one node after the other. A silent one leaves half of the time in which a caller wants to be
-    /// connected for others; with patience, each gets all of it.
+    /// Asks one node after the other. A silent one leaves half of the time in which a caller wants
+    /// to be connected for others; with patience, each gets all of it.
     fn read(&self, is_patient: bool) -> Result<View, Failure> {
         let whole = self.common.connect_timeout;
         let end = Moment::now().after(whole);

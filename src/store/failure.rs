@@ -248,10 +248,10 @@ impl Failure {
     }
 }
 
-/// Removes the password from an error: the arguments that it repeats or, if the password still shows
-/// after that, everything but the code. A server that does not know `AUTH` (because it was renamed,
-/// or the server is not Redis) repeats the arguments of the command, or their beginning. (A redirect
-/// stays as it is. Its numbers have to be read, and a password may be a number.)
+/// Removes the password from an error: the arguments that it repeats or, if the password still
+/// shows after that, everything but the code. A server that does not know `AUTH` (because it was
+/// renamed, or the server is not Redis) repeats the arguments of the command, or their beginning.
+/// (A redirect stays as it is. Its numbers have to be read, and a password may be a number.)
 pub(super) fn conceal(error: &mut String, password: &str) {
     if matches!(code_of(error), "MOVED" | "ASK") {
         return;

@@ -77,9 +77,9 @@ impl Access {
     /// login, and can refuse the connection.
     ///
     /// Each way gets half of the time that is left, and the last one all of it: an address may be
-    /// dead, or accept connections and answer nothing. (With equal shares, a server that is far away
-    /// could not be reached by a name with many addresses.) A server that refuses the login for good
-    /// has answered, and no other way is tried.
+    /// dead, or accept connections and answer nothing. (With equal shares, a server that is far
+    /// away could not be reached by a name with many addresses.) A server that refuses the login
+    /// for good has answered, and no other way is tried.
     pub(super) fn open(
         &self,
         endpoint: &Endpoint,

@@ -105,8 +105,8 @@ impl Master {
     ///
     /// If that fails because of a switch, the sentinels are asked again. If it fails for another
     /// reason, the sentinel that named the server is asked last the next time: perhaps only this
-    /// sentinel has not heard of a switch. A server that refuses the login may be no master at all: a
-    /// sentinel does so, since it has other users. So a refusal stands only if the next sentinel
+    /// sentinel has not heard of a switch. A server that refuses the login may be no master at all:
+    /// a sentinel does so, since it has other users. So a refusal stands only if the next sentinel
     /// names this server, too.
     pub(super) fn connect(
         &self,

@@ -259,8 +259,8 @@ pub(super) enum LinkRef {
 }
 
 impl LinkRef {
-    /// Sends a batch and collects its replies. If none comes over a lent link, all pooled links that
-    /// have not answered since the send may be dead, too.
+    /// Sends a batch and collects its replies. If none comes over a lent link, all pooled links
+    /// that have not answered since the send may be dead, too.
     pub(super) fn exchange(&mut self, batch: &Batch, deadline: Moment) -> Result<Vec<Reply>, Failure> {
         let sent = Moment::now();
         let result = self.deref_mut().exchange(batch, deadline);

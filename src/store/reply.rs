@@ -95,7 +95,8 @@ pub(super) fn compared(reply: Result<Reply, Failure>) -> Result<Compared, Failur
     }
 }
 
-/// Reads the reply of the script that extends the lease of a hold with this token, which it answers.
+/// Reads the reply of the script that extends the lease of a hold with this token, which it
+/// answers.
 pub(super) fn extended(reply: Result<Reply, Failure>, token: &str) -> Result<Compared, Failure> {
     match reply {
         Ok(Reply::Bytes(said)) if said == token.as_bytes() => Ok(Compared::Done),

@@ -105,9 +105,9 @@ impl Route {
     /// Runs a script for `keys` keys: `add` puts the command for the key of a number into a batch,
     /// with the script's hash or with its whole text. What Redis refuses because it does not know
     /// the script is sent once more. The first of these commands then has the text, and makes the
-    /// script known to the others. (It is one that this node executes, and does not redirect.) If the
-    /// script is unknown even then, the answer is the second copy of another one, and the script may
-    /// have been executed.
+    /// script known to the others. (It is one that this node executes, and does not redirect.) If
+    /// the script is unknown even then, the answer is the second copy of another one, and the
+    /// script may have been executed.
     ///
     /// With `wait`, the last reply is that of the `Wait`.
     ///

@@ -23,8 +23,8 @@ use crate::store::resp::Reply;
 use crate::store::subscription::Subscription;
 use crate::store::tls;
 
-/// The longest time that one sentinel gets to answer, unless all are silent for so long. A sentinel is
-/// near, and does little.
+/// The longest time that one sentinel gets to answer, unless all are silent for so long. A sentinel
+/// is near, and does little.
 const LONGEST_ASK: Duration = Duration::from_millis(300);
 
 /// The most sentinels that are learnt. (Five are many.)
@@ -217,8 +217,9 @@ impl Sentinels {
     }
 
     /// Asks one sentinel after the other until one can answer, and prefers that one from then on.
-    /// Each gets half of the time that is left: the rest is for the others and for the master. If all
-    /// are silent for [`LONGEST_ASK`], they may be far away, and are asked once more without it.
+    /// Each gets half of the time that is left: the rest is for the others and for the master. If
+    /// all are silent for [`LONGEST_ASK`], they may be far away, and are asked once more without
+    /// it.
     fn first_answer<T>(
         &self,
         deadline: Moment,
@@ -240,10 +241,10 @@ impl Sentinels {
                 all_silent &= until <= Moment::now();
                 match answer {
                     Ok(Some(answer)) => {
-                        // If another sentinel has come to the front since the first was asked, it may
-                        // have reported a switch that this one has not heard of. Preferring this one
-                        // would lead back to the old master where the sentinels do not show their
-                        // epoch.
+                        // If another sentinel has come to the front since the first was asked, it
+                        // may have reported a switch that this one has not heard of. Preferring
+                        // this one would lead back to the old master where the sentinels do not
+                        // show their epoch.
                         let mut now = self.known.lock();
                         if Arc::ptr_eq(&now[0].endpoint, &known[0]) {
                             to_front(&mut now, sentinel);

@@ -130,8 +130,8 @@ impl Wire {
         let tls = match tls {
             Some((client, host)) => {
                 let mut session = Box::new(client.session(host)?);
-                // After so long a silence, no login would be answered within the limit: it takes half as
-                // long again.
+                // After so long a silence, no login would be answered within the limit: it takes
+                // half as long again.
                 match session.shake_hands(&mut stream.by(began.after(limit * 3 / 4))) {
                     Err(error) if error.kind() == ErrorKind::TimedOut => {
                         let left = began.after(limit).since(Moment::now());

@@ -219,8 +219,8 @@ fn a_thread_whose_answer_is_due_gets_no_lock_that_is_force_unlocked() {
     assert!(rig.locks.held().is_empty());
 }
 
-/// Redis executes the deletion, and a copy of another answer comes in the place of its own. A second
-/// deletion could strike the next holder.
+/// Redis executes the deletion, and a copy of another answer comes in the place of its own. A
+/// second deletion could strike the next holder.
 #[test]
 fn a_force_unlock_that_seems_unknown_is_not_sent_again() {
     let rig = Rig::new();

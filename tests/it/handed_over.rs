@@ -717,8 +717,8 @@ fn a_parcel_that_is_of_no_use_here_is_not_told_to_have_run_out() {
     assert_eq!(error.key(), Some("a"));
 }
 
-/// The counter is gone and the server's clock is behind, or the fence is made up. Its successor would
-/// be stored, and from 2^53 on no lock is numbered.
+/// The counter is gone and the server's clock is behind, or the fence is made up. Its successor
+/// would be stored, and from 2^53 on no lock is numbered.
 #[test]
 fn a_parcel_that_is_ahead_of_the_counter_and_of_the_clock_is_not_adopted() {
     let rig = Rig::with(|builder| builder.lease(MINUTE));

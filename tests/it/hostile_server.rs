@@ -290,7 +290,8 @@ fn row_37_an_announced_host_forges_no_line() {
             Some("SLOTS") => map.clone(),
             _ => "-ERR unknown\r\n".to_owned(),
         };
-        // As if there were no host at all. Otherwise its name would be looked up, and be in the log.
+        // As if there were no host at all. Otherwise its name would be looked up, and be in the
+        // log.
         for (scheme, fake, said) in [
             ("redis+sentinel", liar(sentinel), "the sentinel's reply made no sense"),
             ("redis+cluster", liar(seed), " knows no slots"),

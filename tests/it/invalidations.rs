@@ -495,8 +495,8 @@ fn a_waiter_that_missed_an_invalidation_has_the_listener_reconnect() {
     }
 }
 
-/// Whoever takes a lock and had no wake-up gives one that is on its way a quarter of a second to come.
-/// The lease runs meanwhile.
+/// If a waiter takes the lock without a wake-up, it waits for a quarter of a second: the wake-up
+/// may be on its way. The lease runs meanwhile.
 #[test]
 fn a_missed_invalidation_costs_no_short_lease() {
     let is_valid = || {
@@ -516,8 +516,8 @@ fn a_missed_invalidation_costs_no_short_lease() {
     assert!((0..5).any(|_| is_valid()));
 }
 
-/// The holder has changed, and there was no wake-up. But the wait ends before one that is on its way
-/// could come.
+/// The holder has changed, and there was no wake-up. But the wait ends before one that is on its
+/// way could come.
 #[test]
 fn a_wait_that_is_too_short_proves_nothing_against_the_listener() {
     let rig = Rig::new();

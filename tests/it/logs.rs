@@ -267,7 +267,8 @@ fn a_logger_may_use_a_cluster_without_a_map() {
     eventually(LONG, "the logger has used the manager with a map", returned(2));
 }
 
-/// A logger that has the last handles of a manager, and drops them in the thread that renews leases.
+/// A logger that has the last handles of a manager, and drops them in the thread that renews
+/// leases.
 struct Drops(Mutex<Option<(LockManager, DetachedHold)>>, AtomicU64);
 
 static DROPS: Drops = Drops(Mutex::new(None), AtomicU64::new(0));

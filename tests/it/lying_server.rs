@@ -111,7 +111,7 @@ fn honest(args: &[String], busy: bool, stands: &mut String) -> Vec<u8> {
         ["EVALSHA" | "EVAL", script, ..] if claims(script) && busy => {
             return format!("*2\r\n${}\r\n{stands}\r\n:60000\r\n", stands.len()).into_bytes();
         }
-        // Who takes or renews a lock is told the token.
+        // The answer to a claim or a renewal is the token.
         ["EVALSHA" | "EVAL", _, _, _, token, _] => {
             return format!("${}\r\n{token}\r\n", token.len()).into_bytes();
         }

@@ -65,8 +65,8 @@ fn row_37_an_ok_to_asking_that_comes_twice_is_taken_for_no_lock() {
     assert_eq!(held.unlock().expect("unlocks"), Unlocked::Released);
 }
 
-/// The answer to a release behind `ASKING` is then the first `OK`, and that to the claim of the next
-/// thread is the `OK` to the second `ASKING`.
+/// The answer to a release behind `ASKING` is then the first `OK`, and that to the claim of the
+/// next thread is the `OK` to the second `ASKING`.
 #[test]
 #[cfg(target_os = "linux")]
 fn row_37_an_ok_to_asking_that_comes_twice_hands_no_lock_off() {
@@ -107,8 +107,8 @@ fn row_37_an_answer_to_a_renewal_that_comes_twice_renews_no_other_hold() {
     }
 }
 
-/// Redis has forgotten the scripts. The second copy of what it says comes in the place of the answer
-/// to the whole script, which was executed.
+/// Redis has forgotten the scripts. The second copy of what it says comes in the place of the
+/// answer to the whole script, which was executed.
 #[test]
 fn row_37_a_script_is_not_taken_for_unknown_twice() {
     const UNKNOWN: &str = "-NOSCRIPT as the test wants it\r\n";

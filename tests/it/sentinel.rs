@@ -590,8 +590,8 @@ fn other_sentinels_are_learnt() {
     assert_eq!(sentinels.server(master).get("lock:a").as_deref(), Some(guard.token()));
 }
 
-/// A sentinel that is asked has a third of a second. On a busy machine, the test may take longer than
-/// that to see what was sent.
+/// A sentinel that is asked has a third of a second. On a busy machine, the test may take longer
+/// than that to see what was sent.
 #[test]
 fn connecting_asks_one_sentinel_in_one_round_trip() {
     assert!((0..5).any(|_| asks_one_sentinel()), "more than the pool's and the keeper's connection asked");
@@ -689,7 +689,7 @@ fn a_fork_leaves_the_connections_to_sentinels_alone() {
     assert!(child.wait(LONG).success());
 }
 
-/// A sentinel may be far away if all are silent for a moment. One that is away is not.
+/// If all sentinels are silent for a moment, they may be far away. A closed port is not silent.
 #[test]
 fn a_silent_sentinel_beside_one_that_is_away_is_asked_once() {
     let [silent, away] = [(); 2].map(|()| TcpListener::bind("127.0.0.1:0").expect("a free port"));

@@ -636,7 +636,8 @@ fn kept_locks_of_a_set_have_one_response_timeout() {
     });
 }
 
-/// One that has just enough left has too little when the answer for another one comes.
+/// A hold with just enough left has too little of its lease when the answer for the other hold
+/// comes.
 #[test]
 fn if_one_of_a_set_ends_too_soon_all_are_renewed() {
     let locks = LockManager::builder_in_memory().lease(MINUTE).renew(false).build().expect("it works");

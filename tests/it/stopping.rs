@@ -367,8 +367,8 @@ fn a_lock_to_be_kept_is_kept_by_a_shutdown_too() {
     assert!(rig.server.pttl("lock:a") > 31_000);
 }
 
-/// No answer says that the lock is kept. Its key has the old lease then, and nobody deletes it before
-/// its time.
+/// No answer says that the lock is kept. Its key has the old lease then, and nobody deletes it
+/// before its time.
 #[test]
 fn a_lock_that_a_shutdown_could_not_keep_is_not_deleted_before_its_time() {
     let rig = Rig::new();
@@ -564,8 +564,8 @@ fn a_shutdown_does_not_wait_for_a_hold_that_is_lost() {
     });
 }
 
-/// Stalls a thread that has its answer, and has not entered its hold yet: in the log, which says then
-/// that the thread's wait is over.
+/// Stalls a thread that has its answer, and has not entered its hold yet: in the log, which says
+/// then that the thread's wait is over.
 struct Stalls {
     is_there: AtomicBool,
     goes_on: AtomicBool,

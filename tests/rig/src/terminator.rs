@@ -42,8 +42,9 @@ impl Terminator {
 
     /// Starts one in front of a server that sentinels watch. Its certificate names 127.0.0.1, which
     /// is what the sentinels say. Clients that begin with a command in RESP are connected without
-    /// TLS: the sentinels and the replicas. (On a busy machine, a manager whose handshake takes long
-    /// asks in plain text, by an inline command, whether the server uses TLS at all. This one does.)
+    /// TLS: the sentinels and the replicas. (On a busy machine, a manager whose handshake takes
+    /// long asks in plain text, by an inline command, whether the server uses TLS at all. This one
+    /// does.)
     pub fn beside_plain(target: u16, authority: &Authority) -> Terminator {
         Terminator::open(target, authority, &authority.issue(&["127.0.0.1"]), true)
     }
