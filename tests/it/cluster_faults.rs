@@ -46,7 +46,8 @@ fn acknowledged(cluster: &Cluster) -> Builder {
 
 /// Managers that count. The lock whose release is lost is free again after the lease.
 fn counting(cluster: &Cluster) -> [LockManager; 2] {
-    [(); 2].map(|()| acknowledged(cluster).lease(2 * SOON).build().expect("connects"))
+    [(); 2]
+        .map(|()| acknowledged(cluster).lease(2 * SOON).tolerate_outage(2 * LONG).build().expect("connects"))
 }
 
 /// Checks all the time that these locks, each on its node, are renewed in time.
@@ -60,13 +61,10 @@ fn watch_leases(cluster: &Cluster, locks: &[(usize, String)], ended: &AtomicBool
     }
 }
 
-/// The longest wait over the death of a master. It is found dead after two seconds at most, an
-/// election takes two more, and then the new map has to be read. A lock whose release was lost is
-/// free two seconds after it was taken.
-const OVER_A_DEATH: Duration = Duration::from_secs(8);
-
-/// The same for a planned failover. Nobody has to be found dead.
-const OVER_A_FAILOVER: Duration = Duration::from_secs(6);
+/// The longest wait over the death of a master. Redis needs some four seconds to find it dead and to
+/// elect another, the new map has to be read, and a lock whose release was lost is free two seconds
+/// after it was taken. But on a busy machine, the servers' part has no bound.
+const OVER_A_DEATH: Duration = LONG;
 
 /// Holds on two nodes are renewed in time, locks are taken everywhere and a wait goes on, while
 /// `body` replaces the master at place 0. No lock is lost that a replica has acknowledged, no wait
@@ -132,7 +130,7 @@ fn a_silent_master_loses_no_acknowledged_lock_and_disturbs_no_other_node() {
 #[test]
 fn a_planned_failover_loses_nothing() {
     let cluster = Cluster::with(partly());
-    while_the_first_master_is_replaced(&cluster, OVER_A_FAILOVER, |goes_on| {
+    while_the_first_master_is_replaced(&cluster, OVER_A_DEATH, |goes_on| {
         cluster.fail_over(3);
         goes_on();
         cluster.fail_over(0);
