@@ -2,12 +2,12 @@
 //! is made to end.
 
 use std::io;
-use std::sync::mpsc::{self, Receiver, RecvTimeoutError};
-use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
 use crate::base::clock::Moment;
 use crate::base::process::Workers;
+use crate::base::sync::mpsc::{self, Receiver, RecvTimeoutError};
+use crate::base::sync::thread::{self, JoinHandle};
 use crate::base::sync::{Condvar, Mutex};
 
 /// How much longer than `limit` [`Background::stop`] waits for the thread.

@@ -7,7 +7,9 @@
 use std::cell::Cell;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-thread_local! {
+use crate::base::sync::per_thread;
+
+per_thread! {
     /// Grows as each closure under a lock ends. No two threads have the same number; zero if this
     /// thread has none yet.
     static NOW: Cell<u64> = const { Cell::new(0) };

@@ -7,6 +7,7 @@ use std::sync::Arc;
 use crate::base::process;
 use crate::base::random;
 use crate::base::seeded_bugs;
+use crate::base::sync;
 
 const MAX_HOST: usize = 64;
 
@@ -55,7 +56,7 @@ impl Owner {
     /// This host, process and thread: what the tokens of this thread's locks begin with.
     #[must_use]
     pub fn current() -> Owner {
-        let pid = std::process::id();
+        let pid = sync::process::id();
         Owner::new(host_name(), pid, process::thread_id(pid))
     }
 
@@ -104,6 +105,10 @@ pub(crate) fn fresh_token(owner: &Owner, machine: &str) -> io::Result<String> {
 
 /// This machine's name, cleaned for a token.
 pub(crate) fn host_name() -> Arc<str> {
+    #[cfg(test)]
+    if let Some((_, host)) = crate::base::scheduler::id() {
+        return host.into();
+    }
     clean_host(&hostname::get().unwrap_or_default().to_string_lossy()).into()
 }
 

@@ -2,11 +2,11 @@
 //! `Session::own_process`).
 
 use std::cell::Cell;
-use std::process;
 use std::time::Duration;
 
 use crate::base::clock::Moment;
 use crate::base::sync::Mutex;
+use crate::base::sync::{per_thread, process};
 
 /// For how long a process id is reused after it was read.
 ///
@@ -16,7 +16,7 @@ use crate::base::sync::Mutex;
 /// this time, there was no fork in between.
 const REUSED_FOR: Duration = Duration::from_micros(10);
 
-thread_local! {
+per_thread! {
     static LAST_READ: Cell<(Moment, u32)> = const { Cell::new((Moment::PAST, 0)) };
     static THREAD: Cell<(u32, u64)> = const { Cell::new((0, 0)) };
 }
@@ -68,6 +68,10 @@ pub(crate) fn thread_id(pid: u32) -> u64 {
 
 #[cfg(any(target_os = "linux", target_os = "android"))]
 fn read_thread_id() -> u64 {
+    #[cfg(test)]
+    if let Some(number) = crate::base::scheduler::thread_number() {
+        return number;
+    }
     u64::from(rustix::thread::gettid().as_raw_nonzero().get().unsigned_abs())
 }
 

@@ -10,8 +10,15 @@ use std::time::Duration;
 use rand::TryRng;
 use rand::rngs::SysRng;
 
+#[cfg(test)]
+use crate::base::scheduler;
+
 /// 128 random bits.
 pub(crate) fn bits() -> io::Result<u128> {
+    #[cfg(test)]
+    if scheduler::inside() {
+        return Ok(u128::from(scheduler::random()) << 64 | u128::from(scheduler::random()));
+    }
     let mut bytes = [0; 16];
     SysRng.try_fill_bytes(&mut bytes)?;
     Ok(u128::from_ne_bytes(bytes))
@@ -28,6 +35,10 @@ pub(crate) fn between(shortest: Duration, longest: Duration) -> Duration {
 
 /// A random number from zero to below one. One half if the system has no random bits.
 pub(crate) fn fraction() -> f64 {
+    #[cfg(test)]
+    if scheduler::inside() {
+        return f64::from((scheduler::random() >> 40) as u32) / f64::from(1 << 24);
+    }
     SysRng.try_next_u32().map_or(0.5, |bits| f64::from(bits) / (f64::from(u32::MAX) + 1.0))
 }
 

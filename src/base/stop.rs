@@ -1,10 +1,9 @@
 //! The handle by which a program ends waits.
 
+use crate::base::sync::Mutex;
 use std::fmt;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
-
-use parking_lot::Mutex;
 
 /// Ends waits for locks: what `lockInterruptibly` is in Java.
 ///

@@ -19,7 +19,7 @@ use crate::base::options::{Lease, Options, Renewal};
 use crate::base::owner::Owner;
 use crate::base::seeded_bugs;
 use crate::base::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
-use crate::base::sync::{Condvar, Mutex};
+use crate::base::sync::{Condvar, Mutex, PerProcess};
 
 pub use crate::hold::parcel::Parcel;
 pub use crate::hold::report::{HeldLock, Unlocked};
@@ -93,14 +93,14 @@ impl Hold {
         options: &Options,
         acquired: AcquiredAt,
     ) -> Hold {
-        static NEXT: AtomicU64 = AtomicU64::new(1);
+        static NEXT: PerProcess<AtomicU64> = PerProcess::new(AtomicU64::new(1), || AtomicU64::new(1));
         let lease = Lease::new(options.lease);
         let counts_from =
             if seeded_bugs::is_in("counts from the answer") { acquired.answered } else { acquired.sent };
         let at_most = |limit| acquired.answered.after(limit).after(options.lease);
         let latest_end = options.renewal.max_hold.map_or(Moment::NEVER, at_most);
         Hold {
-            number: NEXT.fetch_add(1, Ordering::Relaxed),
+            number: NEXT.with(|it| it.fetch_add(1, Ordering::Relaxed)),
             key,
             owner,
             token,

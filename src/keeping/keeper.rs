@@ -5,9 +5,7 @@
 //! a thread for each node (`renewers`). No other thread renews a lease on a server. (`leases` says
 //! when a lease is renewed.)
 
-use std::sync::mpsc::{self, Receiver};
 use std::sync::{Arc, Weak};
-use std::thread;
 use std::time::Duration;
 
 use crate::base::clock::Moment;
@@ -16,6 +14,8 @@ use crate::base::emit::warn;
 use crate::base::error::{Error, LostCause};
 use crate::base::options::WarnAfter;
 use crate::base::process::Workers;
+use crate::base::sync::mpsc::{self, Receiver};
+use crate::base::sync::thread;
 use crate::base::sync::{Condvar, Mutex};
 use crate::hold::Hold;
 use crate::keeping::losses::LossNotifier;
@@ -260,16 +260,16 @@ pub(crate) mod tests {
     #[test]
     fn a_sleeping_keeper_wakes_for_work_that_is_due_now() {
         let keeper = keeper_without_redis();
-        thread::scope(|scope| {
+        std::thread::scope(|scope| {
             // Nothing is due, so the keeper sleeps without end.
             let round = scope.spawn(|| keeper.next_round(Moment::NEVER).is_some());
             while keeper.work.lock().sleeps_until.is_none() {
-                thread::yield_now();
+                std::thread::yield_now();
             }
             keeper.schedule(|_| Ok(Moment::PAST)).unwrap();
             let deadline = Moment::now().after(Duration::from_secs(10));
             while !round.is_finished() && Moment::now() < deadline {
-                thread::yield_now();
+                std::thread::yield_now();
             }
             let woke = round.is_finished();
             keeper.due_sooner.notify_one(); // So that the test ends if it fails.

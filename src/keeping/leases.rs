@@ -1,16 +1,15 @@
 //! The holds of one manager, and when each of them has to be renewed. A table without clock,
 //! threads or Redis.
 
-use std::collections::HashSet;
 use std::sync::Arc;
 use std::time::Duration;
 
 use crate::base::body::Made;
 use crate::base::clock::Moment;
 use crate::base::error::{Error, LostCause};
+use crate::base::sync::{HashMap, HashSet};
 use crate::hold::Hold;
 use crate::keeping::orphans::{FIRST_RETRY, LAST_RETRY, OrphanKey, Orphans};
-use std::collections::HashMap;
 
 /// The shortest time from one renewal of a hold to the next that an invalidation causes, however
 /// often others change the key.
@@ -214,7 +213,7 @@ impl Leases {
 
     /// Drops what is there more than once, and what something has come of since it was handed out.
     pub(crate) fn drop_answered(&self, due: &mut Due) {
-        let mut seen = HashSet::new();
+        let mut seen = HashSet::default();
         due.renew.retain(|hold| {
             let entry = self.by_number.get(&hold.number);
             entry.is_some_and(|entry| entry.asked) && seen.insert(hold.number)

@@ -5,17 +5,16 @@ use std::fmt;
 use std::io;
 use std::panic::{self, AssertUnwindSafe};
 use std::sync::Arc;
-use std::sync::mpsc::{self, Receiver, Sender};
-use std::thread::{self, JoinHandle};
 use std::time::Duration;
-
-use parking_lot::Mutex;
 
 use crate::base::clock::Moment;
 use crate::base::emit::error;
 use crate::base::error::LostCause;
 use crate::base::owner::Owner;
 use crate::base::process::Workers;
+use crate::base::sync::Mutex;
+use crate::base::sync::mpsc::{self, Receiver, Sender};
+use crate::base::sync::thread::{self, JoinHandle};
 use crate::hold::Hold;
 
 /// A hold that was lost, as the callback of [`on_lost`](crate::Builder::on_lost) gets it.

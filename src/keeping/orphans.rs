@@ -2,11 +2,12 @@
 //! table without clock, threads or Redis. (Why a key becomes an orphan: `acquire/claim.rs` and
 //! `release.rs`.)
 
-use std::collections::{BTreeSet, HashMap, HashSet};
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
 use crate::base::clock::Moment;
+use crate::base::sync::{HashMap, HashSet};
 
 /// The first pause after a renewal that failed, or before an orphan is deleted. The pause doubles
 /// with each attempt.
@@ -104,7 +105,7 @@ impl Orphans {
     /// Drops orphans that are there more than once, those that an answer has come for since they
     /// were handed out, and all behind the first batch. These are due again after their pauses.
     pub(crate) fn drop_answered(&self, orphans: &mut Vec<OrphanKey>) {
-        let mut seen = HashSet::new();
+        let mut seen = HashSet::default();
         orphans.retain(|orphan| match self.by_token.get_key_value(&*orphan.token) {
             Some((token, entry)) => entry.retry > FIRST_RETRY && seen.insert(token),
             None => false,
@@ -218,7 +219,7 @@ mod tests {
     #[test]
     fn many_orphans_are_handed_out_in_batches_and_each_once() {
         let mut orphans = many(2001);
-        let mut seen = std::collections::HashSet::new();
+        let mut seen = HashSet::default();
         for size in [1000, 1000, 1, 0] {
             let batch = orphans.take_due(after(20));
             assert_eq!(batch.len(), size);

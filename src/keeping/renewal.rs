@@ -7,7 +7,6 @@
 //! If the keeper's connection has broken, Redis may execute an earlier command after a later one.
 //! `renew.lua` never shortens a lease, so a late renewal ends no hold that its holder still trusts.
 
-use std::collections::HashMap;
 use std::iter;
 use std::sync::Arc;
 
@@ -15,6 +14,7 @@ use crate::base::clock::Moment;
 use crate::base::emit::{debug, warn};
 use crate::base::error::LostCause;
 use crate::base::options::Lease;
+use crate::base::sync::HashMap;
 use crate::hold::Hold;
 use crate::keeping::connection::{ExtendAnswers, KeeperCommands, is_elsewhere, is_final};
 use crate::keeping::orphans::OrphanKey;
@@ -117,7 +117,7 @@ fn renew<'h>(
     // A hold whose release has begun since it fell due is not renewed.
     let holds: Vec<_> = holds.iter().filter(|hold| work.leases.has(hold)).collect();
     let Some(last_end) = holds.iter().map(|hold| hold.valid_until()).max() else {
-        return Ok(HashMap::new());
+        return Ok(HashMap::default());
     };
     let (now, deadline) = (Moment::now(), latest.min(last_end));
     // The id is read under the lock. A new listener sets its id, then reports that any key may have
@@ -164,7 +164,7 @@ fn take_in<'h>(
     answers: impl Iterator<Item = ((&'h Arc<Hold>, Lease), Result<Compared, Failure>)>,
     sent: Moment,
 ) -> HashMap<u64, Failure> {
-    let (mut refused, mut lost, mut renewed) = (HashMap::new(), Vec::new(), 0);
+    let (mut refused, mut lost, mut renewed) = (HashMap::default(), Vec::new(), 0);
     let mut work = shared.work.lock();
     let (now, mut due) = (Moment::now(), Moment::NEVER);
     for ((hold, lease), answer) in answers {
@@ -238,7 +238,7 @@ pub(crate) fn on_renewal(hold: &Hold, lease: Lease, compared: Compared, sent: Mo
 
 #[cfg(test)]
 mod tests {
-    use std::sync::mpsc::{self, Receiver};
+    use crate::base::sync::mpsc::{self, Receiver};
     use std::time::Duration;
 
     use super::*;

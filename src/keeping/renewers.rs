@@ -3,16 +3,16 @@
 //! A node that is silent holds up its own thread, but no report of a loss and no other node's
 //! renewals. Each thread has a connection of its own.
 
-use std::collections::HashMap;
 use std::collections::hash_map::Entry;
 use std::io;
 use std::sync::Arc;
-use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};
-use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
 use crate::base::clock::Moment;
 use crate::base::emit::warn;
+use crate::base::sync::HashMap;
+use crate::base::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};
+use crate::base::sync::thread::{self, JoinHandle};
 use crate::keeping::connection::KeeperConnection;
 use crate::keeping::renewal;
 use crate::keeping::shared::{Keeper, RenewalRequest, Shared, WorkDue};
@@ -120,7 +120,7 @@ type Parts = HashMap<u64, (Arc<Node>, WorkDue)>;
 /// The work of each node. Work for a key without a known node is due again soon; a request for such
 /// a key is answered now.
 fn by_node(shared: &Shared, work: WorkDue) -> impl Iterator<Item = (Arc<Node>, WorkDue)> {
-    let mut parts = Parts::new();
+    let mut parts = Parts::default();
     for hold in work.due.renew {
         if let Some(part) = part_of(&mut parts, shared, hold.key.in_redis()) {
             part.due.renew.push(hold);

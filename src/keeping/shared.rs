@@ -1,8 +1,6 @@
 //! What the keeper's thread shares with the threads that take and release locks.
 
 use std::sync::Arc;
-use std::sync::mpsc::Sender;
-use std::thread::JoinHandle;
 use std::time::Duration;
 
 use crate::base::clock::Moment;
@@ -11,6 +9,8 @@ use crate::base::emit::warn;
 use crate::base::error::LostCause;
 use crate::base::options::WarnAfter;
 use crate::base::process::Workers;
+use crate::base::sync::mpsc::Sender;
+use crate::base::sync::thread::JoinHandle;
 use crate::base::sync::{Condvar, Mutex, MutexGuard};
 use crate::hold::Hold;
 use crate::keeping::leases::{Due, Leases};

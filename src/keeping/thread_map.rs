@@ -11,16 +11,17 @@ use crate::base::emit;
 use crate::base::error::{Error, LostCause};
 use crate::base::metrics::HELD;
 use crate::base::options::Options;
+use crate::base::sync::HashMap;
+use crate::base::sync::{per_thread, process};
 use crate::hold::Hold;
 use crate::waiting::deadlocks::HeldBy;
 use crate::waiting::queues::Turn;
-use std::collections::HashMap;
 
 /// The most guards of one lock that one thread may have. A million are a leak, not a design, and
 /// with this limit the count never wraps.
 const MAX_DEPTH: u32 = 1 << 20;
 
-thread_local! {
+per_thread! {
     /// The holds of this thread, by the name of their key.
     ///
     /// No function here runs other code while the map is borrowed: a destructor that takes or
@@ -29,7 +30,7 @@ thread_local! {
     static HOLDS: RefCell<Holds> = RefCell::default();
 }
 
-thread_local! {
+per_thread! {
     /// How many holds this thread has entered.
     static ENTERED: Cell<u64> = const { Cell::new(0) };
 }
@@ -52,7 +53,7 @@ struct Entry {
 impl Drop for Entry {
     fn drop(&mut self) {
         if let Some(turn) = self.turn.take() {
-            if self.held.hold.owner.pid() != std::process::id() {
+            if self.held.hold.owner.pid() != process::id() {
                 // The rest locks the queue and, in memory, the keys. If another thread of the
                 // parent had one of them locked at the fork, the copy of a forked child stays
                 // locked for ever, and the child would not end.

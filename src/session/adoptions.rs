@@ -1,7 +1,6 @@
 //! What is under way beside the queues: a shutdown waits for it.
 
-use parking_lot::Mutex;
-
+use crate::base::sync::Mutex;
 use crate::waiting::queues::Turn;
 
 /// The adoptions and releases of a manager that are under way, and that no queue knows of.

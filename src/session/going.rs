@@ -1,13 +1,13 @@
 //! The end of a manager: no new locks, and what is held is given back.
 
-use std::collections::HashSet;
 use std::sync::Arc;
-use std::thread;
 use std::time::Duration;
 
 use crate::base::clock::Moment;
 use crate::base::error::LostCause;
 use crate::base::stop::Stop;
+use crate::base::sync::HashSet;
+use crate::base::sync::thread;
 use crate::hold::{HeldLock, Hold};
 use crate::keeping::thread_map;
 use crate::release;

@@ -19,7 +19,6 @@ mod upkeep;
 
 use std::fmt;
 use std::io;
-use std::process;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -36,6 +35,8 @@ use crate::base::options::{Lease, Options, Settings};
 use crate::base::owner::{Owner, fresh_token, host_name};
 use crate::base::process as this_process;
 use crate::base::stop::{Stop, Wake};
+use crate::base::sync::PerProcess;
+use crate::base::sync::process;
 use crate::hold::Hold;
 use crate::keeping::losses::{LossNotifier, OnLost};
 use crate::keeping::shared::Keeper;
@@ -99,7 +100,7 @@ impl Session {
         settings: Settings,
         on_lost: Option<OnLost>,
     ) -> Session {
-        static NEXT: AtomicU64 = AtomicU64::new(1);
+        static NEXT: PerProcess<AtomicU64> = PerProcess::new(AtomicU64::new(1), || AtomicU64::new(1));
         let (store, pid) = (Arc::new(store), process::id());
         let keeper =
             Shared::new(Arc::clone(&store), on_lost.map(LossNotifier::new), settings.response_timeout, probe);
@@ -111,7 +112,7 @@ impl Session {
             }
         };
         let session = Session {
-            id: NEXT.fetch_add(1, Ordering::Relaxed),
+            id: NEXT.with(|it| it.fetch_add(1, Ordering::Relaxed)),
             pid,
             host,
             machine,

@@ -9,20 +9,20 @@
 //! No other thread waits for a new map, unless there is none yet: a thread whose map is out of date
 //! follows the redirects of the nodes ([`Connection`](crate::store::Connection)).
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::BTreeSet;
 use std::fmt;
 use std::mem;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use parking_lot::{Condvar, Mutex};
-
 use crate::base::background::{Background, Stopped};
 use crate::base::backoff::Backoff;
 use crate::base::clock::Moment;
 use crate::base::emit::{debug, info, warn};
 use crate::base::random;
+use crate::base::sync::HashMap;
+use crate::base::sync::{Condvar, Mutex};
 use crate::store::endpoint::{Endpoint, Place};
 use crate::store::failure::{Failure, Refusal};
 use crate::store::map::Map;

@@ -5,8 +5,9 @@ use std::net::{Ipv6Addr, SocketAddr, ToSocketAddrs};
 #[cfg(unix)]
 use std::path::PathBuf;
 
-use parking_lot::Mutex;
-
+#[cfg(test)]
+use crate::base::scheduler;
+use crate::base::sync::Mutex;
 use crate::store::failure::Failure;
 use crate::store::tls;
 
@@ -74,6 +75,11 @@ impl Endpoint {
     pub(super) fn ways(&self) -> Result<Vec<Way>, Failure> {
         match &self.place {
             Place::Tcp { host, port } => {
+                #[cfg(test)]
+                if let Some(addresses) = scheduler::resolve(host, *port) {
+                    let addresses = addresses.map_err(Failure::not_sent)?;
+                    return Ok(self.in_order(addresses).into_iter().map(Way::Tcp).collect());
+                }
                 let addresses =
                     (host.as_str(), *port).to_socket_addrs().map_err(Failure::not_sent)?.collect();
                 Ok(self.in_order(addresses).into_iter().map(Way::Tcp).collect())

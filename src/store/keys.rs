@@ -4,9 +4,9 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use crate::base::clock::Moment;
 use crate::base::holder::Holder;
+use crate::base::sync::HashMap;
 use crate::store::reply::Compared;
 use crate::store::wanted::Wanted;
-use std::collections::HashMap;
 
 #[derive(Default)]
 pub(super) struct Keys {

@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use crate::base::clock::Moment;
+use crate::base::sync::PerProcess;
 use crate::store::endpoint::{Endpoint, Way};
 use crate::store::failure::{self, Failure, Refusal};
 use crate::store::io_error;
@@ -17,7 +18,7 @@ use crate::store::wire::{SHORTEST, Wire};
 pub(crate) const FAIR_TRY: Duration = Duration::from_millis(20);
 
 /// How many links were opened.
-static COUNT: AtomicU64 = AtomicU64::new(0);
+static COUNT: PerProcess<AtomicU64> = PerProcess::new(AtomicU64::new(0), || AtomicU64::new(0));
 
 /// Whether Redis is known to be at the other end of a link.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -79,7 +80,7 @@ impl Link {
     fn new(wire: Wire, began: Moment) -> Link {
         Link {
             wire,
-            id: COUNT.fetch_add(1, Ordering::Relaxed),
+            id: COUNT.with(|it| it.fetch_add(1, Ordering::Relaxed)),
             answered: began,
             unread: 0,
             broken: false,

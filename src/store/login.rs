@@ -6,12 +6,12 @@
 use std::fmt;
 use std::io;
 use std::panic::{self, AssertUnwindSafe};
-use std::process;
 use std::sync::Arc;
 
 use crate::base::clock::Moment;
 use crate::base::emit::debug;
 use crate::base::owner::host_name;
+use crate::base::sync::process;
 use crate::store::endpoint::{Endpoint, Login, Way};
 use crate::store::failure::{Failure, Refusal, legible};
 use crate::store::link::Link;

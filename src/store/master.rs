@@ -12,12 +12,11 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
-use parking_lot::{Mutex, MutexGuard};
-
 use crate::base::background::{Background, Stopped};
 use crate::base::backoff::Backoff;
 use crate::base::clock::Moment;
 use crate::base::emit::{info, warn};
+use crate::base::sync::{Mutex, MutexGuard};
 use crate::store::endpoint::{Endpoint, Place};
 use crate::store::failure::Failure;
 use crate::store::link::Link;

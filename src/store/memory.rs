@@ -7,10 +7,9 @@ use std::fmt;
 use std::sync::OnceLock;
 use std::time::Duration;
 
-use parking_lot::Mutex;
-
 use crate::base::clock::Moment;
 use crate::base::holder::{Holder, KEPT};
+use crate::base::sync::Mutex;
 use crate::store::failure::Failure;
 use crate::store::keys::{Entry, Keys};
 use crate::store::reply::{AdoptReply, ClaimReply, Compared, Seen};

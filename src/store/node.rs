@@ -9,6 +9,7 @@ use std::time::Duration;
 use crate::base::clock::Moment;
 use crate::base::error::Error;
 use crate::base::options::{Replicas, Settings, invalid_option};
+use crate::base::sync::PerProcess;
 use crate::store::endpoint::{Endpoint, Place};
 use crate::store::failure::{Failure, Refusal};
 use crate::store::link::Link;
@@ -21,7 +22,7 @@ use crate::store::tracking::TrackingConnection;
 use crate::store::wire::Ender;
 
 /// How many nodes were made.
-static COUNT: AtomicU64 = AtomicU64::new(0);
+static COUNT: PerProcess<AtomicU64> = PerProcess::new(AtomicU64::new(0), || AtomicU64::new(0));
 
 /// Called when other servers have keys than before, with a function that says of which keys this is
 /// true.
@@ -98,7 +99,7 @@ impl Node {
         let is_swept = common.access.expects(Expected::ClusterNode);
         let pool =
             Arc::new(Pool::new(common.pool_size, is_swept, &common.worker, Arc::clone(&common.on_close)));
-        let number = COUNT.fetch_add(1, Ordering::Relaxed);
+        let number = COUNT.with(|it| it.fetch_add(1, Ordering::Relaxed));
         Node { number, location, common, pool, retired: AtomicBool::new(false) }
     }
 

@@ -11,16 +11,18 @@ use std::io;
 use std::mem;
 use std::ops::{Deref, DerefMut};
 use std::panic::{self, AssertUnwindSafe};
-use std::process;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
-use std::thread;
 use std::time::Duration;
 
 use scheduled_thread_pool::{OnPoolDropBehavior, ScheduledThreadPool};
 
 use crate::base::clock::Moment;
 use crate::base::error::Error;
+#[cfg(test)]
+use crate::base::scheduler;
+use crate::base::sync::process;
+use crate::base::sync::thread;
 use crate::store::failure::{Failure, Fate};
 use crate::store::link::{FAIR_TRY, Link};
 use crate::store::resp::{Batch, Reply};
@@ -52,8 +54,20 @@ pub(super) struct Worker {
     pid: u32,
 }
 
+#[cfg(not(test))]
+type SlotPool<M> = r2d2::Pool<M>;
+
+#[cfg(not(test))]
+type BorrowedSlot = r2d2::PooledConnection<Slots>;
+
+#[cfg(test)]
+use crate::base::scheduler::SlotPool;
+
+#[cfg(test)]
+type BorrowedSlot = crate::base::scheduler::Slot<Slots>;
+
 pub(super) struct Pool {
-    slots: r2d2::Pool<Slots>,
+    slots: SlotPool<Slots>,
     /// A `Moment` in nanoseconds: links that have not answered since then are not used again. So
     /// after a restart of Redis, or if a firewall has dropped the idle connections, only one caller
     /// loses time to a dead link, not one caller per link.
@@ -70,6 +84,10 @@ pub(super) struct Pool {
 
 impl Worker {
     pub(super) fn start() -> Result<Worker, Error> {
+        #[cfg(test)]
+        if scheduler::inside() {
+            return Ok(Worker { threads: Arc::clone(&scheduler::UNUSED), pid: process::id() });
+        }
         // The worker that r2d2 makes by default would go on until its next round, up to half a
         // minute after the pool is dropped.
         let threads = ScheduledThreadPool::builder()
@@ -102,6 +120,9 @@ impl Pool {
             .test_on_check_out(false)
             .thread_pool(Arc::clone(&worker.threads))
             .build_unchecked(Slots);
+        #[cfg(test)]
+        let slots =
+            if scheduler::inside() { SlotPool::simulated(Slots, size) } else { SlotPool::Real(slots) };
         let (condemned, answered_at) = (AtomicU64::new(0), AtomicU64::new(0));
         Pool { slots, condemned, answered_at, on_close, pid: process::id() }
     }
@@ -147,7 +168,7 @@ impl Pool {
 
     /// A slot that nobody uses, if possible one with a link. (r2d2 lends the slot that came back
     /// last, and that slot may have no link.)
-    fn free_slot(&self) -> Option<r2d2::PooledConnection<Slots>> {
+    fn free_slot(&self) -> Option<BorrowedSlot> {
         let (mut empty, now) = (Vec::new(), Moment::now());
         while let Some(mut slot) = self.slots.try_get() {
             self.drop_stale(&mut slot, now);
@@ -213,7 +234,7 @@ impl Pool {
         self.answered_at.load(Ordering::Relaxed) >= moment.as_nanos()
     }
 
-    fn wait_for_slot(&self, deadline: Moment) -> Result<r2d2::PooledConnection<Slots>, Failure> {
+    fn wait_for_slot(&self, deadline: Moment) -> Result<BorrowedSlot, Failure> {
         let limit = deadline.since(Moment::now()).min(LONGEST_GET);
         let began = Moment::now();
         let mut slot = self.slots.get_timeout(limit).map_err(|_| {
@@ -297,7 +318,7 @@ impl DerefMut for LinkRef {
 /// A link on loan. Dropping this gives the link back to the pool, or closes it if it must not be
 /// used again.
 pub(super) struct Lent {
-    slot: r2d2::PooledConnection<Slots>,
+    slot: BorrowedSlot,
     pool: Arc<Pool>,
 }
 

@@ -10,9 +10,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
-use parking_lot::Mutex;
-
 use crate::base::clock::Moment;
+use crate::base::sync::Mutex;
 use crate::store::endpoint::{Endpoint, Place};
 use crate::store::epochs::Epochs;
 use crate::store::failure::{Failure, Refusal};

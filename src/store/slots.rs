@@ -222,7 +222,7 @@ mod tests {
             let entry = |n| entry(n, n, Reply::Bytes(b"a".to_vec()), 1 + n % masters);
             ranges(&Reply::Array((0..SLOTS.into()).map(entry).collect()), &at("asked", 9))
         };
-        assert_eq!(map(1000).unwrap().0.len(), SLOTS.into(), "a range for each slot");
+        assert_eq!(map(1000).unwrap().0.len(), usize::from(SLOTS), "a range for each slot");
         let failure = map(1001).unwrap_err();
         assert!(!failure.can_pass() && failure.text().contains("1001 masters"), "{failure:?}");
     }

@@ -14,6 +14,8 @@ use redis::io::tcp::socket2::{self, Domain, SockAddr, Type};
 use redis::io::tcp::socket2::{SockRef, TcpKeepalive};
 
 use crate::base::clock::Moment;
+#[cfg(test)]
+use crate::base::scheduler;
 use crate::store::endpoint::Way;
 use crate::store::io_error;
 use crate::store::resp::{Reader, Reply};
@@ -53,6 +55,8 @@ enum Socket {
     Tcp(TcpStream),
     #[cfg(unix)]
     Unix(UnixStream),
+    #[cfg(test)]
+    Simulated(scheduler::Socket),
 }
 
 /// Ends a connection, even while another thread is blocked in it. Keeps no connection open.
@@ -71,7 +75,7 @@ impl Ender {
     pub(crate) fn end(&self) {
         if let Some(socket) = self.0.upgrade() {
             // An error means that the connection has ended already.
-            let _ = socket.raw().shutdown(Shutdown::Both);
+            let _ = socket.shutdown();
         }
     }
 
@@ -88,7 +92,28 @@ impl Socket {
             Socket::Tcp(stream) => SockRef::from(stream),
             #[cfg(unix)]
             Socket::Unix(stream) => SockRef::from(stream),
+            #[cfg(test)]
+            Socket::Simulated(_) => unreachable!("there is no socket of the system"),
         }
+    }
+
+    fn shutdown(&self) -> io::Result<()> {
+        #[cfg(test)]
+        if let Socket::Simulated(socket) = self {
+            socket.shutdown();
+            return Ok(());
+        }
+        self.raw().shutdown(Shutdown::Both)
+    }
+
+    fn set_timeout(&self, timeout: Duration) -> io::Result<()> {
+        #[cfg(test)]
+        if let Socket::Simulated(socket) = self {
+            socket.set_timeout(timeout);
+            return Ok(());
+        }
+        self.raw().set_read_timeout(Some(timeout))?;
+        self.raw().set_write_timeout(Some(timeout))
     }
 
     fn read(&self, buffer: &mut [u8]) -> io::Result<usize> {
@@ -96,12 +121,18 @@ impl Socket {
             Socket::Tcp(stream) => (&*stream).read(buffer),
             #[cfg(unix)]
             Socket::Unix(stream) => (&*stream).read(buffer),
+            #[cfg(test)]
+            Socket::Simulated(socket) => socket.read(buffer),
         }
     }
 
     /// Reads what has arrived. Does not wait.
     #[cfg(any(target_os = "linux", target_os = "android", target_vendor = "apple"))]
     fn read_now(&self, buffer: &mut [u8]) -> io::Result<usize> {
+        #[cfg(test)]
+        if let Socket::Simulated(socket) = self {
+            return socket.read_now(buffer);
+        }
         Ok(rustix::net::recv(&*self.raw(), buffer, rustix::net::RecvFlags::DONTWAIT)?.1)
     }
 
@@ -118,6 +149,8 @@ impl Socket {
             Socket::Tcp(stream) => (&*stream).write(bytes),
             #[cfg(unix)]
             Socket::Unix(stream) => (&*stream).write(bytes),
+            #[cfg(test)]
+            Socket::Simulated(socket) => socket.write(bytes),
         }
     }
 }
@@ -227,6 +260,10 @@ impl Stream {
         let of = |socket| Stream { socket: Arc::new(socket), timeout: Duration::ZERO };
         match way {
             Way::Tcp(address) => {
+                #[cfg(test)]
+                if let Some(socket) = scheduler::connect(*address, limit) {
+                    return Ok(of(Socket::Simulated(socket?)));
+                }
                 let stream = TcpStream::connect_timeout(address, limit)?;
                 // With Nagle's algorithm, a clean-up that is written behind an unanswered command
                 // would wait for that answer.
@@ -276,9 +313,7 @@ impl By<'_> {
             let timeout = left.max(SHORTEST);
             let set = self.stream.timeout;
             if set > timeout.saturating_add(SHORTEST) || set < timeout / 4 {
-                let socket = self.stream.socket.raw();
-                socket.set_read_timeout(Some(timeout))?;
-                socket.set_write_timeout(Some(timeout))?;
+                self.stream.socket.set_timeout(timeout)?;
                 self.stream.timeout = timeout;
             }
             match call(&self.stream.socket) {

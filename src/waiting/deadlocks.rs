@@ -17,18 +17,17 @@ use std::cell::RefCell;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use parking_lot::Mutex;
-
 use crate::base::body::Made;
 use crate::base::clock::Moment;
 use crate::base::error::{BlockedThread, Error};
 use crate::base::holder::Holder;
 use crate::base::key::Key;
 use crate::base::owner::Owner;
+use crate::base::sync::{Mutex, PerProcess};
 use crate::hold::Hold;
 
 /// The threads of this process that hold locks and sleep until they get another one.
-static BLOCKED: Mutex<Vec<Blocked>> = Mutex::new(Vec::new());
+static BLOCKED: PerProcess<Mutex<Vec<Blocked>>> = PerProcess::new(Mutex::new(Vec::new()), Mutex::default);
 
 /// Why a thread must not go on waiting.
 #[derive(Debug)]
@@ -125,29 +124,31 @@ impl<'a> Wait<'a> {
         let seen = seen.filter(of_this_process).map(Holder::raw);
         // The thread enters the list and looks for a cycle in one step. If it entered first, two
         // threads that close a cycle together would both find it, and both get the error.
-        let mut blocked = BLOCKED.lock();
-        let number = match *state {
-            State::Blocked(number) => number,
-            _ => self.enter(&mut blocked, holds),
-        };
-        *state = State::Blocked(number);
-        let Some(me) = blocked.iter_mut().find(|it| it.number == number) else { return Ok(()) };
-        let is_new = is_first || seen.is_some() && me.seen.as_deref() != seen;
-        me.seen = seen.map(str::to_owned).or(me.seen.take());
-        // If nothing is new, the thread that closes a cycle is another one.
-        let Some(cycle) = is_new.then(|| cycle(&blocked, number, Moment::now())).flatten() else {
-            return Ok(());
-        };
-        // The wait is over. If the thread stayed in the list until it has left its queue, another
-        // thread could find the same cycle meanwhile.
-        blocked.retain(|it| it.number != number);
-        *state = State::Free;
-        Err(cycle)
+        BLOCKED.with(|all| {
+            let mut blocked = all.lock();
+            let number = match *state {
+                State::Blocked(number) => number,
+                _ => self.enter(&mut blocked, holds),
+            };
+            *state = State::Blocked(number);
+            let Some(me) = blocked.iter_mut().find(|it| it.number == number) else { return Ok(()) };
+            let is_new = is_first || seen.is_some() && me.seen.as_deref() != seen;
+            me.seen = seen.map(str::to_owned).or(me.seen.take());
+            // If nothing is new, the thread that closes a cycle is another one.
+            let Some(cycle) = is_new.then(|| cycle(&blocked, number, Moment::now())).flatten() else {
+                return Ok(());
+            };
+            // The wait is over. If the thread stayed in the list until it has left its queue, another
+            // thread could find the same cycle meanwhile.
+            blocked.retain(|it| it.number != number);
+            *state = State::Free;
+            Err(cycle)
+        })
     }
 
     fn enter(&self, blocked: &mut Vec<Blocked>, holds: Vec<HeldBy>) -> u64 {
-        static NEXT: AtomicU64 = AtomicU64::new(0);
-        let number = NEXT.fetch_add(1, Ordering::Relaxed);
+        static NEXT: PerProcess<AtomicU64> = PerProcess::new(AtomicU64::new(0), || AtomicU64::new(0));
+        let number = NEXT.with(|it| it.fetch_add(1, Ordering::Relaxed));
         blocked.push(Blocked {
             number,
             thread: self.thread.clone(),
@@ -163,7 +164,7 @@ impl<'a> Wait<'a> {
 impl Drop for Wait<'_> {
     fn drop(&mut self) {
         if let State::Blocked(number) = *self.state.borrow() {
-            BLOCKED.lock().retain(|it| it.number != number);
+            BLOCKED.with(|all| all.lock().retain(|it| it.number != number));
         }
     }
 }
@@ -244,7 +245,7 @@ mod tests {
     #[test]
     fn who_closes_a_cycle_leaves_the_list_at_once() {
         const MANAGER: u64 = u64::MAX; // No other test has it.
-        let listed = || BLOCKED.lock().iter().filter(|it| it.wants.0 == MANAGER).count();
+        let listed = || BLOCKED.with(|all| all.lock().iter().filter(|it| it.wants.0 == MANAGER).count());
         let owner = |thread| Owner::new("host".into(), 1, thread);
         let (a, b): (Arc<str>, Arc<str>) = ("a".into(), "b".into());
         let (one, two) = (owner(1), owner(2));

@@ -4,13 +4,12 @@
 //! The first wait for a busy lock of a node, or the first renewal there, starts the listener. When
 //! a node leaves the cluster, its listener ends.
 
-use std::collections::HashMap;
 use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use parking_lot::Mutex;
-
+use crate::base::sync::HashMap;
+use crate::base::sync::Mutex;
 use crate::store::{Node, Store};
 use crate::waiting::listener::{Listener, OnInvalidation};
 use crate::waiting::wakeups::Wakeups;

@@ -1,9 +1,10 @@
 //! The queues of one manager, by key, and for how long the queue of a key that no thread wants is
 //! kept.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::VecDeque;
 use std::sync::Arc;
 
+use crate::base::sync::HashMap;
 use crate::waiting::queue::WaitQueue;
 
 /// How many queues a manager keeps once no thread of this process wants their keys any more.

@@ -9,8 +9,6 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use parking_lot::Mutex;
-
 use crate::base::clock::Moment;
 use crate::base::emit::{self, debug, info};
 use crate::base::error::Error;
@@ -18,6 +16,7 @@ use crate::base::holder::Holder;
 use crate::base::key::Key;
 use crate::base::metrics::WAITING;
 use crate::base::owner::Owner;
+use crate::base::sync::Mutex;
 use crate::waiting::patience::{Patience, Silence};
 
 /// A thread of this process that waits for a lock, as listed by

@@ -1,10 +1,10 @@
 //! The threads that sleep until a key changes in Redis.
 
-use std::collections::HashMap;
 use std::mem;
 use std::sync::Arc;
 
 use crate::base::clock::Moment;
+use crate::base::sync::HashMap;
 use crate::base::sync::{Condvar, Mutex};
 
 /// The sleeping threads of one manager: at most one for each key, since the others queue behind it.
