@@ -188,6 +188,8 @@
 //! | `relatch::disabled` | | locks are [disabled](LockManager::disabled) (logged once in the process) | | |
 
 // The rooms and files in the order of the layers: each uses only those below it.
+#[cfg(test)]
+mod simulation;
 mod installed;
 mod builder;
 mod manager;
@@ -195,8 +197,6 @@ mod lock;
 mod request;
 mod guard;
 mod session;
-#[cfg(test)]
-mod interleavings;
 mod release;
 mod acquire;
 mod keeping;

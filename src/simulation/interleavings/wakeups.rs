@@ -5,7 +5,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use shuttle::thread;
+use crate::base::sync::thread;
 
 use crate::acquire::{AcquireContext, Answer, Ask, Attempt, Taken, ask_until_taken};
 use crate::base::clock::Moment;
