@@ -10,6 +10,7 @@ mod interleavings;
 mod judge;
 mod plan;
 pub(crate) mod redis;
+mod rows;
 mod scene;
 mod server;
 mod shrinking;

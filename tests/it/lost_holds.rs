@@ -59,22 +59,6 @@ fn row_06_a_lock_whose_key_is_gone_is_lost_within_a_renewal_period() {
     assert_lost_within_a_period(&often_renewed());
 }
 
-/// The hold has a lease of 30 s, and is renewed every 10 s. But its first renewal is due after a
-/// second, and from then on, Redis tracks the key.
-#[test]
-fn row_06_a_key_that_is_deleted_at_any_age_of_its_hold_is_told_within_seconds() {
-    let server = Server::start();
-    let locks = connect(&server);
-    for renewed in [0, 1] {
-        let guard = locks.lock("a").expect("locks");
-        eventually(LONG, "the hold is as old as wanted", || renewals(&locks, "a") >= renewed);
-        delete(&server, "a");
-        let (took, lost) = time(|| guard.watch().wait_lost(LONG));
-        assert_eq!(lost, Some(LostCause::Deleted));
-        assert!(took < 5 * SOON, "{took:?} after {renewed} renewals");
-    }
-}
-
 /// With a listener, the loss would be reported sooner.
 #[test]
 fn row_06_without_a_listener_the_next_renewal_finds_the_loss() {

@@ -1,16 +1,13 @@
 //! The keeper's renewals: from when a renewed lease counts, when renewals stop, and that nothing is
 //! renewed after its release.
 
-use std::ops::Range;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::mpsc;
 use std::thread;
 use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 use relatch::{Error, LockGuard, LockManager, LostCause, Unlocked};
-use relatch_rig::{Fault, LONG, Proxy, Relay, Server, SetOnDrop, eventually, throughout, time, unique_key};
+use relatch_rig::{Fault, LONG, Proxy, Server, eventually, throughout, time, unique_key};
 
 use crate::support::{ANSWER, LEASE, Over, PERIOD, Rig, SOON, renewals, renewals_of, returns_by, trusted};
 
@@ -242,30 +239,6 @@ fn row_18_one_lost_answer_costs_no_hold_whose_lease_is_shorter_than_the_response
     assert!(guard.is_valid(), "lost with {} tries", rig.proxy.commands(&renewals_of(&rig.server, "a")));
 }
 
-/// A relay that puts a proxy for this server far away, and a manager behind it with one connection.
-fn far_away(server: &Server, round_trip: Duration) -> (Proxy, Relay, LockManager) {
-    let proxy = Proxy::start(server.port());
-    let relay = Relay::start(proxy.port());
-    let locks = LockManager::connect(&relay.url()).expect("connects");
-    relay.be_far(round_trip);
-    (proxy, relay, locks)
-}
-
-/// The keeper connects for the first renewal, which takes two round trips, and Redis does not know
-/// the script.
-#[test]
-fn a_lease_of_six_round_trips_survives_its_first_renewal() {
-    let is_kept = || {
-        let server = Server::start();
-        let (_proxy, _relay, locks) = far_away(&server, 2 * PERIOD);
-        let guard = locks.named("a").lease(12 * PERIOD).lock().expect("locks");
-        eventually(LONG, "renewed or lost", || renewals(&locks, "a") > 0 || !guard.is_valid());
-        guard.is_valid()
-    };
-    // Each try has time for a delay of a third of a round trip. The machine may be busy.
-    assert!((0..5).any(|_| is_kept()), "lost five times");
-}
-
 /// The first connection for a renewal is silent. The next one has time for it.
 #[test]
 fn row_18_a_silent_login_costs_no_hold_whose_lease_is_shorter_than_the_timeouts() {
@@ -276,42 +249,6 @@ fn row_18_a_silent_login_costs_no_hold_whose_lease_is_shorter_than_the_timeouts(
     eventually(LONG, "renewed or lost", || renewals(&rig.locks, "a") > 0 || !guard.is_valid());
     assert_eq!(rig.proxy.fired(), 1);
     assert!(guard.is_valid(), "it was not renewed");
-}
-
-/// The ends of the holds are close to each other. After an outage of nearly a lease, there is
-/// always one that ends before Redis can answer.
-#[test]
-fn row_18_holds_that_end_keep_no_other_from_being_renewed() {
-    const HOLDS: u64 = 400;
-    let server = Server::start();
-    let (proxy, _relay, locks) = far_away(&server, Duration::from_millis(20));
-    let lease = |n| Duration::from_secs(4) + Duration::from_millis(5 * n);
-    let take = |n| locks.named(format!("held-{n}")).lease(lease(n)).lock().expect("locks");
-    let (held, over) = (AtomicU64::new(0), AtomicBool::new(false));
-    let hold = |numbers: Range<u64>| {
-        let guards: Vec<_> = numbers.map(take).collect();
-        held.fetch_add(HOLDS / 8, Ordering::SeqCst);
-        eventually(3 * LONG, "the test is over", || over.load(Ordering::SeqCst));
-        drop(guards);
-    };
-    thread::scope(|scope| {
-        let _over = SetOnDrop(&over);
-        for n in 0..8 {
-            let hold = &hold;
-            scope.spawn(move || hold(n * HOLDS / 8..(n + 1) * HOLDS / 8));
-        }
-        eventually(LONG, "all are held", || held.load(Ordering::SeqCst) == HOLDS);
-        proxy.refuse(true);
-        proxy.cut_all();
-        let valid = || locks.held().into_iter().filter(|it| !it.valid_for.is_zero()).collect::<Vec<_>>();
-        eventually(LONG, "the first ones are lost", || valid().len() < 360);
-        proxy.refuse(false);
-        // The pause between two attempts is half a second at most, and the machine may be busy.
-        let in_time: Vec<_> = valid().into_iter().filter(|it| it.valid_for > SOON).collect();
-        assert!(in_time.len() > 20, "the rest of the test says nothing");
-        let is_renewed = |key: &str| renewals(&locks, key) > 0;
-        eventually(LONG / 4, "they are renewed", || in_time.iter().all(|it| is_renewed(&it.key)));
-    });
 }
 
 #[test]
@@ -374,44 +311,6 @@ fn row_32_a_renewal_answered_after_the_release_changes_nothing() {
         let stats = rig.locks.stats();
         assert_eq!((stats.lost, stats.renewed), (0, 0));
     }
-}
-
-#[test]
-fn a_closure_that_lasts_ten_leases_keeps_its_lock() {
-    let rig = Rig::with(|builder| builder.connect_timeout(LONG).response_timeout(LONG));
-    // If the machine runs none of our threads from the time when a renewal is due to the end of the
-    // lease, the lock is rightly lost. With this lease, that takes a delay of 800 ms. With a
-    // shorter lease, a delay of 400 ms was enough.
-    let lease = 2 * LEASE;
-    let lock = rig.locks.named("a").lease(lease);
-    let (stop, stopped) = mpsc::channel::<()>();
-    let (start, started) = mpsc::channel();
-    thread::scope(|scope| {
-        let server = &rig.server;
-        let sampler = scope.spawn(move || {
-            let token: String = started.recv().expect("the closure starts");
-            let mut samples = 0;
-            while stopped.recv_timeout(Duration::from_millis(1)) == Err(mpsc::RecvTimeoutError::Timeout) {
-                assert_eq!(
-                    server.get("lock:a").as_ref(),
-                    Some(&token),
-                    "the key ended after {samples} samples"
-                );
-                samples += 1;
-            }
-            samples
-        });
-        let done = lock.with_lock_result(|guard| {
-            start.send(guard.token().to_owned()).expect("the sampler runs");
-            throughout(10 * lease, || assert!(guard.is_valid(), "the hold was not renewed in time"));
-            drop(stop);
-            assert!(sampler.join().expect("no panic") > 200);
-            Ok::<_, Error>(())
-        });
-        assert!(done.is_ok(), "{done:?}");
-    });
-    assert_eq!(rig.value_of("a"), None);
-    assert!(rig.locks.stats().renewed >= 20);
 }
 
 #[test]

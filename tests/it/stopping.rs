@@ -524,31 +524,6 @@ pub(crate) fn leave_as_told() {
     process::exit(7)
 }
 
-/// Threads that take and release locks all the time are caught at every point of that.
-#[test]
-fn no_thread_trusts_a_lock_once_its_manager_was_shut_down_and_released_and_no_key_is_left() {
-    let server = Server::start();
-    for _ in 0..60 {
-        let (locks, is_over) = (connect(&server), AtomicBool::new(false));
-        let (locks, is_over) = (&locks, &is_over);
-        thread::scope(|scope| {
-            for n in 0..4 {
-                scope.spawn(move || {
-                    while let Ok(guard) = locks.lock(n.to_string()) {
-                        assert!(!(is_over.load(Ordering::Acquire) && guard.is_valid()), "it is trusted");
-                        drop(guard);
-                    }
-                });
-            }
-            eventually(LONG, "the threads take locks", || locks.stats().acquired > 20);
-            let _ = locks.shutdown_and_release(Duration::ZERO);
-            is_over.store(true, Ordering::Release);
-            let left: Vec<String> = server.query(&["KEYS", "*"]);
-            assert!(left.is_empty(), "{left:?}");
-        });
-    }
-}
-
 #[test]
 fn a_shutdown_does_not_wait_for_a_hold_that_is_lost() {
     let rig = Rig::new();

@@ -163,8 +163,8 @@ thread_local! {
 
 /// Calls `f` with the world. `None` outside of a run.
 fn world<T>(f: impl FnOnce(&mut World) -> T) -> Option<T> {
-    // After a run, its leftovers see the real tools again.
-    WORLD.try_with(|it| it.try_borrow_mut().ok()?.as_mut().filter(|it| !it.is_over).map(f)).ok().flatten()
+    // After a run, its leftovers see the real tools again. (A call within `f` panics.)
+    WORLD.try_with(|it| it.borrow_mut().as_mut().filter(|it| !it.is_over).map(f)).ok().flatten()
 }
 
 /// True inside of a run.
