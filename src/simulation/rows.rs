@@ -264,7 +264,7 @@ fn a_lock_is_kept_for_its_time_whenever_it_is_released() {
 
 #[test]
 fn a_waiter_is_woken_when_the_lock_is_released_and_not_a_poll_later() {
-    in_scenes(200, |world| {
+    in_scenes(200, |_| {
         let (holder, waiter) = (locks(|builder| builder), locks(|builder| builder));
         let guard = holder.lock("a").expect("locks");
         let released = Arc::new(Mutex::new(0));
