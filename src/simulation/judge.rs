@@ -1,11 +1,14 @@
-//! What must hold in every scene.
+//! Who holds what, and what must hold at each moment: never two valid holders, fences that grow, a
+//! depth that is right, losses that are told in time and once.
 
 use std::cell::RefCell;
 use std::time::Duration;
 
-use crate::LockGuard;
-use crate::LockWatch;
-use crate::base::scheduler::{as_process, fail, now, trace};
+use crate::base::scheduler::{as_process, fail, has_failed, later, now, trace};
+use crate::simulation::ledger;
+use crate::simulation::plan::{Plan, Program};
+use crate::simulation::scene::name;
+use crate::{HeldLock, LockGuard, LockWatch};
 
 thread_local! {
     static JUDGE: RefCell<Judge> = RefCell::default();
@@ -13,71 +16,218 @@ thread_local! {
 
 #[derive(Default)]
 struct Judge {
-    open: Vec<Open>,
-    count: u64,
-    locks: u64,
+    holds: Vec<Hold>,
+    programs: Vec<Program>,
     dead: Vec<usize>,
     /// Which process was paused, from when, until when.
     paused: Vec<(usize, u64, u64)>,
-    /// Until when each key may have been removed by somebody who does not hold it. Holds that were
-    /// asked for until then may be lost.
-    removed: Vec<u64>,
-    /// The largest fence of each key.
-    fences: Vec<u64>,
+    /// Until when each key may have been removed by somebody who does not hold it, and how many
+    /// commands for that are under way. Holds that were asked for until then may be lost.
+    removed: Vec<(u64, u32)>,
+    /// Which managers were told to give everything back.
+    released: Vec<(usize, usize)>,
+    /// For which keys of which managers `on_lost` was called.
+    told: Vec<(usize, usize, usize)>,
+    /// The managers that gave a lock back which nobody got.
+    undone: Vec<(usize, usize)>,
 }
 
-/// A hold that somebody may trust.
+/// A thread of a process, and the manager that it uses.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Who {
+    pub(super) process: usize,
+    pub(super) manager: usize,
+    pub(super) thread: u64,
+}
+
+/// What a hold may rely on.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Deal {
+    /// It is not renewed, or only for a while.
+    pub(super) may_expire: bool,
+    /// It has a `max_hold`.
+    pub(super) capped: bool,
+    /// Its lease was made shorter.
+    pub(super) shortened: bool,
+    /// How soon a loss is told while the network works.
+    pub(super) told_within: Duration,
+}
+
 #[derive(Clone)]
-struct Open {
-    number: u64,
-    process: usize,
+struct Hold {
+    who: Who,
     key: usize,
+    deal: Deal,
+    token: String,
+    fence: Option<u64>,
+    watch: LockWatch,
     /// When the call began that took it.
     began: u64,
-    token: String,
-    watch: LockWatch,
+    /// When the last guard was given back.
+    ended: Option<u64>,
+    /// How many guards there are.
+    depth: u32,
 }
 
 /// A new scene begins.
-pub(super) fn begin(keys: usize) {
+pub(super) fn begin(plan: &Plan) {
     JUDGE.with_borrow_mut(|judge| {
         // What a killed process holds must not be dropped.
-        std::mem::forget(std::mem::take(&mut judge.open));
-        *judge = Judge { fences: vec![0; keys], removed: vec![0; keys], ..Judge::default() };
+        let dead = std::mem::take(&mut judge.dead);
+        judge.holds.extract_if(.., |hold| dead.contains(&hold.who.process)).for_each(std::mem::forget);
+        let (programs, removed) = (plan.processes.clone(), vec![(0, 0); plan.keys]);
+        *judge = Judge { programs, removed, ..Judge::default() };
     });
 }
 
 pub(super) fn locks_taken() -> u64 {
-    JUDGE.with_borrow(|judge| judge.locks)
+    JUDGE.with_borrow(|judge| judge.holds.len() as u64)
 }
 
-/// A thread of that process has taken the lock. Returns the number of the hold.
-pub(super) fn taken(process: usize, key: usize, began: u64, guard: &LockGuard) -> u64 {
-    let (token, watch, fence) =
-        as_process(process, || (guard.token().to_owned(), guard.watch(), guard.fence()));
-    trace(|| format!("took {key} with {token}"));
-    let number = JUDGE.with_borrow_mut(|judge| {
-        judge.locks += 1;
-        if judge.open.iter().any(|open| open.token == token) {
-            return 0; // Reentry, or a thread that got it from another one.
-        }
-        judge.count += 1;
-        judge.open.push(Open { number: judge.count, process, key, began, token, watch });
-        judge.count
+/// What is known of a process, whose numbers begin with one.
+pub(super) fn program(process: usize) -> Program {
+    JUDGE.with_borrow(|judge| judge.programs[process - 1].clone())
+}
+
+/// A thread has a guard more. `extra` guards are there besides those that the judge knows. Returns
+/// the number of the hold.
+pub(super) fn taken(who: Who, key: usize, began: u64, deal: Deal, guard: &LockGuard, extra: u32) -> usize {
+    let look = || (guard.token().to_owned(), guard.watch(), guard.fence(), guard.depth());
+    let (token, watch, fence, depth) = as_process(who.process, look);
+    let (number, known) = JUDGE.with_borrow_mut(|judge| {
+        let found = judge.holds.iter().position(|hold| hold.ended.is_none() && hold.token == token);
+        let number = found.unwrap_or_else(|| {
+            let (token, watch) = (token.clone(), watch.clone());
+            let (ended, depth) = (None, 0);
+            judge.holds.push(Hold { who, key, deal, token, fence, watch, began, ended, depth });
+            judge.holds.len() - 1
+        });
+        judge.holds[number].depth += 1;
+        judge.holds[number].who = who;
+        (number, judge.holds[number].depth)
     });
-    if let Some(fence) = fence.filter(|_| number != 0) {
-        let last = JUDGE.with_borrow_mut(|judge| std::mem::replace(&mut judge.fences[key], fence));
-        if last >= fence {
-            fail(format!("a hold of {key} has the fence {fence}, an earlier one had {last}"));
-        }
+    trace(|| format!("took {key} with {token}, hold {number}, depth {depth}, fence {fence:?}"));
+    if depth != known + extra {
+        fail(format!("hold {number} has the depth {depth}, and {known} and {extra} guards"));
     }
+    fences_grow(key, number);
     nobody_else(key);
     number
 }
 
+/// The thread has so many guards more.
+pub(super) fn deepens(number: usize, by: u32) {
+    JUDGE.with_borrow_mut(|judge| judge.holds[number].depth += by);
+}
+
+/// A guard is gone. Returns how many are left.
+pub(super) fn ends(number: usize) -> u32 {
+    JUDGE.with_borrow_mut(|judge| {
+        let hold = &mut judge.holds[number];
+        hold.depth -= 1;
+        if hold.depth == 0 {
+            hold.ended = Some(now());
+        }
+        hold.depth
+    })
+}
+
+/// Another thread has the hold.
+pub(super) fn moves(number: usize, who: Who) {
+    JUDGE.with_borrow_mut(|judge| judge.holds[number].who = who);
+}
+
+pub(super) fn depth(number: usize) -> u32 {
+    JUDGE.with_borrow(|judge| judge.holds[number].depth)
+}
+
+pub(super) fn is_capped(number: usize) -> bool {
+    JUDGE.with_borrow(|judge| judge.holds[number].deal.capped)
+}
+
+/// The lease of the hold may be shorter from now on.
+pub(super) fn shortens(number: usize) {
+    JUDGE.with_borrow_mut(|judge| judge.holds[number].deal.shortened = true);
+}
+
+pub(super) fn is_shortened(number: usize) -> bool {
+    JUDGE.with_borrow(|judge| judge.holds[number].deal.shortened)
+}
+
+pub(super) fn key(number: usize) -> usize {
+    JUDGE.with_borrow(|judge| judge.holds[number].key)
+}
+
+pub(super) fn token(number: usize) -> String {
+    JUDGE.with_borrow(|judge| judge.holds[number].token.clone())
+}
+
+pub(super) fn fence(number: usize) -> Option<u64> {
+    JUDGE.with_borrow(|judge| judge.holds[number].fence)
+}
+
+/// Whether this thread holds the lock now, or held it until a moment ago.
+pub(super) fn has(process: usize, thread: u64, key: usize, since: u64) -> bool {
+    let is_it = |hold: &Hold| {
+        (hold.who.process, hold.who.thread, hold.key) == (process, thread, key)
+            && hold.ended.is_none_or(|at| at >= since)
+    };
+    JUDGE.with_borrow(|judge| judge.holds.iter().any(is_it))
+}
+
+/// Whether any thread of the process holds the lock, or held it until a moment ago.
+pub(super) fn is_held_in(process: usize, key: usize, since: u64) -> bool {
+    let is_it = |hold: &Hold| {
+        (hold.who.process, hold.key) == (process, key) && hold.ended.is_none_or(|at| at >= since)
+    };
+    JUDGE.with_borrow(|judge| judge.holds.iter().any(is_it))
+}
+
+/// The locks that this thread holds.
+pub(super) fn held_by(who: Who) -> Vec<usize> {
+    let is_it = |it: &(usize, &Hold)| {
+        (it.1.who.process, it.1.who.thread) == (who.process, who.thread) && it.1.ended.is_none()
+    };
+    JUDGE.with_borrow(|judge| judge.holds.iter().enumerate().filter(is_it).map(|it| it.0).collect())
+}
+
+/// Whether anything explains that a hold was lost.
+pub(super) fn may_be_lost(number: usize) -> bool {
+    JUDGE.with_borrow(|judge| {
+        let hold = &judge.holds[number];
+        let Who { process, manager, .. } = hold.who;
+        hold.deal.may_expire
+            || judge.is_removed(hold.key, hold.began)
+            || judge.released.contains(&(process, manager))
+            || judge.was_paused(process, hold.began)
+            || ledger::trouble(hold.began, now())
+    })
+}
+
+/// The hold may end by itself from now on.
+pub(super) fn may_expire(number: usize) {
+    JUDGE.with_borrow_mut(|judge| judge.holds[number].deal.may_expire = true);
+}
+
+/// Whether somebody who does not hold the lock has removed its key since then.
+pub(super) fn was_removed(key: usize, since: u64) -> bool {
+    JUDGE.with_borrow(|judge| judge.is_removed(key, since))
+}
+
 /// Somebody who does not hold the lock removes its key until then.
 pub(super) fn removed(key: usize, until: u64) {
-    JUDGE.with_borrow_mut(|judge| judge.removed[key] = judge.removed[key].max(until));
+    JUDGE.with_borrow_mut(|judge| judge.removed[key].0 = judge.removed[key].0.max(until));
+}
+
+/// A command that removes the key is sent.
+pub(super) fn removes(key: usize) {
+    JUDGE.with_borrow_mut(|judge| judge.removed[key].1 += 1);
+}
+
+/// That command was executed by now. (One without an answer may be executed at any time.)
+pub(super) fn has_removed(key: usize) {
+    removed(key, now());
+    JUDGE.with_borrow_mut(|judge| judge.removed[key].1 -= 1);
 }
 
 /// The process runs no thread until then.
@@ -85,51 +235,161 @@ pub(super) fn paused(process: usize, until: u64) {
     JUDGE.with_borrow_mut(|judge| judge.paused.push((process, now(), until)));
 }
 
+pub(super) fn was_paused(process: usize, since: u64) -> bool {
+    JUDGE.with_borrow(|judge| judge.was_paused(process, since))
+}
+
 /// The process was killed: it trusts nothing any more.
 pub(super) fn killed(process: usize) {
-    JUDGE.with_borrow_mut(|judge| {
-        judge.dead.push(process);
-        judge.open.extract_if(.., |open| open.process == process).for_each(std::mem::forget);
-    });
+    JUDGE.with_borrow_mut(|judge| judge.dead.push(process));
 }
 
 pub(super) fn is_dead(process: usize) -> bool {
     JUDGE.with_borrow(|judge| judge.dead.contains(&process))
 }
 
-/// The hold is given back, or will be trusted by nobody any more.
-pub(super) fn ends(number: u64) {
-    let gone = JUDGE.with_borrow_mut(|judge| {
-        let at = judge.open.iter().position(|open| open.number == number);
-        at.map(|at| judge.open.swap_remove(at))
+/// A manager gives back what its threads hold.
+pub(super) fn gives_all_back(process: usize, manager: usize) {
+    JUDGE.with_borrow_mut(|judge| judge.released.push((process, manager)));
+}
+
+/// `on_lost` was called.
+pub(super) fn told(process: usize, manager: usize, key: usize) {
+    JUDGE.with_borrow_mut(|judge| judge.told.push((process, manager, key)));
+}
+
+/// A manager has given back a lock that nobody got.
+pub(super) fn undone(who: Who) {
+    JUDGE.with_borrow_mut(|judge| judge.undone.push((who.process, who.manager)));
+}
+
+impl Judge {
+    fn is_removed(&self, key: usize, since: u64) -> bool {
+        let (until, under_way) = self.removed[key];
+        under_way > 0 || until >= since
+    }
+
+    fn was_paused(&self, process: usize, since: u64) -> bool {
+        self.paused.iter().any(|it| it.0 == process && it.2 >= since)
+    }
+}
+
+/// The manager does not trust its own hold whose key it has deleted.
+pub(super) fn has_deleted(who: Who, token: &str) {
+    blame_trusted(who, |hold| hold.token == token, "its key was deleted by its manager");
+}
+
+/// The manager trusts no hold any more, after its shutdown.
+pub(super) fn none_of(who: Who) {
+    blame_trusted(who, |_| true, "its manager was shut down");
+}
+
+fn blame_trusted(who: Who, counts: impl Fn(&Hold) -> bool, why: &str) {
+    let open = JUDGE.with_borrow(|judge| {
+        let is_it = |hold: &&Hold| {
+            (hold.who.process, hold.who.manager) == (who.process, who.manager)
+                && hold.ended.is_none()
+                && counts(hold)
+        };
+        judge.holds.iter().filter(is_it).cloned().collect::<Vec<_>>()
     });
-    drop(gone);
+    let trusted = open.iter().find(|hold| as_process(who.process, || hold.watch.is_valid()));
+    if let Some(hold) = trusted {
+        fail(format!("{} is trusted, and {why}", hold.token));
+    }
+}
+
+/// Whatever this thread holds through its manager is listed.
+pub(super) fn are_listed(who: Who, listed: &[HeldLock]) {
+    for number in held_by(who) {
+        let hold = JUDGE.with_borrow(|judge| judge.holds[number].clone());
+        let is_it = |held: &HeldLock| held.key == name(hold.key) && held.depth >= hold.depth;
+        let is_valid = as_process(who.process, || hold.watch.is_valid());
+        if hold.who.manager == who.manager && is_valid && !listed.iter().any(is_it) {
+            fail(format!("hold {number} is not listed"));
+        }
+    }
 }
 
 /// Never two valid holders.
 pub(super) fn nobody_else(key: usize) {
     let open = JUDGE.with_borrow(|judge| {
-        let counts = |open: &&Open| open.key == key && open.began > judge.removed[key];
-        judge.open.iter().filter(counts).cloned().collect::<Vec<_>>()
+        let counts = |hold: &&Hold| {
+            hold.key == key
+                && hold.ended.is_none()
+                && !judge.dead.contains(&hold.who.process)
+                && !judge.is_removed(key, hold.began)
+        };
+        judge.holds.iter().filter(counts).cloned().collect::<Vec<_>>()
     });
-    let is_trusted = |open: &&Open| as_process(open.process, || open.watch.is_valid());
+    let is_trusted = |hold: &&Hold| as_process(hold.who.process, || hold.watch.is_valid());
     let trusted: Vec<_> = open.iter().filter(is_trusted).collect();
     if let [one, other, ..] = &trusted[..] {
         fail(format!(
             "two hold {key}: {} in process {}, {} in {}",
-            one.token, one.process, other.token, other.process
+            one.token, one.who.process, other.token, other.who.process
         ));
     }
 }
 
-/// A call with a limit has returned.
-pub(super) fn in_time(process: usize, began: u64, limit: Duration, most: Duration, what: &str) {
-    let is_excused = |judge: &Judge| judge.paused.iter().any(|it| it.0 == process && it.2 >= began);
-    if JUDGE.with_borrow(is_excused) {
-        return;
+/// Fences grow in the order in which the server gave the lock away.
+fn fences_grow(key: usize, number: usize) {
+    let wrong = JUDGE.with_borrow(|judge| {
+        let mine = &judge.holds[number];
+        let (fence, order) = (mine.fence?, ledger::order(key, &mine.token)?);
+        let is_wrong = |other: &&Hold| {
+            let Some((theirs, their_order)) = other.fence.zip(ledger::order(key, &other.token)) else {
+                return false;
+            };
+            other.key == key && theirs.cmp(&fence) != their_order.cmp(&order)
+        };
+        let other = judge.holds.iter().find(is_wrong)?;
+        Some(format!("the fences of {} and {} are {:?} and {fence}", other.token, mine.token, other.fence))
+    });
+    if let Some(wrong) = wrong {
+        fail(wrong);
     }
-    let took = Duration::from_nanos(now() - began);
-    if took > limit + most {
-        fail(format!("{what} took {took:?}, with a limit of {limit:?} and {most:?} more"));
+}
+
+/// The key does not have this token any more. If somebody holds it, that is told in time.
+pub(super) fn gone(key: usize, token: &str) {
+    let lost = JUDGE.with_borrow(|judge| {
+        let is_it = |hold: &Hold| hold.key == key && hold.token == token && hold.ended.is_none();
+        let number = judge.holds.iter().position(is_it)?;
+        Some((number, judge.holds[number].clone())).filter(|it| !it.1.deal.may_expire)
+    });
+    let Some((number, hold)) = lost else { return };
+    let at = now();
+    later(hold.deal.told_within, move || {
+        let process = hold.who.process;
+        let is_excused = JUDGE.with_borrow(|judge| {
+            let is_over = judge.holds.get(number).is_none_or(|it| it.ended.is_some() || it.deal.may_expire);
+            is_over || judge.dead.contains(&process) || judge.was_paused(process, at)
+        });
+        let is_excused = is_excused || ledger::trouble(at.saturating_sub(5_000_000_000), now());
+        if !is_excused && as_process(process, || hold.watch.is_valid()) {
+            has_failed(format!(
+                "hold {number} of key {key} is trusted {:?} after its loss",
+                hold.deal.told_within
+            ));
+        }
+        std::mem::forget(hold);
+    });
+}
+
+/// `on_lost` was called once for each hold that was lost. A thread of the process calls this, when all
+/// its holds have ended.
+pub(super) fn all_told(process: usize, manager: usize, key: usize) -> Result<(), String> {
+    let is_mine = |hold: &&Hold| (hold.who.process, hold.who.manager, hold.key) == (process, manager, key);
+    let watches: Vec<_> = JUDGE
+        .with_borrow(|judge| judge.holds.iter().filter(is_mine).map(|hold| hold.watch.clone()).collect());
+    let lost = watches.iter().filter(|watch| watch.wait_lost(Duration::ZERO).is_some()).count();
+    let (told, is_exact) = JUDGE.with_borrow(|judge| {
+        let told = judge.told.iter().filter(|it| **it == (process, manager, key)).count();
+        (told, !judge.undone.contains(&(process, manager)))
+    });
+    if told < lost || told > lost && is_exact {
+        return Err(format!("{lost} holds of key {key} were lost, on_lost was called {told} times"));
     }
+    Ok(())
 }

@@ -8,12 +8,17 @@ mod engine;
 mod faults;
 mod interleavings;
 mod judge;
+mod ledger;
 mod plan;
+mod player;
 pub(crate) mod redis;
 mod rows;
 mod scene;
 mod server;
+mod several;
 mod shrinking;
+mod taste;
+mod verdict;
 
 use std::cell::RefCell;
 use std::env;

@@ -8,38 +8,93 @@ use rand::{RngExt, SeedableRng};
 use crate::base::scheduler::Order;
 use crate::simulation::engine::Engine;
 use crate::simulation::faults::Fault;
+use crate::simulation::taste::Taste;
 
 #[derive(Clone, Debug)]
 pub(super) struct Plan {
     pub(super) order: Order,
     pub(super) engine: Engine,
     pub(super) keys: usize,
+    /// Whether all locks have a fencing token.
+    pub(super) fenced: bool,
     pub(super) processes: Vec<Program>,
     /// What goes wrong, and when, in milliseconds.
     pub(super) faults: Vec<(u64, Fault)>,
 }
 
-/// A process.
+/// A process. Times are in milliseconds.
 #[derive(Clone, Debug)]
 pub(super) struct Program {
     /// Millionths by which its clock is fast.
     pub(super) drift: i64,
-    pub(super) lease: Duration,
-    pub(super) response: Duration,
+    pub(super) lease: u64,
+    pub(super) response: u64,
     pub(super) renews: bool,
     pub(super) tracks: bool,
     pub(super) pool: u32,
+    pub(super) managers: usize,
+    pub(super) reclaims: bool,
+    pub(super) outage: u64,
+    pub(super) handoff: u64,
+    pub(super) polls: u64,
+    pub(super) warns: Option<u64>,
+    pub(super) on_lost: OnLost,
     pub(super) threads: Vec<Vec<Op>>,
+}
+
+/// What the callback for losses does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum OnLost {
+    Returns,
+    Blocks,
+    Panics,
 }
 
 /// What a thread does, one after the other.
 #[derive(Clone, Debug)]
 pub(super) enum Op {
     Sleep(u64),
-    Lock { key: usize, how: How, under: Vec<Under>, end: End },
-    Several { keys: Vec<usize>, how: How, millis: u64 },
+    Lock {
+        key: usize,
+        how: How,
+        terms: Terms,
+        under: Vec<Under>,
+        end: End,
+    },
+    With {
+        key: usize,
+        with: With,
+        terms: Terms,
+        under: Vec<Under>,
+        body: Body,
+    },
+    Several {
+        keys: Vec<usize>,
+        how: How,
+        manager: usize,
+        under: Vec<Under>,
+        end: SeveralEnd,
+    },
+    /// Takes over what somebody has handed over, if there is anything.
+    Adopt {
+        key: usize,
+        terms: Terms,
+        under: Vec<Under>,
+        end: End,
+    },
+    /// Goes on with a hold that another thread of the process has left.
+    Attach,
     ForceUnlock(usize),
+    ForceUnlockIf(usize),
     Holder(usize),
+    /// Asks for what is held, and who waits.
+    Look,
+    Stop,
+    Shutdown {
+        manager: usize,
+        limit: u64,
+        releases: bool,
+    },
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -49,6 +104,38 @@ pub(super) enum How {
     Try,
     /// Waits for so many milliseconds.
     For(u64),
+    /// The same, by an option of the lock.
+    Wait(u64),
+}
+
+/// The options of one lock.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Terms {
+    pub(super) manager: usize,
+    pub(super) keeps: u64,
+    /// It is not reentrant.
+    pub(super) once: bool,
+    /// It has a `max_hold`, of so many leases.
+    pub(super) most_leases: u64,
+    /// It is not renewed.
+    pub(super) unrenewed: bool,
+    /// The process can stop its waits.
+    pub(super) heeds: bool,
+}
+
+#[derive(Clone, Copy, Debug)]
+pub(super) enum With {
+    Lock,
+    Try,
+    Result,
+}
+
+/// How a closure under a lock ends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Body {
+    Returns,
+    Fails,
+    Panics,
 }
 
 /// What a thread does under a lock.
@@ -56,18 +143,37 @@ pub(super) enum How {
 pub(super) enum Under {
     Work(u64),
     Extend,
+    ExtendTo(u64),
+    Ensure(u64),
     Confirm(u64),
     Verify,
+    /// Another thread waits until so much is left.
+    WatchRisk(u64),
+    /// Another thread waits for a loss.
+    WatchLoss(u64),
     Inner(Op),
 }
 
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum End {
+    Unlock,
+    UnlockNow,
+    Drop,
+    Panic,
+    /// The guard goes to another thread of the process, and this one waits for that.
+    Detach,
+    /// The guard goes to another thread of the process, and this one does something else.
+    Leave,
+    HandOver,
+    /// The guard is forgotten, and the thread ends.
+    Forget,
+}
+
+#[derive(Clone, Copy, Debug)]
+pub(super) enum SeveralEnd {
     Unlock,
     Drop,
     Panic,
-    /// The guard goes to another thread of the process.
-    Detach,
 }
 
 impl Plan {
@@ -79,96 +185,61 @@ impl Plan {
         let stalls = if draw.random_ratio(1, 4) { 500 } else { 0 };
         let order = Order { switches, stalls, longest: Duration::MAX };
         let keys = draw.random_range(1..=3);
+        let fenced = draw.random_ratio(1, 3);
         let count = if engine == Engine::Memory { 1 } else { draw.random_range(1..=3) };
-        let processes: Vec<_> = (0..count).map(|_| Program::draw(draw, keys, count)).collect();
+        let mut taste = Taste::draw(draw, keys);
+        let programs = (0..count).map(|_| Program::draw(draw, &mut taste, count == 1));
+        let mut processes: Vec<_> = programs.collect();
+        if engine == Engine::Memory {
+            // Two managers in memory know nothing of each other.
+            for program in &mut processes {
+                program.managers = 1;
+            }
+        }
         let faults = Fault::draw_some(draw, engine, keys, count);
-        Plan { order, engine, keys, processes, faults }
+        Plan { order, engine, keys, fenced, processes, faults }
     }
 }
 
 impl Program {
-    fn draw(draw: &mut SmallRng, keys: usize, processes: usize) -> Program {
-        let lease = Duration::from_millis([500, 2_000, 10_000][draw.random_range(0..3)]);
+    fn draw(draw: &mut SmallRng, taste: &mut Taste, is_alone: bool) -> Program {
+        let lease = [500, 2_000, 10_000][draw.random_range(0..3)];
         let threads = draw.random_range(1..=3);
-        Program {
+        let mut program = Program {
             drift: draw.random_range(-200..=200),
             lease,
-            response: Duration::from_millis([100, 500, 2_000][draw.random_range(0..3)]),
+            response: [100, 500, 2_000][draw.random_range(0..3)],
             renews: !draw.random_ratio(1, 6),
             tracks: !draw.random_ratio(1, 6),
             pool: [1, 2, 8][draw.random_range(0..3)],
-            threads: (0..threads).map(|_| ops(draw, keys, processes == 1)).collect(),
-        }
+            managers: if draw.random_ratio(1, 5) { 2 } else { 1 },
+            reclaims: draw.random_ratio(1, 4),
+            outage: [300, 2_000, 10_000][draw.random_range(0..3)],
+            handoff: [0, 5, 50][draw.random_range(0..3)],
+            polls: [1, 64, 300][draw.random_range(0..3)],
+            warns: draw.random_ratio(1, 4).then(|| draw.random_range(1..300)),
+            on_lost: [OnLost::Returns, OnLost::Blocks, OnLost::Panics][draw.random_range(0..3)],
+            threads: Vec::new(),
+        };
+        program.threads = (0..threads).map(|_| taste.ops(draw, &program, is_alone)).collect();
+        program
     }
 }
 
-/// What a thread does. Nobody finds a deadlock between processes. So unless `is_alone`, a thread that
-/// holds locks waits for ever only for a key behind all of them.
-fn ops(draw: &mut SmallRng, keys: usize, is_alone: bool) -> Vec<Op> {
-    let held = if is_alone { None } else { Some(Vec::new()) };
-    (0..draw.random_range(1..=5)).map(|_| Op::draw(draw, keys, 0, held.as_deref())).collect()
-}
-
-impl Op {
-    fn draw(draw: &mut SmallRng, keys: usize, depth: u32, held: Option<&[usize]>) -> Op {
-        let key = draw.random_range(0..keys);
-        match draw.random_range(0..20) {
-            0 | 1 if depth == 0 => Op::Sleep(draw.random_range(0..3_000)),
-            2 if depth == 0 => Op::ForceUnlock(key),
-            3 => Op::Holder(key),
-            4 | 5 if depth == 0 => {
-                let keys = (0..keys).filter(|_| draw.random_bool(0.7)).collect();
-                Op::Several { keys, how: How::draw(draw), millis: draw.random_range(0..50) }
-            }
-            _ => {
-                let count = draw.random_range(0..=3);
-                let is_safe = held.is_none_or(|held| held.contains(&key) || held.iter().all(|it| *it < key));
-                let how = match How::draw(draw) {
-                    How::Lock if !is_safe => How::For(300),
-                    how => how,
-                };
-                let held = held.map(|held| [held, &[key]].concat());
-                Op::Lock {
-                    key,
-                    how,
-                    under: (0..count).map(|_| Under::draw(draw, keys, depth, held.as_deref())).collect(),
-                    end: End::draw(draw),
+impl Plan {
+    /// What goes wrong with the network or the server, from when until when, in nanoseconds from the
+    /// beginning.
+    pub(super) fn troubles(&self) -> Vec<(u64, u64)> {
+        let trouble = |(at, fault): &(u64, Fault)| {
+            let millis = match fault {
+                Fault::Pause { .. } | Fault::Kill { .. } | Fault::ScriptFlush | Fault::Delete { .. } => {
+                    return None;
                 }
-            }
-        }
-    }
-}
-
-impl How {
-    fn draw(draw: &mut SmallRng) -> How {
-        match draw.random_range(0..4) {
-            0 | 1 => How::Lock,
-            2 => How::Try,
-            _ => How::For([0, 1, 20, 300, 3_000][draw.random_range(0..5)]),
-        }
-    }
-}
-
-impl Under {
-    fn draw(draw: &mut SmallRng, keys: usize, depth: u32, held: Option<&[usize]>) -> Under {
-        match draw.random_range(0..12) {
-            0 => Under::Extend,
-            1 => Under::Confirm(draw.random_range(0..400)),
-            2 => Under::Verify,
-            3..=5 if depth < 3 => Under::Inner(Op::draw(draw, keys, depth + 1, held)),
-            6 => Under::Work(draw.random_range(0..4_000)),
-            _ => Under::Work(draw.random_range(0..20)),
-        }
-    }
-}
-
-impl End {
-    fn draw(draw: &mut SmallRng) -> End {
-        match draw.random_range(0..16) {
-            0 => End::Panic,
-            1 => End::Detach,
-            2..=6 => End::Drop,
-            _ => End::Unlock,
-        }
+                Fault::Silence(millis) | Fault::Refusal(millis) => *millis,
+                _ => 3_000,
+            };
+            Some((at * 1_000_000, (at + millis) * 1_000_000))
+        };
+        self.faults.iter().filter_map(trouble).collect()
     }
 }

@@ -10,7 +10,7 @@ use crate::base::scheduler::{
     self, Ended, Order, below, change_link, fail, later, now, one_in, reset_all, thread,
 };
 use crate::simulation::engine::{Engine, Servers};
-use crate::simulation::judge;
+use crate::simulation::ledger;
 use crate::{Builder, Error, LockManager, LostCause};
 
 const SECOND: Duration = Duration::from_secs(1);
@@ -28,7 +28,7 @@ fn in_scenes(times: u64, events: impl Fn(&World) + Send + Sync + 'static) {
     let order =
         |seed| Order { switches: [1, 2, 4, 16][(seed % 4) as usize], stalls: 0, longest: Duration::MAX };
     let play = move |_| {
-        judge::begin(1);
+        ledger::rest();
         let world = World { servers: Servers::start(Engine::Server) };
         events(&world);
         let left = scheduler::threads_left();

@@ -1,6 +1,8 @@
 //! Plays the scene of a seed.
 
-use std::panic::{self, AssertUnwindSafe};
+use std::cell::RefCell;
+use std::mem::ManuallyDrop;
+use std::panic;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
@@ -8,34 +10,81 @@ use std::time::Duration;
 use parking_lot::Mutex;
 
 use crate::base::scheduler::{self, fail, later, now, thread, trace};
-use crate::simulation::engine::{Engine, Servers};
-use crate::simulation::judge;
-use crate::simulation::plan::{End, How, Op, Plan, Program, Under};
-use crate::{Error, LockGuard, LockManager};
+use crate::simulation::engine::Servers;
+use crate::simulation::judge::{self, Who};
+use crate::simulation::plan::{OnLost, Op, Plan, Program};
+use crate::simulation::player::Player;
+use crate::simulation::{ledger, verdict};
+use crate::{DetachedHold, LockManager, LockWatch, Parcel, Stop};
 
 /// A scene that takes longer than this hangs.
 const LONGEST: Duration = Duration::from_secs(1_000);
 
-/// A process that plays its part.
-struct Player {
-    process: usize,
-    program: Program,
-    locks: LockManager,
-    plan: Arc<Plan>,
+thread_local! {
+    /// What was handed over, and for which key.
+    static PARCELS: RefCell<Vec<(usize, Parcel)>> = RefCell::default();
+    /// What threads have left to others of their process.
+    static LEFT: RefCell<Vec<(usize, Left)>> = RefCell::default();
+    /// The tokens that were handed over.
+    static SENT: RefCell<Vec<String>> = RefCell::default();
+    /// The processes that have forgotten a guard.
+    static FORGOT: RefCell<Vec<usize>> = RefCell::default();
+}
+
+/// A hold that no thread has. (Those of a killed process are never dropped.)
+pub(super) struct Left {
+    pub(super) hold: ManuallyDrop<DetachedHold>,
+    pub(super) number: usize,
+    pub(super) key: usize,
+    pub(super) who: Who,
+}
+
+pub(super) fn forgets(process: usize) {
+    FORGOT.with_borrow_mut(|all| all.push(process));
+}
+
+pub(super) fn leave(process: usize, left: Left) {
+    LEFT.with_borrow_mut(|all| all.push((process, left)));
+}
+
+pub(super) fn take_left(process: usize) -> Option<Left> {
+    LEFT.with_borrow_mut(|all| {
+        let at = all.iter().position(|it| it.0 == process)?;
+        Some(all.remove(at).1)
+    })
+}
+
+pub(super) fn send(key: usize, parcel: &Parcel) {
+    SENT.with_borrow_mut(|all| all.push(parcel.token.clone()));
+    let parcel = parcel.to_string().parse().expect("a parcel");
+    PARCELS.with_borrow_mut(|all| all.push((key, parcel)));
+}
+
+/// The oldest parcel for this key. If it `stays`, somebody else gets it as well.
+pub(super) fn received(key: usize, stays: bool) -> Option<Parcel> {
+    PARCELS.with_borrow_mut(|all| {
+        let at = all.iter().position(|it| it.0 == key)?;
+        Some(if stays { all[at].1.clone() } else { all.remove(at).1 })
+    })
 }
 
 pub(super) fn play(plan: &Arc<Plan>) {
-    judge::begin(plan.keys);
-    let done: Arc<Mutex<Vec<usize>>> = Arc::default();
     let servers = Rc::new(Servers::start(plan.engine));
+    judge::begin(plan);
+    verdict::begin();
+    ledger::begin(plan, servers.nodes.len() == 1);
+    PARCELS.take();
+    LEFT.take();
+    FORGOT.take();
+    SENT.take();
+    let done: Arc<Mutex<Vec<usize>>> = Arc::default();
     let mut alive = Vec::new();
     for program in &plan.processes {
         let process = scheduler::process(program.drift);
         alive.push(process);
         let (program, plan, done) = (program.clone(), Arc::clone(plan), Arc::clone(&done));
         let main = move || {
-            let locks = manager(&program, plan.engine);
-            run(&Arc::new(Player { process, program, locks, plan }));
+            live(process, program, plan);
             done.lock().push(process);
         };
         let thread = thread::Builder::new().name(format!("main{process}")).process(process);
@@ -54,158 +103,149 @@ pub(super) fn play(plan: &Arc<Plan>) {
             fail(format!("the scene hangs: {:?}", scheduler::threads_left()));
         }
     }
-    until_no_thread_is_left();
+    // A forgotten guard keeps its manager until the process exits.
+    let forgot = FORGOT.take();
+    for process in &forgot {
+        scheduler::kill(*process);
+    }
+    until_nothing_is_left();
+    let sent: Vec<_> = SENT.take();
+    let may_stay = |token: &str| {
+        let of = |process: &usize| token.contains(&format!("-{}-", 1000 + process));
+        sent.iter().any(|it| it == token)
+            || alive.iter().any(|it| of(it) && (judge::is_dead(*it) || forgot.contains(it)))
+    };
+    for key in 0..plan.keys {
+        ledger::is_clean(key, may_stay).unwrap_or_else(fail);
+    }
     scheduler::end();
 }
 
 /// A thread that connects ends when that has taken its time.
-fn until_no_thread_is_left() {
+fn until_nothing_is_left() {
     for time in 0..150 {
-        if scheduler::threads_left().is_empty() {
+        if scheduler::threads_left().is_empty() && scheduler::open_connections().is_empty() {
             return;
         }
         thread::sleep(millis(time));
     }
-    fail(format!("threads are left: {:?}", scheduler::threads_left()));
+    let (threads, connections) = (scheduler::threads_left(), scheduler::open_connections());
+    fail(format!("threads are left: {threads:?}, and connections: {connections:?}"));
 }
 
-fn manager(program: &Program, engine: Engine) -> LockManager {
-    let builder = engine.builder().response_timeout(program.response).connect_timeout(program.response * 2);
-    let builder = builder.client_tracking(program.tracks).pool_size(program.pool);
-    let built = builder.lease(program.lease).renew(program.renews).build_unchecked();
-    built.expect("options that can work")
+fn manager(process: usize, number: usize, program: &Program, plan: &Plan) -> LockManager {
+    let (response, lost) = (millis(program.response), program.on_lost);
+    let builder = plan.engine.builder().response_timeout(response).connect_timeout(response * 2);
+    let builder = builder.client_tracking(program.tracks).pool_size(program.pool).fenced(plan.fenced);
+    let builder = builder.reclaim_dead(program.reclaims).tolerate_outage(millis(program.outage));
+    let builder = builder.local_handoff(millis(program.handoff)).poll_every(millis(program.polls));
+    let mut builder = builder.lease(millis(program.lease)).renew(program.renews);
+    if let Some(limit) = program.warns {
+        builder = builder.warn_after(millis(limit), millis(limit * 2));
+    }
+    let on_lost = move |it: &crate::LostLock| {
+        trace(|| format!("on_lost: {it:?}"));
+        judge::told(process, number, it.key[1..].parse().expect("a key"));
+        match lost {
+            OnLost::Returns => {}
+            OnLost::Blocks => thread::sleep(millis(300)),
+            OnLost::Panics => panic::resume_unwind(Box::new("a panic of the program")),
+        }
+    };
+    builder.on_lost(on_lost).build_unchecked().expect("options that can work")
 }
 
-/// What a call has returned, for the trace.
-fn tells<T: std::fmt::Debug>(what: &str, result: &Result<T, Error>) {
-    trace(|| format!("{what}: {result:?}"));
-}
-
-fn millis(count: u64) -> Duration {
+pub(super) fn millis(count: u64) -> Duration {
     Duration::from_millis(count)
 }
 
-/// The threads of a process.
-fn run(player: &Arc<Player>) {
-    let threads: Vec<_> = player.program.threads.clone();
-    let threads = threads.into_iter().enumerate().map(|(number, ops)| {
-        let player = Arc::clone(player);
-        let thread = thread::Builder::new().name(format!("{}.{number}", player.process));
+/// The life of a process.
+fn live(process: usize, program: Program, plan: Arc<Plan>) {
+    let managers = (0..program.managers).map(|number| manager(process, number, &program, &plan)).collect();
+    let threads = program.threads.clone();
+    let player = Arc::new(Player { process, program, managers, stop: Stop::new(), plan });
+    let threads = threads.into_iter().enumerate().map(|(number, ops): (_, Vec<Op>)| {
+        let player = Arc::clone(&player);
+        let thread = thread::Builder::new().name(format!("{process}.{number}"));
         thread.spawn(move || ops.iter().for_each(|op| player.op(op))).expect("a thread")
     });
-    for thread in threads.collect::<Vec<_>>() {
-        let _ = thread.join();
+    let threads: Vec<_> = threads.collect();
+    while !threads.iter().all(thread::JoinHandle::is_finished) {
+        thread::sleep(millis(20));
+        while let Some(left) = take_left(process) {
+            player.attach(left);
+        }
     }
+    while let Some(left) = take_left(process) {
+        player.attach(left);
+    }
+    ends(&player);
 }
 
-impl Player {
-    fn op(&self, op: &Op) {
-        trace(|| format!("{op:?}"));
-        match op {
-            Op::Sleep(time) => thread::sleep(millis(*time)),
-            Op::Lock { key, how, under, end } => self.lock(*key, *how, under, *end),
-            Op::Several { keys, how, millis } => self.several(keys, *how, *millis),
-            Op::ForceUnlock(key) => self.force_unlock(*key),
-            Op::Holder(key) => tells("holder", &self.locks.named(name(*key)).holder()),
-        }
-    }
-
-    /// The command may arrive long after the call has returned.
-    fn force_unlock(&self, key: usize) {
-        judge::removed(key, u64::MAX);
-        tells("force_unlock", &self.locks.named(name(key)).force_unlock());
-    }
-
-    fn lock(&self, key: usize, how: How, under: &[Under], end: End) {
-        let began = now();
-        let taken = match how {
-            How::Lock => self.locks.lock(name(key)).map(Some),
-            How::Try => self.locks.try_lock(name(key)),
-            How::For(limit) => self.locks.try_lock_for(name(key), millis(limit)),
-        };
-        trace(|| format!("{how:?} {key}: {}", outcome(&taken)));
-        if let How::For(limit) = how {
-            judge::in_time(self.process, began, millis(limit), self.late(), "try_lock_for");
-        }
-        let Ok(Some(guard)) = taken else { return };
-        let number = judge::taken(self.process, key, began, &guard);
-        for under in under {
-            self.under(key, &guard, under);
-        }
-        give_back(guard, number, end);
-    }
-
-    /// How much later than its limit a call may return.
-    fn late(&self) -> Duration {
-        match self.plan.engine {
-            _ if self.plan.order.stalls > 0 => LONGEST,
-            Engine::Memory => millis(2),
-            Engine::Server => self.program.response * 3 + millis(2),
-        }
-    }
-
-    fn under(&self, key: usize, guard: &LockGuard, under: &Under) {
-        match under {
-            Under::Work(time) => thread::sleep(millis(*time)),
-            Under::Extend => tells("extend", &guard.extend()),
-            Under::Confirm(span) => tells("confirm", &guard.confirm(millis(*span))),
-            Under::Verify => tells("verify", &guard.verify()),
-            Under::Inner(op) => self.op(op),
-        }
-        if guard.is_valid() {
-            judge::nobody_else(key);
-        }
-    }
-
-    fn several(&self, keys: &[usize], how: How, time: u64) {
-        let names: Vec<_> = keys.iter().map(|key| name(*key)).collect();
-        let began = now();
-        let taken = match how {
-            How::Lock => self.locks.lock_all(&names).map(Some),
-            How::Try => self.locks.try_lock_all(&names),
-            How::For(limit) => self.locks.try_lock_all_for(&names, millis(limit)),
-        };
-        trace(|| format!("{how:?} {keys:?}: {:?}", taken.as_ref().map(Option::is_some)));
-        if let How::For(limit) = how {
-            judge::in_time(self.process, began, millis(limit), self.late(), "try_lock_all_for");
-        }
-        let Ok(Some(guard)) = taken else { return };
-        thread::sleep(millis(time));
-        tells("unlock several", &guard.unlock());
-    }
-}
-
-/// The thread's last act under the lock.
-fn give_back(guard: LockGuard, number: u64, end: End) {
-    match end {
-        End::Unlock => tells("unlock", &guard.unlock()),
-        End::Drop => drop(guard),
-        End::Panic => {
-            let _ = panic::catch_unwind(AssertUnwindSafe(|| {
-                let _guard = guard;
-                panic::resume_unwind(Box::new("a panic of the program"));
-            }));
-        }
-        End::Detach => match guard.detach() {
-            Err(error) => trace(|| format!("detach: {error}")),
-            Ok(hold) => {
-                let attaches = move || {
-                    let given_back = hold.attach().and_then(LockGuard::unlock);
-                    trace(|| format!("attached: {given_back:?}"));
-                };
-                let _ = thread::spawn(attaches).join();
+/// All threads of the process have ended, but for those that watch a hold.
+fn ends(player: &Player) {
+    let Player { process, program, managers, plan, .. } = player;
+    for (number, manager) in managers.iter().enumerate() {
+        let is_left = || manager.held().iter().any(|held| held.lost.is_none());
+        for _ in 0..program.lease / 5 + 200 {
+            if !is_left() {
+                break;
             }
-        },
+            thread::sleep(millis(10));
+        }
+        if is_left() || !manager.waiting().is_empty() {
+            fail(format!("at the end: {:?}, {:?}", manager.held(), manager.waiting()));
+        }
+        let told = || (0..plan.keys).try_for_each(|key| judge::all_told(*process, number, key));
+        for _ in 0..1_000 {
+            if told().is_ok() {
+                break;
+            }
+            thread::sleep(millis(10));
+        }
+        told().unwrap_or_else(fail);
     }
-    judge::ends(number);
 }
 
-fn outcome(taken: &Result<Option<LockGuard>, Error>) -> String {
-    match taken {
-        Ok(Some(_)) => "taken".to_owned(),
-        Ok(None) => "busy".to_owned(),
-        Err(error) => format!("{error:?}"),
-    }
+/// A thread waits until little is left of a hold.
+pub(super) fn watch_risk(process: usize, number: usize, watch: LockWatch, left: Duration) {
+    let run = move || {
+        let began = now();
+        let was = watch.remaining();
+        let told = watch.wait_at_risk(left);
+        trace(|| format!("wait_at_risk: {told:?}"));
+        let lost = watch.wait_lost(Duration::ZERO).is_some();
+        let is_excused = ledger::stalls() || judge::was_paused(process, began) || judge::is_shortened(number);
+        match told {
+            None if lost => fail("wait_at_risk says that a lost hold was released"),
+            Some(told) if told > left => fail(format!("{told:?} are left, more than {left:?}")),
+            Some(Duration::ZERO) if !lost => fail("wait_at_risk says that a hold is lost"),
+            // It may have been at risk before.
+            Some(told) if !told.is_zero() && told + millis(50) < left.min(was) && !is_excused => {
+                fail(format!("{told:?} are left, and {left:?} were asked for"));
+            }
+            _ => {}
+        }
+    };
+    let _ = thread::Builder::new().name("at risk".to_owned()).spawn(run);
+}
+
+/// A thread waits for the loss of a hold.
+pub(super) fn watch_loss(process: usize, number: usize, watch: LockWatch, limit: Duration) {
+    let run = move || {
+        let began = now();
+        let cause = watch.wait_lost(limit);
+        trace(|| format!("wait_lost: {cause:?}"));
+        let took = Duration::from_nanos(now() - began);
+        let is_excused = ledger::stalls() || judge::was_paused(process, began);
+        if took > limit + limit / 1_000 + millis(2) && !is_excused {
+            fail(format!("wait_lost took {took:?}, with a limit of {limit:?}"));
+        }
+        if cause.is_some() && !judge::may_be_lost(number) {
+            fail(format!("no reason for the loss of hold {number}: {cause:?}"));
+        }
+    };
+    let _ = thread::Builder::new().name("loss".to_owned()).spawn(run);
 }
 
 /// The name of a lock.

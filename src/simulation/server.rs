@@ -7,6 +7,7 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use crate::base::scheduler::{Answerer, close, later, listen, now, send};
+use crate::simulation::ledger;
 use crate::simulation::redis::{Client, Output, Redis};
 
 /// A server, and its connections: each has a number on the network, and one at the server.
@@ -33,6 +34,7 @@ impl Server {
     /// Does something with the server, and sends what comes of it.
     pub(super) fn act<T>(&mut self, act: impl FnOnce(&mut Redis, u64) -> T) -> T {
         let result = act(&mut self.redis, now());
+        ledger::saw(&self.redis);
         for (client, output) in self.redis.take_output() {
             let Some(connection) = self.connections.get(&client).copied() else { continue };
             match output {

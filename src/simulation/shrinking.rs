@@ -97,14 +97,12 @@ fn fewer_ops(ops: &[Op]) -> impl Iterator<Item = Vec<Op>> {
 }
 
 fn inner_ops(op: &Op) -> Vec<Op> {
-    let Op::Lock { under, .. } = op else { return Vec::new() };
+    let Some(under) = under_of(&mut op.clone()).cloned() else { return Vec::new() };
     let mut found = Vec::new();
     for at in 0..under.len() {
         let mut change = |change: &dyn Fn(&mut Vec<Under>)| {
             let mut op = op.clone();
-            if let Op::Lock { under, .. } = &mut op {
-                change(under);
-            }
+            under_of(&mut op).map(change);
             found.push(op);
         };
         change(&|under| _ = under.remove(at));
@@ -115,4 +113,15 @@ fn inner_ops(op: &Op) -> Vec<Op> {
         }
     }
     found
+}
+
+/// What a thread does under the lock that the operation takes.
+fn under_of(op: &mut Op) -> Option<&mut Vec<Under>> {
+    match op {
+        Op::Lock { under, .. }
+        | Op::With { under, .. }
+        | Op::Several { under, .. }
+        | Op::Adopt { under, .. } => Some(under),
+        _ => None,
+    }
 }

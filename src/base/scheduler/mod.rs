@@ -45,7 +45,9 @@ use scheduled_thread_pool::ScheduledThreadPool;
 use shuttle::scheduler::{Schedule, Scheduler, Task, TaskId};
 
 use network::Network;
-pub(crate) use network::{Answerer, Socket, change_link, close, connect, listen, reset_all, resolve, send};
+pub(crate) use network::{
+    Answerer, Socket, change_link, close, connect, listen, open_connections, reset_all, resolve, send,
+};
 use process::Process;
 pub(crate) use process::{PerProcess, id, is_dead, kill, pause, process};
 pub(crate) use slots::{Slot, SlotPool};
@@ -415,11 +417,16 @@ impl World {
 
 /// Fails the run, and ends it. Returns only if this is not the thread of a run.
 pub(crate) fn fail(why: impl Into<String>) {
+    has_failed(why);
+    shuttle::thread::yield_now();
+}
+
+/// Fails the run, also out of a call that no thread makes. The run ends at the next step.
+pub(crate) fn has_failed(why: impl Into<String>) {
     world(|world| {
         world.failure = Some(why.into());
         world.is_over = true;
     });
-    shuttle::thread::yield_now();
 }
 
 /// Ends the run, whatever threads are left.

@@ -262,6 +262,13 @@ pub(crate) fn close(connection: u64) {
     });
 }
 
+/// The connections that a server believes open.
+pub(crate) fn open_connections() -> Vec<u64> {
+    let is_open = |it: &(&u64, &Connection)| it.1.server_knows;
+    world(|world| world.network.connections.iter().filter(is_open).map(|it| *it.0).collect())
+        .unwrap_or_default()
+}
+
 /// The system closes the connections of a process that was killed.
 pub(super) fn close_all_of(process: usize) {
     let of = |it: &(&u64, &Connection)| it.1.process == process;

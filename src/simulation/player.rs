@@ -1,0 +1,396 @@
+//! A process that plays its part: what its threads do.
+
+use std::cell::Cell;
+use std::mem::ManuallyDrop;
+use std::panic::{self, AssertUnwindSafe};
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::base::scheduler::{fail, now, one_in, thread, thread_number, trace};
+use crate::simulation::judge::{self, Deal, Who};
+use crate::simulation::plan::{Body, End, How, Op, Plan, Program, Terms, Under, With};
+use crate::simulation::scene::{self, Left, millis, name};
+use crate::simulation::verdict::{self, Call};
+use crate::{DetachedHold, Error, Lock, LockGuard, LockManager, Stop};
+
+pub(super) struct Player {
+    pub(super) process: usize,
+    pub(super) program: Program,
+    pub(super) managers: Vec<LockManager>,
+    pub(super) stop: Stop,
+    pub(super) plan: Arc<Plan>,
+}
+
+/// An error of a closure under a lock.
+#[derive(Debug)]
+pub(super) enum Failed {
+    Lock(Error),
+    Own,
+}
+
+impl From<Error> for Failed {
+    fn from(error: Error) -> Failed {
+        Failed::Lock(error)
+    }
+}
+
+impl Player {
+    pub(super) fn op(&self, op: &Op) {
+        trace(|| format!("{op:?}"));
+        match op {
+            Op::Sleep(time) => thread::sleep(millis(*time)),
+            Op::Lock { key, how, terms, under, end } => self.lock(*key, *how, *terms, under, *end),
+            Op::With { key, with, terms, under, body } => self.with(*key, *with, *terms, under, *body),
+            Op::Several { keys, how, manager, under, end } => self.several(keys, *how, *manager, under, *end),
+            Op::Adopt { key, terms, under, end } => self.adopt(*key, *terms, under, *end),
+            Op::Attach => {
+                if let Some(left) = scene::take_left(self.process) {
+                    self.attach(left);
+                }
+            }
+            Op::ForceUnlock(key) => self.force_unlock(*key, None),
+            Op::ForceUnlockIf(key) => self.force_unlock_if(*key),
+            Op::Holder(key) => drop(self.holder(*key)),
+            Op::Look => self.look(),
+            Op::Stop => {
+                verdict::stops(self.process, None);
+                self.stop.stop();
+            }
+            Op::Shutdown { manager, limit, releases } => self.shutdown(*manager, *limit, *releases),
+        }
+    }
+
+    pub(super) fn who(&self, manager: usize) -> Who {
+        let thread = thread_number().expect("inside");
+        Who { process: self.process, manager: manager % self.managers.len(), thread }
+    }
+
+    pub(super) fn manager(&self, manager: usize) -> &LockManager {
+        &self.managers[manager % self.managers.len()]
+    }
+
+    fn named(&self, key: usize, terms: Terms) -> Lock {
+        let mut lock = self.manager(terms.manager).named(name(key)).reentrant(!terms.once);
+        if terms.keeps > 0 {
+            lock = lock.keep_at_least(millis(terms.keeps)).reclaim_dead(false);
+        }
+        if terms.most_leases > 0 {
+            lock = lock.max_hold(millis(self.program.lease * terms.most_leases));
+        }
+        if terms.unrenewed {
+            lock = lock.renew(false);
+        }
+        if terms.heeds { lock.stopped_by(&self.stop) } else { lock }
+    }
+
+    pub(super) fn deal(&self, terms: Terms) -> Deal {
+        let capped = terms.most_leases > 0;
+        // A lease may be doubled, and is renewed three times.
+        let by_renewal = millis(self.program.lease * 2 / 3 + 50);
+        let told_within = if self.program.tracks { by_renewal.min(millis(1_051)) } else { by_renewal };
+        let may_expire = capped || terms.unrenewed || !self.program.renews;
+        Deal { may_expire, capped, shortened: false, told_within }
+    }
+
+    /// The time of a release, and of a renewal.
+    pub(super) fn response(&self) -> Duration {
+        millis(self.program.response)
+    }
+
+    /// The time of connecting and of an answer.
+    pub(super) fn answer(&self) -> Duration {
+        self.response() * 3
+    }
+
+    pub(super) fn limit(&self, how: How) -> Option<Duration> {
+        match how {
+            How::Lock => None,
+            How::Try | How::For(0) | How::Wait(0) => Some(self.answer()),
+            How::For(limit) | How::Wait(limit) => Some(millis(limit)),
+        }
+    }
+
+    fn lock(&self, key: usize, how: How, terms: Terms, under: &[Under], end: End) {
+        let lock = self.named(key, terms);
+        let call = Call::begins(self.who(terms.manager), &[key], "lock").heeding(terms.heeds);
+        let taken = match how {
+            How::Lock => lock.lock().map(Some),
+            How::Try => lock.try_lock(),
+            How::For(limit) => lock.try_lock_for(millis(limit)),
+            How::Wait(limit) => lock.wait(millis(limit)).lock().map(Some),
+        };
+        call.ends(self.limit(how));
+        if let Some(guard) = call.got(taken) {
+            self.works(&call, terms, guard, under, end);
+        }
+    }
+
+    fn works(&self, call: &Call, terms: Terms, guard: LockGuard, under: &[Under], end: End) {
+        let key = call.keys[0];
+        let number = judge::taken(call.who, key, call.began, self.deal(terms), &guard, 0);
+        for under in under {
+            self.under(number, key, call.who, &guard, under);
+        }
+        self.give_back(guard, number, key, call.who, end);
+    }
+
+    fn under(&self, number: usize, key: usize, who: Who, guard: &LockGuard, under: &Under) {
+        let ask = |what, limit, ask: &dyn Fn() -> Result<(), Error>| {
+            let call = Call::begins(who, &[key], what);
+            let answer = ask();
+            call.ends(Some(limit));
+            call.answers(Some(number), &answer);
+        };
+        match under {
+            Under::Work(time) => thread::sleep(millis(*time)),
+            Under::Extend => ask("extend", self.response(), &|| guard.extend()),
+            Under::ExtendTo(lease) => {
+                judge::shortens(number);
+                ask("extend_to", self.response(), &|| guard.extend_to(millis(*lease)));
+            }
+            Under::Ensure(span) => ask("ensure", self.response(), &|| guard.ensure(millis(*span))),
+            Under::Confirm(span) => ask("confirm", self.response(), &|| guard.confirm(millis(*span))),
+            Under::Verify => ask("verify", self.answer(), &|| guard.verify()),
+            Under::WatchRisk(left) => scene::watch_risk(self.process, number, guard.watch(), millis(*left)),
+            Under::WatchLoss(limit) => scene::watch_loss(self.process, number, guard.watch(), millis(*limit)),
+            Under::Inner(op) => self.op(op),
+        }
+        if guard.is_valid() {
+            judge::nobody_else(key);
+        }
+    }
+
+    /// The thread's last act with this guard.
+    fn give_back(&self, guard: LockGuard, number: usize, key: usize, who: Who, end: End) {
+        let call = Call::begins(who, &[key], "give back");
+        let response = Some(self.response());
+        match end {
+            End::Unlock | End::UnlockNow => {
+                let unlocked = if end == End::Unlock { guard.unlock() } else { guard.unlock_now() };
+                call.ends(response);
+                call.gave_back(number, &unlocked);
+            }
+            End::Drop => {
+                drop(guard);
+                call.ends(response);
+                call.dropped(number);
+            }
+            End::Panic => {
+                let _ = panic::catch_unwind(AssertUnwindSafe(|| {
+                    let _guard = guard;
+                    panic::resume_unwind(Box::new("a panic of the program"));
+                }));
+                call.ends(response);
+                call.dropped(number);
+            }
+            End::Detach | End::Leave => match guard.try_detach() {
+                Err((guard, error)) => {
+                    call.keeps(number, &error);
+                    self.give_back(guard, number, key, who, End::Unlock);
+                }
+                Ok(hold) => {
+                    call.ends(Some(Duration::ZERO));
+                    self.leave(Left { hold: ManuallyDrop::new(hold), number, key, who }, end);
+                }
+            },
+            End::HandOver => self.hand_over(&call, guard, number, key),
+            End::Forget => {
+                std::mem::forget(guard);
+                scene::forgets(self.process);
+                call.ends(None);
+                judge::may_expire(number);
+            }
+        }
+    }
+
+    fn hand_over(&self, call: &Call, guard: LockGuard, number: usize, key: usize) {
+        match guard.try_hand_over() {
+            Err((guard, error)) => {
+                call.keeps(number, &error);
+                self.give_back(guard, number, key, call.who, End::Unlock);
+            }
+            Ok(parcel) => {
+                call.ends(Some(self.response()));
+                if parcel.fence != judge::fence(number) {
+                    fail(format!("the parcel of hold {number} has the fence {:?}", parcel.fence));
+                }
+                judge::ends(number);
+                scene::send(key, &parcel);
+            }
+        }
+    }
+
+    /// Another thread of the process goes on with the hold.
+    fn leave(&self, left: Left, end: End) {
+        if end == End::Leave {
+            return scene::leave(self.process, left);
+        }
+        let Left { hold, number, key, who } = left;
+        let attaches = move || {
+            let thread = thread_number().expect("inside");
+            attach(ManuallyDrop::into_inner(hold), number, key, Who { thread, ..who });
+        };
+        let _ = thread::spawn(attaches).join();
+    }
+
+    pub(super) fn attach(&self, left: Left) {
+        let Left { hold, number, key, who } = left;
+        attach(ManuallyDrop::into_inner(hold), number, key, self.who(who.manager));
+    }
+
+    fn with(&self, key: usize, with: With, terms: Terms, under: &[Under], body: Body) {
+        let (lock, who) = (self.named(key, terms), self.who(terms.manager));
+        let (ran, hold) = (Cell::new(false), Cell::new(None));
+        let call = Call::begins(who, &[key], "with_lock").heeding(terms.heeds);
+        let runs = |guard: Option<&LockGuard>| {
+            call.ends(None);
+            let current = if guard.is_none() { lock.current() } else { None };
+            let extra = u32::from(current.is_some());
+            let Some(guard) = guard.or(current.as_ref()) else {
+                ran.set(true);
+                return judge::undone(who); // It is lost already, and the judge does not know it.
+            };
+            let number = judge::taken(who, key, call.began, self.deal(terms), guard, extra);
+            ran.set(true);
+            hold.set(Some(number));
+            judge::deepens(number, extra);
+            for under in under {
+                self.under(number, key, who, guard, under);
+            }
+            if let Some(current) = current {
+                drop(current);
+                judge::ends(number);
+            }
+            if body == Body::Panics {
+                panic::resume_unwind(Box::new("a panic of the program"));
+            }
+        };
+        let result = panic::catch_unwind(AssertUnwindSafe(|| match with {
+            With::Lock => lock.with_lock(|| runs(None)).map(Some).map_err(Failed::Lock),
+            With::Try => lock.try_with_lock(|| runs(None)).map_err(Failed::Lock),
+            With::Result => lock
+                .with_lock_result(|guard| {
+                    runs(Some(guard));
+                    if body == Body::Fails { Err(Failed::Own) } else { Ok(()) }
+                })
+                .map(Some),
+        }));
+        trace(|| format!("with_lock: {:?}", result.as_ref().ok()));
+        call.ends(None);
+        call.ran(ran.get(), hold.get(), body, result.ok());
+    }
+
+    fn adopt(&self, key: usize, terms: Terms, under: &[Under], end: End) {
+        // Now and then somebody else has the parcel as well.
+        let Some(parcel) = scene::received(key, one_in(4)) else { return };
+        let lock = self.named(key, terms);
+        let call = Call::begins(self.who(terms.manager), &[key], "adopt").heeding(terms.heeds);
+        let adopted = lock.adopt(&parcel);
+        call.ends(Some(self.answer()));
+        let Some(guard) = call.got(adopted.map(Some)) else { return };
+        if guard.fence() <= parcel.fence && parcel.fence.is_some() {
+            fail(format!("{:?} was handed over, and {:?} adopted", parcel.fence, guard.fence()));
+        }
+        self.works(&call, terms, guard, under, end);
+    }
+
+    /// The command may arrive long after the call has returned.
+    fn force_unlock(&self, key: usize, only: Option<&str>) {
+        judge::removes(key);
+        let manager = usize::from(one_in(2));
+        let lock = self.manager(manager).named(name(key));
+        let call = Call::begins(self.who(manager), &[key], "force_unlock");
+        let removed = match only {
+            None => lock.force_unlock().map(|holder| holder.map(|holder| holder.raw().to_owned())),
+            Some(token) => lock.force_unlock_if(token).map(|was_there| was_there.then(|| token.to_owned())),
+        };
+        call.ends(Some(self.answer()));
+        if let Ok(token) = &removed {
+            judge::has_removed(key);
+            if let Some(token) = token {
+                judge::has_deleted(call.who, token);
+            }
+        }
+        call.answers(None, &removed.map(|_| ()));
+    }
+
+    fn force_unlock_if(&self, key: usize) {
+        if let Some(holder) = self.holder(key) {
+            self.force_unlock(key, Some(holder.raw()));
+        }
+    }
+
+    fn holder(&self, key: usize) -> Option<crate::Holder> {
+        let call = Call::begins(self.who(0), &[key], "holder");
+        let holder = self.manager(0).named(name(key)).holder();
+        call.ends(Some(self.answer()));
+        match holder {
+            Ok(holder) => holder,
+            Err(error) => {
+                call.answers(None, &Err(error));
+                None
+            }
+        }
+    }
+
+    fn look(&self) {
+        let manager = usize::from(one_in(2));
+        let (who, manager) = (self.who(manager), self.manager(manager));
+        let listed = manager.held();
+        judge::are_listed(who, &listed);
+        let _ = (manager.waiting(), manager.stats());
+        for key in 0..self.plan.keys {
+            let is_held = judge::has(who.process, who.thread, key, now());
+            match manager.assert_held(name(key)) {
+                Err(Error::NotHeld { .. }) => {}
+                Err(Error::Lost { .. }) | Ok(()) if is_held => {}
+                other => fail(format!("assert_held of {key}: {other:?}")),
+            }
+        }
+    }
+
+    fn shutdown(&self, manager: usize, limit: u64, releases: bool) {
+        let who = self.who(manager);
+        verdict::stops(self.process, Some(who.manager));
+        let call = Call::begins(who, &[], "shutdown");
+        let (manager, answer) = (self.manager(manager), self.answer());
+        let left = if releases {
+            judge::gives_all_back(who.process, who.manager);
+            manager.shutdown_and_release(millis(limit))
+        } else {
+            manager.shutdown(millis(limit))
+        };
+        let more = if releases { self.response() } else { Duration::ZERO };
+        call.ends(Some(millis(limit) + answer + more));
+        trace(|| format!("shutdown: {left:?}"));
+        if left.is_empty() || releases {
+            judge::none_of(who);
+        }
+    }
+}
+
+fn attach(hold: DetachedHold, number: usize, key: usize, who: Who) {
+    let call = Call::begins(who, &[key], "attach");
+    let response = Some(millis(judge::program(who.process).response));
+    match hold.try_attach() {
+        Ok(guard) => {
+            call.ends(Some(Duration::ZERO));
+            judge::moves(number, who);
+            if guard.depth() != 1 {
+                fail("an attached hold has a depth of one");
+            }
+            thread::sleep(millis(1));
+            let call = Call::begins(who, &[key], "unlock");
+            let unlocked = guard.unlock();
+            call.ends(response);
+            call.gave_back(number, &unlocked);
+        }
+        Err((hold, error)) => {
+            call.keeps(number, &error);
+            let call = Call::begins(who, &[key], "unlock detached");
+            let unlocked = hold.unlock();
+            call.ends(response);
+            call.gave_back(number, &unlocked);
+        }
+    }
+}

@@ -1,0 +1,84 @@
+//! What a thread does with several locks at a time.
+
+use std::panic::{self, AssertUnwindSafe};
+
+use crate::base::scheduler::thread;
+use crate::simulation::judge;
+use crate::simulation::plan::{How, SeveralEnd, Terms, Under};
+use crate::simulation::player::Player;
+use crate::simulation::scene::{millis, name};
+use crate::simulation::verdict::Call;
+use crate::{LockManager, MultiLockGuard};
+
+impl Player {
+    pub(super) fn several(&self, keys: &[usize], how: How, manager: usize, under: &[Under], end: SeveralEnd) {
+        let names: Vec<_> = keys.iter().map(|key| name(*key)).collect();
+        let (manager, who) = (self.manager(manager), self.who(manager));
+        let call = Call::begins(who, keys, "lock_all");
+        let taken = match how {
+            How::Lock => manager.lock_all(&names).map(Some),
+            How::Try => manager.try_lock_all(&names),
+            How::For(limit) | How::Wait(limit) => manager.try_lock_all_for(&names, millis(limit)),
+        };
+        // Each single try may take an answer; what was taken in vain is given back within 100 ms.
+        let limit = match how {
+            How::Try | How::For(0) | How::Wait(0) => {
+                Some(self.answer() * u32::try_from(keys.len()).expect("a few"))
+            }
+            how => self.limit(how),
+        };
+        call.ends(limit.map(|limit| limit + millis(100)));
+        let Some(guard) = call.got(taken) else {
+            return judge::undone(who);
+        };
+        let numbers: Vec<_> = keys.iter().filter_map(|key| self.one_of(&call, manager, *key)).collect();
+        if numbers.len() < keys.len() {
+            judge::undone(who);
+        }
+        for under in under {
+            self.under_several(&call, &guard, under);
+        }
+        let call = Call::begins(who, keys, "give back several");
+        let unlocked = match end {
+            SeveralEnd::Unlock => Some(guard.unlock()),
+            SeveralEnd::Drop => {
+                drop(guard);
+                None
+            }
+            SeveralEnd::Panic => {
+                let _ = panic::catch_unwind(AssertUnwindSafe(|| {
+                    let _guard = guard;
+                    panic::resume_unwind(Box::new("a panic of the program"));
+                }));
+                None
+            }
+        };
+        call.ends(Some(self.response()));
+        call.gave_several_back(&numbers, unlocked);
+    }
+
+    /// Tells the judge of one of several locks.
+    fn one_of(&self, call: &Call, manager: &LockManager, key: usize) -> Option<usize> {
+        let guard = manager.current(name(key))?;
+        Some(judge::taken(call.who, key, call.began, self.deal(Terms::default()), &guard, 1))
+    }
+
+    fn under_several(&self, taken: &Call, guard: &MultiLockGuard, under: &Under) {
+        let call = Call::begins(taken.who, &taken.keys, "confirm several");
+        match under {
+            Under::Inner(op) => self.op(op),
+            Under::Work(time) => thread::sleep(millis(*time)),
+            Under::Confirm(span) => {
+                let answer = guard.confirm(millis(*span));
+                call.ends(Some(self.response()));
+                call.answers(None, &answer);
+            }
+            _ => {
+                let answer = guard.ensure(millis(self.program.lease / 3));
+                call.ends(Some(self.response()));
+                call.answers(None, &answer);
+            }
+        }
+        call.ends(None);
+    }
+}

@@ -1,0 +1,325 @@
+//! What calls may return, and when.
+
+use std::cell::RefCell;
+use std::time::Duration;
+
+use crate::base::scheduler::{fail, now, thread_number, trace};
+use crate::simulation::judge::{self, Who};
+use crate::simulation::ledger::{self, Found};
+use crate::simulation::plan::Body;
+use crate::simulation::player::Failed;
+use crate::{Error, Unlocked};
+
+thread_local! {
+    static CALLS: RefCell<Vec<Call>> = RefCell::default();
+    /// Which processes have stopped their waits, and which of their managers. When it began.
+    static STOPS: RefCell<Vec<(usize, Option<usize>, u64)>> = RefCell::default();
+}
+
+/// How late a call may be that keeps its deadline: what its thread does behind the last timer.
+const LATE: Duration = Duration::from_millis(1);
+
+/// A call of the crate.
+#[derive(Clone, Debug)]
+pub(super) struct Call {
+    number: usize,
+    pub(super) who: Who,
+    pub(super) keys: Vec<usize>,
+    what: &'static str,
+    pub(super) began: u64,
+    ended: Option<u64>,
+    /// It begins after a shutdown of its manager, and is no reentry.
+    has_to_be_refused: bool,
+    /// The process can stop it.
+    heeds: bool,
+}
+
+/// A new scene begins.
+pub(super) fn begin() {
+    CALLS.take();
+    STOPS.take();
+}
+
+/// The waits of a process end, or those of one manager, which takes no locks any more.
+pub(super) fn stops(process: usize, manager: Option<usize>) {
+    STOPS.with_borrow_mut(|stops| stops.push((process, manager, now())));
+}
+
+impl Call {
+    pub(super) fn begins(who: Who, keys: &[usize], what: &'static str) -> Call {
+        CALLS.with_borrow_mut(|calls| {
+            let (number, began) = (calls.len(), now());
+            let is_shut = |it: &(usize, Option<usize>, u64)| it.0 == who.process && it.1 == Some(who.manager);
+            let is_new = |key: &usize| !judge::has(who.process, who.thread, *key, began);
+            let has_to_be_refused =
+                STOPS.with_borrow(|stops| stops.iter().any(is_shut)) && keys.iter().any(is_new);
+            let (keys, ended) = (keys.to_vec(), None);
+            calls.push(Call { number, who, keys, what, began, ended, has_to_be_refused, heeds: false });
+            calls[number].clone()
+        })
+    }
+
+    pub(super) fn heeding(self, heeds: bool) -> Call {
+        Call { heeds, ..self }
+    }
+
+    fn blame(&self, why: impl std::fmt::Display) {
+        fail(format!("{} of {:?} by {:?}: {why}", self.what, self.keys, self.who));
+    }
+
+    /// The call has returned, and had to by `limit`, if it has one.
+    pub(super) fn ends(&self, limit: Option<Duration>) {
+        CALLS.with_borrow_mut(|calls| calls[self.number].ended = Some(now()));
+        let took = Duration::from_nanos(now() - self.began);
+        let Some(limit) = limit else { return };
+        let is_excused = ledger::stalls() || judge::was_paused(self.who.process, self.began);
+        // The clock of the process may be slow.
+        if took > limit + limit / 1_000 + LATE && !is_excused {
+            self.blame(format!("it took {took:?}, and has a limit of {limit:?}"));
+        }
+    }
+
+    /// An error that is due to what is between the process and the server, or to its pause.
+    fn has_trouble(&self) -> bool {
+        let limits = judge::program(self.who.process).response * 3 * 1_000_000;
+        let since = self.began.saturating_sub(limits);
+        ledger::trouble(since, now()) || judge::was_paused(self.who.process, since)
+    }
+
+    /// The lock was busy.
+    pub(super) fn was_busy(&self) {
+        let program = judge::program(self.who.process);
+        let others = CALLS.with_borrow(|calls| {
+            let is_other = |other: &&Call| {
+                other.number != self.number
+                    && other.who.process == self.who.process
+                    && other.ended.is_none_or(|at| at >= self.began)
+                    && (program.pool < 3 || other.keys.iter().any(|key| self.keys.contains(key)))
+            };
+            calls.iter().any(|other| is_other(&other))
+        });
+        // A thread that has not learned of its loss yet counts as a holder.
+        let others =
+            others || self.keys.iter().any(|key| judge::is_held_in(self.who.process, *key, self.began));
+        // A process leaves a lock to others for some milliseconds.
+        let since = self.began.saturating_sub(10_000_000);
+        let was_there = self.keys.iter().any(|key| ledger::was_there(*key, since));
+        // A wait of less than 20 ms may end before the server could be asked.
+        let is_short = (1_000_000..21_000_000).contains(&(now() - self.began));
+        if !was_there && !others && !is_short && !self.has_trouble() {
+            self.blame("the lock was free");
+        }
+    }
+
+    /// The call has given no lock.
+    pub(super) fn has_failed(&self, error: &Error) {
+        match error {
+            Error::Timeout { .. } => self.was_busy(),
+            Error::Unavailable { .. } | Error::Refused { .. } if self.has_trouble() => {}
+            Error::WouldDeadlock { cycle, .. } => {
+                let is_mine = |it: &crate::BlockedThread| Some(it.thread.thread()) == thread_number();
+                if !cycle.first().is_some_and(is_mine) {
+                    self.blame("the cycle does not begin with this thread");
+                }
+                for (number, one) in cycle.iter().enumerate() {
+                    let next = &cycle[(number + 1) % cycle.len()];
+                    let key = one.key[1..].parse().expect("a key");
+                    self.is_edge(one.thread.thread(), key, next.thread.thread());
+                }
+            }
+            Error::Stopped { .. } if self.was_stopped() => {}
+            Error::AlreadyHeld { .. } if self.has_one() => {}
+            Error::Lost { .. } | Error::OuterLost { .. } | Error::NothingToAdopt { .. } => {
+                self.has_lost(error);
+            }
+            Error::NotALock { .. } if self.keys.iter().any(|key| !ledger::always_expired(*key)) => {}
+            _ => self.blame(format!("{error:?}")),
+        }
+    }
+
+    fn has_one(&self) -> bool {
+        let Who { process, thread, .. } = self.who;
+        self.keys.iter().any(|key| judge::has(process, thread, *key, self.began))
+    }
+
+    /// One thread waited for a lock that the next one held.
+    fn is_edge(&self, thread: u64, key: usize, next: u64) {
+        let process = self.who.process;
+        let waits = CALLS.with_borrow(|calls| {
+            let is_it = |call: &Call| {
+                (call.who.process, call.who.thread) == (process, thread)
+                    && call.keys.contains(&key)
+                    && call.ended.is_none_or(|at| at >= self.began)
+            };
+            calls.iter().any(is_it)
+        });
+        // What a call for several locks has already, the judge does not know.
+        let is_taking = CALLS.with_borrow(|calls| {
+            let is_it = |call: &Call| {
+                (call.who.process, call.who.thread) == (process, next)
+                    && call.keys.len() > 1
+                    && call.keys.contains(&key)
+                    && call.ended.is_none_or(|at| at >= self.began)
+            };
+            calls.iter().any(is_it)
+        });
+        if !waits || !is_taking && !judge::has(process, next, key, self.began) {
+            self.blame(format!("no deadlock: {thread} waits for {key}: {waits}, and {next} has it not"));
+        }
+    }
+
+    fn was_stopped(&self) -> bool {
+        let Who { process, manager, .. } = self.who;
+        let counts = |it: Option<usize>| it.map_or(self.heeds, |it| it == manager);
+        let is_it = |it: &(usize, Option<usize>, u64)| it.0 == process && counts(it.1);
+        let stopped = STOPS.with_borrow(|stops| stops.iter().filter(|it| is_it(it)).map(|it| it.2).min());
+        let Some(stopped) = stopped else { return false };
+        let program = judge::program(process);
+        // An answer that is due is waited for.
+        let limit = Duration::from_millis(program.response * 3) + LATE * 5;
+        let took = Duration::from_nanos(now() - stopped.max(self.began));
+        if took > limit && !ledger::stalls() && !judge::was_paused(process, self.began) {
+            self.blame(format!("it went on for {took:?} after a stop"));
+        }
+        true
+    }
+
+    /// The call says that a hold was lost, or one around it.
+    fn has_lost(&self, error: &Error) {
+        let is_explained = judge::held_by(self.who).into_iter().any(judge::may_be_lost)
+            || self.keys.iter().any(|key| judge::was_removed(*key, self.began))
+            || self.has_trouble()
+            || self.what == "adopt"
+            // The judge does not know the locks that are taken first.
+            || self.keys.len() > 1 && !judge::program(self.who.process).renews;
+        if !is_explained {
+            self.blame(format!("no reason for {error:?}"));
+        }
+        judge::undone(self.who);
+    }
+
+    /// What the call has given.
+    pub(super) fn got<T>(&self, taken: Result<Option<T>, Error>) -> Option<T> {
+        trace(|| match &taken {
+            Ok(Some(_)) => format!("{}: taken", self.what),
+            Ok(None) => format!("{}: busy", self.what),
+            Err(error) => format!("{}: {error:?}", self.what),
+        });
+        match taken {
+            Ok(Some(_)) if self.has_to_be_refused => self.blame("it was stopped before"),
+            Ok(Some(taken)) => return Some(taken),
+            Ok(None) => self.was_busy(),
+            Err(Error::InvalidOption { .. }) if self.keys.is_empty() => {}
+            Err(error) => self.has_failed(&error),
+        }
+        None
+    }
+
+    /// A closure under the lock has run, under this hold if the judge knows it.
+    pub(super) fn ran(
+        &self,
+        ran: bool,
+        number: Option<usize>,
+        body: Body,
+        result: Option<Result<Option<()>, Failed>>,
+    ) {
+        let left = number.map(judge::ends);
+        let is_lost = number.is_none_or(judge::may_be_lost);
+        let Some(result) = result else {
+            if !ran || body != Body::Panics {
+                self.blame("it panicked");
+            }
+            return;
+        };
+        if let Err(Failed::Lock(error)) = &result
+            && ran != error.body_ran()
+            && !matches!(error, Error::AlreadyHeld { .. } | Error::NotALock { .. })
+        {
+            self.blame(format!("body_ran is {} for {error:?}", error.body_ran()));
+        }
+        match (result, ran) {
+            (Ok(Some(())), true) if left == Some(0) && !is_lost => self.is_gone(number.expect("it is known")),
+            (Ok(Some(())), true) => {}
+            (Err(Failed::Own), true) if body == Body::Fails => {}
+            (Err(Failed::Lock(Error::Lost { .. })), true) if is_lost => {}
+            (Err(Failed::Lock(error @ Error::OuterLost { .. })), true) => self.has_lost(&error),
+            (Ok(None), false) => self.was_busy(),
+            (Err(Failed::Lock(error)), false) => self.has_failed(&error),
+            (other, _) => self.blame(format!("it ran: {ran}, and returned {other:?}")),
+        }
+    }
+
+    /// Something was asked for about a hold.
+    pub(super) fn answers(&self, number: Option<usize>, result: &Result<(), Error>) {
+        trace(|| format!("{}: {result:?}", self.what));
+        let mine = number.map_or_else(|| judge::held_by(self.who), |number| vec![number]);
+        match result {
+            Ok(()) => {}
+            Err(Error::Lost { .. }) if mine.iter().any(|number| judge::may_be_lost(*number)) => {}
+            Err(Error::Unavailable { .. }) if self.has_trouble() => {}
+            Err(Error::InvalidOption { .. }) if mine.iter().any(|number| judge::is_capped(*number)) => {}
+            Err(error) => self.blame(format!("{error:?}")),
+        }
+    }
+
+    /// The thread keeps the guard, because of this error.
+    pub(super) fn keeps(&self, number: usize, error: &Error) {
+        self.ends(None);
+        match error {
+            Error::OtherGuards { depth, .. } if *depth > 1 && *depth == judge::depth(number) => {}
+            Error::Lost { .. } if judge::may_be_lost(number) => {}
+            Error::Unavailable { .. } if self.has_trouble() => {}
+            Error::InvalidOption { .. } if judge::is_capped(number) => {}
+            Error::AlreadyHeld { .. } if self.has_one() => {}
+            _ => self.blame(format!("{error:?}")),
+        }
+    }
+
+    /// A guard was given back.
+    pub(super) fn gave_back(&self, number: usize, result: &Result<Unlocked, Error>) {
+        let left = judge::ends(number);
+        match result {
+            Ok(Unlocked::Released | Unlocked::Kept { .. }) if left == 0 => self.is_gone(number),
+            Ok(Unlocked::StillHeld { depth }) if *depth == left && left > 0 => {}
+            Err(Error::Lost { .. }) if judge::may_be_lost(number) => {}
+            Err(error @ Error::OuterLost { .. }) => self.has_lost(error),
+            Err(Error::Unconfirmed { .. }) if self.has_trouble() || judge::may_be_lost(number) => {}
+            Ok(_) => self.blame(format!("{result:?}, and {left} guards are left")),
+            Err(error) => self.blame(format!("{error:?}")),
+        }
+    }
+
+    /// A guard was dropped.
+    pub(super) fn dropped(&self, number: usize) {
+        if judge::ends(number) == 0 && !judge::may_be_lost(number) {
+            self.is_gone(number);
+        }
+    }
+
+    /// A guard of several locks was dropped or, with a result, unlocked.
+    pub(super) fn gave_several_back(&self, numbers: &[usize], result: Option<Result<(), Error>>) {
+        trace(|| format!("{}: {result:?}", self.what));
+        let left: Vec<_> = numbers.iter().map(|number| judge::ends(*number)).collect();
+        let is_lost =
+            numbers.len() < self.keys.len() || numbers.iter().any(|number| judge::may_be_lost(*number));
+        match result {
+            Some(Err(Error::Lost { .. })) | None if is_lost => {}
+            Some(Err(error @ Error::OuterLost { .. })) => self.has_lost(&error),
+            Some(Err(Error::Unconfirmed { .. })) if self.has_trouble() || is_lost => {}
+            Some(Err(error)) => self.blame(format!("{error:?}")),
+            _ => {
+                let released = numbers.iter().zip(left).filter(|it| it.1 == 0);
+                released.for_each(|it| self.is_gone(*it.0));
+            }
+        }
+    }
+
+    /// The server does not have the token any more.
+    fn is_gone(&self, number: usize) {
+        if let Found::Value(value) = ledger::value(judge::key(number))
+            && value == judge::token(number)
+        {
+            self.blame(format!("hold {number} was released, and its key is there"));
+        }
+    }
+}
