@@ -188,10 +188,7 @@ impl Cluster {
 
     /// The map may be out of date. Does not wait.
     pub(super) fn want_map(&self) {
-        let mut state = self.state.lock();
-        if !state.wanted {
-            state.wanted = true;
-            drop(state);
+        if !mem::replace(&mut self.state.lock().wanted, true) {
             self.changed.notify_all();
         }
     }
@@ -220,8 +217,10 @@ impl Cluster {
                 let silence = || Failure::not_sent("no node of the cluster has answered in time");
                 return Err(state.failure.as_ref().map_or_else(silence, Failure::copy));
             }
-            state.wanted = true;
-            self.changed.notify_all();
+            // If each of several callers did so, they would wake each other all the time.
+            if !mem::replace(&mut state.wanted, true) {
+                self.changed.notify_all();
+            }
             self.changed.wait_for(&mut state, deadline.one_wait_from(now));
         }
     }
