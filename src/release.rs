@@ -168,10 +168,12 @@ impl Release<'_> {
     fn conclude(&self, keeper: &Keeper, turn: &Turn, outcome: &Outcome) {
         // 4. Record how the hold ended. If this came before step 3, the first thread in the queue
         //    would see that the hold is over, and ask Redis for a key that still exists.
-        match &outcome.result {
-            Ok(()) | Err(Error::Unconfirmed { .. }) => self.hold.mark_released(),
-            Err(_) => keeper.report_loss(self.hold),
+        if let Ok(()) | Err(Error::Unconfirmed { .. }) = &outcome.result {
+            self.hold.mark_released();
         }
+        // Also if the key was there: a call may have told the thread that the hold was lost, and the
+        // keeper would have found that a moment later.
+        keeper.report_loss(self.hold);
 
         // 5. Have the keeper delete what may be left of the key. If this came before step 3, the
         //    keeper could delete the key first, and the answer to our own release would look like a
