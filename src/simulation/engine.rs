@@ -1,50 +1,216 @@
 //! What keeps the locks of a scene, and how programs reach it.
 
 use std::cell::RefCell;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::rc::Rc;
+use std::time::Duration;
 
 use rand::RngExt;
 use rand::rngs::SmallRng;
 
+use crate::base::scheduler::{add_address, change_link, readdress};
+use crate::simulation::cluster::Cluster;
 use crate::simulation::redis::{Redis, Settings};
+use crate::simulation::replication::follow;
+use crate::simulation::sentinels::{self, Sentinels};
 use crate::simulation::server::Server;
-use crate::{Builder, LockManager};
+use crate::{Builder, LockManager, Replicas};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Engine {
     Memory,
-    Server,
+    Server(Decoy),
+    /// A master with replicas whose master never changes.
+    Replicas(Copies),
+    Sentinel(Copies),
+    /// Three masters, each with its replicas.
+    Cluster(Copies),
 }
 
-/// The servers of a scene.
-pub(super) struct Servers {
-    pub(super) nodes: Vec<(SocketAddr, Rc<RefCell<Server>>)>,
+/// What a second address of the server's name leads to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Decoy {
+    None,
+    Dead { is_first: bool },
+    Silent { is_first: bool },
+}
+
+/// The replicas of a master.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Copies {
+    count: usize,
+    /// How many of them have to acknowledge a lock. Zero: the program does not ask for any.
+    wanted: usize,
+}
+
+impl Copies {
+    pub(super) const NONE: Copies = Copies { count: 0, wanted: 0 };
+
+    /// All replicas have what was acknowledged, so no failover loses it.
+    pub(super) fn are_safe(self) -> bool {
+        self.wanted == self.count && self.count > 0
+    }
 }
 
 impl Engine {
     pub(super) fn draw(draw: &mut SmallRng) -> Engine {
-        if draw.random_ratio(1, 8) { Engine::Memory } else { Engine::Server }
+        let count = draw.random_range(1..=2);
+        let wanted = draw.random_range(0..=count);
+        match draw.random_range(0..16) {
+            0 => Engine::Memory,
+            1 | 2 => Engine::Replicas(Copies { count, wanted }),
+            3..=6 => Engine::Sentinel(Copies { count, wanted }),
+            7 => Engine::Cluster(Copies::NONE),
+            8..=10 => Engine::Cluster(Copies { count: 1, wanted: wanted.min(1) }),
+            11 => {
+                let is_first = draw.random_bool(0.5);
+                let decoys = [Decoy::Dead { is_first }, Decoy::Silent { is_first }];
+                Engine::Server(decoys[draw.random_range(0..2)])
+            }
+            _ => Engine::Server(Decoy::None),
+        }
     }
 
     pub(super) fn builder(self) -> Builder {
+        let (url, wanted) = match self {
+            Engine::Memory => return LockManager::builder_in_memory(),
+            Engine::Server(_) => ("redis://redis:6379/", None),
+            Engine::Replicas(copies) => ("redis://redis:6379/", Some(copies)),
+            Engine::Sentinel(copies) => {
+                ("redis+sentinel://sentinel1:6379,sentinel2:6379,sentinel3:6379/main", Some(copies))
+            }
+            Engine::Cluster(copies) => ("redis+cluster://node1:6379,node2:6379,node3:6379", Some(copies)),
+        };
+        let builder = LockManager::builder(url);
+        match wanted {
+            Some(copies) if copies.wanted > 0 => {
+                let is_all = copies.are_safe() && matches!(self, Engine::Sentinel(_));
+                let some = Replicas::at_least(u32::try_from(copies.wanted).expect("a few"));
+                builder.replicas(if is_all { Replicas::all() } else { some }, Duration::from_millis(100))
+            }
+            _ => builder,
+        }
+    }
+
+    fn copies(self) -> Copies {
         match self {
-            Engine::Memory => LockManager::builder_in_memory(),
-            Engine::Server => LockManager::builder("redis://redis:6379/"),
+            Engine::Memory | Engine::Server(_) => Copies::NONE,
+            Engine::Replicas(copies) | Engine::Sentinel(copies) | Engine::Cluster(copies) => copies,
         }
     }
 }
 
+pub(super) type Node = Rc<RefCell<Server>>;
+
+/// The servers of a scene.
+pub(super) struct Servers {
+    /// Where something listens. The nodes come first.
+    pub(super) addresses: RefCell<Vec<SocketAddr>>,
+    pub(super) nodes: Vec<Node>,
+    pub(super) shards: RefCell<Vec<Shard>>,
+    pub(super) sentinels: Option<Sentinels>,
+    pub(super) cluster: Option<Cluster>,
+    /// No failover loses what a program was told to have.
+    pub(super) are_safe: bool,
+}
+
+/// A master and its replicas, by the numbers of the nodes.
+#[derive(Clone, Debug)]
+pub(super) struct Shard {
+    pub(super) master: usize,
+    pub(super) replicas: Vec<usize>,
+    /// A failover, or the move of a slot, is under way.
+    pub(super) is_busy: bool,
+    /// Keys that came here from another shard: no replica was asked for them.
+    pub(super) moved: Vec<usize>,
+}
+
 impl Servers {
     pub(super) fn start(engine: Engine) -> Servers {
-        let count = match engine {
+        let copies = engine.copies();
+        let masters = match engine {
             Engine::Memory => 0,
-            Engine::Server => 1,
+            Engine::Server(_) | Engine::Replicas(_) | Engine::Sentinel(_) => 1,
+            Engine::Cluster(_) => 3,
         };
-        let start = |number: u8| {
-            let address = SocketAddr::from(([10, 0, 0, number], 6379));
-            (address, Server::start(address, "redis", Redis::new(Settings::default())))
+        let mut addresses = Vec::new();
+        let mut start = |number: usize| {
+            let address = address(number);
+            addresses.push(address);
+            let name = match engine {
+                Engine::Server(_) | Engine::Replicas(_) if number == 0 => "redis".to_owned(),
+                _ => format!("node{}", number + 1),
+            };
+            let replicates = copies.count > 0;
+            Server::start(address, &name, Redis::new(Settings { replicates, ..Settings::default() }))
         };
-        Servers { nodes: (0..count).map(start).collect() }
+        let nodes: Vec<_> = (0..masters * (1 + copies.count)).map(&mut start).collect();
+        let shard = |master: usize| {
+            let replicas = (0..copies.count).map(|it| masters + master * copies.count + it).collect();
+            Shard { master, replicas, is_busy: false, moved: Vec::new() }
+        };
+        let shards: Vec<_> = (0..masters).map(shard).collect();
+        for shard in &shards {
+            shard.replicas.iter().for_each(|replica| follow(&nodes[shard.master], &nodes[*replica]));
+        }
+        if let Engine::Server(decoy) = engine {
+            add_decoy(decoy);
+        }
+        let sentinels = matches!(engine, Engine::Sentinel(_)).then(|| Sentinels::start(copies.count));
+        if sentinels.is_some() {
+            addresses.extend(sentinels::addresses());
+        }
+        let cluster = matches!(engine, Engine::Cluster(_)).then(|| Cluster::start(&nodes, &shards));
+        let (addresses, shards) = (RefCell::new(addresses), RefCell::new(shards));
+        Servers { addresses, nodes, shards, sentinels, cluster, are_safe: copies.are_safe() }
+    }
+
+    /// The address of one of the servers.
+    pub(super) fn address(&self, number: usize) -> SocketAddr {
+        let addresses = self.addresses.borrow();
+        addresses[number % addresses.len()]
+    }
+
+    /// One of the nodes, or of the sentinels.
+    pub(super) fn server(&self, number: usize) -> Node {
+        let sentinels = self.sentinels.iter().flat_map(|it| &it.servers);
+        let all: Vec<_> = self.nodes.iter().chain(sentinels).collect();
+        Rc::clone(all[number % all.len()])
+    }
+
+    /// The server has another address from now on, behind the same name.
+    pub(super) fn move_to_another_address(&self, number: usize) {
+        let mut addresses = self.addresses.borrow_mut();
+        let IpAddr::V4(ip) = addresses[number].ip() else { unreachable!("all have such addresses") };
+        let [a, b, c, d] = ip.octets();
+        let (old, new) = (addresses[number], SocketAddr::from(([a, b, c.wrapping_add(1), d], 6379)));
+        addresses[number] = new;
+        readdress(old, new);
+        if let Some(cluster) = &self.cluster {
+            cluster.moved(&self.nodes, number, new);
+        }
+    }
+
+    /// The number of the shard to which a node belongs.
+    pub(super) fn shard_of(&self, node: usize) -> Option<usize> {
+        let shards = self.shards.borrow();
+        shards.iter().position(|it| it.master == node || it.replicas.contains(&node))
+    }
+}
+
+/// The address of a node.
+pub(super) fn address(number: usize) -> SocketAddr {
+    SocketAddr::from(([10, 0, 0, u8::try_from(number + 1).expect("a few")], 6379))
+}
+
+fn add_decoy(decoy: Decoy) {
+    let nobody = address(100);
+    match decoy {
+        Decoy::None => {}
+        Decoy::Dead { is_first } => add_address("redis", nobody, is_first),
+        Decoy::Silent { is_first } => {
+            add_address("redis", nobody, is_first);
+            change_link(nobody, |link| link.hangs_until = u64::MAX);
+        }
     }
 }

@@ -1,24 +1,34 @@
 //! What goes wrong in a scene.
 
+use std::rc::Rc;
 use std::time::Duration;
 
 use rand::RngExt;
 use rand::rngs::SmallRng;
 
-use crate::base::scheduler::{change_link, kill, now, pause, reset_all, trace};
+use crate::base::scheduler::{kill, later, now, pause, power_off, trace};
+use crate::simulation::cluster::move_slot;
 use crate::simulation::engine::{Engine, Servers};
+use crate::simulation::failover::{Failover, How};
 use crate::simulation::judge;
-use crate::simulation::redis::Redis;
-use crate::simulation::scene::name;
+use crate::simulation::scene::path;
+use crate::simulation::troubles::{Ailment, Trouble};
 
+/// Times are milliseconds.
 #[derive(Clone, Debug)]
 pub(super) enum Fault {
-    /// Nothing arrives, for so many milliseconds.
-    Silence(u64),
-    /// Connects are refused, and all connections are reset.
-    Refusal(u64),
-    /// All connections are reset.
-    Resets,
+    /// Something is wrong between the processes and a server.
+    Trouble {
+        server: usize,
+        trouble: Trouble,
+        millis: u64,
+    },
+    /// Something is wrong with a server.
+    Ailment {
+        server: usize,
+        ailment: Ailment,
+        millis: u64,
+    },
     Pause {
         process: usize,
         millis: u64,
@@ -26,18 +36,33 @@ pub(super) enum Fault {
     Kill {
         process: usize,
     },
-    /// The server restarts, with or without its data.
-    Restart {
-        keeps: bool,
+    /// The machine of a process is without power: its connections stay open at the servers.
+    PowerOff {
+        process: usize,
     },
-    ScriptFlush,
+    /// Somebody deletes the key, or it is evicted.
     Delete {
         key: usize,
     },
+    /// The clocks of all servers are set forward or back.
+    ClockStep {
+        millis: i64,
+    },
+    /// Replicas are slow, for five seconds.
+    Lag {
+        millis: u64,
+    },
+    Failover {
+        shard: usize,
+        how: How,
+        after: u64,
+        back: u64,
+        learns: u64,
+    },
+    MoveSlot {
+        key: usize,
+    },
 }
-
-/// How many kinds of faults there are.
-const KINDS: u32 = 8;
 
 impl Fault {
     /// What goes wrong in a scene, and after how many milliseconds. A scene has few kinds of faults,
@@ -48,68 +73,102 @@ impl Fault {
         keys: usize,
         processes: usize,
     ) -> Vec<(u64, Fault)> {
-        if engine == Engine::Memory || draw.random_ratio(1, 3) {
+        if engine == Engine::Memory || draw.random_ratio(1, 4) {
             return Vec::new();
         }
-        let kinds: Vec<u32> = (0..3).map(|_| draw.random_range(0..KINDS)).collect();
+        let kinds: Vec<u32> = (0..3).map(|_| draw.random_range(0..28)).collect();
         let mut one = |_| {
             let kind = kinds[draw.random_range(0..kinds.len())];
-            (draw.random_range(0..6_000), Fault::draw(draw, kind, keys, processes))
+            let latest = [300, 1_500, 6_000][draw.random_range(0..3)];
+            (draw.random_range(0..latest), Fault::draw(draw, kind, engine, keys, processes))
         };
-        (0..3).map(&mut one).collect()
+        (0..4).map(&mut one).collect()
     }
 
-    fn draw(draw: &mut SmallRng, kind: u32, keys: usize, processes: usize) -> Fault {
+    fn draw(draw: &mut SmallRng, kind: u32, engine: Engine, keys: usize, processes: usize) -> Fault {
         let millis = [5, 100, 700, 3_000][draw.random_range(0..4)];
         let process = draw.random_range(0..processes);
-        match kind {
-            0 => Fault::Silence(millis),
-            1 => Fault::Refusal(millis),
-            2 => Fault::Resets,
-            3 => Fault::Pause { process, millis },
-            4 if draw.random_ratio(1, 4) => Fault::Kill { process },
-            5 => Fault::Restart { keeps: draw.random_bool(0.7) },
-            6 => Fault::ScriptFlush,
-            _ => Fault::Delete { key: draw.random_range(0..keys) },
+        let (server, key) = (draw.random_range(0..60), draw.random_range(0..keys));
+        match (kind, engine) {
+            (0..=4, Engine::Sentinel(_) | Engine::Cluster(_)) => Fault::failover(draw),
+            (5 | 6, Engine::Cluster(_)) => Fault::MoveSlot { key },
+            (5 | 7, Engine::Sentinel(_) | Engine::Replicas(_) | Engine::Cluster(_)) => Fault::Lag { millis },
+            (0..=11, _) => Fault::Trouble { server, trouble: Trouble::draw(draw), millis },
+            (12, _) => Fault::Pause { process, millis },
+            (13, _) if draw.random_ratio(1, 3) => Fault::Kill { process },
+            (14, _) if draw.random_ratio(1, 3) => Fault::PowerOff { process },
+            (15, _) => Fault::Delete { key },
+            (16, _) => {
+                let step = draw.random_range(1..5_000);
+                Fault::ClockStep { millis: if draw.random_bool(0.5) { step } else { -step } }
+            }
+            _ => Fault::Ailment { server, ailment: Ailment::draw(draw), millis },
+        }
+    }
+
+    fn failover(draw: &mut SmallRng) -> Fault {
+        let hows = [How::Dies, How::Stops, How::Planned, How::CutOff];
+        let longest = [50, 500, 3_000][draw.random_range(0..3)];
+        Fault::Failover {
+            shard: draw.random_range(0..60),
+            how: hows[draw.random_range(0..hows.len())],
+            after: draw.random_range(1..longest),
+            back: [20, 1_000, 8_000][draw.random_range(0..3)],
+            learns: [0, 100, 8_000][draw.random_range(0..3)],
         }
     }
 
     /// It happens now.
-    pub(super) fn happens(&self, servers: &Servers, processes: &[usize], keys: usize) {
+    pub(super) fn happens(&self, servers: &Rc<Servers>, processes: &[usize], keys: usize) {
         trace(|| format!("*** {self:?}"));
-        let Some((address, server)) = servers.nodes.first() else { return };
-        let address = *address;
-        let act = |act: &dyn Fn(&mut Redis, u64)| server.borrow_mut().act(act);
-        match self {
-            Fault::Silence(millis) => {
-                let until = now() + millis * 1_000_000;
-                change_link(address, |link| link.silent_until = until);
+        match *self {
+            Fault::Trouble { server, trouble, millis } => {
+                let address = servers.address(server);
+                trouble.happens(address, millis, keys);
             }
-            Fault::Refusal(millis) => {
-                let until = now() + millis * 1_000_000;
-                change_link(address, |link| link.refuses_until = until);
-                reset_all(address);
-            }
-            Fault::Resets => reset_all(address),
+            Fault::Ailment { server, ailment, millis } => ailment.happens(servers, server, millis, keys),
             Fault::Pause { process, millis } => {
-                judge::paused(processes[*process], now() + millis * 1_000_000);
-                pause(processes[*process], Duration::from_millis(*millis));
+                judge::paused(processes[process], now() + millis * 1_000_000);
+                pause(processes[process], Duration::from_millis(millis));
             }
-            Fault::Kill { process } => {
-                judge::killed(processes[*process]);
-                kill(processes[*process]);
+            Fault::Kill { process } => strike(processes[process], kill),
+            Fault::PowerOff { process } => strike(processes[process], power_off),
+            Fault::Delete { key } => {
+                let master = servers.shards.borrow()[servers.shard_of_key(key)].master;
+                servers.nodes[master].borrow_mut().event(move |server| {
+                    judge::removed(key, now());
+                    server.act(|redis, now| redis.delete(&path(key), now));
+                });
             }
-            Fault::Restart { keeps } => {
-                if !keeps {
+            Fault::ClockStep { millis } => {
+                if millis > 0 {
                     (0..keys).for_each(|key| judge::removed(key, now()));
                 }
-                act(&|redis, now| redis.restart(*keeps, now));
+                for node in &servers.nodes {
+                    node.borrow_mut().redis.step_clock(millis * 1_000_000);
+                }
             }
-            Fault::ScriptFlush => act(&|redis, _| redis.script_flush()),
-            Fault::Delete { key } => {
-                judge::removed(*key, now());
-                act(&|redis, now| redis.delete(format!("lock:{}", name(*key)).as_bytes(), now));
+            Fault::Lag { millis } => {
+                servers.lag(millis);
+                let servers = Rc::clone(servers);
+                later(Duration::from_secs(5), move || servers.lag(0));
             }
+            Fault::Failover { shard, how, after, back, learns } => {
+                let shard = shard % servers.shards.borrow().len();
+                let [after, back, learns] = [after, back, learns].map(Duration::from_millis);
+                let servers = Rc::clone(servers);
+                Failover { servers, shard, how, after, back, learns, keys }.begin();
+            }
+            Fault::MoveSlot { key } => move_slot(servers, key),
         }
     }
+}
+
+/// Ends the process, but not in the middle of a panic: shuttle would end that panic after the scene.
+fn strike(process: usize, end: fn(usize)) {
+    if std::thread::panicking() {
+        return later(Duration::from_millis(1), move || strike(process, end));
+    }
+    judge::killed(process);
+    end(process);
 }

@@ -4,7 +4,9 @@
 //! and in which order threads run. `RELATCH_SEED=n cargo test --lib simulation` replays the scene of
 //! a seed, makes it smaller if it fails, and prints what happened in it.
 
+mod cluster;
 mod engine;
+mod failover;
 mod faults;
 mod interleavings;
 mod judge;
@@ -12,12 +14,15 @@ mod ledger;
 mod plan;
 mod player;
 pub(crate) mod redis;
+mod replication;
 mod rows;
 mod scene;
+mod sentinels;
 mod server;
 mod several;
 mod shrinking;
 mod taste;
+mod troubles;
 mod verdict;
 
 use std::cell::RefCell;

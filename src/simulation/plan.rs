@@ -6,9 +6,10 @@ use rand::rngs::SmallRng;
 use rand::{RngExt, SeedableRng};
 
 use crate::base::scheduler::Order;
-use crate::simulation::engine::Engine;
+use crate::simulation::engine::{Decoy, Engine};
 use crate::simulation::faults::Fault;
 use crate::simulation::taste::Taste;
+use crate::simulation::troubles::Ailment;
 
 #[derive(Clone, Debug)]
 pub(super) struct Plan {
@@ -206,7 +207,11 @@ impl Program {
         let lease = [500, 2_000, 10_000][draw.random_range(0..3)];
         let threads = draw.random_range(1..=3);
         let mut program = Program {
-            drift: draw.random_range(-200..=200),
+            drift: if draw.random_ratio(1, 8) {
+                draw.random_range(-9_000..=9_000)
+            } else {
+                draw.random_range(-200..=200)
+            },
             lease,
             response: [100, 500, 2_000][draw.random_range(0..3)],
             renews: !draw.random_ratio(1, 6),
@@ -216,7 +221,7 @@ impl Program {
             reclaims: draw.random_ratio(1, 4),
             outage: [300, 2_000, 10_000][draw.random_range(0..3)],
             handoff: [0, 5, 50][draw.random_range(0..3)],
-            polls: [1, 64, 300][draw.random_range(0..3)],
+            polls: [20, 64, 300][draw.random_range(0..3)],
             warns: draw.random_ratio(1, 4).then(|| draw.random_range(1..300)),
             on_lost: [OnLost::Returns, OnLost::Blocks, OnLost::Panics][draw.random_range(0..3)],
             threads: Vec::new(),
@@ -227,19 +232,34 @@ impl Program {
 }
 
 impl Plan {
+    /// The server's clock is set back, and the counter may be lost as well.
+    pub(super) fn may_lose_fences(&self) -> bool {
+        let is_set_back = |it: &(u64, Fault)| matches!(it.1, Fault::ClockStep { millis } if millis < 0);
+        let restart = |it: &(u64, Fault)| {
+            matches!(it.1, Fault::Ailment { ailment: Ailment::Restart { keeps: false }, .. })
+        };
+        self.faults.iter().any(is_set_back) && self.faults.iter().any(restart)
+    }
+
     /// What goes wrong with the network or the server, from when until when, in nanoseconds from the
     /// beginning.
     pub(super) fn troubles(&self) -> Vec<(u64, u64)> {
         let trouble = |(at, fault): &(u64, Fault)| {
             let millis = match fault {
-                Fault::Pause { .. } | Fault::Kill { .. } | Fault::ScriptFlush | Fault::Delete { .. } => {
+                Fault::Pause { .. } | Fault::Kill { .. } | Fault::PowerOff { .. } | Fault::Delete { .. } => {
                     return None;
                 }
-                Fault::Silence(millis) | Fault::Refusal(millis) => *millis,
-                _ => 3_000,
+                Fault::Trouble { millis, .. } | Fault::Ailment { millis, .. } => *millis + 3_000,
+                Fault::Failover { after, back, learns, .. } => after + back + learns + 20_000,
+                Fault::Lag { .. } | Fault::MoveSlot { .. } | Fault::ClockStep { .. } => 10_000,
             };
             Some((at * 1_000_000, (at + millis) * 1_000_000))
         };
-        self.faults.iter().filter_map(trouble).collect()
+        // Something may be wrong with the way all the time.
+        let always = match self.engine {
+            Engine::Server(Decoy::None) | Engine::Memory => None,
+            _ => Some((0, u64::MAX / 2)),
+        };
+        self.faults.iter().filter_map(trouble).chain(always).collect()
     }
 }

@@ -9,7 +9,7 @@ use parking_lot::Mutex;
 use crate::base::scheduler::{
     self, Ended, Order, below, change_link, fail, later, now, one_in, reset_all, thread,
 };
-use crate::simulation::engine::{Engine, Servers};
+use crate::simulation::engine::{Copies, Decoy, Engine, Servers};
 use crate::simulation::ledger;
 use crate::{Builder, Error, LockManager, LostCause};
 
@@ -18,18 +18,21 @@ const SECOND: Duration = Duration::from_secs(1);
 /// A round trip takes less than this, and so do the steps of a call.
 const QUICK: Duration = Duration::from_millis(1);
 
-/// A world with one server.
 struct World {
     servers: Servers,
 }
 
-/// Plays `events` in so many orders.
+/// Plays `events` with one server in so many orders.
 fn in_scenes(times: u64, events: impl Fn(&World) + Send + Sync + 'static) {
+    in_scenes_with(Engine::Server(Decoy::None), times, events);
+}
+
+fn in_scenes_with(engine: Engine, times: u64, events: impl Fn(&World) + Send + Sync + 'static) {
     let order =
         |seed| Order { switches: [1, 2, 4, 16][(seed % 4) as usize], stalls: 0, longest: Duration::MAX };
     let play = move |_| {
         ledger::rest();
-        let world = World { servers: Servers::start(Engine::Server) };
+        let world = World { servers: Servers::start(engine) };
         events(&world);
         let left = scheduler::threads_left();
         if !left.is_empty() {
@@ -45,22 +48,22 @@ fn in_scenes(times: u64, events: impl Fn(&World) + Send + Sync + 'static) {
 impl World {
     fn delete(&self, key: &str) {
         let key = format!("lock:{key}");
-        self.servers.nodes[0].1.borrow_mut().act(|redis, now| redis.delete(key.as_bytes(), now));
+        self.servers.nodes[0].borrow_mut().act(|redis, now| redis.delete(key.as_bytes(), now));
     }
 
     fn exists(&self, key: &str) -> bool {
-        self.servers.nodes[0].1.borrow().redis.get(format!("lock:{key}").as_bytes()).is_some()
+        self.servers.nodes[0].borrow().redis.get(format!("lock:{key}").as_bytes()).is_some()
     }
 
     /// Nothing arrives for `span`.
     fn silence(&self, span: Duration) {
         let until = now() + u64::try_from(span.as_nanos()).expect("a short time");
-        change_link(self.servers.nodes[0].0, |link| link.silent_until = until);
+        change_link(self.servers.address(0), |link| link.silent_until = [until; 2]);
     }
 }
 
 fn locks(change: impl FnOnce(Builder) -> Builder) -> LockManager {
-    change(Engine::Server.builder()).build_unchecked().expect("options that can work")
+    change(Engine::Server(Decoy::None).builder()).build_unchecked().expect("options that can work")
 }
 
 fn since(moment: u64) -> Duration {
@@ -147,19 +150,19 @@ fn a_hold_lasts_for_as_long_as_its_thread_wants() {
 #[test]
 fn row_18_holds_that_end_keep_no_other_from_being_renewed() {
     in_scenes(4, |world| {
-        change_link(world.servers.nodes[0].0, |link| link.latency = (9_000_000, 11_000_000));
+        change_link(world.servers.address(0), |link| link.latency = (9_000_000, 11_000_000));
         let locks = locks(|builder| builder);
         let lease = |n: u64| 4 * SECOND + Duration::from_millis(20 * n);
         let held: Vec<_> =
             (0..100).map(|n| locks.named(format!("{n}")).lease(lease(n)).lock().expect("locks")).collect();
         thread::sleep(3 * SECOND);
         let until = now() + 60_000_000_000;
-        change_link(world.servers.nodes[0].0, |link| link.refuses_until = until);
-        reset_all(world.servers.nodes[0].0);
+        change_link(world.servers.address(0), |link| link.refuses_until = until);
+        reset_all(world.servers.address(0));
         while held.iter().filter(|guard| guard.is_valid()).count() > 90 {
             thread::sleep(50 * QUICK);
         }
-        change_link(world.servers.nodes[0].0, |link| link.refuses_until = 0);
+        change_link(world.servers.address(0), |link| link.refuses_until = 0);
         // A pause between two attempts, a connection, a login, a batch.
         let in_time: Vec<_> = held.iter().filter(|guard| guard.remaining() > SECOND).collect();
         thread::sleep(2 * SECOND);
@@ -171,7 +174,7 @@ fn row_18_holds_that_end_keep_no_other_from_being_renewed() {
 #[test]
 fn a_lease_of_six_round_trips_survives_its_first_renewal() {
     in_scenes(50, |world| {
-        change_link(world.servers.nodes[0].0, |link| link.latency = (200_000_000, 200_000_000));
+        change_link(world.servers.address(0), |link| link.latency = (200_000_000, 200_000_000));
         let locks = locks(|builder| builder);
         drop(locks.lock("b"));
         let guard = locks.named("a").lease(6 * SECOND * 4 / 10 + 10 * QUICK).lock().expect("locks");
@@ -250,7 +253,7 @@ fn a_lock_is_kept_for_its_time_whenever_it_is_released() {
         let age = if one_in(2) { some(2 * least) } else { (least + some(QUICK)).saturating_sub(QUICK / 2) };
         thread::sleep(age);
         if one_in(3) {
-            reset_all(world.servers.nodes[0].0);
+            reset_all(world.servers.address(0));
         }
         let released = guard.unlock();
         assert!(released.is_ok(), "{released:?} at the age of {age:?}, to be kept for {least:?}");
@@ -293,9 +296,9 @@ fn a_limit_holds_for_several_locks_whatever_is_silent_and_when() {
         let locks = locks(|builder| builder.response_timeout(answer).connect_timeout(answer));
         drop(locks.lock("a").expect("locks"));
         let silence = some(3 * QUICK);
-        let address = world.servers.nodes[0].0;
+        let address = world.servers.address(0);
         let until = now() + 60_000_000_000;
-        later(silence, move || change_link(address, |link| link.silent_until = until));
+        later(silence, move || change_link(address, |link| link.silent_until = [until; 2]));
         let limit = some(SECOND);
         let (began, taken) = (now(), locks.try_lock_all_for(["a", "b", "c"], limit));
         let most = limit + 2 * answer + QUICK;
@@ -305,5 +308,48 @@ fn a_limit_holds_for_several_locks_whatever_is_silent_and_when() {
             since(began),
             taken.map(|it| it.is_some())
         );
+    });
+}
+
+/// The key is still there when it is released, but `verify` cannot tell for how long it will be.
+#[test]
+fn a_loss_that_a_call_has_told_is_reported_though_the_release_finds_the_key() {
+    in_scenes(20, |world| {
+        let told = Arc::new(Mutex::new(0));
+        let counts = Arc::clone(&told);
+        let locks = locks(|builder| builder.on_lost(move |_| *counts.lock() += 1).renew(false));
+        locks.lock("other").expect("locks").verify().expect("it is held"); // The scripts are known.
+        let guard = locks.named("a").lease(SECOND / 2).lock().expect("locks");
+        thread::sleep(350 * QUICK);
+        change_link(world.servers.address(0), |link| link.latency = (60_000_000, 60_000_000));
+        let verified = guard.verify();
+        assert!(verified.as_ref().is_err_and(Error::is_lost), "{verified:?}");
+        drop(guard);
+        assert_eq!(locks.stats().lost, 1);
+        drop(locks);
+        assert_eq!(*told.lock(), 1);
+    });
+}
+
+#[test]
+fn threads_that_wait_for_the_first_map_of_a_silent_cluster_do_not_wake_each_other() {
+    let engine = Engine::Cluster(Copies::NONE);
+    in_scenes_with(engine, 20, move |world| {
+        for number in 0..3 {
+            change_link(world.servers.address(number), |link| link.silent_until = [u64::MAX / 2; 2]);
+        }
+        let locks =
+            engine.builder().connect_timeout(2 * SECOND).build_unchecked().expect("options that can work");
+        let wait = |name| {
+            let locks = locks.clone();
+            thread::spawn(move || {
+                let taken = locks.try_lock(name);
+                assert!(matches!(taken, Err(Error::Unavailable { .. })), "{taken:?}");
+            })
+        };
+        for thread in ["a", "b", "c"].map(wait) {
+            thread.join().expect("no panic");
+        }
+        assert!(scheduler::steps() < 20_000, "{} steps", scheduler::steps());
     });
 }

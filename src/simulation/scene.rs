@@ -238,7 +238,7 @@ pub(super) fn watch_loss(process: usize, number: usize, watch: LockWatch, limit:
         trace(|| format!("wait_lost: {cause:?}"));
         let took = Duration::from_nanos(now() - began);
         let is_excused = ledger::stalls() || judge::was_paused(process, began);
-        if took > limit + limit / 1_000 + millis(2) && !is_excused {
+        if took > limit + limit / 100 + millis(2) && !is_excused {
             fail(format!("wait_lost took {took:?}, with a limit of {limit:?}"));
         }
         if cause.is_some() && !judge::may_be_lost(number) {
@@ -251,4 +251,9 @@ pub(super) fn watch_loss(process: usize, number: usize, watch: LockWatch, limit:
 /// The name of a lock.
 pub(super) fn name(key: usize) -> String {
     format!("k{key}")
+}
+
+/// The key of a lock at the server.
+pub(super) fn path(key: usize) -> Vec<u8> {
+    format!("lock:{}", name(key)).into_bytes()
 }

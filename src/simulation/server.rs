@@ -2,13 +2,14 @@
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
-use std::net::SocketAddr;
-use std::rc::Rc;
+use std::net::{IpAddr, SocketAddr};
+use std::rc::{Rc, Weak};
 use std::time::Duration;
 
-use crate::base::scheduler::{Answerer, close, later, listen, now, send};
+use crate::base::scheduler::{Answerer, close, later, listen, now, one_in, send};
 use crate::simulation::ledger;
-use crate::simulation::redis::{Client, Output, Redis};
+use crate::simulation::redis::{Client, Output, Redis, commands};
+use crate::simulation::replication::Stream;
 
 /// A server, and its connections: each has a number on the network, and one at the server.
 pub(super) struct Server {
@@ -17,18 +18,51 @@ pub(super) struct Server {
     connections: BTreeMap<Client, u64>,
     /// When this server is looked after next.
     due: Option<u64>,
-    me: std::rc::Weak<RefCell<Server>>,
+    pub(super) me: Weak<RefCell<Server>>,
+    /// What goes to each replica.
+    pub(super) streams: Vec<Stream>,
+    /// The number of the stream that this server follows as a replica. No two streams have the same.
+    pub(super) follows: u64,
+    /// What has come while the process was stopped. `None`: it runs.
+    stopped: Option<Vec<Event>>,
+    is_dead: bool,
+    /// The proxy in front of the server answers some commands with errors until then.
+    pub(super) proxy_fails_until: u64,
 }
+
+type Event = Box<dyn FnOnce(&mut Server)>;
 
 impl Server {
     /// Starts a server at this address.
     pub(super) fn start(address: SocketAddr, name: &str, redis: Redis) -> Rc<RefCell<Server>> {
+        let IpAddr::V4(ip) = address.ip() else { unreachable!("all have such addresses") };
+        let number = u64::from(ip.to_bits());
         let server = Rc::new_cyclic(|me| {
-            let (clients, connections) = (BTreeMap::new(), BTreeMap::new());
-            RefCell::new(Server { redis, clients, connections, due: None, me: me.clone() })
+            RefCell::new(Server {
+                redis,
+                clients: BTreeMap::new(),
+                connections: BTreeMap::new(),
+                due: None,
+                me: me.clone(),
+                streams: Vec::new(),
+                follows: number << 32,
+                stopped: None,
+                is_dead: false,
+                proxy_fails_until: 0,
+            })
         });
         listen(address, name, Rc::clone(&server) as Rc<RefCell<dyn Answerer>>);
         server
+    }
+
+    /// Something happens to the server: once its process goes on, if it is stopped, and never if it
+    /// is dead.
+    pub(super) fn event(&mut self, event: impl FnOnce(&mut Server) + 'static) {
+        match &mut self.stopped {
+            _ if self.is_dead => {}
+            Some(events) => events.push(Box::new(event)),
+            None => event(self),
+        }
     }
 
     /// Does something with the server, and sends what comes of it.
@@ -46,6 +80,7 @@ impl Server {
                 }
             }
         }
+        self.replicate();
         let due = self.redis.next_due();
         if let Some(at) = due
             && self.due.is_none_or(|due| at < due)
@@ -53,34 +88,96 @@ impl Server {
             self.due = Some(at);
             let me = self.me.clone();
             later(Duration::from_nanos(at.saturating_sub(now())), move || {
-                if let Some(server) = me.upgrade() {
-                    let mut server = server.borrow_mut();
+                let Some(server) = me.upgrade() else { return };
+                server.borrow_mut().event(move |server| {
                     server.due = server.due.filter(|due| *due != at);
                     server.act(Redis::advance);
-                }
+                });
             });
         }
         result
+    }
+
+    /// Nothing is executed until the process goes on. The system accepts connections and bytes.
+    pub(super) fn stop(&mut self) {
+        if !self.is_dead {
+            self.stopped.get_or_insert_default();
+        }
+    }
+
+    pub(super) fn go_on(&mut self) {
+        for event in self.stopped.take().into_iter().flatten() {
+            self.event(event);
+        }
+    }
+
+    /// The process ends. What is on its disk is there when it begins again.
+    pub(super) fn die(&mut self) {
+        self.stopped = None;
+        self.act(|redis, now| redis.restart(true, now));
+        self.due = None;
+        self.is_dead = true;
+    }
+
+    pub(super) fn revive(&mut self) {
+        self.is_dead = false;
+        self.act(Redis::advance);
+    }
+
+    pub(super) fn runs(&self) -> bool {
+        !self.is_dead && self.stopped.is_none()
+    }
+
+    /// The proxy in front of the server answers in its place. Some commands were executed before.
+    fn fails(&mut self, connection: u64, client: Client, bytes: &[u8]) -> bool {
+        let Some(count) = commands(bytes).filter(|_| one_in(4)) else { return false };
+        let executes = one_in(2);
+        if executes {
+            self.connections.remove(&client);
+            self.act(|redis, now| redis.receive(client, bytes, now));
+        }
+        for _ in 0..if executes { 1 } else { count } {
+            send(connection, b"-ERR upstream failure\r\n");
+        }
+        if executes {
+            close(connection);
+            self.clients.remove(&connection);
+            self.act(|redis, now| redis.close(client, now));
+        }
+        true
     }
 }
 
 impl Answerer for Server {
     fn connected(&mut self, connection: u64) {
-        let client = self.act(Redis::connect);
-        self.clients.insert(connection, client);
-        self.connections.insert(client, connection);
+        if self.is_dead {
+            return close(connection);
+        }
+        self.event(move |server| {
+            let client = server.act(Redis::connect);
+            server.clients.insert(connection, client);
+            server.connections.insert(client, connection);
+        });
     }
 
     fn received(&mut self, connection: u64, bytes: &[u8]) {
-        if let Some(client) = self.clients.get(&connection).copied() {
+        if self.stopped.is_some() {
+            let bytes = bytes.to_vec();
+            return self.event(move |server| server.received(connection, &bytes));
+        }
+        if let Some(client) = self.clients.get(&connection).copied()
+            && !(self.proxy_fails_until > now() && self.fails(connection, client, bytes))
+        {
             self.act(|redis, now| redis.receive(client, bytes, now));
         }
     }
 
     fn closed(&mut self, connection: u64) {
-        if let Some(client) = self.clients.remove(&connection) {
-            self.connections.remove(&client);
-            self.act(|redis, now| redis.close(client, now));
-        }
+        self.event(move |server| {
+            if let Some(client) = server.clients.remove(&connection) {
+                server.connections.remove(&client);
+                server.act(|redis, now| redis.close(client, now));
+            }
+        });
     }
 }

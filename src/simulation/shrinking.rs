@@ -11,6 +11,9 @@ use crate::simulation::scene;
 /// In how many orders a smaller scene is tried. (What fails in one order need not fail in another.)
 const ORDERS: u64 = 30;
 
+/// How many steps all tries together take.
+const MOST_STEPS: u64 = 20_000_000;
+
 /// Prints the scene of a plan, and what happened in it. If it fails, so does a smaller one that is
 /// printed, too.
 pub(super) fn show(plan: Plan, seed: u64) {
@@ -19,10 +22,14 @@ pub(super) fn show(plan: Plan, seed: u64) {
     if ended.failure.is_none() {
         return;
     }
-    let (mut smallest, mut order) = (plan, seed);
+    let (mut smallest, mut order, mut steps) = (plan, seed, ended.steps);
     while let Some((plan, seed)) = smaller(&smallest).find_map(|plan| {
-        let fails = |seed: &u64| play(&plan, *seed, false).failure.is_some();
-        (order..order + ORDERS).find(fails).map(|seed| (plan, seed))
+        let mut fails = |seed: &u64| {
+            let ended = (steps < MOST_STEPS).then(|| play(&plan, *seed, false));
+            steps += ended.as_ref().map_or(0, |ended| ended.steps);
+            ended.is_some_and(|ended| ended.failure.is_some())
+        };
+        (order..order + ORDERS).find(&mut fails).map(|seed| (plan, seed))
     }) {
         (smallest, order) = (plan, seed);
     }

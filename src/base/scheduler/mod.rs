@@ -9,6 +9,7 @@
 //! and then it advances to the next timer though threads can run: they were slow. Since a thread
 //! that waits is known here, and not to shuttle, the order is decided here alone.
 
+mod link;
 pub(crate) mod mpsc;
 mod network;
 mod process;
@@ -44,12 +45,11 @@ use rand::{RngExt, SeedableRng};
 use scheduled_thread_pool::ScheduledThreadPool;
 use shuttle::scheduler::{Schedule, Scheduler, Task, TaskId};
 
+pub(crate) use link::{add_address, change_link, lose_all, readdress, reset_all};
 use network::Network;
-pub(crate) use network::{
-    Answerer, Socket, change_link, close, connect, listen, open_connections, reset_all, resolve, send,
-};
+pub(crate) use network::{Answerer, Socket, close, connect, listen, open_connections, resolve, send};
 use process::Process;
-pub(crate) use process::{PerProcess, id, is_dead, kill, pause, process};
+pub(crate) use process::{PerProcess, id, is_dead, kill, pause, power_off, process};
 pub(crate) use slots::{Slot, SlotPool};
 pub(crate) use threads::{Local, thread};
 pub(crate) use tools::{Condvar, Mutex, MutexGuard, atomic};
@@ -65,6 +65,9 @@ const YIELD: u64 = 20_000;
 
 /// Whoever takes more steps than this runs for ever.
 const MOST_STEPS: usize = 2_000_000;
+
+/// Nobody wakes from a longer wait. (A stall must not get to its end.)
+const FOR_EVER: Duration = Duration::from_secs(1_000_000);
 
 /// A thread's stack, in bytes.
 const STACK: usize = 256 << 10;
@@ -473,6 +476,11 @@ pub(crate) fn now() -> u64 {
     world(|world| world.now).unwrap_or_default()
 }
 
+/// How many steps the run has taken.
+pub(crate) fn steps() -> u64 {
+    world(|world| world.steps).unwrap_or_default()
+}
+
 /// Advances the clock: the thread works.
 pub(crate) fn advance(span: Duration) {
     world(|world| world.now += u64::try_from(span.as_nanos()).expect("a short time"));
@@ -498,7 +506,7 @@ fn wait(what: &'static str, span: Option<Duration>) {
         state.wait += 1;
         state.waits = Some(what);
         let (wait, process) = (state.wait, state.process);
-        if let Some(span) = span.filter(|span| *span <= world.order.longest) {
+        if let Some(span) = span.filter(|span| *span <= world.order.longest.min(FOR_EVER)) {
             let span = world.processes[process].true_span(span);
             world.set_timer(now.saturating_add(span), Due::Wake { task: running, wait });
         }

@@ -11,6 +11,7 @@ use std::time::Duration;
 
 use rand::RngExt;
 
+use super::link::Link;
 use super::{Due, World, running, step, trace, wait, wake, world};
 
 /// What listens at an address.
@@ -22,38 +23,17 @@ pub(crate) trait Answerer {
 
 #[derive(Default)]
 pub(crate) struct Network {
-    listening: BTreeMap<SocketAddr, Rc<RefCell<dyn Answerer>>>,
-    names: BTreeMap<String, Vec<SocketAddr>>,
-    links: BTreeMap<SocketAddr, Link>,
-    connections: BTreeMap<u64, Connection>,
+    pub(super) listening: BTreeMap<SocketAddr, Rc<RefCell<dyn Answerer>>>,
+    pub(super) names: BTreeMap<String, Vec<SocketAddr>>,
+    pub(super) links: BTreeMap<SocketAddr, Link>,
+    pub(super) connections: BTreeMap<u64, Connection>,
     count: u64,
-}
-
-/// What is between the processes and an address. Times are nanoseconds.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Link {
-    /// The time that bytes take one way: shortest and longest.
-    pub(crate) latency: (u64, u64),
-    /// Nothing arrives until then. It arrives later, as the systems send it again.
-    pub(crate) silent_until: u64,
-    /// Connects are refused until then.
-    pub(crate) refuses_until: u64,
-    /// Answers are sent twice, one of so many. Zero: never.
-    pub(crate) repeats: u32,
-    /// A connection is reset in the middle of what it carries, one of so many times. Zero: never.
-    pub(crate) resets: u32,
-}
-
-impl Default for Link {
-    fn default() -> Link {
-        Link { latency: (20_000, 60_000), silent_until: 0, refuses_until: 0, repeats: 0, resets: 0 }
-    }
 }
 
 /// A connection, seen from the process.
 pub(crate) struct Connection {
     process: usize,
-    address: SocketAddr,
+    pub(super) address: SocketAddr,
     received: VecDeque<u8>,
     end: Option<End>,
     reader: Option<usize>,
@@ -61,16 +41,18 @@ pub(crate) struct Connection {
     /// When the last bytes arrive there, and here: no bytes overtake others.
     last: [u64; 2],
     server_knows: bool,
+    /// Whatever is sent vanishes, and no end ever sees an end of the other one.
+    pub(super) is_lost: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum End {
+pub(super) enum End {
     Closed,
     Reset,
 }
 
-const THERE: usize = 0;
-const HERE: usize = 1;
+pub(super) const THERE: usize = 0;
+pub(super) const HERE: usize = 1;
 
 /// A socket of a run.
 #[derive(Debug)]
@@ -85,23 +67,6 @@ pub(crate) fn listen(address: SocketAddr, name: &str, answerer: Rc<RefCell<dyn A
             known.push(address);
         }
     });
-}
-
-/// All connections to `address` are reset.
-pub(crate) fn reset_all(address: SocketAddr) {
-    let open = world(|world| {
-        let at = |it: &(&u64, &Connection)| it.1.address == address;
-        world.network.connections.iter().filter(at).map(|it| *it.0).collect::<Vec<_>>()
-    });
-    for connection in open.unwrap_or_default() {
-        end_here(connection, End::Reset);
-        tell_the_server(connection);
-    }
-}
-
-/// Changes what is between the processes and `address`.
-pub(crate) fn change_link(address: SocketAddr, change: impl FnOnce(&mut Link)) {
-    world(|world| change(world.network.links.entry(address).or_default()));
 }
 
 /// The addresses of a name. `None` outside of a run.
@@ -123,7 +88,7 @@ pub(crate) fn connect(address: SocketAddr, limit: Duration) -> Option<io::Result
         let now = world.now;
         let link = world.link(address);
         let there = world.latency(&link) * 2;
-        (link.silent_until > now, link.refuses_until > now, Duration::from_nanos(there))
+        (link.hangs(now), link.refuses_until > now, Duration::from_nanos(there))
     })?;
     if silent || there > limit {
         wait("a connection", Some(limit));
@@ -146,6 +111,7 @@ pub(crate) fn connect(address: SocketAddr, limit: Duration) -> Option<io::Result
             timeout: None,
             last,
             server_knows: true,
+            is_lost: false,
         };
         world.network.connections.insert(number, connection);
         Some((number, world.answerer(address)))
@@ -262,11 +228,14 @@ pub(crate) fn close(connection: u64) {
     });
 }
 
-/// The connections that a server believes open.
+/// The connections that a server believes open. (Without those of processes that cannot close any.)
 pub(crate) fn open_connections() -> Vec<u64> {
-    let is_open = |it: &(&u64, &Connection)| it.1.server_knows;
-    world(|world| world.network.connections.iter().filter(is_open).map(|it| *it.0).collect())
-        .unwrap_or_default()
+    world(|world| {
+        let is_open =
+            |it: &(&u64, &Connection)| it.1.server_knows && !world.processes[it.1.process].is_dead();
+        world.network.connections.iter().filter(is_open).map(|it| *it.0).collect()
+    })
+    .unwrap_or_default()
 }
 
 /// The system closes the connections of a process that was killed.
@@ -276,7 +245,7 @@ pub(super) fn close_all_of(process: usize) {
     open.unwrap_or_default().into_iter().for_each(tell_the_server);
 }
 
-fn end_here(connection: u64, end: End) {
+pub(super) fn end_here(connection: u64, end: End) {
     let reader = world(|world| {
         let connection = world.connection(connection)?;
         connection.end = Some(connection.end.unwrap_or(end));
@@ -288,7 +257,7 @@ fn end_here(connection: u64, end: End) {
 }
 
 /// The server learns that the connection has ended, behind what was sent.
-fn tell_the_server(connection: u64) {
+pub(super) fn tell_the_server(connection: u64) {
     world(|world| {
         let Some(open) = world.connection(connection) else { return };
         if std::mem::take(&mut open.server_knows) {
@@ -301,7 +270,7 @@ fn tell_the_server(connection: u64) {
 fn arrive(connection: u64, address: SocketAddr, way: usize, bytes: Vec<u8>) {
     let late = world(|world| {
         let (now, link) = (world.now, world.link(address));
-        link.silent_until.checked_sub(now).filter(|left| *left > 0)
+        link.silent_until[way].checked_sub(now).filter(|left| *left > 0)
     });
     if let Some(Some(nanos)) = late {
         // Sent again by the system. What follows has been held back as well, and stays behind.
@@ -355,7 +324,8 @@ impl World {
     /// Sets the time at which `bytes` arrive. A part of them may arrive later than the rest, or
     /// never: then the connection is reset.
     fn carry(&mut self, number: u64, way: usize, mut bytes: Vec<u8>) {
-        let Some(address) = self.connection(number).map(|it| it.address) else { return };
+        let Some(open) = self.connection(number).filter(|it| !it.is_lost) else { return };
+        let address = open.address;
         let link = self.link(address);
         let cut = bytes.len() > 1 && self.chance.random_ratio(1, 16);
         if cut {
@@ -364,10 +334,14 @@ impl World {
             bytes = rest;
         }
         if link.resets > 0 && self.chance.random_ratio(1, link.resets) {
-            let due = self.arrival(number, way, &link);
+            // What is sent from now on, either way, does not arrive: no bytes follow a gap.
+            let due = self.arrival(number, way, &link).max(self.arrival(number, THERE, &link));
+            if let Some(open) = self.connection(number) {
+                (open.is_lost, open.server_knows) = (true, false);
+            }
             let reset = move || {
                 end_here(number, End::Reset);
-                tell_the_server(number);
+                arrive(number, address, THERE, Vec::new());
             };
             return self.set_timer(due, Due::Call(Box::new(reset)));
         }
@@ -381,7 +355,7 @@ impl World {
 
     fn arrival(&mut self, number: u64, way: usize, link: &Link) -> u64 {
         let due = self.now + self.latency(link);
-        let due = if link.silent_until > self.now { due + (link.silent_until - self.now) } else { due };
+        let due = due + link.silent_until[way].saturating_sub(self.now);
         let Some(connection) = self.connection(number) else { return due };
         let last = &mut connection.last[way];
         *last = due.max(*last + 1);

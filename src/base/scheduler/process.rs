@@ -89,6 +89,11 @@ pub(crate) fn kill(process: usize) {
     super::network::close_all_of(process);
 }
 
+/// The same for a machine without power: its connections stay open at the other end.
+pub(crate) fn power_off(process: usize) {
+    world(|world| world.processes[process].is_dead = true);
+}
+
 /// The process runs no thread for `span`, as after SIGSTOP.
 pub(crate) fn pause(process: usize, span: Duration) {
     world(|world| {

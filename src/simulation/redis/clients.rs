@@ -29,6 +29,11 @@ pub(super) struct Connection {
 }
 
 impl State {
+    /// While nobody has to log in, those who could not do so before are in, too.
+    pub(super) fn is_in(&mut self) -> bool {
+        self.settings.password.is_none() || self.connection().is_in
+    }
+
     pub(super) fn connection(&mut self) -> &mut Connection {
         let client = self.current.expect("a command has a client");
         self.clients.get_mut(&client).expect("a client has a connection")
@@ -109,7 +114,7 @@ impl State {
             let option = String::from_utf8_lossy(option);
             return Err(error(&format!("ERR Syntax error in HELLO option '{option}'")));
         }
-        if !self.connection().is_in {
+        if !self.is_in() {
             return Err(error(
                 "NOAUTH HELLO must be called with the client already authenticated, otherwise the \
                  HELLO AUTH <user> <pass> option can be used to authenticate the client and select \

@@ -53,7 +53,7 @@ impl State {
     }
 
     fn refusal(&mut self, command: &Command, args: &[&[u8]]) -> Option<Reply> {
-        if !self.connection().is_in && !command.is(table::NO_AUTH) {
+        if !self.is_in() && !command.is(table::NO_AUTH) {
             return Some(error("NOAUTH Authentication required."));
         }
         if !command.is(table::NO_AUTH) {

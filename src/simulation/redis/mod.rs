@@ -95,6 +95,17 @@ impl Default for Settings {
     }
 }
 
+/// How many commands these bytes are. `None` if they are no whole commands.
+pub(crate) fn commands(bytes: &[u8]) -> Option<usize> {
+    let (mut at, mut count, mut args) = (0, 0, Vec::new());
+    while at < bytes.len() {
+        let rest = Some(&bytes[at..]).filter(|rest| rest[0] == b'*')?;
+        at += resp::parse(rest, &mut args)?;
+        count += 1;
+    }
+    Some(count)
+}
+
 pub(crate) struct Redis {
     state: State,
 }
