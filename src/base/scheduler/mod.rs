@@ -91,6 +91,8 @@ struct World {
     now: u64,
     chance: SmallRng,
     tasks: Vec<State>,
+    /// Those that can run now.
+    awake: Vec<usize>,
     running: usize,
     timers: BinaryHeap<Reverse<Timer>>,
     timers_set: u64,
@@ -303,6 +305,7 @@ impl World {
             now: START,
             chance: SmallRng::seed_from_u64(seed),
             tasks: Vec::new(),
+            awake: Vec::new(),
             running: 0,
             timers: BinaryHeap::new(),
             timers_set: 0,
@@ -332,40 +335,43 @@ impl World {
 
     /// What happens next. Time passes only here, and in steps.
     fn next(&mut self, can_run: &[&Task]) -> Next {
-        let awake: Vec<usize> =
-            can_run.iter().map(|task| usize::from(task.id())).filter(|task| self.can_run(*task)).collect();
-        let stall = self.order.stalls > 0 && self.chance.random_ratio(1, self.order.stalls);
-        if (awake.is_empty() || stall)
-            && let Some(Reverse(timer)) = self.timers.peek()
-        {
-            self.now = self.now.max(timer.due);
-        }
-        if let Some(Reverse(timer)) = self.timers.peek()
-            && timer.due <= self.now
-        {
-            let Some(Reverse(timer)) = self.timers.pop() else { unreachable!("it was seen") };
-            match timer.what {
-                Due::Call(call) => return Next::Call(call),
-                Due::Wake { task, wait } => {
-                    self.wake(task, wait);
-                    return Next::Call(Box::new(|| ()));
+        let mut stall = self.order.stalls > 0 && self.chance.random_ratio(1, self.order.stalls);
+        loop {
+            while self.timers.peek().is_some_and(|Reverse(timer)| timer.due <= self.now) {
+                let Some(Reverse(timer)) = self.timers.pop() else { unreachable!("it was seen") };
+                match timer.what {
+                    Due::Call(call) => return Next::Call(call),
+                    Due::Wake { task, wait } => self.wake(task, wait),
                 }
             }
+            self.awake.clear();
+            for task in can_run {
+                let task = usize::from(task.id());
+                if self.can_run(task) {
+                    self.awake.push(task);
+                }
+            }
+            if !self.awake.is_empty() && !std::mem::take(&mut stall) {
+                let task = self.awake[self.chance.random_range(0..self.awake.len())];
+                self.running = task;
+                self.trace.hash.write_usize(task);
+                return Next::Task(task);
+            }
+            match self.timers.peek() {
+                Some(Reverse(timer)) => self.now = timer.due,
+                None if self.awake.is_empty() => {
+                    self.failure = Some(self.describe_deadlock());
+                    self.is_over = true;
+                    return Next::Nobody;
+                }
+                None => {}
+            }
         }
-        if awake.is_empty() {
-            self.failure = Some(self.describe_deadlock());
-            self.is_over = true;
-            return Next::Nobody;
-        }
-        let task = awake[self.chance.random_range(0..awake.len())];
-        self.running = task;
-        self.trace.hash.write_usize(task);
-        Next::Task(task)
     }
 
     /// True if there is more to do now than what the running thread does. (To switch costs more than
     /// this.)
-    fn has_more_to_do(&mut self) -> bool {
+    fn has_more_to_do(&self) -> bool {
         let (running, now) = (self.running, self.now);
         let is_due = self.timers.peek().is_some_and(|Reverse(timer)| timer.due <= now);
         is_due
@@ -374,11 +380,11 @@ impl World {
                 .any(|task| task != running && !self.tasks[task].has_ended && self.can_run(task))
     }
 
-    fn can_run(&mut self, task: usize) -> bool {
-        let now = self.now;
-        let state = self.state(task);
-        let (waits, process) = (state.waits.is_some(), state.process);
-        !waits && self.processes[process].can_run(now)
+    fn can_run(&self, task: usize) -> bool {
+        // What shuttle has begun without a call of [`thread`] is of the first process.
+        self.tasks
+            .get(task)
+            .is_none_or(|state| state.waits.is_none() && self.processes[state.process].can_run(self.now))
     }
 
     /// The state of a task, which shuttle may have begun without a call of [`thread`].

@@ -115,7 +115,7 @@ pub(crate) mod thread {
     pub(crate) fn yield_now() {
         if inside() {
             advance(Duration::from_nanos(YIELD));
-            if world(super::super::World::has_more_to_do) == Some(true) {
+            if world(|world| world.has_more_to_do()) == Some(true) {
                 shuttle::thread::yield_now();
             }
         } else {
