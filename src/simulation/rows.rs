@@ -91,23 +91,20 @@ fn row_06_a_key_that_is_deleted_at_any_age_of_its_hold_is_told_in_time() {
     });
 }
 
+/// A lease counts from when its command was sent, however late the answer came.
 #[test]
 fn row_08_a_hold_in_a_black_hole_ends_with_its_lease_and_its_key_does_not_end_sooner() {
-    in_scenes(100, |world| {
-        let lease = 3 * SECOND;
+    in_scenes(200, |world| {
+        let (lease, latency) = (3 * SECOND, below(200_000_000));
+        change_link(world.servers.address(0), |link| link.latency = (latency, latency));
         let locks = locks(|builder| builder.lease(lease).response_timeout(SECOND));
-        let asked = now();
         let guard = locks.lock("a").expect("locks");
         thread::sleep(some(8 * SECOND));
         world.silence(60 * SECOND);
         let silent = now();
         assert_eq!(guard.watch().wait_lost(60 * SECOND), Some(LostCause::Expired));
         assert!(world.exists("a"), "the key was gone before the hold");
-        // The last renewal was a third of a lease before the silence at most.
-        let (least, most) = (lease * 64 / 100, lease);
-        let took = since(silent);
-        assert!(took <= most, "told {took:?} after the beginning of the silence");
-        assert!(took >= least || since(asked) >= least, "told {took:?} after the beginning of the silence");
+        assert!(since(silent) <= lease, "told {:?} after the beginning of the silence", since(silent));
     });
 }
 
