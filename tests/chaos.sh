@@ -62,6 +62,10 @@ part() {
 }
 
 part 'to build everything' cargo test --quiet --locked --workspace --features relatch/tls --no-run
+# Each time with other seeds. A scene that fails prints its seed.
+part 'simulated scenes' env "RELATCH_FIRST=$((RANDOM * 1000000))" RELATCH_SCENES=400000 \
+    cargo test --profile simulation --quiet --locked --features tls,metrics --lib -- --nocapture \
+    simulation::locks
 part 'the model, wider' cargo test --release --quiet --locked --features tls --test model -- --ignored
 part 'without TLS' cargo test --quiet --locked --lib address
 part 'peers, also in other languages' \
@@ -101,6 +105,8 @@ say 'parts'
 printf '%s\n' "${results[@]}"
 say 'mistakes, and when they were found'
 sed -n 's/^.*flaw | //p' "$log"
+say 'simulated scenes'
+sed -n 's/^\([0-9]* scenes, .*\)/\1/p' "$log"
 say 'failovers that lose what a replica lacks'
 sed -n 's/^.*failovers | //p' "$log"
 say 'fencing tokens'
