@@ -45,7 +45,8 @@ impl Taste {
         let none: &[usize] = &[];
         let place = Place { program, depth: 0, held: (!is_alone).then_some(none) };
         let mut ops: Vec<Op> = (0..draw.random_range(1..=5)).map(|_| self.op(draw, place)).collect();
-        let forgets = |op: &Op| matches!(op, Op::Lock { end: End::Forget, .. });
+        let forgets =
+            |op: &Op| matches!(op, Op::Lock { end: End::Forget, .. } | Op::Adopt { end: End::Forget, .. });
         if let Some(last) = ops.iter().position(forgets) {
             ops.truncate(last + 1);
         }
