@@ -29,7 +29,7 @@ need_cargo
 need_server
 need_prometheus
 # Most tests wait most of the time, so more of them than there are cores can run at once.
-export RUST_TEST_THREADS="${RUST_TEST_THREADS:-12}"
+export RUST_TEST_THREADS="${RUST_TEST_THREADS:-10}"
 part 60 'cargo fmt --all --check'
 part 900 'cargo clippy --locked --all-targets --package relatch --package relatch-limit --package relatch-rig -- -D warnings'
 part 900 'cargo clippy --locked --all-targets --features tls,metrics -- -D warnings'

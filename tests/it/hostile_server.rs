@@ -15,7 +15,7 @@ use crate::sentinel::array;
 use crate::support::chain;
 
 /// How much later than its deadline a call may return, because the machine may be busy.
-const SLACK: Duration = Duration::from_secs(3);
+const SLACK: Duration = Duration::from_secs(12);
 
 type Call = fn(&LyingServer, &LockManager, &mut dyn FnMut()) -> Result<String, Error>;
 
