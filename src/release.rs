@@ -171,8 +171,8 @@ impl Release<'_> {
         if let Ok(()) | Err(Error::Unconfirmed { .. }) = &outcome.result {
             self.hold.mark_released();
         }
-        // Also if the key was there: a call may have told the thread that the hold was lost, and the
-        // keeper would have found that a moment later.
+        // Also if the key was there: a call may have told the thread that the hold was lost, and
+        // the keeper would have found that a moment later.
         keeper.report_loss(self.hold);
 
         // 5. Have the keeper delete what may be left of the key. If this came before step 3, the

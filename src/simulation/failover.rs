@@ -116,13 +116,14 @@ impl Failover {
         later(self.back, move || self.come_back(old));
     }
 
-    /// What a failover loses is excused: what the new master lacks, and what the old one grants until
-    /// it is told, unless replicas have to acknowledge it.
+    /// What a failover loses is excused: what the new master lacks, and what the old one grants
+    /// until it is told, unless replicas have to acknowledge it.
     fn excuse(&self, old: usize, new: usize) {
         let (is_cluster, is_safe) = (self.servers.cluster.is_some(), self.servers.are_safe);
         let grants = match self.how {
             How::Dies => false,
-            // (A process that goes on after a stop executes what has come before it notices anything.)
+            // (A process that goes on after a stop executes what has come before it notices
+            // anything.)
             How::Planned | How::CutOff => !is_cluster || !self.node(old).borrow().runs(),
             How::Stops => true,
         };

@@ -65,8 +65,8 @@ pub(super) enum Fault {
 }
 
 impl Fault {
-    /// What goes wrong in a scene, and after how many milliseconds. A scene has few kinds of faults,
-    /// so that rare combinations happen often enough.
+    /// What goes wrong in a scene, and after how many milliseconds. A scene has few kinds of
+    /// faults, so that rare combinations happen often enough.
     pub(super) fn draw_some(
         draw: &mut SmallRng,
         engine: Engine,
@@ -164,7 +164,8 @@ impl Fault {
     }
 }
 
-/// Ends the process, but not in the middle of a panic: shuttle would end that panic after the scene.
+/// Ends the process, but not in the middle of a panic: shuttle would end that panic after the
+/// scene.
 fn strike(process: usize, end: fn(usize)) {
     if std::thread::panicking() {
         return later(Duration::from_millis(1), move || strike(process, end));

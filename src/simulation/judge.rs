@@ -382,8 +382,8 @@ pub(super) fn gone(key: usize, token: &str) {
     });
 }
 
-/// `on_lost` was called once for each hold that was lost. A thread of the process calls this, when all
-/// its holds have ended.
+/// `on_lost` was called once for each hold that was lost. A thread of the process calls this, when
+/// all its holds have ended.
 pub(super) fn all_told(process: usize, manager: usize, key: usize) -> Result<(), String> {
     let is_mine = |hold: &&Hold| (hold.who.process, hold.who.manager, hold.key) == (process, manager, key);
     let watches: Vec<_> = JUDGE

@@ -115,8 +115,8 @@ pub(super) fn trouble(from: u64, until: u64) -> bool {
     LEDGER.with_borrow(|ledger| ledger.stalls || ledger.troubles.iter().any(is_near))
 }
 
-/// What is left of a key at the end of a scene that nothing explains: `Err`. All that may be left has
-/// an expiry. A kept lock may be left, one that `may_stay`, and any after trouble.
+/// What is left of a key at the end of a scene that nothing explains: `Err`. All that may be left
+/// has an expiry. A kept lock may be left, one that `may_stay`, and any after trouble.
 pub(super) fn is_clean(key: usize, may_stay: impl Fn(&str) -> bool) -> Result<(), String> {
     let last = LEDGER.with_borrow(|ledger| ledger.keys.get(key).and_then(|all| all.last().cloned()));
     let Some(Entry { value: Some(value), expires, .. }) = last else { return Ok(()) };

@@ -1,8 +1,8 @@
 //! The whole crate, simulated: several processes through the public API, in virtual time.
 //!
 //! This room may use all others. A seed decides everything: what the programs do, what goes wrong,
-//! and in which order threads run. `RELATCH_SEED=n cargo test --lib simulation` replays the scene of
-//! a seed, makes it smaller if it fails, and prints what happened in it.
+//! and in which order threads run. `RELATCH_SEED=n cargo test --lib simulation` replays the scene
+//! of a seed, makes it smaller if it fails, and prints what happened in it.
 
 mod cluster;
 mod engine;

@@ -88,7 +88,7 @@ pub(super) enum Op {
     ForceUnlock(usize),
     ForceUnlockIf(usize),
     Holder(usize),
-    /// Asks for what is held, and who waits.
+    /// Asks for what is held, and which threads wait.
     Look,
     Stop,
     Shutdown {
@@ -241,8 +241,8 @@ impl Plan {
         self.faults.iter().any(is_set_back) && self.faults.iter().any(restart)
     }
 
-    /// What goes wrong with the network or the server, from when until when, in nanoseconds from the
-    /// beginning.
+    /// What goes wrong with the network or the server, from when until when, in nanoseconds from
+    /// the beginning.
     pub(super) fn troubles(&self) -> Vec<(u64, u64)> {
         let trouble = |(at, fault): &(u64, Fault)| {
             let millis = match fault {

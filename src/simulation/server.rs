@@ -21,7 +21,8 @@ pub(super) struct Server {
     pub(super) me: Weak<RefCell<Server>>,
     /// What goes to each replica.
     pub(super) streams: Vec<Stream>,
-    /// The number of the stream that this server follows as a replica. No two streams have the same.
+    /// The number of the stream that this server follows as a replica. No two streams have the
+    /// same.
     pub(super) follows: u64,
     /// What has come while the process was stopped. `None`: it runs.
     stopped: Option<Vec<Event>>,

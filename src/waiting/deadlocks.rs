@@ -138,8 +138,8 @@ impl<'a> Wait<'a> {
             let Some(cycle) = is_new.then(|| cycle(&blocked, number, Moment::now())).flatten() else {
                 return Ok(());
             };
-            // The wait is over. If the thread stayed in the list until it has left its queue, another
-            // thread could find the same cycle meanwhile.
+            // The wait is over. If the thread stayed in the list until it has left its queue,
+            // another thread could find the same cycle meanwhile.
             blocked.retain(|it| it.number != number);
             *state = State::Free;
             Err(cycle)

@@ -147,8 +147,8 @@ fn row_05_the_source_does_not_use_the_wall_clock() {
             files.extend(fs::read_dir(&file).unwrap().map(|entry| entry.unwrap().path()));
             continue;
         }
-        // The store in memory numbers its fences by the wall clock, as a server does. (The simulated
-        // server is compared with a real one.)
+        // The store in memory numbers its fences by the wall clock, as a server does. (The
+        // simulated server is compared with a real one.)
         if file.ends_with("store/keys.rs") || file.ends_with("simulation/redis/compared.rs") {
             continue;
         }

@@ -61,9 +61,9 @@ fn watch_leases(cluster: &Cluster, locks: &[(usize, String)], ended: &AtomicBool
     }
 }
 
-/// The longest wait over the death of a master. Redis needs some four seconds to find it dead and to
-/// elect another, the new map has to be read, and a lock whose release was lost is free two seconds
-/// after it was taken. But on a busy machine, the servers' part has no bound.
+/// The longest wait over the death of a master. Redis needs some four seconds to find it dead and
+/// to elect another, the new map has to be read, and a lock whose release was lost is free two
+/// seconds after it was taken. But on a busy machine, the servers' part has no bound.
 const OVER_A_DEATH: Duration = LONG;
 
 /// Holds on two nodes are renewed in time, locks are taken everywhere and a wait goes on, while

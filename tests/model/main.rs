@@ -54,7 +54,7 @@
 //!   answers, one renewal, one missed tick, and one or two losses of a connection on which a
 //!   sleeping waiter relies.
 //! - `SET` without a look at the holder, how long pauses are (the tests of contention simulate
-//!   that), how the threads of a process wake each other (`src/simulation/interleavings` tests that),
+//!   that), how the threads of a process wake each other (`simulation/interleavings` tests that),
 //!   deadlines as such (a thread gives up at any time), the pool, `extend`, `reclaim_dead`,
 //!   `force_unlock`, refusals, forks, and a Redis that sends no invalidations or forgets, other
 //!   than by a failover.

@@ -14,7 +14,7 @@ const WRONG_PASSWORD: &str = "WRONGPASS invalid username-password pair or user i
 pub(super) struct Connection {
     /// What has come and was not executed yet.
     pub(super) input: Vec<u8>,
-    /// The user. `None` is the default one, who has all rights.
+    /// The user. `None` is the default one, with all rights.
     pub(super) user: Option<String>,
     pub(super) is_in: bool,
     pub(super) db: usize,

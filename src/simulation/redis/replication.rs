@@ -1,6 +1,6 @@
 //! A master and its replicas.
 //!
-//! A master lists what each command has written. Whoever runs the simulation brings that to the
+//! A master lists what each command has written. The scene brings that to the
 //! replicas, as late as it likes, and brings back what they have acknowledged.
 
 use std::collections::BTreeMap;

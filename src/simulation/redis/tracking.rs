@@ -1,4 +1,4 @@
-//! Client-side caching: who has read which key, and who is told that it has changed.
+//! Client-side caching: which client has read which key, and which one hears of its changes.
 
 use std::mem;
 

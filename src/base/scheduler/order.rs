@@ -1,0 +1,180 @@
+//! What happens next in a run: a timer that is due, or one of the threads that can run.
+
+use std::cmp::{Ordering, Reverse};
+use std::collections::BinaryHeap;
+use std::fmt::Write as _;
+use std::hash::{DefaultHasher, Hasher};
+use std::time::Duration;
+
+use rand::rngs::SmallRng;
+use rand::{RngExt, SeedableRng};
+use shuttle::scheduler::Task;
+
+use super::network::Network;
+use super::process::Process;
+use super::runs::Ended;
+use super::{GHOST, KEEPS_TEXT, Order, START, State, Trace, World};
+
+pub(super) struct Timer {
+    pub(super) due: u64,
+    number: u64,
+    what: Due,
+}
+
+pub(super) enum Due {
+    Wake { task: usize, wait: u64 },
+    Call(Box<dyn FnOnce()>),
+}
+
+impl PartialEq for Timer {
+    fn eq(&self, other: &Timer) -> bool {
+        self.number == other.number
+    }
+}
+
+impl Eq for Timer {}
+
+impl PartialOrd for Timer {
+    fn partial_cmp(&self, other: &Timer) -> Option<Ordering> {
+        Some(self.cmp(other))
+    }
+}
+
+impl Ord for Timer {
+    fn cmp(&self, other: &Timer) -> Ordering {
+        (self.due, self.number).cmp(&(other.due, other.number))
+    }
+}
+
+pub(super) enum Next {
+    Task(usize),
+    Call(Box<dyn FnOnce()>),
+    Nobody,
+}
+
+impl World {
+    pub(super) fn new(seed: u64, order: Order) -> World {
+        World {
+            seed,
+            order,
+            now: START,
+            chance: SmallRng::seed_from_u64(seed),
+            tasks: Vec::new(),
+            awake: Vec::new(),
+            running: 0,
+            timers: BinaryHeap::new(),
+            timers_set: 0,
+            processes: vec![Process::first()],
+            network: Network::default(),
+            steps: 0,
+            is_alone: false,
+            ghosts: Vec::new(),
+            is_over: false,
+            failure: None,
+            trace: Trace { hash: DefaultHasher::new(), text: KEEPS_TEXT.get().then(String::new) },
+        }
+    }
+
+    pub(super) fn ended(mut self, panic: Option<String>) -> Ended {
+        // What killed threads leave must not be dropped: a guard's drop would release its lock.
+        self.tasks.drain(..).for_each(std::mem::forget);
+        Ended {
+            seed: self.seed,
+            failure: panic.or(self.failure),
+            hash: self.trace.hash.finish(),
+            text: self.trace.text,
+            steps: self.steps,
+            took: Duration::from_nanos(self.now - START),
+        }
+    }
+
+    /// What happens next. Time passes only here, and in steps.
+    pub(super) fn next(&mut self, can_run: &[&Task]) -> Next {
+        let mut stall = self.order.stalls > 0 && self.chance.random_ratio(1, self.order.stalls);
+        loop {
+            while self.timers.peek().is_some_and(|Reverse(timer)| timer.due <= self.now) {
+                let Some(Reverse(timer)) = self.timers.pop() else { unreachable!("it was seen") };
+                match timer.what {
+                    Due::Call(call) => return Next::Call(call),
+                    Due::Wake { task, wait } => self.wake(task, wait),
+                }
+            }
+            self.awake.clear();
+            for task in can_run {
+                let task = usize::from(task.id());
+                if self.can_run(task) {
+                    self.awake.push(task);
+                }
+            }
+            if !self.awake.is_empty() && !std::mem::take(&mut stall) {
+                let task = self.awake[self.chance.random_range(0..self.awake.len())];
+                self.running = task;
+                self.trace.hash.write_usize(task);
+                return Next::Task(task);
+            }
+            match self.timers.peek() {
+                Some(Reverse(timer)) => self.now = timer.due,
+                None if self.awake.is_empty() => {
+                    self.failure = Some(self.describe_deadlock());
+                    self.is_over = true;
+                    return Next::Nobody;
+                }
+                None => {}
+            }
+        }
+    }
+
+    /// True if there is more to do now than what the running thread does. (To switch costs more than
+    /// this.)
+    pub(super) fn has_more_to_do(&self) -> bool {
+        let (running, now) = (self.running, self.now);
+        let is_due = self.timers.peek().is_some_and(|Reverse(timer)| timer.due <= now);
+        is_due
+            || self.order.stalls > 0
+            || (0..self.tasks.len())
+                .any(|task| task != running && !self.tasks[task].has_ended && self.can_run(task))
+    }
+
+    pub(super) fn can_run(&self, task: usize) -> bool {
+        // What shuttle has begun without a call of [`thread`] is of the first process.
+        self.tasks
+            .get(task)
+            .is_none_or(|state| state.waits.is_none() && self.processes[state.process].can_run(self.now))
+    }
+
+    /// The state of a task, which shuttle may have begun without a call of [`thread`].
+    pub(super) fn state(&mut self, task: usize) -> &mut State {
+        if let Some(process) = task.checked_sub(GHOST) {
+            while self.ghosts.len() <= process {
+                self.ghosts.push(State { process: self.ghosts.len(), ..State::default() });
+            }
+            return &mut self.ghosts[process];
+        }
+        if self.tasks.len() <= task {
+            self.tasks.resize_with(task + 1, State::default);
+        }
+        &mut self.tasks[task]
+    }
+
+    pub(super) fn wake(&mut self, task: usize, wait: u64) {
+        let state = self.state(task);
+        if state.wait == wait {
+            state.waits = None;
+        }
+    }
+
+    pub(super) fn set_timer(&mut self, due: u64, what: Due) {
+        self.timers_set += 1;
+        self.timers.push(Reverse(Timer { due, number: self.timers_set, what }));
+    }
+
+    pub(super) fn describe_deadlock(&self) -> String {
+        let mut text = "nothing happens any more".to_owned();
+        for (number, task) in self.tasks.iter().enumerate() {
+            if let Some(waits) = task.waits {
+                let _ = write!(text, "; thread {number} {:?} waits for {waits}", task.name);
+            }
+        }
+        text
+    }
+}
