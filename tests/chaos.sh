@@ -21,7 +21,6 @@ Everything that takes too long for tests/run.sh, in less than three quarters of 
     is lost
   - a million fencing tokens, over restarts without persistence and other losses of the counter:
     each is larger than all before it
-  - the same with mistakes compiled in, which have to be found
 
 Goes on after a failure, ends with a table, and fails if anything failed.
 EOF
@@ -66,7 +65,7 @@ part 'to build everything' cargo test --quiet --locked --workspace --features re
 part 'simulated scenes' env "RELATCH_FIRST=$((RANDOM * 1000000))" RELATCH_SCENES=400000 \
     cargo test --profile simulation --quiet --locked --features tls,metrics --lib -- --nocapture \
     simulation::locks
-part 'the model, wider' cargo test --release --quiet --locked --features tls --test model -- --ignored
+part 'the model, wider' cargo test --quiet --locked --package relatch-model -- --ignored
 part 'without TLS' cargo test --quiet --locked --lib address
 part 'peers, also in other languages' \
     cargo test --quiet --locked --manifest-path benches/peers/Cargo.toml -- --include-ignored
@@ -91,7 +90,6 @@ part 'in a cluster' env RELATCH_TEST_IN_CLUSTER=1 \
     --skip a_half_open_connection_over_tls --skip cut_at_the_deadline --skip cut_costs_no_hold \
     --skip over_tls_while_connections_are_cut --skip the_password_is_never_printed \
     --skip announced_host_forges
-part 'mistakes that have to be found' cargo test --quiet --locked -p relatch-flawed -- --nocapture
 # Two at a time: the failovers mostly wait.
 part 'lossy failovers, fences, parcels, opposite orders' \
     env RELATCH_FAILOVERS=100 RELATCH_FENCES=1000000 RELATCH_ROUNDS=10000 RELATCH_TEST_LIMIT=$limit \
@@ -103,8 +101,6 @@ part 'histories' env "RELATCH_ACQUISITIONS=$acquisitions" \
 
 say 'parts'
 printf '%s\n' "${results[@]}"
-say 'mistakes, and when they were found'
-sed -n 's/^.*flaw | //p' "$log"
 say 'simulated scenes'
 sed -n 's/^\([0-9]* scenes, .*\)/\1/p' "$log"
 say 'failovers that lose what a replica lacks'

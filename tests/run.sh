@@ -31,10 +31,9 @@ need_prometheus
 # Most tests wait most of the time, so more of them than there are cores can run at once.
 export RUST_TEST_THREADS="${RUST_TEST_THREADS:-10}"
 part 60 'cargo fmt --all --check'
-part 900 'cargo clippy --locked --all-targets --package relatch --package relatch-limit --package relatch-rig -- -D warnings'
+part 900 'cargo clippy --locked --all-targets --workspace -- -D warnings'
 part 900 'cargo clippy --locked --all-targets --features tls,metrics -- -D warnings'
 part 300 'cargo clippy --locked --lib --features tls-no-provider -- -D warnings'
-part 600 'cargo clippy --locked --package relatch-flawed --test controls -- -D warnings'
 part 900 'cargo test --locked --workspace --features relatch/tls,relatch/metrics --no-run'
 # With other packages selected, cargo would build some of them again.
 part 1200 'cargo test --locked --workspace --features relatch/tls,relatch/metrics'

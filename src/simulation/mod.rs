@@ -8,6 +8,7 @@ mod cluster;
 mod engine;
 mod failover;
 mod faults;
+mod flaws;
 mod interleavings;
 mod judge;
 mod ledger;

@@ -93,7 +93,7 @@ fn row_06_a_key_that_is_deleted_at_any_age_of_its_hold_is_told_in_time() {
 
 /// A lease counts from when its command was sent, however late the answer came.
 #[test]
-fn row_08_a_hold_in_a_black_hole_ends_with_its_lease_and_its_key_does_not_end_sooner() {
+pub(super) fn row_08_a_hold_in_a_black_hole_ends_with_its_lease_and_its_key_does_not_end_sooner() {
     in_scenes(200, |world| {
         let (lease, latency) = (3 * SECOND, below(200_000_000));
         change_link(world.servers.address(0), |link| link.latency = (latency, latency));

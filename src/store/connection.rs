@@ -16,7 +16,7 @@ use crate::store::reply::{
 use crate::store::resp::{Batch, Reply};
 use crate::store::route::{Route, next, redirection};
 use crate::store::router::Router;
-use crate::store::script::{FORCE, KEEP, LOOK, LOOK_FENCED, RELEASE, RENEW, Script};
+use crate::store::script::{DELETE, FORCE, KEEP, LOOK, LOOK_FENCED, RELEASE, RENEW, Script};
 use crate::store::tracking::TrackingConnection;
 use crate::store::wanted::{Wanted, set};
 
@@ -188,7 +188,8 @@ impl ServerConnection {
 
     /// Compare and delete. Takes one more round trip if Redis has forgotten the script.
     pub(crate) fn remove(&mut self, key: &str, token: &str, deadline: Moment) -> Result<Compared, Failure> {
-        self.compare(&RELEASE, key, &[token], deadline)
+        let script = if seeded_bugs::is_in("deletes without comparing") { &DELETE } else { &RELEASE };
+        self.compare(script, key, &[token], deadline)
     }
 
     /// Compare and keep: the key holds no token any more, and expires after `rest`, in

@@ -2,7 +2,6 @@
 
 use std::sync::LazyLock;
 
-use crate::base::seeded_bugs;
 use crate::store::failure::Failure;
 
 /// A script, its hash, and the rights that it needs besides `+evalsha +eval`.
@@ -35,11 +34,11 @@ pub(super) static ADOPT: LazyLock<Script> = LazyLock::new(|| adopt("1", "+get +p
 /// Has a second key, as [`CLAIM_FENCED`].
 pub(super) static ADOPT_FENCED: LazyLock<Script> =
     LazyLock::new(|| adopt("2", "+get +pttl +set +pexpire +time"));
-pub(super) static RELEASE: LazyLock<Script> = LazyLock::new(|| {
-    let comparing = !seeded_bugs::is_in("deletes without comparing");
-    let text = if comparing { include_str!("release.lua") } else { "return redis.call('DEL', KEYS[1])" };
-    Script::new(text, "+get +del")
-});
+pub(super) static RELEASE: LazyLock<Script> =
+    LazyLock::new(|| Script::new(include_str!("release.lua"), "+get +del"));
+/// Only for a bug that is built in.
+pub(super) static DELETE: LazyLock<Script> =
+    LazyLock::new(|| Script::new("return redis.call('DEL', KEYS[1])", "+del"));
 pub(super) static KEEP: LazyLock<Script> =
     LazyLock::new(|| Script::new(include_str!("keep.lua"), "+get +set"));
 pub(super) static RENEW: LazyLock<Script> =

@@ -100,7 +100,6 @@ pub(crate) struct Scene {
     pub(crate) servers: Servers,
     workers: Vec<Worker>,
     seeds: u64,
-    flaw: String,
     pub(crate) records: TempDir,
     /// The directory of the file that says how far the server's clock is ahead.
     clock: TempDir,
@@ -112,7 +111,7 @@ pub(crate) struct Scene {
 }
 
 impl Scene {
-    pub(crate) fn new(weather: Weather, over_tls: bool, mut rng: StdRng, flaw: &str) -> Scene {
+    pub(crate) fn new(weather: Weather, over_tls: bool, mut rng: StdRng) -> Scene {
         let [records, clock] = [(); 2].map(|()| TempDir::new().expect("a temporary directory"));
         let servers = Servers::start(weather, over_tls, clock.path());
         let mut scene = Scene {
@@ -121,7 +120,6 @@ impl Scene {
             rng,
             servers,
             workers: Vec::new(),
-            flaw: flaw.to_owned(),
             records,
             clock,
             stops: Vec::new(),
@@ -151,7 +149,7 @@ impl Scene {
         };
         let [nodes, keys] = [self.servers.nodes().to_string(), self.weather.keys().to_string()];
         let args = [("url", &*url), ("seed", &*seed), ("lease", &*lease), ("long", &*long), ("dir", dir)];
-        let more = [("flaw", &*self.flaw), ("replicas", replicas), ("roots", self.servers.roots())];
+        let more = [("replicas", replicas), ("roots", self.servers.roots())];
         let args = [&args[..], &more, &[("nodes", &*nodes), ("keys", &*keys)]].concat();
         self.workers.push(Worker::spawn("worker", &args));
     }

@@ -6,17 +6,12 @@
 //! the same moments. `RELATCH_ACQUISITIONS=<number>` runs more rounds, with the seeds that follow,
 //! until that many locks were taken.
 
-#![cfg_attr(relatch_flawed, allow(dead_code, reason = "the controls use some of it only"))]
-
-#[cfg(relatch_flawed)]
-mod controls;
 mod faults;
 mod judge;
 mod judge_works;
 mod record;
 mod roles;
 mod servers;
-#[cfg(not(relatch_flawed))]
 mod weathers;
 mod witness;
 
@@ -44,10 +39,9 @@ fn worker_entry() {
 }
 
 /// Runs one round, in which faults happen for `span`; returns its verdict and the number of faults.
-/// If this build has mistakes compiled in, `flaw` selects one.
-fn round(weather: Weather, span: Duration, over_tls: bool, seed: u64, flaw: &str) -> (Verdict, u64) {
+fn round(weather: Weather, span: Duration, over_tls: bool, seed: u64) -> (Verdict, u64) {
     let witness = Witness::start();
-    let mut scene = Scene::new(weather, over_tls, StdRng::seed_from_u64(seed), flaw);
+    let mut scene = Scene::new(weather, over_tls, StdRng::seed_from_u64(seed));
     scene.rage(span);
     scene.end();
     let lease = weather.lease();

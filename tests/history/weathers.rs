@@ -35,7 +35,7 @@ fn holds(weather: Weather, over_tls: bool, wanted: u64) {
         let goes_on = was_noticed(weather, &total) || seed < first + 5;
         assert!(goes_on, "{weather:?}: no hold was lost in five rounds: {total:?}");
         println!("{weather:?}: RELATCH_SEED={seed}");
-        let (verdict, struck) = round(weather, weather.round(), over_tls, seed, "none");
+        let (verdict, struck) = round(weather, weather.round(), over_tls, seed);
         let (count, first) = (verdict.violations.len(), verdict.violations.iter().take(5));
         let first = first.map(String::as_str).collect::<Vec<_>>().join("\n");
         assert!(

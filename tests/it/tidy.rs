@@ -239,7 +239,7 @@ fn the_tests_that_the_guarantees_name_exist() {
 #[test]
 fn every_invariant_of_the_architecture_names_its_tests() {
     let unit_tests: String = all_sources().into_iter().map(|(_, text)| text).collect();
-    let model = fs::read_to_string(root().join("tests/model/main.rs")).expect("a text");
+    let model = fs::read_to_string(root().join("tests/model/lib.rs")).expect("a text");
     let tests = [tests(), unit_tests, model].concat();
     let page = fs::read_to_string(root().join("docs/architecture.md")).expect("a text");
     let (_, part) = page.split_once("\n## Invariants\n").expect("the part");

@@ -17,9 +17,6 @@
 //! - [`compile_preload`]: a library that changes what the C library tells a process.
 //! - [`Limit`]: how long a test may take. One that hangs ends the run.
 //! - [`eventually`], [`throughout`] and [`within`]: how a test waits. No test only sleeps.
-//!
-//! This crate does not depend on relatch. So `tests/flawed`, which builds relatch with mistakes
-//! compiled in, can use this crate as well.
 
 #![allow(
     clippy::missing_errors_doc,

@@ -67,7 +67,7 @@ pub fn next_line() -> Option<String> {
     (read > 0).then(|| line.trim_end_matches('\n').to_owned())
 }
 
-/// The variable that carries the argument `name`. (`src/base/seeded_bugs.rs` reads that of `flaw`.)
+/// The variable that carries the argument `name`.
 fn variable(name: &str) -> String {
     format!("RELATCH_TEST_{}", name.to_uppercase().replace('-', "_"))
 }

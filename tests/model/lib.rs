@@ -72,6 +72,8 @@
 //!   key any more.
 //!
 //! Each rule is also broken once, to check that the model notices.
+#![cfg(test)]
+
 mod client;
 mod fence;
 mod handing_over;

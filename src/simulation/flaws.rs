@@ -1,0 +1,58 @@
+//! The scenes find the mistakes that many locks have, which shows that they can. Without the
+//! mistake, the same scenes pass.
+
+use std::panic::catch_unwind;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use crate::base::seeded_bugs;
+use crate::simulation::engine::Engine;
+use crate::simulation::plan::Plan;
+use crate::simulation::{part, rows};
+
+/// Plays the scenes of the seeds up to 1000 whose engine is suitable.
+fn is_found(flaw: &'static str, suits: fn(Engine) -> bool) {
+    seeded_bugs::choose(flaw);
+    let failed = AtomicU64::new(u64::MAX);
+    let mut seeds = (0..1000).filter(|seed| suits(Plan::of(*seed).engine));
+    let fails = |seed: &u64| {
+        let _ = part(*seed..seed + 1, &failed);
+        failed.load(Ordering::Relaxed) == *seed
+    };
+    let found = seeds.find(fails).unwrap_or_else(|| panic!("{flaw}: not found"));
+    println!("{flaw}: found by the scene of RELATCH_SEED={found}, {:?}", Plan::of(found).engine);
+}
+
+#[test]
+fn a_lock_without_a_nonce_is_found_out() {
+    is_found("no nonce", |_| true);
+}
+
+#[test]
+fn a_release_that_does_not_compare_is_found_out() {
+    is_found("deletes without comparing", |_| true);
+}
+
+#[test]
+fn a_lock_that_waits_for_no_replica_is_found_out() {
+    is_found(
+        "waits for no replica",
+        |engine| matches!(engine, Engine::Sentinel(it) | Engine::Cluster(it) if it.are_safe()),
+    );
+}
+
+#[test]
+fn a_lock_that_a_cluster_has_elsewhere_is_found_out() {
+    is_found("takes a redirect for success", |engine| matches!(engine, Engine::Cluster(_)));
+}
+
+#[test]
+fn a_flag_instead_of_the_clock_is_found_out() {
+    is_found("trusts a flag", |_| true);
+}
+
+#[test]
+fn a_lease_that_counts_from_the_answer_is_found_out() {
+    seeded_bugs::choose("counts from the answer");
+    let scenes = rows::row_08_a_hold_in_a_black_hole_ends_with_its_lease_and_its_key_does_not_end_sooner;
+    catch_unwind(scenes).expect_err("not found");
+}
