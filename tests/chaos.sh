@@ -7,20 +7,22 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
 usage() {
     cat <<'EOF'
-usage: bash tests/chaos.sh [acquisitions]
+usage: bash tests/chaos.sh [scenes]
 
-Everything that takes too long for tests/run.sh, in less than three quarters of an hour:
+Everything that takes too long for tests/run.sh, in less than half an hour:
 
-  - the tests that are marked as slow, the wider bounds of the model, the tests of the benchmarks
-    against other locks, and those of addresses without the feature tls
+  - some twenty million locks in simulated scenes, as many scenes as the argument says, beside all
+    that follows
+  - the lints and the tests without the feature tls, the wider bounds of the model, and the tests of
+    the benchmarks against other locks
   - the whole integration suite as a user with the least rights, by a sentinel, and with each server
     as a cluster
-  - histories: in each kind of bad weather, locks are taken as often as the argument says (by
-    default 100000 times), and what was claimed is compared with what the servers did
   - a hundred failovers to a replica that was cut off: no lock that all replicas have acknowledged
     is lost
   - a million fencing tokens, over restarts without persistence and other losses of the counter:
     each is larger than all before it
+  - histories: in each kind of bad weather, thousands of locks are taken, and what was claimed is
+    compared with what the servers did
 
 Goes on after a failure, ends with a table, and fails if anything failed.
 EOF
@@ -31,56 +33,91 @@ case ${1:-} in
         usage
         exit
         ;;
-    *[!0-9]* | 0*) die "not a number of acquisitions: $1 (bash tests/chaos.sh --help)" ;;
+    *[!0-9]* | 0*) die "not a number of scenes: $1 (bash tests/chaos.sh --help)" ;;
 esac
 
 # The limit for everything, in seconds.
-limit=2700
-acquisitions=${1:-100000}
+limit=1800
+scenes=${1:-400000}
 need_cargo
 need_server
 need_prometheus
 
-log=$(mktemp)
-trap 'rm -f "$log"' EXIT
+folder=$(mktemp -d)
+pids=() names=()
+trap 'kill ${pids[@]+"${pids[@]}"} 2>/dev/null || true; rm -rf "$folder"' EXIT
 results=()
 failed=0
 
-# part <name> <command>...: runs it within what is left of the time.
-part() {
-    local name=$1 start=$SECONDS result=ok
-    shift
-    say "$name: $*"
-    limited $((limit - SECONDS > 1 ? limit - SECONDS : 1)) "$@" 2>&1 | tee -a "$log" | show_failures || {
+left() { echo $((limit - SECONDS > 1 ? limit - SECONDS : 1)); }
+
+# ended <name> <status> <command>...: adds a line to the table.
+ended() {
+    local name=$1 status=$2 result=ok
+    shift 2
+    if [ "$status" -ne 0 ]; then
         failed=1
         result=FAILED
         [ $SECONDS -lt $limit ] || result='OUT OF TIME'
         printf '\n== FAILED: %s\n   To run only this part:  cd %q && %s\n' "$name" "$PWD" "$*" >&2
-    }
-    results+=("$(printf '%-12s %5d s  %s' "$result" $((SECONDS - start)) "$name")")
+    fi
+    results+=("$(printf '%-12s until %5d s  %s' "$result" $SECONDS "$name")")
 }
 
-part 'to build everything' cargo test --quiet --locked --workspace --features relatch/tls --no-run
-# Each time with other seeds. A scene that fails prints its seed.
-part 'simulated scenes' env "RELATCH_FIRST=$((RANDOM * 1000000))" RELATCH_SCENES=400000 \
-    cargo test --profile simulation --quiet --locked --features tls,metrics --lib -- --nocapture \
-    simulation::locks
-part 'the model, wider' cargo test --quiet --locked --package relatch-model -- --ignored
-part 'without TLS' cargo test --quiet --locked --lib address
-part 'peers, also in other languages' \
-    cargo test --quiet --locked --manifest-path benches/peers/Cargo.toml -- --include-ignored
+# part <name> <command>...: runs it within what is left of the time.
+part() {
+    local name=$1 status=0
+    shift
+    say "$name: $*"
+    limited "$(left)" "$@" 2>&1 | show_failures || status=$?
+    ended "$name" $status "$@"
+}
+
+# start <name> <command>...: runs it beside the parts that follow.
+start() {
+    local name=$1
+    shift
+    say "beside the others, $name: $*"
+    timeout -k 10 "$(left)" "$@" >"$folder/${#pids[@]}" 2>&1 &
+    pids+=($!) names+=("$name")
+}
+
+# finish: waits for what was started.
+finish() {
+    local i status
+    for i in "${!pids[@]}"; do
+        status=0
+        wait "${pids[i]}" || status=$?
+        say "${names[i]}"
+        show_failures <"$folder/$i"
+        ended "${names[i]}" $status "see above"
+    done
+}
+
+# The simulator and all that is optimised, and the rest.
+fast='cargo test --profile simulation --quiet --locked --features tls,metrics'
+part 'to build everything' bash -c "$fast --lib --test it --test history --no-run &&
+    cargo test --quiet --locked --workspace --features relatch/tls --no-run"
+# Each time with other seeds. A scene that fails prints its seed. It gets what the others leave.
+start 'simulated scenes' nice -n 19 env "RELATCH_FIRST=$((RANDOM * 1000000))" "RELATCH_SCENES=$scenes" \
+    $fast --lib -- --nocapture simulation::locks
+start 'lossy failovers, fences, parcels, opposite orders' \
+    env RELATCH_FAILOVERS=100 RELATCH_FENCES=1000000 RELATCH_ROUNDS=10000 RELATCH_TEST_LIMIT=$limit \
+    $fast --test it -- --include-ignored --nocapture --test-threads=3 \
+    lossy_failovers_lose_no a_million_fences_grow one_wins_ten_thousand_times callers_with_opposite
+start 'histories' env RELATCH_ACQUISITIONS=3000 $fast --test history -- --nocapture
 part 'with the least rights' bash tests/rights.sh
 # Left out: what is not the same by a sentinel. A replica is refused as soon as it says what it is,
 # and the name of a host is the sentinel's.
 part 'by a sentinel' env RELATCH_TEST_BY_SENTINEL=1 \
-    cargo test --quiet --locked --features tls --test it -- --test-threads=5 \
+    cargo test --quiet --locked --features tls --test it -- --test-threads=12 \
     --skip on_a_replica --skip replica_is_not_reported --skip replica_without_its \
     --skip the_time_to_look_up_a_name --skip sentinel --skip failovers --skip cluster
 # Left out: what is a cluster anyway, or has an address that must be none; what a cluster does not
 # have (databases, `REPLICAOF`, sockets); what counts connections or threads, because the map is read
 # over a connection of its own; and relays in front of TLS, which a node does not name.
 part 'in a cluster' env RELATCH_TEST_IN_CLUSTER=1 \
-    cargo test --quiet --locked --features tls --test it -- --test-threads=5 \
+    cargo test --quiet --locked --features tls --test it -- --test-threads=12 \
     --skip cluster --skip sentinel --skip failovers --skip replicas:: --skip on_a_replica \
     --skip replica_is_not_reported --skip replica_without_its --skip database \
     --skip ends_while_a_connection_is_opened --skip a_unix_socket --skip outside_of_a_cluster \
@@ -90,26 +127,24 @@ part 'in a cluster' env RELATCH_TEST_IN_CLUSTER=1 \
     --skip a_half_open_connection_over_tls --skip cut_at_the_deadline --skip cut_costs_no_hold \
     --skip over_tls_while_connections_are_cut --skip the_password_is_never_printed \
     --skip announced_host_forges
-# Two at a time: the failovers mostly wait.
-part 'lossy failovers, fences, parcels, opposite orders' \
-    env RELATCH_FAILOVERS=100 RELATCH_FENCES=1000000 RELATCH_ROUNDS=10000 RELATCH_TEST_LIMIT=$limit \
-    cargo test --release --quiet --locked --features tls --test it -- --include-ignored --nocapture \
-    --test-threads=2 lossy_failovers_lose_no a_million_fences_grow one_wins_ten_thousand_times \
-    callers_with_opposite
-part 'histories' env "RELATCH_ACQUISITIONS=$acquisitions" \
-    cargo test --release --quiet --locked --features tls --test history -- --nocapture --test-threads=4
+part 'the lints without TLS' cargo clippy --quiet --locked --all-targets -- -D warnings
+part 'without TLS' cargo test --quiet --locked --lib address
+part 'peers, also in other languages' \
+    cargo test --quiet --locked --manifest-path benches/peers/Cargo.toml -- --include-ignored
+part 'the model, wider' cargo test --quiet --locked --package relatch-model -- --ignored
+finish
 
 say 'parts'
 printf '%s\n' "${results[@]}"
 say 'simulated scenes'
-sed -n 's/^\([0-9]* scenes, .*\)/\1/p' "$log"
+sed -n 's/^\([0-9]* scenes, .*\)/\1/p' "$folder"/*
 say 'failovers that lose what a replica lacks'
-sed -n 's/^.*failovers | //p' "$log"
+sed -n 's/^.*failovers | //p' "$folder"/*
 say 'fencing tokens'
-sed -n 's/^.*fences | //p' "$log"
+sed -n 's/^.*fences | //p' "$folder"/*
 say 'histories'
 {
     echo 'weather | seeds | faults | locks taken | not taken | lost | unconfirmed | reported within'
-    sed -n 's/^.*history | //p' "$log"
+    sed -n 's/^.*history | //p' "$folder"/*
 } | awk -F ' [|] ' '{ printf "%-12s %-24s %7s %12s %10s %6s %12s %12s\n", $1, $2, $3, $4, $5, $6, $7, $8 }'
 exit $failed

@@ -9,39 +9,70 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 # shellcheck source=examples/setup.sh
 . examples/setup.sh
 
+# failed <status> <seconds> <command>: says so, and ends.
+failed() {
+    local what=FAILED
+    case $1 in 124 | 137) what="OUT OF TIME, not done within $2 s" ;; esac
+    printf '\n== %s: %s\n' "$what" "$3" >&2
+    printf '   To run only this part:  cd %q && %s\n' "$PWD" "$3" >&2
+    exit 1
+}
+
 # part <seconds> <command>: runs the command. The limit is several times what the command takes on
 # two cores with nothing built yet.
 part() {
-    local status=0 what=FAILED
     say "$2"
-    limited "$1" bash -c "$2" 2>&1 | show_failures || status=$?
-    case $status in
-        0) return ;;
-        124 | 137) what="OUT OF TIME, not done within $1 s" ;;
-    esac
-    printf '\n== %s: %s\n' "$what" "$2" >&2
-    printf '   To run only this part:  cd %q && %s\n' "$PWD" "$2" >&2
-    exit 1
+    limited "$1" bash -c "$2" 2>&1 | show_failures || failed $? "$@"
+}
+
+# What runs beside the parts: a process, its command, and the file with what it prints.
+beside=() commands=() folder=$(mktemp -d)
+trap 'kill ${beside[@]+"${beside[@]}"} 2>/dev/null || true; rm -rf "$folder"' EXIT
+
+# start <command>: runs the command beside the parts that follow.
+start() {
+    say "beside the others: $1"
+    timeout -k 10 900 bash -c "$1" >"$folder/${#beside[@]}" 2>&1 &
+    beside+=($!) commands+=("$1")
+}
+
+# finish: waits for what was started.
+finish() {
+    local i status
+    for i in ${beside[@]+"${!beside[@]}"}; do
+        status=0
+        wait "${beside[i]}" || status=$?
+        say "${commands[i]}"
+        show_failures <"$folder/$i"
+        [ $status -eq 0 ] || failed $status 900 "${commands[i]}"
+    done
 }
 
 [ $# -eq 0 ] || die 'this takes no arguments; to run some tests only: cargo test --locked <part of their name>'
 need_cargo
 need_server
 need_prometheus
-# Most tests wait most of the time, so more of them than there are cores can run at once.
-export RUST_TEST_THREADS="${RUST_TEST_THREADS:-10}"
+# The lints look on while the compiler builds the tests, so that nothing is compiled once more for
+# them.
+export RUSTC_WORKSPACE_WRAPPER=clippy-driver CLIPPY_ARGS=-Dwarnings
+# With other packages or features, cargo would build some of them again.
+all='--locked --workspace --features relatch/tls,relatch/metrics'
 part 60 'cargo fmt --all --check'
-part 900 'cargo clippy --locked --all-targets --workspace -- -D warnings'
-part 900 'cargo clippy --locked --all-targets --features tls,metrics -- -D warnings'
-part 300 'cargo clippy --locked --lib --features tls-no-provider -- -D warnings'
-part 900 'cargo test --locked --workspace --features relatch/tls,relatch/metrics --no-run'
-# With other packages selected, cargo would build some of them again.
-part 1200 'cargo test --locked --workspace --features relatch/tls,relatch/metrics'
-part 300 'cargo run --locked --features tls,metrics --example worker'
-part 60 'cargo run --locked --features tls,metrics --example shutdown'
-part 60 'cargo run --locked --features tls,metrics --example pool'
-part 600 'RUSTDOCFLAGS="-D warnings" cargo doc --locked --no-deps --features tls,metrics'
 part 60 'cargo fmt --check --manifest-path benches/peers/Cargo.toml'
+part 1200 "cargo test $all --no-run"
+part 600 "cargo test $all --benches --no-run"
+# These wait most of the time, so many can run at once, beside what does not wait.
+start "cargo test $all --test it -- --test-threads=20"
+start "cargo test $all --test history"
+part 600 "cargo test $all --lib"
+part 300 "cargo test $all --doc"
+part 300 'cargo check --locked --lib'
+part 300 'cargo check --locked --lib --features tls-no-provider'
+part 600 'RUSTDOCFLAGS="-D warnings" cargo doc --locked --no-deps --features tls,metrics'
 # In the same directory, so that what both need is built once.
-part 900 'cargo clippy --locked --all-targets --manifest-path benches/peers/Cargo.toml --target-dir target -- -D warnings'
+part 900 'cargo check --locked --all-targets --manifest-path benches/peers/Cargo.toml --target-dir target'
+for example in worker shutdown pool; do
+    part 60 "${CARGO_TARGET_DIR:-target}/debug/examples/$example"
+done
+finish
 say 'all is well'

@@ -25,6 +25,7 @@ mod shrinking;
 mod taste;
 mod troubles;
 mod verdict;
+mod waits;
 
 use std::cell::RefCell;
 use std::env;

@@ -6,28 +6,27 @@ use std::time::Duration;
 
 use parking_lot::Mutex;
 
-use crate::base::scheduler::{
-    self, Ended, Order, below, change_link, fail, later, now, one_in, reset_all, thread,
-};
-use crate::simulation::engine::{Copies, Decoy, Engine, Servers};
+use crate::base::scheduler::{self, Ended, Order, below, change_link, fail, now, one_in, reset_all, thread};
+use crate::simulation::engine::{Decoy, Engine, Servers};
 use crate::simulation::ledger;
+use crate::simulation::redis::{Entry, Value};
 use crate::{Builder, Error, LockManager, LostCause};
 
-const SECOND: Duration = Duration::from_secs(1);
+pub(super) const SECOND: Duration = Duration::from_secs(1);
 
 /// A round trip takes less than this, and so do the steps of a call.
-const QUICK: Duration = Duration::from_millis(1);
+pub(super) const QUICK: Duration = Duration::from_millis(1);
 
-struct World {
-    servers: Servers,
+pub(super) struct World {
+    pub(super) servers: Servers,
 }
 
 /// Plays `events` with one server in so many orders.
-fn in_scenes(times: u64, events: impl Fn(&World) + Send + Sync + 'static) {
+pub(super) fn in_scenes(times: u64, events: impl Fn(&World) + Send + Sync + 'static) {
     in_scenes_with(Engine::Server(Decoy::None), times, events);
 }
 
-fn in_scenes_with(engine: Engine, times: u64, events: impl Fn(&World) + Send + Sync + 'static) {
+pub(super) fn in_scenes_with(engine: Engine, times: u64, events: impl Fn(&World) + Send + Sync + 'static) {
     let order =
         |seed| Order { switches: [1, 2, 4, 16][(seed % 4) as usize], stalls: 0, longest: Duration::MAX };
     let play = move |_| {
@@ -46,12 +45,22 @@ fn in_scenes_with(engine: Engine, times: u64, events: impl Fn(&World) + Send + S
 }
 
 impl World {
-    fn delete(&self, key: &str) {
+    pub(super) fn delete(&self, key: &str) {
         let key = format!("lock:{key}");
         self.servers.nodes[0].borrow_mut().act(|redis, now| redis.delete(key.as_bytes(), now));
     }
 
-    fn exists(&self, key: &str) -> bool {
+    /// Another process has the lock.
+    pub(super) fn occupy(&self, key: &str, number: u32) {
+        let key = format!("lock:{key}");
+        let value = Value::String(format!("host-{number}-1-{number:032x}").into_bytes());
+        self.servers.nodes[0].borrow_mut().act(|redis, now| {
+            let expires = Some(redis.clock() + 60_000);
+            redis.set(key.as_bytes(), Entry { value, expires }, now);
+        });
+    }
+
+    pub(super) fn exists(&self, key: &str) -> bool {
         self.servers.nodes[0].borrow().redis.get(format!("lock:{key}").as_bytes()).is_some()
     }
 
@@ -62,16 +71,16 @@ impl World {
     }
 }
 
-fn locks(change: impl FnOnce(Builder) -> Builder) -> LockManager {
+pub(super) fn locks(change: impl FnOnce(Builder) -> Builder) -> LockManager {
     change(Engine::Server(Decoy::None).builder()).build_unchecked().expect("options that can work")
 }
 
-fn since(moment: u64) -> Duration {
+pub(super) fn since(moment: u64) -> Duration {
     Duration::from_nanos(now() - moment)
 }
 
 /// Any time up to `most`.
-fn some(most: Duration) -> Duration {
+pub(super) fn some(most: Duration) -> Duration {
     Duration::from_nanos(below(u64::try_from(most.as_nanos()).expect("a short time")))
 }
 
@@ -262,52 +271,6 @@ fn a_lock_is_kept_for_its_time_whenever_it_is_released() {
     });
 }
 
-#[test]
-fn a_waiter_is_woken_when_the_lock_is_released_and_not_a_poll_later() {
-    in_scenes(200, |_| {
-        let (holder, waiter) = (locks(|builder| builder), locks(|builder| builder));
-        let guard = holder.lock("a").expect("locks");
-        let released = Arc::new(Mutex::new(0));
-        let waits = thread::spawn({
-            let released = Arc::clone(&released);
-            move || {
-                let guard = waiter.lock("a").expect("locks");
-                let woken = since(*released.lock());
-                if woken > 5 * QUICK {
-                    fail(format!("woken {woken:?} after the release"));
-                }
-                drop(guard);
-            }
-        });
-        thread::sleep(5 * SECOND + some(5 * SECOND));
-        *released.lock() = now();
-        guard.unlock().expect("unlocks");
-        waits.join().expect("no panic");
-    });
-}
-
-#[test]
-fn a_limit_holds_for_several_locks_whatever_is_silent_and_when() {
-    in_scenes(200, |world| {
-        let answer = SECOND / 2;
-        let locks = locks(|builder| builder.response_timeout(answer).connect_timeout(answer));
-        drop(locks.lock("a").expect("locks"));
-        let silence = some(3 * QUICK);
-        let address = world.servers.address(0);
-        let until = now() + 60_000_000_000;
-        later(silence, move || change_link(address, |link| link.silent_until = [until; 2]));
-        let limit = some(SECOND);
-        let (began, taken) = (now(), locks.try_lock_all_for(["a", "b", "c"], limit));
-        let most = limit + 2 * answer + QUICK;
-        assert!(
-            since(began) <= most,
-            "took {:?} of {limit:?}: {:?}",
-            since(began),
-            taken.map(|it| it.is_some())
-        );
-    });
-}
-
 /// The key is still there when it is released, but `verify` cannot tell for how long it will be.
 #[test]
 fn a_loss_that_a_call_has_told_is_reported_though_the_release_finds_the_key() {
@@ -325,28 +288,5 @@ fn a_loss_that_a_call_has_told_is_reported_though_the_release_finds_the_key() {
         assert_eq!(locks.stats().lost, 1);
         drop(locks);
         assert_eq!(*told.lock(), 1);
-    });
-}
-
-#[test]
-fn threads_that_wait_for_the_first_map_of_a_silent_cluster_do_not_wake_each_other() {
-    let engine = Engine::Cluster(Copies::NONE);
-    in_scenes_with(engine, 20, move |world| {
-        for number in 0..3 {
-            change_link(world.servers.address(number), |link| link.silent_until = [u64::MAX / 2; 2]);
-        }
-        let locks =
-            engine.builder().connect_timeout(2 * SECOND).build_unchecked().expect("options that can work");
-        let wait = |name| {
-            let locks = locks.clone();
-            thread::spawn(move || {
-                let taken = locks.try_lock(name);
-                assert!(matches!(taken, Err(Error::Unavailable { .. })), "{taken:?}");
-            })
-        };
-        for thread in ["a", "b", "c"].map(wait) {
-            thread.join().expect("no panic");
-        }
-        assert!(scheduler::steps() < 20_000, "{} steps", scheduler::steps());
     });
 }

@@ -77,7 +77,7 @@ impl Weather {
 
     /// How long faults happen in one round. A failover takes seconds.
     pub(crate) fn round(self) -> Duration {
-        Duration::from_secs(if self.replaces_masters() { 10 } else { 4 })
+        Duration::from_secs(if self.replaces_masters() { 5 } else { 1 })
     }
 
     /// The lease of one of the keys. It is longer than a round, so that an orphan is still there

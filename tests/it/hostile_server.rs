@@ -155,7 +155,7 @@ fn row_37_honest_answers_are_no_errors() {
     for (name, _, call) in CALLS {
         // No timeout may be so short that a slow machine alone causes an error: a wait of 50 ms
         // sometimes ended before there was a connection. Only the wait for a busy lock has to end.
-        let rig = LyingServer::waiting(LONG);
+        let rig = LyingServer::waiting(LONG / 4);
         let wait = if name == "lock, busy" { 40 * ANSWER } else { LONG };
         let result = call(&rig, &rig.builder().wait(wait).build_unchecked().expect("valid"), &mut || ());
         match result {
@@ -324,12 +324,12 @@ fn row_37_a_lock_that_is_busy_without_a_holder_is_tried_with_backoff() {
     let rig = LyingServer::new();
     rig.busy.store(true, Ordering::SeqCst);
     rig.lie("SET", Reply::Bytes(b"*2\r\n$-1\r\n:-2\r\n".to_vec()));
-    let wait = Duration::from_secs(1);
+    let wait = Duration::from_secs(3);
     let taken = within(wait + SLACK, "a wait", || rig.locks().try_lock_for("a", wait));
     assert!(!matches!(taken, Ok(Some(_))));
     // After each such answer, the manager closes the connection, and pauses for up to half a
     // second.
-    assert!((4..50).contains(&rig.lies()), "{} looks in a second", rig.lies());
+    assert!((4..150).contains(&rig.lies()), "{} looks in three seconds", rig.lies());
 }
 
 #[test]

@@ -168,10 +168,10 @@ fn a_clean_up_without_an_answer_delays_no_renewal() {
 
 /// How many releases are late: more than the keeper sends in one pipeline, and too many for a table
 /// that is searched entry by entry.
-const VERY_MANY: usize = 20_000;
+const VERY_MANY: usize = 4000;
 
 #[test]
-fn twenty_thousand_late_releases_delay_no_renewal() {
+fn thousands_of_late_releases_delay_no_renewal() {
     let rig = Rig::with(|builder| builder.response_timeout(LONG));
     let release = redis::Script::new(include_str!("../../src/store/release.lua"));
     let all_releases = format!("EVALSHA {}", release.get_hash());

@@ -283,7 +283,7 @@ fn row_15_a_lock_waits_for_redis_to_come_up() {
     let start = Instant::now();
     thread::scope(|scope| {
         let waiter = scope.spawn(|| {
-            let guard = locks.named("a").wait(5 * SOON).lock().expect("locks within the wait");
+            let guard = locks.named("a").wait(LONG).lock().expect("locks within the wait");
             assert_eq!(server.get("lock:a").as_deref(), Some(guard.token()));
             start.elapsed()
         });
@@ -307,7 +307,7 @@ fn row_15_many_threads_that_wait_for_redis_connect_at_a_bounded_rate() {
         let waiters = [(); 8].map(|()| {
             scope.spawn(|| {
                 let key = unique_key("a");
-                let guard = locks.named(&key).wait(5 * SOON).lock().expect("locks within the wait");
+                let guard = locks.named(&key).wait(LONG).lock().expect("locks within the wait");
                 assert_eq!(server.get(&format!("lock:{key}")).as_deref(), Some(guard.token()));
             })
         });

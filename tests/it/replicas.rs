@@ -220,9 +220,12 @@ fn a_limit_too_short_for_replicas_is_reported_as_busy() {
     group.proxy.always("WAIT", Fault::Answer(b":0\r\n".into()));
     let limit = Duration::from_millis(10);
     assert!(locks.try_lock_for("a", limit).expect("no outage").is_none());
-    let timeout = locks.named("a").wait(limit).lock().expect_err("in too short a time");
-    assert!(timeout.is_timeout(), "{timeout:?}");
-    assert!(chain(&timeout).contains("0 of 1 replicas acknowledged the lock"), "{}", chain(&timeout));
+    // Unless the machine is so busy that there is no answer at all.
+    eventually(LONG, "too few replicas", || {
+        let timeout = locks.named("a").wait(limit).lock().expect_err("in too short a time");
+        assert!(timeout.is_timeout(), "{timeout:?}");
+        chain(&timeout).contains("0 of 1 replicas acknowledged the lock")
+    });
     assert_unavailable(&locks.try_lock_for("a", 4 * WAIT));
     eventually(SOON, "no key is left", || group.value_of("a").is_none());
 }

@@ -141,24 +141,30 @@ fn keys(server: &Server) -> Vec<String> {
 }
 
 /// Runs the role for each pair of [`ORDERS`] and [`ENDS`]. `check` judges the result by the order.
-fn end(deed: &str, threads: &str, mut check: impl FnMut(&Server, &str, &Worker)) {
-    for order in ORDERS {
-        for end in ENDS {
-            let server = Server::start();
-            let url = server.url();
-            if deed == "wait" {
-                let millis = (2 * LEASE).as_millis().to_string();
-                server.query::<()>(&["SET", "lock:foreign", "somebody", "PX", &millis]);
-            }
-            let args = [("url", &*url), ("deed", deed), ("order", order), ("end", end), ("threads", threads)];
-            let mut child = Worker::spawn("ender", &args);
-            child.expect_line("prepared", LONG);
-            let status = child.wait(LONG);
-            assert!(status.success(), "{deed}, {order}, {end}: {status}; {}", child.printed());
-            check(&server, order, &child);
-            eventually(LONG, "no key outlasts its lease", || keys(&server).is_empty());
+fn end(deed: &str, threads: &str, check: impl Fn(&Server, &str, &Worker) + Sync) {
+    let check = &check;
+    let one = |order: &str, end: &str| {
+        let server = Server::start();
+        let url = server.url();
+        if deed == "wait" {
+            let millis = (2 * LEASE).as_millis().to_string();
+            server.query::<()>(&["SET", "lock:foreign", "somebody", "PX", &millis]);
         }
-    }
+        let args = [("url", &*url), ("deed", deed), ("order", order), ("end", end), ("threads", threads)];
+        let mut child = Worker::spawn("ender", &args);
+        child.expect_line("prepared", LONG);
+        let status = child.wait(LONG);
+        assert!(status.success(), "{deed}, {order}, {end}: {status}; {}", child.printed());
+        check(&server, order, &child);
+        eventually(LONG, "no key outlasts its lease", || keys(&server).is_empty());
+    };
+    thread::scope(|scope| {
+        for order in ORDERS {
+            for end in ENDS {
+                scope.spawn(move || one(order, end));
+            }
+        }
+    });
 }
 
 #[test]

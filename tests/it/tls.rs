@@ -165,16 +165,18 @@ fn an_address_that_the_certificate_does_not_name_needs_a_server_name() {
 
 #[test]
 fn a_port_without_tls_is_found_out() {
-    let rig = TlsRig::new();
-    let plain = url(rig.server.port());
-    assert_refused(|| builder(&plain).tls(rig.trusting()), TlsCause::PlainRedis);
+    let rig = &TlsRig::new();
     let closed = Server::with(&["--requirepass", "canary"]);
-    let plain = url(closed.port());
-    assert_refused(|| builder(&plain).tls(rig.trusting()), TlsCause::PlainRedis);
     // Some servers wait for more, and others answer to what they take for a command.
     let answers = FakeServer::start(|_| Reply::Bytes(b"-ERR unknown command\r\n".to_vec()));
-    let plain = format!("rediss://{}/", answers.address());
-    assert_refused(|| builder(&plain).tls(rig.trusting()), TlsCause::PlainRedis);
+    let answering = format!("rediss://{}/", answers.address());
+    thread::scope(|scope| {
+        for plain in [url(rig.server.port()), url(closed.port()), answering] {
+            scope.spawn(move || {
+                assert_refused(|| builder(&plain).tls(rig.trusting()), TlsCause::PlainRedis);
+            });
+        }
+    });
 }
 
 #[test]

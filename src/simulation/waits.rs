@@ -1,0 +1,137 @@
+//! Scenes of their own, as those in `rows`, for waits.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use parking_lot::Mutex;
+
+use crate::Error;
+use crate::base::scheduler::{self, below, change_link, fail, later, now, thread};
+use crate::simulation::engine::{Copies, Engine};
+use crate::simulation::rows::{QUICK, SECOND, in_scenes, in_scenes_with, locks, since, some};
+
+#[test]
+fn a_waiter_is_woken_when_the_lock_is_released_and_not_a_poll_later() {
+    in_scenes(200, |_| {
+        let (holder, waiter) = (locks(|builder| builder), locks(|builder| builder));
+        let guard = holder.lock("a").expect("locks");
+        let released = Arc::new(Mutex::new(0));
+        let waits = thread::spawn({
+            let released = Arc::clone(&released);
+            move || {
+                let guard = waiter.lock("a").expect("locks");
+                let woken = since(*released.lock());
+                if woken > 5 * QUICK {
+                    fail(format!("woken {woken:?} after the release"));
+                }
+                drop(guard);
+            }
+        });
+        thread::sleep(5 * SECOND + some(5 * SECOND));
+        *released.lock() = now();
+        guard.unlock().expect("unlocks");
+        waits.join().expect("no panic");
+    });
+}
+
+/// A wake-up may reach a waiter just before its wait ends, and the answer to its attempt just after.
+#[test]
+fn a_waiter_that_gives_up_while_it_is_woken_delays_no_other() {
+    in_scenes(400, |world| {
+        let latency = 50_000 + below(20_000_000);
+        change_link(world.servers.address(0), |link| link.latency = (latency, latency));
+        let (holder, waiters) = (locks(|builder| builder), locks(|builder| builder));
+        let guard = holder.lock("a").expect("locks");
+        let wait = SECOND + some(SECOND);
+        let asked = now();
+        let first = waiters.clone();
+        let first = thread::spawn(move || drop(first.try_lock_for("a", wait).expect("there are answers")));
+        thread::sleep(SECOND / 2);
+        let second = thread::spawn(move || {
+            drop(waiters.lock("a").expect("locks"));
+            now()
+        });
+        let way = Duration::from_nanos(latency);
+        thread::sleep((wait + some(2 * QUICK)).saturating_sub(since(asked) + QUICK + some(6 * way)));
+        world.delete("a");
+        let deleted = now();
+        let taken = second.join().expect("no panic") - deleted;
+        // The news, the pause for rivals, and what two waiters send, one after the other.
+        assert!(taken < 20 * latency + 5_000_000, "{taken} ns with a latency of {latency} ns");
+        first.join().expect("no panic");
+        thread::sleep(SECOND);
+        assert!(!world.exists("a"), "a key is left");
+        assert!(guard.unlock().is_err_and(|error| error.is_lost()));
+    });
+}
+
+/// A manager that has seen many holders, each in another process, pauses before it asks. A waiter may
+/// report a lock as busy only after Redis has said so.
+#[test]
+fn a_wait_shorter_than_the_pause_for_rivals_ends_on_time_with_an_attempt() {
+    in_scenes(50, |world| {
+        let locks = locks(|builder| builder.client_tracking(false).poll_every(QUICK));
+        change_link(world.servers.address(0), |link| link.latency = (5_000_000, 5_000_000));
+        world.occupy("a", 0);
+        let waiter = locks.clone();
+        let waiter = thread::spawn(move || drop(waiter.lock("a").expect("locks")));
+        for number in 1..=8 {
+            thread::sleep(2 * SECOND);
+            world.occupy("a", number);
+        }
+        thread::sleep(2 * SECOND);
+        world.delete("a");
+        waiter.join().expect("no panic");
+        world.occupy("a", 9);
+        let wait = 70 * QUICK + some(30 * QUICK);
+        let (began, taken) = (now(), locks.named("a").wait(wait).lock());
+        assert!(since(began) <= wait + QUICK, "waited for {:?} of {wait:?}", since(began));
+        assert!(matches!(taken, Err(Error::Timeout { holder: Some(_), .. })), "{wait:?}: {taken:?}");
+        world.delete("a");
+    });
+}
+
+#[test]
+fn a_limit_holds_for_several_locks_whatever_is_silent_and_when() {
+    in_scenes(200, |world| {
+        let answer = SECOND / 2;
+        let locks = locks(|builder| builder.response_timeout(answer).connect_timeout(answer));
+        drop(locks.lock("a").expect("locks"));
+        let silence = some(3 * QUICK);
+        let address = world.servers.address(0);
+        let until = now() + 60_000_000_000;
+        later(silence, move || change_link(address, |link| link.silent_until = [until; 2]));
+        let limit = some(SECOND);
+        let (began, taken) = (now(), locks.try_lock_all_for(["a", "b", "c"], limit));
+        let most = limit + 2 * answer + QUICK;
+        assert!(
+            since(began) <= most,
+            "took {:?} of {limit:?}: {:?}",
+            since(began),
+            taken.map(|it| it.is_some())
+        );
+    });
+}
+
+#[test]
+fn threads_that_wait_for_the_first_map_of_a_silent_cluster_do_not_wake_each_other() {
+    let engine = Engine::Cluster(Copies::NONE);
+    in_scenes_with(engine, 20, move |world| {
+        for number in 0..3 {
+            change_link(world.servers.address(number), |link| link.silent_until = [u64::MAX / 2; 2]);
+        }
+        let locks =
+            engine.builder().connect_timeout(2 * SECOND).build_unchecked().expect("options that can work");
+        let wait = |name| {
+            let locks = locks.clone();
+            thread::spawn(move || {
+                let taken = locks.try_lock(name);
+                assert!(matches!(taken, Err(Error::Unavailable { .. })), "{taken:?}");
+            })
+        };
+        for thread in ["a", "b", "c"].map(wait) {
+            thread.join().expect("no panic");
+        }
+        assert!(scheduler::steps() < 20_000, "{} steps", scheduler::steps());
+    });
+}
