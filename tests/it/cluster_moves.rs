@@ -65,7 +65,7 @@ fn until_map_is_read(cluster: &Cluster, locks: &LockManager, name: &str, places:
 pub(crate) fn assert_no_key_is_left(cluster: &Cluster, places: &[usize]) {
     for &place in places {
         let what = format!("no key is left on node {place}");
-        eventually(5 * SOON, &what, || keys_at(cluster, place).is_empty());
+        eventually(LONG, &what, || keys_at(cluster, place).is_empty());
     }
 }
 

@@ -244,7 +244,7 @@ impl Cluster {
     #[track_caller]
     pub fn until_replaced(&self, old: usize) -> usize {
         let mut new = None;
-        eventually(2 * LONG, "a replica takes over", || {
+        eventually(4 * LONG, "a replica takes over", || {
             new = self.replicas_of(old).into_iter().find(|&place| self.is_master(place));
             new.is_some() && self.agreed().is_some_and(|it| !it.contains(&Some(old))) && self.are_ok()
         });
