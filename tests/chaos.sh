@@ -7,12 +7,12 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
 usage() {
     cat <<'EOF'
-usage: bash tests/chaos.sh [scenes]
+usage: bash tests/chaos.sh [locks]
 
 Everything that takes too long for tests/run.sh, in less than half an hour:
 
-  - some twenty million locks in simulated scenes, as many scenes as the argument says, beside all
-    that follows
+  - simulated scenes, until locks were taken as often as the argument says (by default twenty
+    million times), beside all that follows
   - the lints and the tests without the feature tls, the wider bounds of the model, and the tests of
     the benchmarks against other locks
   - the whole integration suite as a user with the least rights, by a sentinel, and with each server
@@ -33,12 +33,12 @@ case ${1:-} in
         usage
         exit
         ;;
-    *[!0-9]* | 0*) die "not a number of scenes: $1 (bash tests/chaos.sh --help)" ;;
+    *[!0-9]* | 0*) die "not a number of locks: $1 (bash tests/chaos.sh --help)" ;;
 esac
 
 # The limit for everything, in seconds.
 limit=1800
-scenes=${1:-400000}
+locks=${1:-20000000}
 need_cargo
 need_server
 need_prometheus
@@ -94,13 +94,28 @@ finish() {
     done
 }
 
+# play <locks> <command>...: plays scenes until so many locks were taken, each with another seed. A
+# scene that fails prints its seed.
+play() {
+    local first=$((RANDOM * 1000000)) scenes=0 locks=0 printed
+    while [ $locks -lt "$1" ]; do
+        printed=$(RELATCH_FIRST=$((first + scenes)) RELATCH_SCENES=50000 "${@:2}" 2>&1) || {
+            printf '%s\n' "$printed"
+            return 1
+        }
+        locks=$((locks + $(sed -n 's/^50000 scenes, \([0-9]*\) locks.*/\1/p' <<<"$printed")))
+        scenes=$((scenes + 50000))
+        echo "$scenes scenes, $locks locks, $SECONDS s"
+    done
+}
+export -f play
+
 # The simulator and all that is optimised, and the rest.
 fast='cargo test --profile simulation --quiet --locked --features tls,metrics'
 part 'to build everything' bash -c "$fast --lib --test it --test history --no-run &&
     cargo test --quiet --locked --workspace --features relatch/tls --no-run"
-# Each time with other seeds. A scene that fails prints its seed. It gets what the others leave.
-start 'simulated scenes' nice -n 19 env "RELATCH_FIRST=$((RANDOM * 1000000))" "RELATCH_SCENES=$scenes" \
-    $fast --lib -- --nocapture simulation::locks
+# It gets the time that the others leave.
+start 'simulated scenes' nice -n 19 bash -c 'play "$@"' play "$locks" $fast --lib -- --nocapture simulation::locks
 start 'lossy failovers, fences, parcels, opposite orders' \
     env RELATCH_FAILOVERS=100 RELATCH_FENCES=1000000 RELATCH_ROUNDS=10000 RELATCH_TEST_LIMIT=$limit \
     $fast --test it -- --include-ignored --nocapture --test-threads=3 \
@@ -137,7 +152,7 @@ finish
 say 'parts'
 printf '%s\n' "${results[@]}"
 say 'simulated scenes'
-sed -n 's/^\([0-9]* scenes, .*\)/\1/p' "$folder"/*
+sed -n 's/^\([0-9]* scenes, .*\)/\1/p' "$folder"/* | tail -n 1
 say 'failovers that lose what a replica lacks'
 sed -n 's/^.*failovers | //p' "$folder"/*
 say 'fencing tokens'
