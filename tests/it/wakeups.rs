@@ -182,15 +182,12 @@ fn a_hundred_waiters_share_a_listener_and_send_nothing() {
         until_tracked(server, WAITERS);
         assert_eq!((listening(), server.listeners().len()), (1, 1));
         // The listener wakes all waiters when it starts to listen. Some of them had registered
-        // already, and ask once more.
-        let mut sent = 0;
-        eventually(LONG, "nobody asks any more", || {
-            sent = server.all_calls();
-            let mut is_quiet = true;
-            throughout(SOON / 10, || is_quiet &= server.all_calls() == sent);
+        // already, and ask once more. On a busy machine, some of them do that late.
+        eventually(LONG, "nobody asks for two seconds", || {
+            let (sent, mut is_quiet) = (server.all_calls(), true);
+            throughout(2 * SOON, || is_quiet &= server.all_calls() == sent);
             is_quiet
         });
-        throughout(2 * SOON, || assert_eq!(server.all_calls(), sent, "nothing has changed"));
         let released = Instant::now();
         (0..WAITERS).for_each(|n| delete(server, &format!("{n}")));
         for waiter in waiters {
