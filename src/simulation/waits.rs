@@ -65,6 +65,41 @@ fn a_waiter_that_gives_up_while_it_is_woken_delays_no_other() {
     });
 }
 
+/// The release takes the claim of the next waiter along. Its answer comes late, while that waiter
+/// gives up, or just before, or just after.
+#[test]
+fn row_12_a_hand_off_to_a_thread_that_gives_up_leaves_no_key() {
+    in_scenes(300, |world| {
+        let (answer, wait) = (SECOND / 10, SECOND);
+        let locks = locks(|builder| builder.response_timeout(answer).local_handoff(60 * SECOND));
+        let first = locks.lock("a").expect("locks");
+        let (asked, gives_up, waits) = (now(), locks.clone(), locks.clone());
+        let second = thread::spawn(move || drop(gives_up.try_lock_for("a", wait)));
+        thread::sleep(SECOND / 10);
+        let third = thread::spawn(move || {
+            let guard = waits.try_lock_for("a", 60 * SECOND).expect("answers").expect("its turn comes");
+            let unlocked = guard.unlock();
+            assert!(!unlocked.as_ref().is_err_and(Error::is_lost), "{unlocked:?}");
+            now()
+        });
+        thread::sleep(wait.saturating_sub(since(asked) + some(2 * answer)));
+        let silence = some(3 * answer);
+        let until = now() + u64::try_from(silence.as_nanos()).expect("a short time");
+        change_link(world.servers.address(0), |link| link.silent_until = [0, until]);
+        let released = now();
+        let unlocked = first.unlock();
+        assert!(!unlocked.as_ref().is_err_and(Error::is_lost), "{unlocked:?}");
+        second.join().expect("no panic");
+        let took = Duration::from_nanos(third.join().expect("no panic") - released);
+        // The key of a claim whose answer came too late is deleted within a second.
+        let most = silence + SECOND + 3 * answer;
+        assert!(took < most, "the turn came after {took:?}, with a silence of {silence:?}");
+        thread::sleep(2 * SECOND);
+        assert!(!world.exists("a"), "a key is left");
+        assert_eq!(locks.stats().lost, 0);
+    });
+}
+
 /// A manager that has seen many holders, each in another process, pauses before it asks. A waiter may
 /// report a lock as busy only after Redis has said so.
 #[test]

@@ -254,50 +254,6 @@ fn row_13_a_hand_off_into_a_black_hole_leaves_no_waiter_asleep() {
     assert_eq!(rig.locks.stats().lost, 0);
 }
 
-/// If the answer to a waiter's `SET` does not arrive in time, the key of that `SET` is deleted.
-#[test]
-fn row_12_a_hand_off_to_a_thread_that_gives_up_leaves_no_key() {
-    let answer = ANSWER / 10;
-    let rig = Rig::with(|builder| endless(builder).response_timeout(answer));
-    let rig = &rig;
-    let mut gave_up = 0;
-    for round in 0..30 {
-        let name = &unique_key("a");
-        let first = rig.locks.lock(name).expect("locks");
-        thread::scope(|scope| {
-            let wait = ANSWER / 2;
-            let start = Instant::now();
-            let second = behind(scope, move || match rig.locks.try_lock_for(name, wait) {
-                Ok(taken) => taken.is_none(),
-                Err(error) => error.is_unavailable(),
-            });
-            let third = behind(scope, || {
-                rig.locks
-                    .try_lock_for(name, LONG)
-                    .expect("answers")
-                    .expect("the waiter's turn comes")
-                    .unlock()
-            });
-            rig.proxy.on(&format!("EVALSHA * 1 lock:{name}"), Fault::DropReply);
-            // The first try of the release ends just before the second thread gives up, or just
-            // after.
-            let at = start + wait.saturating_sub(answer / 2 + Duration::from_millis(round));
-            while Instant::now() < at {
-                std::hint::spin_loop();
-            }
-            let unlocked = first.unlock();
-            assert!(!unlocked.is_err_and(|error| error.is_lost()));
-            let (took, unlocked) = time(|| third.join().expect("no panic"));
-            assert!(!unlocked.is_err_and(|error| error.is_lost()));
-            assert!(took < 5 * SOON, "round {round}: {took:?}: the turn came too late: was a wake-up lost?");
-            gave_up += u32::from(second.join().expect("no panic"));
-        });
-        eventually(5 * SOON, "no key is left", || rig.value_of(name).is_none());
-    }
-    assert!((1..30).contains(&gave_up), "{gave_up} of 30 gave up, but both outcomes have to occur");
-    assert_eq!(rig.locks.stats().lost, 0);
-}
-
 /// When the next waiter learns that the lock was taken for it, the lease is over already.
 #[test]
 fn a_hand_off_answered_after_the_lease_gives_no_lock() {
