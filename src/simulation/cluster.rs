@@ -8,6 +8,7 @@ use std::time::Duration;
 use crate::base::scheduler::{below, later, trace};
 use crate::simulation::engine::{Node, Servers, Shard, address};
 use crate::simulation::redis::{Member, View, slot};
+use crate::simulation::routes;
 use crate::simulation::scene::path;
 
 /// The number of slots.
@@ -177,6 +178,7 @@ impl Move {
         }
         truth.epoch += 1;
         drop(truth);
+        routes::moved(self.key, target);
         for node in [target, source] {
             let slots = cluster.truth.borrow().slots.clone();
             self.change(node, move |view| {

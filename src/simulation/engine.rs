@@ -40,7 +40,7 @@ pub(super) enum Decoy {
 pub(super) struct Copies {
     count: usize,
     /// How many of them have to acknowledge a lock. Zero: the program does not ask for any.
-    wanted: usize,
+    pub(super) wanted: usize,
 }
 
 impl Copies {
@@ -92,7 +92,7 @@ impl Engine {
         }
     }
 
-    fn copies(self) -> Copies {
+    pub(super) fn copies(self) -> Copies {
         match self {
             Engine::Memory | Engine::Server(_) => Copies::NONE,
             Engine::Replicas(copies) | Engine::Sentinel(copies) | Engine::Cluster(copies) => copies,

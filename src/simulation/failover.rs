@@ -5,10 +5,10 @@ use std::time::Duration;
 
 use crate::base::scheduler::{below, change_link, later, now, trace};
 use crate::simulation::engine::{Node, Servers};
-use crate::simulation::judge;
 use crate::simulation::redis::{Redis, slot};
 use crate::simulation::replication::{follow, leave};
 use crate::simulation::scene::path;
+use crate::simulation::{judge, routes};
 
 /// What happens to the old master.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -110,6 +110,9 @@ impl Failover {
                     .event(|it| it.redis.view().map_or((), |view| view.is_down = true));
             }
         }
+        for key in self.servers.keys_of(self.shard, self.keys) {
+            routes::moved(key, new);
+        }
         if self.loses_nothing() {
             return self.demote(old);
         }
@@ -191,6 +194,11 @@ impl Servers {
     /// The keys that a shard has.
     pub(super) fn keys_of(&self, shard: usize, keys: usize) -> Vec<usize> {
         (0..keys).filter(|key| self.shard_of_key(*key) == shard).collect()
+    }
+
+    /// The node that has a key.
+    pub(super) fn master_of_key(&self, key: usize) -> usize {
+        self.shards.borrow()[self.shard_of_key(key)].master
     }
 
     /// The shard that has a key.

@@ -134,7 +134,7 @@ impl Fault {
             Fault::Kill { process } => strike(processes[process], kill),
             Fault::PowerOff { process } => strike(processes[process], power_off),
             Fault::Delete { key } => {
-                let master = servers.shards.borrow()[servers.shard_of_key(key)].master;
+                let master = servers.master_of_key(key);
                 servers.nodes[master].borrow_mut().event(move |server| {
                     judge::removed(key, now());
                     server.act(|redis, now| redis.delete(&path(key), now));

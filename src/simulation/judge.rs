@@ -1,14 +1,17 @@
 //! Who holds what, and what must hold at each moment: never two valid holders, fences that grow, a
 //! depth that is right, losses that are told in time and once.
 
+mod trust;
+
 use std::cell::RefCell;
 use std::time::Duration;
 
 use crate::base::scheduler::{as_process, fail, has_failed, later, now, trace};
 use crate::simulation::ledger;
 use crate::simulation::plan::{Plan, Program};
-use crate::simulation::scene::name;
-use crate::{HeldLock, LockGuard, LockWatch};
+use crate::{LockGuard, LockWatch};
+
+pub(super) use trust::{are_listed, has_deleted, none_of};
 
 thread_local! {
     static JUDGE: RefCell<Judge> = RefCell::default();
@@ -17,6 +20,8 @@ thread_local! {
 #[derive(Default)]
 struct Judge {
     fences_may_fall: bool,
+    /// How many replicas have to have a lock.
+    wanted: usize,
     holds: Vec<Hold>,
     programs: Vec<Program>,
     dead: Vec<usize>,
@@ -29,6 +34,8 @@ struct Judge {
     released: Vec<(usize, usize)>,
     /// For which keys of which managers `on_lost` was called.
     told: Vec<(usize, usize, usize)>,
+    /// The processes whose threads have ended.
+    over: Vec<usize>,
     /// The managers that gave a lock back which nobody got.
     undone: Vec<(usize, usize)>,
 }
@@ -78,7 +85,8 @@ pub(super) fn begin(plan: &Plan) {
         judge.holds.extract_if(.., |hold| dead.contains(&hold.who.process)).for_each(std::mem::forget);
         let (programs, removed) = (plan.processes.clone(), vec![(0, 0); plan.keys]);
         let fences_may_fall = plan.may_lose_fences();
-        *judge = Judge { fences_may_fall, programs, removed, ..Judge::default() };
+        let wanted = plan.engine.copies().wanted;
+        *judge = Judge { fences_may_fall, wanted, programs, removed, ..Judge::default() };
     });
 }
 
@@ -111,6 +119,12 @@ pub(super) fn taken(who: Who, key: usize, began: u64, deal: Deal, guard: &LockGu
     trace(|| format!("took {key} with {token}, hold {number}, depth {depth}, fence {fence:?}"));
     if depth != known + extra {
         fail(format!("hold {number} has the depth {depth}, and {known} and {extra} guards"));
+    }
+    if let Some(copies) = ledger::copies(key, &token)
+        && !was_removed(key, began)
+        && copies <= JUDGE.with_borrow(|judge| judge.wanted)
+    {
+        fail(format!("hold {number} has {copies} copies"));
     }
     fences_grow(key, number);
     nobody_else(key);
@@ -250,6 +264,28 @@ pub(super) fn is_dead(process: usize) -> bool {
     JUDGE.with_borrow(|judge| judge.dead.contains(&process))
 }
 
+/// All threads of the process have ended.
+pub(super) fn is_at_its_end(process: usize) {
+    JUDGE.with_borrow_mut(|judge| judge.over.push(process));
+}
+
+pub(super) fn is_over(process: usize) -> bool {
+    JUDGE.with_borrow(|judge| judge.over.contains(&process))
+}
+
+/// Whether the process has had a hold since then, which it renews.
+pub(super) fn relies(process: usize, key: usize, since: u64) -> bool {
+    let is_it = |hold: &Hold| {
+        (hold.who.process, hold.key) == (process, key)
+            && hold.began < since
+            && hold.ended.is_none()
+            && !hold.deal.may_expire
+    };
+    let holds =
+        JUDGE.with_borrow(|judge| judge.holds.iter().filter(|it| is_it(it)).cloned().collect::<Vec<_>>());
+    holds.iter().any(|hold| as_process(process, || hold.watch.is_valid()))
+}
+
 /// A manager gives back what its threads hold.
 pub(super) fn gives_all_back(process: usize, manager: usize) {
     JUDGE.with_borrow_mut(|judge| judge.released.push((process, manager)));
@@ -273,43 +309,6 @@ impl Judge {
 
     fn was_paused(&self, process: usize, since: u64) -> bool {
         self.paused.iter().any(|it| it.0 == process && it.2 >= since)
-    }
-}
-
-/// The manager does not trust its own hold whose key it has deleted.
-pub(super) fn has_deleted(who: Who, token: &str) {
-    blame_trusted(who, |hold| hold.token == token, "its key was deleted by its manager");
-}
-
-/// The manager trusts no hold any more, after its shutdown.
-pub(super) fn none_of(who: Who) {
-    blame_trusted(who, |_| true, "its manager was shut down");
-}
-
-fn blame_trusted(who: Who, counts: impl Fn(&Hold) -> bool, why: &str) {
-    let open = JUDGE.with_borrow(|judge| {
-        let is_it = |hold: &&Hold| {
-            (hold.who.process, hold.who.manager) == (who.process, who.manager)
-                && hold.ended.is_none()
-                && counts(hold)
-        };
-        judge.holds.iter().filter(is_it).cloned().collect::<Vec<_>>()
-    });
-    let trusted = open.iter().find(|hold| as_process(who.process, || hold.watch.is_valid()));
-    if let Some(hold) = trusted {
-        fail(format!("{} is trusted, and {why}", hold.token));
-    }
-}
-
-/// Whatever this thread holds through its manager is listed.
-pub(super) fn are_listed(who: Who, listed: &[HeldLock]) {
-    for number in held_by(who) {
-        let hold = JUDGE.with_borrow(|judge| judge.holds[number].clone());
-        let is_it = |held: &HeldLock| held.key == name(hold.key) && held.depth >= hold.depth;
-        let is_valid = as_process(who.process, || hold.watch.is_valid());
-        if hold.who.manager == who.manager && is_valid && !listed.iter().any(is_it) {
-            fail(format!("hold {number} is not listed"));
-        }
     }
 }
 

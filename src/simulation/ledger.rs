@@ -1,14 +1,14 @@
-//! What the server had at each moment, and what went wrong when.
+//! What the servers had at each moment, and what went wrong when.
 //!
 //! The times are the true ones, in nanoseconds.
 
 use std::cell::RefCell;
 
 use crate::base::scheduler::{START, now};
-use crate::simulation::judge;
 use crate::simulation::plan::Plan;
 use crate::simulation::redis::{Redis, Value};
-use crate::simulation::scene::name;
+use crate::simulation::scene::path;
+use crate::simulation::{judge, routes, turns};
 
 thread_local! {
     static LEDGER: RefCell<Ledger> = RefCell::default();
@@ -16,121 +16,173 @@ thread_local! {
 
 #[derive(Default)]
 struct Ledger {
-    /// What each key had, one after the other. Empty if nobody can tell.
-    keys: Vec<Vec<Entry>>,
-    /// What goes wrong with the network or the server: from when, until when.
-    troubles: Vec<(u64, u64)>,
+    /// What each key had at each node, one after the other. No nodes: nobody can tell.
+    keys: Vec<Vec<Vec<Entry>>>,
+    /// What goes wrong, from when, until when.
+    troubles: Vec<(Kind, u64, u64)>,
     /// Threads may be slow at any time.
     stalls: bool,
+}
+
+/// What goes wrong. Each kind comes with less surprise to programs than those before it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Kind {
+    /// The network, or a server.
+    Outage,
+    Failover,
+    Move,
 }
 
 #[derive(Clone, Debug)]
 struct Entry {
     since: u64,
     /// `None`: the key is not there.
-    value: Option<String>,
+    value: Option<Vec<u8>>,
     expires: bool,
+    /// The node is a master, as far as it knows.
+    rules: bool,
 }
 
-/// A new scene begins. With one server, its keys are written down.
-pub(super) fn begin(plan: &Plan, is_kept: bool) {
-    let keys = if is_kept { vec![Vec::new(); plan.keys] } else { Vec::new() };
-    let troubles = plan.troubles().into_iter().map(|(from, until)| (START + from, START + until)).collect();
+impl Entry {
+    /// What the node gives away, or keeps from others.
+    fn counts(&self) -> Option<&[u8]> {
+        self.value.as_deref().filter(|_| self.rules)
+    }
+}
+
+/// A new scene begins, with so many nodes.
+pub(super) fn begin(plan: &Plan, nodes: usize) {
+    let keys = vec![vec![Vec::new(); nodes]; plan.keys];
+    let troubles = plan.troubles().into_iter();
+    let troubles = troubles.map(|(kind, from, until)| (kind, START + from, START + until)).collect();
     LEDGER.set(Ledger { keys, troubles, stalls: plan.order.stalls > 0 });
 }
 
 /// Nothing is recorded.
 pub(super) fn rest() {
     LEDGER.take();
+    routes::begin([].into_iter());
 }
 
-/// The server may have changed something.
-pub(super) fn saw(redis: &Redis) {
-    let count = LEDGER.with_borrow(|ledger| ledger.keys.len());
+/// A node may have changed something.
+pub(super) fn saw(node: usize, redis: &Redis) {
+    let count =
+        LEDGER.with_borrow(|ledger| ledger.keys.iter().take_while(|nodes| node < nodes.len()).count());
     for key in 0..count {
-        let entry = redis.get(redis_key(key).as_bytes());
+        let entry = redis.get(&path(key));
         let value = entry.map(|entry| match &entry.value {
-            Value::String(value) => String::from_utf8_lossy(value).into_owned(),
-            Value::List(_) => "a list".to_owned(),
+            Value::String(value) => value.as_slice(),
+            Value::List(_) => &b"a list"[..],
         });
         let expires = entry.is_none_or(|entry| entry.expires.is_some());
+        let rules = !redis.is_replica();
         let gone = LEDGER.with_borrow_mut(|ledger| {
-            let all = &mut ledger.keys[key];
-            let before = all.last().cloned();
-            if before.as_ref().is_some_and(|it| it.value == value && it.expires == expires) {
+            let all = &mut ledger.keys[key][node];
+            let is_same =
+                |it: &Entry| it.value.as_deref() == value && (it.expires, it.rules) == (expires, rules);
+            if all.last().map_or(value.is_none(), is_same) {
                 return None;
             }
-            let gone = before.and_then(|it| it.value).filter(|old| Some(old) != value.as_ref());
-            all.push(Entry { since: now(), value, expires });
-            gone
+            let before = all.last().and_then(|it| it.counts().map(<[u8]>::to_vec));
+            all.push(Entry { since: now(), value: value.map(<[u8]>::to_vec), expires, rules });
+            before.filter(|it| !ledger.newest(key).any(|other| other == it))
         });
         if let Some(token) = gone {
-            judge::gone(key, &token);
+            judge::gone(key, &String::from_utf8_lossy(&token));
+            if !is_there(key) {
+                turns::is_free(key);
+            }
         }
     }
 }
 
-/// What is known about a key.
-pub(super) enum Found {
-    /// Nobody can tell.
-    Unknown,
-    Nothing,
-    Value(String),
+impl Ledger {
+    /// What masters have.
+    fn newest(&self, key: usize) -> impl Iterator<Item = &[u8]> {
+        self.keys.get(key).into_iter().flatten().filter_map(|all| all.last()?.counts())
+    }
 }
 
-pub(super) fn value(key: usize) -> Found {
-    LEDGER.with_borrow(|ledger| {
-        match ledger.keys.get(key).map(|all| all.last().and_then(|it| it.value.clone())) {
-            None => Found::Unknown,
-            Some(None) => Found::Nothing,
-            Some(Some(value)) => Found::Value(value),
-        }
-    })
+/// Whether a master has this token.
+pub(super) fn has(key: usize, token: &str) -> bool {
+    LEDGER.with_borrow(|ledger| ledger.newest(key).any(|it| it == token.as_bytes()))
 }
 
-/// Whether the key was there at some time since then. Yes if nobody can tell.
+/// Whether a master has the key.
+pub(super) fn is_there(key: usize) -> bool {
+    LEDGER.with_borrow(|ledger| ledger.newest(key).next().is_some())
+}
+
+/// Whether a master had the key at some time since then. Yes if nobody can tell.
 pub(super) fn was_there(key: usize, since: u64) -> bool {
     LEDGER.with_borrow(|ledger| {
-        let Some(all) = ledger.keys.get(key) else { return true };
-        let ends = all.iter().skip(1).map(|next| next.since).chain([u64::MAX]);
-        all.iter().zip(ends).any(|(entry, end)| entry.value.is_some() && end >= since)
+        let was_at = |all: &Vec<Entry>| {
+            let ends = all.iter().skip(1).map(|next| next.since).chain([u64::MAX]);
+            all.iter().zip(ends).any(|(entry, end)| entry.counts().is_some() && end >= since)
+        };
+        ledger.keys.get(key).is_none_or(|nodes| nodes.is_empty() || nodes.iter().any(was_at))
     })
+}
+
+/// How many nodes have had this token. `None` if nobody can tell.
+pub(super) fn copies(key: usize, token: &str) -> Option<usize> {
+    let had = |all: &&Vec<Entry>| all.iter().any(|it| it.value.as_deref() == Some(token.as_bytes()));
+    LEDGER.with_borrow(|ledger| {
+        let nodes = ledger.keys.get(key).filter(|nodes| !nodes.is_empty())?;
+        Some(nodes.iter().filter(had).count())
+    })
+}
+
+/// Whether there is one server, which knows everything.
+pub(super) fn is_one() -> bool {
+    LEDGER.with_borrow(|ledger| ledger.keys.iter().all(|nodes| nodes.len() == 1))
 }
 
 /// Whether the key never had a value without an expiry, as far as anybody can tell.
 pub(super) fn always_expired(key: usize) -> bool {
-    LEDGER.with_borrow(|ledger| ledger.keys.get(key).is_none_or(|all| all.iter().all(|entry| entry.expires)))
+    let is_so = |nodes: &Vec<Vec<Entry>>| nodes.iter().flatten().all(|entry| entry.expires);
+    LEDGER.with_borrow(|ledger| ledger.keys.get(key).is_none_or(is_so))
 }
 
-/// When the key had this token first: the number of the entry.
-pub(super) fn order(key: usize, token: &str) -> Option<usize> {
-    let is_it = |entry: &Entry| entry.value.as_deref() == Some(token);
-    LEDGER.with_borrow(|ledger| ledger.keys.get(key)?.iter().position(is_it))
+/// When a master gave the lock to this token last. (Without replicas, it may have taken it back
+/// before.)
+pub(super) fn order(key: usize, token: &str) -> Option<u64> {
+    let is_it = |it: &Entry| it.counts() == Some(token.as_bytes());
+    let given = |all: &Vec<Entry>| {
+        let before = [None].into_iter().chain(all.iter().map(Some));
+        let is_given = |(it, before): &(&Entry, Option<&Entry>)| {
+            is_it(it) && before.is_none_or(|it| it.rules && !is_it(it))
+        };
+        all.iter().zip(before).filter(is_given).map(|(it, _)| it.since).max()
+    };
+    LEDGER.with_borrow(|ledger| ledger.keys.get(key)?.iter().filter_map(given).max())
 }
 
-/// Whether anything went wrong with the network or the server between these moments, or threads may
-/// have been slow.
+/// Whether anything went wrong between these moments, or threads may have been slow.
 pub(super) fn trouble(from: u64, until: u64) -> bool {
-    let is_near = |it: &(u64, u64)| it.0 <= until && it.1 >= from;
+    trouble_of(Kind::Move, from, until)
+}
+
+/// The same for what surprises no less than `least`.
+pub(super) fn trouble_of(least: Kind, from: u64, until: u64) -> bool {
+    let is_near = |it: &(Kind, u64, u64)| it.0 <= least && it.1 <= until && it.2 >= from;
     LEDGER.with_borrow(|ledger| ledger.stalls || ledger.troubles.iter().any(is_near))
 }
 
 /// What is left of a key at the end of a scene that nothing explains: `Err`. All that may be left
 /// has an expiry. A kept lock may be left, one that `may_stay`, and any after trouble.
 pub(super) fn is_clean(key: usize, may_stay: impl Fn(&str) -> bool) -> Result<(), String> {
-    let last = LEDGER.with_borrow(|ledger| ledger.keys.get(key).and_then(|all| all.last().cloned()));
-    let Some(Entry { value: Some(value), expires, .. }) = last else { return Ok(()) };
-    if expires && (value.starts_with("kept:") || may_stay(&value) || trouble(START, now())) {
-        return Ok(());
-    }
-    Err(format!("key {key} has {value} at the end, which expires: {expires}"))
+    let is_left = |it: &&Entry| {
+        let Some(value) = it.counts().map(String::from_utf8_lossy) else { return false };
+        !it.expires || !value.starts_with("kept:") && !may_stay(&value) && !trouble(START, now())
+    };
+    LEDGER.with_borrow(|ledger| {
+        let last = ledger.keys[key].iter().filter_map(|all| all.last());
+        last.into_iter().find(is_left).map_or(Ok(()), |it| Err(format!("key {key} has {it:?} at the end")))
+    })
 }
 
 /// Whether threads may be slow at any time.
 pub(super) fn stalls() -> bool {
     LEDGER.with_borrow(|ledger| ledger.stalls)
-}
-
-fn redis_key(key: usize) -> String {
-    format!("lock:{}", name(key))
 }

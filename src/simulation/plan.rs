@@ -8,6 +8,7 @@ use rand::{RngExt, SeedableRng};
 use crate::base::scheduler::Order;
 use crate::simulation::engine::{Decoy, Engine};
 use crate::simulation::faults::Fault;
+use crate::simulation::ledger::Kind;
 use crate::simulation::taste::Taste;
 use crate::simulation::troubles::Ailment;
 
@@ -31,6 +32,8 @@ pub(super) struct Program {
     pub(super) lease: u64,
     pub(super) response: u64,
     pub(super) renews: bool,
+    /// The limit of all waits that say nothing else.
+    pub(super) waits: Option<u64>,
     pub(super) tracks: bool,
     pub(super) pool: u32,
     pub(super) managers: usize,
@@ -100,7 +103,7 @@ pub(super) enum Op {
 
 #[derive(Clone, Copy, Debug)]
 pub(super) enum How {
-    /// Waits without a limit.
+    /// Waits as long as the manager says: in most programs without a limit.
     Lock,
     Try,
     /// Waits for so many milliseconds.
@@ -120,6 +123,10 @@ pub(super) struct Terms {
     pub(super) most_leases: u64,
     /// It is not renewed.
     pub(super) unrenewed: bool,
+    /// Its lease is twice that of the others.
+    pub(super) doubled: bool,
+    /// It is renewed five times in a lease.
+    pub(super) often: bool,
     /// The process can stop its waits.
     pub(super) heeds: bool,
 }
@@ -170,11 +177,13 @@ pub(super) enum End {
     Forget,
 }
 
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum SeveralEnd {
     Unlock,
     Drop,
     Panic,
+    /// They are taken for a closure.
+    With,
 }
 
 impl Plan {
@@ -215,6 +224,7 @@ impl Program {
             lease,
             response: [100, 500, 2_000][draw.random_range(0..3)],
             renews: !draw.random_ratio(1, 6),
+            waits: draw.random_ratio(1, 8).then(|| [300, 3_000][draw.random_range(0..2)]),
             tracks: !draw.random_ratio(1, 6),
             pool: [1, 2, 8][draw.random_range(0..3)],
             managers: if draw.random_ratio(1, 5) { 2 } else { 1 },
@@ -241,25 +251,28 @@ impl Plan {
         self.faults.iter().any(is_set_back) && self.faults.iter().any(restart)
     }
 
-    /// What goes wrong with the network or the server, from when until when, in nanoseconds from
+    /// What goes wrong with the network or the servers, from when until when, in nanoseconds from
     /// the beginning.
-    pub(super) fn troubles(&self) -> Vec<(u64, u64)> {
+    pub(super) fn troubles(&self) -> Vec<(Kind, u64, u64)> {
         let trouble = |(at, fault): &(u64, Fault)| {
-            let millis = match fault {
+            let (kind, millis) = match fault {
                 Fault::Pause { .. } | Fault::Kill { .. } | Fault::PowerOff { .. } | Fault::Delete { .. } => {
                     return None;
                 }
-                Fault::Trouble { millis, .. } | Fault::Ailment { millis, .. } => *millis + 3_000,
-                Fault::Failover { after, back, learns, .. } => after + back + learns + 20_000,
-                Fault::Lag { .. } | Fault::MoveSlot { .. } | Fault::ClockStep { .. } => 10_000,
+                Fault::Trouble { millis, .. } | Fault::Ailment { millis, .. } => {
+                    (Kind::Outage, millis + 3_000)
+                }
+                Fault::Failover { after, back, learns, .. } => {
+                    (Kind::Failover, after + back + learns + 20_000)
+                }
+                Fault::Lag { .. } | Fault::ClockStep { .. } => (Kind::Outage, 10_000),
+                Fault::MoveSlot { .. } => (Kind::Move, 10_000),
             };
-            Some((at * 1_000_000, (at + millis) * 1_000_000))
+            Some((kind, at * 1_000_000, (at + millis) * 1_000_000))
         };
         // Something may be wrong with the way all the time.
-        let always = match self.engine {
-            Engine::Server(Decoy::None) | Engine::Memory => None,
-            _ => Some((0, u64::MAX / 2)),
-        };
+        let is_dark = matches!(self.engine, Engine::Server(Decoy::Dead { .. } | Decoy::Silent { .. }));
+        let always = is_dark.then_some((Kind::Outage, 0, u64::MAX / 2));
         self.faults.iter().filter_map(trouble).chain(always).collect()
     }
 }

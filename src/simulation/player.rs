@@ -6,7 +6,7 @@ use std::panic::{self, AssertUnwindSafe};
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::base::scheduler::{fail, now, one_in, thread, thread_number, trace};
+use crate::base::scheduler::{fail, one_in, thread, thread_number, trace};
 use crate::simulation::judge::{self, Deal, Who};
 use crate::simulation::plan::{Body, End, How, Op, Plan, Program, Terms, Under, With};
 use crate::simulation::scene::{self, Left, millis, name};
@@ -80,13 +80,24 @@ impl Player {
         if terms.unrenewed {
             lock = lock.renew(false);
         }
+        let lease = self.lease(terms);
+        if terms.doubled {
+            lock = lock.lease(lease);
+        }
+        if terms.often {
+            lock = lock.renew_every(lease / 5);
+        }
         if terms.heeds { lock.stopped_by(&self.stop) } else { lock }
+    }
+
+    fn lease(&self, terms: Terms) -> Duration {
+        millis(self.program.lease) * if terms.doubled { 2 } else { 1 }
     }
 
     pub(super) fn deal(&self, terms: Terms) -> Deal {
         let capped = terms.most_leases > 0;
         // A lease may be doubled, and is renewed three times.
-        let by_renewal = millis(self.program.lease * 2 / 3 + 50);
+        let by_renewal = self.lease(terms) * 2 / 3 + millis(50);
         let told_within = if self.program.tracks { by_renewal.min(millis(1_051)) } else { by_renewal };
         let may_expire = capped || terms.unrenewed || !self.program.renews;
         Deal { may_expire, capped, shortened: false, told_within }
@@ -104,7 +115,7 @@ impl Player {
 
     pub(super) fn limit(&self, how: How) -> Option<Duration> {
         match how {
-            How::Lock => None,
+            How::Lock => self.program.waits.map(millis),
             How::Try | How::For(0) | How::Wait(0) => Some(self.answer()),
             How::For(limit) | How::Wait(limit) => Some(millis(limit)),
         }
@@ -112,7 +123,7 @@ impl Player {
 
     fn lock(&self, key: usize, how: How, terms: Terms, under: &[Under], end: End) {
         let lock = self.named(key, terms);
-        let call = Call::begins(self.who(terms.manager), &[key], "lock").heeding(terms.heeds);
+        let call = Call::begins(self.who(terms.manager), &[key], how.name()).heeding(terms.heeds);
         let taken = match how {
             How::Lock => lock.lock().map(Some),
             How::Try => lock.try_lock(),
@@ -241,7 +252,8 @@ impl Player {
     fn with(&self, key: usize, with: With, terms: Terms, under: &[Under], body: Body) {
         let (lock, who) = (self.named(key, terms), self.who(terms.manager));
         let (ran, hold) = (Cell::new(false), Cell::new(None));
-        let call = Call::begins(who, &[key], "with_lock").heeding(terms.heeds);
+        let name = if matches!(with, With::Try) { "try_with_lock" } else { "with_lock" };
+        let call = Call::begins(who, &[key], name).heeding(terms.heeds);
         let runs = |guard: Option<&LockGuard>| {
             call.ends(None);
             let current = if guard.is_none() { lock.current() } else { None };
@@ -282,90 +294,17 @@ impl Player {
 
     fn adopt(&self, key: usize, terms: Terms, under: &[Under], end: End) {
         // Now and then somebody else has the parcel as well.
-        let Some(parcel) = scene::received(key, one_in(4)) else { return };
+        let Some(sent) = scene::received(key, one_in(4)) else { return };
+        let parcel = &sent.parcel;
         let lock = self.named(key, terms);
-        let call = Call::begins(self.who(terms.manager), &[key], "adopt").heeding(terms.heeds);
-        let adopted = lock.adopt(&parcel);
+        let call = Call::begins(self.who(terms.manager), &[key], "adopt").heeding(terms.heeds).adopts(&sent);
+        let adopted = lock.adopt(parcel);
         call.ends(Some(self.answer()));
         let Some(guard) = call.got(adopted.map(Some)) else { return };
         if guard.fence() <= parcel.fence && parcel.fence.is_some() {
             fail(format!("{:?} was handed over, and {:?} adopted", parcel.fence, guard.fence()));
         }
         self.works(&call, terms, guard, under, end);
-    }
-
-    /// The command may arrive long after the call has returned.
-    fn force_unlock(&self, key: usize, only: Option<&str>) {
-        judge::removes(key);
-        let manager = usize::from(one_in(2));
-        let lock = self.manager(manager).named(name(key));
-        let call = Call::begins(self.who(manager), &[key], "force_unlock");
-        let removed = match only {
-            None => lock.force_unlock().map(|holder| holder.map(|holder| holder.raw().to_owned())),
-            Some(token) => lock.force_unlock_if(token).map(|was_there| was_there.then(|| token.to_owned())),
-        };
-        call.ends(Some(self.answer()));
-        if let Ok(token) = &removed {
-            judge::has_removed(key);
-            if let Some(token) = token {
-                judge::has_deleted(call.who, token);
-            }
-        }
-        call.answers(None, &removed.map(|_| ()));
-    }
-
-    fn force_unlock_if(&self, key: usize) {
-        if let Some(holder) = self.holder(key) {
-            self.force_unlock(key, Some(holder.raw()));
-        }
-    }
-
-    fn holder(&self, key: usize) -> Option<crate::Holder> {
-        let call = Call::begins(self.who(0), &[key], "holder");
-        let holder = self.manager(0).named(name(key)).holder();
-        call.ends(Some(self.answer()));
-        match holder {
-            Ok(holder) => holder,
-            Err(error) => {
-                call.answers(None, &Err(error));
-                None
-            }
-        }
-    }
-
-    fn look(&self) {
-        let manager = usize::from(one_in(2));
-        let (who, manager) = (self.who(manager), self.manager(manager));
-        let listed = manager.held();
-        judge::are_listed(who, &listed);
-        let _ = (manager.waiting(), manager.stats());
-        for key in 0..self.plan.keys {
-            let is_held = judge::has(who.process, who.thread, key, now());
-            match manager.assert_held(name(key)) {
-                Err(Error::NotHeld { .. }) => {}
-                Err(Error::Lost { .. }) | Ok(()) if is_held => {}
-                other => fail(format!("assert_held of {key}: {other:?}")),
-            }
-        }
-    }
-
-    fn shutdown(&self, manager: usize, limit: u64, releases: bool) {
-        let who = self.who(manager);
-        verdict::stops(self.process, Some(who.manager));
-        let call = Call::begins(who, &[], "shutdown");
-        let (manager, answer) = (self.manager(manager), self.answer());
-        let left = if releases {
-            judge::gives_all_back(who.process, who.manager);
-            manager.shutdown_and_release(millis(limit))
-        } else {
-            manager.shutdown(millis(limit))
-        };
-        let more = if releases { self.response() } else { Duration::ZERO };
-        call.ends(Some(millis(limit) + answer + more));
-        trace(|| format!("shutdown: {left:?}"));
-        if left.is_empty() || releases {
-            judge::none_of(who);
-        }
     }
 }
 

@@ -14,21 +14,31 @@ use crate::simulation::engine::Servers;
 use crate::simulation::judge::{self, Who};
 use crate::simulation::plan::{OnLost, Op, Plan, Program};
 use crate::simulation::player::Player;
-use crate::simulation::{ledger, verdict};
+use crate::simulation::{ledger, routes, verdict};
 use crate::{DetachedHold, LockManager, LockWatch, Parcel, Stop};
 
 /// A scene that takes longer than this hangs.
 const LONGEST: Duration = Duration::from_secs(1_000);
 
 thread_local! {
-    /// What was handed over, and for which key.
-    static PARCELS: RefCell<Vec<(usize, Parcel)>> = RefCell::default();
+    /// What was handed over.
+    static PARCELS: RefCell<Vec<Sent>> = RefCell::default();
     /// What threads have left to others of their process.
     static LEFT: RefCell<Vec<(usize, Left)>> = RefCell::default();
     /// The tokens that were handed over.
     static SENT: RefCell<Vec<String>> = RefCell::default();
     /// The processes that have forgotten a guard.
     static FORGOT: RefCell<Vec<usize>> = RefCell::default();
+}
+
+/// What was handed over, for which key, and when.
+#[derive(Clone)]
+pub(super) struct Sent {
+    pub(super) parcel: Parcel,
+    key: usize,
+    pub(super) at: u64,
+    /// Somebody else has got it as well.
+    pub(super) is_copied: bool,
 }
 
 /// A hold that no thread has. (Those of a killed process are never dropped.)
@@ -57,22 +67,26 @@ pub(super) fn take_left(process: usize) -> Option<Left> {
 pub(super) fn send(key: usize, parcel: &Parcel) {
     SENT.with_borrow_mut(|all| all.push(parcel.token.clone()));
     let parcel = parcel.to_string().parse().expect("a parcel");
-    PARCELS.with_borrow_mut(|all| all.push((key, parcel)));
+    PARCELS.with_borrow_mut(|all| all.push(Sent { parcel, key, at: now(), is_copied: false }));
 }
 
 /// The oldest parcel for this key. If it `stays`, somebody else gets it as well.
-pub(super) fn received(key: usize, stays: bool) -> Option<Parcel> {
+pub(super) fn received(key: usize, stays: bool) -> Option<Sent> {
     PARCELS.with_borrow_mut(|all| {
-        let at = all.iter().position(|it| it.0 == key)?;
-        Some(if stays { all[at].1.clone() } else { all.remove(at).1 })
+        let at = all.iter().position(|it| it.key == key)?;
+        all[at].is_copied |= stays;
+        Some(if stays { all[at].clone() } else { all.remove(at) })
     })
 }
 
 pub(super) fn play(plan: &Arc<Plan>) {
+    ledger::rest();
     let servers = Rc::new(Servers::start(plan.engine));
     judge::begin(plan);
     verdict::begin();
-    ledger::begin(plan, servers.nodes.len() == 1);
+    ledger::begin(plan, servers.nodes.len());
+    let may_change = if servers.nodes.len() > 1 { plan.keys } else { 0 };
+    routes::begin((0..may_change).map(|key| servers.master_of_key(key)));
     PARCELS.take();
     LEFT.take();
     FORGOT.take();
@@ -140,6 +154,9 @@ fn manager(process: usize, number: usize, program: &Program, plan: &Plan) -> Loc
     let builder = builder.reclaim_dead(program.reclaims).tolerate_outage(millis(program.outage));
     let builder = builder.local_handoff(millis(program.handoff)).poll_every(millis(program.polls));
     let mut builder = builder.lease(millis(program.lease)).renew(program.renews);
+    if let Some(limit) = program.waits {
+        builder = builder.wait(millis(limit));
+    }
     if let Some(limit) = program.warns {
         builder = builder.warn_after(millis(limit), millis(limit * 2));
     }
@@ -179,6 +196,7 @@ fn live(process: usize, program: Program, plan: Arc<Plan>) {
     while let Some(left) = take_left(process) {
         player.attach(left);
     }
+    judge::is_at_its_end(process);
     ends(&player);
 }
 

@@ -6,14 +6,16 @@ use std::net::{IpAddr, SocketAddr};
 use std::rc::{Rc, Weak};
 use std::time::Duration;
 
-use crate::base::scheduler::{Answerer, close, later, listen, now, one_in, send};
-use crate::simulation::ledger;
-use crate::simulation::redis::{Client, Output, Redis, commands};
+use crate::base::scheduler::{Answerer, close, later, listen, now, one_in, process_of, send};
+use crate::simulation::redis::{Client, Output, Redis, commands, slot};
 use crate::simulation::replication::Stream;
+use crate::simulation::{ledger, routes};
 
 /// A server, and its connections: each has a number on the network, and one at the server.
 pub(super) struct Server {
     pub(super) redis: Redis,
+    /// The number of the node. (Sentinels have others.)
+    number: usize,
     clients: BTreeMap<u64, Client>,
     connections: BTreeMap<Client, u64>,
     /// When this server is looked after next.
@@ -37,16 +39,17 @@ impl Server {
     /// Starts a server at this address.
     pub(super) fn start(address: SocketAddr, name: &str, redis: Redis) -> Rc<RefCell<Server>> {
         let IpAddr::V4(ip) = address.ip() else { unreachable!("all have such addresses") };
-        let number = u64::from(ip.to_bits());
+        let number = usize::from(ip.octets()[3]) - 1;
         let server = Rc::new_cyclic(|me| {
             RefCell::new(Server {
                 redis,
+                number,
                 clients: BTreeMap::new(),
                 connections: BTreeMap::new(),
                 due: None,
                 me: me.clone(),
                 streams: Vec::new(),
-                follows: number << 32,
+                follows: (number as u64) << 32,
                 stopped: None,
                 is_dead: false,
                 proxy_fails_until: 0,
@@ -69,7 +72,14 @@ impl Server {
     /// Does something with the server, and sends what comes of it.
     pub(super) fn act<T>(&mut self, act: impl FnOnce(&mut Redis, u64) -> T) -> T {
         let result = act(&mut self.redis, now());
-        ledger::saw(&self.redis);
+        ledger::saw(self.number, &self.redis);
+        for it in self.redis.take_heard() {
+            let process = self.connections.get(&it.client).and_then(|it| process_of(*it));
+            if let Some(process) = process {
+                let view = self.redis.view().map(|it| &*it);
+                routes::heard(process, self.number, &it, |key| view?.owner(slot(key)));
+            }
+        }
         for (client, output) in self.redis.take_output() {
             let Some(connection) = self.connections.get(&client).copied() else { continue };
             match output {

@@ -14,6 +14,9 @@ impl Player {
     pub(super) fn several(&self, keys: &[usize], how: How, manager: usize, under: &[Under], end: SeveralEnd) {
         let names: Vec<_> = keys.iter().map(|key| name(*key)).collect();
         let (manager, who) = (self.manager(manager), self.who(manager));
+        if end == SeveralEnd::With {
+            return self.with_several(&Call::begins(who, keys, "with_locks"), manager, &names, under);
+        }
         let call = Call::begins(who, keys, "lock_all");
         let taken = match how {
             How::Lock => manager.lock_all(&names).map(Some),
@@ -31,13 +34,7 @@ impl Player {
         let Some(guard) = call.got(taken) else {
             return judge::undone(who);
         };
-        let numbers: Vec<_> = keys.iter().filter_map(|key| self.one_of(&call, manager, *key)).collect();
-        if numbers.len() < keys.len() {
-            judge::undone(who);
-        }
-        for under in under {
-            self.under_several(&call, &guard, under);
-        }
+        let numbers = self.have_several(&call, manager, &guard, under);
         let call = Call::begins(who, keys, "give back several");
         let unlocked = match end {
             SeveralEnd::Unlock => Some(guard.unlock()),
@@ -45,6 +42,7 @@ impl Player {
                 drop(guard);
                 None
             }
+            SeveralEnd::With => unreachable!("it has been dealt with"),
             SeveralEnd::Panic => {
                 let _ = panic::catch_unwind(AssertUnwindSafe(|| {
                     let _guard = guard;
@@ -56,6 +54,41 @@ impl Player {
         // Over a slow link, each of the locks has time for an answer of its own.
         call.ends(Some(self.response() + millis(100) * u32::try_from(numbers.len()).expect("a few")));
         call.gave_several_back(&numbers, unlocked);
+    }
+
+    fn with_several(&self, call: &Call, manager: &LockManager, names: &[String], under: &[Under]) {
+        let mut numbers = None;
+        let result = manager.with_locks_result(names, |guard| {
+            call.ends(self.limit(How::Lock).map(|limit| limit + millis(100)));
+            numbers = Some(self.have_several(call, manager, guard, under));
+            Ok(())
+        });
+        call.ends(None);
+        match numbers {
+            Some(numbers) => call.gave_several_back(&numbers, result.err().map(Err)),
+            None => {
+                let _ = call.got(result.map(Some));
+                judge::undone(call.who);
+            }
+        }
+    }
+
+    /// The thread has the locks. Returns those that the judge has learnt of.
+    fn have_several(
+        &self,
+        call: &Call,
+        manager: &LockManager,
+        guard: &MultiLockGuard,
+        under: &[Under],
+    ) -> Vec<usize> {
+        let numbers: Vec<_> = call.keys.iter().filter_map(|key| self.one_of(call, manager, *key)).collect();
+        if numbers.len() < call.keys.len() {
+            judge::undone(call.who);
+        }
+        for under in under {
+            self.under_several(call, guard, under);
+        }
+        numbers
     }
 
     /// Tells the judge of one of several locks.

@@ -36,7 +36,7 @@ impl Taste {
             some
         };
         let (ops, under) = (some(&[10, 2, 4, 3, 3, 3, 1, 1, 1, 1, 1, 1]), some(&[8, 1, 1, 1, 2, 1, 1, 1, 6]));
-        let (ends, terms) = (some(&[8, 2, 6, 1, 2, 3, 3, 2]), some(&[8, 2, 1, 1, 1, 2]));
+        let (ends, terms) = (some(&[8, 2, 6, 1, 2, 3, 3, 2]), some(&[8, 2, 1, 1, 1, 2, 1, 1]));
         Taste { keys, ops, under, ends, terms }
     }
 
@@ -73,7 +73,8 @@ impl Taste {
             3 => {
                 let keys: Vec<_> = (0..self.keys).filter(|_| draw.random_bool(0.7)).collect();
                 let how = place.may_wait(How::draw(draw), &keys);
-                let end = [SeveralEnd::Unlock, SeveralEnd::Drop, SeveralEnd::Panic][draw.random_range(0..3)];
+                let ends = [SeveralEnd::Unlock, SeveralEnd::Drop, SeveralEnd::Panic, SeveralEnd::With];
+                let end = ends[draw.random_range(0..if matches!(how, How::Lock) { 4 } else { 3 })];
                 let under = self.under(draw, place, &keys);
                 Op::Several { keys, how, manager, under, end }
             }
@@ -113,6 +114,8 @@ impl Taste {
             3 => Terms { most_leases: draw.random_range(1..=3), ..terms },
             4 => Terms { unrenewed: true, ..terms },
             5 => Terms { heeds: true, ..terms },
+            6 => Terms { doubled: true, ..terms },
+            7 => Terms { often: true, ..terms },
             _ => terms,
         }
     }
@@ -166,6 +169,10 @@ impl Place<'_> {
 }
 
 impl How {
+    pub(super) fn name(self) -> &'static str {
+        if matches!(self, How::Try | How::For(0) | How::Wait(0)) { "try_lock" } else { "lock" }
+    }
+
     fn draw(draw: &mut SmallRng) -> How {
         let limit = [0, 1, 20, 300, 3_000][draw.random_range(0..5)];
         match draw.random_range(0..5) {

@@ -5,9 +5,11 @@ use std::time::Duration;
 
 use crate::base::scheduler::{fail, now, thread_number, trace};
 use crate::simulation::judge::{self, Who};
-use crate::simulation::ledger::{self, Found};
+use crate::simulation::ledger;
 use crate::simulation::plan::Body;
 use crate::simulation::player::Failed;
+use crate::simulation::scene::Sent;
+use crate::simulation::turns;
 use crate::{Error, Unlocked};
 
 thread_local! {
@@ -32,6 +34,9 @@ pub(super) struct Call {
     has_to_be_refused: bool,
     /// The process can stop it.
     heeds: bool,
+    /// The parcel that it adopts: when it was handed over, and until when it can be adopted by the
+    /// only one who has it.
+    pub(super) parcel: Option<(u64, u64)>,
 }
 
 /// A new scene begins.
@@ -45,7 +50,19 @@ pub(super) fn stops(process: usize, manager: Option<usize>) {
     STOPS.with_borrow_mut(|stops| stops.push((process, manager, now())));
 }
 
+/// The calls of a process that wait for this lock, and have waited since then.
+pub(super) fn waiting(key: usize, since: u64) -> Vec<Call> {
+    let waits =
+        |call: &Call| call.keys == [key] && call.ended.is_none() && call.began < since && call.waits();
+    CALLS.with_borrow(|calls| calls.iter().filter(|it| waits(it)).cloned().collect())
+}
+
 impl Call {
+    /// Whether it waits if the lock is busy.
+    fn waits(&self) -> bool {
+        matches!(self.what, "lock" | "with_lock")
+    }
+
     pub(super) fn begins(who: Who, keys: &[usize], what: &'static str) -> Call {
         CALLS.with_borrow_mut(|calls| {
             let (number, began) = (calls.len(), now());
@@ -54,7 +71,17 @@ impl Call {
             let has_to_be_refused =
                 STOPS.with_borrow(|stops| stops.iter().any(is_shut)) && keys.iter().any(is_new);
             let (keys, ended) = (keys.to_vec(), None);
-            calls.push(Call { number, who, keys, what, began, ended, has_to_be_refused, heeds: false });
+            calls.push(Call {
+                number,
+                who,
+                keys,
+                what,
+                began,
+                ended,
+                has_to_be_refused,
+                heeds: false,
+                parcel: None,
+            });
             calls[number].clone()
         })
     }
@@ -63,7 +90,23 @@ impl Call {
         Call { heeds, ..self }
     }
 
-    fn blame(&self, why: impl std::fmt::Display) {
+    pub(super) fn adopts(self, it: &Sent) -> Call {
+        let left = if it.is_copied { Duration::ZERO } else { it.parcel.lease_left() };
+        let left = left.saturating_sub(left / 100 + LATE);
+        Call { parcel: Some((it.at, it.at + u64::try_from(left.as_nanos()).expect("a lease"))), ..self }
+    }
+
+    /// What was handed over can be adopted until its lease ends, unless somebody else has done so.
+    fn may_lack_parcel(&self) -> bool {
+        self.parcel.is_some_and(|(at, until)| {
+            until < now()
+                || judge::was_removed(self.keys[0], at)
+                || ledger::trouble(at, now())
+                || judge::was_paused(self.who.process, at)
+        })
+    }
+
+    pub(super) fn blame(&self, why: impl std::fmt::Display) {
         fail(format!("{} of {:?} by {:?}: {why}", self.what, self.keys, self.who));
     }
 
@@ -192,7 +235,7 @@ impl Call {
         let is_explained = judge::held_by(self.who).into_iter().any(judge::may_be_lost)
             || self.keys.iter().any(|key| judge::was_removed(*key, self.began))
             || self.has_trouble()
-            || self.what == "adopt"
+            || self.may_lack_parcel()
             // The judge does not know the locks that are taken first.
             || self.keys.len() > 1 && !judge::program(self.who.process).renews;
         if !is_explained {
@@ -210,7 +253,10 @@ impl Call {
         });
         match taken {
             Ok(Some(_)) if self.has_to_be_refused => self.blame("it was stopped before"),
-            Ok(Some(taken)) => return Some(taken),
+            Ok(Some(taken)) => {
+                turns::came_in_turn(self);
+                return Some(taken);
+            }
             Ok(None) => self.was_busy(),
             Err(Error::InvalidOption { .. }) if self.keys.is_empty() => {}
             Err(error) => self.has_failed(&error),
@@ -322,10 +368,11 @@ impl Call {
 
     /// The server does not have the token any more.
     fn is_gone(&self, number: usize) {
-        if let Found::Value(value) = ledger::value(judge::key(number))
-            && value == judge::token(number)
+        if ledger::has(judge::key(number), &judge::token(number))
             // An answer that a proxy repeats may come just before the release is executed.
             && !judge::was_removed(judge::key(number), self.began)
+            // A replica that becomes a master may have the key still.
+            && (ledger::is_one() || !self.has_trouble())
         {
             self.blame(format!("hold {number} was released, and its key is there"));
         }

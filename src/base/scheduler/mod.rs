@@ -43,7 +43,9 @@ use rand::rngs::SmallRng;
 
 pub(crate) use link::{add_address, change_link, lose_all, readdress, reset_all};
 use network::Network;
-pub(crate) use network::{Answerer, Socket, close, connect, listen, open_connections, resolve, send};
+pub(crate) use network::{
+    Answerer, Socket, close, connect, listen, open_connections, process_of, resolve, send,
+};
 use order::{Due, Timer};
 use process::Process;
 pub(crate) use process::{PerProcess, id, is_dead, kill, pause, power_off, process};

@@ -52,6 +52,21 @@ pub(crate) enum Output {
     Close,
 }
 
+/// A command of a client that shows which node the client takes for that of a key.
+#[derive(Clone, Debug)]
+pub(crate) struct Heard {
+    pub(crate) client: Client,
+    pub(crate) command: &'static str,
+    /// The first key, if the command has one.
+    pub(crate) key: Option<Vec<u8>>,
+    /// It came behind `ASKING`.
+    pub(crate) asking: bool,
+    /// The code of the error that answers it, or an empty text.
+    pub(crate) code: String,
+    /// The node to which `ASK` leads.
+    pub(crate) to: Option<usize>,
+}
+
 /// How a server is set up.
 #[derive(Clone, Debug)]
 pub(crate) struct Settings {
@@ -165,6 +180,11 @@ impl Redis {
         mem::take(&mut self.state.output)
     }
 
+    /// The commands since the last call that have keys, and those that ask where keys are.
+    pub(crate) fn take_heard(&mut self) -> Vec<Heard> {
+        mem::take(&mut self.state.heard)
+    }
+
     /// Goes on with the commands of a client that was blocked.
     fn unblock(&mut self, client: Client) {
         if let Some(connection) = self.state.clients.get_mut(&client) {
@@ -204,7 +224,9 @@ impl State {
     fn serve(&mut self, client: Client, args: &[&[u8]]) -> bool {
         self.current = Some(client);
         self.db = self.connection().db;
+        let asking = self.connection().asking;
         let reply = self.execute(args);
+        self.note(client, args, asking, reply.as_ref());
         if let Some(reply) = &reply {
             self.reply(client, reply);
             // The flag is for one command, whatever becomes of it.

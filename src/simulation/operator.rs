@@ -1,0 +1,86 @@
+//! What a thread does with locks that it does not hold: it looks at them, and ends them.
+
+use std::time::Duration;
+
+use crate::Error;
+use crate::base::scheduler::{fail, now, one_in, trace};
+use crate::simulation::judge;
+use crate::simulation::player::Player;
+use crate::simulation::scene::{millis, name};
+use crate::simulation::verdict::{self, Call};
+
+impl Player {
+    /// The command may arrive long after the call has returned.
+    pub(super) fn force_unlock(&self, key: usize, only: Option<&str>) {
+        judge::removes(key);
+        let manager = usize::from(one_in(2));
+        let lock = self.manager(manager).named(name(key));
+        let call = Call::begins(self.who(manager), &[key], "force_unlock");
+        let removed = match only {
+            None => lock.force_unlock().map(|holder| holder.map(|holder| holder.raw().to_owned())),
+            Some(token) => lock.force_unlock_if(token).map(|was_there| was_there.then(|| token.to_owned())),
+        };
+        call.ends(Some(self.answer()));
+        if let Ok(token) = &removed {
+            judge::has_removed(key);
+            if let Some(token) = token {
+                judge::has_deleted(call.who, token);
+            }
+        }
+        call.answers(None, &removed.map(|_| ()));
+    }
+
+    pub(super) fn force_unlock_if(&self, key: usize) {
+        if let Some(holder) = self.holder(key) {
+            self.force_unlock(key, Some(holder.raw()));
+        }
+    }
+
+    pub(super) fn holder(&self, key: usize) -> Option<crate::Holder> {
+        let call = Call::begins(self.who(0), &[key], "holder");
+        let holder = self.manager(0).named(name(key)).holder();
+        call.ends(Some(self.answer()));
+        match holder {
+            Ok(holder) => holder,
+            Err(error) => {
+                call.answers(None, &Err(error));
+                None
+            }
+        }
+    }
+
+    pub(super) fn look(&self) {
+        let manager = usize::from(one_in(2));
+        let (who, manager) = (self.who(manager), self.manager(manager));
+        let listed = manager.held();
+        judge::are_listed(who, &listed);
+        let _ = (manager.waiting(), manager.stats());
+        for key in 0..self.plan.keys {
+            let is_held = judge::has(who.process, who.thread, key, now());
+            match manager.assert_held(name(key)) {
+                Err(Error::NotHeld { .. }) => {}
+                Err(Error::Lost { .. }) | Ok(()) if is_held => {}
+                other => fail(format!("assert_held of {key}: {other:?}")),
+            }
+        }
+    }
+
+    pub(super) fn shutdown(&self, manager: usize, limit: u64, releases: bool) {
+        let who = self.who(manager);
+        verdict::stops(self.process, Some(who.manager));
+        let call = Call::begins(who, &[], "shutdown");
+        let (manager, answer) = (self.manager(manager), self.answer());
+        let left = if releases {
+            judge::gives_all_back(who.process, who.manager);
+            manager.shutdown_and_release(millis(limit))
+        } else {
+            manager.shutdown(millis(limit))
+        };
+        let more = if releases { self.response() } else { Duration::ZERO };
+        call.ends(Some(millis(limit) + answer + more));
+        trace(|| format!("shutdown: {left:?}"));
+        if left.is_empty() || releases {
+            judge::none_of(who);
+        }
+    }
+}

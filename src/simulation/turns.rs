@@ -1,0 +1,65 @@
+//! Whether threads get locks in their turn, and whether anybody takes a lock that is free.
+//!
+//! So nobody starves as long as holders give back: in a process, those that came first get a lock
+//! first; between processes, each has a chance whenever it is free, and it is not free for long.
+
+use std::time::Duration;
+
+use crate::base::scheduler::{has_failed, later, now};
+use crate::simulation::judge::{self, Who};
+use crate::simulation::ledger;
+use crate::simulation::verdict::{Call, waiting};
+
+/// For how long a lock that somebody waits for is free at most, if nothing goes wrong: the longest
+/// pause between two polls, and the pauses for other processes.
+const FREE: Duration = Duration::from_millis(700);
+
+/// Whether a thread of the process has waited for the lock since then, and none has it.
+pub(super) fn waits(process: usize, key: usize, since: u64) -> bool {
+    !judge::is_held_in(process, key, since) && waiting(key, since).iter().any(|it| it.who.process == process)
+}
+
+/// No server has this key any more. A thread that waits for it takes it.
+pub(super) fn is_free(key: usize) {
+    let at = now();
+    if waiting(key, at).is_empty() {
+        return;
+    }
+    later(FREE, move || {
+        let idle = waiting(key, at).into_iter().find(|call| {
+            let process = call.who.process;
+            // A thread that has not learned of its loss keeps its turn.
+            !judge::is_held_in(process, key, at)
+                && !judge::is_dead(process)
+                && !judge::was_paused(process, at)
+                && !judge::was_removed(key, at)
+        });
+        let is_excused =
+            ledger::was_there(key, at + 1) || ledger::trouble(at.saturating_sub(20_000_000_000), now());
+        if let Some(call) = idle.filter(|_| !is_excused) {
+            has_failed(format!("key {key} is free since {FREE:?}, and {:?} waits for it", call.who));
+        }
+    });
+}
+
+/// The threads of a manager get a lock in the order in which they came. (An adoption needs no
+/// turn, and a lock that the thread holds already neither.)
+pub(super) fn came_in_turn(call: &Call) {
+    let [key] = call.keys[..] else { return };
+    let Who { process, manager, thread } = call.who;
+    if call.parcel.is_some() || judge::has(process, thread, key, now()) || ledger::stalls() {
+        return;
+    }
+    let came_before = |it: &Call| {
+        (it.who.process, it.who.manager) == (process, manager)
+            && it.who.thread != thread
+            // It may have had the lock, and have given it back, since a lock around it was lost.
+            && judge::held_by(it.who).is_empty()
+    };
+    let since = call.began.saturating_sub(1_000_000);
+    if let Some(other) = waiting(key, since).into_iter().find(came_before)
+        && !judge::was_paused(process, other.began)
+    {
+        call.blame(format!("{:?} has waited for longer", other.who));
+    }
+}
