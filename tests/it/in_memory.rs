@@ -136,11 +136,12 @@ fn a_key_and_its_hold_end_together() {
         thread::scope(|scope| scope.spawn(|| locks.try_lock("a").expect("answers").is_some()).join())
             .expect("no panic")
     };
-    for _ in 0..59 {
+    // Time also passes by itself, on a busy machine perhaps seconds.
+    for _ in 0..50 {
         memory.advance(SECOND);
         assert!(guard.is_valid() && !other(), "two hold the lock, or it ended before its lease");
     }
-    memory.advance(SECOND);
+    memory.advance(10 * SECOND);
     assert!(is_lost(&guard) && other());
 }
 

@@ -3,10 +3,10 @@
 
 use std::thread;
 
-use relatch::{Error, Unlocked};
+use relatch::{Error, LockManager, Unlocked};
 use relatch_rig::{Fault, LONG, eventually, throughout, unique_key};
 
-use crate::support::{ANSWER, MINUTE, Rig, SOON, WAYS, assert_unavailable, behind};
+use crate::support::{ANSWER, MINUTE, Rig, SOON, Taken, WAYS, assert_unavailable, behind};
 
 /// What Envoy and twemproxy answer if the server behind them does not answer in time.
 const ERRORS: [&str; 2] = ["-upstream failure\r\n", "-ERR Connection timed out\r\n"];
@@ -19,8 +19,9 @@ fn faults() -> impl Iterator<Item = Fault> {
 fn a_set_that_a_proxy_answers_with_an_error_leaves_a_lock_or_no_key() {
     // The timeout is so long that every answer comes in time, however busy the machine is.
     let rig = Rig::with(|builder| builder.response_timeout(LONG));
+    let patiently: fn(&LockManager, &str) -> Taken = |locks, name| locks.try_lock_for(name, LONG);
     for fault in faults() {
-        for (what, take) in WAYS {
+        for (what, take) in [WAYS[0], WAYS[1], ("try_lock_for", patiently)] {
             let key = unique_key("a");
             rig.proxy.on(&format!("SET lock:{key}"), fault.clone());
             let taken = take(&rig.locks, &key);
