@@ -97,7 +97,8 @@ fn asks(process: usize, node: usize, key: usize, it: &Heard) {
         }
         false
     });
-    if lacks_asking && !judge::was_removed(key, now()) {
+    // A node that refuses everything has refused the `ASKING` as well.
+    if lacks_asking && !is_excused(process, Kind::Outage, now()) {
         has_failed(format!("process {process} asks node {node} for {key} without ASKING"));
     }
     if it.code == "MOVED" {
