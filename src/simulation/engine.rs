@@ -45,6 +45,7 @@ pub(super) struct Copies {
 
 impl Copies {
     pub(super) const NONE: Copies = Copies { count: 0, wanted: 0 };
+    pub(super) const ONE: Copies = Copies { count: 1, wanted: 0 };
 
     /// All replicas have what was acknowledged, so no failover loses it.
     pub(super) fn are_safe(self) -> bool {

@@ -134,16 +134,17 @@ impl Socket {
 
     pub(crate) fn read(&self, buffer: &mut [u8]) -> io::Result<usize> {
         step();
+        match self.read_now(buffer) {
+            Err(error) if error.kind() == ErrorKind::WouldBlock => {}
+            read => return read,
+        }
+        // Only who waits is woken: otherwise, bytes that come later would end its next sleep.
         let me = running();
         let timeout = world(|world| {
             let connection = world.connection(self.0)?;
             connection.reader = me;
             connection.timeout
         });
-        match self.read_now(buffer) {
-            Err(error) if error.kind() == ErrorKind::WouldBlock => {}
-            read => return read,
-        }
         wait("bytes", timeout.flatten());
         world(|world| world.connection(self.0).map(|it| it.reader = None));
         self.read_now(buffer)

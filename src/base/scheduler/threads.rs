@@ -7,9 +7,17 @@ use std::thread::LocalKey;
 
 use super::world;
 
-/// The thread-locals of one thread, in the order of their first use. `None`: destroyed.
+/// The thread-locals of one thread, in the order of their first use.
 #[derive(Default)]
-pub(super) struct Locals(Vec<(usize, Option<Rc<dyn Any>>)>);
+pub(super) struct Locals(Vec<Value>);
+
+struct Value {
+    key: usize,
+    /// `None`: destroyed.
+    kept: Option<Rc<dyn Any>>,
+    /// Whether there is anything to drop.
+    drops: bool,
+}
 
 /// A thread-local: in a run, each thread of the run has its own.
 #[derive(Debug)]
@@ -35,7 +43,7 @@ impl<T: 'static> Local<T> {
         let key = std::ptr::from_ref(self).addr();
         let find = |world: &mut super::World| {
             let locals = &world.state(world.running).locals.0;
-            locals.iter().find(|it| it.0 == key).map(|it| it.1.clone())
+            locals.iter().find(|it| it.key == key).map(|it| it.kept.clone())
         };
         let value = match world(find) {
             None => return self.real.try_with(f).map_err(|_| Destroyed),
@@ -43,8 +51,8 @@ impl<T: 'static> Local<T> {
             Some(Some(Some(value))) => value,
             Some(None) => {
                 let value: Rc<dyn Any> = Rc::new((self.new)());
-                let kept = Some(Rc::clone(&value));
-                world(|world| world.state(world.running).locals.0.push((key, kept)));
+                let kept = Value { key, kept: Some(Rc::clone(&value)), drops: std::mem::needs_drop::<T>() };
+                world(|world| world.state(world.running).locals.0.push(kept));
                 value
             }
         };
@@ -65,11 +73,12 @@ impl<T: 'static> Local<Cell<T>> {
     }
 }
 
-/// Destroys the thread's locals, one after the other: a destructor may use the others.
+/// Destroys the thread's locals, one after the other: a destructor may use the others. Those that
+/// have nothing to drop can be used to the end.
 pub(super) fn end_of_thread() {
     let next = |world: &mut super::World| {
         let locals = &mut world.state(world.running).locals.0;
-        locals.iter_mut().find_map(|it| it.1.take())
+        locals.iter_mut().filter(|it| it.drops).find_map(|it| it.kept.take())
     };
     while let Some(Some(value)) = world(next) {
         drop(value);

@@ -1,0 +1,245 @@
+//! Clusters, and masters that sentinels name.
+
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use crate::base::scheduler::{below, change_link, now, one_in, reset_all, thread};
+use crate::simulation::cluster::move_slot;
+use crate::simulation::engine::{Copies, Engine, address};
+use crate::simulation::redis::{Redis, Settings, slot};
+use crate::simulation::replication::leave;
+use crate::simulation::rows::{QUICK, SECOND, World, in_scenes_with, since, some};
+use crate::simulation::scene::{name, path};
+use crate::simulation::sentinels;
+use crate::simulation::server::Server;
+use crate::{Builder, LockGuard, LockManager, Unlocked};
+
+const CLUSTER: Engine = Engine::Cluster(Copies::NONE);
+
+/// A master and a replica.
+const SENTINELS: Engine = Engine::Sentinel(Copies::ONE);
+
+fn locks(engine: Engine, change: impl FnOnce(Builder) -> Builder) -> LockManager {
+    change(engine.builder()).build_unchecked().expect("options that can work")
+}
+
+/// Nothing comes from there for `span`.
+fn silence(address: SocketAddr, span: Duration) {
+    let until = now() + u64::try_from(span.as_nanos()).expect("a short time");
+    change_link(address, |link| link.silent_until = [until; 2]);
+}
+
+impl World {
+    fn node_has(&self, node: usize, key: &str) -> bool {
+        self.servers.nodes[node].borrow().redis.get(format!("lock:{key}").as_bytes()).is_some()
+    }
+
+    /// Whether any node has it.
+    fn has(&self, key: &str) -> bool {
+        (0..self.servers.nodes.len()).any(|node| self.node_has(node, key))
+    }
+}
+
+/// Its lease is shorter than the time after which the map is read again.
+#[test]
+fn a_hold_whose_slot_moves_is_kept() {
+    in_scenes_with(CLUSTER, 60, |world| {
+        let locks = locks(CLUSTER, |builder| builder.lease(SECOND / 2));
+        let guard = locks.lock(name(0)).expect("locks");
+        thread::sleep(some(SECOND));
+        move_slot(&world.servers, 0);
+        let end = now() + 3_000_000_000 + u64::try_from(some(SECOND).as_nanos()).expect("a short time");
+        while now() < end {
+            thread::sleep(some(SECOND / 10));
+            assert!(guard.is_valid() && world.has(&name(0)));
+        }
+        assert_eq!(guard.unlock().expect("unlocks"), Unlocked::Released);
+        assert!(!world.has(&name(0)));
+    });
+}
+
+/// By then all nodes know the owner of the slot, and one has told the manager.
+#[test]
+fn a_waiter_behind_a_slot_that_has_moved_is_woken_by_the_release() {
+    in_scenes_with(CLUSTER, 60, |world| {
+        let (holder, waiter) = (locks(CLUSTER, |builder| builder), locks(CLUSTER, |builder| builder));
+        let guard = holder.lock(name(0)).expect("locks");
+        let waits = thread::spawn(move || {
+            drop(waiter.lock(name(0)).expect("locks"));
+            now()
+        });
+        thread::sleep(some(SECOND));
+        move_slot(&world.servers, 0);
+        thread::sleep(6 * SECOND + some(SECOND));
+        let released = now();
+        assert_eq!(guard.unlock().expect("unlocks"), Unlocked::Released);
+        let woken = waits.join().expect("no panic");
+        assert!(woken < released + 5_000_000, "woken {:?} after the release", since(released));
+        assert!(!world.has(&name(0)));
+    });
+}
+
+/// A redirect costs a connection and a command.
+#[test]
+fn a_lock_is_taken_and_given_back_quickly_while_its_slot_moves() {
+    in_scenes_with(CLUSTER, 60, |world| {
+        let locks = locks(CLUSTER, |builder| builder);
+        for round in 0..200 {
+            if round == 20 {
+                move_slot(&world.servers, 0);
+            }
+            let asked = now();
+            let guard = locks.lock(name(0)).expect("locks");
+            assert_eq!(guard.unlock().expect("unlocks"), Unlocked::Released);
+            assert!(since(asked) < 10 * QUICK, "took {:?}", since(asked));
+            thread::sleep(some(40 * QUICK));
+        }
+    });
+}
+
+/// Of a batch of renewals, one is redirected, since its slot is on its way, and the others meet a
+/// script that the node has forgotten.
+#[test]
+fn a_redirected_renewal_keeps_no_other_from_teaching_the_script() {
+    in_scenes_with(CLUSTER, 60, |world| {
+        let locks = locks(CLUSTER, |builder| builder.lease(SECOND / 2));
+        let source = world.servers.shard_of_key(0);
+        let same: Vec<_> = (0..40).filter(|key| world.servers.shard_of_key(*key) == source).take(3).collect();
+        let held: Vec<_> = same.iter().map(|key| locks.lock(name(*key)).expect("locks")).collect();
+        thread::sleep(some(SECOND));
+        let moves = same[usize::try_from(below(3)).expect("small")];
+        let (slot, target) = (slot(&path(moves)), (source + 1) % 3);
+        let nodes = &world.servers.nodes;
+        nodes[source].borrow_mut().redis.view().expect("a node").migrating.insert(slot, target);
+        nodes[target].borrow_mut().redis.view().expect("a node").importing.insert(slot, source);
+        let entry = nodes[source].borrow().redis.get(&path(moves)).cloned().expect("it is held");
+        nodes[target].borrow_mut().act(|redis, now| redis.set(&path(moves), entry, now));
+        nodes[source].borrow_mut().act(|redis, now| redis.delete(&path(moves), now));
+        for _ in 0..100 {
+            nodes[source].borrow_mut().act(|redis, _| redis.script_flush());
+            thread::sleep(some(20 * QUICK));
+            assert!(held.iter().all(LockGuard::is_valid));
+        }
+    });
+}
+
+#[test]
+fn a_cluster_that_was_silent_at_first_is_found() {
+    in_scenes_with(CLUSTER, 20, |world| {
+        let span = some(5 * SECOND);
+        (0..3).for_each(|number| silence(world.servers.address(number), span));
+        let locks = locks(CLUSTER, |builder| builder.tolerate_outage(20 * SECOND));
+        let asked = now();
+        drop(locks.lock("a").expect("locks"));
+        assert!(since(asked) < span + 3 * SECOND, "took {:?}, silent for {span:?}", since(asked));
+    });
+}
+
+/// See the row of the guarantees: the nodes are far away.
+#[test]
+fn a_cluster_may_be_far_away() {
+    in_scenes_with(CLUSTER, 40, |world| {
+        let far = |span: Duration| {
+            let latency = u64::try_from(span.as_nanos()).expect("a short time") / 2;
+            (0..3).for_each(|it| {
+                change_link(world.servers.address(it), |link| link.latency = (latency, latency));
+            });
+        };
+        far(some(115 * QUICK));
+        drop(CLUSTER.builder().build().expect("the cluster is well"));
+        far(some(450 * QUICK));
+        let locks = locks(CLUSTER, |builder| builder);
+        assert!(locks.try_lock_for("a", 10 * SECOND).expect("the cluster is well").is_some());
+    });
+}
+
+#[test]
+fn seeds_that_do_not_answer_prolong_no_wait() {
+    in_scenes_with(CLUSTER, 4, |_| {
+        let silent = (0..20).map(|number| SocketAddr::from(([10, 1, 0, number], 6379)));
+        let silent: Vec<_> = silent.collect();
+        for address in &silent {
+            silence(*address, 1_000 * SECOND);
+        }
+        let hosts: Vec<_> = silent.iter().map(ToString::to_string).collect();
+        let builder = LockManager::builder(&format!("redis+cluster://{}", hosts.join(",")));
+        let builder = builder.connect_timeout(SECOND / 2).response_timeout(SECOND / 2);
+        let locks = builder.tolerate_outage(3 * SECOND).build_unchecked().expect("options that can work");
+        let asked = now();
+        assert!(locks.lock("a").is_err());
+        assert!(since(asked) < 4 * SECOND, "took {:?}", since(asked));
+    });
+}
+
+impl World {
+    /// The replica is the master from now on. The old one does not know of that.
+    fn promote(&self) {
+        let [old, new] = [0, 1].map(|number| &self.servers.nodes[number]);
+        leave(old, new);
+        new.borrow_mut().act(Redis::promote);
+    }
+
+    fn sentinel_names(&self, sentinel: usize, node: SocketAddr, epoch: u64) {
+        let server = &self.servers.sentinels.as_ref().expect("there are some").servers[sentinel];
+        let place = (node.ip().to_string(), node.port());
+        server.borrow_mut().act(|redis, now| redis.switch_master(place, epoch, now));
+    }
+}
+
+#[test]
+fn a_switch_that_sentinels_report_is_followed_at_once() {
+    in_scenes_with(SENTINELS, 60, |world| {
+        let locks = locks(SENTINELS, |builder| builder);
+        let guard = locks.lock("a").expect("locks");
+        thread::sleep(SECOND + some(SECOND));
+        world.promote();
+        (0..3).for_each(|it| world.sentinel_names(it, world.servers.address(1), 2));
+        thread::sleep(5 * QUICK);
+        drop(locks.lock("b").expect("locks"));
+        drop(locks.lock("c").expect("locks"));
+        let kept = locks.lock("d").expect("locks");
+        assert!(world.node_has(1, "d") && !world.node_has(0, "d"));
+        drop(kept);
+        guard.unlock().expect("unlocks");
+        assert!(!world.node_has(1, "a"));
+    });
+}
+
+/// One sentinel knows the new master, and is silent from then on.
+#[test]
+fn a_sentinel_that_knows_less_leads_nobody_back() {
+    in_scenes_with(SENTINELS, 60, |world| {
+        let locks = locks(SENTINELS, |builder| builder);
+        drop(locks.lock("a").expect("locks"));
+        thread::sleep(SECOND + some(SECOND));
+        world.promote();
+        (0..3).for_each(|it| world.sentinel_names(it, world.servers.address(1), 2));
+        thread::sleep(5 * QUICK);
+        drop(locks.lock("a").expect("locks"));
+        // Two of them have forgotten it, as after a restart with an old file.
+        let known = sentinels::addresses().next().expect("there are three");
+        (1..3).for_each(|it| world.sentinel_names(it, world.servers.address(0), 1));
+        silence(known, 5 * SECOND);
+        reset_all(world.servers.address(1));
+        let taken = locks.try_lock_for("b", some(2 * SECOND));
+        assert!(!world.node_has(0, "b"), "taken at the old master");
+        drop(taken);
+    });
+}
+
+/// What a sentinel names is a sentinel, or a server that refuses the login. Others know better.
+#[test]
+fn a_sentinel_that_names_a_wrong_server_is_passed_over() {
+    in_scenes_with(SENTINELS, 40, |world| {
+        let has = |password: &str| Settings { password: Some(password.to_owned()), ..Settings::default() };
+        let _other = Server::start(address(100), "other", Redis::new(has("another")));
+        world.servers.nodes[0].borrow_mut().redis.settings().password = Some("right".to_owned());
+        let itself = sentinels::addresses().next().expect("there are three");
+        world.sentinel_names(0, if one_in(2) { itself } else { address(100) }, 1);
+        let url = "redis+sentinel://:right@sentinel1:6379,sentinel2:6379,sentinel3:6379/main";
+        let locks = LockManager::builder(url).build_unchecked().expect("options that can work");
+        let asked = now();
+        drop(locks.lock("a").expect("another sentinel knows better"));
+        assert!(since(asked) < SECOND, "took {:?}", since(asked));
+    });
+}

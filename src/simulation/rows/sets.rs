@@ -1,0 +1,105 @@
+//! Several locks at a time.
+
+use crate::base::scheduler::{now, thread};
+use crate::simulation::rows::{QUICK, SECOND, in_scenes, locks, since, some};
+use crate::{Error, LostCause};
+
+/// Another manager has `b`, and gives it back after three seconds. Meanwhile `a` is deleted.
+#[test]
+fn a_set_of_which_a_lock_is_lost_while_it_waits_for_another_is_not_given() {
+    in_scenes(100, |world| {
+        let (other, mine) = (locks(|builder| builder), locks(|builder| builder));
+        let guard = other.lock("b").expect("locks");
+        let waits = thread::spawn(move || {
+            let taken = mine.lock_all(["a", "b"]);
+            let is_lost = |error: &Error| matches!(error, Error::Lost { key, cause: LostCause::Deleted, .. } if key == "a");
+            assert!(taken.as_ref().is_err_and(is_lost), "{taken:?}");
+            assert!(mine.held().is_empty());
+        });
+        thread::sleep(10 * QUICK + some(SECOND));
+        world.delete("a");
+        thread::sleep(2 * SECOND);
+        drop(guard);
+        waits.join().expect("no panic");
+        assert!(!world.exists("a") && !world.exists("b"));
+    });
+}
+
+#[test]
+fn a_set_that_cannot_be_had_leaves_nothing() {
+    in_scenes(20, |world| {
+        let (other, mine) = (locks(|builder| builder), locks(|builder| builder));
+        let guard = other.lock("c").expect("locks");
+        assert!(mine.try_lock_all(["a", "b", "c"]).expect("Redis works").is_none());
+        assert!(!world.exists("a") && !world.exists("b") && mine.held().is_empty());
+        drop(guard);
+    });
+}
+
+#[test]
+fn a_key_that_is_named_twice_is_taken_once() {
+    in_scenes(20, |world| {
+        let locks = locks(|builder| builder);
+        let all = locks.lock_all(["b", "a", "b"]).expect("locks");
+        assert_eq!(all.keys().collect::<Vec<_>>(), ["a", "b"]);
+        let held: Vec<_> = locks.held().into_iter().map(|held| (held.key, held.depth)).collect();
+        assert_eq!(held, [("a".to_owned(), 1), ("b".to_owned(), 1)]);
+        all.unlock().expect("unlocks");
+        assert!(!world.exists("a") && !world.exists("b"));
+    });
+}
+
+#[test]
+fn a_set_gives_back_the_others_if_one_was_lost() {
+    in_scenes(100, |world| {
+        let locks = locks(|builder| builder.renew(false));
+        let all = locks.lock_all(["a", "b", "c"]).expect("locks");
+        world.delete("a");
+        world.delete("b");
+        let unlocked = all.unlock();
+        assert!(matches!(&unlocked, Err(Error::Lost { key, .. }) if key == "a"), "{unlocked:?}");
+        assert!(!world.exists("c"), "the third one stays");
+    });
+}
+
+/// The thread has `a`, and waits for `b`. The answer that gives `b` comes after `a` was deleted.
+#[test]
+fn a_lock_is_not_given_under_another_that_is_lost_meanwhile() {
+    in_scenes(100, |world| {
+        let (other, mine) = (locks(|builder| builder), locks(|builder| builder));
+        let guard = other.lock("b").expect("locks");
+        let waits = thread::spawn(move || {
+            let outer = mine.lock("a").expect("locks");
+            let taken = mine.lock("b");
+            let is_told = matches!(&taken, Err(Error::OuterLost { outer, .. }) if outer == "a");
+            assert!(is_told, "{taken:?}");
+            drop(outer);
+        });
+        thread::sleep(2 * SECOND + some(SECOND));
+        world.delete("a");
+        thread::sleep(50 * QUICK);
+        drop(guard);
+        waits.join().expect("no panic");
+        assert!(!world.exists("b"));
+    });
+}
+
+#[test]
+fn a_shutdown_waits_for_no_hold_that_is_lost() {
+    in_scenes(50, |world| {
+        let mine = locks(|builder| builder);
+        let theirs = mine.clone();
+        let holds = thread::spawn(move || {
+            let guard = theirs.lock("a").expect("locks");
+            thread::sleep(20 * SECOND);
+            drop(guard);
+        });
+        thread::sleep(2 * SECOND);
+        world.delete("a");
+        thread::sleep(some(SECOND) + 50 * QUICK);
+        let asked = now();
+        let _ = mine.shutdown(10 * SECOND);
+        assert!(since(asked) < 10 * QUICK, "took {:?}", since(asked));
+        holds.join().expect("no panic");
+    });
+}
