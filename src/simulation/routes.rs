@@ -53,7 +53,8 @@ pub(super) fn begin(owners: impl Iterator<Item = usize>) {
 /// Another node has the key.
 pub(super) fn moved(key: usize, node: usize) {
     ROUTES.with_borrow_mut(|routes| {
-        routes.owners[key].push((node, now()));
+        let Some(owners) = routes.owners.get_mut(key) else { return };
+        owners.push((node, now()));
         routes.learned.retain(|it, _| it.1 != key);
     });
 }
