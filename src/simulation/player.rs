@@ -6,10 +6,10 @@ use std::panic::{self, AssertUnwindSafe};
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::base::scheduler::{fail, one_in, thread, thread_number, trace};
+use crate::base::scheduler::{fail, mpsc, one_in, thread, thread_number, trace};
 use crate::simulation::judge::{self, Deal, Who};
 use crate::simulation::plan::{Body, End, How, Op, Plan, Program, Terms, Under, With};
-use crate::simulation::scene::{self, Left, millis, name};
+use crate::simulation::scene::{self, Left, News, millis, name};
 use crate::simulation::verdict::{self, Call};
 use crate::{DetachedHold, Error, Lock, LockGuard, LockManager, Stop};
 
@@ -19,6 +19,7 @@ pub(super) struct Player {
     pub(super) managers: Vec<LockManager>,
     pub(super) stop: Stop,
     pub(super) plan: Arc<Plan>,
+    pub(super) tells: mpsc::Sender<News>,
 }
 
 /// An error of a closure under a lock.
@@ -234,7 +235,9 @@ impl Player {
     /// Another thread of the process goes on with the hold.
     fn leave(&self, left: Left, end: End) {
         if end == End::Leave {
-            return scene::leave(self.process, left);
+            scene::leave(self.process, left);
+            let _ = self.tells.send(News::Left);
+            return;
         }
         let Left { hold, number, key, who } = left;
         let attaches = move || {

@@ -9,10 +9,10 @@ use std::time::Duration;
 
 use parking_lot::Mutex;
 
-use crate::base::scheduler::{self, fail, later, now, thread, trace};
+use crate::base::scheduler::{self, fail, later, mpsc, now, thread, trace};
 use crate::simulation::engine::Servers;
 use crate::simulation::judge::{self, Who};
-use crate::simulation::plan::{OnLost, Op, Plan, Program};
+use crate::simulation::plan::{OnLost, Plan, Program};
 use crate::simulation::player::Player;
 use crate::simulation::{ledger, routes, verdict};
 use crate::{DetachedHold, LockManager, LockWatch, Parcel, Stop};
@@ -55,6 +55,12 @@ pub(super) fn forgets(process: usize) {
 
 pub(super) fn leave(process: usize, left: Left) {
     LEFT.with_borrow_mut(|all| all.push((process, left)));
+}
+
+/// What a thread of a process tells the one that began it.
+pub(super) enum News {
+    Left,
+    Ended,
 }
 
 pub(super) fn take_left(process: usize) -> Option<Left> {
@@ -180,21 +186,25 @@ pub(super) fn millis(count: u64) -> Duration {
 fn live(process: usize, program: Program, plan: Arc<Plan>) {
     let managers = (0..program.managers).map(|number| manager(process, number, &program, &plan)).collect();
     let threads = program.threads.clone();
-    let player = Arc::new(Player { process, program, managers, stop: Stop::new(), plan });
-    let threads = threads.into_iter().enumerate().map(|(number, ops): (_, Vec<Op>)| {
+    let (tells, news) = mpsc::channel();
+    let player = Arc::new(Player { process, program, managers, stop: Stop::new(), plan, tells });
+    let mut running = threads.len();
+    for (number, ops) in threads.into_iter().enumerate() {
         let player = Arc::clone(&player);
-        let thread = thread::Builder::new().name(format!("{process}.{number}"));
-        thread.spawn(move || ops.iter().for_each(|op| player.op(op))).expect("a thread")
-    });
-    let threads: Vec<_> = threads.collect();
-    while !threads.iter().all(thread::JoinHandle::is_finished) {
-        thread::sleep(millis(20));
+        let run = move || {
+            ops.iter().for_each(|op| player.op(op));
+            let _ = player.tells.send(News::Ended);
+        };
+        thread::Builder::new().name(format!("{process}.{number}")).spawn(run).expect("a thread");
+    }
+    while running > 0 {
+        match news.recv().expect("a sender is here") {
+            News::Left => thread::sleep(millis(20)), // Another thread may take it meanwhile.
+            News::Ended => running -= 1,
+        }
         while let Some(left) = take_left(process) {
             player.attach(left);
         }
-    }
-    while let Some(left) = take_left(process) {
-        player.attach(left);
     }
     judge::is_at_its_end(process);
     ends(&player);

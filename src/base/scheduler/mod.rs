@@ -85,7 +85,7 @@ struct World {
     now: u64,
     chance: SmallRng,
     tasks: Vec<State>,
-    /// Those that can run now.
+    /// Those that wait for nothing. Their process may be paused.
     awake: Vec<usize>,
     running: usize,
     timers: BinaryHeap<Reverse<Timer>>,
@@ -230,6 +230,7 @@ fn wait(what: &'static str, span: Option<Duration>) {
         state.wait += 1;
         state.waits = Some(what);
         let (wait, process) = (state.wait, state.process);
+        world.awake.retain(|task| *task != running);
         if let Some(span) = span.filter(|span| *span <= world.order.longest.min(FOR_EVER)) {
             let span = world.processes[process].true_span(span);
             world.set_timer(now.saturating_add(span), Due::Wake { task: running, wait });

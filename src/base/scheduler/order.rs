@@ -59,8 +59,8 @@ impl World {
             order,
             now: START,
             chance: SmallRng::seed_from_u64(seed),
-            tasks: Vec::new(),
-            awake: Vec::new(),
+            tasks: vec![State::default()],
+            awake: vec![0],
             running: 0,
             timers: BinaryHeap::new(),
             timers_set: 0,
@@ -99,15 +99,8 @@ impl World {
                     Due::Wake { task, wait } => self.wake(task, wait),
                 }
             }
-            self.awake.clear();
-            for task in can_run {
-                let task = usize::from(task.id());
-                if self.can_run(task) {
-                    self.awake.push(task);
-                }
-            }
-            if !self.awake.is_empty() && !std::mem::take(&mut stall) {
-                let task = self.awake[self.chance.random_range(0..self.awake.len())];
+            let awake = if std::mem::take(&mut stall) { None } else { self.one_awake(can_run) };
+            if let Some(task) = awake {
                 self.running = task;
                 self.trace.hash.write_usize(task);
                 return Next::Task(task);
@@ -124,22 +117,31 @@ impl World {
         }
     }
 
+    /// One of the threads that can run now.
+    fn one_awake(&mut self, known: &[&Task]) -> Option<usize> {
+        let World { tasks, processes, awake, .. } = self;
+        let is_known = |task: usize| known.binary_search_by_key(&task, |it| usize::from(it.id())).is_ok();
+        awake.retain(|task| {
+            let state = &tasks[*task];
+            !processes[state.process].is_dead() && (!state.has_ended || is_known(*task))
+        });
+        let can_run = self.awake.iter().filter(|task| self.can_run(**task)).count();
+        let chosen = (can_run > 0).then(|| self.chance.random_range(0..can_run))?;
+        self.awake.iter().filter(|task| self.can_run(**task)).nth(chosen).copied()
+    }
+
     /// True if there is more to do now than what the running thread does. (To switch costs more than
     /// this.)
     pub(super) fn has_more_to_do(&self) -> bool {
         let (running, now) = (self.running, self.now);
         let is_due = self.timers.peek().is_some_and(|Reverse(timer)| timer.due <= now);
-        is_due
-            || self.order.stalls > 0
-            || (0..self.tasks.len())
-                .any(|task| task != running && !self.tasks[task].has_ended && self.can_run(task))
+        let can_run = |task: &usize| *task != running && !self.tasks[*task].has_ended && self.can_run(*task);
+        is_due || self.order.stalls > 0 || self.awake.iter().any(can_run)
     }
 
-    pub(super) fn can_run(&self, task: usize) -> bool {
-        // What shuttle has begun without a call of [`thread`] is of the first process.
-        self.tasks
-            .get(task)
-            .is_none_or(|state| state.waits.is_none() && self.processes[state.process].can_run(self.now))
+    /// Whether its process lets a thread that does not wait run now.
+    fn can_run(&self, task: usize) -> bool {
+        self.processes[self.tasks[task].process].can_run(self.now)
     }
 
     /// The state of a task, which shuttle may have begun without a call of [`thread`].
@@ -151,6 +153,7 @@ impl World {
             return &mut self.ghosts[process];
         }
         if self.tasks.len() <= task {
+            self.awake.extend(self.tasks.len()..=task);
             self.tasks.resize_with(task + 1, State::default);
         }
         &mut self.tasks[task]
@@ -158,8 +161,8 @@ impl World {
 
     pub(super) fn wake(&mut self, task: usize, wait: u64) {
         let state = self.state(task);
-        if state.wait == wait {
-            state.waits = None;
+        if state.wait == wait && state.waits.take().is_some() {
+            self.awake.push(task);
         }
     }
 
