@@ -191,7 +191,7 @@ impl Plan {
         let mut draw = SmallRng::seed_from_u64(seed ^ 0x5eed);
         let draw = &mut draw;
         let engine = Engine::draw(draw);
-        let switches = [1, 2, 4, 16][draw.random_range(0..4)];
+        let switches = [1, 4, 16, 64][draw.random_range(0..4)];
         let stalls = if draw.random_ratio(1, 4) { 500 } else { 0 };
         let order = Order { switches, stalls, longest: Duration::MAX };
         let keys = draw.random_range(1..=3);

@@ -114,14 +114,10 @@ pub(super) fn play(plan: &Arc<Plan>) {
         let (servers, alive, keys) = (Rc::clone(&servers), alive.clone(), plan.keys);
         later(millis(at), move || fault.happens(&servers, &alive, keys));
     }
-    let began = now();
     let lives = |process: &&usize| !judge::is_dead(**process);
-    while alive.iter().filter(lives).any(|process| !done.lock().contains(process)) {
-        let elapsed = Duration::from_nanos(now() - began);
-        thread::sleep(millis(1) + elapsed / 8);
-        if elapsed > LONGEST {
-            fail(format!("the scene hangs: {:?}", scheduler::threads_left()));
-        }
+    let are_done = || alive.iter().filter(lives).all(|process| done.lock().contains(process));
+    if !comes_true(LONGEST, are_done) {
+        fail(format!("the scene hangs: {:?}", scheduler::threads_left()));
     }
     // A forgotten guard keeps its manager until the process exits.
     let forgot = FORGOT.take();
@@ -141,13 +137,24 @@ pub(super) fn play(plan: &Arc<Plan>) {
     scheduler::end();
 }
 
+/// Asks, ever more rarely, whether it `is` so, up to a limit.
+fn comes_true(limit: Duration, is: impl Fn() -> bool) -> bool {
+    let began = now();
+    while !is() {
+        let elapsed = Duration::from_nanos(now() - began);
+        if elapsed > limit {
+            return false;
+        }
+        thread::sleep(millis(1) + elapsed / 8);
+    }
+    true
+}
+
 /// A thread that connects ends when that has taken its time.
 fn until_nothing_is_left() {
-    for time in 0..150 {
-        if scheduler::threads_left().is_empty() && scheduler::open_connections().is_empty() {
-            return;
-        }
-        thread::sleep(millis(time));
+    let is_all_gone = || scheduler::threads_left().is_empty() && scheduler::open_connections().is_empty();
+    if comes_true(millis(12_000), is_all_gone) {
+        return;
     }
     let (threads, connections) = (scheduler::threads_left(), scheduler::open_connections());
     fail(format!("threads are left: {threads:?}, and connections: {connections:?}"));
@@ -214,23 +221,13 @@ fn live(process: usize, program: Program, plan: Arc<Plan>) {
 fn ends(player: &Player) {
     let Player { process, program, managers, plan, .. } = player;
     for (number, manager) in managers.iter().enumerate() {
-        let is_left = || manager.held().iter().any(|held| held.lost.is_none());
-        for _ in 0..program.lease / 5 + 200 {
-            if !is_left() {
-                break;
-            }
-            thread::sleep(millis(10));
-        }
-        if is_left() || !manager.waiting().is_empty() {
+        let none_left = || manager.held().iter().all(|held| held.lost.is_some());
+        let is_free = comes_true(millis(program.lease * 2 + 2_000), none_left);
+        if !is_free || !manager.waiting().is_empty() {
             fail(format!("at the end: {:?}, {:?}", manager.held(), manager.waiting()));
         }
         let told = || (0..plan.keys).try_for_each(|key| judge::all_told(*process, number, key));
-        for _ in 0..1_000 {
-            if told().is_ok() {
-                break;
-            }
-            thread::sleep(millis(10));
-        }
+        comes_true(millis(10_000), || told().is_ok());
         told().unwrap_or_else(fail);
     }
 }

@@ -45,6 +45,10 @@ impl Taste {
         let none: &[usize] = &[];
         let place = Place { program, depth: 0, held: (!is_alone).then_some(none) };
         let mut ops: Vec<Op> = (0..draw.random_range(1..=5)).map(|_| self.op(draw, place)).collect();
+        if draw.random_ratio(1, 4) {
+            let again = self.short(draw, place);
+            ops.extend(vec![again; draw.random_range(2..=16)]);
+        }
         let forgets =
             |op: &Op| matches!(op, Op::Lock { end: End::Forget, .. } | Op::Adopt { end: End::Forget, .. });
         if let Some(last) = ops.iter().position(forgets) {
@@ -57,7 +61,10 @@ impl Taste {
         let key = draw.random_range(0..self.keys);
         let manager = draw.random_range(0..place.program.managers);
         match choose(draw, &self.ops) {
-            1 if place.depth == 0 => Op::Sleep(draw.random_range(0..3_000)),
+            1 if place.depth == 0 => {
+                let longest = [30, 300, 3_000][draw.random_range(0..3)];
+                Op::Sleep(draw.random_range(0..longest))
+            }
             2 => {
                 let with = [With::Lock, With::Try, With::Result][draw.random_range(0..3)];
                 let with = if place.is_safe(&[key]) { with } else { With::Try };
@@ -105,6 +112,14 @@ impl Taste {
         }
     }
 
+    /// A job that is done again and again.
+    fn short(&self, draw: &mut SmallRng, place: Place<'_>) -> Op {
+        let key = draw.random_range(0..self.keys);
+        let under = vec![Under::Work(draw.random_range(0..3))];
+        let terms = Terms { manager: draw.random_range(0..place.program.managers), ..Terms::default() };
+        Op::Lock { key, how: How::draw(draw), terms, under, end: End::Unlock }
+    }
+
     fn terms(&self, draw: &mut SmallRng, place: Place<'_>) -> Terms {
         let manager = draw.random_range(0..place.program.managers);
         let terms = Terms { manager, ..Terms::default() };
@@ -138,7 +153,7 @@ impl Taste {
             6 => Under::WatchRisk(draw.random_range(0..lease)),
             7 => Under::WatchLoss([1, 100, 5_000][draw.random_range(0..3)]),
             8 if place.depth < 4 => Under::Inner(self.op(draw, place)),
-            _ if draw.random_ratio(1, 5) => Under::Work(draw.random_range(0..4_000)),
+            _ if draw.random_ratio(1, 12) => Under::Work(draw.random_range(0..4_000)),
             _ => Under::Work(draw.random_range(0..20)),
         }
     }
