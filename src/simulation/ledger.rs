@@ -169,6 +169,12 @@ pub(super) fn trouble_of(least: Kind, from: u64, until: u64) -> bool {
     LEDGER.with_borrow(|ledger| ledger.stalls || ledger.troubles.iter().any(is_near))
 }
 
+/// Whether a failover begins in that time: its first step may silence a node.
+pub(super) fn fails_over(from: u64, until: u64) -> bool {
+    let begins = |it: &(Kind, u64, u64)| it.0 == Kind::Failover && (from..=until).contains(&it.1);
+    LEDGER.with_borrow(|ledger| ledger.troubles.iter().any(begins))
+}
+
 /// What is left of a key at the end of a scene that nothing explains: `Err`. All that may be left
 /// has an expiry. A kept lock may be left, one that `may_stay`, and any after trouble.
 pub(super) fn is_clean(key: usize, may_stay: impl Fn(&str) -> bool) -> Result<(), String> {
