@@ -21,7 +21,8 @@ const MAP: Duration = Duration::from_millis(1_200);
 /// and uses a connection on which a replica has refused a command.
 const AT_ONCE: Duration = Duration::from_millis(300);
 
-/// The same for what it waits for: a thread that failed before is in a pause that nothing ends.
+/// The same for what it waits for: a thread that failed before is in a pause that nothing ends. One
+/// that has asked the node before waits for an answer.
 const SOON: Duration = Duration::from_millis(1_200);
 
 thread_local! {
@@ -139,7 +140,8 @@ fn learns(process: usize, key: usize) {
     if judge::program(process).managers > 1 {
         return;
     }
-    for (needs, limit) in [(judge::relies as fn(_, _, _) -> _, AT_ONCE), (turns::waits, SOON)] {
+    let answer = Duration::from_millis(judge::program(process).response);
+    for (needs, limit) in [(judge::relies as fn(_, _, _) -> _, AT_ONCE), (turns::waits, SOON + 3 * answer)] {
         if !needs(process, key, since) {
             continue;
         }

@@ -76,7 +76,8 @@ impl Server {
         for it in self.redis.take_heard() {
             let process = self.connections.get(&it.client).and_then(|it| process_of(*it));
             if let Some(process) = process {
-                let view = self.redis.view().map(|it| &*it);
+                // Nobody believes a node that says that the cluster is down.
+                let view = self.redis.view().map(|it| &*it).filter(|it| !it.is_down);
                 routes::heard(process, self.number, &it, |key| view?.owner(slot(key)));
             }
         }

@@ -81,10 +81,16 @@ impl Player {
         guard: &MultiLockGuard,
         under: &[Under],
     ) -> Vec<usize> {
-        let numbers: Vec<_> = call.keys.iter().filter_map(|key| self.one_of(call, manager, *key)).collect();
-        if numbers.len() < call.keys.len() {
-            judge::undone(call.who);
-        }
+        let number = |key: &usize| {
+            let number = self.one_of(call, manager, *key);
+            if number.is_none() {
+                // It is lost already. Any call may say so while the thread has the others.
+                judge::undone(call.who);
+                judge::removed(*key, u64::MAX);
+            }
+            number
+        };
+        let numbers: Vec<_> = call.keys.iter().filter_map(number).collect();
         for under in under {
             self.under_several(call, guard, under);
         }
