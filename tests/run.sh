@@ -2,8 +2,8 @@
 # Runs all checks, in an order that shows most mistakes early: bash tests/run.sh
 # (What takes longer, for the day before a release: bash tests/chaos.sh)
 #
-# Installs a Redis server if there is none. Ends at the first failure, and says how to run only the
-# part that failed.
+# Installs a Redis server if there is none. Ends at the first failure (of a part that runs beside
+# others: when these are done), and says how to run only the part that failed.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 # shellcheck source=examples/setup.sh
@@ -14,7 +14,8 @@ failed() {
     local what=FAILED
     case $1 in 124 | 137) what="OUT OF TIME, not done within $2 s" ;; esac
     printf '\n== %s: %s\n' "$what" "$3" >&2
-    printf '   To run only this part:  cd %q && %s\n' "$PWD" "$3" >&2
+    printf '   To run only this part:  cd %q && RUSTC_WORKSPACE_WRAPPER=clippy-driver CLIPPY_ARGS=-Dwarnings %s\n' \
+        "$PWD" "$3" >&2
     exit 1
 }
 
@@ -27,7 +28,8 @@ part() {
 
 # What runs beside the parts: a process, its command, and the file with what it prints.
 beside=() commands=() folder=$(mktemp -d)
-trap 'kill ${beside[@]+"${beside[@]}"} 2>/dev/null || true; rm -rf "$folder"' EXIT
+trap 'kill ${beside[@]+"${beside[@]}"} 2>/dev/null || true; wait; rm -rf "$folder"' EXIT
+trap 'exit 130' INT TERM
 
 # start <command>: runs the command beside the parts that follow.
 start() {
@@ -53,7 +55,9 @@ need_cargo
 need_server
 need_prometheus
 # The lints look on while the compiler builds the tests, so that nothing is compiled once more for
-# them.
+# them. (These are not the binaries of a plain `cargo test`, which builds its own. The lints of all
+# targets without features are a part of chaos.sh.)
+clippy-driver --version >/dev/null 2>&1 || die 'clippy is missing: rustup component add clippy'
 export RUSTC_WORKSPACE_WRAPPER=clippy-driver CLIPPY_ARGS=-Dwarnings
 # With other packages or features, cargo would build some of them again.
 all='--locked --workspace --features relatch/tls,relatch/metrics'
@@ -71,8 +75,9 @@ part 300 'cargo check --locked --lib --features tls-no-provider'
 part 600 'RUSTDOCFLAGS="-D warnings" cargo doc --locked --no-deps --features tls,metrics'
 # In the same directory, so that what both need is built once.
 part 900 'cargo check --locked --all-targets --manifest-path benches/peers/Cargo.toml --target-dir target'
+builds=$(cargo metadata --locked --no-deps --format-version 1 | sed 's/.*"target_directory":"\([^"]*\)".*/\1/')
 for example in worker shutdown pool; do
-    part 60 "${CARGO_TARGET_DIR:-target}/debug/examples/$example"
+    part 60 "$builds/debug/examples/$example"
 done
 finish
 say 'all is well'

@@ -114,6 +114,7 @@ pub(super) enum How {
 
 /// The options of one lock.
 #[derive(Clone, Copy, Debug, Default)]
+#[expect(clippy::struct_excessive_bools, reason = "they are the options that the lock has")]
 pub(super) struct Terms {
     pub(super) manager: usize,
     pub(super) keeps: u64,

@@ -64,22 +64,19 @@ pub(super) fn moved(key: usize, node: usize) {
 /// knows.
 pub(super) fn heard(process: usize, node: usize, it: &Heard, knows: impl Fn(&[u8]) -> Option<usize>) {
     let keys = ROUTES.with_borrow(|routes| routes.owners.len());
-    match &it.key {
-        Some(path_of) => {
-            if let Some(key) = (0..keys).find(|key| path(*key) == *path_of) {
-                asks(process, node, key, it);
-                leaves_replica(process, node, it);
-            }
+    if let Some(path_of) = &it.key {
+        if let Some(key) = (0..keys).find(|key| path(*key) == *path_of) {
+            asks(process, node, key, it);
+            leaves_replica(process, node, it);
         }
-        None => {
-            ROUTES.with_borrow_mut(|routes| routes.maps.insert(process, now()));
-            for key in 0..keys {
-                let owner = ROUTES.with_borrow(|routes| routes.owners[key].last().map(|it| it.0));
-                let shows = if it.command == "hello" { Some(node) } else { knows(&path(key)) };
-                if it.code.is_empty() && shows == owner {
-                    learns(process, key);
-                }
-            }
+        return;
+    }
+    ROUTES.with_borrow_mut(|routes| routes.maps.insert(process, now()));
+    for key in 0..keys {
+        let owner = ROUTES.with_borrow(|routes| routes.owners[key].last().map(|it| it.0));
+        let shows = if it.command == "hello" { Some(node) } else { knows(&path(key)) };
+        if it.code.is_empty() && shows == owner {
+            learns(process, key);
         }
     }
 }

@@ -199,7 +199,9 @@ fn live(process: usize, program: Program, plan: Arc<Plan>) {
     for (number, ops) in threads.into_iter().enumerate() {
         let player = Arc::clone(&player);
         let run = move || {
-            ops.iter().for_each(|op| player.op(op));
+            for op in &ops {
+                player.op(op);
+            }
             let _ = player.tells.send(News::Ended);
         };
         thread::Builder::new().name(format!("{process}.{number}")).spawn(run).expect("a thread");

@@ -64,12 +64,11 @@ impl Player {
             Ok(())
         });
         call.ends(None);
-        match numbers {
-            Some(numbers) => call.gave_several_back(&numbers, result.err().map(Err)),
-            None => {
-                let _ = call.got(result.map(Some));
-                judge::undone(call.who);
-            }
+        if let Some(numbers) = numbers {
+            call.gave_several_back(&numbers, result.err().map(Err));
+        } else {
+            let _ = call.got(result.map(Some));
+            judge::undone(call.who);
         }
     }
 

@@ -205,7 +205,7 @@ fn the_readme_is_short_and_its_links_lead_somewhere() {
 
 /// The text of the tests in `tests/it` and `tests/history`, and of the scenes of the simulation.
 fn tests() -> String {
-    let folders = ["tests/it", "tests/history", "src/simulation"]
+    let folders = ["tests/it", "tests/history", "src/simulation", "src/simulation/rows"]
         .map(|folder| fs::read_dir(root().join(folder)).expect("a folder"));
     let paths = folders.into_iter().flatten().map(|entry| entry.expect("an entry").path());
     paths.filter(|path| path.is_file()).map(|path| fs::read_to_string(path).expect("a text")).collect()

@@ -32,8 +32,7 @@ macro_rules! per_thread {
 pub(crate) use per_thread;
 
 use std::cell::RefCell;
-use std::cmp::Reverse;
-use std::collections::BinaryHeap;
+use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::hash::DefaultHasher;
 use std::time::Duration;
@@ -46,7 +45,7 @@ use network::Network;
 pub(crate) use network::{
     Answerer, Socket, close, connect, listen, open_connections, process_of, resolve, send,
 };
-use order::{Due, Timer};
+use order::Due;
 use process::Process;
 pub(crate) use process::{PerProcess, id, is_dead, kill, pause, power_off, process};
 pub(crate) use runs::{Ended, UNUSED, in_many_orders, in_orders, run};
@@ -88,7 +87,8 @@ struct World {
     /// Those that wait for nothing. Their process may be paused.
     awake: Vec<usize>,
     running: usize,
-    timers: BinaryHeap<Reverse<Timer>>,
+    /// By the time at which they are due, and their number.
+    timers: BTreeMap<(u64, u64), Due>,
     timers_set: u64,
     processes: Vec<Process>,
     network: Network,

@@ -1,7 +1,6 @@
 //! What happens next in a run: a timer that is due, or one of the threads that can run.
 
-use std::cmp::{Ordering, Reverse};
-use std::collections::BinaryHeap;
+use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::hash::{DefaultHasher, Hasher};
 use std::time::Duration;
@@ -15,35 +14,9 @@ use super::process::Process;
 use super::runs::Ended;
 use super::{GHOST, KEEPS_TEXT, Order, START, State, Trace, World};
 
-pub(super) struct Timer {
-    pub(super) due: u64,
-    number: u64,
-    what: Due,
-}
-
 pub(super) enum Due {
     Wake { task: usize, wait: u64 },
     Call(Box<dyn FnOnce()>),
-}
-
-impl PartialEq for Timer {
-    fn eq(&self, other: &Timer) -> bool {
-        self.number == other.number
-    }
-}
-
-impl Eq for Timer {}
-
-impl PartialOrd for Timer {
-    fn partial_cmp(&self, other: &Timer) -> Option<Ordering> {
-        Some(self.cmp(other))
-    }
-}
-
-impl Ord for Timer {
-    fn cmp(&self, other: &Timer) -> Ordering {
-        (self.due, self.number).cmp(&(other.due, other.number))
-    }
 }
 
 pub(super) enum Next {
@@ -62,9 +35,9 @@ impl World {
             tasks: vec![State::default()],
             awake: vec![0],
             running: 0,
-            timers: BinaryHeap::new(),
+            timers: BTreeMap::new(),
             timers_set: 0,
-            processes: vec![Process::first()],
+            processes: vec![Process::new(0, 0)],
             network: Network::default(),
             steps: 0,
             is_alone: false,
@@ -78,6 +51,8 @@ impl World {
     pub(super) fn ended(mut self, panic: Option<String>) -> Ended {
         // What killed threads leave must not be dropped: a guard's drop would release its lock.
         self.tasks.drain(..).for_each(std::mem::forget);
+        self.trace.hash.write_u64(self.now);
+        self.trace.hash.write_u64(self.steps);
         Ended {
             seed: self.seed,
             failure: panic.or(self.failure),
@@ -92,9 +67,8 @@ impl World {
     pub(super) fn next(&mut self, can_run: &[&Task]) -> Next {
         let mut stall = self.order.stalls > 0 && self.chance.random_ratio(1, self.order.stalls);
         loop {
-            while self.timers.peek().is_some_and(|Reverse(timer)| timer.due <= self.now) {
-                let Some(Reverse(timer)) = self.timers.pop() else { unreachable!("it was seen") };
-                match timer.what {
+            while let Some(timer) = self.timers.first_entry().filter(|it| it.key().0 <= self.now) {
+                match timer.remove() {
                     Due::Call(call) => return Next::Call(call),
                     Due::Wake { task, wait } => self.wake(task, wait),
                 }
@@ -105,8 +79,8 @@ impl World {
                 self.trace.hash.write_usize(task);
                 return Next::Task(task);
             }
-            match self.timers.peek() {
-                Some(Reverse(timer)) => self.now = timer.due,
+            match self.timers.first_key_value() {
+                Some(((due, _), _)) => self.now = *due,
                 None if self.awake.is_empty() => {
                     self.failure = Some(self.describe_deadlock());
                     self.is_over = true;
@@ -134,7 +108,7 @@ impl World {
     /// this.)
     pub(super) fn has_more_to_do(&self) -> bool {
         let (running, now) = (self.running, self.now);
-        let is_due = self.timers.peek().is_some_and(|Reverse(timer)| timer.due <= now);
+        let is_due = self.timers.first_key_value().is_some_and(|it| it.0.0 <= now);
         let can_run = |task: &usize| *task != running && !self.tasks[*task].has_ended && self.can_run(*task);
         is_due || self.order.stalls > 0 || self.awake.iter().any(can_run)
     }
@@ -168,7 +142,7 @@ impl World {
 
     pub(super) fn set_timer(&mut self, due: u64, what: Due) {
         self.timers_set += 1;
-        self.timers.push(Reverse(Timer { due, number: self.timers_set, what }));
+        self.timers.insert((due, self.timers_set), what);
     }
 
     pub(super) fn describe_deadlock(&self) -> String {

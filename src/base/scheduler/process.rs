@@ -21,17 +21,9 @@ pub(crate) struct Process {
 }
 
 impl Process {
-    /// The process in which a run begins: that of the tests.
-    pub(super) fn first() -> Process {
-        let host = hostname::get().unwrap_or_default().to_string_lossy().into_owned();
-        Process {
-            pid: std::process::id(),
-            host,
-            drift: 0,
-            paused_until: 0,
-            is_dead: false,
-            statics: Vec::new(),
-        }
+    pub(super) fn new(number: usize, drift: i64) -> Process {
+        let (pid, host) = (1000 + u32::try_from(number).expect("a few"), format!("host{}", number % 3));
+        Process { pid, host, drift, paused_until: 0, is_dead: false, statics: Vec::new() }
     }
 
     pub(super) fn can_run(&self, now: u64) -> bool {
@@ -60,15 +52,7 @@ impl Process {
 pub(crate) fn process(drift: i64) -> usize {
     world(|world| {
         let number = world.processes.len();
-        let (pid, host) = (1000 + u32::try_from(number).expect("a few"), format!("host{}", number % 3));
-        world.processes.push(Process {
-            pid,
-            host,
-            drift,
-            paused_until: 0,
-            is_dead: false,
-            statics: Vec::new(),
-        });
+        world.processes.push(Process::new(number, drift));
         number
     })
     .expect("inside of a run")

@@ -53,15 +53,15 @@ pub(crate) fn run(
         let seed = world(|world| world.seed).expect("inside");
         events(seed);
         threads::end_of_thread();
+        world(|world| world.state(world.running).has_ended = true);
     };
     let panicked = panic::catch_unwind(AssertUnwindSafe(|| shuttle::Runner::new(seeded, config).run(main)));
-    if let Err(payload) = panicked
-        && let Some(world) = WORLD.take()
-    {
-        let text = payload.downcast_ref::<String>().cloned();
-        let text = text.or_else(|| payload.downcast_ref::<&str>().map(ToString::to_string));
-        ended.borrow_mut()(world.ended(text));
-    }
+    let Err(payload) = panicked else { return };
+    // Without a world, the run had ended, and `ended` itself has panicked.
+    let Some(world) = WORLD.take() else { panic::resume_unwind(payload) };
+    let text = payload.downcast_ref::<String>().cloned();
+    let text = text.or_else(|| payload.downcast_ref::<&str>().map(ToString::to_string));
+    ended.borrow_mut()(world.ended(text));
 }
 
 /// Runs `events` in `times` orders, in which a wait of up to `longest` may end at each step, and a
@@ -128,5 +128,27 @@ impl Scheduler for Seeded {
 
     fn next_u64(&mut self) -> u64 {
         random()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::base::scheduler::{fail, thread};
+    use crate::base::sync::{Condvar, Mutex};
+
+    #[test]
+    #[should_panic(expected = "told")]
+    fn a_run_that_is_told_to_fail_fails() {
+        in_many_orders(1, Duration::MAX, || fail("told"));
+    }
+
+    #[test]
+    #[should_panic(expected = "nothing happens any more")]
+    fn a_run_in_which_a_thread_waits_for_ever_fails() {
+        in_many_orders(1, Duration::MAX, || {
+            let waits = || Condvar::new().wait(&mut Mutex::new(()).lock());
+            thread::spawn(waits).join().expect("no panic");
+        });
     }
 }

@@ -5,7 +5,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use shuttle::thread::{self, JoinHandle};
+use crate::base::sync::thread::{self, JoinHandle};
 
 use crate::base::clock::Moment;
 use crate::base::error::{Error, LostCause};
@@ -292,7 +292,7 @@ fn join(threads: impl IntoIterator<Item = JoinHandle<()>>) {
     }
 }
 
-/// No wait ends by itself here. If a thread is not woken, shuttle reports a deadlock.
+/// No wait ends by itself here. If a thread is not woken, the run fails.
 #[test]
 fn each_waiter_has_the_turn_once_alone_and_in_the_order_of_arrival() {
     in_many_orders(1_000, Duration::ZERO, || {

@@ -274,7 +274,7 @@ fn one_waits_while_others_come_and_go(times: usize, longest: Duration, patience:
 }
 
 /// Only the sleep of a waiter that polls ends by itself here. If a wake-up is lost between the look
-/// and the sleep, the waiter never wakes up, and shuttle reports a deadlock.
+/// and the sleep, the waiter never wakes up, and the run fails.
 #[test]
 fn a_wake_up_that_comes_between_the_look_and_the_sleep_is_not_lost() {
     one_waits_while_others_come_and_go(1_500, POLL, None);

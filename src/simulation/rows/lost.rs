@@ -82,6 +82,7 @@ fn a_hold_that_has_ended_stays_so_when_its_renewal_is_answered() {
             assert!(!(has_ended && short.is_valid()), "it is trusted again");
             has_ended |= !short.is_valid();
         }
+        assert!(has_ended, "it has not ended in a silence that is longer than its lease");
         if let Err(error) = short.unlock() {
             let is_over = matches!(error, Error::Lost { cause: LostCause::Expired, .. });
             assert!(is_over, "{error:?}");

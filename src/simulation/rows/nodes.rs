@@ -224,6 +224,9 @@ fn a_sentinel_that_knows_less_leads_nobody_back() {
         let taken = locks.try_lock_for("b", some(2 * SECOND));
         assert!(!world.node_has(0, "b"), "taken at the old master");
         drop(taken);
+        thread::sleep(6 * SECOND);
+        let _guard = locks.lock("b").expect("locks");
+        assert!(world.node_has(1, "b"));
     });
 }
 
