@@ -37,6 +37,12 @@ impl LockWatch {
         self.hold.is_valid(now) && process::id(now) == self.pid
     }
 
+    /// The same without recording that the lease has run out.
+    #[cfg(test)]
+    pub(crate) fn seems_valid(&self) -> bool {
+        Moment::now() < self.hold.valid_until()
+    }
+
     /// For how long the hold may still be trusted; zero if it is lost, and once the release begins.
     /// Each renewal makes it nearly the lease again. Sends nothing.
     #[must_use]

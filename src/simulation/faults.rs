@@ -145,7 +145,7 @@ impl Fault {
                     (0..keys).for_each(|key| judge::removed(key, now()));
                 }
                 for node in &servers.nodes {
-                    node.borrow_mut().redis.step_clock(millis * 1_000_000);
+                    node.borrow_mut().act(|redis, _| redis.step_clock(millis * 1_000_000));
                 }
             }
             Fault::Lag { millis } => {

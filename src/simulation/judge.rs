@@ -4,6 +4,7 @@
 mod trust;
 
 use std::cell::RefCell;
+use std::rc::Rc;
 use std::time::Duration;
 
 use crate::base::scheduler::{as_process, fail, has_failed, later, now, trace};
@@ -11,7 +12,7 @@ use crate::simulation::ledger;
 use crate::simulation::plan::{Plan, Program};
 use crate::{LockGuard, LockWatch};
 
-pub(super) use trust::{are_listed, has_deleted, none_of};
+pub(super) use trust::{are_listed, has_deleted, has_run_out, is_nowhere, none_of};
 
 thread_local! {
     static JUDGE: RefCell<Judge> = RefCell::default();
@@ -20,10 +21,12 @@ thread_local! {
 #[derive(Default)]
 struct Judge {
     fences_may_fall: bool,
+    /// All locks have a fence.
+    fenced: bool,
     /// How many replicas have to have a lock.
     wanted: usize,
     holds: Vec<Hold>,
-    programs: Vec<Program>,
+    programs: Vec<Rc<Program>>,
     dead: Vec<usize>,
     /// Which process was paused, from when, until when.
     paused: Vec<(usize, u64, u64)>,
@@ -62,19 +65,19 @@ pub(super) struct Deal {
 }
 
 #[derive(Clone)]
-struct Hold {
-    who: Who,
-    key: usize,
-    deal: Deal,
-    token: String,
-    fence: Option<u64>,
+pub(super) struct Hold {
+    pub(super) who: Who,
+    pub(super) key: usize,
+    pub(super) deal: Deal,
+    pub(super) token: String,
+    pub(super) fence: Option<u64>,
     watch: LockWatch,
     /// When the call began that took it.
-    began: u64,
+    pub(super) began: u64,
     /// When the last guard was given back.
     ended: Option<u64>,
     /// How many guards there are.
-    depth: u32,
+    pub(super) depth: u32,
 }
 
 /// A new scene begins.
@@ -83,10 +86,11 @@ pub(super) fn begin(plan: &Plan) {
         // What a killed process holds must not be dropped.
         let dead = std::mem::take(&mut judge.dead);
         judge.holds.extract_if(.., |hold| dead.contains(&hold.who.process)).for_each(std::mem::forget);
-        let (programs, removed) = (plan.processes.clone(), vec![(0, 0); plan.keys]);
+        let programs = plan.processes.iter().cloned().map(Rc::new).collect();
+        let (fenced, removed) = (plan.fenced, vec![(0, 0); plan.keys]);
         let fences_may_fall = plan.may_lose_fences();
         let wanted = plan.engine.copies().wanted;
-        *judge = Judge { fences_may_fall, wanted, programs, removed, ..Judge::default() };
+        *judge = Judge { fences_may_fall, fenced, wanted, programs, removed, ..Judge::default() };
     });
 }
 
@@ -95,8 +99,8 @@ pub(super) fn locks_taken() -> u64 {
 }
 
 /// What is known of a process, whose numbers begin with one.
-pub(super) fn program(process: usize) -> Program {
-    JUDGE.with_borrow(|judge| judge.programs[process - 1].clone())
+pub(super) fn program(process: usize) -> Rc<Program> {
+    JUDGE.with_borrow(|judge| Rc::clone(&judge.programs[process - 1]))
 }
 
 /// A thread has a guard more. `extra` guards are there besides those that the judge knows. Returns
@@ -120,6 +124,9 @@ pub(super) fn taken(who: Who, key: usize, began: u64, deal: Deal, guard: &LockGu
     if depth != known + extra {
         fail(format!("hold {number} has the depth {depth}, and {known} and {extra} guards"));
     }
+    if fence.is_none() && JUDGE.with_borrow(|judge| judge.fenced) {
+        fail(format!("hold {number} has no fence"));
+    }
     if let Some(copies) = ledger::copies(key, &token)
         && !was_removed(key, began)
         && copies <= JUDGE.with_borrow(|judge| judge.wanted)
@@ -131,70 +138,40 @@ pub(super) fn taken(who: Who, key: usize, began: u64, deal: Deal, guard: &LockGu
     number
 }
 
-/// The thread has so many guards more.
-pub(super) fn deepens(number: usize, by: u32) {
-    JUDGE.with_borrow_mut(|judge| judge.holds[number].depth += by);
-}
-
 /// A guard is gone. Returns how many are left.
 pub(super) fn ends(number: usize) -> u32 {
-    JUDGE.with_borrow_mut(|judge| {
-        let hold = &mut judge.holds[number];
-        hold.depth -= 1;
-        if hold.depth == 0 {
-            hold.ended = Some(now());
+    change(number, |hold| hold.depth -= 1);
+    let hold = hold(number);
+    if hold.depth == 0 {
+        change(number, |hold| hold.ended = Some(now()));
+        if as_process(hold.who.process, || hold.watch.seems_valid()) {
+            fail(format!("hold {number} has ended, and is trusted"));
         }
-        hold.depth
-    })
+    }
+    hold.depth
 }
 
-/// Another thread has the hold.
-pub(super) fn moves(number: usize, who: Who) {
-    JUDGE.with_borrow_mut(|judge| judge.holds[number].who = who);
+/// For how long the hold can be trusted.
+pub(super) fn left(number: usize) -> Duration {
+    let hold = hold(number);
+    as_process(hold.who.process, || hold.watch.remaining())
 }
 
-pub(super) fn depth(number: usize) -> u32 {
-    JUDGE.with_borrow(|judge| judge.holds[number].depth)
+/// What is known of a hold.
+pub(super) fn hold(number: usize) -> Hold {
+    JUDGE.with_borrow(|judge| judge.holds[number].clone())
 }
 
-pub(super) fn is_capped(number: usize) -> bool {
-    JUDGE.with_borrow(|judge| judge.holds[number].deal.capped)
+pub(super) fn change(number: usize, change: impl FnOnce(&mut Hold)) {
+    JUDGE.with_borrow_mut(|judge| change(&mut judge.holds[number]));
 }
 
-/// The lease of the hold may be shorter from now on.
-pub(super) fn shortens(number: usize) {
-    JUDGE.with_borrow_mut(|judge| judge.holds[number].deal.shortened = true);
-}
-
-pub(super) fn is_shortened(number: usize) -> bool {
-    JUDGE.with_borrow(|judge| judge.holds[number].deal.shortened)
-}
-
-pub(super) fn key(number: usize) -> usize {
-    JUDGE.with_borrow(|judge| judge.holds[number].key)
-}
-
-pub(super) fn token(number: usize) -> String {
-    JUDGE.with_borrow(|judge| judge.holds[number].token.clone())
-}
-
-pub(super) fn fence(number: usize) -> Option<u64> {
-    JUDGE.with_borrow(|judge| judge.holds[number].fence)
-}
-
-/// Whether this thread holds the lock now, or held it until a moment ago.
-pub(super) fn has(process: usize, thread: u64, key: usize, since: u64) -> bool {
+/// Whether this thread of the process, or any of them, holds the lock, or has held it since then.
+pub(super) fn has(process: usize, thread: Option<u64>, key: usize, since: u64) -> bool {
     let is_it = |hold: &Hold| {
-        (hold.who.process, hold.who.thread, hold.key) == (process, thread, key)
+        (hold.who.process, hold.key) == (process, key)
+            && thread.is_none_or(|it| it == hold.who.thread)
             && hold.ended.is_none_or(|at| at >= since)
-    };
-    JUDGE.with_borrow(|judge| judge.holds.iter().any(is_it))
-}
-
-/// Whether any thread of the process holds the lock, or held it until a moment ago.
-pub(super) fn is_held_in(process: usize, key: usize, since: u64) -> bool {
-    let is_it = |hold: &Hold| {
-        (hold.who.process, hold.key) == (process, key) && hold.ended.is_none_or(|at| at >= since)
     };
     JUDGE.with_borrow(|judge| judge.holds.iter().any(is_it))
 }
@@ -220,11 +197,6 @@ pub(super) fn may_be_lost(number: usize) -> bool {
     })
 }
 
-/// The hold may end by itself from now on.
-pub(super) fn may_expire(number: usize) {
-    JUDGE.with_borrow_mut(|judge| judge.holds[number].deal.may_expire = true);
-}
-
 /// Whether somebody who does not hold the lock has removed its key since then.
 pub(super) fn was_removed(key: usize, since: u64) -> bool {
     JUDGE.with_borrow(|judge| judge.is_removed(key, since))
@@ -240,9 +212,10 @@ pub(super) fn removes(key: usize) {
     JUDGE.with_borrow_mut(|judge| judge.removed[key].1 += 1);
 }
 
-/// That command was executed by now. (One without an answer may be executed at any time.)
-pub(super) fn has_removed(key: usize) {
-    removed(key, now());
+/// That command was executed, or will be by then, if it is not too late: `None` if it has removed
+/// nothing.
+pub(super) fn has_removed(key: usize, by: Option<u64>) {
+    by.into_iter().for_each(|at| removed(key, at));
     JUDGE.with_borrow_mut(|judge| judge.removed[key].1 -= 1);
 }
 

@@ -3,8 +3,9 @@
 //! The times are the true ones, in nanoseconds.
 
 use std::cell::RefCell;
+use std::time::Duration;
 
-use crate::base::scheduler::{START, now};
+use crate::base::scheduler::{START, later, now};
 use crate::simulation::plan::Plan;
 use crate::simulation::redis::{Redis, Value};
 use crate::simulation::scene::path;
@@ -39,6 +40,8 @@ struct Entry {
     /// `None`: the key is not there.
     value: Option<Vec<u8>>,
     expires: bool,
+    /// When it runs out, by the node's clock.
+    runs_out: Option<u64>,
     /// The node is a master, as far as it knows.
     rules: bool,
 }
@@ -75,16 +78,22 @@ pub(super) fn saw(node: usize, redis: &Redis) {
             Value::List(_) => &b"a list"[..],
         });
         let expires = entry.is_none_or(|entry| entry.expires.is_some());
-        let rules = !redis.is_replica();
+        let (rules, runs_out) = (!redis.is_replica(), redis.runs_out(&path(key)));
         let gone = LEDGER.with_borrow_mut(|ledger| {
             let all = &mut ledger.keys[key][node];
             let is_same =
                 |it: &Entry| it.value.as_deref() == value && (it.expires, it.rules) == (expires, rules);
+            if let Some((at, value)) = runs_out.zip(value)
+                && all.last().is_none_or(|it| it.runs_out != runs_out)
+            {
+                runs_out_at(key, at, value);
+            }
             if all.last().map_or(value.is_none(), is_same) {
+                all.last_mut().into_iter().for_each(|it| it.runs_out = runs_out);
                 return None;
             }
             let before = all.last().and_then(|it| it.counts().map(<[u8]>::to_vec));
-            all.push(Entry { since: now(), value: value.map(<[u8]>::to_vec), expires, rules });
+            all.push(Entry { since: now(), value: value.map(<[u8]>::to_vec), expires, runs_out, rules });
             before.filter(|it| !ledger.newest(key).any(|other| other == it))
         });
         if let Some(token) = gone {
@@ -94,6 +103,22 @@ pub(super) fn saw(node: usize, redis: &Redis) {
             }
         }
     }
+}
+
+/// Nobody trusts a token that has run out at all nodes, whatever went wrong.
+fn runs_out_at(key: usize, at: u64, value: &[u8]) {
+    let token = String::from_utf8_lossy(value).into_owned();
+    later(Duration::from_nanos(at.saturating_sub(now())), move || {
+        let lives = |it: &Entry| {
+            it.value.as_deref() == Some(token.as_bytes()) && it.runs_out.is_none_or(|at| at > now())
+        };
+        let is_there = LEDGER.with_borrow(|ledger| {
+            ledger.keys.get(key).into_iter().flatten().filter_map(|all| all.last()).any(lives)
+        });
+        if !is_there {
+            judge::has_run_out(key, &token);
+        }
+    });
 }
 
 impl Ledger {
@@ -115,10 +140,19 @@ pub(super) fn is_there(key: usize) -> bool {
 
 /// Whether a master had the key at some time since then. Yes if nobody can tell.
 pub(super) fn was_there(key: usize, since: u64) -> bool {
+    any_since(key, since, |entry| entry.counts().is_some())
+}
+
+/// Whether a node had this token at some time since then. Yes if nobody can tell.
+pub(super) fn had(key: usize, since: u64, token: &str) -> bool {
+    any_since(key, since, |entry| entry.value.as_deref() == Some(token.as_bytes()))
+}
+
+fn any_since(key: usize, since: u64, is_it: impl Fn(&Entry) -> bool) -> bool {
     LEDGER.with_borrow(|ledger| {
         let was_at = |all: &Vec<Entry>| {
             let ends = all.iter().skip(1).map(|next| next.since).chain([u64::MAX]);
-            all.iter().zip(ends).any(|(entry, end)| entry.counts().is_some() && end >= since)
+            all.iter().zip(ends).any(|(entry, end)| is_it(entry) && end >= since)
         };
         ledger.keys.get(key).is_none_or(|nodes| nodes.is_empty() || nodes.iter().any(was_at))
     })
@@ -136,12 +170,6 @@ pub(super) fn copies(key: usize, token: &str) -> Option<usize> {
 /// Whether there is one server, which knows everything.
 pub(super) fn is_one() -> bool {
     LEDGER.with_borrow(|ledger| ledger.keys.iter().all(|nodes| nodes.len() == 1))
-}
-
-/// Whether the key never had a value without an expiry, as far as anybody can tell.
-pub(super) fn always_expired(key: usize) -> bool {
-    let is_so = |nodes: &Vec<Vec<Entry>>| nodes.iter().flatten().all(|entry| entry.expires);
-    LEDGER.with_borrow(|ledger| ledger.keys.get(key).is_none_or(is_so))
 }
 
 /// When a master gave the lock to this token last. (Without replicas, it may have taken it back

@@ -21,11 +21,15 @@ impl Player {
             Some(token) => lock.force_unlock_if(token).map(|was_there| was_there.then(|| token.to_owned())),
         };
         call.ends(Some(self.answer()));
-        if let Ok(token) = &removed {
-            judge::has_removed(key);
-            if let Some(token) = token {
-                judge::has_deleted(call.who, token);
-            }
+        // Without an answer, the command may be on its way for as long as servers are silent.
+        let by = match &removed {
+            Ok(None) if !call.has_trouble() => None,
+            Ok(_) => Some(now()),
+            Err(_) => Some(now() + 5_000_000_000),
+        };
+        judge::has_removed(key, by);
+        if let Ok(Some(token)) = &removed {
+            judge::has_deleted(call.who, token);
         }
         call.answers(None, &removed.map(|_| ()));
     }
@@ -56,7 +60,7 @@ impl Player {
         judge::are_listed(who, &listed);
         let _ = (manager.waiting(), manager.stats());
         for key in 0..self.plan.keys {
-            let is_held = judge::has(who.process, who.thread, key, now());
+            let is_held = judge::has(who.process, Some(who.thread), key, now());
             match manager.assert_held(name(key)) {
                 Err(Error::NotHeld { .. }) => {}
                 Err(Error::Lost { .. }) | Ok(()) if is_held => {}

@@ -257,9 +257,12 @@ impl Plan {
     pub(super) fn troubles(&self) -> Vec<(Kind, u64, u64)> {
         let trouble = |(at, fault): &(u64, Fault)| {
             let (kind, millis) = match fault {
-                Fault::Pause { .. } | Fault::Kill { .. } | Fault::PowerOff { .. } | Fault::Delete { .. } => {
-                    return None;
-                }
+                // Programs never hear of a script that a server does not know.
+                Fault::Ailment { ailment: Ailment::ScriptFlush, .. }
+                | Fault::Pause { .. }
+                | Fault::Kill { .. }
+                | Fault::PowerOff { .. }
+                | Fault::Delete { .. } => return None,
                 Fault::Trouble { millis, .. } | Fault::Ailment { millis, .. } => {
                     (Kind::Outage, millis + 3_000)
                 }

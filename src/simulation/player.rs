@@ -157,7 +157,7 @@ impl Player {
             Under::Work(time) => thread::sleep(millis(*time)),
             Under::Extend => ask("extend", self.response(), &|| guard.extend()),
             Under::ExtendTo(lease) => {
-                judge::shortens(number);
+                judge::change(number, |hold| hold.deal.shortened = true);
                 ask("extend_to", self.response(), &|| guard.extend_to(millis(*lease)));
             }
             Under::Ensure(span) => ask("ensure", self.response(), &|| guard.ensure(millis(*span))),
@@ -210,7 +210,7 @@ impl Player {
                 std::mem::forget(guard);
                 scene::forgets(self.process);
                 call.ends(None);
-                judge::may_expire(number);
+                judge::change(number, |hold| hold.deal.may_expire = true);
             }
         }
     }
@@ -223,11 +223,11 @@ impl Player {
             }
             Ok(parcel) => {
                 call.ends(Some(self.response()));
-                if parcel.fence != judge::fence(number) {
+                if parcel.fence != judge::hold(number).fence {
                     fail(format!("the parcel of hold {number} has the fence {:?}", parcel.fence));
                 }
                 judge::ends(number);
-                scene::send(key, &parcel);
+                scene::send(key, &parcel, judge::hold(number).began);
             }
         }
     }
@@ -259,6 +259,7 @@ impl Player {
         let call = Call::begins(who, &[key], name).heeding(terms.heeds);
         let runs = |guard: Option<&LockGuard>| {
             call.ends(None);
+            call.has_got();
             let current = if guard.is_none() { lock.current() } else { None };
             let extra = u32::from(current.is_some());
             let Some(guard) = guard.or(current.as_ref()) else {
@@ -268,7 +269,7 @@ impl Player {
             let number = judge::taken(who, key, call.began, self.deal(terms), guard, extra);
             ran.set(true);
             hold.set(Some(number));
-            judge::deepens(number, extra);
+            judge::change(number, |hold| hold.depth += extra);
             for under in under {
                 self.under(number, key, who, guard, under);
             }
@@ -317,7 +318,7 @@ fn attach(hold: DetachedHold, number: usize, key: usize, who: Who) {
     match hold.try_attach() {
         Ok(guard) => {
             call.ends(Some(Duration::ZERO));
-            judge::moves(number, who);
+            judge::change(number, |hold| hold.who = who);
             if guard.depth() != 1 {
                 fail("an attached hold has a depth of one");
             }

@@ -37,6 +37,8 @@ pub(super) struct Sent {
     pub(super) parcel: Parcel,
     key: usize,
     pub(super) at: u64,
+    /// When its hold began.
+    pub(super) began: u64,
     /// Somebody else has got it as well.
     pub(super) is_copied: bool,
 }
@@ -70,10 +72,10 @@ pub(super) fn take_left(process: usize) -> Option<Left> {
     })
 }
 
-pub(super) fn send(key: usize, parcel: &Parcel) {
+pub(super) fn send(key: usize, parcel: &Parcel, began: u64) {
     SENT.with_borrow_mut(|all| all.push(parcel.token.clone()));
     let parcel = parcel.to_string().parse().expect("a parcel");
-    PARCELS.with_borrow_mut(|all| all.push(Sent { parcel, key, at: now(), is_copied: false }));
+    PARCELS.with_borrow_mut(|all| all.push(Sent { parcel, key, at: now(), began, is_copied: false }));
 }
 
 /// The oldest parcel for this key. If it `stays`, somebody else gets it as well.
@@ -242,7 +244,8 @@ pub(super) fn watch_risk(process: usize, number: usize, watch: LockWatch, left: 
         let told = watch.wait_at_risk(left);
         trace(|| format!("wait_at_risk: {told:?}"));
         let lost = watch.wait_lost(Duration::ZERO).is_some();
-        let is_excused = ledger::stalls() || judge::was_paused(process, began) || judge::is_shortened(number);
+        let is_excused =
+            ledger::stalls() || judge::was_paused(process, began) || judge::hold(number).deal.shortened;
         match told {
             None if lost => fail("wait_at_risk says that a lost hold was released"),
             Some(told) if told > left => fail(format!("{told:?} are left, more than {left:?}")),

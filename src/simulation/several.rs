@@ -60,6 +60,7 @@ impl Player {
         let mut numbers = None;
         let result = manager.with_locks_result(names, |guard| {
             call.ends(self.limit(How::Lock).map(|limit| limit + millis(100)));
+            call.has_got();
             numbers = Some(self.have_several(call, manager, guard, under));
             Ok(())
         });
@@ -103,7 +104,8 @@ impl Player {
     }
 
     fn under_several(&self, taken: &Call, guard: &MultiLockGuard, under: &Under) {
-        let call = Call::begins(taken.who, &taken.keys, "confirm several");
+        let what = if matches!(under, Under::Confirm(_)) { "confirm several" } else { "ensure several" };
+        let call = Call::begins(taken.who, &taken.keys, what);
         match under {
             Under::Inner(op) => self.op(op),
             Under::Work(time) => thread::sleep(millis(*time)),

@@ -8,7 +8,7 @@ use std::time::Duration;
 use crate::base::scheduler::{has_failed, later, now};
 use crate::simulation::judge::{self, Who};
 use crate::simulation::ledger;
-use crate::simulation::verdict::{Call, waiting};
+use crate::simulation::verdict::{Call, takes_several, waiting};
 
 /// For how long a lock that somebody waits for is free at most, if nothing goes wrong: the longest
 /// pause between two polls, and the pauses for other processes.
@@ -16,7 +16,9 @@ const FREE: Duration = Duration::from_millis(700);
 
 /// Whether a thread of the process has waited for the lock since then, and none has it.
 pub(super) fn waits(process: usize, key: usize, since: u64) -> bool {
-    !judge::is_held_in(process, key, since) && waiting(key, since).iter().any(|it| it.who.process == process)
+    !judge::has(process, None, key, since)
+        && !takes_several(process, None, key, since)
+        && waiting(key, since).iter().any(|it| it.who.process == process)
 }
 
 /// No server has this key any more. A thread that waits for it takes it.
@@ -28,8 +30,10 @@ pub(super) fn is_free(key: usize) {
     later(FREE, move || {
         let idle = waiting(key, at).into_iter().find(|call| {
             let process = call.who.process;
-            // A thread that has not learned of its loss keeps its turn.
-            !judge::is_held_in(process, key, at)
+            // A thread that has not learned of its loss keeps its turn. That of a release comes
+            // just before its answer.
+            !judge::has(process, None, key, at + 50_000_000)
+                && !takes_several(process, None, key, at)
                 && !judge::is_dead(process)
                 && !judge::was_paused(process, at)
                 && !judge::was_removed(key, at)
@@ -47,7 +51,7 @@ pub(super) fn is_free(key: usize) {
 pub(super) fn came_in_turn(call: &Call) {
     let [key] = call.keys[..] else { return };
     let Who { process, manager, thread } = call.who;
-    if call.parcel.is_some() || judge::has(process, thread, key, now()) || ledger::stalls() {
+    if call.parcel.is_some() || judge::has(process, Some(thread), key, now()) || ledger::stalls() {
         return;
     }
     let came_before = |it: &Call| {
@@ -59,6 +63,8 @@ pub(super) fn came_in_turn(call: &Call) {
     let since = call.began.saturating_sub(1_000_000);
     if let Some(other) = waiting(key, since).into_iter().find(came_before)
         && !judge::was_paused(process, other.began)
+        // It may have had the lock, and have lost it just before it returns.
+        && !judge::was_removed(key, other.began)
     {
         call.blame(format!("{:?} has waited for longer", other.who));
     }

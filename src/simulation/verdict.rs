@@ -34,7 +34,7 @@ pub(super) struct Call {
     has_to_be_refused: bool,
     /// The process can stop it.
     heeds: bool,
-    /// The parcel that it adopts: when it was handed over, and until when it can be adopted by the
+    /// The parcel that it adopts: when its hold began, and until when it can be adopted by the
     /// only one who has it.
     pub(super) parcel: Option<(u64, u64)>,
 }
@@ -52,36 +52,38 @@ pub(super) fn stops(process: usize, manager: Option<usize>) {
 
 /// The calls of a process that wait for this lock, and have waited since then.
 pub(super) fn waiting(key: usize, since: u64) -> Vec<Call> {
-    let waits =
-        |call: &Call| call.keys == [key] && call.ended.is_none() && call.began < since && call.waits();
+    let waits = |call: &Call| {
+        call.keys == [key]
+            && call.ended.is_none()
+            && call.began < since
+            && matches!(call.what, "lock" | "with_lock")
+    };
     CALLS.with_borrow(|calls| calls.iter().filter(|it| waits(it)).cloned().collect())
 }
 
-impl Call {
-    /// Whether it waits if the lock is busy.
-    fn waits(&self) -> bool {
-        matches!(self.what, "lock" | "with_lock")
-    }
+/// Whether a thread of the process is in a call for several locks. The judge does not know which of
+/// them it has already.
+pub(super) fn takes_several(process: usize, thread: Option<u64>, key: usize, since: u64) -> bool {
+    let is_it = |call: &Call| {
+        call.who.process == process
+            && thread.is_none_or(|it| it == call.who.thread)
+            && call.keys.len() > 1
+            && call.keys.contains(&key)
+            && call.ended.is_none_or(|at| at >= since)
+    };
+    CALLS.with_borrow(|calls| calls.iter().any(is_it))
+}
 
+impl Call {
     pub(super) fn begins(who: Who, keys: &[usize], what: &'static str) -> Call {
         CALLS.with_borrow_mut(|calls| {
             let (number, began) = (calls.len(), now());
             let is_shut = |it: &(usize, Option<usize>, u64)| it.0 == who.process && it.1 == Some(who.manager);
-            let is_new = |key: &usize| !judge::has(who.process, who.thread, *key, began);
+            let is_new = |key: &usize| !judge::has(who.process, Some(who.thread), *key, began);
             let has_to_be_refused =
                 STOPS.with_borrow(|stops| stops.iter().any(is_shut)) && keys.iter().any(is_new);
-            let (keys, ended) = (keys.to_vec(), None);
-            calls.push(Call {
-                number,
-                who,
-                keys,
-                what,
-                began,
-                ended,
-                has_to_be_refused,
-                heeds: false,
-                parcel: None,
-            });
+            let (keys, ended, heeds, parcel) = (keys.to_vec(), None, false, None);
+            calls.push(Call { number, who, keys, what, began, ended, has_to_be_refused, heeds, parcel });
             calls[number].clone()
         })
     }
@@ -93,16 +95,16 @@ impl Call {
     pub(super) fn adopts(self, it: &Sent) -> Call {
         let left = if it.is_copied { Duration::ZERO } else { it.parcel.lease_left() };
         let left = left.saturating_sub(left / 100 + LATE);
-        Call { parcel: Some((it.at, it.at + u64::try_from(left.as_nanos()).expect("a lease"))), ..self }
+        Call { parcel: Some((it.began, it.at + u64::try_from(left.as_nanos()).expect("a lease"))), ..self }
     }
 
     /// What was handed over can be adopted until its lease ends, unless somebody else has done so.
     fn may_lack_parcel(&self) -> bool {
-        self.parcel.is_some_and(|(at, until)| {
+        self.parcel.is_some_and(|(began, until)| {
             until < now()
-                || judge::was_removed(self.keys[0], at)
-                || ledger::trouble(at, now())
-                || judge::was_paused(self.who.process, at)
+                || judge::was_removed(self.keys[0], began)
+                || ledger::trouble(began, now())
+                || judge::was_paused(self.who.process, began)
         })
     }
 
@@ -123,7 +125,7 @@ impl Call {
     }
 
     /// An error that is due to what is between the process and the server, or to its pause.
-    fn has_trouble(&self) -> bool {
+    pub(super) fn has_trouble(&self) -> bool {
         let limits = judge::program(self.who.process).response * 3 * 1_000_000;
         let since = self.began.saturating_sub(limits);
         ledger::trouble(since, now()) || judge::was_paused(self.who.process, since)
@@ -143,7 +145,7 @@ impl Call {
         });
         // A thread that has not learned of its loss yet counts as a holder.
         let others =
-            others || self.keys.iter().any(|key| judge::is_held_in(self.who.process, *key, self.began));
+            others || self.keys.iter().any(|key| judge::has(self.who.process, None, *key, self.began));
         // A process leaves a lock to others for some milliseconds.
         let since = self.began.saturating_sub(10_000_000);
         let was_there = self.keys.iter().any(|key| ledger::was_there(*key, since));
@@ -178,14 +180,13 @@ impl Call {
             Error::Lost { .. } | Error::OuterLost { .. } | Error::NothingToAdopt { .. } => {
                 self.has_lost(error);
             }
-            Error::NotALock { .. } if self.keys.iter().any(|key| !ledger::always_expired(*key)) => {}
             _ => self.blame(format!("{error:?}")),
         }
     }
 
     fn has_one(&self) -> bool {
         let Who { process, thread, .. } = self.who;
-        self.keys.iter().any(|key| judge::has(process, thread, *key, self.began))
+        self.keys.iter().any(|key| judge::has(process, Some(thread), *key, self.began))
     }
 
     /// One thread waited for a lock that the next one held.
@@ -199,17 +200,8 @@ impl Call {
             };
             calls.iter().any(is_it)
         });
-        // What a call for several locks has already, the judge does not know.
-        let is_taking = CALLS.with_borrow(|calls| {
-            let is_it = |call: &Call| {
-                (call.who.process, call.who.thread) == (process, next)
-                    && call.keys.len() > 1
-                    && call.keys.contains(&key)
-                    && call.ended.is_none_or(|at| at >= self.began)
-            };
-            calls.iter().any(is_it)
-        });
-        if !waits || !is_taking && !judge::has(process, next, key, self.began) {
+        let is_taking = takes_several(process, Some(next), key, self.began);
+        if !waits || !is_taking && !judge::has(process, Some(next), key, self.began) {
             self.blame(format!("no deadlock: {thread} waits for {key}: {waits}, and {next} has it not"));
         }
     }
@@ -244,6 +236,15 @@ impl Call {
         judge::undone(self.who);
     }
 
+    /// The call has given a lock, just now.
+    pub(super) fn has_got(&self) {
+        if self.has_to_be_refused {
+            self.blame("it was stopped before");
+        }
+        self.was_stopped();
+        turns::came_in_turn(self);
+    }
+
     /// What the call has given.
     pub(super) fn got<T>(&self, taken: Result<Option<T>, Error>) -> Option<T> {
         trace(|| match &taken {
@@ -252,9 +253,8 @@ impl Call {
             Err(error) => format!("{}: {error:?}", self.what),
         });
         match taken {
-            Ok(Some(_)) if self.has_to_be_refused => self.blame("it was stopped before"),
             Ok(Some(taken)) => {
-                turns::came_in_turn(self);
+                self.has_got();
                 return Some(taken);
             }
             Ok(None) => self.was_busy(),
@@ -282,7 +282,7 @@ impl Call {
         };
         if let Err(Failed::Lock(error)) = &result
             && ran != error.body_ran()
-            && !matches!(error, Error::AlreadyHeld { .. } | Error::NotALock { .. })
+            && !matches!(error, Error::AlreadyHeld { .. })
         {
             self.blame(format!("body_ran is {} for {error:?}", error.body_ran()));
         }
@@ -304,13 +304,20 @@ impl Call {
         let mine = number.map_or_else(|| judge::held_by(self.who), |number| vec![number]);
         // What was lost before the judge could be told of it.
         let is_unknown = number.is_none() && mine.len() < self.keys.len();
+        let left = |number: &usize| judge::left(*number) + Duration::from_nanos(now() - self.began);
         match result {
+            // What asks the server each time gets `Ok` only from one that has the token.
+            Ok(()) if matches!(self.what, "verify" | "confirm" | "confirm several") => {
+                let has_key = |number: &&usize| self.keys.contains(&judge::hold(**number).key);
+                if mine.iter().filter(has_key).any(|number| judge::is_nowhere(*number, self.began)) {
+                    self.blame("no server has the token");
+                }
+            }
             Ok(()) => {}
-            Err(Error::Lost { .. })
-                if is_unknown || mine.iter().any(|number| judge::may_be_lost(*number)) => {}
-            Err(Error::Unavailable { .. } | Error::Refused { .. }) if self.has_trouble() => {}
-            Err(Error::InvalidOption { .. }) if mine.iter().any(|number| judge::is_capped(*number)) => {}
-            Err(error) => self.blame(format!("{error:?}")),
+            // Nobody can be asked any more.
+            Err(Error::Unavailable { .. }) if mine.iter().any(|number| left(number) < LATE * 5) => {}
+            Err(Error::Lost { .. }) if is_unknown => {}
+            Err(error) => self.allows(error, &mine, false),
         }
     }
 
@@ -318,11 +325,22 @@ impl Call {
     pub(super) fn keeps(&self, number: usize, error: &Error) {
         self.ends(None);
         match error {
-            Error::OtherGuards { depth, .. } if *depth > 1 && *depth == judge::depth(number) => {}
-            Error::Lost { .. } if judge::may_be_lost(number) => {}
-            Error::Unavailable { .. } | Error::Refused { .. } if self.has_trouble() => {}
-            Error::InvalidOption { .. } if judge::is_capped(number) => {}
+            Error::OtherGuards { depth, .. } if *depth > 1 && *depth == judge::hold(number).depth => {}
             Error::AlreadyHeld { .. } if self.has_one() => {}
+            _ => self.allows(error, &[number], false),
+        }
+    }
+
+    /// One of these holds may give this error. `is_release`: it has ended.
+    fn allows(&self, error: &Error, numbers: &[usize], is_release: bool) {
+        let is_lost = numbers.iter().any(|number| judge::may_be_lost(*number));
+        match error {
+            Error::Lost { .. } if is_lost => {}
+            Error::OuterLost { .. } if is_release => self.has_lost(error),
+            Error::Unconfirmed { .. } if is_release && (is_lost || self.has_trouble()) => {}
+            Error::Unavailable { .. } | Error::Refused { .. } if !is_release && self.has_trouble() => {}
+            Error::InvalidOption { .. }
+                if !is_release && numbers.iter().any(|number| judge::hold(*number).deal.capped) => {}
             _ => self.blame(format!("{error:?}")),
         }
     }
@@ -333,11 +351,8 @@ impl Call {
         match result {
             Ok(Unlocked::Released | Unlocked::Kept { .. }) if left == 0 => self.is_gone(number),
             Ok(Unlocked::StillHeld { depth }) if *depth == left && left > 0 => {}
-            Err(Error::Lost { .. }) if judge::may_be_lost(number) => {}
-            Err(error @ Error::OuterLost { .. }) => self.has_lost(error),
-            Err(Error::Unconfirmed { .. }) if self.has_trouble() || judge::may_be_lost(number) => {}
             Ok(_) => self.blame(format!("{result:?}, and {left} guards are left")),
-            Err(error) => self.blame(format!("{error:?}")),
+            Err(error) => self.allows(error, &[number], true),
         }
     }
 
@@ -352,13 +367,12 @@ impl Call {
     pub(super) fn gave_several_back(&self, numbers: &[usize], result: Option<Result<(), Error>>) {
         trace(|| format!("{}: {result:?}", self.what));
         let left: Vec<_> = numbers.iter().map(|number| judge::ends(*number)).collect();
-        let is_lost =
-            numbers.len() < self.keys.len() || numbers.iter().any(|number| judge::may_be_lost(*number));
+        // What was lost before the judge could be told of it.
+        let is_unknown = numbers.len() < self.keys.len();
         match result {
-            Some(Err(Error::Lost { .. })) | None if is_lost => {}
-            Some(Err(error @ Error::OuterLost { .. })) => self.has_lost(&error),
-            Some(Err(Error::Unconfirmed { .. })) if self.has_trouble() || is_lost => {}
-            Some(Err(error)) => self.blame(format!("{error:?}")),
+            None if is_unknown || numbers.iter().any(|number| judge::may_be_lost(*number)) => {}
+            Some(Err(Error::Lost { .. } | Error::Unconfirmed { .. })) if is_unknown => {}
+            Some(Err(error)) => self.allows(&error, numbers, true),
             _ => {
                 let released = numbers.iter().zip(left).filter(|it| it.1 == 0);
                 released.for_each(|it| self.is_gone(*it.0));
@@ -368,9 +382,9 @@ impl Call {
 
     /// The server does not have the token any more.
     fn is_gone(&self, number: usize) {
-        if ledger::has(judge::key(number), &judge::token(number))
+        if ledger::has(judge::hold(number).key, &judge::hold(number).token)
             // An answer that a proxy repeats may come just before the release is executed.
-            && !judge::was_removed(judge::key(number), self.began)
+            && !judge::was_removed(judge::hold(number).key, self.began)
             // A replica that becomes a master may have the key still.
             && (ledger::is_one() || !self.has_trouble())
         {

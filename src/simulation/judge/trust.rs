@@ -1,9 +1,18 @@
 //! What a manager must not trust any more, and what it has to list.
 
-use super::{Hold, JUDGE, Who, held_by};
+use super::{Hold, JUDGE, Who, held_by, hold, was_removed};
 use crate::HeldLock;
-use crate::base::scheduler::{as_process, fail};
+use crate::base::scheduler::{as_process, fail, has_failed};
+use crate::simulation::ledger;
 use crate::simulation::scene::name;
+
+/// The hold is valid, and no server has had its token since then.
+pub(in crate::simulation) fn is_nowhere(number: usize, since: u64) -> bool {
+    let hold = hold(number);
+    as_process(hold.who.process, || hold.watch.seems_valid())
+        && !was_removed(hold.key, since)
+        && !ledger::had(hold.key, since, &hold.token)
+}
 
 /// The manager does not trust its own hold whose key it has deleted.
 pub(in crate::simulation) fn has_deleted(who: Who, token: &str) {
@@ -13,6 +22,23 @@ pub(in crate::simulation) fn has_deleted(who: Who, token: &str) {
 /// The manager trusts no hold any more, after its shutdown.
 pub(in crate::simulation) fn none_of(who: Who) {
     blame_trusted(who, |_| true, "its manager was shut down");
+}
+
+/// The key has run out at all servers: nobody trusts the hold any more.
+pub(in crate::simulation) fn has_run_out(key: usize, token: &str) {
+    let open = JUDGE.with_borrow(|judge| {
+        let is_it = |hold: &&Hold| {
+            hold.key == key
+                && hold.token == token
+                && hold.ended.is_none()
+                && !judge.dead.contains(&hold.who.process)
+                && !judge.is_removed(key, hold.began)
+        };
+        judge.holds.iter().filter(is_it).cloned().collect::<Vec<_>>()
+    });
+    if open.iter().any(|hold| as_process(hold.who.process, || hold.watch.seems_valid())) {
+        has_failed(format!("{token} is trusted, and the lease of key {key} has run out"));
+    }
 }
 
 fn blame_trusted(who: Who, counts: impl Fn(&Hold) -> bool, why: &str) {

@@ -17,6 +17,11 @@ impl Redis {
         self.state.dbs[0].keys().map(Vec::as_slice).filter(|key| self.get(key).is_some())
     }
 
+    /// When the key runs out, in the simulation's time.
+    pub(crate) fn runs_out(&self, key: &[u8]) -> Option<u64> {
+        Some(self.state.gone_at(self.get(key)?.expires?))
+    }
+
     /// The server's clock, in milliseconds since 1970.
     pub(crate) fn clock(&self) -> i64 {
         self.state.unix_millis()

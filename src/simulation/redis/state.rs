@@ -104,7 +104,7 @@ impl State {
     }
 
     /// When a key is gone that expires in this millisecond, in the simulation's time.
-    fn gone_at(&self, expires: i64) -> u64 {
+    pub(super) fn gone_at(&self, expires: i64) -> u64 {
         let nanos = expires.saturating_add(1).saturating_mul(1_000_000);
         u64::try_from(nanos.saturating_sub(self.settings.epoch + self.clock_step)).unwrap_or_default()
     }
