@@ -215,7 +215,9 @@ pub(super) fn removes(key: usize) {
 /// That command was executed, or will be by then, if it is not too late: `None` if it has removed
 /// nothing.
 pub(super) fn has_removed(key: usize, by: Option<u64>) {
-    by.into_iter().for_each(|at| removed(key, at));
+    if let Some(at) = by {
+        removed(key, at);
+    }
     JUDGE.with_borrow_mut(|judge| judge.removed[key].1 -= 1);
 }
 

@@ -75,7 +75,9 @@ impl Server {
         ledger::saw(self.number, &self.redis);
         for it in self.redis.take_heard() {
             let process = self.connections.get(&it.client).and_then(|it| process_of(*it));
-            if let Some(process) = process {
+            // What a node of a cluster says of itself is no map.
+            let is_hello = it.command == "hello" && self.redis.view().is_some();
+            if let Some(process) = process.filter(|_| !is_hello) {
                 // Nobody believes a node that says that the cluster is down.
                 let view = self.redis.view().map(|it| &*it).filter(|it| !it.is_down);
                 routes::heard(process, self.number, &it, |key| view?.owner(slot(key)));
