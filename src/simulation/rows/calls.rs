@@ -71,7 +71,7 @@ fn a_single_try_for_what_this_thread_holds_by_another_manager_is_busy() {
 /// Six processes. Those that leave the lock to others nap for up to 250 ms.
 #[test]
 fn a_stop_ends_all_waits_at_once() {
-    in_scenes(50, |_| {
+    in_scenes(8, |_| {
         let lives = || {
             let (stop, stopped) = (Stop::new(), Arc::new(Mutex::new(0)));
             let (its_stop, told) = (stop.clone(), Arc::clone(&stopped));

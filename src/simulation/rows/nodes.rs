@@ -82,7 +82,7 @@ fn a_waiter_behind_a_slot_that_has_moved_is_woken_by_the_release() {
 /// A redirect costs a connection and a command.
 #[test]
 fn a_lock_is_taken_and_given_back_quickly_while_its_slot_moves() {
-    in_scenes_with(CLUSTER, 60, |world| {
+    in_scenes_with(CLUSTER, 20, |world| {
         let locks = locks(CLUSTER, |builder| builder);
         for round in 0..200 {
             if round == 20 {
