@@ -130,7 +130,11 @@ fn leaves_replica(process: usize, node: usize, it: &Heard) {
 fn learns(process: usize, key: usize) {
     let since = ROUTES.with_borrow_mut(|routes| {
         let is_new = routes.learned.insert((process, key), now()).is_none();
-        routes.owners[key].last().filter(|_| is_new && routes.owners[key].len() > 1).map(|it| it.1)
+        // If the key went away and came back between two maps, these are the same: what was taken
+        // meanwhile is found at its next renewal.
+        let (last, before) = routes.owners[key].split_last()?;
+        let is_another = !before.is_empty() && before.iter().all(|it| it.0 != last.0);
+        (is_new && is_another).then_some(last.1)
     });
     let (at, Some(since)) = (now(), since) else { return };
     // Nobody knows which of two managers has learned of it.
