@@ -112,8 +112,8 @@ pub(crate) fn remove(
 pub(crate) fn keep(store: &Store, hold: &Hold, deadline: Moment) -> Result<Compared, Failure> {
     let key = hold.key.in_redis();
     let mut connection = store.checkout(key, deadline)?;
-    // A lease is whole milliseconds. If the fraction were cut off, the key would expire too soon. If
-    // the time is over by now, the key has to end; Redis refuses an expiry of zero.
+    // A lease is whole milliseconds. If the fraction were cut off, the key would expire too soon.
+    // If the time is over by now, the key has to end; Redis refuses an expiry of zero.
     let rest = hold.keep_until().since(Moment::now()).max(Duration::from_nanos(1));
     let rest = Lease::new(rest + Duration::from_nanos(999_999));
     connection.keep(key, &hold.token, rest.millis(), deadline)

@@ -134,8 +134,8 @@ part 'by a sentinel' env RELATCH_TEST_BY_SENTINEL=1 \
     --skip on_a_replica --skip replica_is_not_reported --skip replica_without_its \
     --skip the_time_to_look_up_a_name --skip sentinel --skip failovers --skip cluster
 # Left out: what is a cluster anyway, or has an address that must be none; what a cluster does not
-# have (databases, `REPLICAOF`, sockets); what counts connections or threads, because the map is read
-# over a connection of its own; and relays in front of TLS, which a node does not name.
+# have (databases, `REPLICAOF`, sockets); what counts connections or threads, because the map is
+# read over a connection of its own; and relays in front of TLS, which a node does not name.
 part 'in a cluster' env RELATCH_TEST_IN_CLUSTER=1 \
     cargo test --quiet --locked --features tls --test it -- --test-threads=12 \
     --skip cluster --skip sentinel --skip failovers --skip replicas:: --skip on_a_replica \

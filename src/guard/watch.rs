@@ -11,8 +11,8 @@ use crate::hold::Hold;
 
 /// Observes a hold from any thread. [`LockGuard::watch`](crate::LockGuard::watch) returns one.
 ///
-/// For a helper thread that has to stop when the lock is lost, or before. A watch does not keep the lock: when
-/// the guards are gone, the watch is no longer valid.
+/// For a helper thread that has to stop when the lock is lost, or before. A watch does not keep the
+/// lock: when the guards are gone, the watch is no longer valid.
 #[derive(Clone, Debug)]
 pub struct LockWatch {
     hold: Arc<Hold>,
@@ -51,8 +51,8 @@ impl LockWatch {
         if process::id(now) == self.pid { self.hold.remaining(now) } else { Duration::ZERO }
     }
 
-    /// Blocks until the hold may be trusted for `left` at most, and returns for how long it may: zero
-    /// if it is lost already. Returns `None` once the hold was released. Sends nothing.
+    /// Blocks until the hold may be trusted for `left` at most, and returns for how long it may:
+    /// zero if it is lost already. Returns `None` once the hold was released. Sends nothing.
     ///
     /// For a job that has to stop cleanly before another process can begin. While Redis answers,
     /// renewals keep nearly two thirds of the lease in reserve, and with

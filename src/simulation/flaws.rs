@@ -1,5 +1,6 @@
-//! The scenes find the mistakes that many locks have, which shows that they can. (Without a mistake,
-//! `locks_hold_in_hundreds_of_scenes` plays the first of these scenes, and `chaos.sh` many more.)
+//! The scenes find the mistakes that many locks have, which shows that they can. (Without a
+//! mistake, `locks_hold_in_hundreds_of_scenes` plays the first of these scenes, and `chaos.sh` many
+//! more.)
 
 use std::sync::atomic::{AtomicU64, Ordering};
 

@@ -105,7 +105,7 @@ pub(super) fn saw(node: usize, redis: &Redis) {
     }
 }
 
-/// Nobody trusts a token that has run out at all nodes, whatever went wrong.
+/// No thread trusts a token that has run out at all nodes, whatever went wrong.
 fn runs_out_at(key: usize, at: u64, value: &[u8]) {
     let token = String::from_utf8_lossy(value).into_owned();
     later(Duration::from_nanos(at.saturating_sub(now())), move || {

@@ -17,8 +17,8 @@ use crate::simulation::turns;
 /// each map.
 const MAP: Duration = Duration::from_millis(1_200);
 
-/// How long after it has learned of another node a process asks it for what it holds, at the latest,
-/// and uses a connection on which a replica has refused a command.
+/// How long after it has learned of another node a process asks it for what it holds, at the
+/// latest, and uses a connection on which a replica has refused a command.
 const AT_ONCE: Duration = Duration::from_millis(300);
 
 /// The same for what it waits for: a thread that failed before is in a pause that nothing ends. One

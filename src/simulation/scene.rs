@@ -39,7 +39,7 @@ pub(super) struct Sent {
     pub(super) at: u64,
     /// When its hold began.
     pub(super) began: u64,
-    /// Somebody else has got it as well.
+    /// Another process has got the parcel as well.
     pub(super) is_copied: bool,
 }
 

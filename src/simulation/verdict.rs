@@ -35,7 +35,7 @@ pub(super) struct Call {
     /// The process can stop it.
     heeds: bool,
     /// The parcel that it adopts: when its hold began, and until when it can be adopted by the
-    /// only one who has it.
+    /// only process that has it.
     pub(super) parcel: Option<(u64, u64)>,
 }
 
@@ -98,7 +98,7 @@ impl Call {
         Call { parcel: Some((it.began, it.at + u64::try_from(left.as_nanos()).expect("a lease"))), ..self }
     }
 
-    /// What was handed over can be adopted until its lease ends, unless somebody else has done so.
+    /// What was handed over can be adopted until its lease ends, unless another process has adopted it.
     fn may_lack_parcel(&self) -> bool {
         self.parcel.is_some_and(|(began, until)| {
             until < now()

@@ -34,7 +34,8 @@ fn a_waiter_is_woken_when_the_lock_is_released_and_not_a_poll_later() {
     });
 }
 
-/// A wake-up may reach a waiter just before its wait ends, and the answer to its attempt just after.
+/// A wake-up may reach a waiter just before its wait ends, and the answer to its attempt just
+/// after.
 #[test]
 fn a_waiter_that_gives_up_while_it_is_woken_delays_no_other() {
     in_scenes(400, |world| {
@@ -100,8 +101,8 @@ fn row_12_a_hand_off_to_a_thread_that_gives_up_leaves_no_key() {
     });
 }
 
-/// A manager that has seen many holders, each in another process, pauses before it asks. A waiter may
-/// report a lock as busy only after Redis has said so.
+/// A manager that has seen many holders, each in another process, pauses before it asks. A waiter
+/// may report a lock as busy only after Redis has said so.
 #[test]
 fn a_wait_shorter_than_the_pause_for_rivals_ends_on_time_with_an_attempt() {
     in_scenes(50, |world| {

@@ -40,8 +40,8 @@ pub(crate) struct Extension<'a> {
     pub(crate) lease: u64,
 }
 
-/// Opens a connection for invalidations of this node's keys. `probe` is a key that nobody else uses,
-/// or the beginning of one: it is changed, to make sure that its invalidation comes.
+/// Opens a connection for invalidations of this node's keys. `probe` is a key that nobody else
+/// uses, or the beginning of one: it is changed, to make sure that its invalidation comes.
 pub(super) fn listen(
     router: &Arc<Router>,
     node: &Arc<Node>,
@@ -161,8 +161,8 @@ impl ServerConnection {
 
     /// One attempt to take a lock over from the holder of the token `old`: compare and swap. If
     /// replicas have to acknowledge the lock, it counts only once they have. If they are too few,
-    /// the key keeps the new token. The attempt may be repeated. The fencing token, if one is wanted,
-    /// is larger than `least`.
+    /// the key keeps the new token. The attempt may be repeated. The fencing token, if one is
+    /// wanted, is larger than `least`.
     pub(crate) fn adopt(
         &mut self,
         old: &str,
@@ -338,8 +338,8 @@ impl ServerConnection {
         }
     }
 
-    /// Who has a lock, and with a `counter` the fencing token of the hold. Takes one more round trip
-    /// if Redis has forgotten the script.
+    /// Who has a lock, and with a `counter` the fencing token of the hold. Takes one more round
+    /// trip if Redis has forgotten the script.
     pub(crate) fn look(
         &mut self,
         key: &str,

@@ -10,8 +10,8 @@
 //! that does not sleep, pay nothing.
 //!
 //! A cycle is no deadlock if another thread of it gives up before the deadline of the thread that
-//! would get the error. The walk leaves out holds that are lost as far as this process knows. A hold
-//! that will be lost later excuses nothing: its thread would go on without its lock.
+//! would get the error. The walk leaves out holds that are lost as far as this process knows. A
+//! hold that will be lost later excuses nothing: its thread would go on without its lock.
 
 use std::cell::RefCell;
 use std::sync::Arc;

@@ -1,10 +1,10 @@
 //! Many processes take a few locks while faults happen at random. A checker compares what the
 //! processes claim with what the server did.
 //!
-//! Each test in `weathers` runs one kind of weather for a second (failovers: five), and prints its seed.
-//! `RELATCH_SEED=<seed>` repeats the same faults and the same choices of the workers, but not at
-//! the same moments. `RELATCH_ACQUISITIONS=<number>` runs more rounds, with the seeds that follow,
-//! until that many locks were taken.
+//! Each test in `weathers` runs one kind of weather for a second (failovers: five), and prints its
+//! seed. `RELATCH_SEED=<seed>` repeats the same faults and the same choices of the workers, but not
+//! at the same moments. `RELATCH_ACQUISITIONS=<number>` runs more rounds, with the seeds that
+//! follow, until that many locks were taken.
 
 mod faults;
 mod judge;

@@ -415,8 +415,8 @@ fn the_map_of_a_node_that_was_cut_off_is_believed_only_if_there_is_no_other() {
     assert!(chain(&error).contains(":1"), "{}", chain(&error));
 }
 
-/// A node redirects, and still sends the map from before. A waiter that has followed the redirect may
-/// sleep for long, so no further one shows that the map is old.
+/// A node redirects, and still sends the map from before. A waiter that has followed the redirect
+/// may sleep for long, so no further one shows that the map is old.
 #[test]
 fn a_node_that_has_not_heard_of_a_switch_is_asked_for_the_map_again() {
     let cluster = Cluster::without_replicas();

@@ -84,7 +84,7 @@ struct World {
     now: u64,
     chance: SmallRng,
     tasks: Vec<State>,
-    /// Those that wait for nothing. Their process may be paused.
+    /// The tasks that wait for nothing. Their process may be paused.
     awake: Vec<usize>,
     running: usize,
     /// By the time at which they are due, and their number.

@@ -138,7 +138,7 @@ impl Socket {
             Err(error) if error.kind() == ErrorKind::WouldBlock => {}
             read => return read,
         }
-        // Only who waits is woken: otherwise, bytes that come later would end its next sleep.
+        // A reader is woken once: otherwise, bytes that come later would end its next sleep.
         let me = running();
         let timeout = world(|world| {
             let connection = world.connection(self.0)?;

@@ -104,8 +104,8 @@ impl World {
         self.awake.iter().filter(|task| self.can_run(**task)).nth(chosen).copied()
     }
 
-    /// True if there is more to do now than what the running thread does. (To switch costs more than
-    /// this.)
+    /// True if there is more to do now than what the running thread does. (To switch costs more
+    /// than this.)
     pub(super) fn has_more_to_do(&self) -> bool {
         let (running, now) = (self.running, self.now);
         let is_due = self.timers.first_key_value().is_some_and(|it| it.0.0 <= now);

@@ -33,8 +33,8 @@ pub(crate) struct Ended {
     pub(crate) took: Duration,
 }
 
-/// Runs `events` once for each seed, and calls `ended` after each run. Ends after the first run that
-/// fails.
+/// Runs `events` once for each seed, and calls `ended` after each run. Ends after the first run
+/// that fails.
 pub(crate) fn run(
     seeds: Range<u64>,
     order: impl Fn(u64) -> Order + 'static,

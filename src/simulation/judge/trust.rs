@@ -24,7 +24,7 @@ pub(in crate::simulation) fn none_of(who: Who) {
     blame_trusted(who, |_| true, "its manager was shut down");
 }
 
-/// The key has run out at all servers: nobody trusts the hold any more.
+/// The key has run out at all servers: no thread trusts the hold any more.
 pub(in crate::simulation) fn has_run_out(key: usize, token: &str) {
     let open = JUDGE.with_borrow(|judge| {
         let is_it = |hold: &&Hold| {

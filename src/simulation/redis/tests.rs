@@ -19,7 +19,7 @@ fn said(redis: &mut Redis, client: Client, words: &str, now: u64) -> String {
 fn heard(redis: &mut Redis) -> String {
     let output = redis.take_output().into_iter();
     let text = output.map(|(_, output)| match output {
-        Output::Bytes(bytes) => String::from_utf8(bytes).unwrap().replace("\r\n", " "),
+        Output::Bytes(bytes) => String::from_utf8(bytes).expect("UTF-8").replace("\r\n", " "),
         Output::Close => "closed ".to_owned(),
     });
     text.collect()
@@ -59,7 +59,7 @@ fn a_key_is_removed_when_it_is_due_also_after_a_step_of_the_clock() {
     for words in ["SET a one PX 1000", "CLIENT TRACKING ON REDIRECT 1", "GET a"] {
         said(&mut redis, reader, words, 0);
     }
-    let due = redis.next_due().unwrap();
+    let due = redis.next_due().expect("a key has an expiry");
     assert_eq!(due, 2 * SECOND + 1_000_000);
     redis.advance(due - 1);
     assert_eq!((heard(&mut redis), redis.get(b"a")), (String::new(), None));

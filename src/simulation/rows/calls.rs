@@ -68,7 +68,7 @@ fn a_single_try_for_what_this_thread_holds_by_another_manager_is_busy() {
     });
 }
 
-/// Six processes. Those that leave the lock to others nap for up to 250 ms.
+/// Six processes. A process that leaves the lock to others naps for up to 250 ms.
 #[test]
 fn a_stop_ends_all_waits_at_once() {
     in_scenes(8, |_| {
@@ -139,7 +139,7 @@ fn locks_that_are_not_renewed_can_be_in_a_deadlock() {
     });
 }
 
-/// Those who wait give up, or look a last time, while the wake-up is on its way.
+/// The waiters give up, or look a last time, while the wake-up is on its way.
 #[test]
 fn a_wake_up_that_is_on_its_way_ends_no_connection() {
     in_scenes(20, |_| {

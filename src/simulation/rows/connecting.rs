@@ -1,4 +1,4 @@
-//! What a server, or what stands in front of it, says when nobody asked, and names with several
+//! What a server, or what stands in front of it, says though no client asked, and names with several
 //! addresses.
 
 use crate::base::scheduler::{add_address, later, now, one_in, open_connections, send, thread};
@@ -34,7 +34,7 @@ fn the_next_address_is_tried_if_the_first_one_accepts_and_does_not_answer() {
     });
 }
 
-/// All that is connected is told this, though nobody asked.
+/// Each connection receives this, though no client asked.
 fn says(bytes: &[u8]) {
     for connection in open_connections() {
         send(connection, bytes);

@@ -26,7 +26,7 @@ fn a_parcel_is_adopted_once_and_has_no_fence_that_nobody_asked_for() {
     });
 }
 
-/// Who adopts has the time that is left to do so.
+/// The adopter has the time that is left of the parcel's lease.
 #[test]
 fn a_parcel_has_a_whole_lease() {
     in_scenes(50, |_| {
@@ -77,7 +77,7 @@ fn the_error_of_detach_or_hand_over_keeps_no_guard() {
     });
 }
 
-/// The old token may stay, for whoever adopts it later.
+/// The old token may stay, for a process that adopts it later.
 #[test]
 fn a_shutdown_leaves_nothing_of_an_adoption_that_is_under_way() {
     in_scenes(300, |world| {

@@ -22,8 +22,8 @@ impl Comparison {
         (30_000 + self.last_lease).to_string().into_bytes()
     }
 
-    /// A word that may not belong where it stands. (`SET` and `PEXPIRE` of the simulated server know
-    /// few options.)
+    /// A word that may not belong where it stands. (`SET` and `PEXPIRE` of the simulated server
+    /// know few options.)
     pub(super) fn odd_word(&mut self) -> Vec<u8> {
         match self.random.random_range(0..3) {
             0 => self.key(),
